@@ -1,4 +1,4 @@
-"""Animated PNGs: the still image that the file also has (PNG specification, third edition, section 4.9)."""
+"""Animated PNGs: the still image that the file also contains (PNG specification, third edition, section 4.9)."""
 
 import dataclasses
 from struct import unpack_from
@@ -7,27 +7,30 @@ import numpy as np
 
 from vit_jax.data import opencv
 
-CHUNK = b"acTL"  # an animated PNG has this chunk before its image data
+CHUNK = b"acTL"  # the chunk that an animated PNG has before its image data
 _OF_ANIMATIONS = (CHUNK, b"fcTL", b"fdAT")
-_SIGNATURE = 8  # bytes
+_SIGNATURE = 8  # length in bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Still:
-  """The image of a PNG's IDAT chunks, which programs without support for animations show.
+  """The image in the IDAT chunks of a PNG, which programs without support for animations display.
 
   This image may differ from all frames of the animation. OpenCV would return the first frame.
+
+  Attributes:
+    memory: largest number of bytes of memory for decoding.
   """
 
-  memory: int  # bytes that decoding takes at most
+  memory: int
 
   def decode(self, data: bytes) -> np.ndarray:
-    """Returns the pixels, uint8 [H, W, 3] RGB. Raises DecodeError for damaged files."""
+    """Returns the pixels, uint8 (H, W, 3) RGB. Raises DecodeError for damaged files."""
     return opencv.decode(_without_animation(data), self.memory)
 
 
 def _without_animation(data):
-  """Returns the file without the chunks of an animation. The caller has checked that all chunks are whole."""
+  """Returns the file without the chunks of the animation. The caller must check that all chunks are complete."""
   kept, at, first = [], _SIGNATURE, 0
   while at < len(data):
     length, name = unpack_from(">I4s", data, at)

@@ -1,11 +1,12 @@
-"""Augmentation on the device: uint8 images and targets in, normalised floats and soft targets out.
+"""Augmentation on the device: converts uint8 images and targets to normalised floats and soft targets.
 
-The functions of the tables in `warping`, `mixing` and `erasing` take what the run supplies and the arguments of the
-config, and return what runs in the step. What changes one image (warps, erasing) follows from the run's seed and the
-example's `draw`, whatever its batch; what mixes images follows from the key of the step. Neither depends on how the
-batch is laid over devices.
+The functions in the tables of `warping`, `mixing` and `erasing` take values of the run and the arguments of the
+config. They return the functions that run in the step. Changes of a single image (warps, erasing) depend on the run's
+seed and on the `draw` of the example, but not on its batch. Mixing of images depends on the key of the step. Both are
+independent of the distribution of the batch over devices.
 
-Images are [B, H, W, 3], or with `patch` P already cut: [B, N, P*P*3], patches row by row, each as row, column, channel.
+Images are (B, H, W, 3). With `patch` P they are patches (B, N, P * P * 3), row by row, and each patch has the order
+(row, column, channel).
 """
 
 from collections.abc import Callable
@@ -38,10 +39,24 @@ def build(
   mixing: Annotated[Choice, MIXINGS] = Choice("none"),
   erasing: Annotated[Choice, ERASINGS] = Choice("none"),
 ) -> Callable:
-  """The training augmentation: (key, images, targets, draws, step) -> (images, targets).
+  """Returns the training augmentation: a function (key, images, targets, draws, step) that returns (images, targets).
 
-  Warps, mixes, normalises with `mean` and `std` of values in 0..1, then erases. Mixing before normalising differs from
-  the other order by rounding only, and devices that hold partners exchange bytes instead of floats.
+  It warps, mixes, normalises, and then erases. Mixing before normalisation differs from the opposite order only by
+  rounding. Devices that hold partners then exchange bytes instead of floats.
+
+  Args:
+    dtype: type of the augmented images.
+    seed: seed of the run.
+    patch: side of a patch in pixels if images are patches. None: images are pixels.
+    steps_of: function that converts a duration to a number of steps.
+    mean: mean of each channel, for pixels from 0 to 1.
+    std: standard deviation of each channel, for pixels from 0 to 1.
+    warp: geometric change of each image, see `warping`.
+    mixing: mixing of images and targets, see `mixing`.
+    erasing: erasing of boxes, see `erasing`.
+
+  Raises:
+    ConfigError: if an argument of a choice is invalid.
   """
   assert patch is None or warp.name == "none", "a warp needs whole images"
   with at("warp"):
@@ -70,7 +85,13 @@ def build(
 def pixels(
   images: Float[Tensor, "*image"], *, mean: Channels = (0.5, 0.5, 0.5), std: Scales = (0.5, 0.5, 0.5)
 ) -> Float[Array, "*image"]:
-  """What `normalise` made, in any type, back to values of 0..1 in float32; erased parts may lie outside."""
+  """Returns pixels from 0 to 1 in float32 for the result of `normalise`. Erased boxes may be outside of this range.
+
+  Args:
+    images: normalised images of any type.
+    mean: mean of each channel.
+    std: standard deviation of each channel.
+  """
   mean, std = (jnp.tile(jnp.asarray(x, jnp.float32), images.shape[-1] // 3) for x in (mean, std))
   return images.astype(jnp.float32) * std + mean
 
@@ -82,9 +103,15 @@ def normalise(
   mean: Channels = (0.5, 0.5, 0.5),
   std: Scales = (0.5, 0.5, 0.5),
 ) -> Float[Array, "*image"]:
-  """Pixels 0..255 -> (pixel / 255 - mean) / std, in `dtype`; computed in float32 and rounded once.
+  """Returns (pixel / 255 - mean) / std for pixels from 0 to 255, computed in float32 and rounded once.
 
-  The last axis holds the three channels once (images) or many times over (patches).
+  The last axis contains the three channels once (images) or repeatedly (patches).
+
+  Args:
+    images: pixels from 0 to 255.
+    dtype: type of the result.
+    mean: mean of each channel, for pixels from 0 to 1.
+    std: standard deviation of each channel, for pixels from 0 to 1.
   """
   mean, std = (jnp.tile(jnp.asarray(x, jnp.float32), images.shape[-1] // 3) for x in (mean, std))
   return (images.astype(jnp.float32) * (1 / (255 * std)) - mean / std).astype(dtype)

@@ -1,6 +1,6 @@
 """AutoAugment on the host (Cubuk et al. 2019): one of 25 published pairs of operations for each image.
 
-In Pillow's arithmetic, as the codes in PyTorch have it.
+The operations use the arithmetic of Pillow, like implementations in PyTorch.
 """
 
 from typing import Literal
@@ -8,28 +8,28 @@ from typing import Literal
 from vit_jax.data.randaugment import INCREASING, PUBLISHED, Level, Op, normal, one_of
 from vit_jax.schema import NonNegative
 
-# The tables of operations, by name: what follows from the magnitude, and the change.
+# Tables of operations by name, with the argument for a magnitude and the operation.
 
 
 def _as(published, name):
-  """The argument of big_vision's operation, which is the original one, with Pillow's change."""
+  """Returns an operation with the original argument, which big_vision uses, and the arithmetic of Pillow."""
   return Op(PUBLISHED[published].argument, INCREASING[name].apply)
 
 
 def _ninths(name):
-  """The argument from a magnitude that ends at 9 instead of 10."""
+  """Returns an operation with magnitudes up to 9 instead of 10."""
   return Op(lambda magnitude, sign: INCREASING[name].argument(magnitude / 0.9, sign), INCREASING[name].apply)
 
 
-TIMM = INCREASING | {  # magnitudes 0 to 10
+TIMM = INCREASING | {  # magnitudes from 0 to 10
   "Posterize": _as("Posterize", "PosterizeIncreasing"),
   "Solarize": _as("Solarize", "SolarizeIncreasing"),
   **{name: _as(name, f"{name}Increasing") for name in ("Color", "Contrast", "Brightness", "Sharpness")},
 }
-ORIGINAL = TIMM | {  # 4 to 8 bits, as the paper has them
+ORIGINAL = TIMM | {  # 4 to 8 bits, as in the paper
   "Posterize": Op(lambda magnitude, sign: int(magnitude / 10 * 4) + 4, INCREASING["PosterizeIncreasing"].apply)
 }
-TEN = {  # magnitudes 0 to 9, ten of them
+TEN = {  # ten magnitudes from 0 to 9
   **{name: _ninths(name) for name in ("Rotate", "ShearX", "ShearY", "AutoContrast", "Equalize", "Invert")},
   **{name: _ninths(f"{name}Increasing") for name in ("Color", "Contrast", "Brightness", "Sharpness")},
   **{
@@ -40,7 +40,7 @@ TEN = {  # magnitudes 0 to 9, ten of them
   "Solarize": Op(lambda magnitude, sign: 256 - magnitude / 9 * 256, INCREASING["SolarizeIncreasing"].apply),
 }
 
-# The pairs: operation, probability, magnitude.
+# Pairs of operations, each with its probability and magnitude.
 
 IMAGENET = (
   (("Posterize", 0.4, 8), ("Rotate", 0.6, 9)),
@@ -134,12 +134,17 @@ def autoaugment(
   fill: tuple[Level, Level, Level] = (128, 128, 128),
   interpolation: Literal["random", "bilinear", "bicubic"] = "random",
 ):
-  """One of 25 pairs of operations, each of the two with its own probability and magnitude.
+  """Returns the policy that applies one of 25 pairs of operations.
 
-  "imagenet" are the paper's, timm's `original`; "imagenet_v0" those of EfficientNet's TPU code, timm's `v0`; "cifar10"
-  the paper's in DeepVoltaire's form, which Compact-Transformers took, but rotations are interpolated too. With
-  `magnitude_std` magnitudes come from a normal distribution, clipped to the scale. Signs are drawn, and with "random"
-  the interpolation. `fill` is often the mean colour of the dataset, times 255.
+  Each operation has its own probability and magnitude. Signs are drawn with equal probability.
+
+  Args:
+    pairs: "imagenet": pairs of the paper, timm's `original`. "imagenet_v0": pairs of EfficientNet's TPU code, timm's
+      `v0`. "cifar10": pairs of the paper in the version of DeepVoltaire, which Compact-Transformers used, but with
+      interpolated rotations.
+    magnitude_std: standard deviation of the magnitudes, which are clipped to the scale. 0: fixed magnitudes.
+    fill: colour outside of the image, 0 to 255. Often the mean colour of the dataset.
+    interpolation: interpolation of the operations. "random" draws "bilinear" or "bicubic".
   """
   rows, ops, highest = PAIRS[pairs]
   allowed = ("bilinear", "bicubic") if interpolation == "random" else (interpolation,)

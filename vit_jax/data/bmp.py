@@ -1,8 +1,8 @@
-"""BMP files: the layout of their pixels, and the RGB values by arithmetic.
+"""BMP files: the layout of their pixels, and decoding of the pixels to RGB.
 
 Sources: Microsoft's documentation of BITMAPINFOHEADER, BITMAPV4HEADER and BITMAPV5HEADER, and IBM's documentation of
-BITMAPINFOHEADER2 of OS/2. OpenCV and Pillow read only some of the channel masks, and give wrong colours for others
-without an error.
+BITMAPINFOHEADER2 of OS/2. OpenCV and Pillow support only some of the channel masks, and return wrong colours for
+others without an error.
 """
 
 import dataclasses
@@ -12,29 +12,29 @@ import numpy as np
 
 from vit_jax.data.errors import DecodeError
 
-RGB, RLE8, RLE4, BITFIELDS, ALPHABITFIELDS = 0, 1, 2, 3, 6  # compressions that are read
+RGB, RLE8, RLE4, BITFIELDS, ALPHABITFIELDS = 0, 1, 2, 3, 6  # supported compressions
 PALETTES = (1, 2, 4, 8)  # bits of a pixel that is an index into the palette
-# Masks of red, green and blue by the bits of a pixel, for files without masks.
+# Default masks of red, green and blue, by bits of a pixel.
 MASKS = {16: (0x7C00, 0x03E0, 0x001F), 32: (0xFF0000, 0x00FF00, 0x0000FF)}
-WINDOWS, CORE, SHORTEST, OS2 = (40, 52, 56, 108, 124), 12, 16, 64  # bytes of headers
-# Compressed bytes are read by a Python loop, which takes 4 s for this number of bytes.
+WINDOWS, CORE, SHORTEST, OS2 = (40, 52, 56, 108, 124), 12, 16, 64  # sizes of headers in bytes
+# Largest number of compressed bytes. A Python loop reads them, which takes 4 s for this number.
 LONGEST = 2**24
-_VALUES = 2**18  # pixels that are computed together, so that their temporary arrays stay small
+_VALUES = 2**18  # pixels that are computed together, so that temporary arrays remain small
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Describes how a BMP stores its pixels.
+  """The layout of the pixels of a BMP file.
 
   Attributes:
     height: number of rows.
-    width: pixels in a row.
-    bits: of a pixel.
-    compression: a number as in the file.
-    top_down: the first stored row is the top row.
+    width: number of pixels in a row.
+    bits: number of bits of a pixel.
+    compression: number of the compression in the file.
+    top_down: whether the first stored row is the top row.
     start: offset of the pixels in the file.
     palette: offset, number and bytes of the colours.
-    masks: of red, green and blue in a pixel of 16 or 32 bits.
+    masks: masks of red, green and blue in a pixel of 16 or 32 bits.
   """
 
   height: int
@@ -48,16 +48,16 @@ class Layout:
 
   @property
   def memory(self) -> int:
-    """Returns an upper bound of the memory for decoding, in bytes."""
+    """Upper bound of the memory for decoding, in bytes."""
     return 5 * self.height * self.width + 64 * min(_VALUES, self.height * self.width)
 
   @property
   def stride(self) -> int:
-    """Returns the number of bytes from one row to the next."""
+    """Number of bytes from one row to the next."""
     return (self.width * self.bits + 31) // 32 * 4
 
   def decode(self, data: bytes) -> np.ndarray:
-    """Returns the pixels, uint8 [H, W, 3] RGB. Raises DecodeError for damaged files."""
+    """Returns the pixels, uint8 (H, W, 3) RGB. Raises DecodeError for damaged files."""
     image = np.empty((self.height, self.width, 3), np.uint8)
     if self.bits in PALETTES:
       table = np.zeros((256, 3), np.uint8)  # a number outside the palette is black
@@ -79,7 +79,7 @@ class Layout:
     return image
 
   def numbers(self, data: bytes) -> np.ndarray:
-    """Returns the number in the palette of each pixel, uint8 [H, W]. Raises DecodeError for damaged files."""
+    """Returns the palette index of each pixel, uint8 (H, W). Raises DecodeError for damaged files."""
     if self.compression in (RLE8, RLE4):
       return _run_lengths(data[self.start :], self.height, self.width, self.bits)[::-1]
     rows = self._rows(data)
@@ -92,12 +92,12 @@ class Layout:
     return image[:, : self.width]
 
   def _slices(self):
-    """Returns slices of rows whose pixels are computed together."""
+    """Returns slices of rows that are computed together."""
     step = max(1, _VALUES // self.width)
     return [slice(first, first + step) for first in range(0, self.height, step)]
 
   def _rows(self, data):
-    """Returns the bytes of each row, the top row first: uint8 [H, stride]."""
+    """Returns the bytes of each row, uint8 (H, stride), with the top row first."""
     end = self.start + self.stride * self.height
     if len(data) < end:  # the last row may lack its padding
       data = bytes(memoryview(data)[self.start :]) + bytes(end - len(data))
@@ -110,9 +110,12 @@ class Layout:
 def read(data: bytes) -> Layout:
   """Reads the headers of a BMP file.
 
+  Args:
+    data: content of the file.
+
   Raises:
-    DecodeError: the file is shorter than its pixels, or has a form that is not supported.
-    struct.error: the headers are cut off.
+    DecodeError: if the file is shorter than its pixels, or has an unsupported format.
+    struct.error: if the file ends within the headers.
   """
   start, size = unpack_from("<II", data, 10)
   masks, compression, colours = None, RGB, 0
@@ -120,13 +123,13 @@ def read(data: bytes) -> Layout:
     width, height, _, bits = unpack_from("<4H", data, 18)
   elif size in WINDOWS or SHORTEST <= size <= OS2:
     width, height, _, bits = unpack_from("<iiHH", data, 18)
-    fields = data[30 : 14 + size].ljust(24, b"\0")  # an OS/2 header may end early: the rest is zero
+    fields = data[30 : 14 + size].ljust(24, b"\0")  # an OS/2 header may be short, with zeros for the missing fields
     compression, colours = unpack_from("<I", fields)[0], unpack_from("<I", fields, 16)[0]
   else:
     raise DecodeError(f"a BMP with a header of {size:,} bytes. Convert it to PNG")
   top_down, height = height < 0, abs(height)
   if compression in (BITFIELDS, ALPHABITFIELDS) and size in WINDOWS and bits in MASKS:
-    masks = unpack_from("<3I", data, 54)  # fields of a header of more than 40 bytes, else behind the header
+    masks = unpack_from("<3I", data, 54)  # fields of a header of more than 40 bytes, otherwise after the header
     _check_masks(masks, bits)
     header = size if size > 40 else 52 if compression == BITFIELDS else 56
   else:
@@ -143,7 +146,7 @@ def read(data: bytes) -> Layout:
 
 
 def _check_form(bits, compression, top_down):
-  """Raises DecodeError for forms that are not supported."""
+  """Raises DecodeError for unsupported formats."""
   forms = {RGB: (*PALETTES, 16, 24, 32), RLE8: (8,), RLE4: (4,)}
   if bits not in forms.get(compression, ()):
     raise DecodeError(f"a BMP of {bits} bits a pixel with compression {compression}. Convert it to PNG")
@@ -164,11 +167,11 @@ def _check_masks(masks, bits):
 def _check_length(data, layout):
   """Raises DecodeError if the file is too short for its pixels, or too long to be read in reasonable time."""
   if min(layout.height, layout.width) < 1:
-    return  # reported for all formats together
+    return  # reported by the caller for all formats
   if layout.compression in (RLE8, RLE4):
     if len(data) - layout.start > LONGEST:
       raise DecodeError(f"a BMP with over {LONGEST >> 20} MiB of run lengths. Convert it to PNG")
-    least = 0  # no byte is needed for a row that is skipped
+    least = 0  # a skipped row needs no byte
   else:
     least = layout.stride * (layout.height - 1) + (layout.width * layout.bits + 7) // 8
   if len(data) < layout.start + least:
@@ -179,7 +182,7 @@ def _check_length(data, layout):
 
 
 def _channel(pixels, mask):
-  """Returns round(v * 255 / (2^n - 1)) for the n bits under a mask, uint8 in the shape of `pixels`."""
+  """Returns round(v * 255 / (2^n - 1)) for the n bits of a mask, uint8 in the shape of `pixels`."""
   shift, top = (mask & -mask).bit_length() - 1, mask // (mask & -mask)
   values = pixels >> pixels.dtype.type(shift) & pixels.dtype.type(top)
   if top == 255:
@@ -191,7 +194,7 @@ def _channel(pixels, mask):
 
 
 def _run_lengths(data, height, width, bits):
-  """Decodes RLE8 or RLE4: the number of each pixel, the bottom row first. Pixels that are skipped have number 0."""
+  """Decodes RLE8 or RLE4 to the palette index of each pixel, with the bottom row first. Skipped pixels have index 0."""
   image = np.zeros((height, width), np.uint8)
   row = column = at = 0
   while True:

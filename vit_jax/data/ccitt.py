@@ -1,7 +1,7 @@
-"""Decodes the bilevel codes of fax machines in TIFF files: modified Huffman, Group 3 and Group 4 (ITU-T T.4, T.6).
+"""Decoding of the bilevel codes of fax machines in TIFF files: modified Huffman, Group 3 and Group 4 (ITU-T T.4, T.6).
 
-libtiff also decodes these codes, but returns white rows for rows that are damaged or missing. This decoder accepts only
-strips in which every row is complete.
+libtiff also decodes these codes, but returns white rows for rows that are damaged or missing. This decoder accepts
+only strips in which every row is complete.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from vit_jax.data.errors import DecodeError
 RUNS, GROUP3, GROUP4 = 2, 3, 4  # values of the tag Compression
 _TWO_DIMENSIONAL = 1  # bit of the tag T4Options
 
-# Codes of run lengths (T.4, tables 2 and 3): 0 to 63, then 64 to 1,728 in steps of 64.
+# Codes of run lengths (T.4, tables 2 and 3): 0 to 63, followed by 64 to 1,728 in steps of 64.
 _WHITE = """
 00110101 000111 0111 1000 1011 1100 1110 1111 10011 10100 00111 01000 001000 000011 110100 110101 101010 101011 0100111
 0001100 0001000 0010111 0000011 0000100 0101000 0101011 0010011 0100100 0011000 00000010 00000011 00011010 00011011
@@ -35,7 +35,7 @@ _BLACK = """
 0000001110110 0000001110111 0000001010010 0000001010011 0000001010100 0000001010101 0000001011010 0000001011011
 0000001100100 0000001100101
 """
-# Codes of 1,792 to 2,560 in steps of 64, of both colours.
+# Codes of 1,792 to 2,560 in steps of 64, for both colours.
 _LONG = """
 00000001000 00000001100 00000001101 000000010010 000000010011 000000010100 000000010101 000000010110 000000010111
 000000011100 000000011101 000000011110 000000011111
@@ -44,11 +44,11 @@ _PASS, _HORIZONTAL = 8, 9  # modes of T.6, table 1; the others are offsets of -3
 _MODES = {"1": 0, "011": 1, "000011": 2, "0000011": 3, "010": -1, "000010": -2, "0000010": -3, "0001": _PASS,
           "001": _HORIZONTAL}  # fmt: skip
 _LONGEST, _MODE_BITS, _EOL = 13, 7, 12  # bits
-_NONE = (0, 0)  # no code
+_NONE = (0, 0)  # bits and value of an invalid code
 
 
 def _table(codes, longest):
-  """Returns (bits, value) of the code at the start of each number of `longest` bits."""
+  """Returns, for each number of `longest` bits, (bits, value) of the code at its start."""
   table = [_NONE] * (1 << longest)
   for code, value in codes.items():
     first = int(code, 2) << (longest - len(code))
@@ -69,24 +69,24 @@ _MODE_TABLE = _table(_MODES, _MODE_BITS)
 
 
 class _DamageError(Exception):
-  """A row has an invalid code, or another length than the image."""
+  """An error for a row with an invalid code or with a different length than the image."""
 
 
 def decode(data: bytes, rows: int, width: int, compression: int, options: int = 0) -> np.ndarray:
   """Decodes a strip or a tile.
 
   Args:
-    data: the compressed bytes, with the first bit of the code in the high bit of a byte.
+    data: compressed bytes, with the first bit of the code in the high bit of a byte.
     rows: number of rows.
-    width: pixels in a row.
+    width: number of pixels in a row.
     compression: RUNS, GROUP3 or GROUP4.
     options: value of the tag T4Options. It is not used for RUNS and GROUP4.
 
   Returns:
-    bool [rows, width], True for black pixels.
+    bool (rows, width), True for black pixels.
 
   Raises:
-    DecodeError: a row is damaged or missing, or the data continue behind the last row.
+    DecodeError: if a row is damaged or missing, or if data follow the last row.
   """
   changes = np.zeros((rows, width), np.uint8)  # 1 at each pixel that differs from the pixel on its left
   bits, row = _Bits(data), 0
@@ -120,7 +120,7 @@ def _lines(bits, rows, width, compression, options):
 
 
 class _Bits:
-  """Compressed bits, with the position of the next bit.
+  """Compressed bits with a read position.
 
   Attributes:
     at: number of bits that were read.
@@ -128,7 +128,7 @@ class _Bits:
   """
 
   def __init__(self, data):
-    filled = np.frombuffer(data + bytes(8), np.uint8).astype(np.uint32)  # zeros are no code
+    filled = np.frombuffer(data + bytes(8), np.uint8).astype(np.uint32)  # zeros are not a valid code
     words = filled[:-3] << 24 | filled[1:-2] << 16 | filled[2:-1] << 8 | filled[3:]
     self._words, self._data = memoryview(words), data
     self.at, self.end = 0, 8 * len(data)
@@ -140,11 +140,11 @@ class _Bits:
     return bit
 
   def align(self):
-    """Moves to the first bit of a byte."""
+    """Moves to the first bit of the next byte, unless the position is already at one."""
     self.at = (self.at + 7) & ~7
 
   def skip_end_of_line(self):
-    """Skips 11 or more zeros and a one. Returns whether they are the next bits."""
+    """Skips 11 or more zeros and a one. Returns whether these were the next bits."""
     one = self._next_one()
     if one is None or one - self.at < _EOL - 1:
       return False
@@ -152,7 +152,7 @@ class _Bits:
     return True
 
   def _next_one(self):
-    """Returns the position of the next bit that is one, or None."""
+    """Returns the position of the next bit with value one, or None."""
     at = self.at
     while at < self.end:
       word = self._words[at >> 3] << (at & 7) & 0xFFFFFFFF
@@ -166,7 +166,7 @@ class _Bits:
     return None
 
   def finish(self, tagged):
-    """Raises _DamageError unless only ends of lines and zeros are left."""
+    """Raises _DamageError unless only ends of lines and zeros remain."""
     while self.skip_end_of_line():
       if tagged and self.at < self.end:
         self.at += 1
@@ -174,7 +174,7 @@ class _Bits:
       raise _DamageError
 
   def read_runs(self, width):
-    """Returns the changes of a row that is coded by itself."""
+    """Returns the colour changes of a row that is coded without reference to another row."""
     line, at, colour = [], 0, 0
     while at < width:
       at += self._run(colour, width)
@@ -197,9 +197,9 @@ class _Bits:
         return length
 
   def read_row(self, reference, width):
-    """Returns the changes of a row that is coded by its differences to the changes of the row above."""
+    """Returns the colour changes of a row that is coded by its differences from the row above."""
     above, words = [*reference, width, width, width, width], self._words
-    line, left, i, colour = [], -1, 0, 0  # i: the next change above to the other colour
+    line, left, i, colour = [], -1, 0, 0  # i: index of the next change of the row above to the other colour
     while left < width:
       if self.at >= self.end:
         raise _DamageError
@@ -225,7 +225,7 @@ class _Bits:
 
 
 def _distinct(line, width):
-  """Returns the changes below the width, without runs of no pixels. Raises _DamageError for a row that is too long."""
+  """Returns the changes below the width, without empty runs. Raises _DamageError for a row that is too long."""
   if line and line[-1] > width:
     raise _DamageError
   result = []

@@ -1,4 +1,4 @@
-"""Names of classes: one Unicode form, one order, and names that only look different."""
+"""Names of classes: their Unicode form, their order, and detection of different names that look alike."""
 
 import collections
 import decimal
@@ -12,43 +12,43 @@ from vit_jax.schema.errors import some
 
 Order = Literal["numeric", "text"]
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
-SHOWN = 5  # groups of names in a note
+SHOWN = 5  # number of groups of names in a note
 
 
 def normal(name: str) -> str:
-  """Returns a name in Unicode's form NFC, in which names are compared.
+  """Returns a name in Unicode form NFC, in which names are compared.
 
-  macOS writes the letter é of a folder's name as two characters (NFD), other systems as one (NFC).
+  macOS stores the letter é of a file name as two characters (NFD), other systems as one (NFC).
   """
   return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
 def ordered(names: Iterable[str], order: Order = "numeric") -> tuple[str, ...]:
-  """Returns names in normal form, each once, in the order in which readers number classes.
+  """Returns names in normal form without repetitions, in the order in which readers number classes.
 
   Args:
-    names: in any form and order.
-    order: "numeric": names that are numbers come first, by value, and the others by their characters. "text": all by
+    names: names in any form and order.
+    order: "numeric": numbers come first, by value, followed by other names by their characters. "text": all names by
       their characters, so that "10" comes before "2".
   """
   return tuple(sorted(set(map(normal, names)), key=_value if order == "numeric" else str))
 
 
 def _value(name):
-  """Sorts numbers in front, by value; equal numbers ("1", "01") and other names by their characters."""
+  """Returns a sort key: numbers by value, followed by other names. Equal numbers are sorted by their characters."""
   number = _NUMBER.fullmatch(name)
   return not number, decimal.Decimal(name) if number else decimal.Decimal(0), name
 
 
 def number(name: str) -> int | None:
-  """Returns the value of a name that is a whole number without a sign; None for any other name."""
+  """Returns the value of a name that is a whole number without a sign, or None for other names."""
   return int(name) if name.isascii() and name.isdigit() and len(name) < 19 else None
 
 
 def alike(names: Iterable[str]) -> list[list[str]]:
   """Returns groups of different names that a person may mistake for one name.
 
-  They differ in case, blanks, full-width or compatibility forms, characters without a width, or leading zeros.
+  They differ in case, spaces, full-width or compatibility forms, characters without a width, or leading zeros.
   """
   groups = collections.defaultdict(list)
   for name in dict.fromkeys(names):
@@ -72,12 +72,17 @@ def _selects(char):
 
 
 def differing(names: Sequence[str], others: Sequence[str]) -> list[str]:
-  """Returns the names, in normal form, that are in only one of two lists."""
+  """Returns the sorted names, in normal form, that are in only one of two lists.
+
+  Args:
+    names: first list.
+    others: second list.
+  """
   return sorted(set(map(normal, names)) ^ set(map(normal, others)))
 
 
 def note(names: Sequence[str]) -> str:
-  """Returns a line about names that look alike; "" if there are none."""
+  """Returns a line about names that look alike, or "" if all names differ clearly."""
   groups = alike(names)
   if not groups:
     return ""
@@ -89,9 +94,13 @@ def note(names: Sequence[str]) -> str:
 
 
 def moved(names: Sequence[str], others: Sequence[str]) -> str:
-  """Returns a text about names that have different positions in two lists; "" if there are none.
+  """Returns a text about names with different positions in two lists, or "" if all positions are equal.
 
   Names that occur twice in a list are ignored.
+
+  Args:
+    names: names in the order of the first list.
+    others: names in the order of the second list.
   """
   first, second = ({normal(name): i for i, name in enumerate(each)} for each in (names, others))
   counts = [collections.Counter(map(normal, each)) for each in (names, others)]

@@ -1,6 +1,7 @@
-"""Policies of colours on the host, in Pillow's arithmetic: colour jitter, and the 3-Augment of DeiT III.
+"""Policies that change colours on the host, in the arithmetic of Pillow: colour jitter, and 3-Augment of DeiT III.
 
-A policy is `(image [H, W, 3] uint8, draw) -> image`; `draw` is a `random.Random`, of which only `random()` is called.
+A policy is a function (image, draw) that returns an image, uint8 (H, W, 3). `draw` is a `random.Random`, and policies
+call only its method `random`.
 """
 
 from typing import Annotated
@@ -18,19 +19,29 @@ Radius = Annotated[float, Range(0, 100)]
 
 
 def gray(image):
-  """All channels Pillow's luma."""
+  """Returns an image with Pillow's luma in all channels."""
   return cv2.merge([operations.gray_pillow(image)] * 3)
 
 
 def gaussian_blur(image, radius):
-  """Pillow's, whose Gaussian of a standard deviation of `radius` pixels is three boxes, one after the other."""
+  """Blurs an image with Pillow, which approximates a Gaussian by three successive box filters.
+
+  Args:
+    image: the image.
+    radius: standard deviation of the Gaussian in pixels.
+  """
   return np.array(Image.fromarray(image).filter(ImageFilter.GaussianBlur(radius)))
 
 
 def turned(image, turn):
-  """Turns the hues by a share of the circle, in Pillow's HSV of 256 hues; the share is cut to one of them."""
+  """Rotates the hues of an image in Pillow's HSV with 256 hues.
+
+  Args:
+    image: the image.
+    turn: share of the colour circle, which is truncated to a whole number of hues.
+  """
   hues, saturation, value = Image.fromarray(image).convert("HSV").split()
-  hues = np.asarray(hues) + np.uint8(int(turn * 255) % 256)  # modulo 256
+  hues = np.asarray(hues) + np.uint8(int(turn * 255) % 256)  # the sum is modulo 256
   return np.array(Image.merge("HSV", (Image.fromarray(hues), saturation, value)).convert("RGB"))
 
 
@@ -41,10 +52,15 @@ def colour_jitter(
   saturation: NonNegative = 0.4,
   hue: Turn = 0.0,
 ):
-  """Brightness, contrast, saturation and hue in a random order: torchvision's ColorJitter, as timm and DeiT use it.
+  """Returns the policy that changes brightness, contrast, saturation and hue in a random order.
 
-  The first three are multiplied by factors from max(0, 1 - x) to 1 + x, uniform; hues turn by up to `hue` of the
-  circle, either way. What is 0 is left out.
+  It equals ColorJitter of torchvision, as timm and DeiT use it. Values of 0 disable a change.
+
+  Args:
+    brightness: x for a uniform factor from max(0, 1 - x) to 1 + x.
+    contrast: x for a uniform factor from max(0, 1 - x) to 1 + x.
+    saturation: x for a uniform factor from max(0, 1 - x) to 1 + x.
+    hue: largest rotation in either direction, as a share of the colour circle.
   """
   factors = (operations.brightness, brightness), (operations.contrast, contrast), (operations.color, saturation)
   changes = [(change, max(0.0, 1 - amount), 1 + amount) for change, amount in factors if amount]
@@ -60,10 +76,16 @@ def colour_jitter(
 
 
 def three_augment(*, blur: tuple[Radius, Radius] = (0.1, 2.0), jitter: NonNegative = 0.3):
-  """Gray, solarised from 128 on or blurred, one of the three for each image; then a colour jitter.
+  """Returns the policy 3-Augment of DeiT III (Touvron et al. 2022, section 3.2, and its augment.py).
 
-  Radii of the blur are uniform in `blur`, in pixels; `jitter` is that of brightness, contrast and saturation. Source:
-  DeiT III (Touvron et al. 2022, section 3.2), as its augment.py has it.
+  Each image is converted to gray, solarized with threshold 128, or blurred. Colour jitter follows.
+
+  Args:
+    blur: smallest and largest radius of the blur in pixels. Radii are uniform.
+    jitter: strength of the jitter of brightness, contrast and saturation, see `colour_jitter`.
+
+  Raises:
+    ConfigError: if `blur` is not in the order (low, high).
   """
   if blur[0] > blur[1]:
     raise ConfigError(f"{blur} goes from high to low; write (low, high)", "blur")

@@ -1,4 +1,4 @@
-"""Where pixels are, in images that are whole, [B, H, W, 3], or cut into patches, [B, N, P*P*3]."""
+"""Coordinates of pixels in images (B, H, W, 3), or in images that are divided into patches (B, N, P * P * 3)."""
 
 import math
 
@@ -8,7 +8,12 @@ from vit_jax.shapes import Bool, Count, Int, Integer, Shaped, Tensor
 
 
 def sides(images: Shaped[Tensor, " B *image"], patch: int | None) -> tuple[int, int]:
-  """Height and width of images in either layout; images that are cut into patches are square."""
+  """Returns the height and width of images in pixels. Images that are divided into patches are square.
+
+  Args:
+    images: images or patches.
+    patch: side P of a patch in pixels. None: images are not divided.
+  """
   if patch is None:
     return images.shape[1:3]
   count = math.isqrt(images.shape[1])
@@ -19,7 +24,15 @@ def sides(images: Shaped[Tensor, " B *image"], patch: int | None) -> tuple[int, 
 def pixels(
   images: Shaped[Tensor, " B *image"], patch: int | None
 ) -> tuple[Int[np.ndarray, "..."], Int[np.ndarray, "..."]]:
-  """Row and column of the pixel that each value of one image belongs to: two arrays that broadcast with an image."""
+  """Returns the row and the column of the pixel to which each value of an image belongs.
+
+  Args:
+    images: images or patches.
+    patch: side P of a patch in pixels. None: images are not divided.
+
+  Returns:
+    (rows, columns), two arrays that broadcast with one image.
+  """
   height, width = sides(images, patch)
   if patch is None:
     return np.arange(height)[:, None, None], np.arange(width)[:, None]
@@ -32,6 +45,11 @@ def inside(
   place: tuple[Int[np.ndarray, "..."], Int[np.ndarray, "..."]],
   box: tuple[Count, Count, Count, Count] | Integer[Tensor, "4"],
 ) -> Bool[Tensor, "..."]:
-  """Where the pixels at `place` (rows, columns) are inside of the box (top, left, height, width)."""
+  """Returns whether each pixel is inside of a box.
+
+  Args:
+    place: rows and columns of the pixels, as returned by `pixels`.
+    box: (top, left, height, width).
+  """
   (rows, columns), (top, left, height, width) = place, box
   return (rows >= top) & (rows < top + height) & (columns >= left) & (columns < left + width)

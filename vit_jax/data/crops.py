@@ -1,8 +1,8 @@
-"""From an image to a square of the wanted size, on the host, in uint8 RGB.
+"""Crops: functions from an image to a square of the required size, on the host, in uint8 RGB.
 
-A crop is `(image [H, W, 3], draw) -> [S, S, 3]`; the image may be a `decoding.Picture`, and `draw` is a
-`random.Random`, of which `random()` is called, and only for chance. The table's functions take the size S and the
-arguments of the config, and return the crop.
+A crop is a function (image, draw) from an image (H, W, 3) to an image (S, S, 3). The image may be a
+`decoding.Picture`. `draw` is a `random.Random`. Only random crops use it, and they call only its method `random`. The
+functions in the tables take the size S and the arguments of the config, and return the crop.
 """
 
 from typing import Annotated, Literal
@@ -13,30 +13,37 @@ from PIL import Image
 
 from vit_jax.schema import ConfigError, Fraction, Range
 
-# One thread per image: the stream already decodes many at once.
+# One thread per image, because the stream decodes many images in parallel.
 cv2.setNumThreads(1)
 
 Size = Annotated[int, Range(1, 4096)]
 Aspect = Annotated[float, Range(1e-3, 1e3)]
 Interpolation = Literal["area", "bilinear", "bicubic", "lanczos", "bilinear_aliased", "bicubic_aliased"]
-_PILLOW = {  # whose kernels widen where an image shrinks
+_PILLOW = {  # kernels that become wider if the image is reduced
   "bilinear": Image.Resampling.BILINEAR,
   "bicubic": Image.Resampling.BICUBIC,
   "lanczos": Image.Resampling.LANCZOS,
 }
 _ALIASED = {"bilinear_aliased": cv2.INTER_LINEAR, "bicubic_aliased": cv2.INTER_CUBIC}
 
-# Bytes that a scaled image may have before it is cut: a square of 224 needs 20 MB for an image of 1:100.
+# Largest size in bytes of a scaled image before it is cut. A square of 224 pixels needs 20 MB for an image of 1:100.
 SCALED = 2**28
 
 
 def scale(image: np.ndarray, height: int, width: int, interpolation: Interpolation = "area") -> np.ndarray:
-  """[H, W, C] -> [height, width, C].
+  """Returns an image scaled to another size.
 
-  "area" averages pixels where the image shrinks and is bilinear where it grows, as big_vision scales. "bilinear",
-  "bicubic" and "lanczos" are Pillow's own, as timm, DeiT and Swin scale. "..._aliased" look at the nearest two or four
-  pixels of each axis also where the image shrinks: bilinear as TensorFlow and the published ViTs, bicubic as PyTorch,
-  with a = -0.75.
+  Args:
+    image: uint8 (H, W, C), or a `decoding.Picture`.
+    height: height of the result in pixels.
+    width: width of the result in pixels.
+    interpolation: "area" averages pixels along reduced axes and is bilinear along enlarged ones, as in big_vision.
+      "bilinear", "bicubic" and "lanczos" are Pillow's, as in timm, DeiT and Swin. "bilinear_aliased" and
+      "bicubic_aliased" use the nearest two or four pixels of each axis, even if the image is reduced. The first
+      matches TensorFlow and the published ViTs, the second PyTorch with a = -0.75.
+
+  Returns:
+    uint8 (height, width, C).
   """
   image = np.asarray(image)
   if (height, width) == image.shape[:2]:
@@ -54,7 +61,12 @@ def scale(image: np.ndarray, height: int, width: int, interpolation: Interpolati
 
 
 def small(image: np.ndarray, side: int) -> np.ndarray:
-  """A copy of an image whose longer side has so many pixels at most."""
+  """Returns a copy of an image, reduced if necessary.
+
+  Args:
+    image: uint8 (H, W, C).
+    side: largest length of the longer side of the result, in pixels.
+  """
   height, width = image.shape[:2]
   if (share := side / max(height, width)) >= 1:
     return np.array(image)
@@ -68,11 +80,20 @@ def inception(
   ratio: tuple[Aspect, Aspect] = (3 / 4, 4 / 3),
   interpolation: Literal[Interpolation, "random"] = "bilinear_aliased",
 ):
-  """A random box, squashed to the square: uniform share of the image's area, log-uniform width / height.
+  """Returns the crop of a random box, which is scaled to the square (Szegedy et al. 2014).
 
-  Ten tries to fit the box into the image, then the largest central box of an allowed ratio (Szegedy et al. 2014;
-  torchvision's form of the box). The published ViT recipes scale without antialiasing, DeiT with Pillow's "bicubic";
-  "random" is timm's: "bilinear" or "bicubic", drawn.
+  The share of the image's area is uniform, and the ratio of width and height is log-uniform. If ten drawn boxes do not
+  fit into the image, the largest central box with an allowed ratio is used. Boxes are drawn as in torchvision.
+
+  Args:
+    size: side S of the result in pixels.
+    area: smallest and largest share of the image's area.
+    ratio: smallest and largest ratio of width to height.
+    interpolation: see `scale`. The published ViT recipes use "bilinear_aliased", DeiT "bicubic". "random" draws
+      "bilinear" or "bicubic", as in timm.
+
+  Raises:
+    ConfigError: if `area` or `ratio` is not in the order (low, high).
   """
   _ordered("area", area)
   _ordered("ratio", ratio)
@@ -89,7 +110,17 @@ def inception(
 
 
 def inception_box(draw, height, width, area, ratio) -> tuple[int, int, int, int]:
-  """Top, left, height and width of the box; draws area and ratio until one fits, then top and left."""
+  """Returns (top, left, height, width) of a random box.
+
+  Draws area and ratio until a box fits, then top and left.
+
+  Args:
+    draw: a `random.Random`.
+    height: height of the image in pixels.
+    width: width of the image in pixels.
+    area: smallest and largest share of the image's area.
+    ratio: smallest and largest ratio of width to height.
+  """
   for _ in range(10):
     target = height * width * (area[0] + draw.random() * (area[1] - area[0]))
     aspect = ratio[0] * (ratio[1] / ratio[0]) ** draw.random()
@@ -102,14 +133,26 @@ def inception_box(draw, height, width, area, ratio) -> tuple[int, int, int, int]
 
 
 def resize(size: int, *, interpolation: Interpolation = "area"):
-  """The whole image squashed to the square, whatever its shape."""
+  """Returns the crop that scales the whole image to the square, without keeping its ratio.
+
+  Args:
+    size: side S of the result in pixels.
+    interpolation: see `scale`.
+  """
   return lambda image, draw: scale(image, size, size, interpolation)
 
 
 def centre(size: int, *, resize: Size | None = None, squash: bool = False, interpolation: Interpolation = "area"):
-  """The smaller side scaled to `resize` (S / 0.875 unless given: 256 for 224), then the central square.
+  """Returns the crop that scales the smaller side and cuts out the central square.
 
-  With `squash` both sides are scaled to it, whatever the image's shape, as big_vision's few-shot evaluation does.
+  Args:
+    size: side S of the result in pixels.
+    resize: length of the smaller side in pixels. Default: S / 0.875, which is 256 for 224.
+    squash: whether both sides are scaled to `resize`, as in big_vision's few-shot evaluation.
+    interpolation: see `scale`.
+
+  Raises:
+    ConfigError: if `resize` is smaller than S.
   """
   small = resize or round(size / 0.875)
   if small < size:
@@ -129,10 +172,15 @@ def torchvision(
   ratio: Annotated[float, Range(0.1, 1)] = 0.875,
   interpolation: Interpolation = "bicubic",
 ):
-  """The smaller side scaled to S / `ratio`, cut to a whole number, then the central square.
+  """Returns the crop that scales the smaller side to S / `ratio`, rounded down, and cuts out the central square.
 
-  As timm, DeiT and Swin measure, with torchvision's rounding, which may differ from that of `centre` by a pixel: of the
-  longer side down, and of the margins to the nearest whole number, of two the even one.
+  timm, DeiT and Swin use it for evaluation. It rounds like torchvision, so the result may differ from `centre` by a
+  pixel. The longer side is rounded down. Margins are rounded to the nearest whole number, and halves to the even one.
+
+  Args:
+    size: side S of the result in pixels.
+    ratio: S divided by the length of the smaller side.
+    interpolation: see `scale`.
   """
   small = int(size / ratio)
 
@@ -151,9 +199,16 @@ def random_crop(
   border: Literal["black", "mirrored"] = "black",
   interpolation: Interpolation = "area",
 ):
-  """The smaller side scaled to S, a border of `padding` on all sides, then a square at a uniformly random place.
+  """Returns the crop that scales the smaller side to S, adds a border, and cuts out a square at a uniform position.
 
-  The simple random crop of DeiT III (Touvron et al. 2022, section 3.2) has a "mirrored" border and "bicubic".
+  With border="mirrored" and interpolation="bicubic" it is the simple random crop of DeiT III (Touvron et al. 2022,
+  section 3.2).
+
+  Args:
+    size: side S of the result in pixels.
+    padding: width of the border in pixels.
+    border: "black", or "mirrored" pixels of the image.
+    interpolation: see `scale`.
   """
   mode = {"black": "constant", "mirrored": "reflect"}[border]
 

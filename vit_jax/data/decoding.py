@@ -1,4 +1,4 @@
-"""From an image file to RGB pixels, on the host, with bounds for one image and for all that threads decode at once."""
+"""Decoding of image files to RGB pixels on the host, with limits for single images and for memory of all threads."""
 
 import collections
 import contextlib
@@ -16,21 +16,22 @@ from vit_jax.data import headers, jpeg, opencv
 from vit_jax.data.headers import DecodeError, Header
 from vit_jax.data.opencv import no_memory as no_memory
 
-# Columns of a box that is decoded alone: in one of four or fewer libjpeg does not smooth the colours.
+# Smallest number of columns of a box that is decoded alone. In a box of four columns or fewer, libjpeg does not
+# smooth the colours.
 _NARROW = 16
 
 if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
-  # glibc gives the pages of an image back to the kernel, which has to clear others for the next one: blending two
-  # images of 224 pixels in float32 took 1.3 ms, and takes 0.3. M_TRIM_THRESHOLD, M_MMAP_THRESHOLD: what is larger goes
-  # back as before.
+  # By default, glibc returns the memory of an image to the kernel, which must clear pages for the next image. If
+  # glibc keeps the memory, blending two images of 224 pixels in float32 takes 0.3 ms instead of 1.3 ms. The options
+  # are M_TRIM_THRESHOLD and M_MMAP_THRESHOLD. Larger blocks are still returned.
   for option, size in ((-1, 2**26), (-3, 2**25)):
     ctypes.CDLL(None).mallopt(option, size)
 
 
 @contextlib.contextmanager
 def _silent():
-  """Nothing that is written to the standard error gets there; for imports, before there are threads."""
-  if sys.stderr is None:  # closed by who started this
+  """Discards output to the standard error during imports. Must be used before threads are started."""
+  if sys.stderr is None:  # the parent process closed it
     yield
     return
   sys.stderr.flush()
@@ -44,18 +45,18 @@ def _silent():
     os.close(kept)
 
 
-os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # or it writes what is said below of each image that is torn
-with _silent():  # it complains of three libraries of CUDA, which nothing here needs
+os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # otherwise it prints a message for each damaged image
+with _silent():  # it warns about three CUDA libraries that are not needed here
   try:
     from nvidia import nvimgcodec
-  except ImportError:  # there is none for macOS
+  except ImportError:  # not available for macOS
     nvimgcodec = None
 
-_local = threading.local()  # of each thread: its decoder
+_local = threading.local()  # contains the decoder of each thread
 
 
 def cores() -> int:
-  """Those that this process may use."""
+  """Returns the number of cores that this process may use."""
   return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -66,7 +67,7 @@ for _number in range(cores()):
 
 @contextlib.contextmanager
 def core() -> Iterator[None]:
-  """Waits until fewer threads than the process has cores are inside."""
+  """Waits until fewer threads than the process has cores are inside this context."""
   number = _cores.get()
   try:
     yield
@@ -75,9 +76,14 @@ def core() -> Iterator[None]:
 
 
 class Memory:
-  """Bytes that threads share. Who wants more than is left waits, in the order of asking; all of it is the most.
+  """A number of bytes that threads share.
 
-  A thread holds one share at a time, so that each is given back in the end and nobody waits for ever.
+  A thread that requests more than is available waits. Requests are granted in order. A request is limited to the
+  total, so each one can be granted. A thread holds one share at a time, so every share is returned and deadlocks are
+  impossible.
+
+  Args:
+    total: number of bytes of all shares together.
   """
 
   def __init__(self, total: int):
@@ -87,14 +93,18 @@ class Memory:
 
   @contextlib.contextmanager
   def share(self, size: int) -> Iterator[None]:
-    """Holds so many bytes, or all there are."""
+    """Holds a share of the memory within the context.
+
+    Args:
+      size: number of bytes. Larger requests than the total are reduced to the total.
+    """
     size, me = min(size, self.total), object()
     with self._changed:
       self._waiting.append(me)
       self._changed.wait_for(lambda: self._waiting[0] is me and size <= self._left)
       self._waiting.popleft()
       self._left -= size
-      self._changed.notify_all()  # the next may fit too
+      self._changed.notify_all()  # the next request may fit too
     try:
       yield
     finally:
@@ -103,8 +113,8 @@ class Memory:
         self._changed.notify_all()
 
 
-# Of all images that the process decodes at once. The largest that is allowed by default takes half of it, as a
-# progressive CMYK JPEG nearly all; a photograph of 500 x 400 pixels takes 1.2 MB.
+# Memory for all images that the process decodes at the same time. The largest image that is allowed by default needs
+# half of it, and as a progressive CMYK JPEG nearly all of it. A photograph of 500 x 400 pixels needs 1.2 MB.
 MEMORY = Memory(2**31)
 
 
@@ -112,20 +122,20 @@ def check(data: bytes, max_pixels: int, max_aspect: float, exif: bool = False, l
   """Reads the header of an image file, and checks it against the limits.
 
   Args:
-    data: the bytes of the file.
-    max_pixels: limit of the number of pixels.
-    max_aspect: limit of the longer side over the shorter one.
-    exif: an image that its camera calls turned or mirrored is decoded upright, and not as it is stored.
-    lenient: decode a JPEG although libjpeg warns about its coded data, unless rows are missing.
+    data: content of the file.
+    max_pixels: largest number of pixels.
+    max_aspect: largest ratio of the longer to the shorter side.
+    exif: whether the image is decoded upright according to its EXIF orientation, instead of as stored.
+    lenient: whether a JPEG is decoded although libjpeg warns about its coded data. Missing rows are always an error.
 
   Returns:
-    The header, which `decode` and `Picture` take.
+    The header, which `decode` and `Picture` require.
 
   Raises:
-    DecodeError: the file is damaged, exceeds a limit, or has a form that is not supported.
+    DecodeError: if the file is damaged, exceeds a limit, or has an unsupported format.
   """
   header = headers.read(data)
-  if header.orientation != 1:  # its copy that is turned has room too
+  if header.orientation != 1:  # includes memory for the rotated copy
     memory = header.memory + 3 * header.height * header.width
     header = header._replace(memory=memory) if exif else header._replace(orientation=1)
   if lenient and isinstance(header.layout, jpeg.Photo):
@@ -141,19 +151,28 @@ def check(data: bytes, max_pixels: int, max_aspect: float, exif: bool = False, l
 
 
 def decode(data: bytes, header: Header) -> np.ndarray:
-  """Decodes a checked file, of an animation the first frame, of a TIFF the first page.
+  """Decodes a checked image file: the first frame of an animation, and the first page of a TIFF.
 
   Args:
-    data: the bytes of the file.
-    header: of the same file.
+    data: content of the file.
+    header: result of `check` for the file.
 
   Returns:
-    uint8 [H, W, 3] RGB, turned as the header states. Gray, palettes and CMYK are converted, and alpha is ignored.
+    uint8 (H, W, 3) RGB, rotated according to the header. Gray, palettes and CMYK are converted, and alpha is ignored.
 
   Raises:
-    DecodeError: the file is truncated, or its contents contradict each other. For a JPEG, libjpeg reports an error or
-      a warning about the coded data, unless the header was read with `lenient`.
-    MemoryError: the process has too little memory.
+    DecodeError: if the file is truncated or contradicts its header. For a JPEG, also if libjpeg reports an error or a
+      warning about the coded data, unless the header was read with `lenient`.
+    MemoryError: if the process has too little memory.
+
+  Example:
+    import cv2
+    import numpy as np
+    from vit_jax.data import decoding
+
+    data = cv2.imencode(".png", np.zeros((20, 30, 3), np.uint8))[1].tobytes()
+    header = decoding.check(data, max_pixels=10**6, max_aspect=100)
+    decoding.decode(data, header).shape  # (20, 30, 3)
   """
   image = header.layout.decode(data) if header.layout else opencv.decode(data, header.memory)
   if image.shape[:2] != (header.height, header.width):
@@ -163,45 +182,49 @@ def decode(data: bytes, header: Header) -> np.ndarray:
   return upright(image, header.orientation)
 
 
-# By orientation, how a transposed or stored image is mirrored: across, and down (EXIF 2.32, section 4.6.4 A).
+# {orientation: (mirrored horizontally, mirrored vertically)}, after the transposition if there is one (EXIF 2.32,
+# section 4.6.4 A).
 _MIRRORED = {2: (True, False), 3: (True, True), 4: (False, True), 6: (True, False), 7: (True, True), 8: (False, True)}
-_FLIPS = {(True, False): 1, (True, True): -1, (False, True): 0}  # OpenCV's numbers
+_FLIPS = {(True, False): 1, (True, True): -1, (False, True): 0}  # flip codes of OpenCV
 
 
 def _is_transposed(orientation):
-  """Whether the first row of the file is shown as a column."""
+  """Returns whether the first row of the file is displayed as a column."""
   return orientation >= 5
 
 
 def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
-  """Pixels [H, W, 3] that a file with this orientation shows, of those that it stores."""
+  """Returns pixels (H, W, 3) as they must be displayed.
+
+  Args:
+    pixels: pixels as the file stores them.
+    orientation: EXIF orientation, 1 to 8.
+  """
   if _is_transposed(orientation):
     pixels = cv2.transpose(pixels)
   return cv2.flip(pixels, _FLIPS[_MIRRORED[orientation]]) if orientation in _MIRRORED else pixels
 
 
 class Picture:
-  """A checked image file as an array [H, W, 3]. A box of a JPEG can be decoded alone.
+  """A checked image file as an array (H, W, 3). Boxes of a JPEG can be decoded separately.
 
-  `picture[top:bottom, left:right]` returns an array, as does `np.asarray(picture)`. Both raise what `decode` raises. A
-  box has the pixels that `decode` gives it.
+  `picture[top:bottom, left:right]` and `np.asarray(picture)` return arrays and raise the errors of `decode`. A box has
+  the same pixels as the result of `decode`.
 
-  The first box of a file is cut out of the whole image, because damage outside of the box must be found too. If the
+  The first box of a file is cut out of the whole image, because damage outside of the box must be detected too. If the
   whole file was decoded before, only the rows and columns of the box are decoded.
 
+  Args:
+    data: content of the file.
+    header: result of `check` for the file.
+    is_whole: whether the whole file was decoded without an error before.
+
   Attributes:
-    shape: (H, W, 3) as the image is shown.
-    is_whole: the whole file was decoded without an error.
+    shape: (H, W, 3) of the displayed image.
+    is_whole: whether the whole file was decoded without an error.
   """
 
   def __init__(self, data: bytes, header: Header, is_whole: bool = False):
-    """Describes a file without decoding it.
-
-    Args:
-      data: the bytes of the file.
-      header: of the same file.
-      is_whole: the whole file was decoded without an error before.
-    """
     self._data, self._header, self.is_whole = data, header, is_whole
     height, width = header.height, header.width
     self.shape = (width, height, 3) if _is_transposed(header.orientation) else (height, width, 3)
@@ -220,7 +243,7 @@ class Picture:
     return np.asarray(self)[box]
 
   def _stored(self, box):
-    """(top, bottom, left, right) of a box in the image as the file stores it."""
+    """Returns (top, bottom, left, right) of a box in the image as the file stores it."""
     (top, bottom, _), (left, right, _) = (part.indices(side) for part, side in zip(box, self.shape, strict=False))
     height, width, _ = self.shape
     across, down = _MIRRORED.get(self._header.orientation, (False, False))
@@ -232,7 +255,7 @@ class Picture:
 
 
 def _box(data, region) -> np.ndarray | None:
-  """A region of a JPEG file, decoded by libjpeg's own means to skip lines and columns; None where that fails."""
+  """Decodes a region of a JPEG file with libjpeg's methods to skip lines and columns. Returns None if that fails."""
   if not hasattr(_local, "decoder"):
     host = nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY
     backends = [nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)]
@@ -242,7 +265,7 @@ def _box(data, region) -> np.ndarray | None:
     )
   try:
     stream = nvimgcodec.CodeStream(data).get_sub_code_stream(region=region)
-  except RuntimeError:  # its parser is stricter than libjpeg
+  except RuntimeError:  # the parser of nvImageCodec is stricter than libjpeg
     return None
   pixels = _local.decoder.decode(stream, params=_local.options)
   return None if pixels is None else np.asarray(pixels)

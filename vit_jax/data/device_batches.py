@@ -1,4 +1,4 @@
-"""Batches of this process's rows as global arrays, spread over the devices of a mesh."""
+"""Batches as global arrays, which are distributed over the devices of a mesh."""
 
 from collections.abc import Iterator
 
@@ -11,10 +11,16 @@ from vit_jax.data.images import ImageError
 
 
 class DeviceBatches(Iterator):
-  """Batches as global arrays, of the rows that a stream makes in this process; `close` ends its threads."""
+  """An iterator over batches as global arrays. `close` stops its threads.
+
+  Args:
+    batches: batches of the rows that this process makes.
+    rows: numbers of these rows in the global batch.
+    size: number of rows of the global batch.
+    sharding: sharding of the global arrays.
+  """
 
   def __init__(self, batches: loader.Batches, rows: np.ndarray, size: int, sharding: jax.sharding.Sharding):
-    """`rows` are the numbers, in a batch of `size`, of the rows that `batches` makes."""
     self._batches, self._rows, self._size, self._sharding = batches, rows, size, sharding
 
   def __next__(self) -> dict[str, jax.Array]:
@@ -23,19 +29,19 @@ class DeviceBatches(Iterator):
 
   @property
   def skipped(self) -> int:
-    """Images that could not be decoded, so far, in this process."""
+    """Number of images that this process has skipped so far because they could not be decoded."""
     return self._batches.skipped
 
   def waiting(self) -> str:
-    """What a batch that does not come waits for, in words."""
+    """Returns a description of the reads that a late batch waits for, or "" without reads."""
     reads = [f"{place}, for {seconds:.0f} s" for place, seconds in self._batches.reading()[:3]]
     return f"reading {'; '.join(reads)}" if reads else ""
 
   @property
   def problem(self) -> ImageError | None:
-    """The first bad image that was met, in a batch to come perhaps."""
+    """First bad image that was found, possibly in a future batch. None: no bad image."""
     return self._batches.problem
 
   def close(self) -> None:
-    """Ends the threads that read ahead."""
+    """Stops the threads that read in advance."""
     self._batches.close()

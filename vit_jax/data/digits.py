@@ -1,4 +1,7 @@
-"""scikit-learn's handwritten digits, 1,797 real 8x8 images, as the TFDS dataset `digits` 1.0.0 of 32x32 PNG files."""
+"""The handwritten digits of scikit-learn, 1,797 real 8x8 images, as the TFDS dataset `digits` 1.0.0.
+
+The images are 32x32 PNG files.
+"""
 
 import io
 
@@ -14,7 +17,10 @@ PIXELS = 32
 
 
 def examples() -> dict[str, list[dict]]:
-  """{"train": 1,437, "test": 360} examples, image (a PNG file) and label, in the order of a seeded permutation."""
+  """Returns the examples of each split: 1,437 for "train" and 360 for "test".
+
+  An example has the `image`, a PNG file, and the `label`. The order is a seeded permutation.
+  """
   from sklearn import datasets
 
   digits = datasets.load_digits()
@@ -24,7 +30,13 @@ def examples() -> dict[str, list[dict]]:
 
 
 def png(ink: np.ndarray) -> bytes:
-  """[8, 8] of 0..16 -> PNG file of a 32x32 image of 0..255, all three channels alike; bicubic, clipped."""
+  """Returns an image of 32x32 pixels as a PNG file with three equal channels from 0 to 255.
+
+  The image is scaled with bicubic interpolation and clipped.
+
+  Args:
+    ink: darkness of each pixel from 0 to 16, (8, 8).
+  """
   large = cv2.resize(ink.astype(np.float32) * (255 / 16), (32, 32), interpolation=cv2.INTER_CUBIC)
   image = cv2.cvtColor(np.clip(np.rint(large), 0, 255).astype(np.uint8), cv2.COLOR_GRAY2BGR)
   return cv2.imencode(".png", image)[1].tobytes()

@@ -1,4 +1,7 @@
-"""Erasings: (keys, images normalised) -> images of the same form, each painted over by its own key."""
+"""Erasing of random boxes in normalised images on the device.
+
+An erasing is a function (keys, images) that returns images of the same shape. Each image has its own key.
+"""
 
 from collections.abc import Callable
 from typing import Annotated, Literal
@@ -16,7 +19,11 @@ ERASING_TRIES = 10
 
 
 def no_erasing(patch: int | None) -> Callable:
-  """Images as they are."""
+  """Returns an erasing that does not change images.
+
+  Args:
+    patch: side of a patch in pixels if images are patches. Not used.
+  """
   return lambda keys, images: images
 
 
@@ -29,11 +36,21 @@ def random_erasing(
   fill: Literal["pixel", "colour", "zero"] = "pixel",
   count: Annotated[int, schema.Range(1, 16)] = 1,
 ) -> Callable:
-  """With `probability`, `count` boxes of an image are painted over (Zhong et al. 2020, in timm's form).
+  """Returns the erasing that paints over boxes of an image (Zhong et al. 2020, in timm's version).
 
-  A box has a uniform share of the image's area, divided by `count`, and a log-uniform height / width; it must be
-  smaller than the image on both sides, or after ten tries is left out. The paint is N(0, 1) in normalised values: for
-  each "pixel" and channel, or a "colour" for each box; or "zero".
+  The ratio of height to width of a box is log-uniform. A box must be smaller than the image in both directions. A box
+  that does not fit after ten attempts is left out.
+
+  Args:
+    patch: side of a patch in pixels if images are patches. None: images are pixels.
+    probability: probability that an image is changed.
+    area: smallest and largest share of the image's area, for all boxes together. Shares are uniform.
+    aspect: smallest and largest ratio of height to width.
+    fill: values of a box. "pixel": N(0, 1) for each pixel and channel. "colour": N(0, 1) for each channel. "zero": 0.
+    count: number of boxes.
+
+  Raises:
+    ConfigError: if `area` or `aspect` is not in the order (low, high).
   """
   for name, pair in (("area", area), ("aspect", aspect)):
     if pair[0] > pair[1]:
@@ -44,12 +61,12 @@ def random_erasing(
     place = coordinates.pixels(images, patch)
 
     def paint(key):
-      """What each box is painted with: `count` values that broadcast with one image."""
+      """Returns the values of each box, which broadcast with one image."""
       if fill == "zero":
         return [0.0] * count
       if fill == "colour":
         return jnp.tile(jax.random.normal(key, (count, 3)), images.shape[-1] // 3)
-      # One field of noise serves all boxes: where they overlap, one of them is seen.
+      # All boxes share one field of noise, because only one box is visible where boxes overlap.
       noise = jax.random.normal(key, (height, width, 3))
       if patch is not None:
         noise = rearrange(noise, "(h i) (w j) c -> (h w) (i j c)", i=patch, j=patch)
@@ -76,9 +93,14 @@ def erasing_boxes(
   area: tuple[float, float],
   aspect: tuple[float, float],
 ) -> tuple[Int[Array, "*B 4"], Bool[Array, "*B"]]:
-  """Uniform numbers -> the first box that fits, (top, left, height, width); whether any does.
+  """Returns the first box that fits, (top, left, height, width), and whether any box fits.
 
-  The four numbers are area, height / width, top and left.
+  Args:
+    numbers: uniform numbers in [0, 1) for each attempt: area, height / width, top and left.
+    height: height of the image in pixels.
+    width: width of the image in pixels.
+    area: smallest and largest share of the image's area.
+    aspect: smallest and largest ratio of height to width.
   """
   share, ratio, down, right = jnp.moveaxis(numbers, -1, 0)
   target = height * width * (area[0] + share * (area[1] - area[0]))

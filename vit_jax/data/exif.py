@@ -1,4 +1,4 @@
-"""Directories of tags, which TIFF files and EXIF share (TIFF 6.0, section 2), and the orientation in them."""
+"""Directories of tags in TIFF files and EXIF (TIFF 6.0, section 2), and the orientation in them."""
 
 import struct
 from typing import NamedTuple
@@ -8,19 +8,19 @@ import numpy as np
 from vit_jax.data.errors import DecodeError
 
 ENTRIES = 4096  # more than any real file has
-ORDERS = {b"II*\0": "<", b"MM\0*": ">"}  # of bytes, by the beginning of a file
-ORIENTATION = 0x0112  # the tag
-_KINDS = {1: "B", 3: "H", 4: "I"}  # of values: bytes, shorts, longs
-_BYTES = (1, 2, 6, 7)  # types of values of one byte
+ORDERS = {b"II*\0": "<", b"MM\0*": ">"}  # byte order by the first bytes of a file
+ORIENTATION = 0x0112  # number of the tag
+_KINDS = {1: "B", 3: "H", 4: "I"}  # types of values: bytes, shorts, longs
+_BYTES = (1, 2, 6, 7)  # types with values of one byte
 
 
 class Entry(NamedTuple):
-  """What a directory has under one tag.
+  """The entry of a directory for one tag.
 
   Attributes:
     kind: type of the values.
     count: number of values.
-    at: offset of four bytes: the values, or where these begin.
+    at: offset of four bytes, which contain the values or the offset of the values.
   """
 
   kind: int
@@ -32,9 +32,9 @@ class Directory(NamedTuple):
   """The first directory of a file or of EXIF.
 
   Attributes:
-    order: order of bytes, as `struct` has it.
-    entries: by tag. Of a tag that is repeated, the first one.
-    repeated: a tag has more than one entry.
+    order: byte order, as in `struct`.
+    entries: entries by tag. Only the first entry of a repeated tag is stored.
+    repeated: whether a tag has more than one entry.
   """
 
   order: str
@@ -42,10 +42,14 @@ class Directory(NamedTuple):
   repeated: bool
 
   def values(self, data: bytes | memoryview, tag: int) -> np.ndarray:
-    """Returns the whole numbers under a tag that the directory has, int64 [N].
+    """Returns the whole numbers of a tag, int64 (N,).
+
+    Args:
+      data: content of the file.
+      tag: number of a tag that the directory contains.
 
     Raises:
-      DecodeError: the values are not whole numbers, or are outside of the file.
+      DecodeError: if the values are not whole numbers, or are outside of the file.
     """
     entry = self.entries[tag]
     kind = np.dtype(_KINDS.get(entry.kind, "V")).newbyteorder(self.order)
@@ -56,7 +60,12 @@ class Directory(NamedTuple):
     return np.frombuffer(data, kind, entry.count, at).astype(np.int64)
 
   def content(self, data: bytes, tag: int) -> bytes:
-    """Returns the bytes under a tag, of which each is a value; b"" without the tag, or if the file lacks some."""
+    """Returns the bytes of a tag with values of one byte, or b"" if the tag or some of its bytes are missing.
+
+    Args:
+      data: content of the file.
+      tag: number of the tag.
+    """
     entry = self.entries.get(tag)
     if entry is None or entry.kind not in _BYTES:
       return b""
@@ -65,7 +74,7 @@ class Directory(NamedTuple):
     return found if len(found) == entry.count else b""
 
   def orientation(self, data: bytes | memoryview) -> int:
-    """Returns how the image is turned, 1 to 8; 1 without a valid entry."""
+    """Returns the EXIF orientation, 1 to 8, or 1 without a valid entry."""
     entry = self.entries.get(ORIENTATION)
     if entry is None or entry.count != 1 or entry.kind not in _KINDS:
       return 1
@@ -74,7 +83,7 @@ class Directory(NamedTuple):
 
 
 def directory(data: bytes | memoryview) -> Directory | None:
-  """Returns the first directory of a TIFF file or of EXIF, as far as it is there; None for anything else."""
+  """Returns the first directory of a TIFF file or of EXIF, as far as it is complete, or None for other data."""
   order, entries, repeated = ORDERS.get(bytes(data[:4])), {}, False
   if order is None:
     return None
@@ -85,16 +94,16 @@ def directory(data: bytes | memoryview) -> Directory | None:
       tag, kind, length, _ = struct.unpack_from(f"{order}HHI4s", data, first)
       repeated |= tag in entries
       entries.setdefault(tag, Entry(kind, length, first + 8))
-  except struct.error:  # it is cut off
+  except struct.error:  # the directory is truncated
     pass
   return Directory(order, entries, repeated)
 
 
 def orientation(data: bytes | memoryview) -> int:
-  """Returns how EXIF states that an image is turned, 1 to 8; 1 if it is damaged, or has a number without a meaning.
+  """Returns the EXIF orientation of an image, 1 to 8, or 1 if it is damaged or has an undefined value.
 
   Args:
-    data: EXIF, with or without the name that it has in a JPEG.
+    data: EXIF data, with or without the header "Exif" that a JPEG contains.
   """
   if data[:6] == b"Exif\0\0":
     data = data[6:]

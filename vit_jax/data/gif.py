@@ -1,4 +1,4 @@
-"""GIF files: the first frame, and the screen that it is drawn on (GIF89a specification, CompuServe 1990)."""
+"""GIF files: the first frame and its screen (GIF89a specification, CompuServe 1990)."""
 
 import dataclasses
 from struct import error as StructError
@@ -13,17 +13,17 @@ from vit_jax.data.errors import DecodeError
 BEGINNINGS = (b"GIF87a", b"GIF89a")
 BLOCKS = 2**20  # more blocks than any real file has before the end of its first frame
 _SCREEN, _EXTENSION, _IMAGE = 13, 0x21, 0x2C
-_PIXEL = 13  # bytes of memory for each: OpenCV's images of the frame, and the screen
-_MOST = 256  # colours of a palette
+_PIXEL = 13  # bytes of memory per pixel: OpenCV's images of the frame, and the screen
+_MOST = 256  # largest number of colours of a palette
 
 
 @dataclasses.dataclass(frozen=True)
 class Screen:
-  """The screen of a GIF, which its first frame is drawn on.
+  """The screen of a GIF, on which its first frame is drawn.
 
   Attributes:
     height: number of rows.
-    width: pixels in a row.
+    width: number of pixels in a row.
   """
 
   height: int
@@ -31,16 +31,19 @@ class Screen:
 
   @property
   def memory(self) -> int:
-    """Returns an upper bound of the memory for decoding, in bytes."""
+    """Upper bound of the memory for decoding, in bytes."""
     return _PIXEL * self.height * self.width
 
   def decode(self, data: bytes) -> np.ndarray:
-    """Returns the screen with the first frame, uint8 [H, W, 3] RGB.
+    """Returns the screen with the first frame, uint8 (H, W, 3) RGB.
 
-    A transparent pixel has the colour of its number. The screen around the frame has the background colour.
+    Transparent pixels have the colour of their palette index. The screen around the frame has the background colour.
+
+    Args:
+      data: content of the file.
 
     Raises:
-      DecodeError: the file is cut off, or its first frame is damaged, lacks a palette or goes beyond the screen.
+      DecodeError: if the file is truncated, or if its first frame is damaged, lacks a palette or exceeds the screen.
     """
     try:
       frame = _read_frame(data, self)
@@ -58,34 +61,34 @@ class Screen:
 
 
 class _Frame(NamedTuple):
-  """The first frame, and where its compressed numbers are in the file."""
+  """The first frame, and the location of its compressed palette indices in the file."""
 
   top: int
   left: int
   height: int
   width: int
-  interlaced: bool  # the rows are stored in four passes
+  interlaced: bool  # whether the rows are stored in four passes
   palette: bytes  # RGB
   background: tuple[int, int, int]  # RGB of the screen around the frame
   start: int
   end: int
 
   def alone(self, data):
-    """Returns a GIF with only this frame, opaque, on a screen of its size, and with a palette of 256 colours."""
+    """Returns a GIF that contains only this frame, opaque, on a screen of its size, with a palette of 256 colours."""
     screen = BEGINNINGS[1] + pack("<HHBBB", self.width, self.height, 0, 0, 0)
     image = pack("<BHHHHB", _IMAGE, 0, 0, self.width, self.height, 0x80 | 0x40 * self.interlaced | 7)
-    colours = self.palette.ljust(3 * _MOST, b"\0")  # a number outside the palette is black
+    colours = self.palette.ljust(3 * _MOST, b"\0")  # an index outside of the palette is black
     return b"".join((screen, image, colours, memoryview(data)[self.start : self.end], b";"))
 
 
 def read(data: bytes) -> Screen:
-  """Reads the size of the screen. Raises struct.error if the file is cut off before."""
+  """Reads the size of the screen. Raises struct.error if the file is too short."""
   width, height = unpack_from("<HH", data, 6)
   return Screen(height, width)
 
 
 def _read_frame(data, screen):
-  """Reads the description of the first frame. Raises DecodeError, and struct.error for a file that is cut off."""
+  """Reads the description of the first frame. Raises DecodeError, or struct.error for a truncated file."""
   flags, background = unpack_from("<BB", data, 10)
   shared, at = _palette(data, _SCREEN, flags)
   blocks = 0
@@ -97,7 +100,7 @@ def _read_frame(data, screen):
     if kind == _EXTENSION:
       at, count = _skip(data, at + 2, BLOCKS - blocks)
       blocks += count
-    elif kind == 0 and blocks < BLOCKS:  # some writers leave zeros between blocks
+    elif kind == 0 and blocks < BLOCKS:  # some programs write zeros between blocks
       at += 1
     else:
       raise DecodeError("not a complete image; a GIF without a frame")
@@ -112,19 +115,20 @@ def _read_frame(data, screen):
       f"a GIF whose first frame of {width:,} x {height:,} pixels at ({left:,}, {top:,}) is not on its screen of "
       f"{screen.width:,} x {screen.height:,}. Convert it to PNG"
     )
-  colour = tuple(shared[3 * background : 3 * background + 3]) or (0, 0, 0)  # black if it is outside the palette
+  # Black if the index is outside of the palette.
+  colour = tuple(shared[3 * background : 3 * background + 3]) or (0, 0, 0)
   return _Frame(top, left, height, width, bool(flags & 0x40), palette, colour, start, end)
 
 
 def _palette(data, at, flags):
-  """Returns (colours, offset behind them), without colours if the flags announce none."""
+  """Returns (colours, offset after them). The colours are empty if the flags do not announce a palette."""
   end = at + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
-  unpack_from("B", data, end)  # there is more
+  unpack_from("B", data, end)  # raises an error if the file ends here
   return data[at:end], end
 
 
 def _skip(data, at, most):
-  """Returns (offset behind a sequence of sub-blocks, their number)."""
+  """Returns (offset after a sequence of sub-blocks, their number)."""
   for count in range(most):
     (size,) = unpack_from("B", data, at)
     at += 1 + size

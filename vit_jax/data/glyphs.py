@@ -1,8 +1,8 @@
 """Generated handwriting: 22,000 images of 200 invented signs, as the TFDS dataset `glyphs` 1.0.0 of 32x32 PNG files.
 
-A corpus to pre-train on that needs no download. A class is one to three curved strokes; its images are drawn by
-unsteady hands: control points shaken, turned, scaled and sheared, with pens of several widths. Every image follows from
-its number alone.
+The dataset is for pre-training without a download. A class consists of one to three curved strokes. Its images vary
+like handwriting: control points are moved, rotated, scaled and sheared, and pens have several widths. Every image
+depends only on its number.
 """
 
 import io
@@ -17,13 +17,16 @@ from vit_jax.shapes import Float, UInt8
 CLASSES = tuple(f"sign{number:03d}" for number in range(200))
 TRAIN, TEST = 20_000, 2_000
 DESCRIPTION = "200 invented signs of one to three strokes, drawn by a program: 20,000 / 2,000 of 32x32 pixels."
-PIXELS, DRAWN = 32, 64  # the side of an image, and of what it is drawn on
+PIXELS, DRAWN = 32, 64  # side of an image, and of the canvas that it is drawn on
 _SHAKE = 0.07  # standard deviation of control points, in half sides of an image
 _STEPS = np.linspace(0, 1, 24)[:, None]
 
 
 def examples() -> dict[str, Iterator[dict]]:
-  """{"train": 20,000, "test": 2,000} examples, image (a PNG file) and label; classes take turns."""
+  """Returns the examples of each split: 20,000 for "train" and 2,000 for "test".
+
+  An example has the `image`, a PNG file, and the `label`. Classes alternate.
+  """
   strokes = [sign(label) for label in range(len(CLASSES))]
 
   def records(numbers):
@@ -35,7 +38,7 @@ def examples() -> dict[str, Iterator[dict]]:
 
 
 def sign(label: int) -> Float[np.ndarray, "S 4 2"]:
-  """Control points (x, y) in [-1, 1] of the strokes of a class, cubic Bezier curves."""
+  """Returns the control points (x, y) of the strokes of a class, which are cubic Bezier curves, in [-1, 1]."""
   draws = rng.generator(0, "glyphs of a class", label)
   ends = draws.uniform(-0.9, 0.9, (draws.integers(1, 4), 2, 2))
   bends = draws.uniform(-1.2, 1.2, (len(ends), 2, 2))
@@ -43,14 +46,19 @@ def sign(label: int) -> Float[np.ndarray, "S 4 2"]:
 
 
 def curve(points: Float[np.ndarray, "4 2"]) -> Float[np.ndarray, "T 2"]:
-  """Points along a cubic Bezier curve."""
+  """Returns points along a cubic Bezier curve."""
   t = _STEPS
   weights = (1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3
   return sum(weight * point for weight, point in zip(weights, points, strict=True))
 
 
 def draw(strokes: Float[np.ndarray, "S 4 2"], number: int) -> UInt8[np.ndarray, "H W"]:
-  """Image `number`, which is one of the sign with these strokes: ink of 0 to 255."""
+  """Returns the image with a number: the ink of each pixel from 0 to 255.
+
+  Args:
+    strokes: control points of the strokes of its class.
+    number: number of the image.
+  """
   draws = rng.generator(0, "glyphs", number)
   angle, shear = draws.uniform(-0.3, 0.3, 2)
   scale = draws.uniform(0.6, 0.95, 2)
@@ -62,10 +70,10 @@ def draw(strokes: Float[np.ndarray, "S 4 2"], number: int) -> UInt8[np.ndarray, 
   for points in strokes + draws.normal(0, _SHAKE, strokes.shape):
     line = (curve(points) @ frame.T + shift + 1) * (DRAWN / 2)
     cv2.polylines(canvas, [np.rint(line).astype(np.int32)], False, ink, width, cv2.LINE_AA)
-  soft = cv2.GaussianBlur(canvas, (0, 0), draws.uniform(0.8, 3.0))  # scans are not sharp
+  soft = cv2.GaussianBlur(canvas, (0, 0), draws.uniform(0.8, 3.0))  # like a scan, which is not sharp
   return cv2.resize(soft, (PIXELS, PIXELS), interpolation=cv2.INTER_AREA)
 
 
 def png(ink: UInt8[np.ndarray, "H W"]) -> bytes:
-  """A PNG file whose three channels are alike."""
+  """Returns a PNG file with three equal channels."""
   return cv2.imencode(".png", cv2.cvtColor(ink, cv2.COLOR_GRAY2BGR))[1].tobytes()

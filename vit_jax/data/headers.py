@@ -1,4 +1,4 @@
-"""What an image file says of itself, before anything is decoded: its size, and the memory that decoding takes."""
+"""Headers of image files: the size of an image and the memory for decoding it, which are known before decoding."""
 
 import zlib
 from struct import error as StructError
@@ -16,19 +16,19 @@ class Layout(Protocol):
   """The layout of the pixels of a file, for formats that OpenCV alone does not decode exactly."""
 
   def decode(self, data: bytes) -> np.ndarray:
-    """Returns the pixels as the file stores them, uint8 [H, W, 3] RGB. Raises DecodeError for damaged files."""
+    """Returns the pixels as the file stores them, uint8 (H, W, 3) RGB. Raises DecodeError for damaged files."""
 
 
 class Header(NamedTuple):
-  """The size of an image in pixels, and what decoding needs to know.
+  """The size of an image and the properties that decoding depends on.
 
   Attributes:
     height: number of rows as the file stores them.
-    width: pixels in a row as the file stores them.
-    memory: bytes of memory that decoding takes at most.
-    regions: the file is a JPEG of which a box can be decoded alone.
-    orientation: how the stored pixels must be turned, 1 to 8 as EXIF counts.
-    layout: decodes JPEG, BMP, GIF, TIFF and animated PNG files. None for files that OpenCV decodes as they are.
+    width: number of pixels in a row as the file stores them.
+    memory: largest number of bytes of memory for decoding.
+    regions: whether the file is a JPEG with boxes that can be decoded separately.
+    orientation: EXIF orientation of the stored pixels, 1 to 8.
+    layout: decoder of JPEG, BMP, GIF, TIFF and animated PNG files. None for files that OpenCV decodes exactly.
   """
 
   height: int
@@ -39,10 +39,10 @@ class Header(NamedTuple):
   layout: Layout | None = None
 
 
-CHUNKS = 2**17  # more than any real file has: they cost time, and no pixels
+CHUNKS = 2**17  # more than any real file has; chunks take time even without pixels
 
-_PIXEL = 6  # bytes: OpenCV copies what it has decoded once
-_INFLATE = 1032  # bytes that deflate makes of one at the most: 258 of a length and a distance of one bit each
+_PIXEL = 6  # in bytes; OpenCV copies the decoded pixels once
+_INFLATE = 1032  # largest number of bytes from one byte of deflate: a length of 258 and a distance, with one bit each
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # Offset and first bytes of formats that are not supported, to name them in the error.
 _OTHERS = (
@@ -64,10 +64,16 @@ _OTHERS = (
 
 
 def read(data: bytes) -> Header:
-  """The header of a JPEG, PNG, GIF, BMP, WebP or TIFF file, whatever its name; DecodeError for others, and torn ones.
+  """Returns the header of a JPEG, PNG, GIF, BMP, WebP or TIFF file, independent of the file's name.
 
-  Also an error is a file with fewer bytes than its pixels need: no whole JPEG has less than a bit for each block of 64
-  (two, if it is not progressive), no PNG less than a 1032nd of its bytes.
+  A file with fewer bytes than its pixels need is an error. A JPEG needs at least one bit for each block of 64 samples,
+  or two if it is not progressive. A PNG needs at least a 1032nd of its uncompressed bytes.
+
+  Args:
+    data: content of the file.
+
+  Raises:
+    DecodeError: if the file is damaged, incomplete, or has an unsupported format.
   """
   if not data:
     raise DecodeError("the file is empty")
@@ -114,9 +120,9 @@ def _check_length(data, height, width, least):
     )
 
 
-# PNG (ISO 15948): chunks of a length, a name, so many bytes and a checksum.
+# PNG (ISO 15948): each chunk consists of its length, its name, its data and a checksum.
 
-_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by type of colour
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 
 
 def _png(data) -> Header:
@@ -143,8 +149,8 @@ def _png(data) -> Header:
 
 
 def _check_chunk(data, at, length):
-  """Raises DecodeError for a chunk with a wrong checksum. OpenCV checks the chunks that pixels depend on."""
-  if at + 12 + length > len(data):  # cut off, which is reported later
+  """Raises DecodeError for a chunk with a wrong checksum. OpenCV only checks the chunks that pixels depend on."""
+  if at + 12 + length > len(data):  # truncated, which is reported later
     return
   name, checksum = data[at + 4 : at + 8], unpack_from(">I", data, at + 8 + length)[0]
   if zlib.crc32(memoryview(data)[at + 4 : at + 8 + length]) != checksum:
@@ -155,7 +161,7 @@ def _check_chunk(data, at, length):
 
 
 def _webp(data) -> Header:
-  pixel, turned = 8, 1  # it may have alpha
+  pixel, turned = 8, 1  # the image may have alpha
   match data[12:16]:
     case b"VP8 ":
       width, height = (number & 0x3FFF for number in unpack_from("<HH", data, 26))
@@ -165,7 +171,7 @@ def _webp(data) -> Header:
     case b"VP8X":
       flags, *sides = unpack_from("<B3xHBHB", data, 20)
       width, height = (1 + low + (high << 16) for low, high in (sides[:2], sides[2:]))
-      # OpenCV composes the frames of an animation in three images more, of up to 8 bytes a pixel.
+      # OpenCV uses three additional images with up to 8 bytes per pixel to compose the frames of an animation.
       pixel = 32 if flags & 2 else pixel
       turned = _webp_orientation(data) if flags & 8 else 1
     case _:
@@ -174,7 +180,7 @@ def _webp(data) -> Header:
 
 
 def _webp_orientation(data):
-  """What its chunk of EXIF says."""
+  """Returns the orientation in the EXIF chunk."""
   at = 12
   for _ in range(CHUNKS):
     if at + 8 > len(data):

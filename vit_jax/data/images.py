@@ -1,4 +1,4 @@
-"""The images of a source by record number, decoded; an account of those that are bad, and of those being read."""
+"""Decoded images of a source by record number, with records of bad images and of reads in progress."""
 
 import contextlib
 import errno
@@ -15,24 +15,40 @@ from vit_jax.data import decoding
 from vit_jax.data.sources import Source
 from vit_jax.schema import ConfigError, amount
 
-LOG = logging.getLogger(__name__)  # of what is skipped
+LOG = logging.getLogger(__name__)  # logs skipped images
 
-BAD_SHARE, BAD_FEW = 0.001, 5  # of a split's records, unless a config says otherwise; more than both stop the run
-# Bytes of decoded images a split may take to be kept in memory: CIFAR's 150 MB are, so that they are decoded only once.
+# Default limits of bad records: a share of the split, and a number; exceeding both stops the run.
+BAD_SHARE, BAD_FEW = 0.001, 5
+# Largest size in bytes of a split's decoded images that are cached in memory. The 150 MB of CIFAR are cached, so its
+# images are decoded only once.
 KEEP = 2**28
-# An error of the file itself, always the same. Any other, of a disk or a file server, may be gone with the next try: if
-# it made a record bad, another would stand in for it, and the run would not be the same a second time.
+# Errors of a file itself, which do not change. Other errors, of a disk or a file server, may be temporary. If they
+# made a record bad, another record would replace it, and the run would not be reproducible.
 OF_A_FILE = (None, errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.ENOTDIR)
 
 
 class ImageError(ValueError):
-  """An image of a dataset that is of no use, or too many of them: says which."""
+  """An error for a bad image, or for too many bad images. The message names the images."""
 
 
 class Images:
-  """Decodes records, keeps small ones, and keeps account of those that are bad; for many threads at once.
+  """Decoded images of a source. It caches small images and collects bad records.
 
-  `problem` is the first ImageError that any thread met. `reasons` says what is wrong with each record that was skipped.
+  Many threads may use it at the same time.
+
+  Args:
+    source: source of the records.
+    on_error: "raise" raises an error for a bad record, "skip" skips it.
+    max_pixels: largest number of pixels of an image.
+    max_aspect: largest ratio of the longer to the shorter side.
+    exif: whether images are decoded upright according to their EXIF orientation.
+    max_bad: largest share of records that may be skipped.
+
+  Attributes:
+    bounds: (max_pixels, max_aspect, exif).
+    reasons: description of the error of each skipped record, by record number.
+    problem: first ImageError of any thread, or None.
+    kept: cached images and their labels, by record number.
   """
 
   def __init__(
@@ -48,25 +64,45 @@ class Images:
     self.bounds = max_pixels, max_aspect, exif
     self.reasons: dict[int, str] = {}
     self.problem: ImageError | None = None
-    self.kept = {}  # small images and their labels, by record
-    self._whole = np.zeros(-(-len(source) // 8), np.uint8)  # a bit for each record that was decoded as a whole
-    self._reads = {}  # by thread: the record, and when it began
+    self.kept = {}
+    self._whole = np.zeros(-(-len(source) // 8), np.uint8)  # a bit for each record that was decoded completely
+    self._reads = {}  # (record, start time) by thread
     self._lock = threading.Lock()
 
   def prepared(self, record: int, prepare: Callable[[np.ndarray | decoding.Picture], np.ndarray]):
-    """(prepare(image), label or labels [K]), or None for a bad record where these are skipped. Raises ImageError.
+    """Returns a prepared image and its label.
 
-    Bad is a record that cannot be read, decoded or prepared; where memory or the disk is at fault, none is.
+    A record is bad if it cannot be read, decoded or prepared. Lack of memory and errors of the disk do not make it
+    bad.
+
+    Args:
+      record: record number.
+      prepare: function of the decoded image.
+
+    Returns:
+      (prepare(image), label). The label is an array (K,) if the source has several labels per image. None for a bad
+      record that is skipped.
+
+    Raises:
+      ImageError: if the record is bad and bad records are not skipped, or if it cannot be read for other reasons.
     """
     with self._being_read(record):
       made = self.judged(record, lambda: self._prepared(record, prepare))
       return made and (made[0], self._label(record, made[1]))
 
   def judged(self, record: int, make: Callable[[], Any]) -> Any:
-    """`make()` of a record, or None where that shows that it is bad and these are skipped. Raises ImageError."""
+    """Returns `make()`, or None if its error shows that the record is bad and bad records are skipped.
+
+    Args:
+      record: record number.
+      make: function that uses the record.
+
+    Raises:
+      ImageError: if the record is bad and bad records are not skipped, or if it cannot be read for other reasons.
+    """
     try:
       return make()
-    except ConfigError:  # of the data as a whole
+    except ConfigError:  # concerns the data as a whole
       raise
     except (OSError, ValueError, MemoryError, cv2.error) as error:
       if decoding.no_memory(error):
@@ -80,14 +116,14 @@ class Images:
       return self._bad(record, error)
 
   def reading(self) -> list[tuple[str, float]]:
-    """(place, seconds) of the records that are being read and prepared now, those that take longest first."""
+    """Returns (description, seconds) of the records that are being read and prepared, the longest-running first."""
     now = time.monotonic()
     return [
       (self.source.place(record), now - began) for record, began in sorted(self._reads.copy().values(), key=_began)
     ]
 
   def _prepared(self, record, prepare):
-    """(prepare(image), label as the source has it)."""
+    """Returns (prepare(image), label of the source)."""
     if record in self.kept:
       image, label = self.kept[record]
       with decoding.core():
@@ -95,7 +131,7 @@ class Images:
     data, label = self.source.read(record)
     with decoding.core():
       header = decoding.check(data, *self.bounds, lenient=self.source.is_published(record))
-      with decoding.MEMORY.share(header.memory + 2 * len(data)):  # the file's bytes, of a JPEG twice
+      with decoding.MEMORY.share(header.memory + 2 * len(data)):  # includes two copies of the file, which a JPEG needs
         if 3 * header.height * header.width * len(self.source) > KEEP:
           picture = decoding.Picture(data, header, self._is_whole(record))
           made = prepare(picture)
@@ -107,11 +143,11 @@ class Images:
         return prepare(image), label
 
   def _is_whole(self, record):
-    """Returns whether the whole image of a record was decoded before, so that a box of it is enough now."""
+    """Returns whether the whole image of a record was decoded before, so that a box of it can be decoded alone."""
     return bool(self._whole[record >> 3] >> (record & 7) & 1)
 
   def _set_whole(self, record):
-    """Remembers that the whole image of a record was decoded."""
+    """Stores that the whole image of a record was decoded."""
     with self._lock:
       self._whole[record >> 3] |= 1 << (record & 7)
 
@@ -132,7 +168,15 @@ class Images:
     self.skip(record, reason)
 
   def skip(self, record: int, reason: str) -> None:
-    """Counts a record as bad; ImageError where there are too many."""
+    """Counts a record as bad.
+
+    Args:
+      record: record number.
+      reason: description of the error.
+
+    Raises:
+      ImageError: if there are too many bad records.
+    """
     with self._lock:
       if record not in self.reasons:
         LOG.warning("skipped: %s", reason)
@@ -146,14 +190,18 @@ class Images:
       )
 
   def stop(self, message: str) -> ImageError:
-    """The error that stops the run: the first one is the problem."""
+    """Returns the error that stops the run, and stores it as `problem` if it is the first one.
+
+    Args:
+      message: message of the error.
+    """
     error = ImageError(message)
     with self._lock:
       self.problem = self.problem or error
     return error
 
   def _label(self, record, label):
-    """A label as it is, or where images may have several an array of them, padded with -1."""
+    """Returns a label, or an array of labels padded with -1 if images may have several labels."""
     most, classes = self.source.labels, len(self.source.classes)
     labels = label if isinstance(label, tuple) else (label,)
     outside = [number for number in labels if not 0 <= number < classes]
@@ -174,7 +222,13 @@ class Images:
 
 
 def too_many(bad: int, records: int, max_bad: float) -> bool:
-  """Whether a run ends, that skips bad records, where so many are."""
+  """Returns whether the number of bad records ends a run that skips them.
+
+  Args:
+    bad: number of bad records.
+    records: number of records.
+    max_bad: largest share of records that may be bad. `BAD_FEW` records may always be bad, unless these are all.
+  """
   return bad > max(BAD_FEW, max_bad * records) or bad == records > 0
 
 
@@ -183,7 +237,7 @@ def _began(read):
 
 
 def text_of(error):
-  """What is wrong with an image, in a few words."""
+  """Returns a short description of an image's error."""
   if decoding.no_memory(error):
     text = "not enough memory"
   else:

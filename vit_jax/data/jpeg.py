@@ -1,4 +1,4 @@
-"""JPEG files (ITU-T T.81): what their segments contain, and the pixels of files whose coded data are undamaged."""
+"""JPEG files (ITU-T T.81): their segments, and decoding of files with undamaged data."""
 
 import re
 from struct import pack, unpack_from
@@ -12,18 +12,19 @@ from vit_jax.data.errors import DecodeError
 from vit_jax.schema import amount
 
 BEGINNING = b"\xff\xd8\xff"
-# More than any real file has: they cost time, and no pixels.
+# More than any real file has. Segments and scans take time even without pixels.
 SEGMENTS, SCANS = 10_000, 100
 
 _SOF, _DHT, _JPG, _DAC = range(0xC0, 0xD0), 0xC4, 0xC8, 0xCC
 _SOI, _EOI, _SOS, _APP0, _APP1, _APP14 = 0xD8, 0xD9, 0xDA, 0xE0, 0xE1, 0xEE
-_HUFFMAN = {0xC0: 2, 0xC1: 2, 0xC2: 1}  # by start of frame: bits that a block has at least
-_COLOURS = (1, 3, 4)  # channels: gray, colours (YCbCr or RGB), colours of a printer (YCCK or CMYK)
-_TRANSFORMS = {3: (0, 1), 4: (0, 2)}  # by channels: values in Adobe's segment; libjpeg takes the last one for others
+_HUFFMAN = {0xC0: 2, 0xC1: 2, 0xC2: 1}  # smallest number of bits of a block, by start-of-frame marker
+_COLOURS = (1, 3, 4)  # numbers of channels: gray, colours (YCbCr or RGB), and printer colours (YCCK or CMYK)
+# Valid values in Adobe's segment, by number of channels; libjpeg replaces others by the last one.
+_TRANSFORMS = {3: (0, 1), 4: (0, 2)}
 _MARKER = re.compile(rb"\xff([\x01-\xfe])")
 _END_OF_SCAN = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # restart markers are part of the data
-_SEQUENTIAL = bytes((0, 63, 0))  # the end of the segment of a scan that is not progressive
-# Eight bytes of ones, which libjpeg looks at behind the last block; no code of a block is all ones.
+_SEQUENTIAL = bytes((0, 63, 0))  # end of the segment of a sequential scan
+# Eight bytes of ones, which libjpeg reads after the last block. No code of a block consists of ones only.
 _BEHIND = b"\xff\x00" * 8
 
 
@@ -32,10 +33,10 @@ class Frame(NamedTuple):
 
   Attributes:
     kind: marker of the segment.
-    bits: of a sample.
+    bits: number of bits of a sample.
     height: number of rows.
-    width: pixels in a row.
-    names: numbers of its components.
+    width: number of pixels in a row.
+    names: numbers of the components.
     blocks: number of blocks of 64 samples, of all components.
   """
 
@@ -48,7 +49,7 @@ class Frame(NamedTuple):
 
   @property
   def progressive(self) -> bool:
-    """Returns whether a scan may contain only some of the coefficients."""
+    """Whether a scan may contain only some of the coefficients."""
     return self.kind == 0xC2
 
 
@@ -57,14 +58,14 @@ class Photo(NamedTuple):
 
   Attributes:
     height: number of rows as the file stores them.
-    width: pixels in a row as the file stores them.
-    memory: bytes of memory that decoding takes at most.
-    least: the smallest number of bytes in which a file can store this number of pixels.
-    orientation: 1 to 8, as EXIF counts.
-    scan: offset behind the first marker of a scan, if all coefficients are in one scan; else None.
-    regions: a box can be decoded alone, because all is in one scan with one or three channels.
-    patches: (offset, bytes) that replace what libjpeg warns of although no pixel depends on it.
-    lenient: warnings about the coded data are ignored, as OpenCV and other libraries ignore them.
+    width: number of pixels in a row as the file stores them.
+    memory: largest number of bytes of memory for decoding.
+    least: smallest number of bytes in which a file can store this number of pixels.
+    orientation: EXIF orientation, 1 to 8.
+    scan: offset after the first marker of a scan, if one scan contains all coefficients. Otherwise None.
+    regions: whether a box can be decoded alone, because one scan with one or three channels contains all data.
+    patches: (offset, bytes) that replace bytes that libjpeg warns about although no pixel depends on them.
+    lenient: whether warnings about the coded data are ignored, as OpenCV and other libraries do.
   """
 
   height: int
@@ -81,20 +82,21 @@ class Photo(NamedTuple):
     """Decodes the whole file.
 
     Args:
-      data: the bytes of the file.
+      data: content of the file.
 
     Returns:
-      uint8 [H, W, 3] RGB, as the file stores the pixels. Gray and CMYK are converted.
+      uint8 (H, W, 3) RGB, as the file stores the pixels. Gray and CMYK are converted.
 
     Raises:
-      DecodeError: libjpeg reports an error, or a warning about the coded data. If `lenient`, rows are missing.
-      MemoryError: the process has too little memory.
+      DecodeError: if libjpeg reports an error, or a warning about the coded data. With `lenient`, only if rows are
+        missing.
+      MemoryError: if the process has too little memory.
     """
     if self.patches:
       data = _patched(data, self.patches)
     try:
       return simplejpeg.decode_jpeg(data, "RGB")
-    except RuntimeError as error:  # the only one: no memory for the decoder itself
+    except RuntimeError as error:  # the only cause is a lack of memory for the decoder itself
       raise MemoryError from error
     except ValueError as error:
       text = str(error)
@@ -107,11 +109,11 @@ class Photo(NamedTuple):
   def _decode_with_warnings(self, data):
     """Decodes a JPEG with OpenCV, which ignores warnings.
 
-    It also decodes sampling factors that TurboJPEG does not know, such as 4x2 and 3x1. If pixels are missing before the
-    end marker, libjpeg paints them gray. Without an end marker libjpeg waits for more bytes, and OpenCV returns no
-    image.
+    OpenCV also supports sampling factors that TurboJPEG does not support, such as 4x2 and 3x1. If pixels are missing
+    before the end marker, libjpeg paints them gray. Without an end marker, libjpeg waits for more bytes, and OpenCV
+    does not return an image.
     """
-    end = -1 if self.scan is None else data.find(b"\xff\xd9", self.scan)  # in coded data there is no such pair
+    end = -1 if self.scan is None else data.find(b"\xff\xd9", self.scan)  # coded data do not contain this pair of bytes
     return opencv.decode(data if end < 0 else data[:end] + _BEHIND, self.memory)
 
 
@@ -126,14 +128,14 @@ def read(data: bytes) -> Photo:
   """Reads the segments of a JPEG file.
 
   Args:
-    data: the bytes of the file.
+    data: content of the file.
 
   Returns:
-    What is needed to decode it.
+    The properties that are needed for decoding.
 
   Raises:
-    DecodeError: the file is cut off in a segment, lacks bits of a coefficient, or has a form that is not supported.
-    struct.error: the file is cut off in a segment.
+    DecodeError: if the file ends within a segment, lacks bits of a coefficient, or has an unsupported format.
+    struct.error: if the file ends within a segment.
   """
   frame, at, turned, patches, adobe = None, 2, 0, [], None
   for _ in range(SEGMENTS):
@@ -142,14 +144,14 @@ def read(data: bytes) -> Photo:
       break
     if marker in (_SOI, _EOI):
       raise DecodeError("not a complete image; a JPEG without image data")
-    if marker == 0x01 or 0xD0 <= marker <= 0xD7:  # these have no length
+    if marker == 0x01 or 0xD0 <= marker <= 0xD7:  # these markers have no length
       continue
     if marker in _SOF and marker not in (_DHT, _JPG, _DAC):
       frame = _frame(data, at, marker)
     elif marker == _APP1 and not turned and data[at + 2 : at + 8] == b"Exif\0\0":
       turned = exif.orientation(memoryview(data)[at + 2 : at + unpack_from(">H", data, at)[0]])
     elif marker == _APP0 and data[at + 2 : at + 7] == b"JFIF\0" and data[at + 7 : at + 8] != b"\1":
-      patches.append((at + 7, b"\1"))  # a version that libjpeg does not know
+      patches.append((at + 7, b"\1"))  # a version that libjpeg does not support
     elif marker == _APP14 and data[at + 2 : at + 7] == b"Adobe":
       adobe = at + 13
     at += unpack_from(">H", data, at)[0]
@@ -162,19 +164,19 @@ def read(data: bytes) -> Photo:
   pixels, least = frame.height * frame.width, frame.blocks * _HUFFMAN[frame.kind] // 8
   if not frame.progressive and data[at + 2 : at + 3] == bytes([channels]):
     _check_parameters(data, at, patches)
-    memory = (6 if channels < 4 else 8) * pixels  # with the copy that OpenCV makes, or the four channels
+    memory = (6 if channels < 4 else 8) * pixels  # includes the copy of OpenCV, or the four channels
     return Photo(*(frame.height, frame.width, memory, least, turned or 1, at, channels < 4, tuple(patches)))
   _check_scans(data, at, frame, patches)
   output = (3 if channels < 4 else 7) * pixels
-  memory = output + max(3 * pixels, 128 * frame.blocks)  # coefficients of 2 bytes
+  memory = output + max(3 * pixels, 128 * frame.blocks)  # coefficients have 2 bytes
   return Photo(*(frame.height, frame.width, memory, least, turned or 1, None, False, tuple(patches)))
 
 
 def _check_frame(frame):
-  """Raises DecodeError for a form that is not decoded exactly."""
+  """Raises DecodeError for a format that is not decoded exactly."""
   if frame is None:
     raise DecodeError("not a complete image; a JPEG that does not say its size")
-  if frame.kind not in _HUFFMAN:  # an arithmetic code has no least length, and may hold its own end marker
+  if frame.kind not in _HUFFMAN:  # an arithmetic code has no minimum length and may contain its own end marker
     raise DecodeError("a JPEG with an arithmetic code, or lossless; save it again as a usual one")
   if frame.bits != 8 or len(frame.names) not in _COLOURS:
     raise DecodeError(
@@ -184,9 +186,9 @@ def _check_frame(frame):
 
 
 def _marker(data, at, pattern, patches=None):
-  """Returns the next marker, and the offset behind it.
+  """Returns the next marker, and the offset after it.
 
-  libjpeg skips other bytes before a marker, with a warning. `patches` replace them with filling.
+  libjpeg warns about other bytes before a marker and skips them. `patches` replace them by fill bytes.
   """
   match = pattern.search(data, at)
   if not match:
@@ -209,26 +211,26 @@ def _frame(data, at, kind) -> Frame:
 
 
 def _check_parameters(data, at, patches):
-  """Patches the last bytes of the segment of a sequential scan. Some cameras write zeros there."""
+  """Patches the last bytes of the segment of a sequential scan, because some cameras store zeros there."""
   last = at + 3 + 2 * data[at + 2]
   if data[last : last + 3] != _SEQUENTIAL and len(data) >= last + 3:
     patches.append((last, _SEQUENTIAL))
 
 
 def _check_scans(data, at, frame, patches):
-  """Checks that no scan is missing before the end marker.
+  """Checks that all scans exist before the end marker.
 
-  A coefficient that is in no scan is zero. If the last bits of a coefficient are missing, the file was cut off.
+  A coefficient that is not in any scan is zero. If the last bits of a coefficient are missing, the file was truncated.
 
   Args:
-    data: the bytes of the file.
-    at: offset behind the first SOS marker.
-    frame: of the file.
-    patches: receives what replaces bytes that libjpeg warns of.
+    data: content of the file.
+    at: offset after the first SOS marker.
+    frame: frame of the file.
+    patches: receives replacements of bytes that libjpeg warns about.
 
   Raises:
-    DecodeError: a component is in no scan or lacks bits of a coefficient, or there are too many or invalid scans.
-    struct.error: the file is cut off in a segment.
+    DecodeError: if a component is missing or lacks bits of a coefficient, or if there are too many or invalid scans.
+    struct.error: if the file ends within a segment.
   """
   missing = {name: [None] * 64 for name in frame.names}  # bits of each coefficient
   for _ in range(SCANS):

@@ -1,4 +1,4 @@
-"""Files of data on a disk: their bytes, bounded, and values that change when a file changes."""
+"""Local files of data: reads with a size limit, and values that change when a file changes."""
 
 import concurrent.futures
 import hashlib
@@ -7,15 +7,23 @@ import stat
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Bytes of the largest image file: any image that is allowed by default has fewer, if it is compressed at all.
+# Size of the largest image file in bytes. All images that are allowed by default are smaller if they are compressed.
 LARGEST = 2**28
-# A digest covers all bytes of a file of up to WHOLE bytes, and BLOCKS blocks of BLOCK bytes of a larger file.
+# A digest includes all bytes of a file of up to WHOLE bytes, and BLOCKS blocks of BLOCK bytes of a larger file.
 WHOLE, BLOCKS, BLOCK = 2**18, 8, 2**14
 _KINDS = {"d": "a folder", "p": "a named pipe", "s": "a socket", "c": "a device", "b": "a device"}
 
 
 def contents(file: str | os.PathLike) -> bytes:
-  """The bytes of a regular file. OSError for anything else: a named pipe would wait for its writer for ever."""
+  """Returns the content of a regular file.
+
+  Args:
+    file: path of the file.
+
+  Raises:
+    OSError: if the file cannot be read, has more than `LARGEST` bytes, or is not a regular file. Opening a named pipe,
+      for example, could wait for its writer for ever.
+  """
   descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
   try:
     status = os.fstat(descriptor)
@@ -30,27 +38,27 @@ def contents(file: str | os.PathLike) -> bytes:
 
 
 def stamp(file: str | os.PathLike) -> tuple[int, int]:
-  """(size in bytes, time of last change in ns) of a local file."""
+  """Returns (size in bytes, modification time in ns) of a local file."""
   status = os.stat(file)
   return status.st_size, status.st_mtime_ns
 
 
 def stamps(files: Sequence[str]) -> list[tuple[int | None, int | None]]:
-  """Returns the `stamp` of each file; (None, None) for a file that does not exist."""
+  """Returns the `stamp` of each file, or (None, None) for a file that does not exist."""
   return [(None, None) if status is None else (status.st_size, status.st_mtime_ns) for status in _statuses(files)]
 
 
 def states(files: Sequence[str]) -> list[tuple[int, ...] | None]:
-  """Returns values of each file of which at least one changes when the file is replaced or written to.
+  """Returns values of each file. At least one of them changes when the file is replaced or written to.
 
-  No file is read. No program can set the time of status change, which `cp -p` and `touch` set to now. The number of the
-  device is left out: it changes when a machine is started again.
+  No file is read. Programs cannot set the time of status change. `cp -p` and `touch` set it to the current time. The
+  device number is not included, because it can change when a machine is restarted.
 
   Args:
-    files: names of files on a disk.
+    files: paths of local files.
 
   Returns:
-    (inode, size in bytes, time of modification in ns, time of status change in ns) of each file; None for a file that
+    (inode, size in bytes, modification time in ns, time of status change in ns) of each file. None for a file that
     does not exist.
   """
   return [
@@ -59,19 +67,19 @@ def states(files: Sequence[str]) -> list[tuple[int, ...] | None]:
 
 
 def changes(files: Sequence[str]) -> list[tuple[int, int] | None]:
-  """Returns (number of the device, time of status change in ns) of each file; None for a file that does not exist."""
+  """Returns (device number, time of status change in ns) of each file, or None for a file that does not exist."""
   return [status and (status.st_dev, status.st_ctime_ns) for status in _statuses(files)]
 
 
 def _statuses(files) -> list[os.stat_result | None]:
-  """Returns the status of each file, with several requests at once, because a file server answers slowly."""
+  """Returns the status of each file. Uses parallel requests, because file servers answer slowly."""
 
   def ask(first):
     result = []
     for file in files[first : first + 1000]:
       try:
         result.append(os.stat(file))
-      except (OSError, ValueError):  # reported when the file is read; a name may have a character of code 0
+      except (OSError, ValueError):  # reported when the file is read; a name may contain a character with code 0
         result.append(None)
     return result
 
@@ -82,22 +90,32 @@ def _statuses(files) -> list[os.stat_result | None]:
 class Version(NamedTuple):
   """Values that identify a file and its content. At least one of them changes when the file is replaced or written to.
 
-  Size and time of modification alone do not: `cp -p`, `rsync -t` and `os.utime` restore the time, and a label can
-  change without a change of size. No program can set the time of status change (`changed`).
+  Size and modification time alone are not sufficient. `cp -p`, `rsync -t` and `os.utime` restore the time, and a label
+  can change without a change of size. Programs cannot set the time of status change (`changed`).
+
+  Attributes:
+    path: absolute path, as given.
+    real: absolute path without symbolic links.
+    device: device number.
+    inode: inode number.
+    size: size in bytes.
+    modified: modification time in ns.
+    changed: time of status change in ns.
+    sampled: digest of some bytes, for file systems with coarse times or reused inodes.
   """
 
-  path: str  # absolute, as it was named
-  real: str  # the same without symbolic links
+  path: str
+  real: str
   device: int
   inode: int
-  size: int  # bytes
-  modified: int  # ns
-  changed: int  # ns, of the status
-  sampled: str  # digest of some bytes, for file systems whose times are coarse or whose inodes are reused
+  size: int
+  modified: int
+  changed: int
+  sampled: str
 
 
 def version(file: str | os.PathLike) -> Version:
-  """Returns the version of a regular file on a disk; reads up to WHOLE bytes of it. Raises OSError."""
+  """Returns the version of a regular local file. Reads up to `WHOLE` bytes of it. Raises OSError."""
   path, hashed = os.path.abspath(file), hashlib.blake2b(digest_size=16)
   with open(path, "rb", buffering=0) as opened:
     status = os.fstat(opened.fileno())

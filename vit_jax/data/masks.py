@@ -1,4 +1,4 @@
-"""Masks: the class of each pixel of an image, read from a file beside it, and the shares of classes in each patch."""
+"""Segmentation masks: the class of each pixel of an image, from a separate file, and shares of classes per patch."""
 
 import io
 
@@ -13,14 +13,23 @@ from vit_jax.data.sources import Masks
 from vit_jax.schema import amount
 from vit_jax.shapes import Float, UInt8
 
-NONE = 255  # the class of a pixel of no class
-_MODES = ("L", "P", "1")  # of Pillow: one channel of up to eight bits, also as places in a palette
+NONE = 255  # number for pixels without a class
+_MODES = ("L", "P", "1")  # modes of Pillow with one channel of up to eight bits, which may be indices of a palette
 
 
 def read(images: Images, record: int, size: int) -> UInt8[np.ndarray, "S S"] | None:
-  """The class of each pixel of a record's mask, `NONE` where it is of none, scaled whole to S by nearest neighbours.
+  """Returns the class of each pixel of a record's mask, scaled to S x S with nearest neighbours.
 
-  None for a bad mask where bad records of `images` are skipped; ImageError where they are not, or are too many.
+  Args:
+    images: images of the source with the masks.
+    record: record number.
+    size: side S of the result in pixels.
+
+  Returns:
+    Class numbers, with `NONE` for pixels without a class. None if the mask is bad and bad records are skipped.
+
+  Raises:
+    ImageError: if the mask is bad and bad records are not skipped, or if there are too many bad records.
   """
 
   def made():
@@ -35,18 +44,18 @@ def read(images: Images, record: int, size: int) -> UInt8[np.ndarray, "S S"] | N
 
 
 def pixels(data: bytes, max_pixels: int, max_aspect: float) -> UInt8[np.ndarray, "H W"]:
-  """Reads the numbers in a file of one channel as they are stored, without scaling gray or applying an orientation.
+  """Reads the numbers in an image file with one channel, without scaling of gray values and without EXIF orientation.
 
   Args:
-    data: the bytes of a PNG, GIF, BMP or TIFF file.
-    max_pixels: limit of the number of pixels.
-    max_aspect: limit of the longer side over the shorter one.
+    data: content of a PNG, GIF, BMP or TIFF file.
+    max_pixels: largest number of pixels.
+    max_aspect: largest ratio of the longer to the shorter side.
 
   Returns:
     The values of gray pixels, or the palette indices of pixels.
 
   Raises:
-    DecodeError: the file is damaged, exceeds a limit, or has more than one channel or more than eight bits.
+    DecodeError: if the file is damaged, exceeds a limit, or has more than one channel or more than eight bits.
   """
   header = decoding.check(data, max_pixels, max_aspect)
   if data.startswith(b"\xff\xd8"):
@@ -61,23 +70,33 @@ def pixels(data: bytes, max_pixels: int, max_aspect: float) -> UInt8[np.ndarray,
 
 
 def _stored(data, layout):
-  """(numbers [H, W], Pillow's name of the mode)."""
+  """Returns (numbers (H, W), Pillow's name of the mode)."""
   if isinstance(layout, bmp.Layout):
     return (layout.numbers(data), "P") if layout.bits in bmp.PALETTES else (None, "RGB")
   if isinstance(layout, tiff.Page):
     return layout.numbers(data)
   try:
     with Image.open(io.BytesIO(data)) as image:
-      # Pillow scales gray of 2 and 4 bits. These bytes of a PNG contain the bits of a sample and the colour type.
+      # Pillow scales gray values of 2 and 4 bits. These two bytes of a PNG are the bits per sample and the
+      # colour type.
       bits, colours = data[24:26] if data.startswith(b"\x89PNG") else (8, 0)
       scale = 255 // ((1 << bits) - 1) if image.mode == "L" and colours == 0 else 1
       return np.asarray(image).astype(np.uint8) // scale, image.mode
-  except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow's errors for damaged or huge files
+  # Errors of Pillow for damaged or very large files.
+  except (OSError, SyntaxError, Image.DecompressionBombError) as error:
     raise DecodeError(str(error)) from error
 
 
 def numbered(stored: UInt8[np.ndarray, "H W"], masks: Masks) -> UInt8[np.ndarray, "H W"]:
-  """Classes of the numbers in a file. DecodeError for a number that is none."""
+  """Converts the numbers in a file to class numbers.
+
+  Args:
+    stored: numbers in the file.
+    masks: description of the numbers.
+
+  Raises:
+    DecodeError: if a number does not belong to a class and is not ignored.
+  """
   values = range(len(masks.classes)) if masks.values is None else masks.values
   table = np.full(256, NONE, np.uint8)
   table[list(values)] = np.arange(len(masks.classes))
@@ -93,20 +112,31 @@ def numbered(stored: UInt8[np.ndarray, "H W"], masks: Masks) -> UInt8[np.ndarray
 
 
 def some(numbers) -> str:
-  """Numbers in words: the first and the last of many."""
+  """Returns numbers as text. Of more than three numbers, only the first and the last are shown."""
   numbers = list(numbers)
   return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 3 else ", ".join(map(str, numbers))
 
 
 def scaled(mask: UInt8[np.ndarray, "H W"], size: int) -> UInt8[np.ndarray, "S S"]:
-  """The whole mask squashed to a square, each pixel that of its middle."""
+  """Returns the whole mask scaled to a square. Each pixel has the class at its centre.
+
+  Args:
+    mask: class of each pixel.
+    size: side S of the result in pixels.
+  """
   return mask if mask.shape == (size, size) else cv2.resize(mask, (size, size), interpolation=cv2.INTER_NEAREST_EXACT)
 
 
 def shares(masks: UInt8[np.ndarray, "B S S"], side: int, classes: int) -> Float[np.ndarray, "B P P V"]:
-  """How much of each patch, of `side` x `side`, is of which class; sums are less than 1 where pixels are of none.
+  """Returns the share of each class in each patch.
 
-  A pixel is of the patch that its middle lies in.
+  A pixel belongs to the patch that contains its centre. The shares of a patch sum to less than 1 if pixels have no
+  class.
+
+  Args:
+    masks: class of each pixel.
+    side: number P of patches in a row and in a column.
+    classes: number V of classes.
   """
   images, size, _ = masks.shape
   patch = (np.arange(size) * 2 + 1) * side // (2 * size)

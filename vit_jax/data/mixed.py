@@ -191,11 +191,21 @@ def _seed(seed, corpus):
 
 
 def alike(source: Source, record: int) -> range:
-  """Returns the record numbers of the corpus that contains a record, or all record numbers outside of mixtures."""
+  """Returns the record numbers of the corpus that contains a record, or all record numbers outside of mixtures.
+
+  Args:
+    source: source of the record.
+    record: record number.
+  """
   return next((corpus.records for corpus in source.corpora if record in corpus.records), range(len(source)))
 
 
 def epochs(corpora: Sequence[Corpus], position: int) -> dict[str, float]:
-  """Returns the number of epochs that each corpus has completed before a position, by name."""
+  """Returns the number of epochs that each corpus has completed before a position, by name.
+
+  Args:
+    corpora: corpora of the mixture.
+    position: position in the stream of examples.
+  """
   total = sum(corpus.weight for corpus in corpora)
   return {corpus.name: position * corpus.weight / total / len(corpus.records) for corpus in corpora}

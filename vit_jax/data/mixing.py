@@ -43,8 +43,8 @@ def mixup(
 ) -> Callable:
   """Returns the mixing of each example with its partner, with a share from Beta(alpha, alpha) (Zhang et al. 2017).
 
-  timm mixes with the "reversed" batch. big_vision mixes with the preceding example ("rolled") and gives the image
-  itself the "larger" share. Across devices, "rolled" moves one row, and "reversed" moves all rows.
+  In timm, the partner is in the "reversed" batch. In big_vision, the partner is the preceding example ("rolled"), and
+  the image itself gets the "larger" share. Across devices, "rolled" moves one row, and "reversed" moves all rows.
 
   Args:
     patch: side of a patch in pixels if images are patches. None: images are pixels.

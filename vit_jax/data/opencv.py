@@ -1,4 +1,4 @@
-"""Decodes image files with OpenCV, and recognises its errors for lack of memory."""
+"""Decoding of image files with OpenCV, and recognition of its errors for lack of memory."""
 
 import cv2
 import numpy as np
@@ -8,18 +8,18 @@ from vit_jax.schema import amount
 
 
 def decode(data: bytes, memory: int) -> np.ndarray:
-  """Decodes an image file to RGB; transparency, colour profiles and orientation have no effect.
+  """Decodes an image file to RGB. Transparency, colour profiles and orientation have no effect.
 
   Args:
-    data: the bytes of the file.
-    memory: number of bytes that decoding takes at most. It distinguishes a lack of memory from a damaged file.
+    data: content of the file.
+    memory: largest number of bytes of memory for decoding. It distinguishes a lack of memory from a damaged file.
 
   Returns:
-    uint8 [H, W, 3], the pixels in the order in which the file stores them.
+    The pixels in the order in which the file stores them, uint8 (H, W, 3).
 
   Raises:
-    DecodeError: the file is damaged.
-    MemoryError: the process has too little memory.
+    DecodeError: if the file is damaged.
+    MemoryError: if the process has too little memory.
   """
   try:
     image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
@@ -35,5 +35,5 @@ def decode(data: bytes, memory: int) -> np.ndarray:
 
 def no_memory(error: BaseException | None) -> bool:
   """Returns whether an error reports a lack of memory, which is not a defect of the image."""
-  # OpenCV's `error.code` is an attribute of the class: that of the last error of any thread.
+  # OpenCV's `error.code` is an attribute of the class, so it can belong to an error of another thread.
   return isinstance(error, MemoryError) or (isinstance(error, cv2.error) and "(-4:Insufficient memory)" in str(error))

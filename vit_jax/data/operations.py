@@ -1,6 +1,7 @@
-"""Operations on uint8 images [H, W, 3], of colours and of places, in the arithmetic of Pillow and of TensorFlow.
+"""Operations on uint8 images (H, W, 3), on colours and on positions, in the arithmetic of Pillow and of TensorFlow.
 
-All is that of the original codes down to the rounding, except where a docstring says how far off.
+All operations return a uint8 image (H, W, 3). They match the original implementations exactly, including rounding.
+Docstrings name the exceptions.
 """
 
 import functools
@@ -8,18 +9,25 @@ import functools
 import cv2
 import numpy as np
 
-# One thread per image: the stream already works on many at once.
+# One thread per image, because the stream processes many images in parallel.
 cv2.setNumThreads(1)
 
 LEVELS = np.arange(256)
-BAND = 2**12  # pixels warped at a time: their float32 colours, 48 KiB, stay in the cache, and are no new memory pages
+# Pixels that are warped together; their float32 colours, 48 KiB, fit into the cache and need no new memory pages.
+BAND = 2**12
 
 
-# Operations on colours. Where the new value depends on the old one alone, it is looked up.
+# Operations on colours. They use a lookup table if the new value depends only on the old one.
 
 
 def autocontrast(image, argument=None, precision=np.float64):
-  """Stretches each channel linearly from its lowest and highest value to 0 and 255; a constant channel stays."""
+  """Stretches each channel linearly from its lowest and highest value to 0 and 255. Constant channels do not change.
+
+  Args:
+    image: the image.
+    argument: not used.
+    precision: type of the computation. Pillow uses float64, TensorFlow float32.
+  """
   present = [np.flatnonzero(counts) for counts in histograms(image)]
   low, high = (np.array([levels[end] for levels in present], precision) for end in (0, -1))
   slope = precision(255) / np.where(high > low, high - low, 1)
@@ -28,9 +36,14 @@ def autocontrast(image, argument=None, precision=np.float64):
 
 
 def equalize(image, argument=None):
-  """Makes each channel's values equally frequent, in steps of 1/255 of its pixels but those of the highest value.
+  """Makes the values of each channel equally frequent.
 
-  A channel that is constant, or has less than 255 such pixels, stays.
+  A step is 1/255 of the pixels without those of the highest value. A channel does not change if it is constant or has
+  less than 255 such pixels.
+
+  Args:
+    image: the image.
+    argument: not used.
   """
   tables = []
   for counts in histograms(image):
@@ -41,73 +54,141 @@ def equalize(image, argument=None):
 
 
 def invert(image, argument=None):
-  """255 - value."""
+  """Returns 255 - value.
+
+  Args:
+    image: the image.
+    argument: not used.
+  """
   return cv2.bitwise_not(image)
 
 
 def posterize(image, bits):
-  """Keeps the highest `bits` of each value; of 0 bits nothing is left but black."""
+  """Keeps the highest bits of each value.
+
+  Args:
+    image: the image.
+    bits: number of bits to keep. With 0 bits the image is black.
+  """
   return look_up(image, LEVELS >> (8 - bits) << (8 - bits))
 
 
 def posterize_wrapped(image, bits):
-  """As TensorFlow shifts uint8: by 7 at most, modulo 256. So 0 bits, and 9 or more, are one bit."""
+  """Posterizes like TensorFlow, which shifts uint8 by at most 7, modulo 256.
+
+  Args:
+    image: the image.
+    bits: number of bits to keep. 0 bits and 9 or more bits keep one bit.
+  """
   return posterize(image, 8 - min((8 - bits) % 256, 7))
 
 
 def solarize(image, threshold):
-  """Inverts values from `threshold` on."""
+  """Inverts values equal to or above a threshold.
+
+  Args:
+    image: the image.
+    threshold: smallest inverted value.
+  """
   return look_up(image, np.where(threshold <= LEVELS, 255 - LEVELS, LEVELS))
 
 
 def solarize_wrapped(image, threshold):
-  """As TensorFlow compares uint8: the threshold counts modulo 256, so that 256 inverts all (big_vision issue 110)."""
+  """Solarizes like TensorFlow, which uses the threshold modulo 256.
+
+  Args:
+    image: the image.
+    threshold: smallest inverted value, modulo 256. A threshold of 256 inverts all values (big_vision issue 110).
+  """
   return solarize(image, threshold % 256)
 
 
 def solarize_add(image, addition):
-  """Adds to values below 128."""
+  """Adds a number to values below 128.
+
+  Args:
+    image: the image.
+    addition: the number.
+  """
   return look_up(image, np.where(LEVELS < 128, LEVELS + addition, LEVELS))
 
 
 def color(image, factor):
-  """Away from (above 1) or towards the gray image of Pillow."""
+  """Changes saturation: blends the gray image of Pillow with the image.
+
+  Args:
+    image: the image.
+    factor: 0 for the gray image, 1 for the image, more to increase the saturation.
+  """
   return blend(cv2.merge([gray_pillow(image)] * 3), image, factor)
 
 
 def color_tensorflow(image, factor):
-  """Away from (above 1) or towards the gray image of TensorFlow."""
+  """Changes saturation: blends the gray image of TensorFlow with the image.
+
+  Args:
+    image: the image.
+    factor: 0 for the gray image, 1 for the image, more to increase the saturation.
+  """
   return blend(cv2.merge([gray_tensorflow(image)] * 3), image, factor)
 
 
 def contrast(image, factor):
-  """Away from or towards the mean of the gray image, rounded."""
+  """Changes contrast: blends the rounded mean of Pillow's gray image with the image.
+
+  Args:
+    image: the image.
+    factor: 0 for the mean, 1 for the image, more to increase the contrast.
+  """
   return look_up(image, blend(int(gray_pillow(image).mean() + 0.5), LEVELS, factor))
 
 
 def contrast_published(image, factor):
-  """Away from or towards H W / 256 (196 at 224 px, 255 from 256 px on): the code sums counts where it means values.
+  """Changes contrast: blends the value H W / 256 with the image.
 
-  This is how the published models were trained (big_vision issue 109).
+  The value is 196 for 224 pixels and 255 from 256 pixels on. The original code sums counts instead of values. The
+  published models were trained this way (big_vision issue 109).
+
+  Args:
+    image: the image.
+    factor: 0 for the value, 1 for the image, more to increase the contrast.
   """
   height, width = image.shape[:2]
   return look_up(image, blend(min(height * width // 256, 255), LEVELS, factor))
 
 
 def contrast_mended(image, factor):
-  """Away from or towards the mean of TensorFlow's gray image, cut to a whole number (tensorflow/models 11219)."""
+  """Changes contrast: blends the mean of TensorFlow's gray image, rounded down, with the image.
+
+  Source: tensorflow/models 11219.
+
+  Args:
+    image: the image.
+    factor: 0 for the mean, 1 for the image, more to increase the contrast.
+  """
   return look_up(image, blend(int(gray_tensorflow(image).mean()), LEVELS, factor))
 
 
 def brightness(image, factor):
-  """Away from or towards black."""
+  """Changes brightness: blends black with the image.
+
+  Args:
+    image: the image.
+    factor: 0 for black, 1 for the image, more to increase the brightness.
+  """
   return look_up(image, blend(0, LEVELS, factor))
 
 
 def sharpness(image, factor, rounding=6):
-  """Away from or towards a smoothed image, whose border is the original's.
+  """Changes sharpness: blends a smoothed image with the image.
 
-  The sum with weights 1, and 5 in the middle, is divided by 13 and rounded as Pillow does.
+  The smoothed image is a weighted sum with the weight 5 in the middle and 1 around it. The sum is divided by 13 and
+  rounded like in Pillow. The border is that of the image.
+
+  Args:
+    image: the image.
+    factor: 0 for the smoothed image, 1 for the image, more to sharpen.
+    rounding: added before the division. 6 rounds to the nearest number, 0 rounds down.
   """
   height, width = image.shape[:2]
   smooth = image.copy()
@@ -118,27 +199,43 @@ def sharpness(image, factor, rounding=6):
 
 
 def sharpness_tensorflow(image, factor):
-  """As `sharpness`, but the quotient is cut, not rounded.
+  """Changes sharpness like `sharpness`, but rounds quotients down.
 
-  TensorFlow sums float32 quotients, which may end just below a whole number: its smoothed image is one lower in places,
-  0.4% of the pixels of noise, and a sixth of all gray levels where the image is flat (measured with TensorFlow 2.21).
+  This differs slightly from TensorFlow, which sums float32 quotients. The sum may be just below a whole number, so the
+  smoothed image is lower by one for 0.4% of the pixels of noise. In flat regions, this affects a sixth of all gray
+  levels (measured with TensorFlow 2.21).
+
+  Args:
+    image: the image.
+    factor: 0 for the smoothed image, 1 for the image, more to sharpen.
   """
   return sharpness(image, factor, rounding=0)
 
 
 def histograms(image):
-  """How many pixels have each value: three arrays [256] of int64, one for each channel."""
+  """Returns the number of pixels with each value: three int64 arrays (256,), one per channel."""
   return [cv2.calcHist([image], [c], None, [256], [0, 256]).ravel().astype(np.int64) for c in range(3)]
 
 
 def look_up(image, table):
-  """The image with each value v replaced by table[v], clipped to 0..255; table is [256] or, by channel, [256, 3]."""
+  """Replaces each value v by table[v], clipped to 0 to 255.
+
+  Args:
+    image: the image.
+    table: new values, (256,), or (256, 3) with one column per channel.
+  """
   table = np.clip(table, 0, 255).astype(np.uint8)
   return cv2.LUT(image, table if table.ndim == 1 else table[None])
 
 
 def blend(start, end, factor):
-  """start + factor (end - start) in float32, clipped and cut to uint8: at 0 the start, at 1 the end, beyond it more."""
+  """Returns start + factor (end - start), computed in float32, clipped, and rounded down to uint8.
+
+  Args:
+    start: result for factor 0.
+    end: result for factor 1.
+    factor: weight of `end`. Factors above 1 extrapolate.
+  """
   start = np.asarray(start, np.float32)
   mixed = np.subtract(end, start, dtype=np.float32)
   mixed *= np.float32(factor)
@@ -147,86 +244,149 @@ def blend(start, end, factor):
 
 
 def gray_pillow(image):
-  """[H, W, 3] -> [H, W]: (19595 R + 38470 G + 7471 B) / 2^16, rounded. All numbers are below 2^24, exact in float32."""
+  """Returns the gray image (H, W) of Pillow: (19595 R + 38470 G + 7471 B) / 2^16, rounded.
+
+  All intermediate values are below 2^24 and therefore exact in float32.
+  """
   weights = np.array([[19595, 38470, 7471, 2**15]], np.float32)
   return (cv2.transform(image.astype(np.float32), weights) * np.float32(2**-16)).astype(np.uint8)
 
 
 def gray_tensorflow(image):
-  """[H, W, 3] -> [H, W]: 0.2989 R + 0.587 G + 0.114 B of values in 0..1, times 255.5 and cut, in float32."""
+  """Returns the gray image (H, W) of TensorFlow: 0.2989 R + 0.587 G + 0.114 B in float32.
+
+  R, G and B are divided by 255. The sum is multiplied by 255.5 and rounded down.
+  """
   red, green, blue = (channel * np.float32(1 / 255) for channel in cv2.split(image))
   gray = red * np.float32(0.2989) + green * np.float32(0.587) + blue * np.float32(0.114)
   return (gray * np.float32(255.5)).astype(np.uint8)
 
 
-# Operations on places. A matrix (a, b, c, d, e, f) says where an output pixel (x, y) comes from: (a x + b y + c,
-# d x + e y + f). Its functions take the argument, and the height and width of the image in the coordinates used.
+# Operations on positions. A matrix (a, b, c, d, e, f) maps an output pixel (x, y) to its origin (a x + b y + c, d x +
+# e y + f). Functions of matrices take the argument, and the height and width of the image in the same coordinates.
 
 
 def rotation(degrees, height, width):
-  """About the middle; counter-clockwise if positive."""
+  """Returns the matrix of a rotation about the centre.
+
+  Args:
+    degrees: angle. Positive degrees rotate counter-clockwise.
+    height: height of the image.
+    width: width of the image.
+  """
   cos, sin = np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))
   x, y = width / 2, height / 2
   return cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y
 
 
 def shear_x(amount, height, width):
-  """Lines move to the left in proportion to their y, about the upper corner."""
+  """Returns the matrix that moves rows to the left in proportion to their y. The upper left corner is fixed.
+
+  Args:
+    amount: shift per unit of y.
+    height: height of the image. Not used.
+    width: width of the image. Not used.
+  """
   return 1, amount, 0, 0, 1, 0
 
 
 def shear_y(amount, height, width):
-  """Columns move up in proportion to their x, about the left corner."""
+  """Returns the matrix that moves columns up in proportion to their x. The upper left corner is fixed.
+
+  Args:
+    amount: shift per unit of x.
+    height: height of the image. Not used.
+    width: width of the image. Not used.
+  """
   return 1, 0, 0, amount, 1, 0
 
 
 def translation_x(pixels, height, width):
-  """To the left."""
+  """Returns the matrix of a translation to the left.
+
+  Args:
+    pixels: distance in pixels.
+    height: height of the image. Not used.
+    width: width of the image. Not used.
+  """
   return 1, 0, pixels, 0, 1, 0
 
 
 def translation_y(pixels, height, width):
-  """Up."""
+  """Returns the matrix of an upward translation.
+
+  Args:
+    pixels: distance in pixels.
+    height: height of the image. Not used.
+    width: width of the image. Not used.
+  """
   return 1, 0, 0, 0, 1, pixels
 
 
 def translation_x_relative(share, height, width):
-  """To the left by a share of the width."""
+  """Returns the matrix of a translation to the left.
+
+  Args:
+    share: distance as a share of the width.
+    height: height of the image. Not used.
+    width: width of the image.
+  """
   return translation_x(share * width, height, width)
 
 
 def translation_y_relative(share, height, width):
-  """Up by a share of the height."""
+  """Returns the matrix of an upward translation.
+
+  Args:
+    share: distance as a share of the height.
+    height: height of the image.
+    width: width of the image. Not used.
+  """
   return translation_y(share * height, height, width)
 
 
 def nearest(matrix, image, argument, fill):
-  """The warped image as TensorFlow's projective transform makes it: nearest pixel, centres of pixels are whole.
+  """Warps an image with the nearest pixel, like the projective transform of TensorFlow.
 
-  Turns differ at up to 1 pixel in 50,000, where the last bit of a cosine decides between two; the rest is the same.
+  Centres of pixels have whole coordinates. Rotations differ from TensorFlow in up to 1 of 50,000 pixels, where the
+  last bit of a cosine decides between two pixels. Other operations are exact.
+
+  Args:
+    matrix: function of (argument, height, width) that returns a matrix, such as `rotation`.
+    image: the image.
+    argument: argument of `matrix`.
+    fill: colour outside of the image.
   """
   origins = _nearest(matrix, argument, *image.shape[:2])
   return cv2.remap(image, origins, None, cv2.INTER_NEAREST, borderMode=cv2.BORDER_CONSTANT, borderValue=fill)
 
 
-@functools.lru_cache(maxsize=32)  # of images of 224 pixels 6 MiB; a policy of one magnitude has ten
+@functools.lru_cache(maxsize=32)  # 6 MiB for images of 224 pixels; a policy with one magnitude needs ten entries
 def _nearest(matrix, argument, height, width):
-  """Where each pixel comes from, as OpenCV's remap takes it."""
+  """Returns the origin of each pixel in the format of OpenCV's remap."""
   x, y = _origins(matrix(argument, height - 1, width - 1), range(height), width, 0, np.float32)
-  # Halves are rounded away from zero, so that half a pixel before the first is outside.
+  # Halves are rounded away from zero, so that half a pixel before the first pixel is outside.
   x, y = (np.trunc(v + np.copysign(np.float32(0.5), v)) for v in (x, y))
   return _map(x.clip(-1, width), y.clip(-1, height))
 
 
 def interpolated(matrix, image, argument, fill, interpolation):
-  """The warped image as Pillow's transform makes it, "bilinear" or "bicubic" (a = -1); centres of pixels end in .5.
+  """Warps an image with interpolation, like the transform of Pillow.
 
-  Points outside the image are filled; inside, pixels beyond the border equal those on it. Values are cut, not rounded;
-  computed in float32 where Pillow has float64, so that few pixels differ, by one gray level.
+  Centres of pixels have coordinates that end in .5. Points outside of the image are filled. Inside, pixels beyond the
+  border equal those on it. Values are rounded down. The computation uses float32 instead of Pillow's float64, so a few
+  pixels differ by one gray level.
+
+  Args:
+    matrix: function of (argument, height, width) that returns a matrix, such as `rotation`.
+    image: the image.
+    argument: argument of `matrix`.
+    fill: colour outside of the image.
+    interpolation: "bilinear", or "bicubic" with a = -1.
   """
   height, width = image.shape[:2]
   inverse, sample = matrix(argument, height, width), {"bilinear": _bilinear, "bicubic": _bicubic}[interpolation]
-  # Two pixels on each side, for the neighbours of points that lie on the border.
+  # Two pixels on each side, for the neighbours of points on the border.
   padded = cv2.copyMakeBorder(image, 2, 2, 2, 2, cv2.BORDER_REPLICATE).astype(np.float32)
   result = np.full(image.shape, fill, np.uint8)
   band = max(BAND // width, 1)
@@ -235,21 +395,22 @@ def interpolated(matrix, image, argument, fill, interpolation):
     x, y = _origins(inverse, range(first, first + len(rows)), width, 0.5, np.float64)
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
     values = sample(padded, x.clip(0, width) + 1.5, y.clip(0, height) + 1.5)
-    # Float32 weights must not make a flat region darker by one when values are cut.
+    # Prevents flat regions from becoming darker by one, because float32 weights may sum to less than 1.
     values = np.clip(values + np.float32(2**-10), 0, 255).astype(np.uint8)
     cv2.copyTo(values, inside.view(np.uint8), rows)
   return result
 
 
 def _bilinear(image, x, y):
-  """Values [h, W, 3] of a float32 image at points [h, W], where whole numbers are pixels."""
+  """Returns values (h, W, 3) of a float32 image at points (h, W). Pixels have whole coordinates."""
   return cv2.remap(image, x.astype(np.float32), y.astype(np.float32), cv2.INTER_LINEAR)
 
 
 def _bicubic(image, x, y):
-  """As `_bilinear`, with the cubic kernel a = -1, which OpenCV lacks, on 4 by 4 pixels.
+  """Returns values like `_bilinear`, with the cubic kernel a = -1 on 4 x 4 pixels, which OpenCV does not have.
 
-  An axis along which every point is at a pixel, as across a shear, takes that pixel only.
+  If all points have whole coordinates along an axis, as in a shear, only the pixels at the points are used on this
+  axis.
   """
   left, top = np.floor(x), np.floor(y)
   across, down, first = _cubic(x - left), _cubic(y - top), _map(left - 1, top - 1)
@@ -261,7 +422,7 @@ def _bicubic(image, x, y):
 
 
 def _cubic(part):
-  """Weights [h, W, 3] of four pixels, by their place; `part` [h, W] is how far behind number 1 the point lies."""
+  """Returns the weights (h, W, 3) of four pixels by position. `part` (h, W) is the distance of points from pixel 1."""
   if not part.any():
     return {1: np.ones((*part.shape, 3), np.float32)}
   part = part.astype(np.float32)
@@ -272,7 +433,7 @@ def _cubic(part):
 
 
 def _weighted(weights, tap):
-  """Sum of weight times tap(place)."""
+  """Returns the sum of weight times tap(position)."""
   result = np.zeros_like(next(iter(weights.values())))
   for place, weight in weights.items():
     cv2.accumulateProduct(tap(place), weight, result)
@@ -280,19 +441,26 @@ def _weighted(weights, tap):
 
 
 def _origins(matrix, rows, width, middle, precision):
-  """x and y [h, W] that the pixels of some rows come from; `middle` is the coordinate of the first pixel's centre."""
+  """Returns the origins x and y (h, W) of the pixels of some rows. `middle` is the centre of the first pixel."""
   a, b, c, d, e, f = np.asarray(matrix, precision)
   y, x = (np.asarray(rows)[:, None] + middle).astype(precision), (np.arange(width) + middle).astype(precision)
   return a * x + b * y + c, d * x + e * y + f
 
 
 def _map(x, y):
-  """What OpenCV's remap takes for whole coordinates: int16 [H, W, 2]."""
+  """Returns whole coordinates in the format of OpenCV's remap: int16 (H, W, 2)."""
   return cv2.merge([x.astype(np.int16), y.astype(np.int16)])
 
 
 def cutout(image, reach, fill, place):
-  """Fills a box that reaches `reach` pixels to each side of a pixel, clipped at the border."""
+  """Fills a box around a pixel, clipped at the border of the image.
+
+  Args:
+    image: the image.
+    reach: number of pixels from the centre to each side of the box.
+    fill: colour of the box.
+    place: (down, right) of the centre, as shares of height and width in [0, 1).
+  """
   row, column = (int(share * side) for share, side in zip(place, image.shape[:2], strict=True))
   image = image.copy()
   image[max(row - reach, 0) : row + reach, max(column - reach, 0) : column + reach] = fill

@@ -244,7 +244,7 @@ class Blocks:
 
   @functools.cached_property
   def _parts(self):
-    """Function (epoch, group) that returns the section of the group. It is cached for a few epochs."""
+    """Cached function (epoch, group) that returns the section of the group."""
 
     def positions(end, groups):
       """Returns the number of positions before `end` that belong to the first `groups` groups."""
@@ -265,9 +265,7 @@ class Blocks:
 
   @functools.cached_property
   def _windows(self):
-    """Function (epoch, group, window) that returns (index of the first position, record numbers), with a small
-    cache.
-    """
+    """Cached function (epoch, group, window) that returns (index of the first position, record numbers)."""
 
     @functools.lru_cache(maxsize=4 * self.groups)
     def records(epoch, group, window):

@@ -104,7 +104,12 @@ def locate(length: int, index: int, group: int, groups: int) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=64)  # the corpora of a mixture can be in different epochs
 def epoch_seed(seed: int, epoch: int) -> int:
-  """Returns the seed of the permutations of an epoch, below 2^32."""
+  """Returns the seed of the permutations of an epoch, below 2^32.
+
+  Args:
+    seed: seed of the run.
+    epoch: number of the epoch.
+  """
   return int(rng.generator(seed, "order", epoch).integers(2**32))
 
 

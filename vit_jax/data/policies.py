@@ -1,6 +1,7 @@
-"""Policies by name: what changes a training image on the host after it is cropped and mirrored.
+"""The table of policies, which change a training image on the host after crop and flip.
 
-A policy is `(image [H, W, 3] uint8, draw) -> image`; `draw` is a `random.Random`, of which only `random()` is called.
+A policy is a function (image, draw) that returns an image, uint8 (H, W, 3). `draw` is a `random.Random`, and policies
+call only its method `random`.
 """
 
 from vit_jax.data import autoaugment, colours, randaugment

@@ -1,4 +1,4 @@
-"""Results that threads make ahead, in order; no thread keeps them, or the process, from ending."""
+"""Prefetching: threads that compute results in advance, in order. They do not prevent the process from ending."""
 
 import collections
 import queue
@@ -8,34 +8,39 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
-# Seconds that ending waits for threads in the middle of their work. One that reads from a dead mount never ends, others
-# do: a thread that is inside of OpenCV when Python is gone would abort the process.
+# Time in seconds that `close` waits for running tasks. A thread that reads from a dead mount never ends, but others
+# do. A thread that is inside of OpenCV when Python exits would abort the process.
 PATIENCE = 2.0
 
 
 class Pool:
-  """Threads that make what is asked for, `work(*arguments, ended)`, in the order of asking; `close` ends them.
+  """Threads that compute `work(*arguments, ended)` for submitted arguments, in order. `close` stops them.
 
-  They start when the first result is asked for. `ended` is a threading.Event: once it is set, nobody wants the result.
+  The threads start with the first call of `submit`. `ended` is a threading.Event. It is set when results are no longer
+  needed.
+
+  Args:
+    work: function of the submitted arguments and `ended`.
+    threads: number of threads.
   """
 
   def __init__(self, work: Callable, threads: int):
     self._tasks, self._started = queue.SimpleQueue(), threading.Lock()
     ended = threading.Event()
-    # Daemons, or else the interpreter would wait for them.
+    # Daemon threads, because the interpreter would wait for others.
     self._threads = [
       threading.Thread(target=_serve, args=(work, self._tasks, ended), daemon=True, name="images")
       for _ in range(threads)
     ]
-    self._end = weakref.finalize(self, _end, self._threads, self._tasks, ended)  # also when Python ends
+    self._end = weakref.finalize(self, _end, self._threads, self._tasks, ended)  # also called when Python exits
 
   @property
   def closed(self) -> bool:
-    """Whether nothing more can be asked for."""
+    """Whether the pool accepts no more arguments."""
     return not self._end.alive
 
   def submit(self, *arguments) -> Future:
-    """What `work` makes of the arguments, or its error."""
+    """Returns a future with the result or the error of `work` for the arguments."""
     assert not self.closed
     with self._started:
       if not self._threads[0].ident:
@@ -46,14 +51,20 @@ class Pool:
     return result
 
   def close(self) -> None:
-    """Ends the threads, at the latest after PATIENCE; results that nobody has begun to make never come."""
+    """Stops the threads after at most `PATIENCE` seconds. Tasks that have not started never complete."""
     self._end()
 
 
 class Prefetch(Iterator):
-  """`work(i, ended)` for each i of a range, in order; an error of `work` is raised in the place of its result.
+  """An iterator over `work(i, ended)` for each i of a range, in order.
 
-  Up to `ahead` of them are made before they are asked for, from the first `next` on.
+  An error of `work` is raised instead of its result.
+
+  Args:
+    work: function of an index and of an event `ended`, see `Pool`.
+    indices: indices of the results.
+    threads: number of threads.
+    ahead: largest number of results that are computed before they are requested, from the first `next` on.
   """
 
   def __init__(self, work: Callable, indices: range, threads: int, ahead: int):
@@ -74,7 +85,7 @@ class Prefetch(Iterator):
       self._results.append(self._pool.submit(index))
 
   def close(self):
-    """Ends the threads, at the latest after PATIENCE; the iterator cannot be used afterwards."""
+    """Stops the threads after at most `PATIENCE` seconds. The iterator cannot be used afterwards."""
     self._pool.close()
 
 
@@ -83,7 +94,7 @@ def _serve(work, tasks, ended):
     arguments, result = task
     try:
       result.set_result(work(*arguments, ended))
-    except BaseException as error:  # raised where the result is asked for
+    except BaseException as error:  # raised when the result is requested
       result.set_exception(error)
 
 

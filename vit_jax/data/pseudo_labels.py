@@ -1,4 +1,7 @@
-"""A folder of a teacher's labels: what it is of, its shards, the records that a student learns from (1911.04252)."""
+"""Directories with a teacher's labels: their description, their files, and the selection of records for a student.
+
+Source: Noisy Student (arXiv:1911.04252).
+"""
 
 import dataclasses
 import hashlib
@@ -15,34 +18,48 @@ from vit_jax.data.sources import Fingerprint, Source
 from vit_jax.schema import ConfigError, amount, show, texts
 
 PLAN = "labels.json"
-SHARD = 2**16  # records of a file: 300 million take 4,578 files
-BEST = 5  # classes that soft labels keep of an image: 30 bytes an image, 9 GB of 300 million; all of 1,000: 600 GB
+SHARD = 2**16  # records per file; 300 million records need 4,578 files
+# Classes of an image in soft labels: 30 bytes per image, 9 GB for 300 million images; 1,000 classes would need 600
+# GB.
+BEST = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What labels are of."""
+  """A description of the labels in a directory.
 
-  data: Mapping[str, Any]  # the choice of data, plain
+  Attributes:
+    data: choice of the labelled data, as plain values.
+    split: split string of the labelled data.
+    records: number of records.
+    fingerprint: fingerprint of the labelled data.
+    contents: digest of a few images.
+    classes: names of the teacher's classes.
+    weights: SHA-256 of the teacher and of its preprocessing.
+    kept: number of classes that are stored for each image.
+    shard: number of records per file.
+  """
+
+  data: Mapping[str, Any]
   split: str
   records: int
   fingerprint: Fingerprint
-  contents: str  # digest of a few images
-  classes: tuple[str, ...]  # the teacher's
-  weights: str  # SHA-256 of the teacher, and of how it sees images
-  kept: int  # classes of an image
+  contents: str
+  classes: tuple[str, ...]
+  weights: str
+  kept: int
   shard: int = SHARD
 
   def to_json(self) -> str:
-    """As text, of the same plan always the same."""
+    """Returns the plan as text. Equal plans have equal texts."""
     return json.dumps(dataclasses.asdict(self) | {"fingerprint": self.fingerprint._asdict()}, indent=1) + "\n"
 
   def digest(self) -> str:
-    """What each file has, so that no other plan takes it for one of its own; images may move."""
+    """Returns the digest that identifies the plan in each file. It does not depend on the location of the images."""
     return hashlib.sha256(dataclasses.replace(self, data={}).to_json().encode()).hexdigest()
 
   def shards(self) -> Iterator[tuple[str, range]]:
-    """The name of each file and its records, in order."""
+    """Yields the name and the records of each file, in order."""
     starts = range(0, self.records, self.shard)
     for number, first in enumerate(starts):
       name = f"labels-{number:05d}-of-{len(starts):05d}.npz"
@@ -50,18 +67,24 @@ class Plan:
 
 
 class Choice(NamedTuple):
-  """Which labels a student learns from."""
+  """The selection of labels for a student.
 
-  minimum: float  # probability of the best class
-  per_class: int | None  # images; see `chosen`
-  soft: bool  # the best classes with their probabilities, or the best alone
+  Attributes:
+    minimum: lowest probability of the best class.
+    per_class: number of images of each class, see `chosen`.
+    soft: whether labels are the best classes with their probabilities, instead of the best class alone.
+  """
+
+  minimum: float
+  per_class: int | None
+  soft: bool
 
 
 def read_plan(folder: pathlib.Path) -> Plan | None:
-  """Returns the plan in a folder, with its data as today's code reads them; None if there is none.
+  """Returns the plan in a directory, or None without a plan. The choice of data is converted to the present format.
 
   Raises:
-    ConfigError: the file is not a plan of labels.
+    ConfigError: if the file is not a plan of labels.
   """
   values = files.read_json(folder / PLAN)
   if values is None:
@@ -86,12 +109,20 @@ def read_plan(folder: pathlib.Path) -> Plan | None:
 
 
 def read_shard(file: pathlib.Path, plan: Plan, records: int) -> tuple[np.ndarray, np.ndarray] | None:
-  """(classes int32 [records, K], probabilities float16 [records, K]), best first, of a file of this plan.
+  """Reads a file of labels, and checks that it belongs to the plan and could be written by a teacher.
 
-  None where there is none, or one that is damaged, or of another plan, or says what no teacher does: others would teach
-  nonsense without a word. An image that could not be decoded has the probability 0.
+  Wrong labels would reduce the student's accuracy without an error, so they are rejected here.
+
+  Args:
+    file: path of the file.
+    plan: plan of the directory.
+    records: number of records of the file.
+
+  Returns:
+    (classes int32 (records, K), probabilities float16 (records, K)), the best class first. An image that could not be
+    decoded has the probability 0. None if the file is missing, damaged, or belongs to another plan.
   """
-  if not file.is_file():  # a pipe would be waited for
+  if not file.is_file():  # reading a pipe could wait for ever
     return None
   try:
     with file.open("rb") as opened:
@@ -109,21 +140,38 @@ def _by_teacher(plan, classes, probabilities):
     return False
   inside = (classes >= 0) & (classes < len(plan.classes)) & (probabilities >= 0) & (probabilities <= 1)
   ordered = np.diff(probabilities.astype(np.float32), axis=1) <= 0
-  twice = np.diff(np.sort(classes, axis=1), axis=1) == 0  # but in images that could not be decoded
+  twice = np.diff(np.sort(classes, axis=1), axis=1) == 0  # allowed only for images that could not be decoded
   return bool(inside.all() and ordered.all() and not (twice & (probabilities[:, :1] > 0)).any())
 
 
 def write_shard(file: pathlib.Path, plan: Plan, classes: np.ndarray, probabilities: np.ndarray) -> None:
-  """Writes the file at once, of the same labels the same bytes."""
+  """Writes a file of labels in one operation. Equal labels result in equal bytes.
+
+  Args:
+    file: path of the file.
+    plan: plan of the directory.
+    classes: classes of each record, (records, K), the best class first.
+    probabilities: probabilities of these classes, (records, K).
+  """
   with files.replacing(file) as partial, partial.open("wb") as opened:
     arrays = {"classes": classes.astype(np.int32), "probabilities": probabilities.astype(np.float16)}
     np.savez(opened, **arrays, plan=np.array(plan.digest()))
 
 
 def kept(folder: pathlib.Path, plan: Plan, records: np.ndarray | None, count: int) -> tuple[np.ndarray, np.ndarray]:
-  """(classes int32 [M, count], probabilities float16 [M, count]) of records in order, best first; None: of all.
+  """Returns the stored labels of records.
 
-  ConfigError where a file is missing.
+  Args:
+    folder: directory of the labels.
+    plan: plan of the directory.
+    records: record numbers in increasing order, (M,). None: all records.
+    count: number of classes per record.
+
+  Returns:
+    (classes int32 (M, count), probabilities float16 (M, count)), the best class first.
+
+  Raises:
+    ConfigError: if a file is missing or damaged.
   """
   records = np.arange(plan.records) if records is None else records
   classes, probabilities = (np.zeros((len(records), count), kind) for kind in (np.int32, np.float16))
@@ -140,40 +188,44 @@ def kept(folder: pathlib.Path, plan: Plan, records: np.ndarray | None, count: in
 
 
 def chosen(classes: np.ndarray, probabilities: np.ndarray, minimum: float, per_class: int | None) -> np.ndarray:
-  """Records int64 [M] that a student learns from, in order.
+  """Returns the numbers of the records that a student learns from, int64 (M,), in increasing order.
 
   Args:
-    classes: the teacher's best of each record, [N].
-    probabilities: of these, [N].
-    minimum: probability; one of 0 is no label.
-    per_class: so many of each class: those of the highest probability, of equal ones the first; the images of a class
-      with fewer come several times. A class without any stays without. None: all, once.
+    classes: best class of each record, (N,).
+    probabilities: probability of the best class of each record, (N,). Records with probability 0 have no label.
+    minimum: lowest probability to use.
+    per_class: number of records of each class. The records with the highest probabilities are used, and the first ones
+      if probabilities are equal. A class with fewer records repeats them. A class without records is left out. None:
+      each record once.
   """
   records = np.flatnonzero((probabilities >= minimum) & (probabilities > 0))
   if per_class is None:
     return records
   records = records[np.lexsort((records, -probabilities[records].astype(np.float32), classes[records]))]
   _, firsts = np.unique(classes[records], return_index=True)
-  # `resize` repeats what is too short.
+  # `resize` repeats the records of small classes.
   parts = [np.resize(some[:per_class], per_class) for some in np.split(records, firsts[1:])] if len(records) else []
   return np.sort(np.concatenate([records[:0], *parts]))
 
 
 def contents(source: Source) -> str:
-  """Digest of the names and contents of a few images."""
+  """Returns a digest of the names and contents of a few images."""
   return sources.digest([(each["name"], each["sha256"]) for each in samples.of(source)])
 
 
 def labelled(name: str, split: str, source: Source, folder: pathlib.Path, plan: Plan, choice: Choice) -> Source:
-  """The records of a source that a student learns from, with the teacher's labels.
+  """Returns the records of a source that a student learns from, with the teacher's labels.
 
   Args:
-    name: of the result.
-    split: of it.
-    source: the images that were labelled; ConfigError where it holds others.
-    folder: with the labels.
-    plan: of these.
-    choice: what is chosen, and how it is said.
+    name: name of the result.
+    split: split string of the result.
+    source: the images that the teacher labelled.
+    folder: directory of the labels.
+    plan: plan of the directory.
+    choice: selection of labels.
+
+  Raises:
+    ConfigError: if the source has changed, if labels are missing, or if the selection is impossible.
   """
   changes = [change for change in plan.fingerprint.changes(source.fingerprint()) if not change.startswith("times")]
   if len(source) == plan.records and contents(source) != plan.contents:

@@ -1,8 +1,8 @@
-"""RandAugment on the host, as two codes define it: policies that draw operations on uint8 images.
+"""RandAugment on the host, in two published versions: policies that draw operations on uint8 images.
 
-A policy is `(image, draw) -> image`; `draw` is a `random.Random`, of which only `random()` is called. Each of the two
-tables of operations maps a published name to the argument that follows from the magnitude, and to the
-operation. Policies by name are in `policies`.
+A policy is a function (image, draw) that returns an image. `draw` is a `random.Random`, and policies call only its
+method `random`. Two tables map a published name to an operation and to its argument as a function of the magnitude.
+The module `policies` contains the policies by name.
 """
 
 import functools
@@ -19,16 +19,19 @@ Level = Annotated[int, Range(0, 255)]
 
 
 class Op(NamedTuple):
-  """An operation: `argument(magnitude, sign)`, a number or None, and `apply(image, argument, fill, choice) -> image`.
+  """An operation and its argument.
 
-  `choice` is the interpolation in INCREASING, and in PUBLISHED a place (down, right) in [0, 1), which Cutout needs.
+  Attributes:
+    argument: function (magnitude, sign) that returns a number or None.
+    apply: function (image, argument, fill, choice) that returns an image. `choice` is the interpolation in INCREASING.
+      In PUBLISHED it is a position (down, right) in [0, 1), which Cutout requires.
   """
 
   argument: Callable
   apply: Callable
 
 
-# The tables.
+# Tables of operations.
 
 
 def _none(magnitude, sign):
@@ -36,22 +39,22 @@ def _none(magnitude, sign):
 
 
 def _signed(limit):
-  """+-limit at magnitude 10, linear."""
+  """Returns the function for +-limit at magnitude 10, linear in the magnitude."""
   return lambda magnitude, sign: sign * (magnitude / 10 * limit)
 
 
 def _whole(limit):
-  """The limit at magnitude 10, linear, cut to a whole number."""
+  """Returns the function for the limit at magnitude 10, linear in the magnitude and rounded down."""
   return lambda magnitude, sign: int(magnitude / 10 * limit)
 
 
 def _away(magnitude, sign):
-  """Factor 1 +- 0.09 M, at least 0.1."""
+  """Returns the factor 1 +- 0.09 magnitude, at least 0.1."""
   return max(0.1, 1 + sign * (magnitude / 10 * 0.9))
 
 
 def _factor(magnitude, sign):
-  """Factor 0.1 + 0.18 M: 1 at M = 5, less below."""
+  """Returns the factor 0.1 + 0.18 magnitude, which is 1 at magnitude 5 and less below."""
   return magnitude / 10 * 1.8 + 0.1
 
 
@@ -67,7 +70,7 @@ def _nearest(matrix):
   return lambda image, argument, fill, place: operations.nearest(matrix, image, argument, fill)
 
 
-INCREASING = {  # timm's `inc1`, in Pillow's arithmetic
+INCREASING = {  # timm's `inc1`, in the arithmetic of Pillow
   "AutoContrast": Op(_none, _colours(operations.autocontrast)),
   "Equalize": Op(_none, _colours(operations.equalize)),
   "Invert": Op(_none, _colours(operations.invert)),
@@ -87,7 +90,8 @@ INCREASING = {  # timm's `inc1`, in Pillow's arithmetic
   "TranslateYRel": Op(_signed(0.45), _smooth(operations.translation_y_relative)),
 }
 
-PUBLISHED = {  # big_vision's `randaug`, from EfficientNet's TPU code, in TensorFlow's arithmetic; lengths in pixels
+# big_vision's `randaug`, from EfficientNet's TPU code, in the arithmetic of TensorFlow; lengths in pixels.
+PUBLISHED = {
   "AutoContrast": Op(_none, _colours(lambda image, argument: operations.autocontrast(image, precision=np.float32))),
   "Equalize": Op(_none, _colours(operations.equalize)),
   "Invert": Op(_none, _colours(operations.invert)),
@@ -108,11 +112,11 @@ PUBLISHED = {  # big_vision's `randaug`, from EfficientNet's TPU code, in Tensor
 MENDED = PUBLISHED | {"Contrast": Op(_factor, _colours(operations.contrast_mended))}
 
 
-# The policies.
+# Policies.
 
 
 def none():
-  """Images as they are."""
+  """Returns a policy that does not change images."""
   return lambda image, draw: image
 
 
@@ -122,10 +126,15 @@ def randaugment(
   magnitude: Annotated[float, Range(0, 30)] = 10.0,
   contrast: Literal["published", "mended"] = "published",
 ):
-  """`layers` times one of the 16 operations of PUBLISHED, at one magnitude: big_vision's `randaug(layers, magnitude)`.
+  """Returns the policy `randaug(layers, magnitude)` of big_vision, pp/archive/autoaugment.py.
 
-  Draws the operation, its sign and a place with equal chances. "mended" takes the mean where `contrast_published` errs.
-  Translations and Cutout are in pixels and meant for about 224 px. Source: big_vision, pp/archive/autoaugment.py.
+  It applies `layers` operations of PUBLISHED. The operation, its sign and its position are drawn with equal
+  probability. Translations and Cutout are in pixels and are designed for about 224 pixels.
+
+  Args:
+    layers: number of operations per image.
+    magnitude: magnitude of all operations.
+    contrast: "published" uses `contrast_published`, including its error. "mended" uses the mean of the image.
   """
   ops = list({"published": PUBLISHED, "mended": MENDED}[contrast].values())
 
@@ -145,10 +154,17 @@ def randaugment_increasing(
   fill: tuple[Level, Level, Level] = (128, 128, 128),
   interpolation: Literal["random", "bilinear", "bicubic"] = "random",
 ):
-  """`layers` times one of the 15 operations of INCREASING, with `probability`: timm's `rand-m9-mstd0.5-inc1`.
+  """Returns the policy `rand-m9-mstd0.5-inc1` of timm, data/auto_augment.py.
 
-  Each has its own magnitude from N(magnitude, magnitude_std), clipped to 0..10, its sign, and with "random" its
-  interpolation. `fill` is often the mean colour of the dataset, times 255. Source: timm, data/auto_augment.py.
+  It draws `layers` operations of INCREASING with equal probability. Signs are also drawn.
+
+  Args:
+    layers: number of operations per image.
+    magnitude: mean of the magnitudes.
+    magnitude_std: standard deviation of the magnitudes, which are clipped to 0 to 10.
+    probability: probability that an operation is applied.
+    fill: colour outside of the image, 0 to 255. Often the mean colour of the dataset.
+    interpolation: interpolation of the operations. "random" draws "bilinear" or "bicubic".
   """
   ops = list(INCREASING.values())
   allowed = ("bilinear", "bicubic") if interpolation == "random" else (interpolation,)
@@ -163,7 +179,7 @@ def randaugment_increasing(
 
 
 def _policy(plan, fill):
-  """The policy that applies each (operation, magnitude, sign, choice) of `plan(draw)`."""
+  """Returns the policy that applies each (operation, magnitude, sign, choice) of `plan(draw)`."""
 
   def policy(image, draw):
     for op, magnitude, sign, choice in plan(draw):
@@ -174,10 +190,15 @@ def _policy(plan, fill):
 
 
 def one_of(values, draw):
-  """One of the values, with equal chances."""
+  """Returns one of the values, with equal probability.
+
+  Args:
+    values: sequence of values.
+    draw: a `random.Random`.
+  """
   return values[int(draw.random() * len(values))]
 
 
 def normal(draw):
-  """From N(0, 1), by two uniform numbers (Box and Muller 1958)."""
+  """Returns a draw from N(0, 1), from two uniform numbers (Box and Muller 1958)."""
   return math.sqrt(-2 * math.log(1 - draw.random())) * math.cos(2 * math.pi * draw.random())

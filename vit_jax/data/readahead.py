@@ -1,4 +1,4 @@
-"""Runs of neighbouring records, read before they are asked for: with one request, however many threads want them."""
+"""Reading of runs of neighbouring records in advance, with one request for each run."""
 
 import collections
 import dataclasses
@@ -15,51 +15,79 @@ from vit_jax.data.prefetch import Pool
 from vit_jax.data.repeats import Repeated
 from vit_jax.data.sources import Source
 
-# Requests at a time. A host that trains on 5,000 images a second needs 160 runs of 32 a second; of 50 ms and 35 ms for
-# 3.5 MB each, 14 are under way.
+# Number of parallel requests. A host that trains on 5,000 images per second needs 160 runs of 32 images per second. A
+# run with 50 ms of latency and 35 ms for 3.5 MB of data leads to 14 parallel requests.
 THREADS = 32
 
 
 def room(processes: int = 1) -> int:
-  """Bytes of undecoded images that may wait in each of so many processes: a quarter of the memory for all of them."""
+  """Returns the number of bytes of undecoded images that may wait in each of several processes.
+
+  All processes together may use a quarter of the machine's memory.
+
+  Args:
+    processes: number of processes on this machine.
+  """
   return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4 // processes
 
 
 @dataclasses.dataclass(eq=False)
 class _Reading:
-  """A run that is read, or was: `values` has what of it is still wanted, as stored, once the future is done."""
+  """A run that is being read or was read.
+
+  Attributes:
+    run: the records, of which only the wanted ones are stored.
+    done: future of the read.
+    values: stored bytes of the remaining records, by record number. Empty until the read is complete.
+    left: number of copies that will be requested, by record number.
+    untaken: number of copies that were not delivered yet, by record number.
+  """
 
   run: Run
   done: Future | None = None
   values: dict[int, bytes] = dataclasses.field(default_factory=dict)
-  left: dict[int, int] = dataclasses.field(default_factory=dict)  # copies that are yet to be asked for, by record
-  untaken: dict[int, int] = dataclasses.field(default_factory=dict)  # copies that are yet to be taken
+  left: dict[int, int] = dataclasses.field(default_factory=dict)
+  untaken: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
 class ReadAhead:
-  """A `source` whose records come out of runs; `close` ends the threads that read them.
+  """A wrapper of a source that reads records in runs before they are requested. `close` stops its threads.
 
-  A record is given away once, or once for each of its copies, and not kept: what waits are the records of the runs that
-  are due and not yet asked for. Anything else, as the image that stands in for a bad one, is read for itself. Of
-  sources where a run costs as many requests as its records, `source` is the source itself.
+  The attribute `source` is the source to read from. It delivers each record of a run once, or once per copy, and then
+  releases it. Waiting records are those of due runs that were not requested yet. All other records are read
+  individually, such as an image that replaces a bad one. If runs are not cheaper than single records, `source` is the
+  original source.
+
+  Args:
+    source: the source to read from.
+    order: order of the records.
+    start: first position that will be requested, of any row, in this or another process.
+    processes: number of processes that share the memory.
+
+  Attributes:
+    source: source that uses the runs.
+    alone: number of records that were read individually.
+    bytes: number of bytes of waiting records.
+    waited: seconds that all threads together have waited for runs.
   """
 
   def __init__(self, source: Source, order: Order | Mixed | Repeated, start: int, processes: int = 1):
-    """`start` is the first position that will be asked for, of any row, here or in the other `processes`."""
     self._stored, self._order, self._due = source, order, order.schedule(start)
     self.source = dataclasses.replace(source, read=self._read) if source.runs else source
-    self.alone = 0  # records that were read for themselves
-    self.bytes = 0  # that wait
-    self.waited = 0.0  # seconds of all threads together, for runs that were not there yet
-    self._waiting: dict[int, list[_Reading]] = {}  # by record; two where an epoch ends and the next begins
-    self._held: dict[_Reading, None] = {}  # those that are done, the oldest first
+    self.alone = 0
+    self.bytes = 0
+    self.waited = 0.0
+    self._waiting: dict[int, list[_Reading]] = {}  # by record number; a record has two runs at the border of two epochs
+    self._held: dict[_Reading, None] = {}  # completed runs, the oldest first
     self._lock, self._room, self._warned = threading.Lock(), room(processes), False
     self._pool = Pool(self._read_run, THREADS)
 
   def expect(self, positions: Sequence[int], kept: Collection[int] = ()) -> None:
-    """Begins to read what is due where these positions are, before they are asked for; not the records that are `kept`.
+    """Starts to read the runs that are due at some positions. Must be called before the records are requested.
 
-    Such are known, and nobody asks for them again.
+    Args:
+      positions: positions that will be requested next.
+      kept: record numbers that are not read, because their images are already in memory.
     """
     if not self._stored.runs:
       return
@@ -75,7 +103,7 @@ class ReadAhead:
         self._count(collections.Counter(map(self._order.record, positions)))
 
   def _count(self, copies):
-    """Notes how often each record is about to be asked for."""
+    """Stores the number of copies of each record that will be requested."""
     for record, count in copies.items():
       for reading in self._waiting.get(record, ()):
         if record not in reading.left:
@@ -83,11 +111,11 @@ class ReadAhead:
           break
 
   def close(self) -> None:
-    """Ends the threads; what they have not begun to read never comes."""
+    """Stops the threads. Reads that have not started are cancelled."""
     self._pool.close()
 
   def _read(self, record):
-    """(image file, label), or OSError."""
+    """Returns (image file, label), or raises OSError."""
     with self._lock:
       readings = self._waiting.get(record)
       reading, last = (readings[0], readings[0].left.get(record, 1) == 1) if readings else (None, True)
@@ -105,15 +133,15 @@ class ReadAhead:
     return self._stored.runs.parse(stored)
 
   def _taken(self, reading, record):
-    """The record of a run, which has it no more after the last copy is taken: who asks last need not be who takes last.
+    """Returns a record of a run, or None if the run was dropped or is damaged.
 
-    None where the run was dropped or is damaged, somewhere.
+    The record is released after its last copy is delivered. The last request is not always the last delivery.
     """
     began = time.monotonic()
     try:
       reading.done.result()
     except OSError as error:
-      if error.errno is None:  # of the file: other records of it may be whole
+      if error.errno is None:  # the file is damaged, but other records of it may be intact
         return None
       raise
     with self._lock:
@@ -137,7 +165,7 @@ class ReadAhead:
         self._drop(next(iter(self._held)))
 
   def _drop(self, reading):
-    """Forgets a run: its records are read again, one by one, when they are asked for."""
+    """Removes a run from memory. Its records are read individually when they are requested."""
     if not self._warned:
       self._warned = True
       logging.warning(

@@ -25,7 +25,12 @@ def of(source: Source) -> list[dict[str, Any]]:
 
 
 def spread(length: int, count: int = COUNT) -> list[int]:
-  """Returns up to `count` evenly spaced numbers from 0 to `length` - 1."""
+  """Returns evenly spaced numbers from 0 to `length` - 1.
+
+  Args:
+    length: number of values to choose from.
+    count: largest number of results.
+  """
   return sorted({int(i) for i in np.linspace(0, length - 1, count).round()})
 
 

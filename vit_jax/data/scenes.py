@@ -1,9 +1,11 @@
 """Generated scenes with masks: 3,000 images of 64x64 pixels, as the TFDS dataset `scenes` 1.0.0 of PNG files.
 
-For dense probes, without a download. One to four things lie on a dark, mottled ground. Four classes are outlines (a
-patch from the inside does not tell which), three are textures in a blob of any outline (no outline tells which);
-colours only tell things from the ground. A mask has the class of every pixel, 0 the ground; the label of an image is
-the thing that most pixels show. Every scene follows from its number alone.
+The dataset is for dense probes without a download. A scene contains one to four objects on a dark, mottled ground.
+Four classes are outlines, which cannot be recognised from a patch inside. Three classes are textures in blobs of any
+outline. Colours only distinguish objects from the ground.
+
+A mask contains the class of every pixel, with 0 for the ground. The label of an image is the class with the most
+visible pixels. Every scene depends only on its number.
 """
 
 import io
@@ -17,15 +19,18 @@ from vit_jax.shapes import Bool, Float, UInt8
 
 OUTLINES = ("disc", "square", "triangle", "ring")
 TEXTURES = ("stripes", "checks", "dots")
-CLASSES = OUTLINES + TEXTURES  # of labels; those of masks have the ground in front
+CLASSES = OUTLINES + TEXTURES  # classes of labels; in masks, class 0 is the ground
 TRAIN, TEST = 2_500, 500
 DESCRIPTION = "One to four things of seven classes on a dark ground, with masks, by a program: 2,500 / 500 of 64x64."
 PIXELS = 64
-DARK, LIGHT = (20, 100), (130, 235)  # colours of the ground, and of things
+DARK, LIGHT = (20, 100), (130, 235)  # ranges of colours of the ground and of objects
 
 
 def examples() -> dict[str, Iterator[dict]]:
-  """{"train": 2,500, "test": 500} examples: image and mask (PNG files) and label."""
+  """Returns the examples of each split: 2,500 for "train" and 500 for "test".
+
+  An example has the `image` and the `mask`, both PNG files, and the `label`.
+  """
 
   def records(numbers):
     for number in numbers:
@@ -37,7 +42,11 @@ def examples() -> dict[str, Iterator[dict]]:
 
 
 def draw(number: int) -> tuple[UInt8[np.ndarray, "H W 3"], UInt8[np.ndarray, "H W"]]:
-  """(pixels, the class of each, 0 the ground) of a scene; what comes later lies on top."""
+  """Returns the pixels of a scene and the class of each pixel. Later objects cover earlier ones.
+
+  Args:
+    number: number of the scene.
+  """
   draws = rng.generator(0, "scenes", number)
   image, mask = mottled(draws, DARK), np.zeros((PIXELS, PIXELS), np.uint8)
   for kind in draws.integers(len(CLASSES), size=draws.integers(1, 5)):
@@ -48,14 +57,19 @@ def draw(number: int) -> tuple[UInt8[np.ndarray, "H W 3"], UInt8[np.ndarray, "H 
 
 
 def thing(kind: str, draws: np.random.Generator) -> tuple[Bool[np.ndarray, "H W"], Float[np.ndarray, "H W 3"]]:
-  """(which pixels a thing covers, how all of them would look)."""
+  """Returns the pixels that an object covers, and an image of its colours.
+
+  Args:
+    kind: name of the class.
+    draws: random generator.
+  """
   angle, radius = draws.uniform(0, 2 * np.pi), draws.uniform(9, 18)
   across, down = np.meshgrid(np.arange(PIXELS) + 0.5, np.arange(PIXELS) + 0.5)
   x, y = across - draws.uniform(10, PIXELS - 10), down - draws.uniform(10, PIXELS - 10)
   u, v = (
     np.cos(angle) * x + np.sin(angle) * y,
     np.cos(angle) * y - np.sin(angle) * x,
-  )  # pixels, in the thing's own frame
+  )  # coordinates in pixels relative to the object
   distance, around = np.hypot(u, v) / radius, np.arctan2(v, u)
   if kind in OUTLINES:
     inside = {
@@ -73,11 +87,16 @@ def thing(kind: str, draws: np.random.Generator) -> tuple[Bool[np.ndarray, "H W"
 
 
 def mottled(draws: np.random.Generator, colours: tuple[int, int]) -> Float[np.ndarray, "H W 3"]:
-  """A random colour that changes slowly."""
+  """Returns an image of a random colour that changes slowly.
+
+  Args:
+    draws: random generator.
+    colours: smallest and largest value of the colour.
+  """
   slow = draws.uniform(-20, 20, (4, 4, 3)) + draws.uniform(*colours, 3)
   return cv2.resize(slow, (PIXELS, PIXELS), interpolation=cv2.INTER_CUBIC)
 
 
 def png(pixels: UInt8[np.ndarray, "H W *C"]) -> io.BytesIO:
-  """A PNG file; of three channels blue comes first."""
+  """Returns a PNG file. The channel order is BGR if there are three channels."""
   return io.BytesIO(cv2.imencode(".png", np.ascontiguousarray(pixels))[1].tobytes())

@@ -207,7 +207,12 @@ def subset(source: Source, records: Sequence[int]) -> Source:
 
 
 def share(one: Source, other: Source) -> bool:
-  """Returns whether two sources of the same dataset have a record in common."""
+  """Returns whether two sources of the same dataset have a record in common.
+
+  Args:
+    one: first source.
+    other: second source.
+  """
   return any(
     split == there and max(mine.start, theirs.start) < min(mine.stop, theirs.stop)
     for split, mine in one.parts
@@ -418,7 +423,12 @@ def assemble(
 
 
 def noted(source: Source, *notes: str) -> Source:
-  """Returns the source with additional notes, one per line. Ignores empty notes."""
+  """Returns the source with additional notes, one per line.
+
+  Args:
+    source: the source.
+    notes: notes, which precede the notes of the source. Empty notes are ignored.
+  """
   return dataclasses.replace(source, note="\n".join(filter(None, (*notes, source.note))))
 
 

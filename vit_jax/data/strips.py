@@ -1,7 +1,7 @@
-"""The compressed strips or tiles of a TIFF page, and checks that each of them is complete.
+"""The compressed strips or tiles of a TIFF page, and checks that they are complete.
 
-libtiff stops as soon as a strip has given enough bytes. It does not read the checksums behind them, and it shortens a
-run that is too long. The checks here read each strip to its end.
+libtiff stops when a strip has returned enough bytes. It does not read the checksums after them, and it shortens runs
+that are too long. The checks in this module read each strip to its end.
 """
 
 import lzma
@@ -17,9 +17,9 @@ from vit_jax.data.errors import DecodeError
 from vit_jax.schema import amount
 
 NONE, LZW, JPEG, DEFLATE, OLD_DEFLATE, PACKBITS, LZMA, ZSTD = 1, 5, 7, 8, 32946, 32773, 34925, 50000
-FAX = (ccitt.RUNS, ccitt.GROUP3, ccitt.GROUP4)  # values of the tag Compression, as those above
+FAX = (ccitt.RUNS, ccitt.GROUP3, ccitt.GROUP4)  # values of the tag Compression, like those above
 
-_LZMA_MEMORY = 2**27  # bytes; the highest preset of xz needs 65 MiB
+_LZMA_MEMORY = 2**27  # in bytes; the highest preset of xz needs 65 MiB
 _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
@@ -28,16 +28,16 @@ class Strips(NamedTuple):
 
   Attributes:
     compression: value of the tag Compression.
-    offsets: int64 [N], the position of each strip in the file.
-    sizes: int64 [N], the number of compressed bytes of each strip.
-    needed: int64 [N], the number of bytes of each strip without compression.
+    offsets: position of each strip in the file, int64 (N,).
+    sizes: number of compressed bytes of each strip, int64 (N,).
+    needed: number of bytes of each strip without compression, int64 (N,).
     whole: number of bytes of a strip with all rows. The last strip of a page needs fewer.
-    columns: number of strips or tiles side by side.
-    across: pixels in a row of a strip.
-    down: rows of a strip with all rows.
+    columns: number of strips or tiles in a row.
+    across: number of pixels in a row of a strip.
+    down: number of rows of a strip with all rows.
     options: value of the tag T4Options.
-    is_reversed: the first pixel of a byte is in the low bit.
-    tables: a JPEG without an image, with the tables of all strips; b"" if each strip has its own.
+    is_reversed: whether the first pixel of a byte is in the low bit.
+    tables: a JPEG without an image, with the tables of all strips. b"" if each strip has its own tables.
   """
 
   compression: int
@@ -53,16 +53,19 @@ class Strips(NamedTuple):
   tables: bytes = b""
 
   def read(self, data: bytes) -> Iterator[bytes]:
-    """Yields the compressed bytes of each strip, with the first bit in the high bit of a byte."""
+    """Yields the compressed bytes of each strip. The first bit is in the high bit of a byte."""
     for offset, size in zip(self.offsets.tolist(), self.sizes.tolist(), strict=True):
       strip = data[offset : offset + size]
       yield strip.translate(_REVERSED) if self.is_reversed else strip
 
   def check(self, data: bytes) -> None:
-    """Raises DecodeError for a strip with a wrong checksum, without an end, or with another length than its rows.
+    """Checks all strips.
 
     Args:
-      data: the bytes of the file.
+      data: content of the file.
+
+    Raises:
+      DecodeError: if a strip has a wrong checksum, no end, or a different length than its rows.
     """
     check = self._check_jpeg if self.compression == JPEG else _CHECKS.get(self.compression)
     if check is None:
@@ -72,8 +75,9 @@ class Strips(NamedTuple):
         raise DecodeError(f"not a complete image; strip or tile {number} of a TIFF {reason}")
 
   def _check_jpeg(self, strip, needed, whole):
-    """Returns what is wrong with a strip, or None, by decoding it as a file."""
-    file = self.tables[:-2] + strip[2:] if self.tables else strip  # without an end and a beginning in the middle
+    """Decodes a strip as a file. Returns a description of its damage, or None."""
+    # Without an end marker and a start marker in the middle.
+    file = self.tables[:-2] + strip[2:] if self.tables else strip
     try:
       jpeg.read(file).decode(file)
     except DecodeError as error:
@@ -86,18 +90,18 @@ class Strips(NamedTuple):
     """Decodes strips of fax codes.
 
     Args:
-      data: the bytes of the file.
-      height: rows of the image.
-      width: pixels in a row of the image.
+      data: content of the file.
+      height: number of rows of the image.
+      width: number of pixels in a row of the image.
 
     Returns:
-      bool [height, width], the bits as they are coded.
+      The bits as they are coded, bool (height, width).
 
     Raises:
-      DecodeError: a row is damaged or missing.
+      DecodeError: if a row is damaged or missing.
     """
     bits = np.empty((height, width), bool)
-    row = self.whole // self.down  # bytes
+    row = self.whole // self.down  # bytes of a row
     for number, (strip, needed) in enumerate(zip(self.read(data), self.needed.tolist(), strict=True)):
       top, left = number // self.columns * self.down, number % self.columns * self.across
       part = ccitt.decode(strip, needed // row, self.across, self.compression, self.options)
@@ -106,12 +110,12 @@ class Strips(NamedTuple):
 
 
 def _limit(whole):
-  """Returns the number of bytes after which a strip is too long. Some programs store more rows than a strip has."""
+  """Returns the number of bytes from which a strip is too long. Some programs store more rows than a strip has."""
   return 2 * whole + 2**16
 
 
 def _check_deflate(strip, needed, whole):
-  """Returns what is wrong with a strip, or None. zlib compares its Adler-32 checksum."""
+  """Returns a description of a strip's damage, or None. zlib compares the Adler-32 checksum."""
   try:
     return _check_stream(zlib.decompressobj(), strip, needed, whole)
   except zlib.error as error:
@@ -119,7 +123,7 @@ def _check_deflate(strip, needed, whole):
 
 
 def _check_lzma(strip, needed, whole):
-  """Returns what is wrong with a strip, or None. liblzma compares all checksums."""
+  """Returns a description of a strip's damage, or None. liblzma compares all checksums."""
   try:
     return _check_stream(lzma.LZMADecompressor(lzma.FORMAT_XZ, _LZMA_MEMORY), strip, needed, whole)
   except lzma.LZMAError as error:
@@ -127,7 +131,7 @@ def _check_lzma(strip, needed, whole):
 
 
 def _check_stream(stream, strip, needed, whole):
-  """Returns what is wrong with a strip, or None, by a decompressor that has the interface of those of Python."""
+  """Returns a description of a strip's damage, or None. `stream` is a decompressor with the interface of Python's."""
   length = len(stream.decompress(strip, _limit(whole)))
   if length >= _limit(whole):
     return f"has more than {amount(needed, 'byte')}"
@@ -137,8 +141,8 @@ def _check_stream(stream, strip, needed, whole):
 
 
 def _check_zstd(strip, needed, whole):
-  """Returns what is wrong with a strip, or None. Zstandard compares the checksum of a frame that has one."""
-  import pyarrow  # 0.3 s, which most runs do not need here
+  """Returns a description of a strip's damage, or None. Zstandard compares the checksum of a frame if it has one."""
+  import pyarrow  # imported here because it takes 0.3 s and most runs do not need it
 
   try:
     with pyarrow.CompressedInputStream(pyarrow.BufferReader(strip), "zstd") as stream:
@@ -151,7 +155,7 @@ def _check_zstd(strip, needed, whole):
 
 
 def _check_packbits(strip, needed, whole):
-  """Returns what is wrong with a strip, or None. A run must end where the rows end."""
+  """Returns a description of a strip's damage, or None. A run must end where the rows end."""
   at = length = 0
   while at < len(strip) and not (length == needed and _is_padding(strip, at)):
     head = strip[at]
@@ -165,11 +169,12 @@ def _check_packbits(strip, needed, whole):
 
 
 def _is_padding(strip, at):
-  """Returns whether only zeros and empty runs are left."""
+  """Returns whether the remaining bytes are only zeros and empty runs."""
   return not strip[at:].strip(b"\0\x80")
 
 
-# By compression. The functions take the strip, and the bytes that its rows and a whole strip need.
+# Functions by compression. Their arguments are the strip, the bytes that its rows need, and the bytes of a whole
+# strip.
 _CHECKS = {
   DEFLATE: _check_deflate,
   OLD_DEFLATE: _check_deflate,

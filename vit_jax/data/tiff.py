@@ -1,4 +1,4 @@
-"""TIFF files: the layout of the first page, and its pixels."""
+"""TIFF files: the layout of the first page, and decoding of its pixels."""
 
 import contextlib
 import io
@@ -14,12 +14,12 @@ from vit_jax.data import strips
 from vit_jax.data.errors import DecodeError
 from vit_jax.data.exif import ORDERS, ORIENTATION, directory
 
-# What Pillow raises for files and metadata that are damaged.
+# Exceptions of Pillow for damaged files and metadata.
 DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error, OverflowError)
-# Pillow warns of unusual metadata; `warnings.catch_warnings` is not safe in threads.
+# Pillow warns about unusual metadata. `warnings.catch_warnings` is not safe in threads.
 warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
-# Pillow's own reader of files without compression gives wrong colours for separate planes of 16 bits or of reversed bit
-# order, and does not compare the sizes of strips with those of the image. libtiff does both.
+# Pillow's own reader of uncompressed files returns wrong colours for separate planes of 16 bits or with reversed bit
+# order. It also does not compare the sizes of strips with the size of the image. libtiff does both correctly.
 TiffImagePlugin.READ_LIBTIFF = True
 
 
@@ -28,14 +28,14 @@ class Page(NamedTuple):
 
   Attributes:
     height: number of rows as the file stores them.
-    width: pixels in a row as the file stores them.
-    memory: bytes of memory that decoding takes at most.
-    least: the smallest number of bytes in which a file can store this number of pixels.
-    orientation: 1 to 8, as EXIF counts.
-    bits: of a sample.
-    inverted: zero is white.
+    width: number of pixels in a row as the file stores them.
+    memory: largest number of bytes of memory for decoding.
+    least: smallest number of bytes in which a file can store this number of pixels.
+    orientation: EXIF orientation, 1 to 8.
+    bits: number of bits of a sample.
+    inverted: whether zero is white.
     patches: (offset, bytes) that remove the orientation and the XMP from the directory.
-    strips: the compressed strips or tiles.
+    strips: compressed strips or tiles.
   """
 
   height: int
@@ -49,12 +49,16 @@ class Page(NamedTuple):
   strips: strips.Strips
 
   def decode(self, data: bytes) -> np.ndarray:
-    """Returns the pixels as they are stored, uint8 [H, W, 3] RGB.
+    """Returns the pixels as they are stored, uint8 (H, W, 3) RGB.
 
-    Transparency is ignored. Colours that were multiplied by alpha are divided by alpha. The upper 8 of 16 bits count.
+    Transparency is ignored. Colours that were multiplied by alpha are divided by alpha. Samples of 16 bits are reduced
+    to their upper 8 bits.
+
+    Args:
+      data: content of the file.
 
     Raises:
-      DecodeError: the page is damaged, or has a form that Pillow does not support.
+      DecodeError: if the page is damaged, or has a format that Pillow does not support.
     """
     with _reported():
       image = self._load(data)
@@ -66,21 +70,24 @@ class Page(NamedTuple):
       return np.array(image.convert("RGB"))
 
   def numbers(self, data: bytes) -> tuple[np.ndarray, str]:
-    """Returns the values of the samples of one channel as they are stored, and Pillow's name of the mode.
+    """Returns the stored values of the samples of one channel, and Pillow's name of the mode.
+
+    Args:
+      data: content of the file.
 
     Returns:
-      uint8 [H, W] if the mode is "1", "L" or "P".
+      (values, mode). The values are uint8 (H, W) if the mode is "1", "L" or "P".
 
     Raises:
-      DecodeError: as `decode`.
+      DecodeError: if the page is damaged, or has a format that Pillow does not support.
     """
     with _reported():
       image = self._load(data)
-      scale = 255 // ((1 << self.bits) - 1) if image.mode == "L" else 1  # Pillow scales gray of 2 and 4 bits
+      scale = 255 // ((1 << self.bits) - 1) if image.mode == "L" else 1  # Pillow scales gray values of 2 and 4 bits
       return np.asarray(image).astype(np.uint8) // scale, image.mode
 
   def _load(self, data):
-    """Returns Pillow's image without applying the orientation. Raises DecodeError for strips that are damaged."""
+    """Returns Pillow's image without applying the orientation. Raises DecodeError for damaged strips."""
     if self.strips.compression in strips.FAX:
       return Image.fromarray(self.strips.decode_fax(data, self.height, self.width) ^ self.inverted)
     self.strips.check(data)
@@ -109,27 +116,36 @@ def _reported():
 
 PIECES = 2**17  # more than any real file has
 
-_BIG = (b"II+\0", b"MM\0+")  # whose offsets have 64 bits
+_BIG = (b"II+\0", b"MM\0+")  # first bytes of BigTIFF files, which have 64-bit offsets
 BEGINNINGS = (*ORDERS, *_BIG)
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _COLOURS, _SAMPLES, _PLANES, _FORMAT = 256, 257, 258, 259, 262, 277, 284, 339
 _FILL_ORDER, _FAX_OPTIONS, _PREDICTOR, _PALETTE, _INKS, _EXTRA, _XMP = 266, 292, 317, 320, 332, 338, 700
-_STRIPS = (273, 279)  # offsets, and bytes of each
+_STRIPS = (273, 279)  # offset and size of each strip
 _ROWS, _TILE_WIDTH, _TILE_HEIGHT, _JPEG_TABLES = 278, 322, 323, 347
 _TILES = (324, 325)
-_READ = (0, 1, 2, 3, 5)  # colours: gray, RGB, a palette, of a printer
-_RGB, _OF_PALETTE, _CMYK, _YCBCR = 2, 3, 5, 6  # colours
+_READ = (0, 1, 2, 3, 5)  # supported colours: gray (0, 1), RGB, palette, printer colours
+_RGB, _OF_PALETTE, _CMYK, _YCBCR = 2, 3, 5, 6  # numbers of colours
 # Compressions that may have a predictor.
 _DIFFERENCES = (strips.LZW, strips.DEFLATE, strips.OLD_DEFLATE, strips.LZMA, strips.ZSTD)
-# Supported compressions: none, three of fax machines, LZW, JPEG, two of deflate, PackBits, LZMA, ZSTD. The value is the
-# largest number of bytes that one compressed byte may represent, None if unknown (in a fax, one bit may be a row).
+# Supported compressions: uncompressed, three of fax machines, LZW, JPEG, two of deflate, PackBits, LZMA, ZSTD. The
+# value is the largest number of bytes that one compressed byte may represent. None: unknown, because one bit of a fax
+# may be a row.
 _RATIOS = {strips.NONE: 1, **dict.fromkeys((*strips.FAX, strips.LZMA, strips.ZSTD)), strips.LZW: 4096,
            strips.JPEG: 2048, strips.DEFLATE: 1032, strips.OLD_DEFLATE: 1032, strips.PACKBITS: 64}  # fmt: skip
-_PIXEL = 24  # bytes: a strip may be the whole image, of four samples with 16 bits, beside the image and its copies
-_TILE = 2**22  # pixels of a tile of an image that has less
+# In bytes; a strip may be the whole image with four samples of 16 bits, in addition to the image and its copies.
+_PIXEL = 24
+_TILE = 2**22  # largest number of pixels of a tile if the image has fewer pixels
 
 
 def page(data: bytes) -> Page:
-  """The first page of a TIFF file. DecodeError unless all of its strips or tiles are there, and can be read."""
+  """Returns the first page of a TIFF file.
+
+  Args:
+    data: content of the file.
+
+  Raises:
+    DecodeError: if a strip or a tile is missing, or if the file is damaged or has an unsupported format.
+  """
   if data[:4] in _BIG:
     raise DecodeError("a BigTIFF, whose offsets have 64 bits; save it again as a usual TIFF")
   found = directory(data)
@@ -147,7 +163,8 @@ def page(data: bytes) -> Page:
   bits, compression, colours = values(_BITS, 1), int(values(_COMPRESSION, 1)[0]), int(values(_COLOURS)[0])
   _check_form(values, bits, samples, compression, colours)
   described = len(values(_EXTRA)) if _EXTRA in found.entries and planes == 2 else 0
-  if colours == _RGB and planes == 2 and described < samples - 3:  # Pillow would divide the colours by the fourth plane
+  # Pillow would use the fourth plane as alpha and divide the colours by it.
+  if colours == _RGB and planes == 2 and described < samples - 3:
     raise DecodeError(
       f"an RGB TIFF with {samples} separate planes whose ExtraSamples tag describes {described} of the "
       f"{samples - 3} beyond RGB. Convert it to PNG"
@@ -222,7 +239,7 @@ def _patches(found):
 
 
 def _check_pieces(data, offsets, sizes, needed, compression):
-  """Raises DecodeError unless all strips or tiles are in the file, with `needed` bytes if they are not compressed.
+  """Raises DecodeError if a strip or tile is outside of the file, or is uncompressed with fewer bytes than `needed`.
 
   JPEG strips and tiles must have an end marker.
   """
@@ -234,7 +251,7 @@ def _check_pieces(data, offsets, sizes, needed, compression):
     raise DecodeError(f"not a complete image; {len(data)} bytes of a TIFF whose pixels end at {ends.max():,}")
   if (
     compression == strips.NONE and needed.sum() <= len(data) and (sizes[:count] < needed).any()
-  ):  # fewer bytes: reported later
+  ):  # if the whole file is too short, this is reported later
     raise DecodeError("not a complete image; a TIFF with strips or tiles that are shorter than their rows")
   if compression == strips.JPEG and any(b"\xff\xd9" not in data[max(0, end - 4) : end] for end in ends.tolist()):
     raise DecodeError("not a complete image; a TIFF with a JPEG that has no end")

@@ -1,8 +1,8 @@
-"""Worker processes that make pieces of batches, where one process's Python is too slow for its devices.
+"""Worker processes that make parts of batches, for devices that are faster than a single Python process.
 
-A worker is a Python of its own, which opens the data itself. Each of its threads has a pipe to a thread of the
-trainer: the number of a chunk goes there, and the chunk comes back in memory that both share. A worker ends when a
-pipe does, so none is left however the trainer ends.
+A worker is a separate Python process that opens the data itself. A pipe connects each of its threads to a thread of
+the trainer. The trainer sends the number of a chunk, and the worker returns the chunk in shared memory. A worker exits
+when a pipe is closed. Workers therefore never outlive the trainer.
 """
 
 import contextlib
@@ -29,37 +29,40 @@ from vit_jax.schema import ConfigError
 
 
 class WorkerError(RuntimeError):
-  """A worker process has ended; says which, and how."""
+  """An error for a worker process that has ended unexpectedly. The message names the process and the reason."""
 
 
 class Line:
-  """A thread of a worker as the trainer sees it: a pipe, and the memory that chunks come in."""
+  """The trainer's connection to a thread of a worker: a pipe, and shared memory for chunks.
+
+  Args:
+    size: size of the shared memory in bytes.
+  """
 
   def __init__(self, size: int):
     self.connection, self.far = multiprocessing.connection.Pipe()
     self.file = _shared(size)
     self.memory = mmap.mmap(self.file, size)
     self.process = None
-    self.waiting = None  # (chunk, since)
+    self.waiting = None  # (chunk, start time) of the chunk in progress
 
 
 class Pool:
-  """Worker processes with `lines` that take chunks to be made; `close` ends them."""
+  """Worker processes that make chunks. `close` stops them.
+
+  Args:
+    opened: function that returns the same chunks in another process. It can be pickled.
+    chunks: a `loader.Chunks`.
+    workers: number of processes.
+    threads: number of threads of all processes together. Each process has at least one.
+  """
 
   def __init__(self, opened: Callable, chunks, workers: int, threads: int):
-    """Starts the processes.
-
-    Args:
-      opened: gives the same chunks in another process, and can be pickled.
-      chunks: a `loader.Chunks`.
-      workers: how many processes.
-      threads: of all of them together, at least one of each.
-    """
     self._chunks, self._closed = chunks, False
     size = sum(array.nbytes for array in chunks.empty(max(map(len, chunks.parts))).values())
     self.lines = [Line(size) for _ in range(max(threads, workers))]
     self._processes = [self._start(opened, size, self.lines[i::workers]) for i in range(workers)]
-    # Rows that share what is read together are always made by the same worker.
+    # The same worker always makes rows that share records that are read together.
     self._idle = [queue.SimpleQueue() for _ in range(workers if chunks.examples.order.rows > 1 else 1)]
     for i, line in enumerate(self.lines):
       self._idle[i % workers % len(self._idle)].put(line)
@@ -70,7 +73,7 @@ class Pool:
       [sys.executable, "-m", "vit_jax.data.workers", str(size), str(_parent()), *map(str, descriptors)],
       stdin=subprocess.DEVNULL,
       stdout=2,
-      # The devices are the trainer's, and its alone.
+      # Only the trainer uses the devices.
       env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
       pass_fds=descriptors,
       start_new_session=True,
@@ -79,13 +82,23 @@ class Pool:
       line.process = process
       line.far.close()
       os.close(line.file)
-    with contextlib.suppress(OSError):  # it is dead already, which is seen by who asks it for something
+    with contextlib.suppress(OSError):  # the process has already ended, which the next request detects
       lines[0].connection.send(extensions.active())
       lines[0].connection.send(opened)
     return process
 
   def fill(self, index: int, arrays: dict[str, np.ndarray], ended: Callable[[], bool]) -> None:
-    """As `loader.Chunks.fill`, by a line that is idle. Raises WorkerError where its worker has died."""
+    """Makes a chunk in the given arrays with an idle thread of a worker. See `loader.Chunks.fill`.
+
+    Args:
+      index: number of the chunk.
+      arrays: arrays of the chunk's rows, by name.
+      ended: not used.
+
+    Raises:
+      ImageError: if an image is bad and bad images are not skipped.
+      WorkerError: if the worker has ended.
+    """
     idle = self._idle[index % len(self._chunks.parts) % len(self._idle)]
     line = idle.get()
     line.waiting = index, time.monotonic()
@@ -105,7 +118,7 @@ class Pool:
       idle.put(line)
 
   def reading(self) -> list[tuple[str, float]]:
-    """(what, seconds) of the chunks that are being made now, those that take longest first."""
+    """Returns (description, seconds) of the chunks that are being made, the longest-running first."""
     waits = [(*waiting, line.process.pid) for line in self.lines if (waiting := line.waiting)]
     now = time.monotonic()
     return [
@@ -114,7 +127,7 @@ class Pool:
     ]
 
   def close(self) -> None:
-    """Ends the processes at once: they hold nothing that could be lost."""
+    """Stops the processes immediately. They hold no data that could be lost."""
     self._closed = True
     for process in self._processes:
       process.kill()
@@ -123,12 +136,15 @@ class Pool:
 
 
 def _parent():
-  """The process that a worker shall not outlive; 0 where a thread starts it, which the kernel would watch instead."""
+  """Returns the process that a worker must not outlive, or 0 outside of the main thread.
+
+  In other threads, the kernel would watch the thread instead of the process.
+  """
   return os.getpid() if threading.current_thread() is threading.main_thread() else 0
 
 
 def _death(process):
-  """How a worker ended, in words."""
+  """Returns a description of how a worker ended."""
   code = process.wait()
   how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
   advice = "; if memory was short (see dmesg), set a smaller --config.data.workers" if code == -signal.SIGKILL else ""
@@ -136,7 +152,7 @@ def _death(process):
 
 
 def _shared(size):
-  """A file of so many bytes in memory, without a name: it goes with those who have it open."""
+  """Returns a descriptor of an unnamed file in memory, which disappears when all processes have closed it."""
   if hasattr(os, "memfd_create"):
     descriptor = os.memfd_create("images")
   else:
@@ -147,7 +163,7 @@ def _shared(size):
 
 
 def _views(arrays, memory):
-  """Such arrays where they lie in the shared memory."""
+  """Returns arrays with the shapes of the given ones that use the shared memory."""
   views, at = {}, 0
   for name, array in arrays.items():
     views[name] = np.frombuffer(memory, array.dtype, array.size, at).reshape(array.shape)
@@ -155,38 +171,46 @@ def _views(arrays, memory):
   return views
 
 
-# In a worker.
+# Code that runs in a worker.
 
-_PDEATHSIG = 1  # PR_SET_PDEATHSIG: the signal that comes when the thread that started this process ends
+_PDEATHSIG = 1  # PR_SET_PDEATHSIG: sets the signal for the end of the thread that started this process
 
 
 def main(size: int, parent: int, descriptors: list[int]) -> None:
-  """Makes chunks until a pipe ends."""
+  """Makes chunks until a pipe is closed.
+
+  Args:
+    size: size of the shared memory of each connection in bytes.
+    parent: number of the trainer's process, or 0 if the kernel does not watch it.
+    descriptors: descriptors of the pipe and the shared memory of each connection.
+  """
   if parent and sys.platform == "linux":
-    # Also one that is stopped, or waits for a disk, goes with the trainer, however that ends.
+    # The worker ends with the trainer in all cases, even if the worker is stopped or waits for a disk.
     ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
       os._exit(0)
-  for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # to all: the trainer stops first, and needs images to
+  # Ignored because these signals reach all processes, and the trainer needs images until it stops.
+  for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
   threading.excepthook = _die
   logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s: input process {os.getpid()}: %(message)s")
-  images.LOG.disabled = True  # the trainer says what is skipped
+  images.LOG.disabled = True  # the trainer logs skipped images
   connections = [multiprocessing.connection.Connection(number) for number in descriptors[::2]]
   memories = [mmap.mmap(number, size) for number in descriptors[1::2]]
   try:
-    extensions.adopt(connections[0].recv())  # before the data, whose reader may be the user's
+    extensions.adopt(connections[0].recv())  # before the data are opened, because the reader may be the user's
     chunks = connections[0].recv()()
     lines = [threading.Thread(target=_serve, args=(chunks, *line)) for line in zip(connections, memories, strict=True)]
-  except (ConfigError, OSError) as error:  # the trainer could open it: its bucket has gone since, or its files changed
+  # The trainer could open the data before, so its bucket or its files have changed.
+  except (ConfigError, OSError) as error:
     lines = [threading.Thread(target=_refuse, args=(str(error), connection)) for connection in connections]
   for line in lines:
     line.start()
 
 
 def _serve(chunks, connection, memory):
-  """Makes the chunks that are asked for on one line."""
-  known = set()  # records of which the trainer has heard on this line that they are bad
+  """Makes the chunks that one connection requests."""
+  known = set()  # bad records that this connection has already reported
   while (index := _asked(connection)) is not None:
     problem = None
     try:
@@ -197,18 +221,18 @@ def _serve(chunks, connection, memory):
     reasons = {record: reason for record, reason in chunks.images.reasons.copy().items() if record not in known}
     known.update(reasons)
     connection.send((reasons, problem))
-  os._exit(0)  # the trainer is gone; other threads may be inside of a read that never ends
+  os._exit(0)  # the trainer has ended; other threads may be in a read that never ends
 
 
 def _refuse(problem, connection):
-  """Answers whatever is asked for on one line with why the data cannot be opened."""
+  """Answers all requests of one connection with the reason why the data cannot be opened."""
   while _asked(connection) is not None:
     connection.send(({}, problem))
   os._exit(0)
 
 
 def _asked(connection):
-  """The number of the chunk that is wanted next; None where the trainer is gone."""
+  """Returns the number of the next requested chunk, or None if the trainer has ended."""
   try:
     return connection.recv()
   except (EOFError, ConnectionError):
@@ -216,7 +240,7 @@ def _asked(connection):
 
 
 def _die(error):
-  """A bug in one thread ends the worker, with its traceback, and is the trainer's to tell."""
+  """Ends the worker with a traceback after a bug in one thread. The trainer reports the end."""
   sys.excepthook(error.exc_type, error.exc_value, error.exc_traceback)
   sys.stderr.flush()
   os._exit(1)

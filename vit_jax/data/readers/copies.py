@@ -14,7 +14,12 @@ UNKNOWN = 0  # key of a record that does not equal any other
 
 
 class Pair(NamedTuple):
-  """Two records with equal keys, each as (split, record number)."""
+  """Two records with equal keys.
+
+  Attributes:
+    one: (split, record number) of the first record.
+    other: (split, record number) of the second record.
+  """
 
   one: tuple[str, int]
   other: tuple[str, int]
@@ -81,7 +86,12 @@ def overlaps(splits: sources.Splits, keys: Mapping[str, np.ndarray]) -> dict[str
 
 
 def sample(pairs: Sequence[Pair], most: int) -> Sequence[Pair]:
-  """Returns up to `most` evenly spaced pairs."""
+  """Returns a selection of evenly spaced pairs.
+
+  Args:
+    pairs: the pairs.
+    most: largest number of pairs.
+  """
   return [pairs[i * len(pairs) // most] for i in range(most)] if len(pairs) > most else pairs
 
 

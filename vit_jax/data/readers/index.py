@@ -121,7 +121,11 @@ class Extents:
     return self.files.path(self.locate(record)[0])
 
   def read(self, first: int, stop: int) -> list[bytes]:
-    """Returns the records from `first` up to, but not including, `stop`.
+    """Returns neighbouring records.
+
+    Args:
+      first: number of the first record.
+      stop: number after the last record.
 
     Raises:
       OSError: if a file cannot be read, or if a record is larger than `local_files.LARGEST`.

@@ -56,7 +56,12 @@ class Records:
     return self.labels[file][number]
 
   def run(self, first: int, stop: int) -> list[bytes]:
-    """Returns the records from `first` up to, but not including, `stop`. Each one is `packed` with its label."""
+    """Returns neighbouring records, each `packed` with its label.
+
+    Args:
+      first: number of the first record.
+      stop: number after the last record.
+    """
     return [packed(self.label(i), data) for i, data in enumerate(self.extents.read(first, stop), first)]
 
 

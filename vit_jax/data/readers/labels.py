@@ -301,7 +301,12 @@ def note(files: Sequence[Mapping[str, np.ndarray]]) -> str:
 
 
 def packed(label: int | tuple[int, ...], data: bytes) -> bytes:
-  """Returns the label followed by the data, as bytes."""
+  """Returns a label followed by data, as bytes.
+
+  Args:
+    label: number of a class, or numbers of several classes.
+    data: stored bytes of a record.
+  """
   if isinstance(label, tuple):
     return struct.pack(f"<i{len(label)}i", len(label), *label) + data
   return struct.pack("<ii", -1, label) + data

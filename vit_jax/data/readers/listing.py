@@ -133,7 +133,7 @@ class Files:
 
   @functools.cached_property
   def _open(self):
-    """Function that returns an open file. Threads can still read from a file that has left the cache."""
+    """Cached function that opens a file. Threads can still read from a file that has left the cache."""
     lock = threading.Lock()
 
     @functools.lru_cache(maxsize=OPEN)

@@ -85,7 +85,12 @@ def of_members(
 
 
 def member_key(name: str, size: int) -> int:
-  """Returns the key of a member of an archive: from its name without directories, and its size in bytes."""
+  """Returns the key of a member of an archive: from its name without directories, and its size.
+
+  Args:
+    name: name of the member.
+    size: size of the member in bytes.
+  """
   return copies.key(f"{size} {name.rpartition('/')[2]}")
 
 

@@ -53,7 +53,11 @@ def stamps(files: Sequence[pathlib.Path]) -> list[tuple[int, int]]:
 
 
 class Disk(NamedTuple):
-  """A directory on a disk. Paths of its methods are relative to `root`."""
+  """A directory on a disk. Paths of its methods are relative to `root`.
+
+  Attributes:
+    root: the directory.
+  """
 
   root: pathlib.Path
 
@@ -167,7 +171,12 @@ def file_system():
 
 
 def beside(manifest: str, file: str) -> str:
-  """Returns the path of a file that a manifest names. Relative paths start at the directory of the manifest."""
+  """Returns the path of a file that a manifest names.
+
+  Args:
+    manifest: path of the manifest.
+    file: path in the manifest. Relative paths start at the directory of the manifest.
+  """
   if not file.startswith(paths.BUCKET):
     file = os.path.join(os.path.dirname(manifest), file)
   return file if file.startswith(paths.BUCKET) else os.path.expanduser(file)

@@ -42,7 +42,11 @@ class RowGroups:
     return index.locate(self._firsts, record)
 
   def read(self, first: int, stop: int) -> list[bytes]:
-    """Returns the images of the records from `first` up to, but not including, `stop`.
+    """Returns the images of neighbouring records.
+
+    Args:
+      first: number of the first record.
+      stop: number after the last record.
 
     Raises:
       OSError: if a row group cannot be read, or if an image is missing or larger than `local_files.LARGEST`.

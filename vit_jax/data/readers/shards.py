@@ -45,7 +45,11 @@ class Shards:
     self._said: set[int] = set()  # files with a logged warning about a retry
 
   def read(self, first: int, stop: int) -> list[bytes]:
-    """Returns the records from `first` up to, but not including, `stop`, with one request per file.
+    """Returns neighbouring records, with one request for each file that contains some of them.
+
+    Args:
+      first: number of the first record.
+      stop: number after the last record.
 
     Raises:
       OSError: if a file cannot be read. The error has an errno unless the file is damaged.
