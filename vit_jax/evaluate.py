@@ -1,4 +1,4 @@
-"""Evaluates weights, with 95 % intervals: those of a run, or of any file on the data of a config.
+"""Evaluates the weights of a run, or of any file on the data of a config, with 95 % intervals.
 
     python -m vit_jax.evaluate --workdir=runs/digits [--split=test]
     python -m vit_jax.evaluate --weights=PATH --config=FILE [--config.KEY=VALUE] [--split=test]

@@ -1,4 +1,4 @@
-"""Files: replaced whole or not at all, added to, read as JSON within bounds, written as CSV, cached."""
+"""File operations: atomic replacement, copies to and from buckets, JSON, CSV, and cache directories."""
 
 import contextlib
 import csv
@@ -22,8 +22,8 @@ from vit_jax.json_text import JSON_BYTES as JSON_BYTES
 from vit_jax.json_text import parse_json as parse_json
 from vit_jax.schema import ConfigError, show
 
-_HALVES = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # but those that stand for bytes of file names
-DAMAGE = (  # what NumPy and zipfile raise of damaged or hostile files, beside OSError
+_HALVES = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # all surrogates except those that represent bytes of file names
+DAMAGE = (  # exceptions of NumPy and zipfile for damaged or hostile files, in addition to OSError
   ArithmeticError,
   AssertionError,
   AttributeError,
@@ -44,23 +44,27 @@ DAMAGE = (  # what NumPy and zipfile raise of damaged or hostile files, beside O
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path, before: Callable[[], None] | None = None) -> Iterator[pathlib.Path]:
-  """Yields a temporary path on a disk to write to; its content takes the place of `path` when the context ends.
+  """Yields a temporary path to write to. When the context ends, the temporary file replaces `path`.
 
-  A reader, or a restart after a kill, sees the old file or the new one, never a part. An exception inside the context
-  keeps the old file. Several processes may write at once, each to a temporary file of its own. An object in a bucket is
-  replaced by one upload.
+  A reader, or a restart after a kill, sees either the old file or the complete new file. An exception inside the
+  context keeps the old file. Several processes may write at the same time, because each has its own temporary file. An
+  object in a bucket is replaced by one upload.
 
-  The new file keeps the mode of the old one, and its owner and group where this account may set them. Without an old
-  file the mode follows the umask. If `path` is a symbolic link, the file that it leads to is replaced, and the link
-  stays. Access control lists, extended attributes and hard links are not kept.
+  The new file keeps the mode of the old file. It keeps the owner and group too, if this account may set them. Without
+  an old file, the mode follows the umask. If `path` is a symbolic link, the file that it leads to is replaced, and the
+  link stays. Access control lists, extended attributes and hard links are not kept.
 
   Args:
     path: the file to replace.
-    before: called when all is written, by one process of the folder at a time, which then replaces the file. An
-      exception that it raises keeps the old file.
+    before: called after all bytes are written and before the file is replaced. Only one process per directory calls it
+      at a time. An exception in it keeps the old file.
 
   Raises:
-    OSError: the file cannot be written, nothing was written, or `path` is no regular file.
+    OSError: the file cannot be written, the context wrote no data, or `path` is not a regular file.
+
+  Example:
+    with replacing(pathlib.Path("figures.json")) as partial:
+      partial.write_text("{}")
   """
   if paths.in_bucket(path):
     with tempfile.TemporaryDirectory(prefix="vit_jax_") as folder:
@@ -75,7 +79,7 @@ def replacing(path: pathlib.Path, before: Callable[[], None] | None = None) -> I
     with locks.partial(target) as partial:
       try:
         mode = ownership.take_mode(target, partial)
-        os.utime(partial, (0, 0))  # writing, and opening to write, change that
+        os.utime(partial, (0, 0))  # Opening the file for writing changes this time.
         yield partial
         if not partial.stat().st_mtime_ns:
           raise FileNotFoundError(errno.ENOENT, "nothing was written", str(path))
@@ -87,12 +91,23 @@ def replacing(path: pathlib.Path, before: Callable[[], None] | None = None) -> I
             before()
           os.replace(partial, target)
       finally:
-        with contextlib.suppress(OSError):  # of what went wrong before, if anything
+        with contextlib.suppress(OSError):  # an earlier error takes precedence
           partial.unlink()
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-  """Replaces a file by the text, see `replacing`."""
+  """Replaces a file by a text atomically, see `replacing`.
+
+  Args:
+    path: the file, on a disk or in a bucket.
+    text: the new content.
+
+  Raises:
+    OSError: the file cannot be written.
+
+  Example:
+    write_text(pathlib.Path("notes.txt"), "first line")
+  """
   if paths.in_bucket(path):  # in one request
     with disk.writing(path):
       path.write_bytes(text.encode())
@@ -102,7 +117,16 @@ def write_text(path: pathlib.Path, text: str) -> None:
 
 
 def write_together(documents: Mapping[pathlib.Path, str]) -> None:
-  """Writes texts, of which none is left where one cannot be written; one that is there already with its text stays."""
+  """Writes several texts. If one cannot be written, those written before are removed.
+
+  A file that already has its text is neither written nor removed.
+
+  Args:
+    documents: maps paths to texts.
+
+  Raises:
+    OSError: a file cannot be written.
+  """
   made = []
   try:
     for path, text in documents.items():
@@ -116,28 +140,37 @@ def write_together(documents: Mapping[pathlib.Path, str]) -> None:
 
 
 def copy(source: pathlib.Path, target: pathlib.Path) -> None:
-  """Copies a file or a folder into a bucket; an object appears there whole or not at all."""
+  """Copies a file or directory into a bucket. Each object appears as a whole.
+
+  Args:
+    source: file or directory on a disk.
+    target: path in a bucket.
+  """
   if source.is_dir():
     for each in sorted(source.iterdir()):
       copy(each, target / each.name)
     return
-  from vit_jax import buckets  # gcsfs, if it is there, takes a second
+  from vit_jax import buckets  # gcsfs takes a second to import
 
   with disk.writing(target):
     buckets.FileSystem().put_file(str(source), str(target))
 
 
 def local(path: pathlib.Path, beside: Sequence[str] = ()) -> pathlib.Path:
-  """The file itself, or of an object in a bucket a copy on this machine's disk, for libraries that read nothing else.
+  """Returns a path on the local disk, for libraries that cannot read from buckets.
 
-  The copy is kept in the cache under bucket, name and version of the object (`buckets.version`). The objects of its
-  folder whose names are in `beside` are copied too.
+  A file on a disk is returned unchanged. An object in a bucket is copied to the cache. Its directory there depends on
+  the bucket, the name and the version of the object (`buckets.version`).
+
+  Args:
+    path: the file or object.
+    beside: names of objects in the same directory to copy too, if they exist.
   """
   if not paths.in_bucket(path):
     return path
   folder = local_cache("objects")
   there = [path, *(other for name in beside if (other := path.with_name(name)).exists())]
-  from vit_jax import buckets  # gcsfs, if it is there, takes a second
+  from vit_jax import buckets  # gcsfs takes a second to import
 
   file_system = buckets.FileSystem()
   about = [(str(each), buckets.version(file_system.info(str(each)))) for each in there]
@@ -152,9 +185,17 @@ def local(path: pathlib.Path, beside: Sequence[str] = ()) -> pathlib.Path:
 
 
 def read_json(path: pathlib.Path) -> dict | None:
-  """The JSON object in a file; None where there is no such file, or an empty object. OSError for a bucket's trouble.
+  """Reads a JSON object.
 
-  ConfigError for what is no such text, and for a link that leads nowhere.
+  Args:
+    path: the file, on a disk or in a bucket.
+
+  Returns:
+    The object, or None if the file does not exist or the object is empty.
+
+  Raises:
+    ConfigError: the file is not a JSON object, or it is a dangling link.
+    OSError: the bucket fails.
   """
   try:
     data = content(path) if paths.in_bucket(path) else _read(path)
@@ -169,7 +210,7 @@ def read_json(path: pathlib.Path) -> dict | None:
 
 
 def _read(path):
-  """The beginning of a file of a disk, None where there is none; ValueError where it cannot be read."""
+  """Reads the first bytes of a file on a disk, or returns None if it is missing. Raises ValueError on failure."""
   try:
     if not path.exists():
       if path.is_symlink():
@@ -185,7 +226,7 @@ def _read(path):
 
 
 def content(path: pathlib.Path) -> bytes | None:
-  """What a file holds; None where there is none."""
+  """Returns the content of a file, or None if it does not exist."""
   try:
     return path.read_bytes()
   except FileNotFoundError:
@@ -193,7 +234,7 @@ def content(path: pathlib.Path) -> bytes | None:
 
 
 def size(path: pathlib.Path) -> int | None:
-  """Bytes of a file; None where there is none."""
+  """Returns the size of a file in bytes, or None if it does not exist."""
   try:
     status = path.stat()
   except FileNotFoundError:
@@ -202,8 +243,16 @@ def size(path: pathlib.Path) -> int | None:
 
 
 def write_csv(path: pathlib.Path, rows: Iterable[Sequence]) -> None:
-  """Replaces a file by rows of cells, numbers and texts; of these, names that come from elsewhere are `csv_name`s."""
-  # Names of files need not be UTF-8; Python carries such bytes as surrogates, and they go out as they came.
+  """Replaces a CSV file.
+
+  Args:
+    path: the file.
+    rows: rows of numbers and texts. Names that come from users or files must be passed through `csv_name`.
+
+  Raises:
+    OSError: the file cannot be written.
+  """
+  # Names of files need not be valid UTF-8. Python represents such bytes as surrogates, and they are written unchanged.
   with replacing(path) as partial, partial.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
     plain, quoted = (csv.writer(file, lineterminator="\n", quoting=q) for q in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL))
     for row in rows:  # before Python 3.13 a cell with \r alone is not quoted
@@ -211,28 +260,45 @@ def write_csv(path: pathlib.Path, rows: Iterable[Sequence]) -> None:
 
 
 def csv_name(name: str) -> str:
-  """A name as a cell: with ' in front where a spreadsheet would compute with it, or where it begins with ' itself.
+  """Returns a name as a CSV cell that spreadsheets do not evaluate.
 
-  Whoever reads it takes the first ' away. Half of a pair of UTF-16, which JSON may have and no file, becomes U+FFFD.
+  A name that starts like a formula, or with an apostrophe, gets an apostrophe in front. Readers must remove the first
+  apostrophe. An unpaired UTF-16 surrogate, which JSON may contain but files may not, becomes U+FFFD.
   """
   name = _HALVES.sub("\ufffd", name)
   return f"'{name}" if name[:1] in tuple("=+-@\t\r\n'＝＋－＠") else name
 
 
 def cache(kind: str) -> pathlib.Path:
-  """Returns the directory of what can be computed again: $XDG_CACHE_HOME/vit_jax, else ~/.cache/vit_jax."""
+  """Returns the directory for data that can be recomputed: $XDG_CACHE_HOME/vit_jax, or ~/.cache/vit_jax by default.
+
+  Args:
+    kind: name of the subdirectory.
+  """
   folder = paths.path(os.environ.get("XDG_CACHE_HOME") or paths.expand(pathlib.Path("~/.cache")))
   return folder / "vit_jax" / kind
 
 
 def local_cache(kind: str) -> pathlib.Path:
-  """Returns the same on this machine's disk: ~/.cache/vit_jax if the other is in a bucket."""
+  """Returns the same directory as `cache`, or ~/.cache/vit_jax if that one is in a bucket.
+
+  Args:
+    kind: name of the subdirectory.
+  """
   folder = cache(kind)
   return paths.expand(pathlib.Path("~/.cache/vit_jax", kind)) if paths.in_bucket(folder) else folder
 
 
 def check_path(path: pathlib.Path, suffixes: Sequence[str] = (".csv", ".npz")) -> None:
-  """ConfigError for a path that nothing can be written to, before the work starts."""
+  """Checks an output path before the work starts.
+
+  Args:
+    path: the path.
+    suffixes: supported suffixes.
+
+  Raises:
+    ConfigError: the suffix is not supported, the path is a directory, or its parent directory does not exist.
+  """
   if path.suffix.lower() not in suffixes:
     raise ConfigError(f"{path}: {path.suffix or 'no suffix'} is not a format; end the name in {' or '.join(suffixes)}")
   if path.is_dir():

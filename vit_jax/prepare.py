@@ -1,18 +1,21 @@
-"""Writes a dataset to a disk or a bucket, once.
+"""Prepares datasets, draws contact sheets, and checks image folders.
 
     python -m vit_jax.prepare digits [--data_dir=DIR]
     python -m vit_jax.prepare NAME --data.name=folder --data.path=/photos [--data.KEY=VALUE] [--size=256]
 
-The first is a dataset of the catalog, or of any TFDS builder. The second is a corpus of your own, of whatever a reader
-reads: docs/data.md. Both are array_record datasets of TFDS, and the same command goes on after a kill.
+The first command writes a dataset of the catalog, or of any TFDS builder. The second command writes your own corpus
+from any data that a reader supports: docs/data.md. Both write array_record datasets of TFDS, on a disk or in a bucket.
+After a kill, the same command continues.
 
     python -m vit_jax.prepare --show=configs/digits.py [--config.KEY=VALUE] [--out=show.png]
 
-writes nothing but a picture: images of a run's first batch as the model will see them, classes, and what stands out.
+draws a contact sheet and writes no dataset. The sheet shows images of a run's first batch as the model will see them,
+the classes, and outliers.
 
     python -m vit_jax.prepare --check=/photos [--move-bad=DIR]
 
-decodes every image of a folder, lists those that are bad, with exit code 1 if there are any, and sets them aside.
+decodes every image of a folder and lists the bad ones. Exit code 1 means that there are bad images. --move-bad moves
+them to another folder.
 """
 
 import argparse
@@ -43,7 +46,17 @@ FORMS = (  # flags of the three forms of the command
 
 
 def input_choice(words: Mapping[str, str]) -> dict:
-  """The choice that `--data.KEY=VALUE` make, bound and plain. ConfigError at the flag, as for `--config.data.KEY`."""
+  """Builds the data choice that the flags `--data.KEY=VALUE` describe.
+
+  Args:
+    words: maps keys to texts.
+
+  Returns:
+    The bound choice as plain values.
+
+  Raises:
+    ConfigError: a key is unknown or has an invalid value, or the reader is not named.
+  """
   choice = flags.choice(words, "data")
   with schema.at("data"):
     if "name" not in choice:
@@ -53,7 +66,14 @@ def input_choice(words: Mapping[str, str]) -> dict:
 
 
 def corpus(arguments) -> list[str]:
-  """Writes the corpus of the command line; lines about it."""
+  """Writes the corpus of the command line.
+
+  Args:
+    arguments: parsed flags.
+
+  Returns:
+    Lines for the screen.
+  """
   choice = input_choice(arguments.data)
   root = tfds.data_dir(arguments.data_dir and str(arguments.data_dir))
   if paths.in_bucket(root):
@@ -68,19 +88,33 @@ def corpus(arguments) -> list[str]:
 
 
 def show(arguments: argparse.Namespace) -> list[str]:
-  """Draws the contact sheet of the config of the command line; lines about it."""
+  """Draws the contact sheet of a config.
+
+  Args:
+    arguments: parsed flags.
+
+  Returns:
+    Lines for the screen.
+  """
   import jax
 
-  from vit_jax import build, config, preview  # all that a run is made of: what prepares does without
+  from vit_jax import build, config, preview  # imports all modules of a run, which preparation does not need
 
-  jax.config.update("jax_platforms", "cpu")  # an accelerator may be at work on another run
+  jax.config.update("jax_platforms", "cpu")  # another run may be using the accelerator
   changes = arguments.overrides | {"init.from": "none"}  # no weights are read
   run = build.complete(config.resolve(flags.load(arguments.show, changes)))
   return preview.write(run, arguments.out or cli.path("show.png"), arguments.sample or preview.SAMPLE)
 
 
 def check(arguments: argparse.Namespace) -> None:
-  """Checks the folder of the command line, and prints lines about it; ends with code 1 where images are bad."""
+  """Checks an image folder and prints the result. Ends the program with exit code 1 if images are bad.
+
+  Args:
+    arguments: parsed flags.
+
+  Raises:
+    ConfigError: the folder cannot be read.
+  """
   try:
     lines, bad = checking.check(paths.expand(arguments.check), arguments.move_bad and paths.expand(arguments.move_bad))
   except ImageError as error:
@@ -91,12 +125,12 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def _flag(name):
-  """Returns the flag, key of a flag or argument that a name of `argparse` stands for."""
+  """Returns the flag, key or argument that has a name in the parsed flags."""
   return {"name": "NAME", "data_dir": "--data_dir"}.get(name, "--" + (name if "." in name else name.replace("_", "-")))
 
 
 def _allowed(arguments):
-  """ConfigError for a flag that the form of the command which is written does not take."""
+  """Raises ConfigError for a flag that does not belong to the form of the command."""
   if arguments.check is not None:
     form = "--check=PATH takes --move-bad=DIR alone"
     others = [*OF_A_CORPUS, "name", "data_dir", "processes", "show", "out", "sample"]
@@ -124,7 +158,7 @@ def _allowed(arguments):
 
 
 def _lines(arguments):
-  """Does what the command line asks for; lines about it."""
+  """Executes the command and returns lines for the screen."""
   if arguments.show is not None:
     return show(arguments)
   if arguments.data:
@@ -135,7 +169,7 @@ def _lines(arguments):
 
 
 def main() -> None:
-  """Reads flags, prepares, says where."""
+  """Reads the flags, prepares data and prints the location."""
   parser = cli.Parser("prepare", __doc__, data=True, forms=FORMS)
   count = cli.number(schema.Count)
   parser.add_argument(
@@ -182,7 +216,8 @@ def main() -> None:
   parser.add_argument("--move-bad", type=cli.path, metavar="DIR", help="of --check, where bad images are moved to")
   arguments = parser.parse()
   _allowed(arguments)
-  os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # TFDS encodes with TensorFlow, which must not see it
+  # TFDS encodes with TensorFlow, which must not use the accelerator
+  os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
   with runtime.stoppable():
     if arguments.check is not None:
       check(arguments)

@@ -1,9 +1,9 @@
-"""Makes a page to look at, of runs, sweeps or weights: python -m vit_jax.report runs/digits
+"""Writes an HTML report on runs, sweeps or weights: python -m vit_jax.report runs/digits
 
-One HTML file that loads nothing from anywhere: what came of it and what it cost, the curves, what the model saw and
-what it got wrong, and what is inside of it. Several PATHs are compared; of a sweep, all trials that have begun. `train`
-and `sweep` end by making one in their workdir. With --export the lines of the runs' metrics go to a tracker instead,
-and with the same command later those that are new.
+The report is one HTML file that loads no other files. It shows results and cost, curves, the images that the model saw
+and misclassified, and the model's weights and attention. Several PATHs are compared. A sweep is shown with all trials
+that have started. `train` and `sweep` write a report in their workdir at the end. With --export, the metrics of the
+runs are sent to a tracker instead. The same command later sends only new lines.
 """
 
 import pathlib
@@ -17,7 +17,7 @@ from vit_jax.runtime import say
 
 
 def main() -> None:
-  """Reads flags, writes the page."""
+  """Reads the flags and writes the report."""
   parser = cli.Parser("report", __doc__)
   images = "files or folders to show attention over; by default test images of the run"
   limit = "images that the best run is measured on again, at most, to see what it gets wrong"
@@ -40,7 +40,18 @@ def main() -> None:
 
 
 def export(workdirs: list[pathlib.Path], to: str, project: str) -> None:
-  """Gives a tracker the runs' lines; of several runs, those that have measured nothing yet are said and left out."""
+  """Sends the metrics of runs to a tracker.
+
+  If some of the runs have no metrics yet, a message names them and they are skipped.
+
+  Args:
+    workdirs: workdirs of the runs.
+    to: name of the tracker.
+    project: project in the tracker.
+
+  Raises:
+    ConfigError: there are no runs, or the tracker cannot be used.
+  """
   if not workdirs:
     raise schema.ConfigError(f"--export: there is no run among the PATHs, whose metrics {to} could get; name a workdir")
   measured = [workdir for workdir in workdirs if trackers.measured(workdir)]
@@ -52,7 +63,11 @@ def export(workdirs: list[pathlib.Path], to: str, project: str) -> None:
 
 
 def default(places: list[pathlib.Path]) -> pathlib.Path:
-  """Where the page goes that nobody gave a name."""
+  """Returns the default path of the report: in the workdir if there is only one, or else in the current directory.
+
+  Args:
+    places: PATHs of the command line.
+  """
   return places[0] / report.NAME if len(places) == 1 and places[0].is_dir() else pathlib.Path(report.NAME)
 
 

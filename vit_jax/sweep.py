@@ -1,17 +1,22 @@
-"""Trains what a config's `sweep()` lists, chooses the best setting, trains it again where that is asked, scores it.
+"""Runs the trials of a config, selects the best setting and measures it on test.
+
+A config defines its trials by `sweep()`. The command line is:
 
     python -m vit_jax.sweep --config=configs/finetune.py:cifar100 --workdir=runs/sweep \\
         --config.init.from=B_16.npz [--parallel=N]
 
-Trials run as `vit_jax.train`, several at a time with --parallel, each on devices of its own. They are measured on the
-split that decides and not on test; the best setting alone is, once. The same command continues a sweep that was stopped
-or killed; a trial that failed is written down with its error and not tried again, unless --retry says so. --render
-prints the trials as commands for other launchers, and once all have ended the last runs too; --launch="--backend=qr
---tpu=v3-8 ..." makes them commands of `launch`. Where they share the workdir, the sweep takes what is finished, with
---collect that alone. `python -m launch sweep` does all of this.
+Each trial runs as `vit_jax.train`. With --parallel, several trials run at the same time on disjoint devices. Trials
+are measured on the split that decides, and not on test. Only the best setting is measured on test, once. If the sweep
+has `final` changes, the best setting is first trained again. The same command continues a sweep that was stopped or
+killed. A failed trial is recorded with its error and is not repeated without --retry.
 
-It leaves sweep.json, sweep.md (the table), sweep.png (the settings, or which key matters), a log and a workdir of each.
-Exit codes: 0 finished, 2 mistake or nothing to choose from, 42 asked to stop, 130 Ctrl-C.
+--render prints the trials as commands for other launchers. When all trials have ended, it prints the final runs too.
+--launch="--backend=qr --tpu=v3-8 ..." prints commands of `launch`. If such trials share the workdir, the sweep uses
+their results. --collect only collects finished results. `python -m launch sweep` does all of this.
+
+The workdir contains sweep.json, sweep.md (the table), sweep.png (the settings, or the importance of each key), and a
+log and a workdir for each trial. Exit codes: 0 finished, 2 user error or no trial to choose from, 42 stopped on
+request, 130 Ctrl-C.
 """
 
 import argparse
@@ -28,7 +33,7 @@ from vit_jax.sweeps.trials import Trial
 
 
 def main() -> None:
-  """Reads flags, checks every trial, runs the study."""
+  """Reads the flags, checks every trial and runs the sweep."""
   args, study = parse()
   trials = study.trials()
   study.check(trials)
@@ -42,13 +47,20 @@ def main() -> None:
   check_data(trials, study.sweep.decide, study.sweep.over)
   say(f"{amount(len(trials), 'different trial')} of the {len(study.sweep.trials)} listed")
   search.search(study, trials, groups, args.retry)
-  from vit_jax.reports import report  # what draws takes its time
+  from vit_jax.reports import report  # drawing libraries are slow to import
 
   report.make_at_end(study.workdir)
 
 
 def parse() -> tuple[argparse.Namespace, Study]:
-  """The flags, and the study that they name; ConfigError for a mistake in them."""
+  """Parses the flags.
+
+  Returns:
+    The flags and the study.
+
+  Raises:
+    ConfigError: a flag or the config is invalid, or the workdir is in use.
+  """
   parser = cli.Parser("sweep", __doc__)
   parser.add_argument(
     "--config", required=True, help="file with a sweep(), or file:argument; --config.KEY=VALUE for all"
@@ -75,11 +87,15 @@ def parse() -> tuple[argparse.Namespace, Study]:
 
 
 def render(study: Study, trials: Sequence[Trial], decide: bool = False, launch: str | None = None) -> None:
-  """Prints the command of each trial, or as a comment why it is impossible; once all have ended, of the last runs too.
+  """Prints the command of each trial, and of the final runs after all trials have ended.
+
+  An impossible trial is printed as a comment with the reason.
 
   Args:
-    decide: whether the last runs follow from those trials that are done, though others are not.
-    launch: flags of `python -m launch run`, which starts each then, under the name of the workdir; None for none.
+    study: the study.
+    trials: its trials.
+    decide: whether to select the best of the finished trials although others are not finished.
+    launch: flags of `python -m launch run`, to print commands that start each trial under the name of the workdir.
   """
   name = re.sub("[^a-z0-9]+", "-", study.workdir.name.lower()).strip("-") or "sweep"
   for letter, runs in (("t", trials), ("f", search.last_runs(study, trials, decide)[1])):

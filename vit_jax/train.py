@@ -1,7 +1,7 @@
 """Trains a model: python -m vit_jax.train --config=configs/digits.py --workdir=runs/digits [--config.optim.lr=1e-3]
 
-The same command continues a run that was stopped or killed, to the same result bit for bit. Exit codes are those of
-`runtime.EXITS`: 0 finished, 2 a mistake to mend, 42 stopped as asked (run it again), 44 loss not finite, ...
+The same command continues a run that was stopped or killed, with bit-identical results. `runtime.EXITS` lists the exit
+codes: 0 finished, 2 user error, 42 stopped on request (run the command again), 44 loss not finite, ...
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from vit_jax.data import catalog, sources
 from vit_jax.importers import adoption
 from vit_jax.runtime import say
 
-# What a restart in the same workdir may change.
+# Keys that a restart in the same workdir may change.
 MAY_CHANGE = (
   "total",
   "log",
@@ -53,7 +53,7 @@ MAY_CHANGE = (
 
 
 def main() -> None:
-  """Reads flags, checks everything, trains."""
+  """Reads the flags, checks everything and trains."""
   parser = cli.Parser("train", __doc__)
   parser.add_argument("--config", required=True, help=cli.CONFIG)
   parser.add_argument("--workdir", required=True, type=cli.workdir, help="where the run lives; one run each")
@@ -70,14 +70,14 @@ def main() -> None:
   if arguments.profile < 0:
     raise schema.ConfigError(f"--profile: {arguments.profile} is not a number of steps")
 
-  with runtime.joined(run.limits) as watch:  # from here on a SIGTERM is not lost
+  with runtime.joined(run.limits) as watch:  # from here on SIGTERM is handled
     runtime.agree(runtime.obstacle(workdir) if runtime.process() == 0 else None)
     run = as_begun(arguments.config, overrides, run, workdir)
     parts = build.build(run, jax.devices())
     runtime.note(parts.images.source.note)
     runtime.agree(bad_images(run, parts.images.source) if runtime.process() == 0 else None)
     runtime.compare({"config": schema.plain(run), "workdir": str(workdir)} | identity.alike(parts.identity))
-    # A checkpoint has the times of change that the first process saw; copies on other hosts may have others.
+    # A checkpoint contains the times of change that the first process saw. Copies on other hosts may have other times.
     runtime.agree(objection(workdir, parts, arguments.accept_data) if runtime.process() == 0 else None)
     with watch.phase("restore"):
       has_state = runtime.gather(json.dumps(checkpoints.exist(workdir)), "workdir")[0] == "true"
@@ -100,26 +100,43 @@ def main() -> None:
     say(f"  {chosen}")
   for line in clock.summary(result["train_seconds"], result["images_per_second"]):
     say(line)
-  for line in clock.lines(result["goodput"]) if "goodput" in result else ():  # older results have none
+  for line in clock.lines(result["goodput"]) if "goodput" in result else ():  # older results have no goodput
     say(line)
   say(f"\n  figures   {workdir / 'result.json'}")
   say(f"  curves    tensorboard {schema.texts.flag('logdir', workdir / 'tensorboard')}")
   if jax.process_index() == 0 and not arguments.no_report:
-    from vit_jax.reports import report  # what draws takes its time
+    from vit_jax.reports import report  # drawing libraries are slow to import
 
     if result != before or not (workdir / report.NAME).exists():
       report.make_at_end(workdir)
 
 
 def first_batch(run: config.Run, source: sources.Source) -> dict[str, bytes]:
-  """What the model sees first, for TensorBoard: PNGs by name."""
-  from vit_jax import preview  # what draws takes its time
+  """Draws the first images that the model sees, for TensorBoard.
+
+  Args:
+    run: a completed run.
+    source: the training images.
+
+  Returns:
+    Maps names to bytes of PNG files.
+  """
+  from vit_jax import preview  # drawing libraries are slow to import
 
   return {"first batch": preview.picture(run, source)}
 
 
 def note_recipe(workdir: pathlib.Path, file: str, changes: list[str], used: list[dict]) -> None:
-  """Writes the config file, its docstring, what flags changed, the command, the processor, and the extensions used."""
+  """Writes recipe.json.
+
+  The file contains the config file, its docstring, changes by flags, the command, the processor, and the extensions.
+
+  Args:
+    workdir: the workdir.
+    file: the config file.
+    changes: result of `changes_of`.
+    used: record of the extensions.
+  """
   command = shlex.join(["python", "-m", "vit_jax.train", *sys.argv[1:]])
   about = {"config": file, "about": flags.module(file)[0].__doc__, "changes": changes, "command": command}
   about |= {"processor": hardware.processor(), "extensions": used}
@@ -128,7 +145,15 @@ def note_recipe(workdir: pathlib.Path, file: str, changes: list[str], used: list
 
 
 def changes_of(file, run: config.Run, overrides: dict[str, str]) -> list[str]:
-  """What the flags made of the file's own run; of a file that needs flags to be a run, the flags."""
+  """Returns the differences between a run and the run of its config file without flags, one line for each.
+
+  If the file requires flags to be complete, the flags are returned.
+
+  Args:
+    file: editable config of the file.
+    run: the run with flags.
+    overrides: the flags.
+  """
   try:
     before = build.complete(config.resolve(file), adopt=False)
   except schema.ConfigError:
@@ -137,16 +162,16 @@ def changes_of(file, run: config.Run, overrides: dict[str, str]) -> list[str]:
 
 
 def as_begun(file: str, overrides: dict[str, str], run: config.Run, workdir: pathlib.Path) -> config.Run:
-  """Returns the run with what the run in its workdir did, for keys that the config does not set.
+  """Returns the run with settings of the run in its workdir, for keys that the config does not set.
 
-  These are keys that did not exist or had another default when that run started, and settings that it adopted from
-  the weights that it started from. So a restart needs neither the file of weights nor the same file.
+  These are keys that did not exist or had another default when that run started. They also include settings that the
+  run adopted from its initial weights. A restart therefore needs neither the weight file nor the same config file.
 
   Args:
-    file: of the config.
-    overrides: flags.
-    run: that both make.
-    workdir: the files of the first process count.
+    file: the config file.
+    overrides: the flags.
+    run: the run of both.
+    workdir: the workdir, which the first process reads.
   """
   stored = {}
   if runtime.process() == 0 and workdir.is_dir():
@@ -154,7 +179,7 @@ def as_begun(file: str, overrides: dict[str, str], run: config.Run, workdir: pat
   before = {"older": renames.kept(stored), "adopted": adoption.recorded(renames.run(stored))}
   before = json.loads(runtime.gather(json.dumps(before), "older")[0])
   older, editable = before["older"], flags.load(file, overrides)
-  whole = schema.plain(run)  # has each key that its choices take, so that those of other choices are left out
+  whole = schema.plain(run)  # has each key that its choices accept, so that keys of other choices are ignored
   missing = [
     key
     for key in older
@@ -172,7 +197,14 @@ def as_begun(file: str, overrides: dict[str, str], run: config.Run, workdir: pat
 
 
 def bad_images(run: config.Run, source: sources.Source) -> str | None:
-  """All bad images of a folder that is small enough to look at all of them, if they are reason not to begin."""
+  """Returns the reason why a run must not start because of bad images, or None.
+
+  Only image folders that are small enough to decode completely are checked.
+
+  Args:
+    run: a completed run.
+    source: the training images.
+  """
   if run.data.name != "folder" or source.remote:
     return None
   own = [c.args["split"] for c in run.evals.values() if c.name == "accuracy" and c.args["data"] is None]
@@ -181,15 +213,20 @@ def bad_images(run: config.Run, source: sources.Source) -> str | None:
 
 
 def may_change(key: str) -> bool:
-  """Whether a restart in the same workdir may change this key of the config."""
+  """Returns whether a restart in the same workdir may change this key of the config."""
   return any(fnmatch.fnmatchcase(key, each) or key.startswith(f"{each}.") for each in MAY_CHANGE)
 
 
 def objection(workdir: pathlib.Path, parts: build.Parts, accept: bool = False) -> str | None:
-  """Why a run may not use the workdir: it holds one with another config, or on other data. None if it may.
+  """Returns the reason why a run cannot use a workdir, or None if it can.
 
-  The newest checkpoint says what it is of; config.json counts where there is none, or one from before it said so.
-  `accept`: the data may be other files with the same images.
+  A workdir cannot be used if its run has another config or other data. The newest checkpoint contains this information.
+  The file config.json is used if there is no checkpoint, or if the checkpoint is too old to contain it.
+
+  Args:
+    workdir: the workdir.
+    parts: the run.
+    accept: whether to accept other files with the same images.
   """
   if workdir.exists() and not workdir.is_dir():
     return f"--workdir: {workdir} is a file; name a directory"
@@ -201,7 +238,7 @@ def objection(workdir: pathlib.Path, parts: build.Parts, accept: bool = False) -
         f"--workdir: {workdir} holds checkpoints that do not say of what, and no config.json; take another directory"
       )
     return None
-  with contextlib.suppress(schema.ConfigError):  # keys that are new since then have their defaults
+  with contextlib.suppress(schema.ConfigError):  # keys that were added since then have their defaults
     extensions.restore_of(workdir, about)
     before = schema.plain(build.complete(config.resolve(renames.run(before)), adopt=False))
   now = schema.plain(parts.run)

@@ -1,4 +1,4 @@
-"""What a run writes for TensorBoard: scalars, which metrics.jsonl gets too, pictures, its config, and a profile."""
+"""Output files of a run: metrics.jsonl, and TensorBoard files with scalars, pictures, texts and a profile."""
 
 import functools
 import io
@@ -14,11 +14,16 @@ from vit_jax.schema import ConfigError, texts
 
 
 class Writer:
-  """Scalars to TensorBoard files and to `metrics.jsonl`, by process 0 only: a resource with a close."""
+  """Writes scalars to TensorBoard files and to `metrics.jsonl`. Only process 0 writes. It must be closed.
+
+  Args:
+    workdir: the workdir.
+    start: step from which the run continues. Lines of later steps, which a killed run wrote, are removed.
+    active: whether this process writes.
+    again: whether evaluations of step `start` will be repeated, so that their lines are removed too.
+  """
 
   def __init__(self, workdir: pathlib.Path, start: int, active: bool, again: bool = False):
-    """`start` is the step that the run begins at: later lines, of a run that was killed, are dropped; and those of
-    evaluations of that step, if these are made `again`."""
     self._active = active
     if not active:
       return
@@ -32,48 +37,74 @@ class Writer:
     self._events = events.EventFile(workdir / "tensorboard")
 
   def write(self, step: int, scalars: dict[str, float]) -> None:
-    """One line and one point per scalar; returns at once. OSError if the line cannot be written."""
+    """Writes one line, and one point for each scalar. Returns without waiting for a bucket.
+
+    Args:
+      step: step of the scalars.
+      scalars: values by name.
+
+    Raises:
+      OSError: the line cannot be written.
+    """
     if self._active:
       self._lines.add((json.dumps({"step": step, **scalars}) + "\n").encode())
       self._events.write(step, scalars)
 
   def image(self, step: int, name: str, png: bytes) -> None:
-    """A picture for TensorBoard alone, the bytes of a PNG."""
+    """Writes an image to TensorBoard.
+
+    Args:
+      step: step of the image.
+      name: tag of the image.
+      png: bytes of a PNG file.
+    """
     if self._active:
       self._events.image(step, name, png)
 
   def text(self, step: int, name: str, markdown: str) -> None:
-    """A text for TensorBoard alone."""
+    """Writes a text to TensorBoard.
+
+    Args:
+      step: step of the text.
+      name: tag of the text.
+      markdown: the text.
+    """
     if self._active:
       self._events.text(step, name, markdown)
 
   def flush(self) -> None:
-    """Brings all lines where a restart finds them: before a state is saved that they lead up to."""
+    """Makes all lines available for a restart. It must be called before a checkpoint of the same step is saved."""
     if self._active:
       self._lines.flush()
       self._events.flush()
 
   def close(self) -> None:
-    """Ends both files."""
+    """Closes both files."""
     if self._active:
       self._events.close()
       self._lines.close()
 
 
 class Trace:
-  """A profile of some steps for TensorBoard: a resource with a close."""
+  """Writes a profile of some steps for TensorBoard. It must be closed.
 
-  SKIPPED = 3  # the first steps of a process are not like the others
+  Args:
+    workdir: the workdir.
+    start: step from which the process continues.
+    steps: number of steps to profile. With 0 no profile is written.
+  """
+
+  SKIPPED = 3  # the first steps of a process are not typical
 
   def __init__(self, workdir: pathlib.Path, start: int, steps: int):
-    """`start` is the step that the process begins at; of 0 `steps` nothing is written."""
     self._folder = workdir / "tensorboard"
-    self._local = None  # where JAX writes what then goes to a bucket, which it cannot write to
+    # local directory for a profile that is then copied to a bucket, because JAX cannot write to buckets
+    self._local = None
     self._first, self._end = start + self.SKIPPED, start + self.SKIPPED + steps
     self._running = False
 
   def step(self, step: int) -> jax.profiler.StepTraceAnnotation:
-    """Context around a step; the profile begins and ends with certain ones."""
+    """Returns the context for a step. The profile starts and ends with certain steps."""
     if step == self._end:
       self.close()
     elif step == self._first:
@@ -83,7 +114,7 @@ class Trace:
     return jax.profiler.StepTraceAnnotation("train", step_num=step)
 
   def close(self) -> None:
-    """Ends and writes the profile, if one is being taken."""
+    """Ends and writes the profile, if one is being recorded."""
     if self._running:
       self._running = False
       try:
@@ -98,7 +129,7 @@ class Trace:
 
 
 def _drop_after(path, chosen):
-  """Keeps the lines of a file on a disk that are `chosen`."""
+  """Filters the lines of a file on a disk."""
   if not path.exists():
     return
   if not path.is_file():
@@ -109,7 +140,7 @@ def _drop_after(path, chosen):
 
 
 def _kept(lines, start, again):
-  """The whole lines of steps up to `start`; a kill may have left later ones, or half a line. See `Writer`."""
+  """Returns the complete lines up to step `start`. A kill may leave later lines, or half a line. See `Writer`."""
   lines = io.BytesIO(lines) if isinstance(lines, bytes) else lines
   kept = []
   while line := lines.readline(files.JSON_BYTES):
@@ -119,5 +150,5 @@ def _kept(lines, start, again):
       if values["step"] < start + (not (again and evaluated)):
         kept.append(line.decode().rstrip("\r\n") + "\n")
     except (ValueError, KeyError, TypeError, AttributeError):
-      continue  # torn by a kill, or none of ours
+      continue  # incomplete because of a kill, or not written by this program
   return "".join(kept).encode()
