@@ -1,7 +1,8 @@
-"""Registration of a user's own readers, datasets, tasks, models, evaluations, optimizers and schedules.
+"""Registration of user-defined readers, datasets, tasks, models, evaluations, optimizers and schedules.
 
-A registered name behaves as a built-in name: its keyword-only parameters are the keys of the config, with their types
-and defaults, and a mistake in a config is one line. `docs/extend.md` shows an example of each decorator.
+A registered name behaves like a built-in name. The keyword-only parameters of the registered function are the keys of
+the config, with their types and defaults. An error in a config is reported in one line. `docs/extend.md` shows an
+example of each decorator.
 
 Example:
   from vit_jax import register
@@ -31,9 +32,9 @@ from vit_jax.schema import ConfigError, checks, nearest, show
 
 __all__ = ["dataset", "evaluation", "model", "optimizer", "reader", "schedule", "task"]
 
-Decorated = TypeVar("Decorated", bound=Callable)  # a decorator returns what it decorates
+Decorated = TypeVar("Decorated", bound=Callable)  # a decorator returns the function or class that it decorates
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_./+-]*")
-_RESERVED = ("none", "default")  # words that have a meaning as a value in a flag
+_RESERVED = ("none", "default")  # words with a special meaning as the value of a flag
 _ROW = {field.name for field in dataclasses.fields(Row)} - {"reader"}
 _TASK = ("headline", "classes", "patch", "frozen", "sharding", "init", "examples", "objective", "predict")
 
@@ -41,19 +42,20 @@ _TASK = ("headline", "classes", "patch", "frozen", "sharding", "init", "examples
 def reader(name: str, **facts) -> Callable[[Decorated], Decorated]:
   """Registers a reader: a function that opens a split of labelled images.
 
-  The function is called as `function(name, row, split, **keys)`, with the registered name, its row of the catalog and
-  "train", "val", "test" or a split string. It returns a `vit_jax.data.sources.Source`. Its keyword-only parameters are
-  keys of `config.data`; it needs `train`, `val` and `test`, the split strings that a config may set.
+  The function is called as `function(name, row, split, **keys)`. The arguments are the registered name, its row of the
+  catalog, and "train", "val", "test" or a split string. It must return a `vit_jax.data.sources.Source`. Its
+  keyword-only parameters are keys of `config.data`. It must have the parameters `train`, `val` and `test`, the split
+  strings that a config may set.
 
   Args:
     name: the value of `config.data.name`.
     **facts: fields of `vit_jax.data.rows.Row` that hold for all data of this reader, such as `exif=True`.
 
   Returns:
-    A decorator, which returns the function unchanged.
+    A decorator that returns the function unchanged.
 
   Raises:
-    ConfigError: for a bad or used name, an unknown fact, or a signature that the config cannot use.
+    ConfigError: the name is invalid or used, a fact is unknown, or the config does not support the signature.
   """
 
   def decorate(function):
@@ -71,12 +73,15 @@ def dataset(name: str, like: str, **facts) -> None:
 
   Args:
     name: the value of `config.data.name`.
-    like: the name of a reader or dataset whose reader opens this one, such as "folder" or "tfds".
-    **facts: fields of `vit_jax.data.rows.Row`, such as `classes=3` and `splits={"train": 900}`, which a plan without
-      data needs, and defaults of the reader's keys, such as `path="/data/birds"`.
+    like: name of a reader, or of a dataset with the same reader, such as "folder" or "tfds".
+    **facts: fields of `vit_jax.data.rows.Row`, and defaults of the reader's keys such as `path="/data/birds"`. A plan
+      without data needs fields such as `classes=3` and `splits={"train": 900}`.
 
   Raises:
-    ConfigError: for a bad or used name, an unknown reader, or an unknown fact.
+    ConfigError: the name is invalid or used, or the reader or a fact is unknown.
+
+  Example:
+    register.dataset("birds", "folder", path="/data/birds", classes=3)
   """
   if like not in catalog.PARTS:
     own = f" If {show(like)} is a reader of your own, register it before its datasets." if _is_name(like) else ""
@@ -91,7 +96,7 @@ def dataset(name: str, like: str, **facts) -> None:
 
 
 def task(name: str) -> Callable[[Decorated], Decorated]:
-  """Registers a task: what is learned from a batch, see `vit_jax.tasks.Task`.
+  """Registers a task: a training objective, see `vit_jax.tasks.Task`.
 
   The decorated class, or a function that returns such an object, is called with `vit_jax.tasks.Supplied` and the keys
   of `config.task`, which are its keyword-only parameters.
@@ -100,11 +105,11 @@ def task(name: str) -> Callable[[Decorated], Decorated]:
     name: the value of `config.task.name`.
 
   Returns:
-    A decorator, which returns the class unchanged.
+    A decorator that returns the class unchanged.
 
   Raises:
-    ConfigError: for a bad or used name, a missing member of `vit_jax.tasks.Task`, or a signature that the config cannot
-      use.
+    ConfigError: the name is invalid or used, the class lacks a member of `vit_jax.tasks.Task`, or the config does not
+      support the signature.
   """
 
   def decorate(made):
@@ -132,23 +137,24 @@ def model(
   """Registers a model: a function that builds a Flax NNX module.
 
   The function is called as `function(image_size, channels, classes, rngs, **keys)`. Its keyword-only parameters are the
-  keys of `config.model`; it needs `dtype: Dtype`. The module needs a method `outputs(images, key)` that returns
-  `vit_jax.models.Output`; see `vit_jax.models.output.classified`. With `classes=0` the module has no head. No attribute
-  is required; `vit_jax.models.contract` checks those that have a meaning.
+  keys of `config.model`. The parameter `dtype: Dtype` is required. The module must have a method `outputs(images, key)`
+  that returns `vit_jax.models.Output`; see `vit_jax.models.output.classified`. With `classes=0` the module must not
+  have a head. Attributes are optional. `vit_jax.models.contract` checks those that have a meaning.
 
   Args:
     name: the value of `config.model.name`.
-    image_size: side of the images in pixels that `models.create` uses by default.
-    classes: number of classes that `models.create` uses by default.
-    sharding: rows (regular expression of a whole parameter path, mesh axis of each dimension) in addition to those that
-      all models share (`vit_jax.models.parameters.SHARDING`). Exactly one row must match each parameter.
-    order: which parameters precede, form and follow the blocks, for `layer_decay` and new heads.
+    image_size: default image size of `models.create` in pixels.
+    classes: default number of classes of `models.create`.
+    sharding: rows (regular expression of a whole parameter path, mesh axis of each dimension). They are added to the
+      rows of all models (`vit_jax.models.parameters.SHARDING`). Exactly one row must match each parameter.
+    order: parameters before, in and after the blocks, for `layer_decay` and new heads.
 
   Returns:
-    A decorator, which returns the function unchanged.
+    A decorator that returns the function unchanged.
 
   Raises:
-    ConfigError: for a bad or used name, a bad sharding table, or a signature that the config cannot use.
+    ConfigError: the name is invalid or used, the sharding table is invalid, or the config does not support the
+      signature.
   """
   for row in sharding:
     if not (isinstance(row, tuple) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], tuple)):
@@ -169,20 +175,20 @@ def evaluation(
 ) -> Callable[[Decorated], Decorated]:
   """Registers an evaluation: a function of a `vit_jax.evals.Subject` that prepares a measurement.
 
-  The function is called as `function(subject, **keys)` before training starts, and returns a function
+  The function is called as `function(subject, **keys)` before training starts. It returns a function
   `(params, poll) -> vit_jax.evals.Outcome`, which is called at each evaluation. Its keyword-only parameters are the
   keys of the entry in `config.evals`.
 
   Args:
     name: the `name` of an entry in `config.evals`.
-    figures: the names of its figures, or a function that returns them for the bound arguments. A sweep may decide by
-      any of them. Figures whose names end in "loss" or "rmse" are numbers, all others are shares from 0 to 1.
+    figures: names of the figures, or a function that returns them for the bound arguments. A sweep may rank trials by
+      any of them. Figures with names that end in "loss" or "rmse" are numbers. All others are shares from 0 to 1.
 
   Returns:
-    A decorator, which returns the function unchanged.
+    A decorator that returns the function unchanged.
 
   Raises:
-    ConfigError: for a bad or used name, or a signature that the config cannot use.
+    ConfigError: the name is invalid or used, or the config does not support the signature.
   """
   names = figures if callable(figures) else functools.partial(_constant, list(figures))
 
@@ -198,14 +204,17 @@ def evaluation(
 def optimizer(name: str) -> Callable[[Decorated], Decorated]:
   """Registers an update rule: a function of keyword-only parameters that returns an `optax.GradientTransformation`.
 
-  The rule turns gradients into a direction. Learning rate, schedule, weight decay, clipping and frozen parameters are
-  the same for all rules, see `vit_jax.optim.optimizer`.
+  The rule converts gradients to a direction. Learning rate, schedule, weight decay, clipping and frozen parameters are
+  common to all rules, see `vit_jax.optim.optimizer`.
 
   Args:
     name: the value of `config.optim.name`.
 
   Returns:
-    A decorator, which returns the function unchanged.
+    A decorator that returns the function unchanged.
+
+  Raises:
+    ConfigError: the name is invalid or used, or the config does not support the signature.
   """
 
   def decorate(function):
@@ -220,13 +229,16 @@ def optimizer(name: str) -> Callable[[Decorated], Decorated]:
 def schedule(name: str) -> Callable[[Decorated], Decorated]:
   """Registers a schedule: a function `(peak, total, warmup, steps, **keys)` that returns `step -> learning rate`.
 
-  `peak` is `config.optim.lr`, `total` and `warmup` are numbers of steps, and `steps` converts a `schema.Duration`.
+  `peak` is `config.optim.lr`. `total` and `warmup` are numbers of steps. `steps` converts a `schema.Duration` to steps.
 
   Args:
     name: the value of `config.optim.schedule.name`.
 
   Returns:
-    A decorator, which returns the function unchanged.
+    A decorator that returns the function unchanged.
+
+  Raises:
+    ConfigError: the name is invalid or used, or the config does not support the signature.
   """
 
   def decorate(function):
@@ -238,13 +250,13 @@ def schedule(name: str) -> Callable[[Decorated], Decorated]:
 
 
 def _constant(names, args):
-  """Returns the names without regard to the arguments."""
+  """Returns the names and ignores the arguments."""
   del args
   return names
 
 
 def _row(kind, function, facts):
-  """Returns the row of the catalog; ConfigError for a fact that no row has."""
+  """Builds a row of the catalog. Raises ConfigError for an unknown fact."""
   for key in facts:
     if key not in _ROW:
       raise _error(kind, f"unknown fact {show(key)}.{nearest(key, sorted(_ROW))}")
@@ -252,7 +264,7 @@ def _row(kind, function, facts):
 
 
 def _add(kind, name, names, entry, made, by=None):
-  """Puts the entry into its table, under the name of the file that called this module; `by` is the called function."""
+  """Adds an entry to its table, with the file that called this module. `by` is the name of the called function."""
   if not _is_name(name):
     raise _error(by or kind, f"{show(name)} is no name. Use letters, digits and _./+-, with a letter first")
   frame = _caller()
@@ -274,7 +286,7 @@ def _caller() -> types.FrameType:
 
 
 def _place(function: str) -> str:
-  """Returns the file, the line and the called function, as the beginning of a message."""
+  """Returns the file, the line and the called function, as the start of a message."""
   frame = _caller()
   file = pathlib.Path(frame.f_code.co_filename)
   here = pathlib.Path.cwd()
@@ -284,12 +296,12 @@ def _place(function: str) -> str:
 
 
 def _error(function, problem) -> ConfigError:
-  """Returns the error of a call of `register.FUNCTION`, with the place of the call."""
+  """Returns the error for a call of `register.FUNCTION`, with the location of the call."""
   return ConfigError(f"{_place(function)}: {problem}")
 
 
 def _check_signature(kind, function, positional: Sequence[str], needed: Sequence[str] = ()) -> None:
-  """Raises ConfigError unless a function has these positional parameters, and keyword-only ones of usable types."""
+  """Raises ConfigError unless a function has these positional parameters, and keyword-only ones of supported types."""
   called = getattr(function, "__name__", show(function))
   if not callable(function):
     raise _error(kind, f"{called} is not a function or class. Put the decorator above one")

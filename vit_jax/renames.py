@@ -1,26 +1,27 @@
-"""Migrations of stored configs: keys, values and defaults that have changed since a workdir or a file was written."""
+"""Migrations of stored configs to the current keys, values and defaults."""
 
 from collections.abc import Mapping
 
 _DECAYS = {"adamw": "times_lr", "decoupled": "independent"}
-_CAMERAS = ("folder", "manifest")  # data whose EXIF counts by default, and did not before the key was there
-_HELD_OUT = ("folder",)  # data with a validation share, which was no key before
-_OF_ALL = {"holdout", "split_seed", "builder", "labels"}  # keys that all data had, whatever their reader
-_INSIDE = ("parts", "labelled", "images")  # keys of data whose values may be data, or lists of data
-# Readers that take the classes from the data. They sorted names by their characters before the key was there.
+# data with EXIF orientation applied by default, which were read without it before the key existed
+_CAMERAS = ("folder", "manifest")
+_HELD_OUT = ("folder",)  # data with a validation share, which did not exist before the key
+_OF_ALL = {"holdout", "split_seed", "builder", "labels"}  # keys that data of any reader had
+_INSIDE = ("parts", "labelled", "images")  # keys with data, or lists of data, as values
+# Readers that take the classes from the data. Before the key existed, they sorted names by characters.
 _NAMED = ("folder", "manifest", "tars", "parquet")
-_EVERY = "10%"  # from one evaluation to the next, before the default was 20 %
+_EVERY = "10%"  # default interval of evaluations before it became 20 %
 _AUGMENTATION = ("crop", "flip", "policy", "warp", "mixing", "erasing")
 
 
 def run(values: Mapping) -> dict:
-  """Returns a stored run as today's code reads it, so that older workdirs can be continued and evaluated.
+  """Converts a stored run to the current schema, so that older workdirs can be continued and evaluated.
 
   Renamed keys and values get their new names. Keys that were accepted without effect are removed. Configs and flags of
   users are not migrated: an old name in them is an error.
 
   Args:
-    values: the config of the run, as a workdir stores it.
+    values: config of the run as stored in a workdir.
   """
   result = {**values, **{key: _selection(values[key]) for key in ("init", "task") if key in values}}
   if isinstance(stored := result.get("model"), Mapping):
@@ -48,21 +49,25 @@ def _evaluation(choice):
 
 
 def model(values: Mapping) -> dict:
-  """A model's name and arguments as a workdir or a file of weights stores them, in today's words."""
+  """Converts a stored choice of a model to the current schema.
+
+  Args:
+    values: name and arguments of the model, as stored in a workdir or weight file.
+  """
   return {{"head": "pool"}.get(key, key): value for key, value in values.items()}
 
 
 def source(values: Mapping) -> dict:
-  """Returns a data choice that only opens images, such as that of pseudo labels, as today's code reads it.
+  """Converts a stored data choice that only opens images, such as that of pseudo labels.
 
   Args:
-    values: the name and the arguments of a reader, as they are stored.
+    values: name and arguments of a reader, as stored.
   """
   return _in_order(values)
 
 
 def _without_idle(data, *idle):
-  """Data without the keys that their reader ignored. Newer data have `exif`, and only keys that their reader has."""
+  """Removes keys that the reader ignored. Newer data have `exif`, and only keys of their reader."""
   if "exif" in data and not data.keys() >= _OF_ALL:
     return data
   idle += () if data.get("name") == "folder" else ("holdout", "split_seed")
@@ -71,38 +76,38 @@ def _without_idle(data, *idle):
 
 
 def _as_read(data):
-  """Returns data with the values of keys that did not exist when the run was started."""
+  """Adds the effective values of keys that did not exist when the run started."""
   before = {"exif": False} if data.get("name") in _CAMERAS else {}
   return before | _in_order(data)
 
 
 def _in_order(data):
-  """Returns data, and the data inside of them, with the order of classes that their readers had."""
+  """Adds the former order of classes to data and nested data."""
   before = {"class_order": "text"} if data.get("name") in _NAMED else {}
   return before | data | {key: _each(_in_order, data[key]) for key in _INSIDE if key in data}
 
 
 def _each(function, value):
-  """Applies a function to a mapping, or to each mapping in a list; other values stay as they are."""
+  """Applies a function to a mapping, or to each mapping in a list. Other values are unchanged."""
   if isinstance(value, list | tuple):
     return [function(each) if isinstance(each, Mapping) else each for each in value]
   return function(value) if isinstance(value, Mapping) else value
 
 
 def _as_split(data):
-  """Returns data with `validation` 0 if the key is missing: its present default did not exist before."""
+  """Sets `validation` to 0 if the key is missing: its present default did not exist before."""
   missing = data.get("name") in _HELD_OUT and "validation" not in data
   return {**data, "validation": 0.0} if missing else data
 
 
 def kept(stored: Mapping) -> dict[str, str]:
-  """Returns the settings of a stored run that it had without a key for them, or by a default that is another now.
+  """Returns settings of a stored run that had no key, or a different default, when the run started.
 
   Args:
-    stored: the config of the run, as a workdir stores it.
+    stored: config of the run as stored in a workdir.
 
   Returns:
-    {key: text}, as flags would set them. A key inside of a list has a position, "data.parts[0].class_order".
+    Maps keys to texts, as flags would set them. A key inside a list has an index, such as "data.parts[0].class_order".
   """
   now, keys = run(stored), {}
   groups = {"data": (stored.get("data"), now.get("data"))}
@@ -119,7 +124,7 @@ def kept(stored: Mapping) -> dict[str, str]:
 
 
 def _added(group, before, data) -> dict[str, str]:
-  """{key: text} of what `_as_read` has added to data and to the data inside of them."""
+  """Returns {key: text} for the values that `_as_read` has added to data and nested data."""
   if not isinstance(data, Mapping):
     return {}
   keys = {f"{group}.{key}": str(data[key]).lower() for key in ("exif", "class_order") if key in data.keys() - before}

@@ -1,7 +1,7 @@
-"""Limits of the operating system that a start needs: open files, address space, threads.
+"""Checks of operating system limits at the start of a program: open files, address space and threads.
 
-C++ libraries abort or wait forever if they get no thread or no memory. Therefore a start with low limits is refused.
-Only the standard library is imported here.
+C++ libraries abort or wait forever if they cannot get a thread or memory. Therefore a start with low limits is refused.
+This module imports only the standard library.
 """
 
 import os
@@ -21,14 +21,14 @@ def check() -> None:
   """Ends the program with exit code 2 and one line if a limit is too low for any verb."""
   if found := problem():
     print(f"error: {found}", file=sys.stderr, flush=True)
-    # The shutdown of the interpreter may itself need threads or memory.
+    # The shutdown of the interpreter may need threads or memory.
     os._exit(2)
 
 
 def problem() -> str | None:
-  """Returns the reason why a start would fail, in one line with its remedy; None if nothing is missing.
+  """Returns the reason why a start would fail, in one line with a fix, or None if all limits suffice.
 
-  Raises the soft limit of open files as far as the hard limit allows, up to 4,096.
+  The function raises the soft limit of open files as far as the hard limit allows, up to 4,096.
   """
   cores = os.cpu_count() or 1
   return _files() or _space(_SPACE + cores * _SPACE_PER_CORE) or _threads(_THREADS + cores * _THREADS_PER_CORE)
@@ -46,7 +46,7 @@ def _files():
 
 
 def _space(needed):
-  """Compares the limit of address space with `needed` GiB on top of what is in use."""
+  """Checks that `needed` GiB of address space are available in addition to the space in use."""
   limit, _ = resource.getrlimit(resource.RLIMIT_AS)
   if limit == resource.RLIM_INFINITY or limit - _used() >= needed * _GIB:
     return None
@@ -57,7 +57,7 @@ def _space(needed):
 
 
 def _used():
-  """Returns the bytes of address space in use; 0 if the system has no /proc."""
+  """Returns the address space in use in bytes, or 0 if the system has no /proc."""
   try:
     with open("/proc/self/statm") as file:
       return int(file.read().split()[0]) * resource.getpagesize()

@@ -1,4 +1,6 @@
-"""The figure that ranks runs, trials and settings: one of the validation split if it is measured, else one of test.
+"""Selection of the figure that ranks runs, trials and settings.
+
+The figure belongs to the validation split if this split was measured, or else to the test split.
 
 Every output that ranks runs uses `criterion`, and names the split and the metric. Runs are passed as plain configs, the
 JSON values of config.json.
@@ -8,14 +10,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 VAL, TEST = "val", "test"
-CALLED_VAL = ("val", "minival", "valid", "validation", "dev")  # evaluations of images that are held out of training
+# names of evaluations on images that are held out of training
+CALLED_VAL = ("val", "minival", "valid", "validation", "dev")
 
 
 class Criterion(NamedTuple):
-  """A figure that ranks, and the split that it is measured on."""
+  """A figure that ranks runs, and its split.
 
-  metric: str  # as result.json has it: "val/top1", or "top1" of the evaluation called test
-  split: str  # "val", "test", or the name of an evaluation of other data
+  Attributes:
+    metric: name in result.json: "val/top1", or "top1" for the evaluation "test".
+    split: "val", "test", or the name of an evaluation on other data.
+  """
+
+  metric: str
+  split: str
 
   def __str__(self):
     return f"{shown(self.metric)} (split '{self.split}')"
@@ -27,15 +35,23 @@ def shown(metric: str) -> str:
 
 
 def split_of(choice: Mapping[str, Any]) -> str | None:
-  """Returns the split of the run's own data that an evaluation measures; None if it has data of its own."""
+  """Returns the split of the run's own data that an evaluation measures, or None if it measures other data.
+
+  Args:
+    choice: arguments of the evaluation.
+  """
   return None if choice.get("data") is not None else choice.get("split", choice.get("test", TEST))
 
 
 def role(run: Mapping[str, Any], evaluation: str) -> str:
-  """Returns the split that an evaluation of a plain run measures: "val", "test", or another split as text.
+  """Returns the split that an evaluation measures: "val", "test", or another split as text.
 
   A slice of the run's own data is a validation split if `data.val` names it, or if the evaluation has a name such as
   "val".
+
+  Args:
+    run: a plain config.
+    evaluation: name of the evaluation.
   """
   choice, data = (run.get("evals") or {}).get(evaluation), run.get("data") or {}
   if not isinstance(choice, Mapping):
@@ -49,18 +65,30 @@ def role(run: Mapping[str, Any], evaluation: str) -> str:
 
 
 def role_of(run: Mapping[str, Any], metric: str) -> str:
-  """Returns the `role` of the evaluation that a figure is of."""
+  """Returns the `role` of the evaluation that computes a figure.
+
+  Args:
+    run: a plain config.
+    metric: name of the figure in result.json.
+  """
   return role(run, metric.rpartition("/")[0] or TEST)
 
 
 def criterion(run: Mapping[str, Any], figures: Iterable[str]) -> Criterion | None:
-  """Returns the figure that ranks a run, chosen from its own figures; None if the run has no figures.
+  """Selects the figure that ranks a run.
 
-  Top-1 comes before other figures, the validation split before the test split, the weights before their average.
+  Top-1 is preferred over other figures, the validation split over the test split, and the weights over their average.
 
   Args:
-    run: plain config.
-    figures: names as in result.json.
+    run: a plain config.
+    figures: names of the run's figures in result.json.
+
+  Returns:
+    The criterion, or None if the run has no figures.
+
+  Example:
+    run = {"data": {"name": "folder"}, "evals": {"val": {"split": "val"}, "test": {}}}
+    assert criterion(run, ["val/top1", "top1"]).metric == "val/top1"
   """
   names = [name for name in figures if not name.endswith(("images", "_std"))]
   names = [name for name in names if name.endswith("top1")] or names
@@ -71,10 +99,13 @@ def criterion(run: Mapping[str, Any], figures: Iterable[str]) -> Criterion | Non
 
 
 def shared(runs: Sequence[tuple[Mapping[str, Any], Iterable[str]]]) -> Criterion | None:
-  """Returns the criterion of several runs, (plain config, figures) each; runs without figures do not count.
+  """Selects the figure that ranks several runs.
 
-  It is a figure of the validation split only if all runs have that figure. Otherwise it is the figure that most runs
-  have, and top-1 on test is preferred.
+  The result is a figure of the validation split only if all runs have this figure. Otherwise it is the figure that most
+  runs have, with a preference for top-1 on test. Runs without figures are ignored.
+
+  Args:
+    runs: pairs (plain config, names of figures).
   """
   runs = [(run, list(figures)) for run, figures in runs]
   runs = [(run, figures) for run, figures in runs if figures]
@@ -89,17 +120,22 @@ def shared(runs: Sequence[tuple[Mapping[str, Any], Iterable[str]]]) -> Criterion
 
 
 def measurements(every: Mapping[str, int], total: int) -> dict[str, int]:
-  """Returns how often each evaluation is due in a run of `total` steps: every so many steps, and at the end."""
+  """Returns how often each evaluation is due in a run: at regular intervals, and at the end.
+
+  Args:
+    every: interval of each evaluation in steps.
+    total: number of steps of the run.
+  """
   return {name: 1 + (total - 1) // steps for name, steps in every.items()}
 
 
 def about(run: Mapping[str, Any], figures: Iterable[str], counts: Mapping[str, int]) -> dict[str, Any]:
-  """Returns what result.json records: the metric, its split, and how often `test` was measured.
+  """Returns the record for result.json: the metric, its split, and how often `test` was measured.
 
   Args:
-    run: plain config.
-    figures: names as in result.json.
-    counts: how often each evaluation was due.
+    run: a plain config.
+    figures: names of the figures in result.json.
+    counts: number of measurements of each evaluation.
   """
   chosen = criterion(run, figures)
   on_test = [count for name, count in counts.items() if role(run, name) == TEST]
@@ -108,7 +144,7 @@ def about(run: Mapping[str, Any], figures: Iterable[str], counts: Mapping[str, i
 
 
 def sentence(about: Mapping[str, Any]) -> str:
-  """Returns what `about` recorded, as a sentence; "" if nothing was measured."""
+  """Returns a record of `about` as a sentence, or "" if no figure was measured."""
   if not about.get("metric"):
     return ""
   count, metric, split = about["test_measurements"], about["metric"], about["split"]

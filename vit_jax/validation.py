@@ -1,6 +1,6 @@
-"""Validation by default: a run on files of the user has a validation split for choices, and measures test once.
+"""Default validation: runs on the user's own files get a validation split for choices, and measure test once.
 
-Datasets with a published protocol keep theirs: their readers have no key `validation`.
+Datasets with a published protocol keep it: their readers have no key `validation`.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from vit_jax.schema.partial import MEASURING
 
 
 def with_splits(data: Choice, evals: Mapping[str, Choice]) -> dict[str, Choice]:
-  """Returns the evaluations, in which one that is named like a split of the run's data and sets no split measures it.
+  """Sets the split of evaluations that are named like a split of the run's data and have no split.
 
   Args:
-    data: as the config has it, bound or not.
-    evals: of the run, not bound yet.
+    data: the data choice, bound or not.
+    evals: evaluations of the run, not bound yet.
   """
   slots = ("train", selection.VAL, selection.TEST)
   splits = {*slots, *(data.args.get(slot) for slot in slots)}
@@ -30,14 +30,14 @@ def with_splits(data: Choice, evals: Mapping[str, Choice]) -> dict[str, Choice]:
 
 
 def with_share(data: Choice, evals: Mapping[str, Choice]) -> Choice:
-  """Returns the data choice with a default `validation` share, if its reader can hold one out and a run needs it.
+  """Adds the default `validation` share to a data choice if its reader supports it and the run needs it.
 
-  A choice that sets `validation`, `val` or another `train` stays as it is, as does one that is measured on neither
+  A choice that sets `validation`, `val` or another `train` is unchanged. So is a choice that is measured on neither
   `val` nor `test`.
 
   Args:
-    data: as the config has it, not bound yet.
-    evals: of the run, not bound yet.
+    data: the data choice, not bound yet.
+    evals: evaluations of the run, not bound yet.
   """
   row = catalog.CATALOG.get(data.name)
   if row is None or "validation" not in schema.keywords(row.reader):
@@ -49,14 +49,14 @@ def with_share(data: Choice, evals: Mapping[str, Choice]) -> Choice:
 
 
 def with_evaluations(data: Choice, evals: Mapping[str, Choice]) -> dict[str, Choice]:
-  """Returns the evaluations with one of the validation split, if the data have such a split.
+  """Adds an evaluation of the validation split if the data have such a split.
 
-  An evaluation of `test` is copied to `val`. If any evaluation measures `val`, those of `test` without an `every` of
-  their own are due at the end alone.
+  An evaluation of `test` is copied to `val`. If any evaluation measures `val`, evaluations of `test` without their own
+  `every` are due only at the end.
 
   Args:
-    data: bound.
-    evals: of the run, not bound yet.
+    data: the bound data choice.
+    evals: evaluations of the run, not bound yet.
   """
   on_test, on_val = (_on(split, data, evals) for split in (selection.TEST, selection.VAL))
   share = bool(data.args.get("validation")) and data.args.get("val") is None
@@ -76,7 +76,7 @@ def with_evaluations(data: Choice, evals: Mapping[str, Choice]) -> dict[str, Cho
 
 
 def _on(split, data, evals) -> dict[str, Choice]:
-  """Returns the evaluations of this split, "val" or "test", of the data of the run."""
+  """Returns the evaluations of a split, "val" or "test", of the run's data."""
   same = (split, data.args.get(split))
   return {
     name: choice
