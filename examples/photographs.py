@@ -1,8 +1,8 @@
-"""Makes a small folder of photographs to try training on: python examples/photographs.py photos
+"""Creates a small folder of photographs to try training on: python examples/photographs.py photos
 
-The folder gets three classes, `china`, `flower` and `hopper`, with 45 crops of 64 x 64 pixels each in `train` and 11 in
-`test`. The crops are cut without overlap from three photographs: two that scikit-learn ships and one that matplotlib
-ships. Nothing is downloaded. An existing folder is not changed.
+The folder contains three classes, `china`, `flower` and `hopper`. Each has 45 crops of 64 x 64 pixels in `train` and
+11 in `test`. The crops do not overlap. They are cut from three photographs: two from scikit-learn and one from
+matplotlib. The script downloads no files. An existing folder is not changed.
 """
 
 import pathlib
@@ -13,11 +13,11 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
-SIDE, CROPS, EVERY = 64, 56, 5  # pixels; crops of each photograph; one crop of 5 is for test
+SIDE, CROPS, EVERY = 64, 56, 5  # pixels; crops per photograph; one crop out of 5 is for test
 
 
 def photographs() -> dict[str, np.ndarray]:
-  """Returns the photographs by class, uint8 [H, W, 3]."""
+  """Returns the photographs by class, uint8 (H, W, 3)."""
   hopper = matplotlib.cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)
   return {
     "china": load_sample_image("china.jpg"),

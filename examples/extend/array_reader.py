@@ -1,7 +1,7 @@
 """A reader: images and labels as arrays in one .npz file.
 
-The file contains `<split>_images`, uint8 [N, H, W, 3] in RGB, and `<split>_labels`, integers [N], for each split, and
-`classes`, the names [V].
+For each split, the file contains `<split>_images`, uint8 (N, H, W, 3) in RGB, and `<split>_labels`, integers (N,). It
+also contains `classes`, the V names of the classes.
 """
 
 import functools
@@ -26,7 +26,17 @@ def arrays(
   val: str | None = None,
   test: str = "test",
 ) -> sources.Source:
-  """Opens a split of the file `path`; `train`, `val` and `test` are split strings such as "train[:90%]"."""
+  """Opens a split of an .npz file.
+
+  Args:
+    name: registered name of the reader.
+    row: row of the catalog.
+    split: "train", "val", "test", or a split string.
+    path: the .npz file.
+    train: split string for training, such as "train[:90%]".
+    val: split string for validation.
+    test: split string for testing.
+  """
   file = pathlib.Path(path).expanduser()
   if not file.is_file():
     raise ConfigError(f"no file {path!r}. Name an .npz file", "path")
@@ -39,7 +49,7 @@ def arrays(
     return int(stored[f"{part}_labels"][i])
 
   def read(part, i):
-    # A reader returns image files. PNG keeps every bit; OpenCV takes channels in the order BGR.
+    # A reader returns image files. PNG is lossless. OpenCV expects channels in the order BGR.
     encoded = cv2.imencode(".png", np.ascontiguousarray(stored[f"{part}_images"][i][..., ::-1]))[1]
     return encoded.tobytes(), label(part, i)
 
@@ -65,6 +75,6 @@ def arrays(
 
 @functools.lru_cache(maxsize=4)
 def loaded(file: pathlib.Path) -> dict[str, np.ndarray]:
-  """Returns all arrays of a file, which stay in memory."""
+  """Returns all arrays of a file, which are kept in memory."""
   with np.load(file, allow_pickle=False) as stored:
     return dict(stored)

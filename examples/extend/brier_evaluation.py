@@ -1,4 +1,4 @@
-"""An evaluation: the Brier score (Brier 1950), the mean squared distance of probabilities and labels."""
+"""An evaluation: the Brier score (Brier 1950), the mean squared distance between probabilities and one-hot labels."""
 
 import functools
 from collections.abc import Callable
@@ -20,12 +20,15 @@ def brier(
   data: Annotated[Choice | None, catalog.EVAL_DATA] = None,
   split: str = "test",
 ) -> Callable:
-  """Returns (params, poll) -> the score over a split of images with one label, from 0 to 2.
+  """Prepares the measurement of the Brier score, from 0 to 2, on a split of images with one label.
 
   Args:
     subject: the model and the data of the run.
     data: another dataset with the same classes.
     split: "train", "val" or "test", or a split of the dataset.
+
+  Returns:
+    A function (params, poll) -> Outcome.
   """
   source = open_source(subject, data, split, "split")
   predict = subject.predictions(data, logits=True)
@@ -33,7 +36,7 @@ def brier(
   def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
     size = subject.images_at_once(None)
     images = subject.batches(data, source, size)
-    of_images = rows(functools.partial(predict, params), images, poll, size, source.called)  # names for messages
+    of_images = rows(functools.partial(predict, params), images, poll, size, source.called)  # names for error messages
     probabilities = np.asarray(jax.nn.softmax(of_images["logits"]))
     targets = np.eye(probabilities.shape[1])[of_images["label"]]
     score = float(np.mean(np.sum((probabilities - targets) ** 2, axis=1)))

@@ -1,4 +1,4 @@
-"""A run with a reader, a model, a task and an evaluation of one's own; the four modules are in the folder of this file.
+"""A run with a user-defined reader, model, task and evaluation. Their four modules are in the directory of this file.
 
 python -m vit_jax.train --config=examples/extend/config.py --workdir=runs/own --config.data.path=digits.npz
 """
@@ -12,7 +12,7 @@ from vit_jax.config import recipe, required
 
 
 def get_config():
-  """The run: a small model on arrays of 32 px images."""
+  """Returns the run: a small model on arrays of 32 px images."""
   return recipe(
     model=dict(name="patch_mlp", patch=8),
     data=dict(name="arrays", path=required, image_size=32, crop=dict(name="resize"), test_crop=dict(name="resize")),
@@ -25,5 +25,5 @@ def get_config():
 
 
 def sweep():
-  """Two exponents of the loss."""
+  """Returns two trials with different exponents of the loss."""
   return [{"task.gamma": gamma} for gamma in (0.0, 2.0)]

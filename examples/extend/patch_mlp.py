@@ -1,4 +1,4 @@
-"""A model: an MLP that sees each patch by itself, and the mean over all patches ("bag of patches")."""
+"""A model: an MLP that processes each patch separately, followed by the mean over all patches ("bag of patches")."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -12,13 +12,27 @@ from vit_jax.schema import Count
 
 
 class PatchMlp(nnx.Module):
-  """[B, H, W, C] -> [B, V]: patches to tokens, an MLP for each token, their mean, a linear head."""
+  """A bag-of-patches classifier from images (B, H, W, C) to logits (B, V).
+
+  Patches become tokens. An MLP processes each token. A linear head classifies the mean of the tokens.
+
+  Args:
+    embedding: converts images to tokens.
+    mlp: processes each token.
+    norm: normalizes the tokens.
+    head: linear classifier, or None without classes.
+  """
 
   def __init__(self, embedding, mlp, norm, head):
     self.embedding, self.mlp, self.norm, self.head = embedding, mlp, norm, head
 
   def outputs(self, images, key=None) -> Output:
-    """Returns tokens [B, N, D], features [B, D] and logits [B, V] of normalised images."""
+    """Returns tokens (B, N, D), features (B, D) and logits (B, V).
+
+    Args:
+      images: normalised images (B, H, W, C).
+      key: random key for the MLP.
+    """
     tokens = self.embedding(images)
     tokens = tokens.reshape(tokens.shape[0], -1, tokens.shape[-1])
     tokens = self.norm(tokens + self.mlp(tokens, key=key))
@@ -37,7 +51,20 @@ def patch_mlp(
   width: Width = 64,
   dtype: Dtype = "float32",
 ) -> PatchMlp:
-  """Builds the model; ConfigError if the patch does not divide the image."""
+  """Builds the model.
+
+  Args:
+    image_size: image size in pixels, one number or (height, width).
+    channels: number of image channels.
+    classes: number of classes. With 0 the model has no head.
+    rngs: random keys of the parameters.
+    patch: patch size in pixels.
+    width: size of a token.
+    dtype: type of the computation.
+
+  Raises:
+    ConfigError: the patch size does not divide the image size.
+  """
   grid(image_size, patch)
   common = {"dtype": jnp.dtype(dtype), "rngs": rngs}
   return PatchMlp(
