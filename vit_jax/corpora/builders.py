@@ -132,7 +132,7 @@ def _write(name, row, root, data_dir):
     extras.check_tensorflow(name)  # TFDS imports it after the download
     try:
       builder.download_and_prepare()
-    # missing files of a manual download, as for ImageNet, no network, or no space
+    # Missing files of a manual download, as for ImageNet, no network, or no space.
     except (AssertionError, OSError) as error:
       raise schema.ConfigError(f"{name} cannot be prepared in {root}: {error}") from error
   return f"{name} is prepared at {tfds.builder_dir(row.builder, data_dir)}"

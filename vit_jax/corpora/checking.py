@@ -23,7 +23,7 @@ from vit_jax.data.sources import Source
 from vit_jax.schema import Choice, ConfigError, amount, at, make, texts
 
 SECONDS = 3.0  # maximum duration of a check at the start of a run
-# bytes of JPEGs that a core decodes per second, and seconds per file during which Python's lock is held
+# Bytes of JPEGs that a core decodes per second, and seconds per file during which the global interpreter lock is held.
 RATE, EACH = 4e7, 5e-4
 FEW = 10  # a class with fewer images is difficult to learn
 SHOWN = 20  # maximum number of such classes in the output
@@ -41,8 +41,8 @@ class Walked(NamedTuple):
   """
 
   images: list[str]
-  ignored: collections.Counter  # number of other files by extension
-  odd: list[str]  # messages about folders that were not searched
+  ignored: collections.Counter
+  odd: list[str]
 
 
 def problems(made: Images, seen: Callable[[int, int], None] = lambda records, bad: None) -> dict[int, str]:

@@ -34,7 +34,7 @@ class About(NamedTuple):
     animated: true if the file contains several frames.
   """
 
-  form: str  # name of the format in Pillow, or "" if Pillow does not know it
+  form: str
   mode: str
   animated: bool
 
@@ -115,7 +115,7 @@ def inspect(data: bytes) -> About:
   """
   try:
     with warnings.catch_warnings():
-      # warnings about large images, which have been checked, and about unusual metadata
+      # Warnings about large images, which have been checked, and about unusual metadata.
       warnings.simplefilter("ignore")
       image = Image.open(io.BytesIO(data))
       return About(

@@ -36,12 +36,12 @@ class Record(NamedTuple):
     duplicate: the test image that equals this image, or None.
   """
 
-  name: str  # identifier of the input's record
-  data: bytes | None = None  # serialized record, or None if it is omitted
+  name: str
+  data: bytes | None = None
   labels: tuple[int, ...] = ()
-  done: tuple[str, ...] = ()  # changes to the image
-  rejected: str | None = None  # the reason for a rejection
-  duplicate: dict | None = None  # the test image that equals this image
+  done: tuple[str, ...] = ()
+  rejected: str | None = None
+  duplicate: dict | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Maker:
 
   source: Source
   size: int | None = None
-  index: duplicates.Index | None = None  # index of the images to omit
-  large: Any = dataclasses.field(default_factory=contextlib.nullcontext)  # held while a large image is decoded
+  index: duplicates.Index | None = None
+  large: Any = dataclasses.field(default_factory=contextlib.nullcontext)
 
   def record(self, number: int, read: Callable[[], tuple]) -> Record:
     """Makes one record.
@@ -109,7 +109,7 @@ class Maker:
     yield from self._together(waiting)
 
   def _together(self, numbers):
-    """Yields records from numbers of which many are neighbours."""
+    """Yields records, and reads runs of neighbouring numbers together."""
     stored = {}
     for first, stop in neighbours(numbers):
       try:
@@ -232,7 +232,7 @@ class Report:
 
   records: int = 0
   bytes: int = 0
-  size: int = 0  # bytes of the file; 0 before it is written
+  size: int = 0
   classes: collections.Counter = dataclasses.field(default_factory=collections.Counter)
   done: collections.Counter = dataclasses.field(default_factory=collections.Counter)
   rejected: list[dict] = dataclasses.field(default_factory=list)

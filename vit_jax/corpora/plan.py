@@ -36,11 +36,11 @@ class Options:
     distance: maximum number of bits in which the hashes of duplicates differ.
   """
 
-  size: int | None = None  # maximum number of pixels of the smaller side
-  shards: int | None = None  # number of files of each split
-  seed: int = 0  # seed of the order of records
-  against: tuple[str, ...] = ()  # test sets with images to omit
-  distance: int = 0  # maximum number of bits in which the hashes of duplicates differ
+  size: int | None = None
+  shards: int | None = None
+  seed: int = 0
+  against: tuple[str, ...] = ()
+  distance: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,13 +92,13 @@ class Plan:
   """
 
   name: str
-  data: dict  # the choice of the input as plain data
+  data: dict
   fingerprint: sources.Fingerprint
-  classes: str  # a digest of the names
+  classes: str
   labels: int
   splits: tuple[Split, ...]
   options: Options
-  against: tuple[tuple[str, str], ...] = ()  # names and digests of the test sets
+  against: tuple[tuple[str, str], ...] = ()
   quality: int = conversion.QUALITY
   form: int = FORM
 
@@ -175,6 +175,9 @@ def contents(source: Source) -> dict:
 
   The fingerprint does not reveal that a file was replaced by one of equal size and modification time. A restart of a
   run compares the same values, see `identity`.
+
+  Args:
+    source: the input.
   """
   return {"samples": samples.of(source), "disks": versions.of_disks(source.files())}
 
@@ -216,7 +219,7 @@ def splits(source: Source, options: Options) -> tuple[Split, ...]:
   ranges, first = {}, 0
   for name, numbers in source.parts or (("train", range(len(source))),):
     assert name not in ranges, name
-    if numbers:  # a class of two images has none to hold out
+    if numbers:  # a class of two images cannot hold out any
       ranges[name] = first, first + len(numbers)
     first += len(numbers)
   return tuple(

@@ -38,9 +38,9 @@ class Look(NamedTuple):
   labels: tuple[int, ...] = ()
   height: int = 0
   width: int = 0
-  spread: float = 0.0  # standard deviation, in levels of 255, of the channel that varies most
-  hash: int | None = None  # None if imagehash is not installed (extra dedup)
-  error: str | None = None  # the reason why the image cannot be used
+  spread: float = 0.0
+  hash: int | None = None
+  error: str | None = None
 
   @property
   def side(self) -> int:

@@ -83,11 +83,24 @@ class Folders(NamedTuple):
     return self.corpus / f"{name}-{split.name}.array_record-{number:05d}-of-{split.shards:05d}"
 
   def report(self, split: Split, number: int) -> pathlib.Path:
-    """Returns the path of a shard's report."""
+    """Returns the path of a shard's report.
+
+    Args:
+      split: the split.
+      number: number of the shard.
+    """
     return self.work / f"{split.name}-{number:05d}-of-{split.shards:05d}.json"
 
   def read_report(self, split: Split, number: int) -> making.Report | None:
-    """Reads the report of a shard, or returns None if it is missing or damaged."""
+    """Reads the report of a shard.
+
+    Args:
+      split: the split.
+      number: number of the shard.
+
+    Returns:
+      The report, or None if it is missing or damaged.
+    """
     try:
       kept = json.loads(files.content(self.report(split, number)) or b"{}")
     except (ValueError, RecursionError):
@@ -167,8 +180,8 @@ class Worker:
 
   plan: Plan
   folders: Folders
-  large: Any = dataclasses.field(default_factory=contextlib.nullcontext)  # see `making.Maker`
-  input: Source | None = None  # the open input, if the plan was made in this process
+  large: Any = dataclasses.field(default_factory=contextlib.nullcontext)
+  input: Source | None = None
 
   def __call__(self, task: Hashes | Shard, say: Callable) -> Any:
     """Executes a task.
@@ -262,9 +275,9 @@ class Hashed(NamedTuple):
     versions: versions of the test sets when they were hashed, see `versions.of`.
   """
 
-  values: np.ndarray  # uint64 [2 * images], for each image unchanged and mirrored
-  counts: np.ndarray  # int64 [test sets], number of images
-  versions: tuple[str, ...]  # versions of the test sets when they were hashed, see `versions.of`
+  values: np.ndarray
+  counts: np.ndarray
+  versions: tuple[str, ...]
 
 
 def test_set_versions(options: Options) -> tuple[str, ...]:

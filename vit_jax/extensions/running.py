@@ -131,7 +131,9 @@ def import_named(text: str) -> None:
 
 @functools.cache
 def import_installed() -> None:
-  """Imports the modules of installed packages that have an entry point in the group `vit_jax.extensions`, once.
+  """Imports modules of installed packages with an entry point in the group `vit_jax.extensions`.
+
+  Only the first call has an effect.
 
   Raises:
     ConfigError: a module raised an error.

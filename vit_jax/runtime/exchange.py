@@ -30,11 +30,21 @@ class Store:
     self._client = distributed.global_state.client
 
   def set(self, key: str, text: str) -> None:
-    """Writes a text, and replaces an earlier one."""
+    """Writes a text, and replaces an earlier one.
+
+    Args:
+      key: key of the text. Slashes separate folders.
+      text: the text.
+    """
     self._client.key_value_set(ROOT + key, text, allow_overwrite=True)
 
   def propose(self, key: str, text: str) -> None:
-    """Writes a text unless another process has already written one."""
+    """Writes a text unless another process has already written one.
+
+    Args:
+      key: key of the text. Slashes separate folders.
+      text: the text.
+    """
     with contextlib.suppress(jax.errors.JaxRuntimeError):
       self._client.key_value_set(ROOT + key, text)
 

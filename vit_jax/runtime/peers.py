@@ -149,7 +149,7 @@ class Peers:
     _failed = self, code
     follows = bool(self._ends)
     text = json.dumps([code, message[:2000], follows])
-    # On a thread, because process 0 may not answer.
+    # On a thread, because process 0 may be unable to answer.
     teller = threading.Thread(target=self._tell, args=(text,), daemon=True)
     teller.start()
     teller.join(3.0)

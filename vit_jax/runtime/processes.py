@@ -18,7 +18,7 @@ from vit_jax.schema import ConfigError, amount
 
 PORT = "8476"  # JAX uses 8482 since 0.8.1, but the firewall rule of Cloud TPU slices does not open that port
 NAMES = ("VITJAX_COORDINATOR", "VITJAX_PROCESSES", "VITJAX_PROCESS")
-# libtpu's current and older variable for the chips of this process
+# libtpu's current and older variable for the chips of this process.
 CHIPS = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
 _started = False
 
@@ -225,7 +225,7 @@ def connected(port: int) -> list[str]:
         rows = [line.split() for line in lines][1:]
       for _, here, there, status, *_ in rows:
         if int(here.rpartition(":")[2], 16) == port and status == "01":  # established
-          # the last four bytes are the IPv4 address in reverse order, also within an IPv6 address
+          # The last four bytes are the IPv4 address in reverse order, also within an IPv6 address.
           host = there.rpartition(":")[0][-8:]
           number = int(there.rpartition(":")[2], 16)
           result.add(f"{socket.inet_ntoa(bytes.fromhex(host)[::-1])}:{number}")

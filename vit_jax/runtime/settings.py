@@ -15,7 +15,7 @@ from vit_jax.schema import ConfigError
 
 FLAGS, NUMBER = "XLA_FLAGS", "JAX_NUM_CPU_DEVICES"
 PARSING = 10  # seconds after which flags that are still being parsed are accepted unchecked
-# a line of absl's log that reports an error or a fatal error
+# A line of absl's log that reports an error or a fatal error.
 _LINE = re.compile(r"[EF]\d{4} .*?\] (?!Check failed)(.*)")
 # Settings of JAX with the values under which programs can be compiled and run, and the effect of any other value.
 _OFF = (False,)

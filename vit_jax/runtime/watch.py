@@ -152,7 +152,7 @@ class Watch:
         signal.signal(number, self._on_signal)
       if hasattr(signal, "SIGUSR2"):
         faulthandler.register(signal.SIGUSR2, file=2)
-    # If the thread cannot run, this timer prints the stacks and ends the program with code 1. The thread resets it.
+    # If the thread cannot run, this timer prints the stacks and ends the program with code 1. The thread restarts it.
     faulthandler.dump_traceback_later(self.limits.start, exit=True, file=2)
     self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
     try:
@@ -169,8 +169,12 @@ class Watch:
   def report(self, kind, error, _) -> None:
     """Reports an error that ends this process to the other processes.
 
-    Register this method as an exit callback, so that it runs before any resource is closed. The arguments are those of
-    a context manager's `__exit__`.
+    Register this method as an exit callback, so that it runs before any resource is closed.
+
+    Args:
+      kind: type of the error, as for `__exit__`.
+      error: the error, or None.
+      _: traceback, not used.
     """
     if error is None or not self._peers or self._reported:
       return
@@ -222,7 +226,7 @@ class Watch:
     self._phase, self._detail, self._since = name, detail, time.monotonic()
 
   def poll(self) -> None:
-    """Raises an error if the run must stop, at the same call on every process.
+    """Raises an error if the run must stop. All processes raise it at the same call.
 
     Raises:
       Preempted: the run must save its state and exit.

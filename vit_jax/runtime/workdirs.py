@@ -149,6 +149,6 @@ def _lock(file, workdir, otherwise="another --workdir"):
     return f"{workdir} {exits.IN_USE} {holder}; wait for it, stop it, or take {otherwise}"
   with disk.writing(workdir / "lock"):
     file.truncate(0)
-    # written without a buffer, so that closing the file cannot fail
+    # Written without a buffer, so that closing the file cannot fail.
     os.write(file.fileno(), f"{os.getpid()} on {socket.gethostname()}\n".encode())
   return None

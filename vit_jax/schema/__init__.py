@@ -157,7 +157,7 @@ def _fields(values: Mapping, entries: Mapping, owner: str, no_default, others: T
       advice = signatures.advice(key, values[key], entries, others or {})
       problem = f"unknown key for {owner}, value {show(plain(values[key]))}."
       bare = problem + signatures.allowed(entries)
-      # the correct place of the key is known, not only a similar spelling
+      # The correct place of the key is known, not only a similar spelling.
       known = signatures.is_certain(key, entries, others or {})
       elsewhere = "" if known else str(suggestions.of_key(place(str(key)), suggestions.typed(values[key])))
       raise UnknownKeyError(bare + elsewhere if elsewhere else problem + advice, str(key), "" if known else bare)
@@ -172,7 +172,7 @@ def _fields(values: Mapping, entries: Mapping, owner: str, no_default, others: T
     with at(key):
       try:
         result[key] = convert(value, kind)
-      # not for the value itself, because the message already contains the place of an item in a list
+      # Not for the value itself, because the message already contains the place of an item in a list.
       except _TypeMismatch as error:
         if error.place != place():
           raise
@@ -333,7 +333,7 @@ def _not_a_list(problem, kinds):
 
 
 def _as_list(value, kind):
-  """Returns advice for writing a list that contains this word as a flag, if a list of words is expected."""
+  """Returns advice to write a single word as a list in a flag, or "" if no list of words is expected."""
   if kind not in (str, Pattern) or not place():
     return ""
   word = value if isinstance(value, str) and not set(value) & set("'\"[") else "..."

@@ -38,7 +38,7 @@ Positive = Annotated[float, Range(0, math.inf, open_low=True, open_high=True)]
 NonNegative = Annotated[float, Range(0, math.inf, open_high=True)]
 Fraction = Annotated[float, Range(0, 1)]
 Probability = Annotated[float, Range(0, 1, open_high=True)]  # a probability of dropping: 1 would drop everything
-# the momentum of a moving average: 1 would never change the average
+# The momentum of a moving average: 1 would never change the average.
 Momentum = Annotated[float, Range(0, 1, open_high=True)]
 Pattern = typing.NewType("Pattern", str)  # a regular expression for a whole parameter path, see `patterns`
 

@@ -26,7 +26,12 @@ def amount(number: int, noun: str, plural: str = "") -> str:
 
 
 def flag(key: str, value: Any) -> str:
-  """Returns `--KEY=VALUE` for a shell, quoted if necessary. A list is written without spaces."""
+  """Returns `--KEY=VALUE` for a shell, quoted if necessary.
+
+  Args:
+    key: key of the config or name of the flag.
+    value: the value. A list is written without spaces.
+  """
   text = str(value).replace(" ", "") if isinstance(value, tuple | list) else str(value)
   return f"--{key}={shlex.quote(text)}"
 

@@ -76,7 +76,7 @@ def run(
         record.write()
         screen.changed(by_name[name])
       waiting = [trial for trial in trials if trial.status == "waiting"]
-      # trials that run on our devices but belong to another process
+      # Trials that run on our devices but belong to another process.
       elsewhere = sum(held(trial, screen) for trial in waiting)
       for trial in waiting:
         if trial.error or len(processes.names) + elsewhere >= len(groups):

@@ -1,7 +1,7 @@
 """Results of the tasks of a suite: one column per task, and means as in the papers on VTAB.
 
-The means are unweighted means of percentages. The mean of a group is over its tasks. The total mean is over all tasks,
-which differs from the mean of the groups (VTAB's leaderboard). The figure of a task is the mean of its runs.
+All means are unweighted means of percentages. The mean of a group covers its tasks. The total mean covers all tasks,
+and therefore differs from the mean of the groups (VTAB's leaderboard). The figure of a task is the mean of its runs.
 """
 
 import json

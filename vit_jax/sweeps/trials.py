@@ -82,11 +82,11 @@ class Setting:
   """Trials that differ only in their seed and in the task of a suite.
 
   Attributes:
-    changes: the common changes.
+    changes: the common changes, without the seed and the task.
     trials: the trials.
   """
 
-  changes: Changes  # changes without the seed and the task
+  changes: Changes
   trials: list[Trial]
 
   @property
