@@ -208,7 +208,7 @@ def attempt(read: Callable[[], Any], nothing: Any = None) -> tuple[Any, str | No
     nothing: the result after a failure.
 
   Returns:
-    (result of `read`, None), or (`nothing`, reason).
+    (result of `read`, None), or (the given result, reason).
 
   Raises:
     ConfigError: `read` raised it, because the user can fix the error.

@@ -42,7 +42,7 @@ EXITS = {
   137: ("killed by the system (SIGKILL), often for want of memory", "see `dmesg`; the same command continues"),
   143: ("SIGTERM before the processes had joined", "the same command starts it"),
 }  # fmt: skip
-# Exit codes that all processes share if they were informed of the end. Other processes only know that a peer died.
+# If one process ends with one of these codes, the others end with the same code. Otherwise they end with EXIT_PEER.
 SHARED = (EXIT_CONFIG, EXIT_PREEMPTED, EXIT_NOT_FINITE, EXIT_MISSING)
 
 IN_USE = "is in use by process"  # in the error of a workdir that another process holds
