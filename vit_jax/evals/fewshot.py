@@ -250,7 +250,7 @@ def _solve(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
 
 
 def _notes(probes, episodes) -> list[str]:
-  """Returns a line for each k-NN probe with more neighbours than training images. It then uses all images."""
+  """Returns a line for each k-NN probe with more neighbours than training images, which uses all images."""
   notes = []
   for name, probe in probes.items():
     most = max(probe.args.get("neighbours", (0,)))
