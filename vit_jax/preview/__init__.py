@@ -1,4 +1,4 @@
-"""A look at a run's data before it is paid for: `write` draws what the model will see, and what stands out."""
+"""Contact sheets, which show a run's data before training: images as the model will see them, and outliers."""
 
 import json
 import pathlib
@@ -15,15 +15,30 @@ from vit_jax.data.sources import Source
 from vit_jax.preview import batch, sheet
 from vit_jax.schema import amount, arguments, at, plain
 
-SAMPLE = 4096  # images that are looked at, unless a flag says otherwise
-LISTED = 100  # of a kind of images that stand out, in the JSON file
+SAMPLE = 4096  # default number of images that are examined for outliers
+LISTED = 100  # maximum number of outliers of each kind in the JSON file
 
 
 def write(run: Run, path: pathlib.Path, sample: int = SAMPLE) -> list[str]:
-  """Draws the contact sheet of a completed run to `path`, a PNG, with its numbers as JSON beside it; lines about it.
+  """Draws the contact sheet of a completed run and writes its numbers as JSON next to it.
 
-  The first images of the first batch, as the run augments them; images of each class of its "train"; and what stands
-  out among a sample of so many images of it. ConfigError for data that are absent, as of a run.
+  The sheet shows the first images of the first batch, as the run augments them. It also shows images of each class of
+  the training split, and outliers among a sample of it.
+
+  Args:
+    run: a completed run.
+    path: the PNG file.
+    sample: number of images to examine for outliers.
+
+  Returns:
+    Lines for the screen.
+
+  Raises:
+    ConfigError: the path is invalid, or the data do not exist.
+
+  Example:
+    run = build.complete(config.resolve(flags.load("configs/digits.py")))
+    print(*write(run, pathlib.Path("show.png")), sep="\\n")
   """
   files.check_path(path, (".png",))
   with at("config.data"):
@@ -54,7 +69,15 @@ def write(run: Run, path: pathlib.Path, sample: int = SAMPLE) -> list[str]:
 
 
 def picture(run: Run, source: Source) -> bytes:
-  """A PNG of the first images of a completed run's first batch, as its first step sees them, with their labels."""
+  """Draws the first images of a run's first batch, as its first step sees them, with their labels.
+
+  Args:
+    run: a completed run.
+    source: the training images.
+
+  Returns:
+    Bytes of a PNG file.
+  """
   examples, _ = batch.first(run, source)
   words = [
     [source.called(each.record).rpartition("/")[2]]
@@ -83,7 +106,7 @@ def _lines(path, source, examples, classes, looked_at, kinds):
 
 
 def _pictures(kind, images):
-  """The worst of a kind that the sheet has room for: of each look its picture, None where there is none."""
+  """Returns the images of the worst outliers that fit on the sheet, or None for each that cannot be read."""
   return [tuple(_picture(images, look.record) for look in looks) for _, looks in kind.worst[: sheet.WORST]]
 
 
@@ -95,7 +118,7 @@ def _picture(images, record):
 
 
 def _example(example: batch.Example, source: Source) -> dict:
-  """As JSON has it."""
+  """Converts an example to JSON values."""
   return {
     "record": example.record,
     "image": source.called(example.record),
@@ -106,7 +129,7 @@ def _example(example: batch.Example, source: Source) -> dict:
 
 
 def _kind(kind: survey.Kind, source: Source) -> dict:
-  """As JSON has it."""
+  """Converts a kind of outliers to JSON values."""
 
   def one(look):
     labels = [source.classes[label] for label in look.labels]

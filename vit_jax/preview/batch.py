@@ -1,4 +1,4 @@
-"""Images of the first batch of a run, as their files have them and as its first step will see them."""
+"""Images of the first batch of a run: as stored in their files, and as the first step of the run will see them."""
 
 import concurrent.futures
 import dataclasses
@@ -17,30 +17,47 @@ from vit_jax.data.images import ImageError, Images
 from vit_jax.data.sources import Source
 from vit_jax.schema import Choice, Duration, arguments, bind, lookup
 
-COUNT = 24  # images of the batch
-SIDE = 256  # pixels that are kept of the longer side of what a file has
-# Values of a batch that is augmented whole: these take about 1 GiB.
+COUNT = 24  # number of images to show
+SIDE = 256  # longer side in pixels of the reduced original image
+# Maximum number of values of a batch that is augmented as a whole. These values take about 1 GiB.
 WHOLE = 2**26
 
 
 class Example(NamedTuple):
-  """An image of a batch. Pixels are uint8 [H, W, 3]; both are None, and the labels empty, where `error` says why."""
+  """An image of a batch. If the image cannot be read, it has an error, no pixels and no labels.
+
+  Attributes:
+    record: number of the record.
+    labels: classes of the image.
+    original: the whole image, reduced in size, uint8 (H, W, 3).
+    seen: the image as the model sees it, uint8 (S, S, 3).
+    target: pairs (class, share) before label smoothing, the largest share first.
+    error: reason why the image cannot be read.
+  """
 
   record: int
   labels: tuple[int, ...] = ()
-  original: np.ndarray | None = None  # the whole image, made small
-  seen: np.ndarray | None = None  # by the model, [S, S, 3]
-  target: tuple[tuple[int, float], ...] = ()  # (class, share), the largest first, before they are smoothed
+  original: np.ndarray | None = None
+  seen: np.ndarray | None = None
+  target: tuple[tuple[int, float], ...] = ()
   error: str | None = None
 
 
 def first(run: Run, source: Source, count: int = COUNT) -> tuple[list[Example], bool]:
-  """The first images of the first batch, in the order of its rows, and whether they are mixed just as in the run.
+  """Computes the first images of the first batch, in the order of its rows.
 
-  By the functions of the run, its stream and its task's augmentation, with all that the run draws. Only the rows that
-  are shown are made, and those that they may be mixed with. That is all a mixing of the whole "batch" depends on; one
-  by "pair" or "elem" draws for as many as there are, and of a batch that is too large for this draws other shares. An
-  image that would end the run says so.
+  The functions of the run, its stream and its task's augmentation are used, with the same random numbers. Only the rows
+  that are shown are computed, and the rows that they may be mixed with. Mixing by "batch" depends on these rows alone.
+  Mixing by "pair" or "elem" draws numbers for each row of the batch. If the batch is too large to compute, the shares
+  therefore differ from those of the run. An image that would end the run has an error.
+
+  Args:
+    run: a completed run.
+    source: the training images.
+    count: number of images.
+
+  Returns:
+    The examples, and whether they are mixed exactly as in the run.
   """
   task = _task(run, source)
   examples = catalog.train_examples(run.data, run.seed, task.patch, run.batch, source)
@@ -54,7 +71,7 @@ def first(run: Run, source: Source, count: int = COUNT) -> tuple[list[Example], 
   with concurrent.futures.ThreadPoolExecutor(threads) as pool:
     made = list(pool.map(lambda row: _made(images, examples, row), rows))
   batch = {name: np.zeros((size, *shape), kind) for name, (shape, kind) in examples.shapes.items()}
-  batch["label"][:] = -1  # of no class, where a row stays empty
+  batch["label"][:] = -1  # rows without an image have no class
   for place, (_, _, values, _) in zip(places, made, strict=True):
     for array, value in zip(batch.values(), values or (), strict=values is not None):
       array[place] = value
@@ -67,7 +84,7 @@ def first(run: Run, source: Source, count: int = COUNT) -> tuple[list[Example], 
 
 
 def _task(run, source) -> tasks.Task:
-  """The run's task: of one with a teacher the part that learns from labels; without smoothing, which is no share."""
+  """Returns a classification task with the loss of the run and without label smoothing, so that targets are shares."""
   kept = {key: value for key, value in run.task.args.items() if key == "loss" and value in losses.LOSSES}
   choice = bind(Choice("classify", kept), lookup(tasks.TASKS, "classify"), tasks.TASKS)
   run = dataclasses.replace(run, task=choice)
@@ -82,18 +99,18 @@ def _task(run, source) -> tasks.Task:
 
 
 def _rows(batch, count):
-  """The rows that are shown, and those that mixings may mix them with: of the batch reversed, and of the one before."""
+  """Returns the rows to show and the rows that they are mixed with: the batch reversed, and the preceding row."""
   shown = range(min(count, batch))
   return sorted({*shown, *(batch - 1 - row for row in shown)})
 
 
 def _made(images, examples, row):
-  """(record, its image made small, values of the example, None), or (record, None, None, what is wrong with it)."""
+  """Returns (record, reduced image, values of the example, None), or (record, None, None, error)."""
   record, original = examples.record(row), None
 
   def prepared(number, prepare):
     nonlocal record, original
-    record = number  # another than at first where that one is bad and left out
+    record = number  # differs from the first record if that one is bad and was skipped
 
     def look(image):
       nonlocal original
@@ -110,7 +127,7 @@ def _made(images, examples, row):
 
 
 def _augmented(run, task, count):
-  """The function (batch, step) -> (images, targets), as in `steps.train_step`, of so many rows."""
+  """Returns the function (batch, step) -> (images, targets) of `steps.train_step`, for `count` rows."""
 
   @jax.jit
   def function(batch, step):

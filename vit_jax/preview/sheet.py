@@ -1,4 +1,4 @@
-"""The contact sheet: pictures in rows, with their names and labels, drawn without a display."""
+"""The contact sheet: rows of images with names and labels, drawn without a display."""
 
 import pathlib
 import textwrap
@@ -22,32 +22,48 @@ from vit_jax.schema import amount
 # In pixels.
 DPI, WIDTH, EDGE = 100, 1600, 20
 TILE, LINE = 120, 14
-COLUMN = 130  # a tile and what is between two
-PAIRS = TILE + 4 * LINE  # a row of the batch, with three lines of words
-KIND = TILE + 8 * LINE  # a row of what stands out, with words above and below
-WORST = (WIDTH - 2 * EDGE) // COLUMN  # tiles in a row
-CHART = 130  # high
-NAMED = 50  # classes up to which each bar has its name
-_LISTED = 5  # of the largest and the smallest classes
+COLUMN = 130  # width of a tile and the gap to the next one
+PAIRS = TILE + 4 * LINE  # height of a row of the batch, with three lines of text
+KIND = TILE + 8 * LINE  # height of a row of outliers, with text above and below
+WORST = (WIDTH - 2 * EDGE) // COLUMN  # number of tiles in a row
+CHART = 130  # height
+NAMED = 50  # maximum number of classes for which each bar has a name
+_LISTED = 5  # number of the largest and of the smallest classes to list
 _RED, _GREY, _BLUE = "#b00020", "#666666", "#0b5394"
 
-Picture = np.ndarray | None  # uint8 [H, W, 3]; None where there is nothing to see
+Picture = np.ndarray | None  # uint8 (H, W, 3), or None if there is no image
 
 
 class Text(NamedTuple):
-  """Words with their left upper corner at (x, y), cut off at a width."""
+  """A text with its upper left corner at (x, y), cut off at a width.
+
+  Attributes:
+    x: position from the left in pixels.
+    y: position from the top in pixels.
+    words: the text.
+    width: maximum width in pixels.
+    colour: colour of the text.
+    size: font size in points.
+    bold: whether the font is bold.
+  """
 
   x: float
   y: float
   words: str
   width: float = TILE
   colour: str = "black"
-  size: float = 6.0  # points
+  size: float = 6.0
   bold: bool = False
 
 
 class Tile(NamedTuple):
-  """A picture in the middle of a square of TILE; a cross where there is none."""
+  """An image centred in a square of size TILE, or a cross if there is no image.
+
+  Attributes:
+    x: position from the left in pixels.
+    y: position from the top in pixels.
+    pixels: the image or None.
+  """
 
   x: float
   y: float
@@ -66,13 +82,16 @@ def draw(
   """Draws the sheet as a PNG, 1,600 pixels wide.
 
   Args:
-    path: ends in .png; ConfigError for any other, or where there is no such folder.
-    run: that the data are for.
-    source: its "train".
-    batch: examples of its first one, and whether they are mixed just as in the run.
-    classes: images of each [V], and the number of records in which they were counted.
-    looked_at: number of records of which all was looked at.
-    worst: {name: (kind, pictures of its worst)}, of the kinds that there are.
+    path: the file, with the suffix .png.
+    run: the run.
+    source: its training images.
+    batch: examples of the first batch, and whether they are mixed exactly as in the run.
+    classes: number of images of each class (V,), and the number of records in which they were counted.
+    looked_at: number of records that were examined for outliers.
+    worst: maps names of the kinds of outliers to (kind, images of the worst outliers).
+
+  Raises:
+    ConfigError: the suffix is not .png, or the directory does not exist.
   """
   files.check_path(path, (".png",))
   items, top, height = _layout(run, source, batch, classes, looked_at, worst)
@@ -89,11 +108,11 @@ def draw(
     figure.savefig(partial, format="png", dpi=DPI)
 
 
-# What stands where.
+# Layout.
 
 
 def _layout(run, source, batch, classes, looked_at, worst):
-  """(texts and tiles, where the chart of classes begins, the height of the sheet)."""
+  """Returns (texts and tiles, top of the chart of classes, height of the sheet)."""
   examples, exact = batch
   items = [*_title(EDGE, f"{source.name}, {source.split}", about(run, source, exact))]
   items += _batch(examples, source, y := EDGE + 4 * LINE)
@@ -122,7 +141,13 @@ def _title(y, name, about) -> Iterable[Text]:
 
 
 def about(run: Run, source: Source, exact: bool) -> str:
-  """What a batch of the run shows, in words; `exact`: it is mixed just as in the run."""
+  """Describes the images of a batch and their augmentation.
+
+  Args:
+    run: a completed run.
+    source: its training images.
+    exact: whether the images are mixed exactly as in the run.
+  """
   args = run.data.args
   changes = [key for key in ("policy", "warp", "mixing", "erasing") if args[key].name != "none"]
   changes = [f"crop {args['crop'].name}", *["flip"] * args["flip"], *(f"{key} {args[key].name}" for key in changes)]
@@ -137,12 +162,17 @@ def about(run: Run, source: Source, exact: bool) -> str:
 
 
 def of(count: int, source: Source) -> str:
-  """So many of the images, in words."""
+  """Returns "all N images" or "N of M images".
+
+  Args:
+    count: number of images.
+    source: the training images.
+  """
   return f"all {amount(count, 'image')}" if count == len(source) else f"{count:,} of {len(source):,} images"
 
 
 def _batch(examples, source, y):
-  """Pairs of tiles: an image and what is seen of it."""
+  """Yields pairs of tiles: an image, and the image as the model sees it."""
   for number, example in enumerate(examples):
     row, column = divmod(number, WORST // 2)
     x, top = EDGE + 2 * COLUMN * column, y + row * PAIRS
@@ -158,7 +188,7 @@ def _batch(examples, source, y):
 
 
 def mixed(example: Example) -> bool:
-  """Whether the target is another than that of the labels alone."""
+  """Returns whether the target of an example differs from its labels."""
   shares = {round(share, 3) for _, share in example.target}
   return {label for label, _ in example.target} != set(example.labels) or len(shares) > 1
 
@@ -168,7 +198,7 @@ def _labels(labels, source):
 
 
 def _extremes(counts, names, y):
-  """The largest and smallest classes, in words."""
+  """Yields texts on the largest and smallest classes."""
   order = np.argsort(-counts, kind="stable")
   least = order[::-1][: min(_LISTED, max(0, len(order) - _LISTED))][::-1]
   lines = [
@@ -182,14 +212,14 @@ def _extremes(counts, names, y):
 
 
 def _kind(name, kind, pictures, source):
-  """Images that stand out in one way, from (0, 0) on; and how wide that is, up to the whole sheet."""
+  """Returns texts and tiles for one kind of outliers, relative to (0, 0), and their width."""
   width = 3 * COLUMN
   items, x, y, shown = [], 0, 2 * LINE + 6, 0
   for (severity, looks), tiles in zip(kind.worst, pictures, strict=False):
-    wide = 2 if looks[0].error else len(looks)  # columns; what is wrong with an image takes words
+    wide = 2 if looks[0].error else len(looks)  # number of columns; the text of an error needs two
     if x + wide * COLUMN > WIDTH - 2 * EDGE:
       break
-    odd = len({frozenset(look.labels) for look in looks}) > 1  # two labels for one image
+    odd = len({frozenset(look.labels) for look in looks}) > 1  # equal images with different labels
     for number, (look, pixels) in enumerate(zip(looks, tiles, strict=True)):
       left, below = x + number * (TILE + 4), y + TILE + 2
       items += [Tile(left, y, pixels), Text(left, below, cut(source.called(look.record)), colour=_GREY)]
@@ -211,18 +241,18 @@ def _kind(name, kind, pictures, source):
 
 
 def cut(name: str) -> str:
-  """The last part of a path, on one line of at most 24 characters: its beginning and its end."""
+  """Returns the last part of a path on one line, with at most 24 characters. The middle of a longer name is omitted."""
   words = " ".join(name.rstrip("/").rpartition("/")[2].encode("utf-8", "replace").decode().split())
   half = LONGEST // 2
   return words if len(words) <= LONGEST else f"{words[: half - 1]}…{words[-half:]}"
 
 
-# How it is drawn.
+# Drawing.
 
 
 def _draw_text(page, text):
   weight = "bold" if text.bold else "normal"
-  # A name with two dollar signs is no formula.
+  # A name with two dollar signs is not a formula.
   drawn = page.text(
     text.x,
     text.y,
@@ -246,23 +276,24 @@ def _draw_tile(page, tile):
   height, width = tile.pixels.shape[:2]
   share = TILE / max(height, width)
   height, width = max(1, round(height * share)), max(1, round(width * share))
-  # Pixels that are enlarged stay squares: so many there are.
+  # Enlarged pixels stay squares, so that the resolution is visible.
   how = cv2.INTER_NEAREST if share > 1 else cv2.INTER_AREA
   pixels = cv2.resize(tile.pixels, (width, height), interpolation=how)
   left, top = tile.x + (TILE - width) // 2, tile.y + (TILE - height) // 2
-  page.add_patch(Rectangle((left, top), width, height, fill=False, edgecolor="#bbbbbb", linewidth=0.5))  # of white ones
+  # a border makes white images visible
+  page.add_patch(Rectangle((left, top), width, height, fill=False, edgecolor="#bbbbbb", linewidth=0.5))
   page.imshow(pixels, extent=(left, left + width, top + height, top), aspect="auto", interpolation="nearest")
 
 
 def _bars(axes, counts, names):
-  """Images of each class: a bar each, or where they are too many a line."""
+  """Draws the number of images of each class: bars, or an area if there are too many classes."""
   order = np.argsort(-counts, kind="stable")
   heights, at = counts[order], np.arange(len(counts))
   if len(counts) <= NAMED:
     axes.bar(at, heights, color="#4a7ebb", width=0.8)
     axes.set_xticks(at, [shortened(names[i]) for i in order], rotation=90, fontsize=6.5, parse_math=False)
   else:
-    corners = np.repeat(np.arange(len(counts) + 1) - 0.5, 2)[1:-1]  # `stairs` would take seconds for 21,843
+    corners = np.repeat(np.arange(len(counts) + 1) - 0.5, 2)[1:-1]  # `stairs` would take seconds for 21,843 classes
     axes.fill_between(corners, np.repeat(heights, 2), color="#4a7ebb", linewidth=0)
     axes.set_xlabel("classes, by their number of images", fontsize=7, labelpad=1)
   if heights[0] > 50 * max(1, np.median(heights)):
