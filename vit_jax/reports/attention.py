@@ -1,8 +1,8 @@
-"""What attention weights say of a picture: how far heads look, and from where the output is made.
+"""Attention of a model to an image: distances of heads, and maps of the output.
 
-Weights are softmax(q k^T) as `models.capture(function, "blocks/*/attention/weights")` gives them, [B, H, T, T]: of T
-tokens the last are the patches of a grid, row by row, and those in front are prefix tokens (class and distillation
-token, registers). Functions are pure, and may be traced.
+Weights are softmax(q k^T), as returned by `models.capture(function, "blocks/*/attention/weights")`. Their shape is
+(B, H, T, T). The last of the T tokens are the patches of a grid, row by row. Prefix tokens (class and distillation
+token, registers) precede them. All functions are pure and may be traced.
 """
 
 from collections.abc import Sequence
@@ -17,42 +17,49 @@ Heads = Literal["mean", "max"]
 
 
 def between(grid: tuple[int, int], patch: float) -> Float[Array, "N N"]:
-  """Distances between the centres of the patches of a grid (rows, columns), whose sides are `patch` pixels."""
+  """Returns the distances between the centres of the patches of a grid, in pixels.
+
+  Args:
+    grid: rows and columns of patches.
+    patch: size of a patch in pixels.
+  """
   row, column = jnp.divmod(jnp.arange(grid[0] * grid[1]), grid[1])
   return patch * jnp.hypot(*(jnp.float32(x[:, None] - x) for x in (row, column)))
 
 
 def distance(weights: Float[Tensor, "B H T T"], grid: tuple[int, int], patch: float) -> Float[Array, "B H"]:
-  """Mean attention distance of each head, in pixels: figure 7 (right) and appendix D.7 of Dosovitskiy et al. 2021.
+  """Computes the mean attention distance of each head in pixels.
 
-  Of each patch as a query: the mean distance to all patches, weighted by its attention; then the mean over queries.
-  The paper averages this over 128 images of 224 pixels, and does not say what becomes of the class token. Here prefix
-  tokens are neither queries nor keys, and the weights of a query to patches are scaled to sum to 1, as Walmer et al.
-  2023 do; the widespread code of Gosthipaty and Paul (keras.io, 2022) leaves the scaling out, so that a head which
-  looks at the class token seems to look nearby. For windows (Swin) they are in the place of the images, and their
-  grid is that of one window.
+  The distance is that of figure 7 (right) and appendix D.7 of Dosovitskiy et al. 2021. For each patch as a query, it is
+  the mean distance to all patches, weighted by attention. The result is the mean over queries. The paper averages this
+  over 128 images of 224 pixels, and does not specify how it treats the class token.
+
+  Here prefix tokens are neither queries nor keys. The weights of a query are scaled to sum to 1 over the patches, as in
+  Walmer et al. 2023. The widespread code of Gosthipaty and Paul (keras.io, 2022) omits the scaling. A head that
+  attends to the class token then seems to attend to near patches. For windows (Swin), pass the windows as images, and
+  the grid of one window.
 
   Args:
-    weights: of one layer.
+    weights: weights of one layer.
     grid: rows and columns of patches.
-    patch: pixels from one patch to the next.
+    patch: distance between adjacent patches in pixels.
   """
   count = grid[0] * grid[1]
   patches = weights[..., -count:, -count:].astype(jnp.float32)
   total, seen = (patches * between(grid, patch)).sum(-1), patches.sum(-1)
-  # A query that sees prefix tokens alone sees nothing at any distance.
+  # A query that attends only to prefix tokens has distance 0.
   return jnp.where(seen > 0, total / jnp.where(seen > 0, seen, 1), 0).mean(-1)
 
 
 def maps(
   weights: Float[Tensor, "B H T T"], pooling: Float[Tensor, "#B T"], grid: tuple[int, int]
 ) -> Float[Array, "B H h w"]:
-  """Attention of the output to each patch in one layer, by head.
+  """Computes the attention of the output to each patch in one layer, by head.
 
   Args:
-    weights: of that layer, usually the last.
-    pooling: the share that each token of the last layer has in the output: 1 for a class token, equal shares of all
-      patches for their mean, learned ones for sequence pooling.
+    weights: weights of the layer, usually the last.
+    pooling: share of each token of the last layer in the output. It is 1 for a class token, equal for all patches with
+      mean pooling, and learned with sequence pooling.
     grid: rows and columns of patches.
   """
   seen = jnp.einsum("bm,bhmn->bhn", jnp.broadcast_to(pooling, (weights.shape[0], weights.shape[-1])), weights)
@@ -65,17 +72,17 @@ def rollout(
   grid: tuple[int, int],
   heads: Heads = "mean",
 ) -> Float[Array, "B h w"]:
-  """Attention rollout: the share of each patch in the output, through all layers (Abnar and Zuidema 2020).
+  """Computes attention rollout: the share of each patch in the output, through all layers (Abnar and Zuidema 2020).
 
-  A layer mixes tokens by half the mean of its heads' weights and, for the residual connection, half the identity; rows
+  A layer mixes tokens by half the mean of its heads' weights and, for the residual connection, half the identity. Rows
   are scaled to sum to 1, and layers are multiplied. Dosovitskiy et al. 2021 show the row of the class token (figure 6).
-  What is missing of 1 in the sum over patches is the share of prefix tokens.
+  The sum over patches is less than 1 by the share of the prefix tokens.
 
   Args:
-    weights: of each layer, from the first to the last.
-    pooling: of the output over the tokens of the last layer, as in `maps`.
+    weights: weights of each layer, from the first to the last.
+    pooling: share of each token of the last layer in the output, as in `maps`.
     grid: rows and columns of patches.
-    heads: "max" takes the largest weight of all heads in place of their mean.
+    heads: "mean" averages the heads, "max" takes the largest weight of all heads.
   """
   share = jnp.broadcast_to(pooling, (weights[0].shape[0], weights[0].shape[-1])).astype(jnp.float32)
   for layer in reversed(weights):
@@ -86,5 +93,5 @@ def rollout(
 
 
 def _on(grid: tuple[int, int], tokens: jax.Array) -> jax.Array:
-  """[..., T] -> [..., h, w], without prefix tokens."""
+  """Converts tokens (..., T) to a grid (..., h, w) without prefix tokens."""
   return tokens[..., tokens.shape[-1] - grid[0] * grid[1] :].reshape(*tokens.shape[:-1], *grid)

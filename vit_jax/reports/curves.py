@@ -17,14 +17,22 @@ from vit_jax.reports.verdict import PROBE, measured_on_test, shared_headline, te
 from vit_jax.schema import plain
 from vit_jax.selection import shown
 
-COLOURED = len(drawing.SERIES)  # runs that have a colour of their own
-POINTS, ALL = 200, 12_000  # of a curve in the interactive chart, and of all of them: each takes 130 bytes
-FEW = 4  # runs whose names have room in a chart
-DRAWN = 4000  # points of all curves of a chart
+COLOURED = len(drawing.SERIES)  # maximum number of runs with a colour
+# maximum number of points per curve of the interactive chart, and of all curves; a point takes 130 bytes
+POINTS, ALL = 200, 12_000
+FEW = 4  # maximum number of runs for which a chart has room for the names
+DRAWN = 4000  # maximum number of points of all curves of a chart
 
 
 class Panel(NamedTuple):
-  """A chart with a title and metrics. The first metric is a full line, the others are dashed."""
+  """A chart with a title and metrics. The first metric is a solid line, the others are dashed.
+
+  Attributes:
+    title: title of the chart.
+    metrics: names of the metrics.
+    percent: whether values are shown as percentages.
+    logarithmic: whether the vertical axis is logarithmic.
+  """
 
   title: str
   metrics: Sequence[str]
@@ -54,7 +62,7 @@ def chapter(runs: Sequence[Recorded]) -> Chapter:
 
 
 def panels(runs: Sequence[Recorded]) -> list[Panel]:
-  """Returns the charts for which any run has points."""
+  """Returns the charts for which at least one run has points."""
   names = dict.fromkeys(key for run in runs for row in run.rows for key in row)
   held_out = [_held_out(runs)[0].get(what) for what in ("loss", "top1")]
   every = [
@@ -93,7 +101,7 @@ def _held_out(runs) -> tuple[dict[str, str], str]:
 
 
 def _probes(names) -> list[Panel]:
-  """Returns a chart for each few-shot probe, of weights and their average, at its largest number of images a class."""
+  """Returns a chart for each few-shot probe of weights and their average, at its largest number of images per class."""
   most: dict[str, tuple[int, str]] = {}
   for name in names:
     if match := PROBE.fullmatch(name):
@@ -105,7 +113,13 @@ def _probes(names) -> list[Panel]:
 
 
 def drawn(runs: Sequence[Recorded], panel: Panel, over: str) -> str:
-  """Returns the SVG of a panel over "images" or "hours". Runs without a colour of their own are faint."""
+  """Draws a panel as SVG. Runs without a colour are faint.
+
+  Args:
+    runs: the runs.
+    panel: the panel.
+    over: horizontal axis, "images" or "hours".
+  """
   with drawing.style():
     figure, [axes] = drawing.figure(3.6, 2.5)
     scale = 100 if panel.percent else 1
@@ -134,7 +148,7 @@ def drawn(runs: Sequence[Recorded], panel: Panel, over: str) -> str:
 
 
 def legend(runs: Sequence[Recorded]) -> str:
-  """Returns the SVG with the names of runs, for charts without room for them."""
+  """Draws the names of runs as SVG, for charts without room for them."""
   count = min(len(runs), COLOURED)
   with drawing.style():
     figure, [axes] = drawing.figure(3.6, 2.5)
@@ -154,11 +168,11 @@ def short(count: float) -> str:
   return f"{count:.4g}"
 
 
-# What can be pointed at.
+# The interactive chart.
 
 
 def interactive(runs: Sequence[Recorded]) -> Interactive:
-  """Returns a chart in which readers select metric, axis and runs; without scripts, a table."""
+  """Returns a chart in which readers select metric, axis and runs. Without scripts, a table is shown."""
   metrics = list(dict.fromkeys(name for panel in panels(runs) for name in panel.metrics))
   most = max(2, min(POINTS, ALL // (len(runs) * len(metrics))))
   rows = [row for run in runs for metric in metrics for row in _points(run, metric, most)]

@@ -1,4 +1,4 @@
-"""Charts as SVG whose colours are those of the page they stand in, light or dark; drawn without a display."""
+"""SVG charts that use the colours of the surrounding page, light or dark. They are drawn without a display."""
 
 import contextlib
 import io
@@ -13,7 +13,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
-# Colours that the page's style sheet sets: matplotlib draws with these, and they are variables in the SVG.
+# Colours that the style sheet of the page sets. Matplotlib draws with these values, and the SVG contains variables.
 INK, FAINT = "#010203", "#040506"
 SERIES = tuple(f"#0a0b{number:02x}" for number in range(8))
 _VARIABLES = {INK: "currentColor", FAINT: "var(--faint)"} | {
@@ -21,10 +21,10 @@ _VARIABLES = {INK: "currentColor", FAINT: "var(--faint)"} | {
 }
 _COLOUR = re.compile("|".join(_VARIABLES))
 _STYLE = {
-  "svg.fonttype": "none",  # text stays text, in the page's font and colour
+  "svg.fonttype": "none",  # keeps text as text, in the font and colour of the page
   "font.family": "DejaVu Sans",
   "font.size": 9,
-  "text.parse_math": False,  # a name with two dollar signs is no formula
+  "text.parse_math": False,  # a name with two dollar signs is not a formula
   "text.color": INK,
   "axes.edgecolor": FAINT,
   "axes.facecolor": "none",
@@ -48,61 +48,87 @@ _STYLE = {
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-  """What is drawn inside has the page's style."""
+  """Applies the style of the page to drawings inside the context."""
   with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-    # The reader's own font draws it.
+    # The reader's browser draws the text with its own font.
     warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
     yield
 
 
 def figure(width: float, height: float, rows: int = 1, columns: int = 1, **options) -> tuple[Figure, list[Axes]]:
-  """A figure of so many inches, and its axes row by row. Made and drawn inside `style`."""
+  """Creates a figure and its axes. It must be called and drawn inside `style`.
+
+  Args:
+    width: width in inches.
+    height: height in inches.
+    rows: rows of axes.
+    columns: columns of axes.
+    **options: arguments of `Figure.subplots`.
+
+  Returns:
+    The figure, and its axes row by row.
+  """
   made = Figure(figsize=(width, height), layout="constrained")
   FigureCanvasSVG(made)
   return made, list(made.subplots(rows, columns, squeeze=False, **options).flat)
 
 
 def few_ticks(axis: Axis) -> None:
-  """Gives an axis at most four intervals, with labels of three digits, so that labels do not touch each other."""
+  """Limits an axis to four intervals and its labels to three digits, so that labels do not overlap."""
   axis.set_major_locator(MaxNLocator(4))
   axis.set_major_formatter(lambda value, _: f"{value:.3g}")
 
 
 def numbered(axis: Axis) -> None:
-  """A logarithmic axis has whole numbers at its ticks: matplotlib's powers would be formulas, which are not drawn."""
+  """Labels a logarithmic axis with whole numbers. Matplotlib's powers would be formulas, which are not rendered."""
   axis.set_major_formatter(lambda value, _: f"{value:,.0f}")
   axis.set_minor_formatter(NullFormatter())
 
 
 def svg(made: Figure, name: str) -> str:
-  """The figure as an SVG element to stand in a page; `name` tells its parts from those of the page's other figures."""
+  """Renders a figure as an SVG element for a page.
+
+  Args:
+    made: the figure.
+    name: name that is unique in the page. It distinguishes the identifiers of this figure from those of others.
+  """
   with io.StringIO() as file, matplotlib.rc_context({"svg.hashsalt": name}):
     made.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = file.getvalue()
   text = text[text.index("<svg") :]
-  text = re.sub(r"<(metadata|style).*?</\1>\s*", "", text, flags=re.DOTALL)  # a style would be the whole page's
+  text = re.sub(r"<(metadata|style).*?</\1>\s*", "", text, flags=re.DOTALL)  # a style would apply to the whole page
   text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
   text = re.sub(r'(<svg[^>]*?) width="([\d.]+)pt"', r'\1 style="width: \2pt"', text, count=1)
-  # Those of its groups are the same in every figure, and nothing refers to them.
+  # Group identifiers are the same in every figure and are not used.
   text = re.sub(r'<g id="(?!m[0-9a-f]{10})[^"]*">', "<g>", text)
-  # In styles alone: a class may be called like a colour.
+  # Only in styles, because the name of a class may look like a colour.
   return re.sub(r'style="[^"]*"', lambda style: _COLOUR.sub(lambda match: _VARIABLES[match[0]], style[0]), text)
 
 
 def drawable(text: str) -> str:
-  """The text as a page can have it: bytes that are not UTF-8 become question marks, as do control characters."""
+  """Replaces bytes that are not UTF-8, and control characters, by question marks."""
   words = text.encode("utf-8", "replace").decode()
   return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in words)
 
 
 def fitted(text: str, longest: int = 24) -> str:
-  """The text on one line that can be drawn, of at most so many characters: the middle of a longer one is left out."""
+  """Returns a drawable text on one line. The middle of a longer text is omitted.
+
+  Args:
+    text: the text.
+    longest: maximum number of characters.
+  """
   words = " ".join(drawable(text).split())
   half = longest // 2
   return words if len(words) <= longest else f"{words[: longest - half - 1]}…{words[-half:]}"
 
 
 def labelled(text: str, longest: int = 24) -> str:
-  """As `fitted`, for a legend, from which matplotlib would leave out what begins with an underscore."""
+  """Returns a text for a legend, like `fitted`. Matplotlib would omit labels that start with an underscore.
+
+  Args:
+    text: the text.
+    longest: maximum number of characters.
+  """
   words = fitted(text, longest)
   return f"\u2060{words}" if words.startswith("_") else words

@@ -1,4 +1,4 @@
-"""What embeddings have learned: filters of the first layer, and how alike positions are (Dosovitskiy et al. 2021)."""
+"""Analysis of embeddings: filters of the first layer, and similarity of positions (Dosovitskiy et al. 2021)."""
 
 from typing import NamedTuple
 
@@ -6,21 +6,31 @@ import numpy as np
 
 from vit_jax.shapes import Float, Tensor
 
-FILTERS = 28  # components that figure 7 of the paper shows
+FILTERS = 28  # number of components in figure 7 of the paper
 
 
 class Components(NamedTuple):
-  """Principal components of filters, largest first."""
+  """Principal components of filters, largest first.
 
-  filters: Float[np.ndarray, "K P P C"]  # of length 1; the sign makes the largest weight positive
-  share: Float[np.ndarray, " K"]  # of the filters' variance
+  Attributes:
+    filters: the components, scaled to length 1. The sign makes the largest weight positive.
+    share: share of each component in the variance of the filters.
+  """
+
+  filters: Float[np.ndarray, "K P P C"]
+  share: Float[np.ndarray, " K"]
 
 
 def filters(kernel: Float[Tensor, "P P C D"], count: int = FILTERS) -> Components:
-  """The first principal components of D filters, as pictures: figure 7 (left) of the paper.
+  """Computes the first principal components of D filters as images, as in figure 7 (left) of the paper.
 
-  Each filter is a point of P * P * C dimensions, from which the mean filter is taken away. There are fewer than
-  `count` components where the filters, or the pixels that each sees, are fewer: those without variance are left out.
+  Each filter is a point in P * P * C dimensions. The mean filter is subtracted. Components without variance are
+  omitted. The result therefore has fewer than `count` components if there are fewer filters, or fewer pixels per
+  filter.
+
+  Args:
+    kernel: kernel of the first layer (P, P, C, D).
+    count: maximum number of components.
   """
   points = np.asarray(kernel, np.float64).reshape(-1, kernel.shape[-1]).T
   points = points - points.mean(0)
@@ -34,15 +44,18 @@ def filters(kernel: Float[Tensor, "P P C D"], count: int = FILTERS) -> Component
 
 
 def similarity(table: Float[Tensor, "T D"], grid: tuple[int, int]) -> Float[np.ndarray, "h w h w"]:
-  """Cosine similarity of the position embedding of each patch with those of all: figure 7 (centre) of the paper.
+  """Computes the cosine similarity of the position embeddings of all pairs of patches: figure 7 (centre) of the paper.
 
   Args:
-    table: position embeddings; those of the patches, row by row, come last, after those of prefix tokens, which are
-      left out.
-    grid: rows and columns of patches. ValueError where the table has fewer embeddings.
+    table: position embeddings. Those of the patches come last, row by row. Those of prefix tokens are ignored.
+    grid: rows and columns of patches.
 
   Returns:
-    [i, j] is the map of the patch in row i and column j, from -1 to 1; 0 where an embedding is zero.
+    Similarities from -1 to 1. Element [i, j] is the map of the patch in row i and column j. Zero embeddings have
+    similarity 0.
+
+  Raises:
+    ValueError: the table has fewer embeddings than the grid has patches.
   """
   rows, columns = grid
   if len(table) < rows * columns:

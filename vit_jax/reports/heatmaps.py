@@ -1,4 +1,4 @@
-"""Maps of weights as pictures and charts: over photographs, of filters, of positions, of distances."""
+"""Drawing of maps: attention over photographs, filters, similarities of positions, and attention distances."""
 
 import math
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ import numpy as np
 
 from vit_jax.reports import drawing
 
-SMALLEST, LARGEST = 112, 224  # pixels of a picture's side in the page
-GAP = 4  # pixels between the pictures of a strip
+SMALLEST, LARGEST = 112, 224  # smallest and largest size of an image in the page, in pixels
+GAP = 4  # pixels between the images of a strip
 _GREY = 128
-_TILES = 16  # along a side of the chart of similarities
+_TILES = 16  # maximum number of maps along a side of the chart of similarities
 
 
 def shown(square: np.ndarray) -> np.ndarray:
-  """A picture [S, S, 3] as large as the page has it: small ones as whole blocks of pixels, large ones made smaller."""
+  """Scales an image (S, S, 3) for the page. Small images are enlarged by a whole factor, large images are reduced."""
   side = len(square)
   if side > LARGEST:
     return cv2.resize(square, (LARGEST, LARGEST), interpolation=cv2.INTER_AREA)
@@ -25,7 +25,12 @@ def shown(square: np.ndarray) -> np.ndarray:
 
 
 def over(square: np.ndarray, weights: np.ndarray) -> np.ndarray:
-  """A map [h, w] over a picture, uint8 [S, S, 3]: grey below, and from black (0) to yellow (the map's largest)."""
+  """Draws a map over a grey version of an image, from black (0) to yellow (largest value of the map).
+
+  Args:
+    square: image, uint8 (S, S, 3).
+    weights: map (h, w).
+  """
   share = weights / max(float(weights.max()), np.finfo(np.float32).tiny)
   share = cv2.resize(share.astype(np.float32), square.shape[1::-1], interpolation=cv2.INTER_LINEAR)
   heat = matplotlib.colormaps["inferno"](share)[..., :3] * 255
@@ -33,36 +38,41 @@ def over(square: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def strip(pictures: Sequence[np.ndarray]) -> np.ndarray:
-  """Pictures of one size side by side, with a grey gap."""
+  """Joins images of equal size side by side, with a grey gap."""
   gap = np.full((len(pictures[0]), GAP, 3), _GREY, np.uint8)
   return np.concatenate([part for picture in pictures for part in (gap, picture)][1:], 1)
 
 
 def filter_pictures(filters: np.ndarray) -> list[np.ndarray]:
-  """Each of the filters [K, P, P, 3] as uint8 [P, P, 3]: 0 is grey, its largest weight black or full."""
+  """Converts filters (K, P, P, 3) to uint8 images (P, P, 3). Grey is 0, and each filter has full contrast."""
   largest = np.abs(filters).max((1, 2, 3), keepdims=True)
   return list(np.uint8(np.rint(127.5 + 127.5 * filters / largest)))
 
 
 def rows_of(side: int) -> range:
-  """The rows (or columns) of a grid whose maps are drawn: all, or of a large grid every second, third, …"""
+  """Returns the rows (or columns) of a grid to draw: all, or every second, third, ... row of a large grid."""
   step = math.ceil(side / _TILES)
   return range((side - 1) % step // 2, side, step)
 
 
 def similarity(values: np.ndarray, name: str) -> str:
-  """Figure 7 (centre) of Dosovitskiy et al. 2021, of similarities [h, w, h, w]: a grid of patches, a map of each."""
+  """Draws similarities as a grid of maps, one for each patch: figure 7 (centre) of Dosovitskiy et al. 2021.
+
+  Args:
+    values: result of `embeddings.similarity` (h, w, h, w).
+    name: name of the figure, unique in the page.
+  """
   high, wide = values.shape[:2]
   rows, columns = rows_of(high), rows_of(wide)
   gap = max(1, round(wide / 10))
-  coloured = matplotlib.colormaps["viridis"]((values + 1) / 2)  # [h, w, h, w, 4]
+  coloured = matplotlib.colormaps["viridis"]((values + 1) / 2)  # (h, w, h, w, 4)
   tiles = np.zeros((len(rows), len(columns), high + gap, wide + gap, 4))  # transparent between the maps
   tiles[:, :, :high, :wide] = coloured[np.ix_(rows, columns)]
   image = tiles.swapaxes(1, 2).reshape(len(rows) * (high + gap), len(columns) * (wide + gap), 4)[:-gap, :-gap]
   with drawing.style():
     figure, [axes] = drawing.figure(5.2, 4.5)
     drawn = axes.imshow(image, interpolation="none")
-    every = math.ceil(len(columns) / 8)  # labels
+    every = math.ceil(len(columns) / 8)  # interval of the labels
     for axis, numbers, size in ((axes.xaxis, columns, wide), (axes.yaxis, rows, high)):
       at = [(size - 1) / 2 + i * (size + gap) for i in range(len(numbers))]
       axis.set_ticks(at[::every], [str(number + 1) for number in numbers[::every]])
@@ -78,11 +88,18 @@ def similarity(values: np.ndarray, name: str) -> str:
 
 
 def distances(values: np.ndarray, alike: np.ndarray, side: int, name: str) -> str:
-  """Figure 7 (right): the distance [L, H] of each head, and what it were if it attended to all patches `alike` [L]."""
+  """Draws the attention distances of all heads: figure 7 (right) of Dosovitskiy et al. 2021.
+
+  Args:
+    values: distance of each head (L, H).
+    alike: distance of each layer (L,) with equal attention to all patches.
+    side: image size in pixels.
+    name: name of the figure, unique in the page.
+  """
   layers = np.arange(1, len(values) + 1)
   with drawing.style():
     figure, [axes] = drawing.figure(5.2, 3.2)
-    # Heads of one layer a little beside each other, nearest first, so that equal ones are seen.
+    # Heads of one layer are spread horizontally, nearest first, so that equal distances remain visible.
     beside = np.linspace(-0.18, 0.18, values.shape[1]) if values.shape[1] > 1 else [0]
     axes.scatter(
       (layers[:, None] + beside).ravel(),

@@ -1,4 +1,4 @@
-"""Inside a model: what its weights have learned and where it looks, as arrays and as a chapter of a page."""
+"""Inside a model: learned weights and attention, as arrays and as a chapter of a report."""
 
 import dataclasses
 import functools
@@ -22,38 +22,59 @@ from vit_jax.reports import attention, embeddings, heatmaps, page
 from vit_jax.schema import Choice, amount, arguments
 from vit_jax.schema.errors import NotFiniteError
 
-_CALLED = "inside/logits"  # an announcement of this module: a user's model may announce nothing
+_CALLED = "inside/logits"  # recorded by this module, because a user's model may record no intermediate values
 _ANNOUNCED = rf"{_CALLED}|embedding|(.*/)?attention/weights|pool/weights"
 _LAYER = r"(blocks|stages/\d+/blocks)/\d+/attention/weights"
-_DRAWN, _HEADS = 8, 16  # pictures, and heads of one of them, that a chapter shows
+_DRAWN, _HEADS = 8, 16  # maximum number of images, and of heads of one image, in a chapter
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Inside:
-  """What is inside a model, and what it makes of B pictures: float32. What it has not is None, with the reason."""
+  """Weights of a model and its attention to B images, as float32 arrays.
 
-  filters: np.ndarray | None  # [K, P, P, 3], components of the filters that see pixels: `embeddings.filters`
-  shares: np.ndarray | None  # [K], of the filters' variance
-  similarity: np.ndarray | None  # [h, w, h, w], of position embeddings: `embeddings.similarity`
-  distance: np.ndarray | None  # [L, H], pixels, mean over pictures: `attention.distance`; NaN beyond a layer's heads
-  alike: np.ndarray | None  # [L], the distance of a head that attends to all it sees alike
-  maps: np.ndarray | None  # [B, H, h, w], of the last layer: `attention.maps`
-  rollout: np.ndarray | None  # [B, h, w]: `attention.rollout`
-  pooling: np.ndarray | None  # [B, h, w], learned weights of the patches in the output; of a probe, the mean of heads
-  absent: Mapping[str, str]  # name of what is None -> the reason, a sentence
+  A value that the model does not have is None, with a reason in `absent`.
+
+  Attributes:
+    filters: principal components of the filters that process pixels (K, P, P, 3), see `embeddings.filters`.
+    shares: share of each component in the variance of the filters (K,).
+    similarity: similarity of position embeddings (h, w, h, w), see `embeddings.similarity`.
+    distance: attention distance in pixels (L, H), mean over images, see `attention.distance`. Layers with fewer heads
+      are padded with NaN.
+    alike: distance with equal attention to all visible patches (L,).
+    maps: attention maps of the last layer (B, H, h, w), see `attention.maps`.
+    rollout: attention rollout (B, h, w), see `attention.rollout`.
+    pooling: learned weights of the patches in the output (B, h, w). For an attention probe, the mean of its heads.
+    absent: maps the name of each value that is None to a sentence with the reason.
+  """
+
+  filters: np.ndarray | None
+  shares: np.ndarray | None
+  similarity: np.ndarray | None
+  distance: np.ndarray | None
+  alike: np.ndarray | None
+  maps: np.ndarray | None
+  rollout: np.ndarray | None
+  pooling: np.ndarray | None
+  absent: Mapping[str, str]
 
 
 def of(predictor: Predictor, squares: Sequence[np.ndarray]) -> Inside:
-  """What is inside any weights that `vit_jax.load` reads.
+  """Computes the analysis of a model that `vit_jax.load` returns.
 
-  Pictures are computed one by one, and each layer's weights are reduced at once: of a large model at 384 pixels they
-  would be gigabytes. It is computed in float32 and without the fused kernel, whatever the model was trained with.
-  ValueError for weights that are not finite.
+  Images are processed one by one, and the attention of each layer is reduced immediately. The attention of a large
+  model at 384 pixels would take gigabytes. Computations use float32 and no fused kernel, independently of the training.
 
   Args:
     predictor: the model.
-    squares: uint8 [S, S, 3], cut and scaled as the model takes them; ValueError for others. Without any, nothing is
-      said of attention.
+    squares: images, uint8 (S, S, 3), cropped and scaled for the model. Without images, attention is not analysed.
+
+  Raises:
+    ValueError: images have another size or type, or the weights are not finite.
+
+  Example:
+    model = vit_jax.load("runs/a")
+    looked = inside.of(model, [model.square("photo.jpg")])
+    print(looked.distance, looked.absent)
   """
   side = predictor.description.image_size
   for square in squares:
@@ -67,7 +88,7 @@ def of(predictor: Predictor, squares: Sequence[np.ndarray]) -> Inside:
   module = model.create(predictor.params)
   normalised = arguments(predictor.data, augment.normalise)
   look = jax.jit(functools.partial(_look, model, _cuts(module), _leading(module), normalised))
-  shown = squares if isinstance(module, (Transformer, swin.Swin)) else ()  # others do not announce attention
+  shown = squares if isinstance(module, (Transformer, swin.Swin)) else ()  # other models do not record attention
   seen = [jax.device_get(look(predictor.params, square[None])) for square in shown]
   for number, one in enumerate(seen):
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(one)):
@@ -81,13 +102,12 @@ def of(predictor: Predictor, squares: Sequence[np.ndarray]) -> Inside:
 def chapter(
   predictor: Predictor, pictures: Sequence[tuple[np.ndarray, Sequence[str]]], title: str = "Inside"
 ) -> page.Chapter:
-  """The figures of both papers for any weights; what the model has not is said in words.
+  """Returns the figures of both papers for a model. Reasons for missing figures are listed as text.
 
   Args:
     predictor: the model.
-    pictures: as `of` takes them, each with the lines below it. Distances are means over all of them; the first eight
-      are drawn.
-    title: of the chapter, which also tells its charts from those of another.
+    pictures: images as for `of`, each with its caption. Distances are means over all images. The first eight are drawn.
+    title: title of the chapter, which also makes the names of its charts unique.
   """
   if broken := _broken(predictor):
     return page.Chapter(title, [page.Words(broken)], str(predictor.description))
@@ -110,7 +130,7 @@ def chapter(
 
 
 def _broken(predictor) -> str:
-  """Says which weights are not finite, if any are."""
+  """Returns a sentence that names weights that are not finite, or ""."""
   paths = [path for path, value in predictor.params.items() if not bool(jnp.isfinite(value).all())]
   if not paths:
     return ""
@@ -118,7 +138,7 @@ def _broken(predictor) -> str:
 
 
 def _plain(description):
-  """Returns the same model in float32, and without the fused kernel, which does not announce its attention."""
+  """Returns the same model in float32, and without the fused kernel, which does not record attention."""
   args = description.arguments() | {"dtype": "float32"}
   if args.get("attention") == "fused":
     args["attention"] = "xla"
@@ -126,21 +146,21 @@ def _plain(description):
 
 
 def _leading(module: nnx.Module) -> int:
-  """How many tokens in front of the patches the output is made of; 0 where it is made of the patches."""
+  """Returns the number of tokens before the patches that form the output, or 0 if the patches form it."""
   if not isinstance(module, Transformer):
     return 0
   return (module.cls is not None) + (module.distillation is not None)
 
 
 def _cuts(module: nnx.Module) -> list[tuple]:
-  """(window, shift) of each layer that attends inside windows."""
+  """Returns (window, shift) of each layer with windowed attention."""
   if not isinstance(module, swin.Swin):
     return []
   return [(block.attention.window, block.attention.shift) for stage in module.stages for block in stage.blocks]
 
 
 def _first(module: nnx.Module, channels: int) -> jax.Array | None:
-  """Returns the kernel that sees pixels, [P, P, C, D], as it is applied; None if no attribute has one."""
+  """Returns the effective kernel that processes pixels (P, P, C, D), or None if no attribute has one."""
   stem = getattr(module, "stem", None)
   layer = getattr(module if stem is None else stem, "root", None)
   if layer is None:
@@ -162,11 +182,11 @@ def _similarity(module):
   return embeddings.similarity(table, (side, side))
 
 
-# What the model makes of a picture.
+# Attention to images.
 
 
 def _look(model, cuts, leading, normalised, params, square) -> dict:
-  """Of uint8 [1, S, S, 3] whatever the model has: distance and alike by layer, maps, rollout, pooling."""
+  """Returns the available values for one image, uint8 (1, S, S, 3): distance, alike, maps, rollout and pooling."""
 
   def logits(images):
     return record(_CALLED, model.outputs(params, images)[0].logits)
@@ -176,7 +196,7 @@ def _look(model, cuts, leading, normalised, params, square) -> dict:
   side = square.shape[1]
   if cuts:
     return _windows(layers, cuts, side)
-  if not layers or "embedding" not in announced:  # a subclass may compute outputs in its own way
+  if not layers or "embedding" not in announced:  # a subclass may compute outputs differently
     return {}
   count = announced["embedding"].shape[1]
   grid = (math.isqrt(count),) * 2
@@ -191,7 +211,7 @@ def _look(model, cuts, leading, normalised, params, square) -> dict:
 
 
 def _pooling(announced, leading, tokens, count):
-  """(whether they are learned, shares [1, T] of the tokens in the output)."""
+  """Returns (whether the shares are learned, shares (1, T) of the tokens in the output)."""
   weights = announced.get("pool/weights")
   if "pool/attention/weights" in announced:
     weights = announced["pool/attention/weights"].mean(1)[:, 0]
@@ -203,7 +223,7 @@ def _pooling(announced, leading, tokens, count):
 
 
 def _windows(layers, cuts, side):
-  """Distances inside windows, whose weights are [windows, H, N, N]; `cuts` has the (window, shift) of each layer."""
+  """Returns distances inside windows. `cuts` contains the (window, shift) of each layer."""
   distances, alike = [], []
   for weights, (window, shift) in zip(layers, cuts, strict=True):
     windows, _, count, _ = weights.shape
@@ -216,7 +236,7 @@ def _windows(layers, cuts, side):
 
 
 def _gathered(seen: list[dict]) -> dict[str, np.ndarray | None]:
-  """What was seen of each picture, together."""
+  """Combines the values of all images."""
   first = seen[0] if seen else {}
   values = {name: np.stack([one[name] for one in seen]) for name in ("maps", "rollout", "pooling") if name in first}
   if "distance" in first:

@@ -9,34 +9,42 @@ from vit_jax.metrics import BINS, Bins
 from vit_jax.reports import drawing, page
 from vit_jax.schema import amount
 
-ALPHA = 0.05  # of both tests
+ALPHA = 0.05  # significance level of both tests
 SIMULATIONS = 1000
-VISIBLE = 0.004  # of the axis: the smallest bar that deserves an entry in the legend
+VISIBLE = 0.004  # smallest bar with an entry in the legend, as a share of the axis
 
 
 class Findings(NamedTuple):
-  """Tests of the hypothesis that a model is calibrated: each image is right with the probability that was given."""
+  """Results of tests of the hypothesis that a model is calibrated.
 
-  leaning: float  # p-value of the difference of the means, two-sided
-  error: float  # p-value of the calibration error
-  usual: float  # calibration error that calibrated models exceed in 5 % of cases, with these probabilities
+  A calibrated model is right on each image with the predicted probability.
+
+  Attributes:
+    leaning: p-value of the difference of the means, two-sided.
+    error: p-value of the calibration error.
+    usual: calibration error that calibrated models exceed in 5 % of cases, with these probabilities.
+  """
+
+  leaning: float
+  error: float
+  usual: float
 
 
 def examine(confidence: np.ndarray, right: np.ndarray, seed: int = 0) -> Findings:
   """Tests whether predictions contradict calibration.
 
-  The number of right images of a calibrated model has a Poisson binomial distribution, which is computed exactly; its
-  tail counts the observed value half (mid-p), so that the false alarm rate of few images is near the nominal one. The
+  The number of right images of a calibrated model has a Poisson binomial distribution, which is computed exactly. The
+  tail counts the observed value half (mid-p). The false alarm rate for few images is then near the nominal rate. The
   calibration error is compared with those of simulated calibrated models (consistency resampling, Broecker and Smith
-  2007, doi:10.1175/WAF993.1), because it is above 0 for any finite number of images.
+  2007, doi:10.1175/WAF993.1). The simulation is necessary because the error is above 0 for any finite number of images.
 
   Args:
-    confidence: probability of the best class, float [N], finite.
-    right: whether the best class is right, [N].
-    seed: of the simulations.
+    confidence: probability of the best class, finite (N,).
+    right: whether the best class is right (N,).
+    seed: seed of the simulations.
 
   Returns:
-    p-values and the usual calibration error; of no image 1, 1 and 0.
+    The p-values and the usual calibration error. Without images these are 1, 1 and 0.
   """
   if not len(confidence):
     return Findings(1.0, 1.0, 0.0)
@@ -57,22 +65,29 @@ def examine(confidence: np.ndarray, right: np.ndarray, seed: int = 0) -> Finding
 
 
 def count_distribution(probability: np.ndarray) -> np.ndarray:
-  """Computes the Poisson binomial distribution: how many of N independent events [N] happen, float64 [N + 1]."""
+  """Computes the Poisson binomial distribution: the number of N independent events that occur.
+
+  Args:
+    probability: probability of each event (N,).
+
+  Returns:
+    Probability of each number of events, float64 (N + 1,).
+  """
   size = 1 << max(0, (len(probability) - 1).bit_length())
-  padded = np.pad(probability, (0, size - len(probability)))  # events that never happen
+  padded = np.pad(probability, (0, size - len(probability)))  # events that never occur
   mass = np.stack([1 - padded, padded], axis=1)
-  while len(mass) > 1:  # sums of two halves, pair by pair
+  while len(mass) > 1:  # distributions of sums of two halves
     mass = signal.fftconvolve(mass[0::2], mass[1::2], axes=1)
   return np.clip(mass[0, : len(probability) + 1], 0, 1)
 
 
 def parts(bins: Bins, confidence: np.ndarray, right: np.ndarray) -> list[page.Part]:
-  """Draws the diagram (Guo et al. 2017, figure 1) with the number of images below, and lists the bins in a table.
+  """Returns the diagram (Guo et al. 2017, figure 1) with the number of images below, and a table of the bins.
 
   Args:
-    bins: of the images, as `metrics.calibration` makes them.
-    confidence: probability of the best class of each image [N].
-    right: whether its best class is right [N].
+    bins: result of `metrics.calibration`.
+    confidence: probability of the best class of each image (N,).
+    right: whether the best class of each image is right (N,).
   """
   finite = np.isfinite(confidence)
   about = _words(bins, examine(confidence[finite], right[finite]))
@@ -91,7 +106,7 @@ def parts(bins: Bins, confidence: np.ndarray, right: np.ndarray) -> list[page.Pa
 
 
 def _words(bins, tests):
-  """Returns text about the calibration error and the means, with the conclusion of each test."""
+  """Returns text on the calibration error and the means, with the conclusion of each test."""
   total = max(int(bins.images.sum()), 1)
   error = float(np.abs(bins.right - bins.confidence).sum() / total)
   share, mean = bins.right.sum() / total, bins.confidence.sum() / total
