@@ -1,1 +1,1 @@
-"""A page about runs, sweeps or weights: what came of them, how they went, and what is inside."""
+"""HTML reports about runs, sweeps or weights: results, curves, and the inside of models."""

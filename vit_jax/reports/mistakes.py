@@ -1,4 +1,4 @@
-"""What a model got wrong, as a chapter: confusions, calibration, its worst mistakes as pictures, class by class.
+"""The chapter on mistakes of a model: confusions, calibration, images of the worst mistakes, and figures per class.
 
 Shapes: N images, V classes, C classes that occur.
 """
@@ -16,15 +16,15 @@ from vit_jax.reports.drawing import fitted
 from vit_jax.schema import amount
 
 TITLE = "What it got wrong"
-NAMED, NUMBERED = 50, 20  # classes up to which there is room for names, and for numbers in the cells
-DRAWN = 1000  # classes up to which there is a picture of all confusions
-CELLS = 250  # of a side of it: with more classes a cell stands for several
-PAIRS = 20  # of classes that are confused
-SHOWN, SIDE = 18, 96  # pictures of a gallery, CSS pixels of each
-LISTED, OPEN = 1000, 12  # classes in a table, and up to which it is not folded
-LONGEST = 60  # characters of a name in a table
-STRONGEST = 0.55  # opacity of a cell; numbers stay readable in light and dark
-RIGHT, WRONG = (0x3F, 0x87, 0xD4), (0xE0, 0x6A, 0x1B)  # seen on white and on black
+NAMED, NUMBERED = 50, 20  # maximum number of classes for names on the axes, and for numbers in the cells
+DRAWN = 1000  # maximum number of classes for a picture of all confusions
+CELLS = 250  # maximum number of cells on a side; with more classes, a cell represents several
+PAIRS = 20  # maximum number of confused pairs in the table
+SHOWN, SIDE = 18, 96  # maximum number of images in a gallery, and their size in CSS pixels
+LISTED, OPEN = 1000, 12  # maximum number of classes in a table, and the number up to which the table is open
+LONGEST = 60  # maximum number of characters of a name in a table
+STRONGEST = 0.55  # maximum opacity of a cell; numbers stay readable in light and dark mode
+RIGHT, WRONG = (0x3F, 0x87, 0xD4), (0xE0, 0x6A, 0x1B)  # visible on white and on black
 
 Squares = Callable[[Sequence[int]], Sequence[np.ndarray | None]]
 
@@ -36,15 +36,15 @@ def chapter(
   whole: int | None = None,
   about: str = "",
 ) -> page.Chapter:
-  """The chapter; its figures are those of `metrics`.
+  """Returns the chapter. Its figures are those of `metrics`.
 
   Args:
-    details: of an evaluation by accuracy.
-    squares: images as the model sees them, uint8 [S, S, 3], of positions in the details' source; None where there is
-      none any more.
-    intervals: of figures by their names, where they were made.
-    whole: images of the split, where these are only some of them.
-    about: what else is to be known of them.
+    details: details of an accuracy evaluation.
+    squares: function from positions in the source to images as the model sees them, uint8 (S, S, 3). It returns None
+      for an image that no longer exists.
+    intervals: intervals of figures by name, if they were computed.
+    whole: number of images of the split, if only some of them were evaluated.
+    about: additional text for the introduction.
   """
   source, predictions, way = details
   count, names = len(predictions.best), source.classes
@@ -73,13 +73,13 @@ def _split(source):
 
 
 def _right(predictions):
-  """bool [N]: the best class is a label."""
+  """Returns whether the best class is a label, bool (N,)."""
   labels = predictions.label if predictions.label.ndim == 2 else predictions.label[:, None]
   return (labels == predictions.best[:, :1]).any(1)
 
 
 def _figures(predictions, classes, intervals, way):
-  """All figures, each with its interval and the method of the interval."""
+  """Returns a table of all figures with their intervals and methods."""
 
   def text(name, value):
     if name == "images":
@@ -98,15 +98,15 @@ def _figures(predictions, classes, intervals, way):
 
 
 def percent(share: float) -> str:
-  """As the page has it."""
+  """Formats a share as a percentage."""
   return f"{100 * share:.2f} %"
 
 
-# Which classes are taken for which.
+# Confusions of classes.
 
 
 def _confused(predictions, right):
-  """(label, best class, images of the two that are wrong) of C pairs, the most frequent first: int64 [C] each."""
+  """Returns (label, best class, number of wrong images), int64 (C,) each, of confused pairs in order of frequency."""
   labels = predictions.label if predictions.label.ndim == 2 else predictions.label[:, None]
   labels, best = labels[~right], predictions.best[~right, :1]
   pairs = np.stack([labels, np.broadcast_to(best, labels.shape)], axis=-1).reshape(-1, 2)
@@ -119,7 +119,7 @@ def _confused(predictions, right):
 
 
 def _confusion(predictions, names):
-  """The matrix of the classes that occur as a picture, where it has one and there are not too many."""
+  """Returns a picture of the confusion matrix of the classes that occur, if there are not too many."""
   if predictions.label.ndim != 1:
     return []
   labelled = predictions.label >= 0
@@ -150,7 +150,7 @@ def _drawn_confusion(matrix, names):
   right, wrong = (_largest(np.where(kind, share, 0)) for kind in (eye, ~eye))
   cells = np.zeros((*right.shape, 4))
   for shown, colour in ((wrong, WRONG), (right, RIGHT)):
-    # By the square root: a confusion of 2 % would be as good as invisible. Stronger colours hide the numbers.
+    # The square root makes a confusion of 2 % visible. Stronger colours would hide the numbers.
     cells[shown > 0] = np.column_stack(
       [np.tile(np.array(colour) / 255, (np.sum(shown > 0), 1)), 0.1 + (STRONGEST - 0.1) * np.sqrt(shown[shown > 0])]
     )
@@ -176,7 +176,7 @@ def _drawn_confusion(matrix, names):
 
 
 def _largest(share):
-  """[V, V] -> at most [CELLS, CELLS]: the largest of neighbours."""
+  """Reduces a matrix (V, V) to at most (CELLS, CELLS) by the maximum over neighbours."""
   size = len(share)
   if size <= CELLS:
     return share
@@ -185,7 +185,7 @@ def _largest(share):
 
 
 def _pairs(confused, counts, names):
-  """A table of the pairs that are confused most."""
+  """Returns a table of the most frequent confusions."""
   labels, best, images = confused
   if not len(images):
     return []
@@ -197,11 +197,11 @@ def _pairs(confused, counts, names):
   return [page.Table("Most frequent confusions", ["label", "taken for", "images", "of the label's"], rows, more)]
 
 
-# Pictures.
+# Images.
 
 
 def _worst(details, right, squares):
-  """The wrong ones of the highest loss."""
+  """Returns a gallery of the wrong predictions with the highest loss."""
   source, predictions, _ = details
   labelled = (predictions.label >= 0).reshape(len(right), -1).any(1)
   wrong = np.flatnonzero(~right & labelled)
@@ -218,7 +218,7 @@ def _worst(details, right, squares):
 
 
 def _uncertain(details, right, squares):
-  """Those whose two best classes are closest, right or wrong."""
+  """Returns a gallery of the images with the smallest margin between the two best classes, right or wrong."""
   source, predictions, _ = details
   probability = predictions.probability
   if probability is None or probability.shape[1] < 2:
@@ -260,17 +260,18 @@ def _class(source, number):
   return fitted(source.classes[number], 24)
 
 
-# Class by class.
+# Figures per class.
 
 
 def _classes(counts, confused, names):
-  """A table of the classes that occur, the worst first."""
+  """Returns a table of the classes that occur, the worst first."""
   rates = counts.rates
   occur = np.flatnonzero(counts.true + counts.guessed)
   order = occur[np.lexsort((-counts.true[occur], rates["f1"][occur]))][:LISTED]
   most = {}
   for label, guess, images in zip(*confused, strict=True):
-    most.setdefault(int(label), f"{fitted(names[guess], LONGEST)} ({images:,})")  # the most frequent come first
+    # the most frequent confusion comes first
+    most.setdefault(int(label), f"{fitted(names[guess], LONGEST)} ({images:,})")
   rows = []
   for i in order.tolist():
     shares = [percent(rates[key][i]) for key in ("recall", "precision", "f1")]

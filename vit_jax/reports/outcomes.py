@@ -1,4 +1,4 @@
-"""A run's weights measured again for a page: what they say of its test images, and the chapters that show it."""
+"""Evaluation of a run's newest weights for a report, and the chapters that show the result."""
 
 import concurrent.futures
 import dataclasses
@@ -21,30 +21,44 @@ from vit_jax.inference import stored
 from vit_jax.reports import mistakes, page, seen
 from vit_jax.schema import Choice, ConfigError, arguments, at
 
-LIMIT = 10_000  # images of a split that are measured
-BATCH = 64  # images at a time on each device
+LIMIT = 10_000  # maximum number of images to evaluate
+BATCH = 64  # images per batch and device
 
 
 class Measured(NamedTuple):
-  """What a run's newest weights, and their average where there is one, say of the images of one evaluation."""
+  """The result of evaluating a run's newest weights, and their average if there is one.
 
-  parts: build.Parts  # of the run, without its evaluations, on the devices that are here
-  step: int  # of the weights
-  outcomes: dict[str, Outcome]  # by what figures are called before: "" of `test`, "val/", "ema_"
-  intervals: dict[str, evaluation.Intervals]  # likewise
-  data: Choice  # that the images are of
-  whole: int  # images of the split, of which those measured may be only some
+  Attributes:
+    parts: the run without its evaluations, on the devices of this process.
+    step: step of the weights.
+    outcomes: outcomes by the prefix of the figures' names: "" for `test`, "val/", "ema_".
+    intervals: intervals of the figures by the same prefixes.
+    data: the data choice of the images.
+    whole: number of images of the split. Possibly only some of them were evaluated.
+  """
+
+  parts: build.Parts
+  step: int
+  outcomes: dict[str, Outcome]
+  intervals: dict[str, evaluation.Intervals]
+  data: Choice
+  whole: int
 
 
 def chapters(workdir: pathlib.Path, limit: int = LIMIT) -> tuple[list[page.Chapter], Measured | None]:
-  """What the run in a workdir saw, and what it gets wrong; and what was measured for that.
+  """Evaluates a run and returns the chapters on its training images and its mistakes.
 
-  Where its data or its checkpoints are gone the chapters say so, and nothing is measured. ConfigError for a workdir
-  that holds no run.
+  If the data or the checkpoints do not exist, the chapters explain this and the run is not evaluated.
 
   Args:
-    workdir: of a run that this process does not train.
-    limit: images that are measured; of a larger split so many, spread over all of it, always the same.
+    workdir: workdir of a run that this process does not train.
+    limit: maximum number of images to evaluate. A larger split is sampled evenly and deterministically.
+
+  Returns:
+    The chapters, and the result of the evaluation or None.
+
+  Raises:
+    ConfigError: the workdir does not contain a run.
   """
   run = _run(workdir)
   try:
@@ -57,7 +71,7 @@ def chapters(workdir: pathlib.Path, limit: int = LIMIT) -> tuple[list[page.Chapt
     gone = [page.Words(said)]
     return [page.Chapter(seen.TITLE, gone), page.Chapter(mistakes.TITLE, gone)], None
   if not tasks.TASKS[run.task.name].classes:
-    return [first], None  # nothing to be right or wrong about
+    return [first], None  # the task has no predictions that could be wrong
   try:
     result = _measured(run, workdir, source, limit)
   except (ConfigError, runtime.Stop) as error:
@@ -67,9 +81,14 @@ def chapters(workdir: pathlib.Path, limit: int = LIMIT) -> tuple[list[page.Chapt
 
 
 def measured(workdir: pathlib.Path, limit: int = LIMIT) -> Measured:
-  """The newest weights of a workdir, measured by the run's headline evaluation; ConfigError if they cannot be.
+  """Evaluates the newest weights of a workdir by the run's headline evaluation.
 
-  The arguments are those of `chapters`.
+  Args:
+    workdir: workdir of a run that this process does not train.
+    limit: maximum number of images to evaluate.
+
+  Raises:
+    ConfigError: the run, its data or its checkpoint cannot be read.
   """
   run = _run(workdir)
   with at("config.data"):
@@ -78,7 +97,7 @@ def measured(workdir: pathlib.Path, limit: int = LIMIT) -> Measured:
 
 
 def chapter(result: Measured) -> page.Chapter:
-  """What the weights get wrong, by the first of the outcomes."""
+  """Returns the chapter on mistakes for the first outcome."""
   prefix, outcome = next(iter(result.outcomes.items()))
   about = f"The weights of step {result.step:,} of {result.parts.total:,}"
   about += ", not their average." if len(result.outcomes) > 1 else "."
@@ -87,7 +106,15 @@ def chapter(result: Measured) -> page.Chapter:
 
 
 def pictures(result: Measured, count: int) -> list[tuple[np.ndarray, list[str]]]:
-  """So many of the images that were measured, uint8 [S, S, 3], each with its name and label; of other classes first."""
+  """Selects evaluated images, with different classes first.
+
+  Args:
+    result: the evaluation.
+    count: maximum number of images.
+
+  Returns:
+    Images, uint8 (S, S, 3), each with its name and label.
+  """
   source, predictions, _ = next(iter(result.outcomes.values())).details
   labels = predictions.label if predictions.label.ndim == 1 else predictions.label[:, 0]
   _, firsts = np.unique(labels, return_index=True)
@@ -100,12 +127,15 @@ def pictures(result: Measured, count: int) -> list[tuple[np.ndarray, list[str]]]
 
 
 def as_seen(source: sources.Source, data: Choice, records: Sequence[int]) -> list[np.ndarray | None]:
-  """Squares uint8 [S, S, 3] that an evaluation makes of these records; None of those that cannot be read now.
+  """Prepares images as an evaluation does.
 
   Args:
-    source: of the records.
-    data: how images are prepared, bound.
-    records: their numbers.
+    source: the images.
+    data: the bound data choice, which specifies the preparation.
+    records: numbers of the records.
+
+  Returns:
+    Images, uint8 (S, S, 3), or None for each that cannot be read.
   """
   examples = stream.eval_examples(source, **arguments(data, stream.eval_examples))
   bounds = (arguments(data, loader.batches)[key] for key in ("max_pixels", "max_aspect", "exif"))
@@ -127,7 +157,7 @@ def _run(workdir):
 
 def _measured(run, workdir, train, limit):
   name, choice = evaluation.headline(run.evals)
-  # On what is here, which need not be what the run had.
+  # The devices of this process may differ from those of the training.
   run, devices = dataclasses.replace(run, mesh=config.Mesh(), evals={}), jax.local_devices()
   unit = run.optim.args["accumulate"]
   devices = devices[: max(n for n in range(1, len(devices) + 1) if n == 1 or run.batch % (n * unit) == 0)]

@@ -1,4 +1,4 @@
-"""The page itself: chapters of figures, tables and pictures as one HTML file that loads nothing from anywhere."""
+"""HTML pages: chapters of figures, tables and images in one file that loads no other files."""
 
 import base64
 import functools
@@ -14,27 +14,35 @@ from vit_jax import files
 from vit_jax.reports.drawing import drawable
 
 TEMPLATE = "page.html.j2"
-LARGE = 2**14  # bytes of a PNG
+LARGE = 2**14  # size of a PNG in bytes above which JPEG is used
 
 
 class Words(NamedTuple):
-  """Plain text, a paragraph of its own."""
+  """A paragraph of plain text."""
 
   text: str
 
 
 class Table(NamedTuple):
-  """A table whose cells are plain text; numbers are written as the reader shall see them."""
+  """A table with cells of plain text. Numbers must already be formatted.
+
+  Attributes:
+    title: title of the table.
+    head: headings of the columns.
+    rows: cells of each row.
+    about: text below the title.
+    open: whether the table is visible without a click.
+  """
 
   title: str
   head: Sequence[str]
   rows: Sequence[Sequence[str]]
   about: str = ""
-  open: bool = True  # False: folded away until somebody asks for it
+  open: bool = True
 
 
 class Chart(NamedTuple):
-  """A drawing of `drawing.svg`, whose colours are those of the page."""
+  """A drawing of `drawing.svg`, which uses the colours of the page."""
 
   title: str
   svg: str
@@ -42,7 +50,7 @@ class Chart(NamedTuple):
 
 
 class Charts(NamedTuple):
-  """Drawings of `drawing.svg` side by side, as many in a row as there is room for."""
+  """Several drawings of `drawing.svg`, as many in a row as fit."""
 
   title: str
   svgs: Sequence[str]
@@ -50,26 +58,41 @@ class Charts(NamedTuple):
 
 
 class Picture(NamedTuple):
-  """Pixels uint8 [H, W, 3], and what stands below them, line by line."""
+  """An image with a caption.
+
+  Attributes:
+    pixels: the image, uint8 (H, W, 3).
+    lines: lines of the caption.
+    wrong: whether the image is marked as wrong.
+    before: image to the left of `pixels`.
+  """
 
   pixels: np.ndarray
   lines: Sequence[str] = ()
-  wrong: bool = False  # it is marked
-  before: np.ndarray | None = None  # pixels that stand left of it
+  wrong: bool = False
+  before: np.ndarray | None = None
 
 
 class Gallery(NamedTuple):
-  """Pictures side by side, as many in a row as there is room for."""
+  """Images, as many in a row as fit.
+
+  Attributes:
+    title: title of the gallery.
+    pictures: the images.
+    about: text below the title.
+    side: width of an image in CSS pixels. Smaller images show their pixels as squares.
+    columns: headings above the parts of each image, which have equal widths.
+  """
 
   title: str
   pictures: Sequence[Picture]
   about: str = ""
-  side: int = 96  # CSS pixels that each takes of the width; what has fewer shows its pixels as squares
-  columns: Sequence[str] = ()  # headings above the parts of each picture, which are equally wide
+  side: int = 96
+  columns: Sequence[str] = ()
 
 
 class Interactive(NamedTuple):
-  """HTML and scripts of our own making, which stand in the page as they are; `instead` for those without scripts."""
+  """HTML and scripts of this package, which are inserted unchanged. Without scripts, `instead` is shown."""
 
   title: str
   html: str
@@ -81,7 +104,7 @@ Part = Words | Table | Chart | Charts | Gallery | Interactive
 
 
 class Chapter(NamedTuple):
-  """A chapter of the page."""
+  """A chapter of a page."""
 
   title: str
   parts: Sequence[Part]
@@ -89,31 +112,47 @@ class Chapter(NamedTuple):
 
 
 def write(path: pathlib.Path, title: str, about: str, chapters: Sequence[Chapter]) -> None:
-  """Writes a page, whole or not at all. Texts stay texts, whatever HTML is in them.
-
-  Chapters without parts are left out.
+  """Writes a page atomically. HTML in texts is escaped. Chapters without parts are omitted.
 
   Args:
-    path: ends in .html; ConfigError for any other, or where there is no such folder.
-    title: of the page.
-    about: one line below it.
-    chapters: in this order.
+    path: the file, with the suffix .html.
+    title: title of the page.
+    about: one line below the title.
+    chapters: the chapters in order.
+
+  Raises:
+    ConfigError: the suffix is not .html, or the directory does not exist.
+
+  Example:
+    write(pathlib.Path("a.html"), "Runs", "two runs", [Chapter("Notes", [Words("Both runs have finished.")])])
   """
   files.check_path(path, (".html",))
   files.write_text(path, render(title, about, chapters))
 
 
 def render(title: str, about: str, chapters: Sequence[Chapter]) -> str:
-  """The page as HTML."""
+  """Returns a page as HTML.
+
+  Args:
+    title: title of the page.
+    about: one line below the title.
+    chapters: the chapters in order.
+  """
   chapters = [chapter for chapter in chapters if chapter.parts]
   return _template().render(title=title, about=about, chapters=chapters)
 
 
 def embedded(pixels: np.ndarray) -> str:
-  """A data URI of pixels uint8 [H, W, 3] or [H, W]: PNG without loss, of what would be large JPEG of quality 90."""
+  """Encodes an image as a data URI.
+
+  Small images become lossless PNG. Images above `LARGE` bytes as PNG become JPEG of quality 90.
+
+  Args:
+    pixels: uint8 (H, W, 3) or (H, W).
+  """
   pixels, form = pixels[..., ::-1] if pixels.ndim == 3 else pixels, "png"
   done, data = cv2.imencode(".png", pixels)
-  if done and len(data) > LARGE:  # photographs of 192 pixels: 60 kB against 10
+  if done and len(data) > LARGE:  # a photograph of 192 pixels takes 60 kB as PNG and 10 kB as JPEG
     done, data = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, 90])
     form = "jpeg"
   assert done, pixels.shape

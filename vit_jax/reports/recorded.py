@@ -1,4 +1,4 @@
-"""What the small files of a workdir say of a run: its config, its lines, its result and where its time went."""
+"""Reading of a workdir's small files: config, metrics, result, and account of the time."""
 
 import dataclasses
 import math
@@ -18,31 +18,48 @@ LARGEST = 1e30
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-  """A run, finished or not."""
+  """The files of a run, finished or not.
 
-  name: str  # in the page
+  Attributes:
+    name: name in the page.
+    workdir: the workdir.
+    run: the config.
+    rows: lines of metrics.jsonl, by step.
+    result: content of result.json, empty before the end.
+    attempts: number of attempts.
+    seconds: seconds of each phase of `clock.PHASES`, over all attempts.
+    waited: seconds between attempts.
+    began: start of the first attempt in seconds since the epoch.
+    recipe: content of recipe.json: "config", "about" and "changes". It is empty in older workdirs.
+    plans: content of plan.json, which the user may write by `vit_jax.plan --json`.
+    records: number of training images, if known.
+    devices: kind, count and number of processes.
+    description: the model, or None before the first checkpoint.
+  """
+
+  name: str
   workdir: pathlib.Path
   run: config.Run
-  rows: Sequence[Mapping[str, float]]  # lines of metrics.jsonl, by step
-  result: Mapping[str, Any]  # of result.json; nothing before the end
+  rows: Sequence[Mapping[str, float]]
+  result: Mapping[str, Any]
   attempts: int
-  seconds: Mapping[str, float]  # by phase, of `clock.PHASES`, over all attempts
-  waited: float  # seconds between attempts
-  began: float | None  # when the first attempt began, in seconds since the epoch
-  recipe: Mapping[str, Any]  # "config", "about" and "changes", as `train` wrote them; nothing in older workdirs
-  plans: Sequence[Mapping[str, Any]]  # of plan.json, which `vit_jax.plan --json` may have put there
-  records: int | None  # images to train on
-  devices: Mapping[str, Any]  # kind, count, processes
-  description: models.Description | None  # of its model; None before the first checkpoint
+  seconds: Mapping[str, float]
+  waited: float
+  began: float | None
+  recipe: Mapping[str, Any]
+  plans: Sequence[Mapping[str, Any]]
+  records: int | None
+  devices: Mapping[str, Any]
+  description: models.Description | None
 
   @property
   def steps(self) -> int:
-    """That are done and written down."""
+    """Number of steps that are completed and recorded."""
     return max([int(row["step"]) for row in self.rows] + [int(self.result.get("steps", 0))], default=0)
 
   @property
   def total(self) -> int | None:
-    """Steps of the whole run; None where nobody says how many images there are."""
+    """Number of steps of the whole run, or None if the number of images is unknown."""
     if self.result:
       return int(self.result["steps"])
     if self.run.total.unit in ("st", "ex") or self.records:
@@ -56,7 +73,7 @@ class Recorded:
 
   @property
   def cores(self) -> int:
-    """Cores that a run is paid by: of a TPU its TensorCores, of a GPU and a CPU the devices of JAX."""
+    """Number of cores that a run is charged for: TensorCores of a TPU, JAX devices of a GPU or CPU."""
     count = int(self.devices.get("count", 0)) or self._devices_of_rows()
     each = [
       made.cores / made.devices for made in hardware.GENERATIONS.values() if made.kind == self.devices.get("kind")
@@ -71,7 +88,7 @@ class Recorded:
 
   @property
   def figures(self) -> dict[str, float]:
-    """Metrics of the result, before it is there of the last evaluations; those on test by their name alone."""
+    """Metrics of the result, or of the last evaluations if the run is not finished. Names of `test` have no prefix."""
     if self.result:
       beside = {"seed", "steps", "train_seconds", "images_per_second", "skipped_images"}
       return {k: v for k, v in self.result.items() if _is_number(v) and k not in beside}
@@ -81,14 +98,14 @@ class Recorded:
     return last
 
   def series(self, metric: str) -> "Series":
-    """A metric over the run; without points where no line has it."""
+    """Returns a metric as a curve, which is empty if no line contains the metric."""
     points = [(row["step"], row[metric]) for row in self.rows if metric in row]
     steps, values = (np.array(column, np.float64) for column in zip(*points, strict=True)) if points else ([], [])
     at, hours = self._hours()
     return Series(np.asarray(steps) * self.run.batch, np.interp(steps, at, hours), np.asarray(values))
 
   def _hours(self):
-    """(steps, core-hours of training up to them) from the rates of the lines; one without a rate has the next one's."""
+    """Returns (steps, core-hours of training up to each step). A line without a rate uses the rate of the next line."""
     laps = [(row["step"], row.get("images_per_second")) for row in self.rows if "train/loss" in row]
     steps, hours, rate = [0.0], [0.0], None
     rates = []
@@ -103,21 +120,35 @@ class Recorded:
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-  """A curve: values [N] at so many images seen [N] and core-hours of training [N]."""
+  """A curve of N points.
+
+  Attributes:
+    images: images seen (N,).
+    hours: core-hours of training (N,).
+    values: values of the metric (N,).
+  """
 
   images: np.ndarray
   hours: np.ndarray
   values: np.ndarray
 
   def thinned(self, most: int) -> "Series":
-    """So many of the points at most, evenly over them and with both ends."""
+    """Returns at most `most` of the points, evenly distributed, with both ends."""
     count = len(self.values)
     kept = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int))
     return Series(self.images[kept], self.hours[kept], self.values[kept])
 
 
 def read(workdir: pathlib.Path, name: str) -> Recorded:
-  """What is known of the run in a workdir; ConfigError where there is none, or a file of it cannot be read."""
+  """Reads the files of a run.
+
+  Args:
+    workdir: the workdir.
+    name: name of the run in the page.
+
+  Raises:
+    ConfigError: the workdir does not contain a run, or a file cannot be read.
+  """
   run = stored.run_of(workdir)
   if run is None:
     raise ConfigError(f"{workdir} holds no run (no config.json)")
@@ -143,7 +174,7 @@ def read(workdir: pathlib.Path, name: str) -> Recorded:
 
 
 def _rows(path) -> list[dict[str, float]]:
-  """The whole lines of metrics.jsonl, their numbers alone; a kill may have left half a line."""
+  """Returns the numbers in complete lines of metrics.jsonl. A kill may leave half a line."""
   rows = []
   for line in (files.content(path) or b"").splitlines():
     try:
@@ -156,7 +187,7 @@ def _rows(path) -> list[dict[str, float]]:
 
 
 def _result(values):
-  """The numbers of a result, and of its groups those values that are what they should be; nothing of another file."""
+  """Returns the valid values of a result, or {} if the file has another content."""
   if not all(_is_number(values.get(key)) for key in ("steps", "train_seconds")):
     return {}
   goodput, packages = (values[key] if isinstance(values.get(key), dict) else {} for key in ("goodput", "packages"))
@@ -167,7 +198,7 @@ def _result(values):
 
 
 def _plans(path) -> list[dict[str, Any]]:
-  """Plans that could be made, of a file of `vit_jax.plan --json`."""
+  """Returns the successful plans in a file of `vit_jax.plan --json`."""
   content = files.content(path)
   if content is None:
     return []
@@ -182,7 +213,7 @@ def _plans(path) -> list[dict[str, Any]]:
 
 
 def _is_number(value):
-  # No figure of a run is larger, and what is may be too large to calculate with or to draw.
+  # Figures of runs are smaller. Larger numbers may overflow in calculations or drawings.
   return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 

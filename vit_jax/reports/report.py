@@ -1,4 +1,4 @@
-"""Which chapters a page has, of the runs, sweeps and weights that it is about."""
+"""Assembly of a report: the chapters for runs, sweeps and weights."""
 
 import datetime
 import pathlib
@@ -24,24 +24,32 @@ from vit_jax.sweeps import results
 from vit_jax.sweeps.trials import is_record, text
 from vit_jax.tasks import cost
 
-NAME = "report.html"  # of the page in a workdir
-LONGEST = 60  # characters of a name
-PICTURES = 8  # over which attention is shown
+NAME = "report.html"  # name of the report in a workdir
+LONGEST = 60  # maximum number of characters of a name
+PICTURES = 8  # maximum number of images for attention
 
 
 class Subjects(NamedTuple):
-  """What a page is about."""
+  """The contents of a report.
+
+  Attributes:
+    runs: the runs.
+    weights: weight files, or workdirs without a run.
+    waiting: trials that cannot be shown, with reasons.
+    chosen: settings that sweeps selected, and their figures on test.
+  """
 
   runs: Sequence[Recorded]
-  weights: Sequence[pathlib.Path]  # files, or workdirs without a run
-  waiting: Sequence[str] = ()  # trials that cannot be shown, and why
-  chosen: Sequence[Part] = ()  # what sweeps chose, and how that is on test
+  weights: Sequence[pathlib.Path]
+  waiting: Sequence[str] = ()
+  chosen: Sequence[Part] = ()
 
 
 def subjects(places: Sequence[pathlib.Path]) -> Subjects:
-  """What lies at these paths: workdirs of runs and of sweeps, whose trials are runs, and files of weights.
+  """Reads workdirs of runs and sweeps, and weight files. Trials of a sweep are runs.
 
-  ConfigError for what is none of these.
+  Raises:
+    ConfigError: a path is none of these, or no trial has started.
   """
   named, weights, waiting, sweeps, chosen = {}, [], [], False, []
   for place in places:
@@ -64,17 +72,17 @@ def subjects(places: Sequence[pathlib.Path]) -> Subjects:
 
 
 def _trials(workdir, record) -> tuple[dict[pathlib.Path, str], list[str]]:
-  """({workdir: changes} of the trials of a sweep that have begun, what is to be said of the others)."""
+  """Returns ({workdir: changes} of the trials that have started, descriptions of the others)."""
   begun, waiting = {}, []
   for kind in ("trials", "final"):
     for trial in _recorded(record, kind):
       written = pathlib.PurePath(trial.get("name", "")).name
       changes = trial.get("changes")
       name = fitted(text(changes) if isinstance(changes, dict) else written, LONGEST)
-      place = workdir / kind / written  # the sweep may have been moved since it was written down
+      place = workdir / kind / written  # the sweep may have been moved since the record was written
       if written and (place / "config.json").exists():
         begun[place] = name if kind == "trials" else f"final: {name}"
-      elif trial.get("status") != "done":  # a last run that is only measured has no workdir of its own
+      elif trial.get("status") != "done":  # a final run that is only measured has no workdir
         waiting.append(f"{name}: {trial.get('status', 'unknown')} {trial.get('error', '')}".strip())
   return begun, waiting
 
@@ -85,7 +93,7 @@ def _recorded(record, kind):
 
 
 def _chosen(workdir, record) -> list[Part]:
-  """What a sweep chose, and the figures on test of the runs that were made with it."""
+  """Returns the setting that a sweep selected, and figures of its final runs on test."""
   best, parts = record.get("best"), []
   if isinstance(best, dict):
     by = record.get("ranked_by")
@@ -99,14 +107,14 @@ def _chosen(workdir, record) -> list[Part]:
 
 
 def _distinct(named) -> list[str]:
-  """A name for each workdir: its own, or as much of the end of its path as tells it from the others."""
+  """Returns a unique name for each workdir: its own name, or a longer part of its path if needed."""
   names = []
   for place, name in named.items():
     others = [other for other in named if other != place]
     words = 1
     while words < len(place.parts) and any(other.parts[-words:] == place.parts[-words:] for other in others):
       words += 1
-    if name and list(named.values()).count(name) > 1:  # of several sweeps, or cut to the same length
+    if name and list(named.values()).count(name) > 1:  # names from several sweeps, or shortened to the same text
       name = f"{place.parent.parent.name}: {name}"
     names.append(name or "/".join(place.parts[-words:]) or str(place))
   return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
@@ -115,13 +123,20 @@ def _distinct(named) -> list[str]:
 def make(
   places: Sequence[pathlib.Path], out: pathlib.Path, images: Sequence[str] = (), limit: int = outcomes.LIMIT
 ) -> None:
-  """Writes the page about what lies at these paths; ConfigError where there is nothing to show.
+  """Writes a report.
 
   Args:
-    places: workdirs and files, see `subjects`.
-    out: ends in .html.
-    images: files that attention is shown over; by default of a run its own test images.
-    limit: images that the best run is measured on again, at most; of 0 nothing is shown that needs its weights.
+    places: workdirs and weight files, see `subjects`.
+    out: the file, with the suffix .html.
+    images: images for attention. By default test images of the run.
+    limit: maximum number of images on which the best run is evaluated again. With 0, parts that need the weights are
+      omitted.
+
+  Raises:
+    ConfigError: there is no content to show, or `out` is invalid.
+
+  Example:
+    make([pathlib.Path("runs/digits")], pathlib.Path("report.html"))
   """
   files.check_path(out, (".html",))
   about = subjects(places)
@@ -129,15 +144,16 @@ def make(
 
 
 def make_at_end(workdir: pathlib.Path) -> None:
-  """The page of a workdir whose run or sweep has just ended. What hinders it is said, and does not undo the end.
+  """Writes the report of a workdir at the end of a run or sweep. Errors are printed and do not affect the run.
 
-  Where processes share the devices, without what needs the weights: `vit_jax.report` makes that on one machine.
+  If several processes share the devices, parts that need the weights are omitted. `vit_jax.report` adds them on one
+  machine.
   """
   try:
     make([workdir], workdir / NAME, limit=outcomes.LIMIT if jax.process_count() == 1 else 0)
   except (ConfigError, OSError, runtime.Stop, jax.errors.JaxRuntimeError) as error:
     say(f"  report    not made: {error}")
-  except Exception:  # whatever is wrong with a page, what it is about has ended well
+  except Exception:  # an error in the report must not affect a run that ended well
     traceback.print_exc()
     say("  report    not made: a bug of ours, see above; the run itself is whole")
   else:
@@ -145,7 +161,13 @@ def make_at_end(workdir: pathlib.Path) -> None:
 
 
 def chapters(about: Subjects, images: Sequence[str] = (), limit: int = outcomes.LIMIT) -> list[Chapter]:
-  """The chapters, in the order in which they are read; see `make`."""
+  """Returns the chapters of a report in order.
+
+  Args:
+    about: the contents.
+    images: images for attention.
+    limit: maximum number of images to evaluate, see `make`.
+  """
   made = []
   if about.runs:
     first = verdict.chapter(about.runs)
@@ -161,7 +183,7 @@ def chapters(about: Subjects, images: Sequence[str] = (), limit: int = outcomes.
 
 
 def _of_weights(run, of_several, images, limit) -> list[Chapter]:
-  """What a run saw, what it got wrong and what is inside of it."""
+  """Returns the chapters on training images, mistakes and the inside of a run's model."""
   made, measured = outcomes.chapters(run.workdir, limit)
   try:
     use = predictor.load(run.workdir)
@@ -173,7 +195,7 @@ def _of_weights(run, of_several, images, limit) -> list[Chapter]:
 
 
 def _of_file(place, images) -> list[Chapter]:
-  """What a file of weights is, and what is inside of it."""
+  """Returns the chapters on a weight file."""
   use = predictor.load(place)
   parameters = trees.count(models.functional(use.description).shapes())
   rows = [
@@ -191,7 +213,7 @@ def _of_file(place, images) -> list[Chapter]:
 
 
 def _pictures(use, images) -> list[tuple[np.ndarray, list[str]]]:
-  """Some of the images, as the model sees them, with names and what is predicted; ConfigError for a bad one."""
+  """Returns some of the images as the model sees them, with captions. Raises ConfigError for a bad image."""
   some = [images[i * len(images) // PICTURES] for i in range(PICTURES)] if len(images) > PICTURES else images
   try:
     squares = [use.square(image) for image in some]
@@ -204,7 +226,7 @@ def _pictures(use, images) -> list[tuple[np.ndarray, list[str]]]:
 
 
 def _title(places, about):
-  """The names of what the page is about, of many the first three, and what they are."""
+  """Returns the title: the names of the first three paths, and the models and datasets."""
   names = [place.name or str(place) for place in places]
   named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
   models = list(dict.fromkeys(f"{run.run.model.name} on {run.run.data.name}" for run in about.runs))
@@ -215,7 +237,7 @@ def _title(places, about):
 
 
 def _line(about):
-  """What the page is about, in a line."""
+  """Returns the line below the title."""
   counts = [(len(about.runs), "run", ""), (len(about.weights), "file of weights", "files of weights")]
   said = [amount(*each) for each in counts if each[0]]
   return f"{', '.join(said)}. Made by vit_jax.report on {datetime.date.today():%d %B %Y}; this file needs nothing else."

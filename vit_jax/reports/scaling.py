@@ -1,4 +1,4 @@
-"""Accuracy against what it costs, across runs: compute, parameters, multiplications, images, images of a class."""
+"""The chapter on scaling: accuracy of runs over compute, parameters, FLOPs and number of images."""
 
 import itertools
 import re
@@ -17,18 +17,26 @@ from vit_jax.reports.verdict import shared_headline, text
 from vit_jax.selection import shown
 from vit_jax.tasks import cost
 
-NAMED = 12  # points that have room for their names
+NAMED = 12  # maximum number of points for which a chart has room for the names
 _LINES = [f"{line}{marker}" for marker in "os^D" for line in ("-", "--", ":", "-.")]
 _SHOTS = re.compile(r"(.+)_([1-9]\d{0,8})shot")
 
 
 class Size(NamedTuple):
-  """Of a model, and of a run of it."""
+  """The size of a model and of its training.
+
+  Attributes:
+    parameters: number of parameters.
+    forward: GFLOP of the forward pass for one image. A multiply-accumulate counts as two.
+    flops: FLOPs of the whole training, forward and backward.
+    images: number of different training images.
+    core_hours: core-hours of the run.
+  """
 
   parameters: int
-  forward: float  # GFLOP of one image, forward pass, two for each multiply-accumulate
-  flops: float  # of the whole training: forward and backward
-  images: int  # different ones to train on
+  forward: float
+  flops: float
+  images: int
   core_hours: float
 
 
@@ -42,7 +50,7 @@ AXES = {
 
 
 def chapter(runs: Sequence[Recorded]) -> Chapter:
-  """Charts of the runs' metric over all that differs between them, as in the figures of both papers."""
+  """Returns charts of the runs' shared metric over each quantity that differs between them, as in both papers."""
   metric = shared_headline(runs)
   measured = [run for run in runs if metric in run.figures]
   parts: list[Part] = []
@@ -67,7 +75,7 @@ def chapter(runs: Sequence[Recorded]) -> Chapter:
 
 
 def size(run: Recorded) -> Size:
-  """How large a run's model is, and what its training took; zeros where no checkpoint says what it was."""
+  """Returns the size of a run's model and training, or zeros if no checkpoint describes the model."""
   forward = cost.of_model(run.description) if run.description else 0
   parameters = trees.count(models.functional(run.description).shapes()) if run.description else 0
   training = float(flops.TRAINING * forward * run.steps * run.run.batch)
@@ -75,7 +83,7 @@ def size(run: Recorded) -> Size:
 
 
 def few_shot(run: Recorded) -> dict[str, list[tuple[int, float]]]:
-  """{probe: (images of each class, top-1), in order} of what a run was measured by few-shot probes."""
+  """Returns the few-shot results of a run: {probe: [(images per class, top-1), ...]}, in order."""
   curves: dict[str, list[tuple[int, float]]] = {}
   for name, value in run.figures.items():
     if match := _SHOTS.fullmatch(name):
@@ -84,7 +92,7 @@ def few_shot(run: Recorded) -> dict[str, list[tuple[int, float]]]:
 
 
 def _drawn(runs, sizes, axis, metric):
-  """SVG of the metric over one of the axes."""
+  """Draws the metric over one of the axes as SVG."""
   scale = 100 if is_share(metric) else 1
   with drawing.style():
     figure, [axes] = drawing.figure(3.6, 2.8)
@@ -104,7 +112,7 @@ def _drawn(runs, sizes, axis, metric):
 
 
 def _counted(axes, values):
-  """An axis of counts, logarithmic if they are of different sizes."""
+  """Formats an axis of counts. The axis is logarithmic if the counts differ by more than a factor of 5."""
   values = [value for value in values if value]
   if max(values) > 5 * min(values):
     axes.set_xscale("log")
@@ -116,7 +124,7 @@ def _counted(axes, values):
 
 
 def _few_shot_drawn(shots):
-  """SVG of the top-1 of probes over images of each class; {run: {probe: points}}."""
+  """Draws top-1 of probes over images per class as SVG, from {run: {probe: points}}."""
   with drawing.style():
     figure, [axes] = drawing.figure(4.8, 3.2)
     for number, (run, curves) in enumerate(shots.items()):

@@ -1,4 +1,4 @@
-"""What a model saw, as a chapter: images of its first batch as the run augments them, and how many each class has."""
+"""The chapter on training images: the first batch as the run augments it, and the number of images per class."""
 
 import concurrent.futures
 import time
@@ -17,23 +17,23 @@ from vit_jax.reports.drawing import fitted
 from vit_jax.schema import ConfigError, amount
 
 TITLE = "What the model saw"
-PICTURES, SIDE = 20, 96  # images of the batch, CSS pixels of each of a pair
-SECONDS = 2.0  # after which no more labels are read
-COUNTED = 2**20  # labels that are read at most
-CHUNK = 256  # of them between two looks at the clock
-NAMED = 30  # classes up to which each has a bar with its name
-LISTED = 1000  # classes in a table
-LONGEST = 60  # characters of a name in a table
+PICTURES, SIDE = 20, 96  # number of images of the batch, and the size of an image in CSS pixels
+SECONDS = 2.0  # time limit for reading labels
+COUNTED = 2**20  # maximum number of labels to read
+CHUNK = 256  # number of labels between two checks of the time
+NAMED = 30  # maximum number of classes for which each bar has a name
+LISTED = 1000  # maximum number of classes in a table
+LONGEST = 60  # maximum number of characters of a name in a table
 
 
 def chapter(run: Run, source: Source, pictures: int = PICTURES, seconds: float = SECONDS) -> page.Chapter:
-  """The chapter, of so many images of the first batch, and of labels that can be read in so many seconds.
+  """Returns the chapter.
 
   Args:
-    run: completed.
-    source: its "train".
-    pictures: of the batch, at most.
-    seconds: for labels; an image is not decoded for its label.
+    run: a completed run.
+    source: its training images.
+    pictures: maximum number of images of the batch.
+    seconds: time limit for reading labels. Images are not decoded for their labels.
   """
   examples, exact = batch.first(run, source, pictures)
   gallery = page.Gallery(
@@ -55,9 +55,20 @@ def _picture(example, source):
 
 
 def counts(source: Source, seed: int = 0, seconds: float = SECONDS) -> tuple[np.ndarray, int]:
-  """Images of each class, int64 [V], among as many records as can be read in so many seconds, and how many that is.
+  """Counts the images of each class.
 
-  All of them, or drawn at random. What cannot be read is left out. ConfigError of data that are of no use as a whole.
+  All records are read, or as many random records as the time limit allows. Unreadable records are skipped.
+
+  Args:
+    source: the images.
+    seed: seed of the random order.
+    seconds: time limit.
+
+  Returns:
+    Number of images of each class, int64 (V,), and the number of records that were read.
+
+  Raises:
+    ConfigError: the data cannot be used at all.
   """
   result, records, until = np.zeros(len(source.classes), np.int64), 0, time.monotonic() + seconds
   chosen = np.array(survey.sample(len(source), COUNTED, seed))
@@ -73,7 +84,7 @@ def counts(source: Source, seed: int = 0, seconds: float = SECONDS) -> tuple[np.
 
 
 def _read(source, records) -> Iterator[list]:
-  """Labels of records in chunks, None for what cannot be read; many at a time where each is a request to a server."""
+  """Yields lists of labels, with None for unreadable records. Labels of remote data are requested concurrently."""
 
   def label(record):
     try:
@@ -90,7 +101,7 @@ def _read(source, records) -> Iterator[list]:
 
 
 def _classes(source, images, counted):
-  """A chart and a table of how many images each class has."""
+  """Returns a chart and a table of the number of images per class."""
   order = np.argsort(-images, kind="stable")
   among = sheet.of(counted, source) + ("" if counted == len(source) else ", drawn at random")
   about = f"In {among}. Median {np.median(images):,.6g}, mean {images.mean():,.1f}"
@@ -109,7 +120,7 @@ def _classes(source, images, counted):
 
 
 def _drawn(images, names):
-  """Bars with names, or where they are too many a line; the largest class first."""
+  """Draws bars with names, or an area if there are too many classes. The largest class comes first."""
   classes = len(images)
   with drawing.style():
     if classes <= NAMED:

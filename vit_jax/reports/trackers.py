@@ -1,7 +1,7 @@
-"""A run's lines of metrics replayed into a tracker of experiments, outside of the training: W&B, MLflow, Trackio.
+"""Export of a run's metrics to an experiment tracker: W&B, MLflow or Trackio.
 
-Without a key or an address they work offline. What was sent is noted in `exports.json` of the workdir, so that the same
-call later adds what is new, also where the run has gone on, or has gone back to a checkpoint and on from there.
+Without a key or an address, the trackers work offline. The file `exports.json` in the workdir records what was sent. A
+later call therefore sends only new lines, also if the run has continued or has restarted from a checkpoint.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from vit_jax import extras, files, paths, selection
 from vit_jax.schema import ConfigError, amount, nearest, show, texts
 
 NOTES = "exports.json"
-BATCH = 500  # metrics in a request to MLflow, which takes 1,000
-LAST = 2**63 - 1  # step that databases hold
-_PROJECT = re.compile(r"(?=.*[^\W_])[\w. -]{1,100}")  # names that all of them take
-_ID = re.compile(r"[0-9a-f]{16}")  # what `_identity` makes
-_ERRORS = {  # {module: class} of what they raise themselves, and their databases
+BATCH = 500  # metrics per request to MLflow, which allows 1,000
+LAST = 2**63 - 1  # largest step that databases can store
+_PROJECT = re.compile(r"(?=.*[^\W_])[\w. -]{1,100}")  # names that all trackers accept
+_ID = re.compile(r"[0-9a-f]{16}")  # result of `_identity`
+_ERRORS = {  # {module: class} of exceptions of the trackers and their databases
   "wandb": {"wandb.errors": "Error"},
   "mlflow": {"mlflow.exceptions": "MlflowException", "sqlalchemy.exc": "SQLAlchemyError"},
   "trackio": {"trackio.exceptions": "TrackioAPIError", "sqlite3": "Error"},
@@ -33,25 +33,41 @@ _ERRORS = {  # {module: class} of what they raise themselves, and their database
 
 
 class Export(NamedTuple):
-  """What a tracker is to get."""
+  """Data for a tracker.
 
-  id: str  # of the run there; the same at each call
+  Attributes:
+    id: identifier of the run in the tracker, the same at each call.
+    name: name of the run.
+    project: project in the tracker.
+    config: config of the run.
+    rows: pairs (step, figures) in order.
+    folder: directory for files of the tracker.
+    written: time of the metrics in milliseconds since the epoch.
+  """
+
+  id: str
   name: str
   project: str
   config: dict[str, Any]
-  rows: list[tuple[int, dict[str, float]]]  # (step, figures), in order
-  folder: pathlib.Path  # for what it writes on this disk
-  written: int  # milliseconds since the epoch
+  rows: list[tuple[int, dict[str, float]]]
+  folder: pathlib.Path
+  written: int
 
 
 def export(workdir: pathlib.Path, to: str, project: str = "vit_jax", folder: pathlib.Path | None = None) -> str:
-  """Gives a tracker the lines of a run's metrics.jsonl that it has not got yet; says in a line how many, and where.
+  """Sends the lines of a run's metrics.jsonl that a tracker does not have yet.
 
   Args:
-    workdir: of the run, which may be training.
-    to: "wandb", "mlflow" or "trackio"; ConfigError where its package is missing.
-    project: what the tracker keeps runs under, MLflow's word is experiment; a name that all of them take.
-    folder: on a disk, for W&B's folder `wandb` and MLflow's `mlflow.db`; by default that around the workdir.
+    workdir: workdir of the run, which may be training.
+    to: "wandb", "mlflow" or "trackio".
+    project: project in the tracker, which MLflow calls experiment.
+    folder: directory for W&B's folder `wandb` and MLflow's `mlflow.db`. By default the parent of the workdir.
+
+  Returns:
+    One line with the number of lines and the location.
+
+  Raises:
+    ConfigError: the tracker is unknown, not installed or fails, or the run has no metrics.
   """
   if to not in TRACKERS:
     raise ConfigError(f"unknown tracker {to!r}.{nearest(to, TRACKERS)}")
@@ -81,9 +97,9 @@ def export(workdir: pathlib.Path, to: str, project: str = "vit_jax", folder: pat
 
 
 def rows(workdir: pathlib.Path) -> Iterator[tuple[int, dict[str, float]]]:
-  """(step, figures) of the whole lines of metrics.jsonl; in a bucket it may be several objects.
+  """Yields (step, figures) of the complete lines of metrics.jsonl, which may be several objects in a bucket.
 
-  A line is left out that is torn, or has a number that a float or a database does not hold.
+  Incomplete lines are skipped, and lines with a number that a float or a database cannot represent.
   """
   for file in sorted(workdir.glob("metrics.jsonl*"), key=str):
     for line in file.read_bytes().splitlines():
@@ -91,25 +107,25 @@ def rows(workdir: pathlib.Path) -> Iterator[tuple[int, dict[str, float]]]:
         values = files.parse_json(line)
         step, figures = int(values.pop("step")), {name: float(value) for name, value in values.items()}
       except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-        continue  # half a line, of a run that is writing it
+        continue  # half a line of a run that is writing it
       if 0 <= step <= LAST:
         yield step, figures
 
 
 def _ranked_by(config) -> dict[str, Any]:
-  """What ranks a run of this config, for the tracker's own table: {"ranked_by": {"metric": ..., "split": ...}}."""
+  """Returns the figure that ranks a run, for the tracker's table: {"ranked_by": {"metric": ..., "split": ...}}."""
   evals = config.get("evals") or {}
   chosen = selection.criterion(config, ["top1" if name == "test" else f"{name}/top1" for name in evals])
   return {"ranked_by": {"metric": selection.shown(chosen.metric), "split": chosen.split}} if chosen else {}
 
 
 def measured(workdir: pathlib.Path) -> bool:
-  """Whether a run has lines that can be exported."""
+  """Returns whether a run has lines that can be exported."""
   return next(rows(workdir), None) is not None
 
 
 def _notes(file):
-  """What exports.json says of each tracker."""
+  """Reads exports.json and checks the record of each tracker."""
   notes = files.read_json(file) or {}
   for to, note in notes.items():
     values = [note.get(key) for key in ("id", "step", "rows")] if isinstance(note, Mapping) else [None] * 3
@@ -123,7 +139,7 @@ def _notes(file):
 
 @contextlib.contextmanager
 def _errors(to, workdir):
-  """What a tracker raises itself is a ConfigError with its first line."""
+  """Converts a tracker's exception to ConfigError with its first line."""
   try:
     yield
   except _classes(to) as error:
@@ -133,35 +149,40 @@ def _errors(to, workdir):
 
 
 def _classes(to):
-  """The errors of a tracker; a module that is not imported has raised none."""
+  """Returns the exception classes of a tracker. A module that is not imported cannot have raised one."""
   return tuple(getattr(sys.modules[module], name) for module, name in _ERRORS[to].items() if module in sys.modules)
 
 
 def _after(lines, step, count):
-  """The lines after the first `count` ones of a step."""
+  """Returns the lines after the first `count` lines of a step."""
   at = [line for line in lines if line[0] == step]
   return at[count:] + [line for line in lines if line[0] > step]
 
 
 def _identity(workdir, config):
-  """Of a run, by what it is and where."""
+  """Returns an identifier of a run by its workdir and config."""
   text = json.dumps([str(paths.absolute(workdir)), config], sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def flat(values: Mapping[str, Any] | Sequence, prefix: str = "") -> dict[str, Any]:
-  """A nested config as {"optim.lr": 0.1}."""
+  """Flattens a nested config to dotted keys, such as {"optim.lr": 0.1}.
+
+  Args:
+    values: the config.
+    prefix: prefix of all keys.
+  """
   result = {}
   for key, value in values.items():
     result |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
   return result
 
 
-# One function for each: adds the rows to the run of that id, and says where it is.
+# One function for each tracker. It adds the rows to the run and returns its location.
 
 
 def _wandb(what: Export) -> str:
-  """Offline unless WANDB_API_KEY or WANDB_MODE is set."""
+  """Sends metrics to W&B, offline unless WANDB_API_KEY or WANDB_MODE is set."""
   import wandb
 
   mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
@@ -170,7 +191,7 @@ def _wandb(what: Export) -> str:
     project=what.project, id=what.id, name=what.name, config=what.config, dir=str(what.folder), mode=mode,
     resume="allow", settings=quiet,
   )  # fmt: skip
-  with run:  # which is a failed one for W&B if it ends by an error
+  with run:  # W&B marks the run as failed if the context ends by an exception
     for step, figures in what.rows:
       run.log(figures, step=step)
   if mode == "offline":
@@ -180,12 +201,13 @@ def _wandb(what: Export) -> str:
 
 
 def _mlflow(what: Export) -> str:
-  """Into MLFLOW_TRACKING_URI, or a file of SQLite."""
+  """Sends metrics to MLFLOW_TRACKING_URI, or to an SQLite file."""
   from mlflow.entities import Metric, Param
   from mlflow.exceptions import MlflowException
   from mlflow.tracking import MlflowClient
 
-  for library in ("alembic", "mlflow"):  # which say each table that they make; importing it sets their levels
+  # these libraries log each table that they create; their import sets the log levels
+  for library in ("alembic", "mlflow"):
     logging.getLogger(library).setLevel(logging.WARNING)
   address = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{what.folder / 'mlflow.db'}"
   client = MlflowClient(tracking_uri=address)
@@ -194,7 +216,7 @@ def _mlflow(what: Export) -> str:
   there = client.search_runs([number], filter_string=f"tags.vit_jax_id = '{what.id}'")
   run = there[0] if there else client.create_run(number, run_name=what.name, tags={"vit_jax_id": what.id})
   identity, broken = run.info.run_id, bool(there) and run.info.status != "FINISHED"
-  # Of an export that broke off, a part is there.
+  # An interrupted export has sent a part of the metrics.
   sent = {(name, row.step) for name in run.data.metrics if broken for row in client.get_metric_history(identity, name)}
   config = {_mlflow_name(key): str(value)[:500] for key, value in flat(what.config).items()}
   params = [Param(key, value) for key, value in config.items() if key not in run.data.params]
@@ -208,22 +230,22 @@ def _mlflow(what: Export) -> str:
     for i in range(0, len(metrics), BATCH):
       client.log_batch(identity, metrics=metrics[i : i + BATCH])
   except MlflowException:
-    with contextlib.suppress(MlflowException):  # of a server that is gone
+    with contextlib.suppress(MlflowException):  # the server may be gone
       client.set_terminated(identity, status="FAILED")
     raise
   client.set_terminated(identity)
-  show = f"mlflow ui {texts.flag('backend-store-uri', address)}"  # mlflow-skinny has no page
+  show = f"mlflow ui {texts.flag('backend-store-uri', address)}"  # mlflow-skinny has no user interface
   return f"{address}, experiment {what.project!r}; to see it: install the package mlflow, then {show}"
 
 
 def _mlflow_name(key: str) -> str:
-  """A key in characters that MLflow takes, others as their hexadecimal numbers: a path without "..", "." and "//"."""
+  """Returns a key that MLflow accepts: other characters as hexadecimal numbers, without "..", "." and "//"."""
   letters = "".join(c if re.fullmatch(r"[\w./ -]", c) else f"_{ord(c):x}_" for c in key)
   return "/".join(part for part in letters[:250].split("/") if part.strip(".")) or "_"
 
 
 def _trackio(what: Export) -> str:
-  """Into TRACKIO_DIR, or Trackio's own folder in the cache of Hugging Face."""
+  """Sends metrics to TRACKIO_DIR, or to Trackio's own directory in the cache of Hugging Face."""
   import trackio
 
   run = trackio.init(

@@ -1,4 +1,4 @@
-"""What came of runs: their figures beside those that the recipe expects, what they cost, and what they lost."""
+"""The first chapter of a report: figures of runs, expected figures of the recipe, cost, and lost time."""
 
 import datetime
 import re
@@ -13,36 +13,44 @@ from vit_jax.schema import amount, plain
 from vit_jax.selection import Criterion, shown
 from vit_jax.sweeps import results
 
-PROBE = re.compile(r"(?!.*ema_).+_([1-9]\d{0,8})shot")  # by the weights themselves
+PROBE = re.compile(r"(?!.*ema_).+_([1-9]\d{0,8})shot")  # probes of the weights, not of their average
 
 
 def chapter(runs: Sequence[Recorded]) -> Chapter:
-  """The first chapter: of one run all figures and costs, of several a row each, and means over seeds."""
+  """Returns the first chapter.
+
+  One run is shown with all figures and costs. Several runs are shown as rows, with means over seeds.
+  """
   parts = _of_one(runs[0]) if len(runs) == 1 else _of_several(runs)
   return Chapter("Verdict", parts)
 
 
 def headline(run: Recorded) -> str | None:
-  """The metric that a run is judged by: top-1, of test if it was measured there; None where nothing was measured."""
+  """Returns the main metric of a run, or None if no metric was measured. Top-1 on test is preferred."""
   figures = [name for name in run.figures if name.endswith("top1")] or list(run.figures)
   return min(figures, key=lambda name: ("/" in name, "ema_" in name), default=None)
 
 
 def text(name: str, value: float) -> str:
-  """A figure as readers shall see it: shares as per cent, counts whole."""
+  """Formats a figure: shares as percentages, counts as whole numbers.
+
+  Args:
+    name: name of the figure.
+    value: its value.
+  """
   if name.endswith("images"):
     return f"{value:,.0f}"
   return f"{100 * value:.2f} %" if is_share(name) else f"{value:.4f}"
 
 
 def core_hours(run: Recorded) -> str:
-  """What the run was paid for, in words."""
+  """Returns the core-hours of a run with its devices, as text."""
   what = run.devices.get("kind", "")
   return f"{run.core_hours:,.3g}" + (f" ({run.cores} x {what})" if what else "")
 
 
 def state(run: Recorded) -> str:
-  """How far a run is."""
+  """Returns the progress of a run as text."""
   if run.result:
     return f"finished, {amount(run.steps, 'step')}"
   return f"not finished: step {run.steps:,}" + (f" of {run.total:,} ({run.steps / run.total:.0%})" if run.total else "")
@@ -72,12 +80,12 @@ def _with_interval(run, name):
 
 
 def _ends(run, name):
-  """The interval of a share that was measured on images whose number is known."""
+  """Returns the interval of a share if the number of its images is known."""
   return intervals.of_figures(run.figures).get(name)
 
 
 def use_of_test(runs: Sequence[Recorded]) -> str:
-  """Returns a sentence if any of the runs measured the test split before its last step; else ""."""
+  """Returns a warning if a run measured the test split before its last step, or ""."""
   times = [measured_on_test(run) for run in runs]
   early = [before for before, _ in times if before]
   if not early:
@@ -90,7 +98,7 @@ def use_of_test(runs: Sequence[Recorded]) -> str:
 
 
 def measured_on_test(run: Recorded) -> tuple[int, int]:
-  """Returns how often a run measured the test split before its last step, and at it."""
+  """Returns how often a run measured the test split before its last step, and at the last step."""
   config = plain(run.run)
   names = {name for name in config["evals"] if selection.role(config, name) == selection.TEST}
   steps = {row["step"] for row in run.rows for key in row if key.rpartition("/")[0] in names}
@@ -115,7 +123,7 @@ def _origin(run) -> Table:
 
 
 def duration(seconds: float) -> str:
-  """Returns a time in the units that a person would use: "42 s", "3 min 5 s", "2 h 15 min"."""
+  """Formats a time: "42 s", "3 min 5 s", "2 h 15 min"."""
   whole = round(seconds)
   if whole < 60:
     return f"{whole} s"
@@ -132,7 +140,7 @@ def _expected(run) -> Table:
 
 
 def _paragraph(docstring, key) -> str:
-  """What follows `key:` in a recipe's docstring, up to the next such word."""
+  """Returns the text after `key:` in a recipe's docstring, up to the next key."""
   match = re.search(rf"^{key}:\s*(.*?)(?=^[A-Z]\w*:|^\s*$|\Z)", docstring, re.MULTILINE | re.DOTALL)
   return textwrap.shorten(match[1], 1000, placeholder=" …") if match else ""
 
@@ -187,7 +195,7 @@ def _setting(run) -> Table:
   return Table("Setting", ["", ""], rows)
 
 
-# Several.
+# Several runs.
 
 
 def ranked(runs: Sequence[Recorded]) -> list[Recorded]:
@@ -205,7 +213,7 @@ def ranked(runs: Sequence[Recorded]) -> list[Recorded]:
 
 
 def criterion(runs: Sequence[Recorded]) -> Criterion | None:
-  """Returns the figure that runs are compared by, see `selection.shared`; None if they have none in common.
+  """Returns the figure that compares runs, see `selection.shared`, or None if they have no common figure.
 
   Figures of different tasks are not comparable, even if their names are equal. Such runs are compared by the few-shot
   probe with the most images that all runs have. Without such a probe they are not compared.
@@ -220,7 +228,7 @@ def criterion(runs: Sequence[Recorded]) -> Criterion | None:
 
 
 def shared_headline(runs: Sequence[Recorded]) -> str | None:
-  """Returns the name of the figure that runs are compared by."""
+  """Returns the name of the figure that compares runs, or None."""
   chosen = criterion(runs)
   return chosen and chosen.metric
 
@@ -256,7 +264,7 @@ def _of_several(runs) -> list[Part]:
     parts.append(Table("Over seeds", ["runs", f"{shown(metric)}: mean ± standard deviation (runs)"], seeds))
   if rows := differences(runs):
     table = [["key", *(run.name for run in runs)], *rows]
-    if len(rows) < len(runs):  # the narrower one
+    if len(rows) < len(runs):  # the narrower of both tables
       table = list(zip(*table, strict=True))
     parts.append(Table("Where their configs differ", table[0], table[1:], "Without what is evaluated."))
   return parts
@@ -279,7 +287,7 @@ def _row(run, metric, others):
 
 
 def _over_seeds(runs, metric):
-  """Rows of the groups of runs that differ in nothing but their seed."""
+  """Returns rows for the groups of runs that differ only in their seed."""
   groups = {}
   for run in runs:
     groups.setdefault(repr({**plain(run.run), "seed": None}), []).append(run)
@@ -294,7 +302,7 @@ def _over_seeds(runs, metric):
 
 
 def differences(runs: Sequence[Recorded]) -> list[list[str]]:
-  """Rows of the config's keys whose values differ between runs, without evaluations: the key, each run's value."""
+  """Returns rows (key, value of each run) for the keys of the configs that differ, except evaluations."""
   values = [dict(trees.leaves({**plain(run.run), "evals": {}})) for run in runs]
   keys = dict.fromkeys(key for each in values for key in each)
   rows = [[key, *(str(each[key]) if key in each else "-" for each in values)] for key in keys]
