@@ -11,8 +11,8 @@ EVERY = 1.0  # minimum interval between two writes in seconds
 class Progress:
   """A writer of {"step", "began", "doing", "polls"}. Without VITJAX_STATUS it has no effect.
 
-  The file is written after changes, at most once a second. A reader such as `launch.worker` always sees a complete file
-  or no file. A failed write is ignored, because a progress report must not end a run.
+  The file is written after changes, at most once a second. A reader such as `launch.program` always sees a complete
+  file or no file. A failed write is ignored, because a progress report must not end a run.
   """
 
   def __init__(self):
