@@ -3,15 +3,17 @@
 import contextlib
 import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
 
+from tests import photographs, runs
 from tests import predictions as made
-from tests import runs
 from vit_jax import checkpoints, evaluation, importers, mesh, metrics, steps
 from vit_jax.data.images import ImageError
-from vit_jax.data.sources import Source
+from vit_jax.data.readers.folder import folder
+from vit_jax.data.sources import Row, Source
 from vit_jax.evals import Outcome
 from vit_jax.evals.accuracy import Details
 from vit_jax.schema import Choice, ConfigError
@@ -50,6 +52,27 @@ def test_an_image_that_cannot_be_decoded_is_a_mistake_of_the_users():
 
   with pytest.raises(ConfigError, match=r"cat/3\.jpg"):
     measured(test=bad)
+
+
+def test_a_split_that_trained_images_moved_to_is_named_in_a_warning(tmp_path, caplog):
+  path = photographs.write(tmp_path / "photos")
+  before, test = photographs.source(path), folder("folder", Row(folder), "test", path=str(path))
+  about = {"identity": photographs.described(before)}
+  for i in range(3):
+    (path / test.identify(i)).unlink()
+  now = photographs.source(path)
+  left = folder("folder", Row(folder), "test", path=str(path))
+  moved = {left.identify(i) for i in range(len(left))} & {before.identify(i) for i in range(len(before))}
+  parts = types.SimpleNamespace(identity=photographs.described(now), images=types.SimpleNamespace(source=now))
+  evaluation.warn_of_other_data(parts, about)
+  (line,) = caplog.messages
+  assert line.startswith(
+    f"the data have changed since training: the number of training images was 32 and is {len(now)}"
+  )
+  moves = f"{len(moved)} of them from split 'train', which was trained on"
+  assert moved and f"split 'test': 8 images before, {len(left)} now, {moves}" in line
+  evaluation.warn_of_other_data(parts, {})
+  assert len(caplog.messages) == 1
 
 
 @pytest.mark.heavy

@@ -42,9 +42,9 @@ def add_a_class(path):
 
 
 RECORDS = {
-  remove: ["the number of images was 32 and is 31"],
+  remove: ["the number of training images was 32 and is 31"],
   rename_a_class: ["class 'a' is now 'c'", "names, labels or order of images are others: record 0 was"],
-  add_a_class: ["1 class new: 'c'", "the number of images was 32 and is 34"],
+  add_a_class: ["1 class new: 'c'", "the number of training images was 32 and is 34"],
 }
 
 
@@ -57,6 +57,31 @@ def test_other_records_are_named_and_never_accepted(photos, change):
     objection = identity.objection(before, now, accept)
     assert all(line in objection for line in RECORDS[change]), objection
     assert "take another --workdir" in objection and "--accept-data" not in objection
+
+
+def test_a_split_that_images_moved_to_is_named(photos):
+  before = described(source(photos))["data"]
+  test = folder("folder", sources.Row(folder), "test", path=str(photos))
+  trained, gone = {source(photos).identify(i) for i in range(32)}, [test.identify(i) for i in range(8)][:2]
+  for name in gone:
+    (photos / name).unlink()
+  now = source(photos)
+  test = folder("folder", sources.Row(folder), "test", path=str(photos))
+  moved = {test.identify(i) for i in range(len(test))} & trained
+  line = (
+    f"split 'test': 8 images before, {len(test)} now, {len(moved)} of them from split 'train', which was trained on"
+  )
+  lines = identity.other_splits(before, now)
+  assert moved and line in lines
+  assert line in identity.objection(before, described(now)["data"], splits=lines)
+  assert identity.other_splits({key: before[key] for key in before if key != "splits"}, now) == []
+
+
+def test_a_restart_on_the_same_training_images_warns_of_other_evaluation_data(photos):
+  before = described(source(photos))
+  lines = ["split 'test': 8 images before, 7 now"]
+  assert identity.objection(before["data"], before["data"], splits=lines) is None
+  assert identity.notes(before, before, lines) == [f"warning: the data of evaluations have changed: {lines[0]}"]
 
 
 def test_g13_another_order_of_classes_ends_a_restart_with_their_names(tmp_path):
@@ -182,6 +207,7 @@ WRONG = [
   {"pending": {"steps": 1, "sums": {"loss": "x"}}}, {"seconds": None}, {"images": "64"},
   {"train_seconds": -1.0}, {"seconds": float("nan")}, {"settings": {"jax_enable_x64": True}}, {"flags": []},
   {"host": {"features": "avx"}}, {"host": 3}, {"disks": 3}, {"disks": [{"files": "3"}]},
+  {"splits": {"train": 3}}, {"splits": []},
 ]  # fmt: skip
 
 
@@ -191,9 +217,10 @@ def test_what_no_run_says_is_a_value_error(photos, change):
   good |= {"step_seconds": 1.0, "pending": {"steps": 1, "sums": {"loss": 0.5}}}
   identity.check(good)
   older = {key: value for key, value in good["identity"].items() if key not in ("settings", "flags", "host")}
-  identity.check(good | {"identity": older | {"data": {k: v for k, v in older["data"].items() if k != "disks"}}})
+  data = {key: value for key, value in older["data"].items() if key not in ("disks", "splits")}
+  identity.check(good | {"identity": older | {"data": data}})
   inner = change.keys() <= good["identity"].keys()
-  if "disks" in change:
+  if change.keys() & {"disks", "splits"}:
     inner, change = True, {"data": good["identity"]["data"] | change}
   with pytest.raises(ValueError, match="what no run does"):
     identity.check(good | ({"identity": good["identity"] | change} if inner else change))

@@ -32,16 +32,19 @@ import jax.numpy as jnp
 
 from vit_jax import (
   build,
+  checkpoints,
   cli,
   config,
   evals,
   evaluation,
   files,
   flags,
+  identity,
   importers,
   loop,
   mesh,
   metrics,
+  paths,
   runtime,
   schema,
   steps,
@@ -204,6 +207,8 @@ def imported(parts: build.Parts, own: bool) -> steps.State:
       one.
   """
   shapes, init = parts.state_shapes, parts.run.init
+  if own:
+    evaluation.warn_of_other_data(parts, checkpoints.about(paths.path(init.from_), identity.check) or {})
   arrays, averages = loop.starting_weights(parts, "--weights"), {}
   if shapes.ema and own:
     classes = parts.images.source.classes

@@ -60,9 +60,23 @@ def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
         f"{workdir} was trained with the classes in another order than the data have now ({moved}, counted from 0). "
         "Restore the data as they were, or train again"
       )
-    if other := identity.other_data(before, now):
-      logging.warning("the data have changed since training: %s", "; ".join(other))
+  warn_of_other_data(parts, about)
   return state
+
+
+def warn_of_other_data(parts: build.Parts, about: Mapping) -> None:
+  """Warns if the data of a run have changed, and names the splits that have other images.
+
+  Args:
+    parts: the run.
+    about: description in the checkpoint.
+  """
+  if "identity" not in about:
+    return
+  before = about["identity"]["data"]
+  other = identity.other_data(before, parts.identity["data"]) + identity.other_splits(before, parts.images.source)
+  if other:
+    logging.warning("the data have changed since training: %s", "; ".join(other))
 
 
 def measured(

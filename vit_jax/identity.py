@@ -10,13 +10,13 @@ import hashlib
 import inspect
 import math
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from vit_jax import config, extensions, files, numerics, schema
-from vit_jax.data import class_names, samples, sources, stream, versions
+from vit_jax.data import class_names, membership, samples, sources, stream, versions
 from vit_jax.schema.errors import readable
 
 RECIPE = "recipe.json"  # file in a workdir: its config file, and the description of the config
@@ -63,8 +63,11 @@ _FORM = {
   "step_seconds": _is_count,
   "pending": {"steps": int, "sums": _are_sums},
 }
-# part of the data, absent in older checkpoints
-_DISKS = {"disks": [{"files": int, "times": str, "some": [int], "last": str}]}
+# Parts of the data that older checkpoints lack.
+_LATER_DATA = {
+  "disks": [{"files": int, "times": str, "some": [int], "last": str}],
+  "splits": membership.is_record,
+}
 # The schema of metadata that older checkpoints lack.
 _LATER = {
   "settings": _are_texts,
@@ -92,6 +95,7 @@ def of(run: config.Run, source: sources.Source, grid: jax.sharding.Mesh) -> dict
       "fingerprint": source.fingerprint()._asdict(),
       "samples": samples.of(source),
       "disks": versions.of_disks(source.files()),
+      **({"splits": source.membership.record()} if source.membership else {}),
     },
     "extensions": extensions.record(schema.choices(run)),
   } | numerics.record(grid, code())
@@ -164,15 +168,28 @@ def other_data(before: Mapping, now: Mapping) -> list[str]:
   return _other_records(before, now) or _other_files(before, now)
 
 
-def objection(before: Mapping, now: Mapping, accept: bool = False) -> str | None:
+def other_splits(before: Mapping, source: sources.Source) -> list[str]:
+  """Returns a line for each split of the run's data with other images than before; see `data.membership`.
+
+  Args:
+    before: the field `data` of `of` in the checkpoint.
+    source: the present training images.
+  """
+  recorded = source.membership is not None and "splits" in before
+  return source.membership.changes(before["splits"]) if recorded else []
+
+
+def objection(before: Mapping, now: Mapping, accept: bool = False, splits: Sequence[str] = ()) -> str | None:
   """Returns the reason why a state cannot be continued on the present data, or None if it can.
 
   Args:
     before: the field `data` of `of` in the checkpoint.
     now: the same field of the present result.
     accept: whether to accept changed sizes, times or contents of files, provided the records are the same.
+    splits: result of `other_splits`, which is added if the training images are others.
   """
   lines = _other_records(before, now)
+  lines += splits if lines else []
   advice = "bring them back, or take another --workdir"
   if not lines and not accept:
     lines = _other_files(before, now)
@@ -198,16 +215,18 @@ def other_order(before: Mapping, images: stream.Examples) -> str | None:
   return f"another order of images ({shown}); go back to the code and packages before, or take another --workdir"
 
 
-def notes(before: Mapping | None, now: Mapping) -> list[str]:
+def notes(before: Mapping | None, now: Mapping, splits: Sequence[str] = ()) -> list[str]:
   """Returns a line for each difference that does not prevent a run from being continued.
 
   Args:
     before: result of `of` in the checkpoint, or None for an older checkpoint without it.
     now: result of `of` for this process.
+    splits: result of `other_splits`.
   """
   if before is None:
     return ["warning: the checkpoint does not record its data, order, packages and devices. They are not compared."]
   lines = [f"data accepted as they are now: {line}" for line in _other_files(before["data"], now["data"])]
+  lines += [f"warning: the data of evaluations have changed: {line}" for line in splits]
   lines += [f"warning: {line}" for line in numerics.differences(before, now)]
   changes = extensions.changes(before.get("extensions", []), now["extensions"])
   lines += [f"warning: {line}. Results may differ from those of the uninterrupted run." for line in changes]
@@ -220,7 +239,8 @@ def check(about: Mapping) -> None:
   wrong = [name for name in form if not _fits(about.get(name), form[name])]
   later = about["identity"] if "identity" in about and not wrong else {}
   wrong += [name for name in _LATER if name in later and not _fits(later[name], _LATER[name])]
-  wrong += ["data"] if "disks" in later.get("data", {}) and not _fits(later["data"], _DISKS) else []
+  data = later.get("data", {})
+  wrong += ["data"] if any(key in data and not _fits(data[key], form) for key, form in _LATER_DATA.items()) else []
   if wrong:
     raise ValueError(f"it says of {', '.join(wrong)} what no run does: {str(about.get(wrong[0]))[:80]}")
   extensions.check(about.get("identity", {}).get("extensions", []))
@@ -238,7 +258,7 @@ def _other_records(before, now):
   """Returns lines on differences in classes, number, names, labels and order of records."""
   lines = _other_classes(before["classes"], now["classes"])
   if before["records"] != now["records"]:
-    return [*lines, f"the number of images was {before['records']:,} and is {now['records']:,}"]
+    return [*lines, f"the number of training images was {before['records']:,} and is {now['records']:,}"]
   old, new = before["fingerprint"], now["fingerprint"]
   pairs = list(zip(before["samples"], now["samples"], strict=False))
   moved = [

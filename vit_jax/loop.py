@@ -248,7 +248,9 @@ def first_state(
   if saved is None:
     return parts.start(starting_weights(parts) if weights is None else weights), {}
   state, about = saved
-  for note in identity.notes(about.get("identity"), parts.identity):
+  before = about.get("identity")
+  splits = identity.other_splits(before["data"], parts.images.source) if before else []
+  for note in identity.notes(before, parts.identity, splits):
     say(note)
   timer.resume(about, running=int(state.step) < parts.total)
   return state, {"frozen": {}} | about

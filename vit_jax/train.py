@@ -248,7 +248,9 @@ def objection(workdir: pathlib.Path, parts: build.Parts, accept: bool = False) -
     return f"--workdir: {workdir} holds a run with another config; take another --workdir, or undo:\n  {listed}"
   if "identity" not in about:
     return None
-  problem = identity.objection(about["identity"]["data"], parts.identity["data"], accept)
+  before = about["identity"]["data"]
+  splits = identity.other_splits(before, parts.images.source)
+  problem = identity.objection(before, parts.identity["data"], accept, splits)
   problem = problem or identity.other_order(about["order"], parts.images)
   return problem and f"--workdir: {workdir} holds a run on {problem}"
 

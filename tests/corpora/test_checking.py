@@ -9,6 +9,7 @@ from etils import epath
 
 from tests import hostile_images
 from tests.image_files import encode, picture
+from tests.image_files import names as image_names
 from vit_jax import schema
 from vit_jax.corpora import checking
 from vit_jax.data import catalog, images, local_files
@@ -37,8 +38,10 @@ def photos(tmp_path):
   return root
 
 
-def opened(root, **args):
+def opened(root, split=None, **args):
   choice = schema.bind(schema.Choice("folder", {"path": str(root)} | args), catalog.DATA["folder"])
+  if split:
+    return catalog.open_split(choice, split)
   return choice, [catalog.open_split(choice, split) for split in ("train", "test")]
 
 
@@ -104,6 +107,30 @@ def test_what_cannot_be_copied_stays_and_leaves_nothing(photos, tmp_path, monkey
   lines, _ = checking.check(photos, tmp_path / "aside")
   assert any(line.startswith("not moved: cat/pipe.jpg: ") for line in lines)
   assert not (tmp_path / "aside/cat/pipe.jpg").exists() and (photos / "cat/pipe.jpg").exists()
+
+
+def test_images_that_change_their_split_because_others_are_set_aside_are_counted(photos, tmp_path):
+  def members():
+    return {split: set(image_names(opened(photos, validation=0.1, split=split))) for split in ("train", "val", "test")}
+
+  for name in BAD:
+    (photos / name).unlink()
+  before = members()
+  for name in sorted(before["test"]):
+    (photos / name).write_bytes(b"torn")
+  lines, count = checking.check(photos)
+  assert count == len(before["test"]) and not any("have changed" in line for line in lines)
+  lines, _ = checking.check(photos, tmp_path / "aside")
+  (line,) = [line for line in lines if line.startswith("the splits of a run with the default settings have changed: ")]
+  now = members()
+  moved = {other: len(now["test"] & before[other]) for other in ("train", "val")}
+  assert moved["train"] + moved["val"] == len(now["test"])
+  assert moved["train"] > 0 and moved["val"] > 0
+  assert (
+    f"split 'test': {count} images before, {len(now['test'])} now, {moved['train']} of them from split 'train', which "
+    f"was trained on, {moved['val']} of them from split 'val'"
+  ) in line
+  assert line.endswith("Start runs on this folder again, each in another --workdir")
 
 
 @pytest.mark.parametrize("aside", ["", "bad", "cat/bad", "link"])

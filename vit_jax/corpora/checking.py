@@ -174,6 +174,7 @@ def check(root: pathlib.Path, aside: pathlib.Path | None = None) -> tuple[list[s
   with Screen("checking", len(source)) as screen:
     bad = problems(Images(source, "raise", *BOUNDS), screen.add)
   lines = [f"bad: {ascii(walked.images[i])[1:-1]}: {reason}" for i, reason in bad.items()]
+  before = _splits(root) if aside and bad else None
   stayed = [words for i in bad if (words := set_aside(root, aside, walked.images[i]))] if aside else []
   moved = f", {len(bad) - len(stayed):,} moved to {str(aside)!r}" if aside else ""
   kinds = collections.Counter(tree.extension(name) for name in walked.images)
@@ -184,6 +185,7 @@ def check(root: pathlib.Path, aside: pathlib.Path | None = None) -> tuple[list[s
     *_classes(walked.images, bad),
     *_layout(root),
     *stayed,
+    *_redrawn(root, before),
     f"{len(bad):,} bad{moved}" if bad else "no bad image",
   ]
   return lines, len(bad)
@@ -238,11 +240,34 @@ def _classes(names: Sequence[str], bad: dict[int, str]) -> list[str]:
 def _layout(root: pathlib.Path) -> list[str]:
   """Returns a line with the reason why a run with default settings cannot read the folder, or an empty list."""
   try:
-    with at("config.data"):
-      make(Choice("folder", {"path": str(root), "validation": SHARE}), catalog.READERS, "train")
+    _opened(root)
   except ConfigError as error:
     return [f"no run can read it yet: {error.message}"]
   return []
+
+
+def _opened(root: pathlib.Path) -> Source:
+  """Opens the training images of a run with the default settings."""
+  with at("config.data"):
+    return make(Choice("folder", {"path": str(root), "validation": SHARE}), catalog.READERS, "train")
+
+
+def _splits(root: pathlib.Path) -> dict | None:
+  """Returns the record of the splits of a run with the default settings; None if no run can read the folder."""
+  try:
+    return _opened(root).membership.record()
+  except ConfigError:
+    return None
+
+
+def _redrawn(root: pathlib.Path, before: dict | None) -> list[str]:
+  """Returns a line if the splits of a run with the default settings are not those `before`, if both can be read."""
+  if before is None or _splits(root) is None or not (lines := _opened(root).membership.changes(before)):
+    return []
+  return [
+    f"the splits of a run with the default settings have changed: {'; '.join(lines)}. Start runs on this folder again, "
+    "each in another --workdir"
+  ]
 
 
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from vit_jax.data import class_names, sources
+from vit_jax.data import class_names, membership, sources
 from vit_jax.data.readers import index
 from vit_jax.data.readers.labels import packed, unpacked
 from vit_jax.data.sources import Corpus, Fingerprint, Runs, Source
@@ -73,6 +73,7 @@ def mixture(
     note="\n".join(filter(None, dict.fromkeys((*(part.note for part in parts), class_names.note(together))))),
     files=lambda: [file for part in parts for file in part.files()],
     objects=lambda: [version for part in parts for version in part.objects()],
+    membership=membership.joined({names[i]: part.membership for i, part in enumerate(parts)}),
   )
 
 

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -101,6 +101,18 @@ class Corpus(NamedTuple):
   together: int
 
 
+class Membership(NamedTuple):
+  """Functions that record which files belong to which split, and compare an earlier record. See `membership`.
+
+  Attributes:
+    record: function that returns the record as JSON values.
+    changes: function from an earlier record to a line for each split that changed.
+  """
+
+  record: Callable[[], dict[str, Any]]
+  changes: Callable[[Mapping[str, Any]], list[str]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
   """The records of one split of a dataset.
@@ -133,6 +145,7 @@ class Source:
     key: config key that defines how the data are read, for advice in messages.
     files: function that returns the names of the local files from which records are read.
     objects: function that returns versions of the objects in a bucket, see `buckets.version`.
+    membership: functions that record and compare the splits of files, if the reader draws the splits.
   """
 
   name: str
@@ -158,6 +171,7 @@ class Source:
   key: str = "config.data"
   files: Callable[[], Sequence[str]] = tuple
   objects: Callable[[], Sequence[tuple]] = tuple
+  membership: Membership | None = None
 
   def __len__(self):
     return self.length

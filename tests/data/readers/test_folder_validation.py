@@ -61,6 +61,22 @@ def test_e3_a_folder_of_validation_images_is_taken_as_it_is(tmp_path, called):
   assert "held out" not in folder(path, validation=0.3).note
 
 
+@pytest.mark.parametrize("layout", ["classes", "splits"])
+def test_e3_a_missing_validation_split_names_the_default(tmp_path, layout):
+  path = photographs(tmp_path, {"a": 20, "b": 20}, layout)
+  remove = "By default, a run holds out 'val' from 'train': remove config.data.val, or set the share with"
+  for val in ("val", "val[:50%]", "vall"):
+    with pytest.raises(schema.ConfigError) as error:
+      folder(path, "val", val=val)
+    assert str(error.value).startswith(f"config.data.val: no split {val.partition('[')[0]!r}. Allowed: ")
+    assert str(error.value).endswith(f" {remove} config.data.validation=0.1")
+  with pytest.raises(schema.ConfigError, match=r"hold out 'val' from 'train', set config\.data\.validation=0\.1"):
+    folder(path, "val")
+  with pytest.raises(schema.ConfigError) as error:  # nothing is held out of a part
+    folder(path, "val", val="val", train="train[:50%]")
+  assert "validation" not in str(error.value)
+
+
 def test_e3_what_cannot_be_held_out_is_said(tmp_path):
   path = photographs(tmp_path, {"a": 2, "b": 1}, "splits")
   with pytest.raises(schema.ConfigError, match=r"config\.data\.validation: no class of 'train' has 3 images"):

@@ -2,13 +2,13 @@
 
 import dataclasses
 import hashlib
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from vit_jax import paths
-from vit_jax.data import class_names, sources
+from vit_jax.data import class_names, membership, sources
 from vit_jax.data.readers import folder_layout, overlaps, places
 from vit_jax.data.readers.tree import Tree
-from vit_jax.schema import ConfigError, Fraction, Range, at
+from vit_jax.schema import ConfigError, Fraction, Range, at, place
 
 # Names of directories with validation images, in order of preference.
 VALIDATION = ("val", "valid", "validation", "dev")
@@ -75,38 +75,11 @@ def folder(
       source = folder.folder("pets", rows.Row(folder.folder), "train", path=path, holdout=0.5)
     source.classes, len(source)  # ("cat", "dog"), 2
   """
-  splits = sources.Splits(train, val, test)
-  root = _opened(path)
-  tree = Tree(root)
-  top = tree.folders()
-  if folder_layout.holds_classes(tree, top):
-    folders = {"": _class_folders(tree, "", class_order)}
-    drawn, above, advice = _held_out(tree, folders[""].values(), holdout, split_seed), (), ""
-  else:
-    if validation and val is None:
-      splits = dataclasses.replace(splits, val=next((name for name in VALIDATION if name in top), None))
-    folders = _split_folders(tree, top, (splits.spec(split), *splits.specs().values()), class_order)
-    drawn = {part: [] for part in top} | {
-      part: [_drawn(split_seed, tree, name, f"{part}/") for name in named.values()] for part, named in folders.items()
-    }
-    above = [part for part in drawn if drawn[part]]
-    advice = "" if above else folder_layout.too_high(tree, top, splits)
-  classes = tuple(next(iter(folders.values()), ()))
-  of_classes = [f"{part}/{name}" if part else name for part, named in folders.items() for name in named.values()]
-  note = tree.about(of_classes or top, ("", *above))
-  absent = sources.split_names([train]) - drawn.keys()  # reported below, with the right directory
-  if validation and splits.val is None and not absent:
-    drawn, held = _with_validation(drawn, train, validation)
-    note += f"; held out for validation as 'val': {held:,} of the {train} images (validation={validation:g})"
-  files = {part: _spread(images) for part, images in drawn.items()}
+  tree = Tree(_opened(path))
+  found = _listed(tree, sources.Splits(train, val, test), split, holdout, validation, split_seed, class_order)
+  root, splits, files = tree.root, found.splits, found.files
   notes = overlaps.of_files(root, splits, files) if split == "train" else ()
-  try:
-    parts = splits.select(split, {part: len(records) for part, records in files.items()})
-  except sources.SplitError as error:
-    if not advice:
-      raise
-    key = split if split in ("train", "val", "test") else ""
-    raise sources.SplitError(f"{error.message.removesuffix('.')}.{advice}", key) from None
+  parts = _selected(found, split)
 
   def used():
     return [record for part, numbers in parts for record in files[part][numbers.start : numbers.stop]]
@@ -121,7 +94,7 @@ def folder(
   source = sources.assemble(
     name,
     splits.spec(split),
-    classes,
+    found.classes,
     parts,
     lambda part, i: (root.read(files[part][i][0]), files[part][i][1]),
     lambda part, i: f" (file {f'{root.root}/{files[part][i][0]}'!r})",
@@ -131,8 +104,80 @@ def folder(
     read_label=lambda part, i: files[part][i][1],
     remote=isinstance(root, places.Bucket),
   )
-  source = dataclasses.replace(source, files=lambda: root.on_disk(names()), objects=lambda: root.versions(names()))
-  return sources.noted(source, note, *notes)
+  source = dataclasses.replace(
+    source,
+    files=lambda: root.on_disk(names()),
+    objects=lambda: root.versions(names()),
+    membership=membership.of_files(
+      splits,
+      lambda: {part: [file for file, _ in records] for part, records in files.items()},
+      lambda file: _hash(split_seed, file).hex()[: membership.DIGITS],
+    ),
+  )
+  return sources.noted(source, found.note, *notes)
+
+
+class _Listing(NamedTuple):
+  """The files of all splits of an image folder.
+
+  Attributes:
+    splits: split strings of the config, with the folder of validation images.
+    files: (path, label) of the records of each split.
+    classes: their names.
+    note: description of the files.
+    advice: end of the error message if a split does not exist, with the path to use instead.
+  """
+
+  splits: sources.Splits
+  files: dict[str, list[tuple[str, int]]]
+  classes: tuple[str, ...]
+  note: str
+  advice: str
+
+
+def _listed(tree, splits, split, holdout, validation, seed, order) -> _Listing:
+  """Lists the files of an image folder, and draws the splits that have no folder."""
+  top = tree.folders()
+  if folder_layout.holds_classes(tree, top):
+    folders = {"": _class_folders(tree, "", order)}
+    drawn, above, advice = _held_out(tree, folders[""].values(), holdout, seed), (), ""
+  else:
+    if validation and splits.val is None:
+      splits = dataclasses.replace(splits, val=next((name for name in VALIDATION if name in top), None))
+    folders = _split_folders(tree, top, (splits.spec(split), *splits.specs().values()), order)
+    drawn = {part: [] for part in top} | {
+      part: [_drawn(seed, tree, name, f"{part}/") for name in named.values()] for part, named in folders.items()
+    }
+    above = [part for part in drawn if drawn[part]]
+    advice = "" if above else folder_layout.too_high(tree, top, splits)
+  of_classes = [f"{part}/{name}" if part else name for part, named in folders.items() for name in named.values()]
+  note = tree.about(of_classes or top, ("", *above))
+  absent = sources.split_names([splits.train]) - drawn.keys()  # reported later, with the right directory
+  if validation and splits.val is None and not absent:
+    drawn, held = _with_validation(drawn, splits.train, validation)
+    note += f"; held out for validation as 'val': {held:,} of the {splits.train} images (validation={validation:g})"
+  files = {part: _spread(images) for part, images in drawn.items()}
+  return _Listing(splits, files, tuple(next(iter(folders.values()), ())), note, advice)
+
+
+def _selected(found, split) -> list[tuple[str, range]]:
+  """Selects the records of a split. SplitError with the path to use, or with the default of a validation split."""
+  sizes = {part: len(records) for part, records in found.files.items()}
+  try:
+    return found.splits.select(split, sizes)
+  except sources.SplitError as error:
+    advice, names = found.advice, sources.split_names([found.splits.spec("val")])
+    if not advice and split == "val" and found.splits.train in sizes and not names <= sizes.keys():
+      advice = (
+        f" By default, a run holds out 'val' from 'train': remove {place('val')}, or set the share with "
+        f"{place('validation')}={SHARE:g}"
+        if found.splits.val
+        else f" To hold out 'val' from 'train', set {place('validation')}={SHARE:g}"
+      )
+    if not advice:
+      raise
+    key = split if split in ("train", "val", "test") else ""
+    raise sources.SplitError(f"{error.message.removesuffix('.')}.{advice}", key) from None
 
 
 def _opened(path) -> places.Disk | places.Bucket:
@@ -211,13 +256,15 @@ def _class_folders(tree, split, order) -> dict[str, str]:
 
 
 def _drawn(seed, tree, name, split=""):
-  """Returns (hash, file) of the images of a class, ordered by hash."""
+  """Returns (hash, path) of the images of a class, in the order of the hashes."""
+  files = [f"{split}{name}/{file}" for file in folder_layout.images_of(tree, f"{split}{name}")]
+  return sorted((_hash(seed, file), file) for file in files)
 
-  def draw(file):
-    return hashlib.blake2b(f"{seed}/{name}/{file}".encode("utf-8", "surrogateescape")).digest()
 
-  folder = f"{split}{name}"
-  return sorted((draw(file), f"{folder}/{file}") for file in folder_layout.images_of(tree, folder))
+def _hash(seed, file) -> bytes:
+  """Returns the hash of the names of class and file, which are the last two of a path."""
+  _, label, name = f"/{file}".rsplit("/", 2)
+  return hashlib.blake2b(f"{seed}/{label}/{name}".encode("utf-8", "surrogateescape")).digest()
 
 
 def _spread(drawn):

@@ -6,7 +6,7 @@ import os
 from typing import Annotated
 
 from vit_jax import paths
-from vit_jax.data import class_names, sources
+from vit_jax.data import class_names, membership, sources
 from vit_jax.data.readers import labels, overlaps, places
 from vit_jax.data.readers.tree import Tree
 from vit_jax.schema import ConfigError, Fraction, Range, amount, at
@@ -63,7 +63,8 @@ def segmentation(
   tree, splits = Tree(root), sources.Splits(train, val, test)
   names = labels.class_names(classes)
   found, note = _found(tree, images, masks)
-  if "" in found:
+  is_drawn = "" in found
+  if is_drawn:
     found = _held_out(found[""], holdout, split_seed)
   parts = splits.select(split, {part: len(pairs) for part, pairs in found.items()})
   of_images = {part: [(image, 0) for image, _ in pairs] for part, pairs in found.items()}
@@ -91,6 +92,9 @@ def segmentation(
     sizes, times = zip(*root.stamps(names), strict=True)
     return sources.Fingerprint(*map(sources.digest, (names, sorted(names), sizes, times)))
 
+  def key(image):
+    return _hash(split_seed, image).hex()[: membership.DIGITS] if is_drawn else os.path.splitext(image)[0]
+
   source = sources.assemble(
     name,
     splits.spec(split),
@@ -106,7 +110,13 @@ def segmentation(
   of_pixels = sources.Masks(tuple(names), lambda i: root.read(pair(i)[1]), values, ignored)
   return sources.noted(
     dataclasses.replace(
-      source, masks=of_pixels, files=lambda: root.on_disk(used()), objects=lambda: root.versions(used())
+      source,
+      masks=of_pixels,
+      files=lambda: root.on_disk(used()),
+      objects=lambda: root.versions(used()),
+      membership=membership.of_files(
+        splits, lambda: {part: [image for image, _ in pairs] for part, pairs in found.items()}, key
+      ),
     ),
     *(note, class_names.note(names), *notes),
   )
@@ -159,10 +169,11 @@ def _by_stem(tree, above, split) -> dict[str, str]:
 
 def _held_out(pairs, holdout, seed) -> dict[str, list[tuple[str, str]]]:
   """Divides the pairs into "test", with the share `holdout`, and "train". Both are in the order of their hashes."""
-
-  def draw(pair):
-    return hashlib.blake2b(f"{seed}/{pair[0]}".encode("utf-8", "surrogateescape")).digest()
-
-  drawn = sorted(pairs, key=draw)
+  drawn = sorted(pairs, key=lambda pair: _hash(seed, pair[0]))
   held = round(len(drawn) * holdout)
   return {"train": drawn[held:], "test": drawn[:held]}
+
+
+def _hash(seed, image) -> bytes:
+  """Returns the hash of the path of an image."""
+  return hashlib.blake2b(f"{seed}/{image}".encode("utf-8", "surrogateescape")).digest()

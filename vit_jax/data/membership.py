@@ -1,0 +1,151 @@
+"""The split that each file belongs to: a small record for a checkpoint, and the files that are in another split now.
+
+A reader that draws splits takes the files of a folder in the order of a key, such as a hash of the name. Therefore each
+split has an interval of keys. A checkpoint records the ends of the intervals. If files are removed or added later,
+other files may change their split. The model is then evaluated on images that it was trained on.
+"""
+
+import collections
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vit_jax.data import sources
+from vit_jax.data.sources import Membership
+from vit_jax.schema import amount
+
+ROLES = ("train", "val", "test")  # of a run's data
+DIGITS = 12  # of a hash, which are enough to order the files of a folder
+
+
+def of_files(
+  splits: sources.Splits, files: Callable[[], Mapping[str, Sequence[str]]], key: Callable[[str], str]
+) -> Membership:
+  """Returns the membership of files, which are drawn independently in each folder.
+
+  Args:
+    splits: split strings of the config.
+    files: function that returns the paths of the files of each split of the dataset, in its order.
+    key: function that returns the key of a file. In each folder, the files of a split are in ascending order of keys.
+  """
+  return Membership(
+    lambda: _record(_parts(splits, files()), key), lambda before: _changes(before, _parts(splits, files()), key)
+  )
+
+
+def joined(members: Mapping[str, Membership | None]) -> Membership | None:
+  """Returns the membership of a mixture of datasets, by their names; None if no dataset has one."""
+  known = {name: member for name, member in members.items() if member is not None}
+  if not known:
+    return None
+
+  def changes(before):
+    return [f"{name}: {line}" for name in known if name in before for line in known[name].changes(before[name])]
+
+  return Membership(lambda: {name: member.record() for name, member in known.items()}, changes)
+
+
+def is_record(value: Any) -> bool:
+  """Returns whether a JSON value has the form of a record, of one dataset or of a mixture."""
+  if not isinstance(value, dict):
+    return False
+  if not value.keys() <= set(ROLES) or not all(isinstance(each, dict) and "images" in each for each in value.values()):
+    return all(map(is_record, value.values()))
+  return all(
+    isinstance(each["images"], int)
+    and isinstance(each.get("folders"), dict)
+    and all(
+      isinstance(found, list) and all(list(map(type, interval)) == [int, str, str] for interval in found)
+      for found in each["folders"].values()
+    )
+    for each in value.values()
+  )
+
+
+def _parts(splits, files) -> dict[str, list[Sequence[str]]]:
+  """Returns the files of each part of "train", "val" and "test", if the config and the data have such a split."""
+  sizes, result = {name: len(each) for name, each in files.items()}, {}
+  for role in ROLES:
+    try:
+      found = splits.select(role, sizes)
+    except sources.SplitError:  # a run that needs this split reports the error
+      continue
+    result[role] = [files[name][numbers.start : numbers.stop] for name, numbers in found]
+  return result
+
+
+def _record(parts, key):
+  """Returns {role: {"images", "folders": {folder: [[images, first key, last key]]}}}.
+
+  Folders are recorded if one with the same parent has files of several roles.
+  """
+  ends = {role: [_ends(part) for part in each] for role, each in parts.items()}
+  roles = collections.Counter(name for each in ends.values() for name in set().union(*each))
+  drawn = {os.path.dirname(name) for name, count in roles.items() if count > 1}
+  return {
+    role: {
+      "images": sum(map(len, parts[role])),
+      "folders": {
+        name: [[count, key(first), key(last)] for part in each if name in part for count, first, last in [part[name]]]
+        for name in sorted(set().union(*each))
+        if os.path.dirname(name) in drawn
+      },
+    }
+    for role, each in ends.items()
+  }
+
+
+def _ends(files) -> dict[str, tuple[int, str, str]]:
+  """Returns {folder: (number of its files, first file, last file)}."""
+  result = {}
+  for file in files:
+    name = os.path.dirname(file)
+    count, first, _ = result.get(name, (0, file, file))
+    result[name] = count + 1, first, file
+  return result
+
+
+def _changes(before, parts, key):
+  """Returns a line for each role with another number of images, or with images that had another role."""
+  if before == _record(parts, key):
+    return []
+  files = {role: dict.fromkeys(file for part in each for file in part) for role, each in parts.items()}
+  former = {file: _former(before, file, key) for each in files.values() for file in each}
+  found = collections.Counter(interval for each in former.values() for interval in each.values())
+  lines = []
+  for role in (role for role in parts if role in before):
+    origins = collections.defaultdict(list)
+    for file in files[role]:
+      if former[file] and role not in former[file]:
+        origin = next(iter(former[file]))
+        origins[origin].append(former[file][origin])
+    count = sum(map(len, parts[role]))
+    if origins or count != before[role]["images"]:
+      words = [f"split {role!r}: {amount(before[role]['images'], 'image')} before, {count:,} now"]
+      for origin, intervals in sorted(origins.items(), key=lambda each: ROLES.index(each[0])):
+        # More files than before are in an interval if files were added, which were in no split.
+        most = "up to " if any(found[interval] > _images(before, interval) for interval in intervals) else ""
+        trained = ", which was trained on" if origin == "train" else ""
+        words.append(f"{most}{len(intervals):,} of them from split {origin!r}{trained}")
+      lines.append(", ".join(words))
+  return lines
+
+
+def _former(before, file, key) -> dict[str, tuple[str, str, int]]:
+  """Returns {role: interval} of the former roles of a file, in the order of ROLES."""
+  name = os.path.dirname(file)
+  known = {role: before[role]["folders"][name] for role in ROLES if name in before.get(role, {}).get("folders", {})}
+  if not known:
+    return {}
+  value = key(file)
+  return {
+    role: (role, name, i)
+    for role, intervals in known.items()
+    for i, (_, first, last) in enumerate(intervals)
+    if first <= value <= last
+  }
+
+
+def _images(before, interval):
+  role, name, i = interval
+  return before[role]["folders"][name][i][0]
