@@ -1,12 +1,14 @@
 """Compact transformers from scratch on CIFAR: the official recipes of Hassani et al. 2021 (arXiv:2104.05704).
 
 Command:   python -m vit_jax.train --config=configs/cct_cifar.py --workdir=runs/cct
-           CCT-7/3x1 for 300 epochs on CIFAR-10; configs/cct_cifar.py:cct_7_3x1_32_sine,cifar100,1500 for another
-           model, set and length (300, 1500 or 5000 epochs, each with its own rates)
+           This trains CCT-7/3x1 for 300 epochs on CIFAR-10. An argument selects model, dataset and length:
+           configs/cct_cifar.py:cct_7_3x1_32_sine,cifar100,1500. Lengths are 300, 1500 and 5000 epochs, each with its
+           own learning rates
 Hardware:  one GPU or TPU; no hours published, planned 1.5 for 300 epochs on a TPU v5e (vit_jax.plan)
-Result:    published for CCT-7/3x1, each the best epoch by test images: CIFAR-10 96.53, 97.48, 98.00 % for 300, 1500,
-           5000 epochs, CIFAR-100 80.92, 82.72, 82.87 %; the longer two with positions of sines (official README).
-           Its authors once named their results the best of 4 runs (issue 3): expect less on average
+Result:    published for CCT-7/3x1, at the epoch that is best on the test images. For 300, 1500 and 5000 epochs:
+           CIFAR-10 96.53, 97.48, 98.00 %, CIFAR-100 80.92, 82.72, 82.87 %. The two longer trainings use sinusoidal
+           positions (official README). The authors once described their results as the best of 4 runs (issue 3), so
+           the average is lower
 """
 
 from vit_jax.config import recipe
@@ -15,11 +17,12 @@ MODELS = (
   *("vit_2_4_32", "vit_4_4_32", "vit_6_4_32", "vit_7_4_32", "cvt_2_4_32", "cvt_4_4_32", "cvt_6_4_32", "cvt_7_4_32"),
   *("cct_2_3x2_32", "cct_4_3x2_32", "cct_6_3x1_32", "cct_6_3x2_32", "cct_7_3x1_32", "cct_7_3x2_32"),
 )
-SETS = {  # mean and standard deviation of the training images, gray that a rotation uncovers
+SETS = {  # mean and standard deviation of the training images, grey for pixels that a rotation uncovers
   "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), (125, 123, 114)),
   "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), (129, 124, 112)),
 }
-RATES = {  # set, epochs -> peak and first learning rate, weight decay, erased share of images, end of mixing
+# dataset, epochs -> peak and initial learning rate, weight decay, share of images with erasing, end of mixing
+RATES = {
   ("cifar10", "300"): (5.5e-4, 1e-5, 0.06, 0.0, "175ep"),
   ("cifar10", "1500"): (5e-4, 1e-5, 0.05, 0.25, None),
   ("cifar10", "5000"): (5e-4, 1e-5, 0.05, 0.25, None),
@@ -30,7 +33,7 @@ RATES = {  # set, epochs -> peak and first learning rate, weight decay, erased s
 
 
 def get_config(argument="cct_7_3x1_32"):
-  """The run for a model, a set and a length: "cct_7_3x1_32", "cct_7_3x1_32,cifar100", "cct_7_3x1_32,cifar100,300"."""
+  """Returns the run for "MODEL", "MODEL,DATASET" or "MODEL,DATASET,EPOCHS", such as "cct_7_3x1_32,cifar100,300"."""
   model, images, epochs = (argument.split(",") + ["cifar10", "300"][argument.count(",") :])[:3]
   if model.removesuffix("_sine") not in MODELS:
     raise ValueError(f"unknown model {model!r}; allowed, each also with _sine: {', '.join(MODELS)}")
@@ -58,11 +61,12 @@ def get_config(argument="cct_7_3x1_32"):
       name="adamw",
       lr=lr,
       weight_decay=decay,
-      decay_on=((".*kernel|position/table|cls", 1.0),),  # as in the official code: all but vectors and biases
+      # as in the official code: all parameters but vectors and biases
+      decay_on=((".*kernel|position/table|cls", 1.0),),
       warmup="10ep",
       schedule=dict(name="epoch_cosine", start=first, end=1e-5, cooldown="10ep"),
     ),
-    total=f"{int(epochs) + 10}ep",  # the last ten at the final rate
+    total=f"{int(epochs) + 10}ep",  # the last ten epochs use the final rate
     batch=128,
     evals=dict(test=dict(name="accuracy", every="2%")),
   )

@@ -2,23 +2,26 @@
 
 Command:   python -m vit_jax.train --config=configs/deit3.py:B,i1k,800 --workdir=runs/b
            then python -m vit_jax.train --config=configs/deit3.py:B,i1k,800,224 --workdir=runs/b224 \\
-                --config.init.from=runs/b, 20 epochs more at 224 px, or at 384 with B,i1k,800,384 and runs/b224.
-           S, B, L, H; i1k for 400 or 800 epochs; i21k for 90 or 240, then 50 on ImageNet-1k with L,i21k,240,224. No
-           public builder has ImageNet-21k: --config.data.path=DIR is your own TFDS directory of it, with a split `full`
-Hardware:  TPU v4-64, first step, by github.com/affjljoo3581/deit3-jax: i1k for 400 epochs S 2 h 38 min, B 4 h 42,
-           L 14 h 10, H 19 h 10, for 800 S 5 h 19, B 9 h 28; i21k for 90 S 7 h 30, B 12 h 12, L 37 h 13, H 35 h 51.
-           Planned for the first step of B,i1k,400: 4.1 hours, on v3-32 scanned 16.2; docs/results.md has all
-Result:    published at 224 px: i1k for 800 epochs S 81.4, B 83.8, L 84.9, H 85.2 % top-1; i21k for 240 (H: 90) S 83.1,
-           B 85.7, L 87.0, H 87.2 (README_revenge of facebookresearch/deit). Repeated by deit3-jax for 400 epochs:
-           80.7, 83.6, 84.62, 85.12. All training images are trained on, and the epoch is not chosen
-Source:    README_revenge for 800 epochs and for i21k, deit3-jax for 400. H is pre-trained on the 154 and 126 pixels
-           that patches of 14 see of their 160 and 128. Clipping is the default of their FusedLAMB
+                --config.init.from=runs/b, 20 epochs more at 224 px. For 384 px use B,i1k,800,384 and runs/b224.
+           Sizes are S, B, L and H. ImageNet-1k (i1k) takes 400 or 800 epochs. ImageNet-21k (i21k) takes 90 or 240
+           epochs, then 50 on ImageNet-1k with L,i21k,240,224. ImageNet-21k has no public builder:
+           --config.data.path=DIR is your own TFDS directory of it, with a split `full`
+Hardware:  TPU v4-64, first stage, by github.com/affjljoo3581/deit3-jax. ImageNet-1k for 400 epochs: S 2 h 38 min,
+           B 4 h 42, L 14 h 10, H 19 h 10; for 800 epochs: S 5 h 19, B 9 h 28. ImageNet-21k for 90 epochs: S 7 h 30,
+           B 12 h 12, L 37 h 13, H 35 h 51. Planned for the first stage of B,i1k,400: 4.1 hours, or 16.2 on v3-32 with
+           scanned layers. docs/results.md has all plans
+Result:    published at 224 px. ImageNet-1k for 800 epochs: S 81.4, B 83.8, L 84.9, H 85.2 % top-1. ImageNet-21k for
+           240 epochs (H: 90): S 83.1, B 85.7, L 87.0, H 87.2 (README_revenge of facebookresearch/deit). Reproduced by
+           deit3-jax for 400 epochs: 80.7, 83.6, 84.62, 85.12. All training images are used, and the epoch is not
+           selected
+Source:    README_revenge for 800 epochs and for i21k, deit3-jax for 400. H is pre-trained on 154 and 126 pixels, the
+           part of their 160 and 128 that patches of 14 cover. Clipping is the default of their FusedLAMB
 """
 
 from vit_jax.config import recipe, required
 
 MODELS = {"S": "ViT-S/16", "B": "ViT-B/16", "L": "ViT-L/16", "H": "ViT-H/14"}
-DROPPED = {  # rate of stochastic depth: pre-training, fine-tuning at 224 and at 384 px
+DROPPED = {  # rate of stochastic depth: pre-training, fine-tuning at 224 px, fine-tuning at 384 px
   ("S", "i1k", "400"): (0.0, None, None),
   ("B", "i1k", "400"): (0.1, 0.1, None),
   ("L", "i1k", "400"): (0.4, 0.4, None),
@@ -32,18 +35,20 @@ DROPPED = {  # rate of stochastic depth: pre-training, fine-tuning at 224 and at
   **{("L", "i21k", epochs): (0.3, 0.4, None) for epochs in ("90", "240")},
   **{("H", "i21k", epochs): (0.5, 0.45, None) for epochs in ("90", "240")},
 }
-PIXELS = {"S,i1k": 224, "B,i1k": 192, "L,i1k": 192, "H,i1k": 154, "H,i21k": 126}  # of pre-training; else 224
+# image size of pre-training; 224 by default
+PIXELS = {"S,i1k": 224, "B,i1k": 192, "L,i1k": 192, "H,i1k": 154, "H,i21k": 126}
 SCHEDULE = dict(name="epoch_cosine", start=1e-6, end=1e-5)
 THREE = dict(name="three_augment", jitter=0.3)
 SIMPLE = dict(name="random_crop", padding=4, border="mirrored", interpolation="bicubic")
 RANDOM = dict(name="inception", area=(0.08, 1.0), interpolation="bicubic")
-BOTH = dict(name="mixup_cutmix", mixup_alpha=0.8, cutmix_alpha=1.0, switch=0.5, mode="pair")  # theirs: one a GPU
+# DeiT III draws one for each GPU
+BOTH = dict(name="mixup_cutmix", mixup_alpha=0.8, cutmix_alpha=1.0, switch=0.5, mode="pair")
 LAMB = dict(name="lamb", eps=1e-8, weight_decay=0.02, clip=1.0)
 SOFTMAX = dict(name="classify", label_smoothing=0.1)
 
 
 def get_config(argument="B,i1k,400"):
-  """The run for a size, a set and a number of epochs, or the fine-tuning after it: "B,i1k,400", "B,i1k,400,224"."""
+  """Returns the run for size, dataset and epochs, such as "B,i1k,400", or the fine-tuning after it: "B,i1k,400,224"."""
   size, images, epochs, pixels = (argument.split(",") + [""] * 4)[:4]
   if (size, images, epochs) not in DROPPED or argument.count(",") > 3:
     runs = ", ".join(map(",".join, DROPPED))
@@ -72,7 +77,10 @@ def get_config(argument="B,i1k,400"):
 
 
 def pretraining(size, images, epochs):
-  """On ImageNet-1k by binary decisions, with repeats; on -21k by a softmax, with simple crops and no mixup."""
+  """Returns settings of pre-training.
+
+  ImageNet-1k uses binary cross-entropy and repeated augmentation. ImageNet-21k uses softmax, simple crops and no mixup.
+  """
   if images == "i1k":
     data = dict(name="imagenet2012", repeats=3, crop=RANDOM, policy=THREE, mixing=BOTH)
     task = dict(name="classify", loss="mean_sigmoid", target_threshold=0.0)
@@ -91,11 +99,15 @@ def pretraining(size, images, epochs):
 
 
 def finetuning(images):
-  """After ImageNet-1k gently, with RandAugment; after -21k by the recipe of its pre-training."""
+  """Returns settings of fine-tuning.
+
+  After ImageNet-1k, a low rate and RandAugment are used. After ImageNet-21k, the recipe of its pre-training is used.
+  """
   if images == "i1k":
     policy = dict(name="randaugment_increasing", layers=2, magnitude=9.0, magnitude_std=0.5, interpolation="bicubic")
     data = dict(crop=RANDOM, policy=policy | dict(fill=(124, 116, 104)), mixing=BOTH)
-    optim, total, batch = dict(name="adamw", lr=1e-5, weight_decay=0.1), "20ep", 512  # SCHEDULE ends where it is
+    # the final rate of SCHEDULE equals this rate
+    optim, total, batch = dict(name="adamw", lr=1e-5, weight_decay=0.1), "20ep", 512
   else:
     data = dict(crop=SIMPLE, policy=THREE, mixing=dict(name="cutmix", alpha=1.0, mode="pair"))
     optim, total, batch = LAMB | dict(lr=3e-4), "50ep", 2048

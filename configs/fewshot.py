@@ -1,11 +1,11 @@
 """Few-shot probes of frozen features, big_vision's protocol (evaluators/fewshot_lsr.py, configs/common_fewshot.py).
 
 Command:   python -m vit_jax.fewshot --config=configs/fewshot.py:cifar100,pets --weights=B_16.npz
-           digits, without an argument; `suite` is big_vision's six datasets, by name as in SETS
-Hardware:  one accelerator, or patience: a forward pass for each test image and each image drawn
-Result:    mean top-1 and standard deviation over three draws of 1, 5, 10 and 25 images a class. Published with another
-           choice of images and penalty, so not to compare to a tenth: ImageNet 5- and 10-shot 73.6 and 76.3 % for
-           ViT-B/16, 77.5 and 79.5 % for L/16 on JFT-300M (Zhai et al. 2022)
+           The argument is a list of datasets in SETS, or `suite` for big_vision's six datasets. The default is digits
+Hardware:  one accelerator; a CPU is slow, because each test image and each drawn image needs a forward pass
+Result:    mean top-1 and standard deviation over three draws of 1, 5, 10 and 25 images per class. Published figures
+           use another choice of images and penalty, so they are not comparable to a tenth. ImageNet 5- and 10-shot on
+           JFT-300M weights: 73.6 and 76.3 % for ViT-B/16, 77.5 and 79.5 % for L/16 (Zhai et al. 2022)
 
 As an evaluation during training: evals=dict(pets=dict(name="fewshot", data=dict(name="oxford_iiit_pet"), every="10%")).
 """
@@ -23,13 +23,13 @@ SETS = {
   "cars196": dict(name="cars196"),
   "dtd": dict(name="dtd"),
   "uc_merced": dict(name="uc_merced"),
-  "folder": dict(name="folder"),  # with --config.evals.folder.data.path=DIR
+  "folder": dict(name="folder"),  # needs --config.evals.folder.data.path=DIR
 }
 SUITE = ("caltech101", "cars196", "cifar100", "dtd", "pets", "uc_merced")
 
 
 def get_config(argument="digits"):
-  """The measurement on datasets: names of SETS with commas, or "suite"."""
+  """Returns the measurement on datasets: names in SETS separated by commas, or "suite"."""
   names = SUITE if argument == "suite" else argument.split(",")
   if unknown := set(names) - SETS.keys():
     raise ValueError(f"unknown dataset {sorted(unknown)}; allowed, with commas: suite, {', '.join(SETS)}")
@@ -37,7 +37,7 @@ def get_config(argument="digits"):
     evals={
       name: dict(
         name="fewshot",
-        # 256 px squashed, the central 224; the digits fill their image.
+        # Images are squashed to 256 px, then the central 224 px are used. Digits fill their image.
         data=SETS[name] | dict(test_crop=dict(name="resize") if name == "digits" else dict(name="centre", squash=True)),
         shots=(1, 5, 10, 25),
         seeds=(0, 1, 2),

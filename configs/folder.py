@@ -2,17 +2,17 @@
 
     python -m vit_jax.train --config=configs/folder.py:ViT-S/16 --workdir=runs/photos --config.data.path=/my/photos
 
-Without split folders a seeded fifth of each class is held out as `test`. Without a folder `val` a tenth of the training
-images of each class is held out for validation: it is measured five times, and `test` once, at the end
-(`--config.data.validation=0` trains on all of them). Learning rate, decay and clipping are those
-of the plain ViT-S/16 baselines (Beyer et al. 2022, arXiv:2205.01580); the batch is one for a single accelerator.
+Without split folders, a seeded fifth of each class is held out as `test`. Without a folder `val`, a tenth of the
+training images of each class is held out for validation. The validation split is measured five times, and `test` once,
+at the end (`--config.data.validation=0` trains on all images). Learning rate, decay and clipping are those of the plain
+ViT-S/16 baselines (Beyer et al. 2022, arXiv:2205.01580). The batch size suits a single accelerator.
 """
 
 from vit_jax.config import recipe
 
 
 def get_config(model="ViT-S/16"):
-  """The run for a model name; compact names hold their image size (cct_7_3x1_32_sine)."""
+  """Returns the run for a model. Names of compact transformers contain the image size (cct_7_3x1_32_sine)."""
   sizes = [int(word) for word in model.split("_")[2:] if word.isdigit()]
   size = sizes[-1] if sizes else 224
   return recipe(

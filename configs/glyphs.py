@@ -1,22 +1,22 @@
-"""Pre-training without a download: ViT-Lite-2/4 on 20,000 generated signs, of which the digits know nothing.
+"""Pre-training without a download: ViT-Lite-2/4 on 20,000 generated signs, which are unrelated to digits.
 
 Command:   python -m vit_jax.prepare glyphs, and python -m vit_jax.prepare digits, once
            python -m vit_jax.train --config=configs/glyphs.py --workdir=runs/glyphs
-           configs/ablations/pretraining.py goes on from it with digits; `make transfer` does both three times, and
-           compares
+           configs/ablations/pretraining.py continues from these weights with digits. `make transfer` does both three
+           times and compares the results
 Hardware:  two CPU cores
-Result:    docs/results.md. During training a few digits of each class are probed every so often, by the weights and by
-           their average: few-shot accuracy over pre-training, as a curve of the report
+Result:    docs/results.md. During training, a few digits of each class are probed at intervals, with the weights and
+           with their average. The report shows few-shot accuracy over pre-training as a curve
 """
 
 from vit_jax.config import recipe
 
 
 def get_config():
-  """The run; its seed is 0."""
+  """Returns the run with seed 0."""
   whole = dict(name="resize")
   return recipe(
-    model=dict(name="vit_2_4_32", pool="seqpool"),  # reads the patches, which masked patches train too
+    model=dict(name="vit_2_4_32", pool="seqpool"),  # pools the patches, which masked patch prediction trains too
     data=dict(
       name="glyphs",
       image_size=32,
@@ -25,7 +25,7 @@ def get_config():
       warp=dict(name="affine", degrees=10.0, translate=0.1, scale=(0.8, 1.2), shear=10.0),
     ),
     task=dict(name="classify", label_smoothing=0.1),
-    # Micro-batches of eight images stay in a CPU's cache; see configs/digits.py.
+    # Micro-batches of eight images fit into a CPU's cache; see configs/digits.py.
     optim=dict(name="adamw", accumulate=16, lr=2e-3, weight_decay=0.05, warmup="10%", clip=1.0, ema=0.99),
     total="4ep",
     batch=128,

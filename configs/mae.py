@@ -3,18 +3,18 @@
 Command:   python -m vit_jax.train --config=configs/mae.py:B/16 --workdir=runs/mae
            then python -m vit_jax.train --config=configs/mae.py:B/16,finetune --workdir=runs/mae_i1k \\
                 --config.init.from=runs/mae
-           for B/16, L/16, H/14; configs/mae.py:L/16,1600ep pre-trains for 1600 epochs instead of 800.
-           configs/mae.py:digits is ViT-Lite-2/4 on scikit-learn's digits, of 64 patches
+           Sizes are B/16, L/16 and H/14. configs/mae.py:L/16,1600ep pre-trains for 1600 epochs instead of 800.
+           configs/mae.py:digits is ViT-Lite-2/4 on scikit-learn's digits, with 64 patches
 Hardware:  64 V100, 42 hours for L/16 and 800 epochs (facebookresearch/mae, PRETRAIN.md); digits: two CPU cores
 Result:    published, 1600 epochs, then fine-tuned at 224 px: B/16 83.6 %, L/16 85.9 %, H/14 86.9 % (table 3);
            linear probes 68.0, 75.8 and 76.6 %
-Source:    PRETRAIN.md and FINETUNE.md of facebookresearch/mae. The head reads the class token, which these say is as
-           good as the mean of the patches; it begins with zeros
+Source:    PRETRAIN.md and FINETUNE.md of facebookresearch/mae. The head uses the class token. According to these
+           files, the class token is as good as the mean of the patches. The head is initialized with zeros
 """
 
 from vit_jax.config import recipe, required
 
-SIZES = {  # fine-tuning: base rate for 256 images, layer decay, stochastic depth, epochs
+SIZES = {  # fine-tuning: base rate per 256 images, layer decay, stochastic depth, epochs
   "B/16": (5e-4, 0.65, 0.1, 100),
   "L/16": (1e-3, 0.75, 0.2, 50),
   "H/14": (1e-3, 0.75, 0.3, 50),
@@ -23,7 +23,10 @@ LENGTHS = ("800ep", "1600ep")
 
 
 def get_config(argument="B/16,800ep"):
-  """The run for a size, with a length or as the fine-tuning after it: "B/16,1600ep", "B/16,finetune"; or "digits"."""
+  """Returns the run for a size, with a length or as fine-tuning.
+
+  Examples are "B/16,1600ep" and "B/16,finetune". "digits" is a small run.
+  """
   if argument == "digits":
     return digits()
   size, comma, stage = argument.partition(",")
@@ -52,7 +55,10 @@ def get_config(argument="B/16,800ep"):
 
 
 def pretraining(length):
-  """A quarter of the patches is seen, crops and flips are all the augmentation; a rate of 1.5e-4 for 256 images."""
+  """Returns settings of pre-training.
+
+  A quarter of the patches is visible. The augmentation consists of crops and flips. The rate is 1.5e-4 per 256 images.
+  """
   return {}, dict(
     data=dict(crop=dict(name="inception", area=(0.2, 1.0), interpolation="bicubic")),
     task=dict(name="masked_autoencoder", share=0.75, normalised=True, width=512, depth=8, heads=16),
@@ -66,7 +72,10 @@ def pretraining(length):
 
 
 def finetuning(rate, layer_decay, stochastic_depth, epochs):
-  """All layers, with the augmentation of DeiT; a rate for 256 images, the lower the nearer to the pixels."""
+  """Returns settings of fine-tuning for all layers, with the augmentation of DeiT.
+
+  The rate is given per 256 images. Lower layers have lower rates.
+  """
   policy = dict(name="randaugment_increasing", layers=2, magnitude=9.0, magnitude_std=0.5, interpolation="bicubic")
   return dict(stochastic_depth=stochastic_depth), dict(
     data=dict(
@@ -92,13 +101,16 @@ def finetuning(rate, layer_decay, stochastic_depth, epochs):
 
 
 def digits():
-  """Small, to see it work: 16 patches of a digit are seen, a decoder of two blocks tells the other 48."""
+  """Returns a small run for demonstration.
+
+  16 patches of a digit are visible. A decoder of two blocks predicts the other 48.
+  """
   whole = dict(name="resize")
   return recipe(
     model=dict(name="vit_2_4_32"),
     data=dict(name="digits", image_size=32, crop=whole, test_crop=whole, flip=False),
     task=dict(name="masked_autoencoder", width=64, depth=2, heads=4),
-    # Micro-batches of eight images stay in a CPU's cache; see configs/digits.py.
+    # Micro-batches of eight images fit into a CPU's cache; see configs/digits.py.
     optim=dict(name="adamw", accumulate=16, b2=0.95, lr=2e-3, weight_decay=0.05, warmup="10%", clip=1.0),
     total="30ep",
     batch=128,

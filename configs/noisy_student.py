@@ -1,19 +1,19 @@
-"""Self-training: a teacher labels images that have no labels, a student learns from both with noise (Xie et al. 2020).
+"""Self-training: a teacher labels images without labels, a student learns from both with noise (Xie et al. 2020).
 
 Command:   python -m vit_jax.train --config=configs/noisy_student.py:digits,teacher --workdir=runs/teacher
            python -m vit_jax.evaluate --workdir=runs/teacher --split='train[100:]' --write-labels=runs/labels
            python -m vit_jax.train --config=configs/noisy_student.py:digits,student --workdir=runs/student \\
                --config.data.path=runs/labels
-           and from runs/student again, as often as it helps: each round is the last two commands. On the digits, 100 of
-           which have labels, `python -m benchmarks.self_training` runs two rounds with three seeds. imagenet,teacher
-           and imagenet,student are ViT-B/16 and L/16: the teacher labels JFT-300M or whatever images you have, with
-           --data.name=jft300m --data.path=DIR --split=train added to evaluate
-Hardware:  digits: two CPU cores. ImageNet: none published for a ViT
-Result:    digits: docs/results.md. Published on ImageNet with JFT-300M, of EfficientNets: B7 85.0 to 86.9 %, L2 88.4 %
-           (arXiv:1911.04252, tables 2 and 6). With a ViT nobody has published it
-Source:    arXiv:1911.04252: soft labels of images whose best class has at least 0.3, 130,000 of each class, duplicated
-           where there are fewer; RandAugment of 2 operations of magnitude 27, dropout 0.5 of the last layer, stochastic
-           depth up to 0.2; 14 unlabelled images for each labelled one. Here label smoothing is that of all images
+           Further rounds start from runs/student and repeat the last two commands, as long as the accuracy improves.
+           For the digits, 100 of them with labels, `python -m benchmarks.self_training` runs two rounds with three
+           seeds. imagenet,teacher and imagenet,student are ViT-B/16 and L/16. Their teacher labels JFT-300M or your
+           own images, if --data.name=jft300m --data.path=DIR --split=train are added to evaluate
+Hardware:  digits: two CPU cores. ImageNet: not published for a ViT
+Result:    digits: docs/results.md. Published on ImageNet with JFT-300M, for EfficientNets: B7 85.0 to 86.9 %, L2 88.4 %
+           (arXiv:1911.04252, tables 2 and 6). Results with a ViT are not published
+Source:    arXiv:1911.04252: soft labels of images with a confidence of at least 0.3, 130,000 for each class, duplicated
+           if there are fewer; RandAugment with 2 operations of magnitude 27, dropout 0.5 of the last layer, stochastic
+           depth up to 0.2; 14 unlabelled images for each labelled one. Here label smoothing applies to all images
 """
 
 from vit_jax.config import recipe, required
@@ -22,7 +22,7 @@ NAMES = ("digits,teacher", "digits,student", "imagenet,teacher", "imagenet,stude
 
 
 def get_config(argument="digits,teacher"):
-  """The run of a round: "digits,student", "imagenet,teacher"."""
+  """Returns the run of a round, such as "digits,student" or "imagenet,teacher"."""
   if argument not in NAMES:
     raise ValueError(f"unknown run {argument!r}; allowed: {', '.join(NAMES)}")
   images, _, stage = argument.partition(",")
@@ -30,7 +30,7 @@ def get_config(argument="digits,teacher"):
 
 
 def digits(student):
-  """CCT-2/3x2 on the first 100 training images; as a student on the others too, seven for each."""
+  """Returns CCT-2/3x2 on the first 100 training images. The student adds seven of the other images for each of them."""
   labelled = dict(name="digits", train="train[:100]")
   noise = dict(policy=dict(name="randaugment", layers=1, magnitude=9))
   data = dict(name="pseudo_labelled", path=required, labelled=labelled, ratio=7.0, minimum=0.3, per_class=130, **noise)
@@ -45,7 +45,7 @@ def digits(student):
       warp=dict(name="affine", degrees=15.0, translate=0.1, scale=(0.75, 1.25), shear=15.0),
     ),
     task=dict(name="classify", label_smoothing=0.0 if student else 0.1),
-    # Micro-batches of eight images stay in a CPU's cache; see configs/digits.py.
+    # Micro-batches of eight images fit into a CPU's cache; see configs/digits.py.
     optim=dict(
       name="adamw", accumulate=8, lr=3e-3, weight_decay=0.05, warmup="10%", schedule=dict(name="cosine"), clip=1.0
     ),
@@ -56,7 +56,7 @@ def digits(student):
 
 
 def imagenet(student):
-  """ViT-B/16 as AugReg trains it; as a student L/16, on 15 times as many images, with more noise."""
+  """Returns AugReg's training of ViT-B/16. The student is L/16, on 15 times as many images, with more noise."""
   labelled = dict(name="imagenet2012", train="train[:99%]")
   policy = dict(name="randaugment", layers=2, magnitude=27 if student else 15)
   data = dict(name="pseudo_labelled", path=required, labelled=labelled, ratio=14.0, minimum=0.3, per_class=130_000)

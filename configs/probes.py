@@ -1,21 +1,21 @@
-"""Probes of frozen features as the papers have them: nearest neighbours, linear, and of patches (DINO, DINOv2).
+"""Probes of frozen features as in DINO and DINOv2: nearest neighbours, linear, and linear on patches.
 
 Command:   python -m vit_jax.fewshot --config=configs/probes.py:knn,imagenet --weights=model.safetensors
            python -m vit_jax.fewshot --config=configs/probes.py:linear,cifar100 --weights=runs/a
            python -m vit_jax.fewshot --config=configs/probes.py:dense,scenes --weights=runs/scenes
            python -m vit_jax.fewshot --config=configs/probes.py:dense,segmentation --weights=runs/a \\
                 --config.evals.segmentation.data.path=/my/masks --config.evals.segmentation.data.classes=names.txt
-           datasets by name as in SETS and DENSE; few images of a class: configs/fewshot.py
-Protocol:  knn: the class token after the last norm, all training images, 10, 20, 100 and 200 neighbours by cosine, each
-           with the weight exp(cosine / 0.07). linear: class token and mean of patches, logistic regression, its penalty
-           chosen on ten images of each class that it is not trained on, where DINOv2 has 52 heads by SGD on augmented
-           images, of which the best on the test images counts; --config.evals.cifar100.probes.linear.name=ridge is a
-           closed form, and takes seconds. dense: a linear map of patches, mean IoU. Of weights without a class token
-           --config.evals.cifar100.features=patches
-Hardware:  one accelerator, or patience: a forward pass for each image. A host keeps the features, 4 bytes times the
-           width an image (of B/16 4 GB for ImageNet), twice while they are put together
-Result:    published for DINOv2's ViT-L/14 on ImageNet: k-NN 83.5, linear 86.3 % (its README), of images of 224 px cut
-           from 256. configs/scenes.py has figures of dense probes
+           Datasets are the names in SETS and DENSE. For few images per class see configs/fewshot.py
+Protocol:  knn: the class token after the last norm, all training images, and 10, 20, 100 and 200 neighbours by cosine
+           similarity, each with the weight exp(cosine / 0.07). linear: logistic regression on the class token and the
+           mean of patches. Its penalty is selected on ten images per class that are excluded from its training.
+           DINOv2 trains 52 heads by SGD on augmented images, and reports the best on the test images.
+           --config.evals.cifar100.probes.linear.name=ridge has a closed form and takes seconds. dense: a linear map of
+           patches, mean IoU. Weights without a class token need --config.evals.cifar100.features=patches
+Hardware:  one accelerator; a CPU is slow, because each image needs a forward pass. The host stores the features: 4
+           bytes times the width per image (4 GB for ImageNet with B/16), and twice that while they are concatenated
+Result:    published for DINOv2's ViT-L/14 on ImageNet: k-NN 83.5, linear 86.3 % (its README), with crops of 224 px from
+           256. configs/scenes.py has figures of dense probes
 """
 
 from vit_jax.config import measurement
@@ -28,12 +28,12 @@ SETS = {
   "pets": dict(name="oxford_iiit_pet"),
   "flowers": dict(name="oxford_flowers102"),
   "imagenet": dict(name="imagenet2012"),
-  "folder": dict(name="folder"),  # with --config.evals.folder.data.path=DIR
+  "folder": dict(name="folder"),  # needs --config.evals.folder.data.path=DIR
 }
 DENSE = {
   "scenes": dict(name="scenes"),
-  "pets": dict(name="oxford_iiit_pet"),  # the animal and what is around it
-  "segmentation": dict(name="segmentation"),  # your own images/x.jpg and masks/x.png, as the command has it
+  "pets": dict(name="oxford_iiit_pet"),  # the animal and the background
+  "segmentation": dict(name="segmentation"),  # your own images/x.jpg and masks/x.png, as in the command
 }
 KINDS = {
   "knn": dict(
@@ -52,7 +52,7 @@ KINDS = {
 
 
 def get_config(argument="knn,digits"):
-  """The measurement of a kind on datasets: "knn", "linear" or "dense", then names of SETS or DENSE, with commas."""
+  """Returns the measurement: "knn", "linear" or "dense", followed by names in SETS or DENSE, separated by commas."""
   kind, *names = argument.split(",")
   known = DENSE if kind == "dense" else SETS
   if kind not in (*KINDS, "dense") or not names or set(names) - known.keys():
@@ -62,6 +62,6 @@ def get_config(argument="knn,digits"):
     return measurement(evals={name: dict(name="dense", data=DENSE[name] | whole) for name in names}, batch=128)
   evals = {}
   for name in names:
-    crop = dict(name="resize" if name in ("digits", "glyphs") else "centre")  # 256 px, and of these the central 224
+    crop = dict(name="resize" if name in ("digits", "glyphs") else "centre")  # the central 224 of 256 px
     evals[name] = dict(name="fewshot", data=SETS[name] | dict(test_crop=crop), shots="all", cache=True, **KINDS[kind])
   return measurement(evals=evals, batch=128)

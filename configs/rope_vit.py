@@ -2,11 +2,11 @@
 
 Command:   python -m vit_jax.train --config=configs/rope_vit.py:B,mixed --workdir=runs/b
            then python -m vit_jax.train --config=configs/rope_vit.py:B,mixed,224 --workdir=runs/b224 \\
-                --config.init.from=runs/b, 20 epochs more at 224 px; S has no second step. S, B, L with axial, mixed, or
-           axial_ape, mixed_ape, which have learned positions too
-Hardware:  published: 8 GPUs with 256 images each for S and B, 64 with 32 for L; no hours are. Planned, by python -m
-           vit_jax.plan --config=configs/rope_vit.py:B,mixed --topology=v3-32,v4-64,v5e-64: S,mixed 6.2, 2.3 and 1.2
-           hours, B,mixed 13.2, 4.6 and 2.6, and a minute of evaluations
+                --config.init.from=runs/b, 20 epochs more at 224 px. S has no second stage. Sizes are S, B and L.
+           Positions are axial and mixed, or axial_ape and mixed_ape, which add learned positions
+Hardware:  published: 8 GPUs with 256 images each for S and B, 64 with 32 for L; no hours are published. Planned by
+           python -m vit_jax.plan --config=configs/rope_vit.py:B,mixed --topology=v3-32,v4-64,v5e-64: S,mixed 6.2, 2.3
+           and 1.2 hours, B,mixed 13.2, 4.6 and 2.6, and a minute of evaluations
 Result:    published, 400 epochs, % top-1 at 224 px, and the same weights at 384:
                         S            B            L
            axial        80.9, 80.0   83.6, 83.9   84.7, 85.1
@@ -14,16 +14,16 @@ Result:    published, 400 epochs, % top-1 at 224 px, and the same weights at 384
            axial_ape    80.7, 81.2   83.7, 83.8   84.7, 85.1
            mixed_ape    80.9, 81.7   83.8, 84.3   84.9, 85.5
            DeiT III     80.4, 79.4   83.4, 82.8   84.6, 84.2
-           All training images are trained on, and the epoch is not chosen
+           All training images are used, and the epoch is not selected
 Source:    deit/README.md and models/vit_rope.py of naver-ai/rope-vit at ce85c2e, the defaults of DeiT's main.py.
-           Clipping is the default of their FusedLAMB; they compute in float16. Mixing draws for each pair of images,
-           theirs for each GPU. Where a model begins is ours, kernels by their widths; theirs are normal with 0.02. With
-           _ape the class token has a position here, which changes nothing
+           Clipping is the default of their FusedLAMB. They compute in float16. Mixing is drawn for each pair of images
+           here, and for each GPU in their code. Initialization differs: here kernels depend on their widths, theirs
+           are normal with 0.02. With _ape the class token has a position here, which has no effect on the results
 """
 
 from vit_jax.config import recipe, required
 
-SIZES = {  # model, pixels, learning rate and rate of stochastic depth of pre-training; the rate of fine-tuning
+SIZES = {  # model, pixels, learning rate and stochastic depth of pre-training, stochastic depth of fine-tuning
   "S": ("ViT-S/16", 224, 4e-3, 0.0, None),
   "B": ("ViT-B/16", 192, 3e-3, 0.1, 0.2),
   "L": ("ViT-L/16", 192, 3e-3, 0.4, 0.45),
@@ -33,12 +33,13 @@ POSITIONS = ("axial", "mixed", "axial_ape", "mixed_ape")
 RANDOM = dict(name="inception", area=(0.08, 1.0), interpolation="bicubic")
 THREE = dict(name="three_augment", jitter=0.3)
 INCREASING = dict(name="randaugment_increasing", layers=2, magnitude=9.0, magnitude_std=0.5, interpolation="bicubic")
-BOTH = dict(name="mixup_cutmix", mixup_alpha=0.8, cutmix_alpha=1.0, switch=0.5, mode="pair")  # theirs: one a GPU
+# their code draws one for each GPU
+BOTH = dict(name="mixup_cutmix", mixup_alpha=0.8, cutmix_alpha=1.0, switch=0.5, mode="pair")
 SCHEDULE = dict(name="epoch_cosine", start=1e-6, end=1e-5)
 
 
 def get_config(argument="B,mixed"):
-  """The run of a size and its positions, or the fine-tuning after it: "B,mixed", "B,mixed,224"."""
+  """Returns the run of a size and its positions, or the fine-tuning after it: "B,mixed", "B,mixed,224"."""
   size, positions, pixels = (argument.split(",") + [""] * 3)[:3]
   allowed = ("", "224") if size in ("B", "L") else ("",)
   if (
@@ -79,7 +80,7 @@ def get_config(argument="B,mixed"):
 
 
 def pretraining(lr):
-  """By binary decisions, with LAMB."""
+  """Returns settings of pre-training: binary cross-entropy and LAMB."""
   return dict(
     task=dict(name="classify", loss="mean_sigmoid", target_threshold=0.0),
     optim=dict(name="lamb", eps=1e-8, lr=lr, weight_decay=0.03, clip=1.0, ema=0.99996, warmup="5ep", schedule=SCHEDULE),
@@ -89,7 +90,10 @@ def pretraining(lr):
 
 
 def finetuning():
-  """By a softmax, gently, from the weights that are not averaged: the schedule ends where its peak is."""
+  """Returns settings of fine-tuning: softmax and a low rate, from the weights without averaging.
+
+  The final rate of the schedule equals its peak.
+  """
   return dict(
     init={"from": required},
     task=dict(name="classify", label_smoothing=0.1),

@@ -1,18 +1,20 @@
-"""Features for dense probes without a download: a small ViT on 2,500 generated scenes, told what most of each shows.
+"""Features for dense probes without a download: a small ViT trained on 2,500 generated scenes.
+
+The label of a scene is the class with the most visible pixels.
 
 Command:   python -m vit_jax.prepare scenes, once
            python -m vit_jax.train --config=configs/scenes.py --workdir=runs/scenes
            python -m vit_jax.fewshot --config=configs/probes.py:dense,scenes --weights=runs/scenes
 Hardware:  two CPU cores
-Result:    docs/results.md. No mask is seen in training; during it a linear map of frozen patches is fitted to those of
-           the training images every so often, and measured on those of the others
+Result:    docs/results.md. Masks are not used for training. At intervals, a linear map of frozen patches is fitted to
+           masks of the training images and measured on masks of the test images
 """
 
 from vit_jax.config import recipe
 
 
 def get_config():
-  """The run; its seed is 0."""
+  """Returns the run with seed 0."""
   whole = dict(name="resize")
   return recipe(
     model=dict(name="ViT-Ti/8", width=96, depth=3, heads=3, hidden=192, pool="gap"),

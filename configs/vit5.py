@@ -2,25 +2,27 @@
 
 Command:   python -m vit_jax.train --config=configs/vit5.py:B --workdir=runs/b
            then python -m vit_jax.train --config=configs/vit5.py:B,224 --workdir=runs/b224 \\
-                --config.init.from=runs/b, 20 epochs more at 224 px, from the averaged weights. S, B, L
+                --config.init.from=runs/b, 20 epochs more at 224 px, from the averaged weights. Sizes are S, B and L
 Hardware:  published: 8 GPUs with 256 images each, for 800 epochs of S at 224 px and of B at 192, for 400 of L at 192;
-           no hours are. Planned, by python -m vit_jax.plan --config=configs/vit5.py:B --topology=v3-32,v4-64,v5e-64:
+           no hours are published. Planned by
+           python -m vit_jax.plan --config=configs/vit5.py:B --topology=v3-32,v4-64,v5e-64:
            S 12.9, 4.8 and 2.4 hours, B 26.7, 9.5 and 5.2, L 39.1, 13.0 and 7.4, and minutes of evaluations. With
            --config.model.attention=fused a step of B at 224 px takes a fifth less on v5e-64
-Result:    published at 224 px: S 82.2, B 84.2, L 84.9 % top-1, where DeiT III has 81.4, 83.8 and 84.9 after 800 epochs.
-           Another code reached 81.7 with S, twice (nvsubquadratic, examples/vit5_imagenet). All training images are
-           trained on. Here the epoch is not chosen; they keep the best one too, by the weights that are not averaged
+Result:    published at 224 px: S 82.2, B 84.2, L 84.9 % top-1. DeiT III reaches 81.4, 83.8 and 84.9 after 800 epochs.
+           Another implementation reached 81.7 with S, twice (nvsubquadratic, examples/vit5_imagenet). All training
+           images are used. Here the epoch is not selected. The authors also store the best epoch of the weights
+           without averaging
 Source:    README.md, main.py, augment.py and models_vit5.py at b7b0796. RMSNorm for tokens and for queries and keys, no
-           bias in their projections, layer scale, four registers, learned positions, and rotary ones for patches and,
-           at a temperature of their own, for registers. Clipping is the default of their FusedLAMB. Mixing draws for
-           each pair of images, theirs for each GPU. Where a model begins is ours: class token and registers near 0,
-           kernels by their widths; theirs are normal with 0.02. The class token has a position here, which changes
-           nothing
+           bias in their projections, layer scale, four registers, learned positions, and rotary positions for patches
+           and, with a separate temperature, for registers. Clipping is the default of their FusedLAMB. Mixing is drawn
+           for each pair of images here, and for each GPU in their code. Initialization differs: here class token and
+           registers are near 0 and kernels depend on their widths, theirs are normal with 0.02. The class token has a
+           position here, which has no effect on the results
 """
 
 from vit_jax.config import recipe, required
 
-SIZES = {  # model, pixels, epochs, learning rate and rate of stochastic depth of pre-training; the rate of fine-tuning
+SIZES = {  # model, pixels, epochs, learning rate and stochastic depth of pre-training, stochastic depth of fine-tuning
   "S": ("ViT-S/16", 224, 800, 4e-3, 0.05, 0.05),
   "B": ("ViT-B/16", 192, 800, 3e-3, 0.2, 0.25),
   "L": ("ViT-L/16", 192, 400, 3e-3, 0.35, 0.5),
@@ -39,12 +41,13 @@ TODAY = dict(
 RANDOM = dict(name="inception", area=(0.08, 1.0), interpolation="bicubic")
 THREE = dict(name="three_augment", jitter=0.3)
 INCREASING = dict(name="randaugment_increasing", layers=2, magnitude=9.0, magnitude_std=0.5, interpolation="bicubic")
-BOTH = dict(name="mixup_cutmix", mixup_alpha=0.8, cutmix_alpha=1.0, switch=0.5, mode="pair")  # theirs: one a GPU
+# their code draws one for each GPU
+BOTH = dict(name="mixup_cutmix", mixup_alpha=0.8, cutmix_alpha=1.0, switch=0.5, mode="pair")
 SCHEDULE = dict(name="epoch_cosine", start=1e-6, end=1e-5)
 
 
 def get_config(argument="B"):
-  """The run of a size, or the fine-tuning after it: "B", "B,224"."""
+  """Returns the run of a size, or the fine-tuning after it: "B", "B,224"."""
   size, _, pixels = argument.partition(",")
   if size not in SIZES or argument not in (size, f"{size},224"):
     raise ValueError(f"unknown run {argument!r}; allowed: {', '.join(SIZES)}, each also with ,224")
@@ -75,7 +78,7 @@ def get_config(argument="B"):
 
 
 def pretraining(epochs, lr):
-  """By binary decisions, with LAMB."""
+  """Returns settings of pre-training: binary cross-entropy and LAMB."""
   return dict(
     task=dict(name="classify", loss="mean_sigmoid", target_threshold=0.0),
     optim=dict(name="lamb", eps=1e-8, lr=lr, weight_decay=0.05, clip=1.0, ema=0.99996, warmup="5ep", schedule=SCHEDULE),
@@ -85,7 +88,7 @@ def pretraining(epochs, lr):
 
 
 def finetuning():
-  """By a softmax, gently: the schedule ends where its peak is."""
+  """Returns settings of fine-tuning: softmax and a low rate. The final rate of the schedule equals its peak."""
   return dict(
     init={"from": required, "ema": True},
     task=dict(name="classify", label_smoothing=0.1),

@@ -1,10 +1,10 @@
 """ViT-g/14, a billion parameters, on JFT-3B: Zhai et al. 2022 (arXiv:2106.04560).
 
 Command:   python -m vit_jax.train --config=configs/vit_g_jft.py --workdir=runs/g14_jft --config.data.path=DIR
-           configs/vit_g_jft.py:G/14 for the larger of the two. JFT is Google's own: DIR is a TFDS directory of it
-           whose label is a list of classes, or of any such set
-Hardware:  TPU v3-512, 32 images a core (big_vision); no hours published, planned 389 for g/14 (vit_jax.plan)
-Result:    published: 5 and 10 images a class of ImageNet give 82.7 and 84.5 % (g/14), 83.0 and 84.9 % (G/14);
+           configs/vit_g_jft.py:G/14 selects the larger model. JFT is internal to Google. DIR is a TFDS directory of
+           JFT, or of any dataset with a list of classes as label
+Hardware:  TPU v3-512, 32 images per core (big_vision); no hours published, planned 389 for g/14 (vit_jax.plan)
+Result:    published: ImageNet with 5 and 10 images per class 82.7 and 84.5 % (g/14), 83.0 and 84.9 % (G/14);
            G/14 fine-tuned on ImageNet 90.45 %
 """
 
@@ -14,7 +14,7 @@ SIZES = ("g/14", "G/14")
 
 
 def get_config(size="g/14"):
-  """The run for a size; everything but the model is the same."""
+  """Returns the run for a size. Only the model depends on the size."""
   if size not in SIZES:
     raise ValueError(f"unknown size {size!r}; allowed: {', '.join(SIZES)}")
   return recipe(
@@ -25,7 +25,7 @@ def get_config(size="g/14"):
       name="adafactor",
       lr=8e-4,
       weight_decay=0.03,
-      decay_on=(("head/kernel", 100.0), (".*kernel", 1.0)),  # 3 on the head: better with few images a class
+      decay_on=(("head/kernel", 100.0), (".*kernel", 1.0)),  # a decay of 3 on the head improves few-shot results
       warmup="10k",
       schedule=dict(name="rsqrt", timescale="10k", cooldown="50k"),
       clip=1.0,
@@ -34,5 +34,5 @@ def get_config(size="g/14"):
     batch=16384,
     mesh=dict(data=-1, fsdp=8),
     checkpoint=dict(every="1k", keep_every="10k"),
-    evals=dict(test=dict(name="accuracy", logits=False, every="10k")),  # 50,000 x 29,593 of them are 5.9 GB a host
+    evals=dict(test=dict(name="accuracy", logits=False, every="10k")),  # 50,000 x 29,593 logits take 5.9 GB per host
   )

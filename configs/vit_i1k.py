@@ -1,8 +1,9 @@
-"""ViT from scratch on ImageNet-1k, with as much augmentation as its size wants: AugReg (Steiner et al. 2022).
+"""ViT from scratch on ImageNet-1k, with augmentation that depends on the size: AugReg (Steiner et al. 2022).
 
 Command:   python -m vit_jax.train --config=configs/vit_i1k.py:S/16 --workdir=runs/augreg_s16
-           for Ti/16, S/32, S/16, B/32, B/16, L/16; configs/vit_i1k.py:B/32,strong1 takes another augmentation
-Hardware:  TPU v3-128, 32 images a core; no hours published, planned 1.0 for S/16 and 2.6 for B/16 (vit_jax.plan)
+           Sizes are Ti/16, S/32, S/16, B/32, B/16 and L/16. configs/vit_i1k.py:B/32,strong1 selects another
+           augmentation
+Hardware:  TPU v3-128, 32 images per core; no hours published, planned 1.0 for S/16 and 2.6 for B/16 (vit_jax.plan)
 Result:    published: 76 % (Ti/16), 76 % (S/32), 82 % (S/16), 76 % (B/32), 81 % (B/16), 78 % (L/16) top-1 on the last
            percent of the training images (arXiv:2106.10270, figure 4, no dropout), best of two weight decays;
            "around 79 %" on the validation images for B/16 (big_vision, issue 7)
@@ -18,9 +19,9 @@ SIZES = {  # width, augmentation
   "B/16": (768, "medium2"),
   "L/16": (1024, "medium2"),
 }
-AUGMENTATIONS = {  # RandAugment's layers and magnitude, alpha of mixup (None: none)
+AUGMENTATIONS = {  # RandAugment's layers and magnitude, alpha of mixup (None: no mixup)
   "none": (0, 0, None),
-  "light1": (2, 0, None),  # magnitude 0 is not nothing: some operations have none
+  "light1": (2, 0, None),  # magnitude 0 still changes images: some operations have no magnitude
   "light2": (2, 10, 0.2),
   "medium1": (2, 15, 0.2),
   "medium2": (2, 15, 0.5),
@@ -30,7 +31,7 @@ AUGMENTATIONS = {  # RandAugment's layers and magnitude, alpha of mixup (None: n
 
 
 def get_config(argument="S/16"):
-  """The run for a size, or a size and an augmentation: "S/16" or "S/16,strong1"."""
+  """Returns the run for a size, or for a size and an augmentation: "S/16" or "S/16,strong1"."""
   size, comma, augmentation = argument.partition(",")
   if size not in SIZES:
     raise ValueError(f"unknown size {size!r}; allowed: {', '.join(SIZES)}")

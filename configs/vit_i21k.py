@@ -1,21 +1,22 @@
 """ViT on ImageNet-21k: the pre-training of Dosovitskiy et al. 2021 (arXiv:2010.11929), and AugReg's (2106.10270).
 
 Command:   python -m vit_jax.train --config=configs/vit_i21k.py:L/16 --workdir=runs/l16_i21k --config.data.path=DIR
-           for B/32, B/16, L/32, L/16; configs/vit_i21k.py:B/16,augreg trains AugReg's 300 epochs, for Ti/16, S/32,
-           S/16, B/32, B/16, L/16. No public builder: DIR is your own TFDS directory of the set, with a split `full`
-Hardware:  TPU v3-128; L/16 takes 0.23k core-days (table 2), 43 hours of these 128 cores; planned 36 (vit_jax.plan)
+           Sizes are B/32, B/16, L/32 and L/16. configs/vit_i21k.py:B/16,augreg trains AugReg's 300 epochs, with sizes
+           Ti/16, S/32, S/16, B/32, B/16 and L/16. The dataset has no public builder: DIR is your own TFDS directory
+           of it, with a split `full`
+Hardware:  TPU v3-128; L/16 takes 0.23k core-days (table 2), 43 hours on these 128 cores; planned 36 (vit_jax.plan)
 Result:    published: B/32 44.0 %, B/16 47.9 %, L/32 45.4 %, L/16 49.9 % top-1 on held-out images (github.com/
            google-research/vision_transformer, issue 62); L/16 fine-tuned on ImageNet at 512 px 85.30 % (table 2);
-           AugReg's six 41, 43, 47, 48, 50, 51 % (its figure 4, no dropout, best of two weight decays)
+           AugReg's six sizes 41, 43, 47, 48, 50, 51 % (its figure 4, no dropout, best of two weight decays)
 """
 
 from vit_jax.config import recipe
 
 PAPER = {"B/32": 768, "B/16": 768, "L/32": 1024, "L/16": 1024}  # width
-AUGREG = {  # layers and magnitude of RandAugment, alpha of mixup (None: none)
+AUGREG = {  # layers and magnitude of RandAugment, alpha of mixup (None: no mixup)
   "Ti/16": (0, 0, None),
   "S/32": (0, 0, None),
-  "S/16": (2, 0, None),  # magnitude 0 is not nothing: some operations have none
+  "S/16": (2, 0, None),  # magnitude 0 still changes images: some operations have no magnitude
   "B/32": (2, 10, 0.2),
   "B/16": (2, 10, 0.2),
   "L/16": (2, 15, 0.5),
@@ -23,7 +24,7 @@ AUGREG = {  # layers and magnitude of RandAugment, alpha of mixup (None: none)
 
 
 def get_config(argument="L/16"):
-  """The run of the ViT paper for a size, or that of AugReg: "L/16" or "L/16,augreg"."""
+  """Returns the run of the ViT paper for a size, or that of AugReg: "L/16" or "L/16,augreg"."""
   size, comma, form = argument.partition(",")
   if comma and form != "augreg":
     raise ValueError(f"unknown form {form!r}; allowed: {size},augreg, or {size} alone for the ViT paper's")
@@ -54,13 +55,16 @@ def get_config(argument="L/16"):
 
 
 def paper(width):
-  """Dropout and a linear decay, to the rate of vision_transformer's issue 2; clipping is not mentioned."""
+  """Returns settings of the ViT paper: dropout, and linear decay to the rate in vision_transformer's issue 2.
+
+  The paper does not mention gradient clipping.
+  """
   optim = dict(weight_decay=0.03, schedule=dict(name="linear", end=1e-5))
   return dict(pre_logits=width, dropout=0.1), {}, optim, "90ep"
 
 
 def augreg(layers, magnitude, alpha):
-  """No dropout, a cosine decay, and augmentation by size."""
+  """Returns settings of AugReg: no dropout, cosine decay, and augmentation that depends on the size."""
   data = dict(
     policy=dict(name="randaugment", layers=layers, magnitude=magnitude),
     mixing=dict(name="mixup", alpha=alpha, partner="rolled", share="larger") if alpha else dict(name="none"),

@@ -1,9 +1,10 @@
 """ViT on JFT-300M: the pre-training of Dosovitskiy et al. 2021 (arXiv:2010.11929, table 3).
 
 Command:   python -m vit_jax.train --config=configs/vit_jft.py:H/14 --workdir=runs/h14_jft --config.data.path=DIR
-           for B/32, B/16, L/32, L/16, H/14; configs/vit_jft.py:L/16,7ep for the shorter of L/16's two lengths.
-           JFT is Google's own: DIR is a TFDS directory of it whose label is a list of classes, or of any such set
-Hardware:  TPU v3-512; L/16 takes 0.68k core-days and H/14 2.5k (table 2), 32 and 117 hours of these 512 cores; planned
+           Sizes are B/32, B/16, L/32, L/16 and H/14. configs/vit_jft.py:L/16,7ep selects the shorter of L/16's two
+           lengths. JFT is internal to Google. DIR is a TFDS directory of JFT, or of any dataset with a list of classes
+           as label
+Hardware:  TPU v3-512; L/16 takes 0.68k core-days and H/14 2.5k (table 2), 32 and 117 hours on these 512 cores; planned
            27 and 70 (vit_jax.plan)
 Result:    published, after fine-tuning on ImageNet at 384 px (table 6): B/32 80.73 %, B/16 84.15 %, L/32 84.37 %,
            L/16 86.30 % for 7 epochs and 87.12 % for 14, H/14 88.08 %; at 512 px L/16 87.76 %, H/14 at 518 px 88.55 %
@@ -21,7 +22,7 @@ SIZES = {  # learning rate, width, lengths
 
 
 def get_config(argument="L/16"):
-  """The run for a size, or a size and a length: "L/16" or "L/16,7ep"."""
+  """Returns the run for a size, or for a size and a length: "L/16" or "L/16,7ep"."""
   size, comma, length = argument.partition(",")
   if size not in SIZES:
     raise ValueError(f"unknown size {size!r}; allowed: {', '.join(SIZES)}")
@@ -37,11 +38,11 @@ def get_config(argument="L/16"):
       lr=lr,
       weight_decay=0.1,
       warmup="10k",
-      schedule=dict(name="linear", end=1e-5),  # the end is that on ImageNet-21k (vision_transformer, issue 2)
+      schedule=dict(name="linear", end=1e-5),  # the final rate is that for ImageNet-21k (vision_transformer, issue 2)
     ),
     total=length or lengths[0],
     batch=4096,
     mesh=dict(data=-1, fsdp=8),
     checkpoint=dict(every="1k"),
-    evals=dict(test=dict(name="accuracy", logits=False, every="2%")),  # 50,000 x 18,291 of them are 3.7 GB a host
+    evals=dict(test=dict(name="accuracy", logits=False, every="2%")),  # 50,000 x 18,291 logits take 3.7 GB per host
   )

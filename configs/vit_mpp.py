@@ -4,12 +4,13 @@ Command:   python -m vit_jax.train --config=configs/vit_mpp.py --workdir=runs/mp
            then python -m vit_jax.train --config=configs/finetune.py:imagenet,ViT-B/16,384 --workdir=runs/mpp_i1k \\
                 --config.init.from=runs/mpp
            and python -m vit_jax.fewshot --config=configs/fewshot.py:cifar100,pets --weights=runs/mpp.
-           configs/vit_mpp.py:imagenet,S/16 takes others of jft, imagenet21k, imagenet and another size, of Ti/16,
-           S/16, B/16, L/16; configs/vit_mpp.py:digits is ViT-Lite-2/4 on scikit-learn's digits, of 64 patches
-Hardware:  TPU v3, how many is not published; digits: two CPU cores
-Result:    published, of B/16 after JFT-300M, fine-tuned on ImageNet: 79.9 %, 2 points above training from scratch and 4
-           below supervised pre-training. Most of the gain is there after 100k steps, and with ImageNet's own images
-Source:    the appendix, which says Adam, and nothing of a weight decay
+           configs/vit_mpp.py:imagenet,S/16 selects another dataset (jft, imagenet21k, imagenet) and another size
+           (Ti/16, S/16, B/16, L/16). configs/vit_mpp.py:digits is ViT-Lite-2/4 on scikit-learn's digits, with 64
+           patches
+Hardware:  TPU v3, number of cores not published; digits: two CPU cores
+Result:    published for B/16 after JFT-300M, fine-tuned on ImageNet: 79.9 %, 2 points above training from scratch and 4
+           below supervised pre-training. Most of the gain is reached after 100k steps, and with ImageNet's own images
+Source:    the appendix, which specifies Adam and does not mention weight decay
 """
 
 from vit_jax.config import recipe
@@ -23,7 +24,10 @@ SIZES = ("Ti/16", "S/16", "B/16", "L/16")
 
 
 def get_config(argument="jft,B/16"):
-  """The run for images, or images and a size: "imagenet" or "imagenet,L/16"; or "digits"."""
+  """Returns the run for a dataset, or for a dataset and a size.
+
+  Examples are "imagenet" and "imagenet,L/16". "digits" is a small run.
+  """
   if argument == "digits":
     return digits()
   images, comma, size = argument.partition(",")
@@ -47,13 +51,13 @@ def get_config(argument="jft,B/16"):
 
 
 def digits():
-  """Small, to see it work: what the patches of a digit look like, told from the others."""
+  """Returns a small run for demonstration."""
   whole = dict(name="resize")
   return recipe(
     model=dict(name="vit_2_4_32"),
     data=dict(name="digits", image_size=32, crop=whole, test_crop=whole, flip=False),
     task=dict(name="masked_patches"),
-    # Micro-batches of eight images stay in a CPU's cache; see configs/digits.py.
+    # Micro-batches of eight images fit into a CPU's cache; see configs/digits.py.
     optim=dict(name="adamw", accumulate=16, lr=2e-3, weight_decay=0.05, warmup="10%", clip=1.0),
     total="30ep",
     batch=128,

@@ -1,11 +1,11 @@
 """ViT-S/16 from scratch on ImageNet-1k: the plain baseline of Beyer et al. 2022 (arXiv:2205.01580).
 
 Command:   python -m vit_jax.train --config=configs/vit_s16_i1k.py --workdir=runs/s16
-           with 90 epochs; configs/vit_s16_i1k.py:150ep and :300ep train longer
-Hardware:  TPU v3-8, 6 to 7 hours for 90 epochs (big_vision, README); planned 5.5 without evaluations, and 4.4 with
+           This trains for 90 epochs. configs/vit_s16_i1k.py:150ep and :300ep train longer
+Hardware:  TPU v3-8, 6 to 7 hours for 90 epochs (README of big_vision); planned 5.5 without evaluations, and 4.4 with
            --config.optim.accumulate=2 (vit_jax.plan)
 Result:    published: 76.5 % top-1 on the validation images for 90 epochs, 78.5 % for 150, 80.0 % for 300 (table 1);
-           others who repeated it: 76.4 to 77.3 % for 90, 79.75 % for 300 (github.com/EIFY/mup-vit, issue 6)
+           reproduced by others: 76.4 to 77.3 % for 90, 79.75 % for 300 (github.com/EIFY/mup-vit, issue 6)
 """
 
 from vit_jax.config import recipe
@@ -14,14 +14,14 @@ LENGTHS = ("90ep", "150ep", "300ep")
 
 
 def get_config(length="90ep"):
-  """The run for a length with a published result."""
+  """Returns the run for a length with a published result."""
   if length not in LENGTHS:
     raise ValueError(f"unknown length {length!r}; allowed: {', '.join(LENGTHS)}, or any other as --config.total=60ep")
   return recipe(
     model=dict(name="ViT-S/16", pool="gap", position="sincos2d", pre_logits=384, dtype="bfloat16"),
     data=dict(
       name="imagenet2012",
-      train="train[:99%]",  # the rest is for choices that must not see the validation images
+      train="train[:99%]",  # the rest is for choices that must not use the validation images
       policy=dict(name="randaugment", layers=2, magnitude=10),
       mixing=dict(name="mixup", alpha=0.2, partner="rolled", share="larger"),
       test_crop=dict(name="centre", resize=256),

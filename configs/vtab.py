@@ -1,21 +1,21 @@
-"""VTAB-1k: a model fine-tuned on each of 19 tasks with 1,000 images (Zhai et al. 2019), as arXiv:2010.11929 does it.
+"""VTAB-1k: a model fine-tuned on each of 19 tasks with 1,000 images (Zhai et al. 2019), as in arXiv:2010.11929.
 
 Command:   python -m vit_jax.sweep --config=configs/vtab.py:ViT-B/16,all --workdir=runs/vtab --config.init.from=B_16.npz
-           --parallel=N; for all tasks whose data are prepared (`python -m vit_jax.prepare NAME`), names the others with
-           the command that prepares them, and prints the columns of table 9 with the means of the groups.
-           configs/vtab.py:ViT-B/16,dtd is one task, for `train` too; ",all,published" tries nothing and takes the
-           paper's setting: rate 0.01, 2,500 steps
-Splits:    train800 trains and val200 decides between two rates and two lengths, one setting for all tasks, by the mean
-           over them; with it, train800val200 trains again, three times; test reports. The images are VTAB's in files
-           that TFDS's own builders made
-Images:    squashed to 384 x 384 for all tasks, unchanged otherwise: no crop, no mirror image. With
-           --config.data.crop=default --config.data.flip=default they are cropped and mirrored where that keeps a
-           task's label (arXiv:1912.11370, appendix F), which VTAB's rule of one procedure for all does not foresee
-Hardware:  no hours published; a run is 1.3 million images, with 10,000 steps 5.1: the 76 trials 243 million, the 57
-           last runs 73 or 292
+           --parallel=N runs N trials at the same time. The command runs all tasks with prepared data
+           (`python -m vit_jax.prepare NAME`). It lists the other tasks with the commands that prepare them. It prints
+           the columns of table 9 with the means of the groups. configs/vtab.py:ViT-B/16,dtd is one task, for `train`
+           too. ",all,published" makes no search and uses the setting of the paper: rate 0.01, 2,500 steps
+Splits:    train800 is used for training. val200 decides between two rates and two lengths, by the mean over tasks. All
+           tasks use the same setting. It is then trained again on train800val200, three times, and measured on test.
+           The images are those of VTAB, in files that TFDS's own builders write
+Images:    squashed to 384 x 384 for all tasks, without crops and mirror images. With --config.data.crop=default
+           --config.data.flip=default they are cropped and mirrored if that preserves a task's label (arXiv:1912.11370,
+           appendix F). VTAB's rule of one procedure for all tasks does not allow this
+Hardware:  no hours published; a run takes 1.3 million images, with 10,000 steps 5.1: the 76 trials 243 million, the 57
+           final runs 73 or 292
 Result:    published, mean over tasks: 77.63 % for ViT-H/14 and 76.28 for L/16 on JFT-300M, 72.72 for L/16 on
-           ImageNet-21k (table 2), this of 83.3, 84.7 and 57.5 for natural, specialized and structured tasks (table 9).
-           AugReg's VTAB figures are of all training images, and not to compare
+           ImageNet-21k (table 2). The latter has 83.3, 84.7 and 57.5 for natural, specialized and structured tasks
+           (table 9). AugReg's VTAB figures use all training images and are not comparable
 """
 
 from vit_jax.config import Sweep, product, recipe, required
@@ -29,7 +29,7 @@ TASKS = (
 
 
 def get_config(argument="ViT-B/16,dtd"):
-  """The run for a model and a task, "ViT-B/16,dtd"; "ViT-B/16,dtd,published" trains on all 1,000 images at once."""
+  """Returns the run for a model and a task: "ViT-B/16,dtd". "ViT-B/16,dtd,published" trains on all 1,000 images."""
   model, tasks, published = parsed(argument)
   evals = {"test": dict(name="accuracy", split="test", every="100%")}
   if not published:
@@ -51,7 +51,7 @@ def get_config(argument="ViT-B/16,dtd"):
       momentum=0.9,
       accumulator_dtype="bfloat16",
       lr=0.01,
-      warmup="200",  # Zhai et al. 2022; the paper does not say
+      warmup="200",  # from Zhai et al. 2022, because the paper does not specify it
       schedule=dict(name="cosine"),
       clip=1.0,
     ),
@@ -62,7 +62,10 @@ def get_config(argument="ViT-B/16,dtd"):
 
 
 def sweep(argument="ViT-B/16,dtd"):
-  """The rates and lengths of VTAB's light sweep, decided by val200; the best three times again on all 1,000 images."""
+  """Returns the rates and lengths of VTAB's light sweep, selected by val200.
+
+  The best setting is trained three times again on all 1,000 images.
+  """
   _, tasks, published = parsed(argument)
   if published:
     return Sweep(product({"data.name": tasks, "seed": range(3)}), decide=None, over="data.name")
@@ -72,7 +75,7 @@ def sweep(argument="ViT-B/16,dtd"):
 
 
 def parsed(argument):
-  """(model, tasks, whether the setting is the published one) of "ViT-B/16,all,published"."""
+  """Returns (model, tasks, whether the published setting is used) for an argument such as "ViT-B/16,all,published"."""
   words = argument.split(",")
   model, task, setting = (words + ["all", ""][len(words) - 1 :])[:3]
   if len(words) > 3 or setting not in ("", "published"):
