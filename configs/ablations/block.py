@@ -1,10 +1,10 @@
-"""Parts of today's blocks, each alone beside the plain block and all together, at the size of the digits, five seeds.
+"""Components of recent blocks, each added to a plain block, and all together, at the size of the digits, five seeds.
 
 Command:   python -m vit_jax.sweep --config=configs/ablations/block.py --workdir=runs/block --parallel=2
-Hardware:  two CPU cores, an hour with other programs beside it
-Result:    top-1 on test: plain 82.6 ± 3.8 %; rotary positions 93.2 to 95.4, layer scale 89.4, each other part 79.5 to
-           82.7; ViT-5's together 95.3 ± 1.5; see docs/results.md
-Source:    all together are what ViT-5 is made of (arXiv:2602.08071), with positions added at the input too
+Hardware:  two CPU cores, an hour with other programs running
+Result:    top-1 on test: plain 82.6 ± 3.8 %; rotary positions 93.2 to 95.4, layer scale 89.4, each other component 79.5
+           to 82.7; ViT-5's components together 95.3 ± 1.5; see docs/results.md
+Source:    the components together are those of ViT-5 (arXiv:2602.08071), with positions added at the input too
 """
 
 from vit_jax.config import recipe
@@ -48,7 +48,7 @@ TOGETHER = {
 
 
 def get_config():
-  """A plain ViT of four layers and 36 patches, on all training images."""
+  """Returns a plain ViT of four layers and 36 patches, on all training images."""
   return recipe(
     model=dict(name="ViT-Ti/4", width=64, depth=4, heads=2, hidden=128, head_std=0.02),
     data=dict(
@@ -68,6 +68,6 @@ def get_config():
 
 
 def sweep():
-  """The plain block, each part alone, and those of ViT-5 together."""
+  """Returns trials of the plain block, each component alone, and those of ViT-5 together."""
   settings = [PLAIN | changes for changes in ({}, *PARTS.values(), TOGETHER)]
   return [changes | {"seed": seed} for changes in settings for seed in range(5)]

@@ -1,4 +1,4 @@
-"""How many images a compact transformer needs, and one with patches: 10 to 100 % of the training images, equal steps.
+"""Accuracy of a CCT and a ViT-Lite over the number of images: 10 to 100 % of the training images, equal steps.
 
 Command:   python -m vit_jax.sweep --config=configs/ablations/data_size.py --workdir=runs/data_size --parallel=2
 Hardware:  two CPU cores, 6 minutes
@@ -10,7 +10,7 @@ from vit_jax.config import product, recipe
 
 
 def get_config():
-  """A CCT of four layers and 36 tokens, on all training images."""
+  """Returns a CCT of four layers and 36 tokens, on all training images."""
   return recipe(
     model=dict(name="cct_2_3x2_32", width=64, depth=4, heads=2, hidden=128),
     data=dict(
@@ -30,6 +30,6 @@ def get_config():
 
 
 def sweep():
-  """ViT-Lite and CCT on the first 144, 287, 718 and all 1,437 training images, with three seeds."""
+  """Returns trials of ViT-Lite and CCT on the first 144, 287, 718 and all 1,437 training images, with three seeds."""
   parts = ("train[:10%]", "train[:20%]", "train[:50%]", "train")
   return product({"model.name": ("vit_2_4_32", "cct_2_3x2_32"), "data.train": parts, "seed": range(3)})

@@ -1,17 +1,17 @@
-"""Muon against AdamW at equal steps, each at five rates: a small CCT on the digits, with five seeds.
+"""Muon and AdamW at equal steps, each at five rates: a small CCT on the digits, with five seeds.
 
 Command:   python -m vit_jax.sweep --config=configs/ablations/optimizer.py --workdir=runs/optimizer --parallel=2
-Splits:    the first 90 % of `train` are trained on, `val`, the rest of it, says which rate suits which, `test` how good
-           the two are then
-Hardware:  two CPU cores, 11 minutes with tests running beside
-Result:    at the rates that `val` chooses AdamW has 96.7 ± 1.2 % on test and Muon 98.3 ± 0.9; see docs/results.md
+Splits:    The first 90 % of `train` are used for training. The rest is `val`, which selects the rate of each
+           optimizer. The selected settings are then compared on `test`
+Hardware:  two CPU cores, 11 minutes with tests running
+Result:    at the rates that `val` selects, AdamW has 96.7 ± 1.2 % on test and Muon 98.3 ± 0.9; see docs/results.md
 """
 
 from vit_jax.config import product, recipe
 
 
 def get_config():
-  """A CCT of four layers and 36 tokens by AdamW."""
+  """Returns a CCT of four layers and 36 tokens, trained by AdamW."""
   return recipe(
     model=dict(name="cct_2_3x2_32", width=64, depth=4, heads=2, hidden=128),
     data=dict(
@@ -36,5 +36,5 @@ def get_config():
 
 
 def sweep():
-  """Both rules at five rates each, with five seeds."""
+  """Returns trials of both optimizers at five rates each, with five seeds."""
   return product({"optim.name": ("adamw", "muon"), "optim.lr": (1e-3, 3e-3, 5e-3, 1e-2, 2e-2), "seed": range(5)})

@@ -1,18 +1,18 @@
-"""Which position embeddings, and where they are added: the ViT paper's appendix D.4 and table 8, at digit size.
+"""Kinds of position embeddings, and where they are added: the ViT paper's appendix D.4 and table 8, at digit size.
 
 Command:   python -m vit_jax.sweep --config=configs/ablations/positions.py --workdir=runs/positions --parallel=2
-Hardware:  two CPU cores, 10.6 minutes with tests running beside
+Hardware:  two CPU cores, 10.6 minutes with tests running
 Result:    top-1 on test, mean ± standard deviation of three seeds, measured here: none 64.0 ± 1.8 %; 1-D 95.2 ± 0.6 at
            the input, 94.4 ± 0.4 in each layer, 96.0 ± 0.6 shared; 2-D 95.0 ± 0.8, 94.6 ± 1.3, 94.4 ± 0.2; relative
-           90.5 ± 1.5. As in the paper a model without positions is far behind, and the tables are within two points of
-           each other, wherever they are added; unlike there, relative positions alone are behind them
+           90.5 ± 1.5. As in the paper, a model without positions is far behind. The tables are within two points of
+           each other, independently of where they are added. Unlike in the paper, relative positions are worse
 """
 
 from vit_jax.config import recipe
 
 
 def get_config():
-  """A ViT of four layers and 36 patches, on all training images; its positions are learned, and added once."""
+  """Returns a ViT of four layers and 36 patches, on all training images. Its positions are learned and added once."""
   return recipe(
     model=dict(name="ViT-Ti/4", width=64, depth=4, heads=2, hidden=128, head_std=0.02),
     data=dict(
@@ -32,7 +32,11 @@ def get_config():
 
 
 def sweep():
-  """None, 1-D, 2-D and relative, the tables at the input, in each layer and shared by all: eight settings, 3 seeds."""
+  """Returns eight settings with three seeds each.
+
+  The positions are none, 1-D, 2-D and relative. The 1-D and 2-D tables are added at the input, in each layer, or in
+  each layer with a shared table.
+  """
   tables = [(position, at) for position in ("learned", "factored") for at in ("input", "each", "shared")]
   settings = [("none", "input"), *tables, ("relative", "input")]
   return [

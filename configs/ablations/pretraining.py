@@ -1,10 +1,10 @@
-"""With pre-training and without, from few images to all: the central claim of the ViT paper, at the size of digits.
+"""Training with and without pre-training on few to all images: the central claim of the ViT paper, at digit size.
 
 Command:   python -m vit_jax.prepare glyphs, and python -m vit_jax.prepare digits, once
            python -m vit_jax.train --config=configs/glyphs.py --workdir=runs/glyphs
            python -m vit_jax.sweep --config=configs/ablations/pretraining.py --workdir=runs/pretraining --parallel=2
-           configs/ablations/pretraining.py:PATH begins with other weights than runs/glyphs
-Hardware:  two CPU cores, 15 minutes with other programs beside it
+           configs/ablations/pretraining.py:PATH starts from other weights than runs/glyphs
+Hardware:  two CPU cores, 15 minutes with other programs running
 Result:    top-1 on test with 50, 100, 287 and 1,437 digits, three seeds: from scratch 63.9, 77.2, 80.7, 80.7 %,
            pre-trained 81.3, 91.3, 96.6, 96.2; see docs/results.md
 Source:    arXiv:2010.11929, section 4.3, figures 3 and 4
@@ -14,10 +14,10 @@ from vit_jax.config import product, recipe
 
 
 def get_config(weights="runs/glyphs"):
-  """ViT-Lite-2/4 from scratch, on all training images; `sweep` begins half of its trials with the weights."""
+  """Returns ViT-Lite-2/4 from scratch, on all training images. `sweep` starts half of its trials from the weights."""
   whole = dict(name="resize")
   return recipe(
-    model=dict(name="vit_2_4_32", pool="seqpool"),  # as configs/glyphs.py
+    model=dict(name="vit_2_4_32", pool="seqpool"),  # as in configs/glyphs.py
     data=dict(
       name="digits",
       image_size=32,
@@ -26,7 +26,7 @@ def get_config(weights="runs/glyphs"):
       flip=False,
       warp=dict(name="affine", degrees=15.0, translate=0.1, scale=(0.75, 1.25), shear=15.0),
     ),
-    # Micro-batches of ten images stay in a CPU's cache; see configs/digits.py.
+    # Micro-batches of ten images fit into a CPU's cache; see configs/digits.py.
     optim=dict(
       name="adamw", accumulate=5, lr=3e-3, weight_decay=0.05, warmup="10%", schedule=dict(name="cosine"), clip=1.0
     ),
@@ -38,6 +38,9 @@ def get_config(weights="runs/glyphs"):
 
 
 def sweep(weights="runs/glyphs"):
-  """From scratch and from the weights, on the first 50, 100 and 287 and on all 1,437 training images, three seeds."""
+  """Returns trials from scratch and from the weights, with three seeds each.
+
+  They use the first 50, 100 and 287 and all 1,437 training images.
+  """
   parts = ("train[:50]", "train[:100]", "train[:20%]", "train")
   return product({"init.from": (None, weights), "data.train": parts, "seed": range(3)})

@@ -1,4 +1,4 @@
-"""Depth against width where an image costs the same: the ViT paper's appendix D.2 and figure 8, at digit size.
+"""Depth and width at equal cost per image: the ViT paper's appendix D.2 and figure 8, at digit size.
 
 Command:   python -m vit_jax.sweep --config=configs/ablations/shape.py --workdir=runs/shape --parallel=2
 Hardware:  two CPU cores, 8.1 minutes
@@ -10,7 +10,7 @@ from vit_jax.config import recipe
 
 
 def get_config():
-  """A ViT of four layers and 36 patches, on all training images."""
+  """Returns a ViT of four layers and 36 patches, on all training images."""
   return recipe(
     model=dict(name="ViT-Ti/4", width=64, depth=4, heads=2, hidden=128, head_std=0.02),
     data=dict(
@@ -30,7 +30,10 @@ def get_config():
 
 
 def sweep():
-  """Five shapes of equal FLOPs an image, within 5 %, from one wide layer to sixteen narrow ones; three seeds."""
+  """Returns trials of five shapes, from one wide to sixteen narrow layers, with three seeds.
+
+  The FLOPs per image of all shapes agree within 5 %.
+  """
   shapes = ((1, 132), (2, 92), (4, 64), (8, 44), (16, 30))  # depth, width
   return [
     {"model.depth": depth, "model.width": width, "model.hidden": 2 * width, "seed": seed}

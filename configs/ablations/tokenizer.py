@@ -1,4 +1,4 @@
-"""What makes tokens of images: patches, or one to three convolutions of 3 x 3 or 7 x 7, as CCT's names say them.
+"""Tokenizers of images: patches, or one to three convolutions of 3 x 3 or 7 x 7, as in the names of CCT.
 
 Command:   python -m vit_jax.sweep --config=configs/ablations/tokenizer.py --workdir=runs/tokenizer --parallel=2
 Hardware:  two CPU cores, 6.9 minutes
@@ -10,7 +10,7 @@ from vit_jax.config import recipe
 
 
 def get_config():
-  """A CCT of four layers, on all training images; two convolutions of 3 x 3 make 36 tokens of 24 px."""
+  """Returns a CCT of four layers, on all training images. Two convolutions of 3 x 3 convert 24 px to 36 tokens."""
   return recipe(
     model=dict(name="cct_2_3x2_32", width=64, depth=4, heads=2, hidden=128),
     data=dict(
@@ -30,8 +30,11 @@ def get_config():
 
 
 def sweep():
-  """Patches of 8 and 4 pixels, then convolutions that leave 9, 36 and 144 tokens of 3 x 3, and 36 of 7 x 7; 3 seeds."""
-  tokenizers = ((8, 0), (4, 0), (3, 3), (3, 2), (3, 1), (7, 1))  # kernel, number of convolutions; 0 cuts patches
+  """Returns trials of six tokenizers with three seeds.
+
+  Two tokenizers cut patches of 8 and 4 pixels. Four use convolutions: 3 x 3 with 9, 36 and 144 tokens, 7 x 7 with 36.
+  """
+  tokenizers = ((8, 0), (4, 0), (3, 3), (3, 2), (3, 1), (7, 1))  # kernel size, number of convolutions; 0 means patches
   return [
     {"model.kernel": kernel, "model.convolutions": convolutions, "seed": seed}
     for kernel, convolutions in tokenizers
