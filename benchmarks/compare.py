@@ -1,9 +1,9 @@
-"""ViT-Lite, CVT and CCT on the digits, from scratch and onwards: make compare, or python -m benchmarks.compare
+"""Compares ViT-Lite, CVT and CCT on the digits: make compare, or python -m benchmarks.compare
 
-Three models at the same budget, three seeds each; of the one that is best on `val` its features are probed with a few
-images of each class, at the resolution of training and at a higher one, where it is then fine-tuned. Test images
-decide nothing. Everything is trained by the verbs of vit_jax; the same command continues where it was killed.
-It leaves compare.md, compare.json and compare.png in its workdir.
+Three models are trained from scratch with the same budget and three seeds each. The best model on `val` is
+probed: its features are measured with a few images of each class, at two resolutions. The model is then fine-tuned at
+the higher resolution. Test images are not used for decisions. All training uses the verbs of
+vit_jax. After a kill, the same command continues. The workdir contains compare.md, compare.json and compare.png.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ MODELS = {"vit_2_4_32": "ViT-Lite-2/4", "cvt_2_4_32": "CVT-2/4", "cct_2_3x2_32":
 SEEDS, SHOTS = (0, 1, 2), (1, 5, 10, 25)
 PIXELS = (32, 48)
 SPLITS = {"data.train": "train[:90%]", "data.val": "train[90%:]"}
-SCRATCH = SPLITS | {  # of configs/digits.py; a checkpoint and an evaluation cost time, and two tell enough
+SCRATCH = SPLITS | {  # changes of configs/digits.py; checkpoints and evaluations take time, and two suffice
   "total": "20ep", "evals.val.name": "accuracy", "evals.val.split": "val", "evals.val.every": "10%",
   "evals.test.every": "100%", "checkpoint.every": "50%", "log.every": "10%",
 }  # fmt: skip
@@ -41,7 +41,7 @@ def main() -> None:
   prepare("digits")
   began, groups = time.perf_counter(), pool.groups(2)
 
-  # The slowest first, so that no core waits long at the end.
+  # The slowest model is first, so that cores are not idle for long at the end.
   changes = config.product({"model.name": list(MODELS)[::-1], "seed": SEEDS})
   scratch = trained("configs/digits.py", workdir / "scratch", SCRATCH, changes, groups)
   best = max(MODELS, key=lambda name: statistics.mean(t.figures["val/top1"] for t in of(scratch, name)))
@@ -62,7 +62,15 @@ def main() -> None:
 
 
 def trained(file, workdir, overrides, changes, groups) -> list[Trial]:
-  """A run for each of the changes, side by side; ends the program if one of them fails."""
+  """Trains a run for each of the changes, several at the same time. Ends the program if a run fails.
+
+  Args:
+    file: the config.
+    workdir: directory of the runs.
+    overrides: changes of all runs.
+    changes: changes of each run.
+    groups: groups of devices for concurrent runs.
+  """
   study = Study(file, overrides, config.Sweep(changes, decide=None), workdir)
   trials = study.trials()
   search.search(study, trials, groups, retry=True)
@@ -72,7 +80,14 @@ def trained(file, workdir, overrides, changes, groups) -> list[Trial]:
 
 
 def table(scratch, probed, tuned, best) -> list[list[str]]:
-  """The rows of compare.md, the first its head."""
+  """Returns the rows of compare.md, with the header first.
+
+  Args:
+    scratch: trials from scratch.
+    probed: result of `probes`.
+    tuned: fine-tuned trials.
+    best: name of the best model.
+  """
   images = f"{images_of(scratch):,}"
   rows = [["what", "pixels", "images of training", "test top-1, % (runs)", "seconds of training"]]
   for name, title in MODELS.items():
@@ -86,12 +101,26 @@ def table(scratch, probed, tuned, best) -> list[list[str]]:
 
 
 def of(trials: list[Trial], name: str) -> list[Trial]:
-  """The trials of a model."""
+  """Returns the trials of a model.
+
+  Args:
+    trials: the trials.
+    name: name of the model.
+  """
   return [trial for trial in trials if trial.changes["model.name"] == name]
 
 
 def probes(workdir, scratch, best, groups) -> dict[tuple[str, int], list[dict]]:
-  """(model, pixels) -> few-shot metrics of the weights of each seed; the higher resolution for the best model only."""
+  """Returns few-shot metrics of the weights of each seed, by (model, pixels).
+
+  The higher resolution is measured only for the best model.
+
+  Args:
+    workdir: directory of the results.
+    scratch: trials from scratch.
+    best: name of the best model.
+    groups: groups of devices for concurrent programs.
+  """
   commands, answers = {}, {}
   for trial in scratch:
     name = trial.changes["model.name"]
@@ -112,7 +141,12 @@ def probes(workdir, scratch, best, groups) -> dict[tuple[str, int], list[dict]]:
 
 
 def run(commands: dict[str, list[str]], groups) -> None:
-  """Runs commands by the name of their JSON file, side by side; ends the program if one of them fails."""
+  """Runs commands, several at the same time. Ends the program if a command fails.
+
+  Args:
+    commands: maps the name of a JSON file to the command that writes it.
+    groups: groups of devices for concurrent programs.
+  """
   waiting = list(commands)
   with contextlib.closing(pool.Pool(groups)) as running:
     while waiting or running.names:
@@ -127,28 +161,33 @@ def run(commands: dict[str, list[str]], groups) -> None:
 
 
 def top1(figures: dict, shots: int) -> float:
-  """Mean top-1 over draws."""
+  """Returns mean top-1 over draws.
+
+  Args:
+    figures: few-shot metrics.
+    shots: number of images per class.
+  """
   return figures[f"ridge_{shots}shot"]
 
 
 def cell(trials: list[Trial]) -> str:
-  """Top-1 on test, mean ± standard deviation."""
+  """Returns top-1 on test, mean ± standard deviation."""
   return results.mean_and_deviation([trial.figures["top1"] for trial in trials])
 
 
 def seconds(trials: list[Trial]) -> str:
-  """Of training, on average."""
+  """Returns the mean training time in seconds."""
   return f"{statistics.mean(trial.seconds for trial in trials):.0f}"
 
 
 def images_of(trials: list[Trial]) -> int:
-  """Images that a run was trained on: from its log, so as it was."""
+  """Returns the number of training images of a run, computed from its log."""
   last = lines_of(trials[0])[-1]
   return round(last["step"] * json.loads(trials[0].config)["batch"] / last["train/epoch"])
 
 
 def lines_of(trial: Trial) -> list[dict]:
-  """Lines of a run's log, one a step, that have an epoch and a metric on val."""
+  """Returns one line of a run's log per step, for steps with an epoch and a metric on val."""
   steps = {}
   for text in (trial.workdir / "metrics.jsonl").read_text().splitlines():
     line = json.loads(text)
@@ -157,7 +196,15 @@ def lines_of(trial: Trial) -> list[dict]:
 
 
 def picture(scratch, probed, tuned, best, path) -> None:
-  """Left: accuracy on val over the images seen in training. Right: on test by the number of different images."""
+  """Draws accuracy on val over images seen (left), and accuracy on test over different images (right).
+
+  Args:
+    scratch: trials from scratch.
+    probed: result of `probes`.
+    tuned: fine-tuned trials.
+    best: name of the best model.
+    path: the PNG file.
+  """
   figure, images = Figure(figsize=(11, 4.6), layout="constrained"), images_of(scratch)
   FigureCanvasAgg(figure)
   left, right = figure.subplots(1, 2)
@@ -186,12 +233,25 @@ def picture(scratch, probed, tuned, best, path) -> None:
 
 
 def beside(number: int, positions: list[float]) -> list[float]:
-  """Positions on a logarithmic axis for one of several series that have the same: side by side, so that bars show."""
+  """Shifts positions on a logarithmic axis, so that error bars of several series do not overlap.
+
+  Args:
+    number: number of the series.
+    positions: common positions of all series.
+  """
   return [position * 1.09 ** (number - len(MODELS) / 2) for position in positions]
 
 
 def curve(axes, runs: list[list[dict]], images: int, colour: str, label: str) -> None:
-  """Mean top-1 on val of runs over the images seen, in a band of one standard deviation."""
+  """Draws mean top-1 on val over images seen, with a band of one standard deviation.
+
+  Args:
+    axes: axes of matplotlib.
+    runs: lines of the log of each run.
+    images: number of training images.
+    colour: colour of the curve.
+    label: label in the legend.
+  """
   seen = [line["train/epoch"] * images for line in runs[0]]
   steps = list(zip(*([line["val/top1"] for line in run] for run in runs), strict=True))
   mean, deviation = [statistics.mean(values) for values in steps], [statistics.stdev(values) for values in steps]
@@ -201,7 +261,16 @@ def curve(axes, runs: list[list[dict]], images: int, colour: str, label: str) ->
 
 
 def dotted(axes, positions, values, colour, label, marker="o") -> None:
-  """Means with bars of one standard deviation."""
+  """Draws means with error bars of one standard deviation.
+
+  Args:
+    axes: axes of matplotlib.
+    positions: horizontal positions.
+    values: values at each position.
+    colour: colour of the series.
+    label: label in the legend.
+    marker: marker of the means.
+  """
   means, deviations = zip(*((statistics.mean(v), statistics.stdev(v)) for v in values), strict=True)
   axes.errorbar(
     positions, means, deviations, fmt=f"{marker}-", color=colour, label=label, markersize=5, capsize=2, linewidth=1

@@ -22,7 +22,7 @@ def predictions(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarr
   """Returns images, labels and predicted classes of the test split, from the run's last checkpoint.
 
   Raises:
-    ConfigError: there is no run in `workdir`, or it has no checkpoint.
+    ConfigError: `workdir` does not contain a run, or the run has no checkpoint.
   """
   run = stored.run_of(workdir)
   if run is None:
@@ -44,7 +44,11 @@ def predictions(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def curves(axes, workdir: pathlib.Path) -> None:
-  """Draws top-1 against epochs.
+  """Draws top-1 over epochs.
+
+  Args:
+    axes: axes of matplotlib.
+    workdir: workdir of the run.
 
   Raises:
     ConfigError: the run has no metrics of training and of the test split yet.
@@ -65,7 +69,16 @@ def curves(axes, workdir: pathlib.Path) -> None:
 
 
 def gallery(axes, images, labels, guesses, count: int = 32, columns: int = 8) -> None:
-  """A grid of images, mistakes first; each says what it shows and, where wrong, what was predicted."""
+  """Draws a grid of images with labels, mistakes first. Mistakes also show the prediction.
+
+  Args:
+    axes: axes of matplotlib.
+    images: images (N, H, W, C), uint8.
+    labels: labels (N,).
+    guesses: predicted classes (N,).
+    count: number of images to show.
+    columns: number of columns.
+  """
   order = np.argsort(labels == guesses, kind="stable")[:count]
   tile = images.shape[1]
   canvas = np.full((count // columns * (tile + 14), columns * (tile + 4)), 255, np.uint8)

@@ -19,7 +19,11 @@ from vit_jax.corpora.builders import prepare
 
 
 def jax_step() -> tuple[Callable[[], None], int, int]:
-  """Returns a function that does one train step of configs/digits.py on a fixed batch, parameters, and batch size."""
+  """Prepares the train step of configs/digits.py.
+
+  Returns:
+    A function that runs one step on a fixed batch, the number of parameters, and the batch size.
+  """
   run = build.complete(config.resolve(flags.load("configs/digits.py")))
   parts = build.build(run, jax.devices())
   batches = parts.batches(0)

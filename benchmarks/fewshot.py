@@ -1,9 +1,10 @@
-"""The few-shot probe of an ImageNet-sized problem beside scikit-learn's RidgeClassifier on the same arrays.
+"""Compares the few-shot probe with scikit-learn's RidgeClassifier on a problem of the size of ImageNet.
 
     python -m benchmarks.fewshot [--json=FILE]
 
-10 images of each of 1,000 classes, 1,024 features; l2 1024. The peer gets the standardised features, and has an
-intercept without penalty. Both in double precision; medians of rounds in turn. Memory is that of a whole process.
+The problem has 10 images of each of 1,000 classes and 1,024 features, with l2 1024. The peer gets the standardised
+features and has an intercept without penalty. Both use double precision. Times are medians of alternating rounds.
+Memory is that of a whole process.
 """
 
 import json
@@ -23,7 +24,13 @@ CLASSES, SHOTS, WIDTH, TEST = 1000, 10, 1024, 20_000
 
 
 def problem() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Features and labels to learn from, and features to classify; about as separable as those of a good model."""
+  """Generates features with labels for training, and features for tests.
+
+  The classes are about as separable as with the features of a good model.
+
+  Returns:
+    Training features (N, D), training labels (N,), and test features (M, D).
+  """
   rng = np.random.default_rng(0)
   centres = rng.standard_normal((CLASSES, WIDTH), dtype=np.float32)
   labels = rng.permutation(np.repeat(np.arange(CLASSES), SHOTS))
@@ -35,27 +42,44 @@ def problem() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def ours(features, labels, test) -> np.ndarray:
-  """Predicted classes."""
+  """Returns the classes that our probe predicts.
+
+  Args:
+    features: training features (N, D).
+    labels: training labels (N,).
+    test: test features (M, D).
+  """
   (probe,) = probes.ridge(features, labels, CLASSES)
   return probes.scores(probe, test).argmax(1)
 
 
 def theirs(features, labels, test) -> np.ndarray:
-  """The same of scikit-learn."""
+  """Returns the classes that scikit-learn predicts.
+
+  Args:
+    features: training features (N, D).
+    labels: training labels (N,).
+    test: test features (M, D).
+  """
   mean, deviation = features.mean(0, dtype=np.float64), features.std(0, dtype=np.float64) + 1e-5
   fitted = RidgeClassifier(alpha=1024.0).fit((features - mean) / deviation, labels)
   return fitted.predict((test - mean) / deviation)
 
 
 def memory(function, answer) -> None:
-  """Puts the most bytes that a process had which did nothing else, the arrays included."""
+  """Computes a prediction and puts the peak memory of this process in bytes, including the arrays, into a queue.
+
+  Args:
+    function: `ours` or `theirs`.
+    answer: the queue.
+  """
   signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process without a traceback
   function(*problem())
   answer.put(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def peak(function) -> int:
-  """The bytes, from a process of its own."""
+  """Returns the peak memory of a prediction in a separate process, in bytes."""
   context = multiprocessing.get_context("spawn")
   answer = context.Queue()
   process = context.Process(target=memory, args=(function, answer))

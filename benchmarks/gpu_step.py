@@ -1,17 +1,18 @@
-"""The train step of ViTs on an NVIDIA GPU, beside timm's models compiled by torch on the same card.
+"""Compares the train step of ViTs on an NVIDIA GPU with timm's models compiled by torch on the same card.
 
     python -m benchmarks.gpu_step [--models=B/16,L/16] [--batch=256] [--attention=xla] [--json=FILE]
 
-Needs such a GPU, `pip install -e '.[gpu]'` and `pip install torch timm`; without timm the peer is a ViT of the same
-structure, and the output says so. Both train the same model on the same uint8 images, which lie on the device:
-224 px, 1000 classes, average pooling, no dropout; normalisation, cross-entropy, gradient norm clipped at 1, AdamW with
-float32 moments and decay of the kernels. Ours is the step of a run, in bfloat16 throughout but for the weights, with
-its metrics and no moving average. The peer is normalisation, model and loss under torch.compile and autocast to
-bfloat16, which leaves the residual stream in float32, with fused AdamW. Each takes its own layout of images.
+The benchmark needs an NVIDIA GPU, `pip install -e '.[gpu]'` and `pip install torch timm`. Without timm, the peer is a
+ViT of the same structure, and the output reports this. Both sides train the same model on the same uint8 images, which
+are stored on the device. They use 224 px, 1000 classes, average pooling and no dropout. A step contains normalisation,
+cross-entropy, clipping of the gradient norm at 1, and AdamW with float32 moments and decay of the kernels. Our side is
+the step of a run, in bfloat16 except the weights, with its metrics and no moving average. The peer is normalisation,
+model and loss under torch.compile and autocast to bfloat16, with fused AdamW. Its residual stream remains in float32.
+Each side uses its preferred layout of images.
 
-Each model has a process of its own, in which the two take turns, one round of steps each; figures are medians of
-rounds. MFU is of the chip's dense bfloat16 peak, with the arithmetic of the model alone, three forward passes.
-`--platform=cpu --models=Ti/16 --batch=4 --steps=1` tries the code where there is no GPU; its figures mean nothing.
+Each model is measured in a separate process, with alternating rounds of both sides. Figures are medians of rounds. MFU
+refers to the chip's dense bfloat16 peak and to the arithmetic of the model alone, three forward passes.
+`--platform=cpu --models=Ti/16 --batch=4 --steps=1` tests the code without a GPU. Its figures are meaningless.
 """
 
 import argparse
@@ -35,17 +36,27 @@ from vit_jax import build, cli, config, files, flops, hardware, schema, trees
 from vit_jax.data import catalog
 from vit_jax.schema import amount
 
-WARM = 3  # steps after compilation; also, our head starts at zero, and products with zeros draw less power
+# Warm-up steps after compilation. They also change our head, which starts at zero: products with zeros use less power.
+WARM = 3
 
 
 def run(model: str, attention: str, batch: int) -> config.Run:
-  """The run whose step is ours. Raises ConfigError for a model or an attention that does not exist."""
+  """Returns our run.
+
+  Args:
+    model: size and patch, such as "B/16".
+    attention: implementation of attention.
+    batch: batch size.
+
+  Raises:
+    ConfigError: the model or the attention does not exist.
+  """
   return build.complete(
     config.resolve(
       config.recipe(
         model=dict(name=f"ViT-{model}", pool="gap", gelu="erf", dtype="bfloat16", attention=attention),
         data=dict(name="imagenet2012", image_size=SIDE),
-        # No warm-up: a rate of zero would keep the head, and with it most gradients, at zero.
+        # No warm-up: a rate of zero would keep the head at zero, and therefore most gradients.
         optim=dict(name="adamw", lr=RATE, schedule=dict(name="constant"), weight_decay=DECAY, clip=CLIP),
         total="90ep",
         batch=batch,
@@ -55,7 +66,13 @@ def run(model: str, attention: str, batch: int) -> config.Run:
 
 
 def ours(parts: build.Parts, images: np.ndarray, labels: np.ndarray) -> Side:
-  """Our side, on images [B, H, W, C] uint8 and labels [B]."""
+  """Prepares our side.
+
+  Args:
+    parts: the run.
+    images: images (B, H, W, C), uint8.
+    labels: labels (B,).
+  """
   shapes = parts.batch_shapes
   patch = math.isqrt(shapes["image"].shape[-1] // 3)
   values = {
@@ -76,7 +93,11 @@ def ours(parts: build.Parts, images: np.ndarray, labels: np.ndarray) -> Side:
 
 
 def card(platform: str) -> jax.Device:
-  """The device of both sides, the first of its platform. ConfigError where either framework sees none."""
+  """Returns the device of both sides, the first of its platform.
+
+  Raises:
+    ConfigError: one of the frameworks does not find a GPU.
+  """
   if platform == "cpu":
     return jax.devices("cpu")[0]
   import torch  # in an extra
@@ -94,7 +115,18 @@ def card(platform: str) -> jax.Device:
 
 
 def measure(model: str, args: argparse.Namespace) -> dict:
-  """Returns one row of the table, measured in this process."""
+  """Measures a model in this process.
+
+  Args:
+    model: size and patch, such as "B/16".
+    args: parsed flags.
+
+  Returns:
+    One row of the table.
+
+  Raises:
+    ConfigError: the batch does not fit into the memory.
+  """
   import torch  # in an extra
 
   from benchmarks import torch_vit
@@ -106,7 +138,7 @@ def measure(model: str, args: argparse.Namespace) -> dict:
   images = random.integers(256, size=(args.batch, SIDE, SIDE, 3), dtype=np.uint8)
   labels = random.integers(CLASSES, size=args.batch)
   try:
-    # torch first: it takes what it needs, XLA's allocator up to twice that where there is room.
+    # torch runs first, because it allocates what it needs. XLA's allocator may take up to twice that if memory is free.
     peer = torch_vit.theirs(model, images, labels, "cpu" if args.platform == "cpu" else "cuda")
     peer.steps(WARM)
     mine = ours(parts, images, labels)
@@ -138,7 +170,15 @@ def measure(model: str, args: argparse.Namespace) -> dict:
 
 
 def alternate(sides: dict[str, Side], args: argparse.Namespace) -> dict[str, float]:
-  """Images a second of each side: the median of rounds in which each trains in turn."""
+  """Measures the throughput of each side: the median of alternating rounds.
+
+  Args:
+    sides: both sides by name.
+    args: parsed flags.
+
+  Returns:
+    Images per second by name.
+  """
   seconds = {name: [] for name in sides}
   for _ in range(args.rounds):
     for name, side in sides.items():
@@ -150,7 +190,7 @@ def alternate(sides: dict[str, Side], args: argparse.Namespace) -> dict[str, flo
 
 
 def line(row: dict) -> str:
-  """A row for the eye."""
+  """Formats a row for the screen."""
 
   def side(rate, mfu):
     return f"{rate:.5g} images/s" + (f" ({mfu:.1%} MFU)" if mfu is not None else "")
@@ -178,14 +218,14 @@ def main() -> None:
     if getattr(args, name) < 1:
       raise schema.ConfigError(f"--{name}: {getattr(args, name)}; allowed: 1 and more")
   for model in models:
-    run(model, args.attention, args.batch)  # a mistake shows before the first model is measured
+    run(model, args.attention, args.batch)  # reports errors before the first model is measured
 
-  # Read by JAX in the processes below: it takes memory as needed, but may have nearly all of it.
+  # JAX reads these variables in the processes below. It allocates memory as needed, up to nearly all of it.
   os.environ["JAX_PLATFORMS"] = "cpu" if args.platform == "cpu" else "cuda,cpu"
   os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
   os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
   rows = []
-  # A process a model: XLA gives no memory back to the device, and torch has none for the next model beside it.
+  # One process per model: XLA does not return memory to the device, so torch would have none for the next model.
   spawn = multiprocessing.get_context("spawn")
   processes = concurrent.futures.ProcessPoolExecutor(
     1, mp_context=spawn, max_tasks_per_child=1, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL)

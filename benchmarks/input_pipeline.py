@@ -1,13 +1,13 @@
 """Compares the input pipeline with tf.data on the same cores: python -m benchmarks.input_pipeline [--json=FILE]
 
-JPEGs of 500 x 375 pixels and about 90 kB become uint8 crops of 224: an inception crop, bilinear, half of them mirrored;
-and the same with RandAugment (2, 10). Ours reads them from array_record through the catalog, as a run does, and tf.data
-the same examples from a TFRecord file; the bare decoding of the crop has them in memory. Medians of rounds in turn, the
-first of each left out.
+JPEGs of 500 x 375 pixels and about 90 kB become uint8 crops of 224: an inception crop, bilinear, half of them mirrored.
+A second measurement adds RandAugment (2, 10). Our side reads them from array_record through the catalog, like a run.
+tf.data reads the same examples from a TFRecord file. A third measurement only decodes the crops from memory. The
+figures are medians of alternating rounds, without the first round of each side.
 
 With `--gil` the output also has the seconds of a core that an image takes, and the seconds for which Python's lock is
 held. They are sampled by py-spy, which `pip install -e '.[bench]'` installs. One process cannot make more images per
-second than the inverse of the second figure, however many cores there are.
+second than the inverse of the second figure, on any number of cores.
 """
 
 import argparse
@@ -27,12 +27,19 @@ from vit_jax.data import catalog, decoding, loader
 from vit_jax.schema import Choice, bind
 
 BATCH, IMAGES = 128, 512
-COPIES = 8  # in our dataset: of few records the permutation takes longer than of a million
-SAMPLES = 100  # of py-spy a second
+COPIES = 8  # copies in our dataset; for few records the permutation takes longer than for a million
+SAMPLES = 100  # samples of py-spy per second
 
 
 def ours(folder: str, threads: int, workers: int = 0, policy: bool = False):
-  """Our batches."""
+  """Opens our batches.
+
+  Args:
+    folder: directory of the dataset.
+    threads: number of threads.
+    workers: number of worker processes.
+    policy: whether images get RandAugment.
+  """
   change = Choice("randaugment", {"layers": 2, "magnitude": 10.0}) if policy else Choice("none")
   data = Choice("tfds", {"builder": "photographs", "path": folder, "policy": change})
   data = bind(data, catalog.DATA["tfds"], catalog.DATA)
@@ -42,9 +49,17 @@ def ours(folder: str, threads: int, workers: int = 0, policy: bool = False):
 
 
 def rate(batches, seconds: float) -> float:
-  """Images a second over so many seconds, or a little longer."""
-  time.sleep(1)  # until the pipeline that was timed before has filled what it makes ahead
-  for _ in range(6):  # those that were made while another pipeline was timed
+  """Measures the throughput of batches.
+
+  Args:
+    batches: an endless iterator of batches.
+    seconds: minimum duration.
+
+  Returns:
+    Images per second.
+  """
+  time.sleep(1)  # waits until the previous pipeline has filled its buffers
+  for _ in range(6):  # skips batches that were made while another pipeline was timed
     next(batches)
   count, began = 0, time.perf_counter()
   while (taken := time.perf_counter() - began) < seconds:
@@ -85,7 +100,13 @@ def shares(spy: str, folder: str, threads: int, policy: bool) -> tuple[float, fl
 
 
 def only(folder: str, threads: str, policy: str) -> None:
-  """Makes our batches for 12 seconds after a line; prints images a second, and seconds of a core for each."""
+  """Makes our batches for 12 seconds after printing a line. Prints images per second and seconds of a core per image.
+
+  Args:
+    folder: directory of the dataset.
+    threads: number of threads.
+    policy: "True" if images get RandAugment.
+  """
   batches = ours(folder, int(threads), policy=policy == "True")
   next(batches)
   print("begun", flush=True)
@@ -110,12 +131,12 @@ def main() -> None:
   args = parser.parse_args()
   if args.only:
     return only(*args.only)
-  spy = children.program("py-spy", "bench") if args.gil else None  # before minutes of measuring
+  spy = children.program("py-spy", "bench") if args.gil else None  # raises an error before minutes of measuring
   extras.check_tensorflow("benchmarks.input_pipeline")
   from benchmarks import tf_data  # imports TensorFlow
 
   cores = args.threads or decoding.cores()
-  processes = cores + 1  # one is always ready, whoever waits for the trainer to take what it has made
+  processes = cores + 1  # one is always ready while others wait for the trainer
   with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as opened:
     images = photographs.write(pathlib.Path(folder), IMAGES, COPIES)
     file = pathlib.Path(folder, "photographs.tfrecord")
@@ -132,7 +153,7 @@ def main() -> None:
     for batches in pipelines.values():
       if isinstance(batches, loader.Batches):
         opened.callback(batches.close)
-    held = {}  # first: py-spy may lack the permission to look at a process
+    held = {}  # measured first, because py-spy may lack the permission to inspect a process
     for prefix, policy in (("", False), ("randaugment_", True)) if spy else ():
       for key, value in zip(("gil", "cpu"), shares(spy, folder, cores, policy), strict=True):
         held[f"{prefix}{key}_seconds_per_image"] = value

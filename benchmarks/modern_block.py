@@ -1,8 +1,9 @@
-"""The train step of ViT-5 beside a plain ViT's on TPUs that are not there: python -m benchmarks.modern_block
+"""Compares the train steps of ViT-5 and of a plain ViT on TPUs that are not attached: python -m benchmarks.modern_block
 
-Both are compiled by the TPU's own compiler for each slice of --topology, in bfloat16 with --images of 224 px a core and
-AdamW, with attention as one kernel and as XLA has it. A plain ViT has the tanh form of GELU, ViT-5 that by erf: the
-ratio is to a plain one with either. Needs `pip install -e '.[tpu]'` and no TPU; two to four minutes a program.
+The TPU compiler compiles both for each slice of --topology, in bfloat16 with --images of 224 px per core and AdamW.
+Attention is compiled as one kernel and as XLA operations. A plain ViT uses the tanh form of GELU, and ViT-5 the form
+by erf. Ratios are given to a plain ViT with either form. Needs `pip install -e '.[tpu]'` and no TPU. A program takes
+two to four minutes to compile.
 """
 
 import json
@@ -20,7 +21,12 @@ MODELS = {
 
 
 def run(images: int, **model) -> config.Run:
-  """The run that is measured, of so many images in all."""
+  """Returns the run to measure.
+
+  Args:
+    images: size of the global batch.
+    **model: arguments of the model.
+  """
   return build.complete(
     config.resolve(
       config.recipe(

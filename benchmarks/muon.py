@@ -1,8 +1,8 @@
-"""The train step of a scanned ViT by Muon beside AdamW's on TPUs that are not there: python -m benchmarks.muon
+"""Compares the train steps of a scanned ViT by Muon and AdamW on TPUs that are not attached: python -m benchmarks.muon
 
-Both are compiled by the TPU's own compiler for --topology=v5e-64, ViT-B/16 in bfloat16 with --images a device. The
-ratio is that of whole steps with their links. Collectives of a step are counted with five iterations of Newton-Schulz
-and with one: what is the same is outside of them. Needs `pip install -e '.[tpu]'` and no TPU.
+The TPU compiler compiles both for --topology=v5e-64, ViT-B/16 in bfloat16 with --images per device. The ratio is that
+of whole steps with communication. The collectives of a step are counted with five iterations of Newton-Schulz and with
+one. If both counts are equal, no collectives are inside the iterations. Needs `pip install -e '.[tpu]'` and no TPU.
 """
 
 import json
@@ -15,7 +15,13 @@ from vit_jax.planning import estimate
 
 
 def run(model: str, images: int, **optim) -> config.Run:
-  """The run that is measured."""
+  """Returns the run to measure.
+
+  Args:
+    model: size and patch, such as "B/16".
+    images: size of the global batch.
+    **optim: arguments of the optimizer.
+  """
   return build.complete(
     config.resolve(
       config.recipe(

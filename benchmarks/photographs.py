@@ -1,4 +1,4 @@
-"""Pictures of the size and weight of ImageNet's, 500 x 375 pixels and about 90 kB, as a TFDS dataset."""
+"""A generated TFDS dataset of images with the size of ImageNet's: 500 x 375 pixels and about 90 kB."""
 
 import io
 import pathlib
@@ -10,7 +10,7 @@ HEIGHT, WIDTH, CLASSES = 375, 500, 10
 
 
 def picture(seed: int) -> bytes:
-  """A JPEG file of random colours at all scales, as photographs have them."""
+  """Returns a JPEG file with random colours at all scales, as in photographs."""
   rng = np.random.default_rng(seed)
   image = np.zeros((HEIGHT, WIDTH, 3), np.float32)
   for side in (2, 4, 8, 16, 32, 64, 128, 256):
@@ -21,7 +21,16 @@ def picture(seed: int) -> bytes:
 
 
 def write(data_dir: pathlib.Path, count: int, copies: int = 1) -> list[bytes]:
-  """Writes the dataset `photographs` 1.0.0, so many `copies` of `count` different images; the different files."""
+  """Writes the dataset `photographs` 1.0.0.
+
+  Args:
+    data_dir: TFDS data directory.
+    count: number of different images.
+    copies: number of copies of each image.
+
+  Returns:
+    The different JPEG files.
+  """
   import tensorflow_datasets as tfds
 
   tfds.disable_progress_bar()

@@ -1,9 +1,10 @@
-"""Images a second of `prepare` on one core, beside TFDS's own writer: python -m benchmarks.prepare [--json=FILE]
+"""Compares the throughput of `prepare` on one core with TFDS's writer: python -m benchmarks.prepare [--json=FILE]
 
-JPEGs of 500 x 375 pixels and about 90 kB, in a folder, become an array_record dataset: by TFDS, which verifies nothing
-and copies the bytes; by ours, which decodes each; with every image made 256 pixels small; and with every image compared
-with a test set. Each is a process of its own on one core, in turn; medians of rounds. Memory is the most that the
-process had more than after its imports; that of one image of 20,000 x 8,000 pixels is measured too.
+JPEGs of 500 x 375 pixels and about 90 kB, in a folder, become an array_record dataset. TFDS copies the bytes without
+verification. Our writer decodes each image. Two further measurements reduce each image to 256 pixels, and compare each
+image with a test set. Each measurement runs in a separate process on one core. The figures are medians of alternating
+rounds. Memory is the peak of the process above its memory after the imports. The memory for one image of 20,000 x
+8,000 pixels is measured too.
 """
 
 import argparse
@@ -25,7 +26,12 @@ WAYS = ("tfds", "ours", "ours_256_pixels", "ours_dedup")
 
 
 def by_tfds(source: pathlib.Path, target: str) -> None:
-  """TFDS's writer of examples, as datasets are defined with it."""
+  """Writes the dataset with TFDS.
+
+  Args:
+    source: folder of images.
+    target: TFDS data directory.
+  """
   import tensorflow_datasets as tfds
 
   tfds.disable_progress_bar()
@@ -49,7 +55,13 @@ def by_tfds(source: pathlib.Path, target: str) -> None:
 
 
 def by_us(source: pathlib.Path, target: str, way: str) -> None:
-  """Ours, by one process."""
+  """Writes the dataset with our writer and one process.
+
+  Args:
+    source: folder of images.
+    target: TFDS data directory.
+    way: an element of `WAYS`.
+  """
   choice = schema.bind(schema.Choice("folder", {"path": str(source)}), (catalog.READERS["folder"],))
   against = (str(source.with_name("test")),) if way == "ours_dedup" else ()
   options = plan.Options(256 if way == "ours_256_pixels" else None, None, 0, against, duplicates.DISTANCE)
@@ -57,8 +69,13 @@ def by_us(source: pathlib.Path, target: str, way: str) -> None:
 
 
 def one(way: str, source: str) -> None:
-  """Prints seconds and MiB of a way."""
-  import tensorflow_datasets  # noqa: F401 - not its import is measured
+  """Prints the seconds and MiB of a measurement.
+
+  Args:
+    way: an element of `WAYS`.
+    source: folder of images.
+  """
+  import tensorflow_datasets  # noqa: F401 - its import is not measured
 
   os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
   with tempfile.TemporaryDirectory() as target:
@@ -71,19 +88,33 @@ def one(way: str, source: str) -> None:
 
 
 def peak() -> float:
-  """MiB of memory that this process has had at most. `ru_maxrss` begins with what its parent had."""
+  """Returns the peak memory of this process in MiB. `ru_maxrss` would include the memory of its parent."""
   return int(re.search(r"VmHWM:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())[1]) / 2**10
 
 
 def measured(way: str, source: pathlib.Path) -> tuple[float, float]:
-  """(seconds of a core, MiB) of a way, in a process of its own."""
+  """Measures in a separate process.
+
+  Args:
+    way: an element of `WAYS`.
+    source: folder of images.
+
+  Returns:
+    Seconds of a core, and MiB.
+  """
   words = [sys.executable, "-m", "benchmarks.prepare", "--only", way, str(source)]
   seconds, memory = children.output(words).split("measured")[1].split()
   return float(seconds), float(memory)
 
 
 def write_photographs(root: pathlib.Path, count: int, seed: int = 0) -> pathlib.Path:
-  """A folder of so many."""
+  """Writes a folder of photographs.
+
+  Args:
+    root: the folder.
+    count: number of images.
+    seed: seed of the first image.
+  """
   for i in range(count):
     path = root / f"train/class{i % photographs.CLASSES}/{i}.jpg"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +123,7 @@ def write_photographs(root: pathlib.Path, count: int, seed: int = 0) -> pathlib.
 
 
 def write_panorama(root: pathlib.Path) -> pathlib.Path:
-  """A folder of one image of 160 million pixels."""
+  """Writes a folder with one image of 160 million pixels."""
   import cv2
   import numpy as np
 

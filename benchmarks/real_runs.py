@@ -1,17 +1,20 @@
-"""Plans of runs beside the hours that they took: python -m benchmarks.real_runs [--only="deit.py:S ..."] [--json=FILE]
+"""Compares plans with published hours of runs: python -m benchmarks.real_runs [--only="deit.py:S ..."] [--json=FILE]
 
-deit3-jax (github.com/affjljoo3581/deit3-jax at 753d01b) says how long its DeiT and DeiT III took on a v4-64. The same
-runs are planned: 32 devices with all parameters each, float32 throughout, unrolled layers, batches and epochs as in its
-configs, all 50,000 images of the validation set after each epoch on ImageNet-1k and none on -21k, no fine-tuning: its
-hours grow with the epochs and leave no room for one. Its gelu and its rates of stochastic depth are taken, too.
+deit3-jax (github.com/affjljoo3581/deit3-jax at 753d01b) reports the duration of its DeiT and DeiT III runs on a v4-64.
+The same runs are planned here. They use 32 devices with all parameters on each, float32 throughout, unrolled layers,
+and the batches and epochs of its configs. After each epoch on ImageNet-1k, all 50,000 validation images are evaluated.
+Runs on ImageNet-21k are not evaluated. Fine-tuning is not included, because the published hours grow with the epochs
+and leave no time for it. The GELU and the rates of stochastic depth of deit3-jax are used too.
 
-Each program is compiled once, in one to fifteen minutes, and kept in --json; runs of more epochs are the same program.
-The compiler takes more than 19 GB for H's 32 unrolled blocks: its step is extrapolated from 8 and 16, which is as exact
-as that all blocks are alike. (L by 6 and 12 of its 24: 186.8 ms, compiled 186.6.)
-`steps` are the devices' (with the all-reduce, which no plan overlaps), `evaluations` what comes on top: forward passes,
-or the 10 processes a host that read for them. A run is `input` where its hosts cannot have made its images in less than
-that: HOST_RATE is what they reached where nothing else can have limited them. They go on reading while devices measure.
-Needs `pip install -e '.[tpu]'` and no TPU.
+Each program is compiled once, in one to fifteen minutes, and stored in --json. Runs with more epochs use the same
+program. The compiler takes more than 19 GB for the 32 unrolled blocks of H. The step of H is therefore extrapolated
+from 8 and 16 blocks. This is exact if all blocks take equal time. (L from 6 and 12 of its 24 blocks: 186.8 ms, compiled
+186.6.)
+
+`steps` is the time of the devices, with the all-reduce, which plans do not overlap. `evaluations` is additional time:
+forward passes, or reading by the 10 processes per host for evaluations. A run is marked `input` if its hosts cannot
+have prepared its images in less time. HOST_RATE is the rate of runs that only the hosts can have limited. Hosts
+continue to read while devices evaluate. Needs `pip install -e '.[tpu]'` and no TPU.
 """
 
 import dataclasses
@@ -28,27 +31,36 @@ from vit_jax.schema import amount
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 SLICE = "v4-64"
-IMAGES = {"i1k": 1_281_167, "i21k": 13_151_276}  # of its ImageNet-21k, the one of winter 2021
+IMAGES = {"i1k": 1_281_167, "i21k": 13_151_276}  # ImageNet-21k is the version of winter 2021
 VALIDATION, AT_ONCE = 50_000, 512
-# Images a second of a host, by what its 40 processes with Pillow do: of DeiT Ti and S, which take as long, though S has
-# four times the arithmetic; of DeiT III S; of DeiT III S on ImageNet-21k, which decodes each image that it sees, the
-# others one of three. A fourth of the processes reads for evaluations, and decodes each.
+# Images per second of a host, by the work of its 40 processes with Pillow. "randaugment" is from DeiT Ti and S, which
+# take equal time although S has four times the arithmetic. "three_augment" is from DeiT III S. "decoding" is from DeiT
+# III S on ImageNet-21k, which decodes each image that it uses. The others decode one of three. A fourth of the
+# processes reads for evaluations and decodes each image.
 HOST_RATE = {"randaugment": 5000, "three_augment": 6800, "decoding": 5500}
 EVALUATING = HOST_RATE["decoding"] / 4
 
 
 class Program(NamedTuple):
-  """Runs of one step and other lengths."""
+  """A train step, and the runs of different lengths that use it.
+
+  Attributes:
+    recipe: config file and argument.
+    host_rate: a key of `HOST_RATE`.
+    hours: published hours by epochs.
+    dropped: rate of stochastic depth, if it differs from the recipe.
+    depths: numbers of blocks to compile, if not all are compiled.
+  """
 
   recipe: str
-  host_rate: str  # a key of HOST_RATE
-  hours: dict[int, float]  # published, by epochs
-  dropped: float | None = None  # its rate of stochastic depth, where the recipe has another
-  depths: tuple[int, int] | None = None  # of blocks that are compiled, where not all are
+  host_rate: str
+  hours: dict[int, float]
+  dropped: float | None = None
+  depths: tuple[int, int] | None = None
 
   @property
   def images(self) -> str:
-    """A key of IMAGES."""
+    """A key of `IMAGES`."""
     return "i21k" if "i21k" in self.recipe else "i1k"
 
 
@@ -68,29 +80,45 @@ PROGRAMS = (  # cheapest first
 
 
 class Row(NamedTuple):
-  """A run: hours of its parts, planned and published."""
+  """The hours of a run, planned and published.
+
+  Attributes:
+    run: config file and argument.
+    epochs: number of epochs.
+    published: published hours.
+    steps: hours of the devices, including communication.
+    links: hours of communication.
+    evaluations: hours of evaluations.
+    input: hours that the hosts need for the images.
+  """
 
   run: str
   epochs: int
   published: float
-  steps: float  # of the devices, with
+  steps: float
   links: float
   evaluations: float
-  input: float  # that the hosts need for its images
+  input: float
 
   @property
   def planned(self) -> float:
-    """What takes longest."""
+    """Hours of the slowest part."""
     return max(self.steps + self.evaluations, self.input)
 
   @property
   def waits(self) -> bool:
-    """Whether the input limits it."""
+    """Whether the input limits the run."""
     return self.input > self.steps + self.evaluations
 
 
 class Times(NamedTuple):
-  """Seconds on the devices: of a step, of its links, of a forward pass of one image on all of them."""
+  """Seconds on the devices.
+
+  Attributes:
+    step: time of a step.
+    links: time of communication in a step.
+    forward: time of a forward pass per image, on all devices together.
+  """
 
   step: float
   links: float
@@ -98,17 +126,27 @@ class Times(NamedTuple):
 
 
 def run(program: Program, depth: int | None = None) -> config.Run:
-  """The run that is compiled, of so many blocks."""
+  """Returns the run to compile.
+
+  Args:
+    program: the program.
+    depth: number of blocks. None uses that of the recipe.
+  """
   changes = {"model.dtype": "float32", "model.gelu": "tanh", "mesh.fsdp": "1"}
   changes |= {} if depth is None else {"model.depth": str(depth)}
   if program.dropped is not None:
     changes |= {"model.stochastic_depth": str(program.dropped), "model.stochastic_depth_rates": "equal"}
   made = build.complete(config.resolve(flags.load(str(CONFIGS / program.recipe), changes)))
-  return dataclasses.replace(made, evals={})  # which are no part of a step
+  return dataclasses.replace(made, evals={})  # evaluations are not part of a step
 
 
 def times(program: Program, plans: list[estimate.Plan]) -> Times:
-  """What its step takes: as planned, or of two depths along the line through both."""
+  """Returns the times of a step, as planned, or extrapolated linearly from two depths.
+
+  Args:
+    program: the program.
+    plans: plans of each depth.
+  """
   planned = [Times(plan.step_seconds, plan.shares["links"], 1 / plan.evaluation_rate) for plan in plans]
   if program.depths is None:
     return planned[0]
@@ -118,7 +156,12 @@ def times(program: Program, plans: list[estimate.Plan]) -> Times:
 
 
 def rows(program: Program, of: Times) -> list[Row]:
-  """The runs of a program."""
+  """Returns the runs of a program.
+
+  Args:
+    program: the program.
+    of: its times.
+  """
   slice_ = hardware.topology(SLICE)
   batch = run(program).batch
   result = []
@@ -140,7 +183,7 @@ def rows(program: Program, of: Times) -> list[Row]:
 
 
 def table(made: list[Row]) -> str:
-  """The rows, and the median of the ratios of the runs that do not wait for their input."""
+  """Returns the table, with the median ratio of the runs that the input does not limit."""
   lines = [
     f"{'run':<20}{'epochs':>6}{'published':>11}{'planned':>9}{'ratio':>7}   steps (links) + evaluations, hosts' hours"
   ]
@@ -160,7 +203,7 @@ def table(made: list[Row]) -> str:
 
 
 def main() -> None:
-  """Compiles what --json does not have yet, and prints the table."""
+  """Compiles programs that --json does not contain, and prints the table."""
   parser = cli.Parser("benchmarks.real_runs", __doc__)
   parser.add_argument("--only", metavar="RECIPES", help="what they begin with, with spaces between; else all")
   parser.add_argument("--json", type=cli.path, metavar="FILE", help="plans that were made, to which others are added")

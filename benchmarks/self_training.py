@@ -1,9 +1,10 @@
-"""Two rounds of self-training on the digits, of which 100 have labels: python -m benchmarks.self_training
+"""Runs two rounds of self-training on the digits, with labels for 100 images: python -m benchmarks.self_training
 
-A teacher is trained on 100 images, labels the other 1,337 training images, and a student learns from both with noise;
-then the student is the teacher of a second one. Three seeds. Test images decide nothing, and the labels of the 1,337
-are looked at only to say how many of the teacher's are right. Everything is done by the verbs of vit_jax; the same
-command continues where it was killed. It leaves self_training.md and self_training.json in its workdir.
+A teacher is trained on 100 images and labels the other 1,337 training images. A student learns from both with noise.
+The student is then the teacher of a second student. There are three seeds. Test images are not used for decisions. The
+true labels of the 1,337 images are only used to measure the accuracy of the teacher's labels. All work is done by the
+verbs of vit_jax. After a kill, the same command continues. The workdir contains self_training.md and
+self_training.json.
 """
 
 import json
@@ -20,12 +21,12 @@ from vit_jax.sweeps.trials import Trial
 SEEDS = (0, 1, 2)
 STAGES = ("teacher", "student 1", "student 2")
 UNLABELLED = "train[100:]"
-# What costs time and tells nothing.
+# Reduces logging, checkpoints and evaluations, which take time and are not needed here.
 SPARE = {"log.every": "10%", "checkpoint.every": "100%", "evals.test.every": "100%"}
 
 
 def main() -> None:
-  """Trains, labels, trains, labels, trains, and writes what came of it."""
+  """Trains and labels in turn, and writes the results."""
   parser = cli.Parser("benchmarks.self_training", __doc__)
   parser.add_argument("--workdir", type=cli.workdir, default=pathlib.Path("runs/self_training"))
   workdir = parser.parse_args().workdir
@@ -51,7 +52,13 @@ def main() -> None:
 
 
 def labelled(workdir: pathlib.Path, trials: list[Trial], groups) -> list[pathlib.Path]:
-  """The folders of labels by each trial's weights."""
+  """Writes labels with the weights of each trial and returns their folders.
+
+  Args:
+    workdir: directory of the results.
+    trials: the teachers.
+    groups: groups of devices for concurrent programs.
+  """
   folders = [workdir / "labels" / f"{trial.workdir.parent.parent.name}-{trial.name}" for trial in trials]
   commands = {
     str(folder.with_suffix(".json")): [
@@ -61,12 +68,18 @@ def labelled(workdir: pathlib.Path, trials: list[Trial], groups) -> list[pathlib
     for folder, trial in zip(folders, trials, strict=True)
   }
   (workdir / "labels").mkdir(parents=True, exist_ok=True)
-  compare.run(commands, groups)  # one that is finished has nothing to do
+  compare.run(commands, groups)  # a finished command has no work left
   return folders
 
 
 def measured(workdir: pathlib.Path, trials: list[Trial], groups) -> list[float]:
-  """Top-1 of each trial on the images that have no labels for it."""
+  """Returns top-1 of each trial on the images that are unlabelled for it.
+
+  Args:
+    workdir: directory of the results.
+    trials: the trials.
+    groups: groups of devices for concurrent programs.
+  """
   folders = [workdir / "unlabelled" / f"{trial.workdir.parent.parent.name}-{trial.name}" for trial in trials]
   commands = {
     str(folder.with_suffix(".json")): [

@@ -1,12 +1,14 @@
-"""How far the order by blocks is from a true permutation, for a source sorted by class and for one that is shuffled.
+"""Compares the order by blocks with a true permutation, for a source sorted by class and for a shuffled source.
 
     python -m benchmarks.shuffle [--json=FILE]
 
-1,281,167 images in 1,000 classes, as ImageNet; stretches of an epoch in the order that a bucket has by itself, and in
-one with a longer window. For the counts of the classes, in a batch and in 16 batches one after another, it prints their
-variance over the one they have in a true permutation: 1 is as good as random, 2 is what batches would have in which
-every second image is of the class of the one before. For neighbours in the stream it prints the median distance in the
-source, of whose length it is 0.293 in a true permutation, and the share of those that are 32 records apart or less.
+There are 1,281,167 images in 1,000 classes, as in ImageNet. The benchmark examines sections of an epoch in the default
+order for buckets, and in an order with a longer window. It counts the classes in a batch and in 16 consecutive batches.
+It prints the variance of the counts divided by their variance in a true permutation. A ratio of 1 is as good as random.
+A ratio of 2 would occur if every second image had the class of its predecessor.
+
+For neighbours in the stream, it prints the median distance in the source, as a share of its length. A true permutation
+has 0.293. It also prints the share of neighbours that are at most 32 records apart.
 """
 
 import json
@@ -25,20 +27,34 @@ NEAR = 32  # records
 
 
 def stretches(record: Callable[[int], int], batch: int) -> np.ndarray:
-  """Records of [stretch, step, row], from places all over the first epoch."""
+  """Returns records (section, step, row) of sections that are distributed over the first epoch.
+
+  Args:
+    record: returns the record at a position.
+    batch: batch size.
+  """
   starts = np.linspace(0, RECORDS // batch - STEPS, STRETCHES).astype(int) * batch
   return np.array([[record(start + i) for i in range(STEPS * batch)] for start in starts]).reshape(-1, STEPS, batch)
 
 
 def spread(labels: np.ndarray) -> float:
-  """The variance of the counts of the classes in groups of images [group, image] over the expected count."""
+  """Returns the variance of class counts in groups of images, divided by the expected count.
+
+  Args:
+    labels: classes (group, image).
+  """
   counts = np.array([np.bincount(group, minlength=CLASSES) for group in labels])
   expected = labels.shape[1] / CLASSES
   return float(((counts - expected) ** 2).mean() / expected)
 
 
 def measure(records: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-  """What is measured of stretches of a stream."""
+  """Computes the figures for sections of a stream.
+
+  Args:
+    records: result of `stretches`.
+    labels: class of each record.
+  """
   batch = records.shape[-1]
   distance = np.abs(np.diff(records.reshape(len(records), -1)))
   return {

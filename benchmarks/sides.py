@@ -8,8 +8,14 @@ RATE, DECAY, CLIP = 1e-4, 0.1, 1.0  # learning rate, weight decay, largest norm 
 
 
 class Side(NamedTuple):
-  """Training of a model by one framework."""
+  """Training of a model by one framework.
 
-  steps: Callable[[int], float]  # trains for a number of steps, waits for the device, returns the last loss
+  Attributes:
+    steps: trains for a number of steps, waits for the device, and returns the last loss.
+    parameters: number of parameters.
+    name: name and version of the framework.
+  """
+
+  steps: Callable[[int], float]
   parameters: int
   name: str

@@ -1,4 +1,4 @@
-"""big_vision's input of images in tf.data, written from its description: the peer of `benchmarks.input_pipeline`."""
+"""big_vision's image input in tf.data, written from its description: the peer of `benchmarks.input_pipeline`."""
 
 import math
 import os
@@ -13,7 +13,13 @@ SIZE, GRAY = 224, 128
 
 
 def write(file: pathlib.Path, images: list[bytes], labels: list[int]) -> None:
-  """The examples as TFDS stores them, in a file of the form that tf.data reads."""
+  """Writes examples, in the form of TFDS, to a TFRecord file.
+
+  Args:
+    file: the file.
+    images: JPEG files.
+    labels: their labels.
+  """
   with tf.io.TFRecordWriter(str(file)) as writer:
     for image, label in zip(images, labels, strict=True):
       feature = {
@@ -24,8 +30,16 @@ def write(file: pathlib.Path, images: list[bytes], labels: list[int]) -> None:
 
 
 def batches(file: pathlib.Path, batch: int, threads: int, layers: int = 0, magnitude: float = 10.0):
-  """Batches of a file without end: uint8 [batch, 224, 224, 3] (inception crop, bilinear, flip, `layers` of RandAugment)
-  and labels; shuffled in a buffer of 512.
+  """Returns endless batches of a file, shuffled in a buffer of 512.
+
+  Images are uint8 (batch, 224, 224, 3), with an inception crop, bilinear, and random flips.
+
+  Args:
+    file: the TFRecord file.
+    batch: batch size.
+    threads: number of threads.
+    layers: operations of RandAugment per image.
+    magnitude: magnitude of RandAugment.
   """
   features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
 
@@ -39,7 +53,12 @@ def batches(file: pathlib.Path, batch: int, threads: int, layers: int = 0, magni
 
 
 def crops(images: list[bytes], threads: int):
-  """The bare decoding of a random crop of each image, without end: its number of rows, so that nothing is copied."""
+  """Decodes a random crop of each image, endlessly. Yields the number of rows, so that pixels are not copied.
+
+  Args:
+    images: JPEG files.
+    threads: number of threads.
+  """
   stored = tf.constant(images)
   numbers = tf.data.Dataset.range(len(images)).shuffle(len(images), seed=0)
   return _endless(numbers, lambda i: tf.shape(_decoded(stored[i]))[0], threads).batch(64).as_numpy_iterator()
@@ -51,14 +70,14 @@ def _endless(records, example, threads):
   options.threading.private_threadpool_size = threads
   options.threading.max_intra_op_parallelism = 1
   options.deterministic = False
-  # Or buffers grow, which are filled while another pipeline is timed.
+  # Otherwise buffers grow, and are filled while another pipeline is timed.
   options.autotune.enabled = False
   options.experimental_optimization.inject_prefetch = False
   return images.with_options(options)
 
 
 def _decoded(file):
-  """The random box of a JPEG file, of which no more is decoded."""
+  """Decodes a random box of a JPEG file, and no other pixels."""
   begin, size, _ = tf.image.sample_distorted_bounding_box(
     tf.io.extract_jpeg_shape(file),
     tf.zeros([0, 0, 4], tf.float32),
@@ -71,13 +90,19 @@ def _decoded(file):
 
 
 def crop(file) -> tf.Tensor:
-  """uint8 [224, 224, 3] of a JPEG file."""
+  """Returns a random crop of a JPEG file, uint8 (224, 224, 3)."""
   image = tf.cast(tf.image.resize(_decoded(file), (SIZE, SIZE)), tf.uint8)
   return tf.ensure_shape(tf.image.random_flip_left_right(image), (SIZE, SIZE, 3))
 
 
 def randaugment(image, layers: int, magnitude: float) -> tf.Tensor:
-  """`layers` times one of 16 operations; of big_vision's `randaug(layers, magnitude)`, from EfficientNet's code."""
+  """Applies random operations out of 16, as in big_vision's `randaug(layers, magnitude)`, from EfficientNet's code.
+
+  Args:
+    image: uint8 (224, 224, 3).
+    layers: number of operations to apply.
+    magnitude: magnitude of the operations.
+  """
   part = magnitude / 10
 
   def sign(value):
@@ -159,7 +184,7 @@ def _rotated(image, angle):
 
 
 def _warped(image, matrix):
-  """Nearest pixels; gray where nothing was, which a fourth channel says."""
+  """Applies a projective transform with nearest neighbours. Pixels from outside become grey."""
   marked = tf.concat([image, tf.fill([SIZE, SIZE, 1], np.uint8(255))], -1)[None]
   moved = tf.raw_ops.ImageProjectiveTransformV3(
     images=marked,

@@ -52,10 +52,13 @@ class Cct(nn.Module):
 
 
 def train_step(batch: int) -> tuple[Callable[[], None], int]:
-  """Returns a function that does one train step on a fixed random batch, and the number of parameters.
+  """Prepares a train step on a fixed random batch.
 
   Args:
     batch: number of images in the batch.
+
+  Returns:
+    A function that runs one step, and the number of parameters.
   """
   torch.set_num_threads(len(os.sched_getaffinity(0)))
   model = Cct().train()

@@ -10,7 +10,7 @@ from vit_jax.models.published import vit
 
 
 class Block(nn.Module):
-  """[B, N, D] -> [B, N, D]: timm's structure, one product for query, key and value."""
+  """A block with timm's structure, from tokens (B, N, D) to tokens (B, N, D). Query, key and value are one product."""
 
   def __init__(self, width: int, heads: int, hidden: int):
     super().__init__()
@@ -28,7 +28,7 @@ class Block(nn.Module):
 
 
 class Vit(nn.Module):
-  """[B, 3, H, W] -> [B, V]: the peer where timm is not installed."""
+  """A ViT from images (B, 3, H, W) to logits (B, V). It is used if timm is not installed."""
 
   def __init__(self, patch: int, width: int, depth: int, heads: int, hidden: int):
     super().__init__()
@@ -43,7 +43,17 @@ class Vit(nn.Module):
 
 
 def peer_model(patch: int, width: int, depth: int, heads: int, hidden: int) -> tuple[nn.Module, str]:
-  """Returns the peer's model and its description.
+  """Builds the model of the peer.
+
+  Args:
+    patch: patch size in pixels.
+    width: size of a token.
+    depth: number of blocks.
+    heads: number of heads.
+    hidden: hidden size of the MLP.
+
+  Returns:
+    The model and its description.
 
   Raises:
     ConfigError: timm is installed but cannot be imported.
@@ -53,7 +63,7 @@ def peer_model(patch: int, width: int, depth: int, heads: int, hidden: int) -> t
     from timm.models.vision_transformer import VisionTransformer
   except ImportError:
     return Vit(patch, width, depth, heads, hidden), "plain torch in timm's structure (timm is not installed)"
-  except RuntimeError as error:  # torchvision, which timm imports, raises this beside a torch that it was not built for
+  except RuntimeError as error:  # timm imports torchvision, which raises this error if it was built for another torch
     raise schema.ConfigError(
       f"timm cannot be imported beside torch {torch.__version__}: {error}; install the torchvision of this torch, or "
       "uninstall timm for a peer in plain torch"
@@ -68,15 +78,25 @@ def peer_model(patch: int, width: int, depth: int, heads: int, hidden: int) -> t
     mlp_ratio=(hidden + 0.5) / width,  # timm rounds the product down
     class_token=False,
     global_pool="avg",
-    fc_norm=False,  # as ours: norm, then mean
+    fc_norm=False,  # as in our model: norm, then mean
   )
   return model, f"timm {timm.__version__}"
 
 
 def theirs(model: str, images: np.ndarray, labels: np.ndarray, device: str) -> Side:
-  """Returns the PyTorch side, on images [B, H, W, C] uint8 and labels [B]."""
+  """Prepares the PyTorch side.
+
+  Args:
+    model: size and patch, such as "B/16".
+    images: images (B, H, W, C), uint8.
+    labels: labels (B,).
+    device: "cuda" or "cpu".
+
+  Raises:
+    ConfigError: timm is installed but cannot be imported.
+  """
   size, patch = model.rsplit("/", 1)
-  # Under autocast little is left in float32; where it is a product, let it have TF32, as XLA's are.
+  # Under autocast few operations use float32. Float32 products may use TF32, like those of XLA.
   torch.set_float32_matmul_precision("high")
   torch.backends.cudnn.benchmark = True
   network, name = peer_model(int(patch), *vit.SIZES[size])

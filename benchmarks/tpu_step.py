@@ -1,12 +1,13 @@
-"""The train step of ViTs on TPUs that are not there, by the TPU's own compiler, beside big_vision's in the same run.
+"""Compares the train step of ViTs on TPUs that are not attached with that of big_vision.
 
     python -m benchmarks.tpu_step --models=B/16,L/16 --topology=v3:4x4 [--attention=xla,fused] [--fsdp] [--json=FILE]
 
-32 images a core, bfloat16, unrolled, with mixup, metrics, AdamW (bfloat16 first moment) and a moving average of the
-weights. The peer has neither mixup nor average; neither clips. `step_seconds` is the compiler's estimate of cycles of
-every operation plus the kernels' static schedules, without collectives, which it does not price; `links_seconds` is
-these. `--images` finds out what fits, `--remat` what it costs in FLOPs. Needs `pip install -e '.[tpu]'` and no TPU.
-L/16 compiles in half a minute to two minutes on two cores.
+The TPU compiler compiles both, with 32 images per core, bfloat16 and unrolled layers. Our step has mixup, metrics,
+AdamW (bfloat16 first moment) and a moving average of the weights. The peer has neither mixup nor average. Neither clips
+gradients. `step_seconds` is the compiler's estimate of the cycles of all operations, plus the kernels' static
+schedules. It excludes collectives, for which the compiler gives no estimate. `links_seconds` is the time of these.
+`--images` tests which batch fits. `--remat` shows its cost in FLOPs. Needs `pip install -e '.[tpu]'` and no TPU. L/16
+compiles in half a minute to two minutes on two cores.
 """
 
 import argparse
@@ -21,7 +22,15 @@ from vit_jax.planning import estimate, hlo
 
 
 def run(model: str, attention: str, images: int, fsdp: bool, **arguments) -> config.Run:
-  """The run that is measured."""
+  """Returns our run.
+
+  Args:
+    model: size and patch, such as "B/16".
+    attention: implementation of attention.
+    images: size of the global batch.
+    fsdp: whether parameters are split over all devices.
+    **arguments: further arguments of the model.
+  """
   return build.complete(
     config.resolve(
       config.recipe(
@@ -37,7 +46,14 @@ def run(model: str, attention: str, images: int, fsdp: bool, **arguments) -> con
 
 
 def measure(model: str, attention: str, args: argparse.Namespace, schedules: pathlib.Path) -> dict:
-  """One row of the table, of ours."""
+  """Returns our row of the table.
+
+  Args:
+    model: size and patch, such as "B/16".
+    attention: implementation of attention.
+    args: parsed flags.
+    schedules: directory of the kernels' schedules.
+  """
   slice_ = args.topology[0]
   images = args.images * len(estimate.devices(slice_))
   chosen = run(model, attention, images, args.fsdp, scan=args.scan, remat=args.remat)
@@ -63,14 +79,19 @@ def measure(model: str, attention: str, args: argparse.Namespace, schedules: pat
 
 
 def measure_peer(model: str, args: argparse.Namespace) -> float:
-  """Seconds of big_vision's step, whose attention is XLA's and whose parameters are on every device."""
+  """Returns the seconds of big_vision's step. It uses XLA's attention and has all parameters on every device.
+
+  Args:
+    model: size and patch, such as "B/16".
+    args: parsed flags.
+  """
   slice_ = args.topology[0]
   compiled = big_vision.compile_step(model, estimate.devices(slice_), args.images)
   return hlo.read(compiled.as_text()).cycles / slice_.chip.clock
 
 
 def main() -> None:
-  """Prints a line for each model and formulation, the peer's first."""
+  """Prints a line for each model and implementation, the peer first."""
   parser = cli.Parser("benchmarks.tpu_step", __doc__)
   parser.add_argument("--models", default="B/16,L/16", help="sizes and patches, with commas between")
   parser.add_argument("--topology", type=cli.slices, default="v3:4x4", help="a slice")
@@ -99,7 +120,7 @@ def main() -> None:
 
 
 def line(row: dict) -> str:
-  """A row for the eye."""
+  """Formats a row for the screen."""
   ratio = row["ratio_to_big_vision"]
   head = f"{row['model']:<6}{row['attention']:<7}{row['mesh']:<10}"
   if row["problem"]:

@@ -1,10 +1,10 @@
-"""What pre-training on generated signs gives to digits: make transfer, or python -m benchmarks.transfer
+"""Measures the benefit of pre-training on generated signs for digits: make transfer, or python -m benchmarks.transfer
 
-ViT-Lite-2/4 begins in several ways: as it is drawn, or pre-trained on 20,000 signs that a program drew, with their
-labels or by masked patches, without them. Three seeds of each; then a few digits of each class are probed with frozen
-features, and the model is trained on 100 digits and on all, by one recipe at equal steps. Test images decide nothing.
-Everything is trained by the verbs of vit_jax; the same command continues where it was killed.
-It leaves transfer.md, transfer.json and transfer.png in its workdir.
+ViT-Lite-2/4 starts from random weights, or from pre-training on 20,000 generated signs, with their labels or by masked
+patches. Each start has three seeds. Frozen features are then probed with a few digits of each class. The model is also
+trained on 100 digits and on all digits, with one recipe and equal steps. Test images are not used for decisions. All
+training uses the verbs of vit_jax. After a kill, the same command continues. The workdir contains transfer.md,
+transfer.json and transfer.png.
 """
 
 import json
@@ -22,7 +22,8 @@ from vit_jax.sweeps import pool, results
 from vit_jax.sweeps.trials import Trial
 
 SEEDS, SHOTS = (0, 1, 2), (1, 5, 10, 25)
-SPARE = {"log.every": "10%", "checkpoint.every": "100%"}  # what costs time and tells nothing here
+# reduces logging and checkpoints, which take time and are not needed here
+SPARE = {"log.every": "10%", "checkpoint.every": "100%"}
 STARTS = {  # changes of configs/glyphs.py
   "as drawn": {"total": "1", "optim.lr": "1e-9", "optim.warmup": "0"},
   "by labels": {},
@@ -30,8 +31,8 @@ STARTS = {  # changes of configs/glyphs.py
     "task.name": "masked_patches", "task.label_smoothing": "default", "evals.test.name": "masked",
   },
 }  # fmt: skip
-MODEL = {"model.name": "vit_2_4_32", "model.pool": "seqpool"}  # that of configs/glyphs.py
-LABELLED = {  # digits with labels -> changes of configs/digits.py
+MODEL = {"model.name": "vit_2_4_32", "model.pool": "seqpool"}  # model of configs/glyphs.py
+LABELLED = {  # number of labelled digits -> changes of configs/digits.py
   100: {"data.train": "train[:100]", "batch": "50", "optim.accumulate": "5", "total": "300"},
   1437: {"total": "20ep"},
 }
@@ -63,19 +64,31 @@ def main() -> None:
 
 
 def folder(name: str) -> str:
-  """The name of a start as that of a folder."""
+  """Returns the folder name of a start."""
   return name.replace(" ", "_")
 
 
 def pretrained(workdir: pathlib.Path, name: str, groups) -> list[Trial]:
-  """A run of the signs for each seed."""
+  """Returns a run on the signs for each seed.
+
+  Args:
+    workdir: directory of the results.
+    name: a key of `STARTS`.
+    groups: groups of devices for concurrent runs.
+  """
   return compare.trained(
     "configs/glyphs.py", workdir / folder(name), SPARE | STARTS[name], [{"seed": seed} for seed in SEEDS], groups
   )
 
 
 def probes(workdir: pathlib.Path, trials: list[Trial], groups) -> list[dict]:
-  """Few-shot figures of each trial's weights on digits."""
+  """Returns few-shot figures of each trial's weights on digits.
+
+  Args:
+    workdir: directory of the results.
+    trials: pre-trained trials.
+    groups: groups of devices for concurrent programs.
+  """
   answers, commands = [], {}
   for trial in trials:
     file = workdir / "fewshot" / f"{trial.workdir.parent.name}-{trial.name}.json"
@@ -91,16 +104,29 @@ def probes(workdir: pathlib.Path, trials: list[Trial], groups) -> list[dict]:
 
 
 def onwards(workdir: pathlib.Path, name: str, labelled: int, before: list[Trial], groups) -> list[Trial]:
-  """The runs on so many labelled digits that begin with the weights of `before`, or from scratch."""
+  """Returns runs on labelled digits that start from the weights of `before`, or from scratch.
+
+  Args:
+    workdir: directory of the results.
+    name: a key of `STARTS`.
+    labelled: a key of `LABELLED`.
+    before: pre-trained trials.
+    groups: groups of devices for concurrent runs.
+  """
   overrides = SPARE | LABELLED[labelled] | MODEL | {"evals.test.every": "100%"}
-  # From scratch is from scratch: a new head of zeros, as weights of elsewhere get, is no help to drawn ones.
+  # Runs from scratch do not use `init.from`: the new head of zeros that imported weights get would not help them.
   starts = [{} if name == "as drawn" else {"init.from": str(trial.workdir)} for trial in before]
   changes = [start | {"seed": trial.changes["seed"]} for start, trial in zip(starts, before, strict=True)]
   return compare.trained("configs/digits.py", workdir / f"{folder(name)}-{labelled}", overrides, changes, groups)
 
 
 def table(probed: dict[str, list[dict]], tuned: dict[tuple[str, int], list[Trial]]) -> list[list[str]]:
-  """The rows of transfer.md, the first its head: test top-1."""
+  """Returns the rows of transfer.md with test top-1, the header first.
+
+  Args:
+    probed: few-shot figures by start.
+    tuned: trials by start and number of labelled digits.
+  """
   rows = [["ViT-Lite-2/4 on digits, test top-1, % (runs)", *STARTS]]
   for shots in SHOTS:
     cells = [results.mean_and_deviation([compare.top1(f, shots) for f in probed[name]]) for name in STARTS]
@@ -111,7 +137,14 @@ def table(probed: dict[str, list[dict]], tuned: dict[tuple[str, int], list[Trial
 
 
 def picture(before, probed, tuned, path: pathlib.Path) -> None:
-  """Left: few-shot accuracy over pre-training. Middle: probes by shots. Right: trained on digits, by their labels."""
+  """Draws few-shot accuracy over pre-training (left), probes over shots (middle), and accuracy after training (right).
+
+  Args:
+    before: pre-trained trials by start.
+    probed: few-shot figures by start.
+    tuned: trials by start and number of labelled digits.
+    path: the PNG file.
+  """
   figure = Figure(figsize=(14, 4.4), layout="constrained")
   FigureCanvasAgg(figure)
   during, frozen, trained = figure.subplots(1, 3)
@@ -140,7 +173,16 @@ def picture(before, probed, tuned, path: pathlib.Path) -> None:
 
 
 def curve(axes, trials: list[Trial], figure: str, colour: str, style: str, label: str) -> None:
-  """The mean over seeds of a figure that was measured during training."""
+  """Draws the mean over seeds of a figure that was measured during training.
+
+  Args:
+    axes: axes of matplotlib.
+    trials: the trials.
+    figure: name of the figure.
+    colour: colour of the curve.
+    style: line style.
+    label: label in the legend.
+  """
   values = {}
   for trial in trials:
     for text in (trial.workdir / "metrics.jsonl").read_text().splitlines():

@@ -1,8 +1,8 @@
 """Measures how long published weights take to load: python -m benchmarks.weights [--model=ViT-B/16]
 
-Builds ViT-L/16 abstractly, as every check of a config does. Then writes random weights of a model as vit_jax's .npz,
-and reads, recognises, converts and places them in a separate process. Prints seconds, and peak memory divided by the
-size of the file.
+The benchmark builds ViT-L/16 abstractly, as every check of a config does. It then writes random weights of a model as
+an .npz file of vit_jax. A separate process reads, recognises, converts and places them. The output is the time in
+seconds, and peak memory divided by the size of the file.
 """
 
 import argparse
@@ -25,13 +25,13 @@ REPEATS = 5
 
 
 def peak() -> int:
-  """Returns the largest memory of this process so far, in bytes."""
+  """Returns the peak memory of this process in bytes."""
   return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def arrive(path: pathlib.Path) -> None:
   """Loads one file and prints time and memory."""
-  jax.numpy.ones(3).block_until_ready()  # the backend itself takes its time
+  jax.numpy.ones(3).block_until_ready()  # initializes the backend, which is not measured
   before, began = peak(), time.perf_counter()
   description, arrays = importers.load(path)
   loaded = time.perf_counter() - began
