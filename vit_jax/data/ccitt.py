@@ -48,7 +48,7 @@ _NONE = (0, 0)  # bits and value of an invalid code
 
 
 def _table(codes, longest):
-  """Returns, for each number of `longest` bits, (bits, value) of the code at its start."""
+  """Returns a list with (bits, value) of the code with which each number of `longest` bits starts."""
   table = [_NONE] * (1 << longest)
   for code, value in codes.items():
     first = int(code, 2) << (longest - len(code))

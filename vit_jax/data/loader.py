@@ -168,9 +168,7 @@ def batches(
 
 
 def _chunks(opened, size, rows, start, bounds, workers=1, known=None):
-  """Returns the chunks of the opened examples. If `known` is given, checks that the data are those that the trainer
-  opened.
-  """
+  """Returns the chunks of the opened examples. With `known`, checks that the data are those of the trainer."""
   examples = opened()
   if known is not None:
     _check_same(examples.source, *known)
@@ -321,8 +319,9 @@ class Batches(Iterator):
     return self._pool.reading() if self._pool else self._chunks.images.reading()
 
   def close(self) -> None:
-    """Stops threads and processes, except those that never return from a read. The iterator cannot be used
-    afterwards.
+    """Stops threads and processes, except those that never return from a read.
+
+    The iterator cannot be used afterwards.
     """
     if self._pool:
       self._pool.close()

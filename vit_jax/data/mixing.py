@@ -80,7 +80,7 @@ def cutmix(
   probability: Fraction = 1.0,
   off_after: Duration | None = None,
 ) -> Callable:
-  """Returns the mixing that replaces a box of each image by its partner's (Yun et al. 2019).
+  """Returns the mixing that replaces a box of each image by the same box of its partner (Yun et al. 2019).
 
   The area of the box is 1 - Beta(alpha, alpha) of the image. The partner is the batch in reverse order.
 

@@ -14,7 +14,7 @@ from vit_jax.data.order import Blocks, Records, Run
 class Repeated:
   """An order in which every record fills `copies` neighbouring rows of a batch.
 
-  An epoch has as many positions as the dataset has records, as in DeiT. It therefore contains only one of `copies`
+  An epoch has as many positions as the dataset has records, as in DeiT. It therefore contains only one in `copies`
   records, and each of these `copies` times. After `copies` epochs, all records have occurred equally often. (DeiT
   selects records independently in each epoch, so some records wait longer.)
 

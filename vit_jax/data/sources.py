@@ -69,8 +69,9 @@ class Runs(NamedTuple):
 
 
 class Masks(NamedTuple):
-  """Segmentation masks: an image file for each record that contains the class of each pixel. Only dense probes read
-  them.
+  """Segmentation masks: an image file for each record that contains the class of each pixel.
+
+  Only dense probes read masks.
 
   Attributes:
     classes: names of the classes.
@@ -182,8 +183,9 @@ class Source:
     return self.epoch or self.length
 
   def label(self, i: int) -> int | tuple[int, ...]:
-    """Returns the label of record i. Does not decode the image, and does not read it if labels are stored
-    separately.
+    """Returns the label of record i.
+
+    Does not decode the image, and does not read it if labels are stored separately.
     """
     return self.read_label(i) if self.read_label else self.read(i)[1]
 
@@ -267,7 +269,7 @@ class Splits:
     return "+".join(self.slices.get(part.strip(), part) for part in parts)
 
   def select(self, split: str, sizes: Mapping[str, int]) -> list[tuple[str, range]]:
-    """Returns the parts of a split. See `select`.
+    """Returns the parts of a split. See the function `select`.
 
     Args:
       split: "train", "val", "test" or a split string.

@@ -95,7 +95,7 @@ def train_examples(
     image_size: side S of the images in pixels.
     crop: random crop, see `crops`.
     flip: whether images are mirrored with probability 0.5.
-    policy: augmentation policy, which is applied last, see `policies`.
+    policy: augmentation policy, which is applied after crop and flip, see `policies`.
 
   Raises:
     ConfigError: if an argument is invalid, such as `repeats` larger than `batch`.
@@ -162,9 +162,7 @@ def _patches(image, side):
 
 
 def _replacements(source, seed, visit, record):
-  """Yields records that can replace a bad one, without end: first of the same corpus, after `TRIES` attempts of any
-  corpus.
-  """
+  """Yields records that can replace a bad one, without end. The first `TRIES` records are of the same corpus."""
   draw = rng.draws(seed, "replace", visit, record)
   for tries in itertools.count():
     some = mixed.alike(source, record) if tries < TRIES else range(len(source))

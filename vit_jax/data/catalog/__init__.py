@@ -92,9 +92,9 @@ def _mixture(
     classes: "union" joins the classes of the parts by name. "same" requires equal classes in all parts.
     epoch: name of a part. An epoch then ends when this part has been seen once, so that "90ep" shows its images 90
       times. By default an epoch has as many examples as all parts have images.
-    train: split string that is used for training, for every part.
-    val: split string that is used for validation, for every part.
-    test: split string that is used for testing, for every part.
+    train: split string for training, of every part.
+    val: split string for validation, of every part.
+    test: split string for testing, of every part.
 
   Raises:
     ConfigError: if `parts` is empty, or if a part cannot be opened.
@@ -146,9 +146,9 @@ def _pseudo_labelled(
     per_class: number of images per class. The images with the highest probabilities are used. A class with fewer
       images repeats them.
     soft: whether labels are the best classes with their probabilities, instead of the best class alone.
-    train: split string that is used for training, for `labelled`.
-    val: split string that is used for validation, for `labelled`.
-    test: split string that is used for testing, for `labelled`.
+    train: split string for training, of `labelled`.
+    val: split string for validation, of `labelled`.
+    test: split string for testing, of `labelled`.
 
   Raises:
     AbsentError: if `path` contains no labels.
@@ -260,9 +260,7 @@ def train_examples(choice: Choice, seed: int, patch: int | None, batch: int, sou
 
 
 def _warn_of_changed_labels(choice):
-  """Warns about parts of a mixture with labels that crops or flips change. A mixture has one augmentation for all
-  parts.
-  """
+  """Warns about parts of a mixture with labels that crops or flips change, because all parts are augmented alike."""
   crops = choice.args["crop"].name != "resize"
   for part in choice.args.get("parts", ()):
     row = CATALOG[part.name]

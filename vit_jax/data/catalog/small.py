@@ -1,6 +1,4 @@
-"""Small datasets outside VTAB: digits, generated signs and scenes, CIFAR-10, and two datasets of big_vision's
-suite.
-"""
+"""Small datasets outside of VTAB: digits, generated signs and scenes, CIFAR-10, and two of big_vision's suite."""
 
 from vit_jax.data import scenes
 from vit_jax.data.readers import tfds

@@ -156,7 +156,7 @@ def _found(tree, images, masks) -> tuple[dict[str, list[tuple[str, str]]], str]:
 
 
 def _by_stem(tree, above, split) -> dict[str, str]:
-  """Returns {name without suffix: file} of the images of a split, which are empty if the split has no directory."""
+  """Returns {name without suffix: file} of the images of a split, or {} if the split has no directory."""
   if split and split not in tree.folders(above):
     return {}
   files, result = tree.entries(os.path.join(above, split)).images, {}

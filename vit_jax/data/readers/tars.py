@@ -291,7 +291,7 @@ def _label(sample, key):
 
 
 def _check_same(sample, label, key, other):
-  """Raises ValueError if json and cls have different labels. A number and a name cannot be compared."""
+  """Raises ValueError if json and cls have different labels. A number and a name are not compared."""
   several = other if isinstance(other, list) else [other]
   comparable = [each for each in several if type(each) is type(label)]
   if comparable and label not in comparable:
