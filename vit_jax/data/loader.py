@@ -273,7 +273,7 @@ class Batches(Iterator):
   Args:
     chunks: chunks of the batches.
     start: first step.
-    threads: number of threads, if there is no pool.
+    threads: number of threads without a pool.
     prefetch: number of batches that are made in advance. None: 2, or up to 16 if fewer do not keep all threads busy.
     pool: worker processes that make the chunks.
   """

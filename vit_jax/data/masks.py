@@ -112,7 +112,7 @@ def numbered(stored: UInt8[np.ndarray, "H W"], masks: Masks) -> UInt8[np.ndarray
 
 
 def some(numbers) -> str:
-  """Returns numbers as text. Of more than three numbers, only the first and the last are shown."""
+  """Returns numbers as text. If there are more than three, only the first and the last are shown."""
   numbers = list(numbers)
   return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 3 else ", ".join(map(str, numbers))
 

@@ -36,7 +36,7 @@ class _Reading:
   """A run that is being read or was read.
 
   Attributes:
-    run: the records, of which only the wanted ones are stored.
+    run: the records. Only the wanted ones are stored.
     done: future of the read.
     values: stored bytes of the remaining records, by record number. Empty until the read is complete.
     left: number of copies that will be requested, by record number.

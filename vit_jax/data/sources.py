@@ -141,7 +141,7 @@ class Source:
     shares: function from a record number to the weights of its labels, float32 `(labels,)`. None: all labels count
       fully.
     masks: segmentation masks.
-    note: description of which files are records, which is printed once.
+    note: description of the used and ignored files, which is printed once.
     is_published: function that returns whether a record belongs to a public dataset.
     key: config key that defines how the data are read, for advice in messages.
     files: function that returns the names of the local files from which records are read.

@@ -229,7 +229,7 @@ def _with_validation(drawn, train, share):
 
 
 def _split_folders(tree, splits, specs, order):
-  """Returns {split: {class: its directory}} of the splits in `specs`, all of which must have the same classes."""
+  """Returns {split: {class: its directory}} of the splits in `specs`, which must have equal classes."""
   names = sources.split_names(specs)
   used = [split for split in splits if split in names or "all" in names]
   folders = {split: _class_folders(tree, split, order) for split in used}
