@@ -207,7 +207,7 @@ WRONG = [
   {"pending": {"steps": 1, "sums": {"loss": "x"}}}, {"seconds": None}, {"images": "64"},
   {"train_seconds": -1.0}, {"seconds": float("nan")}, {"settings": {"jax_enable_x64": True}}, {"flags": []},
   {"host": {"features": "avx"}}, {"host": 3}, {"disks": 3}, {"disks": [{"files": "3"}]},
-  {"splits": {"train": 3}}, {"splits": []},
+  {"splits": {"train": 3}}, {"splits": []}, {"measured": {"test": 3}}, {"measured": {"test": [1, -1]}},
 ]  # fmt: skip
 
 
@@ -216,6 +216,7 @@ def test_what_no_run_says_is_a_value_error(photos, change):
   good = {"identity": described(source(photos)), "order": ORDER, "frozen": {}, "evaluated": True, **COUNTS}
   good |= {"step_seconds": 1.0, "pending": {"steps": 1, "sums": {"loss": 0.5}}}
   identity.check(good)
+  identity.check(good | {"measured": {"test": [1, 12]}})
   older = {key: value for key, value in good["identity"].items() if key not in ("settings", "flags", "host")}
   data = {key: value for key, value in older["data"].items() if key not in ("disks", "splits")}
   identity.check(good | {"identity": older | {"data": data}})

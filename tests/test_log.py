@@ -69,6 +69,26 @@ def test_a_kill_after_any_save_leaves_every_line_to_the_bit(parts, tmp_path, sav
   assert losses(tmp_path / "whole")[8] == pytest.approx(LOSSES[5:9].mean(), rel=1e-6)
 
 
+def test_e2_measurements_are_counted_over_all_attempts_and_once_for_a_step(parts, tmp_path):
+  def attempt(start, steps, about, again=()):
+    timer = clock.Clock()
+    lines = log.Log(parts, tmp_path, start, timer, timer.phase, Store(), about)
+    with contextlib.closing(lines):
+      for step in steps:
+        for _ in range(1 + (step in again)):
+          lines.evaluated(step, {"top1": 0.5, "ema_top1": 0.5} | ({"val/top1": 0.5} if step % 2 else {}))
+      return lines.measured(), json.loads(json.dumps(lines.progress(steps[-1])))
+
+  counts, about = attempt(0, [3, 6], {})
+  assert counts == {"test": 2, "val": 1}
+  counts, about = attempt(6, [6, 9, 12], about, again=[12])  # the evaluation of step 6 is repeated
+  assert counts == {"test": 4, "val": 2}
+  assert attempt(12, [24], about)[0] == {"test": 5, "val": 2}  # a restart with a larger total
+  older = {key: value for key, value in about.items() if key != "measured"}
+  every = {name: each.every for name, each in parts.evals.items()}
+  assert attempt(12, [24], older)[0]["test"] == 12 // every["test"] + 1
+
+
 def test_a_line_that_cannot_be_written_is_an_error_of_the_workdir(parts, tmp_path):
   (tmp_path / "run").mkdir()
   timer = clock.Clock()

@@ -50,21 +50,22 @@ def test_e2_runs_share_a_validation_figure_or_are_compared_on_test():
 
 
 def test_e2_a_result_names_its_criterion_and_how_often_test_was_measured():
-  counts = selection.measurements({"val": 2, "test": 12}, 12)
-  assert counts == {"val": 6, "test": 1}
-  about = selection.about(BOTH, ["val/top1", "top1"], counts)
+  about = selection.about(BOTH, ["val/top1", "top1"], {"val": 6, "test": 1})
   assert about == {"metric": "val/top1", "split": "val", "test_measurements": 1}
-  assert selection.sentence(about) == "Ranked by val/top1 (split 'val'); 'test' was measured once, at the end."
-  often = selection.about(config(test="test"), ["top1"], selection.measurements({"test": 5}, 12))
+  assert selection.sentence(about) == "Ranked by val/top1 (split 'val'). Training measured 'test' once, at the end."
+  never = selection.about(BOTH, ["val/top1"], {"val": 6, "test": 0})
+  assert selection.sentence(never) == "Ranked by val/top1 (split 'val'). Training did not measure 'test'."
+  often = selection.about(config(test="test"), ["top1"], {"test": 3})
   assert often["test_measurements"] == 3
   assert "no validation split" in selection.sentence(often) and "3 times" in selection.sentence(often)
   assert selection.sentence(selection.about(BOTH, [], {})) == ""
 
 
 @pytest.mark.parametrize("every", range(1, 14))
-def test_e2_measurements_are_those_of_the_loop(every):
-  steps = [step for step in range(1, 13) if step == 12 or step % every == 0]
-  assert selection.measurements({"test": every}, 12) == {"test": len(steps)}
+@pytest.mark.parametrize("done", range(13))
+def test_e2_measurements_of_an_older_checkpoint_are_those_of_the_loop(every, done):
+  steps = [step for step in range(1, done + 1) if step % every == 0]
+  assert selection.measurements({"test": every}, done) == {"test": [len(steps), max(steps, default=0)]}
 
 
 def test_e2_a_completed_recipe_is_understood():

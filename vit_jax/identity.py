@@ -35,6 +35,12 @@ def _are_sums(values):
   return isinstance(values, dict) and all(isinstance(value, int | float) for value in values.values())
 
 
+def _are_measurements(values):
+  return isinstance(values, dict) and all(
+    isinstance(each, list) and len(each) == 2 and all(map(_is_position, each)) for each in values.values()
+  )
+
+
 def _are_words(values):
   return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
@@ -236,6 +242,7 @@ def notes(before: Mapping | None, now: Mapping, splits: Sequence[str] = ()) -> l
 def check(about: Mapping) -> None:
   """Raises ValueError if the metadata of a checkpoint do not have the form that a run writes."""
   form = _COUNTS | (_FORM if "identity" in about else {})
+  form |= {"measured": _are_measurements} if "measured" in about else {}  # absent in older checkpoints
   wrong = [name for name in form if not _fits(about.get(name), form[name])]
   later = about["identity"] if "identity" in about and not wrong else {}
   wrong += [name for name in _LATER if name in later and not _fits(later[name], _LATER[name])]

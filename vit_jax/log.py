@@ -71,6 +71,9 @@ class Log:
     self._lap_began = self._seen = start  # step
     self._skipped = 0
     self._evaluated = None  # step
+    # {evaluation: [number of steps at which it was measured, last of these steps]}
+    every = {name: each.every for name, each in parts.evals.items()}
+    self._measured = about.get("measured", selection.measurements(every, start))
     self._drawing = 0.0  # seconds
     self._waits = 0  # consecutive lines in which the devices waited for data; negative after the advice was printed
 
@@ -92,14 +95,19 @@ class Log:
   def progress(self, step: int) -> dict:
     """Returns the progress to store in a checkpoint.
 
-    It contains times, sums for the next line, and whether all evaluations that are due are done.
+    It contains times, sums for the next line, whether all evaluations that are due are done, and the number of
+    measurements.
 
     Args:
       step: step of the checkpoint.
     """
     pending = {"steps": self._summed, "sums": dict(self._sums)}
     evaluated = self._evaluated == step or not due(self._parts, step)
-    return self.clock.counts() | {"pending": pending, "evaluated": evaluated}
+    return self.clock.counts() | {"pending": pending, "evaluated": evaluated, "measured": self._measured}
+
+  def measured(self) -> dict[str, int]:
+    """Returns the number of steps at which the run measured each evaluation, in all its attempts."""
+    return {name: times for name, (times, _) in self._measured.items()}
 
   def write_due(self, step: int) -> None:
     """Writes the means up to `step` if a line is due there.
@@ -178,6 +186,9 @@ class Log:
       figures: values by name.
     """
     self._evaluated = step
+    for name in dict.fromkeys(selection.shown(name).rpartition("/")[0] for name in figures):
+      times, last = self._measured.get(name, (0, None))
+      self._measured[name] = [times + (step != last), step]
     self._writer.write(step, {selection.shown(name): value for name, value in figures.items()})
     shown = [name for name in figures if name.endswith(("top1", "loss", "shot"))]
     say(f"{step:>7}  evaluated: " + "  ".join(f"{selection.shown(name)} {figures[name]:.4f}" for name in shown))

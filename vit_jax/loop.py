@@ -108,7 +108,7 @@ def train(
       raise ending(reason, step) from reason
     run.store.wait()  # the last state must be saved before the result is written
     return write_result(
-      workdir, figures | {"skipped_images": run.batches.skipped} | chosen(parts, figures) | facts(run, state)
+      workdir, figures | {"skipped_images": run.batches.skipped} | chosen(run, figures) | facts(run, state)
     )
 
 
@@ -277,17 +277,16 @@ def starting_weights(parts: build.Parts, flag: str = "config.init.from") -> dict
   return checkpoints.same(weights, parts.run.init.from_)
 
 
-def chosen(parts: build.Parts, figures: Mapping[str, float]) -> dict:
+def chosen(run: Run, figures: Mapping[str, float]) -> dict:
   """Returns the intervals of a result's proportions, and the figure that ranks the run (see `selection.about`).
 
   Args:
-    parts: the components of the run.
+    run: the run at its end.
     figures: the figures of the last step.
   """
-  counts = selection.measurements({name: each.every for name, each in parts.evals.items()}, parts.total)
   return {
     "intervals": {name: list(ends) for name, ends in intervals.of_figures(figures).items()},  # lists, as in JSON
-    "selection": selection.about(plain(parts.run), figures, counts),
+    "selection": selection.about(plain(run.parts.run), figures, run.log.measured()),
   }
 
 

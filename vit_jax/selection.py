@@ -119,23 +119,23 @@ def shared(runs: Sequence[tuple[Mapping[str, Any], Iterable[str]]]) -> Criterion
   return max(on_test or others, key=others.count, default=None)
 
 
-def measurements(every: Mapping[str, int], total: int) -> dict[str, int]:
-  """Returns how often each evaluation is due in a run: at regular intervals, and at the end.
+def measurements(every: Mapping[str, int], step: int) -> dict[str, list[int]]:
+  """Returns how often each evaluation was due before a step, and the last step at which it was due.
 
   Args:
     every: interval of each evaluation in steps.
-    total: number of steps of the run.
+    step: number of completed steps.
   """
-  return {name: 1 + (total - 1) // steps for name, steps in every.items()}
+  return {name: [step // steps, step // steps * steps] for name, steps in every.items()}
 
 
 def about(run: Mapping[str, Any], figures: Iterable[str], counts: Mapping[str, int]) -> dict[str, Any]:
-  """Returns the record for result.json: the metric, its split, and how often `test` was measured.
+  """Returns the record for result.json: the metric, its split, and how often training measured `test`.
 
   Args:
     run: a plain config.
     figures: names of the figures in result.json.
-    counts: number of measurements of each evaluation.
+    counts: number of steps at which training measured each evaluation.
   """
   chosen = criterion(run, figures)
   on_test = [count for name, count in counts.items() if role(run, name) == TEST]
@@ -148,9 +148,11 @@ def sentence(about: Mapping[str, Any]) -> str:
   if not about.get("metric"):
     return ""
   count, metric, split = about["test_measurements"], about["metric"], about["split"]
-  times = {0: "not measured", 1: "measured once, at the end"}.get(
-    count, f"measured {count} times, also during training"
-  )
+  # `evaluate` may have measured the run as well, before or after.
   if split == TEST:
-    return f"Ranked by {metric}: there is no validation split, so choices use '{TEST}', which was {times}."
-  return f"Ranked by {metric} (split '{split}'); '{TEST}' was {times}."
+    start = f"Ranked by {metric}: there is no validation split, so choices use '{TEST}'."
+  else:
+    start = f"Ranked by {metric} (split '{split}')."
+  if count == 0:
+    return f"{start} Training did not measure '{TEST}'."
+  return f"{start} Training measured '{TEST}' " + ("once, at the end." if count == 1 else f"{count} times.")
