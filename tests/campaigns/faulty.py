@@ -1,12 +1,14 @@
 """A verb with something wrong in it: python -m tests.campaigns.faulty FAULT NUMBER VERB FLAGS
 
 stuck: the main thread of this process stops before step NUMBER, its other threads live. nan: the parameters on this
-process's devices are no numbers from step NUMBER on. bug: an exception at step NUMBER. input: record NUMBER is never
-read to its end. bad: record NUMBER is no image. slow: whoever waits for a save waits NUMBER seconds longer.
+process's devices are no numbers from step NUMBER on. bug: an exception at step NUMBER. input: the read with this
+number never ends. bad: the read with this number gives no image. slow: each wait for a save takes NUMBER seconds more.
+Reads are counted from 0 in each process.
 """
 
 import dataclasses
 import importlib
+import itertools
 import sys
 import time
 
@@ -45,15 +47,17 @@ def compiling(compile, fault, number):
 
 
 def opening(number, bad):
-  """`catalog.open_split` of sources whose record `number` is stuck, or no image."""
+  """Returns `catalog.open_split` with sources in which read `number` of this process blocks or gives no image."""
+  reads = itertools.count()
 
   def open_split(choice, split):
     source = catalog.open_split(choice, split)
 
     def read(i):
-      while i == number and not bad:
+      faulty = next(reads) == number
+      while faulty and not bad:
         time.sleep(1)
-      return (b"no image", source.label(i)) if i == number else source.read(i)
+      return (b"no image", source.label(i)) if faulty else source.read(i)
 
     return dataclasses.replace(source, read=read)
 

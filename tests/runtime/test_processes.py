@@ -93,6 +93,22 @@ def test_the_number_of_devices_is_that_which_was_asked_for(monkeypatch):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="Linux says who is connected")
+@pytest.mark.parametrize("host", ["", "127.0.0.1"])
+def test_a_port_that_another_program_has_is_an_error(host):
+  with socket.socket() as taken:
+    taken.bind((host, 0))
+    taken.listen()
+    address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with pytest.raises(ConfigError, match="does another program have the port"):
+      processes.check_port_free(address)
+  processes.check_port_free(address)
+
+
+def test_a_port_that_no_system_has_is_an_error():
+  with pytest.raises(ConfigError, match="10.0.0.2:99999"):
+    processes.check_port_free("10.0.0.2:99999")
+
+
 def test_clients_of_a_port_are_known():
   with socket.create_server(("127.0.0.1", 0)) as server:
     port = server.getsockname()[1]

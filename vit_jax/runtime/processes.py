@@ -20,6 +20,10 @@ PORT = "8476"  # JAX uses 8482 since 0.8.1, but the firewall rule of Cloud TPU s
 NAMES = ("VITJAX_COORDINATOR", "VITJAX_PROCESSES", "VITJAX_PROCESS")
 # libtpu's current and older variable for the chips of this process.
 CHIPS = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
+_PORT = (
+  "no coordinator can be started at {} ({}): does another program have the port? Stop it, or set VITJAX_COORDINATOR or "
+  "JAX_COORDINATOR_PORT to a free one, the same on all processes"
+)
 _started = False
 
 
@@ -54,6 +58,8 @@ def start(patience: float = 900.0, heartbeat: int = 100) -> None:
   count = placed[1] if placed else cluster.count if cluster else None
   if count != 1:
     join = functools.partial(jax.distributed.initialize, *placed or ())
+    if placed and placed[2] == 0:
+      check_port_free(placed[0])
     _last_words("the processes cannot join: one ended, or two have the same number (VITJAX_PROCESS); start all again\n")
     with _Patience(patience, None if placed else cluster):
       _join(functools.partial(join, initialization_timeout=int(patience) + 60, heartbeat_timeout_seconds=heartbeat))
@@ -153,6 +159,23 @@ def check_devices_free(root: str = "/") -> None:
     raise Stop(EXIT_HANG, f"{device} is held by process {process} ({command.strip()}); stop it: kill {process}")
 
 
+def check_port_free(address: str) -> None:
+  """Checks that process 0 can listen at the port of its coordinator. JAX may crash if another program has the port.
+
+  Args:
+    address: host:port of the coordinator. Only the port is used.
+
+  Raises:
+    ConfigError: another program listens at the port, or the system does not permit it.
+  """
+  dual = socket.has_dualstack_ipv6()
+  family = socket.AF_INET6 if dual else socket.AF_INET
+  try:
+    socket.create_server(("", int(address.rpartition(":")[2])), family=family, dualstack_ipv6=dual).close()
+  except (OSError, OverflowError) as error:
+    raise ConfigError(_PORT.format(address, getattr(error, "strerror", None) or error)) from error
+
+
 def _join(initialize):
   """Joins the other processes, or runs alone if JAX finds no cluster."""
   try:
@@ -162,10 +185,7 @@ def _join(initialize):
       raise
   except jax.errors.JaxRuntimeError as error:
     address = distributed.global_state.coordinator_address
-    raise ConfigError(
-      f"no coordinator can be started at {address} ({str(error).splitlines()[0]}): does another program have the port? "
-      "Stop it, or set VITJAX_COORDINATOR or JAX_COORDINATOR_PORT to a free one, the same on all processes"
-    ) from error
+    raise ConfigError(_PORT.format(address, str(error).splitlines()[0])) from error
 
 
 class _Patience:
