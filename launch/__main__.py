@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from launch import check, commands, errors, flags, listing, logs, render, screen, sweep
+from launch import check, commands, errors, flags, listing, logs, render, sweep
 from launch.backends import engine as engine_of
 from launch.errors import LaunchError, UnknownError
 
@@ -68,8 +68,8 @@ def report(args) -> int:
 
 def program() -> int:
   """The exit code of the command line; mistakes are one line."""
-  sys.stdout, sys.stderr = screen.Screen(sys.stdout), screen.Screen(sys.stderr)
-  screen.catch_interruptions()
+  sys.stdout, sys.stderr = errors.Screen(sys.stdout), errors.Screen(sys.stderr)
+  errors.catch_interruptions()
   try:
     return main(sys.argv[1:])
   except LaunchError as error:
@@ -79,7 +79,7 @@ def program() -> int:
     print(f"error: no answer: {error}; try again", file=sys.stderr)
     return errors.UNKNOWN
   except KeyboardInterrupt:
-    screen.ignore_interruptions()
+    errors.ignore_interruptions()
     print("interrupted", file=sys.stderr)
     return commands.interrupted(sys.argv[1:])
   except BrokenPipeError:  # as behind `| head`

@@ -12,9 +12,8 @@ import tempfile
 import time
 
 from launch import bundle, errors, findings, preflight
-from launch.errors import LaunchError, UnknownError
+from launch.errors import LaunchError, UnknownError, amount
 from launch.findings import Finding
-from launch.screen import amount
 from launch.spec import Run
 
 PLANNED = "vit_jax.train"  # the module whose config and plan are known

@@ -9,14 +9,13 @@ import subprocess
 import sys
 import time
 
-from launch import bundle, check, errors, event_log, mailbox, manifests, removal, screen, spec
+from launch import bundle, check, errors, event_log, mailbox, manifests, removal, spec
 from launch.backends import engine as engine_of
-from launch.engine import OVER, WATCHING, State
-from launch.errors import LaunchError, UnknownError
+from launch.errors import LaunchError, UnknownError, say, utc
 from launch.event_log import EventLog
-from launch.lease import Held, Lease
-from launch.screen import say, utc
+from launch.mailbox import Held, Lease
 from launch.spec import Run
+from launch.states import OVER, WATCHING, State
 from launch.storage import storage
 from launch.watch import BEATS, Watch
 
@@ -285,7 +284,7 @@ def _watched(watch, run):
     return errors.DETACHED
   finally:
     if not ended:
-      screen.ignore_interruptions()  # a second one would cut off the line that names the machines
+      errors.ignore_interruptions()  # a second one would cut off the line that names the machines
       _left_alone(run)
 
 

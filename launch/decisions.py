@@ -8,10 +8,10 @@ budget, which a try that continues from a later checkpoint fills again.
 
 import dataclasses
 
-from launch import assumptions, engine, errors, mailbox
-from launch.engine import DELETING, IDLE, OVER, WATCHING, Action, Seen, State
-from launch.screen import amount
+from launch import assumptions, engine, errors, mailbox, states
+from launch.errors import amount
 from launch.spec import Run
+from launch.states import DELETING, IDLE, OVER, WATCHING, Action, Seen, State
 
 LONGEST_PAUSE = 30  # times limits.pause
 RAREST = 20  # times limits.poll: what was asked for to no effect is asked again, after twice as long each time
@@ -158,30 +158,30 @@ def _by_reports(run, restarts, state, seen):
     )
     return _ordered(run, state, seen, text) if state.anew <= ANEW else _failed(run, state, seen, text, fresh=True)
   waited = seen.now - state.trouble if state.trouble else 0.0
-  found = mailbox.judge(run, state.try_, seen.reports, seen.order, waited, state.hangs)
-  if found.kind == mailbox.DONE:
+  found = states.judge(run, state.try_, seen.reports, seen.order, waited, state.hangs)
+  if found.kind == states.DONE:
     return _over(run, _ending(state, errors.DONE, "done"), seen, "done", found.text)
-  if found.kind == mailbox.STOPPED and restarts:  # a JobSet whose pods have ended keeps no machines
+  if found.kind == states.STOPPED and restarts:  # a JobSet whose pods have ended keeps no machines
     return _over(run, _ending(state, errors.DETACHED, "stopped as ordered"), seen, "stopped", found.text)
-  if found.kind == mailbox.STOPPED:
+  if found.kind == states.STOPPED:
     return _kept(_ending(state, errors.DETACHED, "stopped as ordered, its machines are kept"), "stopped", found.text)
   if restarts:  # and decides by itself what is to be tried again
     return state, None
-  if found.kind == mailbox.GOING:
+  if found.kind == states.GOING:
     return dataclasses.replace(state, trouble=0.0), None
   if not state.trouble:
     state = dataclasses.replace(state, trouble=seen.now)
   # A machine that is repaired reports again; of those that are going the last words are how they went.
-  if found.kind == mailbox.TROUBLE or state.look != engine.READY:
+  if found.kind == states.TROUBLE or state.look != engine.READY:
     return state, None
-  if found.kind == mailbox.SAVED:
+  if found.kind == states.SAVED:
     return _again(run, state, seen, "preempted", found.text)
-  if found.kind == mailbox.FINAL:
+  if found.kind == states.FINAL:
     return _final(run, state, seen, found)
-  if found.kind == mailbox.FRESH and (_past(state, seen) or mailbox.TIME_ENDED in found.text):
+  if found.kind == states.FRESH and (_past(state, seen) or mailbox.TIME_ENDED in found.text):
     return _again(run, state, seen, "expired", "it has ended itself at its end")
-  state = dataclasses.replace(state, hangs=state.hangs + (found.code == mailbox.HANG))
-  return _failed(run, state, seen, found.text, found.tail, fresh=found.kind == mailbox.FRESH)
+  state = dataclasses.replace(state, hangs=state.hangs + (found.code == states.HANG))
+  return _failed(run, state, seen, found.text, found.tail, fresh=found.kind == states.FRESH)
 
 
 def _by_look(run, restarts, state, seen):
@@ -225,11 +225,11 @@ def _refused(run, restarts, state, seen, look):
     return _elsewhere(run, state, seen, look.detail)
   if look.code:
     return _over(run, _ending(state, look.code, look.detail), seen, "failed", look.detail)
-  first = mailbox.first_failure(seen.reports or {})
+  first = states.first_failure(seen.reports or {})
   text = look.detail + (f"; w{first.worker:02d} ended with {first.exit}" if first else "")
   tail = first.tail if first else ""
-  if first and first.exit in mailbox.FATAL:
-    return _final(run, state, seen, mailbox.Verdict(mailbox.FINAL, text, tail, first.exit))
+  if first and first.exit in states.FATAL:
+    return _final(run, state, seen, states.Verdict(states.FINAL, text, tail, first.exit))
   if restarts and state.continued <= max(0, state.reached):
     state = dataclasses.replace(state, failures=run.max_failures - 1)
   return _failed(run, state, seen, text, tail, fresh=True)
@@ -252,7 +252,7 @@ def _ready(run, restarts, state, seen):
   waited, reports = seen.now - state.starting, {w: r for w, (r, _) in seen.reports.items()}
   absent = [w for w in range(run.workers) if w not in reports]
   late = [r for r in reports.values() if r.phase == mailbox.INSTALLING or r.try_ < state.try_]
-  if absent and waited > run.limits.start and not mailbox.begun(reports.values(), state.try_):
+  if absent and waited > run.limits.start and not states.begun(reports.values(), state.try_):
     names = ", ".join(f"w{w:02d}" for w in absent[:8])
     return _failed(
       run, state, seen, f"{names}: no sign of life {waited:.0f} s after the machines were ready", fresh=True
@@ -318,7 +318,7 @@ def _failed(run, state, seen, text, tail="", fresh=False):
   state = dataclasses.replace(state, failures=state.failures + 1)
   if state.failures >= run.max_failures:
     text = f"{amount(state.failures, 'try', 'tries')} without a new checkpoint; the last: {text}"
-    return _final(run, state, seen, mailbox.Verdict(mailbox.FINAL, text, tail, errors.GAVE_UP))
+    return _final(run, state, seen, states.Verdict(states.FINAL, text, tail, errors.GAVE_UP))
   if fresh:
     return _again(run, state, seen, "failed", text, tail, lost=0)
   return _ordered(run, state, seen, text, tail)

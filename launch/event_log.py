@@ -16,10 +16,10 @@ import re
 import sys
 import time
 
-from launch import engine, mailbox, spec
+from launch import mailbox, spec, states
 from launch.assumptions import AT_HOME, IN_FLIGHT, boundary
-from launch.engine import State
 from launch.errors import LaunchError, UnknownError
+from launch.states import State
 from launch.storage import regular
 
 COPY = "journal.jsonl"  # in the run's folder
@@ -215,7 +215,7 @@ class EventLog:
   def state(self) -> State:
     """In which the last event left the run."""
     try:
-      return engine.loads(self.events[-1]["state"]) if self.events else State()
+      return states.loads(self.events[-1]["state"]) if self.events else State()
     except LaunchError as error:
       raise LaunchError(
         f"{self._path}: {error}; python -m launch down {self._path.stem} deletes its machines"

@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from launch import errors, tpus
-from launch.errors import LaunchError, UnknownError
-from launch.screen import amount
+from launch.errors import LaunchError, UnknownError, amount
 from launch.spec import Run
 from launch.storage import Bucket
 

@@ -229,7 +229,7 @@ def _run_flags(parser):
     "--keep-on-fail", action="store_true", default=None, help="keep the machines after a failure; they continue to cost"
   )
   add("--owner", help="name in the labels of the machines; by default your login name")
-  add("--limit", action="append", metavar="NAME=DURATION", help="a limit of launch/limits.py, such as silence=5m")
+  add("--limit", action="append", metavar="NAME=DURATION", help="a limit of launch/spec.py, such as silence=5m")
 
 
 def _flags_of_run(parser):

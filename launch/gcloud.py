@@ -18,8 +18,7 @@ import time
 from launch import tpus
 from launch.assumptions import CALL
 from launch.engine import DELETING, FAILED, LOST, QUEUED, READY, REPAIRING, STARTING, Look, Resource
-from launch.errors import DENIED, NO_CAPACITY, USAGE, LaunchError, QuotaError, UnknownError
-from launch.screen import amount
+from launch.errors import DENIED, NO_CAPACITY, USAGE, LaunchError, QuotaError, UnknownError, amount
 
 TIMEOUT = CALL  # gcloud's own tries end after 33 s
 

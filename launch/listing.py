@@ -11,13 +11,12 @@ import time
 
 from launch import commands, errors, event_log, mailbox, removal, spec
 from launch.backends import engine as engine_of
-from launch.engine import DELETING, IDLE, OVER, WATCHING, State
-from launch.errors import LaunchError, UnknownError
+from launch.errors import LaunchError, UnknownError, say, utc
 from launch.event_log import EventLog
-from launch.lease import Held, Lease
+from launch.mailbox import Held, Lease
 from launch.removal import ELSEWHERE, Facts
-from launch.screen import say, utc
 from launch.spec import Run
+from launch.states import DELETING, IDLE, OVER, WATCHING, State
 from launch.storage import storage
 from launch.watch import BEATS
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from launch import commands, errors, mailbox, screen
+from launch import commands, errors, mailbox
 from launch.errors import LaunchError
 from launch.spec import Run
 from launch.storage import storage
@@ -75,7 +75,7 @@ def _print(worker, line, pattern):
   text = line.decode(errors="replace")
   if pattern in text:
     # What moves the cursor or changes colours is the program's, not this terminal's.
-    print(f"[w{worker:02d}] {screen.printable(text.rstrip(chr(13)))}")
+    print(f"[w{worker:02d}] {errors.printable(text.rstrip(chr(13)))}")
 
 
 QUEUE = "queueing"  # for capacity, of the first attempt

@@ -19,8 +19,7 @@ import time
 import urllib.error
 import urllib.request
 
-from launch.errors import DENIED, LaunchError, UnknownError
-from launch.screen import amount
+from launch.errors import DENIED, LaunchError, UnknownError, amount
 from launch.spec import Run
 from launch.storage import Token
 

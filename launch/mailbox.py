@@ -3,18 +3,21 @@
 It is the mailbox between the watcher and the workers: reports and logs come out, orders go in.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
+import os
+import pathlib
 import re
-from collections.abc import Iterable, Mapping
+import socket
+import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 from launch import spec
 from launch.assumptions import guarded
-from launch.errors import LaunchError, UnknownError
-from launch.screen import amount
-from launch.spec import Run
+from launch.errors import USAGE, LaunchError, UnknownError
 
 TIME_ENDED = "its time has ended"  # of a worker whose machine time is used up
 AT_ONCE = 16  # files that are read
@@ -219,113 +222,118 @@ def _parsed(kind, item, **changes):
   return found
 
 
-HANG = 43
-PEER, TERMINATED = 134, 143  # ends that follow from another process's, see docs/runs.md
-STOPS = {42, 130, TERMINATED}  # of a program that was asked to stop
-FATAL = (2, 44, 45)  # no further try would end otherwise
-
-# What a verdict may be. TROUBLE: something has ended or is silent, and the others are waited for. FRESH: failed, and
-# the machines are to blame, or gone.
-GOING, TROUBLE, DONE, STOPPED, SAVED, FAILED, FRESH, FINAL = (
-  "going", "trouble", "done", "stopped", "saved", "failed", "fresh", "final",
-)  # fmt: skip
+FILE = "watcher.json"
 
 
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-  """One of the above, and why. `code`: the exit code of a FINAL one; `tail`: the last lines of a log that says more."""
+class Held(LaunchError):
+  """Another watches the run: `holder`, in words."""
 
-  kind: str
-  text: str = ""
-  tail: str = ""
-  code: int = 0
+  def __init__(self, holder: str, advice: str, code: int = USAGE):
+    super().__init__(f"the run is watched by {holder}{advice}", code)
+    self.holder = holder
 
 
-def judge(run: Run, try_: int, reports: Mapping, order: Order | None, waited: float, hangs: int) -> Verdict:
-  """The verdict on a try.
+class Lease:
+  """On a run's folder, a Disk or Bucket. `duration`: seconds after which one that is not renewed is free."""
 
-  Args:
-    reports: {worker: (report, its age in seconds)}.
-    order: the last that the workers were given.
-    waited: seconds since the first sign of trouble, as a worker whose report is gone; 0 without one.
-    hangs: earlier tries on these machines that ended with HANG.
-  """
-  current = {w: r for w, (r, _) in reports.items() if r.try_ == try_}
-  exits = {w: r.exit for w, r in current.items() if r.phase == EXITED and r.exit is not None}
-  if len(exits) == run.workers and not any(exits.values()):
-    return Verdict(DONE, "all processes have ended with 0")
-  if order and order.stop:
-    return Verdict(STOPPED if len(exits) == run.workers else GOING, "stopped as ordered")
-  ended = [r for r in current.values() if r.phase == ENDED]
-  gone = [w for w in range(run.workers) if w not in reports] if begun(current.values(), try_) else []
-  silent = [w for w, (r, age) in reports.items() if age > run.limits.silence and r.phase != ENDED]
-  silent = sorted(silent + gone * (waited > run.limits.silence))
-  if not (exits or ended or silent or gone):
-    return Verdict(GOING)
-  if gone and not (exits or ended or silent):
-    return Verdict(TROUBLE)
-  # The others follow within JAX's heartbeat; only then is known whose end was the first.
-  complete = len(exits) + len(ended) == run.workers
-  if not complete and not silent and waited < run.limits.grace:
-    return Verdict(TROUBLE)
-  if ended:
-    return Verdict(FRESH, f"w{ended[0].worker:02d} has given up: {ended[0].detail}", ended[0].tail)
-  return _by_codes(current, exits, silent, hangs) or _by_silence(run, exits, silent, waited, current)
+  def __init__(self, storage, duration: float):
+    self._storage, self._duration = storage, duration
+    self._token = {
+      "token": uuid.uuid4().hex,
+      "host": socket.gethostname(),
+      "boot": _boot(),
+      "process": _process(os.getpid()),
+    }
+    self._generation, self._renewed = 0, 0.0
 
+  def take(self, force: bool = False) -> None:
+    """Takes it, also from another with `force`. LaunchError where another holds it."""
+    for _ in range(5):
+      says, generation, age = self._read()
+      if says.get("token") == self._token["token"]:  # the answer to our own write was lost
+        self._generation, self._renewed = generation, time.monotonic()
+        return
+      if not force and (holder := self._holder(says, age)):
+        raise Held(holder, f"; stop that one, or wait {self._duration:.0f} s after it has died")
+      try:
+        self._generation = self._storage.write(FILE, json.dumps(self._token).encode(), generation)
+        self._renewed = time.monotonic()
+        return
+      except FileExistsError:  # another was faster
+        continue
+    raise UnknownError("the run's folder changes faster than it can be read")
 
-def begun(reports: Iterable, try_: int) -> bool:
-  """Whether a try has begun, before which all workers have reported."""
-  return any(report.try_ == try_ and report.phase in (RUNNING, EXITED) for report in reports)
+  def holder(self) -> str:
+    """Who watches, in words; "" for nobody."""
+    says, _, age = self._read()
+    return self._holder(says, age)
 
+  def _holder(self, says, age):
+    if not says or age > self._duration or _gone(says):
+      return ""
+    return f"process {str(says.get('process', '?')).partition(' ')[0]} on {says.get('host', '?')}, seen {age:.0f} s ago"
 
-def _by_codes(current, exits, silent, hangs):
-  """Of the ends that do not follow from another's; None where there is none."""
-  culprits = {w: code for w, code in exits.items() if code not in (0, PEER, TERMINATED)}
-  for worker, code in sorted(culprits.items()):
-    if code in FATAL:
-      return Verdict(FINAL, f"w{worker:02d} ended with {code}; another try would too", current[worker].tail, code)
-  # Who is silent may have been asked. What ends so by itself has failed, or it would be tried again for ever.
-  asked = bool(silent) or any(report.asked for report in current.values())
-  if asked and not STOPS.isdisjoint(exits.values()):
-    return Verdict(SAVED, "the processes were asked to stop")
-  if not culprits:
-    return None
-  worker = min(culprits, key=lambda w: (culprits[w] == HANG, current[w].clock, w))
-  report = current[worker]
-  text = f"w{worker:02d} ({report.host}) ended with {report.exit}" + (f": {report.detail}" if report.detail else "")
-  if report.exit in STOPS:
-    text += ", as if asked to stop, which nobody did; a program must end so only where it was asked"
-  return Verdict(FRESH if report.exit == HANG and hangs else FAILED, text, report.tail, report.exit)
+  def renew(self) -> bool:
+    """Renews it; whether it is surely held now. LaunchError where another has taken it."""
+    began = time.monotonic()
+    try:
+      self._generation = self._storage.write(FILE, json.dumps(self._token).encode(), self._generation)
+      self._renewed = began
+    except FileExistsError:
+      return self._held(began)
+    except (UnknownError, LaunchError):  # away, or refused, as of credentials that are renewed: it may pass
+      return began - self._renewed < self._duration / 2
+    return True
 
+  def _held(self, began):
+    """Whether what is there is ours, of a write whose answer was lost. Held where it is another's."""
+    try:
+      says, generation, _ = self._read()
+    except (UnknownError, LaunchError):
+      return began - self._renewed < self._duration / 2
+    if says.get("token") != self._token["token"]:
+      raise Held(says.get("host", "another"), " now; this one ends")
+    self._generation, self._renewed = generation, began
+    return True
 
-def _by_silence(run, exits, silent, waited, current):
-  if silent:
-    names = ", ".join(f"w{worker:02d}" for worker in silent[:8])
-    if len(silent) < run.workers:
-      return Verdict(FAILED, f"nothing was heard of {names} for {run.limits.silence:g} s")
-    if waited < run.limits.silence:
-      return Verdict(TROUBLE)  # the bucket, or what reads it, may be what stands still
-    return Verdict(FRESH, f"nothing was heard of any worker for {2 * run.limits.silence:.0f} s")
-  aborted = sorted(w for w, code in exits.items() if code)
-  if not aborted:
-    return Verdict(TROUBLE if waited < 2 * run.limits.grace else FAILED, "some processes ended with 0, others go on")
-  first = current[aborted[0]]
-  return Verdict(FAILED, f"w{first.worker:02d} ended with {first.exit}, as if another had died", first.tail)
+  def give_back(self) -> None:
+    """For the next one to take at once."""
+    says, generation, _ = self._read()
+    if says.get("token") == self._token["token"]:
+      with contextlib.suppress(FileExistsError):  # it is another's already
+        self._storage.write(FILE, b"{}", generation)
 
-
-def progress(run: Run, reports: Mapping) -> str:
-  """What the workers do, for people: how many run, and how far the slowest is. "" where none of them says anything."""
-  running = [report for report, _ in reports.values() if report.phase == RUNNING]
-  others = [report.phase for report, _ in reports.values() if report.phase != RUNNING]
-  words = [f"{len(running)} of {amount(run.workers, 'worker')} running"] * bool(running)
-  words += [f"{others.count(phase)} {phase}" for phase in sorted({*others})]
-  if running:
-    slowest = min(running, key=lambda report: report.step)
-    words += [f"step {slowest.step}"] * (slowest.step >= 0) + [slowest.doing or "starting"]
-  return ", ".join(words)
+  def _read(self):
+    item = self._storage.read(FILE)
+    if item is None:
+      return {}, 0, 0.0
+    try:
+      says = json.loads(item.content)
+    except (ValueError, RecursionError):
+      says = None
+    return says if isinstance(says, dict) else {"host": "nobody knows whom"}, item.generation, item.age
 
 
-def first_failure(reports: Mapping) -> Report | None:
-  """The report of the worker that failed first, whatever its try; None where none did."""
-  failed = [r for r, _ in reports.values() if r.exit not in (None, 0, PEER, TERMINATED)]
-  return min(failed, key=lambda r: (r.exit not in FATAL, r.clock)) if failed else None
+def _boot():
+  """Of this machine since it was started: names of hosts are not unique."""
+  try:
+    return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+  except OSError:
+    return ""
+
+
+def _process(number):
+  """A process, with the time of its start where the system tells that."""
+  try:
+    return f"{number} {pathlib.Path(f'/proc/{number}/stat').read_text().rpartition(')')[2].split()[19]}"
+  except OSError:
+    return str(number)
+
+
+def _gone(says):
+  """Whether the holder was a process of this machine that has ended."""
+  process = str(says.get("process", ""))
+  number, _, began = process.partition(" ")
+  if not says.get("boot") or says["boot"] != _boot() or not number.isdigit() or not began:
+    return False
+  return _process(int(number)) != process

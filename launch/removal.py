@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable
 
 from launch import assumptions, engine
-from launch.engine import OVER, State
-from launch.errors import LaunchError, UnknownError
+from launch.errors import LaunchError, UnknownError, say
 from launch.event_log import EventLog
-from launch.lease import Held
-from launch.screen import say
+from launch.mailbox import Held
 from launch.spec import Run
+from launch.states import OVER, State
 
 # States of a machine that ends nothing by itself, and holds quota or continues to cost.
 DEAD = (engine.LOST, engine.FAILED, engine.DONE)

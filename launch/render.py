@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 
-from launch import limits, manifests, spec, tpus
+from launch import manifests, spec, tpus
 from launch.errors import LaunchError
 
 IMAGE = "REGION-docker.pkg.dev/PROJECT/REPOSITORY/vit@sha256:DIGEST"  # where the run has none
@@ -105,7 +105,7 @@ def _left_out(run, whose, takes):
   }
   default = {field.name: field.default for field in dataclasses.fields(run)}
   default["runtime_version"] = tpus.find(run.tpu).kind.runtime if run.runtime_version else ""
-  default["limits"] = limits.Limits(**({"grace": run.limits.grace} if whose == "xpk" else {}))
+  default["limits"] = spec.Limits(**({"grace": run.limits.grace} if whose == "xpk" else {}))
   missing = [spec.flag(key) for key in default if key not in {*takes, "owner"} and getattr(run, key) != default[key]]
   if whose == "xpk":
     missing += ["--zone but for the first"] * (len(run.zones) > 1) + ["--reserved"] * (run.capacity == "reserved")

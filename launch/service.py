@@ -16,8 +16,7 @@ import sys
 import time
 
 from launch import engine, program
-from launch.errors import LaunchError, UnknownError
-from launch.screen import amount
+from launch.errors import LaunchError, UnknownError, amount
 
 ROOT = pathlib.Path(__file__).absolute().parent.parent  # of the package
 SYSTEMD = pathlib.Path("/run/systemd/system")  # there where it runs: sd_booted(3)

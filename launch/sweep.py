@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from launch import check, errors, event_log, spec, storage
 from launch.errors import LaunchError, UnknownError
-from launch.lease import Lease
+from launch.mailbox import Lease
 from launch.spec import Run
 from launch.watch import BEATS
 

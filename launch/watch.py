@@ -5,14 +5,13 @@ import random
 import statistics
 import time
 
-from launch import assumptions, bundle, decisions, engine, errors, mailbox, removal
+from launch import assumptions, bundle, decisions, engine, errors, mailbox, removal, states
 from launch.backends import engine as engine_of
-from launch.engine import IDLE, OVER, WATCHING, Seen, State
-from launch.errors import LaunchError, UnknownError
+from launch.errors import LaunchError, UnknownError, say, utc
 from launch.event_log import EventLog
-from launch.lease import Held, Lease
-from launch.screen import say, utc
+from launch.mailbox import Held, Lease
 from launch.spec import Run
+from launch.states import IDLE, OVER, WATCHING, Seen, State
 from launch.storage import storage
 
 BEATS = 6.0  # looks in the duration of the lease
@@ -324,7 +323,7 @@ class Watch:
     if self._said.get("state") != (text := f"{name}: {seen.look.state}{detail}"):
       self._said["state"] = text
       say(text)
-    text = mailbox.progress(self._run, seen.reports or {})
+    text = states.progress(self._run, seen.reports or {})
     at_once = text.partition(", step ")[0]  # steps are said once a minute
     if text and (self._said.get("progress") != at_once or time.monotonic() - self._news > NEWS):
       hint = f" (what they print: python -m launch logs {self._run.name} -f)" * ("progress" not in self._said)

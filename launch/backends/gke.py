@@ -7,8 +7,7 @@ from datetime import datetime
 
 from launch import engine, manifests, render, spec, tpus
 from launch.engine import Look, Resource
-from launch.errors import USAGE, LaunchError, UnknownError
-from launch.screen import amount
+from launch.errors import USAGE, LaunchError, UnknownError, amount
 
 # Of a container that waits, what is not just slow.
 _STUCK = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError")

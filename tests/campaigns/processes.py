@@ -81,7 +81,7 @@ def sigterm_while_compiling(folder):
 
 @scenario
 def sigterm_while_input_is_stuck(folder):
-  with Group(folder, "run", faults={1: ("input", 5)}, limits__step=100) as group:
+  with Group(folder, "run", faults={1: ("input", 30)}, limits__step=100) as group:
     group.await_text("compiled and under way|steps to go")
     time.sleep(8)
     group.signal(signal.SIGTERM, 3)
@@ -135,7 +135,7 @@ def alive_but_stuck(folder):
 
 @scenario
 def input_stuck_on_one(folder):
-  with Group(folder, "run", faults={1: ("input", 5)}) as group:
+  with Group(folder, "run", faults={1: ("input", 30)}) as group:
     group.all_end((43, 134), 120)
     group.says(r"record \d+|the same command continues", 1)
   finish(folder, "run")
@@ -211,7 +211,7 @@ def other_data_on_one(folder):
 
 @scenario
 def bad_image_on_one(folder):
-  with Group(folder, "run", faults={1: ("bad", 5)}) as group:
+  with Group(folder, "run", faults={1: ("bad", 30)}) as group:
     group.all_end(2, 60)
     group.says(r"record \d+ .*\.png")
   finish(folder, "run")

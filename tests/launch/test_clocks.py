@@ -2,25 +2,25 @@
 
 import pytest
 
-from launch import engine, errors
+from launch import engine, errors, states
 from tests.launch.world import World, run, running
 
 DAY = 86_400.0
 
 
-@pytest.mark.parametrize("stage", [engine.IDLE, engine.WATCHING, engine.DELETING])
+@pytest.mark.parametrize("stage", [states.IDLE, states.WATCHING, engine.DELETING])
 def test_a_clock_that_was_a_day_ahead_and_is_set_right_delays_nothing(stage):
   """The second formulation: the same run by a clock that was right all the time, but for what is asked for again."""
 
   def seconds(ahead):
     world = World(run(max_hours=20), total=10**9, boot=1e9)
     world.ahead, world.delete_fails = ahead, 3
-    if stage == engine.WATCHING:
+    if stage == states.WATCHING:
       world.create_fails = 3
       world.until(lambda w: len(w.asked["create"]) == 2)
     else:
       world.until(lambda w: w.state.look == engine.READY).preempt(False)
-      world.until(lambda w: w.state.stage == stage and (stage == engine.IDLE or len(w.asked["delete"]) == 2))
+      world.until(lambda w: w.state.stage == stage and (stage == states.IDLE or len(w.asked["delete"]) == 2))
     world.ahead, before = 0.0, world.now
     world.until(lambda w: w.asked["create"][-1] >= before)
     limits = world.run.limits

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launch import errors, event_log
-from launch.engine import OVER
 from launch.event_log import EventLog
-from launch.lease import Held
+from launch.mailbox import Held
+from launch.states import OVER
 from launch.storage import storage
 from launch.watch import Watch
 from tests.launch.providers import Gke, Queued

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch import engine, errors, mailbox, spec
-from launch.engine import OVER
+from launch.states import OVER
 from tests.launch.world import World, run, running
 
 

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from launch import engine
+from launch import engine, states
 
 BACKENDS = sorted(
   file.stem
@@ -17,7 +17,7 @@ CALLS = [name for name, value in vars(engine.Engine).items() if inspect.isfuncti
 
 
 def test_states_are_different_words():
-  stages = {engine.IDLE, engine.WATCHING, engine.DELETING, engine.OVER}
+  stages = {states.IDLE, states.WATCHING, engine.DELETING, states.OVER}
   assert len({*engine.STATES}) == len(engine.STATES) and stages & {*engine.STATES} == {engine.DELETING}
 
 

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from launch import event_log, storage
-from launch.engine import OVER, WATCHING, State
 from launch.errors import LaunchError, UnknownError
 from launch.event_log import EventLog
+from launch.states import OVER, WATCHING, State
 from tests.launch.world import run
 
 

@@ -9,11 +9,11 @@ import time
 import pytest
 
 from launch import backends, commands, engine, errors, event_log, flags, listing, mailbox, removal, spec, watch
-from launch.engine import IDLE, OVER, WATCHING, State
 from launch.errors import LaunchError, UnknownError
 from launch.event_log import EventLog
-from launch.lease import Lease
+from launch.mailbox import Lease
 from launch.removal import ELSEWHERE, EXPIRED, ORPHAN, Facts
+from launch.states import IDLE, OVER, WATCHING, State
 from launch.storage import storage
 from launch.watch import Watch
 from tests.launch.clouds import Cloud, Engine

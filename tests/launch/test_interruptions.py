@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from launch import commands, engine, errors, event_log, flags, listing, spec
-from launch.engine import OVER, WATCHING, State
+from launch import commands, engine, errors, event_log, flags, listing, spec, states
 from launch.errors import LaunchError, QuotaError
 from launch.event_log import EventLog
+from launch.states import OVER, WATCHING, State
 from launch.storage import storage
 from launch.watch import Watch
 from tests.launch.clouds import Cloud, Engine
@@ -234,4 +234,4 @@ def test_a_run_ends_before_it_exceeds_its_cost():
 def test_a_cost_without_a_price_is_refused():
   with pytest.raises(LaunchError, match=r"--max-cost.*--price"):
     run(max_cost=5.0)
-  assert listing.chip_hours(run(), engine.State(used=HOUR), 0.0) == 16.0
+  assert listing.chip_hours(run(), states.State(used=HOUR), 0.0) == 16.0

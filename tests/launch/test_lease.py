@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from launch import lease
+from launch import mailbox
 from launch.errors import LaunchError, UnknownError
-from launch.lease import FILE, Held, Lease
+from launch.mailbox import FILE, Held, Lease
 from launch.storage import Disk, storage
 
 
@@ -44,7 +44,7 @@ def test_25_one_that_takes_by_force_ends_the_other(folder):
 
 
 def test_one_that_is_not_renewed_is_free_after_its_duration(folder, monkeypatch):
-  monkeypatch.setattr(lease.socket, "gethostname", lambda: "elsewhere")
+  monkeypatch.setattr(mailbox.socket, "gethostname", lambda: "elsewhere")
   Lease(folder, 0.2).take()
   monkeypatch.undo()
   other = Lease(folder, 0.2)
@@ -57,7 +57,7 @@ def test_one_that_is_not_renewed_is_free_after_its_duration(folder, monkeypatch)
 
 @pytest.mark.heavy
 def test_one_of_a_process_of_this_machine_that_was_killed_is_free_at_once(folder, tmp_path):
-  code = "import sys, time; from launch.lease import *; from launch.storage import storage; "
+  code = "import sys, time; from launch.mailbox import *; from launch.storage import storage; "
   code += f"Lease(storage({str(tmp_path)!r}), 1000).take(); print('held', flush=True); time.sleep(60)"
   process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
   assert process.stdout.readline() == "held\n"

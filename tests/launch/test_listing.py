@@ -5,8 +5,8 @@ import json
 import pytest
 
 from launch import engine, errors, flags, listing, spec
-from launch.engine import OVER, WATCHING, State
 from launch.event_log import EventLog
+from launch.states import OVER, WATCHING, State
 from launch.storage import storage
 from launch.watch import Watch
 from tests.launch.providers import Queued

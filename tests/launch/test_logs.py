@@ -3,10 +3,10 @@
 import pytest
 
 from launch import flags, logs, spec
-from launch.engine import State
 from launch.errors import LaunchError
 from launch.event_log import EventLog
 from launch.mailbox import Mailbox
+from launch.states import State
 from launch.storage import storage
 
 

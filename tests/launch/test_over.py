@@ -3,10 +3,10 @@
 import pytest
 
 from launch import commands, errors, flags, listing, spec
-from launch.engine import DELETING, IDLE, OVER, WATCHING, State
 from launch.errors import LaunchError
 from launch.event_log import EventLog
-from launch.lease import Lease
+from launch.mailbox import Lease
+from launch.states import DELETING, IDLE, OVER, WATCHING, State
 from launch.storage import storage
 
 

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from launch import engine, event_log, removal, spec
-from launch.engine import WATCHING, State
 from launch.event_log import EventLog
+from launch.states import WATCHING, State
 from tests.launch.clouds import Cloud, Engine
 
 LIMITS = spec.Limits(poll=0.02, delete=0.3)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from hypothesis import strategies
 
-from launch import limits, manifests, render, spec, tpus
+from launch import manifests, render, spec, tpus
 from launch.errors import LaunchError
 from tests.launch import launches
 
@@ -47,7 +47,7 @@ def test_the_rendered_jobset_is_the_one_that_is_created():
 
 @pytest.mark.parametrize("form", [render.xpk, render.skypilot])
 def test_what_another_launcher_has_nothing_for_is_said(form):
-  run = launches.run("qr", tpu="v5e-16", network="n", internal_ips=True, limits=limits.Limits(queue=60.0))
+  run = launches.run("qr", tpu="v5e-16", network="n", internal_ips=True, limits=spec.Limits(queue=60.0))
   (line,) = [line for line in form(run).splitlines() if "has nothing for" in line]
   assert line.startswith("#") and "Nothing ends at --max-hours" in line
   assert all(flag in line for flag in ("--network", "--internal-ips", "--limit", "--max-hours"))

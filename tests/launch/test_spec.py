@@ -11,7 +11,7 @@ from hypothesis import given, strategies
 
 from launch import spec
 from launch.errors import LaunchError
-from launch.limits import Limits
+from launch.spec import Limits
 from tests.launch import launches
 
 # As Python has the words of a command line: those that are no UTF-8 with a surrogate for each byte.

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 
-from launch.engine import State
+from launch.states import State
 
 
 def test_a_state_survives_json():

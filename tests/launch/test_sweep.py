@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, strategies
 
 from launch import flags, spec, sweep
-from launch.engine import State
 from launch.errors import BILLING, DETACHED, GAVE_UP, LaunchError
-from launch.lease import Lease
-from launch.limits import Limits
+from launch.mailbox import Lease
+from launch.spec import Limits
+from launch.states import State
 from launch.storage import storage
 from tests.launch import launches
 from tests.sweeps import studies

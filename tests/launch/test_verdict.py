@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from launch import mailbox
+from launch import states
 from launch.mailbox import ENDED, EXITED, READY, RUNNING, Order, Report
 from tests.launch.world import run
 
@@ -20,36 +20,36 @@ def judged(*codes, waited=LONG, hangs=0, ages=(), order=None, asked=()):
       worker, 1, phase, exit=code, clock=float(worker), tail=f"tail {worker}", host=f"h{worker}", asked=worker in asked
     )
     reports[worker] = (report, ages[worker] if ages else 1.0)
-  return mailbox.judge(run(), 1, reports, order, waited, hangs)
+  return states.judge(run(), 1, reports, order, waited, hangs)
 
 
 def test_all_zero_is_done_and_zero_with_others_that_saved_is_saved():
-  assert judged(0, 0, 0, 0).kind == mailbox.DONE
-  assert judged(0, 42, 42, 0, asked=[1]).kind == mailbox.SAVED
-  assert judged(0, 0, 0, None, waited=0.0).kind == mailbox.TROUBLE
+  assert judged(0, 0, 0, 0).kind == states.DONE
+  assert judged(0, 42, 42, 0, asked=[1]).kind == states.SAVED
+  assert judged(0, 0, 0, None, waited=0.0).kind == states.TROUBLE
 
 
 def test_only_an_end_that_a_worker_asked_for_costs_no_try():
   for codes in ((42,) * 4, (130,) * 4, (143, 1, 143, 143)):
-    assert judged(*codes).kind == mailbox.FAILED
-    assert judged(*codes, asked=[2]).kind == mailbox.SAVED
-  assert judged(42, 42, None, 42, asked=[2]).kind == mailbox.SAVED  # whose machine went down before it could say more
-  assert judged(42, 42, None, 42, ages=(1, 1, 999, 1)).kind == mailbox.SAVED
+    assert judged(*codes).kind == states.FAILED
+    assert judged(*codes, asked=[2]).kind == states.SAVED
+  assert judged(42, 42, None, 42, asked=[2]).kind == states.SAVED  # whose machine went down before it could say more
+  assert judged(42, 42, None, 42, ages=(1, 1, 999, 1)).kind == states.SAVED
   assert "w00 (h0) ended with 42, as if asked to stop, which nobody did" in judged(42, 42, 42, 42).text
 
 
 @pytest.mark.parametrize("codes", sorted(set(itertools.permutations([134, 134, 1, 143]))))
 def test_the_culprit_is_the_one_whose_end_does_not_follow_from_anothers(codes):
   found = judged(*codes)
-  assert found.kind == mailbox.FAILED and f"w0{codes.index(1)}" in found.text
+  assert found.kind == states.FAILED and f"w0{codes.index(1)}" in found.text
   assert found.tail == f"tail {codes.index(1)}"
 
 
-@pytest.mark.parametrize("code", mailbox.FATAL)
+@pytest.mark.parametrize("code", states.FATAL)
 @pytest.mark.parametrize("other", [0, 1, 42, 43, 134, 137])
 def test_an_end_that_another_try_would_repeat_goes_before_all_others(code, other):
   found = judged(other, 134, code, other)
-  assert (found.kind, found.code) == (mailbox.FINAL, code) and "w02" in found.text
+  assert (found.kind, found.code) == (states.FINAL, code) and "w02" in found.text
 
 
 def test_of_several_that_failed_by_themselves_the_first_in_time_is_named():
@@ -58,8 +58,8 @@ def test_of_several_that_failed_by_themselves_the_first_in_time_is_named():
 
 
 def test_a_second_hang_asks_for_other_machines():
-  assert judged(43, 134, 134, 134).kind == mailbox.FAILED
-  assert judged(43, 134, 134, 134, hangs=1).kind == mailbox.FRESH
+  assert judged(43, 134, 134, 134).kind == states.FAILED
+  assert judged(43, 134, 134, 134, hangs=1).kind == states.FRESH
 
 
 def test_only_ends_that_follow_from_anothers_mean_that_a_host_went_without_a_word():
@@ -67,32 +67,32 @@ def test_only_ends_that_follow_from_anothers_mean_that_a_host_went_without_a_wor
 
 
 def test_the_others_are_waited_for_before_anything_is_said():
-  assert judged(1, None, None, None, waited=1.0).kind == mailbox.TROUBLE
-  assert judged(1, None, None, None).kind == mailbox.FAILED
+  assert judged(1, None, None, None, waited=1.0).kind == states.TROUBLE
+  assert judged(1, None, None, None).kind == states.FAILED
 
 
 def test_silence_of_one_is_a_failure_and_silence_of_all_may_be_the_buckets():
   assert "w03" in judged(None, None, None, None, ages=(1, 1, 1, 999)).text
-  assert judged(None, None, None, None, ages=(999,) * 4, waited=1.0).kind == mailbox.TROUBLE
-  assert judged(None, None, None, None, ages=(999,) * 4).kind == mailbox.FRESH
+  assert judged(None, None, None, None, ages=(999,) * 4, waited=1.0).kind == states.TROUBLE
+  assert judged(None, None, None, None, ages=(999,) * 4).kind == states.FRESH
 
 
 def test_a_worker_that_has_given_up_says_why():
   reports = {0: (Report(0, 1, READY), 1.0), 1: (Report(1, 1, ENDED, detail="the code has another hash"), 1.0)}
-  found = mailbox.judge(run(), 1, reports, None, LONG, 0)
-  assert found.kind == mailbox.FRESH and "w01 has given up: the code has another hash" in found.text
+  found = states.judge(run(), 1, reports, None, LONG, 0)
+  assert found.kind == states.FRESH and "w01 has given up: the code has another hash" in found.text
 
 
 def test_ends_of_an_earlier_try_say_nothing_of_this_one():
   reports = {w: (Report(w, 1, EXITED, exit=1), 1.0) for w in range(4)}
-  assert mailbox.judge(run(), 2, reports, None, LONG, 0).kind == mailbox.GOING
+  assert states.judge(run(), 2, reports, None, LONG, 0).kind == states.GOING
 
 
 def test_what_was_ordered_to_stop_is_stopped_whatever_its_codes():
   stop = Order(1, stop=True)
-  assert judged(42, 42, 143, 42, order=stop).kind == mailbox.STOPPED
-  assert judged(42, None, 42, 42, order=stop).kind == mailbox.GOING
-  assert judged(0, 0, 0, 0, order=stop).kind == mailbox.DONE
+  assert judged(42, 42, 143, 42, order=stop).kind == states.STOPPED
+  assert judged(42, None, 42, 42, order=stop).kind == states.GOING
+  assert judged(0, 0, 0, 0, order=stop).kind == states.DONE
 
 
 @pytest.mark.parametrize(
@@ -107,4 +107,4 @@ def test_what_was_ordered_to_stop_is_stopped_whatever_its_codes():
   ],
 )  # fmt: skip
 def test_progress_is_that_of_the_slowest_and_of_those_that_do_not_run_yet(reports, text):
-  assert mailbox.progress(run(), {report.worker: (report, 1.0) for report in reports}) == text
+  assert states.progress(run(), {report.worker: (report, 1.0) for report in reports}) == text

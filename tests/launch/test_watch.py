@@ -6,10 +6,10 @@ import threading
 import pytest
 
 from launch import engine, errors, event_log, mailbox, spec
-from launch.engine import IDLE, OVER
 from launch.errors import LaunchError
 from launch.event_log import EventLog
-from launch.lease import Held, Lease
+from launch.mailbox import Held, Lease
+from launch.states import IDLE, OVER
 from launch.storage import storage
 from launch.watch import Watch
 from tests.launch.clouds import Cloud, Engine, Killed

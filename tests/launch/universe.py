@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from unittest import mock
 
 from launch import assumptions, commands, engine, errors, listing, mailbox, spec
-from launch.engine import OVER
 from launch.errors import LaunchError, UnknownError
 from launch.event_log import EventLog
-from launch.lease import Held
+from launch.mailbox import Held
+from launch.states import OVER
 from launch.storage import Clock
 from launch.watch import Watch
 from tests.launch.services import Engine, Killed, Machine, Memory

@@ -3,8 +3,8 @@
 import dataclasses
 
 from launch import decisions, engine, mailbox, spec
-from launch.engine import OVER, Action, Seen, State
 from launch.errors import LaunchError, UnknownError
+from launch.states import OVER, Action, Seen, State
 
 POLL = 15.0
 

@@ -105,7 +105,7 @@ def test_a_port_that_another_program_has_is_an_error(host):
 
 
 def test_a_port_that_no_system_has_is_an_error():
-  with pytest.raises(ConfigError, match="10.0.0.2:99999"):
+  with pytest.raises(ConfigError, match=r"10\.0\.0\.2:99999"):
     processes.check_port_free("10.0.0.2:99999")
 
 
