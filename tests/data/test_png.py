@@ -72,3 +72,31 @@ def test_b1_an_orientation_whose_checksum_is_wrong_is_refused():
   for exif in (False, True):
     with pytest.raises(DecodeError, match="not a complete image; the checksum of the chunk eXIf of a PNG is wrong"):
       decoded(png(samples, 8, 2, before=flipped), exif=exif)
+
+
+def chunks(data):
+  """{name: offset of its checksum} of the chunks of a PNG."""
+  result, at = {}, 8
+  while at < len(data):
+    length = int.from_bytes(data[at : at + 4], "big")
+    result[data[at + 4 : at + 8].decode()] = at + 8 + length
+    at += 12 + length
+  return result
+
+
+@pytest.mark.parametrize("animated", [False, True])
+def test_a_wrong_checksum_of_a_chunk_without_which_no_png_is_whole_is_refused(animated):
+  palette = chunk(b"PLTE", DRAW.integers(0, 256, (16, 3)).astype(np.uint8).tobytes())
+  before = chunk(b"acTL", struct.pack(">II", 1, 0)) * animated + METADATA["gamma"] + palette + chunk(b"tRNS", b"\1")
+  data = png(DRAW.integers(0, 16, (9, 9, 1)), 8, 3, before=before)
+  whole, refused = decoded(data), set()
+  for name, at in chunks(data).items():
+    for bit in (0, 31):
+      wrong = int.from_bytes(data[at : at + 4], "big") ^ 1 << bit
+      flipped = data[:at] + wrong.to_bytes(4, "big") + data[at + 4 :]
+      try:
+        np.testing.assert_array_equal(decoded(flipped), whole)  # no pixel depends on the chunk
+      except DecodeError as error:
+        assert name != "IEND" or "the checksum of the chunk IEND of a PNG is wrong" in str(error)
+        refused.add(name)
+  assert refused == {"IHDR", "PLTE", "IDAT", "IEND"}  # critical chunks: their names begin with a capital letter

@@ -141,6 +141,7 @@ def _png(data) -> Header:
     if at > len(data):
       raise DecodeError(f"not a complete image; {len(data)} bytes of a PNG, and a chunk that ends at {at:,}")
     if name == b"IEND":
+      _check_chunk(data, at - 12 - length, length)
       break
   else:
     raise DecodeError(f"a PNG of more than {CHUNKS:,} chunks")
@@ -149,7 +150,7 @@ def _png(data) -> Header:
 
 
 def _check_chunk(data, at, length):
-  """Raises DecodeError for a chunk with a wrong checksum. OpenCV only checks the chunks that pixels depend on."""
+  """Raises DecodeError for a chunk with a wrong checksum. OpenCV checks IHDR, PLTE and IDAT."""
   if at + 12 + length > len(data):  # truncated, which is reported later
     return
   name, checksum = data[at + 4 : at + 8], unpack_from(">I", data, at + 8 + length)[0]
