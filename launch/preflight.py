@@ -19,9 +19,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 
 from launch import errors, machine, manifests, storage
-from launch.errors import LaunchError, UnknownError
+from launch.errors import LaunchError, UnknownError, amount
 from launch.findings import Finding, bucket_of
-from launch.screen import amount
 from launch.spec import Run
 
 TIMEOUT = 15.0  # seconds for an answer
