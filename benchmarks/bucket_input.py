@@ -4,9 +4,9 @@ The bucket is a server on this machine behind a proxy that adds `--latency` seco
 read in the order by blocks. JPEGs of 90 kB become batches of inception crops of 224 px. The figures are medians of
 alternating rounds, without the first round of each source.
 
-Server and proxy use cores of the same machine. Therefore two further figures are reported: the
-seconds of a core per image in this process, and the share of the time that threads waited for the bucket. With
-`--minutes`, the program then continues to read from the bucket only, and reports the memory of the processes in MiB.
+Server and proxy use cores of the same machine. Therefore the report also contains the seconds of a core per image in
+this process. It also contains the share of the time that threads waited for the bucket. With `--minutes`, the program
+then continues to read from the bucket only, and reports the memory of the processes in MiB.
 """
 
 import contextlib

@@ -69,12 +69,12 @@ def rate(batches, seconds: float) -> float:
 
 
 def shares(spy: str, folder: str, threads: int, policy: bool) -> tuple[float, float]:
-  """Measures one process that makes our batches.
+  """Measures a process that makes our batches.
 
   Args:
     spy: path of py-spy.
-    folder: of the dataset.
-    threads: of the pipeline.
+    folder: directory of the dataset.
+    threads: number of threads.
     policy: whether images get RandAugment.
 
   Returns:
@@ -87,7 +87,7 @@ def shares(spy: str, folder: str, threads: int, policy: bool) -> tuple[float, fl
       with tempfile.NamedTemporaryFile() as raw:
         children.output(
           [
-            # Without pauses: a paused process would hold the lock longer.
+            # py-spy must not pause the process, because a paused process would hold the lock longer.
             *(spy, "record", "--gil", "--nonblocking", "--format=raw", f"--rate={SAMPLES}", "--duration=10"),
             *(f"--pid={process.pid}", f"--output={raw.name}"),
           ]

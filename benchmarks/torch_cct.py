@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Block(nn.Module):
-  """The encoder block of the Compact Transformers' code, where the second norm overwrites the residual stream."""
+  """The encoder block of the Compact Transformers' code. Its second norm overwrites the residual stream."""
 
   def __init__(self, width: int, heads: int, path_rate: float):
     super().__init__()

@@ -83,7 +83,7 @@ def get_config(argument="cifar10"):
 def sweep(argument="cifar10"):
   """Returns the paper's rates as trials, selected by `val`.
 
-  The best setting is trained three times again on all of `train`, and measured on test (table 4).
+  The best setting is trained again on all of `train`, three times, and measured on test (table 4).
   """
   images, _, _ = argument.partition(",")
   rates = (0.003, 0.01, 0.03, 0.06) if images == "imagenet" else (0.001, 0.003, 0.01, 0.03)

@@ -56,7 +56,7 @@ def digits(student):
 
 
 def imagenet(student):
-  """Returns AugReg's training of ViT-B/16. The student is L/16, on 15 times as many images, with more noise."""
+  """Returns ViT-B/16 with AugReg's recipe. The student is L/16, with 15 times as many images and more noise."""
   labelled = dict(name="imagenet2012", train="train[:99%]")
   policy = dict(name="randaugment", layers=2, magnitude=27 if student else 15)
   data = dict(name="pseudo_labelled", path=required, labelled=labelled, ratio=14.0, minimum=0.3, per_class=130_000)

@@ -17,8 +17,9 @@ Result:    published, 400 epochs, % top-1 at 224 px, and the same weights at 384
            All training images are used, and the epoch is not selected
 Source:    deit/README.md and models/vit_rope.py of naver-ai/rope-vit at ce85c2e, the defaults of DeiT's main.py.
            Clipping is the default of their FusedLAMB. They compute in float16. Mixing is drawn for each pair of images
-           here, and for each GPU in their code. Initialization differs: here kernels depend on their widths, theirs
-           are normal with 0.02. With _ape the class token has a position here, which has no effect on the results
+           here, and for each GPU in their code. Initialization differs: here kernels depend on their widths, in their
+           code they are normal with 0.02. With _ape the class token has a position here, which has no effect on the
+           results
 """
 
 from vit_jax.config import recipe, required

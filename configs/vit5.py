@@ -16,8 +16,8 @@ Source:    README.md, main.py, augment.py and models_vit5.py at b7b0796. RMSNorm
            bias in their projections, layer scale, four registers, learned positions, and rotary positions for patches
            and, with a separate temperature, for registers. Clipping is the default of their FusedLAMB. Mixing is drawn
            for each pair of images here, and for each GPU in their code. Initialization differs: here class token and
-           registers are near 0 and kernels depend on their widths, theirs are normal with 0.02. The class token has a
-           position here, which has no effect on the results
+           registers are near 0 and kernels depend on their widths, in their code all are normal with 0.02. The class
+           token has a position here, which has no effect on the results
 """
 
 from vit_jax.config import recipe, required

@@ -64,7 +64,7 @@ def get_config(argument="ViT-B/16,dtd"):
 def sweep(argument="ViT-B/16,dtd"):
   """Returns the rates and lengths of VTAB's light sweep, selected by val200.
 
-  The best setting is trained three times again on all 1,000 images.
+  The best setting is trained again on all 1,000 images, three times.
   """
   _, tasks, published = parsed(argument)
   if published:

@@ -90,7 +90,7 @@ class FileSystem(core.GCSFileSystem):
       ours["token"] = "anon"
     self._said = False  # whether the user was warned that the bucket does not respond
     self.fenced = True  # whether writes wait for FENCES
-    self.away = False  # whether the patience ran out for the last request; further requests are then tried once
+    self.away = False  # whether the last request exceeded the patience, so that later requests are tried only once
     super().__init__(*arguments, **ours | options)
 
   async def _request(self, method, path, *arguments, **options):

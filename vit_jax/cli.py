@@ -92,7 +92,7 @@ class Parser(argparse.ArgumentParser):
   def _refusal(self, unknown: Mapping[str, str], known: Mapping[str, bool], given: Collection[str]) -> str:
     """Returns the message for unknown flags: a suggestion for each, and the supported flags.
 
-    Flags of another form of the command than that of the `given` flags are not listed.
+    Flags are not listed if they belong to another form of the command than the `given` flags.
 
     Args:
       unknown: maps each unknown flag to its value.
@@ -289,7 +289,7 @@ def table(figures: Mapping, intervals: Mapping[str, tuple[float, float]] | None 
 
 
 def main(verb: Callable[[], None]) -> None:
-  """Runs a verb as a program. A user error prints one line and sets the exit code; a bug prints its traceback.
+  """Runs a verb as a program. A user error prints one line and sets the exit code. A bug prints its traceback.
 
   Args:
     verb: main function of the verb.

@@ -82,11 +82,11 @@ class Limits:
     start: until all processes have joined, and until everything is built.
     compile: compilation of the train step.
     restore: reading of a checkpoint, or of initial weights.
-    step: between two steps, including loading of the batch; use at least ten times the median.
+    step: between two steps, including loading of the batch. Use at least ten times the median.
     evaluation: of one batch, and of the computation after the last batch.
     save: of a checkpoint, and of closing all files.
-    stop: from a stop request until the state is saved; the exit code is that of the request, 42, 130 or 2.
-    peer: without a sign of life from another process; the exit code is 134.
+    stop: from a stop request until the state is saved. The exit code is that of the request, 42, 130 or 2.
+    peer: without a sign of life from another process. The exit code is 134.
   """
 
   start: Seconds = 900.0
@@ -159,7 +159,7 @@ class Measurement:
   Args:
     evals: evaluations by name.
     batch: images per batch.
-    image_size: image size in pixels; the default is that of the weights.
+    image_size: image size in pixels. The default is that of the weights.
     ema: selects averaged or raw weights, see `Init`.
     prefix: selects one of several models in a file, see `Init`.
     mesh: sizes of the device mesh.
@@ -383,7 +383,15 @@ class _Interval:
 
 
 def uniform(low: float, high: float) -> _Interval:
-  """Returns a range for `sample` with uniformly distributed numbers between `low` and `high`."""
+  """Returns a range for `sample` with uniformly distributed numbers.
+
+  Args:
+    low: lower limit.
+    high: upper limit.
+
+  Raises:
+    ConfigError: `low` is not below `high`, or a limit is infinite.
+  """
   return _interval(low, high, False)
 
 

@@ -4,14 +4,15 @@
     python -m vit_jax.convert --inspect FILE
 
 IN is a workdir of vit_jax or a weight file. Supported layouts are those of vit_jax, big_vision, BiT, timm, Hugging
-Face and Compact-Transformers, and of the authors of DINOv2, DINOv3, DeiT III, rope-vit, EVA-02 and ViT-5. Supported
-formats are .npz, .safetensors, and PyTorch files such as .pth, .pth.tar and .bin. Code in PyTorch files is never run.
+Face and Compact-Transformers. The layouts of the authors of DINOv2, DINOv3, DeiT III, rope-vit, EVA-02 and ViT-5 are
+supported too. Supported formats are .npz, .safetensors, and PyTorch files such as .pth, .pth.tar and .bin. Code in
+PyTorch files is never run.
 
 OUT is an .npz or .safetensors file, or a directory. A directory becomes a workdir with one checkpoint, which
 `--weights` and `init.from` accept. A tensor that the layout of OUT does not support is an error. Errors leave no
 output, and existing files are never overwritten. Tensors are copied one by one between files, so memory holds only a
-few of the largest. Class names, image size, crop, mean and std are stored with the weights: in the file, and in the
-JSON files next to it that model hubs read.
+few of the largest. Class names, image size, crop, mean and std are stored in the file, and in JSON files next to it
+that model hubs read.
 
 OUT.stablehlo is a program with the model and its weights, for CPUs, CUDA and TPUs. OUT.onnx is a program for ONNX
 Runtime and others (extra onnx). Both run without vit_jax: see `inference.exported`.
@@ -163,6 +164,13 @@ def beside(target: pathlib.Path, chosen: layout.Layout, description: models.Desc
   """Returns the JSON documents that accompany a weight file: {path: text}.
 
   Model hubs use fixed file names. An .npz file has its own document, OUT.json.
+
+  Args:
+    target: the weight file.
+    chosen: its layout.
+    description: the model.
+    said: preprocessing and class names of the weights.
+    about: metadata of the file.
   """
   if target.suffix.lower() == ".npz":
     documents = {target.with_suffix(".json"): {"vit_jax": about}}
@@ -242,7 +250,13 @@ def export(
 
 
 def unsaid(tensors: Tensors, description: models.Description, name: str) -> list[str]:
-  """Returns notes on properties that readers would guess wrongly from the tensors and the file name alone."""
+  """Returns notes on properties that readers would guess wrongly from the tensors and the file name alone.
+
+  Args:
+    tensors: tensors of the file.
+    description: the model.
+    name: name of the file.
+  """
   try:
     recognised = importers.recognise(tensors, {"name": name}).description
   except ConfigError as error:
@@ -256,7 +270,15 @@ def unsaid(tensors: Tensors, description: models.Description, name: str) -> list
 
 
 def check_hints(description: models.Description, hints: Mapping) -> None:
-  """Raises ConfigError for a flag that contradicts the weights or does not apply to them."""
+  """Checks the hints against the weights.
+
+  Args:
+    description: the model of the weights.
+    hints: values of flags by name.
+
+  Raises:
+    ConfigError: a flag contradicts the weights or does not apply to them.
+  """
   facts = {"heads": _heads(description), "image_size": description.image_size}
   facts["resampling"] = description.arguments().get("resampling")
   for key, value in hints.items():

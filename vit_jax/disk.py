@@ -52,7 +52,7 @@ def trouble(error: OSError) -> str:
 
 @contextlib.contextmanager
 def writing(path: pathlib.Path) -> Iterator[None]:
-  """Adds the file name to an OSError. A failed write does not contain it.
+  """Adds the file name to an OSError. The error of a failed write lacks it.
 
   Args:
     path: the file that is written inside the context.

@@ -168,7 +168,12 @@ def of_workdir(run: config.Run, workdir: pathlib.Path, image_size: int | None) -
 
 
 def warn_of_normalisation(weights: str, run: config.Run) -> None:
-  """Warns if a config normalises images differently from the weights, which reduces the accuracy."""
+  """Warns if a config normalises images differently from the weights, which reduces the accuracy.
+
+  Args:
+    weights: path of the weights.
+    run: the run of the config.
+  """
   if other := stored.other_normalisation(weights, run.data, run.init.ema, run.init.prefix):
     logging.warning("images of such weights are usually normalised otherwise than this config does: %s", other)
 
@@ -193,7 +198,15 @@ def chosen(evals: dict[str, schema.Choice], split: str | None, logits: bool) -> 
 
 
 def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
-  """Restores the newest readable checkpoint of the run in --workdir, with errors that name the flag."""
+  """Restores the newest readable checkpoint of the run in --workdir.
+
+  Args:
+    parts: the run.
+    workdir: its directory.
+
+  Raises:
+    ConfigError: the run has not saved a checkpoint. The message names the flag.
+  """
   with schema.at("--workdir"):
     return evaluation.restored(parts, workdir)
 
@@ -245,7 +258,7 @@ def label(parts: build.Parts, state: steps.State, arguments: argparse.Namespace,
     watch: the watch of the process.
 
   Raises:
-    ConfigError: the weights have no head, the dataset is not named, or an image cannot be decoded.
+    ConfigError: the weights lack a head, the dataset is not named, or an image cannot be decoded.
   """
   run, data = parts.run, None
   if not parts.model.description.classes:
@@ -283,7 +296,7 @@ def evaluate(
     parts: the run.
     state: its weights.
     name: title of the table.
-    poll: called after each batch; raises an exception to stop.
+    poll: called after each batch. It may raise an exception to stop.
 
   Returns:
     The result of `evaluation.measured`.
@@ -299,7 +312,12 @@ def evaluate(
 
 
 def interval_notes(measured: dict[str, Outcome], intervals: dict[str, Intervals]) -> list[str]:
-  """Returns lines with the method of the intervals and the figures that have no interval."""
+  """Returns lines with the method of the intervals and the figures without an interval.
+
+  Args:
+    measured: outcomes by prefix.
+    intervals: intervals by prefix.
+  """
   if not intervals:
     return []
   without = [

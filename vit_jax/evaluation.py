@@ -42,7 +42,7 @@ def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
     workdir: its directory.
 
   Raises:
-    ConfigError: there is no checkpoint, or the order of the classes has changed since training.
+    ConfigError: the run has not saved a checkpoint, or the order of the classes has changed since training.
     NotFiniteError: a parameter or its moving average is NaN or infinite.
   """
   store = checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), read_only=True)
@@ -87,7 +87,7 @@ def measured(
   Args:
     measures: functions that measure parameters, by name of the evaluation.
     state: the weights.
-    poll: called after each batch; raises an exception to stop.
+    poll: called after each batch. It may raise an exception to stop.
 
   Returns:
     The outcomes of all evaluations, and the intervals of the accuracy evaluations. Both are keyed by the prefix of the

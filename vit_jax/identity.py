@@ -124,7 +124,7 @@ def stored_config(workdir: pathlib.Path, about: Mapping) -> dict | None:
   """Returns the config of the run in a workdir, or None if there is no config.
 
   The config in the checkpoint takes precedence, because users may edit config.json. The file config.json is used if
-  there is no checkpoint, and for older checkpoints without a config.
+  a checkpoint does not exist, and for older checkpoints without a config.
 
   Args:
     workdir: the workdir.

@@ -14,7 +14,7 @@ LONGEST = 200  # longest file name in bytes to which a suffix can be added; file
 def partial(path: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields a locked temporary file next to `path`, to which only this process writes.
 
-  A file that an earlier, killed process left is used again.
+  A temporary file that a killed process left is reused.
 
   Args:
     path: the file that the temporary file will replace.

@@ -6,7 +6,7 @@ whole run. The data need not be present, because the catalog contains the number
 fastest mesh, rematerialisation and micro-batches that fit. While a program compiles, a line on standard error reports
 every 15 seconds what is compiled, and for how long.
 
-The report names runs whose hosts cannot feed their chips. Pass the measured number of images that one host prepares
+The report marks runs with hosts that cannot feed their chips. Pass the measured number of images that one host prepares
 per second as `--host-rate`. By default it is estimated from the cores of the host. The figures are not measurements on
 a TPU. Their meaning is printed below the table.
 """

@@ -66,7 +66,7 @@ def input_choice(words: Mapping[str, str]) -> dict:
 
 
 def corpus(arguments) -> list[str]:
-  """Writes the corpus of the command line.
+  """Writes the corpus that the command line describes.
 
   Args:
     arguments: parsed flags.

@@ -147,7 +147,7 @@ def model(
     classes: default number of classes of `models.create`.
     sharding: rows (regular expression of a whole parameter path, mesh axis of each dimension). They are added to the
       rows of all models (`vit_jax.models.parameters.SHARDING`). Exactly one row must match each parameter.
-    order: parameters before, in and after the blocks, for `layer_decay` and new heads.
+    order: the parameters that precede, form and follow the blocks. `layer_decay` and new heads depend on it.
 
   Returns:
     A decorator that returns the function unchanged.

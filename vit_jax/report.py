@@ -1,9 +1,9 @@
 """Writes an HTML report on runs, sweeps or weights: python -m vit_jax.report runs/digits
 
-The report is one HTML file that loads no other files. It shows results and cost, curves, the images that the model saw
-and misclassified, and the model's weights and attention. Several PATHs are compared. A sweep is shown with all trials
-that have started. `train` and `sweep` write a report in their workdir at the end. With --export, the metrics of the
-runs are sent to a tracker instead. The same command later sends only new lines.
+The report is one HTML file that loads no other files. It shows results and cost, curves, training images, misclassified
+images, and the model's weights and attention. Several PATHs are compared. A sweep is shown with all trials that have
+started. `train` and `sweep` write a report in their workdir at the end. With --export, the metrics of the runs are sent
+to a tracker instead. The same command later sends only new lines.
 """
 
 import pathlib
@@ -42,7 +42,7 @@ def main() -> None:
 def export(workdirs: list[pathlib.Path], to: str, project: str) -> None:
   """Sends the metrics of runs to a tracker.
 
-  If some of the runs have no metrics yet, a message names them and they are skipped.
+  Runs without metrics are skipped with a message, if other runs have metrics.
 
   Args:
     workdirs: workdirs of the runs.
@@ -50,7 +50,7 @@ def export(workdirs: list[pathlib.Path], to: str, project: str) -> None:
     project: project in the tracker.
 
   Raises:
-    ConfigError: there are no runs, or the tracker cannot be used.
+    ConfigError: `workdirs` is empty, or the tracker cannot be used.
   """
   if not workdirs:
     raise schema.ConfigError(f"--export: there is no run among the PATHs, whose metrics {to} could get; name a workdir")

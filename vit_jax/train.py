@@ -221,7 +221,7 @@ def objection(workdir: pathlib.Path, parts: build.Parts, accept: bool = False) -
   """Returns the reason why a run cannot use a workdir, or None if it can.
 
   A workdir cannot be used if its run has another config or other data. The newest checkpoint contains this information.
-  The file config.json is used if there is no checkpoint, or if the checkpoint is too old to contain it.
+  The file config.json is used if a checkpoint does not exist or is too old to contain it.
 
   Args:
     workdir: the workdir.

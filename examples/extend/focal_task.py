@@ -21,7 +21,7 @@ class Focal(Classify):
   p is the probability of the target. With gamma=0 the task equals `classify`.
 
   Args:
-    gamma: exponent; the paper uses 2.
+    gamma: exponent. The paper uses 2.
   """
 
   gamma: NonNegative = 2.0

@@ -57,7 +57,7 @@ class Text(NamedTuple):
 
 
 class Tile(NamedTuple):
-  """An image centred in a square of size TILE, or a cross if there is no image.
+  """An image centred in a square of size TILE, or a cross if the image is missing.
 
   Attributes:
     x: position from the left in pixels.

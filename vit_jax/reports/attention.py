@@ -74,9 +74,9 @@ def rollout(
 ) -> Float[Array, "B h w"]:
   """Computes attention rollout: the share of each patch in the output, through all layers (Abnar and Zuidema 2020).
 
-  A layer mixes tokens by half the mean of its heads' weights and, for the residual connection, half the identity. Rows
-  are scaled to sum to 1, and layers are multiplied. Dosovitskiy et al. 2021 show the row of the class token (figure 6).
-  The sum over patches is less than 1 by the share of the prefix tokens.
+  The matrix of a layer is the average of two matrices: the mean weights of its heads, and the identity. The identity
+  represents the residual connection. The rows are scaled to sum to 1. The matrices of all layers are multiplied.
+  Dosovitskiy et al. 2021 show the row of the class token (figure 6). The shares of patches and prefix tokens sum to 1.
 
   Args:
     weights: weights of each layer, from the first to the last.

@@ -68,7 +68,7 @@ class Recorded:
 
   @property
   def core_hours(self) -> float:
-    """Hours of all attempts, with start, compilation and evaluations, times cores; see `cores`."""
+    """Hours of all attempts, with start, compilation and evaluations, times `cores`."""
     return sum(self.seconds.values()) / 3600 * self.cores
 
   @property

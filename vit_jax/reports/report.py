@@ -133,7 +133,7 @@ def make(
       omitted.
 
   Raises:
-    ConfigError: there is no content to show, or `out` is invalid.
+    ConfigError: the paths contain no runs or weights, or `out` is invalid.
 
   Example:
     make([pathlib.Path("runs/digits")], pathlib.Path("report.html"))
