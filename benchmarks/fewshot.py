@@ -70,7 +70,7 @@ def memory(function, answer) -> None:
   """Computes a prediction and puts the peak memory of this process in bytes, including the arrays, into a queue.
 
   Args:
-    function: `ours` or `theirs`.
+    function: the probe to measure.
     answer: the queue.
   """
   signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process without a traceback

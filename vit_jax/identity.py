@@ -175,7 +175,7 @@ def other_data(before: Mapping, now: Mapping) -> list[str]:
 
 
 def other_splits(before: Mapping, source: sources.Source) -> list[str]:
-  """Returns a line for each split of the run's data with other images than before; see `data.membership`.
+  """Returns a line for each split of the run's data with other images than before, see `data.membership`.
 
   Args:
     before: the field `data` of `of` in the checkpoint.
