@@ -110,3 +110,18 @@ def test_a_link_that_leads_nowhere_is_there_already(tmp_path, name, leads):
   with pytest.raises(ConfigError, match=f"{name} is there already"):
     convert.convert(tmp_path / "a.npz", tmp_path / name, None, {})
   assert (tmp_path / name).is_symlink() and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(("there", "target", "other"), [("x.npz", "x.stablehlo", "x_stablehlo.stablehlo"),
+                                                        ("x.stablehlo", "x.npz", "x_npz.npz")])  # fmt: skip
+def test_a_json_file_of_two_files_with_one_stem_is_refused_unless_it_is_the_same(tmp_path, there, target, other):
+  (tmp_path / there).write_bytes(b"weights")
+  (tmp_path / "x.json").write_text('{"of": "the first"}\n')
+  with pytest.raises(ConfigError) as error:
+    convert.check_new(tmp_path / target, {tmp_path / "x.json": '{"of": "the second"}\n'})
+  assert str(error.value) == (
+    f"{tmp_path}/x.json is there already, and {target} needs a file of this name. Choose another name, such as "
+    f"{other}, or another directory"
+  )
+  convert.check_new(tmp_path / target, {tmp_path / "x.json": '{"of": "the first"}\n'})
+  convert.check_new(tmp_path / other, {(tmp_path / other).with_suffix(".json"): '{"of": "the second"}\n'})

@@ -209,7 +209,10 @@ def check_new(target: pathlib.Path, documents: Mapping[pathlib.Path, str]) -> No
   for file, text in documents.items():
     left = not others and file.is_file() and files.content(file) == text.encode()
     if not left and (file.exists() or os.path.lexists(file)):
-      raise ConfigError(f"{file} is there already, and one goes with {target.name}; take an empty directory")
+      own = file.stem == target.stem  # of another .npz or .stablehlo with this stem
+      other = target.with_stem(f"{target.stem}_{target.suffix[1:].lower()}").name
+      advice = f"Choose another name, such as {other}, or another directory" if own else "Choose an empty directory"
+      raise ConfigError(f"{file} is there already, and {target.name} needs a file of this name. {advice}")
   if documents and others:
     raise ConfigError(
       f"{others[0]} would be read with the {some_names(documents)} of {target.name}; take an empty directory"

@@ -44,6 +44,17 @@ def test_the_file_alone_gives_the_logits_of_any_number_of_images(tmp_path):
     convert.convert(source, tmp_path / "a.stablehlo", None, {})
 
 
+@pytest.mark.parametrize("names", [("a.npz", "a.stablehlo"), ("a.stablehlo", "a.npz")], ids=str)
+def test_a_program_and_weights_with_one_stem_do_not_replace_each_others_json(tmp_path, names):
+  source = small_weights.file(tmp_path, mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.4])
+  convert.convert(source, tmp_path / "out" / names[0], None, {})
+  before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+  with pytest.raises(ConfigError, match=rf"a\.json is there already, and {names[1]} needs a file of this name"):
+    convert.convert(source, tmp_path / "out" / names[1], None, {})
+  assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
+  assert set(before) == {names[0], "a.json"}
+
+
 def test_an_onnx_file_gives_the_logits_and_says_what_it_needs_by_itself(tmp_path):
   labels = {str(i): name for i, name in enumerate(small_weights.CLASSES)}
   source = small_weights.file(tmp_path, mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.4], id2label=labels)
