@@ -1,1 +1,1 @@
-"""Weights in use: on images of anybody, by the verb and in Python."""
+"""Predictions and features from stored weights, for the command `predict` and for use in Python."""

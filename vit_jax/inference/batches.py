@@ -1,4 +1,4 @@
-"""Predictions of many image files on all devices, in their order, while files are read and decoded ahead."""
+"""Predictions for many image files on all devices, while the next files are read and decoded."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -20,16 +20,24 @@ from vit_jax.inference.preparation import Preparation
 from vit_jax.inference.stored import Stored
 from vit_jax.schema import arguments
 
-TOGETHER = 64  # images of a batch on each device, at most
+TOGETHER = 64  # maximum number of images of a batch on each device
 
 
 class Row(NamedTuple):
-  """What is said of one file: classes, best first, their probabilities and features, or why it is bad."""
+  """The result for one file.
+
+  Attributes:
+    file: path of the file.
+    best: class numbers, best first, int32 (K,).
+    probability: probabilities of these classes, float32 (K,).
+    features: features of the image, float32 (D,).
+    reason: the error message for a bad file, otherwise None.
+  """
 
   file: str
-  best: np.ndarray | None = None  # int32 [k], numbers of classes
-  probability: np.ndarray | None = None  # float32 [k]
-  features: np.ndarray | None = None  # float32 [D]
+  best: np.ndarray | None = None
+  probability: np.ndarray | None = None
+  features: np.ndarray | None = None
   reason: str | None = None
 
 
@@ -41,15 +49,20 @@ def predictions(
   poll: Callable[[], None],
   together: int = TOGETHER,
 ) -> Iterator[list[Row]]:
-  """Rows of the files in their order, some at a time; in memory are only those of the batches that are under way.
+  """Yields the results of image files in their order, one batch at a time.
+
+  Only the batches in progress are kept in memory.
 
   Args:
     use: the weights.
-    files: paths.
-    devices: of this process, over which each batch is split.
-    features: what of an image to give too; None: nothing.
-    poll: called between batches; raises to stop.
-    together: images of a batch on each device.
+    files: paths of the image files.
+    devices: devices of this process. Each batch is split over them.
+    features: the features to compute as well, or None.
+    poll: function that is called between batches. It raises an exception to stop.
+    together: number of images of a batch on each device.
+
+  Yields:
+    The rows of one batch.
   """
   grid = mesh.make(config.Mesh(), devices)
   model = models.functional(use.description).on(grid)
@@ -73,9 +86,9 @@ def predictions(
 
 
 def _examples(use, files, reasons) -> stream.Examples:
-  """The files as examples for evaluation; why one is bad goes to `reasons`, by its number.
+  """Returns the files as examples for evaluation. Errors of bad files are stored in `reasons`, by number of the file.
 
-  Nothing ends for bad files, however many: unlike those of a dataset, each has a row of its own.
+  Bad files never stop the work, even if there are many. Unlike in a dataset, each file has a row of its own.
   """
   preparation = Preparation.of(use.data)
   image = (preparation.size, preparation.size, 3)
@@ -96,7 +109,7 @@ def _examples(use, files, reasons) -> stream.Examples:
 
 
 def _rows(files, first, size, part, reasons) -> list[Row]:
-  """The rows of one batch, those of bad files between the others."""
+  """Returns the rows of one batch, including those of bad files."""
   good = dict(zip(part.pop("position").tolist(), range(size), strict=False))
   return [
     Row(files[i], **{name: values[good[i]] for name, values in part.items()})

@@ -1,4 +1,4 @@
-"""What a model says of prepared images, as a pure function that any program may compile."""
+"""The pure function from prepared images to classes, probabilities and features."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -12,21 +12,21 @@ from vit_jax.data import augment
 from vit_jax.models import finite
 from vit_jax.schema import Choice, arguments
 
-BEST = 5  # classes of an image, at most
+BEST = 5  # maximum number of classes returned per image
 
 
 def says(model: models.Model, data: Choice, loss: str, features: models.Features | None) -> Callable:
-  """Builds the function that predicts prepared images.
+  """Builds the function that computes predictions for prepared images.
 
   Args:
-    model: without a head it predicts no class.
-    data: the preparation of the images, of which mean and standard deviation are used.
+    model: the model. A model without a head predicts no classes.
+    data: preprocessing of the images. Only the mean and the standard deviation are used.
     loss: the loss that the model was trained with, which determines the probabilities.
-    features: the features to return, float32; None returns no features.
+    features: the features to return, in float32. None returns no features.
 
   Returns:
-    (params, images uint8 [B, S, S, 3]) -> {"best" [B, k], "probability" [B, k], "features" [B, D]}, and the flags of
-    `finite.flagged`.
+    A function (params, images uint8 (B, S, S, 3)) -> {"best" (B, K), "probability" (B, K), "features" (B, D)}. The
+    result also contains the flags of `finite.flagged`.
   """
   normalise = functools.partial(augment.normalise, **arguments(data, augment.normalise))
   dtype = np.dtype(model.description.model.args["dtype"])

@@ -1,6 +1,7 @@
-"""A model as one file with its weights inside, for any number of images, that needs nothing of vit_jax.
+"""Export of a model with its weights to one file that runs without vit_jax, for any batch size.
 
-.stablehlo is a program for CPUs, CUDA and TPUs, by `jax.export`; .onnx is what ONNX Runtime and many others run.
+A .stablehlo file is a program for CPUs, CUDA and TPUs, written by `jax.export`. An .onnx file runs in ONNX Runtime and
+in many other programs.
 """
 
 import json
@@ -19,19 +20,37 @@ from vit_jax.inference.stored import Stored
 from vit_jax.schema import Choice, ConfigError, arguments
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-LARGEST = 2**31 - 2**20  # bytes of weights in an .onnx file, which Protocol Buffers end at 2 GiB
-CLOSE = 1e-4  # of the largest logit: how far those of the file may be from the model's
-COMPARED = (1, 3)  # images at a time
+LARGEST = 2**31 - 2**20  # maximum bytes of weights in an .onnx file, because Protocol Buffers are limited to 2 GiB
+CLOSE = 1e-4  # tolerance for the logits of the exported file, relative to the largest logit
+COMPARED = (1, 3)  # batch sizes to compare
 
 
 def write(use: Stored, path: pathlib.Path, check_new: Callable[[dict], None] = lambda documents: None) -> float:
-  """Writes the model: uint8 images [B, S, S, 3] -> logits float32 [B, V], without a head features [B, D].
+  """Writes a model to a file: uint8 images (B, S, S, 3) -> float32 logits (B, V), or features (B, D) without a head.
 
-  The file is read again and compared with the model on this machine before it takes its name; how far they are apart,
-  as a share of the largest value. `jax.export.deserialize(data).call(images)` runs a .stablehlo; what its squares are
-  made of and the names of classes are in a JSON file of the same name. An .onnx has these as metadata, each as
-  JSON. ConfigError where they differ by more than CLOSE; `check_new` raises it where one of the files may not be made,
-  of which it gets {path: text} of the JSON.
+  The file is read again and compared with the model on this machine before it gets its final name.
+  `jax.export.deserialize(data).call(images)` runs a .stablehlo file. The preprocessing and the class names are written
+  to a JSON file of the same name. An .onnx file stores them as metadata instead, each as JSON.
+
+  Args:
+    use: the weights.
+    path: the file to write. Its suffix selects the format.
+    check_new: function that receives {path: text} of the JSON files to write. It raises ConfigError if one of the files
+      must not be written.
+
+  Returns:
+    The largest difference of the logits between the file and the model, relative to the largest logit.
+
+  Raises:
+    ConfigError: if the outputs are not finite, or differ by more than CLOSE.
+
+  Example:
+    import pathlib
+
+    from vit_jax.inference import exported, stored
+
+    use = stored.load("model.npz")
+    difference = exported.write(use, pathlib.Path("model.stablehlo"))
   """
   make, run = FORMATS[path.suffix.lower()]
   described = beside(path)
@@ -56,18 +75,18 @@ def write(use: Stored, path: pathlib.Path, check_new: Callable[[dict], None] = l
 
 
 def beside(path: pathlib.Path) -> pathlib.Path | None:
-  """The JSON file of an exported model; None where the model's own file says it all."""
+  """Returns the path of the JSON file of an exported model, or None if the model file contains the metadata itself."""
   return path.with_suffix(".json") if path.suffix.lower() == ".stablehlo" else None
 
 
 def check(path: pathlib.Path) -> None:
-  """ConfigError where what writes files of this ending is not installed."""
+  """Raises ConfigError if the packages that write files with this suffix are not installed."""
   if path.suffix.lower() == ".onnx":
     _onnx()
 
 
 def _stablehlo(use):
-  """(the model, its program as bytes)."""
+  """Returns (the model, its program as bytes)."""
   compute, size = _function(use), use.description.image_size
   (batch,) = export.symbolic_shape("b")
   images = jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8)
@@ -75,12 +94,12 @@ def _stablehlo(use):
 
 
 def _run_stablehlo(data):
-  """images -> logits, of a program's bytes."""
+  """Returns the function from images to logits that a serialised program contains."""
   return export.deserialize(bytearray(data)).call
 
 
 def _onnx_graph(use):
-  """(the model in float32, which all that run ONNX compute; its graph as bytes)."""
+  """Returns (the model in float32, its graph as bytes). All ONNX runtimes support float32."""
   onnx, _ = _onnx()
   if (weights := sum(array.nbytes for array in use.arrays.values())) > LARGEST:
     raise ConfigError(f"{weights:,} bytes of weights; an .onnx file holds {LARGEST:,}: write OUT.stablehlo instead")
@@ -93,14 +112,14 @@ def _onnx_graph(use):
 
 
 def _run_onnx(data):
-  """images -> logits, of a graph's bytes."""
+  """Returns the function from images to logits that a serialised graph contains."""
   _, runtime = _onnx()
   session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
   return lambda images: session.run(None, {graph.INPUT: images})[0]
 
 
 def _onnx():
-  """The packages of the extra; ConfigError without it."""
+  """Returns the packages of the extra, or raises ConfigError if they are not installed."""
   try:
     import onnx
     import onnxruntime
@@ -109,12 +128,12 @@ def _onnx():
   return onnx, onnxruntime
 
 
-# Ending -> (model and bytes of weights to use, the function of images that bytes are).
+# Suffix -> (function from weights to model and bytes, function from bytes to a function of images).
 FORMATS = {".stablehlo": (_stablehlo, _run_stablehlo), ".onnx": (_onnx_graph, _run_onnx)}
 
 
 def _function(use, **changes) -> Callable:
-  """images -> logits, compiled by JAX; a kernel that one platform has alone is not taken."""
+  """Returns the compiled function from images to logits. It avoids kernels that exist for a single platform only."""
   choice = use.description.model
   if "attention" in choice.args:
     changes["attention"] = "xla"
@@ -130,7 +149,7 @@ def _function(use, **changes) -> Callable:
 
 
 def _apart(one, other, size) -> float:
-  """The largest difference between two functions of random images, as a share of the largest value."""
+  """Returns the largest difference between two functions on random images, relative to the largest value."""
   draw, largest, difference = np.random.default_rng(0), 1e-9, 0.0
   for count in COMPARED:
     images = draw.integers(0, 256, (count, size, size, 3), dtype=np.uint8)
@@ -140,7 +159,7 @@ def _apart(one, other, size) -> float:
 
 
 def _about(use):
-  """What is to be known of images and classes, as JSON values."""
+  """Returns the metadata of images and classes as JSON values."""
   keys = ("image_size", "test_crop", "mean", "std")
   return {
     "model": use.description.to_json(),

@@ -1,7 +1,7 @@
-"""A traced function as a graph of ONNX nodes: values, constants, and the nodes that operators add.
+"""Conversion of a traced JAX function to a graph of ONNX nodes.
 
-A dimension that is a multiple of BATCH is the number of images times a whole number; everything else is fixed. What
-depends on constants alone is computed here, once.
+A dimension that is a multiple of BATCH is a whole number times the number of images. All other dimensions are fixed.
+Values that depend only on constants are computed once, during the conversion.
 """
 
 import dataclasses
@@ -14,18 +14,24 @@ from jax.extend import core
 
 from vit_jax.schema import ConfigError
 
-# A prime larger than any side, width or number of tokens: who traces a function with so many images sees in the
-# shapes which dimensions grow with them.
+# A prime that is larger than any side, width or number of tokens. If a function is traced with this number of images,
+# the traced shapes show which dimensions depend on the number of images.
 BATCH = 1_000_003
-OPSET, IR = 18, 8  # of ONNX 1.13, December 2022
-INPUT = "images"  # name of the one input
+OPSET, IR = 18, 8  # versions of ONNX 1.13, December 2022
+INPUT = "images"  # name of the only input
 
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-  """What an operator takes and gives: an array that is known, or the name of a node's output.
+  """An operand or result of an operator: a known array, or the output of a node.
 
-  Its own `shape` has 1 where the traced one may have more: broadcasting is left to operators that do it themselves.
+  The shape may have size 1 along axes that are longer in the traced program, because ONNX operators can broadcast.
+
+  Attributes:
+    shape: shape of the value.
+    dtype: type of the elements.
+    array: the array, if it is known.
+    name: name of the node's output otherwise.
   """
 
   shape: tuple[int, ...]
@@ -35,20 +41,32 @@ class Value:
 
 
 def constant(array: Any) -> Value:
-  """An array that is known."""
+  """Returns a value for a known array."""
   array = np.asarray(array)
   return Value(array.shape, array.dtype, array)
 
 
 class Graph:
-  """Nodes and initializers in the making; `model` closes it."""
+  """A graph under construction: its nodes and initializers. `model` returns the finished model.
+
+  Args:
+    onnx: the `onnx` package.
+  """
 
   def __init__(self, onnx):
     self.onnx, self.nodes, self.initializers, self._names = onnx, [], [], {}
     self._count = 0
 
   def node(self, operator: str, inputs: Sequence[Value], shape: Sequence[int], dtype=None, **attributes) -> Value:
-    """Adds a node; its output, of the type of the first input unless said otherwise."""
+    """Adds a node and returns its output.
+
+    Args:
+      operator: name of the ONNX operator.
+      inputs: inputs of the node.
+      shape: shape of the output.
+      dtype: type of the output. The default is the type of the first input.
+      **attributes: attributes of the node.
+    """
     self._count += 1
     output = f"{operator.lower()}_{self._count}"
     names = [self.name(value) for value in inputs]
@@ -56,7 +74,7 @@ class Graph:
     return Value(tuple(shape), np.dtype(dtype or inputs[0].dtype), name=output)
 
   def name(self, value: Value) -> str:
-    """The name of a value in the graph; an array becomes an initializer when it is first used."""
+    """Returns the name of a value in the graph. A known array becomes an initializer at its first use."""
     if value.array is None:
       return value.name
     array = np.ascontiguousarray(value.array).reshape(value.array.shape)
@@ -64,11 +82,11 @@ class Graph:
     if key not in self._names:
       name = f"constant_{len(self._names) + 1}"
       self.initializers.append(self.onnx.numpy_helper.from_array(array, name))
-      self._names[key] = name, value.array  # which keeps the array, and so its id
+      self._names[key] = name, value.array  # keeps the array alive, so that its id stays unique
     return self._names[key][0]
 
   def sizes(self, shape: Sequence[int]) -> Value:
-    """A shape as a value, for Expand: computed from the number of images where it depends on that."""
+    """Returns a shape as a value for Expand. It is computed from the number of images if it depends on that number."""
     if not any(map(grows, shape)):
       return constant(np.array(shape, np.int64))
     batch = self.node("Shape", [Value((), np.dtype(np.int64), name=INPUT)], (1,), start=0, end=1)
@@ -79,7 +97,12 @@ class Graph:
     return parts[0] if len(parts) == 1 else self.node("Concat", parts, (len(parts),), axis=0)
 
   def reshape(self, value: Value, shape: Sequence[int]) -> Value:
-    """The value in another shape of as many elements."""
+    """Returns the value in another shape with the same number of elements.
+
+    Args:
+      value: the value.
+      shape: the new shape.
+    """
     if tuple(shape) == value.shape:
       return value
     if value.array is not None:
@@ -91,7 +114,12 @@ class Graph:
     return self.node("Reshape", [value, sides], shape)
 
   def transpose(self, value: Value, order: Sequence[int]) -> Value:
-    """The value with its axes in another order."""
+    """Returns the value with its axes in another order.
+
+    Args:
+      value: the value.
+      order: numbers of the axes in their new order.
+    """
     if list(order) == list(range(len(value.shape))):
       return value
     if value.array is not None:
@@ -99,7 +127,12 @@ class Graph:
     return self.node("Transpose", [value], [value.shape[i] for i in order], perm=list(order))
 
   def full(self, value: Value, shape: Sequence[int]) -> Value:
-    """The value in the traced shape, repeated along axes where it has 1."""
+    """Returns the value in the traced shape, repeated along axes of size 1.
+
+    Args:
+      value: the value.
+      shape: the traced shape.
+    """
     if value.shape == tuple(shape):
       return value
     if value.array is not None and not any(map(grows, shape)):
@@ -107,7 +140,13 @@ class Graph:
     return self.node("Expand", [value, self.sizes(shape)], shape)
 
   def model(self, inputs: Mapping[str, Value], outputs: Mapping[str, Value], about: Mapping[str, str]):
-    """The onnx.ModelProto of the graph; `about` are texts by name, its metadata."""
+    """Returns the onnx.ModelProto of the graph.
+
+    Args:
+      inputs: inputs by name.
+      outputs: outputs by name.
+      about: metadata, as texts by name.
+    """
     helper = self.onnx.helper
     for name, value in outputs.items():
       self.nodes.append(helper.make_node("Identity", [self.name(value)], [name], name=f"identity_{name}"))
@@ -126,17 +165,26 @@ class Graph:
 
 
 def grows(side: int) -> bool:
-  """Whether a dimension grows with the number of images."""
+  """Returns true if a dimension depends on the number of images."""
   return side > 0 and side % BATCH == 0
 
 
 def trace(
   function: Callable, image: tuple[int, ...], onnx, operators: Mapping[str, Callable]
 ) -> tuple[Graph, dict[str, Value], list[Value]]:
-  """(graph, its input by name, its outputs) of a function of uint8 images [B, *image].
+  """Converts a function of uint8 images (B, *image) to a graph.
 
-  `operators` are functions (graph, equation, values) -> values by the name of the primitive. ConfigError for one that
-  is not among them.
+  Args:
+    function: function from images to an array or several arrays.
+    image: shape of an image.
+    onnx: the `onnx` package.
+    operators: functions (graph, equation, values) -> values, by the name of the JAX primitive.
+
+  Returns:
+    The graph, its input by name, and its outputs.
+
+  Raises:
+    ConfigError: if the function uses a primitive that `operators` does not contain.
   """
   shape = (BATCH, *image)
   closed = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(shape, np.uint8))
@@ -147,7 +195,17 @@ def trace(
 
 
 def walk(graph: Graph, closed: core.ClosedJaxpr, inputs: Sequence[Value], operators: Mapping) -> list[Value]:
-  """Adds the nodes of a program to the graph; its outputs."""
+  """Adds the nodes of a program to the graph.
+
+  Args:
+    graph: the graph.
+    closed: the program.
+    inputs: inputs of the program.
+    operators: functions (graph, equation, values) -> values, by the name of the JAX primitive.
+
+  Returns:
+    The outputs of the program.
+  """
   program = getattr(closed, "jaxpr", closed)
   known = dict(zip(program.constvars, map(constant, getattr(closed, "consts", ())), strict=True))
   known |= dict(zip(program.invars, inputs, strict=True))
@@ -162,7 +220,7 @@ def walk(graph: Graph, closed: core.ClosedJaxpr, inputs: Sequence[Value], operat
 
 
 def _computed(graph, equation, values, operators) -> Sequence[Value]:
-  """What an equation gives: a constant of constants, or the output of nodes."""
+  """Returns the outputs of an equation: constants if all operands are constants, otherwise outputs of nodes."""
   if inside := program_in(equation):
     return walk(graph, inside, values, operators)
   name = equation.primitive.name
@@ -177,12 +235,13 @@ def _computed(graph, equation, values, operators) -> Sequence[Value]:
   return made if isinstance(made, list) else [made]
 
 
-# Of constants too: a broadcast one need not be stored at its full size, and a branch has to be chosen.
+# Converted even if all operands are constants. A broadcast constant need not be stored at full size, and a branch must
+# be selected.
 ALWAYS = ("broadcast_in_dim", "platform_index", "cond")
 
 
 def program_in(equation) -> core.ClosedJaxpr | None:
-  """The program that an equation calls with its own inputs; None for one that computes something itself."""
+  """Returns the program that an equation calls with its own inputs, or None if it does not call a program."""
   if equation.primitive.name in ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "remat2"):
     return next(equation.params[key] for key in ("call_jaxpr", "jaxpr", "fun_jaxpr") if key in equation.params)
   return equation.params["jaxpr"] if equation.primitive.name in ("checkpoint", "remat") else None

@@ -1,4 +1,4 @@
-"""Which image files are meant: files, folders at any depth, manifests, paths that another program writes."""
+"""Collection of image files from files, folders at any depth, manifests, and paths on standard input."""
 
 import collections
 import difflib
@@ -19,22 +19,36 @@ STDIN = "-"
 
 
 class Inputs(NamedTuple):
-  """Image files in the order in which they were named, folders in order of name; and what of folders is no image."""
+  """The image files that a command line names.
+
+  Attributes:
+    files: paths in the order in which they were named. The files of a folder are sorted by name.
+    ignored: number of files in folders that are not images, by extension.
+  """
 
   files: list[str]
-  ignored: dict[str, int]  # files by extension
+  ignored: dict[str, int]
 
 
 def listed(words: Iterable[str], stdin: BinaryIO) -> Inputs:
-  """The image files that words of a command line mean.
+  """Returns the image files that the words of a command line name.
 
-  A word is a file, whatever its name; a folder, of which all images below count, and neither files nor folders whose
-  name begins with a dot; a manifest of JSON lines, each with a "path" that begins at the manifest's folder; or "-",
-  paths of these on `stdin`, one a line. A file of `stdin` or of a manifest that does not exist is reported when it is
-  read.
+  Each word is one of the following:
+
+  - A file, with any name.
+  - A folder. All images below it are included, except files and folders with names that start with a dot.
+  - A manifest of JSON lines. Each line has a "path" relative to the folder of the manifest.
+  - "-" for standard input, which contains one path per line. Each path is a file, a folder or a manifest.
+
+  A file from standard input or from a manifest that does not exist is reported later, when it is read.
+
+  Args:
+    words: words of the command line.
+    stdin: the standard input, in binary.
 
   Raises:
-    ConfigError: a word names nothing, a line has no path, no path came on `stdin`, or there is no image.
+    ConfigError: if a word does not exist, a line of a manifest has no path, standard input is empty, or no image was
+      found.
   """
   ignored, words, came = collections.Counter(), list(words), []
   files = [file for word in words for file in _named(word, stdin, ignored, came)]
@@ -52,7 +66,7 @@ def listed(words: Iterable[str], stdin: BinaryIO) -> Inputs:
 
 
 def _named(word, stdin, ignored, came) -> Iterator[str]:
-  """Yields the files that a word of the command line names; `came` collects the paths that came on `stdin`."""
+  """Yields the files that a word of the command line names. `came` collects the paths from `stdin`."""
   if word != STDIN:
     yield from _below(word, ignored, asked=True)
     return
@@ -63,7 +77,7 @@ def _named(word, stdin, ignored, came) -> Iterator[str]:
 
 
 def _below(text, ignored, asked) -> Iterator[str]:
-  """The files at a path; of one that was `asked` for by itself there must be something."""
+  """Yields the files at a path. A path that was `asked` for directly must exist."""
   path = paths.expand(paths.parse(text, bare=True))
   if path.suffix.lower() in MANIFESTS:
     yield from _of_manifest(path)
@@ -84,7 +98,7 @@ def _like(text, near):
 
 
 def _of_folder(root, ignored) -> Iterator[str]:
-  """Images below a folder, in order of name. A folder that links lead to twice is read once, so that no loop is one."""
+  """Yields the images below a folder, sorted by name. A folder that links reach twice is read once, so loops end."""
   seen, waiting = set(), [str(root)]
   while waiting:
     entry = waiting.pop()
@@ -105,7 +119,7 @@ def _of_folder(root, ignored) -> Iterator[str]:
 
 
 def _of_bucket(path, ignored, asked) -> Iterator[str]:
-  """The object itself, or the images below a folder of a bucket, in order of name."""
+  """Yields the object itself, or the images below a folder of a bucket, sorted by name."""
   if path.suffix.lower() in EXTENSIONS or places.reached(path, path.is_file):
     yield str(path)
     return
@@ -122,7 +136,7 @@ def _of_bucket(path, ignored, asked) -> Iterator[str]:
 
 
 def _of_manifest(path) -> Iterator[str]:
-  """The files that the lines of a manifest name."""
+  """Yields the files that the lines of a manifest name."""
   if not path.is_file():
     raise ConfigError(f"there is no manifest {show(str(path))}")
   with local(path).open("rb") as lines:

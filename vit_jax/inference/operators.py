@@ -1,4 +1,4 @@
-"""Which nodes of ONNX compute what a primitive of JAX does: functions (graph, equation, values) -> value."""
+"""Translations of JAX primitives to ONNX nodes, as functions (graph, equation, values) -> value."""
 
 import math
 
@@ -10,7 +10,7 @@ from vit_jax.schema import ConfigError
 
 
 def _full(graph, equation, values) -> list[Value]:
-  """The values in the shapes that were traced."""
+  """Returns the values in the traced shapes."""
   return [graph.full(v, variable.aval.shape) for v, variable in zip(values, equation.invars, strict=True)]
 
 
@@ -19,7 +19,7 @@ def _shape(equation):
 
 
 def _elementwise(operator: str, dtype=None):
-  """An operator that broadcasts by itself."""
+  """Returns a translation to an operator that broadcasts its operands."""
 
   def add(graph: Graph, equation, values):
     return graph.node(operator, values, np.broadcast_shapes(*(value.shape for value in values)), dtype)
@@ -47,7 +47,7 @@ def _integer_power(graph: Graph, equation, values):
 
 
 def _complement(graph: Graph, equation, values):
-  """1 - erf, where JAX has a function of its own."""
+  """Returns 1 - erf, because ONNX has no erfc."""
   error = graph.node("Erf", values, values[0].shape)
   return graph.node("Sub", [constant(np.array(1, error.dtype)), error], error.shape)
 
@@ -71,7 +71,7 @@ def _select(graph: Graph, equation, values):
 
 
 def _broadcast(graph: Graph, equation, values):
-  """The axes alone; who cannot broadcast takes the full size."""
+  """Inserts the new axes with size 1. Operators that cannot broadcast expand the value to its full size."""
   (value,), axes, shape = values, equation.params["broadcast_dimensions"], _shape(equation)
   sides = [1] * len(shape)
   for side, axis in zip(value.shape, axes, strict=True):
@@ -126,7 +126,11 @@ def _reduction(operator):
 
 
 def _product(graph: Graph, equation, values):
-  """Axes of both go to the ends that a product of matrices takes: common ones first, summed ones beside each other."""
+  """Converts a general dot product to MatMul.
+
+  The axes of both operands are moved to the order that MatMul requires. Batch axes come first, and contracted axes are
+  adjacent.
+  """
   left, right = _full(graph, equation, values)
   (summed_left, summed_right), (common_left, common_right) = equation.params["dimension_numbers"]
   free_left = [i for i in range(len(left.shape)) if i not in (*summed_left, *common_left)]
@@ -136,7 +140,7 @@ def _product(graph: Graph, equation, values):
   inner = math.prod(left.shape[i] for i in summed_left)
   left = graph.transpose(left, [*common_left, *free_left, *summed_left])
   right = graph.transpose(right, [*common_right, *summed_right, *free_right])
-  # Rows need not be one axis where nothing is common: a product of matrices takes as many as there are.
+  # Without batch axes, the row axes need not be merged, because MatMul accepts any number of them.
   height = [math.prod(rows)] if common else rows
   left = graph.reshape(left, [*common, *height, inner])
   right = graph.reshape(right, [*common, inner, math.prod(columns)])
@@ -157,12 +161,12 @@ def _convolution(graph: Graph, equation, values):
 
 
 def _window(padding, strides):
-  """Attributes of a window over an image."""
+  """Returns the attributes of a window over an image."""
   return {"pads": [low for low, _ in padding] + [high for _, high in padding], "strides": list(strides)}
 
 
 def _largest(graph: Graph, equation, values):
-  """reduce_window_max of [B, H, W, C]"""
+  """Converts reduce_window_max of (B, H, W, C)."""
   (value,), said = _full(graph, equation, values), equation.params
   sides, strides, padding = said["window_dimensions"], said["window_strides"], said["padding"]
   dilated = {*said["base_dilation"], *said["window_dilation"]} != {1}
@@ -175,7 +179,7 @@ def _largest(graph: Graph, equation, values):
 
 
 def _platform(graph: Graph, equation, values):
-  """The branch for a platform of which JAX knows nothing."""
+  """Selects the branch for platforms that JAX does not treat specially."""
   return constant(np.array(equation.params["platforms"].index(None), np.int32))
 
 

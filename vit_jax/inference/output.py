@@ -1,6 +1,7 @@
-"""Rows of predictions as a file, .csv, .jsonl or .npz, written whole or not at all, or as lines on a screen.
+"""Output of predictions as a .csv, .jsonl or .npz file, or as lines on a terminal.
 
-.csv and .jsonl are written row by row. Of an .npz the arrays are kept until the end: 3 kB an image with 768 features.
+A file is written atomically. Rows of .csv and .jsonl files are written one by one. The arrays of an .npz file are kept
+in memory until the end, about 3 kB per image with 768 features.
 """
 
 import itertools
@@ -17,11 +18,18 @@ from vit_jax.schema import ConfigError
 from vit_jax.schema.errors import readable
 
 SUFFIXES = (".csv", ".jsonl", ".npz")
-SHOWN = 20  # rows on a screen
+SHOWN = 20  # rows on a terminal
 
 
 def check(path: pathlib.Path | None, features: bool) -> None:
-  """ConfigError for a file that cannot be written, or that does not hold what it should, before the work starts."""
+  """Raises ConfigError for an output file that cannot be written or cannot store the results.
+
+  Call it before the work starts.
+
+  Args:
+    path: the output file, or None for the terminal.
+    features: true if features are written. They require a .jsonl or .npz file.
+  """
   if path is None:
     if features:
       raise ConfigError("--features: write them where? Add --out=FILE.npz or .jsonl")
@@ -32,12 +40,22 @@ def check(path: pathlib.Path | None, features: bool) -> None:
 
 
 def write(path: pathlib.Path, rows: Iterable[Row], count: int, classes: Sequence[str]) -> None:
-  """Writes `count` rows in their order, by the suffix of the path.
+  """Writes rows of predictions to a file, in the format of its suffix.
 
-  CSV: file, name1, probability1 and so on, of five classes or of all, reason; names and files as of `files.csv_name`.
-  JSON lines: {"file", "names", "probabilities"} and where they are asked for "features"; of a bad file {"file",
-  "reason"}. NPZ: arrays id (the file) and reason [N], best (-1 of a bad file) and probability (NaN) [N, k], classes
-  [V], where they are asked for features [N, D]. All give back every float32 exactly.
+  - .csv: the columns file, name1, probability1 and so on for five classes (or all, if there are fewer), and reason.
+    Names and files are written as by `files.csv_name`.
+  - .jsonl: one object per line, {"file", "names", "probabilities"} with "features" if they were computed. A bad file
+    has {"file", "reason"}.
+  - .npz: the arrays id (the file) and reason (N,), best and probability (N, K), classes (V,), and features (N, D) if
+    they were computed. A bad file has -1 in best and NaN in probability.
+
+  Every float32 can be read back exactly from all three formats.
+
+  Args:
+    path: the output file.
+    rows: the rows, in the order in which they are written.
+    count: number of rows.
+    classes: names of the classes.
   """
   match path.suffix.lower():
     case ".csv":
@@ -47,12 +65,17 @@ def write(path: pathlib.Path, rows: Iterable[Row], count: int, classes: Sequence
         file.writelines(json.dumps(_values(row, classes)) + "\n" for row in rows)
     case ".npz":
       arrays = _arrays(rows, count)
-      with files.replacing(path) as partial, partial.open("wb") as file:  # a file: NumPy would add a suffix to a name
+      with files.replacing(path) as partial, partial.open("wb") as file:  # NumPy adds suffixes to names
         np.savez(file, classes=np.array(classes, dtype=str), **arrays)
 
 
 def lines(rows: Iterable[Row], classes: Sequence[str]) -> Iterator[str]:
-  """A line for each of the first rows, and one that says how many more there are."""
+  """Yields one line for each of the first rows, and a last line with the number of the remaining rows.
+
+  Args:
+    rows: rows of predictions.
+    classes: names of the classes.
+  """
   rows = iter(rows)
   for row in itertools.islice(rows, SHOWN):
     if row.reason is None:
@@ -66,13 +89,13 @@ def lines(rows: Iterable[Row], classes: Sequence[str]) -> Iterator[str]:
 
 
 def _short(text, most):
-  """A text on one line, without the beginning of what is long."""
+  """Returns a text on one line, and drops the beginning of a long text."""
   text = readable(text).replace("\n", "\\n")
   return text if len(text) <= most else f"...{text[3 - most :]}"
 
 
 def _cells(rows, classes):
-  """The cells of a CSV file, names of columns first."""
+  """Yields the cells of a CSV file, starting with the column names."""
   best = min(BEST, len(classes))
   columns = [f"{word}{i + 1}" for i in range(best) for word in ("name", "probability")]
   yield ["file", *columns, "reason"]
@@ -86,11 +109,11 @@ def _cells(rows, classes):
 
 
 def _digits(value):
-  return format(value, ".9g")  # tells any two float32 apart
+  return format(value, ".9g")  # nine digits distinguish any two float32 values
 
 
 def _values(row, classes):
-  """The JSON object of a row."""
+  """Returns the JSON object of a row."""
   if row.reason is not None:
     return {"file": row.file, "reason": row.reason}
   result = {"file": row.file}
@@ -103,7 +126,7 @@ def _values(row, classes):
 
 
 def _arrays(rows, count):
-  """Columns of all rows, each made once: nothing is held twice."""
+  """Returns the columns of all rows. Each array is allocated once, so that no column is in memory twice."""
   names, reasons, columns = [], [], {}
   empty = {"best": (np.int32, -1), "probability": (np.float32, np.nan), "features": (np.float32, np.nan)}
   for number, row in enumerate(rows):

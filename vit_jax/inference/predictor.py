@@ -1,4 +1,4 @@
-"""A model to use in Python: images in, classes and features out, and the pure function behind both."""
+"""A trained model for use in Python: classes and features of images, and the pure function that computes logits."""
 
 import concurrent.futures
 import dataclasses
@@ -25,32 +25,53 @@ from vit_jax.inference.preparation import Preparation
 from vit_jax.models import finite
 from vit_jax.schema import Choice, ConfigError, arguments, at, convert
 
-TOGETHER = 64  # images that are computed at one time, at most
+TOGETHER = 64  # maximum number of images per batch
 
 
 class Prediction(NamedTuple):
-  """The best classes of an image, best first."""
+  """The best classes of an image, best first.
+
+  Attributes:
+    names: names of the classes.
+    probabilities: probabilities of the classes.
+    numbers: numbers of the classes.
+  """
 
   names: tuple[str, ...]
   probabilities: tuple[float, ...]
-  numbers: tuple[int, ...]  # of the classes
+  numbers: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Predictor:
-  """A model with its weights, and what its images and classes are. `load` makes it; nothing of it changes.
+  """A model with its weights, its preprocessing and its class names. Use `load` to create one.
 
-  An image is a path, of a disk or a bucket, an image of Pillow, or pixels [H, W, 3] or [H, W] of uint8. Methods that
-  take images take one, or a list of them, and give one or a list. A bad image is an ImageError (a ValueError) that
-  names it.
+  A predictor is immutable. Its methods accept one image or a list of images, and return one result or a list. An image
+  is a path (local or in a bucket), a Pillow image, or a uint8 array (H, W, 3) or (H, W). An invalid image raises
+  ImageError, a ValueError, which names the image.
+
+  Attributes:
+    description: the model.
+    classes: class names, or class numbers if the names are unknown. Empty for a model without a head.
+    params: parameters by path.
+    data: preprocessing of the images.
+    loss: the loss that the model was trained with. It determines how logits become probabilities.
+    notes: assumptions that were made when the weights were read.
+
+  Example:
+    from vit_jax.inference import predictor
+
+    model = predictor.load("model.npz")
+    prediction = model.predict("photo.jpg")
+    print(prediction.names[0], prediction.probabilities[0])
   """
 
   description: models.Description
-  classes: tuple[str, ...]  # names, or numbers where nobody says them
-  params: Mapping[str, jax.Array] = dataclasses.field(repr=False)  # by path
-  data: Choice = dataclasses.field(repr=False)  # how images are prepared
-  loss: str  # that it was trained with, which says what logits stand for
-  notes: tuple[str, ...] = ()  # on what was taken for granted
+  classes: tuple[str, ...]
+  params: Mapping[str, jax.Array] = dataclasses.field(repr=False)
+  data: Choice = dataclasses.field(repr=False)
+  loss: str
+  notes: tuple[str, ...] = ()
 
   def predict(self, images: Any) -> Prediction | list[Prediction]:
     """Returns the best five classes of each image, best first; all classes if there are fewer.
@@ -59,8 +80,9 @@ class Predictor:
       images: an image or a list of images.
 
     Raises:
-      ConfigError: the model has no head.
-      NotFiniteError: the outputs for an image are NaN or infinite.
+      ConfigError: if the model has no head.
+      ImageError: if an image cannot be read, or the list is empty.
+      NotFiniteError: if the outputs for an image are NaN or infinite.
     """
     if not self.classes:
       raise ConfigError("the model has no head, and so predicts no class; take `features`")
@@ -72,15 +94,16 @@ class Predictor:
     return rows[0] if _is_one(images) else rows
 
   def features(self, images: Any, of: models.Features = "head") -> np.ndarray:
-    """Returns the features of an image, float32 [D], or of a list of images, [N, D].
+    """Returns the features of an image, float32 (D,), or of a list of images, float32 (N, D).
 
     Args:
       images: an image or a list of images.
-      of: "head" for the input of the head, "cls", "patches" or "cls_patches"; see `models.output.features_of`.
+      of: "head" for the input of the head, "cls", "patches" or "cls_patches". See `models.output.features_of`.
 
     Raises:
-      ConfigError: `of` is unknown, or the model has no class token.
-      NotFiniteError: the features of an image are NaN or infinite.
+      ConfigError: if `of` is unknown, or the model has no class token.
+      ImageError: if an image cannot be read, or the list is empty.
+      NotFiniteError: if the features of an image are NaN or infinite.
     """
     with at("of"):
       of = convert(of, models.Features)
@@ -88,7 +111,14 @@ class Predictor:
     return features[0] if _is_one(images) else features
 
   def square(self, image: Any) -> np.ndarray:
-    """One image, cut and scaled as the model takes it, uint8 [S, S, 3]."""
+    """Returns an image after cropping and resizing, uint8 (S, S, 3).
+
+    Args:
+      image: a path, a Pillow image or a uint8 array.
+
+    Raises:
+      ImageError: if the image cannot be read.
+    """
     if not isinstance(image, str | os.PathLike):
       return self._preparation.pixels(np.asarray(image.convert("RGB") if isinstance(image, Image.Image) else image))
     try:
@@ -97,16 +127,29 @@ class Predictor:
       raise ImageError(f"{os.fspath(image)}: {text_of(error)}") from error
 
   def preprocess(self, image: Any) -> np.ndarray:
-    """One image as the model takes it: cut, scaled and normalised, float32 [S, S, 3]."""
+    """Returns an image as the model receives it: cropped, resized and normalised, float32 (S, S, 3).
+
+    Args:
+      image: a path, a Pillow image or a uint8 array.
+
+    Raises:
+      ImageError: if the image cannot be read.
+    """
     return np.asarray(augment.normalise(self.square(image), **arguments(self.data, augment.normalise)))
 
   def logits(self, params: Mapping[str, jax.Array], batch: jax.Array) -> jax.Array:
-    """Returns logits [B, V] in float32 of normalised images [B, S, S, 3].
+    """Returns the logits of normalised images, in float32.
 
     The function is pure and can be used inside jax.jit, jax.grad and jax.vmap. Therefore it does not check that the
-    logits are finite, as `predict` and `features` do.
+    logits are finite, as `predict` and `features` do. `models.capture(model.logits, "blocks/*/attention/weights")` also
+    returns attention maps.
 
-    `models.capture(model.logits, "blocks/*/attention/weights")` gives attention maps beside them.
+    Args:
+      params: parameters by path.
+      batch: normalised images (B, S, S, 3).
+
+    Returns:
+      The logits (B, V).
     """
     return self._model.outputs(params, batch)[0].logits
 
@@ -123,7 +166,7 @@ class Predictor:
     return functools.cache(lambda features: jax.jit(says(self._model, self.data, self.loss, features)))
 
   def _computed(self, images, features) -> dict[str, np.ndarray]:
-    """What the program says of all images."""
+    """Returns the outputs of the model for all images."""
     several = [images] if _is_one(images) else list(images)
     if not several:
       raise ImageError("an empty list; give one image or more")
@@ -132,7 +175,7 @@ class Predictor:
     return finite.checked(rows, np.arange(len(several)), lambda number: _name(several[number], number))
 
   def _batches(self, images) -> Iterator[np.ndarray]:
-    """Prepared images; of the last few so many that few programs are compiled, filled up with zeros."""
+    """Yields batches of prepared images. The last batch is padded to a power of two, which limits recompilation."""
     with concurrent.futures.ThreadPoolExecutor(decoding.cores()) as pool:
       for first in range(0, len(images), TOGETHER):
         squares = np.stack(list(pool.map(self.square, images[first : first + TOGETHER])))
@@ -143,16 +186,26 @@ class Predictor:
 def load(
   path: str | pathlib.Path, ema: bool | None = None, image_size: int | None = None, prefix: str | None = None
 ) -> Predictor:
-  """The model of a workdir, or of any file that `python -m vit_jax.convert` reads, on the first device.
+  """Reads the model of a workdir or of a weight file, and places it on the first device.
 
-  Images are prepared as for the run's own evaluation, see `stored.load`. ConfigError for what is no model.
+  Any file that `python -m vit_jax.convert` reads is supported. Images are prepared as in the evaluation of the run. See
+  `stored.load`.
 
   Args:
-    path: of the workdir or the file, also in a bucket.
-    ema: True takes averaged weights, False raw ones. By default averaged ones of a file that has them, raw ones of a
-      workdir.
-    image_size: side of the images, if not that of the weights; positions are resampled.
-    prefix: the beginning of the names to read, of a file with several models.
+    path: workdir or weight file, local or in a bucket.
+    ema: True selects averaged weights, False selects raw weights. The default is averaged weights for a file that
+      contains them, and raw weights for a workdir.
+    image_size: side of the images in pixels, if it differs from that of the weights. Position embeddings are resampled.
+    prefix: common prefix of the parameter names to read, for a file that contains several models.
+
+  Raises:
+    ConfigError: if the path is not a model.
+
+  Example:
+    from vit_jax.inference import predictor
+
+    model = predictor.load("model.npz", image_size=384)
+    features = model.features(["a.jpg", "b.jpg"])  # float32 (2, D)
   """
   extensions.import_installed()
   use = stored.load(path, ema, image_size, prefix=prefix)
@@ -167,7 +220,7 @@ def _name(image: Any, number: int) -> str:
 
 
 def _is_one(images) -> bool:
-  """Whether this is one image and no list."""
+  """Returns true for a single image, and false for a list of images."""
   if isinstance(images, str | os.PathLike | Image.Image):
     return True
   return not isinstance(images, Sequence | Iterator) and getattr(images, "ndim", 0) < 4

@@ -1,4 +1,4 @@
-"""From an image file, or pixels, to the square that a model sees: what evaluations do, for one image by itself."""
+"""Preprocessing of a single image file or pixel array to the square that a model sees, as in evaluations."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,30 +12,58 @@ from vit_jax.schema import Choice, make
 
 @dataclasses.dataclass(frozen=True)
 class Preparation:
-  """How images become [S, S, 3], uint8."""
+  """The preprocessing that converts an image to a uint8 array (S, S, 3).
+
+  Attributes:
+    size: side S of the result in pixels.
+    cut: function (image (H, W, 3), None) -> (S, S, 3).
+    max_pixels: maximum number of pixels of an image.
+    max_aspect: maximum aspect ratio of an image.
+    exif: rotate photographs upright, as their EXIF data specify.
+  """
 
   size: int
-  cut: Callable  # (image [H, W, 3], None) -> [S, S, 3]
+  cut: Callable
   max_pixels: int
   max_aspect: float
-  exif: bool  # whether photographs are turned upright
+  exif: bool
 
   @classmethod
   def of(cls, data: Choice) -> "Preparation":
-    """That of bound data."""
+    """Returns the preprocessing that bound data arguments describe."""
     size = data.args["image_size"]
     cut = make(data.args["test_crop"], crops.TEST_CROPS, size)
     return cls(size, cut, data.args["max_pixels"], data.args["max_aspect"], data.args["exif"])
 
   def file(self, data: bytes) -> np.ndarray:
-    """The square of an image file's bytes, within the bounds of a run. Raises ValueError and what OpenCV raises."""
+    """Returns the square of an image file, within the limits of a run.
+
+    Args:
+      data: bytes of the image file.
+
+    Returns:
+      A uint8 array (S, S, 3).
+
+    Raises:
+      ValueError: if the image cannot be decoded or exceeds a limit. Errors of OpenCV are passed on.
+    """
     with decoding.core():
       header = decoding.check(data, self.max_pixels, self.max_aspect, self.exif)
       with decoding.MEMORY.share(header.memory + 2 * len(data)):
         return self.cut(decoding.Picture(data, header), None)
 
   def pixels(self, image: np.ndarray) -> np.ndarray:
-    """The square of pixels [H, W, 3] or [H, W], uint8; ImageError for others."""
+    """Returns the square of an array of pixels.
+
+    Args:
+      image: uint8 array (H, W, 3) in RGB, or (H, W) in grey.
+
+    Returns:
+      A uint8 array (S, S, 3).
+
+    Raises:
+      ImageError: if the array has another shape or type, or too many pixels.
+    """
     if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3):
       raise ImageError(
         f"an image of shape {image.shape} and type {image.dtype}; allowed: [H, W, 3] or [H, W] of uint8, RGB 0 to 255"

@@ -1,4 +1,4 @@
-"""Weights to use, of a run or of any file: the model, what its images are made of, and what its classes are called."""
+"""Weights of a run or of a file, together with their model, preprocessing and class names."""
 
 import pathlib
 from collections.abc import Mapping
@@ -16,13 +16,22 @@ from vit_jax.schema import Choice, ConfigError, amount
 
 
 class Stored(NamedTuple):
-  """What weights are used by."""
+  """Weights with everything that is needed to use them.
 
-  description: Description  # bound, of a model for squares
-  arrays: Tensors  # by path, layer by layer
-  data: Choice  # how images are prepared: arguments of `evals.preparation`
-  classes: tuple[str, ...]  # names; numbers where nobody says them
-  loss: str  # a name of `losses.PROBABILITIES`
+  Attributes:
+    description: the model, bound. Its images are square after `load`.
+    arrays: parameters by path, layer by layer.
+    data: preprocessing of the images, as arguments of `evals.preparation`.
+    classes: class names, or class numbers if the names are unknown.
+    loss: a name in `losses.PROBABILITIES`.
+    notes: assumptions and changes to report to the user.
+  """
+
+  description: Description
+  arrays: Tensors
+  data: Choice
+  classes: tuple[str, ...]
+  loss: str
   notes: list[str]
 
 
@@ -33,18 +42,31 @@ def load(
   hints: Mapping[str, Any] | None = None,
   prefix: str | None = None,
 ) -> Stored:
-  """The weights of a workdir or of any file that `importers.load` reads.
+  """Reads the weights of a workdir or of any file that `importers.load` reads.
 
-  Images are prepared as the run of a workdir was evaluated with; those of a file as its publisher did: what the JSON
-  beside it says, else what is usual for its layout. ConfigError for what is neither.
+  Images of a workdir are prepared as in the evaluation of its run. Images of a file are prepared as its publisher did.
+  This preprocessing comes from the JSON file next to the weights. If there is no JSON file, the usual values of the
+  layout are used.
 
   Args:
-    path: also in a bucket.
-    ema: True takes averaged weights, False raw ones. By default averaged ones of a file that has them, raw ones of a
-      workdir.
-    image_size: side of the images, if not that of the weights; positions are resampled.
-    hints: what the tensors of a file do not show, as of `importers.recognise`.
-    prefix: the beginning of the names to read, of a file with several models.
+    path: workdir or weight file, local or in a bucket.
+    ema: True selects averaged weights, False selects raw weights. The default is averaged weights for a file that
+      contains them, and raw weights for a workdir.
+    image_size: side of the images in pixels, if it differs from that of the weights. Position embeddings are resampled.
+    hints: model arguments that the tensors of a file do not determine. See `importers.recognise`.
+    prefix: common prefix of the parameter names to read, for a file that contains several models.
+
+  Returns:
+    The weights, for square RGB images.
+
+  Raises:
+    ConfigError: if the path is neither a workdir nor a supported file, or the model does not fit square RGB images.
+
+  Example:
+    from vit_jax.inference import stored
+
+    use = stored.load("model.npz", image_size=384)
+    print(use.description, use.classes[:3])
   """
   use = read(path, ema, hints, prefix)
   size = image_size or use.description.image_size
@@ -60,7 +82,7 @@ def load(
     arrays, done = surgery.fit(have, use.description, wanted, "keep")
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
-  # Nobody wants a portrait to be seen lying on its side, also by models whose evaluation ignores EXIF.
+  # Photographs are rotated upright, even if the evaluation of the model ignores EXIF.
   data = Choice(use.data.name, {**at_size(use.data, size).args, "exif": True})
   names = use.classes or tuple(map(str, range(wanted.classes)))
   return Stored(wanted, dict(arrays), data, names, use.loss, [*use.notes, *done])
@@ -72,9 +94,21 @@ def read(
   hints: Mapping[str, Any] | None = None,
   prefix: str | None = None,
 ) -> Stored:
-  """As `load`, of images of any shape and size; `classes` is empty where nobody says names.
+  """Reads weights like `load`, for images of any shape and size.
 
-  What a file holds is read when it is needed, and not kept.
+  Tensors are read from the file when they are used, and are not kept in memory.
+
+  Args:
+    path: workdir or weight file, local or in a bucket.
+    ema: True selects averaged weights, False selects raw weights. See `load`.
+    hints: model arguments that the tensors of a file do not determine. See `importers.recognise`.
+    prefix: common prefix of the parameter names to read, for a file that contains several models.
+
+  Returns:
+    The weights. `classes` is empty if the class names are unknown.
+
+  Raises:
+    ConfigError: if the path is neither a workdir nor a supported file.
   """
   path = paths.path(path)
   if importers.is_workdir(path):
@@ -90,7 +124,7 @@ def read(
     usual = normalisation.usual(recognised.layout.name, description)
     data, loss, names, notes = _said(path, recognised.beside, description, usual)
     notes = [*recognised.notes, *notes]
-  if not description.classes:  # pre-trained without labels, on data that may well have names
+  if not description.classes:  # The model was pre-trained without labels, although its data may have class names.
     names = ()
   elif names and len(names) != description.classes:
     notes = [
@@ -103,14 +137,19 @@ def read(
 
 
 def travelling(use: Stored) -> Beside:
-  """What is to be said of images and classes wherever the weights go."""
+  """Returns the metadata of images and classes to write next to the weights."""
   args = use.data.args
   normalised = {key: args[key] for key in ("mean", "std")}
   return Beside(normalised, args["test_crop"], args["image_size"], use.classes, use.loss)
 
 
 def at_size(data: Choice, size: int) -> Choice:
-  """The preparation of images for those of another size."""
+  """Returns the preprocessing of images for another image size.
+
+  Args:
+    data: the preprocessing.
+    size: side of the images in pixels.
+  """
   crop = processing.at_size(data.args["test_crop"], data.args["image_size"], size)
   return Choice(data.name, {**data.args, "image_size": size, "test_crop": crop})
 
@@ -118,7 +157,18 @@ def at_size(data: Choice, size: int) -> Choice:
 def normalised(
   path: str | pathlib.Path, ema: bool | None = None, prefix: str | None = None
 ) -> dict[str, tuple[float, ...]]:
-  """{"mean", "std"} of the images that weights are for, as `load` has them; the weights themselves are not read."""
+  """Returns the mean and standard deviation of the images that weights require.
+
+  The values are the same as in `load`, but the weights are not read.
+
+  Args:
+    path: workdir or weight file, local or in a bucket.
+    ema: True selects averaged weights, False selects raw weights. See `load`.
+    prefix: common prefix of the parameter names to read, for a file that contains several models.
+
+  Returns:
+    {"mean": values, "std": values}, one value per channel.
+  """
   path = paths.path(path)
   if not importers.is_workdir(path):
     return normalisation.published(importers.inspect(path, ema=ema, prefix=prefix))
@@ -131,7 +181,19 @@ def normalised(
 def other_normalisation(
   weights: str | pathlib.Path, data: Choice, ema: bool | None = None, prefix: str | None = None
 ) -> str | None:
-  """Returns flags with the normalisation of the weights' images if the data have another one, which costs accuracy."""
+  """Returns the flags that select the normalisation of the weights, if the data have a different one.
+
+  A different normalisation costs accuracy.
+
+  Args:
+    weights: workdir or weight file, local or in a bucket.
+    data: the data that the weights will be used with.
+    ema: True selects averaged weights, False selects raw weights. See `load`.
+    prefix: common prefix of the parameter names to read, for a file that contains several models.
+
+  Returns:
+    The flags, or None if the normalisation is equal.
+  """
   wanted = {key: tuple(values) for key, values in normalised(weights, ema, prefix).items()}
   other = {key: values for key, values in wanted.items() if data.args[key] != values}
   if not other:
@@ -140,7 +202,17 @@ def other_normalisation(
 
 
 def run_of(workdir: pathlib.Path) -> config.Run | None:
-  """The run that a workdir is of, completed; None where it says of none. ConfigError for one that cannot be read."""
+  """Returns the completed run of a workdir.
+
+  Args:
+    workdir: the workdir.
+
+  Returns:
+    The run, or None if the workdir does not contain its config.
+
+  Raises:
+    ConfigError: if the config is not valid for this version of the code.
+  """
   about = checkpoints.about(workdir, identity.check) or {}
   own = identity.stored_config(workdir, about)
   if own is None:
@@ -153,9 +225,9 @@ def run_of(workdir: pathlib.Path) -> config.Run | None:
 
 
 def _of_workdir(workdir, description):
-  """(data, loss, names of classes, notes) of a workdir."""
+  """Returns (data, loss, class names, notes) of a workdir."""
   run, about = run_of(workdir), checkpoints.about(workdir, identity.check) or {}
-  if run is None:  # weights that `convert` wrote, which say less than a run
+  if run is None:  # weights that `convert` wrote have less metadata than a run
     about = checkpoints.about(workdir) or {}
     said = processing.from_json(about["use"]) if "use" in about else Beside()
     return _said(workdir, said, description, normalisation.HALVES)
@@ -164,7 +236,7 @@ def _of_workdir(workdir, description):
 
 
 def _said(path, said, description, usual):
-  """(data, loss, names of classes, notes) of weights beside which this is said, if not all of it."""
+  """Returns (data, loss, class names, notes) from the metadata of weights, with defaults for missing values."""
   notes = []
   if set(said.normalised) != {"mean", "std"}:
     values = ", ".join(f"{key}={str(value).replace(' ', '')}" for key, value in usual.items())
@@ -187,6 +259,6 @@ def _side(description):
 
 
 def _data(image_size, **changes: Any) -> Choice:
-  """A preparation of images, with every argument filled in."""
+  """Returns the preprocessing of images, with all arguments filled in."""
   functions = stream.eval_examples, loader.batches, augment.normalise
   return schema.bind(Choice("images", {"image_size": image_size, **changes}), functions)
