@@ -1,1 +1,4 @@
-"""The parts of a plan: the compiled step read, time and memory estimated, a search for what fits, tables."""
+"""Estimates for runs on TPUs that are not attached.
+
+The modules read compiled steps, estimate time and memory, search for a mesh that fits, and print tables.
+"""

@@ -1,6 +1,6 @@
-"""A run on TPUs that are not there: its train step compiled with the TPU's own compiler, and what follows from that.
+"""Estimates of a run on TPUs that are not attached, from its train step compiled with the TPU compiler.
 
-Nothing here ran on a TPU: `tables.METHOD` says what the figures mean.
+The step is never executed on a TPU. `tables.METHOD` explains the figures.
 """
 
 import contextlib
@@ -23,97 +23,146 @@ from vit_jax import build, config, extras, flops, hardware, schema
 from vit_jax.data import catalog
 from vit_jax.planning import evaluations, feed, hlo
 
-WRITE_RATE = 0.5e9  # bytes a second that a host writes to a bucket: assumed, from usual throughputs of Cloud Storage
+WRITE_RATE = 0.5e9  # bytes/s that a host writes to a bucket, assumed from usual throughputs of Cloud Storage
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What a run would be on a slice. Per device unless said otherwise; times in seconds, sizes in bytes.
+  """An estimate of a run on a slice.
 
-  Rates, hours and cost are those at which the run goes on: the devices' or, where it is input-bound, the hosts'.
+  Values are per device unless stated otherwise. Times are in seconds and sizes in bytes. Rates, hours and cost are
+  those of the whole run: they follow from the devices, or from the hosts if the run is input-bound.
+
+  Attributes:
+    topology: name of the topology.
+    rented: name of the slice in Cloud TPU.
+    devices: number of devices.
+    hosts: number of hosts.
+    mesh: axes of the mesh, such as "data=4, fsdp=8".
+    problem: the reason if there are no figures, otherwise None.
+    data_path: location of the images in the config.
+    fits: true if the step fits into the memory of the devices.
+    hbm_limit: memory of a device.
+    hbm_arguments: memory of the state and the batch.
+    hbm_temporaries: memory of temporary values.
+    hbm_bytes: sum of both. If the step does not fit, the memory that the compiler reports as needed.
+    compile_seconds: time of compilation.
+    flops: FLOPs of a step, including recomputation.
+    flops_method: source of `flops`.
+    bytes: bytes read and written in memory in a step.
+    collectives: {kind: calls, payload and moved bytes of a step}.
+    network_bytes: bytes sent to other slices in a step.
+    kernels: {name: calls of this Pallas kernel in a step}.
+    step_seconds: time of a step on the devices, without waiting for data.
+    method: source of `step_seconds`.
+    limit: "arithmetic", "memory" or "links".
+    shares: seconds that each of these needs at its peak rate.
+    images_per_second_per_chip: throughput of the run.
+    mfu: model FLOPs utilisation.
+    steps: number of steps of the run.
+    hours: hours of training.
+    device_hours: hours of training if no device had to wait for data.
+    evaluations: {name: number of times and images of this evaluation}. None for an unknown number of images.
+    evaluation_rate: images/s of all devices in evaluation, from the arithmetic of a forward pass.
+    evaluation_hours: hours of all evaluations at this rate, or at the rate of the hosts if that is lower. No other
+      figure includes them.
+    core_days: TensorCore-days, the unit of published costs.
+    checkpoint_bytes: size of the state of the whole run.
+    checkpoint_seconds: time to write a checkpoint.
+    images_per_second_per_host: images/s that the input pipeline of each host must sustain to keep the devices busy.
+    input_bytes_per_second_per_host: bytes/s of stored images for this rate, or None if their size is unknown.
+    host_rate: images/s that a host can prepare.
+    host_rate_method: source of `host_rate`.
+    input_step_seconds: time in which the hosts prepare the images of a step.
+    input_bound: true if the devices wait for data.
+    cost: cost of the run at the given price, or None.
   """
 
   topology: str
-  rented: str  # Cloud TPU's name
+  rented: str
   devices: int
   hosts: int
   mesh: str
-  problem: str | None = None  # why there is no figure
-  data_path: str | None = None  # where the config says that the images are
+  problem: str | None = None
+  data_path: str | None = None
   fits: bool = False
   hbm_limit: int = 0
-  hbm_arguments: int = 0  # state and batch
+  hbm_arguments: int = 0
   hbm_temporaries: int = 0
-  hbm_bytes: int = 0  # both, or what the compiler says is needed where it does not fit
+  hbm_bytes: int = 0
   compile_seconds: float = 0.0
-  flops: float = 0.0  # a step, recomputation included
+  flops: float = 0.0
   flops_method: str = ""
-  bytes: float = 0.0  # read and written in memory, a step
-  collectives: dict = dataclasses.field(default_factory=dict)  # kind -> calls, payload, moved, a step
-  network_bytes: int = 0  # to other slices, a step
-  kernels: dict = dataclasses.field(default_factory=dict)  # Pallas calls a step
-  step_seconds: float = 0.0  # of the devices, which may have to wait for data
+  bytes: float = 0.0
+  collectives: dict = dataclasses.field(default_factory=dict)
+  network_bytes: int = 0
+  kernels: dict = dataclasses.field(default_factory=dict)
+  step_seconds: float = 0.0
   method: str = ""
-  limit: str = ""  # arithmetic, memory or links
-  shares: dict = dataclasses.field(default_factory=dict)  # seconds that each of them takes at its peak rate
+  limit: str = ""
+  shares: dict = dataclasses.field(default_factory=dict)
   images_per_second_per_chip: float = 0.0
   mfu: float = 0.0
-  steps: int = 0  # of the run
+  steps: int = 0
   hours: float = 0.0
-  device_hours: float = 0.0  # if no device had to wait for data
-  evaluations: dict = dataclasses.field(default_factory=dict)  # name -> times and images of each; None: not known
-  evaluation_rate: float = 0.0  # images a second of all devices, by the arithmetic of a forward pass
-  evaluation_hours: float = 0.0  # in none of the others, at this rate or that of the hosts
-  core_days: float = 0.0  # TensorCores, as published costs are counted
-  checkpoint_bytes: int = 0  # of the whole run's state
+  device_hours: float = 0.0
+  evaluations: dict = dataclasses.field(default_factory=dict)
+  evaluation_rate: float = 0.0
+  evaluation_hours: float = 0.0
+  core_days: float = 0.0
+  checkpoint_bytes: int = 0
   checkpoint_seconds: float = 0.0
-  images_per_second_per_host: float = 0.0  # that its input must sustain, or devices wait
-  input_bytes_per_second_per_host: float | None = None  # of stored images
-  host_rate: float = 0.0  # images a second that a host makes
-  host_rate_method: str = ""  # where that is from
-  input_step_seconds: float = 0.0  # that the hosts take for the images of a step
-  input_bound: bool = False  # devices wait for data
-  cost: float | None = None  # at --price
+  images_per_second_per_host: float = 0.0
+  input_bytes_per_second_per_host: float | None = None
+  host_rate: float = 0.0
+  host_rate_method: str = ""
+  input_step_seconds: float = 0.0
+  input_bound: bool = False
+  cost: float | None = None
 
   @property
   def pace(self) -> float:
-    """Seconds from one step to the next: what takes longer, devices or hosts."""
+    """Returns the seconds from one step to the next: the slower of devices and hosts."""
     return max(self.step_seconds, self.input_step_seconds)
 
 
 @functools.cache
 def _schedules() -> tempfile.TemporaryDirectory:
-  """One for the process, as the compiler reads its flags once; goes with the process."""
+  """Returns the directory of kernel schedules. The process has only one, because the compiler reads its flags once."""
   return tempfile.TemporaryDirectory(prefix="vit_jax_plan_")
 
 
 @contextlib.contextmanager
 def compiler(kernels: bool) -> Iterator[pathlib.Path]:
-  """Makes the TPU's compiler usable, with JAX on the CPU, so that no device is touched; ConfigError if it is missing.
+  """Makes the TPU compiler usable inside a `with` block. JAX runs on the CPU, so that no device is touched.
 
   Args:
-    kernels: whether it writes the schedules of Pallas kernels, which the first use in a process decides. It then writes
-      those of every operation, which takes as long as a third of compiling.
+    kernels: write the schedules of Pallas kernels. The first use in a process decides this for the whole process. The
+      compiler then writes the schedules of every operation, which adds about a third of the compile time.
 
-  Yields the folder to which it writes them.
+  Yields:
+    The directory to which the compiler writes the schedules.
+
+  Raises:
+    ConfigError: if libtpu is not installed.
   """
   if importlib.util.find_spec("libtpu") is None:
     raise schema.ConfigError(f"the TPU's compiler needs {extras.advice('tpu')}")
   jax.config.update("jax_platforms", "cpu")
   for name, value in (
-    ("TPU_SKIP_MDS_QUERY", "1"),  # it would ask the network what machine this is
+    ("TPU_SKIP_MDS_QUERY", "1"),  # otherwise libtpu queries the network for the type of this machine
     ("TPU_WORKER_HOSTNAMES", "localhost"),
     ("TPU_ACCELERATOR_TYPE", "v3-8"),
     ("TPU_STDERR_LOG_LEVEL", "3"),
     ("TPU_MIN_LOG_LEVEL", "3"),
-    ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),  # several plans at a time, or one beside a training run
+    ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),  # allows several plans, or a plan and a training run, at the same time
   ):
     os.environ.setdefault(name, value)
   folder, flags = _schedules().name, os.environ.get("LIBTPU_INIT_ARGS", "")
   if kernels and folder not in flags:
     dump = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final"
     os.environ["LIBTPU_INIT_ARGS"] = f"{flags} {dump}".strip()
-  # A kept program cannot be read without its device, and says nothing of its kernels.
+  # A cached program cannot be read without its device, and does not describe its kernels.
   before = jax.config.jax_enable_compilation_cache
   _use_compilation_cache(False)
   try:
@@ -124,15 +173,15 @@ def compiler(kernels: bool) -> Iterator[pathlib.Path]:
 
 def _use_compilation_cache(use):
   jax.config.update("jax_enable_compilation_cache", use)
-  compilation_cache.reset_cache()  # else the first compile of the process has decided
+  compilation_cache.reset_cache()  # otherwise the first compilation of the process decides
 
 
 def devices(slice_: hardware.Slice) -> list[jax.Device]:
-  """The devices of a slice that is not there."""
+  """Returns the devices of a slice that is not attached."""
   options = {}
   chips = math.prod(slice_.grid)
   if slice_.generation == "v4":
-    options["chip_config_name"] = "megacore"  # both cores of a chip as one device, as on Cloud TPU
+    options["chip_config_name"] = "megacore"  # one device for both cores of a chip, as on Cloud TPU
   if slice_.generation.endswith("e") and chips in (1, 8):
     options["chips_per_host_bounds"] = (*slice_.grid, 1)
   if slice_.slices > 1:
@@ -148,18 +197,18 @@ def make_plan(
   host_rate: float | None = None,
   start: Callable[[str], None] = lambda activity: None,
 ) -> Plan:
-  """Compiles the train step of a run for a slice and estimates what the run would need.
+  """Compiles the train step of a run for a slice and estimates the resources of the run.
 
   Args:
-    run: a completed run; its data may be absent.
-    slice_: where it would be.
-    schedules: the folder of `compiler`; it is emptied.
-    price: of a chip for an hour.
-    host_rate: images a second that one host makes, as measured; estimated from its cores if None.
-    start: is called with a description of each activity that takes long, before it starts.
+    run: a completed run. Its data may be absent.
+    slice_: the slice to plan for.
+    schedules: the directory that `compiler` yields. Its files are deleted.
+    price: price per chip-hour, in any currency.
+    host_rate: measured images/s that one host can prepare. None estimates the rate from the number of its cores.
+    start: function that is called with a description of each long activity before the activity starts.
 
   Returns:
-    The plan. Its `problem` is set if the run does not fit or its sizes do not divide.
+    The plan. Its `problem` is set if the run does not fit, or if its sizes are not divisible.
   """
   label = _label(run, slice_)
   start(f"{label}: loading the TPU compiler")
@@ -188,14 +237,14 @@ def make_plan(
   finally:
     start(f"{label}: reading the compiled program")
     cycles = hlo.kernel_cycles(schedules)
-    for file in schedules.iterdir():  # hundreds of megabytes, and not of the next program
+    for file in schedules.iterdir():  # hundreds of megabytes that belong to this program only
       file.unlink()
   plan = _step_estimate(plan, parts, compiled, slice_.chip, cycles)
   return _run_estimate(plan, parts, slice_, price, host_rate)
 
 
 def _label(run, slice_):
-  """The slice, the model and the choices of a search, as in "v3-32, ViT-L/16, fsdp=8, remat=full"."""
+  """Returns the slice, the model and the choices of a search, as in "v3-32, ViT-L/16, fsdp=8, remat=full"."""
   mesh = [f"{axis}={size}" for axis, size in schema.plain(run.mesh).items() if size not in (-1, 1)]
   remat, accumulate = run.model.args.get("remat", "none"), run.optim.args["accumulate"]
   choices = [f"remat={remat}"] * (remat != "none") + [f"accumulate={accumulate}"] * (accumulate != 1)
@@ -209,16 +258,16 @@ def _too_large(plan, message, seconds):
 
 
 def _needed(message: str) -> int:
-  """Bytes that the compiler says it would need, from its error; 0 if it does not say."""
+  """Returns the bytes that the compiler's error message reports as needed, or 0 if it reports no size."""
   sizes = re.findall(r"([\d.]+)([KMG]) of [\d.]+[KMG] hbm|temporaries \(([\d.]+)([KMG])\)", message)
   units = {"K": 2**10, "M": 2**20, "G": 2**30}
   return max((int(float(a or c) * units[b or d]) for a, b, c, d in sizes), default=0)
 
 
 def _step_estimate(plan, parts, compiled, chip, kernel_cycles):
-  """The plan with memory, arithmetic, traffic and seconds of a step."""
+  """Returns the plan with memory, arithmetic, traffic and seconds of a step."""
   memory, costs, program = compiled.memory_analysis(), compiled.cost_analysis(), hlo.read(compiled.as_text())
-  if program.loops:  # XLA's own count takes a loop's body once
+  if program.loops:  # XLA's own count includes the body of a loop only once
     arithmetic = flops.count(parts.step, parts.state_shapes, parts.batch_shapes, parts.frozen_shapes) / plan.devices
     flops_method, traffic = "matrix products of the program, over the devices", program.traffic
   else:
@@ -252,7 +301,7 @@ def _step_estimate(plan, parts, compiled, chip, kernel_cycles):
 
 
 def _run_estimate(plan, parts, slice_, price, host_rate):
-  """The plan with rates, hours and sizes of the run, which follow from the seconds of a step and the hosts' rate."""
+  """Returns the plan with rates, hours and sizes of the run, which follow from the step time and the host rate."""
   run, method = parts.run, "measured"
   if host_rate is None:
     each = feed.seconds_per_image(run)

@@ -1,4 +1,7 @@
-"""What the evaluations of a run take: whole splits forward, every so often and at the end. They are not compiled."""
+"""Estimated cost of the evaluations of a run.
+
+The evaluations process whole splits with a forward pass, at regular intervals and at the end. They are not compiled.
+"""
 
 from typing import NamedTuple
 
@@ -7,14 +10,26 @@ from vit_jax.data import catalog
 
 
 class Evaluation(NamedTuple):
-  """One of a run's evaluations by images of a split."""
+  """An evaluation of a run that processes the images of a split.
 
-  times: int  # over the run, twice as many where the average of the weights is measured too
-  images: int  # each time, with what fills the last batch up
+  Attributes:
+    times: number of evaluations during the run, doubled if averaged weights are evaluated too.
+    images: number of images each time, including the padding of the last batch.
+  """
+
+  times: int
+  images: int
 
 
 def of(parts: build.Parts) -> dict[str, Evaluation | None]:
-  """{name: how often and of how many images}; None for one that does not go over a split, as few-shot probes."""
+  """Returns the number of times and images of each evaluation, by name.
+
+  Args:
+    parts: the run that was built.
+
+  Returns:
+    {name: evaluation}, with None for an evaluation that does not process a split, such as a few-shot probe.
+  """
   return {name: _of(parts, choice, parts.evals[name].every) for name, choice in parts.run.evals.items()}
 
 
@@ -28,10 +43,20 @@ def _of(parts, choice, every):
 
 
 def share(parts: build.Parts, flops: float) -> float:
-  """Of a train step of so many FLOPs on all devices, the forward pass of its batch; a third without recomputation."""
+  """Returns the forward pass of a batch as a share of the FLOPs of a train step.
+
+  Args:
+    parts: the run that was built.
+    flops: FLOPs of a train step on all devices. Without recomputation the share is one third.
+  """
   return parts.forward_flops * parts.run.batch / flops
 
 
 def hours(evaluations: dict[str, Evaluation | None], images_per_second: float) -> float:
-  """Of all of them over a run, at a rate of the whole slice."""
+  """Returns the hours of all evaluations of a run.
+
+  Args:
+    evaluations: the result of `of`.
+    images_per_second: images/s of the whole slice.
+  """
   return sum(each.times * each.images for each in evaluations.values() if each) / images_per_second / 3600

@@ -1,4 +1,4 @@
-"""What a host can make of the images that its chips ask for: an estimate from its cores. Nothing is measured here."""
+"""Estimated rate at which a host can prepare images, from the number of its cores. No measurement is made here."""
 
 import operator
 
@@ -6,14 +6,15 @@ from vit_jax import config, hardware
 from vit_jax.data import catalog
 from vit_jax.schema import Choice
 
-# CPU seconds an image, all threads together: `cpu_seconds_per_image` of `python -m benchmarks.input_pipeline --gil`,
-# for JPEGs of 500 x 375 pixels and PHOTOGRAPH bytes, plain to 224 pixels and with RandAugment (2, 10). Of the cores
-# that were measured; a TPU host's vCPU is a hyperthread, another processor's.
+# CPU seconds per image, summed over threads: `cpu_seconds_per_image` of `python -m benchmarks.input_pipeline --gil`.
+# Images are JPEGs of 500 x 375 pixels and PHOTOGRAPH bytes. They are resized to 224 pixels, without augmentation and
+# with RandAugment (2, 10). The values hold for the measured cores. The vCPU of a TPU host is a hyperthread of another
+# processor.
 PLAIN_SECONDS = 2.3e-3
 RANDAUGMENT_SECONDS = 3.2e-3
 LAYERS, PIXELS, PHOTOGRAPH = 2, 224**2, 90_000
-# CPU seconds of an operation of other policies, or of all of theirs, and of scaling a whole photograph as a crop may;
-# measured in one process beside RandAugment's operation, which took 0.43 ms there.
+# CPU seconds of one operation of a policy, or of all its operations, and of scaling a whole photograph for a crop. They
+# were measured in the same process as RandAugment's operation, which took 0.43 ms there.
 POLICY_SECONDS = {
   "randaugment": (RANDAUGMENT_SECONDS - PLAIN_SECONDS) / LAYERS,
   "randaugment_increasing": 3.0e-3,
@@ -22,18 +23,26 @@ POLICY_SECONDS = {
   "colour_jitter": 1.1e-3,
 }
 SCALING_SECONDS = {"area": 2.2e-3, "bilinear": 3.7e-3, "random": 4.5e-3, "bicubic": 5.4e-3, "lanczos": 7.8e-3}
-# What is left of PLAIN_SECONDS for an image that costs nothing to decode, as of CIFAR, whose images are kept decoded:
-# 0.15 ms of digits at 32 pixels, measured where a photograph took 1.04.
+# Share of PLAIN_SECONDS for an image that needs no decoding, such as those of CIFAR, which are stored decoded. Digits
+# at 32 pixels took 0.15 ms where a photograph took 1.04 ms.
 LEAST = 0.14
 
 
 def seconds_per_image(run: config.Run) -> float:
-  """CPU seconds that a training image of a run is estimated to take on a host.
+  """Returns the estimated CPU seconds that a host needs for a training image of a run.
 
-  Reading, decoding and cropping go with the bytes of the stored image, as ImageNet's 115 kB; where the catalog does not
-  know them, it is the photograph that was measured. Small crops are cheaper than this (one of 32 pixels took a third of
-  224's) and large ones dearer, which is not measured. Scaling without aliasing goes with the share of the image that is
-  scaled. Each operation of a policy goes with the pixels that the run sees. All else is the devices' work.
+  The estimate has three terms. All other work is done by the devices.
+
+  - Reading, decoding and cropping are proportional to the bytes of the stored image, such as 115 kB for ImageNet. If
+    the catalog does not contain the size, the size of the measured photograph is used.
+  - Scaling without aliasing is proportional to the share of the image that is scaled.
+  - Each operation of a policy is proportional to the pixels of the training images.
+
+  The size of the crop is ignored, because it was measured for 224 pixels only. Small crops are cheaper than estimated
+  (32 pixels took a third of the time of 224 pixels), and large crops are more expensive.
+
+  Args:
+    run: a completed run.
   """
   data = run.data.args
   images = (image_bytes(run.data) or PHOTOGRAPH) / PHOTOGRAPH
@@ -46,7 +55,13 @@ def seconds_per_image(run: config.Run) -> float:
 
 
 def image_bytes(data: Choice) -> float | None:
-  """Of a stored image, on average, where the catalog knows it: of a mixture its parts count by their weights."""
+  """Returns the average bytes of a stored image, or None if the catalog does not contain the size.
+
+  The parts of a mixture are averaged by their weights.
+
+  Args:
+    data: name and arguments of a dataset.
+  """
   if data.name != "mixture":
     return catalog.CATALOG[data.name].image_bytes
   weights, each = zip(*((part.args["weight"], image_bytes(part)) for part in data.args["parts"]), strict=True)
@@ -54,5 +69,10 @@ def image_bytes(data: Choice) -> float | None:
 
 
 def host_rate(run: config.Run, slice_: hardware.Slice) -> float:
-  """Images a second that a host of a slice is estimated to make, if all of its cores do nothing else."""
+  """Returns the estimated images/s that a host of a slice can prepare with all of its cores.
+
+  Args:
+    run: a completed run.
+    slice_: the slice of the host.
+  """
   return slice_.vcpus / seconds_per_image(run)

@@ -1,7 +1,7 @@
-"""What the TPU's compiler says of a program: cycles, traffic between chips and loops, read from its optimised HLO.
+"""Cycles, traffic between chips and loops of a program, read from its HLO after optimisation by the TPU compiler.
 
-The compiler writes its own estimate of cycles beside each operation. It prices neither collectives nor Pallas kernels,
-and `cost_analysis` takes the body of a loop once; here a body counts as often as it runs.
+The compiler writes its own estimate of cycles next to each operation. The estimates exclude collectives and Pallas
+kernels. `cost_analysis` counts the body of a loop once. Here a body is counted as often as it runs.
 """
 
 import collections
@@ -10,7 +10,7 @@ import pathlib
 import re
 from typing import NamedTuple
 
-# Bytes of an element; what is not listed (tokens, opaque handles) has none.
+# Bits per element. Types that are not listed (tokens, opaque handles) have zero bits.
 _BITS = {"pred": 8, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64, "u64": 64}
 _BITS |= {"f8e4m3fn": 8, "f8e5m2": 8, "bf16": 16, "f16": 16, "f32": 32, "f64": 64, "s4": 4, "u4": 4}
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -30,22 +30,37 @@ _EXIT = re.compile(r"totalorder %s\w+, (\d+) /\* loop exit")
 
 
 class Traffic(NamedTuple):
-  """Collectives of one kind, by one device in one run of the program."""
+  """The collectives of one kind in one run of the program, for one device.
+
+  Attributes:
+    calls: number of calls.
+    payload: bytes of the results.
+    moved: bytes that a device must send in a ring.
+  """
 
   calls: int
-  payload: int  # bytes of their results
-  moved: float  # bytes that a device must send for them in a ring
+  payload: int
+  moved: float
 
 
 class Program(NamedTuple):
-  """One run of a compiled program on one device."""
+  """One run of a compiled program on one device.
 
-  cycles: int  # the compiler's estimates, without collectives and kernels
-  collectives: dict[str, Traffic]  # inside a slice
-  network: int  # bytes sent to other slices
-  kernels: dict[str, int]  # Pallas calls by name
-  loops: int  # loops with more than one turn
-  traffic: int  # bytes that operations read and write in memory
+  Attributes:
+    cycles: the compiler's estimates, without collectives and kernels.
+    collectives: traffic inside a slice, by kind of collective.
+    network: bytes sent to other slices.
+    kernels: number of Pallas calls by name.
+    loops: number of loops with more than one iteration.
+    traffic: bytes that operations read and write in memory.
+  """
+
+  cycles: int
+  collectives: dict[str, Traffic]
+  network: int
+  kernels: dict[str, int]
+  loops: int
+  traffic: int
 
 
 class _Instruction(NamedTuple):
@@ -56,7 +71,11 @@ class _Instruction(NamedTuple):
 
 
 def read(text: str) -> Program:
-  """What one device does in one run of an optimised HLO module, from its text (`compiled.as_text()`)."""
+  """Reads the operations of one device from an optimised HLO module.
+
+  Args:
+    text: the text of the module, `compiled.as_text()`.
+  """
   computations, entry = _computations(text)
   turns = _turns(computations, entry)
   fused = _fused(computations)
@@ -69,7 +88,7 @@ def read(text: str) -> Program:
       cycles += times * sum(map(int, _CYCLES.findall(i.rest)))
       kind = i.opcode.removesuffix("-start")
       if kind in COLLECTIVES:
-        # One that goes on while other things are computed is written in each of the fusions that it goes on in.
+        # An asynchronous collective appears in each of the fusions that run at the same time.
         channel = _CHANNEL.search(i.rest)
         if name not in fused or not channel or channel[0] not in channels:
           _add(sums, kind, i, times)
@@ -86,10 +105,17 @@ def read(text: str) -> Program:
 
 
 def kernel_cycles(folder: pathlib.Path) -> dict[str, int]:
-  """Cycles of one call of each Pallas kernel, from the static schedules that libtpu dumped into a folder.
+  """Returns the cycles of one call of each Pallas kernel, from the static schedules that libtpu wrote.
 
-  A schedule is a list of bundles, one a cycle, and of delays; those marked `>` are a turn of the grid's loop. It knows
-  how busy the units are, and nothing of waiting for memory. The text is libtpu 0.0.42's.
+  A schedule is a list of bundles, one per cycle, and of delays. The bundles marked with `>` form one iteration of the
+  loop over the grid. A schedule contains the load of the units, but not the time of waiting for memory. The text format
+  is that of libtpu 0.0.42.
+
+  Args:
+    folder: the directory with the schedules.
+
+  Returns:
+    {kernel: cycles}.
   """
   by_kernel = {}
   for file in folder.glob("*-final_bundles.txt"):
@@ -98,7 +124,7 @@ def kernel_cycles(folder: pathlib.Path) -> dict[str, int]:
     cycles, turns = 0, None
     for line in file.read_text().splitlines():
       if match := _EXIT.search(line):
-        turns = int(match[1]) - 2  # two turns more fill and empty the pipeline
+        turns = int(match[1]) - 2  # two additional iterations fill and drain the pipeline
       if match := _BUNDLE.match(line):
         cycles += 1 + sum(map(int, _DELAY.findall(line)))
     name = re.sub(r"^\d+-(?:\d+-)*", "", file.name).split("-")[0]
@@ -123,7 +149,7 @@ def _computations(text):
 
 
 def _type_end(text):
-  """Where the type ends that an instruction begins with: at a space outside of parentheses."""
+  """Returns the end of the type at the start of an instruction: the first space outside of parentheses."""
   depth = 0
   for position, letter in enumerate(text):
     if letter == " " and not depth:
@@ -133,7 +159,7 @@ def _type_end(text):
 
 
 def _turns(computations, entry):
-  """How often each computation runs, from the entry on."""
+  """Returns the number of runs of each computation, starting from the entry."""
   turns = collections.Counter()
   pending = [(entry, 1)]
   while pending:
@@ -151,7 +177,7 @@ def _called(i):
 
 
 def _trips(i, computations):
-  """Turns of a loop: the constant that its condition compares the counter with; 1 if there is none."""
+  """Returns the number of iterations of a loop: the constant in its condition, or 1 if it cannot be determined."""
   match = re.search(r"condition=%?([\w.-]+)", i.rest)
   constants = computations.get(match[1], ()) if match else ()
   numbers = [int(c.rest.split(")")[0]) for c in constants if _is_integer(c)]
@@ -163,7 +189,7 @@ def _is_integer(i):
 
 
 def _fused(computations):
-  """Computations inside a fusion or a reduction, whose values never reach memory."""
+  """Returns the computations inside fusions and reductions. Their values never reach memory."""
   inner = set()
   for instructions in computations.values():
     for i in instructions:
@@ -173,7 +199,7 @@ def _fused(computations):
 
 
 def _bytes(kind: str) -> int:
-  """Of all arrays of a type."""
+  """Returns the bytes of all arrays of a type."""
   return sum(
     math.prod(int(n) for n in dims.split(",") if n) * _BITS.get(element, 0) // 8
     for element, dims in _ARRAY.findall(kind)
@@ -184,7 +210,7 @@ def _add(sums, kind, i, times):
   size = _group(i.rest)
   payload = _bytes(i.type)
   if i.opcode.endswith("-start") and kind == "all-gather":
-    payload -= min(payload, payload // (size + 1))  # its type holds the operand too
+    payload -= min(payload, payload // (size + 1))  # the type also contains the operand
   share = (size - 1) / size if size else 0
   factor = {"all-reduce": 2 * share, "reduce-scatter": size * share, "collective-permute": 1.0}.get(kind, share)
   calls, total, moved = sums.get(kind, (0, 0, 0.0))
@@ -192,7 +218,7 @@ def _add(sums, kind, i, times):
 
 
 def _group(rest):
-  """Devices that a collective connects; it is written in one of three ways."""
+  """Returns the number of devices that a collective connects. HLO has three notations for them."""
   if match := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
     return len(match[1].split(","))
   if match := re.search(r"replica_groups=\[\d+,(\d+)\]", rest):
@@ -207,9 +233,10 @@ _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "whil
 
 
 def _touched(i, types, computations):
-  """Bytes that an operation outside of fusions reads and writes.
+  """Returns the bytes that an operation outside of fusions reads and writes.
 
-  Of an operand that a fusion only takes a slice of, as a loop's body does of what is stacked for all turns, the slice.
+  If a fusion reads only a slice of an operand, only the slice counts. The body of a loop does this with values that are
+  stacked for all iterations.
   """
   if i.opcode in _FREE or i.opcode.endswith("-done"):
     return 0
@@ -221,7 +248,7 @@ def _touched(i, types, computations):
 
 
 def _slices(fusion):
-  """{operand number: bytes of the slice that is taken of it}, and the bytes of an update in place as "result"."""
+  """Returns {operand number: bytes of its slice}. The key "result" contains the bytes of an in-place update."""
   numbers = {i.name: int(i.rest.split(")")[0]) for i in fusion if i.opcode == "parameter"}
   users = collections.defaultdict(list)
   for i in fusion:

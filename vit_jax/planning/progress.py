@@ -1,4 +1,4 @@
-"""Lines about the progress of work that prints nothing for minutes, such as compiling for a TPU."""
+"""Progress messages for work that prints no output for minutes, such as compiling for a TPU."""
 
 import contextlib
 import sys
@@ -8,44 +8,43 @@ from collections.abc import Callable, Iterator
 
 
 class Progress:
-  """The activity of a program and the seconds since it began."""
+  """The current activity of a program and its elapsed time.
+
+  Args:
+    clock: function that returns the current time in seconds.
+  """
 
   def __init__(self, clock: Callable[[], float] = time.monotonic):
-    """Starts without an activity.
-
-    Args:
-      clock: returns the current time in seconds.
-    """
     self._clock = clock
     self._current = "", clock()
 
   def start(self, activity: str) -> None:
-    """Replaces the current activity, and measures its time from now on.
+    """Replaces the current activity and restarts its elapsed time.
 
     Args:
-      activity: what the program does, as "v3-32: compiling the train step".
+      activity: description of the activity, such as "v3-32: compiling the train step".
     """
     self._current = activity, self._clock()  # one assignment, because `line` reads both in another thread
 
   def line(self) -> str:
-    """Returns the current activity and its elapsed time, as "v3-32: compiling the train step, 0:45 elapsed"."""
+    """Returns the current activity and its elapsed time, as in "v3-32: compiling the train step, 0:45 elapsed"."""
     activity, since = self._current
     minutes, seconds = divmod(int(self._clock() - since), 60)
     return f"{activity}, {minutes}:{seconds:02} elapsed"
 
   @contextlib.contextmanager
   def printed(self, interval: float) -> Iterator["Progress"]:
-    """Prints a line on the standard error stream at regular intervals, from a thread, until the block ends.
+    """Prints a line on standard error at regular intervals until the `with` block ends.
 
-    The standard output of the program remains as it is, so that it can be stored or read by another program.
+    Standard output is not used, so that another program can read it.
 
     Args:
-      interval: seconds from one line to the next.
+      interval: seconds between two lines.
     """
     ended = threading.Event()
 
     def run() -> None:
-      with contextlib.suppress(OSError):  # the reader of the lines has gone; the work continues without them
+      with contextlib.suppress(OSError):  # standard error is closed; the work continues
         while not ended.wait(interval):
           print(self.line(), file=sys.stderr, flush=True)
 

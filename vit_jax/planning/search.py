@@ -1,4 +1,4 @@
-"""The search for the fastest mesh, rematerialisation and micro-batches that fit a slice."""
+"""A search for the fastest mesh, rematerialisation and number of micro-batches that fit a slice."""
 
 import dataclasses
 import math
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from vit_jax import config, hardware, schema
 from vit_jax.planning.estimate import Plan
 
-# Scan and rematerialisation by what they cost: nothing, then from the cheapest that saves memory on.
+# (scan, remat) in the order of their cost: first without savings, then from the cheapest method that saves memory.
 SAVINGS = ((False, "none"), (True, "projections"), (True, "attention"), (True, "mlp"), (True, "full"))
 MICRO_BATCHES = (1, 2, 4, 8)
 
@@ -15,14 +15,15 @@ MICRO_BATCHES = (1, 2, 4, 8)
 def candidates(
   run: config.Run, slice_: hardware.Slice, make_plan: Callable[[config.Run, hardware.Slice], Plan]
 ) -> Iterator[Plan]:
-  """Plans of the run on all meshes that suit a slice, each as soon as it is made.
+  """Yields plans of a run for all suitable meshes of a slice, each as soon as it is made.
 
-  For each mesh the first rematerialisation that fits; for it, twice as many micro-batches as long as that is faster.
+  For each mesh, the first rematerialisation that fits is used. The number of micro-batches is then doubled as long as
+  this is faster.
 
   Args:
     run: a completed run.
-    slice_: where it would be.
-    make_plan: of a changed run on the slice, which usually compiles it.
+    slice_: the slice to plan for.
+    make_plan: function that plans a modified run on the slice. It usually compiles the run.
   """
   for mesh in meshes(slice_):
     fastest = math.inf
@@ -36,7 +37,7 @@ def candidates(
         layers = "scan" if scan else "unrolled"
         choices = f"{plan.mesh}; {layers}, remat {remat}, micro-batches {micro_batches}"
         yield dataclasses.replace(plan, mesh=choices)
-        if plan.fits or not plan.hbm_bytes:  # fits, or fails for a reason that rematerialisation does not mend
+        if plan.fits or not plan.hbm_bytes:  # rematerialisation cannot change a problem without `hbm_bytes`
           break
       faster = plan.fits and plan.pace < fastest
       if not faster and (fastest < math.inf or not plan.hbm_bytes):
@@ -45,14 +46,25 @@ def candidates(
 
 
 def ranked(plans: Sequence[Plan]) -> list[Plan]:
-  """The plans that fit, fastest first, then the others. Of those that wait for data, the fastest step."""
+  """Returns the plans that fit, fastest first, followed by the other plans.
+
+  Plans that are input-bound at the same rate are ordered by the time of their steps.
+  """
   return sorted(plans, key=lambda plan: (not plan.fits, plan.pace, plan.step_seconds))
 
 
 def meshes(slice_: hardware.Slice) -> list[config.Mesh]:
-  """Meshes worth trying: parameters whole, split over all devices, over 8 or 32 of them, and a tensor axis of 2.
+  """Returns the meshes that are worth trying on a slice. The replica axis spans the slices.
 
-  The replicas are the slices.
+  The parameters are replicated, or split over all devices, over 8 or over 32 devices. The last mesh has a tensor axis
+  of size 2.
+
+  Example:
+    from vit_jax import hardware
+    from vit_jax.planning import search
+
+    for mesh in search.meshes(hardware.topology("v3-32")):
+      print(mesh)
   """
   devices = slice_.chips * hardware.GENERATIONS[slice_.generation].devices // slice_.slices
   shapes = [(1, 1), (devices, 1), *((n, 1) for n in (8, 32) if n < devices), (devices // 2, 2)]
@@ -64,7 +76,7 @@ def meshes(slice_: hardware.Slice) -> list[config.Mesh]:
 
 
 def _changed(run, mesh, scan, remat, micro_batches):
-  """The run with these choices; None where its model has no such argument."""
+  """Returns the run with these choices, or None if its model does not support them."""
   args = dict(run.model.args)
   if not {"scan", "remat"} <= args.keys() and remat != "none":
     return None

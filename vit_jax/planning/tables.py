@@ -1,4 +1,4 @@
-"""Plans in words: a line for each as it is made, a table of all."""
+"""Plans as text: a line for each plan, and a table of all plans."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ evaluations  whole splits, forward at the share that this is of a step's arithme
 
 
 def line(plan: Plan) -> str:
-  """Whether a plan fits, how fast it is and what limits it; or its problem."""
+  """Returns a line that contains the fit, speed and limit of a plan, or its problem."""
   head = f"{plan.rented:<16} {plan.mesh}: "
   if plan.problem:
     return head + plan.problem
@@ -30,7 +30,7 @@ def line(plan: Plan) -> str:
   )
 
 
-_COLUMNS = (  # heading, what stands there
+_COLUMNS = (  # heading, function from a plan to the cell
   ("slice", lambda p: p.rented),
   ("mesh", lambda p: p.mesh),
   ("args GiB", lambda p: f"{p.hbm_arguments / 2**30:.2f}"),
@@ -73,14 +73,17 @@ def _input_bound(plan):
 
 
 def _evaluations(plan):
-  """What they are, and how long they take; of those that go over no split, that they are not in it."""
+  """Returns a description of the evaluations and their hours. Evaluations of unknown cost are marked as not counted."""
   known = [f"{name} {e['times']:,} x {amount(e['images'], 'image')}" for name, e in plan.evaluations.items() if e]
   unknown = [f"{name} not counted" for name, e in plan.evaluations.items() if not e]
   return f"evaluations: {plan.evaluation_hours:,.2f} hours more: {', '.join(known + unknown)}"
 
 
 def table(plans: Sequence[Plan]) -> str:
-  """All plans that run, a row each; then what each exchanges and measures, which wait for data, and why others fail."""
+  """Returns a table with a row for each plan that runs, followed by notes.
+
+  The notes list collectives, evaluations, plans that wait for data, and the problems of plans that cannot run.
+  """
   columns = [(heading, cell) for heading, cell in _COLUMNS if heading != "cost" or any(p.cost for p in plans)]
   rows = [[cell(plan) for _, cell in columns] for plan in plans if not plan.problem]
   lines = []
