@@ -212,7 +212,7 @@ def other_data_on_one(folder):
 @scenario
 def bad_image_on_one(folder):
   with Group(folder, "run", faults={1: ("bad", 30)}) as group:
-    group.all_end(2, 60)
+    group.all_end(2, 120)
     group.says(r"record \d+ .*\.png")
   finish(folder, "run")
 
