@@ -83,9 +83,9 @@ def main() -> None:
       has_state = runtime.gather(json.dumps(checkpoints.exist(workdir)), "workdir")[0] == "true"
       weights = None if has_state else loop.starting_weights(parts)
     with runtime.claim(workdir, watch.leave):
+      before = files.read_json(workdir / "result.json")  # a damaged file is an error before anything is written
       if runtime.process() == 0:
         note_recipe(workdir, arguments.config, changes, parts.identity["extensions"])
-      before = files.read_json(workdir / "result.json")
       say(f"{arguments.config}, changed by flags:" if changes else f"{arguments.config}, as it stands")
       for line in changes:
         say(f"  {line}")

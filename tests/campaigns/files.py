@@ -68,8 +68,8 @@ def main() -> int:
 def attempt(case: Case, root: pathlib.Path) -> str | None:
   """What is wrong with what a case ends in."""
   name, make, codes = case
-  # A run that is continued says who has its workdir, how long it is to be, and where the time goes.
-  but = {"lock", "config.json", "goodput.json"} if "metrics" in name else {"lock"}
+  # A run that continues writes its lock, its length, its command and its use of time.
+  but = {"lock", "config.json", "recipe.json", "goodput.json"} if "metrics" in name else {"lock"}
   folder, log = root / "case", root / "log"
   folder.mkdir()
   os.chdir(folder)
@@ -246,7 +246,7 @@ DIGITS = RECIPE + (
 )
 CONFIGS = {  # exit code, text
   "an exception of its own": (2, "class Odd(Exception): pass\nraise Odd('x' * 300_000)"),
-  "an interrupt": (130, "raise KeyboardInterrupt"),
+  "an interrupt": (130, "def get_config(): raise KeyboardInterrupt"),
   "an exit": (2, "import sys; sys.exit(0)"),
   "recursion": (2, "def get_config(): return get_config()"),
   "no memory": (2, "def get_config(): raise MemoryError"),
