@@ -18,7 +18,7 @@ from vit_jax.config import Run
 from vit_jax.data import augment, catalog, loader, stream
 from vit_jax.data.device_batches import DeviceBatches
 from vit_jax.digests import sha256
-from vit_jax.importers import adoption, surgery
+from vit_jax.importers import adoption, options, surgery
 from vit_jax.models import overview
 from vit_jax.schema import ConfigError, Derived, Duration, amount, arguments, at, bind, lookup, make
 from vit_jax.tasks import cost
@@ -302,7 +302,7 @@ def make_task(
 
 def _frozen(run, grid, classes, key, path, ema, prefix) -> tasks.Frozen:
   """Describes the weights in a file or workdir, for images of the run's size. Only names and shapes are read."""
-  with at(f"config.{key}"):
+  with at(f"config.{key}"), options.form(f"config.{key.rpartition('.')[0]}"):
     have = importers.frozen(path, run.data.args["image_size"], run.model.args["dtype"], ema, prefix, classes)
   model = models.functional(have.description).on(grid)
   shardings = mesh.parameters(models.sharding(have.description.model.name), model.shapes(), grid)
@@ -344,7 +344,8 @@ def _weights(init, description, paths, classes):
   """Returns the weights of `config.init` as host arrays by path of the model, stacked for scanned layers, and notes."""
   if init.from_ is None:
     return {}, []
-  arrays, notes = importers.fitted(init.from_, description, init.head, init.ema, init.prefix, classes)
+  with options.form("config.init"):
+    arrays, notes = importers.fitted(init.from_, description, init.head, init.ema, init.prefix, classes)
   return surgery.stack(arrays, paths), [f"weights of {init.from_}", *notes]
 
 

@@ -22,6 +22,7 @@ from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome
 from vit_jax.evals.dense import Details as Dense
 from vit_jax.evals.fewshot import Details as FewShot
+from vit_jax.importers import options
 from vit_jax.runtime import say
 from vit_jax.schema import amount
 
@@ -83,7 +84,8 @@ def loaded(path: str, measurement: config.Measurement) -> importers.Weights:
   """
   weights, problem = None, None
   try:
-    weights = importers.read(path, ema=measurement.ema, prefix=measurement.prefix)
+    with options.form("config"):
+      weights = importers.read(path, ema=measurement.ema, prefix=measurement.prefix)
   except schema.ConfigError as error:
     problem = f"--weights: {error}"
   runtime.agree(problem)

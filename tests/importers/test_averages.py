@@ -47,7 +47,7 @@ def test_a5_an_average_that_lacks_parameters_is_refused_with_their_names(tmp_pat
   for ema in (None, True):
     with pytest.raises(ConfigError, match=rf"'{averaged}' cannot be the average of .*: {says}") as error:
       read(tmp_path, both, ema=ema)
-    assert "Choose one: --no-ema for the raw weights, --prefix=NAME" in str(error.value)
+    assert "Choose one: --no-ema for the raw weights, or --prefix=NAME" in str(error.value)
   assert read(tmp_path, both, ema=False)[0] == 0
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from vit_jax.importers import averages, row_names
+from vit_jax.importers import averages, options, row_names
 from vit_jax.importers.layout import Layout, Tensors
 from vit_jax.schema import ConfigError, amount, show
 from vit_jax.schema.errors import some
@@ -168,18 +168,16 @@ def _select(file, trees, known, ema, prefix) -> str:
   if ema is not None:
     roots = averaged if ema else raw
     if not roots:
-      lacking, flag = ("averaged", "--ema or ema=true") if ema else ("raw", "--no-ema or ema=false")
-      raise ConfigError(f"the file has no {lacking} weights; {_listed(file, trees, trees)}. Remove {flag}")
+      lacking = "averaged" if ema else "raw"
+      raise ConfigError(f"the file has no {lacking} weights; {_listed(file, trees, trees)}. Remove {options.ema(ema)}")
   elif averaged and not differences:
     roots = averaged
   ranked = sorted(roots, key=_rank)
   if differences or (len(ranked) > 1 and _rank(ranked[0]) == _rank(ranked[1])):
     several = [root for root in trees if root in averaged or root in raw] if differences else ranked
     text = ". ".join([f"several models are in one file; {_listed(file, trees, several)}", *differences])
-    advice = "--no-ema for the raw weights, " if differences else ""
-    raise ConfigError(
-      f"{text}. Choose one: {advice}--prefix=NAME, or the key prefix next to the path in a config, such as init.prefix"
-    )
+    advice = f"{options.ema(False)} for the raw weights, or " if differences else ""
+    raise ConfigError(f"{text}. Choose one: {advice}{options.prefix()}")
   return ranked[0]
 
 
@@ -276,9 +274,7 @@ def _others(file, trees, chosen, known) -> list[str]:
   others = [root for root in trees if root != chosen]
   averaged, kinds = averages.is_averaged(chosen, trees), [averages.is_averaged(root, trees) for root in others]
   raw = [root for root, kind in zip(others, kinds, strict=True) if not kind]
-  choice = "--prefix, or prefix in a config"
-  if kinds == [not averaged]:
-    choice = "--no-ema, or ema=false in a config" if averaged else "--ema, or ema=true in a config"
+  choice = options.ema(not averaged) if kinds == [not averaged] else options.prefix()
   also = f"{_listed(file, trees, others, 'also in the file')}; to read that: {choice}"
   differences = _differences(file, trees, [chosen], raw, known) if averaged else []
   return ["these are averaged weights"] * averaged + [also] * bool(others) + differences

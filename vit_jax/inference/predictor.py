@@ -18,7 +18,7 @@ from vit_jax import extensions, models
 from vit_jax.data import augment, decoding
 from vit_jax.data.images import ImageError, text_of
 from vit_jax.data.readers import places
-from vit_jax.importers import surgery
+from vit_jax.importers import options, surgery
 from vit_jax.inference import stored
 from vit_jax.inference.computing import says
 from vit_jax.inference.preparation import Preparation
@@ -207,6 +207,14 @@ def load(
     model = predictor.load("model.npz", image_size=384)
     features = model.features(["a.jpg", "b.jpg"])  # float32 (2, D)
   """
+  with options.form(options.ARGUMENTS):
+    return read(path, ema, image_size, prefix)
+
+
+def read(
+  path: str | pathlib.Path, ema: bool | None = None, image_size: int | None = None, prefix: str | None = None
+) -> Predictor:
+  """Does the same as `load`, for a command. Messages name the options of the command, see `options.form`."""
   extensions.import_installed()
   use = stored.load(path, ema, image_size, prefix=prefix)
   paths = models.functional(use.description).shapes()

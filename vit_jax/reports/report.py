@@ -11,6 +11,7 @@ import numpy as np
 
 from vit_jax import files, importers, models, runtime, trees
 from vit_jax.data.images import ImageError
+from vit_jax.importers import options
 from vit_jax.inference import predictor
 from vit_jax.metrics import is_share
 from vit_jax.reports import curves, inside, outcomes, page, recorded, scaling, verdict
@@ -196,7 +197,8 @@ def _of_weights(run, of_several, images, limit) -> list[Chapter]:
 
 def _of_file(place, images) -> list[Chapter]:
   """Returns the chapters on a weight file."""
-  use = predictor.load(place)
+  with options.form(options.CONVERT):
+    use = predictor.read(place)
   parameters = trees.count(models.functional(use.description).shapes())
   rows = [
     ["model", use.description.model.name],

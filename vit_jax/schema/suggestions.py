@@ -116,6 +116,8 @@ def of_flag(flag: str, value: str, known: Mapping[str, bool], groups: Collection
     return Suggestion((f"--{own.partition('=')[0].replace('_', '-')}={shlex.quote(own.partition('=')[2])}",))
   if not groups or name in FLAGS:
     return Suggestion()
+  if (key in ("ema", "no-ema") and not value) and (selected := _selection(key, known, groups)):
+    return Suggestion((selected,))
   if first in groups:
     if not dot and first in NAMED:
       return Suggestion((_with_value(f"--config.{key}.name=NAME", value),))
@@ -125,6 +127,15 @@ def of_flag(flag: str, value: str, known: Mapping[str, bool], groups: Collection
     return found
   own = None if dot else here(name, value, groups)
   return Suggestion((f"--config.{own.partition('=')[0]}={shlex.quote(own.partition('=')[2])}",) if own else ())
+
+
+def _selection(key, known, groups):
+  """Returns the flag that selects averaged or raw weights, for a command whose config has a key for that, or ""."""
+  value = "true" if key == "ema" else "false"
+  if "ema" in groups:
+    return f"--config.ema={value}"
+  # `--ema` of a training command elsewhere starts an average.
+  return f"--config.init.ema={value}" if "init" in groups and ("--weights" in known or key == "no-ema") else ""
 
 
 def is_known(flag: str) -> bool:

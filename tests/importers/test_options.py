@@ -1,0 +1,108 @@
+"""Messages about the selection of weights name an option that the running command accepts."""
+
+import pathlib
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import vit_jax
+from tests import runs, small_weights
+from vit_jax import build, cli, config, fewshot, flags, importers
+from vit_jax.importers import options
+from vit_jax.reports import report
+from vit_jax.schema import ConfigError, suggestions
+
+MODEL = small_weights.described()
+
+
+def file(folder, **prefixes):
+  """A file with the same model under several prefixes."""
+  arrays = importers.export(small_weights.arrays(MODEL), MODEL, "timm")
+  tensors = {f"{prefix}.{name}": np.ascontiguousarray(t) for prefix in prefixes for name, t in arrays.items()}
+  (folder / "config.json").write_text('{"architecture": "vit_small_patch8_224", "model_args": {"num_heads": 2}}')
+  safetensors.numpy.save_file(tensors, folder / "w.safetensors")
+  return str(folder / "w.safetensors")
+
+
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory):
+  return file(tmp_path_factory.mktemp("averaged"), model=1, model_ema=1)
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+  return file(tmp_path_factory.mktemp("several"), left=1, right=1)
+
+
+def measurement(**words):
+  return config.resolve(flags.load(str(runs.ROOT / "configs/fewshot.py:digits"), words), config.Measurement)
+
+
+def probed(path):
+  return fewshot.loaded(path, measurement()).notes
+
+
+def trained(path):
+  init = config.Init(path)
+  return build._weights(init, MODEL, tuple(importers.layout.shapes(MODEL)), ())[1]
+
+
+READ = {
+  "fewshot": (probed, "--config.ema=false", "--config.prefix=NAME"),
+  "train": (trained, "--config.init.ema=false", "--config.init.prefix=NAME"),
+  "predict": (lambda path: importers.read(path).notes, "--no-ema", "--prefix=NAME"),
+  "Python": (lambda path: vit_jax.load(path).notes, "ema=False", "prefix='NAME'"),
+}
+
+
+@pytest.mark.parametrize("verb", [pytest.param(verb, marks=[pytest.mark.heavy] * (verb == "Python")) for verb in READ])
+def test_a_note_and_an_error_name_the_option_of_the_command(averaged, several, verb):
+  read, raw, prefix = READ[verb]
+  (note,) = [note for note in read(averaged) if "also in the file" in note]
+  assert note.endswith(f"; to read that: {raw}")
+  with pytest.raises(ConfigError) as error:
+    read(several)
+  assert str(error.value).endswith(f". Choose one: {prefix}")
+
+
+def test_the_option_of_fewshot_reads_the_other_weights(averaged):
+  raw = READ["fewshot"][1].removeprefix("--config.").split("=")
+  assert "these are averaged weights" not in fewshot.loaded(averaged, measurement(**dict([raw]))).notes
+
+
+def test_a_report_names_the_command_that_selects_weights(several):
+  with pytest.raises(ConfigError, match=r"Choose one: python -m vit_jax\.convert --prefix=NAME FILE NEW$"):
+    report._of_file(pathlib.Path(several), ())
+
+
+@pytest.mark.parametrize(
+  ("words", "suggested"),
+  [
+    (["fewshot", "--weights=x", "--ema"], "--config.ema=true"),
+    (["fewshot", "--weights=x", "--no-ema"], "--config.ema=false"),
+    (["fewshot", "--weights=x", "--prefix=model"], "--config.prefix=model"),
+    (["evaluate", "--weights=x", "--ema"], "--config.init.ema=true"),
+    (["evaluate", "--weights=x", "--no-ema"], "--config.init.ema=false"),
+    (["train", "--no-ema"], "--config.init.ema=false"),
+  ],
+)
+def test_a_flag_of_another_verb_is_answered_with_the_key(words, suggested):
+  kind = config.Measurement if words[0] == "fewshot" else config.Run
+  parser = cli.Parser(words[0], "", config_type=kind)
+  for flag in ("--config", "--weights", "--workdir", "--no-report")[: 4 if words[0] == "train" else 2]:
+    parser.add_argument(flag)
+  with pytest.raises(ConfigError, match=rf"Did you mean {suggested}\?"):
+    parser.parse(words[1:])
+
+
+def test_the_length_of_an_average_is_still_another_key():
+  assert suggestions.of_flag("--ema", "", {"--workdir": True}, ["optim", "init"]).flags == (
+    "--config.optim.ema=0.9999",
+  )
+
+
+def test_the_form_ends_with_its_context():
+  with options.form("config.init"), options.form(options.CONVERT):
+    assert options.ema(True) == "python -m vit_jax.convert --ema FILE NEW"
+  assert (options.ema(True), options.prefix()) == ("--ema", "--prefix=NAME")

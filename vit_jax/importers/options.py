@@ -1,0 +1,49 @@
+"""The options with which a user selects weights, in the form that the running command takes them."""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
+FLAGS, ARGUMENTS, CONVERT = "flags", "arguments", "convert"
+_form = contextvars.ContextVar("form", default=FLAGS)
+
+
+@contextlib.contextmanager
+def form(chosen: str) -> Iterator[None]:
+  """Messages inside name the options in a form.
+
+  Args:
+    chosen: `FLAGS` of a command, `ARGUMENTS` in Python, `CONVERT` for a command without such options, or the place of
+      the keys in a config, such as "config.init".
+  """
+  token = _form.set(chosen)
+  try:
+    yield
+  finally:
+    _form.reset(token)
+
+
+def ema(averaged: bool) -> str:
+  """Returns the option that requires averaged or raw weights."""
+  match chosen := _form.get():
+    case "flags":
+      return "--ema" if averaged else "--no-ema"
+    case "arguments":
+      return f"ema={averaged}"
+    case "convert":
+      return f"python -m vit_jax.convert {'--ema' if averaged else '--no-ema'} FILE NEW"
+    case _:
+      return f"--{chosen}.ema={str(averaged).lower()}"
+
+
+def prefix() -> str:
+  """Returns the option that selects a model by the beginning of its names."""
+  match chosen := _form.get():
+    case "flags":
+      return "--prefix=NAME"
+    case "arguments":
+      return "prefix='NAME'"
+    case "convert":
+      return "python -m vit_jax.convert --prefix=NAME FILE NEW"
+    case _:
+      return f"--{chosen}.prefix=NAME"
