@@ -168,7 +168,7 @@ def stop(args) -> int:
     if reports and not going:
       codes = ", ".join(f"w{w:02d}: {report.exit}" for w, (report, _) in reports.items())
       kept = "it keeps no machines"
-      if not engine_of(run).restarts:
+      if not run.restarts_itself:
         kept = f"its machines are kept{' and go on to cost' * run.billed}: python -m launch restart {run.name}, or down"
       say(f"{run.attempt(attempt)} is stopped ({codes}); {kept}")
       return errors.DONE

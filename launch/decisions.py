@@ -1,346 +1,360 @@
-"""What to do next for a run: a function of what was done, what is seen and the time. It asks nobody and does nothing.
+"""The decision about a run: a pure function of its state, of what is observed and of the time.
 
-An attempt is machines of its own, with a new name each; a try is one start of the program on them. Never are two
-attempts alive: the next one is made when the one before is seen to be gone, or to be going for longer than
-`limits.delete`, and then it is named at the end. Losing machines costs nothing but a pause; tries that fail have a
-budget, which a try that continues from a later checkpoint fills again.
+An attempt is a set of machines with its own name. A try is one start of the program on these machines. Two attempts
+never live at once: the next one is created only after the previous one was seen absent, or was in deletion for longer
+than `limits.delete`. In the second case the old attempt is named at the end of the run. Losing machines costs only a
+pause. Tries that fail use up a budget. A try that continues from a later checkpoint restores the budget.
 """
 
-import dataclasses
+from dataclasses import replace
 
 from launch import assumptions, engine, errors, mailbox, states
 from launch.errors import amount
 from launch.spec import Run
-from launch.states import DELETING, IDLE, OVER, WATCHING, Action, Seen, State
+from launch.states import DELETING, IDLE, OVER, WATCHING, Action, Observation, State
 
 LONGEST_PAUSE = 30  # times limits.pause
-RAREST = 20  # times limits.poll: what was asked for to no effect is asked again, after twice as long each time
-ASKED = 5  # looks at a deletion before it is given up
-ANEW = 2  # workers that are started anew for nothing, as after a repair; further ones are failures
+LONGEST_RETRY = 20  # times limits.poll: the wait between equal requests doubles up to this value
+DELETION_POLLS = 5  # observations of a deletion that are required before it is given up
+WORKER_RESTARTS = 2  # workers of an attempt that may restart by themselves, as after a repair, before it is a failure
 
 
-def decide(run: Run, restarts: bool, state: State, seen: Seen) -> tuple[State, list[Action]]:
-  """The next state, and what leads there. Where an action has no answer the state before holds, and it is asked again.
+def decide(run: Run, state: State, observation: Observation) -> tuple[State, list[Action]]:
+  """Returns the next state of a run and the actions that lead to it.
 
-  Args:
-    restarts: the engine starts a try that failed again by itself.
+  The function calls nothing and changes nothing. If an action is not carried out, the caller keeps the previous state,
+  and the same decision is made again.
   """
   if state.stage == OVER:
     return state, []
-  state = _steady(run, state, seen.now)
+  state = _correct_times(run, state, observation.now)
   if state.stage == IDLE:
-    return _idle(run, state, seen)
-  seen = _credible(run, state, seen)
-  if seen.look:
-    absent = state.absent + 1 if seen.look.state == engine.ABSENT else 0
-    state = dataclasses.replace(state, absent=absent)
-  if seen.look and seen.look.state != state.look:
-    state = dataclasses.replace(state, look=seen.look.state, look_since=seen.now)
+    return _start_attempt(run, state, observation)
+  observation = _drop_contradicted(run, state, observation)
+  look, order = observation.look, observation.order
+  if look:
+    state = replace(state, absent=state.absent + 1 if look.state == engine.ABSENT else 0)
+  if look and look.state != state.look:
+    state = replace(state, look=look.state, look_since=observation.now)
   if state.stage == DELETING:
-    return _deleting(run, state, seen)
-  if seen.refusal:
-    return _refused(run, restarts, state, seen, engine.Look(engine.FAILED, str(seen.refusal), seen.refusal.code))
-  if seen.order and seen.order.fresh:
-    return _again(run, state, seen, "fresh", "other machines, as ordered", lost=0)
-  if seen.order and seen.order.try_ > state.try_:  # of `launch restart`, or of one who watched before
-    state = dataclasses.replace(state, try_=seen.order.try_, trouble=0.0, starting=seen.now, begun=False)
-  state = _progress(restarts, state, seen)
-  state, actions = _by_reports(run, restarts, state, seen)
-  return _by_look(run, restarts, state, seen) if actions is None else (state, actions)
+    return _continue_deletion(run, state, observation)
+  if observation.refusal:
+    refused = engine.Look(engine.FAILED, str(observation.refusal), observation.refusal.code)
+    return _handle_refusal(run, state, observation, refused)
+  if order and order.fresh:
+    return _replace_machines(run, state, observation, "fresh", "other machines, as ordered", lost=0)
+  if order and order.try_ > state.try_:  # by `launch restart`, or by an earlier watcher
+    state = replace(state, try_=order.try_, trouble=0.0, starting=observation.now, start_known=False)
+  state = _record_progress(run, state, observation)
+  state, actions = _decide_by_reports(run, state, observation)
+  return _decide_by_look(run, state, observation) if actions is None else (state, actions)
 
 
-def _credible(run, state, seen):
-  """Returns what is seen without answers that others contradict.
-
-  An answer that a machine is absent may be older than the answer to its request. Health of machines outweighs nothing:
-  as long as all workers report that they run, a cloud that calls their machines ill, lost or gone is not believed.
-  """
-  if not seen.look or seen.look.state == engine.READY:
-    return seen
-  early = seen.now < state.answered + run.limits.appear
-  if seen.look.state == engine.ABSENT and run.billed and not state.seen and state.answered and early:
-    return dataclasses.replace(seen, look=None)
-  if state.stage == WATCHING and seen.look.state not in (engine.FAILED, engine.DONE) and lives(run, state, seen):
-    look = dataclasses.replace(seen.look, state=engine.READY)
-    return dataclasses.replace(seen, look=look if state.ready else None)
-  return seen
+# Corrections of the input.
 
 
-def lives(run: Run, state: State, seen: Seen) -> bool:
-  """Returns whether every worker has reported of late that its program runs."""
-  reports = (seen.reports or {}).values()
-  fresh = [r for r, age in reports if r.phase == mailbox.RUNNING and age <= assumptions.SIGNS * run.limits.beat]
-  return len(fresh) == run.workers
-
-
-def _latest(run, state):
-  """Returns the seconds from a request to the latest end of its machines: in the queue, until ready, and at work."""
-  limits = run.limits
-  return limits.queue + limits.provision + limits.start + max(0.0, run.seconds - state.used)
-
-
-def _steady(run, state, now):
-  """The state, where a clock was set back: nothing has begun after now, or is to wait for longer than it ever would."""
-  begun = {
-    key: min(getattr(state, key), now) for key in ("since", "look_since", "ready", "answered", "trouble", "starting")
-  }
-  allowed = max(0.0, run.seconds - state.used) if state.ready else _latest(run, state)
-  expires = min(state.expires, now + allowed)
-  retry = state.retry if state.retry <= now + run.limits.poll * RAREST else now
+def _correct_times(run, state, now):
+  """Corrects a state for a clock that was set back: no time is in the future, no wait is longer than its limit."""
+  past = ("since", "look_since", "ready", "answered", "trouble", "starting")
+  state = replace(state, **{key: min(getattr(state, key), now) for key in past})
+  allowed = _time_left(run, state) if state.ready else _longest_life(run, state)
+  retry = state.retry if state.retry <= now + run.limits.poll * LONGEST_RETRY else now
   pause = state.pause if state.pause <= now + run.limits.pause * LONGEST_PAUSE else now
-  return dataclasses.replace(state, **begun, expires=expires, retry=retry, pause=pause)
+  return replace(state, expires=min(state.expires, now + allowed), retry=retry, pause=pause)
 
 
-def _past(state, seen, grace=0.0):
-  """Whether the attempt's time has ended: by the clock here, and by one of the others that answer."""
-  others = [report.clock + age for report, age in (seen.reports or {}).values() if report.clock]
-  others += [seen.clock] * bool(seen.clock)
-  return min(seen.now, max(others, default=seen.now)) >= state.expires + grace
+def _time_left(run, state):
+  """Returns the seconds of machine time that the earlier attempts have left."""
+  return max(0.0, run.seconds - state.used)
 
 
-def _idle(run, state, seen):
+def _longest_life(run, state):
+  """Returns the seconds from a request to the latest end of its machines: in the queue, until ready, and at work."""
+  return run.limits.queue + run.limits.provision + run.limits.start + _time_left(run, state)
+
+
+def _drop_contradicted(run, state, observation):
+  """Drops an answer of the cloud that other answers contradict.
+
+  "Absent" may be older than the answer to the request. Reports of all workers outweigh the health of the machines: as
+  long as every program runs, a cloud that calls the machines ill, lost or gone is not believed.
+  """
+  look = observation.look
+  if not look or look.state == engine.READY:
+    return observation
+  early = observation.now < state.answered + run.limits.appear
+  if look.state == engine.ABSENT and run.billed and not state.seen and state.answered and early:
+    return replace(observation, look=None)
+  watched = state.stage == WATCHING and look.state not in (engine.FAILED, engine.DONE)
+  if watched and all_running(run, observation):
+    return replace(observation, look=replace(look, state=engine.READY) if state.ready else None)
+  return observation
+
+
+def all_running(run: Run, observation: Observation) -> bool:
+  """Returns whether every worker has recently reported that its program runs."""
+  limit = assumptions.SIGNS * run.limits.beat
+  ages = [age for report, age in (observation.reports or {}).values() if report.phase == mailbox.RUNNING]
+  return len(ages) == run.workers and all(age <= limit for age in ages)
+
+
+def _is_past(state, observation, grace=0.0):
+  """Returns whether the attempt has expired, by the service's time and by the latest clock that answers."""
+  others = [report.clock + age for report, age in (observation.reports or {}).values() if report.clock]
+  others += [observation.clock] * bool(observation.clock)
+  return min(observation.now, max(others, default=observation.now)) >= state.expires + grace
+
+
+def _record_progress(run, state, observation):
+  """Records the step from which a try starts. A later step than before proves a new checkpoint: the budget is full."""
+  reports = [report for report, _ in (observation.reports or {}).values()]
+  latest = max((report.try_ for report in reports), default=0)
+  if run.restarts_itself and latest > state.try_:
+    state = replace(state, try_=latest, start_known=False)
+  starts = [report.began for report in reports if report.try_ == state.try_ and report.began >= 0]
+  if state.start_known or not starts:
+    return state
+  if state.first_start < 0:
+    state = replace(state, first_start=max(state.best_start, *starts))
+  state = replace(state, start_known=True)
+  if min(starts) <= state.best_start:
+    return state
+  return replace(state, best_start=min(starts), failures=0, lost=0)
+
+
+# Creation and deletion of an attempt.
+
+
+def _start_attempt(run, state, observation):
+  """Creates the next attempt after the pause, or ends the run."""
   if run.seconds <= state.used and not state.end:
-    cost = run.seconds < run.max_hours * 3600
-    limit = f"--max-cost={run.max_cost:g} is" if cost else f"--max-hours={run.max_hours:g} are"
-    state = _ending(state, errors.GAVE_UP, f"{limit} used up; with a higher limit the run continues")
+    by_cost = run.seconds < run.max_hours * 3600
+    limit = f"--max-cost={run.max_cost:g} is" if by_cost else f"--max-hours={run.max_hours:g} are"
+    text = f"{limit} used up; with a higher limit the run continues"
+    state = replace(state, end=(errors.GAVE_UP, text))
   if state.end:
-    return dataclasses.replace(state, stage=OVER), []
-  if seen.now < state.pause:
+    return replace(state, stage=OVER), []
+  if observation.now < state.pause:
     return state, []
-  kept = ("failures", "lost", "zone", "used", "continued", "unverified")
+  kept = ("failures", "lost", "zone", "used", "best_start", "unverified")
   state = State(
-    attempt=state.attempt + 1, try_=1, expires=seen.now + _latest(run, state),
-    stage=WATCHING, since=seen.now, look_since=seen.now,
+    attempt=state.attempt + 1, try_=1, expires=observation.now + _longest_life(run, state),
+    stage=WATCHING, since=observation.now, look_since=observation.now,
     **{key: getattr(state, key) for key in kept},
   )  # fmt: skip
-  return _asked(run, state, seen, "create")
+  return _request(run, state, observation, "create")
 
 
-def _deleting(run, state, seen):
-  """Asks again and again until it is gone."""
-  waited, found = seen.now - state.since, seen.look.state if seen.look else None
-  if found == engine.ABSENT and state.absent >= assumptions.LOOKS:
-    return _deleted(state, seen, ())
-  state = dataclasses.replace(state, asked=state.asked + 1)
-  if waited > run.limits.delete and state.asked > ASKED:  # and not only of a laptop that slept
-    if found != engine.DELETING and not state.end:
-      name = run.attempt(state.attempt)
-      text = f"{name} could not be deleted for {waited:.0f} s, and no other is made beside it"
-      state = _ending(state, errors.BILLING, text)
-    return _deleted(state, seen, (state.attempt,))
-  return (state, []) if found in (engine.DELETING, engine.ABSENT) else _asked(run, state, seen, "delete")
-
-
-def _asked(run, state, seen, verb):
-  """Asks the cloud for it, if it was not asked a moment ago."""
-  if seen.now < state.retry:
+def _request(run, state, observation, verb):
+  """Requests a creation or a deletion, unless the last request was a short time ago."""
+  if observation.now < state.retry:
     return state, []
-  pause = run.limits.poll * min(RAREST, 2**state.retries)
-  return dataclasses.replace(state, retries=state.retries + 1, retry=seen.now + pause), [Action(verb)]
+  pause = run.limits.poll * min(LONGEST_RETRY, 2**state.retries)
+  return replace(state, retries=state.retries + 1, retry=observation.now + pause), [Action(verb)]
 
 
-def _deleted(state, seen, unverified):
-  """The attempt is gone, or counts as such."""
-  used = state.used + (seen.now - state.ready if state.ready else 0)
-  state = dataclasses.replace(state, stage=IDLE, since=seen.now, used=used, unverified=state.unverified + unverified)
-  return state, [Action("note", event="unverified" if unverified else "deleted")]
+def _continue_deletion(run, state, observation):
+  """Requests the deletion again until the attempt is absent, or until the limit has passed."""
+  waited, found = observation.now - state.since, observation.look.state if observation.look else None
+  if found == engine.ABSENT and state.absent >= assumptions.LOOKS:
+    return _leave_attempt(state, observation, "deleted")
+  state = replace(state, deletion_polls=state.deletion_polls + 1)
+  # A laptop that slept has waited for long without a look.
+  if waited > run.limits.delete and state.deletion_polls > DELETION_POLLS:
+    if found != engine.DELETING and not state.end:
+      text = (
+        f"{run.attempt(state.attempt)} could not be deleted for {waited:.0f} s, so that no other attempt is created"
+      )
+      state = replace(state, end=(errors.BILLING, text))
+    return _leave_attempt(state, observation, "unverified")
+  return (state, []) if found in (engine.DELETING, engine.ABSENT) else _request(run, state, observation, "delete")
 
 
-def _by_reports(run, restarts, state, seen):
-  """What follows from what the workers say; None for the actions where it is the cloud's turn."""
-  if not seen.reports:
+def _leave_attempt(state, observation, event):
+  """Leaves an attempt that is deleted, or whose deletion is "unverified"."""
+  used = state.used + (observation.now - state.ready if state.ready else 0)
+  unverified = state.unverified + ((state.attempt,) if event == "unverified" else ())
+  return replace(state, stage=IDLE, since=observation.now, used=used, unverified=unverified), [_note(event)]
+
+
+# Decisions about a live attempt.
+
+
+def _decide_by_reports(run, state, observation):
+  """Decides by the reports of the workers. The actions are None if the state of the machines decides."""
+  if not observation.reports:
     return state, None
-  ahead = [r for r, _ in seen.reports.values() if r.try_ > state.try_]
-  if ahead and state.look == engine.READY and not restarts:
-    text, state = (
-      f"w{ahead[0].worker:02d} ({ahead[0].host}) was started anew",
-      dataclasses.replace(state, anew=state.anew + 1),
-    )
-    return _ordered(run, state, seen, text) if state.anew <= ANEW else _failed(run, state, seen, text, fresh=True)
-  waited = seen.now - state.trouble if state.trouble else 0.0
-  found = states.judge(run, state.try_, seen.reports, seen.order, waited, state.hangs)
-  if found.kind == states.DONE:
-    return _over(run, _ending(state, errors.DONE, "done"), seen, "done", found.text)
-  if found.kind == states.STOPPED and restarts:  # a JobSet whose pods have ended keeps no machines
-    return _over(run, _ending(state, errors.DETACHED, "stopped as ordered"), seen, "stopped", found.text)
-  if found.kind == states.STOPPED:
-    return _kept(_ending(state, errors.DETACHED, "stopped as ordered, its machines are kept"), "stopped", found.text)
-  if restarts:  # and decides by itself what is to be tried again
+  ahead = [report for report, _ in observation.reports.values() if report.try_ > state.try_]
+  if ahead and state.look == engine.READY and not run.restarts_itself:
+    text = f"w{ahead[0].worker:02d} ({ahead[0].host}) was restarted"
+    state = replace(state, worker_restarts=state.worker_restarts + 1)
+    if state.worker_restarts > WORKER_RESTARTS:
+      return _handle_failure(run, state, observation, text, fresh=True)
+    return _restart_programs(state, observation, text)
+  waited = observation.now - state.trouble if state.trouble else 0.0
+  verdict = states.judge(run, state.try_, observation.reports, observation.order, waited, state.hangs)
+  if verdict.kind == states.DONE:
+    return _end(run, state, observation, "done", errors.DONE, verdict.text, summary="done")
+  if verdict.kind == states.STOPPED:  # a JobSet keeps no machines after its pods have ended
+    kept = not run.restarts_itself
+    summary = "stopped as ordered" + ", its machines are kept" * kept
+    return _end(run, state, observation, "stopped", errors.DETACHED, verdict.text, summary=summary, keep=kept)
+  if run.restarts_itself:  # the engine decides about further tries
     return state, None
-  if found.kind == states.GOING:
-    return dataclasses.replace(state, trouble=0.0), None
-  if not state.trouble:
-    state = dataclasses.replace(state, trouble=seen.now)
-  # A machine that is repaired reports again; of those that are going the last words are how they went.
-  if found.kind == states.TROUBLE or state.look != engine.READY:
+  if verdict.kind == states.GOING:
+    return replace(state, trouble=0.0), None
+  state = replace(state, trouble=state.trouble or observation.now)
+  # Machines that are repaired report again. The last reports of machines that are lost only show their end.
+  if verdict.kind == states.TROUBLE or state.look != engine.READY:
     return state, None
-  if found.kind == states.SAVED:
-    return _again(run, state, seen, "preempted", found.text)
-  if found.kind == states.FINAL:
-    return _final(run, state, seen, found)
-  if found.kind == states.FRESH and (_past(state, seen) or mailbox.TIME_ENDED in found.text):
-    return _again(run, state, seen, "expired", "it has ended itself at its end")
-  state = dataclasses.replace(state, hangs=state.hangs + (found.code == states.HANG))
-  return _failed(run, state, seen, found.text, found.tail, fresh=found.kind == states.FRESH)
+  if verdict.kind == states.SAVED:
+    return _replace_machines(run, state, observation, "preempted", verdict.text)
+  if verdict.kind == states.FINAL:
+    return _end(run, state, observation, "failed", verdict.code, verdict.text, verdict.tail, keep=run.keep_on_fail)
+  fresh = verdict.kind == states.FRESH
+  if fresh and (_is_past(state, observation) or mailbox.TIME_ENDED in verdict.text):
+    return _replace_machines(run, state, observation, "expired", "it reached its time limit")
+  state = replace(state, hangs=state.hangs + (verdict.code == states.HANG))
+  return _handle_failure(run, state, observation, verdict.text, verdict.tail, fresh)
 
 
-def _by_look(run, restarts, state, seen):
-  """What follows from what the cloud says."""
-  look, waited = seen.look, seen.now - state.look_since
+def _decide_by_look(run, state, observation):
+  """Decides by the state of the machines in the cloud."""
+  look, waited, limits = observation.look, observation.now - state.look_since, run.limits
   if look is None:
     return state, []
-  if look.state == engine.ABSENT and not state.seen:  # the answer may have been lost, or the question
-    if seen.now - state.since > run.limits.queue:
-      return _elsewhere(run, state, seen, f"it could not be asked for within {run.limits.queue / 3600:.1f} h")
-    return _asked(run, state, seen, "create")
+  if look.state == engine.ABSENT and not state.seen:  # the request may be lost, or its answer
+    if observation.now - state.since > limits.queue:
+      text = f"the creation could not be requested within {limits.queue / 3600:.1f} h"
+      return _try_next_zone(run, state, observation, text)
+    return _request(run, state, observation, "create")
   if look.state == engine.ABSENT and state.absent < assumptions.LOOKS:
     return state, []
-  state = dataclasses.replace(state, seen=True)
+  state = replace(state, seen=True)
   if look.state == engine.READY:
-    return _ready(run, restarts, state, seen)
+    return _check_workers(run, state, observation)
+  if look.state == engine.FAILED:
+    return _handle_refusal(run, state, observation, look)
+  if look.state == engine.DONE:
+    return _end(run, state, observation, "done", errors.DONE, look.detail, summary="done")
+  allowed = {engine.QUEUED: limits.queue, engine.STARTING: limits.provision, engine.REPAIRING: limits.repair}
+  if waited <= allowed.get(look.state, -1.0):
+    return state, []
   if look.state == engine.QUEUED:
-    text = f"no capacity within {run.limits.queue / 3600:.1f} h: {look.detail}"
-    return (state, []) if waited <= run.limits.queue else _elsewhere(run, state, seen, text)
+    text = f"no capacity within {limits.queue / 3600:.1f} h: {look.detail}"
+    return _try_next_zone(run, state, observation, text)
   if look.state == engine.STARTING:
     text = f"not ready after {waited:.0f} s: {look.detail}"
-    return (state, []) if waited <= run.limits.provision else _failed(run, state, seen, text, fresh=True)
-  if look.state == engine.REPAIRING:
-    text = f"not repaired after {waited:.0f} s: {look.detail}"
-    return (state, []) if waited <= run.limits.repair else _again(run, state, seen, "preempted", text)
-  if look.state == engine.FAILED:
-    return _refused(run, restarts, state, seen, look)
-  if look.state == engine.DONE:
-    return _over(run, _ending(state, errors.DONE, "done"), seen, "done", look.detail)
-  return _again(run, state, seen, "preempted", f"{look.state}: {look.detail}")  # ABSENT, LOST, DELETING
+    return _handle_failure(run, state, observation, text, fresh=True)
+  text = f"not repaired after {waited:.0f} s" if look.state == engine.REPAIRING else look.state
+  return _replace_machines(
+    run, state, observation, "preempted", f"{text}: {look.detail}"
+  )  # also ABSENT, LOST, DELETING
 
 
-def _refused(run, restarts, state, seen, look):
-  """The cloud says no, or a JobSet has tried as often as it may."""
-  held = isinstance(seen.refusal, errors.QuotaError) or look.quota
-  if held and state.attempt > 1 and seen.now - state.since < run.limits.queue:  # by an attempt that is being deleted
-    if look is seen.look:  # a request that was accepted, and has failed: it keeps its name
-      return _again(run, state, seen, "quota", f"{look.detail}; waits until earlier machines are gone")
-    return state, []
-  if look.code == errors.NO_CAPACITY:
-    return _elsewhere(run, state, seen, look.detail)
-  if look.code:
-    return _over(run, _ending(state, look.code, look.detail), seen, "failed", look.detail)
-  first = states.first_failure(seen.reports or {})
-  text = look.detail + (f"; w{first.worker:02d} ended with {first.exit}" if first else "")
-  tail = first.tail if first else ""
-  if first and first.exit in states.FATAL:
-    return _final(run, state, seen, states.Verdict(states.FINAL, text, tail, first.exit))
-  if restarts and state.continued <= max(0, state.reached):
-    state = dataclasses.replace(state, failures=run.max_failures - 1)
-  return _failed(run, state, seen, text, tail, fresh=True)
-
-
-def _ready(run, restarts, state, seen):
-  """The machines are there: their workers must report, install and start."""
+def _check_workers(run, state, observation):
+  """Checks that the workers of machines that are ready report, install and start in time."""
+  now, limits = observation.now, run.limits
   if not state.ready:
-    expires = seen.now + max(0.0, run.seconds - state.used)
-    state = dataclasses.replace(state, ready=seen.now, starting=seen.now, zone=0, expires=expires)
-    return state, [Action("note", event="ready")]
-  started = [report.started for report, _ in (seen.reports or {}).values() if report.started]
-  if started and state.since <= min(started) < state.ready:  # before anybody looked
-    ready = min(started)
-    state = dataclasses.replace(state, ready=ready, expires=ready + max(0.0, run.seconds - state.used))
-  if _past(state, seen, run.limits.grace):  # of workers that nobody hears too
-    return _again(run, state, seen, "expired", "it has reached its end, and goes on")
-  if seen.reports is None:
+    state = replace(state, ready=now, starting=now, zone=0, expires=now + _time_left(run, state))
+    return state, [_note("ready")]
+  started = [report.started for report, _ in (observation.reports or {}).values() if report.started]
+  if started and state.since <= min(started) < state.ready:  # before the first look
+    state = replace(state, ready=min(started), expires=min(started) + _time_left(run, state))
+  if _is_past(state, observation, limits.grace):  # also if no worker reports
+    return _replace_machines(run, state, observation, "expired", "it reached its time limit and still runs")
+  if observation.reports is None:
     return state, []
-  waited, reports = seen.now - state.starting, {w: r for w, (r, _) in seen.reports.items()}
-  absent = [w for w in range(run.workers) if w not in reports]
+  waited, reports = now - state.starting, {worker: report for worker, (report, _) in observation.reports.items()}
+  absent = [worker for worker in range(run.workers) if worker not in reports]
   late = [r for r in reports.values() if r.phase == mailbox.INSTALLING or r.try_ < state.try_]
-  if absent and waited > run.limits.start and not states.begun(reports.values(), state.try_):
-    names = ", ".join(f"w{w:02d}" for w in absent[:8])
-    return _failed(
-      run, state, seen, f"{names}: no sign of life {waited:.0f} s after the machines were ready", fresh=True
-    )
-  if late and waited > run.limits.start + run.limits.install:
+  if absent and waited > limits.start and not states.has_started(reports.values(), state.try_):
+    names = ", ".join(f"w{worker:02d}" for worker in absent[:8])
+    text = f"{names}: no report within {waited:.0f} s after the machines were ready"
+    return _handle_failure(run, state, observation, text, fresh=True)
+  if late and waited > limits.start + limits.install:
     text = f"w{late[0].worker:02d} is not ready after {waited:.0f} s: {late[0].detail}"
-    return _failed(run, state, seen, text, fresh=True)
+    return _handle_failure(run, state, observation, text, fresh=True)
   return state, []
 
 
-# How a try, an attempt or the run ends.
+# Ends of a try, of an attempt and of the run.
 
 
-def _ending(state, code, text):
-  return dataclasses.replace(state, end=(code, text))
+def _note(event, text="", tail=""):
+  return Action("note", event=event, text=text, tail=tail)
 
 
-def _final(run, state, seen, found):
-  """A failure that no other try would change."""
-  state = _ending(state, found.code, found.text)
-  if run.keep_on_fail:
-    return _kept(state, "failed", found.text, found.tail)
-  return _over(run, state, seen, "failed", found.text, found.tail)
+def _end(run, state, observation, event, code, text, tail="", summary="", keep=False):
+  """Ends the run. The machines of the attempt are deleted before, or kept."""
+  state, note = replace(state, end=(code, summary or text)), _note(event, text, tail)
+  if keep:
+    return replace(state, stage=OVER, unverified=(*state.unverified, state.attempt), kept=True), [note]
+  return _delete(run, state, observation, note)
 
 
-def _over(run, state, seen, event, text, tail=""):
-  """Removes the attempt, after which all is over."""
-  state, actions = _asked(run, _removing(state, seen), seen, "delete")
-  return state, [*actions, Action("note", event=event, text=text, tail=tail)]
+def _delete(run, state, observation, note):
+  """Deletes the machines of the attempt."""
+  state = replace(state, stage=DELETING, since=observation.now, deletion_polls=0, retries=0, retry=0.0)
+  state, actions = _request(run, state, observation, "delete")
+  return state, [*actions, note]
 
 
-def _removing(state, seen, **changes):
-  changes |= {"stage": DELETING, "since": seen.now, "asked": 0, "retries": 0, "retry": 0.0}
-  return dataclasses.replace(state, **changes)
-
-
-def _kept(state, event, text, tail=""):
-  """All is over, and the machines stay."""
-  state = dataclasses.replace(state, stage=OVER, unverified=(*state.unverified, state.attempt), kept=True)
-  return state, [Action("note", event=event, text=text, tail=tail)]
-
-
-def _again(run, state, seen, event, text, tail="", lost=1):
-  """Removes the attempt; the next one comes after a pause."""
-  if seen.order and seen.order.stop:
-    return _over(run, _ending(state, errors.DETACHED, f"stopped as ordered; {text}"), seen, event, text, tail)
+def _replace_machines(run, state, observation, event, text, tail="", lost=1):
+  """Deletes the attempt. The next one follows after a pause, which doubles with each loss or failure."""
+  if observation.order and observation.order.stop:
+    summary = f"stopped as ordered; {text}"
+    return _end(run, state, observation, event, errors.DETACHED, text, tail, summary)
   lost += state.lost
   pause = run.limits.pause * min(LONGEST_PAUSE, 2 ** max(0, max(lost, state.failures) - 1))
-  state, actions = _asked(run, _removing(state, seen, lost=lost, pause=seen.now + pause), seen, "delete")
-  return state, [*actions, Action("note", event=event, text=text, tail=tail)]
+  state = replace(state, lost=lost, pause=observation.now + pause)
+  return _delete(run, state, observation, _note(event, text, tail))
 
 
-def _elsewhere(run, state, seen, text):
-  """Tries the next zone, where there is one."""
-  state = dataclasses.replace(state, zone=state.zone + 1)
+def _try_next_zone(run, state, observation, text):
+  """Continues in the next zone, or ends the run after the last one."""
+  state = replace(state, zone=state.zone + 1)
   if state.zone < len(run.zones):
-    return _again(run, state, seen, "capacity", text, lost=0)
-  return _over(run, _ending(state, errors.NO_CAPACITY, text), seen, "capacity", text)
+    return _replace_machines(run, state, observation, "capacity", text, lost=0)
+  return _end(run, state, observation, "capacity", errors.NO_CAPACITY, text)
 
 
-def _failed(run, state, seen, text, tail="", fresh=False):
-  """Another try, on the same machines or on fresh ones, while the budget lasts."""
-  state = dataclasses.replace(state, failures=state.failures + 1)
+def _handle_failure(run, state, observation, text, tail="", fresh=False):
+  """Starts another try while the budget lasts: on the same machines, or on others if `fresh`."""
+  state = replace(state, failures=state.failures + 1)
   if state.failures >= run.max_failures:
     text = f"{amount(state.failures, 'try', 'tries')} without a new checkpoint; the last: {text}"
-    return _final(run, state, seen, states.Verdict(states.FINAL, text, tail, errors.GAVE_UP))
+    return _end(run, state, observation, "failed", errors.GAVE_UP, text, tail, keep=run.keep_on_fail)
   if fresh:
-    return _again(run, state, seen, "failed", text, tail, lost=0)
-  return _ordered(run, state, seen, text, tail)
+    return _replace_machines(run, state, observation, "failed", text, tail, lost=0)
+  return _restart_programs(state, observation, text, tail)
 
 
-def _ordered(run, state, seen, text, tail=""):
-  """Another try on the same machines."""
-  order = mailbox.Order(max([state.try_, *(r.try_ - 1 for r, _ in (seen.reports or {}).values())]) + 1)
-  state = dataclasses.replace(state, try_=order.try_, trouble=0.0, starting=seen.now, begun=False)
-  return state, [Action("order", order), Action("note", event="again", text=text, tail=tail)]
+def _restart_programs(state, observation, text, tail=""):
+  """Orders another try on the same machines."""
+  latest = max([state.try_, *(report.try_ - 1 for report, _ in (observation.reports or {}).values())])
+  order = mailbox.Order(latest + 1)
+  state = replace(state, try_=order.try_, trouble=0.0, starting=observation.now, start_known=False)
+  return state, [Action("order", order), _note("again", text, tail)]
 
 
-def _progress(restarts, state, seen):
-  """A try that goes on from a later step than all before it has a new checkpoint behind it."""
-  reports = [r for r, _ in (seen.reports or {}).values()]
-  if restarts and reports and (latest := max(r.try_ for r in reports)) > state.try_:
-    state = dataclasses.replace(state, try_=latest, begun=False)
-  began = [r.began for r in reports if r.try_ == state.try_ and r.began >= 0]
-  if state.begun or not began:
-    return state
-  if state.reached < 0:
-    state = dataclasses.replace(state, reached=max(state.continued, *began))
-  if min(began) <= state.continued:
-    return dataclasses.replace(state, begun=True)
-  return dataclasses.replace(state, begun=True, continued=min(began), failures=0, lost=0)
+def _handle_refusal(run, state, observation, look):
+  """Handles machines that the cloud refuses, or a JobSet that has used up its restarts."""
+  over_quota = isinstance(observation.refusal, errors.QuotaError) or look.quota
+  if over_quota and state.attempt > 1 and observation.now - state.since < run.limits.queue:  # of a dying attempt
+    if look is observation.look:  # a request that was accepted, and failed later: its name is used
+      text = f"{look.detail}; waits until earlier machines are gone"
+      return _replace_machines(run, state, observation, "quota", text)
+    return state, []
+  if look.code == errors.NO_CAPACITY:
+    return _try_next_zone(run, state, observation, look.detail)
+  if look.code:
+    return _end(run, state, observation, "failed", look.code, look.detail)
+  first = states.first_failure(observation.reports or {})
+  text = look.detail + (f"; w{first.worker:02d} ended with {first.exit}" if first else "")
+  tail = first.tail if first else ""
+  if first and first.exit in states.FATAL:
+    return _end(run, state, observation, "failed", first.exit, text, tail, keep=run.keep_on_fail)
+  if run.restarts_itself and state.best_start <= max(0, state.first_start):  # no try made progress
+    state = replace(state, failures=run.max_failures - 1)
+  return _handle_failure(run, state, observation, text, tail, fresh=True)

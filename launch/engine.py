@@ -1,33 +1,33 @@
-"""What is known of an attempt and of a run, and the interface of the engines that make its machines."""
+"""The state of an attempt's machines, and the interface of the engines that create and delete machines."""
 
 import dataclasses
 from typing import Protocol
 
-# States of what an attempt runs on. Only what the cloud says is not there is ABSENT; a word that nobody knows is
-# STARTING, which is waited for.
+# States of the machines of an attempt. ABSENT needs an answer of the cloud that the machines do not exist. An unknown
+# word of a cloud counts as STARTING, which has a time limit.
 ABSENT = "absent"
-QUEUED = "queued"  # for capacity: nothing is billed yet
+QUEUED = "queued"  # waits for capacity; nothing is billed
 STARTING = "starting"
-READY = "ready"  # all hosts are there and healthy
-REPAIRING = "repairing"  # was or may become ready by itself, as a node that is repaired
-LOST = "lost"  # preempted, suspended, terminated: never ready again, until deleted
-FAILED = "failed"  # refused: `detail` says why; a JobSet that has given up
-DONE = "done"  # a JobSet that says that all of it succeeded
+READY = "ready"  # all hosts exist and are healthy
+REPAIRING = "repairing"  # may become ready by itself, such as a node in repair
+LOST = "lost"  # preempted, suspended or terminated: never ready again
+FAILED = "failed"  # refused, with the reason in `detail`; or a JobSet that used up its restarts
+DONE = "done"  # a JobSet that succeeded
 DELETING = "deleting"
 STATES = (ABSENT, QUEUED, STARTING, READY, REPAIRING, LOST, FAILED, DONE, DELETING)
 
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-  """What is known of an attempt's resources at one time.
+  """The machines of an attempt at one time.
 
   Args:
     state: one of STATES.
-    detail: the cloud's own words, for people.
-    code: of FAILED, the exit code of `launch` that it means: NO_CAPACITY, DENIED, USAGE; 0 where the run's own counts.
-    hosts: that are there.
-    addresses: of the hosts, in their order, where the engine knows them.
-    quota: it is FAILED as a quota is used up.
+    detail: the words of the cloud, for the user.
+    code: for FAILED, the exit code of `launch`: NO_CAPACITY, DENIED or USAGE; 0 if the exit code of the program counts.
+    hosts: number of hosts that exist.
+    addresses: of the hosts, in their order, if the engine knows them.
+    quota: the state is FAILED because a quota is used up.
   """
 
   state: str
@@ -40,16 +40,16 @@ class Look:
 
 @dataclasses.dataclass(frozen=True)
 class Resource:
-  """Something in the cloud that carries our labels.
+  """A machine, or a set of machines, in the cloud with our labels.
 
   Args:
-    name: vit-b16-a1.
-    location: its zone, or context and namespace.
-    run, owner, attempt, expires: of its labels; expires in seconds since the epoch, 0 if it has none.
-    state: one of STATES; `detail` the cloud's own word.
-    created: seconds since the epoch, 0 if nobody knows.
-    kind: v3-32.
-    mark: of the run's folder, as spec.Run.mark; "" where nobody knows.
+    name: such as vit-b16-a1.
+    location: its zone, or its context and namespace.
+    run, owner, attempt, expires: values of its labels; `expires` in seconds since the epoch, 0 without a label.
+    state: one of STATES. detail: the word of the cloud.
+    created: seconds since the epoch; 0 if unknown.
+    kind: such as v3-32.
+    mark: of the directory of its run, as spec.Run.mark; "" if unknown.
   """
 
   name: str
@@ -66,16 +66,16 @@ class Resource:
 
 
 class Engine(Protocol):
-  """Every call has a deadline of its own and may be repeated: it does what is not done yet.
+  """Creates, inspects and deletes the machines of a run. Every call has its own deadline and may be repeated.
 
-  All raise UnknownError where the cloud gave no answer, LaunchError with DENIED where it refuses for good (credentials,
-  permission, quota), NO_CAPACITY or USAGE (what it calls an invalid argument).
+  Raises:
+    UnknownError: the cloud gave no answer.
+    LaunchError: the cloud refuses: DENIED for credentials, permissions and quota, NO_CAPACITY, or USAGE for an invalid
+      argument.
   """
 
-  restarts: bool  # whether it starts a try that failed again by itself, as JobSets do
-
   def location(self, attempt: int) -> str:
-    """Where the attempt is or will be: a zone, or whatever says it to people."""
+    """Returns the place of an attempt, such as its zone."""
 
   def request(self, attempt: int, expires: int) -> str:
     """Returns the commands of an attempt as a script of the shell; nothing is executed.
@@ -84,25 +84,25 @@ class Engine(Protocol):
     """
 
   def create(self, attempt: int, expires: int) -> None:
-    """Asks for what the attempt needs, and for it to end at `expires`, seconds since the epoch.
+    """Requests the machines of an attempt, which end themselves at `expires`, in seconds since the epoch.
 
-    One that is there already and has this run's labels is fine: an answer may have been lost.
+    An attempt that exists with the labels of this run is accepted: the answer to an earlier request may be lost.
     """
 
   def look(self, attempt: int) -> Look:
-    """How it is."""
+    """Returns the state of an attempt."""
 
   def delete(self, attempt: int) -> None:
-    """Asks for it to be deleted; what is absent or being deleted is fine. `look` says when it is gone."""
+    """Requests the deletion of an attempt, unless it is absent or in deletion. `look` confirms its end."""
 
   def remove(self, resource: Resource) -> None:
-    """Asks for something of the inventory to be deleted, if it is still what it was there."""
+    """Requests the deletion of a resource of the inventory, if it is still the same resource."""
 
   def deletion(self, attempt: int) -> str:
-    """The command with which a person deletes it by hand and looks whether it is gone."""
+    """Returns the command with which a user deletes an attempt and verifies the deletion."""
 
   def inventory(self, zones: tuple) -> tuple:
-    """(resources of all runs that carry our labels, {location: why it could not be asked})."""
+    """Returns (resources of all runs with our labels, {location: why it gave no answer})."""
 
   def shell(self, attempt: int, worker: int, words: list) -> list:
-    """The argument list of a command that runs `words` on a worker, or a shell for none; ends with its exit code."""
+    """Returns the argument list of a command that runs `words` on a worker, or opens a shell if there are no words."""

@@ -177,6 +177,11 @@ class Run:
     return self.backend in ("qr", "gke")
 
   @property
+  def restarts_itself(self) -> bool:
+    """Returns whether the engine restarts failed programs itself, as a JobSet does."""
+    return self.backend == "gke"
+
+  @property
   def left(self) -> str:
     """Returns words about machines whose deletion was not confirmed."""
     return "may still be billed" if self.billed else "may still be there"

@@ -11,7 +11,7 @@ from launch.errors import LaunchError, UnknownError, say, utc
 from launch.event_log import EventLog
 from launch.mailbox import Held, Lease
 from launch.spec import Run
-from launch.states import IDLE, OVER, WATCHING, Seen, State
+from launch.states import IDLE, OVER, WATCHING, Observation, State
 from launch.storage import storage
 
 BEATS = 6.0  # looks in the duration of the lease
@@ -76,7 +76,7 @@ class Watch:
 
   def resume(self, try_: int) -> None:
     """Goes on with machines that were kept, by another try."""
-    kept = {key: getattr(self.state, key) for key in ("attempt", "expires", "used", "continued")}
+    kept = {key: getattr(self.state, key) for key in ("attempt", "expires", "used", "best_start")}
     gone = tuple(number for number in self.state.unverified if number != self.state.attempt)
     self.state = State(**kept, try_=try_, stage=WATCHING, since=self._now(), look_since=self._now(), unverified=gone)
     self._event_log.append("resumed", self.state)
@@ -114,7 +114,7 @@ class Watch:
                             f"waits until that is settled, {open_:.0f} s at most")  # fmt: skip
       return False
     seen = self._look()
-    state, actions = decisions.decide(self._run, self.engine.restarts, self.state, seen)
+    state, actions = decisions.decide(self._run, self.state, seen)
     try:
       for action in actions:
         state = self._act(action, state)
@@ -126,7 +126,7 @@ class Watch:
       self._trouble("acting", f"not done: {error}; it is tried again")
       return False
     notes = [action for action in actions if action.verb == "note"]
-    if state.continued != self.state.continued and not notes:
+    if state.best_start != self.state.best_start and not notes:
       self._event_log.append("progress", state)
     changed = state.stage != self.state.stage
     self.state = state
@@ -156,7 +156,7 @@ class Watch:
     now, attempt = self._now(), self.state.attempt
     refusal, self._refusal = self._refusal, None
     if self.state.stage == IDLE:
-      return Seen(now, None)
+      return Observation(now, None)
     look = reports = order = None
     files = mailbox.Mailbox(self._storage, attempt)
     try:
@@ -178,7 +178,7 @@ class Watch:
       say(f"w{worker:02d}: its report is none that `launch` writes, as if it had not reported")
     self._check_clocks(now, reports or {})
     self._check_own_clock()
-    return Seen(now, look, reports, order, refusal, files.clock)
+    return Observation(now, look, reports, order, refusal, files.clock)
 
   def _act(self, action, state):
     if not self._lease.renew():  # a call of the cloud's may have taken longer than the lease lasts

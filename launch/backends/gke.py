@@ -18,8 +18,6 @@ _SCALING = ("FailedScaleUp", "NotTriggerScaleUp", "TriggeredScaleUp")  # events 
 class Engine:
   """See engine.Engine."""
 
-  restarts = True
-
   def __init__(self, run: spec.Run):
     self._run = run
     self._base = manifests.base(run.cluster, run.namespace)

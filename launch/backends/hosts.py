@@ -38,8 +38,6 @@ _OURS = re.compile(r"^launch\.worker: ", re.MULTILINE)
 class Engine:
   """See `launch.engine.Engine`. The workers outlive `launch`, and end by themselves."""
 
-  restarts = False
-
   def __init__(self, run: spec.Run):
     if not run.workdir.startswith(("gs://", "/")):
       raise LaunchError(f"--workdir: {run.workdir!r} is no folder that all hosts have; write gs://BUCKET/NAME, or the "

@@ -17,8 +17,6 @@ _DEADLINE = 60.0  # seconds for a worker to start
 class Engine:
   """See `launch.engine.Engine`. Workers are in sessions of their own, and outlive `launch`."""
 
-  restarts = False
-
   def __init__(self, run: spec.Run):
     check_workdir(run)
     self._run, self._home = run, service.home()

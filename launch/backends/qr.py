@@ -30,8 +30,6 @@ class Engine:
     store: the run's folder, if it is open already.
   """
 
-  restarts = False
-
   def __init__(self, run: spec.Run, store=None):
     self._run, self._store = run, store
     self._leaked = {}  # {attempt: names of nodes that have outlived their queued resource}, as last seen

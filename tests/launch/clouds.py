@@ -48,8 +48,6 @@ class Cloud:
 class Engine:
   """Of a run on such a cloud."""
 
-  restarts = False
-
   def __init__(self, run, cloud: Cloud):
     self._run, self._cloud = run, cloud
 

@@ -76,8 +76,6 @@ class Memory:
 class Engine:
   """The cloud, as a laptop asks it."""
 
-  restarts = False
-
   def __init__(self, run: spec.Run, universe):
     self._run, self._universe = run, universe
 

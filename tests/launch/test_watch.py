@@ -34,7 +34,7 @@ def watched(run, cloud):
 
 def seen(watch):
   """Whether the workers were seen to run."""
-  return watch.state.begun
+  return watch.state.start_known
 
 
 def events(run):

@@ -4,7 +4,7 @@ import dataclasses
 
 from launch import decisions, engine, mailbox, spec
 from launch.errors import LaunchError, UnknownError
-from launch.states import OVER, Action, Seen, State
+from launch.states import OVER, Action, Observation, State
 
 POLL = 15.0
 
@@ -130,7 +130,7 @@ class World:
 
   # What the one who watches sees and does.
 
-  def seen(self) -> Seen:
+  def observe(self) -> Observation:
     """What is known now."""
     attempt, refusal = self.state.attempt, self.refusal
     self.refusal = None
@@ -147,7 +147,7 @@ class World:
         reports[worker] = dataclasses.replace(report, **changes), self.now - at
     if attempt in self.unreadable:
       reports = None
-    return Seen(self.now + self.ahead, look, reports, self.orders.get(attempt), refusal, self.bucket)
+    return Observation(self.now + self.ahead, look, reports, self.orders.get(attempt), refusal, self.bucket)
 
   def act(self, action: Action, state: State) -> None:
     """What was decided. UnknownError where the cloud gives no answer."""
@@ -177,9 +177,9 @@ class World:
       self.notes.append(action.event)
       self.said.append(action.text)
 
-  def step(self, restarts: bool = False) -> None:
+  def step(self) -> None:
     """Looks, decides, acts, and time passes."""
-    state, actions = decisions.decide(self.run, restarts, self.state, self.seen())
+    state, actions = decisions.decide(self.run, self.state, self.observe())
     try:
       for action in actions:
         try:
