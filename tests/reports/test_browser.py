@@ -92,7 +92,8 @@ def one_run(folder):
   """The chapters of a run with long names, of which nothing is trained."""
   workdir = workdirs.run(folder / "b")
   command = f"python -m vit_jax.train --config=configs/digits.py --workdir=/data/{LONG} --config.total=3ep"
-  about = {"config": "configs/digits.py", "about": "Result: 99 %", "changes": [], "command": command, "processor": "X"}
+  about = {"config": "configs/folder.py:cct_2_3x2_32", "about": f"Result: {'99 % of all images, ' * 9}"}
+  about |= {"changes": [f"data.path: /data/{LONG}", "total: 6"], "command": command, "processor": "X"}
   (workdir / "recipe.json").write_text(json.dumps(about))
   run = recorded.read(workdir, "b")
   names = [f"class {i}" if i else LONG for i in range(10)]
@@ -131,6 +132,40 @@ def test_f3_nothing_overflows_or_overlaps(shown, pages, which, width):
   shown.wait("!document.querySelector('#comparison') || document.querySelector('#comparison svg')")
   assert shown.evaluate("document.documentElement.clientWidth") == width
   assert shown.evaluate(LAYOUT) == []
+
+
+HEADS = {
+  "a recipe": ["", "configs/folder.py:cct_2_3x2_32"],
+  "a path": ["", f"/data/{LONG}/configs/folder.py:cct_2_3x2_32"],
+  "two runs": ["key", f"runs/{LONG}_1", f"runs/{LONG}_2"],
+  "words": ["figure", "mean_per_class_accuracy_of_all", "95 % (Wilson)", "expected calibration error"],
+}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+def test_the_head_of_a_column_is_shown_whole(shown, tmp_path, head, width):
+  rows = [["changed by flags", *(["data.path: /photos\ntotal: 6"] * (len(head) - 1))], ["a", *"bcd"[: len(head) - 1]]]
+  page.write(tmp_path / "a.html", "a", "about", [page.Chapter("A", [page.Table("T", head, rows)])])
+  shown.open(tmp_path / "a.html", width)
+  assert shown.evaluate(LAYOUT) == []
+  ends = shown.evaluate("""
+    [...document.querySelectorAll('th')].map(e => {
+      const text = document.createRange();
+      text.selectNodeContents(e);
+      const place = e.closest('.wide').getBoundingClientRect();
+      return [text.getBoundingClientRect().right, Math.min(e.getBoundingClientRect().right, place.right)];
+    })
+  """)
+  assert len(ends) == len(head) and all(text <= place + 0.5 for text, place in ends), ends
+
+
+def test_short_words_of_a_head_are_not_broken(shown, tmp_path):
+  head = ["figure", "95 % interval", "calibration error", "method"]
+  page.write(tmp_path / "a.html", "a", "about", [page.Chapter("A", [page.Table("T", head, [["x" * 60] * 4])])])
+  shown.open(tmp_path / "a.html", 400)
+  heights = "[...document.querySelectorAll('th')].map(e => e.getBoundingClientRect().height)"
+  assert max(shown.evaluate(heights)) < 2 * 21 + 8  # two lines of 14 px x 1.5
 
 
 @pytest.mark.parametrize("theme", THEMES)

@@ -15,6 +15,7 @@ from vit_jax.reports.drawing import drawable
 
 TEMPLATE = "page.html.j2"
 LARGE = 2**14  # size of a PNG in bytes above which JPEG is used
+WORD = 14  # maximum number of characters of a word in a table's head that is never broken
 
 
 class Words(NamedTuple):
@@ -170,5 +171,6 @@ def _template():
     lstrip_blocks=True,
   )
   environment.filters["embedded"] = embedded
+  environment.tests["long"] = lambda text: max(map(len, text.split()), default=0) > WORD
   environment.tests["kind"] = lambda part, name: type(part).__name__ == name
   return environment.get_template(TEMPLATE)
