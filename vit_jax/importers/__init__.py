@@ -1,6 +1,7 @@
-"""Published weights in, weights out: files of other codes to parameters by our paths, and back.
+"""Import and export of published weights, between the files of other code bases and parameters by path.
 
-`recognise` tells what a file's tensors are, `load` reads all of them or none, `export` names them for another code.
+`recognise` determines the model of a set of tensors. `load` reads all parameters of a file, or none. `export` renames
+parameters for another code base.
 """
 
 import pathlib
@@ -35,7 +36,7 @@ from vit_jax.schema.errors import NotFiniteError, some
 
 
 class Recognised(NamedTuple):
-  """What was recognised: tensors under the names of `layout`'s rows, what they describe, and what else is known."""
+  """The tensors of a file whose model is known."""
 
   layout: Layout
   description: Description
@@ -44,34 +45,49 @@ class Recognised(NamedTuple):
   beside: Beside = Beside()
 
   def image_notes(self) -> list[str]:
-    """Notes on how the images of these weights were normalised, as flags for a config."""
+    """Returns notes about the normalisation of the images for these weights, as flags for a config."""
     return hub.notes(self.beside.normalised)
 
   def read(self) -> dict[str, np.ndarray]:
-    """All parameters by our paths, float32, layer by layer; ConfigError for a tensor too few, too many or misshapen."""
+    """Reads all parameters.
+
+    Returns:
+      {path: float32 array}, layer by layer.
+
+    Raises:
+      ConfigError: if a tensor is missing, unexpected or has a wrong shape.
+    """
     return layout.read(self.layout, self.tensors, self.description)
 
   def lazily(self) -> dict[str, Tensor]:
-    """As `read`, of parameters that are read when their values are needed."""
+    """Returns the same parameters as `read`, but reads each parameter only when its values are used."""
     return layout.lazily(self.layout, self.tensors, self.description)
 
   def check(self) -> None:
-    """ConfigError where `read` would raise one, by names and shapes alone."""
+    """Raises ConfigError if `read` would raise it because of names or shapes. No values are read."""
     layout.match(self.layout, self.tensors, self.description)
 
 
 def recognise(
   tensors: Tensors, hints: Mapping[str, Any] | None = None, ema: bool | None = None, prefix: str | None = None
 ) -> Recognised:
-  """The layout of the tensors and the model they are of; ConfigError for tensors of no known model.
+  """Determines the layout and the model of a set of tensors.
 
   Args:
-    tensors: by the names in the file.
-    hints: what tensors do not show: heads, norm_eps, gelu ("tanh", "erf"), padding, image_size, name; input_size, where
-      nothing else says the image size. With `width`, heads are those of models of that width only. What is `said` must
-      be true of the model, see `contradictions.check`. `notes` are returned.
-    ema: True requires averaged weights, False raw ones; see `subtrees.choose`.
-    prefix: the beginning of the names to read, of a file with several models.
+    tensors: tensors by their names in the file.
+    hints: facts that the tensors do not determine. The keys are "heads", "norm_eps", "gelu" ("tanh" or "erf"),
+      "padding", "image_size" and "name". "input_size" is used if the image size is unknown otherwise. If "width" is
+      present, "heads" holds only for models of that width. "description" is the model that this project stored in the
+      file. "said" contains statements that must be true of the model, see `contradictions.check`. "notes" are added to
+      the notes of the result.
+    ema: True requires averaged weights, False requires raw weights. See `subtrees.choose`.
+    prefix: common prefix of the parameter names to read, for a file that contains several models.
+
+  Returns:
+    The model with its tensors, under the names of the layout.
+
+  Raises:
+    ConfigError: if the tensors do not belong to a known model.
   """
   hints = dict(hints or {})
   if isinstance(hints.get("image_size"), list):
@@ -119,7 +135,7 @@ def _recognising(tensors):
 
 
 def _stored(header, candidate, named):
-  """The model of a file of ours; where its code stores the table of positions in another way, with that."""
+  """Returns the model that this project stored in a file, with the position table of the layout if it differs."""
   other = tables.with_position(header, candidate.position)
   if other != header:
     try:
@@ -135,31 +151,44 @@ def load(
   ema: bool | None = None,
   prefix: str | None = None,
 ) -> tuple[Description, dict[str, np.ndarray]]:
-  """Reads a file of weights, or the newest checkpoint of a workdir.
+  """Reads the parameters of a weight file, or of the newest checkpoint of a workdir.
 
   Args:
-    path: of the file or the workdir.
-    hints: as of `recognise`.
-    ema: True requires averaged weights, False raw ones. By default averaged ones of a file that has them, and raw ones
-      of a workdir.
-    prefix: the beginning of the names to read, of a file with several models.
+    path: weight file or workdir.
+    hints: facts that the tensors do not determine. See `recognise`.
+    ema: True requires averaged weights, False requires raw weights. The default is averaged weights for a file that
+      contains them, and raw weights for a workdir.
+    prefix: common prefix of the parameter names to read, for a file that contains several models.
 
   Returns:
-    The description of the model and its parameters by our paths, float32. `read` returns notes as well.
+    The description of the model, and its parameters {path: float32 array}. `read` also returns notes.
 
   Raises:
-    ConfigError: if the file cannot be read as one known model.
+    ConfigError: if the file cannot be read as exactly one known model.
+
+  Example:
+    from vit_jax import importers
+
+    description, arrays = importers.load("model.npz")
+    print(description, len(arrays))
   """
   return read(path, hints, ema, prefix)[:2]
 
 
 class Weights(NamedTuple):
-  """A model, its parameters by our paths, and notes for the user about how they were read."""
+  """A model and its parameters.
+
+  Attributes:
+    description: the model.
+    arrays: float32 parameters by path.
+    notes: messages for the user about how the weights were read.
+    classes: class names in the order of the outputs, or () if they are unknown.
+  """
 
   description: Description
   arrays: dict[str, np.ndarray]
   notes: list[str]
-  classes: tuple[str, ...]  # names, in the order of the outputs; () if they are unknown
+  classes: tuple[str, ...]
 
 
 def read(
@@ -169,7 +198,19 @@ def read(
   prefix: str | None = None,
   likely: Mapping[str, Any] | None = None,
 ) -> Weights:
-  """Does the same as `load`, and returns notes for the user; `likely` as of `inspect`."""
+  """Reads the same weights as `load`, and returns notes and class names as well.
+
+  Args:
+    path: weight file or workdir.
+    hints: facts that the tensors do not determine. See `recognise`.
+    ema: True requires averaged weights, False requires raw weights. See `load`.
+    prefix: common prefix of the parameter names to read, for a file that contains several models.
+    likely: hints that are used only if no other source provides the value. See `inspect`.
+
+  Raises:
+    ConfigError: if the file cannot be read as exactly one known model.
+    NotFiniteError: if a parameter of a workdir is NaN or infinite.
+  """
   path = paths.path(path)
   if is_workdir(path):
     check_prefix(path, prefix)
@@ -191,13 +232,19 @@ def read(
 
 
 def check_prefix(workdir: pathlib.Path, prefix: str | None) -> None:
-  """Raises ConfigError for a prefix with a workdir, whose checkpoints contain one model."""
+  """Raises ConfigError if a prefix is used with a workdir, because its checkpoints contain a single model."""
   if prefix is not None:
     raise ConfigError(f"{workdir}: a workdir contains one model. Remove the prefix {show(prefix)}")
 
 
 class FrozenWeights(NamedTuple):
-  """A model, a function that reads its weights, and notes for the user."""
+  """A model with weights that have not been read yet.
+
+  Attributes:
+    description: the model.
+    load: function that reads the weights.
+    notes: messages for the user about how the weights are read.
+  """
 
   description: Description
   load: Callable[[], dict[str, np.ndarray]]
@@ -212,9 +259,20 @@ def frozen(
   prefix: str | None = None,
   classes: Sequence[str] = (),
 ) -> FrozenWeights:
-  """The model in a file or workdir, for images of a size and computed in `dtype`, and a function reading its weights.
+  """Returns the model of a file or workdir, and a function that reads its weights.
 
-  Only names and shapes are read from a file before that function is called. `classes` as of `fitted`.
+  Until that function is called, only names and shapes are read from a file.
+
+  Args:
+    path: weight file or workdir.
+    image_size: side of the images in pixels. Position embeddings are resampled to it.
+    dtype: type in which the model computes.
+    ema: True requires averaged weights, False requires raw weights. See `load`.
+    prefix: common prefix of the parameter names to read, for a file that contains several models.
+    classes: class names of the data. The outputs are reordered to match them. See `fitted`.
+
+  Raises:
+    ConfigError: if the file cannot be read as exactly one known model, or does not fit the image size or the classes.
   """
   if is_workdir(paths.path(path)):
     have, _, notes, names = read(path, None, ema, prefix)
@@ -236,7 +294,7 @@ def frozen(
 
 
 def is_workdir(path: pathlib.Path) -> bool:
-  """Whether a path is a workdir of this project, with checkpoints."""
+  """Returns true if a path is a workdir of this project with checkpoints."""
   with containers.reading(path):
     return (path / "checkpoints").is_dir()
 
@@ -249,12 +307,27 @@ def fitted(
   prefix: str | None = None,
   classes: Sequence[str] = (),
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-  """A file's parameters made to fit the model `want`, layer by layer, and what was done; see `surgery.fit`.
+  """Returns the parameters of a file, adapted to a model.
 
-  A head that is kept gets its outputs at the positions of the `classes` of the data, see `class_order.arranged`.
+  If the head is kept, its outputs are reordered to the positions of `classes`. See `class_order.arranged`.
+
+  Args:
+    path: weight file or workdir.
+    want: the model to adapt the parameters to.
+    head: "auto", "keep" or "new". See `surgery.fit`.
+    ema: True requires averaged weights, False requires raw weights. See `load`.
+    prefix: common prefix of the parameter names to read, for a file that contains several models.
+    classes: class names of the data.
+
+  Returns:
+    The parameters by path, layer by layer, and notes about all changes.
+
+  Raises:
+    ConfigError: if the parameters cannot be adapted.
   """
   shapes = layout.shapes(want)
-  # Heads do not show in tensors; they are most likely those of the model that is wanted, if widths are the same.
+  # Tensors do not determine the number of heads. If the widths are equal, the number of the wanted model is most
+  # likely.
   likely = {} if isinstance(want.image_size, int) else {"image_size": want.image_size}
   if query := shapes.get("blocks/0/attention/query/kernel"):
     likely |= {"width": query[0], "heads": query[1]}
@@ -275,14 +348,23 @@ def inspect(
   ema: bool | None = None,
   prefix: str | None = None,
 ) -> Recognised:
-  """Does the same as `recognise` for a file, without reading the values of its tensors.
+  """Determines the layout and the model of a weight file, without reading the values of its tensors.
 
   Args:
-    path: of the file.
-    hints: as of `recognise`.
-    likely: hints that count if nothing else gives the value.
-    ema: as of `load`.
-    prefix: as of `load`.
+    path: the weight file.
+    hints: facts that the tensors do not determine. See `recognise`.
+    likely: hints that are used only if no other source provides the value.
+    ema: True requires averaged weights, False requires raw weights. See `load`.
+    prefix: common prefix of the parameter names to read, for a file that contains several models.
+
+  Raises:
+    ConfigError: if the file cannot be read as exactly one known model.
+
+  Example:
+    from vit_jax import importers
+
+    recognised = importers.inspect("model.npz")
+    print(recognised.layout.name, recognised.description)
   """
   tensors, beside = containers.read(paths.path(path))
   known = beside | dict(hints or {})

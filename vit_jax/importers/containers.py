@@ -1,6 +1,6 @@
-"""Containers of tensors: .npz and .safetensors are read and written, files of PyTorch are read.
+"""Files of tensors: .npz and .safetensors can be read and written, PyTorch files can be read.
 
-Names, shapes and types are read first, and the values of a tensor when they are needed. Nothing is unpickled.
+Names, shapes and types are read first. The values of a tensor are read when they are used. Files are never unpickled.
 """
 
 import difflib
@@ -25,24 +25,25 @@ from vit_jax.schema.errors import some
 
 WRITTEN = (".npz", ".safetensors")
 
-# Hugging Face's models of several files: the list of these, and one of them.
+# A Hugging Face model of several files has an index and shards.
 _INDEX, _SHARD = ".safetensors.index.json", re.compile(r"(.+)-\d{5}-of-\d{5}\.safetensors")
 _PART = re.compile(r".+-\d{5}-of-(\d{5})\.\w+")
 
-HEADER = 2**14  # bytes: longer ones are refused before NumPy allocates what they claim
+HEADER = 2**14  # maximum bytes of a header. A longer header is rejected before NumPy allocates memory for it.
 
 
 def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
-  """Reads a file of weights, without the values of its tensors.
+  """Reads a weight file without the values of its tensors.
 
   Args:
-    path: a file, or a folder of Hugging Face, on a disk or in a bucket.
+    path: a file or a Hugging Face directory, local or in a bucket.
 
   Returns:
-    (tensors by name, hints about the model and its images), with hints of the file and of other files in its folder.
+    The tensors by name, and hints about the model and its images. The hints come from the file and from other files in
+    its directory.
 
   Raises:
-    ConfigError: the path is no file of weights, or the file is damaged.
+    ConfigError: if the path is not a weight file, or the file is damaged.
   """
   given = path
   with reading(path):
@@ -58,7 +59,7 @@ def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
   if path.name.endswith(_INDEX):
     tensors, hints = safetensors_files.read_sharded(path)
     return tensors, hints
-  if not content.ending(path):  # before anything is copied from a bucket
+  if not content.ending(path):  # check before copying a file from a bucket
     with reading(path):
       content.recognise(path)
   local = files.local(path, (*hub.BESIDE, f"{path.stem}.json"))
@@ -69,13 +70,13 @@ def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
 
 
 def _of_folder(path):
-  """Returns the file of weights in a folder of Hugging Face, or the index of several files."""
+  """Returns the weight file in a Hugging Face directory, or the index of its shards."""
   index = path / f"model{_INDEX}"
   return index if index.is_file() and not (path / "model.safetensors").is_file() else path / "model.safetensors"
 
 
 def _nothing_at(path):
-  """Returns the message for a path without weights, with similar names or the weights in the folder."""
+  """Returns the message for a path without weights, with similar names or the weights in the directory."""
   with reading(path):
     if folder := path.is_dir():
       beside = sorted(str(each) for each in path.glob("*") if _may_be_weights(each))
@@ -90,7 +91,7 @@ def _nothing_at(path):
 
 
 def _check_whole(path):
-  """Raises ConfigError for one of several files of a model if their index is missing or not supported."""
+  """Raises ConfigError for a single shard of a model if its index is missing or not supported."""
   part = _PART.fullmatch(path.name)
   if part and int(part[1]) > 1:
     raise ConfigError(
@@ -106,7 +107,7 @@ def _may_be_weights(path):
 
 
 def _read(path):
-  """Reads a file on a disk; see `read`."""
+  """Reads a local file. See `read`."""
   notes: list[str] = []
   with reading(path):
     match content.recognise(path):
@@ -132,7 +133,7 @@ def _npz(path):
   for member in members.check(path, archive, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
     name = archives.array_name(member)
     with archive.open(member) as whole:
-      file = io.BytesIO(whole.read(HEADER))  # NumPy inflates whatever length a header has, and then refuses it
+      file = io.BytesIO(whole.read(HEADER))  # NumPy inflates headers of any length before rejecting them
       version = np.lib.format.read_magic(file)
       read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
       if version not in read_header:
@@ -155,14 +156,19 @@ def _npz(path):
 
 
 def _bfloat16(array):
-  """Returns the values as bfloat16, which NumPy's format stores as two bytes without a type."""
+  """Returns the values as bfloat16. NumPy's format stores them as two bytes without a type."""
   return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
 
 
 def write(path: pathlib.Path, tensors: Tensors, about: dict, before: Callable[[], None] | None = None) -> None:
-  """Writes a file whole or not at all, tensor by tensor; `about`, JSON values, goes into the header of .safetensors.
+  """Writes a weight file atomically, tensor by tensor.
 
-  `before` is called when all is written, see `files.replacing`.
+  Args:
+    path: the file. The suffix is .npz or .safetensors.
+    tensors: tensors by name.
+    about: JSON values for the header of a .safetensors file.
+    before: function that is called after all bytes are written and before the file gets its name. See
+      `files.replacing`.
   """
   with files.replacing(path, before) as partial:
     if path.suffix.lower() == ".npz":

@@ -1,31 +1,31 @@
-"""Formats of files of weights, recognised by the first bytes of a file and by its name."""
+"""Detection of the format of a weight file, from its first bytes and its name."""
 
 import pathlib
 
 from vit_jax import files
 from vit_jax.schema import ConfigError
 
-# Usual endings of files of `torch.save`. The content decides: timm's training writes an ordinary file as `.pth.tar`.
+# Usual suffixes of files of `torch.save`. The content decides, because timm writes an ordinary file as `.pth.tar`.
 TORCH = (".pth", ".pth.tar", ".pt", ".bin", ".ckpt", ".zip")
 READ = (".npz", ".safetensors", *TORCH)
 
 AGAIN = "Save or download the file again"
-_START = 512  # bytes, in which a tar archive has its mark
+_START = 512  # number of bytes that include the signature of a tar archive
 
 
 def ending(path: pathlib.Path) -> str:
-  """Returns the ending in READ that a name has, or ""."""
+  """Returns the suffix of a path if it is in READ, otherwise ""."""
   return next((one for one in sorted(READ, key=len, reverse=True) if path.name.lower().endswith(one)), "")
 
 
 def recognise(path: pathlib.Path) -> str:
-  """Returns the format of a file: ".npz", ".safetensors" or ".pth", which stands for all files of PyTorch.
+  """Returns the format of a file: ".npz", ".safetensors", or ".pth" for all PyTorch files.
 
   Args:
-    path: a file, which may be in a bucket. Only its first bytes are read.
+    path: a file, local or in a bucket. Only its first bytes are read.
 
   Raises:
-    ConfigError: if the content is of another format than the name, or of no format that is read.
+    ConfigError: if the content does not match the name, or the format is not supported.
   """
   with path.open("rb") as file:
     start = file.read(_START)
@@ -49,7 +49,7 @@ def _article(found):
 
 
 def _check_weights(path, start):
-  """ConfigError for what is often in the place of weights: no bytes, a pointer of Git LFS, a web page."""
+  """Raises ConfigError for an empty file, a Git LFS pointer or a web page, which are common in place of weights."""
   text = start.lstrip().lower()
   if not text:
     raise ConfigError(f"{path}: cannot be read: it is empty. {AGAIN}")
@@ -60,8 +60,8 @@ def _check_weights(path, start):
 
 
 def _format(start):
-  """The format of a file with these first bytes; "" if they do not show it."""
-  if start.startswith(b"PK\3\4"):  # a zip archive: of arrays, or by torch.save
+  """Returns the format of a file with these first bytes, or "" if they do not determine the format."""
+  if start.startswith(b"PK\3\4"):  # a zip archive, either of arrays or from torch.save
     length = int.from_bytes(start[26:28], "little")
     first = start[30 : 30 + length]  # the name of its first member
     return (".npz" if first.endswith(b".npy") else ".pth") if length and len(first) == length else ""

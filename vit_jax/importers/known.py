@@ -1,4 +1,4 @@
-"""All layouts of weight files, by name and by the model that they have a place for."""
+"""All layouts of weight files, by name and by the models that they support."""
 
 import functools
 import importlib
@@ -12,7 +12,7 @@ from vit_jax.importers.layout import Layout
 from vit_jax.models import Description
 from vit_jax.schema import ConfigError
 
-# Files of this folder that have layouts, in the order in which these are tried.
+# Modules of this directory that define layouts, in the order in which they are tried.
 _FILES = (
   "vit_google",
   "vit_transformers",
@@ -34,17 +34,43 @@ _FILES = (
 
 @functools.cache
 def layouts() -> tuple[Layout, ...]:
-  """All layouts; their files are imported when they are first asked for."""
+  """Returns all layouts. Their modules are imported at the first call."""
   return tuple(one for name in _FILES for one in importlib.import_module(f"vit_jax.importers.{name}").LAYOUTS)
 
 
 def export(arrays: Mapping[str, np.ndarray], description: Description, name: str) -> dict[str, np.ndarray]:
-  """The tensors of a file in the layout of that name."""
+  """Returns the tensors of a file in a given layout.
+
+  Args:
+    arrays: parameters by path.
+    description: the model of the parameters.
+    name: name of the layout, such as "timm".
+
+  Returns:
+    {name in the file: array}.
+
+  Raises:
+    ConfigError: if the layout is unknown or does not support the model.
+
+  Example:
+    from vit_jax import importers
+
+    description, arrays = importers.load("model.npz")
+    tensors = importers.export(arrays, description, "timm")
+  """
   return layout.write(layout_of(description, name), arrays, description)
 
 
 def layout_of(description: Description, name: str) -> Layout:
-  """The layout of that name for the described model, or a ConfigError with those that have a place for it."""
+  """Returns the layout with a given name for a model.
+
+  Args:
+    description: the model.
+    name: name of the layout, such as "timm".
+
+  Raises:
+    ConfigError: if the layout is unknown or does not support the model. The message lists the supported layouts.
+  """
   family = [one for one in layouts() if one.family == description.published.family]
   if name not in (one.name for one in family):
     raise ConfigError(
@@ -58,7 +84,7 @@ def layout_of(description: Description, name: str) -> Layout:
 
 
 def layouts_of(description: Description) -> list[Layout]:
-  """The layouts in which models of this family are published, and that have a place for this one."""
+  """Returns the layouts of the model's family that support this model."""
   family = [one for one in layouts() if one.family == description.published.family and one.holds(description)]
   return [one for one in family if layout.refusal(one, description) is None]
 

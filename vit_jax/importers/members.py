@@ -1,4 +1,4 @@
-"""Members of zip archives of weights, checked before anything is allocated."""
+"""Checks of the members of zip archives, before memory is allocated for them."""
 
 import pathlib
 import zipfile
@@ -8,20 +8,20 @@ from vit_jax.importers.content import AGAIN
 from vit_jax.importers.tensors import check_size
 from vit_jax.schema import ConfigError, show
 
-MEMBERS = 10_000  # more than any model has tensors
+MEMBERS = 10_000  # more than the number of tensors of any model
 
 
 def check(path: pathlib.Path, archive: zipfile.ZipFile, *compressions: int) -> list[zipfile.ZipInfo]:
   """Returns the members of an archive.
 
   Args:
-    path: of the archive, for errors.
-    archive: opened for reading.
-    compressions: of the members that are allowed, such as `zipfile.ZIP_STORED`.
+    path: path of the archive, for error messages.
+    archive: the archive, opened for reading.
+    compressions: compression methods that are allowed for the members, such as `zipfile.ZIP_STORED`.
 
   Raises:
-    ConfigError: if there are more members than weights have, a name occurs twice, a member is compressed in another
-      way, or the members claim to hold more than weights are packed into.
+    ConfigError: if the archive has too many members, a name occurs twice, a compression method is not allowed, or the
+      claimed size of the members is implausible for weights.
   """
   found = archive.infolist()
   if len(found) > MEMBERS:

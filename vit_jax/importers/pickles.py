@@ -1,8 +1,8 @@
-"""Pickles parsed as data: no module is imported and no function is called, whatever a pickle refers to.
+"""A parser for pickles that treats them as data: it never imports a module and never calls a function.
 
-`pickletools` of the standard library splits a pickle into instructions. They are carried out here on plain values
-only: numbers, texts, dictionaries, lists, and placeholders for everything else. Loading a pickle by `pickle` instead
-would call any function that it names.
+`pickletools` of the standard library splits a pickle into instructions. They are executed here on plain values only:
+numbers, strings, dictionaries, lists, and placeholders for all other objects. Loading a pickle with `pickle` would call
+any function that it names.
 """
 
 import dataclasses
@@ -13,10 +13,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
-# More than files of weights have, and little enough to read in seconds.
+# Limits above those of all weight files, and low enough to parse within seconds.
 _INSTRUCTIONS, _LONGEST = 10_000_000, 2**28
-# Functions that start programs, run code or change files. No file of weights calls them, so a file that does is an
-# attack and is refused. Safety does not depend on this list, because no function of a pickle is ever called.
+# Functions that start programs, run code or change files. Weight files never call them, so a file that does is rejected
+# as an attack. Safety does not depend on this list, because functions in a pickle are never called.
 _ATTACK = re.compile(
   r"(os|posix|nt|sys|shutil|socket|importlib|runpy|pty|webbrowser)\.[a-z]\w*|(subprocess|commands|ctypes)\..*"
   r"|(builtins|__builtin__)\.(eval|exec|execfile|compile|open|__import__|breakpoint|input)|_?io\.(open|FileIO)"
@@ -25,20 +25,20 @@ _ATTACK = re.compile(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Name:
-  """A class or function that a pickle refers to: its module and its own name, as in "argparse.Namespace"."""
+  """A class or function that a pickle refers to, as "module.name", for example "argparse.Namespace"."""
 
   full: str
 
 
 class Placeholder:
-  """An object that was not created: what a pickle would have called, and everything that it would have been given.
+  """An object that was not created: the call in the pickle, with everything that the object would have received.
 
   Attributes:
-    name: of the class or function.
-    arguments: of its call.
-    state: that the object would have had: usually a dictionary of its attributes.
-    items: of a kind of dictionary.
-    elements: of a kind of list.
+    name: name of the class or function.
+    arguments: arguments of the call.
+    state: state of the object, usually a dictionary of its attributes.
+    items: items, if the object is a kind of dictionary.
+    elements: elements, if the object is a kind of list.
   """
 
   __slots__ = ("arguments", "elements", "items", "name", "state")
@@ -53,23 +53,25 @@ class Placeholder:
     return f"<{self.name}>"
 
 
-UNKNOWN = object()  # returned by a `build` for a call that it does not know
-Build = Callable[[str, tuple], Any]  # (name of a class or function, arguments) -> value
+UNKNOWN = object()  # result of a `Build` for an unknown call
+Build = Callable[[str, tuple], Any]  # function (name of a class or function, arguments) -> value
 
 
 def load(file: BinaryIO, build: Build, storage: Callable[[Any], Any]) -> Any:
-  """Parses the pickle that starts at the position of a file, and leaves the position behind it.
+  """Parses the pickle at the current position of a file, and moves the position behind it.
 
   Args:
-    file: opened for reading bytes.
-    build: returns the value of a call, or UNKNOWN, which leaves a `Placeholder`.
-    storage: returns the value for a persistent id, by which torch.save refers to the values of tensors.
+    file: file that is open for reading bytes.
+    build: function that returns the value of a call. UNKNOWN leaves a `Placeholder`.
+    storage: function that returns the value for a persistent id. torch.save refers to the values of tensors with these
+      ids.
 
   Returns:
     The value, with placeholders for all objects that `build` does not know.
 
   Raises:
-    pickle.UnpicklingError: if the pickle is damaged or too long, or calls functions as attacks do.
+    pickle.UnpicklingError: if the pickle is damaged or too long.
+    AttackError: if the pickle calls functions that only attacks need.
   """
   machine = _Machine(build, storage)
   instructions = pickletools.genops(_Bounded(file))  # type: ignore[arg-type]
@@ -81,7 +83,7 @@ def load(file: BinaryIO, build: Build, storage: Callable[[Any], Any]) -> Any:
 
 
 class _Bounded:
-  """A file that refuses to read more at once than values of a pickle have, before memory is allocated."""
+  """A file that rejects reads longer than the values of a pickle, before memory is allocated."""
 
   def __init__(self, file):
     self.file, self.tell = file, file.tell
@@ -96,7 +98,7 @@ class _Bounded:
 
 
 _MARK = object()
-# Instructions whose argument is a value.
+# Instructions with a value as argument.
 _VALUES = {
   *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING"),
   *("SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "UNICODE", "SHORT_BINUNICODE"),
@@ -112,7 +114,7 @@ _MAKERS: Mapping[str, Callable[[], Any]] = {
   "EMPTY_SET": list,
   "MARK": lambda: _MARK,
 }
-# Containers that are made as such.
+# Containers that are created as plain values.
 _PLAIN: Mapping[str, Callable[..., Any]] = {
   **dict.fromkeys(("collections.OrderedDict", "collections.Counter", "builtins.dict", "__builtin__.dict"), dict),
   **dict.fromkeys(("builtins.set", "builtins.frozenset", "__builtin__.set", "__builtin__.frozenset"), list),
@@ -123,7 +125,7 @@ _IGNORED = {"PROTO", "FRAME"}
 
 
 class _Machine:
-  """The stack and the memo of a pickle, and what its instructions do to them. Sets are lists."""
+  """The stack and the memo of a pickle, with the effects of its instructions. Sets become lists."""
 
   def __init__(self, build: Build, storage: Callable[[Any], Any]):
     self.build, self.storage = build, storage
@@ -131,7 +133,7 @@ class _Machine:
     self.memo: dict[int, Any] = {}
 
   def run(self, name: str, argument: Any) -> None:
-    """Carries out one instruction."""
+    """Executes one instruction."""
     if name in _VALUES:
       self.stack.append(argument)
     elif name in _MAKERS:
@@ -166,7 +168,7 @@ class _Machine:
         self._since_mark(name, argument)
 
   def _since_mark(self, name, argument):
-    """Carries out an instruction on the values since the last mark."""
+    """Executes an instruction on the values since the last mark."""
     if name not in ("POP_MARK", "TUPLE", "LIST", "DICT", "FROZENSET", "APPENDS", "ADDITEMS", "SETITEMS", "INST", "OBJ"):
       raise pickle.UnpicklingError(f"its pickle has the instruction {name}, which no file of weights needs")
     start = next((i for i in range(len(self.stack) - 1, -1, -1) if self.stack[i] is _MARK), None)
@@ -191,14 +193,14 @@ class _Machine:
         self.stack.append(self._called(values[0], tuple(values[1:])))
 
   def _change(self, name, values):
-    """Carries out an instruction on the value on top of the stack."""
+    """Executes an instruction on the value at the top of the stack."""
     target = self.stack[-1]
     match name:
       case "APPEND":
         _typed(target, list, "elements").extend(values)
       case "SETITEM":
         _typed(target, dict, "items").update(_pairs(values))
-      case "BUILD":  # the attributes of a dictionary, such as the versions of modules in a state dict, are left out
+      case "BUILD":  # The attributes of a dictionary, such as the module versions of a state dict, are ignored.
         if isinstance(target, Placeholder):
           target.state = values[0]
         elif not isinstance(target, dict):
@@ -209,7 +211,7 @@ class _Machine:
         self.stack[-1] = self._called(target, _tuple(values[0]))
 
   def _called(self, target, arguments):
-    """The value of a call, or a placeholder for it."""
+    """Returns the value of a call, or a placeholder for it."""
     if not isinstance(target, Name | Placeholder):
       raise pickle.UnpicklingError(f"its pickle calls a {type(target).__name__}")
     name = target.full if isinstance(target, Name) else target.name
@@ -229,7 +231,7 @@ class _Machine:
 
 
 class AttackError(pickle.UnpicklingError):
-  """A pickle that would start a program, run code or change files. Its argument is the name of the function."""
+  """An error for a pickle that would start a program, run code or change files. Its argument is the function's name."""
 
 
 def _named(module, name):
@@ -241,7 +243,7 @@ def _named(module, name):
 def _pairs(values):
   if len(values) % 2:
     raise pickle.UnpicklingError("its pickle has a key without a value")
-  for key in values[::2]:  # a hash of tuples inside of tuples would need any amount of time and of stack
+  for key in values[::2]:  # the hash of nested tuples may need unlimited time and stack
     if isinstance(key, tuple) and any(isinstance(part, tuple) for part in key):
       raise pickle.UnpicklingError("its pickle has a key of tuples inside of a tuple")
   return dict(zip(values[::2], values[1::2], strict=True))
@@ -254,7 +256,7 @@ def _tuple(value):
 
 
 def _typed(target, kind, attribute):
-  """The container that an instruction changes: the value itself, or that of a placeholder."""
+  """Returns the container that an instruction changes: the value itself, or a container of a placeholder."""
   if isinstance(target, Placeholder):
     return getattr(target, attribute)
   if not isinstance(target, kind):

@@ -1,4 +1,4 @@
-"""Files of .safetensors, which are read and written tensor by tensor. A model may be in several files."""
+"""Files of .safetensors, which are read and written tensor by tensor. A model may have several files."""
 
 import functools
 import json
@@ -19,13 +19,23 @@ from vit_jax.schema import ConfigError, amount, show
 
 
 def read(path: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-  """Returns (tensors by name, hints); only headers that `write` wrote contain hints."""
+  """Reads a .safetensors file without the values of its tensors.
+
+  Args:
+    path: a local file.
+
+  Returns:
+    The tensors by name, and hints about the model. Only headers that this project wrote contain hints.
+
+  Raises:
+    ConfigError: if the header is damaged or does not match the file, or a type is not supported.
+  """
   _check_header(path)
   file = safetensors.safe_open(path, framework="np")
   result = {}
 
   def values(name):
-    # Opened anew, for what was read stays in memory as long as a file is open.
+    # The file is opened again for each tensor, because values stay in memory as long as a file is open.
     with safetensors.safe_open(path, framework="np") as again:
       return again.get_tensor(name)
 
@@ -78,22 +88,22 @@ _AGAIN = "Save or download the file again"
 
 
 def _end(entry):
-  """Returns the end of a tensor's values by its entry in a header; 0 for an entry that the library refuses."""
+  """Returns the end of a tensor's values from its entry in a header, or 0 for an entry that the library rejects."""
   offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
   return offsets[1] if isinstance(offsets, list) and len(offsets) == 2 and type(offsets[1]) is int else 0
 
 
 def read_sharded(index: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-  """Reads a model in several files.
+  """Reads a model that is split into several files.
 
   Args:
-    index: the file that lists the file of each tensor.
+    index: the JSON file that maps each tensor to a file.
 
   Returns:
-    (tensors by name, hints in other files of the folder about the model and its images).
+    The tensors by name, and hints about the model and its images from other files in the directory.
 
   Raises:
-    ConfigError: the index is damaged, or does not match the files.
+    ConfigError: if the index is damaged, or does not match the files.
   """
   places = (files.read_json(index) or {}).get("weight_map")
   if not isinstance(places, Mapping) or not all(isinstance(name, str) and _plain(name) for name in places.values()):
@@ -131,15 +141,20 @@ def _check_numbers(index, shards):
 
 
 def _plain(name):
-  """Returns whether this is the name of a .safetensors file in the same folder."""
+  """Returns true if this is the name of a .safetensors file in the same directory."""
   return name.endswith(".safetensors") and pathlib.PurePath(name).name == name
 
 
 def write(path: pathlib.Path, tensors: Tensors, metadata: Mapping[str, str]) -> None:
-  """Writes a file tensor by tensor. The library of the format needs all tensors in memory.
+  """Writes a .safetensors file tensor by tensor. The library of the format would need all tensors in memory.
 
   The order is that of the library (https://github.com/huggingface/safetensors#format): the widest types first, then by
   name. The values start at a multiple of 8 bytes.
+
+  Args:
+    path: the file to write.
+    tensors: tensors by name.
+    metadata: strings for the header.
   """
   header, end = {"__metadata__": metadata}, 0
   for name in sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)):

@@ -1,4 +1,4 @@
-"""Tensors of files, read when their values are needed; and what files raise that are damaged or lie."""
+"""Lazy tensors of files, and the conversion of errors from damaged or hostile files."""
 
 import contextlib
 import math
@@ -14,12 +14,18 @@ import safetensors
 from vit_jax import files
 from vit_jax.schema import ConfigError
 
-# Files that hold more bytes than weights are packed into, unless it is few, are refused before anything is allocated.
+# A file is rejected before allocation if its claimed size exceeds PACKED times the file size and FEW bytes.
 PACKED, FEW = 10, 2**28
 
 
 class Tensor:
-  """Shape and type of an array, and a function that reads it; NumPy's functions take it for the array."""
+  """Shape and type of an array, with a function that reads its values. NumPy functions accept it as an array.
+
+  Args:
+    shape: shape of the array.
+    dtype: type of the elements.
+    read: function that returns the array.
+  """
 
   def __init__(self, shape: tuple[int, ...], dtype: np.dtype, read: Callable[[], np.ndarray]):
     self.shape, self.dtype, self.read = tuple(shape), np.dtype(dtype), read
@@ -35,7 +41,7 @@ Tensors = Mapping[str, Any]  # name -> np.ndarray or Tensor
 
 
 def joined(parts: Sequence[Any]) -> Tensor:
-  """Tensors one after the other along their first axis."""
+  """Returns the concatenation of tensors along their first axis, without reading them."""
   first, *rest = parts[0].shape
   length = first + sum(part.shape[0] for part in parts[1:])
   return Tensor((length, *rest), parts[0].dtype, lambda: np.concatenate(parts))
@@ -43,7 +49,13 @@ def joined(parts: Sequence[Any]) -> Tensor:
 
 @contextlib.contextmanager
 def reading(path: pathlib.Path):
-  """Turns what a damaged or hostile file, or its name, raises into one line, and leaves out what libraries warn of."""
+  """Converts errors of a damaged or hostile file to a ConfigError with one line, inside a `with` block.
+
+  Warnings of libraries are suppressed.
+
+  Args:
+    path: the file, for the message.
+  """
   try:
     with warnings.catch_warnings():
       warnings.simplefilter("ignore")
@@ -56,7 +68,12 @@ def reading(path: pathlib.Path):
 
 
 def guarded(path: pathlib.Path, function: Callable[[], np.ndarray]) -> Callable[[], np.ndarray]:
-  """`function` with its failures reported as the file's."""
+  """Returns a function that converts the errors of another function as `reading` does.
+
+  Args:
+    path: the file, for the message.
+    function: the function that reads an array.
+  """
 
   def read():
     with reading(path):
@@ -66,12 +83,19 @@ def guarded(path: pathlib.Path, function: Callable[[], np.ndarray]) -> Callable[
 
 
 def bytes_of(tensors: Tensors) -> int:
-  """Bytes of all tensors."""
+  """Returns the total bytes of all tensors."""
   return sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors.values())
 
 
 def check_size(path: pathlib.Path, claimed: int) -> None:
-  """ConfigError for a file that inflates, or that names one value many times, to more than weights are packed."""
+  """Raises ConfigError for a file that claims far more bytes than it contains.
+
+  Such a file uses extreme compression, or refers to one value many times.
+
+  Args:
+    path: the file.
+    claimed: total bytes of its tensors.
+  """
   held = path.stat().st_size
   if claimed > max(FEW, PACKED * held):
     raise ConfigError(f"{path}: {held:,} bytes claim to hold {claimed:,}; no weights are packed like that")

@@ -1,7 +1,8 @@
-"""Files of torch.save, read without PyTorch and without running anything in them.
+"""Files of torch.save, read without PyTorch and without running any code in them.
 
-A file holds a pickle, parsed by `pickles`, and the values of the tensors: as members of a zip archive, or before
-PyTorch 1.6 one after the other behind the pickle. The format is that of `torch/serialization.py`.
+A file contains a pickle, which `pickles` parses, and the values of the tensors. The values are members of a zip
+archive. Before PyTorch 1.6 they followed the pickle one after the other. The format is defined in
+`torch/serialization.py`.
 """
 
 import functools
@@ -18,24 +19,25 @@ from vit_jax.importers.torch_tensors import Storage, clean
 from vit_jax.schema import ConfigError, show
 from vit_jax.schema.errors import some
 
-_MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001  # of files before PyTorch 1.6
-_PICKLE = 2**28  # bytes; values of tensors are outside of it
+_MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001  # values in files before PyTorch 1.6
+_PICKLE = 2**28  # maximum bytes of a pickle, which does not contain the values of tensors
 
 
 def read(path: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
-  """Reads names and shapes of all tensors in a file.
+  """Reads the names and shapes of all tensors in a file.
 
-  Levels of dictionaries, lists and objects are joined with ".". The parameters and buffers of a pickled module have
-  the names of its state dict.
+  Levels of dictionaries, lists and objects are joined with ".". The parameters and buffers of a pickled module get the
+  names of its state dict.
 
   Args:
-    path: a file on a disk.
+    path: a local file.
 
   Returns:
-    The tensors by name, whose values are read when they are needed, and notes for the user.
+    The tensors by name, and notes for the user. The values of a tensor are read when they are used.
 
   Raises:
-    ConfigError: if the file is damaged, holds no dictionary or object, or calls functions as attacks do.
+    ConfigError: if the file is damaged, does not contain a dictionary or object, or calls functions that only attacks
+      need.
   """
   called: dict[str, None] = {}
   with path.open("rb") as file:
@@ -54,13 +56,13 @@ def read(path: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
   return tensors, [note] * bool(objects)
 
 
-# Numbers and texts that pickles make by calls.
+# Numbers and strings that pickles create with calls.
 _PLAIN = re.compile(
   r"torch\.(Size|device)|_codecs\.encode|numpy\.dtype|numpy\.(_?core)\.multiarray\.(scalar|_reconstruct)"
 )
 
 
-# The two forms of a file. Both return the pickled value, and by key where values start and how many bytes there are.
+# Readers for the two forms of a file. Both return the pickled value, and {key: (start, number of bytes)} of the values.
 
 
 def _zipped(path, file, build):
@@ -90,7 +92,7 @@ def _zipped(path, file, build):
 
 
 def _place(file: BinaryIO, member: zipfile.ZipInfo) -> tuple[int, int]:
-  """(where the bytes of a stored member start, their number)."""
+  """Returns (start, number) of the bytes of a stored member."""
   file.seek(member.header_offset)
   header = file.read(30)
   if header[:4] != b"PK\3\4":
@@ -100,11 +102,11 @@ def _place(file: BinaryIO, member: zipfile.ZipInfo) -> tuple[int, int]:
 
 
 def _in_sequence(path, file, build):
-  """A file from before PyTorch 1.6: three values about the file, the pickled value, keys, and values by key."""
+  """Reads a file from before PyTorch 1.6: three header values, the pickled value, keys, and values by key."""
   storages: dict[str, Storage] = {}
 
   def storage(pid):
-    if isinstance(pid, tuple) and pid[:1] == ("module",) and len(pid) > 1:  # a class with the text of its source
+    if isinstance(pid, tuple) and pid[:1] == ("module",) and len(pid) > 1:  # a class with its source code
       return pid[1]
     made = torch_tensors.refer(pid)
     return storages.setdefault(made.key, made)._replace(first=made.first)

@@ -1,6 +1,6 @@
-"""Tensors in the pickle of a file of PyTorch: their names, shapes and types, and functions that read their values.
+"""Tensors in the pickle of a PyTorch file: their names, shapes and types, and functions that read their values.
 
-The calls by which torch.save makes tensors are those of `torch/_utils.py`.
+The calls with which torch.save creates tensors are defined in `torch/_utils.py`.
 """
 
 import math
@@ -17,7 +17,7 @@ from vit_jax.importers.pickles import Name, Placeholder
 from vit_jax.importers.tensors import Tensor, guarded
 from vit_jax.schema import ConfigError, show
 
-# Levels of dictionaries, lists and objects inside each other, and the number of these and of tensors.
+# Maximum nesting of dictionaries, lists and objects, and maximum number of these and of tensors.
 _DEPTH, _NODES = 16, 200_000
 
 _NUMBERS = {
@@ -43,7 +43,14 @@ _TYPES = {
 
 
 class Storage(NamedTuple):
-  """Values in the file: their type, or None for one that is not read, key, and first one of a view."""
+  """A range of values in the file.
+
+  Attributes:
+    dtype: type of the values, or None for a type that is not supported.
+    key: key of the values.
+    first: number of the first value of a view.
+    count: number of values.
+  """
 
   dtype: np.dtype | None
   key: str
@@ -52,7 +59,7 @@ class Storage(NamedTuple):
 
 
 class _Dense(NamedTuple):
-  """A tensor: a view of values."""
+  """A tensor: a view of a storage."""
 
   storage: Storage
   dtype: np.dtype
@@ -62,7 +69,7 @@ class _Dense(NamedTuple):
 
 
 def clean(path: pathlib.Path) -> str:
-  """The advice for a file that is not read: how to make one that is."""
+  """Returns instructions for converting an unsupported file to a supported one."""
   return (
     "Make a file of tensors alone, by a program in which you trust this file:\n"
     f'  checkpoint = torch.load("{path.name}", map_location="cpu")\n'
@@ -70,11 +77,15 @@ def clean(path: pathlib.Path) -> str:
   )
 
 
-# Calls in the pickle that make tensors.
+# Calls in the pickle that create tensors.
 
 
 def refer(pid: Any) -> Storage:
-  """The values that a persistent id stands for."""
+  """Returns the storage that a persistent id refers to.
+
+  Raises:
+    pickle.UnpicklingError: if the persistent id has another form.
+  """
   match pid:
     case ("storage", Name(full), str(key), _, int(count), *view):
       kind = _STORAGES.get(full.rpartition(".")[2])
@@ -84,11 +95,17 @@ def refer(pid: Any) -> Storage:
 
 
 def build(called: dict[str, None], name: str, arguments: tuple) -> Any:
-  """The tensor that a call makes; UNKNOWN, and the name in `called`, for any other call."""
+  """Returns the tensor that a call creates, or UNKNOWN for any other call.
+
+  Args:
+    called: dictionary to which the name of an unknown call is added.
+    name: name of the function.
+    arguments: arguments of the call.
+  """
   match name.removeprefix("torch._utils.").removeprefix("torch._tensor."), arguments:
     case "_rebuild_tensor" | "_rebuild_tensor_v2", (Storage(), int(), tuple(), tuple(), *rest):
       storage = arguments[0]
-      if storage.dtype is not None and not any(rest[2:]):  # marks of negated and conjugated values
+      if storage.dtype is not None and not any(rest[2:]):  # flags of negated and conjugated values
         return _Dense(storage, storage.dtype, *arguments[1:4])
     case "_rebuild_tensor_v3", (Storage(), int(), tuple(), tuple(), _, _, Name(full), *rest):
       kind = _TYPES.get(full.removeprefix("torch."))
@@ -107,7 +124,16 @@ def build(called: dict[str, None], name: str, arguments: tuple) -> Any:
 
 
 def find(path: pathlib.Path, loaded: Any, starts: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:
-  """All tensors of the pickled value by name."""
+  """Returns all tensors of a pickled value by name.
+
+  Args:
+    path: the file.
+    loaded: the pickled value.
+    starts: {key: (start, number of bytes)} of the values in the file.
+
+  Raises:
+    ConfigError: if the value is not a dictionary or object of dense tensors, or a tensor is damaged.
+  """
   if not isinstance(loaded, Mapping | Placeholder):
     kind = "tensor" if isinstance(loaded, _Dense) else type(loaded).__name__
     raise ConfigError(f"{path}: holds a {kind}, not a state dict of tensors by name. {clean(path)}")
@@ -122,7 +148,7 @@ def find(path: pathlib.Path, loaded: Any, starts: Mapping[str, tuple[int, int]])
 
 
 def _flattened(path, loaded) -> Iterator[tuple[str, _Dense]]:
-  """(name, tensor) of all tensors in dictionaries, lists and placeholders, each placeholder once."""
+  """Yields (name, tensor) of all tensors in dictionaries, lists and placeholders. Each placeholder is visited once."""
   levels, nodes, seen = [("", loaded)], 0, set()
   for _ in range(_DEPTH):
     below = []
@@ -148,7 +174,7 @@ def _flattened(path, loaded) -> Iterator[tuple[str, _Dense]]:
 
 
 def _children(value) -> Iterator[tuple[Any, Any]]:
-  """(key, value) inside of a dictionary, a list or a placeholder."""
+  """Yields (key, value) inside of a dictionary, a list or a placeholder."""
   if isinstance(value, Mapping):
     yield from value.items()
   elif not isinstance(value, Placeholder):
@@ -158,13 +184,13 @@ def _children(value) -> Iterator[tuple[Any, Any]]:
   else:
     yield from enumerate((*value.arguments, *value.elements))
     yield from value.items.items()
-    for state in value.state if isinstance(value.state, tuple) else (value.state,):  # attributes, and those in slots
+    for state in value.state if isinstance(value.state, tuple) else (value.state,):  # (attributes, slots)
       if isinstance(state, Mapping):
         yield from state.items()
 
 
 def _of_module(state: Mapping) -> Iterator[tuple[Any, Any]]:
-  """What is in the state dict of a pickled module."""
+  """Yields the items in the state dict of a pickled module."""
   computed = state.get("_non_persistent_buffers_set") or []
   for group in ("_parameters", "_buffers", "_modules"):
     if isinstance(state.get(group), Mapping):
@@ -172,7 +198,7 @@ def _of_module(state: Mapping) -> Iterator[tuple[Any, Any]]:
 
 
 def _check_tensor(path, name, placeholder):
-  """ConfigError for a tensor of a kind that is not read: sparse, quantised, or a subclass that holds others."""
+  """Raises ConfigError for unsupported tensors: sparse, quantised, or a subclass that contains other tensors."""
   if placeholder.name.startswith(("torch._utils._rebuild", "torch._tensor._rebuild")):
     raise ConfigError(
       f"{path}: {show(name)} is made by {show(placeholder.name)}, which is not read; allowed: dense tensors of plain "
@@ -181,7 +207,7 @@ def _check_tensor(path, name, placeholder):
 
 
 def _tensor(path, name, dense: _Dense, starts) -> Tensor:
-  """A tensor whose values are read from the file when they are needed; ConfigError if they are not all there."""
+  """Returns a tensor that reads its values on demand. Raises ConfigError if values are missing in the file."""
   storage, dtype, offset, shape, strides = dense
   if len(shape) != len(strides) or any(type(n) is not int or n < 0 for n in (*shape, *strides, offset, storage.first)):
     raise ConfigError(f"{path}: {name} has the shape {show(shape)} with the strides {show(strides)}")
