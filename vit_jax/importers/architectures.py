@@ -1,6 +1,7 @@
-"""The JSON that hubs keep beside weights, written: Transformers' of a ViT, timm's of every family it has.
+"""JSON files that hubs store next to weights: those of Transformers for ViTs, and those of timm for all its families.
 
-timm builds a model from the name of an architecture and arguments; a model that it cannot build so has no name there.
+timm builds a model from the name of an architecture and arguments. A model that timm cannot build this way gets no name
+in its file.
 """
 
 from collections import Counter
@@ -13,20 +14,35 @@ from vit_jax.models import Description, table
 from vit_jax.schema import Choice, show
 from vit_jax.schema.errors import some
 
-# timm's names of the first convolution and of the head.
+# Names of the first convolution and of the head in timm.
 _ENDS = {"vit": ("patch_embed.proj", "head"), "swin": ("patch_embed.proj", "head.fc"), "mixer": ("stem.proj", "head")}
 _ENDS |= {"efficientnet": ("conv_stem", "classifier")}
 
 
 def beside(chosen: Layout, description: Description, said: Beside) -> dict[str, dict[str, Any]]:
-  """{name of a file: JSON values} that stand beside a file of this layout; nothing where its readers know none."""
+  """Returns the JSON files to write next to a weight file.
+
+  Args:
+    chosen: layout of the weight file.
+    description: the model.
+    said: metadata of images and classes.
+
+  Returns:
+    {file name: JSON values}. Empty if the readers of the layout do not use such files.
+  """
   if chosen.beside:
     return _transformers(chosen.beside(description), description, said)
   return {"config.json": _timm(description, said)} if chosen.name == "timm" else {}
 
 
 def notes(chosen: Layout, description: Description, said: Beside) -> list[str]:
-  """What these files cannot say."""
+  """Returns notes about facts that these files cannot store.
+
+  Args:
+    chosen: layout of the weight file.
+    description: the model.
+    said: metadata of images and classes.
+  """
   if not chosen.beside and chosen.name != "timm":
     return []
   unnamed = chosen.name == "timm" and architecture(description) is None
@@ -80,7 +96,7 @@ def _timm(description, said):
 
 
 def architecture(description: Description) -> Choice | None:
-  """timm's name of the model, and arguments that it needs; None where timm cannot build it."""
+  """Returns timm's name of a model with the arguments that it needs, or None if timm cannot build the model."""
   published, essential = description.published, description.essential()
   if published.family == "vit":
     return vit_arguments.written(description)

@@ -1,4 +1,4 @@
-"""Classes of weights and of data in two orders: outputs of a head are moved to the positions of the data's classes."""
+"""Reordering of head outputs from the class order of the weights to the class order of the data."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ from vit_jax.schema import ConfigError
 
 
 def stored(about: Mapping[str, Any]) -> tuple[str, ...]:
-  """Returns the names of the classes that a run was trained on; () if a checkpoint does not contain them.
+  """Returns the names of the classes that a run was trained on, or () if a checkpoint does not contain them.
 
   Args:
-    about: what the checkpoint contains beside the weights.
+    about: metadata of the checkpoint.
   """
   identity, use = about.get("identity"), about.get("use")
   data = identity.get("data") if isinstance(identity, Mapping) else use
@@ -34,17 +34,17 @@ def arranged(
 
   Args:
     arrays: parameters by path.
-    description: of their model.
-    names: of the classes of the weights, in the order of the outputs; () if they are unknown.
-    classes: of the data; () if they are unknown.
-    strict: whether names that are only in part the same, at other positions, are an error or a note.
+    description: the model of the parameters.
+    names: class names of the weights, in the order of the outputs, or () if they are unknown.
+    classes: class names of the data, or () if they are unknown.
+    strict: raise an error if only some of the names match, at other positions. Otherwise return a note.
 
   Returns:
-    The parameters, and notes for the user. The parameters stay as they are if both lists are equal or have no name in
+    The parameters, and notes for the user. The parameters are unchanged if both lists are equal or have no name in
     common.
 
   Raises:
-    ConfigError: `strict`, and a name is in both lists at two positions, but not every name is in both lists once.
+    ConfigError: if `strict`, and a common name has two positions, but the two lists are not permutations of each other.
   """
   names, classes = (list(map(class_names.normal, each)) for each in (names, classes))
   if len(names) != len(classes) or description.classes != len(classes) or names == classes:
@@ -55,7 +55,7 @@ def arranged(
     of_head = re.compile(description.published.order.head).fullmatch
     result = {path: array[..., order] if of_head(path) else array for path, array in arrays.items()}
     return result, [f"head: outputs moved to the positions of the data's classes ({moved}, counted from 0)"]
-  numbered = names == [str(i) for i in range(len(names))]  # as weights without names have
+  numbered = names == [str(i) for i in range(len(names))]  # the form for weights without class names
   if not moved or numbered:
     return dict(arrays), []
   problem = f"classes of the weights are at other positions in the data ({moved}, counted from 0); other names differ"

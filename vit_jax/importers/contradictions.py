@@ -15,24 +15,24 @@ _TYPES = {
   "dinov3_vit": "dinov3",
   **dict.fromkeys(("siglip", "siglip_vision_model"), "siglip"),
 }
-_ANY = "timm_wrapper"  # of any family: Transformers' wrapper of timm's models
+_ANY = "timm_wrapper"  # Transformers' wrapper of timm models, for any family
 
 
 def check(description: Description, hints: Mapping[str, Any], chosen: Layout) -> list[str]:
-  """Compares what files next to weights state with the model.
+  """Compares the statements of files next to weights with the model.
 
   Args:
     description: the model of the tensors.
-    hints: as from `hub.hints`. `said` are the values that must be true of the model, `architecture` and `model_type`
-      are names of timm and of Transformers, `meant` are the sizes of the architecture, `prepared_side` is the size of
-      the images that a preprocessor makes.
+    hints: the result of `hub.hints`. "said" contains the values that must be true of the model. "architecture" and
+      "model_type" are names of timm and Transformers. "meant" contains the sizes of the architecture. "prepared_side"
+      is the size of the images that a preprocessor makes.
     chosen: the layout of the tensors.
 
   Returns:
     Notes for the user.
 
   Raises:
-    ConfigError: for the first statement that is not true.
+    ConfigError: for the first statement that is false.
   """
   said, notes = hints.get("said") or {}, []
   _check_names(description, hints, chosen)
@@ -57,7 +57,7 @@ def check(description: Description, hints: Mapping[str, Any], chosen: Layout) ->
 
 
 def _error(description, key, value, fact=None):
-  """Returns the error for a statement of config.json that is not true."""
+  """Returns the error for a false statement in config.json."""
   instead = "" if fact is None else f" with {key}={show(fact)}"
   return ConfigError(
     f"config.json next to it states {key}={show(value)}; the tensors are those of {description}{instead}. Correct or "
@@ -66,7 +66,7 @@ def _error(description, key, value, fact=None):
 
 
 def _check_names(description, hints, chosen) -> None:
-  """Raises ConfigError for an architecture or a model_type of other models."""
+  """Raises ConfigError if an architecture or a model_type belongs to other models."""
   family = description.published.family
   if (kind := hints.get("model_type")) is not None:
     same = kind in _TYPES if family == "vit" else kind == family
@@ -81,7 +81,7 @@ def _check_names(description, hints, chosen) -> None:
 
 
 def _facts(description, said) -> dict[str, Any]:
-  """Returns what is true of the model, under the keys of `said`."""
+  """Returns the true values of the model under the keys of `said`."""
   shapes, bound = layout.shapes(description), description.arguments()
   facts = {"channels": description.channels, "image_size": description.image_size, "pool": bound.get("pool") or "gap"}
   facts["classes"] = description.classes
@@ -104,7 +104,7 @@ def _facts(description, said) -> dict[str, Any]:
 
 
 def _ratio(facts, bound, said):
-  """Returns the stated ratio if it gives the hidden width, as timm rounds it; of a gated MLP any ratio may."""
+  """Returns the stated ratio if it gives the hidden width, as timm rounds it. For a gated MLP any ratio is accepted."""
   stated = said.get("mlp_ratio", 0)
   same = bound.get("mlp", "gelu") != "gelu" or int(facts["width"] * stated) == facts["hidden"]
   return stated if same else facts["hidden"] / facts["width"]
@@ -117,17 +117,17 @@ def _as_said(choice, said):
 
 
 def _same_shapes(description, name):
-  """Returns whether the model has the shapes of a published model, apart from the head."""
+  """Returns true if the model has the shapes of a published model, apart from the head."""
   try:
     other = Description(Choice(name), description.image_size, description.classes, description.channels)
     expected = layout.shapes(other)
-  except ConfigError:  # not for images of this size
+  except ConfigError:  # the published model does not support images of this size
     return False
   return expected == layout.shapes(description)
 
 
 def _fixed_size(description):
-  """Returns whether Transformers refuses images of another size: its DINOv2 and DINOv3 take any size."""
+  """Returns true if Transformers rejects images of another size. Its DINOv2 and DINOv3 accept any size."""
   return description.published.family == "vit" and hub_transformers.kind(description) not in ("dinov2", "dinov3")
 
 

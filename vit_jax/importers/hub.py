@@ -1,7 +1,7 @@
-"""The JSON files that hubs have beside weights: what tensors do not show, and what must be true of the model read.
+"""The JSON files that hubs store next to weights, read as hints and as statements that must be true of the model.
 
-A value that would make another model than is built here is an error, never replaced: Transformers' config.json of a
-ViT, timm's of anything, and what either says of the images.
+The files are config.json of Transformers for ViTs, config.json of timm for all families, and the image settings of
+both. A value that describes a model that cannot be built here is an error. It is never replaced by another value.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ from vit_jax.importers import hub_preprocessor, hub_timm, hub_transformers, proc
 from vit_jax.importers.processing import Beside
 from vit_jax.schema import ConfigError, nearest, show, texts
 
-# Theirs -> ours. Transformers' other names of the tanh form differ in how they round.
+# Their names -> our names. Transformers has several names for the tanh form, which differ only in rounding.
 _GELU = {
   **dict.fromkeys(("gelu", "gelu_python"), "erf"),
   **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh", "gelu_pytorch_tanh"), "tanh"),
-  "gelu_tanh": "tanh",  # timm's
+  "gelu_tanh": "tanh",  # of timm
 }
 _POOL = {"token": "cls", "avg": "gap", "map": "map"}
 _COUNTS = {
@@ -31,10 +31,10 @@ _COUNTS = {
   "patch_size": "patch",
   "num_channels": "channels",
 }
-# Further counts in the arguments of timm's models, and switches: theirs -> ours.
+# Further counts and switches in the arguments of timm's models: their names -> our names.
 _TIMM_COUNTS = {"embed_dim": "width", "depth": "depth", "in_chans": "channels"}
 _TIMM_SWITCHES = {"qkv_bias": "has_qkv_bias", "qk_norm": "has_qk_norm", "class_token": "has_class_token"}
-# Arguments of timm's models that tensors show, or that change nothing when images are classified.
+# Arguments of timm's models that the tensors determine, or that have no effect on classification.
 _SHOWN = {
   *("img_size", "in_chans", "num_classes", "embed_dim", "depth", "mlp_ratio", "class_token", "reg_tokens"),
   *("init_values", "no_embed_class", "fc_norm", "window_size", "weight_init", "fix_init", "strict_img_size"),
@@ -43,14 +43,20 @@ _SHOWN = {
   *("num_reg_tokens", "use_fc_norm", "qkv_bias", "qkv_fused", "qk_norm", "attn_type", "use_abs_pos_emb"),
   *("swiglu_mlp", "swiglu_align_to", "scale_mlp", "scale_attn_inner"),
 }
-BESIDE = ("config.json", "preprocessor_config.json")  # names of these files
-_DEFAULT_NAME = re.compile(r"LABEL_\d+")  # of a class that Transformers knows no name of
-_NORMALISED = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}  # unless a config says otherwise
+BESIDE = ("config.json", "preprocessor_config.json")  # names of the JSON files
+_DEFAULT_NAME = re.compile(r"LABEL_\d+")  # Transformers' name of a class without a name
+_NORMALISED = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}  # the default of a config
 
 
 def beside(hints: Mapping[str, Any]) -> Beside:
-  """What `hints` has of images and classes. What is in the file itself is exact; people change the names, the mean and
-  the std that stand beside it."""
+  """Returns the metadata of images and classes that hints contain.
+
+  The crop and the loss in the weight file itself are exact and have priority. The class names, mean and std in JSON
+  files next to it have priority over those in the file, because users edit them.
+
+  Args:
+    hints: the result of `hints`.
+  """
   inside, said = hints.get("use", Beside()), hints.get("beside", Beside())
   exact = inside if inside.crop else said
   normalised = {**inside.normalised, **said.normalised}
@@ -58,10 +64,18 @@ def beside(hints: Mapping[str, Any]) -> Beside:
 
 
 def hints(weights: pathlib.Path) -> dict[str, Any]:
-  """What the files beside a file of weights say, as `importers.recognise` takes it; ConfigError for nonsense.
+  """Reads the JSON files next to a weight file.
 
-  `said` are those of the values that must be true of the model, `beside` what is said of images and classes,
-  `prepared_side` the size of the images that a preprocessor makes, and `notes` are lines for the user.
+  Args:
+    weights: the weight file.
+
+  Returns:
+    Hints for `importers.recognise`. "said" contains the values that must be true of the model. "beside" contains the
+    metadata of images and classes. "prepared_side" is the size of the images that a preprocessor makes. "notes" are
+    messages for the user.
+
+  Raises:
+    ConfigError: if a value is invalid, or describes a model that cannot be built here.
   """
   if weights.suffix.lower() == ".npz":
     return {"name": weights.name} | _own(weights.with_suffix(".json"))
@@ -92,8 +106,8 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
     {} if normed is None else {"fc_norm": normed}
   )
   if built_for is not None:
-    read["input_size"] = built_for  # of a table of positions the tensors show it better
-  if "heads" in meant:  # of its own width only
+    read["input_size"] = built_for  # a table of positions, if there is one, has priority
+  if "heads" in meant:  # valid for this width only
     read |= {"heads": sizes["heads"], "width": sizes["width"]}
   read |= {"meant": meant, "notes": [*_alike(labels), *prepared_as.notes], "prepared_side": prepared_as.side}
   read |= {key: config[key] for key in ("architecture", "model_type") if config.get(key) is not None}
@@ -106,14 +120,21 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
 
 
 def own(values: Any) -> dict[str, Any]:
-  """The hints that our own JSON has: the description, and what is said of images where it is."""
+  """Returns the hints of the JSON values that this project writes: the description of the model and image metadata.
+
+  Args:
+    values: the JSON values.
+
+  Raises:
+    ConfigError: if the values are not an object.
+  """
   if not isinstance(values, Mapping):
     raise ConfigError(f"{show(values)} does not describe a model; allowed: an object of names and values")
   return {"description": values} | ({"use": processing.from_json(values["use"])} if "use" in values else {})
 
 
 def _own(file):
-  """Returns the hints of a JSON file that `convert` wrote next to an .npz; {} if its object has no header of ours.
+  """Returns the hints of a JSON file that `convert` wrote next to an .npz, or {} if its object has no header of ours.
 
   Raises ConfigError for any other content: a damaged file may have contained the normalisation and the class names.
   """
@@ -123,14 +144,22 @@ def _own(file):
 
 
 def notes(images: Mapping[str, tuple[float, ...]]) -> list[str]:
-  """What a config should say of images that are normalised in another way than is usual here."""
+  """Returns a note with the flags of a config for images with an unusual normalisation.
+
+  Args:
+    images: "mean" and "std" of the images.
+  """
   flags = [texts.flag(f"config.data.{key}", value) for key, value in images.items() if value != _NORMALISED[key]]
   return [f"its images were normalised with {' '.join(flags)}"] if flags else []
 
 
 @contextlib.contextmanager
 def within(file: pathlib.Path):
-  """Errors inside name the file."""
+  """Adds the name of a file to the errors that are raised inside a `with` block.
+
+  Args:
+    file: the file.
+  """
   try:
     yield
   except ConfigError as error:
@@ -138,7 +167,7 @@ def within(file: pathlib.Path):
 
 
 def _transformers(config):
-  """What the keys of Transformers say, in our words."""
+  """Returns the statements of Transformers' keys, under our names."""
   config, more = hub_transformers.read(config)
   said = {ours: _count(config, theirs) for theirs, ours in _COUNTS.items() if config.get(theirs) is not None}
   if config.get("image_size") is not None:
@@ -158,7 +187,7 @@ def _transformers(config):
 
 
 def _timm(arguments):
-  """What the arguments of a timm model say, in our words; ConfigError for one that is not known to be harmless."""
+  """Returns the statements of timm's model arguments, under our names. Unknown arguments raise ConfigError."""
   counts = {**_COUNTS, **_TIMM_COUNTS}
   said = {ours: _count(arguments, theirs) for theirs, ours in counts.items() if theirs in arguments}
   if key := next((key for key in ("reg_tokens", "num_reg_tokens") if key in arguments), None):
@@ -201,7 +230,7 @@ def _timm_itself(config, pretrained):
 
 
 def _agreed(*statements):
-  """Returns all statements; ConfigError if two of them contradict each other."""
+  """Returns all statements, or raises ConfigError if two of them contradict each other."""
   result = {}
   for said in statements:
     for key, value in said.items():
@@ -211,7 +240,7 @@ def _agreed(*statements):
 
 
 def _input_size(config, arguments):
-  """The size of images for which timm builds a model, in pixels; None where nothing is said of it."""
+  """Returns the size in pixels of the images for which timm builds a model, or None if the size is not stated."""
   if "img_size" in arguments:
     return _count(arguments, "img_size", oblong=True)
   sides = config.get("input_size")
@@ -219,7 +248,7 @@ def _input_size(config, arguments):
 
 
 def _labels(config):
-  """Names of classes, by number: Transformers' id2label, or timm's label_names, of which the upper level wins."""
+  """Returns the class names by number, from Transformers' id2label or timm's label_names. timm's upper level wins."""
   named = _mapping(config, "id2label")
   config = {**_mapping(config, "pretrained_cfg"), **config}
   listed = config.get("label_names")
@@ -244,7 +273,7 @@ def _alike(labels):
 
 
 def _check_numbers(numbers, names):
-  """ConfigError for a label2id that contradicts the names of id2label. It may lack names, or numbers of equal names."""
+  """Raises ConfigError for a label2id that contradicts id2label. It may lack names, or numbers of equal names."""
   for name, number in numbers.items():
     text = str(number)
     known = text.isdecimal() and type(number) in (int, str) and int(text) < len(names)
@@ -269,7 +298,7 @@ def _flag(config, key):
 
 
 def _share(arguments):
-  """The mlp_ratio of timm: one number."""
+  """Returns timm's mlp_ratio, a single number."""
   value = arguments["mlp_ratio"]
   if not processing.number(value) or not 0 < value < 2**10:
     raise ConfigError(f"mlp_ratio is {show(value)}; allowed: a number above 0 and below 1024")
@@ -277,7 +306,7 @@ def _share(arguments):
 
 
 def _count(config, key, oblong=False, low=1):
-  """A whole number from `low`, which may stand there for height and width."""
+  """Returns a whole number of at least `low`. A pair of equal numbers (height, width) counts as one number."""
   value = config[key]
   sides = value if isinstance(value, list) and len(value) == 2 else [value]
   if not all(type(side) is int and low <= side < 2**20 for side in sides) or (len(set(sides)) > 1 and not oblong):

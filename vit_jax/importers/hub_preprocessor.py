@@ -1,7 +1,7 @@
 """Transformers' preprocessor_config.json, read and written.
 
-A key that is missing has the default of the processor's class, and a step that is null is not done, as in
-Transformers. Every step is either expressed by our test crop, mean and std, or refused.
+As in Transformers, a missing key has the default of the processor's class, and a step that is null is skipped. Every
+step is either expressed by our test crop, mean and std, or rejected.
 """
 
 import re
@@ -14,14 +14,14 @@ from vit_jax.importers.processing import Beside
 from vit_jax.schema import Choice, ConfigError, show
 from vit_jax.schema.errors import some
 
-_RESAMPLE = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "area"}  # Pillow's numbers
+_RESAMPLE = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "area"}  # numbers of Pillow
 _SQUARE, _SHORT = {"height": 224, "width": 224}, {"shortest_edge": 224}
 _LARGER = {"height": 256, "width": 256}
 _CUT = {"do_center_crop": True, "crop_size": _SQUARE}
 
 
 def _defaults(size, resample, images, squash=True, **more):
-  """Returns the defaults of a class; `squash` is default_to_square, the meaning of a size that is a number."""
+  """Returns the defaults of a class. `squash` is default_to_square, the meaning of a size that is a number."""
   values = {f"image_{key}": list(value) for key, value in images.items()}
   return {"size": size, "resample": resample, "default_to_square": squash, **values, **more}
 
@@ -48,16 +48,16 @@ _HARMLESS = {
   *("data_format", "input_data_format", "device", "disable_grouping", "return_tensors", "image_seq_length"),
   *("transformers_version", "padding_mode", "fill_value"),
 }
-Side = int | tuple[int, int]  # of a square, or (height, width)
+Side = int | tuple[int, int]  # side of a square, or (height, width)
 
 
 class Preparation(NamedTuple):
-  """What a preprocessor_config.json states about images.
+  """The statements of a preprocessor_config.json about images.
 
   Attributes:
     beside: mean, std and test crop, as far as they are stated.
-    side: the size of the images that the model gets, in pixels; None if it is not stated.
-    notes: lines for the user.
+    side: size of the images that the model receives, in pixels, or None if it is not stated.
+    notes: messages for the user.
   """
 
   beside: Beside
@@ -72,13 +72,13 @@ def read(config: Mapping[str, Any]) -> Preparation:
   with mean and std divided by `255 * rescale_factor`.
 
   Args:
-    config: the JSON values; {} states nothing.
+    config: the JSON values. An empty object states no values.
 
   Returns:
     The test crop, mean and std that give the same images.
 
   Raises:
-    ConfigError: for values of another type, and for steps that our preparation does not have.
+    ConfigError: if a value has the wrong type, or a step is not supported by our preprocessing.
   """
   if not config:
     return Preparation(Beside(), None, [])
@@ -98,7 +98,7 @@ def read(config: Mapping[str, Any]) -> Preparation:
 
 
 def _check_steps(config):
-  """Raises ConfigError for steps that are not built, and for steps that are neither true nor false."""
+  """Raises ConfigError for steps that are not supported, and for steps that are neither true nor false."""
   for key, value in config.items():
     if key.startswith("do_"):
       if not isinstance(value, bool):
@@ -110,7 +110,7 @@ def _check_steps(config):
 
 
 def _defaults_of(config):
-  """Returns the defaults of the processor's class; {} for a class that is not stated or not known."""
+  """Returns the defaults of the processor's class, or {} for a class that is not stated or not known."""
   name = config.get("image_processor_type", config.get("feature_extractor_type", ""))
   if not isinstance(name, str):
     raise ConfigError(f"image_processor_type is {show(name)}; allowed: the name of a class, such as ViTImageProcessor")
@@ -146,7 +146,7 @@ def _normalised(config):
 
 
 def _crop(config):
-  """Returns (test crop, side of the images that the model gets); None for what is not stated."""
+  """Returns (test crop, side of the images that the model receives), with None for values that are not stated."""
   code, cuts = config.get("resample", 2), config.get("do_center_crop", False)
   if config.get("do_resize", True) and (type(code) is not int or code not in _RESAMPLE):
     ours = ", ".join(f"{number} ({name})" for number, name in _RESAMPLE.items())
@@ -170,7 +170,7 @@ def _crop(config):
 
 
 def _cut(config, large, squash, interpolation):
-  """Returns (test crop, its side) of the centre of an image that is scaled first."""
+  """Returns (test crop, its side) for a central crop after resizing."""
   side = _size(config["crop_size"], True, "crop_size")[0] if "crop_size" in config else None
   if not isinstance(side, int) or not isinstance(large, int):
     raise ConfigError(
@@ -187,7 +187,7 @@ def _cut(config, large, squash, interpolation):
 
 
 def _size(value, square, key="size"):
-  """Returns (side or sides in pixels, whether both sides are scaled to them) of a size."""
+  """Returns (side or sides in pixels, true if both sides of an image are resized to them)."""
   if type(value) is int:
     value = {"height": value, "width": value} if square else {"shortest_edge": value}
   sides = {name: side for name, side in value.items() if side is not None} if isinstance(value, Mapping) else {}
@@ -200,11 +200,15 @@ def _size(value, square, key="size"):
   return (sides["height"] if sides["height"] == sides["width"] else (sides["height"], sides["width"])), True
 
 
-# Written.
+# Writing.
 
 
 def written(beside: Beside) -> dict[str, Any]:
-  """Returns a preprocessor_config.json of the processor that does what our test crop does."""
+  """Returns a preprocessor_config.json for the processor that is equivalent to our test crop.
+
+  Args:
+    beside: the metadata of the images.
+  """
   large, squash = processing.scaled(beside)
   square, cut = {"height": large, "width": large}, large != beside.size or not squash
   kind = "DeiTImageProcessor" if squash else "BitImageProcessor"

@@ -1,4 +1,4 @@
-"""Names of timm's architectures: the family of a model and the sizes that a name means."""
+"""Names of timm's architectures: the family and the sizes of the model that a name describes."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from vit_jax.models import table
 from vit_jax.models.published.model import Published
 from vit_jax.schema import ConfigError, show
 
-# Beginnings of names that our table lacks, and the family whose tensors such models have.
+# Prefixes of names that our table does not contain, with the family that has the same tensors.
 _FAMILIES = (
   (r"(test_|naflex)?vit\d?(_|$)|deit3?_|eva\d*_|beit\w*_|flexivit_|aimv2_", "vit"),
   (r"swin_", "swin"),
@@ -19,29 +19,30 @@ _FAMILIES = (
 
 
 def published(architecture: str) -> Published | None:
-  """Returns the row of our table for a name, which may have a tag: "vit_tiny_patch16_224.augreg_in21k"."""
+  """Returns the row of our table for a name, which may have a tag, as in "vit_tiny_patch16_224.augreg_in21k"."""
   return table.TABLE.get(_name(architecture))
 
 
 def family(architecture: str) -> str | None:
-  """Returns the family of the models with this name; None if no model of that name is read here."""
+  """Returns the family of the models with this name, or None if the name is not supported."""
   if row := published(architecture):
     return row.family
   return next((family for start, family in _FAMILIES if re.match(start, _name(architecture))), None)
 
 
 def sizes(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, int]:
-  """Returns the sizes of a ViT that an architecture means.
+  """Returns the sizes of a ViT from the name of its architecture.
 
   Args:
     config: the JSON values of a config.json.
-    arguments: its `model_args`, which replace sizes.
+    arguments: its `model_args`, which override sizes.
 
   Returns:
-    {"width", "depth", "heads", "hidden", "patch"}, or fewer if arguments replace them; {} for unknown names.
+    {"width", "depth", "heads", "hidden", "patch"}. "hidden" is missing if an argument overrides it. Unknown names
+    return {}.
 
   Raises:
-    ConfigError: if the architecture is no text.
+    ConfigError: if the architecture is not a string.
   """
   name = config.get("architecture")
   if not isinstance(name, str | None):

@@ -1,6 +1,6 @@
-"""Transformers' config.json of DINOv2, DINOv3, SigLIP and Swin, read; that of the first three, written.
+"""Transformers' config.json of DINOv2, DINOv3, SigLIP and Swin. Swin is only read, the others are read and written.
 
-What it leaves out has Transformers' defaults; a value with which another model is meant is an error.
+A missing key has the default of Transformers. A value that describes another model is an error.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from vit_jax.importers.layout import shapes
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError, show
 
-# What Transformers takes for a key that a config.json does not have, by model_type.
+# Transformers' defaults for keys that are missing in a config.json, by model_type.
 _DINOV2 = {"num_attention_heads": 12, "hidden_act": "gelu", "layer_norm_eps": 1e-6, "mlp_ratio": 4, "qkv_bias": True}
 _DINOV2 |= {"use_swiglu_ffn": False}
 _DEFAULTS = {
@@ -31,24 +31,32 @@ _DEFAULTS = {
   },
   "siglip_vision_model": {"num_attention_heads": 12, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6},
 }
-# Keys of which one value is built.
+# Keys that support a single value.
 _BUILT = {"proj_bias": True, "mlp_bias": True}
 _SWIN = {"patch_size": 4, "mlp_ratio": 4, "qkv_bias": True, "hidden_act": "gelu", "layer_norm_eps": 1e-5}
 _SWIN |= {"use_absolute_embeddings": False}
 _BIASES = {(True, True, True): "all", (True, False, True): "query_value", (False, False, False): "none"}
-# Of coordinates that training moves: theirs, ours, and the value that moves none, where theirs is null.
+# Augmentation of coordinates in training: their key, our argument, and the value for null, which has no effect.
 _MOVED = (("pos_embed_shift", "shift", 0.0), ("pos_embed_jitter", "jitter", 1.0), ("pos_embed_rescale", "rescale", 1.0))
 
 
 def _gated_width(width: int, ratio: int) -> int:
-  """The hidden width of DINOv2's SwiGLU: two thirds of that of an MLP, in eights."""
+  """Returns the hidden width of DINOv2's SwiGLU: two thirds of that of an MLP, rounded up to a multiple of eight."""
   return (int(int(width * ratio) * 2 / 3) + 7) // 8 * 8
 
 
 def read(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
-  """(the config with all keys that say what the model is, those of a ViT; what else it says, in our words).
+  """Reads the config of a DINOv2, DINOv3, SigLIP or Swin model.
 
-  ConfigError for a value with which another model is meant.
+  Args:
+    config: the JSON values of a config.json.
+
+  Returns:
+    The config with all keys that describe the model, as keys of a ViT, and its other statements under our names. Other
+    models are returned unchanged.
+
+  Raises:
+    ConfigError: for a value that describes another model.
   """
   config = _tower(config)
   kind = config.get("model_type")
@@ -77,7 +85,7 @@ def read(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
       said["mlp"] = "swiglu" if _flag(config, key) else "gelu"
   if "mlp_ratio" in config:
     config["intermediate_size"] = _hidden(config)
-  if said.get("mlp") == "swiglu":  # of which DINOv2's has SiLU whatever is said
+  if said.get("mlp") == "swiglu":  # DINOv2's SwiGLU always has SiLU
     act = config.pop("hidden_act")
     if kind == "dinov3_vit" and act not in ("silu", "swish"):
       raise ConfigError(f"hidden_act is {show(act)} with use_gated_mlp; built is 'silu' only")
@@ -85,7 +93,7 @@ def read(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
 
 
 def _swin(config):
-  """What the config of a Swin states that its tensors do not show."""
+  """Returns the statements of a Swin config that its tensors do not determine."""
   for key, built in _SWIN.items():
     if config.get(key, built) != built:
       raise ConfigError(f"{key} is {show(config[key])}; built is {built!r} only")
@@ -93,7 +101,7 @@ def _swin(config):
 
 
 def _tower(config):
-  """The config of SigLIP's images, where it is that of both towers."""
+  """Returns the config of SigLIP's image tower, if the config describes both towers."""
   tower = config.get("vision_config")
   if config.get("model_type") != "siglip":
     return config
@@ -116,7 +124,7 @@ def _registers(config):
 
 
 def _hidden(config):
-  """DINOv2's hidden width, which its config has as a share of the width."""
+  """Returns the hidden width of DINOv2. Its config states this width as a ratio."""
   ratio, width = config["mlp_ratio"], config.get("hidden_size", 768)
   if not processing.number(ratio) or not 0 < ratio < 2**10 or type(width) is not int:
     raise ConfigError(
@@ -127,7 +135,7 @@ def _hidden(config):
 
 
 def _turning(config):
-  """DINOv3's rotary positions."""
+  """Returns the rotary positions of DINOv3."""
   theta, arguments = config["rope_theta"], {}
   if not processing.number(theta) or theta <= 0:
     raise ConfigError(f"rope_theta is {show(theta)}; allowed: a number above 0")
@@ -140,11 +148,11 @@ def _turning(config):
   return Choice("dinov3", {"temperature": float(theta), **arguments})
 
 
-# Written.
+# Writing.
 
 
 def kind(description: Description) -> str | None:
-  """Which of these a model may be: "dinov2", "dinov3", "siglip"; None for none."""
+  """Returns the model of Transformers that fits a description: "dinov2", "dinov3", "siglip", or None."""
   bound = description.arguments()
   token = bound["pool"] == "cls" or (bound["pool"] == "gap" and bool(bound["class_token"]))
   scaled = bound["layer_scale"] is not None
@@ -157,7 +165,12 @@ def kind(description: Description) -> str | None:
 
 
 def check(description: Description, square: bool) -> None:
-  """ConfigError for what Transformers has no such model for."""
+  """Raises ConfigError for a model that these models of Transformers cannot represent.
+
+  Args:
+    description: the model.
+    square: true if the layout requires square images.
+  """
   if square and not isinstance(description.image_size, int):
     raise ConfigError(f"layout 'hf' has tables of positions for squares; this model is for {description.image_size}")
   turning = description.arguments()["rotary"]
@@ -169,7 +182,7 @@ def check(description: Description, square: bool) -> None:
 
 
 def written(description: Description) -> dict:
-  """What Transformers reads beside the tensors to build the model."""
+  """Returns the config.json that Transformers needs to build a model."""
   bound, ours = description.arguments(), shapes(description)
   width, heads, _ = ours["blocks/0/attention/query/kernel"]
   hidden, gated = ours["blocks/0/mlp/up/kernel"][1], bound["mlp"] == "swiglu"
@@ -223,7 +236,7 @@ def written(description: Description) -> dict:
 
 
 def _ratio(width, hidden, gated):
-  """The whole number by which DINOv2 says the hidden width."""
+  """Returns the whole number that states the hidden width in DINOv2's config."""
   of = {_gated_width(width, ratio) if gated else width * ratio: ratio for ratio in range(64, 0, -1)}
   if hidden not in of:
     raise ConfigError(

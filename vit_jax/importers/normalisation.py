@@ -1,13 +1,13 @@
-"""How images of published weights are normalised where no file says it: by who published them."""
+"""Default normalisation of images for published weights, by publisher. It is used if no file states the values."""
 
 from vit_jax.models import Description
 
 Channels = tuple[float, float, float]
 
-HALVES = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}  # Google's, and timm's of the same weights
+HALVES = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}  # values of Google, and of timm for the same weights
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 CLIP = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
-# The compact models of small images, by the classes of their heads: Compact-Transformers' training files.
+# Compact models for small images, by their number of classes. Source: training files of Compact-Transformers.
 _COMPACT = {
   10: {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616)},
   100: {"mean": (0.5071, 0.4867, 0.4408), "std": (0.2675, 0.2565, 0.2761)},
@@ -16,16 +16,31 @@ _COMPACT = {
 
 
 def published(recognised) -> dict[str, Channels]:
-  """{"mean", "std"} of the images of `importers.Recognised` weights: as files beside them say, or else as is usual."""
+  """Returns mean and std of the images for recognised weights.
+
+  Args:
+    recognised: the `importers.Recognised` weights.
+
+  Returns:
+    {"mean", "std"} from the files next to the weights, or the usual values of the publisher.
+  """
   return {**usual(recognised.layout.name, recognised.description), **recognised.beside.normalised}
 
 
 def usual(layout: str, description: Description) -> dict[str, Channels]:
-  """{"mean", "std"} of values in 0..1 with which files of this layout and model are published.
+  """Returns the usual mean and std of a layout and a model, for pixels of 0..1.
 
-  The sources are those of docs/models.md. A ViT in timm's layout may be any: DeiT's have names of their own, or layer
-  scale and a class token (DeiT III, DINOv2, DINOv3, rope-vit), EVA-02's a bias for queries and values or norms after
-  the branches; all others are taken for Google's, as timm trains its own.
+  The sources are listed in docs/models.md. A ViT in timm's layout may come from several publishers. DeiT has names of
+  its own. Layer scale with a class token means DeiT III, DINOv2, DINOv3 or rope-vit. A bias for queries and values
+  only, or norms after the branches, means EVA-02. All other models get the values of Google, which timm uses for its
+  own training.
+
+  Args:
+    layout: name of the layout.
+    description: the model.
+
+  Returns:
+    {"mean": values, "std": values}, one value per channel.
   """
   name, family = description.model.name, description.published.family
   if layout in ("vit_jax", "big_vision", "bit"):

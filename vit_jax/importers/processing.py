@@ -1,7 +1,7 @@
-"""The preparation of images and the names of classes that accompany weights, read and written.
+"""Image preprocessing and class names that accompany weights, read and written.
 
-There are three forms: our own JSON, which alone contains everything, timm's pretrained_cfg, and Transformers'
-preprocessor_config.json, which is in `hub_preprocessor`.
+There are three forms: our own JSON, timm's pretrained_cfg, and Transformers' preprocessor_config.json. Only our own
+JSON can store all values. `hub_preprocessor` contains the form of Transformers.
 """
 
 import math
@@ -14,23 +14,31 @@ from vit_jax.data import crops
 from vit_jax.schema import Choice, ConfigError, show
 
 _TIMM = {"lanczos": "lanczos", "bilinear": "bilinear", "bicubic": "bicubic", "box": "area"}
-_NEAREST = {"bilinear_aliased": "bilinear", "bicubic_aliased": "bicubic"}  # of those that hubs know
+_NEAREST = {"bilinear_aliased": "bilinear", "bicubic_aliased": "bicubic"}  # nearest interpolation that hubs support
 
-_STD = (0.001, 10)  # a std of 1 / 255 is that of pixels that are not rescaled
+_STD = (0.001, 10)  # a std of 1 / 255 means that pixels are not rescaled
 
 
 class Beside(NamedTuple):
-  """What is said beside weights of images and classes."""
+  """Metadata of images and classes that accompany weights. Values that are not stated have their defaults.
 
-  normalised: Mapping[str, tuple[float, ...]] = {}  # mean and std, where they are said
-  crop: Choice | None = None  # the test crop, for images of `size`, where one of ours is said
+  Attributes:
+    normalised: "mean" and "std" of the images.
+    crop: test crop for images of `size`, if this project supports it.
+    size: side of the images in pixels.
+    labels: class names, or () if they are not stated.
+    loss: a name in `losses.PROBABILITIES`.
+  """
+
+  normalised: Mapping[str, tuple[float, ...]] = {}
+  crop: Choice | None = None
   size: int | None = None
-  labels: tuple[str, ...] = ()  # names of classes; () where they are not said
-  loss: str | None = None  # a name of `losses.PROBABILITIES`, where it is said
+  labels: tuple[str, ...] = ()
+  loss: str | None = None
 
 
 def to_json(beside: Beside) -> dict[str, Any]:
-  """All of it as JSON values."""
+  """Returns all metadata as JSON values."""
   return {
     "image_size": beside.size,
     "test_crop": schema.plain(beside.crop),
@@ -41,7 +49,14 @@ def to_json(beside: Beside) -> dict[str, Any]:
 
 
 def from_json(values: Any) -> Beside:
-  """What `to_json` gave these values for; ConfigError for others."""
+  """Reads the metadata that `to_json` has written.
+
+  Args:
+    values: the JSON values.
+
+  Raises:
+    ConfigError: if a value is invalid.
+  """
   if not isinstance(values, Mapping):
     raise ConfigError(f"{show(values)} says nothing of images; allowed: an object of names and values")
   crop, size, loss, classes = (values.get(key) for key in ("test_crop", "image_size", "probabilities", "classes"))
@@ -58,12 +73,24 @@ def from_json(values: Any) -> Beside:
 
 
 def _known_name(value, table):
-  """Whether a JSON value is a name of the table; lists and objects cannot be looked up."""
+  """Returns true if a JSON value is a name in the table. Lists and objects cannot be looked up."""
   return isinstance(value, str) and value in table
 
 
 def normalised(config: Mapping, mean: str, std: str) -> dict[str, tuple[float, ...]]:
-  """Mean and std of the images, where they are said under these names."""
+  """Returns the mean and std of the images, as far as they are stated.
+
+  Args:
+    config: the JSON values.
+    mean: key of the mean.
+    std: key of the std.
+
+  Returns:
+    {"mean": values, "std": values}, one value per channel.
+
+  Raises:
+    ConfigError: if a value is not a list of numbers, or a std is not positive.
+  """
   result = {}
   for key, theirs in (("mean", mean), ("std", std)):
     if (values := config.get(theirs)) is not None:
@@ -78,9 +105,9 @@ def check_range(values: Mapping[str, tuple[float, ...]], mean: str, std: str) ->
   """Checks that mean and std are for pixels of 0..1.
 
   Args:
-    values: {"mean", "std"} for pixels of 0..1, or fewer.
-    mean: the name of the mean in a file, for the error.
-    std: the name of the std.
+    values: {"mean", "std"} for pixels of 0..1. Either may be missing.
+    mean: name of the mean in the file, for the error message.
+    std: name of the std in the file.
 
   Raises:
     ConfigError: for values on another scale, such as 0..255, and for a std near 0.
@@ -92,12 +119,22 @@ def check_range(values: Mapping[str, tuple[float, ...]], mean: str, std: str) ->
 
 
 def number(value: Any) -> bool:
-  """Whether a value is a number that a float holds: whole ones of JSON may have any number of digits."""
+  """Returns true if a value is a number that a float can store. Whole numbers of JSON may have any number of digits."""
   return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def of_timm(config: Mapping) -> tuple[Choice | None, int | None]:
-  """(test crop, size of the images that it is for) by timm's keys; None where they do not say it."""
+  """Returns the test crop that timm's keys state.
+
+  Args:
+    config: the JSON values of a pretrained_cfg.
+
+  Returns:
+    The test crop and the size of the images for which it is valid. Values that are not stated are None.
+
+  Raises:
+    ConfigError: if a value is invalid.
+  """
   if (share := config.get("crop_pct")) is None:
     return None, None
   if not number(share) or not 0.1 <= share <= 1:
@@ -117,14 +154,20 @@ def of_timm(config: Mapping) -> tuple[Choice | None, int | None]:
 
 
 def squashed(large: int, cut: int, interpolation: str) -> Choice:
-  """Returns the crop of the central square of `cut` pixels from an image that is squashed to a square of `large`."""
+  """Returns the central crop of an image that is first resized to a square.
+
+  Args:
+    large: side of the resized square in pixels.
+    cut: side of the crop in pixels.
+    interpolation: name of the interpolation.
+  """
   if large == cut:
     return Choice("resize", {"interpolation": interpolation})
   return Choice("centre", {"resize": large, "squash": True, "interpolation": interpolation})
 
 
 def for_timm(beside: Beside) -> dict[str, Any]:
-  """The keys of timm's pretrained_cfg that say the crop."""
+  """Returns the keys of timm's pretrained_cfg that describe the crop."""
   large, squash = scaled(beside)
   kind = next(name for name, ours in _TIMM.items() if ours == interpolation_of(beside.crop))
   share = 1.0 if large == beside.size else ratio(beside.size, large)
@@ -134,7 +177,7 @@ def for_timm(beside: Beside) -> dict[str, Any]:
 
 
 def scaled(beside: Beside) -> tuple[int, bool]:
-  """Returns (side to which an image is scaled before the crop, whether both sides are)."""
+  """Returns the side to which an image is resized before the crop, and true if both sides are resized to it."""
   args, size = beside.crop.args, beside.size
   if beside.crop.name == "resize":
     return size, True
@@ -144,19 +187,29 @@ def scaled(beside: Beside) -> tuple[int, bool]:
 
 
 def interpolation_of(crop: Choice) -> str:
-  """Returns the interpolation of a crop in the words of hubs."""
+  """Returns the interpolation of a crop under the name that hubs use."""
   kind = crop.args["interpolation"]
   return _NEAREST.get(kind, kind)
 
 
 def ratio(cut: int, large: int) -> float:
-  """The shortest number r for which cut / r, rounded down, is `large`."""
+  """Returns the shortest decimal number r for which cut / r, rounded down, is `large`.
+
+  Args:
+    cut: side of the crop in pixels.
+    large: side of the image before the crop in pixels.
+  """
   return next(r for digits in range(3, 18) if (r := round(cut / (large + 0.5 * (digits > 15)), digits))
               and r <= 1 and int(cut / r) == large)  # fmt: skip
 
 
 def notes(beside: Beside, transformers: bool) -> list[str]:
-  """What the forms of hubs, Transformers' or timm's, cannot say of the crop."""
+  """Returns notes about details of the crop that the files of a hub cannot represent.
+
+  Args:
+    beside: the metadata of the images.
+    transformers: true for the files of Transformers, false for those of timm.
+  """
   kind, known, result = beside.crop.args["interpolation"], interpolation_of(beside.crop), []
   if kind == "area":
     text = "interpolation=area is written as Pillow's box; theirs is nearest where an image grows, ours bilinear"
@@ -171,7 +224,13 @@ def notes(beside: Beside, transformers: bool) -> list[str]:
 
 
 def at_size(crop: Choice, old: int | None, new: int) -> Choice:
-  """A test crop that is for images of a size, for those of another: what is in pixels grows with them."""
+  """Returns a test crop for another image size. Values in pixels are scaled with the size.
+
+  Args:
+    crop: the test crop.
+    old: image size of the crop in pixels, or None if it is unknown.
+    new: new image size in pixels.
+  """
   pixels = crop.args.get("resize")
   if old in (None, new) or not pixels:
     return crop
