@@ -1,7 +1,8 @@
 """Settings that a run adopts from the weights that it starts from, unless its config sets them.
 
-With another activation, another epsilon of the norms, or another normalisation or crop of the images, the same weights
-give different logits. No shape differs, so no other check reports the mistake.
+The settings are the activation, the epsilon of the norms, the padding, and the normalisation and crop of the images.
+With other settings, the same weights give different logits. No shape differs, so that no other check detects the
+mistake.
 """
 
 import dataclasses
@@ -15,18 +16,18 @@ from vit_jax.models import Description, table
 from vit_jax.schema import Choice, ConfigError, texts
 
 KEYS = {"model": ("gelu", "eps", "padding", "resampling"), "data": ("mean", "std", "test_crop")}
-Settings = dict[str, dict[str, Any]]  # group of the config -> {key: value}
+Settings = dict[str, dict[str, Any]]  # {group of the config: {key: value}}
 
 
 def adopt(run: Run) -> Run:
   """Returns the run with the settings of the weights in `init.from`, unless the config sets them.
 
   Args:
-    run: resolved, but not completed: its choices have the arguments that the config sets, and no others.
+    run: a resolved run that is not completed. Its choices contain only the arguments that the config sets.
 
   Returns:
-    The run. It is unchanged if it starts from no weights, or if these cannot be read: an error follows when the run
-    loads them.
+    The run. It is unchanged if it does not start from weights, or if the weights cannot be read. The error is then
+    raised when the run loads them.
   """
   size = str(run.data.args.get("image_size", ""))
   settings = of_weights(run.init.from_, run.model.name, int(size) if size.isdecimal() else None)
@@ -36,7 +37,7 @@ def adopt(run: Run) -> Run:
 
 
 def of_teacher(path: str) -> dict[str, Any]:
-  """Returns mean and std of the images of a teacher, as arguments of the task; {} if its file cannot be read."""
+  """Returns mean and std of a teacher's images as arguments of the task, or {} if its file cannot be read."""
   try:
     _, data = _known(paths.path(path), None)
   except (ConfigError, OSError):
@@ -45,7 +46,12 @@ def of_teacher(path: str) -> dict[str, Any]:
 
 
 def with_settings(run: Run, settings: Settings) -> Run:
-  """Returns the run with these settings for the keys that the run does not set."""
+  """Returns the run with the given settings for all keys that the run does not set.
+
+  Args:
+    run: a resolved run that is not completed.
+    settings: {group of the config: {key: value}}.
+  """
   changed = {}
   for group, values in settings.items():
     choice = getattr(run, group)
@@ -60,7 +66,7 @@ def recorded(stored: Mapping[str, Any]) -> Settings:
     stored: the config of a workdir as JSON values.
 
   Returns:
-    {group: {key: value}}, or {} if the run adopted nothing. Older runs have None for the normalisation of a teacher,
+    {group: {key: value}}, or {} if the run adopted no settings. In older runs the normalisation of a teacher is None,
     which means that of the student.
   """
   result = {}
@@ -78,12 +84,12 @@ def of_weights(path: str | None, model: str, image_size: int | None) -> Settings
   """Returns the settings with which weights were trained.
 
   Args:
-    path: a file of weights or a workdir; None has no settings.
+    path: weight file or workdir. None returns no settings.
     model: name of the model that starts from the weights. A model of another family adopts no settings.
-    image_size: side of the run's images, for a crop in pixels.
+    image_size: side of the run's images in pixels, for a crop in pixels.
 
   Returns:
-    {group: {key: value}} as stated by the weights or by the JSON file next to them; {} if they cannot be read.
+    {group: {key: value}} from the weights or from the JSON file next to them, or {} if they cannot be read.
   """
   if path is None:
     return {}
@@ -98,10 +104,10 @@ def of_weights(path: str | None, model: str, image_size: int | None) -> Settings
 
 
 def notes(path: str, own: Run, run: Run) -> list[str]:
-  """Returns lines about the settings that a run adopts from weights, and those that its config sets otherwise.
+  """Returns notes about the settings that a run adopts from weights, and about those that its config overrides.
 
   Args:
-    path: of the weights.
+    path: path of the weights.
     own: the completed run without adoption.
     run: the completed run.
   """
@@ -126,14 +132,19 @@ def notes(path: str, own: Run, run: Run) -> list[str]:
 
 
 def flag(key: str, value: Any) -> str:
-  """Returns the flags that set a key of the config: "--config.model.gelu=erf"."""
+  """Returns the flags that set a key of the config, such as "--config.model.gelu=erf".
+
+  Args:
+    key: key of the config.
+    value: value of the key. A choice gives several flags.
+  """
   if isinstance(value, Choice):
     return " ".join([f"--config.{key}.name={value.name}", *(flag(f"{key}.{k}", v) for k, v in value.args.items())])
   return texts.flag(f"config.{key}", value)
 
 
 def _differ(theirs, ours):
-  """Returns whether values differ; for a choice only the arguments that the weights state are compared."""
+  """Returns true if values differ. For a choice, only the arguments that the weights state are compared."""
   if isinstance(theirs, Choice):
     return theirs.name != ours.name or any(_differ(value, ours.args.get(key)) for key, value in theirs.args.items())
   return schema.plain(theirs) != schema.plain(ours)
@@ -157,7 +168,7 @@ def _known(path, image_size) -> tuple[Description, dict[str, Any]]:
 
 
 def _data(normalised, crop, size, image_size) -> dict[str, Any]:
-  """Returns arguments of data: mean and std of three channels, and the crop for images of a size."""
+  """Returns data arguments: mean and std of three channels, and the crop for images of a size."""
   result = {key: tuple(values) for key, values in normalised.items() if len(values) == 3}
   if crop is not None:
     crop = crop if isinstance(crop, Choice) else Choice(crop["name"], {k: v for k, v in crop.items() if k != "name"})

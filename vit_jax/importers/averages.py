@@ -1,4 +1,4 @@
-"""Averaged weights: the prefixes that mark them, and the comparison of an average with raw weights."""
+"""Detection of averaged weights by their prefix, and comparison of an average with raw weights."""
 
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -8,13 +8,18 @@ from vit_jax.importers.layout import Layout
 from vit_jax.importers.tensors import Tensors
 from vit_jax.schema.errors import some
 
-# Words of a prefix, split at "_", that mark averaged weights.
+# Words that mark averaged weights in a prefix that is split at "_".
 _WORDS = {"ema", "swa", "averaged", "average", "avg", "shadow", "polyak"}
-_LISTED = 4  # names in a message
+_LISTED = 4  # maximum number of names in a message
 
 
 def is_averaged(root: str, roots: Collection[str]) -> bool:
-  """Returns whether a prefix marks averaged weights; `teacher` does if another prefix contains `student`."""
+  """Returns true if a prefix marks averaged weights. `teacher` does so if another prefix contains `student`.
+
+  Args:
+    root: the prefix.
+    roots: all prefixes of the file.
+  """
   words = [word for word in re.split(r"[./]", root) if word]
   if "teacher" in words and any("student" in re.split(r"[./]", other) for other in roots):
     return True
@@ -24,12 +29,12 @@ def is_averaged(root: str, roots: Collection[str]) -> bool:
 def difference(average: Tensors, raw: Tensors, known: Callable[[Tensors], Sequence[Layout]]) -> str | None:
   """Returns the reason why tensors cannot be the average of other tensors.
 
-  An average has the same parameters with the same shapes. Only the head may be missing, in either of them.
+  An average has the same parameters with the same shapes. Only the head may be missing in one of them.
 
   Args:
-    average: tensors by names without prefix.
-    raw: tensors by names without prefix.
-    known: returns the layouts that recognise some tensors.
+    average: tensors by name without prefix.
+    raw: tensors by name without prefix.
+    known: function that returns the layouts that recognise a set of tensors.
 
   Returns:
     The reason in a few words, or None if there is no difference.
@@ -51,10 +56,10 @@ def difference(average: Tensors, raw: Tensors, known: Callable[[Tensors], Sequen
 
 
 def _shapes(tensors, layouts):
-  """Returns ({name: shape} of the tensors that have a row, by the names of the rows; the names of the head)."""
+  """Returns ({name: shape} of the tensors that have a row, names of the head)."""
   try:
     named = layouts[0].canonical(tensors, {})
-  except (ArithmeticError, LookupError, StopIteration, TypeError, ValueError):  # incomplete: names as they are
+  except (ArithmeticError, LookupError, StopIteration, TypeError, ValueError):  # incomplete tensors
     named = tensors
   result, head = {}, set()
   for layout in layouts:

@@ -1,4 +1,4 @@
-"""Names of compact transformers in the state dicts of the official code."""
+"""Layout of compact transformers in the state dicts of the official code."""
 
 import math
 import re
@@ -55,7 +55,7 @@ def _describe(tensors: Tensors, hints: Mapping) -> Description:
   size, overrides = published_sizes.nearest(SIZES, sizes, ("width", "depth", "heads", "hidden"))
   position, image_size = _positions(tensors.get(_TABLE), kernel, count, has_cls, hints)
 
-  # The name: same tokenizer and pooling first, then size, image size and classes.
+  # Names are compared by tokenizer and pooling first, then by size, image size and classes.
   def distance(name):
     row, table = VARIANTS[name]
     fits = (row.kernel == kernel, row.convolutions == count, (row.pool == "cls") == has_cls, row.size == size)
@@ -74,13 +74,13 @@ def _describe(tensors: Tensors, hints: Mapping) -> Description:
 
 
 def _positions(table, kernel, count, has_cls, hints):
-  """(position, image size): a stored table is learned unless its values are the fixed sine table's, of any length."""
+  """Returns (position, image size). A stored table counts as learned unless its values are those of the sine table."""
   hint = hints.get("image_size")
   if table is None:
     return "none", hint
   _, tokens, width = table.shape
   if np.allclose(np.asarray(table)[0], positions.sine(tokens, width), atol=1e-3):
-    # It is computed anew: at least one published file holds the table of another length.
+    # The table is computed again, because at least one published file contains a table of another length.
     return "sine", hint
   tokens -= has_cls
   if hint and _tokens(hint, kernel, count) == tokens:
@@ -90,7 +90,7 @@ def _positions(table, kernel, count, has_cls, hints):
     raise ConfigError(
       f"the position table has {tokens} patches, which no square image gives; give the size: --image-size=HEIGHT,WIDTH"
     )
-  # Convolutions round, so several sizes fit: of them a published one, else the largest, which is a round number.
+  # Convolutions round, so several sizes fit. A published size is preferred, then the largest, which is a round number.
   return "learned", next((size for size in (32, 224, 384) if size in sizes), sizes[-1])
 
 

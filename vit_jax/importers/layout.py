@@ -1,7 +1,7 @@
-"""Layouts: which tensor of a published file is which parameter here, as tables that are read in both directions.
+"""Layouts of weight files, as tables that map tensors to parameters in both directions.
 
-A row names their tensor, our parameter (or the several that one tensor packs) and, in einops' words, how the axes of
-one become those of the other. Reading applies the patterns, writing applies them reversed.
+A row contains the name of a tensor, the parameter (or several parameters that the tensor packs), and an einops pattern
+that maps their axes. Reading applies the patterns, and writing applies them in reverse.
 """
 
 import functools
@@ -23,16 +23,19 @@ from vit_jax.models.positions import Resampling
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.schema.errors import some
 
-LISTED = 12  # tensors of each kind that an error names
+LISTED = 12  # maximum number of tensors of each kind in an error
 
 
 class Row(NamedTuple):
-  """One tensor, or one for each value of the placeholders.
+  """A row of a layout: one tensor, or one tensor for each value of the placeholders.
 
-  `ours` is a parameter path in which {i}, {j}, {l} stand for numbers; `theirs` is the name in the file, where {i1} is
-  the number counted from 1. Where `ours` is a tuple, the first axis to the right of the arrow runs over it. An axis
-  called `two` has that length, so that "(two k)" may split one of ours. A row with `beside` is of models that have a
-  parameter of that path too.
+  Attributes:
+    theirs: name in the file. {i1} is the value of placeholder {i} counted from 1.
+    ours: path of the parameter, in which {i}, {j} and {l} are placeholders for numbers. If a tensor packs several
+      parameters, a tuple of their paths. The first axis on the right of the arrow then enumerates them.
+    pattern: einops pattern from the tensor to the parameters. An axis with the name `two` has length 2, so that "(two
+      k)" can split a dimension of the parameter.
+    beside: path of a parameter that the model must also have for this row to apply.
   """
 
   theirs: str
@@ -42,39 +45,68 @@ class Row(NamedTuple):
 
   @property
   def paths(self) -> tuple[str, ...]:
-    """Our paths, as a tuple in any case."""
+    """Returns our paths, always as a tuple."""
     return (self.ours,) if isinstance(self.ours, str) else self.ours
 
 
 class Layout(NamedTuple):
-  """The names and shapes in which one code publishes one family of models."""
+  """The names and shapes with which a code base publishes one family of models.
 
-  name: str  # of the code: vit_jax, big_vision, timm, hf, compact
-  family: str  # of the models, as in `models.find`
+  Several layouts may have the same name and family. `holds` and `fits` then select one of them.
+
+  Attributes:
+    name: name of the code base: vit_jax, big_vision, timm, hf, compact and others.
+    family: family of the models, as in `models.find`.
+    rows: the rows.
+    recognises: function that returns true for the tensors of this layout.
+    describe: function from tensors and hints to the description of the model. It uses names and shapes.
+    canonical: function from tensors and hints to tensors with the names and contents of the rows. It converts older
+      generations of files.
+    finish: function from tensors and description to tensors, applied last when a file is written.
+    stores_tables: true if files contain position tables that are computed, not learned.
+    beside: function from a description to the JSON values of a file next to the weights, such as config.json.
+    computes: model arguments that readers of this layout assume. With another value they would compute another model. A
+      tuple lists several allowed values.
+    ignored: pattern of names that carry no parameters.
+    untaken: pattern of names that are used only in training, in addition to mask tokens. See `unused`.
+    unneeded: function that returns other names to ignore, by reason.
+    holds: function that returns true for the models that are published in this layout.
+    fits: function from tensors and hints that returns false if the files next to the weights exclude this layout.
+    doubts: function from tensors and hints to notes for the user who reads a file.
+    resampling: rule for position tables at another resolution. None selects the rule of the model's name.
+    position: form of the position tables in files, regardless of the model's tokens. See `tables.placed`.
+  """
+
+  name: str
+  family: str
   rows: tuple[Row, ...]
   recognises: Callable[[Tensors], bool]
-  describe: Callable[[Tensors, Mapping[str, Any]], Description]  # from names, shapes and hints
-  # Other generations of names, and of what their tensors hold -> those of the rows.
+  describe: Callable[[Tensors, Mapping[str, Any]], Description]
   canonical: Callable[[Tensors, Mapping[str, Any]], Tensors] = lambda tensors, hints: tensors
-  finish: Callable[[dict, Description], dict] = lambda tensors, description: tensors  # the last touch before writing
-  stores_tables: bool = True  # also those that are computed, not learned
-  beside: Callable[[Description], dict] | None = None  # JSON that stands beside the file, as config.json
-  # Arguments without which a code that reads this layout computes another model; of a tuple any will do.
+  finish: Callable[[dict, Description], dict] = lambda tensors, description: tensors
+  stores_tables: bool = True
+  beside: Callable[[Description], dict] | None = None
   computes: Mapping[str, Any] = {}
-  ignored: str = r"(?!)"  # names that carry no parameters
-  untaken: str = r"(?!)"  # names of parameters that only training uses, besides mask tokens: see `unused`
-  unneeded: Callable[[Tensors], Mapping[str, Sequence[str]]] = lambda tensors: {}  # other names to leave out, by reason
-  # Of several layouts of one name and family: which models are published so, and whether a file may be, where what
-  # stands beside it says more than tensors do.
+  ignored: str = r"(?!)"
+  untaken: str = r"(?!)"
+  unneeded: Callable[[Tensors], Mapping[str, Sequence[str]]] = lambda tensors: {}
   holds: Callable[[Description], bool] = lambda description: True
   fits: Callable[[Tensors, Mapping[str, Any]], bool] = lambda tensors, hints: True
-  doubts: Callable[[Tensors, Mapping[str, Any]], list[str]] = lambda tensors, hints: []  # notes for who reads a file
-  resampling: Resampling | None = None  # of position tables at another resolution; None: that of the model's name
-  position: str | None = None  # how tables of positions are, whatever tokens those of the model are of: see `placed`
+  doubts: Callable[[Tensors, Mapping[str, Any]], list[str]] = lambda tensors, hints: []
+  resampling: Resampling | None = None
+  position: str | None = None
 
 
 class Entry(NamedTuple):
-  """One expected tensor: its name and shape in the file, our paths, and the pattern with its lengths."""
+  """A tensor that a file must contain.
+
+  Attributes:
+    name: name in the file.
+    shape: shape in the file.
+    paths: our paths.
+    pattern: einops pattern of the row.
+    lengths: lengths of the axes in the pattern.
+  """
 
   name: str
   shape: tuple[int, ...]
@@ -84,12 +116,20 @@ class Entry(NamedTuple):
 
 
 def shapes(description: Description) -> dict[str, tuple[int, ...]]:
-  """Our paths and shapes of the described model, layer by layer."""
+  """Returns the shapes of a model's parameters by path, layer by layer."""
   return {path: leaf.shape for path, leaf in models.functional(description.unscanned()).shapes().items()}
 
 
 def entries(layout: Layout, ours: Mapping[str, tuple[int, ...]]) -> list[Entry]:
-  """What a file of this layout holds for parameters of these shapes, or a ConfigError where it has no place for one."""
+  """Returns the tensors that a file of a layout must contain.
+
+  Args:
+    layout: the layout.
+    ours: shapes of the parameters by path.
+
+  Raises:
+    ConfigError: if the layout has no row for a parameter.
+  """
   compiled = [(row, [_expression(path) for path in row.paths]) for row in layout.rows]
   result, taken, unknown = [], set(), []
   for path, shape in ours.items():
@@ -111,7 +151,7 @@ def _expression(template):
 
 
 def _entry(row, expressions, path, shape, ours):
-  """The row's tensor for a parameter; None where the row is about another, or packs one that the model has not."""
+  """Returns the tensor of a row for a parameter, or None if the row is for another parameter or another model."""
   match = next(filter(None, (expression.fullmatch(path) for expression in expressions)), None)
   if match is None:
     return None
@@ -134,23 +174,41 @@ def _entry(row, expressions, path, shape, ours):
 
 
 def groups(side: str) -> list[list[str]]:
-  """The names of the axes that make up each dimension."""
+  """Returns the names of the axes that make up each dimension, for one side of an einops pattern."""
   return [group.strip("()").split() for group in re.findall(r"\([^)]*\)|\S+", side)]
 
 
 def read(layout: Layout, tensors: Tensors, description: Description) -> dict[str, np.ndarray]:
-  """All parameters of the described model by our paths; ConfigError as `match`, before any tensor is read."""
+  """Returns all parameters of a model by path, in float32.
+
+  Args:
+    layout: the layout of the tensors.
+    tensors: tensors by the names of the layout.
+    description: the model.
+
+  Raises:
+    ConfigError: if the tensors do not match the model. See `match`. This check comes before any values are read.
+  """
   return {path: np.asarray(tensor) for path, tensor in lazily(layout, tensors, description).items()}
 
 
 def lazily(layout: Layout, tensors: Tensors, description: Description) -> dict[str, Tensor]:
-  """As `read`, of parameters that are read when their values are needed, and not kept."""
+  """Returns the same parameters as `read`. Values are read when they are used, and are not kept in memory.
+
+  Args:
+    layout: the layout of the tensors.
+    tensors: tensors by the names of the layout.
+    description: the model.
+
+  Raises:
+    ConfigError: if the tensors do not match the model.
+  """
   ours, last = shapes(description), []
 
   def values(entry, part):
     if part is None:
       return _ours(entry, tensors[entry.name])
-    if not last or last[0] is not entry:  # the parts of one tensor are wanted one after the other
+    if not last or last[0] is not entry:  # the parts of one tensor are requested in sequence
       last[:] = entry, _ours(entry, tensors[entry.name])
     return last[1][part]
 
@@ -163,7 +221,7 @@ def lazily(layout: Layout, tensors: Tensors, description: Description) -> dict[s
 
 
 def _ours(entry, tensor):
-  """Returns the parameters of a tensor; ConfigError for values outside float32, NotFiniteError for NaN and inf."""
+  """Returns the parameters of a tensor. Values outside of float32, NaN and inf are errors."""
   array = np.asarray(tensor)
   with np.errstate(over="ignore"):
     single = array.astype(np.float32, copy=False)
@@ -178,17 +236,26 @@ def _ours(entry, tensor):
 
 
 def _theirs(entry, parts):
-  """The tensor of these parameters."""
+  """Returns the tensor of these parameters."""
   theirs, here = entry.pattern.split("->")
   array = np.asarray(parts[0]) if len(parts) == 1 else np.stack(parts)
   return np.ascontiguousarray(rearrange(array, f"{here} -> {theirs}", **entry.lengths))
 
 
 def match(layout: Layout, tensors: Tensors, description: Description) -> list[Entry]:
-  """The tensors that the described model needs. Those that are missing, left over or of another shape are a ConfigError
-  that lists them."""
+  """Returns the tensors that a model needs, after checking names, shapes and types.
+
+  Args:
+    layout: the layout of the tensors.
+    tensors: tensors by the names of the layout.
+    description: the model.
+
+  Raises:
+    ConfigError: if tensors are missing, unexpected, of another shape or not floating-point. The message lists them.
+  """
   expected = {entry.name: entry for entry in entries(layout, shapes(description))}
-  # A table that the model computes may be stored: of another length in one published file, so it is not compared.
+  # A file may store a table that the model computes. The table is not compared, because one published file has another
+  # length.
   computed = _computed(layout, description)
   known = {*expected, *(row.theirs for row in layout.rows if computed and row.ours == TABLE)}
   known |= {name for names in left_out(layout, tensors).values() for name in names}
@@ -212,31 +279,60 @@ def match(layout: Layout, tensors: Tensors, description: Description) -> list[En
 
 
 def notes(layout: Layout, tensors: Tensors, hints: Mapping[str, Any]) -> list[str]:
-  """What a reader of these tensors should know: what is left out, and what they might be of as well."""
+  """Returns notes about ignored tensors, and about other models that the tensors may belong to.
+
+  Args:
+    layout: the layout of the tensors.
+    tensors: tensors by the names of the layout.
+    hints: facts that the tensors do not determine.
+  """
   return unused.notes(left_out(layout, tensors)) + layout.doubts(tensors, hints)
 
 
 def left_out(layout: Layout, tensors: Tensors) -> dict[str, list[str]]:
-  """Returns the names of tensors on which the output does not depend, by reason."""
+  """Returns the names of tensors that do not affect the output, by reason.
+
+  Args:
+    layout: the layout of the tensors.
+    tensors: tensors by the names of the layout.
+  """
   return unused.find(list(tensors), layout.untaken, layout.unneeded(tensors))
 
 
 def _is_float(dtype):
-  """Whether numbers of a type are read; NumPy's files say of bfloat16 only that it has two bytes."""
+  """Returns true for floating-point types that can be read. NumPy files store bfloat16 as two bytes without a type."""
   dtype = np.dtype(dtype)
   return (dtype.kind == "f" and dtype.itemsize <= 8) or dtype in (np.dtype(ml_dtypes.bfloat16), np.dtype("V2"))
 
 
 def write(layout: Layout, arrays: Tensors, description: Description) -> dict[str, np.ndarray]:
-  """The tensors of a file of this layout, from all parameters by our paths.
+  """Returns the tensors of a file in a layout.
 
-  ConfigError where a code that reads this layout computes something else, or has no place for a parameter.
+  Args:
+    layout: the layout of the file.
+    arrays: all parameters by path.
+    description: the model of the parameters.
+
+  Returns:
+    {name in the file: array}.
+
+  Raises:
+    ConfigError: if readers of this layout would compute another model, or the layout has no row for a parameter.
   """
   return {name: np.asarray(tensor) for name, tensor in written(layout, arrays, description).items()}
 
 
 def written(layout: Layout, arrays: Tensors, description: Description) -> Tensors:
-  """As `write`, of tensors that are made when their values are needed, and not kept."""
+  """Returns the same tensors as `write`. Each tensor is computed when its values are used, and is not kept in memory.
+
+  Args:
+    layout: the layout of the file.
+    arrays: all parameters by path.
+    description: the model of the parameters.
+
+  Raises:
+    ConfigError: if readers of this layout would compute another model, or the layout has no row for a parameter.
+  """
   arrays, description = placed(arrays, description, layout.position)
   bound = description.arguments()
   for key, value in layout.computes.items():
@@ -258,7 +354,7 @@ def written(layout: Layout, arrays: Tensors, description: Description) -> Tensor
 
 
 def refusal(layout: Layout, description: Description) -> str | None:
-  """Why `written` has no file for the described model, whatever its values; None where it has."""
+  """Returns the reason why `written` cannot write a model in a layout, or None if it can."""
   try:
     zero = np.float32(0)
     written(layout, {path: np.broadcast_to(zero, shape) for path, shape in shapes(description).items()}, description)
@@ -268,51 +364,51 @@ def refusal(layout: Layout, description: Description) -> str | None:
 
 
 def _shown(value):
-  """An argument in an error; of a choice its name."""
+  """Returns the text of an argument in an error. A choice is shown by its name."""
   return value.name if isinstance(value, Choice) else str(value)
 
 
 def _computed(layout, description):
-  """The model's fixed position table, () -> [N, D], where the layout stores such tables; else None."""
+  """Returns the model's fixed position table, as a function () -> (N, D), if the layout stores such tables."""
   model = models.functional(description)
   position = getattr(model.create(model.shapes()), "position", None)
   return position if layout.stores_tables and isinstance(position, positions.Fixed) else None
 
 
-# Rows that come in pairs.
+# Pairs of rows.
 
 
 def torch_linear(theirs: str, ours: str) -> tuple[Row, Row]:
-  """Weight [out, in] and bias of torch.nn.Linear."""
+  """Returns the rows for weight (out, in) and bias of torch.nn.Linear."""
   return _with_bias(f"{theirs}.weight", f"{ours}/kernel", "o i -> i o")
 
 
 def torch_conv(theirs: str, ours: str) -> tuple[Row, Row]:
-  """Weight [out, in, height, width] and bias of torch.nn.Conv2d."""
+  """Returns the rows for weight (out, in, height, width) and bias of torch.nn.Conv2d."""
   return _with_bias(f"{theirs}.weight", f"{ours}/kernel", "o i p q -> p q i o")
 
 
 def torch_norm(theirs: str, ours: str) -> tuple[Row, Row]:
-  """Weight and bias of a norm of torch."""
+  """Returns the rows for weight and bias of a norm in PyTorch."""
   return _with_bias(f"{theirs}.weight", f"{ours}/scale", "d -> d")
 
 
 def flax_linear(theirs: str, ours: str) -> tuple[Row, Row]:
-  """Kernel [in, out] and bias of a dense layer of Flax."""
+  """Returns the rows for kernel (in, out) and bias of a dense layer in Flax."""
   return _with_bias(f"{theirs}/kernel", f"{ours}/kernel", "i o -> i o")
 
 
 def flax_conv(theirs: str, ours: str) -> tuple[Row, Row]:
-  """Kernel [height, width, in, out] and bias of a convolution of Flax."""
+  """Returns the rows for kernel (height, width, in, out) and bias of a convolution in Flax."""
   return _with_bias(f"{theirs}/kernel", f"{ours}/kernel", "p q i o -> p q i o")
 
 
 def flax_norm(theirs: str, ours: str) -> tuple[Row, Row]:
-  """Scale and bias of a norm of Flax."""
+  """Returns the rows for scale and bias of a norm in Flax."""
   return _with_bias(f"{theirs}/scale", f"{ours}/scale", "d -> d")
 
 
 def _with_bias(theirs, ours, pattern):
-  """The row of a parameter, and that of the bias which stands beside it."""
+  """Returns the row of a parameter and the row of its bias."""
   theirs_bias, ours_bias = (re.sub(r"\w+$", "bias", name) for name in (theirs, ours))
   return Row(theirs, ours, pattern), Row(theirs_bias, ours_bias, "d -> d")

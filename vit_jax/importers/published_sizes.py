@@ -1,19 +1,19 @@
-"""Selection of the published size that is nearest to that of a file."""
+"""Selection of the published size that is nearest to the size of a file."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def nearest(sizes: Mapping[Any, tuple], values: tuple, names: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
-  """Returns the size that equals the values, or else the nearest one.
+  """Returns the published size that equals the values, or else the nearest one.
 
   Args:
     sizes: published sizes by their names, such as (width, depth, heads, hidden).
-    values: of a file, in the same order.
-    names: of the values.
+    values: the values of a file, in the same order.
+    names: names of the values.
 
   Returns:
-    The name of the size, and by name the values that differ from those of that size.
+    The name of the size, and the values {name: value} that differ from this size.
   """
   distance = {key: sum(a != b for a, b in zip(row, values, strict=True)) for key, row in sizes.items()}
   key = min(sizes, key=lambda k: (distance[k], abs(sizes[k][0] - values[0])))

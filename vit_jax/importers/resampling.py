@@ -1,4 +1,4 @@
-"""Position tables resampled to another grid, with the rule of each publisher."""
+"""Resampling of position tables to another grid, with the rule of each publisher."""
 
 import math
 
@@ -6,36 +6,36 @@ import numpy as np
 
 from vit_jax.models.positions import Resampling
 
-OFFSET = 0.1  # patches that DINO and DINOv2 add to each side, to avoid rounding errors in the number of rows
+OFFSET = 0.1  # number of patches that DINO and DINOv2 add to each side to avoid rounding errors in the number of rows
 
 
 def resample(table: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: Resampling = "zoom") -> np.ndarray:
   """Resamples a position table to another grid.
 
   Args:
-    table: [rows * columns, D] of the grid `old`, row by row.
-    old: (rows, columns).
+    table: table (rows * columns, D) for the grid `old`, row by row.
+    old: (rows, columns) of the table.
     new: (rows, columns) of the result. An equal grid returns an equal table.
-    method: see `positions.Resampling`.
+    method: rule of the publisher. See `positions.Resampling`.
 
   Returns:
-    [rows * columns, D] of the grid `new`, float32.
+    A float32 table (rows * columns, D) for the grid `new`.
 
   Raises:
-    ValueError: the table does not have as many rows as the grid has cells.
+    ValueError: if the number of rows of the table does not match the grid.
   """
   if table.shape[0] != old[0] * old[1]:
     raise ValueError(f"a table of {table.shape[0]} rows is no grid of {old[0]} x {old[1]}")
   if old == new:
     return table.astype(np.float32)
-  # Along an axis that keeps its length the offset moves the centres, as in the published code.
+  # The offset also moves the centres along an axis of unchanged length, as in the published code.
   down, right = (_weights(a, b, method) for a, b in zip(old, new, strict=True))
   grid = table.reshape(*old, -1).astype(np.float64)
   return np.einsum("ra,sb,abd->rsd", down, right, grid, optimize=True).reshape(-1, table.shape[1]).astype(np.float32)
 
 
 def _weights(old: int, new: int, method: Resampling) -> np.ndarray:
-  """Returns [new, old]: the share of each old row in each new row."""
+  """Returns an array (new, old) with the share of each old row in each new row."""
   match method:
     case "zoom":
       return _interpolated(np.arange(new) * ((old - 1) / max(new - 1, 1)), old, "linear")
@@ -44,7 +44,7 @@ def _weights(old: int, new: int, method: Resampling) -> np.ndarray:
     case "bicubic":
       return _interpolated(_centres(new, old / new), old, "cubic")
     case "bicubic_offset":
-      # With a scale factor PyTorch takes its inverse, not the ratio of the lengths.
+      # If a scale factor is given, PyTorch uses its inverse instead of the ratio of the lengths.
       return _interpolated(_centres(new, 1 / ((new + OFFSET) / old)), old, "cubic")
     case "bicubic_antialiased":
       return _antialiased(old, new, 2, lambda x: _cubic(x, a=-0.5))
@@ -53,12 +53,12 @@ def _weights(old: int, new: int, method: Resampling) -> np.ndarray:
 
 
 def _centres(new, scale):
-  """Returns the centres of new rows in units of old ones, rounded to float32 as PyTorch does, after the product."""
+  """Returns the centres of new rows in units of old rows, rounded to float32 after the product as in PyTorch."""
   return np.float32(np.float64(np.float32(scale)) * (np.arange(new) + 0.5) - 0.5).astype(np.float64)
 
 
 def _interpolated(centre, old, kind):
-  """Returns the weights of the two or four old rows next to each centre; the rows at the border repeat."""
+  """Returns the weights of the two or four old rows next to each centre. Rows at the border are repeated."""
   if kind == "linear":
     centre = np.clip(centre, 0, old - 1)
   first = np.floor(centre).astype(int)
@@ -71,8 +71,8 @@ def _interpolated(centre, old, kind):
 
 
 def _antialiased(old, new, radius, kernel):
-  """Returns weights of a kernel that widens when the grid shrinks; those inside the grid sum to one."""
-  scale = np.float32(old / new)  # as PyTorch computes it
+  """Returns the weights of a kernel that widens if the grid shrinks. Weights inside the grid sum to one."""
+  scale = np.float32(old / new)  # float32, as in PyTorch
   wide = max(scale, np.float32(1))
   result = np.zeros((new, old))
   for row in range(new):
@@ -85,6 +85,6 @@ def _antialiased(old, new, radius, kernel):
 
 
 def _cubic(x, a):
-  """Cubic convolution (Keys 1981) at distances x >= 0."""
+  """Returns the cubic convolution kernel (Keys 1981) at distances x >= 0."""
   near, far = ((a + 2) * x - (a + 3)) * x * x + 1, ((x - 5) * x + 8) * x * a - 4 * a
   return np.where(x <= 1, near, np.where(x < 2, far, 0))

@@ -1,4 +1,4 @@
-"""Names of the rows of a layout as one pattern, and checks by it."""
+"""The names of a layout's rows as one pattern, and checks of tensors with this pattern."""
 
 import re
 
@@ -9,13 +9,17 @@ from vit_jax.schema.errors import some
 
 
 def pattern(layout: Layout) -> re.Pattern:
-  """The pattern of all names of a layout, with a group for each row; placeholders such as {l} match numbers."""
+  """Returns the pattern of all names of a layout, with one group per row. Placeholders such as {l} match numbers."""
   rows = (re.sub(r"\\\{\w+\\\}", r"\\d+", re.escape(row.theirs)) for row in layout.rows)
   return re.compile("|".join(f"({row})" for row in rows))
 
 
 def check_dimensions(layout: Layout, tensors: Tensors) -> None:
-  """Checks the number of dimensions of every tensor that has a row, before sizes are looked at.
+  """Checks the number of dimensions of all tensors that have a row. Their sizes are not checked.
+
+  Args:
+    layout: the layout.
+    tensors: tensors by the names of the layout.
 
   Raises:
     ConfigError: for a tensor with more or fewer dimensions than its row.

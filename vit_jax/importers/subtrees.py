@@ -1,9 +1,9 @@
-"""Selection of one model's tensors in a file that holds several models, other states, or prefixed names.
+"""Selection of one model's tensors in a file that contains several models, other states, or prefixed names.
 
 Training programs save a model under prefixes such as `module._orig_mod.` and `student.backbone.`. The same file may
-contain averaged weights, optimizer states, losses and decoders. A *tree* is a set of tensors whose names match a known
-layout after a common prefix is removed. One tree is read. Every other tensor is read as a part of that model, listed,
-or refused.
+contain averaged weights, optimizer states, losses and decoders. A *tree* is a set of tensors that match a known layout
+after a common prefix is removed. Exactly one tree is read. Every other tensor is read as a part of that model, listed
+in a note, or rejected.
 """
 
 import re
@@ -16,34 +16,34 @@ from vit_jax.importers.layout import Layout, Tensors
 from vit_jax.schema import ConfigError, amount, show
 from vit_jax.schema.errors import some
 
-Known = Callable[[Tensors], Sequence[Layout]]  # tensors -> the layouts that recognise them
+Known = Callable[[Tensors], Sequence[Layout]]  # function from tensors to the layouts that recognise them
 
-# Names that wrappers of PyTorch put in front of the names of the module that they wrap, at any depth.
+# Names that PyTorch wrappers add in front of the names of the wrapped module, at any depth.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "_fpw_module")
-# The order in which timm's `load_state_dict` looks for weights.
+# Keys in the order in which timm's `load_state_dict` looks for weights.
 _TIMM = ("state_dict_ema", "model_ema", "state_dict", "model")
 _OPTIMIZER = re.compile(r"optim.*|opt_state.*|mu|nu|exp_avg.*|.*momentum.*buffer.*|grads?")
-# Modules other than the model, by the first word of their names. They do not change the output of the image model.
+# First words of names outside of the model. These modules do not change the output of the image model.
 _SEPARATE = re.compile(
   r"optim.*|opt_states?|.*loss.*|n_averaged|num_updates|decay|global_step|epoch|decoder.*|predictor.*|projector.*"
   r"|text|text_model|txt|logit_scale|logit_bias"
 )
 # Tensors that change the output of the layers they belong to.
 _ADAPTER = re.compile(r"(^|[._/])(lora|loha|lokr|dora|ia3|hada|boft|adapters?|adaptmlp|prompts?|vpt)([._/A-Z]|$)")
-# Usual names of a linear classifier, besides the name in the layout.
+# Usual names of a linear classifier, in addition to the name in the layout.
 _HEADS = ("head", "classifier", "fc", "linear", "head.fc", "cls_head", "cls_head.fc", "linear_head", "heads.head")
 _END = {".": ("weight", "bias"), "/": ("kernel", "bias")}
 
 
 class Chosen(NamedTuple):
-  """The tensors of one model, by names without prefix, and notes about the choice for the user."""
+  """The tensors of one model, by name without prefix, and notes for the user about the choice."""
 
   tensors: Tensors
   notes: list[str]
 
 
 class _File(NamedTuple):
-  """The tensors of a file by names without the words of wrappers, and the original names."""
+  """The tensors of a file by name without the words of wrappers, and their original names."""
 
   tensors: Tensors
   names: Mapping[str, str]
@@ -53,22 +53,22 @@ class _File(NamedTuple):
 def choose(tensors: Tensors, known: Known, ema: bool | None = None, prefix: str | None = None) -> Chosen:
   """Selects the tensors of one model.
 
-  If several trees match, averaged weights are preferred, as timm does. `teacher` counts as the average of `student`.
-  An average must have the parameters of its raw weights; only the head may be missing.
+  If several trees match, averaged weights are preferred, as in timm. `teacher` counts as the average of `student`. An
+  average must have the parameters of its raw weights. Only the head may be missing.
 
   Args:
     tensors: all tensors of a file by name. Levels of nested dictionaries are joined with ".".
-    known: returns the layouts that recognise some tensors.
+    known: function that returns the layouts that recognise a set of tensors.
     ema: True requires averaged weights, False requires weights that are not averaged.
-    prefix: the beginning of the names to read, for a file with several models.
+    prefix: common prefix of the names to read, for a file that contains several models.
 
   Returns:
-    The tensors of the model and notes that name the prefix, other models, and everything that is left out. If nothing
-    matches a layout, all tensors unchanged.
+    The tensors of the model, and notes that name the prefix, other models, and all ignored tensors. If no layout
+    matches, all tensors are returned unchanged.
 
   Raises:
-    ConfigError: if the choice is ambiguous, if no tree is as requested, or if the file holds LoRA or other adapters,
-      which would change the output of the model.
+    ConfigError: if the choice is ambiguous, if no tree matches the request, or if the file contains LoRA or other
+      adapters, which would change the output of the model.
   """
   file, trees = _find(tensors, known)
   chosen = _select(file, trees, known, ema, prefix) if trees else ""
@@ -98,7 +98,7 @@ def _find(tensors, known) -> tuple[_File, dict[str, list[str]]]:
   everywhere, parallel = frozenset(_WRAPPERS), frozenset({"module"})
   for words, inside in ((everywhere, parallel), ((), everywhere | parallel), (everywhere, ()), ((), ())):
     names = {_unwrapped(name, words, inside): name for name in tensors}
-    if len(names) < len(tensors):  # two copies of a model, one of them wrapped: the wrapper is a prefix
+    if len(names) < len(tensors):  # The file contains a model and a wrapped copy, so the wrapper is a prefix.
       continue
     file = _File({name: tensors[original] for name, original in names.items()}, names, {*words, *inside})
     trees = _trees(file.tensors, known)
@@ -108,14 +108,17 @@ def _find(tensors, known) -> tuple[_File, dict[str, list[str]]]:
 
 
 def _unwrapped(name, words, inside):
-  """Returns a name without `words`; the words of `inside` are kept at the beginning of the name."""
+  """Returns a name without `words`. The words in `inside` are kept at the beginning of the name."""
   parts = [part for part in name.split(".") if part not in words]
   start = next((i for i, part in enumerate(parts) if part not in inside), 0)
   return ".".join([*parts[:start], *(part for part in parts[start:] if part not in inside)])
 
 
 def _trees(tensors, known) -> dict[str, list[str]]:
-  """Returns {prefix: tensor names of a tree}. A tree inside another tree belongs to it only if that one needs it."""
+  """Returns {prefix: tensor names of a tree}.
+
+  A tree inside another tree belongs to the outer tree only if the outer tree does not match a layout without it.
+  """
   below: dict[str, list[str]] = {"": list(tensors)}
   for name in tensors:
     for match in re.finditer(r"[./]", name):
@@ -155,7 +158,7 @@ def _is_separate(name, root):
 
 
 def _select(file, trees, known, ema, prefix) -> str:
-  """Returns the prefix of the tree to read; raises ConfigError if the rules do not determine it."""
+  """Returns the prefix of the tree to read, or raises ConfigError if the rules do not determine it."""
   roots = list(trees)
   if prefix is not None:
     given = prefix.rstrip("./")
@@ -182,7 +185,7 @@ def _select(file, trees, known, ema, prefix) -> str:
 
 
 def _differences(file, trees, averaged, raw, known) -> list[str]:
-  """Returns a sentence for each averaged tree that is the average of no raw tree; [] without raw trees."""
+  """Returns a sentence for each averaged tree that is not the average of any raw tree, or [] without raw trees."""
   result = []
   for one in averaged:
     found = [(other, averages.difference(_tensors(file, trees, one), _tensors(file, trees, other), known))
@@ -209,7 +212,7 @@ def _beginnings(root):
 
 
 def _original(file, root, names):
-  """The prefix of a tree as it is in the file, with the words of wrappers."""
+  """Returns the prefix of a tree as it is in the file, including the words of wrappers."""
   prefixes = [_before(file, root, file.names[name]) for name in names]
   first, last = min(prefixes), max(prefixes)
   length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
@@ -217,7 +220,7 @@ def _original(file, root, names):
 
 
 def _before(file, root, original):
-  """The beginning of an original name that became the prefix of a tree, and wrappers that follow it."""
+  """Returns the beginning of an original name that became the prefix of a tree, and wrappers that follow it."""
   result, kept = "", ""
   for token in re.findall(r"[^./]*[./]", original):
     if kept != root and root.startswith(kept + token):
@@ -242,7 +245,7 @@ def _check_adapters(names: Iterable[str]) -> None:
 
 
 def _belonging(tree, outside, root, layout) -> dict[str, str]:
-  """Returns {name: name in the layout} of tensors outside the prefix that belong to the model."""
+  """Returns {name: name in the layout} of tensors outside of the prefix that belong to the model."""
   result = {}
   named = row_names.pattern(layout)
   own = next((row.theirs for row in layout.rows if row.ours == "head/kernel"), None)
@@ -293,7 +296,7 @@ def _named(file, root, names):
 
 
 def _groups(names, prefix) -> str:
-  """Returns names of tensors. Names that share their first word, or that after a prefix, are counted together."""
+  """Returns a list of tensor names. Names that share their first word after the prefix are counted together."""
   words = re.compile(rf"({re.escape(prefix)})?[^./]*[./]?")
   starts = {name: words.match(name)[0] for name in names}
   count = Counter(starts.values())

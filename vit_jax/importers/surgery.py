@@ -1,4 +1,4 @@
-"""Weights of one model made to fit another: resolution, head, layers in a stack. Pure functions on arrays by path."""
+"""Adaptation of weights to another model: resolution, head and stacked layers. All functions are pure."""
 
 import math
 import re
@@ -14,7 +14,15 @@ from vit_jax.schema import ConfigError, amount
 
 
 def grid(tokens: int, image_size: int | tuple[int, int]) -> tuple[int, int]:
-  """(rows, columns) of so many patches of an image of these proportions."""
+  """Returns the rows and columns of a grid of patches.
+
+  Args:
+    tokens: number of patches.
+    image_size: side of the image in pixels, or (height, width). It determines the proportions of the grid.
+
+  Raises:
+    ConfigError: if the patches do not fill a grid.
+  """
   height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
   rows = max(round(math.sqrt(tokens * height / width)), 1)
   if tokens % rows:
@@ -23,7 +31,12 @@ def grid(tokens: int, image_size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def stack(arrays: Mapping[str, np.ndarray], paths) -> dict[str, np.ndarray]:
-  """The arrays under `paths`, those of a model that may be scanned: blocks/0/x, blocks/1/x, ... become blocks/x."""
+  """Returns parameters for a model that may be scanned: blocks/0/x, blocks/1/x and so on become blocks/x.
+
+  Args:
+    arrays: parameters by path, layer by layer.
+    paths: paths of the model that may be scanned.
+  """
   result = {}
   for path in paths:
     if path in arrays:
@@ -37,7 +50,12 @@ def stack(arrays: Mapping[str, np.ndarray], paths) -> dict[str, np.ndarray]:
 
 
 def unstack(arrays: Mapping[str, np.ndarray], paths) -> dict[str, np.ndarray]:
-  """What `stack` does, backwards: `paths` are those of the unscanned model."""
+  """Returns parameters layer by layer, as the inverse of `stack`.
+
+  Args:
+    arrays: parameters by path of a model that may be scanned.
+    paths: paths of the unscanned model.
+  """
   result = {}
   for path in paths:
     match = re.fullmatch(r"(\w+)/(\d+)/(.*)", path)
@@ -51,16 +69,22 @@ def unstack(arrays: Mapping[str, np.ndarray], paths) -> dict[str, np.ndarray]:
 def fit(
   arrays: Mapping[str, np.ndarray], have: Description, want: Description, head: Literal["auto", "keep", "new"] = "auto"
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-  """(parameters of `want` made of those of `have`, what was done in words). Parameters that start anew are left out.
+  """Adapts the parameters of one model to another model.
+
+  Tables that belong to a grid of patches are resampled. Any other difference is an error.
 
   Args:
     arrays: parameters of `have` by path, layer by layer.
-    have: the model that they are of.
-    want: the model that they are made to fit.
-    head: "keep" keeps it, "new" starts anew, with kernels of zeros (Dosovitskiy et al. 2021, section 3.2); "auto" keeps
-      it where the number of classes is the same.
+    have: the model of the parameters.
+    want: the model to adapt the parameters to.
+    head: "keep" keeps the head. "new" initialises the head again, with zero kernels (Dosovitskiy et al. 2021, section
+      3.2). "auto" keeps the head if the number of classes is equal.
 
-  Tables that belong to a grid are resampled. Whatever else differs is a ConfigError that lists it.
+  Returns:
+    The parameters of `want`, and notes about all changes. Parameters that must be initialised are missing.
+
+  Raises:
+    ConfigError: if the models differ in anything else. The message lists the differences.
   """
   shapes = layout.shapes(want)
   placed, have = tables.placed(arrays, have, want.arguments().get("position"))
@@ -72,7 +96,7 @@ def fit(
 
 
 def _fit_head(arrays, have, want, head, shapes):
-  """(arrays with the head that `want` has, paths that start anew, notes)."""
+  """Returns (arrays with the head of `want`, paths that are initialised again, notes)."""
   if head == "keep" and have.classes != want.classes:
     known = (
       f"the file's head has {amount(have.classes, 'class', 'classes')}"
@@ -100,7 +124,7 @@ def _fit_head(arrays, have, want, head, shapes):
 
 
 def _fit_grids(arrays, have, want, shapes):
-  """(arrays with the tables of positions resampled to the grids of `want`, notes)."""
+  """Returns (arrays with position tables resampled to the grids of `want`, notes)."""
   tokens, method = want.published.order.positioned, want.arguments().get("resampling", "zoom")
   result, notes = dict(arrays), []
   for path, array in arrays.items():
@@ -127,14 +151,14 @@ def _fit_grids(arrays, have, want, shapes):
 
 
 def _rows(params, description, tokens):
-  """Rows that tables of positions have before those of patches."""
+  """Returns the number of rows in front of the rows of patches in position tables."""
   position = description.arguments().get("position")
   count = 0 if position == "learned_patches" else sum(token in params for token in tokens)
   return count + (description.arguments()["registers"] if position == "learned_all" else 0)
 
 
 def _check_equal(arrays, have, want, shapes, anew):
-  """ConfigError unless the arrays are those of `want`, but for the paths that start anew."""
+  """Raises ConfigError if the arrays differ from those of `want`, except for paths that are initialised again."""
   differences = [f"missing: {path}" for path in shapes if path not in arrays and path not in anew]
   differences += [f"left over: {path}" for path in arrays if path not in shapes]
   differences += [
@@ -159,7 +183,7 @@ def _check_equal(arrays, have, want, shapes, anew):
 
 
 def _differing_arguments(have, want):
-  """Notes on arguments of both models that differ and change the logits, though no shape."""
+  """Returns notes on arguments that differ between the models and change the logits, but not the shapes."""
   theirs, ours = have.arguments(), want.arguments()
   return [
     f"model.{key}: the file's model has {theirs[key]}, this one {ours[key]}"

@@ -1,4 +1,7 @@
-"""Tables of positions: with a row for the tokens in front of the patches, or for the patches alone; the same model."""
+"""Conversion of position tables between two forms of the same model.
+
+A table has rows for the tokens in front of the patches, or rows for the patches only.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +16,18 @@ TABLE = "position/table"
 
 
 def placed(arrays: Tensors, description: Description, position: str | None) -> tuple[Tensors, Description]:
-  """The same model with its table of positions for class and distillation token and patches ("learned"), or for patches
-  alone ("learned_patches"), where it has the other of these; None leaves it.
+  """Returns a model with its position table in another form, without changing its outputs.
 
-  A token that loses its row has it added, which gives the blocks the same input.
+  The form "learned" has rows for class token, distillation token and patches. The form "learned_patches" has rows for
+  patches only. A token that loses its row gets the row added to its value, which gives the blocks the same input.
+
+  Args:
+    arrays: parameters by path.
+    description: the model of the parameters.
+    position: "learned" or "learned_patches". None keeps the form.
+
+  Returns:
+    The parameters and the description. Both are unchanged if the model has neither form.
   """
   changed = with_position(description, position)
   if changed == description or TABLE not in arrays:
@@ -32,7 +43,12 @@ def placed(arrays: Tensors, description: Description, position: str | None) -> t
 
 
 def with_position(description: Description, position: str | None) -> Description:
-  """The description of what `placed` gives."""
+  """Returns the description of the model that `placed` returns.
+
+  Args:
+    description: the model.
+    position: "learned" or "learned_patches". None keeps the form.
+  """
   other = {"learned": "learned_patches", "learned_patches": "learned"}.get(position)
   if other is None or description.arguments().get("position") != other:
     return description
@@ -42,12 +58,19 @@ def with_position(description: Description, position: str | None) -> Description
 def with_resampling(
   description: Description, candidate: Any, hints: Mapping[str, Any], header: Description | None
 ) -> Description:
-  """Returns the description with the publisher's rule for position tables, unless the file's header has one."""
+  """Returns a description with the publisher's rule for resampling position tables.
+
+  Args:
+    description: the model.
+    candidate: the layout of the file.
+    hints: the hints of the file. "resampling" is a rule that has priority.
+    header: the model in the header of the file, which has a rule of its own. None if the file has no header.
+  """
   rule = hints.get("resampling")
   bound = description.arguments()
-  with_registers = bound.get("registers") and bound["position"] != "learned_all"  # which has DeiT's token as a register
+  with_registers = bound.get("registers") and bound["position"] != "learned_all"  # it counts DeiT's token as a register
   if rule is None and not header and (rule := candidate.resampling) and with_registers:
-    # DINOv2 with registers, by its authors and in Transformers.
+    # the rule of DINOv2 with registers, both in the authors' code and in Transformers
     rule = {"dinov2": "bicubic_antialiased", "hf": "bicubic_antialiased"}.get(candidate.name, rule)
   if rule is None or bound.get("resampling", rule) == rule:
     return description

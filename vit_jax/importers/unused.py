@@ -1,4 +1,4 @@
-"""Tensors of a file on which no output of the model depends: they are left out, and a note lists them."""
+"""Tensors of a file that do not affect any output of the model. They are ignored, and a note lists them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from vit_jax.schema.errors import some
 
 TRAINING = "used only in training"
-# Stands for hidden patches while a model is trained: in MAE, SimMIM, BEiT, DINOv2, DINOv3 and iBOT.
+# Mask token, which replaces hidden patches during training in MAE, SimMIM, BEiT, DINOv2, DINOv3 and iBOT.
 _MASKED = r"(.*[./])?(mask_token|masked_embed)"
-_LISTED = 12  # names that a note has
+_LISTED = 12  # maximum number of names in a note
 
 
 def find(names: Sequence[str], untaken: str, more: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-  """Returns the names of tensors to leave out, by reason.
+  """Returns the names of tensors to ignore, by reason.
 
   Args:
-    names: of the tensors in a file.
-    untaken: pattern of a layout for names that are used only in training, in addition to those of mask tokens.
-    more: other names to leave out, by reason.
+    names: names of the tensors in a file.
+    untaken: pattern of the layout for names that are used only in training, in addition to mask tokens.
+    more: other names to ignore, by reason.
   """
   pattern = re.compile(f"{_MASKED}|{untaken}")
   found = {TRAINING: list(filter(pattern.fullmatch, names)), **{reason: list(group) for reason, group in more.items()}}
@@ -25,5 +25,5 @@ def find(names: Sequence[str], untaken: str, more: Mapping[str, Sequence[str]]) 
 
 
 def notes(found: Mapping[str, Sequence[str]]) -> list[str]:
-  """Returns a line for each reason of `find`."""
+  """Returns one note for each reason that `find` returned."""
   return [f"left out, {reason}: {some(names, _LISTED)}" for reason, names in found.items()]
