@@ -1,131 +1,262 @@
-"""The work of a worker: makes ready, starts the program of each try, says how it is, obeys orders, ends itself."""
+"""The executor of an attempt on one worker: it installs, runs the program of each try, obeys orders and reports.
 
+A thread exchanges reports, orders and the log with the directory of the run: a bucket may hang, a worker may not.
+"""
+
+import contextlib
+import dataclasses
 import os
-import shlex
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 
-from launch import errors, install, machine, mailbox, manifests, program
+from launch import errors, machine, mailbox, manifests, program, service
 from launch.errors import LaunchError, UnknownError
+from launch.mailbox import EXITED, READY, RUNNING
+from launch.program import Log
 
 TICK = 0.1  # seconds
 STACKS = 3.0  # seconds for a program to print its stacks
-FATAL = 2  # the exit code after which a JobSet starts nothing again
+FATAL = 2  # the exit code after which a JobSet does not restart
+PIECES = 8  # files of the log that are sent at a time
+TEXTS = {"detail": 2000, "doing": 100, "tail": 10_000}  # fields of a report, and their longest texts
 
 
 class End(Exception):
-  """The worker ends itself: its work is done, or cannot be."""
+  """Ends the attempt on this worker."""
+
+
+def retry(ask: Callable, seconds: float, pause: Callable[[UnknownError], None]) -> object:
+  """Returns `ask()`, which is repeated while it raises UnknownError.
+
+  Args:
+    ask: the function.
+    seconds: after which the last UnknownError is raised.
+    pause: called with each UnknownError before the next try.
+  """
+  deadline = time.monotonic() + seconds
+  while True:
+    try:
+      return ask()
+    except UnknownError as error:
+      if time.monotonic() > deadline:
+        raise
+      pause(error)
+
+
+class Reporter:
+  """A thread that sends the report and the log and reads orders: every `beat` seconds, and at once for news.
+
+  If there is no answer, it tries again after a beat. A resource.
+
+  Attributes:
+    order: the last order.
+    report: the last report.
+    trouble: why the last exchange failed, "" if it did not.
+  """
+
+  def __init__(self, files: mailbox.Mailbox, report: mailbox.Report, beat: float, log: Log):
+    self.mailbox, self.report, self.order, self.trouble = files, report, mailbox.Order(), ""
+    self._beat, self._log, self._piece = beat, log, None
+    self._turn, self._wanted, self._done, self._closed = threading.Condition(), 1, 0, False
+    self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
+    self._thread.start()
+
+  def check(self) -> None:
+    """Raises a LaunchError if the thread has ended because of a bug."""
+    if self._closed:
+      raise LaunchError("the thread that sends reports has ended; worker.txt or journalctl shows why", errors.BUG)
+
+  def update(self, **changes: object) -> None:
+    """Changes fields of the report, without secrets. A new phase, try or exit is sent at once."""
+    for key in TEXTS.keys() & changes.keys():
+      changes[key] = self._log.redact(changes[key])[: TEXTS[key]]
+    with self._turn:
+      before, self.report = self.report, dataclasses.replace(self.report, **changes)
+      news = ("phase", "try_", "asked", "exit", "detail")
+      if any(getattr(before, key) != getattr(self.report, key) for key in news):
+        self._wanted += 1
+        self._turn.notify_all()
+
+  def flush(self, seconds: float) -> bool:
+    """Waits until the report and the log have arrived and orders were read. Returns whether that has happened."""
+    with self._turn:
+      self._wanted += 1
+      wanted = self._wanted
+      self._turn.notify_all()
+      self._turn.wait_for(lambda: self._done >= wanted or self._closed, seconds)
+    if self._closed:  # the thread has ended because of a bug, and this is the last report
+      with contextlib.suppress(UnknownError, LaunchError):
+        self.mailbox.report(dataclasses.replace(self.report, clock=time.time()))
+    return self._done >= wanted
+
+  def close(self) -> None:
+    """Ends the thread. What has not arrived is lost."""
+    with self._turn:
+      self._closed = True
+      self._turn.notify_all()
+    self._thread.join(1.0)
+
+  def _run(self):
+    try:
+      while True:
+        with self._turn:
+          self._turn.wait_for(lambda: self._wanted > self._done or self._closed, self._beat)
+          if self._closed:
+            return
+          wanted, report = self._wanted, self.report
+        try:
+          self._exchange(wanted, report)
+          self.trouble = ""
+        except (UnknownError, LaunchError) as error:
+          self.trouble = str(error)
+          with self._turn:
+            self._turn.wait_for(lambda: self._closed, self._beat)
+    finally:
+      with self._turn:
+        self._closed = True
+        self._turn.notify_all()
+
+  def _exchange(self, wanted, report):
+    try:
+      self._send_log(report)  # first, because the reader of a last report may delete the machine
+    finally:
+      self.mailbox.report(dataclasses.replace(report, clock=time.time()))
+    try:
+      self.order = self.mailbox.order()
+    finally:  # an invalid order does not delay reports
+      with self._turn:
+        self._done = wanted
+        self._turn.notify_all()
+
+  def _send_log(self, report):
+    if self._piece is None:
+      names = self.mailbox.pieces(report.worker)
+      self._piece = int(names[-1].rpartition(".")[2]) + 1 if names else 0
+    for _ in range(PIECES):
+      content, end = self._log.read_piece(last=report.phase != RUNNING)
+      if not content:
+        return
+      self.mailbox.write_log(report.worker, self._piece, content)
+      self._piece += 1
+      self._log.mark_sent(end)
 
 
 class Executor:
-  """The tries of an attempt, as one worker makes them.
+  """The tries of an attempt on one worker.
 
   Args:
-    attempt: as it was published.
-    number: among all workers.
-    engine: local, hosts, qr or gke.
-    home: where code and interpreters are. unit: its own, with the lock.
-    reporter: its `Reporter`. log: its `Log`.
+    attempt: the attempt, as it was published.
+    number: number of the worker among all workers of the run.
+    engine: name of the backend.
+    own: the service of this process.
+    reporter: its `Reporter`.
+    log: its `Log`.
     asked: the signals that have asked this process to stop, to which a handler adds.
   """
 
-  def __init__(self, attempt, number, engine, home, unit, reporter, log, asked):
+  def __init__(
+    self, attempt: mailbox.Attempt, number: int, engine: str, own: service.Service, reporter: Reporter, log: Log,
+    asked: list,
+  ):  # fmt: skip
     self.attempt, self.run, self.number, self.engine = attempt, attempt.run, number, engine
-    self.limits, self.home, self.unit, self.reporter, self.log = attempt.run.limits, home, unit, reporter, log
-    self.asked, self._looked = asked, 0.0
-    self._clock, self.ends = reporter.mailbox.storage.clock, float(attempt.expires)
+    self.limits, self.own, self.reporter, self.log, self.asked = attempt.run.limits, own, reporter, log, asked
+    self.mailbox, self._clock, self._looked = reporter.mailbox, reporter.mailbox.storage.clock, 0.0
+    # When the attempt ends, and the seconds to wait for the arrival of a report.
+    self.ends, self._patience = float(attempt.expires), min(20.0, 2 * self.limits.beat + 5)
 
-  def work(self, first: int, try_: int) -> int:
-    """All tries; the exit code of the worker. Raises End, and LaunchError for what cannot be.
+  def execute(self, first: int, try_: int) -> int:
+    """Makes all tries and reports the end. Returns the exit code of the worker.
 
     Args:
-      first: the last that needs no order.
-      try_: the first that this worker has not started, in a life before.
+      first: the last try that needs no order.
+      try_: the first try that no earlier process of this worker has started.
     """
+    try:
+      return self._make_tries(first, try_)
+    except End as reason:
+      self._end(str(reason))
+      return FATAL if self.engine == "gke" and not self.asked else errors.DONE
+    except (LaunchError, UnknownError) as error:
+      self._end(str(error), failed=True)
+      return error.code if isinstance(error, LaunchError) else errors.UNKNOWN
+
+  def _make_tries(self, first, try_):
     if self.attempt.seconds:
-      started = self._known(lambda: self.reporter.mailbox.begin(self._clock.now()))
+      started = self._retry(lambda: self.mailbox.begin(self._clock.now()))
       self.ends = min(self.ends, started + self.attempt.seconds)
-      self.reporter.say(started=started)
+      self.reporter.update(started=started)
     self._install()
     while True:
       try_ = self._meet(try_, first)
       code = self._try(try_)
       if self.asked:
         return code
-      if self.engine == "gke":  # a JobSet starts the next try, unless this one was stopped
-        return FATAL if self.reporter.order.stop or self._clock.now() > self.ends else code
-      try_ = self._next(try_)
+      if self.engine == "gke":  # the JobSet starts the next try, unless this one was stopped
+        return FATAL if self.reporter.order.stop or self._must_end() else code
+      try_ = self._wait_for_order(try_)
 
-  # What comes before a program.
+  # Before a program.
 
   def _install(self):
-    note = machine.widen(self.engine)
-    self._say(phase=mailbox.INSTALLING, detail="fetches the code")
-    self.folder = self._known(lambda: install.code(self.reporter.mailbox.storage, self.attempt.code, self.home))
-    self._say(code=self.attempt.code, detail="fetches secrets" if self.run.secrets else "installs packages")
-    self.secrets = self._known(lambda: program.secrets(self.run))
-    self.log.hide(self.secrets.values())
-    if self.engine in ("local", "gke") and not self.run.python:  # here, or in the image
-      self.python = sys.executable
-    else:
-      self.python = install.interpreter(self.run, self.folder, self.home, self.log.path, self._tick, self.attempt.date)
-    self.address = self._known(lambda: machine.address(self.engine))
-    self._say(detail=note)
-    self.log.say(f"ready with {self.python}, bundle {self.attempt.code[:12]}{'; ' if note else ''}{note}")
+    note = machine.raise_limits(self.engine)
+    self._check()
+    self.reporter.update(phase=mailbox.INSTALLING, detail="fetches the code")
+    self.folder = self._retry(lambda: machine.fetch_code(self.mailbox.storage, self.attempt.code, self.own.home))
+    detail = "fetches secrets" if self.run.secrets else "installs packages"
+    self.reporter.update(code=self.attempt.code, detail=detail)
+    self.secrets = self._retry(lambda: program.read_secrets(self.run))
+    self.log.hide([*self.secrets.values()])
+    self.python = sys.executable
+    if self.engine not in ("local", "gke") or self.run.python:  # else this one, or that of the image
+      self.python = machine.install_interpreter(
+        self.run, self.folder, self.own.home, self.log.path, self._check_time, self.attempt.date
+      )
+    self.address = self._retry(lambda: machine.find_address(self.engine))
+    self.reporter.update(detail=note)
+    self.log.write(f"ready with {self.python}, bundle {self.attempt.code[:12]}{'; ' if note else ''}{note}")
 
-  def _known(self, ask):
-    """What `ask` gives, again and again while nobody answers."""
-    deadline = time.monotonic() + self.limits.install
-    while True:
-      try:
-        return ask()
-      except UnknownError as error:
-        if time.monotonic() > deadline:
-          raise LaunchError(f"{error}, for {self.limits.install:.0f} s (limits.install)") from None
-        self._pause(f"{error}; tries again")
+  def _retry(self, ask):
+    def pause(error):
+      self.reporter.update(detail=f"{error}; tries again")
+      self._pause(self.limits.beat)
+
+    try:
+      return retry(ask, self.limits.install, pause)
+    except UnknownError as error:
+      raise LaunchError(f"{error}, for {self.limits.install:.0f} s (limits.install)") from None
 
   def _meet(self, try_, first):
-    """Waits until all are ready for the try, or for a higher one that is ordered, and returns which. Raises End."""
-    since, told, met, limit = time.monotonic(), 0, set(), self.limits.start + self.limits.install
+    """Waits until all workers are ready for a try, or for a later one that is ordered. Returns its number."""
+    since, ready, met, limit = time.monotonic(), 0, set(), self.limits.start + self.limits.install
     while True:
-      order = self._order()
-      if order.try_ > try_ or try_ != told:
-        try_ = max(try_, order.try_)
-        told, since, met = try_, time.monotonic(), set()
-        port, note = machine.port(self.engine)
+      order = self._check()
+      if order.try_ > try_ or try_ != ready:
+        ready = try_ = max(try_, order.try_)
+        since, met = time.monotonic(), set()
+        port, note = machine.find_port(self.engine)
         fresh = {"step": -1, "began": -1, "doing": "", "asked": False, "exit": None, "tail": ""}
-        address = f"{self.address}:{port}"
-        self.reporter.say(phase=mailbox.READY, try_=try_, address=address, detail=note, **fresh)
+        self.reporter.update(phase=READY, try_=try_, address=f"{self.address}:{port}", detail=note, **fresh)
       ordered = try_ <= max(order.try_, first) and not order.stop
-      ready = ordered and self.reporter.settle(self._patience()) and self._all_ready(try_, met)
-      if ready and not self.reporter.order.stop:
+      complete = ordered and self.reporter.flush(self._patience) and self._all_ready(try_, met)
+      if complete and not self.reporter.order.stop:
         return try_
       if time.monotonic() - since > (max(self.limits.idle, limit) if ordered else self.limits.idle):
         waiting = f"for workers {sorted(set(range(self.run.workers)) - met)}" if ordered else "for an order"
         raise End(f"waited {time.monotonic() - since:.0f} s {waiting}")
-      self._pause("", min(self.limits.beat, 5.0))
-
-  def _next(self, try_):
-    """The next try that is ordered; what was said of this one stays until then. Raises End."""
-    since = time.monotonic()
-    while (order := self._order()).try_ <= try_ or order.stop:
-      if time.monotonic() - since > self.limits.idle:
-        raise End(f"waited {self.limits.idle:.0f} s for an order (limits.idle)")
-      time.sleep(TICK)
-    return order.try_
+      self._pause(min(self.limits.beat, 5.0))
 
   def _all_ready(self, try_, met):
-    """Whether all workers are ready for the try, or further on, with the same code; those that are get into `met`."""
+    """Returns whether all workers are ready for a try or further, with the same code. Adds those that are to `met`."""
     for other in sorted(set(range(self.run.workers)) - met):
       try:
-        found = self.reporter.mailbox.seen(other)
+        report, age = self.mailbox.seen(other) or (mailbox.Report(other), 0.0)
       except (UnknownError, LaunchError):
         return False
-      report, age = found or (mailbox.Report(other), 0.0)
-      if report.try_ != try_ or report.phase not in (mailbox.READY, mailbox.RUNNING, mailbox.EXITED):
-        return False
-      if report.phase == mailbox.READY and age > self.limits.silence:
+      silent = report.phase == READY and age > self.limits.silence
+      if silent or report.try_ != try_ or report.phase not in (READY, RUNNING, EXITED):
         return False
       if report.code != self.attempt.code:
         raise LaunchError(f"worker {other} has the bundle {report.code[:12]}, this one {self.attempt.code[:12]}")
@@ -134,58 +265,61 @@ class Executor:
       met.add(other)
     return True
 
+  def _wait_for_order(self, try_):
+    """Returns the next try that is ordered. The report of the last one stays until then."""
+    since = time.monotonic()
+    while (order := self._check()).try_ <= try_ or order.stop:
+      if time.monotonic() - since > self.limits.idle:
+        raise End(f"waited {self.limits.idle:.0f} s for an order (limits.idle)")
+      time.sleep(TICK)
+    return order.try_
+
   # A program.
 
   def _try(self, try_):
-    """One try, reported; the exit code of its program."""
-    self._note(try_)
+    """Runs the program of a try. Returns its exit code."""
+    self._note_try(try_)
     run = self.run
-    self.log.say(f"try {try_} of {run.attempt(self.attempt.number)}, worker {self.number} of {run.workers}")
-    here = self.log.begin()
-    status = self.unit.folder / "status.json"
+    self.log.write(f"try {try_} of {run.attempt(self.attempt.number)}, worker {self.number} of {run.workers}")
+    start, status = self.log.begin(), self.own.folder / "status.json"
     variables = program.environment(run, self.number, self.engine, self.coordinator, status, self.folder, self.secrets)
-    words = [self.python, "-m", run.module, *run.args]
-    self.reporter.say(phase=mailbox.RUNNING, try_=try_, detail="")
-    child = program.Program(words, self.folder, variables, self.log.path)
+    self.reporter.update(phase=RUNNING, try_=try_, detail="")
+    child = program.Program([self.python, "-m", run.module, *run.args], self.folder, variables, self.log.path)
     try:
       code, why = self._watch(child, try_)
     finally:
       left = child.close()
-    tail = self.log.tail(here)
-    code, meaning = child.meaning(code, tail)
-    whole = "; ".join(filter(None, (why, meaning, f"processes {left} do not die" if left else "")))
-    self.log.say(f"try {try_} ended with {code}{': ' if whole else ''}{whole}")
-    asked = child.asked is not None or bool(self.asked)
-    self.reporter.say(phase=mailbox.EXITED, asked=asked, exit=code, tail=tail, detail=whole)
-    self.reporter.settle(self._patience())
+    tail = self.log.tail(start)
+    code, meaning = child.explain(code, tail)
+    detail = "; ".join(filter(None, (why, meaning, f"processes {left} survive SIGKILL" if left else "")))
+    self.log.write(f"try {try_} ended with {code}{': ' if detail else ''}{detail}")
+    self.reporter.update(phase=EXITED, asked=bool(child.asked or self.asked), exit=code, tail=tail, detail=detail)
+    self.reporter.flush(self._patience)
+    # A JobSet restarts at no cost after these codes. That must not go on for ever if nobody asked for the end.
     return errors.BUG if self.engine == "gke" and code in manifests.FREE and not self._any_asked(try_) else code
 
   def _any_asked(self, try_):
-    """Whether any worker's program was asked to stop, after which those of all end; True where nobody knows."""
+    """Returns whether the program of any worker was asked to stop, after which all end; True if that is unknown."""
     try:
-      reports = self.reporter.mailbox.reports(self.run.workers).values()
+      reports = self.mailbox.reports(self.run.workers).values()
     except (UnknownError, LaunchError):
       return True
-    unknown = bool(self.reporter.mailbox.unreadable)
-    return unknown or any(report.asked for report, _ in reports if report.try_ == try_)
+    return bool(self.mailbox.unreadable) or any(report.asked for report, _ in reports if report.try_ == try_)
 
   def _watch(self, child, try_):
-    """(its exit code, why it was ended by this worker), when it has ended."""
+    """Waits for the end of a program. Returns its exit code, and why this worker has ended it."""
     why, stalled = "", None
     while (code := child.poll()) is None:
       now = time.monotonic()
       if now - self._looked >= min(1.0, self.limits.beat):
         self._looked = now
-        child.look()
+        child.read_progress()
         self.log.trim()
-        self.reporter.say(**child.progress)
-      order, past = self._order(False), self._clock.now() > self.ends
-      if not why and (self.asked or past or order.stop or order.try_ > try_):
-        why = (signal.Signals(self.asked[0]).name + " to the worker" if self.asked else
-               mailbox.TIME_ENDED if past else
-               "stopped as ordered" if order.stop else f"try {order.try_} is ordered")  # fmt: skip
+        self.reporter.update(**child.progress)
+      self.reporter.check()
+      if not why and (why := self._find_reason(try_)):
         child.ask()
-        self.reporter.say(asked=True)  # at once: a machine that goes down may not say how it ended
+        self.reporter.update(asked=True)  # at once, because a machine that is preempted may not report the end
       if child.asked and now - child.asked > self.limits.grace:
         child.kill()
       elif stalled is None and not why and now - child.moved > self.limits.stall:
@@ -195,84 +329,72 @@ class Executor:
       elif stalled and now - stalled > min(STACKS, self.limits.grace):
         child.kill()
       time.sleep(TICK if now - child.moved > 1 else TICK / 5)
-    child.look()
-    self.reporter.say(**child.progress)
+    child.read_progress()
+    self.reporter.update(**child.progress)
     return (program.HANG if stalled else code), why
 
-  # Between.
+  def _find_reason(self, try_):
+    """Returns why a program must stop, "" if it may continue."""
+    order = self.reporter.order
+    ordered = "stopped as ordered" if order.stop else f"try {order.try_} is ordered" if order.try_ > try_ else ""
+    return self._must_end() or ordered
 
-  def _order(self, ends=True):
-    """The last order. Raises End where the attempt's time has ended, and for a signal; LaunchError for a mistake."""
+  def _note_try(self, try_):
+    """Writes the number of a try to the disk, where the worker finds it after a restart of the machine."""
+    try:
+      draft = self.own.folder / ".tries"
+      draft.write_text(str(try_))
+      os.replace(draft, self.own.folder / "tries")
+    except OSError as error:  # the report contains the number as well
+      self.log.write(f"{self.own.folder}: {error.strerror}")
+
+  # Between programs.
+
+  def _check(self):
+    """Returns the last order. Raises End if the attempt must end."""
     order = self.reporter.order
     self.reporter.check()
-    if ends:
-      self._tick()
-      if order.stop and self.engine == "gke":  # whose JobSet would start all again
-        raise End("stopped as ordered")
+    self._check_time()
+    if order.stop and self.engine == "gke":  # the JobSet would restart everything
+      raise End("stopped as ordered")
     return order
 
-  def _tick(self):
-    if self.asked:
-      raise End(f"{signal.Signals(self.asked[0]).name} to the worker")
-    if self._clock.now() > self.ends:
-      raise End(mailbox.TIME_ENDED)
+  def _check_time(self):
+    if why := self._must_end():
+      raise End(why)
 
-  def _pause(self, detail, seconds=None):
-    if detail:
-      self.reporter.say(detail=detail)
-    deadline = time.monotonic() + (self.limits.beat if seconds is None else seconds)
+  def _must_end(self):
+    """Returns why the attempt must end on this worker, "" if it may continue."""
+    if self.asked:
+      return f"{signal.Signals(self.asked[0]).name} to the worker"
+    return mailbox.TIME_ENDED if self._clock.now() > self.ends else ""
+
+  def _pause(self, seconds):
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-      self._order()
+      self._check()
       time.sleep(min(TICK, max(0.0, deadline - time.monotonic())))
 
-  def _patience(self):
-    """Seconds to wait until a report has arrived."""
-    return min(20.0, 2 * self.limits.beat + 5)
-
-  def _say(self, **changes):
-    self._order()
-    self.reporter.say(**changes)
-
-  def _note(self, try_):
-    """That a try is started, where a start after the machine's sees it."""
-    try:
-      draft = self.unit.folder / ".tries"
-      draft.write_text(str(try_))
-      os.replace(draft, self.unit.folder / "tries")
-    except OSError as error:  # the report in the folder says it too
-      self.log.say(f"{self.unit.folder}: {error.strerror}")
-
-  def end(self, reason: str, failed: bool = False) -> None:
-    """The last report; and the engine's own end.
-
-    Args:
-      failed: a machine that costs stays for `limits.idle`, so that somebody can look at it.
-    """
-    self.log.say(f"ends: {reason}")
-    if self.asked:  # the machine goes down, or somebody stops the unit: what was last said holds
-      self.reporter.settle(self._patience())
+  def _end(self, reason, failed=False):
+    """Sends the last report and deletes the machine. One that has failed stays for `limits.idle`, for inspection."""
+    self.log.write(f"ends: {reason}")
+    if self.asked:  # the machine or the service is being stopped: the last report stays valid
+      self.reporter.flush(self._patience)
       return
-    self.reporter.say(phase=mailbox.ENDED, detail=reason)
-    self.reporter.settle(self._patience())
+    self._report_end(reason)
     deadline = time.monotonic() + (self.limits.idle if failed and self.engine == "qr" else 0.0)
     while time.monotonic() < deadline and self._clock.now() < self.ends and not self.reporter.order.stop:
       if self.asked:
         return
       time.sleep(TICK)
     if self.engine == "qr":
-      trouble = give_back(self.run, self.attempt.number)
-      self.reporter.say(detail=f"{reason}; {trouble or 'the machine is given back'}")
-      self.reporter.settle(self._patience())
-    self.unit.forget()
+      try:
+        machine.delete_own_slice(self.run, self.attempt.number)
+        self._report_end(f"{reason}; the machine is deleted")
+      except LaunchError as error:
+        self._report_end(f"{reason}; {error}")
+    self.own.forget()
 
-
-def give_back(run, attempt: int) -> str:
-  """Deletes the queued resource of an attempt, from one of its machines; says why it cannot, and what to do."""
-  name, zone = run.attempt(attempt), run.zones[0] if run.zones else ""
-  try:
-    machine.give_back(name, run.project, zone, run.limits.beat)
-    return ""
-  except (LaunchError, UnknownError) as error:
-    words = ["gcloud", "compute", "tpus", "queued-resources", "delete", name, "--force"]
-    command = shlex.join([*words, f"--project={run.project}", f"--zone={zone}"])
-    return f"the machine could not be given back and costs ({error}); run: {command}"
+  def _report_end(self, detail):
+    self.reporter.update(phase=mailbox.ENDED, detail=detail)
+    self.reporter.flush(self._patience)

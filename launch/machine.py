@@ -1,43 +1,68 @@
-"""The machine that a worker is on: which one it is, its address, its ports and limits, and how it is given back.
+"""The machine of a worker: its number, address, ports, limits and secrets; its code and interpreter; its deletion.
 
-On TPU VMs the metadata server says who a worker is, as it does to JAX (jax/_src/clusters/cloud_tpu_cluster.py).
-GCE_METADATA_HOST leads to another one, as for Google's own clients.
+On TPU VMs the metadata server gives the number of a worker, as it does to JAX (jax/_src/clusters/cloud_tpu_cluster.py).
+GCE_METADATA_HOST names another server, as for Google's own clients.
 """
 
 import base64
 import ctypes
+import fcntl
+import gzip
+import hashlib
 import http.client
+import io
 import json
 import os
 import pathlib
 import random
 import re
 import resource
+import shlex
+import shutil
+import signal
 import socket
+import subprocess
 import sys
+import tarfile
+import tempfile
 import time
 import urllib.error
 import urllib.request
+import zlib
+from collections.abc import Callable
 
+from launch.assumptions import boundary
 from launch.errors import DENIED, LaunchError, UnknownError, amount
 from launch.spec import Run
 from launch.storage import Token
 
 TRIES = 6  # of a request
-# Of the coordinator, the first that is free. The rule in docs/pods.md opens them. JAX's own was 8476, and has been 8482
-# since 0.8.1, which the rules that Cloud TPU makes do not open on some slices (jax-ml/jax issue 35905).
+# Of the coordinator, which takes the first free one. The rule in docs/pods.md opens them. JAX's own was 8476, and has
+# been 8482 since 0.8.1, which the rules of Cloud TPU do not open on some slices (jax-ml/jax issue 35905).
 PORTS = range(8476, 8483)
-SLICES_PORT = 8081  # of the coordinator of slices, libtpu's own
-FILES = 100_000  # open at once
+SLICES_PORT = 8081  # of libtpu's coordinator of slices
+FILES = 100_000  # that may be open at once
+PYTHON = "3.12"  # JAX requires 3.11 or newer, and TPU VMs have 3.10
+INSTALLS = 3  # tries of a command of the installation
+BUNDLE, BUNDLE_FILES = 2**30, 100_000  # bytes and files of an unpacked bundle
 _PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 
 
+# Google's servers.
+
+
 def ask(request: urllib.request.Request, pause: float = 0.5, timeout: float = 20.0) -> "bytes | None":
-  """The answer of a Google server; None for 404. UnknownError for none, LaunchError where it refuses.
+  """Returns the answer of a Google server, None for 404.
 
   Args:
-    pause: seconds before the second try, and up to twice as long before each other.
+    request: the request.
+    pause: seconds before a further try, which are multiplied by a random number from 1 to 2.
+    timeout: seconds for each try.
+
+  Raises:
+    LaunchError: the server refuses.
+    UnknownError: there is no answer.
   """
   reason = ""
   for number in range(TRIES):
@@ -47,10 +72,9 @@ def ask(request: urllib.request.Request, pause: float = 0.5, timeout: float = 20
       with urllib.request.urlopen(request, timeout=timeout) as answer:
         return answer.read()
     except urllib.error.HTTPError as error:
-      text = _text(error)
       if error.code == 404:
         return None
-      reason = f"{error.code}: {text}"
+      reason = f"{error.code}: {_read_text(error)}"
       if error.code in (400, 401, 403):
         raise LaunchError(f"{request.full_url} refuses ({reason})", DENIED) from None
     except (OSError, ValueError, http.client.HTTPException) as error:
@@ -58,8 +82,8 @@ def ask(request: urllib.request.Request, pause: float = 0.5, timeout: float = 20
   raise UnknownError(f"{request.full_url} does not answer ({reason})")
 
 
-def _text(error):
-  """Returns the text of an answer with an error status; "" if it breaks off."""
+def _read_text(error):
+  """Returns the text of an answer with an error status, "" if the connection breaks."""
   try:
     with error:
       return " ".join(error.read(2000).decode(errors="replace").split())[:200]
@@ -67,97 +91,121 @@ def _text(error):
     return ""
 
 
-def metadata(key: str) -> "str | None":
-  """What the metadata server says, as of instance/zone; None where it knows no such thing."""
+def read_metadata(key: str) -> "str | None":
+  """Returns a value of the metadata server, such as instance/zone; None if there is no such value."""
   host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
   url = f"http://{host}/computeMetadata/v1/{key}"
   answer = ask(urllib.request.Request(url, headers={"Metadata-Flavor": "Google"}), timeout=5.0)
   return None if answer is None else answer.decode(errors="replace")
 
 
-def worker(run: Run, attempt: int, number: "int | None", slice_: int = 0) -> int:
-  """The number of this worker among all of the run.
+def read_secret(name: str) -> str:
+  """Returns the value of projects/P/secrets/NAME/versions/V of Secret Manager, with the account of this machine."""
+  server = os.environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER", "https://secretmanager.googleapis.com/")
+  answer = ask(urllib.request.Request(f"{server.rstrip('/')}/v1/{name}:access", headers=Token().header()))
+  if answer is None:
+    raise LaunchError(f"--secret: there is no {name}. Create the secret, or correct its name")
+  try:
+    return base64.b64decode(json.loads(answer)["payload"]["data"], validate=True).decode()
+  except (ValueError, KeyError, TypeError, RecursionError) as error:
+    raise LaunchError(f"--secret: the value of {name} is not UTF-8 text ({type(error).__name__})") from None
+
+
+def delete_own_slice(run: Run, attempt: int) -> None:
+  """Deletes the queued resource of this machine. All workers do this, at random times within `limits.beat`.
+
+  CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU names another server, as for gcloud.
+
+  Raises:
+    LaunchError: the deletion has failed. The message contains the command for a person.
+  """
+  name, zone, pause = run.attempt(attempt), run.zones[0] if run.zones else "", run.limits.beat
+  server = os.environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU", "https://tpu.googleapis.com/").rstrip("/")
+  try:
+    project = run.project or read_metadata("project/project-id") or ""
+    zone = (read_metadata("instance/zone") or "").rpartition("/")[2] or zone
+    url = f"{server}/v2/projects/{project}/locations/{zone}/queuedResources/{name}?force=true"
+    time.sleep(pause * random.random())
+    ask(urllib.request.Request(url, headers=Token().header(), method="DELETE"), pause)
+  except (LaunchError, UnknownError) as error:
+    words = ["gcloud", "compute", "tpus", "queued-resources", "delete", name, "--force"]
+    command = shlex.join([*words, f"--project={run.project}", f"--zone={zone}"])
+    raise LaunchError(f"the machine could not be deleted and still costs ({error}); run: {command}", DENIED) from None
+
+
+# Identity and network.
+
+
+def find_worker(run: Run, attempt: int, number: "int | None", slice_: int = 0) -> int:
+  """Returns the number of this worker among all workers of the run.
 
   Args:
-    number: in its slice, where it is known; else the metadata server is asked, for the slice too.
+    run: the run.
+    attempt: number of the attempt.
+    number: number in the slice; None if the metadata server must be asked, also for the slice.
+    slice_: number of the slice.
   """
   hosts = run.workers // run.slices
   if number is None:
-    text = metadata("instance/attributes/agent-worker-number")
+    text = read_metadata("instance/attributes/agent-worker-number")
     if text is None or not re.fullmatch(r"\d{1,9}", text.strip(), re.ASCII):
-      raise LaunchError(f"the metadata server says no number of this worker ({text!r}); is this a TPU VM?")
-    number, slice_ = int(text), _slice(run, attempt) if run.slices > 1 else 0
+      raise LaunchError(f"the metadata server has no number of this worker ({text!r}); is this a TPU VM?")
+    number, slice_ = int(text), _find_slice(run, attempt) if run.slices > 1 else 0
   if not (0 <= number < hosts and 0 <= slice_ < run.slices):
-    raise LaunchError(
-      f"worker {number} of slice {slice_}; the run has {amount(run.slices, 'slice')} of {amount(hosts, 'worker')}"
-    )
+    shape = f"{amount(run.slices, 'slice')} of {amount(hosts, 'worker')}"
+    raise LaunchError(f"worker {number} of slice {slice_}: the run has {shape}")
   return slice_ * hosts + number
 
 
-def _slice(run, attempt):
-  """The slice, which ends the name of its node: NAME-a1-0."""
-  shape = rf"{re.escape(run.attempt(attempt))}-(\d+)(?![\w-])"
-  said = []
+def _find_slice(run, attempt):
+  """Returns the number of the slice, with which the name of its node ends: NAME-a1-0."""
+  name, found = run.attempt(attempt), []
   for key in ("instance/attributes/tpu-env", "instance/attributes/instance-id", "instance/description"):
-    text = metadata(key) or ""
-    if key.endswith("tpu-env"):  # lines as NODE_ID: 'vit-a1-0'
+    text = read_metadata(key) or ""
+    if key.endswith("tpu-env"):  # contains lines such as NODE_ID: 'vit-a1-0'
       text = "".join(re.findall(r"^NODE_ID:.*$", text, re.MULTILINE))
-    said.append(text)
-    if match := re.search(shape, text):
+    found.append(text)
+    if match := re.search(rf"{re.escape(name)}-(\d+)(?![\w-])", text):
       return int(match[1])
-  raise LaunchError(f"the metadata server does not name the node of this worker, {run.attempt(attempt)}-N: {said}")
+  raise LaunchError(f"the metadata server does not name the node {name}-N of this worker: {found}")
 
 
-def address(engine: str) -> str:
-  """The address at which other workers reach this one."""
+def find_address(engine: str) -> str:
+  """Returns the address at which the other workers reach this one."""
   if engine == "local":
     return "127.0.0.1"
-  if engine == "qr":
-    return (metadata("instance/network-interfaces/0/ip") or "").strip() or _route()
-  return _route()
-
-
-def _route():
-  """Returns the address of this machine on its way out; nothing is sent."""
-  with _socket(socket.SOCK_DGRAM) as probe:
+  if engine == "qr" and (address := (read_metadata("instance/network-interfaces/0/ip") or "").strip()):
+    return address
+  with boundary("the sockets of this host"), socket.socket(type=socket.SOCK_DGRAM) as probe:
     try:
-      probe.connect(("192.0.2.1", 9))  # of no one: RFC 5737
+      probe.connect(("192.0.2.1", 9))  # an address for documentation, RFC 5737; nothing is sent
       return probe.getsockname()[0]
-    except OSError:  # no way out
+    except OSError:  # there is no route
       return "127.0.0.1"
 
 
-def _socket(kind=socket.SOCK_STREAM):
-  """Returns a new socket. UnknownError if the system has none."""
-  try:
-    return socket.socket(socket.AF_INET, kind)
-  except OSError as error:
-    raise UnknownError(f"this host opens no socket: {error.strerror}") from None
-
-
-def port(engine: str) -> tuple:
-  """(a free port for the coordinator, which ones are taken, in words). LaunchError where there is none."""
-  if engine in ("local", "hosts"):
-    with _socket() as probe:
-      try:
-        probe.bind(("", 0))
-        return probe.getsockname()[1], ""
-      except OSError as error:
-        raise UnknownError(f"this host has no free port: {error.strerror}") from None
+def find_port(engine: str) -> tuple:
+  """Returns a free port for the coordinator, and a note on the ports that are in use."""
   taken = []
-  for number in PORTS:
-    with _socket() as probe:
+  for number in (0,) if engine in ("local", "hosts") else PORTS:  # 0: a port that the system chooses
+    with boundary("the sockets of this host"), socket.socket() as probe:
       try:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if number:
+          probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("", number))
-        return number, f"port {', '.join(taken)} of this host is in use" if taken else ""
+        return probe.getsockname()[1], f"port {', '.join(taken)} of this host is in use" if taken else ""
       except OSError:
+        if not number:
+          raise
         taken.append(str(number))
-  raise LaunchError(f"ports {PORTS[0]} to {PORTS[-1]} of this host are all in use; stop what uses them: ss -ltnp")
+  raise LaunchError(f"ports {PORTS[0]} to {PORTS[-1]} of this host are in use. Stop what uses them: ss -ltnp")
 
 
-def widen(engine: str, root: str = "/") -> str:
-  """Raises the limits that training on TPUs meets; says what could not be done."""
+# Limits of the system.
+
+
+def raise_limits(engine: str, root: str = "/") -> str:
+  """Raises the limits that training on TPUs reaches. Returns a note on those that could not be raised."""
   notes = []
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
@@ -173,60 +221,194 @@ def widen(engine: str, root: str = "/") -> str:
       if "[always]" not in pathlib.Path(root, _PAGES).read_text():
         pathlib.Path(root, _PAGES).write_text("always")
     except OSError as error:
-      notes.append(f"transparent huge pages stay as they are ({error.strerror}), which is slower from v5e on")
+      notes.append(f"transparent huge pages could not be enabled ({error.strerror}); v5e and newer are slower without")
   return "; ".join(notes)
 
 
 def adopt_orphans() -> None:
-  """Makes this process the parent of those whose own has died, so that none stays a zombie, in a container too."""
+  """Makes this process the parent of orphaned descendants, so that it can end and reap them, also in a container."""
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
-def oom_kills(root: str = "/") -> int:
-  """How many processes of this one's control group were killed for want of memory; 0 where nobody counts."""
+def count_oom_kills(root: str = "/") -> int:
+  """Returns how many processes of this control group were killed because memory ran out; 0 if that is not counted."""
   count = 0
-  for line in _read(pathlib.Path(root, "proc/self/cgroup")).splitlines():
+  for line in _read_file(pathlib.Path(root, "proc/self/cgroup")).splitlines():
     _, controllers, path = [*line.split(":", 2), "", ""][:3]
-    if not controllers:
-      file = pathlib.Path(root, "sys/fs/cgroup", path.lstrip("/"), "memory.events")
-    elif controllers == "memory":
-      file = pathlib.Path(root, "sys/fs/cgroup/memory", path.lstrip("/"), "memory.oom_control")
-    else:
-      continue
-    count += sum(int(number) for number in re.findall(r"^oom_kill (\d+)$", _read(file), re.MULTILINE))
+    file = {"": f"{path}/memory.events", "memory": f"memory{path}/memory.oom_control"}.get(controllers)  # cgroup v2, v1
+    if file:
+      text = _read_file(pathlib.Path(root, "sys/fs/cgroup", file.lstrip("/")))
+      count += sum(int(number) for number in re.findall(r"^oom_kill (\d+)$", text, re.MULTILINE))
   return count
 
 
-def _read(path):
+def _read_file(path):
   try:
     return path.read_text(errors="replace")
   except OSError:
     return ""
 
 
-def give_back(name: str, project: str = "", zone: str = "", pause: float = 15.0) -> None:
-  """Deletes the queued resource that this machine belongs to, which is called `name`; one that is gone is fine.
+# Code and interpreter.
 
-  All workers of a slice do it, at random times. CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU leads to another server, as for
-  gcloud. Raises LaunchError or UnknownError where it cannot.
+
+def fetch_code(storage, digest: str, home: pathlib.Path) -> pathlib.Path:
+  """Returns the directory of a bundle, which is downloaded, verified and unpacked unless it exists.
+
+  Args:
+    storage: the directory of the run, a `Disk` or `Bucket`.
+    digest: SHA-256 of the bundle.
+    home: directory of the launcher on this machine.
   """
-  project = project or metadata("project/project-id") or ""
-  zone = (metadata("instance/zone") or "").rpartition("/")[2] or zone
-  server = os.environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU", "https://tpu.googleapis.com/").rstrip("/")
-  url = f"{server}/v2/projects/{project}/locations/{zone}/queuedResources/{name}?force=true"
-  time.sleep(pause * random.random())
-  ask(urllib.request.Request(url, headers=Token().header(), method="DELETE"), pause)
-
-
-def secret(name: str) -> str:
-  """The value of projects/P/secrets/NAME/versions/V of Secret Manager, for the account of this machine."""
-  server = os.environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER", "https://secretmanager.googleapis.com/")
-  url = f"{server.rstrip('/')}/v1/{name}:access"
-  answer = ask(urllib.request.Request(url, headers=Token().header()))
-  if answer is None:
-    raise LaunchError(f"--secret: there is no {name}; make it, or correct its name")
+  if not re.fullmatch("[0-9a-f]{64}", digest):
+    raise LaunchError(f"{digest[:80]!r} is not the SHA-256 of a bundle. Start the run again")
+  name, folder = f"code/{digest}.tgz", home / "code" / digest
+  if os.path.isdir(folder):  # it is renamed to this name after its hash was verified
+    return folder
+  item = storage.read(name)
+  if item is None:
+    raise LaunchError(f"{name} is not in the run's directory. Start the run again, which uploads it")
+  if (found := hashlib.sha256(item.content).hexdigest()) != digest:
+    raise LaunchError(f"{name} has the SHA-256 {found}: it was changed. Start the run again")
   try:
-    return base64.b64decode(json.loads(answer)["payload"]["data"], validate=True).decode()
-  except (ValueError, KeyError, TypeError, RecursionError) as error:
-    raise LaunchError(f"--secret: {name} has no value that is text ({type(error).__name__})") from None
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent, ignore_cleanup_errors=True) as draft:
+      unpack(item.content, pathlib.Path(draft, "code"))
+      os.rename(pathlib.Path(draft, "code"), folder)
+  except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
+    raise LaunchError(f"{name} is not a bundle: {error}") from None
+  except OSError as error:
+    if not os.path.isdir(folder):  # another worker of this machine was first
+      raise LaunchError(f"{folder.parent}: {name} cannot be unpacked: {error.strerror}") from None
+  return folder
+
+
+def unpack(content: bytes, folder: pathlib.Path) -> None:
+  """Unpacks a tar archive. Older versions of Python 3.10 have no `filter="data"`.
+
+  Args:
+    content: the archive, compressed by gzip.
+    folder: the directory, which must not exist.
+
+  Raises:
+    ValueError: a member would be outside of the directory, or is neither a file, a directory nor a symbolic link.
+  """
+  links, size = [], 0
+  folder.mkdir(0o700)
+  with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as tar:
+    for count, member in enumerate(tar):
+      name, size = pathlib.PurePosixPath(member.name), size + member.size
+      if size > BUNDLE or count >= BUNDLE_FILES:
+        raise ValueError(f"it is larger than {BUNDLE:,} bytes or {BUNDLE_FILES:,} files")
+      if not name.parts or name.is_absolute() or ".." in name.parts or "\0" in member.name:
+        raise ValueError(f"{member.name!r} is not the name of a file in it")
+      path = folder / name
+      (path if member.isdir() else path.parent).mkdir(parents=True, exist_ok=True)
+      if member.isreg():
+        with open(path, "xb") as file:
+          shutil.copyfileobj(tar.extractfile(member), file)
+        path.chmod(0o755 if member.mode & 0o100 else 0o644)
+      elif member.issym():
+        links.append((path, member.linkname))
+      elif not member.isdir():
+        raise ValueError(f"{member.name!r} is neither a file nor a directory")
+  for path, target in links:  # last, so that nothing is written through a link
+    os.symlink(target, path)
+  inside = os.path.realpath(folder) + os.sep
+  for path, target in links:
+    if os.path.isabs(target) or not os.path.realpath(path).startswith(inside):
+      raise ValueError(f"{path.name!r} leads to {target!r}, outside of it")
+
+
+def install_interpreter(
+  run: Run, code: pathlib.Path, home: pathlib.Path, log: pathlib.Path, tick: Callable[[], None], date: str = ""
+) -> str:
+  """Returns a Python with the packages of a run: `run.python`, or one that uv installs once per setup.py and date.
+
+  Args:
+    run: the run.
+    code: directory of its code.
+    home: directory of the launcher on this machine.
+    log: file that receives the output of uv and pip.
+    tick: function that is called several times a second; an exception ends the installation.
+    date: newest allowed date of a package; "" for no limit.
+  """
+  if run.python:
+    if not os.access(run.python, os.X_OK):
+      raise LaunchError(f"--python: {run.python} is not a program on this host. Correct the path, or omit the flag")
+    return run.python
+  extras, deadline = ",".join(list_extras()), time.monotonic() + run.limits.install
+  try:
+    key = hashlib.sha256((code / "setup.py").read_bytes() + extras.encode() + date.encode()).hexdigest()[:16]
+  except OSError:
+    raise LaunchError("the code has no setup.py with its requirements. Add one, or use --python") from None
+  made = home / "python" / key
+  newest = [f"--exclude-newer={date}"] if date else []
+  try:
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with open(made.with_suffix(".lock"), "a") as lock:
+      while not _try_lock(lock):  # another worker of this machine installs
+        tick()
+        time.sleep(0.05)
+      if not (made / "complete").exists():
+        uv = _find_uv(home, log, tick, deadline)
+        _call([uv, "venv", "--quiet", "--clear", "--python", PYTHON, str(made)], log, tick, deadline)
+        words = ["pip", "install", "--python", str(made / "bin/python"), f"{code}[{extras}]", *newest]
+        _call([uv, *words], log, tick, deadline)
+        (made / "complete").touch()
+  except OSError as error:
+    raise LaunchError(f"{error.filename or made}: {error.strerror}. Free disk space, or repair the directory") from None
+  return str(made / "bin/python")
+
+
+def list_extras(root: str = "/") -> list:
+  """Returns the extras of setup.py that the devices of this machine need."""
+  devices = pathlib.Path(root, "dev")
+  patterns = (("gpu", "nvidia[0-9]*"), ("tpu", "accel*"), ("tpu", "vfio/[0-9]*"))  # TPUs from v5 on use vfio
+  return [*[extra for extra, pattern in patterns if any(devices.glob(pattern))][:1], "gcs"]
+
+
+def _try_lock(file):
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return False
+  return True
+
+
+def _find_uv(home, log, tick, deadline):
+  """Returns the path of uv: of this machine, or installed below `home`, where no distribution forbids it."""
+  if found := shutil.which("uv"):
+    return found
+  target = home / "uv"
+  if not (target / "bin/uv").exists():
+    words = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", str(target), "uv"]
+    _call(words, log, tick, deadline)
+  return str(target / "bin/uv")
+
+
+def _call(words, log, tick, deadline):
+  """Runs a command that needs the network, with further tries. Raises a LaunchError with its last line."""
+  for number in range(INSTALLS):
+    with open(log, "ab") as file:
+      start = file.tell()
+      process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+    try:
+      while process.poll() is None:
+        tick()
+        if time.monotonic() > deadline:
+          raise LaunchError(f"{' '.join(words[:4])} took longer than limits.install")
+        time.sleep(0.05)
+    finally:
+      if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.returncode == 0:
+      return
+    tick()
+    time.sleep(min(2.0, 0.5 * 2**number))
+  with open(log, "rb") as file:
+    file.seek(start)
+    lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+  raise LaunchError(f"{' '.join(words)} ended with {process.returncode}: {(lines or ['no output'])[-1][:300]}")

@@ -1,6 +1,7 @@
-"""The program of a try: a process with all that it starts, from its environment to the meaning of its end."""
+"""The program of a try: its environment, its process, its log and the meaning of its exit code."""
 
 import contextlib
+import ctypes
 import json
 import os
 import pathlib
@@ -8,96 +9,119 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 from launch import machine, storage
-from launch.errors import LaunchError, UnknownError
+from launch.errors import LaunchError, UnknownError, utc
 from launch.spec import Run
 
 STATUS = "VITJAX_STATUS"
-HANG, PEER, KILLED = 43, 134, 137  # of the contract in docs/runs.md
+HANG, KILLED = 43, 137  # exit codes of the contract in docs/runs.md
+PIECE = 2**18  # bytes of one file of the log in the run's directory
+BEHIND = 2**26  # bytes of the log that stay on the local disk
+MOST = 2**27  # bytes of a try that are sent as they appear; after these, only the last piece is sent
+SHORT = 8  # characters below which the value of a secret is not hidden, because every log contains such words
+TAIL, LINES = 8192, 40  # the largest size of a tail, in bytes and in lines
 _INHERITED = re.compile(r"(?!MEGASCALE_|VITJAX_|JAX_COORDINATOR_|LAUNCH_).*(?<!_proxy)", re.IGNORECASE | re.DOTALL)
 _HELD = re.compile(r"^.*is held by process .*$", re.MULTILINE)
-# Of Python's faulthandler, which exits with 1.
-_STOOD_STILL = re.compile(r"^Timeout \(\d+:\d\d:\d\d(\.\d+)?\)!$", re.MULTILINE)
-_LONGEST = 10_000  # bytes of what a program says of its progress
-_REAPED = 10.0  # seconds that killed processes have to vanish
+_TIMEOUT = re.compile(
+  r"^Timeout \(\d+:\d\d:\d\d(\.\d+)?\)!$", re.MULTILINE
+)  # of Python's faulthandler, which exits with 1
+_LONGEST = 10_000  # bytes of the status file that are read
+_REAPED = 10.0  # seconds in which killed processes must disappear
 
 
 def environment(
   run: Run, worker: int, engine: str, coordinator: str, status: pathlib.Path, folder: pathlib.Path, secrets: dict
 ) -> dict:
-  """The variables of a program: those of this process, but none that another job or a proxy left; the run's; ours.
+  """Returns the environment of a program.
+
+  It contains the variables of this process without those of proxies and other jobs, the variables of the run, and the
+  variables of the launcher.
 
   Args:
+    run: the run.
+    worker: number of the worker among all workers of the run.
+    engine: name of the backend.
     coordinator: HOST:PORT of worker 0.
-    status: the file in which the program says its progress.
-    folder: of the code.
-    secrets: variables and their values.
+    status: file in which the program reports its progress.
+    folder: directory of the code.
+    secrets: names and values of the secrets.
   """
   values = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
-  if engine != "gke":  # where the machines' own plugin sets them
+  if engine != "gke":  # GKE's own plugin sets TPU_ variables. Elsewhere they are left from another job.
     values = {name: value for name, value in values.items() if not name.startswith("TPU_")}
   values.setdefault("HOME", os.path.expanduser("~") if os.path.expanduser("~") != "~" else str(status.parent))
   values.setdefault("PATH", os.defpath)
   values |= run.env | secrets
-  beside = values.get("PYTHONPATH")
   values |= {
     "VITJAX_COORDINATOR": coordinator,
     "VITJAX_PROCESSES": str(run.workers),
     "VITJAX_PROCESS": str(worker),
     STATUS: str(status),
     "PYTHONUNBUFFERED": "1",
-    "PYTHONPATH": f"{folder}{os.pathsep}{beside}" if beside else str(folder),  # for processes that it starts elsewhere
+    # For child processes with another working directory.
+    "PYTHONPATH": os.pathsep.join(filter(None, (str(folder), values.get("PYTHONPATH")))),
   }
   if run.devices:
     values["VITJAX_DEVICES"] = str(run.devices)
-  if run.slices > 1:  # as Ray and levanter set them
-    host, hosts = coordinator.rpartition(":")[0], run.workers // run.slices
+  if run.slices > 1:  # the same variables as Ray and Levanter
     values |= {
-      "MEGASCALE_COORDINATOR_ADDRESS": f"{host}:{machine.SLICES_PORT}",
+      "MEGASCALE_COORDINATOR_ADDRESS": f"{coordinator.rpartition(':')[0]}:{machine.SLICES_PORT}",
       "MEGASCALE_PORT": str(machine.SLICES_PORT),
       "MEGASCALE_NUM_SLICES": str(run.slices),
-      "MEGASCALE_SLICE_ID": str(worker // hosts),
+      "MEGASCALE_SLICE_ID": str(worker // (run.workers // run.slices)),
     }
   return values
 
 
-def secrets(run: Run) -> dict:
-  """The values of a run's secrets on this machine. LaunchError, UnknownError."""
+def read_secrets(run: Run) -> dict:
+  """Returns the values of the secrets of a run.
+
+  Raises:
+    LaunchError: a secret is missing, or cannot be a variable.
+    UnknownError: Secret Manager does not answer.
+  """
   values = {}
   for name, source in run.secrets.items():
     if source.startswith("projects/"):
-      values[name] = machine.secret(source)
+      values[name] = machine.read_secret(source)
     elif source.startswith("file:"):
       try:
         values[name] = pathlib.Path(source[5:]).read_text().rstrip("\n")
       except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "it is no text"
+        why = getattr(error, "strerror", None) or "not UTF-8 text"
         raise LaunchError(f"--secret: {name}={source} cannot be read on this host: {why}") from None
     elif name in os.environ:  # Kubernetes has set it
       values[name] = os.environ[name]
     else:
-      raise LaunchError(f"--secret: {name}={source}: Kubernetes did not set it; is it in the manifest?")
+      raise LaunchError(f"--secret: {name}={source}: Kubernetes did not set it. Check the manifest")
     if "\0" in values[name]:
-      raise LaunchError(f"--secret: the value of {name} has a zero byte, which no variable can have")
+      raise LaunchError(f"--secret: the value of {name} has a zero byte, which a variable cannot contain")
   return values
 
 
 class Program:
-  """A process in a group of its own: a resource. LaunchError where it cannot be started."""
+  """A child process in a session of its own, a resource. Raises a LaunchError if it cannot be started.
+
+  Attributes:
+    progress: "step" and "began" (0 to 1e15, else -1) and the text "doing", as the program last reported them.
+    moved: monotonic time of the last progress.
+    asked: monotonic time at which the program was asked to stop; None before.
+  """
 
   def __init__(self, words: list, folder: pathlib.Path, environment: dict, log: pathlib.Path):
-    self._status, self._killed = pathlib.Path(environment[STATUS]), False
-    self._ooms = machine.oom_kills()
-    _removed(self._status)
-    self.progress, self._said, self.moved = {}, {}, time.monotonic()
+    self._status, self._killed, self.asked = pathlib.Path(environment[STATUS]), False, None
+    self._oom_kills = machine.count_oom_kills()
+    self.progress, self._reported, self.moved = {}, {}, time.monotonic()
+    _delete(self._status)
     name = words[0]
     if not shutil.which(name):
-      raise LaunchError(f"{name} cannot be started: it is no program on this host")
-    if path := shutil.which("setpriv"):  # of util-linux: so it ends with this process, also where that is killed
-      # Popen's preexec_fn could do it too, and is not safe beside threads.
-      words = [path, "--pdeathsig=KILL", "--", *words]
+      raise LaunchError(f"{name} cannot be started: this host has no such program")
+    if setpriv := shutil.which("setpriv"):  # the kernel ends the program with this process, even after a SIGKILL
+      # Popen's preexec_fn could do the same, but is not safe if there are threads.
+      words = [setpriv, "--pdeathsig=KILL", "--", *words]
     try:
       with open(log, "ab") as file:
         self._process = subprocess.Popen(
@@ -105,63 +129,64 @@ class Program:
         )
     except (OSError, ValueError) as error:
       raise LaunchError(f"{name} cannot be started: {getattr(error, 'strerror', None) or error}") from None
-    self.asked = None  # when it was asked to stop
 
   def poll(self) -> "int | None":
-    """Its exit code, as a shell says it; None while it runs."""
+    """Returns the exit code as a shell reports it; None while the program runs."""
     code = self._process.poll()
     return code if code is None or code >= 0 else 128 - code
 
-  def look(self) -> None:
-    """Reads what it says of its progress into `progress`; a file that is none, or half of one, is nothing.
-
-    Of `progress` are only "step", "began" (0 to 1e15, else -1) and "doing", a text.
-    """
+  def read_progress(self) -> None:
+    """Updates `progress` and `moved` from the status file. Ignores an invalid or incomplete file."""
     try:
-      said = json.loads(storage.regular(self._status, _LONGEST)[0])
+      found = json.loads(storage.regular(self._status, _LONGEST)[0])
     except (OSError, ValueError, RecursionError):
       return
-    if isinstance(said, dict) and type(said.get("step")) is int and said != self._said:
-      self._said, self.moved = said, time.monotonic()
-      self.progress = {key: _step(said.get(key)) for key in ("step", "began")} | {"doing": _text(said.get("doing"))}
+    if isinstance(found, dict) and type(found.get("step")) is int and found != self._reported:
+      self._reported, self.moved = found, time.monotonic()
+      doing = found["doing"] if isinstance(found.get("doing"), str) else ""
+      self.progress = {key: _step(found.get(key)) for key in ("step", "began")}
+      self.progress["doing"] = re.sub("[\ud800-\udc7f\udd00-\udfff]", "?", doing)  # a file cannot contain surrogates
 
   def ask(self) -> None:
-    """Asks it to stop, once. Not what it has started: its workers end with it, and not before."""
+    """Sends SIGTERM once, to the program only: its data workers must not end before it."""
     if self.asked is None:
       self.asked = time.monotonic()
-      with contextlib.suppress(ProcessLookupError):
-        self._process.send_signal(signal.SIGTERM)
+      self._process.send_signal(signal.SIGTERM)
 
   def print_stacks(self) -> None:
-    """Asks it for the stacks of its threads."""
-    with contextlib.suppress(ProcessLookupError):
-      self._process.send_signal(signal.SIGUSR2)
+    """Requests the stacks of all threads of the program."""
+    self._process.send_signal(signal.SIGUSR2)
 
   def kill(self) -> None:
-    """Ends it at once."""
+    """Kills the process group of the program."""
     self._killed = self._process.poll() is None
     with contextlib.suppress(ProcessLookupError):
       os.killpg(self._process.pid, signal.SIGKILL)
 
   def close(self) -> list:
-    """Ends all that it has started, wherever; returns the processes that do not die."""
+    """Kills the program and all its descendants. Returns the processes that survive."""
     if self._process.poll() is None:
       self.kill()
       self._process.wait()
-    return end(str(self._status), os.getpid())
+    return kill_all(str(self._status), os.getpid())
 
-  def meaning(self, code: int, tail: str) -> tuple:
-    """(exit code by the contract, what it means in words) of its end."""
+  def explain(self, code: int, tail: str) -> tuple:
+    """Returns the exit code of the contract, and its meaning in words.
+
+    Args:
+      code: what `poll` returned.
+      tail: the end of the log of the try.
+    """
     if self._killed and self.asked is not None:
-      return code, "it did not end within limits.grace of SIGTERM, and was killed"
-    if code == KILLED and machine.oom_kills() > self._ooms:
-      return code, "killed for want of memory of the host; take fewer data workers, a smaller batch or larger hosts"
+      return code, "killed, because it did not end within limits.grace after SIGTERM"
+    if code == KILLED and machine.count_oom_kills() > self._oom_kills:
+      return code, "killed because the host ran out of memory; use fewer data workers, a smaller batch or larger hosts"
     if code == KILLED:
       return code, "killed by the system (SIGKILL)"
     if code == HANG and (held := _HELD.findall(tail)):
       return code, held[-1].strip()[:500]
-    if code == 1 and _STOOD_STILL.search(tail):
-      return HANG, "Python itself stood still; the stacks are in the log"
+    if code == 1 and _TIMEOUT.search(tail):
+      return HANG, "Python made no progress; the stacks are in the log"
     return code, ""
 
 
@@ -169,13 +194,8 @@ def _step(value):
   return value if type(value) is int and 0 <= value < 1e15 else -1
 
 
-def _text(value):
-  """A text that a file can hold; "" for what is none."""
-  return re.sub("[\ud800-\udc7f\udd00-\udfff]", "?", value) if isinstance(value, str) else ""
-
-
-def _removed(path):
-  """Deletes what a program has left: a file, a link or a directory. UnknownError if it cannot be deleted."""
+def _delete(path):
+  """Deletes a file, a link or a directory. Raises an UnknownError if that fails."""
   try:
     if path.is_dir() and not path.is_symlink():
       shutil.rmtree(path)
@@ -185,65 +205,169 @@ def _removed(path):
     raise UnknownError(f"{error.filename or path}: {error.strerror}") from None
 
 
-def end(mark: str, worker: int = 0) -> list:
-  """Kills what programs have started, and waits for it; returns the processes that do not die.
+def kill_all(mark: str, worker: int = 0) -> list:
+  """Kills the processes of programs and waits until they are gone. Returns the processes that survive.
 
   Args:
-    mark: how the names of their status files begin, which tells them also where whoever started them was killed.
-    worker: the process below which all of them are, orphans too, whatever their environment says; 0 for none.
+    mark: the first characters of the paths of their status files. These identify them after the death of their worker.
+    worker: a worker whose descendants are killed as well, even if they have no status file; 0 for none.
+
+  Raises:
+    UnknownError: the processes cannot be listed.
   """
   deadline, clean = time.monotonic() + _REAPED, 0
-  while clean < 2:  # what forks meanwhile may be missed once
+  while clean < 2:  # one look can miss a process that is just being forked
     try:
-      marked, below = _marked(mark), _below(worker) if worker else {}
-    except OSError as error:  # too many open files, for a while
+      found = {*_find_marked(mark), *(_find_descendants(worker) if worker else ())}
+    except OSError as error:  # too many open files, which may pass
       if time.monotonic() > deadline:
         raise UnknownError(f"the processes of this host cannot be listed: {error.strerror}") from None
       time.sleep(0.01)
       continue
-    for kill, numbers in ((os.kill, marked), (os.killpg, set(below.values()))):
-      for number in numbers:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-          kill(number, signal.SIGKILL)
-    clean = 0 if marked or below else clean + 1
-    if not clean and time.monotonic() > deadline:
-      return sorted({*marked, *below})
+    for number in found:
+      with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(number, signal.SIGKILL)
+    clean = 0 if found else clean + 1
+    if found and time.monotonic() > deadline:
+      return sorted(found)
     time.sleep(0.01)
   return []
 
 
-def _below(worker):
-  """{process: its group} of those that live below a worker: programs and what they have started.
-
-  They have sessions of their own; what else the worker has started is in the worker's.
-  """
-  rows = {}  # state, parent, group and session, see proc_pid_stat(5)
+def _find_descendants(worker):
+  """Returns the living descendants of a worker outside its own session, in which no program is. Reaps zombies."""
+  rows = {}  # state, parent, process group and session: proc_pid_stat(5)
   for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
     with contextlib.suppress(OSError):  # it has ended
       state, *numbers = path.read_text().rpartition(")")[2].split()[:4]
       rows[int(path.parent.name)] = state, *map(int, numbers)
-  found = {}
-  for number, (state, parent, group, session) in rows.items():
+  found = []
+  for number, (state, parent, _, session) in rows.items():
     above = number
     while above in rows and above != worker:
       above = rows[above][1]
     if above != worker or session == rows.get(worker, (0, 0, 0, session))[3]:
       continue
     if state != "Z":
-      found[number] = group
+      found.append(number)
     elif parent == os.getpid():
       with contextlib.suppress(ChildProcessError):
         os.waitpid(number, os.WNOHANG)
   return found
 
 
-def _marked(mark):
+def _find_marked(mark):
+  """Returns the processes with a status file of this mark in their environment."""
   found, start = [], f"{STATUS}={mark}".encode()
   for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
     try:
       words = path.read_bytes().split(b"\0")
-    except OSError:  # ended, or somebody else's
+    except OSError:  # it has ended, or belongs to another user
       continue
     if any(word.startswith(start) for word in words) and int(path.parent.name) != os.getpid():
       found.append(int(path.parent.name))
   return found
+
+
+class Log:
+  """The log of a worker: a local file to which programs write, and which is sent in pieces without secrets.
+
+  Only the user of the worker may read the file, who can read the variables of the program anyway. If the worker is
+  killed, the next one continues behind the last piece that was sent.
+  """
+
+  def __init__(self, path: pathlib.Path):
+    self.path, self._note, self._secrets, self._longest = path, path.with_suffix(".sent"), None, 1
+    self._sent = self._try = self._trimmed = 0
+    with contextlib.suppress(OSError, ValueError):
+      self._sent = int(self._note.read_text())
+    os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
+
+  def hide(self, values: list) -> None:
+    """Replaces these values by *** from now on, except values of less than 8 characters."""
+    hidden = sorted({value.encode(errors="surrogateescape") for value in values if len(value) >= SHORT}, key=len)
+    self._longest = len(hidden[-1]) if hidden else 1
+    self._secrets = re.compile(b"|".join(map(re.escape, reversed(hidden)))) if hidden else None
+
+  def redact(self, text: str) -> str:
+    """Returns a text without secrets."""
+    return self._redacted(text.encode(errors="surrogateescape")).decode(errors="replace")
+
+  def _redacted(self, content):
+    return self._secrets.sub(b"***", content) if self._secrets else content
+
+  def write(self, text: str) -> None:
+    """Adds a line of the worker."""
+    with contextlib.suppress(OSError), open(self.path, "ab") as file:  # the reports show that a disk is full
+      file.write(f"{utc(time.time())} launch: {self.redact(text)}\n".encode(errors="replace"))
+
+  def size(self) -> int:
+    """Returns the size in bytes, 0 if the file is gone."""
+    with contextlib.suppress(OSError):
+      return self.path.stat().st_size
+    return 0
+
+  def begin(self) -> int:
+    """Starts a try. Returns its first position in the file."""
+    self._try = self.size()
+    return self._try
+
+  def trim(self) -> None:
+    """Frees the disk space of all but the last BEHIND bytes. Positions stay the same. Works on Linux only."""
+    end = self.size() - BEHIND
+    if end - self._trimmed < PIECE or sys.platform != "linux":
+      return
+    self._trimmed = end  # set first, because another thread reads the file
+    with contextlib.suppress(OSError), open(self.path, "rb+") as file:
+      # FALLOC_FL_KEEP_SIZE and _PUNCH_HOLE of linux/falloc.h. File systems without them, such as NFS 4.1, keep all.
+      ctypes.CDLL(None).fallocate64(file.fileno(), 1 | 2, ctypes.c_int64(0), ctypes.c_int64(end))
+
+  def read_piece(self, last: bool = False) -> tuple:
+    """Returns the bytes behind the last piece that was sent, and their last position; b"" if there are none.
+
+    Args:
+      last: nothing will be added. Otherwise bytes that may be the beginning of a secret are held back.
+    """
+    start, size, note = self._sent, self.size(), b""
+    if size < start:  # somebody has shortened the file
+      start = self._try = self._trimmed = 0
+    full = start - self._try >= MOST
+    if full and not last:
+      return b"", start
+    content = self._read(start)
+    if size - start > (PIECE if full else BEHIND) or start < self._trimmed:
+      note = f"launch: {size - PIECE - start:,} bytes are left out\n".encode()
+      start = size - PIECE
+      content = self._read(start)
+    end = len(content) if last and start + len(content) >= size else max(0, len(content) - self._longest + 1)
+    for match in self._secrets.finditer(content) if self._secrets else ():
+      if match.start() < end < match.end():
+        end = match.end()
+    text = self._redacted(content[:end])
+    text = note + text[self._longest - 1 :] if note else text  # the first bytes may be the end of a secret
+    if start - self._try < MOST <= start + end - self._try:
+      text += f"\nlaunch: {MOST:,} bytes of a try; of the rest only the end is sent, after the try\n".encode()
+    return text, start + end
+
+  def _read(self, start):
+    with contextlib.suppress(OSError), open(self.path, "rb") as file:
+      file.seek(start)
+      return file.read(PIECE)
+    return b""
+
+  def mark_sent(self, end: int) -> None:
+    """Notes that a piece up to this position has arrived."""
+    self._sent = end
+    with contextlib.suppress(OSError):  # if the worker is killed, the piece is sent again
+      self._note.write_text(str(end))
+
+  def tail(self, start: int) -> str:
+    """Returns the last lines behind a position."""
+    try:
+      with open(self.path, "rb") as file:
+        begin = max(start, self.size() - 2 * TAIL)
+        file.seek(begin)
+        content = self._redacted(file.read())[self._longest - 1 if begin > start else 0 :]
+    except OSError:
+      return ""
+    return "\n".join(content[-TAIL:].decode(errors="replace").splitlines()[-LINES:])

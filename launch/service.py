@@ -1,104 +1,107 @@
-"""A worker as a unit of its machine: of systemd, or a daemon. It is started once, however often `start` is called.
+"""A worker as a service of its machine: a unit of systemd, or a daemon. Repeated starts have no effect.
 
-The directory of a unit has a lock, which the worker holds as long as it is alive, and a description of the worker. What
-cannot be read is unknown: an UnknownError, and never the conclusion that there is no worker.
+The directory of a service has a description and a lock, which the worker holds as long as it lives. What cannot be
+read is unknown: it raises an UnknownError, and never means that there is no worker.
 """
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 import time
 
-from launch import engine, program
-from launch.errors import LaunchError, UnknownError, amount
+from launch import program
+from launch.assumptions import boundary
+from launch.errors import LaunchError, UnknownError
 
 ROOT = pathlib.Path(__file__).absolute().parent.parent  # of the package
-SYSTEMD = pathlib.Path("/run/systemd/system")  # there where it runs: sd_booted(3)
-PROBED = 0.3  # seconds, longer than `alive` holds a lock
-START = 30.0  # seconds that a worker may take until it has the lock
-# What a unit of systemd keeps of the environment; the rest is not its business.
-_ABSENT = (FileNotFoundError, NotADirectoryError)  # which say that there is no such file
+SYSTEMD = pathlib.Path("/run/systemd/system")  # exists if systemd is running: sd_booted(3)
+PROBED = 0.3  # seconds, longer than `is_alive` holds a lock
+START = 30.0  # seconds in which a worker must take its lock
 CALL = 60.0  # seconds for a command of systemd
-_KEPT = ("HOME", "PATH", "LANG", "XDG_STATE_HOME", "STORAGE_EMULATOR_HOST", "GCE_METADATA_HOST",
-         "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU", "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER")  # fmt: skip
+# The variables that a unit of systemd inherits.
+_INHERITED = ("HOME", "PATH", "LANG", "XDG_STATE_HOME", "STORAGE_EMULATOR_HOST", "GCE_METADATA_HOST",
+              "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU", "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER")  # fmt: skip
+_ABSENT = (FileNotFoundError, NotADirectoryError)
 
 
-def home() -> pathlib.Path:
-  """Where workers keep code, interpreters and units on a machine; where nobody has a home, below /tmp."""
+def default_home() -> pathlib.Path:
+  """Returns the directory for code, interpreters and services on this machine, below /tmp for users without a home."""
   if state := os.environ.get("XDG_STATE_HOME"):
-    return pathlib.Path(state, "vit_jax/launch")
+    return pathlib.Path(state, "vit_jax/launch").absolute()
   try:
     return pathlib.Path.home() / ".local/state/vit_jax/launch"
   except RuntimeError:
     return pathlib.Path(f"/tmp/vit_jax-{os.getuid()}/launch")
 
 
+def name_service(run: str, attempt: int, engine: str, worker: "int | None") -> str:
+  """Returns the name of a worker's service. Only the backend local has several workers on a machine."""
+  return f"{run}-a{attempt}" + (f"-w{worker or 0:02d}" if engine == "local" else "")
+
+
 class Service:
-  """A unit with a name, such as vit-b16-a1, and a directory below `home`. All methods may raise an UnknownError."""
+  """A worker of this machine. All methods may raise an UnknownError.
+
+  Args:
+    name: such as vit-b16-a1, as `name_service` returns it.
+    home: directory of the launcher on this machine.
+  """
 
   def __init__(self, name: str, home: pathlib.Path):
-    self.name, self.folder = f"vitjax-{name}", home / "units" / name
+    self.name, self.home, self.folder = f"vitjax-{name}", home, home / "units" / name
 
-  def make(self, about: dict) -> None:
-    """Notes that it is to be, and what. LaunchError where the folder cannot be written."""
-    try:
-      self.folder.mkdir(parents=True, exist_ok=True)
+  def describe(self, about: dict) -> None:
+    """Writes the description of the service. LaunchError if the directory is not writable."""
+    with self._writable():
       draft = self.folder / f".about.{os.getpid()}"
       draft.write_text(json.dumps(about))
       os.replace(draft, self.folder / "about.json")
-    except OSError as error:
-      raise LaunchError(f"{self.folder}: {error.strerror}; mend it, or set XDG_STATE_HOME to another folder") from None
 
   @property
   def about(self) -> "dict | None":
-    """The description that `make` wrote; None if there is no such unit, or the description is damaged."""
+    """The description; None if there is none, or it is damaged."""
     try:
-      with _known(self.folder):
-        about = json.loads((self.folder / "about.json").read_text())
+      with _known(self.folder / "about.json", ValueError, RecursionError) as path:
+        about = json.loads(path.read_text())
     except (*_ABSENT, ValueError, RecursionError):
       return None
     return about if isinstance(about, dict) else None
 
   def forget(self) -> None:
-    """Removes the description of a unit that has ended. Its log stays."""
-    with _known(self.folder):
-      (self.folder / "about.json").unlink(missing_ok=True)
+    """Deletes the description of a service that has ended. The log stays."""
+    with _known(self.folder / "about.json") as path:
+      path.unlink(missing_ok=True)
 
-  def lock(self) -> "int | None":
-    """Takes the lock for this process, until it ends; None if another process has it. LaunchError."""
-    try:
-      self.folder.mkdir(parents=True, exist_ok=True)
-      file = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-      raise LaunchError(f"{self.folder}: {error.strerror}; mend it, or set XDG_STATE_HOME to another folder") from None
-    deadline = time.monotonic() + PROBED
+  def lock(self) -> bool:
+    """Takes the lock until this process ends. Returns False if another process holds it."""
+    path, deadline = self.folder / "lock", time.monotonic() + PROBED
+    with self._writable():
+      file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
     while True:
       try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with _known(path):
+          fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         break
       except BlockingIOError:
         if time.monotonic() > deadline:
-          os.close(file)
-          return None
+          return False
         time.sleep(0.01)
-      except OSError as error:  # a file system without locks
-        os.close(file)
-        raise UnknownError(f"{self.folder}/lock: {error.strerror}") from None
-    with contextlib.suppress(OSError):  # of a full disk; `stop` then finds it only through systemd
-      os.ftruncate(file, 0)
-      os.pwrite(file, f"{os.getpid()} {_began(os.getpid())}".encode(), 0)
-    return file
+    self._held = file
+    with contextlib.suppress(OSError):  # the disk is full; only systemd can stop this process then
+      os.ftruncate(file.fileno(), 0)
+      os.pwrite(file.fileno(), f"{os.getpid()} {_start_time(os.getpid())}".encode(), 0)
+    return True
 
-  def alive(self) -> bool:
+  def is_alive(self) -> bool:
     """Returns whether a process holds the lock."""
     try:
-      with _known(self.folder), open(self.folder / "lock") as file:
+      with _known(self.folder / "lock") as path, open(path) as file:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
       return True
@@ -107,35 +110,36 @@ class Service:
     return False
 
   def process(self) -> int:
-    """Returns the process that holds the lock; 0 if none does, or it could not write its number."""
+    """Returns the process that holds the lock; 0 if there is none, or the disk was too full for its number."""
     try:
-      with _known(self.folder):
-        number, began = (self.folder / "lock").read_text().split()
-      process = int(number)
+      with _known(self.folder / "lock", ValueError) as path:
+        number, started = path.read_text().split()
+        number = int(number)
     except (*_ABSENT, ValueError):
       return 0
-    return process if self.alive() and _began(process) == began else 0
+    return number if self.is_alive() and _start_time(number) == started else 0
 
   def start(self, words: list, grace: float, systemd: bool = True) -> str:
-    """Starts `python -m launch.worker run` with these words, unless it lives; says what was done. LaunchError.
+    """Starts `python -m launch.worker run` unless it is alive. Returns what was done. Raises a LaunchError.
 
     Args:
+      words: arguments of the worker.
       grace: seconds that it may take to stop.
-      systemd: not where its programs need the environment of this process.
+      systemd: whether it may be a unit of systemd, whose programs do not have the environment of this process.
     """
-    with _known(self.folder):
+    with _known(self.folder / "starting") as path:
       self.folder.mkdir(parents=True, exist_ok=True)
-      turn = open(self.folder / "starting", "a")
+      turn = open(path, "a")
     with turn:
-      with _known(self.folder):
+      with _known(path):
         fcntl.flock(turn, fcntl.LOCK_EX)
-      if self.alive():
-        return f"{self.name} lives already, process {self.process()}"
+      if self.is_alive():
+        return f"{self.name} is already alive, process {self.process()}"
       run = [sys.executable, "-m", "launch.worker", "run", *words]
       output, process = self.folder / "worker.txt", None
       if systemd and SYSTEMD.exists() and os.geteuid() == 0:
-        result = _call(command(self.name, run, grace))
-        if result.returncode and not _active(self.name):
+        result = _call(build_command(self.name, run, grace))
+        if result.returncode and not _is_active(self.name):
           raise LaunchError(f"systemd-run {self.name}: {' '.join(result.stderr.split())[:300]}", 1)
       else:
         with _known(output), open(output, "ab") as file:
@@ -143,91 +147,88 @@ class Service:
             run, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
           )
       deadline = time.monotonic() + START
-      while not self.alive():
-        if not (process.poll() is None if process else _active(self.name)):
-          said = _last_line(output)
-          raise LaunchError(f"{self.name} ended at once{': ' if said else ''}{said}; see {output}, or journalctl", 1)
-        if time.monotonic() > deadline:
-          raise LaunchError(f"{self.name} has not taken its lock within {START:.0f} s; see {output}, or journalctl", 1)
+      while not self.is_alive():
+        ended = process.poll() is not None if process else not _is_active(self.name)
+        if ended or time.monotonic() > deadline:
+          why = f"ended at once: {_last_line(output)}" if ended else f"has not taken its lock within {START:.0f} s"
+          raise LaunchError(f"{self.name} {why}; see {output}, or journalctl", 1)
         time.sleep(0.02)
       return f"{self.name} is started, process {self.process()}"
 
   def ask(self) -> bool:
-    """Asks it to stop, and returns at once: whether there was one to ask."""
-    if SYSTEMD.exists() and _active(self.name):
+    """Requests the end of the worker and returns at once. Returns whether there was one."""
+    if SYSTEMD.exists() and _is_active(self.name):
       _call(["systemctl", "stop", "--no-block", self.name])
       return True
     if number := self.process():
-      with contextlib.suppress(ProcessLookupError), _known(self.folder):
-        os.kill(number, signal.SIGTERM)
+      self._signal(number, signal.SIGTERM)
     return bool(number)
 
   def stop(self, grace: float) -> bool:
-    """Stops it with all that it has started; whether all is gone."""
+    """Stops the worker and its programs, and kills them after `grace` seconds. Returns whether all have ended."""
     asked, deadline = self.ask(), time.monotonic() + grace
-    while self.alive() and time.monotonic() < deadline:
+    while self.is_alive() and time.monotonic() < deadline:
       asked = asked or self.ask()  # it may just be starting
       time.sleep(0.02)
     if number := self.process():
-      program.end(f"{self.folder}/", number)
-      with contextlib.suppress(ProcessLookupError), _known(self.folder):
-        os.kill(number, signal.SIGKILL)
-    left = program.end(f"{self.folder}/")  # also of a worker that was killed
-    while self.alive() and time.monotonic() < deadline + 5:
+      program.kill_all(f"{self.folder}/", number)
+      self._signal(number, signal.SIGKILL)
+    left = program.kill_all(f"{self.folder}/")  # also those of a worker that was killed
+    while self.is_alive() and time.monotonic() < deadline + 5:
       time.sleep(0.02)
-    return not left and not self.alive()
+    return not left and not self.is_alive()
+
+  def _signal(self, number, kind):
+    with contextlib.suppress(ProcessLookupError), _known(self.folder):
+      os.kill(number, kind)
+
+  @contextlib.contextmanager
+  def _writable(self):
+    try:
+      self.folder.mkdir(parents=True, exist_ok=True)
+      yield
+    except OSError as error:
+      advice = "Make it writable, or set XDG_STATE_HOME to another directory"
+      raise LaunchError(f"{self.folder}: {error.strerror}. {advice}") from None
 
 
-def every(home: pathlib.Path, engine: str) -> list:
-  """What is known of the units of an engine that were made on this machine, with "alive" and "made", when."""
+def find_services(home: pathlib.Path, run: str, attempt: int, engine: str, worker: "int | None" = None) -> list:
+  """Returns the services of an attempt on this machine, also of those that have ended; of one worker if it is given."""
+  shape = re.escape(name_service(run, attempt, engine, worker))
+  if engine == "local" and worker is None:
+    shape = re.sub(r"\d+$", r"\\d+", shape)
+  return [Service(name, home) for name in _names(home) if re.fullmatch(shape, name)]
+
+
+def list_services(home: pathlib.Path, engine: str) -> list:
+  """Returns the descriptions of the services of an engine, with "alive", "made" (a time) and "said" (a last line)."""
   found = []
-  try:
-    with _known(home / "units"):
-      names = sorted(os.listdir(home / "units"))
-  except _ABSENT:
-    return found
-  for name in names:
+  for name in _names(home):
     service = Service(name, home)
     if (about := service.about) and about.get("engine") == engine:
-      with contextlib.suppress(*_ABSENT), _known(service.folder):  # it may be removed just now
-        made, said = (service.folder / "about.json").stat().st_mtime, _last_line(service.folder / "worker.txt")
-        found.append(about | {"alive": service.alive(), "made": made, "said": said})
+      with contextlib.suppress(*_ABSENT), _known(service.folder / "about.json") as path:  # it may just be deleted
+        made = path.stat().st_mtime
+        found.append(
+          about | {"alive": service.is_alive(), "made": made, "said": _last_line(service.folder / "worker.txt")}
+        )
   return found
 
 
-def look(found: dict, workers: int) -> engine.Look:
-  """How an attempt is of which these units, by their workers, were found."""
-  if not found:
-    return engine.Look(engine.ABSENT)
-  alive = [worker for worker, each in found.items() if each.get("alive")]
-  dead = [f"worker {worker}: {found[worker].get('said') or 'it has ended'}" if worker in found else
-          f"worker {worker} was never started" for worker in range(workers) if worker not in alive]  # fmt: skip
-  return engine.Look(engine.LOST if dead else engine.READY, "; ".join(dead)[:1000], hosts=len(alive))
+def _names(home):
+  with contextlib.suppress(*_ABSENT), _known(home / "units"):
+    return sorted(os.listdir(home / "units"))
+  return []
 
 
-def resources(found: list, location: str) -> list:
-  """Units as what they cost: one resource for each attempt."""
-  attempts = {}
-  for each in found:
-    attempts.setdefault((str(each.get("run")), each.get("attempt"), each.get("folder")), []).append(each)
-  return [
-    engine.Resource(
-      name=f"{run}-a{attempt}", location=location, run=run, owner=str(units[0].get("owner", "")), attempt=attempt,
-      state=engine.READY if all(each["alive"] for each in units) else engine.LOST,
-      detail=f"{sum(each['alive'] for each in units)} of {amount(len(units), 'worker')} alive, for {folder}",
-      expires=units[0].get("expires", 0), created=min(each["made"] for each in units),
-      kind=amount(len(units), "process", "processes"),
-      mark=hashlib.sha256(str(folder).encode(errors="surrogateescape")).hexdigest()[:16],
-    )
-    for (run, attempt, folder), units in attempts.items()
-  ]  # fmt: skip
-
-
-def command(name: str, run: list, grace: float) -> list:
+def build_command(name: str, run: list, grace: float) -> list:
   """Returns the argument list that starts a unit of systemd.
 
   SIGTERM goes to the worker only, which forwards it to its program. If the program is killed because memory ran out,
   the worker continues and reports it.
+
+  systemd replaces "${NAME}" and "$NAME" in all words but the first, and "$$" becomes "$": systemd.service(5), COMMAND
+  LINES. It does not replace specifiers such as "%h" here: the manager doubles each "%" of a transient unit itself
+  (UNIT_ESCAPE_SPECIFIERS in systemd's dbus-execute.c), so that "%%" would reach the program as "%%".
 
   Args:
     name: of the unit.
@@ -236,27 +237,18 @@ def command(name: str, run: list, grace: float) -> list:
   """
   properties = ("KillMode=mixed", "KillSignal=SIGTERM", f"TimeoutStopSec={grace + 30:.0f}", "OOMPolicy=continue",
                 "Restart=on-abnormal", "RestartSec=2", "LimitNOFILE=100000", "LimitMEMLOCK=infinity")  # fmt: skip
-  kept = [f"--setenv={name}={os.environ[name]}" for name in _KEPT if name in os.environ]
+  variables = [f"--setenv={name}={os.environ[name]}" for name in _INHERITED if name in os.environ]
   return ["systemd-run", f"--unit={name}", "--collect", "--quiet", f"--working-directory={ROOT}",
-          *(f"--property={each}" for each in properties), *kept, *escaped(run)]  # fmt: skip
+          *(f"--property={each}" for each in properties), *variables, run[0],
+          *(word.replace("$", "$$") for word in run[1:])]  # fmt: skip
 
 
-def escaped(words: list) -> list:
-  """Returns a command for systemd-run that becomes these words.
-
-  systemd replaces "${NAME}" and "$NAME" in all words but the first, and "$$" becomes "$": systemd.service(5), COMMAND
-  LINES. It does not replace specifiers such as "%h" here: the manager doubles each "%" of a transient unit itself
-  (UNIT_ESCAPE_SPECIFIERS in systemd's dbus-execute.c), so that "%%" would reach the program as "%%".
-  """
-  return [*words[:1], *(word.replace("$", "$$") for word in words[1:])]
-
-
-def _active(name):
+def _is_active(name):
   return _call(["systemctl", "is-active", "--quiet", name]).returncode == 0
 
 
 def _call(words):
-  """Returns the result of a command of systemd. UnknownError if there is none."""
+  """Returns the result of a command of systemd, whatever its exit code."""
   try:
     return subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", timeout=CALL)
   except subprocess.TimeoutExpired:
@@ -266,18 +258,14 @@ def _call(words):
 
 
 @contextlib.contextmanager
-def _known(path):
-  """Turns an OSError into an UnknownError, except those that are answers: no such file, no such process, a lock."""
-  try:
-    yield
-  except (*_ABSENT, ProcessLookupError, BlockingIOError):
-    raise
-  except OSError as error:
-    raise UnknownError(f"{error.filename or path}: {error.strerror or error}") from None
+def _known(path, *answers):
+  """Yields a path behind the boundary, which exceptions that are answers pass."""
+  with boundary(str(path), (*_ABSENT, ProcessLookupError, BlockingIOError, *answers)):
+    yield path
 
 
-def _began(number):
-  """When a process began, in ticks since the start of the machine; "0" where nobody knows."""
+def _start_time(number):
+  """Returns when a process started, in ticks since the start of the machine; "0" if that is unknown."""
   try:
     return pathlib.Path("/proc", str(number), "stat").read_text().rpartition(")")[2].split()[19]
   except (OSError, IndexError):

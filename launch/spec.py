@@ -194,7 +194,7 @@ class Run:
   @property
   def mark(self) -> str:
     """Returns a label that separates the run from runs of the same name in other directories."""
-    return hashlib.sha256(self.folder.encode(errors="surrogateescape")).hexdigest()[:16]
+    return digest(self.folder)
 
   def attempt(self, number: int) -> str:
     """Returns the name of an attempt."""
@@ -203,6 +203,11 @@ class Run:
   def dumps(self) -> str:
     """Returns the run as JSON."""
     return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
+
+
+def digest(folder: str) -> str:
+  """Returns the label of a directory."""
+  return hashlib.sha256(folder.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def loads(text: str) -> Run:

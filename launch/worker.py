@@ -1,9 +1,9 @@
-"""The program on each host: a worker in the foreground, or as a unit of the machine.
+"""The command line of a worker, which runs in the foreground or as a service of its machine.
 
   python3 -m launch.worker start --folder=gs://BUCKET/runs/a/launch --attempt=1 [--worker=3] [--engine=qr]
 
-`start` makes a unit that does `run`. If the unit is alive, `start` does nothing. `stop` ends the unit, and `look`
-prints the units of this machine as JSON. On a TPU VM, a timer of startup.sh.in deletes the machine.
+`start` makes a service that does `run`, unless the service is alive. `stop` stops the services of an attempt. `look`
+prints the services of this machine as JSON. On a TPU VM, a timer of startup.sh.in deletes the machine.
 """
 
 import argparse
@@ -17,196 +17,170 @@ import socket
 import sys
 import time
 
-from launch import errors, executor, machine, mailbox, program, reporter, service, spec, storage
+from launch import errors, executor, machine, mailbox, program, service, spec, storage
 from launch.errors import LaunchError, UnknownError
-from launch.log import Log
+from launch.program import Log
 
-PATIENCE = 600.0  # seconds to wait for a folder that does not answer, before there is anything to do
+PATIENCE = 600.0  # seconds for which a directory without an answer is asked again
 
 
-def main(words=None) -> int:
-  """Does what is asked; returns the exit code."""
+def main(words: "list | None" = None) -> int:
+  """Executes a command. Returns its exit code."""
   options = _parser().parse_args(words)
   try:
     return {"run": run, "start": start, "stop": stop, "look": look}[options.verb](options)
   except (LaunchError, UnknownError) as error:
     print(f"launch.worker: {error}", file=sys.stderr)
     return error.code if isinstance(error, LaunchError) else errors.UNKNOWN
-  except OSError as error:  # no space, no processes, no files: the next call may succeed
-    where = f"{error.filename}: " if error.filename else ""
-    print(f"launch.worker: {where}{error.strerror or error}", file=sys.stderr)
+  except OSError as error:  # no space, processes or files are left, which may pass
+    print(f"launch.worker: {_explain(error)}", file=sys.stderr)
     return errors.UNKNOWN
 
 
 def _parser():
   parser = argparse.ArgumentParser("python3 -m launch.worker", description=__doc__, allow_abbrev=False)
   parser.add_argument("verb", nargs="?", default="run", choices=("run", "start", "stop", "look"))
-  parser.add_argument("--folder", default="", help="the run's folder for launch: gs://BUCKET/runs/a/launch")
+  parser.add_argument("--folder", default="", help="directory of the run: gs://BUCKET/runs/a/launch")
+  parser.add_argument("--mark", default="", help="for stop: digest of --folder, in its place")
   parser.add_argument("--attempt", type=int, default=1)
-  said = {key: os.environ.get(f"LAUNCH_{key}") or None for key in ("INDEX", "SLICE", "RESTART")}  # of a JobSet's pod
-  parser.add_argument("--worker", type=int, default=said["INDEX"], help="of its slice; else the metadata server knows")
-  parser.add_argument("--slice", type=int, default=said["SLICE"] or 0)
-  parser.add_argument("--restart", type=int, default=said["RESTART"] or 0, help="how often a JobSet has started again")
+  pod = {key: os.environ.get(f"LAUNCH_{key}") or None for key in ("INDEX", "SLICE", "RESTART")}  # of a JobSet
+  parser.add_argument("--worker", type=int, default=pod["INDEX"], help="number in the slice; default: ask the machine")
+  parser.add_argument("--slice", type=int, default=pod["SLICE"] or 0)
+  parser.add_argument("--restart", type=int, default=pod["RESTART"] or 0, help="number of restarts of the JobSet")
   parser.add_argument("--engine", choices=spec.BACKENDS, default="qr")
-  parser.add_argument("--proof", default="", help="digest of the run and its code, which the directory must have")
-  parser.add_argument("--name", default="", help="of the run; by default that of the attempt in the folder")
-  parser.add_argument("--home", type=pathlib.Path, default=None, help="by default below XDG_STATE_HOME")
+  parser.add_argument("--proof", default="", help="digest that the run and its code must have")
+  parser.add_argument("--name", default="", help="name of the run; default: that of the attempt")
+  path = lambda text: pathlib.Path(text).absolute()  # noqa: E731
+  parser.add_argument("--home", type=path, default=service.default_home(), help="directory for code and services")
   parser.add_argument("--grace", type=float, default=spec.Limits().grace, help="seconds that a program has to stop")
-  parser.add_argument("--patience", type=float, default=PATIENCE, help="seconds to wait for a folder without answer")
+  parser.add_argument("--patience", type=float, default=PATIENCE, help="seconds to wait for an answer of --folder")
   return parser
 
 
-def named(run: str, attempt: int, number: "int | None" = None) -> str:
-  """What the unit of an attempt is called, of one worker where several are on one machine."""
-  return f"{run}-a{attempt}" + ("" if number is None else f"-w{number:02d}")
-
-
-def _unit(options, name):
-  several = options.worker if options.engine == "local" else None
-  return service.Service(named(name, options.attempt, several), (options.home or service.home()).absolute())
-
-
-def _board(options):
+def _mailbox(options):
   if not options.folder:
-    raise LaunchError("--folder: missing; the run's workdir and /launch")
+    raise LaunchError("--folder: missing. Use the workdir of the run followed by /launch")
   return mailbox.Mailbox(storage.storage(options.folder), options.attempt)
 
 
-def _patiently(ask, patience, asked=()):
-  """What `ask` gives, again and again while nobody answers; UnknownError when patience ends."""
-  deadline = time.monotonic() + patience
-  while True:
-    try:
-      return ask()
-    except UnknownError:
-      if time.monotonic() > deadline or asked:
-        raise
-      time.sleep(min(2.0, patience / 10))
+def _read_attempt(options, asked=()):
+  """Returns the attempt. Waits `options.patience` for an answer, unless a signal has asked this process to stop."""
 
+  def pause(error):
+    if asked:
+      raise error
+    time.sleep(min(2.0, options.patience / 10))
 
-def _name(options):
-  """The run's name: as a unit of this machine knows it, or else the attempt."""
-  mine = (options.folder, options.attempt)
-  found = [each["run"] for each in service.every((options.home or service.home()).absolute(), options.engine)
-           if (each.get("folder"), each.get("attempt")) == mine]  # fmt: skip
-  return options.name or next(iter(found), "") or _patiently(_board(options).attempt, options.patience).run.name
+  return executor.retry(_mailbox(options).attempt, options.patience, pause)
 
 
 # The commands.
 
 
-def start(options) -> int:
-  """A unit that does `run`; one that lives is fine."""
-  about = {"folder": options.folder, "engine": options.engine, "run": options.name, "attempt": options.attempt,
-           "worker": options.worker}  # fmt: skip
-  if not options.name:
-    attempt = _patiently(_board(options).attempt, options.patience)
-    about |= {"run": attempt.run.name, "owner": attempt.run.owner, "expires": attempt.expires}
-  made = _unit(options, about["run"])
-  before = (made.about or about).get("folder")
-  if before != options.folder:
-    raise LaunchError(f"{made.name} is there for {before}; give the run another name, or stop that one")
+def start(options: argparse.Namespace) -> int:
+  """Starts the service of a worker, unless it is alive."""
+  attempt = _read_attempt(options)
+  name = attempt.run.name
+  made = service.Service(service.name_service(name, options.attempt, options.engine, options.worker), options.home)
+  about = made.about or {"folder": options.folder, "engine": options.engine, "run": name, "attempt": options.attempt,
+                         "worker": options.worker, "owner": attempt.run.owner, "expires": attempt.expires}  # fmt: skip
+  if about.get("folder") != options.folder:
+    raise LaunchError(f"{made.name}: the service is in use for {about.get('folder')}. Rename the run, or stop that one")
   if not made.about:
-    made.make(about)
-  keys = ("proof", "folder", "attempt", "slice", "restart", "engine", "patience")
-  words = [f"--name={about['run']}", *(f"--{key}={getattr(options, key)}" for key in keys)]
-  words += [f"--home={options.home.absolute()}"] if options.home else []
+    made.describe(about)
+  keys = ("proof", "folder", "attempt", "slice", "restart", "engine", "patience", "home")
+  words = [f"--name={name}", *(f"--{key}={getattr(options, key)}" for key in keys)]
   words += [] if options.worker is None else [f"--worker={options.worker}"]
   print(made.start(words, options.grace, systemd=options.engine != "local"), flush=True)
-  return 0
+  return errors.DONE
 
 
-def stop(options) -> int:
-  """Stops the unit with all that it has started, and forgets it."""
-  found = _unit(options, _name(options))
-  whose = (found.about or {}).get("folder", options.folder)
-  if options.folder and whose != options.folder:
-    print(f"{found.name} is there for {whose}, and stays", flush=True)
-    return 0
-  if not found.stop(options.grace + 30):
-    raise LaunchError(f"{found.name} does not end; its processes are those of {found.folder}", errors.BUG)
-  found.forget()
-  print(f"{found.name} is stopped", flush=True)
-  return 0
+def stop(options: argparse.Namespace) -> int:
+  """Stops the services of an attempt on this machine with all their processes, and deletes their descriptions."""
+  name = options.name or _read_attempt(options).run.name
+  mark, found = options.mark or (spec.digest(options.folder) if options.folder else ""), []
+  for each in service.find_services(options.home, name, options.attempt, options.engine, options.worker):
+    folder = (each.about or {}).get("folder")
+    if folder and mark and spec.digest(folder) != mark:
+      print(f"{each.name} is in use for {folder}, and is not stopped", flush=True)
+    else:
+      found.append(each)
+  for each in found:
+    each.ask()
+  for each in found:
+    if not each.stop(options.grace + 30):
+      raise UnknownError(f"{each.name} does not end; its processes are those of {each.folder}")
+    each.forget()
+    print(f"{each.name} is stopped", flush=True)
+  return errors.DONE
 
 
-def look(options) -> int:
-  """Prints the units of this machine, as JSON: of a run's attempt where it is named, or all."""
-  found = service.every((options.home or service.home()).absolute(), options.engine)
-  if options.name:
-    found = [each for each in found if (each.get("run"), each.get("attempt")) == (options.name, options.attempt)]
-  if options.folder:
-    found = [each for each in found if each.get("folder") == options.folder]
-  print(json.dumps(found), flush=True)
-  return 0
+def look(options: argparse.Namespace) -> int:
+  """Prints the services of an engine on this machine as JSON."""
+  print(json.dumps(service.list_services(options.home, options.engine)), flush=True)
+  return errors.DONE
 
 
-def run(options) -> int:
-  """A worker in this process, until its work has ended; the exit code is that of its program where a JobSet asks."""
+def run(options: argparse.Namespace) -> int:
+  """Executes an attempt in this process. Returns the exit code of the program if a JobSet may restart it."""
   machine.adopt_orphans()
   asked = []
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda got, _: asked.append(got))
-  name, here = _name(options), _board(options)
-  own = _unit(options, name)
-  if own.lock() is None:
-    raise LaunchError(f"{own.name} lives already on this host, process {own.process()}; this one ends", errors.BUG)
-  program.end(f"{own.folder}/")  # of a worker that was killed
+  files, name = _mailbox(options), options.name or _read_attempt(options).run.name
+  own = service.Service(service.name_service(name, options.attempt, options.engine, options.worker), options.home)
+  if not own.lock():
+    raise LaunchError(f"{own.name} is already alive on this host, process {own.process()}. Stop it first", errors.BUG)
+  program.kill_all(f"{own.folder}/")  # the programs of a worker that was killed
   first = 1 + options.restart
   try:
-    attempt = _patiently(here.attempt, options.patience, asked)
+    attempt = _read_attempt(options, asked)
     if (attempt.number, attempt.run.name) != (options.attempt, name):
-      raise LaunchError(f"{options.folder} has the attempt {attempt.run.attempt(attempt.number)}, which is not {name}-"
-                        f"a{options.attempt}")  # fmt: skip
+      found = attempt.run.attempt(attempt.number)
+      raise LaunchError(f"{options.folder} contains the attempt {found} instead of {name}-a{options.attempt}")
     if options.proof not in ("", attempt.proof):
       raise LaunchError(f"{options.folder}: the run or its code was changed after it was started; nothing is executed")
-    number = machine.worker(attempt.run, options.attempt, options.worker, options.slice)
+    number = machine.find_worker(attempt.run, options.attempt, options.worker, options.slice)
     log = Log(own.folder / "log")
-    try_ = max(first, _begun(here, number, own, attempt.run.limits.beat) + 1)
+    try_ = max(first, _last_try(files, number, own, attempt.run.limits.beat) + 1)
   except (LaunchError, UnknownError, OSError) as error:
-    _last_report(here, options, str(error))
-    raise error if not isinstance(error, OSError) else LaunchError(f"{error.filename}: {error.strerror}") from None
+    error = LaunchError(_explain(error)) if isinstance(error, OSError) else error
+    _report_end(files, options, str(error))
+    raise error from None
   report = mailbox.Report(number, try_, host=socket.gethostname())
-  with reporter.opened(options.folder, options.attempt, report, attempt.run.limits.beat, log) as letters:
-    home = (options.home or service.home()).absolute()
-    made = executor.Executor(attempt, number, options.engine, home, own, letters, log, asked)
-    code = errors.DONE
-    try:
-      code = made.work(first, try_)
-      if not asked and options.engine != "gke":
-        made.end("its work is done")
-    except executor.End as reason:
-      made.end(str(reason))
-      code = executor.FATAL if options.engine == "gke" and not asked else errors.DONE
-    except LaunchError as error:
-      made.end(str(error), failed=True)
-      code = error.code
-  print(f"{own.name}, worker {number}: {letters.report.phase}: {letters.report.detail}", flush=True)
+  with contextlib.closing(executor.Reporter(files, report, attempt.run.limits.beat, log)) as reporter:
+    made = executor.Executor(attempt, number, options.engine, own, reporter, log, asked)
+    code = made.execute(first, try_)
+  print(f"{own.name}, worker {number}: {reporter.report.phase}: {reporter.report.detail}", flush=True)
   return code
 
 
-def _begun(here, number, own, beat):
-  """The last try that a worker has started in a life before; 0 for none. It is not started twice."""
-  begun = 0
+def _last_try(files, number, own, beat):
+  """Returns the last try that an earlier process of this worker has started; 0 for none. It is not started again."""
+  last = 0
   with contextlib.suppress(OSError, ValueError):
-    begun = int((own.folder / "tries").read_text())
+    last = int((own.folder / "tries").read_text())
   try:
-    found = _patiently(lambda: here.seen(number), 4 * beat)
-  except UnknownError:  # garbage, or no answer: the machine's own word counts
-    return begun
+    found = executor.retry(lambda: files.seen(number), 4 * beat, lambda _: time.sleep(min(2.0, 0.4 * beat)))
+  except UnknownError:  # the report is invalid, or there is no answer: the file of this machine counts
+    return last
   if found and (found[0].phase in (mailbox.RUNNING, mailbox.EXITED) or found[0].exit is not None):
-    begun = max(begun, found[0].try_)
-  return begun
+    last = max(last, found[0].try_)
+  return last
 
 
-def _last_report(here, options, detail):
-  """Says why a worker cannot even begin, if it knows its number."""
+def _report_end(files, options, detail):
+  """Reports why a worker cannot start, if it knows its number."""
   if options.worker is not None:
     report = mailbox.Report(options.worker, phase=mailbox.ENDED, detail=detail, host=socket.gethostname())
     try:
-      here.report(dataclasses.replace(report, clock=time.time()))
+      files.report(dataclasses.replace(report, clock=time.time()))
     except (LaunchError, UnknownError) as error:
       print(f"launch.worker: {error}", file=sys.stderr)
+
+
+def _explain(error):
+  return ": ".join(filter(None, (str(error.filename or ""), error.strerror or str(error))))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What runs a run: one module for each backend, whose `Engine` does what `launch.engine.Engine` says."""
+"""The engines, one module for each way to get machines. Their `Engine` is a `launch.engine.Engine`."""
 
 import importlib
 
@@ -6,7 +6,10 @@ from launch.assumptions import Guarded
 from launch.engine import Engine
 from launch.spec import Run
 
+MODULES = {"local": "hosts"}  # backends whose module has another name
+
 
 def engine(run: Run) -> Engine:
-  """The engine of a run's backend."""
-  return Guarded(importlib.import_module(f"launch.backends.{run.backend}").Engine(run), run.backend)
+  """Returns the engine of a run's backend."""
+  module = importlib.import_module(f"launch.backends.{MODULES.get(run.backend, run.backend)}")
+  return Guarded(module.Engine(run), run.backend)

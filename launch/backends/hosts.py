@@ -1,168 +1,207 @@
-"""Runs on hosts that are reached by ssh: GPU boxes, VMs of an instance group, TPUs that somebody has made by hand.
+"""Runs on hosts that exist already: this machine (local), or hosts that are reached by ssh (hosts).
 
-ssh brings the package `launch` and starts a worker on each host; all else goes through the run's folder.
+Each worker is a service of its host, which `launch.worker` starts. It outlives `launch` and ends by itself. ssh
+brings the package `launch`. Everything else goes through the directory of the run.
 """
 
 import concurrent.futures
 import functools
-import gzip
 import hashlib
-import io
 import json
+import os
 import re
 import shlex
+import socket
 import subprocess
-import tarfile
+import sys
 
-from launch import engine, errors, event_log, render, service, spec
+from launch import engine, errors, event_log, manifests, render, service, spec
 from launch.assumptions import CALL
-from launch.errors import LaunchError, UnknownError
+from launch.errors import LaunchError, UnknownError, amount
 
-_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15",
-            "-o", "ServerAliveCountMax=4")  # fmt: skip
-_BROKEN = 255  # of ssh: the connection failed, before, while or after the command ran
-_DEADLINE = CALL  # seconds for a command
-# In a folder named by its hash, which appears whole. Its standard input is the package.
+DEADLINE = CALL  # seconds for a command
+_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15",
+        "-o", "ServerAliveCountMax=4")  # fmt: skip
+_BROKEN = 255  # exit code of ssh: the connection failed before, during or after the command
+_HERE = ""  # this machine, in the place of a host
+# Unpacks the package from its standard input into a directory named by its hash, which appears complete.
 _BRING = """
 d=${XDG_STATE_HOME:-$HOME/.local/state}/vit_jax/launch/package/$1; shift
 if [ -d "$d" ]; then cat >/dev/null; else
-  mkdir -p "$d.$$" && tar -xzf - -C "$d.$$" || exit 1
+  mkdir -p "$d.$$" && cat >"$d.$$.zip" && python3 -m zipfile -e "$d.$$.zip" "$d.$$" || exit 1
   mv -T "$d.$$" "$d" 2>/dev/null || { rm -rf "$d.$$"; [ -d "$d" ] || exit 1; }
+  rm -f "$d.$$.zip"
 fi
 cd "$d" && printf '\n%s\n' vitjax-answer && exec python3 -m launch.worker "$@"
 """
-_MARK = "\nvitjax-answer\n"  # before it there may be a greeting of the host
+_MARK = "\nvitjax-answer\n"  # a greeting of the host may be before it
 _OURS = re.compile(r"^launch\.worker: ", re.MULTILINE)
 
 
 class Engine:
-  """See `launch.engine.Engine`. The workers outlive `launch`, and end by themselves."""
+  """See `launch.engine.Engine`."""
 
   def __init__(self, run: spec.Run):
-    if not run.workdir.startswith(("gs://", "/")):
-      raise LaunchError(f"--workdir: {run.workdir!r} is no folder that all hosts have; write gs://BUCKET/NAME, or the "
-                        "absolute path of a file system that they and this machine share")  # fmt: skip
+    for path in {run.workdir, spec.workdir_of(run.args)} - {""}:
+      if not path.startswith(("gs://", "/")):
+        example = f"gs://BUCKET/NAME, or a path that all hosts share, such as {os.path.abspath(path)}"
+        raise LaunchError(f"--workdir: {path!r} is relative, but each process has its own directory. Write {example}")
     if len(set(run.hosts)) < len(run.hosts):
-      raise LaunchError(f"--hosts: {', '.join(run.hosts)}: a host has one worker; name each once")
-    self._run = run
+      raise LaunchError(f"--hosts: {', '.join(run.hosts)}: a host has one worker. Name each host once")
+    self._run, self._local = run, run.backend == "local"
+    self._hosts = (_HERE,) if self._local else run.hosts
+    self._workers = [(number, _HERE if self._local else run.hosts[number]) for number in range(run.workers)]
 
   def location(self, attempt: int) -> str:
-    """The hosts."""
-    return ",".join(self._run.hosts)
+    """Returns the name of this machine, or the hosts."""
+    return socket.gethostname() if self._local else ",".join(self._hosts)
 
   def request(self, attempt: int, expires: int) -> str:
-    """See `launch.engine.Engine`. The package `launch` is the standard input of the commands but those of ssh."""
-    hosts = list(enumerate(self._run.hosts))
+    """See `launch.engine.Engine`. This machine is inspected by this process, as the command does it."""
+    look = ["look", f"--engine={self._run.backend}"]
+    package = "" if self._local else ", with a zip archive of launch/ in place of /dev/null"
     return render.script(
-      ("the standard input of the commands below", ["package=/dev/null  # a tar.gz of launch/"]),
-      ("create", [_command(host, self._start(attempt, number)) for number, host in hosts]),
-      ("inspect", [_command(host, self._look(attempt)) for _, host in hosts]),
-      ("delete", [_command(host, self._stop(attempt)) for _, host in hosts]),
+      (f"create{package}", [_line(host, self._start(attempt, number)) for number, host in self._workers]),
+      ("inspect", [_line(host, look) for host in self._hosts]),
+      ("delete", [_line(host, self._stop(attempt)) for host in self._hosts]),
       (f"ssh: python -m launch ssh {self._run.name} --worker=N",
-       [self.shell(attempt, number, []) for number, _ in hosts]),
+       [self.shell(attempt, number, []) for number, _ in self._workers[: len(self._hosts)]]),
     )  # fmt: skip
 
   def create(self, attempt: int, expires: int) -> None:
-    """Starts the worker of each host, where it does not live; a command that is delivered twice starts one."""
-    self._each(lambda number: self._start(attempt, number))
+    """Starts the workers that are not alive. They read the published attempt, also for the time of their end."""
+    _each(lambda worker: _ask(worker[1], self._start(attempt, worker[0])), self._workers)
 
   def look(self, attempt: int) -> engine.Look:
-    """READY while all workers live, ABSENT when no host has one."""
-    said = self._each(lambda _: self._look(attempt))
-    found = {number: each[0] for number, text in enumerate(said) if (each := _listing(text, self._run.hosts[number]))}
-    return service.look(found, self._run.workers)
+    """Returns READY while all workers are alive, ABSENT if there is none."""
+    mine = (self._run.name, attempt, self._run.folder)
+    found = {each.get("worker"): each for services in _each(self._services, self._hosts) for each in services
+             if (each.get("run"), each.get("attempt"), each.get("folder")) == mine}  # fmt: skip
+    if not found:
+      return engine.Look(engine.ABSENT)
+    dead = [f"worker {number}: {found[number].get('said') or 'it has ended'}" if number in found else
+            f"worker {number} was never started" for number, _ in self._workers
+            if not found.get(number, {}).get("alive")]  # fmt: skip
+    state = engine.LOST if dead else engine.READY
+    return engine.Look(state, "; ".join(dead)[:1000], hosts=self._run.workers - len(dead))
 
   def delete(self, attempt: int) -> None:
     """Stops the workers and their programs, which have `limits.grace` to save."""
-    self._each(lambda _: self._stop(attempt), self._run.limits.grace + _DEADLINE)
+    _each(lambda host: _ask(host, self._stop(attempt), self._run.limits.grace), self._hosts)
 
   def remove(self, resource: engine.Resource) -> None:
-    """Stops the worker of a listed attempt on its host."""
-    words = ["stop", f"--name={resource.run}", f"--attempt={resource.attempt}", f"--grace={self._run.limits.grace}"]
-    _ask(resource.location, words, self._run.limits.grace + _DEADLINE)
+    """Stops the workers of a listed attempt."""
+    words = ["stop", f"--engine={self._run.backend}", f"--name={resource.run}", f"--attempt={resource.attempt}",
+             f"--mark={resource.mark}", f"--grace={self._run.limits.grace}"]  # fmt: skip
+    _ask(_HERE if self._local else resource.location, words, self._run.limits.grace)
 
   def deletion(self, attempt: int) -> str:
-    """A command for each host, with which its worker is stopped."""
-    return " && ".join(shlex.join([*_ssh(host), f"{_remote(self._stop(attempt))}; exit $?"]) + " </dev/null"
-                       for host in self._run.hosts)  # fmt: skip
+    """Returns a command for each host that stops its workers."""
+    return " && ".join(_line(host, self._stop(attempt)) for host in self._hosts)
 
   def inventory(self, zones: tuple) -> tuple:
-    """All attempts on the hosts of this run."""
+    """Returns all attempts on the hosts of this run."""
     found, silent = [], {}
-    for host in self._run.hosts:
+    for host in self._hosts:
+      location = host or socket.gethostname()
       try:
-        found += service.resources(_listing(_ask(host, ["look"]), host), host)
+        found += _resources(self._services(host), location)
       except (UnknownError, LaunchError) as error:
-        silent[host] = str(error)
+        silent[location] = str(error)
     return tuple(found), silent
 
   def shell(self, attempt: int, worker: int, words: list) -> list:
-    """ssh to the host."""
+    """Returns a command of ssh, or the words themselves on this machine."""
+    if self._local:
+      return list(words) or [os.environ.get("SHELL", "/bin/sh")]
     host = self._run.hosts[worker]
-    return [*_ssh(host), f"{shlex.join(words)}; exit $?"] if words else ["ssh", "-t", *_OPTIONS, host]
+    return [*_SSH, host, f"{shlex.join(words)}; exit $?"] if words else ["ssh", "-t", *_SSH[1:], host]
 
   def _start(self, attempt, number):
-    words = ["start", f"--folder={self._run.folder}", "--patience=30", f"--grace={self._run.limits.grace}"]
-    words += [f"--proof={digest}"] if (digest := event_log.proof(self._run)) else []
-    return [*words, f"--attempt={attempt}", f"--worker={number}"]
-
-  def _look(self, attempt):
-    return ["look", f"--name={self._run.name}", f"--attempt={attempt}", f"--folder={self._run.folder}"]
+    words = ["start", f"--engine={self._run.backend}", f"--folder={self._run.folder}", f"--attempt={attempt}",
+             f"--worker={number}", "--patience=30", f"--grace={self._run.limits.grace}"]  # fmt: skip
+    return [*words, *([f"--proof={digest}"] if (digest := event_log.proof(self._run)) else [])]
 
   def _stop(self, attempt):
-    words = ["stop", f"--name={self._run.name}", f"--attempt={attempt}", f"--folder={self._run.folder}"]
-    return [*words, f"--grace={self._run.limits.grace}"]
+    return ["stop", f"--engine={self._run.backend}", f"--name={self._run.name}", f"--attempt={attempt}",
+            f"--folder={self._run.folder}", f"--grace={self._run.limits.grace}"]  # fmt: skip
 
-  def _each(self, words, deadline=_DEADLINE):
-    """What each host says to `words` of its number; raises the first trouble, when all have been asked."""
-    with concurrent.futures.ThreadPoolExecutor(min(32, len(self._run.hosts))) as pool:
-      answers = [pool.submit(_ask, host, words(number), deadline) for number, host in enumerate(self._run.hosts)]
-    return [answer.result() for answer in answers]
+  def _services(self, host):
+    if self._local:
+      return service.list_services(service.default_home(), "local")
+    return parse_services(_ask(host, ["look", "--engine=hosts"]), host)
 
 
-def _ask(host, words, deadline=_DEADLINE):
-  """What launch.worker prints on a host."""
-  try:
-    result = subprocess.run(
-      [*_ssh(host), f"{_remote(words)}; exit $?"], input=package(), capture_output=True, timeout=deadline
+def _each(function, values):
+  """Returns the results of a function for all values, in parallel. Raises the first error when all have ended."""
+  with concurrent.futures.ThreadPoolExecutor(min(32, len(values))) as pool:
+    answers = [pool.submit(function, value) for value in values]
+  return [answer.result() for answer in answers]
+
+
+def _resources(services, location):
+  """Returns services as resources, one for each attempt."""
+  attempts = {}
+  for each in services:
+    attempts.setdefault((str(each.get("run")), each.get("attempt"), str(each.get("folder"))), []).append(each)
+  return [
+    engine.Resource(
+      name=f"{run}-a{attempt}", location=location, run=run, owner=str(found[0].get("owner", "")), attempt=attempt,
+      state=engine.READY if all(each["alive"] for each in found) else engine.LOST,
+      detail=f"{sum(each['alive'] for each in found)} of {amount(len(found), 'worker')} alive, for {folder}",
+      expires=found[0].get("expires", 0), created=min(each["made"] for each in found),
+      kind=amount(len(found), "process", "processes"), mark=spec.digest(folder),
     )
-  except subprocess.TimeoutExpired:
-    raise UnknownError(f"{host}: no answer within {deadline:.0f} s") from None
-  except FileNotFoundError:
-    raise LaunchError("ssh is not installed; install openssh-client") from None
-  except OSError as error:
-    raise UnknownError(f"ssh cannot be run now: {error.strerror}") from None
-  said = result.stderr.decode(errors="replace")
-  ours, said = _OURS.search(said) is not None, " ".join(said.split())[-400:]
-  if result.returncode in (_BROKEN, errors.UNKNOWN) or (result.returncode not in (0, 126, 127) and not ours):
-    raise UnknownError(f"{host}: {said or 'ssh gave no answer'}")
-  if result.returncode:
-    raise LaunchError(f"{host}: {said or f'exit code {result.returncode}'}", result.returncode)
-  _, mark, answer = ("\n" + result.stdout.decode(errors="replace")).rpartition(_MARK)
-  if result.returncode == 0 and not mark:
-    raise UnknownError(f"{host}: the answer is incomplete")
-  return answer
+    for (run, attempt, folder), found in attempts.items()
+  ]  # fmt: skip
 
 
 def _command(host, words):
-  """Returns the command of `_ask` for a shell."""
-  return shlex.join([*_ssh(host), f"{_remote(words)}; exit $?"]) + ' <"$package"'
+  """Returns the argument list of a command of `launch.worker` on a host."""
+  if host == _HERE:
+    return [sys.executable, "-m", "launch.worker", *words]
+  remote = shlex.join(["sh", "-c", _BRING, "sh", hashlib.sha256(package()).hexdigest()[:16], *words])
+  return [*_SSH, host, f"{remote}; exit $?"]
 
 
-def _ssh(host):
-  return ["ssh", *_OPTIONS, host]
+def _line(host, words):
+  """Returns the same command for a shell."""
+  text = f"{shlex.join(_command(host, words))} </dev/null"
+  return f"(cd {shlex.quote(str(service.ROOT))} && {text})" if host == _HERE else text
 
 
-def _remote(words):
-  """The one string of a remote command."""
-  digest = hashlib.sha256(package()).hexdigest()[:16]
-  return shlex.join(["sh", "-c", _BRING, "sh", digest, words[0], "--engine=hosts", *words[1:]])
-
-
-def _listing(text, host):
-  line = text.partition("\n")[0]  # a host may also print something at the end
+def _ask(host, words, grace=0.0):
+  """Returns what a command of `launch.worker` prints on a host, for which it has DEADLINE and `grace` seconds."""
+  place, deadline, package_ = host or "this machine", DEADLINE + grace, package() if host else b""
   try:
-    found = json.loads(line)
+    result = subprocess.run(
+      _command(host, words), cwd=service.ROOT, input=package_, capture_output=True, timeout=deadline
+    )
+  except subprocess.TimeoutExpired:
+    raise UnknownError(f"{place}: no answer within {deadline:.0f} s") from None
+  except FileNotFoundError:
+    raise LaunchError("ssh is not installed. Install openssh-client") from None
+  said, code = result.stderr.decode(errors="replace"), result.returncode
+  ours, said = _OURS.search(said) is not None, " ".join(said.split())[-400:]
+  if code in (_BROKEN, errors.UNKNOWN) or (code not in (0, 126, 127) and not ours):
+    raise UnknownError(f"{place}: {said or 'ssh gave no answer'}")
+  if code:
+    raise LaunchError(f"{place}: {said or f'exit code {code}'}", code)
+  _, mark, answer = ("\n" + result.stdout.decode(errors="replace")).rpartition(_MARK)
+  if host and not mark:
+    raise UnknownError(f"{place}: the answer is incomplete")
+  return answer
+
+
+def parse_services(text: str, host: str) -> list:
+  """Returns the services of a host.
+
+  Args:
+    text: the output of `look`, after which the host may print something.
+    host: the host.
+  """
+  try:
+    found = json.loads(text.partition("\n")[0])
   except (ValueError, RecursionError):
     found = None
   if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
@@ -172,12 +211,5 @@ def _listing(text, host):
 
 @functools.cache
 def package() -> bytes:
-  """The package `launch`, as a tar that is the same for the same files."""
-  content = io.BytesIO()
-  with gzip.GzipFile(fileobj=content, mode="wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
-    for path in sorted((service.ROOT / "launch").rglob("*.py")):
-      member = tarfile.TarInfo(str(path.relative_to(service.ROOT)))
-      data = path.read_bytes()
-      member.size, member.mode = len(data), 0o644
-      tar.addfile(member, io.BytesIO(data))
-  return content.getvalue()
+  """Returns the package `launch` as a zip archive, which is the same for the same files."""
+  return manifests.archive()

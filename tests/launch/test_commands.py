@@ -64,7 +64,7 @@ def home(tmp_path):
     process.kill()
     process.wait()
   made.launch("down", "vit", "--yes")
-  assert not program.end(str(tmp_path / "state"))
+  assert not program.kill_all(str(tmp_path / "state"))
 
 
 class Home:

@@ -106,5 +106,5 @@ def test_a_dry_run_of_this_machine_starts_looks_and_stops(tmp_path, monkeypatch)
   (tmp_path / "python").chmod(0o755)
   subprocess.run(["bash", "-c", script.replace(sys.executable, str(tmp_path / "python"))], check=True, timeout=60)
   calls = [call.split("\0") for call in (tmp_path / "python.calls").read_text().split("\1")[:-1]]
-  assert [call[2] for call in calls] == ["start", "start", "look", "stop", "stop"]
-  assert all(f"--folder={run.folder}" in call for call in calls if call[2] != "stop")
+  assert [call[2] for call in calls] == ["start", "start", "look", "stop"]
+  assert all(f"--folder={run.folder}" in call for call in calls if call[2] != "look")

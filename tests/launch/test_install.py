@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from launch import install, spec, storage
+from launch import machine, spec, storage
 from launch.errors import LaunchError
 from tests.launch.workers import bundle
 
@@ -34,6 +34,7 @@ FILE, LINK = tarfile.REGTYPE, tarfile.SYMTYPE
 GOOD = (("a/b.py", FILE, b"x = 1"), ("a/link", LINK, "b.py"), ("up", LINK, "a/../a"), ("a/c", tarfile.DIRTYPE, ""))
 BAD = {
   "an absolute name": (("/tmp/vit_jax_no_such_file", FILE, b""),),
+  "an absolute name with two slashes": (("//tmp/vit_jax_no_such_file", FILE, b""),),
   "a name above": (("a/../../x", FILE, b""),),
   "no name": (("", FILE, b""),),
   "an absolute link": (("a", LINK, "/etc"),),
@@ -51,16 +52,17 @@ def fetched(tmp_path, content, digest=None):
   digest = digest or hashlib.sha256(content).hexdigest()
   disk = storage.storage(str(tmp_path / "run"))
   disk.write(f"code/{digest}.tgz", content)
-  return install.code(disk, digest, tmp_path / "home")
+  return machine.fetch_code(disk, digest, tmp_path / "home")
 
 
 def test_a_bundle_is_unpacked_once_into_a_folder_of_its_hash(tmp_path):
-  folder = fetched(tmp_path, packed(*GOOD))
-  assert folder.name == hashlib.sha256(packed(*GOOD)).hexdigest()
+  content = packed(*GOOD)  # once, because gzip writes the time
+  folder = fetched(tmp_path, content)
+  assert folder.name == hashlib.sha256(content).hexdigest()
   assert (folder / "a/b.py").read_text() == (folder / "a/link").read_text() == (folder / "up/b.py").read_text()
   assert stat.S_IMODE((folder / "a/b.py").stat().st_mode) == 0o755  # and no set-user-ID
   before = folder.stat().st_mtime_ns
-  assert fetched(tmp_path, packed(*GOOD)) == folder
+  assert fetched(tmp_path, content) == folder
   assert folder.stat().st_mtime_ns == before
   assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
@@ -69,7 +71,7 @@ def test_a_bundle_is_unpacked_once_into_a_folder_of_its_hash(tmp_path):
 def test_what_would_leave_the_folder_is_refused(tmp_path, name):
   if name == "a link above by another":
     os.makedirs(tmp_path / "x", exist_ok=True)
-  with pytest.raises(LaunchError, match=r"\.tgz (is no bundle|cannot be unpacked)"):
+  with pytest.raises(LaunchError, match=r"\.tgz (is not a bundle|cannot be unpacked)"):
     fetched(tmp_path, packed(*BAD[name]))
   assert not list((tmp_path / "home/code").iterdir())
   assert not os.path.exists("/tmp/vit_jax_no_such_file")
@@ -77,13 +79,13 @@ def test_what_would_leave_the_folder_is_refused(tmp_path, name):
 
 @pytest.mark.parametrize("content", [b"", b"no tar", bundle({"a": "b" * 9999})[:-100], b"\x1f\x8b" + bytes(50)])
 def test_what_is_no_bundle_is_said(tmp_path, content):
-  with pytest.raises(LaunchError, match=r"\.tgz is no bundle"):
+  with pytest.raises(LaunchError, match=r"\.tgz is not a bundle"):
     fetched(tmp_path, content)
   assert not list((tmp_path / "home/code").iterdir())
 
 
 def test_too_much_is_refused(tmp_path, monkeypatch):
-  monkeypatch.setattr(install, "BYTES", 5000)
+  monkeypatch.setattr(machine, "BUNDLE", 5000)
   with pytest.raises(LaunchError, match="larger than 5,000 bytes"):
     fetched(tmp_path, bundle({"zeros": "0" * 6000}))
 
@@ -91,8 +93,8 @@ def test_too_much_is_refused(tmp_path, monkeypatch):
 def test_another_hash_or_no_bundle_is_refused(tmp_path):
   with pytest.raises(LaunchError, match="it was changed"):
     fetched(tmp_path, packed(*GOOD), "0" * 64)
-  with pytest.raises(LaunchError, match="not in the run's folder"):
-    install.code(storage.storage(str(tmp_path)), "1" * 64, tmp_path / "home")
+  with pytest.raises(LaunchError, match="not in the run's directory"):
+    machine.fetch_code(storage.storage(str(tmp_path)), "1" * 64, tmp_path / "home")
 
 
 def test_workers_of_one_machine_unpack_at_the_same_time(tmp_path):
@@ -134,7 +136,7 @@ def uv(tmp_path, monkeypatch):
 
 
 def made(tmp_path, run=RUN, tick=lambda: None, date=""):
-  return install.interpreter(run, tmp_path / "code", tmp_path / "home", tmp_path / "log", tick, date)
+  return machine.install_interpreter(run, tmp_path / "code", tmp_path / "home", tmp_path / "log", tick, date)
 
 
 def test_an_interpreter_is_made_once_for_every_setup(tmp_path, uv):
@@ -142,7 +144,7 @@ def test_an_interpreter_is_made_once_for_every_setup(tmp_path, uv):
   assert os.path.exists(first)
   venv, pip = uv()
   assert "--python 3.12" in venv
-  assert pip == f"pip install --python {first} {tmp_path}/code[{','.join(install.packages())}]"
+  assert pip == f"pip install --python {first} {tmp_path}/code[{','.join(machine.list_extras())}]"
   assert made(tmp_path) == first and len(uv()) == 2
   (tmp_path / "code/setup.py").write_text("2")
   assert made(tmp_path) != first and len(uv()) == 4
@@ -156,10 +158,10 @@ def test_no_package_is_newer_than_the_run_so_that_all_workers_have_the_same(tmp_
 
 def test_an_installation_that_fails_says_its_last_line_and_is_made_again(tmp_path, uv, monkeypatch):
   monkeypatch.setenv("FAILS", "yes")
-  monkeypatch.setattr(install.time, "sleep", lambda _: None)
+  monkeypatch.setattr(machine.time, "sleep", lambda _: None)
   with pytest.raises(LaunchError, match="ended with 2: error: no such package: jax"):
     made(tmp_path)
-  assert len(uv()) == 1 + install.TRIES
+  assert len(uv()) == 1 + machine.INSTALLS
   monkeypatch.delenv("FAILS")
   assert os.path.exists(made(tmp_path))
 
@@ -184,7 +186,7 @@ def test_an_installation_ends_when_the_worker_must(tmp_path, uv, monkeypatch):
 def test_an_interpreter_that_is_named_is_looked_at(tmp_path, uv):
   run = spec.Run("vit", "hosts", "job", (), "/x", hosts=("h",), python="/bin/sh")
   assert made(tmp_path, run) == "/bin/sh" and not uv()
-  with pytest.raises(LaunchError, match="--python: /no/such is no program"):
+  with pytest.raises(LaunchError, match="--python: /no/such is not a program"):
     made(tmp_path, spec.Run("vit", "hosts", "job", (), "/x", hosts=("h",), python="/no/such"))
   (tmp_path / "code/setup.py").unlink()
   with pytest.raises(LaunchError, match=r"no setup\.py"):
@@ -198,4 +200,4 @@ def test_an_interpreter_that_is_named_is_looked_at(tmp_path, uv):
 def test_packages_are_those_of_the_devices(tmp_path, device, extras):
   (tmp_path / "dev" / device).parent.mkdir(parents=True)
   (tmp_path / "dev" / device).touch()
-  assert ",".join(install.packages(str(tmp_path))) == extras
+  assert ",".join(machine.list_extras(str(tmp_path))) == extras

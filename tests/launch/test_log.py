@@ -5,23 +5,23 @@ import sys
 
 import pytest
 
-from launch import log
-from launch.log import Log
+from launch import program
+from launch.program import Log
 
 
 def pieces(file, last=False):
   """All that is to be sent."""
   content = b""
   while True:
-    piece, end = file.piece(last)
+    piece, end = file.read_piece(last)
     if not piece:
       return content
-    file.sent(end)
+    file.mark_sent(end)
     content += piece
 
 
 def test_pieces_are_the_file_also_over_a_kill(tmp_path, monkeypatch):
-  monkeypatch.setattr(log, "PIECE", 1000)
+  monkeypatch.setattr(program, "PIECE", 1000)
   text = bytes(random.Random(0).randbytes(12_345))
   file = Log(tmp_path / "log")
   (tmp_path / "log").write_bytes(text[:7000])
@@ -29,14 +29,14 @@ def test_pieces_are_the_file_also_over_a_kill(tmp_path, monkeypatch):
   (tmp_path / "log").write_bytes(text)
   again = Log(tmp_path / "log")
   assert sent + pieces(again, last=True) == text
-  assert all(len(again.piece()[0]) <= 1000 for _ in range(3))
+  assert all(len(again.read_piece()[0]) <= 1000 for _ in range(3))
   assert (tmp_path / "log").stat().st_mode & 0o77 == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_secret_passes_wherever_it_is_cut(tmp_path, monkeypatch, seed):
   generator = random.Random(seed)
-  monkeypatch.setattr(log, "PIECE", generator.randint(60, 90))
+  monkeypatch.setattr(program, "PIECE", generator.randint(60, 90))
   secrets = ["hunter2hunter3", "hunter2hunter3-long\nwith a line", "tiny", "ähnlich→geheim"]
   parts = [generator.choice([*secrets, "word ", "\n", "hunter2"]) for _ in range(300)]
   whole = "".join(parts)
@@ -56,22 +56,22 @@ def test_no_secret_passes_wherever_it_is_cut(tmp_path, monkeypatch, seed):
   assert sent.decode() == expected
   for secret in secrets:
     assert (secret in file.tail(0)) == ((secret == "tiny" and "tiny" in expected.splitlines()[-1]) or secret == "tiny")
-  assert file.hidden(f"a {secrets[0]} b") == "a *** b"
+  assert file.redact(f"a {secrets[0]} b") == "a *** b"
 
 
 def test_what_is_far_behind_is_left_out_and_said(tmp_path, monkeypatch):
-  monkeypatch.setattr(log, "PIECE", 100)
-  monkeypatch.setattr(log, "BEHIND", 1000)
+  monkeypatch.setattr(program, "PIECE", 100)
+  monkeypatch.setattr(program, "BEHIND", 1000)
   file = Log(tmp_path / "log")
   (tmp_path / "log").write_text("a" * 5000 + "b" * 100)
   assert pieces(file, last=True).decode() == "launch: 5,000 bytes are left out\n" + "b" * 100
 
 
 def test_a_flood_fills_neither_the_disk_nor_the_folder(tmp_path, monkeypatch):
-  monkeypatch.setattr(log, "BEHIND", 2**20)
-  monkeypatch.setattr(log, "MOST", 2**21)
+  monkeypatch.setattr(program, "BEHIND", 2**20)
+  monkeypatch.setattr(program, "MOST", 2**21)
   file, sent = Log(tmp_path / "log"), b""
-  file.say("an earlier try " * 1000)
+  file.write("an earlier try " * 1000)
   sent = pieces(file, last=True)
   begin = file.begin()
   for number in range(64):
@@ -80,17 +80,17 @@ def test_a_flood_fills_neither_the_disk_nor_the_folder(tmp_path, monkeypatch):
     file.trim()
     sent += pieces(file)
     assert sys.platform != "linux" or (tmp_path / "log").stat().st_blocks * 512 < 2**20 + 3 * 2**18
-  assert len(sent) < 2**21 + 2 * 2**18 and b"launch: 2,097,152 bytes of a try; of what follows" in sent
+  assert len(sent) < 2**21 + 2 * 2**18 and b"launch: 2,097,152 bytes of a try; of the rest" in sent
   end = pieces(file, last=True)
   assert end.endswith(b"_" * 2**18) and len(end) < 2**19 and b" bytes are left out\n" in end
-  assert file.size() == begin + 64 * 2**18 and file.tail(begin) == "_" * log.TAIL
+  assert file.size() == begin + 64 * 2**18 and file.tail(begin) == "_" * program.TAIL
   file.begin()
-  file.say("the next one")
+  file.write("the next one")
   assert pieces(file).endswith(b"the next one\n")
 
 
 def test_what_is_trimmed_before_it_was_sent_is_left_out_and_said(tmp_path, monkeypatch):
-  monkeypatch.setattr(log, "BEHIND", 2**20)
+  monkeypatch.setattr(program, "BEHIND", 2**20)
   file = Log(tmp_path / "log")
   (tmp_path / "log").write_bytes(b"#" * 2**21 + b"~" * 2**18)
   file.trim()
@@ -104,8 +104,8 @@ def test_a_tail_is_of_one_try(tmp_path):
   with open(tmp_path / "log", "a") as writer:
     writer.writelines(f"line {number}\n" for number in range(100))
   assert file.tail(here).splitlines() == [f"line {number}" for number in range(60, 100)]
-  assert len(file.tail(here)) < log.TAIL
-  file.say("a word")
+  assert len(file.tail(here)) < program.TAIL
+  file.write("a word")
   assert file.tail(0).splitlines()[-1].endswith("launch: a word")
 
 
@@ -116,4 +116,4 @@ def test_a_file_that_is_gone_or_shorter_is_no_error(tmp_path):
   (tmp_path / "log").write_text("xyz")
   assert pieces(file, last=True) == b"xyz"
   (tmp_path / "log").unlink()
-  assert (file.piece(), file.tail(0), file.size()) == ((b"", 0), "", 0)
+  assert (file.read_piece(), file.tail(0), file.size()) == ((b"", 0), "", 0)

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -42,30 +43,30 @@ def server(monkeypatch):
 def test_a_worker_is_counted_over_the_slices(server, answers):
   server.answers |= {f"instance/{key}": value for key, value in answers.items()}
   server.answers["instance/attributes/agent-worker-number"] = [500, "2"]
-  assert machine.worker(RUN, 3, None) == 1 * 4 + 2
+  assert machine.find_worker(RUN, 3, None) == 1 * 4 + 2
   assert all(headers["Metadata-Flavor"] == "Google" for _, _, headers in server.asked)
 
 
 def test_a_worker_that_is_nobody_is_an_error(server):
   with pytest.raises(LaunchError, match="is this a TPU VM"):
-    machine.worker(RUN, 3, None)
+    machine.find_worker(RUN, 3, None)
   server.answers["instance/attributes/agent-worker-number"] = "1"
   server.answers["instance/attributes/tpu-env"] = "NODE_ID: 'vit-a31-1'"
   with pytest.raises(LaunchError, match="does not name the node"):
-    machine.worker(RUN, 3, None)
+    machine.find_worker(RUN, 3, None)
   with pytest.raises(LaunchError, match="2 slices of 4 workers"):
-    machine.worker(RUN, 3, 4)
-  assert machine.worker(RUN, 3, 1, 1) == 5
+    machine.find_worker(RUN, 3, 4)
+  assert machine.find_worker(RUN, 3, 1, 1) == 5
   server.answers["instance/attributes/agent-worker-number"] = 503
   with pytest.raises(UnknownError, match="503"):
-    machine.worker(RUN, 3, None)
+    machine.find_worker(RUN, 3, None)
 
 
 def test_the_address_is_the_one_of_the_machine(server):
   server.answers["instance/network-interfaces/0/ip"] = "10.1.2.3\n"
-  assert machine.address("qr") == "10.1.2.3"
-  assert machine.address("local") == "127.0.0.1"
-  socket.inet_aton(machine.address("hosts"))
+  assert machine.find_address("qr") == "10.1.2.3"
+  assert machine.find_address("local") == "127.0.0.1"
+  socket.inet_aton(machine.find_address("hosts"))
 
 
 def test_a_coordinator_has_the_first_free_port_that_the_firewall_opens():
@@ -74,17 +75,17 @@ def test_a_coordinator_has_the_first_free_port_that_the_firewall_opens():
     probe.bind(("", number))
     probe.listen()
   try:
-    assert machine.port("qr") == (8478, "port 8476, 8477 of this host is in use")
+    assert machine.find_port("qr") == (8478, "port 8476, 8477 of this host is in use")
     for probe, number in zip(taken[2:], machine.PORTS[2:], strict=True):
       probe.bind(("", number))
       probe.listen()
     with pytest.raises(LaunchError, match="8476 to 8482"):
-      machine.port("gke")
+      machine.find_port("gke")
   finally:
     for probe in taken:
       probe.close()
-  assert machine.port("qr") == (8476, "")
-  assert machine.port("local")[0] not in machine.PORTS
+  assert machine.find_port("qr") == (8476, "")
+  assert machine.find_port("local")[0] not in machine.PORTS
 
 
 def test_the_firewall_rule_of_the_page_on_pods_opens_the_ports_of_a_run():
@@ -101,18 +102,17 @@ def test_the_firewall_rule_of_the_page_on_pods_opens_the_ports_of_a_run():
 def test_the_queued_resource_of_the_machine_is_deleted(server):
   path = "/v2/projects/my-project/locations/europe-west4-a/queuedResources/vit-a3?force=true"
   server.answers |= {"instance/zone": "projects/7/zones/europe-west4-a", path: [503, 500, "{}"]}
-  machine.give_back("vit-a3", "my-project", "us-east1-d", 0.01)
+  run = dataclasses.replace(RUN, limits=spec.Limits(beat=0.01))
+  machine.delete_own_slice(run, 3)
   deletes = [(path, headers.get("Authorization")) for method, path, headers in server.asked if method == "DELETE"]
   assert deletes == [(path, "Bearer abc")] * 3
   server.answers[path] = 404  # another worker was first
-  machine.give_back("vit-a3", "my-project", "", 0.01)
-  server.answers[path] = 403
-  with pytest.raises(LaunchError, match="403") as error:
-    machine.give_back("vit-a3", "my-project", "", 0.01)
-  assert error.value.code == DENIED
-  server.answers[path] = 500
-  with pytest.raises(UnknownError, match="500"):
-    machine.give_back("vit-a3", "my-project", "", 0.01)
+  machine.delete_own_slice(run, 3)
+  for status in (403, 500):
+    server.answers[path] = status
+    with pytest.raises(LaunchError, match=f"{status}.*gcloud .* delete vit-a3 --force --project=my-project") as error:
+      machine.delete_own_slice(run, 3)
+    assert error.value.code == DENIED
 
 
 def test_a_secret_comes_from_secret_manager(server):
@@ -120,12 +120,12 @@ def test_a_secret_comes_from_secret_manager(server):
   value = "ä" * 9
   data = base64.b64encode(value.encode()).decode()
   server.answers[f"/v1/{name}:access"] = json.dumps({"payload": {"data": data}})
-  assert machine.secret(name) == value
+  assert machine.read_secret(name) == value
   with pytest.raises(LaunchError, match="there is no projects/p/secrets/x"):
-    machine.secret("projects/p/secrets/x/versions/1")
+    machine.read_secret("projects/p/secrets/x/versions/1")
   server.answers[f"/v1/{name}:access"] = json.dumps({"payload": {"data": "%%%"}})
-  with pytest.raises(LaunchError, match="no value that is text"):
-    machine.secret(name)
+  with pytest.raises(LaunchError, match="is not UTF-8 text"):
+    machine.read_secret(name)
 
 
 @pytest.mark.parametrize(
@@ -141,18 +141,18 @@ def test_kills_for_want_of_memory_are_counted(tmp_path, group, file, text, count
   for name, content in (("proc/self/cgroup", group), (file, text)):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text(content)
-  assert machine.oom_kills(str(tmp_path)) == count
-  assert machine.oom_kills(str(tmp_path / "none")) == 0
+  assert machine.count_oom_kills(str(tmp_path)) == count
+  assert machine.count_oom_kills(str(tmp_path / "none")) == 0
 
 
 def test_huge_pages_are_set_or_it_is_said(tmp_path):
   file = tmp_path / machine._PAGES
   file.parent.mkdir(parents=True)
   file.write_text("always [madvise] never")
-  machine.widen("qr", str(tmp_path))
+  machine.raise_limits("qr", str(tmp_path))
   assert file.read_text() == "always"
-  assert "transparent huge pages" in machine.widen("gke", str(tmp_path / "none"))
-  assert machine.widen("local", str(tmp_path / "none")) == ""
+  assert "transparent huge pages" in machine.raise_limits("gke", str(tmp_path / "none"))
+  assert machine.raise_limits("local", str(tmp_path / "none")) == ""
 
 
 def test_g6_without_sockets_a_machine_has_no_port_and_it_is_unknown():
@@ -164,7 +164,11 @@ def test_g6_without_sockets_a_machine_has_no_port_and_it_is_unknown():
     with contextlib.suppress(OSError):
       while True:
         taken.append(os.open("/dev/null", os.O_RDONLY))
-    for call in (lambda: machine.port("local"), lambda: machine.port("qr"), lambda: machine.address("hosts")):
+    for call in (
+      lambda: machine.find_port("local"),
+      lambda: machine.find_port("qr"),
+      lambda: machine.find_address("hosts"),
+    ):
       with pytest.raises(UnknownError, match="Too many open files"):
         call()
     with pytest.raises(UnknownError, match="does not answer"):
@@ -179,11 +183,11 @@ def test_g6_without_sockets_a_machine_has_no_port_and_it_is_unknown():
 def test_g6_a_number_of_a_worker_that_is_none_is_an_error(server, text):
   server.answers["instance/attributes/agent-worker-number"] = text
   with pytest.raises(LaunchError, match=r"is this a TPU VM|slices of"):
-    machine.worker(RUN, 1, None)
+    machine.find_worker(RUN, 1, None)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"payload": 1}', '{"payload": {"data": 5}}', "[" * 10**5])
 def test_g6_a_secret_of_another_form_is_an_error(server, text):
   server.answers["/v1/projects/p/secrets/s/versions/1:access"] = text
-  with pytest.raises(LaunchError, match="has no value that is text"):
-    machine.secret("projects/p/secrets/s/versions/1")
+  with pytest.raises(LaunchError, match="is not UTF-8 text"):
+    machine.read_secret("projects/p/secrets/s/versions/1")

@@ -48,19 +48,19 @@ def test_secrets_that_are_not_there_are_said(tmp_path, monkeypatch):
     return spec.checked(spec.Run("vit", "local", "job", (), "/x", secrets={"KEY": source}))
 
   with pytest.raises(LaunchError, match="--secret: KEY=file:/no/such cannot be read on this host: No such file"):
-    program.secrets(run("file:/no/such"))
+    program.read_secrets(run("file:/no/such"))
   (tmp_path / "binary").write_bytes(b"\xff\xfe")
-  with pytest.raises(LaunchError, match="it is no text"):
-    program.secrets(run(f"file:{tmp_path}/binary"))
+  with pytest.raises(LaunchError, match="not UTF-8 text"):
+    program.read_secrets(run(f"file:{tmp_path}/binary"))
   (tmp_path / "zero").write_bytes(b"a\0b")
   with pytest.raises(LaunchError, match="zero byte"):
-    program.secrets(run(f"file:{tmp_path}/zero"))
+    program.read_secrets(run(f"file:{tmp_path}/zero"))
   monkeypatch.delenv("KEY", raising=False)
   of_cluster = spec.checked(spec.Run("vit", "gke", "job", (), secrets={"KEY": "k8s:name/key"}, **GKE))
   with pytest.raises(LaunchError, match="Kubernetes did not set it"):
-    program.secrets(of_cluster)
+    program.read_secrets(of_cluster)
   monkeypatch.setenv("KEY", "value")
-  assert program.secrets(of_cluster) == {"KEY": "value"}
+  assert program.read_secrets(of_cluster) == {"KEY": "value"}
 
 
 @pytest.fixture
@@ -74,13 +74,13 @@ def child(tmp_path, request):
 
 @pytest.mark.parametrize("child", ["kill -9 $$"], indirect=True)
 def test_a_kill_for_want_of_memory_is_named(child, monkeypatch):
-  monkeypatch.setattr(program.machine, "oom_kills", lambda: 1)
-  child._ooms = 0
+  monkeypatch.setattr(program.machine, "count_oom_kills", lambda: 1)
+  child._oom_kills = 0
   child._process.wait()
-  code, meaning = child.meaning(child.poll(), "")
-  assert code == 137 and meaning.startswith("killed for want of memory")
-  child._ooms = 1
-  assert child.meaning(137, "") == (137, "killed by the system (SIGKILL)")
+  code, meaning = child.explain(child.poll(), "")
+  assert code == 137 and meaning.startswith("killed because the host ran out of memory")
+  child._oom_kills = 1
+  assert child.explain(137, "") == (137, "killed by the system (SIGKILL)")
 
 
 @pytest.mark.parametrize(
@@ -91,14 +91,14 @@ def test_a_kill_for_want_of_memory_is_named(child, monkeypatch):
     ("kill -9 $$", 137, "killed by the system"),
     ("echo /dev/accel0 is held by process 77; exit 43", 43, "/dev/accel0 is held by process 77"),
     ("echo /dev/accel0 is held by process 77; exit 1", 1, ""),
-    ("echo 'Timeout (0:30:00)!'; exit 1", 43, "stood still"),
+    ("echo 'Timeout (0:30:00)!'; exit 1", 43, "no progress"),
     ("exit 44", 44, ""),
   ],
   indirect=["child"],
 )
 def test_an_end_is_told_by_the_contract(child, tmp_path, expected, meaning):
   child._process.wait()
-  code, words = child.meaning(child.poll(), (tmp_path / "log").read_text())
+  code, words = child.explain(child.poll(), (tmp_path / "log").read_text())
   assert code == expected
   assert meaning in words and bool(meaning) == bool(words)
 
@@ -107,13 +107,13 @@ def test_an_end_is_told_by_the_contract(child, tmp_path, expected, meaning):
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"step": "x"}', "[" * 9000, '{"doing": "x"}'])
 def test_half_a_file_of_progress_is_nothing(child, tmp_path, text):
   (tmp_path / "s.json").write_text('{"step": 3, "doing": "step"}')
-  child.look()
+  child.read_progress()
   moved = child.moved
   (tmp_path / "s.json").write_text(text)
-  child.look()
+  child.read_progress()
   assert child.progress == {"step": 3, "began": -1, "doing": "step"} and child.moved == moved
   (tmp_path / "s.json").write_text('{"step": 3, "doing": "save"}')
-  child.look()
+  child.read_progress()
   assert child.moved > moved
 
 
@@ -128,7 +128,7 @@ def test_half_a_file_of_progress_is_nothing(child, tmp_path, text):
 )
 def test_what_a_program_says_is_what_a_report_can_hold(child, tmp_path, said, reported):
   (tmp_path / "s.json").write_text(said)
-  child.look()
+  child.read_progress()
   assert tuple(child.progress.values()) == reported
   mailbox.Mailbox(storage.Disk(str(tmp_path)), 1).report(mailbox.Report(0, **child.progress))
   assert mailbox.Mailbox(storage.Disk(str(tmp_path)), 1).seen(0)[0].step == -1
@@ -138,22 +138,22 @@ def test_what_a_program_says_is_what_a_report_can_hold(child, tmp_path, said, re
 def test_a_status_that_is_a_pipe_a_folder_or_endless_is_not_waited_for(child, tmp_path):
   path = tmp_path / "s.json"
   os.mkfifo(path)
-  child.look()
+  child.read_progress()
   path.unlink()
   path.mkdir()
   (path / "file").touch()
   before = os.listdir("/proc/self/fd")
-  child.look()
+  child.read_progress()
   assert os.listdir("/proc/self/fd") == before
   environment = {"VITJAX_STATUS": str(path), "PATH": os.environ["PATH"]}
   program.Program(["true"], tmp_path, environment, tmp_path / "log").close()  # the next try
   assert not path.exists()
   path.symlink_to("/dev/zero")
-  child.look()
+  child.read_progress()
   path.unlink()
   with open(path, "wb") as file:
     file.truncate(2**40)
-  child.look()
+  child.read_progress()
   assert child.progress == {}
 
 
@@ -170,9 +170,9 @@ def test_only_what_carries_the_mark_is_ended(tmp_path):
 
   mine, other = started(f"{tmp_path}/vit-a1/status.json"), started(f"{tmp_path}/vit-a10/status.json")
   try:
-    assert program.end(f"{tmp_path}/vit-a1/") == []
+    assert program.kill_all(f"{tmp_path}/vit-a1/") == []
     assert mine.wait(5) == -9 and other.poll() is None
   finally:
     other.kill()
     other.wait()
-  assert sys.platform != "linux" or not program._marked(str(tmp_path))
+  assert sys.platform != "linux" or not program._find_marked(str(tmp_path))

@@ -1,59 +1,61 @@
 """Reports, pieces of a log and orders, on a thread beside the work."""
 
+import contextlib
 import os
 import threading
 import time
 
 import pytest
 
-from launch import mailbox, reporter, storage
+from launch import executor, mailbox, storage
 from launch.errors import LaunchError
-from launch.log import Log
+from launch.program import Log
 
 
 @pytest.fixture
 def letters(tmp_path):
   log = Log(tmp_path / "log")
   log.hide(["a-long-secret"])
-  with reporter.opened(str(tmp_path / "run"), 1, mailbox.Report(2), 30.0, log) as letters:
+  files = mailbox.Mailbox(storage.storage(str(tmp_path / "run")), 1)
+  with contextlib.closing(executor.Reporter(files, mailbox.Report(2), 30.0, log)) as letters:
     letters.log = log
     yield letters
 
 
 def test_what_is_new_goes_out_at_once_and_the_rest_with_the_beat(letters):
-  letters.say(phase=mailbox.READY, detail="with a-long-secret")
-  assert letters.settle(5)
+  letters.update(phase=mailbox.READY, detail="with a-long-secret")
+  assert letters.flush(5)
   report, _ = letters.mailbox.seen(2)
   assert (report.phase, report.detail) == (mailbox.READY, "with ***")
   assert abs(report.clock - time.time()) < 5
-  letters.say(step=7)
+  letters.update(step=7)
   time.sleep(0.1)
   assert letters.mailbox.seen(2)[0].step == -1
-  assert letters.settle(5) and letters.mailbox.seen(2)[0].step == 7
+  assert letters.flush(5) and letters.mailbox.seen(2)[0].step == 7
 
 
 def test_no_word_of_a_report_has_a_secret(letters):
-  letters.say(detail="with a-long-secret", doing=f"{'x' * 95} a-long-secret", tail="a-long-secret!")
-  assert letters.settle(5)
+  letters.update(detail="with a-long-secret", doing=f"{'x' * 95} a-long-secret", tail="a-long-secret!")
+  assert letters.flush(5)
   report, _ = letters.mailbox.seen(2)
   assert (report.detail, report.doing, report.tail) == ("with ***", f"{'x' * 95} ***", "***!")
 
 
 def test_an_order_is_known_when_a_report_has_settled(letters):
   letters.mailbox.give(mailbox.Order(4, stop=True))
-  assert letters.settle(5)
+  assert letters.flush(5)
   assert letters.order == mailbox.Order(4, stop=True)
   letters.mailbox.storage.write("a1/order.json", b"{")
-  letters.say(phase=mailbox.EXITED, exit=3)
-  assert letters.settle(5)  # what cannot be read holds up nothing
+  letters.update(phase=mailbox.EXITED, exit=3)
+  assert letters.flush(5)  # what cannot be read holds up nothing
   assert letters.order == mailbox.Order(4, stop=True) and "none of `launch`" in letters.trouble
   assert letters.mailbox.seen(2)[0].exit == 3
 
 
 def test_a_log_comes_before_the_report_of_its_end(letters):
-  letters.log.say("the last line with a-long-secret")
-  letters.say(phase=mailbox.EXITED)
-  assert letters.settle(5)
+  letters.log.write("the last line with a-long-secret")
+  letters.update(phase=mailbox.EXITED)
+  assert letters.flush(5)
   names = letters.mailbox.pieces(2)
   pieces = [letters.mailbox.storage.read(name).content for name in names]
   assert b"the last line with ***\n" in b"".join(pieces)
@@ -64,23 +66,23 @@ def test_a_log_comes_before_the_report_of_its_end(letters):
 def test_a_mistake_in_the_thread_is_no_silence(tmp_path, letters, monkeypatch):
   letters.check()
   monkeypatch.setattr(threading, "excepthook", lambda _: None)  # it would print
-  letters.log.piece = None
-  letters.say(phase=mailbox.RUNNING)
-  assert not letters.settle(5)
-  with pytest.raises(LaunchError, match="why is in worker"):
+  letters.log.read_piece = None
+  letters.update(phase=mailbox.RUNNING)
+  assert not letters.flush(5)
+  with pytest.raises(LaunchError, match=r"worker\.txt"):
     letters.check()
-  letters.say(phase=mailbox.ENDED, detail="cannot go on")
-  assert not letters.settle(5)
+  letters.update(phase=mailbox.ENDED, detail="cannot go on")
+  assert not letters.flush(5)
   assert letters.mailbox.seen(2)[0].detail == "cannot go on"
 
 
 def test_pieces_are_numbered_on_from_what_is_there(tmp_path, letters):
-  letters.settle(5)
+  letters.flush(5)
   here = storage.storage(str(tmp_path / "other"))
   mailbox.Mailbox(here, 1).write_log(0, 41, b"of a life before")
   here.write("a1/log/w00.9z", b"of nobody")
   log = Log(tmp_path / "second")
-  log.say("on")
-  with reporter.opened(str(tmp_path / "other"), 1, mailbox.Report(0), 30.0, log) as second:
-    assert second.settle(5)
+  log.write("on")
+  with contextlib.closing(executor.Reporter(mailbox.Mailbox(here, 1), mailbox.Report(0), 30.0, log)) as second:
+    assert second.flush(5)
     assert [name[-5:] for name in second.mailbox.pieces(0)] == ["00041", "00042"]

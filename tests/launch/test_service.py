@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch import engine, service
+from launch import engine, service, spec
+from launch.backends import hosts
 from launch.errors import LaunchError, UnknownError
 from launch.service import Service
 from tests.launch.systemd import expanded
@@ -19,12 +20,12 @@ from tests.launch.systemd import expanded
 
 def test_a_lock_is_held_by_one_process_and_told_from_a_look(tmp_path):
   one = Service("vit-a1", tmp_path)
-  assert not one.alive() and one.process() == 0
+  assert not one.is_alive() and one.process() == 0
   looking, stop = [], threading.Event()
 
   def look():
     while not stop.is_set():
-      looking.append(one.alive())
+      looking.append(one.is_alive())
 
   threads = [threading.Thread(target=look) for _ in range(2)]
   (one.folder).mkdir(parents=True)
@@ -33,16 +34,14 @@ def test_a_lock_is_held_by_one_process_and_told_from_a_look(tmp_path):
   try:
     for _ in range(20):  # a look, which takes the lock for a moment, keeps nobody from it
       held = one.lock()
-      assert held is not None
-      assert one.alive() and one.process() == os.getpid()
-      os.close(held)
+      assert held and one.is_alive() and one.process() == os.getpid()
+      one._held.close()
   finally:
     stop.set()
     for thread in threads:
       thread.join()
-  held = one.lock()
-  assert Service("vit-a1", tmp_path).lock() is None
-  os.close(held)
+  assert one.lock() and not Service("vit-a1", tmp_path).lock()
+  one._held.close()
   assert True in looking
 
 
@@ -55,7 +54,7 @@ def test_a_number_that_another_process_has_now_is_not_asked(tmp_path):
       file.write(f"{other.pid} 12345")  # of an earlier start of the machine
       file.flush()
       fcntl.flock(file, fcntl.LOCK_EX)
-      assert one.alive() and one.process() == 0 and not one.ask()
+      assert one.is_alive() and one.process() == 0 and not one.ask()
     assert other.poll() is None
   finally:
     other.kill()
@@ -65,15 +64,17 @@ def test_a_number_that_another_process_has_now_is_not_asked(tmp_path):
 def test_what_was_made_is_known_until_it_is_forgotten(tmp_path):
   one = Service("vit-a1-w00", tmp_path)
   assert one.about is None
-  one.make({"run": "vit", "attempt": 1, "worker": 0, "engine": "local", "folder": "/x", "owner": "me", "expires": 9})
-  Service("b-a1", tmp_path).make({"run": "b", "attempt": 1, "worker": 0, "engine": "hosts", "folder": "/x"})
-  (found,) = service.every(tmp_path, "local")
+  one.describe(
+    {"run": "vit", "attempt": 1, "worker": 0, "engine": "local", "folder": "/x", "owner": "me", "expires": 9}
+  )
+  Service("b-a1", tmp_path).describe({"run": "b", "attempt": 1, "worker": 0, "engine": "hosts", "folder": "/x"})
+  (found,) = service.list_services(tmp_path, "local")
   assert found["run"] == "vit" and not found["alive"] and abs(found["made"] - time.time()) < 60
-  (resource,) = service.resources([found], "here")
+  (resource,) = hosts._resources([found], "here")
   assert (resource.name, resource.state, resource.expires) == ("vit-a1", engine.LOST, 9)
-  assert abs(resource.created - time.time()) < 60
+  assert abs(resource.created - time.time()) < 60 and resource.mark == spec.digest("/x")
   (one.folder / "about.json").write_text("{")
-  assert one.about is None and service.every(tmp_path, "local") == []
+  assert one.about is None and service.list_services(tmp_path, "local") == []
   one.forget()
   one.forget()
 
@@ -82,19 +83,37 @@ def test_what_was_made_is_known_until_it_is_forgotten(tmp_path):
   "alive, state",
   [({}, engine.ABSENT), ({0: True, 1: True}, engine.READY), ({0: True}, engine.LOST), ({0: 0, 1: 1}, engine.LOST)],
 )
-def test_an_attempt_is_ready_while_all_its_units_live(alive, state):
-  look = service.look({worker: {"alive": value} for worker, value in alive.items()}, 2)
+def test_an_attempt_is_ready_while_all_its_services_live(alive, state, tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+  run, held = spec.checked(spec.Run("vit", "local", "job", (), "/x", processes=2)), []
+  for worker, value in alive.items():
+    name = service.name_service("vit", 1, "local", worker)
+    held.append(Service(name, service.default_home()))
+    about = {"run": "vit", "attempt": 1, "worker": worker, "engine": "local"}
+    held[-1].describe(about | {"folder": run.folder})
+    assert not value or held[-1].lock()
+    Service(f"vit-a2-w{worker:02d}", service.default_home()).describe(about | {"attempt": 2, "folder": "/y"})
+  look = hosts.Engine(run).look(1)
   assert (look.state, look.hosts) == (state, sum(map(bool, alive.values())))
+
+
+def test_the_services_of_an_attempt_are_found_by_name_and_no_others(tmp_path):
+  made = ("vit-a1-w00", "vit-a1-w01", "vit-a10-w00", "vit-a1", "vit-a1-w", "a-vit-a1-w00", "vit-a2", "vit.a1")
+  for name in made:
+    (tmp_path / "units" / name).mkdir(parents=True)
+  found = lambda *words: [each.folder.name for each in service.find_services(tmp_path, *words)]  # noqa: E731
+  assert found("vit", 1, "local") == ["vit-a1-w00", "vit-a1-w01"] and found("vit", 1, "local", 1) == ["vit-a1-w01"]
+  assert found("vit", 1, "hosts") == found("vit", 1, "qr", 3) == ["vit-a1"] and found("v", 1, "hosts") == []
 
 
 def test_a_home_is_somewhere_for_everybody(monkeypatch):
   monkeypatch.setenv("XDG_STATE_HOME", "/s")
-  assert service.home() == pathlib.Path("/s/vit_jax/launch")
+  assert service.default_home() == pathlib.Path("/s/vit_jax/launch")
   monkeypatch.delenv("XDG_STATE_HOME")
   monkeypatch.setenv("HOME", "/h")
-  assert service.home() == pathlib.Path("/h/.local/state/vit_jax/launch")
+  assert service.default_home() == pathlib.Path("/h/.local/state/vit_jax/launch")
   monkeypatch.setattr(pathlib.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError))
-  assert service.home().is_absolute()
+  assert service.default_home().is_absolute()
 
 
 @pytest.mark.heavy
@@ -122,7 +141,7 @@ DOLLARS = [
 @given(st.lists(st.sampled_from(DOLLARS) | st.text("$%{}HOME ab", max_size=12), max_size=5))
 def test_g_dollar_signs_and_percent_signs_survive_systemd(words):
   run = ["/usr/bin/python3", "-m", "launch.worker", "run", *words]
-  made = service.command("vitjax-a-a1", run, 30.0)
+  made = service.build_command("vitjax-a-a1", run, 30.0)
   assert expanded(made[made.index("/usr/bin/python3") :]) == run
   assert made[: made.index("/usr/bin/python3")].count("--unit=vitjax-a-a1") == 1
 
@@ -138,12 +157,14 @@ def test_the_rules_of_systemd_are_those_of_its_manual():
 def test_g6_what_cannot_be_read_is_unknown_and_not_absent(tmp_path, name):
   """A directory in the place of the file, as root may read everything else."""
   one = Service("vit-a1", tmp_path)
-  one.make({"run": "vit", "attempt": 1, "engine": "local"})
+  one.describe({"run": "vit", "attempt": 1, "engine": "local"})
   (one.folder / name).unlink(missing_ok=True)
   (one.folder / name).mkdir()
   with pytest.raises(UnknownError, match=name):
-    service.every(tmp_path, "local")
-  assert service.every(tmp_path / "none", "local") == service.every(one.folder / name / "x", "local") == []
+    service.list_services(tmp_path, "local")
+  assert (
+    service.list_services(tmp_path / "none", "local") == service.list_services(one.folder / name / "x", "local") == []
+  )
 
 
 @pytest.mark.parametrize("place", ["starting", "worker.txt"])

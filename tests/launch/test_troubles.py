@@ -27,7 +27,7 @@ def test_a_bundle_that_was_changed_starts_nothing(tmp_path):
 
 def test_code_that_differs_between_workers_starts_nothing(tmp_path):
   with Lab(tmp_path, processes=2) as lab:
-    lab.board.report(mailbox.Report(1, 1, mailbox.READY, code="0" * 64, address="h:1"))
+    lab.mailbox.report(mailbox.Report(1, 1, mailbox.READY, code="0" * 64, address="h:1"))
     lab.start(worker=0)
     assert "worker 1 has the bundle 000000000000" in lab.wait(mailbox.ENDED).detail
     assert "argv" not in lab.text()
@@ -42,7 +42,7 @@ def test_garbage_in_the_folder_ends_no_worker(tmp_path):
     time.sleep(0.3)
     lab.start(worker=1)
     assert lab.wait(mailbox.EXITED).exit == 0
-    lab.board.give(mailbox.Order(2))
+    lab.mailbox.give(mailbox.Order(2))
     lab.wait(lambda report: (report.phase, report.try_) == (mailbox.EXITED, 2))
 
 
@@ -84,7 +84,7 @@ def test_a_bucket_carries_a_run_also_while_it_fails_now_and_then(tmp_path, bucke
       assert [lab.wait(mailbox.EXITED, number, 60).exit for number in range(2)] == [0, 0]
       lab.wait(lambda _: "try 1 ended" in lab.text(), seconds=60)
     assert lab.said("variables")
-    pieces = lab.board.pieces(0)
+    pieces = lab.mailbox.pieces(0)
     assert len(pieces) > 2
     assert lab.text().count("x" * 600_000) == 1
 
@@ -102,7 +102,7 @@ def test_a_full_disk_is_said(tmp_path):
     content = workers.bundle(big)
     digest = hashlib.sha256(content).hexdigest()
     lab.storage.write(f"code/{digest}.tgz", content)
-    lab.board.publish(mailbox.Attempt(lab.run, 1, digest, int(time.time() + 99)))
+    lab.mailbox.publish(mailbox.Attempt(lab.run, 1, digest, int(time.time() + 99)))
     command = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6)); "
     command += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
     command += "sys.argv = ['w', *sys.argv[1:]]; runpy.run_module('launch.worker', run_name='__main__')"
@@ -112,4 +112,4 @@ def test_a_full_disk_is_said(tmp_path):
     report = lab.wait(mailbox.ENDED)
     assert "File too large" in report.detail
     assert not any((lab.state / "vit_jax/launch/code").iterdir())
-    assert not program._marked(str(lab.state))
+    assert not program._find_marked(str(lab.state))

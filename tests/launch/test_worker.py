@@ -37,7 +37,7 @@ def test_a_unit_is_started_once_and_outlives_who_started_it(tmp_path):
     starts = [done(process) for process in [lab.start(verb="start") for _ in range(4)]]
     assert [code for code, _ in starts] == [0] * 4, starts
     assert sum("is started" in text for _, text in starts) == 1
-    assert sum("lives already, process" in text for _, text in starts) == 3
+    assert sum("is already alive, process" in text for _, text in starts) == 3
     lab.wait(mailbox.RUNNING)
     (one,) = looked(lab)
     assert (one["run"], one["attempt"], one["worker"], one["alive"]) == ("vit", 1, 0, True)
@@ -45,7 +45,7 @@ def test_a_unit_is_started_once_and_outlives_who_started_it(tmp_path):
     lab.wait(lambda _: "waits" in lab.text())
     (program,) = lab.programs()
     code, text = done(lab.start(verb="run"))
-    assert code == 1 and "lives already on this host, process" in text
+    assert code == 1 and "is already alive on this host, process" in text
     assert lab.programs() == [program]
     code, text = done(lab.start("--name=vit", "--grace=5", verb="stop"))
     assert code == 0, text
@@ -82,13 +82,13 @@ def test_a_name_that_is_in_use_for_another_folder_is_refused(tmp_path):
 
 def test_what_cannot_be_started_is_said_by_start(tmp_path):
   with Lab(tmp_path) as lab:
+    (tmp_path / "state").write_text("")
+    code, text = done(lab.start(verb="start"))
+    assert code == 2 and "XDG_STATE_HOME" in text
+    (tmp_path / "state").unlink()
     lab.storage.delete("a1/spec.json")
     code, text = done(lab.start(verb="start"))
     assert code == 2 and "there is no attempt 1" in text
-    (tmp_path / "state").write_text("")
-    code, text = done(lab.start("--name=vit", verb="start"))
-    assert code == 2 and "XDG_STATE_HOME" in text
-    (tmp_path / "state").unlink()
     code, text = done(lab.start("--folder=", verb="start"))
     assert code == 2 and "--folder: missing" in text
 
@@ -114,7 +114,7 @@ def tpu(lab, server, **limits):
   """Makes the attempt one of a queued resource with one host."""
   values = {"tpu": "v3-8", "project": "my-project", "python": sys.executable, "limits": spec.Limits(**limits)}
   run = spec.checked(spec.Run("vit", "qr", "job", (), "gs://bkt/x", **values))
-  lab.board.publish(mailbox.Attempt(run, 1, lab.digest, lab.attempt.expires))
+  lab.mailbox.publish(mailbox.Attempt(run, 1, lab.digest, lab.attempt.expires))
   lab.environment |= server.environment()
 
 
@@ -129,7 +129,7 @@ def test_a_tpu_vm_gives_itself_back_when_nobody_orders(tmp_path, server):
     assert process.wait(20) == 0
     report = lab.report()
     assert (report.phase, report.exit) == (mailbox.ENDED, 0)
-    assert "limits.idle" in report.detail and "the machine is given back" in report.detail
+    assert "limits.idle" in report.detail and "the machine is deleted" in report.detail
     assert len(deletes(server)) == 2
     variables = json.loads(lab.said("variables")[0])
     assert variables["VITJAX_DEVICES"] == "8"
@@ -188,7 +188,9 @@ def test_where_systemd_runs_a_worker_is_a_unit_of_it(tmp_path):
   for name, text in (("systemd-run", RUN), ("systemctl", CONTROL)):
     (tmp_path / "bin" / name).write_text(text.replace("{python}", sys.executable).replace("{folder}", str(tmp_path)))
     (tmp_path / "bin" / name).chmod(0o755)
-  command = f"from launch import unit, worker; import pathlib, sys; service.SYSTEMD = pathlib.Path({str(tmp_path)!r}); "
+  command = (
+    f"from launch import service, worker; import pathlib, sys; service.SYSTEMD = pathlib.Path({str(tmp_path)!r}); "
+  )
   command += "sys.exit(worker.main(sys.argv[1:]))"
   with Lab(tmp_path, WAIT) as lab:
     lab.environment |= {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "JOB_SECRET": "not-in-argv"}
@@ -198,10 +200,10 @@ def test_where_systemd_runs_a_worker_is_a_unit_of_it(tmp_path):
       return subprocess.run(line, env=lab.environment, cwd=workers.ROOT, capture_output=True, text=True, timeout=30)
 
     start = ("start", f"--folder={lab.folder}", "--worker=0", "--grace=7")
-    lab.board.publish(mailbox.Attempt(spec.checked(spec.Run("vit", "hosts", "job", (), str(tmp_path / "run"),
+    lab.mailbox.publish(mailbox.Attempt(spec.checked(spec.Run("vit", "hosts", "job", (), str(tmp_path / "run"),
       hosts=("h",), limits=LIMITS, python=sys.executable)), 1, lab.digest, lab.attempt.expires))  # fmt: skip
     assert "is started" in do(*start).stdout
-    assert "lives already" in do(*start).stdout
+    assert "is already alive" in do(*start).stdout
     asked = json.loads((tmp_path / "asked.json").read_text())
     assert {"--unit=vitjax-vit-a1", "--collect", "--property=KillMode=mixed", "--property=TimeoutStopSec=37",
             "--property=OOMPolicy=continue", f"--working-directory={workers.ROOT}"} <= set(asked)  # fmt: skip

@@ -50,13 +50,13 @@ class Machines:
     for number in processes if notice else []:
       os.kill(number, signal.SIGTERM)
     deadline = time.monotonic() + notice
-    while time.monotonic() < deadline and any(each.alive() for each in units):
+    while time.monotonic() < deadline and any(each.is_alive() for each in units):
       time.sleep(0.05)
     for number in processes:
       with contextlib.suppress(ProcessLookupError):
         os.kill(number, signal.SIGKILL)
     for home in homes:
-      program.end(str(home))
+      program.kill_all(str(home))
 
   def _run(self):
     while not self._closed.wait(0.1):

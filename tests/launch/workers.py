@@ -75,7 +75,7 @@ class Lab:
     units = [service.Service(path.name, path.parent.parent) for path in self.state.rglob("units/*")]
     for each in units:
       each.stop(5.0)
-    assert not program.end(str(self.state)) and not any(each.alive() for each in units)
+    assert not program.kill_all(str(self.state)) and not any(each.is_alive() for each in units)
 
   def start(self, *words, verb="run", engine="local", worker=0, **variables):
     """A worker process."""
@@ -124,7 +124,7 @@ class Lab:
 
   def programs(self):
     """Processes of programs that live."""
-    return program._marked(str(self.state))
+    return program._find_marked(str(self.state))
 
 
 def zombies():

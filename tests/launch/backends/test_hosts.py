@@ -51,7 +51,7 @@ def lab(tmp_path, monkeypatch):
   python = tmp_path / "bin/python3"
   python.symlink_to(sys.executable)
   monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-  monkeypatch.setattr(hosts, "_DEADLINE", 30.0)
+  monkeypatch.setattr(hosts, "DEADLINE", 30.0)
   changes = {"backend": "hosts", "hosts": ("alice@one", "two"), "python": sys.executable}
   with Lab(tmp_path, WAIT, **changes) as lab:
     lab.state = tmp_path
@@ -59,15 +59,15 @@ def lab(tmp_path, monkeypatch):
 
 
 def alive(lab, host):
-  return service.Service("vit-a1", lab.state / host / ".local/state/vit_jax/launch").alive()
+  return service.Service("vit-a1", lab.state / host / ".local/state/vit_jax/launch").is_alive()
 
 
 def test_g15_a_greeting_of_a_host_is_no_part_of_its_answer(lab):
   made = hosts.Engine(lab.run)
   assert made.look(1).state == engine.ABSENT and made.inventory(()) == ((), {})
   with pytest.raises(UnknownError, match="expected a list of workers"):
-    hosts._listing("Welcome\n[]", "one")
-  assert hosts._listing('[{"run": "vit"}]\ngoodbye', "one") == [{"run": "vit"}]
+    hosts.parse_services("Welcome\n[]", "one")
+  assert hosts.parse_services('[{"run": "vit"}]\ngoodbye', "one") == [{"run": "vit"}]
 
 
 def test_hosts_get_the_package_and_one_worker_each(lab):
@@ -136,9 +136,9 @@ def test_words_reach_a_shell_byte_for_byte_and_bring_back_its_code(lab):
 
 
 def test_what_hosts_cannot_share_is_refused(lab):
-  with pytest.raises(LaunchError, match=r"'runs/a' is no folder that all hosts have"):
+  with pytest.raises(LaunchError, match=r"'runs/a' is relative"):
     hosts.Engine(spec.checked(spec.Run("vit", "hosts", "job", (), "runs/a", hosts=("one",))))
-  with pytest.raises(LaunchError, match="name each once"):
+  with pytest.raises(LaunchError, match="Name each host once"):
     hosts.Engine(spec.checked(spec.Run("vit", "hosts", "job", (), "/x", hosts=("one", "one"))))
   elsewhere = spec.checked(spec.Run("vit", "hosts", "job", (), "/no/such", hosts=("one",), limits=LIMITS))
   with pytest.raises(LaunchError, match=r"one: .*there is no attempt 1 in the run's folder"):

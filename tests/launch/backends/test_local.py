@@ -10,7 +10,7 @@ import time
 import pytest
 
 from launch import engine, mailbox, service, spec
-from launch.backends import local
+from launch.backends import hosts
 from launch.errors import LaunchError
 from tests.launch.workers import Lab, zombies
 
@@ -31,7 +31,7 @@ def process(lab, number):
 
 
 def test_workers_are_made_once_looked_at_and_deleted(lab):
-  made = local.Engine(lab.run)
+  made = hosts.Engine(lab.run)
   assert made.look(1) == engine.Look(engine.ABSENT)
   made.delete(1)  # of nothing
   made.create(1, lab.attempt.expires)
@@ -51,7 +51,7 @@ def test_workers_are_made_once_looked_at_and_deleted(lab):
 
 
 def test_a_worker_that_died_is_a_loss(lab):
-  made = local.Engine(lab.run)
+  made = hosts.Engine(lab.run)
   made.create(1, 0)
   lab.wait(lambda _: "waits" in lab.text())
   os.kill(process(lab, 1), signal.SIGKILL)
@@ -65,8 +65,8 @@ def test_a_worker_that_died_is_a_loss(lab):
 
 
 def test_workers_that_end_by_themselves_are_gone(lab):
-  made = local.Engine(lab.run)
-  lab.board.publish(dataclasses.replace(lab.attempt, expires=int(time.time()) + 3))
+  made = hosts.Engine(lab.run)
+  lab.mailbox.publish(dataclasses.replace(lab.attempt, expires=int(time.time()) + 3))
   made.create(1, 0)
   lab.wait(mailbox.ENDED)
   lab.wait(mailbox.ENDED, 1)
@@ -76,7 +76,7 @@ def test_workers_that_end_by_themselves_are_gone(lab):
 
 
 def test_the_command_that_deletes_by_hand_does(lab):
-  made = local.Engine(lab.run)
+  made = hosts.Engine(lab.run)
   made.create(1, 0)
   result = subprocess.run(["sh", "-c", made.deletion(1)], capture_output=True, text=True, timeout=30)
   assert result.returncode == 0, result
@@ -84,11 +84,21 @@ def test_the_command_that_deletes_by_hand_does(lab):
   assert made.shell(1, 0, ["a b", "c"]) == ["a b", "c"] and made.shell(1, 0, [])
 
 
+def test_only_services_of_the_same_directory_are_removed(lab):
+  made = hosts.Engine(lab.run)
+  made.create(1, 0)
+  (found,), _ = made.inventory(())
+  made.remove(dataclasses.replace(found, mark=spec.digest("/another")))
+  assert made.look(1).state == engine.READY
+  made.remove(found)
+  assert made.look(1).state == engine.ABSENT and not lab.programs()
+
+
 def test_what_cannot_be_made_is_said(lab, tmp_path):
   lab.storage.delete("a1/spec.json")
   with pytest.raises(LaunchError, match="there is no attempt 1"):
-    local.Engine(lab.run).create(1, 0)
+    hosts.Engine(lab.run).create(1, 0)
   relative = spec.checked(spec.Run("vit", "local", "job", ("--workdir=runs/a",), "runs/a"))
   with pytest.raises(LaunchError, match=f"'runs/a' is relative.*{os.getcwd()}"):
-    local.Engine(relative)
+    hosts.Engine(relative)
   assert sys.executable
