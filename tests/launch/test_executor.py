@@ -127,6 +127,8 @@ def test_a_worker_that_is_killed_takes_its_program_along_and_the_next_one_ends_w
     worker = lab.start()
     lab.wait(lambda _: "waits" in lab.text())
     assert len(lab.programs()) == 2
+    unit = lab.state / "vit_jax/launch/units/vit-a1-w00"
+    lab.wait(lambda _: int((unit / "log.sent").read_text() or 0) == (unit / "log").stat().st_size)
     kill(worker)
     lab.wait(lambda _: len(lab.programs()) == 1)
     lab.storage.delete("a1/w00.json")  # the machine's own note is enough
