@@ -14,7 +14,7 @@ from launch.errors import LaunchError, UnknownError
 from tests.launch import cloud, launches, repositories
 
 RECORD = """#!/bin/sh
-printf '%s\\0' "$@" >> "{folder}/{name}.calls"; printf '\\001' >> "{folder}/{name}.calls"
+printf '%s\\0' "$@" "$(printf '\\001')" >> "{folder}/{name}.calls" # one write, as calls may be parallel
 [ "$1" = --stdin ] || cat > /dev/null
 case "$*" in {cases} *) echo "{{}}";; esac
 """
@@ -48,7 +48,7 @@ class Recorder:
     """Returns the calls since the last time: a set of argument lists."""
     found = set()
     for log in self.folder.glob("*.calls"):
-      found |= {(log.stem, *call.split("\0")[:-1]) for call in log.read_text().split("\1")[:-1]}
+      found |= {(log.stem, *call.split("\0")[:-1]) for call in log.read_text().split("\1\0")[:-1]}
       log.unlink()
     return found
 
@@ -105,6 +105,6 @@ def test_a_dry_run_of_this_machine_starts_looks_and_stops(tmp_path, monkeypatch)
   repositories.write(tmp_path, {"python": RECORD.format(folder=tmp_path, name="python", cases="")})
   (tmp_path / "python").chmod(0o755)
   subprocess.run(["bash", "-c", script.replace(sys.executable, str(tmp_path / "python"))], check=True, timeout=60)
-  calls = [call.split("\0") for call in (tmp_path / "python.calls").read_text().split("\1")[:-1]]
+  calls = [call.split("\0") for call in (tmp_path / "python.calls").read_text().split("\1\0")[:-1]]
   assert [call[2] for call in calls] == ["start", "start", "look", "stop"]
   assert all(f"--folder={run.folder}" in call for call in calls if call[2] != "look")
