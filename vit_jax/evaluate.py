@@ -49,7 +49,7 @@ from vit_jax import (
   schema,
   steps,
 )
-from vit_jax.data import catalog
+from vit_jax.data import catalog, outputs
 from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome, labelling, outcomes
 from vit_jax.evals.subject import open_source
@@ -94,6 +94,9 @@ def main() -> None:
       f"--write-predictions: this run predicts no class; it has {', '.join(sorted(kinds))}. Leave it out; "
       "vit_jax.predict --features writes features"
     )
+  for flag, folder in (("--report", arguments.report), ("--write-labels", arguments.write_labels)):
+    if folder:
+      outputs.check(folder, [run.data, run.evals, dict(arguments.data)], flag)
   again = "continues it" if arguments.write_labels else "starts it again"
   with runtime.joined(run.limits, again) as watch:
     parts = build.build(run, jax.devices(), training=False)

@@ -29,7 +29,7 @@ from vit_jax.corpora import beam, checking, survey, write
 from vit_jax.corpora.builders import prepare
 from vit_jax.corpora.duplicates import DISTANCE
 from vit_jax.corpora.plan import Options
-from vit_jax.data import catalog, decoding
+from vit_jax.data import catalog, decoding, outputs
 from vit_jax.data.images import ImageError
 from vit_jax.data.readers import tfds
 from vit_jax.schema.errors import some
@@ -78,6 +78,7 @@ def corpus(arguments) -> list[str]:
   root = tfds.data_dir(arguments.data_dir and str(arguments.data_dir))
   if paths.in_bucket(root):
     paths.path(root, bare=True)
+  outputs.check(root / arguments.name, choice, "--data_dir")
   against = tuple(filter(None, (arguments.dedup_against or "").split(",")))
   distance = arguments.dedup_distance if against else 0
   options = Options(arguments.size, arguments.shards, arguments.seed, against, distance)
@@ -103,7 +104,9 @@ def show(arguments: argparse.Namespace) -> list[str]:
   jax.config.update("jax_platforms", "cpu")  # another run may be using the accelerator
   changes = arguments.overrides | {"init.from": "none"}  # no weights are read
   run = build.complete(config.resolve(flags.load(arguments.show, changes)))
-  return preview.write(run, arguments.out or cli.path("show.png"), arguments.sample or preview.SAMPLE)
+  out = arguments.out or cli.path("show.png")
+  outputs.check(out, run.data, "--out")
+  return preview.write(run, out, arguments.sample or preview.SAMPLE)
 
 
 def check(arguments: argparse.Namespace) -> None:

@@ -20,11 +20,13 @@ request, 130 Ctrl-C.
 """
 
 import argparse
+import json
 import re
 import shlex
 from collections.abc import Sequence
 
 from vit_jax import cli, runtime
+from vit_jax.data import outputs
 from vit_jax.runtime import say
 from vit_jax.schema import ConfigError, amount
 from vit_jax.sweeps import execution, pool, search
@@ -37,6 +39,9 @@ def main() -> None:
   args, study = parse()
   trials = study.trials()
   study.check(trials)
+  if not (study.workdir / "sweep.json").exists():
+    for trial in trials:
+      outputs.check(study.workdir, json.loads(trial.config or "{}"), "--workdir")
   if args.render:
     render(study, trials, args.decide, args.launch)
     return

@@ -33,7 +33,7 @@ from vit_jax import (
   trees,
 )
 from vit_jax.corpora import checking
-from vit_jax.data import catalog, sources
+from vit_jax.data import catalog, outputs, sources
 from vit_jax.importers import adoption
 from vit_jax.runtime import say
 
@@ -69,6 +69,8 @@ def main() -> None:
   changes = changes_of(flags.load(arguments.config), own, overrides)
   if arguments.profile < 0:
     raise schema.ConfigError(f"--profile: {arguments.profile} is not a number of steps")
+  if not checkpoints.exist(workdir):
+    outputs.check(workdir, run, "--workdir")
 
   with runtime.joined(run.limits) as watch:  # from here on SIGTERM is handled
     runtime.agree(runtime.obstacle(workdir) if runtime.process() == 0 else None)

@@ -1,0 +1,63 @@
+"""A check that outputs are not written into the image folders that a command reads.
+
+A workdir inside an image folder would become a class or a split, and a restart would find other data.
+"""
+
+import pathlib
+from typing import Any
+
+from vit_jax import paths
+from vit_jax.data import catalog
+from vit_jax.data.readers import folder, segmentation
+from vit_jax.schema import ConfigError, plain
+
+
+def image_folders(value: Any) -> list[pathlib.Path]:
+  """Returns the folders in which every image and every directory counts.
+
+  Args:
+    value: a config, a data choice, or their JSON values. Choices may be nested.
+  """
+  return _image_folders(plain(value))
+
+
+def _image_folders(value):
+  inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+  return _own(value) + [path for each in inner for path in _image_folders(each)]
+
+
+def _own(value):
+  """Returns the folders of a choice itself."""
+  if not isinstance(value, dict) or not isinstance(value.get("path"), str) or value.get("name") not in catalog.CATALOG:
+    return []
+  root = paths.expand(paths.parse(value["path"], bare=True))
+  match catalog.CATALOG[value["name"]].reader:
+    case folder.folder:
+      return [root]
+    case segmentation.segmentation:
+      return [root / value.get("images", "images"), root / value.get("masks", "masks")]
+  return []
+
+
+def check(target: pathlib.Path, value: Any, flag: str) -> None:
+  """Raises ConfigError if an output is inside an image folder that is read.
+
+  Args:
+    target: the file or directory to write.
+    value: see `image_folders`.
+    flag: names the target in the message.
+  """
+  for root in image_folders(value):
+    if _is_inside(target, root):
+      raise ConfigError(
+        f"{flag}: {str(target)!r} is inside the image folder {str(root)!r}, and its files would count as data. Choose "
+        "a path outside of this folder"
+      )
+
+
+def _is_inside(path, root):
+  if paths.in_bucket(path) != paths.in_bucket(root):
+    return False
+  if paths.in_bucket(path):
+    return pathlib.PurePosixPath(str(path)).is_relative_to(str(root))
+  return path.resolve().is_relative_to(root.resolve())
