@@ -131,11 +131,11 @@ def of_flag(flag: str, value: str, known: Mapping[str, bool], groups: Collection
 
 def _selection(key, known, groups):
   """Returns the flag that selects averaged or raw weights, for a command whose config has a key for that, or ""."""
-  value = "true" if key == "ema" else "false"
   if "ema" in groups:
-    return f"--config.ema={value}"
-  # `--ema` of a training command elsewhere starts an average.
-  return f"--config.init.ema={value}" if "init" in groups and ("--weights" in known or key == "no-ema") else ""
+    return "--config.ema=true" if key == "ema" else "--config.ema=false"
+  if "init" not in groups or (key == "ema" and "--weights" not in known):  # elsewhere, `--ema` starts an average
+    return ""
+  return "--config.init.ema=true" if key == "ema" else "--config.init.ema=false"
 
 
 def is_known(flag: str) -> bool:
