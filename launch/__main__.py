@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from launch import check, commands, errors, flags, listing, logs, render, sweep
+from launch import checks, commands, errors, flags, listing, logs, render, sweep
 from launch.backends import engine as engine_of
 from launch.errors import LaunchError, UnknownError
 
@@ -18,7 +18,7 @@ def main(words: list[str]) -> int:
     if args.verb == "run":
       return commands.run(args, run)
     if args.verb == "check":
-      code = check.refusal(check.check(run, args.price, args.host_rate))
+      code = checks.refusal(checks.check(run, args.price, args.host_rate))
       print("run would not start this, as of what is refused above" if code else "run would start this", flush=True)
       return code
     if args.verb == "render":

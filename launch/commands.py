@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from launch import bundle, check, errors, event_log, mailbox, manifests, removal, spec
+from launch import bundle, checks, errors, event_log, mailbox, manifests, removal, spec
 from launch.backends import engine as engine_of
 from launch.errors import LaunchError, UnknownError, say, utc
 from launch.event_log import EventLog
@@ -46,7 +46,7 @@ def run(args, run: Run) -> int:
     return errors.DONE
   say(f"{run.name}: bundling the code")  # which takes seconds where the disk is slow
   code = bundle.make(pathlib.Path.cwd())
-  if refused := 0 if args.force else check.refusal(check.check(run, args.price, args.host_rate, code)):
+  if refused := 0 if args.force else checks.refusal(checks.check(run, args.price, args.host_rate, code)):
     raise LaunchError("not started, as of what is refused above", refused)
   book = EventLog(run.name, storage(run.folder))
   with Watch(run, book, engine_) as watch:

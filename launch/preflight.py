@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 
 from launch import errors, machine, manifests, storage
 from launch.errors import LaunchError, UnknownError, amount
-from launch.findings import Finding, bucket_of
 from launch.spec import Run
 
 TIMEOUT = 15.0  # seconds for an answer
@@ -40,6 +39,25 @@ END = ["tpu.nodes.delete", "tpu.queuedResources.delete"]  # what a machine needs
 OBJECTS = ["storage.buckets.get", *(f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list"))]
 _GENERATIONS = {"v5e": r"v5s?[-_ ]?lite", "v5p": r"v5p", "v6e": r"v6e"}
 _SHAPES = (KeyError, TypeError, ValueError, AttributeError, IndexError)  # of an answer that is not as documented
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+  """A line for the user.
+
+  Args:
+    kind: refuse, warn or note; of a check of the project ok, refuse or unknown.
+    code: of what refuses, the exit code of `launch`; DENIED where the rest is worth being looked at all the same.
+  """
+
+  kind: str
+  text: str
+  code: int = errors.USAGE
+
+  @property
+  def refuses(self) -> bool:
+    """Whether `launch run` does not start such a run, unless --force."""
+    return self.kind == "refuse"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +112,8 @@ class Google:
 
 def credentials() -> "tuple[storage.Token | None, list[Finding]]":
   """Returns a token of the account, and a refusal if there is none. Emulators need no token."""
-  if (
-    os.environ.get("STORAGE_EMULATOR_HOST") or os.environ.get("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "").lower() == "true"
-  ):
+  disabled = os.environ.get("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "").lower() == "true"
+  if os.environ.get("STORAGE_EMULATOR_HOST") or disabled:
     return None, []
   token = storage.Token()
   try:
@@ -149,9 +166,8 @@ def permissions(run: Run, google: Google) -> Iterator[Finding]:
   """Finds permissions that the account of the user lacks."""
   path = f"v1/projects/{run.project}:testIamPermissions"
   answer = google.read("CLOUDRESOURCEMANAGER", path, {"permissions": TPU})
-  binding = (
-    f"gcloud projects add-iam-policy-binding {run.project} --member={ME} --role=roles/tpu.admin --condition=None"
-  )
+  words = f"gcloud projects add-iam-policy-binding {run.project} --member={ME}"
+  binding = f"{words} --role=roles/tpu.admin --condition=None"
   yield from _granted("permissions", answer, TPU, f"your account in {run.project}", binding)
 
 
@@ -348,6 +364,11 @@ def _ways_out(run, name, subnetwork, region, subnet, routers):
     text = f"{name} has no Cloud NAT, through which hosts install packages; another way out may exist"
     return Finding("unknown", f"{title}: {text}. Otherwise run: {create}")
   return Finding("ok", f"{title}: hosts reach the bucket{' and PyPI' if nat else ''}")
+
+
+def bucket_of(path: str) -> str:
+  """Returns gs://BUCKET of a path in a bucket."""
+  return "/".join(path.split("/")[:3])
 
 
 def bucket(run: Run, google: Google) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from launch import check, errors, event_log, spec, storage
+from launch import checks, errors, event_log, spec, storage
 from launch.errors import LaunchError, UnknownError
 from launch.mailbox import Lease
 from launch.spec import Run
@@ -132,7 +132,7 @@ def _command(run):
 
 def _check(run):
   """One trial stands for all: the others differ in a few values."""
-  if refused := check.refusal(check.check(run)):
+  if refused := checks.refusal(checks.check(run)):
     raise LaunchError("not started, as of what is refused above", refused)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch import check, preflight, storage
+from launch import checks, preflight, storage
 from launch.errors import DENIED
 from tests.launch import apis, launches, repositories
 
@@ -229,7 +229,7 @@ def test_f10_missing_credentials_are_refused_before_anything_else(tmp_path, monk
   repositories.write(tmp_path, {"bin/gcloud": f"#!/bin/sh\necho '{error}' >&2\nexit 1\n"})
   (tmp_path / "bin/gcloud").chmod(0o755)
   monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-  (line,) = check.check(RUN)
+  (line,) = checks.check(RUN)
   assert line.kind == "refuse" and line.code == DENIED and "run: gcloud auth login" in line.text
 
 

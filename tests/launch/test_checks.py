@@ -6,9 +6,9 @@ import tempfile
 
 import pytest
 
-from launch import check, storage
+from launch import checks, storage
 from launch.errors import DENIED, USAGE
-from launch.findings import Finding
+from launch.preflight import Finding
 from tests.launch import launches, repositories
 
 # What `vit_jax.plan --json` writes, as far as it is read here; the heavy tests read what it writes now.
@@ -44,20 +44,20 @@ def texts(findings, kind):
   ],
 )
 def test_a_plan_becomes_findings(changes, kind, words):
-  found = check.judged(launches.run("qr"), PLAN | changes)
+  found = checks.judged(launches.run("qr"), PLAN | changes)
   assert any(all(word in text for word in words) for text in texts(found, kind))
   assert any(finding.refuses for finding in found) == (kind == "refuse")
   assert bool(texts(found, "warn")) == (kind == "warn")
 
 
 def test_a_run_as_it_should_be_has_notes_only():
-  found = check.judged(launches.run("qr", max_hours=2.0), PLAN)
+  found = checks.judged(launches.run("qr", max_hours=2.0), PLAN)
   assert {finding.kind for finding in found} == {"note"}
 
 
 @pytest.mark.parametrize(("codes", "code"), [((), 0), ((DENIED,), DENIED), ((USAGE, DENIED), USAGE)])
 def test_the_code_of_a_check_is_that_of_what_refuses(codes, code):
-  assert check.refusal([Finding("warn", ""), *(Finding("refuse", "", each) for each in codes)]) == code
+  assert checks.refusal([Finding("warn", ""), *(Finding("refuse", "", each) for each in codes)]) == code
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_code_of_a_check_is_that_of_what_refuses(codes, code):
 def test_what_workers_do_not_have_is_refused(here, backend, args, word):
   repositories.write(here, {"data/new.py": "# ignored\n"})
   run = launches.run(backend, module="my.own", args=tuple(args))
-  (refused,) = texts(check.check(run), "refuse")
+  (refused,) = texts(checks.check(run), "refuse")
   assert word in refused
 
 
@@ -89,21 +89,21 @@ def test_what_workers_do_not_have_is_refused(here, backend, args, word):
   ],
 )
 def test_what_workers_have_is_fine(here, backend, args):
-  assert texts(check.check(launches.run(backend, module="my.own", args=tuple(args))), "refuse") == []
+  assert texts(checks.check(launches.run(backend, module="my.own", args=tuple(args))), "refuse") == []
 
 
 def test_a_config_that_was_not_added_yet_is_fine_from_the_root_only(here, monkeypatch):
   repositories.write(here, {"configs/new.py": ""})
   run = launches.run(module="my.own", args=("--config=configs/new.py",))
-  assert texts(check.check(run), "refuse") == []
+  assert texts(checks.check(run), "refuse") == []
   monkeypatch.chdir(here / "configs")
   run = launches.run(module="my.own", args=("--config=new.py",))
-  assert "root of the repository" in texts(check.check(run), "refuse")[0]
+  assert "root of the repository" in texts(checks.check(run), "refuse")[0]
 
 
 def test_no_repository_is_a_refusal_and_not_an_error(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  (found,) = check.check(launches.run())
+  (found,) = checks.check(launches.run())
   assert found.refuses and "git" in found.text
 
 
@@ -115,36 +115,36 @@ Please run:
 
 
 def test_f10_without_credentials_a_run_is_refused_at_once_and_the_code_is_11(here, tmp_path, monkeypatch):
-  monkeypatch.setattr(check, "_config", None)  # nothing that takes time is called
-  monkeypatch.setattr(check, "_plan", None)
+  monkeypatch.setattr(checks, "_config", None)  # nothing that takes time is called
+  monkeypatch.setattr(checks, "_plan", None)
   monkeypatch.delenv("STORAGE_EMULATOR_HOST")
   monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
   gcloud = tmp_path / "bin/gcloud"
   repositories.write(tmp_path, {"bin/gcloud": f"#!/bin/sh\ncat >&2 <<'EOF'\n{NO_CREDENTIALS}EOF\nexit 1\n"})
   gcloud.chmod(0o755)
   monkeypatch.setenv("PATH", f"{gcloud.parent}:{os.environ['PATH']}")
-  found = check.check(launches.run("qr", module="my.own", args=("--config.data.path=gs://other/data",)))
+  found = checks.check(launches.run("qr", module="my.own", args=("--config.data.path=gs://other/data",)))
   (refused,) = texts(found, "refuse")
   assert "(You do not currently have an active account selected.); run: gcloud auth login" in refused
-  assert check.refusal(found) == DENIED
+  assert checks.refusal(found) == DENIED
   assert found[-1].text == refused
 
 
 def test_f10_a_run_that_was_refused_is_not_planned(here, monkeypatch):
-  monkeypatch.setattr(check, "_plan", None)  # would raise a TypeError
-  found = check.check(launches.run("qr", module="my.own", args=("--config.data.path=/data/imagenet",)))
+  monkeypatch.setattr(checks, "_plan", None)  # would raise a TypeError
+  found = checks.check(launches.run("qr", module="my.own", args=("--config.data.path=/data/imagenet",)))
   assert found[-1].refuses and "/data/imagenet" in found[-1].text
 
 
 def test_a_bucket_that_does_not_answer_is_a_warning(here):
-  found = check.check(launches.run("qr", module="my.own"))
+  found = checks.check(launches.run("qr", module="my.own"))
   assert any("does not answer" in text for text in texts(found, "unknown")) and not texts(found, "refuse")
   assert "my.own" in texts(found, "note")[-1]
 
 
 def test_without_jax_the_rest_is_checked_and_a_line_says_so(here, monkeypatch):
-  monkeypatch.setattr(check, "NEEDED", ("vit_jax", "no_such_jax", "libtpu"))
-  found = check.check(launches.run("qr", args=("--config=configs/a.py", "--config.data.path=/data")))
+  monkeypatch.setattr(checks, "NEEDED", ("vit_jax", "no_such_jax", "libtpu"))
+  found = checks.check(launches.run("qr", args=("--config=configs/a.py", "--config.data.path=/data")))
   assert "has no no_such_jax" in texts(found, "warn")[-1]
   assert "/data" in texts(found, "refuse")[0]
 
@@ -154,10 +154,10 @@ def test_a_real_bucket_is_asked_for_its_region(here, bucket_server, monkeypatch)
   monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket_server.address)
   run = launches.run("qr", module="my.own", zones=("europe-west4-a",), args=("--config.data.path=gs://bkt/data",))
   location = storage.Bucket("gs://bkt").location()
-  (refused,) = texts(check.check(run), "refuse")
+  (refused,) = texts(checks.check(run), "refuse")
   assert f"--workdir: gs://bkt is in {location}" in refused
   other = launches.run("qr", module="my.own", args=("--config.data.path=gs://none/data",))
-  assert "gs://none: there is no such bucket" in texts(check.check(other), "refuse")[-1]
+  assert "gs://none: there is no such bucket" in texts(checks.check(other), "refuse")[-1]
 
 
 SMALL = {
@@ -170,16 +170,16 @@ SMALL = {
 def test_vit_jax_itself_judges_the_config_on_its_slice(tmp_path, monkeypatch, capsys):
   monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
   monkeypatch.setattr(storage, "TRIES", 1)
-  source = pathlib.Path(check.__file__).parents[1]
+  source = pathlib.Path(checks.__file__).parents[1]
   files = {"configs/a.py": (source / "configs/vit_s16_i1k.py").read_text()}
   monkeypatch.chdir(repositories.made(tmp_path, repositories.FILES | files))
   monkeypatch.setenv("PYTHONPATH", str(source))
   words = ["--config=configs/a.py", *(f"--config.{key}={text}" for key, text in SMALL.items())]
-  (refused,) = texts(check.check(launches.run("local", args=(*words, "--config.bacth=64"))), "refuse")
+  (refused,) = texts(checks.check(launches.run("local", args=(*words, "--config.bacth=64"))), "refuse")
   assert "config.bacth" in refused and "'batch'" in refused
-  monkeypatch.setattr(check, "NEWS", 0.5)
+  monkeypatch.setattr(checks, "NEWS", 0.5)
   there = launches.run("qr", tpu="v3-8", args=(*words, "--config.data.path=gs://bkt/data"))
-  found = check.check(there, price=1.5, host_rate=1e4)
+  found = checks.check(there, price=1.5, host_rate=1e4)
   assert "v3-8: fits" in texts(found, "note")[-2] and "cost: " in texts(found, "note")[-1]
   said = capsys.readouterr()
   assert texts(found, "note")[-1] in said.out and " 1 s" in said.err and "planning" in said.err
@@ -193,17 +193,19 @@ def test_g6_an_answer_of_another_form_is_unknown(here, monkeypatch, text):
   program.write_text(f'#!/bin/sh\ncat "{here}/answer"\nfor word; do case $word in --json=*) cp "{here}/answer" '
                      '"${word#--json=}";; esac; done\n')  # fmt: skip
   program.chmod(0o755)
-  monkeypatch.setattr(check.sys, "executable", str(program))
-  monkeypatch.setattr(check, "NEEDED", ())
+  monkeypatch.setattr(checks.sys, "executable", str(program))
+  monkeypatch.setattr(checks, "NEEDED", ())
   run = launches.run("qr", args=("--config=configs/a.py", "--config.data.path=gs://bkt/data"))
-  _, (config,) = check._config(run, here)
-  (plan,) = check._plan(run, here, None, None)
+  _, (config,) = checks._config(run, here)
+  (plan,) = checks._plan(run, here, None, None)
   assert config.kind in ("unknown", "note") and plan.kind == "unknown" and "could not be read" in plan.text
 
 
 @pytest.mark.parametrize("folder", ["/no/such/directory", "/dev/null", "/proc"])
 def test_g6_without_a_temporary_directory_a_check_is_unknown(here, monkeypatch, folder):
   monkeypatch.setattr(tempfile, "tempdir", folder)
-  monkeypatch.setattr(check, "NEEDED", ())
+  monkeypatch.setattr(checks, "NEEDED", ())
   run = launches.run("qr", args=("--config=configs/a.py", "--config.data.path=gs://bkt/data"))
-  assert [each.kind for each in (*check._config(run, here)[1], *check._plan(run, here, None, None))] == ["unknown"] * 2
+  assert [each.kind for each in (*checks._config(run, here)[1], *checks._plan(run, here, None, None))] == [
+    "unknown"
+  ] * 2
