@@ -1,4 +1,4 @@
-"""What the tensors of a Vision Transformer say of it, however they are named: size, heads, image size, positions."""
+"""Facts about a Vision Transformer that its tensors determine in any layout: size, heads, image size and positions."""
 
 import functools
 import inspect
@@ -22,26 +22,35 @@ _SIZE = ("width", "depth", "heads", "hidden")
 
 
 def counting_tokens(tensors: Tensors, table: str, tokens: tuple, pixels: int, hints: Mapping, usually: bool) -> Tensors:
-  """The tensors with a position table that has a row for each token before the patches, as ours has.
+  """Returns tensors with a position table that has a row for each token before the patches.
 
   Args:
-    tensors: of a file.
-    table: name of the position table [1, T, D].
-    tokens: names that the tokens [1, 1, D] may have.
-    pixels: side of the square of pixels that a row of the table stands for.
-    hints: of the image size.
-    usually: whether tables have such rows where neither image size nor length decide.
+    tensors: tensors of a file.
+    table: name of the position table (1, T, D).
+    tokens: possible names of the tokens (1, 1, D).
+    pixels: side in pixels of the square that a row of the table represents.
+    hints: hints that may contain the image size.
+    usually: true if tables in this format usually have rows for the tokens. It decides if neither the image size nor
+      the length does.
   """
   count = sum(name in tensors for name in tokens)
   if table not in tensors or not count or has_rows(tensors[table], count, pixels, hints, usually):
     return tensors
-  return {**tensors, table: with_leading_zeros(tensors[table], count)}  # which add nothing to the tokens
+  return {**tensors, table: with_leading_zeros(tensors[table], count)}  # rows of zeros do not change the tokens
 
 
 def has_rows(table, count: int, pixels: int, hints: Mapping, usually: bool) -> bool:
-  """Whether a table [1, T, D] has a row for each of `count` tokens before the patches.
+  """Returns true if a position table has a row for each token before the patches.
 
-  It shows by the image size, else by which number of patches is a square, else it is as `usually` in the format.
+  The image size in the hints decides. If it is unknown, the patches are assumed to form a square. If the length of the
+  table allows both forms or neither, the result is `usually`.
+
+  Args:
+    table: position table (1, T, D).
+    count: number of tokens before the patches.
+    pixels: side in pixels of the square that a row of the table represents.
+    hints: hints that may contain the image size.
+    usually: the result if no other fact decides.
   """
   rows = table.shape[1]
   patches, square = _grid_of_hint(hints, pixels), [math.isqrt(n) ** 2 == n for n in (rows - count, rows) if n >= 0]
@@ -51,13 +60,23 @@ def has_rows(table, count: int, pixels: int, hints: Mapping, usually: bool) -> b
 
 
 def fold_token(token: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """(token [1, 1, D] plus the first row of the table [1, 1 + N, D], the other rows): the same model."""
+  """Returns a token with the first row of the position table added to it, and the other rows. The model is unchanged.
+
+  Args:
+    token: token (1, 1, D).
+    table: position table (1, 1 + N, D).
+  """
   position, rest = table[:, :1], table[:, 1:]
   return (token + position if np.any(position) else token), rest
 
 
 def with_leading_zeros(table, count: int) -> Tensor:
-  """A table [1, N, D] with `count` rows of zeros in front, read when needed."""
+  """Returns a position table (1, N, D) with additional rows of zeros in front. It is read when its values are used.
+
+  Args:
+    table: position table.
+    count: number of additional rows.
+  """
   _, tokens, width = table.shape
 
   def read():
@@ -67,12 +86,23 @@ def with_leading_zeros(table, count: int) -> Tensor:
 
 
 def described(hints: Mapping) -> Description | None:
-  """The description that a file of ours has beside its tensors."""
+  """Returns the description that this project stored next to the tensors, or None."""
   return Description.from_json(hints["description"]) if "description" in hints else None
 
 
 def position_of(table, tokens: int, registers: int, patch: int, hints: Mapping) -> tuple[str, int]:
-  """Which tokens have a row each in a table [1, T, D] as timm has them, as (position, rows before those of patches)."""
+  """Returns the tokens that have a row in a position table of timm.
+
+  Args:
+    table: position table (1, T, D), or None.
+    tokens: number of class and distillation tokens.
+    registers: number of registers.
+    patch: side of a patch in pixels.
+    hints: hints that may contain the image size.
+
+  Returns:
+    The argument `position` of the model, and the number of rows before those of the patches.
+  """
   if table is None:
     return "none", 0
   if (tokens or registers) and not has_rows(table, tokens + registers, patch, hints, usually=not registers):
@@ -81,21 +111,21 @@ def position_of(table, tokens: int, registers: int, patch: int, hints: Mapping) 
 
 
 def published_as(hints: Mapping) -> tuple[str, Published] | None:
-  """The name of timm that a file says it has, and what it stands for.
+  """Returns the name of timm that a file states, and the published model of this name.
 
-  hints["name"] is that of the file or of its architecture, maybe with another number of pixels at the end. Its sizes
-  may be others: what is beside timm's files may change any.
+  hints["name"] is the name of the file or of its architecture. It may end with another number of pixels. The sizes may
+  differ, because the JSON file of timm next to the weights may override any size.
   """
   return next(((name, modern.NAMES[name]) for name in _called(hints)), None)
 
 
 def gelu_of(hints: Mapping) -> str:
-  """How timm computes GELU: in the erf form but under a few names, whatever the sizes."""
+  """Returns the form of GELU in timm: "erf", except for a few names."""
   return known[1].defaults["gelu"] if (known := published_as(hints)) else "erf"
 
 
 def _called(hints):
-  """Published names that the name of a file may mean, which may have other pixels at its end; the likeliest first."""
+  """Returns the published names that the name of a file may mean, most likely first. The pixels may differ."""
   name = str(hints.get("name", "")).removeprefix("timm/").partition(".")[0]
   bare = _without_size(name)
   alike = [other for other in modern.NAMES if bare in (other, _without_size(other))]
@@ -123,23 +153,23 @@ def describe(
   position=None,
   **rest,
 ) -> Description:
-  """The model of a file.
+  """Returns the model of a file.
 
   Args:
-    patches: shape [P, P, C, D] of the embedding's kernel.
-    row: width, depth, heads, hidden.
-    table: position table [1, T, D], or None.
-    classes: bias [V] of the head, or None.
-    hints: of what tensors do not say.
-    leading: class and distillation tokens, 0 to 2.
-    before: rows of the table before those of patches; None: one for each of these.
-    stages: units in each stage of a ResNet in front.
-    channels: of the images, where a ResNet reads them.
-    pool: what the head reads, where tokens do not say it.
-    gelu: how it is computed, where no hint says it.
-    eps: of the layer norms, where no hint says it.
-    position: how positions are known, where there need be no table.
-    **rest: other arguments of the model; None stands for the default.
+    patches: shape (P, P, C, D) of the embedding kernel.
+    row: width, depth, heads and hidden width.
+    table: position table (1, T, D), or None.
+    classes: bias (V,) of the head, or None.
+    hints: facts that the tensors do not determine.
+    leading: number of class and distillation tokens, 0 to 2.
+    before: rows of the table before those of the patches. None means one row for each class and distillation token.
+    stages: units in each stage of a ResNet in front of the model.
+    channels: channels of the images, if a ResNet reads them.
+    pool: input of the head, if the tokens do not determine it.
+    gelu: form of GELU. None uses the hint.
+    eps: epsilon of the layer norms. None uses the hint.
+    position: form of the positions, if the model may have no table.
+    **rest: other arguments of the model. None means the default.
   """
   key, overrides = published_sizes.nearest(SIZES, row, _SIZE)
   patch = patches[0]
@@ -165,12 +195,12 @@ def describe(
 
 @functools.cache
 def _defaults():
-  """All arguments of a ViT by their defaults."""
+  """Returns the defaults of all arguments of a ViT."""
   return {name: one.default for name, one in inspect.signature(models.lookup("ViT-Ti/16")).parameters.items()}
 
 
 def _shortest(plain: Choice, arguments: Mapping, row: tuple, patch: int, hints: Mapping) -> Choice:
-  """The model by the name that the file says it has, or else by the one that needs the fewest other arguments."""
+  """Returns the model under the name that the file states, or under the name that needs the fewest other arguments."""
   known = published_as(hints)
   names = [known[0]] if known and known[1].row[1] == patch else []
   names += [name for name, other in modern.NAMES.items() if other.row == (row, patch) and "siglip" not in name]
@@ -179,9 +209,9 @@ def _shortest(plain: Choice, arguments: Mapping, row: tuple, patch: int, hints: 
   def by(name):
     there, sizes = _defaults() | modern.NAMES[name].defaults, modern.NAMES[name].row[0]
     said = {key: value for key, value in have.items() if value != there[key]}
-    if have["layer_scale"] and there["layer_scale"]:  # the initial value, which no tensor shows
+    if have["layer_scale"] and there["layer_scale"]:  # tensors do not determine the initial value
       said.pop("layer_scale", None)
-    if have["pool"] in ("cls", "distilled"):  # which need the token
+    if have["pool"] in ("cls", "distilled"):  # these pools require the token
       said.pop("class_token", None)
     return Choice(name, said | {key: b for key, a, b in zip(_SIZE, sizes, row, strict=True) if a != b})
 
@@ -200,18 +230,31 @@ def _shortest(plain: Choice, arguments: Mapping, row: tuple, patch: int, hints: 
 
 
 def count(pattern, tensors):
+  """Returns the number of layers, from the largest number in names of tensors.
+
+  Args:
+    pattern: pattern with the number as its first group.
+    tensors: tensors by name.
+  """
   return 1 + max((int(match[1]) for name in tensors if (match := re.match(pattern, name))), default=-1)
 
 
 def reduction(stages):
-  """How much smaller the ResNet's map is: root 4, and 2 for each stage after the first."""
+  """Returns the factor by which a ResNet reduces the image: 4 for the root, and 2 for each stage after the first."""
   return 1 if stages is None else 4 * 2 ** max(len(stages) - 1, 0)
 
 
 def heads_of(width, depth, hidden, hints, gated=False):
-  """The number of heads, which packed matrices do not show: of the hint, the published size, else of width 64.
+  """Returns the number of heads, which packed matrices do not determine.
 
-  `gated` says that the MLP is a SwiGLU, by which sizes of one width differ.
+  The hint decides, then the published size with the same width. Otherwise heads have width 64.
+
+  Args:
+    width: width of the model.
+    depth: number of blocks.
+    hidden: hidden width of the MLP.
+    hints: hints that may contain "heads" and "width".
+    gated: true if the MLP is a SwiGLU, which distinguishes sizes of equal width.
   """
   if "heads" in hints and hints.get("width", width) == width:
     return hints["heads"]
@@ -223,9 +266,10 @@ def heads_of(width, depth, hidden, hints, gated=False):
 
 
 def _image_size(table, leading, pixels, hints, name):
-  """Image size of a table [1, leading + N, D], an entry for `pixels` x `pixels`: square unless the hint says so.
+  """Returns the image size of a position table. Images are square unless the hint is different.
 
-  Without a table it is what a config beside it says, or that of the name.
+  Each row of the table represents `pixels` x `pixels` pixels. Without a table, the size is that of a config next to the
+  weights, or that of the name.
   """
   hint = hints.get("image_size")
   if table is None:
@@ -242,33 +286,43 @@ def _image_size(table, leading, pixels, hints, name):
 
 
 def _grid_of_hint(hints, pixels):
-  """Patches of `pixels` x `pixels` in an image of the size that the hints say; None where they say none."""
+  """Returns the number of patches in an image of the size in the hints, or None if the hints contain no size."""
   hint = hints.get("image_size")
   sides = (hint, hint) if isinstance(hint, int) else hint
   return math.prod(side // pixels for side in sides) if sides else None
 
 
-# What layouts are made with.
+# Helpers for layouts.
 
 
 def first_block(tensors: Tensors) -> set[str]:
-  """Names inside the first block."""
+  """Returns the names inside the first block, without its prefix."""
   return {name.removeprefix("blocks.0.") for name in tensors if name.startswith("blocks.0.")}
 
 
 def with_words(tensors: Mapping, words: Mapping[str, str]) -> dict:
-  """The tensors with words of their names, between dots, replaced."""
+  """Returns the tensors with parts of their names replaced.
+
+  Args:
+    tensors: tensors by name.
+    words: {part between dots: replacement}.
+  """
   pattern = re.compile("|".join(rf"(?<![^.]){re.escape(word)}(?![^.])" for word in words))
   return {pattern.sub(lambda match: words[match[0]], name): tensor for name, tensor in tensors.items()}
 
 
 def back(words: Mapping[str, str]) -> dict[str, str]:
-  """Words the other way round."""
+  """Returns the inverse of a dictionary of names."""
   return {ours: theirs for theirs, ours in words.items()}
 
 
 def holding(*kinds: Choice, **wanted) -> Callable[[Description], bool]:
-  """Whether a model turns in one of these ways and has these arguments; of a tuple any will do."""
+  """Returns a function that checks the rotary positions and other arguments of a model.
+
+  Args:
+    *kinds: allowed rotary positions.
+    **wanted: required arguments of the model. A tuple lists several allowed values.
+  """
 
   def holds(description):
     bound = description.arguments()

@@ -1,7 +1,7 @@
-"""The arguments with which timm builds a Vision Transformer, written for a config.json and read from one.
+"""The arguments with which timm builds a Vision Transformer, written to a config.json and read from one.
 
-timm has two classes, of which EVA's alone turns queries and keys. What no argument says, such as the epsilon of the
-norms or a parallel block, is that of an architecture.
+timm has two classes. Only the class EVA rotates queries and keys. Some properties have no argument, such as the epsilon
+of the norms or parallel blocks. They follow from the name of the architecture.
 """
 
 from collections.abc import Mapping
@@ -13,19 +13,19 @@ from vit_jax.models.published import modern
 from vit_jax.schema import Choice, ConfigError, show
 
 _POOL = {"cls": "token", "gap": "avg", "map": "map"}
-# Arguments of a model that have a place in timm's, or in tensors.
+# Arguments of a model that timm's arguments or the tensors can represent.
 _SIZES = {"width", "depth", "heads", "hidden", "patch", "pool", "registers", "layer_scale", "gelu", "position", "eps"}
 _BLOCKS = {"class_token", "qkv_bias", "mlp", "norm_pooled", "norm_order", "qk_norm", "rotary"}
 _BLOCKS |= {"context_norm", "differential"}
 _KINDS = {"axial": "cat", "mixed": "mixed", "dinov3": "dinov3"}
-# Arguments of timm's classes that say what turns.
+# Arguments of timm's classes for rotary positions.
 TURNING = {
   *("use_rot_pos_emb", "rope_type", "rope_temperature", "rope_grid_indexing", "rope_rotate_half", "ref_feat_shape"),
 }
 
 
 def written(description: Description) -> Choice | None:
-  """timm's name of a ViT, and arguments that it needs; None where timm cannot build it."""
+  """Returns timm's name of a ViT with the arguments that it needs, or None if timm cannot build the model."""
   bound, other = description.arguments(), set(description.essential())
   named = description.model.name in modern.NAMES and not description.model.name.startswith("vit5")
   if named and other <= {"layer_scale"}:
@@ -44,7 +44,7 @@ def _size(description):
 
 
 def _sizes(description, bound):
-  """(row of the model, patch, arguments of both classes)."""
+  """Returns (sizes of the model, patch, arguments that both classes have)."""
   shapes = layout.shapes(description)
   width, heads, _ = shapes["blocks/0/attention/query/kernel"]
   hidden, patch = shapes["blocks/0/mlp/up/kernel"][1], shapes["embedding/kernel"][0]
@@ -64,7 +64,7 @@ def _sizes(description, bound):
 
 
 def _vision_transformer(description, bound):
-  """timm's plain class."""
+  """Returns the name and the arguments for timm's plain class, or None."""
   row, patch, args = _sizes(description, bound)
   distilled, token = bound["pool"] == "distilled", bound["pool"] == "cls" or bool(bound["class_token"])
   if bound["mlp"] == "swiglu_normed" or bound["context_norm"] or bound["qk_norm"] == "rms":
@@ -94,21 +94,21 @@ def _vision_transformer(description, bound):
   args |= {"qkv_bias": False} if bound["qkv_bias"] == "none" else {}
   args |= {"qk_norm": True} if bound["qk_norm"] != "none" else {}
   unsaid = args.get("global_pool", "token") is None or ("layer_scale" in usual and bound["layer_scale"] is None)
-  return None if unsaid else Choice(base, args)  # timm takes nothing for an argument that is not given
+  return None if unsaid else Choice(base, args)  # timm cannot distinguish None from a missing argument
 
 
 def _patches_only(bound):
-  """Whether a table that timm reads is of patches alone; registers have rows in it if a class token has."""
+  """Returns true if timm's table has rows for patches only. Registers have rows if a class token has one."""
   return bound["position"] == "learned_patches" or bool(bound["registers"] and bound["position"] == "learned")
 
 
 def _eva(description, bound):
-  """timm's class of EVA, with every argument said."""
+  """Returns the name and all arguments for timm's class EVA, or None."""
   _, patch, args = _sizes(description, bound)
   rotary, normed, gated = bound["rotary"], bound["mlp"] == "swiglu_normed", bound["mlp"] != "gelu"
-  bases = {1e-5: "vit_small_patch16_dinov3", 1e-6: "eva_giant_patch14_224"}  # no argument says the epsilon
+  bases = {1e-5: "vit_small_patch16_dinov3", 1e-6: "eva_giant_patch14_224"}  # the epsilon has no argument
   turned = rotary.args.get("registers") or rotary.args.get("normalise", "separate") != "separate"
-  unscaled = bound["eps"] == 1e-5 and bound["layer_scale"] is None  # timm takes None for what is not said
+  unscaled = bound["eps"] == 1e-5 and bound["layer_scale"] is None  # timm treats None as missing
   unsaid = (
     unscaled
     or (bound["gelu"] == "tanh" and not gated)
@@ -129,7 +129,7 @@ def _eva(description, bound):
     "attn_type": "rope" if bound["qkv_bias"] == "all" else "eva",
     "qk_norm": bound["qk_norm"] == "layer",
     "swiglu_mlp": gated,
-    # With a multiple timm has two matrices, otherwise one.
+    # With a multiple timm has two matrices for gate and input, otherwise one.
     "swiglu_align_to": 1 if gated and rotary.name == "dinov3" else 0,
     "scale_mlp": normed,
     "scale_attn_inner": bound["context_norm"],
@@ -164,9 +164,16 @@ def _turning(rotary, description, patch):
 
 
 def rotary_of(arguments: Mapping[str, Any]) -> Choice | None:
-  """The rotary positions that arguments of timm mean; None where they say nothing of any.
+  """Returns the rotary positions that arguments of timm describe.
 
-  ConfigError for those that are not built.
+  Args:
+    arguments: arguments of timm's class.
+
+  Returns:
+    The rotary positions, or None if the arguments do not mention them.
+
+  Raises:
+    ConfigError: if the rotary positions are not supported here.
   """
   if not arguments.get("use_rot_pos_emb"):
     if said := sorted(TURNING & arguments.keys() - {"use_rot_pos_emb"}):

@@ -1,7 +1,8 @@
-"""Names of Vision Transformers in the files of DINOv2 and DINOv3.
+"""Layouts of Vision Transformers in the files of DINOv2 and DINOv3.
 
-They are read under timm's names, which say the same. What only pre-training has a use for, the mask token and a norm of
-its own for small crops, is left out; the token is written as zeros, as their code begins, which would miss it.
+The tensors are read under the names of timm, which have the same meaning. The mask token and the norm for small crops
+are used only in pre-training and are ignored. Their code requires a mask token, so it is written as zeros, its initial
+value.
 """
 
 import re
@@ -23,7 +24,7 @@ def _without_head(rows: tuple[Row, ...]) -> tuple[Row, ...]:
 
 
 def _theirs(words: Mapping[str, str], description: Description) -> dict[str, str]:
-  """timm's words to theirs; an MLP without a gate is called alike."""
+  """Returns {name of timm: their name}. The names of an MLP without a gate are equal."""
   gated = description.arguments()["mlp"] != "gelu"
   return {ours: theirs for ours, theirs in back(words).items() if gated or not ours.startswith("mlp.")}
 
@@ -34,7 +35,7 @@ _DINOV2 = {"register_tokens": "reg_token", "mlp.w12": "mlp.fc1", "mlp.w3": "mlp.
 
 
 def _dinov2_names(tensors: Tensors, hints: Mapping) -> Tensors:
-  """Training has blocks in chunks, blocks.CHUNK.NUMBER, numbered through."""
+  """Converts the names of DINOv2. Training code stores blocks in chunks, as blocks.CHUNK.NUMBER with global numbers."""
   return with_words({re.sub(r"^blocks\.\d+\.(\d+\.)", r"blocks.\1", name): t for name, t in tensors.items()}, _DINOV2)
 
 
@@ -65,7 +66,7 @@ _DINOV3 = {
 
 
 def _dinov3_names(tensors: Tensors, hints: Mapping) -> Tensors:
-  """The bias of query, key and value stands beside a mask, that takes the key's away."""
+  """Converts the tensors of DINOv3. A mask next to the bias of query, key and value removes the bias of keys."""
   result = {}
   for name, tensor in with_words(tensors, _DINOV3).items():
     block, _, rest = name.rpartition(".attn.qkv.")
@@ -80,7 +81,7 @@ def _dinov3_names(tensors: Tensors, hints: Mapping) -> Tensors:
 
 
 def _masked(name, bias, mask):
-  """A bias as it is added, which is none for keys."""
+  """Returns the bias after masking. Keys must have no bias."""
 
   def read():
     whole = np.asarray(bias) if mask is None else np.where(np.asarray(mask) == 0, 0, np.asarray(bias))

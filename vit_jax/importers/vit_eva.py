@@ -1,8 +1,7 @@
-"""Names of Vision Transformers in timm's state dicts of its class EVA: DINOv3, EVA-02, rope-vit, timm's with rotary
-positions.
+"""Layouts of timm's class EVA: DINOv3, EVA-02, rope-vit, and timm's own models with rotary positions.
 
-Fixed rotary positions are in no tensor. They follow from the name of a file or what stands beside it, else from what
-else a file has.
+Fixed rotary positions are not stored in tensors. They follow from the name of the file, from the files next to it, or
+from the other tensors.
 """
 
 from collections.abc import Mapping
@@ -20,20 +19,29 @@ from vit_jax.schema import Choice, amount
 
 
 def biases(theirs: str, ours: str, neighbours: bool = False) -> tuple[Row, ...]:
-  """Those of query and value, where the key has none."""
+  """Returns the rows for the biases of query and value of an attention without a key bias.
+
+  The arguments are those of `vit_torch.packed`.
+  """
   pattern = "(h k two) -> h (two k)" if neighbours else "(h k) -> h k"
   return tuple(Row(f"{theirs}.{part[0]}_bias", f"{ours}/{part}/bias", pattern) for part in ("query", "value"))
 
 
 def apart(theirs: str, ours: str) -> tuple[Row, ...]:
-  """Query, key and value in matrices of their own. Values stay as they are, for what comes after them is normalised."""
+  """Returns the rows for query, key and value in separate matrices.
+
+  Values keep their order, because they are normalised afterwards. The arguments are those of `layout.torch_linear`.
+  """
   turned, stays = "(h k two) d -> d h (two k)", "(h k) d -> d h k"
   patterns = {"query": turned, "key": turned, "value": stays}
   return tuple(Row(f"{theirs}.{part[0]}_proj.weight", f"{ours}/{part}/kernel", patterns[part]) for part in ATTENTION)
 
 
 def of_heads(theirs: str, ours: str, neighbours: bool) -> tuple[Row, ...]:
-  """Norms of queries and keys."""
+  """Returns the rows for the norms of queries and keys.
+
+  The arguments are those of `vit_torch.packed`.
+  """
   pattern = "(k two) -> (two k)" if neighbours else "k -> k"
   return tuple(
     Row(f"{theirs}.{part[0]}_norm.{word}", f"{ours}/{part}_norm/{kind}", pattern)
@@ -43,7 +51,13 @@ def of_heads(theirs: str, ours: str, neighbours: bool) -> tuple[Row, ...]:
 
 
 def two(theirs: str, ours: str, names: tuple[str, str, str]) -> tuple[Row, ...]:
-  """A SwiGLU with its gate in a matrix of its own."""
+  """Returns the rows for a SwiGLU with a separate matrix for its gate.
+
+  The first two arguments are those of `layout.torch_linear`.
+
+  Args:
+    names: names of gate, up and down in the file.
+  """
   gate, up, down = names
   parts = {gate: "gate", up: "up", down: "down"}
   return tuple(
@@ -54,7 +68,7 @@ def two(theirs: str, ours: str, names: tuple[str, str, str]) -> tuple[Row, ...]:
 
 
 _BLOCK, _OURS = "blocks.{l}", "blocks/{l}"
-COMMON = (  # what is called alike in all of them
+COMMON = (  # rows that all of these layouts have
   *AROUND,
   *torch_norm(f"{_BLOCK}.norm1", f"{_OURS}/norm1"),
   *torch_norm(f"{_BLOCK}.norm2", f"{_OURS}/norm2"),
@@ -63,7 +77,11 @@ COMMON = (  # what is called alike in all of them
 
 
 def turned(neighbours: bool) -> tuple[Row, ...]:
-  """Rows of attention with one matrix for query, key and value."""
+  """Returns the rows of a layout with one matrix for query, key and value.
+
+  Args:
+    neighbours: true if the code rotates neighbouring channels. See `vit_torch.packed`.
+  """
   theirs, ours = f"{_BLOCK}.attn", f"{_OURS}/attention"
   return (
     *COMMON,
@@ -90,11 +108,19 @@ EVA02_ROWS = (
 )
 
 
-# Frequencies of all layers in one tensor.
+# Conversion of a tensor with the frequencies of all layers.
 
 
 def frequencies_apart(tensors: Tensors, name: str = "rope.freqs") -> Tensors:
-  """The tensors with frequencies [2, L, H, K / 2] layer by layer."""
+  """Returns the tensors with frequencies (2, L, H, K / 2) split into layers.
+
+  Args:
+    tensors: tensors by name.
+    name: name of the frequencies.
+
+  Raises:
+    ValueError: if the number of layers does not match the blocks.
+  """
   if name not in tensors:
     return tensors
   whole = tensors[name]
@@ -115,7 +141,12 @@ def frequencies_apart(tensors: Tensors, name: str = "rope.freqs") -> Tensors:
 
 
 def frequencies_in_one(arrays: dict, name: str = "rope.freqs") -> dict:
-  """What `frequencies_apart` does, backwards."""
+  """Returns the tensors with the frequencies of all layers in one tensor, as the inverse of `frequencies_apart`.
+
+  Args:
+    arrays: tensors by name.
+    name: name of the frequencies.
+  """
   layers = count(r"blocks\.(\d+)\.attn\.freqs", arrays)
   if not layers:
     return arrays
@@ -123,11 +154,11 @@ def frequencies_in_one(arrays: dict, name: str = "rope.freqs") -> dict:
   return {key: array for key, array in arrays.items() if not key.endswith(".attn.freqs")} | {name: whole}
 
 
-# What a file holds.
+# Contents of a file.
 
 
 def _rotary(tensors: Tensors, hints: Mapping) -> Choice | None:
-  """Rotary positions, which fixed ones do not show."""
+  """Returns the rotary positions. The tensors alone do not determine fixed ones."""
   if header := described(hints):
     return header.arguments()["rotary"]
   if "turning" in hints:
@@ -139,7 +170,7 @@ def _rotary(tensors: Tensors, hints: Mapping) -> Choice | None:
     return known[1].defaults.get("rotary")
   if "gamma_1" not in first:
     gated = "mlp.fc1_g.weight" in first or _gated(tensors)
-    return modern.EVA02 if gated else None  # without a gate it is EVA, whose positions are a table alone
+    return modern.EVA02 if gated else None  # without a gate the model is EVA, which has only a position table
   if "attn.qkv.bias" in first:
     return modern.ROPE_VIT
   return modern.DINOV3 if "cls_token" in tensors and "pos_embed" not in tensors else modern.EVA02
@@ -170,7 +201,7 @@ def _recognised(tensors):
 
 
 def _eva(tensors, hints):
-  """Whether it is this class of timm: by what it calls layer scale, by the biases of queries, or by what is said."""
+  """Returns true for timm's class EVA: by its names for layer scale, by the biases of queries, or by the hints."""
   first = {name.removeprefix("blocks.0.") for name in tensors if name.startswith("blocks.0.")}
   said = hints.get("turning", Choice("none")).name != "none" or hints.get("norm_order") == "post"
   return said or described(hints) or bool(first & {"gamma_1", "attn.q_bias", "attn.q_proj.weight", "mlp.fc1_g.weight"})

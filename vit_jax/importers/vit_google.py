@@ -1,4 +1,4 @@
-"""Names of Vision Transformers and their hybrids in Google's files: vit_jax, AugReg, and big_vision."""
+"""Layouts of Vision Transformers and hybrids in Google's files: vit_jax, AugReg, and big_vision."""
 
 import re
 from collections.abc import Mapping
@@ -33,7 +33,11 @@ def _flax_mlp(theirs, ours):
 
 
 def _flax(position: str, norm1: int, attention: int, norm2: int, mlp: int) -> tuple[Row, ...]:
-  """Rows of Google's codes: where the position table stands, and the numbers that a block's children carry."""
+  """Returns the rows of Google's code bases.
+
+  `position` is the name of the position table. The other arguments are the numbers of a block's children in their
+  names.
+  """
   block = "Transformer/encoderblock_{l}"
   return (
     Row("cls", "cls", "1 1 d -> d"),
@@ -68,13 +72,13 @@ def _group_norm(theirs, ours):
   return tuple(Row(f"{theirs}/{part}", f"{ours}/{part}", "1 1 1 c -> c") for part in ("scale", "bias"))
 
 
-# Generations of names in Google's files.
+# Older names in Google's files.
 
 _TABLE = "Transformer/posembed_input/pos_embedding"
 
 
 def _recounted(numbers: dict[str, int]):
-  """Renames a block's children to the given numbers, whichever of the two ways of counting a file has."""
+  """Returns a function that renumbers a block's children. A file may have either of two numberings."""
   other = {
     "LayerNorm_0": f"LayerNorm_{numbers['norm1']}",
     "LayerNorm_1": f"LayerNorm_{numbers['norm2']}",
@@ -92,7 +96,7 @@ def _recounted(numbers: dict[str, int]):
   return rename
 
 
-_PUBLISHED = {"norm1": 0, "attention": 1, "norm2": 2, "mlp": 3}  # one counter for all children
+_PUBLISHED = {"norm1": 0, "attention": 1, "norm2": 2, "mlp": 3}  # a single counter for all children
 _PER_CLASS = {"norm1": 0, "attention": 0, "norm2": 1, "mlp": 0}
 
 
@@ -110,12 +114,12 @@ def _big_vision_names(tensors: Tensors, hints: Mapping) -> Tensors:
 
 
 def _pixels(tensors):
-  """Side of the square of pixels that a row of the position table stands for."""
+  """Returns the side in pixels of the square that a row of the position table represents."""
   return tensors["embedding/kernel"].shape[0] * reduction(_stages(tensors))
 
 
 def _unstacked(tensors: Tensors) -> Tensors:
-  """Tensors of scanned layers, Transformer/encoderblock/..., one by one; each stack is read once."""
+  """Returns scanned layers, Transformer/encoderblock/..., as single layers. Each stack is read once."""
   result = {}
   for name, tensor in tensors.items():
     match = re.fullmatch(r"Transformer/encoderblock/(.*)", name)
@@ -136,7 +140,7 @@ def _unstacked(tensors: Tensors) -> Tensors:
 
 
 def _inlined_map(tensors: Tensors) -> Tensors:
-  """Very old files have the attention pooling at the top level."""
+  """Returns the tensors with attention pooling under MAPHead_0. Very old files have it at the top level."""
   if "probe" not in tensors:
     return tensors
   parts = r"(probe|(MultiHeadDotProductAttention_0|LayerNorm_0|MlpBlock_0)/.*)"
@@ -144,13 +148,13 @@ def _inlined_map(tensors: Tensors) -> Tensors:
 
 
 def _big_vision_finish(arrays: dict, description: Description) -> dict:
-  """What `_big_vision_names` does, backwards: the class token's own position goes into the token."""
+  """Adds the position of the class token to the token, as the inverse of `_big_vision_names`."""
   if "cls" in arrays and "pos_embedding" in arrays:
     arrays["cls"], arrays["pos_embedding"] = fold_token(arrays["cls"], arrays["pos_embedding"])
   return arrays
 
 
-# What a file holds.
+# Contents of a file.
 
 
 def _describe_flax(tensors: Tensors, hints: Mapping) -> Description:
@@ -173,7 +177,7 @@ def _describe_flax(tensors: Tensors, hints: Mapping) -> Description:
 
 
 def _stages(tensors):
-  """Units in each stage of the ResNet in front; None without one."""
+  """Returns the units in each stage of the ResNet in front of the model, or None without a ResNet."""
   if "conv_root/kernel" not in tensors:
     return None
   units = re.compile(r"block(\d+)/unit(\d+)/conv1/kernel")
@@ -191,7 +195,7 @@ def _old_table(tensors):
 
 _COMPUTES = {
   "position_at": "input",
-  "position": ("learned", "sincos2d", "factored", "relative"),  # of which rows have no place for the last two
+  "position": ("learned", "sincos2d", "factored", "relative"),  # the rows do not support the last two
   "rotary": Choice("none"),
   "norm_order": "pre",
   "norm": "layer",

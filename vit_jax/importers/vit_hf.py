@@ -1,4 +1,4 @@
-"""Names of Vision Transformers in Hugging Face's state dicts of ViT and DeiT, in files and in memory."""
+"""Layouts of Vision Transformers in Hugging Face's state dicts of ViT and DeiT, in files and in memory."""
 
 from collections.abc import Mapping
 
@@ -10,12 +10,12 @@ from vit_jax.importers.vit_transformers import MEMORY, folded
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError
 
-_FIRST = "embeddings.patch_embeddings.projection.weight"  # after "vit.", or alone in a file without a head
+_FIRST = "embeddings.patch_embeddings.projection.weight"  # the prefix "vit." is optional
 _MEMORY = MEMORY | {"layers": "encoder.layer", "mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense"}
 
 
 def _rows(top: str) -> tuple[Row, ...]:
-  """The rows of a model whose names start with `top`."""
+  """Returns the rows of a model with the prefix `top`."""
   block = f"{top}.encoder.layer.{{l}}"
   return (
     Row(f"{top}.embeddings.cls_token", "cls", "1 1 d -> d"),
@@ -40,7 +40,8 @@ def _rows(top: str) -> tuple[Row, ...]:
 
 
 HF_ROWS = (*_rows("vit"), *torch_linear("classifier", "head"))
-# DeiT has two classifiers, or one that reads the class token alone. Then the distillation token is a register here.
+# DeiT has two classifiers, or one that reads only the class token. In the second case the distillation token is a
+# register here.
 _BOTH = "head_distillation/kernel"
 DEIT_ROWS = (
   *_rows("deit"),
@@ -53,8 +54,8 @@ DEIT_ROWS = (
 
 
 def _named(top: str, tensors: Tensors) -> Tensors:
-  """The tensors by the names of the rows, from those of a model without a head and of a model in memory."""
-  bare = any(name.startswith("embeddings.") for name in tensors)  # saved without a head
+  """Returns the tensors under the names of the rows, also for a model without a head or a model in memory."""
+  bare = any(name.startswith("embeddings.") for name in tensors)  # the model was saved without a head
   return with_words({f"{top}.{name}" if bare else name: tensor for name, tensor in tensors.items()}, _MEMORY)
 
 
@@ -63,7 +64,7 @@ def _hf_names(tensors: Tensors, hints: Mapping) -> Tensors:
 
 
 def _describe(top: str, tensors: Tensors, hints: Mapping, leading: int, **rest) -> Description:
-  """The model whose names start with `top`."""
+  """Returns the model with the prefix `top`."""
   width, channels, patch, _ = tensors[f"{top}.{_FIRST}"].shape
   depth = count(rf"{top}\.encoder\.layer\.(\d+)\.", tensors)
   hidden = tensors[f"{top}.encoder.layer.0.intermediate.dense.weight"].shape[0]
@@ -89,7 +90,7 @@ def _describe_deit(tensors: Tensors, hints: Mapping) -> Description:
 
 
 def _is_deit(description: Description) -> bool:
-  """Whether a model has a distillation token, or one that is as good: a register with a position."""
+  """Returns true if a model has a distillation token, or a register with a position, which is equivalent."""
   bound = description.arguments()
   token = bound["pool"] == "cls" and (bound["registers"], bound["position"]) == (1, "learned_all")
   return kind(description) is None and (bound["pool"] == "distilled" or token)
@@ -102,7 +103,7 @@ def _hf_finish(arrays: dict, description: Description) -> dict:
 
 
 def _hf_config(description: Description) -> dict:
-  """What Hugging Face's library reads beside the tensors to build the model."""
+  """Returns the config.json that Transformers needs to build the model."""
   bound, ours = description.arguments(), shapes(description)
   width, heads, _ = ours["blocks/0/attention/query/kernel"]
   model = "DeiT" if _is_deit(description) else "ViT"

@@ -1,6 +1,6 @@
-"""Names of Vision Transformers in the files of their authors: EVA-02, DeiT III, rope-vit and ViT-5.
+"""Layouts of Vision Transformers in the files of their authors: EVA-02, DeiT III, rope-vit and ViT-5.
 
-They are read under timm's names, which say the same.
+The tensors are read under the names of timm, which have the same meaning.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,11 @@ _EVA02_NORMED = {
 
 
 def _eva02_names(words: Mapping[str, str]) -> Callable[[Tensors, Mapping], Tensors]:
-  """Where the patches were masked the last norm was of all of them; other heads read their mean, and norm that."""
+  """Returns the function that converts names of EVA-02.
+
+  After masked pre-training, the last norm applies to all patches. Other heads read the mean of the patches, and the
+  norm applies to that mean.
+  """
 
   def canonical(tensors, hints):
     masked = {"mask_token", "lm_head.weight"} & tensors.keys()
@@ -44,7 +48,7 @@ def _eva02_names(words: Mapping[str, str]) -> Callable[[Tensors, Mapping], Tenso
 
 
 def _rope_vit_names(tensors: Tensors, hints: Mapping) -> Tensors:
-  """Frequencies are one tensor [2, L, H K / 2]."""
+  """Converts the tensors of rope-vit, which has all frequencies in one tensor (2, L, H K / 2)."""
   whole = tensors["freqs"]
   width = tensors["patch_embed.proj.weight"].shape[0]
   heads = heads_of(width, count(r"blocks\.(\d+)\.", tensors), tensors["blocks.0.mlp.fc1.weight"].shape[0], hints)
@@ -60,7 +64,7 @@ def _rope_vit_finish(arrays: dict, description: Description) -> dict:
   return arrays | ({"freqs": arrays["freqs"].reshape(*arrays["freqs"].shape[:2], -1)} if "freqs" in arrays else {})
 
 
-# DeiT III, whose names are also those of rope-vit with fixed frequencies and a table.
+# DeiT III. Rope-vit with fixed frequencies and a table has the same names.
 
 
 def _deit3(tensors):
@@ -91,7 +95,7 @@ _DEIT3_ROWS = (
 
 
 def _vit5_finish(arrays: dict, description: Description) -> dict:
-  """With the frequencies that its code stores in every block."""
+  """Returns the tensors with the frequencies that ViT-5 stores in every block."""
   size = shapes(description)["blocks/0/attention/query/kernel"][2]
   rotary = description.arguments()["rotary"].args
   power = (np.arange(0, size // 2, 2, dtype=np.float32) / np.float32(size // 2)).astype(np.float64)

@@ -1,5 +1,8 @@
-"""Names of timm's Vision Transformers with both branches at once, of which the matrices in front are one; with
-differential attention those behind them too."""
+"""Layout of timm's Vision Transformers with parallel branches.
+
+The first matrices of both branches are stored as one matrix. With differential attention, the last matrices are one as
+well.
+"""
 
 import re
 
@@ -15,7 +18,7 @@ _LAMBDA = re.compile(r"(blocks\.\d+)\.(?:attn\.)?(lambda_\w+)")
 
 
 def _apart(tensors: Tensors) -> Tensors:
-  """The tensors with the names of a block whose branches follow each other."""
+  """Returns the tensors with the names of a block with sequential branches."""
   result = {}
   for name, tensor in tensors.items():
     block, _, rest = name.rpartition(".in_proj.")
@@ -30,7 +33,7 @@ def _apart(tensors: Tensors) -> Tensors:
       result[f"{after}.attn.proj.weight"] = part(tensor, (width, width), np.s_[:, :width])
       result[f"{after}.mlp.fc2.weight"] = part(tensor, (width, both - width), np.s_[:, width:])
     elif after:
-      result[f"{after}.mlp.fc2.{end}"] = tensor  # the one bias of both
+      result[f"{after}.mlp.fc2.{end}"] = tensor  # a single bias for both matrices
     elif match := _LAMBDA.fullmatch(name):
       result[f"{match[1]}.attn.{match[2]}"] = tensor
     else:
@@ -39,7 +42,7 @@ def _apart(tensors: Tensors) -> Tensors:
 
 
 def _in_one(arrays: dict) -> dict:
-  """What `_apart` does, backwards."""
+  """Returns the tensors with the names of a block with parallel branches, as the inverse of `_apart`."""
   back = {ours: theirs for theirs, ours in _PARALLEL.items()}
   result = {}
   for name, array in arrays.items():
@@ -59,18 +62,18 @@ def _in_one(arrays: dict) -> dict:
 
 
 def _norm_beside(name):
-  """Of what the difference of a block gives: without it both matrices stay apart."""
+  """Returns the name of the norm of differential attention. Without this norm, the last matrices are separate."""
   return name.rpartition(".attn.")[0] + ".attn.sub_norm.weight"
 
 
 def _side_by_side(one, other):
-  """Two matrices of as many rows."""
+  """Returns two matrices with equal numbers of rows, concatenated along their columns."""
   shape = one.shape[0], one.shape[1] + other.shape[1]
   return Tensor(shape, one.dtype, lambda: np.concatenate([np.asarray(one), np.asarray(other)], axis=1))
 
 
 def _renamed(name, words):
-  """A name in a block with its middle in other words."""
+  """Returns a name in a block with the middle replaced."""
   match = re.fullmatch(r"(blocks\.\d+\.)(.*)(\.\w+)", name)
   return f"{match[1]}{words.get(match[2], match[2])}{match[3]}" if match else name
 

@@ -1,6 +1,6 @@
-"""Names of the image towers of SigLIP, and of SigLIP 2 for one size, in Hugging Face's state dicts.
+"""Layout of the image towers of SigLIP, and of SigLIP 2 for a fixed size, in Hugging Face's state dicts.
 
-What these give as features is what their attention pools; with classes there is a head on the mean of the patches.
+The features are the output of the attention pooling. A model with classes has a head on the mean of the patches.
 """
 
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ def _siglip_names(tensors: Tensors, hints: Mapping) -> Tensors:
 
 
 def _unneeded(tensors: Tensors) -> dict[str, list[str]]:
-  """The pooling beside a classifier, which is that of the model without one."""
+  """Returns the pooling next to a classifier. Only the model without a classifier uses this pooling."""
   pooling = [name for name in tensors if name.startswith(f"{_POOL}.")]
   return {"because the classifier reads the mean of the patches": pooling} if "classifier.weight" in tensors else {}
 

@@ -1,4 +1,7 @@
-"""Names of Vision Transformers in the state dicts of timm and DeiT; vit_eva.py has those of timm's other class."""
+"""Layout of Vision Transformers in the state dicts of timm and DeiT.
+
+`vit_eva` contains the layout of timm's class EVA.
+"""
 
 from collections.abc import Mapping
 
@@ -26,10 +29,13 @@ from vit_jax.schema import Choice
 
 
 def packed(theirs: str, ours: str, neighbours: bool = False) -> tuple[Row, ...]:
-  """Query, key and value of torch in one matrix, rows in this order, inside by head.
+  """Returns the rows for query, key and value in one matrix of PyTorch, with rows in this order and by head.
 
-  Codes that turn `neighbours` have the two channels of a pair side by side, where ours are half a head apart. Those of
-  values, which nothing turns, and what reads them are moved with the others.
+  The first two arguments are those of `layout.torch_linear`.
+
+  Args:
+    neighbours: true if the code rotates neighbouring channels. Ours rotates channels that are half a head apart, so the
+      channels are reordered. Values and their readers are reordered as well, although they are not rotated.
   """
   paths = tuple(f"{ours}/{part}" for part in ATTENTION)
   inside, here = ("k two", "(two k)") if neighbours else ("k", "k")
@@ -40,7 +46,10 @@ def packed(theirs: str, ours: str, neighbours: bool = False) -> tuple[Row, ...]:
 
 
 def out(theirs: str, ours: str, neighbours: bool = False) -> tuple[Row, ...]:
-  """The projection after attention, which reads values as `packed` has them."""
+  """Returns the rows for the projection after attention, with the order of values as in `packed`.
+
+  The arguments are those of `packed`.
+  """
   inside, here = ("k two", "(two k)") if neighbours else ("k", "k")
   return (
     Row(f"{theirs}.weight", f"{ours}/kernel", f"d (h {inside}) -> h {here} d"),
@@ -49,7 +58,10 @@ def out(theirs: str, ours: str, neighbours: bool = False) -> tuple[Row, ...]:
 
 
 def mlp(theirs: str, ours: str) -> tuple[Row, ...]:
-  """timm's: two linear maps, of which the first may hold that of a gate too, in front."""
+  """Returns the rows for the MLP of timm. The first matrix may also contain the gate, in front.
+
+  The arguments are those of `layout.torch_linear`.
+  """
   gated = (f"{ours}/gate", f"{ours}/up")
   return (
     Row(f"{theirs}.fc1.weight", tuple(f"{path}/kernel" for path in gated), "(t f) d -> t d f"),
@@ -59,7 +71,7 @@ def mlp(theirs: str, ours: str) -> tuple[Row, ...]:
   )
 
 
-AROUND = (  # the blocks, in all of timm's
+AROUND = (  # parameters outside of the blocks, in both classes of timm
   Row("cls_token", "cls", "1 1 d -> d"),
   Row("dist_token", "distillation", "1 1 d -> d"),
   Row("reg_token", "registers", "1 r d -> r d"),
@@ -100,18 +112,31 @@ TIMM_ROWS = (
   *torch_linear("head_dist", "head_distillation"),
 )
 
-# What a file holds.
+# Contents of a file.
 
 _TOKENS = ("cls_token", "dist_token")
 
 
 def part(whole, shape: tuple[int, ...], take: slice | tuple) -> Tensor:
-  """A slice of a tensor of a file, read when needed."""
+  """Returns a slice of a tensor in a file, which is read when its values are used.
+
+  Args:
+    whole: the tensor.
+    shape: shape of the slice.
+    take: index of the slice.
+  """
   return Tensor(shape, whole.dtype, lambda: np.asarray(whole)[take])
 
 
 def with_rows(tensors: Tensors, hints: Mapping) -> Tensors:
-  """The tensors with a table as the description beside them means it, whose model may have rows for more tokens."""
+  """Returns the tensors with the position table in the form that our description next to them requires.
+
+  The model of that description may have rows for more tokens.
+
+  Args:
+    tensors: tensors by name.
+    hints: hints that may contain the description.
+  """
   header = described(hints)
   if header is None or header.arguments().get("position") != "learned":
     return tensors
@@ -120,7 +145,7 @@ def with_rows(tensors: Tensors, hints: Mapping) -> Tensors:
 
 
 def _fold_registers(tensors, patch, hints):
-  """The tensors with registers that have no rows in the position table: what stands there is added to them."""
+  """Returns the tensors without rows for registers in the position table. The rows are added to the registers."""
   if "reg_token" not in tensors or "pos_embed" not in tensors:
     return tensors
   registers, table = tensors["reg_token"], tensors["pos_embed"]
@@ -145,14 +170,14 @@ def _fold_registers(tensors, patch, hints):
 def describe_timm(
   tensors: Tensors, hints: Mapping, rotary: Choice | None = None, rows: tuple[str, int] | None = None, **rest
 ) -> Description:
-  """The model of tensors that are called as timm does, or the rows of another layout do.
+  """Returns the model of tensors with the names of timm, or with the names in the rows of another layout.
 
   Args:
-    tensors: by name.
-    hints: of what they do not say.
-    rotary: positions, of a code that has such.
-    rows: which tokens the table of positions has rows for, as `position_of` says it, where the code has one kind.
-    **rest: arguments of the model that this layout alone has.
+    tensors: tensors by name.
+    hints: facts that the tensors do not determine.
+    rotary: rotary positions of the code, or None.
+    rows: tokens with rows in the position table, in the form of `position_of`. None determines them from the table.
+    **rest: arguments of the model that only this layout has.
   """
   width, channels, patch, _ = tensors["patch_embed.proj.weight"].shape
   depth, (hidden, mlp) = count(r"blocks\.(\d+)\.", tensors), _mlp(tensors)
@@ -200,7 +225,7 @@ _SCALES = {"blocks.0.ls1.gamma", "blocks.0.gamma_1", "blocks.0.ls.gamma"}
 
 
 def _mlp(tensors):
-  """(hidden width, the model's argument or None for the default) of the MLP."""
+  """Returns (hidden width, argument `mlp` of the model or None for the default)."""
   gate = tensors.get("blocks.0.mlp.fc1_g.weight")
   first, second = tensors["blocks.0.mlp.fc1.weight"] if gate is None else gate, tensors["blocks.0.mlp.fc2.weight"]
   if gate is None and first.shape[0] != 2 * second.shape[1]:
@@ -209,7 +234,7 @@ def _mlp(tensors):
 
 
 def _attention(tensors):
-  """What the tensors of attention say, as arguments of the model."""
+  """Returns the arguments of the model that the tensors of attention determine."""
   names = {name.removeprefix("blocks.0.attn.") for name in tensors if name.startswith("blocks.0.attn.")}
   biased = "query_value" if names & {"q_bias", "q_proj.bias"} else "none"
   normed = "layer" if "q_norm.bias" in names else "rms"
@@ -222,8 +247,11 @@ def _attention(tensors):
 
 
 def _pool(tensors, hints, usual, free):
-  """What the head reads. Beside a class token it is `usual` unless a norm, or what stands beside the file, says other;
-  `free` codes pool in either way without one."""
+  """Returns the input of the head.
+
+  For a model with a class token, it is `usual`, unless a norm or the files next to the weights state another one. If
+  `free`, the code can pool in either way without such a norm.
+  """
   if "attn_pool.latent" in tensors:
     return "map"
   if "cls_token" not in tensors:
@@ -237,7 +265,12 @@ def _pool(tensors, hints, usual, free):
 
 
 def finish_timm(arrays: dict, description: Description) -> dict:
-  """Models with registers, and DeiT-3, known by its layer scale, have rows for the patches only in their tables."""
+  """Returns the tensors with position tables for patches only, if the model has registers or is a DeiT III.
+
+  Args:
+    arrays: tensors by the names of timm.
+    description: the model. Layer scale identifies DeiT III.
+  """
   if "pos_embed" not in arrays or description.arguments()["position"] != "learned":
     return arrays
   tokens = [name for name in _TOKENS if name in arrays]
@@ -249,12 +282,12 @@ def finish_timm(arrays: dict, description: Description) -> dict:
   return arrays
 
 
-# Arguments that change what is computed, and that the codes here have one of.
+# Arguments that change the computation, with the only value that these code bases support.
 PLAIN = {"position_at": "input", "norm_order": "pre", "norm": "layer"}
 
 
 def turns(description: Description) -> bool:
-  """Whether timm has the model in another class, that of EVA."""
+  """Returns true if timm builds the model with its class EVA."""
   bound = description.arguments()
   return bound["rotary"].name != "none" or bound["qkv_bias"] == "query_value" or bound["norm_order"] == "post"
 

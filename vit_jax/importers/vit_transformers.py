@@ -1,7 +1,7 @@
-"""Names of DINOv2, with and without registers, and of DINOv3 in Hugging Face's state dicts; vit_siglip.py has SigLIP's.
+"""Layouts of DINOv2, with and without registers, and of DINOv3 in Hugging Face's state dicts.
 
-What these give as features is the normalised class token. A model with classes is another there, whose head reads
-class token and mean of the patches.
+The features are the normalised class token. In Transformers, a model with classes is a different model: its head reads
+the class token and the mean of the patches. `vit_siglip` contains the layout of SigLIP.
 """
 
 import re
@@ -30,7 +30,13 @@ from vit_jax.schema import Choice, ConfigError
 
 
 def apart(theirs: str, ours: str, names: tuple[str, str, str]) -> tuple[Row, ...]:
-  """Query, key and value in matrices of their own, rows by head."""
+  """Returns the rows for query, key and value in separate matrices, with rows by head.
+
+  The first two arguments are those of `layout.torch_linear`.
+
+  Args:
+    names: names of the three layers in the file.
+  """
   return tuple(
     row
     for name, part in zip(names, ATTENTION, strict=True)
@@ -42,7 +48,7 @@ def apart(theirs: str, ours: str, names: tuple[str, str, str]) -> tuple[Row, ...
 
 
 def _block(theirs: str) -> tuple[Row, ...]:
-  """Of both generations of DINO."""
+  """Returns the rows that both generations of DINO have."""
   return (
     *torch_norm(f"{theirs}.norm1", "blocks/{l}/norm1"),
     *torch_norm(f"{theirs}.norm2", "blocks/{l}/norm2"),
@@ -57,7 +63,7 @@ _TOKENS = (
 _TABLE = "embeddings.position_embeddings"
 _LAYER = "encoder.layer.{l}"
 _GATED = ("blocks/{l}/mlp/gate", "blocks/{l}/mlp/up")
-_GATED_MLP = (  # of the giant models, the gate in front
+_GATED_MLP = (  # MLP of the giant models, with the gate in front
   Row(f"{_LAYER}.mlp.weights_in.weight", tuple(f"{path}/kernel" for path in _GATED), "(t f) d -> t d f"),
   Row(f"{_LAYER}.mlp.weights_in.bias", tuple(f"{path}/bias" for path in _GATED), "(t f) -> t f"),
   *(
@@ -92,9 +98,9 @@ DINOV3_ROWS = (
   *torch_norm("norm", "norm"),
 )
 
-# Other generations of names.
+# Other names of the same tensors.
 
-# Transformers 5 has other names in memory than in its files. A state dict that torch.save writes has those in memory.
+# Transformers 5 uses different names in memory and in its files. A state dict from torch.save has the names in memory.
 MEMORY = {
   "attention.q_proj": "attention.attention.query",
   "attention.k_proj": "attention.attention.key",
@@ -102,12 +108,12 @@ MEMORY = {
   "attention.o_proj": "attention.output.dense",
 }
 
-_BARE = ("dinov2.", "dinov2_with_registers.")  # in front of the names of a model with a head
+_BARE = ("dinov2.", "dinov2_with_registers.")  # prefixes of a model with a head
 _SCALE = "encoder.layer.0.layer_scale1.lambda1"
 
 
 def _bare(tensors: Tensors) -> Tensors:
-  """The tensors with the names of a model without a head."""
+  """Returns the tensors with the names of a model without a head."""
   for prefix in _BARE:
     tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
   return tensors
@@ -124,7 +130,7 @@ def _dinov2_names(tensors: Tensors, hints: Mapping) -> Tensors:
 
 
 def _gates(tensors: Tensors) -> Tensors:
-  """The tensors with gate and up of each SwiGLU in one, as files have them. In memory they are apart."""
+  """Returns the tensors with gate and up of each SwiGLU in one tensor, as in files. In memory they are separate."""
   result = dict(tensors)
   for name in tensors:
     if ".mlp.gate_proj." in name:
@@ -138,15 +144,23 @@ def _dinov3_names(tensors: Tensors, hints: Mapping) -> Tensors:
 
 
 def _without_none(tensors: Tensors) -> Tensors:
-  """The tensors without that of registers where it holds none."""
+  """Returns the tensors without an empty tensor of registers."""
   name = "embeddings.register_tokens"
   empty = name in tensors and tensors[name].shape[1] == 0
   return {key: tensor for key, tensor in tensors.items() if key != name} if empty else tensors
 
 
 def folded(tensors: Tensors, token: str, table: str, hints: Mapping) -> Tensors:
-  """The tensors with a table [1, T, D] as the description beside them means it: without a row for the class token
-  where its model has none, which then has it added."""
+  """Returns the tensors with the position table in the form that our description next to them requires.
+
+  If that model has a table without a row for the class token, the row of the file is added to the token.
+
+  Args:
+    tensors: tensors by name.
+    token: name of the class token.
+    table: name of the position table (1, T, D).
+    hints: hints that may contain the description.
+  """
   header = described(hints)
   if header is None or header.arguments()["position"] != "learned_patches":
     return tensors
@@ -159,7 +173,7 @@ def folded(tensors: Tensors, token: str, table: str, hints: Mapping) -> Tensors:
   }
 
 
-# What a file holds.
+# Contents of a file.
 
 
 def _describe_dinov2(tensors: Tensors, hints: Mapping) -> Description:
@@ -220,26 +234,30 @@ def _describe_dinov3(tensors: Tensors, hints: Mapping) -> Description:
 _BIASED = {(True, False, True): "query_value", (False, False, False): "none", (True, True, True): None}
 
 
-# Which models they are, and what is written.
+# Selection of models, and writing.
 
 
 def holds(wanted: str) -> Callable[[Description], bool]:
-  """Whether a model is one of that kind."""
+  """Returns a function that returns true for models of one kind.
+
+  Args:
+    wanted: a result of `hub_transformers.kind`.
+  """
   return lambda description: kind(description) == wanted
 
 
 def _dino_finish(arrays: dict, description: Description) -> dict:
-  """With the token that stands for hidden patches, as Transformers begins it; here no model has it."""
+  """Adds the mask token with Transformers' initial values, because no model here has it."""
   check(description, square=_TABLE in arrays)
   width = arrays["embeddings.cls_token"].shape[-1]
-  written(description)  # whose errors belong in front of what is written
+  written(description)  # raises its errors before a file is written
   if _TABLE in arrays:
     return {**arrays, "embeddings.mask_token": np.zeros((1, width), np.float32)}
   none = {"embeddings.register_tokens": np.zeros((1, 0, width), np.float32)}
   return {**none, **arrays, "embeddings.mask_token": np.zeros((1, 1, width), np.float32)}
 
 
-# Arguments that none of these codes has a choice of.
+# Arguments for which these code bases support a single value.
 ONLY = PLAIN | {"qk_norm": "none", "context_norm": False, "norm_pooled": False}
 
 LAYOUTS = (
