@@ -1,4 +1,4 @@
-"""BiT in the names of big_vision and in those of the first published files, BiT-*.npz."""
+"""Layouts of BiT: the names of big_vision, and those of the first published files, BiT-*.npz."""
 
 import re
 
@@ -11,7 +11,7 @@ from vit_jax.schema import Choice
 
 _KERNEL = "p q i o -> p q i o"
 
-# big_vision/models/bit_paper.py.
+# Layout of big_vision/models/bit_paper.py.
 
 
 def _big_vision_norm(theirs, ours):
@@ -28,7 +28,7 @@ _BIG_VISION = (
   *flax_linear("head", "head"),
 )
 
-# The published files. Letters are the three convolutions of a unit, each with the norm before it.
+# Layout of the published files. Letters denote the three convolutions of a unit, each with the norm before it.
 
 
 def _bit_norm(theirs, ours):
@@ -54,12 +54,12 @@ _BIT = (
 
 
 def _without_numbers(tensors):
-  """Some files number the convolutions through: standardized_conv2d_17."""
+  """Returns the tensors without the global numbers of convolutions in some files, as in standardized_conv2d_17."""
   return {re.sub(r"/standardized_conv2d_\d+/", "/standardized_conv2d/", name): t for name, t in tensors.items()}
 
 
 def _describe(tensors, hints, root, head):
-  """The model by the shapes of the tensors `root` and `head`, and by the units that have tensors."""
+  """Returns the model from the shapes of the tensors `root` and `head`, and from the units that have tensors."""
   channels, width = tensors[root].shape[2:]
   units = {
     match.groups() for match in map(re.compile(r"(?:resnet/)?block(\d+)/unit(\d+)/.*").fullmatch, tensors) if match

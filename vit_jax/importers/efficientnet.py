@@ -1,4 +1,4 @@
-"""EfficientNet in timm's names, which are the same for both ways of computing: hints tell them apart."""
+"""Layout of EfficientNet in timm. Both variants of the model have the same names, so hints distinguish them."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from vit_jax.models.published.efficientnet import NAMES, SIZES, STAGES, STEM, TO
 from vit_jax.schema import Choice, ConfigError
 
 _BLOCK = ("blocks.{i}.{j}", "stages/{i}/{j}")
-_FIRST = ("blocks.0.{j}", "stages/0/{j}")  # blocks without expansion, whose parts have other names
+_FIRST = ("blocks.0.{j}", "stages/0/{j}")  # blocks without expansion, which have other names
 
 
 def _norm(theirs, ours):
@@ -56,8 +56,8 @@ ROWS = (
   *torch_linear("classifier", "head"),
 )
 
-# What relatives have differently: MobileNets no norm after the last convolution, "lite" no gates, version 2 other
-# blocks in stage 0.
+# Names that exclude related models. MobileNets have no norm after the last convolution, "lite" models have no gates,
+# and version 2 has other blocks in stage 0.
 _MARKS = {
   "conv_stem.weight",
   "conv_head.weight",
@@ -76,13 +76,13 @@ def _describe(tensors: Tensors, hints: Mapping) -> Description:
   ends = [tensors[f"blocks.{i}.0.{'conv_pwl' if i else 'conv_pw'}.weight"].shape[0] for i in range(count)]
   widths = (tensors["conv_stem.weight"].shape[0], *ends, tensors["conv_head.weight"].shape[0])
 
-  # The size, or what it takes to make one.
+  # The published size, or the arguments for another size.
   published = [
     name for name, size in SIZES.items() if (_widths(size.width, 7), blocks_of(size.depth)) == (widths, stages)
   ]
   arguments = {} if published else {"width_factor": _width_factor(widths), "stages": stages}
 
-  # How it computes.
+  # The variant: TensorFlow's padding and epsilon, or PyTorch's.
   named_tf = re.search(r"(^|/)tf_|tf_efficientnet", str(hints.get("name", "")))
   same = str(hints["padding"]).lower().startswith("same") if "padding" in hints else bool(named_tf)
   name = f"{'tf_' if same else ''}efficientnet_{published[0] if published else 'b0'}"
@@ -96,13 +96,13 @@ def _describe(tensors: Tensors, hints: Mapping) -> Description:
 
 
 def _widths(factor, stages):
-  """Channels of the stem, of every stage and of the top."""
+  """Returns the channels of the stem, of every stage and of the top."""
   return tuple(channels_of(base, factor) for base in (STEM, *(stage.width for stage in STAGES[:stages]), TOP))
 
 
 def _width_factor(widths):
-  """The roundest factor that gives these widths."""
-  low, high = ((widths[-1] + change) * 1000 // TOP for change in (-16, 16))  # in thousandths, around the top's
+  """Returns the factor with the fewest decimals that gives these widths."""
+  low, high = ((widths[-1] + change) * 1000 // TOP for change in (-16, 16))  # thousandths, near the top's
   fitting = [n for n in range(max(low, 50), high + 1) if _widths(n / 1000, len(widths) - 2) == widths]
   if not fitting:
     raise ConfigError(f"widths {list(widths)} of stem, stages and top are those of no EfficientNet")

@@ -1,4 +1,4 @@
-"""MLP-Mixer's weights: Google's arrays, and timm's state dicts of the same weights."""
+"""Layouts of MLP-Mixer: Google's arrays, and timm's state dicts of the same weights."""
 
 import math
 import re
@@ -59,7 +59,7 @@ def _count(pattern, tensors):
 
 
 def _described(sizes, patch, patches, channels, classes, hints):
-  # A published name with this patch, if possible with this GELU, and what is not as published.
+  # A published name with this patch and, if possible, with this GELU. Differing values become arguments.
   rows = {name: (size, gelu) for name, (size, other, gelu) in mixer.VARIANTS.items() if other == patch}
   if not rows:
     known = sorted({other for _, other, _ in mixer.VARIANTS.values()})
@@ -76,7 +76,7 @@ def _described(sizes, patch, patches, channels, classes, hints):
 
 
 def _image_size(patch, patches, hint):
-  """The hint if it has so many patches, else the side of a square."""
+  """Returns the hint if it gives this number of patches, otherwise the side of a square."""
   rows, columns = (side // patch for side in (hint if isinstance(hint, tuple | list) else (hint or 0,) * 2))
   if rows * columns == patches:
     return hint

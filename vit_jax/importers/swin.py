@@ -1,4 +1,4 @@
-"""Swin's weights: timm's state dicts, and Microsoft's, which differ from them in two names."""
+"""Layout of Swin in timm's state dicts, and in Microsoft's, which differ in two names."""
 
 import re
 from collections.abc import Mapping
@@ -33,7 +33,14 @@ ROWS = (
 
 
 def canonical(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
-  """Microsoft's names -> timm's: merging belongs to the stage that it leads into, and the head is "head.fc"."""
+  """Converts Microsoft's names to timm's names.
+
+  In timm the merging layer belongs to the following stage, and the head has the name "head.fc".
+
+  Args:
+    tensors: tensors by name.
+    hints: unused.
+  """
   names = {name: re.sub(r"^head\.(weight|bias)$", r"head.fc.\1", name) for name in tensors}
   if any(name.startswith("layers.0.downsample.") for name in tensors):
     later = re.compile(r"^layers\.(\d+)\.downsample\.")
@@ -44,7 +51,14 @@ def canonical(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
 
 
 def describe(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
-  """Widths, depths, heads and window from the shapes. Image size by hint, else one window is the last stage's map."""
+  """Returns the model, with widths, depths, heads and window from the shapes of the tensors.
+
+  The image size comes from the hints. Otherwise it is the size for which the map of the last stage is a single window.
+
+  Args:
+    tensors: tensors by the names of timm.
+    hints: facts that the tensors do not determine.
+  """
   width, channels, _, _ = tensors["patch_embed.proj.weight"].shape
   tables = [re.fullmatch(r"layers\.(\d+)\.blocks\.\d+\.attn\.relative_position_bias_table", name) for name in tensors]
   stages = [int(match[1]) for match in tables if match]
@@ -53,7 +67,7 @@ def describe(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   window = (int(_table(tensors, 0).shape[0] ** 0.5) + 1) // 2
   image_size = hints.get("image_size") or hints.get("input_size") or swin.PATCH * window * 2 ** (len(depths) - 1)
 
-  # Of the names with the nearest size the one with this window, if there is one.
+  # Among the names with the nearest size, a name with this window is preferred.
   size, arguments = published_sizes.nearest(swin.SIZES, (width, depths, heads), ("width", "depths", "heads"))
   windows = {name: row[1] for name, row in swin.VARIANTS.items() if row[0] == size}
   name = min(windows, key=lambda name: windows[name] != window)

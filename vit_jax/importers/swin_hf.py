@@ -1,4 +1,4 @@
-"""Names of Swin Transformers in Hugging Face's state dicts, in files and in memory."""
+"""Layout of Swin Transformers in Hugging Face's state dicts, in files and in memory."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from vit_jax.models.swin import EPS
 _BLOCK, _OURS = "swin.encoder.layers.{s}.blocks.{b}", "stages/{s}/blocks/{b}"
 _PATCHES = "swin.embeddings.patch_embeddings.projection"
 _TABLE = re.compile(r"(?:swin\.)?encoder\.layers\.(\d+)\.blocks\.(\d+)\.attention\.self\.relative_position_bias_table")
-# Transformers 5 has other names in memory than in its files.
+# Transformers 5 uses different names in memory and in its files.
 _MEMORY = {
   **{f"attention.{part[0]}_proj": f"attention.self.{part}" for part in ATTENTION},
   "attention.o_proj": "attention.output.dense",
@@ -53,20 +53,20 @@ def _recognises(tensors: Tensors) -> bool:
 
 
 def _canonical(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
-  """The names of files, of a model with a head. Merging belongs to the stage that it leads into."""
-  bare = any(name.startswith("embeddings.") for name in tensors)  # saved without a head
+  """Returns the tensors with the names of files, for a model with a head. Merging belongs to the following stage."""
+  bare = any(name.startswith("embeddings.") for name in tensors)  # the model was saved without a head
   named = {f"swin.{name}" if bare else name: tensor for name, tensor in tensors.items()}
   return _moved(with_words(named, _MEMORY), lambda stage: stage + 1)
 
 
 def _moved(tensors: Tensors, stage_of: Callable[[int], int]) -> dict:
-  """The tensors with the merging of each stage in another stage."""
+  """Returns the tensors with the merging layer of each stage moved to another stage."""
   merging = re.compile(r"(?<=^swin\.encoder\.layers\.)(\d+)(?=\.downsample\.)")
   return {merging.sub(lambda match: str(stage_of(int(match[1]))), name): tensor for name, tensor in tensors.items()}
 
 
 def _describe(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
-  """The model by the names of timm, from which `swin.describe` reads it."""
+  """Returns the model. The tensors are renamed to those of timm for `swin.describe`."""
   seen = {"patch_embed.proj.weight": tensors[f"{_PATCHES}.weight"]}
   for match in filter(None, map(_TABLE.fullmatch, tensors)):
     seen[f"layers.{match[1]}.blocks.{match[2]}.attn.relative_position_bias_table"] = tensors[match[0]]
@@ -76,7 +76,7 @@ def _describe(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
 
 
 def _config(description: Description) -> dict:
-  """The values from which Transformers builds the model."""
+  """Returns the config.json that Transformers needs to build the model."""
   ours = shapes(description)
   stages = {int(path.split("/")[1]) for path in ours if path.startswith("stages/")}
   blocks = [{path.split("/")[3] for path in ours if path.startswith(f"stages/{s}/blocks/")} for s in sorted(stages)]
