@@ -1,7 +1,7 @@
 """Import and export of published weights, between the files of other code bases and parameters by path.
 
-`recognise` determines the model of a set of tensors. `load` reads all parameters of a file, or none. `export` renames
-parameters for another code base.
+`recognise` determines the model of a set of tensors. `load` reads all parameters of a file. `export` renames parameters
+for another code base.
 """
 
 import pathlib
@@ -36,7 +36,10 @@ from vit_jax.schema.errors import NotFiniteError, some
 
 
 class Recognised(NamedTuple):
-  """The tensors of a file whose model is known."""
+  """A known model, with its tensors under the names of the layout's rows.
+
+  It also contains notes for the user, and the metadata of images and classes. The tensors may not have been read yet.
+  """
 
   layout: Layout
   description: Description
@@ -78,8 +81,8 @@ def recognise(
     hints: facts that the tensors do not determine. The keys are "heads", "norm_eps", "gelu" ("tanh" or "erf"),
       "padding", "image_size" and "name". "input_size" is used if the image size is unknown otherwise. If "width" is
       present, "heads" holds only for models of that width. "description" is the model that this project stored in the
-      file. "said" contains statements that must be true of the model, see `contradictions.check`. "notes" are added to
-      the notes of the result.
+      file. "notes" are added to the notes of the result. `hub.hints` returns further keys, which must not contradict
+      the model (see `contradictions.check`).
     ema: True requires averaged weights, False requires raw weights. See `subtrees.choose`.
     prefix: common prefix of the parameter names to read, for a file that contains several models.
 

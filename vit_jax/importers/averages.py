@@ -37,7 +37,7 @@ def difference(average: Tensors, raw: Tensors, known: Callable[[Tensors], Sequen
     known: function that returns the layouts that recognise a set of tensors.
 
   Returns:
-    The reason in a few words, or None if there is no difference.
+    The reason in a few words, or None if the first tensors may be the average.
   """
   (ours, our_head), (theirs, their_head) = _shapes(average, known(average)), _shapes(raw, known(raw))
   reasons = [

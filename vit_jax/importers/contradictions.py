@@ -81,7 +81,7 @@ def _check_names(description, hints, chosen) -> None:
 
 
 def _facts(description, said) -> dict[str, Any]:
-  """Returns the true values of the model under the keys of `said`."""
+  """Returns the true values of the model, under the keys of the statements."""
   shapes, bound = layout.shapes(description), description.arguments()
   facts = {"channels": description.channels, "image_size": description.image_size, "pool": bound.get("pool") or "gap"}
   facts["classes"] = description.classes

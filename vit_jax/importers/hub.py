@@ -70,9 +70,9 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
     weights: the weight file.
 
   Returns:
-    Hints for `importers.recognise`. "said" contains the values that must be true of the model. "beside" contains the
-    metadata of images and classes. "prepared_side" is the size of the images that a preprocessor makes. "notes" are
-    messages for the user.
+    Hints for `importers.recognise`. "said" contains the values that must be true of the model. "prepared_side" is the
+    size of the images that a preprocessor makes. "notes" are messages for the user. The metadata of images and classes
+    are a `processing.Beside`.
 
   Raises:
     ConfigError: if a value is invalid, or describes a model that cannot be built here.
@@ -134,7 +134,7 @@ def own(values: Any) -> dict[str, Any]:
 
 
 def _own(file):
-  """Returns the hints of a JSON file that `convert` wrote next to an .npz, or {} if its object has no header of ours.
+  """Returns the hints of a JSON file that `convert` wrote next to an .npz, or {} for a JSON object without our header.
 
   Raises ConfigError for any other content: a damaged file may have contained the normalisation and the class names.
   """

@@ -204,11 +204,7 @@ def _size(value, square, key="size"):
 
 
 def written(beside: Beside) -> dict[str, Any]:
-  """Returns a preprocessor_config.json for the processor that is equivalent to our test crop.
-
-  Args:
-    beside: the metadata of the images.
-  """
+  """Returns a preprocessor_config.json for the processor that is equivalent to our test crop."""
   large, squash = processing.scaled(beside)
   square, cut = {"height": large, "width": large}, large != beside.size or not squash
   kind = "DeiTImageProcessor" if squash else "BitImageProcessor"

@@ -354,7 +354,12 @@ def written(layout: Layout, arrays: Tensors, description: Description) -> Tensor
 
 
 def refusal(layout: Layout, description: Description) -> str | None:
-  """Returns the reason why `written` cannot write a model in a layout, or None if it can."""
+  """Returns the reason why `written` cannot write a model in a layout, or None if it can.
+
+  Args:
+    layout: the layout of the file.
+    description: the model. Its values are not needed.
+  """
   try:
     zero = np.float32(0)
     written(layout, {path: np.broadcast_to(zero, shape) for path, shape in shapes(description).items()}, description)
@@ -379,32 +384,58 @@ def _computed(layout, description):
 
 
 def torch_linear(theirs: str, ours: str) -> tuple[Row, Row]:
-  """Returns the rows for weight (out, in) and bias of torch.nn.Linear."""
+  """Returns the rows for weight (out, in) and bias of torch.nn.Linear.
+
+  Args:
+    theirs: name of the layer in the file.
+    ours: path of the layer.
+
+  Example:
+    from vit_jax.importers import layout
+
+    weight, bias = layout.torch_linear("head.fc", "head")
+    print(weight.ours, weight.pattern)  # head/kernel o i -> i o
+  """
   return _with_bias(f"{theirs}.weight", f"{ours}/kernel", "o i -> i o")
 
 
 def torch_conv(theirs: str, ours: str) -> tuple[Row, Row]:
-  """Returns the rows for weight (out, in, height, width) and bias of torch.nn.Conv2d."""
+  """Returns the rows for weight (out, in, height, width) and bias of torch.nn.Conv2d.
+
+  The arguments are those of `torch_linear`.
+  """
   return _with_bias(f"{theirs}.weight", f"{ours}/kernel", "o i p q -> p q i o")
 
 
 def torch_norm(theirs: str, ours: str) -> tuple[Row, Row]:
-  """Returns the rows for weight and bias of a norm in PyTorch."""
+  """Returns the rows for weight and bias of a norm in PyTorch.
+
+  The arguments are those of `torch_linear`.
+  """
   return _with_bias(f"{theirs}.weight", f"{ours}/scale", "d -> d")
 
 
 def flax_linear(theirs: str, ours: str) -> tuple[Row, Row]:
-  """Returns the rows for kernel (in, out) and bias of a dense layer in Flax."""
+  """Returns the rows for kernel (in, out) and bias of a dense layer in Flax.
+
+  The arguments are those of `torch_linear`.
+  """
   return _with_bias(f"{theirs}/kernel", f"{ours}/kernel", "i o -> i o")
 
 
 def flax_conv(theirs: str, ours: str) -> tuple[Row, Row]:
-  """Returns the rows for kernel (height, width, in, out) and bias of a convolution in Flax."""
+  """Returns the rows for kernel (height, width, in, out) and bias of a convolution in Flax.
+
+  The arguments are those of `torch_linear`.
+  """
   return _with_bias(f"{theirs}/kernel", f"{ours}/kernel", "p q i o -> p q i o")
 
 
 def flax_norm(theirs: str, ours: str) -> tuple[Row, Row]:
-  """Returns the rows for scale and bias of a norm in Flax."""
+  """Returns the rows for scale and bias of a norm in Flax.
+
+  The arguments are those of `torch_linear`.
+  """
   return _with_bias(f"{theirs}/scale", f"{ours}/scale", "d -> d")
 
 

@@ -20,8 +20,8 @@ def check(path: pathlib.Path, archive: zipfile.ZipFile, *compressions: int) -> l
     compressions: compression methods that are allowed for the members, such as `zipfile.ZIP_STORED`.
 
   Raises:
-    ConfigError: if the archive has too many members, a name occurs twice, a compression method is not allowed, or the
-      claimed size of the members is implausible for weights.
+    ConfigError: if the archive has too many members, or two members with the same name. Also if a compression method is
+      not allowed, or the claimed size is implausible for weights.
   """
   found = archive.infolist()
   if len(found) > MEMBERS:

@@ -1,4 +1,4 @@
-"""The options with which a user selects weights, in the form that the running command takes them."""
+"""The options with which a user selects weights, in the form of the running command."""
 
 import contextlib
 import contextvars
@@ -10,11 +10,11 @@ _form = contextvars.ContextVar("form", default=FLAGS)
 
 @contextlib.contextmanager
 def form(chosen: str) -> Iterator[None]:
-  """Messages inside name the options in a form.
+  """Selects the form in which messages name the options, inside a `with` block.
 
   Args:
-    chosen: `FLAGS` of a command, `ARGUMENTS` in Python, `CONVERT` for a command without such options, or the place of
-      the keys in a config, such as "config.init".
+    chosen: `FLAGS` for a command, `ARGUMENTS` for Python, or `CONVERT` for a command without these options. Otherwise
+      the location of the keys in a config, such as "config.init".
   """
   token = _form.set(chosen)
   try:
@@ -37,7 +37,7 @@ def ema(averaged: bool) -> str:
 
 
 def prefix() -> str:
-  """Returns the option that selects a model by the beginning of its names."""
+  """Returns the option that selects a model by the prefix of its names."""
   match chosen := _form.get():
     case "flags":
       return "--prefix=NAME"

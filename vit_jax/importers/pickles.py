@@ -200,7 +200,7 @@ class _Machine:
         _typed(target, list, "elements").extend(values)
       case "SETITEM":
         _typed(target, dict, "items").update(_pairs(values))
-      case "BUILD":  # The attributes of a dictionary, such as the module versions of a state dict, are ignored.
+      case "BUILD":  # The attributes of a dictionary are ignored, for example the module versions of a state dict.
         if isinstance(target, Placeholder):
           target.state = values[0]
         elif not isinstance(target, dict):

@@ -204,11 +204,9 @@ def ratio(cut: int, large: int) -> float:
 
 
 def notes(beside: Beside, transformers: bool) -> list[str]:
-  """Returns notes about details of the crop that the files of a hub cannot represent.
+  """Returns notes about details of a test crop that the files of a hub cannot represent.
 
-  Args:
-    beside: the metadata of the images.
-    transformers: true for the files of Transformers, false for those of timm.
+  If `transformers` is true, the files are those of Transformers, otherwise those of timm.
   """
   kind, known, result = beside.crop.args["interpolation"], interpolation_of(beside.crop), []
   if kind == "area":

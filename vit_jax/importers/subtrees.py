@@ -67,8 +67,8 @@ def choose(tensors: Tensors, known: Known, ema: bool | None = None, prefix: str 
     matches, all tensors are returned unchanged.
 
   Raises:
-    ConfigError: if the choice is ambiguous, if no tree matches the request, or if the file contains LoRA or other
-      adapters, which would change the output of the model.
+    ConfigError: if the choice is ambiguous, or no tree matches the request. Also if the file contains LoRA or other
+      adapters, because they would change the output of the model.
   """
   file, trees = _find(tensors, known)
   chosen = _select(file, trees, known, ema, prefix) if trees else ""
@@ -93,7 +93,9 @@ def choose(tensors: Tensors, known: Known, ema: bool | None = None, prefix: str 
 
 
 def _find(tensors, known) -> tuple[_File, dict[str, list[str]]]:
-  """Returns the file without the wrapper words whose removal gives the most trees, and the tensor names by tree."""
+  """Returns the file without wrapper words, and the tensor names by tree. It removes the words that give the most
+  trees.
+  """
   best = _File(tensors, {name: name for name in tensors}, set()), {}
   everywhere, parallel = frozenset(_WRAPPERS), frozenset({"module"})
   for words, inside in ((everywhere, parallel), ((), everywhere | parallel), (everywhere, ()), ((), ())):

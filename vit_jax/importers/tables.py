@@ -64,7 +64,7 @@ def with_resampling(
     description: the model.
     candidate: the layout of the file.
     hints: the hints of the file. "resampling" is a rule that has priority.
-    header: the model in the header of the file, which has a rule of its own. None if the file has no header.
+    header: the model in the header of the file, which has a rule of its own. None if there is no header.
   """
   rule = hints.get("resampling")
   bound = description.arguments()

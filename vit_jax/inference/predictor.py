@@ -74,7 +74,7 @@ class Predictor:
   notes: tuple[str, ...] = ()
 
   def predict(self, images: Any) -> Prediction | list[Prediction]:
-    """Returns the best five classes of each image, best first; all classes if there are fewer.
+    """Returns the best five classes of each image, best first. If there are fewer classes, it returns all of them.
 
     Args:
       images: an image or a list of images.
@@ -214,7 +214,10 @@ def load(
 def read(
   path: str | pathlib.Path, ema: bool | None = None, image_size: int | None = None, prefix: str | None = None
 ) -> Predictor:
-  """Does the same as `load`, for a command. Messages name the options of the command, see `options.form`."""
+  """Reads a model like `load`, for a command. Messages name the options of the command (see `options.form`).
+
+  The arguments are those of `load`.
+  """
   extensions.import_installed()
   use = stored.load(path, ema, image_size, prefix=prefix)
   paths = models.functional(use.description).shapes()

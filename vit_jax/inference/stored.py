@@ -45,8 +45,8 @@ def load(
   """Reads the weights of a workdir or of any file that `importers.load` reads.
 
   Images of a workdir are prepared as in the evaluation of its run. Images of a file are prepared as its publisher did.
-  This preprocessing comes from the JSON file next to the weights. If there is no JSON file, the usual values of the
-  layout are used.
+  This preprocessing comes from the JSON file next to the weights. Without a JSON file, the usual values of the layout
+  are used.
 
   Args:
     path: workdir or weight file, local or in a bucket.

@@ -39,7 +39,7 @@ class Plan:
     devices: number of devices.
     hosts: number of hosts.
     mesh: axes of the mesh, such as "data=4, fsdp=8".
-    problem: the reason if there are no figures, otherwise None.
+    problem: the reason for missing figures, otherwise None.
     data_path: location of the images in the config.
     fits: true if the step fits into the memory of the devices.
     hbm_limit: memory of a device.

@@ -44,7 +44,7 @@ class Progress:
     ended = threading.Event()
 
     def run() -> None:
-      with contextlib.suppress(OSError):  # standard error is closed; the work continues
+      with contextlib.suppress(OSError):  # the work continues without messages if standard error is closed
         while not ended.wait(interval):
           print(self.line(), file=sys.stderr, flush=True)
 

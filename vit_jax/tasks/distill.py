@@ -24,7 +24,7 @@ from vit_jax.tasks.task import Frozen, Labels, Objective, Params, Rows, Supplied
 
 
 def hard() -> Callable:
-  """Cross-entropy to the teacher's best class (equation 3 of the paper).
+  """Returns the divergence "hard": cross-entropy to the teacher's best class (equation 3 of the paper).
 
   Returns:
     A function of student and teacher logits (B, V) that returns the divergence of each image (B,).
@@ -38,10 +38,10 @@ def hard() -> Callable:
 
 
 def soft(*, temperature: Positive = 3.0) -> Callable:
-  """Kullback-Leibler divergence from the teacher's probabilities at a temperature, multiplied by temperature squared.
+  """Returns the divergence "soft": Kullback-Leibler divergence at a temperature, multiplied by temperature squared.
 
-  This is equation 2 of the paper. The loss is averaged over images, as in the paper. DeiT's code also divides by the
-  number of classes.
+  It is measured from the teacher's probabilities (equation 2 of the paper). The loss is averaged over images, as in the
+  paper. DeiT's code also divides by the number of classes.
 
   Args:
     temperature: divisor of the logits of student and teacher.
@@ -143,7 +143,7 @@ class Distill:
     return examples | {"teacher": outputs.logits}
 
   def _of_teacher(self, images):
-    """Returns the images with the teacher's normalisation; bit-identical if both normalisations are equal."""
+    """Returns the images with the teacher's normalisation. If both normalisations are equal, no bit changes."""
     if self.teacher_mean is None and self.teacher_std is None:
       return images
     own, names = self.supplied.normalised, ("mean", "std")
