@@ -212,12 +212,12 @@ def down(args) -> int:
 
   end = before_end(book)
   if end:
-    book.taken()
+    book.take_over()
   past = (0, "deleted by down") if book.open or not (end and end.end) else end.end
   code, text = (0, "deleted by down") if past[0] in (errors.DETACHED, errors.BILLING) else past
   attempts = sorted({*attempts, *book.remaining()})
-  remaining = removal.deleted(engine_, run, attempts, book, wait, before)
-  clean = removal.swept(engine_, run, book, remaining, wait, before) and not remaining and not untold
+  remaining = removal.delete(engine_, run, attempts, book, wait, before)
+  clean = removal.delete_strays(engine_, run, book, remaining, wait, before) and not remaining and not untold
   if attempts or book.open:  # or the end of the run stays what it was
     number = end.attempt if end else max(book.attempts(), default=0)
     used = {"used": end.used} if end else {}

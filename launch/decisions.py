@@ -162,9 +162,7 @@ def _continue_deletion(run, state, observation):
   # A laptop that slept has waited for long without a look.
   if waited > run.limits.delete and state.deletion_polls > DELETION_POLLS:
     if found != engine.DELETING and not state.end:
-      text = (
-        f"{run.attempt(state.attempt)} could not be deleted for {waited:.0f} s, so that no other attempt is created"
-      )
+      text = f"{run.attempt(state.attempt)} could not be deleted for {waited:.0f} s, and no other attempt is created"
       state = replace(state, end=(errors.BILLING, text))
     return _leave_attempt(state, observation, "unverified")
   return (state, []) if found in (engine.DELETING, engine.ABSENT) else _request(run, state, observation, "delete")

@@ -1,10 +1,10 @@
-"""What was done for a run: a line for each event, on this machine before it is done, and copied to the run's folder.
+"""The event log of a run: one line per event, written here before the event and copied to the directory of the run.
 
-Each line holds the state in which the event left the run, so that whoever reads the last one can go on: after a crash,
-or on another machine. Lines are numbered; of two journals the longer one is the newer, as one at a time is written.
+Each line contains the state of the run after the event, so that a reader of the last line can continue after a crash
+or on another machine. Lines are numbered. The longer one of two logs is the newer one, because only one watcher writes.
 
-Whoever may write to the bucket can change the copy. What a laptop executes (backend, project, hosts, code and module)
-is therefore taken from this machine's own file. A run that only the copy describes is used after `confirm`.
+Everybody who may write to the bucket can change the copy. Backend, project, hosts, code and module, which a laptop
+executes, are therefore read from the file of this machine. A run that only the copy describes requires `confirm`.
 """
 
 import contextlib
@@ -22,126 +22,212 @@ from launch.errors import LaunchError, UnknownError
 from launch.states import State
 from launch.storage import regular
 
-COPY = "journal.jsonl"  # in the run's folder
-_KINDS = {"event": str, "time": (int, float), "attempt": int, "try": int, "state": dict}
-_MOST = 2**28  # bytes of a journal
+COPY = "journal.jsonl"  # in the run's directory
+FIELDS = {"event": str, "time": (int, float), "attempt": int, "try": int, "state": dict}
+LARGEST = 2**28  # bytes of an event log
+# Requests that may still create machines: without an answer, by this process or by an earlier watcher; or accepted,
+# while the machines were not yet seen.
+OWN, EARLIER, ACCEPTED = "own", "earlier", "accepted"
 
 
 def folder() -> pathlib.Path:
-  """Where journals are on this machine."""
+  """Returns the directory of the event logs of this machine."""
   base = os.environ.get("XDG_STATE_HOME") or pathlib.Path.home() / ".local" / "state"
   return pathlib.Path(base) / "vit_jax" / "launch"
 
 
 def names() -> list[str]:
-  """Runs that have a journal on this machine."""
+  """Returns the names of the runs with an event log on this machine."""
   with boundary(str(folder())):
     return sorted(path.stem for path in folder().glob("*.jsonl"))
 
 
 class EventLog:
-  """Of one run. `events` are dicts: time (seconds since the epoch), event, attempt, state, and what else it says."""
+  """The event log of one run.
+
+  `events` are dictionaries with time (seconds since the epoch), event, attempt, try, state and other values. `silent`
+  is the reason why the run's directory gave no answer, or "".
+  """
 
   def __init__(self, name: str, storage=None):
-    """Reads the journal of this machine, or the copy in the run's folder where that is longer.
+    """Reads the file of this machine, or the copy in the run's directory if the copy is longer.
 
     Args:
-      storage: the run's folder; None for none.
+      name: name of the run.
+      storage: the run's directory; None for no copy.
     """
     if not re.fullmatch(spec.NAME, name, re.ASCII):
-      raise LaunchError(f"{name[:80]!r} is no name of a run; write a small letter, then letters, digits and dashes")
+      raise LaunchError(f"NAME: {name[:80]!r} is not allowed. Write a small letter, then letters, digits and dashes")
     self._path, self._storage = folder() / f"{name}.jsonl", storage
-    # Attempts, with when they were asked for at the latest, and when a request was answered, by time.monotonic().
-    self._asked, self._late, self._made = {}, {}, {}
-    self._behind = False  # the file here lacks events, as the disk is full
+    self._requests = {}  # {(attempt, OWN, EARLIER or ACCEPTED): its time by time.monotonic()}
+    self._behind = False  # this machine's file lacks events, because the disk is full
     self.read()
 
   def read(self) -> None:
-    """Reads it again, as another may have written to it. A disk that is full is said, and holds up nothing."""
-    storage, self.silent = self._storage, ""
+    """Reads the events again, because another process may have written."""
+    self.silent, copy = "", None
     self.events = self._own = self._read()
-    self._copied = time.monotonic()  # nothing was asked for since, as each request is copied before it is made
+    self._copied = time.monotonic()  # time of the last request at the latest, as a copy precedes each request
     try:
-      copy = storage.read(COPY) if storage else None
+      copy = self._storage.read(COPY) if self._storage else None
     except (UnknownError, LaunchError) as error:
       if not self.events:
         raise
       self.silent = str(error)
-      _warn(f"the journal of this machine is used, as the run's directory gives no answer: {error}")
-      self._note_answered()
-      return
-    self._copied -= copy.age if copy else 0.0  # by the folder's clock: whoever wrote may have a wrong one
+      _warn(f"the run's directory gives no answer, so the event log of this machine is used: {error}")
+    self._copied -= copy.age if copy else 0.0  # by the directory's clock, because a laptop's clock may be wrong
     found = parsed(copy.content) if copy else []
-    if not self._anothers(found) and len(found) > len(self.events):
-      self._take(found)
-    self._note_answered()
+    if not self._belongs_to_ended_run(found) and len(found) > len(self.events):
+      self._use_copy(found)
+    self._find_accepted_requests()
 
   def _read(self):
-    """The events of this machine's file, which may be anything. UnknownError."""
+    """Returns the events of this machine's file. Raises UnknownError if it cannot be read."""
     try:
       with boundary(str(self._path), (FileNotFoundError, NotADirectoryError)):
-        return parsed(regular(self._path, _MOST)[0])
+        return parsed(regular(self._path, LARGEST)[0])
     except (FileNotFoundError, NotADirectoryError):
       return []
 
-  def _note_answered(self):
-    """Notes requests of others that were answered a short time ago, of machines that nobody has seen."""
-    now, begun = self.now(), {each["attempt"] for each in self.events if each["state"].get("seen")}
-    for attempt in set(self.remaining()) - begun:
-      ages = [now - each["time"] for each in self.events if (each["event"], each["attempt"]) == ("created", attempt)]
-      if ages:
-        self._made.setdefault(attempt, time.monotonic() - max(0.0, ages[-1]))
-
-  def now(self) -> float:
-    """Returns the time of the run's directory, in seconds since the epoch."""
-    return self._storage.clock.now() if self._storage else time.time()
-
-  @property
-  def unconfirmed(self) -> spec.Run | None:
-    """Returns the run that only the run's directory describes; None if this machine's file describes the same run."""
-    mine, theirs = _asked_for(self._own), _asked_for(self.events)
-    return _run(self.events) if theirs != mine else None
-
-  def confirm(self) -> None:
-    """Takes over the run that the run's directory describes, which the user has confirmed."""
-    self._own = self.events
-    try:
-      self._save(self.events)
-    except LaunchError as error:
-      self._say(f"{error}: what the run's directory contains is not written down here")
-
-  def _anothers(self, found):
-    """Whether the events of the run's folder are another run's, which is over. LaunchError where it is not."""
+  def _belongs_to_ended_run(self, found):
+    """Returns whether the copy belongs to another run, which has ended. Raises LaunchError if it has not ended."""
     run = _run(found)
     if not run or run.name == self._path.stem:
       return False
     if found[-1]["event"] != "end" or _remaining(found):
       raise LaunchError(
-        f"--workdir: {run.workdir} is that of the run {run.name}, which is not over: python -m launch status {run.name}"
-        f" shows it, python -m launch down {run.name} ends it; or give {self._path.stem} another --workdir"
+        f"--workdir: {run.workdir} is that of the run {run.name}, which is not over. python -m launch status {run.name}"
+        f" shows it, python -m launch down {run.name} ends it. Or give {self._path.stem} another --workdir"
       )
     return True
 
-  def _take(self, found):
-    """Goes on with the events of the run's folder, unless this machine's tell of another run that is not over."""
+  def _use_copy(self, found):
+    """Continues with the events of the copy. Raises LaunchError if this machine has an open run of this name."""
     mine, theirs, name = _run(self.events), _run(found), self._path.stem
     if self.remaining() and mine and theirs and mine.folder != theirs.folder:
-      names = ", ".join(mine.attempt(attempt) for attempt in self.remaining())
+      attempts = ", ".join(mine.attempt(attempt) for attempt in self.remaining())
       raise LaunchError(
-        f"{name} is here the run of {mine.workdir}, of which {names} may still be there: python -m launch down {name} "
-        f"first; or set XDG_STATE_HOME to another folder for that of {theirs.workdir}"
+        f"{name} is here the run of {mine.workdir}, of which {attempts} may still exist. First run python -m launch "
+        f"down {name}; or set XDG_STATE_HOME to another directory for that of {theirs.workdir}"
       )
     self.events = found
-    if not mine or self.unconfirmed:  # only what the user confirms is written down here
+    if not mine or self.unconfirmed:  # only a run that the user confirms is written here
       self._behind = True
       return
+    self._try_save(found)
+
+  def _find_accepted_requests(self):
+    """Finds recent requests of other processes whose machines were not yet seen."""
+    unseen = {*self.remaining()} - {event["attempt"] for event in self.events if event["state"].get("seen")}
+    for event in reversed(self.events):
+      if event["event"] == "created" and event["attempt"] in unseen:
+        age = max(0.0, self.now() - event["time"])
+        self._requests.setdefault((event["attempt"], ACCEPTED), time.monotonic() - age)
+
+  def now(self) -> float:
+    """Returns the time of the run's directory, in seconds since the epoch."""
+    return self._storage.clock.now() if self._storage else time.time()
+
+  # The run that the log describes.
+
+  @property
+  def unconfirmed(self) -> spec.Run | None:
+    """Returns the run that only the run's directory describes; None if this machine's file describes the same run."""
+    return _run(self.events) if _description(self.events) != _description(self._own) else None
+
+  def confirm(self) -> None:
+    """Accepts the run that the run's directory describes, after the user has confirmed it."""
+    self._own = self.events
+    self._try_save(self.events)
+
+  @property
+  def run(self) -> spec.Run:
+    """Returns the newest run, as this machine's own file describes it. Raises LaunchError if there is none."""
+    if not (run := _run(self._own) or _run(self.events)):
+      name = self._path.stem
+      if trials := [each for each in names() if re.fullmatch(rf"{name}-[tf]\d+", each)]:
+        raise LaunchError(f"{name} is a sweep; its runs are {', '.join(trials)}")
+      raise LaunchError(f"{name}: there is no such run on this machine. Add its --workdir, or see python -m launch ls")
+    return run
+
+  @property
+  def code(self) -> str:
+    """Returns the SHA-256 of the code of the run, as this machine's own file names it; "" if there is none."""
+    return (_description(self._own) or _description(self.events) or ("", ""))[1]
+
+  @property
+  def state(self) -> State:
+    """Returns the state after the last event."""
     try:
-      self._save(found)
+      return states.loads(self.events[-1]["state"]) if self.events else State()
     except LaunchError as error:
-      self._say(f"{error}: what the run's directory contains of {name} is not written down here")
+      advice = f"python -m launch down {self._path.stem} deletes its machines"
+      raise LaunchError(f"{self._path}: {error}; {advice}") from None
+
+  @property
+  def open(self) -> bool:
+    """Returns whether the run has not ended."""
+    return bool(self.events) and self.events[-1]["event"] != "end"
+
+  def last(self, event: str) -> dict | None:
+    """Returns the newest event of this name."""
+    return next((each for each in reversed(self.events) if each["event"] == event), None)
+
+  def attempts(self) -> list[int]:
+    """Returns all attempts that were requested."""
+    return sorted({event["attempt"] for event in self.events if event["event"] == "intent"})
+
+  def remaining(self) -> list[int]:
+    """Returns the attempts that were requested, and not seen to be gone."""
+    return _remaining(self.events)
+
+  # Writing.
+
+  def append(self, event: str, state: State, **facts) -> None:
+    """Writes an event to the disk, and copies it. A copy that fails is reported, and made with the next event.
+
+    "intent" is written and copied before each request: a process that ends the run elsewhere must know the attempt.
+
+    Raises:
+      LaunchError, UnknownError: an "intent" could not be written or copied.
+    """
+    line = {"number": len(self.events), "time": self.now(), "event": event, "attempt": state.attempt} | facts
+    text = json.dumps(line | {"try": state.try_, "state": dataclasses.asdict(state)})
+    line = json.loads(text)  # as it is read
+    try:
+      if self._behind:
+        self._save([*self.events, line])
+      else:
+        self._write("\n" * self._ends_within_line() + text + "\n", "a")
+    except LaunchError as error:
+      if event == "intent":
+        raise LaunchError(f"{error}; nothing is created that is not recorded first") from None
+      self._report_once(f"{error}: {event!r} of {self._path.stem}-a{line['attempt']} is not recorded here")
+    self.events = [*self.events, line]
+    if "run" in line:
+      self._own = self.events
+    self._record_request(event, line["attempt"], state.seen)
+    try:
+      self.copy()
+    except (UnknownError, LaunchError) as error:
+      if event == "intent":
+        raise
+      _warn(f"the copy of the event log is late: {error}")
+
+  def copy(self) -> None:
+    """Copies the log to the run's directory. Raises UnknownError or LaunchError."""
+    if self._storage:
+      self._storage.write(COPY, _lines(self.events).encode())
+
+  def _try_save(self, events):
+    """Writes the whole file, and reports a failure."""
+    try:
+      self._save(events)
+    except LaunchError as error:
+      self._report_once(f"{error}: the events of the run's directory are not recorded here")
 
   def _save(self, events):
-    """Writes the whole file anew."""
+    """Replaces the whole file."""
     draft = self._path.with_suffix(".draft")
     try:
       self._write(_lines(events), "w", draft)
@@ -152,166 +238,91 @@ class EventLog:
       raise
     self._behind = False
 
-  def _say(self, text):
-    """Says once that the file here falls behind."""
+  def _report_once(self, text):
+    """Reports once that the file of this machine lacks events."""
     if not self._behind:
       _warn(text)
     self._behind = True
 
-  def append(self, event: str, state: State, **facts) -> None:
-    """Writes an event; it is on the disk when this returns. A copy that cannot be made is said, and made later.
-
-    "intent" is written before each request, and copied: whoever ends the run from elsewhere must know of it.
-    UnknownError, LaunchError.
-    """
-    line = {"number": len(self.events), "time": self.now(), "event": event, "attempt": state.attempt} | facts
-    line |= {"try": state.try_, "state": dataclasses.asdict(state)}
-    text = json.dumps(line)
-    line = json.loads(text)  # as it is read
-    try:
-      if self._behind:
-        self._save([*self.events, line])
-      else:
-        self._write("\n" * self._torn() + text + "\n", "a")
-    except LaunchError as error:
-      if event == "intent":
-        raise LaunchError(f"{error}; nothing is made that is not written down first") from None
-      # What was made is known already, and is looked after.
-      self._say(f"{error}: {event!r} of {self._path.stem}-a{line['attempt']} is not written down here")
-    self.events = [*self.events, line]
-    if "run" in line:
-      self._own = self.events
-    if event == "intent":
-      self._asked[line["attempt"]] = time.monotonic()
-    elif event in ("created", "refused"):
-      self._asked.pop(line["attempt"], None)
-    if event == "created" and not state.seen:
-      self._made[line["attempt"]] = time.monotonic()
-    elif event in ("refused", "deleted") or state.seen:
-      self._made.pop(line["attempt"], None)
-    try:
-      self.copy()
-    except (UnknownError, LaunchError) as error:
-      if event == "intent":
-        raise
-      _warn(f"the journal's copy is late: {error}")
-
-  def copy(self) -> None:
-    """Copies it to the run's folder. UnknownError, LaunchError."""
-    if self._storage:
-      self._storage.write(COPY, _lines(self.events).encode())
-
-  @property
-  def run(self) -> spec.Run:
-    """What was asked for last, as this machine's own file describes it. LaunchError where nothing was."""
-    if not (run := _run(self._own) or _run(self.events)):
-      name = self._path.stem
-      if trials := [each for each in names() if re.fullmatch(rf"{name}-[tf]\d+", each)]:
-        raise LaunchError(f"{name} is a sweep; its runs are {', '.join(trials)}")
-      raise LaunchError(f"{name}: there is no such run on this machine; name its --workdir, or see python -m launch ls")
-    return run
-
-  @property
-  def state(self) -> State:
-    """In which the last event left the run."""
-    try:
-      return states.loads(self.events[-1]["state"]) if self.events else State()
-    except LaunchError as error:
-      raise LaunchError(
-        f"{self._path}: {error}; python -m launch down {self._path.stem} deletes its machines"
-      ) from None
-
-  @property
-  def code(self) -> str:
-    """Returns the SHA-256 of the code of the run, as this machine's own file names it; "" if it names none."""
-    return (_asked_for(self._own) or _asked_for(self.events) or ("", ""))[1]
-
-  def last(self, event: str) -> dict | None:
-    """The newest of a kind."""
-    return next((each for each in reversed(self.events) if each["event"] == event), None)
-
-  @property
-  def open(self) -> bool:
-    """Whether the run has not come to an end."""
-    return bool(self.events) and self.events[-1]["event"] != "end"
-
-  def remaining(self) -> list[int]:
-    """Attempts that were to be made, and were not seen to be gone."""
-    return _remaining(self.events)
-
-  def attempts(self) -> list[int]:
-    """All that were to be made."""
-    return sorted({event["attempt"] for event in self.events if event["event"] == "intent"})
-
-  def asked(self, attempt: int) -> bool:
-    """Whether a request that this one has made for it had no answer."""
-    return attempt in self._asked
-
-  def settled(self, attempt: int) -> bool:
-    """Whether what is absent stays so: no request for the attempt can still be on its way."""
-    began = [times[attempt] for times in (self._asked, self._late) if attempt in times]
-    return all(time.monotonic() > each + self._flight() for each in began) and not self.appears(attempt)
-
-  def appears(self, attempt: int) -> float:
-    """Returns the seconds for which "not found" may still precede the appearance of an attempt that was accepted."""
-    run = _run(self._own) or _run(self.events)
-    if attempt not in self._made or not run or not run.billed:
-      return 0.0
-    return max(0.0, self._made[attempt] + run.limits.appear - time.monotonic())
-
-  def appeared(self, attempt: int) -> None:
-    """Notes that an attempt was seen."""
-    self._made.pop(attempt, None)
-
-  def settles(self) -> float:
-    """Seconds until no request of any attempt can be on its way; 0 where none is."""
-    began = [*self._asked.values(), *self._late.values()]
-    return max([0.0, *(each + self._flight() - time.monotonic() for each in began)])
-
-  def _flight(self):
-    run = _run(self._own) or _run(self.events)
-    return min(IN_FLIGHT, AT_HOME) if run and run.backend == "local" else IN_FLIGHT
-
-  def settle(self) -> bool:
-    """Writes down of which attempts no request can be on its way any more; whether there are such."""
-    passed = sorted(attempt for attempt in {*self._asked, *self._late} if self.settled(attempt))
-    for attempt in passed:
-      self._asked.pop(attempt, None), self._late.pop(attempt, None)
-      self.append("settled", self.state, attempt=attempt)
-    return bool(passed)
-
-  def taken(self) -> None:
-    """Another watches now. What the one before has asked for, and has no answer to, may be on its way still."""
-    for attempt in _unsettled(self.events):
-      self._late[attempt] = self._copied
-      self.append("taken", self.state, attempt=attempt)
-    self.settle()
-
-  def _torn(self):
-    """Whether a crash, or a full disk, has left half a line at the end."""
+  def _ends_within_line(self):
+    """Returns whether a crash, or a full disk, has left half a line at the end."""
     with contextlib.suppress(OSError), open(self._path, "rb") as file:
       file.seek(-1, os.SEEK_END)
       return file.read() != b"\n"
     return False
 
   def _write(self, text, mode, path=None):
+    """Writes to a file that only its owner may read, because it contains the variables of the run."""
     target = path or self._path
     try:
-      if os.path.lexists(target) and not os.path.isfile(target):  # a pipe would be waited for
-        raise OSError(0, "it is no regular file")
+      if os.path.lexists(target) and not os.path.isfile(target):  # opening a pipe would wait
+        raise OSError(0, "it is not a regular file")
       self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-      with open(path or self._path, f"{mode}b", opener=_private) as file:
+      with open(target, f"{mode}b", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
     except OSError as error:
       raise LaunchError(f"{self._path}: {error.strerror}") from error
 
+  # Requests that may still create machines.
+
+  def _record_request(self, event, attempt, seen):
+    """Records a request to create an attempt, its answer, or the end of its attempt."""
+    if event == "intent":
+      self._requests[attempt, OWN] = time.monotonic()
+    elif event in ("created", "refused"):
+      self._requests.pop((attempt, OWN), None)
+    if event == "created" and not seen:
+      self._requests[attempt, ACCEPTED] = time.monotonic()
+    elif event in ("refused", "deleted") or seen:
+      self.record_appearance(attempt)
+
+  def is_unanswered(self, attempt: int) -> bool:
+    """Returns whether a request of this process for an attempt had no answer."""
+    return (attempt, OWN) in self._requests
+
+  def record_appearance(self, attempt: int) -> None:
+    """Records that an attempt was seen, after which "not found" is believed."""
+    self._requests.pop((attempt, ACCEPTED), None)
+
+  def settling(self, attempt: int | None = None) -> float:
+    """Returns the seconds for which a request may still create machines; 0 if all requests are settled.
+
+    Args:
+      attempt: the attempt of the request; None for all attempts.
+    """
+    run = _run(self._own) or _run(self.events)
+    flight = min(IN_FLIGHT, AT_HOME) if run and run.backend == "local" else IN_FLIGHT
+    appear = run.limits.appear if run and run.billed else -1e9
+    ends = [
+      began + (appear if kind == ACCEPTED else flight)
+      for (number, kind), began in self._requests.items()
+      if attempt in (None, number)
+    ]
+    return max(0.0, max(ends, default=0.0) - time.monotonic())
+
+  def settle(self) -> bool:
+    """Records the attempts of which no request can take effect any more. Returns whether there are new ones."""
+    unanswered = {attempt for attempt, kind in self._requests if kind != ACCEPTED}
+    settled = sorted(attempt for attempt in unanswered if not self.settling(attempt))
+    for attempt in settled:
+      self._requests = {key: began for key, began in self._requests.items() if key[0] != attempt or key[1] == ACCEPTED}
+      self.append("settled", self.state, attempt=attempt)
+    return bool(settled)
+
+  def take_over(self) -> None:
+    """Records a new watcher. Requests of the earlier watcher without an answer may still take effect."""
+    for attempt in _unsettled(self.events):
+      self._requests[attempt, EARLIER] = self._copied
+      self.append("taken", self.state, attempt=attempt)
+    self.settle()
+
 
 def proof(run: spec.Run) -> str:
-  """Returns what a worker on a trusted machine must find in the directory of a run, which others may have changed.
+  """Returns the digest that a worker on a trusted machine must find in the directory of a run, which others may change.
 
-  "" if no file of this machine names the code of the run.
+  Returns "" if no file of this machine names the code of the run.
   """
   with contextlib.suppress(UnknownError, LaunchError):
     if code := EventLog(run.name).code:
@@ -320,24 +331,24 @@ def proof(run: spec.Run) -> str:
 
 
 def _warn(text):
-  """Prints a warning; nobody may read it any longer."""
+  """Prints a warning. The terminal may be closed."""
   with contextlib.suppress(OSError, ValueError):
     print(text, file=sys.stderr)
-
-
-def _asked_for(events):
-  """(the run as JSON, the SHA-256 of its code) of the last event that describes one; None for none."""
-  return next(((event["run"], event.get("sha", "")) for event in reversed(events) if "run" in event), None)
 
 
 def _lines(events):
   return "".join(json.dumps(event) + "\n" for event in events)
 
 
+def _description(events):
+  """Returns (the run as JSON, the SHA-256 of its code) of the last event with a run; None if there is none."""
+  return next(((event["run"], event.get("sha", "")) for event in reversed(events) if "run" in event), None)
+
+
 def _run(events):
-  """What was asked for last; None where nothing was."""
-  text = next((event["run"] for event in reversed(events) if "run" in event), None)
-  return None if text is None else spec.loads(text)
+  """Returns the newest run of the events; None if there is none."""
+  found = _description(events)
+  return spec.loads(found[0]) if found else None
 
 
 def _remaining(events):
@@ -346,31 +357,26 @@ def _remaining(events):
 
 
 def _unsettled(events):
-  """Attempts of which a request had no answer, or one of an earlier watcher was not waited for."""
-  asked, late = set(), set()
+  """Returns the attempts with a request that had no answer, or whose earlier watcher did not wait for it."""
+  own, earlier = set(), set()
   for event in events:
     kind, attempt = event["event"], event["attempt"]
     if kind in ("intent", "created", "refused", "taken", "settled"):
-      (asked.add if kind == "intent" else asked.discard)(attempt)
+      (own.add if kind == "intent" else own.discard)(attempt)
     if kind in ("taken", "settled"):
-      (late.add if kind == "taken" else late.discard)(attempt)
-  return sorted(asked | late)
-
-
-def _private(path, flags):
-  """Opens a file that only its owner may read, for the variables of a run are in it."""
-  return os.open(path, flags, 0o600)
+      (earlier.add if kind == "taken" else earlier.discard)(attempt)
+  return sorted(own | earlier)
 
 
 def parsed(content: bytes) -> list[dict]:
-  """The events of a journal's lines; what is none, as a line that a crash has torn, is left out."""
+  """Returns the events of the lines of a log. Other lines, such as one that a crash cut off, are ignored."""
   events = []
   for line in content.split(b"\n"):
     with contextlib.suppress(ValueError, RecursionError):
       event = json.loads(line)
-      whole = isinstance(event, dict) and all(isinstance(event.get(key), kind) for key, kind in _KINDS.items())
-      whole = whole and all(isinstance(event.get(key, ""), str) for key in ("run", "sha", "location", "text"))
-      whole = whole and (event["event"] != "end" or isinstance(event.get("code", 0), int))
-      if whole and 0 <= event["time"] < 1e11:  # seconds, that a calendar has
+      valid = isinstance(event, dict) and all(isinstance(event.get(key), kind) for key, kind in FIELDS.items())
+      valid = valid and all(isinstance(event.get(key, ""), str) for key in ("run", "sha", "location", "text"))
+      valid = valid and (event["event"] != "end" or isinstance(event.get("code", 0), int))
+      if valid and 0 <= event["time"] < 1e11:  # seconds of a calendar
         events.append(event)
   return events

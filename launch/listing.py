@@ -95,7 +95,7 @@ def gc(args: argparse.Namespace) -> int:
 def _collected(run, resource, force):
   """Deletes a machine if it may still be deleted when it is its turn; whether nothing of it may be left."""
   if force:
-    return removal.removed(engine_of(run), run, resource)
+    return _is_deleted(run, resource)
   try:
     store = storage(run.folder)
     lease = Lease(store, BEATS * run.limits.poll)
@@ -115,13 +115,22 @@ def _collected(run, resource, force):
       raise Held("another", f" again: {resource.name} is not deleted")
 
   try:
-    return removal.removed(engine_of(run), run, resource, before=before)
+    return _is_deleted(run, resource, before)
   except Held as error:
     say(f"{resource.name}: {error}")
     return True
   finally:
     with contextlib.suppress(UnknownError, LaunchError):
       lease.give_back()
+
+
+def _is_deleted(run, resource, before=removal.do_nothing):
+  """Deletes a machine, and returns whether its deletion was seen."""
+  engine_ = engine_of(run)
+  for left in removal.delete(engine_, run, [resource], before=before):
+    say(removal.advise(engine_, run, left))
+    return False
+  return True
 
 
 def _facts(name, mine=None):
@@ -138,7 +147,7 @@ def _facts(name, mine=None):
       return None
     watched = bool(Lease(store, BEATS * own.run.limits.poll).holder()) and mine is None
     now = store.clock.now() if store.clock.known or own.run.backend == "local" else 0.0
-    settled = not any(not book.settled(attempt) for attempt in book.remaining())
+    settled = not book.settling()
     return Facts(book.state, book.open, watched, now, settled)
   except (UnknownError, LaunchError):
     return None

@@ -1,12 +1,12 @@
-"""Deletes machines until they are seen to be gone, and decides which machines others may delete.
+"""Deletes machines until they are seen to be gone, and decides which machines other processes may delete.
 
-`gc` and `down` read the journal and the lease of a run again immediately before each removal. A machine whose run's
-directory gives no answer is ELSEWHERE: it may be in use, and only --force deletes it.
+`gc` and `down` read the event log and the lease of a run again immediately before each removal. If the directory of a
+run gives no answer, its machines are ELSEWHERE: they may be in use, and only --force deletes them.
 """
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from launch import assumptions, engine
 from launch.errors import LaunchError, UnknownError, say
@@ -15,23 +15,28 @@ from launch.mailbox import Held
 from launch.spec import Run
 from launch.states import OVER, State
 
-# States of a machine that ends nothing by itself, and holds quota or continues to cost.
+# States of machines that do not end by themselves, and still use quota or cost.
 DEAD = (engine.LOST, engine.FAILED, engine.DONE)
 ELSEWHERE = "ELSEWHERE"  # the run's directory gives no answer, or names a watcher
 EXPIRED, ORPHAN = "EXPIRED", "ORPHAN"
 CONFIRMING = 2.0  # seconds beyond limits.delete in which an absence is confirmed
+LONGEST_WAIT = 15.0  # seconds between two looks at a deletion
+
+
+def do_nothing() -> None:
+  """Allows every removal."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-  """What is known of a run when one of its machines is judged.
+  """Facts about a run, by which its machines are judged.
 
   Args:
-    state: of the journal, in the run's directory and on this machine.
+    state: of the event log, in the run's directory and on this machine.
     open: the run has not ended.
     watched: a watcher holds the lease.
-    now: the service's time, in seconds since the epoch; 0 if the service has shown none.
-    settled: no request of the run can still be on its way.
+    now: the service's time, in seconds since the epoch; 0 if unknown.
+    settled: no request of the run can still take effect.
   """
 
   state: State
@@ -42,7 +47,7 @@ class Facts:
 
 
 def judge(resource: engine.Resource, facts: "Facts | None") -> str:
-  """Returns why a machine may be deleted by others: EXPIRED, ORPHAN or its dead state; "" or ELSEWHERE if it may not.
+  """Returns why other processes may delete a machine: EXPIRED, ORPHAN or its dead state; "" or ELSEWHERE if not.
 
   Args:
     resource: as the cloud lists it.
@@ -52,64 +57,106 @@ def judge(resource: engine.Resource, facts: "Facts | None") -> str:
     return ELSEWHERE
   state = facts.state
   current = state.attempt == resource.attempt
-  live = facts.open and state.stage != OVER and (current or not facts.settled)
-  if facts.watched:  # who watches may make the next attempt at any time, and deletes what is left
+  if facts.watched:  # the watcher may create the next attempt at any time, and deletes the others itself
     return "" if current or resource.attempt > state.attempt else ELSEWHERE
   if resource.expires and facts.now and resource.expires < facts.now:
     return EXPIRED
   if resource.state in DEAD:
     return resource.detail.upper() or resource.state.upper()
   if resource.attempt > state.attempt and facts.open:
-    return ELSEWHERE  # newer than what the journal shows
+    return ELSEWHERE  # newer than the event log
+  live = facts.open and state.stage != OVER and (current or not facts.settled)
   kept = state.kept and current
   return "" if live or kept else ORPHAN
 
 
-def deleted(
+def delete(
   engine_: engine.Engine,
   run: Run,
-  attempts: list[int],
-  book: EventLog | None = None,
+  targets: Sequence[int | engine.Resource],
+  event_log: EventLog | None = None,
   wait: Callable[[float], None] = time.sleep,
-  before: Callable[[], None] = lambda: None,
-) -> list[int]:
-  """Deletes attempts until they are seen to be gone; those that are not within `limits.delete`.
+  before: Callable[[], None] = do_nothing,
+) -> list[int | engine.Resource]:
+  """Deletes attempts and resources, and returns those that were not seen to be gone within `limits.delete`.
 
-  That begins when no request of the journal can be on its way: what is not there yet may come, and is deleted then.
-  Without a journal what is absent is gone, and nothing is written down.
+  An attempt is gone if it is absent in consecutive looks. With an event log, absence counts only after every request
+  has settled: an attempt that appears late is deleted, and each deletion is recorded. For a resource of the inventory,
+  the start of the deletion is enough.
 
   Args:
-    before: called immediately before each removal; what it raises prevents the removal. UnknownError is tried again.
+    engine_: the engine of the run.
+    run: the run.
+    targets: numbers of attempts, or resources.
+    event_log: of the run; None if no request can still take effect.
+    wait: sleeps for a number of seconds.
+    before: called immediately before each removal. An exception prevents the removal. After UnknownError the removal
+      is tried again.
+
+  Raises:
+    Held: `before` found another watcher.
   """
-  late = max([book.settles(), *map(book.appears, attempts)]) if book else 0.0
-  remaining, deadline, pause = dict.fromkeys(attempts, 0), time.monotonic() + late + run.limits.delete, 0.5
-  while remaining and time.monotonic() < deadline + CONFIRMING * any(remaining.values()):
-    for attempt in list(remaining):
+  absent = dict.fromkeys(targets, 0)  # consecutive looks without the target
+  pause, deadline = 0.5, time.monotonic() + run.limits.delete + (event_log.settling() if event_log else 0.0)
+  while absent and time.monotonic() < deadline + CONFIRMING * any(absent.values()):
+    for target in list(absent):
       try:
-        settled = not book or book.settled(attempt)  # before the look, which takes a while
-        found = engine_.look(attempt)
-        remaining[attempt] = remaining[attempt] + 1 if found.state == engine.ABSENT else 0
-        if book and found.state != engine.ABSENT:
-          book.appeared(attempt)
-        if remaining[attempt] >= assumptions.LOOKS and settled:
-          del remaining[attempt]
-          if book:
-            book.append("deleted", _readable(book), attempt=attempt)
-        elif found.state not in (engine.ABSENT, engine.DELETING):
+        settled = not event_log or not event_log.settling(target)  # before the look, which takes a while
+        found = _look(engine_, target)
+        absent[target] = absent[target] + 1 if found == engine.ABSENT else 0
+        if event_log and found != engine.ABSENT:
+          event_log.record_appearance(target)
+        if _is_gone(target, found, absent[target] >= assumptions.LOOKS and settled):
+          del absent[target]
+          if event_log:
+            event_log.append("deleted", readable_state(event_log), attempt=target)
+        elif found not in (engine.ABSENT, engine.DELETING):
           before()
-          engine_.delete(attempt)
-      except Held:  # another watches now, and decides
+          _remove(engine_, target)
+      except Held:  # another watcher decides now
         raise
       except (UnknownError, LaunchError) as error:
-        say(f"{run.attempt(attempt)}: {error}")
-    if remaining:
+        say(f"{_name(run, target)}: {error}")
+    if absent:
       wait(min(pause, run.limits.poll, max(0.1, deadline - time.monotonic())))
-      pause = min(2 * pause, 15.0)
-  return list(remaining)
+      pause = min(2 * pause, LONGEST_WAIT)
+  return list(absent)
 
 
-def present(engine_: engine.Engine, attempt: int, wait: Callable[[float], None], run: Run) -> bool:
-  """Returns whether an attempt is there; absence counts after several answers in turn."""
+def _is_gone(target, found, confirmed):
+  """Returns whether a deletion is complete, or has started in the case of a resource."""
+  if not isinstance(target, engine.Resource):
+    return confirmed
+  if confirmed or found == engine.DELETING:
+    say(f"{target.name}: {'is being ' * (found == engine.DELETING)}deleted")
+  return confirmed or found == engine.DELETING
+
+
+def _look(engine_, target):
+  """Returns the state of an attempt, or of a resource by the inventory of its location."""
+  if not isinstance(target, engine.Resource):
+    return engine_.look(target).state
+  resources, silent = engine_.inventory((target.location,))
+  if silent:
+    raise UnknownError("; ".join(f"{location}: {why}" for location, why in silent.items()))
+  states = [each.state for each in resources if (each.name, each.location) == (target.name, target.location)]
+  return next((state for state in states if state != engine.DELETING), states[0] if states else engine.ABSENT)
+
+
+def _remove(engine_, target):
+  """Requests a deletion."""
+  if isinstance(target, engine.Resource):
+    engine_.remove(target)
+  else:
+    engine_.delete(target)
+
+
+def _name(run, target):
+  return target.name if isinstance(target, engine.Resource) else run.attempt(target)
+
+
+def exists(engine_: engine.Engine, run: Run, attempt: int, wait: Callable[[float], None]) -> bool:
+  """Returns whether an attempt exists. Absence requires consecutive looks."""
   for number in range(assumptions.LOOKS):
     if number:
       wait(min(0.5, run.limits.poll))
@@ -118,36 +165,21 @@ def present(engine_: engine.Engine, attempt: int, wait: Callable[[float], None],
   return False
 
 
-def removed(
-  engine_: engine.Engine,
-  run: Run,
-  resource: engine.Resource,
-  wait: Callable[[float], None] = time.sleep,
-  before: Callable[[], None] = lambda: None,
-) -> bool:
-  """Deletes something of the inventory; whether it was seen to be gone, or to be going."""
-  deadline, pause = time.monotonic() + run.limits.delete, 0.5
-  while time.monotonic() < deadline:
-    try:
-      before()
-      engine_.remove(resource)
-      resources, silent = engine_.inventory((resource.location,))
-      now = [each.state for each in resources if each.name == resource.name and each.location == resource.location]
-      if not silent and all(state == engine.DELETING for state in now):
-        say(f"{resource.name}: {'is being ' if now else ''}deleted")
-        return True
-    except Held:
-      raise
-    except (UnknownError, LaunchError) as error:
-      say(f"{resource.name}: {error}")
-    wait(min(pause, run.limits.poll))
-    pause = min(2 * pause, 15.0)
-  say(f"{resource.name}: its deletion was not seen; delete it with\n  {engine_.deletion(resource.attempt)}")
-  return False
+def advise(engine_: engine.Engine, run: Run, target: int | engine.Resource, fate: str = "") -> str:
+  """Returns a message about a machine that is left, with the command that deletes it.
+
+  Args:
+    engine_: the engine of the run.
+    run: the run.
+    target: the number of an attempt, or a resource.
+    fate: by default that the deletion was not confirmed.
+  """
+  attempt = target.attempt if isinstance(target, engine.Resource) else target
+  return f"{_name(run, target)} {fate or run.left}; delete it with\n  {engine_.deletion(attempt)}"
 
 
-def strays(engine_: engine.Engine, run: Run, spared: list[int]) -> tuple[list[engine.Resource], dict]:
-  """(what is there of the run beside the `spared` attempts, {location: why it could not be asked})."""
+def list_strays(engine_: engine.Engine, run: Run, spared: Sequence[int]) -> tuple[list[engine.Resource], dict]:
+  """Returns (the resources of a run except the `spared` attempts, {location: why it gave no answer})."""
   try:
     resources, troubles = engine_.inventory(run.zones)
   except (UnknownError, LaunchError) as error:
@@ -156,46 +188,53 @@ def strays(engine_: engine.Engine, run: Run, spared: list[int]) -> tuple[list[en
   return [each for each in mine if each.attempt not in spared and each.state != engine.DELETING], troubles
 
 
-def swept(
+def delete_strays(
   engine_: engine.Engine,
   run: Run,
-  book: EventLog,
-  spared: list[int],
+  event_log: EventLog,
+  spared: Sequence[int],
   wait: Callable[[float], None],
-  before: Callable[[], None] = lambda: None,
+  before: Callable[[], None] = do_nothing,
 ) -> bool:
-  """Deletes what is there of the run beside the `spared` attempts, at its end; whether nothing can be left.
+  """Deletes the resources of a run except the `spared` attempts at its end. Returns whether all are gone.
 
-  Machines may come late: of a request that had no answer, as of one who watched before, and was killed. Where the
-  journal knows of such a request, that is waited for.
+  A request without an answer, such as one of a watcher that was killed, may create machines late. If the event log
+  contains such a request, the function waits for it.
 
   Args:
-    wait: sleeps so many seconds, between two questions.
+    engine_: the engine of the run.
+    run: the run.
+    event_log: of the run.
+    spared: attempts that are not deleted.
+    wait: sleeps for a number of seconds.
     before: called immediately before each removal.
   """
-  if open_ := book.settles():
-    say(f"{run.name}: a request that had no answer may still be on its way; it is waited for, {open_:.0f} s at most")
-  while book.settles():
+  if seconds := event_log.settling():
+    say(f"{run.name}: waiting at most {seconds:.0f} s for a request without an answer, which may still take effect")
+  while event_log.settling():
     wait(run.limits.poll)
-  book.settle()
-  late = book.last("settled") is not None
-  found, troubles = strays(engine_, run, spared)
+  event_log.settle()
+  late = event_log.last("settled") is not None
+  found, troubles = list_strays(engine_, run, spared)
   deadline = time.monotonic() + run.limits.delete
   while late and troubles and time.monotonic() < deadline:
     wait(run.limits.poll)
-    found, troubles = strays(engine_, run, spared)
+    found, troubles = list_strays(engine_, run, spared)
   for location, why in troubles.items():
-    command = f"; look with\n  {engine_.deletion(max(1, _readable(book).attempt))}" if late else ""
-    say(f"{location} could not be asked whether anything else of {run.name} is there: {why}{command}")
+    command = engine_.deletion(max(1, readable_state(event_log).attempt))
+    advice = f"; look with\n  {command}" if late else ""
+    say(f"{location} could not be asked for other machines of {run.name}: {why}{advice}")
   for resource in found:
-    say(f"{resource.name} is there in {resource.location}, and is no attempt that this run goes on with")
-  left = [resource for resource in found if not removed(engine_, run, resource, wait, before)]
+    say(f"{resource.name} exists in {resource.location}, and does not belong to this run's current attempt")
+  left = delete(engine_, run, found, None, wait, before)
+  for resource in left:
+    say(advise(engine_, run, resource))
   return not left and not (late and troubles)
 
 
-def _readable(book):
-  """The state of a journal; of one whose last line is of another version what its events show."""
+def readable_state(event_log: EventLog) -> State:
+  """Returns the state of an event log. If its last line is of another version, only the attempt is known."""
   try:
-    return book.state
+    return event_log.state
   except LaunchError:
-    return State(attempt=max(book.attempts(), default=0))
+    return State(attempt=max(event_log.attempts(), default=0))

@@ -243,5 +243,5 @@ def test_g4_down_stops_where_another_takes_over(here):
       raise watch.Held("another", " now")
 
     with pytest.raises(watch.Held):
-      removal.deleted(Engine(here, cloud), here, [1], book, lambda _: None, before)
+      removal.delete(Engine(here, cloud), here, [1], book, lambda _: None, before)
     assert calls and cloud.live() == [1]

@@ -126,9 +126,9 @@ def test_g8_what_was_accepted_a_moment_ago_is_not_settled():
   book.append("run", State(), run=asked.dumps())
   book.append("intent", State(attempt=1, stage=WATCHING))
   book.append("created", State(attempt=1, stage=WATCHING))
-  assert not book.settled(1) and 50 < book.appears(1) <= 60 and not EventLog("vit").settled(1)
-  book.appeared(1)
-  assert book.settled(1)
+  assert 50 < book.settling(1) <= 60 and EventLog("vit").settling(1)
+  book.record_appearance(1)
+  assert not book.settling(1)
 
 
 # G9 and interruptions.
@@ -171,13 +171,13 @@ def test_signals_end_a_command_with_a_line(number, tmp_path):
 def test_g10_workers_that_report_progress_outweigh_the_health_of_their_machines(word):
   world = World(run(), total=6000).until(running)
   world.tick_state = world.machines[1].state
-  real = world.seen
+  real = world.observe
 
-  def seen():
+  def observe():
     found = real()
     return dataclasses.replace(found, look=engine.Look(word, "UNHEALTHY") if running(world) else found.look)
 
-  world.seen = seen
+  world.observe = observe
   assert world.to_end().state.end[0] == errors.DONE and world.made == [1]
 
 

@@ -38,7 +38,7 @@ def there(*attempts):
 
 def test_all_attempts_are_deleted_and_where_the_run_stands_stays_written_down(run, book):
   cloud = there(1, 2)
-  assert removal.deleted(Engine(run, cloud), run, [1, 2], book) == [] and not cloud.states
+  assert removal.delete(Engine(run, cloud), run, [1, 2], book) == [] and not cloud.states
   assert book.remaining() == [] and book.state == STATE
 
 
@@ -54,22 +54,25 @@ def test_what_is_absent_and_may_still_come_is_waited_for_longer_than_a_deletion_
     if time.monotonic() - began > 0.33 and not came:  # limits.delete is 0.3
       came.append(cloud.states.setdefault(3, (engine.READY, 0.0)))
 
-  assert removal.deleted(Engine(run, cloud), run, [1, 2, 3], book, wait) == [] and not cloud.states
+  assert removal.delete(Engine(run, cloud), run, [1, 2, 3], book, wait) == [] and not cloud.states
   assert "delete" in cloud.calls and book.remaining() == [] and time.monotonic() - began > 0.4
 
 
 def test_another_run_of_that_name_and_what_is_spared_stay(run, book):
   cloud = there(1, 2, 3)
-  found, troubles = removal.strays(Engine(run, cloud), run, [2])
+  found, troubles = removal.list_strays(Engine(run, cloud), run, [2])
   assert [each.attempt for each in found] == [1, 3] and troubles == {}
   other = dataclasses.replace(run, workdir=run.workdir + "-b")
   engine_ = Engine(run, cloud)
-  assert removal.strays(engine_, other, []) == ([], {}) and removal.strays(engine_, run, [1, 2, 3]) == ([], {})
+  assert removal.list_strays(engine_, other, []) == ([], {}) and removal.list_strays(engine_, run, [1, 2, 3]) == (
+    [],
+    {},
+  )
 
 
 def test_a_run_that_left_nothing_open_is_not_waited_for(run, book, capsys):
   began = time.monotonic()
-  assert removal.swept(Engine(run, there()), run, book, [], lambda _: pytest.fail("waits"))
+  assert removal.delete_strays(Engine(run, there()), run, book, [], lambda _: pytest.fail("waits"))
   assert time.monotonic() - began < 0.2 and capsys.readouterr().out == ""
 
 
@@ -78,22 +81,22 @@ def test_what_was_asked_for_by_one_who_is_gone_is_waited_for_and_an_answer_to_an
 ):
   monkeypatch.setattr(event_log, "IN_FLIGHT", 0.2)
   book.append("intent", dataclasses.replace(STATE, attempt=3))
-  book.taken()
+  book.take_over()
   book.append("created", dataclasses.replace(STATE, attempt=3))
   book.append("deleted", dataclasses.replace(STATE, attempt=3))
   cloud, waits = there(), []
 
   def wait(_):
     waits.append(1)
-    cloud.states[3] = engine.READY, 0.0
+    cloud.states.setdefault(3, (engine.READY, 0.0))
     time.sleep(0.05)
 
-  assert removal.swept(Engine(run, cloud), run, book, [], wait) and len(waits) >= 3
-  assert not cloud.live() and "vit-a3 is there" in capsys.readouterr().out
+  assert removal.delete_strays(Engine(run, cloud), run, book, [], wait) and len(waits) >= 3
+  assert not cloud.live() and "vit-a3 exists" in capsys.readouterr().out
 
 
 def test_what_cannot_be_deleted_is_named_with_its_command(run, book, capsys):
   cloud = there(1)
   cloud.fail_at = set(range(1, 10**4))
-  assert not removal.swept(Engine(run, cloud), run, book, [], time.sleep)
+  assert not removal.delete_strays(Engine(run, cloud), run, book, [], time.sleep)
   assert "remove vit-a1" in capsys.readouterr().out

@@ -122,7 +122,7 @@ def late(run, cloud, seconds):
   return code
 
 
-@pytest.mark.parametrize(("seconds", "word"), [(0.1, "has come late"), (0.8, "goes on with")])
+@pytest.mark.parametrize(("seconds", "word"), [(0.1, "appeared late"), (0.8, "current attempt")])
 def test_2_what_a_request_of_one_who_was_killed_makes_late_is_deleted(run, capsys, monkeypatch, seconds, word):
   monkeypatch.setattr(event_log, "IN_FLIGHT", 1.0 if seconds > 0.5 else 0.3)
   with Cloud([{"steps": 30 if seconds < 0.5 else 1}]) as cloud:
@@ -151,7 +151,7 @@ def test_a_full_disk_after_the_creation_is_no_refusal_of_the_cloud(run, capsys, 
   monkeypatch.setattr(EventLog, "_write", full)
   with Cloud() as cloud:
     assert watched(run, cloud) == errors.DONE and cloud.made == [1] and not cloud.states
-  assert "No space left on device: 'created' of vit-a1 is not written down here" in capsys.readouterr().err
+  assert "No space left on device: 'created' of vit-a1 is not recorded here" in capsys.readouterr().err
 
 
 def test_a_refusal_is_an_end_with_the_clouds_words(run, capsys):
@@ -212,9 +212,9 @@ def test_a_report_that_cannot_be_read_is_said_once_and_the_others_count(run, cap
   files.storage.write("a1/w01.json", b"{")
   with Cloud() as cloud, Watch(run, EventLog(run.name), Engine(run, cloud)) as watch:
     watch.state = dataclasses.replace(watch.state, attempt=1, stage="watching")
-    found = [watch._look().reports for _ in range(3)]
+    found = [watch._observe().reports for _ in range(3)]
   assert all({w: report.step for w, (report, _) in each.items()} == {0: 7} for each in found)
-  assert capsys.readouterr().out.count("w01: its report is none") == 1
+  assert capsys.readouterr().out.count("w01: its report is not in the format") == 1
 
 
 def test_reports_of_a_run_that_is_forgotten_do_not_count(run):
@@ -252,7 +252,7 @@ def test_the_next_attempt_waits_until_nothing_can_come_late_and_what_came_is_gon
       while watch.state.stage != IDLE:
         watch.step()
       watch.step()
-      assert cloud.made == [1] and "the next one waits" in capsys.readouterr().out
+      assert cloud.made == [1] and "the next attempt waits" in capsys.readouterr().out
       cloud.states[1] = engine.READY, 0.0  # of the request of the one who was killed
       assert watch.to_end() == errors.DONE
     assert cloud.made == [1, 2] and cloud.most == 1 and not cloud.live()
