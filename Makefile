@@ -3,6 +3,7 @@
 # make compare: three compact models, few-shot probes and fine-tuning.
 # make transfer: what pre-training on generated signs gives to digits, with labels and without.
 # make bench: compares a train step with PyTorch's and measures the loading of weights.
+# make docs: builds the documentation as a website in site/.  make docs-serve: shows it at http://localhost:8000.
 # SEED=1 and WORKDIR=... select another run. ROUNDS=2 and MODEL=ViT-Ti/16 make the benchmarks shorter.
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ MODEL ?= ViT-B/16
 WORKDIR ?= runs/digits$(if $(filter-out 0,$(SEED)),-seed$(SEED))
 BIN := $(VENV)/bin
 
-.PHONY: digits compare transfer check test bench clean
+.PHONY: digits compare transfer check test bench docs docs-serve clean
 
 digits: $(VENV)/installed
 	$(BIN)/python -m vit_jax.prepare digits
@@ -37,6 +38,12 @@ bench: $(VENV)/installed-bench
 	$(BIN)/python -m benchmarks.digits_step --rounds=$(ROUNDS)
 	$(BIN)/python -m benchmarks.weights --model=$(MODEL)
 
+docs: $(VENV)/installed-docs
+	$(BIN)/python -m mkdocs build
+
+docs-serve: $(VENV)/installed-docs
+	$(BIN)/python -m mkdocs serve
+
 # pip's time stamp: an extra is installed again when setup.py changes.
 $(VENV)/installed: setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -48,4 +55,4 @@ $(VENV)/installed-%: setup.py $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) *.egg-info
+	rm -rf $(VENV) *.egg-info site

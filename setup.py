@@ -16,6 +16,9 @@ MLFLOW = ["mlflow-skinny>=3.17,<4", "sqlalchemy>=2,<3", "alembic>=1.20,<2"]  # a
 # What benchmarks compare with, and the profiler of `benchmarks.input_pipeline --gil`.
 BENCH = ["py-spy>=0.4,<0.5", *TORCH]
 
+# `make docs`: the documentation as a website.
+DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.7,<10", "mkdocstrings[python]>=1.0,<2"]
+
 TRACKIO = ["trackio>=0.43,<0.50"]
 
 setup(
@@ -73,6 +76,7 @@ setup(
       *BEAM,
       *BENCH,
       *DEDUP,
+      *DOCS,
       *GCS,
       *ONNX,
       *TIMM,
@@ -85,6 +89,7 @@ setup(
     "beam": BEAM,
     "bench": BENCH,
     "dedup": DEDUP,
+    "docs": DOCS,
     "gcs": GCS,
     "onnx": ONNX,
     "tpu": TPU,

@@ -2,7 +2,7 @@
 
 from vit_jax.schema import ConfigError
 
-EXTRAS = ("beam", "bench", "dedup", "gcs", "gpu", "mlflow", "onnx", "torch", "tpu", "trackio", "wandb")
+EXTRAS = ("beam", "bench", "dedup", "docs", "gcs", "gpu", "mlflow", "onnx", "torch", "tpu", "trackio", "wandb")
 
 
 def command(extra: str) -> str:

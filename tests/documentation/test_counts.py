@@ -42,10 +42,26 @@ def test_d12_datasets_are_counted_as_the_catalog_has_them():
 
 
 def test_d12_tasks_of_vtab_are_counted():
-  assert number("README.md", r"VTAB's (\d+) tasks") == (len(vtab.TASKS),)
+  assert number("docs/configs.md", r"VTAB's (\d+) tasks") == (len(vtab.TASKS),)
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
-def test_d12_models_of_the_fixtures_are_counted(name):
+@pytest.mark.parametrize(
+  ("name", "pattern"),
+  [("README.md", r"(\d+) published models"), ("docs/results.md", r"(\d+) published models, and tables")],
+)
+def test_d12_models_of_the_fixtures_are_counted(name, pattern):
   described = {file.name.split(".")[0] for file in (extraction.ROOT / "tests/parity/fixtures/models").iterdir()}
-  assert number(name, r"(\d+) published models, and tables") == (len(described),)
+  assert number(name, pattern) == (len(described),)
+
+
+def test_families_of_models_are_counted():
+  chapters = re.findall(r"^## (.*)$", (extraction.ROOT / "docs/models.md").read_text(), re.M)
+  others = {"Columns", "Images", "Positions at another resolution", "Names of timm and Hugging Face", "Sources"}
+  families = [chapter for chapter in chapters if chapter not in others]
+  table = re.search(r"\| family \|.*\n\|[-|]+\n((?:\|.*\n)+)", (extraction.ROOT / "README.md").read_text())[1]
+  assert number("README.md", r"(\d+) model families") == (len(families),) == (len(table.splitlines()),)
+
+
+def test_the_readme_shows_the_whole_config_of_the_digits():
+  config = (extraction.ROOT / "configs/digits.py").read_text()
+  assert f"```python\n{config}```" in (extraction.ROOT / "README.md").read_text()
