@@ -201,11 +201,7 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
   with at("config.data"):
     source = loader.stamped_once(open_split(run.data, "train"))
   check_batch(run, grid, len(source) if training else run.batch)
-  total = run.total.steps(run.batch, source.epoch_length)
-  if not 0 < total < 2**31:
-    raise ConfigError(
-      f"config.total: {run.total!s} is {total:,} steps of {amount(run.batch, 'image')}; allowed: 1 to 2**31 - 1"
-    )
+  total = _total(run, source.epoch_length)
 
   def steps_of(duration: Duration) -> int:
     return duration.steps(run.batch, source.epoch_length, total)
@@ -253,10 +249,8 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
     return parts
   # Tracing the step reports errors here, before the devices are used.
   jax.eval_shape(step, state_shapes, parts.batch_shapes, parts.frozen_shapes)
-  key = jax.eval_shape(lambda: rng.key(0))
-  drawn = jax.eval_shape(task.examples, parts.batch_shapes, parts.frozen_shapes, key, state_shapes.step)
   alone = make_task(run, models.functional(model.description), grid, steps_of, source.classes)
-  return dataclasses.replace(parts, forward_flops=cost.forward_flops(alone.objective, shapes, drawn))
+  return dataclasses.replace(parts, forward_flops=_forward_flops(parts, alone, shapes))
 
 
 def description(run: Run, classes: Sequence[str]) -> models.Description:
@@ -268,6 +262,23 @@ def description(run: Run, classes: Sequence[str]) -> models.Description:
   """
   head = len(classes) if tasks.TASKS[run.task.name].classes else 0
   return models.Description(run.model, run.data.args["image_size"], head)
+
+
+def _total(run, epoch_length) -> int:
+  """Returns the number of steps of a run. Raises ConfigError if a run cannot have so many."""
+  total = run.total.steps(run.batch, epoch_length)
+  if not 0 < total < 2**31:
+    raise ConfigError(
+      f"config.total: {run.total!s} is {total:,} steps of {amount(run.batch, 'image')}; allowed: 1 to 2**31 - 1"
+    )
+  return total
+
+
+def _forward_flops(parts, alone, shapes) -> int:
+  """Returns the FLOPs of the task for one image. `alone` is the task with a model that is not sharded."""
+  key = jax.eval_shape(lambda: rng.key(0))
+  batch = parts.batch_shapes, parts.frozen_shapes, key, parts.state_shapes.step
+  return cost.forward_flops(alone.objective, shapes, jax.eval_shape(parts.task.examples, *batch))
 
 
 def make_task(

@@ -69,16 +69,7 @@ def segmentation(
   parts = splits.select(split, {part: len(pairs) for part, pairs in found.items()})
   of_images = {part: [(image, 0) for image, _ in pairs] for part, pairs in found.items()}
   notes = overlaps.of_files(root, splits, of_images) if split == "train" else ()
-  values = tuple(range(first, first + len(names)))
-  if both := sorted(set(ignored) & set(values)):
-    raise ConfigError(
-      f"{both[0]} is class {names[both[0] - first]!r} too; a number is of a class or of none", "ignored"
-    )
-  if first + len(names) > 255:
-    raise ConfigError(
-      f"{amount(len(names), 'class', 'classes')} from {first} on, but numbers end at 254, because 255 is no class",
-      "classes",
-    )
+  values = _values(names, first, ignored)
 
   def pair(i):
     part, number = sources.located(parts, i)
@@ -120,6 +111,21 @@ def segmentation(
     ),
     *(note, class_names.note(names), *notes),
   )
+
+
+def _values(names, first, ignored) -> tuple[int, ...]:
+  """Returns the pixel value of each class. Raises ConfigError if a value has two meanings."""
+  values = tuple(range(first, first + len(names)))
+  if both := sorted(set(ignored) & set(values)):
+    raise ConfigError(
+      f"{both[0]} is class {names[both[0] - first]!r} too; a number is of a class or of none", "ignored"
+    )
+  if first + len(names) > 255:
+    raise ConfigError(
+      f"{amount(len(names), 'class', 'classes')} from {first} on, but numbers end at 254, because 255 is no class",
+      "classes",
+    )
+  return values
 
 
 def _opened(path) -> places.Disk | places.Bucket:
