@@ -222,7 +222,8 @@ def _decide_by_look(run, state, observation):
   if look is None:
     return state, []
   if look.state == engine.ABSENT and not state.seen:  # the request may be lost, or its answer
-    if observation.now - state.since > limits.queue:
+    # The service accepted an answered request, so the attempt may be in its queue. It is requested again until its end.
+    if observation.now > (state.expires if state.answered else state.since + limits.queue):
       text = f"the creation could not be requested within {limits.queue / 3600:.1f} h"
       return _try_next_zone(run, state, observation, text)
     return _request(run, state, observation, "create")
