@@ -51,8 +51,8 @@ _NORMALISED = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}  # the default o
 def beside(hints: Mapping[str, Any]) -> Beside:
   """Returns the metadata of images and classes that hints contain.
 
-  The crop and the loss in the weight file itself are exact and have priority. The class names, mean and std in JSON
-  files next to it have priority over those in the file, because users edit them.
+  The crop, its size and the loss in the weight file have priority, because they are exact. The class names, mean and
+  std in JSON files next to it have priority over those in the weight file, because users edit them.
 
   Args:
     hints: the result of `hints`.

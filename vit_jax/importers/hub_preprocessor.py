@@ -21,7 +21,7 @@ _CUT = {"do_center_crop": True, "crop_size": _SQUARE}
 
 
 def _defaults(size, resample, images, squash=True, **more):
-  """Returns the defaults of a class. `squash` is default_to_square, the meaning of a size that is a number."""
+  """Returns the defaults of a class. With `squash` (default_to_square), a single number means height and width."""
   values = {f"image_{key}": list(value) for key, value in images.items()}
   return {"size": size, "resample": resample, "default_to_square": squash, **values, **more}
 
@@ -187,7 +187,7 @@ def _cut(config, large, squash, interpolation):
 
 
 def _size(value, square, key="size"):
-  """Returns (side or sides in pixels, true if both sides of an image are resized to them)."""
+  """Returns the size in pixels, and whether an image is resized to exactly this height and width."""
   if type(value) is int:
     value = {"height": value, "width": value} if square else {"shortest_edge": value}
   sides = {name: side for name, side in value.items() if side is not None} if isinstance(value, Mapping) else {}

@@ -358,7 +358,7 @@ def refusal(layout: Layout, description: Description) -> str | None:
 
   Args:
     layout: the layout of the file.
-    description: the model. Its values are not needed.
+    description: the model. Only the shapes of its parameters are used.
   """
   try:
     zero = np.float32(0)

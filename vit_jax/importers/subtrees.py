@@ -93,8 +93,9 @@ def choose(tensors: Tensors, known: Known, ema: bool | None = None, prefix: str 
 
 
 def _find(tensors, known) -> tuple[_File, dict[str, list[str]]]:
-  """Returns the file without wrapper words, and the tensor names by tree. It removes the words that give the most
-  trees.
+  """Returns the file without wrapper words, and the tensor names by tree.
+
+  It tries several sets of wrapper words, and removes the set that gives the most trees.
   """
   best = _File(tensors, {name: name for name in tensors}, set()), {}
   everywhere, parallel = frozenset(_WRAPPERS), frozenset({"module"})

@@ -50,7 +50,7 @@ def stack(arrays: Mapping[str, np.ndarray], paths) -> dict[str, np.ndarray]:
 
 
 def unstack(arrays: Mapping[str, np.ndarray], paths) -> dict[str, np.ndarray]:
-  """Returns parameters layer by layer, as the inverse of `stack`.
+  """Splits stacked layers into single layers. This is the inverse of `stack`.
 
   Args:
     arrays: parameters by path of a model that may be scanned.

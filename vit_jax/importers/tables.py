@@ -63,8 +63,8 @@ def with_resampling(
   Args:
     description: the model.
     candidate: the layout of the file.
-    hints: the hints of the file. "resampling" is a rule that has priority.
-    header: the model in the header of the file, which has a rule of its own. None if there is no header.
+    hints: the hints of the file. If "resampling" is present, this rule is used.
+    header: the model in the header of the file, or None. If there is a header, its rule is kept.
   """
   rule = hints.get("resampling")
   bound = description.arguments()

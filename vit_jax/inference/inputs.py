@@ -98,7 +98,7 @@ def _like(text, near):
 
 
 def _of_folder(root, ignored) -> Iterator[str]:
-  """Yields the images below a folder, sorted by name. A folder that links reach twice is read once, so loops end."""
+  """Yields the images below a folder, sorted by name. Each folder is read once, even if links form a loop."""
   seen, waiting = set(), [str(root)]
   while waiting:
     entry = waiting.pop()

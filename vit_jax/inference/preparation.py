@@ -36,7 +36,7 @@ class Preparation:
     return cls(size, cut, data.args["max_pixels"], data.args["max_aspect"], data.args["exif"])
 
   def file(self, data: bytes) -> np.ndarray:
-    """Returns the square of an image file, within the limits of a run.
+    """Returns the preprocessed image of an image file, within the limits of a run.
 
     Args:
       data: bytes of the image file.
@@ -53,7 +53,7 @@ class Preparation:
         return self.cut(decoding.Picture(data, header), None)
 
   def pixels(self, image: np.ndarray) -> np.ndarray:
-    """Returns the square of an array of pixels.
+    """Returns the preprocessed image of an array of pixels.
 
     Args:
       image: uint8 array (H, W, 3) in RGB, or (H, W) in grey.
