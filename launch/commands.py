@@ -1,4 +1,4 @@
-"""The verbs that change a run: start it, watch it, start its programs again, stop them, delete what was made."""
+"""The verbs that change a run: run, adopt, restart, stop and down."""
 
 import contextlib
 import dataclasses
@@ -9,229 +9,235 @@ import subprocess
 import sys
 import time
 
-from launch import bundle, checks, errors, event_log, mailbox, manifests, removal, spec
+from launch import bundle, checks, errors, mailbox, manifests, removal, spec
 from launch.backends import engine as engine_of
 from launch.errors import LaunchError, UnknownError, say, utc
-from launch.event_log import EventLog
-from launch.mailbox import Held, Lease
+from launch.event_log import EventLog, folder
+from launch.mailbox import Held
 from launch.spec import Run
 from launch.states import OVER, WATCHING, State
 from launch.storage import storage
-from launch.watch import BEATS, Watch
+from launch.watch import Watch, lease_of
+
+PLACE = ("backend", "project", "zones", "cluster", "namespace", "hosts", "workdir")  # fields that locate machines
+STOP_POLL = 2.0  # seconds between two looks at programs that stop
 
 
 def opened(name: str, workdir: str = "") -> EventLog:
-  """The journal of a run that was started here, or whose workdir is named. LaunchError where there is none."""
+  """Returns the event log of a run that this machine started, or whose workdir is given.
+
+  Raises:
+    LaunchError: there is no such run.
+  """
   if not workdir:
     return EventLog(name, storage(EventLog(name).run.folder))
   if "://" not in workdir:
     workdir = os.path.abspath(workdir)
-  folder = f"{workdir.rstrip('/')}/launch"
-  found = EventLog(name, storage(folder))
+  directory = f"{workdir.rstrip('/')}/launch"
+  found = EventLog(name, storage(directory))
   if not found.events:
-    raise LaunchError(f"--workdir: there is no run {name} in {workdir}")
-  if found.run.folder != folder:
+    raise LaunchError(f"--workdir: {workdir} has no run {name}. Correct the name or --workdir")
+  if found.run.folder != directory:
     raise LaunchError(
-      f"--workdir: {name} is here the run of {found.run.workdir}, and {workdir} has none of that name; leave it out"
+      f"--workdir: {name} is here the run of {found.run.workdir}, and {workdir} has no run of that name. Leave it out"
     )
   return found
 
 
-def run(args, run: Run) -> int:
-  """Checks a run, makes it and watches it to its end; goes on with one of that name."""
-  run = placed(run)
-  engine_ = engine_of(run)
-  if args.dry_run:
-    print(engine_.request(1, int(time.time() + run.max_hours * 3600)))
-    return errors.DONE
-  say(f"{run.name}: bundling the code")  # which takes seconds where the disk is slow
-  code = bundle.make(pathlib.Path.cwd())
-  if refused := 0 if args.force else checks.refusal(checks.check(run, args.price, args.host_rate, code)):
-    raise LaunchError("not started, as of what is refused above", refused)
-  book = EventLog(run.name, storage(run.folder))
-  with Watch(run, book, engine_) as watch:
-    if book.open and book.state.stage != OVER:
-      if book.unconfirmed or book.run != run or book.code != code.sha:
-        raise LaunchError(
-          f"{run.name} is under way with other arguments or other code; python -m launch adopt {run.name} goes on with "
-          f"those, python -m launch down {run.name} ends it, or take another name"
-        )
-      say(f"{run.name}: goes on with attempt {book.state.attempt}")
-    else:
-      _free(run, book, engine_)
-      watch.begin(code)
-    if not args.detach:
-      return _watched(watch, run)
-  return _detached(run)
-
-
-def _free(run, book, engine_):
-  """LaunchError where something of that name is there that the new attempts would not look at."""
-  if remaining := book.remaining():
-    keys = ("backend", "project", "zones", "cluster", "namespace", "hosts", "workdir")
-    differing = [key for key in keys if getattr(run, key) != getattr(book.run, key)]
-    if differing:
-      names = ", ".join(run.attempt(attempt) for attempt in remaining)
-      raise LaunchError(
-        f"{names} may still be there, with another {differing[0]} ({getattr(book.run, differing[0])!r}): "
-        f"python -m launch down {run.name} looks, and deletes it"
-      )
-  resources, troubles = engine_.inventory(run.zones)
-  for location, why in troubles.items():
-    say(f"{location} could not be asked whether anything of {run.name} is there: {why}")
-  for resource in resources:
-    if resource.run == run.name and resource.owner == run.owner and resource.attempt not in remaining:
-      raise LaunchError(
-        f"{resource.name} is there in {resource.location} ({resource.detail}), and no journal here knows of it: "
-        f"python -m launch adopt {run.name} --workdir=… goes on with it; or take another name, or delete it: "
-        f"{engine_.deletion(resource.attempt)}"
-      )
-
-
 def placed(run: Run) -> Run:
-  """The run with the cluster that kubectl uses by default, which may be another one tomorrow."""
+  """Returns the run with the cluster that kubectl uses by default, which may change later."""
   if run.backend == "gke" and not run.cluster:
     return spec.checked(dataclasses.replace(run, cluster=manifests.context()))
   return run
 
 
-def confirmed(book: EventLog, yes: bool = False) -> EventLog:
-  """Returns a journal whose run may be executed here; the user confirms a run that only its directory describes.
+def run(args, run: Run) -> int:
+  """Checks a run, starts it and watches it to its end. Continues a run of the same name."""
+  run = placed(run)
+  engine_ = engine_of(run)
+  if args.dry_run:
+    print(engine_.request(1, int(time.time() + run.max_hours * 3600)))
+    return errors.DONE
+  say(f"{run.name}: bundling the code")  # takes seconds on a slow disk
+  code = bundle.make(pathlib.Path.cwd())
+  if refused := 0 if args.force else checks.refusal(checks.check(run, args.price, args.host_rate, code)):
+    raise LaunchError("not started, because of the refusals above", refused)
+  event_log = EventLog(run.name, storage(run.folder))
+  with Watch(run, event_log, engine_) as watch:
+    if event_log.open and event_log.state.stage != OVER:
+      if event_log.unconfirmed or event_log.run != run or event_log.code != code.sha:
+        raise LaunchError(
+          f"{run.name} is under way with other arguments or other code. python -m launch adopt {run.name} continues "
+          f"it, python -m launch down {run.name} ends it. Or choose another name"
+        )
+      say(f"{run.name}: continues with attempt {event_log.state.attempt}")
+    else:
+      _check_name(run, event_log, engine_)
+      watch.begin(code)
+    if not args.detach:
+      return _watch_to_end(watch, run)
+  return _detach(run)
 
-  Whoever may write to the bucket could otherwise choose what this machine runs. LaunchError if the user does not.
+
+def _check_name(run, event_log, engine_):
+  """Raises LaunchError if machines of this name exist that the new attempts would not see."""
+  remaining = event_log.remaining()
+  differing = [key for key in PLACE if remaining and getattr(run, key) != getattr(event_log.run, key)]
+  if differing:
+    raise LaunchError(
+      f"{_names(run, remaining)} may still be there, with another {differing[0]} "
+      f"({getattr(event_log.run, differing[0])!r}). python -m launch down {run.name} deletes it"
+    )
+  resources, troubles = engine_.inventory(run.zones)
+  for location, why in troubles.items():
+    say(f"{location} could not be asked for machines of {run.name}: {why}")
+  for resource in resources:
+    if resource.run == run.name and resource.owner == run.owner and resource.attempt not in remaining:
+      raise LaunchError(
+        f"{resource.name} exists in {resource.location} ({resource.detail}), and no event log here contains it. "
+        f"python -m launch adopt {run.name} --workdir=… continues it. Or choose another name, or delete it: "
+        f"{engine_.deletion(resource.attempt)}"
+      )
+
+
+def confirmed(event_log: EventLog, yes: bool = False) -> EventLog:
+  """Returns an event log whose run may be executed here. The user confirms a run that only its directory describes.
+
+  Otherwise everybody who may write to the bucket could choose what this machine runs.
+
+  Raises:
+    LaunchError: the user does not confirm.
   """
-  if not (run := book.unconfirmed):
-    return book
+  if not (run := event_log.unconfirmed):
+    return event_log
   rows = {"backend": run.backend, "project": run.project, "zones": ", ".join(run.zones), "hosts": ", ".join(run.hosts),
-          "cluster": run.cluster, "code": (book.last("run") or {}).get("sha", ""), "workdir": run.workdir,
+          "cluster": run.cluster, "code": (event_log.last("run") or {}).get("sha", ""), "workdir": run.workdir,
           "python": run.python, "program": shlex.join([run.module, *run.args]),
           "variables": ", ".join(sorted({*run.env, *run.secrets}))}  # fmt: skip
   lines = [f"  {key:<10}{value}" for key, value in rows.items() if value]
   print(f"{run.name}: this machine did not start the run that {run.folder} describes:", *lines, sep="\n", flush=True)
-  if not yes and not (sys.stdin.isatty() and input("continue with this run? [y/N] ").strip().lower() == "y"):
+  if not yes and not _asks("continue with this run?"):
     command = f"python -m launch adopt {run.name} --workdir={shlex.quote(run.workdir)} --yes"
     raise LaunchError(f"{run.name}: not confirmed; {command} confirms the run above")
-  book.confirm()
-  return book
+  event_log.confirm()
+  return event_log
+
+
+def _asks(question):
+  """Returns whether a user at the terminal answers a question with y."""
+  return sys.stdin.isatty() and input(f"{question} [y/N] ").strip().lower() == "y"
+
+
+def _names(run, attempts):
+  return ", ".join(map(run.attempt, attempts))
 
 
 def adopt(args) -> int:
-  """Watches a run whose watcher is gone."""
-  book = confirmed(opened(args.name, args.workdir), args.yes)
-  run = book.run
-  with Watch(run, book, force=args.force) as watch:
-    if not book.open or book.state.stage == OVER:
-      raise LaunchError(_over(book, run))
-    return _watched(watch, run)
+  """Watches a run that has no watcher."""
+  event_log = confirmed(opened(args.name, args.workdir), args.yes)
+  with Watch(event_log.run, event_log, force=args.force) as watch:
+    if not event_log.open or event_log.state.stage == OVER:
+      raise LaunchError(_explain_end(event_log))
+    return _watch_to_end(watch, event_log.run)
 
 
 def restart(args) -> int:
-  """Starts the programs again, on the same machines or others; watches where nobody does."""
-  book = confirmed(opened(args.name, args.workdir))
-  run, state = book.run, book.state
+  """Restarts the programs, on the same machines or on others. Watches the run if it has no watcher."""
+  event_log = confirmed(opened(args.name, args.workdir))
+  run, state = event_log.run, event_log.state
   kept = state.stage == OVER and state.kept
-  if not kept and (state.stage == OVER or not book.open):
-    raise LaunchError(_over(book, run))
+  if not kept and (state.stage == OVER or not event_log.open):
+    raise LaunchError(_explain_end(event_log))
   if not kept and state.stage != WATCHING:
-    text = "has no machines now, and makes others by itself while it is watched"
-    raise LaunchError(f"{run.name} {text}: python -m launch adopt {run.name}")
+    text = "has no machines now, and its watcher creates others"
+    raise LaunchError(f"{run.name} {text}. python -m launch adopt {run.name} watches it")
   files = mailbox.Mailbox(storage(run.folder), state.attempt)
   tries = [state.try_, files.order().try_, *(report.try_ for report, _ in files.reports(run.workers).values())]
   order = mailbox.Order(max(tries) + (not args.fresh_vm), fresh=args.fresh_vm)
   with contextlib.ExitStack() as stack:
     try:
-      watch = stack.enter_context(Watch(run, book))
-    except Held as error:  # the one who watches sees the order
+      watch = stack.enter_context(Watch(run, event_log))
+    except Held as error:  # the other watcher sees the order
       files.give(order)
       say(f"{run.name}: ordered; it is watched by {error.holder}")
       return errors.DONE
     if kept:
       watch.resume(order.try_)
     files.give(order)
-    return _watched(watch, run)
+    return _watch_to_end(watch, run)
 
 
 def stop(args) -> int:
   """Lets the programs of a run save and end, and keeps its machines."""
-  book = opened(args.name, args.workdir)
-  run, attempt = book.run, book.state.attempt
-  if not book.open or book.state.stage == OVER:
-    raise LaunchError(_over(book, run))
-  if book.state.stage != WATCHING:
-    raise LaunchError(f"{run.name} has no machines now that could stop; python -m launch down {run.name} ends it")
+  event_log = opened(args.name, args.workdir)
+  run, attempt = event_log.run, event_log.state.attempt
+  if not event_log.open or event_log.state.stage == OVER:
+    raise LaunchError(_explain_end(event_log))
+  if event_log.state.stage != WATCHING:
+    raise LaunchError(f"{run.name} has no machines now. python -m launch down {run.name} ends the run")
   files = mailbox.Mailbox(storage(run.folder), attempt)
   files.give(mailbox.Order(max(1, files.order().try_), stop=True))
-  deadline = time.monotonic() + 3 * run.limits.beat + run.limits.grace
+  deadline, active = time.monotonic() + 3 * run.limits.beat + run.limits.grace, []
   while time.monotonic() < deadline:
     reports = files.reports(run.workers)
-    going = [w for w, (report, _) in reports.items() if report.phase in (mailbox.RUNNING, mailbox.INSTALLING)]
-    if reports and not going:
+    active = [w for w, (report, _) in reports.items() if report.phase in (mailbox.RUNNING, mailbox.INSTALLING)]
+    if reports and not active:
       codes = ", ".join(f"w{w:02d}: {report.exit}" for w, (report, _) in reports.items())
-      kept = "it keeps no machines"
-      if not run.restarts_itself:
-        kept = f"its machines are kept{' and go on to cost' * run.billed}: python -m launch restart {run.name}, or down"
-      say(f"{run.attempt(attempt)} is stopped ({codes}); {kept}")
+      cost = " and continue to cost" * run.billed
+      kept = f"its machines are kept{cost}: python -m launch restart {run.name}, or down"
+      say(f"{run.attempt(attempt)} is stopped ({codes}); {'it keeps no machines' if run.restarts_itself else kept}")
       return errors.DONE
-    time.sleep(min(2.0, run.limits.beat))
-  raise LaunchError(
-    f"w{going[0] if going else 0:02d} has not stopped within {run.limits.grace:g} s; python -m launch down ends it"
-  )
+    time.sleep(min(STOP_POLL, run.limits.beat))
+  worker = active[0] if active else 0
+  raise LaunchError(f"w{worker:02d} did not stop within {run.limits.grace:g} s. python -m launch down ends it")
 
 
 def down(args) -> int:
-  """Deletes all that was made for a run, and sees that it is gone. BILLING where that is not seen."""
-  book = confirmed(opened(args.name, args.workdir), args.yes)
-  run = book.run
+  """Deletes all machines of a run, and verifies the deletion. Returns BILLING if it is not confirmed."""
+  event_log = confirmed(opened(args.name, args.workdir), args.yes)
+  run = event_log.run
   engine_ = engine_of(run)
-  attempts = _alive(engine_, run, book)
-  if attempts and not args.yes:
-    names = ", ".join(run.attempt(attempt) for attempt in attempts)
-    if not sys.stdin.isatty() or input(f"delete {names}? What is not saved is lost. [y/N] ").strip().lower() != "y":
-      raise LaunchError(f"{names}: not deleted; --yes does not ask")
-  lease, untold = Lease(storage(run.folder), BEATS * run.limits.poll), None
+  attempts = _find_attempts(engine_, run, event_log)
+  if attempts and not args.yes and not _asks(f"delete {_names(run, attempts)}? Unsaved results are lost."):
+    raise LaunchError(f"{_names(run, attempts)}: not deleted. Add --yes to delete without a question")
+  lease = lease_of(run)
   try:
-    lease.take(force=True)  # or the one who watches would make the next attempt
-    book.read()
-    untold = book.silent
+    lease.take(force=True)  # otherwise the watcher would create the next attempt
+    event_log.read()
+    silent = event_log.silent
   except (UnknownError, LaunchError) as error:
-    untold = str(error)
-  if untold and not args.force:
-    return _elsewhere(engine_, run, attempts, untold)
-  if untold:
-    say(f"{run.name}: one who watches it cannot be told: {untold}; what is known of is deleted all the same")
+    silent = str(error)
+  if silent and not args.force:
+    return _refuse_down(engine_, run, attempts, silent)
+  if silent:
+    say(f"{run.name}: its watcher cannot be told to end: {silent}; the known machines are deleted nevertheless")
 
-  def before():
-    """Another who has taken over decides from then on."""
-    if not untold and not lease.renew():
-      raise UnknownError("the run's directory gives no answer, and another may have taken over")
+  def renew():
+    if not silent and not lease.renew():
+      raise UnknownError("the run's directory gives no answer, and another process may have taken over")
 
   def wait(seconds):
-    if not untold:
+    if not silent:
       lease.renew()
     time.sleep(seconds)
 
-  end = before_end(book)
-  if end:
-    book.take_over()
-  past = (0, "deleted by down") if book.open or not (end and end.end) else end.end
-  code, text = (0, "deleted by down") if past[0] in (errors.DETACHED, errors.BILLING) else past
-  attempts = sorted({*attempts, *book.remaining()})
-  remaining = removal.delete(engine_, run, attempts, book, wait, before)
-  clean = removal.delete_strays(engine_, run, book, remaining, wait, before) and not remaining and not untold
-  if attempts or book.open:  # or the end of the run stays what it was
-    number = end.attempt if end else max(book.attempts(), default=0)
-    used = {"used": end.used} if end else {}
-    state = State(number, stage=OVER, end=(code, text), unverified=tuple(remaining), **used)
-    book.append("end", state, code=code if clean else errors.BILLING, text=text)
+  last = _last_state(event_log)
+  if last:
+    event_log.take_over()
+  attempts = sorted({*attempts, *event_log.remaining()})
+  was_open = event_log.open
+  remaining = removal.delete(engine_, run, attempts, event_log, wait, renew)
+  clean = removal.delete_strays(engine_, run, event_log, remaining, wait, renew) and not remaining and not silent
+  if attempts or event_log.open:  # otherwise the earlier end stays the last event
+    _record_end(event_log, last, was_open, remaining, clean)
   with contextlib.suppress(UnknownError, LaunchError):
     lease.give_back()
-  if remaining:
-    commands = "\n".join(f"  {engine_.deletion(attempt)}" for attempt in remaining)
-    say(f"{run.name} {run.left}: its deletion was not seen within {run.limits.delete:.0f} s:\n{commands}")
-  if untold:
+  for attempt in remaining:
+    say(removal.advise(engine_, run, attempt))
+  if silent:
     say(
-      f"{run.name}: who watches it may make the next attempt, as the run's folder does not say it is over; end that "
-      f"one by Ctrl-C, or fix what is reported above, then give python -m launch down {run.name} once more"
+      f"{run.name}: its watcher may create the next attempt, because the run's directory does not record the end. End "
+      f"the watcher by Ctrl-C, or fix the problem above. Then run python -m launch down {run.name} once more"
     )
   if not clean:
     return errors.BILLING
@@ -239,39 +245,45 @@ def down(args) -> int:
   return errors.DONE
 
 
-def before_end(book: EventLog) -> State | None:
-  """Returns the state that a journal's last line shows; None for a line of another version, which is reported."""
+def _last_state(event_log):
+  """Returns the state of an event log; None, which is reported, if its last line is of another version."""
   try:
-    return book.state
+    return event_log.state
   except LaunchError as error:
-    say(f"{error}; what its events name is deleted")
+    say(f"{error}; the machines of its events are deleted")
     return None
 
 
-def _elsewhere(engine_, run, attempts, why):
-  """Names the machines of a run whose directory gives no answer: another may need them."""
+def _record_end(event_log, last, was_open, remaining, clean):
+  """Records the end of a run. An earlier end stays, unless it was a detached or unconfirmed one."""
+  code, text = 0, "deleted by down"
+  if last and last.end and not was_open and last.end[0] not in (errors.DETACHED, errors.BILLING):
+    code, text = last.end
+  number = last.attempt if last else max(event_log.attempts(), default=0)
+  used = last.used if last else 0.0
+  state = State(number, stage=OVER, end=(code, text), unverified=tuple(remaining), used=used)
+  event_log.append("end", state, code=code if clean else errors.BILLING, text=text)
+
+
+def _refuse_down(engine_, run, attempts, why):
+  """Names the machines of a run whose directory gives no answer: another watcher may use them."""
   say(f"{run.name}: its directory gives no answer ({why}), so another may be watching it: nothing is deleted")
   for attempt in attempts:
-    say(f"{run.attempt(attempt)} {run.left}; delete it with\n  {engine_.deletion(attempt)}")
-  say(f"python -m launch down {run.name} --force deletes all the same")
+    say(removal.advise(engine_, run, attempt))
+  say(f"python -m launch down {run.name} --force deletes them nevertheless")
   return errors.BILLING
 
 
-def _alive(engine_, run, book):
-  """Attempts that may be there: of the journal and of the cloud."""
-  try:
-    resources, troubles = engine_.inventory(run.zones)
-  except (UnknownError, LaunchError) as error:
-    resources, troubles = (), {run.name: str(error)}
+def _find_attempts(engine_, run, event_log):
+  """Returns the attempts that may exist, by the event log and by the cloud."""
+  found, troubles = removal.list_machines(engine_, run)
   for location, why in troubles.items():
-    say(f"{location} could not be asked ({why}); what the journal names is deleted all the same")
-  return sorted(
-    {*book.remaining(), *(r.attempt for r in resources if (r.run, r.owner, r.mark) == (run.name, run.owner, run.mark))}
-  )
+    say(f"{location} could not be asked ({why}); the attempts of the event log are deleted nevertheless")
+  return sorted({*event_log.remaining(), *(each.attempt for each in found)})
 
 
-def _watched(watch, run):
-  """Watches to the end. An interruption leaves what a kill would leave, and names what goes on."""
+def _watch_to_end(watch, run):
+  """Watches to the end. An interruption has the effect of a kill, and prints what continues."""
   ended = False
   try:
     code = watch.to_end()
@@ -285,37 +297,37 @@ def _watched(watch, run):
   finally:
     if not ended:
       errors.ignore_interruptions()  # a second one would cut off the line that names the machines
-      _left_alone(run)
+      _print_continuing(run)
 
 
 def interrupted(words: list[str]) -> int:
-  """Names the machines that may go on after a command was interrupted; its exit code."""
+  """Prints the machines that may continue after a command was interrupted, and returns the exit code."""
   name = next((word for word in words[1:2] if not word.startswith("-")), "")
   try:
-    book = EventLog(name)
-    if words[0] in ("run", "adopt", "restart", "down", "stop") and book.remaining():
-      _left_alone(book.run)
+    event_log = EventLog(name)
+    if words[0] in ("run", "adopt", "restart", "down", "stop") and event_log.remaining():
+      _print_continuing(event_log.run)
       return errors.DETACHED
   except (UnknownError, LaunchError):
     pass
   return errors.INTERRUPTED
 
 
-def _left_alone(run):
-  """Names what goes on without this program, by what is written down, and how to end it."""
+def _print_continuing(run):
+  """Prints what continues without this process, and how to end it."""
   try:
-    book = EventLog(run.name)
-    names = ", ".join(map(run.attempt, book.remaining())) or f"{run.name}, which has no machines yet,"
-    until = utc(book.state.expires) if book.state.expires else "its own limits"
+    event_log = EventLog(run.name)
+    names = _names(run, event_log.remaining()) or f"{run.name}, which has no machines yet,"
+    until = utc(event_log.state.expires) if event_log.state.expires else "its own limits"
   except (UnknownError, LaunchError):
     names, until = run.name, "its own limits"
-  say(f"left alone: {names} goes on, until {until} at the latest")
-  say(f"  go on watching: python -m launch adopt {run.name}\n  end it:         python -m launch down {run.name}")
+  say(f"left alone: {names} continues, until {until} at the latest")
+  say(f"  watch it: python -m launch adopt {run.name}\n  end it:   python -m launch down {run.name}")
 
 
-def _detached(run):
-  """Goes on in the background."""
-  log = event_log.folder() / f"{run.name}.log"
+def _detach(run):
+  """Watches from a process in the background."""
+  log = folder() / f"{run.name}.log"
   with open(log, "ab") as file:
     words = [sys.executable, "-m", "launch", "adopt", run.name]
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
@@ -323,13 +335,13 @@ def _detached(run):
   return errors.DONE
 
 
-def _over(book, run):
-  """What to do with a run that is over."""
-  text = f"{run.name} has ended ({(book.state.end or ('', 'nothing was asked for'))[1]})"
-  if book.state.kept:
-    goes_on = f"python -m launch restart {run.name} goes on with its machines"
-    return f"{text}: {goes_on}, python -m launch down {run.name} deletes them"
-  if remaining := book.remaining():
-    names = ", ".join(run.attempt(attempt) for attempt in remaining)
-    return f"{text}, and {names} {run.left}: python -m launch down {run.name} looks, and deletes it"
-  return f"{text}, and has no machines: its command, given again, goes on from its last checkpoint"
+def _explain_end(event_log):
+  """Returns how a run ended, and what the user can do."""
+  run, state = event_log.run, event_log.state
+  text = f"{run.name} has ended ({(state.end or ('', 'it was never started'))[1]})"
+  if state.kept:
+    restart_ = f"python -m launch restart {run.name} continues with its machines"
+    return f"{text}. {restart_}, python -m launch down {run.name} deletes them"
+  if remaining := event_log.remaining():
+    return f"{text}, and {_names(run, remaining)} {run.left}. python -m launch down {run.name} deletes it"
+  return f"{text}, and has no machines. The same command continues from its last checkpoint"

@@ -178,14 +178,20 @@ def advise(engine_: engine.Engine, run: Run, target: int | engine.Resource, fate
   return f"{_name(run, target)} {fate or run.left}; delete it with\n  {engine_.deletion(attempt)}"
 
 
-def list_strays(engine_: engine.Engine, run: Run, spared: Sequence[int]) -> tuple[list[engine.Resource], dict]:
-  """Returns (the resources of a run except the `spared` attempts, {location: why it gave no answer})."""
+def list_machines(engine_: engine.Engine, run: Run) -> tuple[list[engine.Resource], dict]:
+  """Returns (the resources of a run, {location: why it gave no answer})."""
   try:
     resources, troubles = engine_.inventory(run.zones)
   except (UnknownError, LaunchError) as error:
     resources, troubles = (), {", ".join(run.zones) or run.backend: str(error)}
-  mine = [each for each in resources if (each.run, each.owner, each.mark) == (run.name, run.owner, run.mark)]
-  return [each for each in mine if each.attempt not in spared and each.state != engine.DELETING], troubles
+  key = run.name, run.owner, run.mark
+  return [each for each in resources if (each.run, each.owner, each.mark) == key], troubles
+
+
+def list_strays(engine_: engine.Engine, run: Run, spared: Sequence[int]) -> tuple[list[engine.Resource], dict]:
+  """Returns `list_machines` without the `spared` attempts, and without machines that are being deleted."""
+  found, troubles = list_machines(engine_, run)
+  return [each for each in found if each.attempt not in spared and each.state != engine.DELETING], troubles
 
 
 def delete_strays(

@@ -19,6 +19,11 @@ NEWS = 60.0  # seconds between two lines about the same subject
 TAIL = 40  # lines of a log that are printed after a failure
 
 
+def lease_of(run: Run) -> Lease:
+  """Returns the lease of a run, which is not taken yet."""
+  return Lease(storage(run.folder), BEATS * run.limits.poll)
+
+
 class Watch:
   """The watcher of a run, as a context that holds the lease of the run."""
 
@@ -34,7 +39,7 @@ class Watch:
     self._run, self._event_log, self._storage = run, event_log, storage(run.folder)
     self.engine = engine_ or engine_of(run)
     self.state = State()
-    self._lease = Lease(self._storage, BEATS * run.limits.poll)
+    self._lease = lease_of(run)
     self._code = event_log.code
     self._force = force
     self._reported = {}  # {subject: time.monotonic() of its last line, or its text}

@@ -145,7 +145,7 @@ def test_17_a_watcher_that_is_killed_is_followed_by_another_and_the_program_runs
   code, said = home.launch("adopt", "vit")
   assert code == errors.DONE and home.count() == 1, said
   code, said = home.launch("adopt", "vit")
-  assert code == errors.USAGE and "has ended (done), and has no machines: its command, given again" in said
+  assert code == errors.USAGE and "has ended (done), and has no machines. The same command continues" in said
 
 
 def test_ctrl_c_leaves_the_run_alone_and_says_how_to_end_it(home):
@@ -178,7 +178,7 @@ def test_what_is_stopped_keeps_its_machines_and_is_restarted_on_them(home):
   assert first.wait(30) == errors.DETACHED
   assert "vit-a1 is kept; delete it with" in home.said() and "billed" not in home.said()
   code, said = home.launch("adopt", "vit")
-  assert code == errors.USAGE and "launch restart vit goes on with its machines" in said
+  assert code == errors.USAGE and "launch restart vit continues with its machines" in said
   process = home.begin("restart", "vit")
   home.until(lambda: home.count() == 2)
   assert home.launch("restart", "vit")[0] == 0  # while one watches
@@ -243,5 +243,5 @@ def test_a_machine_that_no_journal_knows_is_not_joined_by_another(home):
   event_log.unlink()
   words = [word.replace(str(home.workdir), f"{home.workdir}-b") for word in home.words()]
   code, said = home.launch(*words)
-  assert code == errors.USAGE and "vit-a1 is there" in said and "no journal here knows of it" in said
+  assert code == errors.USAGE and "vit-a1 exists" in said and "no event log here contains it" in said
   event_log.write_bytes(kept)

@@ -90,7 +90,7 @@ def test_g6_every_exit_of_a_watcher_names_what_goes_on(here, capsys):
   with Cloud() as cloud, Watch(here, EventLog("vit", storage(here.folder)), Broken(here, cloud)) as made:
     made.begin(None)
     with pytest.raises(ZeroDivisionError):
-      commands._watched(made, here)
+      commands._watch_to_end(made, here)
   assert cloud.made == [1] and "left alone: vit-a1 goes on" in capsys.readouterr().out
 
 
@@ -146,7 +146,7 @@ def test_g9_an_interruption_of_a_request_leaves_the_intent(here, moment, capsys)
     book = EventLog("vit", storage(here.folder))
     with Watch(here, book, Interrupted(here, cloud)) as made:
       made.begin(None)
-      assert commands._watched(made, here) == errors.DETACHED
+      assert commands._watch_to_end(made, here) == errors.DETACHED
     assert events(here) == ["run", "intent"] and EventLog("vit").state.attempt == 1
     assert "left alone: vit-a1 goes on" in capsys.readouterr().out
     signal.signal(signal.SIGINT, signal.default_int_handler)

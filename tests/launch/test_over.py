@@ -54,8 +54,8 @@ BETWEEN, GOING = ("deleted", State(attempt=1, stage=IDLE)), ("lost", State(attem
 @pytest.mark.parametrize(
   ("verbs_", "last", "command"),
   [
-    (("adopt", "stop"), KEPT, "launch restart vit goes on with its machines"),
-    (("adopt", "restart", "stop"), UNSEEN, "vit-a1 may still be there: python -m launch down vit"),
+    (("adopt", "stop"), KEPT, "launch restart vit continues with its machines"),
+    (("adopt", "restart", "stop"), UNSEEN, "vit-a1 may still be there. python -m launch down vit"),
     (("restart",), BETWEEN, "launch adopt vit"),
     (("restart",), GOING, "launch adopt vit"),
     (("stop",), BETWEEN, "launch down vit"),
@@ -73,7 +73,7 @@ def test_what_does_not_fit_a_run_names_the_command_that_does(tmp_path, verbs_, l
 @pytest.mark.parametrize("verb", ["adopt", "restart", "stop"])
 def test_a_run_that_is_over_is_given_again_by_its_own_command(tmp_path, verb):
   ended(tmp_path)
-  with pytest.raises(LaunchError, match=r"vit has ended \(done\), and has no machines: its command, given again"):
+  with pytest.raises(LaunchError, match=r"vit has ended \(done\), and has no machines. The same command continues"):
     asked(verb, "vit")
 
 
@@ -144,7 +144,9 @@ def test_a_workdir_that_is_not_the_run_s_is_refused_and_stays_as_it_is(tmp_path)
   book(tmp_path, BETWEEN)
   (tmp_path / "other").mkdir()
   for verb in ("adopt", "stop", "down", "restart", "status"):
-    with pytest.raises(LaunchError, match=f"vit is here the run of {tmp_path}/vit, and .*/other has none of that name"):
+    with pytest.raises(
+      LaunchError, match=f"vit is here the run of {tmp_path}/vit, and .*/other has no run of that name"
+    ):
       asked(verb, "vit", f"--workdir={tmp_path / 'other'}")
     with pytest.raises(LaunchError, match=r"--workdir: there is no run nobody in .*/other"):
       asked(verb, "nobody", f"--workdir={tmp_path / 'other'}")
