@@ -148,7 +148,7 @@ def test_a_workdir_that_is_not_the_run_s_is_refused_and_stays_as_it_is(tmp_path)
       LaunchError, match=f"vit is here the run of {tmp_path}/vit, and .*/other has no run of that name"
     ):
       asked(verb, "vit", f"--workdir={tmp_path / 'other'}")
-    with pytest.raises(LaunchError, match=r"--workdir: there is no run nobody in .*/other"):
+    with pytest.raises(LaunchError, match=r"--workdir: .*/other has no run nobody"):
       asked(verb, "nobody", f"--workdir={tmp_path / 'other'}")
   assert not [*(tmp_path / "other").iterdir()]
 
