@@ -129,6 +129,8 @@ def data_page() -> str:
   parts.append("Some datasets have other defaults of `flip`, `crop` and `exif`, because of their labels or cameras.\n")
   readers = {}
   for name, row in catalog.CATALOG.items():
+    if not is_ours(row.reader):
+      continue
     readers.setdefault(base(row.reader), []).append(name)
   for reader, names in readers.items():
     title = names[0] if len(names) == 1 else f"Datasets of the reader {reader.__name__.strip('_')}"
@@ -185,6 +187,7 @@ def table_of(choices: Mapping[str, Callable | tuple[Callable, ...]], level: int)
     level: level of the headings.
   """
   functions = {name: entry if isinstance(entry, tuple) else (entry,) for name, entry in choices.items()}
+  functions = {name: each for name, each in functions.items() if is_ours(each[0])}
   shared = list(next(iter(functions.values()))[1:]) if len(functions) > 1 else []
   parts = []
   for name, each in functions.items():
@@ -193,6 +196,11 @@ def table_of(choices: Mapping[str, Callable | tuple[Callable, ...]], level: int)
   if shared:
     parts += [f"{'#' * level} Keys of all of these\n", listed(keys_of(*shared))]
   return "\n".join(parts)
+
+
+def is_ours(function: Callable) -> bool:
+  """Returns whether a function is part of the package, and not registered by an extension."""
+  return base(function).__module__.startswith("vit_jax.")
 
 
 def base(function: Callable) -> Callable:
