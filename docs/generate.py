@@ -78,7 +78,7 @@ def on_post_build(config):
   for file in site.rglob("*.html"):
     up = "../" * (len(file.relative_to(site).parts) - 1)
     text = file.read_text()
-    file.write_text(text.replace("https://unpkg.com/iframe-worker/shim", f"{up}assets/iframe-worker.js"))
+    file.write_text(text.replace("https://unpkg.com/iframe-worker/shim", f"{up}assets/frame-worker.js"))
 
 
 def pages() -> dict[str, str]:
