@@ -1,6 +1,7 @@
 """The executor of an attempt on one worker: it installs, runs the program of each try, obeys orders and reports.
 
-A thread exchanges reports, orders and the log with the directory of the run: a bucket may hang, a worker may not.
+A separate thread exchanges reports, orders and the log with the directory of the run, because a bucket may hang and a
+worker must not.
 """
 
 import contextlib
@@ -29,11 +30,11 @@ class End(Exception):
 
 
 def retry(ask: Callable, seconds: float, pause: Callable[[UnknownError], None]) -> object:
-  """Returns `ask()`, which is repeated while it raises UnknownError.
+  """Returns the result of `ask()`. Calls it again while it raises an UnknownError.
 
   Args:
     ask: the function.
-    seconds: after which the last UnknownError is raised.
+    seconds: time after which the last UnknownError is raised.
     pause: called with each UnknownError before the next try.
   """
   deadline = time.monotonic() + seconds
@@ -47,14 +48,21 @@ def retry(ask: Callable, seconds: float, pause: Callable[[UnknownError], None]) 
 
 
 class Reporter:
-  """A thread that sends the report and the log and reads orders: every `beat` seconds, and at once for news.
+  """A thread that sends the report and the log, and reads orders.
 
-  If there is no answer, it tries again after a beat. A resource.
+  The thread does this every `beat` seconds, and at once if the state of the worker changes. If an exchange fails, the
+  thread repeats it after `beat` seconds. Call `close` to end the thread.
+
+  Args:
+    files: the mailbox of the attempt.
+    report: the first report.
+    beat: seconds between two exchanges.
+    log: the log of the worker.
 
   Attributes:
     order: the last order.
     report: the last report.
-    trouble: why the last exchange failed, "" if it did not.
+    trouble: reason why the last exchange failed, or "" if it succeeded.
   """
 
   def __init__(self, files: mailbox.Mailbox, report: mailbox.Report, beat: float, log: Log):
@@ -70,7 +78,10 @@ class Reporter:
       raise LaunchError("the thread that sends reports has ended; worker.txt or journalctl shows why", errors.BUG)
 
   def update(self, **changes: object) -> None:
-    """Changes fields of the report, without secrets. A new phase, try or exit is sent at once."""
+    """Changes fields of the report, and removes secrets from their texts.
+
+    A change of `phase`, `try_`, `asked`, `exit` or `detail` is sent at once.
+    """
     for key in TEXTS.keys() & changes.keys():
       changes[key] = self._log.redact(changes[key])[: TEXTS[key]]
     with self._turn:
@@ -81,7 +92,14 @@ class Reporter:
         self._turn.notify_all()
 
   def flush(self, seconds: float) -> bool:
-    """Waits until the report and the log have arrived and orders were read. Returns whether that has happened."""
+    """Waits until the report and the log are sent and orders are read.
+
+    Args:
+      seconds: the longest time to wait.
+
+    Returns:
+      Whether the exchange is complete.
+    """
     with self._turn:
       self._wanted += 1
       wanted = self._wanted
@@ -93,7 +111,7 @@ class Reporter:
     return self._done >= wanted
 
   def close(self) -> None:
-    """Ends the thread. What has not arrived is lost."""
+    """Ends the thread. Data that was not sent is lost."""
     with self._turn:
       self._closed = True
       self._turn.notify_all()
@@ -121,7 +139,7 @@ class Reporter:
 
   def _exchange(self, wanted, report):
     try:
-      self._send_log(report)  # first, because the reader of a last report may delete the machine
+      self._send_log(report)  # the log comes first, because the reader of a last report may delete the machine
     finally:
       self.mailbox.report(dataclasses.replace(report, clock=time.time()))
     try:
@@ -154,7 +172,7 @@ class Executor:
     own: the service of this process.
     reporter: its `Reporter`.
     log: its `Log`.
-    asked: the signals that have asked this process to stop, to which a handler adds.
+    asked: signals that requested a stop of this process. A signal handler appends to this list.
   """
 
   def __init__(
@@ -164,15 +182,18 @@ class Executor:
     self.attempt, self.run, self.number, self.engine = attempt, attempt.run, number, engine
     self.limits, self.own, self.reporter, self.log, self.asked = attempt.run.limits, own, reporter, log, asked
     self.mailbox, self._clock, self._looked = reporter.mailbox, reporter.mailbox.storage.clock, 0.0
-    # When the attempt ends, and the seconds to wait for the arrival of a report.
+    # The end of the attempt in seconds since the epoch, and the seconds to wait until a report is sent.
     self.ends, self._patience = float(attempt.expires), min(20.0, 2 * self.limits.beat + 5)
 
   def execute(self, first: int, try_: int) -> int:
-    """Makes all tries and reports the end. Returns the exit code of the worker.
+    """Makes all tries and reports the end.
 
     Args:
-      first: the last try that needs no order.
-      try_: the first try that no earlier process of this worker has started.
+      first: number of the last try that needs no order.
+      try_: number of the first try that no earlier process of this worker has started.
+
+    Returns:
+      The exit code of the worker.
     """
     try:
       return self._make_tries(first, try_)
@@ -210,7 +231,7 @@ class Executor:
     self.secrets = self._retry(lambda: program.read_secrets(self.run))
     self.log.hide([*self.secrets.values()])
     self.python = sys.executable
-    if self.engine not in ("local", "gke") or self.run.python:  # else this one, or that of the image
+    if self.engine not in ("local", "gke") or self.run.python:  # otherwise use this interpreter, or that of the image
       self.python = machine.install_interpreter(
         self.run, self.folder, self.own.home, self.log.path, self._check_time, self.attempt.date
       )
@@ -229,7 +250,7 @@ class Executor:
       raise LaunchError(f"{error}, for {self.limits.install:.0f} s (limits.install)") from None
 
   def _meet(self, try_, first):
-    """Waits until all workers are ready for a try, or for a later one that is ordered. Returns its number."""
+    """Waits until all workers are ready for a try, or for a later ordered try. Returns the number of the try."""
     since, ready, met, limit = time.monotonic(), 0, set(), self.limits.start + self.limits.install
     while True:
       order = self._check()
@@ -249,7 +270,7 @@ class Executor:
       self._pause(min(self.limits.beat, 5.0))
 
   def _all_ready(self, try_, met):
-    """Returns whether all workers are ready for a try or further, with the same code. Adds those that are to `met`."""
+    """Returns whether all workers have reached a try with the same code. Adds the workers that have to `met`."""
     for other in sorted(set(range(self.run.workers)) - met):
       try:
         report, age = self.mailbox.seen(other) or (mailbox.Report(other), 0.0)
@@ -266,7 +287,7 @@ class Executor:
     return True
 
   def _wait_for_order(self, try_):
-    """Returns the next try that is ordered. The report of the last one stays until then."""
+    """Waits for the next order and returns its try. The report of the last try stays valid until then."""
     since = time.monotonic()
     while (order := self._check()).try_ <= try_ or order.stop:
       if time.monotonic() - since > self.limits.idle:
@@ -295,11 +316,11 @@ class Executor:
     self.log.write(f"try {try_} ended with {code}{': ' if detail else ''}{detail}")
     self.reporter.update(phase=EXITED, asked=bool(child.asked or self.asked), exit=code, tail=tail, detail=detail)
     self.reporter.flush(self._patience)
-    # A JobSet restarts at no cost after these codes. That must not go on for ever if nobody asked for the end.
+    # A JobSet does not count restarts after these codes. Without a request to stop, they would repeat forever.
     return errors.BUG if self.engine == "gke" and code in manifests.FREE and not self._any_asked(try_) else code
 
   def _any_asked(self, try_):
-    """Returns whether the program of any worker was asked to stop, after which all end; True if that is unknown."""
+    """Returns whether the program of any worker was asked to stop, which ends all programs. Unknown counts as True."""
     try:
       reports = self.mailbox.reports(self.run.workers).values()
     except (UnknownError, LaunchError):
@@ -307,7 +328,7 @@ class Executor:
     return bool(self.mailbox.unreadable) or any(report.asked for report, _ in reports if report.try_ == try_)
 
   def _watch(self, child, try_):
-    """Waits for the end of a program. Returns its exit code, and why this worker has ended it."""
+    """Waits for the end of a program. Returns its exit code, and the reason if this worker has ended it."""
     why, stalled = "", None
     while (code := child.poll()) is None:
       now = time.monotonic()
@@ -334,13 +355,13 @@ class Executor:
     return (program.HANG if stalled else code), why
 
   def _find_reason(self, try_):
-    """Returns why a program must stop, "" if it may continue."""
+    """Returns the reason why a program must stop, or "" if it may continue."""
     order = self.reporter.order
     ordered = "stopped as ordered" if order.stop else f"try {order.try_} is ordered" if order.try_ > try_ else ""
     return self._must_end() or ordered
 
   def _note_try(self, try_):
-    """Writes the number of a try to the disk, where the worker finds it after a restart of the machine."""
+    """Writes the number of a try to the disk. The worker reads it after a restart of the machine."""
     try:
       draft = self.own.folder / ".tries"
       draft.write_text(str(try_))
@@ -364,7 +385,7 @@ class Executor:
       raise End(why)
 
   def _must_end(self):
-    """Returns why the attempt must end on this worker, "" if it may continue."""
+    """Returns the reason why the attempt must end on this worker, or "" if it may continue."""
     if self.asked:
       return f"{signal.Signals(self.asked[0]).name} to the worker"
     return mailbox.TIME_ENDED if self._clock.now() > self.ends else ""
@@ -376,7 +397,7 @@ class Executor:
       time.sleep(min(TICK, max(0.0, deadline - time.monotonic())))
 
   def _end(self, reason, failed=False):
-    """Sends the last report and deletes the machine. One that has failed stays for `limits.idle`, for inspection."""
+    """Sends the last report and deletes the machine. After a failure, the machine stays for `limits.idle` seconds."""
     self.log.write(f"ends: {reason}")
     if self.asked:  # the machine or the service is being stopped: the last report stays valid
       self.reporter.flush(self._patience)

@@ -36,12 +36,12 @@ from launch.errors import DENIED, LaunchError, UnknownError, amount
 from launch.spec import Run
 from launch.storage import Token
 
-TRIES = 6  # of a request
-# Of the coordinator, which takes the first free one. The rule in docs/pods.md opens them. JAX's own was 8476, and has
-# been 8482 since 0.8.1, which the rules of Cloud TPU do not open on some slices (jax-ml/jax issue 35905).
+TRIES = 6  # number of tries of a request
+# The coordinator uses the first free one of these ports. The firewall rule in docs/pods.md opens them. JAX's default
+# port was 8476. Since JAX 0.8.1 it is 8482, which Cloud TPU does not open on some slices (jax-ml/jax issue 35905).
 PORTS = range(8476, 8483)
 SLICES_PORT = 8081  # of libtpu's coordinator of slices
-FILES = 100_000  # that may be open at once
+FILES = 100_000  # number of files that may be open at once
 PYTHON = "3.12"  # JAX requires 3.11 or newer, and TPU VMs have 3.10
 INSTALLS = 3  # tries of a command of the installation
 BUNDLE, BUNDLE_FILES = 2**30, 100_000  # bytes and files of an unpacked bundle
@@ -53,16 +53,16 @@ _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 
 
 def ask(request: urllib.request.Request, pause: float = 0.5, timeout: float = 20.0) -> "bytes | None":
-  """Returns the answer of a Google server, None for 404.
+  """Returns the answer of a Google server, or None for HTTP status 404.
 
   Args:
     request: the request.
-    pause: seconds before a further try, which are multiplied by a random number from 1 to 2.
+    pause: seconds before a further try. They are multiplied by a random number from 1 to 2.
     timeout: seconds for each try.
 
   Raises:
-    LaunchError: the server refuses.
-    UnknownError: there is no answer.
+    LaunchError: the server refuses the request with HTTP status 400, 401 or 403.
+    UnknownError: the server does not answer after six tries.
   """
   reason = ""
   for number in range(TRIES):
@@ -83,7 +83,7 @@ def ask(request: urllib.request.Request, pause: float = 0.5, timeout: float = 20
 
 
 def _read_text(error):
-  """Returns the text of an answer with an error status, "" if the connection breaks."""
+  """Returns the text of an answer with an error status, or "" if the connection fails."""
   try:
     with error:
       return " ".join(error.read(2000).decode(errors="replace").split())[:200]
@@ -92,7 +92,7 @@ def _read_text(error):
 
 
 def read_metadata(key: str) -> "str | None":
-  """Returns a value of the metadata server, such as instance/zone; None if there is no such value."""
+  """Returns a value of the metadata server, such as instance/zone, or None if the value does not exist."""
   host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
   url = f"http://{host}/computeMetadata/v1/{key}"
   answer = ask(urllib.request.Request(url, headers={"Metadata-Flavor": "Google"}), timeout=5.0)
@@ -100,11 +100,19 @@ def read_metadata(key: str) -> "str | None":
 
 
 def read_secret(name: str) -> str:
-  """Returns the value of projects/P/secrets/NAME/versions/V of Secret Manager, with the account of this machine."""
+  """Returns a value from Secret Manager, read with the account of this machine.
+
+  Args:
+    name: projects/P/secrets/NAME/versions/V.
+
+  Raises:
+    LaunchError: the secret does not exist, is not UTF-8 text, or may not be read.
+    UnknownError: Secret Manager does not answer.
+  """
   server = os.environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER", "https://secretmanager.googleapis.com/")
   answer = ask(urllib.request.Request(f"{server.rstrip('/')}/v1/{name}:access", headers=Token().header()))
   if answer is None:
-    raise LaunchError(f"--secret: there is no {name}. Create the secret, or correct its name")
+    raise LaunchError(f"--secret: {name} does not exist. Create the secret, or correct its name")
   try:
     return base64.b64decode(json.loads(answer)["payload"]["data"], validate=True).decode()
   except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -112,12 +120,17 @@ def read_secret(name: str) -> str:
 
 
 def delete_own_slice(run: Run, attempt: int) -> None:
-  """Deletes the queued resource of this machine. All workers do this, at random times within `limits.beat`.
+  """Deletes the queued resource of this machine.
 
-  CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU names another server, as for gcloud.
+  All workers do this, at random times within `limits.beat` seconds. As for gcloud, the variable
+  CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU can set another server.
+
+  Args:
+    run: the run.
+    attempt: number of the attempt.
 
   Raises:
-    LaunchError: the deletion has failed. The message contains the command for a person.
+    LaunchError: the deletion failed. The message contains a command with which the user can repeat it.
   """
   name, zone, pause = run.attempt(attempt), run.zones[0] if run.zones else "", run.limits.beat
   server = os.environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU", "https://tpu.googleapis.com/").rstrip("/")
@@ -130,7 +143,9 @@ def delete_own_slice(run: Run, attempt: int) -> None:
   except (LaunchError, UnknownError) as error:
     words = ["gcloud", "compute", "tpus", "queued-resources", "delete", name, "--force"]
     command = shlex.join([*words, f"--project={run.project}", f"--zone={zone}"])
-    raise LaunchError(f"the machine could not be deleted and still costs ({error}); run: {command}", DENIED) from None
+    raise LaunchError(
+      f"the machine could not be deleted and is still billed ({error}). Run: {command}", DENIED
+    ) from None
 
 
 # Identity and network.
@@ -142,23 +157,31 @@ def find_worker(run: Run, attempt: int, number: "int | None", slice_: int = 0) -
   Args:
     run: the run.
     attempt: number of the attempt.
-    number: number in the slice; None if the metadata server must be asked, also for the slice.
+    number: number in the slice. If it is None, the metadata server provides this number and that of the slice.
     slice_: number of the slice.
+
+  Raises:
+    LaunchError: the metadata server has no valid number, or the number is outside of the run.
+    UnknownError: the metadata server does not answer.
   """
   hosts = run.workers // run.slices
   if number is None:
     text = read_metadata("instance/attributes/agent-worker-number")
     if text is None or not re.fullmatch(r"\d{1,9}", text.strip(), re.ASCII):
-      raise LaunchError(f"the metadata server has no number of this worker ({text!r}); is this a TPU VM?")
+      raise LaunchError(
+        f"the metadata server has no number for this worker ({text!r}). Start the worker on a TPU VM, or set --worker"
+      )
     number, slice_ = int(text), _find_slice(run, attempt) if run.slices > 1 else 0
   if not (0 <= number < hosts and 0 <= slice_ < run.slices):
     shape = f"{amount(run.slices, 'slice')} of {amount(hosts, 'worker')}"
-    raise LaunchError(f"worker {number} of slice {slice_}: the run has {shape}")
+    raise LaunchError(
+      f"worker {number} of slice {slice_} is outside of the run, which has {shape}. Correct --worker or --slice"
+    )
   return slice_ * hosts + number
 
 
 def _find_slice(run, attempt):
-  """Returns the number of the slice, with which the name of its node ends: NAME-a1-0."""
+  """Returns the number of the slice. The name of its node ends with this number: NAME-a1-0."""
   name, found = run.attempt(attempt), []
   for key in ("instance/attributes/tpu-env", "instance/attributes/instance-id", "instance/description"):
     text = read_metadata(key) or ""
@@ -171,23 +194,39 @@ def _find_slice(run, attempt):
 
 
 def find_address(engine: str) -> str:
-  """Returns the address at which the other workers reach this one."""
+  """Returns the IP address at which other workers reach this worker.
+
+  Args:
+    engine: name of the backend.
+  """
   if engine == "local":
     return "127.0.0.1"
   if engine == "qr" and (address := (read_metadata("instance/network-interfaces/0/ip") or "").strip()):
     return address
   with boundary("the sockets of this host"), socket.socket(type=socket.SOCK_DGRAM) as probe:
     try:
-      probe.connect(("192.0.2.1", 9))  # an address for documentation, RFC 5737; nothing is sent
+      probe.connect(
+        ("192.0.2.1", 9)
+      )  # an address for documentation (RFC 5737); connecting a UDP socket sends no packet
       return probe.getsockname()[0]
-    except OSError:  # there is no route
+    except OSError:  # the host has no route to other networks
       return "127.0.0.1"
 
 
 def find_port(engine: str) -> tuple:
-  """Returns a free port for the coordinator, and a note on the ports that are in use."""
+  """Finds a free port for the coordinator.
+
+  Args:
+    engine: name of the backend. The system chooses the port for local and hosts.
+
+  Returns:
+    The port, and a note on ports that are in use, or "".
+
+  Raises:
+    LaunchError: all ports are in use.
+  """
   taken = []
-  for number in (0,) if engine in ("local", "hosts") else PORTS:  # 0: a port that the system chooses
+  for number in (0,) if engine in ("local", "hosts") else PORTS:  # with 0, the system chooses a port
     with boundary("the sockets of this host"), socket.socket() as probe:
       try:
         if number:
@@ -198,14 +237,24 @@ def find_port(engine: str) -> tuple:
         if not number:
           raise
         taken.append(str(number))
-  raise LaunchError(f"ports {PORTS[0]} to {PORTS[-1]} of this host are in use. Stop what uses them: ss -ltnp")
+  raise LaunchError(
+    f"ports {PORTS[0]} to {PORTS[-1]} of this host are in use. Stop the programs that use them: ss -ltnp"
+  )
 
 
 # Limits of the system.
 
 
 def raise_limits(engine: str, root: str = "/") -> str:
-  """Raises the limits that training on TPUs reaches. Returns a note on those that could not be raised."""
+  """Raises the limits of the system that training on TPUs reaches.
+
+  Args:
+    engine: name of the backend.
+    root: root of the file system.
+
+  Returns:
+    A note on limits that could not be raised, or "".
+  """
   notes = []
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
@@ -226,13 +275,19 @@ def raise_limits(engine: str, root: str = "/") -> str:
 
 
 def adopt_orphans() -> None:
-  """Makes this process the parent of orphaned descendants, so that it can end and reap them, also in a container."""
+  """Makes this process the parent of orphaned descendants, so that it can kill and reap them, also in a container."""
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
 def count_oom_kills(root: str = "/") -> int:
-  """Returns how many processes of this control group were killed because memory ran out; 0 if that is not counted."""
+  """Returns the number of processes of this control group that were killed because memory ran out.
+
+  Returns 0 if the system does not count them.
+
+  Args:
+    root: root of the file system.
+  """
   count = 0
   for line in _read_file(pathlib.Path(root, "proc/self/cgroup")).splitlines():
     _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -254,17 +309,21 @@ def _read_file(path):
 
 
 def fetch_code(storage, digest: str, home: pathlib.Path) -> pathlib.Path:
-  """Returns the directory of a bundle, which is downloaded, verified and unpacked unless it exists.
+  """Returns the directory of a bundle. Downloads, verifies and unpacks the bundle if the directory does not exist.
 
   Args:
     storage: the directory of the run, a `Disk` or `Bucket`.
-    digest: SHA-256 of the bundle.
+    digest: SHA-256 of the bundle, in hexadecimal.
     home: directory of the launcher on this machine.
+
+  Raises:
+    LaunchError: the bundle is missing, has another SHA-256, or cannot be unpacked.
+    UnknownError: the directory of the run does not answer.
   """
   if not re.fullmatch("[0-9a-f]{64}", digest):
     raise LaunchError(f"{digest[:80]!r} is not the SHA-256 of a bundle. Start the run again")
   name, folder = f"code/{digest}.tgz", home / "code" / digest
-  if os.path.isdir(folder):  # it is renamed to this name after its hash was verified
+  if os.path.isdir(folder):  # the directory gets this name only after its hash is verified
     return folder
   item = storage.read(name)
   if item is None:
@@ -279,13 +338,13 @@ def fetch_code(storage, digest: str, home: pathlib.Path) -> pathlib.Path:
   except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
     raise LaunchError(f"{name} is not a bundle: {error}") from None
   except OSError as error:
-    if not os.path.isdir(folder):  # another worker of this machine was first
+    if not os.path.isdir(folder):  # another worker of this machine has created it
       raise LaunchError(f"{folder.parent}: {name} cannot be unpacked: {error.strerror}") from None
   return folder
 
 
 def unpack(content: bytes, folder: pathlib.Path) -> None:
-  """Unpacks a tar archive. Older versions of Python 3.10 have no `filter="data"`.
+  """Unpacks a tar archive safely, because older versions of Python 3.10 lack `filter="data"`.
 
   Args:
     content: the archive, compressed by gzip.
@@ -313,7 +372,7 @@ def unpack(content: bytes, folder: pathlib.Path) -> None:
         links.append((path, member.linkname))
       elif not member.isdir():
         raise ValueError(f"{member.name!r} is neither a file nor a directory")
-  for path, target in links:  # last, so that nothing is written through a link
+  for path, target in links:  # links come last, so that no file is written through a link
     os.symlink(target, path)
   inside = os.path.realpath(folder) + os.sep
   for path, target in links:
@@ -324,15 +383,20 @@ def unpack(content: bytes, folder: pathlib.Path) -> None:
 def install_interpreter(
   run: Run, code: pathlib.Path, home: pathlib.Path, log: pathlib.Path, tick: Callable[[], None], date: str = ""
 ) -> str:
-  """Returns a Python with the packages of a run: `run.python`, or one that uv installs once per setup.py and date.
+  """Returns a Python interpreter that has the packages of a run.
+
+  This is `run.python`, or an environment that uv installs once for each setup.py and date.
 
   Args:
     run: the run.
     code: directory of its code.
     home: directory of the launcher on this machine.
     log: file that receives the output of uv and pip.
-    tick: function that is called several times a second; an exception ends the installation.
-    date: newest allowed date of a package; "" for no limit.
+    tick: function that is called several times per second. An exception from it ends the installation.
+    date: newest allowed date of a package, or "" for no limit.
+
+  Raises:
+    LaunchError: the interpreter cannot be used, or the installation failed.
   """
   if run.python:
     if not os.access(run.python, os.X_OK):
@@ -348,7 +412,7 @@ def install_interpreter(
   try:
     made.parent.mkdir(parents=True, exist_ok=True)
     with open(made.with_suffix(".lock"), "a") as lock:
-      while not _try_lock(lock):  # another worker of this machine installs
+      while not _try_lock(lock):  # another worker of this machine is installing
         tick()
         time.sleep(0.05)
       if not (made / "complete").exists():
@@ -363,7 +427,11 @@ def install_interpreter(
 
 
 def list_extras(root: str = "/") -> list:
-  """Returns the extras of setup.py that the devices of this machine need."""
+  """Returns the extras of setup.py that the devices of this machine need.
+
+  Args:
+    root: root of the file system.
+  """
   devices = pathlib.Path(root, "dev")
   patterns = (("gpu", "nvidia[0-9]*"), ("tpu", "accel*"), ("tpu", "vfio/[0-9]*"))  # TPUs from v5 on use vfio
   return [*[extra for extra, pattern in patterns if any(devices.glob(pattern))][:1], "gcs"]
@@ -378,7 +446,7 @@ def _try_lock(file):
 
 
 def _find_uv(home, log, tick, deadline):
-  """Returns the path of uv: of this machine, or installed below `home`, where no distribution forbids it."""
+  """Returns the path of uv. If it is missing, installs it below `home`, which every distribution allows."""
   if found := shutil.which("uv"):
     return found
   target = home / "uv"
@@ -389,7 +457,7 @@ def _find_uv(home, log, tick, deadline):
 
 
 def _call(words, log, tick, deadline):
-  """Runs a command that needs the network, with further tries. Raises a LaunchError with its last line."""
+  """Runs a command that needs the network, at most three times. Raises a LaunchError with its last line of output."""
   for number in range(INSTALLS):
     with open(log, "ab") as file:
       start = file.tell()

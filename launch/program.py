@@ -20,7 +20,7 @@ STATUS = "VITJAX_STATUS"
 HANG, KILLED = 43, 137  # exit codes of the contract in docs/runs.md
 PIECE = 2**18  # bytes of one file of the log in the run's directory
 BEHIND = 2**26  # bytes of the log that stay on the local disk
-MOST = 2**27  # bytes of a try that are sent as they appear; after these, only the last piece is sent
+MOST = 2**27  # bytes of a try that are sent at once. If the log is longer, only its last piece is sent
 SHORT = 8  # characters below which the value of a secret is not hidden, because every log contains such words
 TAIL, LINES = 8192, 40  # the largest size of a tail, in bytes and in lines
 _INHERITED = re.compile(r"(?!MEGASCALE_|VITJAX_|JAX_COORDINATOR_|LAUNCH_).*(?<!_proxy)", re.IGNORECASE | re.DOTALL)
@@ -80,7 +80,7 @@ def read_secrets(run: Run) -> dict:
   """Returns the values of the secrets of a run.
 
   Raises:
-    LaunchError: a secret is missing, or cannot be a variable.
+    LaunchError: a secret is missing, or contains a zero byte, which a variable cannot contain.
     UnknownError: Secret Manager does not answer.
   """
   values = {}
@@ -103,7 +103,16 @@ def read_secrets(run: Run) -> dict:
 
 
 class Program:
-  """A child process in a session of its own, a resource. Raises a LaunchError if it cannot be started.
+  """A child process in its own session. Call `close` to end the process.
+
+  Args:
+    words: the argument list.
+    folder: working directory of the program.
+    environment: variables of the program, from `environment`.
+    log: file that receives the output of the program.
+
+  Raises:
+    LaunchError: the program cannot be started.
 
   Attributes:
     progress: "step" and "began" (0 to 1e15, else -1) and the text "doing", as the program last reported them.
@@ -131,7 +140,7 @@ class Program:
       raise LaunchError(f"{name} cannot be started: {getattr(error, 'strerror', None) or error}") from None
 
   def poll(self) -> "int | None":
-    """Returns the exit code as a shell reports it; None while the program runs."""
+    """Returns the exit code as a shell reports it, or None while the program runs."""
     code = self._process.poll()
     return code if code is None or code >= 0 else 128 - code
 
@@ -148,7 +157,7 @@ class Program:
       self.progress["doing"] = re.sub("[\ud800-\udc7f\udd00-\udfff]", "?", doing)  # a file cannot contain surrogates
 
   def ask(self) -> None:
-    """Sends SIGTERM once, to the program only: its data workers must not end before it."""
+    """Sends SIGTERM once, and only to the program, because its data workers must not end first."""
     if self.asked is None:
       self.asked = time.monotonic()
       self._process.send_signal(signal.SIGTERM)
@@ -171,11 +180,14 @@ class Program:
     return kill_all(str(self._status), os.getpid())
 
   def explain(self, code: int, tail: str) -> tuple:
-    """Returns the exit code of the contract, and its meaning in words.
+    """Explains the end of the program.
 
     Args:
-      code: what `poll` returned.
+      code: exit code from `poll`.
       tail: the end of the log of the try.
+
+    Returns:
+      The exit code of the contract in docs/runs.md, and its meaning in words, or "" if the code is clear by itself.
     """
     if self._killed and self.asked is not None:
       return code, "killed, because it did not end within limits.grace after SIGTERM"
@@ -206,20 +218,23 @@ def _delete(path):
 
 
 def kill_all(mark: str, worker: int = 0) -> list:
-  """Kills the processes of programs and waits until they are gone. Returns the processes that survive.
+  """Kills the processes of programs and waits until they have ended.
 
   Args:
-    mark: the first characters of the paths of their status files. These identify them after the death of their worker.
-    worker: a worker whose descendants are killed as well, even if they have no status file; 0 for none.
+    mark: prefix of the paths of the status files, which identify programs after the death of their worker.
+    worker: process ID of a worker. Its descendants are killed as well, even without a status file. 0 to omit.
+
+  Returns:
+    The IDs of the processes that survive.
 
   Raises:
     UnknownError: the processes cannot be listed.
   """
   deadline, clean = time.monotonic() + _REAPED, 0
-  while clean < 2:  # one look can miss a process that is just being forked
+  while clean < 2:  # a single listing can miss a process that is being forked
     try:
       found = {*_find_marked(mark), *(_find_descendants(worker) if worker else ())}
-    except OSError as error:  # too many open files, which may pass
+    except OSError as error:  # too many open files, which may be temporary
       if time.monotonic() > deadline:
         raise UnknownError(f"the processes of this host cannot be listed: {error.strerror}") from None
       time.sleep(0.01)
@@ -235,7 +250,10 @@ def kill_all(mark: str, worker: int = 0) -> list:
 
 
 def _find_descendants(worker):
-  """Returns the living descendants of a worker outside its own session, in which no program is. Reaps zombies."""
+  """Returns the living descendants of a worker outside its own session, and reaps zombies.
+
+  Programs run in other sessions than their worker.
+  """
   rows = {}  # state, parent, process group and session: proc_pid_stat(5)
   for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
     with contextlib.suppress(OSError):  # it has ended
@@ -257,7 +275,7 @@ def _find_descendants(worker):
 
 
 def _find_marked(mark):
-  """Returns the processes with a status file of this mark in their environment."""
+  """Returns the processes that have a status file with this mark in their environment."""
   found, start = [], f"{STATUS}={mark}".encode()
   for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
     try:
@@ -270,10 +288,13 @@ def _find_marked(mark):
 
 
 class Log:
-  """The log of a worker: a local file to which programs write, and which is sent in pieces without secrets.
+  """The log of a worker: a local file to which programs write. It is sent in pieces without secrets.
 
-  Only the user of the worker may read the file, who can read the variables of the program anyway. If the worker is
-  killed, the next one continues behind the last piece that was sent.
+  Only the user of the worker may read the file. This user can also read the variables of the program. If the worker is
+  killed, the next worker continues after the last piece that was sent.
+
+  Args:
+    path: the file, which is created if it is missing.
   """
 
   def __init__(self, path: pathlib.Path):
@@ -284,7 +305,7 @@ class Log:
     os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
 
   def hide(self, values: list) -> None:
-    """Replaces these values by *** from now on, except values of less than 8 characters."""
+    """Replaces these values by *** from now on, except values of fewer than 8 characters."""
     hidden = sorted({value.encode(errors="surrogateescape") for value in values if len(value) >= SHORT}, key=len)
     self._longest = len(hidden[-1]) if hidden else 1
     self._secrets = re.compile(b"|".join(map(re.escape, reversed(hidden)))) if hidden else None
@@ -298,11 +319,11 @@ class Log:
 
   def write(self, text: str) -> None:
     """Adds a line of the worker."""
-    with contextlib.suppress(OSError), open(self.path, "ab") as file:  # the reports show that a disk is full
+    with contextlib.suppress(OSError), open(self.path, "ab") as file:  # a full disk is visible in the reports
       file.write(f"{utc(time.time())} launch: {self.redact(text)}\n".encode(errors="replace"))
 
   def size(self) -> int:
-    """Returns the size in bytes, 0 if the file is gone."""
+    """Returns the size in bytes, or 0 if the file does not exist."""
     with contextlib.suppress(OSError):
       return self.path.stat().st_size
     return 0
@@ -323,13 +344,17 @@ class Log:
       ctypes.CDLL(None).fallocate64(file.fileno(), 1 | 2, ctypes.c_int64(0), ctypes.c_int64(end))
 
   def read_piece(self, last: bool = False) -> tuple:
-    """Returns the bytes behind the last piece that was sent, and their last position; b"" if there are none.
+    """Reads the next piece of the log.
 
     Args:
-      last: nothing will be added. Otherwise bytes that may be the beginning of a secret are held back.
+      last: whether the log is complete. Otherwise, final bytes that may be the start of a secret are held back.
+
+    Returns:
+      The bytes after the last piece that was sent, without secrets, and the position of their end. The bytes are empty
+      if the log has not grown.
     """
     start, size, note = self._sent, self.size(), b""
-    if size < start:  # somebody has shortened the file
+    if size < start:  # the file was truncated
       start = self._try = self._trimmed = 0
     full = start - self._try >= MOST
     if full and not last:
@@ -356,13 +381,13 @@ class Log:
     return b""
 
   def mark_sent(self, end: int) -> None:
-    """Notes that a piece up to this position has arrived."""
+    """Records that the log is sent up to this position."""
     self._sent = end
     with contextlib.suppress(OSError):  # if the worker is killed, the piece is sent again
       self._note.write_text(str(end))
 
   def tail(self, start: int) -> str:
-    """Returns the last lines behind a position."""
+    """Returns the last lines after a position, at most 40 lines and 8192 bytes, without secrets."""
     try:
       with open(self.path, "rb") as file:
         begin = max(start, self.size() - 2 * TAIL)

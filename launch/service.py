@@ -1,7 +1,7 @@
 """A worker as a service of its machine: a unit of systemd, or a daemon. Repeated starts have no effect.
 
-The directory of a service has a description and a lock, which the worker holds as long as it lives. What cannot be
-read is unknown: it raises an UnknownError, and never means that there is no worker.
+The directory of a service contains a description and a lock. The worker holds the lock as long as it is alive. If a
+file cannot be read, functions raise an UnknownError. They never conclude from such a failure that the worker is absent.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from launch import program
 from launch.assumptions import boundary
 from launch.errors import LaunchError, UnknownError
 
-ROOT = pathlib.Path(__file__).absolute().parent.parent  # of the package
+ROOT = pathlib.Path(__file__).absolute().parent.parent  # the directory that contains the package
 SYSTEMD = pathlib.Path("/run/systemd/system")  # exists if systemd is running: sd_booted(3)
 PROBED = 0.3  # seconds, longer than `is_alive` holds a lock
 START = 30.0  # seconds in which a worker must take its lock
@@ -31,7 +31,10 @@ _ABSENT = (FileNotFoundError, NotADirectoryError)
 
 
 def default_home() -> pathlib.Path:
-  """Returns the directory for code, interpreters and services on this machine, below /tmp for users without a home."""
+  """Returns the directory for code, interpreters and services on this machine.
+
+  The directory is below /tmp for users without a home directory.
+  """
   if state := os.environ.get("XDG_STATE_HOME"):
     return pathlib.Path(state, "vit_jax/launch").absolute()
   try:
@@ -57,7 +60,7 @@ class Service:
     self.name, self.home, self.folder = f"vitjax-{name}", home, home / "units" / name
 
   def describe(self, about: dict) -> None:
-    """Writes the description of the service. LaunchError if the directory is not writable."""
+    """Writes the description of the service. Raises a LaunchError if the directory is not writable."""
     with self._writable():
       draft = self.folder / f".about.{os.getpid()}"
       draft.write_text(json.dumps(about))
@@ -65,7 +68,7 @@ class Service:
 
   @property
   def about(self) -> "dict | None":
-    """The description; None if there is none, or it is damaged."""
+    """The description, or None if it is missing or damaged."""
     try:
       with _known(self.folder / "about.json", ValueError, RecursionError) as path:
         about = json.loads(path.read_text())
@@ -110,7 +113,10 @@ class Service:
     return False
 
   def process(self) -> int:
-    """Returns the process that holds the lock; 0 if there is none, or the disk was too full for its number."""
+    """Returns the ID of the process that holds the lock.
+
+    Returns 0 if the lock is free, or if the disk was too full for the number of the process.
+    """
     try:
       with _known(self.folder / "lock", ValueError) as path:
         number, started = path.read_text().split()
@@ -120,12 +126,19 @@ class Service:
     return number if self.is_alive() and _start_time(number) == started else 0
 
   def start(self, words: list, grace: float, systemd: bool = True) -> str:
-    """Starts `python -m launch.worker run` unless it is alive. Returns what was done. Raises a LaunchError.
+    """Starts `python -m launch.worker run` unless it is alive.
 
     Args:
       words: arguments of the worker.
-      grace: seconds that it may take to stop.
-      systemd: whether it may be a unit of systemd, whose programs do not have the environment of this process.
+      grace: seconds that the worker may take to stop.
+      systemd: whether the worker may become a unit of systemd. A unit does not inherit the environment of this process.
+
+    Returns:
+      A line that describes the result.
+
+    Raises:
+      LaunchError: the worker did not start.
+      UnknownError: this machine gives no answer.
     """
     with _known(self.folder / "starting") as path:
       self.folder.mkdir(parents=True, exist_ok=True)
@@ -156,7 +169,7 @@ class Service:
       return f"{self.name} is started, process {self.process()}"
 
   def ask(self) -> bool:
-    """Requests the end of the worker and returns at once. Returns whether there was one."""
+    """Requests the end of the worker without waiting. Returns whether a worker was found."""
     if SYSTEMD.exists() and _is_active(self.name):
       _call(["systemctl", "stop", "--no-block", self.name])
       return True
@@ -165,10 +178,17 @@ class Service:
     return bool(number)
 
   def stop(self, grace: float) -> bool:
-    """Stops the worker and its programs, and kills them after `grace` seconds. Returns whether all have ended."""
+    """Stops the worker and its programs.
+
+    Args:
+      grace: seconds after which the processes are killed.
+
+    Returns:
+      Whether all processes have ended.
+    """
     asked, deadline = self.ask(), time.monotonic() + grace
     while self.is_alive() and time.monotonic() < deadline:
-      asked = asked or self.ask()  # it may just be starting
+      asked = asked or self.ask()  # the worker may be starting at this moment
       time.sleep(0.02)
     if number := self.process():
       program.kill_all(f"{self.folder}/", number)
@@ -193,7 +213,15 @@ class Service:
 
 
 def find_services(home: pathlib.Path, run: str, attempt: int, engine: str, worker: "int | None" = None) -> list:
-  """Returns the services of an attempt on this machine, also of those that have ended; of one worker if it is given."""
+  """Returns the services of an attempt on this machine, including those that have ended.
+
+  Args:
+    home: directory of the launcher on this machine.
+    run: name of the run.
+    attempt: number of the attempt.
+    engine: name of the backend.
+    worker: number of the worker. Defaults to all workers.
+  """
   shape = re.escape(name_service(run, attempt, engine, worker))
   if engine == "local" and worker is None:
     shape = re.sub(r"\d+$", r"\\d+", shape)
@@ -201,12 +229,24 @@ def find_services(home: pathlib.Path, run: str, attempt: int, engine: str, worke
 
 
 def list_services(home: pathlib.Path, engine: str) -> list:
-  """Returns the descriptions of the services of an engine, with "alive", "made" (a time) and "said" (a last line)."""
+  """Returns the descriptions of the services of an engine.
+
+  Args:
+    home: directory of the launcher on this machine.
+    engine: name of the backend.
+
+  Returns:
+    Dictionaries with the description and three further keys: "alive" is whether the worker is alive, "made" the time of
+    the description in seconds since the epoch, and "said" the last line of the output.
+  """
   found = []
   for name in _names(home):
     service = Service(name, home)
     if (about := service.about) and about.get("engine") == engine:
-      with contextlib.suppress(*_ABSENT), _known(service.folder / "about.json") as path:  # it may just be deleted
+      with (
+        contextlib.suppress(*_ABSENT),
+        _known(service.folder / "about.json") as path,
+      ):  # the file may be deleted at this moment
         made = path.stat().st_mtime
         found.append(
           about | {"alive": service.is_alive(), "made": made, "said": _last_line(service.folder / "worker.txt")}
@@ -231,8 +271,8 @@ def build_command(name: str, run: list, grace: float) -> list:
   (UNIT_ESCAPE_SPECIFIERS in systemd's dbus-execute.c), so that "%%" would reach the program as "%%".
 
   Args:
-    name: of the unit.
-    run: the command of the unit, as words that reach it unchanged.
+    name: name of the unit.
+    run: the command of the unit. Its words reach the program unchanged.
     grace: seconds that the program has to stop.
   """
   properties = ("KillMode=mixed", "KillSignal=SIGTERM", f"TimeoutStopSec={grace + 30:.0f}", "OOMPolicy=continue",
@@ -248,7 +288,7 @@ def _is_active(name):
 
 
 def _call(words):
-  """Returns the result of a command of systemd, whatever its exit code."""
+  """Returns the result of a command of systemd with any exit code."""
   try:
     return subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", timeout=CALL)
   except subprocess.TimeoutExpired:
@@ -259,13 +299,13 @@ def _call(words):
 
 @contextlib.contextmanager
 def _known(path, *answers):
-  """Yields a path behind the boundary, which exceptions that are answers pass."""
+  """Yields a path and turns errors into an UnknownError, except the exceptions in `answers`."""
   with boundary(str(path), (*_ABSENT, ProcessLookupError, BlockingIOError, *answers)):
     yield path
 
 
 def _start_time(number):
-  """Returns when a process started, in ticks since the start of the machine; "0" if that is unknown."""
+  """Returns the start time of a process in ticks since the start of the machine, or "0" if it is unknown."""
   try:
     return pathlib.Path("/proc", str(number), "stat").read_text().rpartition(")")[2].split()[19]
   except (OSError, IndexError):

@@ -21,18 +21,22 @@ from launch import errors, executor, machine, mailbox, program, service, spec, s
 from launch.errors import LaunchError, UnknownError
 from launch.program import Log
 
-PATIENCE = 600.0  # seconds for which a directory without an answer is asked again
+PATIENCE = 600.0  # seconds for which requests to a directory that does not answer are repeated
 
 
 def main(words: "list | None" = None) -> int:
-  """Executes a command. Returns its exit code."""
+  """Executes a command and returns its exit code.
+
+  Args:
+    words: command-line arguments. Defaults to those of this process.
+  """
   options = _parser().parse_args(words)
   try:
     return {"run": run, "start": start, "stop": stop, "look": look}[options.verb](options)
   except (LaunchError, UnknownError) as error:
     print(f"launch.worker: {error}", file=sys.stderr)
     return error.code if isinstance(error, LaunchError) else errors.UNKNOWN
-  except OSError as error:  # no space, processes or files are left, which may pass
+  except OSError as error:  # the host has run out of disk space, processes or files, which may be temporary
     print(f"launch.worker: {_explain(error)}", file=sys.stderr)
     return errors.UNKNOWN
 
@@ -64,7 +68,7 @@ def _mailbox(options):
 
 
 def _read_attempt(options, asked=()):
-  """Returns the attempt. Waits `options.patience` for an answer, unless a signal has asked this process to stop."""
+  """Returns the attempt. Waits `options.patience` seconds for an answer, unless a signal requested a stop."""
 
   def pause(error):
     if asked:
@@ -78,7 +82,18 @@ def _read_attempt(options, asked=()):
 
 
 def start(options: argparse.Namespace) -> int:
-  """Starts the service of a worker, unless it is alive."""
+  """Starts the service of a worker, unless it is alive.
+
+  Args:
+    options: the parsed command line.
+
+  Returns:
+    The exit code.
+
+  Raises:
+    LaunchError: the attempt does not exist, its name is in use for another directory, or the service does not start.
+    UnknownError: the directory of the run, or this machine, gives no answer.
+  """
   attempt = _read_attempt(options)
   name = attempt.run.name
   made = service.Service(service.name_service(name, options.attempt, options.engine, options.worker), options.home)
@@ -96,7 +111,17 @@ def start(options: argparse.Namespace) -> int:
 
 
 def stop(options: argparse.Namespace) -> int:
-  """Stops the services of an attempt on this machine with all their processes, and deletes their descriptions."""
+  """Stops the services of an attempt on this machine with all their processes, and deletes their descriptions.
+
+  Args:
+    options: the parsed command line.
+
+  Returns:
+    The exit code.
+
+  Raises:
+    UnknownError: a service does not end.
+  """
   name = options.name or _read_attempt(options).run.name
   mark, found = options.mark or (spec.digest(options.folder) if options.folder else ""), []
   for each in service.find_services(options.home, name, options.attempt, options.engine, options.worker):
@@ -116,13 +141,24 @@ def stop(options: argparse.Namespace) -> int:
 
 
 def look(options: argparse.Namespace) -> int:
-  """Prints the services of an engine on this machine as JSON."""
+  """Prints the services of an engine on this machine as JSON, and returns the exit code."""
   print(json.dumps(service.list_services(options.home, options.engine)), flush=True)
   return errors.DONE
 
 
 def run(options: argparse.Namespace) -> int:
-  """Executes an attempt in this process. Returns the exit code of the program if a JobSet may restart it."""
+  """Executes an attempt in this process.
+
+  Args:
+    options: the parsed command line.
+
+  Returns:
+    The exit code of the worker. If a JobSet may restart the worker, this is the exit code of the program.
+
+  Raises:
+    LaunchError: the worker is already alive, or the attempt cannot be executed.
+    UnknownError: the directory of the run, or this machine, gives no answer.
+  """
   machine.adopt_orphans()
   asked = []
   for number in (signal.SIGTERM, signal.SIGINT):
@@ -131,7 +167,7 @@ def run(options: argparse.Namespace) -> int:
   own = service.Service(service.name_service(name, options.attempt, options.engine, options.worker), options.home)
   if not own.lock():
     raise LaunchError(f"{own.name} is already alive on this host, process {own.process()}. Stop it first", errors.BUG)
-  program.kill_all(f"{own.folder}/")  # the programs of a worker that was killed
+  program.kill_all(f"{own.folder}/")  # programs that survived a worker that was killed
   first = 1 + options.restart
   try:
     attempt = _read_attempt(options, asked)
@@ -139,7 +175,7 @@ def run(options: argparse.Namespace) -> int:
       found = attempt.run.attempt(attempt.number)
       raise LaunchError(f"{options.folder} contains the attempt {found} instead of {name}-a{options.attempt}")
     if options.proof not in ("", attempt.proof):
-      raise LaunchError(f"{options.folder}: the run or its code was changed after it was started; nothing is executed")
+      raise LaunchError(f"{options.folder}: the run or its code changed after the start. Start the run again")
     number = machine.find_worker(attempt.run, options.attempt, options.worker, options.slice)
     log = Log(own.folder / "log")
     try_ = max(first, _last_try(files, number, own, attempt.run.limits.beat) + 1)
@@ -156,13 +192,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _last_try(files, number, own, beat):
-  """Returns the last try that an earlier process of this worker has started; 0 for none. It is not started again."""
+  """Returns the number of the last try that an earlier process of this worker started, or 0.
+
+  This try is not started again.
+  """
   last = 0
   with contextlib.suppress(OSError, ValueError):
     last = int((own.folder / "tries").read_text())
   try:
     found = executor.retry(lambda: files.seen(number), 4 * beat, lambda _: time.sleep(min(2.0, 0.4 * beat)))
-  except UnknownError:  # the report is invalid, or there is no answer: the file of this machine counts
+  except UnknownError:  # without a valid report, the file on this machine decides
     return last
   if found and (found[0].phase in (mailbox.RUNNING, mailbox.EXITED) or found[0].exit is not None):
     last = max(last, found[0].try_)

@@ -1,4 +1,4 @@
-"""The engines, one module for each way to get machines. Their `Engine` is a `launch.engine.Engine`."""
+"""The engines, with one module for each backend. The class `Engine` of a module implements `launch.engine.Engine`."""
 
 import importlib
 
@@ -6,7 +6,7 @@ from launch.assumptions import Guarded
 from launch.engine import Engine
 from launch.spec import Run
 
-MODULES = {"local": "hosts"}  # backends whose module has another name
+MODULES = {"local": "hosts"}  # backends that share the module of another backend
 
 
 def engine(run: Run) -> Engine:

@@ -139,7 +139,7 @@ def test_g2_a_worker_executes_only_the_run_that_this_machine_started(here, tmp_p
     command = [sys.executable, "-m", "launch.worker", "run", f"--folder={here.folder}", "--worker=0", "--engine=local",
                "--name=vit", f"--home={tmp_path}/home", f"--proof={attempt.proof}"]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert result.returncode and "was changed after it was started" in result.stderr
+    assert result.returncode and "changed after the start" in result.stderr
   files.publish(dataclasses.replace(attempt, code="d" * 64))
   assert files.attempt().proof != attempt.proof
 
