@@ -23,7 +23,7 @@ def test_arrays_are_read_by_name_from_a_path_and_an_open_file(tmp_path):
 @pytest.mark.parametrize("names", [("a.npy", "a.npy"), ("a.npy", "b.npy", "a.npy"), ("b.npy", "a.npy", "a")])
 def test_g_two_arrays_of_one_name_are_refused(tmp_path, names):
   (tmp_path / "x.npz").write_bytes(archive_files.archive(*names))
-  with pytest.raises(ValueError, match="two members are called 'a'"):
+  with pytest.raises(ValueError, match="two members are named 'a'"):
     archives.load(tmp_path / "x.npz", "b")
 
 
@@ -31,7 +31,7 @@ def test_g_a_repeated_array_is_the_whole_difference(tmp_path):
   np.savez(tmp_path / "x.npz", a=np.ones(2))
   archives.load(tmp_path / "x.npz", "a")
   archive_files.repeat(tmp_path / "x.npz", "a")
-  with pytest.raises(ValueError, match="two members are called 'a'"):
+  with pytest.raises(ValueError, match="two members are named 'a'"):
     archives.load(tmp_path / "x.npz", "a")
 
 

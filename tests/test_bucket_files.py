@@ -43,7 +43,7 @@ def test_weights_go_through_a_bucket_without_a_change(tmp_path, bucket, monkeypa
   assert sorted(first) == sorted(end)
   assert all(np.array_equal(first[name], end[name]) for name in first)
   assert importers.is_workdir(bucket / "workdir")
-  with pytest.raises(ConfigError, match="is there already"):
+  with pytest.raises(ConfigError, match="already exists"):
     convert.convert(tmp_path / "a.npz", bucket / "workdir", None, {})
 
 

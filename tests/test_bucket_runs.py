@@ -181,7 +181,7 @@ def test_a1_a_save_in_a_bucket_that_cannot_be_read_back_is_no_checkpoint_and_rem
   check = store_module.check_readable
   monkeypatch.setattr(store_module, "check_readable", lambda folder: ((folder / gone).unlink(), check(folder)))
   store = checkpoints.Checkpoints(workdir, mesh.replicated(grid(1)), keep=1)
-  with pytest.raises(OSError, match=r"cannot be read back.*the last whole one is step 3"):
+  with pytest.raises(OSError, match=r"cannot be read back.*The last complete checkpoint is step 3"):
     store.save(4, large(4, grid(1)), {})
   with contextlib.suppress(OSError):
     store.close()

@@ -66,8 +66,8 @@ def test_a_bucket_that_refuses_is_an_error_at_once_and_never_taken_for_empty(buc
       with pytest.raises(PermissionError) as error:
         ask()
   assert disk.trouble(error.value) == (
-    f"{bucket / 'b'}: the bucket refuses (this account may not); give this account the roles Storage Object User and "
-    "Storage Legacy Bucket Reader for the bucket, and run the same command again"
+    f"{bucket / 'b'}: the bucket denied access (this account may not). Give this account the roles Storage Object "
+    "User and Storage Legacy Bucket Reader for the bucket, and run the same command again"
   )
   assert time.monotonic() - began < 5
 
@@ -88,7 +88,7 @@ def test_one_that_stays_away_is_an_error_after_the_patience_and_then_at_once(buc
   with bucket_server.troubled(away=True):
     for least, most in ((0.2, 4), (0, 1)):
       began = time.monotonic()
-      with pytest.raises(OSError, match=r"has not answered for \d s \(ServerDisconnected") as error:
+      with pytest.raises(OSError, match=r"has not responded for \d s \(ServerDisconnected") as error:
         files.write_text(bucket / "a", "1")
       assert least < time.monotonic() - began < most
   assert (error.value.errno, error.value.filename) == (errno.EHOSTDOWN, str(bucket / "a"))
@@ -99,7 +99,9 @@ def test_one_that_stays_away_is_an_error_after_the_patience_and_then_at_once(buc
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "nan", "inf"])
 def test_a_patience_that_is_no_number_of_seconds_is_named(monkeypatch, text):
   monkeypatch.setenv("VITJAX_PATIENCE", text)
-  with pytest.raises(ConfigError, match=f"^VITJAX_PATIENCE: '{text}' is no number of seconds; allowed: .* as 240"):
+  with pytest.raises(
+    ConfigError, match=f"^VITJAX_PATIENCE: expected a number of seconds, got '{text}'. Use a number .* as 240"
+  ):
     buckets.patience()
 
 
@@ -108,7 +110,7 @@ def test_a_misspelt_bucket_is_not_made(bucket):
   path.mkdir(parents=True, exist_ok=True)
   with pytest.raises(FileNotFoundError) as error:
     files.write_text(path / "a", "1")
-  assert disk.trouble(error.value).startswith("gs://bukcet/run/a: there is no such object, or no such bucket; ")
+  assert disk.trouble(error.value).startswith("gs://bukcet/run/a: the object or the bucket does not exist. ")
   assert not path.exists()
 
 

@@ -106,11 +106,11 @@ def test_a_suggested_flag_is_accepted_by_the_form_of_the_command(verb, words, tm
       wrong = (
         "unknown flag",
         "unknown key",
-        "it is for",
+        "only for",
         "takes",
         "with another config",
         "either",
-        "it measures given weights",
+        "evaluates existing weights",
       )
       assert not any(text in again for text in wrong), f"{match[1]}: {again}"
   assert suggested or "--check" in words[0]
@@ -172,7 +172,7 @@ def raising(error):
     (ConfigError("batch: 3"), 2, "error: batch: 3\n"),
     (runtime.Stop(44, "not finite"), 44, "not finite\n"),
     (KeyboardInterrupt(), 130, "continues"),
-    (OSError("disk full"), 2, "disk full; mend it"),
+    (OSError("disk full"), 2, "disk full. Fix it"),
     (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 3 GiB"), 2, "out of device memory"),
   ],
 )

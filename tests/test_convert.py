@@ -69,18 +69,22 @@ def test_there_and_back_is_the_same_file(tmp_path, name):
 def test_a_notice_where_the_other_code_computes_a_little_differently(tmp_path):
   written(tmp_path / "a.npz")
   said = convert.convert(tmp_path / "a.npz", tmp_path / "b.safetensors", "timm", {})
-  assert "note: gelu=tanh is not in the tensors; who has nothing else takes erf" in said
-  assert "note: heads=2 is not in the tensors; who has nothing else takes 1" in said
-  assert "is not in the tensors" not in convert.convert(tmp_path / "a.npz", tmp_path / "b.npz", "vit_jax", {})
+  assert "note: gelu=tanh cannot be derived from the tensors. Readers of the tensors alone will use erf" in said
+  assert "note: heads=2 cannot be derived from the tensors. Readers of the tensors alone will use 1" in said
+  assert "cannot be derived from the tensors" not in convert.convert(
+    tmp_path / "a.npz", tmp_path / "b.npz", "vit_jax", {}
+  )
 
 
 def test_padding_of_an_efficientnet_is_in_its_name_only(tmp_path):
   described = Description(Choice("tf_efficientnet_b0"), 224, 1000)
   written(tmp_path / "a.safetensors", "timm", described)
   said = convert.convert(tmp_path / "a.safetensors", tmp_path / "weights.npz", None, {})
-  assert "eps=0.001 is not in the tensors" in said and "padding=same is not in the tensors" in said
+  assert (
+    "eps=0.001 cannot be derived from the tensors" in said and "padding=same cannot be derived from the tensors" in said
+  )
   named = convert.convert(tmp_path / "a.safetensors", tmp_path / "tf_efficientnet_b0.npz", None, {})
-  assert "is not in the tensors" not in named
+  assert "cannot be derived from the tensors" not in named
 
 
 def test_hugging_face_gets_the_config_that_its_library_reads(tmp_path):
@@ -90,7 +94,7 @@ def test_hugging_face_gets_the_config_that_its_library_reads(tmp_path):
   found = json.loads((tmp_path / "out/config.json").read_text())
   assert (found["hidden_size"], found["num_attention_heads"], found["hidden_act"]) == (64, 2, "gelu_pytorch_tanh")
   assert (found["layer_norm_eps"], found["num_hidden_layers"], len(found["id2label"])) == (1e-6, 2, 3)
-  with pytest.raises(ConfigError, match=r"config\.json is there already"):
+  with pytest.raises(ConfigError, match=r"config\.json already exists"):
     convert.convert(tmp_path / "a.npz", tmp_path / "out/other.safetensors", "hf", {})
   assert not (tmp_path / "out/other.safetensors").exists()
 
@@ -145,23 +149,23 @@ def test_the_flags_of_an_inspection_make_the_model(tmp_path):
 @pytest.mark.parametrize(
   ("given", "says"),
   [
-    (["{}/a.npz", "{}/a.npz"], "is there already"),
+    (["{}/a.npz", "{}/a.npz"], "already exists"),
     (
       ["{}/a.npz", "{}/b.pth"],
-      r"cannot write '\.pth'; allowed: \.npz, \.safetensors, \.stablehlo, \.onnx, or a directory",
+      r"cannot write '\.pth'. Allowed: \.npz, \.safetensors, \.stablehlo, \.onnx, or a directory",
     ),
     (["{}/c.npz", "{}/none/b.npz"], "no file"),
     (["{}/a.npz", "{}/a.npz/b.npz"], "a.npz is not a folder. Choose another path"),
     (["{}/a.npz", "{}/b.npz", "--layout=compact"], "'compact' is not known for ViT-"),
-    (["{}/a.npz", "{}/b", "--layout=timm"], "a directory holds a checkpoint of ours, which has no layout"),
+    (["{}/a.npz", "{}/b", "--layout=timm"], "a directory contains a checkpoint of vit_jax, which has no layout"),
     (["{}/a.npz", "{}/b.npz", "--ema"], "the file has no averaged weights"),
     (["--inspect", "{}/a.npz", "--ema"], "the file has no averaged weights"),
-    (["--inspect", "{}/a.npz", "--image-size=112"], "--image-size=112: .*image_size=32; leave --image-size out"),
-    (["--inspect", "{}/a.npz", "--image-size=64,24"], "--image-size=64,24: .*image_size=32; leave --image-size out"),
-    (["{}/a.npz", "{}/b.npz", "--image-size=112"], "--image-size=112: .*image_size=32; leave --image-size out"),
-    (["--inspect", "{}/a.npz", "--heads=4"], "--heads=4: .* heads=2; leave --heads out"),
-    (["--inspect", "{}/a.npz", "--heads=32768"], "--heads: 32768; allowed: a whole number from 1 to 32767"),
-    (["{}/a.npz"], "1 path; write `IN OUT`"),
+    (["--inspect", "{}/a.npz", "--image-size=112"], "--image-size=112: .*image_size=32. Leave --image-size out"),
+    (["--inspect", "{}/a.npz", "--image-size=64,24"], "--image-size=64,24: .*image_size=32. Leave --image-size out"),
+    (["{}/a.npz", "{}/b.npz", "--image-size=112"], "--image-size=112: .*image_size=32. Leave --image-size out"),
+    (["--inspect", "{}/a.npz", "--heads=4"], "--heads=4: .* heads=2. Leave --heads out"),
+    (["--inspect", "{}/a.npz", "--heads=32768"], "--heads: 32768. Allowed: a whole number from 1 to 32767"),
+    (["{}/a.npz"], "1 path. Write `IN OUT`"),
     (["--inspect", "{}/a.npz", "{}/a.npz"], "2 paths"),
     (["--inspect", "{}/c.npz"], "no file"),
     (["--inspect", "{}"], "no weights in the folder"),
@@ -187,7 +191,7 @@ def test_a_size_is_one_number_or_two(monkeypatch):
 def test_a_table_that_is_no_square_asks_for_the_image_size(tmp_path):
   wide = Description(Choice("ViT-S/8", SMALL), (16, 40), 3)
   written(tmp_path / "a.npz", description=wide)
-  with pytest.raises(ConfigError, match="10 patches, which are no square; give the image size"):
+  with pytest.raises(ConfigError, match=r"10 patches, which do not form a square. Give the image size"):
     importers.inspect(tmp_path / "a.npz")
   assert importers.inspect(tmp_path / "a.npz", {"image_size": (16, 40)}).description.image_size == (16, 40)
 
@@ -260,7 +264,7 @@ def test_a_run_starts_from_another_runs_workdir_and_its_average(tmp_path):
   # And through another code's file.
   runs.finish(runs.command("convert", str(tmp_path / "a"), str(tmp_path / "b.npz")))
   assert f"{result['loss']:.4f}" in runs.finish(runs.command("evaluate", f"--weights={tmp_path / 'b.npz'}", *flags))
-  with pytest.raises(ConfigError, match=r"holds no ema; the run keeps an average with config.optim.ema"):
+  with pytest.raises(ConfigError, match=r"does not contain ema. Train with config.optim.ema"):
     checkpoints.write_weights(tmp_path / "c", arrays, about)
     checkpoints.read_weights(tmp_path / "c", averaged=True)
 

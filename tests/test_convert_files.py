@@ -25,7 +25,7 @@ def test_of_two_conversions_into_one_file_the_second_to_end_is_refused(tmp_path)
   said = [process.communicate()[1] for process in both]
   codes = [process.returncode for process in both]
   assert sorted(codes) == [0, 2], said
-  assert "is there already" in said[codes.index(2)]
+  assert "already exists" in said[codes.index(2)]
   names = ["config.json", "model.safetensors", "preprocessor_config.json"]
   assert sorted(file.name for file in (tmp_path / "out").iterdir()) == names
   (tmp_path / "out/model.safetensors").rename(tmp_path / "out/other.safetensors")
@@ -67,7 +67,7 @@ def test_a_conversion_that_was_killed_at_the_end_is_completed_by_the_same_comman
   convert.convert(tmp_path / "a.npz", tmp_path / target, None, {})
   assert importers.load(tmp_path / target)[0].classes == 3
   assert not list((tmp_path / "out").glob(".*"))
-  with pytest.raises(ConfigError, match="is there already"):
+  with pytest.raises(ConfigError, match="already exists"):
     convert.convert(tmp_path / "a.npz", tmp_path / target, None, {})
 
 
@@ -107,7 +107,7 @@ def test_a_document_that_cannot_be_written_leaves_nothing_and_the_same_command_c
 def test_a_link_that_leads_nowhere_is_there_already(tmp_path, name, leads):
   written(tmp_path / "a.npz")
   (tmp_path / name).symlink_to(tmp_path / leads)
-  with pytest.raises(ConfigError, match=f"{name} is there already"):
+  with pytest.raises(ConfigError, match=f"{name} already exists"):
     convert.convert(tmp_path / "a.npz", tmp_path / name, None, {})
   assert (tmp_path / name).is_symlink() and len(list(tmp_path.iterdir())) == 2
 
@@ -120,7 +120,7 @@ def test_a_json_file_of_two_files_with_one_stem_is_refused_unless_it_is_the_same
   with pytest.raises(ConfigError) as error:
     convert.check_new(tmp_path / target, {tmp_path / "x.json": '{"of": "the second"}\n'})
   assert str(error.value) == (
-    f"{tmp_path}/x.json is there already, and {target} needs a file of this name. Choose another name, such as "
+    f"{tmp_path}/x.json already exists, and {target} needs a file of this name. Choose another name, such as "
     f"{other}, or another directory"
   )
   convert.check_new(tmp_path / target, {tmp_path / "x.json": '{"of": "the first"}\n'})

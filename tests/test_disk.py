@@ -60,7 +60,7 @@ def test_a_save_that_the_disk_refuses_is_an_error_that_names_the_last_whole_chec
   store.save(1, large(1, g), {})
   store.wait()
   before = {file: file.read_bytes() for file in (tmp_path / "checkpoints/1").rglob("*") if file.is_file()}
-  wrong = "could not be saved: File too large; the last whole one is step 1"
+  wrong = "could not be saved: File too large. The last complete checkpoint is step 1"
   with pytest.raises(OSError, match=wrong) as error, limited(size):
     store.save(2, large(2, g), {})
     store.wait()
@@ -83,7 +83,7 @@ def test_a_save_that_failed_in_the_background_is_an_error_at_the_next(tmp_path):
     store.save(2, large(2, g), {})
     while store._manager.is_saving_in_progress():
       time.sleep(0.05)
-  with pytest.raises(OSError, match="File too large; the last whole one is step 1"):
+  with pytest.raises(OSError, match=r"File too large. The last complete checkpoint is step 1"):
     store.save(3, large(3, g), {})
   settled(store)
 
@@ -101,7 +101,10 @@ def test_of_what_lies_beside_the_checkpoints_none_is_taken_for_the_last(tmp_path
   store = checkpoints.Checkpoints(tmp_path, mesh.replicated(grid(1)))
   for name in ("3", "12.unreadable", "1²"):
     (tmp_path / "checkpoints" / name).mkdir()
-  with pytest.raises(OSError, match="No space left on device; the last whole one is step 3"), store._writing():
+  with (
+    pytest.raises(OSError, match=r"No space left on device. The last complete checkpoint is step 3"),
+    store._writing(),
+  ):
     raise OSError(errno.ENOSPC, "")
   settled(store)
 
@@ -142,7 +145,7 @@ def test_a_workdir_that_is_gone_is_noticed_at_the_next_save(tmp_path, what):
   workdir.rename(tmp_path / "moved") if what != "removed" else shutil.rmtree(workdir)
   if what == "replaced":
     (workdir / "checkpoints").mkdir(parents=True)
-  with pytest.raises(FileNotFoundError, match="the workdir is gone") as error:
+  with pytest.raises(FileNotFoundError, match="the workdir no longer exists") as error:
     store.save(2, large(2, g), {})
   assert error.value.filename == str(workdir / "checkpoints")
   assert not list(workdir.glob("checkpoints/*"))
@@ -162,7 +165,7 @@ def test_a_disk_that_cannot_be_written_ends_a_save_at_once(tmp_path):
     store.wait()
     subprocess.run(["mount", "-o", "remount,ro", str(mount)], check=True)
     before = set(threading.enumerate())
-    with pytest.raises(OSError, match="Read-only file system; the last whole one is step 1"):
+    with pytest.raises(OSError, match=r"Read-only file system. The last complete checkpoint is step 1"):
       store.save(2, large(2, g), {})
     for thread in set(threading.enumerate()) - before:
       thread.join(5)
@@ -173,7 +176,7 @@ def test_a_disk_that_cannot_be_written_ends_a_save_at_once(tmp_path):
     with contextlib.suppress(OSError), open(mount / "ballast", "wb", buffering=0) as file:
       file.write(bytes(shutil.disk_usage(mount).free - 100_000))
     store = checkpoints.Checkpoints(mount, mesh.replicated(g))
-    with pytest.raises(OSError, match="No space left on device; the last whole one is step 1"):
+    with pytest.raises(OSError, match=r"No space left on device. The last complete checkpoint is step 1"):
       store.save(2, large(2, g), {})
       store.wait()
     settled(store)
@@ -204,8 +207,7 @@ def test_what_cannot_be_replaced_stays_and_is_named(tmp_path):
   with limited(10), pytest.raises(OSError, match="File too large") as error:
     files.write_text(file, "new" * 10)
   assert disk.trouble(error.value) == (
-    f"{file}: File too large; files may not grow beyond the limit of this process: raise it (ulimit -f), and run the "
-    "same command again"
+    f"{file}: File too large. Raise the limit of file sizes of this process (ulimit -f), and run the same command again"
   )
   assert file.read_text() == "old"
   assert list(tmp_path.iterdir()) == [file]
@@ -224,7 +226,7 @@ def test_tensorboard_s_trouble_is_one_warning(tmp_path, caplog, trouble):
         (tmp_path / "metrics.jsonl").write_text("")
   log.close()
   (warning,) = [record.getMessage() for record in caplog.records]
-  assert str(folder) in warning and "TensorBoard gets no more of this run" in warning
+  assert str(folder) in warning and "The run continues without further TensorBoard output" in warning
 
 
 # Whole runs.
@@ -266,7 +268,7 @@ def test_a_run_whose_saves_are_too_large_goes_on_to_the_same_bits(parts, whole, 
   with contextlib.ExitStack() as limit:
     # Enough for every file but a checkpoint's.
     smaller = happening(parts, 5, lambda: saved(tmp_path) and limit.enter_context(limited(8_000)))
-    with pytest.raises(OSError, match="could not be saved: File too large; the last whole one is step 3"):
+    with pytest.raises(OSError, match=r"could not be saved: File too large. The last complete checkpoint is step 3"):
       loop.train(smaller, tmp_path)
   time.sleep(0.5)  # what was being written ends, as with the process
   assert not (tmp_path / "result.json").exists()
@@ -278,7 +280,7 @@ def test_a_run_whose_saves_are_too_large_goes_on_to_the_same_bits(parts, whole, 
 def test_a_run_whose_workdir_is_gone_ends_and_writes_nothing_elsewhere(parts, tmp_path, moved):
   workdir = tmp_path / "run"
   gone = functools.partial(workdir.rename, tmp_path / "moved") if moved else functools.partial(shutil.rmtree, workdir)
-  with pytest.raises(FileNotFoundError, match="the workdir is gone"):
+  with pytest.raises(FileNotFoundError, match="the workdir no longer exists"):
     loop.train(happening(parts, 5, lambda: saved(workdir) and gone()), workdir)
   assert not workdir.exists()
 
@@ -288,7 +290,7 @@ def test_tensorboard_that_cannot_be_written_costs_no_result(parts, whole, tmp_pa
   result = loop.train(parts, tmp_path)
   assert {key: result[key] for key in SAME} == {key: whole[key] for key in SAME}
   assert json.loads((tmp_path / "result.json").read_text()) == result
-  assert caplog.text.count("TensorBoard gets no more of this run") == 1
+  assert caplog.text.count("The run continues without further TensorBoard output") == 1
 
 
 def test_the_result_says_where_the_time_went(parts, tmp_path):

@@ -67,7 +67,9 @@ def test_a_run_without_classes_is_measured_by_what_it_has_on_another_split_too()
 def test_a_run_without_classes_has_no_predictions_to_write(tmp_path, monkeypatch):
   (tmp_path / "config.json").write_text(config.dumps(runs.run("configs/vit_mpp.py:digits", {})))
   monkeypatch.setattr("sys.argv", ["evaluate", f"--workdir={tmp_path}", f"--write-predictions={tmp_path / 'p.csv'}"])
-  with pytest.raises(ConfigError, match=r"predicts no class; it has fewshot, masked.*--features writes features"):
+  with pytest.raises(
+    ConfigError, match=r"does not predict classes. Its evaluations are fewshot, masked.*--features writes features"
+  ):
     evaluate.main()
 
 
@@ -115,8 +117,8 @@ def test_every_printed_figure_can_be_found_again_from_the_predictions(trained, t
   ("words", "says"),
   [
     (["--write-predictions=p.txt"], "p.txt: .txt is not a format"),
-    (["--write-predictions=/nowhere/p.csv"], "there is no folder /nowhere"),
-    (["--logits"], "--logits: write them where?"),
+    (["--write-predictions=/nowhere/p.csv"], "the folder /nowhere does not exist"),
+    (["--logits"], "--logits: no output file."),
   ],
 )
 def test_files_that_cannot_be_written_are_refused_before_the_work(words, says, monkeypatch):
@@ -131,7 +133,7 @@ def test_files_that_cannot_be_written_are_refused_before_the_work(words, says, m
 def test_a_workdir_whose_config_is_none_is_named(tmp_path, text, monkeypatch):
   (tmp_path / "config.json").write_text(text)
   monkeypatch.setattr("sys.argv", ["evaluate", f"--workdir={tmp_path}"])
-  with pytest.raises(ConfigError, match=r"config\.json is no run of this code: config\."):
+  with pytest.raises(ConfigError, match=r"config\.json is not the config of a run: config\."):
     evaluate.main()
 
 
@@ -190,7 +192,7 @@ def test_a_run_at_another_size_is_the_model_of_that_size_with_resampled_position
 
 
 MISTAKES = [  # flags with --write-labels, what is said
-  (["--split=train", "--report=x"], "--write-labels measures nothing; leave out"),
+  (["--split=train", "--report=x"], "--write-labels does not measure metrics. Leave out"),
   ([], "--split: missing; --write-labels labels"),
   (["--split=train", "--data.path=x"], "--data.name: missing"),
   (["--split=train", "--data.name=digit"], "Did you mean 'digits'"),

@@ -110,7 +110,5 @@ def test_g13_a_run_whose_classes_were_in_another_order_is_not_measured(tmp_path)
   with contextlib.closing(checkpoints.Checkpoints(tmp_path, mesh.replicated(parts.mesh))) as store:
     store.save(1, parts.init(), about)
     store.wait()
-  with pytest.raises(
-    ConfigError, match=r"classes in another order than the data have now \('2' is number 1 and 2, '1'"
-  ):
+  with pytest.raises(ConfigError, match=r"classes in another order than the current data \('2' is number 1 and 2, '1'"):
     evaluation.restored(parts, tmp_path)

@@ -41,11 +41,11 @@ def test_the_command_prints_writes_and_keeps_features(tmp_path):
   ("told", "says"),
   [
     (["--weights=/nowhere.npz"], "/nowhere.npz"),
-    (["--weights=x.npz", "--json=/nowhere/f.json"], "there is no folder /nowhere"),
+    (["--weights=x.npz", "--json=/nowhere/f.json"], "the folder /nowhere does not exist"),
     (["--weights=x.npz", "--config.evals.digits.shot=3"], "Did you mean 'shots'"),
     (
       ["--weights=x", "--config.evals.d.name=dense", "--config.evals.d.data.name=scenes", "--write-predictions=p.csv"],
-      "--write-predictions: d predicts no class of an image; leave it out",
+      "--write-predictions: d does not predict a class for each image. Leave it out",
     ),
   ],
 )
@@ -59,7 +59,7 @@ def test_a_measurement_that_takes_too_long_ends_by_the_limit_that_it_names(tmp_p
   loop.train(runs.parts(1, total=2), tmp_path)
   told = ["--config=configs/fewshot.py:digits", f"--weights={tmp_path}", "--config.limits.evaluation=0.1"]
   said = runs.finish(runs.command("fewshot", *told, XDG_CACHE_HOME=str(tmp_path)), 43)
-  assert "nothing happened for 0.1 s in evaluation (config.limits.evaluation)" in said
+  assert "no progress for 0.1 s in evaluation (config.limits.evaluation)" in said
 
 
 @pytest.mark.parametrize("kind", ["knn", "linear", "dense"])

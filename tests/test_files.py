@@ -55,7 +55,9 @@ def test_json_comes_back_and_an_absent_file_is_none(tmp_path):
   assert files.read_json(tmp_path / "none.json") is None
 
 
-@pytest.mark.parametrize(("text", "message"), [('{"a"', "cannot be read as JSON"), ("[1]", "holds no JSON object")])
+@pytest.mark.parametrize(
+  ("text", "message"), [('{"a"', "cannot be read as JSON"), ("[1]", "does not contain a JSON object")]
+)
 def test_what_is_no_json_object_is_an_error_that_names_the_file(tmp_path, text, message):
   (tmp_path / "a.json").write_text(text)
   with pytest.raises(ConfigError, match=rf"a\.json {message}"):
@@ -65,11 +67,11 @@ def test_what_is_no_json_object_is_an_error_that_names_the_file(tmp_path, text, 
 @pytest.mark.parametrize(
   ("name", "message"),
   [
-    ("a.json", r"a\.json: \.json is not a format; end the name in \.csv or \.npz"),
-    ("a", r"a: no suffix is not a format; end the name in \.csv or \.npz"),
-    ("none/a.csv", r"there is no folder .*none; make it"),
-    ("folder.csv", r"folder\.csv is a folder; name a file"),
-    ("file/a.csv", r"there is no folder .*file; make it"),
+    ("a.json", r"a\.json: \.json is not a format. End the name in \.csv or \.npz"),
+    ("a", r"a: no suffix is not a format. End the name in \.csv or \.npz"),
+    ("none/a.csv", r"the folder .*none does not exist. Create it"),
+    ("folder.csv", r"folder\.csv is a folder. Name a file"),
+    ("file/a.csv", r"the folder .*file does not exist. Create it"),
   ],
 )
 def test_a_path_that_cannot_be_written_is_refused_before_the_work(tmp_path, name, message):
@@ -98,7 +100,7 @@ def test_what_libraries_read_from_a_disk_is_kept_on_one_where_the_cache_is_in_a_
 @pytest.mark.parametrize("leads", ["../blobs/gone", "config.json"])
 def test_json_that_is_a_link_to_nothing_is_an_error_that_names_both(tmp_path, leads):
   (tmp_path / "config.json").symlink_to(leads)
-  with pytest.raises(ConfigError, match=f"config.json is a link to '{leads}', where no file is; bring that file back"):
+  with pytest.raises(ConfigError, match=f"config.json is a link to '{leads}', which does not exist. Restore that file"):
     files.read_json(tmp_path / "config.json")
 
 
@@ -117,7 +119,7 @@ def test_json_that_is_too_deep_too_long_or_no_text_is_one_line(tmp_path, data, s
   with pytest.raises(ValueError, match=says):
     files.parse_json(data)
   (tmp_path / "a.json").write_bytes(data)
-  with pytest.raises(ConfigError, match=r"a\.json cannot be read as JSON.*; mend or remove it"):
+  with pytest.raises(ConfigError, match=r"a\.json cannot be read as JSON.*. Fix or remove it"):
     files.read_json(tmp_path / "a.json")
 
 
@@ -138,7 +140,7 @@ def test_json_is_read_from_files_only(tmp_path):
   (tmp_path / "folder").mkdir()
   (tmp_path / "device").symlink_to("/dev/zero")
   for name in ("folder", "device"):
-    with pytest.raises(ConfigError, match="no file"):
+    with pytest.raises(ConfigError, match="not a file"):
       files.read_json(tmp_path / name)
 
 

@@ -27,7 +27,7 @@ def test_a_change_without_a_value_is_refused():
     ("def get_config(): return 3", "returned a int"),
     ("def get_config(): return undefined", "NameError"),
     ("def get_config(", "SyntaxError"),
-    ("x = 1", "defines no get_config"),
+    ("x = 1", "does not define get_config"),
     ("import nothing_of_that_name as get_config", "ModuleNotFoundError"),
     ("class Odd(Exception): get_config = 1\nraise Odd('why')", "c.py, line 2: Odd: why"),
     ("def get_config():\n  raise MemoryError", "c.py, line 2: MemoryError"),
@@ -64,9 +64,9 @@ def test_the_line_of_a_mistake_is_said_of_a_relative_path_with_an_argument_too(t
 
 
 def test_what_a_config_file_says_itself_is_said_as_it_is(tmp_path, monkeypatch):
-  (tmp_path / "c.py").write_text("\n\ndef get_config(word):\n  raise ValueError(f'unknown {word}; allowed: y')\n")
+  (tmp_path / "c.py").write_text("\n\ndef get_config(word):\n  raise ValueError(f'unknown {word}. Allowed: y')\n")
   monkeypatch.chdir(tmp_path)
-  with pytest.raises(ConfigError, match=r"^--config: c\.py:x: unknown x; allowed: y$"):
+  with pytest.raises(ConfigError, match=r"^--config: c\.py:x: unknown x. Allowed: y$"):
     flags.load("c.py:x")
 
 
@@ -90,7 +90,7 @@ def test_a_key_of_thousands_of_words_is_refused(tmp_path):
   (tmp_path / "c.py").write_text(
     "from vit_jax.config import recipe\ndef get_config(): return recipe(model=dict(name='x'))"
   )
-  with pytest.raises(ConfigError, match="no key of 50001 words"):
+  with pytest.raises(ConfigError, match="no key has 50001 words"):
     flags.load(str(tmp_path / "c.py"), {"model" + ".x" * 50_000: "1"})
 
 
@@ -183,7 +183,7 @@ def test_d6_without_recipes_a_message_names_where_they_are(tmp_path, monkeypatch
   ("name", "body", "says"),
   [
     ("notes.md", "# Notes", r"'notes\.md' is not a Python file\. A config ends in \.py"),
-    ("run.py", "open('made', 'w')", r"run\.py defines no get_config\(\), so that it is no config and was not run"),
+    ("run.py", "open('made', 'w')", r"run\.py does not define get_config\(\), so it was not run as a config"),
     ("both.py", "from vit_jax.config import Sweep\ndef get_config(): return Sweep([{'seed': 1}], decide=None)",
      r"returned a Sweep, not recipe\(\.\.\.\)\. Return it from sweep\(\), and use python -m vit_jax\.sweep"),
   ],

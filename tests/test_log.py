@@ -95,7 +95,7 @@ def test_a_line_that_cannot_be_written_is_an_error_of_the_workdir(parts, tmp_pat
   lines = log.Log(parts, tmp_path / "run", 0, timer, timer.phase, Store(), {})
   (tmp_path / "run").rename(tmp_path / "moved")
   lines.add(1, {"loss": jnp.asarray(1.0)}, 0)
-  with pytest.raises(FileNotFoundError, match="the workdir is gone"):
+  with pytest.raises(FileNotFoundError, match="the workdir no longer exists"):
     lines.write(1)
   lines.close()
 

@@ -127,10 +127,10 @@ def test_a_finished_run_does_nothing_and_gives_its_result(parts, tmp_path, capsy
   result = loop.train(parts, tmp_path)
   before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()}
   assert loop.train(parts, tmp_path) == result
-  assert "finished before" in capsys.readouterr().out
+  assert "already finished" in capsys.readouterr().out
   assert before == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()}
   shorter = dataclasses.replace(parts, total=5)
-  with pytest.raises(ConfigError, match=r"config.total: 5 steps, but .* has done 12 already"):
+  with pytest.raises(ConfigError, match=r"config.total: 5 steps, but .* has already done 12"):
     loop.train(shorter, tmp_path)
 
 

@@ -152,12 +152,12 @@ def test_what_is_cut_short_leaves_the_old_file(tmp_path, suffix, monkeypatch):
 
 
 def test_a_path_that_cannot_be_written_is_refused(tmp_path):
-  with pytest.raises(ConfigError, match=r"a\.json: \.json is not a format; end the name in \.csv or \.npz"):
+  with pytest.raises(ConfigError, match=r"a\.json: \.json is not a format. End the name in \.csv or \.npz"):
     metrics.write(drawn(0, 2, 3, 3), ["a", "b"], tmp_path / "a.json")
 
 
 def test_a_confusion_matrix_is_csv_only(tmp_path):
-  with pytest.raises(ConfigError, match=r"end the name in \.csv$"):
+  with pytest.raises(ConfigError, match=r"End the name in \.csv$"):
     metrics.write_confusion(np.eye(2, dtype=np.int64), ["a", "b"], tmp_path / "a.npz")
 
 

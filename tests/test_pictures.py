@@ -113,7 +113,7 @@ def test_what_is_cut_short_leaves_the_old_picture(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ("name", "message"), [("a.pdf", r"end the name in \.png$"), ("none/a.png", "there is no folder")]
+  ("name", "message"), [("a.pdf", r"End the name in \.png$"), ("none/a.png", "the folder .* does not exist")]
 )
 def test_a_path_that_cannot_be_written_is_refused(tmp_path, name, message):
   with pytest.raises(ConfigError, match=message):

@@ -122,9 +122,9 @@ class Terminal:
 @pytest.mark.parametrize(
   ("words", "says"),
   [
-    ([], "no PATH; name files, folders, a manifest"),
-    (["none.jpg"], "there is no 'none.jpg'"),
-    (["a.jpg", "--features"], "--features: write them where"),
+    ([], "no PATH. Name files, folders, a manifest"),
+    (["none.jpg"], "'none.jpg' does not exist"),
+    (["a.jpg", "--features"], "--features: no output file"),
     (["a.jpg", "--out=p.txt"], ".txt is not a format"),
     (["a.jpg", "--batch=0"], "--batch: 0 is out of range"),
     (["a.jpg", "--weigths=a"], "Did you mean --weights=a?"),

@@ -128,13 +128,13 @@ def test_every_image_is_drawn_as_often_as_another():
 @pytest.mark.parametrize(
   ("call", "message"),
   [
-    (lambda x, y: probes.draw(y, 5, 0, 0), "shots: 0; allowed: 1 and more"),
-    (lambda x, y: probes.draw(y, 4, 1, 0), "labels are one of 0 to 3"),
-    (lambda x, y: probes.draw(np.stack([y, y], 1), 5, 1, 0), "labels are one of 0 to 4"),
+    (lambda x, y: probes.draw(y, 5, 0, 0), "shots: 0. Allowed: 1 and more"),
+    (lambda x, y: probes.draw(y, 4, 1, 0), "label from 0 to 3"),
+    (lambda x, y: probes.draw(np.stack([y, y], 1), 5, 1, 0), "label from 0 to 4"),
     (lambda x, y: probes.ridge(x, y[1:], 5), r"features have shape \(40, 7\), labels \(39,\)"),
     (lambda x, y: probes.ridge(x[:0], y[:0], 5), "at least one image"),
     (lambda x, y: probes.ridge(np.where(x == x[3, 2], np.nan, x), y, 5), "features are not finite"),
-    (lambda x, y: probes.ridge(x, y, 5, (1.0, 0.0)), "l2: 0.0; allowed: above 0"),
+    (lambda x, y: probes.ridge(x, y, 5, (1.0, 0.0)), "l2: 0.0. Allowed: above 0"),
   ],
 )
 def test_what_cannot_be_is_an_error(call, message):

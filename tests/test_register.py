@@ -152,15 +152,15 @@ MISTAKES = {
     r"^register\.model: 'ViT-S/16' is a name of vit_jax itself",
   ),
   "a built-in task": (lambda: register.task("classify")(tasks.TASKS["distill"]), r"'classify' is a name of vit_jax"),
-  "no name": (lambda: register.reader("a b")(reader), r"^register\.reader: 'a b' is no name\. Use letters"),
-  "a reserved name": (lambda: register.reader("none")(reader), r"'none' is no name"),
+  "no name": (lambda: register.reader("a b")(reader), r"^register\.reader: 'a b' is not a valid name. Use letters"),
+  "a reserved name": (lambda: register.reader("none")(reader), r"'none' is not a valid name"),
   "an unknown reader": (
     lambda: register.dataset("own", "foldr"),
     r"^register\.dataset: unknown reader 'foldr'\. Did you mean 'folder'\?.* If 'foldr' is a reader of your own",
   ),
   "a dataset with a bad name": (
     lambda: register.dataset("my digits", "folder"),
-    r"^register\.dataset: 'my digits' is no name\. Use letters",
+    r"^register\.dataset: 'my digits' is not a valid name. Use letters",
   ),
   "a dataset with an unknown fact": (
     lambda: register.dataset("own", "folder", clases=3),
@@ -172,7 +172,7 @@ MISTAKES = {
   ),
   "a model with a bad name": (
     lambda: register.model("a b", image_size=8)(model),
-    r"^register\.model: 'a b' is no name",
+    r"^register\.model: 'a b' is not a valid name",
   ),
   "no task": (lambda: register.task("own")(NoTask), r"^register\.task: NoTask lacks headline, classes, patch, frozen,"),
   "no dtype": (
@@ -181,7 +181,7 @@ MISTAKES = {
   ),
   "no sharding row": (
     lambda: register.model("own", image_size=8, sharding=("head",)),
-    r"^register\.model: 'head' is no row of a sharding table",
+    r"^register\.model: 'head' is not a row of a sharding table",
   ),
   "no function": (lambda: register.evaluation("own", figures=())(3), r"3 is not a function or class"),
 }
@@ -231,10 +231,10 @@ def test_newcomer_6_a_mistake_has_the_file_and_the_line_of_the_call(tmp_path, mo
     extensions.run_file(file)
   file.write_text(file.read_text().replace("my_arrays", "folder"))
   monkeypatch.chdir(tmp_path)
-  with pytest.raises(ConfigError, match=r"^own\.py, line 3: register\.dataset: 'my digits' is no name\."):
+  with pytest.raises(ConfigError, match=r"^own\.py, line 3: register\.dataset: 'my digits' is not a valid name\."):
     extensions.run_file(file)
 
 
 def test_newcomer_6_code_without_a_file_has_no_place():
-  with pytest.raises(ConfigError, match=r"^register\.dataset: 'a b' is no name\."):
+  with pytest.raises(ConfigError, match=r"^register\.dataset: 'a b' is not a valid name\."):
     exec(compile("register.dataset('a b', 'folder')", "<cell>", "exec"), {"register": register})

@@ -90,7 +90,7 @@ def test_newcomer_1_a_model_of_its_own_attributes_is_trained_and_reported(file, 
   report.make([tmp_path / "run"], tmp_path / "run.html")
   text = (tmp_path / "run.html").read_text()
   assert "bag has no layer `embedding` or `stem` with a kernel [P, P, 3, D]." in text
-  assert "bag is not built from vit_jax.models.transformer.Transformer" in text and "a bug of ours" not in text
+  assert "bag is not built from vit_jax.models.transformer.Transformer" in text and "a bug in vit_jax" not in text
   model = vit_jax.load(tmp_path / "run")
   stored = np.load(file.parent / "data.npz")
   predicted = np.array([one.numbers[0] for one in model.predict(list(stored["test_images"]))])
@@ -105,7 +105,7 @@ def test_newcomer_1_a_model_of_its_own_attributes_is_trained_and_reported(file, 
 @pytest.mark.heavy
 def test_newcomer_1_a_task_that_hides_patches_refuses_a_model_without_them(file):
   for task in ("masked_autoencoder", "masked_patches"):
-    with pytest.raises(ConfigError, match="the tokens of bag are no patches of the image"):
+    with pytest.raises(ConfigError, match="the tokens of bag are not patches of the image"):
       parts(file, **{"task.name": task})
 
 

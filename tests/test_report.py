@@ -30,7 +30,7 @@ def test_the_page_of_one_workdir_lies_in_it_and_of_several_here(tmp_path, monkey
   [
     (["a", "--out=page.pdf"], ["page.pdf", ".html"]),
     (["a", "--out=gone/page.html"], ["gone"]),
-    (["runs/absent"], ["runs/absent", "is not there", "--workdir"]),
+    (["runs/absent"], ["runs/absent", "does not exist", "--workdir"]),
     ([], ["PATH"]),
     (["a", "--outt=x.html"], ["--outt", "--out"]),
     (["a", "--export=wnadb"], ["--export", "'wnadb'", "'wandb'", "'mlflow'", "'trackio'"]),
@@ -58,4 +58,4 @@ def test_of_several_runs_one_without_lines_is_said_and_the_others_go_on(tmp_path
   paths = [workdirs.run(tmp_path / name) for name in ("a", "b")]
   (paths[0] / "metrics.jsonl").write_text("")
   said, code = told(monkeypatch, capsys, *paths, "--export=mlflow")
-  assert (said, code) == (f"{paths[0]}: has measured nothing yet; left out\nb: sent\n", 0)
+  assert (said, code) == (f"{paths[0]}: has no measurements yet and is skipped\nb: sent\n", 0)

@@ -68,7 +68,7 @@ def test_a_finished_run_does_nothing_and_says_so(whole):
   workdir = whole[0]
   before = {file: file.stat().st_mtime_ns for file in workdir.rglob("*") if file.is_file() and file.name != "lock"}
   printed = runs.finish(runs.command("train", *runs.words(workdir)))
-  assert "nothing to do" in printed
+  assert "already finished" in printed
   assert "f1_macro" in printed
   assert before == {
     file: file.stat().st_mtime_ns for file in workdir.rglob("*") if file.is_file() and file.name != "lock"
@@ -200,11 +200,11 @@ def test_other_data_are_refused_before_a_state_is_read_and_nothing_changes(saved
   (photos / "c" / "0.png").write_bytes(image(0))  # the head has another shape now
   with pytest.raises(schema.ConfigError) as error:
     train.main()
-  assert f"--workdir: {workdir} holds a run on other data; bring them back" in str(error.value)
+  assert f"--workdir: {workdir} contains a run with other data. Restore them" in str(error.value)
   assert "1 class new: 'c'" in str(error.value)
   shutil.rmtree(photos / "c")
   os.utime(photos / "a" / "0.png")
-  with pytest.raises(schema.ConfigError, match="times of change of files are others"):
+  with pytest.raises(schema.ConfigError, match="times of change of files differ"):
     train.main()
   assert {file: file.stat().st_mtime_ns for file in workdir.rglob("*")} == before
 

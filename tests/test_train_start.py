@@ -51,7 +51,7 @@ def test_settings_of_an_older_run_on_other_data_are_ignored(tmp_path, monkeypatc
 def test_a_workdir_that_cannot_be_made_is_an_error_before_anything_is_read(monkeypatch):
   monkeypatch.setattr(build, "build", None)
   monkeypatch.setattr("sys.argv", ["train", *runs.words("/proc/run/a")])
-  with pytest.raises(schema.ConfigError, match=r"--workdir: /proc/run/a cannot be made in /proc: .*name a directory"):
+  with pytest.raises(schema.ConfigError, match=r"--workdir: /proc/run/a cannot be made in /proc: .*Name a directory"):
     train.main()
 
 

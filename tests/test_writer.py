@@ -118,5 +118,5 @@ def test_lines_of_others_do_not_stop_a_restart(tmp_path):
 
 def test_metrics_that_are_no_file_are_named(tmp_path):
   (tmp_path / "metrics.jsonl").mkdir()
-  with pytest.raises(ConfigError, match=r"metrics\.jsonl is no file"):
+  with pytest.raises(ConfigError, match=r"metrics\.jsonl is not a file"):
     writer.Writer(tmp_path, 0, active=True)

@@ -21,7 +21,7 @@ def main(words: list[str]) -> int:
   """
   verb, *rest = words or ["--help"]
   if verb in ("-h", "--help", "help"):
-    print("Vision Transformers in JAX. Each verb is a module; --help says its flags:\n")
+    print("Vision Transformers in JAX. Each verb is a module. Use --help to list its flags:\n")
     for name in VERBS:
       print(f"  python -m vit_jax.{name:<10}{line(name)}")
     print("\nIn Python: import vit_jax; vit_jax.load('runs/a').predict('photo.jpg')")

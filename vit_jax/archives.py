@@ -45,7 +45,7 @@ def load(file: str | os.PathLike | BinaryIO, *names: str) -> tuple[np.ndarray, .
   """
   with zipfile.ZipFile(file) as archive:
     if again := repeated(archive.infolist()):
-      raise ValueError(f"two members are called {show(again)}, and readers differ in which they take")
+      raise ValueError(f"two members are named {show(again)}, and readers differ in which one they use")
   if not isinstance(file, str | os.PathLike):
     file.seek(0)
   with np.load(file, allow_pickle=False) as arrays:

@@ -65,7 +65,7 @@ def seconds(name: str, default: float) -> float:
       return value
   except ValueError:
     pass
-  raise ConfigError(f"{name}: {text!r} is no number of seconds; allowed: more than 0, as {default:g}")
+  raise ConfigError(f"{name}: expected a number of seconds, got {text!r}. Use a number above 0, such as {default:g}")
 
 
 def version(about: Mapping) -> tuple[str, ...]:
@@ -112,14 +112,14 @@ class FileSystem(core.GCSFileSystem):
       except FileNotFoundError as error:
         if method == "DELETE" and pause > 0.25:  # an earlier attempt deleted the object, and its answer was lost
           return 204, {}, None, b""
-        absent = "there is no such object, or no such bucket"
+        absent = "the object or the bucket does not exist"
         raise FileNotFoundError(errno.ENOENT, absent, _name(path, *arguments)) from error
       except retry.HttpError as error:
         reason = f"{error.code}: {error.message}"
         if error.code in _REFUSED:
           raise _refusal(path, arguments, reason) from error
         if error.code not in retry.errs:
-          raise OSError(errno.EIO, f"the bucket answers {reason}", _name(path, *arguments)) from error
+          raise OSError(errno.EIO, f"the bucket returned {reason}", _name(path, *arguments)) from error
       except _PASSING as error:
         reason = f"{type(error).__name__} {error}".strip()
       except OSError as error:
@@ -131,11 +131,13 @@ class FileSystem(core.GCSFileSystem):
       if self.away or left <= 0:
         self.away = True
         raise OSError(
-          errno.EHOSTDOWN, f"the bucket has not answered for {waited:.0f} s ({reason})", _name(path, *arguments)
+          errno.EHOSTDOWN, f"the bucket has not responded for {waited:.0f} s ({reason})", _name(path, *arguments)
         )
       if waited > NOTICED and not self._said:
         self._said = True
-        logging.warning("%s does not answer (%s); waiting up to %.0f s", _name(path, *arguments), reason, patience())
+        logging.warning(
+          "%s does not respond (%s), retrying for up to %.0f s", _name(path, *arguments), reason, patience()
+        )
       await asyncio.sleep(min(left, pause * random.uniform(0.5, 1)))
       pause = min(2 * pause, LONGEST)
 
@@ -187,7 +189,7 @@ class _Upload(io.BytesIO):
 
 def _refusal(path, arguments, reason):
   text = " ".join(reason.split())[:160]
-  return PermissionError(errno.EACCES, f"the bucket refuses ({text})", _name(path, *arguments))
+  return PermissionError(errno.EACCES, f"the bucket denied access ({text})", _name(path, *arguments))
 
 
 def _name(path, *arguments):

@@ -122,8 +122,9 @@ class Parts:
     digest = sha256(params, mesh.replicated(self.mesh))
     if expected is not None and (before := expected.get(frozen.key, "none")) != digest:
       raise ConfigError(
-        f"{frozen.path} holds other weights than this run began with (SHA-256 {digest[:12]}, not {before[:12]})"
-        f"{checkpoints.damage(frozen.path)}; bring them back, or take another --workdir",
+        f"{frozen.path} differs from the weights that this run started with (SHA-256 {digest[:12]} instead of "
+        f"{before[:12]})"
+        f"{checkpoints.damage(frozen.path)}. Restore them, or use another --workdir",
         f"config.{frozen.key}",
       )
     return params, {frozen.key: digest}
@@ -269,7 +270,7 @@ def _total(run, epoch_length) -> int:
   total = run.total.steps(run.batch, epoch_length)
   if not 0 < total < 2**31:
     raise ConfigError(
-      f"config.total: {run.total!s} is {total:,} steps of {amount(run.batch, 'image')}; allowed: 1 to 2**31 - 1"
+      f"config.total: {run.total!s} is {total:,} steps of {amount(run.batch, 'image')}. Allowed: 1 to 2**31 - 1"
     )
   return total
 

@@ -116,7 +116,7 @@ class Parser(argparse.ArgumentParser):
     """Raises argparse's errors as ConfigError: one line that starts with the flag."""
     missing = message.removeprefix("the following arguments are required: ")
     if missing != message:
-      raise ConfigError(f"{missing}: missing; --help says what it is")
+      raise ConfigError(f"{missing}: missing. See --help")
     raise ConfigError(message.removeprefix("argument "))
 
 
@@ -155,7 +155,9 @@ def add_weight_options(parser: argparse.ArgumentParser) -> None:
     action=argparse.BooleanOptionalAction,
     help="read averaged weights, or raw ones; default: averaged ones if a file has them, raw ones of a workdir",
   )
-  parser.add_argument("--prefix", metavar="NAME", help="read the model whose names begin so, of a file with several")
+  parser.add_argument(
+    "--prefix", metavar="NAME", help="read the model with this prefix from a file with several models"
+  )
 
 
 def path(text: str, bare: bool = False) -> pathlib.Path:
@@ -181,7 +183,7 @@ def directory(text: str) -> pathlib.Path:
     argparse.ArgumentTypeError: the path is empty, invalid or not Unicode.
   """
   if not text.strip():
-    raise argparse.ArgumentTypeError("is empty; name a directory")
+    raise argparse.ArgumentTypeError("is empty. Name a directory")
   check_unicode(text)
   return path(text)
 

@@ -293,7 +293,7 @@ def _read(file):
     return _folded(older, attempts)
   except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
     reason = f"{type(error).__name__}: {error}"[:200]
-    logging.warning("%s cannot be read (%s); the account of the run's time begins anew", file, reason)
+    logging.warning("%s cannot be read (%s). The time accounting of the run restarts", file, reason)
     return _nothing()
 
 

@@ -243,7 +243,7 @@ def resolve(config: Mapping, kind: type = Run):
     except ml_collections.config_dict.RequiredValueError as error:
       raise ConfigError(f"a placeholder has no value: {error}") from error
     except RecursionError:
-      raise ConfigError("a value contains itself, or is nested deeper than any that there is") from None
+      raise ConfigError("a value contains itself or is nested too deeply") from None
 
 
 def _check_kind(config, kind):
@@ -298,18 +298,18 @@ class Sweep:
     for name in ("trials", "final"):
       rows = getattr(self, name)
       if not isinstance(rows, list | tuple) or not all(isinstance(row, Mapping) for row in rows):
-        raise ConfigError(f"sweep: {name} is {show(rows)}; allowed: a list of changes such as {{'optim.lr': 0.01}}")
+        raise ConfigError(f"sweep: {name} is {show(rows)}. Allowed: a list of changes such as {{'optim.lr': 0.01}}")
       if odd := [key for row in rows for key in row if not isinstance(key, str)]:
-        raise ConfigError(f"sweep: {name} has the key {show(odd[0])}; allowed: keys of the config such as 'optim.lr'")
+        raise ConfigError(f"sweep: {name} has the key {show(odd[0])}. Allowed: keys of the config such as 'optim.lr'")
       _check_count(len(rows))
     if not isinstance(self.decide, str | None):
-      raise ConfigError(f"sweep: decide is {show(self.decide)}; allowed: a figure such as 'val/top1', or None")
+      raise ConfigError(f"sweep: decide is {show(self.decide)}. Allowed: a figure such as 'val/top1', or None")
     if not self.trials:
-      raise ConfigError("sweep: there are no trials")
+      raise ConfigError("sweep: the list of trials is empty. Add at least one trial")
     if self.over is not None and not all(self.over in row for row in [*self.trials, *self.final]):
-      raise ConfigError(f"sweep: over is {show(self.over)}; allowed: a key that all of `trials` and `final` change")
+      raise ConfigError(f"sweep: over is {show(self.over)}. Allowed: a key that all of `trials` and `final` change")
     if self.final and not self.decide:
-      raise ConfigError("sweep: `final` trains the best again, and nothing decides which that is: give `decide`")
+      raise ConfigError("sweep: `final` trains the best setting again, but no metric selects it. Set `decide`")
 
 
 def product(values: Mapping[str, Iterable]) -> list[Changes]:
@@ -342,13 +342,13 @@ def zipped(values: Mapping[str, Iterable]) -> list[Changes]:
   columns = {key: _column(key, column) for key, column in values.items()}
   lengths = {key: len(column) for key, column in columns.items()}
   if len(set(lengths.values())) > 1:
-    raise ConfigError(f"sweep: zipped keys need equally many values; they have {lengths}")
+    raise ConfigError(f"sweep: zipped keys need the same number of values, got {lengths}")
   return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _column(key, values):
   if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
-    raise ConfigError(f"sweep: {key} is {show(values)}; allowed: a list of values to try")
+    raise ConfigError(f"sweep: {key} is {show(values)}. Allowed: a list of values to try")
   column = tuple(itertools.islice(values, TRIALS + 1))
   _check_count(len(column))
   return column
@@ -356,7 +356,7 @@ def _column(key, values):
 
 def _check_count(trials):
   if trials > TRIALS:
-    raise ConfigError(f"sweep: more than {TRIALS:,} trials; try fewer values")
+    raise ConfigError(f"sweep: more than {TRIALS:,} trials. Try fewer values")
 
 
 def sample(count: int, values: Mapping[str, Any], seed: int = 0) -> list[Changes]:
@@ -423,6 +423,6 @@ def _drawn(generator, key, value):
     return float(f"{np.exp(drawn) if value.logarithmic else drawn:.4g}")
   if not isinstance(value, Sequence) or isinstance(value, str) or not value:
     raise ConfigError(
-      f"sweep: {key} is {show(value)}; allowed: a list to choose from, uniform(...) or log_uniform(...)"
+      f"sweep: {key} is {show(value)}. Allowed: a list to choose from, uniform(...) or log_uniform(...)"
     )
   return value[int(share * len(value))]

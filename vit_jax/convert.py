@@ -46,15 +46,17 @@ def main() -> None:
   """Reads the flags, then converts or inspects."""
   parser = cli.Parser("convert", __doc__)
   parser.add_argument("paths", nargs="+", metavar="PATH", type=cli.path, help="IN and OUT, or FILE")
-  parser.add_argument("--inspect", action="store_true", help="say what a file holds, and the config that selects it")
+  parser.add_argument(
+    "--inspect", action="store_true", help="print what a file contains, and the config that selects it"
+  )
   parser.add_argument(
     "--layout",
     help="names and shapes of OUT: vit_jax, big_vision, bit, timm, hf, compact, dinov2, dinov3, deit3, rope_vit, "
     "eva02, vit5; stablehlo, onnx",
   )
   cli.add_weight_options(parser)
-  parser.add_argument("--heads", type=int, help="attention heads, where IN packs them and has an unusual number")
-  parser.add_argument("--image-size", type=_size, help="pixels, or HEIGHT,WIDTH, where IN does not say it")
+  parser.add_argument("--heads", type=int, help="number of attention heads, if IN packs them and the number is unusual")
+  parser.add_argument("--image-size", type=_size, help="pixels, or HEIGHT,WIDTH, if IN does not specify the size")
   parser.add_argument(
     "--resampling",
     choices=typing.get_args(Resampling),
@@ -63,9 +65,9 @@ def main() -> None:
   arguments = parser.parse()
   paths = arguments.paths
   if arguments.heads is not None and not 0 < arguments.heads < 2**15:
-    raise ConfigError(f"--heads: {arguments.heads}; allowed: a whole number from 1 to {2**15 - 1}")
+    raise ConfigError(f"--heads: {arguments.heads}. Allowed: a whole number from 1 to {2**15 - 1}")
   if len(paths) != (1 if arguments.inspect else 2):
-    raise ConfigError(f"{amount(len(paths), 'path')}; write `IN OUT`, or `--inspect FILE`")
+    raise ConfigError(f"{amount(len(paths), 'path')}. Write `IN OUT`, or `--inspect FILE`")
   given = ("heads", "image_size", "resampling")
   hints = {key: value for key in given if (value := getattr(arguments, key)) is not None}
   if arguments.inspect:
@@ -80,7 +82,7 @@ def _size(text):
   except ValueError:
     sides = ()
   if len(sides) not in (1, 2) or min(sides) < 1:
-    raise argparse.ArgumentTypeError(f"{text!r} is no size; write 224, or 224,160 for height and width")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a size. Write 224, or 224,160 for height and width")
   return sides[0] if len(sides) == 1 else sides
 
 
@@ -111,13 +113,16 @@ def convert(
   suffix = target.suffix.lower()
   allowed = (*containers.WRITTEN, *exported.FORMATS)
   if suffix not in ("", *allowed):
-    raise ConfigError(f"{target}: cannot write {suffix!r}; allowed: {', '.join(allowed)}, or a directory")
+    raise ConfigError(f"{target}: cannot write {suffix!r}. Allowed: {', '.join(allowed)}, or a directory")
   if name and (f".{name}" in exported.FORMATS or suffix in exported.FORMATS) and suffix != f".{name}":
     raise ConfigError(
-      f"--layout={name}: {target.name} is to be {suffix or 'a directory'}; a program is OUT.stablehlo or OUT.onnx"
+      f"--layout={name}: expected {target.name} to be {suffix or 'a directory'}. For a program, name OUT.stablehlo or "
+      f"OUT.onnx"
     )
   if suffix == "" and name:
-    raise ConfigError(f"--layout={name}: a directory holds a checkpoint of ours, which has no layout; name a file")
+    raise ConfigError(
+      f"--layout={name}: a directory contains a checkpoint of vit_jax, which has no layout. Name a file"
+    )
   check_absent(target)
   with paths.new_folders(target.parent):
     if suffix in exported.FORMATS:
@@ -188,7 +193,7 @@ def check_absent(target: pathlib.Path) -> None:
   else:
     there = target.exists() or os.path.lexists(target)  # also true for a dangling link
   if there:
-    raise ConfigError(f"{target} is there already; name another, or remove it")
+    raise ConfigError(f"{target} already exists. Name another, or remove it")
 
 
 def check_new(target: pathlib.Path, documents: Mapping[pathlib.Path, str]) -> None:
@@ -212,10 +217,10 @@ def check_new(target: pathlib.Path, documents: Mapping[pathlib.Path, str]) -> No
       own = file.stem == target.stem  # of another .npz or .stablehlo with this stem
       other = target.with_stem(f"{target.stem}_{target.suffix[1:].lower()}").name
       advice = f"Choose another name, such as {other}, or another directory" if own else "Choose an empty directory"
-      raise ConfigError(f"{file} is there already, and {target.name} needs a file of this name. {advice}")
+      raise ConfigError(f"{file} already exists, and {target.name} needs a file of this name. {advice}")
   if documents and others:
     raise ConfigError(
-      f"{others[0]} would be read with the {some_names(documents)} of {target.name}; take an empty directory"
+      f"{others[0]} would be read with the {some_names(documents)} of {target.name}. Use an empty directory"
     )
 
 
@@ -263,10 +268,11 @@ def unsaid(tensors: Tensors, description: models.Description, name: str) -> list
   try:
     recognised = importers.recognise(tensors, {"name": name}).description
   except ConfigError as error:
-    return [f"the tensors alone do not say it all: {error}"]
+    return [f"the tensors alone do not determine the model: {error}"]
   taken, ours = ({**one.arguments(), "heads": _heads(one)} for one in (recognised, description))
   return [
-    f"{key}={in_words(ours[key])} is not in the tensors; who has nothing else takes {in_words(taken.get(key))}"
+    f"{key}={in_words(ours[key])} cannot be derived from the tensors. Readers of the tensors alone will use "
+    f"{in_words(taken.get(key))}"
     for key in ("heads", "gelu", "eps", "padding", "pool", "rotary", "norm_order")
     if key in ours and ours[key] != taken.get(key)
   ]
@@ -287,9 +293,9 @@ def check_hints(description: models.Description, hints: Mapping) -> None:
   for key, value in hints.items():
     if _sides(facts[key]) != _sides(value):
       flag = f"--{key.replace('_', '-')}"
-      known = "heads that are not packed, or none" if facts[key] is None else f"{key}={facts[key]}"
+      known = "no packed heads" if facts[key] is None else f"{key}={facts[key]}"
       shown = value if isinstance(value, int | str) else ",".join(map(str, value))
-      raise ConfigError(f"{flag}={shown}: the weights are of {description}, which say {known}; leave {flag} out")
+      raise ConfigError(f"{flag}={shown}: the weights are of {description}, which has {known}. Leave {flag} out")
 
 
 def _sides(value):
@@ -314,7 +320,7 @@ def preferred(description: models.Description, suffix: str) -> layout.Layout:
   """
   known = {one.name: one for one in importers.layouts_of(description)}
   if not known:
-    raise ConfigError(f"no layout has a place for {description}; name a directory, for a checkpoint of ours")
+    raise ConfigError(f"no layout supports {description}. Name a directory to write a checkpoint of vit_jax")
   return known[next((name for name in PREFERRED[suffix] if name in known), next(iter(known)))]
 
 

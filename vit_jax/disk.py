@@ -12,21 +12,21 @@ from vit_jax import paths
 
 # Advice for each error number.
 ADVICE = {
-  errno.ENOSPC: "the disk is full: make room (df shows where)",
-  errno.EDQUOT: "your quota is used up: make room (quota shows how much)",
-  errno.EFBIG: "files may not grow beyond the limit of this process: raise it (ulimit -f)",
-  errno.EROFS: "it is mounted read-only: mount it for writing",
-  errno.EACCES: "change its owner or its rights",
-  errno.EPERM: "change its owner or its rights",
-  errno.EIO: "check the disk (dmesg names its errors)",
-  errno.EMFILE: "raise the limit of open files (ulimit -n)",
-  errno.ENFILE: "raise the limit of open files of this machine",
-  errno.EAGAIN: "raise the limit of processes (ulimit -u)",
-  errno.ENOMEM: "free memory, or raise the limit (ulimit -v)",
-  errno.EHOSTDOWN: "see whether network and bucket are there",
+  errno.ENOSPC: "Make room on the disk (df shows where)",
+  errno.EDQUOT: "Make room in your quota (quota shows how much)",
+  errno.EFBIG: "Raise the limit of file sizes of this process (ulimit -f)",
+  errno.EROFS: "Mount the file system for writing",
+  errno.EACCES: "Change its owner or its permissions",
+  errno.EPERM: "Change its owner or its permissions",
+  errno.EIO: "Check the disk (dmesg lists its errors)",
+  errno.EMFILE: "Raise the limit of open files (ulimit -n)",
+  errno.ENFILE: "Raise the limit of open files of this machine",
+  errno.EAGAIN: "Raise the limit of processes (ulimit -u)",
+  errno.ENOMEM: "Free memory, or raise the limit (ulimit -v)",
+  errno.EHOSTDOWN: "Check that the network and the bucket are reachable",
 }
 # Orbax also reads the metadata of the bucket, which the first role does not allow.
-REFUSED = "give this account the roles Storage Object User and Storage Legacy Bucket Reader for the bucket"
+REFUSED = "Give this account the roles Storage Object User and Storage Legacy Bucket Reader for the bucket"
 # Texts of libraries that raise neither an OSError nor a number for the answer of a bucket.
 _ANSWERS = {
   "PERMISSION_DENIED": errno.EACCES,
@@ -44,10 +44,10 @@ def trouble(error: OSError) -> str:
   # Some libraries raise an OSError that contains only a text.
   text = str(error) if error.errno is None else error.strerror
   name = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-  advice = ADVICE.get(error.errno, "mend it")
+  advice = ADVICE.get(error.errno, "Fix it")
   if error.errno == errno.EACCES and name.startswith(paths.BUCKET):
     advice = REFUSED
-  return f"{name}{text}; {advice}, and run the same command again"
+  return f"{name}{text}. {advice}, and run the same command again"
 
 
 @contextlib.contextmanager
@@ -98,7 +98,7 @@ def check_there(path: pathlib.Path, descriptor: int | None) -> None:
   with contextlib.suppress(FileNotFoundError, NotADirectoryError):
     if os.path.samestat(os.stat(path), os.fstat(descriptor)):
       return
-  raise FileNotFoundError(errno.ENOENT, "the workdir is gone: it was removed, moved or replaced", str(path))
+  raise FileNotFoundError(errno.ENOENT, "the workdir no longer exists: it was removed, moved or replaced", str(path))
 
 
 def of_bucket(error: BaseException) -> int | None:

@@ -62,7 +62,7 @@ from vit_jax.intervals import METHODS, NONE
 def main() -> None:
   """Reads the flags, restores the weights, measures them and prints the table."""
   parser = cli.Parser("evaluate", __doc__, data=True, forms=(("--workdir",), ("--weights", "--config")))
-  parser.add_argument("--workdir", type=cli.directory, help="where the run lives")
+  parser.add_argument("--workdir", type=cli.directory, help="directory of the run")
   parser.add_argument("--weights", help="a file of weights or a workdir; needs --config")
   parser.add_argument("--config", help=cli.CONFIG)
   parser.add_argument(
@@ -79,11 +79,11 @@ def main() -> None:
   arguments = parser.parse()
   _check_labelling(arguments)
   if arguments.report and arguments.report.exists() and not arguments.report.is_dir():
-    raise schema.ConfigError(f"--report: {arguments.report} is a file; name a folder")
+    raise schema.ConfigError(f"--report: {arguments.report} is a file. Name a folder")
   if arguments.write_predictions:
     files.check_path(arguments.write_predictions)
   elif arguments.logits:
-    raise schema.ConfigError("--logits: write them where? Add --write-predictions=FILE")
+    raise schema.ConfigError("--logits: no output file. Add --write-predictions=FILE")
   run = run_of(arguments)
   if arguments.workdir:
     run = of_workdir(run, arguments.workdir, arguments.image_size)
@@ -91,7 +91,8 @@ def main() -> None:
   kinds = {choice.name for choice in run.evals.values()}
   if arguments.write_predictions and "accuracy" not in kinds:
     raise schema.ConfigError(
-      f"--write-predictions: this run predicts no class; it has {', '.join(sorted(kinds))}. Leave it out; "
+      f"--write-predictions: this run does not predict classes. Its evaluations are {', '.join(sorted(kinds))}. Leave "
+      f"it out; "
       "vit_jax.predict --features writes features"
     )
   for flag, folder in (("--report", arguments.report), ("--write-labels", arguments.write_labels)):
@@ -178,7 +179,7 @@ def warn_of_normalisation(weights: str, run: config.Run) -> None:
     run: the run of the config.
   """
   if other := stored.other_normalisation(weights, run.data, run.init.ema, run.init.prefix):
-    logging.warning("images of such weights are usually normalised otherwise than this config does: %s", other)
+    logging.warning("images for these weights are usually normalised differently from this config: %s", other)
 
 
 def chosen(evals: dict[str, schema.Choice], split: str | None, logits: bool) -> dict[str, schema.Choice]:
@@ -244,9 +245,11 @@ def _check_labelling(arguments):
       )
     return
   if arguments.write_predictions or arguments.report or arguments.logits:
-    raise schema.ConfigError("--write-labels measures nothing; leave out --write-predictions, --logits and --report")
+    raise schema.ConfigError(
+      "--write-labels does not measure metrics. Leave out --write-predictions, --logits and --report"
+    )
   if arguments.write_labels.exists() and not arguments.write_labels.is_dir():
-    raise schema.ConfigError(f"--write-labels: {arguments.write_labels} is a file; name a folder")
+    raise schema.ConfigError(f"--write-labels: {arguments.write_labels} is a file. Name a folder")
   if not arguments.split:
     raise schema.ConfigError("--split: missing; --write-labels labels the images of a split, such as 'train[100:]'")
 
@@ -265,7 +268,7 @@ def label(parts: build.Parts, state: steps.State, arguments: argparse.Namespace,
   """
   run, data = parts.run, None
   if not parts.model.description.classes:
-    raise schema.ConfigError("--write-labels: the weights have no head, and so no class to label with")
+    raise schema.ConfigError("--write-labels: the weights have no head, so they cannot label classes")
   if arguments.data:
     if "name" not in arguments.data:
       raise schema.ConfigError("--data.name: missing; it names the dataset, as in configs")
@@ -286,7 +289,7 @@ def label(parts: build.Parts, state: steps.State, arguments: argparse.Namespace,
     except ImageError as error:
       raise schema.ConfigError(str(error)) from error
   runtime.say(
-    f"{folder}: labels of {schema.amount(len(source), 'image')} of {own.name}, {source.split!r}; {made:,} made now"
+    f"{folder}: labels of {schema.amount(len(source), 'image')} of {own.name}, {source.split!r}. New labels: {made:,}"
   )
 
 

@@ -49,7 +49,7 @@ def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
   with contextlib.closing(store):
     saved = store.restore(parts.state_shapes, identity.check)
   if saved is None:
-    raise ConfigError(f"{workdir} has no checkpoint yet; train first")
+    raise ConfigError(f"{workdir} has no checkpoint yet. Train first")
   state, about = saved
   named = {"parameter": state.params, "moving average of": state.ema}
   finite.check_weights({f"{kind} {path}": value for kind, arrays in named.items() for path, value in arrays.items()})
@@ -57,7 +57,7 @@ def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
     before, now = about["identity"]["data"], parts.identity["data"]
     if moved := class_names.moved(before["classes"], now["classes"]):
       raise ConfigError(
-        f"{workdir} was trained with the classes in another order than the data have now ({moved}, counted from 0). "
+        f"{workdir} was trained with classes in another order than the current data ({moved}, counted from 0). "
         "Restore the data as they were, or train again"
       )
   warn_of_other_data(parts, about)

@@ -104,7 +104,7 @@ class EventFile:
       yield
     except OSError as error:
       reason = error.strerror or str(error)
-      logging.warning("%s: %s; TensorBoard gets no more of this run, which goes on", self._folder, reason)
+      logging.warning("%s: %s. The run continues without further TensorBoard output", self._folder, reason)
       self.close()
 
   def close(self) -> None:

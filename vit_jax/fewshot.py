@@ -41,7 +41,9 @@ def main() -> None:
   measurement = config.resolve(flags.load(arguments.config, arguments.overrides), config.Measurement)
   choices = measuring.complete(measurement, measurement.image_size)  # errors are raised before the weights are read
   if arguments.write_predictions and (without := [name for name, c in choices.items() if c.name != "fewshot"]):
-    raise schema.ConfigError(f"--write-predictions: {', '.join(without)} predicts no class of an image; leave it out")
+    raise schema.ConfigError(
+      f"--write-predictions: {', '.join(without)} does not predict a class for each image. Leave it out"
+    )
 
   keeps = any(choice.args.get("cache") for choice in choices.values())
   again = "starts it again" + ", but for the features of splits that are done" * keeps

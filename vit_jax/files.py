@@ -203,9 +203,9 @@ def read_json(path: pathlib.Path) -> dict | None:
   except ConfigError:
     raise
   except ValueError as error:
-    raise ConfigError(f"{path} cannot be read as JSON ({error}); mend or remove it") from error
+    raise ConfigError(f"{path} cannot be read as JSON ({error}). Fix or remove it") from error
   if not isinstance(values, dict):
-    raise ConfigError(f"{path} holds no JSON object; mend or remove it")
+    raise ConfigError(f"{path} does not contain a JSON object. Fix or remove it")
   return values or None
 
 
@@ -215,10 +215,10 @@ def _read(path):
     if not path.exists():
       if path.is_symlink():
         leads = show(os.readlink(path))
-        raise ConfigError(f"{path} is a link to {leads}, where no file is; bring that file back, or remove the link")
+        raise ConfigError(f"{path} is a link to {leads}, which does not exist. Restore that file, or remove the link")
       return None
     if not path.is_file():
-      raise ValueError("it is no file")
+      raise ValueError("it is not a file")
     with path.open("rb") as file:
       return file.read(JSON_BYTES + 1)
   except OSError as error:
@@ -300,8 +300,10 @@ def check_path(path: pathlib.Path, suffixes: Sequence[str] = (".csv", ".npz")) -
     ConfigError: the suffix is not supported, the path is a directory, or its parent directory does not exist.
   """
   if path.suffix.lower() not in suffixes:
-    raise ConfigError(f"{path}: {path.suffix or 'no suffix'} is not a format; end the name in {' or '.join(suffixes)}")
+    raise ConfigError(f"{path}: {path.suffix or 'no suffix'} is not a format. End the name in {' or '.join(suffixes)}")
   if path.is_dir():
-    raise ConfigError(f"{path} is a folder; name a file")
+    raise ConfigError(f"{path} is a folder. Name a file")
   if not paths.in_bucket(path) and not path.parent.is_dir():
-    raise ConfigError(f"{path}: there is no folder {path.parent}; make it, or name a file in one that exists")
+    raise ConfigError(
+      f"{path}: the folder {path.parent} does not exist. Create it, or name a file in an existing folder"
+    )

@@ -35,11 +35,11 @@ def module(path: str) -> tuple[types.ModuleType, str]:
     raise ConfigError(f"--config: {path!r} is not a Python file. A config ends in .py, such as configs/digits.py")
   if not _may_define(file, "get_config"):
     raise ConfigError(
-      f"--config: {path} defines no get_config(), so that it is no config and was not run. See configs/digits.py"
+      f"--config: {path} does not define get_config(), so it was not run as a config. See configs/digits.py"
     )
   loaded = extensions.run_file(file)
   if not callable(getattr(loaded, "get_config", None)):
-    raise ConfigError(f"--config: {path} defines no get_config(). See configs/digits.py")
+    raise ConfigError(f"--config: {path} does not define get_config(). See configs/digits.py")
   return loaded, argument
 
 
@@ -150,7 +150,7 @@ def edit(config: ml_collections.ConfigDict, key: str, text: str) -> None:
   """
   *parents, last = key.split(".")
   if len(parents) > DEPTH:
-    raise ConfigError(f"--config.{show(key)}: there is no key of {len(parents) + 1} words")
+    raise ConfigError(f"--config.{show(key)}: no key has {len(parents) + 1} words")
   whole = config
   for depth, name in enumerate(parents):
     if depth and name and name not in config and text != "default" and not _ENTRY.fullmatch(name):
@@ -261,7 +261,7 @@ def overrides(words: Sequence[str], group: str = "config") -> tuple[dict[str, st
     flag, equals, text = word.partition("=")
     if not equals:
       if not words:
-        raise ConfigError(f"{flag}: no value; write {flag}=VALUE")
+        raise ConfigError(f"{flag}: no value. Write {flag}=VALUE")
       text = words.pop(0)
     changes[flag.removeprefix(f"--{group}.")] = text
   return changes, others

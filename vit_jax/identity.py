@@ -196,14 +196,14 @@ def objection(before: Mapping, now: Mapping, accept: bool = False, splits: Seque
   """
   lines = _other_records(before, now)
   lines += splits if lines else []
-  advice = "bring them back, or take another --workdir"
+  advice = "Restore them, or use another --workdir"
   if not lines and not accept:
     lines = _other_files(before, now)
     advice = (
-      "bring them back (cp -p and rsync -a keep times of change), take another --workdir, or where they are the same "
-      "images, as they are now: --accept-data"
+      "Restore them (cp -p and rsync -a keep times of change), use another --workdir, or, if the images are the "
+      "same, accept the changed files with --accept-data"
     )
-  return "\n  ".join([f"other data; {advice}:", *lines]) if lines else None
+  return "\n  ".join([f"other data. {advice}:", *lines]) if lines else None
 
 
 def other_order(before: Mapping, images: stream.Examples) -> str | None:
@@ -218,7 +218,7 @@ def other_order(before: Mapping, images: stream.Examples) -> str | None:
   if not moved:
     return None
   shown = ", ".join(f"position {i} was record {record}, is {now}" for i, record, now in moved[:3])
-  return f"another order of images ({shown}); go back to the code and packages before, or take another --workdir"
+  return f"another order of images ({shown}). Restore the previous code and packages, or use another --workdir"
 
 
 def notes(before: Mapping | None, now: Mapping, splits: Sequence[str] = ()) -> list[str]:
@@ -249,7 +249,7 @@ def check(about: Mapping) -> None:
   data = later.get("data", {})
   wrong += ["data"] if any(key in data and not _fits(data[key], form) for key, form in _LATER_DATA.items()) else []
   if wrong:
-    raise ValueError(f"it says of {', '.join(wrong)} what no run does: {str(about.get(wrong[0]))[:80]}")
+    raise ValueError(f"its values of {', '.join(wrong)} are not valid: {str(about.get(wrong[0]))[:80]}")
   extensions.check(about.get("identity", {}).get("extensions", []))
 
 
@@ -278,7 +278,7 @@ def _other_records(before, now):
   ]
   if moved or old["names"] != new["names"]:
     same = old["members"] and old["members"] == new["members"]
-    what = "the order of images is another" if same else "names, labels or order of images are others"
+    what = "the order of images differs" if same else "names, labels or the order of images differ"
     lines.append(": ".join([what, ", ".join(moved[:SHOWN])] if moved else [what]))
   return lines
 
@@ -301,18 +301,18 @@ def _other_files(before, now):
   """Returns lines on sizes, times of change, contents and replaced files of the same records."""
   old, new = before["fingerprint"], now["fingerprint"]
   lines = [
-    f"{what} of files are others"
+    f"{what} of files differ"
     for key, what in (("sizes", "sizes"), ("times", "times of change"))
     if old[key] != new[key]
   ]
   pairs = zip(before["samples"], now["samples"], strict=False)
   changed = [a["name"] for a, b in pairs if a["sha256"] and b["sha256"] and a["sha256"] != b["sha256"]]
-  lines += [f"contents are others, such as of {_some(changed)}"] if changed else []
+  lines += [f"contents of files differ, such as {_some(changed)}"] if changed else []
   if not lines and (replaced := versions.replaced(before.get("disks", []), now["disks"])):
     names = ["/".join(pathlib.PurePath(file).parts[-2:]) for file in replaced]
     lines.append(
-      "some files were written to or replaced, although their sizes and times of modification are the same, or their "
-      f"permissions, owner or links changed; the last of them is {_some(names)}"
+      "some files were modified or replaced although their sizes and modification times are the same, or "
+      f"their permissions, owner or links changed. The last one is {_some(names)}"
     )
   return lines
 

@@ -43,5 +43,5 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
   if len(result) < len(pairs):
     seen = set()
     again = next(key for key, _ in pairs if key in seen or seen.add(key))
-    raise ValueError(f"the key {show(again)} occurs twice in one object; keep one of the two")
+    raise ValueError(f"the key {show(again)} occurs twice in one object. Keep one of the two")
   return result

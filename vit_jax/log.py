@@ -123,7 +123,7 @@ class Log:
       self._fetch(step)
       self.clock.lap(0)
       self._lap_began = step
-      say(f"{step:>7}/{self._parts.total}  loss {self._loss:.4f}; compiled and under way")
+      say(f"{step:>7}/{self._parts.total}  loss {self._loss:.4f}; compiled, training")
     if step % self._parts.log_every == 0:
       self.write(step)
     self._seen = step

@@ -216,7 +216,7 @@ def finished(workdir: pathlib.Path, total: int) -> dict | None:
     return None
   if not isinstance(result.get("images_per_second", ""), int | float | None):  # edited file: measure again
     return None
-  say(f"finished before, {amount(total, 'step')}: nothing to do")
+  say(f"already finished, {amount(total, 'step')}")
   return result
 
 
@@ -241,7 +241,7 @@ def first_state(
     saved = store.restore(parts.state_shapes, identity.check)
   if saved and int(saved[0].step) > parts.total:
     raise ConfigError(
-      f"config.total: {amount(parts.total, 'step')}, but {workdir} has done {int(saved[0].step)} already"
+      f"config.total: {amount(parts.total, 'step')}, but {workdir} has already done {int(saved[0].step)}"
     )
   if jax.process_index() == 0:
     files.write_text(workdir / "config.json", config.dumps(parts.run))
@@ -333,7 +333,7 @@ def ending(reason: Exception, step: int) -> Exception:
   if isinstance(reason, WorkerError):
     return runtime.Stop(runtime.EXIT_PEER, f"{reason}. {advice}" if runtime.alone() else str(reason))
   if not isinstance(reason, runtime.Preempted) or reason.code == runtime.EXIT_CONFIG:
-    advice += ", with --accept-data where the file was mended"
+    advice += ", with --accept-data if the file was fixed"
   if isinstance(reason, runtime.Preempted):
     return runtime.Stop(reason.code, f"{reason}. {advice}")
   return ConfigError(f"{reason}. {advice}" if runtime.alone() else str(reason))

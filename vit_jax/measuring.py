@@ -44,10 +44,10 @@ def complete(measurement: Measurement, image_size: int | None) -> dict[str, Choi
   for name, choice in measurement.evals.items():
     with at(f"config.evals.{name}"):
       if choice.name == "accuracy":
-        raise ConfigError("'accuracy' needs the weights' own classes; use vit_jax.evaluate", "name")
+        raise ConfigError("'accuracy' needs the weights' own classes. Use vit_jax.evaluate", "name")
       choices[name] = evals.bind(choice, evals.EVALS, {"image_size": image_size} if image_size else {})
       if choices[name].args.get("data", choice) is None:  # an evaluation of the weights alone has no parameter `data`
-        raise ConfigError("missing; name a dataset: dict(name='cifar100')", "data")
+        raise ConfigError("missing. Name a dataset: dict(name='cifar100')", "data")
   return choices
 
 

@@ -62,10 +62,10 @@ def parse(text: str | os.PathLike, bare: bool = False) -> pathlib.Path:
     return pathlib.Path(text)
   name = text.removeprefix(BUCKET)
   if name == text:
-    raise ConfigError(f"{show(text)}: no such scheme is known; allowed: a path of a disk, or gs://BUCKET/NAME")
+    raise ConfigError(f"{show(text)}: unknown scheme. Use a path on a disk, or gs://BUCKET/NAME")
   first, *inside = name.rstrip("/").split("/")
   if not first or not (any(inside) or bare) or ".." in inside:
-    raise ConfigError(f"{show(text)}: a bucket and a name in it are needed, without '..': gs://BUCKET/NAME")
+    raise ConfigError(f"{show(text)}: expected a bucket and a name in it, without '..': gs://BUCKET/NAME")
   return epath.Path(text.rstrip("/"))
 
 
@@ -127,7 +127,7 @@ def prepare():
     google.auth.default()
   except google.auth.exceptions.GoogleAuthError as error:
     raise ConfigError(
-      "there are no credentials; run `gcloud auth application-default login`, set GOOGLE_APPLICATION_CREDENTIALS to "
+      "no credentials were found. Run `gcloud auth application-default login`, set GOOGLE_APPLICATION_CREDENTIALS to "
       "the file of a key, or give the VM a service account with the scope of storage"
     ) from error
 
@@ -148,7 +148,7 @@ def check_bucket(name: str) -> None:
   try:
     buckets.FileSystem().call("GET", "b/{}/o", name, maxResults=1)
   except FileNotFoundError as error:
-    raise ConfigError(f"there is no bucket {name!r}, or this account may not see it") from error
+    raise ConfigError(f"the bucket {name!r} does not exist, or this account cannot see it") from error
 
 
 @contextlib.contextmanager

@@ -67,25 +67,26 @@ def parse() -> tuple[argparse.Namespace, list[hardware.Slice], config.Run]:
   )
   parser.add_argument("--search", action="store_true", help="try meshes, rematerialisation, scan and micro-batches")
   parser.add_argument("--parameters", action="store_true", help=cli.PARAMETERS)
-  parser.add_argument("--json", type=cli.path, metavar="FILE", help="write the figures there too")
-  parser.add_argument("--price", type=float, metavar="PRICE", help="of a chip for an hour, in any currency")
+  parser.add_argument("--json", type=cli.path, metavar="FILE", help="also write the figures to this file")
+  parser.add_argument("--price", type=float, metavar="PRICE", help="price per chip-hour, in any currency")
   parser.add_argument(
     "--host-rate",
     type=float,
     metavar="IMAGES",
-    help="a second, that one host makes: images_per_second of python -m benchmarks.input_pipeline there, or images/s "
-    "of a run that waits for data, by its hosts; else estimated from the host's cores",
+    help="images per second that one host prepares: images_per_second of python -m benchmarks.input_pipeline on that "
+    "host, or images/s "
+    "of a run that waits for data, divided by its hosts. Estimated from the host's cores by default",
   )
   args = parser.parse()
   if args.price is not None and not args.price > 0:
-    raise ConfigError(f"--price: {args.price} is not a price; write what a chip costs for an hour, as 1.2")
+    raise ConfigError(f"--price: {args.price} is not a price. Write the price per chip-hour, such as 1.2")
   if args.host_rate is not None and not 0 < args.host_rate < math.inf:
     raise ConfigError(
-      f"--host-rate: {args.host_rate} is not a rate; write the images that one host makes in a second, as 5100, or "
+      f"--host-rate: {args.host_rate} is not a rate. Write the images per second of one host, such as 5100, or "
       "leave it out for an estimate from the host's cores"
     )
   if args.json and not paths.in_bucket(args.json) and not args.json.absolute().parent.is_dir():
-    raise ConfigError(f"--json: there is no folder {args.json.absolute().parent}; make it first")
+    raise ConfigError(f"--json: the folder {args.json.absolute().parent} does not exist. Create it first")
   overrides = args.overrides | {"init.from": "none"}  # a plan reads no weights, although the recipe may require some
   return args, args.topology, build.complete(config.resolve(flags.load(args.config, overrides)))
 

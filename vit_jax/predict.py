@@ -38,11 +38,11 @@ def main() -> None:
   parser.add_argument("paths", nargs="*", metavar="PATH", help="files, folders, manifests, or - for paths on stdin")
   parser.add_argument("--weights", required=True, help="a file of weights or a workdir")
   parser.add_argument("--out", type=cli.path, metavar="FILE", help="a row for each image: .csv, .jsonl or .npz")
-  parser.add_argument("--features", action="store_true", help="what goes into the head, in that file (.jsonl, .npz)")
+  parser.add_argument("--features", action="store_true", help="write the input of the head to that file (.jsonl, .npz)")
   parser.add_argument(
     "--features-of",
     choices=typing.get_args(models.Features),
-    help="--features of what: head unless given; class token, mean of the patches, both",
+    help="with --features: input of the head (default), class token, mean of the patches, or both",
   )
   cli.add_weight_options(parser)
   parser.add_argument(
@@ -58,12 +58,15 @@ def main() -> None:
   with runtime.joined(again="starts it again") as watch:
     if jax.process_count() > 1:
       raise schema.ConfigError(
-        f"{jax.process_count()} processes; predict is one: give each host its own PATHs and no VITJAX_PROCESSES"
+        f"{jax.process_count()} processes, but predict runs in one process. Give each host its own PATHs and unset "
+        f"VITJAX_PROCESSES"
       )
     with watch.phase("restore"):
       use = _loaded(arguments)
     if not use.classes and not features:
-      raise schema.ConfigError(f"--weights: {arguments.weights} has no head, and so predicts no class; add --features")
+      raise schema.ConfigError(
+        f"--weights: {arguments.weights} has no head, so it cannot predict classes. Add --features"
+      )
     if features:
       with schema.at("--features-of"):
         models.functional(use.description).features_of(features)  # raises an error before files are read or written
@@ -83,7 +86,7 @@ def main() -> None:
 def _words(paths) -> list[str]:
   """Returns the PATHs, or standard input if there are none and input is piped."""
   if not paths and (sys.stdin is None or sys.stdin.isatty()):
-    raise schema.ConfigError("no PATH; name files, folders, a manifest (.jsonl), or pipe paths into it, one a line")
+    raise schema.ConfigError("no PATH. Name files, folders, a manifest (.jsonl), or pipe paths into it, one a line")
   return paths or [inputs.STDIN]
 
 

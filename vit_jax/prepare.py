@@ -61,7 +61,7 @@ def input_choice(words: Mapping[str, str]) -> dict:
   with schema.at("data"):
     if "name" not in choice:
       readers = some(name for name, row in catalog.CATALOG.items() if row.classes is None)
-      raise schema.ConfigError(f"missing; --data.name=READER says how the input is stored: {readers}", "name")
+      raise schema.ConfigError(f"missing. Set --data.name=READER to specify how the input is stored: {readers}", "name")
     return schema.plain(schema.convert(choice, Annotated[schema.Choice, catalog.READERS]))
 
 
@@ -135,28 +135,28 @@ def _flag(name):
 def _allowed(arguments):
   """Raises ConfigError for a flag that does not belong to the form of the command."""
   if arguments.check is not None:
-    form = "--check=PATH takes --move-bad=DIR alone"
+    form = "--check=PATH can only be combined with --move-bad=DIR"
     others = [*OF_A_CORPUS, "name", "data_dir", "processes", "show", "out", "sample"]
     others += [*(f"data.{key}" for key in arguments.data), *(f"config.{key}" for key in arguments.overrides)]
   elif arguments.show is not None:
-    form = "--show takes all of its config and --config.KEY=VALUE"
+    form = "--show can only be combined with --config.KEY=VALUE and options of --show"
     others = [*OF_A_CORPUS, "name", "data_dir", "processes", "move_bad", *(f"data.{key}" for key in arguments.data)]
   else:
-    form = "it is for --show=CONFIG"
+    form = "only valid with --show=CONFIG"
     others = ["out", "sample", *(f"config.{key}" for key in arguments.overrides)]
     if arguments.move_bad is not None:
-      raise schema.ConfigError("--move-bad: it is for --check=PATH; see --help")
+      raise schema.ConfigError("--move-bad: only valid with --check=PATH. See --help")
   values = vars(arguments)
   if odd := [name for name in others if "." in name or values[name] is not None]:
-    raise schema.ConfigError(f"{_flag(odd[0])}: {form}; see --help")
+    raise schema.ConfigError(f"{_flag(odd[0])}: {form}. See --help")
   if arguments.check is not None:
     return
   if arguments.show is None and arguments.name is None:
-    raise schema.ConfigError("name: missing; --help says what it is")
+    raise schema.ConfigError("name: missing. See --help")
   for flag in OF_A_CORPUS if arguments.show is None and not arguments.data else ():
     if values[flag] is not None:
       raise schema.ConfigError(
-        f"--{flag.replace('_', '-')}: it is for a corpus, whose input --data.name and its keys say; see --help"
+        f"--{flag.replace('_', '-')}: only for a corpus, with input from --data.name and its keys. See --help"
       )
 
 
@@ -178,45 +178,57 @@ def main() -> None:
   parser.add_argument(
     "name",
     nargs="?",
-    help="a dataset of the catalog, or any TFDS builder: digits, cifar10, mnist:3.0.1; or that of your corpus",
+    help="a dataset of the catalog, any TFDS builder (digits, cifar10, mnist:3.0.1), or the name of your corpus",
   )
   parser.add_argument(
     "--data_dir",
     type=cli.data_directory,
     help="TFDS data directory; default $TFDS_DATA_DIR, else ~/tensorflow_datasets",
   )
-  parser.add_argument("--size", type=count, help="pixels of an image's smaller side, at most; default as they are")
-  parser.add_argument("--shards", type=count, help="files of each split; default about 256 MiB each")
+  parser.add_argument("--size", type=count, help="largest smaller side of an image in pixels; default: unchanged")
+  parser.add_argument("--shards", type=count, help="files of each split; default: about 256 MiB each")
   parser.add_argument(
-    "--seed", type=cli.number(Annotated[int, schema.Range(0, 2**31 - 1)]), default=0, help="of the order of images"
+    "--seed", type=cli.number(Annotated[int, schema.Range(0, 2**31 - 1)]), default=0, help="seed of the order of images"
   )
   parser.add_argument(
     "--max-rejected",
     type=cli.number(schema.Fraction),
     default=0.01,
-    help="share of the images that may be left out as bad",
+    help="largest share of images that may be rejected",
   )
-  parser.add_argument("--processes", type=count, help="default as many as cores; the bytes are the same")
   parser.add_argument(
-    "--dedup-against", metavar="DATASET[,...]", help="leave out images of these test sets: of the catalog, or paths"
+    "--processes", type=count, help="worker processes; default: one per core; the output does not depend on it"
+  )
+  parser.add_argument(
+    "--dedup-against", metavar="DATASET[,...]", help="leave out images of these test sets (catalog names or paths)"
   )
   parser.add_argument(
     "--dedup-distance",
     type=cli.number(Annotated[int, schema.Range(0, 31)]),
     default=DISTANCE,
-    help=f"bits of 64 in which the hashes of two pictures of one thing may differ; default {DISTANCE}",
+    help=f"largest number of different bits, of 64, between hashes of duplicates; default {DISTANCE}",
   )
-  parser.add_argument("--beam", metavar="OPTIONS", help="by Apache Beam, '--runner=DataflowRunner --project=...'")
-  parser.add_argument("--show", metavar="CONFIG", help=f"{cli.CONFIG}; draws what a run would see of its data")
-  parser.add_argument("--out", type=cli.path, metavar="FILE", help="of --show, a PNG; default show.png")
+  parser.add_argument(
+    "--beam",
+    metavar="OPTIONS",
+    help="run with Apache Beam and these options, such as '--runner=DataflowRunner --project=...'",
+  )
+  parser.add_argument(
+    "--show", metavar="CONFIG", help=f"{cli.CONFIG}; draw the training images as a run would see them"
+  )
+  parser.add_argument("--out", type=cli.path, metavar="FILE", help="PNG file for --show; default show.png")
   parser.add_argument(
     "--sample",
     type=cli.number(Annotated[int, schema.Range(1, survey.LARGEST)]),
     metavar="IMAGES",
-    help="of --show, that are looked at for what stands out; default 4,096",
+    help="number of images that --show searches for outliers; default 4,096",
   )
-  parser.add_argument("--check", type=cli.path, metavar="PATH", help="a folder whose images are all decoded")
-  parser.add_argument("--move-bad", type=cli.path, metavar="DIR", help="of --check, where bad images are moved to")
+  parser.add_argument(
+    "--check", type=cli.path, metavar="PATH", help="decode all images of this folder and report bad ones"
+  )
+  parser.add_argument(
+    "--move-bad", type=cli.path, metavar="DIR", help="with --check: directory to which bad images are moved"
+  )
   arguments = parser.parse()
   _allowed(arguments)
   # TFDS encodes with TensorFlow, which must not use the accelerator

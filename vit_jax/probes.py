@@ -57,7 +57,7 @@ def draw(labels: Labels, classes: int, shots: int, seed: int) -> Integer[np.ndar
   """
   labels = _labels(labels, classes)
   if shots < 1:
-    raise schema.ConfigError(f"{shots}; allowed: 1 and more", "shots")
+    raise schema.ConfigError(f"{shots}. Allowed: 1 and more", "shots")
   generator = np.random.default_rng(seed)
   return np.concatenate([generator.permutation(np.flatnonzero(labels == label))[:shots] for label in range(classes)])
 
@@ -73,11 +73,11 @@ def check_finite(features: Features) -> None:
   """
   if not np.isfinite(features).all():
     raise schema.ConfigError(
-      "features are not finite: the weights are damaged or the model overflows; try dtype=float32"
+      "features are not finite: the weights are damaged or the model overflows. Try dtype=float32"
     )
   largest = max(float(features.max(initial=0)), -float(features.min(initial=0)))
   if largest**2 * features.shape[-1] > np.finfo(np.float32).max:
-    raise schema.ConfigError(f"features are as large as {largest:.3g}, so their lengths overflow; check the weights")
+    raise schema.ConfigError(f"features are as large as {largest:.3g}, so their lengths overflow. Check the weights")
 
 
 def ridge(features: Features, labels: Labels, classes: int, l2: Sequence[float] = (1024.0,)) -> list[Probe]:
@@ -101,12 +101,12 @@ def ridge(features: Features, labels: Labels, classes: int, l2: Sequence[float] 
   """
   labels = _labels(labels, classes)
   if features.ndim != 2 or len(features) != len(labels):
-    raise schema.ConfigError(f"features have shape {features.shape}, labels {labels.shape}; allowed: [N, D] and [N]")
+    raise schema.ConfigError(f"features have shape {features.shape}, labels {labels.shape}. Allowed: [N, D] and [N]")
   if not len(labels):
-    raise schema.ConfigError("a probe needs at least one image; there is none of any class")
+    raise schema.ConfigError("a probe needs at least one image of a class")
   check_finite(features)
   if min(l2) <= 0:
-    raise schema.ConfigError(f"{min(l2)}; allowed: above 0", "l2")
+    raise schema.ConfigError(f"{min(l2)}. Allowed: above 0", "l2")
   mean = features.mean(0, dtype=np.float64)
   deviation = np.sqrt(sum(np.square(part - mean).sum(0) for part in _parts(features)) / len(features)) + 1e-5
   if len(features) > features.shape[1]:
@@ -133,7 +133,7 @@ def scores(probe: Probe, features: Float[np.ndarray, "M D"]) -> Float[np.ndarray
 def _labels(labels, classes):
   labels = np.asarray(labels)
   if labels.ndim != 1 or (len(labels) and not 0 <= labels.min() <= labels.max() < classes):
-    raise schema.ConfigError(f"few-shot labels are one of 0 to {classes - 1} for each image; these are not")
+    raise schema.ConfigError(f"each image needs one few-shot label from 0 to {classes - 1}")
   return labels
 
 
@@ -251,7 +251,7 @@ def _weighted(features, shares):
   """
   weight = shares.sum(1, dtype=np.float64)
   if np.count_nonzero(shares.sum(0)) < 2:
-    raise schema.ConfigError("rows show fewer than two classes; a probe needs two")
+    raise schema.ConfigError("rows contain fewer than two classes, but a probe needs two")
   check_finite(features)
   pairs = list(zip(_parts(features), _parts(weight), strict=True))
   mean = sum(weights @ rows.astype(np.float64) for rows, weights in pairs) / weight.sum()
@@ -326,7 +326,7 @@ def nearest_neighbours(
   from sklearn.neighbors import NearestNeighbors  # takes 0.5 s, so only probes import it
 
   if not len(labels):
-    raise schema.ConfigError("a probe needs at least one image; there is none of any class")
+    raise schema.ConfigError("a probe needs at least one image of a class")
 
   def unit(x):
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
@@ -374,7 +374,7 @@ def logistic(features: Features, labels: Labels, classes: int, *, l2: tuple[Posi
     return classifier.fit(features, labels).predict
 
   if len(np.unique(labels)) < 2:
-    raise schema.ConfigError("a logistic probe needs images of two classes or more; these are all of one")
+    raise schema.ConfigError("a logistic probe needs images of at least two classes, but all images are of one class")
   return [(penalty, fit(penalty)) for penalty in l2]
 
 

@@ -118,7 +118,7 @@ def task(name: str) -> Callable[[Decorated], Decorated]:
       if lacking := [member for member in _TASK if member not in known]:
         raise _error("task", f"{made.__name__} lacks {', '.join(lacking)}. See vit_jax/tasks/task.py")
       if not isinstance(getattr(made, "classes", None), bool):
-        raise _error("task", f"{made.__name__}.classes is no class attribute. Set it to True or False")
+        raise _error("task", f"{made.__name__}.classes is not a class attribute. Set it to True or False")
     _check_signature("task", made, ("supplied",))
     _add("task", name, tasks.TASKS, made, made)
     return made
@@ -158,7 +158,7 @@ def model(
   """
   for row in sharding:
     if not (isinstance(row, tuple) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], tuple)):
-      raise _error("model", f"{show(row)} is no row of a sharding table. Write (r'head/kernel', ('fsdp', None))")
+      raise _error("model", f"{show(row)} is not a row of a sharding table. Write (r'head/kernel', ('fsdp', None))")
 
   def decorate(function):
     _check_signature("model", function, ("image_size", "channels", "classes", "rngs"), ("dtype",))
@@ -266,7 +266,7 @@ def _row(kind, function, facts):
 def _add(kind, name, names, entry, made, by=None):
   """Adds an entry to its table, with the file that called this module. `by` is the name of the called function."""
   if not _is_name(name):
-    raise _error(by or kind, f"{show(name)} is no name. Use letters, digits and _./+-, with a letter first")
+    raise _error(by or kind, f"{show(name)} is not a valid name. Use letters, digits and _./+-, with a letter first")
   frame = _caller()
   definition = f"{getattr(made, '__qualname__', kind)}:{frame.f_lineno}"
   extensions.add(kind, name, names, entry, frame.f_globals, definition, _place(by or kind))

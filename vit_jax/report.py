@@ -19,15 +19,17 @@ from vit_jax.runtime import say
 def main() -> None:
   """Reads the flags and writes the report."""
   parser = cli.Parser("report", __doc__)
-  images = "files or folders to show attention over; by default test images of the run"
-  limit = "images that the best run is measured on again, at most, to see what it gets wrong"
-  out = "ends in .html; by default report.html in the one workdir, else here"
+  images = "images or folders for attention maps; default: test images of the run"
+  limit = "largest number of images on which the best run is evaluated again to find its errors"
+  out = "output file (.html); default: report.html in the only workdir, else in the current directory"
   parser.add_argument("paths", nargs="+", type=cli.path, metavar="PATH", help="a run's or sweep's workdir, or weights")
   parser.add_argument("--out", type=cli.path, metavar="FILE", help=out)
   parser.add_argument("--images", type=cli.path, action="append", default=[], metavar="PATH", help=images)
   parser.add_argument("--limit", type=cli.number(schema.Count), default=outcomes.LIMIT, metavar="N", help=limit)
-  parser.add_argument("--export", choices=trackers.TRACKERS, help="give the runs' metrics to it, and make no page")
-  parser.add_argument("--project", default="vit_jax", metavar="NAME", help="under which it keeps them")
+  parser.add_argument(
+    "--export", choices=trackers.TRACKERS, help="send the metrics of the runs to this tracker instead of writing a page"
+  )
+  parser.add_argument("--project", default="vit_jax", metavar="NAME", help="project name in the tracker")
   arguments = parser.parse()
   if arguments.export:
     export([run.workdir for run in report.subjects(arguments.paths).runs], arguments.export, arguments.project)
@@ -53,11 +55,11 @@ def export(workdirs: list[pathlib.Path], to: str, project: str) -> None:
     ConfigError: `workdirs` is empty, or the tracker cannot be used.
   """
   if not workdirs:
-    raise schema.ConfigError(f"--export: there is no run among the PATHs, whose metrics {to} could get; name a workdir")
+    raise schema.ConfigError(f"--export: no PATH is a run with metrics for {to}. Name a workdir")
   measured = [workdir for workdir in workdirs if trackers.measured(workdir)]
   for workdir in workdirs:
     if measured and workdir not in measured:
-      say(f"{workdir}: has measured nothing yet; left out")
+      say(f"{workdir}: has no measurements yet and is skipped")
     else:
       say(trackers.export(workdir, to, project))
 

@@ -150,7 +150,7 @@ def sentence(about: Mapping[str, Any]) -> str:
   count, metric, split = about["test_measurements"], about["metric"], about["split"]
   # `evaluate` may have measured the run as well, before or after.
   if split == TEST:
-    start = f"Ranked by {metric}: there is no validation split, so choices use '{TEST}'."
+    start = f"Ranked by {metric}: without a validation split, choices use '{TEST}'."
   else:
     start = f"Ranked by {metric} (split '{split}')."
   if count == 0:

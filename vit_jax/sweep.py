@@ -68,24 +68,30 @@ def parse() -> tuple[argparse.Namespace, Study]:
   """
   parser = cli.Parser("sweep", __doc__)
   parser.add_argument(
-    "--config", required=True, help="file with a sweep(), or file:argument; --config.KEY=VALUE for all"
+    "--config", required=True, help="file with a sweep(), or file:argument; --config.KEY=VALUE changes all trials"
   )
-  parser.add_argument("--workdir", required=True, type=cli.workdir, help="where the sweep lives; one sweep each")
+  parser.add_argument(
+    "--workdir", required=True, type=cli.workdir, help="directory of the sweep; one sweep per directory"
+  )
   parser.add_argument("--parallel", type=int, default=1, metavar="N", help="trials at a time, on disjoint devices")
-  parser.add_argument("--render", action="store_true", help="print the commands of all trials, and do nothing")
-  parser.add_argument("--launch", metavar="FLAGS", help="with --render: of `python -m launch run`, which is printed")
-  parser.add_argument("--collect", action="store_true", help="take what is finished elsewhere, and train nothing")
-  parser.add_argument("--decide", action="store_true", help="with these: choose though some trials are not finished")
+  parser.add_argument("--render", action="store_true", help="print the commands of all trials without running them")
+  parser.add_argument(
+    "--launch", metavar="FLAGS", help="with --render: options for the printed `python -m launch run` commands"
+  )
+  parser.add_argument("--collect", action="store_true", help="collect trials that finished elsewhere, without training")
+  parser.add_argument(
+    "--decide", action="store_true", help="with --render or --collect: choose although some trials are not finished"
+  )
   parser.add_argument("--retry", action="store_true", help="try failed and diverged trials again")
   args = parser.parse()
   if args.decide and not (args.render or args.collect):
-    raise ConfigError("--decide: it is for --render and --collect; a sweep itself knows which trials have failed")
+    raise ConfigError("--decide: only valid with --render or --collect. A sweep itself knows which trials have failed")
   if args.launch is not None and not args.render:
-    raise ConfigError("--launch: it is for --render; `python -m launch sweep` runs a sweep")
+    raise ConfigError("--launch: only valid with --render. Use `python -m launch sweep` to run a sweep")
   if args.parallel < 1:
-    raise ConfigError(f"--parallel: {args.parallel}; allowed: 1 and more")
+    raise ConfigError(f"--parallel: {args.parallel}. Allowed: 1 and more")
   if args.workdir.exists() and not args.workdir.is_dir():
-    raise ConfigError(f"--workdir: {args.workdir} is a file; name a directory")
+    raise ConfigError(f"--workdir: {args.workdir} is a file. Name a directory")
   if not args.render and (problem := runtime.obstacle(args.workdir)):
     raise ConfigError(problem)
   return args, Study(args.config, args.overrides, sweep_of(args.config), args.workdir)

@@ -56,11 +56,17 @@ def main() -> None:
   """Reads the flags, checks everything and trains."""
   parser = cli.Parser("train", __doc__)
   parser.add_argument("--config", required=True, help=cli.CONFIG)
-  parser.add_argument("--workdir", required=True, type=cli.workdir, help="where the run lives; one run each")
-  parser.add_argument("--accept-data", action="store_true", help="go on with the same images in files that changed")
+  parser.add_argument("--workdir", required=True, type=cli.workdir, help="directory of the run; one run per directory")
+  parser.add_argument(
+    "--accept-data",
+    action="store_true",
+    help="resume although data files changed on disk, provided the images are the same",
+  )
   parser.add_argument("--parameters", action="store_true", help=cli.PARAMETERS)
-  parser.add_argument("--profile", type=int, default=0, metavar="STEPS", help="trace so many steps for TensorBoard")
-  parser.add_argument("--no-report", action="store_true", help="make no page to look at when all is done")
+  parser.add_argument(
+    "--profile", type=int, default=0, metavar="STEPS", help="number of steps to profile for TensorBoard"
+  )
+  parser.add_argument("--no-report", action="store_true", help="do not write report.html at the end")
   arguments = parser.parse()
   workdir, overrides = arguments.workdir, arguments.overrides
 
@@ -88,7 +94,7 @@ def main() -> None:
       before = files.read_json(workdir / "result.json")  # a damaged file is an error before anything is written
       if runtime.process() == 0:
         note_recipe(workdir, arguments.config, changes, parts.identity["extensions"])
-      say(f"{arguments.config}, changed by flags:" if changes else f"{arguments.config}, as it stands")
+      say(f"{arguments.config}, changed by flags:" if changes else f"{arguments.config}, unchanged")
       for line in changes:
         say(f"  {line}")
       for line in [] if has_state or not run.init.from_ else adoption.notes(run.init.from_, own, run):
@@ -191,7 +197,7 @@ def as_begun(file: str, overrides: dict[str, str], run: config.Run, workdir: pat
   if not older and not before["adopted"]:
     return run
   for key, text in older.items():
-    say(f"config.{key}={text}, as in the run that {workdir} holds, which was started with other defaults")
+    say(f"config.{key}={text}, as in the run in {workdir}, which was started with other defaults")
   resolved = config.resolve(flags.load(file, overrides | older))
   if before["adopted"]:
     return build.complete(adoption.with_settings(resolved, before["adopted"]), adopt=False)
@@ -231,14 +237,12 @@ def objection(workdir: pathlib.Path, parts: build.Parts, accept: bool = False) -
     accept: whether to accept other files with the same images.
   """
   if workdir.exists() and not workdir.is_dir():
-    return f"--workdir: {workdir} is a file; name a directory"
+    return f"--workdir: {workdir} is a file. Name a directory"
   about = checkpoints.about(workdir, identity.check) or {}
   before = identity.stored_config(workdir, about)
   if before is None:
     if checkpoints.exist(workdir):
-      return (
-        f"--workdir: {workdir} holds checkpoints that do not say of what, and no config.json; take another directory"
-      )
+      return f"--workdir: {workdir} contains checkpoints without metadata, and no config.json. Use another directory"
     return None
   with contextlib.suppress(schema.ConfigError):  # keys that were added since then have their defaults
     extensions.restore_of(workdir, about)
@@ -247,14 +251,14 @@ def objection(workdir: pathlib.Path, parts: build.Parts, accept: bool = False) -
   differences = [line for line in trees.diff(before, now) if not may_change(line.partition(":")[0])]
   if differences:
     listed = "\n  ".join(differences)
-    return f"--workdir: {workdir} holds a run with another config; take another --workdir, or undo:\n  {listed}"
+    return f"--workdir: {workdir} contains a run with another config. Use another --workdir, or undo:\n  {listed}"
   if "identity" not in about:
     return None
   before = about["identity"]["data"]
   splits = identity.other_splits(before, parts.images.source)
   problem = identity.objection(before, parts.identity["data"], accept, splits)
   problem = problem or identity.other_order(about["order"], parts.images)
-  return problem and f"--workdir: {workdir} holds a run on {problem}"
+  return problem and f"--workdir: {workdir} contains a run with {problem}"
 
 
 if __name__ == "__main__":

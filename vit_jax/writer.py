@@ -123,9 +123,9 @@ class Trace:
           with self._local as folder:
             files.copy(pathlib.Path(folder), self._folder)
       except (jax.errors.JaxRuntimeError, OSError) as error:
-        logging.warning("%s: the trace cannot be written (%s); the run goes on", self._folder, str(error)[:200])
+        logging.warning("%s: the trace cannot be written (%s). The run continues", self._folder, str(error)[:200])
       else:
-        runtime.say(f"wrote a trace; look at it with: tensorboard {texts.flag('logdir', self._folder)}")
+        runtime.say(f"wrote a trace. View it with: tensorboard {texts.flag('logdir', self._folder)}")
 
 
 def _drop_after(path, chosen):
@@ -133,7 +133,7 @@ def _drop_after(path, chosen):
   if not path.exists():
     return
   if not path.is_file():
-    raise ConfigError(f"{path} is no file; remove it")
+    raise ConfigError(f"{path} is not a file. Remove it")
   with path.open("rb") as lines:
     kept = chosen(lines)
   files.write_text(path, kept.decode())

@@ -272,7 +272,7 @@ def another_number_of_processes(server: Server, workdir: pathlib.Path, whole: pa
 SITUATIONS = {
   "killed three times, once in a save": killed_three_times,
   "away for a minute": away_for_a_minute,
-  "gone": ended_by(r"has not answered for \d+ s|Host is down", away=True),
+  "gone": ended_by(r"has not responded for \d+ s|Host is down", away=True),
   "forbidden": ended_by("refuses|Permission denied", refused=True),
   "forbidden from the start": refused_from_the_start,
   "a second run": a_second_run,

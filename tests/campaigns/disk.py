@@ -48,7 +48,7 @@ from vit_jax.corpora.builders import prepare
 
 def full_at_the_start(disk: pathlib.Path, whole: pathlib.Path) -> str:
   fill(disk)
-  line = refused(started(disk / "run"), str(disk / "run"), "No space left", "make room")
+  line = refused(started(disk / "run"), str(disk / "run"), "No space left", "Make room")
   free(disk)
   continued(disk / "run", whole)
   return line
@@ -80,7 +80,7 @@ def failing(moment: Callable, fail: Callable, mend: Callable, *words: str) -> Ca
 
 def full_at(left: int, moment: Callable, *words: str) -> Callable:
   """The disk is full, but for `left` bytes."""
-  return failing(moment, lambda _, disk: fill(disk, left), free, "No space left", "make room", *words)
+  return failing(moment, lambda _, disk: fill(disk, left), free, "No space left", "Make room", *words)
 
 
 def limited_at(size: int, moment: Callable, *words: str) -> Callable:
@@ -116,7 +116,7 @@ def read_only_checkpoints(disk: pathlib.Path, whole: pathlib.Path) -> str:
     with held(process):
       before = contents(disk / "run")
       subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
-    line = refused(process, str(folder), "Read-only file system", "the last whole one is step")
+    line = refused(process, str(folder), "Read-only file system", "The last complete checkpoint is step")
     subprocess.run(["mount", "-o", "remount,rw", str(folder)], check=True)
     expect(contents(disk / "run") == before, "a whole checkpoint has changed")
     continued(disk / "run", whole)
@@ -133,7 +133,7 @@ def gone_at(step: int, what: Callable[[pathlib.Path], None]) -> Callable:
     seen(process, step)
     with held(process):
       what(disk / "run")
-    line = refused(process, str(disk / "run"), "the workdir is gone")
+    line = refused(process, str(disk / "run"), "the workdir no longer exists")
     if (disk / "moved").exists() and (disk / "run").exists():
       expect(not list((disk / "run").iterdir()), "something was written into another")
     if (disk / "moved").exists():
@@ -198,7 +198,7 @@ def full_for(name: str) -> Callable:
   def situation(disk: pathlib.Path, whole: pathlib.Path) -> str:
     (disk / "run").mkdir()
     (disk / f"run/.{name}.partial").symlink_to("/dev/full")
-    line = refused(started(disk / "run"), str(disk / "run" / name), "No space left", "make room")
+    line = refused(started(disk / "run"), str(disk / "run" / name), "No space left", "Make room")
     continued(disk / "run", whole)
     return line
 
@@ -217,13 +217,13 @@ SITUATIONS = {
   "full at the start": full_at_the_start,
   "full at config.json": full_for("config.json"),
   "full at the first save": full_at(0, after_step(1)),
-  "full in the middle of the first save": full_at(40_000, after_step(1), "none before it"),
+  "full in the middle of the first save": full_at(40_000, after_step(1), "No earlier checkpoint exists"),
   "full in the middle of a save": full_at(150_000, after_save(3), "checkpoints"),
   "full at a line of metrics": full_at(0, after_save(3)),
   "full at the last save": full_at(30_000, after_save(9)),
   "full at the result": full_for("result.json"),
-  "too large at the first save": limited_at(20_000, after_step(1), "none before it"),
-  "too large at a save": limited_at(20_000, after_save(3), "the last whole one is step"),
+  "too large at the first save": limited_at(20_000, after_step(1), "No earlier checkpoint exists"),
+  "too large at a save": limited_at(20_000, after_save(3), "The last complete checkpoint is step"),
   "too large at metrics": limited_at(600, after_save(3)),
   "read-only": read_only,
   "read-only checkpoints": read_only_checkpoints,

@@ -82,7 +82,7 @@ def sigterm_while_compiling(folder):
 @scenario
 def sigterm_while_input_is_stuck(folder):
   with Group(folder, "run", faults={1: ("input", 30)}, limits__step=100) as group:
-    group.await_text("compiled and under way|steps to go")
+    group.await_text("compiled, training|steps to go")
     time.sleep(8)
     group.signal(signal.SIGTERM, 3)
     group.all_end(42, 12)
@@ -128,7 +128,7 @@ def alive_but_stuck(folder):
     assert 43 in [process.returncode for process in group.processes.values()]
     group.says("the same command continues")
     stuck = [i for i, process in group.processes.items() if process.returncode == 43]
-    group.says("nothing happened for 20 s", *stuck)
+    group.says("no progress for 20 s", *stuck)
     assert any("in stuck" in group.text(i) for i in stuck) or 1 not in stuck
   finish(folder, "run")
 
@@ -162,7 +162,7 @@ def bug_on_one(folder):
 def a_peer_never_starts(folder, absent=2):
   with Group(folder, "run", absent=(absent,), limits__start=15) as group:
     group.all_end(43, 60)
-    group.says("have connected|another process is missing|nothing answers at 127.0.0.1:")
+    group.says("have connected|another process is missing|process 0 does not respond at 127.0.0.1:")
   assert not (folder / "run").exists()
 
 
@@ -178,7 +178,7 @@ def port_in_use(folder):
     taken.listen()
     with Group(folder, "run", port=taken.getsockname()[1], limits__start=8) as group:
       group.end({0: 2} | dict.fromkeys(others(0), 43), 60)
-      group.says("another program have the port", 0)
+      group.says("another program may use the port", 0)
   finish(folder, "run")
 
 
@@ -235,7 +235,7 @@ def damaged_files_of_one(folder):
     part.write_bytes(b"\0" * part.stat().st_size)
   with Group(folder, "run", mesh__data=1, mesh__fsdp=8) as group:
     group.all_end(0, 180)
-    group.says("cannot be read|continuing from step", 0)
+    group.says("cannot be read|resuming from step", 0)
   with Group(folder, "whole", mesh__data=1, mesh__fsdp=8) as group:
     group.all_end(0, 180)
   assert result(folder, "run")["weights_sha256"] == result(folder, "whole")["weights_sha256"]

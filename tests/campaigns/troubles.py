@@ -15,7 +15,7 @@ from tests import runs
 STEPS = 12
 SECONDS = 300  # from its start a run that hangs is killed; whole ones take a tenth
 SAME = ("weights_sha256", "loss", "top1", "f1_macro", "images", "steps")  # of result.json
-TENSORBOARD = "TensorBoard gets no more of this run, which goes on"  # the end of a warning
+TENSORBOARD = "The run continues without further TensorBoard output"  # the end of a warning
 VARYING = ("images_per_second", "images_per_second_per_chip", "data_wait")  # of a line of metrics
 
 

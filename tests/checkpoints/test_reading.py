@@ -63,7 +63,7 @@ def test_changed_bytes_of_parameters_are_noticed(tmp_path):
   checkpoints.write_weights(tmp_path / "c", other, about)
   shutil.rmtree(tmp_path / "b/checkpoints/0/state")
   shutil.copytree(tmp_path / "c/checkpoints/0/state", tmp_path / "b/checkpoints/0/state")
-  with pytest.raises(schema.ConfigError, match="bytes of params/head/bias are not those that were saved"):
+  with pytest.raises(schema.ConfigError, match="bytes of params/head/bias differ from those that were saved"):
     checkpoints.read_weights(tmp_path / "b")
 
 
@@ -92,7 +92,7 @@ def test_what_a_checkpoint_says_is_covered_as_its_arrays_are(tmp_path, edit, cap
   edited(tmp_path / "checkpoints/20", EDITS[edit])
   assert checkpoints.about(tmp_path) == {"seconds": 10.0}
   assert checkpoints.read_weights(tmp_path)[1] == {"seconds": 10.0}
-  assert f"{tmp_path}/checkpoints/20 cannot be read (" in caplog.text and "those of step 10" in caplog.text
+  assert f"{tmp_path}/checkpoints/20 cannot be read (" in caplog.text and "weights of step 10 are used" in caplog.text
   assert f"{tmp_path}/checkpoints/20 cannot be read" in checkpoints.damage(str(tmp_path))
   assert checkpoints.Checkpoints(tmp_path, mesh.replicated(g)).restore(shapes_of(state(10, g)))[1] == {"seconds": 10.0}
   assert (tmp_path / "checkpoints/20.unreadable").is_dir()
@@ -121,7 +121,7 @@ def test_what_a_run_cannot_use_counts_as_unreadable(tmp_path):
 def test_an_average_that_was_not_kept_is_an_error(tmp_path):
   saved(tmp_path, (10,), grid()).close()
   with pytest.raises(
-    schema.ConfigError, match=r"step 10 holds no ema; the run keeps an average with config\.optim\.ema"
+    schema.ConfigError, match=r"step 10 does not contain ema. Train with config.optim.ema to store averaged weights"
   ):
     checkpoints.read_weights(tmp_path, averaged=True)
 

@@ -126,7 +126,7 @@ def test_when_none_can_be_read_the_run_ends_and_nothing_changes(tmp_path):
   for step in (1, 2):
     DAMAGES["emptied"](parts_of(tmp_path / f"checkpoints/{step}")["index"])
   before = sorted(f.relative_to(tmp_path) for f in tmp_path.rglob("*"))
-  with pytest.raises(runtime.Stop, match=r"none of the checkpoints can be read(.|\n)*checkpoints/2") as stop:
+  with pytest.raises(runtime.Stop, match=r"no checkpoint can be read(.|\n)*checkpoints/2") as stop:
     checkpoints.Checkpoints(tmp_path, mesh.replicated(g)).restore(shapes_of(state(1, g)))
   assert stop.value.code == 45
   assert sorted(f.relative_to(tmp_path) for f in tmp_path.rglob("*")) == before
@@ -182,12 +182,12 @@ def test_a1_a_save_that_cannot_be_read_back_is_no_checkpoint_and_removes_none(tm
   g = grid()
   checkpoint = saved(tmp_path, (10, 20), g, keep=2)
   spoiled.append(spoiler)
-  with pytest.raises(OSError, match=r"could not be saved: what was written cannot be read back \(") as error:
+  with pytest.raises(OSError, match=r"could not be saved: the data that were written cannot be read back \(") as error:
     checkpoint.save(30, state(30, g), {})
     checkpoint.save(40, state(40, g), {})
   code, line = runtime.ending(error.value)
   assert code == runtime.EXIT_CONFIG and len(line.splitlines()) == 1
-  assert "the last whole one is step 20" in line and str(tmp_path / "checkpoints") in line
+  assert "The last complete checkpoint is step 20" in line and str(tmp_path / "checkpoints") in line
   with contextlib.suppress(OSError):
     checkpoint.close()
   assert reading.whole_steps(tmp_path) == [10, 20]
@@ -199,7 +199,7 @@ def test_a1_a_save_that_cannot_be_read_back_is_no_checkpoint_and_removes_none(tm
 def test_a1_the_first_save_of_a_process_is_read_back_before_it_returns(tmp_path, spoiled):
   spoiled.append(unmerged)
   checkpoint = checkpoints.Checkpoints(tmp_path, mesh.replicated(grid()))
-  with pytest.raises(OSError, match=r"cannot be read back.*there is none before it"):
+  with pytest.raises(OSError, match=r"cannot be read back.*No earlier checkpoint exists"):
     checkpoint.save(10, state(10, grid()), {})
   assert reading.whole_steps(tmp_path) == []
 

@@ -54,7 +54,7 @@ MISTAKES = {  # what is changed; the key that the error is at; the value, what i
   "an unknown schedule": (
     {"optim.schedule.name": "cosin"}, "optim.schedule.name", "'cosin'", "Did you mean 'cosine'",
   ),
-  "a batch that does not divide": ({"batch": "12"}, "batch", "12", "8 devices", "nearest that do: [64]"),
+  "a batch that does not divide": ({"batch": "12"}, "batch", "12", "8 devices", "Nearest values: [64]"),
   "a batch larger than the data": ({"batch": "1440"}, "batch", "1440", "1,437"),
   "a patch that does not divide": ({"model.name": "ViT-Ti/5"}, "model", "32", "patch 5", "30, 35"),
   "a split that is not there": ({"data.train": "trian"}, "data.train", "'trian'", "Did you mean 'train'"),
@@ -65,7 +65,7 @@ MISTAKES = {  # what is changed; the key that the error is at; the value, what i
     {"model.width": "32768", "model.heads": "16", "model.depth": "2"}, "model", "GiB", "config.mesh.fsdp",
   ),
   "no step": ({"total": "0"}, "total", "0", "1 to"),
-  "all frozen": ({"optim.frozen": "['.*']"}, "optim.frozen", "'.*'", "nothing is left to train"),
+  "all frozen": ({"optim.frozen": "['.*']"}, "optim.frozen", "'.*'", "no parameter would be trained"),
   "a length beyond int32": ({"total": "5000000M"}, "total", "5000000M", "2**31 - 1"),
   "a key of another optimizer": (
     {"optim.momentum": "0.9"}, "optim.momentum", "value '0.9'", "sgd, adafactor, muon take it", "Allowed: b1, b2",
@@ -74,7 +74,7 @@ MISTAKES = {  # what is changed; the key that the error is at; the value, what i
   "a pattern without end": (
     {"optim.decay_on": "[('(a+)+b', 1.0)]"}, "optim.decay_on[0][0]", "'(a+)+b'", "several patterns",
   ),
-  "a frozen pattern without end": ({"optim.frozen": "['(.*)*k']"}, "optim.frozen[0]", "'(.*)*k'", "allowed: 1,000,000"),
+  "a frozen pattern without end": ({"optim.frozen": "['(.*)*k']"}, "optim.frozen[0]", "'(.*)*k'", "Allowed: 1,000,000"),
   "a text without end": ({"data.train": "x" * 100_000}, "data.train", "(100,0", "Allowed"),
   "a size without end": ({"model.depth": "1000000"}, "model.depth", "1000000 is out of range", "[1, 1024]"),
   "heads that do not divide": ({"model.heads": "3"}, "model", "heads 3", "1, 2, 4, 8"),
@@ -114,7 +114,7 @@ def test_without_data_a_plan_stands_and_training_says_what_to_do(tmp_path, monke
   parts = build.build(run, jax.devices(), catalog.known_split)
   assert parts.examples == 302_950_000
   assert parts.batch_shapes["label"].shape == (8, 8)
-  own = r"your own copy of jft300m.*--config\.data\.path=DIR"
+  own = r"jft300m has no public builder. Give your own copy.*--config\.data\.path=DIR"
   with pytest.raises(schema.ConfigError, match=own):
     next(parts.batches(0))
   with pytest.raises(schema.ConfigError, match=own):

@@ -73,7 +73,7 @@ def test_other_labels_in_the_place_of_these_are_refused(labels, tmp_path):
   for name, records in plan.shards():
     best, probabilities = pseudo_labels.read_shard(folder / name, plan, len(records))
     pseudo_labels.write_shard(folder / name, plan, (best + 1) % 10, probabilities)
-  assert "names, labels or order of images are others" in train.objection(tmp_path / "run", student())
+  assert "names, labels or the order of images differ" in train.objection(tmp_path / "run", student())
 
 
 def test_the_recipe_is_that_of_the_paper():

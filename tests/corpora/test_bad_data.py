@@ -42,11 +42,14 @@ LEFT_OUT = {
     "not a complete image",
   ),
   "zero bytes": (lambda: b"", "the file is empty"),
-  "a page called an image": (lambda: b"<!doctype html>404", "not a complete image; .* beginning with b'<!doctyp'"),
-  "a truncated TIFF": (lambda: hostile_images.REFUSED["tiff cut at 90%"](), "not a complete image; .* pixels end at"),
+  "a page called an image": (lambda: b"<!doctype html>404", "not a complete image: .* beginning with b'<!doctyp'"),
+  "a truncated TIFF": (
+    lambda: hostile_images.REFUSED["tiff cut at 90%"](),
+    "not a complete image: .* with pixels that end at",
+  ),
   "a bomb in PNG": (lambda: hostile_images.REFUSED["png of a sixteenth of the bytes it needs"](), "10,000 x 10,000"),
   "a bomb in JPEG": (lambda: hostile_images.REFUSED["jpeg of 65,500 squared"](), "65,500 x 65,500"),
-  "a bomb in GIF": (lambda: hostile_images.REFUSED["gif of 65,535 squared"](), "65,535 x 65,535 pixels; allowed"),
+  "a bomb in GIF": (lambda: hostile_images.REFUSED["gif of 65,535 squared"](), "65,535 x 65,535 pixels. Allowed"),
   "a strip": (lambda: encode(np.zeros((1, 500, 3), np.uint8)), "one side up to .* times the other"),
 }
 # Kept, by name: (the file, whether it keeps its bytes).
@@ -130,7 +133,7 @@ def test_what_is_odd_and_whole_is_kept_with_its_pixels(corpus, name):
     "link to itself": "symbolic links",
     "link to nothing": "No such file",
     "unreadable": "ermission|irectory",
-    "100 GB with holes": "100,000,000,000 bytes; allowed",
+    "100 GB with holes": "100,000,000,000 bytes. Allowed",
   }.items(),
 )
 def test_what_is_no_readable_file_is_left_out_with_its_reason(corpus, name, reason):
@@ -192,7 +195,7 @@ def test_a_disk_that_fails_is_no_bad_image():
     raise OSError(5, "Input/output error")
 
   source = sources.Source("set", "all", ("a",), 1, read, lambda i: f"set, record {i}")
-  with pytest.raises(ConfigError, match=r"set, record 0: .*Input/output error; see whether its disk or bucket"):
+  with pytest.raises(ConfigError, match=r"set, record 0: .*Input/output error. Check that its disk or bucket"):
     list(making.Maker(source).records(range(1)))
 
 
@@ -206,12 +209,14 @@ def test_an_empty_class_is_refused_by_name(tmp_path):
 def test_classes_that_differ_only_in_case_stay_apart_and_are_named(tmp_path, capsys):
   root = folders.folder(tmp_path / "photos", 6, ("cat", "Cat", "dog"))
   folders.made(root, tmp_path / "data")
-  assert "1 group of classes has names that look alike and stay apart: 'Cat' and 'cat'" in capsys.readouterr().out
+  assert (
+    "1 group of classes has names that look alike but are different classes: 'Cat' and 'cat'" in capsys.readouterr().out
+  )
   assert folders.source(tmp_path / "data").classes == ("Cat", "cat", "dog")
 
 
 @pytest.mark.parametrize("name", ["of two\nlines", " blank", "no\udcffunicode"], ids=ascii)
 def test_a_class_that_is_no_line_of_text_is_refused(tmp_path, name):
   root = folders.folder(tmp_path / "photos", 2, ("cat", name))
-  with pytest.raises(ConfigError, match=r"data: class .* cannot be a line of text"):
+  with pytest.raises(ConfigError, match=r"data: class .* cannot be stored by TFDS"):
     folders.made(root, tmp_path / "data")

@@ -37,7 +37,7 @@ def test_the_files_are_those_of_one_machine(tmp_path, monkeypatch):
     f"corpus is already prepared at {tmp_path}/many/corpus/1.0.0"
   ]
   monkeypatch.setattr(write, "FEW", 0)
-  with pytest.raises(ConfigError, match="rejected: 3 of 57 images; allowed: 0"):
+  with pytest.raises(ConfigError, match=r"rejected: 3 of 57 images. Allowed: 0"):
     by_beam(photos, tmp_path / "third", max_rejected=0.0)
   assert not (tmp_path / "third/corpus/1.0.0/dataset_info.json").exists()
 
@@ -66,7 +66,7 @@ def test_input_that_changes_is_one_line_and_what_was_done_is_done_again(tmp_path
 @pytest.mark.parametrize(
   ("error", "said"),
   [
-    (OSError(5, "Input/output error"), r"Input/output error; see whether its disk or bucket is there$"),
+    (OSError(5, "Input/output error"), r"Input/output error. Check that its disk or bucket is reachable$"),
     (runtime.Stop(42, "stopped as asked"), "^stopped as asked$"),
   ],
   ids=("disk", "stop"),

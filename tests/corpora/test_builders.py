@@ -112,7 +112,7 @@ def test_generated_scenes_are_written_with_their_masks(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["folder", "tfds"])
 def test_what_needs_no_preparing_says_so(name):
-  with pytest.raises(schema.ConfigError, match="nothing to prepare"):
+  with pytest.raises(schema.ConfigError, match="needs no preparation"):
     builders.prepare(name)
 
 
@@ -135,7 +135,9 @@ def test_a_name_that_tfds_does_not_have_is_one_line(name, said, tmp_path):
 
 @pytest.mark.parametrize("name", ["imagenet21k", "jft300m", "jft3b"])
 def test_what_tfds_cannot_make_says_how_to_give_it(name, tmp_path):
-  with pytest.raises(schema.ConfigError, match=f"your own copy of {name}, .*--config.data.path=DIR"):
+  with pytest.raises(
+    schema.ConfigError, match=f"{name} has no public builder. Give your own copy: .*--config.data.path=DIR"
+  ):
     builders.prepare(name, str(tmp_path))
 
 
@@ -158,7 +160,7 @@ def test_what_is_fetched_by_hand_is_asked_for_before_anything_is_downloaded(name
   if len(row.manual) == 1:
     builders.check_manual(name, row, tmp_path)
   else:
-    with pytest.raises(schema.ConfigError, match=rf"where (?!.*\b{row.manual[0]},).*{row.manual[1]}"):
+    with pytest.raises(schema.ConfigError, match=rf"In [^,]*, (?!.*\b{row.manual[0]},).*{row.manual[1]}"):
       builders.check_manual(name, row, tmp_path)
 
 

@@ -54,7 +54,7 @@ def test_every_bad_image_is_named_with_its_reason_and_all_else_is_said(photos):
   assert count == 5
   bad = dict(line.removeprefix("bad: ").split(": ", 1) for line in lines if line.startswith("bad: "))
   assert bad.keys() == BAD.keys()
-  assert bad["dog/empty.webp"] == "the file is empty" and "pixels end at" in bad["dog/torn.tif"]
+  assert bad["dog/empty.webp"] == "the file is empty" and "pixels that end at" in bad["dog/torn.tif"]
   assert "data.max_aspect=100" in bad["dog/long.png"]
   text = "\n".join(lines)
   assert "24 images, 21 .png, 1 .jpg, 1 .webp, 1 .tif; ignored: 1 .heic, 1 .txt" in text
@@ -96,7 +96,7 @@ def test_a_file_that_is_there_is_never_replaced(photos, tmp_path, monkeypatch, d
   there.parent.mkdir(parents=True)
   there.write_bytes(b"mine")
   lines, _ = checking.check(photos, tmp_path / "aside")
-  assert "not moved: cat/torn.jpg: a file of this name is there already" in lines
+  assert "not moved: cat/torn.jpg: a file of this name already exists" in lines
   assert lines[-1].startswith("5 bad, 4 moved")
   assert there.read_bytes() == b"mine" and (photos / "cat/torn.jpg").exists()
 
@@ -137,7 +137,7 @@ def test_images_that_change_their_split_because_others_are_set_aside_are_counted
 def test_bad_images_do_not_become_a_class(photos, aside):
   (photos.parent / "else").symlink_to(photos)
   target = photos.parent / "else/x" if aside == "link" else photos / aside
-  with pytest.raises(schema.ConfigError, match=r"--move-bad: .* whose classes it would be one of"):
+  with pytest.raises(schema.ConfigError, match=r"--move-bad: .* would become one of its classes"):
     checking.check(photos, target)
 
 
@@ -148,14 +148,14 @@ def test_links_that_lead_back_are_not_followed_and_named(photos):
   assert count == 5
   assert "not followed: 'cat/up' is a link to a folder that contains it" in lines
   assert "not followed: 'same' is the folder 'cat' under another name" in lines
-  assert any("no run can read it yet" in line and "so that it has no end" in line for line in lines)
+  assert any("runs cannot read it yet" in line and "Remove the link" in line for line in lines)
 
 
 def test_a_flat_folder_is_checked_too(tmp_path):
   (tmp_path / "1.png").write_bytes(GOOD)
   (tmp_path / "2.png").write_bytes(b"x")
   lines, count = checking.check(tmp_path)
-  assert count == 1 and any("no run can read it yet: no images" in line for line in lines)
+  assert count == 1 and any("runs cannot read it yet: no images" in line for line in lines)
 
 
 @pytest.mark.parametrize("empty", [False, True])
@@ -168,7 +168,7 @@ def test_newcomer_2_a_folder_too_high_cannot_be_read_by_a_run(tmp_path, empty):
     (tmp_path / "empty").mkdir()
   lines, count = checking.check(tmp_path)
   assert count == 0
-  [line] = [line for line in lines if line.startswith("no run can read it yet: no split 'train'.")]
+  [line] = [line for line in lines if line.startswith("runs cannot read it yet: no split 'train'.")]
   assert f"name '{tmp_path}/photos' as config.data.path" in line
   assert not any("no run" in line for line in checking.check(tmp_path / "photos")[0])
 
@@ -184,16 +184,16 @@ def test_what_may_be_the_disks_fault_makes_no_image_bad(monkeypatch, photos):
     raise OSError(errno.EIO, "Input/output error")
 
   monkeypatch.setattr(local_files, "contents", fails)
-  with pytest.raises(images.ImageError, match="see whether its disk"):
+  with pytest.raises(images.ImageError, match="Check that its disk"):
     checking.check(photos)
   choice, splits = opened(photos)
-  assert "see whether its disk" in checking.objection(choice, splits, photos)
+  assert "Check that its disk" in checking.objection(choice, splits, photos)
 
 
 def test_a_bucket_is_not_checked(photos):
-  with pytest.raises(schema.ConfigError, match="--check: it is for folders of a disk"):
+  with pytest.raises(schema.ConfigError, match="--check: only folders on a disk"):
     checking.check(epath.Path("gs://bucket/photos"))
-  with pytest.raises(schema.ConfigError, match="--check: it is for folders of a disk"):
+  with pytest.raises(schema.ConfigError, match="--check: only folders on a disk"):
     checking.check(photos, epath.Path("gs://bucket/aside"))
 
 

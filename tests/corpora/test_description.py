@@ -12,7 +12,7 @@ def report(records, rejected=0):
   for i in range(records):
     made.add(making.Record(str(i), bytes(10), (i % 2,), ("rotated",) if i == 1 else ()))
   for i in range(rejected):
-    made.add(making.Record(str(i), rejected=f"{i} x {i + 9} pixels; allowed: 3"))
+    made.add(making.Record(str(i), rejected=f"{i} x {i + 9} pixels. Allowed: 3"))
   return made
 
 
@@ -46,7 +46,7 @@ def test_the_summary_has_reasons_by_kind():
   assert lines[1:] == [
     "2 rotated",
     "8 rejected; rejected.jsonl names them",
-    "        8  such as 0: 0 x 9 pixels; allowed: 3",
+    "        8  such as 0: 0 x 9 pixels. Allowed: 3",
   ]
 
 

@@ -49,7 +49,7 @@ def test_too_little_memory_rejects_no_record_and_says_what_to_do():
 
   for runs, first in ((None, 7), (sources.Runs(fail, fail), 5)):
     source = sources.Source("set", "all", ("a", "b"), 70, fail, lambda i: f"set, record {i}", runs=runs)
-    with pytest.raises(ConfigError, match=f"set, record {first}: not enough memory; take fewer --processes"):
+    with pytest.raises(ConfigError, match=f"set, record {first}: not enough memory. Use fewer --processes"):
       list(making.Maker(source).records([7, 5]))
 
 

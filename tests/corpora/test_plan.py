@@ -64,7 +64,7 @@ def test_it_is_kept_as_json_and_read_again(tmp_path):
 )
 def test_any_other_is_refused_by_what_differs(tmp_path, field, value, said):
   (tmp_path / "plan.json").write_text(json.dumps(PLAN.plain()))
-  with pytest.raises(ConfigError, match=f"begun with other input or options .*{said}.*take another name"):
+  with pytest.raises(ConfigError, match=f"started with other input or options .*{said}.*choose another name"):
     dataclasses.replace(PLAN, **{field: value}).check(tmp_path / "plan.json")
 
 
@@ -91,5 +91,5 @@ def test_too_little_memory_for_a_sample_does_not_change_the_files():
     raise MemoryError
 
   source = sources.Source("set", "all", ("a",), 70, fail, lambda i: f"set, record {i}")
-  with pytest.raises(ConfigError, match="set, record 0: not enough memory; it takes a machine with more"):
+  with pytest.raises(ConfigError, match=r"set, record 0: not enough memory. Use a machine with more memory"):
     plan.splits(source, plan.Options())

@@ -109,12 +109,12 @@ def test_one_that_stands_still_is_named_and_ended_at_the_limit(monkeypatch, caps
     for name, seconds in (("LOOK", 0.05), ("QUIET", 0.2), ("LIMIT", 0.5)):
       monkeypatch.setattr(processes, name, seconds)
 
-  silence = r"worker process \d+ has said nothing for"
-  said = rf"^{silence} 0.5 s, the limit, at task stand and is ended \(SIGKILL\); .*same command continues"
+  silence = r"worker process \d+ has not reported for"
+  said = rf"^{silence} 0.5 s, the limit, at task stand and is killed \(SIGKILL\)\. .*same command continues"
   with pytest.raises(runtime.Stop, match=said) as stop:
     run(["stand"], 2, heard)
   assert stop.value.code == runtime.EXIT_HANG
-  note = rf"note: {silence} 0.2 s, at task stand; it is ended after 0.5 s\n"
+  note = rf"note: {silence} 0.2 s, at task stand. It is killed after 0.5 s\n"
   assert re.fullmatch(note, capsys.readouterr().out)
   assert not multiprocessing.active_children()
 

@@ -36,7 +36,7 @@ def test_stopped_and_started_again_it_writes_the_other_files_and_the_same_bytes(
   assert not (tmp_path / "corpus/1.0.0/dataset_info.json").exists()
   with pytest.raises(ConfigError):
     folders.source(tmp_path)
-  with pytest.raises(ConfigError, match="begun with other input or options"):
+  with pytest.raises(ConfigError, match="started with other input or options"):
     folders.made(photos, tmp_path, shards=2)
   done = {file: file.stat().st_mtime_ns for file in (tmp_path / "corpus/1.0.0").glob("*array_record*")}
   kept = {report.name for report in (tmp_path / "corpus/.1.0.0.work").glob("t*.json")}
@@ -89,7 +89,7 @@ def test_a_test_set_that_changes_is_an_error(photos, tmp_path):
     folders.folder(tmp_path / "others", 4)
     return write._write_shards(1, 0.01, *arguments)
 
-  with pytest.raises(ConfigError, match=r"--dedup-against: test sets have changed .* remove .*\.work"):
+  with pytest.raises(ConfigError, match=r"--dedup-against: test sets have changed .* Remove .*\.work"):
     write.whole("corpus", folders.choice(photos), plan.Options(against=(str(others),)), tmp_path / "data", shards)
 
 
@@ -103,7 +103,9 @@ def replaced(file, seed):
 
 
 @pytest.mark.parametrize("while_made", [False, True])
-@pytest.mark.parametrize(("compared", "words"), [(True, "contents, such as of"), (False, "some files were written to")])
+@pytest.mark.parametrize(
+  ("compared", "words"), [(True, "contents of files such as"), (False, "some files were modified")]
+)
 def test_g7_an_image_that_is_replaced_with_equal_size_and_time_is_an_error(
   tmp_path, monkeypatch, while_made, compared, words
 ):
@@ -152,7 +154,7 @@ def test_g7_a_test_image_that_is_replaced_with_equal_size_and_time_is_an_error(
   if while_made:
     real = write._write_shards
     monkeypatch.setattr(write, "_write_shards", lambda *given: [real(*given), replaced(file, 77)][0])
-    with pytest.raises(ConfigError, match=r"--dedup-against: files of test sets were written to while .* Run the same"):
+    with pytest.raises(ConfigError, match=r"--dedup-against: files of test sets changed while .* Run the same"):
       folders.made(photos, tmp_path, **options)
     monkeypatch.undo()
   else:
@@ -161,7 +163,7 @@ def test_g7_a_test_image_that_is_replaced_with_equal_size_and_time_is_an_error(
       with pytest.raises(KeyboardInterrupt):
         folders.made(photos, tmp_path, **options)
     replaced(file, 77)
-  with pytest.raises(ConfigError, match=r"--dedup-against: test sets have changed .* remove .*\.work"):
+  with pytest.raises(ConfigError, match=r"--dedup-against: test sets have changed .* Remove .*\.work"):
     folders.made(photos, tmp_path, **options)
 
 
@@ -252,7 +254,7 @@ def test_a_corpus_that_another_process_ends_before_the_lock_is_left_alone(photos
     return real(*arguments)
 
   monkeypatch.setattr(runtime, "locked", locked)
-  refused = pytest.raises(ConfigError, match=r"begun with other input or options .*size: 20, now 30.*another name")
+  refused = pytest.raises(ConfigError, match=r"started with other input or options .*size: 20, now 30.*another name")
   with contextlib.nullcontext() if size == 30 else refused:
     assert folders.made(photos, tmp_path, size=30) == [f"corpus is already prepared at {tmp_path}/corpus/1.0.0"]
   assert folders.shards(tmp_path) == before and before

@@ -17,7 +17,7 @@ def test_a_test_set_is_a_folder_or_a_prepared_dataset(tmp_path):
   folders.made(root, tmp_path / "data")
   assert len(work.test_set(str(root))) == len(work.test_set(f"{tmp_path}/data/corpus/1.0.0")) == 6
   with pytest.raises(
-    ConfigError, match=r"--dedup-against: .cifar11. is no folder and no dataset\. Did you mean 'cifar10'"
+    ConfigError, match=r"--dedup-against: .cifar11. is neither a folder nor a dataset. Did you mean 'cifar10'"
   ):
     work.test_set("cifar11")
   with pytest.raises(catalog.sources.AbsentError, match="prepare cifar10"):

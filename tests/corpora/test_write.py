@@ -69,7 +69,7 @@ def test_counts_and_what_was_done_stand_beside(corpus):
 def test_again_it_does_nothing_and_other_options_or_input_are_refused(photos, corpus, tmp_path):
   before = {file: file.stat().st_mtime_ns for file in corpus.rglob("*")}
   assert folders.made(photos, corpus, shards=3) == [f"corpus is already prepared at {corpus}/corpus/1.0.0"]
-  with pytest.raises(ConfigError, match=r"begun with other input or options.*size: None, now 30"):
+  with pytest.raises(ConfigError, match=r"started with other input or options.*size: None, now 30"):
     folders.made(photos, corpus, shards=3, size=30)
   other = folders.folder(folders.folder(tmp_path, 6, split="test"), 31)
   with pytest.raises(ConfigError, match="the input's files: names, members"):
@@ -78,7 +78,7 @@ def test_again_it_does_nothing_and_other_options_or_input_are_refused(photos, co
 
 
 def test_two_at_once_are_one(photos, tmp_path):
-  said = pytest.raises(ConfigError, match=f"in use by process {os.getpid()}.*take another name")
+  said = pytest.raises(ConfigError, match=f"in use by process {os.getpid()}.*use another name")
   with runtime.locked(tmp_path / "corpus/.1.0.0.work"), said:
     folders.made(photos, tmp_path)
 
@@ -87,7 +87,7 @@ def test_bad_images_are_left_out_up_to_a_bound_and_named(photos, tmp_path):
   root = folders.folder(tmp_path / "photos", 20)
   for i in range(6):
     (root / f"train/cat/bad{i}.jpg").write_bytes(b"garbage")
-  with pytest.raises(ConfigError, match=r"rejected: 6 of 46 images; allowed: 5\..*train/cat/bad\d.jpg: not a compl"):
+  with pytest.raises(ConfigError, match=r"rejected: 6 of 46 images. Allowed: 5\..*train/cat/bad\d.jpg: not a compl"):
     folders.made(root, tmp_path / "data")
   said = folders.made(root, tmp_path / "data", max_rejected=0.2)  # goes on
   assert any(line.startswith("6 rejected") for line in said)
@@ -113,18 +113,18 @@ def test_duplicates_of_test_images_are_left_out_and_shown(photos, tmp_path):
 def test_another_dataset_of_the_name_is_left_alone(photos, tmp_path):
   (tmp_path / "corpus/1.0.0").mkdir(parents=True)
   (tmp_path / "corpus/1.0.0/dataset_info.json").write_text("{}")
-  with pytest.raises(ConfigError, match="not made by this command; take another name"):
+  with pytest.raises(ConfigError, match=r"not made by this command. Use another name"):
     folders.made(photos, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["Photos", "my-photos", "", "../x", "1x"])
 def test_a_name_that_tfds_would_not_take_is_an_error(photos, tmp_path, name):
-  with pytest.raises(ConfigError, match="no name of a dataset"):
+  with pytest.raises(ConfigError, match="not a valid dataset name"):
     folders.made(photos, tmp_path, name)
 
 
 def test_a_name_of_the_catalog_is_not_for_other_images(photos, tmp_path):
-  with pytest.raises(ConfigError, match="'cifar10' is the catalog's own"):
+  with pytest.raises(ConfigError, match="'cifar10' is a dataset of the catalog"):
     folders.made(photos, tmp_path, "cifar10")
 
 

@@ -145,8 +145,8 @@ def test_run_lengths_of_four_bits_take_turns():
 @pytest.mark.parametrize(
   ("codes", "reason"),
   [
-    ([3, 5, 0, 0], "run lengths have no end"),
-    ([0, 3, 1, 2], "run lengths are cut off"),
+    ([3, 5, 0, 0], "run lengths that have no end"),
+    ([0, 3, 1, 2], "truncated run lengths"),
     ([7, 5, 0, 1], "goes beyond its row"),
     ([0, 0] * 3 + [1, 1, 0, 1], "goes beyond its row"),
     ([0, 2, 255, 0, 1, 1, 0, 1], "goes beyond its row"),

@@ -70,7 +70,7 @@ def test_what_is_published_of_a_set_is_known_without_its_data(tmp_path, name, im
     with pytest.raises(sources.AbsentError) as caught, schema.at("config.data"):
       attempt()
     assert caught.value.place == "config.data"
-    own = f"give your own copy of {name}, which has no public builder: --config.data.path=DIR"
+    own = f"{name} has no public builder. Give your own copy: --config.data.path=DIR"
     assert (own if name in OWN else f"python -m vit_jax.prepare {name} --data_dir={tmp_path}") in str(caught.value)
 
 

@@ -43,11 +43,13 @@ def test_c3_two_unicode_forms_are_one_name():
 )
 def test_g_names_that_look_alike_are_noted(one, other):
   assert class_names.alike([one, "dog", other, one]) == [[one, other]]
-  assert class_names.note([one, "dog", other]).endswith(f"look alike and stay apart: {one!a} and {other!a}")
+  assert class_names.note([one, "dog", other]).endswith(f"look alike but are different classes: {one!a} and {other!a}")
 
 
 def test_one_group_and_several_groups_of_names_are_counted():
-  assert class_names.note(["a", "A"]).startswith("1 group of classes has names that look alike and stay apart: ")
+  assert class_names.note(["a", "A"]).startswith(
+    "1 group of classes has names that look alike but are different classes: "
+  )
   assert class_names.note(["a", "A", "b", "B"]).startswith("2 groups of classes have names that look alike")
 
 

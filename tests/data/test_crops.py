@@ -220,5 +220,5 @@ def test_bounds_in_the_wrong_order_are_an_error():
 
 def test_an_image_too_long_to_be_scaled_is_an_error_before_it_is_scaled():
   for crop in (crops.centre(224), crops.random_crop(224)):
-    with pytest.raises(ValueError, match=r"1 x 1,000,000 pixels, which take \d[\d,]+ MiB"):
+    with pytest.raises(ValueError, match=r"1 x 1,000,000 pixels, which need \d[\d,]+ MiB"):
       crop(np.zeros((1_000_000, 1, 3), np.uint8), random.Random(0))

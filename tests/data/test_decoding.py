@@ -171,7 +171,7 @@ def test_jpegs_of_all_sizes_and_qualities_are_whole():
 
 def test_an_image_of_more_pixels_than_allowed_is_refused_with_both_numbers():
   data = encode(picture(60, 80))
-  with pytest.raises(decoding.DecodeError, match=r"80 x 60 pixels; allowed: up to data.max_pixels=4,799 in all"):
+  with pytest.raises(decoding.DecodeError, match=r"80 x 60 pixels. Allowed: up to data.max_pixels=4,799 in all"):
     decoding.check(data, 4799, 100)
   assert decoding.check(data, 4800, 100)[:2] == (60, 80)
 

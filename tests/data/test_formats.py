@@ -150,5 +150,5 @@ def test_b1_check_reports_no_bad_image_and_names_what_a_run_refuses(folder, tmp_
   (tmp_path / "good.png").write_bytes(encode(picture()))
   lines, bad = checking.check(tmp_path)
   assert bad == 2
-  assert any("shared.bmp: a BMP whose channel masks share bits" in line for line in lines)
+  assert any("shared.bmp: a BMP with channel masks that share bits" in line for line in lines)
   assert any("sixteen.tif: a BigTIFF" in line for line in lines)

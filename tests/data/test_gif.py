@@ -92,7 +92,7 @@ CUT = whole(gif_frame(NUMBERS), palette=PALETTE)
   ("data", "reason"),
   [
     (whole(gif_frame(NUMBERS)), "without a palette"),
-    (whole(gif_frame(NUMBERS, 1, 0), palette=PALETTE), r"11 x 9 pixels at \(0, 1\) is not on its screen of 11 x 9"),
+    (whole(gif_frame(NUMBERS, 1, 0), palette=PALETTE), r"11 x 9 pixels at \(0, 1\) outside its screen of 11 x 9"),
     (gif(0, 0, gif_frame(NUMBERS), palette=PALETTE), "0 x 0 pixels"),
     (whole(palette=PALETTE), "without a frame"),
     (whole(b"\x21\xfe" + b"\1a" * 2**20 + b"\0" + gif_frame(NUMBERS), palette=PALETTE), "more than 1,048,576 blocks"),

@@ -125,7 +125,7 @@ def test_bytes_that_were_changed_at_random_are_refused_or_have_a_size():
 @pytest.mark.parametrize(
   ("change", "reason"),
   [
-    ((4, b"\x0c"), "3 channels with 12 bits; allowed: 1, 3 or 4 channels with 8 bits. Convert it to PNG"),
+    ((4, b"\x0c"), "3 channels with 12 bits. Allowed: 1, 3 or 4 channels with 8 bits. Convert it to PNG"),
     ((9, b"\x02"), "2 channels with 8 bits"),
   ],
 )

@@ -34,7 +34,7 @@ def test_a_hostile_image_is_an_error_that_names_it_or_is_skipped(name):
   raising, skipping = of(lambda i: (data, 0), "raise"), of(lambda i: (data, 0), "skip", 1000)
   with pytest.raises(images.ImageError, match=r"^made, record 0: ") as caught:
     raising.prepared(0, same)
-  assert "Mend it, or leave out such images with --config.data.on_error=skip" in str(caught.value)
+  assert "Fix it, or leave out such images with --config.data.on_error=skip" in str(caught.value)
   assert len(str(caught.value)) < 400
   assert raising.problem is caught.value
   assert skipping.prepared(7, same) is None
@@ -55,7 +55,7 @@ def test_what_is_no_regular_file_is_refused_without_waiting_for_it(tmp_path, nam
   if name.endswith("named pipe"):
     assert "it is a named pipe, not a regular file" in str(caught.value)
   if name == "100 GB with holes":
-    assert "it has 100,000,000,000 bytes; allowed: 268,435,456" in str(caught.value)
+    assert "it has 100,000,000,000 bytes. Allowed: 268,435,456" in str(caught.value)
 
 
 def corner(image):
@@ -79,7 +79,7 @@ def test_b1_damage_outside_of_a_box_is_found_each_time(monkeypatch):
   data = hostile_images.cut(hostile_images.jpeg(), 0.9, hostile_images.EOI)
   raising, skipping = of(lambda i: (data, 0), "raise"), of(lambda i: (data, 0), "skip", 1000)
   for _ in range(3):
-    with pytest.raises(images.ImageError, match="record 0: not a complete image; libjpeg reports: Corrupt JPEG data"):
+    with pytest.raises(images.ImageError, match="record 0: not a complete image: libjpeg reports: Corrupt JPEG data"):
       raising.prepared(0, corner)
     assert skipping.prepared(7, corner) is None
 
@@ -104,7 +104,7 @@ def test_an_error_of_the_disk_makes_no_record_bad_and_stops_the_run(on_error):
 
   made = of(read, on_error, 1000)
   with pytest.raises(
-    images.ImageError, match=r"record 3: .*Stale file handle; see whether its disk or bucket is there"
+    images.ImageError, match=r"record 3: .*Stale file handle. Check that its disk or bucket is reachable"
   ):
     made.prepared(3, same)
   assert not made.reasons
@@ -119,7 +119,7 @@ def test_too_little_memory_makes_no_record_bad_and_stops_the_run(on_error, error
     raise error
 
   made = of(lambda i: (file(3), 0), on_error, 1000)
-  with pytest.raises(images.ImageError, match=r"made, record 3: not enough memory; take fewer data\.threads"):
+  with pytest.raises(images.ImageError, match=r"made, record 3: not enough memory. Use fewer data\.threads"):
     made.prepared(3, fail)
   assert not made.reasons
 
@@ -167,7 +167,7 @@ def test_an_error_of_cropping_or_of_the_policy_is_an_error_of_the_image(monkeypa
 def test_a_bomb_for_the_crop_is_an_error_of_the_image_and_not_of_memory():
   data = encode(np.zeros((1_000_000, 1, 3), np.uint8))
   made = sources.Source("made", "test", ("a",), 1, lambda i: (data, 0), lambda i: f"made, record {i}")
-  for max_aspect, reason in ((100, "data.max_aspect=100 times"), (1e9, "allowed: 256 MiB|libpng|OpenCV")):
+  for max_aspect, reason in ((100, "data.max_aspect=100 times"), (1e9, "Allowed: 256 MiB|libpng|OpenCV")):
     examples = stream.eval_examples(made, test_crop=schema.Choice("centre"))
     batches = loader.batches(examples, 1, range(1), max_aspect=max_aspect)
     with pytest.raises(images.ImageError, match=f"made, record 0: .*({reason})"):

@@ -93,7 +93,7 @@ DAMAGED = {
 @pytest.mark.parametrize("name", DAMAGED)
 def test_b1_a_jpeg_about_whose_data_libjpeg_warns_is_refused_whole_and_by_boxes(name):
   make, reason = DAMAGED[name]
-  with pytest.raises(DecodeError, match=f"^not a complete image; libjpeg reports: .*({reason})"):
+  with pytest.raises(DecodeError, match=f"^not a complete image: libjpeg reports: .*({reason})"):
     decoded(make())
   assert all(pixels is None for _, pixels in boxes(make(), 5))
 

@@ -97,7 +97,7 @@ def test_a_host_of_many_cores_has_workers_for_many_records(monkeypatch, count, r
 @pytest.mark.parametrize(
   ("cores", "threads", "workers", "requests", "expected"),
   [
-    (2, 2, 0, False, "0 workers and 2 threads on 2 cores. More of either do not help. Make the image files smaller"),
+    (2, 2, 0, False, "0 workers and 2 threads on 2 cores. More of either will not help. Make the image files smaller"),
     (16, 16, 0, False, "0 workers and 16 threads on 16 cores. Raise --config.data.workers to up to 5; a restart"),
     (16, 4, 5, False, "5 workers and 4 threads on 16 cores. Raise --config.data.threads to up to 16; a restart"),
     (
@@ -107,7 +107,7 @@ def test_a_host_of_many_cores_has_workers_for_many_records(monkeypatch, count, r
       False,
       "1 worker and 4 threads on 16 cores. Raise --config.data.workers to up to 5 and --config.data.threads",
     ),
-    (16, 16, 5, False, "5 workers and 16 threads on 16 cores. More of either do not help."),
+    (16, 16, 5, False, "5 workers and 16 threads on 16 cores. More of either will not help."),
     (1, 32, 0, True, "0 workers and 32 threads on 1 core. Raise --config.data.threads to up to 256; a restart"),
   ],
 )

@@ -152,7 +152,7 @@ def test_mixing_ends_at_its_step_and_a_zero_is_refused():
   endless = mixing.mixup(None, lambda _: 10**15, off_after=schema.Duration("1000000Mep"))
   shapes = jax.eval_shape(endless, jax.random.key(0), np.zeros((2, 4, 4, 3), np.uint8), np.zeros((2, 3), np.float32), 0)
   assert shapes[0].shape == (2, 4, 4, 3)
-  with pytest.raises(schema.ConfigError, match=r"off_after: 0 would never mix; None mixes to the end"):
+  with pytest.raises(schema.ConfigError, match=r"off_after: 0 would never mix. Use None to mix until the end"):
     mixing.cutmix(None, steps_of, off_after=schema.Duration("0ep"))
 
 

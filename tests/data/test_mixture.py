@@ -70,7 +70,7 @@ def test_notes_are_those_of_the_parts_and_of_all_classes(parts):
 
 def test_classes_must_be_the_same_where_the_config_says_so(parts):
   with pytest.raises(
-    ConfigError, match="manifest and parquet differ in classes, as bee, cat, dog; take 'union'"
+    ConfigError, match=r"manifest and parquet differ in classes, as bee, cat, dog. Use 'union'"
   ) as error:
     opened(parts, classes="same")
   assert error.value.place == "config.data.classes"
@@ -88,12 +88,12 @@ def test_a_part_with_lists_of_labels_makes_lists_of_all(parts, tmp_path):
 @pytest.mark.parametrize(
   ("change", "place", "message"),
   [
-    ({"parts": []}, "config.data.parts", "no part; write parts="),
-    ({"epoch": "imagenet"}, "config.data.epoch", "no part 'imagenet'; allowed: manifest, parquet, tars"),
+    ({"parts": []}, "config.data.parts", "no part. Write parts="),
+    ({"epoch": "imagenet"}, "config.data.epoch", "no part 'imagenet'. Allowed: manifest, parquet, tars"),
     ({"parts": [{"name": "tar", "path": "x"}]}, "config.data.parts[0].name", "Did you mean 'tars'"),
     ({"parts": [{"name": "mixture", "parts": []}]}, "config.data.parts[0].name", "unknown name 'mixture'"),
     ({"parts": [{"name": "tars"}]}, "config.data.parts[0].path", "missing"),
-    ({"parts": [{"name": "tars", "path": "/nowhere"}]}, "config.data.parts[0].path", "nothing is at"),
+    ({"parts": [{"name": "tars", "path": "/nowhere"}]}, "config.data.parts[0].path", "does not exist"),
     ({"parts": [{"name": "tars", "path": "x", "weight": 0}]}, "config.data.parts[0].weight", "0.0 is out of range"),
     ({"parts": [{"name": "tars", "path": "x", "crop": "none"}]}, "config.data.parts[0].crop", "unknown key"),
     ({"train": "trian"}, "config.data.parts[0]", "no split 'trian'"),
@@ -237,7 +237,7 @@ def test_records_that_are_requests_want_more_threads_in_whichever_part_they_are(
 @pytest.mark.parametrize(
   ("weights", "key", "message"),
   [
-    ((1, 1e-8), "parts", "weights 1e-08 and 1; allowed: the largest up to 1,000,000 times the smallest"),
+    ((1, 1e-8), "parts", "weights 1e-08 and 1. Allowed: the largest up to 1,000,000 times the smallest"),
     ((1, 1e-320), "parts[1].weight", "1e-320"),
     ((1e308, 1e308), "parts[0].weight", "1e"),
   ],

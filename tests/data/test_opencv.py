@@ -14,7 +14,7 @@ def test_the_pixels_are_red_green_blue_as_they_are_stored():
 
 
 def test_a_damaged_file_is_an_error_with_its_first_bytes():
-  with pytest.raises(DecodeError, match=r"not a complete image; 9 bytes beginning with b'no image'"):
+  with pytest.raises(DecodeError, match=r"not a complete image: 9 bytes beginning with b'no image'"):
     opencv.decode(b"no image!", 10)
 
 

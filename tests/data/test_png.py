@@ -70,7 +70,7 @@ def test_b1_an_orientation_whose_checksum_is_wrong_is_refused():
   np.testing.assert_array_equal(decoded(png(samples, 8, 2, before=turned), exif=True), np.rot90(samples, 3))
   flipped = turned[:-9] + bytes([turned[-9] ^ 1]) + turned[-8:]
   for exif in (False, True):
-    with pytest.raises(DecodeError, match="not a complete image; the checksum of the chunk eXIf of a PNG is wrong"):
+    with pytest.raises(DecodeError, match="not a complete image: the checksum of the chunk eXIf of a PNG is wrong"):
       decoded(png(samples, 8, 2, before=flipped), exif=exif)
 
 

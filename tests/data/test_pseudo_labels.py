@@ -122,7 +122,7 @@ def test_labels_that_no_teacher_gives_are_refused(labels, number, probability):
 def test_a_plan_with_numbers_that_are_none_is_refused(labels, key, value):
   folder, plan = labels
   (folder / pseudo_labels.PLAN).write_text(json.dumps(json.loads(plan.to_json()) | {key: value}))
-  with pytest.raises(ConfigError, match=f"no plan of labels.*{key}"):
+  with pytest.raises(ConfigError, match=f"not a plan of labels.*{key}"):
     pseudo_labels.read_plan(folder)
 
 
@@ -157,14 +157,14 @@ def test_a_file_that_is_not_whole_is_named_with_what_to_do(labels, harm):
   elif harm != "missing":
     shard.write_bytes(content[: len(content) // 2] if harm == "cut" else b"")
   assert pseudo_labels.read_shard(shard, plan, 4) is None
-  with pytest.raises(ConfigError, match=r"labels-00001-of-00003\.npz is missing or damaged; run evaluate --write"):
+  with pytest.raises(ConfigError, match=r"labels-00001-of-00003\.npz is missing or damaged. Run evaluate --write"):
     pseudo_labels.kept(folder, plan, None, 1)
 
 
 @pytest.mark.parametrize("text", ['{"records": 3}', '{"fingerprint": {"colour": 1}, "classes": []}'])
 def test_a_plan_that_is_none_is_refused(tmp_path, text):
   (tmp_path / pseudo_labels.PLAN).write_text(text)
-  with pytest.raises(ConfigError, match=r"labels\.json is no plan of labels"):
+  with pytest.raises(ConfigError, match=r"labels\.json is not a plan of labels"):
     pseudo_labels.read_plan(tmp_path)
 
 
@@ -195,8 +195,11 @@ def test_soft_labels_come_with_their_shares(images, labels):
   ("choice", "says"),
   [
     (HARD._replace(soft=True), "soft: .*holds hard labels.*soft=false"),
-    (HARD._replace(per_class=11), "per_class: 11; allowed: up to 10, all images"),
-    (HARD._replace(minimum=0.95), r"minimum: 0.95: the teacher is nowhere so sure; its surest label has 0\.9"),
+    (HARD._replace(per_class=11), "per_class: 11. Allowed: up to 10, all images"),
+    (
+      HARD._replace(minimum=0.95),
+      r"minimum: 0.95: no label of the teacher is that confident. The highest confidence is 0\.9",
+    ),
   ],
 )
 def test_what_labels_cannot_give_is_refused(images, labels, choice, says):
@@ -276,7 +279,9 @@ def test_images_that_moved_are_named_by_a_key(teacher, labelled, tmp_path):
 
 
 def test_labels_of_other_classes_and_folders_without_any_are_refused(teacher, labelled, tmp_path):
-  with pytest.raises(sources.AbsentError, match=r"config\.data\.path: .*holds no labels; write them: .*--write-labels"):
+  with pytest.raises(
+    sources.AbsentError, match=r"config\.data\.path: .*contains no labels. Write them: .*--write-labels"
+  ):
     opened(tmp_path, labelled)
   forms.manifest(tmp_path / "o", [file(i) for i in range(4)], ["dog", "eel"] * 2)
   with pytest.raises(ConfigError, match=r"labels of 3 classes, 'ant' first; .* are 2, 'dog' first"):

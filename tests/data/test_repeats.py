@@ -120,7 +120,7 @@ def test_of_a_mixture_each_corpus_has_its_share_of_records_and_its_epochs(blocks
 
 
 def test_more_copies_than_rows_are_refused():
-  with pytest.raises(schema.ConfigError, match="9 copies of a record do not fit a batch of 8; allowed: 1 to 8"):
+  with pytest.raises(schema.ConfigError, match=r"9 copies of a record do not fit a batch of 8. Allowed: 1 to 8"):
     stream.train_examples(source(30), 0, None, 8, repeats=9)
 
 

@@ -129,9 +129,9 @@ def test_lists_of_labels_are_padded_rows():
 @pytest.mark.parametrize(
   ("labels", "label", "message"),
   [
-    (2, (0, 1, 2), "record 0: 3 labels, allowed are 2; set data.labels to 3 or more"),
-    (1, (0, 1), "record 0: 2 labels, allowed are 1; set data.labels to 2 or more"),
-    (1, (), "record 0: no label; set data.labels above 1"),
+    (2, (0, 1, 2), "record 0: 3 labels, but at most 2 are allowed. Set data.labels to 3 or more"),
+    (1, (0, 1), "record 0: 2 labels, but at most 1 are allowed. Set data.labels to 2 or more"),
+    (1, (), "record 0: no label. Set data.labels above 1"),
     (2, (0, 3), "record 0: label 3 is not one of 3 classes"),
     (2, (-1,), "record 0: label -1 is not one of 3 classes"),
   ],
@@ -200,7 +200,7 @@ def test_more_bad_images_than_five_and_a_thousandth_stop_the_run(count, bad, sto
   if stops:
     with pytest.raises(
       images.ImageError,
-      match=rf"of {count:,} records are bad, over the limit of 0.1% .config.data.max_bad. and 5; mend them: made",
+      match=rf"of {count:,} records are bad, over the limit of 0.1% .config.data.max_bad. and 5\. Fix them: made",
     ):
       train(made, count, 1, on_error="skip")
   else:

@@ -102,7 +102,7 @@ def test_b_a_flipped_bit_in_a_strip_with_a_checksum_is_refused(compression):
       np.testing.assert_array_equal(decoded(made(compression, lambda _, strip=flipped: strip)), PIXELS)
       same += 1
     except DecodeError as error:
-      assert "not a complete image; strip or tile 1 of a TIFF " in str(error)
+      assert "not a complete image: strip or tile 1 of a TIFF " in str(error)
   assert same <= 1
 
 
@@ -113,7 +113,7 @@ def test_b_a_strip_that_is_cut_or_has_a_tail_of_zeros_is_refused(compression, sh
     lambda strip: strip[: int(share * len(strip))],
     lambda strip: strip[: int(share * len(strip))].ljust(len(strip), b"\0"),
   ):
-    with pytest.raises(DecodeError, match=r"^not a complete image; strip or tile 1 of a TIFF "):
+    with pytest.raises(DecodeError, match=r"^not a complete image: strip or tile 1 of a TIFF "):
       decoded(made(compression, change))
 
 
@@ -142,7 +142,7 @@ BYTES = PIXELS[10:20].tobytes()  # of the changed strip
   ],
 )
 def test_b_a_strip_whose_end_contradicts_its_rows_is_refused(compression, strip, reason):
-  with pytest.raises(DecodeError, match=f"not a complete image; strip or tile 1 of a TIFF .*{reason}"):
+  with pytest.raises(DecodeError, match=f"not a complete image: strip or tile 1 of a TIFF .*{reason}"):
     decoded(made(compression, lambda _: strip))
 
 

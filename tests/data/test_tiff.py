@@ -112,7 +112,7 @@ def test_tiles_are_read_and_one_behind_the_file_is_an_error():
   tile[:60, :80] = gray
   data = by_hand(80, 60, tile.tobytes(), t322=(3, 96), t323=(3, 64))
   np.testing.assert_array_equal(decoded(data)[..., 2], gray)
-  with pytest.raises(DecodeError, match="pixels end at"):
+  with pytest.raises(DecodeError, match="pixels that end at"):
     decoded(data[:-1])
   with pytest.raises(DecodeError, match="without some of its strips or tiles; it needs 4"):
     decoded(by_hand(80, 60, tile.tobytes(), t322=(3, 48), t323=(3, 32)))
@@ -143,11 +143,11 @@ GRAY = bytes(4800)
 @pytest.mark.parametrize(
   ("data", "message"),
   [
-    (by_hand(80, 60, GRAY)[:-1], "pixels end at"),
+    (by_hand(80, 60, GRAY)[:-1], "pixels that end at"),
     (by_hand(800, 600, GRAY), "take 480,000 bytes or more"),
     (by_hand(800_000, 600_000, GRAY, t259=(3, 5)), "take 117,187,500 bytes or more"),
-    (by_hand(80, 60, GRAY, t256=None), "lacks tag 256"),
-    (by_hand(80, 60, GRAY, t279=None), "lacks tag 279"),
+    (by_hand(80, 60, GRAY, t256=None), "without the directory tag 256"),
+    (by_hand(80, 60, GRAY, t279=None), "without the directory tag 279"),
     (by_hand(80, 60, GRAY, t279=(4, 0)), "it needs 1$"),
     (by_hand(80, 60, GRAY, t278=(4, 1)), "it needs 60$"),
     (by_hand(80, 60, GRAY, t278=(4, 0)), "pieces of 80 x 0"),
@@ -158,8 +158,8 @@ GRAY = bytes(4800)
     (by_hand(80, 60, GRAY, t262=(3, 8)), "colours of kind 8"),
     (by_hand(80, 60, GRAY, t256=(4, 80), t324=(4, 9), t322=(4, 60_000), t323=(4, 60_000)), "60,000 x 60,000"),
     (encode(picture(), "TIFF", big_tiff=True), "BigTIFF"),
-    (b"II*\0" + b"\xff" * 40, "lacks tag"),
-    (b"MM\0*\0\0\0\x08\xff\xff" + bytes(12 * 9), "lacks tag"),
+    (b"II*\0" + b"\xff" * 40, "without the directory tag"),
+    (b"MM\0*\0\0\0\x08\xff\xff" + bytes(12 * 9), "without the directory tag"),
   ],
   ids=range(17),
 )
@@ -254,7 +254,9 @@ def test_colours_that_were_multiplied_with_their_alpha_are_divided_by_it(bits, d
 def test_b2_separate_planes_that_no_extra_samples_tag_describes_are_refused(bits, channels, extra, deflated):
   samples = np.broadcast_to(np.array([100, 50, 20, 128, 77][:channels]) * (257 if bits == 16 else 1), (6, 8, channels))
   tags = {338: (3, extra)} if extra else {}
-  with pytest.raises(DecodeError, match=f"ExtraSamples tag describes {len(extra)} of the {channels - 3} beyond RGB"):
+  with pytest.raises(
+    DecodeError, match=f"ExtraSamples tag that describes {len(extra)} of the {channels - 3} beyond RGB"
+  ):
     decoded(made(samples, bits, 2, planes=True, deflated=deflated, tags=tags))
   if channels == 4:
     together = decoded(made(samples, bits, 2, deflated=deflated, tags=tags))
@@ -271,7 +273,7 @@ CMYK_SAMPLES = np.zeros((6, 8, 4), np.int64)
     (made(CMYK_SAMPLES, 8, 5, tags={332: (3, [2])}), "inks other than cyan"),
     (made(GRAY_SAMPLES, 8, 1, tags={317: (3, [2])}), "predictor 2 and compression 1"),
     (made(GRAY_SAMPLES, 8, 1, deflated=True, tags={317: (3, [3])}), "predictor 3 and compression 8"),
-    (made(GRAY_SAMPLES, 8, 3, tags={320: (3, [7] * 768)}), "colours of 8 bits instead of 16"),
+    (made(GRAY_SAMPLES, 8, 3, tags={320: (3, [7] * 768)}), "palette of 8-bit instead of 16-bit colours"),
     (made(CMYK_SAMPLES[..., :3], 8, 2, tags={258: (3, [5, 6, 5])}), "samples of 5 and 6 bits"),
     *(
       (made(GRAY_SAMPLES, 8, 1, tags={259: (3, [number])}), f"compression {number}")
@@ -290,7 +292,7 @@ def test_b2_what_would_have_wrong_colours_is_refused_with_its_reason(data, reaso
 def test_a_directory_that_repeats_a_tag_is_refused():
   data = tiff_file({256: (4, [8]), 257: (4, [6]), 258: (3, [8]), 262: (3, [1]), 278: (4, [6])}, [bytes(48)], (273, 279))
   assert headers.read(data)[:2] == (6, 8)
-  with pytest.raises(DecodeError, match="repeats a tag"):
+  with pytest.raises(DecodeError, match="repeated tag"):
     headers.read(data.replace(struct.pack("<HHI", 278, 4, 1), struct.pack("<HHI", 262, 4, 1)))
 
 

@@ -121,7 +121,7 @@ def test_data_that_change_before_a_worker_opens_them_are_an_error(tmp_path):
     examples.source.fingerprint()
     add(name)
     made = loader.batches(examples, 2, range(2), 0, loader.Workers(functools.partial(photos, tmp_path), 1))
-    with pytest.raises(ImageError, match=rf"the data changed while the run began: .*{said}.*; bring them back"):
+    with pytest.raises(ImageError, match=rf"the data changed while the run started: .*{said}.*. Restore them"):
       next(made)
     made.close()
 

@@ -191,7 +191,7 @@ def test_other_classes_and_other_sizes_are_refused():
       "9 is smaller",
     ),
     ({"evry": "10%"}, "evry", "Did you mean 'every'"),
-    ({"classes": "subset"}, "classes", "'subset' of digits, in which all classes occur; allowed: 'all'"),
+    ({"classes": "subset"}, "classes", "'subset' of digits, in which all classes occur. Allowed: 'all'"),
   ],
 )
 def test_a_mistake_in_an_evaluation_names_its_own_place(choice, place, message):

@@ -182,7 +182,7 @@ def test_a_bad_mask_is_named_or_left_out(weights, folder, tmp_path):
   shutil.copytree(folder, tmp_path / "bad")
   file = tmp_path / "bad/masks/test/033.png"
   file.write_bytes(file.read_bytes()[:40])
-  advice = r"its mask is bad.*leave out such images with --config\.evals\.it\.data\.on_error=skip"
+  advice = r"its mask is not valid.*leave out such images with --config\.evals\.it\.data\.on_error=skip"
   with pytest.raises(ConfigError, match=rf"record 3 \(files 'images/test/033.png'.*{advice}"):
     measured(weights, 2, folder=tmp_path / "bad")
   found = measured(weights, 2, folder=tmp_path / "bad", data={"on_error": "skip"})
@@ -196,8 +196,8 @@ def test_a_bad_mask_is_named_or_left_out(weights, folder, tmp_path):
 @pytest.mark.parametrize(
   ("changes", "says"),
   [
-    ({"data": {"test_crop": {"name": "centre"}}}, r"config.evals.it.data.test_crop.name: 'centre' cuts images"),
-    ({"data": {"name": "digits", "path": None}}, r"config.evals.it.data: .*digits have no masks; allowed: .*scenes"),
+    ({"data": {"test_crop": {"name": "centre"}}}, r"config.evals.it.data.test_crop.name: 'centre' crops images"),
+    ({"data": {"name": "digits", "path": None}}, r"config.evals.it.data: .*digits have no masks. Allowed: .*scenes"),
     ({"train": "trian"}, r"config.evals.it.train: no split 'trian'"),
     ({"probe": {"name": "ridge", "l2": 0.0}}, r"config.evals.it.probe.l2: 0.0 is out of range"),
     ({"probe": {"name": "knn"}}, r"config.evals.it.probe.name: unknown name 'knn'. Allowed: logistic, ridge"),
@@ -221,7 +221,9 @@ def test_masks_of_one_class_alone_are_refused(weights, folder, tmp_path):
   shutil.copytree(folder, tmp_path / "one")
   for file in (tmp_path / "one/masks/train").iterdir():
     file.write_bytes(scenes.png(np.full((64, 64), 3, np.uint8)).getvalue())
-  with pytest.raises(ConfigError, match=r"config.evals.it.train: masks show '3' alone; a probe needs two classes"):
+  with pytest.raises(
+    ConfigError, match=r"config.evals.it.train: masks contain '3' alone, but a probe needs two classes"
+  ):
     measured(weights, folder=tmp_path / "one")
 
 
@@ -229,7 +231,7 @@ def test_masks_of_one_class_alone_are_refused(weights, folder, tmp_path):
   ("split", "says"),
   [
     ("train", r"config.evals.it.train: masks show no class at all; a probe needs two"),
-    ("test", r"config.evals.it.test: no pixel of its masks is of a class; take another split"),
+    ("test", r"config.evals.it.test: its masks contain no pixel of a class. Use another split"),
   ],
 )
 def test_masks_of_no_class_are_refused(weights, folder, tmp_path, split, says):
@@ -284,7 +286,7 @@ def test_two_processes_measure_what_one_does_and_end_together_for_a_bad_mask(wei
   one, two = (json.loads((tmp_path / f"{name}.json").read_text())["evals"]["scenes"] for name in ("one", "two"))
   assert one["figures"] == pytest.approx(two["figures"], abs=2e-3) and one["iou"].keys() == two["iou"].keys()
   for process in test_processes.placed_pair("vit_jax.fewshot", *words(tmp_path / "bad", "bad")):
-    assert "its mask is bad" in runs.finish(process, 2)
+    assert "its mask is not valid" in runs.finish(process, 2)
 
 
 def test_a2_tokens_that_are_not_finite_are_an_error(weights, folder):

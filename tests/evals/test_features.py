@@ -91,7 +91,7 @@ def test_g_a_file_in_which_a_name_occurs_twice_is_made_anew(tmp_path, caplog):
   extracted(model, [5], file)
   archive_files.repeat(file, "features")
   extracted(model, [5], file)
-  assert "two members are called 'features'" in caplog.text and model.computed == [5, 5]
+  assert "two members are named 'features'" in caplog.text and model.computed == [5, 5]
 
 
 def test_arrays_that_are_pickled_are_not_loaded(tmp_path, caplog):
@@ -106,7 +106,7 @@ def test_a_folder_that_cannot_be_written_costs_only_the_cache(tmp_path, caplog):
   (tmp_path / "file").write_text("")
   _, found = extracted(Model(), [5], tmp_path / "file" / "features.npz")
   assert found.tolist() == [[5, 25]]
-  assert "are not kept" in caplog.text
+  assert "cannot be stored" in caplog.text
 
 
 def test_g7_features_of_a_replaced_image_of_equal_size_and_time_are_computed_again(tmp_path):

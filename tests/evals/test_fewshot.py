@@ -117,14 +117,14 @@ def test_of_several_settings_the_best_on_held_out_shots_is_taken(weights, name):
 @pytest.mark.parametrize(
   ("changes", "says"),
   [
-    ({"shots": ()}, r"config.evals.digits.shots: \(\); allowed: one or more, each once"),
+    ({"shots": ()}, r"config.evals.digits.shots: \(\). Allowed: one or more, each once"),
     ({"seeds": (1, 1)}, r"config.evals.digits.seeds: \(1, 1\)"),
     ({"data": None}, r"config.evals.digits.data: missing"),
     ({"probes": {"a": {"name": "rigde"}}}, r"probes.a.name: unknown name 'rigde'. Did you mean 'ridge'"),
     ({"probes": {"a": {"name": "ridge", "l2": ()}}}, r"probes.a.l2: empty"),
     ({"probes": {"a": {"name": "ridge", "l2": (0.0,)}}}, r"probes.a.l2\[0\]: 0.0 is out of range"),
     ({"shots": "al"}, r"config.evals.digits.shots: cannot read 'al'|'al' is not a list"),
-    ({"features": "cls"}, r"config.evals.digits.*'cls' has a class token, and the model has none"),
+    ({"features": "cls"}, r"config.evals.digits.*'cls' needs a class token, but the model does not have one"),
     ({"features": "class"}, r"features: 'class' is not a choice.*'cls'"),
     ({"batch": 15}, r"config.evals.digits.batch: 15 does not divide over 2 devices"),
   ],

@@ -83,7 +83,7 @@ def test_a_student_s_own_data_are_opened_again_as_those_that_have_labels_and_a_m
   digits = Choice("digits", schema.arguments(schema.bind(Choice("digits"), (labelled,)), labelled))
   student = Choice("pseudo_labelled", {"path": "x", "labelled": digits})
   assert labelling.origin(student) == labelling.origin(digits) == {"name": "digits", **schema.plain(digits.args)}
-  with pytest.raises(ConfigError, match=r"--data\.name: missing; the run's own data are a mixture"):
+  with pytest.raises(ConfigError, match=r"--data\.name: missing\. The data of the run are a mixture"):
     labelling.origin(Choice("mixture", {}))
 
 
@@ -102,11 +102,11 @@ def test_labels_of_something_else_are_not_written_over(teacher, tmp_path):
   before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
   other = {path: value + 1 for path, value in teacher[1].items()}
   for changes, says in (
-    ({"params": other}, "by other weights"),
+    ({"params": other}, "with other weights"),
     ({"split": "train[70:140]"}, r"of the split 'train\[:70\]'"),
     ({"soft": False}, "of the other kind, hard or soft"),
   ):
-    with pytest.raises(ConfigError, match=f"holds labels .*{says}.*take another folder, or remove this one"):
+    with pytest.raises(ConfigError, match=f"holds labels .*{says}.*Use another folder, or remove this one"):
       written(teacher, tmp_path, **changes)
   assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 

@@ -45,7 +45,7 @@ def test_figures_are_the_means_over_images_one_by_one(name):
 
 def test_a_model_of_classes_has_nothing_masked():
   prepare("digits")
-  with pytest.raises(ConfigError, match=r"config\.evals\.test\.name.*hides no patches; take 'accuracy'"):
+  with pytest.raises(ConfigError, match=r"config\.evals\.test\.name.*does not mask patches. Use 'accuracy'"):
     build.build(runs.run(**SMALL, evals__test__name="masked"), jax.devices())
 
 

@@ -99,7 +99,7 @@ def test_f1_a_name_that_the_file_does_not_register_any_longer_is_an_error(tmp_pa
   file = written(tmp_path)
   rows = recorded(file)
   file.write_text("")
-  with pytest.raises(ConfigError, match="It does not register the name any longer"):
+  with pytest.raises(ConfigError, match="It no longer registers the name"):
     extensions.restore(rows, tmp_path / "run")
 
 
@@ -107,5 +107,5 @@ def test_f1_a_name_that_the_file_does_not_register_any_longer_is_an_error(tmp_pa
 def test_f1_a_record_of_another_form_is_refused(tmp_path, row):
   with pytest.raises(ValueError, match="its record of extensions is not valid"):
     extensions.check([row])
-  with pytest.raises(ConfigError, match="Take a workdir that a run wrote"):
+  with pytest.raises(ConfigError, match="Use a workdir that a run wrote"):
     extensions.restore_of(tmp_path, {"identity": {"extensions": [row]}})

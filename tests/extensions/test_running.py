@@ -35,7 +35,10 @@ def test_f1_a_file_that_fails_registers_nothing(tmp_path):
   [
     ("nowhere.py", r"^--import: no file 'nowhere\.py'\."),
     ("no_such_module_of_tests", r"^--import: no module 'no_such_module_of_tests' on Python's import path"),
-    ("json", r"^--import: json registers nothing\. Use the decorators of vit_jax\.register, see docs/extend\.md$"),
+    (
+      "json",
+      r"^--import: json does not register anything. Use the decorators of vit_jax.register, see docs/extend.md$",
+    ),
   ],
 )
 def test_f1_a_bad_import_is_one_line(text, problem):

@@ -69,7 +69,7 @@ def test_classes_of_one_name_are_said_where_numbers_go_by_names():
   hf, timm = (importers.layout_of(described, layout) for layout in ("hf", "timm"))
   same, others = Beside(labels=("same", "b", "same")), Beside(labels=("a", "b", "c"))
   note = architectures.notes(hf, described, same)[0]
-  assert "called 'same'" in note and "label2id" in note and "id2label has every class" in note
+  assert "called 'same'" in note and "label2id" in note and "id2label contains every class" in note
   assert not any("label2id" in note for note in architectures.notes(hf, described, others))
   assert not any("label2id" in note for note in architectures.notes(timm, described, same))
 

@@ -49,7 +49,7 @@ def test_of_several_image_sizes_that_give_as_many_tokens_the_published_one_is_ta
 
 def test_a_table_of_no_square_needs_the_image_size():
   tensors, _ = written("cct_2_3x2_32", (32, 48), 10)
-  with pytest.raises(ConfigError, match=r"96 patches, which no square image gives; .*--image-size=HEIGHT,WIDTH"):
+  with pytest.raises(ConfigError, match=r"96 patches, which no square image has\. .*--image-size=HEIGHT,WIDTH"):
     importers.recognise(tensors)
   assert importers.recognise(tensors, {"image_size": (32, 48)}).description.image_size == (32, 48)
 

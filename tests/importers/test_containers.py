@@ -111,7 +111,7 @@ def test_a_torch_file_of_something_else_is_refused(tmp_path):
   with pytest.raises(ConfigError, match="holds a list, not a state dict"):
     containers.read(tmp_path / "x.pth")
   torch.save({"epoch": 3}, tmp_path / "x.pth")
-  with pytest.raises(ConfigError, match="holds no tensors"):
+  with pytest.raises(ConfigError, match="contains no tensors"):
     containers.read(tmp_path / "x.pth")
 
 
@@ -149,8 +149,11 @@ def test_a_damaged_file_is_one_error(tmp_path, name, data):
   ("name", "says"),
   [
     ("weights.npz", r"no file .*weights\.npz'\. Did you mean '.*weight\.npz'"),
-    ("x.h5", r"cannot read '\.h5'; allowed: \.npz, \.safetensors, \.pth"),
-    (".", r"no weights in the folder '.*': neither checkpoints/, .* It has .*runs, .*weight\.npz: name one of them$"),
+    ("x.h5", r"cannot read '\.h5'. Allowed: \.npz, \.safetensors, \.pth"),
+    (
+      ".",
+      r"no weights in the folder '.*': neither checkpoints/, .* It contains .*runs, .*weight\.npz: name one of them$",
+    ),
     ("data1", r"no weights in the folder '.*data1': .* Name a file of weights or a workdir$"),
     ("model.safetensors", r"no file '.*model\.safetensors'\. Allowed: \.npz, .*, or a workdir$"),
     ("nowhere/x.npz", r"no file .*x\.npz'\. Allowed: \.npz, .*, or a workdir$"),

@@ -114,19 +114,19 @@ NONSENSE = [
   (TIMM | {"model_args": SIZES | {"num_classes": 5}}, "it states both classes=5 and classes=3"),
   (TIMM | {"num_labels": 5}, "it states both classes=5 and classes=3"),
   (TIMM | {"global_pool": "token", "model_args": {"global_pool": "avg"}}, "both pool='gap' and pool='cls'"),
-  ({"num_classes": -1}, "num_classes is -1; allowed: a whole number from 0"),
+  ({"num_classes": -1}, "num_classes is -1. Allowed: a whole number from 0"),
   ({"num_labels": "3"}, "num_labels is '3'"),
-  ({"architecture": ["vit"]}, "architecture is ['vit']; allowed: a name of timm"),
-  ({"model_type": ["vit"]}, "model_type is ['vit']; allowed: a name"),
-  (arguments(qkv_bias="yes"), "qkv_bias is 'yes'; allowed: true or false"),
-  (arguments(mlp_ratio="4"), "mlp_ratio is '4'; allowed: a number above 0"),
+  ({"architecture": ["vit"]}, "architecture is ['vit']. Allowed: a name of timm"),
+  ({"model_type": ["vit"]}, "model_type is ['vit']. Allowed: a name"),
+  (arguments(qkv_bias="yes"), "qkv_bias is 'yes'. Allowed: true or false"),
+  (arguments(mlp_ratio="4"), "mlp_ratio is '4'. Allowed: a number above 0"),
   *(
     ({"pretrained_cfg": {key: values}}, f"{key} is {says}")
     for key, values, says in (
-      ("mean", [123.7, 116.3, 103.5], "123.7 for pixels of 0..1; allowed: from 0 to 1. Divide values"),
-      ("mean", [0.5, -0.5, 0.5], "-0.5 for pixels of 0..1; allowed: from 0 to 1"),
-      ("std", [58.4, 57.1, 57.4], "58.4 for pixels of 0..1; allowed: from 0.001 to 10. Divide values"),
-      ("std", [0.5, 1e-30, 0.5], "1e-30 for pixels of 0..1; allowed: from 0.001 to 10"),
+      ("mean", [123.7, 116.3, 103.5], "123.7 for pixels of 0..1. Allowed: from 0 to 1. Divide values"),
+      ("mean", [0.5, -0.5, 0.5], "-0.5 for pixels of 0..1. Allowed: from 0 to 1"),
+      ("std", [58.4, 57.1, 57.4], "58.4 for pixels of 0..1. Allowed: from 0.001 to 10. Divide values"),
+      ("std", [0.5, 1e-30, 0.5], "1e-30 for pixels of 0..1. Allowed: from 0.001 to 10"),
     )
   ),
 ]

@@ -99,7 +99,7 @@ def test_a_link_to_nothing_beside_weights_is_an_error_and_no_file_is_none(tmp_pa
     safetensors.numpy.save_file(hostile.good("hf"), weights)
   importers.inspect(weights)
   (tmp_path / name).symlink_to(leads.replace("config.json", name))
-  with pytest.raises(ConfigError, match=f"{name} is a link to .*, where no file is"):
+  with pytest.raises(ConfigError, match=f"{name} is a link to .*, which does not exist"):
     importers.inspect(weights)
 
 
@@ -138,7 +138,7 @@ def test_e4_a_damaged_json_next_to_an_npz_is_one_line(tmp_path, monkeypatch, ver
   with pytest.raises(ConfigError) as error:
     module.main()
   message = str(error.value)
-  assert f"{beside} " in message and "mend or remove it" in message and "\n" not in message
+  assert f"{beside} " in message and "fix or remove it" in message and "\n" not in message
 
 
 @pytest.mark.parametrize("values", [{}, {"name": "of another program"}])

@@ -83,23 +83,23 @@ def test_a5_defaults_are_those_of_the_classes_of_transformers(kind):
 REFUSED = [
   ({"do_flip_channel_order": True}, "do_flip_channel_order is true, a step that is not built"),
   ({"do_convert_grayscale": True}, "do_convert_grayscale is true"),
-  ({"do_normalize": "no"}, "do_normalize is 'no'; allowed: true, false or null"),
-  ({"do_rescale": 0}, "do_rescale is 0; allowed: true, false or null"),
+  ({"do_normalize": "no"}, "do_normalize is 'no'. Allowed: true, false or null"),
+  ({"do_rescale": 0}, "do_rescale is 0. Allowed: true, false or null"),
   ({"do_pad": True, "pad_size": 5}, "pad_size is 5, a step that is not built"),
   ({"crop_pct": 0.9}, "crop_pct is 0.9, a step that is not built"),
   ({"rescale_offset": True}, "rescale_offset is True"),
   *(
-    ({"resample": code}, f"resample is {code!r}; allowed: one of 1 (lanczos)")
+    ({"resample": code}, f"resample is {code!r}. Allowed: one of 1 (lanczos)")
     for code in (99, 0, 5, -1, True, 3.0, "3")
   ),
   *(({"rescale_factor": factor}, "rescale_factor is") for factor in (0, -1, "1", True, 10**400)),
-  ({"size": {"longest_edge": 224}}, "size is {'longest_edge': 224}; allowed: shortest_edge, or height and width"),
+  ({"size": {"longest_edge": 224}}, "size is {'longest_edge': 224}. Allowed: shortest_edge, or height and width"),
   ({"size": {"shortest_edge": 224, "longest_edge": 300}}, "size is {'shortest_edge': 224"),
   ({"size": {"height": 224}}, "size is {'height': 224}"),
   ({"size": {"shortest_edge": 224}}, "without do_center_crop, so images would not be squares"),
   ({"size": 200, "do_center_crop": True, "crop_size": 224}, "from crop_size up to ten times"),
-  ({"do_center_crop": True}, "crop_size is None; allowed: squares"),
-  ({"do_center_crop": True, "crop_size": {"height": 224, "width": 200}}, "allowed: squares"),
+  ({"do_center_crop": True}, "crop_size is None. Allowed: squares"),
+  ({"do_center_crop": True, "crop_size": {"height": 224, "width": 200}}, "Allowed: squares"),
   ({"do_center_crop": True, "crop_size": {"shortest_edge": 224}}, "crop_size is {'shortest_edge': 224}"),
   ({"do_resize": False, "do_center_crop": True}, "do_center_crop is true and do_resize is false"),
   ({"image_processor_type": [1]}, "image_processor_type is [1]"),

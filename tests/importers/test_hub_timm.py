@@ -21,7 +21,7 @@ def test_g_the_sizes_of_a_name_are_those_of_its_model(name):
 def test_g_arguments_replace_the_hidden_width():
   assert "hidden" not in hub_timm.sizes({"architecture": "vit_tiny_patch16_224"}, {"mlp_ratio": 4.0})
   assert hub_timm.sizes({}, {}) == hub_timm.sizes({"architecture": "swin_tiny_patch4_window7_224"}, {}) == {}
-  with pytest.raises(ConfigError, match="architecture is 3; allowed: a name of timm"):
+  with pytest.raises(ConfigError, match=r"architecture is 3. Allowed: a name of timm"):
     hub_timm.sizes({"architecture": 3}, {})
 
 

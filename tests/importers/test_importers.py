@@ -59,7 +59,7 @@ def test_the_layouts_that_are_allowed_are_those_that_hold_the_model(model):
     with pytest.raises(ConfigError) as refused:
       layout.write(one, arrays, model)
     assert str(refused.value) == layout.refusal(one, model)
-    with pytest.raises(ConfigError, match=f"; allowed: {', '.join(dict.fromkeys(allowed))}$"):
+    with pytest.raises(ConfigError, match=f". Allowed: {', '.join(dict.fromkeys(allowed))}$"):
       importers.layout_of(model, one.name)
 
 

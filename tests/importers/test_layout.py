@@ -173,7 +173,7 @@ def test_missing_surplus_and_misshapen_tensors_are_listed_and_none_is_read():
 
 
 def test_tensors_of_no_known_model_are_refused():
-  with pytest.raises(ConfigError, match=r"no known model: 2 of them, such as a, b\. Known: .*vit \(timm\)"):
+  with pytest.raises(ConfigError, match=r"no known model: 2 tensors, such as a, b\. Known: .*vit \(timm\)"):
     importers.recognise({"a": np.zeros(1), "b": np.zeros(1)})
 
 
@@ -199,7 +199,7 @@ def test_whole_numbers_are_no_weights():
   written, description, arrays = example("timm", "ViT-S/8", SMALL, 32, 3)
   tensors = layout.write(written, arrays, description)
   tensors["norm.bias"] = tensors["norm.bias"].astype(np.int32)
-  with pytest.raises(ConfigError, match=r"norm.bias holds int32; allowed: floating-point"):
+  with pytest.raises(ConfigError, match=r"norm.bias holds int32. Allowed: floating-point"):
     importers.recognise(tensors, {"heads": 2}).read()
 
 

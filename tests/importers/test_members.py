@@ -32,11 +32,11 @@ def test_members_are_returned_in_their_order(tmp_path):
 @pytest.mark.parametrize(
   ("names", "compression", "claimed", "says"),
   [
-    (["a", "b", "a"], zipfile.ZIP_STORED, None, "two members are called 'a'"),
-    (["a", "a.npy"], zipfile.ZIP_STORED, None, "two members are called 'a'"),
+    (["a", "b", "a"], zipfile.ZIP_STORED, None, "two members are named 'a'"),
+    (["a", "a.npy"], zipfile.ZIP_STORED, None, "two members are named 'a'"),
     (["a"], zipfile.ZIP_DEFLATED, None, "a is compressed"),
     (["a"], zipfile.ZIP_STORED, 2**30, "bytes claim to hold 1,073,741,824"),
-    (map(str, range(members.MEMBERS + 1)), zipfile.ZIP_STORED, None, "has 10,001 members; allowed: 10,000"),
+    (map(str, range(members.MEMBERS + 1)), zipfile.ZIP_STORED, None, "has 10,001 members. Allowed: 10,000"),
   ],
 )
 def test_other_archives_are_refused(tmp_path, names, compression, claimed, says):

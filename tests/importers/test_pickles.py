@@ -220,7 +220,7 @@ DAMAGED = {
   "an end alone": b".",
   "an unknown instruction": b"\xff.",
   "a mark that is not there": b"]e.",
-  "values that are not there": b"]\x86.",
+  "values that do not exist": b"]\x86.",
   "a key without a value": b"}(Nu.",
   "a pair of a mark": b"(N\x86.",
   "a memo that is not there": b"h\x07.",

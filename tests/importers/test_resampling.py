@@ -42,7 +42,7 @@ def test_the_same_grid_changes_nothing(method):
 
 
 def test_a_table_that_is_no_such_grid_is_refused():
-  with pytest.raises(ValueError, match="12 rows is no grid of 3 x 3"):
+  with pytest.raises(ValueError, match="12 rows is not a grid of 3 x 3"):
     resample(table(3, 4), (3, 3), (4, 4))
 
 

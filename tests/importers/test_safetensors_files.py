@@ -107,11 +107,14 @@ def test_a5_one_of_several_files_whose_index_is_gone_is_not_read_as_a_model(tmp_
 @pytest.mark.parametrize(
   ("places", "says"),
   [
-    ({"a": "../model.safetensors"}, "allowed: a .safetensors beside it for each tensor"),
-    ({"a": "/etc/model.safetensors"}, "allowed: a .safetensors beside it for each tensor"),
-    ({"a": "model.bin"}, "allowed: a .safetensors beside it for each tensor"),
-    ({"a": 3}, "allowed: a .safetensors beside it for each tensor"),
-    ({"a": "model-00002-of-00002.safetensors"}, "'a' is not in model-00002-of-00002.safetensors, as it says"),
+    ({"a": "../model.safetensors"}, "Allowed: a .safetensors file in the same folder for each tensor"),
+    ({"a": "/etc/model.safetensors"}, "Allowed: a .safetensors file in the same folder for each tensor"),
+    ({"a": "model.bin"}, "Allowed: a .safetensors file in the same folder for each tensor"),
+    ({"a": 3}, "Allowed: a .safetensors file in the same folder for each tensor"),
+    (
+      {"a": "model-00002-of-00002.safetensors"},
+      "'a' is not in model-00002-of-00002.safetensors, contrary to the index",
+    ),
     ({"a": "model-00003-of-00003.safetensors"}, "lists no tensor of model-00001-of-00003.safetensors"),
   ],
 )

@@ -181,9 +181,9 @@ def snippet(error):
 def others():
   yield "sparse", lambda: {"w": torch.eye(3).to_sparse()}, "'w' is made by 'torch._utils._rebuild_sparse_tensor'"
   yield "meta", lambda: {"w": torch.ones(3, device="meta")}, "'torch._utils._rebuild_meta_tensor_no_storage'"
-  yield "list", lambda: [{"w": torch.ones(3)}], "holds a list, not a state dict of tensors by name"
-  yield "tensor", lambda: torch.ones(3), "holds a tensor, not a state dict of tensors by name"
-  yield "object", lambda: argparse.Namespace(lr=1), "holds no tensors, but an object 'argparse.Namespace'"
+  yield "list", lambda: [{"w": torch.ones(3)}], "contains a list, not a state dict of tensors by name"
+  yield "tensor", lambda: torch.ones(3), "contains a tensor, not a state dict of tensors by name"
+  yield "object", lambda: argparse.Namespace(lr=1), "contains an object 'argparse.Namespace' instead of tensors"
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a5_an_archive_of_something_else_is_named(tmp_path):
   for name, member in (("x.zip", "model.pth"), ("x.pth", "a/b/data.pkl")):
     with zipfile.ZipFile(tmp_path / name, "w") as archive:
       archive.writestr(member, "1")
-    with pytest.raises(ConfigError, match="a zip archive without a model of PyTorch"):
+    with pytest.raises(ConfigError, match="a zip archive without a PyTorch model"):
       containers.read(tmp_path / name)
 
 

@@ -72,5 +72,5 @@ def test_a5_nested_dictionaries_and_lists_of_a_torch_file_are_all_listed(tmp_pat
 def test_two_tensors_of_one_name_in_nested_dictionaries_are_refused(tmp_path):
   torch = pytest.importorskip("torch")
   torch.save({"head": {"bias": torch.ones(2)}, "head.bias": torch.zeros(2)}, tmp_path / "x.pth")
-  with pytest.raises(ConfigError, match=r"two tensors are called 'head\.bias'"):
+  with pytest.raises(ConfigError, match=r"two tensors are named 'head\.bias'"):
     containers.read(tmp_path / "x.pth")

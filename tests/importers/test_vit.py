@@ -64,6 +64,6 @@ def test_what_is_as_in_the_name_is_left_out_of_a_description():
 def test_a_table_of_no_square_needs_the_image_size():
   arguments = {"classes": None, "leading": 1}
   shape = (16, 16, 3, 384), (384, 12, 6, 1536), np.zeros((1, 7, 384))
-  with pytest.raises(ConfigError, match="6 patches, which are no square"):
+  with pytest.raises(ConfigError, match="6 patches, which do not form a square"):
     vit.describe(*shape, hints={}, **arguments)
   assert vit.describe(*shape, hints={"image_size": (32, 48)}, **arguments).image_size == (32, 48)

@@ -72,5 +72,5 @@ def test_what_their_code_has_not_is_refused():
   with pytest.raises(ConfigError, match=r"'dinov3' has no place for head/"):
     importers.export(arrays, description, "dinov3")
   description, arrays, _ = originals.timm(originals.TURNED | {"position": "none"}, 0)
-  with pytest.raises(ConfigError, match=r"'dinov3' has no place for ViT-S/8.* allowed: .*timm"):
+  with pytest.raises(ConfigError, match=r"'dinov3' has no place for ViT-S/8.* Allowed: .*timm"):
     importers.export(arrays, description, "dinov3")

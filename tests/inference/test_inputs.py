@@ -87,9 +87,9 @@ def test_newcomer_7_standard_input_without_a_path_is_named(tmp_path):
 
 
 def test_a_word_that_is_nothing_is_an_error_with_the_nearest_right_one(photos):
-  with pytest.raises(ConfigError, match=r"there is no '.*/b\.jgp'\. Did you mean '.*/b\.JPG'\?"):
+  with pytest.raises(ConfigError, match=r"'.*/b\.jgp' does not exist\. Did you mean '.*/b\.JPG'\?"):
     listed(photos / "b.jgp")
-  with pytest.raises(ConfigError, match=r"no manifest '.*/none\.jsonl'"):
+  with pytest.raises(ConfigError, match=r"the manifest '.*/none\.jsonl' does not exist"):
     listed(photos / "none.jsonl")
 
 

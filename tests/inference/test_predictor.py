@@ -85,7 +85,7 @@ def test_bad_images_are_named(model, photo, tmp_path):
   for image, says in ((tmp_path / "torn.jpg", "torn.jpg: not a complete image"), ("none.jpg", "none.jpg: ")):
     with pytest.raises(ImageError, match=says):
       model.predict([photo, image])
-  with pytest.raises(ImageError, match="allowed: "):
+  with pytest.raises(ImageError, match="Allowed: "):
     model.features(np.zeros((8, 8, 3)))
   with pytest.raises(ImageError, match="empty list"):
     model.predict([])

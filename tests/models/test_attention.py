@@ -163,5 +163,7 @@ def test_the_kernel_runs_on_each_device_s_rows_and_heads():
 
 @pytest.mark.parametrize("arguments", [{"attention_dropout": 0.1}, {"position": "relative"}])
 def test_what_the_kernel_cannot_do_is_an_error(arguments):
-  with pytest.raises(schema.ConfigError, match="attention 'fused' has no attention_dropout and no relative positions"):
+  with pytest.raises(
+    schema.ConfigError, match="attention 'fused' supports neither attention_dropout nor relative positions"
+  ):
     models.create("ViT-Ti/8", 16, classes=3, depth=1, attention="fused", **arguments)

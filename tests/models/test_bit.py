@@ -132,9 +132,9 @@ def test_every_parameter_is_in_the_sharding_table(name):
   [
     (
       {"width_factor": 0.7},
-      r"width_factor 0.7 gives 44.8 channels.* 32 equal groups; .* multiples of 0.5, such as 0.5",
+      r"width_factor 0.7 gives 44.8 channels.* 32 equal groups. .* multiples of 0.5, such as 0.5",
     ),
-    ({"width_factor": 0}, r"width_factor: 0.0 is out of range; allowed: \[0.5, 64\]"),
+    ({"width_factor": 0}, r"width_factor: 0.0 is out of range. Allowed: \[0.5, 64\]"),
     ({"stages": (2, 0)}, r"stages\[1\]: 0 is out of range"),
     ({"stages": 3}, r"stages: 3 is not a list of values"),
     ({"dropout": 0.1}, r"dropout: unknown key"),

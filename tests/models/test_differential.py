@@ -63,8 +63,8 @@ def test_blocks_know_their_number_scanned_or_not(arguments):
 @pytest.mark.parametrize(
   ("arguments", "says"),
   [
-    ({"attention": "fused"}, r"'fused' has no halves of heads, as differential=true; take 'xla'"),
-    ({"width": 9, "heads": 3}, r"model.differential: heads have 3 channels; allowed: an even number"),
+    ({"attention": "fused"}, r"'fused' does not support differential=true. Use 'xla'"),
+    ({"width": 9, "heads": 3}, r"model.differential: heads have 3 channels. Allowed: an even number"),
   ],
 )
 def test_what_has_no_halves_is_refused(arguments, says):

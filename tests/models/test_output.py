@@ -76,7 +76,7 @@ def test_features_are_the_class_token_the_mean_of_patches_or_both(name):
   np.testing.assert_array_equal(model.features_of("head")(output), output.features)
   np.testing.assert_allclose(model.features_of("patches")(output), patches.mean(1), rtol=1e-5, atol=1e-6)
   if not model.prefix:
-    with pytest.raises(ConfigError, match=r"'cls_patches' has a class token.*allowed: 'head', 'patches'"):
+    with pytest.raises(ConfigError, match=r"'cls_patches' needs a class token.*Allowed: 'head', 'patches'"):
       model.features_of("cls_patches")
     return
   both = np.concatenate([np.asarray(output.tokens)[:, 0], patches.mean(1)], axis=1)

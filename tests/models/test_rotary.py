@@ -57,7 +57,7 @@ def test_registers_turn_on_a_square_of_their_own_or_stay():
   for n, (row, column) in enumerate(np.ndindex(2, 2)):
     expected = [place / 7 ** (i / 2) for place in (row, column) for i in range(2)]
     np.testing.assert_allclose(one.of_registers(4)[n, 0], expected, rtol=1e-6)
-  with pytest.raises(ConfigError, match=r"registers: 3; those that turn are a square"):
+  with pytest.raises(ConfigError, match=r"registers: 3; rotary registers must form a square"):
     one.of_registers(3)
   assert not made("axial").of_registers(3).any() and not made("mixed").of_registers(3).any()
 

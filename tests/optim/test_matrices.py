@@ -116,7 +116,9 @@ def test_the_matrices_of_a_vit_are_all_kernels_of_its_blocks_and_no_others(scan)
 
 @pytest.mark.parametrize("path", ["root/conv/kernel", "head/kernel"])
 def test_a_model_without_such_matrices_is_refused(path):
-  with pytest.raises(ConfigError, match=r"config\.optim\.name: this model has no matrices.*take 'adamw'"):
+  with pytest.raises(
+    ConfigError, match=r"config\.optim\.name: this model has no attention or MLP matrices.*Use 'adamw'"
+  ):
     make({path: np.zeros((4, 4), np.float32)}, name="muon")
 
 

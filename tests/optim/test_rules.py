@@ -145,7 +145,7 @@ def test_lars_is_sgd_with_the_ratio():
 
 
 def test_a_ratio_that_adapts_nothing_is_refused():
-  with pytest.raises(ConfigError, match=r"config.optim.trust_ratio: 'decayed' adapts nothing.*weight_decay is 0"):
+  with pytest.raises(ConfigError, match=r"config.optim.trust_ratio: 'decayed' has no effect.*weight_decay is 0"):
     make(example()[0], name="lamb")
 
 

@@ -61,7 +61,7 @@ def test_a_schedule_takes_a_python_int_as_well_as_a_traced_step():
     ("rsqrt", "60", {"cooldown": "41"}, "warm-up of 60 steps and cool-down of 41 do not fit a run of 100"),
     ("constant", "60%", {"cooldown": "50%"}, "cool-down of 50"),
     ("epoch_cosine", "60", {"cooldown": "60"}, "cool-down of 60"),
-    ("cosine", "0", {"end": 2.0}, "not a share"),
+    ("cosine", "0", {"end": 2.0}, "not a fraction"),
     ("linear", "0", {"end": 2.0}, "schedule.end: 2.0 is above the peak, lr 1.0"),
     ("rsqrt", "0", {"timescale": "0"}, "schedule.timescale: 0 steps"),
     ("stair", "0", {"at": ("10", "20"), "factors": (0.1,)}, "as many factors as points"),
@@ -77,7 +77,7 @@ def test_what_cannot_be_is_one_error_that_says_what_to_do(name, warmup, args, sa
 
 
 def test_epochs_that_no_memory_holds_are_refused():
-  with pytest.raises(ConfigError, match=r"schedule.name: 100,000,000 steps are 100,000,000 epochs; allowed: a million"):
+  with pytest.raises(ConfigError, match=r"schedule.name: 100,000,000 steps are 100,000,000 epochs. Allowed: a million"):
     make("epoch_step", 1.0, 10**8)
 
 

@@ -45,7 +45,9 @@ def test_an_input_bound_run_is_named_with_both_times():
   assert "input-bound" not in tables.line(GOOD) + tables.table([GOOD])
   _, row, reason = tables.table([slow]).splitlines()
   assert "20,480 of 5,120/s" in row and " input " in row and " memory " not in row
-  assert reason.startswith("v3-8, data=8: input-bound: the chips ask 20,480 images/s of each host, which makes 5,120")
+  assert reason.startswith(
+    "v3-8, data=8: input-bound: the chips need 20,480 images/s from each host, which prepares 5,120"
+  )
   for word in ("(measured)", "takes 40.0 hours", "work 10.0", "data.workers", "data.policy", "a slice with more hosts"):
     assert word in reason
   guess = tables.table([dataclasses.replace(slow, host_rate_method="estimated: 96 vCPUs, 5.5 ms of one an image")])

@@ -108,7 +108,7 @@ def test_only_a_target_that_was_mixed_is_written_beside_the_label():
 
 
 def test_a_sheet_is_a_png(tmp_path):
-  with pytest.raises(ConfigError, match=r"end the name in \.png"):
+  with pytest.raises(ConfigError, match=r"End the name in \.png"):
     drawn(tmp_path / "a.pdf", "ab", [], [1, 1], {})
 
 

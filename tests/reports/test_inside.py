@@ -210,14 +210,14 @@ def test_without_pictures_there_are_filters_and_positions():
   name, args, side, *_ = ATTENDING["class token"]
   found = inside.of(predictor(name, args, side), [])
   assert found.similarity.shape == (4, 4, 4, 4) and found.distance is None
-  assert "there are none" in found.absent["distance"] and "similarity" not in found.absent
+  assert "no pictures were given" in found.absent["distance"] and "similarity" not in found.absent
 
 
 def test_pictures_that_are_not_cut_for_the_model_are_refused():
   name, args, side, *_ = ATTENDING["class token"]
   model = predictor(name, args, side)
   for bad in (squares(side + 4)[0], squares(side)[0].astype(np.float32)):
-    with pytest.raises(ValueError, match=r"the model takes uint8 \[16, 16, 3\]: cut it first"):
+    with pytest.raises(ValueError, match=r"the model takes uint8 \[16, 16, 3\]: crop it first"):
       inside.of(model, [bad])
 
 

@@ -107,7 +107,7 @@ def test_of_many_classes_those_that_do_not_occur_are_left_out():
   predictions = few._replace(label=few.label * 3000, best=few.best * 3000)
   chapter = mistakes.chapter(Details(source_of([f"class {i}" for i in range(15_000)]), predictions), squares)
   part = reading.named(chapter, "Confusions")
-  assert "Of 15,000 classes only the 5 that occur" in part.about
+  assert "Only the 5 of 15,000 classes that occur" in part.about
   assert "class 12000" in reading.words(part.svg)
   assert len(reading.table(chapter, "Classes, the worst first")) == 5
 
@@ -213,7 +213,7 @@ def test_e1_the_page_has_one_interval_of_a_share_and_says_which_figures_have_non
 def test_without_mistakes_without_images_and_without_the_files_there_are_words():
   predictions = made.drawn(10, 40, 5, 5)
   perfect = predictions._replace(label=predictions.best[:, 0])
-  assert "None of these images is wrong." in reading.titles(chapter_of(perfect))
+  assert "All of these images are right." in reading.titles(chapter_of(perfect))
   (nothing,) = chapter_of(made.rows(predictions, slice(0))).parts
   assert "no image" in nothing.text
   gone = mistakes.chapter(details_of(predictions), lambda positions: [None for _ in positions])

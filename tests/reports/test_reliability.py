@@ -55,8 +55,8 @@ def test_which_way_it_leans_is_said_and_drawn(hits, word):
 def test_e7_sixty_seven_images_that_are_all_right_show_nothing():
   # The page of the faults list: 67 of 67 right, called "too unsure".
   about, _ = drawn(np.full(67, 0.97), np.ones(67))
-  assert "not enough images to tell whether it is over- or under-confident" in about
-  assert "not enough images to tell whether the model is miscalibrated" in about
+  assert "not enough images to decide whether it is over- or under-confident" in about
+  assert "not enough images to decide whether the model is miscalibrated" in about
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 64, 300])

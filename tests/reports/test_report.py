@@ -72,7 +72,7 @@ def test_a_bug_in_the_page_is_printed_and_undoes_nothing(tmp_path, monkeypatch, 
   monkeypatch.setattr(report.verdict, "chapter", lambda runs: runs["x"])
   report.make_at_end(tmp_path)
   printed = capsys.readouterr()
-  assert "report    not made: a bug of ours" in printed.out and "Traceback" in printed.err
+  assert "report    not made: a bug in vit_jax" in printed.out and "Traceback" in printed.err
 
 
 def test_two_sweeps_have_no_name_twice(tmp_path):
@@ -95,7 +95,7 @@ def test_what_a_sweep_chose_and_its_figures_on_test_come_first(tmp_path):
 @pytest.mark.parametrize("odd", [{"trials": None}, {"trials": 3}, {"trials": [{}, 1, {"status": "failed"}]}])
 def test_a_record_of_a_sweep_that_is_none_of_ours_is_no_sweep_that_has_begun(odd, tmp_path):
   (tmp_path / "sweep.json").write_text(json.dumps(odd))
-  with pytest.raises(ConfigError, match="has begun"):
+  with pytest.raises(ConfigError, match="has started"):
     report.subjects([tmp_path])
 
 

@@ -100,7 +100,7 @@ def test_the_first_batch_stands_in_the_page_with_names_and_shares(tmp_path):
     assert [line.partition(" %")[0] + " %" for line in picture.lines[2:]] in ([], shares)
   assert sum(picture.wrong for picture in pictures) == 1
   assert any(len(picture.lines) > 2 for picture in pictures)
-  assert "Left the image, right what the model sees" in reading.named(chapter, "The first batch").about
+  assert "Left: the image. Right: the model's input" in reading.named(chapter, "The first batch").about
   assert [row["images"] for row in reading.table(chapter, "Images of each class, as a table")] == ["8"] * 5
   text = page.render("Run", "", [chapter])
   assert text.encode() and "<img src=x>" not in text and "\x1b" not in text

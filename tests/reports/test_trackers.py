@@ -87,7 +87,7 @@ READ = {"wandb": wandb_rows, "mlflow": mlflow_rows, "trackio": trackio_rows}
 ADVICE = {
   "wandb": "upload with: wandb sync",
   "mlflow": "install the package mlflow, then mlflow ui --backend-store-uri=sqlite:///",  # the extra has no web page
-  "trackio": "look at it with: trackio show --project=vit_jax",
+  "trackio": "View it with: trackio show --project=vit_jax",
 }
 
 
@@ -174,7 +174,7 @@ def test_a_damaged_note_of_exports_says_mend_or_remove(tmp_path, monkeypatch, no
   (tmp_path / "exports.json").write_text(json.dumps({"mlflow": note}))
   with pytest.raises(ConfigError) as error:
     trackers.export(tmp_path, "mlflow")
-  assert all(part in str(error.value) for part in (str(tmp_path / "exports.json"), "mlflow is", "Mend", "remove"))
+  assert all(part in str(error.value) for part in (str(tmp_path / "exports.json"), "mlflow is", "Fix", "remove"))
 
 
 def test_lines_with_numbers_that_nothing_holds_are_left_out(tmp_path):
@@ -220,7 +220,7 @@ MlflowClient.log_batch = broken
 try:
   trackers.export(workdir, "mlflow")
 except ConfigError as error:
-  assert "mlflow does not take it" in str(error) and "same command again" in str(error), error
+  assert "mlflow rejected the metrics" in str(error) and "same command again" in str(error), error
 else:
   raise SystemExit("no error")
 client = MlflowClient(tracking_uri=f"sqlite:///{workdir.parent / 'mlflow.db'}")
@@ -243,7 +243,7 @@ def test_what_a_tracker_raises_is_said_in_a_line(tmp_path, monkeypatch):
     raise sqlite3.DatabaseError("file is not a database\nand more")
 
   monkeypatch.setitem(trackers.TRACKERS, "trackio", refuses)
-  with pytest.raises(ConfigError, match=r"trackio does not take it: file is not a database\. .*same command again"):
+  with pytest.raises(ConfigError, match=r"trackio rejected the metrics: file is not a database\. .*same command again"):
     trackers.export(tmp_path, "trackio", folder=tmp_path)
   assert not (tmp_path / "exports.json").exists()
 

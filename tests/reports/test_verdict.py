@@ -30,12 +30,12 @@ def test_one_run_has_its_figures_costs_and_losses(tmp_path):
   assert cells["Cost", "images seen"] == ["192"]
   assert cells["Cost", "core-hours, with start and evaluations"] == ["0.08"]
   assert cells["Cost", "planned on v3-32"] == ["core-hours: 72, hours: 2.5"]
-  assert cells["Where the time went", "restarts"] == ["1"]
-  assert cells["Where the time went", "of the steps, done in vain"] == ["3.0 s"]
-  assert cells["Where the time went", "between attempts"] == ["14.0 s"]
-  assert cells["What the recipe says", "Result"] == ["99 % top-1"]
-  assert cells["What the recipe says", "Hardware"] == ["two cores, a minute"]
-  assert cells["What the recipe says", "changed by flags"] == ["optim.lr: 1 -> 2"]
+  assert cells["Time by phase", "restarts"] == ["1"]
+  assert cells["Time by phase", "of the steps, repeated after restarts"] == ["3.0 s"]
+  assert cells["Time by phase", "between attempts"] == ["14.0 s"]
+  assert cells["Expected by the recipe", "Result"] == ["99 % top-1"]
+  assert cells["Expected by the recipe", "Hardware"] == ["two cores, a minute"]
+  assert cells["Expected by the recipe", "changed by flags"] == ["optim.lr: 1 -> 2"]
 
 
 def test_an_unfinished_run_says_how_far_it_is(tmp_path):
@@ -52,7 +52,7 @@ def test_several_runs_are_ranked_averaged_over_seeds_and_their_differences_named
   assert chapter.parts[0].text.startswith("The best of 3 runs by test/top1 (split 'test') is b: 90.00 %")
   assert cells["Over seeds", "a, b"] == ["85.00 ± 7.07 (2)"]
   assert cells["Runs", "c"][0] == "50.00 %" and cells["Runs", "c"][-1] == "finished, 12 steps"
-  table = next(part for part in chapter.parts if getattr(part, "title", "") == "Where their configs differ")
+  table = next(part for part in chapter.parts if getattr(part, "title", "") == "Differences between their configs")
   assert [list(row) for row in (table.head, *table.rows)] == [
     ["key", "optim.lr", "seed"], ["a", "0.001", "0"], ["b", "0.001", "1"], ["c", "0.01", "0"],
   ]  # fmt: skip
@@ -90,7 +90,7 @@ def test_runs_of_different_tasks_without_a_figure_in_common_are_not_ranked(tmp_p
   runs = [unlike(tmp_path / name, name, 0.4) for name in ("masked_patches", "masked_autoencoder")]
   runs[1].result.pop("digits/ridge_10shot")
   assert verdict.shared_headline(runs) is None and verdict.ranked(runs[::-1]) == runs[::-1]
-  assert "none is the best" in verdict.chapter(runs).parts[0].text
+  assert "they are not ranked" in verdict.chapter(runs).parts[0].text
 
 
 def validated(folder, val, test, **changes):
@@ -136,4 +136,4 @@ def test_e7_a_lead_counts_only_if_the_images_show_it(tmp_path, one, other, clear
   words = verdict.chapter(many).parts[0].text
   low, high = (100 * end for end in intervals.difference(one, 360, other, 360))
   assert f"(95 %: {low:.2f} to {high:.2f}, Newcombe's interval of two shares)" in words
-  assert ("not enough images to tell" in words) == (not clear)
+  assert ("not enough images to decide" in words) == (not clear)

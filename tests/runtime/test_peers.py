@@ -59,7 +59,7 @@ def test_without_process_0_the_last_line_says_what_to_do(group):
   last = texts[1].splitlines()[-1]
   assert "the same command continues" in last
   # Who is to blame only C++ knows, where it is that which ends the process.
-  assert re.search("this process was aborted: if the lines above name no bug|process 0 has been silent", last)
+  assert re.search("this process was aborted: if the lines above do not show an error|process 0 has been silent", last)
 
 
 def test_a_silent_process_is_named(group):

@@ -99,7 +99,7 @@ def test_a_port_that_another_program_has_is_an_error(host):
     taken.bind((host, 0))
     taken.listen()
     address = f"127.0.0.1:{taken.getsockname()[1]}"
-    with pytest.raises(ConfigError, match="does another program have the port"):
+    with pytest.raises(ConfigError, match="another program may use the port"):
       processes.check_port_free(address)
   processes.check_port_free(address)
 

@@ -78,7 +78,7 @@ def test_g_guards_that_only_log_are_allowed():
 )
 def test_g_a_number_of_devices_below_one_is_one_line_that_names_its_variable(variable, value, monkeypatch):
   monkeypatch.setenv(variable, value)
-  with pytest.raises(ConfigError, match=r"is no number of devices\. Set it to 1 or more") as error:
+  with pytest.raises(ConfigError, match=r"is not a number of devices. Set it to 1 or more") as error:
     settings.check()
   assert str(error.value).startswith(f"{variable}={value!r}: ")
 

@@ -72,7 +72,7 @@ def test_a_program_whose_parent_is_killed_stops_as_asked_on_any_system(tmp_path)
   assert "ready\n" in lines
   process.kill()
   deadline = time.monotonic() + 60
-  while "the process that started it is gone" not in (tmp_path / "log").read_text():
+  while "the process that started it has ended" not in (tmp_path / "log").read_text():
     assert time.monotonic() < deadline
     time.sleep(0.05)
   process.communicate()
@@ -235,10 +235,10 @@ def test_a_watch_ends_what_does_not_end():
   assert "twice" in text
   code, text, _ = ended(compiling)
   assert code == 42
-  assert "was compiled; nothing is lost" in text
+  assert "was compiled; no work is lost" in text
   code, text, _ = ended(stuck)
   assert code == 43
-  assert "nothing happened for 0.5 s in step (config.limits.step); for record 7" in text
+  assert "no progress for 0.5 s in step (config.limits.step); for record 7" in text
   assert "in verb" in text  # the stack
   code, text, _ = ended(saving)
   assert code == 42

@@ -83,13 +83,13 @@ def test_of_a_long_value_little_is_shown(name):
   value = LONG[name]
   assert len(show(value)) < 260
   assert nearest(value, ["a"]) == " Allowed: a."
-  assert len(str(ConfigError(f"{show(value)} is wrong; allowed: 1", "seed"))) < 320
+  assert len(str(ConfigError(f"{show(value)} is wrong. Allowed: 1", "seed"))) < 320
 
 
 def test_of_a_long_message_the_beginning_and_the_end_are_shown():
-  said = str(ConfigError("wrong: " + "x" * 300_000 + "; allowed: 1", "k" * 10_000))
+  said = str(ConfigError("wrong: " + "x" * 300_000 + ". Allowed: 1", "k" * 10_000))
   assert said.startswith("kkk") and "wrong: xxx" in said and "(300,019 characters)" in said
-  assert said.endswith("; allowed: 1") and len(said) < LONGEST + 400
+  assert said.endswith(". Allowed: 1") and len(said) < LONGEST + 400
 
 
 @pytest.mark.parametrize("odd", ["\x1b[2J", "\x07", "\x00", "\r", "\x9b", "\u202e", "\u2066", "\udcff", "\x7f"])

@@ -30,7 +30,7 @@ def test_what_recipes_write_is_allowed(pattern):
   ],
 )  # fmt: skip
 def test_what_could_take_forever_is_refused_with_a_hint(pattern):
-  with pytest.raises(ConfigError, match=r"could match in .* allowed: 1,000,000.*several patterns"):
+  with pytest.raises(ConfigError, match=r"could match in .* Allowed: 1,000,000.*several patterns"):
     patterns.check(pattern)
 
 

@@ -22,8 +22,8 @@ def test_a_flag_may_be_written_as_a_config_is():
 @pytest.mark.parametrize(
   ("text", "says"),
   [
-    ("true", """True is not a list of values; write --config.s='["..."]'"""),
-    ("blocks", """cannot read 'blocks' as a number or a list; write --config.s='["blocks"]'"""),
+    ("true", """True is not a list of values. Write --config.s='["..."]'"""),
+    ("blocks", """cannot read 'blocks' as a number or a list. Write --config.s='["blocks"]'"""),
     ("(?!head).*", """--config.s='["(?!head).*"]'"""),
     ("['blocks'", """--config.s='["..."]'"""),
   ],

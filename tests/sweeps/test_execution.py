@@ -137,7 +137,7 @@ def test_figures_that_are_none_are_said(tmp_path):
   (trial,) = studies.waiting(tmp_path, 1)
   trial.workdir.mkdir(parents=True)
   (trial.workdir / "figures.json").write_text('{"figures": 3}')
-  with pytest.raises(ConfigError, match=r"figures\.json holds no figures"):
+  with pytest.raises(ConfigError, match=r"figures\.json contains no figures"):
     execution.take_result(trial)
   (trial.workdir / "result.json").write_text('{"top1": "much", "train_seconds": "1"}')
   assert execution.take_result(trial) and trial.status == "failed"  # without its config.json it may be another's

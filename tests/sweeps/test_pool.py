@@ -32,7 +32,7 @@ def test_cores_are_shared_out_and_none_twice(monkeypatch):
   assert [group.cores for group in pool.groups(2)] == [(1, 2), (4, 7)]
   assert pool.groups(1) == [pool.Group()]
   with pytest.raises(
-    ConfigError, match=r"--parallel: 6 groups of this machine's 5 CPU cores; allowed: \[1, 2, 3, 4, 5\]"
+    ConfigError, match=r"--parallel: 6 groups of this machine's 5 CPU cores. Allowed: \[1, 2, 3, 4, 5\]"
   ):
     pool.groups(6)
   with pytest.raises(ConfigError, match="--parallel: 0 groups"):
@@ -56,7 +56,7 @@ def test_tpu_chips_are_boxes_with_a_coordinator_of_their_own(monkeypatch):
   assert (first["TPU_VISIBLE_CHIPS"], second["TPU_VISIBLE_CHIPS"]) == ("0,1", "2,3")
   assert first["TPU_CHIPS_PER_PROCESS_BOUNDS"] == "1,2,1"
   assert first["VITJAX_PROCESSES"] == "1"
-  with pytest.raises(ConfigError, match=r"this machine's 4 TPU chips; allowed: \[1, 2, 3, 4\]"):
+  with pytest.raises(ConfigError, match=r"this machine's 4 TPU chips. Allowed: \[1, 2, 3, 4\]"):
     pool.groups(5)
 
 

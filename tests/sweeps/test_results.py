@@ -73,7 +73,7 @@ def test_the_table_says_what_failed_and_which_is_best():
 
 def test_a_sweep_over_seeds_alone_has_one_row():
   lines = results.table([trial(figures={"top1": 0.5}, seed=s) for s in (0, 1)], ["top1"], None).splitlines()
-  assert [cell.strip() for cell in lines[2].strip("|").split("|")] == ["as it stands", "50.00 ± 0.00 (2)", "2 done"]
+  assert [cell.strip() for cell in lines[2].strip("|").split("|")] == ["unchanged", "50.00 ± 0.00 (2)", "2 done"]
 
 
 def test_the_last_runs_metrics_on_test_are_a_row_each():
@@ -109,8 +109,10 @@ def test_e2_a_sweep_that_decides_nothing_is_ranked_by_val_although_test_disagree
   assert chosen == ("val/top1", "val")
   assert [s.changes["optim.lr"] for s in results.ranked(settings(trials), chosen.metric)] == [0.003, 0.001]
   (words,) = results.choice(trials, Sweep([{}], decide=None))
-  assert words.startswith("Ranked by val/top1 (split 'val'): higher is better. This sweep chooses nothing. First: ")
-  assert "First: optim.lr=0.003" in words and "not enough images to tell which is better" in words
+  assert words.startswith(
+    "Ranked by val/top1 (split 'val'): higher is better. This sweep does not select a setting. First: "
+  )
+  assert "First: optim.lr=0.003" in words and "not enough images to decide which is better" in words
 
 
 def test_e2_a_comparison_on_test_is_stated():
@@ -125,7 +127,7 @@ def test_e7_settings_of_several_seeds_are_compared_by_their_spread():
     measured(lr, seed, val, 0.5) for lr, vals in ((1, (0.9, 0.92)), (2, (0.89, 0.91))) for seed, val in enumerate(vals)
   ]
   (words,) = results.choice(trials, Sweep([{}]))
-  assert "Welch's t-test over seeds): not enough runs to tell which is better." in words
+  assert "Welch's t-test over seeds): not enough runs to decide which is better." in words
 
 
 def test_e7_a_verdict_raises_few_false_alarms():

@@ -65,7 +65,7 @@ def test_nothing_to_choose_from_is_an_error_and_the_table_is_there(tmp_path):
   study = studies.study(tmp_path, [{"batch": 100}])  # more than there are images, which its process says
   listed = study.trials()
   listed[0].fail("too large", "diverged")
-  with pytest.raises(ConfigError, match="nothing was chosen"):
+  with pytest.raises(ConfigError, match="no setting was selected"):
     search.search(study, listed, [pool.Group()], retry=False)
   assert "diverged" in (tmp_path / "sweep.md").read_text()
 

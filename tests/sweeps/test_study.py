@@ -117,9 +117,9 @@ def test_without_final_the_best_setting_s_own_trials_are_scored(tmp_path):
     ([{"sead": 1}], (), {}, "config.sead", "seed"),
     ([{"sead": 1}, {"tead": 1}], (), {}, "config.sead", "no trial is possible"),
     ([{}], [{"sead": 1}], {}, "sweep: final: sead=1", "config.sead"),
-    ([{"seed": 1}], (), {"seed": "3"}, "--config.seed", "change sweep()"),
-    ([{}], [{"optim.lr": 1.0}], {"optim.lr": "3"}, "--config.optim.lr", "change sweep()"),
-    ([{"model": {"name": "vit_2_4_32"}}], (), {"model.depth": "3"}, "--config.model.depth", "change sweep()"),
+    ([{"seed": 1}], (), {"seed": "3"}, "--config.seed", "Change sweep()"),
+    ([{}], [{"optim.lr": 1.0}], {"optim.lr": "3"}, "--config.optim.lr", "Change sweep()"),
+    ([{"model": {"name": "vit_2_4_32"}}], (), {"model.depth": "3"}, "--config.model.depth", "Change sweep()"),
   ],
 )
 def test_a_study_that_cannot_be_is_an_error(tmp_path, rows, final, overrides, place, word):
@@ -136,7 +136,7 @@ def test_a_study_that_cannot_be_is_an_error(tmp_path, rows, final, overrides, pl
   ("body", "word"),
   [
     ("", "defines no sweep()"),
-    ("def sweep():\n  return 3", "returned 3; allowed: a Sweep"),
+    ("def sweep():\n  return 3", "returned 3. Allowed: a Sweep"),
     ("def sweep():\n  return 1 / 0", "ZeroDivisionError"),
     ("def sweep(a):\n  return [{}]", "TypeError"),
   ],
@@ -170,7 +170,7 @@ def test_a_product_has_every_combination_once():
 
 def test_a_zip_goes_side_by_side_and_refuses_what_has_no_partner():
   assert config.zipped({"a": (1, 2), "b": ["x", "y"]}) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
-  with pytest.raises(ConfigError, match=r"equally many values; they have \{'a': 2, 'b': 3\}"):
+  with pytest.raises(ConfigError, match=r"the same number of values, got \{'a': 2, 'b': 3\}"):
     config.zipped({"a": (1, 2), "b": (1, 2, 3)})
 
 
@@ -193,18 +193,18 @@ def test_a_sample_follows_from_its_seed_and_fewer_are_among_more():
 @pytest.mark.parametrize(
   ("make", "says"),
   [
-    (lambda: config.log_uniform(0, 1), "0 to 1 is no range to draw from by logarithm"),
+    (lambda: config.log_uniform(0, 1), "0 to 1 is not a range to draw from by logarithm"),
     (lambda: config.uniform(2, 1), "2 to 1 is no range"),
-    (lambda: config.sample(1, {"a": "abc"}), "a is 'abc'; allowed: a list to choose from"),
+    (lambda: config.sample(1, {"a": "abc"}), "a is 'abc'. Allowed: a list to choose from"),
     (lambda: config.sample(1, {"a": ()}), r"a is \(\)"),
-    (lambda: config.Sweep([]), "there are no trials"),
-    (lambda: config.Sweep({"seed": 1}), "trials is {'seed': 1}; allowed: a list of changes"),
+    (lambda: config.Sweep([]), "the list of trials is empty"),
+    (lambda: config.Sweep({"seed": 1}), "trials is {'seed': 1}. Allowed: a list of changes"),
     (lambda: config.Sweep([1]), r"trials is \[1\]"),
-    (lambda: config.Sweep([{1: 2}]), "trials has the key 1; allowed: keys of the config"),
-    (lambda: config.Sweep([{}], decide=3), "decide is 3; allowed: a figure"),
-    (lambda: config.product({"lr": 0.1}), "lr is 0.1; allowed: a list of values"),
-    (lambda: config.sample(2, {"lr": 0.1}), "lr is 0.1; allowed: a list to choose from"),
-    (lambda: config.Sweep([{}], decide=None, final=[{}]), "nothing decides which that is"),
+    (lambda: config.Sweep([{1: 2}]), "trials has the key 1. Allowed: keys of the config"),
+    (lambda: config.Sweep([{}], decide=3), "decide is 3. Allowed: a figure"),
+    (lambda: config.product({"lr": 0.1}), "lr is 0.1. Allowed: a list of values"),
+    (lambda: config.sample(2, {"lr": 0.1}), "lr is 0.1. Allowed: a list to choose from"),
+    (lambda: config.Sweep([{}], decide=None, final=[{}]), "no metric selects it"),
   ],
 )
 def test_a_mistake_says_what_is_allowed(make, says):

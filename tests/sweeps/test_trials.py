@@ -46,7 +46,7 @@ def test_statuses_are_counted_and_noughts_left_out():
 
 def test_changes_are_a_line():
   assert str(trial(batch=8, seed=1)) == "batch=8 seed=1"
-  assert str(trial()) == "as it stands"
+  assert str(trial()) == "unchanged"
 
 
 def test_the_tasks_of_a_suite_are_of_one_setting_and_those_without_data_take_no_part():

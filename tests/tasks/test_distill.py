@@ -184,7 +184,7 @@ def test_a_teacher_whose_newest_checkpoint_is_damaged_is_said_to_be(teacher, tmp
   _, digests = parts.frozen()
   for file in newest.glob("state/**/d/*"):
     file.write_bytes(b"")
-  with pytest.raises(ConfigError, match=rf"holds other weights .*\({newest} cannot be read: .*; bring them back"):
+  with pytest.raises(ConfigError, match=rf"differs from the weights .*\({newest} cannot be read: .*. Restore them"):
     parts.frozen(digests)
 
 

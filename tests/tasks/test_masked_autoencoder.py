@@ -104,14 +104,14 @@ def test_what_is_hidden_changes_no_token_and_what_is_seen_keeps_its_position():
 
 
 MISTAKES = [
-  ({}, {"name": "cct_2_3x2_32"}, "no patches of the image.*ViT-B/16"),
-  ({}, {"name": "Mixer-S/16"}, "Mixer-S/16 needs every patch.*masked_patches"),
-  ({}, {"position": "relative"}, "needs every patch.*masked_patches"),
+  ({}, {"name": "cct_2_3x2_32"}, "not patches of the image.*ViT-B/16"),
+  ({}, {"name": "Mixer-S/16"}, "Mixer-S/16 requires all patches.*masked_patches"),
+  ({}, {"position": "relative"}, "requires all patches.*masked_patches"),
   ({}, {"position_at": "each"}, "belong to all patches.*position_at='input'"),
-  ({"width": 18}, {}, "18; allowed: multiples of 4 and of heads=2"),
-  ({"heads": 3}, {}, "16; allowed: multiples of 4 and of heads=3"),
-  ({"share": 0.99}, {}, "leaves none to see"),
-  ({"share": 0.01}, {}, "none to predict"),
+  ({"width": 18}, {}, "18. Allowed: multiples of 4 and of heads=2"),
+  ({"heads": 3}, {}, "16. Allowed: multiples of 4 and of heads=3"),
+  ({"share": 0.99}, {}, "leaves no patch to see"),
+  ({"share": 0.01}, {}, "no patch to predict"),
 ]
 
 

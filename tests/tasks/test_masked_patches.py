@@ -157,7 +157,7 @@ def test_masks_that_cannot_be_are_refused(arguments, words):
 
 @pytest.mark.parametrize("name", ["masked_patches", "masked_autoencoder"])
 def test_a_model_without_patches_is_refused_with_one_that_has_them(name):
-  with pytest.raises(ConfigError, match=r"config\.task.*cct_2_3x2_32 are no patches.*ViT-B/16"):
+  with pytest.raises(ConfigError, match=r"config\.task.*cct_2_3x2_32 are not patches.*ViT-B/16"):
     digits(name=name, model__name="cct_2_3x2_32")
 
 

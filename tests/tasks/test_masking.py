@@ -51,5 +51,5 @@ def test_the_grid_and_the_width_are_the_models():
 
 
 def test_a_model_of_other_tokens_is_refused():
-  with pytest.raises(ConfigError, match=r"the tokens of cct_2_3x2_32 are no patches.*ViT-B/16"):
+  with pytest.raises(ConfigError, match=r"the tokens of cct_2_3x2_32 are not patches.*ViT-B/16"):
     masking.check(model("cct_2_3x2_32", 32))

@@ -108,7 +108,7 @@ def read_weights(workdir: pathlib.Path, averaged: bool = False) -> tuple[dict[st
     weights, problem = attempt(lambda folder=folder: _read_part(folder, "ema/" if averaged else "params/"))
     if not problem:
       for unreadable, why in bad:
-        logging.warning("%s cannot be read (%s); the weights are those of step %d", unreadable, why, step)
+        logging.warning("%s cannot be read (%s). The weights of step %d are used", unreadable, why, step)
       return weights
     bad.append((folder, problem))
   reasons = "".join(f"\n  {unreadable}: {why}" for unreadable, why in bad)
@@ -142,7 +142,7 @@ def _read_part(folder, part):
     wanted = {path: leaf for path, leaf in tree.items() if path.startswith(part)}
     if not wanted:
       raise ConfigError(
-        f"step {folder.name} holds no {part.rstrip('/')}; the run keeps an average with config.optim.ema"
+        f"step {folder.name} does not contain {part.rstrip('/')}. Train with config.optim.ema to store averaged weights"
       )
     arrays = _read_arrays(usable / "state", wanted)
   verify(jax.jit(digests.fingerprint)(arrays), said)
@@ -164,7 +164,7 @@ def check_readable(folder: pathlib.Path) -> None:
   """
   said, tree = read_sealed(folder), ocp.PyTreeCheckpointHandler().metadata(folder / "state")
   if absent := sorted(said["fingerprint"].keys() - tree.keys()):
-    raise ValueError(f"{', '.join(absent[:3])} is not in the save")
+    raise ValueError(f"{', '.join(absent[:3])} is missing from the checkpoint")
   sizes = {path: math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for path, leaf in tree.items()}
   ordered = sorted(sizes, key=lambda path: (sizes[path], path))
   chosen = {ordered[0], *[path for path in ordered if sizes[path] <= SAMPLE][-1:]}
@@ -196,7 +196,7 @@ def same(arrays: dict[str, np.ndarray], path: str | None) -> dict[str, np.ndarra
   """
   of_each = [] if runtime.alone() else runtime.gather(digests.on_host(arrays)[:12], "weights")
   if len(set(of_each)) > 1:
-    raise ConfigError(f"{path} holds other weights on each host (SHA-256 {', '.join(of_each)}); copy one to all")
+    raise ConfigError(f"{path} differs between hosts (SHA-256 {', '.join(of_each)}). Copy one file to all hosts")
   return arrays
 
 
@@ -267,9 +267,9 @@ def read_sealed(folder: pathlib.Path, check: Check = lambda about: None) -> dict
   """
   said = ocp.JsonCheckpointHandler().restore(folder / "about")
   if not isinstance(said["run"], dict) or not isinstance(said["fingerprint"], dict):
-    raise ValueError("what is said about the state is no JSON object")
+    raise ValueError("the metadata of the state are not a JSON object")
   if said.get("sha256", _sha256(said)) != _sha256(said):
-    raise ValueError("what is said about the state is not what was saved")
+    raise ValueError("the metadata of the state differ from those that were saved")
   check(said["run"])
   return said
 
@@ -286,7 +286,7 @@ def verify(fingerprint: dict[str, jax.Array], said: dict) -> None:
   """
   actual, expected = _values(fingerprint), said["fingerprint"]
   if changed := sorted(path for path in actual if actual[path] != expected.get(path)):
-    raise ValueError(f"the bytes of {', '.join(changed[:3])} are not those that were saved")
+    raise ValueError(f"the bytes of {', '.join(changed[:3])} differ from those that were saved")
 
 
 @contextlib.contextmanager

@@ -137,7 +137,7 @@ class Checkpoints:
       (folder,) = [path for path in started if ocp.utils.is_tmp_checkpoint(epath.Path(path))]
     _, problem = attempt(lambda: check_readable(folder))
     if problem:
-      raise OSError(errno.EIO, f"what was written cannot be read back ({problem})", str(self.directory))
+      raise OSError(errno.EIO, f"the data that were written cannot be read back ({problem})", str(self.directory))
 
   def restore(self, state: Any, check: Check = lambda about: None) -> tuple[Any, dict] | None:
     """Restores the newest readable checkpoint.
@@ -170,8 +170,8 @@ class Checkpoints:
     reasons = "".join(f"\n  {self.directory / str(step)}: {why}" for step, why in bad)
     raise runtime.Stop(
       runtime.EXIT_MISSING,
-      f"none of the checkpoints can be read; nothing was changed:{reasons}\n"
-      "Bring back a good copy, or take another --workdir to start anew.",
+      f"no checkpoint can be read. No file was changed:{reasons}\n"
+      "Restore a good copy, or use another --workdir to start again.",
     )
 
   def _read(self, step, state, check):
@@ -191,7 +191,7 @@ class Checkpoints:
 
   def _set_aside(self, step, why, used):
     if self._read_only:
-      logging.warning("checkpoint %d cannot be read (%s); reading step %d", step, why, used)
+      logging.warning("checkpoint %d cannot be read (%s). Reading step %d", step, why, used)
       return
     target = self.directory / f"{step}.unreadable"
     number = 1
@@ -200,9 +200,7 @@ class Checkpoints:
       target = self.directory / f"{step}.unreadable-{number}"
     if jax.process_index() == 0:
       (self.directory / str(step)).rename(target)
-    logging.warning(
-      "checkpoint %d cannot be read (%s); set aside as %s, continuing from step %d", step, why, target, used
-    )
+    logging.warning("checkpoint %d cannot be read (%s). Moved to %s, resuming from step %d", step, why, target, used)
     runtime.barrier("set aside")
     self._manager.reload()
 
@@ -238,10 +236,10 @@ class Checkpoints:
       disk.check_there(self.directory, self._descriptor)
       try:
         steps = whole_steps(self.directory.parent)
-        last = f"the last whole one is step {steps[-1]}" if steps else "there is none before it"
+        last = f"The last complete checkpoint is step {steps[-1]}" if steps else "No earlier checkpoint exists"
       except OSError:  # the bucket fails again
-        last = "the last whole one stays as it is"
-      said = f"a checkpoint could not be saved: {getattr(error, 'strerror', None) or os.strerror(number)}; {last}"
+        last = "The last complete checkpoint is unchanged"
+      said = f"a checkpoint could not be saved: {getattr(error, 'strerror', None) or os.strerror(number)}. {last}"
       raise OSError(number, said, str(self.directory)) from error
 
 

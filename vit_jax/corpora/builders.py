@@ -32,7 +32,7 @@ def prepare(name: str, data_dir: str | None = None) -> str:
   if not row.builder:
     with schema.at("config.data"):
       advice = tfds.remedy(name, row, data_dir)
-    raise schema.ConfigError(advice if row.classes else f"{name!r} is read as it is; there is nothing to prepare")
+    raise schema.ConfigError(advice if row.classes else f"{name!r} is read directly and needs no preparation")
   root = tfds.data_dir(data_dir)
   folder = tfds.builder_dir(row.builder, data_dir)
   if folder is None:
@@ -89,8 +89,8 @@ def check_manual(name: str, row: catalog.Row, root: os.PathLike) -> None:
   missing = [part for part in row.manual if not os.path.exists(os.path.join(manual, part))]
   if missing:
     raise schema.ConfigError(
-      f"{name} is fetched by hand: {row.steps}. It has to be at {manual}, where {', '.join(missing)} "
-      f"{'is' if len(missing) == 1 else 'are'} missing; then the same command again"
+      f"{name} must be downloaded by hand: {row.steps}. In {manual}, {', '.join(missing)} "
+      f"{'is' if len(missing) == 1 else 'are'} missing. Add the files and run the same command again"
     )
 
 
@@ -117,7 +117,9 @@ def _make(name, module, segments, root):
     )
   except (OSError, RuntimeError) as error:  # TFDS raises RuntimeError for errors of its writer, such as a full disk
     said = str(error.__cause__ or error).splitlines()[0]
-    raise schema.ConfigError(f"{name} cannot be prepared in {root}: {said}; the same command begins again") from error
+    raise schema.ConfigError(
+      f"{name} cannot be prepared in {root}: {said}. Run the same command again to restart"
+    ) from error
 
 
 def _write(name, row, root, data_dir):

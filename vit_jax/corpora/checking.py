@@ -132,7 +132,7 @@ def objection(data: Choice, splits: Iterable[Source], root: pathlib.Path) -> str
   return "\n  ".join(
     [
       f"{len(lines):,} of {amount(records, 'image')} in {str(root)!r} "
-      f"{'is' if len(lines) == 1 else 'are'} bad. Mend them, set them aside with `python -m "
+      f"{'is' if len(lines) == 1 else 'are'} bad. Fix them, set them aside with `python -m "
       f"vit_jax.prepare {texts.flag('check', root)} --move-bad=DIR`, or {advice}:",
       *lines,
     ]
@@ -158,11 +158,16 @@ def check(root: pathlib.Path, aside: pathlib.Path | None = None) -> tuple[list[s
     OSError: a disk failed.
   """
   if paths.in_bucket(root) or (aside and paths.in_bucket(aside)):
-    raise ConfigError("--check: it is for folders of a disk; a bucket's images are checked where they are prepared")
+    raise ConfigError(
+      "--check: only folders on a disk can be checked. Images in a bucket are checked when they are prepared"
+    )
   if not root.is_dir():
     raise ConfigError(f"--check: no folder {str(root)!r}")
   if aside and aside.resolve().is_relative_to(root.resolve()):
-    raise ConfigError(f"--move-bad: {str(aside)!r} is in {str(root)!r}, whose classes it would be one of; take another")
+    raise ConfigError(
+      f"--move-bad: {str(aside)!r} is inside {str(root)!r} and would become one of its classes. Use a directory "
+      f"outside it"
+    )
   walked = walk(root)
   if not walked.images:
     raise ConfigError(f"--check: no image ({', '.join(tree.EXTENSIONS)}) in {str(root)!r}")
@@ -213,7 +218,7 @@ def walk(root: pathlib.Path) -> Walked:
       with os.scandir(path) as entries:
         names = sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
     except OSError as error:
-      result.odd.append(f"not looked into: {folder!r}: {error.strerror}")
+      result.odd.append(f"not searched: {folder!r}: {error.strerror}")
       return
     for name, is_folder in names:
       inner = os.path.join(folder, name)
@@ -242,7 +247,7 @@ def _layout(root: pathlib.Path) -> list[str]:
   try:
     _opened(root)
   except ConfigError as error:
-    return [f"no run can read it yet: {error.message}"]
+    return [f"runs cannot read it yet: {error.message}"]
   return []
 
 
@@ -297,7 +302,7 @@ def set_aside(root: pathlib.Path, aside: pathlib.Path, name: str) -> str | None:
       _copy(file, target)
     file.unlink()
   except OSError as error:
-    reason = "a file of this name is there already" if isinstance(error, FileExistsError) else error.strerror
+    reason = "a file of this name already exists" if isinstance(error, FileExistsError) else error.strerror
     return f"not moved: {ascii(name)[1:-1]}: {reason}"
   return None
 

@@ -25,7 +25,9 @@ def check_name(name: str) -> None:
     ConfigError: TFDS would not accept the name.
   """
   if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-    raise ConfigError(f"{name!r} is no name of a dataset; allowed: small letters, digits and _, a letter first")
+    raise ConfigError(
+      f"{name!r} is not a valid dataset name. Use lower-case letters, digits and _, with a letter first"
+    )
 
 
 def check_classes(classes: Sequence[str]) -> None:
@@ -40,11 +42,11 @@ def check_classes(classes: Sequence[str]) -> None:
   for name in classes:
     if not name or name != name.strip() or "\n" in name or "\r" in name or not _unicode(name):
       raise ConfigError(
-        f"class {name!a} cannot be a line of text, as which TFDS keeps it: it is empty, begins or ends with a blank, "
-        "has an end of line, or is not UTF-8; rename it"
+        f"class {name!a} cannot be stored by TFDS, which writes one name per line: it is empty, starts or ends with a "
+        f"blank, contains a line break, or is not UTF-8. Rename it"
       )
   if twice := [name for name, count in collections.Counter(classes).items() if count > 1]:
-    raise ConfigError(f"several classes are called {some(map(repr, twice), 5)}; rename them")
+    raise ConfigError(f"several classes are called {some(map(repr, twice), 5)}. Rename them")
 
 
 def _unicode(name):
@@ -99,8 +101,8 @@ def describe(
       )
     if empty:
       raise ConfigError(
-        f"no image is left for {len(empty)} of {amount(split.shards, 'file')} of split {split.name!r}; mend "
-        "the input, or take fewer --shards"
+        f"no image is left for {len(empty)} of {amount(split.shards, 'file')} of split {split.name!r}. Fix "
+        "the input, or use fewer --shards"
       )
   of_splits = {name: making.total(each) for name, each in reports.items()}
   everything = making.total(of_splits.values())
@@ -135,7 +137,7 @@ def _describe_to_tfds(corpus, made, classes, reports):
     info = tfds.core.DatasetInfo(
       builder=identity,
       features=features(classes, made.labels),
-      description=f"Images {done}, upright and verified, by python -m vit_jax.prepare; see prepare.json.",
+      description=f"Images {done}, upright and verified, by python -m vit_jax.prepare. See prepare.json.",
     )
     info.set_file_format(tfds.core.FileFormat.ARRAY_RECORD)
     info.set_splits(

@@ -84,7 +84,7 @@ class Maker:
       if decoding.no_memory(error):
         raise self._no_memory(number) from error
       if isinstance(error, OSError) and error.errno not in OF_A_FILE:
-        reason = f"{self.source.place(number)}: {text_of(error)}; see whether its disk or bucket is there"
+        reason = f"{self.source.place(number)}: {text_of(error)}. Check that its disk or bucket is reachable"
         raise ConfigError(reason) from error
       return Record(name, rejected=text_of(error))
 
@@ -118,7 +118,7 @@ class Maker:
         raise self._no_memory(first) from error
       except OSError as error:
         if error.errno not in OF_A_FILE:
-          raise ConfigError(f"{self.source.place(first)}: {text_of(error)}; see whether it is there") from error
+          raise ConfigError(f"{self.source.place(first)}: {text_of(error)}. Check that it exists") from error
     for number in numbers:  # the records of a damaged block are tried one by one
       data = stored.pop(number, None)
       yield self.record(
@@ -127,7 +127,7 @@ class Maker:
       )
 
   def _no_memory(self, number):
-    return ConfigError(f"{self.source.place(number)}: not enough memory; take fewer --processes")
+    return ConfigError(f"{self.source.place(number)}: not enough memory. Use fewer --processes")
 
   def _checked(self, label):
     labels, classes = label if isinstance(label, tuple) else (label,), len(self.source.classes)

@@ -136,15 +136,16 @@ class Plan:
     except ConfigError:
       before = None
     if not before:
-      again = f"remove {file.parent}, and run the same command again, which makes all of it anew"
-      raise ConfigError(f"{file} is damaged, so that nobody knows what was made; {again}")
+      again = f"remove {file.parent}, and run the same command again to rebuild it completely"
+      raise ConfigError(f"{file} is damaged, so the progress is unknown. To fix it, {again}")
     mine = self.plain()
     differing = [key for key in mine if key != "data" and mine[key] != before.get(key)]
     if not differing:
       return True
     words = some(_difference(key, before.get(key), mine[key]) for key in differing)
     raise ConfigError(
-      f"{file.parent} was begun with other input or options ({words}); give those, take another name, or remove it"
+      f"{file.parent} was started with other input or options ({words}). Use the same ones, choose another name, or "
+      f"remove it"
     )
 
   def check_input(self, source: Source, folder: pathlib.Path) -> None:
@@ -165,8 +166,8 @@ class Plan:
     if changed:
       name = schema.show(self.data.get("path") or source.name)
       raise ConfigError(
-        f"the input, {name}, has changed since this corpus was begun ({', '.join(changed)}), of which files are "
-        f"written already; when nothing changes it any more, remove {folder}, and run the same command again"
+        f"the input, {name}, has changed since this corpus was started ({', '.join(changed)}), and some files "
+        f"are already written. When the input no longer changes, remove {folder}, and run the same command again"
       )
 
 
@@ -187,10 +188,10 @@ def _other_contents(before, now):
   pairs = zip(before["samples"], now["samples"], strict=False)
   changed = [old["name"] for old, new in pairs if old["sha256"] and new["sha256"] and old["sha256"] != new["sha256"]]
   if changed:
-    return [f"contents, such as of {schema.show(changed[0])}"]
+    return [f"contents of files such as {schema.show(changed[0])}"]
   return [
-    "some files were written to or replaced, or their permissions, owner or links changed; the last is "
-    f"{schema.show(file)}"
+    "some files were modified or replaced, or their permissions, owner or links changed. The last "
+    f"one is {schema.show(file)}"
     for file in versions.replaced(before["disks"], now["disks"])[:1]
   ]
 
@@ -237,7 +238,7 @@ def _shards(source, first, stop, size):
       lengths.append(len(conversion.convert(data, size).data if size else data))
     except (OSError, ValueError, MemoryError, cv2.error) as error:
       if decoding.no_memory(error):  # without this image the number of files might be smaller
-        raise ConfigError(f"{source.place(number)}: not enough memory; it takes a machine with more") from error
+        raise ConfigError(f"{source.place(number)}: not enough memory. Use a machine with more memory") from error
       # Any other error occurs again, and is reported, when the shard is made.
   total = (stop - first) * sum(lengths) / max(1, len(lengths))
   return max(1, min(MOST, round(total / SHARD)), min(CORES, (stop - first) // FEW))

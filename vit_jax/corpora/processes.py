@@ -135,15 +135,15 @@ def _check_silence(workers, seconds, named):
   """Adds to the silence of the workers. Reports a worker that is silent for long, and raises Stop at the limit."""
   for worker in workers:
     before, worker.silent = worker.silent, worker.silent + seconds
-    about = f"worker process {worker.process.pid} has said nothing for"
+    about = f"worker process {worker.process.pid} has not reported for"
     if worker.silent >= LIMIT:
       raise runtime.Stop(
         runtime.EXIT_HANG,
-        f"{about} {LIMIT:g} s, the limit, at {named(worker.task)} and is ended (SIGKILL); see whether the disk or "
-        "bucket of its input answers; the same command continues",
+        f"{about} {LIMIT:g} s, the limit, at {named(worker.task)} and is killed (SIGKILL). Check that the disk "
+        f"or bucket of its input responds. The same command continues",
       )
     if before < QUIET <= worker.silent:
-      runtime.say(f"note: {about} {QUIET:g} s, at {named(worker.task)}; it is ended after {LIMIT:g} s")
+      runtime.say(f"note: {about} {QUIET:g} s, at {named(worker.task)}. It is killed after {LIMIT:g} s")
 
 
 def _received(connection, process):

@@ -162,7 +162,7 @@ def test_set(text: str) -> Source:
     root = paths.expand(paths.path(text, bare=True))
     if not root.exists():
       known = [name for name, row in catalog.CATALOG.items() if row.classes]
-      raise schema.ConfigError(f"{text!r} is no folder and no dataset.{schema.nearest(text, known)}")
+      raise schema.ConfigError(f"{text!r} is neither a folder nor a dataset.{schema.nearest(text, known)}")
     name = "tfds" if (root / "dataset_info.json").exists() else "folder"
     return schema.make(Choice(name, {"path": str(root)}), catalog.READERS, "all")
 

@@ -94,7 +94,7 @@ def _begun(name, data, root):
   """Returns the input with all of its splits, and the folders. Raises ConfigError for unsuitable names."""
   description.check_name(name)
   if name in catalog.CATALOG and catalog.CATALOG[name].builder:
-    raise ConfigError(f"{name!r} is the catalog's own, of other images; take another name")
+    raise ConfigError(f"{name!r} is a dataset of the catalog with other images. Use another name")
   source = plan.opened(data)
   with schema.at("data"):
     description.check_classes(source.classes)
@@ -107,7 +107,7 @@ def _is_whole(made, folders):
   if not (folders.corpus / description.INFO).exists():
     return False
   if not made.check(folders.corpus / description.PLAN):
-    raise ConfigError(f"{folders.corpus} is a dataset that was not made by this command; take another name")
+    raise ConfigError(f"{folders.corpus} is a dataset that was not made by this command. Use another name")
   return True
 
 
@@ -201,8 +201,8 @@ def _refuse(many, reports, source, limit):
   rows = [row for _, report in sorted(reports.items()) for row in report.rejected][:5]
   examples = "; ".join(f"{row['file']}: {row['reason']}" for row in rows)
   raise ConfigError(
-    f"rejected: {many} of {amount(len(source), 'image')}; allowed: {limit:,}. Mend them and take another name, or "
-    f"go on with a higher --max-rejected{': ' * bool(examples)}{examples}"
+    f"rejected: {many} of {amount(len(source), 'image')}. Allowed: {limit:,}. Fix them and use another name, or "
+    f"continue with a higher --max-rejected{': ' * bool(examples)}{examples}"
   )
 
 
@@ -229,14 +229,14 @@ def _check_unchanged(made, folders):
     _refuse_changed(folders)
   if made.options.against and work.read_hashes(folders).versions != work.test_set_versions(made.options):
     raise ConfigError(
-      "files of test sets were written to while this corpus was made. Run the same command again, which compares them",
+      "files of test sets changed while this corpus was made. Run the same command again to compare them",
       "--dedup-against",
     )
 
 
 def _refuse_changed(folders):
   raise ConfigError(
-    f"test sets have changed since this corpus was started; remove {folders.work}, and run the same command again",
+    f"test sets have changed since this corpus was started. Remove {folders.work}, and run the same command again",
     "--dedup-against",
   )
 

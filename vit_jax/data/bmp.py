@@ -139,7 +139,7 @@ def read(data: bytes) -> Layout:
   count = min(colours or 1 << bits, 1 << bits) if bits in PALETTES else 0
   count = max(0, min(count, (min(start, len(data)) - palette) // entry))
   if start < palette:
-    raise DecodeError(f"not a complete image; a BMP whose pixels begin at byte {start:,}, inside its header")
+    raise DecodeError(f"not a complete image: a BMP with pixels that start at byte {start:,}, inside its header")
   layout = Layout(height, width, bits, compression, top_down, start, (palette, count, entry), masks)
   _check_length(data, layout)
   return layout
@@ -161,7 +161,7 @@ def _check_masks(masks, bits):
     if not mask or mask >> bits or (mask // low) & (mask // low + 1):
       raise DecodeError(f"a BMP with the channel mask {mask:#x} for {bits} bits, which is not one block of bits")
   if masks[0] & masks[1] or (masks[0] | masks[1]) & masks[2]:
-    raise DecodeError(f"a BMP whose channel masks share bits: {', '.join(map(hex, masks))}")
+    raise DecodeError(f"a BMP with channel masks that share bits: {', '.join(map(hex, masks))}")
 
 
 def _check_length(data, layout):
@@ -176,8 +176,8 @@ def _check_length(data, layout):
     least = layout.stride * (layout.height - 1) + (layout.width * layout.bits + 7) // 8
   if len(data) < layout.start + least:
     raise DecodeError(
-      f"not a complete image; {layout.width:,} x {layout.height:,} pixels, as its header says, take "
-      f"{layout.start + least:,} bytes or more, and it has {len(data):,}"
+      f"not a complete image: {layout.width:,} x {layout.height:,} pixels, the size in its header, "
+      f"need {layout.start + least:,} bytes or more, and it has {len(data):,}"
     )
 
 
@@ -199,7 +199,7 @@ def _run_lengths(data, height, width, bits):
   row = column = at = 0
   while True:
     if at + 2 > len(data):
-      raise DecodeError("not a complete image; a BMP whose run lengths have no end")
+      raise DecodeError("not a complete image: a BMP with run lengths that have no end")
     count, value = data[at], data[at + 1]
     at += 2
     if not count and value == 1:
@@ -219,7 +219,7 @@ def _run_lengths(data, height, width, bits):
       at += size + size % 2
       numbers = stored if bits == 8 else np.stack([stored >> 4, stored & 15], -1).ravel()[:count]
       if len(numbers) < count:
-        raise DecodeError("not a complete image; a BMP whose run lengths are cut off")
+        raise DecodeError("not a complete image: a BMP with truncated run lengths")
     if row >= height or column + count > width:
       raise DecodeError("a BMP with a run of pixels that goes beyond its row")
     image[row, column : column + count] = numbers

@@ -97,7 +97,7 @@ def decode(data: bytes, rows: int, width: int, compression: int, options: int = 
     bits.finish(compression == GROUP3 and options & _TWO_DIMENSIONAL)
   except _DamageError:
     where = f"row {row + 1:,} of {rows:,} is damaged or missing" if row < rows else "there are data behind the last row"
-    raise DecodeError(f"not a complete image; in a fax-coded strip or tile of a TIFF, {where}") from None
+    raise DecodeError(f"not a complete image: in a fax-coded strip or tile of a TIFF, {where}") from None
   return np.bitwise_xor.accumulate(changes, axis=1, out=changes).view(bool)
 
 

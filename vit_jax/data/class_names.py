@@ -88,8 +88,9 @@ def note(names: Sequence[str]) -> str:
     return ""
   shown = "; ".join(" and ".join(map(ascii, group[:SHOWN])) for group in groups[:SHOWN])
   verb = "has" if len(groups) == 1 else "have"
-  return f"{amount(len(groups), 'group')} of classes {verb} names that look alike and stay apart: {shown}" + (
-    "; ..." * (len(groups) > SHOWN)
+  return (
+    f"{amount(len(groups), 'group')} of classes {verb} names that look alike but are different classes: {shown}"
+    + ("; ..." * (len(groups) > SHOWN))
   )
 
 

@@ -88,7 +88,7 @@ def three_augment(*, blur: tuple[Radius, Radius] = (0.1, 2.0), jitter: NonNegati
     ConfigError: if `blur` is not in the order (low, high).
   """
   if blur[0] > blur[1]:
-    raise ConfigError(f"{blur} goes from high to low; write (low, high)", "blur")
+    raise ConfigError(f"{blur} goes from high to low. Write (low, high)", "blur")
   after = colour_jitter(brightness=jitter, contrast=jitter, saturation=jitter)
   kinds = (
     lambda image, draw: gray(image),

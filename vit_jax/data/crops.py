@@ -227,15 +227,15 @@ def _small_side(image, size, interpolation, whole=round):
   scaled = max(size, whole(height * size / small)), max(size, whole(width * size / small))
   if (needed := 3 * scaled[0] * scaled[1]) > SCALED:
     raise ValueError(
-      f"{width:,} x {height:,} pixels, which take {needed >> 20:,} MiB where the smaller side is scaled to {size}; "
-      f"allowed: {SCALED >> 20} MiB"
+      f"{width:,} x {height:,} pixels, which need {needed >> 20:,} MiB if the smaller side is scaled to {size}. "
+      f"Allowed: {SCALED >> 20} MiB"
     )
   return scale(image, *scaled, interpolation)
 
 
 def _ordered(name, pair):
   if pair[0] > pair[1]:
-    raise ConfigError(f"{pair} goes from high to low; write (low, high)", name)
+    raise ConfigError(f"{pair} goes from high to low. Write (low, high)", name)
 
 
 TEST_CROPS = {"resize": resize, "centre": centre, "torchvision": torchvision}

@@ -142,10 +142,10 @@ def check(data: bytes, max_pixels: int, max_aspect: float, exif: bool = False, l
     header = header._replace(layout=header.layout._replace(lenient=True))
   height, width, *_ = header
   if height * width > max_pixels:
-    raise DecodeError(f"{width:,} x {height:,} pixels; allowed: up to data.max_pixels={max_pixels:,} in all")
+    raise DecodeError(f"{width:,} x {height:,} pixels. Allowed: up to data.max_pixels={max_pixels:,} in all")
   if max(height, width) > max_aspect * min(height, width):
     raise DecodeError(
-      f"{width:,} x {height:,} pixels; allowed: one side up to data.max_aspect={max_aspect:g} times the other"
+      f"{width:,} x {height:,} pixels. Allowed: one side up to data.max_aspect={max_aspect:g} times the other"
     )
   return header
 
@@ -177,7 +177,7 @@ def decode(data: bytes, header: Header) -> np.ndarray:
   image = header.layout.decode(data) if header.layout else opencv.decode(data, header.memory)
   if image.shape[:2] != (header.height, header.width):
     raise DecodeError(
-      f"its header promises {header.height} rows of {header.width} pixels, and it has {image.shape[:2]}"
+      f"its header specifies {header.height} rows of {header.width} pixels, but the image has {image.shape[:2]}"
     )
   return upright(image, header.orientation)
 

@@ -54,7 +54,7 @@ def random_erasing(
   """
   for name, pair in (("area", area), ("aspect", aspect)):
     if pair[0] > pair[1]:
-      raise schema.ConfigError(f"{pair} goes from high to low; write (low, high)", name)
+      raise schema.ConfigError(f"{pair} goes from high to low. Write (low, high)", name)
 
   def erase(keys: Key[Array, " B"], images: Float[Tensor, " B *image"]) -> Float[Array, " B *image"]:
     height, width = coordinates.sides(images, patch)

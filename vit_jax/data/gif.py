@@ -48,10 +48,10 @@ class Screen:
     try:
       frame = _read_frame(data, self)
     except StructError:
-      raise DecodeError(f"not a complete image; {len(data)} bytes of a GIF that ends inside its first frame") from None
+      raise DecodeError(f"not a complete image: {len(data)} bytes of a GIF that ends inside its first frame") from None
     pixels = opencv.decode(frame.alone(data), self.memory)
     if pixels.shape != (frame.height, frame.width, 3):
-      raise DecodeError(f"not a complete image; a GIF with a frame of {pixels.shape}")
+      raise DecodeError(f"not a complete image: a GIF with a frame of {pixels.shape}")
     if (frame.height, frame.width) == (self.height, self.width):
       return pixels
     screen = np.empty((self.height, self.width, 3), np.uint8)
@@ -103,7 +103,7 @@ def _read_frame(data, screen):
     elif kind == 0 and blocks < BLOCKS:  # some programs write zeros between blocks
       at += 1
     else:
-      raise DecodeError("not a complete image; a GIF without a frame")
+      raise DecodeError("not a complete image: a GIF without a frame")
   left, top, width, height, flags = unpack_from("<4HB", data, at + 1)
   own, start = _palette(data, at + 10, flags)
   end, _ = _skip(data, start + 1, BLOCKS)
@@ -112,8 +112,8 @@ def _read_frame(data, screen):
     raise DecodeError("a GIF without a palette. Convert it to PNG")
   if min(width, height) < 1 or left + width > screen.width or top + height > screen.height:
     raise DecodeError(
-      f"a GIF whose first frame of {width:,} x {height:,} pixels at ({left:,}, {top:,}) is not on its screen of "
-      f"{screen.width:,} x {screen.height:,}. Convert it to PNG"
+      f"a GIF with a first frame of {width:,} x {height:,} pixels at ({left:,}, {top:,}) outside its screen "
+      f"of {screen.width:,} x {screen.height:,}. Convert it to PNG"
     )
   # Black if the index is outside of the palette.
   colour = tuple(shared[3 * background : 3 * background + 3]) or (0, 0, 0)

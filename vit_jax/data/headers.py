@@ -80,9 +80,9 @@ def read(data: bytes) -> Header:
   try:
     header = _header(data)
   except StructError:
-    raise DecodeError(f"not a complete image; its header is cut off after {amount(len(data), 'byte')}") from None
+    raise DecodeError(f"not a complete image: its header is cut off after {amount(len(data), 'byte')}") from None
   if min(header.height, header.width) < 1:
-    raise DecodeError(f"not a complete image; {header.width} x {header.height} pixels")
+    raise DecodeError(f"not a complete image: {header.width} x {header.height} pixels")
   return header
 
 
@@ -107,16 +107,16 @@ def _header(data) -> Header:
     if data.startswith(beginning, at):
       raise DecodeError(f"a file in the format {name}, which is not supported. Convert it to PNG or JPEG")
   raise DecodeError(
-    f"not a complete image; {amount(len(data), 'byte')} beginning with {data[:8]!r}, where a JPEG, "
-    "PNG, GIF, BMP, WebP or TIFF file begins otherwise"
+    f"not a complete image: {amount(len(data), 'byte')} beginning with {data[:8]!r}, which is not "
+    f"the start of a JPEG, PNG, GIF, BMP, WebP or TIFF file"
   )
 
 
 def _check_length(data, height, width, least):
   if len(data) < least:
     raise DecodeError(
-      f"not a complete image; {width:,} x {height:,} pixels, as its header says, take {least:,} bytes or more, and "
-      f"it has {len(data):,}"
+      f"not a complete image: {width:,} x {height:,} pixels, the size in its header, need {least:,} bytes or "
+      f"more, and it has {len(data):,}"
     )
 
 
@@ -128,7 +128,7 @@ _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 def _png(data) -> Header:
   _, name, width, height, depth, colour = unpack_from(">I4sIIBB", data, 8)
   if name != b"IHDR" or colour not in _CHANNELS:
-    raise DecodeError("not a complete image; a PNG without its header")
+    raise DecodeError("not a complete image: a PNG without its header")
   at, still, turned = 8, None, 1
   for _ in range(CHUNKS):
     length, name = unpack_from(">I4s", data, at)
@@ -139,7 +139,7 @@ def _png(data) -> Header:
       turned = exif.orientation(memoryview(data)[at + 8 : at + 8 + length])
     at += 12 + length
     if at > len(data):
-      raise DecodeError(f"not a complete image; {len(data)} bytes of a PNG, and a chunk that ends at {at:,}")
+      raise DecodeError(f"not a complete image: {len(data)} bytes of a PNG, and a chunk that ends at {at:,}")
     if name == b"IEND":
       _check_chunk(data, at - 12 - length, length)
       break
@@ -155,7 +155,7 @@ def _check_chunk(data, at, length):
     return
   name, checksum = data[at + 4 : at + 8], unpack_from(">I", data, at + 8 + length)[0]
   if zlib.crc32(memoryview(data)[at + 4 : at + 8 + length]) != checksum:
-    raise DecodeError(f"not a complete image; the checksum of the chunk {name.decode('latin-1')} of a PNG is wrong")
+    raise DecodeError(f"not a complete image: the checksum of the chunk {name.decode('latin-1')} of a PNG is wrong")
 
 
 # WebP and TIFF.
@@ -176,7 +176,7 @@ def _webp(data) -> Header:
       pixel = 32 if flags & 2 else pixel
       turned = _webp_orientation(data) if flags & 8 else 1
     case _:
-      raise DecodeError("not a complete image; a WebP without its header")
+      raise DecodeError("not a complete image: a WebP without its header")
   return Header(height, width, pixel * height * width, orientation=turned)
 
 

@@ -107,11 +107,11 @@ class Images:
     except (OSError, ValueError, MemoryError, cv2.error) as error:
       if decoding.no_memory(error):
         raise self.stop(
-          f"{self.source.place(record)}: {text_of(error)}; take fewer data.threads, and data.workers"
+          f"{self.source.place(record)}: {text_of(error)}. Use fewer data.threads, and data.workers"
         ) from error
       if isinstance(error, OSError) and error.errno not in OF_A_FILE:
         raise self.stop(
-          f"{self.source.place(record)}: {text_of(error)}; see whether its disk or bucket is there"
+          f"{self.source.place(record)}: {text_of(error)}. Check that its disk or bucket is reachable"
         ) from error
       return self._bad(record, error)
 
@@ -164,7 +164,7 @@ class Images:
     """Raises ImageError, or counts the record as skipped."""
     reason = f"{self.source.place(record)}: {text_of(error)}"
     if self.on_error == "raise":
-      raise self.stop(f"{reason}. Mend it, or leave out such images with --{self.source.key}.on_error=skip") from error
+      raise self.stop(f"{reason}. Fix it, or leave out such images with --{self.source.key}.on_error=skip") from error
     self.skip(record, reason)
 
   def skip(self, record: int, reason: str) -> None:
@@ -186,7 +186,7 @@ class Images:
       raise self.stop(
         f"{len(some)} of {amount(len(self.source), 'record')} {'is' if len(some) == 1 else 'are'} "
         f"bad, over the limit of {100 * self.max_bad:g}% "
-        f"({self.source.key}.max_bad) and {BAD_FEW}; mend them: {'; '.join(some[:5])}"
+        f"({self.source.key}.max_bad) and {BAD_FEW}. Fix them: {'; '.join(some[:5])}"
       )
 
   def stop(self, message: str) -> ImageError:
@@ -211,13 +211,14 @@ class Images:
       )
     if len(labels) > most:
       raise self.stop(
-        f"{self.source.place(record)}: {len(labels)} labels, allowed are {most}; set data.labels to {len(labels)} or "
+        f"{self.source.place(record)}: {len(labels)} labels, but at most {most} are allowed. Set data.labels to "
+        f"{len(labels)} or "
         "more"
       )
     if most > 1:
       return np.array(labels + (-1,) * (most - len(labels)), np.int32)
     if not labels:
-      raise self.stop(f"{self.source.place(record)}: no label; set data.labels above 1 to allow that")
+      raise self.stop(f"{self.source.place(record)}: no label. Set data.labels above 1 to allow that")
     return labels[0]
 
 

@@ -49,7 +49,7 @@ class Frame(NamedTuple):
 
   @property
   def progressive(self) -> bool:
-    """Whether a scan may contain only some of the coefficients."""
+    """True if a scan may contain only some of the coefficients."""
     return self.kind == 0xC2
 
 
@@ -104,7 +104,7 @@ class Photo(NamedTuple):
         raise MemoryError(text) from error
       if self.lenient or "subsampling" in text:
         return self._decode_with_warnings(data)
-      raise DecodeError(f"not a complete image; libjpeg reports: {text}") from None
+      raise DecodeError(f"not a complete image: libjpeg reports: {text}") from None
 
   def _decode_with_warnings(self, data):
     """Decodes a JPEG with OpenCV, which ignores warnings.
@@ -143,7 +143,7 @@ def read(data: bytes) -> Photo:
     if marker == _SOS:
       break
     if marker in (_SOI, _EOI):
-      raise DecodeError("not a complete image; a JPEG without image data")
+      raise DecodeError("not a complete image: a JPEG without image data")
     if marker == 0x01 or 0xD0 <= marker <= 0xD7:  # these markers have no length
       continue
     if marker in _SOF and marker not in (_DHT, _JPG, _DAC):
@@ -175,12 +175,12 @@ def read(data: bytes) -> Photo:
 def _check_frame(frame):
   """Raises DecodeError for a format that is not decoded exactly."""
   if frame is None:
-    raise DecodeError("not a complete image; a JPEG that does not say its size")
+    raise DecodeError("not a complete image: a JPEG without a size")
   if frame.kind not in _HUFFMAN:  # an arithmetic code has no minimum length and may contain its own end marker
-    raise DecodeError("a JPEG with an arithmetic code, or lossless; save it again as a usual one")
+    raise DecodeError("a JPEG with an arithmetic code, or lossless. Save it again as a baseline or progressive JPEG")
   if frame.bits != 8 or len(frame.names) not in _COLOURS:
     raise DecodeError(
-      f"a JPEG of {amount(len(frame.names), 'channel')} with {frame.bits} bits; allowed: 1, 3 or 4 "
+      f"a JPEG of {amount(len(frame.names), 'channel')} with {frame.bits} bits. Allowed: 1, 3 or 4 "
       "channels with 8 bits. Convert it to PNG"
     )
 
@@ -192,7 +192,7 @@ def _marker(data, at, pattern, patches=None):
   """
   match = pattern.search(data, at)
   if not match:
-    raise DecodeError(f"not a complete image; {len(data)} bytes of a JPEG without an end")
+    raise DecodeError(f"not a complete image: {len(data)} bytes of a JPEG without an end")
   if patches is not None and match.start() != at:
     patches.append((at, b"\xff" * (match.start() - at)))
   return match[1][0], match.end()
@@ -203,7 +203,7 @@ def _frame(data, at, kind) -> Frame:
   components = [unpack_from("BB", data, at + 8 + 3 * i) for i in range(count)]
   across, down = [factors >> 4 for _, factors in components], [factors & 15 for _, factors in components]
   if not count or not min(*across, *down):
-    raise DecodeError("a JPEG whose header has no components")
+    raise DecodeError("a JPEG with a header without components")
   blocks = sum(
     -(-width * x // (8 * max(across))) * -(-height * y // (8 * max(down))) for x, y in zip(across, down, strict=True)
   )
@@ -242,7 +242,7 @@ def _check_scans(data, at, frame, patches):
     span = slice(first, last + 1) if frame.progressive else slice(0, 64)
     for name in names:
       if name not in missing or last > 63:
-        raise DecodeError("a JPEG with a scan of what its header does not have")
+        raise DecodeError("a JPEG with a scan of a component that is missing from its header")
       coefficients = missing[name][span]
       missing[name][span] = [bits & 15 if frame.progressive else 0] * len(coefficients)
     marker, at = _marker(data, at + length, _END_OF_SCAN)
@@ -253,4 +253,4 @@ def _check_scans(data, at, frame, patches):
   else:
     raise DecodeError(f"a JPEG of more than {SCANS} scans")
   if any(bits[0] is None or any(bits) for bits in missing.values()):
-    raise DecodeError("not a complete image; a JPEG that ends before its last scan")
+    raise DecodeError("not a complete image: a JPEG that ends before its last scan")

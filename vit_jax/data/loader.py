@@ -188,8 +188,9 @@ def _check_same(source, fingerprint, classes):
     changes.append("classes")
   if changes:
     raise schema.ConfigError(
-      f"the data changed while the run began: {', '.join(changes)}. Let nothing write to them; bring them back as they "
-      "were, or take another --workdir"
+      f"the data changed while the run started: {', '.join(changes)}. Stop other programs from changing them. Restore "
+      f"them "
+      f"as they were, or use another --workdir"
     )
 
 
@@ -220,7 +221,7 @@ def processes(
       cores, else one worker for three cores.
   """
   if workers is not None and workers > 2 * cores():
-    logging.warning("%d data.workers on %d cores: more than one a core only wait for each other", workers, cores())
+    logging.warning("%d data.workers on %d cores: more workers than cores will not help", workers, cores())
   count = worker_count(workers, records)
   return Workers(opened, count) if count else None
 
@@ -262,7 +263,7 @@ def remedy(threads: int, workers: int, requests: bool) -> str:
   if higher:
     return f"{present}. Raise {' and '.join(higher)}; a restart may change both"
   return (
-    f"{present}. More of either do not help. Make the image files smaller once (`prepare --size`), or use a cheaper "
+    f"{present}. More of either will not help. Make the image files smaller once (`prepare --size`), or use a cheaper "
     "augmentation"
   )
 

@@ -30,7 +30,7 @@ def contents(file: str | os.PathLike) -> bytes:
     if not stat.S_ISREG(status.st_mode):
       raise OSError(f"it is {_KINDS[stat.filemode(status.st_mode)[0]]}, not a regular file")
     if status.st_size > LARGEST:
-      raise OSError(f"it has {status.st_size:,} bytes; allowed: {LARGEST:,}")
+      raise OSError(f"it has {status.st_size:,} bytes. Allowed: {LARGEST:,}")
     with open(descriptor, "rb", closefd=False) as opened:
       return opened.read(status.st_size)
   finally:

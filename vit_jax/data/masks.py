@@ -38,7 +38,7 @@ def read(images: Images, record: int, size: int) -> UInt8[np.ndarray, "S S"] | N
     try:
       return scaled(numbered(pixels(data, *images.bounds[:2]), masks), size)
     except ValueError as error:
-      raise DecodeError(f"its mask is bad: {error}") from error
+      raise DecodeError(f"its mask is not valid: {error}") from error
 
   return images.judged(record, made)
 
@@ -64,7 +64,7 @@ def pixels(data: bytes, max_pixels: int, max_aspect: float) -> UInt8[np.ndarray,
     stored, mode = _stored(data, header.layout)
   if mode not in _MODES:
     raise DecodeError(
-      f"it is in Pillow's mode {mode!r}; allowed is one channel of up to eight bits, {', '.join(_MODES)}"
+      f"it is in Pillow's mode {mode!r}. Allowed: one channel of up to eight bits, in mode {', '.join(_MODES)}"
     )
   return stored
 
@@ -105,8 +105,8 @@ def numbered(stored: UInt8[np.ndarray, "H W"], masks: Masks) -> UInt8[np.ndarray
   if not known[stored].all():
     first = int(stored[~known[stored]][0])
     raise DecodeError(
-      f"pixels of number {first}; allowed are {some(values)} of {amount(len(masks.classes), 'class', 'classes')}, and "
-      f"{some([*masks.ignored, NONE])} of none"
+      f"pixels of number {first}. Allowed: {some(values)} for {amount(len(masks.classes), 'class', 'classes')}, and "
+      f"{some([*masks.ignored, NONE])} for no class"
     )
   return table[stored]
 

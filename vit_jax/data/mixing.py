@@ -60,7 +60,7 @@ def mixup(
     ConfigError: if mode="pair" is combined with partner="rolled", or if `off_after` is 0.
   """
   if (mode, partner) == ("pair", "rolled"):
-    raise schema.ConfigError("'pair' with partner='rolled', which makes no pairs; take partner='reversed'", "mode")
+    raise schema.ConfigError("'pair' with partner='rolled', which makes no pairs. Use partner='reversed'", "mode")
 
   def draw(key, count, images):
     kept = beta(key, alpha, (count,))
@@ -146,7 +146,9 @@ def mixup_cutmix(
 def _mixing(draw, steps_of, mode, probability, partner, off_after):
   """Returns a mixing for `draw(key, count, images)`, a function that returns weights for `count` images, and shares."""
   if off_after is not None and not off_after.amount:
-    raise schema.ConfigError("0 would never mix; None mixes to the end, name='none' not at all", "off_after")
+    raise schema.ConfigError(
+      "0 would never mix. Use None to mix until the end, or name='none' to disable mixing", "off_after"
+    )
   last = None if off_after is None else min(steps_of(off_after), 2**31 - 1)
 
   def apply(

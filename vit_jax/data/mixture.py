@@ -37,8 +37,8 @@ def mixture(
   names = _names(parts)
   if max(weights) > RATIO * min(weights):
     raise ConfigError(
-      f"weights {min(weights):g} and {max(weights):g}; allowed: the largest up to {RATIO:,} times the smallest. Leave "
-      "out a part that is to have no share",
+      f"weights {min(weights):g} and {max(weights):g}. Allowed: the largest up to {RATIO:,} times the smallest. Leave "
+      "out a part that should not be used",
       "parts",
     )
   together, numbers = _classes(names, parts, classes)
@@ -150,9 +150,7 @@ def _classes(names, parts, classes):
     if classes == "same" and part.classes != first:
       odd = sorted(set(part.classes) ^ set(first))
       what = f"as {some(odd, 5)}" if odd else "in their order"
-      raise ConfigError(
-        f"{names[0]} and {name} differ in classes, {what}; take 'union' to join them by name", "classes"
-      )
+      raise ConfigError(f"{names[0]} and {name} differ in classes, {what}. Use 'union' to join them by name", "classes")
   together = tuple(dict.fromkeys(each for part in parts for each in part.classes))
   number = {each: i for i, each in enumerate(together)}
   return together, [[number[each] for each in part.classes] for part in parts]
@@ -163,7 +161,7 @@ def _epoch(names, parts, weights, epoch):
   if epoch is None:
     return None
   if epoch not in names:
-    raise ConfigError(f"no part {show(epoch)}; allowed: {some(names)}", "epoch")
+    raise ConfigError(f"no part {show(epoch)}. Allowed: {some(names)}", "epoch")
   part = names.index(epoch)
   return max(1, round(len(parts[part]) * sum(weights) / weights[part]))
 

@@ -29,7 +29,7 @@ def decode(data: bytes, memory: int) -> np.ndarray:
     raise DecodeError(f"OpenCV cannot decode it: {error.err}") from error
   if image is None:
     np.empty(memory, np.uint8)  # raises MemoryError, which OpenCV does not report for WebP and progressive JPEGs
-    raise DecodeError(f"not a complete image; {amount(len(data), 'byte')} beginning with {data[:8]!r}")
+    raise DecodeError(f"not a complete image: {amount(len(data), 'byte')} beginning with {data[:8]!r}")
   return image
 
 

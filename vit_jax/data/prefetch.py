@@ -36,7 +36,7 @@ class Pool:
 
   @property
   def closed(self) -> bool:
-    """Whether the pool accepts no more arguments."""
+    """True if the pool accepts no more arguments."""
     return not self._end.alive
 
   def submit(self, *arguments) -> Future:

@@ -104,7 +104,7 @@ def read_plan(folder: pathlib.Path) -> Plan | None:
     return dataclasses.replace(plan, data=renames.source(plan.data))
   except (KeyError, TypeError, ValueError) as error:
     raise ConfigError(
-      f"{folder / PLAN} is no plan of labels ({error}); take a folder of evaluate --write-labels"
+      f"{folder / PLAN} is not a plan of labels ({error}). Use a folder that evaluate --write-labels wrote"
     ) from None
 
 
@@ -179,7 +179,7 @@ def kept(folder: pathlib.Path, plan: Plan, records: np.ndarray | None, count: in
     shard = read_shard(folder / name, plan, len(of_shard))
     if shard is None:
       raise ConfigError(
-        f"{folder / name} is missing or damaged; run evaluate {texts.flag('write-labels', folder)} again to its end"
+        f"{folder / name} is missing or damaged. Run evaluate {texts.flag('write-labels', folder)} again to its end"
       )
     rows = slice(*np.searchsorted(records, (of_shard.start, of_shard.stop)))
     for values, stored in zip((classes, probabilities), shard, strict=True):
@@ -232,19 +232,23 @@ def labelled(name: str, split: str, source: Source, folder: pathlib.Path, plan: 
     changes.append("contents of some images")
   if len(source) != plan.records or changes:
     what = ", ".join(changes) or f"{amount(len(source), 'image')}, not {plan.records:,}"
-    raise ConfigError(f"{folder} labels other images than are there now: {what}; bring them back, or label them anew")
+    raise ConfigError(
+      f"{folder} has labels for other images than the current ones: {what}. Restore the images, or label them again"
+    )
   if choice.per_class is not None and choice.per_class > plan.records:
     raise ConfigError(
-      f"{choice.per_class:,}; allowed: up to {plan.records:,}, all images that have labels", "per_class"
+      f"{choice.per_class:,}. Allowed: up to {plan.records:,}, all images that have labels", "per_class"
     )
   count = plan.kept if choice.soft else 1
   if choice.soft and count == 1:
-    raise ConfigError(f"{folder} holds hard labels, one class an image; write soft ones, or take soft=false", "soft")
+    raise ConfigError(f"{folder} holds hard labels, one class an image. Write soft ones, or take soft=false", "soft")
   classes, probabilities = (values[:, 0] for values in kept(folder, plan, None, 1))
   records = chosen(classes, probabilities, choice.minimum, choice.per_class)
   if not len(records):
     most = float(probabilities.max(initial=0))
-    raise ConfigError(f"{choice.minimum}: the teacher is nowhere so sure; its surest label has {most:.3f}", "minimum")
+    raise ConfigError(
+      f"{choice.minimum}: no label of the teacher is that confident. The highest confidence is {most:.3f}", "minimum"
+    )
   classes, probabilities = kept(folder, plan, records, count)
   part = sources.subset(source, records)
   content = hashlib.sha256(b"".join(map(np.ascontiguousarray, (records, classes, probabilities)))).hexdigest()

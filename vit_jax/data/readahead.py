@@ -170,7 +170,7 @@ class ReadAhead:
       self._warned = True
       logging.warning(
         "images that wait to be used take more than %.1f GiB, this process's share of a quarter of the memory: some "
-        "are read twice. Set config.data.order.window or .size lower",
+        "are read twice. Lower config.data.order.window or .size",
         self._room / 2**30,
       )
     del self._held[reading]

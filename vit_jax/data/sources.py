@@ -327,18 +327,18 @@ def select(spec: str, sizes: Mapping[str, int], slices: Iterable[str] = ()) -> l
   for text in spec.split("+") if spec.strip() != "all" else sizes:
     match = _PART.fullmatch(text.strip())
     if not match:
-      raise SplitError(f"{text.strip()!r} is not a split; write 'train', 'train[:99%]' or 'train[10:20]'")
+      raise SplitError(f"{text.strip()!r} is not a split. Write 'train', 'train[:99%]' or 'train[10:20]'")
     name, low, low_unit, high, high_unit = match.groups()
     if name in slices:
-      raise SplitError(f"{text.strip()!r} cuts {name!r}, which is a part of a split by itself; take it whole")
+      raise SplitError(f"{text.strip()!r} cuts {name!r}, which is itself a part of a split. Use it without a range")
     if name not in sizes:
       raise SplitError(f"no split {name!r}.{schema.nearest(name, [*sizes, *slices])}")
     if low and high and low_unit != high_unit and float(low) and float(high):
-      raise SplitError(f"{text.strip()!r} mixes records and percent; use one unit on both sides")
+      raise SplitError(f"{text.strip()!r} mixes records and percent. Use one unit on both sides")
     ends = [_end(value, low_unit or high_unit, sizes[name], repr(text.strip())) for value in (low, high)]
     parts.append((name, range(ends[0] or 0, sizes[name] if ends[1] is None else ends[1])))
   if not sum(len(r) for _, r in parts):
-    raise SplitError(f"{spec!r} holds no record; the splits are {dict(sizes)}")
+    raise SplitError(f"{spec!r} contains no record. The splits are {dict(sizes)}")
   return parts
 
 

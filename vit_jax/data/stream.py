@@ -59,7 +59,7 @@ class Examples:
 
   @property
   def requests(self) -> bool:
-    """Whether reading a record is a request to a server."""
+    """True if reading a record is a request to a server."""
     order = self.order.inner if isinstance(self.order, Repeated) else self.order
     orders = order.orders if isinstance(order, Mixed) else (order,)
     return self.source.remote and (self.source.runs is None or any(isinstance(each, Records) for each in orders))
@@ -147,7 +147,7 @@ def train_examples(
 def _ordered(source, batch, seed, order, repeats):
   """Returns the order of the records of a source or of each corpus of a mixture, including repeats."""
   if repeats > batch:
-    raise ConfigError(f"{repeats} copies of a record do not fit a batch of {batch}; allowed: 1 to {batch}", "repeats")
+    raise ConfigError(f"{repeats} copies of a record do not fit a batch of {batch}. Allowed: 1 to {batch}", "repeats")
   with at("order"):
     if source.corpora:
       once = mixed.order(order, source.corpora, batch, seed, repeats)

@@ -72,7 +72,7 @@ class Strips(NamedTuple):
       return
     for number, (strip, needed) in enumerate(zip(self.read(data), self.needed.tolist(), strict=True)):
       if reason := check(strip, needed, self.whole):
-        raise DecodeError(f"not a complete image; strip or tile {number} of a TIFF {reason}")
+        raise DecodeError(f"not a complete image: strip or tile {number} of a TIFF {reason}")
 
   def _check_jpeg(self, strip, needed, whole):
     """Decodes a strip as a file. Returns a description of its damage, or None."""
@@ -81,7 +81,7 @@ class Strips(NamedTuple):
     try:
       jpeg.read(file).decode(file)
     except DecodeError as error:
-      return f"is damaged: {str(error).removeprefix('not a complete image; ')}"
+      return f"is damaged: {str(error).removeprefix('not a complete image: ')}"
     except StructError:
       return "is cut off"
     return None

@@ -111,7 +111,7 @@ def _reported():
   except SyntaxError as error:
     raise DecodeError(f"a TIFF that Pillow cannot read: {error}. Convert it to PNG") from error
   except DAMAGED as error:
-    raise DecodeError(f"not a complete image; Pillow cannot decode the TIFF: {error}") from error
+    raise DecodeError(f"not a complete image: Pillow cannot decode the TIFF: {error}") from error
 
 
 PIECES = 2**17  # more than any real file has
@@ -147,14 +147,14 @@ def page(data: bytes) -> Page:
     DecodeError: if a strip or a tile is missing, or if the file is damaged or has an unsupported format.
   """
   if data[:4] in _BIG:
-    raise DecodeError("a BigTIFF, whose offsets have 64 bits; save it again as a usual TIFF")
+    raise DecodeError("a BigTIFF with 64-bit offsets. Save it again as a classic TIFF")
   found = directory(data)
 
   def values(tag, *default):
     if tag in found.entries:
       return found.values(data, tag)
     if not default:
-      raise DecodeError(f"not a complete image; {len(data)} bytes of a TIFF whose directory lacks tag {tag}")
+      raise DecodeError(f"not a complete image: {len(data)} bytes of a TIFF without the directory tag {tag}")
     return np.array(default)
 
   height, width, samples, planes = (
@@ -166,18 +166,18 @@ def page(data: bytes) -> Page:
   # Pillow would use the fourth plane as alpha and divide the colours by it.
   if colours == _RGB and planes == 2 and described < samples - 3:
     raise DecodeError(
-      f"an RGB TIFF with {samples} separate planes whose ExtraSamples tag describes {described} of the "
-      f"{samples - 3} beyond RGB. Convert it to PNG"
+      f"an RGB TIFF with {samples} separate planes and an ExtraSamples tag that describes {described} "
+      f"of the {samples - 3} beyond RGB. Convert it to PNG"
     )
   if found.repeated:
-    raise DecodeError("a TIFF whose directory repeats a tag. Convert it to PNG")
+    raise DecodeError("a TIFF with a repeated tag in its directory. Convert it to PNG")
   if min(height, width, samples) < 1:
-    raise DecodeError(f"not a complete image; {width} x {height} pixels")
+    raise DecodeError(f"not a complete image: {width} x {height} pixels")
   tiled = _TILES[0] in found.entries
   across, down = (int(values(tag)[0]) for tag in (_TILE_WIDTH, _TILE_HEIGHT)) if tiled else (width, 0)
   down = down if tiled else min(height, int(values(_ROWS, height)[0]))
   if min(across, down) < 1 or (tiled and across * down > max(_TILE, 4 * height * width)):
-    raise DecodeError(f"not a complete image; a TIFF in pieces of {across:,} x {down:,} pixels")
+    raise DecodeError(f"not a complete image: a TIFF in pieces of {across:,} x {down:,} pixels")
   planes = samples if planes == 2 else 1
   columns = math.ceil(width / across)
   count = columns * math.ceil(height / down) * planes
@@ -206,9 +206,9 @@ def page(data: bytes) -> Page:
 def _check_form(values, bits, samples, compression, colours):
   """Raises DecodeError for samples, colours and compressions that are not decoded exactly."""
   if bits.max() > 16 or bits.min() != bits.max() or (values(_FORMAT, 1) != 1).any():
-    raise DecodeError(f"a TIFF with samples of {_listed(bits)} bits or of fractions; save it with 8 or 16 bits")
+    raise DecodeError(f"a TIFF with samples of {_listed(bits)} bits or of fractions. Save it with 8 or 16 bits")
   if colours not in _READ and (colours, compression) != (_YCBCR, strips.JPEG):
-    raise DecodeError(f"a TIFF with colours of kind {colours}; save it again as RGB")
+    raise DecodeError(f"a TIFF with colours of kind {colours}. Save it again as RGB")
   if compression not in _RATIOS:
     raise DecodeError(f"a TIFF with compression {compression}. Convert it to PNG")
   if compression in strips.FAX and (bits.max(), samples, colours > 1) != (1, 1, False):
@@ -216,9 +216,9 @@ def _check_form(values, bits, samples, compression, colours):
   if int(values(_PREDICTOR, 1)[0]) not in ((1, 2) if compression in _DIFFERENCES else (1,)):
     raise DecodeError(f"a TIFF with predictor {values(_PREDICTOR)[0]} and compression {compression}. Convert it to PNG")
   if colours == _CMYK and values(_INKS, 1)[0] != 1:
-    raise DecodeError("a TIFF with inks other than cyan, magenta, yellow and black; save it again as RGB")
+    raise DecodeError("a TIFF with inks other than cyan, magenta, yellow and black. Save it again as RGB")
   if colours == _OF_PALETTE and 0 < values(_PALETTE).max() < 256:
-    raise DecodeError("a TIFF whose palette has colours of 8 bits instead of 16. Convert it to PNG")
+    raise DecodeError("a TIFF with a palette of 8-bit instead of 16-bit colours. Convert it to PNG")
 
 
 def _listed(bits):
@@ -245,13 +245,13 @@ def _check_pieces(data, offsets, sizes, needed, compression):
   """
   count = len(needed)
   if min(len(offsets), len(sizes)) < count or not sizes[:count].min():
-    raise DecodeError(f"not a complete image; a TIFF without some of its strips or tiles; it needs {count:,}")
+    raise DecodeError(f"not a complete image: a TIFF without some of its strips or tiles; it needs {count:,}")
   ends = offsets[:count] + sizes[:count]
   if ends.max() > len(data):
-    raise DecodeError(f"not a complete image; {len(data)} bytes of a TIFF whose pixels end at {ends.max():,}")
+    raise DecodeError(f"not a complete image: {len(data)} bytes of a TIFF with pixels that end at {ends.max():,}")
   if (
     compression == strips.NONE and needed.sum() <= len(data) and (sizes[:count] < needed).any()
   ):  # if the whole file is too short, this is reported later
-    raise DecodeError("not a complete image; a TIFF with strips or tiles that are shorter than their rows")
+    raise DecodeError("not a complete image: a TIFF with strips or tiles that are shorter than their rows")
   if compression == strips.JPEG and any(b"\xff\xd9" not in data[max(0, end - 4) : end] for end in ends.tolist()):
-    raise DecodeError("not a complete image; a TIFF with a JPEG that has no end")
+    raise DecodeError("not a complete image: a TIFF with a JPEG that has no end")

@@ -43,7 +43,7 @@ def affine(
     ConfigError: if `scale` is not in the order (low, high).
   """
   if scale[0] > scale[1]:
-    raise schema.ConfigError(f"{scale} goes from high to low; write (low, high)", "scale")
+    raise schema.ConfigError(f"{scale} goes from high to low. Write (low, high)", "scale")
 
   def warp(keys: Key[Array, " B"], images: UInt8[Tensor, "B H W 3"]) -> Float[Array, "B H W 3"]:
     batch, height, width, _ = images.shape

@@ -111,7 +111,7 @@ def bind(choice: Choice, table: schema.Table, prepared: Mapping[str, Any]) -> Ch
   if data is not None and "image_size" in prepared:
     size = bound.args["data"].args["image_size"]
     if size != prepared["image_size"]:
-      raise ConfigError(f"{size}, but the model takes {prepared['image_size']} px; leave it out", "data.image_size")
+      raise ConfigError(f"{size}, but the model takes {prepared['image_size']} px. Leave it out", "data.image_size")
   return bound
 
 

@@ -59,7 +59,7 @@ def accuracy(
   source, size, here = open_source(subject, data, split, "split"), subject.images_at_once(batch), place()
   if not subject.classes:
     raise ConfigError(
-      "the model has no classes: what it learns is measured by name='masked', its features by 'fewshot'", "name"
+      "the model has no classes. Use name='masked' to measure its task, or 'fewshot' to measure its features", "name"
     )
   if len(source.classes) != subject.classes:
     raise ConfigError(
@@ -107,7 +107,7 @@ def _competing(data, classes):
   if row is None or row.subset is None:
     if classes == "subset":
       known = [name for name, row in catalog.CATALOG.items() if row.subset]
-      raise ConfigError(f"'subset' of {data.name}, in which all classes occur; allowed: 'all', or data of {known}")
+      raise ConfigError(f"'subset' of {data.name}, in which all classes occur. Allowed: 'all', or data of {known}")
     return None, ""
   return (row.subset, f"{len(row.subset)}_way_") if classes == "subset" else (None, f"{row.classes}_way_")
 

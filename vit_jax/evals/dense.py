@@ -110,7 +110,7 @@ def dense(
     for rows, truth in pairs(lambda images: segments((params, *linear), images), "test"):
       pixels += confusion(truth, rows["classes"], len(classes))
       images += len(truth)
-    nothing = f"{place('test')}: no pixel of its masks is of a class; take another split"
+    nothing = f"{place('test')}: its masks contain no pixel of a class. Use another split"
     runtime.agree(nothing if jax.process_index() == 0 and not pixels.sum() else None)
     figures = runtime.from_first(np.array([*_figures(pixels), images])).tolist()
     details = Details(classes, pixels, **sources_of) if jax.process_index() == 0 else None
@@ -171,19 +171,19 @@ def _check(subject, data, train, test) -> tuple[str, ...]:
     if source.masks is None:
       having = [name for name, row in catalog.CATALOG.items() if row.segments]
       raise ConfigError(
-        f"images of {source.name} have no masks; allowed: {', '.join([*having, 'segmentation'])}", "data"
+        f"images of {source.name} have no masks. Allowed: {', '.join([*having, 'segmentation'])}", "data"
       )
   if train.masks.classes != test.masks.classes:
     raise ConfigError(f"masks of {test.split!r} have other classes than those of {train.split!r}", "test")
   if not 2 <= len(train.masks.classes) <= masks.NONE:
     raise ConfigError(
-      f"masks of {amount(len(train.masks.classes), 'class', 'classes')}; allowed: 2 to {masks.NONE}", "data"
+      f"masks of {amount(len(train.masks.classes), 'class', 'classes')}. Allowed: 2 to {masks.NONE}", "data"
     )
   crop = subject.data(data).args["test_crop"].name
   with at(key) if data is not None else contextlib.nullcontext():
     if crop != "resize":
       raise ConfigError(
-        f"{crop!r} cuts images, and masks are whole; take 'resize'"
+        f"{crop!r} crops images, but masks are not cropped. Use 'resize'"
         + ("" if data is not None else ", or give the evaluation its own data: data=dict(name=..., test_crop=...)"),
         "test_crop.name" if data is not None else "data",
       )
@@ -224,10 +224,10 @@ def _drawn(record, patches, count) -> np.ndarray:
 def _fitted(learnt, classes, probe) -> tuple[np.ndarray, np.ndarray]:
   """Fits the probe to (tokens, fractions) of each image. Returns (kernel `(D, V)`, bias `(V,)`)."""
   if not learnt:
-    raise ConfigError("there is no image with a mask that can be decoded", "train")
+    raise ConfigError("no image with a mask can be decoded", "train")
   tokens, shares = (np.concatenate(each) for each in zip(*learnt, strict=True))
   shown = np.flatnonzero(shares.sum(0))
   if len(shown) < 2:
     seen = "".join(f"{classes[i]!r} alone" for i in shown) or "no class at all"
-    raise ConfigError(f"masks show {seen}; a probe needs two classes", "train")
+    raise ConfigError(f"masks contain {seen}, but a probe needs two classes", "train")
   return probes.affine(probes.OF_SHARES[probe.name](tokens, shares, **probe.args))

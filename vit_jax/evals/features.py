@@ -102,12 +102,12 @@ def _read(file):
       position, features = archives.load(opened, "position", "features")
     if features.ndim == 2 and position.shape == features.shape[:1] and np.isfinite(features).all():
       return position, features
-    reason = "its arrays do not fit together"
+    reason = "its arrays have inconsistent shapes"
   except FileNotFoundError:
     return np.zeros(0, np.int64), None
   except (OSError, *files.DAMAGE) as error:
     reason = str(error)
-  logging.warning("features in %s cannot be read (%s); they are computed again", file, reason)
+  logging.warning("features in %s cannot be read (%s) and are computed again", file, reason)
   return np.zeros(0, np.int64), None
 
 
@@ -118,4 +118,4 @@ def _write(file, position, features):
     with files.replacing(file) as partial, partial.open("wb") as opened:
       np.savez(opened, position=position, features=features)
   except OSError as error:
-    logging.warning("features are not kept in %s: %s", file, error)
+    logging.warning("features cannot be stored in %s: %s", file, error)

@@ -192,14 +192,14 @@ def _check(sides, shots, seeds, probes):
   if train.classes != test.classes:
     raise ConfigError(f"{test.split!r} has other classes than {train.split!r}", "test")
   if max(train.labels, test.labels) > 1:
-    raise ConfigError(f"images of {train.name} may have several labels; a probe needs one for each image", "data")
+    raise ConfigError(f"images of {train.name} may have several labels, but a probe needs one label per image", "data")
   for name, values in (("shots", _sizes(shots)), ("seeds", seeds), ("probes", probes)):
     if not values or len(set(values)) != len(values):
-      raise ConfigError(f"{values!r}; allowed: one or more, each once", name)
+      raise ConfigError(f"{values!r}. Allowed: one or more, each once", name)
   for name, probe in probes.items():
     for key, values in probe.args.items():
       if values == ():
-        raise ConfigError("empty; give one value, or several to choose from", f"probes.{name}.{key}")
+        raise ConfigError("empty. Give one value, or several to choose from", f"probes.{name}.{key}")
 
 
 def _labels(source) -> np.ndarray:
@@ -211,7 +211,7 @@ def _solve(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
   """Fits and scores all probes, and returns the outcome."""
   (position, x), (test_position, test_x) = extracted["train"], extracted["test"]
   if not len(test_position):
-    raise ConfigError("there is no test image that can be decoded")
+    raise ConfigError("no test image can be decoded")
   for features in (x, test_x):
     tables.check_finite(features)
   label, truth = labels["train"]()[position], labels["test"]()[test_position]
@@ -230,7 +230,7 @@ def _solve(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
           if not len(held):
             beyond = "a second image" if shots == "all" else f"an image beyond {amount(max(shots), 'shot')}"
             raise ConfigError(
-              f"no class has {beyond} to choose a setting on; give each probe one setting, or fewer shots"
+              f"no class has {beyond} for choosing a setting. Give each probe one setting, or use fewer shots"
             )
           # The sort is stable: the first one of equal settings is used.
           fitted.sort(key=lambda one: -np.mean(one[1](x[held]) == label[held]))

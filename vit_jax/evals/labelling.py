@@ -58,9 +58,7 @@ def origin(data: Choice) -> dict:
   if data.name == "pseudo_labelled":
     return origin(data.args["labelled"])
   if data.name == "mixture":
-    raise ConfigError(
-      "--data.name: missing; the run's own data are a mixture, so name the images that are to be labelled"
-    )
+    raise ConfigError("--data.name: missing. The data of the run are a mixture, so name the images to label")
   return {"name": data.name, **plain(arguments(data, catalog.READERS[data.name]))}
 
 
@@ -93,7 +91,7 @@ def write(
   first = jax.process_index() == 0
   stop = _objection(folder, wanted) if first else ""
   if runtime.from_first(np.array([bool(stop)]))[0]:
-    raise ConfigError(stop or f"{folder} holds other labels; the first process says which")
+    raise ConfigError(stop or f"{folder} contains other labels. See the message of the first process")
   if first:
     folder.mkdir(parents=True, exist_ok=True)
     files.write_text(folder / PLAN, wanted.to_json())
@@ -151,7 +149,7 @@ def _objection(folder, wanted):
   what = [
     words
     for key, words in (
-      ("weights", "by other weights, or of images prepared otherwise"),
+      ("weights", "made with other weights or other image preprocessing"),
       ("classes", "of other classes"),
       ("kept", "of the other kind, hard or soft"),
       ("split", f"of the split {before.split!r}"),
@@ -164,4 +162,4 @@ def _objection(folder, wanted):
   changes = before.fingerprint.changes(wanted.fingerprint) if same_split else []
   changes += ["contents of some images"] if same_split and before.contents != wanted.contents else []
   what += [f"of other data, {', '.join(changes)}"] if changes else []
-  return f"{folder} holds labels {'; '.join(what or ['of other data'])}; take another folder, or remove this one"
+  return f"{folder} holds labels {'; '.join(what or ['of other data'])}. Use another folder, or remove this one"

@@ -32,7 +32,7 @@ def masked(
     ConfigError: the task does not mask patches.
   """
   if subject.classes or subject.predict is None:
-    raise ConfigError("the model has classes and hides no patches; take 'accuracy'", "name")
+    raise ConfigError("the model has classes and does not mask patches. Use 'accuracy'", "name")
   source, size, here = open_source(subject, data, split, "split"), subject.images_at_once(batch), place()
   predict = subject.predictions(data, logits=False)
 

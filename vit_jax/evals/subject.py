@@ -144,7 +144,7 @@ class Subject:
     tokens = jax.eval_shape(lambda *of: self.model.outputs(*of)[0].tokens, self.model.shapes(), images)
     patches = tokens.shape[1] - sum(self.model.prefix.values())
     if (side := math.isqrt(patches)) ** 2 != patches:
-      raise ConfigError(f"{self.model.description.model.name} has {patches} patches, which are no square")
+      raise ConfigError(f"{self.model.description.model.name} has {patches} patches, which do not form a square")
     return side, side, tokens.shape[2]
 
   def _map(self, params, images, labels):
@@ -202,7 +202,7 @@ class Subject:
     chosen, shards = size or self.batch, mesh.batch_shards(self.mesh)
     if chosen % shards:
       key = "batch" if size else "config.batch"
-      raise ConfigError(f"{chosen} does not divide over {shards} devices; take a multiple of {shards}", key)
+      raise ConfigError(f"{chosen} does not divide over {shards} devices. Use a multiple of {shards}", key)
     return chosen
 
   def identity(self, params: dict[str, jax.Array]) -> str:

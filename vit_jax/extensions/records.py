@@ -80,7 +80,7 @@ def restore(recorded: Any, origin: str | os.PathLike) -> None:
         memory.remembered(row["file"])
       )  # under the module name that this user used: the record may contain any name
     if gone := _missing(row):
-      raise ConfigError(_advice({row["file"]: ("it does not register the name any longer", gone)}), str(origin))
+      raise ConfigError(_advice({row["file"]: ("it no longer registers the name", gone)}), str(origin))
     _warn_of_change(row["sha256"], [names.registration(*key).file for key in _keys(row)], origin)
 
 
@@ -109,7 +109,7 @@ def restore_of(workdir: pathlib.Path, about: Mapping) -> None:
   except ConfigError:
     raise
   except ValueError as error:
-    raise ConfigError(f"{workdir}: {error}. Take a workdir that a run wrote") from error
+    raise ConfigError(f"{workdir}: {error}. Use a workdir that a run wrote") from error
 
 
 def _advice(refused):
@@ -125,7 +125,7 @@ def _refusal(file, origin):
   if not file:
     return "it was registered by code without a file, such as a notebook"
   if not os.path.isfile(file):
-    return f"there is no file {show(file)}"
+    return f"the file {show(file)} does not exist"
   workdir = paths.parse(origin)
   if not paths.in_bucket(workdir) and pathlib.Path(file).resolve().is_relative_to(workdir.resolve()):
     return f"{show(file)} is inside the workdir and is not imported automatically"

@@ -124,7 +124,9 @@ def import_named(text: str) -> None:
       called(text, importlib.import_module, text, flag="--import")
     found = any(extension.module.partition(".")[0] == text.partition(".")[0] for extension in names.extensions())
   if not found and names.registered() == before:
-    raise ConfigError(f"--import: {text} registers nothing. Use the decorators of vit_jax.register, see docs/extend.md")
+    raise ConfigError(
+      f"--import: {text} does not register anything. Use the decorators of vit_jax.register, see docs/extend.md"
+    )
   _give(text)
   memory.remember(names.extensions())
 

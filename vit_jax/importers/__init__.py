@@ -100,7 +100,7 @@ def recognise(
     hints["image_size"] = header.image_size
   tensors, taken = subtrees.choose(dict(tensors), _recognising, ema, prefix)
   if odd := next(filter(re.compile(r"\d{5}").search, tensors), None):
-    raise ConfigError(f"a tensor is called {show(odd)}; no model has so many layers")
+    raise ConfigError(f"a tensor is named {show(odd)}, but no model has that many layers")
   for candidate in layouts():
     if not candidate.recognises(tensors):
       continue
@@ -127,8 +127,8 @@ def recognise(
         f"the tensors look like a {candidate.family} of {candidate.name}, but their shapes do not: {error}"
       ) from error
   raise ConfigError(
-    f"the tensors are those of no known model: {len(tensors)} of them, such as {some(sorted(tensors)[:4])}. "
-    "Known: " + ", ".join(sorted({f"{known.family} ({known.name})" for known in layouts()}))
+    f"the tensors match no known model: {len(tensors)} tensors, such as {some(sorted(tensors)[:4])}. "
+    f"Known: " + ", ".join(sorted({f"{known.family} ({known.name})" for known in layouts()}))
   )
 
 

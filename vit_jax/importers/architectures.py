@@ -52,9 +52,9 @@ def notes(chosen: Layout, description: Description, said: Beside) -> list[str]:
     result.append("pool=gap is not in the file: pooler_output of Transformers is the normalised class token")
   if chosen.beside and (same := sorted(name for name, count in Counter(said.labels).items() if count > 1)):
     text = f"several classes are called {some(map(show, same), 3)}: label2id has one number for each name"
-    result.append(f"{text}; id2label has every class, and is what is read")
+    result.append(f"{text}; id2label contains every class and is the table that is read")
   if not _square(description, said):
-    return [*result, "no preparation of images is written: theirs and ours are for squares in RGB"]
+    return [*result, "image preprocessing is not written: it is defined only for square RGB images"]
   return [*result, *processing.notes(said, transformers=bool(chosen.beside))]
 
 

@@ -88,7 +88,7 @@ def _positions(table, kernel, count, has_cls, hints):
   sizes = [size for size in range(kernel, 1025) if _tokens(size, kernel, count) == tokens]
   if not sizes:
     raise ConfigError(
-      f"the position table has {tokens} patches, which no square image gives; give the size: --image-size=HEIGHT,WIDTH"
+      f"the position table has {tokens} patches, which no square image has. Give the size: --image-size=HEIGHT,WIDTH"
     )
   # Convolutions round, so several sizes fit. A published size is preferred, then the largest, which is a round number.
   return "learned", next((size for size in (32, 224, 384) if size in sizes), sizes[-1])

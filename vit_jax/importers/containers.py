@@ -83,7 +83,7 @@ def _nothing_at(path):
     else:
       beside = [each.name for each in path.parent.glob("*") if _may_be_weights(each)]
   if folder:
-    has = f"It has {some(beside, 5)}: name one of them" if beside else "Name a file of weights or a workdir"
+    has = f"It contains {some(beside, 5)}: name one of them" if beside else "Name a file of weights or a workdir"
     return f"no weights in the folder {str(path)!r}: neither checkpoints/, of a workdir, nor model.safetensors. {has}"
   near = difflib.get_close_matches(path.name, beside, n=1)
   advice = f"Did you mean {str(path.parent / near[0])!r}?" if near else f"Allowed: {', '.join(READ)}, or a workdir"
@@ -96,7 +96,7 @@ def _check_whole(path):
   if part and int(part[1]) > 1:
     raise ConfigError(
       f"{path}: is one of {amount(int(part[1]), 'file')} of a model. Files of .safetensors are read together if their "
-      f"{_INDEX.removeprefix('.')} is in the same folder; save others as one file"
+      f"{_INDEX.removeprefix('.')} is in the same folder. Save others as one file"
     )
 
 
@@ -119,7 +119,7 @@ def _read(path):
         (tensors, notes), about = torch_files.read(path), {}
     check_size(path, bytes_of(tensors))
   if not tensors:
-    raise ConfigError(f"{path}: holds no tensors")
+    raise ConfigError(f"{path}: contains no tensors")
   beside = hub.hints(path)
   return tensors, {**beside, **about, "notes": [*notes, *beside.get("notes", [])]}
 
@@ -137,11 +137,11 @@ def _npz(path):
       version = np.lib.format.read_magic(file)
       read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
       if version not in read_header:
-        raise ConfigError(f"{path}: {name} has version {version} of NumPy's format; allowed: 1.0 and 2.0")
+        raise ConfigError(f"{path}: {name} has version {version} of NumPy's format. Allowed: 1.0 and 2.0")
       shape, _, dtype = read_header[version](file)
       data = member.file_size - file.tell()
     if dtype.hasobject:
-      raise ConfigError(f"{path}: {name} holds pickled objects, which are never loaded; allowed: arrays of numbers")
+      raise ConfigError(f"{path}: {name} holds pickled objects, which are never loaded. Allowed: arrays of numbers")
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != data:
       raise ConfigError(
         f"{path}: {name} is {show(shape)} of {show(dtype)} by its header, but has {amount(data, 'byte')}"

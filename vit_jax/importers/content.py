@@ -36,7 +36,7 @@ def recognise(path: pathlib.Path) -> str:
     raise ConfigError(f"{path}: is a tar archive by its content. Unpack it by tar -xf, and name the file of weights")
   if not named and found != ".pth":
     if not found:
-      raise ConfigError(f"{path}: cannot read {path.suffix or 'a file without ending'!r}; allowed: {', '.join(READ)}")
+      raise ConfigError(f"{path}: cannot read {path.suffix or 'a file without ending'!r}. Allowed: {', '.join(READ)}")
     raise ConfigError(f"{path}: is {_article(found)} file by its content. Rename it to end in {found}")
   expected = ".pth" if named in TORCH else named
   if found and expected and found != expected:

@@ -88,7 +88,7 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
     said = _agreed(_transformers(config), _timm(arguments), _timm_itself(config, pretrained))
     meant = {key: value for key, value in sizes.items() if key not in said}
     if not isinstance(config.get("model_type"), str | None):
-      raise ConfigError(f"model_type is {show(config['model_type'])}; allowed: a name, such as 'vit'")
+      raise ConfigError(f"model_type is {show(config['model_type'])}. Allowed: a name, such as 'vit'")
     stem = weights.parent.name if weights.stem in ("model", "pytorch_model") else weights.name
     images, (crop, size), labels = processing.normalised(flat, "mean", "std"), processing.of_timm(flat), _labels(config)
     processing.check_range(images, "mean", "std")
@@ -129,7 +129,7 @@ def own(values: Any) -> dict[str, Any]:
     ConfigError: if the values are not an object.
   """
   if not isinstance(values, Mapping):
-    raise ConfigError(f"{show(values)} does not describe a model; allowed: an object of names and values")
+    raise ConfigError(f"{show(values)} does not describe a model. Allowed: an object of names and values")
   return {"description": values} | ({"use": processing.from_json(values["use"])} if "use" in values else {})
 
 
@@ -176,7 +176,7 @@ def _transformers(config):
     said["gelu"] = _one_of(config, "hidden_act", _GELU)
   if (eps := config.get("layer_norm_eps")) is not None:
     if not processing.number(eps) or not 0 < eps < 1:
-      raise ConfigError(f"layer_norm_eps is {show(eps)}; allowed: a number between 0 and 1")
+      raise ConfigError(f"layer_norm_eps is {show(eps)}. Allowed: a number between 0 and 1")
     said["eps"] = float(eps)
   if config.get("num_labels") is not None:
     said["classes"] = _count(config, "num_labels", low=0)
@@ -214,7 +214,7 @@ def _timm(arguments):
   known = _SHOWN | vit_arguments.TURNING | _COUNTS.keys() | {"act_layer", "global_pool", "use_post_norm", "pos_embed"}
   if unknown := arguments.keys() - known:
     key = min(unknown)
-    raise ConfigError(f"model_args has {key}={show(arguments[key])}, with which another model may be meant")
+    raise ConfigError(f"model_args has {key}={show(arguments[key])}, which may mean another model")
   return said
 
 
@@ -257,7 +257,7 @@ def _labels(config):
   names = listed if not named else [named.get(str(i)) for i in range(len(named))]
   if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
     key = "id2label" if named else "label_names"
-    raise ConfigError(f"{key} is {show(config[key])}; allowed: a name for each class, from 0 on")
+    raise ConfigError(f"{key} is {show(config[key])}. Allowed: a name for each class, from 0 on")
   if named:
     _check_numbers(_mapping(config, "label2id"), names)
   return () if all(map(_DEFAULT_NAME.fullmatch, names)) else tuple(names)
@@ -287,13 +287,13 @@ def _check_numbers(numbers, names):
 def _mapping(config, key):
   value = config.get(key)
   if not isinstance(value, Mapping | None):
-    raise ConfigError(f"{key} is {show(value)}; allowed: an object of names and values")
+    raise ConfigError(f"{key} is {show(value)}. Allowed: an object of names and values")
   return value or {}
 
 
 def _flag(config, key):
   if not isinstance(config[key], bool):
-    raise ConfigError(f"{key} is {show(config[key])}; allowed: true or false")
+    raise ConfigError(f"{key} is {show(config[key])}. Allowed: true or false")
   return config[key]
 
 
@@ -301,7 +301,7 @@ def _share(arguments):
   """Returns timm's mlp_ratio, a single number."""
   value = arguments["mlp_ratio"]
   if not processing.number(value) or not 0 < value < 2**10:
-    raise ConfigError(f"mlp_ratio is {show(value)}; allowed: a number above 0 and below 1024")
+    raise ConfigError(f"mlp_ratio is {show(value)}. Allowed: a number above 0 and below 1024")
   return float(value)
 
 
@@ -310,7 +310,7 @@ def _count(config, key, oblong=False, low=1):
   value = config[key]
   sides = value if isinstance(value, list) and len(value) == 2 else [value]
   if not all(type(side) is int and low <= side < 2**20 for side in sides) or (len(set(sides)) > 1 and not oblong):
-    raise ConfigError(f"{key} is {show(value)}; allowed: a whole number from {low} to {2**20 - 1}")
+    raise ConfigError(f"{key} is {show(value)}. Allowed: a whole number from {low} to {2**20 - 1}")
   return sides[0] if len(set(sides)) == 1 else tuple(sides)
 
 

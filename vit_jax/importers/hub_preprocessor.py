@@ -102,7 +102,7 @@ def _check_steps(config):
   for key, value in config.items():
     if key.startswith("do_"):
       if not isinstance(value, bool):
-        raise ConfigError(f"{key} is {show(value)}; allowed: true, false or null")
+        raise ConfigError(f"{key} is {show(value)}. Allowed: true, false or null")
       if value and key not in _STEPS:
         raise ConfigError(f"{key} is true, a step that is not built here. Set it to false if it is not needed")
   if key := next((key for key in _NOT_BUILT if config.get(key)), None):
@@ -113,7 +113,7 @@ def _defaults_of(config):
   """Returns the defaults of the processor's class, or {} for a class that is not stated or not known."""
   name = config.get("image_processor_type", config.get("feature_extractor_type", ""))
   if not isinstance(name, str):
-    raise ConfigError(f"image_processor_type is {show(name)}; allowed: the name of a class, such as ViTImageProcessor")
+    raise ConfigError(f"image_processor_type is {show(name)}. Allowed: the name of a class, such as ViTImageProcessor")
   match = _CLASS.fullmatch(name)
   kind = "Beit" if match and match[1] == "BEiT" else match and match[1]
   return DEFAULTS.get(kind, {})
@@ -129,7 +129,7 @@ def _normalised(config):
   stated = processing.normalised(images, "image_mean", "image_std")
   factor = config.get("rescale_factor", 1 / 255)
   if not processing.number(factor) or factor <= 0:
-    raise ConfigError(f"rescale_factor is {show(factor)}; allowed: a number above 0, such as {1 / 255}")
+    raise ConfigError(f"rescale_factor is {show(factor)}. Allowed: a number above 0, such as {1 / 255}")
   scale = 255 * factor if config.get("do_rescale", True) else 255.0
   if not config.get("do_normalize", True):
     channels = len(next(iter(stated.values()), (0.0,) * 3))
@@ -150,11 +150,11 @@ def _crop(config):
   code, cuts = config.get("resample", 2), config.get("do_center_crop", False)
   if config.get("do_resize", True) and (type(code) is not int or code not in _RESAMPLE):
     ours = ", ".join(f"{number} ({name})" for number, name in _RESAMPLE.items())
-    raise ConfigError(f"resample is {show(code)}; allowed: one of {ours}")
+    raise ConfigError(f"resample is {show(code)}. Allowed: one of {ours}")
   interpolation = {"interpolation": _RESAMPLE.get(code if type(code) is int else 2, "bilinear")}
   if not config.get("do_resize", True):
     if cuts:
-      raise ConfigError("do_center_crop is true and do_resize is false; allowed: both, or do_resize alone")
+      raise ConfigError("do_center_crop is true and do_resize is false. Allowed: both, or do_resize alone")
     return Choice("resize", interpolation), None
   if "size" not in config:
     return None, None
@@ -174,11 +174,11 @@ def _cut(config, large, squash, interpolation):
   side = _size(config["crop_size"], True, "crop_size")[0] if "crop_size" in config else None
   if not isinstance(side, int) or not isinstance(large, int):
     raise ConfigError(
-      f"size is {show(config['size'])} and crop_size is {show(config.get('crop_size'))}; allowed: squares"
+      f"size is {show(config['size'])} and crop_size is {show(config.get('crop_size'))}. Allowed: squares"
     )
   if not side <= large <= 10 * side:
     raise ConfigError(
-      f"size is {show(config['size'])}, with a crop_size of {side}; allowed: from crop_size up to ten times the "
+      f"size is {show(config['size'])}, with a crop_size of {side}. Allowed: from crop_size up to ten times the "
       "crop_size"
     )
   if not squash:
@@ -194,7 +194,7 @@ def _size(value, square, key="size"):
   allowed = [{"height", "width"}] + [{"shortest_edge"}] * (key == "size")
   if set(sides) not in allowed or not all(type(side) is int and 0 < side < 2**16 for side in sides.values()):
     words = "shortest_edge, or height and width," if key == "size" else "height and width"
-    raise ConfigError(f"{key} is {show(value)}; allowed: {words} of 1 to {2**16 - 1} pixels")
+    raise ConfigError(f"{key} is {show(value)}. Allowed: {words} of 1 to {2**16 - 1} pixels")
   if "shortest_edge" in sides:
     return sides["shortest_edge"], False
   return (sides["height"] if sides["height"] == sides["width"] else (sides["height"], sides["width"])), True

@@ -46,7 +46,7 @@ def sizes(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, 
   """
   name = config.get("architecture")
   if not isinstance(name, str | None):
-    raise ConfigError(f"architecture is {show(name)}; allowed: a name of timm")
+    raise ConfigError(f"architecture is {show(name)}. Allowed: a name of timm")
   row = published(name) if name else None
   if row is None or row.family != "vit":
     return {}

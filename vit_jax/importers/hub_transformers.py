@@ -75,7 +75,7 @@ def read(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
     biased = tuple(_flag(config, f"{part}_bias") for part in ("query", "key", "value"))
     if biased not in _BIASES:
       values = ", ".join(f"{part}_bias={value}" for part, value in zip(("query", "key", "value"), biased, strict=True))
-      raise ConfigError(f"{values} is not built; allowed: all of them, query and value, none")
+      raise ConfigError(f"{values} is not built. Allowed: all of them, query and value, none")
     said["qkv_bias"], said["rotary"] = _BIASES[biased], _turning(config)
   elif "qkv_bias" in config:
     said["qkv_bias"] = "all" if _flag(config, "qkv_bias") else "none"
@@ -106,20 +106,20 @@ def _tower(config):
   if config.get("model_type") != "siglip":
     return config
   if not isinstance(tower, Mapping | None):
-    raise ConfigError(f"vision_config is {show(tower)}; allowed: an object of names and values")
+    raise ConfigError(f"vision_config is {show(tower)}. Allowed: an object of names and values")
   return {**config, **(tower or {}), "model_type": "siglip_vision_model"}
 
 
 def _flag(config, key):
   if not isinstance(config[key], bool):
-    raise ConfigError(f"{key} is {show(config[key])}; allowed: true or false")
+    raise ConfigError(f"{key} is {show(config[key])}. Allowed: true or false")
   return config[key]
 
 
 def _registers(config):
   value = config["num_register_tokens"]
   if type(value) is not int or not 0 <= value <= 1024:
-    raise ConfigError(f"num_register_tokens is {show(value)}; allowed: a whole number from 0 to 1024")
+    raise ConfigError(f"num_register_tokens is {show(value)}. Allowed: a whole number from 0 to 1024")
   return value
 
 
@@ -128,7 +128,7 @@ def _hidden(config):
   ratio, width = config["mlp_ratio"], config.get("hidden_size", 768)
   if not processing.number(ratio) or not 0 < ratio < 2**10 or type(width) is not int:
     raise ConfigError(
-      f"mlp_ratio is {show(ratio)}, of hidden_size {show(width)}; allowed: a number above 0 and below 1024, of a whole "
+      f"mlp_ratio is {show(ratio)}, of hidden_size {show(width)}. Allowed: a number above 0 and below 1024, of a whole "
       "number"
     )
   return _gated_width(width, ratio) if _flag(config, "use_swiglu_ffn") else int(width * ratio)
@@ -138,12 +138,12 @@ def _turning(config):
   """Returns the rotary positions of DINOv3."""
   theta, arguments = config["rope_theta"], {}
   if not processing.number(theta) or theta <= 0:
-    raise ConfigError(f"rope_theta is {show(theta)}; allowed: a number above 0")
+    raise ConfigError(f"rope_theta is {show(theta)}. Allowed: a number above 0")
   for theirs, ours, still in _MOVED:
     if (value := config.get(theirs)) is None:
       continue
     if not processing.number(value) or not still <= value <= 1e3:
-      raise ConfigError(f"{theirs} is {show(value)}; allowed: null, or a number from {still:g} to 1000")
+      raise ConfigError(f"{theirs} is {show(value)}. Allowed: null, or a number from {still:g} to 1000")
     arguments[ours] = float(value)
   return Choice("dinov3", {"temperature": float(theta), **arguments})
 
@@ -240,6 +240,7 @@ def _ratio(width, hidden, gated):
   of = {_gated_width(width, ratio) if gated else width * ratio: ratio for ratio in range(64, 0, -1)}
   if hidden not in of:
     raise ConfigError(
-      f"layout 'hf' says hidden as mlp_ratio, a whole number, of width {width}; this model has hidden={hidden}"
+      f"layout 'hf' stores hidden as mlp_ratio, a whole multiple of the width {width}, but this model has "
+      f"hidden={hidden}"
     )
   return of[hidden]

@@ -79,7 +79,9 @@ def layout_of(description: Description, name: str) -> Layout:
   held = [one for one in family if one.name == name and one.holds(description)]
   why = layout.refusal(held[-1], description) if held else f"layout {name!r} has no place for {description}"
   if why:
-    raise ConfigError(f"{why}; allowed: {', '.join(_names(description)) or 'none but a directory, which is a workdir'}")
+    raise ConfigError(
+      f"{why}. Allowed: {', '.join(_names(description)) or 'only a directory, which becomes a workdir'}"
+    )
   return held[-1]
 
 

@@ -142,7 +142,7 @@ def entries(layout: Layout, ours: Mapping[str, tuple[int, ...]]) -> list[Entry]:
       result.append(entry)
       taken.update(entry.paths)
   if unknown:
-    raise ConfigError(f"layout {layout.name!r} has no place for {some(unknown, LISTED)}; choose another layout")
+    raise ConfigError(f"layout {layout.name!r} has no place for {some(unknown, LISTED)}. Choose another layout")
   return result
 
 
@@ -228,8 +228,8 @@ def _ours(entry, tensor):
   if single is not array and not np.array_equal(np.isinf(single), np.isinf(array)):
     largest = np.max(np.abs(array), where=np.isfinite(array), initial=0.0)
     raise ConfigError(
-      f"tensor {some([entry.name])} has values as large as {largest:.3g}; allowed: up to "
-      f"{np.finfo(np.float32).max:.3g}, the largest of float32; write the file anew without them"
+      f"tensor {some([entry.name])} has values as large as {largest:.3g}. Allowed: up to "
+      f"{np.finfo(np.float32).max:.3g}, the largest of float32. Write the file anew without them"
     )
   finite.check_weights({f"tensor {some([entry.name])}": single})
   return rearrange(single, entry.pattern, **entry.lengths)
@@ -274,7 +274,7 @@ def match(layout: Layout, tensors: Tensors, description: Description) -> list[En
     )
   for name, _, tensor in here:
     if not _is_float(tensor.dtype):
-      raise ConfigError(f"tensor {some([name])} holds {some([tensor.dtype])}; allowed: floating-point numbers")
+      raise ConfigError(f"tensor {some([name])} holds {some([tensor.dtype])}. Allowed: floating-point numbers")
   return list(expected.values())
 
 

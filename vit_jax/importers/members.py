@@ -25,11 +25,11 @@ def check(path: pathlib.Path, archive: zipfile.ZipFile, *compressions: int) -> l
   """
   found = archive.infolist()
   if len(found) > MEMBERS:
-    raise ConfigError(f"{path}: has {len(found):,} members; allowed: {MEMBERS:,}")
+    raise ConfigError(f"{path}: has {len(found):,} members. Allowed: {MEMBERS:,}")
   for member in found:
     if member.compress_type not in compressions:
-      raise ConfigError(f"{path}: {member.filename} is compressed, as no such file of weights is")
+      raise ConfigError(f"{path}: {member.filename} is compressed, but files of weights are never compressed")
   if again := archives.repeated(found):
-    raise ConfigError(f"{path}: two members are called {show(again)}, and readers differ in which they take. {AGAIN}")
+    raise ConfigError(f"{path}: two members are named {show(again)}, and readers differ in which one they use. {AGAIN}")
   check_size(path, sum(member.file_size for member in found))
   return found

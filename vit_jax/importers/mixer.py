@@ -63,7 +63,7 @@ def _described(sizes, patch, patches, channels, classes, hints):
   rows = {name: (size, gelu) for name, (size, other, gelu) in mixer.VARIANTS.items() if other == patch}
   if not rows:
     known = sorted({other for _, other, _ in mixer.VARIANTS.values()})
-    raise ConfigError(f"the file holds a Mixer with patch {patch}; allowed: {', '.join(map(str, known))}")
+    raise ConfigError(f"the file holds a Mixer with patch {patch}. Allowed: {', '.join(map(str, known))}")
   near = {name: mixer.SIZES[size] for name, (size, gelu) in rows.items() if gelu == hints["gelu"]}
   near = near or {name: mixer.SIZES[size] for name, (size, _) in rows.items()}
   name, arguments = published_sizes.nearest(near, sizes, ("width", "depth", "token_hidden", "hidden"))
@@ -81,7 +81,7 @@ def _image_size(patch, patches, hint):
   if rows * columns == patches:
     return hint
   if math.isqrt(patches) ** 2 != patches:
-    raise ConfigError(f"the token MLP is made for {patches} patches, which are no square; give the image size")
+    raise ConfigError(f"the token MLP is made for {patches} patches, which do not form a square. Give the image size")
   return patch * math.isqrt(patches)
 
 

@@ -90,7 +90,7 @@ class _Bounded:
 
   def read(self, size):
     if size > _LONGEST:
-      raise pickle.UnpicklingError(f"its pickle has a value of {size:,} bytes; allowed: {_LONGEST:,}")
+      raise pickle.UnpicklingError(f"its pickle has a value of {size:,} bytes. Allowed: {_LONGEST:,}")
     return self.file.read(size)
 
   def readline(self):
@@ -173,7 +173,7 @@ class _Machine:
       raise pickle.UnpicklingError(f"its pickle has the instruction {name}, which no file of weights needs")
     start = next((i for i in range(len(self.stack) - 1, -1, -1) if self.stack[i] is _MARK), None)
     if start is None:
-      raise pickle.UnpicklingError("its pickle takes values that are not there")
+      raise pickle.UnpicklingError("its pickle uses values that do not exist")
     values = self.stack[start + 1 :]
     del self.stack[start:]
     match name:
@@ -225,7 +225,7 @@ class _Machine:
   def _pop(self, count):
     values = self.stack[-count:]
     if len(values) < count or any(value is _MARK for value in values):
-      raise pickle.UnpicklingError("its pickle takes values that are not there")
+      raise pickle.UnpicklingError("its pickle uses values that do not exist")
     del self.stack[-count:]
     return values
 
@@ -236,7 +236,7 @@ class AttackError(pickle.UnpicklingError):
 
 def _named(module, name):
   if not isinstance(module, str) or not isinstance(name, str):
-    raise pickle.UnpicklingError("its pickle has a name that is no text")
+    raise pickle.UnpicklingError("its pickle has a name that is not text")
   return Name(f"{module}.{name}")
 
 

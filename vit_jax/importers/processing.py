@@ -58,16 +58,16 @@ def from_json(values: Any) -> Beside:
     ConfigError: if a value is invalid.
   """
   if not isinstance(values, Mapping):
-    raise ConfigError(f"{show(values)} says nothing of images; allowed: an object of names and values")
+    raise ConfigError(f"{show(values)} does not describe images. Allowed: an object of names and values")
   crop, size, loss, classes = (values.get(key) for key in ("test_crop", "image_size", "probabilities", "classes"))
   if crop is not None and not (isinstance(crop, Mapping) and _known_name(crop.get("name"), crops.TEST_CROPS)):
-    raise ConfigError(f"test_crop is {show(crop)}; allowed: one of {', '.join(crops.TEST_CROPS)}, with its arguments")
+    raise ConfigError(f"test_crop is {show(crop)}. Allowed: one of {', '.join(crops.TEST_CROPS)}, with its arguments")
   if size is not None and not (type(size) is int and 0 < size < 2**16):
-    raise ConfigError(f"image_size is {show(size)}; allowed: a whole number from 1 to {2**16 - 1}")
+    raise ConfigError(f"image_size is {show(size)}. Allowed: a whole number from 1 to {2**16 - 1}")
   if loss is not None and not _known_name(loss, losses.PROBABILITIES):
-    raise ConfigError(f"probabilities is {show(loss)}; allowed: {', '.join(losses.PROBABILITIES)}")
+    raise ConfigError(f"probabilities is {show(loss)}. Allowed: {', '.join(losses.PROBABILITIES)}")
   if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
-    raise ConfigError(f"classes is {show(classes)}; allowed: a list of names")
+    raise ConfigError(f"classes is {show(classes)}. Allowed: a list of names")
   made = crop and Choice(crop["name"], {str(key): value for key, value in crop.items() if key != "name"})
   return Beside(normalised(values, "mean", "std"), made, size, tuple(classes or ()), loss)
 
@@ -96,7 +96,7 @@ def normalised(config: Mapping, mean: str, std: str) -> dict[str, tuple[float, .
     if (values := config.get(theirs)) is not None:
       low = -math.inf if key == "mean" else 0
       if not isinstance(values, list) or not 0 < len(values) < 2**10 or not all(number(v) and v > low for v in values):
-        raise ConfigError(f"{theirs} is {show(values)}; allowed: a number for each channel")
+        raise ConfigError(f"{theirs} is {show(values)}. Allowed: a number for each channel")
       result[key] = tuple(map(float, values))
   return result
 
@@ -115,7 +115,7 @@ def check_range(values: Mapping[str, tuple[float, ...]], mean: str, std: str) ->
   for key, name, low, high in (("mean", mean, 0, 1), ("std", std, *_STD)):
     if odd := [value for value in values.get(key, ()) if not low <= value <= high]:
       advice = ". Divide values for pixels of 0..255 by 255" if odd[0] > high else ""
-      raise ConfigError(f"{name} is {odd[0]:.6g} for pixels of 0..1; allowed: from {low} to {high}{advice}")
+      raise ConfigError(f"{name} is {odd[0]:.6g} for pixels of 0..1. Allowed: from {low} to {high}{advice}")
 
 
 def number(value: Any) -> bool:
@@ -138,7 +138,7 @@ def of_timm(config: Mapping) -> tuple[Choice | None, int | None]:
   if (share := config.get("crop_pct")) is None:
     return None, None
   if not number(share) or not 0.1 <= share <= 1:
-    raise ConfigError(f"crop_pct is {show(share)}; allowed: a number from 0.1 to 1")
+    raise ConfigError(f"crop_pct is {show(share)}. Allowed: a number from 0.1 to 1")
   kind = config.get("interpolation")
   interpolation = _TIMM.get(kind, "bicubic") if isinstance(kind, str) else "bicubic"
   if config.get("crop_mode") != "squash":
@@ -148,7 +148,7 @@ def of_timm(config: Mapping) -> tuple[Choice | None, int | None]:
   sides = config.get("input_size")
   if not isinstance(sides, list) or len(sides) != 3 or type(sides[2]) is not int or not 0 < sides[2] < 2**16:
     raise ConfigError(
-      f"input_size is {show(sides)}; allowed: channels, height and width, each side of 1 to {2**16 - 1} pixels"
+      f"input_size is {show(sides)}. Allowed: channels, height and width, each side of 1 to {2**16 - 1} pixels"
     )
   return squashed(math.floor(sides[2] / share), sides[2], interpolation), sides[2]
 
@@ -206,14 +206,18 @@ def ratio(cut: int, large: int) -> float:
 def notes(beside: Beside, transformers: bool) -> list[str]:
   """Returns notes about details of a test crop that the files of a hub cannot represent.
 
-  If `transformers` is true, the files are those of Transformers, otherwise those of timm.
+  Args:
+    beside: the preprocessing.
+    transformers: true if the files are those of Transformers, false if they are those of timm.
   """
   kind, known, result = beside.crop.args["interpolation"], interpolation_of(beside.crop), []
   if kind == "area":
-    text = "interpolation=area is written as Pillow's box; theirs is nearest where an image grows, ours bilinear"
+    text = "interpolation=area is written as Pillow's box; Pillow enlarges by nearest neighbour, vit_jax bilinearly"
     result = [f"{text}, so pixels differ a little"]
   elif kind != known:
-    result = [f"interpolation={kind} is written as {known}; theirs smooths where an image shrinks, ours does not"]
+    result = [
+      f"interpolation={kind} is written as {known}; that filter smooths images that it shrinks, vit_jax does not"
+    ]
   large, squash = scaled(beside)
   if beside.crop.name == ("torchvision" if transformers else "centre") and not (squash and large == beside.size):
     who = "Transformers" if transformers else "timm"

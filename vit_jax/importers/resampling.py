@@ -25,7 +25,7 @@ def resample(table: np.ndarray, old: tuple[int, int], new: tuple[int, int], meth
     ValueError: if the number of rows of the table does not match the grid.
   """
   if table.shape[0] != old[0] * old[1]:
-    raise ValueError(f"a table of {table.shape[0]} rows is no grid of {old[0]} x {old[1]}")
+    raise ValueError(f"a table of {table.shape[0]} rows is not a grid of {old[0]} x {old[1]}")
   if old == new:
     return table.astype(np.float32)
   # The offset also moves the centres along an axis of unchanged length, as in the published code.

@@ -43,7 +43,7 @@ def read(path: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     piece = file.get_slice(name)
     kind = _KINDS.get(piece.get_dtype())
     if kind is None:
-      raise ConfigError(f"{path}: {name} has type {piece.get_dtype()}; allowed: {', '.join(_KINDS)}")
+      raise ConfigError(f"{path}: {name} has type {piece.get_dtype()}. Allowed: {', '.join(_KINDS)}")
     result[name] = Tensor(piece.get_shape(), kind, guarded(path, functools.partial(values, name)))
   about = (file.metadata() or {}).get("vit_jax")
   with hub.within(path):
@@ -62,20 +62,20 @@ def _check_header(path):
     start = file.read(8)
     length = int.from_bytes(start, "little")
     if length > files.JSON_BYTES:
-      raise ConfigError(f"{path}: has a header of {length:,} bytes; allowed: {files.JSON_BYTES:,}")
+      raise ConfigError(f"{path}: has a header of {length:,} bytes. Allowed: {files.JSON_BYTES:,}")
     text = file.read(length)
   if len(start) < 8 or len(text) < length:
     raise ConfigError(f"{path}: cannot be read: it is truncated, within its header. {_AGAIN}")
   try:
     header = files.parse_json(text)
   except ValueError as error:
-    raise ConfigError(f"{path}: cannot be read: its header is no JSON of tensors ({error})") from error
+    raise ConfigError(f"{path}: cannot be read: its header is not a JSON list of tensors ({error})") from error
   ends = [_end(entry) for name, entry in header.items() if name != "__metadata__"] if isinstance(header, dict) else []
   promised, held = max(ends, default=0), size - 8 - length
   if promised > held:
     raise ConfigError(
       f"{path}: cannot be read: it is truncated. Its header lists {amount(promised, 'byte')} of "
-      f"tensors, of which {held:,} are in the file. {_AGAIN}"
+      f"tensors, but the file contains {held:,}. {_AGAIN}"
     )
   if promised < held:
     raise ConfigError(
@@ -107,7 +107,9 @@ def read_sharded(index: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]
   """
   places = (files.read_json(index) or {}).get("weight_map")
   if not isinstance(places, Mapping) or not all(isinstance(name, str) and _plain(name) for name in places.values()):
-    raise ConfigError(f"{index}: weight_map is {show(places)}; allowed: a .safetensors beside it for each tensor")
+    raise ConfigError(
+      f"{index}: weight_map is {show(places)}. Allowed: a .safetensors file in the same folder for each tensor"
+    )
   if not places:
     raise ConfigError(f"{index}: lists no tensors")
   shards = sorted(set(places.values()))
@@ -120,7 +122,7 @@ def read_sharded(index: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]
       held[shard], _ = read(path)
       check_size(path, bytes_of(held[shard]))
   if lost := [name for name, shard in places.items() if name not in held[shard]]:
-    raise ConfigError(f"{index}: {show(lost[0])} is not in {places[lost[0]]}, as it says")
+    raise ConfigError(f"{index}: {show(lost[0])} is not in {places[lost[0]]}, contrary to the index")
   for shard, tensors in held.items():
     if others := [name for name in tensors if places.get(name) != shard]:
       where = places.get(others[0])

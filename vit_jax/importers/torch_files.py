@@ -73,16 +73,16 @@ def _zipped(path, file, build):
   found = {member.filename: member for member in archive.infolist()}
   roots = [name.removesuffix("data.pkl") for name in found if name.split("/")[1:] == ["data.pkl"]]
   if len(roots) != 1:
-    raise ConfigError(f"{path}: is a zip archive without a model of PyTorch. If a file of weights is in it, unpack it")
+    raise ConfigError(f"{path}: is a zip archive without a PyTorch model. If it contains a file of weights, unpack it")
   root = roots[0]
   if f"{root}constants.pkl" in found:
     raise ConfigError(f"{path}: is a program of TorchScript, which is not run. {clean(path)}")
   members.check(path, archive, zipfile.ZIP_STORED)
   if (order := f"{root}byteorder") in found and archive.read(order) != b"little":
-    raise ConfigError(f"{path}: its bytes are in the order of another machine. {clean(path)}")
+    raise ConfigError(f"{path}: its byte order is not supported. {clean(path)}")
   start, size = _place(file, found[f"{root}data.pkl"])
   if size > _PICKLE:
-    raise ConfigError(f"{path}: has a pickle of {size:,} bytes beside its tensors; allowed: {_PICKLE:,}")
+    raise ConfigError(f"{path}: has a pickle of {size:,} bytes in addition to its tensors. Allowed: {_PICKLE:,}")
   file.seek(start)
   loaded = pickles.load(file, build, torch_tensors.refer)
   prefix = f"{root}data/"
@@ -96,7 +96,7 @@ def _place(file: BinaryIO, member: zipfile.ZipInfo) -> tuple[int, int]:
   file.seek(member.header_offset)
   header = file.read(30)
   if header[:4] != b"PK\3\4":
-    raise zipfile.BadZipFile(f"{show(member.filename)} is not where the directory of the archive has it")
+    raise zipfile.BadZipFile(f"{show(member.filename)} is not at its offset in the archive's directory")
   names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
   return member.header_offset + 30 + names, member.file_size
 
@@ -117,7 +117,7 @@ def _in_sequence(path, file, build):
     raise ConfigError(f"{path}: is a pickle, but not one that torch.save wrote. {clean(path)}")
   system = pickles.load(file, build, storage)
   if isinstance(system, Mapping) and system.get("little_endian", True) is not True:
-    raise ConfigError(f"{path}: its bytes are in the order of another machine. {clean(path)}")
+    raise ConfigError(f"{path}: its byte order is not supported. {clean(path)}")
   loaded, keys = pickles.load(file, build, storage), pickles.load(file, build, storage)
   starts, position, end = {}, file.tell(), path.stat().st_size
   for key in keys:

@@ -136,14 +136,14 @@ def find(path: pathlib.Path, loaded: Any, starts: Mapping[str, tuple[int, int]])
   """
   if not isinstance(loaded, Mapping | Placeholder):
     kind = "tensor" if isinstance(loaded, _Dense) else type(loaded).__name__
-    raise ConfigError(f"{path}: holds a {kind}, not a state dict of tensors by name. {clean(path)}")
+    raise ConfigError(f"{path}: contains a {kind}, not a state dict of tensors by name. {clean(path)}")
   result: dict[str, Tensor] = {}
   for name, dense in _flattened(path, loaded):
     if name in result:
-      raise ConfigError(f"{path}: two tensors are called {show(name)}. Save the file again with one of them")
+      raise ConfigError(f"{path}: two tensors are named {show(name)}. Save the file again with one of them")
     result[name] = _tensor(path, name, dense, starts)
   if not result and isinstance(loaded, Placeholder):
-    raise ConfigError(f"{path}: holds no tensors, but an object {show(loaded.name)}. {clean(path)}")
+    raise ConfigError(f"{path}: contains an object {show(loaded.name)} instead of tensors. {clean(path)}")
   return result
 
 
@@ -201,7 +201,7 @@ def _check_tensor(path, name, placeholder):
   """Raises ConfigError for unsupported tensors: sparse, quantised, or a subclass that contains other tensors."""
   if placeholder.name.startswith(("torch._utils._rebuild", "torch._tensor._rebuild")):
     raise ConfigError(
-      f"{path}: {show(name)} is made by {show(placeholder.name)}, which is not read; allowed: dense tensors of plain "
+      f"{path}: {show(name)} is made by {show(placeholder.name)}, which is not read. Allowed: dense tensors of plain "
       f"numbers. {clean(path)}"
     )
 

@@ -280,7 +280,8 @@ def _image_size(table, leading, pixels, hints, name):
   side = math.isqrt(tokens)
   if side * side != tokens:
     raise ConfigError(
-      f"the position table has {tokens} patches, which are no square; give the image size: --image-size=HEIGHT,WIDTH"
+      f"the position table has {tokens} patches, which do not form a square. Give the image size: "
+      f"--image-size=HEIGHT,WIDTH"
     )
   return side * pixels
 

@@ -192,7 +192,7 @@ def rotary_of(arguments: Mapping[str, Any]) -> Choice | None:
     "ref_feat_shape": (ref, square and (ref is None or 0 < ref[0] <= 2**12)),
   }
   if wrong := next((key for key, (_, right) in allowed.items() if not right), None):
-    raise ConfigError(f"model_args has {wrong}={show(allowed[wrong][0])}, with which no model here turns")
+    raise ConfigError(f"model_args has {wrong}={show(allowed[wrong][0])}, which no model here supports")
   args = {"temperature": float(temperature)}
   if kind == "cat":
     args |= {"first": "columns"} if indexing == "xy" else {}

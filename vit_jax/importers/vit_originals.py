@@ -80,7 +80,7 @@ def _deit3_or_rope_vit(tensors: Tensors, hints: Mapping) -> list[str]:
   if "deit" in str(hints.get("name", "")):
     return []
   text = "read as DeiT III; rope-vit with fixed frequencies and a table has the same tensors"
-  return [f"{text}: where it is that, call the file as timm calls the model, vit_small_patch16_rope_ape_224"]
+  return [f"{text}: in that case, give the file the name of the timm model, vit_small_patch16_rope_ape_224"]
 
 
 _DEIT3_ROWS = (

@@ -50,7 +50,8 @@ def _siglip_names(tensors: Tensors, hints: Mapping) -> Tensors:
     tensors = {f"vision_model.{name}": tensor for name, tensor in tensors.items()}
   if len(tensors["vision_model.embeddings.patch_embedding.weight"].shape) == 2:
     raise ConfigError(
-      "the tensors are those of SigLIP 2 for images of any shape (NaFlex), which is not built here; take one for a "
+      "the tensors are those of SigLIP 2 for images of any shape (NaFlex), which is not supported. Use weights for a "
+      "fixed "
       "size, as google/siglip2-base-patch16-224"
     )
   return tensors

@@ -122,8 +122,8 @@ def _bare(tensors: Tensors) -> Tensors:
 def _dinov2_names(tensors: Tensors, hints: Mapping) -> Tensors:
   if any(name.startswith("classifier.") for name in tensors):
     raise ConfigError(
-      "a classifier of DINOv2 reads class token and mean of the patches, side by side, which no head here does; "
-      "convert the model without it: Dinov2Model.from_pretrained(...).save_pretrained(...)"
+      "a classifier of DINOv2 reads class token and mean of the patches, side by side, which no head here supports. "
+      "Convert the model without it: Dinov2Model.from_pretrained(...).save_pretrained(...)"
     )
   named = _gates(with_words(_without_none(_bare(tensors)), MEMORY | {"mlp.down_proj": "mlp.weights_out"}))
   return folded(named, "embeddings.cls_token", _TABLE, hints)
@@ -209,9 +209,10 @@ def _describe_dinov3(tensors: Tensors, hints: Mapping) -> Description:
   biased = tuple(f"{first}.attention.{part}_proj.bias" in tensors for part in "qkv")
   if biased not in _BIASED:
     raise ConfigError(
-      "which of query, key and value have a bias is not built: "
-      f"{', '.join(part for part, there in zip(ATTENTION, biased, strict=True) if there)}; allowed: all, query and "
-      "value, none"
+      "this combination of biases for query, key and value is "
+      f"not supported: {', '.join(part for part, there in zip(ATTENTION, biased, strict=True) if there)}. Allowed: "
+      f"all, "
+      f"query and value, none"
     )
   return describe(
     (patch, patch, channels, width),

@@ -66,10 +66,12 @@ def write(use: Stored, path: pathlib.Path, check_new: Callable[[dict], None] = l
     partial.write_bytes(data)
     apart = _apart(run(partial.read_bytes()), model, use.description.image_size)
     if np.isnan(apart):
-      raise ConfigError(f"{path}: outputs are not finite, of the model or of the exported file; nothing is kept")
+      raise ConfigError(
+        f"{path}: outputs of the model or of the exported file are not finite. The file was not written"
+      )
     if not apart <= CLOSE:
       raise ConfigError(
-        f"{path}: the logits of what was exported differ by {apart:.2g} of the largest; nothing is kept"
+        f"{path}: the logits of the exported file differ by {apart:.2g} of the largest. The file was not written"
       )
   return apart
 
@@ -165,6 +167,6 @@ def _about(use):
     "model": use.description.to_json(),
     "classes": list(use.classes),
     "probabilities": use.loss,
-    "input": "uint8 [B, S, S, 3], RGB, cropped as test_crop says; mean and std are applied inside",
+    "input": "uint8 [B, S, S, 3], RGB, cropped as in test_crop; mean and std are applied inside",
     **{key: schema.plain(use.data.args[key]) for key in keys},
   }

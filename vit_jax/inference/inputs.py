@@ -59,7 +59,7 @@ def listed(words: Iterable[str], stdin: BinaryIO) -> Inputs:
   if not files:
     other = ", ".join(f"{count:,} {suffix or 'without extension'}" for suffix, count in sorted(ignored.items()))
     raise ConfigError(
-      f"no image in {show(list(words))}" + (f", only other files ({other})" if other else "") + "; name image files, "
+      f"no image in {show(list(words))}" + (f", only other files ({other})" if other else "") + ". Name image files, "
       f"or folders with {', '.join(EXTENSIONS)}"
     )
   return Inputs(files, dict(ignored))
@@ -87,7 +87,7 @@ def _below(text, ignored, asked) -> Iterator[str]:
     yield from _of_folder(path, ignored)
   elif asked and not os.path.lexists(path):
     near = sorted(str(other) for other in path.parent.glob("*")) if path.parent.is_dir() else []
-    raise ConfigError(f"there is no {show(text)}.{_like(str(path), near)}")
+    raise ConfigError(f"{show(text)} does not exist.{_like(str(path), near)}")
   else:
     yield str(path)
 
@@ -110,7 +110,7 @@ def _of_folder(root, ignored) -> Iterator[str]:
       continue
     status = os.stat(entry)
     if (status.st_dev, status.st_ino) in seen:
-      logging.warning("%s is a link to a folder that is read already; it is left out", show(entry))
+      logging.warning("%s is a link to a folder that is already read and is skipped", show(entry))
       continue
     seen.add((status.st_dev, status.st_ino))
     with os.scandir(entry) as inside:
@@ -125,7 +125,7 @@ def _of_bucket(path, ignored, asked) -> Iterator[str]:
     return
   names = sorted(places.reached(path, lambda: places.Bucket.listed(path)).objects)
   if not names and asked:
-    raise ConfigError(f"there is no {show(str(path))} in the bucket; name an object, or a folder of objects")
+    raise ConfigError(f"{show(str(path))} does not exist in the bucket. Name an object, or a folder of objects")
   for name in names:
     if any(part.startswith(".") for part in name.split("/")):
       continue
@@ -138,7 +138,7 @@ def _of_bucket(path, ignored, asked) -> Iterator[str]:
 def _of_manifest(path) -> Iterator[str]:
   """Yields the files that the lines of a manifest name."""
   if not path.is_file():
-    raise ConfigError(f"there is no manifest {show(str(path))}")
+    raise ConfigError(f"the manifest {show(str(path))} does not exist")
   with local(path).open("rb") as lines:
     for number, line in enumerate(lines, 1):
       if not line.strip():
@@ -146,7 +146,7 @@ def _of_manifest(path) -> Iterator[str]:
       try:
         about = parse_json(line)
         if not isinstance(about, dict) or not isinstance(about.get("path"), str) or not about["path"].strip("\0 "):
-          raise ValueError(f'{show(about)} has no path; write {{"path": "a.jpg"}}')
+          raise ValueError(f'{show(about)} has no path. Write {{"path": "a.jpg"}}')
       except ValueError as error:
         raise ConfigError(f"{path}, line {number:,}: {error}") from error
       yield places.beside(str(path), about["path"])

@@ -32,11 +32,11 @@ def check(path: pathlib.Path | None, features: bool) -> None:
   """
   if path is None:
     if features:
-      raise ConfigError("--features: write them where? Add --out=FILE.npz or .jsonl")
+      raise ConfigError("--features: no output file. Add --out=FILE.npz or .jsonl")
     return
   files.check_path(path, SUFFIXES)
   if features and path.suffix.lower() == ".csv":
-    raise ConfigError(f"--features: {path} is a table of classes, which has no features; name FILE.npz or FILE.jsonl")
+    raise ConfigError(f"--features: {path} is a table of classes, which has no features. Name FILE.npz or FILE.jsonl")
 
 
 def write(path: pathlib.Path, rows: Iterable[Row], count: int, classes: Sequence[str]) -> None:

@@ -85,7 +85,7 @@ class Predictor:
       NotFiniteError: if the outputs for an image are NaN or infinite.
     """
     if not self.classes:
-      raise ConfigError("the model has no head, and so predicts no class; take `features`")
+      raise ConfigError("the model has no head, so it cannot predict classes. Use `features`")
     computed = self._computed(images, None)
     rows = [
       Prediction(tuple(self.classes[i] for i in best), tuple(probability), tuple(best))
@@ -169,7 +169,7 @@ class Predictor:
     """Returns the outputs of the model for all images."""
     several = [images] if _is_one(images) else list(images)
     if not several:
-      raise ImageError("an empty list; give one image or more")
+      raise ImageError("an empty list. Give one image or more")
     parts = [jax.device_get(self._programs(features)(self.params, batch)) for batch in self._batches(several)]
     rows = {name: np.concatenate([part[name] for part in parts])[: len(several)] for name in parts[0]}
     return finite.checked(rows, np.arange(len(several)), lambda number: _name(several[number], number))

@@ -66,8 +66,8 @@ class Preparation:
     """
     if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3):
       raise ImageError(
-        f"an image of shape {image.shape} and type {image.dtype}; allowed: [H, W, 3] or [H, W] of uint8, RGB 0 to 255"
+        f"an image of shape {image.shape} and type {image.dtype}. Allowed: [H, W, 3] or [H, W] of uint8, RGB 0 to 255"
       )
     if not 0 < image.shape[0] * image.shape[1] <= self.max_pixels:
-      raise ImageError(f"an image of shape {image.shape}; allowed: 1 to {self.max_pixels:,} pixels")
+      raise ImageError(f"an image of shape {image.shape}. Allowed: 1 to {self.max_pixels:,} pixels")
     return self.cut(np.stack([image] * 3, axis=-1) if image.ndim == 2 else image, None)

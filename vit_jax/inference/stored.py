@@ -221,7 +221,7 @@ def run_of(workdir: pathlib.Path) -> config.Run | None:
   try:
     return build.complete(config.resolve(renames.run(own)), adopt=False)
   except ConfigError as error:
-    raise ConfigError(f"{workdir / 'config.json'} is no run of this code: {error}") from error
+    raise ConfigError(f"{workdir / 'config.json'} is not the config of a run: {error}") from error
 
 
 def _of_workdir(workdir, description):
@@ -241,15 +241,17 @@ def _said(path, said, description, usual):
   if set(said.normalised) != {"mean", "std"}:
     values = ", ".join(f"{key}={str(value).replace(' ', '')}" for key, value in usual.items())
     where = (
-      "the workdir holds no run, which would say" if importers.is_workdir(path) else "nothing beside the file says"
+      "the workdir contains no run that specifies"
+      if importers.is_workdir(path)
+      else "no metadata next to the file specify"
     )
-    notes = [f"{where} how its images were normalised; taken is {values}, see docs/models.md#images"]
+    notes = [f"{where} how its images were normalised. Using {values}, see docs/models.md#images"]
   side = _side(description)
   crop = {"test_crop": processing.at_size(said.crop, said.size, side)} if said.crop else {}
   try:
     data = _data(side, **{**usual, **said.normalised}, **crop)
   except ConfigError as error:
-    raise ConfigError(f"{path}: what is said of its images: {error}") from error
+    raise ConfigError(f"{path}: its image metadata are not valid: {error}") from error
   return data, said.loss or "softmax", said.labels, notes
 
 

@@ -75,11 +75,11 @@ class Attention(nnx.Module):
   ):
     if formulation == "fused" and (dropout or relative):
       raise schema.ConfigError(
-        f"model: attention 'fused' has no attention_dropout and no relative positions; they are {dropout} and "
-        f"{'on' if relative else 'off'}. Set both to none, or attention='xla'"
+        f"model: attention 'fused' supports neither attention_dropout nor relative positions, which are "
+        f"{dropout} and {'on' if relative else 'off'}. Set both to none, or attention='xla'"
       )
     if formulation == "fused" and difference:
-      raise schema.ConfigError("model: attention 'fused' has no halves of heads, as differential=true; take 'xla'")
+      raise schema.ConfigError("model: attention 'fused' does not support differential=true. Use 'xla'")
     size = width // heads
     linear = {"kernel_init": kernel_init, "dtype": dtype, "rngs": rngs}
     softmax = key_norm is None and rotary is None  # the keys' bias reaches the softmax unchanged

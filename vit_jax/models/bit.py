@@ -139,7 +139,7 @@ def bit(
     step = resnet.GROUPS / resnet.WIDTH
     raise schema.ConfigError(
       f"model: width_factor {factor} gives {resnet.WIDTH * factor:g} channels, which are not {resnet.GROUPS} equal "
-      f"groups; allowed: multiples of {step}, such as {factor // step * step:g}"
+      f"groups. Allowed: multiples of {step}, such as {factor // step * step:g}"
     )
   stages = row[1] if stages is None else stages
   return ResNet((*sides(image_size), channels), width, stages, classes, dtype=jnp.dtype(dtype), rngs=rngs)

@@ -75,7 +75,7 @@ def check_outputs(
   if not callable(getattr(module, "outputs", None)):
     raise ConfigError(
       f"model {name}: {type(module).__name__} has no method outputs(images, key). Add one that returns "
-      "vit_jax.models.Output; see vit_jax.models.output.classified"
+      "vit_jax.models.Output. See vit_jax.models.output.classified"
     )
   graph, state = nnx.split(module)
 

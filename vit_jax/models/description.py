@@ -114,7 +114,7 @@ class Description:
       sides = [size] if isinstance(size, int) else list(size)
       classes, channels = values["classes"], values["channels"]
       if not all(type(number) is int for number in (*sides, classes, channels)):
-        raise TypeError("a size is no whole number")
+        raise TypeError("a size is not a whole number")
       in_range = 0 < min(sides) <= max(sides) < 2**16 and 0 <= classes < 2**31 and 0 < channels < 2**16
       if not in_range or len(sides) > 2:
         raise ValueError("a size is out of range")

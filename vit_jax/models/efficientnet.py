@@ -226,7 +226,7 @@ def efficientnet(
   """
   stages = blocks_of(depth_factor) if stages is None else stages
   if not 0 < len(stages) <= len(STAGES):
-    raise schema.ConfigError(f"model: stages {list(stages)}; allowed: blocks of each, for 1 to {len(STAGES)} stages")
+    raise schema.ConfigError(f"model: stages {list(stages)}. Allowed: blocks of each, for 1 to {len(STAGES)} stages")
   compute = jnp.dtype(dtype)
   return EfficientNet(
     (*sides(image_size), channels),

@@ -56,7 +56,7 @@ def check_patches(images: Shaped[Tensor, "B H W C"], patch: int, channels: int) 
   """
   if images.shape[1] % patch or images.shape[2] % patch or images.shape[3] != channels or 0 in images.shape:
     raise ValueError(
-      f"images are {images.shape[1:]} (height, width, channels); allowed: multiples of {patch}, and "
+      f"images are {images.shape[1:]} (height, width, channels). Allowed: multiples of {patch}, and "
       f"{amount(channels, 'channel')}"
     )
 
@@ -97,7 +97,7 @@ def features_of(kind: Features, prefix: Mapping[str, int]) -> Callable[[Output],
     ConfigError: if the kind needs a class token that the model does not have.
   """
   if "cls" in kind and "cls" not in prefix:
-    raise ConfigError(f"{kind!r} has a class token, and the model has none; allowed: 'head', 'patches'")
+    raise ConfigError(f"{kind!r} needs a class token, but the model does not have one. Allowed: 'head', 'patches'")
   first = sum(prefix.values())
 
   def features(output):

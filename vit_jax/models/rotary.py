@@ -91,7 +91,7 @@ class Axial:
       return np.zeros((count, 1, self.size // 2), np.float32)
     side = math.isqrt(count)
     if side * side != count:
-      raise ConfigError(f"model.registers: {count}; those that turn are a square: 1, 4, 9, 16, ...")
+      raise ConfigError(f"model.registers: {count}; rotary registers must form a square: 1, 4, 9, 16, ...")
     return _axial(_grid(np.arange(side), np.arange(side)), self.registers, self.size, self.first)
 
 
@@ -250,8 +250,8 @@ ROTARY = {"none": none, "axial": Axial, "mixed": Mixed, "dinov3": Centred}
 def _check(rotary, parts):
   if rotary.size % parts:
     raise ConfigError(
-      f"a head has {amount(rotary.size, 'channel')}, of which rows and columns turn two at a time; allowed: "
-      f"multiples of {parts}. Take another width or number of heads"
+      f"a head has {amount(rotary.size, 'channel')}, which rotate in pairs for rows and columns. Allowed: "
+      f"multiples of {parts}. Use another width or number of heads"
     )
 
 

@@ -30,7 +30,7 @@ def size(row: tuple[int, int, int, int], **overrides: int | None) -> tuple[int, 
   if width % heads:
     divisors = [str(h) for h in range(1, min(width, 64) + 1) if width % h == 0]
     raise schema.ConfigError(
-      f"model: width {width} is not a multiple of heads {heads}; allowed heads: {', '.join(divisors)}"
+      f"model: width {width} is not a multiple of heads {heads}. Allowed heads: {', '.join(divisors)}"
     )
   return width, depth, heads, hidden
 

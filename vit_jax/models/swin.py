@@ -292,14 +292,14 @@ def _maps(image_sides, window, row):
   """Returns (rows, columns) of each stage's feature map. Raises a ConfigError if stages, heads or image do not fit."""
   if len(row.depths) != len(row.heads):
     raise schema.ConfigError(
-      f"model: depths {row.depths} are {amount(len(row.depths), 'stage')}, heads {row.heads} are {len(row.heads)}; "
-      "give one number for each stage to both"
+      f"model: depths {row.depths} are {amount(len(row.depths), 'stage')}, heads {row.heads} are {len(row.heads)}. "
+      "Give one number for each stage to both"
     )
   for i, heads in enumerate(row.heads):
     if row.width * 2**i % heads:
       raise schema.ConfigError(
-        f"model: stage {i} has width {row.width * 2**i}, which is not a multiple of its heads {heads}; "
-        "change heads or width"
+        f"model: stage {i} has width {row.width * 2**i}, which is not a multiple of its heads {heads}. "
+        "Change heads or width"
       )
   stages = len(row.depths)
   both = [_map_sides(side, window, stages) for side in image_sides]

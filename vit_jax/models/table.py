@@ -66,7 +66,7 @@ def find(name: str) -> Published:
   if made is None:
     guess = spellings.nearest(name, TABLE)
     near = list(dict.fromkeys([guess, *similar(name)] if guess else similar(name)))
-    advice = f"Did you mean {near[0]!r}? Similar: {', '.join(near)}." if near else "There is no similar name."
+    advice = f"Did you mean {near[0]!r}? Similar: {', '.join(near)}." if near else "No similar name."
     raise schema.ConfigError(
       f"unknown name {name!r}. {advice} All {len(TABLE)}: python -c 'import vit_jax; print(*vit_jax.models.names())'; "
       "among them ViT-S/16, R50+B/16, deit_tiny_patch16_224, cct_7_3x1_32, Mixer-B/16, R50x1, efficientnet_b0, "

@@ -247,15 +247,18 @@ def _check(pool, pre_logits, position, position_at, mlp, hidden_multiple):
   """Raises a ConfigError for arguments that exclude each other."""
   if hidden_multiple and mlp == "gelu":
     raise schema.ConfigError(
-      f"model.hidden_multiple: {hidden_multiple} is for SwiGLU, and mlp is 'gelu'; leave it out, or take mlp='swiglu'"
+      f"model.hidden_multiple: {hidden_multiple} is for SwiGLU, and mlp is 'gelu'. Leave it out, or take mlp='swiglu'"
     )
   if position_at != "input" and position in ("relative", "none"):
     raise schema.ConfigError(
-      f"model: position_at {position_at!r} says where a table is added, and position {position!r} has none; allowed: "
+      f"model: position_at {position_at!r} specifies where a position table is added, but position {position!r} has "
+      f"no table. Allowed: "
       "position_at='input', or a position that is learned, 'sincos2d' or 'factored'"
     )
   if pool == "distilled" and pre_logits:
-    raise schema.ConfigError("model: pool 'distilled' has two heads and takes no pre_logits; leave one of them out")
+    raise schema.ConfigError(
+      "model: pool 'distilled' has two heads and does not support pre_logits. Leave one of them out"
+    )
 
 
 def _positions(position, rows, columns, width, leading, registers, rngs):

@@ -150,7 +150,7 @@ def optimizer(
   scales = _by_pattern("lr_multipliers", lr_multipliers, paths, 1.0)
   if layer_decay is not None:
     if layers_above is None:
-      raise ConfigError("this model's layers are not alike; use lr_multipliers", "layer_decay")
+      raise ConfigError("the layers of this model differ in form. Use lr_multipliers", "layer_decay")
     if unknown := [path for path in paths if path in layers_above and layers_above[path] is None]:
       raise ConfigError(
         f"the order of this model's layers has no place for the parameter {unknown[0]!r}. "
@@ -164,7 +164,7 @@ def optimizer(
 
   clipping = [optax.clip_by_global_norm(clip)] if clip is not None else []
   if trust_ratio == "decayed" and not decays:
-    raise ConfigError("'decayed' adapts nothing where weight_decay is 0; set that, or take 'all'", "trust_ratio")
+    raise ConfigError("'decayed' has no effect if weight_decay is 0. Set weight_decay, or use 'all'", "trust_ratio")
   stacked = frozenset(path for path, above in (layers_above or {}).items() if isinstance(above, np.ndarray))
   trust = {"none": [], "decayed": [_trust(decays, stacked)], "all": [_trust(paths, stacked)]}[trust_ratio]
   if decay == "times_lr":
@@ -195,7 +195,7 @@ def frozen_paths(frozen: Sequence[str], params, statistics: frozenset[str] = fro
   paths = _trainable(params, statistics)
   held = _by_pattern("frozen", [(pattern, True) for pattern in frozen], paths, False)
   if all(held.values()):
-    raise ConfigError(f"{frozen} matches every parameter; nothing is left to train", "frozen")
+    raise ConfigError(f"{frozen} matches every parameter, so no parameter would be trained", "frozen")
   return statistics | {path for path in paths if held[path]}
 
 
@@ -308,7 +308,7 @@ def _by_pattern(key: str, rows: Sequence[tuple[str, object]], paths, default) ->
       continue
     if any(re.fullmatch(pattern, path) for path in paths):
       raise ConfigError(
-        f"{pattern!r} has no effect: earlier patterns take all that it matches; put it first", f"{key}[{i}]"
+        f"{pattern!r} has no effect: earlier patterns take all that it matches. Put it first", f"{key}[{i}]"
       )
     raise ConfigError(
       f"{pattern!r} matches no parameter. A pattern is a regular expression for the whole path; nearest: "

@@ -64,7 +64,7 @@ def check(paths: Iterable[str]) -> None:
     ConfigError: if none of the paths is a matrix of attention or of an MLP.
   """
   if not any(map(axes, paths)):
-    raise ConfigError("this model has no matrices of attention or of MLPs, which 'muon' is for; take 'adamw'", "name")
+    raise ConfigError("this model has no attention or MLP matrices, which 'muon' needs. Use 'adamw'", "name")
 
 
 def axes(path: str) -> tuple[int, int] | None:

@@ -46,7 +46,7 @@ def create(choice: Choice, peak: float, total: int, warmup: int, steps: Callable
   """
   if warmup > total:
     raise ConfigError(
-      f"{amount(warmup, 'step')}, but the run has {total:,}; shorten the warm-up or lengthen the run", "warmup"
+      f"{amount(warmup, 'step')}, but the run has {total:,}. Shorten the warm-up or lengthen the run", "warmup"
     )
   with at("schedule"):
     return make(choice, SCHEDULES, peak, total, warmup, steps)
@@ -121,7 +121,7 @@ def rsqrt(
   cooldown = _cooldown_steps(cooldown, total, warmup, steps)
   timescale, shift = float(steps(timescale)), float(steps(shift))
   if not timescale:
-    raise ConfigError("0 steps; give a length over which the rate falls by sqrt(2)", "timescale")
+    raise ConfigError("0 steps. Give a length over which the rate falls by sqrt(2)", "timescale")
 
   def rate(step):
     after = jnp.maximum(jnp.asarray(step, jnp.float32) - warmup, 0)
@@ -236,7 +236,7 @@ def _epoch(steps):
 
 def _by_epoch(rate, peak, total, warmup, epoch, start):
   if total > 1e6 * epoch:
-    raise ConfigError(f"{total:,} steps are {total / epoch:,.0f} epochs; allowed: a million", "name")
+    raise ConfigError(f"{total:,} steps are {total / epoch:,.0f} epochs. Allowed: a million", "name")
   warm = round(warmup / epoch)
   epochs = range(math.ceil(total / epoch) + 1)
   rates = [start + t * (peak - start) / warm if t < warm else rate(t) for t in epochs]
@@ -249,7 +249,7 @@ def _cooldown_steps(cooldown, total, warmup, steps):
   if warmup + count > total:
     raise ConfigError(
       f"warm-up of {amount(warmup, 'step')} and cool-down of {count:,} do not fit a run of "
-      f"{total:,}; shorten warmup or schedule.cooldown, or lengthen the run",
+      f"{total:,}. Shorten warmup or schedule.cooldown, or lengthen the run",
       "cooldown",
     )
   return count
@@ -257,4 +257,4 @@ def _cooldown_steps(cooldown, total, warmup, steps):
 
 def _check_end(end, peak):
   if end > peak:
-    raise ConfigError(f"{end} is above the peak, lr {peak}; end is a learning rate, not a share of lr", "end")
+    raise ConfigError(f"{end} is above the peak, lr {peak}. The end is a learning rate, not a fraction of lr", "end")

@@ -253,7 +253,9 @@ def _label(run, slice_):
 
 def _too_large(plan, message, seconds):
   needed, limit = _needed(message), plan.hbm_limit
-  problem = f"does not fit: {needed / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB; --search finds what does"
+  problem = (
+    f"does not fit: {needed / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB. Use --search to find a setting that fits"
+  )
   return dataclasses.replace(plan, problem=problem if needed else message, hbm_bytes=needed, compile_seconds=seconds)
 
 

@@ -7,15 +7,15 @@ from vit_jax.schema import amount
 
 METHOD = f"""\
 step   the compiler's estimate of cycles of every operation, at the chip's clock, plus the time on the links.
-       Where it is below what the arithmetic takes, that or the memory traffic at peak rates, whichever is longer.
-links  bytes that a device sends for collectives, in rings, at the rate of all its links; none is overlapped.
-MFU    the model's matrix products, forward and backward, as a share of the chip's peak; recomputation is no gain.
+       If it is below the time of the arithmetic or of the memory traffic at peak rates, the longer of these two.
+links  bytes that a device sends for collectives, in rings, at the rate of all its links, without overlap.
+MFU    the model's matrix products, forward and backward, as a share of the chip's peak, without recomputation.
 checkpoint  its size, and how long it takes to write at {WRITE_RATE / 1e9:.1f} GB/s a host.
-input  images/s that the chips ask of a host, of those that it makes: --host-rate, or a rough estimate for all its cores
-       at work, by the worker processes that a run has by default. Reading from disks or buckets is not in it.
-       images/s/chip, MFU, hours and cost are those of the run, which waits where it is input-bound.
-evaluations  whole splits, forward at the share that this is of a step's arithmetic, or at the rate of the hosts if that
-       is longer. They come on top: no other figure has them, nor the time to start, compile and restart."""
+input  images/s that the chips need from a host, and those that it prepares: --host-rate, or a rough estimate for all
+       its cores with the default number of worker processes. Reading from disks or buckets is not included.
+       images/s/chip, MFU, hours and cost are those of the run, including its waiting if it is input-bound.
+evaluations  forward passes over whole splits, as a share of a step's arithmetic, or at the rate of the hosts if that
+       is longer. Other figures exclude evaluations and the time to start, compile and restart."""
 
 
 def line(plan: Plan) -> str:
@@ -65,9 +65,10 @@ def _input_bound(plan):
     else ("Measure a host and plan with --host-rate")
   )
   return (
-    f"input-bound: the chips ask {plan.images_per_second_per_host:,.0f} images/s of each host, which makes "
-    f"{plan.host_rate:,.0f} ({plan.host_rate_method}): the run takes {plan.hours:,.1f} hours, of which the chips work "
-    f"{plan.device_hours:,.1f}. {first}; take fewer layers in data.policy or store smaller images; or take a slice "
+    f"input-bound: the chips need {plan.images_per_second_per_host:,.0f} images/s from each host, which "
+    f"prepares {plan.host_rate:,.0f} ({plan.host_rate_method}): the run takes {plan.hours:,.1f} hours, and the chips "
+    f"work for {plan.device_hours:,.1f}. {first}. Use fewer layers in data.policy or store smaller images; or take a "
+    f"slice "
     "with more hosts or slower chips"
   )
 

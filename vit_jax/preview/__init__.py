@@ -96,8 +96,8 @@ def _lines(path, source, examples, classes, looked_at, kinds):
     for i in (counts.argmax(), counts.argmin())
   )
   return [
-    f"{path}: {amount(len(examples), 'image')} of the first batch, as the model will see them; numbers in "
-    f"{path.with_suffix('.json').name}",
+    f"{path}: {amount(len(examples), 'image')} of the first batch, as the model will see them. Numbers are "
+    f"in {path.with_suffix('.json').name}",
     f"{amount(len(counts), 'class', 'classes')} in {sheet.of(counted, source)}: most {most}, least {least}, "
     f"{int(np.sum(counts == 0)):,} without images",
     f"of {sheet.of(looked_at, source)}: {words}{unhashed}",

@@ -153,9 +153,9 @@ def about(run: Run, source: Source, exact: bool) -> str:
   changes = [f"crop {args['crop'].name}", *["flip"] * args["flip"], *(f"{key} {args[key].name}" for key in changes)]
   smoothing = run.task.args.get("label_smoothing")
   return (
-    f"{amount(len(source), 'image')}, {amount(len(source.classes), 'class', 'classes')}.  Left the image, right what "
-    f"the model sees of it in the "
-    f"first step: seed {run.seed}, batch {run.batch:,}, {args['image_size']} pixels, {', '.join(changes)}"
+    f"{amount(len(source), 'image')}, {amount(len(source.classes), 'class', 'classes')}.  Left: the image. Right: "
+    f"the model's input in "
+    f"the first step: seed {run.seed}, batch {run.batch:,}, {args['image_size']} pixels, {', '.join(changes)}"
     + (f"; labels before smoothing by {smoothing:g}" if smoothing else "")
     + ("" if exact else "; mixed with other shares than the run's")
   )

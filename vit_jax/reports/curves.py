@@ -206,7 +206,7 @@ def interactive(runs: Sequence[Recorded]) -> Interactive:
   instead = Table(
     "", ["run", shown(name)], [[run.name, text(name, run.figures[name])] for run in runs if name in run.figures]
   )
-  about = "Choose a metric; click names below it, with shift several; drag and turn the wheel to look closer."
+  about = "Choose a metric. Click names below it (shift-click for several). Drag and turn the mouse wheel to zoom."
   return Interactive("Compare", _embedded(chart.to_dict() | {"datasets": {"points": rows}}), instead, about)
 
 

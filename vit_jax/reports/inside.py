@@ -80,7 +80,7 @@ def of(predictor: Predictor, squares: Sequence[np.ndarray]) -> Inside:
   for square in squares:
     if square.shape != (side, side, 3) or square.dtype != np.uint8:
       raise ValueError(
-        f"a picture is {square.dtype} {list(square.shape)}; the model takes uint8 [{side}, {side}, 3]: cut it first"
+        f"a picture is {square.dtype} {list(square.shape)}; the model takes uint8 [{side}, {side}, 3]: crop it first"
       )
   if broken := _broken(predictor):
     raise ValueError(broken)
@@ -268,7 +268,7 @@ def _absent(description, module, values, pictures) -> dict[str, str]:
   if own:
     nothing = unknown
   elif not pictures:
-    nothing = "Where a model looks is measured with pictures, and there are none."
+    nothing = "Attention maps need pictures, but no pictures were given."
   reasons |= dict.fromkeys(("distance", "alike", "maps", "rollout", "pooling"), nothing)
   if values["distance"] is not None:
     shifted = f"{name} attends inside windows that shift from layer to layer, and no token stands for the output."
@@ -293,7 +293,8 @@ def _positions(similarity, title):
   rows, columns = similarity.shape[:2]
   step = heatmaps.rows_of(rows).step
   about = (
-    f"Each map shows how alike the position embedding of one patch is to those of all {rows} x {columns}, as in "
+    f"Each map shows the similarity between the position embedding of one patch and those of all {rows} x {columns}, "
+    f"as in "
     "figure 7 (centre) of the same paper"
     + (f"; drawn are those of every {step}th row and column." if step > 1 else ".")
   )
@@ -303,7 +304,7 @@ def _positions(similarity, title):
 def _distances(inside, side, count, title):
   about = (
     "How far away heads look: pixels between a patch and the others, weighted by its attention, mean over patches and "
-    f"{amount(count, 'picture')}, as in figure 7 (right) of the same paper. Tokens that are no patches are left out."
+    f"{amount(count, 'picture')}, as in figure 7 (right) of the same paper. Tokens that are not patches are left out."
   )
   drawn = heatmaps.distances(inside.distance, inside.alike, side, f"{title} distance")
   return page.Chart("Attention distance by layer and head", drawn, about)

@@ -54,7 +54,7 @@ def chapter(
   all_ = f"all {amount(count, 'image')}" if whole in (None, count) else f"{count:,} of {amount(whole, 'image')}"
   words = f"{_split(source)}, {all_}: {right.sum():,} right, {count - right.sum():,} wrong. {about}".strip()
   if predictions.label.ndim == 2:
-    words += f" An image has up to {amount(source.labels, 'label')}, and is right where the best class is one of them."
+    words += f" An image has up to {amount(source.labels, 'label')}, and is right if the best class is one of them."
   counts, taken = metrics.per_class(predictions, len(names)), _confused(predictions, right)
   parts = [
     _figures(predictions, len(names), intervals or {}, way),
@@ -138,7 +138,7 @@ def _confusion(predictions, names):
   elif len(occur) > CELLS:
     about += f". A square is of up to {-(-len(occur) // CELLS)} classes, and shows the largest share among them"
   if len(occur) < len(names):
-    about += f". Of {len(names):,} classes only the {len(occur):,} that occur are here"
+    about += f". Only the {len(occur):,} of {len(names):,} classes that occur are shown"
   svg = _drawn_confusion(matrix, [fitted(names[number]) for number in occur])
   return [page.Chart("Confusions", svg, f"{about}.")]
 
@@ -206,14 +206,16 @@ def _worst(details, right, squares):
   labelled = (predictions.label >= 0).reshape(len(right), -1).any(1)
   wrong = np.flatnonzero(~right & labelled)
   if not len(wrong):
-    return [page.Words("None of these images is wrong.")]
+    return [page.Words("All of these images are right.")]
   loss = np.nan_to_num(predictions.loss[wrong].astype(np.float64), nan=np.inf)
   chosen = wrong[np.argsort(-loss, kind="stable")][:SHOWN]
   lines = [
     [_labels(details, i), f"taken for {_class(source, predictions.best[i, 0])}, {percent(predictions.confidence[i])}"]
     for i in chosen
   ]
-  about = "Label, prediction and its probability; those whose label had the lowest probability first, as the model saw"
+  about = (
+    "Label, prediction and its probability, sorted by the probability of the label (lowest first), as the model saw"
+  )
   return _gallery("Worst mistakes", f"{about} them.", details, chosen, lines, squares)
 
 
@@ -234,7 +236,7 @@ def _uncertain(details, right, squares):
     ]
     for i in chosen
   ]
-  about += "; label, and the probabilities that it was decided by. What is red is wrong."
+  about += "; label, and the probabilities behind the decision. Wrong predictions are red."
   return _gallery("Least certain", about, details, chosen, lines, squares, marked=~right)
 
 

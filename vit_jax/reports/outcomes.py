@@ -67,7 +67,7 @@ def chapters(workdir: pathlib.Path, limit: int = LIMIT) -> tuple[list[page.Chapt
       first = seen.chapter(run, source)
   except ConfigError as error:
     said = f"The data of this run cannot be read from here. {error}"
-    logging.warning("%s: %s; the page does without", workdir, said)
+    logging.warning("%s: %s. The page omits this section", workdir, said)
     gone = [page.Words(said)]
     return [page.Chapter(seen.TITLE, gone), page.Chapter(mistakes.TITLE, gone)], None
   if not tasks.TASKS[run.task.name].classes:
@@ -75,7 +75,7 @@ def chapters(workdir: pathlib.Path, limit: int = LIMIT) -> tuple[list[page.Chapt
   try:
     result = _measured(run, workdir, source, limit)
   except (ConfigError, runtime.Stop) as error:
-    logging.warning("%s: the weights could not be measured: %s; the page does without", workdir, error)
+    logging.warning("%s: the weights could not be evaluated: %s. The page omits this section", workdir, error)
     return [first, page.Chapter(mistakes.TITLE, [page.Words(f"This could not be measured. {error}")])], None
   return [first, chapter(result)], result
 
@@ -151,7 +151,7 @@ def as_seen(source: sources.Source, data: Choice, records: Sequence[int]) -> lis
 
 def _run(workdir):
   if (run := stored.run_of(workdir)) is None:
-    raise ConfigError(f"{workdir} holds no run (no config.json); train one first")
+    raise ConfigError(f"{workdir} contains no run (no config.json). Train one first")
   return run
 
 

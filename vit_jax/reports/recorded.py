@@ -206,10 +206,10 @@ def _plans(path) -> list[dict[str, Any]]:
     plans = files.parse_json(content)
     made = [each for each in plans if each["problem"] is None]
     if not all(_is_number(each[key]) for each in made for key in ("hours", "core_days")):
-      raise ValueError("hours or core_days is no number")
+      raise ValueError("hours or core_days is not a number")
     return [each for each in made if each["rented"]]
   except (ValueError, LookupError, TypeError) as error:
-    raise ConfigError(f"{path} is none of vit_jax.plan's ({error}); mend or remove it") from error
+    raise ConfigError(f"{path} was not written by vit_jax.plan ({error}). Fix or remove it") from error
 
 
 def _is_number(value):

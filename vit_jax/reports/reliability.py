@@ -116,12 +116,12 @@ def _words(bins, tests):
   usual += (
     f"the model is miscalibrated ({_p(tests.error)})."
     if tests.error < ALPHA
-    else f"not enough images to tell whether the model is miscalibrated ({_p(tests.error)})."
+    else f"not enough images to decide whether the model is miscalibrated ({_p(tests.error)})."
   )
   if tests.leaning < ALPHA:
     leaning = f"{'over' if mean > share else 'under'}-confident on average"
   else:
-    leaning = "not enough images to tell whether it is over- or under-confident"
+    leaning = "not enough images to decide whether it is over- or under-confident"
   return (
     f"Expected calibration error {100 * error:.2f} %: the mean difference, over bins of confidence, between the share "
     f"of right images and the probability of the best class. {usual} The mean probability is {100 * mean:.2f} %, and "

@@ -64,10 +64,10 @@ def subjects(places: Sequence[pathlib.Path]) -> Subjects:
     elif place.exists() and (place.is_file() or importers.is_workdir(place)):
       weights.append(place)
     else:
-      kind = "is no workdir of a run or of a sweep, and no file of weights" if place.exists() else "is not there"
-      raise ConfigError(f"{place} {kind}; name what --workdir named, or a file that vit_jax.convert reads")
+      kind = "is neither the workdir of a run or sweep nor a file of weights" if place.exists() else "does not exist"
+      raise ConfigError(f"{place} {kind}. Name the --workdir of a run or sweep, or a file that vit_jax.convert reads")
   if not named and not weights:
-    raise ConfigError(f"no trial of {', '.join(map(str, places))} has begun yet; there is nothing to show")
+    raise ConfigError(f"no trial of {', '.join(map(str, places))} has started yet. Run the report again later")
   runs = [recorded.read(place, name) for place, name in zip(named, _distinct(named), strict=True)]
   return Subjects(verdict.ranked(runs) if sweeps else runs, weights, waiting, chosen)
 
@@ -156,7 +156,7 @@ def make_at_end(workdir: pathlib.Path) -> None:
     say(f"  report    not made: {error}")
   except Exception:  # an error in the report must not affect a run that ended well
     traceback.print_exc()
-    say("  report    not made: a bug of ours, see above; the run itself is whole")
+    say("  report    not made: a bug in vit_jax, see above; the run itself is complete")
   else:
     say(f"  report    {workdir / NAME}")
 
@@ -208,7 +208,7 @@ def _of_file(place, images) -> list[Chapter]:
     ["classes", ", ".join([f"{len(use.classes):,}", *map(fitted, use.classes[:5]), *["…"] * (len(use.classes) > 5)])],
   ]
   pictures = _pictures(use, images)
-  hint = [] if pictures else [Words("Attention is shown over pictures: name some by --images=PATH.")]
+  hint = [] if pictures else [Words("Attention maps need pictures: name some with --images=PATH.")]
   name = place.name or str(place)
   facts = Chapter(f"Weights: {name}", [Table("The model", ["", ""], rows), *map(Words, use.notes), *hint])
   return [facts, inside.chapter(use, pictures, f"Inside: {name}")]
@@ -242,4 +242,4 @@ def _line(about):
   """Returns the line below the title."""
   counts = [(len(about.runs), "run", ""), (len(about.weights), "file of weights", "files of weights")]
   said = [amount(*each) for each in counts if each[0]]
-  return f"{', '.join(said)}. Made by vit_jax.report on {datetime.date.today():%d %B %Y}; this file needs nothing else."
+  return f"{', '.join(said)}. Made by vit_jax.report on {datetime.date.today():%d %B %Y}; this file is self-contained."

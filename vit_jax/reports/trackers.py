@@ -73,7 +73,7 @@ def export(workdir: pathlib.Path, to: str, project: str = "vit_jax", folder: pat
     raise ConfigError(f"unknown tracker {to!r}.{nearest(to, TRACKERS)}")
   if not _PROJECT.fullmatch(project):
     allowed = "1 to 100 letters, digits, '-', '_', '.' and spaces, with a letter or digit among them"
-    raise ConfigError(f"--project is {show(project)}; allowed: {allowed}")
+    raise ConfigError(f"--project is {show(project)}. Allowed: {allowed}")
   if importlib.util.find_spec(to) is None:
     raise ConfigError(f"{to} is not installed. It comes with {extras.advice(to)}")
   config, lines = files.read_json(workdir / "config.json"), list(rows(workdir))
@@ -132,8 +132,8 @@ def _notes(file):
     identity, *counts = values
     known = isinstance(identity, str) and _ID.fullmatch(identity)
     if not known or not all(type(count) is int and -1 <= count <= LAST for count in counts):
-      advice = "Mend the file, or remove it and the tracker's run: all lines are then sent again"
-      raise ConfigError(f"{file}: {to} is {show(note)}; allowed: the id, step and rows of an export. {advice}")
+      advice = "Fix the file, or remove it and the tracker's run: all lines are then sent again"
+      raise ConfigError(f"{file}: {to} is {show(note)}. Allowed: the id, step and rows of an export. {advice}")
   return notes
 
 
@@ -144,8 +144,8 @@ def _errors(to, workdir):
     yield
   except _classes(to) as error:
     said = (str(error).strip() or type(error).__name__).splitlines()[0]
-    advice = "The run there may have a part of the lines; mend this and run the same command again"
-    raise ConfigError(f"{workdir}: {to} does not take it: {said}. {advice}") from error
+    advice = "The run there may already contain some of the lines. Fix this and run the same command again"
+    raise ConfigError(f"{workdir}: {to} rejected the metrics: {said}. {advice}") from error
 
 
 def _classes(to):
@@ -235,7 +235,7 @@ def _mlflow(what: Export) -> str:
     raise
   client.set_terminated(identity)
   show = f"mlflow ui {texts.flag('backend-store-uri', address)}"  # mlflow-skinny has no user interface
-  return f"{address}, experiment {what.project!r}; to see it: install the package mlflow, then {show}"
+  return f"{address}, experiment {what.project!r}. To view it, install the package mlflow, then run {show}"
 
 
 def _mlflow_name(key: str) -> str:
@@ -255,7 +255,7 @@ def _trackio(what: Export) -> str:
   for step, figures in what.rows:
     run.log(figures, step=step)
   run.finish()
-  return f"Trackio's project {what.project!r}; look at it with: trackio show {texts.flag('project', what.project)}"
+  return f"Trackio's project {what.project!r}. View it with: trackio show {texts.flag('project', what.project)}"
 
 
 TRACKERS = {"wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}

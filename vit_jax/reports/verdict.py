@@ -136,7 +136,7 @@ def _expected(run) -> Table:
   rows = [row for row in rows if row[1]]
   if changes := run.recipe.get("changes"):
     rows += [["changed by flags", "\n".join(map(str, changes))]] if isinstance(changes, list) else []
-  return Table("What the recipe says", ["", str(run.recipe.get("config", ""))], rows)
+  return Table("Expected by the recipe", ["", str(run.recipe.get("config", ""))], rows)
 
 
 def _paragraph(docstring, key) -> str:
@@ -150,7 +150,7 @@ def _figures(run) -> Table:
   for name, value in run.figures.items():
     ends = _ends(run, name)
     rows.append([name, text(name, value), f"{100 * ends[0]:.2f} to {100 * ends[1]:.2f} %" if ends else ""])
-  about = "Of the last step." if run.result else "Of the last evaluation."
+  about = "From the last step." if run.result else "From the last evaluation."
   return Table("Figures", ["figure", "value", f"95 % ({intervals.WILSON})"], rows, about)
 
 
@@ -172,11 +172,11 @@ def _time(run) -> Table:
   rows = [[name, f"{seconds:,.1f} s"] for name, seconds in run.seconds.items() if seconds >= 0.05]
   goodput = run.result.get("goodput", {})
   if lost := goodput.get(clock.LOST):
-    rows.append(["of the steps, done in vain", f"{lost:,.1f} s"])
+    rows.append(["of the steps, repeated after restarts", f"{lost:,.1f} s"])
   rows += [["restarts", f"{run.attempts - 1}"]] if run.attempts else []
   rows += [["between attempts", f"{run.waited:,.1f} s"]] if run.waited else []
   rows += [["goodput", f"{100 * goodput['goodput']:.1f} %"]] if "goodput" in goodput else []
-  return Table("Where the time went", ["", ""], rows)
+  return Table("Time by phase", ["", ""], rows)
 
 
 def _setting(run) -> Table:
@@ -255,7 +255,7 @@ def _of_several(runs) -> list[Part]:
   if measured:
     parts.append(Words(f"{_best(measured, chosen)} {use_of_test(measured)}".strip()))
   elif any(run.figures for run in runs):
-    parts.append(Words("These runs learn different tasks and have no figure in common: none is the best."))
+    parts.append(Words("These runs learn different tasks and have no figure in common, so they are not ranked."))
   others = list(dict.fromkeys(name for run in runs if (name := headline(run)) not in (None, metric)))[:3]
   head = ["run", shown(metric) if metric else "", f"95 % ({intervals.WILSON})", *map(shown, others)]
   head += ["images seen", "core-hours", "images/s", "restarts", "state"]
@@ -266,7 +266,7 @@ def _of_several(runs) -> list[Part]:
     table = [["key", *(run.name for run in runs)], *rows]
     if len(rows) < len(runs):  # the narrower of both tables
       table = list(zip(*table, strict=True))
-    parts.append(Table("Where their configs differ", table[0], table[1:], "Without what is evaluated."))
+    parts.append(Table("Differences between their configs", table[0], table[1:], "Without the evaluations."))
   return parts
 
 

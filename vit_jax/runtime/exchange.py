@@ -150,8 +150,8 @@ def compare(facts: Mapping) -> None:
   if differences:
     listed = "\n  ".join(differences)
     raise ConfigError(
-      f"the processes of this run were not started alike; of process 0 -> of the other:\n  {listed}\n"
-      "Start the same command with the same code and the same data on all"
+      f"the processes of this run were started differently. Process 0 -> the other process:\n  {listed}\n"
+      "Start the same command with the same code and the same data on all hosts"
     )
 
 

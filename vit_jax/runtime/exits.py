@@ -25,22 +25,24 @@ EXIT_INTERRUPTED = 130
 EXIT_PEER = 134
 # The exit codes, in this order: meaning, and what to do. docs/runs.md contains the same table.
 EXITS = {
-  EXIT_DONE: ("all steps are done, saved and measured; `result.json` is there", "nothing"),
-  EXIT_BUG: ("a bug of ours, with a traceback; or Python itself stood still", "report it; the same command continues"),
-  EXIT_CONFIG: ("a mistake in config, flags or data, a full disk, a bucket that is gone, a workdir in use, a "
-                "system limit that is too low (`ulimit`)", "mend what "
-                "the line says"),
-  EXIT_PREEMPTED: ("asked to stop (SIGTERM, or a closed terminal)", "the same command continues"),
-  EXIT_HANG: ("something took longer than `config.limits` allow, or a device is held by another program", "read the "
-              "stacks; the same command continues; the second time take another machine"),
-  EXIT_NOT_FINITE: ("loss, gradient or an evaluated output not finite; the last good checkpoint is kept", "change the "
-                    "config"),
-  EXIT_MISSING: ("the data are not there, or no checkpoint can be read", "bring them"),
-  EXIT_INTERRUPTED: ("Ctrl-C: between steps it saves first; a second one ends it", "the same command continues"),
-  EXIT_PEER: ("another process of the run died, or C++ aborted this one", "see how that one ended, and what the last "
-              "lines say; the same command continues"),
-  137: ("killed by the system (SIGKILL), often for want of memory", "see `dmesg`; the same command continues"),
-  143: ("SIGTERM before the processes had joined", "the same command starts it"),
+  EXIT_DONE: ("all steps are done, saved and evaluated; `result.json` exists", "nothing"),
+  EXIT_BUG: ("a bug in vit_jax, with a traceback, or a Python interpreter that hangs", "report it; run the same "
+             "command again to resume"),
+  EXIT_CONFIG: ("a mistake in config, flags or data, a full disk, a missing bucket, a workdir in use, a system limit "
+                "that is too low (`ulimit`)", "fix what the message reports"),
+  EXIT_PREEMPTED: ("stopped on request (SIGTERM or a closed terminal)", "run the same command again to resume"),
+  EXIT_HANG: ("an operation exceeded its limit in `config.limits`, or another program uses the device", "read the "
+              "stacks and run the same command again; if it happens twice, use another machine"),
+  EXIT_NOT_FINITE: ("the loss, a gradient or an evaluated output is not finite; the last good checkpoint is kept",
+                    "change the config"),
+  EXIT_MISSING: ("the data are missing, or no checkpoint can be read", "restore them"),
+  EXIT_INTERRUPTED: ("Ctrl-C: the run saves between steps and ends; a second Ctrl-C ends it at once", "run the same "
+                     "command again to resume"),
+  EXIT_PEER: ("another process of the run died, or C++ aborted this process", "check how that process ended and read "
+              "the last lines; run the same command again to resume"),
+  137: ("killed by the system (SIGKILL), often because memory ran out", "see `dmesg`; run the same command again to "
+        "resume"),
+  143: ("SIGTERM before the processes joined", "run the same command again"),
 }  # fmt: skip
 # If one process ends with one of these codes, the others end with the same code. Otherwise they end with EXIT_PEER.
 SHARED = (EXIT_CONFIG, EXIT_PREEMPTED, EXIT_NOT_FINITE, EXIT_MISSING)
@@ -124,6 +126,6 @@ def ending(error: BaseException, alone: bool = True) -> tuple[int, str]:
     if not alone and any(mark in text for mark in _GONE):
       return (
         EXIT_PEER,
-        f"another process of this run died ({text.splitlines()[0][:160]}); see how it ended, and start all again",
+        f"another process of this run died ({text.splitlines()[0][:160]}). See how it ended, and start all again",
       )
   return EXIT_BUG, ""

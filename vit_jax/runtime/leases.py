@@ -83,12 +83,12 @@ class Lease:
       if first is None:
         first = generation
         exits.tell(
-          f"{self._file.parent} is held by process {says['holder']}, or was {age:.0f} s ago: to be seen within "
-          f"{self._duration:g} s\n"
+          f"{self._file.parent} may be held by process {says['holder']}, which was active {age:.0f} s ago. Checking "
+          f"for up to {self._duration:g} s\n"
         )
       if generation != first:
         raise ConfigError(
-          f"{self._file.parent} {exits.IN_USE} {says['holder']}; wait for it, stop it, or take another --workdir "
+          f"{self._file.parent} {exits.IN_USE} {says['holder']}. Wait for it, stop it, or use another --workdir "
           f"(that of a run that has died is free after {self._duration:g} s)"
         )
       time.sleep(min(1.0, self._duration / 20))
@@ -103,7 +103,7 @@ class Lease:
         if self._closed.is_set():
           return
         said = disk.trouble(error) if isinstance(error, OSError) else f"{self._file}: {type(error).__name__} {error}"
-        self._leave(exits.EXIT_CONFIG, f"error: {said}; the last whole checkpoint stays as it is")
+        self._leave(exits.EXIT_CONFIG, f"error: {said}. The last complete checkpoint is unchanged")
         return
       if generation is None:
         return
@@ -126,10 +126,11 @@ class Lease:
       says, generation, _ = self._object.read()
       if says.get("token") == self._mine["token"]:
         return generation  # the answer to an earlier write was lost
-      why = f"{self._file} is gone: another run had taken it over, and is done, or the workdir was removed"
+      why = f"{self._file} no longer exists: another run took it over and ended, or the workdir was removed"
       if says:
-        why = f"{self._file.parent} was taken over by process {says['holder']}, as this one had not renewed its lease"
-      self._leave(exits.EXIT_CONFIG, f"error: {why}; this process writes no more")
+        why = f"{self._file.parent} was taken over by process {says['holder']}, because this process had not renewed "
+        "its lease"
+      self._leave(exits.EXIT_CONFIG, f"error: {why}. This process has stopped writing")
       return None
 
 

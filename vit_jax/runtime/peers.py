@@ -122,7 +122,7 @@ class Peers:
     where = self._seen[silent[0]][2] if silent[0] in self._seen else ""
     return exits.EXIT_PEER, (
       f"process {silent[0]} has been silent for {self._patience:.0f} s (config.limits.peer)"
-      f"{f', after {where}' if where else ''}; see how it ended, and start all again: the same command continues"
+      f"{f', after {where}' if where else ''}. See how it ended, and start all again: the same command continues"
     )
 
   def _silent(self):

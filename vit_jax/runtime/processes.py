@@ -21,7 +21,7 @@ NAMES = ("VITJAX_COORDINATOR", "VITJAX_PROCESSES", "VITJAX_PROCESS")
 # libtpu's current and older variable for the chips of this process.
 CHIPS = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
 _PORT = (
-  "no coordinator can be started at {} ({}): does another program have the port? Stop it, or set VITJAX_COORDINATOR or "
+  "no coordinator can be started at {} ({}): another program may use the port. Stop it, or set VITJAX_COORDINATOR or "
   "JAX_COORDINATOR_PORT to a free one, the same on all processes"
 )
 _started = False
@@ -60,14 +60,15 @@ def start(patience: float = 900.0, heartbeat: int = 100) -> None:
     join = functools.partial(jax.distributed.initialize, *placed or ())
     if placed and placed[2] == 0:
       check_port_free(placed[0])
-    _last_words("the processes cannot join: one ended, or two have the same number (VITJAX_PROCESS); start all again\n")
+    _last_words("the processes cannot join: one ended, or two have the same number (VITJAX_PROCESS). Start all again\n")
     with _Patience(patience, None if placed else cluster):
       _join(functools.partial(join, initialization_timeout=int(patience) + 60, heartbeat_timeout_seconds=heartbeat))
     clusters.use_all_local_devices(cluster)
   if not exchange.alone():
     _last_words(
-      "this process was aborted: if the lines above name no bug of its own, another process of this run died, or "
-      "process 0 cannot be reached; see how it ended, and start all again: the same command continues a run from "
+      "this process was aborted: if the lines above do not show an error of this process, another process of this run "
+      "died, or process 0 cannot be reached. See how it ended, and start all again: the same command continues a run "
+      "from "
       "its last checkpoint\n"
     )
   _started = True
@@ -88,7 +89,7 @@ def check_devices() -> None:
       f"VITJAX_DEVICES: expected {expected}, found {amount(jax.device_count(), 'device')} ({per_process})"
     )
   if len(set(counts)) > 1:
-    raise ConfigError(f"the processes have different numbers of devices: {per_process}; start the same on all hosts")
+    raise ConfigError(f"the processes have different numbers of devices: {per_process}. Start the same on all hosts")
 
 
 def placement() -> tuple[str, int, int] | None:
@@ -104,9 +105,11 @@ def placement() -> tuple[str, int, int] | None:
     return None
   address, count, number = values
   if not all(values):
-    raise ConfigError(f"set all of {', '.join(NAMES)} (host:port, number, index below it) or none; they are {values}")
+    raise ConfigError(
+      f"set either all or none of {', '.join(NAMES)} (host:port, number, index below it). They are {values}"
+    )
   if not count.isdigit() or not int(count):
-    raise ConfigError(f"VITJAX_PROCESSES: {count!r} is no number of processes")
+    raise ConfigError(f"VITJAX_PROCESSES: expected a number of processes, got {count!r}")
   if not number.isdigit() or not int(number) < int(count):
     raise ConfigError(f"VITJAX_PROCESS: {number!r} is not one of 0 to {int(count) - 1}, as VITJAX_PROCESSES is {count}")
   if not re.fullmatch(r".+:\d{1,5}", address):
@@ -128,7 +131,7 @@ def check_slices() -> None:
     for name in values:
       del os.environ[name]
   elif absent := [name for name in needed if not values.get(name)]:
-    raise ConfigError(f"{absent[0]}: missing, while MEGASCALE_NUM_SLICES is {values['MEGASCALE_NUM_SLICES']}; set all "
+    raise ConfigError(f"{absent[0]}: missing, while MEGASCALE_NUM_SLICES is {values['MEGASCALE_NUM_SLICES']}. Set all "
                       f"of {', '.join(needed)}, or unset them for a single slice")  # fmt: skip
 
 
@@ -156,7 +159,7 @@ def check_devices_free(root: str = "/") -> None:
       command = pathlib.Path(root, "proc", process, "cmdline").read_text(errors="replace").replace("\0", " ")[:100]
     except OSError:  # the process has ended, or belongs to another user
       continue
-    raise Stop(EXIT_HANG, f"{device} is held by process {process} ({command.strip()}); stop it: kill {process}")
+    raise Stop(EXIT_HANG, f"{device} is held by process {process} ({command.strip()}). Stop it: kill {process}")
 
 
 def check_port_free(address: str) -> None:
@@ -228,7 +231,7 @@ class _Patience:
     try:
       socket.create_connection((host, int(port)), 3).close()
     except OSError as error:
-      return f"process {state.process_id}: nothing answers at {host}:{port}, where process 0 should be ({error})"
+      return f"process {state.process_id}: process 0 does not respond at {host}:{port} ({error})"
     return f"process {state.process_id}: process 0 answers at {host}:{port}, and another process is missing"
 
 

@@ -74,7 +74,7 @@ def _check_cpu_devices() -> None:
     match = re.match(pattern, os.environ.get(variable, ""), re.DOTALL)
     if match and re.fullmatch(r"0+|-\d+", match[1]):
       raise ConfigError(
-        f"{variable}={os.environ[variable]!r}: {match[1]} is no number of devices. Set it to 1 or more."
+        f"{variable}={os.environ[variable]!r}: {match[1]} is not a number of devices. Set it to 1 or more."
       )
 
 

@@ -26,14 +26,14 @@ from vit_jax.runtime.progress import Progress
 # Signals that request a stop, with the exit code and the message.
 STOPS = {
   signal.SIGTERM: (exits.EXIT_PREEMPTED, "stopped as asked (SIGTERM)"),
-  signal.SIGHUP: (exits.EXIT_PREEMPTED, "stopped as its terminal was closed (SIGHUP)"),
+  signal.SIGHUP: (exits.EXIT_PREEMPTED, "stopped because its terminal was closed (SIGHUP)"),
   signal.SIGINT: (exits.EXIT_INTERRUPTED, "interrupted (Ctrl-C)"),
 }
 # Signals that stay ignored if the caller ignores them. nohup ignores SIGHUP, and a shell's `&` ignores SIGINT. SIGTERM
 # is always a request, because clusters announce a preemption with it and containers may start programs that ignore it.
 OPTIONAL = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 PARENT = "VITJAX_PARENT"  # the process that must be alive, for example a sweep for its trials
-ORPHANED = exits.EXIT_PREEMPTED, "stopped, as the process that started it is gone"
+ORPHANED = exits.EXIT_PREEMPTED, "stopped because the process that started it has ended"
 ACT = 5.0  # seconds after which a SIGTERM must have had its effect, unless a step takes longer
 # Phases in which a single process may be interrupted at any point, because they change no state.
 INTERRUPTIBLE = ("data", "evaluation")
@@ -308,11 +308,11 @@ class Watch:
       self.leave(code, f"{message} twice; {self._again}")
     if self._stopping:
       if waited > self.limits.stop:
-        self.leave(code, f"{message}; the save was not done after {waited:.0f} s (config.limits.stop) and is left "
-                          "out: the same command continues from the checkpoint before")  # fmt: skip
+        self.leave(code, f"{message}; saving did not finish within {waited:.0f} s (config.limits.stop) "
+                          f"and was abandoned: the same command continues from the checkpoint before")  # fmt: skip
     elif self._phase in BEFORE_STEPS:
       doing = {"start": "started", "compile": "was compiled", "restore": "was restored"}[self._phase]
-      self.leave(code, f"{message} while it {doing}; nothing is lost, {self._later}")
+      self.leave(code, f"{message} while it {doing}; no work is lost, {self._later}")
     elif waited > self._patience():
       self.leave(code, f"{message} during {self._phase}, which did not end; {self._again}")
 
@@ -332,7 +332,7 @@ class Watch:
     exits.tell(_stacks())
     whom = [self._detail(), exchange.missing(), self._peers.behind(self._polls) if self._peers else ""]
     details = "".join(f"; {text}" for text in whom if text)
-    what = f"nothing happened for {round(limit, 1):g} s in {self._phase} (config.limits.{key})"
+    what = f"no progress for {round(limit, 1):g} s in {self._phase} (config.limits.{key})"
     self.leave(exits.EXIT_HANG, f"{what}{details}; "
                                 f"the stacks of all threads are above; {self._later}")  # fmt: skip
 

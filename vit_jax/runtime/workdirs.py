@@ -12,7 +12,7 @@ from vit_jax import disk, paths
 from vit_jax.runtime import exchange, exits
 from vit_jax.schema import ConfigError
 
-OTHER = "name a directory on a disk that this account may write to"
+OTHER = "Name a directory on a disk that this account may write to"
 
 
 def _exit(code, message):
@@ -103,7 +103,7 @@ def obstacle(workdir: pathlib.Path) -> str | None:
     os.rmdir(tempfile.mkdtemp(prefix=".vit_jax_", dir=above))
   except OSError as error:
     reason = error.strerror or str(error)
-    return f"--workdir: {workdir} cannot be made in {above}: {reason}; {disk.ADVICE.get(error.errno, OTHER)}"
+    return f"--workdir: {workdir} cannot be made in {above}: {reason}. {disk.ADVICE.get(error.errno, OTHER)}"
   return None
 
 
@@ -135,7 +135,7 @@ def leases():
 def _opened(path):
   """Opens the lock file, and creates it if necessary."""
   if path.exists() and not path.is_file():
-    raise ConfigError(f"{path} is no regular file; remove it")
+    raise ConfigError(f"{path} is not a regular file. Remove it")
   return open(path, "a+")
 
 
@@ -146,7 +146,7 @@ def _lock(file, workdir, otherwise="another --workdir"):
   except BlockingIOError:
     file.seek(0)
     holder = file.read().strip() or "unknown"
-    return f"{workdir} {exits.IN_USE} {holder}; wait for it, stop it, or take {otherwise}"
+    return f"{workdir} {exits.IN_USE} {holder}. Wait for it, stop it, or use {otherwise}"
   with disk.writing(workdir / "lock"):
     file.truncate(0)
     # Written without a buffer, so that closing the file cannot fail.

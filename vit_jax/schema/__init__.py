@@ -258,7 +258,7 @@ def _annotated(value, annotation):
   if isinstance(annotation, Mapping):
     return bind(value, lookup(annotation, value.name), annotation)
   if value not in annotation:
-    raise ConfigError(f"{show(value)} is out of range; allowed: {annotation}")
+    raise ConfigError(f"{show(value)} is out of range. Allowed: {annotation}")
   return value
 
 
@@ -270,7 +270,7 @@ def _choice(value, table):
     name = str(value) if allowed else "..."
     names = "" if allowed or table is None else f".{nearest(value, table)}"
     flag = texts.flag(place("name"), name if allowed else "NAME")
-    raise ConfigError(f"{show(plain(value))} is not a choice; write dict(name={name!r}, ...), or {flag}{names}")
+    raise ConfigError(f"{show(plain(value))} is not a choice. Write dict(name={name!r}, ...), or {flag}{names}")
   # Nested choices keep their form until their table is known.
   return Choice(str(value["name"]), {k: v for k, v in value.items() if k != "name"})
 
@@ -292,7 +292,7 @@ def _dataclass(value, kind):
 
 def _mapping(value, kind):
   if not isinstance(value, Mapping | ml_collections.ConfigDict):
-    raise ConfigError(f"{show(value)} is not a set of named entries; write dict(...)")
+    raise ConfigError(f"{show(value)} is not a set of named entries. Write dict(...)")
   result = {}
   for key, entry in value.items():
     with at(str(key)):
@@ -337,7 +337,7 @@ def _as_list(value, kind):
   if kind not in (str, Pattern) or not place():
     return ""
   word = value if isinstance(value, str) and not set(value) & set("'\"[") else "..."
-  return f"""; write {texts.flag(place(), f'["{word}"]')}"""
+  return f""". Write {texts.flag(place(), f'["{word}"]')}"""
 
 
 def _scalar(value, kind):

@@ -125,7 +125,7 @@ FLAGS: dict[str, str] = {
 REMARKS: dict[str, str] = {
   **dict.fromkeys(
     ("num_classes", "n_classes", "classes", "nb_classes", "num_labels", "n_class"),
-    "The number of classes follows from the data; leave it out",
+    "The number of classes follows from the data. Leave it out",
   ),
   **dict.fromkeys(
     ("resume", "resume_from", "resume_from_checkpoint", "auto_resume", "checkpoint", "restart"),

@@ -27,7 +27,7 @@ def check(pattern: str) -> None:
     ConfigError: the pattern is invalid, too long or too slow.
   """
   if len(pattern) > 1000:
-    raise ConfigError(f"{show(pattern)} is too long for a pattern; allowed: 1,000 characters")
+    raise ConfigError(f"{show(pattern)} is too long for a pattern. Allowed: 1,000 characters")
   try:
     re.compile(pattern)
     count = _ways(parser.parse(pattern))
@@ -35,8 +35,8 @@ def check(pattern: str) -> None:
     raise ConfigError(f"{show(pattern)} is not a regular expression: {error}") from None
   if count > WAYS:
     raise ConfigError(
-      f"{show(pattern)} could match in {count:.0e} ways; allowed: {WAYS:,}. Repeat no group that repeats or chooses "
-      "inside, as (a+)+ and (a|bc)* do, take `.*` three times at most, or write several patterns"
+      f"{show(pattern)} could match in {count:.0e} ways. Allowed: {WAYS:,}. Repeat no group that repeats or chooses "
+      "inside, as (a+)+ and (a|bc)* do, use `.*` three times at most, or write several patterns"
     )
 
 

@@ -13,11 +13,12 @@ MOST = 3  # maximum number of places that a message names
 
 # Messages for a config of another command.
 MEASURES = (
-  "--config: it measures given weights and trains nothing. Use python -m vit_jax.fewshot with this --config and "
+  "--config: this config evaluates existing weights and does not train. Use python -m vit_jax.fewshot with this "
+  "--config and "
   "--weights=PATH"
 )
 TRAINS = (
-  "--config: it trains a model. Use python -m vit_jax.train with this --config and --workdir=DIR, or "
+  "--config: this config trains a model. Use python -m vit_jax.train with this --config and --workdir=DIR, or "
   "python -m vit_jax.evaluate with this --config and --weights=PATH"
 )
 

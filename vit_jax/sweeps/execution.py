@@ -114,7 +114,7 @@ def _stopping(processes: pool.Pool):
   try:
     yield
   except runtime.Stop:
-    say(f"stopping: {amount(len(processes.names), 'trial')} saving state, which may take up to {pool.PATIENCE:.0f} s")
+    say(f"stopping: {amount(len(processes.names), 'trial')} saving their state, for up to {pool.PATIENCE:.0f} s")
     raise
 
 
@@ -138,11 +138,11 @@ def take_result(trial: Trial) -> bool:
     return False
   own = trial.workdir / "config.json"
   if trained is not None and not (own.is_file() and own.read_bytes() == trial.config.encode()):
-    trial.fail(f"{trial.workdir} holds a run with another config; was the file edited?")
+    trial.fail(f"{trial.workdir} contains a run with another config. Check whether the file was edited")
     return True
   values = tested.get("figures") if trained is None else trained
   if not isinstance(values, dict):
-    raise ConfigError(f"{trial.workdir / 'figures.json'} holds no figures; mend or remove it")
+    raise ConfigError(f"{trial.workdir / 'figures.json'} contains no figures. Fix or remove it")
   trial.figures = {key: value for key, value in values.items() if isinstance(value, float | int)}
   if wrong := [key for key, value in trial.figures.items() if not math.isfinite(value)]:
     trial.fail(f"its result is not finite: {wrong[0]} is {trial.figures[wrong[0]]}", "diverged")
@@ -167,7 +167,7 @@ def settle(trial: Trial, code: int, log: pathlib.Path) -> None:
   stopped = code < 0 or code in CONTINUED or runtime.IN_USE in trial.error
   if code == 0:
     if not take_result(trial):
-      trial.error = f"finished without a result; see {log}"
+      trial.error = f"finished without a result. See {log}"
   elif code == runtime.EXIT_NOT_FINITE:
     trial.status = "diverged"
   elif stopped and trial.attempts < ATTEMPTS:

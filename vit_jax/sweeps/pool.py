@@ -90,7 +90,7 @@ def _divided(items, count, what, sizes=None):
   size = len(items) // max(count, 1)
   if not 0 < count <= len(items) or (sizes and size not in sizes):
     fits = [n for n in range(1, len(items) + 1) if not sizes or len(items) // n in sizes]
-    raise ConfigError(f"--parallel: {amount(count, 'group')} of this machine's {len(items)} {what}; allowed: {fits}")
+    raise ConfigError(f"--parallel: {amount(count, 'group')} of this machine's {len(items)} {what}. Allowed: {fits}")
   return [items[i * size : (i + 1) * size] for i in range(count)]
 
 

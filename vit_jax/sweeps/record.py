@@ -37,12 +37,13 @@ class Record:
       rows = self._earlier.get(kind, [])
       if not isinstance(rows, list) or not all(map(is_record, rows)):
         raise ConfigError(
-          f"{study.workdir / 'sweep.json'}: {kind!r} is not what a sweep writes; mend or remove the file"
+          f"{study.workdir / 'sweep.json'}: {kind!r} is not what a sweep writes. Fix or remove the file"
         )
     earlier = {key: self._earlier.get(key) for key in ("config", "flags")}
     if earlier != {key: self._about[key] for key in earlier}:
       raise ConfigError(
-        f"--workdir: {study.workdir} holds the sweep of {earlier}; take another, or the same config and flags"
+        f"--workdir: {study.workdir} contains the sweep of {earlier}. Use another directory, or the same config and "
+        f"flags"
       )
 
   def log(self, trial: Trial) -> pathlib.Path:

@@ -67,7 +67,7 @@ def choice(trials: Sequence[Trial], sweep: Sweep) -> list[str]:
   metric = chosen.metric
   words = f"Ranked by {chosen}: {'lower' if metric.endswith(FALLING) else 'higher'} is better."
   if sweep.decide is None:
-    words += " This sweep chooses nothing."
+    words += " This sweep does not select a setting."
     if chosen.split == selection.TEST:
       words += " It measures no validation split: a choice by this table uses 'test', and its best figure is too high."
   order = ranked(settings(measured(trials, sweep.over), sweep.over), metric)
@@ -94,7 +94,7 @@ def lead(first: Sequence[Mapping[str, float]], second: Sequence[Mapping[str, flo
   else:
     counts = [side[0].get(f"{metric.rpartition('/')[0]}/images".lstrip("/"), 0) for side in (first, second)]
     if not intervals.is_proportion(metric) or min(counts) < 1 or f"{metric}_std" in first[0]:
-      return f"Whether this is better than {name} by more than noise cannot be told from one run each."
+      return f"One run each is not enough to decide if this is better than {name} by more than noise."
     ends = intervals.difference(values[0][0], int(counts[0]), values[1][0], int(counts[1]))
     noise, missing = "Newcombe's interval of two shares", "images"
   gap, scale, unit = statistics.mean(values[0]) - statistics.mean(values[1]), 1.0, ""
@@ -102,7 +102,7 @@ def lead(first: Sequence[Mapping[str, float]], second: Sequence[Mapping[str, flo
     scale, unit = 100.0, " points"
   low, high = (scale * end for end in ends)
   said = f"Difference from the next, {name}: {scale * gap:.2f}{unit} (95 %: {low:.2f} to {high:.2f}, {noise})"
-  return f"{said}." if low > 0 or high < 0 else f"{said}: not enough {missing} to tell which is better."
+  return f"{said}." if low > 0 or high < 0 else f"{said}: not enough {missing} to decide which is better."
 
 
 def varied(trials: Sequence[Trial]) -> list[str]:

@@ -69,7 +69,7 @@ class Study:
     for key in self.overrides:
       tried = [name for changes in [*self.sweep.trials, *self.sweep.final] for name in changes]
       if any(key == name or key.startswith(f"{name}.") for name in tried):
-        raise ConfigError(f"--config.{key}: the sweep itself gives this value; change sweep() in {self.file}")
+        raise ConfigError(f"--config.{key}: the sweep itself gives this value. Change sweep() in {self.file}")
     check_possible(trials)
     possible = [trial for trial in trials if trial.config is not None]
     for trial in self.last_runs(settings(possible, self.sweep.over)[0]):
@@ -147,7 +147,7 @@ def _check_decides(run: config.Run, decide: str) -> None:
   name, _, metric = decide.partition("/")
   if name not in run.evals or not metric:
     raise ConfigError(
-      f"sweep: decide is {decide!r}; allowed: <evaluation>/<figure>, the evaluations being {', '.join(run.evals)}"
+      f"sweep: decide is {decide!r}. Allowed: <evaluation>/<figure>, the evaluations being {', '.join(run.evals)}"
     )
   if name in _on_test(run):
     raise ConfigError(f"sweep: {decide!r} decides by test images; hold out a part of train: config.data.val")
@@ -244,7 +244,7 @@ def sweep_of(path: str) -> Sweep:
     sweep = Sweep(sweep, decide=None)
   if not isinstance(sweep, Sweep):
     raise ConfigError(
-      f"--config: sweep() of {path} returned {sweep!r}; allowed: a Sweep or a list of changes, see vit_jax/config.py"
+      f"--config: sweep() of {path} returned {sweep!r}. Allowed: a Sweep or a list of changes, see vit_jax/config.py"
     )
   return sweep
 

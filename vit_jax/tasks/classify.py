@@ -54,12 +54,12 @@ class Classify:
       return
     if self.loss == "softmax":
       raise ConfigError(
-        "the targets of a softmax share one among the classes; leave it out, or take loss='mean_sigmoid'",
+        "the targets of a softmax share one among the classes. Leave it out, or take loss='mean_sigmoid'",
         "target_threshold",
       )
     if self.label_smoothing / self.supplied.model.description.classes > self.target_threshold:
       raise ConfigError(
-        f"{self.target_threshold}: label_smoothing={self.label_smoothing} lifts every class above it; set one of the "
+        f"{self.target_threshold}: label_smoothing={self.label_smoothing} lifts every class above it. Set one of the "
         "two to none",
         "target_threshold",
       )

@@ -112,7 +112,7 @@ class Distill:
     if frozen.model.description.classes != classes:
       raise ConfigError(
         f"{self.teacher} has {amount(frozen.model.description.classes, 'class', 'classes')}, the "
-        f"data {classes}; take a teacher that was trained on them",
+        f"data {classes}. Use a teacher that was trained on them",
         "config.task.teacher",
       )
     return frozen

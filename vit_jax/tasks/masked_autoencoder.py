@@ -59,18 +59,19 @@ class MaskedAutoencoder:
     args = self.supplied.model.description.bound().model.args
     if "heads" not in args or args.get("position") == "relative":  # only attention accepts any number of tokens
       name = self.supplied.model.description.model.name
-      raise ConfigError(f"{name} needs every patch to be there; take 'masked_patches', or another model", "name")
+      raise ConfigError(f"{name} requires all patches. Use 'masked_patches', or another model", "name")
     if args.get("position_at", "input") != "input":
       raise ConfigError(
-        f"positions in front of every block ({args['position_at']!r}) belong to all patches; take "
+        f"positions in front of every block ({args['position_at']!r}) belong to all patches. Use "
         "model.position_at='input', or 'masked_patches'",
         "name",
       )
     if self.width % 4 or self.width % self.heads:
-      raise ConfigError(f"{self.width}; allowed: multiples of 4 and of heads={self.heads}", "width")
+      raise ConfigError(f"{self.width}. Allowed: multiples of 4 and of heads={self.heads}", "width")
     if not 0 < self._visible < self._patches:
       raise ConfigError(
-        f"{self.share} of {amount(self._patches, 'patch', 'patches')} leaves none to see, or none to predict", "share"
+        f"{self.share} of {amount(self._patches, 'patch', 'patches')} leaves no patch to see or no patch to predict",
+        "share",
       )
 
   @property

@@ -67,7 +67,7 @@ def small_patches(patch: int) -> Target:
     ConfigError: if the side is not a multiple of 4.
   """
   if patch % 4:
-    raise ConfigError(f"a patch of {amount(patch, 'pixel')} cannot be made 4x4; take another model, or 'mean_colour'")
+    raise ConfigError(f"a patch of {amount(patch, 'pixel')} cannot be made 4x4. Use another model, or 'mean_colour'")
 
   def of(patches):
     return colour(reduce(patches, "b n (y i) (x j) c -> b n (y x) c", "mean", y=4, x=4))

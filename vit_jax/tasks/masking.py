@@ -14,7 +14,7 @@ def check(model: models.Model) -> None:
   """Raises ConfigError if the model's tokens are not patches of the image."""
   if model.patch is None:
     name = model.description.model.name
-    raise ConfigError(f"the tokens of {name} are no patches of the image; take a ViT such as ViT-B/16 or vit_2_4_32")
+    raise ConfigError(f"the tokens of {name} are not patches of the image. Use a ViT such as ViT-B/16 or vit_2_4_32")
 
 
 def patches(images: Float[Tensor, "B H W C"] | Float[Tensor, "B N PPC"], patch: int) -> Float[Tensor, "B N P P C"]:

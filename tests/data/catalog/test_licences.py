@@ -17,7 +17,7 @@ def test_all_are_of_sets_of_the_catalog():
     ("clevr_count", "licence: CC BY 4.0"),
     ("imagenet2012_1pct", "licence: image-net.org's terms"),
     ("imagenet_v2", "licence: MIT"),
-    ("svhn_cropped", "licence: not known here"),
+    ("svhn_cropped", "licence: unknown"),
     ("jft300m", "licence: that of your copy"),
   ],
 )

@@ -66,7 +66,7 @@ def test_a_slice_is_a_split_string_by_itself_and_adds_to_others():
   assert len(records("dtd", "val200+test")) == 2080
   with pytest.raises(sources.SplitError, match=r"no split 'train80'. Did you mean 'train800'"):
     records("dtd", "train80")
-  with pytest.raises(sources.SplitError, match=r"'val200\[:9\]' cuts 'val200'.*take it whole"):
+  with pytest.raises(sources.SplitError, match=r"'val200\[:9\]' cuts 'val200'.*Use it without a range"):
     records("dtd", "val200[:9]")
 
 

@@ -40,5 +40,7 @@ def test_c3_two_folders_of_one_class_are_refused(tmp_path, above):
 
 def test_g_classes_that_look_alike_are_noted(tmp_path):
   path = write(tmp_path, "cat/1.png", "cat /1.png", "Cat/1.png", "dog/1.png", "c\u200bat/1.png")
-  assert "1 group of classes has names that look alike and stay apart: 'Cat' and 'cat' and" in folder(path).note
+  assert (
+    "1 group of classes has names that look alike but are different classes: 'Cat' and 'cat' and" in folder(path).note
+  )
   assert ".png" in folder(path).note

@@ -25,9 +25,9 @@ from vit_jax import schema
     (
       ("x/1.png", "x/sub/1.png", "y/1.png"),
       "x",
-      r"'{0}/x' holds 1 image itself, as '1.png', and its only class would be 'sub'; name the folder above",
+      r"'{0}/x' holds 1 image itself, as '1.png', and its only class would be 'sub'. Name the folder above",
     ),
-    (("x/1.png",), "x", r"'{0}/x'/<class> or /<split>/<class>; it holds images itself: name the folder above it"),
+    (("x/1.png",), "x", r"'{0}/x'/<class> or /<split>/<class>; it contains images itself: name the folder above it"),
   ],
 )
 def test_a_folder_too_high_or_too_low_says_which_one_to_name(tmp_path, files, inside, advice):
@@ -66,11 +66,14 @@ def test_newcomer_2_test_images_alone_need_no_validation_images(tmp_path):
     (("train/a/1.png", "train/b/1.txt", "test/a/1.png", "test/b/1.png"), "train/b' holds no image"),
     (("a/1.png", "b/1.txt"), "b' holds no image"),
     (("a/1.png", "b/1.heic", "b/2.HEIC"), "b' holds no image .*, but 2 .heic"),
-    (("a/1.png", "b/c/1.png"), "mixes layouts: 'a' holds images, as 'a/1.png', and 'b' .* as 'b/c/1.png'; move"),
+    (("a/1.png", "b/c/1.png"), "mixes layouts: 'a' holds images, as 'a/1.png', and 'b' .* as 'b/c/1.png'. Move"),
     (("a/1.png", "b/c/d/1.txt"), "mixes layouts: 'a' holds images, as 'a/1.png', and 'b' holds folders, as 'b/c'"),
-    (("train/a/1.png", "train/b/c/1.png"), "train/b' holds no image .* deeper, as 'train/b/c/1.png': move them up"),
+    (
+      ("train/a/1.png", "train/b/c/1.png"),
+      "train/b' holds no image .* deeper, such as 'train/b/c/1.png': move them up",
+    ),
     (("1.png", "2.png"), "no images"),
-    (("a/1.png", "b/1.png"), "holds no record"),
+    (("a/1.png", "b/1.png"), "contains no record"),
   ],
 )
 def test_a_folder_of_another_shape_is_one_clear_error(tmp_path, files, message):

@@ -81,6 +81,6 @@ def test_e3_what_cannot_be_held_out_is_said(tmp_path):
   path = photographs(tmp_path, {"a": 2, "b": 1}, "splits")
   with pytest.raises(schema.ConfigError, match=r"config\.data\.validation: no class of 'train' has 3 images"):
     folder(path, validation=0.1)
-  with pytest.raises(schema.ConfigError, match="held out of a whole split only"):
+  with pytest.raises(schema.ConfigError, match="held out only from a whole split"):
     folder(path, validation=0.1, train="train[:2]")
   assert len(folder(path, validation=0.1, val="train[2:]", train="train[:2]")) == 2  # `val` decides

@@ -66,11 +66,11 @@ def test_a_name_with_braces_is_that_file(tmp_path):
   ("path", "kind", "message"),
   [
     ("a/x-{0..3}.tar", sources.AbsentError, "no file matches 'x-3.tar'"),
-    ("nowhere", sources.AbsentError, "nothing is at"),
+    ("nowhere", sources.AbsentError, "does not exist"),
     ("a/*.zip", sources.AbsentError, "no tar shards"),
-    ("a/x-{5..1}.tar", schema.ConfigError, "'{5..1}' in a path is no range"),
+    ("a/x-{5..1}.tar", schema.ConfigError, "'{5..1}' in a path is not a range"),
     ("a/{0..9999}{0..9999}.tar", schema.ConfigError, "more than a million"),
-    ("a/{0..99999999999}.tar", schema.ConfigError, "is no range"),
+    ("a/{0..99999999999}.tar", schema.ConfigError, "is not a range"),
     ("empty", schema.ConfigError, "e.tar is empty"),
   ],
 )

@@ -62,10 +62,10 @@ def test_splits_are_in_the_lines_or_in_the_names_of_files(tmp_path):
     ("{'path': 1}", "line 2: Expecting property name"),
     ('{"path": "a", "label": 1', "line 2: "),
     ("[" * 5000, "line 2: it is nested deeper"),
-    ("[1]", r"line 2: \[1\] is no JSON object"),
+    ("[1]", r"line 2: \[1\] is not a JSON object"),
     ({"label": 1}, "line 2: it has neither of 'path' and 'bytes'"),
     ({"path": "a", "bytes": "b", "label": 1}, "line 2: it has both"),
-    ({"path": 5, "label": 1}, "line 2: 'path' is 5; allowed: a text"),
+    ({"path": 5, "label": 1}, "line 2: 'path' is 5. Allowed: a text"),
     ({"path": "", "label": 1}, "line 2: 'path' is ''"),
     ({"path": "a"}, "line 2: it has no 'label'"),
     ({"path": "a", "label": -1}, "line 2: label -1 is out of range"),
@@ -75,7 +75,7 @@ def test_splits_are_in_the_lines_or_in_the_names_of_files(tmp_path):
     *(
       (
         {"path": "a", "label": 1, "split": split},
-        "line 2: split '.*; allowed: up to 1,000 names of letters.*as 'train'",
+        "line 2: split '.*. Allowed: up to 1,000 names of letters.*as 'train'",
       )
       for split in ("a\nb", "train[:1]", " train", "all", "train+test", "../x", "\ud800")
     ),
@@ -98,10 +98,10 @@ def test_a_line_of_another_shape_is_refused_with_file_and_line(tmp_path, line, m
     ({"path": "none.png"}, "No such file"),
     ({"path": "."}, "it is a folder"),
     ({"path": "a\0b"}, "character of code 0"),
-    ({"path": "\ud800.png"}, r"its path '.*\\ud800\.png' is no Unicode"),
+    ({"path": "\ud800.png"}, r"its path '.*\\ud800\.png' is not valid Unicode"),
     ({"path": "~nobody/a.png"}, "No such file"),
     ({"path": "../all.jsonl/x"}, "Not a directory|No such file"),
-    ({"bytes": "not base64!"}, "no base64"),
+    ({"bytes": "not base64!"}, "not base64"),
   ],
 )
 def test_an_image_that_is_not_there_is_an_error_of_that_image(tmp_path, line, message):
@@ -152,7 +152,9 @@ def test_g_one_image_with_two_labels_is_refused_with_both_lines(tmp_path, spelli
   with pytest.raises(schema.ConfigError) as caught:
     manifest(file)
   assert caught.value.place == "config.data.path"
-  assert f"{file}, line 2 ('cat') and {file}, line 3 ('dog') give one image two labels. Rem" in caught.value.message
+  assert (
+    f"{file}, line 2 ('cat') and {file}, line 3 ('dog') give the same image two labels. Rem" in caught.value.message
+  )
   (tmp_path / "link").unlink()
   (tmp_path / "link").mkdir()  # now another folder, although the manifest was scanned before
   if spelling == "link/1.png":
@@ -173,7 +175,9 @@ def test_g_two_labels_in_two_manifests_of_a_split_are_refused_and_in_two_splits_
 def test_g_one_set_of_labels_in_another_order_is_one_label(tmp_path):
   lines = [{"path": "1.png", "label": label} for label in (["a", "b"], ["b", "a", "a"], ["a"])]
   assert "1 line of 'train' repeats" in manifest(write(tmp_path, *lines[:2]), labels=3).note
-  with pytest.raises(schema.ConfigError, match=r"line 1 \('a', 'b'\) and .*line 3 \('a'\) give one image two labels"):
+  with pytest.raises(
+    schema.ConfigError, match=r"line 1 \('a', 'b'\) and .*line 3 \('a'\) give the same image two labels"
+  ):
     manifest(write(tmp_path, *lines), labels=3)
 
 
@@ -193,7 +197,7 @@ def test_g_images_that_are_in_training_and_test_data_are_counted_in_a_note(tmp_p
   file = write(tmp_path, *lines, {"path": "8.png", "label": 0, "split": "val"})
   source = manifest(file, test="test", val="val")
   assert source.note == (
-    f"data overlap: 3 images of test are also in the training data, such as {file}, line 1 and {file}, line 8. "
+    f"data overlap: 3 images of test are also in the training data, for example {file}, line 1 and {file}, line 8. "
     "Figures on such images do not show how well a model generalises"
   )
   assert manifest(file, "test", test="test").note == ""  # a run prints the note of its training data

@@ -43,17 +43,17 @@ def test_an_image_that_is_gone_from_a_bucket_is_an_error_of_that_image_alone(buc
 def test_a_bucket_that_is_not_there_and_one_without_the_data_are_told_apart(bucket, name):
   with at("config.data"):
     with pytest.raises(
-      sources.AbsentError, match=r"data.path: gs://nobody/x cannot be reached: there is no bucket 'nobody'"
+      sources.AbsentError, match=r"data.path: gs://nobody/x cannot be reached: the bucket 'nobody' does not exist"
     ):
       catalog.open_split(Choice(name, {"path": "gs://nobody/x"}), "train")
-    with pytest.raises(sources.AbsentError, match=f"there is nothing in '{bucket}'|'digits:1.0.0' is not in {bucket}"):
+    with pytest.raises(sources.AbsentError, match=f"'{bucket}' is empty|'digits:1.0.0' is not in {bucket}"):
       catalog.open_split(Choice(name, {"path": str(bucket)}), "train")
 
 
 @pytest.mark.parametrize("path", ["gcs://b/a", "s3://b/a", "gs:/b/a", "hf://a/b"])
 @pytest.mark.parametrize("name", ["folder", "digits"])
 def test_data_of_another_scheme_are_one_line(name, path):
-  with at("config.data"), pytest.raises(ConfigError, match=r"data\.path: .* no such scheme is known"):
+  with at("config.data"), pytest.raises(ConfigError, match=r"data\.path: .* unknown scheme"):
     catalog.open_split(Choice(name, {"path": path}), "train")
 
 
@@ -62,7 +62,7 @@ def test_what_is_no_regular_size_is_not_read(bucket, monkeypatch):
   monkeypatch.setattr(local_files, "LARGEST", 5)
   (bucket / "a/1.png").write_bytes(image(1))
   listed = places.Bucket.listed(bucket)
-  with pytest.raises(OSError, match="bytes; allowed: 5"):
+  with pytest.raises(OSError, match=r"bytes. Allowed: 5"):
     listed.read("a/1.png")
 
 

@@ -137,7 +137,7 @@ def features(**more):
 
 
 def test_a_label_that_is_not_there_is_named():
-  with pytest.raises(schema.ConfigError, match=r"the label is 'real_label'.*it has \['image', 'label'\]"):
+  with pytest.raises(schema.ConfigError, match=r"the label is 'real_label'.*It has \['image', 'label'\]"):
     understood(Row(print, label="real_label"), features())
   with pytest.raises(schema.ConfigError, match=r"the label follows from \['objects'\]"):
     understood(catalog.CATALOG["clevr_count"], features())

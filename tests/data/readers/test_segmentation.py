@@ -59,7 +59,7 @@ def test_without_folders_of_splits_a_share_is_held_out_whatever_the_order_of_the
 def test_two_images_of_one_mask_are_refused(tmp_path):
   path = write(tmp_path, "train/a", "test/c")
   (tmp_path / "images/train/a.jpg").write_bytes(image(1))
-  with pytest.raises(schema.ConfigError, match=r"path: 'images/train/a.jpg' and 'a.png' differ in their suffix alone"):
+  with pytest.raises(schema.ConfigError, match=r"path: 'images/train/a.jpg' and 'a.png' differ only in their suffix"):
     opened(path)
 
 
@@ -97,12 +97,15 @@ def test_the_fingerprint_sees_masks(tmp_path):
     ({"path": "/nowhere"}, r"config.data.path: no folder '/nowhere'"),
     ({"masks": "mask"}, r"config.data.masks: no folder 'mask' in .*'images', 'masks'"),
     ({"masks": "images/test"}, r"config.data.path: no mask in 'images/test' has the name of an image"),
-    ({"classes": 200, "first": 60}, r"config.data.classes: 200 classes from 60 on, but numbers end at 254"),
-    ({"classes": 1, "first": 255}, r"config.data.classes: 1 class from 255 on, but numbers end at 254"),
-    ({"classes": "/nowhere.txt"}, r"config.data.classes: no names of classes"),
+    ({"classes": 200, "first": 60}, r"config.data.classes: 200 classes from 60 on, but the last number is 254"),
+    ({"classes": 1, "first": 255}, r"config.data.classes: 1 class from 255 on, but the last number is 254"),
+    ({"classes": "/nowhere.txt"}, r"config.data.classes: class names cannot be read"),
     ({"train": "trian"}, r"config.data.train: no split 'trian'.*'train'"),
     ({"ignored": (256,)}, r"config.data.ignored\[0\]: 256 is out of range"),
-    ({"ignored": (9, 8), "first": 3}, r"config.data.ignored: 8 is class '5' too; a number is of a class or of none"),
+    (
+      {"ignored": (9, 8), "first": 3},
+      r"config.data.ignored: 8 is also class '5'\. A number is either a class or ignored",
+    ),
   ],
 )
 def test_a_mistake_says_where_it_is(tmp_path, args, says):

@@ -86,7 +86,7 @@ def test_of_many_files_only_some_are_open(server, monkeypatch):
 def test_a_file_that_is_not_there_is_named_after_a_few_tries(server, patient):
   made = shards.Shards(["gs://bkt/shards/data-0", "gs://bkt/shards/gone"], (100, 10))
   with pytest.raises(
-    OSError, match=r"gs://bkt/shards/gone, records 3 to 6: there is no such file.*tried 3 times"
+    OSError, match=r"gs://bkt/shards/gone, records 3 to 6: the file does not exist.*tried 3 times"
   ) as caught:
     made.read(103, 107)
   assert caught.value.errno

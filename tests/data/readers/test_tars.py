@@ -53,7 +53,7 @@ def test_folders_inside_are_part_of_the_name(tmp_path):
 @pytest.mark.parametrize(
   ("members", "message"),
   [
-    ([("1.jpg", PNG), ("2.jpg", PNG), ("2.cls", b"0")], r"member '1\.jpg': it has no label; allowed: a \.cls"),
+    ([("1.jpg", PNG), ("2.jpg", PNG), ("2.cls", b"0")], r"member '1\.jpg': it has no label. Allowed: a \.cls"),
     ([("1.jpg", PNG), ("1.cls", b"0"), ("2.cls", b"0")], "sample '2', has no image"),
     ([("1.jpg", PNG), ("1.png", PNG), ("1.cls", b"0")], "has 2 images"),
     ([("1.jpg", PNG), ("1.cls", b"0"), ("1.jpg", PNG)], r"has member '1\.jpg' twice"),
@@ -61,20 +61,20 @@ def test_folders_inside_are_part_of_the_name(tmp_path):
       [("1.jpg", PNG), ("1.cls", b"0"), ("2.jpg", PNG), ("2.cls", b"0"), ("./1.jpg", PNG)],
       r"has sample '1' twice, the members '1\.jpg' and '\./1\.jpg'\. Members of one sample must be neighbours",
     ),
-    ([("1.jpg", PNG), ("1.json", b"{label: 0}")], r"'1\.json' is no JSON"),
-    ([("1.jpg", PNG), ("1.json", b"[" * 2000)], r"'1\.json' is no JSON"),
-    ([("1.jpg", PNG), ("1.cls", b"\xff")], r"'1\.cls' is no text"),
-    ([("1.jpg", PNG), ("1.cls", b"0" * 2**21)], "has 2,097,152 bytes; allowed"),
+    ([("1.jpg", PNG), ("1.json", b"{label: 0}")], r"'1\.json' is not JSON"),
+    ([("1.jpg", PNG), ("1.json", b"[" * 2000)], r"'1\.json' is not JSON"),
+    ([("1.jpg", PNG), ("1.cls", b"\xff")], r"'1\.cls' is not text"),
+    ([("1.jpg", PNG), ("1.cls", b"0" * 2**21)], "has 2,097,152 bytes. Allowed"),
     ([("notes.md", b"x")], "holds no image"),
     (
       [("a.b/4.jpg", PNG), ("a.b/4.cls", b"0"), ("a.b/4.edit.jpg", PNG), ("a.b/4.edit.cls", b"1")],
-      r"1 image of no sample, the first 'a\.b/4\.edit\.jpg': .* write it as 'a\.b/4_edit\.jpg'",
+      r"1 image without a sample, the first 'a\.b/4\.edit\.jpg': .* Write it as 'a\.b/4_edit\.jpg'",
     ),
     ([("1.jpg", PNG), ("1.cls", b"0"), ("2.v1.png", PNG), ("3.v1.PNG", PNG)], r"2 images .* '2\.v1\.png'.*'2_v1\.png'"),
-    ([("1.jpg", PNG), ("1.cls", b"-1")], r"member '1\.jpg': label '-1' is no number of a class; allowed: 0 and above"),
-    ([("1.jpg", PNG), ("1.cls", b"1.0")], "label '1.0' is no number of a class"),
-    ([("1.jpg", PNG), ("1.txt", b"1e3")], "label '1e3' is no number of a class"),
-    ([("1.jpg", PNG), ("1.cls", b"1234567890")], "label '1234567890' is no number of a class"),
+    ([("1.jpg", PNG), ("1.cls", b"-1")], r"member '1\.jpg': label '-1' is not a class number. Use a number from 0"),
+    ([("1.jpg", PNG), ("1.cls", b"1.0")], "label '1.0' is not a class number"),
+    ([("1.jpg", PNG), ("1.txt", b"1e3")], "label '1e3' is not a class number"),
+    ([("1.jpg", PNG), ("1.cls", b"1234567890")], "label '1234567890' is not a class number"),
     ([("1.jpg", PNG), ("1.cls", b"0"), ("2.jpg", PNG), ("2.cls", b"cat")], "label 'cat' is not a number, as others"),
   ],
 )
@@ -143,7 +143,7 @@ def test_links_and_devices_are_not_followed(tmp_path, kind):
     about = tarfile.TarInfo("1.jpg")
     about.type, about.linkname = kind, "/etc/passwd"
     file.addfile(about)
-  with pytest.raises(schema.ConfigError, match=r"member '1\.jpg', is a link or no regular file"):
+  with pytest.raises(schema.ConfigError, match=r"member '1\.jpg', is not a regular file"):
     tars(tmp_path)
 
 
@@ -187,7 +187,7 @@ def damaged():
 def test_a_tar_that_is_not_whole_is_refused_by_name(tmp_path, name):
   (tmp_path / "train-0.tar").write_bytes(damaged()[name])
   with pytest.raises(
-    schema.ConfigError, match=r"train-0\.tar is (no whole tar, at byte [\d,]+ |damaged at byte|cut off at byte)"
+    schema.ConfigError, match=r"train-0\.tar is (not a complete tar, at byte [\d,]+ |damaged at byte|cut off at byte)"
   ) as caught:
     tars(tmp_path)
   assert caught.value.place == "config.data.path"

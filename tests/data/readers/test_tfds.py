@@ -146,7 +146,7 @@ def test_a_dataset_of_a_form_without_numbers_says_what_to_do(data_dir, tmp_path)
   file = tmp_path / "shapes/1.0.0/dataset_info.json"
   file.write_text(file.read_text().replace('"array_record"', '"riegeli"'))
   with pytest.raises(
-    schema.ConfigError, match="in riegeli format, not array_record or tfrecord; remove it and prepare"
+    schema.ConfigError, match=r"in riegeli format, not array_record or tfrecord. To fix it, remove it and prepare"
   ):
     opened("tfds", "test", path=str(tmp_path), builder="shapes")
 
@@ -197,12 +197,12 @@ def test_a_bucket_that_cannot_be_reached_is_absent_data(monkeypatch, bucket, buc
   data = schema.Choice("jft300m", {"path": str(bucket / "jft/1.0.0")})
   with bucket_server.troubled(away=True):
     assert len(catalog.known_split(data, "test")) == 50_000
-    with pytest.raises(schema.ConfigError, match=f"path: {bucket}/jft/1.0.0 cannot be reached: .* has not answered"):
+    with pytest.raises(schema.ConfigError, match=f"path: {bucket}/jft/1.0.0 cannot be reached: .* has not responded"):
       catalog.open_split(data, "train")
 
 
 def test_a_builder_directory_of_another_dataset_is_an_error(data_dir):
-  with pytest.raises(schema.ConfigError, match=r"holds the dataset 'shapes', not 'cifar10:3\.0\.2'"):
+  with pytest.raises(schema.ConfigError, match=r"contains the dataset 'shapes', not 'cifar10:3\.0\.2'"):
     opened("cifar10", "train", path=str(data_dir / "shapes" / "1.0.0"))
 
 

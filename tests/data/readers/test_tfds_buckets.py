@@ -168,7 +168,7 @@ def test_a_shard_that_cannot_be_read_is_named_and_ends_the_run(server, local, mo
     pytest.raises(
       images.ImageError,
       match=r"small, split 'train', record \d+ \(file 'gs://bkt/gap/small/1.0.0/small-train.array_record-00003-of-00004'\):"
-      r".*array_record-00003-of-00004, records \d+ to \d+: there is no such file.*tried 2 times",
+      r".*array_record-00003-of-00004, records \d+ to \d+: the file does not exist.*tried 2 times",
     ),
   ):
     training(opened("gs://bkt/gap"), 30)

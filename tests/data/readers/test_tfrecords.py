@@ -68,7 +68,7 @@ def test_a_file_that_is_not_whole_is_named(data_dir, tmp_path, kind):
   if kind == "a length":
     data[6] = 7
   file.write_bytes({"cut off": data[:-20], "a length": data, "a record less": data[size + 16 :]}[kind])
-  with pytest.raises(schema.ConfigError, match=r"cut off at byte|has 6 records, not the 7") as caught:
+  with pytest.raises(schema.ConfigError, match=r"truncated at byte|has 6 records, not the 7") as caught:
     opened("tfds", "train", path=str(tmp_path), builder="old")
   assert str(file) in caught.value.message
 

@@ -75,5 +75,7 @@ def test_the_first_image_of_a_folder_is_looked_for_so_deep(tmp_path):
 
 def test_a_folder_whose_classes_are_all_too_deep_has_another_path(tmp_path):
   path = write(tmp_path, "x/train/a/1.png", "x/train/b/1.png")
-  with pytest.raises(schema.ConfigError, match=r"deeper, as 'x/train/a/1.png': move them up, or .* take '.*/x' as the"):
+  with pytest.raises(
+    schema.ConfigError, match=r"deeper, such as 'x/train/a/1.png': move them up, or .* use '.*/x' as the"
+  ):
     folder(path, "train", train="x", test="x")

@@ -167,5 +167,5 @@ def test_what_it_is_not_made_for_is_an_error_that_says_what_else_to_take(shapes,
 
 def test_a_bias_of_another_shape_is_an_error():
   x = jnp.zeros((1, 5, 64))
-  with pytest.raises(schema.ConfigError, match=r"value bias .* \(2, 32\); allowed: \(64,\)"):
+  with pytest.raises(schema.ConfigError, match=r"value bias .* \(2, 32\). Allowed: \(64,\)"):
     fused_attention(x, x, x, None, jnp.zeros((2, 32)), 2)

@@ -101,7 +101,7 @@ def _mixture(
   """
   splits, opened = Splits(train, val, test), []
   if not parts:
-    raise schema.ConfigError("no part; write parts=(dict(name=..., weight=1), ...)", "parts")
+    raise schema.ConfigError("no part. Write parts=(dict(name=..., weight=1), ...)", "parts")
   for i, part in enumerate(parts):
     choice = Choice(part.name, {key: value for key, value in part.args.items() if key != "weight"})
     with schema.at("parts"), schema.at(f"[{i}]"):
@@ -164,14 +164,14 @@ def _pseudo_labelled(
     plan = pseudo_labels.read_plan(folder)
     if plan is None:
       raise sources.AbsentError(
-        f"{path} holds no labels; write them: python -m vit_jax.evaluate --workdir=TEACHER --split=SPLIT "
+        f"{path} contains no labels. Write them: python -m vit_jax.evaluate --workdir=TEACHER --split=SPLIT "
         f"{schema.texts.flag('write-labels', path)}"
       )
     if tuple(map(class_names.normal, plan.classes)) != source.classes:
       raise schema.ConfigError(
         f"{path} has labels of {amount(len(plan.classes), 'class', 'classes')}, "
-        f"{show(plan.classes[0])} first; those of labelled are "
-        f"{len(source.classes)}, {show(source.classes[0])} first. Take a teacher of the same classes"
+        f"{show(plan.classes[0])} first, but the labelled "
+        f"data have {len(source.classes)}, {show(source.classes[0])} first. Use a teacher of the same classes"
       )
   with schema.at("images" if images else "path"):
     stored = schema.convert(plan.data, Choice)
@@ -269,9 +269,7 @@ def _warn_of_changed_labels(choice):
       (choice.args["flip"] and not row.flip, "flip", "false"),
     ):
       if harm:
-        logging.warning(
-          "labels of %s are those of whole images as they are; take config.data.%s=%s", part.name, key, value
-        )
+        logging.warning("labels of %s belong to whole, unchanged images. Use config.data.%s=%s", part.name, key, value)
 
 
 def known_split(choice: Choice, split: str, prefix: str = "") -> sources.Source:

@@ -75,7 +75,7 @@ ROWS = {
     {"validation": 50_000},
     label="real_label",
     labels=9,  # the longest list of real.json (reassessed-imagenet, bcd006f)
-    metric="share of images whose best class is among their labels, of the 46,837 that have any",
+    metric="share of the 46,837 labelled images for which the best class is one of the labels",
     **_VALIDATED,
   ),
   "imagenet2012_multilabel": _test_set(
@@ -83,7 +83,7 @@ ROWS = {
     {"validation": 20_000, "imagenet_m": 68},
     label="correct_multi_labels",
     labels=64,  # assumed; an image with more labels raises an error
-    metric="share of images whose best class is among their labels",
+    metric="share of images for which the best class is one of the labels",
     **_VALIDATED,
   ),
   "imagenet_v2": _test_set("imagenet_v2/matched-frequency:3.0.0", {"test": 10_000}, image_bytes=126_000),  # 1.26 GB

@@ -70,7 +70,7 @@ def bright(data: bytes) -> bytes:
   """
   pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED) if data else None
   if pixels is None:
-    raise OSError(f"not a complete image; {amount(len(data), 'byte')} beginning with {data[:8]!r}")
+    raise OSError(f"not a complete image: {amount(len(data), 'byte')} beginning with {data[:8]!r}")
   return cv2.imencode(".png", np.minimum(pixels, 1) * 255)[1].tobytes()
 
 

@@ -93,8 +93,8 @@ ROWS = {
     102,
     14_400,  # 132 MB
     "train[2754:2954]",
-    caution="TFDS draws its 30 training images a class from a listing of files, whose order the file system decides: "
-    "they may be other images than elsewhere",
+    caution="TFDS draws its 30 training images a class from a file listing in the order of the file system, so "
+    "the images may differ between machines",
   ),
   "cifar100": _row(
     "cifar100:3.0.2",

@@ -112,6 +112,6 @@ def overlap_note(role: str, count: int, example: str, compared: int | None = Non
     what = f"{count:,} of {amount(compared, 'compared image')} of {role}"
     more = f" {amount(alike, 'image')} of {role} {'has' if alike == 1 else 'have'} name and size of a training image."
   return (
-    f"data overlap: {what} {are} also in the training data, such as {example}.{more} Figures on such images do not "
+    f"data overlap: {what} {are} also in the training data, for example {example}.{more} Figures on such images do not "
     "show how well a model generalises"
   )

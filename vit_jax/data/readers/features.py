@@ -24,6 +24,6 @@ def _trusted_class(cls: type, python_class_name: str) -> type:
   if python_class_name not in cls._registered_features and not python_class_name.startswith(TRUSTED):
     raise ConfigError(
       f"features.json names the class {show(python_class_name)}, which is not part of tensorflow_datasets and is not "
-      "imported. Data never decide what is imported: import the module yourself with --import, if you trust it"
+      "imported. Data files cannot import modules. If you trust the module, import it with --import"
     )
   return _trusted_class.original(cls, python_class_name)

@@ -188,14 +188,14 @@ def _opened(path) -> places.Disk | places.Bucket:
   if paths.in_bucket(root):
     bucket = places.reached(root, lambda: places.Bucket.listed(root))
     if not bucket.objects:
-      raise sources.AbsentError(f"there is nothing in {path!r}; copy to it {known}", "path")
+      raise sources.AbsentError(f"{path!r} is empty. Copy to it {known}", "path")
     return bucket
   if path and not root.exists():
-    raise sources.AbsentError(f"no folder {path!r}; bring it back, or name one with {known}", "path")
+    raise sources.AbsentError(f"no folder {path!r}. Restore it, or name one with {known}", "path")
   if path and (root / "dataset_info.json").exists():
     raise ConfigError(f"{path!r} is a prepared dataset; read it by config.data.name=tfds", "path")
   if not path or not root.is_dir():
-    raise ConfigError(f"no folder {path!r}; name one with {known}", "path")
+    raise ConfigError(f"no folder {path!r}. Name one with {known}", "path")
   return places.Disk(root)
 
 
@@ -214,13 +214,14 @@ def _with_validation(drawn, train, share):
   """Returns the drawn files with a share of each class of `train` as "val", and the number of files in "val"."""
   if train not in drawn:
     raise ConfigError(
-      f"images are held out of a whole split only, but `train` is {train!r}. Set `val`, or set this to 0", "validation"
+      f"images can be held out only from a whole split, but `train` is {train!r}. Set `val`, or set this to 0",
+      "validation",
     )
   counts = [max(1, round(len(images) * share)) if len(images) >= FEWEST else 0 for images in drawn[train]]
   if drawn[train] and not any(counts):
     raise ConfigError(
-      f"no class of {train!r} has {FEWEST} images, so none can be held out for validation. Set this to 0, and do not "
-      "choose settings by the test images",
+      f"no class of {train!r} has {FEWEST} images, so validation images cannot be held out. Set this to 0, and do "
+      "not choose settings by the test images",
       "validation",
     )
   pairs = list(zip(drawn[train], counts, strict=True))
@@ -248,7 +249,7 @@ def _class_folders(tree, split, order) -> dict[str, str]:
     other = folders.setdefault(class_names.normal(name), name)
     if other != name:
       raise ConfigError(
-        f"folders {other!a} and {name!a} in {str(tree.root.root / split)!r} have one name in two Unicode forms; move "
+        f"folders {other!a} and {name!a} in {str(tree.root.root / split)!r} have one name in two Unicode forms. Move "
         "the images of one folder into the other",
         "path",
       )

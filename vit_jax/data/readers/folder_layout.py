@@ -25,22 +25,23 @@ def holds_classes(tree: Tree, top: Sequence[str]) -> bool:
   nested = [folder for folder in top if tree.folders(folder)]
   where = repr(str(tree.root.root))
   if not nested and not holding:
-    advice = "; it holds images itself: name the folder above it" if tree.entries().images else ""
+    advice = "; it contains images itself: name the folder above it" if tree.entries().images else ""
     raise ConfigError(f"no images ({', '.join(EXTENSIONS)}) in {where}/<class> or /<split>/<class>{advice}", "path")
   loose = tree.entries().images
   if len(holding) == 1 and not nested and loose:
     own = pathlib.PurePath(str(tree.root.root)).name
     raise ConfigError(
       f"{where} holds {amount(len(loose), 'image')} itself, as {loose[0]!r}, and its only class would be "
-      f"{holding[0]!r}; name the folder above it if {own!r} is a class, or move these images away",
+      f"{holding[0]!r}. Name the folder above it if {own!r} is a class, or move these images away",
       "path",
     )
   if nested and holding:
     flat, deep = tree.example(holding[0], 0), tree.example(f"{nested[0]}/{tree.folders(nested[0])[0]}", 1)
     raise ConfigError(
       f"{where} mixes layouts: {holding[0]!r} holds images, as {flat!r}, and {nested[0]!r} holds folders, as "
-      f"{deep or f'{nested[0]}/{tree.folders(nested[0])[0]}'!r}; move what is too deep up, or away, until all is "
-      "<class>/*.jpg, or all <split>/<class>/*.jpg",
+      f"{deep or f'{nested[0]}/{tree.folders(nested[0])[0]}'!r}. Move the deeper folders up, or away, so that all "
+      f"images "
+      "are in <class>/*.jpg or all in <split>/<class>/*.jpg",
       "path",
     )
   return bool(holding)
@@ -97,6 +98,6 @@ def images_of(tree: Tree, folder: str) -> list[str]:
     message += f", but {', '.join(counted(collections.Counter(map(extension, others)), 5))}"
   if inner and (deep := tree.example(folder, 2)):
     above = f"{tree.root.root}/{folder.rpartition('/')[0] or folder}"
-    message += f"; there are some deeper, as {deep!r}: move them up"
-    message += f", or where all classes are so deep, take {above!r} as the path"
+    message += f"; some are deeper, such as {deep!r}: move them up"
+    message += f", or if all classes are that deep, use {above!r} as the path"
   raise ConfigError(message, "path")

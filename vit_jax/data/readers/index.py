@@ -52,7 +52,7 @@ def made(kind: str, files: listing.Files, scan: Callable[[int], Arrays], about: 
 
   size = sum(map(files.size, range(len(files.names))))
   if size > LARGE:
-    logging.info("%s: %d files of %s, %.0f GB, are looked through once", files.root, len(files.names), kind, size / 1e9)
+    logging.info("%s: indexing %d files of %s, %.0f GB, once", files.root, len(files.names), kind, size / 1e9)
   return files.each(one)
 
 
@@ -77,7 +77,7 @@ def _keep(kept, arrays):
     with replacing(kept) as partial:
       partial.write_bytes(hashlib.sha256(data.getbuffer()).digest() + data.getbuffer())
   except OSError as error:
-    logging.warning("%s cannot be kept (%s): the next run looks through the files again", kept, error)
+    logging.warning("%s cannot be stored (%s): the next run will index the files again", kept, error)
 
 
 def firsts(lengths: Iterable[int]) -> list[int]:
@@ -137,7 +137,7 @@ class Extents:
       starts, sizes = (each[number : number + stop - first].tolist() for each in (starts, sizes))
       if max(sizes) > local_files.LARGEST:
         size = next(size for size in sizes if size > local_files.LARGEST)
-        raise OSError(f"it has {size:,} bytes; allowed: {local_files.LARGEST:,}")
+        raise OSError(f"it has {size:,} bytes. Allowed: {local_files.LARGEST:,}")
       result += self._pieces(file, starts, sizes)
       first += len(starts)
     return result

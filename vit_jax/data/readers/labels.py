@@ -52,11 +52,11 @@ class Collected:
   def _number(self, value):
     if isinstance(value, str) and value and (self._names or not self._numbers):
       if len(self._names) >= NAMES:
-        raise ValueError(f"label {show(value)} is one of more than {NAMES:,} different ones; are they captions?")
+        raise ValueError(f"label {show(value)} is one of more than {NAMES:,} different labels. Are they captions?")
       return self._names.setdefault(value, len(self._names))
     if isinstance(value, int) and not isinstance(value, bool) and not self._names:
       if not 0 <= value < 2**31:
-        raise ValueError(f"label {show(value)} is out of range; allowed: 0 and above")
+        raise ValueError(f"label {show(value)} is out of range. Allowed: 0 and above")
       return value
     kind = "a number or a name" if not self._numbers else "a name, as others" if self._names else "a number, as others"
     raise ValueError(f"label {show(value)} is not {kind}")
@@ -129,17 +129,19 @@ def resolve(
   numbered = [i for i, file in enumerate(files) if len(file["numbers"]) and not names[i]]
   if any(names) and numbered:
     named = next(i for i, some in enumerate(names) if some)
-    raise ConfigError(f"labels are names at {where(named, 0)} and numbers at {where(numbered[0], 0)}; take either")
+    raise ConfigError(
+      f"labels are names at {where(named, 0)} and numbers at {where(numbered[0], 0)}. Use only one of the two"
+    )
   if classes is None:
     largest = max((int(file["numbers"].max()) for file in files if len(file["numbers"])), default=-1)
     if largest >= NAMES:
       i = next(i for i in numbered if files[i]["numbers"].max() >= NAMES)
       record = _record(files[i], int(np.argmax(files[i]["numbers"] >= NAMES)))
-      raise ConfigError(f"{where(i, record)}: label {largest:,}; allowed: below {NAMES:,}. Is it an id?")
+      raise ConfigError(f"{where(i, record)}: label {largest:,}. Allowed: below {NAMES:,}. Is it an id?")
     classes = ordered(set().union(*names), order) if any(names) else map(str, range(largest + 1))
   classes = tuple(map(normal, classes))
   if not classes:
-    raise ConfigError("there is no label, and so no class")
+    raise ConfigError("the data have no label, so the classes are unknown")
   meaning = _Meaning(classes, positions)
   return classes, [
     _resolved(file, names[i], meaning, most, lambda record, i=i: where(i, record)) for i, file in enumerate(files)
@@ -185,7 +187,7 @@ def _resolved(file, names, meaning, most, where) -> Labels:
     if None in found:
       unknown = found.index(None)
       at, name = int(np.flatnonzero(numbers == unknown)[0]), names[unknown]
-      refuse(at, f"label {show(name)} is none of the classes.{nearest(name, list(meaning.classes[:1000]))}")
+      refuse(at, f"label {show(name)} is not one of the classes.{nearest(name, list(meaning.classes[:1000]))}")
     numbers = np.array(found, np.int32)[numbers]
   elif len(numbers):
     if meaning.ambiguous:
@@ -200,18 +202,18 @@ def _resolved(file, names, meaning, most, where) -> Labels:
     known = meaning.of_numbers(numbers)
     if known.min() < 0:
       at, count = int(np.argmin(known)), len(meaning.classes)
-      refuse(at, f"label {numbers[at]} is out of range; allowed: 0 to {count - 1}, the number of classes less one")
+      refuse(at, f"label {numbers[at]} is out of range. Allowed: 0 to {count - 1}, the number of classes less one")
     numbers = known
   if ends is not None:
     if most == 1:
       record = int(np.argmax(counts != 1))
       raise ConfigError(
-        f"{where(record)}: {amount(counts[record], 'label')}; set labels above 1 to allow such lists", "labels"
+        f"{where(record)}: {amount(counts[record], 'label')}. Set labels above 1 to allow such lists", "labels"
       )
     if counts.max() > most:
       record = int(counts.argmax())
       raise ConfigError(
-        f"{where(record)}: {amount(counts[record], 'label')}; allowed: {most}, which `labels` sets", "labels"
+        f"{where(record)}: {amount(counts[record], 'label')}. Allowed: {most}, which `labels` sets", "labels"
       )
   return Labels(numbers, ends, most > 1)
 
@@ -252,23 +254,25 @@ def class_names(text: str | None) -> tuple[str, ...] | None:
   with at("classes"):
     if text.isascii() and text.isdigit():
       if not 0 < int(text) <= NAMES:
-        raise ConfigError(f"{text} classes; allowed: 1 to {NAMES:,}")
+        raise ConfigError(f"{text} classes. Allowed: 1 to {NAMES:,}")
       return tuple(map(str, range(int(text))))
     try:
       lines = paths.path(text).expanduser().read_bytes().decode("utf-8-sig").split("\n")
     except (OSError, UnicodeError) as error:
-      raise ConfigError(f"no names of classes can be read from {show(text)}: {error}; or give their number") from error
+      raise ConfigError(
+        f"class names cannot be read from {show(text)}: {error}. Alternatively, set the number of classes"
+      ) from error
     # `str.splitlines` would end lines at ten more characters, which names may contain.
     names = [normal(line.removesuffix("\r").strip(" \t")) for line in lines]
     while names and not names[-1]:
       names.pop()
     if not names or "" in names:
       line = names.index("") + 1 if names else 1
-      raise ConfigError(f"{text}, line {line}, has no name; write one class a line")
+      raise ConfigError(f"{text}, line {line}, has no name. Write one class a line")
     if broken := next((name for name in names if "\r" in name), None):
-      raise ConfigError(f"{text} has {show(broken)} with \\r inside of a line; end lines with \\n or \\r\\n")
+      raise ConfigError(f"{text} has {show(broken)} with \\r inside of a line. End lines with \\n or \\r\\n")
     if again := repeated(names):
-      raise ConfigError(f"{text} has {show(again)} twice; write each class once")
+      raise ConfigError(f"{text} has {show(again)} twice. Write each class once")
     return tuple(names)
 
 

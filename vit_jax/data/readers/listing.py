@@ -46,7 +46,7 @@ class Files:
 
   @property
   def remote(self) -> bool:
-    """Whether the files are in a bucket."""
+    """True if the files are in a bucket."""
     return paths.in_bucket(self.root)
 
   def path(self, file: int) -> str:
@@ -92,7 +92,7 @@ class Files:
         at += len(part)
       data = b"".join(parts)
     if len(data) != stop - first:
-      raise OSError(f"{self.path(file)} ends before byte {stop:,}: it is shorter than it was")
+      raise OSError(f"{self.path(file)} ends before byte {stop:,}: the file has become shorter")
     return data
 
   def stream(self, file: int, block: int) -> io.BufferedReader:
@@ -190,7 +190,7 @@ def listed(path: str, suffixes: Sequence[str], what: str) -> Files:
   with at("path"):
     named = paths.expand(paths.parse(path, bare=True))
   if not path:
-    raise ConfigError(f"no path; name a folder or a file of {what}", "path")
+    raise ConfigError(f"no path. Name a folder or a file of {what}", "path")
   above, pattern = patterns.split(str(named), _exists)
   root = paths.parse(above, bare=True)
   tree = places.reached(root, lambda: _tree(root))
@@ -206,11 +206,11 @@ def listed(path: str, suffixes: Sequence[str], what: str) -> Files:
   if not about:
     advice = f" The path is a pattern. {patterns.ESCAPES}" if pattern else ""
     raise sources.AbsentError(
-      f"no {what} ({', '.join(suffixes)}) at {show(path)}; name their folder or a file.{advice}", "path"
+      f"no {what} ({', '.join(suffixes)}) at {show(path)}. Name their folder or a file.{advice}", "path"
     )
   names = tuple(sorted(about))
   if empty := [name for name in names if not about[name][0]]:
-    raise ConfigError(f"{root}/{empty[0]} is empty; remove it or bring it back", "path")
+    raise ConfigError(f"{root}/{empty[0]} is empty. Remove it or restore it", "path")
   return Files(root, names, tuple(about[name] for name in names), tree.versions(names), bool(pattern))
 
 
@@ -259,7 +259,7 @@ def by_split(files: Files) -> dict[str, Files]:
     folders = sorted({os.path.dirname(files.names[i]) for i in numbers})
     if len(folders) > 1 and not files.matched:
       raise ConfigError(
-        f"files of split {split!r} are in several folders of {files.root}: {some(folders, 5)}; name one of them", "path"
+        f"files of split {split!r} are in several folders of {files.root}: {some(folders, 5)}. Name one of them", "path"
       )
   return {split: files.chosen(numbers) for split, numbers in by_name.items()}
 
@@ -281,7 +281,7 @@ def _tree(root) -> places.Disk | places.Bucket:
   if paths.in_bucket(root):
     return places.Bucket.listed(root)
   if not root.is_dir() and not root.is_file():
-    raise sources.AbsentError(f"nothing is at {show(str(root))}; bring it back, or name what is there", "path")
+    raise sources.AbsentError(f"{show(str(root))} does not exist. Restore it, or name an existing path", "path")
   return places.Disk(root)
 
 

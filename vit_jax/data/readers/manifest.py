@@ -127,7 +127,7 @@ def _image(manifest, about):
     try:
       return base64.b64decode(about["bytes"], validate=True)
     except (binascii.Error, ValueError) as error:
-      raise OSError(f"its bytes are no base64: {error}") from error
+      raise OSError(f"its bytes are not base64: {error}") from error
   return places.content(places.beside(manifest, about["path"]))
 
 
@@ -135,7 +135,7 @@ def _parsed(text):
   try:
     return parse_json(text)
   except ValueError as error:  # the line was valid JSON when the manifest was opened
-    raise OSError(f"its line in the manifest is no JSON ({error}): the file was changed") from error
+    raise OSError(f"its line in the manifest is not JSON ({error}): the file was changed") from error
 
 
 def _where(files, file, arrays, record):
@@ -204,7 +204,8 @@ def _check_labels(classes, records, split):
   if first:
     more = f"; {amount(len(odd), 'line')} of {split!r} do so" * (len(odd) > 1)
     raise ConfigError(
-      f"{words(first[0])} and {words(first[1])} give one image two labels{more}. Remove the wrong line. For an image "
+      f"{words(first[0])} and {words(first[1])} give the same image two labels{more}. Remove the wrong line. For an "
+      f"image "
       "of several classes, write one line with a list of them",
       "path",
     )
@@ -252,7 +253,7 @@ def _scan(files, file):
           about, split, kind = _checked(line, labels)
           if split is not None and (not sources.is_split_name(split) or len(splits) >= 1000):
             raise ValueError(
-              f"split {show(split)}; allowed: up to 1,000 names of letters, digits and - . _ but for 'all', as 'train'"
+              f"split {show(split)}. Allowed: up to 1,000 names of letters, digits and - . _ but for 'all', as 'train'"
             )
         except ValueError as error:
           raise ConfigError(f"{files.path(file)}, line {number:,}: {error}", "path") from error
@@ -300,14 +301,14 @@ def _checked(line, labels):
   """Checks a line and adds its label to `labels`. Returns (content, split or None, location of the image)."""
   about = parse_json(line)
   if not isinstance(about, dict):
-    raise ValueError(f'{show(about)} is no JSON object; write {{"path": ..., "label": ...}}')
+    raise ValueError(f'{show(about)} is not a JSON object. Write {{"path": ..., "label": ...}}')
   if ("path" in about) == ("bytes" in about):
-    raise ValueError(f"it has {'both' if 'path' in about else 'neither of'} 'path' and 'bytes'; give one of them")
+    raise ValueError(f"it has {'both' if 'path' in about else 'neither of'} 'path' and 'bytes'. Give one of them")
   kind = "path" if "path" in about else "bytes"
   for key in (kind, "split"):
     if not isinstance(about.get(key, "a"), str) or not about.get(key, "a"):
-      raise ValueError(f"{key!r} is {show(about[key])}; allowed: a text")
+      raise ValueError(f"{key!r} is {show(about[key])}. Allowed: a text")
   if "label" not in about:
-    raise ValueError("it has no 'label'; allowed: a number, a name or a list of them")
+    raise ValueError("it has no 'label'. Allowed: a number, a name or a list of them")
   labels.add(about["label"])
   return about, about.get("split"), "bucket" if about.get("path", "").startswith(paths.BUCKET) else kind

@@ -71,7 +71,7 @@ def parquet(
   if stated:
     if again := repeated(columns.classes):
       raise ConfigError(
-        f"{files.path(0)} has class {show(again)} twice; give their number, or a file of names", "classes"
+        f"{files.path(0)} has class {show(again)} twice. Give their number, or a file of names", "classes"
       )
     named = columns.classes
   first = f"{kind} in {files.path(0)}"
@@ -123,7 +123,7 @@ def _columns(files, image, label):
   kind = schema.field(image).type
   if (words := _image(image, kind)) is None:
     raise ConfigError(
-      f"column {image!r} of {files.path(0)} is {kind}; allowed: struct<bytes: binary, ...>, binary", "image"
+      f"column {image!r} of {files.path(0)} is {kind}. Allowed: struct<bytes: binary, ...>, binary", "image"
     )
   return _Columns(words, label, _classes(features.get(label))), kind
 
@@ -131,7 +131,7 @@ def _columns(files, image, label):
 def _check_single(path, schema, columns):
   for column in columns:
     if (count := schema.names.count(column)) > 1:
-      raise ConfigError(f"{path} has {count} columns {column!r}; write it with one", "path")
+      raise ConfigError(f"{path} has {count} columns {column!r}. Write it with one", "path")
 
 
 def _image(column, kind):
@@ -152,7 +152,7 @@ def _chosen(key, name, names, fitting):
   if name is None and len(fitting) == 1:
     name = fitting[0]
   if name is None:
-    raise ConfigError(f"which column is the {key}? Set it; the files have {some(names)}", key)
+    raise ConfigError(f"the column of the {key} is unknown. Set it to one of {some(names)}", key)
   if name not in names:
     raise ConfigError(f"no column {name!r}.{nearest(name, names)}", key)
   return name
@@ -192,16 +192,18 @@ def _scan(files, columns, first, file):
   with _whole(files, file), opened(files, file) as table:
     footer, names, features = table.metadata, table.schema_arrow.names, _features(table.schema_arrow)
     if missing := {columns.image[0], columns.label} - set(names):
-      raise ConfigError(f"{files.path(file)} has no column {min(missing)!r}; allowed: files of the same form", "path")
+      raise ConfigError(f"{files.path(file)} has no column {min(missing)!r}. Allowed: files of the same form", "path")
     _check_single(files.path(file), table.schema_arrow, (columns.image[0], columns.label))
     kind = table.schema_arrow.field(columns.image[0]).type
     if _image(columns.image[0], kind) != columns.image:
       raise ConfigError(
-        f"column {columns.image[0]!r} is {kind} in {files.path(file)}, and {first}; allowed: files of the same form",
+        f"column {columns.image[0]!r} is {kind} in {files.path(file)}, and {first}. Allowed: files of the same form",
         "path",
       )
     if _classes(features.get(columns.label)) != columns.classes:
-      raise ConfigError(f"{files.path(file)} has other classes than the first file; allowed: the same", "path")
+      raise ConfigError(
+        f"{files.path(file)} has other classes than the first file. Use files with the same classes", "path"
+      )
     groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
     row = 0
     for batch in table.iter_batches(columns=[columns.label], batch_size=2**16):
@@ -212,7 +214,7 @@ def _scan(files, columns, first, file):
           raise ConfigError(f"{_where(files, file, None, row)}: {error}", "path") from error
         row += 1
   if not row:
-    raise ConfigError(f"{files.path(file)} has no row; remove it", "path")
+    raise ConfigError(f"{files.path(file)} has no row. Remove it", "path")
   largest = max(sum(group.column(i).total_uncompressed_size for i in range(group.num_columns)) for group in groups)
   if largest > LARGE_GROUP:
     logging.warning(
@@ -223,4 +225,4 @@ def _scan(files, columns, first, file):
 
 
 def _whole(files, file):
-  return described(lambda text: ConfigError(f"{files.path(file)} is no whole Parquet file: {text}", "path"))
+  return described(lambda text: ConfigError(f"{files.path(file)} is not a complete Parquet file: {text}", "path"))

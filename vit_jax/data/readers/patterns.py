@@ -51,7 +51,7 @@ def alternatives(pattern: str) -> list[str]:
   if numbers := re.fullmatch(r"(\d+)\.\.(\d+)", match[1]):
     low, high = map(int, numbers.groups())
     if not 0 <= high - low < ALTERNATIVES:
-      raise ConfigError(f"{show(match[0])} in a path is no range; allowed: {{0000..1023}}, up to a million", "path")
+      raise ConfigError(f"{show(match[0])} in a path is not a range. Allowed: {{0000..1023}}, up to a million", "path")
     words = [f"{number:0{len(numbers[1])}d}" for number in range(low, high + 1)]
   else:
     words = match[1].split(",")

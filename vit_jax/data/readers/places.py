@@ -158,7 +158,7 @@ class Bucket(NamedTuple):
   def read(self, file: str) -> bytes:
     """Returns the content of a file. Raises OSError."""
     if self.objects[file][0] > local_files.LARGEST:
-      raise OSError(f"it has {self.objects[file][0]:,} bytes; allowed: {local_files.LARGEST:,}")
+      raise OSError(f"it has {self.objects[file][0]:,} bytes. Allowed: {local_files.LARGEST:,}")
     return file_system().cat_file(f"{self.root}/{file}")
 
 
@@ -237,11 +237,11 @@ def content(file: str) -> bytes:
     try:
       return local_files.contents(file)
     except UnicodeEncodeError as error:
-      raise OSError(f"its path {show(file)} is no Unicode") from error
+      raise OSError(f"its path {show(file)} is not valid Unicode") from error
   paths.prepare()
   data = file_system().cat_file(file, end=local_files.LARGEST + 1)
   if len(data) > local_files.LARGEST:
-    raise OSError(f"it has more bytes than are allowed: {local_files.LARGEST:,}")
+    raise OSError(f"it is larger than the limit of {local_files.LARGEST:,} bytes")
   return data
 
 

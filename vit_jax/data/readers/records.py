@@ -55,14 +55,14 @@ def understood(row: Row, features) -> Records:
   else:
     key = row.label or _key(features, tfds.features.ClassLabel)
     if key not in features:
-      raise ConfigError(f"the label is {key!r}, which the dataset does not have; it has {sorted(features)}")
+      raise ConfigError(f"the label is {key!r}, which the dataset does not have. It has {sorted(features)}")
     listed = isinstance(features[key], tfds.features.Sequence)
     names = (features[key].feature if listed else features[key]).names
     read = functools.partial(_stored, key, listed, image)
 
   if row.segments and row.segments.feature not in features:
     raise ConfigError(
-      f"the mask is {row.segments.feature!r}, which the dataset does not have; it has {sorted(features)}"
+      f"the mask is {row.segments.feature!r}, which the dataset does not have. It has {sorted(features)}"
     )
 
   def values_of(data):
@@ -135,5 +135,5 @@ def _key(features, kind):
   preferred = {"Image": "image", "ClassLabel": "label"}[kind.__name__]
   keys = [key for key, feature in features.items() if fits(feature)]
   if preferred not in keys and len(keys) != 1:
-    raise ConfigError(f"the dataset needs one {kind.__name__} feature; it has {keys or 'none'}")
+    raise ConfigError(f"the dataset needs one {kind.__name__} feature. It has {keys or 'none'}")
   return preferred if preferred in keys else keys[0]

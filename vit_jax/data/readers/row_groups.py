@@ -57,9 +57,9 @@ class RowGroups:
       group, number = index.locate(self._groups[file], number)
       data = self._group(file, group)[number].as_py()
       if data is None:
-        raise OSError("its row has no bytes; write the images into the files, not their paths")
+        raise OSError("its row has no bytes. Write the images into the files, not their paths")
       if len(data) > local_files.LARGEST:
-        raise OSError(f"it has {len(data):,} bytes; allowed: {local_files.LARGEST:,}")
+        raise OSError(f"it has {len(data):,} bytes. Allowed: {local_files.LARGEST:,}")
       result.append(data)
     return result
 

@@ -118,11 +118,12 @@ def _values(names, first, ignored) -> tuple[int, ...]:
   values = tuple(range(first, first + len(names)))
   if both := sorted(set(ignored) & set(values)):
     raise ConfigError(
-      f"{both[0]} is class {names[both[0] - first]!r} too; a number is of a class or of none", "ignored"
+      f"{both[0]} is also class {names[both[0] - first]!r}. A number is either a class or ignored", "ignored"
     )
   if first + len(names) > 255:
     raise ConfigError(
-      f"{amount(len(names), 'class', 'classes')} from {first} on, but numbers end at 254, because 255 is no class",
+      f"{amount(len(names), 'class', 'classes')} from {first} on, but the last number is 254, because 255 means no "
+      f"class",
       "classes",
     )
   return values
@@ -134,7 +135,7 @@ def _opened(path) -> places.Disk | places.Bucket:
   if paths.in_bucket(root):
     return places.reached(root, lambda: places.Bucket.listed(root))
   if not path or not root.is_dir():
-    raise sources.AbsentError(f"no folder {path!r}; name one with images/x.jpg and masks/x.png")
+    raise sources.AbsentError(f"no folder {path!r}. Name one with images/x.jpg and masks/x.png")
   return places.Disk(root)
 
 
@@ -143,7 +144,7 @@ def _found(tree, images, masks) -> tuple[dict[str, list[tuple[str, str]]], str]:
   top = tree.folders()
   for key, folder in (("images", images), ("masks", masks)):
     if folder.split("/")[0] not in top:
-      raise ConfigError(f"no folder {folder!r} in {str(tree.root.root)!r}, which has {top}; name that of {key}", key)
+      raise ConfigError(f"no folder {folder!r} in {str(tree.root.root)!r}, which has {top}. Name that of {key}", key)
   inner = tree.folders(masks)
   result, alone = {}, [0, 0]
   for split in inner or [""]:
@@ -153,7 +154,7 @@ def _found(tree, images, masks) -> tuple[dict[str, list[tuple[str, str]]], str]:
     result[split] = [(of_images[name], of_masks[name]) for name in both]
   if not any(result.values()):
     raise ConfigError(
-      f"no mask in {masks!r} has the name of an image in {images!r}; write images/x.jpg and masks/x.png, or "
+      f"no mask in {masks!r} has the name of an image in {images!r}. Write images/x.jpg and masks/x.png, or "
       "images/train/x.jpg and masks/train/x.png",
       "path",
     )
@@ -169,7 +170,7 @@ def _by_stem(tree, above, split) -> dict[str, str]:
   for name in files:
     other = result.setdefault(os.path.splitext(name)[0], os.path.join(above, split, name))
     if os.path.basename(other) != name:
-      raise ConfigError(f"{other!r} and {name!r} differ in their suffix alone, and are one pair; rename one", "path")
+      raise ConfigError(f"{other!r} and {name!r} differ only in their suffix and would be one pair. Rename one", "path")
   return result
 
 

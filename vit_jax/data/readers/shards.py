@@ -85,7 +85,7 @@ class Shards:
       if pause is not None:
         if shard not in self._said:  # warns once, because many threads read records of the file
           self._said.add(shard)
-          logging.warning("%s: %s; trying again in %.1f s", where, reason, pause)
+          logging.warning("%s: %s. Retrying in %.1f s", where, reason, pause)
         time.sleep(pause)
     seconds = time.monotonic() - began
     raise OSError(errno.EIO, f"{where}: {reason}; tried {len(PAUSES) + 1} times in {seconds:.0f} s")
@@ -101,7 +101,7 @@ class Shards:
           return self._open[shard]
       reader = ArrayRecordReader(self._files[shard], OPTIONS)
       if not reader.ok():
-        raise RuntimeError("there is no such file, it is no array_record file, or this account may not read it")
+        raise RuntimeError("the file does not exist, is not an array_record file, or cannot be read by this account")
       if reader.num_records() != self._lengths[shard]:
         raise RuntimeError(
           f"{amount(reader.num_records(), 'record')}, not the {self._lengths[shard]} of dataset_info.json"

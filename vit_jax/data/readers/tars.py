@@ -145,13 +145,13 @@ def _scan(files, label, file):
       before = _name(members, ends, seen[sample.key])
       raise ConfigError(
         f"{path} has sample {sample.key!r} twice, the members {before!r} and {sample.first!r}. Members of one sample "
-        "must be neighbours; remove or rename one of two samples",
+        "must be neighbours. Remove or rename one of two samples",
         "path",
       )
     seen[sample.key] = len(ends)
     if len(sample.images) != 1:
       there = f"{len(sample.images)} images, {sorted(sample.images)}" if sample.images else "no image"
-      raise ConfigError(f"{path}, sample {sample.key!r}, has {there}; allowed: one of {', '.join(IMAGES)}", "path")
+      raise ConfigError(f"{path}, sample {sample.key!r}, has {there}. Allowed: one of {', '.join(IMAGES)}", "path")
     ((member, start, size),) = sample.images.values()
     starts.append(start)
     lengths.append(size)
@@ -187,8 +187,9 @@ def _check_longer(path, longer, samples):
     stem, extension = os.path.splitext(base)
     better = os.path.join(folder, stem.replace(".", "_") + extension)
     raise ConfigError(
-      f"{path} has {amount(len(unused), 'image')} of no sample, the first {unused[0]!r}: in WebDataset a sample's name "
-      f"ends at its first dot; write it as {better!r}",
+      f"{path} has {amount(len(unused), 'image')} without a sample, the first {unused[0]!r}: in WebDataset a sample's "
+      f"name "
+      f"ends at its first dot. Write it as {better!r}",
       "path",
     )
 
@@ -208,7 +209,9 @@ def _samples(path, file, longer):
     if not stem or extension not in (*IMAGES, *TEXTS) or member.isdir():
       continue
     if not member.isreg() or member.issparse():
-      raise ConfigError(f"{path}, member {member.name!r}, is a link or no regular file; write its content", "path")
+      raise ConfigError(
+        f"{path}, member {member.name!r}, is not a regular file. Store the file itself in the archive", "path"
+      )
     key = posixpath.join(folder, stem)
     if sample is None or sample.key != key:
       if sample:
@@ -221,7 +224,7 @@ def _samples(path, file, longer):
       sample.images[name] = member.name, member.offset_data, member.size
       continue
     if member.size > TEXT_BYTES:
-      raise ConfigError(f"{path}, member {member.name!r}, has {member.size:,} bytes; allowed: {TEXT_BYTES:,}", "path")
+      raise ConfigError(f"{path}, member {member.name!r}, has {member.size:,} bytes. Allowed: {TEXT_BYTES:,}", "path")
     file.seek(member.offset_data)
     sample.texts[extension] = member.name, file.read(member.size)
   if sample:
@@ -259,12 +262,14 @@ def _members(path, file):
   # raise RecursionError.
   except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
     raise ConfigError(
-      f"{path} is no whole tar, at byte {end:,} ({error}); allowed: tars that are not compressed", "path"
+      f"{path} is not a complete tar, at byte {end:,} ({error}). Use uncompressed tar files", "path"
     ) from error
   # Python's reader interprets a damaged header as the end of the archive.
   file.seek(end)
   if (behind := file.read(BEHIND)).strip(b"\0") or len(behind) == BEHIND:
-    raise ConfigError(f"{path} is damaged at byte {end:,}: neither a header nor the end is there", "path")
+    raise ConfigError(
+      f"{path} is damaged at byte {end:,}: neither a header nor the end of the archive was found", "path"
+    )
   if len(behind) < 512:
     raise ConfigError(f"{path} is cut off at byte {end:,}: the empty block of a tar's end is missing", "path")
 
@@ -276,7 +281,7 @@ def _label(sample, key):
     try:
       about = parse_json(sample.texts["json"][1])
     except ValueError as error:
-      raise ValueError(f"{sample.texts['json'][0]!r} is no JSON ({error})") from error
+      raise ValueError(f"{sample.texts['json'][0]!r} is not JSON ({error})") from error
     found = about if isinstance(about, dict) else {}
   if "cls" in sample.texts:
     label = _number(*sample.texts["cls"])
@@ -287,7 +292,7 @@ def _label(sample, key):
     return found[key]
   if "txt" in sample.texts:
     return _number(*sample.texts["txt"])
-  raise ValueError(f"it has no label; allowed: a .cls, {key!r} in a .json, a .txt")
+  raise ValueError(f"it has no label. Allowed: a .cls, {key!r} in a .json, a .txt")
 
 
 def _check_same(sample, label, key, other):
@@ -306,9 +311,9 @@ def _number(member, content):
   try:
     text = content.decode("utf-8-sig").strip()
   except UnicodeDecodeError:
-    raise ValueError(f"{member!r} is no text") from None
+    raise ValueError(f"{member!r} is not text") from None
   if text.isascii() and text.isdigit() and len(text) < 10:
     return int(text)
   if _NUMERIC.fullmatch(text):
-    raise ValueError(f"label {show(text)} is no number of a class; allowed: 0 and above, below {NAMES:,}, or a name")
+    raise ValueError(f"label {show(text)} is not a class number. Use a number from 0 and below {NAMES:,}, or a name")
   return text

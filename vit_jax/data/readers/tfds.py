@@ -134,8 +134,8 @@ def remedy(name: str, row: sources.Row, path: str | None) -> str:
     return f"prepare it with: python -m vit_jax.prepare {name}" + (f" {texts.flag('data_dir', path)}" if path else "")
   if row.classes:
     return (
-      f"give your own copy of {name}, which has no public builder: --{place('path')}=DIR, a TFDS directory (with "
-      "dataset_info.json) in array_record format whose label is a ClassLabel or a list of them"
+      f"{name} has no public builder. Give your own copy: --{place('path')}=DIR, a TFDS directory (with "
+      f"dataset_info.json) in array_record format, with a label that is a ClassLabel or a list of them"
     )
   return "give builder='name:1.0.0', or path= the directory of one version, '.../name/1.0.0'"
 
@@ -227,10 +227,10 @@ def _opened(row, path, advice):
     prepared = tfds.builder_from_directory(folder)
   info, again = prepared.info, f"remove it and {advice}" if builder else advice
   if builder and info.name != re.split("[:/]", builder)[0]:
-    raise ConfigError(f"{folder} holds the dataset {info.name!r}, not {builder!r}", "path")
+    raise ConfigError(f"{folder} contains the dataset {info.name!r}, not {builder!r}", "path")
   if info.file_format not in (tfds.core.FileFormat.ARRAY_RECORD, tfds.core.FileFormat.TFRECORD):
     form = info.file_format.value
-    raise ConfigError(f"{folder} is in {form} format, not array_record or tfrecord; {again}")
+    raise ConfigError(f"{folder} is in {form} format, not array_record or tfrecord. To fix it, {again}")
   for part, count in row.splits.items() if builder else ():
     size = info.splits[part].num_examples if part in info.splits else "no"
     if size != count:
@@ -252,7 +252,9 @@ def _described(folder, advice):
     *(ValueError, TypeError, LookupError, AttributeError),
   ) as error:
     said = " ".join(str(error).split())[:300]
-    raise ConfigError(f"{folder} is not a TFDS dataset: {said or type(error).__name__}; {advice}", "path") from error
+    raise ConfigError(
+      f"{folder} is not a TFDS dataset: {said or type(error).__name__}. To fix it, {advice}", "path"
+    ) from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,7 +55,9 @@ def _scan(files, file):
       head = stream.read(HEAD)
       size = struct.unpack_from("<Q", head)[0] if len(head) == HEAD else 2**63
       if at + HEAD + size + TAIL > files.size(file):
-        raise ConfigError(f"{files.path(file)} is damaged or cut off at byte {at:,}: no whole record is there")
+        raise ConfigError(
+          f"{files.path(file)} is damaged or truncated at byte {at:,}: the record there is not complete"
+        )
       starts.append(at + HEAD)
       sizes.append(size)
       at += HEAD + size + TAIL

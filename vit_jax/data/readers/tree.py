@@ -70,7 +70,7 @@ class Tree:
       inner = os.path.join(folder, name)
       if self.root.contains_itself(inner):
         raise ConfigError(
-          f"{f'{self.root.root}/{inner}'!r} is a link to a folder that contains it, so that it has no end; remove it",
+          f"{f'{self.root.root}/{inner}'!r} is a link to a folder that contains it. Remove the link",
           "path",
         )
     return names

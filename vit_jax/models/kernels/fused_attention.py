@@ -79,12 +79,12 @@ def fused_attention(
   width = query.shape[-1:]
   for name, bias in (("query", query_bias), ("value", value_bias)):
     if bias is not None and bias.shape != width:
-      raise schema.ConfigError(f"the {name} bias of fused attention has shape {bias.shape}; allowed: {width} or None")
+      raise schema.ConfigError(f"the {name} bias of fused attention has shape {bias.shape}. Allowed: {width} or None")
   zero = jnp.zeros(width, jnp.float32)
   query_bias, value_bias = (zero if bias is None else bias.astype(jnp.float32) for bias in (query_bias, value_bias))
   if placed.operands and not placing.fits(layout.size):
     raise schema.ConfigError(
-      f"fused attention normalises and turns heads of a size that divides {tiling.LANES}, not {layout.size}; take "
+      f"fused attention normalises and rotates heads of a size that divides {tiling.LANES}, not {layout.size}. Use "
       'attention="xla"'
     )
   gains = tuple(gain.astype(jnp.float32) for gain in gains or ())

@@ -67,7 +67,7 @@ def cut(query, key, value, heads: int, placed: bool = False) -> Layout:
   batch, tokens, width = shapes[0]
   if heads < 1 or width % heads or width // heads > LANES:
     raise schema.ConfigError(
-      f"fused attention of width {width} in {amount(heads, 'head')}; allowed: heads of equal size "
+      f"fused attention of width {width} in {amount(heads, 'head')}. Allowed: heads of equal size "
       f"up to {LANES}; {advice}"
     )
   size, rows, itemsize = width // heads, -(-tokens // 16) * 16, query.dtype.itemsize
