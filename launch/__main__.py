@@ -1,4 +1,4 @@
-"""The command line of `python -m launch`; flags.USE describes it."""
+"""The command line of `python -m launch`, which flags.USE describes."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from launch.errors import LaunchError, UnknownError
 
 
 def main(words: list[str]) -> int:
-  """Runs a verb; its exit code."""
+  """Runs a verb, and returns its exit code."""
   args, command = flags.parse(words)
   if args.verb in flags.SPECIFIED:
     run = flags.run_of(args, command)
@@ -19,7 +19,7 @@ def main(words: list[str]) -> int:
       return commands.run(args, run)
     if args.verb == "check":
       code = checks.refusal(checks.check(run, args.price, args.host_rate))
-      print("run would not start this, as of what is refused above" if code else "run would start this", flush=True)
+      print("run would not start this, because of the refusals above" if code else "run would start this", flush=True)
       return code
     if args.verb == "render":
       return rendered(args, run)
@@ -34,11 +34,11 @@ def main(words: list[str]) -> int:
 
 
 def rendered(args, run) -> int:
-  """Prints a run for another launcher."""
+  """Prints the text of a run for another launcher."""
   if run.backend not in ("qr", "gke") or (run.backend == "qr" and not (args.xpk or args.skypilot)):
     raise LaunchError(
-      f"render: --backend={run.backend} has no such text: a JobSet is of gke, --xpk and --skypilot are of gke and qr; "
-      "python -m launch run … --dry-run says what launch itself would ask for"
+      f"render: --backend={run.backend} has no such text. JobSets are for gke, --xpk and --skypilot for gke and qr; "
+      "python -m launch run … --dry-run prints the commands of launch itself"
     )
   if args.xpk or args.skypilot:
     print(render.xpk(run) if args.xpk else render.skypilot(run), end="")
@@ -48,26 +48,26 @@ def rendered(args, run) -> int:
 
 
 def ssh(args, command: list[str]) -> int:
-  """Runs a command on a worker, or opens a shell there; its exit code."""
-  book = commands.confirmed(commands.opened(args.name, args.workdir))
-  run, attempt = book.run, book.state.attempt
+  """Runs a command on a worker, or opens a shell there. Returns the exit code."""
+  event_log = commands.confirmed(commands.opened(args.name, args.workdir))
+  run, attempt = event_log.run, event_log.state.attempt
   if not 0 <= args.worker < run.workers:
     raise LaunchError(f"--worker: {args.worker}; allowed: 0 to {run.workers - 1}")
   if not attempt:
-    raise LaunchError(f"{run.name}: there was no attempt yet")
+    raise LaunchError(f"{run.name}: there is no attempt yet")
   return subprocess.run(engine_of(run).shell(attempt, args.worker, command)).returncode
 
 
 def report(args) -> int:
-  """Prints where the time of a run went."""
-  book = commands.opened(args.name, args.workdir)
-  table = logs.goodput(book.run, book.events)
+  """Prints how the time of a run was spent."""
+  event_log = commands.opened(args.name, args.workdir)
+  table = logs.goodput(event_log.run, event_log.events)
   print(json.dumps(table, indent=1) if args.json else logs.text(table))
   return errors.DONE
 
 
 def program() -> int:
-  """The exit code of the command line; mistakes are one line."""
+  """Runs the command line, and returns its exit code. An error is one line."""
   sys.stdout, sys.stderr = errors.Screen(sys.stdout), errors.Screen(sys.stderr)
   errors.catch_interruptions()
   try:
@@ -82,10 +82,10 @@ def program() -> int:
     errors.ignore_interruptions()
     print("interrupted", file=sys.stderr)
     return commands.interrupted(sys.argv[1:])
-  except BrokenPipeError:  # as behind `| head`
+  except BrokenPipeError:  # such as `| head`
     sys.stdout = None
     return errors.DONE
-  except OSError as error:  # of this machine, as too many open files: what runs goes on
+  except OSError as error:  # of this machine, such as too many open files
     print(f"error: {error.filename or 'this machine'}: {error.strerror}; try again", file=sys.stderr)
     return errors.UNKNOWN
 

@@ -9,7 +9,7 @@ import time
 DONE = 0
 BUG = 1
 USAGE = 2
-UNKNOWN = 3  # of `ls` and `gc`: a zone could not be asked
+UNKNOWN = 3  # `ls` and `gc`: a zone gave no answer
 NO_CAPACITY = 10
 DENIED = 11
 GAVE_UP = 12
@@ -36,7 +36,7 @@ EXITS = {
 
 
 class LaunchError(Exception):
-  """Ends `launch` with a message, what is wrong and what to do, and an exit code."""
+  """An error that ends `launch` with a message (problem and fix) and an exit code."""
 
   def __init__(self, message: str, code: int = USAGE):
     super().__init__(message)
@@ -44,24 +44,24 @@ class LaunchError(Exception):
 
 
 class QuotaError(LaunchError):
-  """A quota is used up, perhaps by machines that are being deleted."""
+  """A quota is used up, possibly by machines that are being deleted."""
 
   def __init__(self, message: str):
     super().__init__(message, DENIED)
 
 
 class UnknownError(Exception):
-  """The answer is not known, as the cloud, a bucket or a host did not give one: what was known before holds."""
+  """The cloud, a bucket or a host gave no usable answer, so that the last known state holds."""
 
 
 class Screen:
-  """A stream, as standard output, for text of which only what is printable gets there."""
+  """A stream, such as standard output, to which only printable text is written."""
 
   def __init__(self, stream):
     self._stream = stream
 
   def write(self, text: str) -> int:
-    """Writes it; words of clouds, programs, journals and reports may hold anything."""
+    """Writes text, in which words of clouds, programs, event logs and reports may contain control characters."""
     self._stream.write(printable(text))
     return len(text)
 
@@ -70,7 +70,7 @@ class Screen:
 
 
 def printable(text: str) -> str:
-  """The text with "�" in place of all that moves a cursor, changes colours, or has no encoding."""
+  """Returns the text with "�" for characters that move a cursor, change colours, or have no encoding."""
   return text if text.isprintable() else "".join(c if c.isprintable() or c in "\t\n" else "�" for c in text)
 
 
@@ -80,16 +80,16 @@ def amount(number: int, noun: str, plural: str = "") -> str:
 
 
 def say(text: str) -> None:
-  """A line with the time, at once."""
+  """Prints a line with the time at once."""
   try:
     print(f"{utc(time.time())} {text}", flush=True)
-  except (OSError, ValueError):  # nobody reads any longer, or its encoding has no such letter: that ends no run
+  except (OSError, ValueError):  # a closed terminal, or an unknown letter, must not end a run
     with contextlib.suppress(OSError):
       sys.stdout = open(os.devnull, "w")
 
 
 def catch_interruptions() -> None:
-  """Makes SIGTERM and SIGHUP end this process as Ctrl-C does: with a line that names what goes on."""
+  """Makes SIGTERM and SIGHUP end this process as Ctrl-C does, with a line that names what continues."""
   for number in (signal.SIGTERM, signal.SIGHUP):
     # nohup ignores SIGHUP. SIGTERM is a request also if the caller ignored it, as some containers do.
     if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
@@ -104,5 +104,5 @@ def ignore_interruptions() -> None:
 
 
 def utc(seconds: float) -> str:
-  """A time, of seconds since the epoch."""
+  """Formats a time in seconds since the epoch."""
   return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

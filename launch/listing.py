@@ -1,4 +1,4 @@
-"""What is there: `ls` and `gc` over the cloud and the journals of this machine, `status` of one run."""
+"""The verbs that show or collect machines: `ls` and `gc` for all runs, `status` for one run."""
 
 import argparse
 import collections
@@ -9,18 +9,18 @@ import shlex
 import sys
 import time
 
-from launch import commands, errors, event_log, mailbox, removal, spec
+from launch import commands, errors, mailbox, removal, spec
 from launch.backends import engine as engine_of
 from launch.errors import LaunchError, UnknownError, say, utc
-from launch.event_log import EventLog
-from launch.mailbox import Held, Lease
+from launch.event_log import EventLog, names
+from launch.mailbox import Held
 from launch.removal import ELSEWHERE, Facts
 from launch.spec import Run
 from launch.states import DELETING, IDLE, OVER, WATCHING, State
 from launch.storage import storage
-from launch.watch import BEATS
+from launch.watch import lease_of
 
-# Of a run that is not over, for people.
+# Descriptions of the stages, for the user.
 STAGES = {
   IDLE: "before its next attempt",
   WATCHING: "under way",
@@ -31,11 +31,15 @@ STAGES = {
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """A resource in the cloud, or of a journal of this machine.
+  """A machine in the cloud, or in an event log of this machine.
 
   Args:
-    expires: its latest end. chip_hours: of all attempts of its run, -1 if they are not known here.
-    beat: seconds since the last report, -1 for none.
+    name, owner, kind, location, state, detail: as in engine.Resource.
+    hours: age in hours.
+    expires: its latest end.
+    chip_hours: of all attempts of its run; -1 if unknown here.
+    step: of the slowest worker; -1 if unknown.
+    beat: seconds since the last report; -1 without a report.
     flag: why it may be deleted, or ELSEWHERE, or "".
   """
 
@@ -54,9 +58,9 @@ class Row:
 
 
 def ls(args: argparse.Namespace) -> int:
-  """Prints all machines that carry our labels, and the runs of this machine that are not over, or all of them.
+  """Prints all machines with our labels, and the unfinished runs of this machine, with --all also ended ones.
 
-  UNKNOWN where a zone is silent.
+  Returns UNKNOWN if a zone gives no answer.
   """
   found, troubles, unasked, others = _found(args, args.all)
   rows = [row for row, _, _ in found]
@@ -73,7 +77,10 @@ def ls(args: argparse.Namespace) -> int:
 
 
 def gc(args: argparse.Namespace) -> int:
-  """Deletes what is expired, dead or nobody's; lists it without --yes. BILLING where a deletion was not seen."""
+  """Deletes machines that are expired, dead or abandoned; without --yes, lists them.
+
+  Returns BILLING if a deletion was not confirmed.
+  """
   oldest = spec.duration(args.older_than) / 3600 if args.older_than else 0.0
   found, troubles, unasked, others = _found(args)
   spared = ("",) if args.force else ("", ELSEWHERE)
@@ -83,7 +90,7 @@ def gc(args: argparse.Namespace) -> int:
     _table([row for row, _, _ in chosen])
   _tell(troubles, unasked, others)
   if kept := [row.name for row, _, resource in found if resource and row.flag == ELSEWHERE and not args.force]:
-    print(f"{', '.join(kept)}: the directory of the run gives no answer here; --force deletes all the same")
+    print(f"{', '.join(kept)}: the directory of the run gives no answer here; --force deletes nevertheless")
   if not chosen or not args.yes:
     asked = "of what has answered, " * bool(troubles) + "of this machine, " * bool(unasked)
     print("nothing is deleted without --yes" if chosen else f"{asked}nothing is to be deleted")
@@ -93,13 +100,12 @@ def gc(args: argparse.Namespace) -> int:
 
 
 def _collected(run, resource, force):
-  """Deletes a machine if it may still be deleted when it is its turn; whether nothing of it may be left."""
+  """Deletes a machine if it may still be deleted now. Returns False if it may be left."""
   if force:
     return _is_deleted(run, resource)
   try:
-    store = storage(run.folder)
-    lease = Lease(store, BEATS * run.limits.poll)
-    lease.take()  # so that nobody makes an attempt meanwhile
+    lease = lease_of(run)
+    lease.take()  # so that no watcher creates an attempt meanwhile
   except Held as error:
     say(f"{resource.name}: not deleted: {error}")
     return True
@@ -109,7 +115,7 @@ def _collected(run, resource, force):
 
   def before():
     if not lease.renew():
-      raise UnknownError("the directory of the run, whose lease is not surely held")
+      raise UnknownError("the lease in the run's directory is not certainly held")
     facts = _facts(run.name, lease)
     if removal.judge(resource, facts) in ("", ELSEWHERE):
       raise Held("another", f" again: {resource.name} is not deleted")
@@ -134,21 +140,22 @@ def _is_deleted(run, resource, before=removal.do_nothing):
 
 
 def _facts(name, mine=None):
-  """What the directory of a run contains now; None if it gives no answer.
+  """Returns the facts in the directory of a run; None if it gives no answer.
 
   Args:
-    mine: a lease of this process, which is no watcher.
+    name: name of the run.
+    mine: the lease if this process holds it.
   """
   try:
     own = EventLog(name)
     store = storage(own.run.folder)
-    book = EventLog(name, store)
-    if book.silent:
+    event_log = EventLog(name, store)
+    if event_log.silent:
       return None
-    watched = bool(Lease(store, BEATS * own.run.limits.poll).holder()) and mine is None
+    watched = mine is None and bool(lease_of(own.run).holder())
     now = store.clock.now() if store.clock.known or own.run.backend == "local" else 0.0
-    settled = not book.settling()
-    return Facts(book.state, book.open, watched, now, settled)
+    settled = not event_log.settling()
+    return Facts(event_log.state, event_log.open, watched, now, settled)
   except (UnknownError, LaunchError):
     return None
 
@@ -157,54 +164,54 @@ def _tell(troubles, unasked, others):
   for location, why in troubles.items():
     print(f"{location}: UNKNOWN, not empty: {why}")
   if others:
-    names = ", ".join(f"{count} of {name or 'nobody'}" for name, count in sorted(others.items()))
-    print(f"machines of other owners are there ({names}): --all-users shows them; you are {spec.owner()}")
+    owners = ", ".join(f"{count} of {name or 'an unknown owner'}" for name, count in sorted(others.items()))
+    print(f"machines of other owners exist ({owners}): --all-users shows them; you are {spec.owner()}")
   if unasked:
-    print("no cloud was asked: give --project=PROJECT for Cloud TPU, or --cluster=CONTEXT for GKE")
+    print("no cloud was asked. Add --project=PROJECT for Cloud TPU, or --cluster=CONTEXT for GKE")
 
 
 def status(args: argparse.Namespace) -> int:
   """Prints attempts, workers and progress of a run."""
   while True:
-    book = commands.opened(args.name, args.workdir)
-    run, state = book.run, book.state
+    event_log = commands.opened(args.name, args.workdir)
+    run, state = event_log.run, event_log.state
     try:
       reports = mailbox.Mailbox(storage(run.folder), state.attempt).reports(run.workers) if state.attempt else {}
     except (UnknownError, LaunchError) as error:
-      print(f"the workers' reports: {error}")
+      print(f"reports of the workers: {error}")
       reports = {}
     if args.json:
       workers = {w: dataclasses.asdict(report) | {"age": age} for w, (report, age) in reports.items()}
       values = {"run": json.loads(run.dumps()), "state": dataclasses.asdict(state), "workers": workers}
-      print(json.dumps(values | {"watcher": _watcher(run) if book.open else ""}))
+      print(json.dumps(values | {"watcher": _watcher(run) if event_log.open else ""}))
     else:
-      _show(book, run, state, reports)
+      _show(event_log, run, state, reports)
     if not args.watch:
       return errors.DONE
     time.sleep(run.limits.poll)
     print()
 
 
-def _show(book, run, state, reports):
-  end = book.last("end")
-  over = f"ended with {end['code']}: {end['text']}" if end and not book.open else STAGES[state.stage]
+def _show(event_log, run, state, reports):
+  end = event_log.last("end")
+  over = f"ended with {end['code']}: {end['text']}" if end and not event_log.open else STAGES[state.stage]
   print(f"{run.name}  {run.backend} {run.tpu or run.workers}  {over}")
   print(f"  {shlex.join(['python', '-m', run.module, *run.args])}")
-  if book.unconfirmed:
+  if event_log.unconfirmed:
     print(
       f"  its directory describes another run than this machine started: python -m launch adopt {run.name} shows it"
     )
-  spent = state.spent(book.now())
+  spent = state.spent(event_log.now())
   if state.attempt and run.billed:
-    chips = chip_hours(run, state, book.now())
+    chips = chip_hours(run, state, event_log.now())
     cost = f", {chips * run.price:,.2f} at {run.price:g} per chip-hour" if run.price and chips >= 0 else ""
     text = f"{spent / 3600:,.2f} hours of machines, {chips:,.2f} chip-hours{cost}"
     live = state.stage in (WATCHING, DELETING) or state.kept
     print(f"  {text}{f'; {run.attempt(state.attempt)} ends by {utc(state.expires)}' * live}")
-  if book.open:
+  if event_log.open:
     who = _watcher(run)
-    print(f"  watched by {who}" if who else f"  nobody watches it; go on by: python -m launch adopt {run.name}")
-  for event in book.events:
+    print(f"  watched by {who}" if who else f"  it has no watcher; continue with: python -m launch adopt {run.name}")
+  for event in event_log.events:
     if event["event"] not in ("run", "created", "refused", "progress"):
       when = time.strftime("%m-%d %H:%M:%S", time.gmtime(event["time"]))
       text = event.get("text") or event.get("location") or ""
@@ -217,22 +224,26 @@ def _show(book, run, state, reports):
 
 
 def _watcher(run):
-  """Who watches a run, in words; "" for nobody."""
+  """Returns a description of the watcher of a run; "" for none."""
   try:
-    return Lease(storage(run.folder), BEATS * run.limits.poll).holder()
+    return lease_of(run).holder()
   except (UnknownError, LaunchError) as error:
-    return f"nobody knows whom: {error}"
+    return f"an unknown process: {error}"
 
 
 def _found(args, over=False):
-  """[(row, run, resource or None)] of the cloud and of journals, {location: why it could not be asked}; whether no
-  cloud was asked; and {owner: number of machines} of the others.
+  """Finds the machines of the cloud and of the event logs.
 
   Args:
-    over: also runs that are over.
+    args: the flags.
+    over: also include runs that have ended.
+
+  Returns:
+    [(row, run, resource or None)], {location: why it gave no answer}, whether no cloud was asked, and {owner: number of
+    machines} of other owners.
   """
-  books = {name: book for name in event_log.names() if (book := _book(name)) and book.events}
-  runs = {name: run for name, book in books.items() if (run := _run(book))}
+  event_logs = {name: event_log for name in names() if (event_log := _read_event_log(name)) and event_log.events}
+  runs = {name: run for name, event_log in event_logs.items() if (run := _run(event_log))}
   facts = {name: _facts(name) for name in runs}
   found, troubles, seen, others = {}, {}, set(), collections.Counter()
   probes = _probes(args, runs.values())
@@ -252,29 +263,29 @@ def _found(args, over=False):
         run = dataclasses.replace(probe, name=resource.run or "unknown")
       if run.backend == "qr":
         run = dataclasses.replace(run, zones=(resource.location,))
-      key = resource.location, resource.name, resource.mark  # two runs may have a host in common
+      key = resource.location, resource.name, resource.mark  # two runs may share a host
       if known or key not in found:
         found[key] = (_row(resource, facts[resource.run] if known else None, run, known), run, resource)
       if known:
         seen.add((resource.run, resource.attempt))
   rows = list(found.values())
   for name, run in runs.items():
-    remaining = books[name].remaining()
+    remaining = event_logs[name].remaining()
     left = [attempt for attempt in remaining if (name, attempt) not in seen]
-    if not remaining and (over or books[name].open):
+    if not remaining and (over or event_logs[name].open):
       left = [0]
-    rows += [(_recorded(books[name], run, attempt), run, None) for attempt in left]
+    rows += [(_recorded(event_logs[name], run, attempt), run, None) for attempt in left]
   return rows, troubles, not any(probe.backend in ("qr", "gke") for probe in probes), others
 
 
 def _asks_alike(run, probe):
-  """Whether two runs are looked for in the same place."""
+  """Returns whether the machines of two runs are in the same place."""
   keys = ("backend", "project", "cluster", "hosts")
   return all(getattr(run, key) == getattr(probe, key) for key in keys)
 
 
 def _probes(args, runs):
-  """A run for each location that is asked: of the flags, and of all journals."""
+  """Returns a run for each location to ask, from the flags and from all event logs."""
   probes = {}
   for run in runs:
     probes.setdefault((run.backend, run.project, run.cluster, run.namespace, run.hosts), run)
@@ -285,7 +296,7 @@ def _probes(args, runs):
   if args.cluster and not any(key[2] == args.cluster for key in probes):
     probes["gke", args.cluster] = Run(backend="gke", cluster=args.cluster, namespace=args.namespace, **blank)
   if args.zones and not any(probe.backend == "qr" for probe in probes.values()):
-    raise LaunchError("--zone: of which project? give --project too")
+    raise LaunchError("--zone: the project is missing. Add --project")
   return probes.values()
 
 
@@ -297,7 +308,7 @@ def _row(resource, facts, run, known):
   expires, chips = resource.expires, -1.0
   if facts:
     chips = chip_hours(run, facts.state, now)
-    if facts.state.attempt == resource.attempt and facts.state.ready:  # since then it is known exactly
+    if facts.state.attempt == resource.attempt and facts.state.ready:  # then the end is known exactly
       expires = int(facts.state.expires)
   return Row(resource.name, resource.owner, resource.kind, resource.location, resource.state, round(hours, 2),
              utc(expires) if expires else "", chips, step, beat, flag, resource.detail)  # fmt: skip
@@ -308,28 +319,28 @@ def chip_hours(run: Run, state: State, now: float) -> float:
   return round(state.spent(now) / 3600 * run.chips, 2) if run.chips else -1.0
 
 
-def _recorded(book, run, attempt):
-  """What was to be made, and is not in the cloud's lists; of attempt 0 the run, which has no machines."""
-  intent = next((e for e in book.events if e["event"] == "intent" and e["attempt"] == attempt), {})
-  now = book.now()
+def _recorded(event_log, run, attempt):
+  """Returns the row of an attempt that the cloud does not list; of attempt 0, the row of a run without machines."""
+  intent = next((e for e in event_log.events if e["event"] == "intent" and e["attempt"] == attempt), {})
+  now = event_log.now()
   hours = round((now - intent.get("time", now)) / 3600, 2)
   word, chips, expires = "not listed" if attempt else "no machines", -1.0, ""
   try:
-    state = book.state
+    state = event_log.state
     chips = chip_hours(run, state, now)
     if attempt and attempt == state.attempt and state.expires:
       expires = utc(state.expires)
-    if not attempt and not book.open and state.end:
+    if not attempt and not event_log.open and state.end:
       word = f"ended with {state.end[0]}"
   except LaunchError as error:
     print(error, file=sys.stderr)
-    word += ", journal not readable"
+    word += ", event log not readable"
   name = run.attempt(attempt) if attempt else run.name
   return Row(name, run.owner, run.tpu, intent.get("location", ""), word, hours, expires, chips, -1, -1.0, "", "")
 
 
 def _step(run, attempt):
-  """(the slowest worker's step, the age of the oldest report); -1 where none is known."""
+  """Returns (the step of the slowest worker, the age of the oldest report); -1 if unknown."""
   try:
     reports = mailbox.Mailbox(storage(run.folder), attempt).reports(run.workers)
   except (UnknownError, LaunchError):
@@ -350,8 +361,8 @@ def _table(rows):
     print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def _book(name):
-  """A run's journal, as its folder has it where another machine has gone on; None for one that cannot be read."""
+def _read_event_log(name):
+  """Returns the newest event log of a run; None, which is reported, if it cannot be read."""
   try:
     return commands.opened(name)
   except (UnknownError, LaunchError) as error:
@@ -359,9 +370,9 @@ def _book(name):
     return None
 
 
-def _run(book):
+def _run(event_log):
   try:
-    return book.run
+    return event_log.run
   except LaunchError as error:
     print(error, file=sys.stderr)
     return None

@@ -1,7 +1,7 @@
-"""What a run has left: the output of its programs, and where its time went.
+"""The output of the programs of a run, and how its time was spent.
 
-Names of times are those of ml-goodput-measurement's BadputType (github.com/AI-Hypercomputer/ml-goodput-measurement), so
-that runs can be compared. What it has no name for has a plain word.
+The names of times are those of ml-goodput-measurement's BadputType
+(github.com/AI-Hypercomputer/ml-goodput-measurement), so that runs can be compared. Other times have plain names.
 """
 
 import argparse
@@ -18,18 +18,18 @@ from launch.storage import storage
 
 
 def logs(args: argparse.Namespace) -> int:
-  """Prints the logs of an attempt, each line with its worker's number; with --follow until the run has ended.
+  """Prints the logs of an attempt, each line with the number of its worker; with --follow until the run ends.
 
-  Pieces are printed in the order in which they were written, so that lines of several workers are in order of time to
-  within `limits.beat`.
+  Pieces are printed in the order in which they were written: lines of several workers are in order to within
+  `limits.beat`.
   """
-  book = commands.opened(args.name, args.workdir)
-  run = book.run
-  attempt = args.attempt or book.state.attempt
-  if attempt not in (attempts := book.attempts()):
+  event_log = commands.opened(args.name, args.workdir)
+  run = event_log.run
+  attempt = args.attempt or event_log.state.attempt
+  if attempt not in (attempts := event_log.attempts()):
     if not attempts:
-      raise LaunchError(f"{run.name}: there was no attempt yet")
-    raise LaunchError(f"--attempt: {attempt}; {run.name} has had {', '.join(map(str, attempts))}")
+      raise LaunchError(f"{run.name}: there is no attempt yet")
+    raise LaunchError(f"--attempt: {attempt}; allowed: {', '.join(map(str, attempts))}")
   workers = _workers(args.worker, run.workers)
   files = mailbox.Mailbox(storage(run.folder), attempt)
   printed, torn = dict.fromkeys(workers, 0), dict.fromkeys(workers, b"")
@@ -54,8 +54,8 @@ def logs(args: argparse.Namespace) -> int:
     if line:
       _print(worker, line, args.grep)
   if not any(printed.values()):
-    advice = f"python -m launch status {run.name} says how it is"
-    print(f"{run.attempt(attempt)}: nothing was printed yet; {advice}", file=sys.stderr)
+    advice = f"python -m launch status {run.name} shows its state"
+    print(f"{run.attempt(attempt)}: no output yet; {advice}", file=sys.stderr)
   return errors.DONE
 
 
@@ -67,23 +67,23 @@ def _workers(text, count):
   return [int(text)]
 
 
-def _ended(book, attempt):
-  return not book.open or book.state.attempt > attempt
+def _ended(event_log, attempt):
+  return not event_log.open or event_log.state.attempt > attempt
 
 
 def _print(worker, line, pattern):
   text = line.decode(errors="replace")
   if pattern in text:
-    # What moves the cursor or changes colours is the program's, not this terminal's.
+    # Control characters are for the program's terminal, not for this one.
     print(f"[w{worker:02d}] {errors.printable(text.rstrip(chr(13)))}")
 
 
-QUEUE = "queueing"  # for capacity, of the first attempt
-TPU_SETUP, SETUP = "tpu_initialization", "setup"  # of its machines, TPUs or others, until the first program runs
-BETWEEN = "infrastructure_recovery_from_disruption"  # the same of all further ones, and what a kill has cut off
+QUEUE = "queueing"  # wait for capacity before the first attempt
+TPU_SETUP, SETUP = "tpu_initialization", "setup"  # from machines, TPUs or others, to the first program
+BETWEEN = "infrastructure_recovery_from_disruption"  # the same for further attempts, and time lost by a kill
 CLOSING = "deletion"  # after the last program has ended
 STEPS, LOST, OTHER = "steps", "wasted_progress_from_disruption", "other"
-# What vit_jax/clock.py calls its phases in goodput.json, and the names of these.
+# The phases of vit_jax/clock.py in goodput.json, with their names here.
 PHASES = {
   "start": "training_prep",
   "compile": "program_startup",
@@ -94,18 +94,22 @@ PHASES = {
   "save": "unproductive_checkpoint_save_time",
   "other": OTHER,
 }
-_LOST = ("preempted", "failed", "expired", "capacity", "deleting")  # events with which an attempt ends
+_LOST = ("preempted", "failed", "expired", "capacity", "deleting")  # events that end an attempt
 
 
 def goodput(run: Run, events: Sequence[dict]) -> dict:
-  """{name: seconds} that add up to `total`, the time from the first event to the last, or now; and `goodput`.
+  """Returns the run, its number of attempts, `total` and `goodput`, and {name: seconds} that add up to `total`.
 
   Args:
-    events: of the journal, each with its time, event and attempt. LaunchError for none, UnknownError where the workdir
-      does not answer.
+    run: the run.
+    events: of the event log. `total` is the time from the first event to the last one, or to now.
+
+  Raises:
+    LaunchError: there are no events, or a file of the workdir is damaged.
+    UnknownError: the workdir gives no answer.
   """
   if not events:
-    raise LaunchError(f"{run.name}: its journal is empty; see python -m launch ls")
+    raise LaunchError(f"{run.name}: its event log is empty; see python -m launch ls")
   start, ended = events[0]["time"], events[-1]["event"] == "end"
   end = max(start, events[-1]["time"] if ended else time.time())
   older, programs, lost = _account(run, start, end)
@@ -114,7 +118,7 @@ def goodput(run: Run, events: Sequence[dict]) -> dict:
     seconds = {name: seconds.get(name, 0.0) + each.get(name, 0.0) for name in {**seconds, **each}}
   seconds[STEPS] = max(0.0, seconds.get(STEPS, 0.0) - lost)
   seconds[LOST] = lost
-  if not programs:  # none that keeps an account
+  if not programs:  # no program wrote goodput.json
     seconds = _by_events(events, start, end)
   else:
     ready = next((event["time"] for event in events if event["event"] == "ready"), start)
@@ -123,7 +127,7 @@ def goodput(run: Run, events: Sequence[dict]) -> dict:
     closing = end - programs[-1][1] if ended else 0.0
     seconds |= {QUEUE: queued - start, TPU_SETUP if run.tpu else SETUP: began - queued, CLOSING: closing}
     rest = end - start - sum(seconds.values())
-    if rest < 0:  # programs that overlap, as of clocks that differ
+    if rest < 0:  # programs overlap if clocks differ
       seconds = {name: value * (end - start) / (end - start - rest) for name, value in seconds.items()}
     seconds[BETWEEN] = max(0.0, rest)
   return {
@@ -136,7 +140,7 @@ def goodput(run: Run, events: Sequence[dict]) -> dict:
 
 
 def text(table: dict) -> str:
-  """The table for the screen."""
+  """Formats the table for the terminal."""
   attempts = f" in {table['attempts']} attempts" if table["attempts"] > 1 else ""
   rows = [f"{table['run']}: goodput {table['goodput']:.2%} of {_duration(table['total'])}{attempts}"]
   for name, seconds in sorted(table["seconds"].items(), key=lambda row: -row[1]):
@@ -150,22 +154,23 @@ def _duration(seconds):
 
 
 def _by_events(events, start, end):
-  """What the journal alone says: what is between `ready` and the end of an attempt, nobody has an account of."""
+  """Returns the seconds by the event log alone: the time from `ready` to the end of an attempt is OTHER."""
   seconds, phase, since = {QUEUE: 0.0, BETWEEN: 0.0, OTHER: 0.0, CLOSING: 0.0}, QUEUE, start
   for event in events:
     at = min(max(since, event["time"]), end)  # another machine's clock may be behind
     following = OTHER if event["event"] == "ready" else BETWEEN if event["event"] in _LOST else phase
     seconds[phase] += at - since
     phase, since = following, at
-  # After the last attempt nothing was waited for but its deletion.
+  # After the last attempt only its deletion remains.
   seconds[CLOSING if phase == BETWEEN and events[-1]["event"] == "end" else phase] += end - since
   return seconds
 
 
 def _account(run, start, end):
-  """({name: seconds} of old programs, [(began, ended, {name: seconds}) of each], seconds of steps that were lost).
+  """Reads the times of the programs between `start` and `end`, because the workdir may be older than the run.
 
-  Of what they leave in the workdir the part between start and end: a run may have been trained before by other means.
+  Returns:
+    ({name: seconds} of old programs, [(began, ended, {name: seconds}) of each program], seconds of lost steps).
   """
   files = storage(run.workdir)
   account, result = files.read("goodput.json"), files.read("result.json")
@@ -185,17 +190,19 @@ def _account(run, start, end):
     older = _times(values["older"]["seconds"]) if programs and values["older"]["attempts"] else {}
     lost = _time(json.loads(result.content)["goodput"][LOST]) if result else 0.0
   except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
-    raise LaunchError(f"{run.workdir}: goodput.json or result.json is none of vit_jax's ({error!r})") from error
+    raise LaunchError(
+      f"{run.workdir}: goodput.json or result.json is not in the format of vit_jax ({error!r})"
+    ) from error
   steps = older.get(STEPS, 0.0) + sum(part.get(STEPS, 0.0) for _, _, part in programs)
   return older, sorted(programs, key=lambda program: program[0]), min(lost, steps)
 
 
 def _times(seconds):
-  """Seconds under our names. ValueError for what is no time."""
+  """Returns seconds with the names of PHASES. Raises ValueError for a value that is not a time."""
   return {PHASES[name]: each for name, value in seconds.items() if (each := _time(value))}
 
 
 def _time(value):
-  if not 0 <= value < 1e11:  # more than a calendar has
+  if not 0 <= value < 1e11:  # seconds of a calendar
     raise ValueError("a time is not a number of seconds")
   return float(value)

@@ -1,6 +1,6 @@
-"""The files of an attempt in the directory of its run, and how a try is doing by the reports of its workers.
+"""The mailbox between the watcher and the workers of an attempt, and the lease of the watcher.
 
-It is the mailbox between the watcher and the workers: reports and logs come out, orders go in.
+Both consist of files in the directory of the run. Workers write reports and logs, the watcher writes orders.
 """
 
 import contextlib
@@ -19,23 +19,24 @@ from launch import spec
 from launch.assumptions import guarded
 from launch.errors import USAGE, LaunchError, UnknownError
 
-TIME_ENDED = "its time has ended"  # of a worker whose machine time is used up
-AT_ONCE = 16  # files that are read
-# Phases of a worker. In READY it waits for the others, or for an order.
+TIME_ENDED = "its time has ended"  # detail of a worker after the machine time is used up
+AT_ONCE = 16  # files that are read in parallel
+# Phases of a worker. In READY it waits for the other workers, or for an order.
 INSTALLING, READY, RUNNING, EXITED, ENDED = PHASES = ("installing", "ready", "running", "exited", "ended")
 
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-  """What a worker must know.
+  """The description of an attempt for its workers.
 
   Args:
+    run: the run.
+    number: number of the attempt.
     code: the SHA-256 of the bundle.
-    expires: seconds since the epoch at which the attempt ends itself at the latest, even if it waited in the queue for
-      as long as allowed.
-    seconds: of machine time, counted from when the first worker starts; 0 if only `expires` limits the attempt.
-    date: of the packages that workers install, as 2026-11-23T10:00:00Z: none that is newer, so that all workers of all
-      attempts have the same; "" for the newest.
+    expires: latest end of the attempt in seconds since the epoch, even after the longest wait in the queue.
+    date: latest date of the packages that workers install, such as 2026-11-23T10:00:00Z, so that all workers of all
+      attempts have the same packages; "" for the newest ones.
+    seconds: machine time from the start of the first worker; 0 if only `expires` limits the attempt.
   """
 
   run: spec.Run
@@ -47,20 +48,20 @@ class Attempt:
 
   @property
   def proof(self) -> str:
-    """Returns a digest of all that a worker executes: the run, but for the zone, and its code."""
+    """Returns a digest of what a worker executes: the code, and the run except its zone."""
     run = dataclasses.replace(self.run, zones=())
     return hashlib.sha256(f"{self.code}\n{run.dumps()}".encode(errors="surrogateescape")).hexdigest()
 
   def dumps(self) -> str:
-    """As JSON."""
+    """Returns the attempt as JSON."""
     return json.dumps(dataclasses.asdict(self) | {"run": self.run.dumps()})
 
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-  """What all workers of an attempt shall do: run a try, which is numbered from 1, or stop.
+  """An order to all workers of an attempt: run a try, numbered from 1, or stop.
 
-  `fresh` is for the one who watches: take other machines.
+  `fresh` is an order to the watcher: use other machines.
   """
 
   try_: int = 1
@@ -70,17 +71,18 @@ class Order:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """How a worker is.
+  """The report of a worker.
 
   Args:
-    try_: that it works on, has ended or is ready for.
+    worker: number of the worker.
+    try_: the try that it runs, has ended or is ready for.
     phase: one of PHASES.
     code: the SHA-256 of the code that it has unpacked.
-    asked: the worker has asked the try's program to stop: as ordered, or as its machine goes down.
-    exit: the exit code of the try's program, in EXITED; "killed for want of memory" and the like are in `detail`.
-    step, doing: of the program, as it says them: its progress, and "compile", "step", "save", …
-    began: the step from which the program goes on in this try, -1 where it has not said so.
-    address: HOST:PORT where its program would be the coordinator.
+    asked: the worker has asked its program to stop, after an order or because its machine ends.
+    exit: the exit code of the program in EXITED; `detail` has the cause, such as too little memory.
+    step, doing: progress of the program, and its activity, such as "compile", "step" or "save".
+    began: the step from which the program started in this try; -1 if unknown.
+    address: HOST:PORT of its program if it is the coordinator.
     clock: seconds since the epoch, by its own clock. started: when the attempt's machine time began.
     tail: the last lines of its log, in EXITED.
   """
@@ -103,14 +105,14 @@ class Report:
 
 
 class Garbage(UnknownError):
-  """A file that none of `launch` has written."""
+  """A file that is not in the format of `launch`."""
 
 
 class Mailbox:
-  """The files of an attempt in a run's folder, which is a `Disk` or `Bucket`. May raise UnknownError.
+  """The files of an attempt in the directory of its run, a `Disk` or `Bucket`. All calls may raise UnknownError.
 
-  `clock` is the bucket's time when it last gave a report, 0 for none. `unreadable` are the workers whose reports were
-  none, when all were last read.
+  `clock` is the bucket's time of the newest report; 0 if unknown. `unreadable` are the workers whose last reports were
+  not in the format of `launch`.
   """
 
   def __init__(self, storage, number: int):
@@ -119,23 +121,23 @@ class Mailbox:
 
   @guarded("the run's directory")
   def publish(self, attempt: Attempt) -> None:
-    """For the workers to read."""
+    """Writes the description of the attempt."""
     self.storage.write(f"{self._here}/spec.json", attempt.dumps().encode())
 
   @guarded("the run's directory")
   def attempt(self) -> Attempt:
-    """What was published."""
+    """Returns the description of the attempt. Raises LaunchError if there is none."""
     item = self.storage.read(f"{self._here}/spec.json")
     if item is None:
-      raise LaunchError(f"there is no attempt {self._here[1:]} in the run's folder")
+      raise LaunchError(f"there is no attempt {self._here[1:]} in the run's directory")
     values = _parsed(dict, item)
     found = _parsed(Attempt, item, run=spec.loads(values.get("run", "")))
-    if not 0 < found.expires < 1e11 or found.number < 1 or found.seconds < 0:  # seconds, that a calendar has
-      raise UnknownError("a file of the run's folder is none of `launch` (its number or its time)")
+    if not 0 < found.expires < 1e11 or found.number < 1 or found.seconds < 0:  # seconds of a calendar
+      raise UnknownError("a file of the run's directory is not in the format of `launch` (its number or its time)")
     return found
 
   def begin(self, now: float) -> float:
-    """Returns when the machine time of the attempt began: `now` for the first worker that asks."""
+    """Returns when the machine time of the attempt began, which is `now` for the first worker."""
     name = f"{self._here}/began.json"
     try:
       self.storage.write(name, json.dumps({"began": now}).encode(), 0)
@@ -149,18 +151,18 @@ class Mailbox:
 
   @guarded("the run's directory")
   def clear(self) -> None:
-    """Deletes what an attempt of this number, of a run whose journal is lost, has left."""
+    """Deletes the files of an earlier attempt with this number, whose event log is lost."""
     for name in self.storage.names(f"{self._here}/"):
       self.storage.delete(name)
 
   @guarded("the run's directory")
   def give(self, order: Order) -> None:
-    """An order to all workers."""
+    """Gives an order to all workers."""
     self.storage.write(f"{self._here}/order.json", json.dumps(dataclasses.asdict(order)).encode())
 
   @guarded("the run's directory")
   def order(self) -> Order:
-    """The last order; the first try where there is none."""
+    """Returns the last order; without one, the order to run the first try."""
     item = self.storage.read(f"{self._here}/order.json")
     return _parsed(Order, item) if item else Order()
 
@@ -172,8 +174,8 @@ class Mailbox:
 
   @guarded("the run's directory")
   def reports(self, workers: int) -> dict:
-    """{worker: (report, its age in seconds)} of those that have written one that can be read."""
-    with ThreadPoolExecutor(min(AT_ONCE, workers)) as pool:  # of a large slice there are hundreds
+    """Returns {worker: (report, its age in seconds)} of the workers with a readable report."""
+    with ThreadPoolExecutor(min(AT_ONCE, workers)) as pool:  # a large slice has hundreds
       found = dict(enumerate(pool.map(self._read, range(workers))))
     self.unreadable = [worker for worker, pair in found.items() if pair is Garbage]
     return {worker: pair for worker, pair in found.items() if pair and pair is not Garbage}
@@ -186,21 +188,21 @@ class Mailbox:
 
   @guarded("the run's directory")
   def seen(self, worker: int) -> "tuple | None":
-    """(report, its age in seconds) of one worker; None where it has written none."""
+    """Returns (report, its age in seconds) of one worker; None if it has no report."""
     item = self.storage.read(f"{self._here}/w{worker:02d}.json")
     if item is None:
       return None
     self.clock = max(self.clock, item.now)
-    return _parsed(Report, item, worker=worker), item.age  # whosever it says it is
+    return _parsed(Report, item, worker=worker), item.age
 
   @guarded("the run's directory")
   def write_log(self, worker: int, piece: int, content: bytes) -> None:
-    """A piece of a worker's log."""
+    """Writes a piece of a worker's log."""
     self.storage.write(f"{self._here}/log/w{worker:02d}.{piece:05d}", content)
 
   @guarded("the run's directory")
   def pieces(self, worker: int) -> list:
-    """Names of the pieces of a worker's log, in their order; whatever else is there is none."""
+    """Returns the names of the pieces of a worker's log in their order, without other files."""
     names = self.storage.names(prefix := f"{self._here}/log/w{worker:02d}.")
     return sorted(
       (name for name in names if re.fullmatch(r"\d{5,9}", name[len(prefix) :], re.ASCII)),
@@ -209,16 +211,17 @@ class Mailbox:
 
 
 def _parsed(kind, item, **changes):
-  """What a file says, which anybody who may write to the bucket can have changed."""
+  """Returns the values of a file, which everybody who may write to the bucket can change. Raises Garbage."""
   try:
     found = kind(**json.loads(item.content) | changes)
     for field in dataclasses.fields(kind) if kind is not dict else ():
       allowed = {float: (int, float), "int | None": (int, type(None))}.get(field.type, field.type)
       value = getattr(found, field.name)
-      if not isinstance(value, allowed) or (isinstance(value, (int, float)) and not abs(value) < 1e15):
-        raise TypeError(f"{field.name} is of the wrong kind, or no number that a run could have")
+      number = isinstance(value, (int, float)) and field.type is not bool
+      if not isinstance(value, allowed) or (number and (isinstance(value, bool) or not abs(value) < 1e15)):
+        raise TypeError(f"{field.name} has a wrong type, or is too large")
   except (ValueError, TypeError, RecursionError) as error:
-    raise Garbage(f"a file of the run's folder is none of `launch` ({error})") from error
+    raise Garbage(f"a file of the run's directory is not in the format of `launch` ({error})") from error
   return found
 
 
@@ -226,7 +229,7 @@ FILE = "watcher.json"
 
 
 class Held(LaunchError):
-  """Another watches the run: `holder`, in words."""
+  """Another process watches the run. `holder` describes it."""
 
   def __init__(self, holder: str, advice: str, code: int = USAGE):
     super().__init__(f"the run is watched by {holder}{advice}", code)
@@ -234,7 +237,7 @@ class Held(LaunchError):
 
 
 class Lease:
-  """On a run's folder, a Disk or Bucket. `duration`: seconds after which one that is not renewed is free."""
+  """The lease of a run's directory, a Disk or Bucket. It expires `duration` seconds after its last renewal."""
 
   def __init__(self, storage, duration: float):
     self._storage, self._duration = storage, duration
@@ -247,60 +250,62 @@ class Lease:
     self._generation, self._renewed = 0, 0.0
 
   def take(self, force: bool = False) -> None:
-    """Takes it, also from another with `force`. LaunchError where another holds it."""
+    """Takes the lease, with `force` also from another holder. Raises Held if another process holds it."""
     for _ in range(5):
-      says, generation, age = self._read()
-      if says.get("token") == self._token["token"]:  # the answer to our own write was lost
+      values, generation, age = self._read()
+      if values.get("token") == self._token["token"]:  # the answer to our own write was lost
         self._generation, self._renewed = generation, time.monotonic()
         return
-      if not force and (holder := self._holder(says, age)):
-        raise Held(holder, f"; stop that one, or wait {self._duration:.0f} s after it has died")
+      if not force and (holder := self._holder(values, age)):
+        raise Held(holder, f"; stop that process, or wait {self._duration:.0f} s after it died")
       try:
         self._generation = self._storage.write(FILE, json.dumps(self._token).encode(), generation)
         self._renewed = time.monotonic()
         return
-      except FileExistsError:  # another was faster
+      except FileExistsError:  # another process was faster
         continue
-    raise UnknownError("the run's folder changes faster than it can be read")
+    raise UnknownError("the run's directory changes faster than it can be read")
 
   def holder(self) -> str:
-    """Who watches, in words; "" for nobody."""
-    says, _, age = self._read()
-    return self._holder(says, age)
+    """Returns a description of the holder; "" if the lease is free."""
+    values, _, age = self._read()
+    return self._holder(values, age)
 
-  def _holder(self, says, age):
-    if not says or age > self._duration or _gone(says):
+  def _holder(self, values, age):
+    if not values or age > self._duration or _gone(values):
       return ""
-    return f"process {str(says.get('process', '?')).partition(' ')[0]} on {says.get('host', '?')}, seen {age:.0f} s ago"
+    return (
+      f"process {str(values.get('process', '?')).partition(' ')[0]} on {values.get('host', '?')}, seen {age:.0f} s ago"
+    )
 
   def renew(self) -> bool:
-    """Renews it; whether it is surely held now. LaunchError where another has taken it."""
+    """Renews the lease, and returns whether it is certainly held. Raises Held if another process has taken it."""
     began = time.monotonic()
     try:
       self._generation = self._storage.write(FILE, json.dumps(self._token).encode(), self._generation)
       self._renewed = began
     except FileExistsError:
       return self._held(began)
-    except (UnknownError, LaunchError):  # away, or refused, as of credentials that are renewed: it may pass
+    except (UnknownError, LaunchError):  # may be temporary, such as expired credentials
       return began - self._renewed < self._duration / 2
     return True
 
   def _held(self, began):
-    """Whether what is there is ours, of a write whose answer was lost. Held where it is another's."""
+    """Returns whether the file is from a write whose answer was lost. Raises Held if another process wrote it."""
     try:
-      says, generation, _ = self._read()
+      values, generation, _ = self._read()
     except (UnknownError, LaunchError):
       return began - self._renewed < self._duration / 2
-    if says.get("token") != self._token["token"]:
-      raise Held(says.get("host", "another"), " now; this one ends")
+    if values.get("token") != self._token["token"]:
+      raise Held(values.get("host", "another"), " now; this one ends")
     self._generation, self._renewed = generation, began
     return True
 
   def give_back(self) -> None:
-    """For the next one to take at once."""
-    says, generation, _ = self._read()
-    if says.get("token") == self._token["token"]:
-      with contextlib.suppress(FileExistsError):  # it is another's already
+    """Frees the lease."""
+    values, generation, _ = self._read()
+    if values.get("token") == self._token["token"]:
+      with contextlib.suppress(FileExistsError):  # another process has taken it
         self._storage.write(FILE, b"{}", generation)
 
   def _read(self):
@@ -308,14 +313,14 @@ class Lease:
     if item is None:
       return {}, 0, 0.0
     try:
-      says = json.loads(item.content)
+      values = json.loads(item.content)
     except (ValueError, RecursionError):
-      says = None
-    return says if isinstance(says, dict) else {"host": "nobody knows whom"}, item.generation, item.age
+      values = None
+    return values if isinstance(values, dict) else {"host": "an unknown process"}, item.generation, item.age
 
 
 def _boot():
-  """Of this machine since it was started: names of hosts are not unique."""
+  """Returns an identifier of this machine since its boot, because names of hosts are not unique."""
   try:
     return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
   except OSError:
@@ -323,17 +328,17 @@ def _boot():
 
 
 def _process(number):
-  """A process, with the time of its start where the system tells that."""
+  """Returns the number of a process, with its start time if the system has one."""
   try:
     return f"{number} {pathlib.Path(f'/proc/{number}/stat').read_text().rpartition(')')[2].split()[19]}"
   except OSError:
     return str(number)
 
 
-def _gone(says):
-  """Whether the holder was a process of this machine that has ended."""
-  process = str(says.get("process", ""))
+def _gone(values):
+  """Returns whether the holder was a process of this machine that has ended."""
+  process = str(values.get("process", ""))
   number, _, began = process.partition(" ")
-  if not says.get("boot") or says["boot"] != _boot() or not number.isdigit() or not began:
+  if not values.get("boot") or values["boot"] != _boot() or not number.isdigit() or not began:
     return False
   return _process(int(number)) != process

@@ -1,7 +1,7 @@
-"""Small files in a folder or below gs://, which workers and watchers share: read, written on conditions, listed.
+"""Small files in a directory or below gs://, which workers and watchers share.
 
-Of Cloud Storage's JSON interface no more than this needs, for the standard library has no client; a laptop's token is
-gcloud's, a VM's its metadata server's. STORAGE_EMULATOR_HOST leads to another server, which is asked without one.
+The standard library has no client of Cloud Storage, so this module uses its JSON interface. A laptop gets its token
+from gcloud, a VM from its metadata server. STORAGE_EMULATOR_HOST selects another server, which needs no token.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ import urllib.request
 from launch.assumptions import boundary, guarded
 from launch.errors import DENIED, LaunchError, UnknownError
 
-TRIES, TIMEOUT = 5, 20.0  # of a request, and seconds for each
+TRIES, TIMEOUT = 5, 20.0  # tries of a request, and seconds for each
 _SERVER = "https://storage.googleapis.com"
 _METADATA = "http://{}/computeMetadata/v1/instance/service-accounts/default/token"
 _PASSING = (408, 429, 500, 502, 503, 504)
@@ -35,7 +35,7 @@ _PASSING = (408, 429, 500, 502, 503, 504)
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-  """A file's bytes, its age in seconds by the clock of where it is, its generation, and that clock; 0 if it is ours."""
+  """A file: its bytes, age in seconds, generation, and the service's time of the answer (0 for a local file)."""
 
   content: bytes
   age: float
@@ -44,20 +44,17 @@ class Item:
 
 
 def storage(folder: str):
-  """Files below gs://BUCKET/NAME, or below a folder of this machine."""
+  """Returns the files below gs://BUCKET/NAME, or below a directory of this machine."""
   return Bucket(folder) if folder.startswith("gs://") else Disk(folder)
 
 
 def regular(path, most: int) -> tuple:
-  """(the first `most` bytes of a regular file of this machine, its status). OSError for none, and for any other kind.
-
-  A pipe that somebody has put there is not waited for.
-  """
+  """Returns (the first `most` bytes of a regular file, its status). Raises OSError for other files, such as a pipe."""
   number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
   try:
     status = os.fstat(number)
     if not stat.S_ISREG(status.st_mode):
-      raise OSError(errno.EINVAL, "it is no regular file", str(path))
+      raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     with open(number, "rb", closefd=False) as file:
       return file.read(most), status
   finally:
@@ -65,13 +62,13 @@ def regular(path, most: int) -> tuple:
 
 
 class Clock:
-  """The time of the service that keeps the files, which its answers show and the monotonic clock continues."""
+  """The time of the service that stores the files: its answers show it, and the monotonic clock continues it."""
 
   def __init__(self):
     self._offset = None
 
   def show(self, seconds: float) -> None:
-    """Notes that an answer of just now has this time, in seconds since the epoch."""
+    """Records the time of an answer that has just arrived, in seconds since the epoch."""
     self._offset = seconds - _monotonic()
 
   @property
@@ -86,19 +83,19 @@ class Clock:
 
 @functools.cache
 def _clock(service):
-  """The clock of a service, which all that asks this service shares."""
+  """Returns the clock of a service, which all its users share."""
   return Clock()
 
 
 def _monotonic():
-  """Seconds that no change of the clock affects; those of a suspended machine count."""
+  """Returns monotonic seconds, which include the time in which the machine is suspended."""
   return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Disk:
-  """Files of a folder. All calls may raise UnknownError.
+  """Files of a directory. All calls may raise UnknownError.
 
-  `clock` is that of the file system, which several machines may share.
+  `clock` is the clock of the file system, which several machines may share.
   """
 
   def __init__(self, folder: str):
@@ -106,7 +103,7 @@ class Disk:
     self.clock = _clock(str(self._folder))
 
   def read(self, name: str) -> "Item | None":
-    """A file; None where there is none."""
+    """Returns a file; None if it does not exist."""
     with _known(self._folder / name):
       try:
         with open(self._folder / name, "rb") as file:
@@ -116,12 +113,21 @@ class Disk:
     return Item(content, max(0.0, self.clock.now() - status.st_mtime), status.st_mtime_ns)
 
   def write(self, name: str, content: bytes, generation: "int | None" = None) -> int:
-    """Writes a file whole; returns its generation. FileExistsError unless it has the one given, 0 for no file."""
+    """Replaces a file, and returns its generation.
+
+    Args:
+      name: name of the file.
+      content: its new content.
+      generation: required generation of the present file, 0 for no file; None for no condition.
+
+    Raises:
+      FileExistsError: the file has another generation.
+    """
     path = self._folder / name
     with _known(path):
       try:
         path.parent.mkdir(parents=True, exist_ok=True)
-      except FileExistsError as error:  # a file; of a condition it says nothing
+      except FileExistsError as error:  # a parent is a file, which is no answer to the condition
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
       with self._turn() if generation is not None else contextlib.nullcontext():
         before = path.stat().st_mtime_ns if path.exists() else 0
@@ -143,13 +149,13 @@ class Disk:
     return made
 
   def names(self, prefix: str = "") -> list:
-    """Names of all files that begin with a prefix, sorted."""
+    """Returns the names of all files that start with a prefix, sorted."""
     with _known(self._folder):
       found = (str(path.relative_to(self._folder)) for path in self._folder.rglob("*") if path.is_file())
       return sorted(name for name in found if name.startswith(prefix) and not pathlib.Path(name).name.startswith("."))
 
   def delete(self, name: str) -> None:
-    """Deletes a file; one that is not there is fine."""
+    """Deletes a file if it exists."""
     with _known(self._folder / name):
       (self._folder / name).unlink(missing_ok=True)
 
@@ -165,9 +171,9 @@ def _known(path):
 
 
 class Bucket:
-  """Objects below a name. All calls may raise UnknownError, and LaunchError where the bucket refuses.
+  """Objects below a name. All calls may raise UnknownError, or LaunchError if the bucket refuses.
 
-  `clock` is the bucket's, by the Date of each answer.
+  `clock` is the clock of the bucket, by the Date of each answer.
   """
 
   def __init__(self, folder: str):
@@ -181,7 +187,7 @@ class Bucket:
 
   @guarded("the bucket", (FileExistsError,))
   def read(self, name: str) -> "Item | None":
-    """An object; None where there is none."""
+    """Returns an object; None if it does not exist."""
     answer = self._ask("GET", f"/storage/v1/b/{self._bucket}/o/{_quoted(self._prefix + name)}?alt=media")
     if answer is None:
       return None
@@ -191,9 +197,9 @@ class Bucket:
 
   @guarded("the bucket", (FileExistsError,))
   def write(self, name: str, content: bytes, generation: "int | None" = None) -> int:
-    """Writes an object whole; returns its generation. FileExistsError unless it has the one given, 0 for no object."""
+    """Replaces an object, and returns its generation. Raises FileExistsError if it does not have the given one."""
     condition = "" if generation is None else f"&ifGenerationMatch={generation}"
-    mark = secrets.token_hex(16)  # of this writer, and no part of any content
+    mark = secrets.token_hex(16)  # identifies this writer, and separates the parts
     about = json.dumps({"name": self._prefix + name, "metadata": {"mark": mark}})
     head = f"--{mark}\r\nContent-Type: application/json\r\n\r\n{about}\r\n--{mark}\r\n"
     head += "Content-Type: application/octet-stream\r\n\r\n"
@@ -202,7 +208,7 @@ class Bucket:
     try:
       return int(_json(self._ask("POST", path, body, kind))["generation"])
     except FileExistsError:
-      # Of ours, if the server has done an earlier try and its answer was lost.
+      # The server may have carried out an earlier try whose answer was lost.
       answer = self._ask("GET", f"/storage/v1/b/{self._bucket}/o/{_quoted(self._prefix + name)}")
       found = _json(answer) if answer else {}
       if found.get("metadata", {}).get("mark") != mark:
@@ -211,13 +217,13 @@ class Bucket:
 
   @guarded("the bucket", (FileExistsError,))
   def names(self, prefix: str = "") -> list:
-    """Names of all objects that begin with a prefix, sorted."""
+    """Returns the names of all objects that start with a prefix, sorted."""
     found, page = [], ""
     while True:
       query = f"prefix={_quoted(self._prefix + prefix)}&fields=items(name),nextPageToken&pageToken={_quoted(page)}"
       answer = self._ask("GET", f"/storage/v1/b/{self._bucket}/o?{query}")
       if answer is None:
-        raise LaunchError(f"gs://{self._bucket}: there is no such bucket; make it, or correct --workdir")
+        raise LaunchError(f"gs://{self._bucket}: there is no such bucket. Create it, or correct --workdir")
       listing = _json(answer)
       found += [item["name"][len(self._prefix) :] for item in listing.get("items", [])]
       page = listing.get("nextPageToken", "")
@@ -226,23 +232,19 @@ class Bucket:
 
   @guarded("the bucket", (FileExistsError,))
   def delete(self, name: str) -> None:
-    """Deletes an object; one that is not there is fine."""
+    """Deletes an object if it exists."""
     self._ask("DELETE", f"/storage/v1/b/{self._bucket}/o/{_quoted(self._prefix + name)}")
 
   @guarded("the bucket", (FileExistsError,))
   def location(self) -> str:
-    """The region of the bucket, in small letters: europe-west4, or eu."""
+    """Returns the region of the bucket in small letters, such as europe-west4 or eu."""
     answer = self._ask("GET", f"/storage/v1/b/{self._bucket}?fields=location")
     if answer is None:
-      raise LaunchError(f"gs://{self._bucket}: there is no such bucket; make it, or correct --workdir")
+      raise LaunchError(f"gs://{self._bucket}: there is no such bucket. Create it, or correct --workdir")
     return _json(answer).get("location", "").lower()
 
-  def _show(self, headers):
-    if seconds := _date(headers):
-      self.clock.show(seconds)
-
   def _ask(self, method, path, content=None, kind="application/octet-stream"):
-    """(body, headers) of an answer, None for 404; tried again where that may help."""
+    """Returns (body, headers) of an answer; None for 404. Temporary failures are tried again."""
     reason = ""
     for number in range(TRIES):
       if number:
@@ -251,15 +253,18 @@ class Bucket:
       request = urllib.request.Request(self._server + path, content, headers, method=method)
       try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-          self._show(answer.headers)
+          if seconds := _date(answer.headers):
+            self.clock.show(seconds)
           return answer.read(), answer.headers
       except urllib.error.HTTPError as error:
         with error:
           text = " ".join(error.read(2000).decode(errors="replace").split())[:200]
         reason = f"{error.code}: {text}"
         if "bucket does not exist" in text:
-          raise LaunchError(f"gs://{self._bucket}: there is no such bucket; make it, or correct --workdir") from None
-        if error.code == 404 and method != "POST" and "<html" not in text.lower():  # as of a network that wants a login
+          raise LaunchError(f"gs://{self._bucket}: there is no such bucket. Create it, or correct --workdir") from None
+        if (
+          error.code == 404 and method != "POST" and "<html" not in text.lower()
+        ):  # such as the login page of a network
           return None
         if error.code == 412:
           raise FileExistsError(path) from None
@@ -270,25 +275,25 @@ class Bucket:
           raise LaunchError(
             f"{name} refuses ({reason}); see that the bucket exists and who may use it", DENIED
           ) from None
-      except (OSError, ValueError, http.client.HTTPException) as error:  # broken connections, answers that are none
+      except (OSError, ValueError, http.client.HTTPException) as error:  # broken connections and answers
         reason = str(getattr(error, "reason", error)) or type(error).__name__
     raise UnknownError(f"gs://{self._bucket} does not answer ({reason})")
 
 
 class Token:
-  """An access token of Google's, kept while it is valid."""
+  """An access token of Google, which is reused while it is valid."""
 
   def __init__(self):
     self._text, self._until = "", 0.0
 
   def header(self) -> dict:
-    """The header of a request."""
+    """Returns the header of a request."""
     if time.monotonic() >= self._until:
       self.renew()
     return {"Authorization": f"Bearer {self._text}"}
 
   def renew(self) -> None:
-    """Gets another one: of the metadata server, on a VM, or of gcloud."""
+    """Gets another token: on a VM from the metadata server, else from gcloud."""
     host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
     request = urllib.request.Request(_METADATA.format(host), headers={"Metadata-Flavor": "Google"})
     try:
@@ -296,7 +301,7 @@ class Token:
         found = json.load(answer)
         self._text, self._until = found["access_token"], time.monotonic() + found["expires_in"] - 120
         return
-    except (OSError, ValueError, TypeError, LookupError, http.client.HTTPException):  # no VM
+    except (OSError, ValueError, TypeError, LookupError, http.client.HTTPException):  # not a VM
       pass
     try:
       words = ["gcloud", "auth", "print-access-token", "--quiet"]
@@ -316,7 +321,7 @@ class Token:
 
 
 def _date(headers):
-  """Seconds since the epoch of an answer's Date; 0 if it has none that can be read."""
+  """Returns the Date of an answer in seconds since the epoch; 0 if it is missing or unreadable."""
   try:
     return email.utils.parsedate_to_datetime(headers.get("Date") or "").timestamp()
   except (ValueError, TypeError, OverflowError):
@@ -324,13 +329,13 @@ def _date(headers):
 
 
 def _json(answer):
-  """The values of an answer. UnknownError for what is none, as the page of a network that wants a login."""
+  """Returns the values of an answer. Raises UnknownError for other text, such as the login page of a network."""
   try:
     values = json.loads(answer[0])
   except (ValueError, RecursionError) as error:
-    raise UnknownError(f"what answers is no Cloud Storage: {answer[0][:80]!r}") from error
+    raise UnknownError(f"the answer is not from Cloud Storage: {answer[0][:80]!r}") from error
   if not isinstance(values, dict):
-    raise UnknownError(f"what answers is no Cloud Storage: {answer[0][:80]!r}")
+    raise UnknownError(f"the answer is not from Cloud Storage: {answer[0][:80]!r}")
   return values
 
 
@@ -339,5 +344,5 @@ def _quoted(name):
 
 
 def _seconds(text):
-  """Seconds since the epoch of a header's time; now where there is none."""
+  """Returns the time of a header in seconds since the epoch; now if it is missing."""
   return email.utils.parsedate_to_datetime(text).timestamp() if text else time.time()

@@ -402,3 +402,15 @@ def test_an_order_that_was_carried_out_changes_nothing():
   state = dataclasses.replace(LIVE, trouble=NOW - 5, start_known=True)
   assert look(state, engine.READY, order=mailbox.Order(1))[0].starting == LIVE.starting
   assert look(state, engine.READY, order=mailbox.Order(2))[0].starting == NOW
+
+
+def test_one_answer_that_a_live_attempt_is_absent_is_not_believed():
+  state, actions = look(LIVE, engine.ABSENT)
+  assert state.stage == WATCHING and not actions
+  assert look(state, engine.ABSENT)[0].stage == engine.DELETING
+
+
+@pytest.mark.parametrize(("answered", "verbs"), [(NOW - 10, []), (NOW - 100, ["create"]), (0.0, ["create"])])
+def test_absence_shortly_after_an_answered_request_makes_no_second_request(answered, verbs):
+  state = dataclasses.replace(LIVE, answered=answered, seen=False, ready=0.0, retry=0.0)
+  assert [action.verb for action in look(state, engine.ABSENT)[1]] == verbs

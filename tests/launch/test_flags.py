@@ -127,7 +127,7 @@ def test_a_file_that_others_may_read_or_change_is_no_run(tmp_path, mode):
 def test_what_is_no_regular_file_is_no_run_and_not_waited_for(tmp_path):
   os.mkfifo(tmp_path / "pipe", 0o600)
   for path in (tmp_path / "pipe", tmp_path, "/dev/zero"):
-    with pytest.raises(LaunchError, match="cannot be read: it is no regular file"):
+    with pytest.raises(LaunchError, match="cannot be read: it is not a regular file"):
       asked("run", "vit", f"--spec={path}")
   with pytest.raises(LaunchError, match="more than 8,388,608 bytes"):
     asked("run", "vit", written(tmp_path / "long.json", asked(*QR, *TRAIN).dumps() + " " * 2**23))

@@ -141,7 +141,7 @@ def test_a_time_that_is_none_is_said(tmp_path, where, value):
   texts["result.json"] = json.dumps({"goodput": {logs.LOST: value if where == "result.json" else 0.0}})
   for name, text in texts.items():
     (tmp_path / name).write_text(value if value == "[" * 10**5 and name == where else text)
-  with pytest.raises(LaunchError, match=r"goodput\.json or result\.json is none"):
+  with pytest.raises(LaunchError, match=r"goodput\.json or result\.json is not in the format"):
     logs.goodput(launches.run(workdir=str(tmp_path)), JOURNAL)
 
 

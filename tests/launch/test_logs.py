@@ -56,7 +56,7 @@ def test_a_worker_that_is_none_is_named(files, worker):
 
 
 def test_an_attempt_that_never_was_is_named_with_those_that_were(files):
-  with pytest.raises(LaunchError, match="--attempt: 9; vit has had 1"):
+  with pytest.raises(LaunchError, match="--attempt: 9; allowed: 1"):
     logs.logs(flags.parse(["logs", "vit", "--attempt=9"])[0])
 
 

@@ -70,7 +70,7 @@ def test_a_form_that_a_backend_does_not_have_is_refused_with_those_that_there_ar
   run = ["--", "vit_jax.train", "--config=c.py", "--workdir=gs://bkt/a"]
   code, said = ended(monkeypatch, capsys, "render", "vit", *words, *place, *run)
   assert code == errors.USAGE and not said.out
-  assert "a JobSet is of gke, --xpk and --skypilot are of gke and qr" in said.err
+  assert "JobSets are for gke, --xpk and --skypilot for gke and qr" in said.err
 
 
 def test_nothing_is_listed_where_nothing_is(monkeypatch, capsys):

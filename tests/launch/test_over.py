@@ -118,9 +118,9 @@ def test_down_deletes_what_was_kept_and_the_end_says_how_it_ended(tmp_path, stat
 def test_status_says_who_watches_or_that_nobody_does_and_what_to_do(tmp_path, capsys):
   run = book(tmp_path).run
   text = said(capsys, "status", "vit")
-  assert "vit  local 1  under way" in text and "nobody watches it; go on by: python -m launch adopt vit" in text
+  assert "vit  local 1  under way" in text and "it has no watcher; continue with: python -m launch adopt vit" in text
   Lease(storage(run.folder), 60).take()
-  assert "watched by process" in (text := said(capsys, "status", "vit")) and "nobody" not in text
+  assert "watched by process" in (text := said(capsys, "status", "vit")) and "no watcher" not in text
 
 
 def test_ls_has_one_line_for_a_run_and_those_that_are_over_only_if_asked(tmp_path, capsys):
@@ -135,8 +135,8 @@ def test_ls_has_one_line_for_a_run_and_those_that_are_over_only_if_asked(tmp_pat
 
 @pytest.mark.parametrize("verb", ["ls", "gc"])
 def test_where_no_cloud_was_asked_it_is_said(verb, capsys):
-  assert "no cloud was asked: give --project=" in said(capsys, verb)
-  with pytest.raises(LaunchError, match="--zone: of which project"):
+  assert "no cloud was asked. Add --project=" in said(capsys, verb)
+  with pytest.raises(LaunchError, match="--zone: the project is missing"):
     asked(verb, "--zone=europe-west4-a")
 
 

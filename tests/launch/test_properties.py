@@ -176,7 +176,8 @@ def test_a_queued_attempt_that_was_accepted_is_not_deleted_after_false_answers_o
   launcher(
     ("laptops_sleep", {"seconds": 20000}), ("fault", {"kind": "delete refused", "times": 4, "word": "repairing"}),
     ("run_again", {"laptop": 1}), ("pace", {"delay": 1.0, "queue": 20000.0, "removal": 60.0}),
-    ("watch", {"first": 1, "pause": 40, "turns": 49}), ("laptops_sleep", {"seconds": 600}), ("run_again", {"laptop": 0}),
+    ("watch", {"first": 1, "pause": 40, "turns": 49}), ("laptops_sleep", {"seconds": 600}),
+    ("run_again", {"laptop": 0}),
     ("pace", {"delay": 1.0, "queue": 600.0, "removal": 5000.0}),
     ("fault", {"kind": "look absent", "times": 3, "word": "deleting"}),
     ("watch", {"first": 0, "pause": 15, "turns": 31}),

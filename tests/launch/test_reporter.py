@@ -48,7 +48,7 @@ def test_an_order_is_known_when_a_report_has_settled(letters):
   letters.mailbox.storage.write("a1/order.json", b"{")
   letters.update(phase=mailbox.EXITED, exit=3)
   assert letters.flush(5)  # what cannot be read holds up nothing
-  assert letters.order == mailbox.Order(4, stop=True) and "none of `launch`" in letters.trouble
+  assert letters.order == mailbox.Order(4, stop=True) and "not in the format of `launch`" in letters.trouble
   assert letters.mailbox.seen(2)[0].exit == 3
 
 

@@ -51,7 +51,7 @@ def test_a_spec_that_is_none_is_said(tmp_path):
     lab.storage.write("a1/spec.json", b"garbage")
     worker = lab.start("--patience=0.3", "--name=vit")
     assert worker.wait(20) == 3
-    assert "none of `launch`" in lab.report().detail
+    assert "not in the format of `launch`" in lab.report().detail
     text = lab.attempt.dumps().replace('\\"vit\\"', '\\"a;b\\"')
     lab.storage.write("a1/spec.json", text.encode())
     worker = lab.start("--name=vit")

@@ -141,7 +141,7 @@ def test_what_hosts_cannot_share_is_refused(lab):
   with pytest.raises(LaunchError, match="Name each host once"):
     hosts.Engine(spec.checked(spec.Run("vit", "hosts", "job", (), "/x", hosts=("one", "one"))))
   elsewhere = spec.checked(spec.Run("vit", "hosts", "job", (), "/no/such", hosts=("one",), limits=LIMITS))
-  with pytest.raises(LaunchError, match=r"one: .*there is no attempt 1 in the run's folder"):
+  with pytest.raises(LaunchError, match=r"one: .*there is no attempt 1 in the run's directory"):
     hosts.Engine(elsewhere).create(1, 0)
 
 
