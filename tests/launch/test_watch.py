@@ -162,6 +162,7 @@ def test_a_refusal_is_an_end_with_the_clouds_words(run, capsys):
 
 
 def test_25_two_do_not_watch(run):
+  run = dataclasses.replace(run, limits=dataclasses.replace(LIMITS, poll=5.0))  # the lease outlasts a slow machine
   with Cloud([{"steps": 10**6}]) as cloud:
     with Watch(run, EventLog(run.name), Engine(run, cloud)) as watch:
       watch.begin(None)
