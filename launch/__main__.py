@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from launch import checks, commands, errors, flags, listing, logs, render, sweep
+from launch import checks, commands, errors, flags, listing, logs, manifests, sweep
 from launch.backends import engine as engine_of
 from launch.errors import LaunchError, UnknownError
 
@@ -41,9 +41,9 @@ def rendered(args, run) -> int:
       "python -m launch run … --dry-run prints the commands of launch itself"
     )
   if args.xpk or args.skypilot:
-    print(render.xpk(run) if args.xpk else render.skypilot(run), end="")
+    print(manifests.xpk(run) if args.xpk else manifests.skypilot(run), end="")
   else:
-    print(render.jobset(run, 1, int(time.time() + run.max_hours * 3600)), end="")
+    print(manifests.jobset_text(run, 1, int(time.time() + run.max_hours * 3600)), end="")
   return errors.DONE
 
 

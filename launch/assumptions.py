@@ -9,11 +9,15 @@ import contextlib
 import dataclasses
 import functools
 import http.client
+import json
+import os
+import shlex
+import signal
 import subprocess
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from launch.errors import LaunchError, UnknownError
+from launch.errors import DENIED, LaunchError, UnknownError
 
 CALL = 180.0  # seconds that a call of gcloud, or a command on a host, may take
 CLUSTER_CALL = 60.0  # the same of kubectl
@@ -149,6 +153,57 @@ def boundary(place: str, protocol: tuple = ()) -> Iterator[None]:
   except UNEXPECTED as error:
     text = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
     raise UnknownError(f"{place}: unexpected answer ({' '.join(str(text).split())[:200]})") from error
+
+
+def call(
+  words: Sequence[str],
+  timeout: float,
+  install: str,
+  content: bytes = b"",
+  folder: str | None = None,
+  missing: int = DENIED,
+) -> tuple[int, bytes, str]:
+  """Runs a program and returns (exit code, standard output, text of the standard error).
+
+  The program has a process group of its own, which is killed as a whole if the call ends early. Ctrl-C in a terminal
+  therefore does not reach the program.
+
+  Args:
+    words: the argument list.
+    timeout: seconds.
+    install: how to install the program, for the message.
+    content: the standard input.
+    folder: the working directory.
+    missing: the exit code of `launch` if the program is not installed.
+
+  Raises:
+    UnknownError: the program gave no answer in time, or cannot run now.
+    LaunchError: the program is not installed.
+  """
+  streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+  try:
+    process = subprocess.Popen(words, cwd=folder, start_new_session=True, **streams)
+  except OSError as error:
+    if isinstance(error, FileNotFoundError) and os.path.isdir(folder or "/"):
+      raise LaunchError(f"{words[0]} is not installed. {install}", missing) from None
+    raise UnknownError(f"{words[0]} cannot be run: {error.strerror}") from None
+  try:
+    output, complaint = process.communicate(content, timeout)
+  except subprocess.TimeoutExpired:
+    raise UnknownError(f"`{shlex.join(words[:6])}` did not answer within {timeout:g} s") from None
+  finally:
+    if process.poll() is None:
+      os.killpg(process.pid, signal.SIGKILL)
+      process.wait()
+      for stream in (process.stdin, process.stdout, process.stderr):
+        stream.close()
+  return process.returncode, output, complaint.decode(errors="replace")
+
+
+def parse_json(text: bytes, place: str) -> object:
+  """Returns a JSON value; None for an empty text. Raises UnknownError for anything else."""
+  with boundary(f"JSON from {place}"):
+    return json.loads(text) if text.strip() else None
 
 
 class Guarded:

@@ -1,36 +1,47 @@
-"""The code of a run as one file: what git knows of the repository here, named by its SHA-256."""
+"""The code of a run as one file, named by its SHA-256; and the recognition of secrets, which are refused.
 
+A run is stored in its bucket, and everybody who may read the bucket reads its code, variables and arguments. Secrets
+belong to --secret, which names the place where a worker reads the value.
+"""
+
+import collections
 import contextlib
 import dataclasses
 import hashlib
 import io
+import itertools
 import json
+import math
 import os
 import pathlib
+import re
 import shlex
-import subprocess
 import sys
 import tarfile
 import zlib
 
-from launch import credentials
-from launch.errors import LaunchError, UnknownError
+from launch.assumptions import call
+from launch.errors import USAGE, LaunchError
+from launch.storage import Bucket, Disk
 
 PATIENCE = 600.0  # seconds for a command of git, on a slow disk
-BYTES = 50 * 10**6  # of all files together
-DIFF = 10**6  # characters of it that are kept
-WORKER = "launch/worker.py"  # what workers run
+BYTES = 50 * 10**6  # the largest total size of all files
+DIFF = 10**6  # characters of the diff that are kept
+WORKER = "launch/worker.py"  # the program of the workers
 
 
 @dataclasses.dataclass(frozen=True)
 class Bundle:
-  """A tar.gz and where it comes from.
+  """A tar.gz and its origin.
 
   Args:
-    sha: its SHA-256.
-    names: of its files, from the root of the repository.
-    commit: that is checked out, "" before the first one. dirty: whether it is not what the files are.
-    diff: between the two, as text, without new files, which are in `untracked`.
+    sha: SHA-256 of the content.
+    content: the tar.gz.
+    names: names of the files, from the root of the repository.
+    commit: the commit that is checked out, "" before the first one.
+    dirty: whether the files differ from the commit.
+    diff: the difference as text, without new files.
+    untracked: names of new files.
   """
 
   sha: str
@@ -43,147 +54,128 @@ class Bundle:
 
   @property
   def words(self) -> str:
-    """What it is, for people: workers say the same of what they have."""
+    """Returns a description for messages."""
     commit = f"commit {self.commit[:7]}" if self.commit else "no commit yet"
     return f"{commit}{', changed' * self.dirty}, bundle {self.sha[:12]}"
 
   def about(self) -> str:
-    """All but the content, as JSON."""
+    """Returns all fields as JSON, with counts instead of content and names."""
     values = dataclasses.asdict(dataclasses.replace(self, content=b"", names=()))
     return json.dumps({**values, "content": len(self.content), "names": len(self.names)}, indent=1)
 
 
 def make(folder: pathlib.Path) -> Bundle:
-  """The bundle of the repository that a folder is in: the same for the same files, on any machine.
+  """Returns the bundle of the repository of a folder: the same bytes for the same files, on any machine.
 
-  It has what git tracks and what is new, never what is ignored. LaunchError where there is no repository, it lacks what
-  workers run, it is too large, or something in it looks like a key.
+  It contains tracked and new files, and never ignored files.
+
+  Raises:
+    LaunchError: there is no repository, the program of the workers is missing, the files are too large, or one of them
+      looks like a secret.
   """
   root = repository(folder)
   untracked = _names(root, "-o", "--exclude-standard")
   files = _files(root, sorted({*_names(root, "-c"), *untracked}, key=os.fsencode))
   if WORKER not in files:
-    raise LaunchError(f"{root} has no {WORKER}, which the workers run; start from a clone of vit_jax, or a fork of it")
-  _refuse_secrets(files)
-  content = _packed(files)
-  commit = _git(root, "rev-parse", "--verify", "--quiet", "HEAD", fine=(0, 1)).decode().strip()
+    raise LaunchError(f"{root} has no {WORKER}, which the workers run. Start from a clone of vit_jax, or a fork of it")
+  for name, (mode, content) in files.items():
+    if mode is not None and (_FILES.fullmatch(pathlib.PurePath(name).name) or _CONTENT.search(content)):
+      raise LaunchError(
+        f"{name} looks like a key, and everybody who may read the bucket could read it. Name it in .gitignore (and if "
+        f"it is tracked, run: git rm --cached {shlex.quote(name)}), and pass it to the workers by --secret"
+      )
+  content = _pack(files)
+  commit = _git(root, "rev-parse", "--verify", "--quiet", "HEAD", allowed=(0, 1)).decode().strip()
   diff = _git(root, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD") if commit else b""
-  text = diff.decode(errors="replace")[:DIFF] if not credentials.in_content(diff) else "not kept, as it shows a key"
+  text = "not kept, because it contains a key" if _CONTENT.search(diff) else diff.decode(errors="replace")[:DIFF]
   sha = hashlib.sha256(content).hexdigest()
   return Bundle(sha, content, tuple(files), commit, bool(diff or untracked or not commit), text, tuple(untracked))
 
 
-def upload(storage, bundle: Bundle) -> None:
-  """Puts a bundle into a run's folder, a `Disk` or `Bucket`, unless it is there. UnknownError, LaunchError."""
+def upload(storage: Disk | Bucket, bundle: Bundle) -> None:
+  """Writes a bundle into the directory of a run, unless it is there. Raises UnknownError or LaunchError."""
   name = f"code/{bundle.sha}.tgz"
   storage.write(f"code/{bundle.sha}.json", bundle.about().encode())
   if name not in storage.names(name):
-    with contextlib.suppress(FileExistsError):  # somebody was faster, with the same bytes: they are its name
+    with contextlib.suppress(FileExistsError):  # another process was faster, with the same bytes
       storage.write(name, bundle.content, generation=0)
 
 
 def repository(folder: pathlib.Path) -> pathlib.Path:
-  """The root of the git repository that a folder is in. LaunchError where there is none."""
-  result = _call(["git", "-C", str(folder), "rev-parse", "--show-toplevel"])
-  if result.returncode:
-    why = os.fsdecode(result.stderr).strip().splitlines()[:1]
-    installed = " (vit_jax is installed outside of one, and workers get the files that git knows)"
-    here = pathlib.Path(__file__).resolve().parent
-    raise LaunchError(
-      f"{folder} is in no git repository that can be read{installed if 'site-packages' in here.parts else ''}: "
-      f"{' '.join(why)}. Start from a clone of vit_jax, or a fork of it"
-    )
-  return pathlib.Path(os.fsdecode(result.stdout).rstrip("\n"))
+  """Returns the root of the git repository of a folder. Raises LaunchError if there is none."""
+  code, output, why = _call_git(folder, "rev-parse", "--show-toplevel")
+  if code:
+    inside = "site-packages" in pathlib.Path(__file__).resolve().parent.parts
+    installed = " (vit_jax is installed outside of one, and workers get the files that git knows)" * inside
+    raise LaunchError(f"{folder} is in no readable git repository{installed}: {why}. "
+                      "Start from a clone of vit_jax, or a fork of it")  # fmt: skip
+  return pathlib.Path(os.fsdecode(output).rstrip("\n"))
 
 
 def _names(root, *flags):
   return [os.fsdecode(name) for name in _git(root, "ls-files", "-z", *flags).split(b"\0") if name]
 
 
-def _git(root, *words, fine=(0,)):
-  result = _call(["git", "-C", str(root), *words])
-  if result.returncode not in fine:
-    why = os.fsdecode(result.stderr).strip().splitlines()[:1]
-    raise LaunchError(f"git {words[0]} failed in {root}: {' '.join(why)}; mend the repository, and start again")
-  return result.stdout
+def _git(root, *words, allowed=(0,)):
+  code, output, why = _call_git(root, *words)
+  if code not in allowed:
+    raise LaunchError(f"git {words[0]} failed in {root}: {why}. Fix the repository, and start again")
+  return output
 
 
-def _call(words):
-  """Returns the result of git. UnknownError if there is none, LaunchError if git is not installed."""
-  try:
-    return subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, timeout=PATIENCE)
-  except FileNotFoundError:
-    if not os.path.isdir(words[2]):
-      raise LaunchError(f"{words[2]}: the directory does not exist. Change to a clone of vit_jax") from None
-    raise LaunchError("git is not installed; it says which files are the code: apt-get install git") from None
-  except subprocess.TimeoutExpired:
-    raise UnknownError(f"git {words[3]} did not end within {PATIENCE:.0f} s") from None
-  except OSError as error:
-    raise UnknownError(f"git cannot be run: {error.strerror}") from None
+def _call_git(folder, *words):
+  """Returns (exit code, output, first line of the error) of git."""
+  code, output, why = call(["git", "-C", str(folder), *words], PATIENCE, "Run: apt-get install git", missing=USAGE)
+  return code, output, why.strip().partition("\n")[0]
 
 
 def _files(root, names):
-  """See `_readable`. LaunchError for what cannot be read."""
+  """Returns {name: (mode and bytes of a file, or None and the target of a link)} of the files that exist."""
   try:
-    return _readable(root, names)
+    found = {name: size for name in names if (size := _size(root, name)) is not None}
+    total = sum(found.values())
+    if total > BYTES:
+      largest = sorted(found, key=found.get, reverse=True)[:5]
+      sizes = ", ".join(f"{name} ({found[name] / 1e6:,.1f} MB)" for name in largest)
+      raise LaunchError(
+        f"the code has {total / 1e6:,.1f} MB, and a bundle at most {BYTES / 1e6:,.0f}; the largest: {sizes}. "
+        "Put data and weights into the bucket, or name them in .gitignore"
+      )
+    return {name: _read(root / name) for name in found}
   except OSError as error:
-    raise LaunchError(f"{error.filename}: {error.strerror}; make it readable, or name it in .gitignore") from None
+    raise LaunchError(f"{error.filename}: {error.strerror}. Make it readable, or name it in .gitignore") from None
 
 
-def _readable(root, names):
-  """{name: (mode, bytes or where a link leads)} of what is there; links that leave the tree and other repositories are
-  said, and left out."""
-  paths, total = {}, 0
-  for name in names:
-    path = root / name
-    if path.is_symlink():
-      target = os.readlink(path)
-      inside = os.path.realpath(path).startswith(os.path.realpath(root) + os.sep)
-      if inside and not os.path.isabs(target) and ".git" not in pathlib.PurePath(os.path.realpath(path)).parts:
-        paths[name] = None
-        continue
-    elif path.is_file():
-      paths[name] = path.stat().st_size
-      continue
-    elif not path.exists():  # deleted, and git still has it
-      continue
-    what = "a link out of the repository" if path.is_symlink() else "another repository"
-    print(f"{name} is {what}: workers do not get it", file=sys.stderr)
-  total = sum(size or 0 for size in paths.values())
-  if total > BYTES:
-    largest = sorted(paths, key=lambda name: -(paths[name] or 0))[:5]
-    sizes = ", ".join(f"{name} ({(paths[name] or 0) / 1e6:,.1f} MB)" for name in largest)
-    raise LaunchError(
-      f"the code has {total / 1e6:,.1f} MB, and a bundle at most {BYTES / 1e6:,.0f}; the largest: {sizes}. "
-      "Put data and weights into the bucket, or name them in .gitignore"
-    )
-  return {name: _content(root / name, size) for name, size in paths.items()}
+def _size(root, name):
+  """Returns the bytes of a file, 0 for a link in the repository; None for what workers do not get, with a message."""
+  path = root / name
+  if path.is_symlink():
+    target = pathlib.Path(os.path.realpath(path))
+    outside = os.path.isabs(os.readlink(path)) or pathlib.Path(os.path.realpath(root)) not in target.parents
+    if not outside and ".git" not in target.parts:
+      return 0
+  elif path.is_file():
+    return path.stat().st_size
+  elif not path.exists():  # deleted, but git still lists it
+    return None
+  what = "a link out of the repository" if path.is_symlink() else "another repository"
+  print(f"{name} is {what}: workers do not get it", file=sys.stderr)
+  return None
 
 
-def _content(path, size):
-  if size is None:
-    return "link", os.readlink(path)
+def _read(path):
+  if path.is_symlink():
+    return None, os.readlink(path)
   return 0o755 if path.stat().st_mode & 0o100 else 0o644, path.read_bytes()
 
 
-def _refuse_secrets(files):
-  for name, (mode, content) in files.items():
-    if mode == "link":
-      continue
-    if credentials.is_secret_file(pathlib.PurePath(name).name, content):
-      raise LaunchError(
-        f"{name} looks like a key, and would be seen by all who may read the bucket: name it in .gitignore (and if it "
-        f"is tracked, run: git rm --cached {shlex.quote(name)}), and let workers have it by --secret"
-      )
-
-
-def _packed(files):
-  """A tar.gz without times, owners or compression: what zlib makes of the same bytes differs between its versions."""
+def _pack(files):
+  """Returns a tar.gz without times, owners or compression, because the versions of zlib compress differently."""
   buffer = io.BytesIO()
   with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as tar:
     for name, (mode, content) in files.items():
       member = tarfile.TarInfo(name)
-      if mode == "link":
+      if mode is None:
         member.type, member.linkname = tarfile.SYMTYPE, content
         tar.addfile(member)
       else:
@@ -196,3 +188,82 @@ def _packed(files):
     length = len(block).to_bytes(2, "little")
     stored += [bytes([at + size >= len(plain)]), length, bytes(255 - byte for byte in length), block]
   return b"".join([*stored, zlib.crc32(plain).to_bytes(4, "little"), len(plain).to_bytes(4, "little")])
+
+
+# Words in names of variables with a secret. A path to a secret is not secret itself.
+_WORDS = {"KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS", "APIKEY"}
+_PATHS = {"FILE", "PATH", "DIR"}
+# Names of files with secrets; templates of an .env file have none.
+_FILES = re.compile(
+  r"\.env(\.(?!example$|sample$|template$|dist$).*)?|\.netrc|_netrc|\.pypirc|\.git-credentials|id_(rsa|dsa|ecdsa|ed25519)"
+  r"|.*\.(pem|key|p12|pfx|jks|keystore|kdbx)|(application_default_)?credentials\.(json|db)|kubeconfig",
+  re.IGNORECASE,
+)
+# Files are code, which may contain examples: only the exact lengths of real secrets count.
+_CONTENT = re.compile(
+  rb"-----BEGIN [A-Z ]*PRIVATE KEY-----|\bAKIA[0-9A-Z]{16}\b|\bAIza[0-9A-Za-z_-]{35}\b|\bgh[pousr]_[0-9A-Za-z]{36}\b"
+  rb"|\bgithub_pat_[0-9A-Za-z]{22}_[0-9A-Za-z]{59}\b|\bglpat-[0-9A-Za-z_-]{20}\b|\bhf_[0-9A-Za-z]{34}\b"
+  rb"|\bya29\.[0-9A-Za-z_-]{50}"
+)
+_VALUES = (
+  ("a Hugging Face token", r"\bhf_[0-9A-Za-z]{16,}"),
+  ("a GitHub token", r"\bgh[pousr]_[0-9A-Za-z]{16,}|\bgithub_pat_\w{16,}"),
+  ("a GitLab token", r"\bgl(pat|dt|rt|cbt|ptt)-[\w-]{16,}"),
+  ("an AWS access key", r"\b(AKIA|ASIA)[0-9A-Z]{16}\b"),
+  ("a Google API key", r"\bAIza[\w-]{30,}"),
+  ("a Google access token", r"\bya29\.[\w-]{8,}|\b1//0[\w-]{20,}|\bGOCSPX-[\w-]{16,}"),
+  ("a Slack token", r"\bxox[a-z]-[\w-]{8,}|\bxapp-[\w-]{16,}"),
+  ("an API key", r"\bsk-([a-z]{2,8}\d*-){0,2}(?=[A-Za-z_]*\d)\w{16,}|\b[sr]k_(live|test)_\w{16,}"),
+  ("a Weights & Biases key", r"\bwandb_v\d+_\w{16,}"),
+  ("a package registry token", r"\bnpm_[0-9A-Za-z]{30,}|\bpypi-[\w-]{50,}"),
+  ("a private key", r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----"),
+  ("a JSON Web Token", r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"),
+  ("a service account key", r'"type"\s*:\s*"(service_account|authorized_user|external_account)"|"private_key"\s*:'),
+  ("a URL with a password", r"\b[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s:@]+@"),
+  ("a signed URL", r"[?&](X-Goog-Signature|X-Amz-Signature|sig)=[\w%+/=-]{16,}"),
+)
+RANDOM_KEY = "a random key"
+LENGTH, BITS, CHANGES, SEPARATORS = 24, 3.5, 0.3, 0.1
+
+
+def secret_variable(name: str, value: str) -> str:
+  """Returns which type of secret a variable seems to contain, "" for none."""
+  words = name.upper().split("_")
+  if _WORDS & {*words} and words[-1] not in _PATHS and name != "GOOGLE_APPLICATION_CREDENTIALS":
+    return "a secret, by its name"
+  return secret_value(value)
+
+
+def secret_value(value: str) -> str:
+  """Returns which type of secret a value seems to be, "" for none."""
+  kind = next((kind for kind, pattern in _VALUES if re.search(pattern, value)), "")
+  return kind or RANDOM_KEY * is_random(value)
+
+
+def is_random(value: str) -> bool:
+  """Returns whether a value looks like a random key in base 62 or base 64.
+
+  A random key is one word of at least 24 letters, digits and `+/_-=` in which all of these hold:
+
+  - Upper case, lower case and digits occur.
+  - At least 30% of neighbouring letters and digits differ in that class, without a capital before a small letter.
+    Random keys have about 45%, words in CamelCase and numbers about 25%.
+  - At most 10% of the characters are `+/_-`. Random keys have 3%, names of experiments more than 10%.
+  - The Shannon entropy of its characters is at least 3.5 bits.
+
+  Hexadecimal numbers, such as SHA-256 sums, commits and UUIDs, are not random in this sense, because hashes of data are
+  usual values. Paths and URLs are not random either.
+  """
+  if re.match(r"[~./]|[a-z][a-z0-9+.-]*://", value) or not re.fullmatch(
+    rf"[A-Za-z0-9+/_-]{{{LENGTH},}}={{0,2}}", value
+  ):
+    return False
+  letters = re.sub("[^A-Za-z0-9]", "", value)
+  if re.fullmatch("[0-9A-Fa-f]+", letters) or not all(re.search(each, letters) for each in ("[A-Z]", "[a-z]", "[0-9]")):
+    return False
+  kinds = [1 if each.isdigit() else 2 if each.islower() else 3 for each in letters]
+  changes = sum(a != b and (a, b) != (3, 2) for a, b in itertools.pairwise(kinds)) / (len(kinds) - 1)
+  separators = len(re.findall("[+/_-]", value)) / len(value)
+  counts = collections.Counter(letters).values()
+  bits = -sum(count / len(letters) * math.log2(count / len(letters)) for count in counts)
+  return changes >= CHANGES and separators <= SEPARATORS and bits >= BITS

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 
-from launch import bundle, checks, errors, mailbox, manifests, removal, spec
+from launch import bundle, checks, errors, mailbox, removal, spec
 from launch.backends import engine as engine_of
+from launch.backends import gke
 from launch.errors import LaunchError, UnknownError, say, utc
 from launch.event_log import EventLog, folder
 from launch.mailbox import Held
@@ -47,7 +48,7 @@ def opened(name: str, workdir: str = "") -> EventLog:
 def placed(run: Run) -> Run:
   """Returns the run with the cluster that kubectl uses by default, which may change later."""
   if run.backend == "gke" and not run.cluster:
-    return spec.checked(dataclasses.replace(run, cluster=manifests.context()))
+    return spec.checked(dataclasses.replace(run, cluster=gke.context()))
   return run
 
 

@@ -1,6 +1,9 @@
 """The state of an attempt's machines, and the interface of the engines that create and delete machines."""
 
+import calendar
 import dataclasses
+import re
+import time
 from typing import Protocol
 
 # States of the machines of an attempt. ABSENT needs an answer of the cloud that the machines do not exist. An unknown
@@ -63,6 +66,27 @@ class Resource:
   created: float = 0.0
   kind: str = ""
   mark: str = ""
+
+  def has_labels_of(self, other: "Resource") -> bool:
+    """Returns whether both belong to the same attempt of the same run."""
+    keys = ("run", "owner", "attempt", "mark")
+    return all(getattr(self, key) == getattr(other, key) for key in keys)
+
+
+def resource(name: str, location: str, labels: dict, state: str, detail: str, created: str, kind: str) -> Resource:
+  """Returns a resource with our labels, which anybody may have changed: numbers that cannot be read become 0.
+
+  Args:
+    name, location, state, detail, kind: as of Resource.
+    labels: all labels of the resource.
+    created: a time such as 2026-11-23T10:38:43.123456789Z.
+  """
+  numbers = [labels.get(f"vitjax-{key}") or "" for key in ("attempt", "expires")]
+  attempt, expires = (int(text) if re.fullmatch(r"\d{1,12}", text, re.ASCII) else 0 for text in numbers)
+  run, owner, mark = (labels.get(f"vitjax-{key}", "") for key in ("run", "owner", "folder"))
+  second = re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", created)
+  seconds = float(calendar.timegm(time.strptime(second[0], "%Y-%m-%dT%H:%M:%S"))) if second else 0.0
+  return Resource(name, location, run, owner, attempt, state, detail, expires, seconds, kind, mark)
 
 
 class Engine(Protocol):

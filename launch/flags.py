@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Sequence
 
-from launch import credentials, spec, storage, tpus
+from launch import bundle, spec, storage, tpus
 from launch.errors import LaunchError
 
 USE = """Starts runs on TPU VMs, GKE, your own hosts or this machine, restarts them, and deletes their machines.
@@ -182,13 +182,13 @@ def _refuse_secrets(backend, env, args):
   there = "k8s:NAME/KEY" if backend == "gke" else "file:/path/on/the/worker"
   remedy = "and everybody who may read the bucket could read it. Store it, and name the place"
   for key, value in env.items():
-    if kind := credentials.of_variable(key, value):
+    if kind := bundle.secret_variable(key, value):
       raise LaunchError(
         f"--env: {key} looks like {kind}, {remedy}: --secret {key}=projects/P/secrets/NAME/versions/1, or "
         f"--secret {key}={there}"
       )
   for word in args:
-    if (kind := credentials.of_value(word)) and kind != "a random key":  # arguments may be hashes and names
+    if (kind := bundle.secret_value(word)) and kind != bundle.RANDOM_KEY:  # arguments may be hashes and names
       raise LaunchError(
         f"-- {word.partition('=')[0][:40] if '=' in word else 'an argument'}: looks like {kind}, {remedy}, so that the "
         f"program reads it from a variable: --secret NAME=projects/P/secrets/NAME/versions/1, or --secret NAME={there}"

@@ -1,121 +1,118 @@
-"""GKE: kubectl and what its complaints mean; the JobSet of an attempt, and a ConfigMap with the code of its workers.
+"""A run as text for others: the JobSet and ConfigMap of GKE, a command of xpk, a task of SkyPilot, scripts.
 
-Keys and messages are those of JobSet v0.12 (api/jobset/v1alpha2 and pkg/constants in kubernetes-sigs/jobset) and of
-Kubernetes' Job controller; what nodes are called is of cloud.google.com/kubernetes-engine/docs.
+Keys and messages are those of JobSet v0.12 (api/jobset/v1alpha2 and pkg/constants in kubernetes-sigs/jobset) and of the
+Job controller of Kubernetes. The labels of nodes are those of cloud.google.com/kubernetes-engine/docs. xpk and SkyPilot
+start the program of a run without `launch`; its checkpoints make their restarts exact.
 """
 
 import base64
+import dataclasses
 import io
+import json
 import math
 import pathlib
 import re
-import subprocess
+import shlex
 import zipfile
+from collections.abc import Iterable
 
 from launch import spec, tpus
-from launch.assumptions import CLUSTER_CALL
-from launch.errors import DENIED, USAGE, LaunchError, UnknownError
+from launch.errors import LaunchError, UnknownError
 
 GROUP, VERSION = "jobset.x-k8s.io", "v1alpha2"
 JOBSETS = f"jobsets.{GROUP}"
 JOB_INDEX = "jobset.sigs.k8s.io/job-index"  # label of a pod: its slice
-RESTART = "jobset.sigs.k8s.io/restart-attempt"  # label of a pod: how often the JobSet was started again
+RESTART = "jobset.sigs.k8s.io/restart-attempt"  # label of a pod: the number of restarts of the JobSet
 COMPLETION = "batch.kubernetes.io/job-completion-index"  # annotation of a pod: its host in the slice
-FOLDER, TPU = "vitjax-folder", "vitjax-tpu"  # annotations of ours
+FOLDER, TPU = "vitjax-folder", "vitjax-tpu"  # annotations of `launch`
 CONTAINER = "train"
-KEPT = 86_400  # seconds that a JobSet that has ended is kept to be looked at; it has no machines any more
-FATAL = (2, 44, 45)  # of the exit-code contract: no restart helps
-FREE = (42, 143)  # asked to stop, as preemption does
+KEPT = 86_400  # seconds for which a JobSet without machines is kept for inspection
+FATAL = (2, 44, 45)  # exit codes after which no restart helps
+FREE = (42, 143)  # exit codes of a requested stop, as in a preemption
 
 _SELECTORS = {"spot": "cloud.google.com/gke-spot", "flex-start": "cloud.google.com/gke-flex-start"}
-CODE = "/etc/vitjax"
+_CODE = "/etc/vitjax"
 _PACKAGE = pathlib.Path(__file__).parent
+
+IMAGE = "REGION-docker.pkg.dev/PROJECT/REPOSITORY/vit@sha256:DIGEST"  # for a run without an image
+CLUSTER = "my-cluster"
+PYTHON = "~/vit_jax/bin/python"  # on SkyPilot's machines
+_RETRIES = 50  # of xpk and SkyPilot, which also count preemptions
+_PLAIN = r"(?!(?i:true|false|yes|no|on|off|null|y|n)$)[A-Za-z/][A-Za-z0-9/._-]*"  # needs no quotes in YAML
+_SETUP = f"""\
+set -e
+python3 -m pip install --user --quiet uv
+python3 -m uv venv --allow-existing --python 3.12 ~/vit_jax
+python3 -m uv pip install --quiet --python {PYTHON} '.[tpu,gcs]'
+"""
 
 
 def jobset(run: spec.Run, attempt: int, expires: int) -> dict:
-  """The JobSet of an attempt. It is started run.max_failures times, and again after each preemption."""
-  slice_ = tpus.find(run.tpu)
+  """Returns the JobSet of an attempt, which starts run.max_failures times, and again after each preemption."""
+  slice_, seconds = tpus.find(run.tpu), math.ceil(run.max_hours * 3600)
   annotations = {FOLDER: run.folder, TPU: f"{run.slices} x {run.tpu}" if run.slices > 1 else run.tpu}
-  if slice_.hosts > 1:  # a node pool is a slice, which two jobs must not share
+  if slice_.hosts > 1:  # a node pool is one slice, which two jobs must not share
     annotations["alpha.jobset.sigs.k8s.io/exclusive-topology"] = "cloud.google.com/gke-nodepool"
   if run.capacity == "flex-start":
-    annotations["provreq.kueue.x-k8s.io/maxRunDurationSeconds"] = str(_seconds(run))
+    annotations["provreq.kueue.x-k8s.io/maxRunDurationSeconds"] = str(seconds)
   queue = {"kueue.x-k8s.io/queue-name": run.queue} if run.queue else {}
-  own = labels(run, attempt, expires)
+  labels = run.labels(attempt) | {"vitjax-expires": str(expires)}
+  exits = {"containerName": CONTAINER, "operator": "In", "values": sorted((*FATAL, *FREE))}
   job = {
     "parallelism": slice_.hosts,
     "completions": slice_.hosts,
     "completionMode": "Indexed",
     "backoffLimit": 0,
-    "activeDeadlineSeconds": _seconds(run),  # of each start; the worker itself ends at `expires`
+    "activeDeadlineSeconds": seconds,  # of each start; the worker itself ends at `expires`
     "podFailurePolicy": {
       "rules": [
-        {
-          "action": "FailJob",
-          "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": sorted((*FATAL, *FREE))},
-        },
+        {"action": "FailJob", "onExitCodes": exits},
         {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
       ]
     },
-    "template": {"metadata": {"labels": own}, "spec": _pod(run, attempt, slice_)},
+    "template": {"metadata": {"labels": labels}, "spec": _pod(run, attempt, slice_)},
   }
+  # The message of the Job controller: "Container C for pod P failed with exit code 2 matching FailJob rule at index 0".
+  failed = {"onJobFailureReasons": ["PodFailurePolicy"]}
+  fatal = {"onJobFailureMessagePatterns": [f"exit code ({'|'.join(map(str, FATAL))}) "]}
+  failures = {
+    "maxRestarts": run.max_failures - 1,
+    "restartStrategy": "BlockingRecreate",  # no old pod uses a chip or a port when the new pods start
+    "rules": [
+      {"name": "fatal", "action": "FailJobSet", **failed, **fatal},
+      {"name": "expired", "action": "FailJobSet", "onJobFailureReasons": ["DeadlineExceeded"]},
+      {"name": "preempted", "action": "RestartJobSetAndIgnoreMaxRestarts", **failed},
+    ],
+  }
+  # One letter, because the name of a pod has 63 characters at most and contains the name of the run and numbers.
+  jobs = {"name": "s", "replicas": run.slices, "template": {"metadata": {"labels": labels}, "spec": job}}
   return {
     "apiVersion": f"{GROUP}/{VERSION}",
     "kind": "JobSet",
-    "metadata": {"name": run.attempt(attempt), "labels": queue | own, "annotations": annotations},
-    "spec": {
-      "ttlSecondsAfterFinished": KEPT,
-      "failurePolicy": {
-        "maxRestarts": run.max_failures - 1,
-        "restartStrategy": "BlockingRecreate",  # no old pod holds a chip or a port when the new ones come
-        "rules": [
-          # The Job controller says: "Container C for pod P failed with exit code 2 matching FailJob rule at index 0".
-          {
-            "name": "fatal",
-            "action": "FailJobSet",
-            "onJobFailureReasons": ["PodFailurePolicy"],
-            "onJobFailureMessagePatterns": [f"exit code ({'|'.join(map(str, FATAL))}) "],
-          },
-          {"name": "expired", "action": "FailJobSet", "onJobFailureReasons": ["DeadlineExceeded"]},
-          {
-            "name": "preempted",
-            "action": "RestartJobSetAndIgnoreMaxRestarts",
-            "onJobFailureReasons": ["PodFailurePolicy"],
-          },
-        ],
-      },
-      # Of one letter, as a pod's name of up to 63 has the run's name and its own numbers too.
-      "replicatedJobs": [{"name": "s", "replicas": run.slices, "template": {"metadata": {"labels": own}, "spec": job}}],
-    },
+    "metadata": {"name": run.attempt(attempt), "labels": queue | labels, "annotations": annotations},
+    "spec": {"ttlSecondsAfterFinished": KEPT, "failurePolicy": failures, "replicatedJobs": [jobs]},
   }
 
 
 def code(run: spec.Run, attempt: int, expires: int, owner: dict) -> dict:
-  """The ConfigMap with `launch` itself, which goes when the JobSet `owner`, as the cluster returned it, goes."""
-  reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"]}
-  reference |= {key: owner["metadata"][key] for key in ("name", "uid")}
+  """Returns the ConfigMap with `launch` itself. It is deleted with the JobSet `owner`, as the cluster returned it."""
+  reference = {key: owner[key] for key in ("apiVersion", "kind")}
   return {
     "apiVersion": "v1",
     "kind": "ConfigMap",
     "metadata": {
       "name": run.attempt(attempt),
-      "labels": labels(run, attempt, expires),
+      "labels": run.labels(attempt) | {"vitjax-expires": str(expires)},
       "annotations": {FOLDER: run.folder},
-      "ownerReferences": [reference],
+      "ownerReferences": [reference | {key: owner["metadata"][key] for key in ("name", "uid")}],
     },
     "immutable": True,
     "binaryData": {"launch.zip": base64.b64encode(archive()).decode()},
   }
 
 
-def labels(run: spec.Run, attempt: int, expires: int) -> dict:
-  """By which everything of an attempt is known as ours."""
-  own = {"run": run.name, "owner": run.owner, "attempt": str(attempt), "folder": run.mark, "expires": str(expires)}
-  return {"vitjax": "1"} | {f"vitjax-{key}": value for key, value in own.items()}
-
-
 def archive() -> bytes:
-  """The package `launch` as a zip file that Python imports from: the same bytes for the same files."""
+  """Returns the package `launch` as a zip file that Python imports from: the same bytes for the same files."""
   content = io.BytesIO()
   try:
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as packed:
@@ -127,7 +124,7 @@ def archive() -> bytes:
 
 
 def _pod(run, attempt, slice_):
-  """Of a host, all whose chips it has."""
+  """Returns the pod of a host, which uses all chips of the host."""
   words = ["python3", "-u", "-m", "launch.worker", "run"]
   words += [f"--folder={run.folder}", f"--attempt={attempt}", "--engine=gke"]
   fields = {
@@ -135,13 +132,13 @@ def _pod(run, attempt, slice_):
     "LAUNCH_INDEX": f"metadata.annotations['{COMPLETION}']",
     "LAUNCH_RESTART": f"metadata.labels['{RESTART}']",
   }
-  environment = [{"name": "PYTHONPATH", "value": f"{CODE}/launch.zip"}]
+  environment = [{"name": "PYTHONPATH", "value": f"{_CODE}/launch.zip"}]
   environment += [{"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()]
   for key, value in run.secrets.items():
-    if value.startswith("k8s:"):  # the worker gets the others by itself
+    if value.startswith("k8s:"):  # the worker reads the others itself
       name, _, entry = value.removeprefix("k8s:").partition("/")
       environment.append({"name": key, "valueFrom": {"secretKeyRef": {"name": name, "key": entry}}})
-  chips = slice_.chips // slice_.hosts
+  chips = {"google.com/tpu": slice_.chips // slice_.hosts}
   selector = {
     "cloud.google.com/gke-tpu-accelerator": slice_.accelerator,
     "cloud.google.com/gke-tpu-topology": slice_.grid,
@@ -150,6 +147,19 @@ def _pod(run, attempt, slice_):
   tolerated = ["google.com/tpu", *([wanted] if wanted else [])]
   if run.capacity == "flex-start":
     tolerated.append("cloud.google.com/gke-queued")  # of node pools with queued provisioning
+  container = {
+    "name": CONTAINER,
+    "image": run.image,
+    # Kubernetes replaces $(NAME) in arguments by variables; $$ is a $.
+    "command": [word.replace("$", "$$") for word in words],
+    "env": environment,
+    "resources": {"requests": chips, "limits": chips},
+    "securityContext": {"privileged": True},  # as in xpk: libtpu locks memory and opens /dev/vfio
+    "volumeMounts": [
+      {"name": "shm", "mountPath": "/dev/shm"},
+      {"name": "code", "mountPath": _CODE, "readOnly": True},
+    ],
+  }
   pod = {
     "restartPolicy": "Never",
     "hostNetwork": True,
@@ -157,27 +167,13 @@ def _pod(run, attempt, slice_):
     "terminationGracePeriodSeconds": math.ceil(run.limits.grace) + 30,  # spot nodes give far less
     "nodeSelector": selector | ({wanted: "true"} if wanted else {}),
     "tolerations": [{"key": key, "operator": "Exists"} for key in tolerated],
-    "containers": [
-      {
-        "name": CONTAINER,
-        "image": run.image,
-        # Kubernetes puts variables for $(NAME) in arguments; $$ is a $.
-        "command": [word.replace("$", "$$") for word in words],
-        "env": environment,
-        "resources": {"requests": {"google.com/tpu": chips}, "limits": {"google.com/tpu": chips}},
-        "securityContext": {"privileged": True},  # as xpk: libtpu locks memory and opens /dev/vfio
-        "volumeMounts": [
-          {"name": "shm", "mountPath": "/dev/shm"},
-          {"name": "code", "mountPath": CODE, "readOnly": True},
-        ],
-      }
-    ],
+    "containers": [container],
     "volumes": [
       {"name": "shm", "emptyDir": {"medium": "Memory"}},
       {"name": "code", "configMap": {"name": run.attempt(attempt)}},
     ],
   }
-  if not wanted:  # machines that are not taken away; those of a reservation carry no label of their own
+  if not wanted:  # machines that are not preempted; those of a reservation have no label of their own
     absent = [{"key": key, "operator": "DoesNotExist"} for key in _SELECTORS.values()]
     terms = {"nodeSelectorTerms": [{"matchExpressions": absent}]}
     pod["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
@@ -186,94 +182,126 @@ def _pod(run, attempt, slice_):
   return pod
 
 
-def _seconds(run):
-  return math.ceil(run.max_hours * 3600)
+def jobset_text(run: spec.Run, attempt: int, expires: int) -> str:
+  """Returns the JobSet of an attempt as text for kubectl."""
+  return (
+    f"# `python -m launch run` creates this, a ConfigMap of that name with {_CODE}/launch.zip, and in the bucket\n"
+    f"# a{attempt}/spec.json and the code that it names.\n{yaml(jobset(run, attempt, expires))}"
+  )
 
 
-TIMEOUT = CLUSTER_CALL  # of which a request may take 20 s
-_INSTALL = "https://github.com/kubernetes-sigs/jobset/releases/download/v0.12.0/manifests.yaml"
-# Of a network that is away, also for the plugin that gets the token.
-_PASSING = (
-  r"connection refused|(?<!localhost:8080) was refused|i/o timeout|no such host|TLS handshake|Max retries exceeded"
-  r"|Failed to establish a new connection|Unable to find the server|network is unreachable|connection reset"
-)
-# kubectl exits with 1 whatever happens. What a line means, the first that fits: code, and what to do. The words in
-# brackets are the reasons of Kubernetes' API (k8s.io/apimachinery/pkg/apis/meta/v1), the others kubectl's own.
-_MEANINGS = (
-  (r"namespaces \"[^\"]*\" not found", USAGE, "correct --namespace, or make it: kubectl create namespace NAME"),
-  (r"doesn't have a resource type", USAGE, "the cluster does not know it"),
-  (r"context \S+ does not exist|context was not found", USAGE, "correct --cluster; see: kubectl config get-contexts"),
-  (r"localhost:8080 was refused|no configuration has been provided", USAGE,
-   "kubectl knows no cluster; run: gcloud container clusters get-credentials CLUSTER --location=LOCATION"),
-  (r"gke-gcloud-auth-plugin", DENIED,
-   "run: gcloud components install gke-gcloud-auth-plugin; if it is there: gcloud auth login"),
-  (r"\(Unauthorized\)|You must be logged in|getting credentials|provide credentials", DENIED, "run: gcloud auth login"),
-  (r"exceeded quota", DENIED, "free some, or ask the administrator of the namespace for more"),
-  (r"\(Forbidden\)|is forbidden", DENIED,
-   "ask for the rights to make, see and delete JobSets, Jobs, Pods and ConfigMaps in the namespace"),
-  (r"\(Invalid\)|\(BadRequest\)|is invalid:|denied the request|ValidationError|unknown field|unknown flag", USAGE,
-   "the cluster refuses what it was asked for; its JobSet may be older than v0.12"),
-)  # fmt: skip
+def xpk(run: spec.Run) -> str:
+  """Returns the command of xpk that starts the program of a run. Raises LaunchError for what xpk does not support."""
+  if len(run.name) > 40:
+    raise LaunchError(f"xpk: the name {run.name!r} has {len(run.name)} characters; allowed: 40")
+  for word in (*run.args, *run.env.values()):
+    if "\n" in word or "\r" in word:
+      raise LaunchError(f"xpk: {word[:60]!r} has a line break, which xpk does not support. Put it into the config")
+  # gcloud names the context of a cluster gke_PROJECT_LOCATION_CLUSTER.
+  match = re.fullmatch(r"gke_([^_]+)_([^_]+)_([^_]+)", run.cluster)
+  project, zone, cluster = match.groups() if match else (run.project, "".join(run.zones[:1]), CLUSTER)
+  words = ["xpk", "workload", "create", f"--workload={run.name}", f"--cluster={cluster}"]
+  words += [f"--project={project}"] * bool(project) + [f"--zone={zone}"] * bool(zone)
+  words += [f"--tpu-type={tpus.find(run.tpu).rented}", f"--num-slices={run.slices}"]
+  words += [f"--docker-image={run.image or IMAGE}", f"--max-restarts={_RETRIES}", "--restart-on-exit-codes=42"]
+  words += [f"--termination-grace-period-seconds={run.limits.grace:.0f}"]
+  words += {"spot": ["--spot"], "on-demand": ["--on-demand"], "flex-start": ["--flex"]}.get(run.capacity, [])
+  words += [f"--env={key}={value}" for key, value in run.env.items()]
+  # bash executes the command. `exec` lets SIGTERM reach the program.
+  words.append("--command=exec " + shlex.join(["python3", "-u", "-m", run.module, *run.args]))
+  secrets = [f"# xpk does not pass secrets: give {key} to the program by other means.\n" for key in run.secrets]
+  unsupported = _unsupported(run, "xpk", {"image", "cluster", "project", "slices"})
+  return f"{''.join(secrets)}{unsupported}{shlex.join(words)}\n"
 
 
-class NoJobSetError(LaunchError):
-  """The cluster does not know JobSets."""
+def skypilot(run: spec.Run) -> str:
+  """Returns the task of SkyPilot that starts the program of a run. Raises LaunchError for what is not supported."""
+  if run.slices > 1:
+    raise LaunchError(f"SkyPilot starts one slice; --slices is {run.slices}: use python -m launch run, or --xpk")
+  if run.capacity in ("reserved", "flex-start"):
+    raise LaunchError(
+      f"SkyPilot's TPU VMs are spot or on demand; --{run.capacity} is for python -m launch run, or --xpk"
+    )
+  slice_ = tpus.find(run.tpu)
+  places = [{"infra": f"gcp/{zone.rpartition('-')[0]}/{zone}"} for zone in run.zones] or [{"infra": "gcp"}]
+  resources = {
+    "accelerators": f"tpu-{slice_.rented}:1",
+    "accelerator_args": {"tpu_vm": True, "runtime_version": run.runtime_version or slice_.kind.runtime},
+    "use_spot": run.capacity == "spot",
+    "job_recovery": {"strategy": "FAILOVER", "max_restarts_on_errors": run.max_failures},
+    **(places[0] if len(places) == 1 else {"any_of": places}),
+  }
+  task = {"name": run.name, "resources": resources, "num_nodes": 1, "workdir": "."}
+  task |= {"envs": run.env} if run.env else {}
+  task |= {"secrets": dict.fromkeys(run.secrets)} if run.secrets else {}
+  task["setup"] = "true\n" if run.python else _SETUP
+  program = shlex.join(["-u", "-m", run.module, *run.args])
+  task["run"] = f"exec {shlex.quote(run.python) if run.python else PYTHON} {program}\n"
+  secrets = "".join(f" --secret {key}" for key in run.secrets)
+  unsupported = _unsupported(run, "SkyPilot", {"python", "max_failures", "runtime_version", "slices"})
+  return f"# sky jobs launch{secrets} THIS_FILE\n{unsupported}{yaml(task)}"
 
 
-def base(context: str, namespace: str) -> list:
-  """The words that all commands begin with."""
-  return [
-    "kubectl",
-    *([f"--context={context}"] if context else []),
-    *([f"--namespace={namespace}"] if namespace else []),
-  ]
+def _unsupported(run, launcher, supported):
+  """Returns a comment with the flags of a run that another launcher does not support."""
+  common = ("name", "backend", "module", "args", "workdir", "tpu", "zones", "capacity", "env", "secrets", "owner")
+  default = {field.name: field.default for field in dataclasses.fields(run)}
+  default["runtime_version"] = tpus.find(run.tpu).kind.runtime if run.runtime_version else ""
+  default["limits"] = spec.Limits(**({"grace": run.limits.grace} if launcher == "xpk" else {}))
+  flags = [spec.flag(k) for k in default if k not in (*supported, *common) and getattr(run, k) != default[k]]
+  if launcher == "xpk":
+    flags += ["--zone but for the first"] * (len(run.zones) > 1) + ["--reserved"] * (run.capacity == "reserved")
+  return f"# {launcher} does not support: {', '.join(flags)}. Nothing ends at --max-hours.\n"
 
 
-def executed(words: list) -> list:
-  """Returns the argument list that `ask` executes for words of `base`."""
-  return [words[0], "--request-timeout=20s", *words[1:]]
-
-
-def ask(words: list, content: str = "") -> str:
-  """What a command of `base` prints. LookupError for what is not there, FileExistsError for what is there already.
+def script(*sections: tuple[str, Iterable[list | str]]) -> str:
+  """Returns commands as a script of the shell.
 
   Args:
-    content: for its standard input.
+    sections: a title and its lines, which are argument lists, or texts that need no quotes.
   """
-  words = executed(words)
-  try:
-    result = subprocess.run(
-      words, input=content, capture_output=True, encoding="utf-8", errors="replace", timeout=TIMEOUT
-    )
-  except FileNotFoundError:
-    raise LaunchError(
-      "kubectl is not installed; run: gcloud components install kubectl gke-gcloud-auth-plugin", DENIED
-    ) from None
-  except OSError as error:
-    raise UnknownError(f"kubectl cannot be run now: {error.strerror}") from None
-  except subprocess.TimeoutExpired:
-    raise UnknownError(f"kubectl did not answer within {TIMEOUT:.0f} s") from None
-  if result.returncode == 0:
-    return result.stdout
-  raise _error(result.stderr)
+  return "\n\n".join(
+    "\n".join([f"# {title}", *(line if isinstance(line, str) else shlex.join(line) for line in lines)])
+    for title, lines in sections
+  )
 
 
-def context() -> str:
-  """The context that kubectl uses when it is not told one: a run must name it, for it may change."""
-  return ask(["kubectl", "config", "current-context"]).strip()
+def here(command: str, text: str) -> str:
+  """Returns a command of the shell that reads a text from its standard input."""
+  return f"{command} <<'END_OF_TEXT'\n{text.rstrip()}\nEND_OF_TEXT"
 
 
-def _error(text):
-  """The exception for a complaint."""
-  lines = [line for line in text.splitlines() if line.strip() and not re.match(r"[EIW]\d{4} |Warning:", line)]
-  short = " ".join(" ".join(lines or text.splitlines()[-1:]).split())[:300] or "no reason given"
-  if re.search(r"\(AlreadyExists\)", text):
-    return FileExistsError(short)
-  if re.search(rf"\(NotFound\): ({re.escape(JOBSETS)}|configmaps|pods) \"[^\"]+\" not found", text):
-    return LookupError(short)
-  if re.search(r"no matches for kind \"JobSet\"|resource type \"jobsets?[.\"]", text):
-    return NoJobSetError(f"JobSet is not installed on this cluster; run: kubectl apply --server-side -f {_INSTALL}")
-  for pattern, code, remedy in () if re.search(_PASSING, text) else _MEANINGS:
-    if re.search(pattern, text):
-      return LaunchError(f"kubectl: {short}; {remedy}", code)
-  return UnknownError(f"kubectl: {short}")
+def yaml(value: dict | list) -> str:
+  """Returns lists and dictionaries as readable YAML, which every parser of YAML reads as the same value."""
+  return "\n".join(_lines(value)) + "\n"
+
+
+def _lines(value):
+  pairs = value.items() if isinstance(value, dict) else ((None, each) for each in value)
+  for key, each in pairs:
+    start = "-" if key is None else f"{_scalar(key)}:"
+    if key is not None and isinstance(each, str) and _is_block(each):
+      yield f"{start} |"
+      yield from (f"  {line}" if line else "" for line in each[:-1].split("\n"))
+    elif isinstance(each, (dict, list)) and each:
+      inner = [f"  {line}" if line else "" for line in _lines(each)]
+      if key is None:  # the first line starts behind the dash
+        inner[0] = f"- {inner[0][2:]}"
+      else:
+        yield start
+      yield from inner
+    else:
+      yield f"{start} {_scalar(each)}"
+
+
+def _is_block(text):
+  """Returns whether a text is several printable lines with one line break at the end."""
+  return text[:1].strip() and text[-1] == "\n" != text[-2:-1] and text.replace("\n", "").isprintable()
+
+
+def _scalar(value):
+  """Returns a word without quotes, and other values as JSON, with escapes for characters that YAML does not allow."""
+  if isinstance(value, str) and re.fullmatch(_PLAIN, value, re.ASCII):
+    return value
+  text = json.dumps(value, ensure_ascii=False)
+  return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)

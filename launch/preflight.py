@@ -1,7 +1,7 @@
 """Checks a Google Cloud project before a run: permissions, APIs, quota, network and bucket.
 
 All requests only read. Every check ends in one line: ok, refused or unknown. An answer that is missing, late, forbidden
-or of another shape is unknown; nothing is concluded from it.
+or of another shape is unknown, and nothing is concluded from it.
 
 Names of methods and fields: cloud.google.com/resource-manager/reference/rest/v1, /service-usage/docs/reference/rest,
 /iam/docs/reference/rest/v1, /compute/docs/reference/rest/v1 and /storage/docs/json_api.
@@ -16,10 +16,13 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from launch import errors, machine, manifests, storage
+from launch import errors, machine, storage
+from launch.assumptions import boundary
+from launch.backends import gke
 from launch.errors import LaunchError, UnknownError, amount
+from launch.manifests import JOBSETS
 from launch.spec import Run
 
 TIMEOUT = 15.0  # seconds for an answer
@@ -38,7 +41,6 @@ TPU = [f"tpu.{kind}.{verb}" for kind in ("nodes", "queuedResources") for verb in
 END = ["tpu.nodes.delete", "tpu.queuedResources.delete"]  # what a machine needs to delete itself
 OBJECTS = ["storage.buckets.get", *(f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list"))]
 _GENERATIONS = {"v5e": r"v5s?[-_ ]?lite", "v5p": r"v5p", "v6e": r"v6e"}
-_SHAPES = (KeyError, TypeError, ValueError, AttributeError, IndexError)  # of an answer that is not as documented
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +48,9 @@ class Finding:
   """A line for the user.
 
   Args:
-    kind: refuse, warn or note; of a check of the project ok, refuse or unknown.
-    code: of what refuses, the exit code of `launch`; DENIED where the rest is worth being looked at all the same.
+    kind: note, ok, unknown, warn or refuse.
+    text: the line.
+    code: for refuse, the exit code of `launch`. After DENIED, the remaining checks are still useful.
   """
 
   kind: str
@@ -56,47 +59,40 @@ class Finding:
 
   @property
   def refuses(self) -> bool:
-    """Whether `launch run` does not start such a run, unless --force."""
+    """Returns whether `launch run` refuses such a run without --force."""
     return self.kind == "refuse"
 
 
-@dataclasses.dataclass(frozen=True)
-class Answer:
-  """An answer to a request.
-
-  Args:
-    status: of HTTP; 0 if there was no answer.
-    values: the JSON object; empty if there is none.
-    why: the reason why the status is not 200, on one line.
-  """
-
-  status: int
-  values: dict = dataclasses.field(default_factory=dict)
-  why: str = ""
+class MissingError(Exception):
+  """Google's API answers with the HTTP status 404."""
 
 
 class Google:
-  """Google's APIs, for reading. The variables of gcloud (CLOUDSDK_API_ENDPOINT_OVERRIDES_…) lead to other servers.
+  """Google's APIs, for reading. The variables of gcloud (CLOUDSDK_API_ENDPOINT_OVERRIDES_…) name other servers.
 
   Args:
     token: of the account; None to ask without one, which only emulators allow.
   """
 
-  def __init__(self, token: "storage.Token | None"):
+  def __init__(self, token: storage.Token | None):
     self._token = token
 
-  def read(self, service: str, path: str, body: "dict | None" = None) -> Answer:
+  def read(self, service: str, path: str, body: dict | None = None) -> dict:
     """Returns the answer to a request that changes nothing.
 
     Args:
       service: a key of SERVERS.
       path: below the address of the server.
       body: for one of the methods of READING.
+
+    Raises:
+      MissingError: the object of the path does not exist.
+      UnknownError: there is no other answer, with the reason on one line.
     """
     assert body is None or path.partition("?")[0].endswith(READING), path
     server = os.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service}", "")
     if not server and self._token is None:
-      return Answer(0, why="not asked, because emulators of Google Cloud are in use")
+      raise UnknownError("not asked, because emulators of Google Cloud are in use")
     content = None if body is None else json.dumps(body).encode()
     try:
       headers = {"Content-Type": "application/json"} | (self._token.header() if self._token else {})
@@ -104,13 +100,25 @@ class Google:
       with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
         values = json.loads(answer.read(LONGEST))
     except urllib.error.HTTPError as error:
-      return Answer(error.code, why=f"HTTP status {error.code}{_message(error)}")
-    except (OSError, ValueError, RecursionError, http.client.HTTPException, LaunchError, UnknownError) as error:
-      return Answer(0, why=_short(getattr(error, "reason", None) or error) or type(error).__name__)
-    return Answer(200, values) if isinstance(values, dict) else Answer(0, why="the answer is not a JSON object")
+      text = f"HTTP status {error.code}{_message(error)}"
+      raise MissingError(text) if error.code == 404 else UnknownError(text) from None
+    except (OSError, ValueError, RecursionError, http.client.HTTPException, LaunchError) as error:
+      raise UnknownError(str(getattr(error, "reason", None) or error) or type(error).__name__) from None
+    if not isinstance(values, dict):
+      raise UnknownError("the answer is not a JSON object")
+    return values
 
 
-def credentials() -> "tuple[storage.Token | None, list[Finding]]":
+def _message(error):
+  """Returns the message of an error of Google's APIs, with a separator; "" if it has none."""
+  try:
+    with boundary("the error"), error:
+      return f": {json.loads(error.read(LONGEST).decode(errors='replace'))['error']['message']}"
+  except UnknownError:
+    return ""
+
+
+def credentials() -> tuple[storage.Token | None, list[Finding]]:
   """Returns a token of the account, and a refusal if there is none. Emulators need no token."""
   disabled = os.environ.get("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "").lower() == "true"
   if os.environ.get("STORAGE_EMULATOR_HOST") or disabled:
@@ -125,143 +133,137 @@ def credentials() -> "tuple[storage.Token | None, list[Finding]]":
   return token, []
 
 
-def of_project(run: Run, token: "storage.Token | None") -> Iterator[Finding]:
-  """Finds what would prevent a run of the backend qr in its project; each finding as soon as it is known.
+def of_project(run: Run, token: storage.Token | None) -> Iterator[Finding]:
+  """Yields one finding per check of the project of a run, in order.
 
   Args:
     run: of the backend qr.
     token: of `credentials`.
   """
   google = Google(token)
-  checks = [permissions, apis, quota, network, bucket]
-  if run.service_account:
-    checks[1:1] = [service_account, self_deletion]
-  with concurrent.futures.ThreadPoolExecutor(len(checks)) as pool:
-    for found in pool.map(lambda check: _known(check, run, google), checks):
-      yield from found
+  with concurrent.futures.ThreadPoolExecutor(16) as pool:
+    yield from pool.map(lambda each: find(each[0], each[1], run, google, *each[2:]), list_checks(run))
+
+
+def list_checks(run: Run) -> list[tuple]:
+  """Returns (title, function, further arguments) of the checks that a run needs."""
+  regions = sorted({zone.rpartition("-")[0] for zone in run.zones}) if run.internal_ips else ()
+  return [
+    ("permissions", permissions),
+    *[("service account", service_account), ("self deletion", self_deletion)][: 2 * bool(run.service_account)],
+    ("APIs", apis),
+    *((f"quota in {zone}", quota, zone) for zone in run.zones),
+    ("network", network),
+    *[("firewall", firewall)][: run.workers > 1],
+    *((f"internal addresses in {region}", ways_out, region) for region in regions),
+    ("bucket", bucket),
+  ]
+
+
+def find(title: str, check: Callable[..., Finding], *args: object) -> Finding:
+  """Returns the finding of a check with its title, on one line; unknown if an answer has an unexpected form."""
+  try:
+    with boundary("the answer", (MissingError,)):
+      found = check(*args)
+  except LaunchError as error:
+    found = Finding("refuse", str(error), error.code)
+  except (UnknownError, MissingError) as error:
+    found = _unknown(f"not known ({_shorten(error) or 'no reason given'})")
+  return dataclasses.replace(found, text=" ".join(f"{title}: {found.text}".split()))
 
 
 def of_cluster(run: Run) -> Iterator[Finding]:
-  """Finds whether the cluster of a run of the backend gke answers, knows JobSets and lets the user list them."""
-  words = [*manifests.base(run.cluster, run.namespace), "get", manifests.JOBSETS, "--output=name"]
-  try:
-    manifests.ask(words)
-    yield Finding("ok", f"cluster: JobSets can be listed in the namespace {run.namespace}")
-  except (UnknownError, LookupError, OSError) as error:
-    yield _unknown("cluster", _short(error))
-  except LaunchError as error:
-    yield Finding("refuse", f"cluster: {error}", error.code)
+  """Yields whether the cluster of a run of the backend gke answers, knows JobSets and lets the user list them."""
+  yield find("cluster", _list_jobsets, run)
 
 
-def _known(check: Callable, run: Run, google: Google) -> list[Finding]:
-  """Returns the findings of a check; unknown if an answer has another shape than documented."""
-  title = check.__name__.replace("_", " ")
-  try:
-    return list(check(run, google))
-  except _SHAPES as error:
-    return [_unknown(title, f"an answer of an unknown form ({type(error).__name__}: {_short(error)})")]
+def _list_jobsets(run):
+  gke.ask([*gke.base(run.cluster, run.namespace), "get", JOBSETS, "--output=name"])
+  return Finding("ok", f"JobSets can be listed in the namespace {run.namespace}")
 
 
-def permissions(run: Run, google: Google) -> Iterator[Finding]:
-  """Finds permissions that the account of the user lacks."""
-  path = f"v1/projects/{run.project}:testIamPermissions"
-  answer = google.read("CLOUDRESOURCEMANAGER", path, {"permissions": TPU})
+def permissions(run: Run, google: Google) -> Finding:
+  """Returns which permissions the account of the user lacks."""
+  answer = google.read("CLOUDRESOURCEMANAGER", f"v1/projects/{run.project}:testIamPermissions", {"permissions": TPU})
   words = f"gcloud projects add-iam-policy-binding {run.project} --member={ME}"
-  binding = f"{words} --role=roles/tpu.admin --condition=None"
-  yield from _granted("permissions", answer, TPU, f"your account in {run.project}", binding)
+  command = f"{words} --role=roles/tpu.admin --condition=None"
+  return _compare(answer, TPU, f"your account in {run.project}", command)
 
 
-def service_account(run: Run, google: Google) -> Iterator[Finding]:
-  """Finds whether the account of the machines exists, and whether the user may use it."""
-  wanted = ["iam.serviceAccounts.actAs"]
-  path = f"v1/projects/-/serviceAccounts/{run.service_account}:testIamPermissions"
-  answer = google.read("IAM", path, {"permissions": wanted})
-  if answer.status == 404:
-    name = run.service_account.partition("@")[0]
-    command = f"gcloud iam service-accounts create {name} --project={run.project}"
-    yield Finding("refuse", f"service account: there is no {run.service_account}. Run: {command}", errors.USAGE)
-    return
-  words = f"gcloud iam service-accounts add-iam-policy-binding {run.service_account} --project={run.project}"
-  binding = f"{words} --member={ME} --role=roles/iam.serviceAccountUser"
-  yield from _granted("service account", answer, wanted, f"your account for {run.service_account}", binding)
+def service_account(run: Run, google: Google) -> Finding:
+  """Returns whether the account of the machines exists, and whether the user may use it."""
+  wanted, account = ["iam.serviceAccounts.actAs"], run.service_account
+  path = f"v1/projects/-/serviceAccounts/{account}:testIamPermissions"
+  try:
+    answer = google.read("IAM", path, {"permissions": wanted})
+  except MissingError:
+    command = f"gcloud iam service-accounts create {account.partition('@')[0]} --project={run.project}"
+    return _refuse(f"there is no {account}. Run: {command}", errors.USAGE)
+  words = f"gcloud iam service-accounts add-iam-policy-binding {account} --project={run.project}"
+  command = f"{words} --member={ME} --role=roles/iam.serviceAccountUser"
+  return _compare(answer, wanted, f"your account for {account}", command)
 
 
-def self_deletion(run: Run, google: Google) -> Iterator[Finding]:
-  """Finds whether the machines may delete themselves, which they do at the end of their time."""
-  member, title = f"serviceAccount:{run.service_account}", "self deletion"
-  answer = google.read("CLOUDRESOURCEMANAGER", f"v1/projects/{run.project}:getIamPolicy", {})
-  if answer.status != 200:
-    yield _unknown(title, answer.why)
-    return
-  bindings = answer.values.get("bindings", [])
-  roles = sorted({each["role"] for each in bindings if member in each["members"] and not each.get("condition")})
-  read = [google.read("IAM", f"v1/{role}") for role in roles]
-  missing = {*END} - {each for role in read for each in role.values.get("includedPermissions", [])}
-  unread = [f"{role}: {each.why}" for role, each in zip(roles, read, strict=True) if each.status != 200]
-  if missing and unread:
-    yield _unknown(title, f"a role of {run.service_account} cannot be read ({'; '.join(unread)})")
-  elif missing:
-    role = f"projects/{run.project}/roles/vitjaxEnd"
-    commands = (
-      f"gcloud iam roles create vitjaxEnd --project={run.project} --permissions={','.join(END)} && gcloud projects "
-      f"add-iam-policy-binding {run.project} --member={member} --role={role} --condition=None"
-    )
-    # A role of a folder or of the organisation is not in the policy of the project.
-    text = f"{run.service_account} has no role of the project with {', '.join(sorted(missing))}. Run: {commands}"
-    yield Finding("unknown", f"{title}: {text}")
-  else:
-    yield Finding("ok", f"{title}: {run.service_account} may delete its machines")
+def self_deletion(run: Run, google: Google) -> Finding:
+  """Returns whether the machines may delete themselves, which they do at the end of their time."""
+  member, account = f"serviceAccount:{run.service_account}", run.service_account
+  policy = google.read("CLOUDRESOURCEMANAGER", f"v1/projects/{run.project}:getIamPolicy", {})
+  bindings = policy.get("bindings", [])
+  missing, unread = {*END}, []
+  for role in sorted({each["role"] for each in bindings if member in each["members"] and not each.get("condition")}):
+    try:
+      missing -= {*google.read("IAM", f"v1/{role}").get("includedPermissions", [])}
+    except (UnknownError, MissingError) as error:
+      unread.append(f"{role}: {error}")
+  if not missing:
+    return Finding("ok", f"{account} may delete its machines")
+  if unread:
+    raise UnknownError(f"a role of {account} cannot be read ({'; '.join(unread)})")
+  role = f"projects/{run.project}/roles/vitjaxEnd"
+  commands = (
+    f"gcloud iam roles create vitjaxEnd --project={run.project} --permissions={','.join(END)} && gcloud projects "
+    f"add-iam-policy-binding {run.project} --member={member} --role={role} --condition=None"
+  )
+  # A role of a folder or of the organisation is not in the policy of the project.
+  return _unknown(f"{account} has no role of the project with {', '.join(sorted(missing))}. Run: {commands}")
 
 
-def apis(run: Run, google: Google) -> Iterator[Finding]:
-  """Finds APIs that are not enabled."""
+def apis(run: Run, google: Google) -> Finding:
+  """Returns which APIs are not enabled."""
   needed = ["tpu", "compute", "storage"]
   needed += ["secretmanager"] * any(each.startswith("projects/") for each in run.secrets.values())
   names = [f"{each}.googleapis.com" for each in needed]
   query = urllib.parse.urlencode([("names", f"projects/{run.project}/services/{name}") for name in names])
   answer = google.read("SERVICEUSAGE", f"v1/projects/{run.project}/services:batchGet?{query}")
-  if answer.status != 200:
-    yield _unknown("APIs", answer.why)
-    return
-  states = {each["name"].rpartition("/")[2]: each["state"] for each in answer.values["services"]}
-  off = [name for name in names if states.get(name) == "DISABLED"]
-  unseen = [name for name in names if states.get(name) not in ("ENABLED", "DISABLED")]
-  if off:
+  states = {each["name"].rpartition("/")[2]: each["state"] for each in answer["services"]}
+  if off := [name for name in names if states.get(name) == "DISABLED"]:
     command = f"gcloud services enable {' '.join(off)} --project={run.project}"
-    yield Finding("refuse", f"APIs: not enabled in {run.project}: {', '.join(off)}. Run: {command}", errors.DENIED)
-  elif unseen:
-    yield _unknown("APIs", f"no state of {', '.join(unseen)}")
-  else:
-    yield Finding("ok", f"APIs: {', '.join(names)} are enabled")
+    return _refuse(f"not enabled in {run.project}: {', '.join(off)}. Run: {command}")
+  if unseen := [name for name in names if states.get(name) != "ENABLED"]:
+    raise UnknownError(f"no state of {', '.join(unseen)}")
+  return Finding("ok", f"{', '.join(names)} are enabled")
 
 
-def quota(run: Run, google: Google) -> Iterator[Finding]:
-  """Finds whether the quota of each zone is at least the number of chips; what is in use is not known."""
+def quota(run: Run, google: Google, zone: str) -> Finding:
+  """Returns whether the quota of a zone is at least the number of chips; the quota in use is not known."""
   path = f"v1beta1/projects/{run.project}/services/tpu.googleapis.com/consumerQuotaMetrics?view=FULL&pageSize=1000"
-  answer = google.read("SERVICEUSAGE", path)
-  for zone in run.zones:
-    title = f"quota in {zone}"
-    if answer.status != 200:
-      yield _unknown(title, answer.why)
-      continue
-    found = [value for value in (_limit(each, zone) for each in _limits(run, answer.values)) if value is not None]
-    limit = min((value for value in found if value >= 0), default=None)
-    kind = f"{run.capacity} {run.tpu}"
-    if not found:
-      yield _unknown(title, f"no limit for {kind} is listed; see IAM & Admin, Quotas, in the console")
-    elif limit is not None and limit < run.chips:
-      remedy = "Request more under IAM & Admin, Quotas, in the console, or use another --zone or --tpu"
-      yield Finding(
-        "refuse", f"{title}: {limit} for {kind}, which needs {amount(run.chips, 'chip')}. {remedy}", errors.DENIED
-      )
-    else:
-      yield Finding("ok", f"{title}: {'no limit' if limit is None else limit} for {kind}, {amount(run.chips, 'chip')}")
+  limits = _limits(run, google.read("SERVICEUSAGE", path))
+  found = [value for value in (_limit(each, zone) for each in limits) if value is not None]
+  limit, needed = min((value for value in found if value >= 0), default=None), amount(run.chips, "chip")
+  kind = f"{run.capacity} {run.tpu}"
+  if not found:
+    raise UnknownError(f"no limit for {kind} is listed; see IAM & Admin, Quotas, in the console")
+  if limit is not None and limit < run.chips:
+    remedy = "Request more under IAM & Admin, Quotas, in the console, or use another --zone or --tpu"
+    return _refuse(f"{limit} for {kind}, which needs {needed}. {remedy}")
+  return Finding("ok", f"{'no limit' if limit is None else limit} for {kind}, {needed}")
 
 
 def _limits(run, values):
   """Returns the limits for a type of slice and capacity, by names such as TPUV3sPodPerProjectPerZoneForTPUAPI."""
-  generation = run.tpu.partition("-")[0]
-  found = []
+  if run.capacity == "flex-start":  # has no known limit
+    return []
+  generation, found = run.tpu.partition("-")[0], []
   for metric in values.get("metrics", []):
     for limit in metric.get("consumerQuotaLimits", []):
       text = " ".join(str(each.get(key, "")) for each in (metric, limit) for key in ("metric", "name", "displayName"))
@@ -271,8 +273,7 @@ def _limits(run, values):
       same = same and ("reserved" in text) == (run.capacity == "reserved")
       if generation in ("v2", "v3"):  # machines of one host have a quota of their own
         same = same and ("pod" in text) == (run.workers // run.slices > 1)
-      if same and run.capacity != "flex-start":
-        found.append(limit)
+      found += [limit] if same else []
   return found
 
 
@@ -285,38 +286,37 @@ def _limit(limit, zone):
   return next((values[place] for place in (zone, zone.rpartition("-")[0], "") if place in values), None)
 
 
-def network(run: Run, google: Google) -> Iterator[Finding]:
-  """Finds whether the network exists, its hosts reach each other, and hosts without addresses reach Google and PyPI."""
-  name, base = run.network or "default", f"projects/{run.project}"
-  answer = google.read("COMPUTE", f"{base}/global/networks/{name}")
-  if answer.status == 404:
+def network(run: Run, google: Google) -> Finding:
+  """Returns whether the network exists."""
+  name = _network(run)
+  try:
+    google.read("COMPUTE", f"projects/{run.project}/global/networks/{name}")
+  except MissingError:
     command = f"gcloud compute networks create {name} --project={run.project}"
-    yield Finding("refuse", f"network: there is no network {name} in {run.project}. Run: {command}", errors.USAGE)
-    return
-  yield Finding("ok", f"network: {name} exists") if answer.status == 200 else _unknown("network", answer.why)
-  if run.workers > 1:
-    yield _firewall(run, google.read("COMPUTE", f"{base}/global/firewalls?maxResults=500"), name)
-  if run.internal_ips:
-    for region in sorted({zone.rpartition("-")[0] for zone in run.zones}):
-      place = f"{base}/regions/{region}"
-      subnetwork = run.subnetwork or name
-      answers = [google.read("COMPUTE", f"{place}/{path}") for path in (f"subnetworks/{subnetwork}", "routers")]
-      yield _ways_out(run, name, subnetwork, region, *answers)
+    return _refuse(f"there is no network {name} in {run.project}. Run: {command}", errors.USAGE)
+  return Finding("ok", f"{name} exists")
 
 
-def _firewall(run, answer, name):
+def _network(run):
+  return run.network or "default"
+
+
+def _is_in(item, run):
+  return item["network"].rpartition("/")[2] == _network(run)
+
+
+def firewall(run: Run, google: Google) -> Finding:
   """Returns whether a rule lets the hosts of a run connect to the coordinator."""
-  if answer.status != 200:
-    return _unknown("firewall", answer.why)
-  for rule in answer.values.get("items", []):
-    if rule["network"].rpartition("/")[2] == name and _opens(rule, run):
-      return Finding("ok", f"firewall: rule {rule['name']} lets the hosts connect to each other")
+  name, answer = _network(run), google.read("COMPUTE", f"projects/{run.project}/global/firewalls?maxResults=500")
+  for rule in answer.get("items", []):
+    if _is_in(rule, run) and _opens(rule, run):
+      return Finding("ok", f"rule {rule['name']} lets the hosts connect to each other")
   command = (
     f"gcloud compute firewall-rules create vitjax-internal --project={run.project} --network={name} "
     "--direction=INGRESS --source-tags=vitjax --target-tags=vitjax --allow=tcp:8470-8482,tcp:8080-8081"
   )
-  text = f"no rule of {name} opens tcp {machine.PORTS[0]}-{machine.PORTS[-1]} between the hosts; a policy of the"
-  return Finding("unknown", f"firewall: {text} organisation may do so. Otherwise run: {command}")
+  text = f"no rule of {name} opens tcp {machine.PORTS[0]}-{machine.PORTS[-1]} between the hosts"
+  return _unknown(f"{text}; a policy of the organisation may do so. Otherwise run: {command}")
 
 
 def _opens(rule, run):
@@ -338,32 +338,32 @@ def _opens(rule, run):
   return False
 
 
-def _ways_out(run, name, subnetwork, region, subnet, routers):
+def ways_out(run: Run, google: Google, region: str) -> Finding:
   """Returns whether hosts without external addresses reach the bucket and PyPI."""
-  title = f"internal addresses in {region}"
-  if subnet.status == 404:
-    return Finding("refuse", f"{title}: there is no subnetwork {subnetwork}. Correct --subnetwork", errors.USAGE)
-  if subnet.status != 200 or routers.status != 200:
-    return _unknown(title, subnet.why or routers.why)
-  mine = [each for each in routers.values.get("items", []) if each["network"].rpartition("/")[2] == name]
-  nat = any(each.get("nats") for each in mine)
-  access = subnet.values.get("privateIpGoogleAccess") is True
-  enable = (
-    f"gcloud compute networks subnets update {subnetwork} --project={run.project} --region={region} "
-    "--enable-private-ip-google-access"
-  )
-  create = (
-    f"gcloud compute routers create vitjax --project={run.project} --network={name} --region={region} && gcloud "
-    f"compute routers nats create vitjax --project={run.project} --router=vitjax --region={region} "
-    "--auto-allocate-nat-external-ips --nat-all-subnet-ip-ranges"
-  )
-  if not access and not nat:
+  place, name = f"projects/{run.project}/regions/{region}", _network(run)
+  subnetwork = run.subnetwork or name
+  try:
+    subnet = google.read("COMPUTE", f"{place}/subnetworks/{subnetwork}")
+  except MissingError:
+    return _refuse(f"there is no subnetwork {subnetwork}. Correct --subnetwork", errors.USAGE)
+  routers = google.read("COMPUTE", f"{place}/routers").get("items", [])
+  nat = any(each.get("nats") for each in routers if _is_in(each, run))
+  if subnet.get("privateIpGoogleAccess") is not True and not nat:
+    command = (
+      f"gcloud compute networks subnets update {subnetwork} --project={run.project} --region={region} "
+      "--enable-private-ip-google-access"
+    )
     text = f"{subnetwork} has neither Private Google Access nor Cloud NAT, so no host reaches the bucket"
-    return Finding("refuse", f"{title}: {text}. Run: {enable}", errors.DENIED)
+    return _refuse(f"{text}. Run: {command}")
   if not nat and not run.python:
+    commands = (
+      f"gcloud compute routers create vitjax --project={run.project} --network={name} --region={region} && "
+      f"gcloud compute routers nats create vitjax --project={run.project} --router=vitjax --region={region} "
+      "--auto-allocate-nat-external-ips --nat-all-subnet-ip-ranges"
+    )
     text = f"{name} has no Cloud NAT, through which hosts install packages; another way out may exist"
-    return Finding("unknown", f"{title}: {text}. Otherwise run: {create}")
-  return Finding("ok", f"{title}: hosts reach the bucket{' and PyPI' if nat else ''}")
+    return _unknown(f"{text}. Otherwise run: {commands}")
+  return Finding("ok", f"hosts reach the bucket{' and PyPI' if nat else ''}")
 
 
 def bucket_of(path: str) -> str:
@@ -371,8 +371,8 @@ def bucket_of(path: str) -> str:
   return "/".join(path.split("/")[:3])
 
 
-def bucket(run: Run, google: Google) -> Iterator[Finding]:
-  """Finds whether the user may read and write the bucket of the run."""
+def bucket(run: Run, google: Google) -> Finding:
+  """Returns whether the user may read and write the bucket of the run."""
   name = bucket_of(run.workdir)
   query = urllib.parse.urlencode([("permissions", each) for each in OBJECTS])
   answer = google.read("STORAGE", f"b/{name.removeprefix('gs://')}/iam/testPermissions?{query}")
@@ -380,37 +380,27 @@ def bucket(run: Run, google: Google) -> Iterator[Finding]:
     f"gcloud storage buckets add-iam-policy-binding {name} --member={ME} --role=roles/storage.{role}"
     for role in ("objectUser", "legacyBucketReader")
   )
-  yield from _granted("bucket", answer, OBJECTS, f"your account in {name}", commands)
+  return _compare(answer, OBJECTS, f"your account in {name}", commands)
 
 
-def _granted(title, answer, wanted, whose, command):
-  """Finds permissions that are not among those of an answer of testIamPermissions."""
-  if answer.status != 200:
-    yield _unknown(title, answer.why)
-    return
-  granted = answer.values.get("permissions", [])
+def _compare(answer: dict, wanted: Sequence[str], account: str, command: str) -> Finding:
+  """Returns which permissions are not in an answer of testIamPermissions."""
+  granted = answer.get("permissions", [])
   if not isinstance(granted, list):
     raise TypeError("permissions is not a list")
   if missing := [each for each in wanted if each not in granted]:
-    yield Finding("refuse", f"{title}: {whose} lacks {', '.join(missing)}. Run: {command}", errors.DENIED)
-  else:
-    yield Finding("ok", f"{title}: {whose} has all that is needed")
+    return _refuse(f"{account} lacks {', '.join(missing)}. Run: {command}")
+  return Finding("ok", f"{account} has all that is needed")
 
 
-def _unknown(title, why):
-  return Finding("unknown", f"{title}: not known ({why or 'no reason given'})")
+def _refuse(text, code=errors.DENIED):
+  return Finding("refuse", text, code)
 
 
-def _message(error):
-  """Returns the message of an error of Google's APIs, with a separator."""
-  try:
-    with error:
-      text = error.read(LONGEST).decode(errors="replace")
-    return f": {_short(json.loads(text)['error']['message'])}"
-  except (OSError, http.client.HTTPException, RecursionError, *_SHAPES):
-    return ""
+def _unknown(text):
+  return Finding("unknown", text)
 
 
-def _short(value):
-  text = " ".join(str(value).split())
+def _shorten(error):
+  text = " ".join(str(error).split())
   return text if len(text) <= 200 else f"{text[:200]}…"

@@ -200,6 +200,11 @@ class Run:
     """Returns the name of an attempt."""
     return f"{self.name}-a{number}"
 
+  def labels(self, attempt: int) -> dict[str, str]:
+    """Returns the labels of everything that an attempt creates, which nothing else has."""
+    values = {"run": self.name, "owner": self.owner, "attempt": str(attempt), "folder": self.mark}
+    return {"vitjax": "1"} | {f"vitjax-{key}": value for key, value in values.items()}
+
   def dumps(self) -> str:
     """Returns the run as JSON."""
     return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
@@ -232,15 +237,15 @@ def owner() -> str:
   return re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-_")[:63] or "nobody"
 
 
+def flag_values(args: Sequence[str]) -> list[tuple[str, str]]:
+  """Returns (flag, value) for each `--flag=value` and `--flag value` among the arguments of a module."""
+  pairs = zip(args, [*args[1:], ""], strict=False)
+  return [tuple(word.split("=", 1)) if "=" in word else (word, after) for word, after in pairs if word[:2] == "--"]
+
+
 def workdir_of(args: Sequence[str]) -> str:
   """Returns the last --workdir among the arguments of a module, as argparse does; "" for none."""
-  found = ""
-  for i, word in enumerate(args):
-    if word.startswith("--workdir="):
-      found = word.partition("=")[2]
-    elif word == "--workdir" and i + 1 < len(args):
-      found = args[i + 1]
-  return found
+  return dict(flag_values(args)).get("--workdir", "")
 
 
 def flag(key: str) -> str:

@@ -1,7 +1,7 @@
-"""TPU slices that can be rented: how many hosts they have, and their names for gcloud and for GKE.
+"""TPU slices that can be rented: their numbers of chips and hosts, and their names for gcloud and GKE.
 
-Facts of docs.cloud.google.com/tpu/docs, as of 2026; the number of devices is tested against libtpu. `launch` never
-starts a run on the table's word alone: it counts the hosts that have come.
+Source: docs.cloud.google.com/tpu/docs, as of 2026. A test compares the number of devices with libtpu. `launch` never
+starts the program of a run by this table alone, because it counts the hosts that have reported.
 """
 
 import dataclasses
@@ -16,29 +16,27 @@ class Generation:
   """A TPU generation.
 
   Args:
-    word: what Cloud TPU's name of a slice begins with.
-    cores: that this name counts for one chip: v3-32 has 16 chips.
-    devices: of JAX, a chip.
-    dimensions: of the grid of chips.
-    chips: of all the slices that are rented.
-    runtime: the version of the VM's software.
-    zones: where it is rented, the best known first.
-    gke: what GKE calls it, of a slice of one host and of several.
-    machine: GKE's machine type of a host with so many chips.
+    word: first word of Cloud TPU's names of slices.
+    cores: number by which these names count a chip: v3-32 has 16 chips.
+    devices: JAX devices per chip.
+    dimensions: dimensions of the grid of chips.
+    chips: numbers of chips of all slices that can be rented.
+    runtime: version of the software of the VMs.
+    zones: zones that have it, the best known first.
+    gke: GKE's names of a slice of one host and of several hosts.
   """
 
   word: str
   cores: int
   devices: int
   dimensions: int
-  chips: tuple
+  chips: tuple[int, ...]
   runtime: str
-  zones: tuple
-  gke: tuple
-  machine: str = ""
+  zones: tuple[str, ...]
+  gke: tuple[str, str]
 
 
-def _doubling(first, last):
+def _double(first, last):
   return tuple(first * 2**i for i in range((last // first).bit_length()))
 
 
@@ -50,97 +48,95 @@ GENERATIONS = {
     ("tpu-v2-device", "tpu-v2-slice"),
   ),
   "v3": Generation(
-    "v3", 2, 2, 2, (4, *_doubling(16, 1024)), _UBUNTU, ("europe-west4-a", "us-central1-a", "us-central1-b"),
+    "v3", 2, 2, 2, (4, *_double(16, 1024)), _UBUNTU, ("europe-west4-a", "us-central1-a", "us-central1-b"),
     ("tpu-v3-device", "tpu-v3-slice"),
   ),
-  "v4": Generation(
-    "v4", 2, 1, 3, _doubling(4, 2048), _UBUNTU, ("us-central2-b",),
-    ("tpu-v4-podslice", "tpu-v4-podslice"), "ct4p-hightpu-{}t",
-  ),
+  "v4": Generation("v4", 2, 1, 3, _double(4, 2048), _UBUNTU, ("us-central2-b",), ("tpu-v4-podslice",) * 2),
   "v5e": Generation(
-    "v5litepod", 1, 1, 2, (1, *_doubling(4, 256)), "v2-alpha-tpuv5-lite",
-    ("us-central1-a", "us-south1-a", "us-west1-c", "us-west4-a", "europe-west4-b"),
-    ("tpu-v5-lite-podslice", "tpu-v5-lite-podslice"), "ct5lp-hightpu-{}t",
+    "v5litepod", 1, 1, 2, (1, *_double(4, 256)), "v2-alpha-tpuv5-lite",
+    ("us-central1-a", "us-south1-a", "us-west1-c", "us-west4-a", "europe-west4-b"), ("tpu-v5-lite-podslice",) * 2,
   ),
   "v5p": Generation(
-    "v5p", 2, 1, 3, _doubling(4, 4096), "v2-alpha-tpuv5", ("us-central1-a", "us-east5-a", "europe-west4-b"),
-    ("tpu-v5p-slice", "tpu-v5p-slice"), "ct5p-hightpu-{}t",
+    "v5p", 2, 1, 3, _double(4, 4096), "v2-alpha-tpuv5", ("us-central1-a", "us-east5-a", "europe-west4-b"),
+    ("tpu-v5p-slice",) * 2,
   ),
   "v6e": Generation(
-    "v6e", 1, 1, 2, (1, *_doubling(4, 256)), "v2-alpha-tpuv6e",
+    "v6e", 1, 1, 2, (1, *_double(4, 256)), "v2-alpha-tpuv6e",
     ("us-central1-b", "us-east1-d", "us-east5-a", "us-east5-b", "europe-west4-a", "asia-northeast1-b"),
-    ("tpu-v6e-slice", "tpu-v6e-slice"), "ct6e-standard-{}t",
+    ("tpu-v6e-slice",) * 2,
   ),
 }  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-  """A slice of a generation, with so many chips."""
+  """A slice of a generation.
+
+  Args:
+    generation: a key of GENERATIONS.
+    chips: number of chips.
+  """
 
   generation: str
   chips: int
 
   @property
   def kind(self) -> Generation:
-    """Its generation's facts."""
+    """Returns the generation."""
     return GENERATIONS[self.generation]
 
   @property
   def rented(self) -> str:
-    """gcloud's --accelerator-type: v3-32, v5litepod-16."""
+    """Returns gcloud's --accelerator-type, such as v3-32 or v5litepod-16."""
     return f"{self.kind.word}-{self.chips * self.kind.cores}"
 
   @property
   def hosts(self) -> int:
-    """VMs, of four chips each; but up to eight chips of an e generation are one."""
+    """Returns the number of VMs. A VM has four chips; one of an e generation has eight if it is the whole slice."""
     return 1 if self.chips <= (8 if self.generation.endswith("e") else 4) else self.chips // 4
 
   @property
   def devices(self) -> int:
-    """Of JAX, all hosts together."""
+    """Returns the number of JAX devices of all hosts."""
     return self.chips * self.kind.devices
 
   @property
   def grid(self) -> str:
-    """Its topology, as GKE has it: 4x4, its sides powers of two and as equal as can be."""
+    """Returns GKE's topology, such as 4x4: its sides are powers of two, and as equal as possible."""
     bits, dimensions = self.chips.bit_length() - 1, self.kind.dimensions
     if self.chips == 4 and dimensions == 3:
-      return "2x2x1"  # a host, which is flat
+      return "2x2x1"  # one host, which is flat
     return "x".join(str(side) for side in sorted(2 ** ((bits + i) // dimensions) for i in range(dimensions)))
 
   @property
   def accelerator(self) -> str:
-    """GKE's name of it, cloud.google.com/gke-tpu-accelerator."""
+    """Returns GKE's name, for cloud.google.com/gke-tpu-accelerator."""
     return self.kind.gke[self.hosts > 1]
 
   @property
   def name(self) -> str:
-    """Ours, which is said everywhere but in commands of the cloud: v3-32, v5e-16."""
+    """Returns the name in `launch`, such as v3-32 or v5e-16."""
     return f"{self.generation}-{self.chips * self.kind.cores}"
 
 
+def slices() -> dict[str, Slice]:
+  """Returns all slices by their names."""
+  every = (Slice(name, chips) for name, kind in GENERATIONS.items() for chips in kind.chips)
+  return {slice_.name: slice_ for slice_ in every}
+
+
 def named(rented: str) -> str:
-  """Our name of a slice that gcloud calls so; what nobody knows as it is."""
+  """Returns the name of a slice from gcloud's name. An unknown name is returned as it is."""
   return next((slice_.name for slice_ in slices().values() if slice_.rented == rented), rented)
 
 
-def slices() -> dict:
-  """All slices by their names."""
-  every = (Slice(name, chips) for name, kind in GENERATIONS.items() for chips in kind.chips)
-  return {s.name: s for s in every}
-
-
 def find(text: str) -> Slice:
-  """The slice of a name: v3-32, v5e-16 or v5litepod-16. LaunchError for any other."""
+  """Returns the slice of a name such as v3-32, v5e-16 or v5litepod-16. Raises LaunchError for any other name."""
   names = slices()
   name = re.sub("^v5litepod", "v5e", text)
   if name in names:
     return names[name]
   near = difflib.get_close_matches(name, names, 1, 0.5)
-  own = [each for each in names if each.partition("-")[0] == name.partition("-")[0]] or names
-  raise LaunchError(
-    f"--tpu: {text[:40]!r} is no TPU slice."
-    + (f" Did you mean {near[0]!r}?" if near else "")
-    + f" Allowed: {', '.join(own)}"
-  )
+  guess = f" Did you mean {near[0]!r}?" if near else ""
+  allowed = [each for each in names if each.partition("-")[0] == name.partition("-")[0]] or names
+  raise LaunchError(f"--tpu: {text[:40]!r} is no TPU slice.{guess} Allowed: {', '.join(allowed)}")

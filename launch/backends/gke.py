@@ -1,27 +1,127 @@
-"""Attempts on GKE: a JobSet each, which starts again by itself, through kubectl."""
+"""Attempts on GKE: a JobSet each, which restarts itself; and kubectl, with the meaning of its answers."""
 
 import json
 import re
 import shlex
-from datetime import datetime
 
-from launch import engine, manifests, render, spec, tpus
+from launch import assumptions, engine, manifests, spec, tpus
 from launch.engine import Look, Resource
-from launch.errors import USAGE, LaunchError, UnknownError, amount
+from launch.errors import DENIED, USAGE, LaunchError, UnknownError, amount
+from launch.manifests import JOBSETS
 
-# Of a container that waits, what is not just slow.
+TIMEOUT = assumptions.CLUSTER_CALL  # seconds for a command, of which a request may take 20
+# Reasons of a waiting container that do not pass by themselves.
 _STUCK = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError")
-_OWNED = "jobs,pods,configmaps"  # of a JobSet
+_OWNED = "jobs,pods,configmaps"  # objects that belong to a JobSet
 _SCALING = ("FailedScaleUp", "NotTriggerScaleUp", "TriggeredScaleUp")  # events of GKE's autoscaler about a pod
+_INSTALL = "https://github.com/kubernetes-sigs/jobset/releases/download/v0.12.0/manifests.yaml"
+# A failed connection, also of the plugin that gets the token.
+_AWAY = (
+  r"connection refused|(?<!localhost:8080) was refused|i/o timeout|no such host|TLS handshake|Max retries exceeded"
+  r"|Failed to establish a new connection|Unable to find the server|network is unreachable|connection reset"
+)
+# kubectl always fails with exit code 1. The first pattern that matches gives the exit code and the advice. The words in
+# brackets are reasons of the API of Kubernetes (k8s.io/apimachinery/pkg/apis/meta/v1), the others are kubectl's own.
+_MEANINGS = (
+  (r"namespaces \"[^\"]*\" not found", USAGE, "correct --namespace, or create it: kubectl create namespace NAME"),
+  (r"doesn't have a resource type", USAGE, "the cluster does not know it"),
+  (r"context \S+ does not exist|context was not found", USAGE, "correct --cluster; see: kubectl config get-contexts"),
+  (r"localhost:8080 was refused|no configuration has been provided", USAGE,
+   "kubectl knows no cluster; run: gcloud container clusters get-credentials CLUSTER --location=LOCATION"),
+  (r"gke-gcloud-auth-plugin", DENIED,
+   "run: gcloud components install gke-gcloud-auth-plugin; if it is there: gcloud auth login"),
+  (r"\(Unauthorized\)|You must be logged in|getting credentials|provide credentials", DENIED, "run: gcloud auth login"),
+  (r"exceeded quota", DENIED, "free some, or ask the administrator of the namespace for more"),
+  (r"\(Forbidden\)|is forbidden", DENIED,
+   "ask for the rights to create, read and delete JobSets, Jobs, Pods and ConfigMaps in the namespace"),
+  (r"\(Invalid\)|\(BadRequest\)|is invalid:|denied the request|ValidationError|unknown field|unknown flag", USAGE,
+   "the cluster refuses the request; its JobSet may be older than v0.12"),
+)  # fmt: skip
+
+
+class NoJobSetError(LaunchError):
+  """The cluster does not know JobSets."""
+
+
+def base(context: str, namespace: str) -> list[str]:
+  """Returns the first words of all commands in a context and a namespace."""
+  flags = {"context": context, "namespace": namespace}
+  return ["kubectl", *(f"--{key}={value}" for key, value in flags.items() if value)]
+
+
+def executed(words: list[str]) -> list[str]:
+  """Returns the argument list that `ask` executes for words that start with `base`."""
+  return [words[0], "--request-timeout=20s", *words[1:]]
+
+
+def ask(words: list[str], content: str = "") -> str:
+  """Returns the output of a command.
+
+  Args:
+    words: the command, which starts with `base`.
+    content: its standard input.
+
+  Raises:
+    LookupError: the object does not exist.
+    FileExistsError: the object exists already.
+    LaunchError: a final refusal; NoJobSetError if the cluster does not know JobSets.
+    UnknownError: there is no answer. The request may have been executed.
+  """
+  install = "Run: gcloud components install kubectl gke-gcloud-auth-plugin"
+  code, output, complaint = assumptions.call(executed(words), TIMEOUT, install, content.encode())
+  if code:
+    raise _failure(complaint)
+  return output.decode(errors="replace")
+
+
+def context() -> str:
+  """Returns the context that kubectl uses by default. A run must name it, because the default may change."""
+  return ask(["kubectl", "config", "current-context"]).strip()
+
+
+def _failure(text):
+  """Returns the exception for the standard error of kubectl."""
+  lines = [line for line in text.splitlines() if line.strip() and not re.match(r"[EIW]\d{4} |Warning:", line)]
+  short = " ".join(" ".join(lines or text.splitlines()[-1:]).split())[:300] or "no reason given"
+  if re.search(r"\(AlreadyExists\)", text):
+    return FileExistsError(short)
+  if re.search(rf"\(NotFound\): ({re.escape(JOBSETS)}|configmaps|pods) \"[^\"]+\" not found", text):
+    return LookupError(short)
+  if re.search(r"no matches for kind \"JobSet\"|resource type \"jobsets?[.\"]", text):
+    return NoJobSetError(f"JobSet is not installed on this cluster; run: kubectl apply --server-side -f {_INSTALL}")
+  for pattern, code, remedy in () if re.search(_AWAY, text) else _MEANINGS:
+    if re.search(pattern, text):
+      return LaunchError(f"kubectl: {short}; {remedy}", code)
+  return UnknownError(f"kubectl: {short}")
+
+
+def _read(words, content=""):
+  """Returns the object that a command prints as JSON."""
+  value = assumptions.parse_json(ask([*words, "--output=json"], content).encode(), "kubectl")
+  if not isinstance(value, dict):
+    raise UnknownError(f"kubectl: expected an object, got {str(value)[:80]}")
+  return value
+
+
+def _items(words):
+  """Returns the objects of the list that a command prints as JSON."""
+  value = _read(words)
+  items = value.get("items")
+  if not isinstance(items, list) or not all(isinstance(each, dict) and "metadata" in each for each in items):
+    raise UnknownError(f"kubectl: expected a list, got {str(value)[:80]}")
+  return items
 
 
 class Engine:
-  """See engine.Engine."""
+  """See engine.Engine.
+
+  Args:
+    run: a run of the backend gke.
+  """
 
   def __init__(self, run: spec.Run):
     self._run = run
-    self._base = manifests.base(run.cluster, run.namespace)
-    self._taken = set()  # attempts whose names another run has
+    self._base = base(run.cluster, run.namespace)
 
   def location(self, attempt: int) -> str:
     """See engine.Engine."""
@@ -29,103 +129,102 @@ class Engine:
 
   def request(self, attempt: int, expires: int) -> str:
     """See engine.Engine."""
-    name, hosts = self._run.attempt(attempt), self._run.workers
-    create = manifests.executed([*self._base, "create", "--filename=-", "--output=json"])
-    get = [*self._base, "get"]
-    selector = [f"--selector={self._selector(attempt)}", "--output=json"]
-    delete = [*self._base, "delete", f"{manifests.JOBSETS},configmaps", selector[0], "--ignore-not-found"]
+    name, last, get = self._run.attempt(attempt), self._run.workers - 1, [*self._base, "get"]
+    create = shlex.join(executed([*self._base, "create", "--filename=-", "--output=json"]))
+    selector = [self._selector(attempt), "--output=json"]
     pod = [*self._base, "exec", "--stdin", "--tty", "POD", f"--container={manifests.CONTAINER}", "--", "sh"]
-    return render.script(
-      ("create: the JobSet", [render.here(shlex.join(create), render.jobset(self._run, attempt, expires))]),
+    return manifests.script(
+      ("create: the JobSet", [manifests.here(create, manifests.jobset_text(self._run, attempt, expires))]),
       (f"create: a ConfigMap {name} with launch.zip, which names the JobSet by its uid and is its standard input",
-       [f"# {shlex.join(create)}"]),
-      ("inspect", [manifests.executed([*get, manifests.JOBSETS, name, "--output=json"]),
-                   *(manifests.executed([*get, kinds, *selector]) for kinds in ("pods", _OWNED))]),
+       [f"# {create}"]),
+      ("inspect", [executed([*get, JOBSETS, name, "--output=json"]),
+                   *(executed([*get, kinds, *selector]) for kinds in ("pods", _OWNED))]),
       ("inspect, if the JobSet is not found: a list must confirm it",
-       [manifests.executed([*get, f"{manifests.JOBSETS},{_OWNED}", *selector])]),
-      ("delete", [manifests.executed([*delete, "--wait=false"])]),
-      (f"ssh: python -m launch ssh {self._run.name} --worker=N, with N from 0 to {hosts - 1}, in the pod of the worker",
+       [executed([*get, f"{JOBSETS},{_OWNED}", *selector])]),
+      ("delete", [executed([*self._base, *_deletion(selector[0])])]),
+      (f"ssh: python -m launch ssh {self._run.name} --worker=N, with N from 0 to {last}, in the pod of the worker",
        [pod]),
     )  # fmt: skip
 
   def create(self, attempt: int, expires: int) -> None:
-    """The JobSet, then the ConfigMap that its pods wait for: so it belongs to the JobSet, and goes with it."""
-    wanted = manifests.jobset(self._run, attempt, expires)
+    """See engine.Engine. The pods wait for the ConfigMap, which belongs to the JobSet and is deleted with it."""
+    made = self._create(attempt, JOBSETS, manifests.jobset(self._run, attempt, expires))
+    self._create(attempt, "configmaps", manifests.code(self._run, attempt, expires, made))
+
+  def _create(self, attempt, kind, value):
+    """Creates an object and returns it. An object of this attempt that exists is accepted."""
+    name = self._run.attempt(attempt)
     try:
-      made = self._create(wanted)
+      return _read([*self._base, "create", "--filename=-"], json.dumps(value))
     except FileExistsError:
-      made = self._ours(manifests.JOBSETS, attempt)
+      pass
     try:
-      self._create(manifests.code(self._run, attempt, expires, made))
-    except FileExistsError:
-      self._ours("configmaps", attempt)
+      found = _read([*self._base, "get", kind, name])
+    except LookupError as error:
+      raise UnknownError(f"{kind} {name} existed a moment ago, and is gone: {error}") from error
+    if not self._is_mine(found, attempt):
+      place = self.location(attempt)
+      raise LaunchError(f"{kind} {name} in {place} is taken: it is {_owner(found)}. Choose another name for the run")
+    return found
 
   def look(self, attempt: int) -> Look:
     """See engine.Engine."""
+    name = self._run.attempt(attempt)
     try:
-      jobset = self._read("get", manifests.JOBSETS, self._run.attempt(attempt))
-    except (LookupError, manifests.NoJobSetError) as error:
-      known = not isinstance(error, LaunchError)
-      left = self._selected(f"{manifests.JOBSETS},{_OWNED}" if known else _OWNED, attempt)
-      if any(item.get("kind") == "JobSet" for item in left) or not re.search(
-        rf"(?<![\w-]){re.escape(self._run.attempt(attempt))}(?![\w-])|JobSet", str(error)
-      ):
-        raise UnknownError(f"{error}, but it is listed, or another object is meant") from error
-      if left and not known:  # the API server has just started, and knows half of its kinds
-        raise UnknownError(f"{error}, but pods of {self._run.attempt(attempt)} are there") from error
-      names = ", ".join(f"{item['kind'].lower()} {item['metadata']['name']}" for item in left[:3])
-      return Look(engine.DELETING, f"the JobSet is gone; still there: {names}") if left else Look(engine.ABSENT)
-    if jobset.get("metadata", {}).get("name") != self._run.attempt(attempt):
-      raise UnknownError(f"kubectl described {self._run.attempt(attempt)} as {str(jobset)[:80]}")
-    if attempt in self._taken or not self._mine(jobset, attempt):
-      return Look(engine.ABSENT, f"{self._run.attempt(attempt)} is there, but it is {_whose(jobset)}")
+      jobset = _read([*self._base, "get", JOBSETS, name])
+    except (LookupError, NoJobSetError) as error:
+      return self._confirm_absence(attempt, error)
+    if jobset.get("metadata", {}).get("name") != name:
+      raise UnknownError(f"kubectl described {name} as {str(jobset)[:80]}")
+    if not self._is_mine(jobset, attempt):
+      return Look(engine.ABSENT, f"{name} is there, but it is {_owner(jobset)}")
     state, detail = stage(jobset)
     if state == engine.QUEUED:
-      return Look(state, self._queued(jobset) or detail)
+      return Look(state, self._explain_queue(jobset) or detail)
     if state != engine.STARTING:
       return Look(state, detail)
-    return self._seen(jobset, self._selected("pods", attempt))
+    return self._look_at_pods(jobset, self._selected("pods", attempt))
+
+  def _confirm_absence(self, attempt, error):
+    """Returns ABSENT or DELETING for a JobSet that was not found. A list must confirm it."""
+    name, has_jobsets = self._run.attempt(attempt), not isinstance(error, LaunchError)
+    left = self._selected(f"{JOBSETS},{_OWNED}" if has_jobsets else _OWNED, attempt)
+    named = re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])|JobSet", str(error))
+    if any(item.get("kind") == "JobSet" for item in left) or not named:
+      raise UnknownError(f"{error}, but it is listed, or another object is meant") from error
+    if left and not has_jobsets:  # the API server has just started, and does not know all kinds yet
+      raise UnknownError(f"{error}, but pods of {name} are there") from error
+    names = ", ".join(f"{item['kind'].lower()} {item['metadata']['name']}" for item in left[:3])
+    return Look(engine.DELETING, f"the JobSet is gone; still there: {names}") if left else Look(engine.ABSENT)
 
   def delete(self, attempt: int) -> None:
-    """See engine.Engine. What has its name and not its labels is somebody else's, and stays."""
-    if attempt in self._taken:
-      return
-    words = ["delete", f"{manifests.JOBSETS},configmaps", f"--selector={self._selector(attempt)}"]
+    """See engine.Engine. An object of this name with other labels stays, because it is somebody else's."""
     try:
-      manifests.ask([*self._base, *words, "--ignore-not-found", "--wait=false"])
-    except manifests.NoJobSetError:  # nothing else is billed; `look` says whether any of it is there
+      ask([*self._base, *_deletion(self._selector(attempt))])
+    except NoJobSetError:  # nothing else is billed, and `look` reports whether anything is left
       return
 
   def remove(self, resource: Resource) -> None:
     """See engine.Engine."""
-    namespace = resource.location.rpartition("/")[2]
-    base = manifests.base(self._run.cluster, namespace)
+    words = base(self._run.cluster, resource.location.rpartition("/")[2])
     try:
-      found = _parsed(manifests.ask([*base, "get", manifests.JOBSETS, resource.name, "--output=json"]))
+      found = _read([*words, "get", JOBSETS, resource.name])
     except LookupError:
       return
-    marks = found.get("metadata", {}).get("labels", {})
-    now = marks.get("vitjax-run", ""), marks.get("vitjax-owner", ""), _number(marks.get("vitjax-attempt"))
-    mark = marks.get("vitjax-folder", "")
-    if marks.get("vitjax") and (*now, mark) == (resource.run, resource.owner, resource.attempt, resource.mark):
-      manifests.ask(
-        [*base, "delete", f"{manifests.JOBSETS},configmaps", resource.name, "--ignore-not-found", "--wait=false"]
-      )
+    if _labels(found).get("vitjax") and self._resource(found).has_labels_of(resource):
+      ask([*words, *_deletion(resource.name)])
 
   def deletion(self, attempt: int) -> str:
     """See engine.Engine."""
-    kinds = f"{manifests.JOBSETS},jobs,pods"
-    seeing = [*self._base, "get", kinds, f"--selector={self._selector(attempt)}"]
-    deleting = ["delete", f"{manifests.JOBSETS},configmaps", self._run.attempt(attempt), "--ignore-not-found"]
-    return f"{shlex.join([*self._base, *deleting])} && {shlex.join(seeing)}"
+    look = [*self._base, "get", f"{JOBSETS},jobs,pods", self._selector(attempt)]
+    delete = [*self._base, *_deletion(self._run.attempt(attempt))[:-1]]  # waits for the end
+    return f"{shlex.join(delete)} && {shlex.join(look)}"
 
   def inventory(self, zones: tuple) -> tuple:
-    """See engine.Engine. Of the run's namespace; of all that the cluster has if `zones` is ("-",)."""
-    words, everywhere = list(self._base), "-" in zones
-    words += ["get", manifests.JOBSETS, "--selector=vitjax=1", "--output=json"]
-    words += ["--all-namespaces"] if everywhere else []
+    """See engine.Engine. Lists the namespace of the run; the whole cluster if `zones` is ("-",)."""
+    everywhere = "-" in zones
     try:
-      items = _items(_parsed(manifests.ask(words)))
+      items = _items([*self._base, "get", JOBSETS, "--selector=vitjax=1", *["--all-namespaces"] * everywhere])
     except (UnknownError, LaunchError) as error:
       return [], {self._location("*" if everywhere else self._run.namespace): str(error)}
     return [self._resource(item) for item in items], {}
@@ -133,181 +232,135 @@ class Engine:
   def shell(self, attempt: int, worker: int, words: list) -> list:
     """See engine.Engine."""
     pods = (pod for pod in self._selected("pods", attempt) if self._worker(pod) == worker)
-    running = [pod for pod in pods if pod.get("status", {}).get("phase") == "Running" and not _leaving(pod)]
+    running = [pod for pod in pods if pod.get("status", {}).get("phase") == "Running" and not _is_leaving(pod)]
     if not running:
-      advice = f"see python -m launch status {self._run.name}"
-      raise LaunchError(f"worker {worker} of {self._run.attempt(attempt)} has no pod that runs; {advice}")
-    name = running[-1]["metadata"]["name"]
-    asking = [] if words else ["--stdin", "--tty"]
-    return [*self._base, "exec", *asking, name, f"--container={manifests.CONTAINER}", "--", *(words or ["sh"])]
+      name = self._run.attempt(attempt)
+      raise LaunchError(f"worker {worker} of {name} has no running pod. See python -m launch status {self._run.name}")
+    name, terminal = running[-1]["metadata"]["name"], [] if words else ["--stdin", "--tty"]
+    return [*self._base, "exec", *terminal, name, f"--container={manifests.CONTAINER}", "--", *(words or ["sh"])]
 
-  def _create(self, value):
-    return _parsed(manifests.ask([*self._base, "create", "--filename=-", "--output=json"], json.dumps(value)))
-
-  def _read(self, *words):
-    return _parsed(manifests.ask([*self._base, *words, "--output=json"]))
+  def _is_mine(self, item, attempt):
+    return self._run.labels(attempt).items() <= _labels(item).items()
 
   def _selected(self, kinds, attempt):
-    return _items(self._read("get", kinds, f"--selector={self._selector(attempt)}"))
+    return _items([*self._base, "get", kinds, self._selector(attempt)])
 
   def _selector(self, attempt):
-    return ",".join(f"{key}={value}" for key, value in self._marks(attempt).items())
-
-  def _mine(self, item, attempt):
-    return self._marks(attempt).items() <= item["metadata"].get("labels", {}).items()
-
-  def _marks(self, attempt):
-    """Labels that everything of an attempt has, and nothing else."""
-    return {key: each for key, each in manifests.labels(self._run, attempt, 0).items() if key != "vitjax-expires"}
+    return "--selector=" + ",".join(f"{key}={value}" for key, value in self._run.labels(attempt).items())
 
   def _location(self, namespace):
     return f"{self._run.cluster or 'current context'}/{namespace}"
 
-  def _ours(self, kind, attempt):
-    """What is there already under the attempt's name, if this run made it."""
-    name = self._run.attempt(attempt)
-    try:
-      found = self._read("get", kind, name)
-    except LookupError as error:
-      raise UnknownError(f"{kind} {name} was there, and is gone: {error}") from error
-    if not self._mine(found, attempt) or _folder(found) != self._run.folder:
-      self._taken.add(attempt)
-      location = self._location(self._run.namespace)
-      raise LaunchError(
-        f"{kind} {name} in {location} is taken: it is {_whose(found)}; choose another name for the run", USAGE
-      )
-    return found
-
-  def _queued(self, jobset):
-    """Why Kueue keeps it waiting, "" if there is none."""
+  def _explain_queue(self, jobset):
+    """Returns why Kueue lets a JobSet wait, "" without Kueue."""
     selector = f"--selector=kueue.x-k8s.io/job-uid={jobset['metadata'].get('uid', '')}"
     try:
-      workloads = self._read("get", "workloads.kueue.x-k8s.io", selector).get("items", [])
+      workloads = _read([*self._base, "get", "workloads.kueue.x-k8s.io", selector]).get("items", [])
     except LaunchError:  # a cluster without Kueue
       return ""
     conditions = [_conditions(item) for item in workloads]
     reasons = [each[kind] for each in conditions for kind in ("Evicted", "QuotaReserved", "Admitted") if kind in each]
     checks = [each for item in workloads for each in item.get("status", {}).get("admissionChecks", [])]
-    reasons += [each for each in checks if each.get("state") != "Ready"]  # as requests for machines of flex-start
+    reasons += [each for each in checks if each.get("state") != "Ready"]  # such as requests of flex-start
     texts = [each["message"] for each in reasons if each.get("message")]
     return f"Kueue: {'; '.join(dict.fromkeys(texts))}" if texts else ""
 
-  def _seen(self, jobset, pods):
-    """The state of an attempt whose JobSet neither waits nor has ended, by the pods of its latest start."""
-    restarts, name = jobset.get("status", {}).get("restarts", 0), jobset["metadata"]["name"]
-    current = {}
-    for pod in pods:
-      if _label(pod, manifests.RESTART) == restarts and not _leaving(pod):
-        current[self._worker(pod)] = pod
-    phases = {worker: pod.get("status", {}).get("phase") for worker, pod in sorted(current.items())}
+  def _look_at_pods(self, jobset, pods):
+    """Returns the state of a JobSet that neither waits nor has ended, by the pods of its latest start."""
+    status, workers = jobset.get("status", {}), self._run.workers
+    restarts = status.get("restarts", 0)
+    latest = [pod for pod in pods if _label(pod, manifests.RESTART) == restarts and not _is_leaving(pod)]
+    current = dict(sorted({self._worker(pod): pod for pod in latest}.items()))
+    phases = {worker: pod.get("status", {}).get("phase") for worker, pod in current.items()}
     there = [worker for worker, phase in phases.items() if phase in ("Running", "Succeeded")]
-    if len(there) >= self._run.workers:
+    if len(there) >= workers:
       addresses = tuple(current[worker]["status"].get("podIP", "") for worker in there)
       return Look(engine.READY, "", 0, len(there), addresses)
-    homeless = {w: _conditions(pod)["PodScheduled"] for w, pod in sorted(current.items()) if _unschedulable(pod)}
-    if homeless and len(homeless) == len(current):  # no node is there, and none is billed
-      worker, condition = next(iter(homeless.items()))
-      why = self._scaling(current[worker]) or condition.get("message", "")
-      return Look(engine.QUEUED, f"{len(homeless)} of {amount(self._run.workers, 'pod')} without a node: {why}")
-    details = [f"{len(there)} of {amount(self._run.workers, 'pod')} of {name} running"]
-    details += [_again(jobset)] if restarts else []
-    details += [text for worker, pod in sorted(current.items()) if (text := _trouble(worker, pod))]
-    broken = restarts or "Failed" in phases.values() or any(map(_leaving, pods))
+    homeless = [(pod, why) for pod in current.values() if (why := _unschedulable(pod))]
+    if homeless and len(homeless) == len(current):  # without nodes, nothing is billed
+      why = self._explain_scaling(homeless[0][0]) or homeless[0][1].get("message", "")
+      return Look(engine.QUEUED, f"{len(homeless)} of {amount(workers, 'pod')} without a node: {why}")
+    details = [f"{len(there)} of {amount(workers, 'pod')} of {jobset['metadata']['name']} running"]
+    if restarts:
+      message = _conditions(jobset).get("RestartingJobSet", {}).get("message", "")
+      counted = status.get("restartsCountTowardsMax", 0)
+      details.append(f"start {restarts + 1}, {counted} after failures" + f" ({message})" * bool(message))
+    details += [f"w{worker:02d}: {text}" for worker, pod in current.items() if (text := _trouble(pod))]
+    broken = restarts or "Failed" in phases.values() or any(map(_is_leaving, pods))
     return Look(engine.REPAIRING if broken else engine.STARTING, "; ".join(details[:4]), 0, len(there))
 
-  def _scaling(self, pod):
-    """What the autoscaler said last about a pod that has no node."""
-    about = f"--field-selector=involvedObject.name={pod['metadata']['name']}"
+  def _explain_scaling(self, pod):
+    """Returns the latest message of the autoscaler about a pod without a node."""
+    selector = f"--field-selector=involvedObject.name={pod['metadata']['name']}"
     try:
-      events = self._read("get", "events", about).get("items", [])
-    except LaunchError:  # who may not see events is told what the pod says
+      events = _read([*self._base, "get", "events", selector]).get("items", [])
+    except LaunchError:  # the user may not read events
       return ""
-    said = [event for event in events if event.get("reason") in _SCALING]
-    last = max(said, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "", default=None)
+    scaling = [event for event in events if event.get("reason") in _SCALING]
+    last = max(scaling, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "", default=None)
     return f"{last['reason']}: {last.get('message', '')}" if last else ""
 
   def _worker(self, pod):
-    """A pod's number among all slices."""
+    """Returns the number of a pod among all slices."""
     index = _number(pod["metadata"].get("annotations", {}).get(manifests.COMPLETION))
     return _label(pod, manifests.JOB_INDEX) * tpus.find(self._run.tpu).hosts + index
 
   def _resource(self, jobset):
-    metadata = jobset["metadata"]
-    marks, notes = metadata.get("labels", {}), metadata.get("annotations", {})
-    state, detail = stage(jobset)
+    metadata, (state, detail) = jobset["metadata"], stage(jobset)
     status = jobset.get("status", {}).get("replicatedJobsStatus", [])
     slices = sum(job.get("replicas", 1) for job in jobset.get("spec", {}).get("replicatedJobs", []))
-    word = detail.partition(":")[0]
     if state == engine.STARTING and sum(job.get("ready", 0) for job in status) >= slices:
       state = engine.READY
-    created = metadata.get("creationTimestamp", "")
-    return Resource(
-      metadata["name"],
-      self._location(metadata.get("namespace", "")),
-      marks.get("vitjax-run", ""),
-      marks.get("vitjax-owner", ""),
-      _number(marks.get("vitjax-attempt")),
-      state,
-      word,
-      _number(marks.get("vitjax-expires")),
-      datetime.fromisoformat(created.replace("Z", "+00:00")).timestamp() if created else 0.0,
-      notes.get(manifests.TPU, ""),
-      marks.get("vitjax-folder", ""),
-    )
+    place, kind = self._location(metadata.get("namespace", "")), metadata.get("annotations", {}).get(manifests.TPU, "")
+    created, detail = metadata.get("creationTimestamp", ""), detail.partition(":")[0]
+    return engine.resource(metadata["name"], place, _labels(jobset), state, detail, created, kind)
 
 
-def stage(jobset: dict) -> tuple:
-  """(state, detail) that a JobSet says itself; STARTING where only its pods know more."""
+def _deletion(which):
+  """Returns the words that request the deletion of a name, or of what a selector selects."""
+  return ["delete", f"{JOBSETS},configmaps", which, "--ignore-not-found", "--wait=false"]
+
+
+def stage(jobset: dict) -> tuple[str, str]:
+  """Returns (state, detail) of a JobSet; STARTING if only its pods show more."""
   conditions = _conditions(jobset)
-  if _leaving(jobset):
-    return engine.DELETING, "deleted, and not gone yet"
+  if _is_leaving(jobset):
+    return engine.DELETING, "in deletion"
   for kind, state in (("Completed", engine.DONE), ("Failed", engine.FAILED)):
     if conditions.get(kind, {}).get("status") == "True":
       said = conditions[kind]
       return state, f"{said.get('reason', kind)}: {said.get('message', '')}"
-  if jobset.get("spec", {}).get("suspend"):
-    return engine.QUEUED, "suspended"
-  return engine.STARTING, ""
+  return (engine.QUEUED, "suspended") if jobset.get("spec", {}).get("suspend") else (engine.STARTING, "")
 
 
-def _again(jobset):
-  status = jobset["status"]
-  said = _conditions(jobset).get("RestartingJobSet", {}).get("message", "")
-  counted = status.get("restartsCountTowardsMax", 0)
-  return f"start {status['restarts'] + 1}, {counted} after failures" + (f" ({said})" if said else "")
-
-
-def _trouble(worker, pod):
-  """What keeps a pod from running, "" if nothing does that is known."""
-  status = pod.get("status", {})
-  for container in status.get("containerStatuses", []):
+def _trouble(pod):
+  """Returns what prevents a pod from running, "" if nothing is known."""
+  for container in pod.get("status", {}).get("containerStatuses", []):
     state = container.get("state", {})
     waiting, ended = state.get("waiting", {}), state.get("terminated", {})
     if waiting.get("reason") in _STUCK:
-      return f"w{worker:02d}: {waiting['reason']}: {waiting.get('message', '')}"
+      return f"{waiting['reason']}: {waiting.get('message', '')}"
     if ended.get("exitCode"):
-      return f"w{worker:02d}: exit {ended['exitCode']}"
-  if _unschedulable(pod):
-    return f"w{worker:02d}: {_conditions(pod)['PodScheduled'].get('message', '')}"
+      return f"exit {ended['exitCode']}"
+  if why := _unschedulable(pod):
+    return why.get("message", "")
   lost = _conditions(pod).get("DisruptionTarget", {})
-  return f"w{worker:02d}: {lost.get('reason')}: {lost.get('message', '')}" if lost.get("status") == "True" else ""
+  return f"{lost.get('reason')}: {lost.get('message', '')}" if lost.get("status") == "True" else ""
 
 
 def _unschedulable(pod):
+  """Returns the condition of a pod that waits for a node, or nothing."""
   said = _conditions(pod).get("PodScheduled", {})
-  return pod.get("status", {}).get("phase") == "Pending" and said.get("status") == "False"
+  return pod.get("status", {}).get("phase") == "Pending" and said.get("status") == "False" and said
 
 
-def _whose(item):
-  owner = item["metadata"].get("labels", {}).get("vitjax-owner")
-  return f"of {owner}, in {_folder(item)}" if owner else "not of launch"
+def _owner(item):
+  """Returns the owner of an object, for messages."""
+  owner = _labels(item).get("vitjax-owner")
+  return f"of {owner}, in {item['metadata'].get('annotations', {}).get(manifests.FOLDER)}" if owner else "not of launch"
 
 
-def _folder(item):
-  return item["metadata"].get("annotations", {}).get(manifests.FOLDER)
-
-
-def _leaving(item):
+def _is_leaving(item):
   return bool(item.get("metadata", {}).get("deletionTimestamp"))
 
 
@@ -315,28 +368,14 @@ def _conditions(item):
   return {each.get("type"): each for each in item.get("status", {}).get("conditions", [])}
 
 
+def _labels(item):
+  return item.get("metadata", {}).get("labels", {})
+
+
 def _label(item, key):
-  return _number(item["metadata"].get("labels", {}).get(key))
+  return _number(_labels(item).get(key))
 
 
 def _number(text):
-  """Of a label, which anybody may have changed."""
+  """Returns the number of a label, which anybody may have changed."""
   return int(text) if re.fullmatch(r"\d{1,18}", text or "", re.ASCII) else 0
-
-
-def _parsed(text):
-  try:
-    value = json.loads(text)
-  except ValueError as error:
-    raise UnknownError(f"kubectl: an answer that is no JSON ({error})") from error
-  if not isinstance(value, dict):
-    raise UnknownError(f"kubectl: an answer of another form: {str(value)[:80]}")
-  return value
-
-
-def _items(value):
-  """The items of a list. UnknownError for an answer that is none."""
-  items = value.get("items")
-  if not isinstance(items, list) or not all(isinstance(each, dict) and "metadata" in each for each in items):
-    raise UnknownError(f"kubectl: an answer that is no list: {str(value)[:80]}")
-  return items

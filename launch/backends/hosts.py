@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 
-from launch import engine, errors, event_log, manifests, render, service, spec
+from launch import engine, errors, event_log, manifests, service, spec
 from launch.assumptions import CALL
 from launch.errors import LaunchError, UnknownError, amount
 
@@ -60,7 +60,7 @@ class Engine:
     """See `launch.engine.Engine`. This machine is inspected by this process, as the command does it."""
     look = ["look", f"--engine={self._run.backend}"]
     package = "" if self._local else ", with a zip archive of launch/ in place of /dev/null"
-    return render.script(
+    return manifests.script(
       (f"create{package}", [_line(host, self._start(attempt, number)) for number, host in self._workers]),
       ("inspect", [_line(host, look) for host in self._hosts]),
       ("delete", [_line(host, self._stop(attempt)) for host in self._hosts]),

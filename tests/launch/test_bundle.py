@@ -128,7 +128,7 @@ def test_what_is_too_large_is_named(tmp_path, monkeypatch):
 
 
 def test_without_a_repository_or_git_or_the_worker_the_line_says_what_to_do(tmp_path, monkeypatch):
-  with pytest.raises(LaunchError, match=r"no git repository.*clone of vit_jax"):
+  with pytest.raises(LaunchError, match=r"no readable git repository.*clone of vit_jax"):
     bundle.make(tmp_path)
   with pytest.raises(LaunchError, match=r"no launch/worker\.py"):
     bundle.make(repositories.made(tmp_path, {"a.py": ""}))
@@ -172,7 +172,7 @@ def test_g6_a_git_without_an_answer_is_unknown(tmp_path, monkeypatch):
   (tmp_path / "git").chmod(0o755)
   monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
   monkeypatch.setattr(bundle, "PATIENCE", 0.2)
-  with pytest.raises(UnknownError, match="git rev-parse did not end within"):
+  with pytest.raises(UnknownError, match=r"rev-parse.* did not answer within"):
     bundle.make(tmp_path)
 
 
@@ -181,6 +181,6 @@ def test_g6_a_directory_that_was_deleted_is_one_line(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path / "gone")
   (tmp_path / "gone").rmdir()
   for folder in (tmp_path / "gone", pathlib.Path(".")):
-    with pytest.raises(LaunchError, match=r"does not exist|no git repository") as error:
+    with pytest.raises(LaunchError, match=r"does not exist|git repository") as error:
       bundle.make(folder)
     assert "\n" not in str(error.value)

@@ -44,14 +44,14 @@ def texts(findings, kind):
   ],
 )
 def test_a_plan_becomes_findings(changes, kind, words):
-  found = checks.judged(launches.run("qr"), PLAN | changes)
+  found = list(checks.judge_plan(launches.run("qr"), PLAN | changes))
   assert any(all(word in text for word in words) for text in texts(found, kind))
   assert any(finding.refuses for finding in found) == (kind == "refuse")
   assert bool(texts(found, "warn")) == (kind == "warn")
 
 
 def test_a_run_as_it_should_be_has_notes_only():
-  found = checks.judged(launches.run("qr", max_hours=2.0), PLAN)
+  found = list(checks.judge_plan(launches.run("qr", max_hours=2.0), PLAN))
   assert {finding.kind for finding in found} == {"note"}
 
 
@@ -64,9 +64,9 @@ def test_the_code_of_a_check_is_that_of_what_refuses(codes, code):
   ("backend", "args", "word"),
   [
     ("qr", ["--config=configs/b.py"], "--config: there is no file configs/b.py; did you mean configs/a.py?"),
-    ("qr", ["--config=/etc/hosts:B/16"], "--config: /etc/hosts is there, and not among the code"),
+    ("qr", ["--config=/etc/hosts:B/16"], "--config: /etc/hosts exists, but is not in the code"),
     ("local", ["--config=configs/b.py"], "--config: there is no file configs/b.py"),
-    ("qr", ["--config=data/new.py"], "--config: data/new.py is there, and not among the code"),
+    ("qr", ["--config=data/new.py"], "--config: data/new.py exists, but is not in the code"),
     ("qr", ["--config=configs/a.py", "--config.init.from=B_16.npz"], "--config.init.from: B_16.npz"),
     ("gke", ["--weights", "/home/me/B_16.npz"], "--weights: /home/me/B_16.npz"),
     ("qr", ["--config.data.path=/data/imagenet"], "data: /data/imagenet is on this machine"),
@@ -115,8 +115,8 @@ Please run:
 
 
 def test_f10_without_credentials_a_run_is_refused_at_once_and_the_code_is_11(here, tmp_path, monkeypatch):
-  monkeypatch.setattr(checks, "_config", None)  # nothing that takes time is called
-  monkeypatch.setattr(checks, "_plan", None)
+  monkeypatch.setattr(checks, "read_config", None)  # nothing that takes time is called
+  monkeypatch.setattr(checks, "plan", None)
   monkeypatch.delenv("STORAGE_EMULATOR_HOST")
   monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
   gcloud = tmp_path / "bin/gcloud"
@@ -131,7 +131,7 @@ def test_f10_without_credentials_a_run_is_refused_at_once_and_the_code_is_11(her
 
 
 def test_f10_a_run_that_was_refused_is_not_planned(here, monkeypatch):
-  monkeypatch.setattr(checks, "_plan", None)  # would raise a TypeError
+  monkeypatch.setattr(checks, "plan", None)  # would raise a TypeError
   found = checks.check(launches.run("qr", module="my.own", args=("--config.data.path=/data/imagenet",)))
   assert found[-1].refuses and "/data/imagenet" in found[-1].text
 
@@ -196,9 +196,9 @@ def test_g6_an_answer_of_another_form_is_unknown(here, monkeypatch, text):
   monkeypatch.setattr(checks.sys, "executable", str(program))
   monkeypatch.setattr(checks, "NEEDED", ())
   run = launches.run("qr", args=("--config=configs/a.py", "--config.data.path=gs://bkt/data"))
-  _, (config,) = checks._config(run, here)
-  (plan,) = checks._plan(run, here, None, None)
-  assert config.kind in ("unknown", "note") and plan.kind == "unknown" and "could not be read" in plan.text
+  _, (config,) = checks.read_config(run, here)
+  (plan,) = checks.plan(run, here, None, None)
+  assert config.kind in ("unknown", "note") and plan.kind == "unknown" and "plan: " in plan.text
 
 
 @pytest.mark.parametrize("folder", ["/no/such/directory", "/dev/null", "/proc"])
@@ -206,6 +206,6 @@ def test_g6_without_a_temporary_directory_a_check_is_unknown(here, monkeypatch, 
   monkeypatch.setattr(tempfile, "tempdir", folder)
   monkeypatch.setattr(checks, "NEEDED", ())
   run = launches.run("qr", args=("--config=configs/a.py", "--config.data.path=gs://bkt/data"))
-  assert [each.kind for each in (*checks._config(run, here)[1], *checks._plan(run, here, None, None))] == [
+  assert [each.kind for each in (*checks.read_config(run, here)[1], *checks.plan(run, here, None, None))] == [
     "unknown"
   ] * 2

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from launch import manifests
 from launch.backends import engine, qr
 from launch.errors import LaunchError, UnknownError
 from tests.launch import cloud, launches, repositories
@@ -56,9 +55,9 @@ class Recorder:
 def item(run):
   """Returns an attempt as the service describes it: what has the labels of the run."""
   if run.backend == "gke":
-    metadata = {"name": "vit-b16-a1", "uid": "u", "labels": manifests.labels(run, 1, 9)}
+    metadata = {"name": "vit-b16-a1", "uid": "u", "labels": run.labels(1) | {"vitjax-expires": "9"}}
     return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": metadata}
-  node = {"labels": {"vitjax-expires": "9", **qr._labels(run, 1)}}
+  node = {"labels": {"vitjax-expires": "9", **run.labels(1)}}
   name = f"projects/p/locations/{run.zones[0]}/queuedResources/vit-b16-a1" if run.zones else ""
   return {"name": name, "state": {"state": "WAITING_FOR_RESOURCES"}, "tpu": {"nodeSpec": [{"node": node}]}}
 

@@ -154,7 +154,7 @@ def test_what_cannot_be_read_is_no_answer(program, text):
   program.answers("queued-resources", "describe", answer)
   file = program.folder / "gcloud.answers/queued-resources.describe/000/output"
   file.write_bytes(text.encode(errors="surrogateescape"))
-  with pytest.raises(UnknownError, match="no JSON"):
+  with pytest.raises(UnknownError, match="JSON"):
     gcloud.run(DESCRIBE)
 
 

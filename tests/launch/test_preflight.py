@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch import checks, preflight, storage
-from launch.errors import DENIED
+from launch.errors import DENIED, UnknownError
 from tests.launch import apis, launches, repositories
 
 ACCOUNT = "vit@my-project.iam.gserviceaccount.com"
@@ -187,14 +187,15 @@ def test_any_json_is_a_finding_and_never_an_error(answers):
       prefix = {"COMPUTE": "/compute/v1/", "STORAGE": "/storage/v1/"}.get(service, "/")
       answer = (apis.GOOD | answers).get(prefix + path.partition("?")[0], 404)
       answer = body if answer is apis.GRANT else answer
-      if type(answer) is int:
-        return preflight.Answer(answer, why=f"HTTP status {answer}")
-      return preflight.Answer(200, answer) if isinstance(answer, dict) else preflight.Answer(0, why="no object")
+      if answer == 404:
+        raise preflight.MissingError("HTTP status 404")
+      if not isinstance(answer, dict):
+        raise UnknownError("no object")
+      return answer
 
-  for each in (preflight.permissions, preflight.service_account, preflight.self_deletion, preflight.apis,
-               preflight.quota, preflight.network, preflight.bucket):  # fmt: skip
-    lines = preflight._known(each, RUN, Google(None))
-    assert lines and all(line.kind in ("ok", "refuse", "unknown") and "\n" not in line.text for line in lines)
+  for title, check, *more in preflight.list_checks(RUN):
+    line = preflight.find(title, check, RUN, Google(None), *more)
+    assert line.kind in ("ok", "refuse", "unknown") and "\n" not in line.text
 
 
 @pytest.mark.parametrize(

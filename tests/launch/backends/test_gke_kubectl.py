@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from launch import engine, manifests, render
+from launch import engine, manifests
 from launch.backends import gke
 from launch.errors import DENIED, USAGE, LaunchError, UnknownError
 from tests.launch import launches
@@ -86,7 +86,7 @@ def test_what_is_created_is_the_manifest_and_the_code_that_belongs_to_it(cluster
 
 def test_kubectl_reads_the_rendered_text_as_the_jobset(cluster):
   run = launches.run("gke", workdir="gs://bkt/é $(HOME)", queue="tpu-queue")
-  text = render.jobset(run, 1, EXPIRES)
+  text = manifests.jobset_text(run, 1, EXPIRES)
   subprocess.run(["kubectl", "create", "--filename=-"], input=text.encode(), capture_output=True, check=True)
   (body,) = cluster.bodies("jobsets")
   wanted = manifests.jobset(run, 1, EXPIRES)

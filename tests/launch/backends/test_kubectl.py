@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch import manifests
+from launch.backends import gke
 from launch.errors import DENIED, USAGE, LaunchError, UnknownError
 from tests.launch.scripted_kubectl import Answer, Kubectl, complaint
 
@@ -52,7 +52,7 @@ def script(tmp_path, monkeypatch):
 
 def asked(script, answer):
   script.answers("get pods", answer)
-  return manifests.ask([*manifests.base("ctx", "team"), "get", "pods"])
+  return gke.ask([*gke.base("ctx", "team"), "get", "pods"])
 
 
 def test_a_command_names_its_context_its_namespace_and_how_long_it_may_take(script):
@@ -78,7 +78,7 @@ def test_only_a_resource_that_is_not_found_is_absent(script):
   for kind in ("jobsets.jobset.x-k8s.io", "configmaps", "pods"):
     script.answers(f"get {kind}", complaint(f'Error from server (NotFound): {kind} "vit-a1" not found'))
     with pytest.raises(LookupError):
-      manifests.ask(["kubectl", "get", kind])
+      gke.ask(["kubectl", "get", kind])
 
 
 def test_what_is_there_already_is_known(script):
@@ -95,7 +95,7 @@ def test_warnings_and_logs_of_kubectl_are_left_out_of_what_it_says(script):
 
 
 def test_a_kubectl_that_stands_still_is_no_answer(script, monkeypatch):
-  monkeypatch.setattr(manifests, "TIMEOUT", 0.1)
+  monkeypatch.setattr(gke, "TIMEOUT", 0.1)
   with pytest.raises(UnknownError, match="did not answer within"):
     asked(script, Answer("{}", sleep=1))
 
@@ -103,15 +103,15 @@ def test_a_kubectl_that_stands_still_is_no_answer(script, monkeypatch):
 def test_without_kubectl_the_line_that_installs_it_is_said(tmp_path, monkeypatch):
   monkeypatch.setenv("PATH", str(tmp_path))
   with pytest.raises(LaunchError, match="gcloud components install kubectl") as caught:
-    manifests.context()
+    gke.context()
   assert caught.value.code == DENIED
 
 
 def test_the_context_of_now_is_asked_for(script):
   script.answers("config current-context", Answer("gke_p_z_c\n"))
-  assert manifests.context() == "gke_p_z_c"
+  assert gke.context() == "gke_p_z_c"
 
 
 def test_names_that_look_like_options_stay_values():
-  assert manifests.base("-x", "-y") == ["kubectl", "--context=-x", "--namespace=-y"]
-  assert manifests.base("", "") == ["kubectl"]
+  assert gke.base("-x", "-y") == ["kubectl", "--context=-x", "--namespace=-y"]
+  assert gke.base("", "") == ["kubectl"]

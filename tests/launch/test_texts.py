@@ -12,7 +12,7 @@ import pytest
 import yaml
 from hypothesis import strategies
 
-from launch import manifests, render, spec, tpus
+from launch import manifests, spec, tpus
 from launch.errors import LaunchError
 from tests.launch import launches
 
@@ -40,15 +40,15 @@ def parsed(package, program, text, folder):
 
 def test_the_rendered_jobset_is_the_one_that_is_created():
   run = launches.run("gke", queue="q", slices=2, service_account="vit")
-  text = render.jobset(run, 3, 1_795_300_000)
+  text = manifests.jobset_text(run, 3, 1_795_300_000)
   assert yaml.safe_load(text) == manifests.jobset(run, 3, 1_795_300_000)
   assert text.startswith("# ") and "a3/spec.json" in text
 
 
-@pytest.mark.parametrize("form", [render.xpk, render.skypilot])
+@pytest.mark.parametrize("form", [manifests.xpk, manifests.skypilot])
 def test_what_another_launcher_has_nothing_for_is_said(form):
   run = launches.run("qr", tpu="v5e-16", network="n", internal_ips=True, limits=spec.Limits(queue=60.0))
-  (line,) = [line for line in form(run).splitlines() if "has nothing for" in line]
+  (line,) = [line for line in form(run).splitlines() if "does not support:" in line]
   assert line.startswith("#") and "Nothing ends at --max-hours" in line
   assert all(flag in line for flag in ("--network", "--internal-ips", "--limit", "--max-hours"))
   assert "--runtime-version" not in line and "--tpu" not in line  # which follows from the slice
@@ -56,7 +56,7 @@ def test_what_another_launcher_has_nothing_for_is_said(form):
 
 def test_xpk_has_one_zone_and_names_reservations():
   run = launches.run("qr", zones=("us-central1-a", "us-central1-b"), capacity="reserved", runtime_version="other")
-  said = render.xpk(run).splitlines()[0]
+  said = manifests.xpk(run).splitlines()[0]
   assert all(word in said for word in ("--zone but for the first", "--reserved", "--runtime-version"))
 
 
@@ -82,14 +82,14 @@ nested = strategies.recursive(
   strategies.lists(nested, min_size=1, max_size=3) | strategies.dictionaries(letters, nested, min_size=1)
 )
 def test_any_value_is_the_same_to_a_parser_of_yaml(value):
-  assert yaml.safe_load(render.yaml(value)) == value
+  assert yaml.safe_load(manifests.yaml(value)) == value
 
 
 @pytest.mark.parametrize("backend", ["qr", "gke"])
 @pytest.mark.parametrize("capacity", spec.CAPACITIES)
 def test_the_words_of_the_xpk_command_are_what_bash_reads(backend, capacity):
   run = launches.run(backend, args=ODD, capacity=capacity, env={"A": "b c$d"})
-  *_, line = render.xpk(run).splitlines()
+  *_, line = manifests.xpk(run).splitlines()
   words = shlex.split(line)
   assert words[:3] == ["xpk", "workload", "create"]
   (command,) = (word.removeprefix("--command=") for word in words if word.startswith("--command="))
@@ -101,18 +101,18 @@ def test_the_words_of_the_xpk_command_are_what_bash_reads(backend, capacity):
 
 
 def test_xpk_takes_the_cluster_out_of_the_context():
-  line = render.xpk(launches.run("gke", cluster="gke_my-project_us-east5-b_tpus"))
+  line = manifests.xpk(launches.run("gke", cluster="gke_my-project_us-east5-b_tpus"))
   assert {"--cluster=tpus", "--project=my-project", "--zone=us-east5-b"} <= set(shlex.split(line))
-  assert f"--cluster={render.CLUSTER}" in shlex.split(render.xpk(launches.run("gke", cluster="mine")))
+  assert f"--cluster={manifests.CLUSTER}" in shlex.split(manifests.xpk(launches.run("gke", cluster="mine")))
 
 
 def test_what_xpk_cannot_take_is_refused():
   with pytest.raises(LaunchError, match="line break"):
-    render.xpk(launches.run("gke", args=("a\nb",)))
+    manifests.xpk(launches.run("gke", args=("a\nb",)))
   with pytest.raises(LaunchError, match="line break"):
-    render.xpk(launches.run("gke", env={"A": "a\nb"}))
+    manifests.xpk(launches.run("gke", env={"A": "a\nb"}))
   with pytest.raises(LaunchError, match="41 characters; allowed: 40"):
-    render.xpk(launches.run("gke", name="n" * 41))
+    manifests.xpk(launches.run("gke", name="n" * 41))
 
 
 _XPK = """
@@ -131,16 +131,16 @@ def test_xpk_itself_accepts_the_command(backend, tpu, tmp_path):
   run = launches.run(
     backend, tpu=tpu, slices=2, args=ODD, env={"A": "b c"}, secrets={"W": "projects/p/secrets/w/versions/1"}
   )
-  values = parsed("xpk", _XPK, render.xpk(run), tmp_path)
+  values = parsed("xpk", _XPK, manifests.xpk(run), tmp_path)
   assert values["command"] == "exec " + shlex.join(["python3", "-u", "-m", "vit_jax.train", *ODD])
   expected = {"workload": "vit-b16", "tpu_type": tpus.find(tpu).rented, "num_slices": 2, "spot": True, "env": ["A=b c"],
-              "restart_on_exit_codes": "42", "docker_image": run.image or render.IMAGE}  # fmt: skip
+              "restart_on_exit_codes": "42", "docker_image": run.image or manifests.IMAGE}  # fmt: skip
   assert {key: values[key] for key in expected} == expected
 
 
 def test_bash_runs_of_the_skypilot_task_just_the_program_with_its_words():
   run = launches.run("qr", args=(*ODD, "a\nb"), python="/opt/my/bin/python")
-  task = yaml.safe_load(render.skypilot(run))
+  task = yaml.safe_load(manifests.skypilot(run))
   result = subprocess.run(["bash", "-n", "-c", task["setup"] + task["run"]], capture_output=True, check=False)
   assert result.returncode == 0, result.stderr
   assert shlex.split(task["run"]) == ["exec", run.python, "-u", "-m", "vit_jax.train", *run.args]
@@ -149,21 +149,21 @@ def test_bash_runs_of_the_skypilot_task_just_the_program_with_its_words():
 def test_the_skypilot_task_is_the_run():
   secrets = {"WANDB": "projects/p/secrets/w/versions/1"}
   run = launches.run("qr", zones=("us-central2-b", "europe-west4-a"), env={"A": "yes"}, secrets=secrets)
-  task = yaml.safe_load(render.skypilot(run))
+  task = yaml.safe_load(manifests.skypilot(run))
   assert task["resources"]["accelerators"] == "tpu-v3-32:1"
   assert task["resources"]["accelerator_args"] == {"tpu_vm": True, "runtime_version": run.runtime_version}
   zones = [{"infra": "gcp/us-central2/us-central2-b"}, {"infra": "gcp/europe-west4/europe-west4-a"}]
   assert task["resources"]["any_of"] == zones
   assert task["envs"] == {"A": "yes"}
   assert task["secrets"] == {"WANDB": None}  # only its name
-  assert "projects/p" not in render.skypilot(run)
+  assert "projects/p" not in manifests.skypilot(run)
 
 
 def test_what_skypilot_cannot_do_is_refused():
   with pytest.raises(LaunchError, match="one slice; --slices is 2"):
-    render.skypilot(launches.run("qr", slices=2))
+    manifests.skypilot(launches.run("qr", slices=2))
   with pytest.raises(LaunchError, match="--flex-start is for"):
-    render.skypilot(launches.run("gke", capacity="flex-start"))
+    manifests.skypilot(launches.run("gke", capacity="flex-start"))
 
 
 _SKY = """
@@ -186,9 +186,9 @@ print(json.dumps({"name": task.name, "run": task.run, "envs": dict(task.envs), "
 )
 def test_skypilot_itself_accepts_the_task(backend, tpu, changes, tmp_path):
   run = launches.run(backend, tpu=tpu, args=ODD, env={"A": "b c"}, **changes)
-  task = parsed("sky", _SKY, render.skypilot(run), tmp_path)
+  task = parsed("sky", _SKY, manifests.skypilot(run), tmp_path)
   start = shlex.join(["-u", "-m", "vit_jax.train", *ODD])
-  assert task["run"].strip() == f"exec {render.PYTHON} {start}"
+  assert task["run"].strip() == f"exec {manifests.PYTHON} {start}"
   assert task["name"] == "vit-b16" and task["envs"]["A"] == "b c"
   assert len(task["found"]) == max(1, len(run.zones))
   for found in task["found"]:
