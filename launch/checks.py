@@ -16,10 +16,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from launch import bundle, errors, preflight, tpus
-from launch.assumptions import boundary
 from launch.errors import LaunchError, UnknownError, amount
-from launch.preflight import Finding, bucket_of
-from launch.spec import Run, flag_values
+from launch.preflight import Finding, bucket_of, find
+from launch.spec import Run, flag_value, flag_values
 from launch.storage import Bucket
 
 CLOUDS = ("qr", "gke")  # backends whose machines have nothing but the bundle
@@ -76,7 +75,7 @@ def check(
     root = bundle.repository(pathlib.Path("."))
     code = code or bundle.make(root)
   except (LaunchError, UnknownError) as error:
-    add([Finding("refuse", str(error))])
+    add([Finding("refuse", f"code: {error}")])
     return found
   add([Finding("note", f"code: {code.words}, {amount(len(code.names), 'file')}, {len(code.content) / 1e6:,.1f} MB")])
   add(of_slice(run))
@@ -146,7 +145,7 @@ def of_module(run: Run, names: Sequence[str]) -> Iterator[Finding]:
 
 def of_files(run: Run, root: pathlib.Path, names: Sequence[str]) -> Iterator[Finding]:
   """Yields a refusal for each argument that names a file which workers do not have."""
-  config = value(run.args, "--config").partition(":")[0]
+  config = flag_value(run.args, "--config").partition(":")[0]
   if config and not workers_have(run, config, names):
     if (root / config).exists():
       text = f"{config} exists, but is not in the code that workers get: what git tracks or would add in {root}. "
@@ -158,7 +157,7 @@ def of_files(run: Run, root: pathlib.Path, names: Sequence[str]) -> Iterator[Fin
       text = f"there is no file {config}{f'; did you mean {near[0]}?' if near else f' in {root}'}"
     yield Finding("refuse", f"--config: {text}")
   for flag in _FILES:
-    path = value(run.args, flag)
+    path = flag_value(run.args, flag)
     if path and path != "none" and not path.startswith("gs://") and not workers_have(run, path, names):
       text = f"{flag}: {path} is on this machine, and workers do not have it. Copy it to gs://, and name it there"
       yield Finding("refuse", text)
@@ -175,27 +174,21 @@ def of_data(run: Run, folder: str, names: Sequence[str]) -> Iterator[Finding]:
     )
 
 
-def of_bucket(run: Run, flag: str, path: str) -> Iterator[Finding]:
-  """Yields whether a bucket exists, can be reached, and is in the region of the machines.
+def of_bucket(run: Run, flag: str, path: str) -> list[Finding]:
+  """Returns whether a bucket exists, can be reached, and is in the region of the machines.
 
   Args:
     run: the run that uses it.
     flag: "--workdir", for which another region is refused, or "data", for which it is a warning.
     path: in the bucket. A path on a disk has no findings.
   """
-  if not path.startswith("gs://"):
-    return
-  try:
-    yield of_region(run, flag, path, Bucket(path).location(), "refuse" if flag == "--workdir" else "warn")
-  except UnknownError as error:
-    yield Finding("unknown", f"{flag}: the region of {bucket_of(path)} is not known ({error})")
-  except LaunchError as error:
-    yield Finding("refuse", f"{flag}: {error}", error.code)
+  kind = "refuse" if flag == "--workdir" else "warn"
+  return find(flag, lambda: of_region(run, path, Bucket(path).location(), kind)) if path.startswith("gs://") else []
 
 
-def of_region(run: Run, flag: str, path: str, location: str, kind: str) -> Finding:
+def of_region(run: Run, path: str, location: str, kind: str) -> Finding:
   """Returns whether a bucket in `location` is in the region of the zones. Other regions are slow and cost traffic."""
-  where = f"{flag}: {bucket_of(path)} is in "
+  where = f"{bucket_of(path)} is in "
   context = re.fullmatch(rf"gke_[^_]+_({_REGION})(-[a-z])?_.+", run.cluster)
   regions = {zone.rpartition("-")[0] for zone in run.zones} | ({context[1]} if context else set())
   other = sorted(regions - {location})
@@ -216,11 +209,6 @@ def workers_have(run: Run, path: str, names: Sequence[str]) -> bool:
   if pure.is_absolute() or path.startswith("~"):
     return run.backend not in CLOUDS
   return str(pure) in names or any(name.startswith(f"{pure}/") for name in names)
-
-
-def value(args: Sequence[str], flag: str) -> str:
-  """Returns the last value of a flag among the arguments of a program, as argparse does; "" for none."""
-  return dict(flag_values(args)).get(flag, "")
 
 
 def judge_plan(run: Run, plan: dict) -> Iterator[Finding]:
@@ -255,24 +243,25 @@ def judge_plan(run: Run, plan: dict) -> Iterator[Finding]:
 
 def read_config(run: Run, root: pathlib.Path) -> tuple[str | None, list[Finding]]:
   """Returns (the place of the images by the config or a flag, "" for none, None if it is not known; findings)."""
-  path = value(run.args, "--config.data.path") or None
+  path = flag_value(run.args, "--config.data.path") or None
   if run.module != PLANNED:
     return path, []
-  if not value(run.args, "--config"):
+  if not flag_value(run.args, "--config"):
     return path, [Finding("refuse", f"--config: missing; {PLANNED} needs one, as --config=configs/digits.py")]
   if missing := _missing(NEEDED[:-1]):
     return path, [Finding("warn", f"the config is not read, {missing}")]
-  try:
-    with boundary("config"):
-      text = _run_program([sys.executable, "-c", _READ, *_config_words(run.args)], root, "reading the config")
-      folder = json.loads(text.splitlines()[-1]) or ""
-      if not isinstance(folder, str):
-        raise TypeError(f"data.path is {str(folder)[:80]}")
-  except LaunchError as error:
-    return path, [Finding("refuse", str(error))]
-  except UnknownError as error:
-    return path, [Finding("unknown", str(error))]
-  return folder, [Finding("note", "config: all its keys and values are understood")]
+  places = []
+  found = find("config", _read_config, run, root, places)
+  return (places[0] if places else path), found
+
+
+def _read_config(run, root, places):
+  text = _run_program([sys.executable, "-c", _READ, *_config_words(run.args)], root, "reading the config")
+  folder = json.loads(text.splitlines()[-1]) or ""
+  if not isinstance(folder, str):
+    raise TypeError(f"data.path is {str(folder)[:80]}")
+  places.append(folder)
+  return Finding("note", "all its keys and values are understood")
 
 
 def plan(run: Run, root: pathlib.Path, price: float, host_rate: float | None) -> list[Finding]:
@@ -282,18 +271,17 @@ def plan(run: Run, root: pathlib.Path, price: float, host_rate: float | None) ->
     return [Finding("note", f"not planned: there are plans of {PLANNED} on slices of TPUs, and {why}")]
   if missing := _missing(NEEDED):
     return [Finding("warn", f"not planned, {missing}. The machines will show whether it fits")]
+  return find("plan", _plan, run, root, price, host_rate)
+
+
+def _plan(run, root, price, host_rate):
   slices = f"{run.slices}x" * (run.slices > 1) + run.tpu
-  try:
-    with boundary("plan"), tempfile.TemporaryDirectory(prefix="launch_check_") as folder:
-      file = pathlib.Path(folder, "plan.json")
-      words = [sys.executable, "-m", "vit_jax.plan", *_config_words(run.args), f"--json={file}", f"--topology={slices}"]
-      words += [f"--price={price}"] * bool(price) + [f"--host-rate={host_rate}"] * (host_rate is not None)
-      _run_program(words, root, f"planning: compiling the step for {slices}, which takes up to minutes")
-      return list(judge_plan(run, json.loads(file.read_text())[0]))
-  except LaunchError as error:
-    return [Finding("refuse", str(error))]
-  except UnknownError as error:
-    return [Finding("unknown", f"{error}; the machines will show whether the run fits")]
+  with tempfile.TemporaryDirectory(prefix="launch_check_") as folder:
+    file = pathlib.Path(folder, "plan.json")
+    words = [sys.executable, "-m", "vit_jax.plan", *_config_words(run.args), f"--json={file}", f"--topology={slices}"]
+    words += [f"--price={price}"] * bool(price) + [f"--host-rate={host_rate}"] * (host_rate is not None)
+    _run_program(words, root, f"compiling the step for {slices}, which takes up to minutes")
+    return list(judge_plan(run, json.loads(file.read_text())[0]))
 
 
 def _missing(names):

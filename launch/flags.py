@@ -111,7 +111,7 @@ def run_of(args: argparse.Namespace, command: Sequence[str]) -> spec.Run:
   module, *words = command
   if args.backend == "local":
     words, args.workdir = _with_absolute_workdir(words), _absolute(args.workdir)
-  workdir = spec.workdir_of(words)
+  workdir = spec.flag_value(words, "--workdir")
   if workdir and args.workdir and workdir != args.workdir:
     raise LaunchError(f"--workdir: {args.workdir!r} before -- and {workdir!r} after it. Remove one of them")
   names = {field.name for field in dataclasses.fields(spec.Run)}
@@ -170,7 +170,7 @@ def _written(args, command):
     raise LaunchError(
       f"--spec: {args.spec} describes the whole run {run.name}. Write run {run.name} --spec=…, without other flags"
     )
-  if (workdir := spec.workdir_of(run.args)) and workdir != run.workdir:
+  if (workdir := spec.flag_value(run.args, "--workdir")) and workdir != run.workdir:
     raise LaunchError(f"--spec: {args.spec} has the workdir {run.workdir!r}, and --workdir={workdir} among args; "
                       "Use the same")  # fmt: skip
   _refuse_secrets(run.backend, run.env, run.args)

@@ -9,17 +9,16 @@ Names of methods and fields: cloud.google.com/resource-manager/reference/rest/v1
 
 import concurrent.futures
 import dataclasses
-import http.client
 import json
 import os
 import re
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from launch import errors, machine, storage
-from launch.assumptions import boundary
+from launch.assumptions import boundary, guarded
 from launch.backends import gke
 from launch.errors import LaunchError, UnknownError, amount
 from launch.manifests import JOBSETS
@@ -77,6 +76,7 @@ class Google:
   def __init__(self, token: storage.Token | None):
     self._token = token
 
+  @guarded("Google's API", (MissingError,))
   def read(self, service: str, path: str, body: dict | None = None) -> dict:
     """Returns the answer to a request that changes nothing.
 
@@ -87,35 +87,26 @@ class Google:
 
     Raises:
       MissingError: the object of the path does not exist.
-      UnknownError: there is no other answer, with the reason on one line.
+      UnknownError: there is no readable answer.
     """
     assert body is None or path.partition("?")[0].endswith(READING), path
     server = os.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service}", "")
     if not server and self._token is None:
       raise UnknownError("not asked, because emulators of Google Cloud are in use")
     content = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"} | (self._token.header() if self._token else {})
+    request = urllib.request.Request(f"{(server or SERVERS[service]).rstrip('/')}/{path}", content, headers)
     try:
-      headers = {"Content-Type": "application/json"} | (self._token.header() if self._token else {})
-      request = urllib.request.Request(f"{(server or SERVERS[service]).rstrip('/')}/{path}", content, headers)
       with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
         values = json.loads(answer.read(LONGEST))
     except urllib.error.HTTPError as error:
-      text = f"HTTP status {error.code}{_message(error)}"
+      with error:
+        message = re.search(r'"message": *"([^"]*)', error.read(LONGEST).decode(errors="replace"))
+      text = f"HTTP status {error.code}{f': {message[1]}' if message else ''}"
       raise MissingError(text) if error.code == 404 else UnknownError(text) from None
-    except (OSError, ValueError, RecursionError, http.client.HTTPException, LaunchError) as error:
-      raise UnknownError(str(getattr(error, "reason", None) or error) or type(error).__name__) from None
     if not isinstance(values, dict):
       raise UnknownError("the answer is not a JSON object")
     return values
-
-
-def _message(error):
-  """Returns the message of an error of Google's APIs, with a separator; "" if it has none."""
-  try:
-    with boundary("the error"), error:
-      return f": {json.loads(error.read(LONGEST).decode(errors='replace'))['error']['message']}"
-  except UnknownError:
-    return ""
 
 
 def credentials() -> tuple[storage.Token | None, list[Finding]]:
@@ -124,13 +115,12 @@ def credentials() -> tuple[storage.Token | None, list[Finding]]:
   if os.environ.get("STORAGE_EMULATOR_HOST") or disabled:
     return None, []
   token = storage.Token()
-  try:
-    token.header()
-  except LaunchError as error:
-    return None, [Finding("refuse", f"credentials: {error}", errors.DENIED)]
-  except UnknownError as error:
-    return token, [Finding("unknown", f"credentials: {error}")]
-  return token, []
+  return token, find("credentials", _check_token, token)
+
+
+def _check_token(token):
+  token.header()
+  return ()
 
 
 def of_project(run: Run, token: storage.Token | None) -> Iterator[Finding]:
@@ -142,7 +132,8 @@ def of_project(run: Run, token: storage.Token | None) -> Iterator[Finding]:
   """
   google = Google(token)
   with concurrent.futures.ThreadPoolExecutor(16) as pool:
-    yield from pool.map(lambda each: find(each[0], each[1], run, google, *each[2:]), list_checks(run))
+    for found in pool.map(lambda each: find(each[0], each[1], run, google, *each[2:]), list_checks(run)):
+      yield from found
 
 
 def list_checks(run: Run) -> list[tuple]:
@@ -160,21 +151,25 @@ def list_checks(run: Run) -> list[tuple]:
   ]
 
 
-def find(title: str, check: Callable[..., Finding], *args: object) -> Finding:
-  """Returns the finding of a check with its title, on one line; unknown if an answer has an unexpected form."""
+def find(title: str, check: Callable[..., Finding | Iterable[Finding]], *args: object) -> list[Finding]:
+  """Returns the findings of a check, each on one line with a title.
+
+  A LaunchError of the check is a refusal. An answer that is missing or has an unexpected form is unknown.
+  """
   try:
     with boundary("the answer", (MissingError,)):
       found = check(*args)
+      found = [found] if isinstance(found, Finding) else list(found)
   except LaunchError as error:
-    found = Finding("refuse", str(error), error.code)
+    found = [Finding("refuse", str(error), error.code)]
   except (UnknownError, MissingError) as error:
-    found = _unknown(f"not known ({_shorten(error) or 'no reason given'})")
-  return dataclasses.replace(found, text=" ".join(f"{title}: {found.text}".split()))
+    found = [_unknown(f"not known ({_shorten(error) or 'no reason given'})")]
+  return [dataclasses.replace(each, text=" ".join(f"{title}: {each.text}".split())) for each in found]
 
 
-def of_cluster(run: Run) -> Iterator[Finding]:
-  """Yields whether the cluster of a run of the backend gke answers, knows JobSets and lets the user list them."""
-  yield find("cluster", _list_jobsets, run)
+def of_cluster(run: Run) -> list[Finding]:
+  """Returns whether the cluster of a run of the backend gke answers, knows JobSets and lets the user list them."""
+  return find("cluster", _list_jobsets, run)
 
 
 def _list_jobsets(run):

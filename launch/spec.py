@@ -243,9 +243,9 @@ def flag_values(args: Sequence[str]) -> list[tuple[str, str]]:
   return [tuple(word.split("=", 1)) if "=" in word else (word, after) for word, after in pairs if word[:2] == "--"]
 
 
-def workdir_of(args: Sequence[str]) -> str:
-  """Returns the last --workdir among the arguments of a module, as argparse does; "" for none."""
-  return dict(flag_values(args)).get("--workdir", "")
+def flag_value(args: Sequence[str], flag: str) -> str:
+  """Returns the last value of a flag among the arguments of a module, as argparse does; "" for none."""
+  return dict(flag_values(args)).get(flag, "")
 
 
 def flag(key: str) -> str:

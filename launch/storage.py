@@ -18,13 +18,12 @@ import random
 import re
 import secrets
 import stat
-import subprocess
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 
-from launch.assumptions import boundary, guarded
+from launch.assumptions import boundary, call, guarded
 from launch.errors import DENIED, LaunchError, UnknownError
 
 TRIES, TIMEOUT = 5, 20.0  # tries of a request, and seconds for each
@@ -303,21 +302,15 @@ class Token:
         return
     except (OSError, ValueError, TypeError, LookupError, http.client.HTTPException):  # not a VM
       pass
-    try:
-      words = ["gcloud", "auth", "print-access-token", "--quiet"]
-      result = subprocess.run(words, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
-    except FileNotFoundError:
-      raise LaunchError("gcloud is not installed: cloud.google.com/sdk/docs/install", DENIED) from None
-    except OSError as error:
-      raise UnknownError(f"gcloud cannot be run now: {error.strerror}") from None
-    except subprocess.TimeoutExpired:
-      raise UnknownError("gcloud auth print-access-token did not answer within a minute") from None
-    if result.returncode:
-      why = re.sub(r"^ERROR: \(\S+\) ", "", (result.stderr.strip().splitlines() or ["it does not say why"])[0])
+    install = "Get it from cloud.google.com/sdk/docs/install"
+    code, output, complaint = call(["gcloud", "auth", "print-access-token", "--quiet"], 60, install)
+    if code:
+      why = re.sub(r"^ERROR: \(\S+\) ", "", (complaint.strip().splitlines() or ["no reason given"])[0])
       raise LaunchError(f"gcloud has no credentials ({why}); run: gcloud auth login", DENIED)
-    if not re.fullmatch(r"[!-~]+", result.stdout.strip()):
+    text = output.decode(errors="replace").strip()
+    if not re.fullmatch(r"[!-~]+", text):
       raise UnknownError("gcloud auth print-access-token printed no token")
-    self._text, self._until = result.stdout.strip(), time.monotonic() + 1800
+    self._text, self._until = text, time.monotonic() + 1800
 
 
 def _date(headers):

@@ -97,7 +97,7 @@ def listed(run: Run, *flags: str) -> list:
     if module != "vit_jax.train":
       print(f"on test the best setting is measured by\n  {line}")
       continue
-    workdir = spec.workdir_of(words)
+    workdir = spec.flag_value(words, "--workdir")
     letter = "f" if workdir.rstrip("/").split("/")[-2] == "final" else "t"
     name = f"{run.name}-{letter}{counts[letter]:02d}"
     counts[letter] += 1

@@ -254,10 +254,7 @@ class Engine:
   def _explain_queue(self, jobset):
     """Returns why Kueue lets a JobSet wait, "" without Kueue."""
     selector = f"--selector=kueue.x-k8s.io/job-uid={jobset['metadata'].get('uid', '')}"
-    try:
-      workloads = _read([*self._base, "get", "workloads.kueue.x-k8s.io", selector]).get("items", [])
-    except LaunchError:  # a cluster without Kueue
-      return ""
+    workloads = self._items_if_allowed("workloads.kueue.x-k8s.io", selector)
     conditions = [_conditions(item) for item in workloads]
     reasons = [each[kind] for each in conditions for kind in ("Evicted", "QuotaReserved", "Admitted") if kind in each]
     checks = [each for item in workloads for each in item.get("status", {}).get("admissionChecks", [])]
@@ -289,13 +286,17 @@ class Engine:
     broken = restarts or "Failed" in phases.values() or any(map(_is_leaving, pods))
     return Look(engine.REPAIRING if broken else engine.STARTING, "; ".join(details[:4]), 0, len(there))
 
+  def _items_if_allowed(self, kind, selector):
+    """Returns selected objects; none in a cluster without Kueue, or if the user may not read events."""
+    try:
+      return _read([*self._base, "get", kind, selector]).get("items", [])
+    except LaunchError:
+      return []
+
   def _explain_scaling(self, pod):
     """Returns the latest message of the autoscaler about a pod without a node."""
     selector = f"--field-selector=involvedObject.name={pod['metadata']['name']}"
-    try:
-      events = _read([*self._base, "get", "events", selector]).get("items", [])
-    except LaunchError:  # the user may not read events
-      return ""
+    events = self._items_if_allowed("events", selector)
     scaling = [event for event in events if event.get("reason") in _SCALING]
     last = max(scaling, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "", default=None)
     return f"{last['reason']}: {last.get('message', '')}" if last else ""

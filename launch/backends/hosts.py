@@ -42,7 +42,7 @@ class Engine:
   """See `launch.engine.Engine`."""
 
   def __init__(self, run: spec.Run):
-    for path in {run.workdir, spec.workdir_of(run.args)} - {""}:
+    for path in {run.workdir, spec.flag_value(run.args, "--workdir")} - {""}:
       if not path.startswith(("gs://", "/")):
         example = f"gs://BUCKET/NAME, or a path that all hosts share, such as {os.path.abspath(path)}"
         raise LaunchError(f"--workdir: {path!r} is relative, but each process has its own directory. Write {example}")

@@ -5,7 +5,7 @@ import argparse
 import pytest
 from hypothesis import given, strategies
 
-from launch import checks
+from launch import checks, spec
 from tests.launch import launches
 
 WORDS = ["--config=a", "--config=b:c", "--config", "d", "--configs=x", "--weights=w", "-v"]
@@ -19,7 +19,7 @@ def test_a_flag_has_the_value_that_the_program_takes(words):
     expected = parser.parse_known_args(words)[0].config
   except SystemExit:  # --config without a value
     return
-  assert checks.value(tuple(words), "--config") == expected
+  assert spec.flag_value(tuple(words), "--config") == expected
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_flag_has_the_value_that_the_program_takes(words):
 )
 def test_a_bucket_is_in_the_region_of_the_machines(backend, place, location, kind):
   run = launches.run(backend, **place)
-  found = [checks.of_region(run, "--workdir", run.workdir, location, "refuse")]
+  found = [checks.of_region(run, run.workdir, location, "refuse")]
   assert [finding.kind for finding in found] == [kind]
   assert all("gs://bkt is in" in finding.text for finding in found)
 

@@ -51,7 +51,7 @@ def test_the_programs_words_are_kept_byte_for_byte(words):
 def test_d4_a_local_run_has_an_absolute_workdir_in_the_flag_and_in_the_programs_words(form, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   run = asked("run", "try", "--backend=local", "--", "vit_jax.train", "--config=c.py", *form)
-  assert run.workdir == spec.workdir_of(run.args) == f"{tmp_path}/runs/try"
+  assert run.workdir == spec.flag_value(run.args, "--workdir") == f"{tmp_path}/runs/try"
   assert run.args[0] == "--config=c.py" and len(run.args) == 1 + len(form)
   assert asked("run", "try", "--backend=local", "--workdir=runs/try", "--", "m").workdir == f"{tmp_path}/runs/try"
   assert asked("run", "try", "--backend=local", "--workdir=gs://bkt/a", "--", "m").workdir == "gs://bkt/a"

@@ -194,7 +194,7 @@ def test_any_json_is_a_finding_and_never_an_error(answers):
       return answer
 
   for title, check, *more in preflight.list_checks(RUN):
-    line = preflight.find(title, check, RUN, Google(None), *more)
+    (line,) = preflight.find(title, check, RUN, Google(None), *more)
     assert line.kind in ("ok", "refuse", "unknown") and "\n" not in line.text
 
 

@@ -103,14 +103,14 @@ def test_every_name_that_is_allowed_makes_a_label_and_the_name_of_a_node(name):
 def test_the_workdir_is_the_one_that_the_program_takes(words):
   parser = argparse.ArgumentParser(allow_abbrev=False)
   parser.add_argument("--workdir", default="")
-  assert spec.workdir_of(words) == parser.parse_known_args(words)[0].workdir
+  assert spec.flag_value(words, "--workdir") == parser.parse_known_args(words)[0].workdir
 
 
 @pytest.mark.parametrize(
   ("words", "workdir"), [(["--workdir", "a"], "a"), (["--workdir"], ""), (["--workdir", "a", "--workdir=b"], "b")]
 )
 def test_the_workdir_may_be_a_word_of_its_own(words, workdir):
-  assert spec.workdir_of(words) == workdir
+  assert spec.flag_value(words, "--workdir") == workdir
 
 
 @pytest.mark.parametrize(
