@@ -171,8 +171,7 @@ def _lines(arguments):
   return [prepare(arguments.name, arguments.data_dir and str(arguments.data_dir))]
 
 
-def main() -> None:
-  """Reads the flags, prepares data and prints the location."""
+def _parser():
   parser = cli.Parser("prepare", __doc__, data=True, forms=FORMS)
   count = cli.number(schema.Count)
   parser.add_argument(
@@ -229,7 +228,12 @@ def main() -> None:
   parser.add_argument(
     "--move-bad", type=cli.path, metavar="DIR", help="with --check: directory to which bad images are moved"
   )
-  arguments = parser.parse()
+  return parser
+
+
+def main() -> None:
+  """Reads the flags, prepares data and prints the location."""
+  arguments = _parser().parse()
   _allowed(arguments)
   # TFDS encodes with TensorFlow, which must not use the accelerator
   os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
