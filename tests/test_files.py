@@ -161,3 +161,10 @@ def test_names_in_csv_are_no_formulas_and_come_back(tmp_path):
   assert not any(row[0][:1] in set("=+-@\t\r\n＝") for row in rows if row[0])
   assert [row[0].removeprefix("'") for row in rows] == NAMES
   assert {row[1] for row in rows} == {"-1.5"}
+
+
+def test_g_a_pipe_is_an_error_instead_of_a_wait(tmp_path):
+  os.mkfifo(tmp_path / "pipe")
+  with pytest.raises(OSError, match="not a regular file") as error:
+    files.content(tmp_path / "pipe")
+  assert error.value.filename == str(tmp_path / "pipe")

@@ -226,8 +226,14 @@ def _read(path):
 
 
 def content(path: pathlib.Path) -> bytes | None:
-  """Returns the content of a file, or None if it does not exist."""
+  """Returns the content of a file, or None if it does not exist.
+
+  Raises:
+    OSError: the file cannot be read. A pipe or a device is refused, because reading it may never end.
+  """
   try:
+    if not paths.in_bucket(path) and path.exists() and not (path.is_file() or path.is_dir()):
+      raise OSError(errno.EINVAL, "not a regular file", str(path))
     return path.read_bytes()
   except FileNotFoundError:
     return None

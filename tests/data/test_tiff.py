@@ -137,6 +137,15 @@ def test_a_strip_that_was_never_written_is_an_error(packed):
     decoded(bytes(data))
 
 
+@pytest.mark.parametrize(("height", "width"), [(65_500, 65_500), (301, 400), (300, 401)])
+def test_g_a_jpeg_that_is_larger_than_its_strip_is_an_error(height, width):
+  data = bytearray(stored(picture(300, 400), "jpeg"))
+  frame = bytes(data).rindex(b"\xff\xc0")
+  struct.pack_into(">HH", data, frame + 5, height, width)
+  with pytest.raises(DecodeError, match=rf"has an image of {width:,} x {height:,} pixels, not 400 x"):
+    decoded(bytes(data))
+
+
 GRAY = bytes(4800)
 
 

@@ -79,7 +79,10 @@ class Strips(NamedTuple):
     # Without an end marker and a start marker in the middle.
     file = self.tables[:-2] + strip[2:] if self.tables else strip
     try:
-      jpeg.read(file).decode(file)
+      photo = jpeg.read(file)
+      if photo.width > self.across or photo.height > self.down:  # before memory is allocated for its pixels
+        return f"has an image of {photo.width:,} x {photo.height:,} pixels, not {self.across:,} x {self.down:,}"
+      photo.decode(file)
     except DecodeError as error:
       return f"is damaged: {str(error).removeprefix('not a complete image: ')}"
     except StructError:

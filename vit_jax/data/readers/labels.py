@@ -13,13 +13,15 @@ numbers as names at other positions.
 
 import array
 import dataclasses
+import errno
+import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 import numpy as np
 
-from vit_jax import paths
+from vit_jax import files, paths
 from vit_jax.data.class_names import Order, normal, number, ordered
 from vit_jax.schema import ConfigError, Range, amount, at, nearest, show
 
@@ -257,7 +259,10 @@ def class_names(text: str | None) -> tuple[str, ...] | None:
         raise ConfigError(f"{text} classes. Allowed: 1 to {NAMES:,}")
       return tuple(map(str, range(int(text))))
     try:
-      lines = paths.path(text).expanduser().read_bytes().decode("utf-8-sig").split("\n")
+      content = files.content(file := paths.path(text).expanduser())
+      if content is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
+      lines = content.decode("utf-8-sig").split("\n")
     except (OSError, UnicodeError) as error:
       raise ConfigError(
         f"class names cannot be read from {show(text)}: {error}. Alternatively, set the number of classes"
