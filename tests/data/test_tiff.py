@@ -153,8 +153,8 @@ GRAY = bytes(4800)
   ("data", "message"),
   [
     (by_hand(80, 60, GRAY)[:-1], "pixels that end at"),
-    (by_hand(800, 600, GRAY), "take 480,000 bytes or more"),
-    (by_hand(800_000, 600_000, GRAY, t259=(3, 5)), "take 117,187,500 bytes or more"),
+    (by_hand(800, 600, GRAY), "need 480,000 bytes or more"),
+    (by_hand(800_000, 600_000, GRAY, t259=(3, 5)), "need 117,187,500 bytes or more"),
     (by_hand(80, 60, GRAY, t256=None), "without the directory tag 256"),
     (by_hand(80, 60, GRAY, t279=None), "without the directory tag 279"),
     (by_hand(80, 60, GRAY, t279=(4, 0)), "it needs 1$"),
