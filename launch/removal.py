@@ -106,13 +106,14 @@ def delete(
         absent[target] = absent[target] + 1 if found == engine.ABSENT else 0
         if event_log and found != engine.ABSENT:
           event_log.record_appearance(target)
+        if found not in (engine.ABSENT, engine.DELETING):
+          before()
+          found = _remove(engine_, target)
+          absent[target] = int(found == engine.ABSENT)
         if _is_gone(target, found, absent[target] >= assumptions.LOOKS and settled):
           del absent[target]
           if event_log:
             event_log.append("deleted", readable_state(event_log), attempt=target)
-        elif found not in (engine.ABSENT, engine.DELETING):
-          before()
-          _remove(engine_, target)
       except Held:  # another watcher decides now
         raise
       except (UnknownError, LaunchError) as error:
@@ -144,11 +145,12 @@ def _look(engine_, target):
 
 
 def _remove(engine_, target):
-  """Requests a deletion."""
+  """Requests a deletion, and returns the state after it if the start of the deletion is enough, else ""."""
   if isinstance(target, engine.Resource):
     engine_.remove(target)
-  else:
-    engine_.delete(target)
+    return _look(engine_, target)
+  engine_.delete(target)
+  return ""
 
 
 def _name(run, target):
