@@ -1,7 +1,7 @@
 """The assumptions of the launcher about each external answer, and the treatment of unexpected answers.
 
-Every call that leaves this process goes through `boundary`. An unexpected outcome becomes UnknownError: nothing is
-concluded from it, and machines that may cost stay named. The table of docs/launcher.md is printed by
+Every call that leaves this process goes through `boundary`. An unexpected outcome becomes UnknownError: no conclusion
+is drawn from it, and machines that may cost stay named. The table of docs/launcher.md is printed by
 `python -m launch.assumptions`.
 """
 
@@ -207,7 +207,7 @@ def parse_json(text: bytes, place: str) -> object:
 
 
 class Guarded:
-  """An object, such as an engine, all of whose methods are behind the boundary."""
+  """Puts all methods of an object, such as an engine, behind the boundary."""
 
   def __init__(self, inner: object, place: str):
     self._inner, self._place = inner, place

@@ -102,7 +102,7 @@ def upload(storage: Disk | Bucket, bundle: Bundle) -> None:
 
 
 def repository(folder: pathlib.Path) -> pathlib.Path:
-  """Returns the root of the git repository of a folder. Raises LaunchError if there is none."""
+  """Returns the root of the git repository of a folder. Raises LaunchError outside of repositories."""
   code, output, why = _call_git(folder, "rev-parse", "--show-toplevel")
   if code:
     inside = "site-packages" in pathlib.Path(__file__).resolve().parent.parts
@@ -193,7 +193,7 @@ def _pack(files):
 # Words in names of variables with a secret. A path to a secret is not secret itself.
 _WORDS = {"KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS", "APIKEY"}
 _PATHS = {"FILE", "PATH", "DIR"}
-# Names of files with secrets; templates of an .env file have none.
+# Names of files with secrets; templates of an .env file have no secrets.
 _FILES = re.compile(
   r"\.env(\.(?!example$|sample$|template$|dist$).*)?|\.netrc|_netrc|\.pypirc|\.git-credentials|id_(rsa|dsa|ecdsa|ed25519)"
   r"|.*\.(pem|key|p12|pfx|jks|keystore|kdbx)|(application_default_)?credentials\.(json|db)|kubeconfig",
@@ -227,7 +227,7 @@ LENGTH, BITS, CHANGES, SEPARATORS = 24, 3.5, 0.3, 0.1
 
 
 def secret_variable(name: str, value: str) -> str:
-  """Returns which type of secret a variable seems to contain, "" for none."""
+  """Returns which type of secret a variable seems to contain, or ""."""
   words = name.upper().split("_")
   if _WORDS & {*words} and words[-1] not in _PATHS and name != "GOOGLE_APPLICATION_CREDENTIALS":
     return "a secret, by its name"
@@ -235,7 +235,7 @@ def secret_variable(name: str, value: str) -> str:
 
 
 def secret_value(value: str) -> str:
-  """Returns which type of secret a value seems to be, "" for none."""
+  """Returns which type of secret a value seems to be, or ""."""
   kind = next((kind for kind, pattern in _VALUES if re.search(pattern, value)), "")
   return kind or RANDOM_KEY * is_random(value)
 

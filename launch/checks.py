@@ -21,11 +21,11 @@ from launch.preflight import Finding, bucket_of, find
 from launch.spec import Run, flag_value, flag_values
 from launch.storage import Bucket
 
-CLOUDS = ("qr", "gke")  # backends whose machines have nothing but the bundle
+CLOUDS = ("qr", "gke")  # backends with new machines, which have only the bundle
 _FILES = ("--config.init.from", "--config.task.teacher", "--weights")  # arguments that are files
 _REGION = r"[a-z]+-[a-z]+\d+"
 _FORCE = "--force starts it nevertheless"
-PLANNED = "vit_jax.train"  # the module whose config and plan are known
+PLANNED = "vit_jax.train"  # the module with a known config and plan
 PATIENCE = 3600.0  # seconds for a plan: the compiler takes minutes for a large model
 NEWS = 15.0  # seconds between two lines of a program that takes long
 TITLES = {"note": "", "ok": "ok: ", "unknown": "unknown: ", "warn": "warning: ", "refuse": "refused: "}
@@ -49,9 +49,8 @@ def check(
 ) -> list[Finding]:
   """Returns findings about a run in the current directory, and prints each one as soon as it is known.
 
-  Cheap checks come first. A refusal ends the check before anything that takes longer: without credentials nothing else
-  is checked, and the step is compiled for a plan only if nothing was refused. Nothing is changed in the cloud. Only
-  Ctrl-C is raised.
+  Cheap checks come first. A refusal ends the check before anything that takes longer: missing credentials end it at
+  once, and the step is compiled for a plan only without refusals. The cloud is not changed. Only Ctrl-C is raised.
 
   Args:
     run: the run.
@@ -242,7 +241,10 @@ def judge_plan(run: Run, plan: dict) -> Iterator[Finding]:
 
 
 def read_config(run: Run, root: pathlib.Path) -> tuple[str | None, list[Finding]]:
-  """Returns (the place of the images by the config or a flag, "" for none, None if it is not known; findings)."""
+  """Returns (the place of the images by the config or a flag, findings).
+
+  The place is "" if the config does not name it, and None if it is not known.
+  """
   path = flag_value(run.args, "--config.data.path") or None
   if run.module != PLANNED:
     return path, []
@@ -280,12 +282,12 @@ def _plan(run, root, price, host_rate):
     file = pathlib.Path(folder, "plan.json")
     words = [sys.executable, "-m", "vit_jax.plan", *_config_words(run.args), f"--json={file}", f"--topology={slices}"]
     words += [f"--price={price}"] * bool(price) + [f"--host-rate={host_rate}"] * (host_rate is not None)
-    _run_program(words, root, f"compiling the step for {slices}, which takes up to minutes")
+    _run_program(words, root, f"planning: compiling the step for {slices}, which takes up to minutes")
     return list(judge_plan(run, json.loads(file.read_text())[0]))
 
 
 def _missing(names):
-  """Returns the packages that this Python lacks, and how to install them; "" for none."""
+  """Returns the packages that this Python lacks, and how to install them, or ""."""
   missing = [name for name in names if importlib.util.find_spec(name) is None]
   return f"as this Python has no {', '.join(missing)}: pip install -e '.[tpu]'" if missing else ""
 

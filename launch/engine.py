@@ -9,7 +9,7 @@ from typing import Protocol
 # States of the machines of an attempt. ABSENT needs an answer of the cloud that the machines do not exist. An unknown
 # word of a cloud counts as STARTING, which has a time limit.
 ABSENT = "absent"
-QUEUED = "queued"  # waits for capacity; nothing is billed
+QUEUED = "queued"  # waits for capacity, and is not billed
 STARTING = "starting"
 READY = "ready"  # all hosts exist and are healthy
 REPAIRING = "repairing"  # may become ready by itself, such as a node in repair
@@ -102,7 +102,7 @@ class Engine(Protocol):
     """Returns the place of an attempt, such as its zone."""
 
   def request(self, attempt: int, expires: int) -> str:
-    """Returns the commands of an attempt as a script of the shell; nothing is executed.
+    """Returns the commands of an attempt as a script of the shell, without executing them.
 
     The script contains the commands that create, inspect and delete the attempt, and that open a shell on a worker.
     """

@@ -1,8 +1,8 @@
 """Calls of gcloud, and the meaning of its answers: errors, queued resources and nodes.
 
-gcloud ends with code 2 for unknown flags and with code 1 for all other errors, whose text starts with
+gcloud ends with code 2 for unknown flags and with code 1 for all other errors, with a text that starts with
 "ERROR: (gcloud.…) WORD: …". It repeats a request for half a minute after a broken connection or a server error. This
-module repeats nothing, because the watcher asks again. The words of states are those of SDK 528
+module does not repeat requests, because the watcher asks again. The words of states are those of SDK 528
 (googlecloudsdk/generated_clients/apis/tpu/v2). An unknown word counts as STARTING.
 """
 
@@ -26,7 +26,7 @@ _LOGIN = (
   r"UNAUTHENTICATED|[Rr]eauth|invalid_grant|auth tokens|active account|gcloud auth (login|application)"
   r"|valid credentials|login again"
 )
-# Limits on the rate of requests, which have nothing to do with the quota of chips.
+# Limits on the rate of requests, which are not the quota of chips.
 _BUSY = r"(?i)per minute|rate.?limit|too many requests|e\.g\. check quota"
 _CAPACITY = (
   r"(?i)no more capacity|insufficient capacity|out of capacity|not enough (resources|capacity)|stockout"
@@ -80,7 +80,7 @@ def executed(argv: list[str]) -> list[str]:
 
 
 def run(argv: list[str], timeout: float = TIMEOUT, folder: str | None = None) -> object:
-  """Returns the JSON value that gcloud prints; None if it prints nothing.
+  """Returns the JSON value that gcloud prints; None for an empty output.
 
   Args:
     argv: from `command`.
@@ -100,7 +100,7 @@ def run(argv: list[str], timeout: float = TIMEOUT, folder: str | None = None) ->
 
 
 def listed(group: str, **place: str) -> list[dict]:
-  """Returns all items of a group in a zone. Raises UnknownError for an answer that is no list of named objects."""
+  """Returns all items of a group in a zone. Raises UnknownError for an answer that is not a list of named objects."""
   items = run(command(group, "list", **place))
   if not isinstance(items, list) or not all(isinstance(i, dict) and isinstance(i.get("name"), str) for i in items):
     raise UnknownError(f"gcloud listed {group} of {place['zone']} as {str(items)[:80]}")

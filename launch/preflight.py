@@ -1,7 +1,7 @@
 """Checks a Google Cloud project before a run: permissions, APIs, quota, network and bucket.
 
 All requests only read. Every check ends in one line: ok, refused or unknown. An answer that is missing, late, forbidden
-or of another shape is unknown, and nothing is concluded from it.
+or of another shape is unknown, and no conclusion is drawn from it.
 
 Names of methods and fields: cloud.google.com/resource-manager/reference/rest/v1, /service-usage/docs/reference/rest,
 /iam/docs/reference/rest/v1, /compute/docs/reference/rest/v1 and /storage/docs/json_api.
@@ -26,7 +26,7 @@ from launch.spec import Run
 
 TIMEOUT = 15.0  # seconds for an answer
 LONGEST = 2**24  # bytes of an answer
-# Methods that use POST and change nothing; every other request is a GET.
+# Methods that use POST and only read; every other request is a GET.
 READING = (":testIamPermissions", ":getIamPolicy")
 SERVERS = {
   "CLOUDRESOURCEMANAGER": "https://cloudresourcemanager.googleapis.com/",
@@ -78,7 +78,7 @@ class Google:
 
   @guarded("Google's API", (MissingError,))
   def read(self, service: str, path: str, body: dict | None = None) -> dict:
-    """Returns the answer to a request that changes nothing.
+    """Returns the answer to a request that only reads.
 
     Args:
       service: a key of SERVERS.
@@ -273,7 +273,7 @@ def _limits(run, values):
 
 
 def _limit(limit, zone):
-  """Returns the value of a limit in a zone, negative for unlimited; None if it has none."""
+  """Returns the value of a limit in a zone, negative for unlimited; None without a value."""
   values = {}
   for each in limit.get("quotaBuckets", []):
     place = each.get("dimensions") or {}

@@ -274,7 +274,7 @@ class Engine:
       addresses = tuple(current[worker]["status"].get("podIP", "") for worker in there)
       return Look(engine.READY, "", 0, len(there), addresses)
     homeless = [(pod, why) for pod in current.values() if (why := _unschedulable(pod))]
-    if homeless and len(homeless) == len(current):  # without nodes, nothing is billed
+    if homeless and len(homeless) == len(current):  # machines without nodes are not billed
       why = self._explain_scaling(homeless[0][0]) or homeless[0][1].get("message", "")
       return Look(engine.QUEUED, f"{len(homeless)} of {amount(workers, 'pod')} without a node: {why}")
     details = [f"{len(there)} of {amount(workers, 'pod')} of {jobset['metadata']['name']} running"]
@@ -287,7 +287,7 @@ class Engine:
     return Look(engine.REPAIRING if broken else engine.STARTING, "; ".join(details[:4]), 0, len(there))
 
   def _items_if_allowed(self, kind, selector):
-    """Returns selected objects; none in a cluster without Kueue, or if the user may not read events."""
+    """Returns selected objects; [] in a cluster without Kueue, or if the user may not read events."""
     try:
       return _read([*self._base, "get", kind, selector]).get("items", [])
     except LaunchError:
@@ -335,7 +335,7 @@ def stage(jobset: dict) -> tuple[str, str]:
 
 
 def _trouble(pod):
-  """Returns what prevents a pod from running, "" if nothing is known."""
+  """Returns what prevents a pod from running, "" if it is not known."""
   for container in pod.get("status", {}).get("containerStatuses", []):
     state = container.get("state", {})
     waiting, ended = state.get("waiting", {}), state.get("terminated", {})
@@ -350,7 +350,7 @@ def _trouble(pod):
 
 
 def _unschedulable(pod):
-  """Returns the condition of a pod that waits for a node, or nothing."""
+  """Returns the condition of a pod that waits for a node, or a false value."""
   said = _conditions(pod).get("PodScheduled", {})
   return pod.get("status", {}).get("phase") == "Pending" and said.get("status") == "False" and said
 

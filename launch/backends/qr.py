@@ -188,7 +188,7 @@ class Engine:
     )
 
   def _claim(self, attempt):
-    """Raises an error unless the resource of this name is this attempt, from a request whose answer was lost."""
+    """Raises an error unless the resource of this name is this attempt, from an earlier request without an answer."""
     name, zone = self._run.attempt(attempt), self.location(attempt)
     item = gcloud.described(QUEUED, name, **self._place(attempt))
     if item is None:
@@ -223,7 +223,7 @@ class Engine:
       return list(zip(names, pool.map(lambda name: gcloud.described(NODES, name, **place), names), strict=True))
 
   def _leftover(self, attempt):
-    """Returns the nodes of an attempt whose queued resource is gone. `_leaked` has those that are not in deletion."""
+    """Returns the nodes of an attempt without its queued resource. `_leaked` has those that are not in deletion."""
     nodes = [node for _, node in self._nodes(attempt) if node and self._is_mine(node, attempt)]
     self._leaked[attempt] = [gcloud.short_name(node) for node in nodes if gcloud.state_word(node) != "DELETING"]
     return nodes
