@@ -410,7 +410,7 @@ def log_uniform(low: float, high: float) -> _Interval:
 
 def _interval(low, high, logarithmic):
   if not (0 if logarithmic else -np.inf) < low < high < np.inf:
-    raise ConfigError(f"sweep: {low} to {high} is no range to draw from" + (" by logarithm" if logarithmic else ""))
+    raise ConfigError(f"sweep: {low} to {high} is not a range to draw from" + (" by logarithm" if logarithmic else ""))
   return _Interval(low, high, logarithmic)
 
 

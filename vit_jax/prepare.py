@@ -195,9 +195,7 @@ def _parser():
     default=0.01,
     help="largest share of images that may be rejected",
   )
-  parser.add_argument(
-    "--processes", type=count, help="worker processes; default: one per core; the output does not depend on it"
-  )
+  parser.add_argument("--processes", type=count, help="worker processes, without effect on the output; default: cores")
   parser.add_argument(
     "--dedup-against", metavar="DATASET[,...]", help="leave out images of these test sets (catalog names or paths)"
   )
@@ -212,9 +210,7 @@ def _parser():
     metavar="OPTIONS",
     help="run with Apache Beam and these options, such as '--runner=DataflowRunner --project=...'",
   )
-  parser.add_argument(
-    "--show", metavar="CONFIG", help=f"{cli.CONFIG}; draw the training images as a run would see them"
-  )
+  parser.add_argument("--show", metavar="CONFIG", help=f"{cli.CONFIG}; draw training images as a run sees them")
   parser.add_argument("--out", type=cli.path, metavar="FILE", help="PNG file for --show; default show.png")
   parser.add_argument(
     "--sample",

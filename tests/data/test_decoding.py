@@ -178,7 +178,7 @@ def test_an_image_of_more_pixels_than_allowed_is_refused_with_both_numbers():
 
 def test_an_image_that_is_too_long_is_refused_with_both_numbers():
   data = encode(picture(60, 600))
-  with pytest.raises(decoding.DecodeError, match=r"600 x 60 pixels; .* up to data.max_aspect=9.9 times the other"):
+  with pytest.raises(decoding.DecodeError, match=r"600 x 60 pixels\. .* up to data.max_aspect=9.9 times the other"):
     decoding.check(data, 10**6, 9.9)
   assert decoding.check(data, 10**6, 10)[:2] == (60, 600)
 

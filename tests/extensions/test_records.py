@@ -61,7 +61,7 @@ def test_f1_no_record_runs_code_that_the_user_did_not_run(tmp_path, monkeypatch,
     "another user": "you did not use",
     "another place": "You did not use",
     "inside the workdir": "is inside the workdir",
-    "not there": "no file",
+    "not there": "does not exist",
     "no file": "code without a file",
   }[case]
   with pytest.raises(ConfigError) as error:

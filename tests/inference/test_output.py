@@ -89,7 +89,7 @@ def test_a_screen_shows_the_first_rows_and_how_many_more_there_are():
     (None, True, "--features: no output file"),
     ("a.csv", True, "has no features. Name FILE.npz"),
     ("a.txt", False, ".txt is not a format. End the name in .csv or .jsonl or .npz"),
-    ("none/a.csv", False, "the folder .* does not exist"),
+    ("none/a.csv", False, "none does not exist. Create it"),
   ],
 )
 def test_what_cannot_be_written_is_refused_before_the_work(tmp_path, name, features, says):

@@ -48,7 +48,14 @@ def test_an_input_bound_run_is_named_with_both_times():
   assert reason.startswith(
     "v3-8, data=8: input-bound: the chips need 20,480 images/s from each host, which prepares 5,120"
   )
-  for word in ("(measured)", "takes 40.0 hours", "work 10.0", "data.workers", "data.policy", "a slice with more hosts"):
+  for word in (
+    "(measured)",
+    "takes 40.0 hours",
+    "work for 10.0",
+    "data.workers",
+    "data.policy",
+    "a slice with more hosts",
+  ):
     assert word in reason
   guess = tables.table([dataclasses.replace(slow, host_rate_method="estimated: 96 vCPUs, 5.5 ms of one an image")])
   assert "(estimated: 96 vCPUs" in guess and "--host-rate" in guess and "data.workers" not in guess

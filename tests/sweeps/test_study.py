@@ -194,7 +194,7 @@ def test_a_sample_follows_from_its_seed_and_fewer_are_among_more():
   ("make", "says"),
   [
     (lambda: config.log_uniform(0, 1), "0 to 1 is not a range to draw from by logarithm"),
-    (lambda: config.uniform(2, 1), "2 to 1 is no range"),
+    (lambda: config.uniform(2, 1), "2 to 1 is not a range"),
     (lambda: config.sample(1, {"a": "abc"}), "a is 'abc'. Allowed: a list to choose from"),
     (lambda: config.sample(1, {"a": ()}), r"a is \(\)"),
     (lambda: config.Sweep([]), "the list of trials is empty"),

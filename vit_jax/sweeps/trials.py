@@ -150,4 +150,4 @@ def count(trials: Sequence[Trial], statuses: Sequence[str]) -> str:
 
 def text(changes: Changes) -> str:
   """Returns changes on one line: "optim.lr=0.01 seed=1"."""
-  return " ".join(f"{key}={plain(value)}" for key, value in changes.items()) or "as it stands"
+  return " ".join(f"{key}={plain(value)}" for key, value in changes.items()) or "unchanged"
