@@ -80,7 +80,7 @@ def test_a_bucket_that_is_away_for_a_while_is_waited_for(bucket_server, bucket, 
     began = time.monotonic()
     assert files.content(bucket / "a") == b"1"
     assert time.monotonic() - began > 1.5
-  assert caplog.text.count("does not answer (ServerDisconnectedError") == 1
+  assert caplog.text.count("does not respond (ServerDisconnectedError") == 1
 
 
 def test_one_that_stays_away_is_an_error_after_the_patience_and_then_at_once(bucket_server, bucket, monkeypatch):

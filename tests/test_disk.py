@@ -318,4 +318,4 @@ def test_the_account_of_a_full_disk_is_one_line(tmp_path, capsys):
     cli.main(verb)
   assert end.value.code == 2
   (line,) = capsys.readouterr().err.splitlines()
-  assert line.startswith(f"error: {tmp_path / 'p.csv'}: File too large; ")
+  assert line.startswith(f"error: {tmp_path / 'p.csv'}: File too large. ")

@@ -217,7 +217,7 @@ def ended_by(pattern: str, **trouble) -> Callable:
 def refused_from_the_start(server: Server, workdir: pathlib.Path, whole: pathlib.Path) -> str:
   with server.troubled(refused=True), Run(workdir) as run:
     line = run.ends(2)
-  expect("refuses" in line, line)
+  expect("denied access" in line, line)
   return line
 
 
@@ -273,7 +273,7 @@ SITUATIONS = {
   "killed three times, once in a save": killed_three_times,
   "away for a minute": away_for_a_minute,
   "gone": ended_by(r"has not responded for \d+ s|Host is down", away=True),
-  "forbidden": ended_by("refuses|Permission denied", refused=True),
+  "forbidden": ended_by("denied access|Permission denied", refused=True),
   "forbidden from the start": refused_from_the_start,
   "a second run": a_second_run,
   "taken over from another machine": taken_over,

@@ -230,7 +230,7 @@ def test_masks_of_one_class_alone_are_refused(weights, folder, tmp_path):
 @pytest.mark.parametrize(
   ("split", "says"),
   [
-    ("train", r"config.evals.it.train: masks show no class at all; a probe needs two"),
+    ("train", r"config.evals.it.train: masks contain no class at all, but a probe needs two classes"),
     ("test", r"config.evals.it.test: its masks contain no pixel of a class. Use another split"),
   ],
 )

@@ -93,7 +93,7 @@ def test_a_run_whose_data_or_checkpoints_are_gone_has_words_in_their_place(workd
   (moved / "config.json").write_text(config.dumps(run))
   (_, wrong), _ = outcomes.chapters(moved)
   assert "config.evals.test.split" in wrong.parts[0].text and "tset" in wrong.parts[0].text
-  with pytest.raises(ConfigError, match="holds no run"):
+  with pytest.raises(ConfigError, match="contains no run"):
     outcomes.chapters(tmp_path)
 
 

@@ -115,11 +115,11 @@ def test_a_workdir_that_is_removed_ends_the_run(bucket, short, ends):
   with taken(bucket, ends) as lease:
     (bucket / "lock").unlink()
     lease._renewed()
-  assert f"{bucket}/lock is gone: " in ends[0][1]
+  assert f"{bucket}/lock no longer exists: " in ends[0][1]
   assert not bucket.exists()
 
 
-@pytest.mark.parametrize(("trouble", "says"), [({"refused": True}, "refuses"), ({"away": True}, "has not responded")])
+@pytest.mark.parametrize(("trouble", "says"), [({"refused": True}, "denied access"), ({"away": True}, "has not responded")])
 def test_a_bucket_that_is_gone_ends_the_run_from_the_thread_of_the_lease(
   bucket_server, bucket, short, ends, monkeypatch, trouble, says
 ):
