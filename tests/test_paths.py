@@ -47,7 +47,9 @@ def test_data_may_be_a_whole_bucket(text):
 @pytest.mark.heavy
 def test_a_path_in_a_bucket_that_is_not_there_is_refused_at_once(bucket_server, monkeypatch, capsys):
   before = bucket_server.counts["GET"]
-  with pytest.raises(ConfigError, match=r"^gs://nobody/a: the bucket 'nobody' does not exist, or this account cannot see it"):
+  with pytest.raises(
+    ConfigError, match=r"^gs://nobody/a: the bucket 'nobody' does not exist, or this account cannot see it"
+  ):
     paths.path("gs://nobody/a")
   assert bucket_server.counts["GET"] == before + 1
   monkeypatch.setattr(sys, "argv", ["evaluate", "--workdir=runs/a", "--write-predictions=gs://nobody/p.csv"])

@@ -219,7 +219,7 @@ def test_a_run_that_was_begun_before_exif_counted_goes_on_without(saved, monkeyp
   monkeypatch.setattr(identity, "stored_config", lambda workdir, about: stored)
   begun = train.as_begun(file, flagged, run, workdir)
   assert begun.data.args == run.data.args | {"exif": False}
-  assert "config.data.exif=false, as in the run that" in capsys.readouterr().out
+  assert "config.data.exif=false, as in the run in" in capsys.readouterr().out
   parts = build.build(begun, jax.devices()[:1])
   assert train.objection(workdir, parts, accept=True) is None
   explicit = flagged | {"data.exif": "true"}

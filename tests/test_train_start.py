@@ -19,7 +19,7 @@ def test_a_run_that_was_begun_under_another_default_goes_on_with_it(tmp_path, mo
   stored["evals"]["gone"] = stored["evals"]["test"]
   monkeypatch.setattr(identity, "stored_config", lambda *_: stored)
   assert train.as_begun(file, flagged, run, tmp_path).evals["test"].args["every"] == "10%"
-  assert "config.evals.test.every=10%, as in the run that" in capsys.readouterr().out
+  assert "config.evals.test.every=10%, as in the run in" in capsys.readouterr().out
   explicit = flagged | {"evals.test.every": "20%"}
   assert train.as_begun(file, explicit, run, tmp_path) == run
 
@@ -34,7 +34,7 @@ def test_g13_a_run_on_a_mixture_keeps_the_order_of_classes_of_each_part(tmp_path
   monkeypatch.setattr(identity, "stored_config", lambda *_: stored)
   parts = train.as_begun(file, flagged, run, tmp_path).data.args["parts"]
   assert (parts[0].args["class_order"], parts[1]) == ("text", run.data.args["parts"][1])
-  assert "config.data.parts[0].class_order=text, as in the run that" in capsys.readouterr().out
+  assert "config.data.parts[0].class_order=text, as in the run in" in capsys.readouterr().out
   explicit = flagged | {"data.parts[0].class_order": "numeric"}
   assert train.as_begun(file, explicit, run, tmp_path) == run
 

@@ -90,7 +90,7 @@ def main(folder: pathlib.Path) -> None:
       port = probe.getsockname()[1]
     processes |= {(group, i): fork(folder, group, i, count, port) for i in range(count)}
   for (group, number), number_of_signal in ((("first", 0), signal.SIGKILL), (("silent", 1), signal.SIGSTOP)):
-    while "ready" not in (folder / f"{group}-1").read_text():
+    while not (log := folder / f"{group}-1").exists() or "ready" not in log.read_text():
       time.sleep(0.1)
     os.kill(processes[group, number], number_of_signal)
   codes = {}

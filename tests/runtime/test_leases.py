@@ -119,7 +119,9 @@ def test_a_workdir_that_is_removed_ends_the_run(bucket, short, ends):
   assert not bucket.exists()
 
 
-@pytest.mark.parametrize(("trouble", "says"), [({"refused": True}, "denied access"), ({"away": True}, "has not responded")])
+@pytest.mark.parametrize(
+  ("trouble", "says"), [({"refused": True}, "denied access"), ({"away": True}, "has not responded")]
+)
 def test_a_bucket_that_is_gone_ends_the_run_from_the_thread_of_the_lease(
   bucket_server, bucket, short, ends, monkeypatch, trouble, says
 ):
