@@ -86,7 +86,7 @@ READ = {"wandb": wandb_rows, "mlflow": mlflow_rows, "trackio": trackio_rows}
 
 ADVICE = {
   "wandb": "upload with: wandb sync",
-  "mlflow": "install the package mlflow, then run mlflow ui --backend-store-uri=sqlite:///",  # the extra has no web page
+  "mlflow": "install the package mlflow, then run mlflow ui --backend-store-uri=sqlite:///",
   "trackio": "View it with: trackio show --project=vit_jax",
 }
 
