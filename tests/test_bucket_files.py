@@ -109,7 +109,7 @@ def test_evaluate_measures_a_run_in_a_bucket_and_writes_there(bucket, capsys, mo
   assert (code, "cct_2_3x2_32" in said) == (0, True), said
   code, said = verb(capsys, monkeypatch, "evaluate", f"--workdir={bucket}/none")
   assert code == 2
-  assert said.splitlines()[-1].startswith(f"error: --workdir: {bucket}/none holds no run (no config.json)")
+  assert said.splitlines()[-1].startswith(f"error: --workdir: {bucket}/none contains no run (no config.json)")
 
 
 def test_a_path_of_an_unwritable_kind_is_refused_before_the_work(bucket, capsys, monkeypatch):

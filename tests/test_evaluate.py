@@ -23,7 +23,7 @@ pytestmark = pytest.mark.heavy
 
 @pytest.mark.parametrize(
   ("flags", "says"),
-  [(["--workdir={}"], "holds no run"), (["--workdir={}", "--spilt=test"], "Did you mean --split=test?")],
+  [(["--workdir={}"], "contains no run"), (["--workdir={}", "--spilt=test"], "Did you mean --split=test?")],
 )
 def test_a_mistake_is_one_line_and_exits_with_2(tmp_path, flags, says):
   message = runs.finish(runs.command("evaluate", *(flag.format(tmp_path) for flag in flags)), 2)

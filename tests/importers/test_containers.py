@@ -108,7 +108,7 @@ def test_state_dicts_of_torch_are_found_in_their_wrappers(tmp_path, name, wrappe
 def test_a_torch_file_of_something_else_is_refused(tmp_path):
   torch = pytest.importorskip("torch")
   torch.save([1, 2], tmp_path / "x.pth")
-  with pytest.raises(ConfigError, match="holds a list, not a state dict"):
+  with pytest.raises(ConfigError, match="contains a list, not a state dict"):
     containers.read(tmp_path / "x.pth")
   torch.save({"epoch": 3}, tmp_path / "x.pth")
   with pytest.raises(ConfigError, match="contains no tensors"):

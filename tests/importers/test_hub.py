@@ -138,7 +138,7 @@ def test_e4_a_damaged_json_next_to_an_npz_is_one_line(tmp_path, monkeypatch, ver
   with pytest.raises(ConfigError) as error:
     module.main()
   message = str(error.value)
-  assert f"{beside} " in message and "fix or remove it" in message and "\n" not in message
+  assert f"{beside} " in message and "Fix or remove it" in message and "\n" not in message
 
 
 @pytest.mark.parametrize("values", [{}, {"name": "of another program"}])

@@ -151,7 +151,7 @@ def read(workdir: pathlib.Path, name: str) -> Recorded:
   """
   run = stored.run_of(workdir)
   if run is None:
-    raise ConfigError(f"{workdir} holds no run (no config.json)")
+    raise ConfigError(f"{workdir} contains no run (no config.json)")
   about = checkpoints.about(workdir, identity.check) or {}
   of_state = about.get("identity", {})
   attempts, seconds, waited = clock.spent(workdir / "goodput.json")

@@ -78,7 +78,7 @@ def export(workdir: pathlib.Path, to: str, project: str = "vit_jax", folder: pat
     raise ConfigError(f"{to} is not installed. It comes with {extras.advice(to)}")
   config, lines = files.read_json(workdir / "config.json"), list(rows(workdir))
   if config is None or not lines:
-    raise ConfigError(f"{workdir} holds no run that has measured anything (config.json, metrics.jsonl)")
+    raise ConfigError(f"{workdir} contains no run that has measured anything (config.json, metrics.jsonl)")
   notes = _notes(workdir / NOTES)
   note = notes.get(to) or {"id": _identity(workdir, config), "step": -1, "rows": 0}
   fresh = _after(lines, note["step"], note["rows"])
