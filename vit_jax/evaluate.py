@@ -144,7 +144,7 @@ def run_of(arguments: argparse.Namespace) -> config.Run:
     raise schema.ConfigError(f"--workdir: {error}") from error
   if run is None:
     raise schema.ConfigError(
-      f"--workdir: {arguments.workdir} contains no run (no config.json). Train one first, or measure a file of weights: "
+      f"--workdir: {arguments.workdir} contains no run (no config.json). Train one, or measure a file of weights: "
       "--weights=FILE --config=CONFIG"
     )
   return run

@@ -208,7 +208,7 @@ def test_a5_programs_pickles_and_other_byte_orders_are_named(tmp_path):
   says = {
     "script.pt": "a program of TorchScript",
     "plain.pkl": "not one that torch.save wrote",
-    "big.pth": "byte order",
+    "big.pth": "its byte order",
   }
   for name, text in says.items():
     with pytest.raises(ConfigError, match=text) as error:

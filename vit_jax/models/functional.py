@@ -122,11 +122,11 @@ def functional(description: Description) -> Model:
   Example:
     import jax
     import jax.numpy as jnp
-    from vit_jax import models, schema
+    from vit_jax import models, rng, schema
 
     choice = schema.Choice("ViT-Ti/16", {"depth": 2})
     model = models.functional(models.Description(choice, image_size=64, classes=10))
-    params = model.init(jax.random.key(0))
+    params = model.init(rng.key(0))
     output, statistics = model.outputs(params, jnp.zeros((1, 64, 64, 3)))
     output.logits.shape  # (1, 10)
   """
