@@ -90,8 +90,8 @@ def test_1_what_cannot_be_deleted_ends_with_13_and_the_command(make, capsys):
   cloud.crew(1)
   cloud.keep()
   assert watched(cloud) == errors.BILLING
-  said = capsys.readouterr().out
-  assert "vit-a1 may still be billed" in said and "delete" in said.split("or with")[1]
+  command, alternative = capsys.readouterr().out.split("vit-a1 may still be billed")[1].split("or with")
+  assert "delete" in command and "vit-a1" in command and "python -m launch down vit" in alternative
   assert EventLog("vit").remaining() == [1]
 
 

@@ -143,7 +143,7 @@ def test_a_tpu_vm_that_cannot_be_given_back_says_what_costs(tmp_path, server):
   with Lab(tmp_path) as lab:
     tpu(lab, server, **vars(LIMITS) | {"idle": 0.3})
     lab.start(engine="qr", worker=None).wait(20)
-    assert "costs" in lab.report().detail
+    assert "is still billed" in lab.report().detail
     assert "gcloud compute tpus queued-resources delete vit-a1 --force --project=my-project" in lab.report().detail
 
 
