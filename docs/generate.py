@@ -69,7 +69,7 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, config, files):
   """Replaces links to files of the repository by their text, because the site does not contain these files."""
-  return re.sub(r"\[([^\]]+)\]\(\.\./[\w/.-]+\.py\)", r"\1", markdown)
+  return re.sub(r"\[([^\]]+)\]\((?:\.\./)+[\w/.-]+\.py\)", r"\1", markdown)
 
 
 def on_post_build(config):

@@ -35,6 +35,6 @@ def test_d11_messages_have_the_command_from_one_place_and_docs_spell_it_alike():
     texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     own = file.name == "extras.py"
     assert own or not [text for text in texts if "pip install" in text and text not in docstrings], file
-  for file in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "vit_jax").rglob("*.py")):
+  for file in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "vit_jax").rglob("*.py")):
     for extra in re.findall(r"pip install (?:-e )?'(?:vit_jax|\.)\[(\w+)\]'", file.read_text()):
       assert f"pip install -e '.[{extra}]'" in file.read_text() and f"'vit_jax[{extra}]'" not in file.read_text(), file

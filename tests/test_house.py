@@ -229,11 +229,17 @@ def test_what_is_imported_is_what_setup_asks_for():
       assert re.search(rf'"{re.escape(packages[top])}>=', setup), f"{file} imports {top}"
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))])
+PAGES = ["README.md", *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")))]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_paths_in_a_page_exist(page):
   text, folder = (ROOT / page).read_text(), (ROOT / page).parent
-  for path in re.findall(r"\]\((?!http)([^)#]+)\)", text):
-    assert (folder / path).exists(), path
+  generated = re.findall(r'"(reference/[\w-]+\.md)": ', (ROOT / "docs/generate.py").read_text())
+  assert len(generated) >= 8
+  for path in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", text):
+    target = (folder / path).resolve()
+    assert target.exists() or target in [ROOT / "docs" / each for each in generated], path
   for path in re.findall(r"`((?:configs|tests|benchmarks|vit_jax|launch|docs)/[\w/]+\.py)`", text):
     assert (ROOT / path).exists(), path
 

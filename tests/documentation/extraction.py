@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SOURCES = [
   file
   for folder in ("configs", "benchmarks", "examples", "tests/campaigns", "tests/parity", "vit_jax", "launch")
@@ -26,11 +26,16 @@ class Command(NamedTuple):
 
 def commands() -> list[Command]:
   """Returns all commands, those of a page or file in its order."""
-  found = [Command(text, page.name) for page in PAGES for text in of_markdown(page.read_text())]
+  found = [Command(text, name_of(page)) for page in PAGES for text in of_markdown(page.read_text())]
   for file in SOURCES:
     for docstring in docstrings(file.read_text()):
       found += [Command(text, str(file.relative_to(ROOT))) for text in of_docstring(docstring)]
   return found + [Command(text, "Makefile") for text in of_makefile((ROOT / "Makefile").read_text())]
+
+
+def name_of(page: pathlib.Path) -> str:
+  """Returns the path of a page in the folder of the documentation, such as "extend/task.md", or "README.md"."""
+  return page.name if page == ROOT / "README.md" else page.relative_to(ROOT / "docs").as_posix()
 
 
 def of_markdown(text: str) -> list[str]:

@@ -27,7 +27,7 @@ class Snippet(NamedTuple):
 def snippets() -> list[Snippet]:
   """Returns the fenced blocks of Python of all pages, in their order."""
   return [
-    Snippet(code, page.name)
+    Snippet(code, extraction.name_of(page))
     for page in extraction.PAGES
     for code in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S)
   ]

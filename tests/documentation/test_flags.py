@@ -70,7 +70,7 @@ def inline_flags():
   for page in extraction.PAGES:
     prose = extraction.split(page.read_text())[1]
     for span in re.findall(r"(?<!`)`(--[^`]+)`(?!`)", prose):
-      found |= {(page.name, flag) for flag in re.findall(r"(?:^|\s)--([\w-]+(?:\.\w+)?)", span)}
+      found |= {(extraction.name_of(page), flag) for flag in re.findall(r"(?:^|\s)--([\w-]+(?:\.\w+)?)", span)}
   return found
 
 

@@ -67,7 +67,7 @@ def shipped(choices):
 
 def test_the_navigation_names_every_page_once():
   found = paths(SETTINGS["nav"])
-  written = {page.name for page in (extraction.ROOT / "docs").glob("*.md")}
+  written = {page.relative_to(extraction.ROOT / "docs").as_posix() for page in (extraction.ROOT / "docs").rglob("*.md")}
   assert sorted(found) == sorted(written | pages().keys())
 
 
