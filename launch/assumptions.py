@@ -1,7 +1,7 @@
 """The assumptions of the launcher about each external answer, and the treatment of unexpected answers.
 
 Every call that leaves this process goes through `boundary`. An unexpected outcome becomes UnknownError: no conclusion
-is drawn from it, and machines that may cost stay named. The table of docs/launcher.md is printed by
+is drawn from it, and machines that may cost stay named. The table of docs/concepts/launcher.md is printed by
 `python -m launch.assumptions`.
 """
 

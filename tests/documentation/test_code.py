@@ -9,7 +9,7 @@ from tests import runs
 from tests.documentation import extraction
 from vit_jax.corpora.builders import prepare
 
-PAGE = (extraction.ROOT / "docs/code.md").read_text()
+PAGE = (extraction.ROOT / "docs/concepts/code.md").read_text()
 _MAIN, _OTHERS = PAGE.split("## Other files that the step runs")
 _STEP, _DATA = _OTHERS.split("\n## ")[:2]
 ITEMS = re.findall(r"^\d+\. (`.*(?:\n {3,4}\S.*)*)", _MAIN, re.M)

@@ -13,7 +13,7 @@ from tests.launch import cloud
 from tests.launch.descriptions import item
 from tests.launch.scripted import Answer, said
 
-PAGE = pathlib.Path(__file__).parent.parent.parent / "docs/launcher.md"
+PAGE = pathlib.Path(__file__).parent.parent.parent / "docs/concepts/launcher.md"
 NAME = "vit-b16-a1"
 GONE = "Resource 'projects/proj-x/locations/europe-west4-a/queuedResources/{}' was not found"
 
