@@ -6,8 +6,8 @@ import sys
 import time
 
 from launch import checks, commands, errors, flags, listing, logs, manifests, sweep
-from launch.backends import engine as engine_of
 from launch.errors import LaunchError, UnknownError
+from launch.states import engine as engine_of
 
 
 def main(words: list[str]) -> int:

@@ -20,8 +20,7 @@ import sys
 import tarfile
 import zlib
 
-from launch.assumptions import call
-from launch.errors import USAGE, LaunchError
+from launch.errors import USAGE, LaunchError, call
 from launch.storage import Bucket, Disk
 
 PATIENCE = 600.0  # seconds for a command of git, on a slow disk

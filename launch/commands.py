@@ -9,14 +9,13 @@ import subprocess
 import sys
 import time
 
-from launch import bundle, checks, errors, mailbox, removal, spec
-from launch.backends import engine as engine_of
-from launch.backends import gke
+from launch import bundle, checks, errors, gke, mailbox, removal, spec
 from launch.errors import LaunchError, UnknownError, say, utc
 from launch.event_log import EventLog, folder
 from launch.mailbox import Held
 from launch.spec import Run
 from launch.states import OVER, WATCHING, State
+from launch.states import engine as engine_of
 from launch.storage import storage
 from launch.watch import Watch, lease_of
 
@@ -57,7 +56,7 @@ def run(args, run: Run) -> int:
   run = placed(run)
   engine_ = engine_of(run)
   if args.dry_run:
-    print(engine_.request(1, int(time.time() + run.max_hours * 3600)))
+    print(engine_.commands(1, int(time.time() + run.max_hours * 3600)).script)
     return errors.DONE
   say(f"{run.name}: bundling the code")  # takes seconds on a slow disk
   code = bundle.make(pathlib.Path.cwd())
@@ -97,7 +96,7 @@ def _check_name(run, event_log, engine_):
       raise LaunchError(
         f"{resource.name} exists in {resource.location} ({resource.detail}), and no event log here contains it. "
         f"python -m launch adopt {run.name} --workdir=… continues it. Or choose another name, or delete it: "
-        f"{engine_.deletion(resource.attempt)}"
+        f"{engine_.commands(resource.attempt, 0).delete}"
       )
 
 

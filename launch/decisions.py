@@ -8,7 +8,7 @@ pause. Tries that fail use up a budget. A try that continues from a later checkp
 
 from dataclasses import replace
 
-from launch import assumptions, engine, errors, mailbox, states
+from launch import errors, mailbox, states
 from launch.errors import amount
 from launch.spec import Run
 from launch.states import DELETING, IDLE, OVER, WATCHING, Action, Observation, State
@@ -33,13 +33,13 @@ def decide(run: Run, state: State, observation: Observation) -> tuple[State, lis
   observation = _drop_contradicted(run, state, observation)
   look, order = observation.look, observation.order
   if look:
-    state = replace(state, absent=state.absent + 1 if look.state == engine.ABSENT else 0)
+    state = replace(state, absent=state.absent + 1 if look.state == states.ABSENT else 0)
   if look and look.state != state.look:
     state = replace(state, look=look.state, look_since=observation.now)
   if state.stage == DELETING:
     return _continue_deletion(run, state, observation)
   if observation.refusal:
-    refused = engine.Look(engine.FAILED, str(observation.refusal), observation.refusal.code)
+    refused = states.Look(states.FAILED, str(observation.refusal), observation.refusal.code)
     return _handle_refusal(run, state, observation, refused)
   if order and order.fresh:
     return _replace_machines(run, state, observation, "fresh", "other machines, as ordered", lost=0)
@@ -80,20 +80,20 @@ def _drop_contradicted(run, state, observation):
   long as every program runs, a cloud that calls the machines ill, lost or gone is not believed.
   """
   look = observation.look
-  if not look or look.state == engine.READY:
+  if not look or look.state == states.READY:
     return observation
   early = observation.now < state.answered + run.limits.appear
-  if look.state == engine.ABSENT and run.billed and not state.seen and state.answered and early:
+  if look.state == states.ABSENT and run.billed and not state.seen and state.answered and early:
     return replace(observation, look=None)
-  watched = state.stage == WATCHING and look.state not in (engine.FAILED, engine.DONE)
+  watched = state.stage == WATCHING and look.state not in (states.FAILED, states.DONE)
   if watched and all_running(run, observation):
-    return replace(observation, look=replace(look, state=engine.READY) if state.ready else None)
+    return replace(observation, look=replace(look, state=states.READY) if state.ready else None)
   return observation
 
 
 def all_running(run: Run, observation: Observation) -> bool:
   """Returns whether every worker has recently reported that its program runs."""
-  limit = assumptions.SIGNS * run.limits.beat
+  limit = errors.SIGNS * run.limits.beat
   ages = [age for report, age in (observation.reports or {}).values() if report.phase == mailbox.RUNNING]
   return len(ages) == run.workers and all(age <= limit for age in ages)
 
@@ -156,16 +156,16 @@ def _request(run, state, observation, verb):
 def _continue_deletion(run, state, observation):
   """Requests the deletion again until the attempt is absent, or until the limit has passed."""
   waited, found = observation.now - state.since, observation.look.state if observation.look else None
-  if found == engine.ABSENT and state.absent >= assumptions.LOOKS:
+  if found == states.ABSENT and state.absent >= errors.LOOKS:
     return _leave_attempt(state, observation, "deleted")
   state = replace(state, deletion_polls=state.deletion_polls + 1)
   # A laptop that slept has waited for long without a look.
   if waited > run.limits.delete and state.deletion_polls > DELETION_POLLS:
-    if found != engine.DELETING and not state.end:
+    if found != states.DELETING and not state.end:
       text = f"{run.attempt(state.attempt)} could not be deleted for {waited:.0f} s, and no other attempt is created"
       state = replace(state, end=(errors.BILLING, text))
     return _leave_attempt(state, observation, "unverified")
-  return (state, []) if found in (engine.DELETING, engine.ABSENT) else _request(run, state, observation, "delete")
+  return (state, []) if found in (states.DELETING, states.ABSENT) else _request(run, state, observation, "delete")
 
 
 def _leave_attempt(state, observation, event):
@@ -183,7 +183,7 @@ def _decide_by_reports(run, state, observation):
   if not observation.reports:
     return state, None
   ahead = [report for report, _ in observation.reports.values() if report.try_ > state.try_]
-  if ahead and state.look == engine.READY and not run.restarts_itself:
+  if ahead and state.look == states.READY and not run.restarts_itself:
     text = f"w{ahead[0].worker:02d} ({ahead[0].host}) was restarted"
     state = replace(state, worker_restarts=state.worker_restarts + 1)
     if state.worker_restarts > WORKER_RESTARTS:
@@ -203,7 +203,7 @@ def _decide_by_reports(run, state, observation):
     return replace(state, trouble=0.0), None
   state = replace(state, trouble=state.trouble or observation.now)
   # Machines that are repaired report again. The last reports of machines that are lost only show their end.
-  if verdict.kind == states.TROUBLE or state.look != engine.READY:
+  if verdict.kind == states.TROUBLE or state.look != states.READY:
     return state, None
   if verdict.kind == states.SAVED:
     return _replace_machines(run, state, observation, "preempted", verdict.text)
@@ -221,31 +221,31 @@ def _decide_by_look(run, state, observation):
   look, waited, limits = observation.look, observation.now - state.look_since, run.limits
   if look is None:
     return state, []
-  if look.state == engine.ABSENT and not state.seen:  # the request may be lost, or its answer
+  if look.state == states.ABSENT and not state.seen:  # the request may be lost, or its answer
     # The service accepted an answered request, so the attempt may be in its queue. It is requested again until its end.
     if observation.now > (state.expires if state.answered else state.since + limits.queue):
       text = f"the creation could not be requested within {limits.queue / 3600:.1f} h"
       return _try_next_zone(run, state, observation, text)
     return _request(run, state, observation, "create")
-  if look.state == engine.ABSENT and state.absent < assumptions.LOOKS:
+  if look.state == states.ABSENT and state.absent < errors.LOOKS:
     return state, []
   state = replace(state, seen=True)
-  if look.state == engine.READY:
+  if look.state == states.READY:
     return _check_workers(run, state, observation)
-  if look.state == engine.FAILED:
+  if look.state == states.FAILED:
     return _handle_refusal(run, state, observation, look)
-  if look.state == engine.DONE:
+  if look.state == states.DONE:
     return _end(run, state, observation, "done", errors.DONE, look.detail, summary="done")
-  allowed = {engine.QUEUED: limits.queue, engine.STARTING: limits.provision, engine.REPAIRING: limits.repair}
+  allowed = {states.QUEUED: limits.queue, states.STARTING: limits.provision, states.REPAIRING: limits.repair}
   if waited <= allowed.get(look.state, -1.0):
     return state, []
-  if look.state == engine.QUEUED:
+  if look.state == states.QUEUED:
     text = f"no capacity within {limits.queue / 3600:.1f} h: {look.detail}"
     return _try_next_zone(run, state, observation, text)
-  if look.state == engine.STARTING:
+  if look.state == states.STARTING:
     text = f"not ready after {waited:.0f} s: {look.detail}"
     return _handle_failure(run, state, observation, text, fresh=True)
-  text = f"not repaired after {waited:.0f} s" if look.state == engine.REPAIRING else look.state
+  text = f"not repaired after {waited:.0f} s" if look.state == states.REPAIRING else look.state
   return _replace_machines(
     run, state, observation, "preempted", f"{text}: {look.detail}"
   )  # also ABSENT, LOST, DELETING

@@ -17,8 +17,7 @@ import sys
 import time
 
 from launch import mailbox, spec, states
-from launch.assumptions import AT_HOME, IN_FLIGHT, boundary
-from launch.errors import LaunchError, UnknownError
+from launch.errors import AT_HOME, IN_FLIGHT, LaunchError, UnknownError, boundary
 from launch.states import State
 from launch.storage import regular
 

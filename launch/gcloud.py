@@ -9,10 +9,20 @@ module does not repeat requests, because the watcher asks again. The words of st
 import re
 
 from launch import tpus
-from launch.assumptions import CALL, call, parse_json
-from launch.engine import DELETING, FAILED, LOST, QUEUED, READY, REPAIRING, STARTING, Look, Resource  # fmt: skip
-from launch.engine import resource as labelled_resource
-from launch.errors import DENIED, NO_CAPACITY, USAGE, LaunchError, QuotaError, UnknownError, amount
+from launch.errors import (
+  CALL,
+  DENIED,
+  NO_CAPACITY,
+  USAGE,
+  LaunchError,
+  QuotaError,
+  UnknownError,
+  amount,
+  call,
+  parse_json,
+)
+from launch.states import DELETING, FAILED, LOST, QUEUED, READY, REPAIRING, STARTING, Look, Resource  # fmt: skip
+from launch.states import resource as labelled_resource
 
 TIMEOUT = CALL  # gcloud's own repetitions end after 33 s
 GROUPS = ("queued-resources", "tpu-vm")

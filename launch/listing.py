@@ -10,13 +10,13 @@ import sys
 import time
 
 from launch import commands, errors, mailbox, removal, spec
-from launch.backends import engine as engine_of
 from launch.errors import LaunchError, UnknownError, say, utc
 from launch.event_log import EventLog, names
 from launch.mailbox import Held
 from launch.removal import ELSEWHERE, Facts
 from launch.spec import Run
 from launch.states import DELETING, IDLE, OVER, WATCHING, State
+from launch.states import engine as engine_of
 from launch.storage import storage
 from launch.watch import lease_of
 

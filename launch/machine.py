@@ -31,8 +31,7 @@ import urllib.request
 import zlib
 from collections.abc import Callable
 
-from launch.assumptions import boundary
-from launch.errors import DENIED, LaunchError, UnknownError, amount
+from launch.errors import DENIED, LaunchError, UnknownError, amount, boundary
 from launch.spec import Run
 from launch.storage import Token
 

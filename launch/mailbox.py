@@ -16,8 +16,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 from launch import spec
-from launch.assumptions import guarded
-from launch.errors import USAGE, LaunchError, UnknownError
+from launch.errors import USAGE, LaunchError, UnknownError, guarded
 
 TIME_ENDED = "its time has ended"  # detail of a worker after the machine time is used up
 AT_ONCE = 16  # files that are read in parallel

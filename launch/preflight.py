@@ -17,10 +17,8 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from launch import errors, machine, storage
-from launch.assumptions import boundary, guarded
-from launch.backends import gke
-from launch.errors import LaunchError, UnknownError, amount
+from launch import errors, gke, machine, storage
+from launch.errors import LaunchError, UnknownError, amount, boundary, guarded
 from launch.manifests import JOBSETS
 from launch.spec import Run
 

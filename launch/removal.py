@@ -8,7 +8,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
-from launch import assumptions, engine
+from launch import errors, states
 from launch.errors import LaunchError, UnknownError, say
 from launch.event_log import EventLog
 from launch.mailbox import Held
@@ -16,7 +16,7 @@ from launch.spec import Run
 from launch.states import OVER, State
 
 # States of machines that do not end by themselves, and still use quota or cost.
-DEAD = (engine.LOST, engine.FAILED, engine.DONE)
+DEAD = (states.LOST, states.FAILED, states.DONE)
 ELSEWHERE = "ELSEWHERE"  # the run's directory gives no answer, or names a watcher
 EXPIRED, ORPHAN = "EXPIRED", "ORPHAN"
 CONFIRMING = 2.0  # seconds beyond limits.delete in which an absence is confirmed
@@ -46,7 +46,7 @@ class Facts:
   settled: bool = True
 
 
-def judge(resource: engine.Resource, facts: "Facts | None") -> str:
+def judge(resource: states.Resource, facts: "Facts | None") -> str:
   """Returns why other processes may delete a machine: EXPIRED, ORPHAN or its dead state; "" or ELSEWHERE if not.
 
   Args:
@@ -71,13 +71,13 @@ def judge(resource: engine.Resource, facts: "Facts | None") -> str:
 
 
 def delete(
-  engine_: engine.Engine,
+  engine_: states.Engine,
   run: Run,
-  targets: Sequence[int | engine.Resource],
+  targets: Sequence[int | states.Resource],
   event_log: EventLog | None = None,
   wait: Callable[[float], None] = time.sleep,
   before: Callable[[], None] = do_nothing,
-) -> list[int | engine.Resource]:
+) -> list[int | states.Resource]:
   """Deletes attempts and resources, and returns those that were not seen to be gone within `limits.delete`.
 
   An attempt is gone if it is absent in consecutive looks. With an event log, absence counts only after every request
@@ -103,14 +103,14 @@ def delete(
       try:
         settled = not event_log or not event_log.settling(target)  # before the look, which takes a while
         found = _look(engine_, target)
-        absent[target] = absent[target] + 1 if found == engine.ABSENT else 0
-        if event_log and found != engine.ABSENT:
+        absent[target] = absent[target] + 1 if found == states.ABSENT else 0
+        if event_log and found != states.ABSENT:
           event_log.record_appearance(target)
-        if found not in (engine.ABSENT, engine.DELETING):
+        if found not in (states.ABSENT, states.DELETING):
           before()
           found = _remove(engine_, target)
-          absent[target] = int(found == engine.ABSENT)
-        if _is_gone(target, found, absent[target] >= assumptions.LOOKS and settled):
+          absent[target] = int(found == states.ABSENT)
+        if _is_gone(target, found, absent[target] >= errors.LOOKS and settled):
           del absent[target]
           if event_log:
             event_log.append("deleted", readable_state(event_log), attempt=target)
@@ -126,48 +126,45 @@ def delete(
 
 def _is_gone(target, found, confirmed):
   """Returns whether a deletion is complete, or has started in the case of a resource."""
-  if not isinstance(target, engine.Resource):
+  if not isinstance(target, states.Resource):
     return confirmed
-  if confirmed or found == engine.DELETING:
-    say(f"{target.name}: {'is being ' * (found == engine.DELETING)}deleted")
-  return confirmed or found == engine.DELETING
+  if confirmed or found == states.DELETING:
+    say(f"{target.name}: {'is being ' * (found == states.DELETING)}deleted")
+  return confirmed or found == states.DELETING
 
 
 def _look(engine_, target):
   """Returns the state of an attempt, or of a resource by the inventory of its location."""
-  if not isinstance(target, engine.Resource):
+  if not isinstance(target, states.Resource):
     return engine_.look(target).state
   resources, silent = engine_.inventory((target.location,))
   if silent:
     raise UnknownError("; ".join(f"{location}: {why}" for location, why in silent.items()))
-  states = [each.state for each in resources if (each.name, each.location) == (target.name, target.location)]
-  return next((state for state in states if state != engine.DELETING), states[0] if states else engine.ABSENT)
+  found = [each.state for each in resources if (each.name, each.location) == (target.name, target.location)]
+  return next((state for state in found if state != states.DELETING), found[0] if found else states.ABSENT)
 
 
 def _remove(engine_, target):
   """Requests a deletion, and returns the state after it if the start of the deletion is enough, else ""."""
-  if isinstance(target, engine.Resource):
-    engine_.remove(target)
-    return _look(engine_, target)
   engine_.delete(target)
-  return ""
+  return _look(engine_, target) if isinstance(target, states.Resource) else ""
 
 
 def _name(run, target):
-  return target.name if isinstance(target, engine.Resource) else run.attempt(target)
+  return target.name if isinstance(target, states.Resource) else run.attempt(target)
 
 
-def exists(engine_: engine.Engine, run: Run, attempt: int, wait: Callable[[float], None]) -> bool:
+def exists(engine_: states.Engine, run: Run, attempt: int, wait: Callable[[float], None]) -> bool:
   """Returns whether an attempt exists. Absence requires consecutive looks."""
-  for number in range(assumptions.LOOKS):
+  for number in range(errors.LOOKS):
     if number:
       wait(min(0.5, run.limits.poll))
-    if engine_.look(attempt).state != engine.ABSENT:
+    if engine_.look(attempt).state != states.ABSENT:
       return True
   return False
 
 
-def advise(engine_: engine.Engine, run: Run, target: int | engine.Resource, fate: str = "") -> str:
+def advise(engine_: states.Engine, run: Run, target: int | states.Resource, fate: str = "") -> str:
   """Returns a message about a machine that is left, with the command that deletes it.
 
   Args:
@@ -176,11 +173,11 @@ def advise(engine_: engine.Engine, run: Run, target: int | engine.Resource, fate
     target: the number of an attempt, or a resource.
     fate: by default that the deletion was not confirmed.
   """
-  attempt = target.attempt if isinstance(target, engine.Resource) else target
-  return f"{_name(run, target)} {fate or run.left}; delete it with\n  {engine_.deletion(attempt)}"
+  attempt = target.attempt if isinstance(target, states.Resource) else target
+  return f"{_name(run, target)} {fate or run.left}; delete it with\n  {engine_.commands(attempt, 0).delete}"
 
 
-def list_machines(engine_: engine.Engine, run: Run) -> tuple[list[engine.Resource], dict]:
+def list_machines(engine_: states.Engine, run: Run) -> tuple[list[states.Resource], dict]:
   """Returns (the resources of a run, {location: why it gave no answer})."""
   try:
     resources, troubles = engine_.inventory(run.zones)
@@ -190,14 +187,14 @@ def list_machines(engine_: engine.Engine, run: Run) -> tuple[list[engine.Resourc
   return [each for each in resources if (each.run, each.owner, each.mark) == key], troubles
 
 
-def list_strays(engine_: engine.Engine, run: Run, spared: Sequence[int]) -> tuple[list[engine.Resource], dict]:
+def list_strays(engine_: states.Engine, run: Run, spared: Sequence[int]) -> tuple[list[states.Resource], dict]:
   """Returns `list_machines` without the `spared` attempts, and without machines that are being deleted."""
   found, troubles = list_machines(engine_, run)
-  return [each for each in found if each.attempt not in spared and each.state != engine.DELETING], troubles
+  return [each for each in found if each.attempt not in spared and each.state != states.DELETING], troubles
 
 
 def delete_strays(
-  engine_: engine.Engine,
+  engine_: states.Engine,
   run: Run,
   event_log: EventLog,
   spared: Sequence[int],
@@ -229,7 +226,7 @@ def delete_strays(
     wait(run.limits.poll)
     found, troubles = list_strays(engine_, run, spared)
   for location, why in troubles.items():
-    command = engine_.deletion(max(1, readable_state(event_log).attempt))
+    command = engine_.commands(max(1, readable_state(event_log).attempt), 0).delete
     advice = f"; look with\n  {command}" if late else ""
     say(f"{location} could not be asked for other machines of {run.name}: {why}{advice}")
   for resource in found:

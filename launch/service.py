@@ -16,8 +16,7 @@ import sys
 import time
 
 from launch import program
-from launch.assumptions import boundary
-from launch.errors import LaunchError, UnknownError
+from launch.errors import LaunchError, UnknownError, boundary
 
 ROOT = pathlib.Path(__file__).absolute().parent.parent  # the directory that contains the package
 SYSTEMD = pathlib.Path("/run/systemd/system")  # exists if systemd is running: sd_booted(3)

@@ -6,6 +6,7 @@ import getpass
 import hashlib
 import json
 import re
+import socket
 from collections.abc import Sequence
 
 from launch import tpus
@@ -13,6 +14,7 @@ from launch.errors import LaunchError
 
 BACKENDS = ("local", "qr", "gke", "hosts")
 YEAR = 24.0 * 365  # hours
+FLEX_HOURS = 7 * 24  # docs.cloud.google.com/tpu/docs: flex-start runs up to seven days
 CAPACITIES = ("spot", "reserved", "on-demand", "flex-start")
 NAME = r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?"
 _ACCOUNTS = {  # who the machines are, by backend
@@ -200,6 +202,14 @@ class Run:
     """Returns the name of an attempt."""
     return f"{self.name}-a{number}"
 
+  def location(self, attempt: int) -> str:
+    """Returns the place of an attempt: its zone, its cluster and namespace, or its hosts. Zones are used in turn."""
+    if self.backend == "qr":
+      return self.zones[(attempt - 1) % len(self.zones)] if self.zones else ""
+    if self.backend == "gke":
+      return f"{self.cluster or 'current context'}/{self.namespace}"
+    return ",".join(self.hosts) or socket.gethostname()
+
   def labels(self, attempt: int) -> dict[str, str]:
     """Returns the labels of everything that an attempt creates, which nothing else has."""
     values = {"run": self.name, "owner": self.owner, "attempt": str(attempt), "folder": self.mark}
@@ -333,6 +343,8 @@ def _numbers(run):
   for key, (low, high) in ranges.items():
     if not low <= getattr(run, key) <= high:
       raise LaunchError(f"{flag(key)}: {getattr(run, key)}; allowed: {low} to {high}")
+  if run.capacity == "flex-start" and run.max_hours > FLEX_HOURS:
+    raise LaunchError(f"--max-hours: {run.max_hours:g}; flex-start allows {FLEX_HOURS} at most")
   if run.max_cost and not (run.price and run.chips):
     raise LaunchError("--max-cost: the cost of this run is not known. Add --price=PER_CHIP_HOUR, and --tpu")
   for field in dataclasses.fields(Limits):

@@ -23,8 +23,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
-from launch.assumptions import boundary, call, guarded
-from launch.errors import DENIED, LaunchError, UnknownError
+from launch.errors import DENIED, LaunchError, UnknownError, boundary, call, guarded
 
 TRIES, TIMEOUT = 5, 20.0  # tries of a request, and seconds for each
 _SERVER = "https://storage.googleapis.com"

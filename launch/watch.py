@@ -5,13 +5,13 @@ import random
 import statistics
 import time
 
-from launch import assumptions, bundle, decisions, engine, errors, mailbox, removal, states
-from launch.backends import engine as engine_of
+from launch import bundle, decisions, errors, mailbox, removal, states
 from launch.errors import LaunchError, UnknownError, say, utc
 from launch.event_log import EventLog
 from launch.mailbox import Held, Lease
 from launch.spec import Run
 from launch.states import IDLE, OVER, WATCHING, Observation, State
+from launch.states import engine as engine_of
 from launch.storage import storage
 
 BEATS = 6.0  # polls in the duration of the lease
@@ -27,7 +27,7 @@ def lease_of(run: Run) -> Lease:
 class Watch:
   """The watcher of a run, as a context that holds the lease of the run."""
 
-  def __init__(self, run: Run, event_log: EventLog, engine_: engine.Engine | None = None, force: bool = False):
+  def __init__(self, run: Run, event_log: EventLog, engine_: states.Engine | None = None, force: bool = False):
     """Prepares to watch a run.
 
     Args:
@@ -180,7 +180,7 @@ class Watch:
     try:
       look = self.engine.look(attempt)
       self._reported.pop("look", None)
-      if look.state != engine.ABSENT:
+      if look.state != states.ABSENT:
         if self._event_log.is_unanswered(attempt):  # the look replaces the answer
           self._event_log.append("created", self.state)
         self._event_log.record_appearance(attempt)
@@ -214,7 +214,8 @@ class Watch:
 
   def _create(self, state, files):
     """Requests the machines of an attempt. Each request is recorded before it is made."""
-    run, location, attempt = self._run, self.engine.location(state.attempt), state.attempt
+    run, attempt = self._run, state.attempt
+    location = run.location(attempt)
     first = attempt not in self._intended
     if first:
       files.clear()
@@ -313,7 +314,7 @@ class Watch:
   def _check_own_clock(self):
     """Reports a wrong clock of this machine, once until it is right."""
     skew = time.time() - self._now()
-    if abs(skew) <= assumptions.SKEW:
+    if abs(skew) <= errors.SKEW:
       self._warned.discard("clock")
     else:
       text = f"this machine's clock differs by {skew:.0f} s from that of the run's directory; deadlines use the latter"
@@ -324,7 +325,7 @@ class Watch:
     skews = {w: report.clock - (now - age) for w, (report, age) in reports.items() if report.clock}
     middle = statistics.median(skews.values()) if len(skews) > 2 else 0.0
     for worker, skew in skews.items():
-      if abs(skew - middle) > assumptions.SKEW:
+      if abs(skew - middle) > errors.SKEW:
         self._warn_once(worker, f"w{worker:02d}: its clock is wrong by {skew - middle:.0f} s")
 
   def _describe(self, observation):

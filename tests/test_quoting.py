@@ -25,7 +25,7 @@ PLAIN = {
   "launch/decisions.py": {"run.max_cost", "run.max_hours"},
   # Names that launch/spec.py restricts to letters, digits and a few signs, and constants.
   "launch/preflight.py": {"run.project", "name", "member", "role", "region", "ME", "','.join(END)"},
-  "launch/backends/gke.py": {"self._selector(attempt)"},  # a word of a command
+  "launch/gke.py": {"self._selector(attempt)"},  # a word of a command
 }
 FILES = [file for folder in ("vit_jax", "launch") for file in sorted((ROOT / folder).rglob("*.py"))]
 

@@ -3,7 +3,7 @@
 import contextlib
 import time
 
-from launch import engine
+from launch import states
 from launch.errors import LaunchError, UnknownError
 from launch.storage import storage
 from tests.launch.crew import Crew
@@ -34,7 +34,7 @@ class Cloud:
 
   def live(self):
     """Attempts that exist and are not being deleted."""
-    return [attempt for attempt, (state, _) in self.states.items() if state != engine.DELETING]
+    return [attempt for attempt, (state, _) in self.states.items() if state != states.DELETING]
 
   def count(self, call: str) -> None:
     """Of calls, before and after each of which there may be trouble."""
@@ -51,19 +51,13 @@ class Engine:
   def __init__(self, run, cloud: Cloud):
     self._run, self._cloud = run, cloud
 
-  def location(self, attempt):
-    return "memory"
-
-  def request(self, attempt):
-    return f"make {self._run.attempt(attempt)}"
-
   def create(self, attempt, expires):
     cloud = self._cloud
     cloud.count("create")
     if cloud.refuse:
       raise LaunchError(*cloud.refuse)
     if attempt not in cloud.states:
-      cloud.states[attempt] = engine.READY, 0.0
+      cloud.states[attempt] = states.READY, 0.0
       cloud.made.append(attempt)
       words = cloud.crews[min(len(cloud.made), len(cloud.crews)) - 1]
       cloud.resources.enter_context(Crew(storage(self._run.folder), attempt, **words))
@@ -73,28 +67,25 @@ class Engine:
   def look(self, attempt):
     cloud = self._cloud
     cloud.count("look")
-    state, since = cloud.states.get(attempt, (engine.ABSENT, 0.0))
-    if state == engine.DELETING and time.monotonic() - since > cloud.removal:
+    state, since = cloud.states.get(attempt, (states.ABSENT, 0.0))
+    if state == states.DELETING and time.monotonic() - since > cloud.removal:
       del cloud.states[attempt]
-      state = engine.ABSENT
-    return engine.Look(state)
+      state = states.ABSENT
+    return states.Look(state)
 
-  def delete(self, attempt):
-    cloud = self._cloud
+  def delete(self, target):
+    cloud, attempt = self._cloud, target.attempt if isinstance(target, states.Resource) else target
     cloud.count("delete")
-    if cloud.states.get(attempt, (engine.DELETING,))[0] != engine.DELETING:
-      cloud.states[attempt] = engine.DELETING, time.monotonic()
+    if cloud.states.get(attempt, (states.DELETING,))[0] != states.DELETING:
+      cloud.states[attempt] = states.DELETING, time.monotonic()
     cloud.count("deleted")
 
-  def deletion(self, attempt):
-    return f"remove {self._run.attempt(attempt)}"
-
-  def remove(self, resource):
-    self.delete(resource.attempt)
+  def commands(self, attempt, expires):
+    return states.Commands(f"make {self._run.attempt(attempt)}", f"remove {self._run.attempt(attempt)}")
 
   def inventory(self, zones):
     run = self._run
-    rows = [engine.Resource(run.attempt(a), "memory", run.name, run.owner, a, state, mark=run.mark)
+    rows = [states.Resource(run.attempt(a), "memory", run.name, run.owner, a, state, mark=run.mark)
             for a, (state, _) in self._cloud.states.items()]  # fmt: skip
     return tuple(rows), self._cloud.silent
 

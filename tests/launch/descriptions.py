@@ -1,6 +1,6 @@
 """What gcloud says of queued resources and nodes, as Python values, and an engine to hear it."""
 
-from launch.backends import qr
+from launch import qr
 from tests.launch import cloud
 from tests.launch.scripted import said
 

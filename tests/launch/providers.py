@@ -5,7 +5,7 @@ import os
 import pathlib
 
 from launch import spec
-from launch.backends import engine
+from launch.states import engine
 from launch.storage import storage
 from tests.launch import cloud, quick_gcloud
 from tests.launch.cluster import Cluster

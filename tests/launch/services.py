@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from launch import engine, mailbox, spec
+from launch import mailbox, spec, states
 from launch.errors import QuotaError, UnknownError
 from launch.storage import Clock, Item
 
@@ -10,7 +10,7 @@ FAULTS = (
   "other acts", "quota", "create refused", "create delayed", "create duplicated", "create lost", "look unknown",
   "look stale", "look absent", "look ill", "delete refused", "delete lost", "list unknown", "write lost",
 )  # fmt: skip
-ILL = (engine.REPAIRING, engine.LOST, engine.STARTING, engine.DELETING, engine.QUEUED)
+ILL = (states.REPAIRING, states.LOST, states.STARTING, states.DELETING, states.QUEUED)
 
 
 class Killed(BaseException):
@@ -25,7 +25,7 @@ class Machine:
   born: float
   expires: int
   seconds: int
-  state: str = engine.QUEUED
+  state: str = states.QUEUED
   ready: float = 0.0
   gone: float = 0.0
   worker: str = "running"  # or finished, crashed, silent
@@ -79,12 +79,6 @@ class Engine:
   def __init__(self, run: spec.Run, universe):
     self._run, self._universe = run, universe
 
-  def location(self, attempt: int) -> str:
-    return "europe-west4-a"
-
-  def request(self, attempt: int, expires: int) -> str:
-    return ""
-
   def create(self, attempt: int, expires: int) -> None:
     u = self._universe
     u.call()
@@ -104,45 +98,42 @@ class Engine:
     if u.take("create lost"):
       raise UnknownError("the answer is lost")
 
-  def look(self, attempt: int) -> engine.Look:
+  def look(self, attempt: int) -> states.Look:
     u = self._universe
     u.call()
     machine = u.machines.get(attempt)
     if u.take("look unknown"):
       raise UnknownError("500")
     if machine and u.now - u.answered.get(attempt, -1e9) < 25 and u.take("look stale"):
-      return engine.Look(engine.ABSENT)
+      return states.Look(states.ABSENT)
     false = u.take("look absent")
     if machine and false and not u.lied:
       u.lied = True  # the assumption: not twice in turn, beside a list that says the same
-      return engine.Look(engine.ABSENT)
+      return states.Look(states.ABSENT)
     u.lied = False
-    if machine and machine.state == engine.READY and u.works(machine) and (word := u.take("look ill")):
-      return engine.Look(word, "UNHEALTHY")
-    return engine.Look(machine.state if machine else engine.ABSENT, "detail" if machine else "")
+    if machine and machine.state == states.READY and u.works(machine) and (word := u.take("look ill")):
+      return states.Look(word, "UNHEALTHY")
+    return states.Look(machine.state if machine else states.ABSENT, "detail" if machine else "")
 
-  def delete(self, attempt: int) -> None:
+  def delete(self, target: int | states.Resource) -> None:
     u = self._universe
     u.call()
     if u.take("delete refused"):
       raise UnknownError("500")
-    u.remove(attempt)
+    u.remove(target.attempt if isinstance(target, states.Resource) else target)
     u.call()
     if u.take("delete lost"):
       raise UnknownError("the answer is lost")
 
-  def remove(self, resource: engine.Resource) -> None:
-    self.delete(resource.attempt)
-
-  def deletion(self, attempt: int) -> str:
-    return f"remove {self._run.attempt(attempt)}"
+  def commands(self, attempt: int, expires: int) -> states.Commands:
+    return states.Commands("", f"remove {self._run.attempt(attempt)}")
 
   def inventory(self, zones: tuple) -> tuple:
     u = self._universe
     u.call()
     if u.take("list unknown"):
       return (), {"europe-west4-a": "500"}
-    rows = [engine.Resource(self._run.attempt(m.attempt), "europe-west4-a", "vit", self._run.owner, m.attempt, m.state,
+    rows = [states.Resource(self._run.attempt(m.attempt), "europe-west4-a", "vit", self._run.owner, m.attempt, m.state,
                             "detail", m.expires, m.born, "v3-8", self._run.mark)
             for m in u.machines.values()]  # fmt: skip
     return tuple(rows), {}

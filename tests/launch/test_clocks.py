@@ -2,13 +2,13 @@
 
 import pytest
 
-from launch import engine, errors, states
+from launch import errors, states
 from tests.launch.world import World, run, running
 
 DAY = 86_400.0
 
 
-@pytest.mark.parametrize("stage", [states.IDLE, states.WATCHING, engine.DELETING])
+@pytest.mark.parametrize("stage", [states.IDLE, states.WATCHING, states.DELETING])
 def test_a_clock_that_was_a_day_ahead_and_is_set_right_delays_nothing(stage):
   """The second formulation: the same run by a clock that was right all the time, but for what is asked for again."""
 
@@ -19,7 +19,7 @@ def test_a_clock_that_was_a_day_ahead_and_is_set_right_delays_nothing(stage):
       world.create_fails = 3
       world.until(lambda w: len(w.asked["create"]) == 2)
     else:
-      world.until(lambda w: w.state.look == engine.READY).preempt(False)
+      world.until(lambda w: w.state.look == states.READY).preempt(False)
       world.until(lambda w: w.state.stage == stage and (stage == states.IDLE or len(w.asked["delete"]) == 2))
     world.ahead, before = 0.0, world.now
     world.until(lambda w: w.asked["create"][-1] >= before)
@@ -33,9 +33,9 @@ def test_a_clock_that_was_a_day_ahead_and_is_set_right_delays_nothing(stage):
 def test_a_clock_that_is_set_back_does_not_hold_up_what_has_a_bound():
   world = World(run(), boot=1e9)
   world.ahead = DAY
-  world.until(lambda w: w.state.look == engine.READY)
+  world.until(lambda w: w.state.look == states.READY)
   world.ahead, before = 0.0, world.now
-  world.until(lambda w: w.state.stage == engine.DELETING)
+  world.until(lambda w: w.state.stage == states.DELETING)
   assert world.now - before < run().limits.start + 60 and "no report within" in world.said[-1]
 
 
@@ -56,5 +56,5 @@ def test_an_attempt_that_goes_on_behind_its_end_is_deleted_when_another_clock_sa
   world = World(run(max_hours=1), total=10**9).until(running)
   world.bucket = 1e9 + DAY if witness == "the bucket" else 0.0
   world.unreadable = {1} if witness == "nobody" else set()
-  world.until(lambda w: w.state.stage == engine.DELETING)
+  world.until(lambda w: w.state.stage == states.DELETING)
   assert world.notes[-1] == "expired" and 0 <= world.now - world.state.expires - 120 <= 60

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch import engine, errors, mailbox, spec
+from launch import errors, mailbox, spec, states
 from launch.states import OVER
 from tests.launch.world import World, run, running
 
@@ -69,10 +69,10 @@ def test_6_7_preemption_costs_no_try(notice):
 def test_pauses_between_attempts_grow_while_nothing_is_reached_and_have_a_bound():
   world, pauses = World(run(max_hours=500), total=10**9, boot=1e9), []
   for _ in range(8):
-    world.until(lambda w: w.state.look == engine.READY)
+    world.until(lambda w: w.state.look == states.READY)
     world.preempt(False)
     before = world.now
-    world.until(lambda w: w.state.look == engine.QUEUED)
+    world.until(lambda w: w.state.look == states.QUEUED)
     pauses.append(world.now - before)
   assert pauses == sorted(pauses) and pauses[-1] < 30 * 30 + 120 and pauses[4] > 4 * 30
 
@@ -171,7 +171,7 @@ def test_what_is_asked_for_again_is_made_as_soon_as_the_cloud_answers():
 
 def test_24_a_node_that_is_repaired_goes_on_and_one_that_is_not_is_replaced():
   world = World(run(), total=3000).until(running)
-  world.machines[1].state = engine.REPAIRING
+  world.machines[1].state = states.REPAIRING
   rows = world.reports[1]
   for worker, (report, at) in rows.items():
     changes = {"try_": 2, "phase": mailbox.READY} if worker == 3 else {"phase": mailbox.EXITED, "exit": 134}
@@ -179,11 +179,11 @@ def test_24_a_node_that_is_repaired_goes_on_and_one_that_is_not_is_replaced():
   for _ in range(60):
     world.step()
   assert world.state.try_ == 1
-  world.machines[1].state = engine.READY
+  world.machines[1].state = states.READY
   world.until(lambda w: w.state.try_ > 1)
   assert world.made == [1] and world.state.failures == 0
   world.until(running)
-  world.machines[1].state, world.silent = engine.REPAIRING, {3}
+  world.machines[1].state, world.silent = states.REPAIRING, {3}
   world.until(lambda w: len(w.made) == 2)
   world.silent = set()
   assert ended(world.to_end()) == errors.DONE and world.made == [1, 2]
@@ -226,7 +226,7 @@ def test_a_worker_whose_report_cannot_be_read_is_as_one_that_is_silent():
 def test_a_refusal_of_the_cloud_is_an_end_with_its_words():
   world = World(run())
   world.step()
-  world.machines[1].state, world.machines[1].detail = engine.FAILED, "Quota 'TPUV3' exceeded"
+  world.machines[1].state, world.machines[1].detail = states.FAILED, "Quota 'TPUV3' exceeded"
   world.machines[1].code = errors.DENIED
   assert ended(world.to_end()) == errors.DENIED and "Quota" in world.state.end[1]
 
@@ -238,7 +238,7 @@ EVENTS = st.one_of(
   st.tuples(st.just("preempt"), st.booleans()),
   st.tuples(st.just("crash"), st.sampled_from([1, 2, 42, 43, 44, 45, 134, 137, 143])),
   st.tuples(st.just("silent"), st.sets(st.integers(0, 3))),
-  st.tuples(st.just("state"), st.sampled_from([s for s in engine.STATES if s not in (engine.ABSENT, engine.DELETING)])),
+  st.tuples(st.just("state"), st.sampled_from([s for s in states.STATES if s not in (states.ABSENT, states.DELETING)])),
   st.tuples(st.just("gone"), st.just(0)),
   st.tuples(st.just("removal"), st.sampled_from([0, 30, 2000, 10**6])),
   st.tuples(st.just("queue"), st.sampled_from([0, 600, 10**6])),

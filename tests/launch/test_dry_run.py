@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from launch.backends import engine, qr
+from launch import qr
 from launch.errors import LaunchError, UnknownError
+from launch.states import engine
 from tests.launch import cloud, launches, repositories
 
 RECORD = """#!/bin/sh
@@ -76,7 +77,7 @@ def test_the_printed_commands_are_those_that_are_executed(name, tmp_path, monkey
   recorder, changes = Recorder(tmp_path, monkeypatch), dict(RUNS[name])
   run = launches.run(changes.pop("backend", name), **changes)
   (tmp_path / "item").write_text(json.dumps(item(run)))
-  (tmp_path / "script.sh").write_text(engine(run).request(1, 1_795_300_000))
+  (tmp_path / "script.sh").write_text(engine(run).commands(1, 1_795_300_000).script)
   assert subprocess.run(["bash", "-n", tmp_path / "script.sh"], capture_output=True).stderr == b""
   words = ["bash", str(tmp_path / "script.sh")]
   subprocess.run(words, cwd=tmp_path, capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
@@ -100,7 +101,7 @@ def test_the_printed_commands_are_those_that_are_executed(name, tmp_path, monkey
 def test_a_dry_run_of_this_machine_starts_looks_and_stops(tmp_path, monkeypatch):
   run = launches.run(workdir=f"{tmp_path}/a b/$HOME")
   monkeypatch.setenv("SHELL", "/bin/true")
-  script = engine(run).request(2, 1_795_300_000)
+  script = engine(run).commands(2, 1_795_300_000).script
   repositories.write(tmp_path, {"python": RECORD.format(folder=tmp_path, name="python", cases="")})
   (tmp_path / "python").chmod(0o755)
   subprocess.run(["bash", "-c", script.replace(sys.executable, str(tmp_path / "python"))], check=True, timeout=60)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from launch import backends, commands, engine, errors, event_log, flags, listing, mailbox, removal, spec, watch
+from launch import commands, errors, event_log, flags, listing, mailbox, removal, spec, states, watch
 from launch.errors import LaunchError, UnknownError
 from launch.event_log import EventLog
 from launch.mailbox import Lease
@@ -51,9 +51,9 @@ def test_g1_the_clock_of_an_attempt_starts_when_it_is_ready():
 
 
 def test_g1_what_waits_in_the_queue_has_not_expired():
-  world = World(run(max_hours=4), queue=5.9 * HOUR).until(lambda w: w.state.look == engine.QUEUED)
+  world = World(run(max_hours=4), queue=5.9 * HOUR).until(lambda w: w.state.look == states.QUEUED)
   label, born = int(world.state.expires), world.now
-  waiting = engine.Resource("vit-a1", "z", "vit", "alice", 1, engine.QUEUED, expires=label)
+  waiting = states.Resource("vit-a1", "z", "vit", "alice", 1, states.QUEUED, expires=label)
   for waited in (0, 4.5 * HOUR, 9.9 * HOUR):
     assert removal.judge(waiting, Facts(world.state, True, False, born + waited)) == ""
   assert removal.judge(waiting, Facts(world.state, True, False, born + 11 * HOUR)) == EXPIRED
@@ -132,7 +132,7 @@ def test_g2_a_worker_executes_only_the_run_that_this_machine_started(here, tmp_p
   files = mailbox.Mailbox(storage(here.folder), 1)
   attempt = mailbox.Attempt(here, 1, "c" * 64, 2_000_000_000)
   assert event_log.proof(here) == attempt.proof
-  words = backends.engine(here).request(1, 2_000_000_000)
+  words = states.engine(here).commands(1, 2_000_000_000).script
   assert f"--proof={attempt.proof}" in words
   for changed in (dataclasses.replace(here, module="evil"), dataclasses.replace(here, args=("--evil",))):
     files.publish(dataclasses.replace(attempt, run=changed))
@@ -161,7 +161,7 @@ def test_g3_deadlines_follow_the_clock_of_the_runs_directory(here, monkeypatch, 
 
 
 def test_g3_nothing_expires_by_the_clock_of_a_laptop():
-  resource = engine.Resource("vit-a1", "z", "vit", "alice", 1, engine.READY, expires=1000)
+  resource = states.Resource("vit-a1", "z", "vit", "alice", 1, states.READY, expires=1000)
   live = State(attempt=1, stage=WATCHING)
   assert removal.judge(resource, Facts(live, True, False, 0.0)) == ""
   assert removal.judge(resource, Facts(live, True, False, 1001.0)) == EXPIRED
@@ -170,25 +170,25 @@ def test_g3_nothing_expires_by_the_clock_of_a_laptop():
 # G4.
 
 
-def resource(attempt, state_=engine.READY, expires=0):
-  return engine.Resource(f"vit-a{attempt}", "z", "vit", "alice", attempt, state_, detail="X", expires=expires)
+def resource(attempt, state_=states.READY, expires=0):
+  return states.Resource(f"vit-a{attempt}", "z", "vit", "alice", attempt, state_, detail="X", expires=expires)
 
 
 @pytest.mark.parametrize(
   ("facts", "attempt", "state_", "flag"),
   [
-    (None, 1, engine.LOST, ELSEWHERE),
-    (Facts(State(1, stage=WATCHING), True, True, 9.0), 1, engine.READY, ""),
-    (Facts(State(1, stage=WATCHING), True, True, 9.0), 1, engine.LOST, ""),  # who watches deletes it
-    (Facts(State(1, stage=IDLE), True, True, 9.0), 2, engine.READY, ""),  # the next attempt, not yet in the journal
-    (Facts(State(2, stage=WATCHING), True, True, 9.0), 1, engine.READY, ELSEWHERE),
-    (Facts(State(1, stage=WATCHING), True, False, 9.0), 1, engine.READY, ""),  # its watcher was killed
-    (Facts(State(1, stage=IDLE), True, False, 9.0), 2, engine.READY, ELSEWHERE),
-    (Facts(State(1, stage=WATCHING), True, False, 9.0), 1, engine.LOST, "X"),
-    (Facts(State(2, stage=WATCHING), True, False, 9.0), 1, engine.READY, ORPHAN),
-    (Facts(State(2, stage=WATCHING), True, False, 9.0, settled=False), 1, engine.READY, ""),
-    (Facts(State(1, stage=OVER, end=(0, "")), False, False, 9.0), 1, engine.READY, ORPHAN),
-    (Facts(State(1, stage=OVER, end=(44, ""), kept=True), False, False, 9.0), 1, engine.READY, ""),
+    (None, 1, states.LOST, ELSEWHERE),
+    (Facts(State(1, stage=WATCHING), True, True, 9.0), 1, states.READY, ""),
+    (Facts(State(1, stage=WATCHING), True, True, 9.0), 1, states.LOST, ""),  # who watches deletes it
+    (Facts(State(1, stage=IDLE), True, True, 9.0), 2, states.READY, ""),  # the next attempt, not yet in the journal
+    (Facts(State(2, stage=WATCHING), True, True, 9.0), 1, states.READY, ELSEWHERE),
+    (Facts(State(1, stage=WATCHING), True, False, 9.0), 1, states.READY, ""),  # its watcher was killed
+    (Facts(State(1, stage=IDLE), True, False, 9.0), 2, states.READY, ELSEWHERE),
+    (Facts(State(1, stage=WATCHING), True, False, 9.0), 1, states.LOST, "X"),
+    (Facts(State(2, stage=WATCHING), True, False, 9.0), 1, states.READY, ORPHAN),
+    (Facts(State(2, stage=WATCHING), True, False, 9.0, settled=False), 1, states.READY, ""),
+    (Facts(State(1, stage=OVER, end=(0, "")), False, False, 9.0), 1, states.READY, ORPHAN),
+    (Facts(State(1, stage=OVER, end=(44, ""), kept=True), False, False, 9.0), 1, states.READY, ""),
   ],
 )
 def test_g4_what_may_be_deleted_by_others_follows_from_journal_and_lease(facts, attempt, state_, flag):
@@ -199,7 +199,7 @@ def test_g4_gc_reads_journal_and_lease_again_before_a_removal(here, monkeypatch,
   book = begun(here)
   book.append("end", State(1, stage=OVER, end=(12, "x")), code=12, text="x")
   with Cloud() as cloud:
-    cloud.states = {1: (engine.READY, 0.0)}
+    cloud.states = {1: (states.READY, 0.0)}
     monkeypatch.setattr(listing, "engine_of", lambda asked: Engine(asked, cloud))
     monkeypatch.setattr(spec, "owner", lambda: here.owner)
     found = listing._found
@@ -223,7 +223,7 @@ def test_g4_without_an_answer_of_the_runs_directory_only_force_deletes(here, mon
   book = begun(here)
   book.append("end", State(1, stage=OVER, end=(12, "x")), code=12, text="x")
   with Cloud() as cloud:
-    cloud.states = {1: (engine.LOST, 0.0)}
+    cloud.states = {1: (states.LOST, 0.0)}
     monkeypatch.setattr(listing, "engine_of", lambda asked: Engine(asked, cloud))
     monkeypatch.setattr(spec, "owner", lambda: here.owner)
     copy = storage(here.folder)._folder / event_log.COPY
@@ -236,7 +236,7 @@ def test_g4_without_an_answer_of_the_runs_directory_only_force_deletes(here, mon
 def test_g4_down_stops_where_another_takes_over(here):
   book, calls = begun(here), []
   with Cloud() as cloud:
-    cloud.states = {1: (engine.READY, 0.0)}
+    cloud.states = {1: (states.READY, 0.0)}
 
     def before():
       calls.append(1)

@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 from launch import gcloud
-from launch.engine import DELETING, FAILED, LOST, QUEUED, READY, REPAIRING, STARTING, STATES
 from launch.errors import NO_CAPACITY
+from launch.states import DELETING, FAILED, LOST, QUEUED, READY, REPAIRING, STARTING, STATES
 
 # As docs/reference and the threads have them, written down a second time: (what people wait for, what they do not).
 QUEUE = {

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from launch import commands, engine, errors, event_log, flags, listing, spec, states
+from launch import commands, errors, event_log, flags, listing, spec, states
 from launch.errors import LaunchError, QuotaError
 from launch.event_log import EventLog
 from launch.states import OVER, WATCHING, State
@@ -76,7 +76,7 @@ def test_g12_down_deletes_what_an_unreadable_journal_names(here, monkeypatch, ca
   for path in (event_log.folder() / "vit.jsonl", storage(here.folder)._folder / event_log.COPY):
     path.write_text(path.read_text().replace('"attempt": 1, "try_"', '"attempt": "1", "try_"'))
   with Cloud() as cloud:
-    cloud.states = {1: (engine.READY, 0.0)}
+    cloud.states = {1: (states.READY, 0.0)}
     monkeypatch.setattr(commands, "engine_of", lambda asked: Engine(asked, cloud))
     assert commands.down(flags.parse(["down", "vit", "--yes"])[0]) == errors.DONE and not cloud.live()
   assert "launch down vit" in capsys.readouterr().out
@@ -167,7 +167,7 @@ def test_signals_end_a_command_with_a_line(number, tmp_path):
 # G10.
 
 
-@pytest.mark.parametrize("word", [engine.REPAIRING, engine.LOST, engine.STARTING, engine.DELETING])
+@pytest.mark.parametrize("word", [states.REPAIRING, states.LOST, states.STARTING, states.DELETING])
 def test_g10_workers_that_report_progress_outweigh_the_health_of_their_machines(word):
   world = World(run(), total=6000).until(running)
   world.tick_state = world.machines[1].state
@@ -175,7 +175,7 @@ def test_g10_workers_that_report_progress_outweigh_the_health_of_their_machines(
 
   def observe():
     found = real()
-    return dataclasses.replace(found, look=engine.Look(word, "UNHEALTHY") if running(world) else found.look)
+    return dataclasses.replace(found, look=states.Look(word, "UNHEALTHY") if running(world) else found.look)
 
   world.observe = observe
   assert world.to_end().state.end[0] == errors.DONE and world.made == [1]

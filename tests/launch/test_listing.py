@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from launch import engine, errors, flags, listing, spec
+from launch import errors, flags, listing, spec, states
 from launch.event_log import EventLog
 from launch.states import OVER, WATCHING, State
 from launch.storage import storage
@@ -27,7 +27,7 @@ def begin(cloud, steps=10**6):
   cloud.crew(1, steps=steps)
   with Watch(cloud.run, EventLog("vit", storage(cloud.run.folder))) as watch:
     watch.begin(None)
-    while not (watch.state.start_known and watch.state.look == engine.READY):
+    while not (watch.state.start_known and watch.state.look == states.READY):
       watch.step()
 
 

@@ -213,7 +213,7 @@ def test_the_code_of_the_workers_is_the_same_bytes_for_the_same_files_and_fits()
   with zipfile.ZipFile(io.BytesIO(packed)) as file:
     names = file.namelist()
     assert file.read("launch/spec.py").decode() == open(spec.__file__).read()
-  assert "launch/__init__.py" in names and "launch/backends/__init__.py" in names
+  assert "launch/__init__.py" in names and "launch/gke.py" in names
   assert all(name.endswith(".py") for name in names)
 
 

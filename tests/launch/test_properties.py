@@ -9,7 +9,7 @@ import hypothesis
 from hypothesis import stateful
 from hypothesis import strategies as st
 
-from launch import engine, errors
+from launch import errors, states
 from launch.event_log import EventLog
 from tests.launch.services import FAULTS, ILL
 from tests.launch.universe import ARRIVES, Universe
@@ -58,7 +58,7 @@ class Launcher(stateful.RuleBasedStateMachine):
   def gc(self, laptop, meanwhile):
     """`gc`, perhaps while the other laptop acts between its calls."""
     if meanwhile:
-      self.universe.fault("other acts", 2, engine.LOST)
+      self.universe.fault("other acts", 2, states.LOST)
     self.universe.gc(laptop)
 
   @stateful.rule(laptop=LAPTOPS)
@@ -98,7 +98,7 @@ class Launcher(stateful.RuleBasedStateMachine):
   def pace(self, delay, queue, removal):
     self.universe.delay, self.universe.queue, self.universe.removal = delay, queue, removal
 
-  @stateful.rule(word=st.sampled_from([engine.LOST, engine.REPAIRING]))
+  @stateful.rule(word=st.sampled_from([states.LOST, states.REPAIRING]))
   def preempt(self, word):
     for attempt in self.universe.live():
       self.universe.machines[attempt].state = word
@@ -155,7 +155,7 @@ def test_a_deletion_that_lasts_longer_than_the_limit_is_finished_by_the_next_dow
 
 
 def test_a_delayed_request_of_a_process_that_died_makes_no_second_attempt():
-  preempted = [("preempt", {"word": engine.LOST}), ("watch", {"first": 0, "turns": 10, "pause": 15})]
+  preempted = [("preempt", {"word": states.LOST}), ("watch", {"first": 0, "turns": 10, "pause": 15})]
   launcher(
     ("run_and_watch", {"laptop": 0}), ("pace", {"delay": ARRIVES, "queue": 0.0, "removal": 1.0}),
     ("fault", {"kind": "create delayed", "times": 4, "word": "lost"}), *preempted,
@@ -166,7 +166,7 @@ def test_a_delayed_request_of_a_process_that_died_makes_no_second_attempt():
 
 def test_gc_of_another_laptop_between_two_attempts_deletes_nothing_that_is_healthy():
   launcher(
-    ("run_and_watch", {"laptop": 0}), ("preempt", {"word": engine.LOST}),
+    ("run_and_watch", {"laptop": 0}), ("preempt", {"word": states.LOST}),
     ("watch", {"first": 0, "turns": 8, "pause": 15}), ("gc", {"laptop": 1, "meanwhile": True}),
     ("watch", {"first": 0, "turns": 30, "pause": 15}), ("gc", {"laptop": 1, "meanwhile": True}),
   )  # fmt: skip

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from launch import engine, event_log, removal, spec
+from launch import event_log, removal, spec, states
 from launch.event_log import EventLog
 from launch.states import WATCHING, State
 from tests.launch.clouds import Cloud, Engine
@@ -32,7 +32,7 @@ def book(run):
 
 def there(*attempts):
   cloud = Cloud()
-  cloud.states = dict.fromkeys(attempts, (engine.READY, 0.0))
+  cloud.states = dict.fromkeys(attempts, (states.READY, 0.0))
   return cloud
 
 
@@ -52,7 +52,7 @@ def test_what_is_absent_and_may_still_come_is_waited_for_longer_than_a_deletion_
   def wait(seconds):
     time.sleep(seconds)
     if time.monotonic() - began > 0.33 and not came:  # limits.delete is 0.3
-      came.append(cloud.states.setdefault(3, (engine.READY, 0.0)))
+      came.append(cloud.states.setdefault(3, (states.READY, 0.0)))
 
   assert removal.delete(Engine(run, cloud), run, [1, 2, 3], book, wait) == [] and not cloud.states
   assert "delete" in cloud.calls and book.remaining() == [] and time.monotonic() - began > 0.4
@@ -88,7 +88,7 @@ def test_what_was_asked_for_by_one_who_is_gone_is_waited_for_and_an_answer_to_an
 
   def wait(_):
     waits.append(1)
-    cloud.states.setdefault(3, (engine.READY, 0.0))
+    cloud.states.setdefault(3, (states.READY, 0.0))
     time.sleep(0.05)
 
   assert removal.delete_strays(Engine(run, cloud), run, book, [], wait) and len(waits) >= 3

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch import engine, service, spec
-from launch.backends import hosts
+from launch import hosts, service, spec, states
 from launch.errors import LaunchError, UnknownError
 from launch.service import Service
 from tests.launch.systemd import expanded
@@ -71,7 +70,7 @@ def test_what_was_made_is_known_until_it_is_forgotten(tmp_path):
   (found,) = service.list_services(tmp_path, "local")
   assert found["run"] == "vit" and not found["alive"] and abs(found["made"] - time.time()) < 60
   (resource,) = hosts._resources([found], "here")
-  assert (resource.name, resource.state, resource.expires) == ("vit-a1", engine.LOST, 9)
+  assert (resource.name, resource.state, resource.expires) == ("vit-a1", states.LOST, 9)
   assert abs(resource.created - time.time()) < 60 and resource.mark == spec.digest("/x")
   (one.folder / "about.json").write_text("{")
   assert one.about is None and service.list_services(tmp_path, "local") == []
@@ -81,7 +80,7 @@ def test_what_was_made_is_known_until_it_is_forgotten(tmp_path):
 
 @pytest.mark.parametrize(
   "alive, state",
-  [({}, engine.ABSENT), ({0: True, 1: True}, engine.READY), ({0: True}, engine.LOST), ({0: 0, 1: 1}, engine.LOST)],
+  [({}, states.ABSENT), ({0: True, 1: True}, states.READY), ({0: True}, states.LOST), ({0: 0, 1: 1}, states.LOST)],
 )
 def test_an_attempt_is_ready_while_all_its_services_live(alive, state, tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

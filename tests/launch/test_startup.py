@@ -16,8 +16,7 @@ import urllib.parse
 
 import pytest
 
-from launch import service
-from launch.backends import qr
+from launch import qr, service
 from tests.launch import cloud
 from tests.launch.systemd import expanded
 

@@ -1,12 +1,39 @@
-"""The words of decisions are plain values: a journal can hold them."""
+"""States are plain values that an event log can hold, and every engine has the six operations of the interface."""
 
 import dataclasses
+import importlib
+import inspect
 import json
 
+import pytest
+
+from launch import states
 from launch.states import State
+
+OPERATIONS = ["create", "look", "delete", "inventory", "shell", "commands"]
 
 
 def test_a_state_survives_json():
   state = State(attempt=2, end=(13, "why"), unverified=(1, 2))
   values = json.loads(json.dumps(dataclasses.asdict(state)))
   assert State(**values | {"end": tuple(values["end"]), "unverified": tuple(values["unverified"])}) == state
+
+
+def test_states_are_different_words():
+  stages = {states.IDLE, states.WATCHING, states.DELETING, states.OVER}
+  assert len({*states.STATES}) == len(states.STATES) and stages & {*states.STATES} == {states.DELETING}
+
+
+def test_the_interface_has_six_operations():
+  functions = (name for name, value in vars(states.Engine).items() if inspect.isfunction(value))
+  assert [name for name in functions if not name.startswith("_")] == OPERATIONS
+
+
+@pytest.mark.parametrize("name", ["gke", "hosts", "qr"])
+def test_an_engine_has_every_operation_with_the_parameters_of_the_interface(name):
+  own = importlib.import_module(f"launch.{name}").Engine
+  public = [name for name, value in vars(own).items() if inspect.isfunction(value) and not name.startswith("_")]
+  assert sorted(public) == sorted(OPERATIONS)
+  for call in OPERATIONS:
+    expected = list(inspect.signature(getattr(states.Engine, call)).parameters)
+    assert list(inspect.signature(getattr(own, call)).parameters) == expected, call

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from launch import engine, errors, event_log, mailbox, spec
+from launch import errors, event_log, mailbox, spec, states
 from launch.errors import LaunchError
 from launch.event_log import EventLog
 from launch.mailbox import Held, Lease
@@ -114,7 +114,7 @@ def late(run, cloud, seconds):
     watch.begin(None)
     watch.to_end()
   cloud.kill_at = None
-  timer = threading.Timer(seconds, lambda: cloud.states.update({9: (engine.READY, 0.0)}))
+  timer = threading.Timer(seconds, lambda: cloud.states.update({9: (states.READY, 0.0)}))
   timer.start()
   with Watch(run, EventLog(run.name, storage(run.folder)), Engine(run, cloud)) as watch:
     code = watch.to_end()
@@ -249,12 +249,12 @@ def test_the_next_attempt_waits_until_nothing_can_come_late_and_what_came_is_gon
       while not seen(watch):
         watch.step()
       cloud.resources.close()  # machines that are lost report no more
-      cloud.states[1] = engine.LOST, 0.0
+      cloud.states[1] = states.LOST, 0.0
       while watch.state.stage != IDLE:
         watch.step()
       watch.step()
       assert cloud.made == [1] and "the next attempt waits" in capsys.readouterr().out
-      cloud.states[1] = engine.READY, 0.0  # of the request of the one who was killed
+      cloud.states[1] = states.READY, 0.0  # of the request of the one who was killed
       assert watch.to_end() == errors.DONE
     assert cloud.made == [1, 2] and cloud.most == 1 and not cloud.live()
 
@@ -299,4 +299,4 @@ def test_each_request_is_written_down_before_it_is_made(run):
 
 
 def test_the_engine_of_the_test_is_one():
-  assert {name for name in vars(engine.Engine) if not name.startswith("_")} <= {*vars(Engine)}
+  assert {name for name in vars(states.Engine) if not name.startswith("_")} <= {*vars(Engine)}

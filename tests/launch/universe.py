@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from unittest import mock
 
-from launch import assumptions, commands, engine, errors, listing, mailbox, spec
+from launch import commands, errors, listing, mailbox, spec, states
 from launch.errors import LaunchError, UnknownError
 from launch.event_log import EventLog
 from launch.mailbox import Held
@@ -22,7 +22,7 @@ from launch.watch import Watch
 from tests.launch.services import Engine, Killed, Machine, Memory
 
 START = 1.8e9
-ARRIVES = 200.0  # seconds in which a request takes effect; the launcher assumes assumptions.IN_FLIGHT
+ARRIVES = 200.0  # seconds in which a request takes effect; the launcher assumes errors.IN_FLIGHT
 
 
 class Universe:
@@ -69,8 +69,8 @@ class Universe:
     """Counts a call, at which the process may die, or another laptop may act."""
     if not self._nested and (what := self.take("other acts")):
       mine, kill, self.kill_at, self._nested = self.laptop, self.kill_at, 0, True
-      if what != engine.QUEUED:  # any word of ILL but one
-        self.start(1 - mine, force=what == engine.LOST)
+      if what != states.QUEUED:  # any word of ILL but one
+        self.start(1 - mine, force=what == states.LOST)
       for _ in range(8):
         self.turn(1 - mine)
         self.tick(15)
@@ -93,16 +93,16 @@ class Universe:
 
   def works(self, machine: Machine) -> bool:
     """Whether an attempt is healthy, for those who know all."""
-    return machine.state == engine.READY and machine.worker == "running" and self.now - machine.ready > 60
+    return machine.state == states.READY and machine.worker == "running" and self.now - machine.ready > 60
 
   def remove(self, attempt: int) -> None:
     machine = self.machines.get(attempt)
-    if not machine or machine.state == engine.DELETING:
+    if not machine or machine.state == states.DELETING:
       return
     over = self.now >= min(machine.expires, machine.ready + machine.seconds if machine.ready else machine.expires)
     later = any(number > attempt for number in self.machines)
     assert not self.works(machine) or over or self.downs or later, f"the healthy attempt {attempt} is deleted"
-    machine.state, machine.gone = engine.DELETING, self.now + self.removal
+    machine.state, machine.gone = states.DELETING, self.now + self.removal
 
   def tick(self, seconds: float) -> None:
     """Time passes, in pieces of at most ten seconds."""
@@ -118,17 +118,17 @@ class Universe:
 
   def _move(self, attempt, m):
     age = self.now - m.born
-    if m.state == engine.DELETING:
+    if m.state == states.DELETING:
       if self.now >= m.gone:
         del self.machines[attempt]
       return
     if self.now > m.expires or (m.ready and self.now > m.ready + m.seconds):  # it ends itself
-      m.state, m.gone = engine.DELETING, self.now + 30
-    elif m.state == engine.QUEUED and age >= self.queue:
-      m.state = engine.STARTING
-    elif m.state == engine.STARTING and age >= self.queue + self.provision:
-      m.state, m.ready = engine.READY, self.now
-    if m.state == engine.READY and m.worker != "silent":
+      m.state, m.gone = states.DELETING, self.now + 30
+    elif m.state == states.QUEUED and age >= self.queue:
+      m.state = states.STARTING
+    elif m.state == states.STARTING and age >= self.queue + self.provision:
+      m.state, m.ready = states.READY, self.now
+    if m.state == states.READY and m.worker != "silent":
       self._report(m)
 
   def _report(self, m):
@@ -145,13 +145,13 @@ class Universe:
     self.away, self.kill_at, self.faults = kept
 
   def live(self) -> list[int]:
-    return [attempt for attempt, m in self.machines.items() if m.state != engine.DELETING]
+    return [attempt for attempt, m in self.machines.items() if m.state != states.DELETING]
 
   def check(self) -> None:
     """Never two live attempts; every resource expires."""
     assert len(self.live()) <= 1, f"attempts {self.live()} live at once"
     limits = self.run.limits
-    most = limits.queue + limits.provision + limits.start + self.run.seconds + assumptions.IN_FLIGHT
+    most = limits.queue + limits.provision + limits.start + self.run.seconds + errors.IN_FLIGHT
     for m in self.machines.values():
       assert 0 < m.expires <= m.born + most and 0 < m.seconds <= self.run.seconds, f"{m} does not expire"
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from launch import decisions, engine, mailbox, spec
+from launch import decisions, mailbox, spec, states
 from launch.errors import LaunchError, UnknownError
 from launch.states import OVER, Action, Observation, State
 
@@ -62,21 +62,21 @@ class World:
 
   def live(self):
     """Attempts that exist and are not being deleted."""
-    return [attempt for attempt, m in self.machines.items() if m.state != engine.DELETING]
+    return [attempt for attempt, m in self.machines.items() if m.state != states.DELETING]
 
   def tick(self, seconds: float = POLL) -> None:
     """Time passes."""
     self.now += seconds
     for attempt, m in list(self.machines.items()):
       age = self.now - m.born
-      if m.state == engine.DELETING and self.now - m.going >= self.removal:
+      if m.state == states.DELETING and self.now - m.going >= self.removal:
         del self.machines[attempt]
         self.reports.pop(attempt, None)
-      elif m.state == engine.QUEUED and age >= self.queue:
-        m.state = engine.STARTING
-      elif m.state == engine.STARTING and age >= self.queue + self.provision:
-        m.state = engine.READY
-      if m.state in (engine.READY, engine.REPAIRING) and age >= self.queue + self.provision + self.boot:
+      elif m.state == states.QUEUED and age >= self.queue:
+        m.state = states.STARTING
+      elif m.state == states.STARTING and age >= self.queue + self.provision:
+        m.state = states.READY
+      if m.state in (states.READY, states.REPAIRING) and age >= self.queue + self.provision + self.boot:
         self._work(attempt, seconds)
 
   def _work(self, attempt, seconds):
@@ -121,7 +121,7 @@ class World:
   def preempt(self, notice: bool) -> None:
     """Takes the machines away, after the programs could save or not."""
     for attempt in self.live():
-      self.machines[attempt].state, self.machines[attempt].detail = engine.LOST, "SUSPENDED"
+      self.machines[attempt].state, self.machines[attempt].detail = states.LOST, "SUSPENDED"
       rows = self.reports.get(attempt, {})
       for worker, (report, _) in rows.items():
         if notice and report.phase == mailbox.RUNNING:
@@ -139,7 +139,7 @@ class World:
       self.look_fails -= 1
     else:
       m = self.machines.get(attempt)
-      look = engine.Look(m.state, m.detail, m.code) if m else engine.Look(engine.ABSENT)
+      look = states.Look(m.state, m.detail, m.code) if m else states.Look(states.ABSENT)
     reports = {}
     for worker, (report, at) in self.reports.get(attempt, {}).items():
       changes = {"clock": at} if report.phase == mailbox.RUNNING else {}  # of each report; in others it is of the end
@@ -157,7 +157,7 @@ class World:
         self.create_fails -= 1
         raise UnknownError("503")
       if state.attempt not in self.machines:
-        self.machines[state.attempt] = Machines(engine.QUEUED, self.now)
+        self.machines[state.attempt] = Machines(states.QUEUED, self.now)
         self.made.append(state.attempt)
       self.most = max(self.most, len(self.live()))
       if self.create_lost:
@@ -169,8 +169,8 @@ class World:
         raise UnknownError("500")
       if self.delete_ignored:
         self.delete_ignored -= 1
-      elif (m := self.machines.get(state.attempt)) and m.state != engine.DELETING:
-        m.state, m.going = engine.DELETING, self.now
+      elif (m := self.machines.get(state.attempt)) and m.state != states.DELETING:
+        m.state, m.going = states.DELETING, self.now
     elif action.verb == "order":
       self.orders[state.attempt] = action.order
     else:

@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from launch import engine, mailbox, service, spec
-from launch.backends import hosts
+from launch import hosts, mailbox, service, spec, states
 from launch.errors import LaunchError, UnknownError
 from tests.launch.workers import LIMITS, Lab
 
@@ -64,7 +63,7 @@ def alive(lab, host):
 
 def test_g15_a_greeting_of_a_host_is_no_part_of_its_answer(lab):
   made = hosts.Engine(lab.run)
-  assert made.look(1).state == engine.ABSENT and made.inventory(()) == ((), {})
+  assert made.look(1).state == states.ABSENT and made.inventory(()) == ((), {})
   with pytest.raises(UnknownError, match="expected a list of workers"):
     hosts.parse_services("Welcome\n[]", "one")
   assert hosts.parse_services('[{"run": "vit"}]\ngoodbye', "one") == [{"run": "vit"}]
@@ -72,21 +71,21 @@ def test_g15_a_greeting_of_a_host_is_no_part_of_its_answer(lab):
 
 def test_hosts_get_the_package_and_one_worker_each(lab):
   made = hosts.Engine(lab.run)
-  assert made.look(1).state == engine.ABSENT
+  assert made.look(1).state == states.ABSENT
   made.create(1, 0)
   made.create(1, 0)
-  assert made.look(1) == engine.Look(engine.READY, hosts=2)
+  assert made.look(1) == states.Look(states.READY, hosts=2)
   for number in range(2):
     lab.wait(lambda _, number=number: "waits" in lab.text(number), number)
   assert len(lab.programs()) == 2
   found, silent = made.inventory(())
   assert [(each.name, each.location, each.state) for each in found] == [
-    ("vit-a1", "alice@one", engine.READY), ("vit-a1", "two", engine.READY)]  # fmt: skip
+    ("vit-a1", "alice@one", states.READY), ("vit-a1", "two", states.READY)]  # fmt: skip
   assert not silent
   (package,) = (lab.state / "two/.local/state/vit_jax/launch/package").iterdir()
   assert (package / "launch/worker.py").read_bytes() == pathlib.Path(service.ROOT, "launch/worker.py").read_bytes()
   made.delete(1)
-  assert made.look(1).state == engine.ABSENT and not lab.programs()
+  assert made.look(1).state == states.ABSENT and not lab.programs()
   asked = [json.loads(line) for line in (lab.state / "asked").read_text().splitlines()]
   assert all(words[-1].endswith("; exit $?") and "BatchMode=yes" in words for words in asked)
 
@@ -97,12 +96,12 @@ def test_a_connection_that_breaks_behind_the_command_starts_nothing_twice(lab):
   with pytest.raises(UnknownError, match=r"one|two"):
     made.create(1, 0)
   made.create(1, 0)
-  assert made.look(1).state == engine.READY
+  assert made.look(1).state == states.READY
   for number in range(2):
     lab.wait(lambda _, number=number: "waits" in lab.text(number), number)
     assert lab.text(number).count("try 1 of") == 1
   assert len(lab.programs()) == 2
-  result = subprocess.run(["sh", "-c", made.deletion(1)], capture_output=True, text=True, timeout=60)
+  result = subprocess.run(["sh", "-c", made.commands(1, 0).delete], capture_output=True, text=True, timeout=60)
   assert result.returncode == 0, result
   assert not alive(lab, "alice@one") and not alive(lab, "two")
 
@@ -121,9 +120,9 @@ def test_a_host_that_does_not_answer_is_unknown_and_a_worker_that_died_is_a_loss
   made.create(1, 0)  # `delete` had reached the first
   os.kill(service.Service("vit-a1", lab.state / "two/.local/state/vit_jax/launch").process(), 9)
   look = made.look(1)
-  assert look.state == engine.LOST and "worker 1" in look.detail
+  assert look.state == states.LOST and "worker 1" in look.detail
   made.delete(1)
-  assert made.look(1).state == engine.ABSENT and not lab.programs()
+  assert made.look(1).state == states.ABSENT and not lab.programs()
 
 
 def test_words_reach_a_shell_byte_for_byte_and_bring_back_its_code(lab):

@@ -6,8 +6,7 @@ import subprocess
 
 import pytest
 
-from launch import engine, manifests
-from launch.backends import gke
+from launch import gke, manifests, states
 from launch.errors import DENIED, USAGE, LaunchError, UnknownError
 from tests.launch import launches
 from tests.launch.cluster import NO_NODES, NO_QUOTA, Cluster
@@ -52,22 +51,22 @@ def made(**changes):
 
 def test_an_attempt_from_nothing_to_its_end(cluster):
   one = made(queue="tpu-queue")
-  assert one.look(1).state == engine.ABSENT
+  assert one.look(1).state == states.ABSENT
   one.create(1, EXPIRES)
-  assert one.look(1) == engine.Look(engine.QUEUED, f"Kueue: {NO_QUOTA}")
+  assert one.look(1) == states.Look(states.QUEUED, f"Kueue: {NO_QUOTA}")
   cluster.wait(NAME)
   cluster.tell(NAME, 0, "FailedScaleUp", "Node scale up failed: GCE out of resources")
   assert one.look(1).detail == "4 of 4 pods without a node: FailedScaleUp: Node scale up failed: GCE out of resources"
   cluster.admit(NAME)
   cluster.stick(NAME, 2, "ImagePullBackOff", "Back-off pulling image")
   look = one.look(1)
-  assert look.state == engine.STARTING and "w02: ImagePullBackOff: Back-off pulling image" in look.detail
+  assert look.state == states.STARTING and "w02: ImagePullBackOff: Back-off pulling image" in look.detail
   cluster.run(NAME)
-  assert one.look(1).state == engine.READY
+  assert one.look(1).state == states.READY
   cluster.complete(NAME)
-  assert one.look(1).state == engine.DONE
+  assert one.look(1).state == states.DONE
   one.delete(1)
-  assert one.look(1).state == engine.ABSENT
+  assert one.look(1).state == states.ABSENT
   assert cluster.live() == []
 
 
@@ -120,7 +119,7 @@ def test_a_name_that_another_run_has_is_refused_and_left_alone(ready, changes):
   assert caught.value.code == USAGE
   one.delete(1)
   look = one.look(1)
-  assert look.state == engine.ABSENT and "is there, but it is of" in look.detail
+  assert look.state == states.ABSENT and "is there, but it is of" in look.detail
   assert ready.live() == before
 
 
@@ -145,7 +144,7 @@ def test_a_look_that_fails_changes_nothing_and_says_why(ready, fault, error, wor
   if error is LaunchError:
     assert caught.value.code == DENIED
   ready.faults()
-  assert one.look(1).state == engine.READY
+  assert one.look(1).state == states.READY
   assert ready.live() == before
 
 
@@ -156,7 +155,7 @@ def test_a_cluster_without_jobset_is_told_how_to_get_it(monkeypatch):
       made().create(1, EXPIRES)
     assert caught.value.code == USAGE
     made().delete(1)
-    assert made().look(1).state == engine.ABSENT
+    assert made().look(1).state == states.ABSENT
 
 
 def test_a_preemption_is_repaired_for_nothing_and_a_failure_has_a_budget(cluster):
@@ -168,17 +167,17 @@ def test_a_preemption_is_repaired_for_nothing_and_a_failure_has_a_budget(cluster
     cluster.run(NAME)
   cluster.exit(NAME, 3, 42)
   look = one.look(1)
-  assert look.state == engine.QUEUED and NO_NODES in look.detail
+  assert look.state == states.QUEUED and NO_NODES in look.detail
   cluster.run(NAME)
-  assert one.look(1).state == engine.READY
+  assert one.look(1).state == states.READY
   for code in (1, 134):
     cluster.exit(NAME, 0, code)
     cluster.admit(NAME)
-    assert one.look(1).state == engine.REPAIRING
+    assert one.look(1).state == states.REPAIRING
   assert "start 9, 2 after failures" in one.look(1).detail
   cluster.exit(NAME, 1, 137)
   look = one.look(1)
-  assert look.state == engine.FAILED and look.detail.startswith("ReachedMaxRestarts")
+  assert look.state == states.FAILED and look.detail.startswith("ReachedMaxRestarts")
 
 
 @pytest.mark.parametrize("end", [2, 44, 45, "time"])
@@ -186,7 +185,7 @@ def test_what_no_restart_helps_ends_at_once(ready, end):
   made().create(1, EXPIRES)
   ready.expire(NAME) if end == "time" else ready.exit(NAME, 1, end)
   look = made().look(1)
-  assert look.state == engine.FAILED and "FailJobSet" in look.detail
+  assert look.state == states.FAILED and "FailJobSet" in look.detail
 
 
 def test_what_is_deleted_is_deleting_until_the_last_pod_is_gone(cluster):
@@ -195,15 +194,15 @@ def test_what_is_deleted_is_deleting_until_the_last_pod_is_gone(cluster):
   one.create(1, EXPIRES)
   one.delete(1)
   one.delete(1)
-  assert one.look(1).state == engine.DELETING
+  assert one.look(1).state == states.DELETING
   cluster.reap("jobsets")
   look = one.look(1)
-  assert look.state == engine.DELETING and "still there" in look.detail
+  assert look.state == states.DELETING and "still there" in look.detail
   one.create(2, EXPIRES)  # under its own name, while the other lingers
-  assert one.look(2).state == engine.READY
+  assert one.look(2).state == states.READY
   cluster.reap()
-  assert one.look(1).state == engine.ABSENT
-  assert one.look(2).state == engine.READY
+  assert one.look(1).state == states.ABSENT
+  assert one.look(2).state == states.READY
 
 
 def test_a_delete_that_fails_can_be_repeated_and_a_person_can_do_it_by_hand(ready):
@@ -212,8 +211,8 @@ def test_a_delete_that_fails_can_be_repeated_and_a_person_can_do_it_by_hand(read
   ready.faults(Fault("DELETE", "jobsets", 500, times=1))
   with pytest.raises(UnknownError):
     one.delete(1)
-  assert one.look(1).state == engine.READY
-  line = one.deletion(1)
+  assert one.look(1).state == states.READY
+  line = one.commands(1, 0).delete
   result = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
   assert "No resources found" in result.stderr  # it also looks
   assert ready.live() == []
@@ -225,9 +224,9 @@ def test_the_inventory_has_what_carries_our_labels(ready):
   made(name="other", namespace="team", tpu="v6e-8", slices=2).create(3, EXPIRES)
   ready.complete("other-a3")
   here, unknown = made(cluster="loopback").inventory(())
-  assert [(each.name, each.location, each.state) for each in here] == [(NAME, "loopback/default", engine.READY)]
+  assert [(each.name, each.location, each.state) for each in here] == [(NAME, "loopback/default", states.READY)]
   assert not unknown
   everywhere, _ = made(cluster="loopback").inventory(("-",))
   (other,) = (each for each in everywhere if each.name == "other-a3")
-  assert (other.run, other.attempt, other.state, other.kind) == ("other", 3, engine.DONE, "2 x v6e-8")
+  assert (other.run, other.attempt, other.state, other.kind) == ("other", 3, states.DONE, "2 x v6e-8")
   assert other.location == "loopback/team" and other.expires == EXPIRES and other.created > 1.7e9

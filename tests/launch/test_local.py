@@ -9,8 +9,7 @@ import time
 
 import pytest
 
-from launch import engine, mailbox, service, spec
-from launch.backends import hosts
+from launch import hosts, mailbox, service, spec, states
 from launch.errors import LaunchError
 from tests.launch.workers import Lab, zombies
 
@@ -32,20 +31,20 @@ def process(lab, number):
 
 def test_workers_are_made_once_looked_at_and_deleted(lab):
   made = hosts.Engine(lab.run)
-  assert made.look(1) == engine.Look(engine.ABSENT)
+  assert made.look(1) == states.Look(states.ABSENT)
   made.delete(1)  # of nothing
   made.create(1, lab.attempt.expires)
   made.create(1, lab.attempt.expires)
-  assert made.look(1) == engine.Look(engine.READY, hosts=2)
-  assert made.look(2).state == engine.ABSENT
+  assert made.look(1) == states.Look(states.READY, hosts=2)
+  assert made.look(2).state == states.ABSENT
   for number in range(2):
     lab.wait(lambda _, number=number: "waits" in lab.text(number), number)
   assert len(lab.programs()) == 2
   (one,), silent = made.inventory(())
-  assert (one.name, one.run, one.attempt, one.state, silent) == ("vit-a1", "vit", 1, engine.READY, {})
+  assert (one.name, one.run, one.attempt, one.state, silent) == ("vit-a1", "vit", 1, states.READY, {})
   assert (one.owner, one.expires, one.kind) == (lab.run.owner, lab.attempt.expires, "2 processes")
   made.delete(1)
-  assert made.look(1).state == engine.ABSENT and made.inventory(()) == ((), {})
+  assert made.look(1).state == states.ABSENT and made.inventory(()) == ((), {})
   assert not lab.programs() and not zombies()
   assert [lab.report(number).exit for number in range(2)] == [143, 143]
 
@@ -56,12 +55,12 @@ def test_a_worker_that_died_is_a_loss(lab):
   lab.wait(lambda _: "waits" in lab.text())
   os.kill(process(lab, 1), signal.SIGKILL)
   deadline = time.monotonic() + 10
-  while (look := made.look(1)).state == engine.READY:
+  while (look := made.look(1)).state == states.READY:
     assert time.monotonic() < deadline
-  assert (look.state, look.hosts) == (engine.LOST, 1)
+  assert (look.state, look.hosts) == (states.LOST, 1)
   assert "worker 1" in look.detail
   made.delete(1)
-  assert made.look(1).state == engine.ABSENT and not lab.programs()
+  assert made.look(1).state == states.ABSENT and not lab.programs()
 
 
 def test_workers_that_end_by_themselves_are_gone(lab):
@@ -71,16 +70,16 @@ def test_workers_that_end_by_themselves_are_gone(lab):
   lab.wait(mailbox.ENDED)
   lab.wait(mailbox.ENDED, 1)
   deadline = time.monotonic() + 10
-  while made.look(1).state != engine.ABSENT:
+  while made.look(1).state != states.ABSENT:
     assert time.monotonic() < deadline
 
 
 def test_the_command_that_deletes_by_hand_does(lab):
   made = hosts.Engine(lab.run)
   made.create(1, 0)
-  result = subprocess.run(["sh", "-c", made.deletion(1)], capture_output=True, text=True, timeout=30)
+  result = subprocess.run(["sh", "-c", made.commands(1, 0).delete], capture_output=True, text=True, timeout=30)
   assert result.returncode == 0, result
-  assert made.look(1).state == engine.ABSENT
+  assert made.look(1).state == states.ABSENT
   assert made.shell(1, 0, ["a b", "c"]) == ["a b", "c"] and made.shell(1, 0, [])
 
 
@@ -88,10 +87,10 @@ def test_only_services_of_the_same_directory_are_removed(lab):
   made = hosts.Engine(lab.run)
   made.create(1, 0)
   (found,), _ = made.inventory(())
-  made.remove(dataclasses.replace(found, mark=spec.digest("/another")))
-  assert made.look(1).state == engine.READY
-  made.remove(found)
-  assert made.look(1).state == engine.ABSENT and not lab.programs()
+  made.delete(dataclasses.replace(found, mark=spec.digest("/another")))
+  assert made.look(1).state == states.READY
+  made.delete(found)
+  assert made.look(1).state == states.ABSENT and not lab.programs()
 
 
 def test_what_cannot_be_made_is_said(lab, tmp_path):

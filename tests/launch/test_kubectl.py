@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch.backends import gke
+from launch import gke
 from launch.errors import DENIED, USAGE, LaunchError, UnknownError
 from tests.launch.scripted_kubectl import Answer, Kubectl, complaint
 

@@ -15,9 +15,8 @@ import socket
 import subprocess
 import sys
 
-from launch import engine, errors, event_log, manifests, service, spec
-from launch.assumptions import CALL
-from launch.errors import LaunchError, UnknownError, amount
+from launch import errors, event_log, manifests, service, spec, states
+from launch.errors import CALL, LaunchError, UnknownError, amount
 
 DEADLINE = CALL  # seconds for a command
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15",
@@ -39,7 +38,7 @@ _OURS = re.compile(r"^launch\.worker: ", re.MULTILINE)
 
 
 class Engine:
-  """See `launch.engine.Engine`."""
+  """See `launch.states.Engine`."""
 
   def __init__(self, run: spec.Run):
     for path in {run.workdir, spec.flag_value(run.args, "--workdir")} - {""}:
@@ -52,52 +51,31 @@ class Engine:
     self._hosts = (_HERE,) if self._local else run.hosts
     self._workers = [(number, _HERE if self._local else run.hosts[number]) for number in range(run.workers)]
 
-  def location(self, attempt: int) -> str:
-    """Returns the name of this machine, or the hosts."""
-    return socket.gethostname() if self._local else ",".join(self._hosts)
-
-  def request(self, attempt: int, expires: int) -> str:
-    """See `launch.engine.Engine`. This machine is inspected by this process, as the command does it."""
-    look = ["look", f"--engine={self._run.backend}"]
-    package = "" if self._local else ", with a zip archive of launch/ in place of /dev/null"
-    return manifests.script(
-      (f"create{package}", [_line(host, self._start(attempt, number)) for number, host in self._workers]),
-      ("inspect", [_line(host, look) for host in self._hosts]),
-      ("delete", [_line(host, self._stop(attempt)) for host in self._hosts]),
-      (f"ssh: python -m launch ssh {self._run.name} --worker=N",
-       [self.shell(attempt, number, []) for number, _ in self._workers[: len(self._hosts)]]),
-    )  # fmt: skip
-
   def create(self, attempt: int, expires: int) -> None:
     """Starts the workers that are not alive. They read the published attempt, also for the time of their end."""
     _each(lambda worker: _ask(worker[1], self._start(attempt, worker[0])), self._workers)
 
-  def look(self, attempt: int) -> engine.Look:
+  def look(self, attempt: int) -> states.Look:
     """Returns READY while all workers are alive, ABSENT if there is none."""
     mine = (self._run.name, attempt, self._run.folder)
     found = {each.get("worker"): each for services in _each(self._services, self._hosts) for each in services
              if (each.get("run"), each.get("attempt"), each.get("folder")) == mine}  # fmt: skip
     if not found:
-      return engine.Look(engine.ABSENT)
+      return states.Look(states.ABSENT)
     dead = [f"worker {number}: {found[number].get('said') or 'it has ended'}" if number in found else
             f"worker {number} was never started" for number, _ in self._workers
             if not found.get(number, {}).get("alive")]  # fmt: skip
-    state = engine.LOST if dead else engine.READY
-    return engine.Look(state, "; ".join(dead)[:1000], hosts=self._run.workers - len(dead))
+    state = states.LOST if dead else states.READY
+    return states.Look(state, "; ".join(dead)[:1000], hosts=self._run.workers - len(dead))
 
-  def delete(self, attempt: int) -> None:
-    """Stops the workers and their programs, which have `limits.grace` to save."""
-    _each(lambda host: _ask(host, self._stop(attempt), self._run.limits.grace), self._hosts)
-
-  def remove(self, resource: engine.Resource) -> None:
-    """Stops the workers of a listed attempt."""
-    words = ["stop", f"--engine={self._run.backend}", f"--name={resource.run}", f"--attempt={resource.attempt}",
-             f"--mark={resource.mark}", f"--grace={self._run.limits.grace}"]  # fmt: skip
-    _ask(_HERE if self._local else resource.location, words, self._run.limits.grace)
-
-  def deletion(self, attempt: int) -> str:
-    """Returns a command for each host that stops its workers."""
-    return " && ".join(_line(host, self._stop(attempt)) for host in self._hosts)
+  def delete(self, target: int | states.Resource) -> None:
+    """Stops the workers of an attempt and their programs, which have `limits.grace` to save."""
+    if isinstance(target, states.Resource):
+      words = ["stop", f"--engine={self._run.backend}", f"--name={target.run}", f"--attempt={target.attempt}",
+               f"--mark={target.mark}", f"--grace={self._run.limits.grace}"]  # fmt: skip
+      _ask(_HERE if self._local else target.location, words, self._run.limits.grace)
+    else:
+      _each(lambda host: _ask(host, self._stop(target), self._run.limits.grace), self._hosts)
 
   def inventory(self, zones: tuple) -> tuple:
     """Returns all attempts on the hosts of this run."""
@@ -116,6 +94,20 @@ class Engine:
       return list(words) or [os.environ.get("SHELL", "/bin/sh")]
     host = self._run.hosts[worker]
     return [*_SSH, host, f"{shlex.join(words)}; exit $?"] if words else ["ssh", "-t", *_SSH[1:], host]
+
+  def commands(self, attempt: int, expires: int) -> states.Commands:
+    """See `launch.states.Engine`. This machine is inspected by this process, as the command does it."""
+    look = ["look", f"--engine={self._run.backend}"]
+    package = "" if self._local else ", with a zip archive of launch/ in place of /dev/null"
+    delete = [_line(host, self._stop(attempt)) for host in self._hosts]
+    script = manifests.script(
+      (f"create{package}", [_line(host, self._start(attempt, number)) for number, host in self._workers]),
+      ("inspect", [_line(host, look) for host in self._hosts]),
+      ("delete", delete),
+      (f"ssh: python -m launch ssh {self._run.name} --worker=N",
+       [self.shell(attempt, number, []) for number, _ in self._workers[: len(self._hosts)]]),
+    )  # fmt: skip
+    return states.Commands(script, " && ".join(delete))
 
   def _start(self, attempt, number):
     words = ["start", f"--engine={self._run.backend}", f"--folder={self._run.folder}", f"--attempt={attempt}",
@@ -145,9 +137,9 @@ def _resources(services, location):
   for each in services:
     attempts.setdefault((str(each.get("run")), each.get("attempt"), str(each.get("folder"))), []).append(each)
   return [
-    engine.Resource(
+    states.Resource(
       name=f"{run}-a{attempt}", location=location, run=run, owner=str(found[0].get("owner", "")), attempt=attempt,
-      state=engine.READY if all(each["alive"] for each in found) else engine.LOST,
+      state=states.READY if all(each["alive"] for each in found) else states.LOST,
       detail=f"{sum(each['alive'] for each in found)} of {amount(len(found), 'worker')} alive, for {folder}",
       expires=found[0].get("expires", 0), created=min(each["made"] for each in found),
       kind=amount(len(found), "process", "processes"), mark=spec.digest(folder),

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from launch import assumptions, backends, decisions, event_log, gcloud, removal
+from launch import decisions, errors, event_log, gcloud, removal, states
 from launch.errors import LaunchError, UnknownError
 from tests.launch import cloud
 from tests.launch.descriptions import item
@@ -19,12 +19,12 @@ GONE = "Resource 'projects/proj-x/locations/europe-west4-a/queuedResources/{}' w
 
 
 def test_the_page_has_the_table_of_the_code():
-  assert PAGE.read_text().endswith(assumptions.table())
+  assert PAGE.read_text().endswith(errors.table())
 
 
 def test_the_constants_of_the_table_are_those_that_are_used():
-  assert gcloud.TIMEOUT is assumptions.CALL and event_log.IN_FLIGHT is assumptions.IN_FLIGHT
-  assert removal.assumptions.LOOKS == decisions.assumptions.LOOKS == 2
+  assert gcloud.TIMEOUT is errors.CALL and event_log.IN_FLIGHT is errors.IN_FLIGHT
+  assert removal.errors.LOOKS == decisions.errors.LOOKS == 2
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_g6_an_unexpected_outcome_of_any_call_is_unknown(error):
     def look(self, attempt):
       raise error
 
-  engine = assumptions.Guarded(Broken(), "qr")
+  engine = errors.Guarded(Broken(), "qr")
   with pytest.raises(UnknownError, match="qr: unexpected answer"):
     engine.look(1)
   assert engine.restarts is False
@@ -61,7 +61,7 @@ def test_g6_an_unexpected_outcome_of_any_call_is_unknown(error):
 
 @pytest.mark.parametrize("error", [UnknownError("x"), LaunchError("y", 11), KeyboardInterrupt()], ids=repr)
 def test_answers_that_are_understood_and_interruptions_pass_the_boundary(error):
-  with pytest.raises(type(error)) as found, assumptions.boundary("x"):
+  with pytest.raises(type(error)) as found, errors.boundary("x"):
     raise error
   assert found.value is error
 
@@ -70,7 +70,7 @@ def test_answers_that_are_understood_and_interruptions_pass_the_boundary(error):
 def engine(tmp_path, program, monkeypatch):
   """An engine as the verbs get it, with a gcloud that plays a script."""
   monkeypatch.chdir(tmp_path)
-  return backends.engine(cloud.run())
+  return states.engine(cloud.run())
 
 
 NAMED = {"name": f"projects/proj-x/locations/europe-west4-a/queuedResources/{NAME}"}
@@ -149,4 +149,4 @@ def test_g14_a_node_belongs_to_its_queued_resource_whether_the_project_is_a_numb
 
 
 def test_every_assumption_is_complete():
-  assert all(all(dataclasses.astuple(each)) for each in assumptions.TABLE)
+  assert all(all(dataclasses.astuple(each)) for each in errors.TABLE)

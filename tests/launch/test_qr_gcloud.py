@@ -10,10 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from launch import gcloud
-from launch.backends import qr
-from launch.engine import ABSENT, READY
+from launch import gcloud, qr
 from launch.errors import DENIED, USAGE, LaunchError, UnknownError
+from launch.states import ABSENT, READY
 from tests.launch import cloud
 from tests.launch.descriptions import EXPIRES, engine, labels
 

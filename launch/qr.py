@@ -13,19 +13,18 @@ import tempfile
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 
-from launch import assumptions, gcloud, mailbox, manifests, spec, storage, tpus
-from launch.engine import ABSENT, DELETING, LOST, READY, Look, Resource
+from launch import errors, gcloud, mailbox, manifests, spec, storage, tpus
 from launch.errors import LaunchError, QuotaError, UnknownError
+from launch.states import ABSENT, DELETING, LOST, READY, Commands, Look, Resource
 
 QUEUED, NODES = gcloud.GROUPS
 _SCOPES = "https://www.googleapis.com/auth/cloud-platform"
-_FLEX_HOURS = 7 * 24  # docs.cloud.google.com/tpu/docs: flex-start runs up to seven days
 _AT_ONCE = 8  # parallel calls of gcloud, each of which is a process
 _IDLE = ("SUSPENDED", "SUSPENDING", "FAILED")  # states of queued resources that use quota and are of no use
 
 
 class Engine:
-  """See `launch.engine.Engine`: one queued resource per attempt.
+  """See `launch.states.Engine`: one queued resource per attempt.
 
   Args:
     run: a run of the backend qr.
@@ -36,29 +35,8 @@ class Engine:
     self._run, self._store = run, store
     self._leaked = {}  # {attempt: names of nodes that outlived their queued resource, when last looked at}
 
-  def location(self, attempt: int) -> str:
-    """See `launch.engine.Engine`: the zones of the run take turns."""
-    return self._run.zones[(attempt - 1) % len(self._run.zones)]
-
-  def request(self, attempt: int, expires: int) -> str:
-    """See `launch.engine.Engine`."""
-    place, names, last = self._place(attempt), self._names(attempt), self._run.workers - 1
-    both = [(QUEUED, self._run.attempt(attempt)), *((NODES, name) for name in names)]
-    delete, *delete_nodes = [gcloud.deletion(group, name, **place) for group, name in both]
-    return manifests.script(
-      ("create: the script of the machines, in which the hash of the code is still missing",
-       [manifests.here("cat >startup.sh", startup(self._run, attempt, "0" * 64, expires))]),
-      ("create: the request", [gcloud.executed(self._request(attempt, expires))]),
-      ("inspect", [gcloud.executed(gcloud.command(group, "describe", name, **place)) for group, name in both]),
-      ("inspect, if one of them is not found: the lists must confirm it",
-       [gcloud.executed(gcloud.command(group, "list", **place)) for group in gcloud.GROUPS]),
-      ("delete", [gcloud.executed(delete)]),
-      ("delete, if nodes outlive their queued resource", map(gcloud.executed, delete_nodes)),
-      (f"ssh: python -m launch ssh {self._run.name} --worker=N, with N from 0 to {last}", [self.shell(attempt, 0, [])]),
-    )  # fmt: skip
-
   def create(self, attempt: int, expires: int) -> None:
-    """See `launch.engine.Engine`. The directory of the run must contain the published attempt."""
+    """See `launch.states.Engine`. The directory of the run must contain the published attempt."""
     self._store = self._store or storage.storage(self._run.folder)
     published = mailbox.Mailbox(self._store, attempt).attempt()
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +54,7 @@ class Engine:
         ) from None
 
   def look(self, attempt: int) -> Look:
-    """See `launch.engine.Engine`."""
+    """See `launch.states.Engine`."""
     name = self._run.attempt(attempt)
     item = gcloud.described(QUEUED, name, **self._place(attempt))
     if item is None:
@@ -91,19 +69,21 @@ class Engine:
     look = gcloud.queue_look(item)
     return gcloud.nodes_look(self._nodes(attempt), tpus.find(self._run.tpu).hosts) if look.state == READY else look
 
-  def delete(self, attempt: int) -> None:
-    """See `launch.engine.Engine`. A resource of this name with other labels stays, because it is somebody else's."""
-    name, place = self._run.attempt(attempt), self._place(attempt)
+  def delete(self, target: int | Resource) -> None:
+    """See `launch.states.Engine`. A resource of this name with other labels stays, because it is somebody else's."""
+    if isinstance(target, Resource):
+      self._delete_resource(target)
+      return
+    name, place = self._run.attempt(target), self._place(target)
     item = gcloud.described(QUEUED, name, **place)
     if item is None:
-      self._leftover(attempt)
-      for node in self._leaked[attempt]:
+      self._leftover(target)
+      for node in self._leaked[target]:
         _delete(NODES, node, **place)
-    elif self._is_mine(item, attempt) and gcloud.state_word(item) != "DELETING":
+    elif self._is_mine(item, target) and gcloud.state_word(item) != "DELETING":
       _delete(QUEUED, name, **place)
 
-  def remove(self, resource: Resource) -> None:
-    """See `launch.engine.Engine`."""
+  def _delete_resource(self, resource):
     place = {"project": self._run.project, "zone": resource.location}
     for group in gcloud.GROUPS:
       if item := gcloud.described(group, resource.name, **place):
@@ -112,16 +92,8 @@ class Engine:
           _delete(group, resource.name, **place)
         return
 
-  def deletion(self, attempt: int) -> str:
-    """See `launch.engine.Engine`."""
-    place = self._place(attempt)
-    lines = [gcloud.command(QUEUED, "delete", self._run.attempt(attempt), force=True, **place)]
-    lines += [gcloud.command(NODES, "delete", node, **place) for node in self._leaked.get(attempt, ())]
-    lines += [gcloud.command(group, "list", **place) for group in gcloud.GROUPS]
-    return "; ".join(shlex.join(line) for line in lines)
-
   def inventory(self, zones: tuple) -> tuple:
-    """See `launch.engine.Engine`. Without zones, all zones of the project are asked.
+    """See `launch.states.Engine`. Without zones, all zones of the project are asked.
 
     Each zone is asked separately, because gcloud does not report zones without an answer in a list of all zones
     (`--zone=-`).
@@ -136,7 +108,7 @@ class Engine:
     return found, {zone: failure for zone, (_, failure) in answers if failure}
 
   def shell(self, attempt: int, worker: int | None, words: list) -> list:
-    """See `launch.engine.Engine`. Without a worker, the words run on all workers.
+    """See `launch.states.Engine`. Without a worker, the words run on all workers.
 
     gcloud repeats a command if ssh ends with 255, so the words must be safe to repeat. `--worker=1,3` is not used,
     because it reports success if one of the workers fails (SDK 528, command_lib/compute/tpus/tpu_vm/ssh.py).
@@ -155,13 +127,31 @@ class Engine:
     return gcloud.command(NODES, "ssh", node, alpha=self._run.internal_ips, worker=inside, **flags)
 
   def _place(self, attempt):
-    return {"project": self._run.project, "zone": self.location(attempt)}
+    return {"project": self._run.project, "zone": self._run.location(attempt)}
+
+  def commands(self, attempt: int, expires: int) -> Commands:
+    """See `launch.states.Engine`."""
+    place, names, last = self._place(attempt), self._names(attempt), self._run.workers - 1
+    both = [(QUEUED, self._run.attempt(attempt)), *((NODES, name) for name in names)]
+    delete, *delete_nodes = [gcloud.deletion(group, name, **place) for group, name in both]
+    lists = [gcloud.command(group, "list", **place) for group in gcloud.GROUPS]
+    script = manifests.script(
+      ("create: the script of the machines, in which the hash of the code is still missing",
+       [manifests.here("cat >startup.sh", startup(self._run, attempt, "0" * 64, expires))]),
+      ("create: the request", [gcloud.executed(self._request(attempt, expires))]),
+      ("inspect", [gcloud.executed(gcloud.command(group, "describe", name, **place)) for group, name in both]),
+      ("inspect, if one of them is not found: the lists must confirm it", map(gcloud.executed, lists)),
+      ("delete", [gcloud.executed(delete)]),
+      ("delete, if nodes outlive their queued resource", map(gcloud.executed, delete_nodes)),
+      (f"ssh: python -m launch ssh {self._run.name} --worker=N, with N from 0 to {last}", [self.shell(attempt, 0, [])]),
+    )  # fmt: skip
+    lines = [gcloud.command(QUEUED, "delete", self._run.attempt(attempt), force=True, **place)]
+    lines += [gcloud.command(NODES, "delete", node, **place) for node in self._leaked.get(attempt, ())]
+    return Commands(script, "; ".join(map(shlex.join, [*lines, *lists])))
 
   def _request(self, attempt, expires):
     run, name = self._run, self._run.attempt(attempt)
     flex = run.capacity == "flex-start"
-    if flex and run.max_hours > _FLEX_HOURS:
-      raise LaunchError(f"--max-hours: {run.max_hours:g}; flex-start allows {_FLEX_HOURS} at most")
     labels = run.labels(attempt) | {"vitjax-expires": str(expires)}
     return gcloud.command(
       *(QUEUED, "create", name),
@@ -189,7 +179,7 @@ class Engine:
 
   def _claim(self, attempt):
     """Raises an error unless the resource of this name is this attempt, from an earlier request without an answer."""
-    name, zone = self._run.attempt(attempt), self.location(attempt)
+    name, zone = self._run.attempt(attempt), self._run.location(attempt)
     item = gcloud.described(QUEUED, name, **self._place(attempt))
     if item is None:
       raise UnknownError(f"{name} in {zone} existed a moment ago, and is absent now")
@@ -198,7 +188,7 @@ class Engine:
 
   def _explain_quota(self, attempt):
     """Returns which queued resources use the quota of a zone without being of use, and how to free it."""
-    zone = self.location(attempt)
+    zone = self._run.location(attempt)
     try:
       items = gcloud.listed(QUEUED, **self._place(attempt))
     except gcloud.NO_ANSWER as error:
@@ -232,7 +222,7 @@ class Engine:
     found = gcloud.run(gcloud.command("locations", "list", project=self._run.project))
     if not found or not isinstance(found, list):
       raise UnknownError("gcloud lists no zone of Cloud TPU")
-    with assumptions.boundary("the list of zones"):
+    with errors.boundary("the list of zones"):
       return tuple(each["locationId"] for each in found)
 
   def _inventory_of(self, zone):
@@ -247,7 +237,7 @@ class Engine:
     here = {item["name"].partition("/locations/")[2] for item in items}
     for item in items:
       try:
-        with assumptions.boundary(f"{zone}: {item['name'][-80:]}"):
+        with errors.boundary(f"{zone}: {item['name'][-80:]}"):
           parent = str(item.get("queuedResource", "")).partition("/locations/")[2]
           if gcloud.labels(item).get("vitjax") and parent not in here:
             found.append(gcloud.resource(item))
@@ -278,13 +268,13 @@ def startup(run: spec.Run, attempt: int, code: str, expires: int, seconds: int =
     "SECONDS": str(int(seconds)),
     "NAME": run.attempt(attempt),
     "PROJECT": run.project,
-    "ZONE": run.zones[(attempt - 1) % len(run.zones)] if run.zones else "",
+    "ZONE": run.location(attempt),
     "IDLE": str(math.ceil(run.limits.idle)),
     "GRACE": str(math.ceil(run.limits.grace) + 60),
   }
   quoted = {key: shlex.quote(value) for key, value in values.items()}
   quoted["NODES"] = shlex.join(run.attempt(attempt) + number for number in numbers)
-  template = (pathlib.Path(__file__).parent.parent / "startup.sh.in").read_text()
+  template = (pathlib.Path(__file__).parent / "startup.sh.in").read_text()
   return re.sub("@([A-Z]+)@", lambda match: quoted[match[1]], template)
 
 

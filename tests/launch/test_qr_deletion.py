@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 
-from launch.engine import ABSENT, DELETING, LOST
 from launch.errors import UnknownError
+from launch.states import ABSENT, DELETING, LOST
 from tests.launch import cloud
 from tests.launch.descriptions import GONE, MANY, engine, item, node
 from tests.launch.scripted import Answer, said
@@ -22,7 +22,7 @@ def test_only_when_its_nodes_are_gone_too_is_it_absent(tmp_path, program):
   program.answers("tpu-vm", "describe", node(run, "vit-b16-a1-1"), name="vit-b16-a1-1")
   look = made.look(1)
   assert look.state == LOST and "vit-b16-a1-1 is READY" in look.detail and "billed" in look.detail
-  assert "tpu-vm delete vit-b16-a1-1" in made.deletion(1)
+  assert "tpu-vm delete vit-b16-a1-1" in made.commands(1, 0).delete
   program.answers("tpu-vm", "describe", node(run, "vit-b16-a1-1", "DELETING"), name="vit-b16-a1-1")
   assert made.look(1).state == DELETING
 
@@ -74,7 +74,7 @@ def test_a_deletion_without_an_answer_is_said_to_have_none(tmp_path, program):
 
 
 def test_a_person_is_given_the_commands(tmp_path):
-  text = engine(tmp_path).deletion(2)
+  text = engine(tmp_path).commands(2, 0).delete
   first, *others = [shlex.split(line) for line in text.split("; ")]
   where = ["--project=proj-x", "--zone=europe-west4-a"]
   assert first == ["gcloud", "compute", "tpus", "queued-resources", "delete", "vit-b16-a2", "--force", *where]
@@ -122,9 +122,9 @@ def test_what_the_inventory_has_can_be_removed_if_it_still_is_what_it_was(tmp_pa
   program.answers("tpu-vm", "list", [])
   (found,), _ = made.inventory(("europe-west4-a",))
   program.answers("queued-resources", "describe", item(run, "SUSPENDED", attempt=2, name="vit-b16-a1"))
-  made.remove(found)
+  made.delete(found)
   assert not [verb for verb in program.verbs() if "delete" in verb]
   program.answers("queued-resources", "describe", item(run, "SUSPENDED"))
   program.answers("queued-resources", "delete", {})
-  made.remove(found)
+  made.delete(found)
   assert program.verbs()[-1] == "queued-resources delete vit-b16-a1"

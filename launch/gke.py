@@ -1,15 +1,16 @@
 """Attempts on GKE: a JobSet each, which restarts itself; and kubectl, with the meaning of its answers."""
 
+import contextlib
 import json
 import re
 import shlex
 
-from launch import assumptions, engine, manifests, spec, tpus
-from launch.engine import Look, Resource
+from launch import errors, manifests, spec, states, tpus
 from launch.errors import DENIED, USAGE, LaunchError, UnknownError, amount
 from launch.manifests import JOBSETS
+from launch.states import Commands, Look, Resource
 
-TIMEOUT = assumptions.CLUSTER_CALL  # seconds for a command, of which a request may take 20
+TIMEOUT = errors.CLUSTER_CALL  # seconds for a command, of which a request may take 20
 # Reasons of a waiting container that do not pass by themselves.
 _STUCK = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError")
 _OWNED = "jobs,pods,configmaps"  # objects that belong to a JobSet
@@ -68,7 +69,7 @@ def ask(words: list[str], content: str = "") -> str:
     UnknownError: there is no answer. The request may have been executed.
   """
   install = "Run: gcloud components install kubectl gke-gcloud-auth-plugin"
-  code, output, complaint = assumptions.call(executed(words), TIMEOUT, install, content.encode())
+  code, output, complaint = errors.call(executed(words), TIMEOUT, install, content.encode())
   if code:
     raise _failure(complaint)
   return output.decode(errors="replace")
@@ -97,7 +98,7 @@ def _failure(text):
 
 def _read(words, content=""):
   """Returns the object that a command prints as JSON."""
-  value = assumptions.parse_json(ask([*words, "--output=json"], content).encode(), "kubectl")
+  value = errors.parse_json(ask([*words, "--output=json"], content).encode(), "kubectl")
   if not isinstance(value, dict):
     raise UnknownError(f"kubectl: expected an object, got {str(value)[:80]}")
   return value
@@ -113,7 +114,7 @@ def _items(words):
 
 
 class Engine:
-  """See engine.Engine.
+  """See states.Engine.
 
   Args:
     run: a run of the backend gke.
@@ -123,31 +124,8 @@ class Engine:
     self._run = run
     self._base = base(run.cluster, run.namespace)
 
-  def location(self, attempt: int) -> str:
-    """See engine.Engine."""
-    return self._location(self._run.namespace)
-
-  def request(self, attempt: int, expires: int) -> str:
-    """See engine.Engine."""
-    name, last, get = self._run.attempt(attempt), self._run.workers - 1, [*self._base, "get"]
-    create = shlex.join(executed([*self._base, "create", "--filename=-", "--output=json"]))
-    selector = [self._selector(attempt), "--output=json"]
-    pod = [*self._base, "exec", "--stdin", "--tty", "POD", f"--container={manifests.CONTAINER}", "--", "sh"]
-    return manifests.script(
-      ("create: the JobSet", [manifests.here(create, manifests.jobset_text(self._run, attempt, expires))]),
-      (f"create: a ConfigMap {name} with launch.zip, which names the JobSet by its uid and is its standard input",
-       [f"# {create}"]),
-      ("inspect", [executed([*get, JOBSETS, name, "--output=json"]),
-                   *(executed([*get, kinds, *selector]) for kinds in ("pods", _OWNED))]),
-      ("inspect, if the JobSet is not found: a list must confirm it",
-       [executed([*get, f"{JOBSETS},{_OWNED}", *selector])]),
-      ("delete", [executed([*self._base, *_deletion(selector[0])])]),
-      (f"ssh: python -m launch ssh {self._run.name} --worker=N, with N from 0 to {last}, in the pod of the worker",
-       [pod]),
-    )  # fmt: skip
-
   def create(self, attempt: int, expires: int) -> None:
-    """See engine.Engine. The pods wait for the ConfigMap, which belongs to the JobSet and is deleted with it."""
+    """See states.Engine. The pods wait for the ConfigMap, which belongs to the JobSet and is deleted with it."""
     made = self._create(attempt, JOBSETS, manifests.jobset(self._run, attempt, expires))
     self._create(attempt, "configmaps", manifests.code(self._run, attempt, expires, made))
 
@@ -163,12 +141,12 @@ class Engine:
     except LookupError as error:
       raise UnknownError(f"{kind} {name} existed a moment ago, and is gone: {error}") from error
     if not self._is_mine(found, attempt):
-      place = self.location(attempt)
+      place = self._run.location(attempt)
       raise LaunchError(f"{kind} {name} in {place} is taken: it is {_owner(found)}. Choose another name for the run")
     return found
 
   def look(self, attempt: int) -> Look:
-    """See engine.Engine."""
+    """See states.Engine."""
     name = self._run.attempt(attempt)
     try:
       jobset = _read([*self._base, "get", JOBSETS, name])
@@ -177,11 +155,11 @@ class Engine:
     if jobset.get("metadata", {}).get("name") != name:
       raise UnknownError(f"kubectl described {name} as {str(jobset)[:80]}")
     if not self._is_mine(jobset, attempt):
-      return Look(engine.ABSENT, f"{name} is there, but it is {_owner(jobset)}")
+      return Look(states.ABSENT, f"{name} is there, but it is {_owner(jobset)}")
     state, detail = stage(jobset)
-    if state == engine.QUEUED:
+    if state == states.QUEUED:
       return Look(state, self._explain_queue(jobset) or detail)
-    if state != engine.STARTING:
+    if state != states.STARTING:
       return Look(state, detail)
     return self._look_at_pods(jobset, self._selected("pods", attempt))
 
@@ -195,33 +173,22 @@ class Engine:
     if left and not has_jobsets:  # the API server has just started, and does not know all kinds yet
       raise UnknownError(f"{error}, but pods of {name} are there") from error
     names = ", ".join(f"{item['kind'].lower()} {item['metadata']['name']}" for item in left[:3])
-    return Look(engine.DELETING, f"the JobSet is gone; still there: {names}") if left else Look(engine.ABSENT)
+    return Look(states.DELETING, f"the JobSet is gone; still there: {names}") if left else Look(states.ABSENT)
 
-  def delete(self, attempt: int) -> None:
-    """See engine.Engine. An object of this name with other labels stays, because it is somebody else's."""
-    try:
-      ask([*self._base, *_deletion(self._selector(attempt))])
-    except NoJobSetError:  # nothing else is billed, and `look` reports whether anything is left
+  def delete(self, target: int | Resource) -> None:
+    """See `launch.states.Engine`. An object of this name with other labels stays, because it is somebody else's."""
+    if not isinstance(target, Resource):
+      with contextlib.suppress(NoJobSetError):  # nothing else is billed, and `look` reports whether anything is left
+        ask([*self._base, *_deletion(self._selector(target))])
       return
-
-  def remove(self, resource: Resource) -> None:
-    """See engine.Engine."""
-    words = base(self._run.cluster, resource.location.rpartition("/")[2])
-    try:
-      found = _read([*words, "get", JOBSETS, resource.name])
-    except LookupError:
-      return
-    if _labels(found).get("vitjax") and self._resource(found).has_labels_of(resource):
-      ask([*words, *_deletion(resource.name)])
-
-  def deletion(self, attempt: int) -> str:
-    """See engine.Engine."""
-    look = [*self._base, "get", f"{JOBSETS},jobs,pods", self._selector(attempt)]
-    delete = [*self._base, *_deletion(self._run.attempt(attempt))[:-1]]  # waits for the end
-    return f"{shlex.join(delete)} && {shlex.join(look)}"
+    words = base(self._run.cluster, target.location.rpartition("/")[2])
+    with contextlib.suppress(LookupError):
+      found = _read([*words, "get", JOBSETS, target.name])
+      if _labels(found).get("vitjax") and self._resource(found).has_labels_of(target):
+        ask([*words, *_deletion(target.name)])
 
   def inventory(self, zones: tuple) -> tuple:
-    """See engine.Engine. Lists the namespace of the run; the whole cluster if `zones` is ("-",)."""
+    """See states.Engine. Lists the namespace of the run; the whole cluster if `zones` is ("-",)."""
     everywhere = "-" in zones
     try:
       items = _items([*self._base, "get", JOBSETS, "--selector=vitjax=1", *["--all-namespaces"] * everywhere])
@@ -230,7 +197,7 @@ class Engine:
     return [self._resource(item) for item in items], {}
 
   def shell(self, attempt: int, worker: int, words: list) -> list:
-    """See engine.Engine."""
+    """See states.Engine."""
     pods = (pod for pod in self._selected("pods", attempt) if self._worker(pod) == worker)
     running = [pod for pod in pods if pod.get("status", {}).get("phase") == "Running" and not _is_leaving(pod)]
     if not running:
@@ -238,6 +205,28 @@ class Engine:
       raise LaunchError(f"worker {worker} of {name} has no running pod. See python -m launch status {self._run.name}")
     name, terminal = running[-1]["metadata"]["name"], [] if words else ["--stdin", "--tty"]
     return [*self._base, "exec", *terminal, name, f"--container={manifests.CONTAINER}", "--", *(words or ["sh"])]
+
+  def commands(self, attempt: int, expires: int) -> Commands:
+    """See `launch.states.Engine`."""
+    name, last, get = self._run.attempt(attempt), self._run.workers - 1, [*self._base, "get"]
+    create = shlex.join(executed([*self._base, "create", "--filename=-", "--output=json"]))
+    selector = [self._selector(attempt), "--output=json"]
+    pod = [*self._base, "exec", "--stdin", "--tty", "POD", f"--container={manifests.CONTAINER}", "--", "sh"]
+    script = manifests.script(
+      ("create: the JobSet", [manifests.here(create, manifests.jobset_text(self._run, attempt, expires))]),
+      (f"create: a ConfigMap {name} with launch.zip, which names the JobSet by its uid and is its standard input",
+       [f"# {create}"]),
+      ("inspect", [executed([*get, JOBSETS, name, "--output=json"]),
+                   *(executed([*get, kinds, *selector]) for kinds in ("pods", _OWNED))]),
+      ("inspect, if the JobSet is not found: a list must confirm it",
+       [executed([*get, f"{JOBSETS},{_OWNED}", *selector])]),
+      ("delete", [executed([*self._base, *_deletion(selector[0])])]),
+      (f"ssh: python -m launch ssh {self._run.name} --worker=N, with N from 0 to {last}, in the pod of the worker",
+       [pod]),
+    )  # fmt: skip
+    look = shlex.join([*get, f"{JOBSETS},jobs,pods", selector[0]])
+    delete = shlex.join([*self._base, *_deletion(name)[:-1]])  # waits for the end
+    return Commands(script, f"{delete} && {look}")
 
   def _is_mine(self, item, attempt):
     return self._run.labels(attempt).items() <= _labels(item).items()
@@ -272,11 +261,11 @@ class Engine:
     there = [worker for worker, phase in phases.items() if phase in ("Running", "Succeeded")]
     if len(there) >= workers:
       addresses = tuple(current[worker]["status"].get("podIP", "") for worker in there)
-      return Look(engine.READY, "", 0, len(there), addresses)
+      return Look(states.READY, "", 0, len(there), addresses)
     homeless = [(pod, why) for pod in current.values() if (why := _unschedulable(pod))]
     if homeless and len(homeless) == len(current):  # machines without nodes are not billed
       why = self._explain_scaling(homeless[0][0]) or homeless[0][1].get("message", "")
-      return Look(engine.QUEUED, f"{len(homeless)} of {amount(workers, 'pod')} without a node: {why}")
+      return Look(states.QUEUED, f"{len(homeless)} of {amount(workers, 'pod')} without a node: {why}")
     details = [f"{len(there)} of {amount(workers, 'pod')} of {jobset['metadata']['name']} running"]
     if restarts:
       message = _conditions(jobset).get("RestartingJobSet", {}).get("message", "")
@@ -284,7 +273,7 @@ class Engine:
       details.append(f"start {restarts + 1}, {counted} after failures" + f" ({message})" * bool(message))
     details += [f"w{worker:02d}: {text}" for worker, pod in current.items() if (text := _trouble(pod))]
     broken = restarts or "Failed" in phases.values() or any(map(_is_leaving, pods))
-    return Look(engine.REPAIRING if broken else engine.STARTING, "; ".join(details[:4]), 0, len(there))
+    return Look(states.REPAIRING if broken else states.STARTING, "; ".join(details[:4]), 0, len(there))
 
   def _items_if_allowed(self, kind, selector):
     """Returns selected objects; [] in a cluster without Kueue, or if the user may not read events."""
@@ -310,11 +299,11 @@ class Engine:
     metadata, (state, detail) = jobset["metadata"], stage(jobset)
     status = jobset.get("status", {}).get("replicatedJobsStatus", [])
     slices = sum(job.get("replicas", 1) for job in jobset.get("spec", {}).get("replicatedJobs", []))
-    if state == engine.STARTING and sum(job.get("ready", 0) for job in status) >= slices:
-      state = engine.READY
+    if state == states.STARTING and sum(job.get("ready", 0) for job in status) >= slices:
+      state = states.READY
     place, kind = self._location(metadata.get("namespace", "")), metadata.get("annotations", {}).get(manifests.TPU, "")
     created, detail = metadata.get("creationTimestamp", ""), detail.partition(":")[0]
-    return engine.resource(metadata["name"], place, _labels(jobset), state, detail, created, kind)
+    return states.resource(metadata["name"], place, _labels(jobset), state, detail, created, kind)
 
 
 def _deletion(which):
@@ -326,12 +315,12 @@ def stage(jobset: dict) -> tuple[str, str]:
   """Returns (state, detail) of a JobSet; STARTING if only its pods show more."""
   conditions = _conditions(jobset)
   if _is_leaving(jobset):
-    return engine.DELETING, "in deletion"
-  for kind, state in (("Completed", engine.DONE), ("Failed", engine.FAILED)):
+    return states.DELETING, "in deletion"
+  for kind, state in (("Completed", states.DONE), ("Failed", states.FAILED)):
     if conditions.get(kind, {}).get("status") == "True":
       said = conditions[kind]
       return state, f"{said.get('reason', kind)}: {said.get('message', '')}"
-  return (engine.QUEUED, "suspended") if jobset.get("spec", {}).get("suspend") else (engine.STARTING, "")
+  return (states.QUEUED, "suspended") if jobset.get("spec", {}).get("suspend") else (states.STARTING, "")
 
 
 def _trouble(pod):

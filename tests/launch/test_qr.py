@@ -3,8 +3,8 @@
 import pytest
 
 from launch import spec
-from launch.engine import ABSENT, DELETING, FAILED, LOST, QUEUED, READY, REPAIRING, STARTING
 from launch.errors import DENIED, NO_CAPACITY, USAGE, LaunchError, UnknownError
+from launch.states import ABSENT, DELETING, FAILED, LOST, QUEUED, READY, REPAIRING, STARTING
 from tests.launch import cloud
 from tests.launch.descriptions import EXPIRES, MANY, engine, flags, item, labels, node
 from tests.launch.scripted import Answer, said
@@ -66,15 +66,15 @@ def test_several_slices_are_asked_for_as_one(tmp_path, program):
 
 def test_attempts_take_turns_with_the_zones(tmp_path, program):
   made = engine(tmp_path, zones=("europe-west4-a", "us-central1-a"))
-  assert [made.location(k) for k in (1, 2, 3)] == ["europe-west4-a", "us-central1-a", "europe-west4-a"]
+  assert [made._run.location(k) for k in (1, 2, 3)] == ["europe-west4-a", "us-central1-a", "europe-west4-a"]
   program.answers("queued-resources", "create", {})
   made.create(2, EXPIRES)
   assert flags(program.calls[0])["--zone"] == "us-central1-a"
 
 
-def test_a_week_is_the_most_of_flex_start(tmp_path, program):
+def test_flex_start_allows_at_most_a_week(tmp_path, program):
   with pytest.raises(LaunchError, match=r"--max-hours: 200.*168"):
-    engine(tmp_path, capacity="flex-start", max_hours=200).create(1, EXPIRES)
+    engine(tmp_path, capacity="flex-start", max_hours=200)
   assert not program.calls
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from launch import engine, manifests, spec
-from launch.backends import gke
+from launch import gke, manifests, spec, states
 from launch.errors import LaunchError, UnknownError
 from tests.launch import launches
 from tests.launch.cluster import NO_NODES, NO_QUOTA
@@ -52,28 +51,28 @@ ALL = [pod(worker) for worker in range(4)]
 @pytest.mark.parametrize(
   ("found", "pods", "state", "words", "hosts"),
   [
-    (jobset(), ALL, engine.READY, "", 4),
-    (jobset(), [*ALL[:3], pod(3, "Succeeded")], engine.READY, "", 4),
-    (jobset(), [], engine.STARTING, "0 of 4 pods", 0),
-    (jobset(), ALL[:3], engine.STARTING, "3 of 4 pods", 3),
-    (jobset(), [*ALL[:3], pod(3, "Pending", waiting="ImagePullBackOff")], engine.STARTING, "w03: ImagePullBackOff", 3),
-    (jobset(), [*ALL[:3], pod(3, "Pending", condition=UNSCHEDULABLE)], engine.STARTING, "w03: 0/8 nodes", 3),
-    (jobset(), [pod(w, "Pending", condition=UNSCHEDULABLE) for w in range(4)], engine.QUEUED, "4 of 4 pods without", 0),
-    (jobset(), [pod(0, "Pending"), pod(1, "Pending", condition=UNSCHEDULABLE)], engine.STARTING, "w01: 0/8 nodes", 0),
-    (jobset(), [pod(0, "Pending", condition=UNSCHEDULABLE)], engine.QUEUED, "1 of 4 pods without a node", 0),
-    (jobset(), [*ALL[:3], pod(3, "Failed")], engine.REPAIRING, "3 of 4 pods", 3),
-    (jobset(), [*ALL[:3], pod(3, deletionTimestamp="now")], engine.REPAIRING, "3 of 4", 3),
+    (jobset(), ALL, states.READY, "", 4),
+    (jobset(), [*ALL[:3], pod(3, "Succeeded")], states.READY, "", 4),
+    (jobset(), [], states.STARTING, "0 of 4 pods", 0),
+    (jobset(), ALL[:3], states.STARTING, "3 of 4 pods", 3),
+    (jobset(), [*ALL[:3], pod(3, "Pending", waiting="ImagePullBackOff")], states.STARTING, "w03: ImagePullBackOff", 3),
+    (jobset(), [*ALL[:3], pod(3, "Pending", condition=UNSCHEDULABLE)], states.STARTING, "w03: 0/8 nodes", 3),
+    (jobset(), [pod(w, "Pending", condition=UNSCHEDULABLE) for w in range(4)], states.QUEUED, "4 of 4 pods without", 0),
+    (jobset(), [pod(0, "Pending"), pod(1, "Pending", condition=UNSCHEDULABLE)], states.STARTING, "w01: 0/8 nodes", 0),
+    (jobset(), [pod(0, "Pending", condition=UNSCHEDULABLE)], states.QUEUED, "1 of 4 pods without a node", 0),
+    (jobset(), [*ALL[:3], pod(3, "Failed")], states.REPAIRING, "3 of 4 pods", 3),
+    (jobset(), [*ALL[:3], pod(3, deletionTimestamp="now")], states.REPAIRING, "3 of 4", 3),
     (
       jobset(restarts=1, RestartingJobSet="x"),
       ALL,
-      engine.REPAIRING,
+      states.REPAIRING,
       "0 of 4 pods of vit-b16-a1 running; start 2, 0",
       0,
     ),
-    (jobset(restarts=1), [pod(w, restart=1) for w in range(4)], engine.READY, "", 4),
-    (jobset(Completed="AllJobsCompleted"), None, engine.DONE, "AllJobsCompleted", 0),
-    (jobset(Failed="ReachedMaxRestarts"), None, engine.FAILED, "ReachedMaxRestarts: ReachedMaxRestarts said", 0),
-    (jobset() | {"metadata": jobset()["metadata"] | {"deletionTimestamp": "now"}}, None, engine.DELETING, "", 0),
+    (jobset(restarts=1), [pod(w, restart=1) for w in range(4)], states.READY, "", 4),
+    (jobset(Completed="AllJobsCompleted"), None, states.DONE, "AllJobsCompleted", 0),
+    (jobset(Failed="ReachedMaxRestarts"), None, states.FAILED, "ReachedMaxRestarts: ReachedMaxRestarts said", 0),
+    (jobset() | {"metadata": jobset()["metadata"] | {"deletionTimestamp": "now"}}, None, states.DELETING, "", 0),
   ],
 )
 def test_a_state_is_what_the_jobset_says_and_what_its_pods_do(script, found, pods, state, words, hosts):
@@ -104,10 +103,10 @@ def test_a_suspended_jobset_waits_for_kueue_which_says_why(script):
   script.answers(f"get {JOBSETS}", jobset(suspend=True))
   unknown = complaint('error: the server doesn\'t have a resource type "workloads"')
   script.answers("get workloads.kueue.x-k8s.io", items(said), items(checked), unknown)
-  assert made().look(1) == engine.Look(engine.QUEUED, f"Kueue: {NO_QUOTA}")
+  assert made().look(1) == states.Look(states.QUEUED, f"Kueue: {NO_QUOTA}")
   assert "--selector=kueue.x-k8s.io/job-uid=u-1" in script.calls[-1]
-  assert made().look(1) == engine.Look(engine.QUEUED, "Kueue: reserved; no machines yet")
-  assert made().look(1) == engine.Look(engine.QUEUED, "suspended")  # where there is no Kueue, by hand
+  assert made().look(1) == states.Look(states.QUEUED, "Kueue: reserved; no machines yet")
+  assert made().look(1) == states.Look(states.QUEUED, "suspended")  # where there is no Kueue, by hand
 
 
 def test_only_not_found_is_absent_and_pods_that_are_left_are_being_deleted(script):
@@ -115,8 +114,8 @@ def test_only_not_found_is_absent_and_pods_that_are_left_are_being_deleted(scrip
   script.answers(f"get {JOBSETS}", missing, missing, complaint("Unable to connect to the server: EOF"))
   script.answers(f"get {JOBSETS},jobs,pods,configmaps", items(pod(2)), items())
   look = made().look(1)
-  assert look.state == engine.DELETING and f"pod {NAME}-s-0-2-abcde" in look.detail
-  assert made().look(1).state == engine.ABSENT
+  assert look.state == states.DELETING and f"pod {NAME}-s-0-2-abcde" in look.detail
+  assert made().look(1).state == states.ABSENT
   with pytest.raises(UnknownError, match="EOF"):
     made().look(1)
 
@@ -124,7 +123,7 @@ def test_only_not_found_is_absent_and_pods_that_are_left_are_being_deleted(scrip
 def test_a_cluster_that_does_not_know_jobsets_has_none_unless_pods_of_one_are_there(script):
   script.answers(f"get {JOBSETS}", complaint('error: the server doesn\'t have a resource type "jobsets"'))
   script.answers("get jobs,pods,configmaps", items(), items(pod(0)))
-  assert made().look(1).state == engine.ABSENT
+  assert made().look(1).state == states.ABSENT
   with pytest.raises(UnknownError, match="are there"):
     made().look(1)
 
@@ -151,9 +150,9 @@ def test_what_is_listed_has_the_words_of_its_labels_and_of_its_state(script):
   (queued, failed), unknown = gke.Engine(probe).inventory(())
   assert not unknown
   assert (queued.run, queued.owner, queued.attempt, queued.expires) == ("vit-b16", "alice", 1, EXPIRES)
-  assert (queued.state, queued.detail, queued.kind) == (engine.QUEUED, "suspended", "v5e-16")
+  assert (queued.state, queued.detail, queued.kind) == (states.QUEUED, "suspended", "v5e-16")
   assert (failed.run, failed.attempt, failed.expires) == ("r", 0, 0)  # as anybody may change labels
-  assert (failed.state, failed.detail) == (engine.FAILED, "ReachedMaxRestarts")
+  assert (failed.state, failed.detail) == (states.FAILED, "ReachedMaxRestarts")
 
 
 def test_every_command_names_the_context_and_the_namespace(script):

@@ -8,8 +8,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from launch import spec, tpus
-from launch.backends import qr
+from launch import qr, spec, tpus
 from launch.errors import LaunchError
 from tests.launch import cloud
 from tests.launch.descriptions import EXPIRES, MANY, engine, flags, labels
