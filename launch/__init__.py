@@ -1,1 +1,1 @@
-"""Starts runs on TPU VMs, on GKE, on hosts of one's own or here, and watches them. Standard library only."""
+"""Starts runs on TPU VMs, on GKE, on your own hosts or on this machine, and watches them. Standard library only."""

@@ -146,7 +146,7 @@ def _files(root, names):
 
 
 def _size(root, name):
-  """Returns the bytes of a file, 0 for a link in the repository; None for what workers do not get, with a message."""
+  """Returns the bytes of a file, or 0 for a link. Returns None, with a message, if workers do not get the file."""
   path = root / name
   if path.is_symlink():
     target = pathlib.Path(os.path.realpath(path))

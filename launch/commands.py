@@ -24,10 +24,10 @@ STOP_POLL = 2.0  # seconds between two looks at programs that stop
 
 
 def opened(name: str, workdir: str = "") -> EventLog:
-  """Returns the event log of a run that this machine started, or whose workdir is given.
+  """Returns the event log of a run that this machine started, or of the run in a given workdir.
 
   Raises:
-    LaunchError: there is no such run.
+    LaunchError: the run does not exist.
   """
   if not workdir:
     return EventLog(name, storage(EventLog(name).run.folder))
@@ -67,7 +67,7 @@ def run(args, run: Run) -> int:
     if event_log.open and event_log.state.stage != OVER:
       if event_log.unconfirmed or event_log.run != run or event_log.code != code.sha:
         raise LaunchError(
-          f"{run.name} is under way with other arguments or other code. python -m launch adopt {run.name} continues "
+          f"{run.name} is running with other arguments or other code. python -m launch adopt {run.name} continues "
           f"it, python -m launch down {run.name} ends it. Or choose another name"
         )
       say(f"{run.name}: continues with attempt {event_log.state.attempt}")
@@ -101,7 +101,7 @@ def _check_name(run, event_log, engine_):
 
 
 def confirmed(event_log: EventLog, yes: bool = False) -> EventLog:
-  """Returns an event log whose run may be executed here. The user confirms a run that only its directory describes.
+  """Returns an event log that this machine may execute. The user confirms a run that only its directory describes.
 
   Otherwise everybody who may write to the bucket could choose what this machine runs.
 
@@ -246,7 +246,7 @@ def down(args) -> int:
 
 
 def _last_state(event_log):
-  """Returns the state of an event log; None, which is reported, if its last line is of another version."""
+  """Returns the state of an event log; or None with a message if its last line is of another version."""
   try:
     return event_log.state
   except LaunchError as error:
@@ -266,7 +266,7 @@ def _record_end(event_log, last, was_open, remaining, clean):
 
 
 def _refuse_down(engine_, run, attempts, why):
-  """Names the machines of a run whose directory gives no answer: another watcher may use them."""
+  """Lists the machines of a run with a silent directory. Another watcher may use them."""
   say(f"{run.name}: its directory gives no answer ({why}), so another may be watching it: nothing is deleted")
   for attempt in attempts:
     say(removal.advise(engine_, run, attempt))

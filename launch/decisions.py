@@ -169,7 +169,7 @@ def _continue_deletion(run, state, observation):
 
 
 def _leave_attempt(state, observation, event):
-  """Leaves an attempt that is deleted, or whose deletion is "unverified"."""
+  """Leaves an attempt that is deleted, or that has an "unverified" deletion."""
   used = state.used + (observation.now - state.ready if state.ready else 0)
   unverified = state.unverified + ((state.attempt,) if event == "unverified" else ())
   return replace(state, stage=IDLE, since=observation.now, used=used, unverified=unverified), [_note(event)]

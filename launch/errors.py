@@ -30,7 +30,7 @@ BILLING = 13
 DETACHED = 42
 INTERRUPTED = 130
 
-# The meaning of each code, and what to do. docs/pods.md has the same table. Other codes are those of the program, which
+# The meaning of each code, and the remedy. docs/pods.md has the same table. Other codes are those of the program, which
 # docs/runs.md lists.
 EXITS = {
   DONE: ("the run is complete, and its machines are deleted", "nothing"),
@@ -169,7 +169,7 @@ class Assumption:
 
 TABLE = (
   Assumption(
-    "gcloud create, kubectl create", "exit code 0", "accepted; a repeated request finds that the resource exists", "new",
+    "gcloud create, kubectl create", "exit code 0", "accepted; a repeated request finds the resource", "new",
     "The intent stays open. `look` searches for the name.",
   ),
   Assumption(
@@ -304,7 +304,7 @@ def call(
 
 
 def parse_json(text: bytes, place: str) -> object:
-  """Returns a JSON value; None for an empty text. Raises UnknownError for anything else."""
+  """Returns a JSON value, or None for an empty text. Raises UnknownError for other text."""
   with boundary(f"JSON from {place}"):
     return json.loads(text) if text.strip() else None
 

@@ -53,7 +53,7 @@ class EventLog:
 
     Args:
       name: name of the run.
-      storage: the run's directory; None for no copy.
+      storage: the run's directory, or None for no copy.
     """
     if not re.fullmatch(spec.NAME, name, re.ASCII):
       raise LaunchError(f"NAME: {name[:80]!r} is not allowed. Write a small letter, then letters, digits and dashes")
@@ -116,7 +116,7 @@ class EventLog:
     self._try_save(found)
 
   def _find_accepted_requests(self):
-    """Finds recent requests of other processes whose machines were not yet seen."""
+    """Finds recent requests of other processes that have not yet led to visible machines."""
     unseen = {*self.remaining()} - {event["attempt"] for event in self.events if event["state"].get("seen")}
     for event in reversed(self.events):
       if event["event"] == "created" and event["attempt"] in unseen:
@@ -131,7 +131,7 @@ class EventLog:
 
   @property
   def unconfirmed(self) -> spec.Run | None:
-    """Returns the run that only the run's directory describes; None if this machine's file describes the same run."""
+    """Returns the run that only its directory describes, or None if this machine's file describes the same run."""
     return _run(self.events) if _description(self.events) != _description(self._own) else None
 
   def confirm(self) -> None:
@@ -141,7 +141,7 @@ class EventLog:
 
   @property
   def run(self) -> spec.Run:
-    """Returns the newest run, as this machine's own file describes it. Raises LaunchError if there is none."""
+    """Returns the newest run, as this machine's own file describes it. Raises LaunchError if it does not exist."""
     if not (run := _run(self._own) or _run(self.events)):
       name = self._path.stem
       if trials := [each for each in names() if re.fullmatch(rf"{name}-[tf]\d+", each)]:
@@ -151,7 +151,7 @@ class EventLog:
 
   @property
   def code(self) -> str:
-    """Returns the SHA-256 of the code of the run, as this machine's own file names it; "" if there is none."""
+    """Returns the SHA-256 of the code of the run, as this machine's own file names it, or ""."""
     return (_description(self._own) or _description(self.events) or ("", ""))[1]
 
   @property
@@ -289,7 +289,7 @@ class EventLog:
     """Returns the seconds for which a request may still create machines; 0 if all requests are settled.
 
     Args:
-      attempt: the attempt of the request; None for all attempts.
+      attempt: the attempt of the request, or None for all attempts.
     """
     run = _run(self._own) or _run(self.events)
     flight = min(IN_FLIGHT, AT_HOME) if run and run.backend == "local" else IN_FLIGHT
@@ -340,12 +340,12 @@ def _lines(events):
 
 
 def _description(events):
-  """Returns (the run as JSON, the SHA-256 of its code) of the last event with a run; None if there is none."""
+  """Returns (the run as JSON, the SHA-256 of its code) of the last event with a run, or None."""
   return next(((event["run"], event.get("sha", "")) for event in reversed(events) if "run" in event), None)
 
 
 def _run(events):
-  """Returns the newest run of the events; None if there is none."""
+  """Returns the newest run of the events, or None."""
   found = _description(events)
   return spec.loads(found[0]) if found else None
 
@@ -356,7 +356,7 @@ def _remaining(events):
 
 
 def _unsettled(events):
-  """Returns the attempts with a request that had no answer, or whose earlier watcher did not wait for it."""
+  """Returns the attempts with an unanswered request, also of an earlier watcher that did not wait for it."""
   own, earlier = set(), set()
   for event in events:
     kind, attempt = event["event"], event["attempt"]

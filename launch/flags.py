@@ -97,7 +97,7 @@ def _unknown(verb, word, flags, words, command):
   flag = word.partition("=")[0]
   near = difflib.get_close_matches(flag, flags, 1, 0.6)
   behind = "; flags of the program go after --" if takes else ""
-  return f"{verb}: there is no flag {flag}{f'; did you mean {near[0]}?' if near else ''}{behind}"
+  return f"{verb}: unknown flag {flag}{f'; did you mean {near[0]}?' if near else ''}{behind}"
 
 
 def run_of(args: argparse.Namespace, command: Sequence[str]) -> spec.Run:

@@ -90,7 +90,7 @@ def executed(argv: list[str]) -> list[str]:
 
 
 def run(argv: list[str], timeout: float = TIMEOUT, folder: str | None = None) -> object:
-  """Returns the JSON value that gcloud prints; None for an empty output.
+  """Returns the JSON value that gcloud prints, or None for an empty output.
 
   Args:
     argv: from `command`.
@@ -100,7 +100,7 @@ def run(argv: list[str], timeout: float = TIMEOUT, folder: str | None = None) ->
   Raises:
     AbsentError, ExistsError: the cloud reports this.
     LaunchError: a final refusal, with the code USAGE, DENIED (also as QuotaError) or NO_CAPACITY.
-    UnknownError: there is no readable answer. The request may have been executed.
+    UnknownError: the answer is missing or unreadable. The request may have been executed.
   """
   install = "Get it from cloud.google.com/sdk/docs/install"
   code, answer, complaint = call(executed(argv), timeout, install, folder=folder)
@@ -118,7 +118,7 @@ def listed(group: str, **place: str) -> list[dict]:
 
 
 def described(group: str, name: str, **place: str) -> dict | None:
-  """Returns a queued resource or a node; None if the cloud reports that it is absent and its list confirms that."""
+  """Returns a queued resource or a node, or None if the cloud reports that it is absent and its list confirms that."""
   try:
     item = run(command(group, "describe", name, **place))
   except AbsentError as error:
@@ -165,7 +165,7 @@ def failure(code: int, text: str) -> Exception:
 
 
 def _refusal(status: str, message: str) -> Exception | None:
-  """Returns the exception for the status and message of a request, now or later; None for other messages."""
+  """Returns the exception for the status and message of a request, now or later, or None for other messages."""
   said = _shorten(f"{status}: {message}" if status else message)
   if re.search(_CAPACITY, message):
     return LaunchError(f"no capacity: {said}", NO_CAPACITY)

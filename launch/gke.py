@@ -66,7 +66,7 @@ def ask(words: list[str], content: str = "") -> str:
     LookupError: the object does not exist.
     FileExistsError: the object exists already.
     LaunchError: a final refusal; NoJobSetError if the cluster does not know JobSets.
-    UnknownError: there is no answer. The request may have been executed.
+    UnknownError: the answer is missing. The request may have been executed.
   """
   install = "Run: gcloud components install kubectl gke-gcloud-auth-plugin"
   code, output, complaint = errors.call(executed(words), TIMEOUT, install, content.encode())

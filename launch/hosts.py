@@ -56,7 +56,7 @@ class Engine:
     _each(lambda worker: _ask(worker[1], self._start(attempt, worker[0])), self._workers)
 
   def look(self, attempt: int) -> states.Look:
-    """Returns READY while all workers are alive, ABSENT if there is none."""
+    """Returns READY while all workers are alive, and ABSENT without workers."""
     mine = (self._run.name, attempt, self._run.folder)
     found = {each.get("worker"): each for services in _each(self._services, self._hosts) for each in services
              if (each.get("run"), each.get("attempt"), each.get("folder")) == mine}  # fmt: skip

@@ -23,7 +23,7 @@ from launch.watch import lease_of
 # Descriptions of the stages, for the user.
 STAGES = {
   IDLE: "before its next attempt",
-  WATCHING: "under way",
+  WATCHING: "running",
   DELETING: "its machines are being deleted",
   OVER: "ended",
 }
@@ -140,7 +140,7 @@ def _is_deleted(run, resource, before=removal.do_nothing):
 
 
 def _facts(name, mine=None):
-  """Returns the facts in the directory of a run; None if it gives no answer.
+  """Returns the facts in the directory of a run, or None if it gives no answer.
 
   Args:
     name: name of the run.
@@ -224,7 +224,7 @@ def _show(event_log, run, state, reports):
 
 
 def _watcher(run):
-  """Returns a description of the watcher of a run; "" for none."""
+  """Returns a description of the watcher of a run, or ""."""
   try:
     return lease_of(run).holder()
   except (UnknownError, LaunchError) as error:
@@ -362,7 +362,7 @@ def _table(rows):
 
 
 def _read_event_log(name):
-  """Returns the newest event log of a run; None, which is reported, if it cannot be read."""
+  """Returns the newest event log of a run; or None with a message if it cannot be read."""
   try:
     return commands.opened(name)
   except (UnknownError, LaunchError) as error:

@@ -105,7 +105,7 @@ def goodput(run: Run, events: Sequence[dict]) -> dict:
     events: of the event log. `total` is the time from the first event to the last one, or to now.
 
   Raises:
-    LaunchError: there are no events, or a file of the workdir is damaged.
+    LaunchError: events are missing, or a file of the workdir is damaged.
     UnknownError: the workdir gives no answer.
   """
   if not events:

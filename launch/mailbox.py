@@ -125,7 +125,7 @@ class Mailbox:
 
   @guarded("the run's directory")
   def attempt(self) -> Attempt:
-    """Returns the description of the attempt. Raises LaunchError if there is none."""
+    """Returns the description of the attempt. Raises LaunchError if it does not exist."""
     item = self.storage.read(f"{self._here}/spec.json")
     if item is None:
       raise LaunchError(f"there is no attempt {self._here[1:]} in the run's directory")
@@ -150,7 +150,7 @@ class Mailbox:
 
   @guarded("the run's directory")
   def clear(self) -> None:
-    """Deletes the files of an earlier attempt with this number, whose event log is lost."""
+    """Deletes the files of an earlier attempt with this number, after its event log was lost."""
     for name in self.storage.names(f"{self._here}/"):
       self.storage.delete(name)
 
@@ -187,7 +187,7 @@ class Mailbox:
 
   @guarded("the run's directory")
   def seen(self, worker: int) -> "tuple | None":
-    """Returns (report, its age in seconds) of one worker; None if it has no report."""
+    """Returns (report, its age in seconds) of one worker, or None if it has no report."""
     item = self.storage.read(f"{self._here}/w{worker:02d}.json")
     if item is None:
       return None
@@ -290,7 +290,7 @@ class Lease:
     return True
 
   def _held(self, began):
-    """Returns whether the file is from a write whose answer was lost. Raises Held if another process wrote it."""
+    """Returns whether the file is from a write with a lost answer. Raises Held if another process wrote it."""
     try:
       values, generation, _ = self._read()
     except (UnknownError, LaunchError):

@@ -85,7 +85,7 @@ class Google:
 
     Raises:
       MissingError: the object of the path does not exist.
-      UnknownError: there is no readable answer.
+      UnknownError: the answer is missing or unreadable.
     """
     assert body is None or path.partition("?")[0].endswith(READING), path
     server = os.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service}", "")
@@ -108,7 +108,7 @@ class Google:
 
 
 def credentials() -> tuple[storage.Token | None, list[Finding]]:
-  """Returns a token of the account, and a refusal if there is none. Emulators need no token."""
+  """Returns a token of the account, or a refusal. Emulators need no token."""
   disabled = os.environ.get("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "").lower() == "true"
   if os.environ.get("STORAGE_EMULATOR_HOST") or disabled:
     return None, []
@@ -271,7 +271,7 @@ def _limits(run, values):
 
 
 def _limit(limit, zone):
-  """Returns the value of a limit in a zone, negative for unlimited; None without a value."""
+  """Returns the value of a limit in a zone, negative for unlimited, or None without a value."""
   values = {}
   for each in limit.get("quotaBuckets", []):
     place = each.get("dimensions") or {}

@@ -88,7 +88,7 @@ def delete(
     engine_: the engine of the run.
     run: the run.
     targets: numbers of attempts, or resources.
-    event_log: of the run; None if no request can still take effect.
+    event_log: of the run, or None if no request can still take effect.
     wait: sleeps for a number of seconds.
     before: called immediately before each removal. An exception prevents the removal. After UnknownError the removal
       is tried again.

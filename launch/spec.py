@@ -17,7 +17,7 @@ YEAR = 24.0 * 365  # hours
 FLEX_HOURS = 7 * 24  # docs.cloud.google.com/tpu/docs: flex-start runs up to seven days
 CAPACITIES = ("spot", "reserved", "on-demand", "flex-start")
 NAME = r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?"
-_ACCOUNTS = {  # who the machines are, by backend
+_ACCOUNTS = {  # accounts of the machines, by backend
   "qr": (r"[a-z0-9-]{1,63}@[a-z0-9.-]{1,100}", "an address, as vit@my-project.iam.gserviceaccount.com"),
   "gke": (r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", "the name of a Kubernetes service account of the namespace"),
 }
@@ -48,20 +48,20 @@ class Limits:
 
   Args:
     beat: between two reports of a worker.
-    poll: between two looks of the one who watches, and before a request to no effect is made again: then after twice as
-      long each time, up to 20 times.
-    silence: without a report, after which a worker is dead.
-    queue: to wait for capacity.
-    provision: from there to machines that are ready.
-    start: from there until all workers report.
-    appear: after an answered request, until an answer that there is no such machine is believed.
-    install: until they have what the run needs.
-    repair: for a node to come back.
-    stall: without progress, after which stacks are printed and the try ends; longer than the limits of the run itself.
-    grace: between asking a program to stop and killing it.
-    delete: until what is deleted is seen to be gone.
-    idle: after all work has ended, before a machine ends itself.
-    pause: before the next attempt, doubled with each without progress, up to 30 times as long.
+    poll: between two looks of the watcher. A request without effect is repeated after this time, then after twice as
+      long each time, up to 20 times as long.
+    silence: without a report, after which a worker counts as dead.
+    queue: longest wait for capacity.
+    provision: from capacity to machines that are ready.
+    start: from ready machines until all workers report.
+    appear: after an answered request, before the answer that the machine is absent is believed.
+    install: for the installation of the packages of the run.
+    repair: for a node to recover.
+    stall: without progress, after which stacks are printed and the try ends. Must exceed the limits of the run itself.
+    grace: from the request that a program stops until it is killed.
+    delete: from the request of a deletion until the machines are absent.
+    idle: from the end of all work until a machine deletes itself.
+    pause: before the next attempt. It doubles with each attempt without progress, up to 30 times as long.
   """
 
   beat: float = 15.0
@@ -84,7 +84,7 @@ def duration(text: str) -> float:
   """Returns the seconds of "90s", "30m", "6h" or "2d". Raises a LaunchError for anything else."""
   match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])", text, re.ASCII)
   if not match or not float(match[1]):
-    raise LaunchError(f"{text[:40]!r} is no duration. Write 90s, 30m, 6h or 2d")
+    raise LaunchError(f"{text[:40]!r} is not a duration. Write 90s, 30m, 6h or 2d")
   return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
@@ -96,21 +96,21 @@ class Run:
     name: name of the run; its attempts are NAME-a1, NAME-a2, …
     backend: one of BACKENDS.
     module: module that Python runs with -m on every host.
-    args: arguments of the module, which reach it byte for byte.
-    workdir: gs://… or a folder; reports, logs and code are in `launch` below it.
+    args: arguments of the module, which are passed unchanged.
+    workdir: gs://… or a directory. Its subdirectory `launch` contains reports, logs and code.
     tpu: type of slice, such as v3-32. slices: number of slices.
-    zones: zones that are tried in turn, never two at once.
+    zones: zones that are tried in turn, never two at the same time.
     capacity: one of CAPACITIES.
-    max_hours: of machines, all attempts together, after which they end themselves, with or without `launch`; 0 is 24 in
-      a cloud, and a year on machines of one's own.
+    max_hours: hours of machine time of all attempts together, after which the machines delete themselves, also without
+      a watcher. 0 means 24 hours in a cloud, and a year on your own machines.
     max_failures: attempts without a new checkpoint before the run ends.
     hosts: hosts of the backend hosts, as for ssh. processes: number of processes of the backend local.
     image, queue, namespace, cluster: image, Kueue queue, namespace and kubectl context of the backend gke.
-    env: variables of the program. secrets: variables and the places of their values.
+    env: variables of the program. secrets: {variable: location of its value}.
     python: interpreter on the workers that has all packages; by default one is installed.
     owner: name in the labels of the machines; other users do not delete them.
-    max_cost: the most that all attempts together may cost, in the currency of `price`; 0 for no limit.
-    price: of one chip for one hour.
+    max_cost: highest cost of all attempts together, in the currency of `price`. 0 means no limit.
+    price: price per chip-hour.
   """
 
   name: str
@@ -159,12 +159,12 @@ class Run:
 
   @property
   def chips(self) -> int:
-    """Chips of all slices; 0 if only the workers know."""
+    """Returns the number of chips of all slices, or 0 if only the workers know it."""
     return tpus.find(self.tpu).chips * self.slices if self.tpu else 0
 
   @property
   def seconds(self) -> float:
-    """Seconds of machine time that all attempts together may take, by `max_hours` and by `max_cost`."""
+    """Returns the machine time in seconds that all attempts together may take, by `max_hours` and `max_cost`."""
     allowed = self.max_hours * 3600
     if self.max_cost and self.price and self.chips:
       # A deletion takes a while, during which the machines still cost.
@@ -185,12 +185,12 @@ class Run:
 
   @property
   def left(self) -> str:
-    """Returns words about machines whose deletion was not confirmed."""
+    """Returns a description of machines without a confirmed deletion."""
     return "may still be billed" if self.billed else "may still be there"
 
   @property
   def folder(self) -> str:
-    """Returns the directory of the reports, logs, code and journal."""
+    """Returns the directory of the reports, logs, code and event log."""
     return f"{self.workdir.rstrip('/')}/launch"
 
   @property
@@ -211,7 +211,7 @@ class Run:
     return ",".join(self.hosts) or socket.gethostname()
 
   def labels(self, attempt: int) -> dict[str, str]:
-    """Returns the labels of everything that an attempt creates, which nothing else has."""
+    """Returns the labels of all resources of an attempt, by which they are recognised."""
     values = {"run": self.name, "owner": self.owner, "attempt": str(attempt), "folder": self.mark}
     return {"vitjax": "1"} | {f"vitjax-{key}": value for key, value in values.items()}
 
@@ -226,7 +226,7 @@ def digest(folder: str) -> str:
 
 
 def loads(text: str) -> Run:
-  """Returns the run that `dumps` wrote. It is checked again, because the file may have been changed."""
+  """Returns the run of a text of `dumps`, after the same checks, because the file may have been changed."""
   try:
     values = json.loads(text)
     limits = Limits(**values.pop("limits"))
@@ -234,7 +234,7 @@ def loads(text: str) -> Run:
     listed = {key: tuple(value) if isinstance(value, list) else value for key, value in lists.items()}
     run = Run(**values, **listed, limits=limits)
   except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-    raise LaunchError(f"this is no run that `launch` wrote: {' '.join(str(error).split())[:200]}") from None
+    raise LaunchError(f"the text is not a run that `launch` wrote: {' '.join(str(error).split())[:200]}") from None
   return checked(run)
 
 
@@ -254,7 +254,7 @@ def flag_values(args: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def flag_value(args: Sequence[str], flag: str) -> str:
-  """Returns the last value of a flag among the arguments of a module, as argparse does; "" for none."""
+  """Returns the last value of a flag among the arguments of a module, as argparse does, or ""."""
   return dict(flag_values(args)).get(flag, "")
 
 
@@ -312,7 +312,7 @@ def _variables(run):
   for option, values in (("--env", run.env), ("--secret", run.secrets)):
     for key, value in values.items():
       if not re.fullmatch(_VARIABLE, key, re.ASCII):
-        raise LaunchError(f"{option}: {_short(key)} is no name of a variable. Use letters, digits and _")
+        raise LaunchError(f"{option}: {_short(key)} is not the name of a variable. Use letters, digits and _")
       if not _fine(value):
         raise LaunchError(f"{option}: the value of {key} has a zero byte or no encoding. Remove it")
   for key, value in run.secrets.items():
@@ -357,11 +357,11 @@ def _workdir(run):
   if not run.workdir:
     flags = [word.partition("=")[0] for word in run.args]
     if near := difflib.get_close_matches("--workdir", flags, 1, 0.8):
-      raise LaunchError(f"--workdir: missing. {near[0]} is no flag of {run.module}, did you mean --workdir?")
+      raise LaunchError(f"--workdir: missing. {run.module} has no flag {near[0]}, did you mean --workdir?")
     raise LaunchError("--workdir: missing. Add it after --, as in `-- vit_jax.train --workdir=gs://BUCKET/runs/a`")
   in_bucket = run.workdir.startswith("gs:")
   if in_bucket and not re.fullmatch(_BUCKET, run.workdir):
-    raise LaunchError(f"--workdir: {_short(run.workdir)} is no path in a bucket. Write gs://BUCKET/NAME")
+    raise LaunchError(f"--workdir: {_short(run.workdir)} is not a path in a bucket. Write gs://BUCKET/NAME")
   if not in_bucket and (run.workdir.startswith("-") or "://" in run.workdir or not run.workdir.isprintable()):
     raise LaunchError(f"--workdir: {_short(run.workdir)} is not allowed. Write gs://BUCKET/NAME or a directory")
   if run.backend in ("qr", "gke") and not in_bucket:

@@ -136,7 +136,7 @@ class Engine(Protocol):
     """Returns (resources of all runs with our labels, {location: why it gave no answer})."""
 
   def shell(self, attempt: int, worker: int, words: list) -> list:
-    """Returns the argument list of a command that runs `words` on a worker, or opens a shell if there are no words."""
+    """Returns the argument list of a command that runs `words` on a worker, or opens a shell without words."""
 
   def commands(self, attempt: int, expires: int) -> Commands:
     """Returns the commands of an attempt without executing them. See `create` for the arguments."""
@@ -342,7 +342,7 @@ def has_started(reports: Iterable, try_: int) -> bool:
 
 
 def _judge_codes(current, exits, silent, hangs):
-  """Judges by exit codes that do not follow from the end of another process. Returns None if there is no such code."""
+  """Judges by exit codes that do not follow from the end of another process. Returns None without such a code."""
   culprits = {w: code for w, code in exits.items() if code not in (0, PEER, TERMINATED)}
   for worker, code in sorted(culprits.items()):
     if code in FATAL:
@@ -391,6 +391,6 @@ def progress(run: Run, reports: Mapping) -> str:
 
 
 def first_failure(reports: Mapping) -> Report | None:
-  """Returns the report of the worker that failed first in any try; None if no worker failed."""
+  """Returns the report of the worker that failed first in any try, or None if no worker failed."""
   failed = [report for report, _ in reports.values() if report.exit not in (None, 0, PEER, TERMINATED)]
   return min(failed, key=lambda report: (report.exit not in FATAL, report.clock)) if failed else None

@@ -101,7 +101,7 @@ class Disk:
     self.clock = _clock(str(self._folder))
 
   def read(self, name: str) -> "Item | None":
-    """Returns a file; None if it does not exist."""
+    """Returns a file, or None if it does not exist."""
     with _known(self._folder / name):
       try:
         with open(self._folder / name, "rb") as file:
@@ -116,7 +116,7 @@ class Disk:
     Args:
       name: name of the file.
       content: its new content.
-      generation: required generation of the present file, 0 for no file; None for no condition.
+      generation: required generation of the present file, 0 for no file, or None for no condition.
 
     Raises:
       FileExistsError: the file has another generation.
@@ -185,7 +185,7 @@ class Bucket:
 
   @guarded("the bucket", (FileExistsError,))
   def read(self, name: str) -> "Item | None":
-    """Returns an object; None if it does not exist."""
+    """Returns an object, or None if it does not exist."""
     answer = self._ask("GET", f"/storage/v1/b/{self._bucket}/o/{_quoted(self._prefix + name)}?alt=media")
     if answer is None:
       return None
@@ -242,7 +242,7 @@ class Bucket:
     return _json(answer).get("location", "").lower()
 
   def _ask(self, method, path, content=None, kind="application/octet-stream"):
-    """Returns (body, headers) of an answer; None for 404. Temporary failures are tried again."""
+    """Returns (body, headers) of an answer, or None for 404. Temporary failures are tried again."""
     reason = ""
     for number in range(TRIES):
       if number:

@@ -1,7 +1,7 @@
-"""Runs the trials of a sweep as runs of their own, so many at once, and what they lead to; the same command continues.
+"""Starts each trial of a sweep as a run of its own, several at once.
 
-`vit_jax.sweep` says which trials there are and chooses among them; here they are started by `python -m launch run`, in
-processes that may end at any time without harm: what runs goes on, and is watched again by the same command.
+`vit_jax.sweep` lists the trials and selects the best setting. This module starts them with `python -m launch run`. Its
+processes may end at any time: the runs continue, and the same command watches them again.
 """
 
 import contextlib
@@ -23,23 +23,36 @@ from launch.spec import Run
 from launch.watch import BEATS
 
 MODULE = "vit_jax.sweep"
-NEEDED = ("vit_jax", "jax")  # here, to list trials and to choose
-PASSING = (errors.UNKNOWN, errors.NO_CAPACITY, errors.DENIED, errors.DETACHED)  # of a trial's end: it may go on
-LOOPBACK = ("TENSORSTORE_GCS_HTTP_URL", "CLOUD_STORAGE_EMULATOR_ENDPOINT")  # of a bucket server on this machine
-PAUSE = 60.0  # seconds before a trial that could not be started is tried again
-LOOK = 5.0  # seconds between looks at a trial that another process watches
-LEAVING = 60.0  # seconds for a watching process to leave its run alone
+REQUIRED = ("vit_jax", "jax")  # packages that list the trials and select the best setting
+TEMPORARY = (
+  errors.UNKNOWN,
+  errors.NO_CAPACITY,
+  errors.DENIED,
+  errors.DETACHED,
+)  # exit codes after which a trial continues
+EMULATOR = ("TENSORSTORE_GCS_HTTP_URL", "CLOUD_STORAGE_EMULATOR_ENDPOINT")  # variables for an emulator of buckets
+PAUSE = 60.0  # seconds before the next start of a trial that could not be started
+LOOK = 5.0  # seconds between two looks at a trial that another process watches
+DETACHING = 60.0  # seconds in which a watcher must end after Ctrl-C
 DONE, FAILED, OPEN = "done", "failed", "open"
-DOING = {"run": "started", "adopt": "under way already, and watched again", "down": "done; what is left is deleted"}
+PROGRESS = {
+  "run": "started",
+  "adopt": "running already, and watched again",
+  "down": "done; its remaining machines are deleted",
+}
 
 
 @dataclasses.dataclass
 class Trial:
-  """A run of the sweep, and its process where one watches it, or `watcher`, another one in words.
+  """A trial of the sweep.
 
   Args:
-    ready: when it may be looked at or started again.
-    billed: it has ended, and machines of it may be there that nobody wanted to keep.
+    run: its run.
+    process: the process that watches the run, or None without one.
+    watcher: a description of another process that watches the run, or "".
+    ready: the monotonic time at which the run may be looked at or started again.
+    ended: DONE, FAILED, or "" before the end.
+    billed: the run has ended, and machines that --keep-on-fail does not keep may still exist.
   """
 
   run: Run
@@ -51,34 +64,40 @@ class Trial:
 
 
 def sweep(run: Run, args, command: "Callable | None" = None) -> int:
-  """Runs a sweep to its end; an exit code. LaunchError for what cannot be.
+  """Runs a sweep to its end.
 
   Args:
-    run: its module is vit_jax.sweep; all else of it holds for each trial.
-    args: with `parallel`, `retry` and `force`.
-    command: of a trial's run the words of the process that watches it; by default `launch run`.
+    run: a run with the module vit_jax.sweep. Its other fields apply to each trial.
+    args: the flags, with `parallel`, `retry` and `force`.
+    command: returns the argument list of the process that watches the run of a trial; by default `launch run`.
+
+  Returns:
+    The exit code.
+
+  Raises:
+    LaunchError: the sweep cannot be started.
   """
   if run.module != MODULE:
-    raise LaunchError(f"sweep: write -- {MODULE} --config=… --workdir=… behind the flags, not {run.module}")
+    raise LaunchError(f"sweep: write -- {MODULE} --config=… --workdir=… after the flags, not {run.module}")
   if args.parallel < 1:
     raise LaunchError(f"--parallel: {args.parallel}; allowed: 1 and more")
-  missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+  missing = [name for name in REQUIRED if importlib.util.find_spec(name) is None]
   if missing:
     raise LaunchError(f"sweep: this Python has no {', '.join(missing)}, which list the trials: pip install -e '.[gcs]'")
   failed, retried, billed = [], set(), {}
-  print(f"asking {MODULE} for the trials", flush=True)
+  print(f"{MODULE} lists the trials", flush=True)
   for flags in ((), ("--decide",)):
-    trials = listed(run, *flags)
+    trials = list_trials(run, *flags)
     if not flags and not args.force and not all(_state(trial.run) == DONE for trial in trials):
       _check(trials[0].run)
     try:
       failed = _work(trials, args, command or _command, retried)
     except KeyboardInterrupt:
-      return _left(run, trials)
+      return _detach(run, trials)
     billed |= {trial.run.name: trial for trial in trials if trial.billed or trial.ended == DONE}
   _vit_jax(run, "--collect", "--decide", show=True)
   for trial in failed:
-    print(f"{trial.run.name} is {trial.ended}; see python -m launch logs {trial.run.name}, and --retry")
+    print(f"{trial.run.name}: {trial.ended}. See python -m launch logs {trial.run.name}; --retry starts it again")
   billed = [trial.run for trial in billed.values() if trial.billed]
   for each in billed:
     down = shlex.join(["python", "-m", "launch", "down", each.name, f"--workdir={each.workdir}"])
@@ -86,8 +105,16 @@ def sweep(run: Run, args, command: "Callable | None" = None) -> int:
   return errors.BILLING if billed else errors.GAVE_UP if failed else errors.DONE
 
 
-def listed(run: Run, *flags: str) -> list:
-  """The trials of a sweep as runs: NAME-t00, …; once these are decided, NAME-f00, … too. LaunchError for none."""
+def list_trials(run: Run, *flags: str) -> list[Trial]:
+  """Returns the trials of a sweep as runs: NAME-t00, … After the selection, also the final trials NAME-f00, …
+
+  Args:
+    run: the run of the sweep.
+    flags: further flags for vit_jax.sweep.
+
+  Raises:
+    LaunchError: there is no trial.
+  """
   trials, counts = [], {"t": 0, "f": 0}
   for line in _vit_jax(run, "--render", *flags).splitlines():
     if not line.startswith("python -m vit_jax."):
@@ -95,7 +122,7 @@ def listed(run: Run, *flags: str) -> list:
       continue
     module, *words = shlex.split(line)[2:]
     if module != "vit_jax.train":
-      print(f"on test the best setting is measured by\n  {line}")
+      print(f"this command measures the best setting on the test split:\n  {line}")
       continue
     workdir = spec.flag_value(words, "--workdir")
     letter = "f" if workdir.rstrip("/").split("/")[-2] == "final" else "t"
@@ -104,26 +131,26 @@ def listed(run: Run, *flags: str) -> list:
     values = {"name": name, "module": module, "args": tuple(words), "workdir": workdir}
     trials.append(Trial(spec.checked(dataclasses.replace(run, **values))))
   if not trials:
-    raise LaunchError(f"sweep: {MODULE} lists no trial that is possible; see above")
+    raise LaunchError(f"sweep: {MODULE} lists no valid trial. Correct the settings that it reports above")
   return trials
 
 
-def _verb(run):
-  """What is to be done with a trial: one that is under way is watched, and what is left of one that is done deleted."""
+def _select_verb(run):
+  """Returns the verb of `launch` for a trial: adopt if it runs, down if it is done but not deleted, else run."""
   with contextlib.suppress(UnknownError):
     last = _last_event(run)
     if last.get("event", "end") != "end":
       return "adopt"
-    return "down" if _left_over(last) and _has_result(run) else "run"
+    return "down" if _has_machines(last) and _has_result(run) else "run"
   return "run"
 
 
 def _command(run):
-  """What does that, by the code that this one has."""
-  verb, words = _verb(run), [sys.executable, "-m", "launch"]
+  """Returns the argument list of the process that works on a trial."""
+  verb, words = _select_verb(run), [sys.executable, "-m", "launch"]
   if verb != "run":
     return [*words, verb, run.name, f"--workdir={run.workdir}", *["--yes"] * (verb == "down")]
-  # All that a run is, its variables among it, by a file: whoever is on this machine sees the words of a command.
+  # A file describes the run, because other users of this machine see the arguments of a command.
   file = _log(run).with_suffix(".json")
   with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
     opened.write(run.dumps())
@@ -131,13 +158,13 @@ def _command(run):
 
 
 def _check(run):
-  """One trial stands for all: the others differ in a few values."""
+  """Raises a LaunchError if a trial would be refused. One trial stands for all, which differ in a few values."""
   if refused := checks.refusal(checks.check(run)):
-    raise LaunchError("not started, as of what is refused above", refused)
+    raise LaunchError("not started, because of the refusals above", refused)
 
 
 def _work(trials, args, command, retried):
-  """Runs trials until each is done or has failed; those that have failed. `retried` are not tried once more."""
+  """Runs trials until each is done or has failed. Returns the failed ones. `retried` trials are not retried again."""
   for trial in trials:
     trial.ended = _state(trial.run)
     if trial.ended == OPEN or (trial.ended == FAILED and args.retry and trial.run.name not in retried):
@@ -146,8 +173,8 @@ def _work(trials, args, command, retried):
     if trial.ended == FAILED:
       with contextlib.suppress(UnknownError):
         last = _last_event(trial.run)
-        trial.billed = _left_over(last) and not last["state"].get("kept")
-  _tell(trials)
+        trial.billed = _has_machines(last) and not last["state"].get("kept")
+  _print_counts(trials)
   while waiting := [trial for trial in trials if not trial.ended]:
     for trial in waiting:
       if trial.process and trial.process.poll() is not None:
@@ -157,59 +184,62 @@ def _work(trials, args, command, retried):
     watched = sum(bool(trial.process or trial.watcher) for trial in waiting)
     for trial in [each for each in waiting if not each.process and not each.ended and time.monotonic() >= each.ready]:
       if watched < args.parallel:
-        doing = DOING[_verb(trial.run)]
+        progress = PROGRESS[_select_verb(trial.run)]
         with open(_log(trial.run), "ab") as log:
-          # A session of its own: Ctrl-C is for us, who let each process leave its run alone.
+          # In its own session, Ctrl-C does not reach the process. `_detach` ends it.
           trial.process = subprocess.Popen(
             command(trial.run), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
           )
         watched += 1
-        print(f"{trial.run.name}: {doing}; the output is in {log.name}", flush=True)
+        print(f"{trial.run.name}: {progress}; the output is in {log.name}", flush=True)
     time.sleep(0.2)
   return [trial for trial in trials if trial.ended == FAILED]
 
 
 def _look(trial):
-  """Sees whether another process watches a trial, as after this one was killed: then it is one of so many at once."""
+  """Looks for another watcher of a trial, for example of an earlier sweep that was killed. It counts for --parallel."""
   before = trial.watcher
   with contextlib.suppress(UnknownError):
     trial.watcher = Lease(storage.storage(trial.run.folder), BEATS * trial.run.limits.poll).holder()
   if trial.watcher:
     trial.ready = time.monotonic() + LOOK
   if trial.watcher and not before:
-    print(f"{trial.run.name}: under way, and watched by {trial.watcher}", flush=True)
+    print(f"{trial.run.name}: running, and watched by {trial.watcher}", flush=True)
   if before and not trial.watcher and (state := _state(trial.run)) != OPEN:
     trial.ended = state
     print(f"{trial.run.name}: {state}", flush=True)
 
 
 def _settle(trial):
-  """What became of a trial whose process has ended."""
+  """Records and prints the result of a trial after the end of its process."""
   code, trial.process = trial.process.returncode, None
   state = _state(trial.run)
   if state == OPEN:
     with contextlib.suppress(UnknownError):
       refused = code in (errors.USAGE, errors.BUG, errors.GAVE_UP) and not _last_event(trial.run)
-      if refused or code == errors.BILLING:  # before anything was written down; or what is left is not deleted
+      if refused or code == errors.BILLING:  # refused before the first event, or machines are left
         state = FAILED
   if state == OPEN:
-    trial.ready = time.monotonic() + PAUSE  # somebody else watches it, or there was no capacity
-    print(f"{trial.run.name}: ended with {code}, and goes on later", flush=True)
+    trial.ready = time.monotonic() + PAUSE  # another process watches it, or there was no capacity
+    print(f"{trial.run.name}: the watcher ended with {code}; next try in {PAUSE:.0f} s", flush=True)
     return
   trial.ended, trial.billed = state, code == errors.BILLING
   last = _log(trial.run).read_text(errors="replace").strip().splitlines()[-1:]
-  why = f" with {code}: {last[0] if last else 'it said nothing'}" if state == FAILED else ""
+  why = f" with {code}: {last[0] if last else 'no output'}" if state == FAILED else ""
   print(f"{trial.run.name}: {state}{why}", flush=True)
 
 
 def _state(run):
-  """DONE where its workdir has a result, and nothing is left of its machines; FAILED where its journal ends with a code
-  for which it is not begun again."""
+  """Returns DONE, FAILED or OPEN.
+
+  A run is DONE if its workdir has a result and its machines are deleted. It is FAILED if its event log ends with an
+  exit code after which it does not continue.
+  """
   with contextlib.suppress(UnknownError):
     last = _last_event(run)
     if _has_result(run):
-      return OPEN if _left_over(last) else DONE
-    if last.get("event") == "end" and last.get("code") not in (errors.DONE, *PASSING):
+      return OPEN if _has_machines(last) else DONE
+    if last.get("event") == "end" and last.get("code") not in (errors.DONE, *TEMPORARY):
       return FAILED
   return OPEN
 
@@ -218,8 +248,8 @@ def _has_result(run):
   return storage.storage(run.workdir).read("result.json") is not None
 
 
-def _left_over(last):
-  """Whether machines of a run may be there, by the last event of its journal."""
+def _has_machines(last):
+  """Returns whether machines of a run may exist, by the last event of its event log."""
   if last.get("event", "end") != "end":
     return True
   state = last.get("state")
@@ -227,49 +257,51 @@ def _left_over(last):
 
 
 def _last_event(run):
-  """The last event of the journal in its folder; {} for none. UnknownError."""
+  """Returns the last event in the directory of a run, or {}. Raises UnknownError if the directory does not answer."""
   item = storage.storage(run.folder).read(event_log.COPY)
   return (event_log.parsed(item.content) or [{}])[-1] if item else {}
 
 
-def _left(run, trials):
-  """Ctrl-C: lets every process leave its run alone, and says what goes on."""
+def _detach(run, trials):
+  """Ends the watchers after Ctrl-C, and prints which runs continue."""
   going = [trial for trial in trials if trial.process]
   for trial in going:
     trial.process.send_signal(signal.SIGINT)
-  deadline = time.monotonic() + LEAVING
+  deadline = time.monotonic() + DETACHING
   for trial in going:
     with contextlib.suppress(subprocess.TimeoutExpired):
       trial.process.wait(max(0.1, deadline - time.monotonic()))
     name = trial.run.name
-    print(f"{name} goes on: python -m launch adopt {name}, or python -m launch down {name}")
+    print(f"{name} continues. Watch it: python -m launch adopt {name}. Delete it: python -m launch down {name}")
   for trial in trials:
     if trial.watcher:
-      print(f"{trial.run.name} goes on, watched by {trial.watcher}")
+      print(f"{trial.run.name} continues, watched by {trial.watcher}")
   print(f"the same command continues the sweep {run.name}", flush=True)
   return errors.DETACHED
 
 
-def _tell(trials):
+def _print_counts(trials):
   counts = {state: sum((trial.ended or OPEN) == state for trial in trials) for state in (DONE, FAILED, OPEN)}
   print(", ".join(f"{count} {state}" for state, count in counts.items() if count), flush=True)
 
 
 def _log(run):
-  """A file for the output of the process that watches a run."""
+  """Returns the file for the output of the process that watches a run."""
   folder = event_log.folder()
   folder.mkdir(parents=True, exist_ok=True)
   return folder / f"{run.name}.sweep.log"
 
 
 def _vit_jax(run, *flags, show=False):
-  """What `vit_jax.sweep` prints. LaunchError, in its own words, where it fails."""
+  """Returns the output of `vit_jax.sweep`. Raises a LaunchError with its last line if it fails."""
   words = [sys.executable, "-m", MODULE, *run.args, *flags]
   result = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
   if result.returncode:
-    last = re.sub("^error: ", "", (result.stderr.strip().splitlines() or ["it said nothing"])[-1])
-    if "STORAGE_EMULATOR_HOST" in os.environ and (unset := [name for name in LOOPBACK if name not in os.environ]):
-      last += f" (STORAGE_EMULATOR_HOST is set, but vit_jax reads buckets of another server by {', '.join(unset)} too)"
+    last = re.sub("^error: ", "", (result.stderr.strip().splitlines() or ["no output"])[-1])
+    if "STORAGE_EMULATOR_HOST" in os.environ and (unset := [name for name in EMULATOR if name not in os.environ]):
+      last += (
+        f" (STORAGE_EMULATOR_HOST is set, but vit_jax also needs {', '.join(unset)} to read buckets of an emulator)"
+      )
     raise LaunchError(f"{MODULE}: {last}", result.returncode if result.returncode > 0 else errors.BUG)
   if show:
     print(result.stdout, end="", flush=True)

@@ -139,4 +139,4 @@ def find(text: str) -> Slice:
   near = difflib.get_close_matches(name, names, 1, 0.5)
   guess = f" Did you mean {near[0]!r}?" if near else ""
   allowed = [each for each in names if each.partition("-")[0] == name.partition("-")[0]] or names
-  raise LaunchError(f"--tpu: {text[:40]!r} is no TPU slice.{guess} Allowed: {', '.join(allowed)}")
+  raise LaunchError(f"--tpu: {text[:40]!r} is not a TPU slice.{guess} Allowed: {', '.join(allowed)}")

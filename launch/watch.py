@@ -69,7 +69,7 @@ class Watch:
     """Records a new run, after the machines of an earlier one are deleted.
 
     Args:
-      code: the code of the run; None for the earlier code.
+      code: the code of the run, or None for the earlier code.
     """
     before = self.state
     if before.stage == OVER:
@@ -321,7 +321,7 @@ class Watch:
       self._warn_once("clock", text)
 
   def _check_clocks(self, now, reports):
-    """Reports workers whose clocks differ from those of the others."""
+    """Reports workers with clocks that differ from those of the others."""
     skews = {w: report.clock - (now - age) for w, (report, age) in reports.items() if report.clock}
     middle = statistics.median(skews.values()) if len(skews) > 2 else 0.0
     for worker, skew in skews.items():

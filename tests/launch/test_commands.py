@@ -194,7 +194,7 @@ def test_a_run_under_way_is_not_changed_by_other_arguments(home):
   first.send_signal(signal.SIGKILL)
   first.wait()
   code, said = home.launch(*home.words(job=["--steps=9"]))
-  assert code == errors.USAGE and "under way with other arguments" in said
+  assert code == errors.USAGE and "running with other arguments" in said
   (home.code / "job.py").write_text(JOB + "\n")
   code, said = home.launch(*home.words(job=["--steps=400"]))
   assert code == errors.USAGE and "other code" in said

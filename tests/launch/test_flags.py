@@ -64,7 +64,7 @@ def test_d4_a_local_run_has_an_absolute_workdir_in_the_flag_and_in_the_programs_
     ([], "VERB"),
     (["fly"], "fly"),
     (["run", "vit"], "--backend: missing; allowed: local"),
-    (["run", "vit", "--backnd=qr", *TRAIN], "there is no flag --backnd; did you mean --backend?"),
+    (["run", "vit", "--backnd=qr", *TRAIN], "unknown flag --backnd; did you mean --backend?"),
     (["run", "vit", "--backnd", "qr", *TRAIN], "did you mean --backend?"),
     (["status", "vit", "--wach"], "did you mean --watch?"),
     (["status", "vit", "more"], "'more' is one word too many"),
@@ -182,7 +182,7 @@ def test_two_kinds_of_capacity_are_refused():
 
 
 def test_a_misspelt_workdir_is_shown_what_was_meant():
-  with pytest.raises(LaunchError, match=r"--workdr is no flag of vit_jax.train, did you mean --workdir"):
+  with pytest.raises(LaunchError, match=r"vit_jax.train has no flag --workdr, did you mean --workdir"):
     asked(*QR, "--", "vit_jax.train", "--workdr=gs://bkt/a")
 
 

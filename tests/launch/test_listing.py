@@ -127,7 +127,7 @@ def test_status_says_what_was_done_and_how_each_worker_is(cloud, capsys):
   begin(cloud)
   assert listing.status(flags.parse(["status", "vit"])[0]) == errors.DONE
   said = capsys.readouterr().out
-  assert "vit  qr v3-32  under way" in said and "it has no watcher; continue with: python -m launch adopt vit" in said
+  assert "vit  qr v3-32  running" in said and "it has no watcher; continue with: python -m launch adopt vit" in said
   assert "intent" in said and "w03  h3" in said and "step" in said
   listing.status(flags.parse(["status", "vit", "--json"])[0])
   values = json.loads(capsys.readouterr().out)

@@ -118,7 +118,7 @@ def test_down_deletes_what_was_kept_and_the_end_says_how_it_ended(tmp_path, stat
 def test_status_says_who_watches_or_that_nobody_does_and_what_to_do(tmp_path, capsys):
   run = book(tmp_path).run
   text = said(capsys, "status", "vit")
-  assert "vit  local 1  under way" in text and "it has no watcher; continue with: python -m launch adopt vit" in text
+  assert "vit  local 1  running" in text and "it has no watcher; continue with: python -m launch adopt vit" in text
   Lease(storage(run.folder), 60).take()
   assert "watched by process" in (text := said(capsys, "status", "vit")) and "no watcher" not in text
 

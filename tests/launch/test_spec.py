@@ -45,8 +45,8 @@ def test_a_file_that_anybody_changed_is_a_run_or_one_line(field, value):
 @pytest.mark.parametrize(
   "text", ["", "[]", "5", "{", "{}", '{"limits": {"beat": 1}}', "[" * 100_000, '{"args": "abc"}']
 )
-def test_what_is_no_run_is_said(text):
-  with pytest.raises(LaunchError, match="no run that `launch` wrote"):
+def test_text_that_is_not_a_run_is_refused(text):
+  with pytest.raises(LaunchError, match="not a run that `launch` wrote"):
     spec.loads(text)
 
 

@@ -74,7 +74,7 @@ def test_a_mistake_is_one_line(changes, given_, word):
 
 
 def test_without_vit_jax_here_it_says_so(monkeypatch):
-  monkeypatch.setattr(sweep, "NEEDED", ("no_such_jax",))
+  monkeypatch.setattr(sweep, "REQUIRED", ("no_such_jax",))
   with pytest.raises(LaunchError, match="no no_such_jax"):
     sweep.sweep(launches.run(module="vit_jax.sweep"), args())
 
@@ -123,7 +123,7 @@ def test_a_trial_whose_machines_are_not_seen_to_go_has_failed(tmp_path, monkeypa
   (tmp_path / "t/result.json").write_text("{}")
   assert sweep._work([trial], args(), lambda run: ["sh", "-c", "exit 13"], set()) == [trial]
   said = capsys.readouterr().out
-  assert "s-t00: under way already, and watched again" in said and "started" not in said and "failed with 13" in said
+  assert "s-t00: running already, and watched again" in said and "started" not in said and "failed with 13" in said
 
 
 @pytest.mark.parametrize(("code", "kept"), [(13, False), (0, False), (0, True)])
@@ -131,7 +131,7 @@ def test_a_machine_that_may_be_left_is_the_code_of_the_sweep_and_its_command_is_
   tmp_path, monkeypatch, capsys, code, kept
 ):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-  monkeypatch.setattr(sweep, "NEEDED", ())
+  monkeypatch.setattr(sweep, "REQUIRED", ())
   monkeypatch.setattr(sweep, "_vit_jax", lambda *_, **__: f"python -m vit_jax.train --workdir={tmp_path}/t\n")
   if not code:  # of an earlier time
     state = dataclasses.asdict(State(unverified=(1,), kept=kept))
@@ -197,7 +197,7 @@ def test_a_sweep_runs_each_trial_once_and_then_what_they_lead_to(tmp_path, monke
   assert record["best"] == {"optim.lr": 0.2} and record["final"][0]["status"] == "done"
   watchers.started.clear()
   watchers.codes.clear()
-  trials, retried = sweep.listed(run), set()
+  trials, retried = sweep.list_trials(run), set()
   assert sweep._work(trials, args(), watchers, retried) == trials[2:3]
   assert sweep._work(trials, args(retry=True), watchers, retried) == []
   assert watchers.started == ["s-t02"]
@@ -268,6 +268,6 @@ def test_ctrl_c_lets_every_process_leave_its_run_alone(tmp_path, monkeypatch, ca
   deadline = time.monotonic() + 30
   while not (tmp_path / "up").exists() and time.monotonic() < deadline:
     time.sleep(0.05)
-  assert sweep._left(launches.run(name="s"), [trial]) == DETACHED
+  assert sweep._detach(launches.run(name="s"), [trial]) == DETACHED
   assert trial.process.returncode == 42
   assert "launch adopt s-t00" in capsys.readouterr().out
