@@ -6,7 +6,7 @@ import re
 import shlex
 
 from launch import errors, manifests, spec, states, tpus
-from launch.errors import DENIED, USAGE, LaunchError, UnknownError, amount
+from launch.errors import DENIED, USAGE, LaunchError, QuotaError, UnknownError, amount
 from launch.manifests import JOBSETS
 from launch.states import Commands, Look, Resource
 
@@ -21,6 +21,7 @@ _AWAY = (
   r"connection refused|(?<!localhost:8080) was refused|i/o timeout|no such host|TLS handshake|Max retries exceeded"
   r"|Failed to establish a new connection|Unable to find the server|network is unreachable|connection reset"
 )
+_QUOTA = r"exceeded quota"
 # kubectl always fails with exit code 1. The first pattern that matches gives the exit code and the advice. The words in
 # brackets are reasons of the API of Kubernetes (k8s.io/apimachinery/pkg/apis/meta/v1), the others are kubectl's own.
 _MEANINGS = (
@@ -32,7 +33,7 @@ _MEANINGS = (
   (r"gke-gcloud-auth-plugin", DENIED,
    "run: gcloud components install gke-gcloud-auth-plugin; if it is there: gcloud auth login"),
   (r"\(Unauthorized\)|You must be logged in|getting credentials|provide credentials", DENIED, "run: gcloud auth login"),
-  (r"exceeded quota", DENIED, "free some, or ask the administrator of the namespace for more"),
+  (_QUOTA, DENIED, "free some, or ask the administrator of the namespace for more"),
   (r"\(Forbidden\)|is forbidden", DENIED,
    "ask for the rights to create, read and delete JobSets, Jobs, Pods and ConfigMaps in the namespace"),
   (r"\(Invalid\)|\(BadRequest\)|is invalid:|denied the request|ValidationError|unknown field|unknown flag", USAGE,
@@ -92,7 +93,8 @@ def _failure(text):
     return NoJobSetError(f"JobSet is not installed on this cluster; run: kubectl apply --server-side -f {_INSTALL}")
   for pattern, code, remedy in () if re.search(_AWAY, text) else _MEANINGS:
     if re.search(pattern, text):
-      return LaunchError(f"kubectl: {short}; {remedy}", code)
+      message = f"kubectl: {short}; {remedy}"
+      return QuotaError(message) if pattern == _QUOTA else LaunchError(message, code)
   return UnknownError(f"kubectl: {short}")
 
 

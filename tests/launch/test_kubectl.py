@@ -3,7 +3,7 @@
 import pytest
 
 from launch import gke
-from launch.errors import DENIED, USAGE, LaunchError, UnknownError
+from launch.errors import DENIED, USAGE, LaunchError, QuotaError, UnknownError
 from tests.launch.scripted_kubectl import Answer, Kubectl, complaint
 
 REFUSED = "The connection to the server 10.0.0.1:443 was refused - did you specify the right host or port?"
@@ -66,6 +66,11 @@ def test_what_ends_a_run_says_what_to_do(script, text, code, remedy):
     asked(script, complaint(text))
   assert caught.value.code == code
   assert remedy in str(caught.value)
+
+
+def test_a_quota_is_recognised_because_a_deleted_attempt_may_still_hold_it(script):
+  with pytest.raises(QuotaError):
+    asked(script, complaint('Error from server (Forbidden): pods "x" is forbidden: exceeded quota: tpus'))
 
 
 @pytest.mark.parametrize("text", PASSING)
