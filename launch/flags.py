@@ -17,7 +17,7 @@ USE = """Starts runs on TPU VMs, GKE, your own hosts or this machine, restarts t
                        --workdir=gs://my-bucket/runs/vit-s16
   python -m launch ls | status NAME | logs NAME -f | stop NAME | down NAME | gc
 
-docs/pods.md leads from an empty project to a run, and lists the exit codes. docs/launch.md lists all flags."""
+docs/guides/tpu-vms.md leads from an empty project to a run. --help after a verb lists its flags."""
 # The help of each verb.
 VERBS = {
   "run": "check, start and watch a run; the same command continues a run that has ended",
@@ -215,12 +215,16 @@ def _run_flags(parser):
   add("--max-cost", type=float, help="the most that all attempts together may cost; needs --price")
   add("--max-failures", type=int, help="attempts without a new checkpoint before the run ends; 3")
   add("--runtime-version", help="software version of the TPU VM; by default the usual one of the slice")
-  add("--network"), add("--subnetwork"), add("--service-account")
+  add("--network", help="network of the machines")
+  add("--subnetwork", help="subnetwork of the machines")
+  add("--service-account", help="account of the machines; on GKE a Kubernetes account")
   add("--internal-ips", action="store_true", default=None, help="no external addresses; needs Cloud NAT")
   add("--hosts", type=_commas, help="hosts of --backend=hosts, as for ssh, separated by commas")
   add("--processes", type=int, help="number of processes of --backend=local; 1")
   add("--image", help="image of --backend=gke, by its digest, with Python and all packages")
-  add("--queue", help="queue of Kueue"), add("--namespace"), add("--cluster", help="context of kubectl")
+  add("--queue", help="Kueue queue of --backend=gke")
+  add("--namespace", help="namespace of --backend=gke; default")
+  add("--cluster", help="kubectl context of --backend=gke")
   add("--env", action="append", metavar="NAME=VALUE", help="environment variable of the program")
   add("--secret", dest="secrets", action="append", metavar="NAME=WHERE", help="variable whose value the worker reads "
       "from projects/P/secrets/S/versions/3, k8s:NAME/KEY or file:/path")  # fmt: skip
@@ -254,13 +258,15 @@ def _of_sweep(parser):
 def _of_ls(parser):
   _of_gc_and_ls(parser)
   parser.add_argument("--all", action="store_true", help="also show runs of this machine that have ended")
-  parser.add_argument("--json", action="store_true")
+  parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _of_gc_and_ls(parser):
   add = parser.add_argument
-  add("--project"), add("--zone", "--zones", dest="zones", type=_commas)
-  add("--cluster", help="context of kubectl"), add("--namespace", default="default")
+  add("--project", help="project of Google Cloud")
+  add("--zone", "--zones", dest="zones", type=_commas, help="zones of the machines, separated by commas")
+  add("--cluster", help="kubectl context of the JobSets")
+  add("--namespace", default="default", help="namespace of the JobSets")
   add("--all-users", action="store_true", help="also machines of other owners")
 
 
@@ -273,7 +279,7 @@ def _of_gc(parser):
 
 def _of_status(parser):
   parser.add_argument("--watch", action="store_true", help="repeat")
-  parser.add_argument("--json", action="store_true")
+  parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _of_logs(parser):
@@ -295,7 +301,7 @@ def _flags_of_adopt(parser):
 
 
 def _of_ssh(parser):
-  parser.add_argument("-w", "--worker", type=int, default=0)
+  parser.add_argument("-w", "--worker", type=int, default=0, help="number of the worker; 0")
 
 
 def _of_render(parser):
@@ -310,7 +316,7 @@ _FLAGS = {
   "down": _flags_of_down,
   "restart": lambda p: p.add_argument("--fresh-vm", action="store_true", help="use other machines"),
   "adopt": _flags_of_adopt,
-  "report": lambda p: p.add_argument("--json", action="store_true"),
+  "report": lambda p: p.add_argument("--json", action="store_true", help="print JSON"),
 }  # fmt: skip
 
 
