@@ -384,6 +384,4 @@ def python_page() -> str:
   names = ("vit_jax.load", "vit_jax.inference.predictor.Predictor", "vit_jax.models.create", "vit_jax.models.names",
            "vit_jax.config.recipe", "vit_jax.config.measurement", "vit_jax.config.Sweep", "vit_jax.config.product",
            "vit_jax.config.zipped", "vit_jax.config.sample", "vit_jax.register")  # fmt: skip
-  return "\n\n".join(
-    ["# Python", "See [use in Python](../experiments.md#in-python).", *(f"::: {name}" for name in names)]
-  )
+  return "\n\n".join(["# Python", "See [use in Python](../guides/python.md).", *(f"::: {name}" for name in names)])

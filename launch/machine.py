@@ -36,8 +36,9 @@ from launch.spec import Run
 from launch.storage import Token
 
 TRIES = 6  # number of tries of a request
-# The coordinator uses the first free one of these ports. The firewall rule in docs/pods.md opens them. JAX's default
-# port was 8476. Since JAX 0.8.1 it is 8482, which Cloud TPU does not open on some slices (jax-ml/jax issue 35905).
+# The coordinator uses the first free one of these ports. The firewall rule in docs/guides/tpu-vms.md opens them. JAX's
+# default port was 8476. Since JAX 0.8.1 it is 8482, which Cloud TPU does not open on some slices (jax-ml/jax issue
+# 35905).
 PORTS = range(8476, 8483)
 SLICES_PORT = 8081  # of libtpu's coordinator of slices
 FILES = 100_000  # number of files that may be open at once

@@ -17,7 +17,7 @@ from launch.errors import LaunchError, UnknownError, utc
 from launch.spec import Run
 
 STATUS = "VITJAX_STATUS"
-HANG, KILLED = 43, 137  # exit codes of the contract in docs/runs.md
+HANG, KILLED = 43, 137  # exit codes of vit_jax/runtime/exits.py
 PIECE = 2**18  # bytes of one file of the log in the run's directory
 BEHIND = 2**26  # bytes of the log that stay on the local disk
 MOST = 2**27  # bytes of a try that are sent at once. If the log is longer, only its last piece is sent
@@ -187,7 +187,7 @@ class Program:
       tail: the end of the log of the try.
 
     Returns:
-      The exit code of the contract in docs/runs.md, and its meaning in words, or "" if the code is clear by itself.
+      The exit code as in vit_jax/runtime/exits.py, and its meaning in words, or "" if the code is clear by itself.
     """
     if self._killed and self.asked is not None:
       return code, "killed, because it did not end within limits.grace after SIGTERM"

@@ -244,9 +244,13 @@ def test_paths_in_a_page_exist(page):
     assert (ROOT / path).exists(), path
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/pods.md", "docs/data.md", "docs/runs.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_chapters_that_a_page_names_exist(page):
   text, folder = (ROOT / page).read_text(), (ROOT / page).parent
   for path, chapter in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", text):
-    heads = re.findall(r"^#+ (.*)$", (folder / path if path else ROOT / page).read_text(), re.MULTILINE)
-    assert chapter in {head.lower().replace(" ", "-") for head in heads}, f"{path}#{chapter}"
+    target = folder / path if path else ROOT / page
+    if target.parent.name == "reference":  # a generated page, whose chapters the build of the site checks
+      continue
+    heads = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+    names = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+    assert chapter in names, f"{path}#{chapter}"

@@ -13,9 +13,9 @@ the config must have the same number of classes. Positions are resampled to the 
 --image-size=N evaluates at another resolution, also for a run. Positions are then resampled as with `init.from`, and a
 test crop in pixels grows with the images.
 
---write-labels writes labels for a student instead of figures: docs/experiments.md. The weights, or their average if
-the run has one, label every image of a split. The images are those of the run, or of the dataset that --data.name and
-further --data keys select. After a kill, the same command continues.
+--write-labels writes labels for a student instead of figures: docs/guides/self-train.md. The weights, or their average
+if the run has one, label every image of a split. The images are those of the run, or of the dataset that --data.name
+and further --data keys select. After a kill, the same command continues.
 """
 
 import argparse

@@ -4,8 +4,8 @@
     python -m vit_jax.prepare NAME --data.name=folder --data.path=/photos [--data.KEY=VALUE] [--size=256]
 
 The first command writes a dataset of the catalog, or of any TFDS builder. The second command writes your own corpus
-from any data that a reader supports: docs/data.md. Both write array_record datasets of TFDS, on a disk or in a bucket.
-After a kill, the same command continues.
+from any data that a reader supports: docs/guides/your-data.md. Both write array_record datasets of TFDS, on a disk or
+in a bucket. After a kill, the same command continues.
 
     python -m vit_jax.prepare --show=configs/digits.py [--config.KEY=VALUE] [--out=show.png]
 

@@ -25,6 +25,7 @@ PLACEHOLDERS = {
   "--data.KEY=VALUE": "--data.holdout=0",
   "py:NAME": "py:ViT-S/16",
 }
+PLACEHOLDERS |= {"@sha256:DIGEST": f"@sha256:{64 * '0'}"}
 PLACEHOLDERS |= {"=N]": "=2]", "launch sweep NAME": "launch sweep vit", "launch adopt NAME": "launch adopt vit"}
 PLACEHOLDERS |= {" FLAGS --": " --backend=local --", "gs://…": "gs://my-bucket/runs/a", "BUCKET": "my-bucket"}
 VARIABLES = {"$P": "my-project", "$B": "my-bucket", "$Z": "europe-west4-a", "$R": "europe-west4", "$ME": "user:me@a.b"}

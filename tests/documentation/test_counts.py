@@ -24,7 +24,7 @@ def number(name, pattern):
 
 
 def test_d12_docs_runs_lists_every_key_that_a_restart_may_change():
-  (sentence,) = re.findall(r"may change only these keys: (.*?`)\. ", page("docs/runs.md"))
+  (sentence,) = re.findall(r"may change only these keys: (.*?`)\. ", page("docs/guides/resume.md"))
   assert sorted(re.findall(r"`([^`]+)`", sentence)) == sorted(train.MAY_CHANGE)
 
 

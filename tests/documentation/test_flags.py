@@ -53,12 +53,6 @@ def test_d13_every_flag_of_a_verb_is_documented(verb):
   assert [flag for flag in sorted(flags_of_verb(verb)) if not documented(flag)] == []
 
 
-@pytest.mark.parametrize("verb", launch_flags.VERBS)
-def test_d13_every_flag_of_launch_is_documented_on_its_page(verb):
-  page = (extraction.ROOT / "docs/launch.md").read_text()
-  assert [names for names in flags_of_launch(verb) if not any(documented(name, page) for name in names)] == []
-
-
 def test_d13_the_flags_of_a_verb_are_found():
   assert {"--workdir", "--no-report"} <= flags_of_verb("train") and ["--hosts"] in flags_of_launch("run")
   assert documented("--workdir") and not documented("--work") and not documented("--no-such-flag")

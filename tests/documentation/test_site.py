@@ -133,16 +133,23 @@ def test_the_reference_contains_every_flag_of_a_verb(verb):
 
 
 @pytest.mark.parametrize("verb", launch_flags.VERBS)
-def test_the_reference_contains_every_flag_of_launch(verb):
+def test_d13_the_reference_describes_every_flag_of_launch(verb):
   chapter = pages()["reference/launch.md"].split(f"## launch {verb}\n")[1].split("\n## ")[0]
+  described = re.findall(r"^- (`.*`): \w.*$", chapter, re.M)
   flags = [flag for names in test_flags.flags_of_launch(verb) for flag in names]
-  assert flags and [flag for flag in flags if f"`{flag}`" not in chapter] == []
+  assert flags and [flag for flag in flags if not any(f"`{flag}`" in names for names in described)] == []
 
 
 def test_the_reference_contains_every_exit_code():
   text = pages()["reference/exit-codes.md"]
   found = {(title, int(code)) for title, code in re.findall(r"^### (\w+): (\d+)$", text, re.M)}
   assert found == {("Verbs", code) for code in runtime.EXITS} | {("launch", code) for code in launch_errors.EXITS}
+
+
+@pytest.mark.parametrize(("title", "exits"), [("Verbs", runtime.EXITS), ("launch", launch_errors.EXITS)])
+def test_the_reference_explains_every_exit_code(title, exits):
+  found = re.findall(rf"^### {title}: (\d+)\n\n(.+)\.\n\nWhat to do: (.+)\.$", pages()["reference/exit-codes.md"], re.M)
+  assert {int(code): (meaning, action) for code, meaning, action in found} == exits
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ def test_python_code_is_in_fenced_blocks():
   for page in extraction.PAGES:
     plain = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
     assert not re.search(r"^ {4}(import|from) \w", plain, re.M), page.name
-  assert {snippet.page for snippet in FOUND} >= {"README.md", "experiments.md", "extend.md"}
+  assert {snippet.page for snippet in FOUND} >= {"README.md", "guides/python.md", "extend.md"}
 
 
 @pytest.mark.parametrize("snippet", FOUND, ids=lambda snippet: f"{snippet.page}: {snippet.code[:40]}")
@@ -36,13 +36,13 @@ def test_an_excerpt_is_of_a_file_that_a_test_runs(start):
 
 
 F11 = {
-  "`model.data`": "experiments.md", "`model.loss`": "experiments.md", "product(": "experiments.md",
-  "zipped(": "experiments.md", "sample(": "experiments.md", "log_uniform(": "experiments.md",
-  "local-dir:": "experiments.md", "`width`": "experiments.md", "`depth`": "experiments.md",
-  "`heads`": "experiments.md", "`hidden`": "experiments.md", "`token_hidden`": "experiments.md",
+  "`model.data`": "python.md", "`model.loss`": "python.md", "product(": "sweeps.md", "zipped(": "sweeps.md",
+  "sample(": "sweeps.md", "log_uniform(": "sweeps.md", "local-dir:": "export-weights.md",
+  "`width`": "train-from-scratch.md", "`depth`": "train-from-scratch.md", "`heads`": "train-from-scratch.md",
+  "`hidden`": "train-from-scratch.md", "`token_hidden`": "train-from-scratch.md",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "page"), F11.items())
 def test_f11_a_name_is_documented(name, page):
-  assert name in (extraction.ROOT / "docs" / page).read_text()
+  assert name in (extraction.ROOT / "docs/guides" / page).read_text()

@@ -84,7 +84,7 @@ def test_f11_timm_loads_the_folder_that_convert_writes(tmp_path, monkeypatch):
   containers.write(tmp_path / "in.safetensors", containers.read(source)[0], described.to_json())
   monkeypatch.chdir(tmp_path)
   convert.convert(tmp_path / "in.safetensors", tmp_path / "exported/model.safetensors", "timm", {})
-  model = timm.create_model("local-dir:exported", pretrained=True).eval()  # as docs/experiments.md has it
+  model = timm.create_model("local-dir:exported", pretrained=True).eval()  # as docs/guides/export-weights.md has it
   images = torch.randn(2, 3, 32, 32)
   ours = models.functional(described).create(small_weights.arrays(described))
   logits = np.asarray(ours(images.permute(0, 2, 3, 1).numpy()))

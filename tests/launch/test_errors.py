@@ -17,7 +17,8 @@ import pytest
 from launch import errors, flags
 from vit_jax import runtime
 
-PAGE = (pathlib.Path(__file__).parents[2] / "docs/pods.md").read_text()
+GUIDES = pathlib.Path(__file__).parents[2] / "docs/guides"
+PAGE, AFTERWARDS = ((GUIDES / f"{name}.md").read_text() for name in ("tpu-vms", "launched-runs"))
 NAMES = {name: value for name, value in vars(errors).items() if name.isupper() and type(value) is int}
 del NAMES["LOOKS"]  # the only number that is not an exit code
 
@@ -42,9 +43,11 @@ def test_an_error_is_its_message_and_a_code():
   assert str(errors.LaunchError("a typo")) == "a typo"
 
 
-def test_the_table_of_the_page_is_the_contract():
-  rows = re.findall(r"^\| (\d+) \| (.+) \| (.+) \|$", PAGE, re.MULTILINE)
-  assert {int(code): (meaning, action) for code, meaning, action in rows} == errors.EXITS
+def test_the_page_lists_codes_of_the_contract():
+  rows = re.findall(r"^\| (\d+) \| (.+) \|$", AFTERWARDS, re.MULTILINE)
+  assert len(rows) > 5
+  for code, meaning in rows:
+    assert errors.EXITS[int(code)][0].startswith(re.split("[,;] ", meaning)[0]), code
 
 
 def literals(file):
@@ -63,7 +66,7 @@ def test_a_command_is_written_as_it_is_typed():
   files = sorted(pathlib.Path(errors.__file__).parent.rglob("*.py"))
   found = [f"{file.name}:{line}: {text}" for file in files for line, text in literals(file) if command.search(text)]
   assert not found, "\n".join(found)
-  assert [each for each in re.findall("`[^`]*`", PAGE) if command.search(each)] == []
+  assert [each for each in re.findall("`[^`]*`", PAGE + AFTERWARDS) if command.search(each)] == []
 
 
 def test_the_page_is_one_page():
@@ -82,7 +85,7 @@ def test_the_run_of_the_page_is_one_that_launch_takes():
   (words,) = re.findall(r"^run=\((.*?)\)$", commands(), re.DOTALL | re.MULTILINE)
   run = flags.run_of(*flags.parse(["run", *shlex.split(words)]))
   assert (run.backend, run.workers, run.workdir) == ("qr", 4, "gs://my-bucket/runs/vit-s16")
-  for line in re.findall(r"`python -m launch (\w+)[^`]*`", PAGE):
+  for line in re.findall(r"`python -m launch (\w+)[^`]*`", PAGE + AFTERWARDS):
     assert line in flags.VERBS, line
 
 

@@ -89,7 +89,7 @@ def test_a_coordinator_has_the_first_free_port_that_the_firewall_opens():
 
 
 def test_the_firewall_rule_of_the_page_on_pods_opens_the_ports_of_a_run():
-  page = pathlib.Path(__file__).parents[2].joinpath("docs/pods.md").read_text()
+  page = pathlib.Path(__file__).parents[2].joinpath("docs/guides/tpu-vms.md").read_text()
   (rule,) = re.findall(r"--target-tags=vitjax --allow=((?:tcp:[\d-]+,?)+)\n.*subnets", page)
   ranges = [[int(number) for number in part.split("-")] for part in rule.replace("tcp:", "").split(",")]
   opened = {number for first, *last in ranges for number in range(first, (last or [first])[0] + 1)}

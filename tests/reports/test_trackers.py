@@ -133,11 +133,11 @@ def test_e2_a_tracker_is_given_what_ranks_the_run(tmp_path, monkeypatch):
 
 
 def test_d5_the_extra_mlflow_is_the_package_without_a_web_page():
-  """The message of an export advises another package for that reason; see also docs/runs.md."""
+  """The message of an export advises another package for that reason; see also docs/guides/trackers.md."""
   root = pathlib.Path(__file__).parents[2]
   extra = re.search(r"^MLFLOW = (\[.*?\])", (root / "setup.py").read_text(), re.M)[1]
   assert "mlflow-skinny" in extra and not re.search(r'"mlflow[><=]', extra)
-  page = " ".join((root / "docs/runs.md").read_text().split())
+  page = " ".join((root / "docs/guides/trackers.md").read_text().split())
   assert "`pip install mlflow` in any environment, then `mlflow ui --backend-store-uri=" in page
 
 

@@ -23,7 +23,8 @@ EXIT_NOT_FINITE = 44
 EXIT_MISSING = 45
 EXIT_INTERRUPTED = 130
 EXIT_PEER = 134
-# The exit codes, in this order: meaning, and what to do. docs/runs.md contains the same table.
+# The exit codes, in this order: meaning, and what to do. The page reference/exit-codes.md of the documentation shows
+# them.
 EXITS = {
   EXIT_DONE: ("all steps are done, saved and evaluated; `result.json` exists", "nothing"),
   EXIT_BUG: ("a bug in vit_jax, with a traceback, or a Python interpreter that hangs", "report it; run the same "

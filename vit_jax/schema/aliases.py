@@ -141,7 +141,7 @@ REMARKS: dict[str, str] = {
   ),
   **dict.fromkeys(
     ("distributed", "world_size", "local_rank", "rank", "nproc_per_node", "nodes", "num_nodes", "dist_url"),
-    "Several hosts are set by VITJAX_PROCESSES, see docs/pods.md",
+    "Several hosts are set by VITJAX_PROCESSES, see docs/guides/ssh-hosts.md",
   ),
   **dict.fromkeys(
     ("teacher", "teacher_model", "teacher_path"),
@@ -182,7 +182,7 @@ WANTED: dict[str, str] = {
   "init.from": "the weights to start from, a workdir or a file such as B_16.npz",
   "data.path": "the folder, files or bucket with the data",
   "path": "the folder, files or bucket with the data",
-  "data.name": "a dataset; see docs/data.md",
+  "data.name": "a dataset; see docs/guides/datasets.md",
   "model.name": "a model such as ViT-S/16",
   "model": "a model: dict(name='ViT-S/16')",
   "data": "a dataset: dict(name='folder', path=...)",
