@@ -30,8 +30,8 @@ BILLING = 13
 DETACHED = 42
 INTERRUPTED = 130
 
-# The meaning of each code, and the remedy. The page reference/exit-codes.md of the documentation shows them, and those of
-# the program.
+# The meaning of each code, and the remedy. The page reference/exit-codes.md of the documentation shows them, and those
+# of the program.
 EXITS = {
   DONE: ("the run is complete, and its machines are deleted", "nothing"),
   USAGE: ("a mistake in the command or in the config of the run", "follow the message"),
