@@ -156,7 +156,7 @@ def model_page() -> str:
   parts = ["# Model keys\n", EARLY]
   parts.append(
     "A published name sets some of these arguments. `convert --inspect` prints the arguments of a file, and "
-    "[models](../models.md) lists all names.\n"
+    "[models](../models/index.md) lists all names.\n"
   )
   functions = {}
   for name, row in table.TABLE.items():

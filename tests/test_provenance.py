@@ -1,4 +1,4 @@
-"""docs/models.md: every row of its tables against the model that it names, and the fixtures that it names."""
+"""Pages of docs/models: each row against the model that it names, and the files and fixtures that they name."""
 
 import gc
 import inspect
@@ -11,32 +11,57 @@ import jax
 import pytest
 
 from tests import modules, parity
-from vit_jax import flops, models
+from vit_jax import flops, importers, models
 
-TEXT = (pathlib.Path(__file__).parent.parent / "docs" / "models.md").read_text()
-MODELS = ["Model", "Pixels", "Parameters", "GFLOPs", "Fixtures"]
-WEIGHTS = ["Model", "Pixels", "Published as", "Accuracy, %"]
+FOLDER = pathlib.Path(__file__).parent.parent / "docs/models"
+PAGES = {page.name: page.read_text() for page in sorted(FOLDER.glob("*.md")) if page.stem not in ("index", "sources")}
+MODELS = ["Model", "Pixels", "Parameters", "GFLOPs"]
+WEIGHTS = ["Model", "Pixels", "Weights", "Top-1, %"]  # without the last column if no accuracy was found
 FIXTURES = parity.FOLDER / "models"
+FULL_NAMES = "google/"  # names that are repositories of Hugging Face; their tables have no weights
 
 
 class Row(NamedTuple):
-  """One row; several names share all but their parameters."""
+  """A row of a table of models.
 
-  names: tuple[str, ...]
-  arguments: dict
+  Attributes:
+    model: the cell with the name and its arguments.
+    size: height and width of the images.
+    parameters: "trained" or "trained + averages".
+    gflops: GFLOPs of one image.
+    page: file name of the page.
+  """
+
+  model: str
   size: int
-  parameters: tuple[str, ...]  # one for each name, or one for all; "trained" or "trained + averages"
+  parameters: str
   gflops: str
-  published: str
+  page: str
+
+  @property
+  def name(self):
+    return re.findall("`([^`]+)`", self.model)[0]
+
+  @property
+  def arguments(self):
+    pairs = (word.split("=") for word in re.findall("`([^`=]+=[^`]+)`", self.model))
+    return {key: int(value) if value.isdigit() else value for key, value in pairs}
+
+
+class Weights(NamedTuple):
+  """A row of a table of weights; several names share weights if a list does not tell them apart."""
+
+  models: tuple[str, ...]
+  size: int
+  file: str
   accuracy: str
-  fixtures: tuple[str, ...]
-  exact: bool  # whether the fixtures are of this size, not only of its family
+  page: str
 
 
-def tables():
-  """(head, rows of cells) of every table."""
+def tables(text):
+  """Yields (head, rows of cells) of every table."""
   table = None
-  for line in [*TEXT.splitlines(), ""]:
+  for line in [*text.splitlines(), ""]:
     cells = [cell.strip() for cell in line.strip("|").split(" | ")]
     if not line.startswith("|"):
       if table:
@@ -48,38 +73,34 @@ def tables():
       table[1].append(cells)
 
 
-def rows():
-  """Every row of a table of models, with the one of the table of weights below it that is of the same."""
-  some = list(tables())
-  for (head, these), (head_below, below) in zip(some[::2], some[1::2], strict=True):
-    assert (head, head_below) == (MODELS, WEIGHTS), these[0]
-    assert [row[:2] for row in these] == [row[:2] for row in below], these[0]
-    for (model, *numbers), (_, _, *weights) in zip(these, below, strict=True):
-      yield read(model, *numbers, *weights)
+def read():
+  """Returns the rows of models and those of weights of all pages."""
+  rows, weights = [], []
+  for page, text in PAGES.items():
+    for head, cells in tables(text):
+      assert head in (MODELS, WEIGHTS, WEIGHTS[:3]), (page, head)
+      for model, size, *others in cells:
+        if head == MODELS:
+          rows.append(Row(model, int(size), *others, page))
+        else:
+          file, accuracy = [*others, "not found"][:2]
+          weights.append(Weights(tuple(model.split(", ")), int(size), file, accuracy, page))
+  return rows, weights
 
 
-def read(model, size, parameters, gflops, fixtures, published, accuracy):
-  words = re.findall("`([^`]+)`", model)
-  pairs = (word.split("=") for word in words if "=" in word)
-  return Row(
-    tuple(word for word in words if "=" not in word),
-    {key: int(value) if value.isdigit() else value for key, value in pairs},
-    int(size),
-    tuple(parameters.split(" / ")),
-    gflops,
-    published,
-    accuracy,
-    tuple(re.findall("`([^`]+)`", fixtures)),
-    fixtures != "of the family",
-  )
+def without_weights(text):
+  """Returns the names that a page reports as models without published weights."""
+  return set(re.findall("`([^`]+)`", "".join(re.findall(r"No published weights were found for\s[^.]*", text))))
 
 
-def families():
-  """Fixtures that are named below each table of models."""
-  return [re.findall("`([^`]+)`", text) for text in re.findall(r"Fixtures of the family: ([^.]*)\.", TEXT)]
+def fixtures(text):
+  """Returns {fixture: cells of its models} of a page."""
+  chapter = text.partition("## Comparison with the original code")[2]
+  items = re.findall(r"^- `([^`]+)`: (.*(?:\n  .*)*)", chapter, re.M)
+  return {name: re.split(r",\s+", models) for name, models in items}
 
 
-ROWS = list(rows())
+ROWS, FILES = read()
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +112,7 @@ def uncollected():
 
 
 def label(row):
-  return "-".join([*row.names[:1], *map(str, row.arguments.values()), str(row.size)])
+  return "-".join([row.name, *map(str, row.arguments.values()), str(row.size)])
 
 
 def counted(model):
@@ -108,16 +129,16 @@ def counted(model):
 @pytest.mark.heavy  # half a minute for all of them
 @pytest.mark.parametrize("row", ROWS, ids=label)
 def test_a_row_has_the_numbers_of_its_model_and_its_tables_fit(row):
-  printed = row.parameters * (len(row.names) if len(row.parameters) == 1 else 1)
-  for name, parameters in zip(row.names, printed, strict=True):
-    # A scanned stack is traced once for all blocks.
-    scan = {"scan": True} if "scan" in inspect.signature(models.lookup(name)).parameters else {}
-    model = modules.abstract(name, row.size, **row.arguments, **scan)
-    modules.check_tables(model)
-    trained, averages, flops = counted(model)
-    assert parameters == f"{trained:,}" + (f" + {averages:,}" if averages else ""), name
-    decimals = len(row.gflops.partition(".")[2])
-    assert row.gflops == f"{flops / 1e9:,.{decimals}f}", name
+  # A scanned stack is traced once for all blocks.
+  scan = {"scan": True} if "scan" in inspect.signature(models.lookup(row.name)).parameters else {}
+  model = modules.abstract(row.name, row.size, **row.arguments, **scan)
+  modules.check_tables(model)
+  trained, averages, flops = counted(model)
+  assert row.parameters == f"{trained:,}" + (f" + {averages:,}" if averages else "")
+  decimals = len(row.gflops.partition(".")[2])
+  assert row.gflops == f"{flops / 1e9:,.{decimals}f}"
+  sentences = " ".join(re.findall(r"`convert --layout=`\swrites ([^.]*)\.", PAGES[row.page]))
+  assert {layout.name for layout in importers.layouts_of(model.description)} <= {*re.findall("`([^`]+)`", sentences)}
 
 
 @pytest.mark.heavy
@@ -128,27 +149,43 @@ def test_scanned_and_unrolled_stacks_count_alike(name, size):
 
 
 def test_every_model_has_a_row_or_is_said_to_have_no_weights():
-  rows = {name for row in ROWS for name in row.names}
-  words = "".join(re.findall(r"No published weights were found for [^.]*", TEXT))
-  left_out = set(re.findall("`([^`]+)`", words))
-  assert not rows & left_out
+  rows = {row.name for row in ROWS}
+  left_out = set.union(*map(without_weights, PAGES.values()))
   # Sizes of ViT-<size>/<patch> without weights are left out in words.
   plain = {name for name in models.names() if name.startswith("ViT-")}
-  assert set(models.names()) - plain - rows == left_out
+  assert set(models.names()) - plain - rows <= left_out <= set(models.names())
 
 
-def test_every_row_names_fixtures_and_a_source_of_its_accuracy():
-  sources = set(re.findall(r"\[([^\]]+)\]", TEXT.partition("## Sources")[2]))
-  for row in ROWS:
-    assert bool(row.fixtures) == row.exact, row
-    named = re.findall(r"\[([^\]]+)\]", row.accuracy)
-    assert set(named) <= sources, row
-    assert named or row.accuracy == "not found", row
-    assert row.published != "none found" or not named, row
+@pytest.mark.parametrize("page", PAGES)
+def test_every_row_has_weights_and_every_file_has_a_row(page):
+  rows = {(row.model, row.size) for row in ROWS if row.page == page and not row.name.startswith(FULL_NAMES)}
+  files = {(model, weights.size) for weights in FILES if weights.page == page for model in weights.models}
+  none = {f"`{name}`" for name in without_weights(PAGES[page])}
+  assert files <= rows and rows - files == {(model, size) for model, size in rows if model in none}
+  named = [(weights.models, weights.size, weights.file) for weights in FILES if weights.page == page]
+  assert len(named) == len(set(named))
+
+
+def test_every_accuracy_has_a_source():
+  sources = set(re.findall(r"^## (.*)$", (FOLDER / "sources.md").read_text(), re.M))
+  for weights in FILES:
+    cited = re.findall(r"\[([^\]]+)\]", weights.accuracy)
+    assert set(cited) <= sources, weights
+    assert cited or weights.accuracy in ("not found", "the same weights"), weights
+    assert weights.file != "none found" or not cited, weights
+    for source in cited:
+      assert f"\n[{source}]: sources.md#{source.lower()}\n" in PAGES[weights.page], weights
 
 
 def test_fixtures_and_rows_name_each_other():
   there = {file.stem for file in FIXTURES.glob("*.json")}
-  assert {name for row in ROWS for name in row.fixtures} == there
-  assert {name for names in families() for name in names} == there
-  assert len(families()) == len(list(tables())) / 2 and all(families())
+  found = {page: fixtures(text) for page, text in PAGES.items()}
+  assert {name for named in found.values() for name in named} == there
+  for page, named in found.items():
+    cells = {row.model for row in ROWS if row.page == page}
+    assert named and {model for each in named.values() for model in each} <= cells, page
+
+
+def test_the_index_links_every_page():
+  (table,) = [rows for head, rows in tables((FOLDER / "index.md").read_text()) if head[0] == "family"]
+  assert {re.search(r"\]\(([^)]+)\)", family)[1] for family, *_ in table} == PAGES.keys()

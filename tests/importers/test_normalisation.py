@@ -1,4 +1,4 @@
-"""How images are normalised where nothing says it: as docs/models.md has it of the publishers."""
+"""How images are normalised where nothing says it: as docs/models/index.md has it of the publishers."""
 
 import pathlib
 import re
@@ -10,7 +10,7 @@ from vit_jax.importers import normalisation
 from vit_jax.models import Description
 from vit_jax.schema import Choice
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs/models.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs/models/index.md"
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_what_timm_says_is_taken_with_its_crop(tmp_path):
 def test_without_a_word_the_usual_is_taken_and_said(tmp_path):
   use = stored.load(small_weights.file(tmp_path))
   assert use.classes == tuple("0123456") and use.data.args["mean"] == (0.5, 0.5, 0.5)
-  assert "mean=(0.5,0.5,0.5)" in use.notes[0] and "docs/models.md" in use.notes[0]
+  assert "mean=(0.5,0.5,0.5)" in use.notes[0] and "docs/models/index.md#images" in use.notes[0]
 
 
 def test_names_that_transformers_makes_up_are_none(tmp_path):

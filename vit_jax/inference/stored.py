@@ -245,7 +245,7 @@ def _said(path, said, description, usual):
       if importers.is_workdir(path)
       else "no metadata next to the file specify"
     )
-    notes = [f"{where} how its images were normalised. Using {values}, see docs/models.md#images"]
+    notes = [f"{where} how its images were normalised. Using {values}, see docs/models/index.md#images"]
   side = _side(description)
   crop = {"test_crop": processing.at_size(said.crop, said.size, side)} if said.crop else {}
   try:
