@@ -3,7 +3,8 @@
 Command:   python -m vit_jax.train --config=configs/deit.py:S --workdir=runs/deit_s
            Sizes are Ti, S and B
 Hardware:  TPU v4-64: 2 h 40 min for Ti, 2 h 43 min for S, 4 h 40 min for B (github.com/affjljoo3581/deit3-jax).
-           Planned on the same slice: S 1.7 hours, B 3.8. On v3-32 with scanned layers: 6.6 and 15.5 (docs/results.md)
+           Planned on the same slice: S 1.7 hours, B 3.8. On v3-32 with scanned layers: 6.6 and 15.5.
+           docs/results/plans.md has all plans
 Result:    published: Ti 72.2, S 79.8, B 81.8 % top-1 (README of facebookresearch/deit). Reproduced by deit3-jax: 73.1,
            79.68, 81.46. All training images are used, and the epoch is not selected: use the last one
 """

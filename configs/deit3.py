@@ -9,7 +9,7 @@ Command:   python -m vit_jax.train --config=configs/deit3.py:B,i1k,800 --workdir
 Hardware:  TPU v4-64, first stage, by github.com/affjljoo3581/deit3-jax. ImageNet-1k for 400 epochs: S 2 h 38 min,
            B 4 h 42, L 14 h 10, H 19 h 10; for 800 epochs: S 5 h 19, B 9 h 28. ImageNet-21k for 90 epochs: S 7 h 30,
            B 12 h 12, L 37 h 13, H 35 h 51. Planned for the first stage of B,i1k,400: 4.1 hours, or 16.2 on v3-32 with
-           scanned layers. docs/results.md has all plans
+           scanned layers. docs/results/plans.md has all plans
 Result:    published at 224 px. ImageNet-1k for 800 epochs: S 81.4, B 83.8, L 84.9, H 85.2 % top-1. ImageNet-21k for
            240 epochs (H: 90): S 83.1, B 85.7, L 87.0, H 87.2 (README_revenge of facebookresearch/deit). Reproduced by
            deit3-jax for 400 epochs: 80.7, 83.6, 84.62, 85.12. All training images are used, and the epoch is not

@@ -5,8 +5,8 @@ Command:   python -m vit_jax.prepare glyphs, and python -m vit_jax.prepare digit
            configs/ablations/pretraining.py continues from these weights with digits. `make transfer` does both three
            times and compares the results
 Hardware:  two CPU cores
-Result:    docs/results.md. During training, a few digits of each class are probed at intervals, with the weights and
-           with their average. The report shows few-shot accuracy over pre-training as a curve
+Result:    docs/results/learning.md. During training, a few digits of each class are probed at intervals, with the
+           weights and with their average. The report shows few-shot accuracy over pre-training as a curve
 """
 
 from vit_jax.config import recipe

@@ -9,8 +9,8 @@ Command:   python -m vit_jax.train --config=configs/noisy_student.py:digits,teac
            seeds. imagenet,teacher and imagenet,student are ViT-B/16 and L/16. Their teacher labels JFT-300M or your
            own images, if --data.name=jft300m --data.path=DIR --split=train are added to evaluate
 Hardware:  digits: two CPU cores. ImageNet: not published for a ViT
-Result:    digits: docs/results.md. Published on ImageNet with JFT-300M, for EfficientNets: B7 85.0 to 86.9 %, L2 88.4 %
-           (arXiv:1911.04252, tables 2 and 6). Results with a ViT are not published
+Result:    digits: docs/results/learning.md. Published on ImageNet with JFT-300M, for EfficientNets: B7 85.0 to
+           86.9 %, L2 88.4 % (arXiv:1911.04252, tables 2 and 6). Results with a ViT are not published
 Source:    arXiv:1911.04252: soft labels of images with a confidence of at least 0.3, 130,000 for each class, duplicated
            if there are fewer; RandAugment with 2 operations of magnitude 27, dropout 0.5 of the last layer, stochastic
            depth up to 0.2; 14 unlabelled images for each labelled one. Here label smoothing applies to all images

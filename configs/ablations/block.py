@@ -3,7 +3,7 @@
 Command:   python -m vit_jax.sweep --config=configs/ablations/block.py --workdir=runs/block --parallel=2
 Hardware:  two CPU cores, an hour with other programs running
 Result:    top-1 on test: plain 82.6 ± 3.8 %; rotary positions 93.2 to 95.4, layer scale 89.4, each other component 79.5
-           to 82.7; ViT-5's components together 95.3 ± 1.5; see docs/results.md
+           to 82.7; ViT-5's components together 95.3 ± 1.5; see docs/results/ablations.md
 Source:    the components together are those of ViT-5 (arXiv:2602.08071), with positions added at the input too
 """
 

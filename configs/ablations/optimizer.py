@@ -4,7 +4,8 @@ Command:   python -m vit_jax.sweep --config=configs/ablations/optimizer.py --wor
 Splits:    The first 90 % of `train` are used for training. The rest is `val`, which selects the rate of each
            optimizer. The selected settings are then compared on `test`
 Hardware:  two CPU cores, 11 minutes with tests running
-Result:    at the rates that `val` selects, AdamW has 96.7 ± 1.2 % on test and Muon 98.3 ± 0.9; see docs/results.md
+Result:    at the rates that `val` selects, AdamW has 96.7 ± 1.2 % on test and Muon 98.3 ± 0.9;
+           see docs/results/ablations.md
 """
 
 from vit_jax.config import product, recipe

@@ -6,7 +6,7 @@ Command:   python -m vit_jax.prepare glyphs, and python -m vit_jax.prepare digit
            configs/ablations/pretraining.py:PATH starts from other weights than runs/glyphs
 Hardware:  two CPU cores, 15 minutes with other programs running
 Result:    top-1 on test with 50, 100, 287 and 1,437 digits, three seeds: from scratch 63.9, 77.2, 80.7, 80.7 %,
-           pre-trained 81.3, 91.3, 96.6, 96.2; see docs/results.md
+           pre-trained 81.3, 91.3, 96.6, 96.2; see docs/results/ablations.md
 Source:    arXiv:2010.11929, section 4.3, figures 3 and 4
 """
 

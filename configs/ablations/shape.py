@@ -3,7 +3,7 @@
 Command:   python -m vit_jax.sweep --config=configs/ablations/shape.py --workdir=runs/shape --parallel=2
 Hardware:  two CPU cores, 8.1 minutes
 Result:    four layers 95.2 ± 0.6 % on test, eight 94.3 %, two 93.5 %, one 89.8 %, sixteen 86.6 ± 4.3 %; see
-           docs/results.md
+           docs/results/ablations.md
 """
 
 from vit_jax.config import recipe

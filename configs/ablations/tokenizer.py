@@ -3,7 +3,7 @@
 Command:   python -m vit_jax.sweep --config=configs/ablations/tokenizer.py --workdir=runs/tokenizer --parallel=2
 Hardware:  two CPU cores, 6.9 minutes
 Result:    three convolutions 99.1 ± 0.6 % on test, two 98.6 ± 0.3 %, one of 7 x 7 98.7 ± 0.4 %, patches of 8
-           96.7 and of 4 96.6 %, one of 3 x 3 93.8 ± 2.5 %; see docs/results.md
+           96.7 and of 4 96.6 %, one of 3 x 3 93.8 ± 2.5 %; see docs/results/ablations.md
 """
 
 from vit_jax.config import recipe
