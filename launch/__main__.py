@@ -19,7 +19,10 @@ def main(words: list[str]) -> int:
       return commands.run(args, run)
     if args.verb == "check":
       code = checks.refusal(checks.check(run, args.price, args.host_rate))
-      print("run would not start this, because of the refusals above" if code else "run would start this", flush=True)
+      print(
+        "check: this run would be refused, for the reasons above" if code else "check: this run would be started",
+        flush=True,
+      )
       return code
     if args.verb == "render":
       return rendered(args, run)
@@ -37,7 +40,7 @@ def rendered(args, run) -> int:
   """Prints the text of a run for another launcher."""
   if run.backend not in ("qr", "gke") or (run.backend == "qr" and not (args.xpk or args.skypilot)):
     raise LaunchError(
-      f"render: --backend={run.backend} has no such text. JobSets are for gke, --xpk and --skypilot for gke and qr; "
+      f"render: --backend={run.backend} cannot be rendered. JobSets are for gke, --xpk and --skypilot for gke and qr; "
       "python -m launch run … --dry-run prints the commands of launch itself"
     )
   if args.xpk or args.skypilot:

@@ -105,8 +105,8 @@ def repository(folder: pathlib.Path) -> pathlib.Path:
   code, output, why = _call_git(folder, "rev-parse", "--show-toplevel")
   if code:
     inside = "site-packages" in pathlib.Path(__file__).resolve().parent.parts
-    installed = " (vit_jax is installed outside of one, and workers get the files that git knows)" * inside
-    raise LaunchError(f"{folder} is in no readable git repository{installed}: {why}. "
+    installed = " (vit_jax is installed outside of one, but only files that git tracks are sent to workers)" * inside
+    raise LaunchError(f"{folder} is not in a readable git repository{installed}: {why}. "
                       "Start from a clone of vit_jax, or a fork of it")  # fmt: skip
   return pathlib.Path(os.fsdecode(output).rstrip("\n"))
 
@@ -158,7 +158,7 @@ def _size(root, name):
   elif not path.exists():  # deleted, but git still lists it
     return None
   what = "a link out of the repository" if path.is_symlink() else "another repository"
-  print(f"{name} is {what}: workers do not get it", file=sys.stderr)
+  print(f"{name} is {what}, and is not sent to the workers", file=sys.stderr)
   return None
 
 

@@ -24,7 +24,7 @@ from launch.storage import Bucket
 CLOUDS = ("qr", "gke")  # backends with new machines, which have only the bundle
 _FILES = ("--config.init.from", "--config.task.teacher", "--weights")  # arguments that are files
 _REGION = r"[a-z]+-[a-z]+\d+"
-_FORCE = "--force starts it nevertheless"
+_FORCE = "--force starts it anyway"
 PLANNED = "vit_jax.train"  # the module with a known config and plan
 PATIENCE = 3600.0  # seconds for a plan: the compiler takes minutes for a large model
 NEWS = 15.0  # seconds between two lines of a program that takes long
@@ -136,9 +136,9 @@ def of_module(run: Run, names: Sequence[str]) -> Iterator[Finding]:
   near = difflib.get_close_matches(run.module, [stem.replace("/", ".") for stem in stems], 1, 0.8)
   advice = f" Did you mean {near[0]}?" if near else ""
   if any(name == f"{top}.py" or name.startswith(f"{top}/") for name in names):
-    yield Finding("refuse", f"-- {run.module}: there is no such program in the code that workers get.{advice}")
+    yield Finding("refuse", f"-- {run.module}: this program is not in the code that is sent to the workers.{advice}")
   elif importlib.machinery.PathFinder.find_spec(top) is None:
-    text = f"-- {run.module}: there is no {top} in the code that workers get, and none is installed here.{advice}"
+    text = f"-- {run.module}: {top} is neither installed here nor in the code that is sent to the workers.{advice}"
     yield Finding("refuse" if near and not run.python else "warn", text)
 
 
@@ -147,10 +147,10 @@ def of_files(run: Run, root: pathlib.Path, names: Sequence[str]) -> Iterator[Fin
   config = flag_value(run.args, "--config").partition(":")[0]
   if config and not workers_have(run, config, names):
     if (root / config).exists():
-      text = f"{config} exists, but is not in the code that workers get: what git tracks or would add in {root}. "
+      text = f"{config} exists, but is not sent to the workers, because git ignores it in {root}. "
       text += "Remove it from .gitignore"
     elif pathlib.Path(config).exists():
-      text = f"{config} is looked for from the root of the repository, {root}. Write it from there, as configs/a.py"
+      text = f"{config} must be relative to the root of the repository, {root}. Write it as configs/a.py"
     else:
       near = difflib.get_close_matches(config, [name for name in names if name.endswith(".py")], 1, 0.6)
       text = f"there is no file {config}{f'; did you mean {near[0]}?' if near else f' in {root}'}"
@@ -158,7 +158,9 @@ def of_files(run: Run, root: pathlib.Path, names: Sequence[str]) -> Iterator[Fin
   for flag in _FILES:
     path = flag_value(run.args, flag)
     if path and path != "none" and not path.startswith("gs://") and not workers_have(run, path, names):
-      text = f"{flag}: {path} is on this machine, and workers do not have it. Copy it to gs://, and name it there"
+      text = (
+        f"{flag}: {path} is on this machine, out of reach of the workers. Copy it to a bucket, and use its gs:// path"
+      )
       yield Finding("refuse", text)
 
 
@@ -166,10 +168,10 @@ def of_data(run: Run, folder: str, names: Sequence[str]) -> Iterator[Finding]:
   """Yields a refusal if the images are not where workers reach them."""
   reached = folder.startswith("gs://") or (folder and workers_have(run, folder, names))
   if run.backend in CLOUDS and not reached:
-    where = f"{folder} is on this machine" if folder else "the config names no place"
+    where = f"{folder} is on this machine" if folder else "the config has no directory"
     remedy = "Copy the images once, as python -m vit_jax.prepare NAME --data_dir=gs://BUCKET/data does, and add "
     yield Finding(
-      "refuse", f"data: {where}, and the workers' disks are empty. {remedy}--config.data.path=gs://BUCKET/data"
+      "refuse", f"data: {where}, and the disks of the workers are empty. {remedy}--config.data.path=gs://BUCKET/data"
     )
 
 
@@ -226,8 +228,8 @@ def judge_plan(run: Run, plan: dict) -> Iterator[Finding]:
     yield Finding("note", f"cost: {plan['cost']:,.0f} at that price, without evaluations, starts and restarts")
   if plan["input_bound"]:
     text = (
-      f"input-bound: the chips take {plan['images_per_second_per_host']:,.0f} images/s of each host, which makes "
-      f"{plan['host_rate']:,.0f} ({plan['host_rate_method']}): {plan['hours']:,.1f} hours, of which the chips work "
+      f"input-bound: the chips take {plan['images_per_second_per_host']:,.0f} images/s from each host, which delivers "
+      f"{plan['host_rate']:,.0f} ({plan['host_rate_method']}): {plan['hours']:,.1f} hours, in which the chips work for "
       f"{plan['device_hours']:,.1f}. Measure a host (python -m benchmarks.input_pipeline) and add --host-rate, or use "
       "fewer layers in data.policy, smaller images, or a slice with more hosts"
     )
@@ -235,7 +237,7 @@ def judge_plan(run: Run, plan: dict) -> Iterator[Finding]:
   if plan["hours"] > run.max_hours:
     spot = "; spot machines may be preempted and restart from a checkpoint" if run.capacity == "spot" else ""
     text = (
-      f"--max-hours: {run.max_hours:g}, and the run takes {plan['hours']:,.1f} without evaluations and starts{spot}"
+      f"--max-hours: {run.max_hours:g}, but the run takes {plan['hours']:,.1f} without evaluations and starts{spot}"
     )
     yield Finding("warn", f"{text}. Set --max-hours={math.ceil(1.3 * plan['hours'] + 1)}")
 
@@ -251,7 +253,7 @@ def read_config(run: Run, root: pathlib.Path) -> tuple[str | None, list[Finding]
   if not flag_value(run.args, "--config"):
     return path, [Finding("refuse", f"--config: missing; {PLANNED} needs one, as --config=configs/digits.py")]
   if missing := _missing(NEEDED[:-1]):
-    return path, [Finding("warn", f"the config is not read, {missing}")]
+    return path, [Finding("warn", f"the config is not read, because {missing}")]
   places = []
   found = find("config", _read_config, run, root, places)
   return (places[0] if places else path), found
@@ -263,16 +265,18 @@ def _read_config(run, root, places):
   if not isinstance(folder, str):
     raise TypeError(f"data.path is {str(folder)[:80]}")
   places.append(folder)
-  return Finding("note", "all its keys and values are understood")
+  return Finding("note", "all keys and values are valid")
 
 
 def plan(run: Run, root: pathlib.Path, price: float, host_rate: float | None) -> list[Finding]:
   """Returns findings of a plan, for which the step is compiled for the slice."""
   if run.module != PLANNED or run.backend not in CLOUDS:
-    why = f"{run.module} is none" if run.module != PLANNED else f"--backend={run.backend} uses existing devices"
-    return [Finding("note", f"not planned: there are plans of {PLANNED} on slices of TPUs, and {why}")]
+    why = (
+      f"{run.module} is another module" if run.module != PLANNED else f"--backend={run.backend} uses existing devices"
+    )
+    return [Finding("note", f"not planned: plans exist for {PLANNED} on TPU slices, but {why}")]
   if missing := _missing(NEEDED):
-    return [Finding("warn", f"not planned, {missing}. The machines will show whether it fits")]
+    return [Finding("warn", f"not planned, because {missing}. It is not known whether the run fits into memory")]
   return find("plan", _plan, run, root, price, host_rate)
 
 
@@ -289,7 +293,7 @@ def _plan(run, root, price, host_rate):
 def _missing(names):
   """Returns the packages that this Python lacks, and how to install them, or ""."""
   missing = [name for name in names if importlib.util.find_spec(name) is None]
-  return f"as this Python has no {', '.join(missing)}: pip install -e '.[tpu]'" if missing else ""
+  return f"this Python lacks {', '.join(missing)}: pip install -e '.[tpu]'" if missing else ""
 
 
 def _run_program(words, root, what):

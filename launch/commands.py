@@ -39,7 +39,8 @@ def opened(name: str, workdir: str = "") -> EventLog:
     raise LaunchError(f"--workdir: {workdir} has no run {name}. Correct the name or --workdir")
   if found.run.folder != directory:
     raise LaunchError(
-      f"--workdir: {name} is here the run of {found.run.workdir}, and {workdir} has no run of that name. Leave it out"
+      f"--workdir: {name} on this machine is the run of {found.run.workdir}, and {workdir} has no run of that name. "
+      "Omit --workdir"
     )
   return found
 
@@ -210,7 +211,7 @@ def down(args) -> int:
   if silent and not args.force:
     return _refuse_down(engine_, run, attempts, silent)
   if silent:
-    say(f"{run.name}: its watcher cannot be told to end: {silent}; the known machines are deleted nevertheless")
+    say(f"{run.name}: its watcher cannot be stopped: {silent}; the known machines are deleted anyway")
 
   def renew():
     if not silent and not lease.renew():
@@ -241,7 +242,7 @@ def down(args) -> int:
     )
   if not clean:
     return errors.BILLING
-  say(f"{run.name}: nothing is left")
+  say(f"{run.name}: all its machines are deleted")
   return errors.DONE
 
 
@@ -267,10 +268,10 @@ def _record_end(event_log, last, was_open, remaining, clean):
 
 def _refuse_down(engine_, run, attempts, why):
   """Lists the machines of a run with a silent directory. Another watcher may use them."""
-  say(f"{run.name}: its directory gives no answer ({why}), so another may be watching it: nothing is deleted")
+  say(f"{run.name}: its directory gives no answer ({why}), so another process may be watching it. Nothing is deleted")
   for attempt in attempts:
     say(removal.advise(engine_, run, attempt))
-  say(f"python -m launch down {run.name} --force deletes them nevertheless")
+  say(f"python -m launch down {run.name} --force deletes them anyway")
   return errors.BILLING
 
 
@@ -278,7 +279,7 @@ def _find_attempts(engine_, run, event_log):
   """Returns the attempts that may exist, by the event log and by the cloud."""
   found, troubles = removal.list_machines(engine_, run)
   for location, why in troubles.items():
-    say(f"{location} could not be asked ({why}); the attempts of the event log are deleted nevertheless")
+    say(f"{location} could not be asked ({why}); the attempts of the event log are deleted anyway")
   return sorted({*event_log.remaining(), *(each.attempt for each in found)})
 
 
@@ -321,7 +322,7 @@ def _print_continuing(run):
     until = utc(event_log.state.expires) if event_log.state.expires else "its own limits"
   except (UnknownError, LaunchError):
     names, until = run.name, "its own limits"
-  say(f"left alone: {names} continues, until {until} at the latest")
+  say(f"no longer watched: {names} continues, until {until} at the latest")
   say(f"  watch it: python -m launch adopt {run.name}\n  end it:   python -m launch down {run.name}")
 
 

@@ -42,7 +42,7 @@ def decide(run: Run, state: State, observation: Observation) -> tuple[State, lis
     refused = states.Look(states.FAILED, str(observation.refusal), observation.refusal.code)
     return _handle_refusal(run, state, observation, refused)
   if order and order.fresh:
-    return _replace_machines(run, state, observation, "fresh", "other machines, as ordered", lost=0)
+    return _replace_machines(run, state, observation, "fresh", "new machines were requested", lost=0)
   if order and order.try_ > state.try_:  # by `launch restart`, or by an earlier watcher
     state = replace(state, try_=order.try_, trouble=0.0, starting=observation.now, start_known=False)
   state = _record_progress(run, state, observation)
@@ -195,7 +195,7 @@ def _decide_by_reports(run, state, observation):
     return _end(run, state, observation, "done", errors.DONE, verdict.text, summary="done")
   if verdict.kind == states.STOPPED:  # a JobSet keeps no machines after its pods have ended
     kept = not run.restarts_itself
-    summary = "stopped as ordered" + ", its machines are kept" * kept
+    summary = "stopped on request" + ", its machines are kept" * kept
     return _end(run, state, observation, "stopped", errors.DETACHED, verdict.text, summary=summary, keep=kept)
   if run.restarts_itself:  # the engine decides about further tries
     return state, None
@@ -302,7 +302,7 @@ def _delete(run, state, observation, note):
 def _replace_machines(run, state, observation, event, text, tail="", lost=1):
   """Deletes the attempt. The next one follows after a pause, which doubles with each loss or failure."""
   if observation.order and observation.order.stop:
-    summary = f"stopped as ordered; {text}"
+    summary = f"stopped on request; {text}"
     return _end(run, state, observation, event, errors.DETACHED, text, tail, summary)
   lost += state.lost
   pause = run.limits.pause * min(LONGEST_PAUSE, 2 ** max(0, max(lost, state.failures) - 1))

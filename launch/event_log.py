@@ -95,8 +95,8 @@ class EventLog:
       return False
     if found[-1]["event"] != "end" or _remaining(found):
       raise LaunchError(
-        f"--workdir: {run.workdir} is that of the run {run.name}, which is not over. python -m launch status {run.name}"
-        f" shows it, python -m launch down {run.name} ends it. Or give {self._path.stem} another --workdir"
+        f"--workdir: {run.workdir} belongs to the run {run.name}, which has not ended. python -m launch status "
+        f"{run.name} shows it, python -m launch down {run.name} ends it. Or give {self._path.stem} another --workdir"
       )
     return True
 
@@ -106,8 +106,8 @@ class EventLog:
     if self.remaining() and mine and theirs and mine.folder != theirs.folder:
       attempts = ", ".join(mine.attempt(attempt) for attempt in self.remaining())
       raise LaunchError(
-        f"{name} is here the run of {mine.workdir}, of which {attempts} may still exist. First run python -m launch "
-        f"down {name}; or set XDG_STATE_HOME to another directory for that of {theirs.workdir}"
+        f"{name} on this machine is the run of {mine.workdir}, and {attempts} may still exist. First run "
+        f"python -m launch down {name}; or set XDG_STATE_HOME to another directory for the run of {theirs.workdir}"
       )
     self.events = found
     if not mine or self.unconfirmed:  # only a run that the user confirms is written here
@@ -146,7 +146,7 @@ class EventLog:
       name = self._path.stem
       if trials := [each for each in names() if re.fullmatch(rf"{name}-[tf]\d+", each)]:
         raise LaunchError(f"{name} is a sweep; its runs are {', '.join(trials)}")
-      raise LaunchError(f"{name}: there is no such run on this machine. Add its --workdir, or see python -m launch ls")
+      raise LaunchError(f"{name}: this machine has no such run. Add its --workdir, or see python -m launch ls")
     return run
 
   @property
@@ -200,7 +200,7 @@ class EventLog:
         self._write("\n" * self._ends_within_line() + text + "\n", "a")
     except LaunchError as error:
       if event == "intent":
-        raise LaunchError(f"{error}; nothing is created that is not recorded first") from None
+        raise LaunchError(f"{error}; machines are created only after they are recorded") from None
       self._report_once(f"{error}: {event!r} of {self._path.stem}-a{line['attempt']} is not recorded here")
     self.events = [*self.events, line]
     if "run" in line:

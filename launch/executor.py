@@ -280,7 +280,7 @@ class Executor:
       if silent or report.try_ != try_ or report.phase not in (READY, RUNNING, EXITED):
         return False
       if report.code != self.attempt.code:
-        raise LaunchError(f"worker {other} has the bundle {report.code[:12]}, this one {self.attempt.code[:12]}")
+        raise LaunchError(f"worker {other} uses the bundle {report.code[:12]}, this one {self.attempt.code[:12]}")
       if other == 0:
         self.coordinator = report.address
       met.add(other)
@@ -357,7 +357,7 @@ class Executor:
   def _find_reason(self, try_):
     """Returns the reason why a program must stop, or "" if it may continue."""
     order = self.reporter.order
-    ordered = "stopped as ordered" if order.stop else f"try {order.try_} is ordered" if order.try_ > try_ else ""
+    ordered = "stopped on request" if order.stop else f"try {order.try_} is ordered" if order.try_ > try_ else ""
     return self._must_end() or ordered
 
   def _note_try(self, try_):
@@ -377,7 +377,7 @@ class Executor:
     self.reporter.check()
     self._check_time()
     if order.stop and self.engine == "gke":  # the JobSet would restart everything
-      raise End("stopped as ordered")
+      raise End("stopped on request")
     return order
 
   def _check_time(self):

@@ -81,7 +81,7 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
   if unknown:
     raise LaunchError(_unknown(args.verb, unknown[0], flags[args.verb], words, command))
   if command and args.verb not in (*SPECIFIED, "ssh"):
-    raise LaunchError(f"{args.verb}: there is nothing to run. Remove the words after --")
+    raise LaunchError(f"{args.verb}: this verb runs no program. Remove the words after --")
   return args, command
 
 
@@ -91,7 +91,7 @@ def _unknown(verb, word, flags, words, command):
   if not word.startswith("-"):
     at = words.index(word)
     if not takes or command:
-      return f"{verb}: {word!r} is one word too many. See python -m launch {verb} --help"
+      return f"{verb}: {word!r} is not expected. See python -m launch {verb} --help"
     right = shlex.join(["python", "-m", "launch", *words[:at]]), shlex.join(words[at:])
     return f"{verb}: {word!r} is a program, and programs follow --. Write\n  {right[0]} -- {right[1]}"
   flag = word.partition("=")[0]
@@ -171,8 +171,8 @@ def _written(args, command):
       f"--spec: {args.spec} describes the whole run {run.name}. Write run {run.name} --spec=…, without other flags"
     )
   if (workdir := spec.flag_value(run.args, "--workdir")) and workdir != run.workdir:
-    raise LaunchError(f"--spec: {args.spec} has the workdir {run.workdir!r}, and --workdir={workdir} among args; "
-                      "Use the same")  # fmt: skip
+    raise LaunchError(f"--spec: {args.spec} has the workdir {run.workdir!r}, and --workdir={workdir} among its "
+                      "arguments. Use the same one")  # fmt: skip
   _refuse_secrets(run.backend, run.env, run.args)
   return run
 

@@ -26,7 +26,7 @@ _QUOTA = r"exceeded quota"
 # brackets are reasons of the API of Kubernetes (k8s.io/apimachinery/pkg/apis/meta/v1), the others are kubectl's own.
 _MEANINGS = (
   (r"namespaces \"[^\"]*\" not found", USAGE, "correct --namespace, or create it: kubectl create namespace NAME"),
-  (r"doesn't have a resource type", USAGE, "the cluster does not know it"),
+  (r"doesn't have a resource type", USAGE, "the cluster does not support this resource"),
   (r"context \S+ does not exist|context was not found", USAGE, "correct --cluster; see: kubectl config get-contexts"),
   (r"localhost:8080 was refused|no configuration has been provided", USAGE,
    "kubectl knows no cluster; run: gcloud container clusters get-credentials CLUSTER --location=LOCATION"),
@@ -144,7 +144,7 @@ class Engine:
       raise UnknownError(f"{kind} {name} existed a moment ago, and is gone: {error}") from error
     if not self._is_mine(found, attempt):
       place = self._run.location(attempt)
-      raise LaunchError(f"{kind} {name} in {place} is taken: it is {_owner(found)}. Choose another name for the run")
+      raise LaunchError(f"{kind} {name} in {place} is in use: it is {_owner(found)}. Choose another name for the run")
     return found
 
   def look(self, attempt: int) -> Look:
@@ -171,7 +171,7 @@ class Engine:
     left = self._selected(f"{JOBSETS},{_OWNED}" if has_jobsets else _OWNED, attempt)
     named = re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])|JobSet", str(error))
     if any(item.get("kind") == "JobSet" for item in left) or not named:
-      raise UnknownError(f"{error}, but it is listed, or another object is meant") from error
+      raise UnknownError(f"{error}, but a list contains it, or the message names another object") from error
     if left and not has_jobsets:  # the API server has just started, and does not know all kinds yet
       raise UnknownError(f"{error}, but pods of {name} are there") from error
     names = ", ".join(f"{item['kind'].lower()} {item['metadata']['name']}" for item in left[:3])

@@ -70,7 +70,7 @@ def ls(args: argparse.Namespace) -> int:
     if rows:
       _table(rows)
     else:
-      kind, answered = "runs" if args.all else "unfinished runs", " where an answer came" * bool(troubles)
+      kind, answered = "runs" if args.all else "unfinished runs", " in the places that answered" * bool(troubles)
       print(f"no machines{' of yours' * bool(others)} and no {kind}{answered}")
     _tell(troubles, unasked, others)
   return errors.UNKNOWN if troubles else errors.DONE
@@ -90,10 +90,10 @@ def gc(args: argparse.Namespace) -> int:
     _table([row for row, _, _ in chosen])
   _tell(troubles, unasked, others)
   if kept := [row.name for row, _, resource in found if resource and row.flag == ELSEWHERE and not args.force]:
-    print(f"{', '.join(kept)}: the directory of the run gives no answer here; --force deletes nevertheless")
+    print(f"{', '.join(kept)}: the directory of the run gives no answer here; --force deletes them anyway")
   if not chosen or not args.yes:
-    asked = "of what has answered, " * bool(troubles) + "of this machine, " * bool(unasked)
-    print("nothing is deleted without --yes" if chosen else f"{asked}nothing is to be deleted")
+    asked = "in the places that answered, " * bool(troubles) + "of this machine, " * bool(unasked)
+    print("nothing is deleted without --yes" if chosen else f"{asked}no machine is to be deleted")
     return errors.UNKNOWN if troubles else errors.DONE
   left = [row for row, run, resource in chosen if not _collected(run, resource, args.force)]
   return errors.BILLING if left else errors.UNKNOWN if troubles else errors.DONE
@@ -115,7 +115,7 @@ def _collected(run, resource, force):
 
   def before():
     if not lease.renew():
-      raise UnknownError("the lease in the run's directory is not certainly held")
+      raise UnknownError("the lease in the run's directory may have been lost")
     facts = _facts(run.name, lease)
     if removal.judge(resource, facts) in ("", ELSEWHERE):
       raise Held("another", f" again: {resource.name} is not deleted")

@@ -354,7 +354,7 @@ def ways_out(run: Run, google: Google, region: str) -> Finding:
       f"gcloud compute routers nats create vitjax --project={run.project} --router=vitjax --region={region} "
       "--auto-allocate-nat-external-ips --nat-all-subnet-ip-ranges"
     )
-    text = f"{name} has no Cloud NAT, through which hosts install packages; another way out may exist"
+    text = f"{name} has no Cloud NAT, through which hosts install packages, but they may have another connection"
     return _unknown(f"{text}. Otherwise run: {commands}")
   return Finding("ok", f"hosts reach the bucket{' and PyPI' if nat else ''}")
 
@@ -383,7 +383,7 @@ def _compare(answer: dict, wanted: Sequence[str], account: str, command: str) ->
     raise TypeError("permissions is not a list")
   if missing := [each for each in wanted if each not in granted]:
     return _refuse(f"{account} lacks {', '.join(missing)}. Run: {command}")
-  return Finding("ok", f"{account} has all that is needed")
+  return Finding("ok", f"{account} has all required permissions")
 
 
 def _refuse(text, code=errors.DENIED):

@@ -371,7 +371,7 @@ class Log:
     text = self._redacted(content[:end])
     text = note + text[self._longest - 1 :] if note else text  # the first bytes may be the end of a secret
     if start - self._try < MOST <= start + end - self._try:
-      text += f"\nlaunch: {MOST:,} bytes of a try; of the rest only the end is sent, after the try\n".encode()
+      text += f"\nlaunch: {MOST:,} bytes of a try; only the end of the rest is sent, after the try\n".encode()
     return text, start + end
 
   def _read(self, start):

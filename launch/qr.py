@@ -50,7 +50,7 @@ class Engine:
         raise QuotaError(f"{error}\n{self._explain_quota(attempt)}") from None
       except gcloud.AbsentError as error:
         raise LaunchError(
-          f"Cloud TPU does not know a part of the request ({error}); see --project, --zone, --tpu"
+          f"Cloud TPU does not know a resource of the request ({error}). Check --project, --zone and --tpu"
         ) from None
 
   def look(self, attempt: int) -> Look:
@@ -119,7 +119,7 @@ class Engine:
       # Without `exit`, ssh ends with 255 if a signal ends the command.
       flags |= {"quiet": True, "strict_host_key_checking": "no", "command": f"{shlex.join(words)}; exit $?"}
     elif worker is None:
-      raise LaunchError("a shell needs one worker. Add --worker, or a command behind --")
+      raise LaunchError("a shell needs one worker. Add --worker, or a command after --")
     flags |= {"tunnel_through_iap": self._run.internal_ips}
     if worker is None and len(names) > 1:
       return gcloud.command(QUEUED, "ssh", self._run.attempt(attempt), node="all", worker="all", **flags)
@@ -184,7 +184,7 @@ class Engine:
     if item is None:
       raise UnknownError(f"{name} in {zone} existed a moment ago, and is absent now")
     if not self._is_mine(item, attempt):
-      raise LaunchError(f"{name} in {zone} is taken: it is {gcloud.owner(item)}. Choose another name for the run")
+      raise LaunchError(f"{name} in {zone} is in use: it is {gcloud.owner(item)}. Choose another name for the run")
 
   def _explain_quota(self, attempt):
     """Returns which queued resources use the quota of a zone without being of use, and how to free it."""

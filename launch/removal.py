@@ -230,7 +230,7 @@ def delete_strays(
     advice = f"; look with\n  {command}" if late else ""
     say(f"{location} could not be asked for other machines of {run.name}: {why}{advice}")
   for resource in found:
-    say(f"{resource.name} exists in {resource.location}, and does not belong to this run's current attempt")
+    say(f"{resource.name} exists in {resource.location}, but is not the current attempt of this run")
   left = delete(engine_, run, found, None, wait, before)
   for resource in left:
     say(advise(engine_, run, resource))

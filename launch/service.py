@@ -146,7 +146,7 @@ class Service:
       with _known(path):
         fcntl.flock(turn, fcntl.LOCK_EX)
       if self.is_alive():
-        return f"{self.name} is already alive, process {self.process()}"
+        return f"{self.name} is already running as process {self.process()}"
       run = [sys.executable, "-m", "launch.worker", "run", *words]
       output, process = self.folder / "worker.txt", None
       if systemd and SYSTEMD.exists() and os.geteuid() == 0:
@@ -165,7 +165,7 @@ class Service:
           why = f"ended at once: {_last_line(output)}" if ended else f"has not taken its lock within {START:.0f} s"
           raise LaunchError(f"{self.name} {why}; see {output}, or journalctl", 1)
         time.sleep(0.02)
-      return f"{self.name} is started, process {self.process()}"
+      return f"{self.name} is running as process {self.process()}"
 
   def ask(self) -> bool:
     """Requests the end of the worker without waiting. Returns whether a worker was found."""

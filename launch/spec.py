@@ -318,7 +318,7 @@ def _variables(run):
   for key, value in run.secrets.items():
     if not re.fullmatch(_SECRET, value, re.ASCII):
       raise LaunchError(
-        f"--secret: {key} must be the place of the value, not the value itself, which others could read. Write "
+        f"--secret: {key} must be the location of the value, not the value itself, which others could read. Write "
         "projects/P/secrets/NAME/versions/3, k8s:NAME/KEY or file:/path/on/the/worker"
       )
     if value.startswith("k8s:") != (run.backend == "gke") and not value.startswith("projects/"):
@@ -387,7 +387,7 @@ def _placed(run):
   default = {field.name: field.default for field in dataclasses.fields(run)}
   for key in sorted({key for keys in only.values() for key in keys} - {*only[run.backend]}):
     if getattr(run, key) != default[key]:
-      raise LaunchError(f"{flag(key)}: --backend={run.backend} has no use for it. Remove it")
+      raise LaunchError(f"{flag(key)}: --backend={run.backend} does not support it. Remove it")
   if not run.max_hours:
     run = dataclasses.replace(run, max_hours=24.0 if run.backend in ("qr", "gke") else YEAR)
   if run.backend in ("qr", "gke"):

@@ -320,7 +320,7 @@ def judge(run: Run, try_: int, reports: Mapping, order: Order | None, waited: fl
   if len(exits) == run.workers and not any(exits.values()):
     return Verdict(DONE, "all processes ended with 0")
   if order and order.stop:
-    return Verdict(STOPPED if len(exits) == run.workers else GOING, "stopped as ordered")
+    return Verdict(STOPPED if len(exits) == run.workers else GOING, "stopped on request")
   ended = [report for report in current.values() if report.phase == ENDED]
   gone = [w for w in range(run.workers) if w not in reports] if has_started(current.values(), try_) else []
   silent = [w for w, (report, age) in reports.items() if age > run.limits.silence and report.phase != ENDED]
@@ -346,19 +346,19 @@ def _judge_codes(current, exits, silent, hangs):
   culprits = {w: code for w, code in exits.items() if code not in (0, PEER, TERMINATED)}
   for worker, code in sorted(culprits.items()):
     if code in FATAL:
-      return Verdict(FINAL, f"w{worker:02d} ended with {code}; another try would too", current[worker].tail, code)
+      return Verdict(FINAL, f"w{worker:02d} ended with {code}, as every further try would", current[worker].tail, code)
   # A silent worker may have asked its program to stop. Without a request, such an exit code is a failure: otherwise the
   # run would be tried again for ever.
   asked = bool(silent) or any(report.asked for report in current.values())
   if asked and not STOPS.isdisjoint(exits.values()):
-    return Verdict(SAVED, "the processes were asked to stop")
+    return Verdict(SAVED, "the processes were requested to stop")
   if not culprits:
     return None
   worker = min(culprits, key=lambda w: (culprits[w] == HANG, current[w].clock, w))
   report = current[worker]
   text = f"w{worker:02d} ({report.host}) ended with {report.exit}" + (f": {report.detail}" if report.detail else "")
   if report.exit in STOPS:
-    text += ", the code of a program that was asked to stop; a program must use it only if it was asked"
+    text += ", the exit code of a stop on request, but nobody requested it"
   return Verdict(FRESH if report.exit == HANG and hangs else FAILED, text, report.tail, report.exit)
 
 

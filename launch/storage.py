@@ -271,7 +271,7 @@ class Bucket:
         elif error.code not in _PASSING:
           name = f"gs://{self._bucket}"
           raise LaunchError(
-            f"{name} refuses ({reason}); see that the bucket exists and who may use it", DENIED
+            f"{name} refuses ({reason}); check that the bucket exists and that you may use it", DENIED
           ) from None
       except (OSError, ValueError, http.client.HTTPException) as error:  # broken connections and answers
         reason = str(getattr(error, "reason", error)) or type(error).__name__

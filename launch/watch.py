@@ -122,7 +122,7 @@ class Watch:
     """Observes and acts once if the lease is certainly held. Returns whether there was something to do."""
     if self._lease.renew():
       return self.step()
-    self._report("lease", "the run's directory does not answer; nothing is done until it does")
+    self._report("lease", "the run's directory does not answer; the watcher waits")
     return False
 
   def step(self) -> bool:
@@ -302,9 +302,9 @@ class Watch:
       return True
 
   def _renew(self):
-    """Raises UnknownError if the lease is not certainly held, and Held if another watcher has it."""
+    """Raises UnknownError if the lease may have been lost, and Held if another watcher has it."""
     if not self._lease.renew():
-      raise UnknownError("the lease in the run's directory is not certainly held")
+      raise UnknownError("the lease in the run's directory may have been lost")
 
   def _wait(self, seconds):
     """Sleeps between two looks at a deletion, and keeps the lease."""

@@ -166,7 +166,9 @@ def run(options: argparse.Namespace) -> int:
   files, name = _mailbox(options), options.name or _read_attempt(options).run.name
   own = service.Service(service.name_service(name, options.attempt, options.engine, options.worker), options.home)
   if not own.lock():
-    raise LaunchError(f"{own.name} is already alive on this host, process {own.process()}. Stop it first", errors.BUG)
+    raise LaunchError(
+      f"{own.name} is already running on this host as process {own.process()}. Stop it first", errors.BUG
+    )
   program.kill_all(f"{own.folder}/")  # programs that survived a worker that was killed
   first = 1 + options.restart
   try:

@@ -128,7 +128,7 @@ def test_what_is_too_large_is_named(tmp_path, monkeypatch):
 
 
 def test_without_a_repository_or_git_or_the_worker_the_line_says_what_to_do(tmp_path, monkeypatch):
-  with pytest.raises(LaunchError, match=r"no readable git repository.*clone of vit_jax"):
+  with pytest.raises(LaunchError, match=r"not in a readable git repository.*clone of vit_jax"):
     bundle.make(tmp_path)
   with pytest.raises(LaunchError, match=r"no launch/worker\.py"):
     bundle.make(repositories.made(tmp_path, {"a.py": ""}))

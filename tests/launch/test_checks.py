@@ -64,9 +64,9 @@ def test_the_code_of_a_check_is_that_of_what_refuses(codes, code):
   ("backend", "args", "word"),
   [
     ("qr", ["--config=configs/b.py"], "--config: there is no file configs/b.py; did you mean configs/a.py?"),
-    ("qr", ["--config=/etc/hosts:B/16"], "--config: /etc/hosts exists, but is not in the code"),
+    ("qr", ["--config=/etc/hosts:B/16"], "--config: /etc/hosts exists, but is not sent to the workers"),
     ("local", ["--config=configs/b.py"], "--config: there is no file configs/b.py"),
-    ("qr", ["--config=data/new.py"], "--config: data/new.py exists, but is not in the code"),
+    ("qr", ["--config=data/new.py"], "--config: data/new.py exists, but is not sent to the workers"),
     ("qr", ["--config=configs/a.py", "--config.init.from=B_16.npz"], "--config.init.from: B_16.npz"),
     ("gke", ["--weights", "/home/me/B_16.npz"], "--weights: /home/me/B_16.npz"),
     ("qr", ["--config.data.path=/data/imagenet"], "data: /data/imagenet is on this machine"),
@@ -145,7 +145,7 @@ def test_a_bucket_that_does_not_answer_is_a_warning(here):
 def test_without_jax_the_rest_is_checked_and_a_line_says_so(here, monkeypatch):
   monkeypatch.setattr(checks, "NEEDED", ("vit_jax", "no_such_jax", "libtpu"))
   found = checks.check(launches.run("qr", args=("--config=configs/a.py", "--config.data.path=/data")))
-  assert "has no no_such_jax" in texts(found, "warn")[-1]
+  assert "lacks no_such_jax" in texts(found, "warn")[-1]
   assert "/data" in texts(found, "refuse")[0]
 
 

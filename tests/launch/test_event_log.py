@@ -93,7 +93,7 @@ def test_a_folder_that_is_away_delays_the_copy_and_no_event(tmp_path, capsys):
 def test_what_cannot_be_written_down_is_an_error_before_anything_is_made(tmp_path, monkeypatch):
   (tmp_path / "file").write_text("")
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-  with pytest.raises(LaunchError, match="nothing is created that is not recorded first"):
+  with pytest.raises(LaunchError, match="machines are created only after they are recorded"):
     EventLog("vit").append("intent", STATE)
 
 
@@ -123,7 +123,7 @@ def test_a_full_disk_is_said_once_and_holds_up_nothing_but_what_would_be_made(tm
   again.append("deleted", STATE)
   assert capsys.readouterr().err.count("No space left") == 1
   assert [event["event"] for event in EventLog("vit", folder).events][-2:] == ["ready", "deleted"]
-  with pytest.raises(LaunchError, match="nothing is created"):
+  with pytest.raises(LaunchError, match="only after they are recorded"):
     again.append("intent", dataclasses.replace(STATE, attempt=4))
   full[0] = False
   again.append("end", STATE, code=0, text="")
@@ -146,7 +146,9 @@ def test_a_workdir_that_another_run_has_is_refused_by_its_name_until_that_is_ove
   first.append("run", State(), run=dataclasses.replace(run(), name="first").dumps())
   first.append("intent", State(attempt=1))
   first.append(event, State(attempt=1))
-  with pytest.raises(LaunchError, match=r"is that of the run first, which is not over\. python -m launch status first"):
+  with pytest.raises(
+    LaunchError, match=r"belongs to the run first, which has not ended\. python -m launch status first"
+  ):
     EventLog("second", folder)
   assert event_log.names() == ["first"]
   first.append("deleted", State(attempt=1))
@@ -176,7 +178,7 @@ def test_g12_a_state_of_another_version_is_used_without_its_new_fields_and_refus
 
 
 def test_a_run_that_is_unknown_here_says_where_to_look():
-  with pytest.raises(LaunchError, match="no such run on this machine"):
+  with pytest.raises(LaunchError, match="this machine has no such run"):
     _ = EventLog("vit").run
 
 

@@ -91,7 +91,7 @@ time.sleep(60)
     lab.wait(lambda _: (tmp_path / "away").exists() and (tmp_path / "away").read_text())
     lab.mailbox.give(mailbox.Order(1, stop=True))
     report = lab.wait(mailbox.EXITED)
-    assert report.exit == 137 and "stopped as ordered" in report.detail and "limits.grace" in report.detail
+    assert report.exit == 137 and "stopped on request" in report.detail and "limits.grace" in report.detail
     assert not lab.programs() and not zombies()
     assert not os.path.exists(f"/proc/{(tmp_path / 'away').read_text().strip()}")  # without our variables, and away
     time.sleep(0.3)

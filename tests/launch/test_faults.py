@@ -229,7 +229,7 @@ def test_g4_without_an_answer_of_the_runs_directory_only_force_deletes(here, mon
     copy = storage(here.folder)._folder / event_log.COPY
     copy.unlink(), copy.mkdir()
     assert listing.gc(flags.parse(["gc", "--yes"])[0]) == errors.DONE
-    assert "--force deletes nevertheless" in capsys.readouterr().out and cloud.live() == [1]
+    assert "--force deletes them anyway" in capsys.readouterr().out and cloud.live() == [1]
     assert listing.gc(flags.parse(["gc", "--yes", "--force"])[0]) == errors.DONE and not cloud.live()
 
 

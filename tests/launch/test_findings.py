@@ -60,11 +60,11 @@ NAMES = (
     ("tool", None, ""),
     ("a", None, ""),
     ("http.server", None, ""),
-    ("vit_jax.trian", "refuse", "-- vit_jax.trian: there is no such program in the code that workers get. Did you "
-     "mean vit_jax.train?"),
-    ("vit_jax.models", "refuse", "no such program"),
+    ("vit_jax.trian", "refuse", "-- vit_jax.trian: this program is not in the code that is sent to the workers. "
+     "Did you mean vit_jax.train?"),
+    ("vit_jax.models", "refuse", "this program is not in the code"),
     ("vitjax.train", "refuse", "Did you mean vit_jax.train?"),
-    ("my.own", "warn", "no my in the code that workers get, and none is installed here"),
+    ("my.own", "warn", "my is neither installed here nor in the code"),
   ],
 )  # fmt: skip
 def test_a_program_that_workers_lack_is_named_here(module, kind, words):
@@ -108,7 +108,7 @@ def test_slices_that_google_has_are_fine(backend, changes):
   assert {finding.kind for finding in checks.of_slice(launches.run(backend, **changes))} <= {"note"}
 
 
-@pytest.mark.parametrize(("backend", "refused"), [("qr", ["data: the config names no place"]), ("local", [])])
+@pytest.mark.parametrize(("backend", "refused"), [("qr", ["data: the config has no directory"]), ("local", [])])
 def test_a_config_that_names_no_place_of_images_is_for_machines_that_have_them(backend, refused):
   found = checks.of_data(launches.run(backend), "", NAMES)
   assert [finding.text.partition(",")[0] for finding in found if finding.refuses] == refused

@@ -67,7 +67,7 @@ def test_d4_a_local_run_has_an_absolute_workdir_in_the_flag_and_in_the_programs_
     (["run", "vit", "--backnd=qr", *TRAIN], "unknown flag --backnd; did you mean --backend?"),
     (["run", "vit", "--backnd", "qr", *TRAIN], "did you mean --backend?"),
     (["status", "vit", "--wach"], "did you mean --watch?"),
-    (["status", "vit", "more"], "'more' is one word too many"),
+    (["status", "vit", "more"], "'more' is not expected"),
     ([*QR, "--config=c.py"], "flags of the program go after --"),
     ([*QR, "--env=WANDB_API_KEY=abc", *TRAIN], "--secret WANDB_API_KEY=projects/"),
     (["run", "a", "--backend=gke", "--env=HF_TOKEN=abc", *TRAIN], "HF_TOKEN=k8s:NAME/KEY"),
@@ -88,7 +88,7 @@ def test_d4_a_local_run_has_an_absolute_workdir_in_the_flag_and_in_the_programs_
     ([*QR, "--", "vit_jax.train"], "--workdir: missing"),
     (["run", "A;rm -rf ~", *QR[2:], *TRAIN], "A;rm -rf ~"),
     (["run", "--proj", *QR[1:], *TRAIN], "--proj"),
-    (["down", "vit", "--", "x"], "nothing to run"),
+    (["down", "vit", "--", "x"], "runs no program"),
     (["status"], "NAME"),
   ],
 )
@@ -108,7 +108,7 @@ def written(path, text, mode=0o600):
   "changes, message",
   [
     ({"env": {"WANDB_API_KEY": "sekret-key-123"}}, "--env: WANDB_API_KEY looks like a secret"),
-    ({"args": ["--workdir=gs://other/x"]}, "--workdir=gs://other/x among args"),
+    ({"args": ["--workdir=gs://other/x"]}, "--workdir=gs://other/x among its arguments"),
   ],
 )
 def test_a_file_is_checked_as_flags_are(tmp_path, changes, message):

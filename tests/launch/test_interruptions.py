@@ -91,7 +91,7 @@ def test_g6_every_exit_of_a_watcher_names_what_goes_on(here, capsys):
     made.begin(None)
     with pytest.raises(ZeroDivisionError):
       commands._watch_to_end(made, here)
-  assert cloud.made == [1] and "left alone: vit-a1 continues" in capsys.readouterr().out
+  assert cloud.made == [1] and "no longer watched: vit-a1 continues" in capsys.readouterr().out
 
 
 # G8.
@@ -148,7 +148,7 @@ def test_g9_an_interruption_of_a_request_leaves_the_intent(here, moment, capsys)
       made.begin(None)
       assert commands._watch_to_end(made, here) == errors.DETACHED
     assert events(here) == ["run", "intent"] and EventLog("vit").state.attempt == 1
-    assert "left alone: vit-a1 continues" in capsys.readouterr().out
+    assert "no longer watched: vit-a1 continues" in capsys.readouterr().out
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with Watch(here, EventLog("vit", storage(here.folder)), Engine(here, cloud)) as made:
       assert made.state.attempt == 1 and made.to_end() == errors.DONE

@@ -55,7 +55,7 @@ def test_a_run_that_is_alive_is_shown_and_not_collected(cloud, capsys):
   )
   assert row["step"] >= 0 and row["kind"] == "v3-32" and row["location"] == "europe-west4-a"
   code, said = collected(capsys, "--yes")
-  assert code == errors.DONE and "nothing is to be deleted" in said and cloud.states()
+  assert code == errors.DONE and "no machine is to be deleted" in said and cloud.states()
 
 
 def test_f10_no_machines_are_reported_in_words(cloud, capsys):
@@ -79,7 +79,7 @@ def test_a_machine_that_is_watched_from_elsewhere_is_shown_and_not_collected(clo
   begin(cloud)
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
   assert [row["flag"] for row in listed(capsys)[1]["resources"]] == ["ELSEWHERE"]
-  assert "nothing is to be deleted" in collected(capsys, "--yes")[1] and cloud.states()
+  assert "no machine is to be deleted" in collected(capsys, "--yes")[1] and cloud.states()
 
 
 def test_a_machine_of_a_run_that_has_ended_is_an_orphan(cloud, capsys):
@@ -87,7 +87,7 @@ def test_a_machine_of_a_run_that_has_ended_is_an_orphan(cloud, capsys):
   book = EventLog("vit")
   book.append("end", State(attempt=1, stage=OVER, end=(12, "x")), code=12, text="x")
   assert [row["flag"] for row in listed(capsys)[1]["resources"]] == ["ORPHAN"]
-  assert "nothing is to be deleted" in collected(capsys, "--older-than=2h", "--yes")[1] and cloud.states()
+  assert "no machine is to be deleted" in collected(capsys, "--older-than=2h", "--yes")[1] and cloud.states()
   assert collected(capsys, "--yes")[0] == errors.DONE and not cloud.states()
 
 
@@ -96,7 +96,7 @@ def test_another_login_name_sees_that_there_are_machines_and_deletes_none(cloud,
   cloud.preempt("vit-a1")
   monkeypatch.setattr(spec, "owner", lambda: "bob")
   assert [row["owner"] for row in listed(capsys)[1]["resources"]] == ["alice"]  # this machine's journal knows it
-  assert "nothing is to be deleted" in collected(capsys, "--yes")[1] and cloud.everything()
+  assert "no machine is to be deleted" in collected(capsys, "--yes")[1] and cloud.everything()
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
   assert listed(capsys)[1]["resources"] == []
   listing.ls(flags.parse(["ls", "--project=proj-x"])[0])
@@ -112,7 +112,7 @@ def test_a_zone_that_does_not_answer_is_unknown_and_not_empty(cloud, capsys):
   (row,) = found["resources"]
   assert (row["name"], row["state"]) == ("vit-a1", "not listed")
   code, said = collected(capsys, "--yes")
-  assert code == errors.UNKNOWN and "of what has answered, nothing is to be deleted" in said
+  assert code == errors.UNKNOWN and "in the places that answered, no machine is to be deleted" in said
 
 
 def test_a_deletion_that_is_not_seen_ends_with_13_and_the_command(cloud, capsys):

@@ -34,7 +34,7 @@ def ended(monkeypatch, capsys, *words):
 @pytest.mark.parametrize("verb", ["status", "logs", "stop", "down", "ssh", "restart", "adopt", "report"])
 def test_a_run_that_nobody_knows_is_one_line(monkeypatch, capsys, verb):
   code, said = ended(monkeypatch, capsys, verb, "nobody")
-  assert code == errors.USAGE and "no such run on this machine" in said.err and said.err.count("\n") == 1
+  assert code == errors.USAGE and "this machine has no such run" in said.err and said.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -88,12 +88,12 @@ def test_down_that_cannot_tell_who_watches_deletes_and_does_not_say_that_all_is_
   (tmp_path / "vit/launch/watcher.json").mkdir()  # the lease cannot be taken
   assert asked("down", "vit", "--yes") == errors.BILLING
   said = capsys.readouterr().out
-  assert "nothing is deleted" in said and "launch.worker stop" in said and "down vit --force" in said
+  assert "Nothing is deleted" in said and "launch.worker stop" in said and "down vit --force" in said
   made.read()
   assert made.remaining() == [1]
   assert asked("down", "vit", "--yes", "--force") == errors.BILLING
   said = capsys.readouterr().out
-  assert "cannot be told" in said and "python -m launch down vit once more" in said and "nothing is left" not in said
+  assert "cannot be stopped" in said and "python -m launch down vit once more" in said and "nothing is left" not in said
   made.read()
   assert made.remaining() == [] and made.events[-1]["code"] == errors.BILLING
 
@@ -145,7 +145,7 @@ def test_a_workdir_that_is_not_the_run_s_is_refused_and_stays_as_it_is(tmp_path)
   (tmp_path / "other").mkdir()
   for verb in ("adopt", "stop", "down", "restart", "status"):
     with pytest.raises(
-      LaunchError, match=f"vit is here the run of {tmp_path}/vit, and .*/other has no run of that name"
+      LaunchError, match=f"vit on this machine is the run of {tmp_path}/vit, and .*/other has no run of that name"
     ):
       asked(verb, "vit", f"--workdir={tmp_path / 'other'}")
     with pytest.raises(LaunchError, match=r"--workdir: .*/other has no run nobody"):

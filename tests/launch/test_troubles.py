@@ -29,7 +29,7 @@ def test_code_that_differs_between_workers_starts_nothing(tmp_path):
   with Lab(tmp_path, processes=2) as lab:
     lab.mailbox.report(mailbox.Report(1, 1, mailbox.READY, code="0" * 64, address="h:1"))
     lab.start(worker=0)
-    assert "worker 1 has the bundle 000000000000" in lab.wait(mailbox.ENDED).detail
+    assert "worker 1 uses the bundle 000000000000" in lab.wait(mailbox.ENDED).detail
     assert "argv" not in lab.text()
 
 

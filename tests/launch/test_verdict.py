@@ -35,7 +35,7 @@ def test_only_an_end_that_a_worker_asked_for_costs_no_try():
     assert judged(*codes, asked=[2]).kind == states.SAVED
   assert judged(42, 42, None, 42, asked=[2]).kind == states.SAVED  # whose machine went down before it could say more
   assert judged(42, 42, None, 42, ages=(1, 1, 999, 1)).kind == states.SAVED
-  assert "w00 (h0) ended with 42, the code of a program that was asked to stop" in judged(42, 42, 42, 42).text
+  assert "w00 (h0) ended with 42, the exit code of a stop on request" in judged(42, 42, 42, 42).text
 
 
 @pytest.mark.parametrize("codes", sorted(set(itertools.permutations([134, 134, 1, 143]))))

@@ -36,8 +36,8 @@ def test_a_unit_is_started_once_and_outlives_who_started_it(tmp_path):
     assert looked(lab) == []
     starts = [done(process) for process in [lab.start(verb="start") for _ in range(4)]]
     assert [code for code, _ in starts] == [0] * 4, starts
-    assert sum("is started" in text for _, text in starts) == 1
-    assert sum("is already alive, process" in text for _, text in starts) == 3
+    assert sum("is running as process" in text for _, text in starts) == 1
+    assert sum("is already running as process" in text for _, text in starts) == 3
     lab.wait(mailbox.RUNNING)
     (one,) = looked(lab)
     assert (one["run"], one["attempt"], one["worker"], one["alive"]) == ("vit", 1, 0, True)
@@ -66,7 +66,7 @@ def test_a_unit_that_was_killed_is_known_and_started_again(tmp_path):
       assert time.monotonic() < deadline
     lab.wait(lambda _: not lab.programs())
     code, text = done(lab.start(verb="start"))
-    assert code == 0 and "is started" in text
+    assert code == 0 and "is running as process" in text
     assert lab.wait(lambda report: report.phase == mailbox.READY).try_ == 2
     os.kill(service.Service("vit-a1-w00", lab.state / "vit_jax/launch").process(), signal.SIGKILL)
     assert done(lab.start("--name=vit", verb="stop"))[0] == 0
@@ -202,7 +202,7 @@ def test_where_systemd_runs_a_worker_is_a_unit_of_it(tmp_path):
     start = ("start", f"--folder={lab.folder}", "--worker=0", "--grace=7")
     lab.mailbox.publish(mailbox.Attempt(spec.checked(spec.Run("vit", "hosts", "job", (), str(tmp_path / "run"),
       hosts=("h",), limits=LIMITS, python=sys.executable)), 1, lab.digest, lab.attempt.expires))  # fmt: skip
-    assert "is started" in do(*start).stdout
+    assert "is running as process" in do(*start).stdout
     assert "is already alive" in do(*start).stdout
     asked = json.loads((tmp_path / "asked.json").read_text())
     assert {"--unit=vitjax-vit-a1", "--collect", "--property=KillMode=mixed", "--property=TimeoutStopSec=37",
