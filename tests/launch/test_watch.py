@@ -238,7 +238,7 @@ def test_what_was_not_seen_to_be_gone_goes_before_the_same_command_makes_another
 
 
 def test_the_next_attempt_waits_until_nothing_can_come_late_and_what_came_is_gone(run, capsys, monkeypatch):
-  monkeypatch.setattr(event_log, "IN_FLIGHT", 2.0)
+  monkeypatch.setattr(event_log, "IN_FLIGHT", 5.0)
   with Cloud([{"steps": 10**6}, {"steps": 1}]) as cloud:
     with Watch(run, EventLog(run.name, storage(run.folder)), Engine(run, cloud)) as watch, pytest.raises(Killed):
       watch.begin(None)
