@@ -16,7 +16,8 @@ from vit_jax import flops, importers, models
 FOLDER = pathlib.Path(__file__).parent.parent / "docs/models"
 PAGES = {page.name: page.read_text() for page in sorted(FOLDER.glob("*.md")) if page.stem not in ("index", "sources")}
 MODELS = ["Model", "Pixels", "Parameters", "GFLOPs"]
-WEIGHTS = ["Model", "Pixels", "Weights", "Top-1, %"]  # without the last column if no accuracy was found
+WEIGHTS = ["Model", "Pixels", "Top-1, %", "Weights"]
+UNMEASURED = ["Model", "Pixels", "Weights"]  # if no accuracy was found
 FIXTURES = parity.FOLDER / "models"
 FULL_NAMES = "google/"  # names that are repositories of Hugging Face; their tables have no weights
 
@@ -78,12 +79,12 @@ def read():
   rows, weights = [], []
   for page, text in PAGES.items():
     for head, cells in tables(text):
-      assert head in (MODELS, WEIGHTS, WEIGHTS[:3]), (page, head)
+      assert head in (MODELS, WEIGHTS, UNMEASURED), (page, head)
       for model, size, *others in cells:
         if head == MODELS:
           rows.append(Row(model, int(size), *others, page))
         else:
-          file, accuracy = [*others, "not found"][:2]
+          accuracy, file = others if head == WEIGHTS else ("not found", *others)
           weights.append(Weights(tuple(model.split(", ")), int(size), file, accuracy, page))
   return rows, weights
 
