@@ -39,9 +39,7 @@ def lines(workdir):
   return [{key: value for key, value in row.items() if key not in RATES} for row in rows]
 
 
-def test_a_run_in_a_bucket_that_is_cut_short_goes_on_to_the_bits_and_lines_of_one_on_a_disk(
-  parts, whole, bucket_server, bucket
-):
+def test_an_interrupted_run_in_a_bucket_resumes_exactly(parts, whole, bucket_server, bucket):
   with bucket_server.troubled(latency=0.005, busy=0.03, resets=0.02):
     with pytest.raises(InterruptedError):
       loop.train(runs.dying(parts, 5), bucket)
@@ -117,7 +115,7 @@ def restored(workdir, state, **options):
     store.close()
 
 
-def test_a_damaged_checkpoint_is_set_aside_with_its_objects_and_the_one_before_it_is_used(saved):
+def test_a_damaged_checkpoint_in_a_bucket_is_replaced_by_the_previous_one(saved):
   workdir, states = saved
   folder = workdir / "checkpoints/3"
   (folder / "about/metadata").write_bytes(b"")
@@ -176,7 +174,7 @@ def test_a_save_that_the_bucket_refuses_names_the_last_whole_one(saved, bucket_s
 
 
 @pytest.mark.parametrize("gone", ["state/manifest.ocdbt", "about/metadata"])
-def test_a1_a_save_in_a_bucket_that_cannot_be_read_back_is_no_checkpoint_and_removes_none(saved, monkeypatch, gone):
+def test_a1_an_unreadable_save_in_a_bucket_removes_no_checkpoint(saved, monkeypatch, gone):
   workdir, states = saved
   check = store_module.check_readable
   monkeypatch.setattr(store_module, "check_readable", lambda folder: ((folder / gone).unlink(), check(folder)))
@@ -189,7 +187,7 @@ def test_a1_a_save_in_a_bucket_that_cannot_be_read_back_is_no_checkpoint_and_rem
   assert same(restored(workdir, states[3])[0], states[3])
 
 
-def test_a1_a_name_in_a_bucket_that_checkpoints_cannot_be_saved_under_is_refused_before_anything_is_written(bucket):
+def test_a1_a_bucket_name_unfit_for_checkpoints_is_refused_at_the_start(bucket):
   with pytest.raises(ConfigError, match="cannot be saved under a name with '\\['"):
     checkpoints.Checkpoints(bucket / "a[1", mesh.replicated(grid(1)))
   assert not bucket.exists()

@@ -67,7 +67,7 @@ def test_images_in_no_time_have_no_rate():
   assert timer.rate is None
 
 
-def test_a_run_that_goes_on_takes_the_seconds_of_both_parts_and_none_after_its_last_step(timed):
+def test_a_resumed_run_adds_the_seconds_of_both_parts(timed):
   first = Clock()
   work(first, "compile", 2)
   first.stop()

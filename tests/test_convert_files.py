@@ -89,7 +89,7 @@ convert.convert(source, target, None, {})
 """
 
 
-def test_a_document_that_cannot_be_written_leaves_nothing_and_the_same_command_completes(tmp_path):
+def test_a_failed_write_of_a_document_leaves_no_file(tmp_path):
   written(tmp_path / "a.npz")
   (tmp_path / "out").mkdir()
   target = tmp_path / "out/model.safetensors"

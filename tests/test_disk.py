@@ -54,7 +54,7 @@ def settled(store):
 
 
 @pytest.mark.parametrize("size", [0, 1_000, 30_000])
-def test_a_save_that_the_disk_refuses_is_an_error_that_names_the_last_whole_checkpoint(tmp_path, size):
+def test_a_failed_save_names_the_last_complete_checkpoint(tmp_path, size):
   g = grid(1)
   store = checkpoints.Checkpoints(tmp_path, mesh.replicated(g))
   store.save(1, large(1, g), {})

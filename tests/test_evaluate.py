@@ -144,7 +144,7 @@ def test_weights_are_measured_with_a_recipe_that_asks_for_weights(trained):
   assert "images                          64" in said
 
 
-def test_g_weights_with_classes_in_another_order_are_measured_by_the_names_of_the_classes(tmp_path):
+def test_g_weights_with_reordered_classes_are_matched_by_name(tmp_path):
   prepare("digits")
   names = [str(i) for i in reversed(range(10))]
   path = small_weights.file(tmp_path, small_weights.described(10, gelu="erf"), label_names=names)

@@ -90,7 +90,7 @@ def test_caches_are_where_the_environment_says(tmp_path, monkeypatch):
 
 
 @pytest.mark.heavy
-def test_what_libraries_read_from_a_disk_is_kept_on_one_where_the_cache_is_in_a_bucket(bucket, tmp_path, monkeypatch):
+def test_files_for_libraries_stay_on_a_disk_if_the_cache_is_in_a_bucket(bucket, tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_CACHE_HOME", str(bucket))
   monkeypatch.setenv("HOME", str(tmp_path))
   assert files.cache("index") == bucket / "vit_jax/index"

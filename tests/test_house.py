@@ -229,6 +229,11 @@ def test_what_is_imported_is_what_setup_asks_for():
       assert re.search(rf'"{re.escape(packages[top])}>=', setup), f"{file} imports {top}"
 
 
+def test_names_of_tests_have_at_most_80_characters():
+  names = [name for file in SOURCES for name in re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)]
+  assert len(names) > 1000 and [name for name in names if len(name) > 80] == []
+
+
 PAGES = ["README.md", *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")))]
 
 

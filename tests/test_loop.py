@@ -70,7 +70,7 @@ def test_an_image_that_cannot_be_decoded_ends_with_a_checkpoint_of_the_step_befo
   assert int(state_of(tmp_path, parts).step) == 5
 
 
-def test_a_worker_process_that_died_ends_with_134_and_a_checkpoint_of_the_step_before(parts, tmp_path):
+def test_a_dead_worker_process_ends_the_run_with_134_and_a_checkpoint(parts, tmp_path):
   died = WorkerError("input process 7, one of config.data.workers, was ended by SIGKILL")
   broken = dataclasses.replace(parts, batches=lambda start: Broken(parts.batches(start), 5, died))
   with pytest.raises(runtime.Stop, match=r"input process 7.*Step 5 is saved; the same command continues") as stopped:
@@ -222,7 +222,7 @@ def test_a3_a_restart_with_another_setting_prints_one_warning_with_its_consequen
   ]
 
 
-def test_a2_an_evaluation_that_is_not_finite_ends_with_44_and_saves_nothing_at_that_step(parts, tmp_path):
+def test_a2_a_non_finite_evaluation_ends_with_44_without_a_save(parts, tmp_path):
   def measure(params, poll):
     raise NotFiniteError("image 'a.png': output 'logits' is not finite")
 

@@ -55,7 +55,7 @@ def test_a3_each_difference_is_one_line_with_its_consequence(now, line):
   assert numerics.differences(BEFORE, now) == [line]
 
 
-def test_a3_flags_in_another_order_and_repeated_ones_of_which_the_last_counts_are_the_same():
+def test_a3_the_order_of_flags_does_not_matter_and_the_last_one_counts():
   assert numerics.differences(BEFORE, changed("flags", XLA_FLAGS="--b --a=3  --a=1")) == []
 
 

@@ -159,7 +159,7 @@ def test_the_checkpoint_says_the_config_whatever_becomes_of_config_json(whole, t
     assert evaluate.run_of(given) == parts.run
 
 
-def test_what_is_done_with_bad_images_may_change_also_where_an_evaluation_has_data_of_its_own(tmp_path):
+def test_the_treatment_of_bad_images_may_change_at_a_restart(tmp_path):
   evals = {"evals.other.name": "accuracy", "evals.other.data.name": "digits"}
   parts, other = (runs.parts(1, **evals, **{"data.on_error": how}) for how in ("raise", "skip"))
   (tmp_path / "config.json").write_text(config.dumps(parts.run))

@@ -49,7 +49,7 @@ def test_a_task_is_trained_by_the_papers_setting(name):
   assert [len(catalog.known_split(run.data, split)) for split in ("train", "val")] == [800, 200]
 
 
-def test_where_a_config_leaves_it_to_the_rows_a_task_is_changed_where_its_labels_allow():
+def test_a_task_is_flipped_only_if_its_labels_allow():
   def changes(name):
     flags = {"data__crop": "default", "data__flip": "default", "init__from": "weights.npz"}
     data = recipes.run(f"vtab:ViT-B/16,{name}", **flags).data.args
@@ -61,7 +61,7 @@ def test_where_a_config_leaves_it_to_the_rows_a_task_is_changed_where_its_labels
 
 
 @pytest.mark.heavy
-def test_a_sweep_decides_for_all_tasks_at_once_and_trains_each_on_its_thousand_images(tmp_path):
+def test_a_sweep_selects_for_all_tasks_and_trains_on_1000_images(tmp_path):
   sweep = made("ViT-B/16,all", tmp_path)
   listed = sweep.trials()
   assert (len(listed), {trial.error for trial in listed}) == (19 * 4, {""})

@@ -19,7 +19,7 @@ def test_neighbours_are_runs_of_up_to_32():
   assert list(making.neighbours([])) == []
 
 
-def test_records_are_read_together_where_that_is_cheaper_and_alone_where_the_block_is_damaged():
+def test_records_are_read_together_if_that_is_cheaper():
   image, asked = encode(picture()), []
 
   def together(first, stop):

@@ -167,7 +167,7 @@ def test_g7_a_test_image_that_is_replaced_with_equal_size_and_time_is_an_error(
     folders.made(photos, tmp_path, **options)
 
 
-def test_g7_test_images_that_were_copied_with_their_times_are_compared_by_their_hashes(photos, tmp_path, monkeypatch):
+def test_g7_copied_test_images_are_compared_by_their_hashes(photos, tmp_path, monkeypatch):
   others = folders.folder(tmp_path / "others", 3)
   options = {"against": (str(others),), "distance": 2}
   with monkeypatch.context() as patch:

@@ -122,7 +122,7 @@ def test_classes_that_take_turns_are_all_in_a_sample():
   assert drawn.min() > 850 and drawn.max() < 1150  # of 1,000 each, 30 is a standard deviation
 
 
-def test_classes_are_counted_in_all_records_where_labels_are_at_hand_and_else_in_those_seen(seen):
+def test_classes_are_counted_in_all_records_with_labels(seen):
   source, found = seen
   counts, records = survey.counts(source, [])
   assert (counts.tolist(), records) == ([15, 6], 21)

@@ -263,7 +263,7 @@ COLOURED = {
 
 
 @pytest.mark.parametrize("name", COLOURED)
-def test_jpegs_of_all_colour_markers_have_the_pixels_that_pillow_sees_whole_and_by_boxes(name):
+def test_jpegs_of_all_colour_markers_have_pillows_pixels(name):
   data = COLOURED[name]()
   whole = decoded(data)
   np.testing.assert_array_equal(whole, np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))

@@ -250,7 +250,7 @@ def test_all_magnitudes_wrap_around_and_clip_as_in_uint8(name, level):
   np.testing.assert_array_equal(op.apply(image, argument, GRAY, (0.2, 0.6)), expected)
 
 
-def test_published_contrast_is_about_the_number_of_pixels_and_the_mended_one_about_the_mean():
+def test_contrast_pivots_on_the_published_value_or_on_the_mean():
   # The figures of big_vision's issue 109: colours 192 and 64 at 224 px and magnitude 10 become 188 and 0.
   image = np.empty((224, 224, 3), np.uint8)
   image[:], image[:, ::2] = (192, 64, 64), (64, 192, 192)

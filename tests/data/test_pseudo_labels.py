@@ -217,7 +217,7 @@ def test_a_fingerprint_changes_with_the_records_and_their_labels(images, labels)
   assert fingerprint(0.3).changes(fingerprint(0.6)) == ["names, labels or order of images"]
 
 
-def test_images_that_changed_since_they_were_labelled_are_refused_and_copied_ones_are_not(images, labels):
+def test_images_that_changed_since_labelling_are_refused(images, labels):
   folder, plan = labels
   now = images.fingerprint()
   copied = dataclasses.replace(images, fingerprint=lambda: now._replace(times="later"))

@@ -188,7 +188,7 @@ def test_all_processes_of_a_host_together_hold_a_quarter_of_its_memory(monkeypat
   assert sum(rooms) == pytest.approx(total / 4, rel=0.01)
 
 
-def test_a_damaged_run_is_read_record_by_record_and_another_error_is_of_all_its_records():
+def test_a_damaged_block_is_read_record_by_record():
   whole = train(source(300), 16, 4, order=BLOCKS)
   counted = Counted(source(300), error=OSError("damaged"))
   same(whole, train(counted.source, 16, 4, order=BLOCKS))

@@ -52,7 +52,7 @@ def extracted(model, wanted, file, size=8):
 
 
 @pytest.mark.parametrize("size", [3, 8, 64])
-def test_each_wanted_image_is_computed_once_and_one_that_cannot_be_decoded_is_left_out(size):
+def test_each_image_is_computed_once_and_an_undecodable_one_is_omitted(size):
   model = Model()
   position, found = extracted(model, [2, 13, 14, 40], None, size)
   np.testing.assert_array_equal(position, [2, 14, 40])

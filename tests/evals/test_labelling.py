@@ -78,7 +78,7 @@ def test_a_kill_costs_a_shard_and_no_bit(teacher, tmp_path):
   assert written(teacher, tmp_path / "again")[0] == 0
 
 
-def test_a_student_s_own_data_are_opened_again_as_those_that_have_labels_and_a_mixture_is_asked_for_a_name():
+def test_a_students_data_are_opened_again_for_labelling():
   labelled = catalog.READERS["digits"]
   digits = Choice("digits", schema.arguments(schema.bind(Choice("digits"), (labelled,)), labelled))
   student = Choice("pseudo_labelled", {"path": "x", "labelled": digits})

@@ -10,7 +10,7 @@ from vit_jax.evals import Outcome, outcomes
 pytestmark = pytest.mark.heavy
 
 
-def test_figures_of_the_evaluation_called_test_have_plain_names_and_averages_a_prefix():
+def test_metrics_of_test_have_plain_names_and_averages_a_prefix():
   grid = mesh.make(config.Mesh(), jax.devices())
   params = {"x": jax.device_put(np.full(8, 1.0), mesh.replicated(grid))}
   average = {"x": jax.device_put(np.full(8, 2.0), mesh.batch(grid))}  # spread over the devices

@@ -40,7 +40,7 @@ def test_a_computed_table_is_known_by_its_values_whatever_its_length():
     assert found.description.model.name == "cct_7_3x2_32_sine" and found.read().keys() == arrays.keys()
 
 
-def test_of_several_image_sizes_that_give_as_many_tokens_the_published_one_is_taken_unless_a_hint_fits():
+def test_an_ambiguous_image_size_is_the_published_one_without_a_hint():
   tensors, _ = written("cct_7_7x2_224", 224, 10)
   assert importers.recognise(tensors).description.image_size == 224
   assert importers.recognise(tensors, {"image_size": 222}).description.image_size == 222

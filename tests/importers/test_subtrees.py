@@ -205,7 +205,7 @@ def test_a5_all_that_is_left_out_is_listed(tmp_path):
   assert set(left_out) == set(OUTSIDE)
 
 
-def test_a5_what_is_left_out_of_names_without_prefix_is_listed_and_anything_else_refused(tmp_path):
+def test_a5_omitted_names_without_prefix_are_listed_or_refused(tmp_path):
   other = {"optimizer.state.0.exp_avg": np.ones(3, np.float32), "loss.weight": np.ones(3, np.float32)}
   assert read(tmp_path, RAW | other) == (
     0,

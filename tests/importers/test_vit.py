@@ -20,9 +20,7 @@ from vit_jax.schema import Choice, ConfigError
     (17, (64, 64), False, True),  # a size that fits neither way decides nothing
   ],
 )
-def test_image_size_then_squares_then_custom_say_whether_a_table_has_a_row_for_the_class_token(
-  rows, image_size, usually, counted
-):
+def test_the_row_of_the_class_token_is_found_by_image_size_then_squares(rows, image_size, usually, counted):
   table = np.zeros((1, rows, 4), np.float32)
   assert vit.has_rows(table, 1, 8, {"image_size": image_size}, usually) == counted
   tensors = vit.counting_tokens(

@@ -42,7 +42,7 @@ def test_layers_of_dinov3_may_be_called_as_transformers_5_has_them_in_memory():
 
 
 @pytest.mark.parametrize("arguments", [MODERN, GIANT | {"registers": 4}, HF_DINOV3, HF_DINOV3 | {"registers": 0}])
-def test_the_token_of_hidden_patches_is_written_as_transformers_begins_it_and_not_read(arguments):
+def test_the_mask_token_is_written_as_transformers_initialises_it(arguments):
   tensors, _, arrays = tensors_of(arguments)
   token = tensors["embeddings.mask_token"]
   assert token.shape[-1] == 64 and token.ndim == (3 if "rotary" in arguments else 2) and not token.any()

@@ -136,7 +136,7 @@ def test_g8_an_absence_that_the_list_contradicts_is_not_believed(engine, program
   assert engine.look(1).state == "absent"
 
 
-def test_g14_a_node_belongs_to_its_queued_resource_whether_the_project_is_a_number_or_an_id(engine, program):
+def test_g14_a_node_belongs_to_its_queued_resource_by_number_or_id(engine, program):
   node = {"labels": {"vitjax": "1", "vitjax-run": "vit-b16", "vitjax-attempt": "1"}}
   queued = {**NAMED, "state": {"state": "ACTIVE"}, "tpu": {"nodeSpec": [{"node": node}]}}
   number = NAMED["name"].replace("proj-x", "123456789")

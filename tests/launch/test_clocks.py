@@ -52,7 +52,7 @@ def test_9_a_clock_that_jumps_ahead_deletes_nothing_that_is_well(bucket):
 
 
 @pytest.mark.parametrize("witness", ["a worker", "the bucket", "nobody"])
-def test_an_attempt_that_goes_on_behind_its_end_is_deleted_when_another_clock_says_so_or_none_answers(witness):
+def test_an_attempt_after_its_end_is_deleted_by_another_clock(witness):
   world = World(run(max_hours=1), total=10**9).until(running)
   world.bucket = 1e9 + DAY if witness == "the bucket" else 0.0
   world.unreadable = {1} if witness == "nobody" else set()

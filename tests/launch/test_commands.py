@@ -119,7 +119,7 @@ class Home:
     return [event["event"] for event in EventLog("vit").events]
 
 
-def test_a_run_is_checked_made_watched_and_deleted_and_the_same_command_runs_it_again(home, monkeypatch):
+def test_the_same_command_runs_an_ended_run_again(home, monkeypatch):
   code, said = home.launch(*home.words("--env=COLOUR=red blue"))
   assert code == errors.DONE and "vit: done" in said and home.count() == 1, said
   assert home.events(monkeypatch)[-3:] == ["done", "deleted", "end"]
@@ -138,7 +138,7 @@ def test_a_program_that_fails_ends_the_run_with_its_log_and_code(home):
   assert code == 44 and home.count() == 3
 
 
-def test_17_a_watcher_that_is_killed_is_followed_by_another_and_the_program_runs_once(home, monkeypatch):
+def test_17_another_watcher_continues_and_the_program_runs_once(home, monkeypatch):
   first = home.begin(*home.words(job=["--steps=40"]))
   first.send_signal(signal.SIGKILL)
   first.wait()

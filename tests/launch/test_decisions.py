@@ -125,7 +125,7 @@ def test_machines_are_kept_after_a_failure_where_that_is_asked_for():
   assert world.state.end[0] == 44 and world.live() == [1] and world.state.unverified == (1,) and world.state.kept
 
 
-def test_18_a_deletion_that_fails_for_long_is_an_end_of_its_own_and_makes_nothing_beside_it():
+def test_18_a_deletion_that_keeps_failing_ends_the_run():
   world = World(run(), total=3000).until(running)
   world.preempt(False)
   world.delete_ignored = 10**6
@@ -147,7 +147,7 @@ def test_a_cloud_that_cannot_be_asked_for_anything_ends_the_run_when_the_queue_w
   assert ended(world.to_end()) == errors.NO_CAPACITY and world.made == []
 
 
-def test_18_what_is_being_deleted_for_long_stands_beside_a_new_name_and_is_named_at_the_end():
+def test_18_a_slow_deletion_is_reported_at_the_end():
   world = World(run(), total=3000, removal=10**6).until(running)
   world.preempt(False)
   world.to_end()

@@ -100,7 +100,7 @@ time.sleep(60)
     lab.wait(lambda report: (report.phase, report.try_) == (mailbox.RUNNING, 2))
 
 
-def test_a_sigterm_to_the_worker_reaches_the_program_once_and_is_no_end_of_the_attempt(tmp_path):
+def test_a_sigterm_to_the_worker_reaches_the_program_once(tmp_path):
   with Lab(tmp_path, POLITE) as lab:
     worker = lab.start()
     lab.wait(lambda _: "waits" in lab.text())
@@ -122,7 +122,7 @@ def test_a_sigterm_to_the_worker_reaches_the_program_once_and_is_no_end_of_the_a
     lab.wait(lambda _: lab.text().count("waits\n") == 2)
 
 
-def test_a_worker_that_is_killed_takes_its_program_along_and_the_next_one_ends_what_that_has_left(tmp_path):
+def test_the_program_of_a_killed_worker_ends(tmp_path):
   with Lab(tmp_path, "subprocess.Popen(['sleep', '600']); print('waits', flush=True)\n" + WAIT) as lab:
     worker = lab.start()
     lab.wait(lambda _: "waits" in lab.text())

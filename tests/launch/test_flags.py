@@ -48,7 +48,7 @@ def test_the_programs_words_are_kept_byte_for_byte(words):
 
 
 @pytest.mark.parametrize("form", [["--workdir=runs/try"], ["--workdir", "runs/try"]])
-def test_d4_a_local_run_has_an_absolute_workdir_in_the_flag_and_in_the_programs_words(form, tmp_path, monkeypatch):
+def test_d4_a_local_run_has_an_absolute_workdir(form, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   run = asked("run", "try", "--backend=local", "--", "vit_jax.train", "--config=c.py", *form)
   assert run.workdir == spec.flag_value(run.args, "--workdir") == f"{tmp_path}/runs/try"

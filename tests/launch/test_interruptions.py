@@ -97,7 +97,7 @@ def test_g6_every_exit_of_a_watcher_names_what_goes_on(here, capsys):
 # G8.
 
 
-def test_g8_absence_within_the_grace_after_an_answered_request_makes_no_second_attempt():
+def test_g8_absence_soon_after_a_request_makes_no_second_attempt():
   world = World(run())
   world.step()
   hidden, world.machines = world.machines, {}

@@ -172,7 +172,7 @@ def test_gc_of_another_laptop_between_two_attempts_deletes_nothing_that_is_healt
   )  # fmt: skip
 
 
-def test_a_queued_attempt_that_was_accepted_is_not_deleted_after_false_answers_of_absence():
+def test_an_accepted_attempt_survives_false_answers_of_absence():
   launcher(
     ("laptops_sleep", {"seconds": 20000}), ("fault", {"kind": "delete refused", "times": 4, "word": "repairing"}),
     ("run_again", {"laptop": 1}), ("pace", {"delay": 1.0, "queue": 20000.0, "removal": 60.0}),

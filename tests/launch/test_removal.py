@@ -42,9 +42,7 @@ def test_all_attempts_are_deleted_and_where_the_run_stands_stays_written_down(ru
   assert book.remaining() == [] and book.state == STATE
 
 
-def test_what_is_absent_and_may_still_come_is_waited_for_longer_than_a_deletion_lasts_and_deleted(
-  run, book, monkeypatch
-):
+def test_a_late_resource_is_waited_for_and_deleted(run, book, monkeypatch):
   monkeypatch.setattr(event_log, "IN_FLIGHT", 0.4)
   book.append("intent", dataclasses.replace(STATE, attempt=3))
   cloud, began, came = there(), time.monotonic(), []
@@ -76,9 +74,7 @@ def test_a_run_that_left_nothing_open_is_not_waited_for(run, book, capsys):
   assert time.monotonic() - began < 0.2 and capsys.readouterr().out == ""
 
 
-def test_what_was_asked_for_by_one_who_is_gone_is_waited_for_and_an_answer_to_another_does_not_count(
-  run, book, capsys, monkeypatch
-):
+def test_a_request_of_an_earlier_watcher_is_waited_for(run, book, capsys, monkeypatch):
   monkeypatch.setattr(event_log, "IN_FLIGHT", 0.2)
   book.append("intent", dataclasses.replace(STATE, attempt=3))
   book.take_over()

@@ -161,7 +161,7 @@ def test_a_long_path_is_judged_at_once():
   assert time.monotonic() - began < 1
 
 
-def test_zone_and_runtime_follow_from_the_slice_and_the_other_name_of_a_slice_is_the_same_run():
+def test_zone_and_runtime_follow_from_the_slice():
   run = launches.run("qr", tpu="v5litepod-16")
   assert (run.tpu, run.workers, run.devices) == ("v5e-16", 4, 16)
   assert run.zones == ("us-central1-a",) and run.runtime_version == "v2-alpha-tpuv5-lite"

@@ -127,9 +127,7 @@ def test_a_trial_whose_machines_are_not_seen_to_go_has_failed(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(("code", "kept"), [(13, False), (0, False), (0, True)])
-def test_a_machine_that_may_be_left_is_the_code_of_the_sweep_and_its_command_is_shown(
-  tmp_path, monkeypatch, capsys, code, kept
-):
+def test_a_sweep_reports_a_machine_that_may_be_left(tmp_path, monkeypatch, capsys, code, kept):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
   monkeypatch.setattr(sweep, "REQUIRED", ())
   monkeypatch.setattr(sweep, "_vit_jax", lambda *_, **__: f"python -m vit_jax.train --workdir={tmp_path}/t\n")
@@ -225,7 +223,7 @@ def test_as_many_at_once_as_said_and_one_that_is_watched_elsewhere_comes_later(t
   assert max(depth) == 2
 
 
-def test_a_trial_that_another_process_watches_is_one_of_so_many_at_once_and_not_started(tmp_path, monkeypatch, capsys):
+def test_a_trial_with_another_watcher_counts_and_is_not_started(tmp_path, monkeypatch, capsys):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
   monkeypatch.setattr(sweep, "LOOK", 0.1)
   trials = [sweep.Trial(launches.run(name=f"s-t0{i}", workdir=str(tmp_path / f"t{i}"))) for i in range(3)]

@@ -130,7 +130,7 @@ def test_2_what_a_request_of_one_who_was_killed_makes_late_is_deleted(run, capsy
   assert word in capsys.readouterr().out and "taken" in events(run)
 
 
-def test_what_may_have_come_late_and_cannot_be_asked_for_ends_with_13_and_the_command(run, capsys, monkeypatch):
+def test_a_late_resource_without_an_answer_ends_with_13(run, capsys, monkeypatch):
   monkeypatch.setattr(event_log, "IN_FLIGHT", 0.1)
   with Cloud() as cloud:
     cloud.silent = {"memory": "503"}

@@ -30,7 +30,7 @@ def test_conv_pads_symmetrically(size, stride, padding):
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 8, 3), (1, 7, 5, 2), (1, 1, 1, 1), (2, 6, 9, 4)])
-def test_max_pool_has_a_border_of_minus_infinity_and_sends_the_gradient_to_the_maximum(shape):
+def test_max_pool_pads_with_minus_infinity_and_has_the_right_gradient(shape):
   x = normal(*shape) - 5  # all negative: a border of zeros would win
   b, h, w, c = shape
   padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-np.inf)

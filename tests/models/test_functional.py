@@ -44,7 +44,7 @@ def test_statistics_come_back_and_move_in_training_only():
   assert not any(np.array_equal(moved[path], params[path]) for path in moved)
 
 
-def test_on_a_mesh_the_model_computes_the_same_and_constrains_its_stream_wherever_it_is_traced():
+def test_a_mesh_does_not_change_the_output_and_constrains_the_stream():
   model = models.functional(VIT)
   params = model.init(jax.random.key(0))
   sharded = model.on(mesh.make(config.Mesh(data=8), jax.devices()))

@@ -40,7 +40,7 @@ def test_the_tables_of_a_name_without_published_weights_fit_its_parameters(name)
 @pytest.mark.parametrize(
   "name", ["ViT-Ti/16", "cct_2_3x2_32", "Mixer-S/16", "R26x1", "swin_tiny_patch4_window7_224", "efficientnet_b0"]
 )
-def test_classes_and_channels_are_those_of_the_run_and_without_classes_there_is_no_head(name):
+def test_the_head_has_the_classes_of_the_run_or_is_absent(name):
   small = ONE[models.find(name).family]
   shapes = modules.abstract(name, classes=7, channels=1, **small).shapes()
   assert shapes["head/kernel"].shape[-1] == 7

@@ -181,7 +181,7 @@ def test_layer_decay_needs_blocks_that_are_alike():
     optim.create(choice, example()[0], 10, lambda duration: 1)
 
 
-def test_newcomer_1_layer_decay_names_a_parameter_that_the_order_of_layers_does_not_contain():
+def test_layer_decay_names_a_parameter_outside_the_order_of_layers():
   choice = bound("adamw", {"lr": 1e-2, "layer_decay": 0.5})
   paths = list(example()[0])
   above = dict.fromkeys(paths, 0) | {paths[1]: None}

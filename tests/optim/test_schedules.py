@@ -23,7 +23,7 @@ def at(schedule, steps):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", schedules.SCHEDULES)
-def test_every_schedule_is_finite_positive_and_below_its_peak_from_before_the_start_to_after_the_end(name):
+def test_every_schedule_is_finite_positive_and_below_its_peak(name):
   args = {"at": ("75%",), "factors": (0.1,)} if name == "stair" else {}
   for warmup in "0", "1", "10%", "100%":
     rates = at(make(name, 0.3, 200, warmup, 10, 100, **args), range(250))

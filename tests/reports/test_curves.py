@@ -30,7 +30,7 @@ def test_every_metric_that_was_written_has_a_chart(pair):
   assert "var(--series-1)" not in one.parts[0].svgs[0]
 
 
-def test_probes_during_training_are_curves_by_the_most_images_beside_those_of_averaged_weights(pair):
+def test_probes_during_training_are_curves_next_to_averaged_weights(pair):
   probed = [
     {"step": step, **{f"digits/{ema}ridge_{k}shot": step / 12 for ema in ("", "ema_") for k in (1, 10, 5)},
      "digits/ridge_10shot_std": 0.1}

@@ -253,7 +253,7 @@ def test_a_watch_ends_what_does_not_end():
   assert ended(paused)[0] == 0
 
 
-def test_g_a_watchdog_that_cannot_start_ends_the_run_and_until_it_runs_the_c_library_watches(monkeypatch):
+def test_g_a_watchdog_that_cannot_start_ends_the_run(monkeypatch):
   armed = []
 
   def refuse(thread):

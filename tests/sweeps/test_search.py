@@ -26,7 +26,7 @@ def finished(trial, top1):
   (trial.workdir / "result.json").write_text(json.dumps(result))
 
 
-def test_the_best_setting_is_chosen_and_its_last_runs_are_taken_where_they_are_finished(tmp_path, capsys):
+def test_the_best_setting_is_chosen_and_finished_runs_are_reused(tmp_path, capsys):
   rows = [{"optim.lr": rate, "seed": seed} for rate in (0.1, 0.2) for seed in (0, 1)]
   study = studies.study(tmp_path, rows, final=[{"data.train": "train[:160]"}])
   listed = study.trials()

@@ -51,7 +51,7 @@ def test_a_masked_autoencoder_costs_a_quarter_of_the_patches_and_its_decoder():
   assert flops < 0.6 * measured(MaskedPatches)
 
 
-def test_e6_a_forward_pass_of_b16_is_the_sum_of_its_matrices_and_the_published_figure():
+def test_e6_the_forward_cost_of_b16_matches_its_matrices_and_the_paper():
   model = models.Description(Choice("ViT-B/16"), 224, 1000).bound()
   tokens = N + 1  # with the class token
   by_hand = EMBEDDING + of_blocks(tokens, D, H, L) + 2 * D * 1000

@@ -251,7 +251,7 @@ def test_classification_goes_on_from_such_weights_with_a_new_head(stage, whole, 
   assert json.loads((whole[0] / "config.json").read_text())["task"]["name"] == stage
 
 
-def test_such_weights_have_no_names_of_classes_and_are_refused_where_classes_are_measured(stage, whole):
+def test_weights_without_class_names_are_refused_for_classification(stage, whole):
   assert stored.read(whole[0]).classes == () == stored.load(whole[0]).classes
   with pytest.raises(ConfigError, match=r"the file has no head for classes, this model 10.*init\.head=new"):
     importers.fitted(whole[0], build.description(runs.run(**SMALL), range(10)), "keep")

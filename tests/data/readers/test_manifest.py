@@ -161,7 +161,7 @@ def test_g_one_image_with_two_labels_is_refused_with_both_lines(tmp_path, spelli
     assert manifest(file).note == ""
 
 
-def test_g_two_labels_in_two_manifests_of_a_split_are_refused_and_in_two_splits_are_not(tmp_path):
+def test_g_two_labels_of_an_image_are_refused_within_a_split(tmp_path):
   for name, line in (("train-0", CAT), ("train-1", DOG), ("test-0", DOG)):
     (tmp_path / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
   with pytest.raises(schema.ConfigError) as caught:

@@ -47,7 +47,7 @@ def test_folders_of_splits_have_the_pairs_of_each(tmp_path):
   assert "images/train/a.png" in train.place(0) and "masks/train/a.png" in train.place(0)
 
 
-def test_without_folders_of_splits_a_share_is_held_out_whatever_the_order_of_the_files(tmp_path):
+def test_the_held_out_share_does_not_depend_on_the_order_of_files(tmp_path):
   path = write(tmp_path, *(f"{i:02}" for i in range(20)))
   train, test = opened(path, holdout=0.25), opened(path, "test", holdout=0.25)
   names = [source.identify(i) for source in (train, test) for i in range(len(source))]

@@ -103,7 +103,7 @@ def test_a_source_in_a_bucket_has_the_records_of_the_local_one(server, local):
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])
-def test_every_process_makes_its_rows_of_the_local_stream_for_a_request_every_20_images(server, local, hosts):
+def test_processes_make_their_rows_with_one_request_per_20_images(server, local, hosts):
   steps = 2 * sum(LENGTHS) // BATCH  # two epochs
   whole, source = training(opened(local), steps), opened("gs://bkt/tfds")
   before = server.asked("tfds/.*array_record-")
@@ -123,7 +123,7 @@ def examples_in(path):
   return stream.train_examples(opened(path), 0, None, BATCH, order=ORDER, **PLAIN)
 
 
-def test_two_worker_processes_make_the_local_stream_and_each_block_is_read_by_one_of_them(server, local):
+def test_two_workers_make_the_local_stream_and_read_each_block_once(server, local):
   steps = 2 * sum(LENGTHS) // BATCH  # two epochs
   there = functools.partial(examples_in, "gs://bkt/tfds")
   before = server.asked("small-train.array_record-")

@@ -56,7 +56,7 @@ def test_a_folder_that_contains_itself_is_named(tmp_path, files, link, target, s
     folder(tmp_path, "train")
 
 
-def test_a_link_to_another_folder_is_a_class_and_one_back_inside_of_a_class_is_ignored(tmp_path):
+def test_a_link_to_a_directory_is_a_class_and_a_loop_is_ignored(tmp_path):
   write(tmp_path / "photos", "train/a/1.png")
   write(tmp_path / "else", "1.png")
   (tmp_path / "photos/train/b").symlink_to(tmp_path / "else")
