@@ -157,5 +157,5 @@ def test_mixing_ends_at_its_step_and_a_zero_is_refused():
 
 
 def test_pairs_of_rolled_partners_are_refused():
-  with pytest.raises(schema.ConfigError, match=r"mode: 'pair' with partner='rolled'"):
+  with pytest.raises(schema.ConfigError, match=r"mode: 'pair' cannot be combined with partner='rolled'"):
     mixing.mixup(None, steps_of, mode="pair", partner="rolled")

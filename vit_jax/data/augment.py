@@ -5,8 +5,8 @@ config. They return the functions that run in the step. Changes of a single imag
 seed and on the `draw` of the example, but not on its batch. Mixing of images depends on the key of the step. Both are
 independent of the distribution of the batch over devices.
 
-Images are (B, H, W, 3). With `patch` P they are patches (B, N, P * P * 3), row by row, and each patch has the order
-(row, column, channel).
+Images are (B, H, W, 3). With `patch` P, images are divided into patches (B, N, P * P * 3), row by row. The values of a
+patch have the order (row, column, channel).
 """
 
 from collections.abc import Callable
@@ -41,13 +41,13 @@ def build(
 ) -> Callable:
   """Returns the training augmentation: a function (key, images, targets, draws, step) that returns (images, targets).
 
-  It warps, mixes, normalises, and then erases. Mixing before normalisation differs from the opposite order only by
-  rounding. Devices that hold partners then exchange bytes instead of floats.
+  The function warps, mixes, normalises, and then erases. Images are mixed before they are normalised, so that devices
+  exchange bytes instead of floats. The opposite order would give the same result up to rounding.
 
   Args:
     dtype: type of the augmented images.
     seed: seed of the run.
-    patch: side of a patch in pixels if images are patches. None: images are pixels.
+    patch: side of a patch in pixels if images are divided into patches. None: images are not divided.
     steps_of: function that converts a duration to a number of steps.
     mean: mean of each channel, for pixels from 0 to 1.
     std: standard deviation of each channel, for pixels from 0 to 1.
@@ -85,7 +85,7 @@ def build(
 def pixels(
   images: Float[Tensor, "*image"], *, mean: Channels = (0.5, 0.5, 0.5), std: Scales = (0.5, 0.5, 0.5)
 ) -> Float[Array, "*image"]:
-  """Returns pixels from 0 to 1 in float32 for the result of `normalise`. Erased boxes may be outside of this range.
+  """Inverts `normalise`: returns pixels from 0 to 1 in float32. Values of erased boxes may be outside of this range.
 
   Args:
     images: normalised images of any type.

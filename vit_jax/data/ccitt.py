@@ -48,7 +48,10 @@ _NONE = (0, 0)  # bits and value of an invalid code
 
 
 def _table(codes, longest):
-  """Returns a list with (bits, value) of the code with which each number of `longest` bits starts."""
+  """Returns a list indexed by numbers of `longest` bits.
+
+  Each item is the (bits, value) of the code at the start of the number.
+  """
   table = [_NONE] * (1 << longest)
   for code, value in codes.items():
     first = int(code, 2) << (longest - len(code))
@@ -58,7 +61,7 @@ def _table(codes, longest):
 
 
 def _lengths(text):
-  """Returns {code: run length} of one colour."""
+  """Returns {code: run length} for the codes of one colour."""
   codes = text.split()
   lengths = [*range(64), *range(64, 1729, 64), *range(1792, 2561, 64)]
   return dict(zip([*codes, *_LONG.split()], lengths, strict=True))
@@ -69,7 +72,7 @@ _MODE_TABLE = _table(_MODES, _MODE_BITS)
 
 
 class _DamageError(Exception):
-  """An error for a row with an invalid code or with a different length than the image."""
+  """An error for a row that contains an invalid code or is not as wide as the image."""
 
 
 def decode(data: bytes, rows: int, width: int, compression: int, options: int = 0) -> np.ndarray:

@@ -28,8 +28,8 @@ def ordered(names: Iterable[str], order: Order = "numeric") -> tuple[str, ...]:
 
   Args:
     names: names in any form and order.
-    order: "numeric": numbers come first, by value, followed by other names by their characters. "text": all names by
-      their characters, so that "10" comes before "2".
+    order: "numeric" sorts numbers by value and other names by their characters, with numbers first. "text" sorts all
+      names by their characters, so that "10" comes before "2".
   """
   return tuple(sorted(set(map(normal, names)), key=_value if order == "numeric" else str))
 
@@ -67,7 +67,7 @@ def _skeleton(name):
 
 
 def _selects(char):
-  """Returns whether a character has no width: a joiner or a variation selector."""
+  """Returns whether a character is a joiner or a variation selector. These characters have no width."""
   return char == "\u034f" or "\ufe00" <= char <= "\ufe0f" or "\U000e0100" <= char <= "\U000e01ef"
 
 

@@ -54,12 +54,12 @@ def colour_jitter(
 ):
   """Returns the policy that changes brightness, contrast, saturation and hue in a random order.
 
-  It equals ColorJitter of torchvision, as timm and DeiT use it. Values of 0 disable a change.
+  The result equals that of torchvision's ColorJitter, which timm and DeiT use. A value of 0 disables a change.
 
   Args:
-    brightness: x for a uniform factor from max(0, 1 - x) to 1 + x.
-    contrast: x for a uniform factor from max(0, 1 - x) to 1 + x.
-    saturation: x for a uniform factor from max(0, 1 - x) to 1 + x.
+    brightness: x. The factor is uniform from max(0, 1 - x) to 1 + x.
+    contrast: x. The factor is uniform from max(0, 1 - x) to 1 + x.
+    saturation: x. The factor is uniform from max(0, 1 - x) to 1 + x.
     hue: largest rotation in either direction, as a share of the colour circle.
   """
   factors = (operations.brightness, brightness), (operations.contrast, contrast), (operations.color, saturation)

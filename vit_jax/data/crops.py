@@ -1,8 +1,8 @@
 """Crops: functions from an image to a square of the required size, on the host, in uint8 RGB.
 
-A crop is a function (image, draw) from an image (H, W, 3) to an image (S, S, 3). The image may be a
-`decoding.Picture`. `draw` is a `random.Random`. Only random crops use it, and they call only its method `random`. The
-functions in the tables take the size S and the arguments of the config, and return the crop.
+A crop is a function (image, draw) from an image (H, W, 3) to an image (S, S, 3). The image may be a `decoding.Picture`.
+`draw` is a `random.Random`. Random crops call its method `random`. Other crops ignore it. The functions in the tables
+take the size S and the arguments of the config, and return the crop.
 """
 
 from typing import Annotated, Literal
@@ -133,7 +133,7 @@ def inception_box(draw, height, width, area, ratio) -> tuple[int, int, int, int]
 
 
 def resize(size: int, *, interpolation: Interpolation = "area"):
-  """Returns the crop that scales the whole image to the square, without keeping its ratio.
+  """Returns the crop that scales the whole image to the square. The ratio of width and height is not kept.
 
   Args:
     size: side S of the result in pixels.
@@ -148,7 +148,8 @@ def centre(size: int, *, resize: Size | None = None, squash: bool = False, inter
   Args:
     size: side S of the result in pixels.
     resize: length of the smaller side in pixels. Default: S / 0.875, which is 256 for 224.
-    squash: whether both sides are scaled to `resize`, as in big_vision's few-shot evaluation.
+    squash: whether both sides are scaled to `resize` without keeping their ratio, as in big_vision's few-shot
+      evaluation.
     interpolation: see `scale`.
 
   Raises:
@@ -174,8 +175,9 @@ def torchvision(
 ):
   """Returns the crop that scales the smaller side to S / `ratio`, rounded down, and cuts out the central square.
 
-  timm, DeiT and Swin use it for evaluation. It rounds like torchvision, so the result may differ from `centre` by a
-  pixel. The longer side is rounded down. Margins are rounded to the nearest whole number, and halves to the even one.
+  timm, DeiT and Swin use it for evaluation. Rounding follows torchvision, so the result may differ from `centre` by a
+  pixel. The longer side is rounded down. Margins are rounded to the nearest whole number, or to the even one if two are
+  equally near.
 
   Args:
     size: side S of the result in pixels.

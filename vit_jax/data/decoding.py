@@ -67,7 +67,7 @@ for _number in range(cores()):
 
 @contextlib.contextmanager
 def core() -> Iterator[None]:
-  """Waits until fewer threads than the process has cores are inside this context."""
+  """Limits the threads that are inside this context to the number of cores of the process. Other threads wait."""
   number = _cores.get()
   try:
     yield
@@ -78,9 +78,9 @@ def core() -> Iterator[None]:
 class Memory:
   """A number of bytes that threads share.
 
-  A thread that requests more than is available waits. Requests are granted in order. A request is limited to the
-  total, so each one can be granted. A thread holds one share at a time, so every share is returned and deadlocks are
-  impossible.
+  A thread that requests more than is available waits. Requests are granted in order. Requests for more than the total
+  are reduced to the total, so that every request can be granted. A thread holds only one share at a time. Deadlocks are
+  therefore impossible.
 
   Args:
     total: number of bytes of all shares together.
@@ -125,7 +125,7 @@ def check(data: bytes, max_pixels: int, max_aspect: float, exif: bool = False, l
     data: content of the file.
     max_pixels: largest number of pixels.
     max_aspect: largest ratio of the longer to the shorter side.
-    exif: whether the image is decoded upright according to its EXIF orientation, instead of as stored.
+    exif: whether the image is rotated according to its EXIF orientation. If False, pixels are returned as stored.
     lenient: whether a JPEG is decoded although libjpeg warns about its coded data. Missing rows are always an error.
 
   Returns:
@@ -151,7 +151,7 @@ def check(data: bytes, max_pixels: int, max_aspect: float, exif: bool = False, l
 
 
 def decode(data: bytes, header: Header) -> np.ndarray:
-  """Decodes a checked image file: the first frame of an animation, and the first page of a TIFF.
+  """Decodes a checked image file. Decodes only the first frame of an animation and the first page of a TIFF.
 
   Args:
     data: content of the file.

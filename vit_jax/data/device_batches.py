@@ -14,7 +14,7 @@ class DeviceBatches(Iterator):
   """An iterator over batches as global arrays. `close` stops its threads.
 
   Args:
-    batches: batches of the rows that this process makes.
+    batches: batches that contain only the rows that this process makes.
     rows: numbers of these rows in the global batch.
     size: number of rows of the global batch.
     sharding: sharding of the global arrays.
@@ -33,7 +33,7 @@ class DeviceBatches(Iterator):
     return self._batches.skipped
 
   def waiting(self) -> str:
-    """Returns a description of the reads that a late batch waits for, or "" without reads."""
+    """Returns a description of the reads that delay the next batch, or "" if no image is being read."""
     reads = [f"{place}, for {seconds:.0f} s" for place, seconds in self._batches.reading()[:3]]
     return f"reading {'; '.join(reads)}" if reads else ""
 

@@ -19,7 +19,7 @@ PIXELS = 32
 def examples() -> dict[str, list[dict]]:
   """Returns the examples of each split: 1,437 for "train" and 360 for "test".
 
-  An example has the `image`, a PNG file, and the `label`. The order is a seeded permutation.
+  An example contains an `image` (a PNG file) and a `label`. The order is a seeded permutation.
   """
   from sklearn import datasets
 

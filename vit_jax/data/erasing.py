@@ -19,10 +19,10 @@ ERASING_TRIES = 10
 
 
 def no_erasing(patch: int | None) -> Callable:
-  """Returns an erasing that does not change images.
+  """Returns an erasing function that does not change images.
 
   Args:
-    patch: side of a patch in pixels if images are patches. Not used.
+    patch: not used.
   """
   return lambda keys, images: images
 
@@ -36,13 +36,13 @@ def random_erasing(
   fill: Literal["pixel", "colour", "zero"] = "pixel",
   count: Annotated[int, schema.Range(1, 16)] = 1,
 ) -> Callable:
-  """Returns the erasing that paints over boxes of an image (Zhong et al. 2020, in timm's version).
+  """Returns the function that paints over boxes of an image (Zhong et al. 2020, in timm's version).
 
   The ratio of height to width of a box is log-uniform. A box must be smaller than the image in both directions. A box
   that does not fit after ten attempts is left out.
 
   Args:
-    patch: side of a patch in pixels if images are patches. None: images are pixels.
+    patch: side of a patch in pixels if images are divided into patches. None: images are not divided.
     probability: probability that an image is changed.
     area: smallest and largest share of the image's area, for all boxes together. Shares are uniform.
     aspect: smallest and largest ratio of height to width.

@@ -25,7 +25,7 @@ _STEPS = np.linspace(0, 1, 24)[:, None]
 def examples() -> dict[str, Iterator[dict]]:
   """Returns the examples of each split: 20,000 for "train" and 2,000 for "test".
 
-  An example has the `image`, a PNG file, and the `label`. Classes alternate.
+  An example contains an `image` (a PNG file) and a `label`. Classes alternate.
   """
   strokes = [sign(label) for label in range(len(CLASSES))]
 
@@ -38,7 +38,7 @@ def examples() -> dict[str, Iterator[dict]]:
 
 
 def sign(label: int) -> Float[np.ndarray, "S 4 2"]:
-  """Returns the control points (x, y) of the strokes of a class, which are cubic Bezier curves, in [-1, 1]."""
+  """Returns the strokes of a class: control points (x, y) of cubic Bezier curves, with coordinates in [-1, 1]."""
   draws = rng.generator(0, "glyphs of a class", label)
   ends = draws.uniform(-0.9, 0.9, (draws.integers(1, 4), 2, 2))
   bends = draws.uniform(-1.2, 1.2, (len(ends), 2, 2))
@@ -53,7 +53,7 @@ def curve(points: Float[np.ndarray, "4 2"]) -> Float[np.ndarray, "T 2"]:
 
 
 def draw(strokes: Float[np.ndarray, "S 4 2"], number: int) -> UInt8[np.ndarray, "H W"]:
-  """Returns the image with a number: the ink of each pixel from 0 to 255.
+  """Draws image number `number`. Returns the ink of each pixel, from 0 to 255.
 
   Args:
     strokes: control points of the strokes of its class.

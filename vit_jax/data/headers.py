@@ -82,7 +82,7 @@ def read(data: bytes) -> Header:
   except StructError:
     raise DecodeError(f"not a complete image: its header is cut off after {amount(len(data), 'byte')}") from None
   if min(header.height, header.width) < 1:
-    raise DecodeError(f"not a complete image: {header.width} x {header.height} pixels")
+    raise DecodeError(f"not a complete image: its header specifies {header.width} x {header.height} pixels")
   return header
 
 

@@ -72,8 +72,7 @@ class Images:
   def prepared(self, record: int, prepare: Callable[[np.ndarray | decoding.Picture], np.ndarray]):
     """Returns a prepared image and its label.
 
-    A record is bad if it cannot be read, decoded or prepared. Lack of memory and errors of the disk do not make it
-    bad.
+    A record is bad if it cannot be read, decoded or prepared. Lack of memory and disk errors do not make a record bad.
 
     Args:
       record: record number.
@@ -218,7 +217,7 @@ class Images:
     if most > 1:
       return np.array(labels + (-1,) * (most - len(labels)), np.int32)
     if not labels:
-      raise self.stop(f"{self.source.place(record)}: no label. Set data.labels above 1 to allow that")
+      raise self.stop(f"{self.source.place(record)}: no label. Set data.labels above 1 to allow images without a label")
     return labels[0]
 
 

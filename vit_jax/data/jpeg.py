@@ -37,7 +37,7 @@ class Frame(NamedTuple):
     height: number of rows.
     width: number of pixels in a row.
     names: numbers of the components.
-    blocks: number of blocks of 64 samples, of all components.
+    blocks: number of blocks of 64 samples in all components together.
   """
 
   kind: int
@@ -64,7 +64,8 @@ class Photo(NamedTuple):
     orientation: EXIF orientation, 1 to 8.
     scan: offset after the first marker of a scan, if one scan contains all coefficients. Otherwise None.
     regions: whether a box can be decoded alone, because one scan with one or three channels contains all data.
-    patches: (offset, bytes) that replace bytes that libjpeg warns about although no pixel depends on them.
+    patches: (offset, bytes) of replacements. They replace bytes that cause warnings of libjpeg but do not affect
+      pixels.
     lenient: whether warnings about the coded data are ignored, as OpenCV and other libraries do.
   """
 

@@ -60,7 +60,7 @@ class Chunks:
 
   @functools.cached_property
   def parts(self) -> list[np.ndarray]:
-    """Rows of each chunk of a batch. Rows that share records that are read together stay together."""
+    """Rows of each chunk of a batch. Rows whose records are read together are in the same chunk."""
     count, unit = len(self.rows), self.examples.order.rows
     chunks = max(1, -(-count // max(CHUNK, unit)))
     return np.split(
@@ -128,7 +128,7 @@ def batches(
     start: first step.
     workers: processes that make the batches. None: threads of this process make them.
     on_error: treatment of a bad image, which cannot be read, decoded or prepared. "raise" stops the run and names the
-      image. "skip" leaves the image to the examples and counts it in `skipped`.
+      image. "skip" counts the image in `skipped`, and the examples replace it.
     max_pixels: largest number of pixels of an image. Larger images are bad. The default decodes to 512 MiB, as in
       Pillow.
     max_aspect: largest ratio of the longer to the shorter side. Other images are bad. Panoramas have ratios up to 20.
@@ -168,7 +168,10 @@ def batches(
 
 
 def _chunks(opened, size, rows, start, bounds, workers=1, known=None):
-  """Returns the chunks of the opened examples. With `known`, checks that the data are those of the trainer."""
+  """Opens the examples and returns their chunks.
+
+  Raises ConfigError if the data differ from `known`, the trainer's data.
+  """
   examples = opened()
   if known is not None:
     _check_same(examples.source, *known)
@@ -177,7 +180,7 @@ def _chunks(opened, size, rows, start, bounds, workers=1, known=None):
 
 
 def stamped_once(source: sources.Source) -> sources.Source:
-  """Returns a source that computes its fingerprint only once, because file servers need long for many files."""
+  """Returns a source that computes its fingerprint only once, because this is slow for many files on a file server."""
   return dataclasses.replace(source, fingerprint=functools.cache(source.fingerprint))
 
 
@@ -249,11 +252,11 @@ def worker_count(workers: int | None, records: int) -> int:
 
 
 def remedy(threads: int, workers: int, requests: bool) -> str:
-  """Returns advice for a run that waits for its data: the present settings, and those that can be raised.
+  """Returns advice for a run that waits for its data: the current settings, and the settings that can be raised.
 
   Args:
-    threads: present number of threads, in all workers together.
-    workers: present number of worker processes.
+    threads: current number of threads, in all workers together.
+    workers: current number of worker processes.
     requests: whether each image is a request to a server. Threads then mostly wait for answers.
   """
   numbers = [schema.amount(*each) for each in ((workers, "worker"), (threads, "thread"), (cores(), "core"))]

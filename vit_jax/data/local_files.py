@@ -22,7 +22,7 @@ def contents(file: str | os.PathLike) -> bytes:
 
   Raises:
     OSError: if the file cannot be read, has more than `LARGEST` bytes, or is not a regular file. Opening a named pipe,
-      for example, could wait for its writer for ever.
+      for example, could block forever.
   """
   descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
   try:
@@ -49,10 +49,10 @@ def stamps(files: Sequence[str]) -> list[tuple[int | None, int | None]]:
 
 
 def states(files: Sequence[str]) -> list[tuple[int, ...] | None]:
-  """Returns values of each file. At least one of them changes when the file is replaced or written to.
+  """Returns the state of each file. At least one value of the state changes when the file is replaced or written to.
 
-  No file is read. Programs cannot set the time of status change. `cp -p` and `touch` set it to the current time. The
-  device number is not included, because it can change when a machine is restarted.
+  Contents of files are not read. Programs cannot choose the time of status change. For example, `cp -p` and `touch` set
+  it to the current time. The device number is not included, because it can change when a machine is restarted.
 
   Args:
     files: paths of local files.
@@ -91,7 +91,7 @@ class Version(NamedTuple):
   """Values that identify a file and its content. At least one of them changes when the file is replaced or written to.
 
   Size and modification time alone are not sufficient. `cp -p`, `rsync -t` and `os.utime` restore the time, and a label
-  can change without a change of size. Programs cannot set the time of status change (`changed`).
+  can change without a change of size. Programs cannot choose the time of status change (`changed`).
 
   Attributes:
     path: absolute path, as given.

@@ -18,7 +18,7 @@ _MODES = ("L", "P", "1")  # modes of Pillow with one channel of up to eight bits
 
 
 def read(images: Images, record: int, size: int) -> UInt8[np.ndarray, "S S"] | None:
-  """Returns the class of each pixel of a record's mask, scaled to S x S with nearest neighbours.
+  """Reads the mask of a record, and scales it to S x S with nearest neighbours. Returns the class of each pixel.
 
   Args:
     images: images of the source with the masks.

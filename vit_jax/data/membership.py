@@ -1,4 +1,4 @@
-"""The split that each file belongs to: a small record for a checkpoint, and the files that are in another split now.
+"""The membership of files in splits: a small record for checkpoints, and detection of files that changed their split.
 
 A reader that draws splits takes the files of a folder in the order of a key, such as a hash of the name. Therefore each
 split has an interval of keys. A checkpoint records the ends of the intervals. If files are removed or added later,
@@ -34,7 +34,7 @@ def of_files(
 
 
 def joined(members: Mapping[str, Membership | None]) -> Membership | None:
-  """Returns the membership of a mixture of datasets, by their names; None if no dataset has one."""
+  """Returns the membership of a mixture from those of its datasets, by name. None if no dataset has a membership."""
   known = {name: member for name, member in members.items() if member is not None}
   if not known:
     return None
@@ -46,7 +46,7 @@ def joined(members: Mapping[str, Membership | None]) -> Membership | None:
 
 
 def is_record(value: Any) -> bool:
-  """Returns whether a JSON value has the form of a record, of one dataset or of a mixture."""
+  """Returns whether a JSON value has the form of a membership record of a dataset or a mixture."""
   if not isinstance(value, dict):
     return False
   if not value.keys() <= set(ROLES) or not all(isinstance(each, dict) and "images" in each for each in value.values()):
@@ -77,7 +77,7 @@ def _parts(splits, files) -> dict[str, list[Sequence[str]]]:
 def _record(parts, key):
   """Returns {role: {"images", "folders": {folder: [[images, first key, last key]]}}}.
 
-  Folders are recorded if one with the same parent has files of several roles.
+  A folder is recorded if at least one folder with the same parent contains files of several roles.
   """
   ends = {role: [_ends(part) for part in each] for role, each in parts.items()}
   roles = collections.Counter(name for each in ends.values() for name in set().union(*each))
@@ -106,7 +106,7 @@ def _ends(files) -> dict[str, tuple[int, str, str]]:
 
 
 def _changes(before, parts, key):
-  """Returns a line for each role with another number of images, or with images that had another role."""
+  """Returns a line for each role with a changed number of images, or with images that had a different role before."""
   if before == _record(parts, key):
     return []
   files = {role: dict.fromkeys(file for part in each for file in part) for role, each in parts.items()}

@@ -46,7 +46,7 @@ class Mixed:
 
   @property
   def rows(self) -> int:
-    """Number of rows of a batch that share records that are read together."""
+    """Number of rows of a batch whose records are read together."""
     return self.batch // self.groups if any(isinstance(each, Blocks) for each in self.orders) else 1
 
   @property
@@ -109,7 +109,10 @@ class Mixed:
     return due
 
   def _runs(self, corpus, group, start):
-    """Yields (index at which to read, run) of a corpus in a group, from a position on, without end."""
+    """Yields the runs of a corpus in a group, starting at a position, without end:
+
+    (index at which to read the run, run).
+    """
     made, first = self.orders[corpus], self.firsts[corpus]
     index = self._counts(group, self._from(group, start) // LOT * LOT)[corpus]
     for epoch, ahead, run in made.runs(group, *permutation.locate(made.length, index, group, self.groups)):

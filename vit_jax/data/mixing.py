@@ -1,6 +1,6 @@
 """Mixing of images and targets within a batch: mixup, CutMix, and their combination.
 
-A mixing is a function (key, images, targets, step) that returns (images, targets). The images it returns are float32,
+A mixing function takes (key, images, targets, step) and returns (images, targets). The returned images are float32,
 from 0 to 255.
 """
 
@@ -21,11 +21,11 @@ BETA_CANDIDATES = 16  # each is accepted with probability 0.95 or more; all are 
 
 
 def no_mixing(patch: int | None, steps_of: Callable) -> Callable:
-  """Returns a mixing that changes neither images nor targets.
+  """Returns a mixing function that changes neither images nor targets.
 
   Args:
-    patch: side of a patch in pixels if images are patches. Not used.
-    steps_of: function that converts a duration to a number of steps. Not used.
+    patch: not used.
+    steps_of: not used.
   """
   return lambda key, images, targets, step: (images, targets)
 
@@ -41,10 +41,11 @@ def mixup(
   share: Literal["any", "larger"] = "any",
   off_after: Duration | None = None,
 ) -> Callable:
-  """Returns the mixing of each example with its partner, with a share from Beta(alpha, alpha) (Zhang et al. 2017).
+  """Returns the function that mixes each example with a partner. Shares are from Beta(alpha, alpha) (Zhang et al.
+  2017).
 
   In timm, the partner is in the "reversed" batch. In big_vision, the partner is the preceding example ("rolled"), and
-  the image itself gets the "larger" share. Across devices, "rolled" moves one row, and "reversed" moves all rows.
+  the image itself has the "larger" share. Across devices, "rolled" moves one row, and "reversed" moves all rows.
 
   Args:
     patch: side of a patch in pixels if images are patches. None: images are pixels.
@@ -60,7 +61,9 @@ def mixup(
     ConfigError: if mode="pair" is combined with partner="rolled", or if `off_after` is 0.
   """
   if (mode, partner) == ("pair", "rolled"):
-    raise schema.ConfigError("'pair' with partner='rolled', which makes no pairs. Use partner='reversed'", "mode")
+    raise schema.ConfigError(
+      "'pair' cannot be combined with partner='rolled', which makes no pairs. Use partner='reversed'", "mode"
+    )
 
   def draw(key, count, images):
     kept = beta(key, alpha, (count,))
@@ -80,7 +83,7 @@ def cutmix(
   probability: Fraction = 1.0,
   off_after: Duration | None = None,
 ) -> Callable:
-  """Returns the mixing that replaces a box of each image by the same box of its partner (Yun et al. 2019).
+  """Returns the function that replaces a box of each image by the same box of its partner (Yun et al. 2019).
 
   The area of the box is 1 - Beta(alpha, alpha) of the image. The partner is the batch in reverse order.
 
@@ -114,7 +117,8 @@ def mixup_cutmix(
   probability: Fraction = 1.0,
   off_after: Duration | None = None,
 ) -> Callable:
-  """Returns the mixing that uses CutMix with probability `switch`, else mixup. Each draw chooses one of the two.
+  """Returns the function that applies either CutMix, with probability `switch`, or mixup. Each draw chooses one of
+  them.
 
   The partner is the batch in reverse order.
 
@@ -144,7 +148,7 @@ def mixup_cutmix(
 
 
 def _mixing(draw, steps_of, mode, probability, partner, off_after):
-  """Returns a mixing for `draw(key, count, images)`, a function that returns weights for `count` images, and shares."""
+  """Returns a mixing function. `draw(key, count, images)` returns weights for `count` images, and shares."""
   if off_after is not None and not off_after.amount:
     raise schema.ConfigError(
       "0 would never mix. Use None to mix until the end, or name='none' to disable mixing", "off_after"
@@ -175,7 +179,10 @@ def _one_each(values, images):
 
 
 def _cut(key, share, images, patch):
-  """Returns weights (0 inside, 1 outside of boxes around uniform centres) and the remaining shares, for shares (B,)."""
+  """Draws a box for each share (B,).
+
+  Returns weights, which are 0 inside of the boxes and 1 outside, and remaining shares.
+  """
   height, width = coordinates.sides(images, patch)
   centre = jnp.floor(jax.random.uniform(key, (*share.shape, 2)) * jnp.array([height, width])).astype(jnp.int32)
   box, kept = jax.vmap(cut_box, (None, None, 0, 0))(height, width, share, centre)

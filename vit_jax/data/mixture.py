@@ -79,7 +79,7 @@ def mixture(
 
 @dataclasses.dataclass(frozen=True)
 class _Joined:
-  """The records of all parts. `numbers` contains the number in the mixture of each class of each part."""
+  """The records of all parts. `numbers` converts the class numbers of each part to those of the mixture."""
 
   name: str
   parts: tuple[Source, ...]
@@ -113,7 +113,7 @@ class _Joined:
     return data, self.renumbered(part, label)
 
   def run(self, first: int, stop: int) -> list[bytes]:
-    """Reads neighbouring records. Each one is preceded by the number of its part."""
+    """Reads neighbouring records. Puts the number of its part before each record."""
     result = []
     while first < stop:
       part, i = self.locate(first)
@@ -131,7 +131,7 @@ class _Joined:
 
 
 def _run(part, first, stop):
-  """Returns neighbouring records of a part as stored, or `packed` if they must be read one by one."""
+  """Returns neighbouring records of a part in stored form, or in `packed` form if they must be read one by one."""
   if part.runs:
     return part.runs.read(first, stop)
   return [packed(label, data) for data, label in map(part.read, range(first, stop))]
@@ -144,7 +144,7 @@ def _names(parts):
 
 
 def _classes(names, parts, classes):
-  """Returns all classes, and for each part the numbers of its classes among them."""
+  """Returns the classes of the mixture, and the numbers that the classes of each part have in it."""
   first = parts[0].classes
   for name, part in zip(names, parts, strict=True):
     if classes == "same" and part.classes != first:
@@ -157,7 +157,7 @@ def _classes(names, parts, classes):
 
 
 def _epoch(names, parts, weights, epoch):
-  """Returns the number of examples of an epoch of the mixture, or None for the number of records."""
+  """Returns the number of examples of an epoch of the mixture. None: as many as there are records."""
   if epoch is None:
     return None
   if epoch not in names:

@@ -1,4 +1,4 @@
-"""Decoding of image files with OpenCV, and recognition of its errors for lack of memory."""
+"""Decoding of image files with OpenCV, and a check whether an OpenCV error reports a lack of memory."""
 
 import cv2
 import numpy as np

@@ -1,7 +1,7 @@
 """Operations on uint8 images (H, W, 3), on colours and on positions, in the arithmetic of Pillow and of TensorFlow.
 
-All operations return a uint8 image (H, W, 3). They match the original implementations exactly, including rounding.
-Docstrings name the exceptions.
+All operations return a uint8 image (H, W, 3). They match the original implementations exactly, including rounding,
+unless their docstring states a difference.
 """
 
 import functools
@@ -38,8 +38,8 @@ def autocontrast(image, argument=None, precision=np.float64):
 def equalize(image, argument=None):
   """Makes the values of each channel equally frequent.
 
-  A step is 1/255 of the pixels without those of the highest value. A channel does not change if it is constant or has
-  less than 255 such pixels.
+  Pixels with the highest value are not counted. A step is 1/255 of the counted pixels. A channel does not change if it
+  is constant or has less than 255 counted pixels.
 
   Args:
     image: the image.
@@ -183,7 +183,7 @@ def sharpness(image, factor, rounding=6):
   """Changes sharpness: blends a smoothed image with the image.
 
   The smoothed image is a weighted sum with the weight 5 in the middle and 1 around it. The sum is divided by 13 and
-  rounded like in Pillow. The border is that of the image.
+  rounded like in Pillow. Pixels at the border do not change.
 
   Args:
     image: the image.
@@ -407,7 +407,7 @@ def _bilinear(image, x, y):
 
 
 def _bicubic(image, x, y):
-  """Returns values like `_bilinear`, with the cubic kernel a = -1 on 4 x 4 pixels, which OpenCV does not have.
+  """Returns values like `_bilinear`, with a cubic kernel (a = -1) on 4 x 4 pixels. OpenCV does not have this kernel.
 
   If all points have whole coordinates along an axis, as in a shear, only the pixels at the points are used on this
   axis.
@@ -422,7 +422,7 @@ def _bicubic(image, x, y):
 
 
 def _cubic(part):
-  """Returns the weights (h, W, 3) of four pixels by position. `part` (h, W) is the distance of points from pixel 1."""
+  """Returns the weights (h, W, 3) of four neighbouring pixels. `part` (h, W) is the distance of points from pixel 1."""
   if not part.any():
     return {1: np.ones((*part.shape, 3), np.float32)}
   part = part.astype(np.float32)

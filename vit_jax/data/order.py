@@ -26,7 +26,7 @@ class Run(NamedTuple):
   Attributes:
     first: number of the first record.
     stop: number after the last record.
-    wanted: records that are used. Records that positions before the start have used are missing.
+    wanted: records that are used. Records that belong to positions before the start are not included.
   """
 
   first: int
@@ -41,8 +41,8 @@ class Records:
   Attributes:
     length: number of records.
     seed: seed of the permutations.
-    groups: number of groups that get a part of every epoch, for mixtures.
-    rows: number of rows of a batch that share records that are read together.
+    groups: number of groups. In mixtures, each group gets a part of every epoch.
+    rows: number of rows of a batch whose records are read together.
     copies: number of rows per record in a batch.
     about: description of the order, which follows the number of images in messages.
   """
@@ -119,8 +119,9 @@ class Blocks:
   block.
   3. Each section is divided into windows of equal size, and the records of each window are shuffled.
 
-  Except at borders, a block is thus used by one group. It is also used by one process if processes have whole groups.
-  The first record of the first block is drawn in every epoch, so that neighbours do not always share a block.
+  Except at borders, a block is thus used by one group. The block is also used by only one process if each process has
+  whole groups. The first record of the first block is drawn in every epoch, so that neighbours do not always share a
+  block.
 
   Attributes:
     length: number of records.
@@ -143,7 +144,7 @@ class Blocks:
 
   @property
   def rows(self) -> int:
-    """Number of rows of a batch that share records that are read together: those of a group."""
+    """Number of rows of a batch whose records are read together: the rows of a group."""
     return self.batch // self.groups
 
   @property
@@ -175,9 +176,9 @@ class Blocks:
   def schedule(self, start: int) -> Callable[[Sequence[int]], Iterable[Run]]:
     """Returns a function of the next positions that yields the runs to read now, each run once.
 
-    The positions may be those of any rows. Positions of a group must increase from `start` on, apart from small
-    differences. A run is yielded one and a quarter windows before the group reaches it. At any time, about as many
-    records wait as a window has.
+    The positions may belong to any rows. The positions of each group must increase from `start` on, apart from small
+    differences. A run is yielded one and a quarter windows before the group reaches it. The number of waiting records
+    is therefore about the size of a window.
 
     Args:
       start: position from which the records are used.
@@ -205,7 +206,7 @@ class Blocks:
     Args:
       group: number of the group.
       epoch: first epoch.
-      index: index in the group's section of the first epoch from which records are used.
+      index: index in the group's section of the first epoch. Records are used from this index on.
     """
     while True:
       part = self._parts(epoch, group)
@@ -320,7 +321,7 @@ Order = Records | InOrder | Blocks
 
 
 def records(length: int, batch: int, seed: int, together: int, copies: int = 1) -> Records:
-  """Returns the order of all records at random. It suits local disks and small datasets.
+  """Returns a random order of all records, which suits local disks and small datasets.
 
   Args:
     length: number of records.
@@ -355,8 +356,8 @@ def blocks(
       used.
     copies: number of rows per record in a batch, see `repeats`.
     size: number of records that are read with one request.
-    window: number of blocks over which the records are shuffled. All groups together hold size * window * groups
-      images in memory. Each process holds its share by rows.
+    window: number of blocks over which the records are shuffled. All groups together hold size * window * groups images
+      in memory. Each process holds a share in proportion to its rows.
     groups: number of groups of neighbouring rows into which a batch is divided. With at least as many groups as
       processes, processes do not share blocks. Default: the largest number with at least 16 rows or records per group.
       The order depends on the groups, but not on the number of machines.
@@ -387,7 +388,8 @@ def distinct(batch: int, groups: int, copies: int) -> int:
 def auto(length: int, batch: int, seed: int, together: int, copies: int = 1) -> Records | Blocks:
   """Returns `blocks` if neighbours are cheaper to read together, as in a bucket, else `records`.
 
-  A block has at least `together` records. A window of larger blocks has fewer blocks, so that no more images wait.
+  A block has at least `together` records. If blocks are larger, a window has fewer blocks, so that the number of
+  waiting images does not grow.
 
   Args:
     length: number of records.

@@ -13,7 +13,7 @@ from vit_jax.schema import ConfigError, plain
 
 
 def image_folders(value: Any) -> list[pathlib.Path]:
-  """Returns the folders in which every image and every directory counts.
+  """Returns the image folders that a config reads. Every image and every directory in these folders counts as data.
 
   Args:
     value: a config, a data choice, or their JSON values. Choices may be nested.
@@ -27,7 +27,7 @@ def _image_folders(value):
 
 
 def _own(value):
-  """Returns the folders of a choice itself."""
+  """Returns the folders of a choice, without those of nested choices."""
   if not isinstance(value, dict) or not isinstance(value.get("path"), str) or value.get("name") not in catalog.CATALOG:
     return []
   root = paths.expand(paths.parse(value["path"], bare=True))
@@ -45,7 +45,7 @@ def check(target: pathlib.Path, value: Any, flag: str) -> None:
   Args:
     target: the file or directory to write.
     value: see `image_folders`.
-    flag: names the target in the message.
+    flag: name of the target in the message.
   """
   for root in image_folders(value):
     if _is_inside(target, root):

@@ -1,4 +1,4 @@
-"""Permutations of an epoch: by a function of the index for any length, and by a table for a few blocks."""
+"""Permutations of an epoch, computed from the index for any length, or stored in a table for a few blocks."""
 
 import functools
 
@@ -41,7 +41,8 @@ def of_blocks(block: int, blocks: int, seed: int, epoch: int) -> int:
 def drawn(size: int, seed: int, name: str, *numbers: int) -> np.ndarray:
   """Draws a permutation of the numbers below `size`.
 
-  It uses raw bits, which are the same in all versions of NumPy (NEP 19). NumPy's `permutation` may change.
+  It uses raw bits, which are the same in all versions of NumPy (NEP 19). The results of NumPy's own `permutation` may
+  change between versions.
 
   Args:
     size: number of entries.

@@ -64,7 +64,8 @@ class Prefetch(Iterator):
     work: function of an index and of an event `ended`, see `Pool`.
     indices: indices of the results.
     threads: number of threads.
-    ahead: largest number of results that are computed before they are requested, from the first `next` on.
+    ahead: largest number of results that are computed before they are requested. Computation starts with the first
+      `next`.
   """
 
   def __init__(self, work: Callable, indices: range, threads: int, ahead: int):

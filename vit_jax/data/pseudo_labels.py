@@ -29,10 +29,10 @@ class Plan:
   """A description of the labels in a directory.
 
   Attributes:
-    data: choice of the labelled data, as plain values.
-    split: split string of the labelled data.
+    data: choice of the dataset that the teacher labelled, as plain values.
+    split: split string of this dataset.
     records: number of records.
-    fingerprint: fingerprint of the labelled data.
+    fingerprint: fingerprint of the dataset.
     contents: digest of a few images.
     classes: names of the teacher's classes.
     weights: SHA-256 of the teacher and of its preprocessing.
@@ -81,7 +81,8 @@ class Choice(NamedTuple):
 
 
 def read_plan(folder: pathlib.Path) -> Plan | None:
-  """Returns the plan in a directory, or None without a plan. The choice of data is converted to the present format.
+  """Reads the plan in a directory, or returns None if there is no plan. Converts the choice of data to the current
+  format.
 
   Raises:
     ConfigError: if the file is not a plan of labels.
@@ -194,9 +195,9 @@ def chosen(classes: np.ndarray, probabilities: np.ndarray, minimum: float, per_c
     classes: best class of each record, (N,).
     probabilities: probability of the best class of each record, (N,). Records with probability 0 have no label.
     minimum: lowest probability to use.
-    per_class: number of records of each class. The records with the highest probabilities are used, and the first ones
-      if probabilities are equal. A class with fewer records repeats them. A class without records is left out. None:
-      each record once.
+    per_class: number of records of each class. The records with the highest probabilities are used. If probabilities
+      are equal, earlier records are preferred. A class with fewer records repeats them. A class without records is
+      omitted. None: each record once.
   """
   records = np.flatnonzero((probabilities >= minimum) & (probabilities > 0))
   if per_class is None:

@@ -1,7 +1,7 @@
 """RandAugment on the host, in two published versions: policies that draw operations on uint8 images.
 
 A policy is a function (image, draw) that returns an image. `draw` is a `random.Random`, and policies call only its
-method `random`. Two tables map a published name to an operation and to its argument as a function of the magnitude.
+method `random`. Two tables map published names to operations. An operation's argument is a function of the magnitude.
 The module `policies` contains the policies by name.
 """
 
@@ -54,7 +54,7 @@ def _away(magnitude, sign):
 
 
 def _factor(magnitude, sign):
-  """Returns the factor 0.1 + 0.18 magnitude, which is 1 at magnitude 5 and less below."""
+  """Returns the factor 0.1 + 0.18 magnitude, which is 1 at magnitude 5."""
   return magnitude / 10 * 1.8 + 0.1
 
 

@@ -54,7 +54,7 @@ class ReadAhead:
   """A wrapper of a source that reads records in runs before they are requested. `close` stops its threads.
 
   The attribute `source` is the source to read from. It delivers each record of a run once, or once per copy, and then
-  releases it. Waiting records are those of due runs that were not requested yet. All other records are read
+  releases the record. The records of due runs wait in memory until they are requested. All other records are read
   individually, such as an image that replaces a bad one. If runs are not cheaper than single records, `source` is the
   original source.
 

@@ -14,12 +14,12 @@ from vit_jax.data.order import Blocks, Records, Run
 class Repeated:
   """An order in which every record fills `copies` neighbouring rows of a batch.
 
-  An epoch has as many positions as the dataset has records, as in DeiT. It therefore contains only one in `copies`
-  records, and each of these `copies` times. After `copies` epochs, all records have occurred equally often. (DeiT
-  selects records independently in each epoch, so some records wait longer.)
+  An epoch has as many positions as the dataset has records, as in DeiT. An epoch therefore uses only one in `copies`
+  records, and uses each of these records `copies` times. After `copies` epochs, all records have occurred equally
+  often. (DeiT selects records independently in each epoch, so some records wait longer.)
 
   The rows of a batch, or of a group of `Blocks`, need not be a multiple of `copies`. In this case the last record of
-  these rows has fewer copies, and all records have occurred slightly earlier.
+  these rows has fewer copies, and slightly fewer epochs are needed to use all records.
 
   Attributes:
     inner: order of the records without copies. Its batch contains the first copy of each record.
@@ -33,7 +33,7 @@ class Repeated:
 
   @property
   def rows(self) -> int:
-    """Number of rows of a batch that share records that are read together."""
+    """Number of rows of a batch whose records are read together."""
     return self._group if self.inner.rows > 1 else 1
 
   @property

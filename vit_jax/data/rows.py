@@ -10,8 +10,8 @@ class Rule:
 
   Attributes:
     features: names of the features. "objects/location" is a feature inside a list of objects.
-    label: function of the numbers of each feature, flat as TFDS stores them. It returns a class, or -1 without a
-      class.
+    label: function of the numbers of each feature, as a flat list, which is the form in which TFDS stores them. It
+      returns a class, or -1 if the record has no class.
     names: names of the classes.
   """
 
@@ -39,8 +39,8 @@ class Segments:
 class Row:
   """A dataset of the catalog.
 
-  Planning needs the facts of a row. A row without a builder describes a dataset that TFDS cannot prepare. For it,
-  `path` in the config names the user's own copy.
+  Planning needs the facts of a row. A row without a builder describes a dataset that TFDS cannot prepare. In this case
+  `path` in the config is the location of the user's own copy.
 
   Attributes:
     reader: function (name, row, split, *, keys of the config) that returns a `Source`.

@@ -12,7 +12,7 @@ COUNT = 8
 
 
 def of(source: Source) -> list[dict[str, Any]]:
-  """Describes a few evenly spaced records of a source, as JSON values.
+  """Returns a description of a few evenly spaced records of a source, as JSON values.
 
   Args:
     source: the source to sample.

@@ -1,8 +1,8 @@
 """Generated scenes with masks: 3,000 images of 64x64 pixels, as the TFDS dataset `scenes` 1.0.0 of PNG files.
 
-The dataset is for dense probes without a download. A scene contains one to four objects on a dark, mottled ground.
-Four classes are outlines, which cannot be recognised from a patch inside. Three classes are textures in blobs of any
-outline. Colours only distinguish objects from the ground.
+The dataset is for dense probes without a download. A scene contains one to four objects on a dark, mottled ground. Four
+classes differ in their outlines, which cannot be recognised from a patch inside of an object. Three classes differ in
+their textures and have random outlines. Colours only distinguish objects from the ground.
 
 A mask contains the class of every pixel, with 0 for the ground. The label of an image is the class with the most
 visible pixels. Every scene depends only on its number.

@@ -32,8 +32,9 @@ class Fingerprint(NamedTuple):
   """Digests of the records of a split, computed without reading images. A digest is "" if it is unknown.
 
   Attributes:
-    names: digest of names and labels of records in their order, or of names of files that contain many records.
-    members: the same in alphabetical order.
+    names: digest of the names and labels of records, in order. If files contain many records, digest of the names of
+      files.
+    members: the same digest, computed in alphabetical order.
     sizes: digest of file sizes.
     times: digest of modification times.
   """
@@ -69,7 +70,7 @@ class Runs(NamedTuple):
 
 
 class Masks(NamedTuple):
-  """Segmentation masks: an image file for each record that contains the class of each pixel.
+  """Segmentation masks: for each record, an image file that contains the class of each pixel.
 
   Only dense probes read masks.
 
@@ -93,7 +94,7 @@ class Corpus(NamedTuple):
     name: name of the dataset.
     records: its record numbers in the mixture.
     weight: relative number of examples that are drawn from it.
-    together: value of `Runs.together`, or 0 without `Runs`.
+    together: value of `Runs.together`, or 0 if the dataset has no `Runs`.
   """
 
   name: str
@@ -103,7 +104,8 @@ class Corpus(NamedTuple):
 
 
 class Membership(NamedTuple):
-  """Functions that record which files belong to which split, and compare an earlier record. See `membership`.
+  """Functions that record which files belong to which split, and compare an earlier record with the current files. See
+  `membership`.
 
   Attributes:
     record: function that returns the record as JSON values.
@@ -343,7 +345,7 @@ def select(spec: str, sizes: Mapping[str, int], slices: Iterable[str] = ()) -> l
 
 
 def is_split_name(text: str) -> bool:
-  """Returns whether a text can be the name of a split. Other texts have a different meaning in split strings."""
+  """Returns whether a text can be the name of a split, because it has no other meaning in split strings."""
   return bool((match := _PART.fullmatch(text)) and match[1] == text and text != "all")
 
 

@@ -40,7 +40,7 @@ class Examples:
     order: order of the records.
     example: function (`Images.prepared`, position) that returns the arrays of an example, in the order of `shapes`.
     shapes: shape and type of each array.
-    length: number of examples. None: without end.
+    length: number of examples. None: unlimited.
   """
 
   source: Source
@@ -86,8 +86,8 @@ def train_examples(
   Args:
     source: source of the records.
     seed: seed of the run.
-    patch: side P of a patch in pixels. Images are then patches `(N, P * P * 3)`, row by row, and each patch has the
-      order (row, column, channel). None: images are `(S, S, 3)`.
+    patch: side P of a patch in pixels. Images are then divided into patches `(N, P * P * 3)`, row by row. The values of
+      a patch have the order (row, column, channel). None: images are `(S, S, 3)`.
     batch: size of the global batch. The order of the records may depend on it.
     order: order of the records, see `order`.
     repeats: number of times that a record occurs in a batch, each time with different augmentation. A record then
@@ -162,7 +162,7 @@ def _patches(image, side):
 
 
 def _replacements(source, seed, visit, record):
-  """Yields records that can replace a bad one, without end. The first `TRIES` records are of the same corpus."""
+  """Yields records that can replace a bad one, without end. The first `TRIES` records are from the same corpus."""
   draw = rng.draws(seed, "replace", visit, record)
   for tries in itertools.count():
     some = mixed.alike(source, record) if tries < TRIES else range(len(source))
@@ -175,7 +175,7 @@ def eval_examples(
   image_size: crops.Size = 224,
   test_crop: Annotated[Choice, crops.TEST_CROPS] = Choice("resize"),
 ) -> Examples:
-  """Returns each record once, in order. Bad records have mask 0 and are not replaced, because a test image is unique.
+  """Returns evaluation examples: each record once, in order. Bad records have mask 0 and are not replaced.
 
   Args:
     source: source of the records.

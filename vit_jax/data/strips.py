@@ -31,13 +31,13 @@ class Strips(NamedTuple):
     offsets: position of each strip in the file, int64 (N,).
     sizes: number of compressed bytes of each strip, int64 (N,).
     needed: number of bytes of each strip without compression, int64 (N,).
-    whole: number of bytes of a strip with all rows. The last strip of a page needs fewer.
+    whole: number of bytes of a strip with all rows. The last strip of a page may have fewer bytes.
     columns: number of strips or tiles in a row.
     across: number of pixels in a row of a strip.
     down: number of rows of a strip with all rows.
     options: value of the tag T4Options.
     is_reversed: whether the first pixel of a byte is in the low bit.
-    tables: a JPEG without an image, with the tables of all strips. b"" if each strip has its own tables.
+    tables: a JPEG that contains only the tables of all strips, without an image. b"" if each strip has its own tables.
   """
 
   compression: int
@@ -113,7 +113,10 @@ class Strips(NamedTuple):
 
 
 def _limit(whole):
-  """Returns the number of bytes from which a strip is too long. Some programs store more rows than a strip has."""
+  """Returns the length from which a strip is too long.
+
+  It is above the regular length, because some programs store extra rows.
+  """
   return 2 * whole + 2**16
 
 

@@ -11,8 +11,8 @@ SOME = 32  # number of files per disk with individually recorded times of status
 def of(source: sources.Source) -> str:
   """Returns a digest that changes if an image changes, even if the new file has the same size and modification time.
 
-  The version belongs to the files of this machine. Copies of the files have a different version. It decides whether a
-  cached result is used. Fingerprints decide whether data belong to a run, see `identity`. No image is read.
+  A version identifies files on this machine. Copies of the files have a different version. The version decides whether
+  a cached result is used. Whether data belong to a run is decided by fingerprints, see `identity`. Images are not read.
 
   Args:
     source: an opened source.
@@ -21,17 +21,17 @@ def of(source: sources.Source) -> str:
 
 
 def of_disks(files: Sequence[str]) -> list[dict[str, Any]]:
-  """Describes when the status of files changed last, as JSON values. No file is read.
+  """Returns when the status of files last changed, as JSON values. Files are not read.
 
-  Programs cannot set the time of status change. Writing to a file, replacing it, and changes of permissions, owner or
-  links set it to the current time.
+  Programs cannot choose the time of status change. It becomes the current time when a file is written or replaced, and
+  when its permissions, owner or links change.
 
   Args:
     files: names of local files. A file that does not exist is ignored.
 
   Returns:
-    For each disk, in the order of the files: the number of `files`, a digest of all `times`, the times of `some` files
-    in ns, and the name of the file that changed `last`.
+    A description of each disk, in the order of the files. `files` is the number of files, `times` a digest of all
+      times, `some` the times of some files in ns, and `last` the name of the file that changed last.
   """
   disks: dict[int, list[tuple[int, int]]] = {}
   for number, change in enumerate(local_files.changes(files)):
@@ -49,7 +49,7 @@ def of_disks(files: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def replaced(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
-  """Returns the name of a changed file of each disk on which some files changed and others did not.
+  """Returns the name of one changed file for each disk on which some but not all files changed.
 
   A copy to another disk and `chmod -R` change the times of all files of a disk. These changes are not reported. Disks
   are compared in their order, and only if they contain as many files as before.

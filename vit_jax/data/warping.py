@@ -29,8 +29,8 @@ def affine(
 ) -> Callable:
   """Returns the warp with a random rotation, zoom, horizontal shear and shift of each image about its centre.
 
-  It uses bilinear interpolation, and pixels outside of the image are black. It reads single pixels, which is fast for
-  32 pixels on any device, but slow on TPUs for 224 pixels.
+  It uses bilinear interpolation, and pixels outside of the image are black. It reads pixels one by one. This is fast on
+  any device for images of 32 x 32 pixels, but slow on TPUs for 224 x 224 pixels.
 
   Args:
     degrees: largest rotation in either direction, in degrees. Rotations are uniform.

@@ -1,6 +1,6 @@
 """Worker processes that make parts of batches, for devices that are faster than a single Python process.
 
-A worker is a separate Python process that opens the data itself. A pipe connects each of its threads to a thread of
+A worker is a separate Python process that opens the data itself. A pipe connects each thread of a worker to a thread of
 the trainer. The trainer sends the number of a chunk, and the worker returns the chunk in shared memory. A worker exits
 when a pipe is closed. Workers therefore never outlive the trainer.
 """
@@ -138,7 +138,7 @@ class Pool:
 def _parent():
   """Returns the process that a worker must not outlive, or 0 outside of the main thread.
 
-  In other threads, the kernel would watch the thread instead of the process.
+  The kernel watches the thread that started the worker. Only the main thread exists as long as the process.
   """
   return os.getpid() if threading.current_thread() is threading.main_thread() else 0
 

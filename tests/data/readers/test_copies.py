@@ -62,11 +62,11 @@ def test_a_sample_is_evenly_spaced():
 
 
 def test_g_a_note_has_counts_and_an_example():
-  end = "Figures on such images do not show how well a model generalises"
+  end = "Results on these images do not show how well a model generalises"
   assert copies.overlap_note("val", 1, "a and b") == (
     f"data overlap: 1 image of val is also in the training data, for example a and b. {end}"
   )
   assert copies.overlap_note("test", 3, "a and b", 32, 5000) == (
     "data overlap: 3 of 32 compared images of test are also in the training data, for example a and b. 5,000 images of "
-    f"test have name and size of a training image. {end}"
+    f"test have the name and the size of a training image. {end}"
   )

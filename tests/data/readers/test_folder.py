@@ -215,7 +215,7 @@ def test_strange_names_links_and_other_files(tmp_path):
 def test_a_prepared_dataset_is_no_folder_of_images(tmp_path):
   (tmp_path / "dataset_info.json").write_text("{}")
   with pytest.raises(
-    schema.ConfigError, match=r"config\.data\.path: .* is a prepared dataset; .*config\.data\.name=tfds"
+    schema.ConfigError, match=r"config\.data\.path: .* is a prepared dataset\. .*config\.data\.name=tfds"
   ):
     folder(tmp_path)
 

@@ -25,9 +25,13 @@ from vit_jax import schema
     (
       ("x/1.png", "x/sub/1.png", "y/1.png"),
       "x",
-      r"'{0}/x' holds 1 image itself, as '1.png', and its only class would be 'sub'. Name the folder above",
+      r"'{0}/x' holds 1 image itself, as '1.png', and its only class would be 'sub'\. If '.*' is a class",
     ),
-    (("x/1.png",), "x", r"'{0}/x'/<class> or /<split>/<class>; it contains images itself: name the folder above it"),
+    (
+      ("x/1.png",),
+      "x",
+      r"'{0}/x'/<class> or /<split>/<class>\. The folder itself contains images\. If it is a class,",
+    ),
   ],
 )
 def test_a_folder_too_high_or_too_low_says_which_one_to_name(tmp_path, files, inside, advice):

@@ -128,7 +128,7 @@ def test_a_label_that_is_no_class_is_refused_with_its_record():
 
 def test_captions_are_no_classes(monkeypatch):
   monkeypatch.setattr(labels, "NAMES", 3)
-  with pytest.raises(ValueError, match="Are they captions"):
+  with pytest.raises(ValueError, match="Check whether the labels are captions"):
     collected("abcd")
 
 

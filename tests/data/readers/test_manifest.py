@@ -70,7 +70,7 @@ def test_splits_are_in_the_lines_or_in_the_names_of_files(tmp_path):
     ({"path": "a"}, "line 2: it has no 'label'"),
     ({"path": "a", "label": -1}, "line 2: label -1 is out of range"),
     ({"path": "a", "label": 2**40}, "line 2: label 1099511627776 is out of range"),
-    ({"path": "a", "label": "x"}, "line 2: label 'x' is not a number, as others"),
+    ({"path": "a", "label": "x"}, "line 2: label 'x' is not a number, like other labels"),
     ({"path": "a", "label": 1, "split": 2}, "line 2: 'split' is 2"),
     *(
       (
@@ -97,7 +97,7 @@ def test_a_line_of_another_shape_is_refused_with_file_and_line(tmp_path, line, m
   [
     ({"path": "none.png"}, "No such file"),
     ({"path": "."}, "it is a folder"),
-    ({"path": "a\0b"}, "character of code 0"),
+    ({"path": "a\0b"}, "contains a null character"),
     ({"path": "\ud800.png"}, r"its path '.*\\ud800\.png' is not valid Unicode"),
     ({"path": "~nobody/a.png"}, "No such file"),
     ({"path": "../all.jsonl/x"}, "Not a directory|No such file"),
@@ -188,7 +188,9 @@ def test_g_lines_that_repeat_an_image_are_counted_in_a_note(tmp_path, key):
   example = f"{file}, line 3, which repeats {file}, line 1"
   assert manifest(file).note == f"3 lines of 'train' repeat an image with the same label, such as {example}"
   file = write(tmp_path, *({key: value, "label": i} for i, value in enumerate(values)))
-  with pytest.raises(schema.ConfigError, match=r"line 1 \('0'\) and .*line 3 \('2'\) .*; 3 lines of 'train' do so\."):
+  with pytest.raises(
+    schema.ConfigError, match=r"line 1 \('0'\) and .*line 3 \('2'\) .*\. There are 3 such lines in 'train'\."
+  ):
     manifest(file)
 
 
@@ -198,7 +200,7 @@ def test_g_images_that_are_in_training_and_test_data_are_counted_in_a_note(tmp_p
   source = manifest(file, test="test", val="val")
   assert source.note == (
     f"data overlap: 3 images of test are also in the training data, for example {file}, line 1 and {file}, line 8. "
-    "Figures on such images do not show how well a model generalises"
+    "Results on these images do not show how well a model generalises"
   )
   assert manifest(file, "test", test="test").note == ""  # a run prints the note of its training data
   assert manifest(file, train="train[:2]", test="train[2:]").note == ""

@@ -37,7 +37,8 @@ def test_g_images_of_equal_name_and_size_are_read_and_counted(photos):
   assert note(photos) == [
     f"data overlap: 1 of 12 compared images of test is also in the training data, for example "
     f"'{photos}/train/b/3.png' and "
-    f"'{photos}/test/b/3.png'. 12 images of test have name and size of a training image. Figures on such images do not "
+    f"'{photos}/test/b/3.png'. 12 images of test have the name and the size of a training image. Results on these "
+    "images do not "
     "show how well a model generalises"
   ]
   assert note(photos, "test") == []  # a run prints the notes of its training data
@@ -118,7 +119,7 @@ def test_g_images_of_tars_and_segmentation_are_compared(tmp_path, form):
   assert by_loops(splits, "val") == (0, 8) and by_loops(splits, "test") == (4, 4)
   (line,) = note(root, form=form, **given)
   assert line.startswith("data overlap: 4 of 4 compared images of test are also in the training data, for example ")
-  assert "4 images of test have name and size of a training image" in line
+  assert "4 images of test have the name and the size of a training image" in line
   example = (
     f"'{root}/images/train/2.png' and '{root}/images/test/2.png'"
     if form == "segmentation"

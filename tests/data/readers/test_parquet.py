@@ -94,7 +94,7 @@ def test_files_of_another_form_are_refused_by_name(tmp_path):
 def test_images_of_two_types_are_refused_with_both_files(tmp_path, other):
   for name, pictures in (("train-0.parquet", [image(0)]), ("train-1.parquet", other)):
     table(tmp_path, {"image": pictures, "label": [0]}, name)
-  with pytest.raises(schema.ConfigError, match=r"is .* in .*train-1\.parquet, and binary in .*train-0\.p") as caught:
+  with pytest.raises(schema.ConfigError, match=r"is .* in .*train-1\.parquet, but binary in .*train-0\.p") as caught:
     parquet(tmp_path)
   assert caught.value.place == "config.data.path" and "column 'image'" in caught.value.message
 
@@ -134,7 +134,7 @@ def test_a_class_that_the_schema_has_twice_is_named(tmp_path):
 def test_a_row_without_bytes_and_a_damaged_row_group_are_errors_of_their_images(tmp_path):
   table(tmp_path, {"image": [{"bytes": None, "path": "a.png"}, {"bytes": b"x", "path": ""}], "label": [0, 1]})
   source = parquet(tmp_path)
-  with pytest.raises(OSError, match="its row has no bytes"):
+  with pytest.raises(OSError, match="its row contains no image bytes"):
     source.read(0)
   assert source.read(1) == (b"x", 1)
   structs = [{"bytes": image(i), "path": ""} for i in range(40)]

@@ -137,9 +137,11 @@ def features(**more):
 
 
 def test_a_label_that_is_not_there_is_named():
-  with pytest.raises(schema.ConfigError, match=r"the label is 'real_label'.*It has \['image', 'label'\]"):
+  with pytest.raises(
+    schema.ConfigError, match=r"the label feature 'real_label'.*Its features are \['image', 'label'\]"
+  ):
     understood(Row(print, label="real_label"), features())
-  with pytest.raises(schema.ConfigError, match=r"the label follows from \['objects'\]"):
+  with pytest.raises(schema.ConfigError, match=r"the label is computed from the features \['objects'\]"):
     understood(catalog.CATALOG["clevr_count"], features())
 
 

@@ -104,7 +104,7 @@ def test_the_fingerprint_sees_masks(tmp_path):
     ({"ignored": (256,)}, r"config.data.ignored\[0\]: 256 is out of range"),
     (
       {"ignored": (9, 8), "first": 3},
-      r"config.data.ignored: 8 is also class '5'\. A number is either a class or ignored",
+      r"config.data.ignored: 8 is also class '5'\. A number cannot be both a class and ignored",
     ),
   ],
 )

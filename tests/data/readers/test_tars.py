@@ -75,7 +75,10 @@ def test_folders_inside_are_part_of_the_name(tmp_path):
     ([("1.jpg", PNG), ("1.cls", b"1.0")], "label '1.0' is not a class number"),
     ([("1.jpg", PNG), ("1.txt", b"1e3")], "label '1e3' is not a class number"),
     ([("1.jpg", PNG), ("1.cls", b"1234567890")], "label '1234567890' is not a class number"),
-    ([("1.jpg", PNG), ("1.cls", b"0"), ("2.jpg", PNG), ("2.cls", b"cat")], "label 'cat' is not a number, as others"),
+    (
+      [("1.jpg", PNG), ("1.cls", b"0"), ("2.jpg", PNG), ("2.cls", b"cat")],
+      "label 'cat' is not a number, like other labels",
+    ),
   ],
 )
 def test_a_shard_of_another_shape_is_one_line_with_shard_and_member(tmp_path, members, message):

@@ -31,12 +31,15 @@ CATALOG = {
 
 
 def _defaults(row):
-  """Returns the row's values for keys that its reader has."""
+  """Returns the row's default values for the config keys that its reader supports."""
   return {key: getattr(row, key) for key in ("train", "test", "labels") if key in schema.keywords(row.reader)}
 
 
 def _training(row):
-  """Returns the function of training examples, without flips and crops that would change the labels of the row."""
+  """Returns the function that makes training examples.
+
+  Disables flips and crops that would change the labels of the row.
+  """
   return schema.preset(
     stream.train_examples,
     **({} if row.flip else {"flip": False}),
@@ -84,14 +87,14 @@ def _mixture(
   The images of each dataset are permuted again in each epoch of that dataset.
 
   Args:
-    open_part: function of a part's choice and a split string that opens the part.
+    open_part: function (choice, split string) that opens a part.
     name: name of the mixture.
     row: row of the catalog.
     split: "train", "val", "test" or a split string.
     parts: datasets with their weights, such as `dict(name="imagenet21k", weight=2)`. Weights are relative.
     classes: "union" joins the classes of the parts by name. "same" requires equal classes in all parts.
-    epoch: name of a part. An epoch then ends when this part has been seen once, so that "90ep" shows its images 90
-      times. By default an epoch has as many examples as all parts have images.
+    epoch: name of a part. An epoch then ends when every image of this part was used once, so that "90ep" uses its
+      images 90 times. Default: an epoch has as many examples as all parts together have images.
     train: split string for training, of every part.
     val: split string for validation, of every part.
     test: split string for testing, of every part.
@@ -134,13 +137,13 @@ def _pseudo_labelled(
   """Opens labelled images and, for training, adds images with a teacher's labels (Noisy Student, Xie et al. 2020).
 
   Args:
-    open_part: function of a choice and a split string that opens a dataset.
+    open_part: function (choice, split string) that opens a dataset.
     name: name of the mixture.
     row: row of the catalog.
     split: "train", "val", "test" or a split string. Only "train" includes pseudo-labelled images.
     path: directory that `evaluate --write-labels` wrote.
     labelled: dataset with labels.
-    images: location of the pseudo-labelled images, if they have moved since the teacher labelled them.
+    images: location of the pseudo-labelled images, if they were moved after the teacher labelled them.
     ratio: number of pseudo-labelled images that are drawn for each labelled image.
     minimum: lowest probability of the best class with which an image is used.
     per_class: number of images per class. The images with the highest probabilities are used. A class with fewer
@@ -260,7 +263,7 @@ def train_examples(choice: Choice, seed: int, patch: int | None, batch: int, sou
 
 
 def _warn_of_changed_labels(choice):
-  """Warns about parts of a mixture with labels that crops or flips change, because all parts are augmented alike."""
+  """Warns if crops or flips change the labels of a part of a mixture. All parts have the same augmentation."""
   crops = choice.args["crop"].name != "resize"
   for part in choice.args.get("parts", ()):
     row = CATALOG[part.name]
@@ -269,14 +272,16 @@ def _warn_of_changed_labels(choice):
       (choice.args["flip"] and not row.flip, "flip", "false"),
     ):
       if harm:
-        logging.warning("labels of %s belong to whole, unchanged images. Use config.data.%s=%s", part.name, key, value)
+        logging.warning(
+          "labels of %s are correct only for whole, unchanged images. Use config.data.%s=%s", part.name, key, value
+        )
 
 
 def known_split(choice: Choice, split: str, prefix: str = "") -> sources.Source:
   """Returns the result of `open_split`, or a source without images if the data are missing.
 
   The source without images is sufficient for planning. It has the number of images and classes from the catalog. The
-  names of its classes are numbers after the `prefix`. Reading an image raises the error of the missing data.
+  names of its classes consist of `prefix` and a number. Reading an image raises the error for the missing data.
 
   Args:
     choice: name and arguments from `config.data`.

@@ -9,7 +9,7 @@ from vit_jax.data.readers import tfds
 from vit_jax.data.rows import Row
 
 _PHOTOGRAPH = 115_000  # 147.9 GB; 135 kB in the validation split
-_STEPS = "register at https://image-net.org/download-images, and fetch it from there"
+_STEPS = "register at https://image-net.org/download-images, and download it there"
 _TRAIN, _VALIDATION = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 
 # Source: natural-adv-examples, eval.py:13. timm has the same list in data/_info/imagenet_a_indices.txt.

@@ -50,7 +50,7 @@ def kitti_distance(types: Sequence[int], locations: Sequence[float]) -> int:
 
 
 def dsprites_location(position: Sequence[int]) -> int:
-  """Returns the class of a horizontal position: 32 positions from left to right, two per class."""
+  """Returns the class of a horizontal position. Each class contains two of the 32 positions, from left to right."""
   return position[0] // 2
 
 
@@ -60,7 +60,7 @@ def dsprites_orientation(orientation: Sequence[int]) -> int:
 
 
 def bright(data: bytes) -> bytes:
-  """Returns a PNG file with pixels 0 and 255 for a PNG file with pixels 0 and 1 (dsprites.py:95-103).
+  """Converts a PNG file with pixels 0 and 1 to a PNG file with pixels 0 and 255 (dsprites.py:95-103).
 
   Args:
     data: the image file.

@@ -1,7 +1,7 @@
 """The VTAB-1k benchmark: 19 tasks in three groups, with 800 training and 200 validation images each.
 
-Source: task_adaptation, d7630d3. The slices are positions in the order in which TFDS stores a dataset. They select
-VTAB's images only from files that the same builder made. The slice "train1000" contains both the training and the
+Source: task_adaptation, d7630d3. The slices are positions in the order in which TFDS stores a dataset. They select the
+images of VTAB only if the same builder made the files. The slice "train1000" contains both the training and the
 validation images. The score of all tasks is top-1 accuracy.
 
 The rows specify which augmentations keep the labels, according to Kolesnikov et al. 2020, appendix F. VTAB itself does

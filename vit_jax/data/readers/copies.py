@@ -38,8 +38,8 @@ def repeats(keys: np.ndarray) -> np.ndarray:
     keys: key of each record, int64 (N,).
 
   Returns:
-    int64 (M, 2), a row for each record with a key that occurred before. It contains the first record with this key and
-    the record itself. Rows are ordered by the second column.
+    int64 (M, 2), with one row for each record that repeats an earlier key. The first column is the first record with
+    the key. The second column is the repeating record. Rows are ordered by the second column.
   """
   order = np.argsort(keys, kind="stable")
   ordered = keys[order]
@@ -55,11 +55,10 @@ def overlaps(splits: sources.Splits, keys: Mapping[str, np.ndarray]) -> dict[str
 
   Args:
     splits: split strings of the config.
-    keys: key of each record, int64 (N,), for each split of the data.
+    keys: {split of the data: key of each record, int64 (N,)}.
 
   Returns:
-    {"val" or "test": pairs}. Each pair has the first training record with a key and an evaluation record with this
-    key.
+    {"val" or "test": pairs}. A pair is an evaluation record and the first training record with the same key.
   """
   starts = dict(zip(keys, np.cumsum([0, *map(len, keys.values())]).tolist(), strict=False))
   names, firsts = list(starts), np.array([*starts.values()])
@@ -110,8 +109,12 @@ def overlap_note(role: str, count: int, example: str, compared: int | None = Non
     what, more = f"{amount(count, 'image')} of {role}", ""
   else:
     what = f"{count:,} of {amount(compared, 'compared image')} of {role}"
-    more = f" {amount(alike, 'image')} of {role} {'has' if alike == 1 else 'have'} name and size of a training image."
+    more = (
+      f" {amount(alike, 'image')} of {role} {'has' if alike == 1 else 'have'} the name and the size of a training "
+      f"image."
+    )
   return (
-    f"data overlap: {what} {are} also in the training data, for example {example}.{more} Figures on such images do not "
+    f"data overlap: {what} {are} also in the training data, for example {example}.{more} Results on these images do "
+    "not "
     "show how well a model generalises"
   )

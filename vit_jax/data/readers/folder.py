@@ -34,9 +34,9 @@ def folder(
 
   Names of class directories are compared in Unicode normalization form NFC.
 
-  Files are drawn by hashes of (split_seed, class, file). The draw depends neither on the order in which the file
-  system lists them nor on the seed of the run. Records are ordered so that any slice of a split is a stratified
-  sample. All splits that the config names must have the same classes.
+  Files are drawn by hashes of (split_seed, class, file). The draw depends neither on the file system's order of files
+  nor on the seed of the run. Records are ordered so that any slice of a split is a stratified sample. All splits that
+  the config names must have the same classes.
 
   Args:
     name: name of the dataset.
@@ -48,9 +48,9 @@ def folder(
       above 0.
     test: split string for testing.
     holdout: share of the files of each class that becomes "test", if `path` has no directories of splits.
-    validation: share of the training files of each class that becomes "val". It applies if `val` is not set and `path`
+    validation: share of the training files of each class that becomes "val". It is used if `val` is not set and `path`
       has no directory of validation images. A class of three files or more contributes at least one file and keeps at
-      least one. Smaller classes contribute no files. Runs on a folder use 0.1 by default. 0 disables it.
+      least one. Smaller classes contribute no files. Runs on a folder use 0.1 by default. 0: no validation images.
     split_seed: seed of the draws.
     class_order: order of the classes. "numeric" sorts numbers by value. "text" sorts "10" before "2".
 
@@ -121,9 +121,9 @@ class _Listing(NamedTuple):
   """The files of all splits of an image folder.
 
   Attributes:
-    splits: split strings of the config, with the folder of validation images.
+    splits: split strings of the config. `val` is set if there is a folder of validation images.
     files: (path, label) of the records of each split.
-    classes: their names.
+    classes: names of the classes.
     note: description of the files.
     advice: end of the error message if a split does not exist, with the path to use instead.
   """
@@ -136,7 +136,7 @@ class _Listing(NamedTuple):
 
 
 def _listed(tree, splits, split, holdout, validation, seed, order) -> _Listing:
-  """Lists the files of an image folder, and draws the splits that have no folder."""
+  """Lists the files of an image folder, and draws the files of splits that have no folder."""
   top = tree.folders()
   if folder_layout.holds_classes(tree, top):
     folders = {"": _class_folders(tree, "", order)}
@@ -161,7 +161,7 @@ def _listed(tree, splits, split, holdout, validation, seed, order) -> _Listing:
 
 
 def _selected(found, split) -> list[tuple[str, range]]:
-  """Selects the records of a split. SplitError with the path to use, or with the default of a validation split."""
+  """Selects the records of a split. The SplitError for a missing split contains advice."""
   sizes = {part: len(records) for part, records in found.files.items()}
   try:
     return found.splits.select(split, sizes)
@@ -188,12 +188,12 @@ def _opened(path) -> places.Disk | places.Bucket:
   if paths.in_bucket(root):
     bucket = places.reached(root, lambda: places.Bucket.listed(root))
     if not bucket.objects:
-      raise sources.AbsentError(f"{path!r} is empty. Copy to it {known}", "path")
+      raise sources.AbsentError(f"{path!r} is empty. Copy images to {known}", "path")
     return bucket
   if path and not root.exists():
     raise sources.AbsentError(f"no folder {path!r}. Restore it, or name one with {known}", "path")
   if path and (root / "dataset_info.json").exists():
-    raise ConfigError(f"{path!r} is a prepared dataset; read it by config.data.name=tfds", "path")
+    raise ConfigError(f"{path!r} is a prepared dataset. Set config.data.name=tfds to read it", "path")
   if not path or not root.is_dir():
     raise ConfigError(f"no folder {path!r}. Name one with {known}", "path")
   return places.Disk(root)
@@ -211,7 +211,10 @@ def _held_out(tree, classes, holdout, seed):
 
 
 def _with_validation(drawn, train, share):
-  """Returns the drawn files with a share of each class of `train` as "val", and the number of files in "val"."""
+  """Moves a share of each class of `train` to "val".
+
+  Returns the files of each split, and the number of files in "val".
+  """
   if train not in drawn:
     raise ConfigError(
       f"images can be held out only from a whole split, but `train` is {train!r}. Set `val`, or set this to 0",
@@ -263,7 +266,7 @@ def _drawn(seed, tree, name, split=""):
 
 
 def _hash(seed, file) -> bytes:
-  """Returns the hash of the names of class and file, which are the last two of a path."""
+  """Returns the hash of the last two names of a path, the class and the file."""
   _, label, name = f"/{file}".rsplit("/", 2)
   return hashlib.blake2b(f"{seed}/{label}/{name}".encode("utf-8", "surrogateescape")).digest()
 

@@ -25,14 +25,16 @@ def holds_classes(tree: Tree, top: Sequence[str]) -> bool:
   nested = [folder for folder in top if tree.folders(folder)]
   where = repr(str(tree.root.root))
   if not nested and not holding:
-    advice = "; it contains images itself: name the folder above it" if tree.entries().images else ""
+    advice = (
+      ". The folder itself contains images. If it is a class, use the folder above it" if tree.entries().images else ""
+    )
     raise ConfigError(f"no images ({', '.join(EXTENSIONS)}) in {where}/<class> or /<split>/<class>{advice}", "path")
   loose = tree.entries().images
   if len(holding) == 1 and not nested and loose:
     own = pathlib.PurePath(str(tree.root.root)).name
     raise ConfigError(
       f"{where} holds {amount(len(loose), 'image')} itself, as {loose[0]!r}, and its only class would be "
-      f"{holding[0]!r}. Name the folder above it if {own!r} is a class, or move these images away",
+      f"{holding[0]!r}. If {own!r} is a class, use the folder above it. Otherwise move these images to another folder",
       "path",
     )
   if nested and holding:
@@ -48,7 +50,7 @@ def holds_classes(tree: Tree, top: Sequence[str]) -> bool:
 
 
 def too_high(tree: Tree, top: Sequence[str], splits: sources.Splits) -> str:
-  """Returns advice to use a directory further inside, if only one on the highest level has splits or classes.
+  """Returns advice to use a subdirectory, if exactly one directory on the highest possible level has splits or classes.
 
   Args:
     tree: the root.

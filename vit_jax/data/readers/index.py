@@ -26,8 +26,8 @@ Arrays = dict[str, np.ndarray]
 def made(kind: str, files: listing.Files, scan: Callable[[int], Arrays], about: object = None) -> list[Arrays]:
   """Returns the result of `scan` for each file, from the cache if the file has not changed since the last scan.
 
-  The key of a cache entry contains the version of the file, see `listing.Files.version`. Different files, and
-  different contents of one file, never share an entry.
+  The key of a cache entry contains the version of the file, see `listing.Files.version`. Two files never share an
+  entry. Two versions of a file do not share an entry either.
 
   Args:
     kind: name of the result, which is part of the key.

@@ -21,7 +21,7 @@ def used(by_split: Mapping[str, object], splits: sources.Splits, split: str, sha
     by_split: mapping with the names of all splits of the data.
     splits: split strings of the config.
     split: the split to open.
-    shared: whether the classes are those of all splits that the config names. All these splits must then be scanned.
+    shared: whether the classes are collected from all splits of the config. All these splits must then be scanned.
   """
   names = sources.split_names([splits.spec(split), *(splits.specs().values() if shared else ())])
   everything = "all" in {splits.spec(split).strip()}
@@ -141,13 +141,13 @@ def source(
     together: number of neighbours that are stored together, see `sources.Runs`. 0 if neighbours are not cheaper to
       read.
     remote: whether reading a record is a request to a server.
-    content: function (file, stored bytes of a record) that returns the image. It raises OSError without an image. The
-      file is "" if records are read as a run.
+    content: function (file, stored bytes of a record) that returns the image, or raises OSError if there is no image.
+      The file is "" if records are read as a run.
     identify: function (split, its records, number) that returns the name of a record.
     about: further values that determine the records, for the fingerprint.
-    beside: function (records of a split, range of numbers) that returns the local files that these records name.
-    objects: function (records of a split, range of numbers) that returns the versions of bucket objects that these
-      records name.
+    beside: function (records of a split, range of numbers) that returns the local files to which these records refer.
+    objects: function (records of a split, range of numbers) that returns the versions of bucket objects to which these
+      records refer.
   """
 
   def read(part, i):
@@ -179,7 +179,7 @@ def source(
 
 
 def _fingerprint(parts, records, about, beside):
-  """Returns the fingerprint of the files of some splits, of the files that they name, and of all labels."""
+  """Returns a fingerprint of the files of some splits, of files to which their records refer, and of all labels."""
   names, stamps = [], []
   for part in dict.fromkeys(part for part, _ in parts):
     files = records[part].extents.files
@@ -191,14 +191,14 @@ def _fingerprint(parts, records, about, beside):
 
 
 def _files(parts, records, beside):
-  """Returns the local files of some splits, and those that their records name."""
+  """Returns the local files of some splits, and the local files to which their records refer."""
   own = [records[part].extents.files for part in dict.fromkeys(part for part, _ in parts)]
   listed = [files.path(file) for files in own if not files.remote for file in range(len(files.names))]
   return listed + [file for part, numbers in parts for file in beside(records[part], numbers)]
 
 
 def _objects(parts, records, named):
-  """Returns the versions of the bucket files of some splits, and of objects that their records name."""
+  """Returns the versions of the bucket files of some splits, and of the objects to which their records refer."""
   own = [records[part].extents.files for part in dict.fromkeys(part for part, _ in parts)]
   listed = [version for files in own for version in files.versions]
   return listed + [version for part, numbers in parts for version in named(records[part], numbers)]

@@ -1,14 +1,14 @@
 """Labels of records: collection during a scan of files, in a compact form, and conversion to class numbers.
 
 All readers use the same rules. A label is a number or a text. Numbers are integers in JSON or Parquet, and digits in a
-`.cls` or `.txt` of a tar. Names of directories are texts. An image has one or several labels.
+`.cls` or `.txt` of a tar. Directory names that are used as labels are texts. An image has one or several labels.
 
-Without a list of classes, numbers are positions. The classes are then 0 to the largest used number. Texts are names,
-and the classes are the used names. Names that are numbers are sorted by value.
+Without a list of classes, numbers are positions, and the classes are 0 to the largest number that occurs. Texts are
+names, and the classes are the names that occur. Names that are numbers are sorted by value.
 
-With a list of classes, a text is a name of the list. If no name of the list is a number, a text can also be a
-position. A number is a position, or a name if it is too large for a position. Numbers are refused if the list has
-numbers as names at other positions.
+With a list of classes, a text is a name of the list. If no name of the list is a number, a text can also be a position.
+A number is a position, or a name if it is too large for a position. A number that is a position and also the name of a
+class at another position is an error.
 """
 
 import array
@@ -54,13 +54,21 @@ class Collected:
   def _number(self, value):
     if isinstance(value, str) and value and (self._names or not self._numbers):
       if len(self._names) >= NAMES:
-        raise ValueError(f"label {show(value)} is one of more than {NAMES:,} different labels. Are they captions?")
+        raise ValueError(
+          f"label {show(value)} is one of more than {NAMES:,} different labels. Check whether the labels are captions"
+        )
       return self._names.setdefault(value, len(self._names))
     if isinstance(value, int) and not isinstance(value, bool) and not self._names:
       if not 0 <= value < 2**31:
         raise ValueError(f"label {show(value)} is out of range. Allowed: 0 and above")
       return value
-    kind = "a number or a name" if not self._numbers else "a name, as others" if self._names else "a number, as others"
+    kind = (
+      "a number or a name"
+      if not self._numbers
+      else "a name, like other labels"
+      if self._names
+      else "a number, like other labels"
+    )
     raise ValueError(f"label {show(value)} is not {kind}")
 
   def arrays(self) -> dict[str, np.ndarray]:
@@ -115,7 +123,8 @@ def resolve(
 
   Args:
     files: results of `Collected.arrays`, one per file.
-    classes: names of the classes in order. None: the used names in `order`, or the numbers up to the largest.
+    classes: names of the classes in order. None: the names that occur, in `order`, or the numbers from 0 to the largest
+      that occurs.
     most: largest number of labels of an image. If it is more than one, all labels are tuples.
     where: function (file, record) that describes a record, for errors.
     order: order of used names, see `class_names.ordered`.
@@ -282,7 +291,7 @@ def class_names(text: str | None) -> tuple[str, ...] | None:
 
 
 def repeated(names: Sequence[str]) -> str | None:
-  """Returns the first name that occurs twice, also in two Unicode forms, or None if all names differ."""
+  """Returns the first name that occurs twice, possibly in two Unicode forms, or None if all names differ."""
   seen = set()
   return next((name for name in names if normal(name) in seen or seen.add(normal(name))), None)
 

@@ -62,7 +62,7 @@ class Files:
     return (self.path(file), *self.versions[file]) if self.remote else local_files.version(self.path(file))
 
   def settled(self, file: int, seconds: float) -> bool:
-    """Returns whether another change of a file would change its version.
+    """Returns whether the next change of a file is certain to change its version.
 
     On a disk, this requires that the last change is old enough.
 
@@ -190,7 +190,7 @@ def listed(path: str, suffixes: Sequence[str], what: str) -> Files:
   with at("path"):
     named = paths.expand(paths.parse(path, bare=True))
   if not path:
-    raise ConfigError(f"no path. Name a folder or a file of {what}", "path")
+    raise ConfigError(f"no path. Specify a folder or a file of {what}", "path")
   above, pattern = patterns.split(str(named), _exists)
   root = paths.parse(above, bare=True)
   tree = places.reached(root, lambda: _tree(root))
@@ -206,7 +206,7 @@ def listed(path: str, suffixes: Sequence[str], what: str) -> Files:
   if not about:
     advice = f" The path is a pattern. {patterns.ESCAPES}" if pattern else ""
     raise sources.AbsentError(
-      f"no {what} ({', '.join(suffixes)}) at {show(path)}. Name their folder or a file.{advice}", "path"
+      f"no {what} ({', '.join(suffixes)}) at {show(path)}. Specify a folder of such files, or one file.{advice}", "path"
     )
   names = tuple(sorted(about))
   if empty := [name for name in names if not about[name][0]]:
@@ -234,9 +234,9 @@ def named(root: pathlib.Path, names: Sequence[str]) -> Files:
 def split_of(name: str) -> str:
   """Returns the split that a file belongs to, according to its name.
 
-  The split is the last word of the file's name without numbers, or else of the name of its directory. It is "train"
-  for train-00000-of-00002.parquet (Hugging Face), imagenet1k-train-0000.tar (timm) and train/0000.tar. It is also
-  "train" if the names contain no word.
+  The split is the last word of the file's name, ignoring numbers. If the file's name contains no word, the name of its
+  directory is used. It is "train" for train-00000-of-00002.parquet (Hugging Face), imagenet1k-train-0000.tar (timm) and
+  train/0000.tar. It is also "train" if neither name contains a word.
   """
   for part in reversed(pathlib.PurePosixPath(name).parts):
     stem = re.sub(r"[-_.]?\d+-of-\d+(-[0-9a-f]+)?$", "", re.sub(r"(\.[A-Za-z]+)+$", "", part))

@@ -44,8 +44,8 @@ def manifest(
   - "split": split of the record. By default the split follows from the file's name (see `listing.split_of`) if `path`
     specifies several files. Otherwise it is "train".
 
-  Records have the order of the lines. Two lines of a split that give one image different labels are an error. All
-  lines are read when the data are opened for the first time. 24 bytes per line remain in memory.
+  Records have the order of the lines. It is an error if two lines of a split give different labels to the same image.
+  All lines are read when the data are opened for the first time. 24 bytes per line remain in memory.
 
   Args:
     name: name of the dataset.
@@ -92,14 +92,20 @@ def _identify(part, records, i):
 
 
 def _named(records, numbers):
-  """Returns the local images that records name. If the manifest is in a bucket, its lines are not read for this."""
+  """Returns the local images to which records refer.
+
+  If the manifest is in a bucket, its lines are not read, and the result is empty.
+  """
   if records.extents.files.remote:
     return []
   return [path for path in _images(records, numbers) if not path.startswith(paths.BUCKET)]
 
 
 def _objects(records, numbers):
-  """Returns the versions of bucket objects that records name, and of local images if the manifest is in a bucket."""
+  """Returns the versions of bucket objects to which records refer.
+
+  Includes local images if the manifest is in a bucket.
+  """
   named = _images(records, numbers)
   on_disk = [path for path in named if not path.startswith(paths.BUCKET)] if records.extents.files.remote else []
   objects = places.versions([path for path in named if path.startswith(paths.BUCKET)])
@@ -107,7 +113,7 @@ def _objects(records, numbers):
 
 
 def _images(records, numbers):
-  """Returns the complete paths of the images that records name."""
+  """Returns the complete paths of the images to which records refer."""
   kinds = {str(kind) for arrays in records.arrays for kind in arrays["kinds"]}
   if kinds.isdisjoint(("path", "bucket")):
     return []
@@ -202,7 +208,7 @@ def _check_labels(classes, records, split):
   odd = [(one, other) for one, other in pairs.tolist() if label(one) != label(other)]
   first = next((pair for pair in odd if current_key(pair[0]) == current_key(pair[1])), None)
   if first:
-    more = f"; {amount(len(odd), 'line')} of {split!r} do so" * (len(odd) > 1)
+    more = f". There are {amount(len(odd), 'such line')} in {split!r}" * (len(odd) > 1)
     raise ConfigError(
       f"{words(first[0])} and {words(first[1])} give the same image two labels{more}. Remove the wrong line. For an "
       f"image "

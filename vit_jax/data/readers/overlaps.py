@@ -1,4 +1,7 @@
-"""Notes on images in both training and evaluation data, found by name and size and compared byte by byte."""
+"""Notes on images that are in both training and evaluation data.
+
+They are found by name and size, and compared byte by byte.
+"""
 
 import collections
 import contextlib
@@ -85,7 +88,7 @@ def of_members(
 
 
 def member_key(name: str, size: int) -> int:
-  """Returns the key of a member of an archive: from its name without directories, and its size.
+  """Returns the key of a member of an archive, computed from its name without directories and from its size.
 
   Args:
     name: name of the member.
@@ -95,7 +98,7 @@ def member_key(name: str, size: int) -> int:
 
 
 def _notes(found, content, words, remote):
-  """Returns a note on each role with equal images among the `found` pairs. Only some pairs are read."""
+  """Returns a note on each role that has equal images among the `found` pairs. Only some of the pairs are compared."""
   notes = []
   for role, pairs in found.items():
     some = copies.sample(pairs, COMPARED_IN_BUCKET if remote else COMPARED)

@@ -104,7 +104,7 @@ class _Columns(NamedTuple):
   Attributes:
     image: path of the image column, such as ("image", "bytes").
     label: name of the label column.
-    classes: names of the classes in the schema. Empty without names.
+    classes: names of the classes in the schema. Empty if the schema contains no names.
   """
 
   image: tuple[str, ...]
@@ -169,7 +169,7 @@ def _features(schema):
 
 
 def _feature(feature):
-  """Returns a feature, or the feature of the items of a list, or {} for other values."""
+  """Returns the feature itself, or the feature of its items if it is a list. Returns {} for other values."""
   if isinstance(feature, dict) and feature.get("_type") in ("Sequence", "List", "LargeList"):
     feature = feature.get("feature")
   if isinstance(feature, list) and len(feature) == 1:
@@ -192,12 +192,12 @@ def _scan(files, columns, first, file):
   with _whole(files, file), opened(files, file) as table:
     footer, names, features = table.metadata, table.schema_arrow.names, _features(table.schema_arrow)
     if missing := {columns.image[0], columns.label} - set(names):
-      raise ConfigError(f"{files.path(file)} has no column {min(missing)!r}. Allowed: files of the same form", "path")
+      raise ConfigError(f"{files.path(file)} has no column {min(missing)!r}. Use files with the same columns", "path")
     _check_single(files.path(file), table.schema_arrow, (columns.image[0], columns.label))
     kind = table.schema_arrow.field(columns.image[0]).type
     if _image(columns.image[0], kind) != columns.image:
       raise ConfigError(
-        f"column {columns.image[0]!r} is {kind} in {files.path(file)}, and {first}. Allowed: files of the same form",
+        f"column {columns.image[0]!r} is {kind} in {files.path(file)}, but {first}. Use files with the same columns",
         "path",
       )
     if _classes(features.get(columns.label)) != columns.classes:
@@ -214,11 +214,12 @@ def _scan(files, columns, first, file):
           raise ConfigError(f"{_where(files, file, None, row)}: {error}", "path") from error
         row += 1
   if not row:
-    raise ConfigError(f"{files.path(file)} has no row. Remove it", "path")
+    raise ConfigError(f"{files.path(file)} contains no rows. Remove it", "path")
   largest = max(sum(group.column(i).total_uncompressed_size for i in range(group.num_columns)) for group in groups)
   if largest > LARGE_GROUP:
     logging.warning(
-      "%s has a row group of %.1f GB, which each read of one of its images takes: write them again with about 100 rows",
+      "%s has a row group of %.1f GB, which is read to get any of its images. Rewrite the file with about 100 rows a "
+      "group",
       files.path(file), largest / 1e9,
     )  # fmt: skip
   return labels.arrays() | {"rows": np.array([group.num_rows for group in groups], np.int64)}

@@ -10,7 +10,7 @@ from vit_jax.data import sources
 from vit_jax.schema import ConfigError, show
 
 ALTERNATIVES = 10**6  # largest number of alternatives of braces
-ESCAPES = "For one of these characters itself, write it in brackets: [[], [*], [?] or [{]."
+ESCAPES = "To match one of these characters literally, put it in brackets: [[], [*], [?] or [{]."
 _SPECIAL = re.compile(r"[*?\[{]")
 # A set of characters, in which braces have no special meaning, or an innermost pair of braces.
 _BRACES = re.compile(r"\[!?\]?[^\]/]*\]|\{([^{}]*)\}")
@@ -88,7 +88,10 @@ def matches(pattern: str, entries: Entries) -> dict[str, bool]:
 
 
 def _below(folder, words, entries) -> Iterator[tuple[str, bool]]:
-  """Yields (name, whether it is a directory) of each match of the components of a pattern, starting at a directory."""
+  """Matches the components of a pattern, starting at a directory.
+
+  Yields (name, whether it is a directory) of each match.
+  """
   word, *others = words
   names = entries(folder)
   if word in ("", ".", ".."):  # a second slash, this directory, its parent

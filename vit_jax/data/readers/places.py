@@ -88,7 +88,7 @@ class Disk(NamedTuple):
     return [f"{self.root}/{file}" for file in files]
 
   def versions(self, files: Sequence[str]) -> tuple[tuple, ...]:
-    """Returns (). The version of a local file is determined when it is used, see `local_files.version`."""
+    """Returns (). The version of a local file is determined when the file is used, see `local_files.version`."""
     return ()
 
   def read(self, file: str) -> bytes:
@@ -103,7 +103,7 @@ class Bucket(NamedTuple):
     root: the directory.
     objects: (bytes, modification time) by path relative to the root. "" is the root itself if it is an object.
     folders: for each directory, whether each of its entries is a directory.
-    described: `buckets.version` by path relative to the root.
+    described: result of `buckets.version` by path relative to the root.
   """
 
   root: pathlib.Path
@@ -171,7 +171,7 @@ def file_system():
 
 
 def beside(manifest: str, file: str) -> str:
-  """Returns the path of a file that a manifest names.
+  """Returns the complete path of a file, from its path in a manifest.
 
   Args:
     manifest: path of the manifest.
@@ -185,7 +185,8 @@ def beside(manifest: str, file: str) -> str:
 def versions(files: Sequence[str]) -> list[tuple[str, ...]]:
   """Returns the version of each object, see `buckets.version`, or () for an object that does not exist.
 
-  A directory with many requested objects is listed, with 1,000 objects per request. Each other object is a request.
+  A directory with many of these objects is listed, with 1,000 objects per request. Each remaining object needs one
+  request.
 
   Args:
     files: complete paths of objects, which start with gs://.
@@ -232,7 +233,7 @@ def content(file: str) -> bytes:
     OSError: if the file cannot be read, is larger than `local_files.LARGEST`, or has an invalid path.
   """
   if "\0" in file:
-    raise OSError("its path has a character of code 0")
+    raise OSError("its path contains a null character")
   if not file.startswith(paths.BUCKET):
     try:
       return local_files.contents(file)

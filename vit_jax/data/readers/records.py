@@ -1,4 +1,7 @@
-"""Conversion of TFDS records to image files and labels, by the features of the dataset and the row of the catalog."""
+"""Conversion of TFDS records to image files and labels.
+
+The dataset's features and its catalog row specify the fields.
+"""
 
 import functools
 import os
@@ -51,18 +54,18 @@ def understood(row: Row, features) -> Records:
   if isinstance(row.label, Rule):
     names, read = row.label.names, functools.partial(_derived, row.label, image)
     if missing := {feature.split("/")[0] for feature in row.label.features} - set(features):
-      raise ConfigError(f"the label follows from {sorted(missing)}, which the dataset does not have")
+      raise ConfigError(f"the label is computed from the features {sorted(missing)}, which the dataset does not have")
   else:
     key = row.label or _key(features, tfds.features.ClassLabel)
     if key not in features:
-      raise ConfigError(f"the label is {key!r}, which the dataset does not have. It has {sorted(features)}")
+      raise ConfigError(f"the dataset does not have the label feature {key!r}. Its features are {sorted(features)}")
     listed = isinstance(features[key], tfds.features.Sequence)
     names = (features[key].feature if listed else features[key]).names
     read = functools.partial(_stored, key, listed, image)
 
   if row.segments and row.segments.feature not in features:
     raise ConfigError(
-      f"the mask is {row.segments.feature!r}, which the dataset does not have. It has {sorted(features)}"
+      f"the dataset does not have the mask feature {row.segments.feature!r}. Its features are {sorted(features)}"
     )
 
   def values_of(data):
@@ -127,7 +130,7 @@ def _numbers(feature):
 
 
 def _key(features, kind):
-  """Returns the feature of a type, or for labels also a list of that type. Prefers "image" and "label"."""
+  """Returns the name of the feature of a type. A label may also be a list of this type. Prefers "image" and "label"."""
 
   def fits(feature):
     return isinstance(feature, kind) or (preferred == "label" and isinstance(getattr(feature, "feature", None), kind))

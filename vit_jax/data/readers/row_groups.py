@@ -57,7 +57,7 @@ class RowGroups:
       group, number = index.locate(self._groups[file], number)
       data = self._group(file, group)[number].as_py()
       if data is None:
-        raise OSError("its row has no bytes. Write the images into the files, not their paths")
+        raise OSError("its row contains no image bytes. Store the images in the files, not their paths")
       if len(data) > local_files.LARGEST:
         raise OSError(f"it has {len(data):,} bytes. Allowed: {local_files.LARGEST:,}")
       result.append(data)
@@ -111,7 +111,7 @@ def _is_read(future):
 
 
 def opened(files: listing.Files, file: int, footer=None):
-  """Opens a Parquet file. In a bucket, each column is one request.
+  """Opens a Parquet file. Reading a column from a bucket needs one request.
 
   Args:
     files: the files.

@@ -31,7 +31,7 @@ def segmentation(
   holdout: Fraction = 0.2,
   split_seed: Annotated[int, Range(0, 2**31 - 1)] = 0,
 ) -> sources.Source:
-  """Opens a split of a directory with pairs of a mask, `masks/[<split>/]x.png`, and an image, `images/[<split>/]x.jpg`.
+  """Opens a split of a directory with images `images/[<split>/]x.jpg` and their masks `masks/[<split>/]x.png`.
 
   A mask has one channel of numbers, which may be indices of a palette. 255 means no class. Masks without an image and
   images without a mask are ignored and counted in a note. Images have no class of their own and have the label 0.
@@ -49,7 +49,7 @@ def segmentation(
     train: split string for training.
     val: split string for validation.
     test: split string for testing.
-    holdout: share of the images that becomes "test" without directories of splits. Images with the smallest
+    holdout: share of the images that becomes "test", if `path` has no directories of splits. Images with the smallest
       hashes are used.
     split_seed: seed of the hashes.
 
@@ -118,7 +118,7 @@ def _values(names, first, ignored) -> tuple[int, ...]:
   values = tuple(range(first, first + len(names)))
   if both := sorted(set(ignored) & set(values)):
     raise ConfigError(
-      f"{both[0]} is also class {names[both[0] - first]!r}. A number is either a class or ignored", "ignored"
+      f"{both[0]} is also class {names[both[0] - first]!r}. A number cannot be both a class and ignored", "ignored"
     )
   if first + len(names) > 255:
     raise ConfigError(

@@ -67,7 +67,7 @@ class Shards:
     return self._files[bisect.bisect_right(self._starts, record) - 1]
 
   def _tried(self, shard, first, stop):
-    """Returns records of one file. Opens the file again and retries if this may help."""
+    """Returns records of one file. Opens the file again and retries after an error that may be temporary."""
     began = time.monotonic()
     for pause in (*PAUSES, None):
       try:

@@ -47,9 +47,9 @@ def tars(
 ) -> sources.Source:
   """Opens a split of tar shards.
 
-  When a split is opened for the first time, the headers of all its shards are read. This reads 1 MB per 1,000 images
-  on a disk, and all bytes from a bucket. The result is stored in this machine's cache, with 24 bytes and the name of
-  each image.
+  When a split is opened for the first time, the headers of all its shards are read. On a disk, this reads 1 MB per
+  1,000 images. From a bucket, it reads all bytes. The result is stored in this machine's cache. It contains the name
+  and 24 bytes for each image.
 
   Args:
     name: name of the dataset.
@@ -63,8 +63,8 @@ def tars(
     classes: a text file with one name per line, or the number of classes. Default: the used names, or the numbers up
       to the largest in the splits of the config. See `labels` for the meaning of labels.
     class_order: order of used names. "numeric" sorts numbers by value. "text" sorts "10" before "2".
-    label: key of the label in the json of a sample. It is used for samples without a cls. Samples without a cls and
-      this key use their txt.
+    label: key of the label in the json of a sample. It is used if a sample has no cls. If a sample has neither a cls
+      nor this key, the label is its txt.
     labels: largest number of labels of an image. A number above 1 allows lists in json.
 
   Raises:
@@ -195,7 +195,10 @@ def _check_longer(path, longer, samples):
 
 
 def _samples(path, file, longer):
-  """Yields the samples of an open shard. Adds members with longer extensions to `longer`, by name without the last."""
+  """Yields the samples of an open shard.
+
+  Adds members with longer extensions to `longer`, by name without the last extension.
+  """
   sample = None
   for member in _members(path, file):
     name = _normal(member.name)
@@ -239,7 +242,7 @@ class _Headers:
     self.tell, self.seek = file.tell, file.seek
 
   def read(self, size):
-    """Reads `size` bytes. Raises ReadError for more than a header can need."""
+    """Reads `size` bytes. Raises ReadError if `size` is larger than any header."""
     if not 0 <= size <= TEXT_BYTES:
       raise tarfile.ReadError(f"a header of {size:,} bytes")
     return self._file.read(size)

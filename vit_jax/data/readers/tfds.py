@@ -117,7 +117,10 @@ def any_builder(
     SplitError: if the split does not exist.
   """
   if not (builder or path):
-    raise ConfigError("missing; a TFDS name such as 'cifar10:3.0.2', or path= its builder directory", "builder")
+    raise ConfigError(
+      "missing. Use a TFDS name such as 'cifar10:3.0.2', or set path to the directory of one version of the dataset",
+      "builder",
+    )
   row = dataclasses.replace(row, builder=builder)
   return open_prepared(builder or name, row, path, labels, split, sources.Splits(train, val, test))
 
@@ -137,7 +140,7 @@ def remedy(name: str, row: sources.Row, path: str | None) -> str:
       f"{name} has no public builder. Give your own copy: --{place('path')}=DIR, a TFDS directory (with "
       f"dataset_info.json) in array_record format, with a label that is a ClassLabel or a list of them"
     )
-  return "give builder='name:1.0.0', or path= the directory of one version, '.../name/1.0.0'"
+  return "set builder='name:1.0.0', or set path to the directory of one version, such as '.../name/1.0.0'"
 
 
 def open_prepared(
@@ -146,8 +149,8 @@ def open_prepared(
   """Opens a split of a prepared dataset.
 
   Files have the format `array_record`, which has an index, or `tfrecord`, which is indexed here (see `tfrecords`). If
-  the row has a builder, the number of records must match the row. Otherwise the numbers of the user's copy are used.
-  Errors explain how to prepare the dataset.
+  the row has a builder, the number of records must match the row. Otherwise the numbers of records in the user's copy
+  are used. Errors explain how to prepare the dataset.
 
   Args:
     name: name of the dataset, for advice.
@@ -240,7 +243,7 @@ def _opened(row, path, advice):
 
 @contextlib.contextmanager
 def _described(folder, advice):
-  """Converts errors of TFDS for invalid files to one line. Values in damaged files can have any type."""
+  """Converts errors of TFDS for invalid files to errors of one line. Values in damaged files can have any type."""
   import tensorflow_datasets as tfds
 
   try:
@@ -281,7 +284,10 @@ def _stored(prepared, folder, part):
 
 
 def _fingerprint(folder, parts):
-  """Returns the fingerprint of the files of a TFDS directory. The digest of names includes the parts of the split."""
+  """Returns the fingerprint of the files of a TFDS directory.
+
+  Its digest of names also covers the selected parts of the split.
+  """
   files = sorted(folder.iterdir(), key=lambda file: file.name)
   names = sources.digest([folder.parts[-2:], parts, *(file.name for file in files)])
   sizes, times = zip(*places.stamps(files), strict=True)

@@ -24,8 +24,8 @@ HEAD, TAIL = 12, 4  # bytes before and after the data of a record
 def opened(folder: pathlib.Path, files: Sequence[str], lengths: Sequence[int]) -> index.Extents:
   """Returns the records of files on a disk or in a bucket.
 
-  All files are scanned the first time. Files in a bucket are read completely for this. The result is stored in this
-  machine's cache, with 16 bytes per record.
+  All files are scanned when they are opened for the first time. Files in a bucket are read completely. The result is
+  stored in this machine's cache, with 16 bytes per record.
 
   Args:
     folder: directory of the files.
