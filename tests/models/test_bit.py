@@ -146,5 +146,5 @@ def test_mistakes_say_what_is_allowed(arguments, message):
 
 
 def test_images_of_another_size_are_refused():
-  with pytest.raises(ValueError, match=r"images are \(16, 16, 3\).*built for \(32, 32, 3\)"):
+  with pytest.raises(ValueError, match=r"images have the shape \(16, 16, 3\).*built for \(32, 32, 3\)"):
     model()(modules.images(16))

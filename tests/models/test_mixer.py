@@ -168,5 +168,5 @@ def test_mistakes_say_what_is_allowed():
     models.create("Mixer-S/16", 30)
   with pytest.raises(schema.ConfigError, match=r"model.heads: unknown key"):
     models.create("Mixer-S/16", heads=2)
-  with pytest.raises(ValueError, match=r"images are \(8, 8, 3\).*built for \(16, 16, 3\)"):
+  with pytest.raises(ValueError, match=r"images have the shape \(8, 8, 3\).*built for \(16, 16, 3\)"):
     tiny()(modules.images(8))

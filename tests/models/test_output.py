@@ -58,7 +58,7 @@ def test_a_map_becomes_tokens_row_by_row():
 def test_images_of_another_shape_are_refused():
   images = jnp.zeros((2, 8, 8, 3))
   check_shape(images, (8, 8, 3), None)
-  with pytest.raises(ValueError, match=r"images are \(8, 8, 3\) .* was built for \(9, 9, 3\)"):
+  with pytest.raises(ValueError, match=r"images have the shape \(8, 8, 3\) .* was built for \(9, 9, 3\)"):
     check_shape(images, (9, 9, 3), (4, 12))
 
 

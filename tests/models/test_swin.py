@@ -222,7 +222,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters():
     ({"image_size": 23}, r"nearest image sizes: 8, 24"),
     ({"image_size": 5}, r"nearest image sizes: 8(?!,)"),
     ({"image_size": (24, 100)}, r"image size 100 .* nearest image sizes: 96, 120"),
-    ({"depths": (2, 2, 2)}, r"depths \(2, 2, 2\) are 3 stages, heads \(2, 4\) are 2"),
+    ({"depths": (2, 2, 2)}, r"depths \(2, 2, 2\) specify 3 stages, but heads \(2, 4\) specify 2"),
     ({"heads": (2, 3)}, r"stage 1 has width 16, which is not a multiple of its heads 3"),
     ({"depths": (0, 2)}, r"model.depths\[0\]: 0 is out of range"),
     ({"window": 1}, r"model.window: 1 is out of range"),
@@ -242,5 +242,5 @@ def test_nearest_sizes_of_the_published_models_are_allowed():
 
 
 def test_images_of_another_size_are_refused():
-  with pytest.raises(ValueError, match=r"images are \(16, 16, 3\).*built for \(24, 24, 3\)"):
+  with pytest.raises(ValueError, match=r"images have the shape \(16, 16, 3\).*built for \(24, 24, 3\)"):
     tiny()(modules.images(16))

@@ -78,7 +78,7 @@ def test_any_patch_size_works():
       r"name: 'ViT-Q/16' has unknown size 'Q'.* Allowed: mu, Ti, S, M, B, L, So400m, H, g,",
     ),
     ("ViT-b/16", r"unknown size 'b'"),
-    ("ViT-S/0", r"patch '0'. Allowed: a whole number from 1"),
+    ("ViT-S/0", r"patch '0'. Allowed: a positive integer"),
     ("ViT-S/-4", r"patch '-4'"),
     ("ViT-S/4.5", r"patch '4.5'"),
     ("ViT-S/", r"patch ''"),

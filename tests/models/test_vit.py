@@ -119,12 +119,15 @@ def test_the_same_configuration_gives_the_same_graph():
     ({"image_size": 18}, r"image size 18 is not a multiple of patch 4; nearest image sizes: 16, 20"),
     ({"image_size": 3}, r"image size 3 is not a multiple of patch 4; nearest image sizes: 4"),
     ({"heads": 3}, r"width 16 is not a multiple of heads 3. Allowed heads: 1, 2, 4, 8, 16"),
-    ({"width": 18, "position": "sincos2d"}, r"'sincos2d' needs a width that is a multiple of 4; it is 18"),
-    ({"width": 15, "heads": 3, "position": "factored"}, r"'factored' needs a width that is a multiple of 2; it is 15"),
+    ({"width": 18, "position": "sincos2d"}, r"width 18 is not a multiple of 4, which position 'sincos2d' needs"),
+    (
+      {"width": 15, "heads": 3, "position": "factored"},
+      r"width 15 is not a multiple of 2, which position 'factored' needs",
+    ),
     ({"depth": 0}, r"model.depth: 0 is out of range. Allowed: \[1, 1024\]"),
     ({"dropout": 1.0}, r"model.dropout: 1.0 is out of range"),
     ({"layer_scale": 0.0}, r"model.layer_scale: 0.0 is out of range"),
-    ({"hidden_multiple": 8}, r"model.hidden_multiple: 8 is for SwiGLU, and mlp is 'gelu'"),
+    ({"hidden_multiple": 8}, r"model.hidden_multiple: 8 is for SwiGLU, but mlp is 'gelu'"),
     ({"rotary": {"name": "axail"}}, r"model.rotary.name: unknown name 'axail'.*'axial'"),
     ({"rotary": {"name": "mixed", "first": "rows"}}, r"model.rotary.first: unknown key for 'mixed'.*axial takes it"),
     ({"rotary": {"name": "axial"}, "heads": 8}, r"^model.rotary: a head has 2 channels"),
@@ -146,7 +149,7 @@ def test_mistakes_say_what_is_allowed(arguments, message):
 
 @pytest.mark.heavy
 def test_images_of_another_size_are_refused():
-  with pytest.raises(ValueError, match=r"images are \(8, 8, 3\).*built for \(16, 16, 3\)"):
+  with pytest.raises(ValueError, match=r"images have the shape \(8, 8, 3\).*built for \(16, 16, 3\)"):
     modules.model()(modules.images(8))
 
 

@@ -1,4 +1,7 @@
-"""Sharding of activations. The code that traces a model on a mesh sets it, so that models name no mesh axis."""
+"""Sharding of activations.
+
+The code that traces a model on a mesh sets the sharding. Models therefore name no mesh axis.
+"""
 
 import contextlib
 import contextvars
@@ -17,8 +20,9 @@ class Sharding(NamedTuple):
 
   Attributes:
     stream: sharding of [B, ...], with the batch axis first.
-    gather: function (path, parameter of one layer) -> the parameter, gathered if it is split for storage only.
-    per_device: function of one device's [B, N, F] and [F] arrays -> function of global arrays.
+    gather: function (path, parameter of one layer) -> the parameter. Parameters that are split only for storage are
+      gathered.
+    per_device: converts a function of one device's arrays [B, N, F] and [F] to a function of global arrays.
   """
 
   stream: jax.sharding.Sharding
@@ -31,7 +35,7 @@ _sharding: contextvars.ContextVar[Sharding | None] = contextvars.ContextVar("sha
 
 @contextlib.contextmanager
 def sharded(stream: jax.sharding.Sharding, gather: Callable, per_device: Callable) -> Iterator[None]:
-  """Constrains the activations of every model that is traced inside.
+  """Constrains the activations of all models that are traced inside of this context.
 
   XLA does not propagate the batch axis into a scanned layer with split parameters. Without constraints the FLOPs of
   ViT-L/16 doubled.
@@ -55,7 +59,7 @@ def constrain(x: Float[Tensor, " B *x"]) -> Float[Tensor, " B *x"]:
 
 
 def gather(prefix: str, params: nnx.State) -> nnx.State:
-  """Returns the parameters of one layer as its computation needs them.
+  """Returns the parameters of one layer in the form that its computation needs.
 
   Args:
     prefix: prefix of the paths of the layer.

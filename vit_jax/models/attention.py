@@ -22,7 +22,7 @@ Bias = Literal["all", "query_value", "none"]  # projections that have a bias
 
 
 class Attention(nnx.Module):
-  """Multi-head attention of x to a memory, by default to itself: out(softmax(q k^T / sqrt(K)) v).
+  """Multi-head attention, out(softmax(q k^T / sqrt(K)) v), of x to a memory, or to x itself by default.
 
   Relative positions, normalisation, rotation and `difference` support self-attention only. In contrast to "xla", the
   formulation "fused" records no logits and no weights, because the kernel does not store them.
@@ -41,9 +41,9 @@ class Attention(nnx.Module):
     context_norm: norm of the input of the last projection (Fang et al. 2023), or None.
     difference: combines the two halves of each head, which attend separately. None disables differential attention.
     out_bias: whether the last projection has a bias.
-    rotary: a value of `rotary.ROTARY`. It rotates queries and keys of patches after their norms. None disables
+    rotary: a value of `rotary.ROTARY`. Queries and keys of patches are rotated after their norms. None disables
       rotation.
-    leading: number of tokens before the registers, which are not rotated. The patches are the last tokens.
+    leading: number of tokens before the registers. These tokens are not rotated. The patches are the last tokens.
     formulation: "xla", or "fused" for the TPU kernel of `fused_attention`. The kernel supports self-attention without
       relative positions, bias, dropout and `difference`.
     dtype: type of the computation.
@@ -76,7 +76,7 @@ class Attention(nnx.Module):
     if formulation == "fused" and (dropout or relative):
       raise schema.ConfigError(
         f"model: attention 'fused' supports neither attention_dropout nor relative positions, which are "
-        f"{dropout} and {'on' if relative else 'off'}. Set both to none, or attention='xla'"
+        f"{dropout} and {'on' if relative else 'off'}. Disable both, or use attention='xla'"
       )
     if formulation == "fused" and difference:
       raise schema.ConfigError("model: attention 'fused' does not support differential=true. Use 'xla'")
@@ -222,9 +222,9 @@ class Attention(nnx.Module):
 def averaged(logits: Float[Tensor, "B H M N"], values: Float[Tensor, "B N H K"]) -> Float[Array, "B M H K"]:
   """Computes softmax(logits) times values, with a custom backward pass.
 
-  The gradient of the softmax is p (dp - sum_n p dp). Its sum follows from the result c, because sum_n p dp = sum_k c
-  dc. This sum has K terms instead of N, and no array of size N x N is read for it. It saves 2.4 % of a ViT-B/16's step,
-  according to the TPU compiler.
+  The gradient of the softmax is p (dp - sum_n p dp). The sum is computed from the result c, because sum_n p dp = sum_k
+  c dc. The right side has K terms instead of N, and needs no array of size N x N. According to the TPU compiler, this
+  saves 2.4 % of a ViT-B/16's step.
 
   Args:
     logits: logits, (B, H, M, N).
@@ -255,7 +255,7 @@ averaged.defvjp(_averaged_forward, _averaged_backward)
 
 
 def relative_logits(query: Float[Tensor, "B N H K"], offsets: Float[Tensor, "2*N-1 K"]) -> Float[Array, "B H N N"]:
-  """Computes the product of each query p with the vector of its offset to key n, row N - 1 - p + n.
+  """Computes the product of each query p with the vector of its offset to each key n. The vector is row N - 1 - p + n.
 
   Args:
     query: queries, (B, N, H, K).

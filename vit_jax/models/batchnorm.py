@@ -10,9 +10,9 @@ from vit_jax.shapes import Array, Float, PRNGKey, Tensor
 class BatchNorm(nnx.Module):
   """Batch normalisation: (x - mean) / sqrt(var + eps) * scale + bias (Ioffe & Szegedy 2015), computed in float32.
 
-  With a key (training), mean and biased variance are computed over all axes of x except the last. They are those of the
-  global batch, regardless of its distribution over devices. The running averages become (1 - momentum) old + momentum
-  new, with the unbiased variance, as in PyTorch. Without a key (evaluation), the running averages are used and not
+  With a key (training), mean and biased variance are computed over all axes of x except the last. They cover the global
+  batch, regardless of its distribution over devices. The running averages become (1 - momentum) old + momentum new.
+  They use the unbiased variance, as in PyTorch. Without a key (evaluation), the running averages are used and not
   updated.
 
   Args:

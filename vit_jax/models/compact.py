@@ -118,7 +118,7 @@ def compact(
     norm_order: order of norms and branches, see `transformer.Block`.
     kernel: size of the tokenizer's kernels.
     convolutions: number of convolutions of the tokenizer. 0 cuts patches with the side `kernel`.
-    pool: input of the head. "cls" adds and reads a class token. "seqpool" reads the mean of the tokens with learned
+    pool: input of the head. "cls" adds a class token and uses it. "seqpool" uses the mean of the tokens with learned
       weights.
     registers: number of tokens that pooling ignores and that have no position (Darcet et al. 2024).
     dropout: dropout rate of the tokens, of the MLPs and of each branch.
@@ -133,7 +133,7 @@ def compact(
     remat: rematerialisation policy, see `stack.POLICIES`.
 
   Raises:
-    ConfigError: if sizes do not fit each other.
+    ConfigError: if sizes are not compatible.
   """
   replaced = {"kernel": kernel, "convolutions": convolutions, "pool": pool}
   variant = variant._replace(**{key: value for key, value in replaced.items() if value is not None})

@@ -1,4 +1,4 @@
-"""Requirements for the module that a model's function returns, which matter most for user-defined models.
+"""Requirements for the modules that the functions of models return. They matter most for user-defined models.
 
 Every module needs a method `outputs`. The attributes `accepts_patches`, `patch` and `prefix` are optional.
 `docs/extend.md` lists all requirements.
@@ -34,7 +34,7 @@ def prefix_of(name: str, module: nnx.Module) -> Mapping[str, int]:
     module: the module.
 
   Raises:
-    ConfigError: if the attribute `prefix` has another meaning.
+    ConfigError: if the attribute `prefix` is not such a dictionary.
   """
   prefix = getattr(module, "prefix", {})
   valid = isinstance(prefix, Mapping) and all(

@@ -70,7 +70,10 @@ def _conv(x, kernel, *, stride, borders, groups):
 
 
 def _shifted(x, size, stride, borders) -> Iterator[jax.Array]:
-  """Yields the padded image, shifted for each weight of a kernel row by row: size * size arrays [B, H', W', C]."""
+  """Yields the padded image, shifted for each weight of the kernel in row-major order:
+
+  size * size arrays [B, H', W', C].
+  """
   x = jnp.pad(x, ((0, 0), *borders, (0, 0)))
   rows, columns = ((side - size) // stride + 1 for side in x.shape[1:3])
   for i in range(size):
@@ -101,8 +104,8 @@ def max_pool(x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B (H+1)//2 (W+1)//2 
   """Computes the maximum over 3x3 windows with stride 2. The border is -infinity.
 
   The gradient is passed to the first maximum of a window in row-major order, as in PyTorch. XLA's own backward pass
-  (select-and-scatter) takes more than a third of a CCT's step on a CPU. This one needs a few additions of shifted
-  arrays.
+  (select-and-scatter) takes more than a third of a CCT's step on a CPU. This implementation needs a few additions of
+  shifted arrays.
 
   Args:
     x: feature map, (B, H, W, C).

@@ -73,7 +73,7 @@ class Description:
     return dict(self.bound().model.args)
 
   def essential(self) -> dict[str, Any]:
-    """Returns the arguments that change the model compared to its name alone."""
+    """Returns the arguments with values that differ from those that the name implies."""
     default = self.replaced(model=Choice(self.model.name)).arguments()
     return {key: value for key, value in self.arguments().items() if key not in _BESIDE and value != default[key]}
 
@@ -101,7 +101,7 @@ class Description:
 
   @classmethod
   def from_json(cls, values: Any) -> "Description":
-    """Returns the description for values that `to_json` returned.
+    """Inverts `to_json`.
 
     Args:
       values: JSON values, which may be from an older version.

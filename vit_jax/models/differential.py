@@ -24,7 +24,9 @@ class Difference(nnx.Module):
 
   def __init__(self, size, *, dtype, rngs):
     if size % 2:
-      raise schema.ConfigError(f"model.differential: heads have {amount(size, 'channel')}. Allowed: an even number")
+      raise schema.ConfigError(
+        f"model.differential: heads have {amount(size, 'channel')}. Allowed: an even number of channels"
+      )
     draw = nnx.initializers.normal(0.1)
     self.query1, self.key1, self.query2, self.key2 = (
       nnx.Param(draw(rngs.params(), (size // 2,), jnp.float32)) for _ in range(4)

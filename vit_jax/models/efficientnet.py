@@ -48,8 +48,8 @@ class Block(nnx.Module):
   """An inverted bottleneck (Sandler et al. 2018) with squeeze-excitation.
 
   It consists of an expansion to F = expansion * C channels, a depthwise convolution, a gate and a projection. If the
-  shape does not change, a shortcut is added. The gate is computed from the spatial means, through C / 4 channels (Hu et
-  al. 2018).
+  shape does not change, a shortcut is added. The gate is computed from the spatial means with a hidden layer of C / 4
+  channels (Hu et al. 2018).
 
   Args:
     channels: number of input channels C.
@@ -106,8 +106,8 @@ def _border(kernel, padding):
 class EfficientNet(nnx.Module):
   """An EfficientNet, images -> logits in float32: stem, stages of blocks, top, spatial mean and head.
 
-  Without a head the result is the features. `key` is the random key of all dropout. With a key, batch norms use and
-  track the statistics of the batch. None selects evaluation.
+  Without a head the result is the features. `key` is the random key of all dropout. With a key, batch norms use the
+  statistics of the batch and update their running averages. A key of None selects evaluation.
 
   Args:
     shape: height, width and channels of the images.
@@ -226,7 +226,9 @@ def efficientnet(
   """
   stages = blocks_of(depth_factor) if stages is None else stages
   if not 0 < len(stages) <= len(STAGES):
-    raise schema.ConfigError(f"model: stages {list(stages)}. Allowed: blocks of each, for 1 to {len(STAGES)} stages")
+    raise schema.ConfigError(
+      f"model: stages {list(stages)}. Give the number of blocks of each stage, for 1 to {len(STAGES)} stages"
+    )
   compute = jnp.dtype(dtype)
   return EfficientNet(
     (*sides(image_size), channels),

@@ -41,7 +41,7 @@ def checked(
   Args:
     rows: {name: array} with one row per image, including the flags.
     positions: record numbers of the images, int [B].
-    name: returns the name of a record, for the message.
+    name: function that returns the name of a record, for the message.
 
   Returns:
     The rows without flags.

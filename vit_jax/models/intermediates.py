@@ -1,7 +1,8 @@
 """Access to intermediates by name: models announce values with `record`, and `capture` returns selected ones.
 
 `record` also names the value for rematerialisation policies. Inside a stack of layers, names are local
-("attention/weights"). Outside they are "blocks/3/attention/weights", whether or not the stack is scanned.
+("attention/weights"). Outside of the stack, they have the layer's prefix ("blocks/3/attention/weights"), whether or not
+the stack is scanned.
 """
 
 import collections
@@ -22,7 +23,7 @@ class Recorder:
   """A collection of the requested values and of all names.
 
   Args:
-    wanted: returns whether the value with a name is stored.
+    wanted: function that returns whether the value with a name is stored.
   """
 
   def __init__(self, wanted: Callable[[str], bool]):
@@ -41,12 +42,12 @@ class Recorder:
       ConfigError: if the name was recorded before, or if the value belongs to an inner JAX transformation.
     """
     if name in self.names:
-      raise schema.ConfigError(f"capture: {name!r} is recorded twice; capture a function that calls the model once")
+      raise schema.ConfigError(f"capture: {name!r} is recorded twice. Capture a function that calls the model once")
     # A value from an inner jit, grad or vmap would leak. JAX detects leaks much later, with an unclear message.
     if self.trace != jax.extend.core.get_opaque_trace_state():
       raise schema.ConfigError(
-        f"capture: {name!r} is computed inside a jit, grad or vmap inside the captured function; "
-        "apply the transformation outside: jax.jit(capture(function, ...))"
+        f"capture: {name!r} is computed inside of a jit, grad or vmap of the captured function. "
+        "Apply the transformation outside: jax.jit(capture(function, ...))"
       )
     self.names.append(name)
     if self.wanted(name):
@@ -119,16 +120,17 @@ def scope(prefix: str) -> Iterator[None]:
 
 
 def capture(function: Callable, *patterns: str) -> Callable:
-  """Returns a function that returns both the output of `function` and its intermediates.
+  """Converts a function to one that returns both its output and its intermediates.
 
   Args:
-    function: a model, or a function that calls one model once. Transformations go outside: jax.jit(capture(...)).
+    function: a model, or a function that calls one model once. Apply JAX transformations to the result:
+      jax.jit(capture(...)).
     *patterns: regular expressions or globs for whole names. In a glob, * does not match a slash:
       "blocks/*/attention/weights".
 
   Returns:
-    A function with the arguments of `function`. It returns (output, intermediates). The intermediates are an
-    `OrderedDict` {name: value} in the order of computation. Layer 2 therefore precedes layer 10, also after jax.jit.
+    A function with the same arguments, which returns (output, intermediates). The intermediates are an `OrderedDict`
+    {name: value} in the order of computation. Layer 2 therefore precedes layer 10, even if the function is compiled.
 
   Raises:
     ConfigError: when the returned function is called, if a pattern matches no name.
@@ -151,8 +153,8 @@ def capture(function: Callable, *patterns: str) -> Callable:
       output = function(*args, **kwargs)
     if not recorder.names:
       raise schema.ConfigError(
-        "capture: the function announced no intermediates; if it is compiled already, "
-        "write jax.jit(capture(function, ...))"
+        "capture: the function recorded no intermediates. If it is already compiled, "
+        "use jax.jit(capture(function, ...))"
       )
     for pattern in patterns:
       if not any(matches(pattern, name) for name in recorder.names):

@@ -24,7 +24,7 @@ zeros = nnx.initializers.zeros_init()
 
 @jax.custom_jvp
 def gelu(x: Float[Tensor, "*x"]) -> Float[Tensor, "*x"]:
-  """Computes GELU exactly, x times the normal distribution function of x, with erf and in float32 for every dtype.
+  """Computes the exact GELU, x times the normal distribution function of x, with erf. Uses float32 for every dtype.
 
   Args:
     x: array of any shape.
@@ -121,9 +121,10 @@ class Linear(nnx.Module):
     inputs: sizes of the input axes.
     outputs: sizes of the output axes.
     bias: whether a bias is added.
-    softmax: whether the output feeds a softmax that the bias shifts as a whole. The bias then has no effect, and its
-      gradient is stopped. It would be rounding noise, which Adam scales up to full steps.
-    kernel_init: initialiser of the kernel, which it sees as a matrix.
+    softmax: whether the output is the input of a softmax, and the bias adds one constant to all its values. The bias
+      then has no effect, and its gradient is stopped. Otherwise its gradient would be rounding noise, which Adam scales
+      up to full steps.
+    kernel_init: initialiser of the kernel, which is called with the shape of a matrix.
     bias_init: initialiser of the bias.
     dtype: type of the computation.
     rngs: source of keys.
@@ -147,7 +148,7 @@ class Linear(nnx.Module):
     return y + (jax.lax.stop_gradient(bias) if self.softmax else bias)
 
   def flat(self, x: Float[Tensor, "*B I"], bias: bool = True, scale: Scale = None) -> Float[Tensor, "*B O"]:
-    """Applies the map to inputs and outputs that are each merged into one axis, for kernels with this layout.
+    """Applies the map with all input axes merged into one axis, and all output axes merged into one axis.
 
     Args:
       x: inputs, (*B, I).
@@ -167,11 +168,11 @@ class Linear(nnx.Module):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _matrix(kernel, rank):
-  """Reshapes a kernel to [H K, D], from [D, H, K] (rank 1, D is the input) or from [H, K, D] (rank 2).
+  """Reshapes a kernel to [H K, D], from [D, H, K] (one input axis D) or from [H, K, D] (two input axes).
 
   XLA stores both in this layout in a TPU's memory. The gradient is reshaped to the kernel's shape immediately.
-  Otherwise XLA would start the optimizer's update with matrices and end it with three dimensions. The conversion
-  through memory takes 7 ms of a ViT-L/16's step.
+  Otherwise XLA would start the optimizer's update with matrices, and convert to three dimensions at its end. This
+  conversion takes 7 ms of a ViT-L/16's step.
   """
   matrix = kernel.reshape(math.prod(kernel.shape[:rank]), -1)
   return matrix.T if rank == 1 else matrix
@@ -189,7 +190,7 @@ _matrix.defvjp(_matrix_forward, _matrix_backward)
 
 
 class PatchEmbedding(nnx.Module):
-  """A linear map of every patch, for images or for patches that are already cut.
+  """A linear map of every patch. The input is images, or patches that are already cut.
 
   Patches are ordered row by row. The values of a patch are ordered by row, column and channel. On a TPU, patches should
   be cut on the host. Otherwise the image is first copied into another layout, which takes 1.5 % of a ViT-B/16's step.

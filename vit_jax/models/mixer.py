@@ -33,7 +33,7 @@ class Block(nnx.Module):
   """A Mixer block: x + tokens(norm1(x)^T)^T, then x + mlp(norm2(x)) (eq. 1). It is called like `transformer.Block`.
 
   All channels share the token MLP, and its weights depend on the number of tokens N. Its intermediates have the prefix
-  "tokens/mlp/". Rematerialisation treats both MLPs alike.
+  "tokens/mlp/". Rematerialisation treats both MLPs in the same way.
 
   Args:
     norm1: norm of the token MLP.

@@ -40,7 +40,9 @@ def check_shape(images: Shaped[Tensor, "B ..."], *shapes: tuple[int, ...] | None
     ValueError: if the images have none of the shapes.
   """
   if images.shape[1:] not in shapes:
-    raise ValueError(f"images are {images.shape[1:]} (height, width, channels); the model was built for {shapes[0]}")
+    raise ValueError(
+      f"images have the shape {images.shape[1:]} (height, width, channels), but the model was built for {shapes[0]}"
+    )
 
 
 def check_patches(images: Shaped[Tensor, "B H W C"], patch: int, channels: int) -> None:
@@ -56,7 +58,7 @@ def check_patches(images: Shaped[Tensor, "B H W C"], patch: int, channels: int) 
   """
   if images.shape[1] % patch or images.shape[2] % patch or images.shape[3] != channels or 0 in images.shape:
     raise ValueError(
-      f"images are {images.shape[1:]} (height, width, channels). Allowed: multiples of {patch}, and "
+      f"images have the shape {images.shape[1:]} (height, width, channels). Allowed: multiples of {patch}, and "
       f"{amount(channels, 'channel')}"
     )
 
@@ -86,8 +88,8 @@ def features_of(kind: Features, prefix: Mapping[str, int]) -> Callable[[Output],
   - "patches": the mean of the patches, or of the positions of a feature map.
   - "cls_patches": the class token and the mean of the patches, concatenated.
 
-  The last three are float32 and use the tokens after the last norm (DINO, Caron et al. 2021; DINOv2, Oquab et al.
-  2023). If the last norm is applied after pooling, they use the output of the blocks.
+  The last three kinds are float32 and use the tokens after the last norm (DINO, Caron et al. 2021; DINOv2, Oquab et al.
+  2023). If the last norm is applied after pooling, these kinds use the output of the blocks.
 
   Args:
     kind: kind of features.

@@ -1,4 +1,4 @@
-"""A table of a model's parameters in about a dozen lines, grouped by module with similar layers merged."""
+"""A table of a model's parameters in about a dozen lines. Each line is a module, and similar layers share a line."""
 
 import math
 import re
@@ -45,7 +45,7 @@ def sizes(shapes: Mapping[str, jax.ShapeDtypeStruct], name_of: Callable) -> dict
 
 
 def _modules(deep):
-  """Returns the function that names a group by the first `deep` modules of a path, with # for layer numbers."""
+  """Returns a function from a path to the name of its group: the first `deep` modules, with # for layer numbers."""
 
   def name(parts):
     merged = ["#" if part.isdigit() else part for part in (parts[:-1] or parts)]

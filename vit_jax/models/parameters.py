@@ -16,12 +16,12 @@ Rows = tuple[tuple[str, tuple[str | None, ...]], ...]
 
 
 class Order(NamedTuple):
-  """Patterns for whole parameter paths. Each parameter of a model matches one of the first four.
+  """Patterns for whole parameter paths. Each parameter of a model matches one of the first four patterns.
 
   Attributes:
     before: parameters before the blocks, which convert images to tokens.
-    blocks: parameters of the blocks. If all blocks are alike, group 1 is the block's number. It is empty in a scanned
-      stack.
+    blocks: parameters of the blocks. If all blocks are alike, group 1 of the pattern is the block's number, which is
+      empty in a scanned stack.
     after: parameters after the blocks: the last norm and pooling.
     head: parameters with shapes that depend on the number of classes.
     positioned: names of the prefix tokens that have a row in the table of positions.

@@ -41,7 +41,8 @@ def sine(tokens: int, width: int) -> Float[np.ndarray, "{tokens} {width}"]:
 
 @functools.cache
 def sincos2d(rows: int, columns: int, width: int) -> Float[np.ndarray, "{rows*columns} {width}"]:
-  """Returns the fixed 2-D table of Chen et al. 2021: sin x, cos x, sin y, cos y of D/4 frequencies each.
+  """Returns the fixed 2-D table of Chen et al. 2021. Its four quarters are sin x, cos x, sin y and cos y of D/4
+  frequencies.
 
   Args:
     rows: number of rows of patches.
@@ -111,7 +112,7 @@ class Learned(nnx.Module):
 
 
 class Factored(nnx.Module):
-  """A table with a learned vector of width D/2 for each column, followed by one for each row.
+  """A table of learned vectors. A patch has a vector of width D/2 for its column, followed by one for its row.
 
   Args:
     rows: number of rows of patches.

@@ -35,7 +35,7 @@ STEM_SHARDING = (  # in addition to `parameters.SHARDING`, which contains the ot
 
 
 def standardised(kernel: Float[Tensor, "P P C D"], divisor: Divisor) -> Float[Tensor, "P P C D"]:
-  """Standardises a kernel to mean 0 and, except for an epsilon, variance 1 of each output (Qiao et al. 2019).
+  """Standardises the weights of each output channel to mean 0 and (up to an epsilon) variance 1 (Qiao et al. 2019).
 
   Args:
     kernel: kernel, (P, P, C, D).
@@ -73,7 +73,7 @@ class StandardisedConv(nnx.Module):
 
 
 class GroupNorm(nnx.Module):
-  """Group normalisation over space and the channels of each of 32 groups (Wu and He 2018).
+  """Group normalisation: statistics over space and the channels of a group, for each of 32 groups (Wu and He 2018).
 
   Args:
     width: number of channels, a multiple of 32.
@@ -189,7 +189,7 @@ class Stem(nnx.Module):
 
   Args:
     channels: number of image channels.
-    stages: number of units of each stage. () is the root alone.
+    stages: number of units of each stage. () creates only the root.
     dtype: type of the computation.
     rngs: source of keys.
   """

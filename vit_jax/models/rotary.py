@@ -1,7 +1,8 @@
 """Rotary positions: queries and keys are rotated, two channels at a time, by angles that depend on the patch position.
 
-Channel i of a head is rotated with channel i + K / 2. Other codes rotate the neighbours 2 i and 2 i + 1. These are the
-same models with channels in another order, which importers convert. Class and distillation tokens are not rotated.
+Channel i of a head is rotated with channel i + K / 2. Other implementations rotate channel 2 i with channel 2 i + 1.
+These are the same models with a different order of channels, which importers convert. Class and distillation tokens are
+not rotated.
 """
 
 import dataclasses
@@ -28,8 +29,8 @@ class Axial:
     grid: (rows, columns) of patches for which the model is built.
     temperature: frequency i is temperature ** (-4 i / K).
     first: coordinate of the first half of the pairs.
-    reference: number of rows and columns to which the coordinates of every grid are scaled. None disables scaling. 0
-      uses the model's own grid.
+    reference: number of rows and columns to which the coordinates of every grid are scaled. 0: size of the model's own
+      grid. None disables scaling.
     registers: temperature for the rotation of registers, which are placed on a separate square. None: registers are not
       rotated.
   """
@@ -172,7 +173,8 @@ class Centred:
     size: number of channels K of a head.
     grid: (rows, columns) of patches for which the model is built.
     temperature: the period of pair i is temperature ** (4 i / K).
-    normalise: side of an image that extends from -1 to 1: both ("separate"), the longer ("max") or the shorter ("min").
+    normalise: sides of an image that extend from -1 to 1: both sides ("separate"), the longer side ("max") or the
+      shorter side ("min").
     shift: in training, a random number between -shift and shift is added to the coordinates, drawn for each axis.
     jitter: in training, coordinates are multiplied by a random factor between 1 / jitter and jitter, drawn for each
       axis.
@@ -250,7 +252,7 @@ ROTARY = {"none": none, "axial": Axial, "mixed": Mixed, "dinov3": Centred}
 def _check(rotary, parts):
   if rotary.size % parts:
     raise ConfigError(
-      f"a head has {amount(rotary.size, 'channel')}, which rotate in pairs for rows and columns. Allowed: "
+      f"a head has {amount(rotary.size, 'channel')}, but rotation needs pairs for rows and columns. Allowed: "
       f"multiples of {parts}. Use another width or number of heads"
     )
 
@@ -261,7 +263,7 @@ def _grid(rows, columns):
 
 
 def _axial(coordinates, temperature, size, first):
-  """Returns angles [..., N, 1, K / 2]: those of the first coordinate, then those of the second."""
+  """Returns angles [..., N, 1, K / 2]. The angles of the first coordinate precede those of the second."""
   frequencies = (temperature ** (-4 * np.arange(size // 4) / size)).astype(np.float32)
   order = (0, 1) if first == "rows" else (1, 0)
   xp = jnp if isinstance(coordinates, jax.Array) else np

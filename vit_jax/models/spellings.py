@@ -1,4 +1,4 @@
-"""Model names of other libraries and their closest names here, for suggestions in error messages."""
+"""Model names of other libraries and the closest names in this package, for suggestions in error messages."""
 
 import re
 from collections.abc import Collection
@@ -33,7 +33,7 @@ _RESNETS = {18: "R26x1", 26: "R26x1", 34: "R26x1", 50: "R50x1", 101: "R101x1", 1
 
 
 def nearest(name: str, names: Collection[str]) -> str | None:
-  """Returns the name here that most likely corresponds to a name of another library, or None.
+  """Returns the name in this package that most likely corresponds to a name of another library, or None.
 
   Args:
     name: a name such as "vit_b_16" (torchvision), "ViT-B-16" (open_clip), "facebook/dinov2-base" (Hugging Face) or

@@ -1,4 +1,7 @@
-"""Stacks of equal layers, unrolled or scanned, with rematerialisation policies. All variants give equal results."""
+"""Stacks of equal layers, unrolled or scanned, with rematerialisation policies.
+
+All variants compute the same results.
+"""
 
 import dataclasses
 import functools
@@ -40,7 +43,7 @@ class Blocks:
   Args:
     block: function that creates one block from a source of keys.
     depth: number of blocks.
-    scan: whether the blocks are one module with a leading axis, which is compiled once.
+    scan: whether all blocks are one module, which is compiled once. Its parameters have a leading axis of blocks.
     remat: rematerialisation policy, a key of `POLICIES`.
     stochastic_depth: rate of stochastic depth at the last block.
     dropping: distribution of the rate over the blocks.

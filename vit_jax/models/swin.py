@@ -58,7 +58,7 @@ class WindowAttention(Attention):
 
   Windows start at row and column 0, or at `shift`. Shifted windows are cut at the border, and tokens do not attend
   across it. `table` contains a bias for each head and each offset from query to key. Offsets are (rows, columns),
-  starting at 1 - window. Recorded intermediates have windows in place of images: [B * windows, N, ...].
+  starting at 1 - window. Recorded intermediates have an axis of windows instead of images: [B * windows, N, ...].
 
   Args:
     width: width of the tokens.
@@ -109,7 +109,8 @@ def offsets(window: tuple[int, int]) -> Int[np.ndarray, "N N"]:
 
 
 def seen(extent: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]) -> Bool[np.ndarray, "windows N N"]:
-  """Returns whether query and key of a window are on the same side of both seams of the rolled feature map.
+  """Returns whether a query and a key of a window are neighbours in the image, not separated by a seam of the rolled
+  map.
 
   Args:
     extent: (rows, columns) of the feature map.
@@ -216,9 +217,9 @@ def swin(
 ) -> Swin:
   """Creates a Swin Transformer: [B, H, W, C] -> [B, V].
 
-  Every second block shifts its windows by half a window. If a side of a feature map is not longer than the window, it
-  is one window and is not shifted. `width`, `depths`, `heads` and `window` replace the published values if they are not
-  None.
+  Every second block shifts its windows by half a window. If a side of a feature map is not longer than the window,
+  there is one window along this side, and it is not shifted. `width`, `depths`, `heads` and `window` replace the
+  published values if they are not None.
 
   Args:
     row: published widths, depths and heads.
@@ -240,7 +241,7 @@ def swin(
     remat: rematerialisation policy, see `stack.POLICIES`.
 
   Raises:
-    ConfigError: if stages, heads, window and image size do not fit each other.
+    ConfigError: if stages, heads, window and image size are not compatible.
   """
   row = Size(width or row.width, depths or row.depths, heads or row.heads)
   window = window or published_window
@@ -292,8 +293,9 @@ def _maps(image_sides, window, row):
   """Returns (rows, columns) of each stage's feature map. Raises a ConfigError if stages, heads or image do not fit."""
   if len(row.depths) != len(row.heads):
     raise schema.ConfigError(
-      f"model: depths {row.depths} are {amount(len(row.depths), 'stage')}, heads {row.heads} are {len(row.heads)}. "
-      "Give one number for each stage to both"
+      f"model: depths {row.depths} specify {amount(len(row.depths), 'stage')}, but heads {row.heads} specify "
+      f"{len(row.heads)}. "
+      "Give one number for each stage in both"
     )
   for i, heads in enumerate(row.heads):
     if row.width * 2**i % heads:

@@ -77,7 +77,7 @@ def find(name: str) -> Published:
 
 
 def similar(name: str, most: int = 8) -> list[str]:
-  """Returns names of the same family, or with almost the same spelling, in descending order of similarity.
+  """Returns names that belong to the same family or have almost the same spelling, the most similar first.
 
   Names belong to the same family if they begin with the same letters.
 
@@ -120,7 +120,7 @@ def bind(choice: schema.Choice) -> schema.Choice:
 
 
 class _Families(Mapping):
-  """{"ViT-mu/8's family": function} with the first name of each family. A family is imported when it is accessed."""
+  """A mapping with one entry per family: {"ViT-mu/8's family": function}. A family is imported when it is accessed."""
 
   def __getitem__(self, family):
     return lookup(family.removesuffix(_FAMILY))

@@ -24,7 +24,7 @@ Order = Literal["pre", "official", "parallel", "post"]
 class Block(nnx.Module):
   """A Transformer block: attention, then an MLP, each added to the stream s.
 
-  The order of norms and branches is one of these:
+  `order` is one of these orders of norms and branches:
 
     pre:       s = s + attention(norm1(s));  s = s + mlp(norm2(s))
     official:  s = s + attention(norm1(s));  s = norm2(s);  s = s + mlp(s)
@@ -120,8 +120,8 @@ class Transformer(nnx.Module):
   - Blocks, norm, pooling and head follow.
 
   With a distillation token (Touvron et al. 2021a) the logits are the mean of two heads. Registers (Darcet et al. 2024)
-  are ignored by pooling. They have no position if the table contains no rows for them. Without a head the result is the
-  features.
+  are ignored by pooling. Registers have no position if the table contains no rows for them. Without a head the result
+  is the features.
 
   If `patch` is not None, images may also be cut into patches [B, N, P P C], as described in `layers.PatchEmbedding`. If
   positions are computed instead of learned, whole images may have any size that is a multiple of the patch. `key` is

@@ -86,19 +86,19 @@ def vit(
     channels: number of image channels.
     classes: number of classes. 0 omits the head.
     rngs: source of keys for initial values.
-    pool: input of the head. "cls" reads the class token. "distilled" adds a distillation token with a second head, and
+    pool: input of the head. "cls" uses the class token. "distilled" adds a distillation token with a second head, and
       the logits are the mean of both heads. The other values pool the patches.
-    class_token: whether a class token exists if the head does not read it, as in DINOv3. None means no.
+    class_token: whether there is a class token even if the head does not use it, as in DINOv3. None: no class token.
     registers: number of tokens that pooling ignores (Darcet et al. 2024). They have a position only with "learned_all".
     position: "learned" has a vector for class token, distillation token and each patch. "learned_patches" has vectors
       for patches only (DeiT III), "learned_all" also for registers. "sincos2d" and "factored" apply to patches.
-      "relative" adds positions in the attention and counts every token.
+      "relative" uses relative positions in the attention, for all tokens including the prefix tokens.
     position_at: where positions are added (Dosovitskiy et al. 2021, appendix D.4). "input" adds them once to the
       tokens. "each" adds a separate table before each block. "shared" adds the same table before each block.
     rotary: rotary positions of queries and keys, in addition to added positions: "axial" (rope-vit, EVA-02), "mixed"
       (learned, rope-vit) or "dinov3".
     resampling: method by which importers resample learned tables to another resolution, see `positions.Resampling`.
-      Files use the method of their publisher unless a config sets another one.
+      Published weights use the method of their publisher unless a config sets another one.
     stages: number of units in each stage of a ResNet stem before the patches. None omits the stem.
     attention: "xla", or "fused" for one kernel on TPUs (see `fused_attention`). The weights are the same.
     qk_norm: norm of the queries and keys of each head (Dehghani et al. 2023), applied before rotation.
@@ -123,7 +123,7 @@ def vit(
     pre_logits: width of a layer with tanh before the head. None omits the layer.
     head_bias: initial bias of every class.
     head_std: standard deviation of the head's initial kernel, 0.02 in timm and DeiT. LAMB takes steps proportional to
-      the norm of a kernel, so it would need thousands of steps to leave 0.
+      the norm of a kernel, so a kernel of zeros would need thousands of steps to grow.
     width: width of the tokens.
     depth: number of blocks.
     heads: number of attention heads.
@@ -136,7 +136,7 @@ def vit(
     remat: rematerialisation policy, see `stack.POLICIES`.
 
   Raises:
-    ConfigError: if arguments exclude each other or do not fit the image size.
+    ConfigError: if arguments exclude each other or are not compatible with the image size.
   """
   _check(pool, pre_logits, position, position_at, mlp, hidden_multiple)
   width, depth, heads, hidden = size(row, width=width, depth=depth, heads=heads, hidden=hidden)
@@ -247,7 +247,7 @@ def _check(pool, pre_logits, position, position_at, mlp, hidden_multiple):
   """Raises a ConfigError for arguments that exclude each other."""
   if hidden_multiple and mlp == "gelu":
     raise schema.ConfigError(
-      f"model.hidden_multiple: {hidden_multiple} is for SwiGLU, and mlp is 'gelu'. Leave it out, or take mlp='swiglu'"
+      f"model.hidden_multiple: {hidden_multiple} is for SwiGLU, but mlp is 'gelu'. Remove it, or use mlp='swiglu'"
     )
   if position_at != "input" and position in ("relative", "none"):
     raise schema.ConfigError(
@@ -257,14 +257,17 @@ def _check(pool, pre_logits, position, position_at, mlp, hidden_multiple):
     )
   if pool == "distilled" and pre_logits:
     raise schema.ConfigError(
-      "model: pool 'distilled' has two heads and does not support pre_logits. Leave one of them out"
+      "model: pool 'distilled' has two heads and does not support pre_logits. Remove one of the two"
     )
 
 
 def _positions(position, rows, columns, width, leading, registers, rngs):
   parts = {"sincos2d": 4, "factored": 2}.get(position, 1)
   if width % parts:
-    raise schema.ConfigError(f"model: position {position!r} needs a width that is a multiple of {parts}; it is {width}")
+    raise schema.ConfigError(
+      f"model: width {width} is not a multiple of {parts}, which position {position!r} needs. Use another width or "
+      "position"
+    )
   match position:
     case "learned":
       return positions.Learned(rows * columns + leading, width, std=0.02, rngs=rngs)

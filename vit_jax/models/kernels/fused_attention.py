@@ -3,17 +3,18 @@
 Scores and weights stay in the chip's vector memory. No array of size N x N is written to HBM. The layout has these
 reasons:
 
-- A 32-bit word contains the bfloat16 values of two neighbouring tokens. Separated by shift and mask, even tokens
-  precede odd ones, which does not affect attention. Unpacking in order took half of the kernel's cycles on a v3.
-- Heads keep their layout in [B, N, heads * K]. A head covers at most two groups of 128 lanes, and no lane in both. One
-  select therefore gathers it into 128 lanes, in rotated order. Query, key and value are rotated alike. Their products
-  are correct if the lanes of other heads are zero in one factor.
-- The lanes of other heads are one in the value. For K <= 64, the matrix unit then also sums the exponentials of each
-  row.
+- A 32-bit word contains the bfloat16 values of two neighbouring tokens. The program separates them with a shift and a
+  mask. Even tokens then precede odd tokens, which does not affect attention. Unpacking in the original order took half
+  of the kernel's cycles on a v3.
+- Heads keep their layout in [B, N, heads * K]. A head uses lanes of at most two groups of 128 lanes, and never the same
+  lane in both groups. One select therefore gathers the head into 128 lanes, in rotated order. Query, key and value have
+  the same order. Their products are correct if the lanes of other heads are zero in one factor.
+- In the value, the lanes of other heads contain ones. For K <= 64, the matrix unit therefore also sums the exponentials
+  of each row.
 - The forward pass stores the logarithm of that sum for the backward pass, [B, N, 128] in float32 for all heads of a
   step.
 - The compiler schedules operations approximately in program order. Therefore the program loads the next head's lanes
-  and computes its scores while the matrix unit is busy with the present head. A step processes as many heads as memory
+  and computes its scores while the matrix unit processes the current head. A step processes as many heads as memory
   allows.
 """
 
@@ -65,7 +66,7 @@ def fused_attention(
     gains: factors of queries and keys, (heads * K,) each. If given, queries and keys are first divided by the root mean
       square of each head's channels. None disables the norm.
     angles: rotation angles of each token, (N, K / 2). Channel i is rotated with channel i + K / 2 after the norm, see
-      `rotary.turn`. They receive no gradient. None disables rotation.
+      `rotary.turn`. Angles receive no gradient. None disables rotation.
     eps: added to the mean square by the norm.
 
   Returns:
@@ -84,7 +85,8 @@ def fused_attention(
   query_bias, value_bias = (zero if bias is None else bias.astype(jnp.float32) for bias in (query_bias, value_bias))
   if placed.operands and not placing.fits(layout.size):
     raise schema.ConfigError(
-      f"fused attention normalises and rotates heads of a size that divides {tiling.LANES}, not {layout.size}. Use "
+      f"fused attention normalises and rotates only heads of a size that divides {tiling.LANES}, not {layout.size}. "
+      "Use "
       'attention="xla"'
     )
   gains = tuple(gain.astype(jnp.float32) for gain in gains or ())
@@ -128,7 +130,7 @@ def _reader(refs, query_bias, layout, placed):
 def _schedule(layout):
   """Returns pairs of a job (image, head, number of the head, groups that it completes) and the next job.
 
-  The next job lacks its groups, and is None after the last job.
+  The next job does not contain its groups. It is None after the last job.
   """
   heads = tiling.heads(layout)
   jobs = []
@@ -144,7 +146,7 @@ def _product(a, b, over_a, over_b):
 
 
 def _scores(query, key, layout):
-  """Returns scores [chunk, rows], which are -infinity for padding instead of keys."""
+  """Returns scores [chunk, rows]. Scores of padding are -infinity."""
   scores = _product(query, key, 1, 1)
   if layout.tokens == layout.rows:
     return scores
@@ -196,7 +198,7 @@ def _backward_kernel(query, key, value, query_bias, normalizer, context, *refs, 
   load, read, place = _reader((query, key, value, context), query_bias, layout, made)
 
   def begin(image, head, number):
-    """Returns weights, gradients of scores, and the arrays with which they are multiplied."""
+    """Returns the weights, the gradients of the scores, and the arrays by which these are multiplied."""
     queries, keys, values, contexts = read(image, head)
     scores = _scores(jnp.where(head.mask, queries, 0.0), keys, layout)
     weights = jnp.exp2(scores - normalizer[image, :, number : number + 1])
@@ -289,7 +291,7 @@ def _call(kernel, name, layout, placed, products, operands, outputs, scratch=0):
 def _row(x):
   """Returns [1, F], padded with zeros to whole groups of lanes.
 
-  Memory after an array may contain NaN, which products would spread.
+  Zeros are needed because the memory after an array may contain NaN, which would affect all products.
   """
   return jnp.pad(x, (0, -len(x) % tiling.LANES))[None]
 

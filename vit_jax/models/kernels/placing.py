@@ -1,4 +1,4 @@
-"""Normalisation and rotation of queries and keys inside of attention kernels: RMS norm, then rotary positions.
+"""Normalisation (RMS norm) and rotation (rotary positions) of queries and keys inside of attention kernels.
 
 The norm and the rotation process 128 lanes at once. These lanes contain whole heads of up to 128 channels. Two
 operations are computed as products with a constant matrix:
@@ -41,7 +41,7 @@ class Placing(NamedTuple):
 
 
 def fits(size: int) -> bool:
-  """Returns whether heads with `size` channels fill groups of lanes."""
+  """Returns whether groups of lanes contain only whole heads, if heads have `size` channels."""
   return tiling.LANES % size == 0 and size % 2 == 0
 
 
@@ -80,7 +80,7 @@ def operands(
 
 
 def _arranged(table, rows, packed):
-  """Arranges a table [N, 128] like tokens from `tiling.load`, `rows` at a time.
+  """Arranges a table [N, 128] in the order of tokens from `tiling.load`, in chunks of `rows`.
 
   If two tokens are packed in a word, even tokens come first.
   """

@@ -51,7 +51,7 @@ def cut(query, key, value, heads: int, placed: bool = False) -> Layout:
     key: keys, (B, N, heads * K).
     value: values, (B, N, heads * K).
     heads: number of heads.
-    placed: whether the kernel also needs tables of all tokens for rotation.
+    placed: whether the kernel also needs tables for the rotation of all tokens.
 
   Raises:
     ConfigError: if the kernel does not support the shapes or types, or if the tokens do not fit into memory.
@@ -60,10 +60,10 @@ def cut(query, key, value, heads: int, placed: bool = False) -> Layout:
   shapes, dtypes = [x.shape for x in (query, key, value)], {x.dtype.name for x in (query, key, value)}
   if len(set(shapes)) > 1 or len(shapes[0]) != 3 or 0 in shapes[0]:
     raise schema.ConfigError(
-      f"fused attention takes query, key and value of one shape [B, N, D], not {shapes}; {advice}"
+      f"fused attention needs query, key and value of one shape [B, N, D], not {shapes}; {advice}"
     )
   if len(dtypes) > 1 or not dtypes <= {"bfloat16", "float32"}:
-    raise schema.ConfigError(f"fused attention takes bfloat16 or float32, not {sorted(dtypes)}; {advice}")
+    raise schema.ConfigError(f"fused attention supports only bfloat16 and float32, not {sorted(dtypes)}; {advice}")
   batch, tokens, width = shapes[0]
   if heads < 1 or width % heads or width // heads > LANES:
     raise schema.ConfigError(
@@ -155,7 +155,7 @@ def scatter(head: Head, x: Tensor, groups: dict):
 
   Args:
     head: the head.
-    x: 128 lanes that contain those of the head, [rows, 128].
+    x: 128 lanes that contain the lanes of the head, [rows, 128].
     groups: {number of a group: its lanes [rows, 128]}, which is modified.
   """
   for group, mask in head.groups.items():

@@ -1,1 +1,4 @@
-"""Names and properties of published models, one file per family of `vit_jax/models/`. No family is imported here."""
+"""Names and properties of published models, one file per family of `vit_jax/models/`.
+
+These files do not import the families.
+"""

@@ -52,9 +52,9 @@ class Published:
 
 @dataclasses.dataclass(frozen=True)
 class Registered(Published):
-  """A name that a user registered, with the tables that other names read from the module of their family.
+  """A name that a user registered, with its tables. Other names read these tables from the module of their family.
 
-  The family is "extension". Importers know no tensor names of this family, so its weights are read and written as
+  The family is "extension". Importers have no tensor names for this family, so its weights are read and written as
   checkpoints.
 
   Args:

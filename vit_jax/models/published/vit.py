@@ -106,5 +106,5 @@ def any_patch(name: str) -> Published | None:
   if size not in SIZES:
     raise schema.ConfigError(f"{name!r} has unknown size {size!r}.{schema.nearest(size, SIZES)}", "name")
   if not re.fullmatch("[1-9][0-9]{0,5}", patch):
-    raise schema.ConfigError(f"{name!r} has patch {patch!r}. Allowed: a whole number from 1, as in ViT-S/16", "name")
+    raise schema.ConfigError(f"{name!r} has patch {patch!r}. Allowed: a positive integer, as in ViT-S/16", "name")
   return published("vit:vit", SIZES[size], int(patch))
