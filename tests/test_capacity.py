@@ -14,9 +14,9 @@ def test_a_batch_divides_over_the_devices_or_the_nearest_that_do_are_named():
   run = runs.run(batch=16)
   grid = mesh.make(run.mesh, jax.devices()[:8])
   capacity.check_batch(run, grid, 16)
-  with pytest.raises(ConfigError, match="16 is more than the 15 images"):
+  with pytest.raises(ConfigError, match="16 is larger than the 15 images"):
     capacity.check_batch(run, grid, 15)
-  with pytest.raises(ConfigError, match=r"12 does not divide over 8 devices .*: \[8, 16\]"):
+  with pytest.raises(ConfigError, match=r"12 cannot be divided over 8 devices .*: \[8, 16\]"):
     capacity.check_batch(runs.run(batch=12), grid, 1000)
 
 

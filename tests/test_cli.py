@@ -217,7 +217,7 @@ def test_a_table_has_shares_losses_and_counts_and_intervals(capsys):
 
 
 def test_a_workdir_that_is_no_unicode_is_refused():
-  with pytest.raises(argparse.ArgumentTypeError, match=r"'runs/caf\\udce9' is not Unicode"):
+  with pytest.raises(argparse.ArgumentTypeError, match=r"'runs/caf\\udce9' is not valid Unicode"):
     cli.directory("runs/caf\udce9")
 
 

@@ -157,7 +157,10 @@ def test_the_flags_of_an_inspection_make_the_model(tmp_path):
     (["{}/c.npz", "{}/none/b.npz"], "no file"),
     (["{}/a.npz", "{}/a.npz/b.npz"], "a.npz is not a folder. Choose another path"),
     (["{}/a.npz", "{}/b.npz", "--layout=compact"], "'compact' is not known for ViT-"),
-    (["{}/a.npz", "{}/b", "--layout=timm"], "a directory contains a checkpoint of vit_jax, which has no layout"),
+    (
+      ["{}/a.npz", "{}/b", "--layout=timm"],
+      "an output directory contains a checkpoint of vit_jax, which has no layout",
+    ),
     (["{}/a.npz", "{}/b.npz", "--ema"], "the file has no averaged weights"),
     (["--inspect", "{}/a.npz", "--ema"], "the file has no averaged weights"),
     (["--inspect", "{}/a.npz", "--image-size=112"], "--image-size=112: .*image_size=32. Leave --image-size out"),

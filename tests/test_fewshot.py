@@ -22,7 +22,7 @@ def test_the_command_prints_writes_and_keeps_features(tmp_path):
   ]  # fmt: skip
   said = runs.finish(runs.command("fewshot", *told, devices=2, XDG_CACHE_HOME=str(tmp_path / "cache")))
   assert "1-shot" in said and "±" in said
-  assert "images of 32 px, which is the weights' own size; another: --config.image_size=" in said
+  assert "images of 32 px, which is the weights' own size. To change it: --config.image_size=" in said
   assert re.search(r"digits train\[:200\]: \d+ images to compute", said)
   assert "digits test: 360 images to compute" in said
   found = json.loads((tmp_path / "f.json").read_text())["evals"]["digits"]
@@ -45,7 +45,7 @@ def test_the_command_prints_writes_and_keeps_features(tmp_path):
     (["--weights=x.npz", "--config.evals.digits.shot=3"], "Did you mean 'shots'"),
     (
       ["--weights=x", "--config.evals.d.name=dense", "--config.evals.d.data.name=scenes", "--write-predictions=p.csv"],
-      "--write-predictions: d does not predict a class for each image. Leave it out",
+      "--write-predictions: d does not predict a class for each image. Remove this flag",
     ),
   ],
 )

@@ -90,7 +90,7 @@ def test_a_key_of_thousands_of_words_is_refused(tmp_path):
   (tmp_path / "c.py").write_text(
     "from vit_jax.config import recipe\ndef get_config(): return recipe(model=dict(name='x'))"
   )
-  with pytest.raises(ConfigError, match="no key has 50001 words"):
+  with pytest.raises(ConfigError, match="keys of the config have fewer than 50001 words"):
     flags.load(str(tmp_path / "c.py"), {"model" + ".x" * 50_000: "1"})
 
 
@@ -198,7 +198,9 @@ def test_d8_a_file_that_is_no_config_is_named_and_not_run(tmp_path, monkeypatch,
 
 def test_d8_a_workdir_is_no_config(tmp_path):
   (tmp_path / "config.json").write_text("{}")
-  with pytest.raises(ConfigError, match=r"is a folder, not a file\. A run that exists is given as --workdir"):
+  with pytest.raises(
+    ConfigError, match=r"is a folder, not a file\. To continue or evaluate an existing run, use --workdir"
+  ):
     flags.load(str(tmp_path))
 
 

@@ -134,7 +134,7 @@ def test_reversed_records_are_another_order(photos):
   turned = described(dataclasses.replace(turned, fingerprint=lambda: made.fingerprint()._replace(names="")))["data"]
   first, last = made.identify(0), made.identify(len(made) - 1)
   objection = identity.objection(before, turned, accept=True)
-  assert f"the order of images differs: record 0 was {first!r}, is {last!r}" in objection
+  assert f"the order of images differs: record 0 was {first!r} and is now {last!r}" in objection
 
 
 def test_a_record_with_another_label_is_named(photos):
@@ -142,7 +142,9 @@ def test_a_record_with_another_label_is_named(photos):
   before = described(made)["data"]
   other = dataclasses.replace(made, read=lambda i: (made.read(i)[0], 1 - made.read(i)[1]))
   label = made.label(0)
-  assert f"record 0 had label {label}, has {1 - label}" in identity.objection(before, described(other)["data"])
+  assert f"record 0 had label {label} and now has label {1 - label}" in identity.objection(
+    before, described(other)["data"]
+  )
 
 
 @pytest.mark.parametrize("step", [0, 1, 3, 100])

@@ -102,7 +102,7 @@ def test_other_files_of_the_same_records_are_named_and_can_be_accepted(photos, c
   assert all(line in objection for line in FILES[change]), objection
   assert "cp -p and rsync -a" in objection and "--accept-data" in objection
   assert identity.objection(before["data"], now["data"], accept=True) is None
-  assert [note for note in identity.notes(before, now) if note.startswith("data accepted as they are now")]
+  assert [note for note in identity.notes(before, now) if note.startswith("changed data accepted")]
 
 
 def test_g_the_file_that_was_written_to_last_is_named(photos):

@@ -130,7 +130,7 @@ def test_a_finished_run_does_nothing_and_gives_its_result(parts, tmp_path, capsy
   assert "already finished" in capsys.readouterr().out
   assert before == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()}
   shorter = dataclasses.replace(parts, total=5)
-  with pytest.raises(ConfigError, match=r"config.total: 5 steps, but .* has already done 12"):
+  with pytest.raises(ConfigError, match=r"config.total: 5 steps, but the run in .* has already completed 12"):
     loop.train(shorter, tmp_path)
 
 

@@ -23,7 +23,7 @@ def test_every_verb_has_its_line(capsys):
 @pytest.mark.parametrize(
   ("words", "says"),
   [
-    (["train", "--config=a b.py"], "write it with a dot: python -m vit_jax.train '--config=a b.py'"),
+    (["train", "--config=a b.py"], "verbs are written with a dot. Run: python -m vit_jax.train '--config=a b.py'"),
     (["plan"], "python -m vit_jax.plan --help"),
     (["tarin"], "unknown verb 'tarin'. Did you mean 'train'?"),
   ],

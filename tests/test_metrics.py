@@ -231,7 +231,7 @@ def test_small_integers_do_not_overflow_in_a_confusion_matrix():
 
 
 def test_several_labels_have_no_confusion_matrix():
-  with pytest.raises(ConfigError, match=r"one label an image; these have up to 3.*Leave it out"):
+  with pytest.raises(ConfigError, match=r"one label per image, but these have up to 3.*Remove it"):
     metrics.confusion(drawn(0, 5, 10, 10, most=3), 10)
 
 

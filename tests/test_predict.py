@@ -122,7 +122,7 @@ class Terminal:
 @pytest.mark.parametrize(
   ("words", "says"),
   [
-    ([], "no PATH. Name files, folders, a manifest"),
+    ([], "no PATH. Name files, folders or a manifest"),
     (["none.jpg"], "'none.jpg' does not exist"),
     (["a.jpg", "--features"], "--features: no output file"),
     (["a.jpg", "--out=p.txt"], ".txt is not a format"),

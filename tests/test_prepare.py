@@ -45,8 +45,8 @@ def test_without_tensorflow_it_ends_with_the_command_that_installs_it(tmp_path):
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 2
     assert errors == (
-      f"error: {name}: TensorFlow is missing (No module named 'tensorflow'), and TensorFlow Datasets needs it to "
-      "write. Run: pip install -e . in the folder with setup.py\n"
+      f"error: {name}: TensorFlow is missing (No module named 'tensorflow'), but TensorFlow Datasets needs it to "
+      "write data. Run: pip install -e . in the folder with setup.py\n"
     )
   assert not [file for file in data.rglob("*") if file.is_file() and file.name != ".prepare.lock"]
   words = ["photographs", "--data.name=folder", f"--data.path={photographs}", f"--data_dir={data}"]

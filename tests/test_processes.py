@@ -68,7 +68,7 @@ def printed(tmp_path_factory):
 def test_a_mistake_ends_all_processes_with_2(printed):
   folder, texts = printed
   for bad, whole, *_ in texts:
-    assert "6 does not divide over 4 devices" in bad
+    assert "6 cannot be divided over 4 devices" in bad
     assert whole.startswith("2\n")
   assert not (folder / "bad").exists()
 

@@ -126,14 +126,14 @@ MISTAKES = {
     lambda: register.reader("own")(bad_arguments),
     r"^register\.reader: bad_arguments\(.*Write def bad_arguments\(name, row, split, \*, train, val, test\)",
   ),
-  "any keys": (lambda: register.reader("own")(bad_catch_all), r"has other parameters than a reader"),
+  "any keys": (lambda: register.reader("own")(bad_catch_all), r"does not have the parameters of a reader"),
   "no split strings": (
     lambda: register.reader("own")(bad_missing),
     r"bad_missing lacks the keyword-only parameter 'val'",
   ),
   "a key of all data": (
     lambda: register.reader("own")(bad_taken),
-    r"bad_taken has the parameter 'image_size', which every reader has already",
+    r"bad_taken has the parameter 'image_size', which every reader already has",
   ),
   "a type of no config": (
     lambda: register.reader("own")(bad_type),

@@ -58,4 +58,4 @@ def test_of_several_runs_one_without_lines_is_said_and_the_others_go_on(tmp_path
   paths = [workdirs.run(tmp_path / name) for name in ("a", "b")]
   (paths[0] / "metrics.jsonl").write_text("")
   said, code = told(monkeypatch, capsys, *paths, "--export=mlflow")
-  assert (said, code) == (f"{paths[0]}: has no measurements yet and is skipped\nb: sent\n", 0)
+  assert (said, code) == (f"{paths[0]}: no measurements yet, skipped\nb: sent\n", 0)

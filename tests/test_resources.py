@@ -73,7 +73,7 @@ def test_g_threads_that_were_started_end_in_any_case(monkeypatch, possible):
   monkeypatch.setattr(threading.Thread, "start", refuse)
   monkeypatch.setattr("os.cpu_count", lambda: 2)
   assert resources.problem() == (
-    f"only {possible} of the 112 threads that are needed can be started. Raise the limit of processes (ulimit -u, or "
+    f"only {possible} of 112 required threads can be started. Raise the limit of processes (ulimit -u, or "
     "pids.max of the container), or end other processes of this account"
   )
   assert threading.active_count() == before

@@ -57,7 +57,7 @@ def test_e2_a_result_names_its_criterion_and_how_often_test_was_measured():
   assert selection.sentence(never) == "Ranked by val/top1 (split 'val'). Training did not measure 'test'."
   often = selection.about(config(test="test"), ["top1"], {"test": 3})
   assert often["test_measurements"] == 3
-  assert "without a validation split" in selection.sentence(often) and "3 times" in selection.sentence(often)
+  assert "there is no validation split" in selection.sentence(often) and "3 times" in selection.sentence(often)
   assert selection.sentence(selection.about(BOTH, [], {})) == ""
 
 

@@ -38,8 +38,8 @@ def load(path: str | os.PathLike, ema: bool | None = None, image_size: int | Non
     path: a workdir, or a weight file.
     ema: if true, load the averaged weights. If false, load the raw weights. The default is the averaged weights of a
       file that contains them, and the raw weights of a workdir.
-    image_size: image size in pixels. By default the size that the weights were trained with. Position embeddings are
-      resampled if the size differs.
+    image_size: image size in pixels. The default is the size with which the weights were trained. Position embeddings
+      are resampled if the size differs.
     prefix: common prefix of the array names of one model, for a file that contains several models.
 
   Returns:

@@ -11,7 +11,7 @@ VERBS = ("train", "evaluate", "predict", "fewshot", "sweep", "plan", "prepare", 
 
 
 def main(words: list[str]) -> int:
-  """Prints the list of verbs, or the correct command for a verb that was written without a dot.
+  """Prints the list of verbs. If a verb was written without a dot, prints the correct command.
 
   Args:
     words: arguments of the command line, without the name of the program.
@@ -28,7 +28,7 @@ def main(words: list[str]) -> int:
     return 0
   if verb in VERBS:
     command = shlex.join([f"vit_jax.{verb}", *(rest or ["--help"])])
-    print(f"error: write it with a dot: python -m {command}", file=sys.stderr)
+    print(f"error: verbs are written with a dot. Run: python -m {command}", file=sys.stderr)
   else:
     print(f"error: unknown verb {verb!a}.{nearest(verb, VERBS)}", file=sys.stderr)
   return 2

@@ -46,7 +46,7 @@ class Chunks:
   per second, for runs of any length.
 
   Args:
-    path: the first object. Existing objects are continued.
+    path: the first object. Bytes are appended after the content of existing objects.
   """
 
   SIZE, PAUSE = 2**20, 10.0  # bytes per object; seconds (a bucket accepts one write per second and object)
@@ -61,12 +61,12 @@ class Chunks:
     return self._path.with_name(f"{self._path.name}.{number:04d}") if number else self._path
 
   def keep(self, chosen: Callable[[bytes], bytes]) -> None:
-    """Filters the content, from the last object back to the last object that keeps content.
+    """Filters the content, starting at the last object. Stops at the first object of which some content is kept.
 
     Objects without content are removed, except the first object.
 
     Args:
-      chosen: returns the bytes to keep of the content of one object.
+      chosen: function from the content of an object to the bytes to keep.
     """
     while True:
       kept = chosen(bytes(self._content))

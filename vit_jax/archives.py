@@ -1,6 +1,6 @@
 """Reading of array archives (.npz). Files that contain two members with the same name are refused.
 
-Readers choose differently between two members with the same name: NumPy takes the last one, `unzip` asks the user.
+If two members have the same name, readers differ: NumPy reads the last one, and `unzip` asks the user.
 """
 
 import os
@@ -18,7 +18,7 @@ def array_name(member: zipfile.ZipInfo) -> str:
 
 
 def repeated(members: list[zipfile.ZipInfo]) -> str | None:
-  """Returns the first array name that two members share, or None if all names differ."""
+  """Returns the first name that belongs to two arrays, or None if all names differ."""
   names = set()
   for member in members:
     name = array_name(member)
@@ -41,11 +41,11 @@ def load(file: str | os.PathLike | BinaryIO, *names: str) -> tuple[np.ndarray, .
   Raises:
     ValueError: two members have the same name, or an array is a pickled object.
     OSError: the file cannot be read.
-    Exception: the file is damaged: any of the exceptions in `files.DAMAGE`.
+    Exception: the file is damaged. The exception has one of the types in `files.DAMAGE`.
   """
   with zipfile.ZipFile(file) as archive:
     if again := repeated(archive.infolist()):
-      raise ValueError(f"two members are named {show(again)}, and readers differ in which one they use")
+      raise ValueError(f"two members are named {show(again)}, so the content is ambiguous. Write each array once")
   if not isinstance(file, str | os.PathLike):
     file.seek(0)
   with np.load(file, allow_pickle=False) as arrays:

@@ -1,4 +1,4 @@
-"""An fsspec file system for buckets: gcsfs with a different retry policy.
+"""An fsspec file system for buckets, based on gcsfs.
 
 gcsfs differs from the needs of training in three points. It retries six times within half a minute, but a bucket may
 be unavailable for longer. It caches listings, which other processes change. It creates missing buckets.
@@ -71,9 +71,9 @@ def seconds(name: str, default: float) -> float:
 def version(about: Mapping) -> tuple[str, ...]:
   """Returns the properties that identify the content of an object.
 
-  The generation is a new number for each write (https://cloud.google.com/storage/docs/metadata). The digests are for
-  servers that imitate buckets and have no generations. The time of change has a resolution of one second in some
-  clients.
+  The generation is a new number for each write (https://cloud.google.com/storage/docs/metadata). The digests are needed
+  for servers that imitate buckets and have no generations. The time of change alone is not sufficient, because some
+  clients round it to seconds.
 
   Args:
     about: description of the object by gcsfs (`info`, `find`).
@@ -144,7 +144,7 @@ class FileSystem(core.GCSFileSystem):
   def _open(self, path, mode="rb", **options):
     """Opens a file. Reads use gcsfs. Written bytes are uploaded as a whole when the file is closed.
 
-    gcsfs starts a resumable upload for each text. Such an upload cannot be retried after its last answer was lost.
+    For text files, gcsfs starts a resumable upload. A resumable upload cannot be retried if its last answer was lost.
     """
     return _Upload(self, path) if mode == "wb" else super()._open(path, mode=mode, **options)
 

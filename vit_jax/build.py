@@ -53,11 +53,11 @@ class Parts:
     save_every: interval of checkpoints in steps.
     log_every: interval of log lines in steps.
     keep: number of newest checkpoints to keep.
-    keep_every: interval in steps of checkpoints that are kept in addition, or None.
+    keep_every: interval, in steps, of additional checkpoints that are kept, or None.
     schedule: function from step to learning rate.
     model: the model on the mesh.
     task: the task.
-    weights: function () -> ({path: host array} of `config.init`, notes on how they were adapted).
+    weights: function () -> ({path: host array} of `config.init`, notes on how the weights were adapted).
     init: function () -> State with sharded arrays.
     step: jitted function (state, batch, frozen) -> (state, metrics). `frozen` is {} for tasks without frozen weights.
     state_shapes: shapes of the state, with shardings.
@@ -130,7 +130,7 @@ class Parts:
     return params, {frozen.key: digest}
 
   def start(self, weights: dict[str, np.ndarray]) -> steps.State:
-    """Returns the state before the first step: random initial values, with given weights in place of some of them.
+    """Returns the state before the first step: random initial values, some of which are replaced by given weights.
 
     Args:
       weights: {path: host array} of the parameters to replace.
@@ -190,13 +190,13 @@ def build(run: Run, devices, open_split: Callable = catalog.open_split, training
     run: a completed run.
     devices: devices of the mesh.
     open_split: function (data choice, split) -> images. A plan passes `catalog.known_split`, which needs no images.
-    training: whether to build what only training needs, including the frozen weights of the task.
+    training: whether to build the components that only training needs, including the frozen weights of the task.
 
   Returns:
     All components of the run.
 
   Raises:
-    ConfigError: if the arguments do not fit the data, the model or the devices.
+    ConfigError: if the arguments are not compatible with the data, the model or the devices.
   """
   grid = mesh.make(run.mesh, devices)
   with at("config.data"):
@@ -266,7 +266,7 @@ def description(run: Run, classes: Sequence[str]) -> models.Description:
 
 
 def _total(run, epoch_length) -> int:
-  """Returns the number of steps of a run. Raises ConfigError if a run cannot have so many."""
+  """Returns the number of steps of a run. Raises ConfigError if the number is out of range."""
   total = run.total.steps(run.batch, epoch_length)
   if not 0 < total < 2**31:
     raise ConfigError(
@@ -276,7 +276,7 @@ def _total(run, epoch_length) -> int:
 
 
 def _forward_flops(parts, alone, shapes) -> int:
-  """Returns the FLOPs of the task for one image. `alone` is the task with a model that is not sharded."""
+  """Returns the FLOPs of the task for one image. `alone` is a copy of the task for which the model is not sharded."""
   key = jax.eval_shape(lambda: rng.key(0))
   batch = parts.batch_shapes, parts.frozen_shapes, key, parts.state_shapes.step
   return cost.forward_flops(alone.objective, shapes, jax.eval_shape(parts.task.examples, *batch))
@@ -295,7 +295,7 @@ def make_task(
     classes: class names of the data.
 
   Raises:
-    ConfigError: if an argument of the task does not fit the model or the data.
+    ConfigError: if an argument of the task is not compatible with the model or the data.
   """
   patch = model.patch if run.data.args["warp"].name == "none" else None  # warping requires whole images
 
@@ -313,7 +313,10 @@ def make_task(
 
 
 def _frozen(run, grid, classes, key, path, ema, prefix) -> tasks.Frozen:
-  """Describes the weights in a file or workdir, for images of the run's size. Only names and shapes are read."""
+  """Returns a description of the weights in a file or workdir, for images of the run's size.
+
+  Reads only names and shapes.
+  """
   with at(f"config.{key}"), options.form(f"config.{key.rpartition('.')[0]}"):
     have = importers.frozen(path, run.data.args["image_size"], run.model.args["dtype"], ema, prefix, classes)
   model = models.functional(have.description).on(grid)
@@ -353,7 +356,7 @@ def _step(run, model, task, transformation, state_shapes, grid):
 
 
 def _weights(init, description, paths, classes):
-  """Returns the weights of `config.init` as host arrays by path of the model, stacked for scanned layers, and notes."""
+  """Returns ({path: host array} of `config.init`, notes). The arrays of scanned layers are stacked."""
   if init.from_ is None:
     return {}, []
   with options.form("config.init"):

@@ -23,7 +23,7 @@ def check_batch(run: Run, grid: jax.sharding.Mesh, examples: int) -> None:
   shards, micro = mesh.batch_shards(grid), run.optim.args["accumulate"]
   if run.batch > examples:
     raise ConfigError(
-      f"config.batch: {run.batch} is more than the {amount(examples, 'image')} of {run.data.args['train']!r}. "
+      f"config.batch: {run.batch} is larger than the {amount(examples, 'image')} of {run.data.args['train']!r}. "
       "Set a smaller one"
     )
   if run.batch % (shards * micro):
@@ -32,7 +32,7 @@ def check_batch(run: Run, grid: jax.sharding.Mesh, examples: int) -> None:
     parts = f"{amount(shards, 'device')} (mesh axes data and fsdp)" + (
       f" and {micro} micro-batches (config.optim.accumulate)" if micro > 1 else ""
     )
-    raise ConfigError(f"config.batch: {run.batch} does not divide over {parts}. Nearest values: {near}")
+    raise ConfigError(f"config.batch: {run.batch} cannot be divided over {parts}. Nearest values: {near}")
 
 
 def check_memory(run: Run, grid: jax.sharding.Mesh, shapes: Any, shardings: Any) -> None:
@@ -57,6 +57,7 @@ def check_memory(run: Run, grid: jax.sharding.Mesh, shapes: Any, shardings: Any)
     devices = amount(grid.devices.size, "device")
     raise ConfigError(
       f"config.model: {run.model.name} needs {needed / 2**30:.1f} GiB on each of {devices} for parameters, "
-      f"gradients and optimizer alone, but a {device.device_kind} has {limit / 2**30:.1f} GiB. Spread it with "
+      f"gradients and optimizer alone, but a {device.device_kind} has {limit / 2**30:.1f} GiB. Split the parameters "
+      "with "
       "config.mesh.fsdp, or use a smaller model"
     )

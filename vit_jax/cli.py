@@ -32,15 +32,15 @@ PARAMETERS = "print the table of all parameters too"  # help of --parameters
 class Parser(argparse.ArgumentParser):
   """A parser for the flags of a program. It reports mistakes as ConfigError.
 
-  If `--config` or `--show` is among the flags, `--config.KEY=TEXT` is accepted too.
+  If the program has a flag `--config` or `--show`, it also accepts `--config.KEY=TEXT`.
 
   Args:
     verb: name of a module of vit_jax such as "train", or the full name of another module.
     description: text that --help prints.
-    data: if true, accept `--data.KEY=TEXT` too, which describes data without a config file.
+    data: if true, also accept `--data.KEY=TEXT`, which describes data without a config file.
     config_type: type that a config file of the program returns.
-    forms: flags of each form of the command, if the command has several forms. A flag that is not in any form fits all
-      of them.
+    forms: flags of each form of the command, if the command has several forms. A flag that belongs to no form can be
+      used with all forms.
   """
 
   def __init__(
@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
     """Parses the command line and imports extensions.
 
     Args:
-      words: arguments to parse. By default those of the command line.
+      words: arguments to parse. The default is the arguments of the command line.
 
     Returns:
       A namespace with the value of each flag. Its attributes `overrides` and `data` map KEY to TEXT.
@@ -121,7 +121,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _unknown(words: Sequence[str], known: Collection[str], dashes: str = "--") -> list[tuple[str, str]]:
-  """Returns each unknown flag with its value: the text behind "=", or the next word if that is not a flag."""
+  """Returns each unknown flag with its value: the text after "=", or the next word unless it is a flag."""
   words = list(words[: words.index("--")] if "--" in words else words)
   result = []
   for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
@@ -153,7 +153,7 @@ def add_weight_options(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--ema",
     action=argparse.BooleanOptionalAction,
-    help="read averaged weights, or raw ones; default: averaged ones if a file has them, raw ones of a workdir",
+    help="read averaged or raw weights; default: averaged weights of a file that has them, raw weights of a workdir",
   )
   parser.add_argument(
     "--prefix", metavar="NAME", help="read the model with this prefix from a file with several models"
@@ -223,7 +223,7 @@ def check_unicode(text: str) -> None:
     str(pathlib.Path(text).absolute()).encode()
   except UnicodeEncodeError:
     raise argparse.ArgumentTypeError(
-      f"{text!a} is not Unicode, which checkpoints and prepared data require. Name another directory"
+      f"{text!a} is not valid Unicode, which checkpoints and prepared data require. Use another directory"
     ) from None
 
 
@@ -259,7 +259,7 @@ def slices(text: str) -> list[hardware.Slice]:
 
 
 def parameters(shapes: Mapping[str, jax.ShapeDtypeStruct], besides: Collection[str]) -> str:
-  """Returns a table of parameters with one line for each.
+  """Returns a table with one line for each parameter.
 
   Args:
     shapes: maps the path of each parameter to its shape.
@@ -273,7 +273,7 @@ def parameters(shapes: Mapping[str, jax.ShapeDtypeStruct], besides: Collection[s
 
 
 def table(figures: Mapping, intervals: Mapping[str, tuple[float, float]] | None = None) -> None:
-  """Prints figures in the form of result.json, one line for each.
+  """Prints figures in the format of result.json, with one line for each figure.
 
   Args:
     figures: maps the name of each figure to its value.
@@ -318,7 +318,7 @@ def main(verb: Callable[[], None]) -> None:
 
 
 def quiet() -> None:
-  """Shows our warnings, and hides library messages that repeat raised errors."""
+  """Shows the warnings of this package, and hides messages of libraries that repeat raised errors."""
   logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
   logging.getLogger("tensorflow").setLevel(logging.ERROR)
   # If a save fails, Orbax's threads print pages in addition to the raised error. Beam does the same for an image.

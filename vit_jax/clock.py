@@ -32,9 +32,9 @@ PAUSE = 10.0  # seconds between two writes to a bucket, which accepts one write 
 class Clock:
   """A clock that knows the current phase of an attempt and sums up the seconds of each phase.
 
-  A file in the workdir stores the account of all attempts. It is replaced at each line of the log, and before and after
-  each phase except steps and data. After a kill, the account therefore ends at most one line of the log earlier, or
-  `PAUSE` earlier in a bucket.
+  A file in the workdir stores the account of all attempts. The file is replaced at each line of the log, and before and
+  after each phase except steps and data. After a kill, the account therefore lacks at most the time of one log line, or
+  in a bucket at most `PAUSE` seconds.
 
   Args:
     file: file that stores the account. If None, the account is not stored.
@@ -75,7 +75,7 @@ class Clock:
 
     Args:
       counts: result of `counts` at the time of the checkpoint.
-      running: whether there are steps left to train.
+      running: whether the run has further steps to train.
     """
     self.images, self.seconds = counts.get("images", 0), counts.get("seconds", 0.0)
     self._carried = counts.get("step_seconds", 0.0)
@@ -97,7 +97,7 @@ class Clock:
 
   @contextlib.contextmanager
   def phase(self, name: str) -> Iterator[None]:
-    """Attributes the time inside the context to a phase, except the time of nested phases.
+    """Counts the time inside the context for a phase, except the time of nested phases.
 
     Args:
       name: a key of `PHASES`.
@@ -113,7 +113,7 @@ class Clock:
       self.write()
 
   def _enter(self, name):
-    """Adds up the seconds of the current phase, enters another phase, and returns the previous one."""
+    """Adds the time since the last call to the current phase, enters another phase, and returns the previous phase."""
     now = time.perf_counter()
     self._seconds[self._phase] += now - self._since
     before, self._phase, self._since = self._phase, name, now
@@ -131,7 +131,7 @@ class Clock:
   # Rates.
 
   def lap(self, images: int) -> dict[str, float]:
-    """Returns the throughput and the share of data waiting since the last lap.
+    """Returns the throughput and the share of time spent waiting for data since the last lap.
 
     Args:
       images: number of training images since the last lap.
@@ -162,17 +162,17 @@ class Clock:
   def rate(self) -> float | None:
     """Images per second of all laps, or None before the first complete lap.
 
-    Only steps and waiting for data count.
+    Only the time of steps and of waiting for data is counted.
     """
     return self.images / self.seconds if self.images and self.seconds else None
 
   # The account.
 
   def goodput(self) -> dict[str, float]:
-    """Returns the seconds of the whole run by purpose, and `goodput`, the share of the steps.
+    """Returns the seconds of the whole run by purpose. `goodput` is the share of the steps in their sum.
 
-    Steps that a kill made void count as lost, not as steps. The time between attempts is reported separately. It is not
-    part of the sum and the share, because its cause is unknown.
+    Steps that were lost by a kill and must be repeated count as lost, not as steps. The time between attempts is
+    reported separately, and is not part of the sum, because its cause is unknown.
     """
     attempts = [self._older, *self._attempts, self._attempt()]
     seconds = {title: sum(each["seconds"][name] for each in attempts) for name, title in PHASES.items()}
@@ -212,7 +212,7 @@ class Clock:
 
 
 def spent(file: pathlib.Path) -> tuple[int, dict[str, float], float]:
-  """Sums up the account in a file.
+  """Adds up the account in a file.
 
   Args:
     file: the file of a `Clock`.
@@ -229,15 +229,15 @@ def spent(file: pathlib.Path) -> tuple[int, dict[str, float], float]:
 def began(file: pathlib.Path) -> float | None:
   """Returns the start of the first attempt in the account of a file, in seconds since the epoch.
 
-  An account stores the last `KEPT` attempts. For a run with more attempts, the result is the start of the oldest stored
-  attempt. For a file without attempts it is None.
+  An account stores the last `KEPT` attempts. If a run has more attempts, the result is the start of the oldest stored
+  attempt. If the file contains no attempts, the result is None.
   """
   _, attempts = _read(file)
   return attempts[0]["began"] if attempts else None
 
 
 def summary(seconds: float, rate: float | None) -> list[str]:
-  """Returns lines for the screen with the two speeds of a run and an explanation of each.
+  """Returns lines for the screen with the training time and the throughput of a run, and an explanation of each.
 
   Args:
     seconds: value of `Clock.train_seconds`.

@@ -1,4 +1,4 @@
-"""Schemas of config files: a training run, a measurement of weights, and a sweep.
+"""Schemas of config files for training runs, measurements of weights, and sweeps.
 
 A config file defines `get_config(argument)` and returns `recipe(...)`, an editable ConfigDict. Flags edit the
 ConfigDict. `resolve` checks it and returns a frozen value. A config file may also define `sweep()`, which returns a
@@ -32,8 +32,8 @@ class Mesh:
 
   Args:
     replica: number of slices.
-    data: number of shards of the batch, each with all parameters.
-    fsdp: number of shards of the batch that also share the parameters.
+    data: number of shards of the batch. Each shard has all parameters.
+    fsdp: number of shards of both the batch and the parameters.
     tensor: number of shards of each layer.
   """
 
@@ -50,7 +50,7 @@ class Checkpoint:
   Args:
     every: interval between two checkpoints.
     keep: number of the newest checkpoints to keep.
-    keep_every: approximate interval between further checkpoints to keep.
+    keep_every: approximate interval between additional checkpoints to keep.
   """
 
   every: Duration = Duration("10%")
@@ -79,14 +79,14 @@ class Limits:
   A run that exceeds a limit ends with exit code 43 unless noted otherwise; see `runtime.EXITS`.
 
   Args:
-    start: until all processes have joined, and until everything is built.
-    compile: compilation of the train step.
-    restore: reading of a checkpoint, or of initial weights.
-    step: between two steps, including loading of the batch. Use at least ten times the median.
-    evaluation: of one batch, and of the computation after the last batch.
-    save: of a checkpoint, and of closing all files.
-    stop: from a stop request until the state is saved. The exit code is that of the request, 42, 130 or 2.
-    peer: without a sign of life from another process. The exit code is 134.
+    start: time until all processes have joined, and time until all components are built.
+    compile: time of the compilation of the train step.
+    restore: time to read a checkpoint or initial weights.
+    step: time between two steps, including loading of the batch. Use at least ten times the median.
+    evaluation: time of one batch of an evaluation, and of the computation after the last batch.
+    save: time to save a checkpoint, and to close all files.
+    stop: time from a stop request until the state is saved. The exit code is that of the request: 42, 130 or 2.
+    peer: time without a sign of life from another process. The exit code is 134.
   """
 
   start: Seconds = 900.0
@@ -159,7 +159,7 @@ class Measurement:
   Args:
     evals: evaluations by name.
     batch: images per batch.
-    image_size: image size in pixels. The default is that of the weights.
+    image_size: image size in pixels. The default is the image size of the weights.
     ema: selects averaged or raw weights, see `Init`.
     prefix: selects one of several models in a file, see `Init`.
     mesh: sizes of the device mesh.
@@ -276,12 +276,12 @@ class Sweep:
 
   Args:
     trials: changes of the config, one for each trial. Trials that differ only in their seed belong to one setting.
-    decide: figure that selects the best setting by its highest mean over seeds. It must belong to a split other than
+    decide: figure that selects the best setting, which has the highest mean over seeds. The figure must not belong to
       the test split. If None, the settings are compared without a selection, and all evaluations of the config measure
       each trial.
-    final: changes of further runs, on top of those of the best setting. These runs are trained and measured on test.
-      An example is {"data.train": "train", "seed": 1} if the protocol ends with training on all images. If empty, the
-      trials of the best setting are measured on test.
+    final: changes of the final runs, which are applied after the changes of the best setting. Final runs are trained
+      and measured on test. An example is {"data.train": "train", "seed": 1}, if the protocol ends with training on all
+      images. If empty, the trials of the best setting are measured on test.
     over: a key that enumerates the tasks of a suite, such as "data.name". One setting is selected for all tasks, by the
       mean of `decide`.
 
@@ -360,7 +360,7 @@ def _check_count(trials):
 
 
 def sample(count: int, values: Mapping[str, Any], seed: int = 0) -> list[Changes]:
-  """Returns random trials. A larger count extends the trials of a smaller count with the same seed.
+  """Returns random trials. With the same seed, a larger count returns the same first trials as a smaller count.
 
   Args:
     count: number of trials.

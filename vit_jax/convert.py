@@ -98,7 +98,7 @@ def convert(
 
   Args:
     source: a workdir or a weight file.
-    target: path of the output. Its suffix selects the format. A path without a suffix becomes a workdir.
+    target: path of the output. The suffix selects the format. A path without a suffix becomes a workdir.
     name: name of the layout. The default depends on the format and the model.
     hints: facts that the file does not contain: `heads`, `image_size` and `resampling`.
     ema: selects averaged or raw weights.
@@ -121,7 +121,7 @@ def convert(
     )
   if suffix == "" and name:
     raise ConfigError(
-      f"--layout={name}: a directory contains a checkpoint of vit_jax, which has no layout. Name a file"
+      f"--layout={name}: an output directory contains a checkpoint of vit_jax, which has no layout. Name a file"
     )
   check_absent(target)
   with paths.new_folders(target.parent):
@@ -174,7 +174,7 @@ def beside(target: pathlib.Path, chosen: layout.Layout, description: models.Desc
     target: the weight file.
     chosen: its layout.
     description: the model.
-    said: preprocessing and class names of the weights.
+    said: preprocessing and class names that belong to the weights.
     about: metadata of the file.
   """
   if target.suffix.lower() == ".npz":
@@ -199,14 +199,15 @@ def check_absent(target: pathlib.Path) -> None:
 def check_new(target: pathlib.Path, documents: Mapping[pathlib.Path, str]) -> None:
   """Checks that writing a weight file and its documents does not affect other files.
 
-  A document with identical text is allowed. A conversion that was killed before it wrote the weights leaves one.
+  A document with identical text is allowed, because a conversion that was killed before it wrote the weights leaves its
+  documents.
 
   Args:
     target: the weight file.
     documents: result of `beside`.
 
   Raises:
-    ConfigError: a file exists already, or readers would take a document for that of another weight file.
+    ConfigError: a file exists already, or a document would be read for a different weight file.
   """
   check_absent(target)
   hubs = target.suffix.lower() in containers.READ[1:]  # an .npz file has its own document, like a program
@@ -258,7 +259,7 @@ def export(
 
 
 def unsaid(tensors: Tensors, description: models.Description, name: str) -> list[str]:
-  """Returns notes on properties that readers would guess wrongly from the tensors and the file name alone.
+  """Returns notes on properties of the model that cannot be derived from the tensors and the file name alone.
 
   Args:
     tensors: tensors of the file.
@@ -327,7 +328,8 @@ def preferred(description: models.Description, suffix: str) -> layout.Layout:
 def inspect(path: pathlib.Path, hints: dict, ema: bool | None = None, prefix: str | None = None) -> str:
   """Describes a weight file as a table for the screen.
 
-  The table contains layout, family, model, sizes, head, resolution, classes, parameters, and the flags for a config.
+  The table contains layout, family, model, sizes, head, resolution, classes, number of parameters, and flags for a
+  config.
 
   Args:
     path: a workdir or a weight file.
@@ -367,7 +369,7 @@ def inspect(path: pathlib.Path, hints: dict, ema: bool | None = None, prefix: st
 
 
 def facts(shapes: dict, bound: dict) -> dict[str, str]:
-  """Returns facts about a transformer as text: patch, size, pooling and positions. Other models give an empty dict.
+  """Returns facts about a transformer as text: patch, size, pooling and positions. Returns {} for other models.
 
   Args:
     shapes: maps the path of each parameter to its shape.

@@ -19,7 +19,7 @@ def fingerprint(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
     arrays: maps paths to arrays with elements of 1, 2 or 4 bytes.
 
   Returns:
-    Maps the same paths to uint32 scalars.
+    {path: uint32 scalar}.
   """
 
   def mixed(x):

@@ -52,7 +52,7 @@ def trouble(error: OSError) -> str:
 
 @contextlib.contextmanager
 def writing(path: pathlib.Path) -> Iterator[None]:
-  """Adds the file name to an OSError. The error of a failed write lacks it.
+  """Adds the file name to an OSError, because the error of a failed write does not contain the name.
 
   Args:
     path: the file that is written inside the context.
@@ -83,8 +83,8 @@ def release(descriptor: int | None) -> None:
 def check_there(path: pathlib.Path, descriptor: int | None) -> None:
   """Checks that a path still leads to the file or directory that is open as `descriptor`.
 
-  Otherwise written data would be lost. The descriptor stays open, so that a file system that numbers files at their
-  first use keeps the number.
+  Otherwise written data would be lost. The descriptor stays open for file systems that number files at their first use.
+  They keep the number of an open file.
 
   Args:
     path: the path.
@@ -122,9 +122,9 @@ def number(error: BaseException) -> int | None:
 
 
 def unraisable(event) -> None:
-  """A `sys.unraisablehook` that hides errors of TensorStore's requests that end after another request has failed.
+  """A `sys.unraisablehook` that hides errors of TensorStore's requests that end after a failed request.
 
-  These requests find their event loop closed, and the first error was raised already.
+  These errors report that the event loop is closed. The first error was already raised.
   """
   if str(event.exc_value) != "Event loop is closed":
     sys.__unraisablehook__(event)

@@ -66,7 +66,10 @@ def main() -> None:
   parser.add_argument("--weights", help="a file of weights or a workdir; needs --config")
   parser.add_argument("--config", help=cli.CONFIG)
   parser.add_argument(
-    "--image-size", type=cli.number(schema.Count), metavar="N", help="side in pixels, if not that of the run or config"
+    "--image-size",
+    type=cli.number(schema.Count),
+    metavar="N",
+    help="side of the images in pixels; default: the size of the run or config",
   )
   parser.add_argument("--split", help="train, val, test, or a split of the dataset such as train[:10%%]")
   parser.add_argument("--write-predictions", type=cli.path, metavar="FILE", help="a row for each image: .csv or .npz")
@@ -117,7 +120,7 @@ def main() -> None:
 
 
 def run_of(arguments: argparse.Namespace) -> config.Run:
-  """Returns the run that the flags select: that of a workdir, or that of a config with weights.
+  """Returns the run that the flags select: the run of a workdir, or the run of a config with weights.
 
   Args:
     arguments: parsed flags.
@@ -187,8 +190,8 @@ def chosen(evals: dict[str, schema.Choice], split: str | None, logits: bool) -> 
 
   Args:
     evals: evaluations of a run by name.
-    split: if given, only the headline evaluation runs, on this split and with the name "test".
-    logits: whether evaluations by accuracy collect logits.
+    split: if given, only the main evaluation of the run is selected. It measures this split under the name "test".
+    logits: whether accuracy evaluations collect logits.
   """
   kept = dict(evals)
   if split:
@@ -220,8 +223,8 @@ def imported(parts: build.Parts, own: bool) -> steps.State:
 
   Args:
     parts: the run.
-    own: whether the weights belong to the run itself, at another size. Then the average is imported too, if there is
-      one.
+    own: whether the weights belong to the run itself, which is evaluated at another size. In this case the average of
+      the weights is also imported if it exists.
   """
   shapes, init = parts.state_shapes, parts.run.init
   if own:
@@ -318,7 +321,7 @@ def evaluate(
 
 
 def interval_notes(measured: dict[str, Outcome], intervals: dict[str, Intervals]) -> list[str]:
-  """Returns lines with the method of the intervals and the figures without an interval.
+  """Returns lines that name the method of the intervals, and the figures without an interval.
 
   Args:
     measured: outcomes by prefix.
@@ -336,7 +339,7 @@ def interval_notes(measured: dict[str, Outcome], intervals: dict[str, Intervals]
 
 
 def named(values: dict[str, dict[str, Any]]) -> dict[str, Any]:
-  """Returns values that are grouped by prefix, such as intervals, with the names of result.json."""
+  """Converts values that are grouped by prefix, such as intervals, to {name in result.json: value}."""
   return {prefix + figure: value for prefix, these in values.items() for figure, value in these.items()}
 
 

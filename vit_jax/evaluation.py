@@ -17,12 +17,12 @@ Intervals = dict[str, tuple[float, float]]  # figure -> (low, high)
 
 
 def headline(evals: Mapping[str, Choice]) -> tuple[str, Choice]:
-  """Returns the main evaluation of a run and its name.
+  """Returns the main (headline) evaluation of a run, and its name.
 
   The order of preference is: an accuracy evaluation, a masked-image evaluation, then any evaluation with a split.
   Within each group, the name "test" is preferred, then the first name. A run without any of these gets a default
-  accuracy evaluation. The first evaluation alone is not a suitable rule: a workdir stores evaluations in order of their
-  names, and "real" would precede "test".
+  accuracy evaluation. The first evaluation would not be a suitable choice. A workdir stores evaluations in order of
+  their names, so "real" would precede "test".
 
   Args:
     evals: evaluations of a run by name.
@@ -65,7 +65,7 @@ def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
 
 
 def warn_of_other_data(parts: build.Parts, about: Mapping) -> None:
-  """Warns if the data of a run have changed, and names the splits that have other images.
+  """Warns if the data of a run have changed. The warning names the splits with different images.
 
   Args:
     parts: the run.
@@ -90,7 +90,7 @@ def measured(
     poll: called after each batch. It may raise an exception to stop.
 
   Returns:
-    The outcomes of all evaluations, and the intervals of the accuracy evaluations. Both are keyed by the prefix of the
+    (outcomes of all evaluations, intervals of the accuracy evaluations). The keys of both are the prefixes of the
     figures' names.
 
   Raises:

@@ -42,7 +42,8 @@ class EventFile:
       self._write(file_version="brain.Event:2")
 
   def write(self, step: int, scalars: Mapping[str, float]) -> None:
-    """Appends one point to the curve of each scalar. Readers see it at once on a disk, and after a delay in a bucket.
+    """Appends one point to the curve of each scalar. Readers see the point at once on a disk, and after a delay in a
+    bucket.
 
     Args:
       step: step of the points.

@@ -23,15 +23,15 @@ def check_tensorflow(use: str) -> None:
   """Imports TensorFlow, which TensorFlow Datasets needs to write datasets.
 
   Args:
-    use: the feature that needs TensorFlow, such as the name of a dataset. It starts the message.
+    use: the feature that needs TensorFlow, such as the name of a dataset. The message starts with this text.
 
   Raises:
-    ConfigError: tensorFlow is not installed or cannot be imported.
+    ConfigError: TensorFlow is not installed or cannot be imported.
   """
   try:
     import tensorflow  # noqa: F401
   except ImportError as error:
     raise ConfigError(
-      f"{use}: TensorFlow is missing ({error}), and TensorFlow Datasets needs it to write. "
+      f"{use}: TensorFlow is missing ({error}), but TensorFlow Datasets needs it to write data. "
       "Run: pip install -e . in the folder with setup.py"
     ) from error

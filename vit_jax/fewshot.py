@@ -2,9 +2,9 @@
 
 PATH is any weight file that `vit_jax.convert` reads, or a workdir. Only the probes are trained. The table contains the
 mean top-1 and its standard deviation over the seeds that draw the images. Features are cached under a hash of weights,
-preparation and images. A later call with other shots, seeds or probes computes only features that are not cached.
-configs/probes.py has probes on whole splits (nearest neighbours and linear), and the dense probe, which classifies
-each pixel.
+preparation and images. If shots, seeds or probes change, only features that are not cached are computed.
+configs/probes.py has probes on whole splits (nearest neighbours and linear), and the dense probe, which classifies each
+pixel.
 
 --json=FILE writes every draw with its figure and the names of the drawn images, and the IoU of each class for a dense
 probe. --write-predictions=FILE.csv writes a row for each test image: id, label, and the prediction of each probe.
@@ -42,7 +42,7 @@ def main() -> None:
   choices = measuring.complete(measurement, measurement.image_size)  # errors are raised before the weights are read
   if arguments.write_predictions and (without := [name for name, c in choices.items() if c.name != "fewshot"]):
     raise schema.ConfigError(
-      f"--write-predictions: {', '.join(without)} does not predict a class for each image. Leave it out"
+      f"--write-predictions: {', '.join(without)} does not predict a class for each image. Remove this flag"
     )
 
   keeps = any(choice.args.get("cache") for choice in choices.values())
@@ -82,7 +82,7 @@ def loaded(path: str, measurement: config.Measurement) -> importers.Weights:
     measurement: selects averaged weights and one of several models.
 
   Raises:
-    ConfigError: a process cannot read the weights. All processes raise it.
+    ConfigError: a process cannot read the weights. All processes raise the error.
   """
   weights, problem = None, None
   try:
@@ -95,7 +95,7 @@ def loaded(path: str, measurement: config.Measurement) -> importers.Weights:
 
 
 def screen(split: str, images: int, size: int) -> Screen:
-  """Prints the number of images of a split to compute, and returns their progress display.
+  """Prints the number of images of a split that must be computed, and returns the progress display.
 
   Args:
     split: name of the split.
@@ -148,7 +148,7 @@ def report(name: str, outcome: Outcome) -> None:
   )
   for k, images in shots.items():
     if k != "all" and images < k * len(train_split.classes):
-      say(f"  {k}-shot: some classes have fewer than {amount(k, 'image')}; {images:,} are trained on")
+      say(f"  {k}-shot: some classes have fewer than {amount(k, 'image')}; {images:,} are used for training")
   for note in outcome.details.notes:
     say(f"  {note}")
   for probe in sorted({episode.probe for episode in episodes}, key=in_numbers):
@@ -163,7 +163,7 @@ def report(name: str, outcome: Outcome) -> None:
   if single:
     say(f"  [low, high]: 95 % interval ({intervals.WILSON}) of one draw")
   if len(single) < len({episode.name for episode in episodes}):
-    say(f"  ±: standard deviation over {amount(seeds, 'draw')}; the images that they are scored on are the same")
+    say(f"  ±: standard deviation over {amount(seeds, 'draw')}; all draws are evaluated on the same images")
 
 
 def in_numbers(name: str) -> list:

@@ -50,14 +50,14 @@ def replacing(path: pathlib.Path, before: Callable[[], None] | None = None) -> I
   context keeps the old file. Several processes may write at the same time, because each has its own temporary file. An
   object in a bucket is replaced by one upload.
 
-  The new file keeps the mode of the old file. It keeps the owner and group too, if this account may set them. Without
-  an old file, the mode follows the umask. If `path` is a symbolic link, the file that it leads to is replaced, and the
-  link stays. Access control lists, extended attributes and hard links are not kept.
+  The new file keeps the mode of the old file. It keeps the owner and group too, if this account may set them. If there
+  is no old file, the mode follows the umask. If `path` is a symbolic link, its target is replaced, and the link is
+  kept. Access control lists, extended attributes and hard links are not kept.
 
   Args:
     path: the file to replace.
-    before: called after all bytes are written and before the file is replaced. Only one process per directory calls it
-      at a time. An exception in it keeps the old file.
+    before: function that is called after all bytes are written and before the file is replaced. Only one process per
+      directory calls this function at a time. If it raises an exception, the old file is kept.
 
   Raises:
     OSError: the file cannot be written, the context wrote no data, or `path` is not a regular file.
@@ -117,7 +117,7 @@ def write_text(path: pathlib.Path, text: str) -> None:
 
 
 def write_together(documents: Mapping[pathlib.Path, str]) -> None:
-  """Writes several texts. If one cannot be written, those written before are removed.
+  """Writes several texts. If a text cannot be written, the files that were written before are removed.
 
   A file that already has its text is neither written nor removed.
 
@@ -159,12 +159,12 @@ def copy(source: pathlib.Path, target: pathlib.Path) -> None:
 def local(path: pathlib.Path, beside: Sequence[str] = ()) -> pathlib.Path:
   """Returns a path on the local disk, for libraries that cannot read from buckets.
 
-  A file on a disk is returned unchanged. An object in a bucket is copied to the cache. Its directory there depends on
-  the bucket, the name and the version of the object (`buckets.version`).
+  The path of a file on a disk is returned unchanged. An object in a bucket is copied to the cache. Its directory in the
+  cache depends on the bucket, the name and the version of the object (`buckets.version`).
 
   Args:
     path: the file or object.
-    beside: names of objects in the same directory to copy too, if they exist.
+    beside: names of further objects in the same directory, which are also copied if they exist.
   """
   if not paths.in_bucket(path):
     return path
@@ -268,8 +268,8 @@ def write_csv(path: pathlib.Path, rows: Iterable[Sequence]) -> None:
 def csv_name(name: str) -> str:
   """Returns a name as a CSV cell that spreadsheets do not evaluate.
 
-  A name that starts like a formula, or with an apostrophe, gets an apostrophe in front. Readers must remove the first
-  apostrophe. An unpaired UTF-16 surrogate, which JSON may contain but files may not, becomes U+FFFD.
+  An apostrophe is put in front of a name that starts like a formula or with an apostrophe. Readers must remove a
+  leading apostrophe. An unpaired UTF-16 surrogate, which JSON may contain but files may not, becomes U+FFFD.
   """
   name = _HALVES.sub("\ufffd", name)
   return f"'{name}" if name[:1] in tuple("=+-@\t\r\n'＝＋－＠") else name
@@ -286,7 +286,7 @@ def cache(kind: str) -> pathlib.Path:
 
 
 def local_cache(kind: str) -> pathlib.Path:
-  """Returns the same directory as `cache`, or ~/.cache/vit_jax if that one is in a bucket.
+  """Returns the directory of `cache`, or ~/.cache/vit_jax if the directory of `cache` is in a bucket.
 
   Args:
     kind: name of the subdirectory.

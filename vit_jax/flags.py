@@ -46,8 +46,8 @@ def module(path: str) -> tuple[types.ModuleType, str]:
 def split(text: str) -> tuple[str, str]:
   """Splits the value of --config, `FILE` or `FILE:ARGUMENT`.
 
-  Names of directories may contain a colon. The file name ends at the first colon that follows the name of an existing
-  file, or else at the first `.py:`.
+  Names of directories may contain a colon. The file name ends at the first colon for which the text before it is an
+  existing file. If there is no such colon, it ends at the first `.py:`.
 
   Args:
     text: the value of the flag.
@@ -65,10 +65,13 @@ def split(text: str) -> tuple[str, str]:
 
 
 def _not_a_file(path):
-  """Returns the message for a --config that is not a file. It names a similar file or the location of the recipes."""
+  """Returns the message for a --config that is not a file.
+
+  The message suggests a similar file, or the location of the recipes.
+  """
   file = pathlib.Path(path)
   if file.is_dir():
-    advice = " A run that exists is given as --workdir" if (file / "config.json").exists() else ""
+    advice = " To continue or evaluate an existing run, use --workdir" if (file / "config.json").exists() else ""
     kind = f"{show(path)} is a folder, not a file.{advice or ' Name a Python file in it'}"
   else:
     kind = f"no file {show(path)}"
@@ -120,7 +123,7 @@ def load(path: str, overrides: Mapping[str, str] | None = None) -> ml_collection
     The editable config, see `config.recipe`.
 
   Raises:
-    ConfigError: the file is not a config, or a flag does not fit the config.
+    ConfigError: the file is not a config, or the config does not support a flag.
 
   Example:
     editable = load("configs/digits.py", {"optim.lr": "1e-3"})
@@ -141,7 +144,7 @@ def edit(config: ml_collections.ConfigDict, key: str, text: str) -> None:
 
   Args:
     config: the config to change.
-    key: words separated by dots, such as "optim.lr". A word with an index is an entry of a list, such as
+    key: words separated by dots, such as "optim.lr". A word with an index selects an entry of a list, such as
       "data.parts[0].weight".
     text: the value. `default` removes a value that the file sets.
 
@@ -150,7 +153,7 @@ def edit(config: ml_collections.ConfigDict, key: str, text: str) -> None:
   """
   *parents, last = key.split(".")
   if len(parents) > DEPTH:
-    raise ConfigError(f"--config.{show(key)}: no key has {len(parents) + 1} words")
+    raise ConfigError(f"--config.{show(key)}: keys of the config have fewer than {len(parents) + 1} words")
   whole = config
   for depth, name in enumerate(parents):
     if depth and name and name not in config and text != "default" and not _ENTRY.fullmatch(name):

@@ -1,7 +1,7 @@
 """FLOP counts of functions, computed from their jaxprs.
 
-A multiply-accumulate counts as two FLOPs everywhere. "GFLOP an image" means the forward pass of one image. A train step
-has a forward and a backward pass, which take three times as many FLOPs (`TRAINING`).
+A multiply-accumulate always counts as two FLOPs. "GFLOP an image" means the forward pass of one image. A train step has
+a forward and a backward pass, which take three times as many FLOPs (`TRAINING`).
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Data of accelerators: memory and speed of one JAX device, and the TPU slices that can be rented, by name.
+"""Data of accelerators: memory and speed of one JAX device, and the names of the TPU slices that can be rented.
 
 Google publishes its figures per chip. A JAX device is half a chip on TPU v2 and v3, and a whole chip from v4 on.
 """
@@ -106,13 +106,13 @@ class Slice(NamedTuple):
 
   @property
   def rented(self) -> str:
-    """The name in all output: v3-32 or v5e-16. Cloud TPU's commands write v5litepod-16 for the latter."""
+    """The name that all output uses, such as v3-32 or v5e-16. Cloud TPU's commands call the latter v5litepod-16."""
     name = f"{self.generation}-{math.prod(self.grid) * GENERATIONS[self.generation].cores}"
     return f"{self.slices}x{name}" if self.slices > 1 else name
 
   @property
   def chip(self) -> Chip:
-    """Data of one of its devices."""
+    """Data of one device of the slice."""
     return CHIPS[GENERATIONS[self.generation].kind]
 
   @property
@@ -141,7 +141,7 @@ class Slice(NamedTuple):
 def rentable(generation: str) -> list[Slice]:
   """Returns the slices of a generation, from the smallest to the largest.
 
-  Their sides are powers of two, and as equal as possible.
+  The sides of a slice are powers of two, and as equal as possible.
   """
   kind, result = GENERATIONS[generation], []
   for chips in kind.sizes:

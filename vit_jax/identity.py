@@ -1,8 +1,9 @@
-"""Provenance of a checkpoint: config, data, order of images, packages and devices, and comparisons with the present.
+"""Provenance of a checkpoint: config, data, order of images, packages and devices. It is compared with the current
+ones.
 
-A run is continued only if config, data and order are the same. Other packages or devices may change low-order bits.
-The comparison covers names, labels, sizes and times of the data, and the contents of a few records. Reading the
-contents of all files would take too long.
+A run is continued only if config, data and order are the same. Different packages or devices are allowed, but may
+change low-order bits. The comparison covers names, labels, sizes and times of the data, and the contents of a few
+records. Reading the contents of all files would take too long.
 """
 
 import functools
@@ -86,7 +87,8 @@ def of(run: config.Run, source: sources.Source, grid: jax.sharding.Mesh) -> dict
   """Returns the provenance of a run as JSON values.
 
   The function requests the status of each file of an image folder twice and reads `samples.COUNT` records. For 200,000
-  files that takes 3 s of a core, as long as listing them. Up to 16 requests are sent to a file server at the same time.
+  files this takes 3 s on one core, about as long as listing the files. Up to 16 requests are sent to a file server at
+  the same time.
 
   Args:
     run: a completed run.
@@ -109,7 +111,7 @@ def of(run: config.Run, source: sources.Source, grid: jax.sharding.Mesh) -> dict
 
 @functools.cache
 def code() -> str:
-  """Returns a version of this package that also changes between releases.
+  """Returns a version of this package that changes with every change of its code.
 
   The version is the first 12 digits of the SHA-256 of the package's files on the disk.
   """
@@ -147,7 +149,8 @@ def order(images: stream.Examples, position: int) -> dict[str, list[int]]:
 
 
 def alike(now: Mapping) -> dict[str, Any]:
-  """Returns the values that all processes of a run must share: data without times of change, packages, and settings.
+  """Returns the values that must be equal on all processes of a run: data without times of change, packages, and
+  settings.
 
   Args:
     now: result of `of`.
@@ -169,30 +172,30 @@ def other_data(before: Mapping, now: Mapping) -> list[str]:
 
   Args:
     before: the field `data` of an earlier result of `of`.
-    now: the same field of the present result.
+    now: the same field of the current result.
   """
   return _other_records(before, now) or _other_files(before, now)
 
 
 def other_splits(before: Mapping, source: sources.Source) -> list[str]:
-  """Returns a line for each split of the run's data with other images than before, see `data.membership`.
+  """Returns a line for each split of the run's data that contains different images than before, see `data.membership`.
 
   Args:
     before: the field `data` of `of` in the checkpoint.
-    source: the present training images.
+    source: the current training images.
   """
   recorded = source.membership is not None and "splits" in before
   return source.membership.changes(before["splits"]) if recorded else []
 
 
 def objection(before: Mapping, now: Mapping, accept: bool = False, splits: Sequence[str] = ()) -> str | None:
-  """Returns the reason why a state cannot be continued on the present data, or None if it can.
+  """Returns the reason why a state cannot be continued on the current data, or None if it can.
 
   Args:
     before: the field `data` of `of` in the checkpoint.
-    now: the same field of the present result.
+    now: the same field of the current result.
     accept: whether to accept changed sizes, times or contents of files, provided the records are the same.
-    splits: result of `other_splits`, which is added if the training images are others.
+    splits: result of `other_splits`, which is added to the reason if the training images have changed.
   """
   lines = _other_records(before, now)
   lines += splits if lines else []
@@ -217,7 +220,7 @@ def other_order(before: Mapping, images: stream.Examples) -> str | None:
   moved = [(i, record, now) for i, record in pairs if (now := int(images.record(i))) != record]
   if not moved:
     return None
-  shown = ", ".join(f"position {i} was record {record}, is {now}" for i, record, now in moved[:3])
+  shown = ", ".join(f"position {i} was record {record} and is now record {now}" for i, record, now in moved[:3])
   return f"another order of images ({shown}). Restore the previous code and packages, or use another --workdir"
 
 
@@ -231,7 +234,7 @@ def notes(before: Mapping | None, now: Mapping, splits: Sequence[str] = ()) -> l
   """
   if before is None:
     return ["warning: the checkpoint does not record its data, order, packages and devices. They are not compared."]
-  lines = [f"data accepted as they are now: {line}" for line in _other_files(before["data"], now["data"])]
+  lines = [f"changed data accepted: {line}" for line in _other_files(before["data"], now["data"])]
   lines += [f"warning: the data of evaluations have changed: {line}" for line in splits]
   lines += [f"warning: {line}" for line in numerics.differences(before, now)]
   changes = extensions.changes(before.get("extensions", []), now["extensions"])
@@ -269,10 +272,12 @@ def _other_records(before, now):
   old, new = before["fingerprint"], now["fingerprint"]
   pairs = list(zip(before["samples"], now["samples"], strict=False))
   moved = [
-    f"record {a['record']} was {_short(a['name'])}, is {_short(b['name'])}" for a, b in pairs if a["name"] != b["name"]
+    f"record {a['record']} was {_short(a['name'])} and is now {_short(b['name'])}"
+    for a, b in pairs
+    if a["name"] != b["name"]
   ]
   moved += [
-    f"record {a['record']} had label {a['label']}, has {b['label']}"
+    f"record {a['record']} had label {a['label']} and now has label {b['label']}"
     for a, b in pairs
     if a["name"] == b["name"] and None not in (a["label"], b["label"]) and a["label"] != b["label"]
   ]
@@ -298,7 +303,7 @@ def _other_classes(before, now):
 
 
 def _other_files(before, now):
-  """Returns lines on sizes, times of change, contents and replaced files of the same records."""
+  """Returns lines on changes of the files of the same records: sizes, times of change, contents and replaced files."""
   old, new = before["fingerprint"], now["fingerprint"]
   lines = [
     f"{what} of files differ"

@@ -1,4 +1,4 @@
-"""Confidence intervals at 95 % for proportions, for differences, and for all other figures by bootstrap.
+"""Confidence intervals at 95 % for proportions and differences, and bootstrap intervals for all other figures.
 
 A proportion is a share of images that are classified correctly, such as top1. Its interval is Wilson's, which is valid
 at 0 and at 1. Other figures (means over classes, calibration error, loss) use the percentile bootstrap over images.
@@ -14,7 +14,7 @@ import numpy as np
 Interval = tuple[float, float]
 WILSON, BOOTSTRAP = "Wilson", "bootstrap"
 METHODS = f"95 % intervals: {WILSON} score for shares of images, percentile {BOOTSTRAP} over images for other figures."
-NONE = "all resamples give the same value, so these images are too few or too alike"
+NONE = "all resamples give the same value, because there are too few images or the images are too similar"
 RESAMPLES = 1000
 _Z = statistics.NormalDist().inv_cdf(0.975)
 _SAME = 1e-9  # resamples agree if their interval is narrower than this
@@ -90,8 +90,8 @@ def bootstrap(
 ) -> dict[str, Interval]:
   """Computes percentile bootstrap intervals over images (Efron and Tibshirani 1993, chapter 13).
 
-  A figure has no interval if all resamples agree. Otherwise, mean_per_class of 20 correctly classified images would
-  have the interval 100 % to 100 %, which claims certainty.
+  A figure has no interval if all resamples give the same value. For example, mean_per_class of 20 correctly classified
+  images would have the interval 100 % to 100 %, which suggests certainty.
 
   If classes have few images, a resample repeats some images and omits others. This shifts means over classes. With
   1,000 classes of 5 images, a precision_weighted of 0.792 had the interval 0.801 to 0.823.
@@ -99,11 +99,11 @@ def bootstrap(
   Args:
     measure: function from weights, float64 [count], to figures by name. Each image counts as often as its weight.
     count: number of images.
-    resamples: how often `count` images are drawn with replacement, at least 1.
+    resamples: number of times that `count` images are drawn with replacement, at least 1.
     seed: seed of the draws.
 
   Returns:
-    {figure: (low, high)}, without the figures for which all resamples agree.
+    {figure: (low, high)}, without the figures for which all resamples give the same value.
   """
   assert resamples > 0, resamples
   draw, resampled = np.random.default_rng(seed), {}

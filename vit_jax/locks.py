@@ -1,4 +1,4 @@
-"""File locks that end with their process: for a file that is being written, and for a directory."""
+"""File locks that are released when their process ends, for a file that is being written and for a directory."""
 
 import contextlib
 import fcntl
@@ -12,7 +12,7 @@ LONGEST = 200  # longest file name in bytes to which a suffix can be added; file
 
 @contextlib.contextmanager
 def partial(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Yields a locked temporary file next to `path`, to which only this process writes.
+  """Yields a temporary file next to `path`. The file is locked, so that only this process writes to it.
 
   A temporary file that a killed process left is reused.
 
@@ -47,7 +47,7 @@ def _leads(path, file):
 
 @contextlib.contextmanager
 def alone(folder: pathlib.Path) -> Iterator[None]:
-  """Waits until no other process is in a context of this function for the same directory.
+  """Waits until no other process is inside of this context for the same directory.
 
   On a file system without locks, the context is entered at once.
 

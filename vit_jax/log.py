@@ -45,7 +45,7 @@ class Log:
     timer: clock of the attempt.
     phase: context manager that marks a phase of the run by name.
     store: checkpoints of the run.
-    about: metadata of the restored checkpoint.
+    about: metadata of the checkpoint that was restored.
   """
 
   def __init__(
@@ -95,7 +95,7 @@ class Log:
   def progress(self, step: int) -> dict:
     """Returns the progress to store in a checkpoint.
 
-    It contains times, sums for the next line, whether all evaluations that are due are done, and the number of
+    The progress contains times, sums for the next line, whether all due evaluations are done, and the number of
     measurements.
 
     Args:
@@ -106,11 +106,11 @@ class Log:
     return self.clock.counts() | {"pending": pending, "evaluated": evaluated, "measured": self._measured}
 
   def measured(self) -> dict[str, int]:
-    """Returns the number of steps at which the run measured each evaluation, in all its attempts."""
+    """Returns the number of measurements of each evaluation in all attempts of the run."""
     return {name: times for name, (times, _) in self._measured.items()}
 
   def write_due(self, step: int) -> None:
-    """Writes the means up to `step` if a line is due there.
+    """Writes the means up to `step` if a line is due at this step.
 
     The first step only starts the clock, because it includes the compilation.
 
@@ -129,7 +129,7 @@ class Log:
     self._seen = step
 
   def write(self, step: int) -> None:
-    """Writes and prints the rates, and the means over the steps since the last line.
+    """Writes and prints throughput, and means over the steps since the last line.
 
     Args:
       step: number of completed steps.
@@ -207,7 +207,7 @@ class Log:
   def draw(self, step: int, measured: Mapping[str, Outcome]) -> None:
     """Writes pictures of an evaluation to TensorBoard.
 
-    Before the end of the run, pictures are omitted if they have taken more than 1 % of the training time.
+    Before the end of the run, pictures are omitted if drawing them has taken more than 1 % of the training time.
 
     Args:
       step: number of completed steps.
@@ -244,7 +244,7 @@ class Log:
     self._writer.close()
 
   def _rates(self, rates):
-    """Adds the rates of a chip to the rates of a lap."""
+    """Adds the throughput per chip to the throughput of a lap."""
     devices = self._parts.mesh.devices
     per_chip, peak = rates["images_per_second"] / devices.size, hardware.peak(devices.flat[0])
     utilisation = {"mfu": per_chip * flops.TRAINING * self._parts.forward_flops / peak} if peak else {}
@@ -303,7 +303,7 @@ def check_finite(step: int, metrics: dict[str, np.ndarray], store: checkpoints.C
   Args:
     step: step of the metrics.
     metrics: scalars by name.
-    store: checkpoints, to name the last good one.
+    store: checkpoints. The message names the last valid one.
 
   Raises:
     runtime.Stop: a metric is not finite. The exit code is 44.
@@ -319,7 +319,7 @@ def not_finite(step: int, problem: str, store: checkpoints.Checkpoints) -> runti
   Args:
     step: step of the values.
     problem: description of the values.
-    store: checkpoints, to name the last good one.
+    store: checkpoints. The message names the last valid one.
   """
   store.wait()
   saved = store.steps()

@@ -51,9 +51,10 @@ def train(
     parts: the components of the run.
     workdir: directory of the run.
     profile: number of steps to profile for TensorBoard.
-    watch: receives requests to stop and enforces time limits. By default a new one is created.
-    weights: {path: host array} of initial weights for a run without a checkpoint. By default those of `config.init`.
-    began: start time of the program in seconds since the epoch. By default the present time.
+    watch: receives requests to stop and enforces time limits. By default a new watch is created.
+    weights: {path: host array} of initial weights for a run without a checkpoint. By default the weights of
+      `config.init`.
+    began: start time of the program in seconds since the epoch. By default the current time.
     pictures: {name: PNG} for TensorBoard, written before the first step.
 
   Returns:
@@ -188,13 +189,14 @@ def opened(
 
 @contextlib.contextmanager
 def in_phase(watch: runtime.Watch, timer: clock.Clock, name: str, detail: Callable[[], str] = str) -> Iterator[None]:
-  """Applies the time limits of a phase to the code inside, and counts its time for that phase.
+  """Applies the time limits of a phase to the code in the context, and counts its time for this phase.
 
   Args:
     watch: enforces the time limits.
     timer: measures the time of each phase.
     name: name of the phase.
-    detail: function that returns what the phase waits for, for the message about an exceeded limit.
+    detail: function that describes the operation for which the phase waits. It is used in the message about an exceeded
+      limit.
   """
   with watch.phase(name, detail), timer.phase(name):
     yield
@@ -208,7 +210,7 @@ def finished(workdir: pathlib.Path, total: int) -> dict | None:
 
   Args:
     workdir: directory of the run.
-    total: number of steps of the run. A result with another number is ignored.
+    total: number of steps of the run. A result for a different number of steps is ignored.
   """
   # The result of the first process counts, because other processes may see another disk.
   result = json.loads(runtime.gather(json.dumps(files.read_json(workdir / "result.json")), "result")[0])
@@ -231,7 +233,7 @@ def first_state(
     parts: the components of the run.
     store: the checkpoints of the run.
     timer: the clock of the run.
-    weights: {path: host array} of initial weights. None uses those of `config.init`.
+    weights: {path: host array} of initial weights. None uses the weights of `config.init`.
 
   Raises:
     ConfigError: if the newest checkpoint has more steps than the run, or if it cannot be used for this run.
@@ -241,7 +243,8 @@ def first_state(
     saved = store.restore(parts.state_shapes, identity.check)
   if saved and int(saved[0].step) > parts.total:
     raise ConfigError(
-      f"config.total: {amount(parts.total, 'step')}, but {workdir} has already done {int(saved[0].step)}"
+      f"config.total: {amount(parts.total, 'step')}, but the run in {workdir} has already completed "
+      f"{int(saved[0].step)}"
     )
   if jax.process_index() == 0:
     files.write_text(workdir / "config.json", config.dumps(parts.run))
@@ -257,14 +260,15 @@ def first_state(
 
 
 def starting_weights(parts: build.Parts, flag: str = "config.init.from") -> dict[str, np.ndarray]:
-  """Returns the weights of `config.init` on the host, and prints notes on how they were adapted.
+  """Returns the weights of `config.init` on the host, and prints notes on how the weights were adapted.
 
   Args:
     parts: the components of the run.
     flag: key or flag that names the weights, for error messages.
 
   Raises:
-    ConfigError: on every process, if any process cannot read the weights or if the weights differ between processes.
+    ConfigError: if any process cannot read the weights, or if the weights differ between processes. Every process
+      raises the error.
   """
   weights, notes, problem = {}, [], None
   try:
@@ -278,7 +282,8 @@ def starting_weights(parts: build.Parts, flag: str = "config.init.from") -> dict
 
 
 def chosen(run: Run, figures: Mapping[str, float]) -> dict:
-  """Returns the intervals of a result's proportions, and the figure that ranks the run (see `selection.about`).
+  """Returns the entries of result.json for the intervals of proportions and for the figure that ranks the run (see
+  `selection.about`).
 
   Args:
     run: the run at its end.
@@ -291,7 +296,7 @@ def chosen(run: Run, figures: Mapping[str, float]) -> dict:
 
 
 def facts(run: Run, state: steps.State) -> dict:
-  """Returns the entries of result.json other than figures: durations, seed, versions and digests.
+  """Returns the entries of result.json that are not figures: durations, seed, versions and digests.
 
   Args:
     run: the run at its end.
@@ -323,7 +328,7 @@ def write_result(workdir: pathlib.Path, result: dict) -> dict:
 
 
 def ending(reason: Exception, step: int) -> Exception:
-  """Returns the exception with which a run ends before its last step.
+  """Returns the exception that ends a run before its last step.
 
   Args:
     reason: a request to stop, an image that cannot be decoded, or the death of a worker process.
@@ -349,7 +354,7 @@ def evaluate(run: Run, evals: dict[str, build.Eval], step: int, state: steps.Sta
     run: the open run.
     evals: the evaluations that are due.
     step: number of the step.
-    state: state with the parameters and their average, which are both measured.
+    state: state with the parameters and their average. Both are measured.
 
   Returns:
     The figures under their names in result.json.

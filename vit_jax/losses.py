@@ -71,7 +71,7 @@ def one_hot(labels: Integer[Tensor, " B"] | Integer[Tensor, "B K"], classes: int
 def parts_hot(
   labels: Integer[Tensor, "B K"], shares: Float[Tensor, "B K"], classes: int
 ) -> Float[Array, "B {classes}"]:
-  """Converts labels with shares to targets that contain the share of each label.
+  """Converts labels and their shares to targets. The target of each label is its share.
 
   Args:
     labels: class numbers, (B, K). Values outside of 0 to V - 1 are ignored.
@@ -117,7 +117,7 @@ def best_is_positive(logits: Float[Tensor, "*B V"], targets: Num[Tensor, "*B V"]
 
 
 def smooth(targets: Float[Tensor, "*B V"], amount: float) -> Float[Array, "*B V"]:
-  """Applies label smoothing (Szegedy et al. 2016; the same in timm).
+  """Applies label smoothing (Szegedy et al. 2016), as in timm.
 
   A fraction `amount` of the sum of each row is distributed evenly over all classes, including the target class. A
   one-hot target becomes 1 - amount + amount / V, and all other classes become amount / V.

@@ -18,7 +18,7 @@ class Parts(NamedTuple):
 
   Attributes:
     params: parameters by path.
-    evals: functions (params, poll) -> `evals.Outcome`, by name.
+    evals: {name: function (params, poll) -> `evals.Outcome`}.
     notes: lines on the image size, and on changes of the weights.
   """
 
@@ -59,7 +59,7 @@ def build(
   open_split: Callable = catalog.open_split,
   screen: evals.Screen | None = None,
 ) -> Parts:
-  """Builds a measurement of the weights of a file. The head of the weights is removed.
+  """Builds a measurement for the weights of a file. The head of the weights is removed.
 
   Args:
     measurement: a resolved measurement.
@@ -74,7 +74,10 @@ def build(
   """
   size = measurement.image_size or description.image_size
   if not isinstance(size, int):
-    raise ConfigError(f"config.image_size: missing; the weights are of images of {size}, and evaluations take squares")
+    raise ConfigError(
+      f"config.image_size: missing. The weights are for images of {size}, but evaluations need square images. Set a "
+      "size"
+    )
   choices = complete(measurement, size)
   headless = description.replaced(image_size=size, classes=0).bound()
   arrays, notes = surgery.fit(arrays, description, headless)
@@ -95,6 +98,5 @@ def _size(measurement, size):
   """Returns a note on the image size. If it is the size of the weights, the note names the flag that changes it."""
   if measurement.image_size:
     return f"images of {size} px (config.image_size)"
-  return (
-    f"images of {size} px, which is the weights' own size; another: --config.image_size={224 if size > 224 else 'N'}"
-  )
+  other = 224 if size > 224 else "N"
+  return f"images of {size} px, which is the weights' own size. To change it: --config.image_size={other}"

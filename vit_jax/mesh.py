@@ -37,7 +37,9 @@ def sizes(wanted: config.Mesh, devices: int) -> tuple[int, ...]:
   shape = [getattr(wanted, axis) for axis in AXES]
   text = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, shape, strict=True))
   if 0 in shape or min(shape) < -1 or shape.count(-1) > 1:
-    raise schema.ConfigError(f"config.mesh: {text}; sizes are positive, and one of them may be -1 to take the rest")
+    raise schema.ConfigError(
+      f"config.mesh: {text}. Use positive sizes, or -1 for one axis to take the remaining devices"
+    )
   known = math.prod(size for size in shape if size != -1)
   shape = [devices // known if size == -1 else size for size in shape]
   if math.prod(shape) != devices:
@@ -123,10 +125,10 @@ def per_device(mesh, function: Callable) -> Callable:
 
 
 def spread(mesh) -> Callable:
-  """Returns a function that divides the rows of several stacks among the devices.
+  """Returns a function that distributes a computation on the rows of several stacks over the devices.
 
-  Each device computes some of the rows. Before the computation, rows that no device stores completely are sent. After
-  the computation, the results are sent to all devices.
+  Each device computes some of the rows. Before the computation, devices exchange rows that no device stores completely.
+  After the computation, the results are sent to all devices.
 
   Args:
     mesh: mesh of the devices.
@@ -152,7 +154,7 @@ def spread(mesh) -> Callable:
 
 
 def _row(stacks, number):
-  """Returns one row of all stacks, or zeros after the last row. XLA need not compute the other rows."""
+  """Returns one row of all stacks, or zeros after the last row. XLA does not have to compute the other rows."""
   row, first = jnp.zeros_like(stacks[0][0]), 0
   for stack in stacks:
     inside = (number >= first) & (number < first + len(stack))
@@ -162,10 +164,10 @@ def _row(stacks, number):
 
 
 def parameters(table: Table, shapes: Mapping[str, jax.ShapeDtypeStruct], mesh) -> dict[str, NamedSharding]:
-  """Returns the sharding of every parameter, from the one row of `table` with a pattern that matches its whole path.
+  """Returns the sharding of every parameter. Exactly one row of `table` must match the whole path of a parameter.
 
   A row specifies an axis for each dimension of one layer. A stack of scanned layers has one more dimension in front,
-  which is never split. A dimension that its axis does not divide is not split.
+  which is never split. A dimension is not split if its size is not divisible by the size of the axis.
 
   Args:
     table: rows (pattern, mesh axis or None for each dimension).
@@ -173,7 +175,7 @@ def parameters(table: Table, shapes: Mapping[str, jax.ShapeDtypeStruct], mesh) -
     mesh: mesh of the devices.
 
   Raises:
-    ConfigError: if a path matches no row or several rows, or if its row has another rank.
+    ConfigError: if a path matches no row or several rows, or if its row has a different number of dimensions.
   """
   return {path: NamedSharding(mesh, _spec(table, path, leaf.shape, mesh)) for path, leaf in shapes.items()}
 
@@ -188,7 +190,8 @@ def _spec(table, path, shape, mesh):
   axes = (None,) * (len(shape) - len(rows[0])) + tuple(rows[0])
   if len(axes) != len(shape):
     raise schema.ConfigError(
-      f"parameter {path!r} has the shape {shape}, and its row of the sharding table {rows[0]}. Give it an axis or None "
+      f"parameter {path!r} has the shape {shape}, but its row of the sharding table is {rows[0]}. Give it an axis or "
+      "None "
       "for each dimension"
     )
   return PartitionSpec(
@@ -211,9 +214,10 @@ def sharded(shapes, shardings):
 def gather(table: Table, mesh, dtype) -> Callable:
   """Returns a function that gathers the parameters of one layer over `fsdp`.
 
-  A parameter is gathered as a matrix, with the split dimension and all other dimensions as its two axes. The layout of
-  [D, H, K] on a TPU depends on its last sizes. Gathered as a matrix, the parameter has the layout of an unsplit array.
-  Otherwise it would keep the layout of a part, and every product with it would take up to twice as long.
+  A parameter is reshaped to a matrix before it is gathered: the split dimension is one axis, and all other dimensions
+  are the other axis. The reason is that the layout of [D, H, K] on a TPU depends on its last sizes. A gathered matrix
+  has the layout of an unsplit array. Otherwise the parameter would keep the layout of a part, and every product with it
+  would take up to twice as long.
 
   Args:
     table: sharding table of the model.
@@ -247,11 +251,11 @@ def gather(table: Table, mesh, dtype) -> Callable:
 def averages(shapes: Mapping[str, jax.ShapeDtypeStruct], shardings: Mapping[str, NamedSharding], mesh):
   """Returns the shardings of a moving average of the parameters, which is also split over `data` if possible.
 
-  Steps do not read the average, so it is never gathered, and each device updates its part only. A replicated average
-  would cost 1.6 % of a ViT-B/16's step.
+  Steps do not read the average, so it is never gathered, and each device updates only its own part. A replicated
+  average would take 1.6 % of a ViT-B/16's step.
 
-  The split axis is the second to last in a TPU's memory, where the last one has the 128 lanes. For [D, H, K] it is D.
-  The layout of a part is then the layout of the whole array, and XLA inserts no copies.
+  The split axis is the second to last axis in a TPU's memory. (The last axis has the 128 lanes.) For [D, H, K] the
+  split axis is D. A part then has the same layout as the whole array, and XLA inserts no copies.
 
   Args:
     shapes: {path: shape} of the parameters.
@@ -300,7 +304,7 @@ def optimizer(transformation: optax.GradientTransformation, params, shardings, m
 
 
 def local_rows(sharding: NamedSharding, rows: int) -> np.ndarray:
-  """Returns the sorted numbers of the rows of a global batch that the devices of this process store, each once.
+  """Returns the sorted row numbers of a global batch that the devices of this process store, without repetitions.
 
   Args:
     sharding: sharding of the batch.

@@ -1,7 +1,7 @@
 """Classification metrics of the predictions of a split, and files with predictions and confusion matrices.
 
-Every image of the split counts once. In shapes, N is the number of images, K the number of labels of an image, and V
-the number of classes.
+Every image of the split counts once. In the shapes, N is the number of images, K the number of labels of an image, and
+V the number of classes.
 """
 
 import functools
@@ -85,7 +85,7 @@ class Bins(NamedTuple):
 
 
 class _Images(NamedTuple):
-  """The values of all images that metrics need. They are computed once for any number of weightings."""
+  """Values of all images that are computed once and reused for every weighting of the images."""
 
   classes: int
   owner: np.ndarray  # image of each label; repeated labels of an image are contained once
@@ -142,12 +142,13 @@ def intervals(
   """Computes the 95 % interval of each metric by the method that `interval_method` names.
 
   `images` has no interval, because it does not vary. `average_precision` has no interval, because a bootstrap would
-  sort every class `resamples` times. Other metrics have no interval if all resamples agree, see `intervals.bootstrap`.
+  sort every class `resamples` times. Other metrics have no interval if all resamples give the same value, see
+  `intervals.bootstrap`.
 
   Args:
     predictions: predictions for N images.
     classes: number of classes V.
-    resamples: how often N images are drawn with replacement, at least 1.
+    resamples: number of times that N images are drawn with replacement, at least 1.
     seed: seed of the draws.
 
   Returns:
@@ -220,7 +221,7 @@ def confusion(predictions: Predictions, classes: int) -> np.ndarray:
   """
   if predictions.label.ndim != 1:
     raise ConfigError(
-      f"a confusion matrix needs one label an image; these have up to {predictions.label.shape[1]}. Leave it out: "
+      f"a confusion matrix needs one label per image, but these have up to {predictions.label.shape[1]}. Remove it: "
       "precision, recall and average precision are measured with several labels; or take a split with one"
     )
   label, guess = predictions.label.astype(np.int64), predictions.best[:, 0].astype(np.int64)
@@ -303,8 +304,8 @@ def _average_precision(images: _Images, logits: np.ndarray) -> float:
   """Returns the mean over classes of the average precision.
 
   The average precision of a class is the mean, over its labelled images, of the precision at the logit of the image.
-  Images with equal logits are counted together, as in scikit-learn. Therefore only numbers of logits that are at least
-  as high are needed. Two sorts by value provide them.
+  Images with equal logits are counted together, as in scikit-learn. The precision therefore depends only on the number
+  of logits that are at least as high. Two sorts by value provide these numbers.
   """
   own = np.argsort(images.label, kind="stable")
   parts = np.split(images.owner[own], np.cumsum(np.bincount(images.label, minlength=images.classes))[:-1])
@@ -342,7 +343,7 @@ def write(predictions: Predictions, ids: Sequence[str], path: pathlib.Path, clas
     classes: class names, V.
 
   Raises:
-    ConfigError: if the suffix is another one or the directory does not exist.
+    ConfigError: if the suffix is not .csv or .npz, or if the directory does not exist.
   """
   files.check_path(path)
   assert len(ids) == len(predictions.best), (len(ids), len(predictions.best))

@@ -1,4 +1,4 @@
-"""A record of everything except the config and the data that affects the random draws and the bits of a run."""
+"""A record of the packages, settings and hardware that affect the random draws and the low-order bits of a run."""
 
 import importlib.metadata
 import os
@@ -126,7 +126,7 @@ def cpu_model(file: str = "/proc/cpuinfo") -> str:
 
 
 def cpu_features(file: str = "/proc/cpuinfo") -> list[str]:
-  """Returns the vector instructions of the CPU, from which XLA and OpenCV select their code. Empty if unknown.
+  """Returns the vector instructions that the CPU supports. XLA and OpenCV use them to select code. Empty if unknown.
 
   Args:
     file: file with the format of /proc/cpuinfo.

@@ -8,7 +8,7 @@ import stat
 
 
 def find_target(path: pathlib.Path) -> pathlib.Path:
-  """Returns the file that a path on a disk leads to, which need not exist.
+  """Resolves symbolic links of a path on a disk. The resulting file need not exist.
 
   Raises:
     OSError: the path is a link to itself.
@@ -56,7 +56,7 @@ def take_mode(target: pathlib.Path, partial: pathlib.Path) -> int:
 
 
 def set_mode(path: pathlib.Path, mode: int) -> None:
-  """Sets the mode of a file if it differs. File systems that do not allow the change are ignored.
+  """Sets the mode of a file if it differs. Errors of file systems that do not allow the change are ignored.
 
   Args:
     path: the file.

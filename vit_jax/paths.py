@@ -153,10 +153,10 @@ def check_bucket(name: str) -> None:
 
 @contextlib.contextmanager
 def new_folders(folder: pathlib.Path) -> Iterator[None]:
-  """Creates a directory and its missing parents. Removes them again if the body raises an exception.
+  """Creates a directory and its missing parents. Removes the created directories if the context raises an exception.
 
   Args:
-    folder: the directory to create. A directory in a bucket needs no creation.
+    folder: the directory to create. Directories in a bucket are not created.
 
   Raises:
     ConfigError: one of the parents is a file.

@@ -79,7 +79,7 @@ def sheet(images: Sequence[np.ndarray | None], words: Sequence[Sequence[str]], c
   Args:
     images: uint8 arrays (H, W, 3) of any size, or None for an image that is not available.
     words: caption lines of each image. All captions have the same number of lines.
-    columns: number of images in a row.
+    columns: number of images per row.
   """
   columns, lines = min(columns, max(len(images), 1)), max(map(len, words), default=0)
   rows = max(1, math.ceil(len(images) / columns))

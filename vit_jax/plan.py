@@ -1,14 +1,14 @@
 """Plans a run on TPUs that are not attached: python -m vit_jax.plan --config=configs/vit_i21k.py:L/16 --topology=v3-32
 
-The command compiles the train step of the config with the TPU compiler (pip install -e '.[tpu]'). No TPU is needed.
-For each slice it reports whether the run fits, the time of a step and its bottleneck, and the requirements of the
-whole run. The data need not be present, because the catalog contains the number of images. `--search` searches for the
-fastest mesh, rematerialisation and micro-batches that fit. While a program compiles, a line on standard error reports
-every 15 seconds what is compiled, and for how long.
+The command compiles the train step of the config with the TPU compiler (pip install -e '.[tpu]'). No TPU is needed. For
+each slice it reports whether the run fits, the time of a step and its bottleneck, and the requirements of the whole
+run. The data need not be present, because the catalog contains the number of images. `--search` searches for the
+fastest mesh, rematerialisation and micro-batches that fit. During compilation, a line on standard error reports every
+15 seconds which program is compiled, and for how long.
 
 The report marks runs with hosts that cannot feed their chips. Pass the measured number of images that one host prepares
-per second as `--host-rate`. By default it is estimated from the cores of the host. The figures are not measurements on
-a TPU. Their meaning is printed below the table.
+per second as `--host-rate`. By default this number is estimated from the cores of the host. The figures are not
+measurements on a TPU. Their meaning is printed below the table.
 """
 
 import argparse
@@ -96,7 +96,7 @@ def describe(run: config.Run, whole: bool) -> None:
 
   Args:
     run: a completed run.
-    whole: whether to print the table of all parameters too.
+    whole: whether to also print the table of all parameters.
   """
   with contextlib.suppress(ConfigError):  # every plan reports this error
     model = models.functional(build.description(run, catalog.known_split(run.data, "train").classes))

@@ -1,4 +1,7 @@
-"""Preparation of the first import of JAX: its platform without a TPU, and environment variables that it refuses."""
+"""Preparation of the first import of JAX:
+
+selection of the CPU platform, and errors for invalid environment variables.
+"""
 
 import importlib.metadata
 import importlib.util
@@ -13,7 +16,8 @@ _GOOGLE, _NETWORK_CARD = "0x1ae0", "0x0042"  # PCI vendor, and its network card,
 def select(environment: MutableMapping[str, str] = os.environ, root: str = "/") -> None:
   """Sets JAX_PLATFORMS=cpu if libtpu is installed, no TPU is attached, and JAX has no other accelerator.
 
-  Otherwise JAX would try to start libtpu first, which prints errors at each start. A value that the user set is kept.
+  Otherwise JAX would first try to start libtpu, which prints errors at each start. A value that the user has set is
+  kept.
 
   Args:
     environment: environment variables to read and change.

@@ -1,9 +1,9 @@
 """Predicts classes of images with any weights: python -m vit_jax.predict --weights=runs/a photos/ [--out=classes.csv]
 
 A PATH is an image file, a directory that is searched recursively for images, or a manifest of JSON lines such as
-{"path": "a.jpg"}. The PATH - reads paths from standard input, one per line, which is also the default without a PATH.
-Weights are the workdir of a run, or any file that `vit_jax.convert` reads. Images are prepared as in the evaluation of
-the run, or as the publisher of the file specifies.
+{"path": "a.jpg"}. The PATH - reads paths from standard input, one per line. This is also the default if no PATH is
+given. Weights are the workdir of a run, or any file that `vit_jax.convert` reads. Images are prepared as in the
+evaluation of the run, or as the publisher of the file specifies.
 
 --out=FILE.csv, .jsonl or .npz has a row for each file, in the order of the PATHs. Directories are read in order of
 file names. A row contains the best five classes with their probabilities, or the reason why the file is bad.
@@ -46,7 +46,10 @@ def main() -> None:
   )
   cli.add_weight_options(parser)
   parser.add_argument(
-    "--image-size", type=cli.number(schema.Count), metavar="N", help="side in pixels, if not that of the weights"
+    "--image-size",
+    type=cli.number(schema.Count),
+    metavar="N",
+    help="side of the images in pixels; default: the size of the weights",
   )
   parser.add_argument(
     "--batch", type=cli.number(schema.Count), default=batches.TOGETHER, help="images at a time on each device"
@@ -84,9 +87,11 @@ def main() -> None:
 
 
 def _words(paths) -> list[str]:
-  """Returns the PATHs, or standard input if there are none and input is piped."""
+  """Returns the PATHs. If there are none and standard input is a pipe, returns its lines."""
   if not paths and (sys.stdin is None or sys.stdin.isatty()):
-    raise schema.ConfigError("no PATH. Name files, folders, a manifest (.jsonl), or pipe paths into it, one a line")
+    raise schema.ConfigError(
+      "no PATH. Name files, folders or a manifest (.jsonl), or pipe paths into the command, one per line"
+    )
   return paths or [inputs.STDIN]
 
 
@@ -124,7 +129,7 @@ def _finish(computed: Iterator[list[Row]], count: int, classes, out) -> list[str
 
 
 def _counted(computed: Iterable[list[Row]], screen: Screen, bad: list[str]) -> Iterator[Row]:
-  """Yields the rows one by one, counts them on the screen, and appends descriptions of bad files to `bad`."""
+  """Yields the rows one by one, shows their number on the screen, and appends descriptions of bad files to `bad`."""
   for some_rows in computed:
     reasons = [f"{readable(row.file)} ({readable(row.reason)})" for row in some_rows if row.reason is not None]
     bad += reasons

@@ -210,7 +210,7 @@ def _parser():
     metavar="OPTIONS",
     help="run with Apache Beam and these options, such as '--runner=DataflowRunner --project=...'",
   )
-  parser.add_argument("--show", metavar="CONFIG", help=f"{cli.CONFIG}; draw training images as a run sees them")
+  parser.add_argument("--show", metavar="CONFIG", help=f"{cli.CONFIG}; draw training images as a run uses them")
   parser.add_argument("--out", type=cli.path, metavar="FILE", help="PNG file for --show; default show.png")
   parser.add_argument(
     "--sample",

@@ -1,7 +1,7 @@
 """Probes of frozen features: selection of training images, ridge regression in closed form (big_vision), and others.
 
-Features and labels are host arrays. Sums are computed in float64, because the eigenvalues of a Gram matrix span more
-than the precision of float32.
+Features and labels are host arrays. Sums are computed in float64, because the eigenvalues of a Gram matrix differ by
+more orders of magnitude than float32 can represent.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ def check_finite(features: Features) -> None:
     features: features, (N, D).
 
   Raises:
-    ConfigError: if a feature is NaN or infinite, or so large that the length of a row overflows float32.
+    ConfigError: if a feature is NaN or infinite, or so large that the norm of a row overflows float32.
   """
   if not np.isfinite(features).all():
     raise schema.ConfigError(
@@ -77,7 +77,7 @@ def check_finite(features: Features) -> None:
     )
   largest = max(float(features.max(initial=0)), -float(features.min(initial=0)))
   if largest**2 * features.shape[-1] > np.finfo(np.float32).max:
-    raise schema.ConfigError(f"features are as large as {largest:.3g}, so their lengths overflow. Check the weights")
+    raise schema.ConfigError(f"features are as large as {largest:.3g}, so their norms overflow. Check the weights")
 
 
 def ridge(features: Features, labels: Labels, classes: int, l2: Sequence[float] = (1024.0,)) -> list[Probe]:
@@ -147,7 +147,10 @@ def _standardised(features, mean, deviation):
 
 
 def _primal(features, labels, classes, mean, deviation, l2):
-  """Returns W = (X'X + l2)^-1 X'Y. The sums of each class suffice for X'Y = 2 (sum of the class) - (sum of all)."""
+  """Returns W = (X'X + l2)^-1 X'Y.
+
+  X'Y = 2 (sum of the class) - (sum of all), so only the sums of each class are needed.
+  """
   width = features.shape[1] + 1
   gram, sums = np.zeros((width, width)), np.zeros((classes, width))
   for rows, classes_of_rows in zip(_parts(features), _parts(labels), strict=True):
@@ -305,8 +308,8 @@ def nearest_neighbours(
 ) -> list[Fitted]:
   """Builds classifiers that predict the class with the largest weight among the nearest images by angle.
 
-  The search is exhaustive. DINO (Caron et al. 2021) uses weights="softmax" with 10, 20, 100 and 200 neighbours and
-  without standardisation.
+  The search is exhaustive. DINO (Caron et al. 2021) uses weights="softmax" with 10, 20, 100 and 200 neighbours, without
+  standardisation of the features.
 
   Args:
     features: features, (N, D).

@@ -139,7 +139,7 @@ def model(
   The function is called as `function(image_size, channels, classes, rngs, **keys)`. Its keyword-only parameters are the
   keys of `config.model`. The parameter `dtype: Dtype` is required. The module must have a method `outputs(images, key)`
   that returns `vit_jax.models.Output`; see `vit_jax.models.output.classified`. With `classes=0` the module must not
-  have a head. Attributes are optional. `vit_jax.models.contract` checks those that have a meaning.
+  have a head. Attributes are optional. `vit_jax.models.contract` checks the attributes that this package uses.
 
   Args:
     name: the value of `config.model.name`.
@@ -301,7 +301,9 @@ def _error(function, problem) -> ConfigError:
 
 
 def _check_signature(kind, function, positional: Sequence[str], needed: Sequence[str] = ()) -> None:
-  """Raises ConfigError unless a function has these positional parameters, and keyword-only ones of supported types."""
+  """Raises ConfigError unless a function has these positional parameters, and keyword-only parameters of supported
+  types.
+  """
   called = getattr(function, "__name__", show(function))
   if not callable(function):
     raise _error(kind, f"{called} is not a function or class. Put the decorator above one")
@@ -312,7 +314,8 @@ def _check_signature(kind, function, positional: Sequence[str], needed: Sequence
     form = ", ".join([*positional, "*", *(needed or ["..."])])
     raise _error(
       kind,
-      f"{called}{inspect.signature(function)} has other parameters than a {kind}. Write def {called}({form}), with all "
+      f"{called}{inspect.signature(function)} does not have the parameters of a {kind}. Write def {called}({form}), "
+      "with all "
       "keys of the config after *",
     )
   keys = schema.keywords(function)
@@ -327,4 +330,4 @@ def _check_free(kind, function, words: Sequence[str], *others: Callable) -> None
   taken = {*words, *(key for other in others for key in schema.keywords(other))}
   if used := [key for key in schema.keywords(function) if key in taken]:
     name = function.__name__
-    raise _error(kind, f"{name} has the parameter {used[0]!r}, which every {kind} has already. Rename it")
+    raise _error(kind, f"{name} has the parameter {used[0]!r}, which every {kind} already has. Rename the parameter")

@@ -17,8 +17,8 @@ _AUGMENTATION = ("crop", "flip", "policy", "warp", "mixing", "erasing")
 def run(values: Mapping) -> dict:
   """Converts a stored run to the current schema, so that older workdirs can be continued and evaluated.
 
-  Renamed keys and values get their new names. Keys that were accepted without effect are removed. Configs and flags of
-  users are not migrated: an old name in them is an error.
+  Renamed keys and values get their new names. Keys that had no effect are removed. Configs and flags of users are not
+  migrated: an old name in a config or flag is an error.
 
   Args:
     values: config of the run as stored in a workdir.
@@ -58,7 +58,7 @@ def model(values: Mapping) -> dict:
 
 
 def source(values: Mapping) -> dict:
-  """Converts a stored data choice that only opens images, such as that of pseudo labels.
+  """Converts a stored data choice that only opens images, such as the choice of pseudo labels.
 
   Args:
     values: name and arguments of a reader, as stored.
@@ -67,7 +67,10 @@ def source(values: Mapping) -> dict:
 
 
 def _without_idle(data, *idle):
-  """Removes keys that the reader ignored. Newer data have `exif`, and only keys of their reader."""
+  """Removes keys that the reader ignored.
+
+  Data stored by newer versions contain `exif`, and only keys that their reader uses.
+  """
   if "exif" in data and not data.keys() >= _OF_ALL:
     return data
   idle += () if data.get("name") == "folder" else ("holdout", "split_seed")
@@ -95,13 +98,13 @@ def _each(function, value):
 
 
 def _as_split(data):
-  """Sets `validation` to 0 if the key is missing: its present default did not exist before."""
+  """Sets `validation` to 0 if the key is missing, because its current default did not exist when the run started."""
   missing = data.get("name") in _HELD_OUT and "validation" not in data
   return {**data, "validation": 0.0} if missing else data
 
 
 def kept(stored: Mapping) -> dict[str, str]:
-  """Returns settings of a stored run that had no key, or a different default, when the run started.
+  """Returns settings of a stored run for keys that did not exist, or had a different default, when the run started.
 
   Args:
     stored: config of the run as stored in a workdir.

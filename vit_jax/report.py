@@ -59,13 +59,14 @@ def export(workdirs: list[pathlib.Path], to: str, project: str) -> None:
   measured = [workdir for workdir in workdirs if trackers.measured(workdir)]
   for workdir in workdirs:
     if measured and workdir not in measured:
-      say(f"{workdir}: has no measurements yet and is skipped")
+      say(f"{workdir}: no measurements yet, skipped")
     else:
       say(trackers.export(workdir, to, project))
 
 
 def default(places: list[pathlib.Path]) -> pathlib.Path:
-  """Returns the default path of the report: in the workdir if there is only one, or else in the current directory.
+  """Returns the default path of the report: in the workdir if there is only one workdir, otherwise in the current
+  directory.
 
   Args:
     places: PATHs of the command line.

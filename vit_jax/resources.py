@@ -1,7 +1,7 @@
 """Checks of operating system limits at the start of a program: open files, address space and threads.
 
-C++ libraries abort or wait forever if they cannot get a thread or memory. Therefore a start with low limits is refused.
-This module imports only the standard library.
+C++ libraries abort or wait forever if they cannot get a thread or memory. Therefore the program does not start if
+limits are too low. This module imports only the standard library.
 """
 
 import os
@@ -75,7 +75,7 @@ def _threads(needed):
       started.append(thread)
   except (RuntimeError, MemoryError):
     return (
-      f"only {len(started)} of the {needed} threads that are needed can be started. Raise the limit of processes "
+      f"only {len(started)} of {needed} required threads can be started. Raise the limit of processes "
       "(ulimit -u, or pids.max of the container), or end other processes of this account"
     )
   finally:

@@ -11,7 +11,8 @@ _IMPLEMENTATION = "threefry2x32"
 
 
 def fix_settings() -> None:
-  """Sets `jax_threefry_partitionable`, so that the environment variable JAX_THREEFRY_PARTITIONABLE changes no draw.
+  """Sets `jax_threefry_partitionable`, so that the environment variable JAX_THREEFRY_PARTITIONABLE has no effect on
+  draws.
 
   JAX provides no argument for this setting. The value is JAX's default.
   """
@@ -43,8 +44,8 @@ def stream(seed: int, step: int | jax.Array, name: str) -> jax.Array:
 class Keys:
   """A source of keys for initial values, which produces the same keys as `flax.nnx.Rngs(params=key)`.
 
-  `nnx.Rngs` counts in an array. Under tracing each of its keys therefore takes longer than the one before: 13 s in
-  total for EfficientNet-L2.
+  `nnx.Rngs` stores its counter in an array. During tracing, each key therefore takes longer than the previous key: 13 s
+  in total for EfficientNet-L2.
 
   Args:
     key: key from which all others are derived.
@@ -63,7 +64,7 @@ def draws(seed: int, name: str, *numbers: int) -> random.Random:
   """Returns Python's generator of a named stream, for values that are drawn for each example.
 
   Creating it takes 10 us, compared to 50 us for a NumPy generator. Use only its method `random()`, which is uniform in
-  [0, 1). Python's documentation guarantees equal numbers in all Python versions for this method only.
+  [0, 1). Only for this method does Python's documentation guarantee equal numbers in all Python versions.
 
   Args:
     seed: seed of the run.

@@ -1,4 +1,4 @@
-"""Selection of the figure that ranks runs, trials and settings.
+"""Selection of the figure by which runs, trials and settings are ranked.
 
 The figure belongs to the validation split if this split was measured, or else to the test split.
 
@@ -77,7 +77,8 @@ def role_of(run: Mapping[str, Any], metric: str) -> str:
 def criterion(run: Mapping[str, Any], figures: Iterable[str]) -> Criterion | None:
   """Selects the figure that ranks a run.
 
-  Top-1 is preferred over other figures, the validation split over the test split, and the weights over their average.
+  Top-1 is preferred over other figures. The validation split is preferred over the test split, and the weights over
+  their average.
 
   Args:
     run: a plain config.
@@ -101,8 +102,8 @@ def criterion(run: Mapping[str, Any], figures: Iterable[str]) -> Criterion | Non
 def shared(runs: Sequence[tuple[Mapping[str, Any], Iterable[str]]]) -> Criterion | None:
   """Selects the figure that ranks several runs.
 
-  The result is a figure of the validation split only if all runs have this figure. Otherwise it is the figure that most
-  runs have, with a preference for top-1 on test. Runs without figures are ignored.
+  The result is a figure of the validation split only if all runs have this figure. Otherwise the result is the figure
+  that most runs have, with a preference for top-1 on test. Runs without figures are ignored.
 
   Args:
     runs: pairs (plain config, names of figures).
@@ -150,7 +151,7 @@ def sentence(about: Mapping[str, Any]) -> str:
   count, metric, split = about["test_measurements"], about["metric"], about["split"]
   # `evaluate` may have measured the run as well, before or after.
   if split == TEST:
-    start = f"Ranked by {metric}: without a validation split, choices use '{TEST}'."
+    start = f"Ranked by {metric}: there is no validation split, so '{TEST}' is used."
   else:
     start = f"Ranked by {metric} (split '{split}')."
   if count == 0:

@@ -69,7 +69,7 @@ def accumulated(gradient: Callable, sharding: jax.sharding.Sharding, *, accumula
   """Returns a function that averages the results of `gradient` over micro-batches, which it computes one after another.
 
   Each micro-batch has its own dropout key. Micro-batch i contains the rows i, i + accumulate, i + 2 accumulate, ...
-  Each device therefore splits its own rows, and no rows move.
+  Each device therefore splits its own rows, and no rows are moved between devices.
 
   Args:
     gradient: function (params, examples, key) -> pytree of arrays.
@@ -113,9 +113,9 @@ def train_step(
     examples: function (batch, frozen, key, step) -> examples, which augments the images.
     gradient: function (params, examples, key) -> (gradients, metrics, statistics).
     transformation: the optimizer.
-    hold: function that constrains {path: parameter} to the shardings of the parameters.
-    spread: function that divides a function of rows among devices, see `mesh.spread`. Update rules that support it
-      receive it as an extra argument.
+    hold: function that constrains {path: parameter} to the parameters' shardings.
+    spread: function that distributes a function of rows over the devices, see `mesh.spread`. Update rules that support
+      `spread` receive it as an extra argument.
     ema: decay of the moving average. It is required if the state contains an average.
 
   Returns:

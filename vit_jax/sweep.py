@@ -10,7 +10,7 @@ are measured on the split that decides, and not on test. Only the best setting i
 has `final` changes, the best setting is first trained again. The same command continues a sweep that was stopped or
 killed. A failed trial is recorded with its error and is not repeated without --retry.
 
---render prints the trials as commands for other launchers. When all trials have ended, it prints the final runs too.
+--render prints the trials as commands for other launchers. When all trials have ended, it also prints the final runs.
 --launch="--backend=qr --tpu=v3-8 ..." prints commands of `launch`. If such trials share the workdir, the sweep uses
 their results. --collect only collects finished results. `python -m launch sweep` does all of this.
 
@@ -80,7 +80,9 @@ def parse() -> tuple[argparse.Namespace, Study]:
   )
   parser.add_argument("--collect", action="store_true", help="collect trials that finished elsewhere, without training")
   parser.add_argument(
-    "--decide", action="store_true", help="with --render or --collect: choose although some trials are not finished"
+    "--decide",
+    action="store_true",
+    help="with --render or --collect: select the best setting although some trials are not finished",
   )
   parser.add_argument("--retry", action="store_true", help="try failed and diverged trials again")
   args = parser.parse()
@@ -105,7 +107,7 @@ def render(study: Study, trials: Sequence[Trial], decide: bool = False, launch: 
   Args:
     study: the study.
     trials: its trials.
-    decide: whether to select the best of the finished trials although others are not finished.
+    decide: whether to select the best of the finished trials although other trials are not finished.
     launch: flags of `python -m launch run`, to print commands that start each trial under the name of the workdir.
   """
   name = re.sub("[^a-z0-9]+", "-", study.workdir.name.lower()).strip("-") or "sweep"

@@ -155,7 +155,7 @@ def note_recipe(workdir: pathlib.Path, file: str, changes: list[str], used: list
 def changes_of(file, run: config.Run, overrides: dict[str, str]) -> list[str]:
   """Returns the differences between a run and the run of its config file without flags, one line for each.
 
-  If the file requires flags to be complete, the flags are returned.
+  If the file is not complete without flags, the flags are returned.
 
   Args:
     file: editable config of the file.
@@ -172,13 +172,14 @@ def changes_of(file, run: config.Run, overrides: dict[str, str]) -> list[str]:
 def as_begun(file: str, overrides: dict[str, str], run: config.Run, workdir: pathlib.Path) -> config.Run:
   """Returns the run with settings of the run in its workdir, for keys that the config does not set.
 
-  These are keys that did not exist or had another default when that run started. They also include settings that the
-  run adopted from its initial weights. A restart therefore needs neither the weight file nor the same config file.
+  This affects keys that did not exist or had another default when the run in the workdir started. It also affects
+  settings that this run adopted from its initial weights. A restart therefore needs neither the weight file nor the
+  same config file.
 
   Args:
     file: the config file.
     overrides: the flags.
-    run: the run of both.
+    run: the run that the file and the flags define.
     workdir: the workdir, which the first process reads.
   """
   stored = {}
@@ -205,7 +206,7 @@ def as_begun(file: str, overrides: dict[str, str], run: config.Run, workdir: pat
 
 
 def bad_images(run: config.Run, source: sources.Source) -> str | None:
-  """Returns the reason why a run must not start because of bad images, or None.
+  """Returns the reason why bad images prevent a run from starting, or None.
 
   Only image folders that are small enough to decode completely are checked.
 
@@ -234,7 +235,7 @@ def objection(workdir: pathlib.Path, parts: build.Parts, accept: bool = False) -
   Args:
     workdir: the workdir.
     parts: the run.
-    accept: whether to accept other files with the same images.
+    accept: whether to accept changed files if the images are the same.
   """
   if workdir.exists() and not workdir.is_dir():
     return f"--workdir: {workdir} is a file. Name a directory"

@@ -17,8 +17,8 @@ _ABSENT = object()
 def name(path: Sequence) -> str:
   """Returns the name of a leaf: the keys of its path, joined with slashes.
 
-  List indices become numbers. Flax variables are nodes that store their array in the attribute `value`. This last key
-  is omitted, so that the state of a module and the plain dict made from it have equal names.
+  List indices become numbers. Flax variables are nodes that store their array in the attribute `value`. The key `value`
+  is omitted, so that the state of a module and a plain dict of its arrays have equal names.
 
   Args:
     path: key path of the leaf, as `jax.tree_util` returns it.
@@ -53,7 +53,7 @@ def unflatten(tree, leaves: Mapping[str, Any]):
   if names != leaves.keys():
     missing, extra = (sorted(names, key=_order) for names in (names - leaves.keys(), leaves.keys() - names))
     raise ValueError(
-      f"leaves do not fit the tree: {len(missing)} missing {missing[:5]}, {len(extra)} extra {extra[:5]}"
+      f"leaves do not match the tree: {len(missing)} missing {missing[:5]}, {len(extra)} extra {extra[:5]}"
     )
   return map_named(lambda path, _: leaves[path], tree)
 

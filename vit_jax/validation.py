@@ -1,4 +1,4 @@
-"""Default validation: runs on the user's own files get a validation split for choices, and measure test once.
+"""Default validation: runs on the user's own files get a validation split for choosing settings, and measure test once.
 
 Datasets with a published protocol keep it: their readers have no key `validation`.
 """
@@ -13,7 +13,7 @@ from vit_jax.schema.partial import MEASURING
 
 
 def with_splits(data: Choice, evals: Mapping[str, Choice]) -> dict[str, Choice]:
-  """Sets the split of evaluations that are named like a split of the run's data and have no split.
+  """Sets the split of evaluations without a split, if their name is a split of the run's data.
 
   Args:
     data: the data choice, bound or not.
@@ -32,8 +32,8 @@ def with_splits(data: Choice, evals: Mapping[str, Choice]) -> dict[str, Choice]:
 def with_share(data: Choice, evals: Mapping[str, Choice]) -> Choice:
   """Adds the default `validation` share to a data choice if its reader supports it and the run needs it.
 
-  A choice that sets `validation`, `val` or another `train` is unchanged. So is a choice that is measured on neither
-  `val` nor `test`.
+  A choice is not changed if it sets `validation`, `val` or another `train`, or if the run measures neither `val` nor
+  `test`.
 
   Args:
     data: the data choice, not bound yet.
@@ -51,8 +51,8 @@ def with_share(data: Choice, evals: Mapping[str, Choice]) -> Choice:
 def with_evaluations(data: Choice, evals: Mapping[str, Choice]) -> dict[str, Choice]:
   """Adds an evaluation of the validation split if the data have such a split.
 
-  An evaluation of `test` is copied to `val`. If any evaluation measures `val`, evaluations of `test` without their own
-  `every` are due only at the end.
+  An evaluation of `test` is copied to `val`. If any evaluation measures `val`, an evaluation of `test` without its own
+  `every` runs only at the end.
 
   Args:
     data: the bound data choice.

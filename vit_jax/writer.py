@@ -18,9 +18,9 @@ class Writer:
 
   Args:
     workdir: the workdir.
-    start: step from which the run continues. Lines of later steps, which a killed run wrote, are removed.
+    start: step from which the run continues. Lines of later steps, which were written before a kill, are removed.
     active: whether this process writes.
-    again: whether evaluations of step `start` will be repeated, so that their lines are removed too.
+    again: whether evaluations of step `start` will be repeated. Their lines are then also removed.
   """
 
   def __init__(self, workdir: pathlib.Path, start: int, active: bool, again: bool = False):
@@ -140,7 +140,10 @@ def _drop_after(path, chosen):
 
 
 def _kept(lines, start, again):
-  """Returns the complete lines up to step `start`. A kill may leave later lines, or half a line. See `Writer`."""
+  """Returns the complete lines up to step `start`.
+
+  After a kill, the file may contain later lines or an incomplete line.
+  """
   lines = io.BytesIO(lines) if isinstance(lines, bytes) else lines
   kept = []
   while line := lines.readline(files.JSON_BYTES):

@@ -139,5 +139,5 @@ def test_a_mistake_exits_with_2_before_the_workdir_exists(tmp_path):
   assert "Traceback" not in message
   assert not (tmp_path / "run").exists()
   message = runs.finish(runs.command("train", *runs.words(tmp_path / "run", batch=12), devices=8), 2)
-  assert "12 does not divide over 8 devices" in message
+  assert "12 cannot be divided over 8 devices" in message
   assert not (tmp_path / "run").exists()

@@ -201,7 +201,7 @@ def test_a_bad_mask_is_named_or_left_out(weights, folder, tmp_path):
     ({"train": "trian"}, r"config.evals.it.train: no split 'trian'"),
     ({"probe": {"name": "ridge", "l2": 0.0}}, r"config.evals.it.probe.l2: 0.0 is out of range"),
     ({"probe": {"name": "knn"}}, r"config.evals.it.probe.name: unknown name 'knn'. Allowed: logistic, ridge"),
-    ({"batch": 15}, r"config.evals.it.batch: 15 does not divide over 2 devices"),
+    ({"batch": 15}, r"config.evals.it.batch: 15 cannot be divided over 2 devices"),
   ],
 )
 def test_what_cannot_be_measured_is_refused(weights, folder, changes, says):

@@ -126,7 +126,7 @@ def test_of_several_settings_the_best_on_held_out_shots_is_taken(weights, name):
     ({"shots": "al"}, r"config.evals.digits.shots: cannot read 'al'|'al' is not a list"),
     ({"features": "cls"}, r"config.evals.digits.*'cls' needs a class token, but the model does not have one"),
     ({"features": "class"}, r"features: 'class' is not a choice.*'cls'"),
-    ({"batch": 15}, r"config.evals.digits.batch: 15 does not divide over 2 devices"),
+    ({"batch": 15}, r"config.evals.digits.batch: 15 cannot be divided over 2 devices"),
   ],
 )
 def test_what_cannot_be_measured_is_refused(weights, changes, says):

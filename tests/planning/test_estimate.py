@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_a_result(schedules):
   assert not wide.fits and "does not fit" in wide.problem
   assert wide.hbm_bytes > wide.hbm_limit
   odd = estimate.make_plan(runs.imagenet(batch=1023), V3, schedules)
-  assert "does not divide over 8 devices" in odd.problem
+  assert "cannot be divided over 8 devices" in odd.problem
 
 
 def test_the_compiler_s_words_on_memory_are_understood():

@@ -202,7 +202,7 @@ class Subject:
     chosen, shards = size or self.batch, mesh.batch_shards(self.mesh)
     if chosen % shards:
       key = "batch" if size else "config.batch"
-      raise ConfigError(f"{chosen} does not divide over {shards} devices. Use a multiple of {shards}", key)
+      raise ConfigError(f"{chosen} cannot be divided over {shards} devices. Use a multiple of {shards}", key)
     return chosen
 
   def identity(self, params: dict[str, jax.Array]) -> str:
