@@ -167,7 +167,7 @@ def test_other_classes_and_other_sizes_are_refused():
 
   with pytest.raises(schema.ConfigError, match=r"config.evals.other.split: 'test' has 11 classes, the model 10"):
     built()
-  with pytest.raises(schema.ConfigError, match=r"config.evals.other.data.image_size: 48, but the model takes 32 px"):
+  with pytest.raises(schema.ConfigError, match=r"config.evals.other.data.image_size: 48, but the model needs 32 px"):
     built(image_size=48)
 
 

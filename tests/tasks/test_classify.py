@@ -113,8 +113,8 @@ def test_binary_cross_entropy_is_a_mean_over_classes_with_the_targets_of_deit3()
 @pytest.mark.parametrize(
   ("arguments", "says"),
   [
-    ({"target_threshold": 0.0}, r"^target_threshold: the targets of a softmax.*mean_sigmoid"),
-    ({"target_threshold": 0.0, "loss": "sigmoid", "label_smoothing": 0.1}, "label_smoothing=0.1 lifts every class"),
+    ({"target_threshold": 0.0}, r"^target_threshold: a threshold cannot be used with softmax.*mean_sigmoid"),
+    ({"target_threshold": 0.0, "loss": "sigmoid", "label_smoothing": 0.1}, "label_smoothing=0.1 raises every class"),
   ],
 )
 def test_a_threshold_that_means_nothing_is_refused(arguments, says):

@@ -110,7 +110,7 @@ MISTAKES = [
   ({}, {"position_at": "each"}, "belong to all patches.*position_at='input'"),
   ({"width": 18}, {}, "18. Allowed: multiples of 4 and of heads=2"),
   ({"heads": 3}, {}, "16. Allowed: multiples of 4 and of heads=3"),
-  ({"share": 0.99}, {}, "leaves no patch to see"),
+  ({"share": 0.99}, {}, "leaves no visible patch"),
   ({"share": 0.01}, {}, "no patch to predict"),
 ]
 

@@ -144,7 +144,7 @@ class Replaced:
 
 
 MISTAKES = [
-  ({"swapped": 0.3}, "together more than all"),
+  ({"swapped": 0.3}, "their sum is above 1"),
   ({"share": 0.01}, "less than one"),
 ]
 

@@ -70,6 +70,6 @@ def usable(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _is_plain(path):
-  """Returns true if both libraries use the absolute path of a disk unchanged."""
+  """Returns true if Orbax and TensorStore use an absolute path on a disk unchanged."""
   text = os.fspath(path)
   return bool(_PLAIN.fullmatch(text)) and ".." not in path.parts and len(os.fsencode(text)) <= _LONGEST

@@ -150,10 +150,10 @@ def _read_part(folder, part):
 
 
 def check_readable(folder: pathlib.Path) -> None:
-  """Checks that a save can be restored, as far as an inexpensive test shows.
+  """Checks with an inexpensive test that a save can be restored.
 
-  Reads the description, the manifest and the bytes of two arrays: the smallest one, and the largest one of at most
-  `SAMPLE` bytes. In a run of several processes this larger array is probably divided among them.
+  Reads the description, the manifest and the bytes of two arrays: the smallest array, and the largest array of at most
+  `SAMPLE` bytes. In a run of several processes, the larger array is probably divided among the processes.
 
   Args:
     folder: folder of the save, as yielded by `aliases.usable`.
@@ -173,7 +173,7 @@ def check_readable(folder: pathlib.Path) -> None:
 
 
 def _read_arrays(state, wanted):
-  """Reads the arrays described by the metadata `wanted` to the host."""
+  """Reads the arrays that the metadata `wanted` describes into host memory."""
   items = {path: np.empty(leaf.shape, leaf.dtype) for path, leaf in wanted.items()}
   on_host = {path: ocp.RestoreArgs(restore_type=np.ndarray) for path in items}
   # The handlers are used directly because a manager's `restore` waits for all other processes at its end.
@@ -205,7 +205,7 @@ def attempt(read: Callable[[], Any], nothing: Any = None) -> tuple[Any, str | No
 
   Args:
     read: reads a checkpoint.
-    nothing: the result after a failure.
+    nothing: result to return after a failure.
 
   Returns:
     (result of `read`, None), or (the given result, reason).
@@ -279,7 +279,7 @@ def verify(fingerprint: dict[str, jax.Array], said: dict) -> None:
 
   Args:
     fingerprint: {path: digest} of the arrays.
-    said: the object that `read_sealed` returned.
+    said: the result of `read_sealed`.
 
   Raises:
     ValueError: the arrays differ from those that were saved.

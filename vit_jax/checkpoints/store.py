@@ -30,7 +30,10 @@ class _Manager(ocp.CheckpointManager):
 
 
 def _meet(key: str, timeout_ms: int) -> None:
-  """Waits for all processes during a save. A failed process does not wait, and `runtime` informs the others."""
+  """Waits for all processes during a save.
+
+  A failed process does not wait, and `runtime` informs the other processes.
+  """
   if sys.exc_info()[1] is None:
     ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
@@ -44,7 +47,7 @@ class Checkpoints:
     workdir: directory of the run.
     replicated: sharding that places an array on all devices.
     keep: number of the newest checkpoints that are kept.
-    keep_every: additionally keeps each checkpoint with a step divisible by this number.
+    keep_every: additionally keeps each checkpoint with a step that is divisible by this number.
     read_only: true prevents any change of the directory.
 
   Raises:
@@ -143,12 +146,12 @@ class Checkpoints:
     """Restores the newest readable checkpoint.
 
     Newer checkpoints that cannot be read are renamed to `<step>.unreadable` and named in a warning. All processes
-    restore the same step: a checkpoint that one process cannot read is skipped by all. No process waits for another one
-    while it reads.
+    restore the same step. If one process cannot read a checkpoint, all processes skip it. Processes do not wait for
+    each other while they read.
 
     Args:
       state: an abstract state with the required shapes and shardings.
-      check: raises ValueError if a description cannot be used. Its checkpoint then counts as unreadable.
+      check: function that raises ValueError if a description cannot be used. Its checkpoint then counts as unreadable.
 
     Returns:
       (state, description), or None if the workdir contains no checkpoint yet.
@@ -246,8 +249,8 @@ class Checkpoints:
 def _remove_unfinished(directory):
   """Removes the files of saves that were killed.
 
-  This must happen before the manager exists. The manager would remove the files in the background while all processes
-  list the folder, and in a bucket a folder disappears when it is empty.
+  Must be called before the manager is created. The manager would remove the files in the background while all processes
+  list the folder. In a bucket, an empty folder disappears.
   """
   if jax.process_index() == 0 and directory.exists():
     folders = [epath.Path(folder) for folder in directory.iterdir()]

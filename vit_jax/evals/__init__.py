@@ -36,7 +36,7 @@ __all__ = [
 
 
 def interval(steps_of: Callable[[Duration], int], *, every: Duration = Duration("20%")) -> int:
-  """Returns the number of steps between two measurements of a run. A measurement always takes place at the end.
+  """Returns the number of steps between two measurements of a run. The end of the run is always measured.
 
   Args:
     steps_of: converts a duration to steps.
@@ -93,7 +93,7 @@ def preparation(data: Choice) -> dict[str, Any]:
 
 
 def bind(choice: Choice, table: schema.Table, prepared: Mapping[str, Any]) -> Choice:
-  """Checks all arguments of an evaluation and adds the defaults.
+  """Checks all arguments of an evaluation and fills in defaults.
 
   Args:
     choice: the evaluation.
@@ -101,7 +101,7 @@ def bind(choice: Choice, table: schema.Table, prepared: Mapping[str, Any]) -> Ch
     prepared: {argument: value} for the preparation of other data, see `preparation`.
 
   Raises:
-    ConfigError: an argument is invalid, or the other data have another image size than the model.
+    ConfigError: an argument is invalid, or the image size of the other data differs from that of the model.
   """
   with at("data"):
     data = schema.convert(choice.args.get("data"), Choice | None)
@@ -111,7 +111,7 @@ def bind(choice: Choice, table: schema.Table, prepared: Mapping[str, Any]) -> Ch
   if data is not None and "image_size" in prepared:
     size = bound.args["data"].args["image_size"]
     if size != prepared["image_size"]:
-      raise ConfigError(f"{size}, but the model takes {prepared['image_size']} px. Leave it out", "data.image_size")
+      raise ConfigError(f"{size}, but the model needs {prepared['image_size']} px. Remove this key", "data.image_size")
   return bound
 
 

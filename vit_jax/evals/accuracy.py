@@ -19,7 +19,7 @@ class Details(NamedTuple):
   Attributes:
     source: the images.
     predictions: the predictions for the images.
-    way: prefix of the names of figures if the competing classes must be named.
+    way: prefix of the names of figures, such as "200_way_", if the names must contain the number of competing classes.
   """
 
   source: sources.Source
@@ -46,12 +46,12 @@ def accuracy(
     data: another dataset with the same classes. Its images are prepared like those of the run.
     split: "train", "val" or "test" as named by the data, or a split of the dataset.
     batch: images per batch.
-    logits: keep the logits of all classes, which take 4 bytes each on every host. They are required for average
-      precision of images with several labels, and for files of predictions. By default they are kept if images may have
-      several labels.
+    logits: whether to keep the logits of all classes, which take 4 bytes each on every host. Logits are required for
+      average precision of images with several labels, and for files of predictions. By default they are kept if images
+      may have several labels.
     classes: classes with competing logits, for data in which only some classes occur, such as ImageNet-A and -R. "all"
-      uses all classes, and "subset" only those that occur. The figures differ by many points, so their names contain
-      the number of classes: 1000_way_top1, 200_way_top1.
+      uses all classes, and "subset" uses only the classes that occur. The two figures differ by many percentage points.
+      Their names therefore contain the number of classes: 1000_way_top1, 200_way_top1.
 
   Raises:
     ConfigError: the model or the data are unsuitable.
@@ -102,7 +102,10 @@ def figure_names(data: Choice | None, classes: str) -> list[str]:
 
 
 def _competing(data, classes):
-  """Returns (the competing classes, or None for all; prefix of the figures). Raises ConfigError without a subset."""
+  """Returns (competing classes or None for all classes, prefix of the figures).
+
+  Raises ConfigError if there is no subset.
+  """
   row = catalog.CATALOG.get(data.name)
   if row is None or row.subset is None:
     if classes == "subset":

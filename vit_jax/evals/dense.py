@@ -43,7 +43,10 @@ class Details(NamedTuple):
 
   @property
   def iou(self) -> dict[str, float | None]:
-    """Returns the intersection over union of each class, or None if masks and predictions do not contain it."""
+    """Returns the intersection over union of each class.
+
+    None for a class that occurs in neither masks nor predictions.
+    """
     values = intersection_over_union(self.pixels).tolist()
     return {name: None if np.isnan(value) else value for name, value in zip(self.classes, values, strict=True)}
 
@@ -70,8 +73,8 @@ def dense(
     test: the split on which the probe is measured.
     probe: "logistic", or "ridge" for least squares in closed form, which does not predict rare classes. `l2` is the
       penalty on the weights of standardised tokens. Each token is weighted by the labelled fraction of its patch.
-    patches: maximum number of patches for the fit. The same number is drawn at random from each image. For width 768
-      the default needs 0.8 GB.
+    patches: maximum number of patches for the fit. The same number of patches is drawn at random from each image. For
+      width 768, the default needs 0.8 GB.
     batch: images per batch.
 
   Raises:
@@ -123,7 +126,7 @@ def confusion(truth: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndar
   """Counts pixels by true and predicted class. Pixels without a class are ignored.
 
   Args:
-    truth: true classes, of any shape. Values of `classes` and above stand for no class.
+    truth: true classes, of any shape. Values of `classes` and above mean that a pixel has no class.
     predicted: predicted classes, of the same shape.
     classes: number of classes V.
 
@@ -193,8 +196,8 @@ def _check(subject, data, train, test) -> tuple[str, ...]:
 def _with_masks(compute, subject, data, source, size, poll) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
   """Yields (rows, masks `(N, S, S)`, uint8) of each batch on the first process, without bad images.
 
-  Other processes yield no values. After all processes have computed their rows, a bad mask raises ConfigError on each
-  of them.
+  Other processes yield no values. After all processes have computed their rows, a bad mask raises ConfigError on every
+  process.
   """
   wanted = arguments(subject.data(data), loader.batches)
   account = ("on_error", "max_pixels", "max_aspect", "exif", "max_bad")
@@ -216,7 +219,7 @@ def _with_masks(compute, subject, data, source, size, poll) -> Iterator[tuple[di
 
 
 def _drawn(record, patches, count) -> np.ndarray:
-  """Returns the numbers of randomly drawn patches of a record's image: `count`, but at least one and at most all."""
+  """Returns the numbers of `count` randomly drawn patches of a record's image (at least one patch, at most all)."""
   draws = rng.generator(0, "patches of a dense probe", record)
   return np.sort(draws.permutation(patches)[: max(1, count)])
 

@@ -29,8 +29,8 @@ def extract(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the features of selected records, except those that cannot be decoded.
 
-  Features in the cache file are not computed again. All processes compute the others, which are then added to the file.
-  Only the first process returns all features, because other processes may not have access to the file.
+  Features in the cache file are not computed again. All processes compute the remaining features, which are then added
+  to the file. Only the first process returns all features, because other processes may not have access to the file.
 
   Args:
     subject: the model.
@@ -112,7 +112,7 @@ def _read(file):
 
 
 def _write(file, position, features):
-  """Replaces the file atomically, so that a kill leaves the old one. A full disk only prevents caching."""
+  """Replaces the file atomically, so that a kill keeps the old file. If the disk is full, features are not cached."""
   try:
     file.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(file) as partial, partial.open("wb") as opened:

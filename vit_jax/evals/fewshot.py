@@ -1,10 +1,9 @@
 """Probes: classifiers of frozen features from a few images per class, or from all images of a split.
 
 The few-shot protocol is that of big_vision (Dosovitskiy et al. 2021, section 4.1). For each seed, k images of each
-class are drawn: the image for 1 shot is among those for 5, which are among those for 10 and 25. Features are
-standardised with these images and classified by regularised least squares. The drawn images depend only on the seed and
-the labels of the split, not on devices, processes or batches. With all images of a split, k-NN and linear probes follow
-DINO and DINOv2.
+class are drawn. The images for a smaller k are a subset of the images for a larger k. Features are standardised with
+these images and classified by regularised least squares. The drawn images depend only on the seed and the labels of the
+split, not on devices, processes or batches. With all images of a split, k-NN and linear probes follow DINO and DINOv2.
 """
 
 import functools
@@ -97,17 +96,17 @@ def fewshot(
     data: a dataset with any classes. Its images are prepared like those of the run, unless the choice defines another
       preparation.
     train: the split from which training images are drawn.
-    test: the split on which probes are scored. Each image is used once.
+    test: the split on which probes are evaluated. Each image is used once.
     features: "head" is the input of the head, "cls" the class token after the last norm, "patches" the mean of the
       patch tokens, and "cls_patches" the concatenation of both.
     shots: training images per class. Classes with fewer images contribute all of them. "all" trains once, on all images
       except those that are held out.
-    seeds: seeds, with one draw each. For "all" only the first seed is used, which draws the held-out images.
+    seeds: seeds of the draws. For "all", only the first seed is used, to draw the held-out images.
     probes: {name: choice of `probes.PROBES`}. If a probe has several penalties (or numbers of neighbours), the best one
       on held-out images is used, separately for each draw.
-    held_out: images per class for choosing a setting. They are drawn after the largest number of `shots` and never used
-      for training. For "all" they are at most half of a class.
-    cache: store features on disk, under a hash of weights, preparation and images.
+    held_out: images per class for choosing a setting. Held-out images are drawn after the largest number of `shots` and
+      are never used for training. For "all", at most half of a class is held out.
+    cache: whether to store features on disk, under a hash of weights, preparation and images.
     batch: images per batch.
 
   Raises:
@@ -208,7 +207,7 @@ def _labels(source) -> np.ndarray:
 
 
 def _solve(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
-  """Fits and scores all probes, and returns the outcome."""
+  """Fits and evaluates all probes, and returns the outcome."""
   (position, x), (test_position, test_x) = extracted["train"], extracted["test"]
   if not len(test_position):
     raise ConfigError("no test image can be decoded")
@@ -230,7 +229,7 @@ def _solve(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
           if not len(held):
             beyond = "a second image" if shots == "all" else f"an image beyond {amount(max(shots), 'shot')}"
             raise ConfigError(
-              f"no class has {beyond} for choosing a setting. Give each probe one setting, or use fewer shots"
+              f"no class has {beyond} to choose a setting. Give each probe only one setting, or use fewer shots"
             )
           # The sort is stable: the first one of equal settings is used.
           fitted.sort(key=lambda one: -np.mean(one[1](x[held]) == label[held]))

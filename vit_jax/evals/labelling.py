@@ -1,4 +1,7 @@
-"""Labelling of all images of a split by a teacher. Labels are written in shards, so that a kill loses one shard."""
+"""Labelling of all images of a split by a teacher.
+
+Labels are written in shards, so that at most one shard is lost by a kill.
+"""
 
 import functools
 import hashlib
@@ -31,11 +34,11 @@ def plan(
   Args:
     subject: the teacher.
     data: the data to label, or None for the teacher's own data.
-    opened: description with which a reader opens the data again, see `origin`.
+    opened: description from which a reader can open the data again, see `origin`.
     source: the images.
     classes: names of the teacher's classes.
     params: {path: parameter} of the teacher.
-    soft: true keeps `pseudo_labels.BEST` classes of an image, false keeps one.
+    soft: true stores `pseudo_labels.BEST` classes per image, false stores one class.
   """
   seen = arguments(subject.data(data), stream.eval_examples, augment.normalise)
   weights = hashlib.sha256(f"{subject.identity(params)} {json.dumps(seen, sort_keys=True, default=repr)}".encode())
@@ -45,7 +48,7 @@ def plan(
 
 
 def origin(data: Choice) -> dict:
-  """Returns a description with which a reader opens the images of bound data again, as plain data.
+  """Returns plain values from which a reader can open the images of bound data again.
 
   For a student's data, the result describes the images that have labels.
 
@@ -131,7 +134,10 @@ def _shard(waiting, records, kept):
 
 
 def _done(folder, wanted, shards):
-  """Returns the number of consecutive complete files. Files after a missing one are made again, with the same bytes."""
+  """Returns the number of complete files before the first missing file.
+
+  Later files are made again, with the same bytes.
+  """
   for number, (name, records) in enumerate(shards):
     if pseudo_labels.read_shard(folder / name, wanted, len(records)) is None:
       return number

@@ -36,7 +36,7 @@ def measure(
 
 
 def gathered(params: dict[str, jax.Array], average: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  """Gives an average, which is distributed over more devices, the sharding of the parameters.
+  """Moves an average, which is distributed over more devices, to the sharding of the parameters.
 
   This happens once per measurement instead of once per batch.
 

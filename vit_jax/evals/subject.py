@@ -168,7 +168,7 @@ class Subject:
 
   @contextlib.contextmanager
   def counting(self, source: sources.Source, size: int, poll: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Yields a version of `poll` for `parts` that also displays the number of completed images.
+    """Yields a replacement for `poll`, for use with `parts`, that also displays the number of completed images.
 
     Args:
       source: the images.
@@ -318,7 +318,7 @@ def parts(
     batches: batches of images. They are closed at the end.
     poll: called before each batch. Raises an exception to stop.
     size: images per batch.
-    name: returns the name of a record, for errors.
+    name: function that returns the name of a record, for errors.
 
   Yields:
     The rows of the images of a batch, in order and without padding, and their `position` in the source.

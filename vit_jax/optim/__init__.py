@@ -58,7 +58,7 @@ def create(
     The gradient transformation, and the schedule as a function from step to learning rate.
 
   Raises:
-    ConfigError: if an argument does not fit the model or the run.
+    ConfigError: if an argument is not compatible with the model or the run.
 
   Example:
     import jax.numpy as jnp
@@ -115,8 +115,8 @@ def optimizer(
     times_lr:    update = -r(t) m (u + weight_decay p)          (torch; Loshchilov & Hutter 2019 with the rate inside)
     independent: update = -r(t) m u - r(t) / lr weight_decay p  (big_vision: here decay is independent of lr)
 
-  Frozen parameters have no optimizer state and an update of zero. They do not count in the norm that `clip` limits. The
-  same holds for `statistics`. Patterns do not see `statistics` at all.
+  Frozen parameters have no optimizer state, their update is zero, and `clip` ignores their gradients. The same is true
+  for `statistics`. Patterns are not compared with the paths of `statistics`.
 
   Args:
     rule: transformation of gradients to directions, without a learning rate.
@@ -128,15 +128,16 @@ def optimizer(
     lr: peak learning rate.
     schedule: learning rate as a function of the step.
     warmup: length of the linear warm-up from 0.
-    weight_decay: decay factor. Each parameter multiplies it by its value in `decay_on`.
+    weight_decay: decay factor. For each parameter, the factor is multiplied by the value of the parameter in
+      `decay_on`.
     decay: "times_lr" multiplies the decay by the learning rate. "independent" multiplies it by r(t) / lr.
     decay_on: pairs of pattern and decay multiplier. The first pattern that matches a path counts. Other paths have 0.
     frozen: patterns of the parameters that are not trained.
     lr_multipliers: pairs of pattern and learning rate multiplier. The first match counts. Other paths have 1.
     layer_decay: multiplies the learning rate of a parameter by layer_decay ** layers_above[path]. None disables it.
-    trust_ratio: multiplies u + weight_decay p ("independent": u) by |p| divided by its own norm. "all" adapts all
-      parameters, "decayed" those with weight decay. Each parameter and each layer of a stack has its own ratio. The
-      ratio turns Adam into LAMB and SGD into LARS (You et al. 2020).
+    trust_ratio: multiplies v = u + weight_decay p by |p| / |v|. (With "independent", v = u.) "all" adapts all
+      parameters, "decayed" adapts only parameters with weight decay. Each parameter and each layer of a stack has its
+      own ratio. The ratio turns Adam into LAMB and SGD into LARS (You et al. 2020).
     clip: limit of the global gradient norm. None disables clipping.
 
   Returns:
@@ -150,7 +151,7 @@ def optimizer(
   scales = _by_pattern("lr_multipliers", lr_multipliers, paths, 1.0)
   if layer_decay is not None:
     if layers_above is None:
-      raise ConfigError("the layers of this model differ in form. Use lr_multipliers", "layer_decay")
+      raise ConfigError("the layers of this model are not all alike. Use lr_multipliers", "layer_decay")
     if unknown := [path for path in paths if path in layers_above and layers_above[path] is None]:
       raise ConfigError(
         f"the order of this model's layers has no place for the parameter {unknown[0]!r}. "
@@ -187,7 +188,7 @@ def frozen_paths(frozen: Sequence[str], params, statistics: frozenset[str] = fro
   Args:
     frozen: patterns for whole parameter paths.
     params: nested parameters, as arrays or as shapes.
-    statistics: paths that the model updates itself. Patterns do not see them.
+    statistics: paths that the model updates itself. Patterns are not compared with these paths.
 
   Raises:
     ConfigError: if a pattern has no effect, or if the patterns match all parameters.
@@ -207,7 +208,7 @@ def _trainable(params, statistics):
 
 
 def adamw(*, b1: Momentum = 0.9, b2: Momentum = 0.999, eps: Positive = 1e-8, mu_dtype: Precision = "float32"):
-  """Returns the Adam rule (Kingma & Ba 2015). With `weight_decay` of `optimizer` it is AdamW.
+  """Returns the Adam rule (Kingma & Ba 2015). Together with the `weight_decay` of `optimizer`, the rule is AdamW.
 
   Args:
     b1: decay rate of the first moment.
@@ -278,8 +279,8 @@ def lion(*, b1: Momentum = 0.9, b2: Momentum = 0.99, mu_dtype: Precision = "floa
 def lamb(*, b1: Momentum = 0.9, b2: Momentum = 0.999, eps: Positive = 1e-6, mu_dtype: Precision = "float32"):
   """Returns the Adam rule of LAMB (You et al. 2020). The choice "lamb" sets trust_ratio="decayed", as in timm and apex.
 
-  The paper and Optax adapt "all" parameters. Query, key and value have separate tensors and ratios here. Codes that
-  join them in one tensor have one ratio for all three.
+  The paper and Optax adapt "all" parameters. In this package, query, key and value have separate tensors and ratios.
+  Implementations that store them in one tensor use one ratio for all three.
 
   Args:
     b1: decay rate of the first moment.
@@ -300,7 +301,10 @@ RULES["lamb"] = (lamb, preset(optimizer, trust_ratio="decayed"))
 
 
 def _by_pattern(key: str, rows: Sequence[tuple[str, object]], paths, default) -> dict[str, object]:
-  """Returns the value of every path by its first matching pattern. Every pattern must be the first for some path."""
+  """Returns the value of the first pattern that matches each path.
+
+  Raises ConfigError if a pattern is never the first match.
+  """
   patterns = [pattern for pattern, _ in rows]
   first = {path: trees.first_match(patterns, path) for path in paths}
   for i, pattern in enumerate(patterns):
@@ -308,7 +312,7 @@ def _by_pattern(key: str, rows: Sequence[tuple[str, object]], paths, default) ->
       continue
     if any(re.fullmatch(pattern, path) for path in paths):
       raise ConfigError(
-        f"{pattern!r} has no effect: earlier patterns take all that it matches. Put it first", f"{key}[{i}]"
+        f"{pattern!r} has no effect: earlier patterns match all of its parameters. Put it first", f"{key}[{i}]"
       )
     raise ConfigError(
       f"{pattern!r} matches no parameter. A pattern is a regular expression for the whole path; nearest: "

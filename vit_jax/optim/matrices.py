@@ -33,9 +33,9 @@ def muon(
 ):
   """Returns the Muon rule (Jordan et al. 2024) for kernels of attention and MLPs, with Adam for other parameters.
 
-  A matrix update is Nesterov momentum after `iterations` Newton-Schulz iterations. All heads form one matrix, and each
-  layer has its own. The factor 0.2 sqrt(max(inputs, outputs)) gives it the size of Adam's updates, so that one learning
-  rate serves both rules (Liu et al. 2025).
+  A matrix update is Nesterov momentum after `iterations` Newton-Schulz iterations. All heads of a layer form one
+  matrix. The update is multiplied by 0.2 sqrt(max(inputs, outputs)), so that it has the size of Adam's updates and both
+  rules can use the same learning rate (Liu et al. 2025).
 
   Args:
     momentum: decay rate of the momentum of matrices.

@@ -30,8 +30,8 @@ WRITE_RATE = 0.5e9  # bytes/s that a host writes to a bucket, assumed from usual
 class Plan:
   """An estimate of a run on a slice.
 
-  Values are per device unless stated otherwise. Times are in seconds and sizes in bytes. Rates, hours and cost are
-  those of the whole run: they follow from the devices, or from the hosts if the run is input-bound.
+  Values are per device unless stated otherwise. Times are in seconds and sizes in bytes. Rates, hours and cost describe
+  the whole run. The devices determine these values, or the hosts if the run is input-bound.
 
   Attributes:
     topology: name of the topology.
@@ -56,13 +56,13 @@ class Plan:
     step_seconds: time of a step on the devices, without waiting for data.
     method: source of `step_seconds`.
     limit: "arithmetic", "memory" or "links".
-    shares: seconds that each of these needs at its peak rate.
+    shares: {limit: seconds that a step would need at the peak rate of this limit}.
     images_per_second_per_chip: throughput of the run.
     mfu: model FLOPs utilisation.
     steps: number of steps of the run.
     hours: hours of training.
     device_hours: hours of training if no device had to wait for data.
-    evaluations: {name: number of times and images of this evaluation}. None for an unknown number of images.
+    evaluations: {name: number of measurements, and number of images of each}. None if the number of images is unknown.
     evaluation_rate: images/s of all devices in evaluation, from the arithmetic of a forward pass.
     evaluation_hours: hours of all evaluations at this rate, or at the rate of the hosts if that is lower. No other
       figure includes them.
@@ -122,7 +122,7 @@ class Plan:
 
   @property
   def pace(self) -> float:
-    """Returns the seconds from one step to the next: the slower of devices and hosts."""
+    """Returns the seconds from one step to the next, as determined by the slower of devices and hosts."""
     return max(self.step_seconds, self.input_step_seconds)
 
 
@@ -205,7 +205,7 @@ def make_plan(
     schedules: the directory that `compiler` yields. Its files are deleted.
     price: price per chip-hour, in any currency.
     host_rate: measured images/s that one host can prepare. None estimates the rate from the number of its cores.
-    start: function that is called with a description of each long activity before the activity starts.
+    start: function that is called with the description of a long activity before the activity starts.
 
   Returns:
     The plan. Its `problem` is set if the run does not fit, or if its sizes are not divisible.

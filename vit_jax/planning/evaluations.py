@@ -13,8 +13,8 @@ class Evaluation(NamedTuple):
   """An evaluation of a run that processes the images of a split.
 
   Attributes:
-    times: number of evaluations during the run, doubled if averaged weights are evaluated too.
-    images: number of images each time, including the padding of the last batch.
+    times: number of measurements during the run, doubled if averaged weights are also evaluated.
+    images: number of images of each measurement, including the padding of the last batch.
   """
 
   times: int

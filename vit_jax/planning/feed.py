@@ -1,4 +1,4 @@
-"""Estimated rate at which a host can prepare images, from the number of its cores. No measurement is made here."""
+"""Estimated rate at which a host can prepare images, computed from the number of its cores without a measurement."""
 
 import operator
 

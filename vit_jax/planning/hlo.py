@@ -1,7 +1,7 @@
 """Cycles, traffic between chips and loops of a program, read from its HLO after optimisation by the TPU compiler.
 
 The compiler writes its own estimate of cycles next to each operation. The estimates exclude collectives and Pallas
-kernels. `cost_analysis` counts the body of a loop once. Here a body is counted as often as it runs.
+kernels. `cost_analysis` counts the body of a loop once. This module counts the body once per iteration.
 """
 
 import collections
@@ -235,8 +235,8 @@ _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "whil
 def _touched(i, types, computations):
   """Returns the bytes that an operation outside of fusions reads and writes.
 
-  If a fusion reads only a slice of an operand, only the slice counts. The body of a loop does this with values that are
-  stacked for all iterations.
+  If a fusion reads only a slice of an operand, only the slice is counted. Bodies of loops read slices of values that
+  are stacked for all iterations.
   """
   if i.opcode in _FREE or i.opcode.endswith("-done"):
     return 0

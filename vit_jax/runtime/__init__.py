@@ -71,7 +71,7 @@ def joined(limits: config.Limits | None = None, again: str | None = None) -> Ite
 
   Args:
     limits: the limits in seconds. The default is `config.Limits()`.
-    again: what the same command does after a stop, for a program without checkpoints. See `Watch`.
+    again: description of what the same command does after a stop, for a program without checkpoints. See `Watch`.
 
   Yields:
     The `Watch` that supervises the program.

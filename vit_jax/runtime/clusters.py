@@ -31,7 +31,7 @@ class Cluster:
   variables: dict[str, str]
 
   def advice(self) -> str:
-    """Returns a sentence that names the variables and how to run with or without the other processes."""
+    """Returns a sentence that names the variables, and explains how to run with or without the other processes."""
     values = ", ".join(f"{name}={text}" for name, text in self.variables.items())
     return (
       f"{self.name} placed this process ({values}). Start all of them with {self.starter}, or set {ALONE} to run one"

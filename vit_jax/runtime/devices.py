@@ -1,4 +1,4 @@
-"""Checks of JAX_PLATFORMS: a platform that JAX does not know, or that this machine does not have, is a user's error."""
+"""Checks of JAX_PLATFORMS. It is a user error to name a platform that is unknown to JAX or missing on this machine."""
 
 import difflib
 import os

@@ -1,7 +1,8 @@
 """Exchange of texts (through JAX's coordinator) and of arrays (`from_first`, through the devices) between processes.
 
-All processes must call these functions in the same order. The functions wait for the other processes without a limit of
-their own. The watchdog has a limit, and `missing` reports which processes are awaited, except for arrays.
+All processes must call these functions in the same order. The functions wait for the other processes without a time
+limit. The watchdog enforces a limit. `missing` reports the processes for which this process waits, except during the
+exchange of arrays.
 """
 
 import contextlib
@@ -114,7 +115,8 @@ def barrier(name: str) -> None:
 
 
 def agree(problem: str | None) -> None:
-  """Raises an error on every process if any process has a problem, so that no process waits for one that has ended.
+  """Raises an error on every process if any process has a problem, so that no process waits for a process that has
+  ended.
 
   Args:
     problem: the problem of this process, or None.
@@ -162,7 +164,7 @@ def from_first(values: np.ndarray) -> np.ndarray:
   coordinator.
 
   Args:
-    values: an array. Every process must pass one of the same shape and type.
+    values: an array. All processes must pass arrays of the same shape and type.
   """
   if alone():
     return values

@@ -1,8 +1,8 @@
 """Leases on workdirs in buckets, which have no locks.
 
-A lease is an object that its holder writes conditionally and renews. A holder that was killed no longer renews its
-lease. The lease is free when its age, measured by the bucket's own clock, exceeds `duration`. It is free immediately if
-the holder was a process of this machine that has ended.
+A lease is an object that its holder creates with a conditional write and renews. A holder that was killed no longer
+renews its lease. The lease is free when its age, measured by the bucket's own clock, exceeds `duration`. It is free
+immediately if the holder was a process of this machine that has ended.
 """
 
 import contextlib
@@ -110,11 +110,11 @@ class Lease:
       self._generation, self._renewal = generation, began
 
   def _holds(self):
-    """Returns true if no other process can have the lease yet. Otherwise writes wait for the next renewal.
+    """Returns true if no other process can have taken the lease yet. Otherwise writes wait for the next renewal.
 
     This process may have been disconnected or suspended for so long that another run took over. Half of the duration
-    remains for writes that are in progress. Only the arrays of a checkpoint do not wait, because without its last
-    object a checkpoint is not valid.
+    remains for writes that are in progress. Arrays of a checkpoint are written without this wait, because a checkpoint
+    is not valid without its last object.
     """
     return _clock() - self._renewal < self._duration / 2
 

@@ -21,7 +21,7 @@ _failed = None  # (Peers, exit code) of a run that ended with an error
 
 
 class Peers:
-  """A thread that writes signs of life to the store of all processes and reads those of the others.
+  """A thread that writes signs of life of this process to the common store, and reads those of the other processes.
 
   Args:
     patience: seconds of silence after which a process counts as dead.
@@ -78,9 +78,9 @@ class Peers:
   def request_at(self, poll: int) -> tuple[int, str] | None:
     """Returns the request to stop, if all processes must stop at this poll.
 
-    While the processes agree on the poll, this call waits. Each process reports its number of polls and does not
-    continue until the largest number is known. The threads of the processes report these numbers, so that no process
-    waits for another one that is inside a step.
+    This call waits until the processes agree on a poll. Each process reports its number of polls and does not continue
+    until the largest number is known. Threads report these numbers, so that no process waits for another process that
+    is inside a step.
 
     Args:
       poll: number of this poll.
@@ -130,7 +130,7 @@ class Peers:
     return [i for i, (_, since, _) in self._seen.items() if self._heard - since > self._patience]
 
   def behind(self, polls: int) -> str:
-    """Returns a phrase that compares the positions of the other processes with the position of this one.
+    """Returns a phrase that compares the positions of the other processes with the position of this process.
 
     Args:
       polls: number of polls of this process.
@@ -155,7 +155,10 @@ class Peers:
     teller.join(3.0)
 
   def linger(self) -> None:
-    """Waits on process 0 until the other living processes have read why it ends, because the store ends with it."""
+    """On process 0, waits until the other running processes have read the reason for its end.
+
+    The store ends with process 0.
+    """
     deadline = time.monotonic() + LINGER
     while self._me == 0 and time.monotonic() < deadline:
       with contextlib.suppress(jax.errors.JaxRuntimeError):
@@ -195,7 +198,7 @@ class Peers:
       self._agree(table, tuple(json.loads(text)))
 
   def _agree(self, table, request):
-    """Answers a request to stop. All processes stop at the poll after the largest one that any process has reached."""
+    """Answers a request to stop. All processes stop at the poll after the latest poll that any process has reached."""
     with self._turn:
       self.asked = request
       is_new = self._mine is None
@@ -211,12 +214,12 @@ class Peers:
 
 
 def failure() -> int | None:
-  """Returns the exit code of this process if it ends with an error that the other processes know, or None."""
+  """Returns the exit code of this process if it ends with an error that the other processes received, or None."""
   return _failed[1] if _failed else None
 
 
 def _leave_at_exit():
-  """Ends the process before JAX's exit callback, which would wait for processes that do not come."""
+  """Ends the process before JAX's exit callback, which would wait for processes that have ended."""
   if _failed:
     peers, code = _failed
     peers.linger()

@@ -93,7 +93,7 @@ def check_devices() -> None:
 
 
 def placement() -> tuple[str, int, int] | None:
-  """Returns the coordinator, the number of processes and the index of this one, if the environment defines them.
+  """Returns the coordinator, the number of processes and the index of this process, if the environment defines them.
 
   Raises:
     ConfigError: the variables are incomplete or invalid.
@@ -192,7 +192,10 @@ def _join(initialize):
 
 
 class _Patience:
-  """A context that ends the program if its body takes too long. JAX would abort without naming a process."""
+  """A context that ends the program if its body takes too long.
+
+  Without it, JAX would abort without naming a process.
+  """
 
   def __init__(self, seconds, cluster):
     self._seconds = seconds
@@ -280,8 +283,8 @@ def _last_words(text):
 def _cpu_devices() -> None:
   """Sets one CPU device per core, up to 8, unless the user has set a number.
 
-  XLA runs small operations on one core, so that a batch is faster if it is divided among several devices. The number is
-  a power of two, because it must divide batch sizes. Measured on two cores with CCT-2/3x2, batch 64: 533 images/s on
+  XLA runs small operations on one core. A batch is therefore faster if it is divided among several devices. The number
+  is a power of two, because it must divide batch sizes. Measured on two cores with CCT-2/3x2, batch 64: 533 images/s on
   two devices, 407 on one.
   """
   chosen = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")

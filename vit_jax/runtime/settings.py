@@ -22,7 +22,10 @@ _OFF = (False,)
 _CHECKS = ("ignore",), "checks of values cannot be compiled into the programs"
 _COPIES = (None, "allow", "log", "log_explicit"), "arrays cannot be copied between the host and the devices"
 REFUSED = {
-  "jax_compilation_cache_check_contents": (_OFF, "two compilations of one program may differ, which it forbids"),
+  "jax_compilation_cache_check_contents": (
+    _OFF,
+    "two compilations of one program may differ, which this setting forbids",
+  ),
   "jax_default_device": ((None,), "devices are selected by JAX_PLATFORMS alone"),
   "jax_disable_jit": (_OFF, "programs cannot be compiled ahead of time"),
   "jax_error_checking_behavior_divide": _CHECKS,
@@ -79,7 +82,7 @@ def _check_cpu_devices() -> None:
 
 
 def _check_flags() -> None:
-  """Lets a copy of this process parse XLA_FLAGS, because XLA ends the process that meets an unknown flag."""
+  """Parses XLA_FLAGS in a copy of this process, because XLA ends the process if a flag is unknown."""
   ends = os.pipe()
   child = os.fork()
   if not child:

@@ -1,4 +1,4 @@
-"""Repair of standard streams that the shell, the service manager or the locale left unusable."""
+"""Repair of standard streams that are not usable because of the shell, the service manager or the locale."""
 
 import os
 import sys

@@ -113,8 +113,8 @@ class Watch:
 
   Args:
     limits: the limits in seconds. The default is `config.Limits()`.
-    again: what the same command does after a stop, for a program without checkpoints. Such a program is stopped without
-      waiting for a save. By default the program continues from its last checkpoint.
+    again: description of what the same command does after a stop, for a program without checkpoints. Such a program is
+      stopped without waiting for a save. By default the program continues from its last checkpoint.
 
   Attributes:
     step: the last completed step, set by the loop. It is reported together with the phase, see `Progress`.
@@ -213,7 +213,7 @@ class Watch:
 
     Args:
       name: a field of `config.Limits`, or "data", which has the limit of a step.
-      detail: returns a phrase that describes what the phase waits for.
+      detail: function that describes the operation for which the phase waits.
     """
     before = self._phase, self._detail
     self._enter(name, detail)

@@ -126,7 +126,7 @@ def holder(workdir: pathlib.Path) -> str | None:
 
 
 def leases():
-  """Returns the module `leases`, imported late because it needs gcsfs."""
+  """Imports and returns the module `leases`, which needs gcsfs."""
   from vit_jax.runtime import leases
 
   return leases

@@ -19,15 +19,15 @@ class Classify:
   """A classification task: cross-entropy between logits and soft targets (B, V).
 
   The targets are the labels after mixing and label smoothing. For an image with several labels, a sigmoid loss has a
-  target of one for each label. Softmax divides one equally among the labels. If the data provide a share for each
-  label, as a teacher's labels do, these shares are the targets. Softmax then scales the shares of an image to a sum of
-  one.
+  target of one for each label. With softmax, each of n labels has a target of 1 / n. If the data provide a share for
+  each label, as a teacher's labels do, these shares are the targets. With softmax, the shares of an image are scaled to
+  a sum of one.
 
   Args:
     supplied: the objects that the run supplies, such as the model.
     loss: "softmax", "sigmoid" or "mean_sigmoid". "sigmoid" sums the binary cross-entropy over classes, as in
-      big_vision. "mean_sigmoid" averages it over classes, as timm's binary cross-entropy does. The two differ only in
-      scale, which matters for gradient clipping.
+      big_vision. "mean_sigmoid" uses the mean over classes, as timm does. These two losses differ only in scale, which
+      matters for gradient clipping.
     label_smoothing: share of the targets that is spread evenly over all classes.
     target_threshold: threshold for the targets of a sigmoid loss. Targets above the threshold become one and the others
       become zero. With 0, all labels of mixed images count in full, as in DeiT III. Accuracy uses the targets before
@@ -54,12 +54,13 @@ class Classify:
       return
     if self.loss == "softmax":
       raise ConfigError(
-        "the targets of a softmax share one among the classes. Leave it out, or take loss='mean_sigmoid'",
+        "a threshold cannot be used with softmax, for which the targets of an image sum to one. Remove it, or use "
+        "loss='mean_sigmoid'",
         "target_threshold",
       )
     if self.label_smoothing / self.supplied.model.description.classes > self.target_threshold:
       raise ConfigError(
-        f"{self.target_threshold}: label_smoothing={self.label_smoothing} lifts every class above it. Set one of the "
+        f"{self.target_threshold}: label_smoothing={self.label_smoothing} raises every class above it. Set one of the "
         "two to none",
         "target_threshold",
       )
@@ -88,7 +89,7 @@ class Classify:
     return self.augmented(batch, key, step, self.patch)
 
   def augmented(self, batch: Rows, key: PRNGKey, step: Count, patch: int | None) -> Rows:
-    """Returns the same examples as `examples`, for images cut into patches of a given side.
+    """Returns the same examples as `examples`, with images cut into patches of a given size.
 
     Args:
       batch: the batch, as for `examples`.

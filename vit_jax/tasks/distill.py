@@ -40,8 +40,8 @@ def hard() -> Callable:
 def soft(*, temperature: Positive = 3.0) -> Callable:
   """Returns the divergence "soft": Kullback-Leibler divergence at a temperature, multiplied by temperature squared.
 
-  It is measured from the teacher's probabilities (equation 2 of the paper). The loss is averaged over images, as in the
-  paper. DeiT's code also divides by the number of classes.
+  The divergence is KL(teacher || student), equation 2 of the paper. The loss is averaged over images, as in the paper.
+  DeiT's code also divides by the number of classes.
 
   Args:
     temperature: divisor of the logits of student and teacher.
@@ -65,8 +65,8 @@ class Distill:
 
   Args:
     supplied: the objects that the run supplies, such as the student.
-    teacher: weight file or workdir. The teacher must have as many classes as the data, but may have any resolution. It
-      sees exactly the augmented images that the student sees, with the normalisation of its own training.
+    teacher: weight file or workdir. The teacher must have as many classes as the data, but may have any resolution. The
+      teacher gets exactly the same augmented images as the student, with the normalisation of the teacher's training.
     ema: true selects averaged weights, false selects raw weights. The default is averaged weights for a file that
       contains them, and raw weights for a workdir.
     prefix: common prefix of the parameter names to read, for a file that contains several models.
@@ -143,7 +143,10 @@ class Distill:
     return examples | {"teacher": outputs.logits}
 
   def _of_teacher(self, images):
-    """Returns the images with the teacher's normalisation. If both normalisations are equal, no bit changes."""
+    """Returns the images with the teacher's normalisation.
+
+    If both normalisations are equal, the images are returned unchanged.
+    """
     if self.teacher_mean is None and self.teacher_std is None:
       return images
     own, names = self.supplied.normalised, ("mean", "std")

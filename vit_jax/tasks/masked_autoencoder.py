@@ -1,4 +1,4 @@
-"""Masked autoencoding (He et al. 2022): the encoder sees a quarter of the patches, and a decoder predicts the rest.
+"""Masked autoencoding (He et al. 2022): the encoder gets a quarter of the patches, and a decoder predicts the others.
 
     --config.task.name=masked_autoencoder [--config.task.depth=4]
 
@@ -32,7 +32,7 @@ class MaskedAutoencoder:
   Args:
     supplied: the objects that the run supplies, such as the model.
     share: share of the patches of each image that are hidden.
-    normalised: normalise the pixels of each patch by the mean and standard deviation of the patch.
+    normalised: whether the pixels of each patch are normalised by the mean and standard deviation of the patch.
     width: width of the decoder's tokens. It must be a multiple of `heads`, and of 4 for sinusoidal positions.
     depth: number of blocks of the decoder.
     heads: number of attention heads of the decoder.
@@ -70,7 +70,7 @@ class MaskedAutoencoder:
       raise ConfigError(f"{self.width}. Allowed: multiples of 4 and of heads={self.heads}", "width")
     if not 0 < self._visible < self._patches:
       raise ConfigError(
-        f"{self.share} of {amount(self._patches, 'patch', 'patches')} leaves no patch to see or no patch to predict",
+        f"{self.share} of {amount(self._patches, 'patch', 'patches')} leaves no visible patch or no hidden patch",
         "share",
       )
 
@@ -163,7 +163,7 @@ class MaskedAutoencoder:
     return jnp.square(of_hidden[0].astype(jnp.float32) - of_hidden[1]).mean(-1), statistics
 
   def targets(self, images: Float[Tensor, "B ..."]) -> Float[Array, "B N PPC"]:
-    """Returns the values to predict for each patch: its pixels, as the model sees them.
+    """Returns the values to predict for each patch: its pixels, normalised as in the input of the model.
 
     With `normalised`, the pixels are normalised by the mean and sample variance of the patch.
 

@@ -151,7 +151,7 @@ class MaskedPatches:
   def __post_init__(self):
     masking.check(self.supplied.model)
     if self.masked + self.swapped > 1:
-      raise ConfigError(f"{self.swapped}, and masked is {self.masked}: together more than all", "swapped")
+      raise ConfigError(f"{self.swapped}, but masked is {self.masked}: their sum is above 1", "swapped")
     if not self._corrupted:
       raise ConfigError(f"{self.share} of {amount(self._patches, 'patch', 'patches')} is less than one", "share")
 

@@ -41,7 +41,7 @@ def orders(key: PRNGKey, batch: int, patches: int) -> Integer[Array, "B N"]:
 
 
 def drawn(key: PRNGKey) -> PRNGKey:
-  """Derives the random key of the masks from the key of the step's augmentation."""
+  """Derives the random key of the masks from the augmentation key of the step."""
   return jax.random.fold_in(key, 0x6D61736B)  # any number that the augmentation does not fold in
 
 

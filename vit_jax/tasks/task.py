@@ -89,7 +89,7 @@ class Task(Protocol):
   def examples(self, batch: Rows, frozen: Params, key: PRNGKey, step: Count) -> Rows:
     """Returns the examples to learn from.
 
-    Micro-batches are slices of them. Gradients do not pass through this function.
+    Micro-batches are slices of these examples. Gradients do not pass through this function.
 
     Args:
       batch: arrays of the batch by name.
