@@ -1,1 +1,1 @@
-"""Comparative measurements. Each is one command."""
+"""Comparative measurements. Each measurement is one command."""

@@ -172,7 +172,7 @@ def test_a_label_out_of_range_is_left_out():
 def test_several_labels_are_kept_and_none_is_left_out_where_each_image_has_one():
   assert [record.labels for record in making.Maker(labelled((0, 1), (), most=2)).records(range(2))] == [(0, 1), ()]
   (record,) = making.Maker(labelled(())).records(range(1))
-  assert record.rejected == "0 labels, where each image has one"
+  assert record.rejected == "0 labels. Allowed: one label per image"
 
 
 @pytest.mark.parametrize(

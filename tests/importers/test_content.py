@@ -69,7 +69,7 @@ def test_a5_a_name_that_contradicts_the_content_is_an_error_with_the_right_name(
 def test_a5_an_archive_of_tar_is_named_as_such(tmp_path, name):
   with tarfile.open(tmp_path / name, "w") as archive:
     archive.addfile(tarfile.TarInfo("x.pth"))
-  with pytest.raises(ConfigError, match=r"is a tar archive by its content\. Unpack it by tar -xf"):
+  with pytest.raises(ConfigError, match=r"is a tar archive by its content\. Unpack it with tar -xf"):
     containers.read(tmp_path / name)
 
 

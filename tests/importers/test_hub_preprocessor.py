@@ -81,12 +81,12 @@ def test_a5_defaults_are_those_of_the_classes_of_transformers(kind):
 
 
 REFUSED = [
-  ({"do_flip_channel_order": True}, "do_flip_channel_order is true, a step that is not built"),
+  ({"do_flip_channel_order": True}, "do_flip_channel_order is true, but this step is not supported"),
   ({"do_convert_grayscale": True}, "do_convert_grayscale is true"),
   ({"do_normalize": "no"}, "do_normalize is 'no'. Allowed: true, false or null"),
   ({"do_rescale": 0}, "do_rescale is 0. Allowed: true, false or null"),
-  ({"do_pad": True, "pad_size": 5}, "pad_size is 5, a step that is not built"),
-  ({"crop_pct": 0.9}, "crop_pct is 0.9, a step that is not built"),
+  ({"do_pad": True, "pad_size": 5}, "pad_size is 5, but this step is not supported"),
+  ({"crop_pct": 0.9}, "crop_pct is 0.9, but this step is not supported"),
   ({"rescale_offset": True}, "rescale_offset is True"),
   *(
     ({"resample": code}, f"resample is {code!r}. Allowed: one of 1 (lanczos)")

@@ -39,7 +39,7 @@ def test_probes_during_training_are_curves_next_to_averaged_weights(pair):
   runs = [dataclasses.replace(run, rows=[*run.rows, *probed]) for run in pair]
   panel = curves.panels(runs)[-1]
   assert panel == curves.Panel("digits/ridge 10shot", ["digits/ridge_10shot", "digits/ema_ridge_10shot"], percent=True)
-  assert curves.chapter(runs).parts[0].about.endswith("Of probes dashed lines are of the averaged weights.")
+  assert curves.chapter(runs).parts[0].about.endswith("For probes, dashed lines show the averaged weights.")
   drawn = {each["metric"] for each in points(curves.interactive(runs).html)}
   assert set(panel.metrics) <= drawn
 
@@ -95,9 +95,9 @@ def test_e2_dashed_lines_are_of_the_validation_split_before_test_and_named(pair)
   both = [{"step": 6, "val/loss": 0.5, "val/top1": 0.1, "test/loss": 0.1}, {"step": 12, "val/loss": 0.4}]
   runs = [dataclasses.replace(pair[0], rows=[*pair[0].rows, *both])]
   assert curves.panels(runs)[0].metrics == ["train/loss", "val/loss"]
-  assert "dashed ones of the split 'val'." in curves.chapter(runs).parts[0].about
+  assert "dashed lines show the split 'val'." in curves.chapter(runs).parts[0].about
   early = [dataclasses.replace(pair[0], rows=[{"step": 6, "test/loss": 0.5}, *pair[0].rows])]
   assert (
-    "dashed ones of the split 'test', with 'test' measured during training." in curves.chapter(early).parts[0].about
+    "dashed lines show the split 'test', with 'test' measured during training." in curves.chapter(early).parts[0].about
   )
   assert "during training" not in curves.chapter(pair[:1]).parts[0].about  # which measured it at its end alone

@@ -63,5 +63,5 @@ def test_a_position_of_zeros_is_like_no_other():
 
 
 def test_a_table_that_is_too_short_is_refused():
-  with pytest.raises(ValueError, match=r"5 position embeddings; a grid of 2 x 3 patches has 6"):
+  with pytest.raises(ValueError, match=r"5 position embeddings, but a grid of 2 x 3 patches needs 6"):
     embeddings.similarity(np.ones((5, 4), np.float32), (2, 3))

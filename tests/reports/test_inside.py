@@ -217,7 +217,7 @@ def test_pictures_that_are_not_cut_for_the_model_are_refused():
   name, args, side, *_ = ATTENDING["class token"]
   model = predictor(name, args, side)
   for bad in (squares(side + 4)[0], squares(side)[0].astype(np.float32)):
-    with pytest.raises(ValueError, match=r"the model takes uint8 \[16, 16, 3\]: crop it first"):
+    with pytest.raises(ValueError, match=r"the model needs uint8 \[16, 16, 3\]\. Crop the picture first"):
       inside.of(model, [bad])
 
 

@@ -91,7 +91,7 @@ def test_a_picture_of_confusions_has_names_and_numbers_where_there_is_room(class
   numbers = collections.Counter(f"{number:,}" for number in matrix[matrix > 0])
   assert {word: count for word, count in words.items() if word.isdigit()} == (numbers if classes <= 20 else {})
   assert all(words[f"class {i}"] == (2 if classes <= 50 else 0) for i in range(classes))
-  assert ("A square is of up to 2 classes" in part.about) == (classes == 300)
+  assert ("A square represents up to 2 classes" in part.about) == (classes == 300)
 
 
 def test_of_more_than_a_thousand_classes_there_is_no_picture_but_tables_of_the_worst():
@@ -217,7 +217,7 @@ def test_without_mistakes_without_images_and_without_the_files_there_are_words()
   (nothing,) = chapter_of(made.rows(predictions, slice(0))).parts
   assert "no image" in nothing.text
   gone = mistakes.chapter(details_of(predictions), lambda positions: [None for _ in positions])
-  assert "the image is gone" in reading.named(gone, "Least certain").pictures[0].lines
+  assert "the image no longer exists" in reading.named(gone, "Least certain").pictures[0].lines
   assert page.render("Run", "", [gone])
 
 

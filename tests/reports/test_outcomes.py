@@ -87,7 +87,7 @@ def test_a_run_whose_data_or_checkpoints_are_gone_has_words_in_their_place(workd
   (moved / "config.json").write_text(config.dumps(run))
   chapters, measured = outcomes.chapters(moved)
   assert measured is None and [chapter.title for chapter in chapters] == [seen.TITLE, mistakes.TITLE]
-  assert all("cannot be read from here. config.data" in chapter.parts[0].text for chapter in chapters)
+  assert all("cannot be read on this machine. config.data" in chapter.parts[0].text for chapter in chapters)
 
   run = dataclasses.replace(runs.run(), evals=runs.run(evals__test__split="tset").evals)
   (moved / "config.json").write_text(config.dumps(run))

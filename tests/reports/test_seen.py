@@ -114,5 +114,5 @@ def test_a_mixture_says_that_it_draws_by_its_weights(tmp_path):
   parts = tuple(Choice("folder", {"path": str(root), "weight": 1 + i}) for i, root in enumerate(roots))
   data = bind(Choice("mixture", {**kept, "parts": parts}), catalog.DATA["mixture"], catalog.DATA)
   chapter = seen.chapter(dataclasses.replace(run, data=data), catalog.open_split(data, "train"), 4)
-  assert "a mixture draws by its weights" in reading.named(chapter, "Images of each class").about
+  assert "a mixture draws images by its weights" in reading.named(chapter, "Images of each class").about
   assert len(reading.named(chapter, "The first batch").pictures) == 4

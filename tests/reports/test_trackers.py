@@ -154,7 +154,7 @@ def test_mistakes_say_what_to_do(tmp_path, monkeypatch):
   ):
     trackers.export(tmp_path, "mlflow")
   monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: name)
-  with pytest.raises(ConfigError, match="contains no run that has measured anything"):
+  with pytest.raises(ConfigError, match="contains no run with metrics"):
     trackers.export(tmp_path, "wandb")
 
 

@@ -48,7 +48,10 @@ def prepare(name: str, data_dir: str | None = None) -> str:
 
 @contextlib.contextmanager
 def _alone(root):
-  """Ensures that one process at a time prepares in a directory. Others wait. The lock ends with the process."""
+  """Ensures that only one process at a time prepares datasets in a directory.
+
+  Other processes wait. The lock is released when the process ends.
+  """
   try:
     os.makedirs(root, exist_ok=True)
     file = open(os.path.join(root, ".prepare.lock"), "a")

@@ -56,7 +56,7 @@ def problems(made: Images, seen: Callable[[int, int], None] = lambda records, ba
     {record: problem}.
 
   Raises:
-    ImageError: an error that the disk may have caused. The image may be correct.
+    ImageError: the disk may have caused an error, so that the image may be correct.
   """
   result = {}
   with concurrent.futures.ThreadPoolExecutor(max(2, decoding.cores())) as pool:
@@ -98,8 +98,8 @@ def is_quick(source: Source, root: pathlib.Path) -> bool:
 def objection(data: Choice, splits: Iterable[Source], root: pathlib.Path) -> str | None:
   """Checks all images of an image folder before a run starts.
 
-  If bad images are skipped, each one causes a warning, and only too many of them are a problem. A split that takes too
-  long to decode is not checked.
+  If bad images are skipped, each bad image causes a warning, and the run cannot start only if there are too many. A
+  split that takes too long to decode is not checked.
 
   Args:
     data: the bound data choice of the folder.
@@ -266,7 +266,10 @@ def _splits(root: pathlib.Path) -> dict | None:
 
 
 def _redrawn(root: pathlib.Path, before: dict | None) -> list[str]:
-  """Returns a line if the splits of a run with the default settings are not those `before`, if both can be read."""
+  """Returns a line if the splits of a run with the default settings differ from `before`.
+
+  Returns no line if one of the two is unknown.
+  """
   if before is None or _splits(root) is None or not (lines := _opened(root).membership.changes(before)):
     return []
   return [

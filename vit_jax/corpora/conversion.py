@@ -1,4 +1,7 @@
-"""Conversion of an image file for a corpus: verified, upright, resized, and encoded again only if necessary."""
+"""Conversion of an image file for a corpus.
+
+The image is verified, rotated upright and resized. It is encoded again only if necessary.
+"""
 
 import contextlib
 import io
@@ -67,8 +70,8 @@ def convert(
 
   Args:
     data: bytes of the image file.
-    size: number of pixels of the smaller side, resized by area (antialiased). Images that are already smaller keep
-      their size. None never resizes.
+    size: number of pixels of the smaller side after antialiased resizing by area. Smaller images keep their size. None:
+      images are not resized.
     large: a lock that is held while an image that needs more than `LARGE` bytes is decoded and encoded.
     lenient: as for `decoding.check`.
 

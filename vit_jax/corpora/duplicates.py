@@ -29,9 +29,9 @@ SIDE, SHOWN = 160, 200  # pixels of the longer side of a picture on the page, an
 def hashed(pixels: np.ndarray) -> int:
   """Returns the 64 bits of an image's perceptual hash (`phash` of the package imagehash).
 
-  The bits are signs of the lowest frequencies of the grey image of 32 x 32 pixels. Saving again, another size or other
-  light change few of them. Hashes of averages and gradients are less robust to cropping and gamma, and they match
-  different images of skies.
+  The bits are signs of the lowest frequencies of the grey image of 32 x 32 pixels. Few of these bits change if an image
+  is saved again, resized or made brighter. Hashes of averages and gradients are less robust to cropping and gamma, and
+  they match different images of skies.
 
   Args:
     pixels: `(H, W, 3)`, uint8.
@@ -91,7 +91,7 @@ class Index:
       besides: number of a hash that is ignored.
 
     Returns:
-      (number, distance) of the nearest hash, the first one of several, or None.
+      (number, distance) of the nearest hash, or None. If several are equally near, the first is returned.
     """
     best = None
     for (low, mask), (keys, rows) in zip(self._parts, self._tables, strict=True):

@@ -135,7 +135,7 @@ class Maker:
       if not 0 <= each < classes:
         raise ValueError(f"label {each} is not one of {amount(classes, 'class', 'classes')}")
     if self.source.labels == 1 and len(labels) != 1:
-      raise ValueError(f"{amount(len(labels), 'label')}, where each image has one")
+      raise ValueError(f"{amount(len(labels), 'label')}. Allowed: one label per image")
     return labels
 
 

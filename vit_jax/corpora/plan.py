@@ -249,8 +249,8 @@ def ordered(split: Split, seed: int, together: bool):
   """Returns the order of a split's records: a permutation of records, or of blocks of records.
 
   Blocks of 32 are shuffled over windows of 16 blocks (`order.blocks`), so that each block is read once. A run that
-  reads the corpus also reads neighbours together and shuffles only a limited number of them. If neighbours came from
-  the input, which is often sorted by class, a batch would contain few classes.
+  reads the corpus also reads neighbours together and shuffles only a limited number of them. If the corpus had the
+  order of the input, which is often sorted by class, a batch would contain few classes.
 
   Args:
     split: the split.

@@ -132,7 +132,7 @@ def _together(context, prepare, tasks, processes, heard, named):
 
 
 def _check_silence(workers, seconds, named):
-  """Adds to the silence of the workers. Reports a worker that is silent for long, and raises Stop at the limit."""
+  """Measures the time since each worker's last report. Prints a note if it is long, and raises Stop at the limit."""
   for worker in workers:
     before, worker.silent = worker.silent, worker.silent + seconds
     about = f"worker process {worker.process.pid} has not reported for"

@@ -70,7 +70,7 @@ class Kind(NamedTuple):
 
 
 def sample(length: int, count: int, seed: int) -> list[int]:
-  """Returns numbers of different records in order: a random one of each of `count` equal parts of a split.
+  """Returns sorted record numbers: one random record from each of `count` equal parts of a split.
 
   Args:
     length: number of records of the split.

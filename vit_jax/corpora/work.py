@@ -150,8 +150,8 @@ def test_set(text: str) -> Source:
 
   Args:
     text: a dataset of the catalog, or the path of an image folder or of a prepared dataset with dataset_info.json. A
-      dataset of the catalog is read from $TFDS_DATA_DIR, and only its test split is used. A path stands for all of its
-      images.
+      dataset of the catalog is read from $TFDS_DATA_DIR, and only its test split is used. For a path, all of its images
+      are used.
 
   Raises:
     ConfigError: the dataset or folder does not exist.

@@ -207,7 +207,10 @@ def _refuse(many, reports, source, limit):
 
 
 def _finished(made, source, folders, reports):
-  """Writes the files next to the shards, and last the one that marks the corpus as complete. Returns a summary."""
+  """Writes the files next to the shards.
+
+  The file that marks the corpus as complete is written last. Returns a summary.
+  """
   _check_unchanged(made, folders)
   by_split = {
     split.name: [reports[work.Shard(i, number)] for number in range(split.shards)]

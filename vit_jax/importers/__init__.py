@@ -80,7 +80,7 @@ def recognise(
     tensors: tensors by their names in the file.
     hints: facts that the tensors do not determine. The keys are "heads", "norm_eps", "gelu" ("tanh" or "erf"),
       "padding", "image_size" and "name". "input_size" is used if the image size is unknown otherwise. If "width" is
-      present, "heads" holds only for models of that width. "description" is the model that this project stored in the
+      present, "heads" applies only to models of this width. "description" is the model that this project stored in the
       file. "notes" are added to the notes of the result. `hub.hints` returns further keys, which must not contradict
       the model (see `contradictions.check`).
     ema: True requires averaged weights, False requires raw weights. See `subtrees.choose`.
@@ -124,7 +124,7 @@ def recognise(
     except (ArithmeticError, IndexError, TypeError, ValueError) as error:
       row_names.check_dimensions(candidate, tensors)
       raise ConfigError(
-        f"the tensors look like a {candidate.family} of {candidate.name}, but their shapes do not: {error}"
+        f"the tensors have the names of a {candidate.family} of {candidate.name}, but other shapes: {error}"
       ) from error
   raise ConfigError(
     f"the tensors match no known model: {len(tensors)} tensors, such as {some(sorted(tensors)[:4])}. "
@@ -201,7 +201,7 @@ def read(
   prefix: str | None = None,
   likely: Mapping[str, Any] | None = None,
 ) -> Weights:
-  """Reads the same weights as `load`, and returns notes and class names as well.
+  """Reads the same weights as `load`, and also returns notes and class names.
 
   Args:
     path: weight file or workdir.
@@ -264,7 +264,7 @@ def frozen(
 ) -> FrozenWeights:
   """Returns the model of a file or workdir, and a function that reads its weights.
 
-  Until that function is called, only names and shapes are read from a file.
+  Until this function is called, only names and shapes are read from a file.
 
   Args:
     path: weight file or workdir.
@@ -275,7 +275,8 @@ def frozen(
     classes: class names of the data. The outputs are reordered to match them. See `fitted`.
 
   Raises:
-    ConfigError: if the file cannot be read as exactly one known model, or does not fit the image size or the classes.
+    ConfigError: if the file cannot be read as exactly one known model, or is not compatible with the image size or
+      classes.
   """
   if is_workdir(paths.path(path)):
     have, _, notes, names = read(path, None, ema, prefix)

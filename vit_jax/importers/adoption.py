@@ -1,7 +1,7 @@
 """Settings that a run adopts from the weights that it starts from, unless its config sets them.
 
 The settings are the activation, the epsilon of the norms, the padding, and the normalisation and crop of the images.
-With other settings, the same weights give different logits. No shape differs, so that no other check detects the
+With other settings, the same weights give different logits. Shapes do not differ, so other checks cannot detect this
 mistake.
 """
 
@@ -66,8 +66,8 @@ def recorded(stored: Mapping[str, Any]) -> Settings:
     stored: the config of a workdir as JSON values.
 
   Returns:
-    {group: {key: value}}, or {} if the run adopted no settings. In older runs the normalisation of a teacher is None,
-    which means that of the student.
+    {group: {key: value}}, or {} if the run adopted no settings. In older runs, the normalisation of a teacher is None,
+    which selects the normalisation of the student.
   """
   result = {}
   if (task := stored.get("task") or {}).get("name") == "distill":
@@ -104,7 +104,7 @@ def of_weights(path: str | None, model: str, image_size: int | None) -> Settings
 
 
 def notes(path: str, own: Run, run: Run) -> list[str]:
-  """Returns notes about the settings that a run adopts from weights, and about those that its config overrides.
+  """Returns notes about the settings that a run adopts from weights, and about settings that its config overrides.
 
   Args:
     path: path of the weights.
@@ -144,7 +144,7 @@ def flag(key: str, value: Any) -> str:
 
 
 def _differ(theirs, ours):
-  """Returns true if values differ. For a choice, only the arguments that the weights state are compared."""
+  """Returns true if values differ. For a choice, only the arguments that the weights specify are compared."""
   if isinstance(theirs, Choice):
     return theirs.name != ours.name or any(_differ(value, ours.args.get(key)) for key, value in theirs.args.items())
   return schema.plain(theirs) != schema.plain(ours)

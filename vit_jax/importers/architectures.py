@@ -1,7 +1,7 @@
-"""JSON files that hubs store next to weights: those of Transformers for ViTs, and those of timm for all its families.
+"""JSON files that hubs store next to weights: the files of Transformers for ViTs, and of timm for all its families.
 
-timm builds a model from the name of an architecture and arguments. A model that timm cannot build this way gets no name
-in its file.
+timm builds a model from the name of an architecture and arguments. If timm cannot build a model in this way, its file
+contains no name.
 """
 
 from collections import Counter

@@ -14,7 +14,8 @@ _LISTED = 4  # maximum number of names in a message
 
 
 def is_averaged(root: str, roots: Collection[str]) -> bool:
-  """Returns true if a prefix marks averaged weights. `teacher` does so if another prefix contains `student`.
+  """Returns true if a prefix marks averaged weights. `teacher` marks averaged weights if another prefix contains
+  `student`.
 
   Args:
     root: the prefix.

@@ -60,5 +60,5 @@ def arranged(
     return dict(arrays), []
   problem = f"classes of the weights are at other positions in the data ({moved}, counted from 0); other names differ"
   if strict:
-    raise ConfigError(f"{problem}. Give both the same names of classes; to train, init.head=new starts a new head")
-  return dict(arrays), [f"head: {problem}; init.head=new starts it anew"]
+    raise ConfigError(f"{problem}. Use the same class names for both, or train a new head with init.head=new")
+  return dict(arrays), [f"head: {problem}. To train a new head, set init.head=new"]

@@ -33,7 +33,9 @@ def recognise(path: pathlib.Path) -> str:
   if named:
     _check_weights(path, start)
   if found == ".tar":
-    raise ConfigError(f"{path}: is a tar archive by its content. Unpack it by tar -xf, and name the file of weights")
+    raise ConfigError(
+      f"{path}: is a tar archive by its content. Unpack it with tar -xf, and use the weight file inside"
+    )
   if not named and found != ".pth":
     if not found:
       raise ConfigError(f"{path}: cannot read {path.suffix or 'a file without ending'!r}. Allowed: {', '.join(READ)}")

@@ -23,9 +23,9 @@ def check(description: Description, hints: Mapping[str, Any], chosen: Layout) ->
 
   Args:
     description: the model of the tensors.
-    hints: the result of `hub.hints`. "said" contains the values that must be true of the model. "architecture" and
-      "model_type" are names of timm and Transformers. "meant" contains the sizes of the architecture. "prepared_side"
-      is the size of the images that a preprocessor makes.
+    hints: the result of `hub.hints`. "said" contains the values that must be equal to those of the model.
+      "architecture" and "model_type" are names of timm and Transformers. "meant" contains the sizes of the
+      architecture. "prepared_side" is the size of the images that a preprocessor makes.
     chosen: the layout of the tensors.
 
   Returns:
@@ -111,7 +111,7 @@ def _ratio(facts, bound, said):
 
 
 def _as_said(choice, said):
-  """Returns a choice with only the arguments that are stated too, if it has the same name."""
+  """Reduces a choice to the arguments that the statement contains, if both have the same name."""
   same = choice is not None and said is not None and choice.name == said.name
   return Choice(choice.name, {key: choice.args[key] for key in said.args}) if same else choice
 

@@ -105,7 +105,7 @@ def _width_factor(widths):
   low, high = ((widths[-1] + change) * 1000 // TOP for change in (-16, 16))  # thousandths, near the top's
   fitting = [n for n in range(max(low, 50), high + 1) if _widths(n / 1000, len(widths) - 2) == widths]
   if not fitting:
-    raise ConfigError(f"widths {list(widths)} of stem, stages and top are those of no EfficientNet")
+    raise ConfigError(f"widths {list(widths)} of stem, stages and top do not belong to an EfficientNet")
   return min(fitting, key=lambda n: (n % 10 > 0, n % 100 > 0, n)) / 1000
 
 

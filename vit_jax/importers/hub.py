@@ -1,7 +1,8 @@
-"""The JSON files that hubs store next to weights, read as hints and as statements that must be true of the model.
+"""The JSON files that hubs store next to weights. They are read as hints, and as statements with which the model must
+agree.
 
 The files are config.json of Transformers for ViTs, config.json of timm for all families, and the image settings of
-both. A value that describes a model that cannot be built here is an error. It is never replaced by another value.
+both. A value is an error if it describes a model that this package cannot build. It is never replaced by another value.
 """
 
 import contextlib
@@ -70,12 +71,12 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
     weights: the weight file.
 
   Returns:
-    Hints for `importers.recognise`. "said" contains the values that must be true of the model. "prepared_side" is the
+    Hints for `importers.recognise`. "said" contains the values with which the model must agree. "prepared_side" is the
     size of the images that a preprocessor makes. "notes" are messages for the user. The metadata of images and classes
     are a `processing.Beside`.
 
   Raises:
-    ConfigError: if a value is invalid, or describes a model that cannot be built here.
+    ConfigError: if a value is invalid, or describes a model that this package cannot build.
   """
   if weights.suffix.lower() == ".npz":
     return {"name": weights.name} | _own(weights.with_suffix(".json"))
@@ -219,7 +220,10 @@ def _timm(arguments):
 
 
 def _timm_itself(config, pretrained):
-  """Returns the statements of timm outside of the arguments. As in timm, the upper level wins over pretrained_cfg."""
+  """Returns the statements of timm outside of the arguments.
+
+  As in timm, the upper level has priority over pretrained_cfg.
+  """
   said = {}
   if config.get("global_pool") is not None:
     said["pool"] = _one_of(config, "global_pool", _POOL)
@@ -248,7 +252,10 @@ def _input_size(config, arguments):
 
 
 def _labels(config):
-  """Returns the class names by number, from Transformers' id2label or timm's label_names. timm's upper level wins."""
+  """Returns the class names by number, from Transformers' id2label or timm's label_names.
+
+  The upper level has priority.
+  """
   named = _mapping(config, "id2label")
   config = {**_mapping(config, "pretrained_cfg"), **config}
   listed = config.get("label_names")

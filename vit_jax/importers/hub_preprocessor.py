@@ -1,7 +1,7 @@
 """Transformers' preprocessor_config.json, read and written.
 
 As in Transformers, a missing key has the default of the processor's class, and a step that is null is skipped. Every
-step is either expressed by our test crop, mean and std, or rejected.
+step is either converted to a test crop, mean and std of this package, or rejected.
 """
 
 import re
@@ -91,7 +91,7 @@ def read(config: Mapping[str, Any]) -> Preparation:
   if odd := sorted(config.keys() - _STEPS - _READ - _HARMLESS):
     notes.append(f"preprocessor_config.json has keys that are not read: {some(odd, 6)}")
   if not config.get("do_resize", True):
-    notes.append("do_resize=false in preprocessor_config.json: images of other sizes are scaled here nevertheless")
+    notes.append("do_resize=false in preprocessor_config.json is ignored: images of other sizes are scaled")
   crop, side = _crop(config)
   size = side if isinstance(side, int) else None
   return Preparation(Beside(_normalised(config), crop, size), side if states_side else None, notes)
@@ -104,9 +104,9 @@ def _check_steps(config):
       if not isinstance(value, bool):
         raise ConfigError(f"{key} is {show(value)}. Allowed: true, false or null")
       if value and key not in _STEPS:
-        raise ConfigError(f"{key} is true, a step that is not built here. Set it to false if it is not needed")
+        raise ConfigError(f"{key} is true, but this step is not supported. Set it to false if it is not needed")
   if key := next((key for key in _NOT_BUILT if config.get(key)), None):
-    raise ConfigError(f"{key} is {show(config[key])}, a step that is not built here. Remove it if it is not needed")
+    raise ConfigError(f"{key} is {show(config[key])}, but this step is not supported. Remove it if it is not needed")
 
 
 def _defaults_of(config):

@@ -1,4 +1,5 @@
-"""Transformers' config.json of DINOv2, DINOv3, SigLIP and Swin. Swin is only read, the others are read and written.
+"""Transformers' config.json of DINOv2, DINOv3, SigLIP and Swin. The file of Swin is only read. The others are read and
+written.
 
 A missing key has the default of Transformers. A value that describes another model is an error.
 """
@@ -41,7 +42,10 @@ _MOVED = (("pos_embed_shift", "shift", 0.0), ("pos_embed_jitter", "jitter", 1.0)
 
 
 def _gated_width(width: int, ratio: int) -> int:
-  """Returns the hidden width of DINOv2's SwiGLU: two thirds of that of an MLP, rounded up to a multiple of eight."""
+  """Returns the hidden width of DINOv2's SwiGLU:
+
+  two thirds of the hidden width of an MLP, rounded up to a multiple of 8.
+  """
   return (int(int(width * ratio) * 2 / 3) + 7) // 8 * 8
 
 
@@ -165,7 +169,7 @@ def kind(description: Description) -> str | None:
 
 
 def check(description: Description, square: bool) -> None:
-  """Raises ConfigError for a model that these models of Transformers cannot represent.
+  """Raises ConfigError for a model that has no equivalent among these models of Transformers.
 
   Args:
     description: the model.

@@ -65,9 +65,9 @@ class Layout(NamedTuple):
     finish: function from tensors and description to tensors, applied last when a file is written.
     stores_tables: true if files contain position tables that are computed, not learned.
     beside: function from a description to the JSON values of a file next to the weights, such as config.json.
-    computes: model arguments that readers of this layout assume. With another value they would compute another model. A
-      tuple lists several allowed values.
-    ignored: pattern of names that carry no parameters.
+    computes: model arguments that readers of this layout assume. If an argument had another value, readers would
+      compute another model. A tuple lists several allowed values.
+    ignored: pattern of names of tensors that are not parameters.
     untaken: pattern of names that are used only in training, in addition to mask tokens. See `unused`.
     unneeded: function that returns other names to ignore, by reason.
     holds: function that returns true for the models that are published in this layout.
@@ -229,7 +229,7 @@ def _ours(entry, tensor):
     largest = np.max(np.abs(array), where=np.isfinite(array), initial=0.0)
     raise ConfigError(
       f"tensor {some([entry.name])} has values as large as {largest:.3g}. Allowed: up to "
-      f"{np.finfo(np.float32).max:.3g}, the largest of float32. Write the file anew without them"
+      f"{np.finfo(np.float32).max:.3g}, the largest of float32. Write the file again without these values"
     )
   finite.check_weights({f"tensor {some([entry.name])}": single})
   return rearrange(single, entry.pattern, **entry.lengths)
@@ -279,7 +279,7 @@ def match(layout: Layout, tensors: Tensors, description: Description) -> list[En
 
 
 def notes(layout: Layout, tensors: Tensors, hints: Mapping[str, Any]) -> list[str]:
-  """Returns notes about ignored tensors, and about other models that the tensors may belong to.
+  """Returns notes about ignored tensors, and about other models to which the tensors may belong.
 
   Args:
     layout: the layout of the tensors.

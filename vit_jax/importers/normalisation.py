@@ -30,10 +30,10 @@ def published(recognised) -> dict[str, Channels]:
 def usual(layout: str, description: Description) -> dict[str, Channels]:
   """Returns the usual mean and std of a layout and a model, for pixels of 0..1.
 
-  The sources are listed in docs/models/index.md. A ViT in timm's layout may come from several publishers. DeiT has
-  names of its own. Layer scale with a class token means DeiT III, DINOv2, DINOv3 or rope-vit. A bias for queries and
-  values only, or norms after the branches, means EVA-02. All other models get the values of Google, which timm uses
-  for its own training.
+  The sources are listed in docs/models/index.md. A ViT in timm's layout may come from several publishers. The names of
+  DeiT are unique. A model with layer scale and a class token is from DeiT III, DINOv2, DINOv3 or rope-vit. A model with
+  a bias only for queries and values, or with norms after the branches, is from EVA-02. For all other models, the values
+  of Google are used, which timm uses for its own training.
 
   Args:
     layout: name of the layout.

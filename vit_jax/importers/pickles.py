@@ -231,7 +231,10 @@ class _Machine:
 
 
 class AttackError(pickle.UnpicklingError):
-  """An error for a pickle that would start a program, run code or change files. Its argument is the function's name."""
+  """An error for a pickle that would start a program, run code or change files.
+
+  The argument is the name of the function.
+  """
 
 
 def _named(module, name):

@@ -1,7 +1,7 @@
 """Image preprocessing and class names that accompany weights, read and written.
 
-There are three forms: our own JSON, timm's pretrained_cfg, and Transformers' preprocessor_config.json. Only our own
-JSON can store all values. `hub_preprocessor` contains the form of Transformers.
+There are three forms: the JSON of this package, timm's pretrained_cfg, and Transformers' preprocessor_config.json. Only
+the JSON of this package can store all values. `hub_preprocessor` contains the form of Transformers.
 """
 
 import math
@@ -212,16 +212,19 @@ def notes(beside: Beside, transformers: bool) -> list[str]:
   """
   kind, known, result = beside.crop.args["interpolation"], interpolation_of(beside.crop), []
   if kind == "area":
-    text = "interpolation=area is written as Pillow's box; Pillow enlarges by nearest neighbour, vit_jax bilinearly"
+    text = (
+      "interpolation=area is written as Pillow's box. To enlarge images, Pillow uses nearest neighbours, vit_jax "
+      "bilinear interpolation"
+    )
     result = [f"{text}, so pixels differ a little"]
   elif kind != known:
     result = [
-      f"interpolation={kind} is written as {known}; that filter smooths images that it shrinks, vit_jax does not"
+      f"interpolation={kind} is written as {known}; this filter smooths images that are reduced, but vit_jax does not"
     ]
   large, squash = scaled(beside)
   if beside.crop.name == ("torchvision" if transformers else "centre") and not (squash and large == beside.size):
     who = "Transformers" if transformers else "timm"
-    result.append(f"{who} rounds the margins of the central square otherwise: on some images it is a pixel off")
+    result.append(f"{who} rounds the margins of the central square differently, so some crops are moved by a pixel")
   return result
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def nearest(sizes: Mapping[Any, tuple], values: tuple, names: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
-  """Returns the published size that equals the values, or else the nearest one.
+  """Returns the published size that equals the values, or else the nearest published size.
 
   Args:
     sizes: published sizes by their names, such as (width, depth, heads, hidden).

@@ -150,8 +150,8 @@ def _plain(name):
 def write(path: pathlib.Path, tensors: Tensors, metadata: Mapping[str, str]) -> None:
   """Writes a .safetensors file tensor by tensor. The library of the format would need all tensors in memory.
 
-  The order is that of the library (https://github.com/huggingface/safetensors#format): the widest types first, then by
-  name. The values start at a multiple of 8 bytes.
+  Tensors have the order of the library (https://github.com/huggingface/safetensors#format): the widest types first,
+  then by name. The values start at a multiple of 8 bytes.
 
   Args:
     path: the file to write.

@@ -2,8 +2,8 @@
 
 Training programs save a model under prefixes such as `module._orig_mod.` and `student.backbone.`. The same file may
 contain averaged weights, optimizer states, losses and decoders. A *tree* is a set of tensors that match a known layout
-after a common prefix is removed. Exactly one tree is read. Every other tensor is read as a part of that model, listed
-in a note, or rejected.
+after a common prefix is removed. Exactly one tree is read. Every other tensor is read as a part of the same model,
+listed in a note, or rejected.
 """
 
 import re
@@ -43,7 +43,7 @@ class Chosen(NamedTuple):
 
 
 class _File(NamedTuple):
-  """The tensors of a file by name without the words of wrappers, and their original names."""
+  """The tensors of a file by name, with the words of wrappers removed, and their original names."""
 
   tensors: Tensors
   names: Mapping[str, str]
@@ -188,7 +188,10 @@ def _select(file, trees, known, ema, prefix) -> str:
 
 
 def _differences(file, trees, averaged, raw, known) -> list[str]:
-  """Returns a sentence for each averaged tree that is not the average of any raw tree, or [] without raw trees."""
+  """Returns a sentence for each averaged tree that is not the average of any raw tree.
+
+  Returns [] if there are no raw trees.
+  """
   result = []
   for one in averaged:
     found = [(other, averages.difference(_tensors(file, trees, one), _tensors(file, trees, other), known))
@@ -223,7 +226,7 @@ def _original(file, root, names):
 
 
 def _before(file, root, original):
-  """Returns the beginning of an original name that became the prefix of a tree, and wrappers that follow it."""
+  """Returns the part of an original name that became the prefix of a tree, including wrappers that follow it."""
   result, kept = "", ""
   for token in re.findall(r"[^./]*[./]", original):
     if kept != root and root.startswith(kept + token):

@@ -71,7 +71,7 @@ def fit(
 ) -> tuple[dict[str, np.ndarray], list[str]]:
   """Adapts the parameters of one model to another model.
 
-  Tables that belong to a grid of patches are resampled. Any other difference is an error.
+  Tables that belong to a grid of patches are resampled. Any other difference between the models is an error.
 
   Args:
     arrays: parameters of `have` by path, layer by layer.
@@ -116,7 +116,7 @@ def _fit_head(arrays, have, want, head, shapes):
   arrays = {path: array for path, array in arrays.items() if not of_head(path)}
   if "pre_logits/kernel" not in shapes and arrays.pop("pre_logits/kernel", None) is not None:
     del arrays["pre_logits/bias"]
-    notes.append("pre_logits: left out with the head it fed")
+    notes.append("pre_logits: left out together with the head")
   zeros = {path: np.zeros(shapes[path], np.float32) for path in anew if path.endswith("kernel")}
   if "pre_logits/kernel" not in arrays:
     anew |= {path for path in shapes if path.startswith("pre_logits/")}

@@ -1,4 +1,4 @@
-"""Layout of Swin in timm's state dicts, and in Microsoft's, which differ in two names."""
+"""Layouts of Swin in the state dicts of timm and of Microsoft, which differ in two names."""
 
 import re
 from collections.abc import Mapping

@@ -19,7 +19,8 @@ def placed(arrays: Tensors, description: Description, position: str | None) -> t
   """Returns a model with its position table in another form, without changing its outputs.
 
   The form "learned" has rows for class token, distillation token and patches. The form "learned_patches" has rows for
-  patches only. A token that loses its row gets the row added to its value, which gives the blocks the same input.
+  patches only. If a token loses its row, the row is added to the value of the token, so that the blocks receive the
+  same input.
 
   Args:
     arrays: parameters by path.

@@ -30,8 +30,8 @@ def counting_tokens(tensors: Tensors, table: str, tokens: tuple, pixels: int, hi
     tokens: possible names of the tokens (1, 1, D).
     pixels: side in pixels of the square that a row of the table represents.
     hints: hints that may contain the image size.
-    usually: true if tables in this format usually have rows for the tokens. It decides if neither the image size nor
-      the length does.
+    usually: true if tables in this format usually have rows for the tokens. Used if neither the image size nor the
+      length determines the result.
   """
   count = sum(name in tensors for name in tokens)
   if table not in tensors or not count or has_rows(tensors[table], count, pixels, hints, usually):
@@ -42,15 +42,15 @@ def counting_tokens(tensors: Tensors, table: str, tokens: tuple, pixels: int, hi
 def has_rows(table, count: int, pixels: int, hints: Mapping, usually: bool) -> bool:
   """Returns true if a position table has a row for each token before the patches.
 
-  The image size in the hints decides. If it is unknown, the patches are assumed to form a square. If the length of the
-  table allows both forms or neither, the result is `usually`.
+  The image size in the hints determines the result. If the image size is unknown, the patches are assumed to form a
+  square. If the length of the table allows both forms or neither, the result is `usually`.
 
   Args:
     table: position table (1, T, D).
     count: number of tokens before the patches.
     pixels: side in pixels of the square that a row of the table represents.
     hints: hints that may contain the image size.
-    usually: the result if no other fact decides.
+    usually: the result if no other fact determines it.
   """
   rows = table.shape[1]
   patches, square = _grid_of_hint(hints, pixels), [math.isqrt(n) ** 2 == n for n in (rows - count, rows) if n >= 0]
@@ -164,7 +164,7 @@ def describe(
     leading: number of class and distillation tokens, 0 to 2.
     before: rows of the table before those of the patches. None means one row for each class and distillation token.
     stages: units in each stage of a ResNet in front of the model.
-    channels: channels of the images, if a ResNet reads them.
+    channels: channels of the images, if the model has a ResNet stem.
     pool: input of the head, if the tokens do not determine it.
     gelu: form of GELU. None uses the hint.
     eps: epsilon of the layer norms. None uses the hint.
@@ -247,7 +247,7 @@ def reduction(stages):
 def heads_of(width, depth, hidden, hints, gated=False):
   """Returns the number of heads, which packed matrices do not determine.
 
-  The hint decides, then the published size with the same width. Otherwise heads have width 64.
+  The hint is used if present, otherwise the published size with the same width. Without both, heads have width 64.
 
   Args:
     width: width of the model.
@@ -268,8 +268,8 @@ def heads_of(width, depth, hidden, hints, gated=False):
 def _image_size(table, leading, pixels, hints, name):
   """Returns the image size of a position table. Images are square unless the hint is different.
 
-  Each row of the table represents `pixels` x `pixels` pixels. Without a table, the size is that of a config next to the
-  weights, or that of the name.
+  Each row of the table represents `pixels` x `pixels` pixels. Without a table, the size comes from a config next to the
+  weights, or from the name.
   """
   hint = hints.get("image_size")
   if table is None:

@@ -1,8 +1,8 @@
 """Layouts of Vision Transformers in the files of DINOv2 and DINOv3.
 
 The tensors are read under the names of timm, which have the same meaning. The mask token and the norm for small crops
-are used only in pre-training and are ignored. Their code requires a mask token, so it is written as zeros, its initial
-value.
+are used only in pre-training and are ignored. The code of the authors requires a mask token. It is therefore written as
+zeros, its initial value.
 """
 
 import re

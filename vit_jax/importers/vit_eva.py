@@ -158,7 +158,7 @@ def frequencies_in_one(arrays: dict, name: str = "rope.freqs") -> dict:
 
 
 def _rotary(tensors: Tensors, hints: Mapping) -> Choice | None:
-  """Returns the rotary positions. The tensors alone do not determine fixed ones."""
+  """Returns the rotary positions. The tensors alone do not determine fixed rotary positions."""
   if header := described(hints):
     return header.arguments()["rotary"]
   if "turning" in hints:

@@ -140,7 +140,7 @@ def _unstacked(tensors: Tensors) -> Tensors:
 
 
 def _inlined_map(tensors: Tensors) -> Tensors:
-  """Returns the tensors with attention pooling under MAPHead_0. Very old files have it at the top level."""
+  """Returns the tensors with attention pooling under MAPHead_0. Very old files store the pooling at the top level."""
   if "probe" not in tensors:
     return tensors
   parts = r"(probe|(MultiHeadDotProductAttention_0|LayerNorm_0|MlpBlock_0)/.*)"

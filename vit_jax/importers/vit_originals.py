@@ -32,8 +32,8 @@ _EVA02_NORMED = {
 def _eva02_names(words: Mapping[str, str]) -> Callable[[Tensors, Mapping], Tensors]:
   """Returns the function that converts names of EVA-02.
 
-  After masked pre-training, the last norm applies to all patches. Other heads read the mean of the patches, and the
-  norm applies to that mean.
+  After masked pre-training, the last norm applies to all patches. Other models have a head on the mean of the patches,
+  and the norm applies to this mean.
   """
 
   def canonical(tensors, hints):

@@ -1,7 +1,7 @@
 """Layout of timm's Vision Transformers with parallel branches.
 
-The first matrices of both branches are stored as one matrix. With differential attention, the last matrices are one as
-well.
+The first matrices of both branches are stored as one matrix. With differential attention, the last matrices are also
+stored as one matrix.
 """
 
 import re

@@ -34,8 +34,9 @@ def packed(theirs: str, ours: str, neighbours: bool = False) -> tuple[Row, ...]:
   The first two arguments are those of `layout.torch_linear`.
 
   Args:
-    neighbours: true if the code rotates neighbouring channels. Ours rotates channels that are half a head apart, so the
-      channels are reordered. Values and their readers are reordered as well, although they are not rotated.
+    neighbours: true if the code rotates neighbouring channels. This package rotates channels that are half a head
+      apart, so the channels are reordered. Values, and the layers that use them, are also reordered, although they are
+      not rotated.
   """
   paths = tuple(f"{ours}/{part}" for part in ATTENTION)
   inside, here = ("k two", "(two k)") if neighbours else ("k", "k")
@@ -249,8 +250,8 @@ def _attention(tensors):
 def _pool(tensors, hints, usual, free):
   """Returns the input of the head.
 
-  For a model with a class token, it is `usual`, unless a norm or the files next to the weights state another one. If
-  `free`, the code can pool in either way without such a norm.
+  For a model with a class token, the input is `usual`, unless a norm or the files next to the weights specify another
+  input. If `free`, the code can pool in either way without such a norm.
   """
   if "attn_pool.latent" in tensors:
     return "map"

@@ -153,7 +153,7 @@ def _without_none(tensors: Tensors) -> Tensors:
 def folded(tensors: Tensors, token: str, table: str, hints: Mapping) -> Tensors:
   """Returns the tensors with the position table in the form that our description next to them requires.
 
-  If that model has a table without a row for the class token, the row of the file is added to the token.
+  If the table of the described model has no row for the class token, the row of the file is added to the token.
 
   Args:
     tensors: tensors by name.

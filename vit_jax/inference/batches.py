@@ -57,7 +57,7 @@ def predictions(
     use: the weights.
     files: paths of the image files.
     devices: devices of this process. Each batch is split over them.
-    features: the features to compute as well, or None.
+    features: the features to compute in addition, or None.
     poll: function that is called between batches. It raises an exception to stop.
     together: number of images of a batch on each device.
 

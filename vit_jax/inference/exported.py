@@ -104,7 +104,9 @@ def _onnx_graph(use):
   """Returns (the model in float32, its graph as bytes). All ONNX runtimes support float32."""
   onnx, _ = _onnx()
   if (weights := sum(array.nbytes for array in use.arrays.values())) > LARGEST:
-    raise ConfigError(f"{weights:,} bytes of weights; an .onnx file holds {LARGEST:,}: write OUT.stablehlo instead")
+    raise ConfigError(
+      f"{weights:,} bytes of weights are too many for an .onnx file. Allowed: {LARGEST:,}. Write OUT.stablehlo instead"
+    )
   compute, size = _function(use, dtype="float32"), use.description.image_size
   made, inputs, outputs = graph.trace(compute, (size, size, 3), onnx, operators.OPERATORS)
   name = "logits" if use.description.classes else "features"

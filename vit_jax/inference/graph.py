@@ -31,7 +31,7 @@ class Value:
     shape: shape of the value.
     dtype: type of the elements.
     array: the array, if it is known.
-    name: name of the node's output otherwise.
+    name: name of the node's output, if the array is not known.
   """
 
   shape: tuple[int, ...]

@@ -54,7 +54,7 @@ def listed(words: Iterable[str], stdin: BinaryIO) -> Inputs:
   files = [file for word in words for file in _named(word, stdin, ignored, came)]
   if not files and not came and set(words) == {STDIN}:
     raise ConfigError(
-      "PATH: no path came on standard input. Name files, folders or a manifest (.jsonl), or pipe paths, one a line"
+      "PATH: standard input contains no path. Name files, folders or a manifest (.jsonl), or pipe paths, one per line"
     )
   if not files:
     other = ", ".join(f"{count:,} {suffix or 'without extension'}" for suffix, count in sorted(ignored.items()))

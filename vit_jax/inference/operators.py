@@ -65,7 +65,7 @@ def _cast(graph: Graph, equation, values):
 def _select(graph: Graph, equation, values):
   which, if_false, *if_true = values
   if which.dtype != bool or len(if_true) != 1:
-    raise ConfigError("the model chooses among more than two values, which is not written as ONNX")
+    raise ConfigError("the model selects from more than two values, which is not supported in ONNX files")
   shape = np.broadcast_shapes(*(value.shape for value in values))
   return graph.node("Where", [which, *if_true, if_false], shape, if_false.dtype)
 
@@ -112,7 +112,7 @@ def _slice(graph: Graph, equation, values):
 def _pad(graph: Graph, equation, values):
   (value, filling), borders = _full(graph, equation, values), equation.params["padding_config"]
   if any(inside for _, _, inside in borders):
-    raise ConfigError("the model pads between pixels, which is not written as ONNX")
+    raise ConfigError("the model pads between pixels, which is not supported in ONNX files")
   sides = constant(np.array([[low for low, _, _ in borders], [high for _, high, _ in borders]], np.int64).ravel())
   return graph.node("Pad", [value, sides, filling], _shape(equation))
 
@@ -151,7 +151,7 @@ def _product(graph: Graph, equation, values):
 def _convolution(graph: Graph, equation, values):
   (image, kernel), said = _full(graph, equation, values), equation.params
   if any(side != 1 for side in said["lhs_dilation"]) or said["batch_group_count"] != 1:
-    raise ConfigError("the model has a transposed convolution, which is not written as ONNX")
+    raise ConfigError("the model has a transposed convolution, which is not supported in ONNX files")
   into, of_kernel, out = said["dimension_numbers"]
   image, kernel = graph.transpose(image, into), graph.transpose(kernel, of_kernel)
   shape = [_shape(equation)[i] for i in out]
@@ -171,7 +171,9 @@ def _largest(graph: Graph, equation, values):
   sides, strides, padding = said["window_dimensions"], said["window_strides"], said["padding"]
   dilated = {*said["base_dilation"], *said["window_dilation"]} != {1}
   if len(sides) != 4 or dilated or any((sides[i], strides[i], *padding[i]) != (1, 1, 0, 0) for i in (0, 3)):
-    raise ConfigError("the model has a pooling of other axes than height and width, which is not written as ONNX")
+    raise ConfigError(
+      "the model has a pooling of other axes than height and width, which is not supported in ONNX files"
+    )
   order, shape = (0, 3, 1, 2), _shape(equation)
   made = graph.node("MaxPool", [graph.transpose(value, order)], [shape[i] for i in order],
                     kernel_shape=list(sides[1:3]), **_window(padding[1:3], strides[1:3]))  # fmt: skip
@@ -186,7 +188,7 @@ def _platform(graph: Graph, equation, values):
 def _branch(graph: Graph, equation, values):
   which, *rest = values
   if which.array is None:
-    raise ConfigError("the model chooses a branch by what it computes, which is not written as ONNX")
+    raise ConfigError("the model selects a branch by a computed value, which is not supported in ONNX files")
   return graphs.walk(graph, equation.params["branches"][int(which.array)], rest, OPERATORS)
 
 

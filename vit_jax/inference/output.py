@@ -85,7 +85,7 @@ def lines(rows: Iterable[Row], classes: Sequence[str]) -> Iterator[str]:
       said = f"bad: {_short(row.reason, 120)}"
     yield f"  {_short(row.file, 48):<48}  {said}"
   if left := sum(1 for _ in rows):
-    yield f"  and {left:,} more; --out=FILE.csv, .jsonl or .npz has all"
+    yield f"  and {left:,} more. For all rows, use --out=FILE.csv, .jsonl or .npz"
 
 
 def _short(text, most):

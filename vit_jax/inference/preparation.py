@@ -1,4 +1,4 @@
-"""Preprocessing of a single image file or pixel array to the square that a model sees, as in evaluations."""
+"""Preprocessing of a single image file or pixel array to the square input of a model, as in evaluations."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class Preparation:
     cut: function (image (H, W, 3), None) -> (S, S, 3).
     max_pixels: maximum number of pixels of an image.
     max_aspect: maximum aspect ratio of an image.
-    exif: rotate photographs upright, as their EXIF data specify.
+    exif: whether photographs are rotated as their EXIF data specify.
   """
 
   size: int

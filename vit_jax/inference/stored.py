@@ -44,9 +44,9 @@ def load(
 ) -> Stored:
   """Reads the weights of a workdir or of any file that `importers.load` reads.
 
-  Images of a workdir are prepared as in the evaluation of its run. Images of a file are prepared as its publisher did.
-  This preprocessing comes from the JSON file next to the weights. Without a JSON file, the usual values of the layout
-  are used.
+  Images of a workdir are prepared as in the evaluation of its run. Images for the weights of a file are prepared as by
+  their publisher. The JSON file next to the weights specifies this preprocessing. Without a JSON file, the usual values
+  of the layout are used.
 
   Args:
     path: workdir or weight file, local or in a bucket.
@@ -183,7 +183,7 @@ def other_normalisation(
 ) -> str | None:
   """Returns the flags that select the normalisation of the weights, if the data have a different one.
 
-  A different normalisation costs accuracy.
+  A different normalisation reduces the accuracy.
 
   Args:
     weights: workdir or weight file, local or in a bucket.

@@ -46,10 +46,10 @@ class Example(NamedTuple):
 def first(run: Run, source: Source, count: int = COUNT) -> tuple[list[Example], bool]:
   """Computes the first images of the first batch, in the order of its rows.
 
-  The functions of the run, its stream and its task's augmentation are used, with the same random numbers. Only the rows
-  that are shown are computed, and the rows that they may be mixed with. Mixing by "batch" depends on these rows alone.
-  Mixing by "pair" or "elem" draws numbers for each row of the batch. If the batch is too large to compute, the shares
-  therefore differ from those of the run. An image that would end the run has an error.
+  The functions and random numbers are the same as in the run. Only the rows that are shown, and the rows with which
+  they may be mixed, are computed. Mixing by "batch" depends on these rows alone. Mixing by "pair" or "elem" draws
+  numbers for each row of the batch. If the batch is too large to compute, the shares therefore differ from those of the
+  run. An image that would end the run has an error.
 
   Args:
     run: a completed run.
@@ -99,7 +99,10 @@ def _task(run, source) -> tasks.Task:
 
 
 def _rows(batch, count):
-  """Returns the rows to show and the rows that they are mixed with: the batch reversed, and the preceding row."""
+  """Returns the rows to show, and the rows with which they may be mixed:
+
+  the rows of the reversed batch, and the preceding rows.
+  """
   shown = range(min(count, batch))
   return sorted({*shown, *(batch - 1 - row for row in shown)})
 

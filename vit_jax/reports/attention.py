@@ -35,9 +35,9 @@ def distance(weights: Float[Tensor, "B H T T"], grid: tuple[int, int], patch: fl
   over 128 images of 224 pixels, and does not specify how it treats the class token.
 
   Here prefix tokens are neither queries nor keys. The weights of a query are scaled to sum to 1 over the patches, as in
-  Walmer et al. 2023. The widespread code of Gosthipaty and Paul (keras.io, 2022) omits the scaling. A head that
-  attends to the class token then seems to attend to near patches. For windows (Swin), pass the windows as images, and
-  the grid of one window.
+  Walmer et al. 2023. The widespread code of Gosthipaty and Paul (keras.io, 2022) omits the scaling. Without scaling, a
+  head that attends to the class token seems to attend to near patches. For windows (Swin), pass the windows as images,
+  and the grid of one window.
 
   Args:
     weights: weights of one layer.
@@ -58,8 +58,8 @@ def maps(
 
   Args:
     weights: weights of the layer, usually the last.
-    pooling: share of each token of the last layer in the output. It is 1 for a class token, equal for all patches with
-      mean pooling, and learned with sequence pooling.
+    pooling: share of each token of the last layer in the output. The share is 1 for a class token, equal for all
+      patches with mean pooling, and learned with sequence pooling.
     grid: rows and columns of patches.
   """
   seen = jnp.einsum("bm,bhmn->bhn", jnp.broadcast_to(pooling, (weights.shape[0], weights.shape[-1])), weights)

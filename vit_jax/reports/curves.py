@@ -48,14 +48,16 @@ def chapter(runs: Sequence[Recorded]) -> Chapter:
   runs = [run for run in runs if run.rows]
   parts: list[Part] = []
   about = " and ".join(panel.title for panel in panels(runs) if panel.title in BY_HOURS and len(panel.metrics) > 1)
-  about = f"In {about} full lines are of training, dashed ones of {_held_out(runs)[1]}." if about else ""
+  about = f"In {about}, solid lines show training, and dashed lines show {_held_out(runs)[1]}." if about else ""
   if any("shot" in panel.title and len(panel.metrics) > 1 for panel in panels(runs)):
-    about += " Of probes dashed lines are of the averaged weights."
+    about += " For probes, dashed lines show the averaged weights."
   names = [legend(runs)] if len(runs) > FEW else []
   if images := [drawn(runs, panel, "images") for panel in panels(runs)]:
     parts.append(Charts("Against images seen", images + names, about))
   if hours := [drawn(runs, panel, "hours") for panel in panels(runs) if panel.title in BY_HOURS]:
-    parts.append(Charts("Against core-hours of training", hours, "Without start, evaluations and checkpoints."))
+    parts.append(
+      Charts("Against core-hours of training", hours, "The hours do not include start, evaluations and checkpoints.")
+    )
   if len(runs) > 1:
     parts.append(interactive(runs))
   return Chapter("Curves", parts)

@@ -90,7 +90,7 @@ def svg(made: Figure, name: str) -> str:
 
   Args:
     made: the figure.
-    name: name that is unique in the page. It distinguishes the identifiers of this figure from those of others.
+    name: name that is unique in the page. It distinguishes the identifiers of this figure from those of other figures.
   """
   with io.StringIO() as file, matplotlib.rc_context({"svg.hashsalt": name}):
     made.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})

@@ -47,7 +47,8 @@ def similarity(table: Float[Tensor, "T D"], grid: tuple[int, int]) -> Float[np.n
   """Computes the cosine similarity of the position embeddings of all pairs of patches: figure 7 (centre) of the paper.
 
   Args:
-    table: position embeddings. Those of the patches come last, row by row. Those of prefix tokens are ignored.
+    table: position embeddings. The embeddings of patches come last, row by row. The embeddings of prefix tokens are
+      ignored.
     grid: rows and columns of patches.
 
   Returns:
@@ -59,7 +60,9 @@ def similarity(table: Float[Tensor, "T D"], grid: tuple[int, int]) -> Float[np.n
   """
   rows, columns = grid
   if len(table) < rows * columns:
-    raise ValueError(f"{len(table)} position embeddings; a grid of {rows} x {columns} patches has {rows * columns}")
+    raise ValueError(
+      f"{len(table)} position embeddings, but a grid of {rows} x {columns} patches needs {rows * columns}"
+    )
   patches = np.asarray(table, np.float64)[len(table) - rows * columns :]
   lengths = np.linalg.norm(patches, axis=1, keepdims=True)
   unit = patches / np.where(lengths > 0, lengths, 1)

@@ -80,7 +80,8 @@ def of(predictor: Predictor, squares: Sequence[np.ndarray]) -> Inside:
   for square in squares:
     if square.shape != (side, side, 3) or square.dtype != np.uint8:
       raise ValueError(
-        f"a picture is {square.dtype} {list(square.shape)}; the model takes uint8 [{side}, {side}, 3]: crop it first"
+        f"a picture is {square.dtype} {list(square.shape)}; the model needs uint8 [{side}, {side}, 3]. Crop the "
+        "picture first"
       )
   if broken := _broken(predictor):
     raise ValueError(broken)
@@ -146,7 +147,7 @@ def _plain(description):
 
 
 def _leading(module: nnx.Module) -> int:
-  """Returns the number of tokens before the patches that form the output, or 0 if the patches form it."""
+  """Returns the number of prefix tokens that form the output, or 0 if the patches form the output."""
   if not isinstance(module, Transformer):
     return 0
   return (module.cls is not None) + (module.distillation is not None)
@@ -271,7 +272,7 @@ def _absent(description, module, values, pictures) -> dict[str, str]:
     nothing = "Attention maps need pictures, but no pictures were given."
   reasons |= dict.fromkeys(("distance", "alike", "maps", "rollout", "pooling"), nothing)
   if values["distance"] is not None:
-    shifted = f"{name} attends inside windows that shift from layer to layer, and no token stands for the output."
+    shifted = f"{name} attends inside windows that shift from layer to layer, and no token represents the output."
     reasons |= dict.fromkeys(("maps", "rollout"), shifted)
     reasons["pooling"] = f"{name} has no learned weights of patches in its output."
   return {name: reasons[name] for name, value in values.items() if value is None}
@@ -283,8 +284,8 @@ def _absent(description, module, values, pictures) -> dict[str, str]:
 def _filters(inside):
   pictures = [page.Picture(pixels) for pixels in heatmaps.filter_pictures(inside.filters)]
   about = (
-    f"The first {len(pictures)} principal components of the filters that see pixels, as in figure 7 (left) of "
-    f"Dosovitskiy et al. 2021; they have {inside.shares.sum():.0%} of the filters' variance. Grey is 0."
+    f"The first {len(pictures)} principal components of the filters that process pixels, as in figure 7 (left) of "
+    f"Dosovitskiy et al. 2021; they explain {inside.shares.sum():.0%} of the filters' variance. Grey is 0."
   )
   return page.Gallery("Filters of the embedding, RGB", pictures, about, 56)
 
@@ -303,8 +304,8 @@ def _positions(similarity, title):
 
 def _distances(inside, side, count, title):
   about = (
-    "How far away heads look: pixels between a patch and the others, weighted by its attention, mean over patches and "
-    f"{amount(count, 'picture')}, as in figure 7 (right) of the same paper. Tokens that are not patches are left out."
+    "Mean distance in pixels between a patch and all patches, weighted by its attention, averaged over patches and "
+    f"{amount(count, 'picture')}, as in figure 7 (right) of the same paper. Other tokens are ignored."
   )
   drawn = heatmaps.distances(inside.distance, inside.alike, side, f"{title} distance")
   return page.Chart("Attention distance by layer and head", drawn, about)
@@ -322,7 +323,7 @@ def _looks(inside, pictures):
     "Attention of the output in the last layer, mean of heads; attention rollout through all layers (Abnar and Zuidema "
     "2020)"
     + ("" if inside.pooling is None else "; the learned weights that pool the patches (Hassani et al. 2021)")
-    + ". Black is 0, yellow the largest of a map."
+    + ". Black is 0, and yellow is the largest value of a map."
   )
   columns = ["picture", "last layer", "rollout", *(["pooling weights"] if inside.pooling is not None else [])]
   return page.Gallery("Where the model looks", strips, about, 116 * len(columns) - 4, columns)

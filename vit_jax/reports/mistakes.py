@@ -40,8 +40,8 @@ def chapter(
 
   Args:
     details: details of an accuracy evaluation.
-    squares: function from positions in the source to images as the model sees them, uint8 (S, S, 3). It returns None
-      for an image that no longer exists.
+    squares: function from positions in the source to cropped and scaled images, uint8 (S, S, 3). It returns None for an
+      image that no longer exists.
     intervals: intervals of figures by name, if they were computed.
     whole: number of images of the split, if only some of them were evaluated.
     about: additional text for the introduction.
@@ -49,7 +49,7 @@ def chapter(
   source, predictions, way = details
   count, names = len(predictions.best), source.classes
   if not count:
-    return page.Chapter(TITLE, [page.Words(f"{_split(source)} has no image that could be scored.")])
+    return page.Chapter(TITLE, [page.Words(f"{_split(source)} has no image that could be evaluated.")])
   right = _right(predictions)
   all_ = f"all {amount(count, 'image')}" if whole in (None, count) else f"{count:,} of {amount(whole, 'image')}"
   words = f"{_split(source)}, {all_}: {right.sum():,} right, {count - right.sum():,} wrong. {about}".strip()
@@ -130,13 +130,13 @@ def _confusion(predictions, names):
   label, best = numbers.reshape(both.shape)
   matrix = metrics.confusion(predictions._replace(label=label, best=best[:, None]), len(occur))
   about = (
-    "A row is a label, a column the class that was predicted: blue is right, orange wrong, and the stronger the larger "
-    "the share of the row's images"
+    "Each row is a label, and each column a predicted class. Blue is right and orange is wrong. Stronger colours show "
+    "larger shares of the row's images"
   )
   if len(occur) <= NUMBERED:
-    about += ". Numbers are images"
+    about += ". Numbers are counts of images"
   elif len(occur) > CELLS:
-    about += f". A square is of up to {-(-len(occur) // CELLS)} classes, and shows the largest share among them"
+    about += f". A square represents up to {-(-len(occur) // CELLS)} classes, and shows the largest of their shares"
   if len(occur) < len(names):
     about += f". Only the {len(occur):,} of {len(names):,} classes that occur are shown"
   svg = _drawn_confusion(matrix, [fitted(names[number]) for number in occur])
@@ -224,10 +224,13 @@ def _uncertain(details, right, squares):
   source, predictions, _ = details
   probability = predictions.probability
   if probability is None or probability.shape[1] < 2:
-    probability, about = predictions.confidence[:, None], "The lowest probabilities of a best class"
+    probability, about = predictions.confidence[:, None], "Images with the lowest probability of the best class"
     certainty = probability[:, 0]
   else:
-    certainty, about = probability[:, 0] - probability[:, 1], "The two best classes are closest"
+    certainty, about = (
+      probability[:, 0] - probability[:, 1],
+      "Images for which the two best classes have the most similar probabilities",
+    )
   chosen = np.argsort(np.nan_to_num(certainty, nan=-1.0), kind="stable")[: min(SHOWN, max(6, len(right) // 10))]
   lines = [
     [
@@ -236,7 +239,7 @@ def _uncertain(details, right, squares):
     ]
     for i in chosen
   ]
-  about += "; label, and the probabilities behind the decision. Wrong predictions are red."
+  about += ", with the label and the probabilities. Wrong predictions are red."
   return _gallery("Least certain", about, details, chosen, lines, squares, marked=~right)
 
 
@@ -245,7 +248,7 @@ def _gallery(title, about, details, chosen, lines, squares, marked=None):
   pictures = []
   for i, position, words, square in zip(chosen, positions, lines, squares(positions), strict=True):
     if square is None:
-      square, words = np.full((1, 1, 3), 128, np.uint8), [*words, "the image is gone"]
+      square, words = np.full((1, 1, 3), 128, np.uint8), [*words, "the image no longer exists"]
     name = fitted(source.called(position), LONGEST)
     pixels = crops.small(square, 2 * SIDE)
     pictures.append(page.Picture(pixels, [*words, name], wrong=marked is not None and bool(marked[i])))
@@ -279,6 +282,9 @@ def _classes(counts, confused, names):
     shares = [percent(rates[key][i]) for key in ("recall", "precision", "f1")]
     rows.append([fitted(names[i], LONGEST), f"{counts.true[i]:,}", *shares, most.get(i, "")])
   some = f"The worst {LISTED:,} of {len(occur):,}. " if len(occur) > LISTED else ""
-  about = f"{some}By F1; recall is the share of the class's images that are right, precision that of its predictions."
+  about = (
+    f"{some}Sorted by F1. Recall is the share of right predictions among the images of a class, precision among its "
+    f"predictions."
+  )
   head = ["class", "images", "recall", "precision", "F1", "most often taken for"]
   return page.Table("Classes, the worst first", head, rows, about, open=len(rows) <= OPEN)

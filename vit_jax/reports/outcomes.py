@@ -66,7 +66,7 @@ def chapters(workdir: pathlib.Path, limit: int = LIMIT) -> tuple[list[page.Chapt
       source = loader.stamped_once(catalog.open_split(run.data, "train"))
       first = seen.chapter(run, source)
   except ConfigError as error:
-    said = f"The data of this run cannot be read from here. {error}"
+    said = f"The data of this run cannot be read on this machine. {error}"
     logging.warning("%s: %s. The page omits this section", workdir, said)
     gone = [page.Words(said)]
     return [page.Chapter(seen.TITLE, gone), page.Chapter(mistakes.TITLE, gone)], None
@@ -76,7 +76,7 @@ def chapters(workdir: pathlib.Path, limit: int = LIMIT) -> tuple[list[page.Chapt
     result = _measured(run, workdir, source, limit)
   except (ConfigError, runtime.Stop) as error:
     logging.warning("%s: the weights could not be evaluated: %s. The page omits this section", workdir, error)
-    return [first, page.Chapter(mistakes.TITLE, [page.Words(f"This could not be measured. {error}")])], None
+    return [first, page.Chapter(mistakes.TITLE, [page.Words(f"The evaluation failed. {error}")])], None
   return [first, chapter(result)], result
 
 

@@ -51,7 +51,7 @@ class Chart(NamedTuple):
 
 
 class Charts(NamedTuple):
-  """Several drawings of `drawing.svg`, as many in a row as fit."""
+  """Several drawings of `drawing.svg`. A row contains as many as fit."""
 
   title: str
   svgs: Sequence[str]
@@ -75,14 +75,14 @@ class Picture(NamedTuple):
 
 
 class Gallery(NamedTuple):
-  """Images, as many in a row as fit.
+  """A gallery of images. A row contains as many as fit.
 
   Attributes:
     title: title of the gallery.
     pictures: the images.
     about: text below the title.
     side: width of an image in CSS pixels. Smaller images show their pixels as squares.
-    columns: headings above the parts of each image, which have equal widths.
+    columns: headings of the parts of each image. All parts have the same width.
   """
 
   title: str

@@ -73,7 +73,7 @@ class Recorded:
 
   @property
   def cores(self) -> int:
-    """Number of cores that a run is charged for: TensorCores of a TPU, JAX devices of a GPU or CPU."""
+    """Number of cores for which core-hours are counted: TensorCores of a TPU, or JAX devices of a GPU or CPU."""
     count = int(self.devices.get("count", 0)) or self._devices_of_rows()
     each = [
       made.cores / made.devices for made in hardware.GENERATIONS.values() if made.kind == self.devices.get("kind")
@@ -174,7 +174,7 @@ def read(workdir: pathlib.Path, name: str) -> Recorded:
 
 
 def _rows(path) -> list[dict[str, float]]:
-  """Returns the numbers in complete lines of metrics.jsonl. A kill may leave half a line."""
+  """Returns the numbers in complete lines of metrics.jsonl. After a kill, the last line may be incomplete."""
   rows = []
   for line in (files.content(path) or b"").splitlines():
     try:

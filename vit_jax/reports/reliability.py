@@ -33,10 +33,11 @@ class Findings(NamedTuple):
 def examine(confidence: np.ndarray, right: np.ndarray, seed: int = 0) -> Findings:
   """Tests whether predictions contradict calibration.
 
-  The number of right images of a calibrated model has a Poisson binomial distribution, which is computed exactly. The
-  tail counts the observed value half (mid-p). The false alarm rate for few images is then near the nominal rate. The
-  calibration error is compared with those of simulated calibrated models (consistency resampling, Broecker and Smith
-  2007, doi:10.1175/WAF993.1). The simulation is necessary because the error is above 0 for any finite number of images.
+  The number of right images of a calibrated model has a Poisson binomial distribution, which is computed exactly. In
+  the tail probability, the observed value has half weight (mid-p), so that the false alarm rate for few images is near
+  the nominal rate. The calibration error is compared with those of simulated calibrated models (consistency resampling,
+  Broecker and Smith 2007, doi:10.1175/WAF993.1). The simulation is necessary because the error is above 0 for any
+  finite number of images.
 
   Args:
     confidence: probability of the best class, finite (N,).
@@ -111,7 +112,7 @@ def _words(bins, tests):
   error = float(np.abs(bins.right - bins.confidence).sum() / total)
   share, mean = bins.right.sum() / total, bins.confidence.sum() / total
   images = amount(int(bins.images.sum()), "image")
-  usual = f"Calibrated models with these probabilities reach up to {100 * tests.usual:.2f} % on {images} "
+  usual = f"Calibrated models with these probabilities have errors up to {100 * tests.usual:.2f} % on {images} "
   usual += f"(95 % of {SIMULATIONS:,} simulations): "
   usual += (
     f"the model is miscalibrated ({_p(tests.error)})."

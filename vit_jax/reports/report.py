@@ -50,7 +50,7 @@ def subjects(places: Sequence[pathlib.Path]) -> Subjects:
   """Reads workdirs of runs and sweeps, and weight files. Trials of a sweep are runs.
 
   Raises:
-    ConfigError: a path is none of these, or no trial has started.
+    ConfigError: a path is neither a workdir nor a weight file, or no trial has started.
   """
   named, weights, waiting, sweeps, chosen = {}, [], [], False, []
   for place in places:
@@ -65,7 +65,7 @@ def subjects(places: Sequence[pathlib.Path]) -> Subjects:
       weights.append(place)
     else:
       kind = "is neither the workdir of a run or sweep nor a file of weights" if place.exists() else "does not exist"
-      raise ConfigError(f"{place} {kind}. Name the --workdir of a run or sweep, or a file that vit_jax.convert reads")
+      raise ConfigError(f"{place} {kind}. Give the --workdir of a run or sweep, or a file that vit_jax.convert reads")
   if not named and not weights:
     raise ConfigError(f"no trial of {', '.join(map(str, places))} has started yet. Run the report again later")
   runs = [recorded.read(place, name) for place, name in zip(named, _distinct(named), strict=True)]
@@ -104,7 +104,7 @@ def _chosen(workdir, record) -> list[Part]:
   values = {name: [each[name] for each in figures if name in each] for name in ("top1", "top5", "loss")}
   rows = [[shown(name), results.mean_and_deviation(some, is_share(name))] for name, some in values.items() if some]
   head = ["figure", "mean ± standard deviation (runs); shares in per cent"]
-  return [*parts, Table(f"On test, of what {workdir.name} chose", head, rows)] if rows else parts
+  return [*parts, Table(f"Selected by {workdir.name}, measured on test", head, rows)] if rows else parts
 
 
 def _distinct(named) -> list[str]:
@@ -215,7 +215,7 @@ def _of_file(place, images) -> list[Chapter]:
 
 
 def _pictures(use, images) -> list[tuple[np.ndarray, list[str]]]:
-  """Returns some of the images as the model sees them, with captions. Raises ConfigError for a bad image."""
+  """Returns some of the images, cropped and scaled for the model, with captions. Raises ConfigError for a bad image."""
   some = [images[i * len(images) // PICTURES] for i in range(PICTURES)] if len(images) > PICTURES else images
   try:
     squares = [use.square(image) for image in some]

@@ -69,7 +69,7 @@ def chapter(runs: Sequence[Recorded]) -> Chapter:
       )
     )
   if shots := {run.name: curve for run in runs if (curve := few_shot(run))}:
-    about = "Top-1 of a linear probe on the features, by images of each class that it learned from."
+    about = "Top-1 of a linear probe on the features, by number of training images per class."
     parts.append(Charts("Few-shot", [_few_shot_drawn(shots)], about))
   return Chapter("Scaling", parts)
 

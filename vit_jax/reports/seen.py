@@ -110,7 +110,7 @@ def _classes(source, images, counted):
   if source.labels > 1:
     about += f"; an image has up to {amount(source.labels, 'label')}"
   if source.corpora:
-    about += "; a mixture draws by its weights, so the shares during training differ"
+    about += "; a mixture draws images by its weights, so the shares during training differ"
   chart = page.Chart("Images of each class", _drawn(images[order], [source.classes[i] for i in order]), f"{about}.")
   listed = order if len(order) <= LISTED else np.concatenate([order[: LISTED // 2], order[-LISTED // 2 :]])
   some = "" if len(order) <= LISTED else f"The {LISTED // 2:,} with most and the {LISTED // 2:,} with fewest."

@@ -1,7 +1,7 @@
 """Export of a run's metrics to an experiment tracker: W&B, MLflow or Trackio.
 
 Without a key or an address, the trackers work offline. The file `exports.json` in the workdir records what was sent. A
-later call therefore sends only new lines, also if the run has continued or has restarted from a checkpoint.
+later call therefore sends only new lines, even if the run has continued or has restarted from a checkpoint.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ def export(workdir: pathlib.Path, to: str, project: str = "vit_jax", folder: pat
     raise ConfigError(f"{to} is not installed. It comes with {extras.advice(to)}")
   config, lines = files.read_json(workdir / "config.json"), list(rows(workdir))
   if config is None or not lines:
-    raise ConfigError(f"{workdir} contains no run that has measured anything (config.json, metrics.jsonl)")
+    raise ConfigError(f"{workdir} contains no run with metrics (config.json, metrics.jsonl)")
   notes = _notes(workdir / NOTES)
   note = notes.get(to) or {"id": _identity(workdir, config), "step": -1, "rows": 0}
   fresh = _after(lines, note["step"], note["rows"])
@@ -99,7 +99,7 @@ def export(workdir: pathlib.Path, to: str, project: str = "vit_jax", folder: pat
 def rows(workdir: pathlib.Path) -> Iterator[tuple[int, dict[str, float]]]:
   """Yields (step, figures) of the complete lines of metrics.jsonl, which may be several objects in a bucket.
 
-  Incomplete lines are skipped, and lines with a number that a float or a database cannot represent.
+  Skips incomplete lines, and lines with a number that a float or a database cannot represent.
   """
   for file in sorted(workdir.glob("metrics.jsonl*"), key=str):
     for line in file.read_bytes().splitlines():

@@ -255,7 +255,7 @@ def _of_several(runs) -> list[Part]:
   if measured:
     parts.append(Words(f"{_best(measured, chosen)} {use_of_test(measured)}".strip()))
   elif any(run.figures for run in runs):
-    parts.append(Words("These runs learn different tasks and have no figure in common, so they are not ranked."))
+    parts.append(Words("These runs have different tasks and no common figure, so they are not ranked."))
   others = list(dict.fromkeys(name for run in runs if (name := headline(run)) not in (None, metric)))[:3]
   head = ["run", shown(metric) if metric else "", f"95 % ({intervals.WILSON})", *map(shown, others)]
   head += ["images seen", "core-hours", "images/s", "restarts", "state"]

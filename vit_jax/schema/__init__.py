@@ -282,7 +282,7 @@ def _dataclass(value, kind):
   if not isinstance(value, Mapping | ml_collections.ConfigDict):
     names, remark = [word(field) for field in fields], aliases.REMARKS.get(aliases.word(place()))
     advice = f". {remark}" if remark else f". Write --{place(names[0])}=..." if place() else ""
-    raise ConfigError(f"{show(value)} is not a set of named values; keys: {names}{advice}")
+    raise ConfigError(f"{show(value)} is not a set of named values. Allowed keys: {names}{advice}")
   hints = typing.get_type_hints(kind, include_extras=True)
   entries = {word(field): (hints[field.name], default_of(field)) for field in fields}
   owner = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
@@ -318,7 +318,7 @@ def _tuple(value, kinds):
   if kinds[-1] is Ellipsis:
     kinds = (kinds[0],) * len(value)
   if len(kinds) != len(value):
-    raise ConfigError(f"{show(value)} has {amount(len(value), 'value')}; it takes {len(kinds)}")
+    raise ConfigError(f"{show(value)} has {amount(len(value), 'value')}. Give {len(kinds)}")
   result = []
   for i, (entry, kind) in enumerate(zip(value, kinds, strict=True)):
     with at(f"[{i}]"):

@@ -1,6 +1,6 @@
-"""Names that other frameworks use, with their equivalents here. Error messages use them for suggestions.
+"""Names that other frameworks use, with the equivalent names of this package. Error messages use them for suggestions.
 
-A suggestion is never applied automatically. A config that contains another name is an error.
+A suggestion is never applied automatically. A config that contains a name of another framework is an error.
 """
 
 from collections.abc import Collection

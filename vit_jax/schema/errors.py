@@ -76,7 +76,7 @@ class UnknownKeyError(ConfigError):
   Args:
     message: the message, with a suggestion of a key at the same position.
     key: the wrong key, as for ConfigError.
-    bare: the message without that suggestion, for a caller that has a better one.
+    bare: the message without the suggestion, for a caller with a better suggestion.
   """
 
   def __init__(self, message: str, key: str = "", bare: str = ""):
@@ -106,7 +106,7 @@ def readable(text: str, most: int = LONGEST) -> str:
 
 
 def show(value) -> str:
-  """Returns a value as Python writes it, shortened for a message."""
+  """Returns the `repr` of a value, shortened for a message."""
   if isinstance(value, ml_collections.ConfigDict):
     value = value.to_dict()  # otherwise the text would be lines of YAML with the names of our classes
   try:

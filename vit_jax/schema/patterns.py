@@ -1,8 +1,8 @@
 """Check of users' regular expressions: Python must match them in bounded time for any text.
 
-Python's engine tries one way of matching after another, and `(a+)+b` has 2 ** n ways. The ways are therefore counted in
-advance. A repeated part multiplies the ways of the part itself. RE2 needs no such limit, but it does not support
-`(?!head).*`.
+Python's engine tries all ways of matching one after another, and `(a+)+b` has 2 ** n ways. The ways are therefore
+counted in advance. The count of a repeated part is multiplied for each repetition. RE2 needs no such limit, but it does
+not support `(?!head).*`.
 """
 
 import math

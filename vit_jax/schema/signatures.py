@@ -18,7 +18,8 @@ def keywords(function: Callable) -> dict[str, Any]:
 def advice(key: str, value, entries: Mapping[str, tuple], others: Mapping[str, Callable | tuple]) -> str:
   """Returns advice for the end of an error about an unknown key.
 
-  The advice names the functions that accept the key, or else the key that accepts the value, or else a similar key.
+  The advice names the functions that accept the key. If there are none, it names the key that accepts the value, or a
+  similar key.
 
   Args:
     key: the key, which is not among the entries.

@@ -63,7 +63,7 @@ def here(key: str, value: str, allowed: Collection[str]) -> str | None:
 
 
 def of_key(key: str, value: str = "") -> Suggestion:
-  """Returns the suggestion for a dotted key that has another name here.
+  """Returns the suggestion for a dotted key that has another name in this package.
 
   Args:
     key: the key as the user wrote it.
@@ -78,7 +78,7 @@ def of_key(key: str, value: str = "") -> Suggestion:
 
 
 def of_group(key: str, value: str = "") -> Suggestion:
-  """Returns the suggestion for a dotted key in a group that has another name here.
+  """Returns the suggestion for a dotted key in a group that has another name in this package.
 
   Args:
     key: the key as the user wrote it.
@@ -130,7 +130,9 @@ def of_flag(flag: str, value: str, known: Mapping[str, bool], groups: Collection
 
 
 def _selection(key, known, groups):
-  """Returns the flag that selects averaged or raw weights, for a command whose config has a key for that, or ""."""
+  """Returns the flag that selects averaged or raw weights, or "" if the config of the command has no key for this
+  choice.
+  """
   if "ema" in groups:
     return "--config.ema=true" if key == "ema" else "--config.ema=false"
   if "init" not in groups or (key == "ema" and "--weights" not in known):  # elsewhere, `--ema` starts an average

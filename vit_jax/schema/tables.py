@@ -11,7 +11,7 @@ Table = Mapping[str, Callable | tuple[Callable, ...]]  # functions by name; the 
 class Derived(Mapping):
   """A table with one entry for each entry of another table, computed when it is read.
 
-  A name that is added to the other table is immediately a name of this table. Registration therefore takes one line.
+  A name that is added to the other table is immediately available in this table. Registration therefore needs one line.
   """
 
   def __init__(self, base: Mapping[str, Any], make: Callable[[str, Any], Any], without: tuple[str, ...] = ()):

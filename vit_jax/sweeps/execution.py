@@ -110,7 +110,7 @@ def held(trial: Trial, screen: Screen) -> bool:
 
 @contextlib.contextmanager
 def _stopping(processes: pool.Pool):
-  """Prints what a stop waits for."""
+  """Prints the trials for which a stop waits."""
   try:
     yield
   except runtime.Stop:
@@ -154,9 +154,9 @@ def take_result(trial: Trial) -> bool:
 def settle(trial: Trial, code: int, log: pathlib.Path) -> None:
   """Sets the status of a trial after its process has ended.
 
-  A trial that was stopped, hung, was ended by a signal, or found another process in its workdir waits to be continued
-  from its last checkpoint. It is started at most `ATTEMPTS` times. The other process may have ended by now. Its error
-  message is therefore decisive, and not its lock.
+  A trial is continued from its last checkpoint if it was stopped, hung, was ended by a signal, or found another process
+  in its workdir. It is started at most `ATTEMPTS` times. The other process may have ended in the meantime. Therefore
+  the error message of the trial is used to detect it, not the lock.
 
   Args:
     trial: the trial to update.

@@ -75,7 +75,10 @@ def groups(count: int) -> list[Group]:
 
 
 def _devices():
-  """Returns platform and number of local devices, from a separate process, because a query acquires the devices."""
+  """Returns the platform and the number of local devices.
+
+  A separate process queries them, because a query acquires the devices.
+  """
   if os.environ.get("JAX_PLATFORMS") == "cpu":
     return "cpu", 0
   answer = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True)

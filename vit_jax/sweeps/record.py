@@ -153,5 +153,5 @@ class Record:
     ended = [trial for trial in [*self.trials, *self.last_runs] if trial.status in ("failed", "diverged")]
     if ended:
       lines = [f"- {trial.status}: {trial}: {trial.error}" for trial in ended]
-      parts.append("\n".join([*lines, "- the same command with --retry tries these again"]))
+      parts.append("\n".join([*lines, "- to try these again, run the same command with --retry"]))
     return "\n\n".join(parts)

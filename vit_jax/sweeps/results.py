@@ -39,7 +39,7 @@ def criterion(trials: Sequence[Trial], decide: str | None) -> selection.Criterio
 
   Args:
     trials: trials of a sweep.
-    decide: the figure by which the sweep decides. Without it, a figure of the validation split is preferred to one of
+    decide: the figure by which the sweep decides. If None, a figure of the validation split is preferred to a figure of
       the test split.
 
   Returns:
@@ -69,7 +69,10 @@ def choice(trials: Sequence[Trial], sweep: Sweep) -> list[str]:
   if sweep.decide is None:
     words += " This sweep does not select a setting."
     if chosen.split == selection.TEST:
-      words += " It measures no validation split: a choice by this table uses 'test', and its best figure is too high."
+      words += (
+        " It measures no validation split. If this table is used to choose a setting, the choice uses 'test', and the "
+        "best figure is too high."
+      )
   order = ranked(settings(measured(trials, sweep.over), sweep.over), metric)
   if len(order) > 1 and sweep.over is None:
     sides = [[trial.figures for trial in setting.trials] for setting in order[:2]]
@@ -94,7 +97,7 @@ def lead(first: Sequence[Mapping[str, float]], second: Sequence[Mapping[str, flo
   else:
     counts = [side[0].get(f"{metric.rpartition('/')[0]}/images".lstrip("/"), 0) for side in (first, second)]
     if not intervals.is_proportion(metric) or min(counts) < 1 or f"{metric}_std" in first[0]:
-      return f"One run each is not enough to decide if this is better than {name} by more than noise."
+      return f"One run of each is not enough to decide whether this setting is better than {name} by more than noise."
     ends = intervals.difference(values[0][0], int(counts[0]), values[1][0], int(counts[1]))
     noise, missing = "Newcombe's interval of two shares", "images"
   gap, scale, unit = statistics.mean(values[0]) - statistics.mean(values[1]), 1.0, ""

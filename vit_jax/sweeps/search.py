@@ -38,7 +38,9 @@ def search(study: Study, trials: list[Trial], groups: Sequence[pool.Group], retr
       order = results.ranked(settings(measured(trials, over), over), study.sweep.decide)
       if not order:
         record.close()
-        raise ConfigError("no setting has all of its trials done, so no setting was selected. See the errors above")
+        raise ConfigError(
+          "no setting was selected, because no setting has completed all of its trials. See the errors above"
+        )
       record.best, record.last_runs = order[0], study.last_runs(order[0])
       record.restore(record.last_runs, retry)
       chosen = results.criterion(trials, study.sweep.decide)
@@ -47,9 +49,9 @@ def search(study: Study, trials: list[Trial], groups: Sequence[pool.Group], retr
       execution.run(record, record.last_runs, groups, last, poll)
     record.close()
   if not any(trial.status == "done" for trial in trials):
-    raise ConfigError("no trial is done. See the errors above, and --retry")
+    raise ConfigError("no trial is done. See the errors above, then use --retry")
   if any(trial.status != "done" for trial in record.last_runs):
-    raise ConfigError("the last runs are not all done. See the errors above, and --retry")
+    raise ConfigError("some of the last runs are not done. See the errors above, then use --retry")
 
 
 def last_runs(study: Study, trials: Sequence[Trial], decide: bool) -> tuple[Setting | None, list[Trial]]:

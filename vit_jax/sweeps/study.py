@@ -45,7 +45,7 @@ class Study:
     """Returns the runs to evaluate on the test split.
 
     These are the runs that `final` lists, with the changes of the best setting. They omit the evaluation that decides,
-    because they may train on its images. If `final` is empty, the runs are the best setting's own trials.
+    because these runs may train on its images. If `final` is empty, the runs are the best setting's own trials.
 
     Args:
       best: the best setting.
@@ -147,7 +147,7 @@ def _check_decides(run: config.Run, decide: str) -> None:
   name, _, metric = decide.partition("/")
   if name not in run.evals or not metric:
     raise ConfigError(
-      f"sweep: decide is {decide!r}. Allowed: <evaluation>/<figure>, the evaluations being {', '.join(run.evals)}"
+      f"sweep: decide is {decide!r}. Allowed: <evaluation>/<figure>, with one of the evaluations {', '.join(run.evals)}"
     )
   if name in _on_test(run):
     raise ConfigError(f"sweep: {decide!r} decides by test images; hold out a part of train: config.data.val")
