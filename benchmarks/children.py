@@ -43,7 +43,7 @@ def program(name: str, extra: str) -> str:
 def output(words: Sequence[str]) -> str:
   """Runs a program and returns its standard output.
 
-  Ctrl-C reaches only this process, which then ends the program. Otherwise both would report it.
+  Ctrl-C reaches only this process, which then ends the program. Otherwise both processes would report the interruption.
 
   Args:
     words: program and arguments.

@@ -1,9 +1,9 @@
 """Compares the throughput of `make digits` with PyTorch: python -m benchmarks.digits_step [--rounds=20] [--json=FILE]
 
 Both sides train CCT-2/3x2 with batch 64, float32, AdamW, label smoothing 0.1, attention dropout and stochastic depth
-0.1 on all cores of this machine. Our side is the whole train step of configs/digits.py, with random affine
-augmentation, clipping and metrics. The peer is eager PyTorch and gets ready-made tensors. The two sides alternate, one
-step each, so that other load on the machine affects both. Needs `pip install -e '.[torch]'`.
+0.1 on all cores of this machine. The side of this package is the whole train step of configs/digits.py, with random
+affine augmentation, clipping and metrics. The peer is eager PyTorch and gets tensors that are already prepared. The two
+sides alternate, one step each, so that other load on the machine affects both. Needs `pip install -e '.[torch]'`.
 """
 
 import json

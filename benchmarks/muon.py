@@ -1,7 +1,7 @@
 """Compares the train steps of a scanned ViT by Muon and AdamW on TPUs that are not attached: python -m benchmarks.muon
 
-The TPU compiler compiles both for --topology=v5e-64, ViT-B/16 in bfloat16 with --images per device. The ratio is that
-of whole steps with communication. The collectives of a step are counted with five iterations of Newton-Schulz and with
+The TPU compiler compiles both for --topology=v5e-64, ViT-B/16 in bfloat16 with --images per device. The ratio compares
+whole steps with communication. The collectives of a step are counted with five iterations of Newton-Schulz and with
 one. If both counts are equal, no collectives are inside the iterations. Needs `pip install -e '.[tpu]'` and no TPU.
 """
 

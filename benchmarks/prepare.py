@@ -137,7 +137,7 @@ def main() -> None:
   """Prints the comparison."""
   parser = cli.Parser("benchmarks.prepare", __doc__)
   parser.add_argument("--images", type=int, default=4000)
-  parser.add_argument("--rounds", type=int, default=3, help="that the medians are of")
+  parser.add_argument("--rounds", type=int, default=3, help="number of rounds for the medians")
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
   parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
   args = parser.parse_args()

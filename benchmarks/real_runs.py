@@ -130,7 +130,7 @@ def run(program: Program, depth: int | None = None) -> config.Run:
 
   Args:
     program: the program.
-    depth: number of blocks. None uses that of the recipe.
+    depth: number of blocks. None uses the number of the recipe.
   """
   changes = {"model.dtype": "float32", "model.gelu": "tanh", "mesh.fsdp": "1"}
   changes |= {} if depth is None else {"model.depth": str(depth)}
@@ -205,8 +205,12 @@ def table(made: list[Row]) -> str:
 def main() -> None:
   """Compiles programs that --json does not contain, and prints the table."""
   parser = cli.Parser("benchmarks.real_runs", __doc__)
-  parser.add_argument("--only", metavar="RECIPES", help="what they begin with, with spaces between; else all")
-  parser.add_argument("--json", type=cli.path, metavar="FILE", help="plans that were made, to which others are added")
+  parser.add_argument(
+    "--only", metavar="RECIPES", help="beginnings of the names of runs, separated by spaces; default: all"
+  )
+  parser.add_argument(
+    "--json", type=cli.path, metavar="FILE", help="file of finished plans, to which new plans are added"
+  )
   args = parser.parse_args()
   wanted = tuple((args.only or "deit").split())
   plans = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}

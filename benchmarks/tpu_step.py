@@ -5,9 +5,9 @@
 The TPU compiler compiles both, with 32 images per core, bfloat16 and unrolled layers. Our step has mixup, metrics,
 AdamW (bfloat16 first moment) and a moving average of the weights. The peer has neither mixup nor average. Neither clips
 gradients. `step_seconds` is the compiler's estimate of the cycles of all operations, plus the kernels' static
-schedules. It excludes collectives, for which the compiler gives no estimate. `links_seconds` is the time of these.
-`--images` tests which batch fits. `--remat` shows its cost in FLOPs. Needs `pip install -e '.[tpu]'` and no TPU. L/16
-compiles in half a minute to two minutes on two cores.
+schedules. It excludes collectives, for which the compiler gives no estimate. `links_seconds` is the time of
+collectives. `--images` tests which batch fits. `--remat` shows its cost in FLOPs. Needs `pip install -e '.[tpu]'` and
+no TPU. L/16 compiles in half a minute to two minutes on two cores.
 """
 
 import argparse
@@ -99,7 +99,7 @@ def main() -> None:
   parser.add_argument("--fsdp", action="store_true", help="parameters split over all devices")
   parser.add_argument("--images", type=int, default=32, help="on a device")
   parser.add_argument("--scan", action="store_true", help="one compiled layer")
-  parser.add_argument("--remat", default="none", help="what is computed again in the backward pass, as in the configs")
+  parser.add_argument("--remat", default="none", help="rematerialisation policy, as in the configs")
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
   args = parser.parse_args()
   rows = []

@@ -8,7 +8,7 @@ Hardware:  one GPU or TPU; no hours published, planned 1.5 for 300 epochs on a T
 Result:    published for CCT-7/3x1, at the epoch that is best on the test images. For 300, 1500 and 5000 epochs:
            CIFAR-10 96.53, 97.48, 98.00 %, CIFAR-100 80.92, 82.72, 82.87 %. The two longer trainings use sinusoidal
            positions (official README). The authors once described their results as the best of 4 runs (issue 3), so
-           the average is lower
+           their average is lower
 """
 
 from vit_jax.config import recipe

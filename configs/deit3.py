@@ -14,8 +14,9 @@ Result:    published at 224 px. ImageNet-1k for 800 epochs: S 81.4, B 83.8, L 84
            240 epochs (H: 90): S 83.1, B 85.7, L 87.0, H 87.2 (README_revenge of facebookresearch/deit). Reproduced by
            deit3-jax for 400 epochs: 80.7, 83.6, 84.62, 85.12. All training images are used, and the epoch is not
            selected
-Source:    README_revenge for 800 epochs and for i21k, deit3-jax for 400. H is pre-trained on 154 and 126 pixels, the
-           part of their 160 and 128 that patches of 14 cover. Clipping is the default of their FusedLAMB
+Source:    README_revenge for 800 epochs and for i21k, deit3-jax for 400. H is pre-trained on 154 and 126 pixels. The
+commands specify 160 and 128 pixels, of which patches of 14 pixels cover 154 and 126. The clipping is the default of
+FusedLAMB in the authors' code
 """
 
 from vit_jax.config import recipe, required

@@ -7,17 +7,15 @@ Command:   python -m vit_jax.train --config=configs/finetune.py:pets --workdir=r
            --config.optim.layer_decay=0.75 reduces the learning rate of lower layers.
            --config.optim.frozen="['(?!head).*']" trains only the head. --config.optim.ema=0.9999 also measures averaged
            weights (Polyak; the paper uses them at 512 px)
-Splits:    The first 90 % of `train` (CIFAR 98, ImageNet 99) are used for training. The rest is `val`, which decides
-           between settings. `test` (the validation images of ImageNet) is measured once, at the end. For Flowers, the
-           training split has 918 of 1,020 images. Resisc45 and KITTI use AugReg's splits. `python -m vit_jax.sweep`
-           with the same flags tries the paper's rates. It trains the best setting again on all of `train`, three
-           times, and measures these runs on `test`
+Splits:    The first 90 % of `train` (CIFAR 98, ImageNet 99) are used for training. The rest is `val`, which selects the
+best setting. `test` (the validation images of ImageNet) is measured once, at the end. For Flowers, the training split
+has 918 of 1,020 images. Resisc45 and KITTI use AugReg's splits. `python -m vit_jax.sweep` with the same flags tries the
+paper's rates. It trains the best setting again on all of `train`, three times, and measures these runs on `test`
 Hardware:  eight A100: 2.2 hours for CIFAR and 6.5 for ImageNet with ViT-B/16 (README of vision_transformer; the number
-           of devices is from its issues 84 and 85). A CPU suffices for digits, and for folder with a small model
-Result:    published for ViT-B/16 from ImageNet-21k, with all of `train`: ImageNet 83.97 %, CIFAR-10 98.95, CIFAR-100
-           91.67, Pets 94.43, Flowers 99.38 (table 5). With 99 and 98 % of `train`, and test images squashed to the
-           square: 84.53, 99.02, 92.06 (README of vision_transformer). AugReg's ViT-B/16 reaches 85.49 on ImageNet
-           (same source)
+of devices is from its issues 84 and 85). A CPU suffices for digits, and for folder with a small model Result:
+published for ViT-B/16 from ImageNet-21k, with all of `train`: ImageNet 83.97 %, CIFAR-10 98.95, CIFAR-100 91.67, Pets
+94.43, Flowers 99.38 (table 5). With 99 and 98 % of `train`, and test images squashed to the square: 84.53, 99.02, 92.06
+(README of vision_transformer). AugReg's ViT-B/16 reaches 85.49 on ImageNet (same source)
 """
 
 from vit_jax.config import Sweep, product, recipe, required
@@ -95,7 +93,7 @@ def sweep(argument="cifar10"):
 
 
 def splits(images):
-  """Returns the split strings for training and for the decision, and their union."""
+  """Returns the split strings for training and for selecting a setting, and their union."""
   percent = SETS[images][4]
   return SPLITS.get(images, (f"train[:{percent}%]", f"train[{percent}%:]", "train"))
 

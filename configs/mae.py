@@ -31,7 +31,7 @@ def get_config(argument="B/16,800ep"):
     return digits()
   size, comma, stage = argument.partition(",")
   if size == "digits":
-    raise ValueError(f"{argument!r}: digits has one stage; configs/finetune.py:digits,vit_2_4_32,32 goes on from it")
+    raise ValueError(f"{argument!r}: digits has one stage; configs/finetune.py:digits,vit_2_4_32,32 continues from it")
   if size not in SIZES:
     raise ValueError(f"unknown size {size!r}; allowed: {', '.join(SIZES)}, digits")
   if comma and stage not in (*LENGTHS, "finetune"):

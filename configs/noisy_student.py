@@ -1,4 +1,4 @@
-"""Self-training: a teacher labels images without labels, a student learns from both with noise (Xie et al. 2020).
+"""Self-training: a teacher labels unlabelled images, and a student learns from all images with noise (Xie et al. 2020).
 
 Command:   python -m vit_jax.train --config=configs/noisy_student.py:digits,teacher --workdir=runs/teacher
            python -m vit_jax.evaluate --workdir=runs/teacher --split='train[100:]' --write-labels=runs/labels
@@ -12,8 +12,8 @@ Hardware:  digits: two CPU cores. ImageNet: not published for a ViT
 Result:    digits: docs/results/learning.md. Published on ImageNet with JFT-300M, for EfficientNets: B7 85.0 to
            86.9 %, L2 88.4 % (arXiv:1911.04252, tables 2 and 6). Results with a ViT are not published
 Source:    arXiv:1911.04252: soft labels of images with a confidence of at least 0.3, 130,000 for each class, duplicated
-           if there are fewer; RandAugment with 2 operations of magnitude 27, dropout 0.5 of the last layer, stochastic
-           depth up to 0.2; 14 unlabelled images for each labelled one. Here label smoothing applies to all images
+if there are fewer; RandAugment with 2 operations of magnitude 27, dropout 0.5 of the last layer, stochastic depth up to
+0.2; 14 unlabelled images for each labelled one. In this config, label smoothing applies to all images
 """
 
 from vit_jax.config import recipe, required
@@ -30,7 +30,10 @@ def get_config(argument="digits,teacher"):
 
 
 def digits(student):
-  """Returns CCT-2/3x2 on the first 100 training images. The student adds seven of the other images for each of them."""
+  """Returns CCT-2/3x2 on the first 100 training images.
+
+  The student uses seven unlabelled images for each labelled image.
+  """
   labelled = dict(name="digits", train="train[:100]")
   noise = dict(policy=dict(name="randaugment", layers=1, magnitude=9))
   data = dict(name="pseudo_labelled", path=required, labelled=labelled, ratio=7.0, minimum=0.3, per_class=130, **noise)

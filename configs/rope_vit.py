@@ -15,11 +15,11 @@ Result:    published, 400 epochs, % top-1 at 224 px, and the same weights at 384
            mixed_ape    80.9, 81.7   83.8, 84.3   84.9, 85.5
            DeiT III     80.4, 79.4   83.4, 82.8   84.6, 84.2
            All training images are used, and the epoch is not selected
-Source:    deit/README.md and models/vit_rope.py of naver-ai/rope-vit at ce85c2e, the defaults of DeiT's main.py.
-           Clipping is the default of their FusedLAMB. They compute in float16. Mixing is drawn for each pair of images
-           here, and for each GPU in their code. Initialization differs: here kernels depend on their widths, in their
-           code they are normal with 0.02. With _ape the class token has a position here, which has no effect on the
-           results
+Source:    deit/README.md and models/vit_rope.py of naver-ai/rope-vit at ce85c2e, the defaults of DeiT's main.py. The
+clipping is the default of FusedLAMB in the authors' code. The authors compute in float16. This config draws mixing for
+each pair of images, the authors' code for each GPU. Initialization differs: the kernels of this config depend on their
+widths, those of the authors are normal with 0.02. With _ape the class token of this config has a position, which has no
+effect on the results
 """
 
 from vit_jax.config import recipe, required

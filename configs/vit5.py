@@ -9,15 +9,14 @@ Hardware:  published: 8 GPUs with 256 images each, for 800 epochs of S at 224 px
            S 12.9, 4.8 and 2.4 hours, B 26.7, 9.5 and 5.2, L 39.1, 13.0 and 7.4, and minutes of evaluations. With
            --config.model.attention=fused a step of B at 224 px takes a fifth less on v5e-64
 Result:    published at 224 px: S 82.2, B 84.2, L 84.9 % top-1. DeiT III reaches 81.4, 83.8 and 84.9 after 800 epochs.
-           Another implementation reached 81.7 with S, twice (nvsubquadratic, examples/vit5_imagenet). All training
-           images are used. Here the epoch is not selected. The authors also store the best epoch of the weights
-           without averaging
+Another implementation reached 81.7 with S, twice (nvsubquadratic, examples/vit5_imagenet). All training images are
+used. This config does not select the epoch. The authors also store the best epoch of the weights without averaging
 Source:    README.md, main.py, augment.py and models_vit5.py at b7b0796. RMSNorm for tokens and for queries and keys, no
-           bias in their projections, layer scale, four registers, learned positions, and rotary positions for patches
-           and, with a separate temperature, for registers. Clipping is the default of their FusedLAMB. Mixing is drawn
-           for each pair of images here, and for each GPU in their code. Initialization differs: here class token and
-           registers are near 0 and kernels depend on their widths, in their code all are normal with 0.02. The class
-           token has a position here, which has no effect on the results
+bias in their projections, layer scale, four registers, learned positions, and rotary positions for patches and, with a
+separate temperature, for registers. The clipping is the default of FusedLAMB in the authors' code. This config draws
+mixing for each pair of images, the authors' code for each GPU. Initialization differs: in this config, class token and
+registers are near 0, and kernels depend on their widths. In the authors' code, all are normal with 0.02. The class
+token of this config has a position, which has no effect on the results
 """
 
 from vit_jax.config import recipe, required

@@ -1,4 +1,4 @@
-"""ViT on ImageNet-21k: the pre-training of Dosovitskiy et al. 2021 (arXiv:2010.11929), and AugReg's (2106.10270).
+"""ViT on ImageNet-21k: pre-training as in Dosovitskiy et al. 2021 (arXiv:2010.11929) or AugReg (arXiv:2106.10270).
 
 Command:   python -m vit_jax.train --config=configs/vit_i21k.py:L/16 --workdir=runs/l16_i21k --config.data.path=DIR
            Sizes are B/32, B/16, L/32 and L/16. configs/vit_i21k.py:B/16,augreg trains AugReg's 300 epochs, with sizes
@@ -24,7 +24,7 @@ AUGREG = {  # layers and magnitude of RandAugment, alpha of mixup (None: no mixu
 
 
 def get_config(argument="L/16"):
-  """Returns the run of the ViT paper for a size, or that of AugReg: "L/16" or "L/16,augreg"."""
+  """Returns the run of the ViT paper for a size, or the run of AugReg: "L/16" or "L/16,augreg"."""
   size, comma, form = argument.partition(",")
   if comma and form != "augreg":
     raise ValueError(f"unknown form {form!r}; allowed: {size},augreg, or {size} alone for the ViT paper's")

@@ -32,7 +32,7 @@ def get_config(argument="jft,B/16"):
     return digits()
   images, comma, size = argument.partition(",")
   if images == "digits":
-    raise ValueError(f"{argument!r}: digits takes no size; configs/finetune.py:digits,vit_2_4_32,32 goes on from it")
+    raise ValueError(f"{argument!r}: digits has no size; configs/finetune.py:digits,vit_2_4_32,32 continues from it")
   if images not in IMAGES:
     raise ValueError(f"unknown images {images!r}; allowed: {', '.join(IMAGES)}, digits")
   if comma and size not in SIZES:

@@ -1,21 +1,19 @@
 """VTAB-1k: a model fine-tuned on each of 19 tasks with 1,000 images (Zhai et al. 2019), as in arXiv:2010.11929.
 
 Command:   python -m vit_jax.sweep --config=configs/vtab.py:ViT-B/16,all --workdir=runs/vtab --config.init.from=B_16.npz
-           --parallel=N runs N trials at the same time. The command runs all tasks with prepared data
-           (`python -m vit_jax.prepare NAME`). It lists the other tasks with the commands that prepare them. It prints
-           the columns of table 9 with the means of the groups. configs/vtab.py:ViT-B/16,dtd is one task, for `train`
-           too. ",all,published" makes no search and uses the setting of the paper: rate 0.01, 2,500 steps
-Splits:    train800 is used for training. val200 decides between two rates and two lengths, by the mean over tasks. All
-           tasks use the same setting. It is then trained again on train800val200, three times, and measured on test.
-           The images are those of VTAB, in files that TFDS's own builders write
+--parallel=N runs N trials at the same time. The command runs all tasks with prepared data (`python -m vit_jax.prepare
+NAME`). It lists the other tasks with the commands that prepare them. It prints the columns of table 9 with the means of
+the groups. configs/vtab.py:ViT-B/16,dtd is one task, for `train` too. ",all,published" uses the setting of the paper
+without a search: rate 0.01, 2,500 steps Splits:    train800 is used for training. val200 selects one of two rates and
+one of two lengths, by the mean over tasks. All tasks use the same setting. This setting is then trained again on
+train800val200, three times, and measured on test. The images are those of VTAB, in files that TFDS's own builders write
 Images:    squashed to 384 x 384 for all tasks, without crops and mirror images. With --config.data.crop=default
-           --config.data.flip=default they are cropped and mirrored if that preserves a task's label (arXiv:1912.11370,
-           appendix F). VTAB's rule of one procedure for all tasks does not allow this
-Hardware:  no hours published; a run takes 1.3 million images, with 10,000 steps 5.1: the 76 trials 243 million, the 57
-           final runs 73 or 292
-Result:    published, mean over tasks: 77.63 % for ViT-H/14 and 76.28 for L/16 on JFT-300M, 72.72 for L/16 on
-           ImageNet-21k (table 2). The latter has 83.3, 84.7 and 57.5 for natural, specialized and structured tasks
-           (table 9). AugReg's VTAB figures use all training images and are not comparable
+--config.data.flip=default they are cropped and mirrored if that preserves a task's label (arXiv:1912.11370, appendix
+F). VTAB's rule of one procedure for all tasks does not allow this Hardware:  no hours published; a run takes 1.3
+million images, with 10,000 steps 5.1: the 76 trials 243 million, the 57 final runs 73 or 292 Result:    published, mean
+over tasks: 77.63 % for ViT-H/14 and 76.28 for L/16 on JFT-300M, 72.72 for L/16 on ImageNet-21k (table 2). The latter
+has 83.3, 84.7 and 57.5 for natural, specialized and structured tasks (table 9). AugReg's VTAB figures use all training
+images and are not comparable
 """
 
 from vit_jax.config import Sweep, product, recipe, required
@@ -79,7 +77,7 @@ def parsed(argument):
   words = argument.split(",")
   model, task, setting = (words + ["all", ""][len(words) - 1 :])[:3]
   if len(words) > 3 or setting not in ("", "published"):
-    raise ValueError(f"{argument!r} is not a model, a task and perhaps 'published', with commas between them")
+    raise ValueError(f"{argument!r} is not of the form MODEL,TASK or MODEL,TASK,published")
   if task not in ("all", *TASKS):
     raise ValueError(f"unknown task {task!r}; allowed: all, {', '.join(TASKS)}")
   return model, TASKS if task == "all" else (task,), bool(setting)

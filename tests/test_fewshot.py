@@ -69,7 +69,7 @@ def test_every_dataset_of_a_kind_of_probe_resolves(kind):
     found = config.resolve(module.get_config(f"{kind},{name}"), config.Measurement)
     assert [choice.name for choice in found.evals.values()] == ["dense" if kind == "dense" else "fewshot"]
   for wrong in (kind, f"{kind},pet", "pets"):
-    with pytest.raises(ValueError, match=r"is not knn, linear or dense, then with commas datasets of .*pets"):
+    with pytest.raises(ValueError, match=r"is not knn, linear or dense, followed by datasets of .*pets"):
       module.get_config(wrong)
 
 

@@ -36,6 +36,6 @@ def get_config():
 def sweep():
   """Returns trials of both heads at three rates, with three seeds.
 
-  A comparison at a single rate may only compare the suitability of this rate.
+  Several rates are needed, because a single rate may suit one of the heads better.
   """
   return product({"model.pool": ("cls", "gap"), "optim.lr": (1e-3, 3e-3, 1e-2), "seed": range(3)})

@@ -149,5 +149,5 @@ def test_f5_huge_images_are_harmless_and_have_a_remedy(seen):
   kinds = survey.offenders(found, SIDE)
   assert [name for name, kind in kinds.items() if kind.harmless] == ["huge"]
   assert kinds["huge"].about == (
-    "over 100 times the 1,024 pixels that the model sees. `prepare --size=64` makes smaller, faster copies"
+    "over 100 times the 1,024 pixels of the model's input. `prepare --size=64` makes smaller, faster copies"
   )

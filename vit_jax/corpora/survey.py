@@ -160,7 +160,7 @@ def offenders(looked_at: Sequence[Look], image_size: int, worst: int = 100) -> d
       [(image_size / look.side, look) for look in whole if 2 * look.side < image_size],
     ),
     "huge": (
-      f"over 100 times the {pixels:,} pixels that the model sees. `prepare --size={2 * image_size}` makes smaller, "
+      f"over 100 times the {pixels:,} pixels of the model's input. `prepare --size={2 * image_size}` makes smaller, "
       "faster copies",
       [(share, look) for look in whole if (share := look.height * look.width / pixels) > 100],
     ),

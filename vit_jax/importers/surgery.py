@@ -170,7 +170,7 @@ def _check_equal(arrays, have, want, shapes, anew):
   if differences and resized and have.image_size != want.image_size and shapes.keys() - anew <= arrays.keys():
     raise ConfigError(
       f"{differences[0]}: the weights of {have.model.name} are for images of {have.image_size} pixels alone, and "
-      f"have no positions to resample to {want.image_size}. Leave the size as it is"
+      f"have no positions to resample to {want.image_size}. Do not change the size"
     )
   if differences:
     more = len(differences) - layout.LISTED

@@ -30,7 +30,7 @@ class Example(NamedTuple):
     record: number of the record.
     labels: classes of the image.
     original: the whole image, reduced in size, uint8 (H, W, 3).
-    seen: the image as the model sees it, uint8 (S, S, 3).
+    seen: the augmented image, which is the input of the model, uint8 (S, S, 3).
     target: pairs (class, share) before label smoothing, the largest share first.
     error: reason why the image cannot be read.
   """

@@ -172,7 +172,7 @@ def of(count: int, source: Source) -> str:
 
 
 def _batch(examples, source, y):
-  """Yields pairs of tiles: an image, and the image as the model sees it."""
+  """Yields pairs of tiles: an image, and the corresponding input of the model."""
   for number, example in enumerate(examples):
     row, column = divmod(number, WORST // 2)
     x, top = EDGE + 2 * COLUMN * column, y + row * PAIRS

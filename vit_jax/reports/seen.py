@@ -106,14 +106,18 @@ def _classes(source, images, counted):
   among = sheet.of(counted, source) + ("" if counted == len(source) else ", drawn at random")
   about = f"In {among}. Median {np.median(images):,.6g}, mean {images.mean():,.1f}"
   if none := int(np.sum(images == 0)):
-    about += f"; {none:,} of {amount(len(images), 'class', 'classes')} {'has' if none == 1 else 'have'} none"
+    about += f"; {none:,} of {amount(len(images), 'class', 'classes')} {'has' if none == 1 else 'have'} no image"
   if source.labels > 1:
     about += f"; an image has up to {amount(source.labels, 'label')}"
   if source.corpora:
     about += "; a mixture draws images by its weights, so the shares during training differ"
   chart = page.Chart("Images of each class", _drawn(images[order], [source.classes[i] for i in order]), f"{about}.")
   listed = order if len(order) <= LISTED else np.concatenate([order[: LISTED // 2], order[-LISTED // 2 :]])
-  some = "" if len(order) <= LISTED else f"The {LISTED // 2:,} with most and the {LISTED // 2:,} with fewest."
+  some = (
+    ""
+    if len(order) <= LISTED
+    else f"The {LISTED // 2:,} classes with the most and the {LISTED // 2:,} with the fewest images."
+  )
   share = images / max(int(images.sum()), 1)
   rows = [[fitted(source.classes[i], LONGEST), f"{images[i]:,}", f"{100 * share[i]:.2f} %"] for i in listed]
   return [chart, page.Table("Images of each class, as a table", ["class", "images", "share"], rows, some, open=False)]
