@@ -1,4 +1,7 @@
-"""Installation advice for messages: the optional dependencies in setup.py, and TensorFlow, which may be uninstalled."""
+"""Installation advice for messages:
+
+the optional dependencies in setup.py, and TensorFlow, which users may have uninstalled.
+"""
 
 from vit_jax.schema import ConfigError
 

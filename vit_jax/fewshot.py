@@ -32,7 +32,7 @@ def main() -> None:
   parser = cli.Parser("fewshot", __doc__, config_type=config.Measurement)
   parser.add_argument("--config", required=True, help=cli.CONFIG)
   parser.add_argument("--weights", required=True, help="a file of weights or a workdir")
-  parser.add_argument("--json", type=cli.path, metavar="FILE", help="all figures and draws")
+  parser.add_argument("--json", type=cli.path, metavar="FILE", help="write all figures and draws to this file")
   parser.add_argument("--write-predictions", type=cli.path, metavar="FILE", help="a row for each test image")
   arguments = parser.parse()
   for path, suffix in ((arguments.json, ".json"), (arguments.write_predictions, ".csv")):

@@ -45,7 +45,7 @@ def sizes(wanted: config.Mesh, devices: int) -> tuple[int, ...]:
   if math.prod(shape) != devices:
     raise schema.ConfigError(
       f"config.mesh: {text} does not fit {schema.amount(devices, 'device')}; the sizes must multiply to {devices} "
-      "(data=-1 takes what the others leave)"
+      "(data=-1 takes the remaining devices)"
     )
   return tuple(shape)
 

@@ -104,7 +104,7 @@ class Trace:
     self._running = False
 
   def step(self, step: int) -> jax.profiler.StepTraceAnnotation:
-    """Returns the context for a step. The profile starts and ends with certain steps."""
+    """Returns the context for a step. Starts the profile at its first step, and ends it at its last step."""
     if step == self._end:
       self.close()
     elif step == self._first:

@@ -39,12 +39,12 @@ def _none(magnitude, sign):
 
 
 def _signed(limit):
-  """Returns the function for the argument sign * magnitude / 10 * limit."""
+  """Returns a function that computes the argument sign * magnitude / 10 * limit."""
   return lambda magnitude, sign: sign * (magnitude / 10 * limit)
 
 
 def _whole(limit):
-  """Returns the function for the argument magnitude / 10 * limit, rounded down."""
+  """Returns a function that computes the argument magnitude / 10 * limit, rounded down."""
   return lambda magnitude, sign: int(magnitude / 10 * limit)
 
 

@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
   @property
   def paths(self) -> tuple[str, ...]:
-    """Returns our paths, always as a tuple."""
+    """Returns the paths of the parameters, always as a tuple."""
     return (self.ours,) if isinstance(self.ours, str) else self.ours
 
 
@@ -103,7 +103,7 @@ class Entry(NamedTuple):
   Attributes:
     name: name in the file.
     shape: shape in the file.
-    paths: our paths.
+    paths: paths of the parameters.
     pattern: einops pattern of the row.
     lengths: lengths of the axes in the pattern.
   """

@@ -95,7 +95,7 @@ def choose(tensors: Tensors, known: Known, ema: bool | None = None, prefix: str 
 def _find(tensors, known) -> tuple[_File, dict[str, list[str]]]:
   """Returns the file without wrapper words, and the tensor names by tree.
 
-  It tries several sets of wrapper words, and removes the set that gives the most trees.
+  Several sets of wrapper words are tried. The set with which the most trees are found is removed from the names.
   """
   best = _File(tensors, {name: name for name in tensors}, set()), {}
   everywhere, parallel = frozenset(_WRAPPERS), frozenset({"module"})

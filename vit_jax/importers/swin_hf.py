@@ -53,7 +53,10 @@ def _recognises(tensors: Tensors) -> bool:
 
 
 def _canonical(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
-  """Returns the tensors with the names of files, for a model with a head. Merging belongs to the following stage."""
+  """Returns the tensors with the names of files, for a model with a head.
+
+  The merging layer belongs to the following stage.
+  """
   bare = any(name.startswith("embeddings.") for name in tensors)  # the model was saved without a head
   named = {f"swin.{name}" if bare else name: tensor for name, tensor in tensors.items()}
   return _moved(with_words(named, _MEMORY), lambda stage: stage + 1)

@@ -43,7 +43,7 @@ def prefix_of(name: str, module: nnx.Module) -> Mapping[str, int]:
   if not valid:
     raise ConfigError(
       f"model {name}: the attribute `prefix` of {type(module).__name__} must be a dictionary with the number of tokens "
-      f"in front of the patches by name, such as {{'cls': 1}}, and it is {show(prefix)}. Rename an attribute that has "
+      f"in front of the patches by name, such as {{'cls': 1}}, but it is {show(prefix)}. Rename an attribute that has "
       "another meaning"
     )
   return prefix

@@ -22,7 +22,7 @@ class Findings(NamedTuple):
   Attributes:
     leaning: p-value of the difference of the means, two-sided.
     error: p-value of the calibration error.
-    usual: calibration error that calibrated models exceed in 5 % of cases, with these probabilities.
+    usual: 95 % quantile of the calibration error of calibrated models with these probabilities.
   """
 
   leaning: float
