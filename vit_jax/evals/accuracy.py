@@ -104,7 +104,7 @@ def figure_names(data: Choice | None, classes: str) -> list[str]:
 def _competing(data, classes):
   """Returns (competing classes or None for all classes, prefix of the figures).
 
-  Raises ConfigError if there is no subset.
+  Raises ConfigError if all classes occur.
   """
   row = catalog.CATALOG.get(data.name)
   if row is None or row.subset is None:
