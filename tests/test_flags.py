@@ -176,7 +176,7 @@ def test_d6_without_recipes_a_message_names_where_they_are(tmp_path, monkeypatch
   assert said.startswith(
     "--config: no file 'configs/digits.py'. The recipes are in the folder configs/ of the repository"
   )
-  assert "Allowed" not in said and "docs/extend.md" in said
+  assert "Allowed" not in said and "docs/extend/index.md" in said
 
 
 @pytest.mark.parametrize(

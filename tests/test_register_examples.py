@@ -1,4 +1,4 @@
-"""The four examples of docs/extend.md, from training to a sweep."""
+"""The four examples of docs/extend, from training to a sweep."""
 
 import dataclasses
 import inspect
@@ -159,7 +159,7 @@ def test_f1_a_change_of_the_code_is_noted_at_a_restart(data, trained):
 
 
 def test_f1_the_page_shows_the_examples_as_they_are():
-  page = (runs.ROOT / "docs/extend.md").read_text()
+  page = (runs.ROOT / "docs/extend/index.md").read_text()
   for name in ("array_reader", "patch_mlp", "focal_task", "brier_evaluation", "config"):
     assert f"examples/extend/{name}.py" in page
   for decorator in register.__all__:

@@ -85,7 +85,7 @@ def _not_a_file(path):
     return f"--config: {kind}.{near}"
   return (
     f"--config: {kind}. The recipes are in the folder configs/ of the repository, which pip does not install: run the "
-    "command in a clone of it, or write a file that defines get_config(), see docs/extend.md"
+    "command in a clone of it, or write a file that defines get_config(), see docs/extend/index.md"
   )
 
 

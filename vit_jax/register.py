@@ -1,8 +1,8 @@
 """Registration of user-defined readers, datasets, tasks, models, evaluations, optimizers and schedules.
 
 A registered name behaves like a built-in name. The keyword-only parameters of the registered function are the keys of
-the config, with their types and defaults. An error in a config is reported in one line. `docs/extend.md` shows an
-example of each decorator.
+the config, with their types and defaults. An error in a config is reported in one line. The pages in
+`docs/extend` show examples.
 
 Example:
   from vit_jax import register

@@ -14,7 +14,7 @@ from unittest import mock
 
 from launch import flags as launch_flags
 from launch import spec
-from tests.documentation.extraction import ROOT
+from tests.documentation.extraction import ROOT, of_markdown
 from vit_jax import build, cli, config, flags, measuring
 from vit_jax.__main__ import VERBS
 from vit_jax.sweeps import study
@@ -143,6 +143,12 @@ def tests(command: str) -> None:
   assert importlib.util.find_spec("pytest")
 
 
+def extend(command: str) -> None:
+  """Finds a command in the pages that `tests/documentation/test_extend.py` executes."""
+  pages = sorted((ROOT / "docs/extend").glob("*.md"))
+  assert command in [text for page in pages for text in of_markdown(page.read_text())], command
+
+
 def make(command: str) -> None:
   """Asks make what it would do for a target."""
   done = subprocess.run([*words(command), "--dry-run"], cwd=ROOT, capture_output=True, text=True)
@@ -185,5 +191,6 @@ def package(command: str) -> None:
 
 
 CHECKS: dict[str, Callable[[str], None]] = {
-  each.__name__: each for each in (resolve, launch, benchmark, module, script, tests, make, pip, program, package)
+  each.__name__: each
+  for each in (resolve, launch, benchmark, module, script, tests, extend, make, pip, program, package)
 }

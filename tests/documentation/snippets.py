@@ -9,10 +9,6 @@ from tests.documentation import extraction
 EXCERPTS = {
   "checkpoint = torch.load": ("tests/importers/test_torch_files.py", "tests/importers/test_torch_files.py"),
   "import timm": ("tests/importers/test_timm.py", "tests/importers/test_timm.py"),
-  '@register.reader("arrays")': ("examples/extend/array_reader.py", "tests/test_register_examples.py"),
-  '@register.task("focal")': ("examples/extend/focal_task.py", "tests/test_register_examples.py"),
-  '@register.model("patch_mlp"': ("examples/extend/patch_mlp.py", "tests/test_register_examples.py"),
-  '@register.evaluation("brier"': ("examples/extend/brier_evaluation.py", "tests/test_register_examples.py"),
   'register.dataset("birds"': ("tests/test_register.py", "tests/test_register.py"),
 }
 

@@ -37,7 +37,7 @@ def test_f1_a_file_that_fails_registers_nothing(tmp_path):
     ("no_such_module_of_tests", r"^--import: no module 'no_such_module_of_tests' on Python's import path"),
     (
       "json",
-      r"^--import: json does not register anything. Use the decorators of vit_jax.register, see docs/extend.md$",
+      r"^--import: json does not register anything. Use the decorators of vit_jax.register, see docs/extend/index.md$",
     ),
   ],
 )

@@ -125,7 +125,7 @@ def import_named(text: str) -> None:
     found = any(extension.module.partition(".")[0] == text.partition(".")[0] for extension in names.extensions())
   if not found and names.registered() == before:
     raise ConfigError(
-      f"--import: {text} does not register anything. Use the decorators of vit_jax.register, see docs/extend.md"
+      f"--import: {text} does not register anything. Use the decorators of vit_jax.register, see docs/extend/index.md"
     )
   _give(text)
   memory.remember(names.extensions())

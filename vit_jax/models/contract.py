@@ -1,7 +1,7 @@
 """Requirements for the modules that the functions of models return. They matter most for user-defined models.
 
 Every module needs a method `outputs`. The attributes `accepts_patches`, `patch` and `prefix` are optional.
-`docs/extend.md` lists all requirements.
+`docs/extend/model.md` lists all requirements.
 """
 
 from collections.abc import Mapping

@@ -150,7 +150,8 @@ def _errors(to, workdir):
 
 def _classes(to):
   """Returns the exception classes of a tracker. A module that is not imported cannot have raised one."""
-  return tuple(getattr(sys.modules[module], name) for module, name in _ERRORS[to].items() if module in sys.modules)
+  errors = _ERRORS.get(to, {})
+  return tuple(getattr(sys.modules[module], name) for module, name in errors.items() if module in sys.modules)
 
 
 def _after(lines, step, count):
