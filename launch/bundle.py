@@ -191,6 +191,9 @@ def _pack(files):
 
 # Words in names of variables with a secret. A path to a secret is not secret itself.
 _WORDS = {"KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS", "APIKEY"}
+_ENDINGS = r"\w(?<!MON)(?<!TUR)(?<!HOT)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)"  # of words without underscores
+_SHORT_WORDS = {"PASS", "AUTH", "PWD"}  # also names of modes: their values may be numbers and switches
+_SWITCH = r"(?i)|[\d.]+|true|false|yes|no|on|off|none|auto|default"
 _PATHS = {"FILE", "PATH", "DIR"}
 # Names of files with secrets; templates of an .env file have no secrets.
 _FILES = re.compile(
@@ -211,6 +214,11 @@ _VALUES = (
   ("an AWS access key", r"\b(AKIA|ASIA)[0-9A-Z]{16}\b"),
   ("a Google API key", r"\bAIza[\w-]{30,}"),
   ("a Google access token", r"\bya29\.[\w-]{8,}|\b1//0[\w-]{20,}|\bGOCSPX-[\w-]{16,}"),
+  ("a Slack webhook", r"\bhooks\.slack\.com/services/\w+/\w+/\w{8,}"),
+  ("a storage account key", r"(?i)\bAccountKey=[\w+/]{40,}"),
+  ("a SendGrid key", r"\bSG\.[\w-]{16,}\.[\w-]{16,}"),
+  ("a DigitalOcean token", r"\bdo[opr]_v1_[0-9a-f]{32,}"),
+  ("a password of .netrc", r"\bmachine\s+\S+\s+login\s+\S+\s+password\s+\S+"),
   ("a Slack token", r"\bxox[a-z]-[\w-]{8,}|\bxapp-[\w-]{16,}"),
   ("an API key", r"\bsk-([a-z]{2,8}\d*-){0,2}(?=[A-Za-z_]*\d)\w{16,}|\b[sr]k_(live|test)_\w{16,}"),
   ("a Weights & Biases key", r"\bwandb_v\d+_\w{16,}"),
@@ -228,7 +236,9 @@ LENGTH, BITS, CHANGES, SEPARATORS = 24, 3.5, 0.3, 0.1
 def secret_variable(name: str, value: str) -> str:
   """Returns which type of secret a variable seems to contain, or ""."""
   words = name.upper().split("_")
-  if _WORDS & {*words} and words[-1] not in _PATHS and name != "GOOGLE_APPLICATION_CREDENTIALS":
+  named = bool(_WORDS & {*words}) or any(re.fullmatch(rf".*{_ENDINGS}", word) for word in words)
+  named = named or (bool(_SHORT_WORDS & {*words}) and not re.fullmatch(_SWITCH, value))
+  if named and words[-1] not in _PATHS and name != "GOOGLE_APPLICATION_CREDENTIALS":
     return "a secret, by its name"
   return secret_value(value)
 

@@ -97,7 +97,7 @@ def _check_name(run, event_log, engine_):
       raise LaunchError(
         f"{resource.name} exists in {resource.location} ({resource.detail}), and no event log here contains it. "
         f"python -m launch adopt {run.name} --workdir=… continues it. Or choose another name, or delete it: "
-        f"{engine_.commands(resource.attempt, 0).delete}"
+        f"{engine_.commands(resource).delete}"
       )
 
 
@@ -111,17 +111,25 @@ def confirmed(event_log: EventLog, yes: bool = False) -> EventLog:
   """
   if not (run := event_log.unconfirmed):
     return event_log
-  rows = {"backend": run.backend, "project": run.project, "zones": ", ".join(run.zones), "hosts": ", ".join(run.hosts),
-          "cluster": run.cluster, "code": (event_log.last("run") or {}).get("sha", ""), "workdir": run.workdir,
-          "python": run.python, "program": shlex.join([run.module, *run.args]),
-          "variables": ", ".join(sorted({*run.env, *run.secrets}))}  # fmt: skip
-  lines = [f"  {key:<10}{value}" for key, value in rows.items() if value]
+  hidden = ("name", "module", "args", "limits", "workdir", "max_failures")
+  values = {field.name: getattr(run, field.name) for field in dataclasses.fields(run) if field.name not in hidden}
+  rows = {key: value for key, value in values.items() if value and value != getattr(Run, key, None)}
+  rows |= {"code": (event_log.last("run") or {}).get("sha", ""), "workdir": run.workdir,
+           "program": shlex.join([run.module, *run.args])}  # fmt: skip
+  lines = [f"  {key.replace('_', ' '):<17}{_row_text(value)}" for key, value in rows.items()]
   print(f"{run.name}: this machine did not start the run that {run.folder} describes:", *lines, sep="\n", flush=True)
   if not yes and not _asks("continue with this run?"):
     command = f"python -m launch adopt {run.name} --workdir={shlex.quote(run.workdir)} --yes"
     raise LaunchError(f"{run.name}: not confirmed; {command} confirms the run above")
   event_log.confirm()
   return event_log
+
+
+def _row_text(value):
+  """Returns a value on one line: the items of a list, or each variable with its value."""
+  if isinstance(value, dict):
+    value = [f"{key}={text}" for key, text in value.items()]
+  return " ".join((", ".join(value) if isinstance(value, (list, tuple)) else str(value)).split())
 
 
 def _asks(question):
@@ -247,7 +255,7 @@ def down(args) -> int:
 
 
 def _last_state(event_log):
-  """Returns the state of an event log; or None with a message if its last line is of another version."""
+  """Returns the state of an event log, or None with a message if its last line is of another version."""
   try:
     return event_log.state
   except LaunchError as error:
@@ -303,7 +311,7 @@ def _watch_to_end(watch, run):
 
 def interrupted(words: list[str]) -> int:
   """Prints the machines that may continue after a command was interrupted, and returns the exit code."""
-  name = next((word for word in words[1:2] if not word.startswith("-")), "")
+  name = next((word for word in words[1:] if not word.startswith("-")), "")
   try:
     event_log = EventLog(name)
     if words[0] in ("run", "adopt", "restart", "down", "stop") and event_log.remaining():
@@ -318,7 +326,7 @@ def _print_continuing(run):
   """Prints what continues without this process, and how to end it."""
   try:
     event_log = EventLog(run.name)
-    names = _names(run, event_log.remaining()) or f"{run.name}, which has no machines yet,"
+    names = _names(run, event_log.remaining()) or f"{run.name}, which has no machines now,"
     until = utc(event_log.state.expires) if event_log.state.expires else "its own limits"
   except (UnknownError, LaunchError):
     names, until = run.name, "its own limits"

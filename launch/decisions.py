@@ -36,6 +36,9 @@ def decide(run: Run, state: State, observation: Observation) -> tuple[State, lis
     state = replace(state, absent=state.absent + 1 if look.state == states.ABSENT else 0)
   if look and look.state != state.look:
     state = replace(state, look=look.state, look_since=observation.now)
+  if look and not state.exists and (look.hosts or look.state in (states.READY, states.REPAIRING)):
+    expires = min(state.expires, observation.now + _time_left(run, state))
+    state = replace(state, exists=observation.now, expires=expires)
   if state.stage == DELETING:
     return _continue_deletion(run, state, observation)
   if observation.refusal:
@@ -55,9 +58,9 @@ def decide(run: Run, state: State, observation: Observation) -> tuple[State, lis
 
 def _correct_times(run, state, now):
   """Corrects a state for a clock that was set back: no time is in the future, no wait is longer than its limit."""
-  past = ("since", "look_since", "ready", "answered", "trouble", "starting")
+  past = ("since", "look_since", "ready", "exists", "answered", "trouble", "starting")
   state = replace(state, **{key: min(getattr(state, key), now) for key in past})
-  allowed = _time_left(run, state) if state.ready else _longest_life(run, state)
+  allowed = _time_left(run, state) if state.exists else _longest_life(run, state)
   retry = state.retry if state.retry <= now + run.limits.poll * LONGEST_RETRY else now
   pause = state.pause if state.pause <= now + run.limits.pause * LONGEST_PAUSE else now
   return replace(state, expires=min(state.expires, now + allowed), retry=retry, pause=pause)
@@ -87,7 +90,8 @@ def _drop_contradicted(run, state, observation):
     return replace(observation, look=None)
   watched = state.stage == WATCHING and look.state not in (states.FAILED, states.DONE)
   if watched and all_running(run, observation):
-    return replace(observation, look=replace(look, state=states.READY) if state.ready else None)
+    ready = state.ready or look.state in (states.STARTING, states.REPAIRING)
+    return replace(observation, look=replace(look, state=states.READY) if ready else None)
   return observation
 
 
@@ -170,7 +174,7 @@ def _continue_deletion(run, state, observation):
 
 def _leave_attempt(state, observation, event):
   """Leaves an attempt that is deleted, or that has an "unverified" deletion."""
-  used = state.used + (observation.now - state.ready if state.ready else 0)
+  used = state.used + (observation.now - state.exists if state.exists else 0)
   unverified = state.unverified + ((state.attempt,) if event == "unverified" else ())
   return replace(state, stage=IDLE, since=observation.now, used=used, unverified=unverified), [_note(event)]
 
@@ -232,6 +236,8 @@ def _decide_by_look(run, state, observation):
   state = replace(state, seen=True)
   if look.state == states.READY:
     return _check_workers(run, state, observation)
+  if state.exists and look.state in (states.STARTING, states.REPAIRING) and _is_past(state, observation, limits.grace):
+    return _replace_machines(run, state, observation, "expired", f"it reached its time limit: {look.detail}")
   if look.state == states.FAILED:
     return _handle_refusal(run, state, observation, look)
   if look.state == states.DONE:
@@ -255,11 +261,12 @@ def _check_workers(run, state, observation):
   """Checks that the workers of machines that are ready report, install and start in time."""
   now, limits = observation.now, run.limits
   if not state.ready:
-    state = replace(state, ready=now, starting=now, zone=0, expires=now + _time_left(run, state))
+    state = replace(state, ready=now, starting=now, zone=0)
     return state, [_note("ready")]
   started = [report.started for report, _ in (observation.reports or {}).values() if report.started]
   if started and state.since <= min(started) < state.ready:  # before the first look
-    state = replace(state, ready=min(started), expires=min(started) + _time_left(run, state))
+    exists = min(state.exists, *started)
+    state = replace(state, ready=min(started), exists=exists, expires=exists + _time_left(run, state))
   if _is_past(state, observation, limits.grace):  # also if no worker reports
     return _replace_machines(run, state, observation, "expired", "it reached its time limit and still runs")
   if observation.reports is None:

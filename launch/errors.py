@@ -5,6 +5,7 @@ is drawn from it, and machines that may cost stay named. The table of docs/conce
 `python -m launch.errors`.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -86,6 +87,11 @@ class Screen:
 def printable(text: str) -> str:
   """Returns the text with "�" for characters that move a cursor, change colours, or have no encoding."""
   return text if text.isprintable() else "".join(c if c.isprintable() or c in "\t\n" else "�" for c in text)
+
+
+def one_line(text: object) -> str:
+  """Returns a text without line breaks, with which a text of others could imitate further lines."""
+  return " ".join(str(text).split())
 
 
 def amount(number: int, noun: str, plural: str = "") -> str:
@@ -291,17 +297,44 @@ def call(
     if isinstance(error, FileNotFoundError) and os.path.isdir(folder or "/"):
       raise LaunchError(f"{words[0]} is not installed. {install}", missing) from None
     raise UnknownError(f"{words[0]} cannot be run: {error.strerror}") from None
+  _running.add(process)
   try:
     output, complaint = process.communicate(content, timeout)
   except subprocess.TimeoutExpired:
     raise UnknownError(f"`{shlex.join(words[:6])}` did not answer within {timeout:g} s") from None
   finally:
+    _running.discard(process)
     if process.poll() is None:
-      os.killpg(process.pid, signal.SIGKILL)
+      _kill(process)
       process.wait()
       for stream in (process.stdin, process.stdout, process.stderr):
         stream.close()
   return process.returncode, output, complaint.decode(errors="replace")
+
+
+_running = set()  # processes of `call`, which `gather` kills after an interruption
+
+
+def gather(function: Callable, values: Sequence, most: int) -> list:
+  """Returns the results of a function for all values, in up to `most` threads. Raises the first error at the end.
+
+  An interruption kills the programs that the calls wait for.
+  """
+  with concurrent.futures.ThreadPoolExecutor(max(1, min(most, len(values)))) as pool:
+    answers = [pool.submit(function, value) for value in values]
+    try:
+      concurrent.futures.wait(answers)
+    except BaseException:
+      pool.shutdown(wait=False, cancel_futures=True)
+      for process in list(_running):
+        _kill(process)
+      raise
+  return [answer.result() for answer in answers]
+
+
+def _kill(process):
+  with contextlib.suppress(ProcessLookupError):
+    os.killpg(process.pid, signal.SIGKILL)
 
 
 def parse_json(text: bytes, place: str) -> object:

@@ -42,6 +42,8 @@ _CAPACITY = (
   r"(?i)no more capacity|insufficient capacity|out of capacity|not enough (resources|capacity)|stockout"
   r"|resource_pool_exhausted|no available (resources|capacity)|does not have enough resources"
 )
+_QUOTA = r"(?i)\bquota\b(?! project)"
+_QUOTA_STATUS = ("RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "PERMISSION_DENIED", "")
 _WRONG = r"INVALID_ARGUMENT|Invalid value for \[|OUT_OF_RANGE|UNIMPLEMENTED"
 # What to do about a refusal. The first pattern that matches counts.
 _REMEDIES = (
@@ -55,15 +57,15 @@ _STATUS = {3: "INVALID_ARGUMENT", 4: "DEADLINE_EXCEEDED", 7: "PERMISSION_DENIED"
            9: "FAILED_PRECONDITION", 16: "UNAUTHENTICATED"}  # fmt: skip
 
 
-class AbsentError(Exception):
-  """The cloud reports that a resource does not exist."""
+class AbsentError(UnknownError):
+  """The cloud reports that a resource does not exist. A caller that does not expect this knows nothing."""
 
 
-class ExistsError(Exception):
-  """The cloud reports that a resource exists already."""
+class ExistsError(UnknownError):
+  """The cloud reports that a resource exists already. A caller that does not expect this knows nothing."""
 
 
-NO_ANSWER = (UnknownError, LaunchError, AbsentError)
+NO_ANSWER = (UnknownError, LaunchError)
 
 
 def command(*words: str, alpha: bool = False, **flags: object) -> list[str]:
@@ -171,7 +173,7 @@ def _refusal(status: str, message: str) -> Exception | None:
     return LaunchError(f"no capacity: {said}", NO_CAPACITY)
   if status in ("RESOURCE_EXHAUSTED", "") and re.search(_BUSY, message):
     return UnknownError(f"Cloud TPU is busy: {said}")
-  if status in ("RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "") and "quota" in message.lower():
+  if status in _QUOTA_STATUS and re.search(_QUOTA, message):
     return QuotaError(f"quota: {said}")
   if re.search(_WRONG, status or message):
     return LaunchError(f"Cloud TPU refuses: {said}", USAGE)
@@ -217,6 +219,7 @@ NODE_STATES = {
 # HEALTH_UNSPECIFIED, which JSON leaves out, means "not initialized or failed to retrieve". Then the reports of the
 # workers decide.
 HEALTHY = ("", "HEALTH_UNSPECIFIED", "HEALTHY")
+ALONE = "without its queued resource"  # of a node
 _WORST = (LOST, REPAIRING, STARTING, READY)
 
 
@@ -306,6 +309,6 @@ def resource(item: dict) -> Resource:
   several = spec.get("multisliceParams") or spec.get("multiNodeParams") or {}
   count = max(len(_specs(item)), several.get("nodeCount", 1))
   state = DELETING if word == "DELETING" else (NODE_STATES if is_node else QUEUE_STATES).get(word, STARTING)
-  detail = f"{word}, without its queued resource" if is_node else word
+  detail = f"{word}, {ALONE}" if is_node else word
   kind = f"{count}x{kind}" if count > 1 else kind
   return labelled_resource(name, zone, labels(item), state, detail, item.get("createTime", ""), kind)

@@ -142,7 +142,7 @@ class Engine:
       found = _read([*self._base, "get", kind, name])
     except LookupError as error:
       raise UnknownError(f"{kind} {name} existed a moment ago, and is gone: {error}") from error
-    if not self._is_mine(found, attempt):
+    if not self._run.labels(attempt).items() <= _labels(found).items():
       place = self._run.location(attempt)
       raise LaunchError(f"{kind} {name} in {place} is in use: it is {_owner(found)}. Choose another name for the run")
     return found
@@ -156,7 +156,7 @@ class Engine:
       return self._confirm_absence(attempt, error)
     if jobset.get("metadata", {}).get("name") != name:
       raise UnknownError(f"kubectl described {name} as {str(jobset)[:80]}")
-    if not self._is_mine(jobset, attempt):
+    if not states.owns(self._run, attempt, name, _labels(jobset)):
       return Look(states.ABSENT, f"{name} is there, but it is {_owner(jobset)}")
     state, detail = stage(jobset)
     if state == states.QUEUED:
@@ -208,8 +208,12 @@ class Engine:
     name, terminal = running[-1]["metadata"]["name"], [] if words else ["--stdin", "--tty"]
     return [*self._base, "exec", *terminal, name, f"--container={manifests.CONTAINER}", "--", *(words or ["sh"])]
 
-  def commands(self, attempt: int, expires: int) -> Commands:
+  def commands(self, target: int | Resource, expires: int = 0) -> Commands:
     """See `launch.states.Engine`."""
+    if isinstance(target, Resource):
+      words = base(self._run.cluster, target.location.rpartition("/")[2])
+      return Commands("", shlex.join([*words, *_deletion(target.name)[:-1]]))
+    attempt = target
     name, last, get = self._run.attempt(attempt), self._run.workers - 1, [*self._base, "get"]
     create = shlex.join(executed([*self._base, "create", "--filename=-", "--output=json"]))
     selector = [self._selector(attempt), "--output=json"]
@@ -229,9 +233,6 @@ class Engine:
     look = shlex.join([*get, f"{JOBSETS},jobs,pods", selector[0]])
     delete = shlex.join([*self._base, *_deletion(name)[:-1]])  # waits for the end
     return Commands(script, f"{delete} && {look}")
-
-  def _is_mine(self, item, attempt):
-    return self._run.labels(attempt).items() <= _labels(item).items()
 
   def _selected(self, kinds, attempt):
     return _items([*self._base, "get", kinds, self._selector(attempt)])
@@ -264,6 +265,8 @@ class Engine:
     if len(there) >= workers:
       addresses = tuple(current[worker]["status"].get("podIP", "") for worker in there)
       return Look(states.READY, "", 0, len(there), addresses)
+    if not current and (why := self._explain_missing_pods(jobset["metadata"]["name"])) and re.search(_QUOTA, why):
+      return Look(states.QUEUED, f"no pods: {why}")
     homeless = [(pod, why) for pod in current.values() if (why := _unschedulable(pod))]
     if homeless and len(homeless) == len(current):  # machines without nodes are not billed
       why = self._explain_scaling(homeless[0][0]) or homeless[0][1].get("message", "")
@@ -291,6 +294,13 @@ class Engine:
     scaling = [event for event in events if event.get("reason") in _SCALING]
     last = max(scaling, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "", default=None)
     return f"{last['reason']}: {last.get('message', '')}" if last else ""
+
+  def _explain_missing_pods(self, name):
+    """Returns the latest message of the Job controller about pods of a JobSet that it could not create."""
+    events = self._items_if_allowed("events", "--field-selector=reason=FailedCreate")
+    mine = [event for event in events if str(event.get("involvedObject", {}).get("name", "")).startswith(f"{name}-")]
+    last = max(mine, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "", default={})
+    return " ".join(str(last.get("message", "")).split())[:300]
 
   def _worker(self, pod):
     """Returns the number of a pod among all slices."""

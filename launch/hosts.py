@@ -4,7 +4,6 @@ Each worker is a service of its host, which `launch.worker` starts. It outlives 
 brings the package `launch`. Everything else goes through the directory of the run.
 """
 
-import concurrent.futures
 import functools
 import hashlib
 import json
@@ -12,7 +11,6 @@ import os
 import re
 import shlex
 import socket
-import subprocess
 import sys
 
 from launch import errors, event_log, manifests, service, spec, states
@@ -21,6 +19,7 @@ from launch.errors import CALL, LaunchError, UnknownError, amount
 DEADLINE = CALL  # seconds for a command
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15",
         "-o", "ServerAliveCountMax=4")  # fmt: skip
+_AT_ONCE = 32  # parallel commands
 _BROKEN = 255  # exit code of ssh: the connection failed before, during or after the command
 _HERE = ""  # this machine, in the place of a host
 # Unpacks the package from its standard input into a directory named by its hash, which appears complete.
@@ -53,12 +52,13 @@ class Engine:
 
   def create(self, attempt: int, expires: int) -> None:
     """Starts the workers that are not alive. They read the published attempt, also for the time of their end."""
-    _each(lambda worker: _ask(worker[1], self._start(attempt, worker[0])), self._workers)
+    errors.gather(lambda worker: _ask(worker[1], self._start(attempt, worker[0])), self._workers, _AT_ONCE)
 
   def look(self, attempt: int) -> states.Look:
     """Returns READY while all workers are alive, and ABSENT without workers."""
     mine = (self._run.name, attempt, self._run.folder)
-    found = {each.get("worker"): each for services in _each(self._services, self._hosts) for each in services
+    answers = errors.gather(self._services, self._hosts, _AT_ONCE)
+    found = {each.get("worker"): each for services in answers for each in services
              if (each.get("run"), each.get("attempt"), each.get("folder")) == mine}  # fmt: skip
     if not found:
       return states.Look(states.ABSENT)
@@ -71,11 +71,9 @@ class Engine:
   def delete(self, target: int | states.Resource) -> None:
     """Stops the workers of an attempt and their programs, which have `limits.grace` to save."""
     if isinstance(target, states.Resource):
-      words = ["stop", f"--engine={self._run.backend}", f"--name={target.run}", f"--attempt={target.attempt}",
-               f"--mark={target.mark}", f"--grace={self._run.limits.grace}"]  # fmt: skip
-      _ask(_HERE if self._local else target.location, words, self._run.limits.grace)
+      _ask(_HERE if self._local else target.location, self._stop_resource(target), self._run.limits.grace)
     else:
-      _each(lambda host: _ask(host, self._stop(target), self._run.limits.grace), self._hosts)
+      errors.gather(lambda host: _ask(host, self._stop(target), self._run.limits.grace), self._hosts, _AT_ONCE)
 
   def inventory(self, zones: tuple) -> tuple:
     """Returns all attempts on the hosts of this run."""
@@ -95,8 +93,11 @@ class Engine:
     host = self._run.hosts[worker]
     return [*_SSH, host, f"{shlex.join(words)}; exit $?"] if words else ["ssh", "-t", *_SSH[1:], host]
 
-  def commands(self, attempt: int, expires: int) -> states.Commands:
+  def commands(self, target: int | states.Resource, expires: int = 0) -> states.Commands:
     """See `launch.states.Engine`. This machine is inspected by this process, as the command does it."""
+    if isinstance(target, states.Resource):
+      return states.Commands("", _line(_HERE if self._local else target.location, self._stop_resource(target)))
+    attempt = target
     look = ["look", f"--engine={self._run.backend}"]
     package = "" if self._local else ", with a zip archive of launch/ in place of /dev/null"
     delete = [_line(host, self._stop(attempt)) for host in self._hosts]
@@ -118,17 +119,14 @@ class Engine:
     return ["stop", f"--engine={self._run.backend}", f"--name={self._run.name}", f"--attempt={attempt}",
             f"--folder={self._run.folder}", f"--grace={self._run.limits.grace}"]  # fmt: skip
 
+  def _stop_resource(self, resource):
+    return ["stop", f"--engine={self._run.backend}", f"--name={resource.run}", f"--attempt={resource.attempt}",
+            f"--mark={resource.mark}", f"--grace={self._run.limits.grace}"]  # fmt: skip
+
   def _services(self, host):
     if self._local:
       return service.list_services(service.default_home(), "local")
     return parse_services(_ask(host, ["look", "--engine=hosts"]), host)
-
-
-def _each(function, values):
-  """Returns the results of a function for all values, in parallel. Raises the first error when all have ended."""
-  with concurrent.futures.ThreadPoolExecutor(min(32, len(values))) as pool:
-    answers = [pool.submit(function, value) for value in values]
-  return [answer.result() for answer in answers]
 
 
 def _resources(services, location):
@@ -166,20 +164,18 @@ def _ask(host, words, grace=0.0):
   """Returns what a command of `launch.worker` prints on a host, for which it has DEADLINE and `grace` seconds."""
   place, deadline, package_ = host or "this machine", DEADLINE + grace, package() if host else b""
   try:
-    result = subprocess.run(
-      _command(host, words), cwd=service.ROOT, input=package_, capture_output=True, timeout=deadline
+    code, output, complaint = errors.call(
+      _command(host, words), deadline, "Install openssh-client", package_, str(service.ROOT), errors.USAGE
     )
-  except subprocess.TimeoutExpired:
-    raise UnknownError(f"{place}: no answer within {deadline:.0f} s") from None
-  except FileNotFoundError:
-    raise LaunchError("ssh is not installed. Install openssh-client") from None
-  said, code = result.stderr.decode(errors="replace"), result.returncode
+  except UnknownError as error:
+    raise UnknownError(f"{place}: {error}") from None
+  said = complaint
   ours, said = _OURS.search(said) is not None, " ".join(said.split())[-400:]
   if code in (_BROKEN, errors.UNKNOWN) or (code not in (0, 126, 127) and not ours):
     raise UnknownError(f"{place}: {said or 'ssh gave no answer'}")
   if code:
     raise LaunchError(f"{place}: {said or f'exit code {code}'}", code)
-  _, mark, answer = ("\n" + result.stdout.decode(errors="replace")).rpartition(_MARK)
+  _, mark, answer = ("\n" + output.decode(errors="replace")).rpartition(_MARK)
   if host and not mark:
     raise UnknownError(f"{place}: the answer is incomplete")
   return answer

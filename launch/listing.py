@@ -10,7 +10,7 @@ import sys
 import time
 
 from launch import commands, errors, mailbox, removal, spec
-from launch.errors import LaunchError, UnknownError, say, utc
+from launch.errors import LaunchError, UnknownError, one_line, say, utc
 from launch.event_log import EventLog, names
 from launch.mailbox import Held
 from launch.removal import ELSEWHERE, Facts
@@ -34,13 +34,14 @@ class Row:
   """A machine in the cloud, or in an event log of this machine.
 
   Args:
-    name, owner, kind, location, state, detail: as in engine.Resource.
+    name, owner, kind, location, state, detail: as in states.Resource.
     hours: age in hours.
     expires: its latest end.
     chip_hours: of all attempts of its run; -1 if unknown here.
     step: of the slowest worker; -1 if unknown.
     beat: seconds since the last report; -1 without a report.
     flag: why it may be deleted, or ELSEWHERE, or "".
+    dated: the age is by the service's time, not by this machine's clock.
   """
 
   name: str
@@ -55,6 +56,7 @@ class Row:
   beat: float
   flag: str
   detail: str
+  dated: bool = False
 
 
 def ls(args: argparse.Namespace) -> int:
@@ -86,6 +88,9 @@ def gc(args: argparse.Namespace) -> int:
   spared = ("",) if args.force else ("", ELSEWHERE)
   mine = [each for each in found if each[2] and (each[0].owner == spec.owner() or args.all_users)]
   chosen = [each for each in mine if each[0].flag not in spared and each[0].hours >= oldest]
+  if undated := [row.name for row, _, _ in chosen if oldest and not row.dated]:
+    print(f"{', '.join(undated)}: not deleted, because only this machine's clock shows an age; omit --older-than")
+    chosen = [each for each in chosen if each[0].dated]
   if chosen:
     _table([row for row, _, _ in chosen])
   _tell(troubles, unasked, others)
@@ -194,9 +199,9 @@ def status(args: argparse.Namespace) -> int:
 
 def _show(event_log, run, state, reports):
   end = event_log.last("end")
-  over = f"ended with {end['code']}: {end['text']}" if end and not event_log.open else STAGES[state.stage]
+  over = f"ended with {end['code']}: {one_line(end['text'])}" if end and not event_log.open else STAGES[state.stage]
   print(f"{run.name}  {run.backend} {run.tpu or run.workers}  {over}")
-  print(f"  {shlex.join(['python', '-m', run.module, *run.args])}")
+  print(f"  {one_line(shlex.join(['python', '-m', run.module, *run.args]))}")
   if event_log.unconfirmed:
     print(
       f"  its directory describes another run than this machine started: python -m launch adopt {run.name} shows it"
@@ -214,7 +219,7 @@ def _show(event_log, run, state, reports):
   for event in event_log.events:
     if event["event"] not in ("run", "created", "refused", "progress"):
       when = time.strftime("%m-%d %H:%M:%S", time.gmtime(event["time"]))
-      text = event.get("text") or event.get("location") or ""
+      text = one_line(event.get("text") or event.get("location") or "")
       print(f"  {when}  a{event['attempt']} try {event['try']}  {event['event']:<10} {text[:90]}")
   for worker, (report, age) in sorted(reports.items()):
     step = f"step {report.step}" if report.step >= 0 else ""
@@ -310,8 +315,9 @@ def _row(resource, facts, run, known):
     chips = chip_hours(run, facts.state, now)
     if facts.state.attempt == resource.attempt and facts.state.ready:  # then the end is known exactly
       expires = int(facts.state.expires)
+  dated = bool(facts and facts.now)
   return Row(resource.name, resource.owner, resource.kind, resource.location, resource.state, round(hours, 2),
-             utc(expires) if expires else "", chips, step, beat, flag, resource.detail)  # fmt: skip
+             utc(expires) if expires else "", chips, step, beat, flag, resource.detail, dated)  # fmt: skip
 
 
 def chip_hours(run: Run, state: State, now: float) -> float:
@@ -362,7 +368,7 @@ def _table(rows):
 
 
 def _read_event_log(name):
-  """Returns the newest event log of a run; or None with a message if it cannot be read."""
+  """Returns the newest event log of a run, or None with a message if it cannot be read."""
   try:
     return commands.opened(name)
   except (UnknownError, LaunchError) as error:

@@ -16,7 +16,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 from launch import spec
-from launch.errors import USAGE, LaunchError, UnknownError, guarded
+from launch.errors import USAGE, LaunchError, UnknownError, guarded, one_line
 
 TIME_ENDED = "its time has ended"  # detail of a worker after the machine time is used up
 AT_ONCE = 16  # files that are read in parallel
@@ -192,7 +192,9 @@ class Mailbox:
     if item is None:
       return None
     self.clock = max(self.clock, item.now)
-    return _parsed(Report, item, worker=worker), item.age
+    found = _parsed(Report, item, worker=worker)
+    texts = {key: one_line(value) for key, value in vars(found).items() if isinstance(value, str) and key != "tail"}
+    return dataclasses.replace(found, **texts), item.age
 
   @guarded("the run's directory")
   def write_log(self, worker: int, piece: int, content: bytes) -> None:
@@ -300,8 +302,10 @@ class Lease:
     self._generation, self._renewed = generation, began
     return True
 
-  def give_back(self) -> None:
-    """Frees the lease."""
+  def give_back(self, tries: int | None = None) -> None:
+    """Frees the lease, with a number of tries for each request of a bucket."""
+    if tries:
+      self._storage.tries = tries
     values, generation, _ = self._read()
     if values.get("token") == self._token["token"]:
       with contextlib.suppress(FileExistsError):  # another process has taken it

@@ -49,7 +49,7 @@ python3 -m uv pip install --quiet --python {PYTHON} '.[tpu,gcs]'
 
 def jobset(run: spec.Run, attempt: int, expires: int) -> dict:
   """Returns the JobSet of an attempt, which starts run.max_failures times, and again after each preemption."""
-  slice_, seconds = tpus.find(run.tpu), math.ceil(run.max_hours * 3600)
+  slice_, seconds = tpus.find(run.tpu), math.ceil(run.seconds)
   annotations = {FOLDER: run.folder, TPU: f"{run.slices} x {run.tpu}" if run.slices > 1 else run.tpu}
   if slice_.hosts > 1:  # a node pool is one slice, which two jobs must not share
     annotations["alpha.jobset.sigs.k8s.io/exclusive-topology"] = "cloud.google.com/gke-nodepool"

@@ -11,9 +11,8 @@ import re
 import shlex
 import tempfile
 import urllib.parse
-from concurrent.futures import ThreadPoolExecutor
 
-from launch import errors, gcloud, mailbox, manifests, spec, storage, tpus
+from launch import errors, gcloud, mailbox, manifests, spec, states, storage, tpus
 from launch.errors import LaunchError, QuotaError, UnknownError
 from launch.states import ABSENT, DELETING, LOST, READY, Commands, Look, Resource
 
@@ -102,8 +101,7 @@ class Engine:
       zones = zones or self._zones()
     except gcloud.NO_ANSWER as error:
       return [], {"all zones": str(error)}
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-      answers = list(zip(zones, pool.map(self._inventory_of, zones), strict=True))
+    answers = list(zip(zones, errors.gather(self._inventory_of, zones, _AT_ONCE), strict=True))
     found = [resource for _, (resources, _) in answers for resource in resources]
     return found, {zone: failure for zone, (_, failure) in answers if failure}
 
@@ -129,8 +127,15 @@ class Engine:
   def _place(self, attempt):
     return {"project": self._run.project, "zone": self._run.location(attempt)}
 
-  def commands(self, attempt: int, expires: int) -> Commands:
+  def commands(self, target: int | Resource, expires: int = 0) -> Commands:
     """See `launch.states.Engine`."""
+    if isinstance(target, Resource):
+      place = {"project": self._run.project, "zone": target.location}
+      group = NODES if target.detail.endswith(gcloud.ALONE) else QUEUED
+      delete = gcloud.command(group, "delete", target.name, force=group == QUEUED, **place)
+      lists = [gcloud.command(each, "list", **place) for each in gcloud.GROUPS]
+      return Commands("", "; ".join(map(shlex.join, [delete, *lists])))
+    attempt = target
     place, names, last = self._place(attempt), self._names(attempt), self._run.workers - 1
     both = [(QUEUED, self._run.attempt(attempt)), *((NODES, name) for name in names)]
     delete, *delete_nodes = [gcloud.deletion(group, name, **place) for group, name in both]
@@ -183,7 +188,7 @@ class Engine:
     item = gcloud.described(QUEUED, name, **self._place(attempt))
     if item is None:
       raise UnknownError(f"{name} in {zone} existed a moment ago, and is absent now")
-    if not self._is_mine(item, attempt):
+    if not self._run.labels(attempt).items() <= gcloud.labels(item).items():
       raise LaunchError(f"{name} in {zone} is in use: it is {gcloud.owner(item)}. Choose another name for the run")
 
   def _explain_quota(self, attempt):
@@ -200,7 +205,7 @@ class Engine:
     return f"these use it until they are deleted: {', '.join(names)}; `python -m launch gc` deletes those of `launch`"
 
   def _is_mine(self, item, attempt):
-    return self._run.labels(attempt).items() <= gcloud.labels(item).items()
+    return states.owns(self._run, attempt, gcloud.short_name(item), gcloud.labels(item))
 
   def _names(self, attempt):
     name, slices = self._run.attempt(attempt), self._run.slices
@@ -209,8 +214,8 @@ class Engine:
   def _nodes(self, attempt):
     """Returns (name, node or None) of each slice of an attempt."""
     names, place = self._names(attempt), self._place(attempt)
-    with ThreadPoolExecutor(min(_AT_ONCE, len(names))) as pool:
-      return list(zip(names, pool.map(lambda name: gcloud.described(NODES, name, **place), names), strict=True))
+    nodes = errors.gather(lambda name: gcloud.described(NODES, name, **place), names, _AT_ONCE)
+    return list(zip(names, nodes, strict=True))
 
   def _leftover(self, attempt):
     """Returns the nodes of an attempt without its queued resource. `_leaked` has those that are not in deletion."""

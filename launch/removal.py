@@ -53,7 +53,7 @@ def judge(resource: states.Resource, facts: "Facts | None") -> str:
     resource: as the cloud lists it.
     facts: None if the run's directory gave no answer.
   """
-  if facts is None:
+  if facts is None or not resource.is_consistent:
     return ELSEWHERE
   state = facts.state
   current = state.attempt == resource.attempt
@@ -173,8 +173,7 @@ def advise(engine_: states.Engine, run: Run, target: int | states.Resource, fate
     target: the number of an attempt, or a resource.
     fate: by default that the deletion was not confirmed.
   """
-  attempt = target.attempt if isinstance(target, states.Resource) else target
-  return f"{_name(run, target)} {fate or run.left}; delete it with\n  {engine_.commands(attempt, 0).delete}"
+  return f"{_name(run, target)} {fate or run.left}; delete it with\n  {engine_.commands(target).delete}"
 
 
 def list_machines(engine_: states.Engine, run: Run) -> tuple[list[states.Resource], dict]:
@@ -226,7 +225,7 @@ def delete_strays(
     wait(run.limits.poll)
     found, troubles = list_strays(engine_, run, spared)
   for location, why in troubles.items():
-    command = engine_.commands(max(1, readable_state(event_log).attempt), 0).delete
+    command = engine_.commands(max(1, readable_state(event_log).attempt)).delete
     advice = f"; look with\n  {command}" if late else ""
     say(f"{location} could not be asked for other machines of {run.name}: {why}{advice}")
   for resource in found:

@@ -167,11 +167,13 @@ class Run:
     """Returns the machine time in seconds that all attempts together may take, by `max_hours` and `max_cost`."""
     allowed = self.max_hours * 3600
     if self.max_cost and self.price and self.chips:
-      # A deletion takes a while, during which the machines still cost.
-      allowed = min(
-        allowed, self.max_cost / (self.price * self.chips) * 3600 - 2 * self.limits.grace - 8 * self.limits.poll
-      )
+      allowed = min(allowed, self.max_cost / (self.price * self.chips) * 3600 - self.reserve)
     return max(0.0, allowed)
+
+  @property
+  def reserve(self) -> float:
+    """Returns the seconds of `max_cost` that are reserved for a deletion, during which the machines still cost."""
+    return 2 * self.limits.grace + self.limits.delete
 
   @property
   def billed(self) -> bool:
@@ -283,7 +285,12 @@ def checked(run: Run) -> Run:
   _variables(run)
   _numbers(run)
   _workdir(run)
-  return _placed(run)
+  run = _placed(run)
+  if run.max_cost and not run.seconds:
+    least = run.price * run.chips * run.reserve / 3600
+    raise LaunchError(f"--max-cost: {run.max_cost:g}; allowed: more than {least:.2f}, which is reserved for a deletion "
+                      f"of {run.reserve:.0f} s")  # fmt: skip
+  return run
 
 
 def _types(run):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from launch.errors import Guarded, LaunchError, amount
+from launch.errors import Guarded, LaunchError, UnknownError, amount
 from launch.mailbox import ENDED, EXITED, RUNNING, Order, Report
 from launch.spec import Run
 
@@ -73,6 +73,11 @@ class Resource:
   kind: str = ""
   mark: str = ""
 
+  @property
+  def is_consistent(self) -> bool:
+    """Returns whether the name agrees with the labels, which somebody may have changed."""
+    return re.fullmatch(rf"{re.escape(self.run)}-a{self.attempt}(-\d+)?", self.name) is not None
+
   def has_labels_of(self, other: "Resource") -> bool:
     """Returns whether both belong to the same attempt of the same run."""
     keys = ("run", "owner", "attempt", "mark")
@@ -108,6 +113,22 @@ class Commands:
   delete: str
 
 
+def owns(run: Run, attempt: int, name: str, labels: Mapping) -> bool:
+  """Returns whether an object with the name of an attempt belongs to it, by its labels.
+
+  Raises:
+    UnknownError: the labels are almost those of the attempt. Somebody may have changed them.
+  """
+  own = run.labels(attempt)
+  if own.items() <= labels.items():
+    return True
+  folder = "vitjax-folder"
+  if labels.get(folder) == own[folder] or (folder not in labels and own.items() & labels.items()):
+    changed = ", ".join(f"{key}={labels.get(key, '')}" for key in own if labels.get(key) != own[key])
+    raise UnknownError(f"{name} seems to belong to this run, but has other labels ({changed}). Restore or delete it")
+  return False
+
+
 class Engine(Protocol):
   """Creates, inspects and deletes the machines of a run. Every call has its own deadline and may be repeated.
 
@@ -138,8 +159,11 @@ class Engine(Protocol):
   def shell(self, attempt: int, worker: int, words: list) -> list:
     """Returns the argument list of a command that runs `words` on a worker, or opens a shell without words."""
 
-  def commands(self, attempt: int, expires: int) -> Commands:
-    """Returns the commands of an attempt without executing them. See `create` for the arguments."""
+  def commands(self, target: int | Resource, expires: int = 0) -> Commands:
+    """Returns the commands of an attempt without executing them. See `create` for the arguments.
+
+    For a resource of the inventory, only the command that deletes it is returned.
+    """
 
 
 def engine(run: Run) -> Engine:
@@ -162,6 +186,7 @@ class State:
     stage: one of the stages above. since: its start.
     look: the last known state of the machines. look_since: since when.
     seen: the attempt was seen to exist. ready: when it was first ready; 0 before.
+    exists: when its first machine was seen, from which on it may be billed; 0 before.
     answered: when the last creation was answered. absent: consecutive answers that the attempt does not exist.
     trouble: when the first process of the try ended or became silent; 0 if none did.
     starting: when the try was ordered.
@@ -188,6 +213,7 @@ class State:
   look_since: float = 0.0
   seen: bool = False
   ready: float = 0.0
+  exists: float = 0.0
   answered: float = 0.0
   absent: int = 0
   trouble: float = 0.0
@@ -211,8 +237,8 @@ class State:
 
   def spent(self, now: float) -> float:
     """Returns the seconds of machine time of all attempts."""
-    live = self.ready and (self.stage in (WATCHING, DELETING) or self.kept)
-    return self.used + (max(0.0, now - self.ready) if live else 0.0)
+    live = self.exists and (self.stage in (WATCHING, DELETING) or self.kept)
+    return self.used + (max(0.0, now - self.exists) if live else 0.0)
 
 
 # Names of fields in event logs of earlier versions.
@@ -231,6 +257,7 @@ def loads(values: Mapping) -> State:
   defaults = {field.name: field.default for field in dataclasses.fields(State)}
   known = {RENAMED.get(key, key): value for key, value in values.items()}
   known = {key: tuple(value) if isinstance(value, list) else value for key, value in known.items() if key in defaults}
+  known.setdefault("exists", known.get("ready", 0.0))  # an earlier version counted from `ready`
   for key, value in known.items():
     if key == "end":
       valid = value is None or (isinstance(value, tuple) and [type(each) for each in value] == [int, str])

@@ -25,6 +25,7 @@ import urllib.request
 
 from launch.errors import DENIED, LaunchError, UnknownError, boundary, call, guarded
 
+LARGEST = 2**28 + 1  # bytes of a file that are read
 TRIES, TIMEOUT = 5, 20.0  # tries of a request, and seconds for each
 _SERVER = "https://storage.googleapis.com"
 _METADATA = "http://{}/computeMetadata/v1/instance/service-accounts/default/token"
@@ -97,17 +98,18 @@ class Disk:
   """
 
   def __init__(self, folder: str):
-    self._folder = pathlib.Path(folder).absolute()
+    self._folder, self.tries = pathlib.Path(folder).absolute(), 1
     self.clock = _clock(str(self._folder))
 
   def read(self, name: str) -> "Item | None":
     """Returns a file, or None if it does not exist."""
     with _known(self._folder / name):
       try:
-        with open(self._folder / name, "rb") as file:
-          content, status = file.read(), os.fstat(file.fileno())
+        content, status = regular(self._folder / name, LARGEST)
       except (FileNotFoundError, NotADirectoryError):
         return None
+      if not self.clock.known:
+        self._ask_time()
     return Item(content, max(0.0, self.clock.now() - status.st_mtime), status.st_mtime_ns)
 
   def write(self, name: str, content: bytes, generation: "int | None" = None) -> int:
@@ -157,11 +159,22 @@ class Disk:
     with _known(self._folder / name):
       (self._folder / name).unlink(missing_ok=True)
 
+  def _ask_time(self):
+    """Asks the file system for its time by a temporary file. In a read-only directory this machine's clock is used."""
+    draft = self._folder / f".time.{os.getpid()}.{random.getrandbits(32):08x}"
+    with contextlib.suppress(OSError):
+      draft.touch(exist_ok=False)
+      self.clock.show(draft.stat().st_mtime)
+      draft.unlink()
+
   @contextlib.contextmanager
   def _turn(self):
-    with open(self._folder / ".turn", "a") as file:
-      fcntl.flock(file, fcntl.LOCK_EX)
+    number = os.open(self._folder / ".turn", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    try:
+      fcntl.flock(number, fcntl.LOCK_EX)
       yield
+    finally:
+      os.close(number)
 
 
 def _known(path):
@@ -175,6 +188,7 @@ class Bucket:
   """
 
   def __init__(self, folder: str):
+    self.tries = TRIES  # of each request
     bucket, _, prefix = folder.removeprefix("gs://").partition("/")
     self._bucket, self._prefix = bucket, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
     self._server = os.environ.get("STORAGE_EMULATOR_HOST", _SERVER).rstrip("/")
@@ -244,7 +258,7 @@ class Bucket:
   def _ask(self, method, path, content=None, kind="application/octet-stream"):
     """Returns (body, headers) of an answer, or None for 404. Temporary failures are tried again."""
     reason = ""
-    for number in range(TRIES):
+    for number in range(self.tries):
       if number:
         time.sleep(min(8.0, 0.25 * 2**number) * random.uniform(0.5, 1))
       headers = {"Content-Type": kind} | (self._token.header() if self._token else {})

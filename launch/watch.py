@@ -55,9 +55,10 @@ class Watch:
     self._intended = set(self._event_log.remaining())
     return self
 
-  def __exit__(self, *_):
+  def __exit__(self, kind=None, *_):
+    interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
     try:
-      self._lease.give_back()
+      self._lease.give_back(tries=1 if interrupted else None)
     except (UnknownError, LaunchError) as error:
       say(f"the lease could not be released, and expires in {BEATS * self._run.limits.poll:.0f} s: {error}")
 

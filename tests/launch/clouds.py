@@ -80,8 +80,9 @@ class Engine:
       cloud.states[attempt] = states.DELETING, time.monotonic()
     cloud.count("deleted")
 
-  def commands(self, attempt, expires):
-    return states.Commands(f"make {self._run.attempt(attempt)}", f"remove {self._run.attempt(attempt)}")
+  def commands(self, target, expires=0):
+    name = target.name if isinstance(target, states.Resource) else self._run.attempt(target)
+    return states.Commands(f"make {name}", f"remove {name}")
 
   def inventory(self, zones):
     run = self._run

@@ -125,8 +125,9 @@ class Engine:
     if u.take("delete lost"):
       raise UnknownError("the answer is lost")
 
-  def commands(self, attempt: int, expires: int) -> states.Commands:
-    return states.Commands("", f"remove {self._run.attempt(attempt)}")
+  def commands(self, target: int | states.Resource, expires: int = 0) -> states.Commands:
+    name = target.name if isinstance(target, states.Resource) else self._run.attempt(target)
+    return states.Commands("", f"remove {name}")
 
   def inventory(self, zones: tuple) -> tuple:
     u = self._universe

@@ -113,7 +113,8 @@ def test_g2_a_run_that_only_the_bucket_describes_is_shown_and_confirmed(here, tm
   with pytest.raises(LaunchError, match="--yes"):
     commands.confirmed(book)
   said = capsys.readouterr().out
-  assert "backend   local" in said and "c" * 64 in said and "program   train --workdir=" in said
+  rows = dict(line.split(maxsplit=1) for line in said.splitlines()[1:])
+  assert rows["backend"] == "local" and rows["code"] == "c" * 64 and rows["program"].startswith("train --workdir=")
   assert not event_log.names()
   assert commands.confirmed(book, yes=True).unconfirmed is None and EventLog("vit").run == here
 

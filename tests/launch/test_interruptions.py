@@ -220,7 +220,7 @@ def test_g11_a_quota_that_the_first_attempt_does_not_get_ends_the_run():
 
 
 def test_a_run_ends_before_it_exceeds_its_cost():
-  asked = run(max_hours=100, max_cost=80.0, price=2.0)  # 16 chips: 2.5 hours
+  asked = run(max_hours=100, max_cost=80.0, price=2.0)  # 16 chips: 2.5 hours, of which 1140 s are for a deletion
   world = World(asked, total=10**9)
   while world.state.stage != OVER:
     world.step()
@@ -228,7 +228,7 @@ def test_a_run_ends_before_it_exceeds_its_cost():
       world.preempt(True)
   hours = world.state.used / HOUR
   assert world.state.end[0] == errors.GAVE_UP and "--max-cost=80" in world.state.end[1]
-  assert 75.0 < hours * asked.chips * asked.price <= 80.0 and len(world.made) > 3
+  assert 68.0 < hours * asked.chips * asked.price <= 72.0 and len(world.made) > 3
 
 
 def test_a_cost_without_a_price_is_refused():

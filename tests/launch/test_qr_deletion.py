@@ -41,10 +41,20 @@ def test_a_node_whose_queued_resource_is_gone_is_deleted_alone(tmp_path, program
 
 def test_a_node_of_somebody_else_stays(tmp_path, program):
   program.answers("queued-resources", "describe", GONE)
-  program.answers("tpu-vm", "describe", node(cloud.run(owner="bob")))
+  program.answers("tpu-vm", "describe", node(cloud.run(owner="bob", workdir="gs://bkt/other")))
   made = engine(tmp_path)
   assert made.look(1).state == ABSENT
   made.delete(1)
+  assert not [verb for verb in program.verbs() if "delete" in verb]
+
+
+def test_a_node_with_a_changed_label_is_not_absent(tmp_path, program):
+  program.answers("queued-resources", "describe", GONE)
+  program.answers("tpu-vm", "describe", node(cloud.run(owner="bob")))
+  made = engine(tmp_path)
+  for call in (made.look, made.delete):
+    with pytest.raises(UnknownError, match="vitjax-owner=bob"):
+      call(1)
   assert not [verb for verb in program.verbs() if "delete" in verb]
 
 

@@ -10,7 +10,7 @@ from tests.launch.world import run
 
 NOW = 1e9
 LIVE = State(attempt=1, try_=1, stage=WATCHING, since=NOW - 500, look=states.READY, look_since=NOW - 400, seen=True,
-             ready=NOW - 400, answered=NOW - 490, starting=NOW - 400, expires=NOW + 9000)  # fmt: skip
+             ready=NOW - 400, exists=NOW - 400, answered=NOW - 490, starting=NOW - 400, expires=NOW + 9000)  # fmt: skip
 GOING = dataclasses.replace(LIVE, stage=states.DELETING, since=NOW - 60, retry=NOW - 1, end=(0, "done"))
 
 
