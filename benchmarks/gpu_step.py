@@ -150,7 +150,7 @@ def measure(model: str, args: argparse.Namespace) -> dict:
       raise
     raise schema.ConfigError(
       f"--batch: ViT-{model} with {amount(args.batch, 'image')} does not fit on a {device.device_kind} "
-      "for JAX and torch at once, which both keep their memory; take a smaller one, such as "
+      "for JAX and torch at once, which both keep their memory. Use a smaller batch, such as "
       f"--batch={max(1, args.batch // 2)}"
     ) from error
   peak = hardware.peak(device)
@@ -204,19 +204,19 @@ def line(row: dict) -> str:
 def main() -> None:
   """Prints a line for each model."""
   parser = cli.Parser("benchmarks.gpu_step", __doc__)
-  parser.add_argument("--models", default="B/16,L/16", help="sizes and patches, with commas between")
+  parser.add_argument("--models", default="B/16,L/16", help="sizes and patches, separated by commas")
   parser.add_argument("--batch", type=int, default=256, help="images a step")
   parser.add_argument("--attention", default="xla", help="our formulation")
   parser.add_argument("--rounds", type=int, default=5, help="rounds of each side")
   parser.add_argument("--steps", type=int, default=10, help="steps a round")
   parser.add_argument("--platform", choices=("gpu", "cpu"), default="gpu")
-  parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the rows to this file, as a list")
+  parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the rows to this JSON file")
   args = parser.parse_args()
   children.require("torch", "torch")
   models = args.models.split(",")
   for name in ("batch", "rounds", "steps"):
     if getattr(args, name) < 1:
-      raise schema.ConfigError(f"--{name}: {getattr(args, name)}; allowed: 1 and more")
+      raise schema.ConfigError(f"--{name}: {getattr(args, name)}. Allowed: 1 or more")
   for model in models:
     run(model, args.attention, args.batch)  # reports errors before the first model is measured
 

@@ -121,10 +121,10 @@ def main() -> None:
   """Prints the comparison."""
   parser = cli.Parser("benchmarks.input_pipeline", __doc__)
   parser.add_argument("--rounds", type=int, default=5, help="number of rounds for the medians")
-  parser.add_argument("--seconds", type=float, default=4.0, help="of one round")
+  parser.add_argument("--seconds", type=float, default=4.0, help="duration of a round")
   parser.add_argument("--threads", type=int, default=0, help="threads of each pipeline; default: number of cores")
   parser.add_argument(
-    "--gil", action="store_true", help="also measure the seconds of a core and of Python's lock per image"
+    "--gil", action="store_true", help="also measure CPU seconds, and seconds that hold Python's lock, per image"
   )
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="all figures; images_per_second is --host-rate")
   parser.add_argument("--only", nargs=3, help=argparse.SUPPRESS)

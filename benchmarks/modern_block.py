@@ -44,9 +44,9 @@ def run(images: int, **model) -> config.Run:
 def main() -> None:
   """Prints a line for each program, and the ratios."""
   parser = cli.Parser("benchmarks.modern_block", __doc__)
-  parser.add_argument("--topology", type=cli.slices, default="v3-32,v5e-64", help="slices, with commas between")
-  parser.add_argument("--attention", default="fused,xla", help="of fused and xla, with a comma between")
-  parser.add_argument("--images", type=int, default=32, help="on a core")
+  parser.add_argument("--topology", type=cli.slices, default="v3-32,v5e-64", help="slices, separated by commas")
+  parser.add_argument("--attention", default="fused,xla", help="fused, xla or both, separated by a comma")
+  parser.add_argument("--images", type=int, default=32, help="number of images per core")
   parser.add_argument("--json", type=cli.path, metavar="FILE")
   args = parser.parse_args()
   record = {}

@@ -3,8 +3,9 @@
 deit3-jax (github.com/affjljoo3581/deit3-jax at 753d01b) reports the duration of its DeiT and DeiT III runs on a v4-64.
 The same runs are planned here. They use 32 devices with all parameters on each, float32 throughout, unrolled layers,
 and the batches and epochs of its configs. After each epoch on ImageNet-1k, all 50,000 validation images are evaluated.
-Runs on ImageNet-21k are not evaluated. Fine-tuning is not included, because the published hours grow with the epochs
-and leave no time for it. The GELU and the rates of stochastic depth of deit3-jax are used too.
+Runs on ImageNet-21k are not evaluated. The published hours are proportional to the epochs, so they do not seem to
+include fine-tuning. The plans do not include it either. The GELU and the rates of stochastic depth of deit3-jax are
+used too.
 
 Each program is compiled once, in one to fifteen minutes, and stored in --json. Runs with more epochs use the same
 program. The compiler takes more than 19 GB for the 32 unrolled blocks of H. The step of H is therefore extrapolated
@@ -12,9 +13,9 @@ from 8 and 16 blocks. This is exact if all blocks take equal time. (L from 6 and
 186.6.)
 
 `steps` is the time of the devices, with the all-reduce, which plans do not overlap. `evaluations` is additional time:
-forward passes, or reading by the 10 processes per host for evaluations. A run is marked `input` if its hosts cannot
-have prepared its images in less time. HOST_RATE is the rate of runs that only the hosts can have limited. Hosts
-continue to read while devices evaluate. Needs `pip install -e '.[tpu]'` and no TPU.
+forward passes, or reading by the 10 processes per host for evaluations. A run is marked `input` if its hosts need
+longer for its images than its devices for steps and evaluations. HOST_RATE is derived from published runs that were
+limited by their hosts. Hosts continue to read while devices evaluate. Needs `pip install -e '.[tpu]'` and no TPU.
 """
 
 import dataclasses
@@ -107,7 +108,7 @@ class Row(NamedTuple):
 
   @property
   def waits(self) -> bool:
-    """Whether the input limits the run."""
+    """True if the input limits the run."""
     return self.input > self.steps + self.evaluations
 
 
@@ -197,7 +198,7 @@ def table(made: list[Row]) -> str:
     worst = max(ratios, key=lambda ratio: abs(ratio - 1))
     lines.append(
       f"not limited by their input: {amount(len(ratios), 'run')}, median ratio {statistics.median(ratios):.2f}, "
-      f"farthest {worst:.2f}"
+      f"farthest from 1 {worst:.2f}"
     )
   return "\n".join(lines)
 
@@ -206,7 +207,7 @@ def main() -> None:
   """Compiles programs that --json does not contain, and prints the table."""
   parser = cli.Parser("benchmarks.real_runs", __doc__)
   parser.add_argument(
-    "--only", metavar="RECIPES", help="beginnings of the names of runs, separated by spaces; default: all"
+    "--only", metavar="RECIPES", help="first characters of the names of runs, separated by spaces; default: all"
   )
   parser.add_argument(
     "--json", type=cli.path, metavar="FILE", help="file of finished plans, to which new plans are added"

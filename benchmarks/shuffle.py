@@ -89,11 +89,11 @@ def main() -> None:
         rows.append(row)
         print(
           f"batch {batch:,}, {amount(blocks.groups, 'group')}, windows of {window} x {blocks.size} "
-          f"({row['images_waiting']:,} images wait), {source} source: variance of class counts "
-          f"{row['class_variance_ratio']:.2f} of a "
-          f"permutation's, of {TOGETHER} batches {row['class_variance_ratio_of_16_batches']:.2f}; neighbours are "
-          f"{mine['distance']:.3f} of the source apart ({true['distance']:.3f}), {mine['near']:.2%} near "
-          f"({true['near']:.3%})"
+          f"({row['images_waiting']:,} images wait), {source} source. Variance of class counts, relative to a "
+          "permutation: "
+          f"{row['class_variance_ratio']:.2f} (batches), {row['class_variance_ratio_of_16_batches']:.2f} (groups of "
+          f"{TOGETHER} batches). Distance of neighbours, as a share of the source: {mine['distance']:.3f} (permutation "
+          f"{true['distance']:.3f}). Near neighbours: {mine['near']:.2%} (permutation {true['near']:.3%})"
         )
   if args.json:
     files.write_text(args.json, json.dumps(rows, indent=2) + "\n")

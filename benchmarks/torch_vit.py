@@ -1,4 +1,4 @@
-"""A ViT and its train step under torch.compile: the peer of `benchmarks.gpu_step`."""
+"""A ViT and its train step under torch.compile: the reference of `benchmarks.gpu_step`."""
 
 import numpy as np
 import torch
@@ -65,8 +65,9 @@ def peer_model(patch: int, width: int, depth: int, heads: int, hidden: int) -> t
     return Vit(patch, width, depth, heads, hidden), "plain torch in timm's structure (timm is not installed)"
   except RuntimeError as error:  # timm imports torchvision, which raises this error if it was built for another torch
     raise schema.ConfigError(
-      f"timm cannot be imported beside torch {torch.__version__}: {error}; install the torchvision of this torch, or "
-      "uninstall timm for a peer in plain torch"
+      f"timm cannot be imported with torch {torch.__version__}: {error}. Install the matching torchvision, or "
+      "uninstall "
+      "timm to compare with plain torch"
     ) from error
   model = VisionTransformer(
     img_size=SIDE,

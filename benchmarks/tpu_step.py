@@ -93,9 +93,9 @@ def measure_peer(model: str, args: argparse.Namespace) -> float:
 def main() -> None:
   """Prints a line for each model and implementation, the peer first."""
   parser = cli.Parser("benchmarks.tpu_step", __doc__)
-  parser.add_argument("--models", default="B/16,L/16", help="sizes and patches, with commas between")
+  parser.add_argument("--models", default="B/16,L/16", help="sizes and patches, separated by commas")
   parser.add_argument("--topology", type=cli.slices, default="v3:4x4", help="a slice")
-  parser.add_argument("--attention", default="xla,fused", help="formulations, with commas between")
+  parser.add_argument("--attention", default="xla,fused", help="implementations, separated by commas")
   parser.add_argument("--fsdp", action="store_true", help="parameters split over all devices")
   parser.add_argument("--images", type=int, default=32, help="on a device")
   parser.add_argument("--scan", action="store_true", help="one compiled layer")

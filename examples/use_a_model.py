@@ -56,5 +56,5 @@ def main(weights: str, photo: str) -> None:
 
 if __name__ == "__main__":
   if len(sys.argv) != 3:
-    sys.exit("write: python examples/use_a_model.py WEIGHTS PHOTO")
+    sys.exit("usage: python examples/use_a_model.py WEIGHTS PHOTO")
   main(*sys.argv[1:])

@@ -95,7 +95,7 @@ def test_flops_are_those_of_the_published_model():
 
 def test_e6_the_overview_names_the_definition_of_its_flops():
   parts = runs.parts(1)
-  assert f"{parts.forward_flops / 1e9:.3g} GFLOP an image (forward pass); " in parts.overview()
+  assert f"{parts.forward_flops / 1e9:.3g} GFLOP per image (forward pass); " in parts.overview()
 
 
 @pytest.mark.parametrize("frozen", ["['blocks/.*']", "['embedding/.*', 'position/table']"])

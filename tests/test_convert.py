@@ -124,7 +124,7 @@ def test_inspection_says_what_a_user_needs(tmp_path):
 def test_e6_an_inspection_has_the_flops_of_a_forward_pass_and_the_rule_for_positions(tmp_path):
   written(tmp_path / "a.npz")
   rows = dict(line.split(maxsplit=1) for line in convert.inspect(tmp_path / "a.npz", {}).splitlines())
-  assert rows["arithmetic"].endswith(" GFLOP an image (forward pass)")
+  assert rows["arithmetic"].endswith(" GFLOP per image (forward pass)")
   tokens, width, hidden = 17, 64, 96
   macs = 16 * 8 * 8 * 3 * width + 2 * (4 * tokens * width**2 + 2 * tokens**2 * width + 2 * tokens * width * hidden)
   assert float(rows["arithmetic"].split()[0]) == pytest.approx(2 * (macs + width * 3) / 1e9, rel=5e-3)

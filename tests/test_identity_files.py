@@ -86,7 +86,7 @@ def protect_all(path):
 FILES = {
   add_to_a_file: ["sizes of files differ", "contents of files differ, such as 'a/"],
   replace_pixels: ["contents of files differ, such as '"],
-  touch: ["times of change of files differ"],
+  touch: ["modification times of files differ"],
   replace_pixels_of_two: ["some files were modified or replaced although their sizes and modification times are"],
   replace_two: ["some files were modified or replaced", "The last one is '"],
   protect_one: ["or their permissions, owner or links changed"],

@@ -81,10 +81,10 @@ def test_a_dead_worker_process_ends_the_run_with_134_and_a_checkpoint(parts, tmp
 
 def test_a_stop_in_the_last_evaluation_trains_no_more_and_evaluates_again(parts, tmp_path):
   def measure(params, poll):
-    raise runtime.Preempted(42, "stopped as asked")
+    raise runtime.Preempted(42, "stopped on request")
 
   last = {"test": build.Eval(12, measure)}
-  with pytest.raises(runtime.Stop, match=r"stopped as asked\. Step 12 is saved") as stopped:
+  with pytest.raises(runtime.Stop, match=r"stopped on request\. Step 12 is saved") as stopped:
     loop.train(dataclasses.replace(parts, evals=last), tmp_path)
   assert stopped.value.code == 42
   store = checkpoints.Checkpoints(tmp_path, mesh.replicated(parts.mesh), read_only=True)
@@ -99,7 +99,7 @@ def test_a_stop_in_the_last_evaluation_trains_no_more_and_evaluates_again(parts,
 
 def test_an_evaluation_that_a_stop_cut_short_is_made_up_for(parts, tmp_path):
   def measure(params, poll):
-    raise runtime.Preempted(42, "stopped as asked")
+    raise runtime.Preempted(42, "stopped on request")
 
   real = parts.evals["test"].measure
   with pytest.raises(runtime.Stop, match="Step 2 is saved"):
@@ -178,7 +178,7 @@ def test_what_is_said_to_be_saved_is_whole_before_the_others_hear_of_the_end(par
       super().report(kind, error, trace)
 
   def stop(params, poll):
-    raise runtime.Preempted(42, "stopped as asked")
+    raise runtime.Preempted(42, "stopped on request")
 
   slow = checkpoints.Checkpoints.wait
   monkeypatch.setattr(checkpoints.Checkpoints, "wait", lambda store: (time.sleep(0.5), slow(store)))
@@ -195,7 +195,7 @@ def test_an_evaluation_that_was_made_up_for_and_then_killed_has_one_line(parts, 
   def measure(params, poll):
     match next(calls):
       case 0:
-        raise runtime.Preempted(42, "stopped as asked")
+        raise runtime.Preempted(42, "stopped on request")
       case _:
         return accuracy(params, poll)
 

@@ -140,7 +140,7 @@ def test_one_that_is_asked_to_stop_ends_with_one_line(tmp_path, number):
   process.send_signal(number)
   note, said = runs.finish(process, 42).splitlines()
   assert note.endswith("/photos': 800 images, 800 .jpg; ignored: nothing")
-  assert said == f"stopped as asked ({number.name}); the same command starts or continues it"
+  assert said == f"stopped on request ({number.name}); the same command starts or continues it"
 
 
 def test_a_corpus_takes_the_keys_of_every_reader():

@@ -204,7 +204,7 @@ def test_other_data_are_refused_before_a_state_is_read_and_nothing_changes(saved
   assert "1 class new: 'c'" in str(error.value)
   shutil.rmtree(photos / "c")
   os.utime(photos / "a" / "0.png")
-  with pytest.raises(schema.ConfigError, match="times of change of files differ"):
+  with pytest.raises(schema.ConfigError, match="modification times of files differ"):
     train.main()
   assert {file: file.stat().st_mtime_ns for file in workdir.rglob("*")} == before
 

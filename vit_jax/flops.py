@@ -1,7 +1,7 @@
 """FLOP counts of functions, computed from their jaxprs.
 
-A multiply-accumulate always counts as two FLOPs. "GFLOP an image" means the forward pass of one image. A train step has
-a forward and a backward pass, which take three times as many FLOPs (`TRAINING`).
+A multiply-accumulate always counts as two FLOPs. "GFLOP per image" means the forward pass of one image. A train step
+has a forward and a backward pass, which take three times as many FLOPs (`TRAINING`).
 """
 
 import math
@@ -14,8 +14,8 @@ TRAINING = 3  # cost of a forward and a backward pass, in forward passes
 
 
 def in_words(forward: int) -> str:
-  """Formats the FLOPs of a forward pass: "35.2 GFLOP an image (forward pass)"."""
-  return f"{forward / 1e9:.3g} GFLOP an image (forward pass)"
+  """Formats the FLOPs of a forward pass: "35.2 GFLOP per image (forward pass)"."""
+  return f"{forward / 1e9:.3g} GFLOP per image (forward pass)"
 
 
 def count(function: Callable, *args: object) -> int:

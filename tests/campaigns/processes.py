@@ -47,7 +47,7 @@ def scenario(function):
 def sigterm_to_one(folder):
   with Group(folder, "run") as group:
     group.stop_at(12, 2)
-    group.says(r"stopped as asked .* Step \d+ is saved; the same command continues")
+    group.says(r"stopped on request .* Step \d+ is saved; the same command continues")
   finish(folder, "run")
 
 

@@ -202,7 +202,7 @@ def test_a_disk_that_fails_is_no_bad_image():
 def test_an_empty_class_is_refused_by_name(tmp_path):
   root = folders.folder(tmp_path / "photos")
   (root / "train/empty").mkdir()
-  with pytest.raises(ConfigError, match=r"data.path: class folder '.*train/empty' holds no image"):
+  with pytest.raises(ConfigError, match=r"data.path: class folder '.*train/empty' contains no image"):
     folders.made(root, tmp_path / "data")
 
 

@@ -67,7 +67,7 @@ def test_input_that_changes_is_one_line_and_what_was_done_is_done_again(tmp_path
   ("error", "said"),
   [
     (OSError(5, "Input/output error"), r"Input/output error. Check that its disk or bucket is reachable$"),
-    (runtime.Stop(42, "stopped as asked"), "^stopped as asked$"),
+    (runtime.Stop(42, "stopped on request"), "^stopped on request$"),
   ],
   ids=("disk", "stop"),
 )

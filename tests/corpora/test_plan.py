@@ -64,7 +64,7 @@ def test_it_is_kept_as_json_and_read_again(tmp_path):
 )
 def test_any_other_is_refused_by_what_differs(tmp_path, field, value, said):
   (tmp_path / "plan.json").write_text(json.dumps(PLAN.plain()))
-  with pytest.raises(ConfigError, match=f"started with other input or options .*{said}.*choose another name"):
+  with pytest.raises(ConfigError, match=f"started with other input or options .*{said}.*use another name"):
     dataclasses.replace(PLAN, **{field: value}).check(tmp_path / "plan.json")
 
 

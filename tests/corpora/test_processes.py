@@ -97,7 +97,7 @@ def test_several_do_each_task_once_and_a_death_is_said():
   assert [made[task][0] for task in range(9)] == list(range(1, 10))
   assert len({process for _, process in made.values()}) == 2 and os.getpid() not in dict(made.values())
   with pytest.raises(
-    runtime.Stop, match="was ended by SIGKILL; the same command continues; if memory was short"
+    runtime.Stop, match=r"was ended by SIGKILL; the same command continues\. If memory ran out"
   ) as stop:
     run(["die", 1], 2)
   assert stop.value.code == runtime.EXIT_PEER
@@ -110,7 +110,7 @@ def test_one_that_stands_still_is_named_and_ended_at_the_limit(monkeypatch, caps
       monkeypatch.setattr(processes, name, seconds)
 
   silence = r"worker process \d+ has not reported for"
-  said = rf"^{silence} 0.5 s, the limit, at task stand and is killed \(SIGKILL\)\. .*same command continues"
+  said = rf"^{silence} 0.5 s while it processed task stand. It is killed \(SIGKILL\), .*same command continues"
   with pytest.raises(runtime.Stop, match=said) as stop:
     run(["stand"], 2, heard)
   assert stop.value.code == runtime.EXIT_HANG

@@ -37,7 +37,7 @@ def test_values_have_the_order_of_bytes_and_the_type_of_their_directory(order, k
 
 def test_values_outside_of_the_file_or_of_another_type_are_an_error():
   for data in (made("<", 3, 3, struct.pack("<I", 9999)), made("<", 11, 1, bytes(4)), made("<", 3, 0, bytes(4))):
-    with pytest.raises(DecodeError, match="a directory that goes beyond them"):
+    with pytest.raises(DecodeError, match="a directory that ends after them"):
       exif.directory(data).values(data, ORIENTATION)
     assert exif.orientation(data) == 1
   assert exif.directory(b"no directory") is None

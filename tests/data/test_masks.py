@@ -109,11 +109,11 @@ def test_shares_are_counted_pixel_by_pixel(size, side):
 @pytest.mark.parametrize(
   ("content", "says"),
   [
-    (file(STORED, "RGB"), "record 3: its mask is not valid: it is in Pillow's mode 'RGB'"),
+    (file(STORED, "RGB"), "record 3: its mask is not valid: its mode in Pillow is 'RGB'"),
     (file(STORED, "L", "JPEG"), "a JPEG changes the numbers"),
     (file(STORED)[:-30], "record 3: its mask is not valid"),
     (b"no image", "record 3: its mask is not valid: not a complete image"),
-    (file(STORED + 9), "pixels of number (9|10|11|12). Allowed: 0 to 3 for 4 classes, and 255 for no class"),
+    (file(STORED + 9), "pixels with the number (9|10|11|12). Allowed: 0 to 3 for 4 classes, and 255 for no class"),
     (file(np.zeros((200, 200), np.uint8)), "200 x 200 pixels. Allowed: up to data.max_pixels=10,000"),
     (None, "record 3: .*masks/x.png"),
   ],

@@ -137,7 +137,7 @@ def test_what_is_due_at_a_start_is_what_comes_from_there_on(name, start):
 def test_a_corpus_that_is_small_has_fewer_groups():
   order, _ = made((1000, 3), (1, 1), batch=64, together=[32, 32])
   assert order.groups == 2
-  with pytest.raises(schema.ConfigError, match="7 groups do not divide"):
+  with pytest.raises(schema.ConfigError, match="cannot be divided into 7 equal groups"):
     made((1000, 30), (1, 1), batch=64, groups=7, size=4)
 
 

@@ -70,7 +70,7 @@ def test_notes_are_those_of_the_parts_and_of_all_classes(parts):
 
 def test_classes_must_be_the_same_where_the_config_says_so(parts):
   with pytest.raises(
-    ConfigError, match=r"manifest and parquet differ in classes, as bee, cat, dog. Use 'union'"
+    ConfigError, match=r"manifest and parquet differ in classes, for example bee, cat, dog. Use 'union'"
   ) as error:
     opened(parts, classes="same")
   assert error.value.place == "config.data.classes"

@@ -147,7 +147,9 @@ def test_a_batch_is_cut_into_groups_of_16_rows_or_more(batch, groups):
 
 
 def test_groups_that_do_not_divide_the_batch_are_an_error():
-  with pytest.raises(schema.ConfigError, match=r"7 groups do not divide a batch of 64. Nearest values: \[4, 8\]"):
+  with pytest.raises(
+    schema.ConfigError, match=r"a batch of 64 cannot be divided into 7 equal groups. Nearest values: \[4, 8\]"
+  ):
     schema.make(Choice("blocks", {"groups": 7}), order.ORDERS, 1000, 64, 0, True)
 
 

@@ -122,7 +122,7 @@ def test_labels_that_no_teacher_gives_are_refused(labels, number, probability):
 def test_a_plan_with_numbers_that_are_none_is_refused(labels, key, value):
   folder, plan = labels
   (folder / pseudo_labels.PLAN).write_text(json.dumps(json.loads(plan.to_json()) | {key: value}))
-  with pytest.raises(ConfigError, match=f"not a plan of labels.*{key}"):
+  with pytest.raises(ConfigError, match=f"does not describe labels.*{key}"):
     pseudo_labels.read_plan(folder)
 
 
@@ -164,7 +164,7 @@ def test_a_file_that_is_not_whole_is_named_with_what_to_do(labels, harm):
 @pytest.mark.parametrize("text", ['{"records": 3}', '{"fingerprint": {"colour": 1}, "classes": []}'])
 def test_a_plan_that_is_none_is_refused(tmp_path, text):
   (tmp_path / pseudo_labels.PLAN).write_text(text)
-  with pytest.raises(ConfigError, match=r"labels\.json is not a plan of labels"):
+  with pytest.raises(ConfigError, match=r"labels\.json does not describe labels"):
     pseudo_labels.read_plan(tmp_path)
 
 
@@ -194,7 +194,7 @@ def test_soft_labels_come_with_their_shares(images, labels):
 @pytest.mark.parametrize(
   ("choice", "says"),
   [
-    (HARD._replace(soft=True), "soft: .*holds hard labels.*soft=false"),
+    (HARD._replace(soft=True), "soft: .*contains hard labels.*soft=false"),
     (HARD._replace(per_class=11), "per_class: 11. Allowed: up to 10, all images"),
     (
       HARD._replace(minimum=0.95),

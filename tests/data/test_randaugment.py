@@ -166,7 +166,7 @@ def test_mended_contrast_is_drawn_where_it_is_asked_for():
     ("randaugment_increasing", {"magnitude_std": -0.5}, "magnitude_std"),
     ("randaugment_increasing", {"probability": 50}, "probability"),
     ("randaugment_increasing", {"interpolation": "nearest"}, "Allowed: random, bilinear, bicubic"),
-    ("randaugment_increasing", {"fill": (128, 128)}, "has 2 values. Give 3"),
+    ("randaugment_increasing", {"fill": (128, 128)}, "has 2 values. Expected 3"),
     ("randaugment_increasing", {"fill": (128, 128, 256)}, "256 is out of range"),
   ],
 )

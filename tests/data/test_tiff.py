@@ -159,11 +159,11 @@ GRAY = bytes(4800)
     (by_hand(80, 60, GRAY, t279=None), "without the directory tag 279"),
     (by_hand(80, 60, GRAY, t279=(4, 0)), "it needs 1$"),
     (by_hand(80, 60, GRAY, t278=(4, 1)), "it needs 60$"),
-    (by_hand(80, 60, GRAY, t278=(4, 0)), "pieces of 80 x 0"),
+    (by_hand(80, 60, GRAY, t278=(4, 0)), "tiles of 80 x 0"),
     (by_hand(0, 60, GRAY), "0 x 60"),
     (by_hand(80, 2**31, GRAY, t278=(4, 1)), "more than 131,072 strips"),
     (by_hand(80, 60, GRAY, t258=(3, 32)), "32 bits"),
-    (by_hand(80, 60, GRAY, t339=(3, 3)), "fractions"),
+    (by_hand(80, 60, GRAY, t339=(3, 3)), "floating-point numbers"),
     (by_hand(80, 60, GRAY, t262=(3, 8)), "colours of kind 8"),
     (by_hand(80, 60, GRAY, t256=(4, 80), t324=(4, 9), t322=(4, 60_000), t323=(4, 60_000)), "60,000 x 60,000"),
     (encode(picture(), "TIFF", big_tiff=True), "BigTIFF"),
@@ -289,7 +289,7 @@ CMYK_SAMPLES = np.zeros((6, 8, 4), np.int64)
       for number in (6, 32771, 32809, 34676, 34712, 34887, 50001, 9)
     ),
     (made(GRAY_SAMPLES, 8, 8), "colours of kind 8"),
-    (made(GRAY_SAMPLES, 8, 1, tags={339: (3, [2])}), "fractions"),
+    (made(GRAY_SAMPLES, 8, 1, tags={339: (3, [2])}), "floating-point numbers"),
   ],
   ids=range(15),
 )

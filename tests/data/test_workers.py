@@ -114,8 +114,8 @@ def test_data_that_change_before_a_worker_opens_them_are_an_error(tmp_path):
     add(f"train/{name}")
   take(loader.batches(photos(tmp_path), 2, range(2), 0, loader.Workers(functools.partial(photos, tmp_path), 1)), 3)
   for name, said in (
-    ("train/a/2.png", "times of change of files"),
-    ("train/c/1.png", "names, labels or order of images, sizes of files, times of change of files, classes"),
+    ("train/a/2.png", "modification times of files"),
+    ("train/c/1.png", "names, labels or order of images, sizes of files, modification times of files, classes"),
   ):
     examples = photos(tmp_path)
     examples.source.fingerprint()

@@ -78,7 +78,7 @@ def test_paths_come_one_a_line_also_such_as_are_no_unicode(photos):
 
 def test_newcomer_7_standard_input_without_a_path_is_named(tmp_path):
   for stdin in (b"", b"\n\r\n\n"):
-    with pytest.raises(ConfigError, match=r"^PATH: standard input contains no path\. Name files, folders or"):
+    with pytest.raises(ConfigError, match=r"^PATH: standard input contains no path\. Specify files, folders or"):
       listed("-", stdin=stdin)
   with pytest.raises(ConfigError, match=r"^no image in \['-'\]"):
     listed("-", stdin=os.fsencode(tmp_path))

@@ -26,7 +26,7 @@ def test_a_cost_and_collectives_are_there_where_they_are_known():
 def test_evaluations_are_a_line_of_their_own():
   known = {"validation": {"times": 20, "images": 50_176}, "probes": None}
   _, _, line = tables.table([dataclasses.replace(GOOD, evaluations=known, evaluation_hours=1.25)]).splitlines()
-  assert line == "v3-8, data=8: evaluations: 1.25 hours more: validation 20 x 50,176 images, probes not counted"
+  assert line == "v3-8, data=8: evaluations: 1.25 additional hours: validation 20 x 50,176 images, probes not counted"
 
 
 def test_a_line_says_whether_a_plan_fits():
@@ -41,7 +41,7 @@ def test_an_input_bound_run_is_named_with_both_times():
     GOOD, input_bound=True, input_step_seconds=0.05, images_per_second_per_host=20_480, host_rate=5120,
     host_rate_method="measured", hours=40.0, device_hours=10.0, limit="memory",
   )  # fmt: skip
-  assert tables.line(slow).endswith("; input-bound, 50.0 ms from step to step")
+  assert tables.line(slow).endswith("; input-bound, 50.0 ms between the starts of two steps")
   assert "input-bound" not in tables.line(GOOD) + tables.table([GOOD])
   _, row, reason = tables.table([slow]).splitlines()
   assert "20,480 of 5,120/s" in row and " input " in row and " memory " not in row
@@ -57,5 +57,7 @@ def test_an_input_bound_run_is_named_with_both_times():
     "a slice with more hosts",
   ):
     assert word in reason
-  guess = tables.table([dataclasses.replace(slow, host_rate_method="estimated: 96 vCPUs, 5.5 ms of one an image")])
+  guess = tables.table(
+    [dataclasses.replace(slow, host_rate_method="estimated: 96 vCPUs, 5.5 ms of CPU time per image")]
+  )
   assert "(estimated: 96 vCPUs" in guess and "--host-rate" in guess and "data.workers" not in guess

@@ -123,7 +123,7 @@ def test_an_unreadable_image_has_its_error_where_others_have_labels(monkeypatch,
     {"tiny": (Kind("words", 9, [(2.0, [Look(1, (0,), 4, 4)])]), [(None,)])},
   )
   assert "torn" in words and "no label" not in words
-  assert "tiny: 9, the worst 1 here, more in the JSON file" in words
+  assert "tiny: 9, of which the worst 1 are shown. The JSON file contains more" in words
 
 
 def test_f5_what_is_harmless_is_named_in_gray_and_what_is_not_in_red():

@@ -98,4 +98,4 @@ def test_every_head_is_a_dot_at_its_distance():
   expected = np.array([10, 20, 40, 5, 60])  # by layer, nearest first
   slope = (heights[4] - heights[3]) / 55
   np.testing.assert_allclose((heights - heights[0]) / slope, expected - 10, atol=0.05)
-  assert "pixels of 224" in svg and "attention to all alike" in svg
+  assert "pixels of 224" in svg and "equal attention to all patches" in svg

@@ -78,7 +78,7 @@ def test_numbers_of_a_chapter_are_scikit_learns(images, classes, present):
     assert int(row["images"]) == wrong[i, j] and row["of the label's"] == percent(wrong[i, j] / matrix[i].sum())
   for row in rows:
     most = max([wrong.get((names.index(row["class"]), j), 0) for j in range(classes)])
-    said = re.fullmatch(r"(class \d+) \((\d+)\)", row["most often taken for"])
+    said = re.fullmatch(r"(class \d+) \((\d+)\)", row["most often predicted as"])
     assert said is None if most == 0 else wrong[names.index(row["class"]), names.index(said[1])] == most == int(said[2])
 
 

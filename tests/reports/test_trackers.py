@@ -107,10 +107,10 @@ def test_every_row_arrives_once_while_a_run_goes_on(to, tmp_path, monkeypatch):
   message = trackers.export(workdir, to)
   assert "9 of 9 lines to" in message
   assert ADVICE[to] in message  # D5
-  assert f"{to} has all 9 lines" in trackers.export(workdir, to)
+  assert f"{to} already contains all 9 lines" in trackers.export(workdir, to)
   before = expected(workdir)
   write(workdir, 5, extra=1.0)  # back at a checkpoint: the steps that it makes again are there
-  assert f"{to} has all 6 lines" in trackers.export(workdir, to)
+  assert f"{to} already contains all 6 lines" in trackers.export(workdir, to)
   write(workdir, 12, extra=1.0)
   assert "7 of 16 lines to" in trackers.export(workdir, to)
   after = {step: row for step, row in expected(workdir).items() if step > 7}

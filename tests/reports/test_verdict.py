@@ -114,7 +114,7 @@ def test_e2_runs_with_a_validation_split_are_ranked_by_it_and_the_page_names_it(
 
 def test_e2_a_choice_on_test_is_stated(tmp_path):
   words = verdict.chapter([read(tmp_path / name, top1=top1) for name, top1 in (("a", 0.9), ("b", 0.8))]).parts[0].text
-  assert "by test/top1 (split 'test')" in words and "the choice itself uses 'test'" in words
+  assert "by test/top1 (split 'test')" in words and "selected on 'test'" in words
 
 
 def test_e3_measurements_of_test_during_training_are_stated(tmp_path):

@@ -36,7 +36,7 @@ def test_a_second_run_is_refused_while_the_first_one_lives(bucket, short, ends, 
   with taken(bucket, ends):
     assert leases.holder(bucket / "lock").startswith(f"{os.getpid()} on ")
     assert (bucket / "lock").read_text().startswith(f"{os.getpid()} on ")
-    with pytest.raises(ConfigError, match=rf"is in use by process {os.getpid()} on .*died is free after 3 s"):
+    with pytest.raises(ConfigError, match=rf"is in use by process {os.getpid()} on .*its workdir is free after 3 s"):
       leases.Lease(bucket / "lock", print)
   assert "Checking for up to 3 s" in capfd.readouterr().err
   assert not (bucket / "lock").exists()

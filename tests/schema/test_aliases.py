@@ -56,8 +56,8 @@ def test_f2_a_name_of_another_framework_is_answered_with_the_key(word, flag):
 @pytest.mark.parametrize(
   ("word", "advice"),
   [
-    ("num_classes", "The number of classes follows from the data"),
-    ("model.num_classes", "The number of classes follows from the data"),
+    ("num_classes", "The number of classes is determined by the data"),
+    ("model.num_classes", "The number of classes is determined by the data"),
     ("output_dir", "Did you mean --workdir=1?"),
     ("log_dir", "Did you mean --workdir=1?"),
     ("resume", "The same command with the same --workdir resumes a run"),

@@ -30,7 +30,7 @@ def test_what_is_not_a_duration_is_refused(text):
 
 
 def test_the_length_of_the_run_cannot_be_a_share_of_itself():
-  with pytest.raises(ConfigError, match="not defined for the length"):
+  with pytest.raises(ConfigError, match="the length of the run cannot be a percentage"):
     Duration("5%").steps(64, 640)
 
 
@@ -90,7 +90,7 @@ def test_a_number_among_words_is_a_word(value):
     ({"width": 1, "rate": 10**400}, "rate", "not a finite number"),
     ({"width": 1, "kind": "c"}, "kind", "'c' is not a choice. Allowed: a, b"),
     ({"width": 1, "pairs": [["(", 1]]}, "pairs[0][0]", "'(' is not a regular expression"),
-    ({"width": 1, "pairs": [["a", 1, 2]]}, "pairs[0]", "has 3 values. Give 2"),
+    ({"width": 1, "pairs": [["a", 1, 2]]}, "pairs[0]", "has 3 values. Expected 2"),
     ({"width": 1, "area": 3}, "area", "3 is not a list"),
     ({"width": 1, "path": 3}, "path", "expected a text, or none, got 3"),
     ({"width": 1, "on": 1}, "on", "expected true or false, got 1. Write a value such as true"),

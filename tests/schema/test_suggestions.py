@@ -33,7 +33,7 @@ def of_flag(flag, value="", known=KNOWN, groups=GROUPS):
     ("--no_report", "x.png", " Did you mean --no-report?"),
     ("--dataset.root", "$HOME", " Did you mean --config.data.path='$HOME'?"),
     ("--optimizer.type", "adamw", " Did you mean --config.optim.name=adamw?"),
-    ("--num-classes", "10", " The number of classes follows from the data. Leave it out."),
+    ("--num-classes", "10", " The number of classes is determined by the data. Remove this key."),
     ("--zzz", "1", ""),
   ],
 )

@@ -119,7 +119,7 @@ def test_a_record_that_is_no_json_is_said(tmp_path):
 @pytest.mark.parametrize("kind", ["trials", "final"])
 def test_a_record_of_other_types_is_said(tmp_path, kind, odd):
   (tmp_path / "sweep.json").write_text(json.dumps({kind: odd}))
-  with pytest.raises(ConfigError, match=rf"sweep\.json: '{kind}' is not what a sweep writes"):
+  with pytest.raises(ConfigError, match=rf"sweep\.json: '{kind}' is not a list of trials"):
     record_of(tmp_path, [])
 
 

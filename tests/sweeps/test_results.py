@@ -119,7 +119,7 @@ def test_e2_a_comparison_on_test_is_stated():
   trials = [trial(figures={"top1": top1, "images": 1000}, optim__lr=top1, seed=0) for top1 in (0.5, 0.9)]
   (words,) = results.choice(trials, Sweep([{}], decide=None))
   assert "Ranked by test/top1 (split 'test')" in words and "uses 'test'" in words
-  assert "Difference from the next, optim.lr=0.5: 40.00 points" in words and "not enough" not in words
+  assert "Difference from the next setting, optim.lr=0.5: 40.00 points" in words and "not enough" not in words
 
 
 def test_e7_settings_of_several_seeds_are_compared_by_their_spread():
@@ -127,7 +127,7 @@ def test_e7_settings_of_several_seeds_are_compared_by_their_spread():
     measured(lr, seed, val, 0.5) for lr, vals in ((1, (0.9, 0.92)), (2, (0.89, 0.91))) for seed, val in enumerate(vals)
   ]
   (words,) = results.choice(trials, Sweep([{}]))
-  assert "Welch's t-test over seeds): not enough runs to decide which is better." in words
+  assert "Welch's t-test over seeds). There are not enough runs to decide which is better." in words
 
 
 def test_e7_a_verdict_raises_few_false_alarms():

@@ -115,7 +115,7 @@ def test_without_final_the_best_setting_s_own_trials_are_scored(tmp_path):
   ("rows", "final", "overrides", "place", "word"),
   [
     ([{"sead": 1}], (), {}, "config.sead", "seed"),
-    ([{"sead": 1}, {"tead": 1}], (), {}, "config.sead", "no trial is possible"),
+    ([{"sead": 1}, {"tead": 1}], (), {}, "config.sead", "no trial can be started"),
     ([{}], [{"sead": 1}], {}, "sweep: final: sead=1", "config.sead"),
     ([{"seed": 1}], (), {"seed": "3"}, "--config.seed", "Change sweep()"),
     ([{}], [{"optim.lr": 1.0}], {"optim.lr": "3"}, "--config.optim.lr", "Change sweep()"),

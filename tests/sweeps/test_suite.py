@@ -65,7 +65,9 @@ def test_a_report_names_what_is_missing_with_the_command_that_prepares_it():
   )
   trials = [run("dtd", 0.5, seed=seed) for seed in range(3)] + [absent, run("dmlab", status="diverged", error="NaN")]
   text = suite.report(trials, trials, "data.name")
-  assert "Missing, 2 of 3:" in text and "python -m vit_jax.prepare sun397" in text and "- dmlab: NaN" in text
+  assert (
+    "Missing results of 2 of 3 tasks:" in text and "python -m vit_jax.prepare sun397" in text and "- dmlab: NaN" in text
+  )
   assert "ViT-B/16" in text and "Mean (1 of 3)" in text
 
 

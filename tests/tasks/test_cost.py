@@ -57,4 +57,4 @@ def test_e6_the_forward_cost_of_b16_matches_its_matrices_and_the_paper():
   by_hand = EMBEDDING + of_blocks(tokens, D, H, L) + 2 * D * 1000
   assert cost.of_model(model) == by_hand
   assert by_hand / 2e9 == pytest.approx(17.6, abs=0.05)  # published in multiply-accumulates
-  assert flops.in_words(by_hand) == "35.1 GFLOP an image (forward pass)"
+  assert flops.in_words(by_hand) == "35.1 GFLOP per image (forward pass)"

@@ -173,7 +173,7 @@ class Checkpoints:
     reasons = "".join(f"\n  {self.directory / str(step)}: {why}" for step, why in bad)
     raise runtime.Stop(
       runtime.EXIT_MISSING,
-      f"no checkpoint can be read. No file was changed:{reasons}\n"
+      f"no checkpoint can be read, for these reasons:{reasons}\nNo file was changed. "
       "Restore a good copy, or use another --workdir to start again.",
     )
 
@@ -230,7 +230,7 @@ class Checkpoints:
 
   @contextlib.contextmanager
   def _writing(self):
-    """Converts errors of the disk to an OSError that names the last complete checkpoint, unless this is a reader."""
+    """Converts errors of the disk to an OSError that names the last complete checkpoint, unless opened read-only."""
     try:
       yield
     except Exception as error:  # Orbax and TensorStore raise errors of the disk as their own types

@@ -37,7 +37,7 @@ def write(
 
   Args:
     name: name of the dataset.
-    data: a choice of the catalog's READERS, bound and plain. All of its splits are written.
+    data: a name and arguments from the catalog's READERS, as returned by `schema.bind`. All of its splits are written.
     options: processing of the images.
     root: the TFDS data directory.
     words: flags of Beam's pipeline, such as --runner=DataflowRunner.
@@ -119,7 +119,7 @@ def _add(pipeline, text, number, split, writer):
 
 
 def _piece(piece, text) -> Iterator[Any]:
-  """Yields the records of a piece with their positions in the order of the split, and its report with its shard."""
+  """Yields (position in the split, record) for each record of a piece, and (shard, report) for the piece."""
   import apache_beam as beam
 
   number, shard, first = piece
@@ -176,7 +176,7 @@ def _writer(made, folders, split):
   from tensorflow_datasets.core.utils import shard_utils
 
   class Writer(writer.BeamWriter):
-    """A writer with the shard limits of the plan, even if the last records are omitted."""
+    """A writer that assigns records to shards as in the plan, even if the last records of a split are omitted."""
 
     def _assign_shard(self, key_serialized_example, num_shards, largest_key):
       return super()._assign_shard(key_serialized_example, num_shards, [len(split) - 1])

@@ -128,7 +128,7 @@ def objection(data: Choice, splits: Iterable[Source], root: pathlib.Path) -> str
     return None
   if not lines:
     return None
-  advice = "raise --config.data.max_bad" if skipped else "leave them out with --config.data.on_error=skip"
+  advice = "raise --config.data.max_bad" if skipped else "skip them with --config.data.on_error=skip"
   return "\n  ".join(
     [
       f"{len(lines):,} of {amount(records, 'image')} in {str(root)!r} "

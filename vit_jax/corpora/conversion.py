@@ -140,7 +140,7 @@ def encode(pixels: np.ndarray, lossy: bool) -> bytes:
   """
   form, options = (".jpg", [cv2.IMWRITE_JPEG_QUALITY, QUALITY]) if lossy else (".png", [])
   if lossy and max(pixels.shape) > 65_535:
-    raise DecodeError(f"{pixels.shape[1]:,} x {pixels.shape[0]:,} pixels; a JPEG has up to 65,535 a side")
+    raise DecodeError(f"{pixels.shape[1]:,} x {pixels.shape[0]:,} pixels. A side of a JPEG has at most 65,535")
   encoded, data = cv2.imencode(form, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR), options)
   assert encoded
   return data.tobytes()

@@ -133,11 +133,11 @@ def _describe_to_tfds(corpus, made, classes, reports):
     identity = tfds.core.dataset_info.DatasetIdentity(
       name=made.name, version=tfds.core.Version("1.0.0"), data_dir=folder, module_name=""
     )
-    done = f"at most {made.options.size} pixels on the smaller side" if made.options.size else "of their own sizes"
+    done = f"at most {made.options.size} pixels on the smaller side" if made.options.size else "of their original sizes"
     info = tfds.core.DatasetInfo(
       builder=identity,
       features=features(classes, made.labels),
-      description=f"Images {done}, upright and verified, by python -m vit_jax.prepare. See prepare.json.",
+      description=f"Images {done}, upright. Verified and written by python -m vit_jax.prepare. See prepare.json.",
     )
     info.set_file_format(tfds.core.FileFormat.ARRAY_RECORD)
     info.set_splits(

@@ -144,8 +144,8 @@ class Plan:
       return True
     words = some(_difference(key, before.get(key), mine[key]) for key in differing)
     raise ConfigError(
-      f"{file.parent} was started with other input or options ({words}). Use the same ones, choose another name, or "
-      f"remove it"
+      f"{file.parent} was started with other input or options ({words}). Use the same input and options, "
+      "use another name, or remove the directory"
     )
 
   def check_input(self, source: Source, folder: pathlib.Path) -> None:

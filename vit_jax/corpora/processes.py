@@ -139,11 +139,12 @@ def _check_silence(workers, seconds, named):
     if worker.silent >= LIMIT:
       raise runtime.Stop(
         runtime.EXIT_HANG,
-        f"{about} {LIMIT:g} s, the limit, at {named(worker.task)} and is killed (SIGKILL). Check that the disk "
-        f"or bucket of its input responds. The same command continues",
+        f"{about} {LIMIT:g} s while it processed {named(worker.task)}. It is killed (SIGKILL), because this is the "
+        "limit. "
+        "Check that the disk or bucket of its input responds. The same command continues",
       )
     if before < QUIET <= worker.silent:
-      runtime.say(f"note: {about} {QUIET:g} s, at {named(worker.task)}. It is killed after {LIMIT:g} s")
+      runtime.say(f"note: {about} {QUIET:g} s while it processed {named(worker.task)}. It is killed after {LIMIT:g} s")
 
 
 def _received(connection, process):
@@ -153,7 +154,7 @@ def _received(connection, process):
     process.join()
     code = process.exitcode
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    advice = "; if memory was short (see dmesg), with fewer --processes" if code == -signal.SIGKILL else ""
+    advice = ". If memory ran out (see dmesg), use fewer --processes" if code == -signal.SIGKILL else ""
     raise runtime.Stop(
       runtime.EXIT_PEER, f"worker process {process.pid} {how}; the same command continues{advice}"
     ) from None

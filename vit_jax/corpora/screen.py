@@ -18,9 +18,9 @@ class Screen:
   Args:
     what: the name in front of the figures.
     total: total number of images.
-    done: number of images that an earlier start has completed.
-    rejected: number of images that it rejected.
-    duplicates: number of duplicates that it omitted.
+    done: number of images that earlier starts of the command have completed.
+    rejected: number of images that earlier starts have rejected.
+    duplicates: number of duplicates that earlier starts have omitted.
   """
 
   def __init__(self, what: str, total: int, done: int = 0, rejected: int = 0, duplicates: int = 0):

@@ -154,9 +154,9 @@ def offenders(looked_at: Sequence[Look], image_size: int, worst: int = 100) -> d
   whole = [look for look in looked_at if look.error is None]
   pixels = image_size**2
   kinds = {
-    "unreadable": ("the run stops at them or skips them", [(1.0, look) for look in looked_at if look.error]),
+    "unreadable": ("the run stops at these images or skips them", [(1.0, look) for look in looked_at if look.error]),
     "tiny": (
-      f"the shorter side has under {image_size / 2:g} pixels: enlarged more than twice",
+      f"the shorter side has fewer than {image_size / 2:g} pixels, so the image is enlarged by more than a factor of 2",
       [(image_size / look.side, look) for look in whole if 2 * look.side < image_size],
     ),
     "huge": (

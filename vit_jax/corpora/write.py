@@ -31,7 +31,7 @@ def write(
 
   Args:
     name: name of the dataset.
-    data: a choice of the catalog's READERS, bound and plain. All of its splits are written.
+    data: a name and arguments from the catalog's READERS, as returned by `schema.bind`. All of its splits are written.
     options: options for the processing of the images.
     root: the TFDS data directory.
     count: number of processes.
@@ -53,7 +53,7 @@ def whole(name: str, data: dict, options: Options, root: pathlib.Path, shards: C
 
   Args:
     name: name of the dataset.
-    data: a choice of the catalog's READERS, bound and plain.
+    data: a name and arguments from the catalog's READERS, as returned by `schema.bind`.
     options: options for the processing of the images.
     root: the TFDS data directory.
     shards: called with (plan, source, folders), writes the shards and returns `Reports`.
@@ -232,7 +232,7 @@ def _check_unchanged(made, folders):
     _refuse_changed(folders)
   if made.options.against and work.read_hashes(folders).versions != work.test_set_versions(made.options):
     raise ConfigError(
-      "files of test sets changed while this corpus was made. Run the same command again to compare them",
+      "files of test sets changed while this corpus was written. Run the same command again to compare the new files",
       "--dedup-against",
     )
 

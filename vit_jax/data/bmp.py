@@ -159,7 +159,7 @@ def _check_masks(masks, bits):
   for mask in masks:
     low = mask & -mask
     if not mask or mask >> bits or (mask // low) & (mask // low + 1):
-      raise DecodeError(f"a BMP with the channel mask {mask:#x} for {bits} bits, which is not one block of bits")
+      raise DecodeError(f"a BMP with the channel mask {mask:#x} for {bits} bits. The bits of a mask must be adjacent")
   if masks[0] & masks[1] or (masks[0] | masks[1]) & masks[2]:
     raise DecodeError(f"a BMP with channel masks that share bits: {', '.join(map(hex, masks))}")
 

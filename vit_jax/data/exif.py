@@ -56,7 +56,7 @@ class Directory(NamedTuple):
     size = entry.count * kind.itemsize
     at = entry.at if size <= 4 else struct.unpack_from(f"{self.order}I", data, entry.at)[0]
     if kind.kind == "V" or not size or at + size > len(data):
-      raise DecodeError(f"not a complete image: {len(data)} bytes of a TIFF, and a directory that goes beyond them")
+      raise DecodeError(f"not a complete image: a TIFF of {len(data)} bytes with a directory that ends after them")
     return np.frombuffer(data, kind, entry.count, at).astype(np.int64)
 
   def content(self, data: bytes, tag: int) -> bytes:

@@ -48,10 +48,10 @@ class Screen:
     try:
       frame = _read_frame(data, self)
     except StructError:
-      raise DecodeError(f"not a complete image: {len(data)} bytes of a GIF that ends inside its first frame") from None
+      raise DecodeError(f"not a complete image: a GIF of {len(data)} bytes that ends inside its first frame") from None
     pixels = opencv.decode(frame.alone(data), self.memory)
     if pixels.shape != (frame.height, frame.width, 3):
-      raise DecodeError(f"not a complete image: a GIF with a frame of {pixels.shape}")
+      raise DecodeError(f"not a complete image: a GIF with a decoded frame of shape {pixels.shape}")
     if (frame.height, frame.width) == (self.height, self.width):
       return pixels
     screen = np.empty((self.height, self.width, 3), np.uint8)

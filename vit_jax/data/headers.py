@@ -139,7 +139,7 @@ def _png(data) -> Header:
       turned = exif.orientation(memoryview(data)[at + 8 : at + 8 + length])
     at += 12 + length
     if at > len(data):
-      raise DecodeError(f"not a complete image: {len(data)} bytes of a PNG, and a chunk that ends at {at:,}")
+      raise DecodeError(f"not a complete image: a PNG of {len(data)} bytes with a chunk that ends at byte {at:,}")
     if name == b"IEND":
       _check_chunk(data, at - 12 - length, length)
       break

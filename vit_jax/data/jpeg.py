@@ -178,7 +178,9 @@ def _check_frame(frame):
   if frame is None:
     raise DecodeError("not a complete image: a JPEG without a size")
   if frame.kind not in _HUFFMAN:  # an arithmetic code has no minimum length and may contain its own end marker
-    raise DecodeError("a JPEG with an arithmetic code, or lossless. Save it again as a baseline or progressive JPEG")
+    raise DecodeError(
+      "a JPEG that is lossless or uses arithmetic coding. Save it again as a baseline or progressive JPEG"
+    )
   if frame.bits != 8 or len(frame.names) not in _COLOURS:
     raise DecodeError(
       f"a JPEG of {amount(len(frame.names), 'channel')} with {frame.bits} bits. Allowed: 1, 3 or 4 "

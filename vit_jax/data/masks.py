@@ -64,7 +64,7 @@ def pixels(data: bytes, max_pixels: int, max_aspect: float) -> UInt8[np.ndarray,
     stored, mode = _stored(data, header.layout)
   if mode not in _MODES:
     raise DecodeError(
-      f"it is in Pillow's mode {mode!r}. Allowed: one channel of up to eight bits, in mode {', '.join(_MODES)}"
+      f"its mode in Pillow is {mode!r}. Allowed: one channel of up to eight bits, in mode {', '.join(_MODES)}"
     )
   return stored
 
@@ -105,7 +105,8 @@ def numbered(stored: UInt8[np.ndarray, "H W"], masks: Masks) -> UInt8[np.ndarray
   if not known[stored].all():
     first = int(stored[~known[stored]][0])
     raise DecodeError(
-      f"pixels of number {first}. Allowed: {some(values)} for {amount(len(masks.classes), 'class', 'classes')}, and "
+      f"it has pixels with the number {first}. Allowed: {some(values)} for "
+      f"{amount(len(masks.classes), 'class', 'classes')}, and "
       f"{some([*masks.ignored, NONE])} for no class"
     )
   return table[stored]

@@ -149,7 +149,7 @@ def _classes(names, parts, classes):
   for name, part in zip(names, parts, strict=True):
     if classes == "same" and part.classes != first:
       odd = sorted(set(part.classes) ^ set(first))
-      what = f"as {some(odd, 5)}" if odd else "in their order"
+      what = f"for example {some(odd, 5)}" if odd else "but only in their order"
       raise ConfigError(f"{names[0]} and {name} differ in classes, {what}. Use 'union' to join them by name", "classes")
   together = tuple(dict.fromkeys(each for part in parts for each in part.classes))
   number = {each: i for i, each in enumerate(together)}

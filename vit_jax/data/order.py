@@ -370,7 +370,10 @@ def blocks(
   if batch % groups:
     near = [count for count in range(1, batch + 1) if batch % count == 0]
     near = sorted(sorted(near, key=lambda count: abs(count - groups))[:2])
-    raise schema.ConfigError(f"{groups} groups do not divide a batch of {batch}. Nearest values: {near}", "groups")
+    raise schema.ConfigError(
+      f"a batch of {batch} cannot be divided into {groups} equal groups. Nearest values: {near}",
+      "groups",
+    )
   return Blocks(length, distinct(batch, groups, copies), seed, size, window, groups)
 
 

@@ -85,7 +85,7 @@ def read_plan(folder: pathlib.Path) -> Plan | None:
   format.
 
   Raises:
-    ConfigError: if the file is not a plan of labels.
+    ConfigError: if the file does not describe labels.
   """
   values = files.read_json(folder / PLAN)
   if values is None:
@@ -105,7 +105,7 @@ def read_plan(folder: pathlib.Path) -> Plan | None:
     return dataclasses.replace(plan, data=renames.source(plan.data))
   except (KeyError, TypeError, ValueError) as error:
     raise ConfigError(
-      f"{folder / PLAN} is not a plan of labels ({error}). Use a folder that evaluate --write-labels wrote"
+      f"{folder / PLAN} does not describe labels ({error}). Use a folder that evaluate --write-labels wrote"
     ) from None
 
 
@@ -228,7 +228,9 @@ def labelled(name: str, split: str, source: Source, folder: pathlib.Path, plan: 
   Raises:
     ConfigError: if the source has changed, if labels are missing, or if the selection is impossible.
   """
-  changes = [change for change in plan.fingerprint.changes(source.fingerprint()) if not change.startswith("times")]
+  changes = [
+    change for change in plan.fingerprint.changes(source.fingerprint()) if not change.startswith("modification times")
+  ]
   if len(source) == plan.records and contents(source) != plan.contents:
     changes.append("contents of some images")
   if len(source) != plan.records or changes:
@@ -242,7 +244,10 @@ def labelled(name: str, split: str, source: Source, folder: pathlib.Path, plan: 
     )
   count = plan.kept if choice.soft else 1
   if choice.soft and count == 1:
-    raise ConfigError(f"{folder} holds hard labels, one class an image. Write soft ones, or take soft=false", "soft")
+    raise ConfigError(
+      f"{folder} contains hard labels, one class per image. Write soft labels, or set soft=false",
+      "soft",
+    )
   classes, probabilities = (values[:, 0] for values in kept(folder, plan, None, 1))
   records = chosen(classes, probabilities, choice.minimum, choice.per_class)
   if not len(records):

@@ -33,14 +33,14 @@ def room(processes: int = 1) -> int:
 
 @dataclasses.dataclass(eq=False)
 class _Reading:
-  """A run that is being read or was read.
+  """A sequence of neighbouring records that is being read or was read.
 
   Attributes:
     run: the records. Only the wanted ones are stored.
     done: future of the read.
     values: stored bytes of the remaining records, by record number. Empty until the read is complete.
-    left: number of copies that will be requested, by record number.
-    untaken: number of copies that were not delivered yet, by record number.
+    left: number of later requests for each record, by record number.
+    untaken: number of requests that were not answered yet, by record number.
   """
 
   run: Run
@@ -103,7 +103,7 @@ class ReadAhead:
         self._count(collections.Counter(map(self._order.record, positions)))
 
   def _count(self, copies):
-    """Stores the number of copies of each record that will be requested."""
+    """Stores the number of later requests for each record."""
     for record, count in copies.items():
       for reading in self._waiting.get(record, ()):
         if record not in reading.left:

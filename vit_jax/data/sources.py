@@ -49,7 +49,7 @@ class Fingerprint(NamedTuple):
     words = {
       "names": "names, labels or order of images",
       "sizes": "sizes of files",
-      "times": "times of change of files",
+      "times": "modification times of files",
     }
     return [words[key] for key in words if getattr(self, key) != getattr(now, key)]
 

@@ -177,7 +177,7 @@ def page(data: bytes) -> Page:
   across, down = (int(values(tag)[0]) for tag in (_TILE_WIDTH, _TILE_HEIGHT)) if tiled else (width, 0)
   down = down if tiled else min(height, int(values(_ROWS, height)[0]))
   if min(across, down) < 1 or (tiled and across * down > max(_TILE, 4 * height * width)):
-    raise DecodeError(f"not a complete image: a TIFF in pieces of {across:,} x {down:,} pixels")
+    raise DecodeError(f"not a complete image: a TIFF with strips or tiles of {across:,} x {down:,} pixels")
   planes = samples if planes == 2 else 1
   columns = math.ceil(width / across)
   count = columns * math.ceil(height / down) * planes
@@ -206,7 +206,9 @@ def page(data: bytes) -> Page:
 def _check_form(values, bits, samples, compression, colours):
   """Raises DecodeError for samples, colours and compressions that are not decoded exactly."""
   if bits.max() > 16 or bits.min() != bits.max() or (values(_FORMAT, 1) != 1).any():
-    raise DecodeError(f"a TIFF with samples of {_listed(bits)} bits or of fractions. Save it with 8 or 16 bits")
+    raise DecodeError(
+      f"a TIFF with samples of {_listed(bits)} bits or of floating-point numbers. Save it with 8 or 16 bits"
+    )
   if colours not in _READ and (colours, compression) != (_YCBCR, strips.JPEG):
     raise DecodeError(f"a TIFF with colours of kind {colours}. Save it again as RGB")
   if compression not in _RATIOS:
@@ -248,7 +250,7 @@ def _check_pieces(data, offsets, sizes, needed, compression):
     raise DecodeError(f"not a complete image: a TIFF without some of its strips or tiles; it needs {count:,}")
   ends = offsets[:count] + sizes[:count]
   if ends.max() > len(data):
-    raise DecodeError(f"not a complete image: {len(data)} bytes of a TIFF with pixels that end at {ends.max():,}")
+    raise DecodeError(f"not a complete image: a TIFF of {len(data)} bytes with pixels that end at byte {ends.max():,}")
   if (
     compression == strips.NONE and needed.sum() <= len(data) and (sizes[:count] < needed).any()
   ):  # if the whole file is too short, this is reported later

@@ -147,7 +147,7 @@ def _death(process):
   """Returns a description of how a worker ended."""
   code = process.wait()
   how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-  advice = "; if memory was short (see dmesg), set a smaller --config.data.workers" if code == -signal.SIGKILL else ""
+  advice = ". If memory ran out (see dmesg), set a smaller --config.data.workers" if code == -signal.SIGKILL else ""
   return f"input process {process.pid}, one of config.data.workers, {how}{advice}"
 
 

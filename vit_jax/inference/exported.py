@@ -71,7 +71,8 @@ def write(use: Stored, path: pathlib.Path, check_new: Callable[[dict], None] = l
       )
     if not apart <= CLOSE:
       raise ConfigError(
-        f"{path}: the logits of the exported file differ by {apart:.2g} of the largest. The file was not written"
+        f"{path}: the logits of the exported file differ by {apart:.2g} times the largest logit. The file was not "
+        "written"
       )
   return apart
 
@@ -128,7 +129,7 @@ def _onnx():
     import onnx
     import onnxruntime
   except ImportError:
-    raise ConfigError(f"OUT.onnx needs {extras.advice('onnx')}; or write OUT.stablehlo") from None
+    raise ConfigError(f"OUT.onnx needs {extras.advice('onnx')}. Alternatively, write OUT.stablehlo") from None
   return onnx, onnxruntime
 
 

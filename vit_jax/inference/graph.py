@@ -230,7 +230,7 @@ def _computed(graph, equation, values, operators) -> Sequence[Value]:
     made = equation.primitive.bind(*full, **equation.params)
     return [constant(array) for array in (made if equation.primitive.multiple_results else [made])]
   if name not in operators:
-    raise ConfigError(f"the model computes {name!r}, which is not written as ONNX. Write OUT.stablehlo instead")
+    raise ConfigError(f"the model computes {name!r}, which is not supported in ONNX files. Write OUT.stablehlo instead")
   made = operators[name](graph, equation, values)
   return made if isinstance(made, list) else [made]
 

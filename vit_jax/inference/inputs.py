@@ -54,13 +54,14 @@ def listed(words: Iterable[str], stdin: BinaryIO) -> Inputs:
   files = [file for word in words for file in _named(word, stdin, ignored, came)]
   if not files and not came and set(words) == {STDIN}:
     raise ConfigError(
-      "PATH: standard input contains no path. Name files, folders or a manifest (.jsonl), or pipe paths, one per line"
+      "PATH: standard input contains no path. Specify files, folders or a manifest (.jsonl), or pipe paths, one per "
+      "line"
     )
   if not files:
     other = ", ".join(f"{count:,} {suffix or 'without extension'}" for suffix, count in sorted(ignored.items()))
     raise ConfigError(
-      f"no image in {show(list(words))}" + (f", only other files ({other})" if other else "") + ". Name image files, "
-      f"or folders with {', '.join(EXTENSIONS)}"
+      f"no image in {show(list(words))}" + (f", only other files ({other})" if other else "") + ". Specify image "
+      f"files, or folders with {', '.join(EXTENSIONS)}"
     )
   return Inputs(files, dict(ignored))
 
@@ -94,7 +95,7 @@ def _below(text, ignored, asked) -> Iterator[str]:
 
 def _like(text, near):
   close = difflib.get_close_matches(text, near, n=1)
-  return f" Did you mean {show(close[0])}?" if close else " Name files, folders, a manifest, or - for paths on stdin"
+  return f" Did you mean {show(close[0])}?" if close else " Specify files, folders, a manifest, or - for paths on stdin"
 
 
 def _of_folder(root, ignored) -> Iterator[str]:
@@ -125,7 +126,7 @@ def _of_bucket(path, ignored, asked) -> Iterator[str]:
     return
   names = sorted(places.reached(path, lambda: places.Bucket.listed(path)).objects)
   if not names and asked:
-    raise ConfigError(f"{show(str(path))} does not exist in the bucket. Name an object, or a folder of objects")
+    raise ConfigError(f"{show(str(path))} does not exist in the bucket. Specify an object, or a folder of objects")
   for name in names:
     if any(part.startswith(".") for part in name.split("/")):
       continue

@@ -36,7 +36,7 @@ def check(path: pathlib.Path | None, features: bool) -> None:
     return
   files.check_path(path, SUFFIXES)
   if features and path.suffix.lower() == ".csv":
-    raise ConfigError(f"--features: {path} is a table of classes, which has no features. Name FILE.npz or FILE.jsonl")
+    raise ConfigError(f"--features: a .csv file cannot store features, got {path}. Use FILE.npz or FILE.jsonl")
 
 
 def write(path: pathlib.Path, rows: Iterable[Row], count: int, classes: Sequence[str]) -> None:

@@ -169,7 +169,7 @@ class Predictor:
     """Returns the outputs of the model for all images."""
     several = [images] if _is_one(images) else list(images)
     if not several:
-      raise ImageError("an empty list. Give one image or more")
+      raise ImageError("an empty list of images. Specify at least one image")
     parts = [jax.device_get(self._programs(features)(self.params, batch)) for batch in self._batches(several)]
     rows = {name: np.concatenate([part[name] for part in parts])[: len(several)] for name in parts[0]}
     return finite.checked(rows, np.arange(len(several)), lambda number: _name(several[number], number))

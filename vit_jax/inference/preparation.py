@@ -30,7 +30,7 @@ class Preparation:
 
   @classmethod
   def of(cls, data: Choice) -> "Preparation":
-    """Returns the preprocessing that bound data arguments describe."""
+    """Returns the preprocessing for the arguments of `config.data`, with all defaults filled in."""
     size = data.args["image_size"]
     cut = make(data.args["test_crop"], crops.TEST_CROPS, size)
     return cls(size, cut, data.args["max_pixels"], data.args["max_aspect"], data.args["exif"])

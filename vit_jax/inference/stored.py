@@ -72,8 +72,8 @@ def load(
   size = image_size or use.description.image_size
   if not isinstance(size, int) or use.description.channels != 3:
     raise ConfigError(
-      f"{path}: the weights are of images of {use.description.image_size} pixels with "
-      f"{amount(use.description.channels, 'channel')}; here images are squares in RGB. Name a side: "
+      f"{path}: the model processes images of {use.description.image_size} pixels with "
+      f"{amount(use.description.channels, 'channel')}, but this command requires square RGB images. Set the side: "
       "--image-size=N, image_size=N"
     )
   wanted = use.description.replaced(image_size=size).bound()
@@ -241,9 +241,9 @@ def _said(path, said, description, usual):
   if set(said.normalised) != {"mean", "std"}:
     values = ", ".join(f"{key}={str(value).replace(' ', '')}" for key, value in usual.items())
     where = (
-      "the workdir contains no run that specifies"
+      "the workdir does not contain a run, which would specify"
       if importers.is_workdir(path)
-      else "no metadata next to the file specify"
+      else "no metadata file next to the weights specifies"
     )
     notes = [f"{where} how its images were normalised. Using {values}, see docs/models/index.md#images"]
   side = _side(description)

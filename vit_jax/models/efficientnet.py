@@ -227,7 +227,8 @@ def efficientnet(
   stages = blocks_of(depth_factor) if stages is None else stages
   if not 0 < len(stages) <= len(STAGES):
     raise schema.ConfigError(
-      f"model: stages {list(stages)}. Give the number of blocks of each stage, for 1 to {len(STAGES)} stages"
+      f"model: stages {list(stages)} specify {len(stages)} stages. Allowed: 1 to {len(STAGES)} numbers of blocks, "
+      "one per stage"
     )
   compute = jnp.dtype(dtype)
   return EfficientNet(

@@ -257,7 +257,7 @@ def _check(pool, pre_logits, position, position_at, mlp, hidden_multiple):
     )
   if pool == "distilled" and pre_logits:
     raise schema.ConfigError(
-      "model: pool 'distilled' has two heads and does not support pre_logits. Remove one of the two"
+      "model: pool 'distilled' has two heads and does not support pre_logits. Use another pool, or remove pre_logits"
     )
 
 

@@ -271,7 +271,7 @@ def _step_estimate(plan, parts, compiled, chip, kernel_cycles):
   memory, costs, program = compiled.memory_analysis(), compiled.cost_analysis(), hlo.read(compiled.as_text())
   if program.loops:  # XLA's own count includes the body of a loop only once
     arithmetic = flops.count(parts.step, parts.state_shapes, parts.batch_shapes, parts.frozen_shapes) / plan.devices
-    flops_method, traffic = "matrix products of the program, over the devices", program.traffic
+    flops_method, traffic = "matrix products of the program, divided by the number of devices", program.traffic
   else:
     arithmetic, traffic, flops_method = costs["flops"], costs["bytes accessed"], "compiler"
   moved = sum(kind.moved for kind in program.collectives.values())
@@ -307,7 +307,7 @@ def _run_estimate(plan, parts, slice_, price, host_rate):
   run, method = parts.run, "measured"
   if host_rate is None:
     each = feed.seconds_per_image(run)
-    method = f"estimated: {slice_.vcpus} vCPUs, {each * 1e3:.1f} ms of one an image"
+    method = f"estimated: {slice_.vcpus} vCPUs, {each * 1e3:.1f} ms of CPU time per image"
     host_rate = feed.host_rate(run, slice_)
   input_seconds = run.batch / plan.hosts / host_rate
   plan = dataclasses.replace(plan, input_step_seconds=input_seconds, input_bound=input_seconds > plan.step_seconds)

@@ -10,7 +10,7 @@ step   the compiler's estimate of cycles of every operation, at the chip's clock
        If it is below the time of the arithmetic or of the memory traffic at peak rates, the longer of these two.
 links  bytes that a device sends for collectives, in rings, at the rate of all its links, without overlap.
 MFU    the model's matrix products, forward and backward, as a share of the chip's peak, without recomputation.
-checkpoint  its size, and how long it takes to write at {WRITE_RATE / 1e9:.1f} GB/s a host.
+checkpoint  its size, and how long it takes to write at {WRITE_RATE / 1e9:.1f} GB/s per host.
 input  images/s that the chips need from a host, and those that it prepares: --host-rate, or a rough estimate for all
        its cores with the default number of worker processes. Reading from disks or buckets is not included.
        images/s/chip, MFU, hours and cost are those of the run, including its waiting if it is input-bound.
@@ -23,9 +23,10 @@ def line(plan: Plan) -> str:
   head = f"{plan.rented:<16} {plan.mesh}: "
   if plan.problem:
     return head + plan.problem
-  waits = f"; input-bound, {plan.pace * 1e3:,.1f} ms from step to step" if plan.input_bound else ""
+  waits = f"; input-bound, {plan.pace * 1e3:,.1f} ms between the starts of two steps" if plan.input_bound else ""
   return head + (
-    f"fits, {plan.hbm_bytes / 2**30:.1f} of {plan.hbm_limit / 2**30:.1f} GiB, {plan.step_seconds * 1e3:,.1f} ms a step "
+    f"fits, {plan.hbm_bytes / 2**30:.1f} of {plan.hbm_limit / 2**30:.1f} GiB, {plan.step_seconds * 1e3:,.1f} ms per "
+    "step "
     f"({plan.method}), limited by {plan.limit}; compiled in {plan.compile_seconds:.0f} s{waits}"
   )
 
@@ -60,16 +61,15 @@ def _input(plan):
 def _input_bound(plan):
   measured = plan.host_rate_method == "measured"
   first = (
-    "Raise data.workers, if it was measured with fewer than the host's cores"
+    "Raise data.workers, if the rate was measured with fewer workers than cores"
     if measured
-    else ("Measure a host and plan with --host-rate")
+    else ("Measure the rate of a host, and set it with --host-rate")
   )
   return (
     f"input-bound: the chips need {plan.images_per_second_per_host:,.0f} images/s from each host, which "
-    f"prepares {plan.host_rate:,.0f} ({plan.host_rate_method}): the run takes {plan.hours:,.1f} hours, and the chips "
-    f"work for {plan.device_hours:,.1f}. {first}. Use fewer layers in data.policy or store smaller images; or take a "
-    f"slice "
-    "with more hosts or slower chips"
+    f"prepares {plan.host_rate:,.0f} ({plan.host_rate_method}). The run takes {plan.hours:,.1f} hours, and the chips "
+    f"work for {plan.device_hours:,.1f} hours. {first}. Alternatively, use fewer layers in data.policy, store smaller "
+    "images, or use a slice with more hosts or slower chips"
   )
 
 
@@ -77,7 +77,7 @@ def _evaluations(plan):
   """Returns a description of the evaluations and their hours. Evaluations of unknown cost are marked as not counted."""
   known = [f"{name} {e['times']:,} x {amount(e['images'], 'image')}" for name, e in plan.evaluations.items() if e]
   unknown = [f"{name} not counted" for name, e in plan.evaluations.items() if not e]
-  return f"evaluations: {plan.evaluation_hours:,.2f} hours more: {', '.join(known + unknown)}"
+  return f"evaluations: {plan.evaluation_hours:,.2f} additional hours: {', '.join(known + unknown)}"
 
 
 def table(plans: Sequence[Plan]) -> str:
@@ -95,7 +95,7 @@ def table(plans: Sequence[Plan]) -> str:
   for plan in plans:
     kinds = [f"{kind} {c['calls']} x, {c['payload'] / 1e6:,.1f} MB" for kind, c in plan.collectives.items()]
     if kinds:
-      lines.append(f"{plan.rented}, {plan.mesh}: collectives a step: {'; '.join(kinds)}")
+      lines.append(f"{plan.rented}, {plan.mesh}: collectives per step: {'; '.join(kinds)}")
     if plan.evaluations:
       lines.append(f"{plan.rented}, {plan.mesh}: {_evaluations(plan)}")
     if plan.input_bound:

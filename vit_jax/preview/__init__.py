@@ -89,7 +89,7 @@ def picture(run: Run, source: Source) -> bytes:
 
 def _lines(path, source, examples, classes, looked_at, kinds):
   counts, counted = classes
-  words = ", ".join(f"{name} {kind.count:,}" for name, kind in kinds.items() if kind.count) or "nothing stands out"
+  words = ", ".join(f"{name} {kind.count:,}" for name, kind in kinds.items() if kind.count) or "none"
   unhashed = "" if survey.hashable() else f"; near-duplicates need {extras.advice('dedup')}"
   most, least = (
     f"{source.classes[i].encode('utf-8', 'replace').decode()!r} {counts[i]:,}"
@@ -100,7 +100,7 @@ def _lines(path, source, examples, classes, looked_at, kinds):
     f"in {path.with_suffix('.json').name}",
     f"{amount(len(counts), 'class', 'classes')} in {sheet.of(counted, source)}: most {most}, least {least}, "
     f"{int(np.sum(counts == 0)):,} without images",
-    f"of {sheet.of(looked_at, source)}: {words}{unhashed}",
+    f"outliers in {sheet.of(looked_at, source)}: {words}{unhashed}",
     *(f"note: {kind.count:,} {name}: {kind.about}" for name, kind in kinds.items() if kind.harmless and kind.count),
   ]
 

@@ -99,10 +99,7 @@ def _task(run, source) -> tasks.Task:
 
 
 def _rows(batch, count):
-  """Returns the rows to show, and the rows with which they may be mixed:
-
-  the rows of the reversed batch, and the preceding rows.
-  """
+  """Returns the rows to show, and the rows of the reversed batch with which they may be mixed."""
   shown = range(min(count, batch))
   return sorted({*shown, *(batch - 1 - row for row in shown)})
 

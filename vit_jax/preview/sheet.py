@@ -118,7 +118,7 @@ def _layout(run, source, batch, classes, looked_at, worst):
   items += _batch(examples, source, y := EDGE + 4 * LINE)
   y += -(-len(examples) // (WORST // 2)) * PAIRS + LINE
   counts, counted = classes
-  items += _title(y, "Classes", f"images of each in {of(counted, source)}, the largest first")
+  items += _title(y, "Classes", f"number of images of each class in {of(counted, source)}, the largest class first")
   items += _extremes(counts, source.classes, y + 2 * LINE)
   top = y + 2 * LINE
   longest = max(len(shortened(name)) for name in source.classes) if len(counts) <= NAMED else 3
@@ -230,10 +230,10 @@ def _kind(name, kind, pictures, source):
       items.append(Text(left, below + LINE, _labels(look.labels, source), colour=_RED if odd else "black"))
       items.append(Text(left, below + 2 * LINE, f"{look.width:,} x {look.height:,}", colour=_GREY))
       if number:
-        items.append(Text(left, below + 3 * LINE, f"bits that differ: {severity:.0f}", colour=_GREY))
+        items.append(Text(left, below + 3 * LINE, f"different bits: {severity:.0f}", colour=_GREY))
     x, shown = x + wide * COLUMN, shown + 1
   width = max(width, x)
-  more = f", the worst {shown} here, more in the JSON file" if shown < kind.count else ""
+  more = f", of which the worst {shown} are shown. The JSON file contains more" if shown < kind.count else ""
   colour = _GREY if kind.harmless else _RED
   items.append(Text(0, 0, f"{name}: {kind.count:,}{more}", width, colour, 8.5, bold=True))
   items.append(Text(0, LINE, kind.about, width, _GREY, 7))

@@ -1,1 +1,1 @@
-"""HTML reports about runs, sweeps or weights: results, curves, and the inside of models."""
+"""HTML reports about runs, sweeps or weights: results, curves, and weights and attention inside of models."""

@@ -157,7 +157,7 @@ def legend(runs: Sequence[Recorded]) -> str:
     axes.set_axis_off()
     for number, run in enumerate(runs[:count]):
       axes.plot([], [], color=drawing.SERIES[number], label=drawing.labelled(run.name, 40))
-    more = f"and {len(runs) - count} more, faint" if len(runs) > count else None
+    more = f"{len(runs) - count} more runs have faint lines" if len(runs) > count else None
     axes.legend(loc="upper left", fontsize=8, title=more, borderaxespad=0)
     return drawing.svg(figure, "names")
 
@@ -208,7 +208,10 @@ def interactive(runs: Sequence[Recorded]) -> Interactive:
   instead = Table(
     "", ["run", shown(name)], [[run.name, text(name, run.figures[name])] for run in runs if name in run.figures]
   )
-  about = "Choose a metric. Click names below it (shift-click for several). Drag and turn the mouse wheel to zoom."
+  about = (
+    "Select a metric. Click names in the legend to select runs (shift-click for several). Drag to move, and turn the "
+    "mouse wheel to zoom."
+  )
   return Interactive("Compare", _embedded(chart.to_dict() | {"datasets": {"points": rows}}), instead, about)
 
 

@@ -80,7 +80,7 @@ def few_ticks(axis: Axis) -> None:
 
 
 def numbered(axis: Axis) -> None:
-  """Labels a logarithmic axis with whole numbers. Matplotlib's powers would be formulas, which are not rendered."""
+  """Labels a logarithmic axis with whole numbers. Matplotlib's default are powers, which this page cannot render."""
   axis.set_major_formatter(lambda value, _: f"{value:,.0f}")
   axis.set_minor_formatter(NullFormatter())
 

@@ -111,7 +111,8 @@ def distances(values: np.ndarray, alike: np.ndarray, side: int, name: str) -> st
       label="a head",
     )
     edges = np.concatenate([layers - 0.5, layers[-1:] + 0.5])
-    axes.stairs(alike, edges, baseline=None, color=drawing.SERIES[1], linestyle="--", label="attention to all alike")
+    equal = "equal attention to all patches"
+    axes.stairs(alike, edges, baseline=None, color=drawing.SERIES[1], linestyle="--", label=equal)
     axes.set(xlabel="layer", ylabel=f"attention distance, pixels of {side}", xlim=(0.4, len(values) + 0.6))
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylim(0, 1.25 * np.nanmax([*values.ravel(), *alike]))

@@ -103,7 +103,7 @@ def of(predictor: Predictor, squares: Sequence[np.ndarray]) -> Inside:
 def chapter(
   predictor: Predictor, pictures: Sequence[tuple[np.ndarray, Sequence[str]]], title: str = "Inside"
 ) -> page.Chapter:
-  """Returns the figures of both papers for a model. Reasons for missing figures are listed as text.
+  """Returns a chapter with the figures of the ViT and CCT papers for a model, and the reasons for missing figures.
 
   Args:
     predictor: the model.

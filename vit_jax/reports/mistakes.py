@@ -210,7 +210,10 @@ def _worst(details, right, squares):
   loss = np.nan_to_num(predictions.loss[wrong].astype(np.float64), nan=np.inf)
   chosen = wrong[np.argsort(-loss, kind="stable")][:SHOWN]
   lines = [
-    [_labels(details, i), f"taken for {_class(source, predictions.best[i, 0])}, {percent(predictions.confidence[i])}"]
+    [
+      _labels(details, i),
+      f"predicted as {_class(source, predictions.best[i, 0])}, {percent(predictions.confidence[i])}",
+    ]
     for i in chosen
   ]
   about = (
@@ -283,8 +286,9 @@ def _classes(counts, confused, names):
     rows.append([fitted(names[i], LONGEST), f"{counts.true[i]:,}", *shares, most.get(i, "")])
   some = f"The worst {LISTED:,} of {len(occur):,}. " if len(occur) > LISTED else ""
   about = (
-    f"{some}Sorted by F1. Recall is the share of right predictions among the images of a class, precision among its "
-    f"predictions."
+    f"{some}Sorted by F1. Recall is the share of the images of a class that are predicted as this class. Precision "
+    "is the "
+    "share of the predictions of a class that are right."
   )
-  head = ["class", "images", "recall", "precision", "F1", "most often taken for"]
+  head = ["class", "images", "recall", "precision", "F1", "most often predicted as"]
   return page.Table("Classes, the worst first", head, rows, about, open=len(rows) <= OPEN)

@@ -124,8 +124,9 @@ def _words(bins, tests):
   else:
     leaning = "not enough images to decide whether it is over- or under-confident"
   return (
-    f"Expected calibration error {100 * error:.2f} %: the mean difference, over bins of confidence, between the share "
-    f"of right images and the probability of the best class. {usual} The mean probability is {100 * mean:.2f} %, and "
+    f"The expected calibration error is {100 * error:.2f} %. It is the mean difference "
+    "between the share of right images and the probability of the best class, over bins of confidence. "
+    f"{usual} The mean probability is {100 * mean:.2f} %, and "
     f"{100 * share:.2f} % of the images are right: {leaning} (exact test of the means, {_p(tests.leaning)})."
   )
 

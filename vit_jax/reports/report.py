@@ -65,7 +65,7 @@ def subjects(places: Sequence[pathlib.Path]) -> Subjects:
       weights.append(place)
     else:
       kind = "is neither the workdir of a run or sweep nor a file of weights" if place.exists() else "does not exist"
-      raise ConfigError(f"{place} {kind}. Give the --workdir of a run or sweep, or a file that vit_jax.convert reads")
+      raise ConfigError(f"{place} {kind}. Specify the workdir of a run or sweep, or a file that vit_jax.convert reads")
   if not named and not weights:
     raise ConfigError(f"no trial of {', '.join(map(str, places))} has started yet. Run the report again later")
   runs = [recorded.read(place, name) for place, name in zip(named, _distinct(named), strict=True)]
@@ -99,7 +99,7 @@ def _chosen(workdir, record) -> list[Part]:
   if isinstance(best, dict):
     by = record.get("ranked_by")
     split = f" (split '{by['split']}')" if isinstance(by, dict) and isinstance(by.get("split"), str) else ""
-    parts.append(Words(f"{workdir.name} chose {fitted(text(best), LONGEST)} by {record.get('decide')}{split}."))
+    parts.append(Words(f"{workdir.name} selected {fitted(text(best), LONGEST)} by {record.get('decide')}{split}."))
   figures = [trial.get("figures", {}) for trial in _recorded(record, "final") if trial.get("status") == "done"]
   values = {name: [each[name] for each in figures if name in each] for name in ("top1", "top5", "loss")}
   rows = [[shown(name), results.mean_and_deviation(some, is_share(name))] for name, some in values.items() if some]
@@ -184,7 +184,7 @@ def chapters(about: Subjects, images: Sequence[str] = (), limit: int = outcomes.
 
 
 def _of_weights(run, of_several, images, limit) -> list[Chapter]:
-  """Returns the chapters on training images, mistakes and the inside of a run's model."""
+  """Returns the chapters on training images, mistakes, and weights and attention inside of a run's model."""
   made, measured = outcomes.chapters(run.workdir, limit)
   try:
     use = predictor.load(run.workdir)
@@ -203,7 +203,7 @@ def _of_file(place, images) -> list[Chapter]:
   rows = [
     ["model", use.description.model.name],
     ["parameters", f"{parameters:,}"],
-    ["GFLOP an image (forward pass)", f"{cost.of_model(use.description) / 1e9:.3g}"],
+    ["GFLOP per image (forward pass)", f"{cost.of_model(use.description) / 1e9:.3g}"],
     ["pixels", str(use.description.image_size)],
     ["classes", ", ".join([f"{len(use.classes):,}", *map(fitted, use.classes[:5]), *["…"] * (len(use.classes) > 5)])],
   ]

@@ -44,8 +44,8 @@ AXES = {
   "core_hours": "core-hours",
   "flops": "training FLOPs (forward and backward)",
   "parameters": "parameters",
-  "forward": "GFLOP an image (forward)",
-  "images": "images to train on",
+  "forward": "GFLOP per image (forward pass)",
+  "images": "number of training images",
 }
 
 

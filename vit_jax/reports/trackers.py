@@ -83,7 +83,7 @@ def export(workdir: pathlib.Path, to: str, project: str = "vit_jax", folder: pat
   note = notes.get(to) or {"id": _identity(workdir, config), "step": -1, "rows": 0}
   fresh = _after(lines, note["step"], note["rows"])
   if not fresh:
-    return f"{workdir}: {to} has all {amount(len(lines), 'line')}"
+    return f"{workdir}: {to} already contains all {amount(len(lines), 'line')}"
   folder = folder or (files.local_cache("trackers") if paths.in_bucket(workdir) else workdir.absolute().parent)
   folder.mkdir(parents=True, exist_ok=True)
   name = f"{workdir.name}-{note['id'][:6]}"
@@ -132,7 +132,7 @@ def _notes(file):
     identity, *counts = values
     known = isinstance(identity, str) and _ID.fullmatch(identity)
     if not known or not all(type(count) is int and -1 <= count <= LAST for count in counts):
-      advice = "Fix the file, or remove it and the tracker's run: all lines are then sent again"
+      advice = "Fix the file. Alternatively, remove the file and the tracker's run, so that all lines are sent again"
       raise ConfigError(f"{file}: {to} is {show(note)}. Allowed: the id, step and rows of an export. {advice}")
   return notes
 
@@ -144,7 +144,7 @@ def _errors(to, workdir):
     yield
   except _classes(to) as error:
     said = (str(error).strip() or type(error).__name__).splitlines()[0]
-    advice = "The run there may already contain some of the lines. Fix this and run the same command again"
+    advice = "The tracker's run may already contain some of the lines. Fix the problem and run the same command again"
     raise ConfigError(f"{workdir}: {to} rejected the metrics: {said}. {advice}") from error
 
 

@@ -92,8 +92,8 @@ def use_of_test(runs: Sequence[Recorded]) -> str:
     return ""
   during = f"{amount(max(early), 'time')} during training" + (f", by {amount(len(early), 'run')}" * (len(runs) > 1))
   return (
-    f"Split 'test' was measured {during}: a choice of a setting or of a step by these figures makes them too high. "
-    "A validation split avoids that: config.data.val, or config.data.validation."
+    f"Split 'test' was measured {during}. If a setting or a step is selected by these figures, they are too high. "
+    "To avoid this, use a validation split: config.data.val, or config.data.validation."
   )
 
 
@@ -159,7 +159,7 @@ def _cost(run) -> Table:
   rows = [
     ["images seen", f"{run.steps * run.run.batch:,}" + (f", of {run.records:,} different ones" if run.records else "")],
     ["core-hours, with start and evaluations", core_hours(run)],
-    *([["images a second, steady", f"{rate:,.0f}"]] if rate else []),
+    *([["images per second, without interruptions", f"{rate:,.0f}"]] if rate else []),
   ]
   for plan in run.plans:
     rows.append(
@@ -241,8 +241,7 @@ def _best(runs, chosen) -> str:
     words += " " + results.lead([order[0].figures], [order[1].figures], metric, order[1].name)
   if chosen.split == selection.TEST:
     words += (
-      " No validation split decides here: the choice itself uses 'test', so the figure of the best run is too high on "
-      "average."
+      " The best run is selected on 'test', not on a validation split. Its figure is therefore too high on average."
     )
   return words
 

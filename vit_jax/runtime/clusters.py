@@ -34,7 +34,8 @@ class Cluster:
     """Returns a sentence that names the variables, and explains how to run with or without the other processes."""
     values = ", ".join(f"{name}={text}" for name, text in self.variables.items())
     return (
-      f"{self.name} placed this process ({values}). Start all of them with {self.starter}, or set {ALONE} to run one"
+      f"{self.name} placed this process ({values}). Start all processes with {self.starter}, or set {ALONE} to run a "
+      "single process"
     )
 
 

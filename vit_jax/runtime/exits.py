@@ -43,7 +43,7 @@ EXITS = {
               "the last lines; run the same command again to resume"),
   137: ("killed by the system (SIGKILL), often because memory ran out", "see `dmesg`; run the same command again to "
         "resume"),
-  143: ("SIGTERM before the processes joined", "run the same command again"),
+  143: ("SIGTERM before the processes were connected", "run the same command again"),
 }  # fmt: skip
 # If one process ends with one of these codes, the others end with the same code. Otherwise they end with EXIT_PEER.
 SHARED = (EXIT_CONFIG, EXIT_PREEMPTED, EXIT_NOT_FINITE, EXIT_MISSING)
@@ -120,13 +120,12 @@ def ending(error: BaseException, alone: bool = True) -> tuple[int, str]:
     return EXIT_INTERRUPTED, "interrupted; the same command starts or continues it"
   if isinstance(error, jax.errors.JaxRuntimeError):
     if "RESOURCE_EXHAUSTED" in text:
-      advice = (
-        "take a smaller config.batch, or a larger config.optim.accumulate, config.mesh.fsdp or config.model.remat"
-      )
+      advice = "use a smaller config.batch, or a larger config.optim.accumulate, config.mesh.fsdp or config.model.remat"
       return EXIT_CONFIG, f"error: out of device memory; {advice}"
     if not alone and any(mark in text for mark in _GONE):
       return (
         EXIT_PEER,
-        f"another process of this run died ({text.splitlines()[0][:160]}). See how it ended, and start all again",
+        f"another process of this run died ({text.splitlines()[0][:160]}). Check how it ended, and start all "
+        "processes again",
       )
   return EXIT_BUG, ""

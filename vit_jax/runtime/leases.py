@@ -89,7 +89,7 @@ class Lease:
       if generation != first:
         raise ConfigError(
           f"{self._file.parent} {exits.IN_USE} {says['holder']}. Wait for it, stop it, or use another --workdir "
-          f"(that of a run that has died is free after {self._duration:g} s)"
+          f"(if that run has died, its workdir is free after {self._duration:g} s)"
         )
       time.sleep(min(1.0, self._duration / 20))
 
@@ -126,10 +126,12 @@ class Lease:
       says, generation, _ = self._object.read()
       if says.get("token") == self._mine["token"]:
         return generation  # the answer to an earlier write was lost
-      why = f"{self._file} no longer exists: another run took it over and ended, or the workdir was removed"
+      why = f"{self._file} no longer exists: another run used the workdir and ended, or the workdir was removed"
       if says:
-        why = f"{self._file.parent} was taken over by process {says['holder']}, because this process had not renewed "
-        "its lease"
+        why = (
+          f"{self._file.parent} was taken over by process {says['holder']}, because this process had not renewed its "
+          "lease"
+        )
       self._leave(exits.EXIT_CONFIG, f"error: {why}. This process has stopped writing")
       return None
 
@@ -195,7 +197,7 @@ def _identity(process: int | str) -> str:
 
 
 def _ended(identity: str) -> bool:
-  """Returns true if the process was one of this machine and has ended."""
+  """Returns true if the process ran on this machine and has ended."""
   mine, words = _identity(os.getpid()).split(), identity.split()
   ours = len(words) == 4 == len(mine) and words[:2] == mine[:2] and words[2].isdecimal()
   return ours and _identity(words[2]) != identity

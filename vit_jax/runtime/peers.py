@@ -122,7 +122,8 @@ class Peers:
     where = self._seen[silent[0]][2] if silent[0] in self._seen else ""
     return exits.EXIT_PEER, (
       f"process {silent[0]} has been silent for {self._patience:.0f} s (config.limits.peer)"
-      f"{f', after {where}' if where else ''}. See how it ended, and start all again: the same command continues"
+      f"{f', after {where}' if where else ''}. Check how it ended, and start all processes again: the same command "
+      "continues"
     )
 
   def _silent(self):
@@ -136,7 +137,7 @@ class Peers:
       polls: number of polls of this process.
     """
     texts = [f"process {i} is at {status}" for i, (_, _, status) in self._seen.items() if status]
-    return f"this one is at poll {polls}, " + ", ".join(texts) if texts else ""
+    return f"this process is at poll {polls}, " + ", ".join(texts) if texts else ""
 
   def end(self, code: int, message: str) -> None:
     """Reports to the other processes how this process ends.
@@ -155,9 +156,9 @@ class Peers:
     teller.join(3.0)
 
   def linger(self) -> None:
-    """On process 0, waits until the other running processes have read the reason for its end.
+    """On process 0, waits until the other running processes have read why process 0 ends.
 
-    The store ends with process 0.
+    The store, which contains the reasons, ends with process 0.
     """
     deadline = time.monotonic() + LINGER
     while self._me == 0 and time.monotonic() < deadline:

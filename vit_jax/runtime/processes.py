@@ -60,16 +60,18 @@ def start(patience: float = 900.0, heartbeat: int = 100) -> None:
     join = functools.partial(jax.distributed.initialize, *placed or ())
     if placed and placed[2] == 0:
       check_port_free(placed[0])
-    _last_words("the processes cannot join: one ended, or two have the same number (VITJAX_PROCESS). Start all again\n")
+    _last_words(
+      "the processes cannot connect: a process ended, or two processes have the same number (VITJAX_PROCESS). Start "
+      "all processes again\n"
+    )
     with _Patience(patience, None if placed else cluster):
       _join(functools.partial(join, initialization_timeout=int(patience) + 60, heartbeat_timeout_seconds=heartbeat))
     clusters.use_all_local_devices(cluster)
   if not exchange.alone():
     _last_words(
       "this process was aborted: if the lines above do not show an error of this process, another process of this run "
-      "died, or process 0 cannot be reached. See how it ended, and start all again: the same command continues a run "
-      "from "
-      "its last checkpoint\n"
+      "died, or process 0 cannot be reached. Check how it ended, and start all processes again: the same command "
+      "continues a run from its last checkpoint\n"
     )
   _started = True
 
@@ -89,7 +91,9 @@ def check_devices() -> None:
       f"VITJAX_DEVICES: expected {expected}, found {amount(jax.device_count(), 'device')} ({per_process})"
     )
   if len(set(counts)) > 1:
-    raise ConfigError(f"the processes have different numbers of devices: {per_process}. Start the same on all hosts")
+    raise ConfigError(
+      f"the processes have different numbers of devices: {per_process}. Start the same number of processes per host"
+    )
 
 
 def placement() -> tuple[str, int, int] | None:
@@ -106,14 +110,15 @@ def placement() -> tuple[str, int, int] | None:
   address, count, number = values
   if not all(values):
     raise ConfigError(
-      f"set either all or none of {', '.join(NAMES)} (host:port, number, index below it). They are {values}"
+      f"set all or none of {', '.join(NAMES)} (host:port, number of processes, index of this process). The values are "
+      f"{values}"
     )
   if not count.isdigit() or not int(count):
     raise ConfigError(f"VITJAX_PROCESSES: expected a number of processes, got {count!r}")
   if not number.isdigit() or not int(number) < int(count):
     raise ConfigError(f"VITJAX_PROCESS: {number!r} is not one of 0 to {int(count) - 1}, as VITJAX_PROCESSES is {count}")
   if not re.fullmatch(r".+:\d{1,5}", address):
-    raise ConfigError(f"VITJAX_COORDINATOR: {address!r} is not host:port; 10.0.0.2:{PORT} for example")
+    raise ConfigError(f"VITJAX_COORDINATOR: {address!r} is not host:port. Use a value such as 10.0.0.2:{PORT}")
   return address, int(count), int(number)
 
 
@@ -235,7 +240,7 @@ class _Patience:
       socket.create_connection((host, int(port)), 3).close()
     except OSError as error:
       return f"process {state.process_id}: process 0 does not respond at {host}:{port} ({error})"
-    return f"process {state.process_id}: process 0 answers at {host}:{port}, and another process is missing"
+    return f"process {state.process_id}: process 0 answers at {host}:{port}, but another process is missing"
 
 
 def connected(port: int) -> list[str]:

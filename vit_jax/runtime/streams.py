@@ -22,7 +22,7 @@ def repair() -> None:
 
 
 def _null(number: int) -> int:
-  """Returns a descriptor of the null device: `number` itself if it is free."""
+  """Returns a descriptor of the null device, which is `number` if this descriptor is not in use."""
   descriptor = os.open(os.devnull, os.O_RDWR)
   try:
     os.fstat(number)

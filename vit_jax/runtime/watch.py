@@ -25,7 +25,7 @@ from vit_jax.runtime.progress import Progress
 
 # Signals that request a stop, with the exit code and the message.
 STOPS = {
-  signal.SIGTERM: (exits.EXIT_PREEMPTED, "stopped as asked (SIGTERM)"),
+  signal.SIGTERM: (exits.EXIT_PREEMPTED, "stopped on request (SIGTERM)"),
   signal.SIGHUP: (exits.EXIT_PREEMPTED, "stopped because its terminal was closed (SIGHUP)"),
   signal.SIGINT: (exits.EXIT_INTERRUPTED, "interrupted (Ctrl-C)"),
 }
@@ -89,7 +89,7 @@ def stoppable() -> Iterator[None]:
     yield
     return
   requests = {number: STOPS[number] for number in (signal.SIGTERM, signal.SIGHUP)}
-  requests[signal.SIGQUIT] = exits.EXIT_PREEMPTED, "stopped as asked (SIGQUIT)"
+  requests[signal.SIGQUIT] = exits.EXIT_PREEMPTED, "stopped on request (SIGQUIT)"
 
   def stop(number, _):
     code, message = requests[number]
@@ -309,7 +309,7 @@ class Watch:
     if self._stopping:
       if waited > self.limits.stop:
         self.leave(code, f"{message}; saving did not finish within {waited:.0f} s (config.limits.stop) "
-                          f"and was abandoned: the same command continues from the checkpoint before")  # fmt: skip
+                          f"and was abandoned: the same command continues from the previous checkpoint")  # fmt: skip
     elif self._phase in BEFORE_STEPS:
       doing = {"start": "started", "compile": "was compiled", "restore": "was restored"}[self._phase]
       self.leave(code, f"{message} while it {doing}; no work is lost, {self._later}")

@@ -318,7 +318,7 @@ def _tuple(value, kinds):
   if kinds[-1] is Ellipsis:
     kinds = (kinds[0],) * len(value)
   if len(kinds) != len(value):
-    raise ConfigError(f"{show(value)} has {amount(len(value), 'value')}. Give {len(kinds)}")
+    raise ConfigError(f"{show(value)} has {amount(len(value), 'value')}. Expected {len(kinds)}")
   result = []
   for i, (entry, kind) in enumerate(zip(value, kinds, strict=True)):
     with at(f"[{i}]"):

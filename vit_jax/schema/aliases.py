@@ -125,7 +125,7 @@ FLAGS: dict[str, str] = {
 REMARKS: dict[str, str] = {
   **dict.fromkeys(
     ("num_classes", "n_classes", "classes", "nb_classes", "num_labels", "n_class"),
-    "The number of classes follows from the data. Leave it out",
+    "The number of classes is determined by the data. Remove this key",
   ),
   **dict.fromkeys(
     ("resume", "resume_from", "resume_from_checkpoint", "auto_resume", "checkpoint", "restart"),
@@ -141,7 +141,7 @@ REMARKS: dict[str, str] = {
   ),
   **dict.fromkeys(
     ("distributed", "world_size", "local_rank", "rank", "nproc_per_node", "nodes", "num_nodes", "dist_url"),
-    "Several hosts are set by VITJAX_PROCESSES, see docs/guides/ssh-hosts.md",
+    "VITJAX_PROCESSES sets the number of hosts, see docs/guides/ssh-hosts.md",
   ),
   **dict.fromkeys(
     ("teacher", "teacher_model", "teacher_path"),

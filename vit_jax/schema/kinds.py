@@ -75,13 +75,16 @@ class Duration(str):
     text = value.strip() if isinstance(value, str) else show(value)
     match = cls._FORM.fullmatch(text)
     if isinstance(value, bool) or not match:
-      raise ConfigError(f"{show(value)} is not a duration. Write steps as 500 or '10k', else '90ep', '2Mex' or '5%'")
+      raise ConfigError(
+        f"{show(value)} is not a duration. Write steps as 500 or '10k', epochs as '90ep', examples as '2Mex', or a "
+        "percentage as '5%'"
+      )
     self = super().__new__(cls, text)
     number, scale, unit = match.groups()
     self.amount = float(number) * {"": 1, "k": 1_000, "M": 1_000_000}[scale]
     self.unit = unit or "st"
     if self.amount > 2**53:
-      raise ConfigError(f"{show(text)} is longer than any run. Allowed: up to 2**53 of a unit")
+      raise ConfigError(f"{show(text)} is longer than any run. Allowed: up to 2**53 steps, epochs or examples")
     return self
 
   def steps(self, batch: int, examples: int, total: int | None = None) -> int:
@@ -96,7 +99,7 @@ class Duration(str):
       ConfigError: the duration is a percentage and `total` is None.
     """
     if self.unit == "%" and total is None:
-      raise ConfigError(f"{self!s} of the run is not defined for the length of the run itself. Use steps, 'ep' or 'ex'")
+      raise ConfigError(f"the length of the run cannot be a percentage ({self!s}). Use steps, 'ep' or 'ex'")
     scale = {"st": 1, "ep": examples / batch, "ex": 1 / batch, "%": (total or 0) / 100}[self.unit]
     return max(round(self.amount * scale), 1) if self.amount else 0
 

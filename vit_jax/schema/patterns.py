@@ -35,8 +35,8 @@ def check(pattern: str) -> None:
     raise ConfigError(f"{show(pattern)} is not a regular expression: {error}") from None
   if count > WAYS:
     raise ConfigError(
-      f"{show(pattern)} could match in {count:.0e} ways. Allowed: {WAYS:,}. Repeat no group that repeats or chooses "
-      "inside, as (a+)+ and (a|bc)* do, use `.*` three times at most, or write several patterns"
+      f"{show(pattern)} could match in {count:.0e} ways. Allowed: {WAYS:,}. Do not repeat groups that contain "
+      "repetitions or alternatives, such as (a+)+ and (a|bc)*. Use `.*` at most three times, or write several patterns"
     )
 
 
@@ -62,7 +62,7 @@ def _ways_of(item) -> float:
 
 
 def _sequences(value):
-  """Returns the sequences inside a parsed item of any type. A branch has a list of them, a group a tuple."""
+  """Returns the sequences inside a parsed item. They are in a list for a branch, and in a tuple for a group."""
   if isinstance(value, parser.SubPattern):
     return [value]
   return [part for one in value for part in _sequences(one)] if isinstance(value, list | tuple) else []

@@ -52,7 +52,7 @@ def is_certain(key: str, entries: Mapping[str, tuple], others: Mapping[str, Call
 
 def allowed(entries: Mapping[str, tuple]) -> str:
   """Returns the end of an error about a key: the list of the allowed keys."""
-  return f" Allowed: {some(entries)}." if entries else " It takes no key."
+  return f" Allowed: {some(entries)}." if entries else " No keys are allowed here."
 
 
 def _words(kind) -> list:

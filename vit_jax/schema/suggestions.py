@@ -146,7 +146,7 @@ def is_known(flag: str) -> bool:
 
 
 def _has(key, groups):
-  """Returns true if a config with these groups has a key. Only a run's config has evaluations with known names."""
+  """Returns true if a config with these groups has a key. Keys of evaluations are only known for a run's config."""
   first = key.partition(".")[0]
   return first in groups and (first != "evals" or "task" in groups)
 
@@ -204,7 +204,7 @@ def _is_word(text):
 
 
 def _duration(name, value):
-  """Returns a length of training in the units of this package, or "" for other texts. Epochs and shares get a unit."""
+  """Returns a length of training with the unit of this package, such as "90ep" or "5%", or "" for other texts."""
   number = _number(value)
   if number is not None:
     if number < 0:

@@ -110,7 +110,7 @@ def held(trial: Trial, screen: Screen) -> bool:
 
 @contextlib.contextmanager
 def _stopping(processes: pool.Pool):
-  """Prints the trials for which a stop waits."""
+  """Prints the number of trials that still run when a stop is requested."""
   try:
     yield
   except runtime.Stop:
@@ -174,7 +174,8 @@ def settle(trial: Trial, code: int, log: pathlib.Path) -> None:
     trial.status = "waiting"
   elif code < 0:
     trial.error = (
-      f"ended {amount(trial.attempts, 'time')} by signal {signal.Signals(-code).name}; out of memory? See {log}"
+      f"ended {amount(trial.attempts, 'time')} by signal {signal.Signals(-code).name}, possibly because memory ran "
+      f"out. See {log}"
     )
 
 

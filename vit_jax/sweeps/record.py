@@ -36,9 +36,7 @@ class Record:
     for kind in ("trials", "final"):
       rows = self._earlier.get(kind, [])
       if not isinstance(rows, list) or not all(map(is_record, rows)):
-        raise ConfigError(
-          f"{study.workdir / 'sweep.json'}: {kind!r} is not what a sweep writes. Fix or remove the file"
-        )
+        raise ConfigError(f"{study.workdir / 'sweep.json'}: {kind!r} is not a list of trials. Fix or remove the file")
     earlier = {key: self._earlier.get(key) for key in ("config", "flags")}
     if earlier != {key: self._about[key] for key in earlier}:
       raise ConfigError(

@@ -70,8 +70,9 @@ def choice(trials: Sequence[Trial], sweep: Sweep) -> list[str]:
     words += " This sweep does not select a setting."
     if chosen.split == selection.TEST:
       words += (
-        " It measures no validation split. If this table is used to choose a setting, the choice uses 'test', and the "
-        "best figure is too high."
+        " Its runs measure no validation split. If a setting is selected with this table, the selection uses "
+        "'test', and "
+        "the best figure is too high."
       )
   order = ranked(settings(measured(trials, sweep.over), sweep.over), metric)
   if len(order) > 1 and sweep.over is None:
@@ -97,15 +98,15 @@ def lead(first: Sequence[Mapping[str, float]], second: Sequence[Mapping[str, flo
   else:
     counts = [side[0].get(f"{metric.rpartition('/')[0]}/images".lstrip("/"), 0) for side in (first, second)]
     if not intervals.is_proportion(metric) or min(counts) < 1 or f"{metric}_std" in first[0]:
-      return f"One run of each is not enough to decide whether this setting is better than {name} by more than noise."
+      return f"One run of each setting is not enough to decide whether this setting is better than {name}."
     ends = intervals.difference(values[0][0], int(counts[0]), values[1][0], int(counts[1]))
     noise, missing = "Newcombe's interval of two shares", "images"
   gap, scale, unit = statistics.mean(values[0]) - statistics.mean(values[1]), 1.0, ""
   if is_share(metric):
     scale, unit = 100.0, " points"
   low, high = (scale * end for end in ends)
-  said = f"Difference from the next, {name}: {scale * gap:.2f}{unit} (95 %: {low:.2f} to {high:.2f}, {noise})"
-  return f"{said}." if low > 0 or high < 0 else f"{said}: not enough {missing} to decide which is better."
+  said = f"Difference from the next setting, {name}: {scale * gap:.2f}{unit} (95 %: {low:.2f} to {high:.2f}, {noise})"
+  return f"{said}." if low > 0 or high < 0 else f"{said}. There are not enough {missing} to decide which is better."
 
 
 def varied(trials: Sequence[Trial]) -> list[str]:

@@ -94,7 +94,7 @@ def collect(study: Study, trials: list[Trial], decide: bool) -> None:
       execution.take_result(trial)
     record.close()
   if not any(trial.status == "done" for trial in trials):
-    raise ConfigError("no trial is done yet; --render prints their commands")
+    raise ConfigError("no trial is done yet. Use --render to print the commands of the trials")
 
 
 @contextlib.contextmanager

@@ -69,7 +69,7 @@ class Study:
     for key in self.overrides:
       tried = [name for changes in [*self.sweep.trials, *self.sweep.final] for name in changes]
       if any(key == name or key.startswith(f"{name}.") for name in tried):
-        raise ConfigError(f"--config.{key}: the sweep itself gives this value. Change sweep() in {self.file}")
+        raise ConfigError(f"--config.{key}: sweep() already sets this key. Change sweep() in {self.file}")
     check_possible(trials)
     possible = [trial for trial in trials if trial.config is not None]
     for trial in self.last_runs(settings(possible, self.sweep.over)[0]):
@@ -150,7 +150,9 @@ def _check_decides(run: config.Run, decide: str) -> None:
       f"sweep: decide is {decide!r}. Allowed: <evaluation>/<figure>, with one of the evaluations {', '.join(run.evals)}"
     )
   if name in _on_test(run):
-    raise ConfigError(f"sweep: {decide!r} decides by test images; hold out a part of train: config.data.val")
+    raise ConfigError(
+      f"sweep: decide is {decide!r}, which uses test images. Hold out a part of train with config.data.val"
+    )
   known = evals.figure_names(run.evals[name])
   known += [f"ema_{one}" for one in known] if run.optim.args["ema"] else []
   if metric not in known:
@@ -168,7 +170,7 @@ def check_possible(trials: Sequence[Trial]) -> None:
   """
   if all(trial.status in ("failed", "absent") for trial in trials):
     errors = list(dict.fromkeys(trial.error for trial in trials))
-    raise ConfigError(errors[0] if len(errors) == 1 else f"no trial is possible; the first: {errors[0]}")
+    raise ConfigError(errors[0] if len(errors) == 1 else f"no trial can be started. The first error is: {errors[0]}")
 
 
 def check_data(trials: Sequence[Trial], decide: str | None, over: str | None = None) -> None:
@@ -216,8 +218,8 @@ def _check_data(run, decide, open_split):
   for name, images in (("test", open_split(run.data, "test")), ("train", train)):
     if sources.share(deciding, images):
       raise ConfigError(
-        f"{decide!r} decides by images of the {name} split: {deciding.split!r} and {images.split!r} have some in "
-        "common; hold out a part of train: config.data.train, config.data.val"
+        f"sweep: decide is {decide!r}, which uses images of the {name} split: {deciding.split!r} and {images.split!r} "
+        "share images. Hold out a part of train with config.data.train and config.data.val"
       )
 
 

@@ -29,7 +29,7 @@ def report(runs: Sequence[Trial], trials: Sequence[Trial], over: str) -> str:
   parts = [f"On split 'test', test/{METRIC} in per cent, mean of each task's runs:", table(done, tasks, _models(runs))]
   missing = [f"- {task}: {_reason(task, [*runs, *trials], over)}" for task in tasks if task not in done]
   if missing:
-    parts.append("\n".join([f"Missing, {len(missing)} of {len(tasks)}:", *missing]))
+    parts.append("\n".join([f"Missing results of {len(missing)} of {len(tasks)} tasks:", *missing]))
   return "\n\n".join(parts)
 
 

@@ -18,7 +18,7 @@ def test_all_are_of_sets_of_the_catalog():
     ("imagenet2012_1pct", "licence: image-net.org's terms"),
     ("imagenet_v2", "licence: MIT"),
     ("svhn_cropped", "licence: unknown"),
-    ("jft300m", "licence: that of your copy"),
+    ("jft300m", "licence: see the terms of your copy"),
   ],
 )
 def test_a_line_about_a_set_names_its_licence(name, said):

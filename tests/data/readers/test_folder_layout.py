@@ -52,7 +52,9 @@ def test_newcomer_2_without_a_single_best_folder_none_is_named(tmp_path):
 def test_newcomer_2_an_empty_class_folder_is_named_with_the_remedy(tmp_path):
   write(tmp_path, *(f"a/{i}.png" for i in range(5)))
   (tmp_path / "b").mkdir()
-  with pytest.raises(schema.ConfigError, match=rf"'{tmp_path}/b' holds no image .*\. The folder is empty: remove it"):
+  with pytest.raises(
+    schema.ConfigError, match=rf"'{tmp_path}/b' contains no image .*\. The folder is empty: remove it"
+  ):
     folder(tmp_path, validation=0.1)
 
 
@@ -67,14 +69,20 @@ def test_newcomer_2_test_images_alone_need_no_validation_images(tmp_path):
     ((), "no images"),
     (("readme.txt",), "no images"),
     (("train/a/1.png", "train/b/1.png", "test/a/1.png"), r"differ in classes \['b'\]"),
-    (("train/a/1.png", "train/b/1.txt", "test/a/1.png", "test/b/1.png"), "train/b' holds no image"),
-    (("a/1.png", "b/1.txt"), "b' holds no image"),
-    (("a/1.png", "b/1.heic", "b/2.HEIC"), "b' holds no image .*, but 2 .heic"),
-    (("a/1.png", "b/c/1.png"), "mixes layouts: 'a' holds images, as 'a/1.png', and 'b' .* as 'b/c/1.png'. Move"),
-    (("a/1.png", "b/c/d/1.txt"), "mixes layouts: 'a' holds images, as 'a/1.png', and 'b' holds folders, as 'b/c'"),
+    (("train/a/1.png", "train/b/1.txt", "test/a/1.png", "test/b/1.png"), "train/b' contains no image"),
+    (("a/1.png", "b/1.txt"), "b' contains no image"),
+    (("a/1.png", "b/1.heic", "b/2.HEIC"), "b' contains no image .*, but 2 .heic"),
+    (
+      ("a/1.png", "b/c/1.png"),
+      "mixes layouts: 'a' contains images, such as 'a/1.png', and 'b' .* as 'b/c/1.png'. Move",
+    ),
+    (
+      ("a/1.png", "b/c/d/1.txt"),
+      "mixes layouts: 'a' contains images, such as 'a/1.png', and 'b' contains folders, such as 'b/c'",
+    ),
     (
       ("train/a/1.png", "train/b/c/1.png"),
-      "train/b' holds no image .* deeper, such as 'train/b/c/1.png': move them up",
+      "train/b' contains no image .* deeper folders, such as 'train/b/c/1.png'. Move them up",
     ),
     (("1.png", "2.png"), "no images"),
     (("a/1.png", "b/1.png"), "contains no record"),

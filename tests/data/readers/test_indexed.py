@@ -66,7 +66,7 @@ def test_images_may_have_lists_of_labels(form, tmp_path):
   given = [[*range(i % 4)][::-1] for i in range(COUNT)]
   source = opened(form, written(form, tmp_path, given), test="train", labels=3)
   assert source.labels == 3 and numbers(source) == [(FILES[i], tuple(given[i])) for i in range(COUNT)]
-  for most, message in ((2, "3 labels. Allowed: 2"), (1, "Set labels above 1")):
+  for most, message in ((2, "3 labels. Allowed: 2"), (1, "Set labels to 2 or more")):
     with pytest.raises(schema.ConfigError, match=message) as caught:
       opened(form, tmp_path, test="train", labels=most)
     assert caught.value.place == "config.data.labels"

@@ -105,7 +105,7 @@ def test_labels_of_many_forms_are_those_that_were_added():
   ("files", "most", "key", "message"),
   [
     ([["a", "b"], [1]], 1, "", "names at file 0, record 0 and numbers at file 1, record 0"),
-    ([[0, 1], [1, [1, 2]]], 1, "labels", "file 1, record 1: 2 labels. Set labels above 1"),
+    ([[0, 1], [1, [1, 2]]], 1, "labels", "file 1, record 1: 2 labels. Set labels to 2 or more"),
     ([[0, []]], 1, "labels", "file 0, record 1: 0 labels"),
     ([[0, 1], [1, [1, 2, 3]]], 2, "labels", "file 1, record 1: 3 labels. Allowed: 2"),
     ([[[]]], 2, "", "the data have no label"),
@@ -157,7 +157,7 @@ def test_g_lines_of_a_file_of_classes_end_at_line_feeds_only(tmp_path, char):
 def test_g_a_carriage_return_alone_ends_no_line(tmp_path):
   file = tmp_path / "names.txt"
   file.write_bytes(b"cat\rdog\r")
-  with pytest.raises(schema.ConfigError, match=r"inside of a line. End lines with"):
+  with pytest.raises(schema.ConfigError, match=r"inside a line. End lines with"):
     labels.class_names(str(file))
 
 

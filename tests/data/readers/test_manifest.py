@@ -119,9 +119,9 @@ def test_a_fingerprint_has_the_images_that_lines_name(tmp_path):
   assert before == manifest(file).fingerprint()
   (tmp_path / "b.png").write_bytes(image(0) + b"more")
   now = manifest(file).fingerprint()
-  assert before.changes(now) == ["sizes of files", "times of change of files"]
+  assert before.changes(now) == ["sizes of files", "modification times of files"]
   (tmp_path / "a.png").write_bytes(image(1))
-  assert now.changes(manifest(file).fingerprint())[-1] == "times of change of files"
+  assert now.changes(manifest(file).fingerprint())[-1] == "modification times of files"
   assert part == manifest(file, "train[2:]").fingerprint()
   with pytest.raises(OSError, match="No such file"):
     manifest(file).read(4)

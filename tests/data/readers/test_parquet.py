@@ -108,7 +108,8 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path, names, damaged):
     table(tmp_path, {"image": [image(0)], "label": [0]}, f"train-{i}.parquet")
   columns = [pyarrow.array([0] if name == "label" else [b"x"]) for name in names]
   table(tmp_path, pyarrow.Table.from_arrays(columns, names), f"train-{damaged}.parquet")
-  with pytest.raises(schema.ConfigError, match=rf"train-{damaged}\.parquet has 2 columns '{names[1]}'") as caught:
+  expected = rf"train-{damaged}\.parquet has 2 columns called '{names[1]}'"
+  with pytest.raises(schema.ConfigError, match=expected) as caught:
     parquet(tmp_path)
   assert caught.value.place == "config.data.path"
 
@@ -125,7 +126,7 @@ def test_columns_whose_names_begin_alike_are_told_apart(tmp_path):
 
 def test_a_class_that_the_schema_has_twice_is_named(tmp_path):
   forms.parquet(tmp_path, [image(0)] * 6, [0] * 6, names=["a", "b", "a"])
-  with pytest.raises(schema.ConfigError, match=r"train-00000-of-00003\.parquet has class 'a' twice. ") as caught:
+  with pytest.raises(schema.ConfigError, match=r"train-00000-of-00003\.parquet lists class 'a' twice. ") as caught:
     parquet(tmp_path)
   assert caught.value.place == "config.data.classes"
   assert parquet(tmp_path, classes="3").classes == ("0", "1", "2")

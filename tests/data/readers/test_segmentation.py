@@ -88,7 +88,7 @@ def test_the_fingerprint_sees_masks(tmp_path):
   (tmp_path / "masks/train/b.png").write_bytes(mask(1, (40, 60)))
   os.utime(tmp_path / "masks/train/b.png", ns=(1, 1))
   after = opened(path).fingerprint()
-  assert before.changes(after) == ["sizes of files", "times of change of files"]
+  assert before.changes(after) == ["sizes of files", "modification times of files"]
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_folders_inside_are_part_of_the_name(tmp_path):
     ([("1.jpg", PNG), ("1.json", b"[" * 2000)], r"'1\.json' is not JSON"),
     ([("1.jpg", PNG), ("1.cls", b"\xff")], r"'1\.cls' is not text"),
     ([("1.jpg", PNG), ("1.cls", b"0" * 2**21)], "has 2,097,152 bytes. Allowed"),
-    ([("notes.md", b"x")], "holds no image"),
+    ([("notes.md", b"x")], "contains no image"),
     (
       [("a.b/4.jpg", PNG), ("a.b/4.cls", b"0"), ("a.b/4.edit.jpg", PNG), ("a.b/4.edit.cls", b"1")],
       r"1 image without a sample, the first 'a\.b/4\.edit\.jpg': .* Write it as 'a\.b/4_edit\.jpg'",
@@ -109,7 +109,7 @@ def test_g_two_names_of_one_member_are_refused(tmp_path, one, other, between):
 
 def test_g_two_labels_of_one_sample_are_refused(tmp_path):
   tar(tmp_path / "train-0.tar", [("1.jpg", PNG), ("1.cls", b"0"), ("./1.cls", b"1")])
-  with pytest.raises(schema.ConfigError, match=r"member '\./1\.cls' twice, the first time as '1\.cls'"):
+  with pytest.raises(schema.ConfigError, match=r"member '\./1\.cls' twice; its first name is '1\.cls'"):
     tars(tmp_path)
 
 
@@ -190,7 +190,8 @@ def damaged():
 def test_a_tar_that_is_not_whole_is_refused_by_name(tmp_path, name):
   (tmp_path / "train-0.tar").write_bytes(damaged()[name])
   with pytest.raises(
-    schema.ConfigError, match=r"train-0\.tar is (not a complete tar, at byte [\d,]+ |damaged at byte|cut off at byte)"
+    schema.ConfigError,
+    match=r"train-0\.tar is (not a complete tar. Reading failed at byte [\d,]+ |damaged at byte|cut off at byte)",
   ) as caught:
     tars(tmp_path)
   assert caught.value.place == "config.data.path"

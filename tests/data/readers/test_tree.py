@@ -76,6 +76,6 @@ def test_the_first_image_of_a_folder_is_looked_for_so_deep(tmp_path):
 def test_a_folder_whose_classes_are_all_too_deep_has_another_path(tmp_path):
   path = write(tmp_path, "x/train/a/1.png", "x/train/b/1.png")
   with pytest.raises(
-    schema.ConfigError, match=r"deeper, such as 'x/train/a/1.png': move them up, or .* use '.*/x' as the"
+    schema.ConfigError, match=r"deeper folders, such as 'x/train/a/1.png'. Move them up, or set the path to '.*/x'"
   ):
     folder(path, "train", train="x", test="x")

@@ -31,4 +31,4 @@ def licence(builder: str | None) -> str:
     builder: name of the TFDS builder, "name/config:version". None: a dataset without a public builder.
   """
   name = (builder or "").partition(":")[0].partition("/")[0]
-  return LICENCES.get(name, "unknown. See the page of the dataset" if builder else "that of your copy")
+  return LICENCES.get(name, "unknown. See the page of the dataset" if builder else "see the terms of your copy")

@@ -40,10 +40,10 @@ def holds_classes(tree: Tree, top: Sequence[str]) -> bool:
   if nested and holding:
     flat, deep = tree.example(holding[0], 0), tree.example(f"{nested[0]}/{tree.folders(nested[0])[0]}", 1)
     raise ConfigError(
-      f"{where} mixes layouts: {holding[0]!r} holds images, as {flat!r}, and {nested[0]!r} holds folders, as "
-      f"{deep or f'{nested[0]}/{tree.folders(nested[0])[0]}'!r}. Move the deeper folders up, or away, so that all "
-      f"images "
-      "are in <class>/*.jpg or all in <split>/<class>/*.jpg",
+      f"{where} mixes layouts: {holding[0]!r} contains images, such as {flat!r}, and {nested[0]!r} contains folders, "
+      "such as "
+      f"{deep or f'{nested[0]}/{tree.folders(nested[0])[0]}'!r}. Move the deeper folders, so that all "
+      "images are in <class>/*.jpg, or all images are in <split>/<class>/*.jpg",
       "path",
     )
   return bool(holding)
@@ -93,13 +93,13 @@ def images_of(tree: Tree, folder: str) -> list[str]:
   images, others, inner = tree.entries(folder)
   if images:
     return images
-  message = f"class folder {f'{tree.root.root}/{folder}'!r} holds no image ({', '.join(EXTENSIONS)})"
+  message = f"class folder {f'{tree.root.root}/{folder}'!r} contains no image ({', '.join(EXTENSIONS)})"
   if not others and not inner:
     raise ConfigError(f"{message}. The folder is empty: remove it, or move images into it", "path")
   if others:
     message += f", but {', '.join(counted(collections.Counter(map(extension, others)), 5))}"
   if inner and (deep := tree.example(folder, 2)):
     above = f"{tree.root.root}/{folder.rpartition('/')[0] or folder}"
-    message += f"; some are deeper, such as {deep!r}: move them up"
-    message += f", or if all classes are that deep, use {above!r} as the path"
+    message += f"; some images are in deeper folders, such as {deep!r}. Move them up"
+    message += f", or set the path to {above!r} if all classes are at that depth"
   raise ConfigError(message, "path")

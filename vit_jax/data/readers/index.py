@@ -77,7 +77,7 @@ def _keep(kept, arrays):
     with replacing(kept) as partial:
       partial.write_bytes(hashlib.sha256(data.getbuffer()).digest() + data.getbuffer())
   except OSError as error:
-    logging.warning("%s cannot be stored (%s): the next run will index the files again", kept, error)
+    logging.warning("%s cannot be stored (%s): the next run must index the files again", kept, error)
 
 
 def firsts(lengths: Iterable[int]) -> list[int]:

@@ -219,7 +219,7 @@ def _resolved(file, names, meaning, most, where) -> Labels:
     if most == 1:
       record = int(np.argmax(counts != 1))
       raise ConfigError(
-        f"{where(record)}: {amount(counts[record], 'label')}. Set labels above 1 to allow such lists", "labels"
+        f"{where(record)}: {amount(counts[record], 'label')}. Set labels to 2 or more to allow several labels", "labels"
       )
     if counts.max() > most:
       record = int(counts.argmax())
@@ -282,9 +282,9 @@ def class_names(text: str | None) -> tuple[str, ...] | None:
       names.pop()
     if not names or "" in names:
       line = names.index("") + 1 if names else 1
-      raise ConfigError(f"{text}, line {line}, has no name. Write one class a line")
+      raise ConfigError(f"{text}, line {line}, has no name. Write one class per line")
     if broken := next((name for name in names if "\r" in name), None):
-      raise ConfigError(f"{text} has {show(broken)} with \\r inside of a line. End lines with \\n or \\r\\n")
+      raise ConfigError(f"{text} has {show(broken)} with \\r inside a line. End lines with \\n or \\r\\n")
     if again := repeated(names):
       raise ConfigError(f"{text} has {show(again)} twice. Write each class once")
     return tuple(names)

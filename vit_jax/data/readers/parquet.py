@@ -71,7 +71,7 @@ def parquet(
   if stated:
     if again := repeated(columns.classes):
       raise ConfigError(
-        f"{files.path(0)} has class {show(again)} twice. Give their number, or a file of names", "classes"
+        f"{files.path(0)} lists class {show(again)} twice. Set the number of classes, or a file of names", "classes"
       )
     named = columns.classes
   first = f"{kind} in {files.path(0)}"
@@ -131,7 +131,7 @@ def _columns(files, image, label):
 def _check_single(path, schema, columns):
   for column in columns:
     if (count := schema.names.count(column)) > 1:
-      raise ConfigError(f"{path} has {count} columns {column!r}. Write it with one", "path")
+      raise ConfigError(f"{path} has {count} columns called {column!r}. Keep only one of them", "path")
 
 
 def _image(column, kind):

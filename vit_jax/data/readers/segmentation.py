@@ -144,7 +144,10 @@ def _found(tree, images, masks) -> tuple[dict[str, list[tuple[str, str]]], str]:
   top = tree.folders()
   for key, folder in (("images", images), ("masks", masks)):
     if folder.split("/")[0] not in top:
-      raise ConfigError(f"no folder {folder!r} in {str(tree.root.root)!r}, which has {top}. Name that of {key}", key)
+      raise ConfigError(
+        f"no folder {folder!r} in {str(tree.root.root)!r}, which contains {top}. Set {key} to one of them",
+        key,
+      )
   inner = tree.folders(masks)
   result, alone = {}, [0, 0]
   for split in inner or [""]:

@@ -164,7 +164,7 @@ def _scan(files, label, file):
       raise ConfigError(f"{path}, member {member!r}: {error}", "path") from error
   _check_longer(path, longer, seen)
   if not starts:
-    raise ConfigError(f"{path} holds no image ({', '.join(IMAGES)})", "path")
+    raise ConfigError(f"{path} contains no image ({', '.join(IMAGES)})", "path")
   return labels.arrays() | {
     "starts": np.array(starts, np.int64),
     "sizes": np.array(lengths, np.int64),
@@ -221,7 +221,7 @@ def _samples(path, file, longer):
         yield sample
       sample = _Sample(key, member.name, {}, {})
     if before := sample.images.get(name) or sample.texts.get(extension):
-      both = "" if before[0] == member.name else f", the first time as {before[0]!r}"
+      both = "" if before[0] == member.name else f"; its first name is {before[0]!r}"
       raise ConfigError(f"{path} has member {member.name!r} twice{both}. Remove or rename one of them", "path")
     if extension in IMAGES:
       sample.images[name] = member.name, member.offset_data, member.size
@@ -244,7 +244,7 @@ class _Headers:
   def read(self, size):
     """Reads `size` bytes. Raises ReadError if `size` is larger than any header."""
     if not 0 <= size <= TEXT_BYTES:
-      raise tarfile.ReadError(f"a header of {size:,} bytes")
+      raise tarfile.ReadError(f"a header has {size:,} bytes")
     return self._file.read(size)
 
 
@@ -256,7 +256,7 @@ def _members(path, file):
     with tarfile.open(fileobj=_Headers(file), mode="r:", errorlevel=2) as tar:
       while member := tar.next():
         if member.size < 0 or tar.offset > size:
-          raise tarfile.ReadError(f"a member of {member.size:,} bytes, of a file of {size:,}")
+          raise tarfile.ReadError(f"a member has {member.size:,} bytes, but the file ends after {size:,}")
         tar.members.clear()  # a shard may have millions of members
         yield member
         end = tar.offset
@@ -265,7 +265,7 @@ def _members(path, file):
   # raise RecursionError.
   except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
     raise ConfigError(
-      f"{path} is not a complete tar, at byte {end:,} ({error}). Use uncompressed tar files", "path"
+      f"{path} is not a complete tar. Reading failed at byte {end:,} ({error}). Use uncompressed tar files", "path"
     ) from error
   # Python's reader interprets a damaged header as the end of the archive.
   file.seek(end)
@@ -295,7 +295,7 @@ def _label(sample, key):
     return found[key]
   if "txt" in sample.texts:
     return _number(*sample.texts["txt"])
-  raise ValueError(f"it has no label. Allowed: a .cls, {key!r} in a .json, a .txt")
+  raise ValueError(f"it has no label. Allowed: a .cls file, the key {key!r} in a .json file, or a .txt file")
 
 
 def _check_same(sample, label, key, other):

@@ -56,19 +56,21 @@ def cut(query, key, value, heads: int, placed: bool = False) -> Layout:
   Raises:
     ConfigError: if the kernel does not support the shapes or types, or if the tokens do not fit into memory.
   """
-  advice = 'or take attention="xla"'
+  advice = 'or use attention="xla"'
   shapes, dtypes = [x.shape for x in (query, key, value)], {x.dtype.name for x in (query, key, value)}
   if len(set(shapes)) > 1 or len(shapes[0]) != 3 or 0 in shapes[0]:
     raise schema.ConfigError(
-      f"fused attention needs query, key and value of one shape [B, N, D], not {shapes}; {advice}"
+      f"fused attention needs query, key and value of one shape [B, N, D], not {shapes}. Reshape them, {advice}"
     )
   if len(dtypes) > 1 or not dtypes <= {"bfloat16", "float32"}:
-    raise schema.ConfigError(f"fused attention supports only bfloat16 and float32, not {sorted(dtypes)}; {advice}")
+    raise schema.ConfigError(
+      f"fused attention supports only bfloat16 and float32, not {sorted(dtypes)}. Convert the inputs, {advice}"
+    )
   batch, tokens, width = shapes[0]
   if heads < 1 or width % heads or width // heads > LANES:
     raise schema.ConfigError(
-      f"fused attention of width {width} in {amount(heads, 'head')}. Allowed: heads of equal size "
-      f"up to {LANES}; {advice}"
+      f"fused attention does not support width {width} with {amount(heads, 'head')}. Use heads of equal size up to "
+      f"{LANES}, {advice}"
     )
   size, rows, itemsize = width // heads, -(-tokens // 16) * 16, query.dtype.itemsize
 
@@ -94,7 +96,8 @@ def cut(query, key, value, heads: int, placed: bool = False) -> Layout:
   fitting = [(chunk, lanes) for chunk in chunks for lanes in choices if memory(1, chunk, lanes) <= VMEM]
   if not fitting:
     raise schema.ConfigError(
-      f"{tokens} tokens in {amount(heads, 'head')} of {size} are too many for fused attention; {advice}"
+      f"{tokens} tokens in {amount(heads, 'head')} of {size} are too many for fused attention. Use smaller images, "
+      f"{advice}"
     )
   chunk, lanes = max(fitting)
   most = -(-12 * size // lanes)  # about twelve heads per step keep the matrix unit busy
