@@ -69,7 +69,7 @@ def folder(name: str) -> str:
 
 
 def pretrained(workdir: pathlib.Path, name: str, groups) -> list[Trial]:
-  """Returns a run on the signs for each seed.
+  """Returns a run on the dataset `glyphs` for each seed.
 
   Args:
     workdir: directory of the results.

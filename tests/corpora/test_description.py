@@ -42,7 +42,7 @@ def test_a_shard_without_an_image_is_refused_and_nothing_looks_whole(tmp_path):
 
 def test_the_summary_has_reasons_by_kind():
   lines = description.summary({"train": [report(3, 7), report(2, 1)]}, ("a", "b"))
-  assert lines[0] == "train: 5 images in 2 files, 0 MiB; 2 classes of 2 ('b') to 3 ('a')"
+  assert lines[0] == "train: 5 images in 2 files, 0 MiB; 2 classes with 2 ('b') to 3 images ('a')"
   assert lines[1:] == [
     "2 rotated",
     "8 rejected; rejected.jsonl names them",

@@ -178,7 +178,7 @@ ROWS = [bytes(4 * WIDTH)] * HEIGHT
     (bmp(ROWS, WIDTH, HEIGHT, 64), "64 bits a pixel"),
     (bmp(ROWS, WIDTH, -HEIGHT, 8, compression=1), "stores its top row first"),
     (bmp(ROWS, WIDTH, HEIGHT, 24, header=66), "header of 66 bytes"),
-    (bmp(ROWS, WIDTH, HEIGHT, 32)[:-5], "need 418 bytes or more, and it has 413"),
+    (bmp(ROWS, WIDTH, HEIGHT, 32)[:-5], "need 418 bytes or more, but the file has 413"),
     (bmp(ROWS, WIDTH, -(2**31), 32), "need 111,669,149,750 bytes or more"),
     (bmp(ROWS, -WIDTH, HEIGHT, 32), "-13 x 7 pixels"),
     (bmp(ROWS, WIDTH, 0, 32), "13 x 0 pixels"),

@@ -39,7 +39,7 @@ def test_no_image_that_is_all_one_colour_is_too_short_for_its_pixels():
 @pytest.mark.parametrize(
   ("name", "promised"),
   [
-    ("jpeg of 32,000 squared in 5.5 kB", "32,000 x 32,000 pixels.* need 6,000,000 bytes or more, and it has 5,502"),
+    ("jpeg of 32,000 squared in 5.5 kB", "32,000 x 32,000 pixels.* need 6,000,000 bytes .*the file has 5,502"),
     ("progressive jpeg of 12,000 squared", "12,000 x 12,000 pixels"),
     ("png of a sixteenth of the bytes it needs", "10,000 x 10,000 pixels"),
   ],

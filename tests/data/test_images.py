@@ -249,7 +249,7 @@ def test_a_config_may_say_how_many_bad_records_are_too_many(max_bad, bad, stops)
   examples = stream.eval_examples(source(200, bad=range(bad)), image_size=2)
   batches = loader.batches(examples, 200, range(200), on_error="skip", max_bad=max_bad)
   if stops:
-    with pytest.raises(images.ImageError, match=rf"Allowed: {100 * max_bad:g}% .config.data.max_bad., and always 5"):
+    with pytest.raises(images.ImageError, match=rf"larger of {100 * max_bad:g}% .config.data.max_bad. and 5 records"):
       next(batches)
   else:
     assert (next(batches)["mask"] == 0).sum() == bad

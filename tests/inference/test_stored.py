@@ -80,7 +80,7 @@ def test_a_workdir_without_a_run_says_what_is_taken_for_granted(tmp_path):
   description = described()
   checkpoints.write_weights(tmp_path / "w", small_weights.arrays(description), {"model": description.to_json()})
   use = stored.load(tmp_path / "w")
-  assert use.classes == tuple("0123456") and "contains no run" in use.notes[0]
+  assert use.classes == tuple("0123456") and "does not contain a run" in use.notes[0]
   assert stored.run_of(tmp_path / "w") is None
 
 

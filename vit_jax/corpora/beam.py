@@ -37,7 +37,7 @@ def write(
 
   Args:
     name: name of the dataset.
-    data: a name and arguments from the catalog's READERS, as returned by `schema.bind`. All of its splits are written.
+    data: a name in the catalog's READERS and all arguments, as returned by `schema.plain`. All splits are written.
     options: processing of the images.
     root: the TFDS data directory.
     words: flags of Beam's pipeline, such as --runner=DataflowRunner.
@@ -162,7 +162,7 @@ class _Serialised:
 
 @dataclasses.dataclass(frozen=True)
 class _ExampleWriter:
-  """A writer of shards that uses the same function as on one machine."""
+  """A writer of shards that calls `making.write`, like `write.write`."""
 
   def write(self, path, examples) -> None:
     """Writes (key, record) pairs that are in the order of the keys."""

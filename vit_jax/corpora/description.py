@@ -176,8 +176,8 @@ def summary(reports: Mapping[str, Sequence[making.Report]], classes: Sequence[st
     few, many = (pick((each.classes[i], label) for i, label in enumerate(classes)) for pick in (min, max))
     lines.append(
       f"{name}: {amount(each.records, 'image')} in {amount(len(reports[name]), 'file')}, "
-      f"{each.bytes / 2**20:,.0f} MiB; {amount(len(classes), 'class', 'classes')} of {few[0]:,} "
-      f"({schema.show(few[1])}) to {many[0]:,} ({schema.show(many[1])})"
+      f"{each.bytes / 2**20:,.0f} MiB; {amount(len(classes), 'class', 'classes')} with {few[0]:,} "
+      f"({schema.show(few[1])}) to {many[0]:,} images ({schema.show(many[1])})"
     )
   if everything.done:
     lines.append(", ".join(f"{count:,} {word}" for word, count in sorted(everything.done.items())))

@@ -31,7 +31,7 @@ def write(
 
   Args:
     name: name of the dataset.
-    data: a name and arguments from the catalog's READERS, as returned by `schema.bind`. All of its splits are written.
+    data: a name in the catalog's READERS and all arguments, as returned by `schema.plain`. All splits are written.
     options: options for the processing of the images.
     root: the TFDS data directory.
     count: number of processes.
@@ -53,7 +53,7 @@ def whole(name: str, data: dict, options: Options, root: pathlib.Path, shards: C
 
   Args:
     name: name of the dataset.
-    data: a name and arguments from the catalog's READERS, as returned by `schema.bind`.
+    data: a name in the catalog's READERS and all arguments, as returned by `schema.plain`.
     options: options for the processing of the images.
     root: the TFDS data directory.
     shards: called with (plan, source, folders), writes the shards and returns `Reports`.

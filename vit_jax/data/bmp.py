@@ -177,7 +177,7 @@ def _check_length(data, layout):
   if len(data) < layout.start + least:
     raise DecodeError(
       f"not a complete image: {layout.width:,} x {layout.height:,} pixels, the size in its header, "
-      f"need {layout.start + least:,} bytes or more, and it has {len(data):,}"
+      f"need {layout.start + least:,} bytes or more, but the file has {len(data):,}"
     )
 
 

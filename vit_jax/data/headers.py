@@ -116,7 +116,7 @@ def _check_length(data, height, width, least):
   if len(data) < least:
     raise DecodeError(
       f"not a complete image: {width:,} x {height:,} pixels, the size in its header, need {least:,} bytes or "
-      f"more, and it has {len(data):,}"
+      f"more, but the file has {len(data):,}"
     )
 
 

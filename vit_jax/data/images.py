@@ -184,8 +184,8 @@ class Images:
     if too_many(len(some), len(self.source), self.max_bad):
       raise self.stop(
         f"{len(some)} of {amount(len(self.source), 'record')} {'is' if len(some) == 1 else 'are'} "
-        f"bad. Allowed: {100 * self.max_bad:g}% "
-        f"({self.source.key}.max_bad), and always {BAD_FEW}. Fix them: {'; '.join(some[:5])}"
+        f"bad. Allowed: the larger of {100 * self.max_bad:g}% "
+        f"({self.source.key}.max_bad) and {BAD_FEW} records. Fix them: {'; '.join(some[:5])}"
       )
 
   def stop(self, message: str) -> ImageError:

@@ -80,7 +80,7 @@ def few_ticks(axis: Axis) -> None:
 
 
 def numbered(axis: Axis) -> None:
-  """Labels a logarithmic axis with whole numbers. Matplotlib's default are powers, which this page cannot render."""
+  """Labels a logarithmic axis with whole numbers. Matplotlib's powers are formulas, which a page cannot show."""
   axis.set_major_formatter(lambda value, _: f"{value:,.0f}")
   axis.set_minor_formatter(NullFormatter())
 

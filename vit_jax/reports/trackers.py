@@ -93,7 +93,7 @@ def export(workdir: pathlib.Path, to: str, project: str = "vit_jax", folder: pat
   last = lines[-1][0]
   note |= {"step": last, "rows": sum(step == last for step, _ in lines)}
   files.write_text(workdir / NOTES, json.dumps(notes | {to: note}, indent=2) + "\n")
-  return f"{workdir}: {len(fresh):,} of {amount(len(lines), 'line')} to {where}"
+  return f"{workdir}: sent {len(fresh):,} of {amount(len(lines), 'line')} to {where}"
 
 
 def rows(workdir: pathlib.Path) -> Iterator[tuple[int, dict[str, float]]]:

@@ -197,7 +197,7 @@ def _check_longer(path, longer, samples):
 def _samples(path, file, longer):
   """Yields the samples of an open shard.
 
-  Adds members with longer extensions to `longer`, by name without the last extension.
+  Members with a further extension, such as `a.seg.png`, are added to `longer`, by name without the last extension.
   """
   sample = None
   for member in _members(path, file):
