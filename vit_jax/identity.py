@@ -149,7 +149,7 @@ def order(images: stream.Examples, position: int) -> dict[str, list[int]]:
 
 
 def alike(now: Mapping) -> dict[str, Any]:
-  """Returns the values that must be equal on all processes of a run: data without times of change, packages, and
+  """Returns the values that must be equal on all processes of a run: data without modification times, packages, and
   settings.
 
   Args:
@@ -203,7 +203,7 @@ def objection(before: Mapping, now: Mapping, accept: bool = False, splits: Seque
   if not lines and not accept:
     lines = _other_files(before, now)
     advice = (
-      "Restore them (cp -p and rsync -a keep times of change), use another --workdir, or, if the images are the "
+      "Restore them (cp -p and rsync -a keep modification times), use another --workdir, or, if the images are the "
       "same, accept the changed files with --accept-data"
     )
   return "\n  ".join([f"other data. {advice}:", *lines]) if lines else None
@@ -303,11 +303,11 @@ def _other_classes(before, now):
 
 
 def _other_files(before, now):
-  """Returns lines on changes of the files of the same records: sizes, times of change, contents and replaced files."""
+  """Returns lines on changed files of the same records: sizes, modification times, contents and replaced files."""
   old, new = before["fingerprint"], now["fingerprint"]
   lines = [
     f"{what} of files differ"
-    for key, what in (("sizes", "sizes"), ("times", "times of change"))
+    for key, what in (("sizes", "sizes"), ("times", "modification times"))
     if old[key] != new[key]
   ]
   pairs = zip(before["samples"], now["samples"], strict=False)

@@ -85,7 +85,7 @@ def main() -> None:
     runtime.note(parts.images.source.note)
     runtime.agree(bad_images(run, parts.images.source) if runtime.process() == 0 else None)
     runtime.compare({"config": schema.plain(run), "workdir": str(workdir)} | identity.alike(parts.identity))
-    # A checkpoint contains the times of change that the first process saw. Copies on other hosts may have other times.
+    # A checkpoint contains the modification times that the first process saw. Copies on other hosts may have others.
     runtime.agree(objection(workdir, parts, arguments.accept_data) if runtime.process() == 0 else None)
     with watch.phase("restore"):
       has_state = runtime.gather(json.dumps(checkpoints.exist(workdir)), "workdir")[0] == "true"

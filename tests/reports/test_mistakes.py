@@ -74,7 +74,7 @@ def test_numbers_of_a_chapter_are_scikit_learns(images, classes, present):
   pairs = reading.table(chapter, "Most frequent confusions")
   assert [int(row["images"]) for row in pairs] == sorted(wrong.values(), reverse=True)[:20]
   for row in pairs:
-    i, j = names.index(row["label"]), names.index(row["taken for"])
+    i, j = names.index(row["label"]), names.index(row["predicted as"])
     assert int(row["images"]) == wrong[i, j] and row["of the label's"] == percent(wrong[i, j] / matrix[i].sum())
   for row in rows:
     most = max([wrong.get((names.index(row["class"]), j), 0) for j in range(classes)])
@@ -134,7 +134,7 @@ def test_pictures_are_the_worst_and_the_least_certain_in_order():
   assert [picture.lines[-1] for picture in pictures] == [f"test/<b>{7 * i}</b>.jpg" for i in worst]
   for picture, i in zip(pictures, worst, strict=True):
     assert picture.lines[0] == f"label class {predictions.label[i]}"
-    assert picture.lines[1] == f"taken for class {predictions.best[i, 0]}, {percent(predictions.confidence[i])}"
+    assert picture.lines[1] == f"predicted as class {predictions.best[i, 0]}, {percent(predictions.confidence[i])}"
     assert (picture.pixels == 7 * i % 256).all()
 
   margin = probability[:, 0] - probability[:, 1]

@@ -31,7 +31,7 @@ def test_bins_are_those_of_a_loop(images):
   assert [[row[key] for key in ("images", "mean", "right")] for row in rows] == expected
   about = reading.named(chapter, "Calibration").about
   assert f"The expected calibration error is {100 * error:.2f} %" in about
-  assert f"error {100 * metrics.measure(predictions, 10)['calibration_error']:.2f} %" in about
+  assert f"error is {100 * metrics.measure(predictions, 10)['calibration_error']:.2f} %" in about
   assert f"The mean probability is {100 * predictions.confidence.mean(dtype=np.float64):.2f} %" in about
 
 

@@ -88,7 +88,7 @@ def test_what_a_sweep_chose_and_its_figures_on_test_come_first(tmp_path):
             "ranked_by": {"metric": "val/top1", "split": "val"}}  # fmt: skip
   (folder / "sweep.json").write_text(json.dumps(record | chosen))
   first = report.chapters(report.subjects([folder]), limit=0)[0]
-  assert first.parts[0].text == "s chose optim.lr=1 by val/top1 (split 'val')."
+  assert first.parts[0].text == "s selected optim.lr=1 by val/top1 (split 'val')."
   assert first.parts[1].rows == [["test/top1", "95.00 ± 7.07 (2)"]]
 
 

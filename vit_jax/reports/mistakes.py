@@ -194,7 +194,7 @@ def _pairs(confused, counts, names):
     for label, guess, number in zip(labels[:PAIRS], best[:PAIRS], images[:PAIRS], strict=True)
   ]
   more = f"The first {PAIRS} of {len(images):,} pairs." if len(images) > PAIRS else ""
-  return [page.Table("Most frequent confusions", ["label", "taken for", "images", "of the label's"], rows, more)]
+  return [page.Table("Most frequent confusions", ["label", "predicted as", "images", "of the label's"], rows, more)]
 
 
 # Images.
