@@ -36,10 +36,10 @@ def get_config(argument="cct_7_3x1_32"):
   """Returns the run for "MODEL", "MODEL,DATASET" or "MODEL,DATASET,EPOCHS", such as "cct_7_3x1_32,cifar100,300"."""
   model, images, epochs = (argument.split(",") + ["cifar10", "300"][argument.count(",") :])[:3]
   if model.removesuffix("_sine") not in MODELS:
-    raise ValueError(f"unknown model {model!r}; allowed, each also with _sine: {', '.join(MODELS)}")
+    raise ValueError(f"unknown model {model!r}. Allowed, also with the suffix _sine: {', '.join(MODELS)}")
   if (images, epochs) not in RATES or argument.count(",") > 2:
     sets = ", ".join(f"{name},{length}" for name, length in RATES)
-    raise ValueError(f"unknown set or length in {argument!r}; after the model and a comma: {sets}")
+    raise ValueError(f"unknown dataset or length in {argument!r}. Use MODEL,DATASET,EPOCHS with one of {sets}")
   mean, std, fill = SETS[images]
   lr, first, decay, erased, mixed = RATES[images, epochs]
   return recipe(

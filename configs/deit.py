@@ -17,7 +17,7 @@ SIZES = {"Ti": "tiny", "S": "small", "B": "base"}
 def get_config(size="S"):
   """Returns the run for a size: "Ti", "S" or "B"."""
   if size not in SIZES:
-    raise ValueError(f"unknown size {size!r}; allowed: {', '.join(SIZES)}")
+    raise ValueError(f"unknown size {size!r}. Allowed: {', '.join(SIZES)}")
   return recipe(
     model=dict(name=f"deit_{SIZES[size]}_patch16_224", stochastic_depth=0.1, head_std=0.02, dtype="bfloat16"),
     data=dict(

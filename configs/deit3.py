@@ -2,7 +2,8 @@
 
 Command:   python -m vit_jax.train --config=configs/deit3.py:B,i1k,800 --workdir=runs/b
            then python -m vit_jax.train --config=configs/deit3.py:B,i1k,800,224 --workdir=runs/b224 \\
-                --config.init.from=runs/b, 20 epochs more at 224 px. For 384 px use B,i1k,800,384 and runs/b224.
+                --config.init.from=runs/b
+           The second command fine-tunes for 20 epochs at 224 px. For 384 px use B,i1k,800,384 and runs/b224.
            Sizes are S, B, L and H. ImageNet-1k (i1k) takes 400 or 800 epochs. ImageNet-21k (i21k) takes 90 or 240
            epochs, then 50 on ImageNet-1k with L,i21k,240,224. ImageNet-21k has no public builder:
            --config.data.path=DIR is your own TFDS directory of it, with a split `full`
@@ -15,8 +16,8 @@ Result:    published at 224 px. ImageNet-1k for 800 epochs: S 81.4, B 83.8, L 84
            deit3-jax for 400 epochs: 80.7, 83.6, 84.62, 85.12. All training images are used, and the epoch is not
            selected
 Source:    README_revenge for 800 epochs and for i21k, deit3-jax for 400. H is pre-trained on 154 and 126 pixels. The
-commands specify 160 and 128 pixels, of which patches of 14 pixels cover 154 and 126. The clipping is the default of
-FusedLAMB in the authors' code
+           commands specify 160 and 128 pixels, of which patches of 14 pixels cover 154 and 126. The clipping is the
+           default of FusedLAMB in the authors' code
 """
 
 from vit_jax.config import recipe, required
@@ -49,15 +50,17 @@ SOFTMAX = dict(name="classify", label_smoothing=0.1)
 
 
 def get_config(argument="B,i1k,400"):
-  """Returns the run for size, dataset and epochs, such as "B,i1k,400", or the fine-tuning after it: "B,i1k,400,224"."""
+  """Returns pre-training, such as "B,i1k,400" (size, dataset, epochs), or its fine-tuning, "B,i1k,400,224"."""
   size, images, epochs, pixels = (argument.split(",") + [""] * 4)[:4]
   if (size, images, epochs) not in DROPPED or argument.count(",") > 3:
     runs = ", ".join(map(",".join, DROPPED))
-    raise ValueError(f"unknown run {argument!r}; allowed, some also with ,224 or ,384: {runs}")
+    raise ValueError(f"unknown run {argument!r}. Allowed, some with an additional ,224 or ,384: {runs}")
   rates = dict(zip(("", "224", "384"), DROPPED[size, images, epochs], strict=True))
   if rates.get(pixels) is None:
     after = ", ".join(key for key, rate in rates.items() if key and rate is not None)
-    raise ValueError(f"no published {pixels!r} of {size},{images},{epochs}; allowed after it: {after or 'nothing'}")
+    raise ValueError(
+      f"{size},{images},{epochs} has no published fine-tuning at {pixels!r} pixels. Allowed: {after or 'nothing'}"
+    )
   dropped = dict(stochastic_depth=rates[pixels], stochastic_depth_rates="equal")
   model = dict(gelu="erf", layer_scale=1e-4, **dropped, head_std=0.02, dtype="bfloat16")
   data, rest = pretraining(size, images, epochs) if not pixels else finetuning(images)
@@ -102,7 +105,7 @@ def pretraining(size, images, epochs):
 def finetuning(images):
   """Returns settings of fine-tuning.
 
-  After ImageNet-1k, a low rate and RandAugment are used. After ImageNet-21k, the recipe of its pre-training is used.
+  After ImageNet-1k, the learning rate is low, with RandAugment. After ImageNet-21k, the recipe is that of pre-training.
   """
   if images == "i1k":
     policy = dict(name="randaugment_increasing", layers=2, magnitude=9.0, magnitude_std=0.5, interpolation="bicubic")

@@ -2,10 +2,10 @@
 
 Command:   python -m vit_jax.fewshot --config=configs/fewshot.py:cifar100,pets --weights=B_16.npz
            The argument is a list of datasets in SETS, or `suite` for big_vision's six datasets. The default is digits
-Hardware:  one accelerator; a CPU is slow, because each test image and each drawn image needs a forward pass Result:
-mean top-1 and standard deviation over three draws of 1, 5, 10 and 25 images per class. Published figures use other
-images and another penalty, so differences below one percent have no meaning. ImageNet 5- and 10-shot on JFT-300M
-weights: 73.6 and 76.3 % for ViT-B/16, 77.5 and 79.5 % for L/16 (Zhai et al. 2022)
+Hardware:  one accelerator; a CPU is slow, because each test image and each drawn image needs a forward pass
+Result:    mean top-1 and standard deviation over three draws of 1, 5, 10 and 25 images per class. Published figures use
+           other images and another penalty, so differences below one percent have no meaning. ImageNet 5- and 10-shot
+           on JFT-300M weights: 73.6 and 76.3 % for ViT-B/16, 77.5 and 79.5 % for L/16 (Zhai et al. 2022)
 
 As an evaluation during training: evals=dict(pets=dict(name="fewshot", data=dict(name="oxford_iiit_pet"), every="10%")).
 """
@@ -32,7 +32,7 @@ def get_config(argument="digits"):
   """Returns the measurement on datasets: names in SETS separated by commas, or "suite"."""
   names = SUITE if argument == "suite" else argument.split(",")
   if unknown := set(names) - SETS.keys():
-    raise ValueError(f"unknown dataset {sorted(unknown)}; allowed, with commas: suite, {', '.join(SETS)}")
+    raise ValueError(f"unknown dataset {sorted(unknown)}. Use 'suite', or names separated by commas: {', '.join(SETS)}")
   return measurement(
     evals={
       name: dict(

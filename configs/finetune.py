@@ -8,14 +8,16 @@ Command:   python -m vit_jax.train --config=configs/finetune.py:pets --workdir=r
            --config.optim.frozen="['(?!head).*']" trains only the head. --config.optim.ema=0.9999 also measures averaged
            weights (Polyak; the paper uses them at 512 px)
 Splits:    The first 90 % of `train` (CIFAR 98, ImageNet 99) are used for training. The rest is `val`, which selects the
-best setting. `test` (the validation images of ImageNet) is measured once, at the end. For Flowers, the training split
-has 918 of 1,020 images. Resisc45 and KITTI use AugReg's splits. `python -m vit_jax.sweep` with the same flags tries the
-paper's rates. It trains the best setting again on all of `train`, three times, and measures these runs on `test`
+           best setting. `test` (the validation images of ImageNet) is measured once, at the end. For Flowers, the
+           training split has 918 of 1,020 images. Resisc45 and KITTI use AugReg's splits. `python -m vit_jax.sweep`
+           with the same flags tries the paper's rates. It trains the best setting again on all of `train`, three times,
+           and measures these runs on `test`
 Hardware:  eight A100: 2.2 hours for CIFAR and 6.5 for ImageNet with ViT-B/16 (README of vision_transformer; the number
-of devices is from its issues 84 and 85). A CPU suffices for digits, and for folder with a small model Result:
-published for ViT-B/16 from ImageNet-21k, with all of `train`: ImageNet 83.97 %, CIFAR-10 98.95, CIFAR-100 91.67, Pets
-94.43, Flowers 99.38 (table 5). With 99 and 98 % of `train`, and test images squashed to the square: 84.53, 99.02, 92.06
-(README of vision_transformer). AugReg's ViT-B/16 reaches 85.49 on ImageNet (same source)
+           of devices is from its issues 84 and 85). A CPU suffices for digits, and for folder with a small model
+Result:    published for ViT-B/16 from ImageNet-21k, with all of `train`: ImageNet 83.97 %, CIFAR-10 98.95, CIFAR-100
+           91.67, Pets 94.43, Flowers 99.38 (table 5). With 99 and 98 % of `train`, and test images squashed to the
+           square: 84.53, 99.02, 92.06 (README of vision_transformer). AugReg's ViT-B/16 reaches 85.49 on ImageNet (same
+           source)
 """
 
 from vit_jax.config import Sweep, product, recipe, required
@@ -39,14 +41,14 @@ SPLITS = {  # training split, deciding split, union of both
 
 
 def get_config(argument="cifar10"):
-  """Returns the run for a dataset, a model and pixels: "pets", "pets,ViT-L/16" or "pets,ViT-L/16,512"."""
+  """Returns the run for a dataset, a model and an image size: "pets", "pets,ViT-L/16" or "pets,ViT-L/16,512"."""
   images, *words = argument.split(",")
   if images not in SETS:
-    raise ValueError(f"unknown set {images!r}; allowed: {', '.join(SETS)}")
+    raise ValueError(f"unknown dataset {images!r}. Allowed: {', '.join(SETS)}")
   usual = ["cct_2_3x2_32", "48"] if images == "digits" else ["ViT-B/16", "384"]
   model, pixels, *more = words + usual[len(words) :]
   if more or not pixels.isdecimal():
-    raise ValueError(f"{argument!r} is not a set, a model and pixels; allowed: {','.join([images, *usual])} or less")
+    raise ValueError(f"expected DATASET,MODEL,PIXELS, got {argument!r}. Use {images} or {','.join([images, *usual])}")
   name, total, warmup, lr, _, batch = SETS[images]
   train, val, _ = splits(images)
   return recipe(
@@ -79,7 +81,7 @@ def get_config(argument="cifar10"):
 
 
 def sweep(argument="cifar10"):
-  """Returns the paper's rates as trials, selected by `val`.
+  """Returns a trial for each learning rate of the paper. `val` selects the best one.
 
   The best setting is trained again on all of `train`, three times, and measured on test (table 4).
   """
@@ -93,7 +95,7 @@ def sweep(argument="cifar10"):
 
 
 def splits(images):
-  """Returns the split strings for training and for selecting a setting, and their union."""
+  """Returns three split strings: for training, for selection of a setting, and their union."""
   percent = SETS[images][4]
   return SPLITS.get(images, (f"train[:{percent}%]", f"train[{percent}%:]", "train"))
 
@@ -101,7 +103,7 @@ def splits(images):
 def views(images, size):
   """Returns the crops, as in big_vision.
 
-  Photographs are randomly cropped and mirrored for training. The centre is used for tests.
+  Photographs are randomly cropped and mirrored for training. Test images are cropped at the centre.
   """
   if images in ("digits", "kitti"):  # a crop of a street scene would change the distance
     return dict(crop=dict(name="resize"), test_crop=dict(name="resize"), flip=images == "kitti")

@@ -23,19 +23,19 @@ LENGTHS = ("800ep", "1600ep")
 
 
 def get_config(argument="B/16,800ep"):
-  """Returns the run for a size, with a length or as fine-tuning.
+  """Returns pre-training for a size ("B/16") or a size and a length ("B/16,1600ep"), or fine-tuning ("B/16,finetune").
 
-  Examples are "B/16,1600ep" and "B/16,finetune". "digits" is a small run.
+  "digits" is a small run.
   """
   if argument == "digits":
     return digits()
   size, comma, stage = argument.partition(",")
   if size == "digits":
-    raise ValueError(f"{argument!r}: digits has one stage; configs/finetune.py:digits,vit_2_4_32,32 continues from it")
+    raise ValueError(f"{argument!r}: 'digits' takes no stage. Fine-tune with configs/finetune.py:digits,vit_2_4_32,32")
   if size not in SIZES:
-    raise ValueError(f"unknown size {size!r}; allowed: {', '.join(SIZES)}, digits")
+    raise ValueError(f"unknown size {size!r}. Allowed: {', '.join(SIZES)}, digits")
   if comma and stage not in (*LENGTHS, "finetune"):
-    raise ValueError(f"unknown stage {stage!r}; allowed: {', '.join(LENGTHS)}, finetune")
+    raise ValueError(f"unknown stage {stage!r}. Allowed: {', '.join(LENGTHS)}, finetune")
   model, rest = finetuning(*SIZES[size]) if stage == "finetune" else pretraining(stage or LENGTHS[0])
   data = dict(
     name="imagenet2012",

@@ -5,15 +5,16 @@ Command:   python -m vit_jax.train --config=configs/noisy_student.py:digits,teac
            python -m vit_jax.train --config=configs/noisy_student.py:digits,student --workdir=runs/student \\
                --config.data.path=runs/labels
            Further rounds start from runs/student and repeat the last two commands, as long as the accuracy improves.
-           For the digits, 100 of them with labels, `python -m benchmarks.self_training` runs two rounds with three
-           seeds. imagenet,teacher and imagenet,student are ViT-B/16 and L/16. Their teacher labels JFT-300M or your
+           `python -m benchmarks.self_training` runs two rounds on the digits with three seeds. 100 of the digits have
+           labels. imagenet,teacher and imagenet,student are ViT-B/16 and L/16. Their teacher labels JFT-300M or your
            own images, if --data.name=jft300m --data.path=DIR --split=train are added to evaluate
 Hardware:  digits: two CPU cores. ImageNet: not published for a ViT
 Result:    digits: docs/results/learning.md. Published on ImageNet with JFT-300M, for EfficientNets: B7 85.0 to
            86.9 %, L2 88.4 % (arXiv:1911.04252, tables 2 and 6). Results with a ViT are not published
-Source:    arXiv:1911.04252: soft labels of images with a confidence of at least 0.3, 130,000 for each class, duplicated
-if there are fewer; RandAugment with 2 operations of magnitude 27, dropout 0.5 of the last layer, stochastic depth up to
-0.2; 14 unlabelled images for each labelled one. In this config, label smoothing applies to all images
+Source:    arXiv:1911.04252. Images with a confidence of at least 0.3 get soft labels. Each class has 130,000
+           of them, if necessary by duplication. The student uses RandAugment with 2 operations of magnitude 27, dropout
+           0.5 before the last layer, stochastic depth up to 0.2, and 14 unlabelled images for each labelled one. In
+           this config, label smoothing applies to all images
 """
 
 from vit_jax.config import recipe, required
@@ -22,9 +23,9 @@ NAMES = ("digits,teacher", "digits,student", "imagenet,teacher", "imagenet,stude
 
 
 def get_config(argument="digits,teacher"):
-  """Returns the run of a round, such as "digits,student" or "imagenet,teacher"."""
+  """Returns the run of a teacher or a student, such as "digits,student" or "imagenet,teacher"."""
   if argument not in NAMES:
-    raise ValueError(f"unknown run {argument!r}; allowed: {', '.join(NAMES)}")
+    raise ValueError(f"unknown run {argument!r}. Allowed: {', '.join(NAMES)}")
   images, _, stage = argument.partition(",")
   return (digits if images == "digits" else imagenet)(stage == "student")
 
@@ -59,7 +60,7 @@ def digits(student):
 
 
 def imagenet(student):
-  """Returns ViT-B/16 with AugReg's recipe. The student is L/16, with 15 times as many images and more noise."""
+  """Returns ViT-B/16 with AugReg's recipe as the teacher, or L/16 with 15 times as many images as the student."""
   labelled = dict(name="imagenet2012", train="train[:99%]")
   policy = dict(name="randaugment", layers=2, magnitude=27 if student else 15)
   data = dict(name="pseudo_labelled", path=required, labelled=labelled, ratio=14.0, minimum=0.3, per_class=130_000)

@@ -7,14 +7,15 @@ Command:   python -m vit_jax.fewshot --config=configs/probes.py:knn,imagenet --w
                 --config.evals.segmentation.data.path=/my/masks --config.evals.segmentation.data.classes=names.txt
            Datasets are the names in SETS and DENSE. For few images per class see configs/fewshot.py
 Protocol:  knn: the class token after the last norm, all training images, and 10, 20, 100 and 200 neighbours by cosine
-similarity, each with the weight exp(cosine / 0.07). linear: logistic regression on the class token and the mean of
-patches. The penalty is selected on ten images per class that are not used to train the probe. DINOv2 trains 52 heads by
-SGD on augmented images, and reports the best on the test images. --config.evals.cifar100.probes.linear.name=ridge has a
-closed form and takes seconds. dense: a linear map of patches, mean IoU. Weights without a class token need
---config.evals.cifar100.features=patches Hardware:  one accelerator; a CPU is slow, because each image needs a forward
-pass. The host stores the features: 4 bytes times the width per image (4 GB for ImageNet with B/16), and twice as much
-while they are concatenated Result:    published for DINOv2's ViT-L/14 on ImageNet: k-NN 83.5, linear 86.3 % (its
-README), with crops of 224 px from 256. configs/scenes.py has figures of dense probes
+           similarity, each with the weight exp(cosine / 0.07). linear: logistic regression on the class token and the
+           mean of patches. The penalty is selected on ten images per class that the probe is not fitted to. DINOv2
+           trains 52 heads by SGD on augmented images, and reports the best on the test images.
+           --config.evals.cifar100.probes.linear.name=ridge has a closed form and takes seconds. dense: a linear map of
+           patches, mean IoU. Weights without a class token need --config.evals.cifar100.features=patches
+Hardware:  one accelerator; a CPU is slow, because each image needs a forward pass. The host stores the features: 4
+           bytes times the width per image (4 GB for ImageNet with B/16), and twice as much while they are concatenated
+Result:    published for DINOv2's ViT-L/14 on ImageNet: k-NN 83.5, linear 86.3 % (its README), with crops of 224 px from
+           256. configs/scenes.py has figures of dense probes
 """
 
 from vit_jax.config import measurement
@@ -56,7 +57,7 @@ def get_config(argument="knn,digits"):
   known = DENSE if kind == "dense" else SETS
   if kind not in (*KINDS, "dense") or not names or set(names) - known.keys():
     raise ValueError(
-      f"{argument!r} is not knn, linear or dense, followed by datasets of {', '.join(known)}, separated by commas"
+      f"expected PROBE,DATASET,..., got {argument!r}. PROBE is knn, linear or dense, DATASET one of {', '.join(known)}"
     )
   if kind == "dense":
     whole = dict(test_crop=dict(name="resize"))

@@ -2,12 +2,14 @@
 
 Command:   python -m vit_jax.train --config=configs/rope_vit.py:B,mixed --workdir=runs/b
            then python -m vit_jax.train --config=configs/rope_vit.py:B,mixed,224 --workdir=runs/b224 \\
-                --config.init.from=runs/b, 20 epochs more at 224 px. S has no second stage. Sizes are S, B and L.
-           Positions are axial and mixed, or axial_ape and mixed_ape, which add learned positions
-Hardware:  published: 8 GPUs with 256 images each for S and B, 64 with 32 for L; no hours are published. Planned by
-           python -m vit_jax.plan --config=configs/rope_vit.py:B,mixed --topology=v3-32,v4-64,v5e-64: S,mixed 6.2, 2.3
-           and 1.2 hours, B,mixed 13.2, 4.6 and 2.6, and a minute of evaluations
-Result:    published, 400 epochs, % top-1 at 224 px, and the same weights at 384:
+                --config.init.from=runs/b
+           The second command fine-tunes for 20 epochs at 224 px. Sizes are S, B and L. S needs no second command.
+           Positions are axial and mixed. axial_ape and mixed_ape also add learned positions
+Hardware:  published: 8 GPUs with 256 images each for S and B, 64 GPUs with 32 images each for L. Hours are not
+           published. Planned hours on v3-32, v4-64 and v5e-64: S,mixed 6.2, 2.3 and 1.2, B,mixed 13.2, 4.6 and 2.6,
+           and a minute for evaluations. The plan is computed by
+           python -m vit_jax.plan --config=configs/rope_vit.py:B,mixed --topology=v3-32,v4-64,v5e-64
+Result:    published after 400 epochs: top-1 in % at 224 px, then of the same weights at 384 px:
                         S            B            L
            axial        80.9, 80.0   83.6, 83.9   84.7, 85.1
            mixed        80.9, 81.8   83.8, 84.4   84.8, 85.6
@@ -16,10 +18,10 @@ Result:    published, 400 epochs, % top-1 at 224 px, and the same weights at 384
            DeiT III     80.4, 79.4   83.4, 82.8   84.6, 84.2
            All training images are used, and the epoch is not selected
 Source:    deit/README.md and models/vit_rope.py of naver-ai/rope-vit at ce85c2e, the defaults of DeiT's main.py. The
-clipping is the default of FusedLAMB in the authors' code. The authors compute in float16. This config draws mixing for
-each pair of images, the authors' code for each GPU. Initialization differs: the kernels of this config depend on their
-widths, those of the authors are normal with 0.02. With _ape the class token of this config has a position, which has no
-effect on the results
+           clipping is the default of FusedLAMB in the authors' code. The authors compute in float16. This config draws
+           mixup or CutMix for each pair of images, the authors' code for each GPU. Initialization differs: the standard
+           deviation of a kernel depends on its width here, and is 0.02 in the authors' code. With _ape, the class token
+           of this config has a position, which has no effect on the results
 """
 
 from vit_jax.config import recipe, required
@@ -40,14 +42,14 @@ SCHEDULE = dict(name="epoch_cosine", start=1e-6, end=1e-5)
 
 
 def get_config(argument="B,mixed"):
-  """Returns the run of a size and its positions, or the fine-tuning after it: "B,mixed", "B,mixed,224"."""
+  """Returns pre-training for a size and positions, such as "B,mixed", or its fine-tuning, "B,mixed,224"."""
   size, positions, pixels = (argument.split(",") + [""] * 3)[:3]
   allowed = ("", "224") if size in ("B", "L") else ("",)
   if (
     size not in SIZES or positions not in POSITIONS or pixels not in allowed or argument.count(",") != 1 + bool(pixels)
   ):
     runs = ", ".join(f"{size},{positions}" for size in SIZES for positions in POSITIONS)
-    raise ValueError(f"unknown run {argument!r}; allowed, B and L also with ,224: {runs}")
+    raise ValueError(f"unknown run {argument!r}. Allowed, with an additional ,224 for B and L: {runs}")
   name, image_size, lr, dropped, dropped_after = SIZES[size]
   rotary, _, added = positions.partition("_")
   return recipe(
@@ -91,9 +93,9 @@ def pretraining(lr):
 
 
 def finetuning():
-  """Returns settings of fine-tuning: softmax and a low rate, from the weights without averaging.
+  """Returns settings of fine-tuning: softmax and a low learning rate, which is constant after the warm-up.
 
-  The final rate of the schedule equals its peak.
+  Fine-tuning starts from the last weights of pre-training, not from their average.
   """
   return dict(
     init={"from": required},

@@ -2,21 +2,24 @@
 
 Command:   python -m vit_jax.train --config=configs/vit5.py:B --workdir=runs/b
            then python -m vit_jax.train --config=configs/vit5.py:B,224 --workdir=runs/b224 \\
-                --config.init.from=runs/b, 20 epochs more at 224 px, from the averaged weights. Sizes are S, B and L
-Hardware:  published: 8 GPUs with 256 images each, for 800 epochs of S at 224 px and of B at 192, for 400 of L at 192;
-           no hours are published. Planned by
+                --config.init.from=runs/b
+           The second command fine-tunes the averaged weights for 20 epochs at 224 px. Sizes are S, B and L
+Hardware:  published: 8 GPUs with 256 images each. S trains for 800 epochs at 224 px, B for 800 at 192 px, and L for 400
+           at 192 px. No hours are published. Planned by
            python -m vit_jax.plan --config=configs/vit5.py:B --topology=v3-32,v4-64,v5e-64:
-           S 12.9, 4.8 and 2.4 hours, B 26.7, 9.5 and 5.2, L 39.1, 13.0 and 7.4, and minutes of evaluations. With
-           --config.model.attention=fused a step of B at 224 px takes a fifth less on v5e-64
+           S 12.9, 4.8 and 2.4 hours, B 26.7, 9.5 and 5.2, L 39.1, 13.0 and 7.4, and minutes for evaluations. With
+           --config.model.attention=fused, a step of B at 224 px takes 20 % less time on v5e-64
 Result:    published at 224 px: S 82.2, B 84.2, L 84.9 % top-1. DeiT III reaches 81.4, 83.8 and 84.9 after 800 epochs.
-Another implementation reached 81.7 with S, twice (nvsubquadratic, examples/vit5_imagenet). All training images are
-used. This config does not select the epoch. The authors also store the best epoch of the weights without averaging
-Source:    README.md, main.py, augment.py and models_vit5.py at b7b0796. RMSNorm for tokens and for queries and keys, no
-bias in their projections, layer scale, four registers, learned positions, and rotary positions for patches and, with a
-separate temperature, for registers. The clipping is the default of FusedLAMB in the authors' code. This config draws
-mixing for each pair of images, the authors' code for each GPU. Initialization differs: in this config, class token and
-registers are near 0, and kernels depend on their widths. In the authors' code, all are normal with 0.02. The class
-token of this config has a position, which has no effect on the results
+           Another implementation reached 81.7 with S, twice (nvsubquadratic, examples/vit5_imagenet). All training
+           images are used. This config does not select the epoch. The authors also store the best epoch of the weights
+           without averaging
+Source:    README.md, main.py, augment.py and models_vit5.py at b7b0796. The model has RMSNorm for tokens, queries
+           and keys, projections without biases, layer scale, four registers and learned positions. Patches and
+           registers have rotary positions with different temperatures. The clipping is the default of FusedLAMB in the
+           authors' code. This config draws mixup or CutMix for each pair of images, the authors' code for each GPU.
+           Initialization differs: in this config, class token and registers are near 0, and the standard deviation of
+           a kernel depends on its width. In the authors' code, all have a standard deviation of 0.02. The class token
+           of this config has a position, which has no effect on the results
 """
 
 from vit_jax.config import recipe, required
@@ -46,10 +49,10 @@ SCHEDULE = dict(name="epoch_cosine", start=1e-6, end=1e-5)
 
 
 def get_config(argument="B"):
-  """Returns the run of a size, or the fine-tuning after it: "B", "B,224"."""
+  """Returns pre-training for a size, such as "B", or its fine-tuning, "B,224"."""
   size, _, pixels = argument.partition(",")
   if size not in SIZES or argument not in (size, f"{size},224"):
-    raise ValueError(f"unknown run {argument!r}; allowed: {', '.join(SIZES)}, each also with ,224")
+    raise ValueError(f"unknown run {argument!r}. Allowed, also with an additional ,224: {', '.join(SIZES)}")
   name, image_size, epochs, lr, dropped, dropped_after = SIZES[size]
   return recipe(
     model=dict(
@@ -87,7 +90,7 @@ def pretraining(epochs, lr):
 
 
 def finetuning():
-  """Returns settings of fine-tuning: softmax and a low rate. The final rate of the schedule equals its peak."""
+  """Returns settings of fine-tuning: softmax and a low learning rate, which is constant after the warm-up."""
   return dict(
     init={"from": required, "ema": True},
     task=dict(name="classify", label_smoothing=0.1),

@@ -16,7 +16,7 @@ SIZES = ("g/14", "G/14")
 def get_config(size="g/14"):
   """Returns the run for a size. Only the model depends on the size."""
   if size not in SIZES:
-    raise ValueError(f"unknown size {size!r}; allowed: {', '.join(SIZES)}")
+    raise ValueError(f"unknown size {size!r}. Allowed: {', '.join(SIZES)}")
   return recipe(
     model=dict(name=f"ViT-{size}", pool="map", head_bias=-10.0, dtype="bfloat16", scan=True, remat="full"),
     data=dict(name="jft3b", test_crop=dict(name="centre", resize=256)),

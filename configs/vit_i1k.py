@@ -34,9 +34,9 @@ def get_config(argument="S/16"):
   """Returns the run for a size, or for a size and an augmentation: "S/16" or "S/16,strong1"."""
   size, comma, augmentation = argument.partition(",")
   if size not in SIZES:
-    raise ValueError(f"unknown size {size!r}; allowed: {', '.join(SIZES)}")
+    raise ValueError(f"unknown size {size!r}. Allowed: {', '.join(SIZES)}")
   if comma and augmentation not in AUGMENTATIONS:
-    raise ValueError(f"unknown augmentation {augmentation!r}; allowed: {', '.join(AUGMENTATIONS)}")
+    raise ValueError(f"unknown augmentation {augmentation!r}. Allowed: {', '.join(AUGMENTATIONS)}")
   width, usual = SIZES[size]
   layers, magnitude, alpha = AUGMENTATIONS[augmentation or usual]
   return recipe(

@@ -27,10 +27,10 @@ def get_config(argument="L/16"):
   """Returns the run of the ViT paper for a size, or the run of AugReg: "L/16" or "L/16,augreg"."""
   size, comma, form = argument.partition(",")
   if comma and form != "augreg":
-    raise ValueError(f"unknown form {form!r}; allowed: {size},augreg, or {size} alone for the ViT paper's")
+    raise ValueError(f"unknown recipe {form!r}. Use {size},augreg, or {size} for the recipe of the ViT paper")
   sizes = AUGREG if form else PAPER
   if size not in sizes:
-    raise ValueError(f"unknown size {size!r}; allowed{' for augreg' if form else ''}: {', '.join(sizes)}")
+    raise ValueError(f"unknown size {size!r}. Allowed{' for augreg' if form else ''}: {', '.join(sizes)}")
   model, data, optim, total = augreg(*AUGREG[size]) if form else paper(PAPER[size])
   return recipe(
     model=dict(name=f"ViT-{size}", head_bias=-10.0, dtype="bfloat16", **model),
@@ -55,7 +55,9 @@ def get_config(argument="L/16"):
 
 
 def paper(width):
-  """Returns settings of the ViT paper: dropout, and linear decay to the rate in vision_transformer's issue 2.
+  """Returns settings of the ViT paper: dropout, and linear decay of the learning rate.
+
+  The last learning rate is from issue 2 of vision_transformer.
 
   The paper does not mention gradient clipping.
   """

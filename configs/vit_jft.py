@@ -25,10 +25,10 @@ def get_config(argument="L/16"):
   """Returns the run for a size, or for a size and a length: "L/16" or "L/16,7ep"."""
   size, comma, length = argument.partition(",")
   if size not in SIZES:
-    raise ValueError(f"unknown size {size!r}; allowed: {', '.join(SIZES)}")
+    raise ValueError(f"unknown size {size!r}. Allowed: {', '.join(SIZES)}")
   lr, width, lengths = SIZES[size]
   if comma and length not in lengths:
-    raise ValueError(f"unknown length {length!r} of {size}; allowed: {', '.join(lengths)}, or --config.total=1ep")
+    raise ValueError(f"unknown length {length!r} of {size}. Allowed: {', '.join(lengths)}. Others: --config.total=1ep")
   return recipe(
     model=dict(name=f"ViT-{size}", pre_logits=width, head_bias=-10.0, dtype="bfloat16"),
     data=dict(name="jft300m", test_crop=dict(name="centre", resize=256)),

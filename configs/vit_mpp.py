@@ -32,11 +32,11 @@ def get_config(argument="jft,B/16"):
     return digits()
   images, comma, size = argument.partition(",")
   if images == "digits":
-    raise ValueError(f"{argument!r}: digits has no size; configs/finetune.py:digits,vit_2_4_32,32 continues from it")
+    raise ValueError(f"{argument!r}: 'digits' takes no size. Fine-tune with configs/finetune.py:digits,vit_2_4_32,32")
   if images not in IMAGES:
-    raise ValueError(f"unknown images {images!r}; allowed: {', '.join(IMAGES)}, digits")
+    raise ValueError(f"unknown dataset {images!r}. Allowed: {', '.join(IMAGES)}, digits")
   if comma and size not in SIZES:
-    raise ValueError(f"unknown size {size!r}; allowed: {', '.join(SIZES)}")
+    raise ValueError(f"unknown size {size!r}. Allowed: {', '.join(SIZES)}")
   return recipe(
     model=dict(name=f"ViT-{size or 'B/16'}", dtype="bfloat16"),
     data=dict(test_crop=dict(name="centre", resize=256), **IMAGES[images]),

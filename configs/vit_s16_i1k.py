@@ -16,7 +16,7 @@ LENGTHS = ("90ep", "150ep", "300ep")
 def get_config(length="90ep"):
   """Returns the run for a length with a published result."""
   if length not in LENGTHS:
-    raise ValueError(f"unknown length {length!r}; allowed: {', '.join(LENGTHS)}, or any other as --config.total=60ep")
+    raise ValueError(f"unknown length {length!r}. Allowed: {', '.join(LENGTHS)}. Others: --config.total=60ep")
   return recipe(
     model=dict(name="ViT-S/16", pool="gap", position="sincos2d", pre_logits=384, dtype="bfloat16"),
     data=dict(

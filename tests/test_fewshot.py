@@ -69,7 +69,7 @@ def test_every_dataset_of_a_kind_of_probe_resolves(kind):
     found = config.resolve(module.get_config(f"{kind},{name}"), config.Measurement)
     assert [choice.name for choice in found.evals.values()] == ["dense" if kind == "dense" else "fewshot"]
   for wrong in (kind, f"{kind},pet", "pets"):
-    with pytest.raises(ValueError, match=r"is not knn, linear or dense, followed by datasets of .*pets"):
+    with pytest.raises(ValueError, match=r"PROBE is knn, linear or dense, DATASET one of .*pets"):
       module.get_config(wrong)
 
 
@@ -90,7 +90,7 @@ def test_probes_of_a_whole_split_are_printed_with_their_images(tmp_path):
     "knn200",
   ]
   assert "95 % interval (Wilson) of one draw" in said  # E1
-  assert "as neighbours" not in said  # 200 of 200
+  assert "which are all used" not in said  # 200 of 200
   found = {kind: json.loads(file.read_text())["evals"]["digits"] for kind, file in files.items()}
   few = found["linear"]["episodes"][0]["images"]
   assert 100 <= few < 120 and "200 images" in said and f"{few} images" in said  # ten of a class, or half, are held out

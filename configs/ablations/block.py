@@ -4,7 +4,7 @@ Command:   python -m vit_jax.sweep --config=configs/ablations/block.py --workdir
 Hardware:  two CPU cores, an hour with other programs running
 Result:    top-1 on test: plain 82.6 ± 3.8 %; rotary positions 93.2 to 95.4, layer scale 89.4, each other component 79.5
            to 82.7; ViT-5's components together 95.3 ± 1.5; see docs/results/ablations.md
-Source:    the components together are those of ViT-5 (arXiv:2602.08071), with positions added at the input too
+Source:    the components are those of ViT-5 (arXiv:2602.08071), including positions that are added at the input
 """
 
 from vit_jax.config import recipe
@@ -68,6 +68,6 @@ def get_config():
 
 
 def sweep():
-  """Returns trials of the plain block, each component alone, and those of ViT-5 together."""
+  """Returns trials of the plain block, of each component alone, and of all components of ViT-5 together."""
   settings = [PLAIN | changes for changes in ({}, *PARTS.values(), TOGETHER)]
   return [changes | {"seed": seed} for changes in settings for seed in range(5)]

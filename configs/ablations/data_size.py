@@ -1,4 +1,4 @@
-"""Accuracy of a CCT and a ViT-Lite over the number of images: 10 to 100 % of the training images, equal steps.
+"""Accuracy of a CCT and a ViT-Lite with 10 to 100 % of the training images, and the same number of steps.
 
 Command:   python -m vit_jax.sweep --config=configs/ablations/data_size.py --workdir=runs/data_size --parallel=2
 Hardware:  two CPU cores, 6 minutes

@@ -1,9 +1,9 @@
-"""Training with and without pre-training on few to all images: the central claim of the ViT paper, at digit size.
+"""Training on few or all images, with and without pre-training: the central claim of the ViT paper, at digit size.
 
 Command:   python -m vit_jax.prepare glyphs, and python -m vit_jax.prepare digits, once
            python -m vit_jax.train --config=configs/glyphs.py --workdir=runs/glyphs
            python -m vit_jax.sweep --config=configs/ablations/pretraining.py --workdir=runs/pretraining --parallel=2
-           configs/ablations/pretraining.py:PATH starts from other weights than runs/glyphs
+           configs/ablations/pretraining.py:PATH starts from the weights in PATH instead of runs/glyphs
 Hardware:  two CPU cores, 15 minutes with other programs running
 Result:    top-1 on test with 50, 100, 287 and 1,437 digits, three seeds: from scratch 63.9, 77.2, 80.7, 80.7 %,
            pre-trained 81.3, 91.3, 96.6, 96.2; see docs/results/ablations.md
@@ -14,7 +14,7 @@ from vit_jax.config import product, recipe
 
 
 def get_config(weights="runs/glyphs"):
-  """Returns ViT-Lite-2/4 from scratch, on all training images. `sweep` starts half of its trials from the weights."""
+  """Returns ViT-Lite-2/4 from scratch, on all training images. `sweep` also has trials from pre-trained weights."""
   whole = dict(name="resize")
   return recipe(
     model=dict(name="vit_2_4_32", pool="seqpool"),  # as in configs/glyphs.py
@@ -38,7 +38,7 @@ def get_config(weights="runs/glyphs"):
 
 
 def sweep(weights="runs/glyphs"):
-  """Returns trials from scratch and from the weights, with three seeds each.
+  """Returns trials from scratch and from pre-trained weights, with three seeds each.
 
   They use the first 50, 100 and 287 and all 1,437 training images.
   """

@@ -7,15 +7,15 @@ from vit_jax import schema
 
 MISTAKES = [  # a config with its argument, what of it is wrong, what is allowed
   ("finetune:mnist", "'mnist'", "imagenet, cifar10, cifar100, pets, flowers, resisc45, kitti, digits, folder"),
-  ("finetune:pets,ViT-B/16,384,1", "'pets,ViT-B/16,384,1'", "pets,ViT-B/16,384 or less"),
-  ("finetune:digits,ViT-B/16,big", "'digits,ViT-B/16,big'", "digits,cct_2_3x2_32,48 or less"),
+  ("finetune:pets,ViT-B/16,384,1", "'pets,ViT-B/16,384,1'", "pets,ViT-B/16,384"),
+  ("finetune:digits,ViT-B/16,big", "'digits,ViT-B/16,big'", "digits,cct_2_3x2_32,48"),
   ("vit_s16_i1k:60ep", "'60ep'", "90ep, 150ep, 300ep"),
   ("vit_i1k:B/8", "'B/8'", "Ti/16, S/32, S/16, B/32, B/16, L/16"),
   ("vit_i1k:B/16,strong3", "'strong3'", "none, light1"),
   ("vit_i1k:B/16,", "augmentation ''", "none, light1"),
   ("vit_i21k:Ti/16", "'Ti/16'", "B/32, B/16, L/32, L/16"),
-  ("vit_i21k:L/32,augreg", "'L/32'", "allowed for augreg: Ti/16, S/32"),
-  ("vit_i21k:L/16,paper", "'paper'", "L/16,augreg, or L/16 alone"),
+  ("vit_i21k:L/32,augreg", "'L/32'", "Allowed for augreg: Ti/16, S/32"),
+  ("vit_i21k:L/16,paper", "'paper'", "L/16,augreg, or L/16 for the recipe"),
   ("vit_jft:G/14", "'G/14'", "B/32, B/16, L/32, L/16, H/14"),
   ("vit_jft:H/14,7ep", "'7ep' of H/14", "14ep"),
   ("vit_g_jft:e/14", "'e/14'", "g/14, G/14"),
@@ -29,12 +29,12 @@ MISTAKES = [  # a config with its argument, what of it is wrong, what is allowed
   ("deit3:B,i1k,300", "'B,i1k,300'", "B,i1k,400"),
   ("deit3:B,i1k,400,224,1", "'B,i1k,400,224,1'", "B,i1k,400"),
   ("deit3:H,i1k,800,384", "'384'", "224"),
-  ("deit3:S,i1k,400,224", "'224' of S,i1k,400", "nothing"),
+  ("deit3:S,i1k,400,224", "S,i1k,400 has no published fine-tuning at '224'", "nothing"),
   ("rope_vit:S,learned", "'S,learned'", "S,axial, S,mixed, S,axial_ape"),
-  ("rope_vit:S,mixed,224", "'S,mixed,224'", "B and L also with ,224"),
+  ("rope_vit:S,mixed,224", "'S,mixed,224'", "with an additional ,224 for B and L"),
   ("rope_vit:B,mixed,", "'B,mixed,'", "B,mixed"),
-  ("vit5:H", "'H'", "S, B, L, each also with ,224"),
-  ("vit5:B,384", "'B,384'", "S, B, L, each also with ,224"),
+  ("vit5:H", "'H'", "also with an additional ,224: S, B, L"),
+  ("vit5:B,384", "'B,384'", "also with an additional ,224: S, B, L"),
   ("cct_cifar:cct_14_7x2_224", "'cct_14_7x2_224'", "vit_2_4_32"),
   ("cct_cifar:cct_7_3x1_32,mnist", "'cct_7_3x1_32,mnist'", "cifar10,300, cifar10,1500, cifar10,5000, cifar100,300"),
   ("cct_cifar:cct_7_3x1_32,cifar10,200", "'cct_7_3x1_32,cifar10,200'", "cifar10,300, cifar10,1500"),
@@ -46,6 +46,6 @@ MISTAKES = [  # a config with its argument, what of it is wrong, what is allowed
 def test_an_argument_that_no_recipe_has_is_one_clear_error(name, value, allowed):
   with pytest.raises(schema.ConfigError) as error:
     recipes.load(name)
-  first, separator, last = str(error.value).partition("; ")
+  first, separator, last = str(error.value).partition(". ")
   assert first.startswith(f"--config: {recipes.path(name)}: ") and value in first
   assert separator and allowed in last

@@ -60,7 +60,7 @@ MISTAKES = {  # what is changed; the key that the error is at; the value, what i
   "a split that is not there": ({"data.train": "trian"}, "data.train", "'trian'", "Did you mean 'train'"),
   "a mesh that does not fit": ({"mesh.fsdp": "3"}, "mesh", "fsdp=3", "8 devices"),
   "micro-batches that do not divide": ({"optim.accumulate": "16"}, "batch", "64", "optim.accumulate", "[128]"),
-  "a pattern without effect": ({"optim.frozen": "['haed/.*']"}, "optim.frozen[0]", "'haed/.*'", "nearest: head/bias"),
+  "a pattern without effect": ({"optim.frozen": "['haed/.*']"}, "optim.frozen[0]", "'haed/.*'", "Nearest: head/bias"),
   "a model too large for the machine": (
     {"model.width": "32768", "model.heads": "16", "model.depth": "2"}, "model", "GiB", "config.mesh.fsdp",
   ),

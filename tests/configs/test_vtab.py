@@ -88,7 +88,11 @@ def test_the_published_setting_is_not_searched_for(tmp_path):
 
 @pytest.mark.parametrize(
   ("argument", "message"),
-  [("ViT-B/16,dtt", "unknown task 'dtt'"), ("ViT-B/16,dtd,best", "is not a model"), ("a,dtd,,b", "is not a model")],
+  [
+    ("ViT-B/16,dtt", "unknown task 'dtt'"),
+    ("ViT-B/16,dtd,best", "expected MODEL,TASK or"),
+    ("a,dtd,,b", "expected MODEL,TASK or"),
+  ],
 )
 def test_another_argument_is_a_mistake(argument, message):
   with pytest.raises(config.ConfigError, match=message):
