@@ -165,7 +165,9 @@ def test_other_classes_and_other_sizes_are_refused():
       lambda data, split: source(1437, 10 if split == "train" else 11),
     )
 
-  with pytest.raises(schema.ConfigError, match=r"config.evals.other.split: 'test' has 11 classes, the model 10"):
+  with pytest.raises(
+    schema.ConfigError, match=r"config.evals.other.split: 'test' has 11 classes, but the model has 10"
+  ):
     built()
   with pytest.raises(schema.ConfigError, match=r"config.evals.other.data.image_size: 48, but the model needs 32 px"):
     built(image_size=48)
@@ -191,7 +193,7 @@ def test_other_classes_and_other_sizes_are_refused():
       "9 is smaller",
     ),
     ({"evry": "10%"}, "evry", "Did you mean 'every'"),
-    ({"classes": "subset"}, "classes", "'subset' of digits, in which all classes occur. Allowed: 'all'"),
+    ({"classes": "subset"}, "classes", "'subset' is not defined for digits, which contains all classes. Use 'all'"),
   ],
 )
 def test_a_mistake_in_an_evaluation_names_its_own_place(choice, place, message):

@@ -117,7 +117,7 @@ def test_of_several_settings_the_best_on_held_out_shots_is_taken(weights, name):
 @pytest.mark.parametrize(
   ("changes", "says"),
   [
-    ({"shots": ()}, r"config.evals.digits.shots: \(\). Allowed: one or more, each once"),
+    ({"shots": ()}, r"config.evals.digits.shots: \(\). Give at least one value, without duplicates"),
     ({"seeds": (1, 1)}, r"config.evals.digits.seeds: \(1, 1\)"),
     ({"data": None}, r"config.evals.digits.data: missing"),
     ({"probes": {"a": {"name": "rigde"}}}, r"probes.a.name: unknown name 'rigde'. Did you mean 'ridge'"),
@@ -139,8 +139,8 @@ def test_more_neighbours_than_images_are_said(weights):
   measured = measuring.build(wanted(probes=probes, seeds=(0,)), *weights, jax.devices()[:1])
   notes = measured.evals["digits"](measured.params, lambda: None).details.notes
   assert notes == [
-    "knn11: draws of fewer than 11 images, with 10, use all of them as neighbours",
-    "knn90: draws of fewer than 90 images, with 10, 40, use all of them as neighbours",
+    "knn11: 11 neighbours, but some draws have only 10 images, which are all used",
+    "knn90: 90 neighbours, but some draws have only 10 or 40 images, which are all used",
   ]
 
 
@@ -205,5 +205,5 @@ def test_from_all_images_a_probe_is_fitted_once_to_what_is_not_held_out(weights,
 def test_nothing_left_to_choose_on_is_refused(weights):
   given = wanted(shots=(300,), probes={"a": {"name": "ridge", "l2": (1.0, 2.0)}})
   measured = measuring.build(given, *weights, jax.devices()[:1])
-  with pytest.raises(ConfigError, match=r"evals.digits: no class has an image beyond 300 shots"):
+  with pytest.raises(ConfigError, match=r"evals.digits: no class has 301 images"):
     measured.evals["digits"](measured.params, lambda: None)

@@ -104,9 +104,9 @@ def test_labels_of_something_else_are_not_written_over(teacher, tmp_path):
   for changes, says in (
     ({"params": other}, "with other weights"),
     ({"split": "train[70:140]"}, r"of the split 'train\[:70\]'"),
-    ({"soft": False}, "of the other kind, hard or soft"),
+    ({"soft": False}, r"in the other format \(hard or soft\)"),
   ):
-    with pytest.raises(ConfigError, match=f"holds labels .*{says}.*Use another folder, or remove this one"):
+    with pytest.raises(ConfigError, match=f"contains labels .*{says}.*Use another folder, or remove this one"):
       written(teacher, tmp_path, **changes)
   assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 

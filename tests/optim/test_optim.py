@@ -147,12 +147,12 @@ def test_states_of_modules_nested_dicts_and_flat_dicts_are_trained_alike(name):
 @pytest.mark.parametrize(
   ("args", "says"),
   [
-    ({"frozen": ("head/kernal",)}, r"frozen\[0\]: 'head/kernal' matches no parameter.*nearest: head/kernel"),
+    ({"frozen": ("head/kernal",)}, r"frozen\[0\]: 'head/kernal' matches no parameter.*Nearest: head/kernel"),
     ({"frozen": ("head",)}, r"'head' matches no parameter.*whole path"),
     ({"frozen": ("backbone/.*",)}, r"""All but the head: --config\.optim\.frozen='\["\(\?!head\)\.\*"\]'$"""),
-    ({"lr_multipliers": (("backbone", 1.0),)}, r"nearest: [^ ]+(, [^ ]+)*$"),
+    ({"lr_multipliers": (("backbone", 1.0),)}, r"Nearest: [^ ]+(, [^ ]+)*$"),
     ({"frozen": (".*",)}, r"config\.optim\.frozen: .*no parameter would be trained"),
-    ({"lr_multipliers": (("cls", 1.0), ("block/.*", 0.1))}, r"lr_multipliers\[1\]: 'block/\.\*'.*nearest: blocks/"),
+    ({"lr_multipliers": (("cls", 1.0), ("block/.*", 0.1))}, r"lr_multipliers\[1\]: 'block/\.\*'.*Nearest: blocks/"),
     ({"weight_decay": 0.1, "decay_on": ((".*/kernels", 1.0),)}, r"decay_on\[0\]"),
     ({"decay_on": ((".*kernel", 1.0), ("head/kernel", 5.0)), "weight_decay": 0.1}, r"decay_on\[1\].*Put it first"),
     ({"warmup": "11"}, r"config\.optim\.warmup: 11 steps, but the run has 10"),
@@ -185,7 +185,9 @@ def test_layer_decay_names_a_parameter_outside_the_order_of_layers():
   choice = bound("adamw", {"lr": 1e-2, "layer_decay": 0.5})
   paths = list(example()[0])
   above = dict.fromkeys(paths, 0) | {paths[1]: None}
-  with pytest.raises(ConfigError, match=rf"no place for the parameter '{paths[1]}'\. Pass order= to register\.model"):
+  with pytest.raises(
+    ConfigError, match=rf"does not include the parameter '{paths[1]}'\. Pass order= to register\.model"
+  ):
     optim.create(choice, example()[0], 10, lambda duration: 1, layers_above=above)
   optim.create(bound("adamw", {"lr": 1e-2}), example()[0], 10, lambda duration: 1, layers_above=above)
 

@@ -77,7 +77,9 @@ def test_what_cannot_be_is_one_error_that_says_what_to_do(name, warmup, args, sa
 
 
 def test_epochs_that_no_memory_holds_are_refused():
-  with pytest.raises(ConfigError, match=r"schedule.name: 100,000,000 steps are 100,000,000 epochs. Allowed: a million"):
+  with pytest.raises(
+    ConfigError, match=r"schedule.name: 100,000,000 steps are 100,000,000 epochs. Allowed: at most a million"
+  ):
     make("epoch_step", 1.0, 10**8)
 
 

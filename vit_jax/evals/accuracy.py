@@ -63,12 +63,12 @@ def accuracy(
     )
   if len(source.classes) != subject.classes:
     raise ConfigError(
-      f"{split!r} has {amount(len(source.classes), 'class', 'classes')}, the model {subject.classes}", "split"
+      f"{split!r} has {amount(len(source.classes), 'class', 'classes')}, but the model has {subject.classes}", "split"
     )
   if subject.names and (moved := class_names.moved(subject.names, source.classes)):
     raise ConfigError(
-      f"{split!r} has classes of the training data at other positions ({moved}, counted from 0). Give both readers the "
-      "same list of classes",
+      f"{split!r} lists classes of the training data at other positions ({moved}, counted from 0). Give both readers "
+      "the same list of classes",
       "data" if data else "split",
     )
   with at("classes"):
@@ -110,7 +110,10 @@ def _competing(data, classes):
   if row is None or row.subset is None:
     if classes == "subset":
       known = [name for name, row in catalog.CATALOG.items() if row.subset]
-      raise ConfigError(f"'subset' of {data.name}, in which all classes occur. Allowed: 'all', or data of {known}")
+      raise ConfigError(
+        f"'subset' is not defined for {data.name}, which contains all classes. Use 'all', or one of the datasets "
+        f"{known}"
+      )
     return None, ""
   return (row.subset, f"{len(row.subset)}_way_") if classes == "subset" else (None, f"{row.classes}_way_")
 

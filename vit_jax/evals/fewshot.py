@@ -194,11 +194,11 @@ def _check(sides, shots, seeds, probes):
     raise ConfigError(f"images of {train.name} may have several labels, but a probe needs one label per image", "data")
   for name, values in (("shots", _sizes(shots)), ("seeds", seeds), ("probes", probes)):
     if not values or len(set(values)) != len(values):
-      raise ConfigError(f"{values!r}. Allowed: one or more, each once", name)
+      raise ConfigError(f"{values!r}. Give at least one value, without duplicates", name)
   for name, probe in probes.items():
     for key, values in probe.args.items():
       if values == ():
-        raise ConfigError("empty. Give one value, or several to choose from", f"probes.{name}.{key}")
+        raise ConfigError("no value. Give one value, or several of which the best is selected", f"probes.{name}.{key}")
 
 
 def _labels(source) -> np.ndarray:
@@ -227,9 +227,10 @@ def _solve(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
         fitted = tables.PROBES[probe.name](*few, classes, **probe.args)
         if len(fitted) > 1:
           if not len(held):
-            beyond = "a second image" if shots == "all" else f"an image beyond {amount(max(shots), 'shot')}"
+            needed = 2 if shots == "all" else max(shots) + 1
             raise ConfigError(
-              f"no class has {beyond} to choose a setting. Give each probe only one setting, or use fewer shots"
+              f"no class has {amount(needed, 'image')}, which the selection of a setting requires. Give each probe "
+              "one setting, or use fewer shots"
             )
           # The sort is stable: the first one of equal settings is used.
           fitted.sort(key=lambda one: -np.mean(one[1](x[held]) == label[held]))
@@ -249,13 +250,13 @@ def _solve(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
 
 
 def _notes(probes, episodes) -> list[str]:
-  """Returns a line for each k-NN probe with more neighbours than training images, which uses all images."""
+  """Returns a note for each k-NN probe that has fewer training images than neighbours."""
   notes = []
   for name, probe in probes.items():
     most = max(probe.args.get("neighbours", (0,)))
     if few := sorted({episode.images for episode in episodes if episode.probe == name and episode.images < most}):
       notes.append(
-        f"{name}: draws of fewer than {most} images, with {', '.join(f'{count:,}' for count in few)}, use all of them "
-        "as neighbours"
+        f"{name}: {most} neighbours, but some draws have only {' or '.join(f'{count:,}' for count in few)} images, "
+        "which are all used"
       )
   return notes

@@ -157,7 +157,7 @@ def _objection(folder, wanted):
     for key, words in (
       ("weights", "made with other weights or other image preprocessing"),
       ("classes", "of other classes"),
-      ("kept", "of the other kind, hard or soft"),
+      ("kept", "in the other format (hard or soft)"),
       ("split", f"of the split {before.split!r}"),
       ("records", f"of {amount(before.records, 'image')}"),
     )
@@ -167,5 +167,5 @@ def _objection(folder, wanted):
   # If the split differs, that explains all other differences.
   changes = before.fingerprint.changes(wanted.fingerprint) if same_split else []
   changes += ["contents of some images"] if same_split and before.contents != wanted.contents else []
-  what += [f"of other data, {', '.join(changes)}"] if changes else []
-  return f"{folder} holds labels {'; '.join(what or ['of other data'])}. Use another folder, or remove this one"
+  what += [f"of changed data ({', '.join(changes)})"] if changes else []
+  return f"{folder} contains labels {'; '.join(what or ['of other data'])}. Use another folder, or remove this one"

@@ -151,10 +151,12 @@ def optimizer(
   scales = _by_pattern("lr_multipliers", lr_multipliers, paths, 1.0)
   if layer_decay is not None:
     if layers_above is None:
-      raise ConfigError("the layers of this model are not all alike. Use lr_multipliers", "layer_decay")
+      raise ConfigError(
+        "the layers of this model do not all have the same structure. Use lr_multipliers", "layer_decay"
+      )
     if unknown := [path for path in paths if path in layers_above and layers_above[path] is None]:
       raise ConfigError(
-        f"the order of this model's layers has no place for the parameter {unknown[0]!r}. "
+        f"the order of this model's layers does not include the parameter {unknown[0]!r}. "
         "Pass order= to register.model",
         "layer_decay",
       )
@@ -315,7 +317,7 @@ def _by_pattern(key: str, rows: Sequence[tuple[str, object]], paths, default) ->
         f"{pattern!r} has no effect: earlier patterns match all of its parameters. Put it first", f"{key}[{i}]"
       )
     raise ConfigError(
-      f"{pattern!r} matches no parameter. A pattern is a regular expression for the whole path; nearest: "
+      f"{pattern!r} matches no parameter. A pattern is a regular expression for the whole path. Nearest: "
       f"{', '.join(trees.nearest(pattern, paths))}{ADVICE.get(key, '')}",
       f"{key}[{i}]",
     )

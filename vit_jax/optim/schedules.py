@@ -24,10 +24,10 @@ Schedule = Callable
 
 
 def create(choice: Choice, peak: float, total: int, warmup: int, steps: Callable[[Duration], int]) -> Schedule:
-  """Returns the schedule that a choice names.
+  """Returns the schedule of a choice.
 
   Args:
-    choice: name and arguments, a key of `SCHEDULES`.
+    choice: name and arguments. The name is a key of `SCHEDULES`.
     peak: learning rate at the end of the warm-up.
     total: number of steps of the run.
     warmup: number of steps of the warm-up.
@@ -141,8 +141,8 @@ def stair(peak, total, warmup, steps, *, at: tuple[Duration, ...], factors: tupl
   points = [min(steps(point), 2**31 - 1) for point in at]
   if len(points) != len(factors) or points != sorted(points):
     raise ConfigError(
-      f"at={tuple(map(str, at))} and factors={factors}: give as many factors as points, and the points in ascending "
-      "order"
+      f"at={tuple(map(str, at))} and factors={factors}: expected as many factors as points. List the points in "
+      "ascending order"
     )
   rate = _table([0, *points], [peak, *(peak * factor for factor in factors)])
   return lambda step: _warm(step, warmup) * rate(step)
@@ -236,7 +236,7 @@ def _epoch(steps):
 
 def _by_epoch(rate, peak, total, warmup, epoch, start):
   if total > 1e6 * epoch:
-    raise ConfigError(f"{total:,} steps are {total / epoch:,.0f} epochs. Allowed: a million", "name")
+    raise ConfigError(f"{total:,} steps are {total / epoch:,.0f} epochs. Allowed: at most a million", "name")
   warm = round(warmup / epoch)
   epochs = range(math.ceil(total / epoch) + 1)
   rates = [start + t * (peak - start) / warm if t < warm else rate(t) for t in epochs]

@@ -111,8 +111,8 @@ class Distill:
     classes = self.supplied.model.description.classes
     if frozen.model.description.classes != classes:
       raise ConfigError(
-        f"{self.teacher} has {amount(frozen.model.description.classes, 'class', 'classes')}, the "
-        f"data {classes}. Use a teacher that was trained on them",
+        f"{self.teacher} has {amount(frozen.model.description.classes, 'class', 'classes')}, but "
+        f"the data have {classes}. Use a teacher that was trained on them",
         "config.task.teacher",
       )
     return frozen

@@ -67,7 +67,9 @@ def small_patches(patch: int) -> Target:
     ConfigError: if the side is not a multiple of 4.
   """
   if patch % 4:
-    raise ConfigError(f"a patch of {amount(patch, 'pixel')} cannot be made 4x4. Use another model, or 'mean_colour'")
+    raise ConfigError(
+      f"a patch of {amount(patch, 'pixel')} cannot be reduced to 4x4 pixels. Use another model, or 'mean_colour'"
+    )
 
   def of(patches):
     return colour(reduce(patches, "b n (y i) (x j) c -> b n (y x) c", "mean", y=4, x=4))
@@ -153,7 +155,7 @@ class MaskedPatches:
     if self.masked + self.swapped > 1:
       raise ConfigError(f"{self.swapped}, but masked is {self.masked}: their sum is above 1", "swapped")
     if not self._corrupted:
-      raise ConfigError(f"{self.share} of {amount(self._patches, 'patch', 'patches')} is less than one", "share")
+      raise ConfigError(f"{self.share} of {amount(self._patches, 'patch', 'patches')} is less than one patch", "share")
 
   @functools.cached_property
   def target(self) -> Target:
