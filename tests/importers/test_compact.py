@@ -55,5 +55,5 @@ def test_a_table_of_no_square_needs_the_image_size():
 
 
 def test_the_official_code_has_no_registers():
-  with pytest.raises(ConfigError, match="no place for registers"):
+  with pytest.raises(ConfigError, match="cannot store registers"):
     written("vit_2_4_32", 32, 10, registers=2)

@@ -75,7 +75,7 @@ class Bomb:
 def test_pickled_objects_in_npz_are_refused_and_not_run(tmp_path):
   mark, path = tmp_path / "mark", tmp_path / "x.npz"
   np.savez(path, a=np.array([Bomb(mark)], dtype=object))
-  with pytest.raises(ConfigError, match="a holds pickled objects, which are never loaded"):
+  with pytest.raises(ConfigError, match="a contains pickled objects, which are never loaded"):
     containers.read(path)
   assert not mark.exists()
 
@@ -108,7 +108,7 @@ def test_state_dicts_of_torch_are_found_in_their_wrappers(tmp_path, name, wrappe
 def test_a_torch_file_of_something_else_is_refused(tmp_path):
   torch = pytest.importorskip("torch")
   torch.save([1, 2], tmp_path / "x.pth")
-  with pytest.raises(ConfigError, match="contains a list, not a state dict"):
+  with pytest.raises(ConfigError, match="expected a state dict of tensors by name, got a list"):
     containers.read(tmp_path / "x.pth")
   torch.save({"epoch": 3}, tmp_path / "x.pth")
   with pytest.raises(ConfigError, match="contains no tensors"):
@@ -152,9 +152,9 @@ def test_a_damaged_file_is_one_error(tmp_path, name, data):
     ("x.h5", r"cannot read '\.h5'. Allowed: \.npz, \.safetensors, \.pth"),
     (
       ".",
-      r"no weights in the folder '.*': neither checkpoints/, .* It contains .*runs, .*weight\.npz: name one of them$",
+      r"no weights in the folder '.*'\. Expected checkpoints/ .* It contains .*runs, .*weight\.npz: name one of them$",
     ),
-    ("data1", r"no weights in the folder '.*data1': .* Name a file of weights or a workdir$"),
+    ("data1", r"no weights in the folder '.*data1'\..* Name a file of weights or a workdir$"),
     ("model.safetensors", r"no file '.*model\.safetensors'\. Allowed: \.npz, .*, or a workdir$"),
     ("nowhere/x.npz", r"no file .*x\.npz'\. Allowed: \.npz, .*, or a workdir$"),
     ("run", r"no file .*run'\. Did you mean '.*runs'"),

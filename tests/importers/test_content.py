@@ -44,14 +44,14 @@ def test_a5_files_of_pytorch_are_recognised_by_their_content(tmp_path, name, kin
 @pytest.mark.parametrize(
   ("name", "kind", "says"),
   [
-    ("x.npz", ".safetensors", "is a .safetensors file by its content. Rename it to end in .safetensors"),
-    ("x.npz", ".pth", "is a PyTorch file by its content. Rename it to end in .pth"),
-    ("x.safetensors", ".npz", "is an .npz file by its content. Rename it to end in .npz"),
-    ("x.safetensors", "old .pth", "is a PyTorch file by its content. Rename it to end in .pth"),
-    ("x.pth", ".npz", "is an .npz file by its content. Rename it to end in .npz"),
-    ("x.pth.tar", ".safetensors", "is a .safetensors file by its content. Rename it to end in .safetensors"),
-    ("0f3a9c", ".safetensors", "is a .safetensors file by its content. Rename it to end in .safetensors"),
-    ("x.model", ".npz", "is an .npz file by its content. Rename it to end in .npz"),
+    ("x.npz", ".safetensors", "the content is that of a .safetensors file. Rename it to end in .safetensors"),
+    ("x.npz", ".pth", "the content is that of a PyTorch file. Rename it to end in .pth"),
+    ("x.safetensors", ".npz", "the content is that of an .npz file. Rename it to end in .npz"),
+    ("x.safetensors", "old .pth", "the content is that of a PyTorch file. Rename it to end in .pth"),
+    ("x.pth", ".npz", "the content is that of an .npz file. Rename it to end in .npz"),
+    ("x.pth.tar", ".safetensors", "the content is that of a .safetensors file. Rename it to end in .safetensors"),
+    ("0f3a9c", ".safetensors", "the content is that of a .safetensors file. Rename it to end in .safetensors"),
+    ("x.model", ".npz", "the content is that of an .npz file. Rename it to end in .npz"),
   ],
 )
 def test_a5_a_name_that_contradicts_the_content_is_an_error_with_the_right_name(tmp_path, name, kind, says):
@@ -69,7 +69,7 @@ def test_a5_a_name_that_contradicts_the_content_is_an_error_with_the_right_name(
 def test_a5_an_archive_of_tar_is_named_as_such(tmp_path, name):
   with tarfile.open(tmp_path / name, "w") as archive:
     archive.addfile(tarfile.TarInfo("x.pth"))
-  with pytest.raises(ConfigError, match=r"is a tar archive by its content\. Unpack it with tar -xf"):
+  with pytest.raises(ConfigError, match=r"this is a tar archive\. Unpack it with tar -xf"):
     containers.read(tmp_path / name)
 
 

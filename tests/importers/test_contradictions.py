@@ -31,7 +31,9 @@ def folder(path, prepared, config=None, model="hf"):
 def test_a5_a_size_that_is_not_that_of_the_model_is_refused(tmp_path, changes, says):
   with pytest.raises(ConfigError) as error:
     importers.inspect(folder(tmp_path, VIT | changes))
-  assert f"preprocessor_config.json next to it {says}; the tensors are those of a model for 32 px" in str(error.value)
+  assert f"preprocessor_config.json next to it {says}, but the tensors are those of a model for 32 px" in str(
+    error.value
+  )
 
 
 @pytest.mark.parametrize("changes", [{"size": 32}, {"size": None}, {"size": 64, "do_resize": False}])
@@ -168,16 +170,19 @@ def test_g_a_head_that_the_weights_lack_is_noted(tmp_path):
   body = {name: tensor for name, tensor in hostile.good("timm").items() if not name.startswith("head.")}
   safetensors.numpy.save_file(body, tmp_path / "model.safetensors")
   (tmp_path / "config.json").write_text(json.dumps(TIMM))
-  assert "config.json states 3 classes; the weights have no head" in importers.inspect(tmp_path).notes
+  assert "config.json states 3 classes, but the weights have no head" in importers.inspect(tmp_path).notes
 
 
 @pytest.mark.parametrize(
   ("config", "sizes"),
   [
-    (TIMM | {"model_args": {"embed_dim": 64, "mlp_ratio": 1.5, "num_heads": 2}}, "depth=12; the weights have depth=2"),
+    (
+      TIMM | {"model_args": {"embed_dim": 64, "mlp_ratio": 1.5, "num_heads": 2}},
+      "depth=12, but the weights have depth=2",
+    ),
     (
       {"architecture": "vit_base_patch16_224"},
-      "width=768, depth=12, heads=12, hidden=3072, patch=16; the",
+      "width=768, depth=12, heads=12, hidden=3072, patch=16, but the",
     ),
   ],
 )

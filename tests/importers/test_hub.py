@@ -34,7 +34,7 @@ def test_heads_of_a_config_json_are_not_those_that_a_run_would_like(tmp_path):
   have = importers.inspect(tmp_path).description
   assert importers.fitted(str(tmp_path), have)[0]
   want = have.replaced(model=type(have.model)(have.model.name, {**have.model.args, "heads": 2}))
-  with pytest.raises(ConfigError, match=r"the file holds ViT-.* heads=4.*; this model is ViT-") as error:
+  with pytest.raises(ConfigError, match=r"the file contains ViT-.* heads=4.*, but this model is ViT-") as error:
     importers.fitted(str(tmp_path), want)
   assert "config.json" not in str(error.value) and "--config.model.heads=4" in str(error.value)
 
@@ -43,7 +43,7 @@ def test_a_run_of_another_width_is_told_so_and_the_config_json_is_believed(tmp_p
   safetensors.numpy.save_file(hostile.good("hf"), tmp_path / "model.safetensors")
   (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 2, "hidden_size": 64}))
   want = Description(Choice("ViT-Ti/16"), 32, 3)
-  with pytest.raises(ConfigError, match=r"the file holds ViT-.*; this model is ViT-Ti/16") as error:
+  with pytest.raises(ConfigError, match=r"the file contains ViT-.*, but this model is ViT-Ti/16") as error:
     importers.fitted(str(tmp_path), want)
   assert "config.json" not in str(error.value)
 

@@ -17,5 +17,5 @@ def test_layouts_of_other_families_are_refused_with_those_there_are():
 
 def test_a_layout_that_cannot_hold_a_model_is_refused_with_those_that_can():
   model = Description(Choice("ViT-S/8", SMALL | {"mlp": "swiglu_normed", "rotary": Choice("dinov3")}), 32, 3)
-  with pytest.raises(ConfigError, match=r"'timm' has no place for ViT-S/8, .* Allowed: "):
+  with pytest.raises(ConfigError, match=r"'timm' cannot store ViT-S/8, .* Allowed: "):
     importers.layout_of(model, "timm")

@@ -206,15 +206,15 @@ def test_whole_numbers_are_no_weights():
 @pytest.mark.parametrize(
   ("name", "arguments", "says"),
   [
-    ("vit_jax", {"layer_scale": 0.1}, r"'vit_jax' has no place for blocks/0/layer_scale1"),
-    ("hf", {"pool": "map"}, r"'hf' means pool=cls; this model has map"),
-    ("hf", {"pool": "gap", "class_token": True}, r"'hf' means pool=cls; this model has gap"),
-    ("hf", MODERN | {"norm": "rms"}, r"'hf' means norm=layer; this model has rms"),
+    ("vit_jax", {"layer_scale": 0.1}, r"'vit_jax' cannot store blocks/0/layer_scale1"),
+    ("hf", {"pool": "map"}, r"'hf' implies pool=cls, but this model has map"),
+    ("hf", {"pool": "gap", "class_token": True}, r"'hf' implies pool=cls, but this model has gap"),
+    ("hf", MODERN | {"norm": "rms"}, r"'hf' implies norm=layer, but this model has rms"),
     ("hf", MODERN | {"registers": 3, "position": "learned_all"}, r"'hf' means position=learned or sincos2d"),
-    ("hf", HF_DINOV3 | {"rotary": Choice("axial", {})}, r"'hf' means rotary=none; this model has axial"),
-    ("hf", {"pre_logits": 6}, r"'hf' has no place for pre_logits before a head"),
-    ("timm", {"position": "factored"}, r"'timm' has no place for position/"),
-    ("vit_jax", {"position": "relative"}, r"no place for blocks/0/attention/offsets"),
+    ("hf", HF_DINOV3 | {"rotary": Choice("axial", {})}, r"'hf' implies rotary=none, but this model has axial"),
+    ("hf", {"pre_logits": 6}, r"'hf' cannot store pre_logits before a head"),
+    ("timm", {"position": "factored"}, r"'timm' cannot store position/"),
+    ("vit_jax", {"position": "relative"}, r"cannot store blocks/0/attention/offsets"),
   ],
 )
 def test_what_a_layout_cannot_hold_is_refused(name, arguments, says):
@@ -225,7 +225,7 @@ def test_what_a_layout_cannot_hold_is_refused(name, arguments, says):
 
 def test_another_order_of_norms_is_no_model_of_the_official_code():
   written, description, arrays = example("compact", "cvt_2_4_32", COMPACT | {"norm_order": "pre"}, 32, 10)
-  with pytest.raises(ConfigError, match="means norm_order=official; this model has pre"):
+  with pytest.raises(ConfigError, match="implies norm_order=official, but this model has pre"):
     layout.write(written, arrays, description)
 
 

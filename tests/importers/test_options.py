@@ -60,7 +60,7 @@ READ = {
 def test_a_note_and_an_error_name_the_option_of_the_command(averaged, several, verb):
   read, raw, prefix = READ[verb]
   (note,) = [note for note in read(averaged) if "also in the file" in note]
-  assert note.endswith(f"; to read that: {raw}")
+  assert note.endswith(f"; to read another model: {raw}")
   with pytest.raises(ConfigError) as error:
     read(several)
   assert str(error.value).endswith(f". Choose one: {prefix}")

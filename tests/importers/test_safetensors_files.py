@@ -100,7 +100,7 @@ def test_a_model_in_several_files_is_read_as_one_by_its_folder_index_or_any_file
 def test_a5_one_of_several_files_whose_index_is_gone_is_not_read_as_a_model(tmp_path):
   sharded(tmp_path)
   (tmp_path / "model.safetensors.index.json").unlink()
-  with pytest.raises(ConfigError, match=r"model-00001-of-00002\.safetensors: is one of 2 files of a model"):
+  with pytest.raises(ConfigError, match=r"model-00001-of-00002\.safetensors: this is one of 2 files of a model"):
     containers.read(tmp_path / "model-00001-of-00002.safetensors")
 
 

@@ -105,11 +105,12 @@ def test_a4_averaged_weights_are_preferred_and_named(tmp_path, raw, averaged):
   apart, _, notes = read(tmp_path, both)
   assert apart == 1 and "these are averaged weights" in notes and f"prefix {averaged!r}" in notes
   assert (
-    f"also in the file {repr(raw) if raw else 'names without prefix'} (32 tensors); to read that: --no-ema" in notes
+    f"also in the file {repr(raw) if raw else 'names without prefix'} (32 tensors); to read another model: --no-ema"
+    in notes
   )
   assert read(tmp_path, both, ema=True)[0] == 1
   apart, _, notes = read(tmp_path, both, ema=False)
-  assert apart == 0 and f"also in the file {averaged!r} (32 tensors); to read that: --ema" in notes
+  assert apart == 0 and f"also in the file {averaged!r} (32 tensors); to read another model: --ema" in notes
   assert read(tmp_path, both, prefix=averaged.rstrip("./"))[0] == 1
   assert read(tmp_path, both, prefix=raw)[0] == 0
 

@@ -94,7 +94,7 @@ def test_a_head_is_kept_starts_at_zero_or_is_left_out(head, classes, kept):
 
 
 def test_keeping_a_head_of_another_size_is_refused():
-  with pytest.raises(ConfigError, match=r"head has 3 classes, this model 5.*init.head=new"):
+  with pytest.raises(ConfigError, match=r"head has 3 classes, but this model has 5.*init.head=new"):
     surgery.fit(drawn(described()), described(), described(classes=5), "keep")
 
 
@@ -132,7 +132,7 @@ def test_another_model_is_refused_with_the_differences_and_the_right_flags(want,
 def test_arguments_that_move_the_numbers_are_said():
   have, want = described(gelu="erf"), described()
   _, notes = surgery.fit(drawn(have), have, want)
-  assert notes == ["model.gelu: the file's model has erf, this one tanh"]
+  assert notes == ["model.gelu: the file's model has erf, but this model has tanh"]
 
 
 def test_relative_tables_of_swin_follow_the_window():
@@ -222,7 +222,10 @@ def test_a_table_of_patches_alone_and_one_with_the_class_token_fit_each_other():
 
 def test_tables_that_are_added_elsewhere_are_said():
   have, want = (described(position_at=position_at) for position_at in ("shared", "input"))
-  assert "model.position_at: the file's model has shared, this one input" in surgery.fit(drawn(have), have, want)[1]
+  assert (
+    "model.position_at: the file's model has shared, but this model has input"
+    in surgery.fit(drawn(have), have, want)[1]
+  )
 
 
 @pytest.mark.parametrize("name", ["timm", "hf", "vit_jax", "big_vision"])
@@ -230,5 +233,5 @@ def test_no_other_code_adds_positions_in_front_of_every_layer(name):
   from vit_jax import importers
 
   have = described(position_at="shared")
-  with pytest.raises(ConfigError, match=f"layout '{name}' means position_at=input; this model has shared"):
+  with pytest.raises(ConfigError, match=f"layout '{name}' implies position_at=input, but this model has shared"):
     layout.write(importers.layout_of(have, name), drawn(have), have)

@@ -42,5 +42,5 @@ def test_more_than_weights_are_packed_into_is_refused(tmp_path):
   path = tmp_path / "x"
   path.write_bytes(b"123")
   tensors.check_size(path, tensors.FEW)
-  with pytest.raises(ConfigError, match="3 bytes claim to hold"):
+  with pytest.raises(ConfigError, match="the file has 3 bytes, but its tensors claim"):
     tensors.check_size(path, tensors.FEW + 1)

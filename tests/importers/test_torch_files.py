@@ -181,8 +181,8 @@ def snippet(error):
 def others():
   yield "sparse", lambda: {"w": torch.eye(3).to_sparse()}, "'w' is made by 'torch._utils._rebuild_sparse_tensor'"
   yield "meta", lambda: {"w": torch.ones(3, device="meta")}, "'torch._utils._rebuild_meta_tensor_no_storage'"
-  yield "list", lambda: [{"w": torch.ones(3)}], "contains a list, not a state dict of tensors by name"
-  yield "tensor", lambda: torch.ones(3), "contains a tensor, not a state dict of tensors by name"
+  yield "list", lambda: [{"w": torch.ones(3)}], "expected a state dict of tensors by name, got a list"
+  yield "tensor", lambda: torch.ones(3), "expected a state dict of tensors by name, got a tensor"
   yield "object", lambda: argparse.Namespace(lr=1), "contains an object 'argparse.Namespace' instead of tensors"
 
 
@@ -206,8 +206,8 @@ def test_a5_programs_pickles_and_other_byte_orders_are_named(tmp_path):
     for member in old.infolist():
       new.writestr(member, b"big" if member.filename.endswith("byteorder") else old.read(member))
   says = {
-    "script.pt": "a program of TorchScript",
-    "plain.pkl": "not one that torch.save wrote",
+    "script.pt": "a TorchScript program",
+    "plain.pkl": "torch.save did not write it",
     "big.pth": "its byte order",
   }
   for name, text in says.items():

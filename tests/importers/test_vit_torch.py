@@ -91,5 +91,5 @@ def test_registers_may_have_positions():
 @pytest.mark.parametrize("name", ["vit_jax", "big_vision", "hf"])
 def test_other_codes_have_no_place_for_registers(name):
   written, description, arrays = example(name, "ViT-S/8", SMALL | {"registers": 2}, 32, 3)
-  with pytest.raises(ConfigError, match=f"'{name}' has no place for registers"):
+  with pytest.raises(ConfigError, match=f"'{name}' cannot store registers"):
     layout.write(written, arrays, description)

@@ -82,10 +82,10 @@ def test_a_bias_of_the_key_alone_is_no_model_here():
 @pytest.mark.parametrize(
   ("arguments", "size", "says"),
   [
-    (MODERN, (32, 48), r"tables of positions for squares; this model is for \(32, 48\)"),
+    (MODERN, (32, 48), r"position tables of square images only, not of \(32, 48\)"),
     (MODERN | {"hidden": 96}, 32, r"mlp_ratio, a whole multiple of the width 64, but this model has hidden=96"),
     (GIANT | {"hidden": 96}, 32, r"mlp_ratio, a whole multiple of the width 64, but this model has hidden=96"),
-    (HF_DINOV3 | {"rotary": Choice("dinov3", {"normalise": "max"})}, 32, r"normalise=separate; this model has max"),
+    (HF_DINOV3 | {"rotary": Choice("dinov3", {"normalise": "max"})}, 32, r"normalise=separate, but this model has max"),
   ],
 )
 def test_what_transformers_cannot_say_of_these_models_is_refused(arguments, size, says):

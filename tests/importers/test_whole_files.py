@@ -140,7 +140,7 @@ def test_g_a_shard_that_the_index_does_not_list_is_named(tmp_path):
 
 def test_a5_one_of_several_files_of_pytorch_is_not_read_as_a_model(tmp_path):
   (tmp_path / "pytorch_model-00001-of-00003.bin").write_bytes(b"PK")
-  refused(tmp_path / "pytorch_model-00001-of-00003.bin", "is one of 3 files of a model")
+  refused(tmp_path / "pytorch_model-00001-of-00003.bin", "this is one of 3 files of a model")
 
 
 # Names of classes.

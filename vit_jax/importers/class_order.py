@@ -37,14 +37,14 @@ def arranged(
     description: the model of the parameters.
     names: class names of the weights, in the order of the outputs, or () if they are unknown.
     classes: class names of the data, or () if they are unknown.
-    strict: raise an error if only some of the names match, at other positions. Otherwise return a note.
+    strict: if only some of the names match and their positions differ, raise an error instead of returning a note.
 
   Returns:
     The parameters, and notes for the user. The parameters are unchanged if both lists are equal or have no name in
     common.
 
   Raises:
-    ConfigError: if `strict`, and a common name has two positions, but the two lists are not permutations of each other.
+    ConfigError: if `strict` is true, a common name has different positions, and the lists are not permutations.
   """
   names, classes = (list(map(class_names.normal, each)) for each in (names, classes))
   if len(names) != len(classes) or description.classes != len(classes) or names == classes:

@@ -76,7 +76,7 @@ def _of_folder(path):
 
 
 def _nothing_at(path):
-  """Returns the message for a path without weights, with similar names or the weights in the directory."""
+  """Returns the error message for a path without weights. It suggests similar names, or weights in the directory."""
   with reading(path):
     if folder := path.is_dir():
       beside = sorted(str(each) for each in path.glob("*") if _may_be_weights(each))
@@ -84,7 +84,7 @@ def _nothing_at(path):
       beside = [each.name for each in path.parent.glob("*") if _may_be_weights(each)]
   if folder:
     has = f"It contains {some(beside, 5)}: name one of them" if beside else "Name a file of weights or a workdir"
-    return f"no weights in the folder {str(path)!r}: neither checkpoints/, of a workdir, nor model.safetensors. {has}"
+    return f"no weights in the folder {str(path)!r}. Expected checkpoints/ (a workdir) or model.safetensors. {has}"
   near = difflib.get_close_matches(path.name, beside, n=1)
   advice = f"Did you mean {str(path.parent / near[0])!r}?" if near else f"Allowed: {', '.join(READ)}, or a workdir"
   return f"no file {str(path)!r}. {advice}"
@@ -95,8 +95,8 @@ def _check_whole(path):
   part = _PART.fullmatch(path.name)
   if part and int(part[1]) > 1:
     raise ConfigError(
-      f"{path}: is one of {amount(int(part[1]), 'file')} of a model. Files of .safetensors are read together if their "
-      f"{_INDEX.removeprefix('.')} is in the same folder. Save others as one file"
+      f"{path}: this is one of {amount(int(part[1]), 'file')} of a model. Files of .safetensors are read together if "
+      f"their {_INDEX.removeprefix('.')} is in the same folder. Save others as one file"
     )
 
 
@@ -141,7 +141,7 @@ def _npz(path):
       shape, _, dtype = read_header[version](file)
       data = member.file_size - file.tell()
     if dtype.hasobject:
-      raise ConfigError(f"{path}: {name} holds pickled objects, which are never loaded. Allowed: arrays of numbers")
+      raise ConfigError(f"{path}: {name} contains pickled objects, which are never loaded. Allowed: arrays of numbers")
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != data:
       raise ConfigError(
         f"{path}: {name} is {show(shape)} of {show(dtype)} by its header, but has {amount(data, 'byte')}"

@@ -33,16 +33,14 @@ def recognise(path: pathlib.Path) -> str:
   if named:
     _check_weights(path, start)
   if found == ".tar":
-    raise ConfigError(
-      f"{path}: is a tar archive by its content. Unpack it with tar -xf, and use the weight file inside"
-    )
+    raise ConfigError(f"{path}: this is a tar archive. Unpack it with tar -xf, and use the weight file inside")
   if not named and found != ".pth":
     if not found:
       raise ConfigError(f"{path}: cannot read {path.suffix or 'a file without ending'!r}. Allowed: {', '.join(READ)}")
-    raise ConfigError(f"{path}: is {_article(found)} file by its content. Rename it to end in {found}")
+    raise ConfigError(f"{path}: the content is that of {_article(found)} file. Rename it to end in {found}")
   expected = ".pth" if named in TORCH else named
   if found and expected and found != expected:
-    raise ConfigError(f"{path}: is {_article(found)} file by its content. Rename it to end in {found}")
+    raise ConfigError(f"{path}: the content is that of {_article(found)} file. Rename it to end in {found}")
   return found or expected
 
 

@@ -39,18 +39,18 @@ def check(description: Description, hints: Mapping[str, Any], chosen: Layout) ->
   facts = _facts(description, said) if said or hints.get("meant") else {}
   for key, value in said.items():
     if key == "classes" and value and not description.classes:
-      notes.append(f"config.json states {amount(value, 'class', 'classes')}; the weights have no head")
+      notes.append(f"config.json states {amount(value, 'class', 'classes')}, but the weights have no head")
     elif facts.get(key) != value:
       raise _error(description, key, value, facts.get(key))
   if other := {key: value for key, value in hints.get("meant", {}).items() if facts[key] != value}:
     means, has = (", ".join(f"{key}={values[key]}" for key in other) for values in (other, facts))
     notes.append(
-      f"config.json names the architecture {show(hints['architecture'])} with {means}; the weights have {has}"
+      f"config.json names the architecture {show(hints['architecture'])} with {means}, but the weights have {has}"
     )
   side = hints.get("prepared_side")
   if side not in (None, description.image_size) and (not isinstance(side, int) or _fixed_size(description)):
     raise ConfigError(
-      f"preprocessor_config.json next to it makes images of {_pixels(side)}; the tensors are those of a model for "
+      f"preprocessor_config.json next to it makes images of {_pixels(side)}, but the tensors are those of a model for "
       f"{_pixels(description.image_size)}. Correct or remove preprocessor_config.json"
     )
   return notes
@@ -60,8 +60,8 @@ def _error(description, key, value, fact=None):
   """Returns the error for a false statement in config.json."""
   instead = "" if fact is None else f" with {key}={show(fact)}"
   return ConfigError(
-    f"config.json next to it states {key}={show(value)}; the tensors are those of {description}{instead}. Correct or "
-    "remove config.json"
+    f"config.json next to it states {key}={show(value)}, but the tensors are those of {description}{instead}. "
+    "Correct or remove config.json"
   )
 
 
@@ -104,14 +104,14 @@ def _facts(description, said) -> dict[str, Any]:
 
 
 def _ratio(facts, bound, said):
-  """Returns the stated ratio if it gives the hidden width, as timm rounds it. For a gated MLP any ratio is accepted."""
+  """Returns the stated ratio if it gives the hidden width after timm's rounding. A gated MLP accepts any ratio."""
   stated = said.get("mlp_ratio", 0)
   same = bound.get("mlp", "gelu") != "gelu" or int(facts["width"] * stated) == facts["hidden"]
   return stated if same else facts["hidden"] / facts["width"]
 
 
 def _as_said(choice, said):
-  """Reduces a choice to the arguments that the statement contains, if both have the same name."""
+  """Removes the arguments of a choice that the statement does not contain, if both have the same name."""
   same = choice is not None and said is not None and choice.name == said.name
   return Choice(choice.name, {key: choice.args[key] for key in said.args}) if same else choice
 

@@ -1,4 +1,4 @@
-"""Layout of EfficientNet in timm. Both variants of the model have the same names, so hints distinguish them."""
+"""Layout of EfficientNet in timm. Both variants have tensors of the same names, so hints distinguish them."""
 
 import re
 from collections.abc import Mapping

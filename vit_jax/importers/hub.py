@@ -183,7 +183,7 @@ def _transformers(config):
     said["classes"] = _count(config, "num_labels", low=0)
   for key, built in (("qkv_bias", True), ("pooler_act", "tanh")):
     if config.get(key, built) != built:
-      raise ConfigError(f"{key} is {show(config[key])}; built is {built!r} only")
+      raise ConfigError(f"{key} is {show(config[key])}. Supported: {built!r}")
   return said | more
 
 
@@ -207,7 +207,7 @@ def _timm(arguments):
   if "global_pool" in arguments:
     said["pool"] = _one_of(arguments, "global_pool", _POOL)
   if arguments.get("pos_embed", "learn") not in ("learn", "none"):
-    raise ConfigError(f"model_args has pos_embed={show(arguments['pos_embed'])}; built are 'learn' and 'none'")
+    raise ConfigError(f"model_args has pos_embed={show(arguments['pos_embed'])}. Supported: 'learn' and 'none'")
   if "use_post_norm" in arguments:
     said["norm_order"] = "post" if arguments["use_post_norm"] is True else "pre"
   if (turning := vit_arguments.rotary_of(arguments)) is not None:
@@ -271,7 +271,7 @@ def _labels(config):
 
 
 def _alike(labels):
-  """Returns a note on names that several classes have."""
+  """Returns a note on classes that have the same name."""
   numbers: dict[str, list[int]] = {}
   for number, name in enumerate(labels):
     numbers.setdefault(name, []).append(number)
@@ -280,7 +280,7 @@ def _alike(labels):
 
 
 def _check_numbers(numbers, names):
-  """Raises ConfigError for a label2id that contradicts id2label. It may lack names, or numbers of equal names."""
+  """Raises ConfigError for a label2id that contradicts id2label. Missing names and repeated names are allowed."""
   for name, number in numbers.items():
     text = str(number)
     known = text.isdecimal() and type(number) in (int, str) and int(text) < len(names)
@@ -324,5 +324,5 @@ def _count(config, key, oblong=False, low=1):
 def _one_of(config, key, table):
   value = config[key]
   if not isinstance(value, str) or value not in table:
-    raise ConfigError(f"{key} is {show(value)}, which is not built.{nearest(str(value), table)}")
+    raise ConfigError(f"{key} is {show(value)}, which is not supported.{nearest(str(value), table)}")
   return table[value]

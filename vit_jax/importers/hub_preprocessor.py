@@ -187,7 +187,7 @@ def _cut(config, large, squash, interpolation):
 
 
 def _size(value, square, key="size"):
-  """Returns the size in pixels, and whether an image is resized to exactly this height and width."""
+  """Returns the size in pixels, and True if an image is resized to exactly this height and width."""
   if type(value) is int:
     value = {"height": value, "width": value} if square else {"shortest_edge": value}
   sides = {name: side for name, side in value.items() if side is not None} if isinstance(value, Mapping) else {}

@@ -71,7 +71,7 @@ def read(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
   config = {**_DEFAULTS[kind], **config}
   for key, built in _BUILT.items():
     if config.get(key, built) != built:
-      raise ConfigError(f"{key} is {show(config[key])}; built is {built!r} only")
+      raise ConfigError(f"{key} is {show(config[key])}. Supported: {built!r}")
   said = {}
   if "num_register_tokens" in config:
     said["registers"] = _registers(config)
@@ -79,7 +79,7 @@ def read(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
     biased = tuple(_flag(config, f"{part}_bias") for part in ("query", "key", "value"))
     if biased not in _BIASES:
       values = ", ".join(f"{part}_bias={value}" for part, value in zip(("query", "key", "value"), biased, strict=True))
-      raise ConfigError(f"{values} is not built. Allowed: all of them, query and value, none")
+      raise ConfigError(f"{values} is not supported. Allowed: all of them, query and value, none")
     said["qkv_bias"], said["rotary"] = _BIASES[biased], _turning(config)
   elif "qkv_bias" in config:
     said["qkv_bias"] = "all" if _flag(config, "qkv_bias") else "none"
@@ -92,7 +92,7 @@ def read(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
   if said.get("mlp") == "swiglu":  # DINOv2's SwiGLU always has SiLU
     act = config.pop("hidden_act")
     if kind == "dinov3_vit" and act not in ("silu", "swish"):
-      raise ConfigError(f"hidden_act is {show(act)} with use_gated_mlp; built is 'silu' only")
+      raise ConfigError(f"hidden_act is {show(act)} with use_gated_mlp. Supported: 'silu'")
   return config, said
 
 
@@ -100,7 +100,7 @@ def _swin(config):
   """Returns the statements of a Swin config that its tensors do not determine."""
   for key, built in _SWIN.items():
     if config.get(key, built) != built:
-      raise ConfigError(f"{key} is {show(config[key])}; built is {built!r} only")
+      raise ConfigError(f"{key} is {show(config[key])}. Supported: {built!r}")
   return {key: config[key] for key in ("image_size", "patch_size", "num_channels") if key in config}
 
 
@@ -132,8 +132,8 @@ def _hidden(config):
   ratio, width = config["mlp_ratio"], config.get("hidden_size", 768)
   if not processing.number(ratio) or not 0 < ratio < 2**10 or type(width) is not int:
     raise ConfigError(
-      f"mlp_ratio is {show(ratio)}, of hidden_size {show(width)}. Allowed: a number above 0 and below 1024, of a whole "
-      "number"
+      f"mlp_ratio is {show(ratio)}, and hidden_size is {show(width)}. Allowed: mlp_ratio between 0 and 1024, and a "
+      "whole number for hidden_size"
     )
   return _gated_width(width, ratio) if _flag(config, "use_swiglu_ffn") else int(width * ratio)
 
@@ -176,12 +176,12 @@ def check(description: Description, square: bool) -> None:
     square: true if the layout requires square images.
   """
   if square and not isinstance(description.image_size, int):
-    raise ConfigError(f"layout 'hf' has tables of positions for squares; this model is for {description.image_size}")
+    raise ConfigError(f"layout 'hf' supports position tables of square images only, not of {description.image_size}")
   turning = description.arguments()["rotary"]
   if turning.name == "dinov3" and turning.args["normalise"] != "separate":
     raise ConfigError(
-      "layout 'hf' means rotary.normalise=separate; this model has "
-      f"{turning.args['normalise']}: its numbers would differ"
+      "layout 'hf' implies rotary.normalise=separate, but this model has "
+      f"{turning.args['normalise']}. The outputs would differ"
     )
 
 

@@ -77,7 +77,7 @@ def layout_of(description: Description, name: str) -> Layout:
       f"layout {name!r} is not known for {description.model.name}.{schema.nearest(name, _names(description))}"
     )
   held = [one for one in family if one.name == name and one.holds(description)]
-  why = layout.refusal(held[-1], description) if held else f"layout {name!r} has no place for {description}"
+  why = layout.refusal(held[-1], description) if held else f"layout {name!r} cannot store {description}"
   if why:
     raise ConfigError(
       f"{why}. Allowed: {', '.join(_names(description)) or 'only a directory, which becomes a workdir'}"

@@ -72,7 +72,7 @@ class Layout(NamedTuple):
     unneeded: function that returns other names to ignore, by reason.
     holds: function that returns true for the models that are published in this layout.
     fits: function from tensors and hints that returns false if the files next to the weights exclude this layout.
-    doubts: function from tensors and hints to notes for the user who reads a file.
+    doubts: function from tensors and hints to notes about other models that a file may contain.
     resampling: rule for position tables at another resolution. None selects the rule of the model's name.
     position: form of the position tables in files, regardless of the model's tokens. See `tables.placed`.
   """
@@ -142,7 +142,7 @@ def entries(layout: Layout, ours: Mapping[str, tuple[int, ...]]) -> list[Entry]:
       result.append(entry)
       taken.update(entry.paths)
   if unknown:
-    raise ConfigError(f"layout {layout.name!r} has no place for {some(unknown, LISTED)}. Choose another layout")
+    raise ConfigError(f"layout {layout.name!r} cannot store {some(unknown, LISTED)}. Choose another layout")
   return result
 
 
@@ -274,7 +274,7 @@ def match(layout: Layout, tensors: Tensors, description: Description) -> list[En
     )
   for name, _, tensor in here:
     if not _is_float(tensor.dtype):
-      raise ConfigError(f"tensor {some([name])} holds {some([tensor.dtype])}. Allowed: floating-point numbers")
+      raise ConfigError(f"tensor {some([name])} contains {some([tensor.dtype])}. Allowed: floating-point numbers")
   return list(expected.values())
 
 
@@ -339,7 +339,8 @@ def written(layout: Layout, arrays: Tensors, description: Description) -> Tensor
     if bound[key] not in (value if isinstance(value, tuple) else (value,)):
       means = " or ".join(map(_shown, value if isinstance(value, tuple) else (value,)))
       raise ConfigError(
-        f"layout {layout.name!r} means {key}={means}; this model has {_shown(bound[key])}: its numbers would differ"
+        f"layout {layout.name!r} implies {key}={means}, but this model has {_shown(bound[key])}. The outputs would "
+        "differ"
       )
   ours = shapes(description)
   computed = _computed(layout, description)

@@ -25,7 +25,7 @@ def check(path: pathlib.Path, archive: zipfile.ZipFile, *compressions: int) -> l
   """
   found = archive.infolist()
   if len(found) > MEMBERS:
-    raise ConfigError(f"{path}: has {len(found):,} members. Allowed: {MEMBERS:,}")
+    raise ConfigError(f"{path}: the archive has {len(found):,} members. Allowed: at most {MEMBERS:,}")
   for member in found:
     if member.compress_type not in compressions:
       raise ConfigError(f"{path}: {member.filename} is compressed, but files of weights are never compressed")

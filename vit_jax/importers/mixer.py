@@ -63,7 +63,7 @@ def _described(sizes, patch, patches, channels, classes, hints):
   rows = {name: (size, gelu) for name, (size, other, gelu) in mixer.VARIANTS.items() if other == patch}
   if not rows:
     known = sorted({other for _, other, _ in mixer.VARIANTS.values()})
-    raise ConfigError(f"the file holds a Mixer with patch {patch}. Allowed: {', '.join(map(str, known))}")
+    raise ConfigError(f"the file contains a Mixer with patch {patch}. Allowed: {', '.join(map(str, known))}")
   near = {name: mixer.SIZES[size] for name, (size, gelu) in rows.items() if gelu == hints["gelu"]}
   near = near or {name: mixer.SIZES[size] for name, (size, _) in rows.items()}
   name, arguments = published_sizes.nearest(near, sizes, ("width", "depth", "token_hidden", "hidden"))

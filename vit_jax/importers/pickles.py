@@ -31,7 +31,7 @@ class Name:
 
 
 class Placeholder:
-  """An object that was not created: the call in the pickle, with everything that the object would have received.
+  """A placeholder for an object that is not created. It contains the call in the pickle and its arguments.
 
   Attributes:
     name: name of the class or function.
@@ -71,7 +71,7 @@ def load(file: BinaryIO, build: Build, storage: Callable[[Any], Any]) -> Any:
 
   Raises:
     pickle.UnpicklingError: if the pickle is damaged or too long.
-    AttackError: if the pickle calls functions that only attacks need.
+    AttackError: if the pickle calls a function that only malicious files call.
   """
   machine = _Machine(build, storage)
   instructions = pickletools.genops(_Bounded(file))  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ def load(file: BinaryIO, build: Build, storage: Callable[[Any], Any]) -> Any:
 
 
 class _Bounded:
-  """A file that rejects reads longer than the values of a pickle, before memory is allocated."""
+  """A file that rejects reads of more bytes than a value of a pickle may have, before memory is allocated."""
 
   def __init__(self, file):
     self.file, self.tell = file, file.tell

@@ -62,7 +62,7 @@ def _check_header(path):
     start = file.read(8)
     length = int.from_bytes(start, "little")
     if length > files.JSON_BYTES:
-      raise ConfigError(f"{path}: has a header of {length:,} bytes. Allowed: {files.JSON_BYTES:,}")
+      raise ConfigError(f"{path}: its header has {length:,} bytes. Allowed: at most {files.JSON_BYTES:,}")
     text = file.read(length)
   if len(start) < 8 or len(text) < length:
     raise ConfigError(f"{path}: cannot be read: it is truncated, within its header. {_AGAIN}")
@@ -111,7 +111,7 @@ def read_sharded(index: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]
       f"{index}: weight_map is {show(places)}. Allowed: a .safetensors file in the same folder for each tensor"
     )
   if not places:
-    raise ConfigError(f"{index}: lists no tensors")
+    raise ConfigError(f"{index}: the index lists no tensors")
   shards = sorted(set(places.values()))
   _check_numbers(index, shards)
   local = files.local(index, (*hub.BESIDE, *shards))

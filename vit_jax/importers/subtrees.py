@@ -95,7 +95,7 @@ def choose(tensors: Tensors, known: Known, ema: bool | None = None, prefix: str 
 def _find(tensors, known) -> tuple[_File, dict[str, list[str]]]:
   """Returns the file without wrapper words, and the tensor names by tree.
 
-  Several sets of wrapper words are tried. The set with which the most trees are found is removed from the names.
+  Several sets of wrapper words are tried. The set that gives the most trees is removed from the names.
   """
   best = _File(tensors, {name: name for name in tensors}, set()), {}
   everywhere, parallel = frozenset(_WRAPPERS), frozenset({"module"})
@@ -226,7 +226,7 @@ def _original(file, root, names):
 
 
 def _before(file, root, original):
-  """Returns the part of an original name that became the prefix of a tree, including wrappers that follow it."""
+  """Returns the beginning of an original name that became the prefix of a tree, with any wrapper words after it."""
   result, kept = "", ""
   for token in re.findall(r"[^./]*[./]", original):
     if kept != root and root.startswith(kept + token):
@@ -244,8 +244,8 @@ def _check_adapters(names: Iterable[str]) -> None:
   """Raises ConfigError for LoRA and other adapters."""
   if found := list(filter(_ADAPTER.search, names)):
     raise ConfigError(
-      f"the file holds {amount(len(found), 'tensor')} of LoRA or other adapters, such as {some(found, 2)}. They change "
-      "the output of the model, and are not supported. Merge them into the weights, in peft with "
+      f"the file contains {amount(len(found), 'tensor')} of LoRA or other adapters, such as {some(found, 2)}. They "
+      "change the output of the model, and are not supported. Merge them into the weights, in peft with "
       "model.merge_and_unload(), and save the file again"
     )
 
@@ -279,12 +279,12 @@ def _removed(file, root, names) -> list[str]:
 
 
 def _others(file, trees, chosen, known) -> list[str]:
-  """Returns notes on averages and on the models that are not read."""
+  """Returns a note on averaged weights, and notes on models in the file that are not read."""
   others = [root for root in trees if root != chosen]
   averaged, kinds = averages.is_averaged(chosen, trees), [averages.is_averaged(root, trees) for root in others]
   raw = [root for root, kind in zip(others, kinds, strict=True) if not kind]
   choice = options.ema(not averaged) if kinds == [not averaged] else options.prefix()
-  also = f"{_listed(file, trees, others, 'also in the file')}; to read that: {choice}"
+  also = f"{_listed(file, trees, others, 'also in the file')}; to read another model: {choice}"
   differences = _differences(file, trees, [chosen], raw, known) if averaged else []
   return ["these are averaged weights"] * averaged + [also] * bool(others) + differences
 

@@ -103,7 +103,7 @@ def _fit_head(arrays, have, want, head, shapes):
       if have.classes
       else "the file has no head for classes"
     )
-    raise ConfigError(f"{known}, this model {want.classes}; training with init.head=new replaces it")
+    raise ConfigError(f"{known}, but this model has {want.classes}. To train a new head, set init.head=new")
   if want.classes and head != "new" and have.classes == want.classes:
     return dict(arrays), set(), []
   of_head = re.compile(want.published.order.head).fullmatch
@@ -175,7 +175,7 @@ def _check_equal(arrays, have, want, shapes, anew):
   if differences:
     more = len(differences) - layout.LISTED
     raise ConfigError(
-      f"the file holds {have}; this model is {want}. They differ in {len(differences)}:\n  "
+      f"the file contains {have}, but this model is {want}. They differ in {len(differences)}:\n  "
       + "\n  ".join(differences[: layout.LISTED])
       + (f"\n  and {more} more" if more > 0 else "")
       + f"\nTo take the file's model: {have.flags()}"
@@ -186,7 +186,7 @@ def _differing_arguments(have, want):
   """Returns notes on arguments that differ between the models and change the logits, but not the shapes."""
   theirs, ours = have.arguments(), want.arguments()
   return [
-    f"model.{key}: the file's model has {theirs[key]}, this one {ours[key]}"
+    f"model.{key}: the file's model has {theirs[key]}, but this model has {ours[key]}"
     for key in ("gelu", "eps", "norm_order", "padding", "position", "position_at")
     if key in theirs and key in ours and theirs[key] != ours[key]
   ]

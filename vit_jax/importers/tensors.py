@@ -98,4 +98,6 @@ def check_size(path: pathlib.Path, claimed: int) -> None:
   """
   held = path.stat().st_size
   if claimed > max(FEW, PACKED * held):
-    raise ConfigError(f"{path}: {held:,} bytes claim to hold {claimed:,}; no weights are packed like that")
+    raise ConfigError(
+      f"{path}: the file has {held:,} bytes, but its tensors claim {claimed:,}. Weights are never compressed so much"
+    )

@@ -73,16 +73,18 @@ def _zipped(path, file, build):
   found = {member.filename: member for member in archive.infolist()}
   roots = [name.removesuffix("data.pkl") for name in found if name.split("/")[1:] == ["data.pkl"]]
   if len(roots) != 1:
-    raise ConfigError(f"{path}: is a zip archive without a PyTorch model. If it contains a file of weights, unpack it")
+    raise ConfigError(
+      f"{path}: this is a zip archive without a PyTorch model. If it contains a file of weights, unpack it"
+    )
   root = roots[0]
   if f"{root}constants.pkl" in found:
-    raise ConfigError(f"{path}: is a program of TorchScript, which is not run. {clean(path)}")
+    raise ConfigError(f"{path}: this is a TorchScript program, and programs are not executed. {clean(path)}")
   members.check(path, archive, zipfile.ZIP_STORED)
   if (order := f"{root}byteorder") in found and archive.read(order) != b"little":
     raise ConfigError(f"{path}: its byte order is not supported. {clean(path)}")
   start, size = _place(file, found[f"{root}data.pkl"])
   if size > _PICKLE:
-    raise ConfigError(f"{path}: has a pickle of {size:,} bytes in addition to its tensors. Allowed: {_PICKLE:,}")
+    raise ConfigError(f"{path}: its pickle has {size:,} bytes in addition to the tensors. Allowed: at most {_PICKLE:,}")
   file.seek(start)
   loaded = pickles.load(file, build, torch_tensors.refer)
   prefix = f"{root}data/"
@@ -114,7 +116,7 @@ def _in_sequence(path, file, build):
   magic = pickles.load(file, build, storage)
   version = pickles.load(file, build, storage) if magic == _MAGIC else None
   if version != _VERSION:
-    raise ConfigError(f"{path}: is a pickle, but not one that torch.save wrote. {clean(path)}")
+    raise ConfigError(f"{path}: this is a pickle, but torch.save did not write it. {clean(path)}")
   system = pickles.load(file, build, storage)
   if isinstance(system, Mapping) and system.get("little_endian", True) is not True:
     raise ConfigError(f"{path}: its byte order is not supported. {clean(path)}")
@@ -125,7 +127,7 @@ def _in_sequence(path, file, build):
     count = int.from_bytes(file.read(8), "little", signed=True)
     known = storages[key].dtype
     if known is None or count < 0:
-      raise ConfigError(f"{path}: has values of a type that is not read. {clean(path)}")
+      raise ConfigError(f"{path}: the type of its values is not supported. {clean(path)}")
     starts[key] = position + 8, count * known.itemsize
     position = sum(starts[key])
     if position > end:

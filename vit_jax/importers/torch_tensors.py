@@ -71,7 +71,7 @@ class _Dense(NamedTuple):
 def clean(path: pathlib.Path) -> str:
   """Returns instructions for converting an unsupported file to a supported one."""
   return (
-    "Make a file of tensors alone, by a program in which you trust this file:\n"
+    "Save the tensors alone, with a program that may trust this file:\n"
     f'  checkpoint = torch.load("{path.name}", map_location="cpu")\n'
     '  torch.save(checkpoint["model"], "clean.pth")  # the state dict; of a module, checkpoint.state_dict()'
   )
@@ -136,7 +136,7 @@ def find(path: pathlib.Path, loaded: Any, starts: Mapping[str, tuple[int, int]])
   """
   if not isinstance(loaded, Mapping | Placeholder):
     kind = "tensor" if isinstance(loaded, _Dense) else type(loaded).__name__
-    raise ConfigError(f"{path}: contains a {kind}, not a state dict of tensors by name. {clean(path)}")
+    raise ConfigError(f"{path}: expected a state dict of tensors by name, got a {kind}. {clean(path)}")
   result: dict[str, Tensor] = {}
   for name, dense in _flattened(path, loaded):
     if name in result:
@@ -167,10 +167,10 @@ def _flattened(path, loaded) -> Iterator[tuple[str, _Dense]]:
           continue
         nodes += 1
         if nodes > _NODES:
-          raise ConfigError(f"{path}: holds more than {_NODES:,} tensors, dictionaries and lists")
+          raise ConfigError(f"{path}: the file contains more than {_NODES:,} tensors, dictionaries and lists")
     if not (levels := below):
       return
-  raise ConfigError(f"{path}: holds dictionaries and lists in more than {_DEPTH} levels. {clean(path)}")
+  raise ConfigError(f"{path}: its dictionaries and lists are nested in more than {_DEPTH} levels. {clean(path)}")
 
 
 def _children(value) -> Iterator[tuple[Any, Any]]:

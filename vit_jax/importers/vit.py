@@ -71,7 +71,7 @@ def fold_token(token: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def with_leading_zeros(table, count: int) -> Tensor:
-  """Returns a position table (1, N, D) with additional rows of zeros in front. It is read when its values are used.
+  """Returns a position table (1, N, D) with additional rows of zeros in front. The table is read lazily.
 
   Args:
     table: position table.
@@ -113,7 +113,7 @@ def position_of(table, tokens: int, registers: int, patch: int, hints: Mapping) 
 def published_as(hints: Mapping) -> tuple[str, Published] | None:
   """Returns the name of timm that a file states, and the published model of this name.
 
-  hints["name"] is the name of the file or of its architecture. It may end with another number of pixels. The sizes may
+  hints["name"] is the name of the file or of its architecture. It may end with another image size. The sizes may
   differ, because the JSON file of timm next to the weights may override any size.
   """
   return next(((name, modern.NAMES[name]) for name in _called(hints)), None)
@@ -125,7 +125,7 @@ def gelu_of(hints: Mapping) -> str:
 
 
 def _called(hints):
-  """Returns the published names that the name of a file may mean, most likely first. The pixels may differ."""
+  """Returns the published names that match the name of a file, the most likely first. The image size may differ."""
   name = str(hints.get("name", "")).removeprefix("timm/").partition(".")[0]
   bare = _without_size(name)
   alike = [other for other in modern.NAMES if bare in (other, _without_size(other))]

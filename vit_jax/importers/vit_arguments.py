@@ -44,7 +44,7 @@ def _size(description):
 
 
 def _sizes(description, bound):
-  """Returns (sizes of the model, patch, arguments that both classes have)."""
+  """Returns the sizes of the model, its patch size, and the arguments that both classes of timm accept."""
   shapes = layout.shapes(description)
   width, heads, _ = shapes["blocks/0/attention/query/kernel"]
   hidden, patch = shapes["blocks/0/mlp/up/kernel"][1], shapes["embedding/kernel"][0]

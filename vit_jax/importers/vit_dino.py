@@ -87,7 +87,7 @@ def _masked(name, bias, mask):
     whole = np.asarray(bias) if mask is None else np.where(np.asarray(mask) == 0, 0, np.asarray(bias))
     width = len(whole) // 3
     if mask is not None and (np.any(whole[width : 2 * width]) or not np.isin(np.asarray(mask), (0, 1)).all()):
-      raise ConfigError(f"{name}: its mask leaves keys a bias, or is not of zeros and ones; no model here has that")
+      raise ConfigError(f"{name}: expected a mask of zeros and ones that removes the bias of the keys")
     return whole
 
   return Tensor(bias.shape, bias.dtype, read)

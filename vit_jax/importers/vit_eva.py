@@ -53,7 +53,7 @@ def of_heads(theirs: str, ours: str, neighbours: bool) -> tuple[Row, ...]:
 def two(theirs: str, ours: str, names: tuple[str, str, str]) -> tuple[Row, ...]:
   """Returns the rows for a SwiGLU with a separate matrix for its gate.
 
-  The first two arguments are those of `layout.torch_linear`.
+  The first two arguments have the same meaning as in `layout.torch_linear`.
 
   Args:
     names: names of gate, up and down in the file.
@@ -126,7 +126,7 @@ def frequencies_apart(tensors: Tensors, name: str = "rope.freqs") -> Tensors:
   whole = tensors[name]
   first, layers, *rest = whole.shape
   if layers != count(r"blocks\.(\d+)\.", tensors):
-    raise ValueError(f"{name} is of {amount(layers, 'layer')}")
+    raise ValueError(f"{name} has {amount(layers, 'layer')}")
   once = []
 
   def layer(i):

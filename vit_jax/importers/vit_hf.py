@@ -98,7 +98,7 @@ def _is_deit(description: Description) -> bool:
 
 def _hf_finish(arrays: dict, description: Description) -> dict:
   if arrays.keys() & {"vit.pooler.dense.bias", "deit.pooler.dense.bias"} and "classifier.bias" in arrays:
-    raise ConfigError("layout 'hf' has no place for pre_logits before a head: its classifier reads the class token")
+    raise ConfigError("layout 'hf' cannot store pre_logits before a head: its classifier reads the class token")
   return arrays
 
 

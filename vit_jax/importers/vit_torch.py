@@ -130,9 +130,9 @@ def part(whole, shape: tuple[int, ...], take: slice | tuple) -> Tensor:
 
 
 def with_rows(tensors: Tensors, hints: Mapping) -> Tensors:
-  """Returns the tensors with the position table in the form that our description next to them requires.
+  """Returns the tensors with the position table of the model that this project described next to them.
 
-  The model of that description may have rows for more tokens.
+  The table of that model may have rows for additional tokens. They are added.
 
   Args:
     tensors: tensors by name.

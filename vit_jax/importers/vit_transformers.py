@@ -48,7 +48,7 @@ def apart(theirs: str, ours: str, names: tuple[str, str, str]) -> tuple[Row, ...
 
 
 def _block(theirs: str) -> tuple[Row, ...]:
-  """Returns the rows that both generations of DINO have."""
+  """Returns the rows that DINOv2 and DINOv3 have in common."""
   return (
     *torch_norm(f"{theirs}.norm1", "blocks/{l}/norm1"),
     *torch_norm(f"{theirs}.norm2", "blocks/{l}/norm2"),
@@ -151,7 +151,7 @@ def _without_none(tensors: Tensors) -> Tensors:
 
 
 def folded(tensors: Tensors, token: str, table: str, hints: Mapping) -> Tensors:
-  """Returns the tensors with the position table in the form that our description next to them requires.
+  """Returns the tensors with the position table of the model that this project described next to them.
 
   If the table of the described model has no row for the class token, the row of the file is added to the token.
 
