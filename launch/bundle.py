@@ -1,7 +1,7 @@
-"""The code of a run as one file, named by its SHA-256; and the recognition of secrets, which are refused.
+"""The code of a run as one file with its SHA-256 as name, and the detection of secrets, which are refused.
 
-A run is stored in its bucket, and everybody who may read the bucket reads its code, variables and arguments. Secrets
-belong to --secret, which names the place where a worker reads the value.
+A run is stored in its bucket. All readers of the bucket can read its code, variables and arguments. Secrets
+belong to --secret, which names the location from which a worker reads the value.
 """
 
 import collections
@@ -80,7 +80,7 @@ def make(folder: pathlib.Path) -> Bundle:
   for name, (mode, content) in files.items():
     if mode is not None and (_FILES.fullmatch(pathlib.PurePath(name).name) or _CONTENT.search(content)):
       raise LaunchError(
-        f"{name} looks like a key, and everybody who may read the bucket could read it. Name it in .gitignore (and if "
+        f"{name} looks like a key, and every reader of the bucket could read it. Add it to .gitignore (and if "
         f"it is tracked, run: git rm --cached {shlex.quote(name)}), and pass it to the workers by --secret"
       )
   content = _pack(files)
@@ -118,7 +118,7 @@ def _names(root, *flags):
 def _git(root, *words, allowed=(0,)):
   code, output, why = _call_git(root, *words)
   if code not in allowed:
-    raise LaunchError(f"git {words[0]} failed in {root}: {why}. Fix the repository, and start again")
+    raise LaunchError(f"git {words[0]} failed in {root}: {why}. Fix the repository, and run the command again")
   return output
 
 
@@ -157,7 +157,7 @@ def _size(root, name):
     return path.stat().st_size
   elif not path.exists():  # deleted, but git still lists it
     return None
-  what = "a link out of the repository" if path.is_symlink() else "another repository"
+  what = "a link to a path outside of the repository" if path.is_symlink() else "another repository"
   print(f"{name} is {what}, and is not sent to the workers", file=sys.stderr)
   return None
 
@@ -234,7 +234,7 @@ LENGTH, BITS, CHANGES, SEPARATORS = 24, 3.5, 0.3, 0.1
 
 
 def secret_variable(name: str, value: str) -> str:
-  """Returns which type of secret a variable seems to contain, or ""."""
+  """Returns the type of secret that a variable seems to contain, or ""."""
   words = name.upper().split("_")
   named = bool(_WORDS & {*words}) or any(re.fullmatch(rf".*{_ENDINGS}", word) for word in words)
   named = named or (bool(_SHORT_WORDS & {*words}) and not re.fullmatch(_SWITCH, value))
@@ -244,7 +244,7 @@ def secret_variable(name: str, value: str) -> str:
 
 
 def secret_value(value: str) -> str:
-  """Returns which type of secret a value seems to be, or ""."""
+  """Returns the type of secret that a value resembles, or ""."""
   kind = next((kind for kind, pattern in _VALUES if re.search(pattern, value)), "")
   return kind or RANDOM_KEY * is_random(value)
 

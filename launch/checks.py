@@ -49,14 +49,14 @@ def check(
 ) -> list[Finding]:
   """Returns findings about a run in the current directory, and prints each one as soon as it is known.
 
-  Cheap checks come first. A refusal ends the check before anything that takes longer: missing credentials end it at
-  once, and the step is compiled for a plan only without refusals. The cloud is not changed. Only Ctrl-C is raised.
+  Cheap checks come first. After a refusal, slower checks are skipped. For example, missing credentials
+  end the check at once, and the step is compiled only if nothing was refused. Nothing in the cloud is changed.
 
   Args:
     run: the run.
-    price: price per chip-hour; that of the run if None.
+    price: price per chip-hour, or None for the price of the run.
     host_rate: measured images per second of one host.
-    code: the bundle that would be sent; it is made if None.
+    code: the bundle to send, or None to create it.
   """
   found = []
 
@@ -98,29 +98,29 @@ def check(
 
 
 def refusal(found: Sequence[Finding]) -> int:
-  """Returns the exit code of the refusals among findings; 0 without refusals."""
+  """Returns the exit code of the refusals among findings, or 0 without refusals."""
   codes = {finding.code for finding in found if finding.refuses}
   return errors.USAGE if errors.USAGE in codes else max(codes, default=errors.DONE)
 
 
 def of_slice(run: Run) -> Iterator[Finding]:
-  """Yields whether the slice can be rented in the zones, and whether the slices work together."""
+  """Yields findings about a slice: it must be available in the zones, and several slices must be supported."""
   if run.backend not in CLOUDS:
     return
   slice_ = tpus.find(run.tpu)
   for zone in sorted({*run.zones} - {*slice_.kind.zones}):
     zones = ", ".join(slice_.kind.zones)
     text = (
-      f"--zone: no {slice_.generation} is known in {zone}, only in {zones}. If Google has it there by now, {_FORCE}"
+      f"--zone: no {slice_.generation} is known in {zone}, only in {zones}. If Google offers it there now, {_FORCE}"
     )
     yield Finding("refuse", text)
   # docs.cloud.google.com/tpu/docs/multislice-introduction: "v4 and later"; /tpu/docs/tpu-gke-multislice: "only supports
   # multi-host TPU slice node pools", "does not support TPU v3".
   if run.slices > 1 and slice_.generation in ("v2", "v3"):
-    text = f"--slices: {run.slices}; slices work together from v4 on, not of {run.tpu}. Use a larger slice"
+    text = f"--slices: {run.slices}; {run.tpu} does not support several slices, v4 and later do. Use a larger slice"
     yield Finding("refuse", text)
   elif run.slices > 1 and run.backend == "gke" and slice_.hosts == 1:
-    text = f"--slices: {run.slices}; on GKE slices of several hosts work together, and {run.tpu} is one host"
+    text = f"--slices: {run.slices}; on GKE, several slices must have several hosts each, but {run.tpu} has one host"
     yield Finding("refuse", f"{text}. Use a larger slice, or --backend=qr")
   where = f", in {', '.join(run.zones)}" if run.zones else ""
   machines = f"{f'{run.slices} x ' * (run.slices > 1)}{run.tpu}, {amount(slice_.chips, 'chip')}"
@@ -158,37 +158,35 @@ def of_files(run: Run, root: pathlib.Path, names: Sequence[str]) -> Iterator[Fin
   for flag in _FILES:
     path = flag_value(run.args, flag)
     if path and path != "none" and not path.startswith("gs://") and not workers_have(run, path, names):
-      text = (
-        f"{flag}: {path} is on this machine, out of reach of the workers. Copy it to a bucket, and use its gs:// path"
-      )
+      text = f"{flag}: {path} is on this machine, not on the workers. Copy it to a bucket, and use its gs:// path"
       yield Finding("refuse", text)
 
 
 def of_data(run: Run, folder: str, names: Sequence[str]) -> Iterator[Finding]:
-  """Yields a refusal if the images are not where workers reach them."""
+  """Yields a refusal if workers cannot reach the images."""
   reached = folder.startswith("gs://") or (folder and workers_have(run, folder, names))
   if run.backend in CLOUDS and not reached:
-    where = f"{folder} is on this machine" if folder else "the config has no directory"
+    where = f"{folder} is on this machine" if folder else "the config does not name a directory"
     remedy = "Copy the images once, as python -m vit_jax.prepare NAME --data_dir=gs://BUCKET/data does, and add "
     yield Finding(
-      "refuse", f"data: {where}, and the disks of the workers are empty. {remedy}--config.data.path=gs://BUCKET/data"
+      "refuse", f"data: {where}, but the disks of the workers are empty. {remedy}--config.data.path=gs://BUCKET/data"
     )
 
 
 def of_bucket(run: Run, flag: str, path: str) -> list[Finding]:
-  """Returns whether a bucket exists, can be reached, and is in the region of the machines.
+  """Returns findings about a bucket: it must exist, be reachable, and be in the region of the machines.
 
   Args:
     run: the run that uses it.
     flag: "--workdir", for which another region is refused, or "data", for which it is a warning.
-    path: in the bucket. A path on a disk has no findings.
+    path: path of the files. A path on a disk gives no findings.
   """
   kind = "refuse" if flag == "--workdir" else "warn"
   return find(flag, lambda: of_region(run, path, Bucket(path).location(), kind)) if path.startswith("gs://") else []
 
 
 def of_region(run: Run, path: str, location: str, kind: str) -> Finding:
-  """Returns whether a bucket in `location` is in the region of the zones. Other regions are slow and cost traffic."""
+  """Returns a finding about a bucket in `location`. Access from another region is slow and costs money."""
   where = f"{bucket_of(path)} is in "
   context = re.fullmatch(rf"gke_[^_]+_({_REGION})(-[a-z])?_.+", run.cluster)
   regions = {zone.rpartition("-")[0] for zone in run.zones} | ({context[1]} if context else set())
@@ -243,7 +241,7 @@ def judge_plan(run: Run, plan: dict) -> Iterator[Finding]:
 
 
 def read_config(run: Run, root: pathlib.Path) -> tuple[str | None, list[Finding]]:
-  """Returns (the place of the images by the config or a flag, findings).
+  """Returns (the path of the images from the config or a flag, findings).
 
   The place is "" if the config does not name it, and None if it is not known.
   """
@@ -253,7 +251,7 @@ def read_config(run: Run, root: pathlib.Path) -> tuple[str | None, list[Finding]
   if not flag_value(run.args, "--config"):
     return path, [Finding("refuse", f"--config: missing; {PLANNED} needs one, as --config=configs/digits.py")]
   if missing := _missing(NEEDED[:-1]):
-    return path, [Finding("warn", f"the config is not read, because {missing}")]
+    return path, [Finding("warn", f"the config cannot be read, because {missing}")]
   places = []
   found = find("config", _read_config, run, root, places)
   return (places[0] if places else path), found
@@ -269,7 +267,7 @@ def _read_config(run, root, places):
 
 
 def plan(run: Run, root: pathlib.Path, price: float, host_rate: float | None) -> list[Finding]:
-  """Returns findings of a plan, for which the step is compiled for the slice."""
+  """Compiles the step for the slice, and returns findings of the plan."""
   if run.module != PLANNED or run.backend not in CLOUDS:
     why = (
       f"{run.module} is another module" if run.module != PLANNED else f"--backend={run.backend} uses existing devices"
@@ -291,7 +289,7 @@ def _plan(run, root, price, host_rate):
 
 
 def _missing(names):
-  """Returns the packages that this Python lacks, and how to install them, or ""."""
+  """Returns a message with missing Python packages and the command that installs them, or ""."""
   missing = [name for name in names if importlib.util.find_spec(name) is None]
   return f"this Python lacks {', '.join(missing)}: pip install -e '.[tpu]'" if missing else ""
 

@@ -46,7 +46,7 @@ def opened(name: str, workdir: str = "") -> EventLog:
 
 
 def placed(run: Run) -> Run:
-  """Returns the run with the cluster that kubectl uses by default, which may change later."""
+  """Returns the run with the current default cluster of kubectl, because the default may change later."""
   if run.backend == "gke" and not run.cluster:
     return spec.checked(dataclasses.replace(run, cluster=gke.context()))
   return run
@@ -81,17 +81,17 @@ def run(args, run: Run) -> int:
 
 
 def _check_name(run, event_log, engine_):
-  """Raises LaunchError if machines of this name exist that the new attempts would not see."""
+  """Raises LaunchError if machines of this name exist that the new attempts could not detect."""
   remaining = event_log.remaining()
   differing = [key for key in PLACE if remaining and getattr(run, key) != getattr(event_log.run, key)]
   if differing:
     raise LaunchError(
-      f"{_names(run, remaining)} may still be there, with another {differing[0]} "
+      f"{_names(run, remaining)} may still exist with another {differing[0]} "
       f"({getattr(event_log.run, differing[0])!r}). python -m launch down {run.name} deletes it"
     )
   resources, troubles = engine_.inventory(run.zones)
   for location, why in troubles.items():
-    say(f"{location} could not be asked for machines of {run.name}: {why}")
+    say(f"{location} did not report the machines of {run.name}: {why}")
   for resource in resources:
     if resource.run == run.name and resource.owner == run.owner and resource.attempt not in remaining:
       raise LaunchError(
@@ -102,7 +102,7 @@ def _check_name(run, event_log, engine_):
 
 
 def confirmed(event_log: EventLog, yes: bool = False) -> EventLog:
-  """Returns an event log that this machine may execute. The user confirms a run that only its directory describes.
+  """Returns an event log of a run that this machine may execute. Without a local copy, the user must confirm the run.
 
   Otherwise everybody who may write to the bucket could choose what this machine runs.
 
@@ -133,7 +133,7 @@ def _row_text(value):
 
 
 def _asks(question):
-  """Returns whether a user at the terminal answers a question with y."""
+  """Returns True if a user at the terminal answers a question with y."""
   return sys.stdin.isatty() and input(f"{question} [y/N] ").strip().lower() == "y"
 
 
@@ -168,7 +168,7 @@ def restart(args) -> int:
       watch = stack.enter_context(Watch(run, event_log))
     except Held as error:  # the other watcher sees the order
       files.give(order)
-      say(f"{run.name}: ordered; it is watched by {error.holder}")
+      say(f"{run.name}: ordered. The run is watched by {error.holder}")
       return errors.DONE
     if kept:
       watch.resume(order.try_)
@@ -223,7 +223,7 @@ def down(args) -> int:
 
   def renew():
     if not silent and not lease.renew():
-      raise UnknownError("the run's directory gives no answer, and another process may have taken over")
+      raise UnknownError("the run's directory does not answer, and another process may have taken over")
 
   def wait(seconds):
     if not silent:
@@ -255,7 +255,7 @@ def down(args) -> int:
 
 
 def _last_state(event_log):
-  """Returns the state of an event log, or None with a message if its last line is of another version."""
+  """Returns the state of an event log. If another version wrote the last line, prints a message and returns None."""
   try:
     return event_log.state
   except LaunchError as error:
@@ -264,7 +264,7 @@ def _last_state(event_log):
 
 
 def _record_end(event_log, last, was_open, remaining, clean):
-  """Records the end of a run. An earlier end stays, unless it was a detached or unconfirmed one."""
+  """Records the end of a run. Keeps an earlier end, unless it was detached or unconfirmed."""
   code, text = 0, "deleted by down"
   if last and last.end and not was_open and last.end[0] not in (errors.DETACHED, errors.BILLING):
     code, text = last.end
@@ -275,8 +275,8 @@ def _record_end(event_log, last, was_open, remaining, clean):
 
 
 def _refuse_down(engine_, run, attempts, why):
-  """Lists the machines of a run with a silent directory. Another watcher may use them."""
-  say(f"{run.name}: its directory gives no answer ({why}), so another process may be watching it. Nothing is deleted")
+  """Lists the machines of a run whose directory does not answer. Another watcher may use them."""
+  say(f"{run.name}: its directory does not answer ({why}), so another process may be watching it. Nothing is deleted")
   for attempt in attempts:
     say(removal.advise(engine_, run, attempt))
   say(f"python -m launch down {run.name} --force deletes them anyway")
@@ -284,15 +284,15 @@ def _refuse_down(engine_, run, attempts, why):
 
 
 def _find_attempts(engine_, run, event_log):
-  """Returns the attempts that may exist, by the event log and by the cloud."""
+  """Returns the attempts that may exist according to the event log and the cloud."""
   found, troubles = removal.list_machines(engine_, run)
   for location, why in troubles.items():
-    say(f"{location} could not be asked ({why}); the attempts of the event log are deleted anyway")
+    say(f"{location} did not answer ({why}); the attempts of the event log are deleted anyway")
   return sorted({*event_log.remaining(), *(each.attempt for each in found)})
 
 
 def _watch_to_end(watch, run):
-  """Watches to the end. An interruption has the effect of a kill, and prints what continues."""
+  """Watches the run to its end. Ctrl-C ends only the watcher, and prints which machines continue."""
   ended = False
   try:
     code = watch.to_end()
@@ -323,7 +323,7 @@ def interrupted(words: list[str]) -> int:
 
 
 def _print_continuing(run):
-  """Prints what continues without this process, and how to end it."""
+  """Prints which machines continue without this process, and the commands that end them."""
   try:
     event_log = EventLog(run.name)
     names = _names(run, event_log.remaining()) or f"{run.name}, which has no machines now,"
@@ -345,7 +345,7 @@ def _detach(run):
 
 
 def _explain_end(event_log):
-  """Returns how a run ended, and what the user can do."""
+  """Returns a message about the end of a run, with the next commands."""
   run, state = event_log.run, event_log.state
   text = f"{run.name} has ended ({(state.end or ('', 'it was never started'))[1]})"
   if state.kept:

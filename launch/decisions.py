@@ -1,9 +1,10 @@
-"""The decision about a run: a pure function of its state, of what is observed and of the time.
+"""The decision about a run: a pure function of its state, the observations and the time.
 
 An attempt is a set of machines with its own name. A try is one start of the program on these machines. Two attempts
-never live at once: the next one is created only after the previous one was seen absent, or was in deletion for longer
-than `limits.delete`. In the second case the old attempt is named at the end of the run. Losing machines costs only a
-pause. Tries that fail use up a budget. A try that continues from a later checkpoint restores the budget.
+never exist at the same time. The next attempt is created after the previous attempt is absent, or after its deletion
+has taken longer than `limits.delete`. In the second case, a message names the old attempt at the end of the run. Losing
+machines costs only a pause. Tries that fail use up a budget. A try that continues from a later checkpoint restores the
+budget.
 """
 
 from dataclasses import replace
@@ -67,20 +68,20 @@ def _correct_times(run, state, now):
 
 
 def _time_left(run, state):
-  """Returns the seconds of machine time that the earlier attempts have left."""
+  """Returns the remaining seconds of machine time after earlier attempts."""
   return max(0.0, run.seconds - state.used)
 
 
 def _longest_life(run, state):
-  """Returns the seconds from a request to the latest end of its machines: in the queue, until ready, and at work."""
+  """Returns the longest time from a request to the end of its machines, in seconds: queue, start and work."""
   return run.limits.queue + run.limits.provision + run.limits.start + _time_left(run, state)
 
 
 def _drop_contradicted(run, state, observation):
-  """Drops an answer of the cloud that other answers contradict.
+  """Ignores an answer of the cloud that contradicts other answers.
 
-  "Absent" may be older than the answer to the request. Reports of all workers outweigh the health of the machines: as
-  long as every program runs, a cloud that calls the machines ill, lost or gone is not believed.
+  The answer "absent" may be older than the answer to the request. Reports of all workers have priority over the state
+  of the machines. While every program runs, the states repairing, lost and absent are ignored.
   """
   look = observation.look
   if not look or look.state == states.READY:
@@ -96,21 +97,21 @@ def _drop_contradicted(run, state, observation):
 
 
 def all_running(run: Run, observation: Observation) -> bool:
-  """Returns whether every worker has recently reported that its program runs."""
+  """Returns True if every worker has recently reported that its program runs."""
   limit = errors.SIGNS * run.limits.beat
   ages = [age for report, age in (observation.reports or {}).values() if report.phase == mailbox.RUNNING]
   return len(ages) == run.workers and all(age <= limit for age in ages)
 
 
 def _is_past(state, observation, grace=0.0):
-  """Returns whether the attempt has expired, by the service's time and by the latest clock that answers."""
+  """Returns True if the attempt has expired according to the service's time and the latest available clock."""
   others = [report.clock + age for report, age in (observation.reports or {}).values() if report.clock]
   others += [observation.clock] * bool(observation.clock)
   return min(observation.now, max(others, default=observation.now)) >= state.expires + grace
 
 
 def _record_progress(run, state, observation):
-  """Records the step from which a try starts. A later step than before proves a new checkpoint: the budget is full."""
+  """Records the step from which a try starts. A later step proves a new checkpoint, which restores the budget."""
   reports = [report for report, _ in (observation.reports or {}).values()]
   latest = max((report.try_ for report in reports), default=0)
   if run.restarts_itself and latest > state.try_:
@@ -134,7 +135,7 @@ def _start_attempt(run, state, observation):
   if run.seconds <= state.used and not state.end:
     by_cost = run.seconds < run.max_hours * 3600
     limit = f"--max-cost={run.max_cost:g} is" if by_cost else f"--max-hours={run.max_hours:g} are"
-    text = f"{limit} used up; with a higher limit the run continues"
+    text = f"{limit} used up. Set a higher limit to continue the run"
     state = replace(state, end=(errors.GAVE_UP, text))
   if state.end:
     return replace(state, stage=OVER), []
@@ -258,7 +259,7 @@ def _decide_by_look(run, state, observation):
 
 
 def _check_workers(run, state, observation):
-  """Checks that the workers of machines that are ready report, install and start in time."""
+  """Checks that workers report, install packages and start in time after their machines are ready."""
   now, limits = observation.now, run.limits
   if not state.ready:
     state = replace(state, ready=now, starting=now, zone=0)
@@ -292,7 +293,7 @@ def _note(event, text="", tail=""):
 
 
 def _end(run, state, observation, event, code, text, tail="", summary="", keep=False):
-  """Ends the run. The machines of the attempt are deleted before, or kept."""
+  """Ends the run, after deleting the machines of the attempt unless they are kept."""
   state, note = replace(state, end=(code, summary or text)), _note(event, text, tail)
   if keep:
     return replace(state, stage=OVER, unverified=(*state.unverified, state.attempt), kept=True), [note]
@@ -307,7 +308,7 @@ def _delete(run, state, observation, note):
 
 
 def _replace_machines(run, state, observation, event, text, tail="", lost=1):
-  """Deletes the attempt. The next one follows after a pause, which doubles with each loss or failure."""
+  """Deletes the attempt. The next attempt follows after a pause that doubles with each loss or failure."""
   if observation.order and observation.order.stop:
     summary = f"stopped on request; {text}"
     return _end(run, state, observation, event, errors.DETACHED, text, tail, summary)

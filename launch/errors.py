@@ -1,8 +1,8 @@
 """Exit codes and errors of `launch`, its assumptions about each external answer, and the lines that it prints.
 
-Every call that leaves this process goes through `boundary`. An unexpected outcome becomes UnknownError: no conclusion
-is drawn from it, and machines that may cost stay named. The table of docs/concepts/launcher.md is printed by
-`python -m launch.errors`.
+Every call that leaves this process goes through `boundary`. An unexpected outcome becomes UnknownError. No conclusion
+is drawn from such an error, and messages still name the machines that may be billed. The table of
+docs/concepts/launcher.md is printed by `python -m launch.errors`.
 """
 
 import concurrent.futures
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 DONE = 0
 BUG = 1
 USAGE = 2
-UNKNOWN = 3  # `ls` and `gc`: a zone gave no answer
+UNKNOWN = 3  # `ls` and `gc`: a zone did not answer
 NO_CAPACITY = 10
 DENIED = 11
 GAVE_UP = 12
@@ -36,7 +36,7 @@ INTERRUPTED = 130
 EXITS = {
   DONE: ("the run is complete, and its machines are deleted", "nothing"),
   USAGE: ("a mistake in the command or in the config of the run", "follow the message"),
-  UNKNOWN: ("`ls`, `gc`: a zone or cluster did not answer, and may not be empty", "follow the message, or try again"),
+  UNKNOWN: ("`ls`, `gc`: a zone or cluster did not answer", "follow the message, or try again"),
   NO_CAPACITY: ("no capacity within --queue-timeout; no machine is billed",
     "use other --zones, another --tpu, or try later"),
   DENIED: ("quota, permissions or credentials are missing", "follow the message; `python -m launch gc` frees quota"),
@@ -66,7 +66,7 @@ class QuotaError(LaunchError):
 
 
 class UnknownError(Exception):
-  """The cloud, a bucket or a host gave no usable answer, so that the last known state holds."""
+  """The cloud, a bucket or a host gave no usable answer, so the last known state remains valid."""
 
 
 class Screen:
@@ -85,7 +85,7 @@ class Screen:
 
 
 def printable(text: str) -> str:
-  """Returns the text with "�" for characters that move a cursor, change colours, or have no encoding."""
+  """Replaces characters that move a cursor, change colours or have no encoding by "�"."""
   return text if text.isprintable() else "".join(c if c.isprintable() or c in "\t\n" else "�" for c in text)
 
 
@@ -109,7 +109,7 @@ def say(text: str) -> None:
 
 
 def catch_interruptions() -> None:
-  """Makes SIGTERM and SIGHUP end this process as Ctrl-C does, with a line that names what continues."""
+  """Makes SIGTERM and SIGHUP end this process like Ctrl-C, with a line about the machines that continue."""
   for number in (signal.SIGTERM, signal.SIGHUP):
     # nohup ignores SIGHUP. SIGTERM is a request also if the caller ignored it, as some containers do.
     if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
@@ -117,7 +117,7 @@ def catch_interruptions() -> None:
 
 
 def ignore_interruptions() -> None:
-  """Lets this process finish its last lines."""
+  """Ignores further interruptions, so that this process can print its last lines."""
   for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     with contextlib.suppress(ValueError):  # not in the main thread
       signal.signal(number, signal.SIG_IGN)
@@ -287,7 +287,7 @@ def call(
     missing: the exit code of `launch` if the program is not installed.
 
   Raises:
-    UnknownError: the program gave no answer in time, or cannot run now.
+    UnknownError: the program did not answer in time, or cannot run now.
     LaunchError: the program is not installed.
   """
   streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
@@ -344,7 +344,7 @@ def parse_json(text: bytes, place: str) -> object:
 
 
 class Guarded:
-  """Puts all methods of an object, such as an engine, behind the boundary."""
+  """A wrapper of an object, such as an engine. Unexpected exceptions of its methods become UnknownError."""
 
   def __init__(self, inner: object, place: str):
     self._inner, self._place = inner, place
@@ -355,7 +355,7 @@ class Guarded:
 
 
 def guarded(place: str, protocol: tuple = ()) -> Callable:
-  """Returns a decorator that puts a function behind the boundary."""
+  """Returns a decorator with which unexpected exceptions of a function become UnknownError."""
 
   def decorate(function: Callable) -> Callable:
     @functools.wraps(function)

@@ -45,7 +45,7 @@ class EventLog:
   """The event log of one run.
 
   `events` are dictionaries with time (seconds since the epoch), event, attempt, try, state and other values. `silent`
-  is the reason why the run's directory gave no answer, or "".
+  is the reason why the run's directory did not answer, or "".
   """
 
   def __init__(self, name: str, storage=None):
@@ -73,7 +73,7 @@ class EventLog:
       if not self.events:
         raise
       self.silent = str(error)
-      _warn(f"the run's directory gives no answer, so the event log of this machine is used: {error}")
+      _warn(f"the run's directory does not answer, so the event log of this machine is used: {error}")
     self._copied -= copy.age if copy else 0.0  # by the directory's clock, because a laptop's clock may be wrong
     found = parsed(copy.content) if copy else []
     if not self._belongs_to_ended_run(found) and len(found) > len(self.events):
@@ -116,7 +116,7 @@ class EventLog:
     self._try_save(found)
 
   def _find_accepted_requests(self):
-    """Finds recent requests of other processes that have not yet led to visible machines."""
+    """Finds recent requests of other processes whose machines are not visible yet."""
     unseen = {*self.remaining()} - {event["attempt"] for event in self.events if event["state"].get("seen")}
     for event in reversed(self.events):
       if event["event"] == "created" and event["attempt"] in unseen:
@@ -141,7 +141,7 @@ class EventLog:
 
   @property
   def run(self) -> spec.Run:
-    """Returns the newest run, as this machine's own file describes it. Raises LaunchError if it does not exist."""
+    """Returns the newest run from the event log of this machine. Raises LaunchError if it does not exist."""
     if not (run := _run(self._own) or _run(self.events)):
       name = self._path.stem
       if trials := [each for each in names() if re.fullmatch(rf"{name}-[tf]\d+", each)]:
@@ -151,7 +151,7 @@ class EventLog:
 
   @property
   def code(self) -> str:
-    """Returns the SHA-256 of the code of the run, as this machine's own file names it, or ""."""
+    """Returns the SHA-256 of the run's code from the event log of this machine, or ""."""
     return (_description(self._own) or _description(self.events) or ("", ""))[1]
 
   @property
@@ -177,15 +177,15 @@ class EventLog:
     return sorted({event["attempt"] for event in self.events if event["event"] == "intent"})
 
   def remaining(self) -> list[int]:
-    """Returns the attempts that were requested, and not seen to be gone."""
+    """Returns the attempts that were requested and whose deletion is not confirmed."""
     return _remaining(self.events)
 
   # Writing.
 
   def append(self, event: str, state: State, **facts) -> None:
-    """Writes an event to the disk, and copies it. A copy that fails is reported, and made with the next event.
+    """Writes an event to the disk, and copies it. If the copy fails, it is reported and repeated with the next event.
 
-    "intent" is written and copied before each request: a process that ends the run elsewhere must know the attempt.
+    "intent" is written and copied before each request, so that a process on another machine can delete the attempt.
 
     Raises:
       LaunchError, UnknownError: an "intent" could not be written or copied.
@@ -278,15 +278,15 @@ class EventLog:
       self.record_appearance(attempt)
 
   def is_unanswered(self, attempt: int) -> bool:
-    """Returns whether a request of this process for an attempt had no answer."""
+    """Returns True if a request of this process for an attempt was not answered."""
     return (attempt, OWN) in self._requests
 
   def record_appearance(self, attempt: int) -> None:
-    """Records that an attempt was seen, after which "not found" is believed."""
+    """Records that an attempt was seen. From then on, the answer "not found" is accepted."""
     self._requests.pop((attempt, ACCEPTED), None)
 
   def settling(self, attempt: int | None = None) -> float:
-    """Returns the seconds for which a request may still create machines; 0 if all requests are settled.
+    """Returns the seconds for which a request may still create machines, or 0 if no request can take effect.
 
     Args:
       attempt: the attempt of the request, or None for all attempts.
@@ -302,7 +302,7 @@ class EventLog:
     return max(0.0, max(ends, default=0.0) - time.monotonic())
 
   def settle(self) -> bool:
-    """Records the attempts of which no request can take effect any more. Returns whether there are new ones."""
+    """Records attempts whose unanswered requests can no longer take effect. Returns True if there are new ones."""
     unanswered = {attempt for attempt, kind in self._requests if kind != ACCEPTED}
     settled = sorted(attempt for attempt in unanswered if not self.settling(attempt))
     for attempt in settled:
@@ -319,9 +319,9 @@ class EventLog:
 
 
 def proof(run: spec.Run) -> str:
-  """Returns the digest that a worker on a trusted machine must find in the directory of a run, which others may change.
+  """Returns the digest that a worker on a trusted machine requires, because others may change the run's directory.
 
-  Returns "" if no file of this machine names the code of the run.
+  Returns "" if this machine has no event log with the code of the run.
   """
   with contextlib.suppress(UnknownError, LaunchError):
     if code := EventLog(run.name).code:
@@ -356,7 +356,7 @@ def _remaining(events):
 
 
 def _unsettled(events):
-  """Returns the attempts with an unanswered request, also of an earlier watcher that did not wait for it."""
+  """Returns the attempts with an unanswered request, including requests of an earlier watcher."""
   own, earlier = set(), set()
   for event in events:
     kind, attempt = event["event"], event["attempt"]

@@ -1,7 +1,7 @@
 """The executor of an attempt on one worker: it installs, runs the program of each try, obeys orders and reports.
 
-A separate thread exchanges reports, orders and the log with the directory of the run, because a bucket may hang and a
-worker must not.
+A separate thread exchanges reports, orders and the log with the directory of the run, so that a slow
+bucket does not block the worker.
 """
 
 import contextlib
@@ -320,7 +320,7 @@ class Executor:
     return errors.BUG if self.engine == "gke" and code in manifests.FREE and not self._any_asked(try_) else code
 
   def _any_asked(self, try_):
-    """Returns whether the program of any worker was asked to stop, which ends all programs. Unknown counts as True."""
+    """Returns True if the program of any worker was asked to stop, or if this is unknown. All programs then end."""
     try:
       reports = self.mailbox.reports(self.run.workers).values()
     except (UnknownError, LaunchError):

@@ -22,7 +22,7 @@ docs/guides/tpu-vms.md leads from an empty project to a run. --help after a verb
 VERBS = {
   "run": "check, start and watch a run; the same command continues a run that has ended",
   "check": "report what prevents a run: credentials, project, code, config, memory, input, bucket, hours and cost",
-  "ls": "list all machines with our labels, and the runs of this machine that have not ended",
+  "ls": "list all machines with our labels, and the unfinished runs of this machine",
   "status": "show attempts, workers and progress of a run",
   "logs": "show the output of the programs of a run",
   "stop": "let the programs save and exit, and keep the machines",
@@ -39,7 +39,7 @@ SPECIFIED = ("run", "check", "render", "sweep")  # verbs that take the flags of 
 _CAPACITIES = {
   "spot": "may be preempted at any time, and costs least; the default",
   "reserved": "from a reservation of the project",
-  "on-demand": "kept until it is deleted",
+  "on-demand": "not preempted, kept until it is deleted",
   "flex-start": "waits in a queue, then is kept for up to a week",
 }
 _LONGEST = 2**23  # bytes of a file of --spec, whose arguments may have 2**20
@@ -93,7 +93,7 @@ def _unknown(verb, word, flags, words, command):
     if not takes or command:
       return f"{verb}: {word!r} is not expected. See python -m launch {verb} --help"
     right = shlex.join(["python", "-m", "launch", *words[:at]]), shlex.join(words[at:])
-    return f"{verb}: {word!r} is a program, and programs follow --. Write\n  {right[0]} -- {right[1]}"
+    return f"{verb}: {word!r} is a program, and must follow --. Write\n  {right[0]} -- {right[1]}"
   flag = word.partition("=")[0]
   near = difflib.get_close_matches(flag, flags, 1, 0.6)
   behind = "; flags of the program go after --" if takes else ""
@@ -107,7 +107,7 @@ def run_of(args: argparse.Namespace, command: Sequence[str]) -> spec.Run:
   if not args.backend:
     raise LaunchError(f"--backend: missing; allowed: {', '.join(spec.BACKENDS)}")
   if not command:
-    raise LaunchError(f"{args.verb}: nothing to run. Write -- vit_jax.train --config=… --workdir=… after the flags")
+    raise LaunchError(f"{args.verb}: no program to run. Write -- vit_jax.train --config=… --workdir=… after the flags")
   module, *words = command
   if args.backend == "local":
     words, args.workdir = _with_absolute_workdir(words), _absolute(args.workdir)
@@ -157,18 +157,18 @@ def _written(args, command):
       raise LaunchError(f"--spec: {args.spec} has more than {_LONGEST:,} bytes, and is not a run")
     run = spec.loads(content.decode())
   except (OSError, UnicodeDecodeError) as error:
-    why = error.strerror if isinstance(error, OSError) else "it is not a text"
+    why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
     raise LaunchError(f"--spec: {args.spec} cannot be read: {why}") from None
   if status.st_uid != os.getuid() or status.st_mode & 0o077:
     mine = "" if status.st_uid == os.getuid() else "copy it, and "
     raise LaunchError(
-      f"--spec: {args.spec} must be yours, and others may not read or change it. Fix: {mine}chmod 600 it"
+      f"--spec: {args.spec} must belong to you, and other users must not read or change it. Fix: {mine}chmod 600 FILE"
     )
   fields = {field.name for field in dataclasses.fields(spec.Run)} - {"name"}
   others = [spec.flag(key) for key in fields if getattr(args, key, None)]
   if command or args.name != run.name or others or args.limit or args.queue_timeout:
     raise LaunchError(
-      f"--spec: {args.spec} describes the whole run {run.name}. Write run {run.name} --spec=…, without other flags"
+      f"--spec: {args.spec} describes the complete run {run.name}. Write run {run.name} --spec=…, without other flags"
     )
   if (workdir := spec.flag_value(run.args, "--workdir")) and workdir != run.workdir:
     raise LaunchError(f"--spec: {args.spec} has the workdir {run.workdir!r}, and --workdir={workdir} among its "
@@ -180,7 +180,7 @@ def _written(args, command):
 def _refuse_secrets(backend, env, args):
   """Raises a LaunchError for a variable or an argument that looks like a secret: the bucket contains both."""
   there = "k8s:NAME/KEY" if backend == "gke" else "file:/path/on/the/worker"
-  remedy = "and everybody who may read the bucket could read it. Store it, and name the place"
+  remedy = "and every reader of the bucket could read it. Store it, and name its location"
   for key, value in env.items():
     if kind := bundle.secret_variable(key, value):
       raise LaunchError(
@@ -212,13 +212,13 @@ def _run_flags(parser):
   add("--queue-timeout", help="longest wait for capacity; 6h")
   add("--max-hours", type=float, help="hours of machine time, all attempts together; 24 in a cloud")
   add("--price", type=float, help="price per chip-hour, in any currency")
-  add("--max-cost", type=float, help="the most that all attempts together may cost; needs --price")
+  add("--max-cost", type=float, help="highest cost of all attempts together; needs --price")
   add("--max-failures", type=int, help="attempts without a new checkpoint before the run ends; 3")
   add("--runtime-version", help="software version of the TPU VM; by default the usual one of the slice")
   add("--network", help="network of the machines")
   add("--subnetwork", help="subnetwork of the machines")
   add("--service-account", help="account of the machines; on GKE a Kubernetes account")
-  add("--internal-ips", action="store_true", default=None, help="no external addresses; needs Cloud NAT")
+  add("--internal-ips", action="store_true", default=None, help="machines without external addresses; needs Cloud NAT")
   add("--hosts", type=_commas, help="hosts of --backend=hosts, as for ssh, separated by commas")
   add("--processes", type=int, help="number of processes of --backend=local; 1")
   add("--image", help="image of --backend=gke, by its digest, with Python and all packages")
@@ -238,7 +238,7 @@ def _run_flags(parser):
 
 def _flags_of_run(parser):
   add = parser.add_argument
-  add("--spec", metavar="FILE", help="read the run from a launch/spec.json instead of flags")
+  add("--spec", metavar="FILE", help="read the run from a file such as launch/spec.json instead of flags")
   add("--detach", action="store_true", help="watch from a process in the background")
   add("--dry-run", action="store_true", help="print all commands, and execute none")
   add("--force", action="store_true", help="start a run that check refuses")
@@ -273,8 +273,8 @@ def _of_gc_and_ls(parser):
 def _of_gc(parser):
   _of_gc_and_ls(parser)
   parser.add_argument("--yes", action="store_true", help="delete them")
-  parser.add_argument("--force", action="store_true", help="also machines whose run's directory gives no answer")
-  parser.add_argument("--older-than", help="only machines of at least this age, such as 2h")
+  parser.add_argument("--force", action="store_true", help="also machines whose run's directory does not answer")
+  parser.add_argument("--older-than", help="only machines that are at least this old, such as 2h")
 
 
 def _of_status(parser):
@@ -292,12 +292,12 @@ def _of_logs(parser):
 
 def _flags_of_down(parser):
   parser.add_argument("--yes", action="store_true", help="do not ask")
-  parser.add_argument("--force", action="store_true", help="delete even if the run's directory gives no answer")
+  parser.add_argument("--force", action="store_true", help="delete even if the run's directory does not answer")
 
 
 def _flags_of_adopt(parser):
   parser.add_argument("--force", action="store_true", help="also from one who seems to watch")
-  parser.add_argument("--yes", action="store_true", help="trust the run that the bucket describes; do not ask")
+  parser.add_argument("--yes", action="store_true", help="accept the run that the bucket describes without a question")
 
 
 def _of_ssh(parser):

@@ -74,7 +74,7 @@ def command(*words: str, alpha: bool = False, **flags: object) -> list[str]:
   Args:
     words: a group, a verb and a name.
     alpha: whether the command needs gcloud alpha.
-    flags: `node_id="a"` becomes --node-id=a, and True the flag alone. None, False and "" are left out.
+    flags: `node_id="a"` becomes --node-id=a. True gives a flag without a value. None, False and "" are omitted.
   """
   given = {f"--{name.replace('_', '-')}": value for name, value in flags.items() if value not in (None, False, "")}
   options = [flag if value is True else f"{flag}={value}" for flag, value in given.items()]
@@ -167,7 +167,7 @@ def failure(code: int, text: str) -> Exception:
 
 
 def _refusal(status: str, message: str) -> Exception | None:
-  """Returns the exception for the status and message of a request, now or later, or None for other messages."""
+  """Returns the exception for the status and message of a refused request, or None for other messages."""
   said = _shorten(f"{status}: {message}" if status else message)
   if re.search(_CAPACITY, message):
     return LaunchError(f"no capacity: {said}", NO_CAPACITY)
@@ -181,7 +181,8 @@ def _refusal(status: str, message: str) -> Exception | None:
 
 
 def failed(error: dict) -> tuple[int, str]:
-  """Returns (exit code, reason) of a queued resource in FAILED, from its failedData.error: a google.rpc.Status."""
+  """Returns (exit code, reason) of a queued resource in the state FAILED, from failedData.error (a "
+  "google.rpc.Status)."""
   code, message = error.get("code", 0), error.get("message", "")
   status = _STATUS.get(code, "")
   said = _shorten(f"{status}: {message}" if status and status not in message else message) or "no reason given"
@@ -255,7 +256,7 @@ def owner(item: dict) -> str:
 
 
 def queue_look(item: dict) -> Look:
-  """Returns the state of a queued resource. READY means that its nodes exist, and must be looked at."""
+  """Returns the state of a queued resource. READY means that its nodes exist and must be checked next."""
   state = QUEUE_STATES.get(state_word(item), STARTING)
   if state == FAILED:
     code, reason = failed(item["state"].get("failedData", {}).get("error", {}))
@@ -282,7 +283,7 @@ def nodes_look(nodes: list[tuple[str, dict | None]], hosts: int) -> Look:
 
 
 def _node_look(name, node, hosts):
-  """Returns the state of a node. A node of an active queued resource that is absent has existed."""
+  """Returns the state of a node. If a node of an active queued resource is absent, it has been deleted."""
   if node is None:
     return Look(LOST, f"{name} is gone")
   state, health = NODE_STATES.get(state_word(node), STARTING), node.get("health", "")
@@ -302,7 +303,7 @@ def _node_look(name, node, hosts):
 
 
 def resource(item: dict) -> Resource:
-  """Returns a queued resource, or a node that has outlived its queued resource, as a part of an inventory."""
+  """Returns an inventory entry for a queued resource, or for a node without its queued resource."""
   word, spec, is_node = state_word(item), _specs(item)[0], "tpu" not in item
   _, _, _, zone, _, name = item["name"].split("/")
   kind = tpus.named(spec.get("node", {}).get("acceleratorType", "").rpartition("/")[2])

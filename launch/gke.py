@@ -25,15 +25,15 @@ _QUOTA = r"exceeded quota"
 # kubectl always fails with exit code 1. The first pattern that matches gives the exit code and the advice. The words in
 # brackets are reasons of the API of Kubernetes (k8s.io/apimachinery/pkg/apis/meta/v1), the others are kubectl's own.
 _MEANINGS = (
-  (r"namespaces \"[^\"]*\" not found", USAGE, "correct --namespace, or create it: kubectl create namespace NAME"),
+  (r"namespaces \"[^\"]*\" not found", USAGE, "correct --namespace, or create one: kubectl create namespace NAME"),
   (r"doesn't have a resource type", USAGE, "the cluster does not support this resource"),
   (r"context \S+ does not exist|context was not found", USAGE, "correct --cluster; see: kubectl config get-contexts"),
   (r"localhost:8080 was refused|no configuration has been provided", USAGE,
    "kubectl knows no cluster; run: gcloud container clusters get-credentials CLUSTER --location=LOCATION"),
   (r"gke-gcloud-auth-plugin", DENIED,
-   "run: gcloud components install gke-gcloud-auth-plugin; if it is there: gcloud auth login"),
+   "run: gcloud components install gke-gcloud-auth-plugin; if it is installed: gcloud auth login"),
   (r"\(Unauthorized\)|You must be logged in|getting credentials|provide credentials", DENIED, "run: gcloud auth login"),
-  (_QUOTA, DENIED, "free some, or ask the administrator of the namespace for more"),
+  (_QUOTA, DENIED, "free some quota, or ask the administrator of the namespace for more"),
   (r"\(Forbidden\)|is forbidden", DENIED,
    "ask for the rights to create, read and delete JobSets, Jobs, Pods and ConfigMaps in the namespace"),
   (r"\(Invalid\)|\(BadRequest\)|is invalid:|denied the request|ValidationError|unknown field|unknown flag", USAGE,
@@ -171,7 +171,7 @@ class Engine:
     left = self._selected(f"{JOBSETS},{_OWNED}" if has_jobsets else _OWNED, attempt)
     named = re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])|JobSet", str(error))
     if any(item.get("kind") == "JobSet" for item in left) or not named:
-      raise UnknownError(f"{error}, but a list contains it, or the message names another object") from error
+      raise UnknownError(f"{error}, but a list contains the JobSet, or the error is about another object") from error
     if left and not has_jobsets:  # the API server has just started, and does not know all kinds yet
       raise UnknownError(f"{error}, but pods of {name} are there") from error
     names = ", ".join(f"{item['kind'].lower()} {item['metadata']['name']}" for item in left[:3])
@@ -244,7 +244,7 @@ class Engine:
     return f"{self._run.cluster or 'current context'}/{namespace}"
 
   def _explain_queue(self, jobset):
-    """Returns why Kueue lets a JobSet wait, "" without Kueue."""
+    """Returns the reason why a JobSet waits in Kueue, or "" without Kueue."""
     selector = f"--selector=kueue.x-k8s.io/job-uid={jobset['metadata'].get('uid', '')}"
     workloads = self._items_if_allowed("workloads.kueue.x-k8s.io", selector)
     conditions = [_conditions(item) for item in workloads]
@@ -255,7 +255,7 @@ class Engine:
     return f"Kueue: {'; '.join(dict.fromkeys(texts))}" if texts else ""
 
   def _look_at_pods(self, jobset, pods):
-    """Returns the state of a JobSet that neither waits nor has ended, by the pods of its latest start."""
+    """Returns the state of an active JobSet from the pods of its latest start."""
     status, workers = jobset.get("status", {}), self._run.workers
     restarts = status.get("restarts", 0)
     latest = [pod for pod in pods if _label(pod, manifests.RESTART) == restarts and not _is_leaving(pod)]
@@ -319,7 +319,7 @@ class Engine:
 
 
 def _deletion(which):
-  """Returns the words that request the deletion of a name, or of what a selector selects."""
+  """Returns the arguments of the kubectl command that deletes an object by name or by selector."""
   return ["delete", f"{JOBSETS},configmaps", which, "--ignore-not-found", "--wait=false"]
 
 
@@ -336,7 +336,7 @@ def stage(jobset: dict) -> tuple[str, str]:
 
 
 def _trouble(pod):
-  """Returns what prevents a pod from running, "" if it is not known."""
+  """Returns the reason why a pod does not run, or "" if the reason is unknown."""
   for container in pod.get("status", {}).get("containerStatuses", []):
     state = container.get("state", {})
     waiting, ended = state.get("waiting", {}), state.get("terminated", {})
@@ -351,7 +351,7 @@ def _trouble(pod):
 
 
 def _unschedulable(pod):
-  """Returns the condition of a pod that waits for a node, or a false value."""
+  """Returns the condition of a pod that waits for a node. The result is false for other pods."""
   said = _conditions(pod).get("PodScheduled", {})
   return pod.get("status", {}).get("phase") == "Pending" and said.get("status") == "False" and said
 

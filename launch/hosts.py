@@ -1,7 +1,7 @@
 """Runs on hosts that exist already: this machine (local), or hosts that are reached by ssh (hosts).
 
 Each worker is a service of its host, which `launch.worker` starts. It outlives `launch` and ends by itself. ssh
-brings the package `launch`. Everything else goes through the directory of the run.
+copies the package `launch` to a host. All other data are exchanged through the directory of the run.
 """
 
 import functools
@@ -51,7 +51,7 @@ class Engine:
     self._workers = [(number, _HERE if self._local else run.hosts[number]) for number in range(run.workers)]
 
   def create(self, attempt: int, expires: int) -> None:
-    """Starts the workers that are not alive. They read the published attempt, also for the time of their end."""
+    """Starts the workers that are not alive. They read their settings and end time from the published attempt."""
     errors.gather(lambda worker: _ask(worker[1], self._start(attempt, worker[0])), self._workers, _AT_ONCE)
 
   def look(self, attempt: int) -> states.Look:
@@ -94,7 +94,7 @@ class Engine:
     return [*_SSH, host, f"{shlex.join(words)}; exit $?"] if words else ["ssh", "-t", *_SSH[1:], host]
 
   def commands(self, target: int | states.Resource, expires: int = 0) -> states.Commands:
-    """See `launch.states.Engine`. This machine is inspected by this process, as the command does it."""
+    """See `launch.states.Engine`. This process inspects the local machine with the same function as the command."""
     if isinstance(target, states.Resource):
       return states.Commands("", _line(_HERE if self._local else target.location, self._stop_resource(target)))
     attempt = target
@@ -155,13 +155,13 @@ def _command(host, words):
 
 
 def _line(host, words):
-  """Returns the same command for a shell."""
+  """Returns a command of `launch.worker` on a host as text for a shell."""
   text = f"{shlex.join(_command(host, words))} </dev/null"
   return f"(cd {shlex.quote(str(service.ROOT))} && {text})" if host == _HERE else text
 
 
 def _ask(host, words, grace=0.0):
-  """Returns what a command of `launch.worker` prints on a host, for which it has DEADLINE and `grace` seconds."""
+  """Returns the output of a command of `launch.worker` on a host. It must end within DEADLINE + `grace` seconds."""
   place, deadline, package_ = host or "this machine", DEADLINE + grace, package() if host else b""
   try:
     code, output, complaint = errors.call(
@@ -172,7 +172,7 @@ def _ask(host, words, grace=0.0):
   said = complaint
   ours, said = _OURS.search(said) is not None, " ".join(said.split())[-400:]
   if code in (_BROKEN, errors.UNKNOWN) or (code not in (0, 126, 127) and not ours):
-    raise UnknownError(f"{place}: {said or 'ssh gave no answer'}")
+    raise UnknownError(f"{place}: {said or 'ssh did not answer'}")
   if code:
     raise LaunchError(f"{place}: {said or f'exit code {code}'}", code)
   _, mark, answer = ("\n" + output.decode(errors="replace")).rpartition(_MARK)

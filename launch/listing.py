@@ -36,11 +36,11 @@ class Row:
   Args:
     name, owner, kind, location, state, detail: as in states.Resource.
     hours: age in hours.
-    expires: its latest end.
-    chip_hours: of all attempts of its run; -1 if unknown here.
-    step: of the slowest worker; -1 if unknown.
+    expires: time of its latest end.
+    chip_hours: chip-hours of all attempts of its run, or -1 if unknown.
+    step: step of the slowest worker, or -1 if unknown.
     beat: seconds since the last report; -1 without a report.
-    flag: why it may be deleted, or ELSEWHERE, or "".
+    flag: the reason why it may be deleted, or ELSEWHERE, or "".
     dated: the age is by the service's time, not by this machine's clock.
   """
 
@@ -60,9 +60,9 @@ class Row:
 
 
 def ls(args: argparse.Namespace) -> int:
-  """Prints all machines with our labels, and the unfinished runs of this machine, with --all also ended ones.
+  """Prints all machines with our labels and the unfinished runs of this machine. --all includes ended runs.
 
-  Returns UNKNOWN if a zone gives no answer.
+  Returns UNKNOWN if a zone does not answer.
   """
   found, troubles, unasked, others = _found(args, args.all)
   rows = [row for row, _, _ in found]
@@ -72,14 +72,14 @@ def ls(args: argparse.Namespace) -> int:
     if rows:
       _table(rows)
     else:
-      kind, answered = "runs" if args.all else "unfinished runs", " in the places that answered" * bool(troubles)
+      kind, answered = "runs" if args.all else "unfinished runs", " in the locations that answered" * bool(troubles)
       print(f"no machines{' of yours' * bool(others)} and no {kind}{answered}")
     _tell(troubles, unasked, others)
   return errors.UNKNOWN if troubles else errors.DONE
 
 
 def gc(args: argparse.Namespace) -> int:
-  """Deletes machines that are expired, dead or abandoned; without --yes, lists them.
+  """Deletes machines that are expired, dead or abandoned. Only lists them without --yes.
 
   Returns BILLING if a deletion was not confirmed.
   """
@@ -95,9 +95,9 @@ def gc(args: argparse.Namespace) -> int:
     _table([row for row, _, _ in chosen])
   _tell(troubles, unasked, others)
   if kept := [row.name for row, _, resource in found if resource and row.flag == ELSEWHERE and not args.force]:
-    print(f"{', '.join(kept)}: the directory of the run gives no answer here; --force deletes them anyway")
+    print(f"{', '.join(kept)}: the directory of the run does not answer here; --force deletes them anyway")
   if not chosen or not args.yes:
-    asked = "in the places that answered, " * bool(troubles) + "of this machine, " * bool(unasked)
+    asked = "in the locations that answered, " * bool(troubles) + "of this machine, " * bool(unasked)
     print("nothing is deleted without --yes" if chosen else f"{asked}no machine is to be deleted")
     return errors.UNKNOWN if troubles else errors.DONE
   left = [row for row, run, resource in chosen if not _collected(run, resource, args.force)]
@@ -105,7 +105,7 @@ def gc(args: argparse.Namespace) -> int:
 
 
 def _collected(run, resource, force):
-  """Deletes a machine if it may still be deleted now. Returns False if it may be left."""
+  """Deletes a machine if the deletion is still allowed. Returns False if the machine may still exist."""
   if force:
     return _is_deleted(run, resource)
   try:
@@ -115,7 +115,7 @@ def _collected(run, resource, force):
     say(f"{resource.name}: not deleted: {error}")
     return True
   except (UnknownError, LaunchError) as error:
-    say(f"{resource.name}: not deleted: the directory of its run gives no answer ({error})")
+    say(f"{resource.name}: not deleted: the directory of its run does not answer ({error})")
     return False
 
   def before():
@@ -145,7 +145,7 @@ def _is_deleted(run, resource, before=removal.do_nothing):
 
 
 def _facts(name, mine=None):
-  """Returns the facts in the directory of a run, or None if it gives no answer.
+  """Returns the facts in the directory of a run, or None if it does not answer.
 
   Args:
     name: name of the run.
@@ -167,7 +167,7 @@ def _facts(name, mine=None):
 
 def _tell(troubles, unasked, others):
   for location, why in troubles.items():
-    print(f"{location}: UNKNOWN, not empty: {why}")
+    print(f"{location}: no answer, so its machines are unknown: {why}")
   if others:
     owners = ", ".join(f"{count} of {name or 'an unknown owner'}" for name, count in sorted(others.items()))
     print(f"machines of other owners exist ({owners}): --all-users shows them; you are {spec.owner()}")
@@ -204,7 +204,8 @@ def _show(event_log, run, state, reports):
   print(f"  {one_line(shlex.join(['python', '-m', run.module, *run.args]))}")
   if event_log.unconfirmed:
     print(
-      f"  its directory describes another run than this machine started: python -m launch adopt {run.name} shows it"
+      f"  the run in its directory differs from the run that this machine started: python -m launch adopt {run.name} "
+      "shows it"
     )
   spent = state.spent(event_log.now())
   if state.attempt and run.billed:
@@ -244,8 +245,8 @@ def _found(args, over=False):
     over: also include runs that have ended.
 
   Returns:
-    [(row, run, resource or None)], {location: why it gave no answer}, whether no cloud was asked, and {owner: number of
-    machines} of other owners.
+    [(row, run, resource or None)], {location: why it did not answer}, True if no cloud was asked, and {owner: number
+    of machines} of other owners.
   """
   event_logs = {name: event_log for name in names() if (event_log := _read_event_log(name)) and event_log.events}
   runs = {name: run for name, event_log in event_logs.items() if (run := _run(event_log))}
@@ -284,7 +285,7 @@ def _found(args, over=False):
 
 
 def _asks_alike(run, probe):
-  """Returns whether the machines of two runs are in the same place."""
+  """Returns True if the machines of two runs are in the same project, cluster or hosts."""
   keys = ("backend", "project", "cluster", "hosts")
   return all(getattr(run, key) == getattr(probe, key) for key in keys)
 
@@ -326,7 +327,7 @@ def chip_hours(run: Run, state: State, now: float) -> float:
 
 
 def _recorded(event_log, run, attempt):
-  """Returns the row of an attempt that the cloud does not list; of attempt 0, the row of a run without machines."""
+  """Returns the row of an attempt that the cloud does not list. Attempt 0 stands for a run without machines."""
   intent = next((e for e in event_log.events if e["event"] == "intent" and e["attempt"] == attempt), {})
   now = event_log.now()
   hours = round((now - intent.get("time", now)) / 3600, 2)
@@ -368,7 +369,7 @@ def _table(rows):
 
 
 def _read_event_log(name):
-  """Returns the newest event log of a run, or None with a message if it cannot be read."""
+  """Returns the newest event log of a run. Prints a message and returns None if it cannot be read."""
   try:
     return commands.opened(name)
   except (UnknownError, LaunchError) as error:

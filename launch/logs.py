@@ -18,7 +18,7 @@ from launch.storage import storage
 
 
 def logs(args: argparse.Namespace) -> int:
-  """Prints the logs of an attempt, each line with the number of its worker; with --follow until the run ends.
+  """Prints the logs of an attempt, each line with its worker number. --follow continues until the run ends.
 
   Pieces are printed in the order in which they were written: lines of several workers are in order to within
   `limits.beat`.
@@ -102,11 +102,11 @@ def goodput(run: Run, events: Sequence[dict]) -> dict:
 
   Args:
     run: the run.
-    events: of the event log. `total` is the time from the first event to the last one, or to now.
+    events: events of the run. `total` is the time from the first event to the last event, or to now.
 
   Raises:
     LaunchError: events are missing, or a file of the workdir is damaged.
-    UnknownError: the workdir gives no answer.
+    UnknownError: the workdir does not answer.
   """
   if not events:
     raise LaunchError(f"{run.name}: its event log is empty; see python -m launch ls")
@@ -154,7 +154,7 @@ def _duration(seconds):
 
 
 def _by_events(events, start, end):
-  """Returns the seconds by the event log alone: the time from `ready` to the end of an attempt is OTHER."""
+  """Returns the seconds from the event log alone. The time from `ready` to the end of an attempt counts as OTHER."""
   seconds, phase, since = {QUEUE: 0.0, BETWEEN: 0.0, OTHER: 0.0, CLOSING: 0.0}, QUEUE, start
   for event in events:
     at = min(max(since, event["time"]), end)  # another machine's clock may be behind

@@ -1,4 +1,4 @@
-"""The machine of a worker: its number, address, ports, limits and secrets; its code and interpreter; its deletion.
+"""Functions for the machine of a worker: number, address, ports, limits, secrets, code, interpreter and deletion.
 
 On TPU VMs the metadata server gives the number of a worker, as it does to JAX (jax/_src/clusters/cloud_tpu_cluster.py).
 GCE_METADATA_HOST names another server, as for Google's own clients.
@@ -361,7 +361,7 @@ def unpack(content: bytes, folder: pathlib.Path) -> None:
       if size > BUNDLE or count >= BUNDLE_FILES:
         raise ValueError(f"it is larger than {BUNDLE:,} bytes or {BUNDLE_FILES:,} files")
       if not name.parts or name.is_absolute() or ".." in name.parts or "\0" in member.name:
-        raise ValueError(f"{member.name!r} is not the name of a file in it")
+        raise ValueError(f"{member.name!r} is not a valid path inside the bundle")
       path = folder / name
       (path if member.isdir() else path.parent).mkdir(parents=True, exist_ok=True)
       if member.isreg():

@@ -33,8 +33,8 @@ class Attempt:
     number: number of the attempt.
     code: the SHA-256 of the bundle.
     expires: latest end of the attempt in seconds since the epoch, even after the longest wait in the queue.
-    date: latest date of the packages that workers install, such as 2026-11-23T10:00:00Z, so that all workers of all
-      attempts have the same packages; "" for the newest ones.
+    date: latest date of the packages that workers install, such as 2026-11-23T10:00:00Z, or "" for no limit. With a
+      date, all workers of all attempts have the same packages.
     seconds: machine time from the start of the first worker; 0 if only `expires` limits the attempt.
   """
 
@@ -60,7 +60,7 @@ class Attempt:
 class Order:
   """An order to all workers of an attempt: run a try, numbered from 1, or stop.
 
-  `fresh` is an order to the watcher: use other machines.
+  `fresh` orders the watcher to use other machines.
   """
 
   try_: int = 1
@@ -80,7 +80,7 @@ class Report:
     asked: the worker has asked its program to stop, after an order or because its machine ends.
     exit: the exit code of the program in EXITED; `detail` has the cause, such as too little memory.
     step, doing: progress of the program, and its activity, such as "compile", "step" or "save".
-    began: the step from which the program started in this try; -1 if unknown.
+    began: the step from which the program started in this try, or -1 if unknown.
     address: HOST:PORT of its program if it is the coordinator.
     clock: seconds since the epoch, by its own clock. started: when the attempt's machine time began.
     tail: the last lines of its log, in EXITED.
@@ -136,7 +136,7 @@ class Mailbox:
     return found
 
   def begin(self, now: float) -> float:
-    """Returns when the machine time of the attempt began, which is `now` for the first worker."""
+    """Returns the start of the attempt's machine time. For the first worker, this is `now`."""
     name = f"{self._here}/began.json"
     try:
       self.storage.write(name, json.dumps({"began": now}).encode(), 0)
@@ -144,7 +144,7 @@ class Mailbox:
       item = self.storage.read(name)
       found = _parsed(dict, item).get("began") if item else None
       if not isinstance(found, (int, float)) or not 0 < found < 1e11:
-        raise UnknownError(f"{name} has no time") from None
+        raise UnknownError(f"{name} contains no time") from None
       return min(now, float(found))
     return now
 
@@ -187,7 +187,7 @@ class Mailbox:
 
   @guarded("the run's directory")
   def seen(self, worker: int) -> "tuple | None":
-    """Returns (report, its age in seconds) of one worker, or None if it has no report."""
+    """Returns (report, its age in seconds) of one worker, or None without a report."""
     item = self.storage.read(f"{self._here}/w{worker:02d}.json")
     if item is None:
       return None
@@ -292,7 +292,7 @@ class Lease:
     return True
 
   def _held(self, began):
-    """Returns whether the file is from a write with a lost answer. Raises Held if another process wrote it."""
+    """Returns True if this process wrote the file but lost the answer. Raises Held if another process wrote it."""
     try:
       values, generation, _ = self._read()
     except (UnknownError, LaunchError):

@@ -1,8 +1,8 @@
-"""A run as text for others: the JobSet and ConfigMap of GKE, a command of xpk, a task of SkyPilot, scripts.
+"""A run as text for other programs: the JobSet and ConfigMap of GKE, a command of xpk, a task of SkyPilot, scripts.
 
 Keys and messages are those of JobSet v0.12 (api/jobset/v1alpha2 and pkg/constants in kubernetes-sigs/jobset) and of the
 Job controller of Kubernetes. The labels of nodes are those of cloud.google.com/kubernetes-engine/docs. xpk and SkyPilot
-start the program of a run without `launch`; its checkpoints make their restarts exact.
+start the program of a run without `launch`. After their restarts, the program continues from its checkpoint.
 """
 
 import base64
@@ -250,7 +250,7 @@ def _unsupported(run, launcher, supported):
   default["limits"] = spec.Limits(**({"grace": run.limits.grace} if launcher == "xpk" else {}))
   flags = [spec.flag(k) for k in default if k not in (*supported, *common) and getattr(run, k) != default[k]]
   if launcher == "xpk":
-    flags += ["--zone but for the first"] * (len(run.zones) > 1) + ["--reserved"] * (run.capacity == "reserved")
+    flags += ["--zone (except the first zone)"] * (len(run.zones) > 1) + ["--reserved"] * (run.capacity == "reserved")
   return f"# {launcher} does not support: {', '.join(flags)}. Nothing ends at --max-hours.\n"
 
 

@@ -1,7 +1,7 @@
 """Checks a Google Cloud project before a run: permissions, APIs, quota, network and bucket.
 
-All requests only read. Every check ends in one line: ok, refused or unknown. An answer that is missing, late, forbidden
-or of another shape is unknown, and no conclusion is drawn from it.
+All requests are read-only. Every check ends in one line: ok, refused or unknown. An answer that is missing, late,
+forbidden or of another shape is unknown, and no conclusion is drawn from it.
 
 Names of methods and fields: cloud.google.com/resource-manager/reference/rest/v1, /service-usage/docs/reference/rest,
 /iam/docs/reference/rest/v1, /compute/docs/reference/rest/v1 and /storage/docs/json_api.
@@ -61,14 +61,14 @@ class Finding:
 
 
 class MissingError(Exception):
-  """Google's API answers with the HTTP status 404."""
+  """An error for HTTP status 404 from Google's API."""
 
 
 class Google:
-  """Google's APIs, for reading. The variables of gcloud (CLOUDSDK_API_ENDPOINT_OVERRIDES_…) name other servers.
+  """Read access to Google's APIs. The variables of gcloud (CLOUDSDK_API_ENDPOINT_OVERRIDES_…) select other servers.
 
   Args:
-    token: of the account; None to ask without one, which only emulators allow.
+    token: token of the account, or None for emulators, which require none.
   """
 
   def __init__(self, token: storage.Token | None):
@@ -125,8 +125,8 @@ def of_project(run: Run, token: storage.Token | None) -> Iterator[Finding]:
   """Yields one finding per check of the project of a run, in order.
 
   Args:
-    run: of the backend qr.
-    token: of `credentials`.
+    run: a run of the backend qr.
+    token: result of `credentials`.
   """
   google = Google(token)
   with concurrent.futures.ThreadPoolExecutor(16) as pool:
@@ -176,7 +176,7 @@ def _list_jobsets(run):
 
 
 def permissions(run: Run, google: Google) -> Finding:
-  """Returns which permissions the account of the user lacks."""
+  """Returns a finding about missing permissions of the user's account."""
   answer = google.read("CLOUDRESOURCEMANAGER", f"v1/projects/{run.project}:testIamPermissions", {"permissions": TPU})
   words = f"gcloud projects add-iam-policy-binding {run.project} --member={ME}"
   command = f"{words} --role=roles/tpu.admin --condition=None"
@@ -222,7 +222,7 @@ def self_deletion(run: Run, google: Google) -> Finding:
 
 
 def apis(run: Run, google: Google) -> Finding:
-  """Returns which APIs are not enabled."""
+  """Returns a finding about APIs that are not enabled."""
   needed = ["tpu", "compute", "storage"]
   needed += ["secretmanager"] * any(each.startswith("projects/") for each in run.secrets.values())
   names = [f"{each}.googleapis.com" for each in needed]
@@ -238,7 +238,8 @@ def apis(run: Run, google: Google) -> Finding:
 
 
 def quota(run: Run, google: Google, zone: str) -> Finding:
-  """Returns whether the quota of a zone is at least the number of chips; the quota in use is not known."""
+  """Returns a finding about the quota of a zone: it must be at least the number of chips. Its current use is "
+  "unknown."""
   path = f"v1beta1/projects/{run.project}/services/tpu.googleapis.com/consumerQuotaMetrics?view=FULL&pageSize=1000"
   limits = _limits(run, google.read("SERVICEUSAGE", path))
   found = [value for value in (_limit(each, zone) for each in limits) if value is not None]
@@ -309,7 +310,7 @@ def firewall(run: Run, google: Google) -> Finding:
     "--direction=INGRESS --source-tags=vitjax --target-tags=vitjax --allow=tcp:8470-8482,tcp:8080-8081"
   )
   text = f"no rule of {name} opens tcp {machine.PORTS[0]}-{machine.PORTS[-1]} between the hosts"
-  return _unknown(f"{text}; a policy of the organisation may do so. Otherwise run: {command}")
+  return _unknown(f"{text}. A policy of the organisation may open them. Otherwise run: {command}")
 
 
 def _opens(rule, run):
@@ -360,7 +361,7 @@ def ways_out(run: Run, google: Google, region: str) -> Finding:
 
 
 def bucket_of(path: str) -> str:
-  """Returns gs://BUCKET of a path in a bucket."""
+  """Returns gs://BUCKET for a path in a bucket."""
   return "/".join(path.split("/")[:3])
 
 
@@ -377,7 +378,7 @@ def bucket(run: Run, google: Google) -> Finding:
 
 
 def _compare(answer: dict, wanted: Sequence[str], account: str, command: str) -> Finding:
-  """Returns which permissions are not in an answer of testIamPermissions."""
+  """Returns a finding about permissions that are missing in an answer of testIamPermissions."""
   granted = answer.get("permissions", [])
   if not isinstance(granted, list):
     raise TypeError("permissions is not a list")

@@ -187,7 +187,7 @@ class Program:
       tail: the end of the log of the try.
 
     Returns:
-      The exit code as in vit_jax/runtime/exits.py, and its meaning in words, or "" if the code is clear by itself.
+      The exit code (see vit_jax/runtime/exits.py) and its meaning in words, or "" if no explanation is needed.
     """
     if self._killed and self.asked is not None:
       return code, "killed, because it did not end within limits.grace after SIGTERM"
@@ -371,7 +371,9 @@ class Log:
     text = self._redacted(content[:end])
     text = note + text[self._longest - 1 :] if note else text  # the first bytes may be the end of a secret
     if start - self._try < MOST <= start + end - self._try:
-      text += f"\nlaunch: {MOST:,} bytes of a try; only the end of the rest is sent, after the try\n".encode()
+      text += (
+        f"\nlaunch: {MOST:,} bytes of a try; the try has more output, and only its end is sent after the try\n".encode()
+      )
     return text, start + end
 
   def _read(self, start):

@@ -1,6 +1,6 @@
 """Queued resources of Cloud TPU: VMs that wait in a queue for their chips, created and deleted with gcloud.
 
-A queued resource becomes nodes, one per slice. Both are looked at together, because a node that outlives its queued
+A queued resource becomes nodes, one per slice. Both are checked together, because a node that outlives its queued
 resource is still billed.
 """
 
@@ -61,7 +61,9 @@ class Engine:
       if not left:
         return Look(ABSENT)
       detail = ", ".join(f"{gcloud.short_name(node)} is {gcloud.state_word(node)}" for node in left)
-      return Look(LOST if self._leaked[attempt] else DELETING, f"{detail}, without its queued resource: it is billed")
+      return Look(
+        LOST if self._leaked[attempt] else DELETING, f"{detail}, without its queued resource, and is still billed"
+      )
     gcloud.check(item)
     if not self._is_mine(item, attempt):
       return Look(ABSENT, f"{name} is there, but it is {gcloud.owner(item)}")
@@ -141,7 +143,7 @@ class Engine:
     delete, *delete_nodes = [gcloud.deletion(group, name, **place) for group, name in both]
     lists = [gcloud.command(group, "list", **place) for group in gcloud.GROUPS]
     script = manifests.script(
-      ("create: the script of the machines, in which the hash of the code is still missing",
+      ("create: the startup script of the machines, still without the hash of the code",
        [manifests.here("cat >startup.sh", startup(self._run, attempt, "0" * 64, expires))]),
       ("create: the request", [gcloud.executed(self._request(attempt, expires))]),
       ("inspect", [gcloud.executed(gcloud.command(group, "describe", name, **place)) for group, name in both]),
@@ -192,7 +194,7 @@ class Engine:
       raise LaunchError(f"{name} in {zone} is in use: it is {gcloud.owner(item)}. Choose another name for the run")
 
   def _explain_quota(self, attempt):
-    """Returns which queued resources use the quota of a zone without being of use, and how to free it."""
+    """Returns a message about suspended queued resources that use the quota of a zone, and how to free it."""
     zone = self._run.location(attempt)
     try:
       items = gcloud.listed(QUEUED, **self._place(attempt))
@@ -218,7 +220,7 @@ class Engine:
     return list(zip(names, nodes, strict=True))
 
   def _leftover(self, attempt):
-    """Returns the nodes of an attempt without its queued resource. `_leaked` has those that are not in deletion."""
+    """Returns the nodes of an attempt whose queued resource is gone, and notes in `_leaked` those not in deletion."""
     nodes = [node for _, node in self._nodes(attempt) if node and self._is_mine(node, attempt)]
     self._leaked[attempt] = [gcloud.short_name(node) for node in nodes if gcloud.state_word(node) != "DELETING"]
     return nodes
@@ -231,7 +233,7 @@ class Engine:
       return tuple(each["locationId"] for each in found)
 
   def _inventory_of(self, zone):
-    """Returns (the resources of a zone as far as it answered, why it did not answer or "")."""
+    """Returns (the known resources of a zone, the reason why the zone did not answer or "")."""
     items, found, failure = [], [], ""
     for group in gcloud.GROUPS:
       try:

@@ -1,7 +1,7 @@
-"""Deletes machines until they are seen to be gone, and decides which machines other processes may delete.
+"""Deletion of machines with verification, and the rules for machines that other processes may delete.
 
 `gc` and `down` read the event log and the lease of a run again immediately before each removal. If the directory of a
-run gives no answer, its machines are ELSEWHERE: they may be in use, and only --force deletes them.
+run does not answer, its machines are marked ELSEWHERE. They may be in use, so only --force deletes them.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from launch.states import OVER, State
 
 # States of machines that do not end by themselves, and still use quota or cost.
 DEAD = (states.LOST, states.FAILED, states.DONE)
-ELSEWHERE = "ELSEWHERE"  # the run's directory gives no answer, or names a watcher
+ELSEWHERE = "ELSEWHERE"  # the run's directory does not answer, or names a watcher
 EXPIRED, ORPHAN = "EXPIRED", "ORPHAN"
 CONFIRMING = 2.0  # seconds beyond limits.delete in which an absence is confirmed
 LONGEST_WAIT = 15.0  # seconds between two looks at a deletion
@@ -29,14 +29,14 @@ def do_nothing() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-  """Facts about a run, by which its machines are judged.
+  """Facts about a run that decide whether its machines may be deleted.
 
   Args:
-    state: of the event log, in the run's directory and on this machine.
+    state: state of the run, from the event log in the run's directory or on this machine.
     open: the run has not ended.
     watched: a watcher holds the lease.
     now: the service's time, in seconds since the epoch; 0 if unknown.
-    settled: no request of the run can still take effect.
+    settled: no request of the run can create machines any more.
   """
 
   state: State
@@ -47,11 +47,13 @@ class Facts:
 
 
 def judge(resource: states.Resource, facts: "Facts | None") -> str:
-  """Returns why other processes may delete a machine: EXPIRED, ORPHAN or its dead state; "" or ELSEWHERE if not.
+  """Returns the reason why other processes may delete a machine: EXPIRED, ORPHAN or its dead state.
+
+  Returns "" if they must not delete it, and ELSEWHERE if only --force may delete it.
 
   Args:
-    resource: as the cloud lists it.
-    facts: None if the run's directory gave no answer.
+    resource: the machine as the cloud lists it.
+    facts: the facts about its run, or None if the run's directory does not answer.
   """
   if facts is None or not resource.is_consistent:
     return ELSEWHERE
@@ -78,11 +80,11 @@ def delete(
   wait: Callable[[float], None] = time.sleep,
   before: Callable[[], None] = do_nothing,
 ) -> list[int | states.Resource]:
-  """Deletes attempts and resources, and returns those that were not seen to be gone within `limits.delete`.
+  """Deletes attempts and resources. Returns those whose deletion was not confirmed within `limits.delete`.
 
-  An attempt is gone if it is absent in consecutive looks. With an event log, absence counts only after every request
-  has settled: an attempt that appears late is deleted, and each deletion is recorded. For a resource of the inventory,
-  the start of the deletion is enough.
+  An attempt counts as deleted if it is absent in consecutive observations. With an event log, the function also waits
+  until no request can create machines any more. It deletes attempts that appear late, and records each deletion. For
+  a resource of the inventory, the start of the deletion is sufficient.
 
   Args:
     engine_: the engine of the run.
@@ -155,7 +157,7 @@ def _name(run, target):
 
 
 def exists(engine_: states.Engine, run: Run, attempt: int, wait: Callable[[float], None]) -> bool:
-  """Returns whether an attempt exists. Absence requires consecutive looks."""
+  """Returns True if an attempt exists. Absence must be observed several times in a row."""
   for number in range(errors.LOOKS):
     if number:
       wait(min(0.5, run.limits.poll))
@@ -165,19 +167,19 @@ def exists(engine_: states.Engine, run: Run, attempt: int, wait: Callable[[float
 
 
 def advise(engine_: states.Engine, run: Run, target: int | states.Resource, fate: str = "") -> str:
-  """Returns a message about a machine that is left, with the command that deletes it.
+  """Returns a message about a machine that was not deleted, with the command that deletes it.
 
   Args:
     engine_: the engine of the run.
     run: the run.
     target: the number of an attempt, or a resource.
-    fate: by default that the deletion was not confirmed.
+    fate: the state of the machine in words. By default, its deletion was not confirmed.
   """
   return f"{_name(run, target)} {fate or run.left}; delete it with\n  {engine_.commands(target).delete}"
 
 
 def list_machines(engine_: states.Engine, run: Run) -> tuple[list[states.Resource], dict]:
-  """Returns (the resources of a run, {location: why it gave no answer})."""
+  """Returns (the resources of a run, {location: why it did not answer})."""
   try:
     resources, troubles = engine_.inventory(run.zones)
   except (UnknownError, LaunchError) as error:
@@ -187,7 +189,7 @@ def list_machines(engine_: states.Engine, run: Run) -> tuple[list[states.Resourc
 
 
 def list_strays(engine_: states.Engine, run: Run, spared: Sequence[int]) -> tuple[list[states.Resource], dict]:
-  """Returns `list_machines` without the `spared` attempts, and without machines that are being deleted."""
+  """Returns the result of `list_machines` without `spared` attempts and without machines that are being deleted."""
   found, troubles = list_machines(engine_, run)
   return [each for each in found if each.attempt not in spared and each.state != states.DELETING], troubles
 
@@ -227,7 +229,7 @@ def delete_strays(
   for location, why in troubles.items():
     command = engine_.commands(max(1, readable_state(event_log).attempt)).delete
     advice = f"; look with\n  {command}" if late else ""
-    say(f"{location} could not be asked for other machines of {run.name}: {why}{advice}")
+    say(f"{location} did not report other machines of {run.name}: {why}{advice}")
   for resource in found:
     say(f"{resource.name} exists in {resource.location}, but is not the current attempt of this run")
   left = delete(engine_, run, found, None, wait, before)
@@ -237,7 +239,7 @@ def delete_strays(
 
 
 def readable_state(event_log: EventLog) -> State:
-  """Returns the state of an event log. If its last line is of another version, only the attempt is known."""
+  """Returns the state of an event log. If another version wrote the last line, only the attempt is known."""
   try:
     return event_log.state
   except LaunchError:

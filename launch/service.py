@@ -137,7 +137,7 @@ class Service:
 
     Raises:
       LaunchError: the worker did not start.
-      UnknownError: this machine gives no answer.
+      UnknownError: this machine does not answer.
     """
     with _known(self.folder / "starting") as path:
       self.folder.mkdir(parents=True, exist_ok=True)

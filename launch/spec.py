@@ -22,7 +22,7 @@ _ACCOUNTS = {  # accounts of the machines, by backend
   "gke": (r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", "the name of a Kubernetes service account of the namespace"),
 }
 _SHAPES = {
-  "name": (NAME, "a small letter, then letters, digits and dashes, up to 42"),
+  "name": (NAME, "a small letter, followed by at most 41 small letters, digits and dashes"),
   "project": (r"[a-z][a-z0-9.:-]{4,98}[a-z0-9]", "a project's id, as my-project-123"),
   "runtime_version": (r"[a-z0-9][a-z0-9._-]{0,62}", "a version of gcloud compute tpus versions list"),
   "network": (r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", "a network's name"),
@@ -47,21 +47,21 @@ class Limits:
   """Time limits, in seconds.
 
   Args:
-    beat: between two reports of a worker.
-    poll: between two looks of the watcher. A request without effect is repeated after this time, then after twice as
-      long each time, up to 20 times as long.
-    silence: without a report, after which a worker counts as dead.
+    beat: time between two reports of a worker.
+    poll: time between two observations of the watcher. A request without effect is repeated after this time. The
+      interval then doubles each time, up to 20 times its first value.
+    silence: time without a report after which a worker counts as dead.
     queue: longest wait for capacity.
-    provision: from capacity to machines that are ready.
-    start: from ready machines until all workers report.
-    appear: after an answered request, before the answer that the machine is absent is believed.
-    install: for the installation of the packages of the run.
-    repair: for a node to recover.
-    stall: without progress, after which stacks are printed and the try ends. Must exceed the limits of the run itself.
-    grace: from the request that a program stops until it is killed.
-    delete: from the request of a deletion until the machines are absent.
-    idle: from the end of all work until a machine deletes itself.
-    pause: before the next attempt. It doubles with each attempt without progress, up to 30 times as long.
+    provision: longest time from capacity until the machines are ready.
+    start: longest time from ready machines until all workers report.
+    appear: time after an answered request in which the answer "not found" is ignored.
+    install: longest time to install the packages of the run.
+    repair: longest time for a node to recover.
+    stall: time without progress after which stacks are printed and the try ends. It must exceed the run's own limits.
+    grace: time from the request to stop a program until it is killed.
+    delete: longest time from the request of a deletion until the machines are absent.
+    idle: time from the end of all work until a machine deletes itself.
+    pause: time before the next attempt. It doubles with each attempt without progress, up to 30 times its first value.
   """
 
   beat: float = 15.0
@@ -101,8 +101,8 @@ class Run:
     tpu: type of slice, such as v3-32. slices: number of slices.
     zones: zones that are tried in turn, never two at the same time.
     capacity: one of CAPACITIES.
-    max_hours: hours of machine time of all attempts together, after which the machines delete themselves, also without
-      a watcher. 0 means 24 hours in a cloud, and a year on your own machines.
+    max_hours: limit of the machine time of all attempts together, in hours. The machines then delete themselves, even
+      without a watcher. 0 means 24 hours in a cloud, and a year on your own machines.
     max_failures: attempts without a new checkpoint before the run ends.
     hosts: hosts of the backend hosts, as for ssh. processes: number of processes of the backend local.
     image, queue, namespace, cluster: image, Kueue queue, namespace and kubectl context of the backend gke.
@@ -187,8 +187,8 @@ class Run:
 
   @property
   def left(self) -> str:
-    """Returns a description of machines without a confirmed deletion."""
-    return "may still be billed" if self.billed else "may still be there"
+    """Returns a description of machines whose deletion is not confirmed."""
+    return "may still be billed" if self.billed else "may still exist"
 
   @property
   def folder(self) -> str:
@@ -205,7 +205,7 @@ class Run:
     return f"{self.name}-a{number}"
 
   def location(self, attempt: int) -> str:
-    """Returns the place of an attempt: its zone, its cluster and namespace, or its hosts. Zones are used in turn."""
+    """Returns the location of an attempt: its zone, its cluster and namespace, or its hosts. Zones are used in turn."""
     if self.backend == "qr":
       return self.zones[(attempt - 1) % len(self.zones)] if self.zones else ""
     if self.backend == "gke":
@@ -213,7 +213,7 @@ class Run:
     return ",".join(self.hosts) or socket.gethostname()
 
   def labels(self, attempt: int) -> dict[str, str]:
-    """Returns the labels of all resources of an attempt, by which they are recognised."""
+    """Returns the labels that identify all resources of an attempt."""
     values = {"run": self.name, "owner": self.owner, "attempt": str(attempt), "folder": self.mark}
     return {"vitjax": "1"} | {f"vitjax-{key}": value for key, value in values.items()}
 
@@ -294,7 +294,7 @@ def checked(run: Run) -> Run:
 
 
 def _types(run):
-  """Raises a LaunchError for a value of a wrong type, which a file may contain that was changed by hand."""
+  """Raises a LaunchError for a value of the wrong type. A file that was edited by hand may contain such a value."""
   for field in dataclasses.fields(run):
     value = getattr(run, field.name)
     kind = type(field.default) if field.default is not dataclasses.MISSING else None
@@ -340,7 +340,7 @@ def _variables(run):
 
 
 def _fine(text):
-  """Returns whether a command line may contain a text, which may have surrogates for bytes that are not UTF-8."""
+  """Returns True if a command line may contain a text. Surrogates for bytes that are not UTF-8 are allowed."""
   return re.fullmatch("[^\0\ud800-\udc7f\udd00-\udfff]*", text) is not None
 
 

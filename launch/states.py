@@ -35,7 +35,7 @@ class Look:
     detail: the words of the cloud, for the user.
     code: for FAILED, the exit code of `launch`: NO_CAPACITY, DENIED or USAGE; 0 if the exit code of the program counts.
     hosts: number of hosts that exist.
-    addresses: of the hosts, in their order, if the engine knows them.
+    addresses: addresses of the hosts in their order, if the engine knows them.
     quota: the state is FAILED because a quota is used up.
   """
 
@@ -52,13 +52,13 @@ class Resource:
   """A machine, or a set of machines, in the cloud with our labels.
 
   Args:
-    name: such as vit-b16-a1.
+    name: its name, such as vit-b16-a1.
     location: its zone, or its context and namespace.
     run, owner, attempt, expires: values of its labels; `expires` in seconds since the epoch, 0 without a label.
     state: one of STATES. detail: the word of the cloud.
     created: seconds since the epoch; 0 if unknown.
-    kind: such as v3-32.
-    mark: of the directory of its run, as spec.Run.mark; "" if unknown.
+    kind: type of the slice, such as v3-32.
+    mark: label of its run's directory, as in spec.Run.mark, or "" if unknown.
   """
 
   name: str
@@ -85,10 +85,10 @@ class Resource:
 
 
 def resource(name: str, location: str, labels: dict, state: str, detail: str, created: str, kind: str) -> Resource:
-  """Returns a resource with our labels, which anybody may have changed: numbers that cannot be read become 0.
+  """Returns a resource with our labels. Users may have changed the labels, so unreadable numbers become 0.
 
   Args:
-    name, location, state, detail, kind: as of Resource.
+    name, location, state, detail, kind: see Resource.
     labels: all labels of the resource.
     created: a time such as 2026-11-23T10:38:43.123456789Z.
   """
@@ -133,28 +133,28 @@ class Engine(Protocol):
   """Creates, inspects and deletes the machines of a run. Every call has its own deadline and may be repeated.
 
   Raises:
-    UnknownError: the cloud gave no answer.
+    UnknownError: the cloud did not answer.
     LaunchError: the cloud refuses: DENIED for credentials, permissions and quota, NO_CAPACITY, or USAGE for an invalid
       argument.
   """
 
   def create(self, attempt: int, expires: int) -> None:
-    """Requests the machines of an attempt, which end themselves at `expires`, in seconds since the epoch.
+    """Requests the machines of an attempt. They delete themselves at `expires`, in seconds since the epoch.
 
-    An attempt that exists with the labels of this run is accepted: the answer to an earlier request may be lost.
+    An existing attempt with the labels of this run is accepted, because an earlier answer may have been lost.
     """
 
   def look(self, attempt: int) -> Look:
     """Returns the state of an attempt."""
 
   def delete(self, target: int | Resource) -> None:
-    """Requests the deletion of an attempt, or of a resource of the inventory that is still the same resource.
+    """Requests the deletion of an attempt, or of a resource of the inventory if its labels are unchanged.
 
     A target that is absent or in deletion is accepted. `look` or `inventory` confirms the end of the deletion.
     """
 
   def inventory(self, zones: tuple) -> tuple:
-    """Returns (resources of all runs with our labels, {location: why it gave no answer})."""
+    """Returns (resources of all runs with our labels, {location: why it did not answer})."""
 
   def shell(self, attempt: int, worker: int, words: list) -> list:
     """Returns the argument list of a command that runs `words` on a worker, or opens a shell without words."""
@@ -181,12 +181,12 @@ class State:
   """The state of a run, which each line of the event log contains. Times are in seconds since the epoch.
 
   Args:
-    attempt: number of the current attempt; 0 before the first. try_: number of its current try.
+    attempt: number of the current attempt, or 0 before the first attempt. try_: number of its current try.
     expires: time at which the attempt ends itself; before it is ready, the latest possible time.
     stage: one of the stages above. since: its start.
-    look: the last known state of the machines. look_since: since when.
-    seen: the attempt was seen to exist. ready: when it was first ready; 0 before.
-    exists: when its first machine was seen, from which on it may be billed; 0 before.
+    look: the last known state of the machines. look_since: time since which it is the same.
+    seen: the attempt was observed. ready: time at which it was first ready, or 0.
+    exists: time at which its first machine was observed, or 0. From then on it may be billed.
     answered: when the last creation was answered. absent: consecutive answers that the attempt does not exist.
     trouble: when the first process of the try ended or became silent; 0 if none did.
     starting: when the try was ordered.
@@ -195,7 +195,7 @@ class State:
     failures: tries that failed since the last progress. lost: attempts that were lost since then.
     hangs: tries of this attempt that hung. worker_restarts: its workers that restarted by themselves.
     deletion_polls: observations of its deletion.
-    retries: requests to create or delete that were made in turn. retry: time of the next one.
+    retries: number of consecutive requests to create or delete. retry: time of the next request.
     zone: consecutive zones without capacity.
     used: seconds of machine time of the earlier attempts.
     pause: time before which no attempt is created.
@@ -275,15 +275,15 @@ def loads(values: Mapping) -> State:
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-  """The facts about an attempt at one time. None stands for a question without an answer.
+  """The facts about an attempt at one time. None means that the fact is unknown.
 
   Args:
     now: the service's time, in seconds since the epoch.
     look: the machines in the cloud.
     reports: {worker: (report, its age in seconds)}.
     order: the last order to the workers, for example by `launch stop`.
-    refusal: why the attempt could not be created.
-    clock: the time of the bucket when it gave the reports; 0 if unknown.
+    refusal: the error with which the creation of the attempt was refused.
+    clock: time of the bucket when the reports were read, or 0 if unknown.
   """
 
   now: float
@@ -332,15 +332,15 @@ class Verdict:
 
 
 def judge(run: Run, try_: int, reports: Mapping, order: Order | None, waited: float, hangs: int) -> Verdict:
-  """Returns the verdict on a try.
+  """Returns the verdict on a try from the reports of its workers.
 
   Args:
     run: the run.
     try_: number of the try.
     reports: {worker: (report, its age in seconds)}.
     order: the last order to the workers.
-    waited: seconds since the first sign of trouble, such as a missing report; 0 without one.
-    hangs: earlier tries on these machines that ended with HANG.
+    waited: seconds since the first problem, such as a missing report, or 0 without problems.
+    hangs: number of earlier tries on these machines that ended with HANG.
   """
   current = {w: report for w, (report, _) in reports.items() if report.try_ == try_}
   exits = {w: report.exit for w, report in current.items() if report.phase == EXITED and report.exit is not None}
@@ -359,7 +359,7 @@ def judge(run: Run, try_: int, reports: Mapping, order: Order | None, waited: fl
   if not complete and not silent and waited < run.limits.grace:
     return Verdict(TROUBLE)
   if ended:
-    return Verdict(FRESH, f"w{ended[0].worker:02d} gave up: {ended[0].detail}", ended[0].tail)
+    return Verdict(FRESH, f"w{ended[0].worker:02d} stopped: {ended[0].detail}", ended[0].tail)
   return _judge_codes(current, exits, silent, hangs) or _judge_silence(run, exits, silent, waited, current)
 
 
@@ -369,11 +369,13 @@ def has_started(reports: Iterable, try_: int) -> bool:
 
 
 def _judge_codes(current, exits, silent, hangs):
-  """Judges by exit codes that do not follow from the end of another process. Returns None without such a code."""
+  """Judges by exit codes that are not a consequence of the end of another process. Returns None without such a code."""
   culprits = {w: code for w, code in exits.items() if code not in (0, PEER, TERMINATED)}
   for worker, code in sorted(culprits.items()):
     if code in FATAL:
-      return Verdict(FINAL, f"w{worker:02d} ended with {code}, as every further try would", current[worker].tail, code)
+      return Verdict(
+        FINAL, f"w{worker:02d} ended with {code} and would end in the same way again", current[worker].tail, code
+      )
   # A silent worker may have asked its program to stop. Without a request, such an exit code is a failure: otherwise the
   # run would be tried again for ever.
   asked = bool(silent) or any(report.asked for report in current.values())
@@ -390,7 +392,7 @@ def _judge_codes(current, exits, silent, hangs):
 
 
 def _judge_silence(run, exits, silent, waited, current):
-  """Judges processes that are silent, or that ended because another one died."""
+  """Judges processes that send no reports, or that ended because another process died."""
   if silent:
     names = ", ".join(f"w{worker:02d}" for worker in silent[:8])
     if len(silent) < run.workers:
@@ -402,7 +404,9 @@ def _judge_silence(run, exits, silent, waited, current):
   if not aborted:
     return Verdict(TROUBLE if waited < 2 * run.limits.grace else FAILED, "some processes ended with 0, others continue")
   first = current[aborted[0]]
-  return Verdict(FAILED, f"w{first.worker:02d} ended with {first.exit}, as if another process had died", first.tail)
+  return Verdict(
+    FAILED, f"w{first.worker:02d} ended with {first.exit}, which indicates that another process died", first.tail
+  )
 
 
 def progress(run: Run, reports: Mapping) -> str:

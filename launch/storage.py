@@ -61,7 +61,7 @@ def regular(path, most: int) -> tuple:
 
 
 class Clock:
-  """The time of the service that stores the files: its answers show it, and the monotonic clock continues it."""
+  """The time of the service that stores the files, from its last answer and the monotonic clock."""
 
   def __init__(self):
     self._offset = None
@@ -184,7 +184,7 @@ def _known(path):
 class Bucket:
   """Objects below a name. All calls may raise UnknownError, or LaunchError if the bucket refuses.
 
-  `clock` is the clock of the bucket, by the Date of each answer.
+  `clock` is the clock of the bucket, from the Date header of each answer.
   """
 
   def __init__(self, folder: str):

@@ -78,12 +78,16 @@ def sweep(run: Run, args, command: "Callable | None" = None) -> int:
     LaunchError: the sweep cannot be started.
   """
   if run.module != MODULE:
-    raise LaunchError(f"sweep: write -- {MODULE} --config=… --workdir=… after the flags, not {run.module}")
+    raise LaunchError(
+      f"sweep: expected the module {MODULE}, got {run.module}. Write -- {MODULE} --config=… --workdir=… after the flags"
+    )
   if args.parallel < 1:
     raise LaunchError(f"--parallel: {args.parallel}; allowed: 1 and more")
   missing = [name for name in REQUIRED if importlib.util.find_spec(name) is None]
   if missing:
-    raise LaunchError(f"sweep: this Python has no {', '.join(missing)}, which list the trials: pip install -e '.[gcs]'")
+    raise LaunchError(
+      f"sweep: this Python lacks {', '.join(missing)}, which the list of trials requires: pip install -e '.[gcs]'"
+    )
   failed, retried, billed = [], set(), {}
   print(f"{MODULE} lists the trials", flush=True)
   for flags in ((), ("--decide",)):
@@ -136,7 +140,7 @@ def list_trials(run: Run, *flags: str) -> list[Trial]:
 
 
 def _select_verb(run):
-  """Returns the verb of `launch` for a trial: adopt if it runs, down if it is done but not deleted, else run."""
+  """Returns the verb of `launch` for a trial: adopt if it is running, down if it is done but not deleted, else run."""
   with contextlib.suppress(UnknownError):
     last = _last_event(run)
     if last.get("event", "end") != "end":
@@ -158,7 +162,8 @@ def _command(run):
 
 
 def _check(run):
-  """Raises a LaunchError if a trial would be refused. One trial stands for all, which differ in a few values."""
+  """Raises a LaunchError if a trial would be refused. Only one trial is checked, because trials differ in few "
+  "values."""
   if refused := checks.refusal(checks.check(run)):
     raise LaunchError("not started, because of the refusals above", refused)
 

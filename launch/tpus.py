@@ -1,7 +1,7 @@
 """TPU slices that can be rented: their numbers of chips and hosts, and their names for gcloud and GKE.
 
-Source: docs.cloud.google.com/tpu/docs, as of 2026. A test compares the number of devices with libtpu. `launch` never
-starts the program of a run by this table alone, because it counts the hosts that have reported.
+Source: docs.cloud.google.com/tpu/docs, as of 2026. A test compares the number of devices with libtpu. `launch` does not
+rely on this table alone, because it also counts the hosts that report.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class Generation:
     dimensions: dimensions of the grid of chips.
     chips: numbers of chips of all slices that can be rented.
     runtime: version of the software of the VMs.
-    zones: zones that have it, the best known first.
+    zones: zones that offer the generation.
     gke: GKE's names of a slice of one host and of several hosts.
   """
 

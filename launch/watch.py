@@ -82,7 +82,7 @@ class Watch:
     self._event_log.append("run", self.state, run=self._run.dumps(), sha=self._code)
 
   def _delete_earlier_attempts(self, before):
-    """Deletes machines that were kept, or not seen to be gone. Raises LaunchError if that fails."""
+    """Deletes machines that were kept or whose deletion was not confirmed. Raises LaunchError if that fails."""
     if attempts := self._event_log.remaining():
       say(f"{self._names(attempts)}: deleting the machines of the earlier run first")
     if left := removal.delete(self.engine, self._run, attempts, self._event_log, self._wait, self._renew):
@@ -106,7 +106,7 @@ class Watch:
     """Watches until the run is over, and returns its exit code. Raises LaunchError if the run is not confirmed."""
     if self._event_log.unconfirmed:
       raise LaunchError(
-        f"{self._run.name}: its directory describes another run than this machine started; "
+        f"{self._run.name}: the run in its directory differs from the run that this machine started; "
         f"python -m launch adopt {self._run.name} shows the difference"
       )
     while self.state.stage != OVER:
@@ -120,14 +120,14 @@ class Watch:
     return self.close()
 
   def turn(self) -> bool:
-    """Observes and acts once if the lease is certainly held. Returns whether there was something to do."""
+    """Observes and acts once if the lease is certainly held. Returns True if an action was necessary."""
     if self._lease.renew():
       return self.step()
     self._report("lease", "the run's directory does not answer; the watcher waits")
     return False
 
   def step(self) -> bool:
-    """Observes and acts once. Returns whether there was something to do."""
+    """Observes and acts once. Returns True if an action was necessary."""
     if self._event_log.settle():
       self._delete_late_machines()
     if self.state.stage == IDLE and not self.state.end and (seconds := self._event_log.settling()):
@@ -161,7 +161,7 @@ class Watch:
     alive = [self.state.attempt] if self.state.stage != IDLE else []
     found, troubles = removal.list_strays(self.engine, self._run, alive)
     for location, why in troubles.items():
-      self._report("strays", f"{location} could not be asked for machines that appeared late: {why}")
+      self._report("strays", f"{location} did not report machines that appeared late: {why}")
     for resource in found:
       say(f"{resource.name} appeared late in {resource.location}, and is deleted")
     for resource in removal.delete(self.engine, self._run, found, None, self._wait, self._renew):
@@ -276,7 +276,7 @@ class Watch:
     self._event_log.append(note.event, self.state, text=note.text)
 
   def close(self) -> int:
-    """Verifies what still exists after the end of the run, and returns the exit code."""
+    """Verifies that no machines exist after the end of the run, and returns the exit code."""
     state = self.state
     code, text = state.end
     remaining = [attempt for attempt in state.unverified if self._may_exist(attempt)]
@@ -292,7 +292,7 @@ class Watch:
     return code if clean else errors.BILLING
 
   def _may_exist(self, attempt):
-    """Returns whether an unverified attempt may still exist, and records it if not."""
+    """Returns True if an unverified attempt may still exist. Otherwise records its deletion."""
     try:
       if removal.exists(self.engine, self._run, attempt, self._wait):
         return True
@@ -313,7 +313,7 @@ class Watch:
     time.sleep(seconds)
 
   def _check_own_clock(self):
-    """Reports a wrong clock of this machine, once until it is right."""
+    """Reports a wrong clock of this machine, once until the clock is correct."""
     skew = time.time() - self._now()
     if abs(skew) <= errors.SKEW:
       self._warned.discard("clock")
@@ -327,7 +327,7 @@ class Watch:
     middle = statistics.median(skews.values()) if len(skews) > 2 else 0.0
     for worker, skew in skews.items():
       if abs(skew - middle) > errors.SKEW:
-        self._warn_once(worker, f"w{worker:02d}: its clock is wrong by {skew - middle:.0f} s")
+        self._warn_once(worker, f"w{worker:02d}: its clock differs from the others by {skew - middle:.0f} s")
 
   def _describe(self, observation):
     """Prints a line if something changed, or once a minute."""

@@ -2,8 +2,8 @@
 
   python3 -m launch.worker start --folder=gs://BUCKET/runs/a/launch --attempt=1 [--worker=3] [--engine=qr]
 
-`start` makes a service that does `run`, unless the service is alive. `stop` stops the services of an attempt. `look`
-prints the services of this machine as JSON. On a TPU VM, a timer of startup.sh.in deletes the machine.
+`start` starts a service that executes `run`, unless the service is alive. `stop` stops the services of an attempt.
+`look` prints the services of this machine as JSON. On a TPU VM, a timer of startup.sh.in deletes the machine.
 """
 
 import argparse
@@ -45,10 +45,15 @@ def _parser():
   parser = argparse.ArgumentParser("python3 -m launch.worker", description=__doc__, allow_abbrev=False)
   parser.add_argument("verb", nargs="?", default="run", choices=("run", "start", "stop", "look"))
   parser.add_argument("--folder", default="", help="directory of the run: gs://BUCKET/runs/a/launch")
-  parser.add_argument("--mark", default="", help="for stop: digest of --folder, in its place")
+  parser.add_argument("--mark", default="", help="for stop: digest of --folder, instead of --folder")
   parser.add_argument("--attempt", type=int, default=1)
   pod = {key: os.environ.get(f"LAUNCH_{key}") or None for key in ("INDEX", "SLICE", "RESTART")}  # of a JobSet
-  parser.add_argument("--worker", type=int, default=pod["INDEX"], help="number in the slice; default: ask the machine")
+  parser.add_argument(
+    "--worker",
+    type=int,
+    default=pod["INDEX"],
+    help="number of the worker in the slice; default: from the metadata server",
+  )
   parser.add_argument("--slice", type=int, default=pod["SLICE"] or 0)
   parser.add_argument("--restart", type=int, default=pod["RESTART"] or 0, help="number of restarts of the JobSet")
   parser.add_argument("--engine", choices=spec.BACKENDS, default="qr")
@@ -56,7 +61,9 @@ def _parser():
   parser.add_argument("--name", default="", help="name of the run; default: that of the attempt")
   path = lambda text: pathlib.Path(text).absolute()  # noqa: E731
   parser.add_argument("--home", type=path, default=service.default_home(), help="directory for code and services")
-  parser.add_argument("--grace", type=float, default=spec.Limits().grace, help="seconds that a program has to stop")
+  parser.add_argument(
+    "--grace", type=float, default=spec.Limits().grace, help="seconds that a program may take to stop"
+  )
   parser.add_argument("--patience", type=float, default=PATIENCE, help="seconds to wait for an answer of --folder")
   return parser
 
@@ -92,7 +99,7 @@ def start(options: argparse.Namespace) -> int:
 
   Raises:
     LaunchError: the attempt does not exist, its name is in use for another directory, or the service does not start.
-    UnknownError: the directory of the run, or this machine, gives no answer.
+    UnknownError: the directory of the run, or this machine, does not answer.
   """
   attempt = _read_attempt(options)
   name = attempt.run.name
@@ -157,7 +164,7 @@ def run(options: argparse.Namespace) -> int:
 
   Raises:
     LaunchError: the worker is already alive, or the attempt cannot be executed.
-    UnknownError: the directory of the run, or this machine, gives no answer.
+    UnknownError: the directory of the run, or this machine, does not answer.
   """
   machine.adopt_orphans()
   asked = []

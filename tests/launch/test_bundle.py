@@ -77,7 +77,7 @@ def test_links_out_of_the_tree_and_other_repositories_are_left_out_and_said(tmp_
   repositories.made(root / "inner")
   assert set(bundle.make(root).names) == set(repositories.FILES)
   said = capsys.readouterr().err
-  assert all(f"{name} is a link out" in said for name in ("absolute", "relative", "config"))
+  assert all(f"{name} is a link to a path outside" in said for name in ("absolute", "relative", "config"))
   assert "inner/ is another repository" in said
 
 

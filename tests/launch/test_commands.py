@@ -231,7 +231,7 @@ def test_what_may_still_be_there_is_looked_at_before_the_run_goes_elsewhere(home
   words = home.words()
   other = [word.replace(str(home.workdir), f"{home.workdir}-b") for word in words]
   code, said = home.launch(*other)
-  assert code == errors.USAGE and "vit-a2 may still be there, with another workdir" in said
+  assert code == errors.USAGE and "vit-a2 may still exist, with another workdir" in said
 
 
 def test_a_machine_that_no_journal_knows_is_not_joined_by_another(home):

@@ -70,7 +70,7 @@ def test_the_copy_in_the_runs_folder_is_gone_on_with_by_another_machine(tmp_path
 
 
 class Away(storage.Disk):
-  """A folder that gives no answer while `away`."""
+  """A folder that does not answer while `away`."""
 
   away = True
 

@@ -101,7 +101,7 @@ def test_g2_a_longer_journal_of_the_bucket_decides_nothing_that_is_executed_here
   said = capsys.readouterr().out
   assert "module" in change or "program" in said
   with Cloud() as cloud, Watch(book.run, book, Engine(here, cloud)) as made:
-    with pytest.raises(LaunchError, match="another run than this machine started"):
+    with pytest.raises(LaunchError, match="differs from the run that this machine started"):
       made.to_end()
     assert not cloud.made
 

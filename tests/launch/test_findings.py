@@ -83,9 +83,9 @@ def test_a_program_may_be_of_an_interpreter_of_the_workers():
   [
     ("qr", {"zones": ("mars-central1-a",)}, "no v3 is known in mars-central1-a, only in europe-west4-a, us-central1-a"),
     ("qr", {"tpu": "v5e-16", "zones": ("us-west4-a", "europe-west4-a")}, "no v5e is known in europe-west4-a, only"),
-    ("qr", {"slices": 2}, "slices work together from v4 on, not of v3-32"),
-    ("gke", {"tpu": "v2-32", "slices": 2}, "slices work together from v4 on"),
-    ("gke", {"tpu": "v5e-8", "slices": 2}, "v5e-8 is one host"),
+    ("qr", {"slices": 2}, "v3-32 does not support several slices"),
+    ("gke", {"tpu": "v2-32", "slices": 2}, "v2-32 does not support several slices"),
+    ("gke", {"tpu": "v5e-8", "slices": 2}, "v5e-8 has one host"),
   ],
 )
 def test_slices_that_google_does_not_have_are_refused(backend, changes, words):
@@ -108,7 +108,9 @@ def test_slices_that_google_has_are_fine(backend, changes):
   assert {finding.kind for finding in checks.of_slice(launches.run(backend, **changes))} <= {"note"}
 
 
-@pytest.mark.parametrize(("backend", "refused"), [("qr", ["data: the config has no directory"]), ("local", [])])
+@pytest.mark.parametrize(
+  ("backend", "refused"), [("qr", ["data: the config does not name a directory"]), ("local", [])]
+)
 def test_a_config_that_names_no_place_of_images_is_for_machines_that_have_them(backend, refused):
   found = checks.of_data(launches.run(backend), "", NAMES)
   assert [finding.text.partition(",")[0] for finding in found if finding.refuses] == refused

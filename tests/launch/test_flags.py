@@ -77,7 +77,7 @@ def test_d4_a_local_run_has_an_absolute_workdir(form, tmp_path, monkeypatch):
     ([*QR, "--price=-1", *TRAIN], "--price: -1.0; allowed: 0 to"),
     (["run", "a", "--backend=local", "--max-cost=1", "--price=1", *TRAIN], "--max-cost: "),
     (["run", "vit", "--spec=/no/such.json"], "/no/such.json cannot be read"),
-    ([*QR], "nothing to run"),
+    ([*QR], "no program to run"),
     ([*QR, "--tpus=v3-8", *TRAIN], "--tpus"),
     ([*QR, "--workdir=gs://bkt/b", *TRAIN], "Remove one of them"),
     ([*QR, "--env=A", *TRAIN], "NAME=VALUE"),
@@ -139,9 +139,9 @@ def test_a_run_of_a_file_takes_nothing_else_of_a_run(tmp_path):
   words = ["run", "vit", f"--spec={tmp_path}/run.json", "--force", "--detach"]
   assert asked(*words) == run
   for more in (["--tpu=v3-8"], ["--limit=beat=1s"], ["--queue-timeout=1h"], TRAIN, ["--spot"]):
-    with pytest.raises(LaunchError, match="describes the whole run vit"):
+    with pytest.raises(LaunchError, match="describes the complete run vit"):
       asked(*words, *more)
-  with pytest.raises(LaunchError, match="describes the whole run vit"):
+  with pytest.raises(LaunchError, match="describes the complete run vit"):
     asked("run", "other", *words[2:])
 
 

@@ -112,7 +112,7 @@ def test_a_host_that_does_not_answer_is_unknown_and_a_worker_that_died_is_a_loss
   lab.wait(mailbox.RUNNING)
   monkeypatch.setenv("SSH_AWAY", "two")
   for call in (made.look, made.delete):
-    with pytest.raises(UnknownError, match="two: ssh gave no answer"):
+    with pytest.raises(UnknownError, match="two: ssh did not answer"):
       call(1)
   _, silent = made.inventory(())
   assert list(silent) == ["two"]

@@ -70,7 +70,7 @@ def test_one_of_a_process_of_this_machine_that_was_killed_is_free_at_once(folder
 
 
 class Away(Disk):
-  """A folder that gives no answer while `away`."""
+  """A folder that does not answer while `away`."""
 
   away = False
 

@@ -112,7 +112,7 @@ def test_a_zone_that_does_not_answer_is_unknown_and_not_empty(cloud, capsys):
   (row,) = found["resources"]
   assert (row["name"], row["state"]) == ("vit-a1", "not listed")
   code, said = collected(capsys, "--yes")
-  assert code == errors.UNKNOWN and "in the places that answered, no machine is to be deleted" in said
+  assert code == errors.UNKNOWN and "in the locations that answered, no machine is to be deleted" in said
 
 
 def test_a_deletion_that_is_not_seen_ends_with_13_and_the_command(cloud, capsys):

@@ -55,7 +55,7 @@ BETWEEN, GOING = ("deleted", State(attempt=1, stage=IDLE)), ("lost", State(attem
   ("verbs_", "last", "command"),
   [
     (("adopt", "stop"), KEPT, "launch restart vit continues with its machines"),
-    (("adopt", "restart", "stop"), UNSEEN, "vit-a1 may still be there. python -m launch down vit"),
+    (("adopt", "restart", "stop"), UNSEEN, "vit-a1 may still exist. python -m launch down vit"),
     (("restart",), BETWEEN, "launch adopt vit"),
     (("restart",), GOING, "launch adopt vit"),
     (("stop",), BETWEEN, "launch down vit"),

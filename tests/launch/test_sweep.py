@@ -75,7 +75,7 @@ def test_a_mistake_is_one_line(changes, given_, word):
 
 def test_without_vit_jax_here_it_says_so(monkeypatch):
   monkeypatch.setattr(sweep, "REQUIRED", ("no_such_jax",))
-  with pytest.raises(LaunchError, match="no no_such_jax"):
+  with pytest.raises(LaunchError, match="lacks no_such_jax"):
     sweep.sweep(launches.run(module="vit_jax.sweep"), args())
 
 

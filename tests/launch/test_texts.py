@@ -57,7 +57,7 @@ def test_what_another_launcher_has_nothing_for_is_said(form):
 def test_xpk_has_one_zone_and_names_reservations():
   run = launches.run("qr", zones=("us-central1-a", "us-central1-b"), capacity="reserved", runtime_version="other")
   said = manifests.xpk(run).splitlines()[0]
-  assert all(word in said for word in ("--zone but for the first", "--reserved", "--runtime-version"))
+  assert all(word in said for word in ("--zone (except the first zone)", "--reserved", "--runtime-version"))
 
 
 letters = strategies.text(strategies.characters(codec="utf-8"), max_size=8)

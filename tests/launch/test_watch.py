@@ -103,7 +103,7 @@ def test_18_what_cannot_be_deleted_is_named_with_the_command_and_code_13(run, ca
   with Cloud(removal=1e9) as cloud:
     assert watched(run, cloud) == errors.BILLING
   text = capsys.readouterr().out
-  assert "vit-a1 may still be there" in text and "remove vit-a1" in text and "launch down vit" in text
+  assert "vit-a1 may still exist" in text and "remove vit-a1" in text and "launch down vit" in text
   assert EventLog(run.name).remaining() == [1]
 
 
@@ -137,7 +137,7 @@ def test_a_late_resource_without_an_answer_ends_with_13(run, capsys, monkeypatch
     assert watched(run, cloud) == errors.DONE  # of a run in which nothing was left open it is only said
     (event_log.folder() / "vit.jsonl").unlink(), storage(run.folder).delete(event_log.COPY)
     assert late(run, cloud, 0.0) == errors.BILLING
-  assert "memory could not be asked" in (said := capsys.readouterr().out) and "remove vit-a" in said
+  assert "memory did not report" in (said := capsys.readouterr().out) and "remove vit-a" in said
 
 
 def test_a_full_disk_after_the_creation_is_no_refusal_of_the_cloud(run, capsys, monkeypatch):
@@ -204,7 +204,7 @@ def test_23_a_clock_that_is_wrong_is_said_once(run, capsys):
     for _ in range(3):
       rows = {w: (mailbox.Report(w, clock=1000.0 + 500 * (w == 2)), 0.0) for w in range(3)}
       watch._check_clocks(1000.0, rows)
-  assert capsys.readouterr().out.count("w02: its clock is wrong by 500 s") == 1
+  assert capsys.readouterr().out.count("w02: its clock differs from the others by 500 s") == 1
 
 
 def test_a_report_that_cannot_be_read_is_said_once_and_the_others_count(run, capsys):

@@ -150,7 +150,7 @@ class World:
     return Observation(self.now + self.ahead, look, reports, self.orders.get(attempt), refusal, self.bucket)
 
   def act(self, action: Action, state: State) -> None:
-    """What was decided. UnknownError where the cloud gives no answer."""
+    """What was decided. UnknownError where the cloud does not answer."""
     self.asked.get(action.verb, []).append(self.now)
     if action.verb == "create":
       if self.create_fails:
