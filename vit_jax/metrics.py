@@ -222,7 +222,8 @@ def confusion(predictions: Predictions, classes: int) -> np.ndarray:
   if predictions.label.ndim != 1:
     raise ConfigError(
       f"a confusion matrix needs one label per image, but these have up to {predictions.label.shape[1]}. Remove it: "
-      "precision, recall and average precision are measured with several labels; or take a split with one"
+      "precision, recall and average precision are measured with several labels; or use a split with one label per "
+      "image"
     )
   label, guess = predictions.label.astype(np.int64), predictions.best[:, 0].astype(np.int64)
   labelled = label >= 0

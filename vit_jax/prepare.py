@@ -203,14 +203,16 @@ def _parser():
     "--dedup-distance",
     type=cli.number(Annotated[int, schema.Range(0, 31)]),
     default=DISTANCE,
-    help=f"largest number of different bits, of 64, between hashes of duplicates; default {DISTANCE}",
+    help=f"maximum number of different bits between the 64-bit hashes of duplicates; default {DISTANCE}",
   )
   parser.add_argument(
     "--beam",
     metavar="OPTIONS",
     help="run with Apache Beam and these options, such as '--runner=DataflowRunner --project=...'",
   )
-  parser.add_argument("--show", metavar="CONFIG", help=f"{cli.CONFIG}; draw training images as a run uses them")
+  parser.add_argument(
+    "--show", metavar="CONFIG", help=f"{cli.CONFIG}; write a picture of training images as a run uses them"
+  )
   parser.add_argument("--out", type=cli.path, metavar="FILE", help="PNG file for --show; default show.png")
   parser.add_argument(
     "--sample",
