@@ -114,7 +114,7 @@ def test_one_that_stands_still_is_named_and_ended_at_the_limit(monkeypatch, caps
   with pytest.raises(runtime.Stop, match=said) as stop:
     run(["stand"], 2, heard)
   assert stop.value.code == runtime.EXIT_HANG
-  note = rf"note: {silence} 0.2 s, at task stand. It is killed after 0.5 s\n"
+  note = rf"note: {silence} 0.2 s while it processed task stand. It is killed after 0.5 s\n"
   assert re.fullmatch(note, capsys.readouterr().out)
   assert not multiprocessing.active_children()
 
