@@ -324,11 +324,11 @@ def gather(function: Callable, values: Sequence, most: int) -> list:
     answers = [pool.submit(function, value) for value in values]
     try:
       concurrent.futures.wait(answers)
-    except BaseException:
+    finally:  # after an interruption, calls still run
       pool.shutdown(wait=False, cancel_futures=True)
-      for process in list(_running):
-        _kill(process)
-      raise
+      if not all(answer.done() for answer in answers):
+        for process in list(_running):
+          _kill(process)
   return [answer.result() for answer in answers]
 
 

@@ -75,7 +75,7 @@ def test_a_run_that_left_nothing_open_is_not_waited_for(run, book, capsys):
 
 
 def test_a_request_of_an_earlier_watcher_is_waited_for(run, book, capsys, monkeypatch):
-  monkeypatch.setattr(event_log, "IN_FLIGHT", 0.2)
+  monkeypatch.setattr(event_log, "IN_FLIGHT", 1.0)
   book.append("intent", dataclasses.replace(STATE, attempt=3))
   book.take_over()
   book.append("created", dataclasses.replace(STATE, attempt=3))
