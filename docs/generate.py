@@ -12,6 +12,7 @@ import math
 import pathlib
 import re
 import sys
+import tomllib
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from unittest import mock
@@ -92,6 +93,7 @@ def pages() -> dict[str, str]:
     "reference/flags.md": flags_page(),
     "reference/launch.md": launch_page(),
     "reference/exit-codes.md": exit_codes_page(),
+    "reference/metrics.md": metrics_page(),
     "reference/python.md": python_page(),
   }
 
@@ -376,6 +378,56 @@ def exit_codes_page() -> str:
       f"### {title}: {number}\n\n{meaning}.\n\nWhat to do: {action}.\n" for number, (meaning, action) in exits.items()
     ]
     parts += [f"## {title}\n", *rows]
+  return "\n".join(parts)
+
+
+# Metrics.
+
+
+def metric_chapters() -> list[dict]:
+  """Returns the chapters of `metrics.toml`: dictionaries with `title`, `text` and `metrics`.
+
+  A metric has `name`, `unit`, `places` and `text`, and the `pattern` of all names that its definition covers. `screen`
+  is its name on the screen, if that is another one.
+  """
+  read = tomllib.loads((ROOT / "docs/metrics.toml").read_text())
+  for chapter in read["chapters"]:
+    for metric in chapter["metrics"]:
+      metric["pattern"] = re.escape(metric["name"])
+      for word, pattern in read["placeholders"].items():
+        metric["pattern"] = metric["pattern"].replace(word, f"(?:{pattern})")
+  return read["chapters"]
+
+
+def places_of(metric: Mapping[str, str]) -> str:
+  """Returns where a metric is written, with its name on the screen if that is another one."""
+  shown = f'screen as "{metric["screen"]}"' if "screen" in metric else "screen"
+  return re.sub(r"\bscreen\b", shown, metric["places"], count=1)
+
+
+def metrics_page() -> str:
+  """Returns the page with the definitions of all metrics."""
+  parts = [
+    """# Metrics
+
+This page defines every metric that training, evaluations and probes print or write. This command shows the figures of a
+run:
+
+    python -m vit_jax.evaluate --workdir=runs/digits
+
+A share is a number from 0 to 1 in files, and a percentage on the screen. In `metrics.jsonl` and TensorBoard, the name
+of an evaluation precedes its figures, as in `val/top1`. In `result.json`, the figures of the evaluation `test` have no
+prefix. Figures of averaged weights have the prefix `ema_`, as in `val/ema_top1`. Trackers and the report use the names
+of `metrics.jsonl`. Words in capitals are placeholders.
+"""
+  ]
+  for chapter in metric_chapters():
+    parts += [f"## {chapter['title']}\n", f"{chapter['text']}\n"]
+    rows = [
+      f"- `{each['name']}` ({each['unit']}): {' '.join(each['text'].split())} Written to: {places_of(each)}.\n"
+      for each in chapter["metrics"]
+    ]
+    parts.append("".join(rows))
   return "\n".join(parts)
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from examples import photographs
-from tests.documentation import extraction, reductions, snippets
+from tests.documentation import extraction, reductions, snippets, test_metrics
 from tests.documentation.test_commands import TABLE
 from vit_jax import config
 
@@ -85,6 +85,14 @@ def test_documented_python_works(executed, home, monkeypatch):
       if "sweep" in names:
         trials = names.pop("sweep")()
         assert len(trials if isinstance(trials, list) else trials.final) == 3
+
+
+def test_every_metric_of_the_runs_is_defined(executed, home):
+  for run in ("runs/digits", "runs/b"):
+    lines = [json.loads(line) for line in (home / run / "metrics.jsonl").read_text().splitlines()]
+    result = json.loads((home / run / "result.json").read_text())
+    names = {name for line in lines for name in line if name != "step"} | result.keys() | result["goodput"].keys()
+    assert len(names) > 40 and test_metrics.undefined(sorted(names)) == [], run
 
 
 def test_every_executed_command_is_documented():
