@@ -181,8 +181,7 @@ def _refusal(status: str, message: str) -> Exception | None:
 
 
 def failed(error: dict) -> tuple[int, str]:
-  """Returns (exit code, reason) of a queued resource in the state FAILED, from failedData.error (a "
-  "google.rpc.Status)."""
+  """Returns (exit code, reason) of a queued resource in the state FAILED, from a google.rpc.Status."""
   code, message = error.get("code", 0), error.get("message", "")
   status = _STATUS.get(code, "")
   said = _shorten(f"{status}: {message}" if status and status not in message else message) or "no reason given"

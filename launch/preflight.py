@@ -238,8 +238,7 @@ def apis(run: Run, google: Google) -> Finding:
 
 
 def quota(run: Run, google: Google, zone: str) -> Finding:
-  """Returns a finding about the quota of a zone: it must be at least the number of chips. Its current use is "
-  "unknown."""
+  """Returns a finding about the quota of a zone, which must cover all chips. Its current use is unknown."""
   path = f"v1beta1/projects/{run.project}/services/tpu.googleapis.com/consumerQuotaMetrics?view=FULL&pageSize=1000"
   limits = _limits(run, google.read("SERVICEUSAGE", path))
   found = [value for value in (_limit(each, zone) for each in limits) if value is not None]

@@ -162,8 +162,7 @@ def _command(run):
 
 
 def _check(run):
-  """Raises a LaunchError if a trial would be refused. Only one trial is checked, because trials differ in few "
-  "values."""
+  """Raises a LaunchError if a trial would be refused. One trial is checked, because trials differ in few values."""
   if refused := checks.refusal(checks.check(run)):
     raise LaunchError("not started, because of the refusals above", refused)
 

@@ -176,8 +176,7 @@ def edit(config: ml_collections.ConfigDict, key: str, text: str) -> None:
 
 
 def _part(config, name):
-  """Returns a value of a config, or an entry of a list, in a form that can be changed. Returns None if it is "
-  "missing."""
+  """Returns a value of a config, or an entry of a list, in a form that can be changed, or None."""
   entry = _ENTRY.fullmatch(name)
   if not entry or name in config:
     return config.get(name) if name in config else None

@@ -157,7 +157,7 @@ def test_ctrl_c_leaves_the_run_alone_and_says_how_to_end_it(home):
   assert code == 0 and "vit-a1" in said
   assert home.launch("down", "vit")[0] == errors.USAGE  # it asks, and nobody is there to answer
   code, said = home.launch("down", "vit", "--yes")
-  assert code == 0 and "nothing is left" in said
+  assert code == 0 and "all its machines are deleted" in said
   assert "vit-a1" not in home.launch("ls")[1]
 
 
@@ -231,7 +231,7 @@ def test_what_may_still_be_there_is_looked_at_before_the_run_goes_elsewhere(home
   words = home.words()
   other = [word.replace(str(home.workdir), f"{home.workdir}-b") for word in words]
   code, said = home.launch(*other)
-  assert code == errors.USAGE and "vit-a2 may still exist, with another workdir" in said
+  assert code == errors.USAGE and "vit-a2 may still exist with another workdir" in said
 
 
 def test_a_machine_that_no_journal_knows_is_not_joined_by_another(home):

@@ -27,7 +27,7 @@ def begin(cloud, steps=10**6):
   cloud.crew(1, steps=steps)
   with Watch(cloud.run, EventLog("vit", storage(cloud.run.folder))) as watch:
     watch.begin(None)
-    while not (watch.state.start_known and watch.state.look == states.READY):
+    while not (watch.state.start_known and watch.engine.look(1).state == states.READY):
       watch.step()
 
 

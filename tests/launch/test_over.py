@@ -93,7 +93,11 @@ def test_down_that_cannot_tell_who_watches_deletes_and_does_not_say_that_all_is_
   assert made.remaining() == [1]
   assert asked("down", "vit", "--yes", "--force") == errors.BILLING
   said = capsys.readouterr().out
-  assert "cannot be stopped" in said and "python -m launch down vit once more" in said and "nothing is left" not in said
+  assert (
+    "cannot be stopped" in said
+    and "python -m launch down vit once more" in said
+    and "all its machines are deleted" not in said
+  )
   made.read()
   assert made.remaining() == [] and made.events[-1]["code"] == errors.BILLING
 

@@ -25,8 +25,8 @@ def in_bucket(bucket_server, request):
 
 
 @pytest.fixture
-def impatient(monkeypatch):
-  monkeypatch.setattr(storage, "TRIES", 2)
+def impatient(monkeypatch, in_bucket):
+  monkeypatch.setattr(in_bucket, "tries", 2)
   monkeypatch.setattr(storage, "TIMEOUT", 0.2)
 
 
@@ -127,7 +127,7 @@ def test_a_write_leaves_nothing_but_the_file(tmp_path):
 
 @pytest.mark.heavy
 def test_a_bucket_behind_a_bad_line_keeps_every_condition(bucket_server, in_bucket, monkeypatch):
-  monkeypatch.setattr(storage, "TRIES", 12)
+  monkeypatch.setattr(in_bucket, "tries", 12)
   monkeypatch.setattr(storage.time, "sleep", lambda seconds: None)
   before, generation = bucket_server.counts["resets"], 0
   with bucket_server.troubled(busy=0.2, resets=0.3):

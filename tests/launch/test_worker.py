@@ -45,7 +45,7 @@ def test_a_unit_is_started_once_and_outlives_who_started_it(tmp_path):
     lab.wait(lambda _: "waits" in lab.text())
     (program,) = lab.programs()
     code, text = done(lab.start(verb="run"))
-    assert code == 1 and "is already alive on this host, process" in text
+    assert code == 1 and "is already running on this host as process" in text
     assert lab.programs() == [program]
     code, text = done(lab.start("--name=vit", "--grace=5", verb="stop"))
     assert code == 0, text
@@ -203,7 +203,7 @@ def test_where_systemd_runs_a_worker_is_a_unit_of_it(tmp_path):
     lab.mailbox.publish(mailbox.Attempt(spec.checked(spec.Run("vit", "hosts", "job", (), str(tmp_path / "run"),
       hosts=("h",), limits=LIMITS, python=sys.executable)), 1, lab.digest, lab.attempt.expires))  # fmt: skip
     assert "is running as process" in do(*start).stdout
-    assert "is already alive" in do(*start).stdout
+    assert "is already running" in do(*start).stdout
     asked = json.loads((tmp_path / "asked.json").read_text())
     assert {"--unit=vitjax-vit-a1", "--collect", "--property=KillMode=mixed", "--property=TimeoutStopSec=37",
             "--property=OOMPolicy=continue", f"--working-directory={workers.ROOT}"} <= set(asked)  # fmt: skip
