@@ -30,7 +30,7 @@ def test_the_page_of_one_workdir_lies_in_it_and_of_several_here(tmp_path, monkey
   [
     (["a", "--out=page.pdf"], ["page.pdf", ".html"]),
     (["a", "--out=gone/page.html"], ["gone"]),
-    (["runs/absent"], ["runs/absent", "does not exist", "--workdir"]),
+    (["runs/absent"], ["runs/absent", "does not exist", "workdir of a run"]),
     ([], ["PATH"]),
     (["a", "--outt=x.html"], ["--outt", "--out"]),
     (["a", "--export=wnadb"], ["--export", "'wnadb'", "'wandb'", "'mlflow'", "'trackio'"]),

@@ -199,7 +199,7 @@ def test_whole_numbers_are_no_weights():
   written, description, arrays = example("timm", "ViT-S/8", SMALL, 32, 3)
   tensors = layout.write(written, arrays, description)
   tensors["norm.bias"] = tensors["norm.bias"].astype(np.int32)
-  with pytest.raises(ConfigError, match=r"norm.bias holds int32. Allowed: floating-point"):
+  with pytest.raises(ConfigError, match=r"norm.bias contains int32. Allowed: floating-point"):
     importers.recognise(tensors, {"heads": 2}).read()
 
 
@@ -210,7 +210,7 @@ def test_whole_numbers_are_no_weights():
     ("hf", {"pool": "map"}, r"'hf' implies pool=cls, but this model has map"),
     ("hf", {"pool": "gap", "class_token": True}, r"'hf' implies pool=cls, but this model has gap"),
     ("hf", MODERN | {"norm": "rms"}, r"'hf' implies norm=layer, but this model has rms"),
-    ("hf", MODERN | {"registers": 3, "position": "learned_all"}, r"'hf' means position=learned or sincos2d"),
+    ("hf", MODERN | {"registers": 3, "position": "learned_all"}, r"'hf' implies position=learned or sincos2d"),
     ("hf", HF_DINOV3 | {"rotary": Choice("axial", {})}, r"'hf' implies rotary=none, but this model has axial"),
     ("hf", {"pre_logits": 6}, r"'hf' cannot store pre_logits before a head"),
     ("timm", {"position": "factored"}, r"'timm' cannot store position/"),
