@@ -5,6 +5,7 @@ The folder contains three classes, `china`, `flower` and `hopper`. Each has 45 c
 matplotlib. The script downloads no files. An existing folder is not changed.
 """
 
+import argparse
 import pathlib
 import sys
 
@@ -42,6 +43,6 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-  if len(sys.argv) != 2:
-    sys.exit("usage: python examples/photographs.py FOLDER")
-  main(sys.argv[1])
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("folder", metavar="FOLDER", help="the folder to write; it must not exist")
+  main(parser.parse_args().folder)

@@ -207,5 +207,5 @@ def test_initial_values_have_the_distributions_of_the_original():
 
 @pytest.mark.parametrize("stages", [(), (1,) * 8])
 def test_more_stages_than_there_are_is_an_error(stages):
-  with pytest.raises(ConfigError, match="for 1 to 7 stages"):
+  with pytest.raises(ConfigError, match="Allowed: 1 to 7 numbers of blocks"):
     shapes(stages=stages)

@@ -225,6 +225,12 @@ def test_a_missing_folder_is_an_error(tmp_path):
     folder(tmp_path / "nowhere")
 
 
+def test_a_missing_folder_of_the_home_directory_is_shown_in_full(monkeypatch, tmp_path):
+  monkeypatch.setenv("HOME", str(tmp_path))
+  with pytest.raises(schema.ConfigError, match=rf"no folder '~/photos' \({tmp_path}/photos\)\. Restore it"):
+    folder("~/photos")
+
+
 @pytest.mark.parametrize("layout", ["", "train/"])
 def test_labels_are_known_without_the_files(tmp_path, layout):
   path = write(tmp_path, *(f"{layout}{label}/{i}.png" for label in ("ant", "bee", "cat") for i in range(5)))

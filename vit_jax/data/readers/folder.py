@@ -8,7 +8,7 @@ from vit_jax import paths
 from vit_jax.data import class_names, membership, sources
 from vit_jax.data.readers import folder_layout, overlaps, places
 from vit_jax.data.readers.tree import Tree
-from vit_jax.schema import ConfigError, Fraction, Range, at, place
+from vit_jax.schema import ConfigError, Fraction, Range, at, place, show
 
 # Names of directories with validation images, in order of preference.
 VALIDATION = ("val", "valid", "validation", "dev")
@@ -191,7 +191,8 @@ def _opened(path) -> places.Disk | places.Bucket:
       raise sources.AbsentError(f"{path!r} is empty. Copy images to {known}", "path")
     return bucket
   if path and not root.exists():
-    raise sources.AbsentError(f"no folder {path!r}. Restore it, or name one with {known}", "path")
+    whole = f" ({show(str(root))})" if path.startswith("~") else ""
+    raise sources.AbsentError(f"no folder {path!r}{whole}. Restore it, or name one with {known}", "path")
   if path and (root / "dataset_info.json").exists():
     raise ConfigError(f"{path!r} is a prepared dataset. Set config.data.name=tfds to read it", "path")
   if not path or not root.is_dir():
