@@ -227,7 +227,7 @@ def test_a_missing_folder_is_an_error(tmp_path):
 
 def test_a_missing_folder_of_the_home_directory_is_shown_in_full(monkeypatch, tmp_path):
   monkeypatch.setenv("HOME", str(tmp_path))
-  with pytest.raises(schema.ConfigError, match=rf"no folder '~/photos' \({tmp_path}/photos\)\. Restore it"):
+  with pytest.raises(schema.ConfigError, match=rf"no folder '~/photos' \('{tmp_path}/photos'\)\. Restore it"):
     folder("~/photos")
 
 
