@@ -275,7 +275,7 @@ def _record_end(event_log, last, was_open, remaining, clean):
 
 
 def _refuse_down(engine_, run, attempts, why):
-  """Lists the machines of a run whose directory does not answer. Another watcher may use them."""
+  """Lists the machines of a run with a silent directory. Another watcher may use them."""
   say(f"{run.name}: its directory does not answer ({why}), so another process may be watching it. Nothing is deleted")
   for attempt in attempts:
     say(removal.advise(engine_, run, attempt))

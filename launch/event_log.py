@@ -116,7 +116,7 @@ class EventLog:
     self._try_save(found)
 
   def _find_accepted_requests(self):
-    """Finds recent requests of other processes whose machines are not visible yet."""
+    """Finds recent requests of other processes that have not led to visible machines yet."""
     unseen = {*self.remaining()} - {event["attempt"] for event in self.events if event["state"].get("seen")}
     for event in reversed(self.events):
       if event["event"] == "created" and event["attempt"] in unseen:
@@ -177,7 +177,7 @@ class EventLog:
     return sorted({event["attempt"] for event in self.events if event["event"] == "intent"})
 
   def remaining(self) -> list[int]:
-    """Returns the attempts that were requested and whose deletion is not confirmed."""
+    """Returns the attempts that were requested, without those with a confirmed deletion."""
     return _remaining(self.events)
 
   # Writing.

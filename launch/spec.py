@@ -187,7 +187,7 @@ class Run:
 
   @property
   def left(self) -> str:
-    """Returns a description of machines whose deletion is not confirmed."""
+    """Returns a description of machines without a confirmed deletion."""
     return "may still be billed" if self.billed else "may still exist"
 
   @property

@@ -82,7 +82,7 @@ class Watch:
     self._event_log.append("run", self.state, run=self._run.dumps(), sha=self._code)
 
   def _delete_earlier_attempts(self, before):
-    """Deletes machines that were kept or whose deletion was not confirmed. Raises LaunchError if that fails."""
+    """Deletes machines that were kept, or that had no confirmed deletion. Raises LaunchError if that fails."""
     if attempts := self._event_log.remaining():
       say(f"{self._names(attempts)}: deleting the machines of the earlier run first")
     if left := removal.delete(self.engine, self._run, attempts, self._event_log, self._wait, self._renew):
