@@ -400,7 +400,7 @@ def metric_chapters() -> list[dict]:
 
 
 def places_of(metric: Mapping[str, str]) -> str:
-  """Returns where a metric is written, with its name on the screen if that is another one."""
+  """Returns the files that contain a metric, with its name on the screen if that differs."""
   shown = f'screen as "{metric["screen"]}"' if "screen" in metric else "screen"
   return re.sub(r"\bscreen\b", shown, metric["places"], count=1)
 
