@@ -121,7 +121,7 @@ def test_of_several_settings_the_best_on_held_out_shots_is_taken(weights, name):
     ({"seeds": (1, 1)}, r"config.evals.digits.seeds: \(1, 1\)"),
     ({"data": None}, r"config.evals.digits.data: missing"),
     ({"probes": {"a": {"name": "rigde"}}}, r"probes.a.name: unknown name 'rigde'. Did you mean 'ridge'"),
-    ({"probes": {"a": {"name": "ridge", "l2": ()}}}, r"probes.a.l2: empty"),
+    ({"probes": {"a": {"name": "ridge", "l2": ()}}}, r"probes.a.l2: no value"),
     ({"probes": {"a": {"name": "ridge", "l2": (0.0,)}}}, r"probes.a.l2\[0\]: 0.0 is out of range"),
     ({"shots": "al"}, r"config.evals.digits.shots: cannot read 'al'|'al' is not a list"),
     ({"features": "cls"}, r"config.evals.digits.*'cls' needs a class token, but the model does not have one"),

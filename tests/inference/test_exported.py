@@ -112,7 +112,7 @@ def test_every_family_is_written_as_onnx(tmp_path, name):
 
 def test_more_weights_than_a_file_holds_are_refused(tmp_path, monkeypatch):
   monkeypatch.setattr(exported, "LARGEST", 1000)
-  with pytest.raises(ConfigError, match=r"bytes of weights.*holds 1,000.*OUT\.stablehlo"):
+  with pytest.raises(ConfigError, match=r"bytes of weights are too many.*1,000.*OUT\.stablehlo"):
     convert.convert(small_weights.file(tmp_path), tmp_path / "a.onnx", None, {})
   assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 

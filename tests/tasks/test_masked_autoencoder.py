@@ -111,7 +111,7 @@ MISTAKES = [
   ({"width": 18}, {}, "18. Allowed: multiples of 4 and of heads=2"),
   ({"heads": 3}, {}, "16. Allowed: multiples of 4 and of heads=3"),
   ({"share": 0.99}, {}, "leaves no visible patch"),
-  ({"share": 0.01}, {}, "no patch to predict"),
+  ({"share": 0.01}, {}, "leaves no visible patch or no hidden patch"),
 ]
 
 

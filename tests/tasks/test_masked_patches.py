@@ -251,9 +251,9 @@ def test_classification_goes_on_from_such_weights_with_a_new_head(stage, whole, 
   assert json.loads((whole[0] / "config.json").read_text())["task"]["name"] == stage
 
 
-def test_weights_without_class_names_are_refused_for_classification(stage, whole):
+def test_weights_without_labels_have_no_head_for_classes(stage, whole):
   assert stored.read(whole[0]).classes == () == stored.load(whole[0]).classes
-  with pytest.raises(ConfigError, match=r"the file has no head for classes, this model 10.*init\.head=new"):
+  with pytest.raises(ConfigError, match=r"the file has no head for classes, but this model has 10.*init\.head=new"):
     importers.fitted(whole[0], build.description(runs.run(**SMALL), range(10)), "keep")
 
 
