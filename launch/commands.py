@@ -302,6 +302,7 @@ def _watch_to_end(watch, run):
     ended = True
     raise
   except KeyboardInterrupt:
+    watch.interrupted = True
     return errors.DETACHED
   finally:
     if not ended:

@@ -10,7 +10,7 @@ from launch.errors import DENIED, USAGE, LaunchError, QuotaError, UnknownError, 
 from launch.manifests import JOBSETS
 from launch.states import Commands, Look, Resource
 
-TIMEOUT = errors.CLUSTER_CALL  # seconds for a command, of which a request may take 20
+TIMEOUT = errors.CLUSTER_CALL  # seconds for a command; each request of it may take 20
 # Reasons of a waiting container that do not pass by themselves.
 _STUCK = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError")
 _OWNED = "jobs,pods,configmaps"  # objects that belong to a JobSet

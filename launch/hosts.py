@@ -169,12 +169,11 @@ def _ask(host, words, grace=0.0):
     )
   except UnknownError as error:
     raise UnknownError(f"{place}: {error}") from None
-  said = complaint
-  ours, said = _OURS.search(said) is not None, " ".join(said.split())[-400:]
+  ours, text = _OURS.search(complaint) is not None, " ".join(complaint.split())[-400:]
   if code in (_BROKEN, errors.UNKNOWN) or (code not in (0, 126, 127) and not ours):
-    raise UnknownError(f"{place}: {said or 'ssh did not answer'}")
+    raise UnknownError(f"{place}: {text or 'ssh did not answer'}")
   if code:
-    raise LaunchError(f"{place}: {said or f'exit code {code}'}", code)
+    raise LaunchError(f"{place}: {text or f'exit code {code}'}", code)
   _, mark, answer = ("\n" + output.decode(errors="replace")).rpartition(_MARK)
   if host and not mark:
     raise UnknownError(f"{place}: the answer is incomplete")

@@ -45,6 +45,7 @@ class Watch:
     self._reported = {}  # {subject: time.monotonic() of its last line, or its text}
     self._warned = set()  # workers, and this machine, whose wrong clocks or reports were reported
     self._refusal = None
+    self.interrupted = False  # the process ends at once, and tries each request of the bucket only once
 
   def __enter__(self):
     self._lease.take(self._force)
@@ -55,10 +56,9 @@ class Watch:
     self._intended = set(self._event_log.remaining())
     return self
 
-  def __exit__(self, kind=None, *_):
-    interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
+  def __exit__(self, *_):
     try:
-      self._lease.give_back(tries=1 if interrupted else None)
+      self._lease.give_back(tries=1 if self.interrupted else None)
     except (UnknownError, LaunchError) as error:
       say(f"the lease could not be released, and expires in {BEATS * self._run.limits.poll:.0f} s: {error}")
 

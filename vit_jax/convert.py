@@ -162,7 +162,7 @@ def _write(source, target, name, hints, ema, prefix):
     remarks += [f"note: {note}" for note in architectures.notes(chosen, description, said)]
   named = f"{target}: {description} as {chosen.name} names it, {amount(len(tensors), 'tensor')}, "
   named += amount(count(use.arrays), "parameter")
-  return "\n".join([named, *([f"beside it {some_names(documents)}"] if documents else []), *remarks])
+  return "\n".join([named, *([f"also written: {some_names(documents)}"] if documents else []), *remarks])
 
 
 def beside(target: pathlib.Path, chosen: layout.Layout, description: models.Description, said, about) -> dict:

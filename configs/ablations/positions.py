@@ -1,4 +1,4 @@
-"""Types of position embeddings, and where they are added: the ViT paper's appendix D.4 and table 8, at digit size.
+"""Types and places of position embeddings: the ViT paper's appendix D.4 and table 8, at digit size.
 
 Command:   python -m vit_jax.sweep --config=configs/ablations/positions.py --workdir=runs/positions --parallel=2
 Hardware:  two CPU cores, 10.6 minutes with tests running

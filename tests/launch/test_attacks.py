@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import signal
 import threading
 import time
 
@@ -155,6 +156,29 @@ def test_a12_an_interruption_ends_the_programs_of_parallel_calls():
   with pytest.raises(KeyboardInterrupt):
     errors.gather(lambda seconds: errors.call(["sleep", seconds], 60, "install"), ["50"] * 3, 2)
   assert time.monotonic() - start < 20
+
+
+def test_a12_an_interrupted_watcher_tries_a_silent_bucket_once(here_is_a_run, monkeypatch):
+  asked = []
+
+  def refuse(request, timeout):
+    asked.append(request)
+    raise OSError("silent")
+
+  monkeypatch.setattr(storage.urllib.request, "urlopen", refuse)
+  monkeypatch.setattr(storage.time, "sleep", lambda seconds: None)
+  monkeypatch.setenv("STORAGE_EMULATOR_HOST", "localhost:9")
+  watch = commands.Watch(any_run("qr"), commands.EventLog("vit"))
+  monkeypatch.setattr(watch, "to_end", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+  before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+  try:
+    assert commands._watch_to_end(watch, watch._run) == errors.DETACHED
+  finally:
+    for number, handler in before.items():  # this process goes on, unlike the program
+      signal.signal(number, handler)
+  asked.clear()
+  watch.__exit__(None, None, None)
+  assert len(asked) == 1
 
 
 def test_a12_parallel_calls_keep_their_order_and_raise_their_error():
