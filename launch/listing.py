@@ -95,7 +95,10 @@ def gc(args: argparse.Namespace) -> int:
     _table([row for row, _, _ in chosen])
   _tell(troubles, unasked, others)
   if kept := [row.name for row, _, resource in found if resource and row.flag == ELSEWHERE and not args.force]:
-    print(f"{', '.join(kept)}: the directory of the run does not answer here; --force deletes them anyway")
+    print(
+      f"{', '.join(kept)}: the directory of the run does not answer here, or the labels contradict the name; "
+      "--force deletes them anyway"
+    )
   if not chosen or not args.yes:
     asked = "in the locations that answered, " * bool(troubles) + "of this machine, " * bool(unasked)
     print("nothing is deleted without --yes" if chosen else f"{asked}no machine is to be deleted")
