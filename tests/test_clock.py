@@ -36,9 +36,9 @@ def work(timer, name, seconds):
     clock.time.sleep(seconds)
 
 
-def total(goodput):
+def total(account):
   """The sum of all kinds of seconds."""
-  return sum(value for name, value in goodput.items() if name not in ("goodput", "attempts", clock.BETWEEN))
+  return sum(value for name, value in account.items() if name not in ("goodput", "attempts", clock.BETWEEN))
 
 
 def test_rates_leave_out_what_is_no_step_s_and_start_with_the_second_lap(timed):
@@ -93,13 +93,13 @@ def test_every_second_is_of_one_phase_also_where_an_error_ends_it(timed):
       raise KeyError
   timer.stop()
   timed.sleep(6)
-  goodput = timer.goodput()
-  assert total(goodput) == 20
-  assert goodput["training_prep"] == 1
-  assert goodput["data_loading_sync"] == 3
-  assert goodput["unproductive_checkpoint_save_time"] == 2
-  assert goodput["other"] == 6
-  assert goodput["goodput"] == 8 / 20
+  account = timer.goodput()
+  assert total(account) == 20
+  assert account["training_prep"] == 1
+  assert account["data_loading_sync"] == 3
+  assert account["unproductive_checkpoint_save_time"] == 2
+  assert account["other"] == 6
+  assert account["goodput"] == 8 / 20
 
 
 def test_the_account_is_that_of_all_attempts_and_names_what_a_kill_undid(timed, tmp_path):
@@ -116,12 +116,12 @@ def test_the_account_is_that_of_all_attempts_and_names_what_a_kill_undid(timed, 
   work(second, "restore", 4)
   second.resume(saved)
   work(second, "step", 30)
-  goodput = second.goodput()
-  assert goodput["attempts"] == 2
-  assert goodput["steps"] == 5 + 30
-  assert goodput[clock.LOST] == 10
-  assert goodput[clock.BETWEEN] == 7
-  assert total(goodput) == 5 + 10 + 1 + 4 + 30
+  account = second.goodput()
+  assert account["attempts"] == 2
+  assert account["steps"] == 5 + 30
+  assert account[clock.LOST] == 10
+  assert account[clock.BETWEEN] == 7
+  assert total(account) == 5 + 10 + 1 + 4 + 30
   third = Clock(tmp_path / "goodput.json")
   third.resume({})  # no checkpoint can be read: all steps were in vain
   assert third.goodput()["steps"] == 0
@@ -138,10 +138,10 @@ def test_an_account_of_thousands_of_attempts_is_small_and_forgets_no_second(time
     if number == clock.KEPT:
       full = size
   assert size < 1.1 * full
-  goodput = timer.goodput()
-  assert goodput["attempts"] == 3 * clock.KEPT
-  assert goodput["training_prep"] == pytest.approx(4 * goodput["attempts"])
-  assert goodput[clock.BETWEEN] == pytest.approx(6 * (goodput["attempts"] - 1))
+  account = timer.goodput()
+  assert account["attempts"] == 3 * clock.KEPT
+  assert account["training_prep"] == pytest.approx(4 * account["attempts"])
+  assert account[clock.BETWEEN] == pytest.approx(6 * (account["attempts"] - 1))
 
 
 def test_an_account_is_read_whether_or_not_its_attempts_say_their_step(timed, tmp_path):
@@ -202,9 +202,9 @@ def test_newcomer_3_each_speed_states_what_it_includes(timed):
 
 
 def test_the_table_has_a_line_for_what_took_time():
-  goodput = {"goodput": 0.75, "attempts": 2, "steps": 75.0, "data_loading_sync": 0.01, clock.LOST: 25.0}
-  goodput[clock.BETWEEN] = 3.0
-  first, *rows = clock.lines(goodput)
+  account = {"goodput": 0.75, "attempts": 2, "steps": 75.0, "data_loading_sync": 0.01, clock.LOST: 25.0}
+  account[clock.BETWEEN] = 3.0
+  first, *rows = clock.lines(account)
   assert "75.00%   of 100.0 s in 2 attempts, 3.0 s between them" in first
   assert [row.split() for row in rows] == [["step", "75.0", "s"], ["lost", "steps", "25.0", "s"]]
 

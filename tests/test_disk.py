@@ -298,15 +298,15 @@ def test_the_result_says_where_the_time_went(parts, tmp_path):
   with pytest.raises(InterruptedError):
     loop.train(runs.dying(parts, 5), tmp_path)
   result = loop.train(parts, tmp_path)
-  took, goodput = (tmp_path / "result.json").stat().st_mtime - began, result["goodput"]
-  assert goodput["attempts"] == 2
-  assert sum(value for name, value in goodput.items() if name not in ("goodput", "attempts")) == pytest.approx(
+  took, account = (tmp_path / "result.json").stat().st_mtime - began, result["goodput"]
+  assert account["attempts"] == 2
+  assert sum(value for name, value in account.items() if name not in ("goodput", "attempts")) == pytest.approx(
     took, abs=0.5
   )
   for name in ("steps", clock.LOST, *clock.PHASES.values()):
-    assert goodput[name] >= 0
-  assert goodput[clock.LOST] > 0  # steps 4 and 5
-  assert goodput["program_startup"] > 0 < goodput["custom_badput_events"]
+    assert account[name] >= 0
+  assert account[clock.LOST] > 0  # steps 4 and 5
+  assert account["program_startup"] > 0 < account["custom_badput_events"]
 
 
 def test_the_account_of_a_full_disk_is_one_line(tmp_path, capsys):

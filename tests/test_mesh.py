@@ -80,13 +80,13 @@ def test_optimizer_state_lives_where_its_parameter_lives():
 
 @pytest.mark.parametrize("sizes", [{}, {"data": 2, "fsdp": 2, "tensor": 2}, {"data": 1, "tensor": 8}])
 def test_global_arrays_hold_the_rows_of_the_batch(sizes):
-  sharding = mesh.batch(grid(**sizes))
-  rows = mesh.local_rows(sharding, 16)
+  split = mesh.batch(grid(**sizes))
+  rows = mesh.local_rows(split, 16)
   assert rows.tolist() == list(range(16))  # one process holds everything
   values = np.arange(16 * 3).reshape(16, 3)
-  made = mesh.global_array(values, rows, 16, sharding)
+  made = mesh.global_array(values, rows, 16, split)
   np.testing.assert_array_equal(made, values)
-  assert made.sharding == sharding
+  assert made.sharding == split
 
 
 def test_a_host_array_is_placed_as_its_sharding_says():

@@ -364,11 +364,11 @@ def _weights(init, description, paths, classes):
   return surgery.stack(arrays, paths), [f"weights of {init.from_}", *notes]
 
 
-def _train_batches(run, examples, opened, sharding, start) -> DeviceBatches:
-  rows = mesh.local_rows(sharding, run.batch)
+def _train_batches(run, examples, opened, placement, start) -> DeviceBatches:
+  rows = mesh.local_rows(placement, run.batch)
   workers = loader.processes(opened, len(examples.source), **arguments(run.data, loader.processes))
   batches = loader.batches(examples, run.batch, rows, start, workers, **arguments(run.data, loader.batches))
-  return DeviceBatches(batches, rows, run.batch, sharding)
+  return DeviceBatches(batches, rows, run.batch, placement)
 
 
 def _evals(run, subject, steps_of) -> dict[str, Eval]:

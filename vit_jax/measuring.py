@@ -85,7 +85,7 @@ def build(
   model = models.functional(headless).on(grid)
   shardings = mesh.parameters(models.sharding(headless.model.name), model.shapes(), grid)
   arrays = surgery.stack(arrays, tuple(shardings))
-  params = {path: mesh.place(arrays[path], sharding) for path, sharding in shardings.items()}
+  params = {path: mesh.place(arrays[path], target) for path, target in shardings.items()}
   subject = evals.Subject(model, grid, None, measurement.batch, open_split, screen=screen)
   made = {}
   for name, choice in choices.items():

@@ -20,7 +20,7 @@ def test_a_test_set_is_a_folder_or_a_prepared_dataset(tmp_path):
     ConfigError, match=r"--dedup-against: .cifar11. is neither a folder nor a dataset. Did you mean 'cifar10'"
   ):
     work.test_set("cifar11")
-  with pytest.raises(catalog.sources.AbsentError, match="prepare cifar10"):
+  with pytest.raises(sources.AbsentError, match="prepare cifar10"):
     work.test_set("cifar10")
 
 

@@ -27,13 +27,13 @@ class Rows:
 @pytest.mark.parametrize("sizes", [{"data": 8}, {"data": 2, "fsdp": 4}, {"data": 4, "tensor": 2}], ids=str)
 def test_global_arrays_hold_every_row_in_order_split_over_the_batch_axes(sizes):
   grid = mesh.make(config.Mesh(**sizes), jax.devices())
-  sharding = mesh.batch(grid)
-  local = Rows(mesh.local_rows(sharding, 16))
-  batches = list(DeviceBatches(local, local.rows, 16, sharding))
+  split = mesh.batch(grid)
+  local = Rows(mesh.local_rows(split, 16))
+  batches = list(DeviceBatches(local, local.rows, 16, split))
   assert len(batches) == 2
   for batch in batches:
     np.testing.assert_array_equal(batch["row"], np.arange(16))
-    assert batch["image"].sharding.is_equivalent_to(sharding, 3)
+    assert batch["image"].sharding.is_equivalent_to(split, 3)
     shards = {shard.data.shape[0] for shard in batch["image"].addressable_shards}
     assert shards == {16 // mesh.batch_shards(grid)}
 

@@ -56,10 +56,10 @@ def names_of_training():
 
 def names_of_results():
   """Returns the keys of result.json that are not figures, those of figures.json, and those of fewshot's JSON."""
-  goodput = {*clock.PHASES.values(), clock.LOST, clock.BETWEEN, *keys_in(clock.Clock.goodput)}
+  accounted = {*clock.PHASES.values(), clock.LOST, clock.BETWEEN, *keys_in(clock.Clock.goodput)}
   result = keys_in(loop.facts) | keys_in(loop.chosen) | {"skipped_images"}
   written = keys_in(fewshot.write) - {"evals"}  # contains the entries of each evaluation
-  return goodput | result | keys_in(evaluate.write) | keys_in(fewshot.as_json) | written
+  return accounted | result | keys_in(evaluate.write) | keys_in(fewshot.as_json) | written
 
 
 def names_of_evaluations():

@@ -26,8 +26,8 @@ def run(folder, seed=0, steps=12, top1=0.9, finished=True, rate=100.0, **changes
   (folder / "goodput.json").write_text(json.dumps({"older": older, "attempts": [attempt, attempt]}))
   if finished:
     result = {"top1": top1, "loss": 0.5, "images": 360, "seed": seed, "steps": steps, "train_seconds": 72.0}
-    goodput = {"goodput": 0.5, "attempts": 2, clock.LOST: 3.0}
-    (folder / "result.json").write_text(json.dumps(result | {"images_per_second": rate, "goodput": goodput}))
+    account = {"goodput": 0.5, "attempts": 2, clock.LOST: 3.0}
+    (folder / "result.json").write_text(json.dumps(result | {"images_per_second": rate, "goodput": account}))
   return folder
 
 

@@ -6,5 +6,3 @@ An unreadable checkpoint is never deleted.
 from vit_jax.checkpoints.aliases import check_name
 from vit_jax.checkpoints.reading import about, begun, damage, exist, read_weights, same
 from vit_jax.checkpoints.store import Checkpoints, write_weights
-
-__all__ = ["Checkpoints", "about", "begun", "check_name", "damage", "exist", "read_weights", "same", "write_weights"]

@@ -5,6 +5,8 @@ import fcntl
 import os
 
 from vit_jax import extras, files, paths, runtime, schema
+from vit_jax.data.rows import Row
+from vit_jax.data.sources import Splits
 from vit_jax.data import catalog, digits, glyphs, scenes
 from vit_jax.data.readers import features as feature_classes
 from vit_jax.data.readers import tfds
@@ -28,7 +30,7 @@ def prepare(name: str, data_dir: str | None = None) -> str:
     ConfigError: the name is unknown, files must be downloaded manually, or TensorFlow is missing. The check precedes
       any download.
   """
-  row = catalog.CATALOG.get(name, catalog.Row(tfds.any_builder, name))
+  row = catalog.CATALOG.get(name, Row(tfds.any_builder, name))
   if not row.builder:
     with schema.at("config.data"):
       advice = tfds.remedy(name, row, data_dir)
@@ -42,7 +44,7 @@ def prepare(name: str, data_dir: str | None = None) -> str:
       folder = tfds.builder_dir(row.builder, data_dir)
       if folder is None:  # otherwise another process has just prepared it
         return _write(name, row, root, data_dir)
-  tfds.open_prepared(name, row, data_dir, row.labels, "all", catalog.Splits("train", None, "test"))
+  tfds.open_prepared(name, row, data_dir, row.labels, "all", Splits("train", None, "test"))
   return f"{name} is already prepared at {folder}"
 
 
@@ -77,7 +79,7 @@ def _copy(name, builder, root):
   return f"{name} is prepared at {target}, a copy of {source}"
 
 
-def check_manual(name: str, row: catalog.Row, root: os.PathLike) -> None:
+def check_manual(name: str, row: Row, root: os.PathLike) -> None:
   """Checks that the files of a manual download exist, before any download starts.
 
   Args:

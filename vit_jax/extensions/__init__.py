@@ -14,22 +14,3 @@ A record alone never causes code to run. A recorded file is imported again only 
 from vit_jax.extensions.names import Extension, add, registered, registration
 from vit_jax.extensions.records import changes, check, record, restore, restore_of
 from vit_jax.extensions.running import active, adopt, called, import_flags, import_installed, import_named, run_file
-
-__all__ = [
-  "Extension",
-  "active",
-  "add",
-  "adopt",
-  "called",
-  "changes",
-  "check",
-  "import_flags",
-  "import_installed",
-  "import_named",
-  "record",
-  "registered",
-  "registration",
-  "restore",
-  "restore_of",
-  "run_file",
-]

@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax import checkpoints, files, importers, paths, schema
+from vit_jax import checkpoints, files, paths, schema
 from vit_jax.config import Run
-from vit_jax.importers import normalisation, processing
+from vit_jax.importers import normalisation, processing, weights
 from vit_jax.models import Description, table
 from vit_jax.schema import Choice, ConfigError, texts
 
@@ -152,7 +152,7 @@ def _differ(theirs, ours):
 
 def _known(path, image_size) -> tuple[Description, dict[str, Any]]:
   """Returns the model of weights, and mean, std and test crop of their images."""
-  if importers.is_workdir(path):
+  if weights.is_workdir(path):
     about = checkpoints.about(path) or {}
     description = Description.from_json(about.get("model")).unscanned()
     stored = about["identity"]["config"] if "identity" in about else files.read_json(path / "config.json") or {}
@@ -161,7 +161,7 @@ def _known(path, image_size) -> tuple[Description, dict[str, Any]]:
                                 data.get("image_size"), image_size)  # fmt: skip
     beside = processing.from_json(about["use"]) if "use" in about else processing.Beside()
     return description, _data(dict(beside.normalised), beside.crop, beside.size, image_size)
-  recognised = importers.inspect(path)
+  recognised = weights.inspect(path)
   beside = recognised.beside
   crop_size = beside.size or recognised.description.image_size
   return recognised.description, _data(normalisation.published(recognised), beside.crop, crop_size, image_size)

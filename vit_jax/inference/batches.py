@@ -68,7 +68,7 @@ def predictions(
   model = models.functional(use.description).on(grid)
   shardings = mesh.parameters(models.sharding(use.description.model.name), model.shapes(), grid)
   arrays = surgery.stack(use.arrays, tuple(shardings))
-  params = {path: mesh.place(arrays[path], sharding) for path, sharding in shardings.items()}
+  params = {path: mesh.place(arrays[path], target) for path, target in shardings.items()}
   says_of = says(model, use.data, use.loss, features)
 
   def program(params, batch):

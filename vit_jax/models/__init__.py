@@ -19,22 +19,6 @@ from vit_jax.models.output import Features, Output
 from vit_jax.models.parameters import Keys, Rows
 from vit_jax.models.table import bind, find, lookup, names, sharding
 
-__all__ = [
-  "Description",
-  "Features",
-  "Model",
-  "Output",
-  "Rows",
-  "bind",
-  "capture",
-  "create",
-  "find",
-  "functional",
-  "lookup",
-  "names",
-  "sharding",
-]
-
 
 def create(
   name: str,

@@ -170,12 +170,12 @@ def _cost(run) -> Table:
 
 def _time(run) -> Table:
   rows = [[name, f"{seconds:,.1f} s"] for name, seconds in run.seconds.items() if seconds >= 0.05]
-  goodput = run.result.get("goodput", {})
-  if lost := goodput.get(clock.LOST):
+  account = run.result.get("goodput", {})
+  if lost := account.get(clock.LOST):
     rows.append(["of the steps, repeated after restarts", f"{lost:,.1f} s"])
   rows += [["restarts", f"{run.attempts - 1}"]] if run.attempts else []
   rows += [["between attempts", f"{run.waited:,.1f} s"]] if run.waited else []
-  rows += [["goodput", f"{100 * goodput['goodput']:.1f} %"]] if "goodput" in goodput else []
+  rows += [["goodput", f"{100 * account['goodput']:.1f} %"]] if "goodput" in account else []
   return Table("Time by phase", ["", ""], rows)
 
 

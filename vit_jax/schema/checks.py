@@ -5,8 +5,10 @@ import inspect
 import typing
 from collections.abc import Callable
 
-from vit_jax.schema import at, convert, expected, keywords
-from vit_jax.schema.errors import ConfigError
+from vit_jax.schema import expected
+from vit_jax.schema.binding import convert
+from vit_jax.schema.errors import ConfigError, at
+from vit_jax.schema.signatures import keywords
 
 
 def check_types(function: Callable) -> None:

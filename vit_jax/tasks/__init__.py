@@ -5,17 +5,5 @@ The keyword-only fields of the classes in `TASKS` define these arguments. `Task`
 implements.
 """
 
-from vit_jax.tasks.classify import Classify
-from vit_jax.tasks.distill import Distill
-from vit_jax.tasks.masked_autoencoder import MaskedAutoencoder
-from vit_jax.tasks.masked_patches import MaskedPatches
+from vit_jax.tasks.table import TASKS
 from vit_jax.tasks.task import Frozen, Supplied, Task
-
-__all__ = ["TASKS", "Frozen", "Supplied", "Task"]
-
-TASKS = {
-  "classify": Classify,
-  "distill": Distill,
-  "masked_patches": MaskedPatches,
-  "masked_autoencoder": MaskedAutoencoder,
-}

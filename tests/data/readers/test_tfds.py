@@ -11,6 +11,7 @@ from tests.image_files import image, labels, names, numbers
 from vit_jax import schema
 from vit_jax.data import catalog
 from vit_jax.data.readers import tfds
+from vit_jax.data.rows import Row
 
 
 def opened(name, split, **args):
@@ -207,13 +208,13 @@ def test_a_builder_directory_of_another_dataset_is_an_error(data_dir):
 
 
 def test_b1_only_data_of_the_catalog_are_public(data_dir):
-  row = catalog.Row(tfds.catalogued, "shapes:1.0.0", {"train": 12, "test": 5}, 2)
+  row = Row(tfds.catalogued, "shapes:1.0.0", {"train": 12, "test": 5}, 2)
   source = tfds.catalogued("shapes", row, "train", path=str(data_dir))
   assert all(source.is_published(i) for i in range(12))
   assert not opened("tfds", "train", path=str(data_dir), builder="shapes").is_published(0)
 
 
 def test_sizes_that_differ_from_the_catalog_are_an_error(data_dir):
-  row = catalog.Row(tfds.catalogued, "shapes:1.0.0", {"train": 12, "test": 6}, 2)
+  row = Row(tfds.catalogued, "shapes:1.0.0", {"train": 12, "test": 6}, 2)
   with pytest.raises(schema.ConfigError, match="5 records in 'test', not 6"):
     tfds.catalogued("shapes", row, "train", path=str(data_dir))

@@ -1,0 +1,325 @@
+"""The catalog of datasets, with one row per dataset, and the functions that open a dataset.
+
+A row names the reader of the dataset. It also contains the facts that are known before any file is opened. To add a
+dataset, add a row to `CATALOG` or call `vit_jax.register`.
+"""
+
+import logging
+from typing import Annotated
+
+from vit_jax import paths, schema
+from vit_jax.data import augment, class_names, loader, mixture, pseudo_labels, sources, stream
+from vit_jax.data.catalog import imagenet, licences, small, vtab
+from vit_jax.data.readers import folder, manifest, parquet, segmentation, tars, tfds
+from vit_jax.data.rows import Row
+from vit_jax.data.sources import Splits
+from vit_jax.schema import Choice, amount, bind, lookup, show
+
+# `image_bytes` is the size of the archive (TFDS checksums) divided by its number of images, except where a row notes
+# otherwise.
+CATALOG = {
+  **small.ROWS,
+  **vtab.ROWS,
+  **imagenet.ROWS,
+  "tfds": Row(tfds.any_builder),
+  "folder": Row(folder.folder, exif=True),
+  "manifest": Row(manifest.manifest, exif=True),
+  "tars": Row(tars.tars),
+  "parquet": Row(parquet.parquet),
+  "segmentation": Row(segmentation.segmentation),
+}
+
+
+def _defaults(row):
+  """Returns the row's default values for the config keys that its reader supports."""
+  return {key: getattr(row, key) for key in ("train", "test", "labels") if key in schema.keywords(row.reader)}
+
+
+def _training(row):
+  """Returns the function that makes training examples.
+
+  Disables flips and crops that would change the labels of the row.
+  """
+  return schema.preset(
+    stream.train_examples,
+    **({} if row.flip else {"flip": False}),
+    **({} if row.crop else {"crop": Choice("resize")}),
+  )
+
+
+def _loading(row):
+  """Returns `loader.batches` with the row's default of `exif`."""
+  return schema.preset(loader.batches, exif=row.exif)
+
+
+def _weight(*, weight: Annotated[float, schema.Range(1e-9, 1e12)] = 1.0) -> float:
+  return weight
+
+
+def _reader(name, row):
+  """Returns the reader of a row with the row's own values filled in."""
+  return schema.preset(row.reader, name, row, **_defaults(row))
+
+
+# The tables below are derived from `CATALOG`. They include rows that `vit_jax.register` adds later.
+_COMPOSED = ("mixture", "pseudo_labelled")  # they consist of other datasets
+# The keys of `config.data` that the reader of each dataset supports.
+READERS = schema.Derived(CATALOG, _reader)
+# The keys of each part of a mixture.
+PARTS = schema.Derived(CATALOG, lambda name, row: (READERS[name], _weight), without=_COMPOSED)
+
+
+def _mixture(
+  open_part,
+  name: str,
+  row: Row,
+  split: str,
+  *,
+  parts: tuple[Annotated[Choice, PARTS], ...],
+  classes: mixture.Classes = "union",
+  epoch: str | None = None,
+  train: str = "train",
+  val: str | None = None,
+  test: str = "test",
+) -> sources.Source:
+  """Opens a mixture of several datasets and draws examples from each in proportion to its weight.
+
+  The images of each dataset are permuted again in each epoch of that dataset.
+
+  Args:
+    open_part: function (choice, split string) that opens a part.
+    name: name of the mixture.
+    row: row of the catalog.
+    split: "train", "val", "test" or a split string.
+    parts: datasets with their weights, such as `dict(name="imagenet21k", weight=2)`. Weights are relative.
+    classes: "union" joins the classes of the parts by name. "same" requires equal classes in all parts.
+    epoch: name of a part. An epoch then ends when every image of this part was used once, so that "90ep" uses its
+      images 90 times. Default: an epoch has as many examples as all parts together have images.
+    train: split string for training, of every part.
+    val: split string for validation, of every part.
+    test: split string for testing, of every part.
+
+  Raises:
+    ConfigError: if `parts` is empty, or if a part cannot be opened.
+  """
+  splits, opened = Splits(train, val, test), []
+  if not parts:
+    raise schema.ConfigError("no part. Write parts=(dict(name=..., weight=1), ...)", "parts")
+  for i, part in enumerate(parts):
+    choice = Choice(part.name, {key: value for key, value in part.args.items() if key != "weight"})
+    with schema.at("parts"), schema.at(f"[{i}]"):
+      opened.append(open_part(choice, splits.spec(split)))
+  weights = [part.args["weight"] for part in parts]
+  return mixture.mixture(name, splits.spec(split), opened, weights, classes, epoch)
+
+
+def _open_part(choice, split):
+  return schema.make(choice, PARTS, split)
+
+
+def _pseudo_labelled(
+  open_part,
+  name: str,
+  row: Row,
+  split: str,
+  *,
+  path: str,
+  labelled: Annotated[Choice, READERS],
+  images: Annotated[Choice | None, READERS] = None,
+  ratio: Annotated[float, schema.Range(1e-3, 1e3)] = 1.0,
+  minimum: schema.Fraction = 0.3,
+  per_class: Annotated[int, schema.Range(1, 2**31)] | None = None,
+  soft: bool = True,
+  train: str = "train",
+  val: str | None = None,
+  test: str = "test",
+) -> sources.Source:
+  """Opens labelled images and, for training, adds images with a teacher's labels (Noisy Student, Xie et al. 2020).
+
+  Args:
+    open_part: function (choice, split string) that opens a dataset.
+    name: name of the mixture.
+    row: row of the catalog.
+    split: "train", "val", "test" or a split string. Only "train" includes pseudo-labelled images.
+    path: directory that `evaluate --write-labels` wrote.
+    labelled: dataset with labels.
+    images: location of the pseudo-labelled images, if they were moved after the teacher labelled them.
+    ratio: number of pseudo-labelled images that are drawn for each labelled image.
+    minimum: lowest probability of the best class with which an image is used.
+    per_class: number of images per class. The images with the highest probabilities are used. A class with fewer
+      images repeats them.
+    soft: whether labels are the best classes with their probabilities, instead of the best class alone.
+    train: split string for training, of `labelled`.
+    val: split string for validation, of `labelled`.
+    test: split string for testing, of `labelled`.
+
+  Raises:
+    AbsentError: if `path` contains no labels.
+    ConfigError: if the classes of the teacher and of `labelled` differ.
+  """
+  splits = Splits(train, val, test)
+  with schema.at("labelled"):
+    source = open_part(labelled, splits.spec(split))
+  if split != "train":
+    return source
+  folder = paths.path(path)
+  with schema.at("path"):
+    plan = pseudo_labels.read_plan(folder)
+    if plan is None:
+      raise sources.AbsentError(
+        f"{path} contains no labels. Write them: python -m vit_jax.evaluate --workdir=TEACHER --split=SPLIT "
+        f"{schema.texts.flag('write-labels', path)}"
+      )
+    if tuple(map(class_names.normal, plan.classes)) != source.classes:
+      raise schema.ConfigError(
+        f"{path} has labels of {amount(len(plan.classes), 'class', 'classes')}, "
+        f"{show(plan.classes[0])} first, but the labelled "
+        f"data have {len(source.classes)}, {show(source.classes[0])} first. Use a teacher of the same classes"
+      )
+  with schema.at("images" if images else "path"):
+    stored = schema.convert(plan.data, Choice)
+    others = open_part(images or bind(stored, lookup(READERS, stored.name)), plan.split)
+  taken = pseudo_labels.Choice(minimum, per_class, soft)
+  pseudo = pseudo_labels.labelled("pseudo-labels", plan.split, others, folder, plan, taken)
+  return mixture.mixture(name, splits.spec(split), [source, pseudo], [1.0, ratio], "same", None)
+
+
+CATALOG["mixture"] = Row(schema.preset(_mixture, _open_part))
+CATALOG["pseudo_labelled"] = Row(schema.preset(_pseudo_labelled, _open_part))
+DATA = schema.Derived(
+  CATALOG,
+  lambda name, row: (
+    READERS[name],
+    _training(row),
+    stream.eval_examples,
+    _loading(row),
+    loader.processes,
+    augment.build,
+  ),
+)
+# The same for data that are only evaluated.
+EVAL_DATA = schema.Derived(
+  CATALOG, lambda name, row: (READERS[name], stream.eval_examples, _loading(row), augment.normalise)
+)
+
+
+def about(name: str) -> str:
+  """Returns a one-line description of a dataset, or "" if the catalog has no facts about it."""
+  row = CATALOG.get(name)
+  if row is None or row.classes is None:
+    return ""
+  task = vtab.TASKS.get(name)
+  parts = [
+    f"{name}: {row.builder or 'no public builder'}",
+    ", ".join(f"{split} {images:,}" for split, images in row.splits.items()),
+    f"{row.classes:,} classes" + (f", of which {len(row.subset)} occur" if row.subset else ""),
+    f"trained on {row.train!r}, tested on {row.test!r} by {row.metric}",
+    *([f"VTAB's {task.title} ({task.group})"] if task else []),
+    f"licence: {licences.licence(row.builder)}",
+  ]
+  return "; ".join(parts)
+
+
+def open_split(choice: Choice, split: str) -> sources.Source:
+  """Opens a split of a dataset.
+
+  Args:
+    choice: name and arguments from `config.data`, bound by `schema.bind`.
+    split: "train", "val" or "test" for the split that the choice defines, or a split string such as "train[:99%]".
+
+  Returns:
+    The source, which reads undecoded image files and labels by record number.
+
+  Raises:
+    AbsentError: if the data are missing. The message explains how to get them.
+    SplitError: if the dataset has no such split.
+    ConfigError: if the data do not fit the choice.
+
+  Example:
+    from vit_jax import schema
+    from vit_jax.data import catalog
+
+    choice = schema.bind(schema.Choice("digits"), catalog.DATA["digits"], catalog.DATA)
+    source = catalog.open_split(choice, "train[:100]")
+    len(source)  # 100
+    image_file, label = source.read(0)
+  """
+  return schema.make(choice, DATA, split)
+
+
+def train_examples(choice: Choice, seed: int, patch: int | None, batch: int, source: sources.Source | None = None):
+  """Returns the training examples of a dataset. See `stream.train_examples`.
+
+  Args:
+    choice: name and arguments from `config.data`, bound by `schema.bind`.
+    seed: seed of the run.
+    patch: side of a patch in pixels, to get images as patches. None: images as pixels.
+    batch: size of the global batch.
+    source: the opened split "train", if it is already open.
+  """
+  source = open_split(choice, "train") if source is None else source
+  _warn_of_changed_labels(choice)
+  return stream.train_examples(source, seed, patch, batch, **schema.arguments(choice, stream.train_examples))
+
+
+def _warn_of_changed_labels(choice):
+  """Warns if crops or flips change the labels of a part of a mixture. All parts have the same augmentation."""
+  crops = choice.args["crop"].name != "resize"
+  for part in choice.args.get("parts", ()):
+    row = CATALOG[part.name]
+    for harm, key, value in (
+      (crops and not row.crop, "crop", "resize"),
+      (choice.args["flip"] and not row.flip, "flip", "false"),
+    ):
+      if harm:
+        logging.warning(
+          "labels of %s are correct only for whole, unchanged images. Use config.data.%s=%s", part.name, key, value
+        )
+
+
+def known_split(choice: Choice, split: str, prefix: str = "") -> sources.Source:
+  """Returns the result of `open_split`, or a source without images if the data are missing.
+
+  The source without images is sufficient for planning. It has the number of images and classes from the catalog. The
+  names of its classes consist of `prefix` and a number. Reading an image raises the error for the missing data.
+
+  Args:
+    choice: name and arguments from `config.data`.
+    split: "train", "val", "test" or a split string.
+    prefix: text before the number of each class.
+
+  Raises:
+    AbsentError: if the data are missing and the catalog has no facts about them.
+    ConfigError: if the data exist but cannot be used.
+  """
+  if choice.name == "mixture":
+    same = choice.args.get("classes") == "same"
+
+    def open_part(part, split):
+      return known_split(part, split, "" if same else f"{part.name} ")  # classes of different parts may differ
+
+    known = {"mixture": (schema.preset(_mixture, open_part, "mixture", CATALOG["mixture"]), *DATA["mixture"][1:])}
+    return schema.make(choice, known, split)
+  try:
+    return open_split(choice, split)
+  except sources.AbsentError as error:
+    if choice.name == "pseudo_labelled":  # the classes are the same, and steps do not depend on the number of images
+      known = bind(choice, lookup(DATA, choice.name)).args
+      splits = Splits(known["train"], known["val"], known["test"])
+      return known_split(known["labelled"], splits.spec(split))
+    row = CATALOG[choice.name]
+    if row.classes is None:
+      raise
+    absent = error
+
+  def read(i):
+    raise absent
+
+  choice = bind(choice, lookup(DATA, choice.name))
+  splits = Splits(*(choice.args[key] for key in ("train", "val", "test")), row.slices)
+  length = sum(len(numbers) for _, numbers in splits.select(split, row.splits))
+  classes, labels = tuple(f"{prefix}{i}" for i in range(row.classes)), choice.args.get("labels", row.labels)
+  masks = row.segments and sources.Masks(tuple(row.segments.values), read)
+  return sources.Source(
+    choice.name, splits.spec(split), classes, length, read, lambda i: f"{choice.name}, record {i}", labels, masks=masks
+  )

@@ -1,0 +1,115 @@
+"""Evaluations that measure the weights periodically during a run and at its end.
+
+An evaluation is a function (subject, *, ...) that returns a function (params, poll) -> Outcome.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from vit_jax import schema
+from vit_jax.data import augment, loader, stream
+from vit_jax.evals import accuracy as _accuracy
+from vit_jax.evals import dense as _dense
+from vit_jax.evals import fewshot as _fewshot
+from vit_jax.evals import masked as _masked
+from vit_jax.evals.accuracy import accuracy
+from vit_jax.evals.dense import dense
+from vit_jax.evals.fewshot import fewshot
+from vit_jax.evals.masked import masked
+from vit_jax.evals.subject import Subject
+from vit_jax.schema import Choice, ConfigError, Derived, Duration, arguments, at, lookup
+
+
+def interval(steps_of: Callable[[Duration], int], *, every: Duration = Duration("20%")) -> int:
+  """Returns the number of steps between two measurements of a run. The end of the run is always measured.
+
+  Args:
+    steps_of: converts a duration to steps.
+    every: duration between two measurements.
+  """
+  return max(1, steps_of(every))
+
+
+class Kind(NamedTuple):
+  """An evaluation that a config can choose.
+
+  Attributes:
+    measure: (subject, *, keys of the config) -> (params, poll) -> Outcome.
+    figures: returns the names of the measured figures for bound arguments.
+  """
+
+  measure: Callable
+  figures: Callable[[Mapping[str, Any]], list[str]]
+
+
+# One row for each evaluation. The two tables below are derived from it.
+KINDS = {
+  "accuracy": Kind(accuracy, lambda args: _accuracy.figure_names(args["data"], args["classes"])),
+  "fewshot": Kind(fewshot, lambda args: _fewshot.figure_names(args["shots"], args["seeds"], args["probes"])),
+  "dense": Kind(dense, lambda args: list(_dense.FIGURES)),
+  "masked": Kind(masked, lambda args: _masked.figure_names()),
+}
+EVALS = Derived(KINDS, lambda name, kind: kind.measure)
+REPEATED = Derived(KINDS, lambda name, kind: (kind.measure, interval))  # for evaluations during a run
+
+
+def make(choice: Choice, subject: Subject) -> Callable:
+  """Returns the function (params, poll) -> Outcome of a bound choice.
+
+  Args:
+    choice: an evaluation with all of its arguments.
+    subject: the model and its data.
+  """
+  function, *_ = lookup(EVALS, choice.name)
+  return function(subject, **arguments(choice, function))
+
+
+def preparation(data: Choice) -> dict[str, Any]:
+  """Returns the arguments that determine how images of a bound data choice are prepared.
+
+  Other data are prepared in the same way unless an evaluation defines another preparation. The argument `exif` is
+  omitted because it is a property of each dataset.
+
+  Args:
+    data: a bound data choice.
+  """
+  prepared = arguments(data, stream.eval_examples, loader.batches, augment.normalise)
+  return {key: value for key, value in prepared.items() if key != "exif"}
+
+
+def bind(choice: Choice, table: schema.Table, prepared: Mapping[str, Any]) -> Choice:
+  """Checks all arguments of an evaluation and fills in defaults.
+
+  Args:
+    choice: the evaluation.
+    table: `EVALS` or `REPEATED`.
+    prepared: {argument: value} for the preparation of other data, see `preparation`.
+
+  Raises:
+    ConfigError: an argument is invalid, or the image size of the other data differs from that of the model.
+  """
+  with at("data"):
+    data = schema.convert(choice.args.get("data"), Choice | None)
+  if data is not None:
+    choice = Choice(choice.name, {**choice.args, "data": Choice(data.name, {**prepared, **data.args})})
+  bound = schema.bind(choice, lookup(table, choice.name), table)
+  if data is not None and "image_size" in prepared:
+    size = bound.args["data"].args["image_size"]
+    if size != prepared["image_size"]:
+      raise ConfigError(f"{size}, but the model needs {prepared['image_size']} px. Remove this key", "data.image_size")
+  return bound
+
+
+def figure_names(choice: Choice) -> list[str]:
+  """Returns the names of the figures that a bound choice measures. For `masked` these are the figures of all tasks.
+
+  Args:
+    choice: a bound evaluation.
+
+  Example:
+    from vit_jax import evals
+    from vit_jax.schema import Choice
+
+    assert evals.figure_names(Choice("dense")) == ["mean_iou", "pixel_accuracy", "images"]
+  """
+  return list(KINDS[choice.name].figures(choice.args))

@@ -1,0 +1,379 @@
+"""Import and export of published weights, between the files of other code bases and parameters by path.
+
+`recognise` determines the model of a set of tensors. `load` reads all parameters of a file. `export` renames parameters
+for another code base.
+"""
+
+import pathlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax import checkpoints, extensions, paths
+from vit_jax.importers import (
+  class_order,
+  containers,
+  contradictions,
+  hub,
+  layout,
+  row_names,
+  subtrees,
+  surgery,
+  tables,
+)
+from vit_jax.importers.known import export as export
+from vit_jax.importers.known import layout_of as layout_of
+from vit_jax.importers.known import layouts as layouts
+from vit_jax.importers.known import layouts_of as layouts_of
+from vit_jax.importers.layout import Layout, Tensors
+from vit_jax.importers.processing import Beside
+from vit_jax.importers.tensors import Tensor
+from vit_jax.models import Description, finite
+from vit_jax.schema import Choice, ConfigError, show
+from vit_jax.schema.errors import NotFiniteError, some
+
+
+class Recognised(NamedTuple):
+  """A known model, with its tensors under the names of the layout's rows.
+
+  It also contains notes for the user, and the metadata of images and classes. The tensors may not have been read yet.
+  """
+
+  layout: Layout
+  description: Description
+  tensors: Tensors
+  notes: list[str]
+  beside: Beside = Beside()
+
+  def image_notes(self) -> list[str]:
+    """Returns notes about the normalisation of the images for these weights, as flags for a config."""
+    return hub.notes(self.beside.normalised)
+
+  def read(self) -> dict[str, np.ndarray]:
+    """Reads all parameters.
+
+    Returns:
+      {path: float32 array}, layer by layer.
+
+    Raises:
+      ConfigError: if a tensor is missing, unexpected or has a wrong shape.
+    """
+    return layout.read(self.layout, self.tensors, self.description)
+
+  def lazily(self) -> dict[str, Tensor]:
+    """Returns the same parameters as `read`, but reads each parameter only when its values are used."""
+    return layout.lazily(self.layout, self.tensors, self.description)
+
+  def check(self) -> None:
+    """Raises ConfigError if `read` would raise it because of names or shapes. No values are read."""
+    layout.match(self.layout, self.tensors, self.description)
+
+
+def recognise(
+  tensors: Tensors, hints: Mapping[str, Any] | None = None, ema: bool | None = None, prefix: str | None = None
+) -> Recognised:
+  """Determines the layout and the model of a set of tensors.
+
+  Args:
+    tensors: tensors by their names in the file.
+    hints: facts that the tensors do not determine. The keys are "heads", "norm_eps", "gelu" ("tanh" or "erf"),
+      "padding", "image_size" and "name". "input_size" is used if the image size is unknown otherwise. If "width" is
+      present, "heads" applies only to models of this width. "description" is the model that this project stored in the
+      file. "notes" are added to the notes of the result. `hub.hints` returns further keys, which must not contradict
+      the model (see `contradictions.check`).
+    ema: True requires averaged weights, False requires raw weights. See `subtrees.choose`.
+    prefix: common prefix of the parameter names to read, for a file that contains several models.
+
+  Returns:
+    The model with its tensors, under the names of the layout.
+
+  Raises:
+    ConfigError: if the tensors do not belong to a known model.
+  """
+  hints = dict(hints or {})
+  if isinstance(hints.get("image_size"), list):
+    hints["image_size"] = tuple(hints["image_size"])
+  header = Description.from_json(hints["description"]) if "description" in hints else None
+  if header:
+    hints["image_size"] = header.image_size
+  tensors, taken = subtrees.choose(dict(tensors), _recognising, ema, prefix)
+  if odd := next(filter(re.compile(r"\d{5}").search, tensors), None):
+    raise ConfigError(f"a tensor is named {show(odd)}, but no model has that many layers")
+  for candidate in layouts():
+    if not candidate.recognises(tensors):
+      continue
+    try:
+      if not candidate.fits(tensors, hints) or (
+        header and header.published.family == candidate.family and not candidate.holds(header)
+      ):
+        continue
+      named = candidate.canonical(tensors, hints)
+      row_names.check_dimensions(candidate, named)
+      description = _stored(header, candidate, named) if header else candidate.describe(named, hints)
+      description = tables.with_resampling(description, candidate, hints, header)
+      noted = contradictions.check(description, hints, candidate)
+      said = hub.beside(hints)
+      notes = [*taken, *layout.notes(candidate, named, hints), *hints.get("notes", []), *noted]
+      return Recognised(candidate, description, named, notes, said)
+    except ConfigError:
+      raise
+    except (KeyError, StopIteration) as error:
+      raise ConfigError(f"the tensors look like a {candidate.family} of {candidate.name}, but lack {error}") from error
+    except (ArithmeticError, IndexError, TypeError, ValueError) as error:
+      row_names.check_dimensions(candidate, tensors)
+      raise ConfigError(
+        f"the tensors have the names of a {candidate.family} of {candidate.name}, but other shapes: {error}"
+      ) from error
+  raise ConfigError(
+    f"the tensors match no known model: {len(tensors)} tensors, such as {some(sorted(tensors)[:4])}. "
+    f"Known: " + ", ".join(sorted({f"{known.family} ({known.name})" for known in layouts()}))
+  )
+
+
+def _recognising(tensors):
+  """Returns the layouts that recognise the tensors by their names."""
+  return [candidate for candidate in layouts() if candidate.recognises(tensors)]
+
+
+def _stored(header, candidate, named):
+  """Returns the model that this project stored in a file, with the position table of the layout if it differs."""
+  other = tables.with_position(header, candidate.position)
+  if other != header:
+    try:
+      layout.match(candidate, named, header)
+    except ConfigError:
+      return other
+  return header
+
+
+def load(
+  path: str | pathlib.Path,
+  hints: Mapping[str, Any] | None = None,
+  ema: bool | None = None,
+  prefix: str | None = None,
+) -> tuple[Description, dict[str, np.ndarray]]:
+  """Reads the parameters of a weight file, or of the newest checkpoint of a workdir.
+
+  Args:
+    path: weight file or workdir.
+    hints: facts that the tensors do not determine. See `recognise`.
+    ema: True requires averaged weights, False requires raw weights. The default is averaged weights for a file that
+      contains them, and raw weights for a workdir.
+    prefix: common prefix of the parameter names to read, for a file that contains several models.
+
+  Returns:
+    The description of the model, and its parameters {path: float32 array}. `read` also returns notes.
+
+  Raises:
+    ConfigError: if the file cannot be read as exactly one known model.
+
+  Example:
+    from vit_jax import importers
+
+    description, arrays = importers.load("model.npz")
+    print(description, len(arrays))
+  """
+  return read(path, hints, ema, prefix)[:2]
+
+
+class Weights(NamedTuple):
+  """A model and its parameters.
+
+  Attributes:
+    description: the model.
+    arrays: float32 parameters by path.
+    notes: messages for the user about how the weights were read.
+    classes: class names in the order of the outputs, or () if they are unknown.
+  """
+
+  description: Description
+  arrays: dict[str, np.ndarray]
+  notes: list[str]
+  classes: tuple[str, ...]
+
+
+def read(
+  path: str | pathlib.Path,
+  hints: Mapping[str, Any] | None = None,
+  ema: bool | None = None,
+  prefix: str | None = None,
+  likely: Mapping[str, Any] | None = None,
+) -> Weights:
+  """Reads the same weights as `load`, and also returns notes and class names.
+
+  Args:
+    path: weight file or workdir.
+    hints: facts that the tensors do not determine. See `recognise`.
+    ema: True requires averaged weights, False requires raw weights. See `load`.
+    prefix: common prefix of the parameter names to read, for a file that contains several models.
+    likely: hints that are used only if no other source provides the value. See `inspect`.
+
+  Raises:
+    ConfigError: if the file cannot be read as exactly one known model.
+    NotFiniteError: if a parameter of a workdir is NaN or infinite.
+  """
+  path = paths.path(path)
+  if is_workdir(path):
+    check_prefix(path, prefix)
+    arrays, about = checkpoints.read_weights(path, bool(ema))
+    extensions.restore_of(path, about)
+    try:
+      finite.check_weights({f"parameter {name}": array for name, array in arrays.items()})
+    except ConfigError as error:
+      raise NotFiniteError(f"{path}: {error}") from error
+    description = Description.from_json(about.get("model")).unscanned()
+    parameters = surgery.unstack(arrays, layout.shapes(description))
+    return Weights(description, parameters, [], class_order.stored(about))
+  recognised = inspect(path, hints, likely, ema, prefix)
+  try:
+    notes = [*recognised.notes, *recognised.image_notes()]
+    return Weights(recognised.description, recognised.read(), notes, recognised.beside.labels)
+  except ConfigError as error:
+    raise ConfigError(f"{path}: {error}") from error
+
+
+def check_prefix(workdir: pathlib.Path, prefix: str | None) -> None:
+  """Raises ConfigError if a prefix is used with a workdir, because its checkpoints contain a single model."""
+  if prefix is not None:
+    raise ConfigError(f"{workdir}: a workdir contains one model. Remove the prefix {show(prefix)}")
+
+
+class FrozenWeights(NamedTuple):
+  """A model with weights that have not been read yet.
+
+  Attributes:
+    description: the model.
+    load: function that reads the weights.
+    notes: messages for the user about how the weights are read.
+  """
+
+  description: Description
+  load: Callable[[], dict[str, np.ndarray]]
+  notes: list[str]
+
+
+def frozen(
+  path: str,
+  image_size: int,
+  dtype: str,
+  ema: bool | None = None,
+  prefix: str | None = None,
+  classes: Sequence[str] = (),
+) -> FrozenWeights:
+  """Returns the model of a file or workdir, and a function that reads its weights.
+
+  Until this function is called, only names and shapes are read from a file.
+
+  Args:
+    path: weight file or workdir.
+    image_size: side of the images in pixels. Position embeddings are resampled to it.
+    dtype: type in which the model computes.
+    ema: True requires averaged weights, False requires raw weights. See `load`.
+    prefix: common prefix of the parameter names to read, for a file that contains several models.
+    classes: class names of the data. The outputs are reordered to match them. See `fitted`.
+
+  Raises:
+    ConfigError: if the file cannot be read as exactly one known model, or is not compatible with the image size or
+      classes.
+  """
+  if is_workdir(paths.path(path)):
+    have, _, notes, names = read(path, None, ema, prefix)
+  else:
+    recognised = inspect(path, ema=ema, prefix=prefix)
+    have, notes, names = recognised.description, recognised.notes, recognised.beside.labels
+  want = have.replaced(image_size=image_size).bound()
+  if "dtype" in want.model.args:
+    want = want.replaced(model=Choice(want.model.name, {**want.model.args, "dtype": dtype}))
+
+  def arrays():
+    _, tensors = load(path, ema=ema, prefix=prefix)
+    return class_order.arranged(surgery.fit(tensors, have, want, "keep")[0], want, names, classes)[0]
+
+  try:
+    return FrozenWeights(want, arrays, [*notes, *class_order.arranged({}, want, names, classes)[1]])
+  except ConfigError as error:
+    raise ConfigError(f"{path}: {error}") from error
+
+
+def is_workdir(path: pathlib.Path) -> bool:
+  """Returns true if a path is a workdir of this project with checkpoints."""
+  with containers.reading(path):
+    return (path / "checkpoints").is_dir()
+
+
+def fitted(
+  path: str,
+  want: Description,
+  head: str = "auto",
+  ema: bool | None = None,
+  prefix: str | None = None,
+  classes: Sequence[str] = (),
+) -> tuple[dict[str, np.ndarray], list[str]]:
+  """Returns the parameters of a file, adapted to a model.
+
+  If the head is kept, its outputs are reordered to the positions of `classes`. See `class_order.arranged`.
+
+  Args:
+    path: weight file or workdir.
+    want: the model to adapt the parameters to.
+    head: "auto", "keep" or "new". See `surgery.fit`.
+    ema: True requires averaged weights, False requires raw weights. See `load`.
+    prefix: common prefix of the parameter names to read, for a file that contains several models.
+    classes: class names of the data.
+
+  Returns:
+    The parameters by path, layer by layer, and notes about all changes.
+
+  Raises:
+    ConfigError: if the parameters cannot be adapted.
+  """
+  shapes = layout.shapes(want)
+  # Tensors do not determine the number of heads. If the widths are equal, the number of the wanted model is most
+  # likely.
+  likely = {} if isinstance(want.image_size, int) else {"image_size": want.image_size}
+  if query := shapes.get("blocks/0/attention/query/kernel"):
+    likely |= {"width": query[0], "heads": query[1]}
+  have, arrays, known, names = read(path, None, ema, prefix, likely)
+  try:
+    fitting, notes = surgery.fit(arrays, have, want, head)
+    kept = head != "new" and have.classes == want.classes
+    fitting, moved = class_order.arranged(fitting, want, names if kept else (), classes, strict=head == "keep")
+    return fitting, [*notes, *moved, *known]
+  except ConfigError as error:
+    raise ConfigError(f"{path}: {error}") from error
+
+
+def inspect(
+  path: str | pathlib.Path,
+  hints: Mapping[str, Any] | None = None,
+  likely: Mapping[str, Any] | None = None,
+  ema: bool | None = None,
+  prefix: str | None = None,
+) -> Recognised:
+  """Determines the layout and the model of a weight file, without reading the values of its tensors.
+
+  Args:
+    path: the weight file.
+    hints: facts that the tensors do not determine. See `recognise`.
+    likely: hints that are used only if no other source provides the value.
+    ema: True requires averaged weights, False requires raw weights. See `load`.
+    prefix: common prefix of the parameter names to read, for a file that contains several models.
+
+  Raises:
+    ConfigError: if the file cannot be read as exactly one known model.
+
+  Example:
+    from vit_jax import importers
+
+    recognised = importers.inspect("model.npz")
+    print(recognised.layout.name, recognised.description)
+  """
+  tensors, beside = containers.read(paths.path(path))
+  known = beside | dict(hints or {})
+  guessed = {key: value for key, value in (likely or {}).items() if key != "width" or "heads" not in known}
+  try:
+    return recognise(tensors, guessed | known, ema, prefix)
+  except ConfigError as error:
+    raise ConfigError(f"{path}: {error}") from error

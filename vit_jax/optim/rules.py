@@ -1,0 +1,361 @@
+"""Optimizers: update rules with weight decay, gradient clipping, frozen parameters and layer-wise learning rates.
+
+`RULES` contains the update rules and `schedules.SCHEDULES` the learning rate schedules. The keyword-only parameters of
+their functions are the keys of `config.optim`. Several keys select parameters with patterns for whole parameter paths
+(see `trees`). A pattern that has no effect raises an error.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Literal
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from vit_jax import trees
+from vit_jax.optim import matrices, schedules
+from vit_jax.optim.matrices import muon
+from vit_jax.schema import (
+  Choice,
+  ConfigError,
+  Count,
+  Duration,
+  Momentum,
+  NonNegative,
+  Pattern,
+  Positive,
+  Range,
+  arguments,
+  lookup,
+  preset,
+)
+
+Precision = Literal["float32", "bfloat16"]
+# {path: number of layers between the parameter and the logits}. A scanned stack has an array, one number per layer.
+LayersAbove = Mapping[str, int | np.ndarray | None] | None
+
+
+def create(
+  choice: Choice,
+  params,
+  total: int,
+  steps: Callable[[Duration], int],
+  statistics: frozenset[str] = frozenset(),
+  layers_above: LayersAbove = None,
+):
+  """Returns the `optimizer` that a choice names.
+
+  Args:
+    choice: name and arguments from `config.optim`, bound by `schema.bind`.
+    params: nested parameters, as arrays or as shapes.
+    total: number of steps of the run.
+    steps: function that converts a duration to a number of steps.
+    statistics: paths that the model updates itself, such as running averages.
+    layers_above: number of layers between each parameter and the logits, by path. See `models.parameters.layers_above`.
+
+  Returns:
+    The gradient transformation, and the schedule as a function from step to learning rate.
+
+  Raises:
+    ConfigError: if an argument is not compatible with the model or the run.
+
+  Example:
+    import jax.numpy as jnp
+    import optax
+    from vit_jax import optim, schema
+
+    choice = schema.Choice("adamw", {"lr": 1e-3, "weight_decay": 0.1})
+    choice = schema.bind(choice, optim.RULES["adamw"], optim.RULES)
+    params = {"head": {"kernel": jnp.ones((3, 2)), "bias": jnp.zeros(2)}}
+    transform, schedule = optim.create(choice, params, total=100, steps=int)
+    updates, state = transform.update(params, transform.init(params), params)
+    params = optax.apply_updates(params, updates)
+    float(schedule(50))  # 0.0005, half of the cosine
+  """
+  rule, around = lookup(RULES, choice.name)
+  if rule is muon:
+    matrices.check(trees.flatten(params))
+  return around(
+    rule(**arguments(choice, rule)), params, total, steps, statistics, layers_above, **arguments(choice, around)
+  )
+
+
+def optimizer(
+  rule: optax.GradientTransformation,
+  params,
+  total: int,
+  steps: Callable[[Duration], int],
+  statistics: frozenset[str] = frozenset(),
+  layers_above: LayersAbove = None,
+  *,
+  lr: Positive,
+  schedule: Annotated[Choice, schedules.SCHEDULES] = Choice("cosine"),
+  warmup: Duration = Duration("0"),
+  weight_decay: NonNegative = 0.0,
+  decay: Literal["times_lr", "independent"] = "times_lr",
+  decay_on: tuple[tuple[Pattern, NonNegative], ...] = ((".*kernel", 1.0),),
+  frozen: tuple[Pattern, ...] = (),
+  lr_multipliers: tuple[tuple[Pattern, NonNegative], ...] = (),
+  layer_decay: Annotated[float, Range(0, 1, open_low=True)] | None = None,
+  trust_ratio: Literal["none", "decayed", "all"] = "none",
+  clip: Positive | None = None,
+) -> tuple[optax.GradientTransformation, schedules.Schedule]:
+  """Returns the complete gradient transformation around an update rule, and its learning rate schedule.
+
+  The update combines these values:
+
+  - u: the result of the rule for the clipped gradient.
+  - p: the parameter.
+  - r(t): the learning rate of the schedule at step t.
+  - m: the learning rate multiplier of the parameter's path.
+
+  The two settings of `decay` compute:
+
+    times_lr:    update = -r(t) m (u + weight_decay p)          (torch; Loshchilov & Hutter 2019 with the rate inside)
+    independent: update = -r(t) m u - r(t) / lr weight_decay p  (big_vision: here decay is independent of lr)
+
+  Frozen parameters have no optimizer state, their update is zero, and `clip` ignores their gradients. The same is true
+  for `statistics`. Patterns are not compared with the paths of `statistics`.
+
+  Args:
+    rule: transformation of gradients to directions, without a learning rate.
+    params: nested parameters, as arrays or as shapes.
+    total: number of steps of the run.
+    steps: function that converts a duration to a number of steps.
+    statistics: paths that the model updates itself.
+    layers_above: number of layers between each parameter and the logits, by path. None for models with unequal layers.
+    lr: peak learning rate.
+    schedule: learning rate as a function of the step.
+    warmup: length of the linear warm-up from 0.
+    weight_decay: decay factor. For each parameter, the factor is multiplied by the value of the parameter in
+      `decay_on`.
+    decay: "times_lr" multiplies the decay by the learning rate. "independent" multiplies it by r(t) / lr.
+    decay_on: pairs of pattern and decay multiplier. The first pattern that matches a path counts. Other paths have 0.
+    frozen: patterns of the parameters that are not trained.
+    lr_multipliers: pairs of pattern and learning rate multiplier. The first match counts. Other paths have 1.
+    layer_decay: multiplies the learning rate of a parameter by layer_decay ** layers_above[path]. None disables it.
+    trust_ratio: multiplies v = u + weight_decay p by |p| / |v|. (With "independent", v = u.) "all" adapts all
+      parameters, "decayed" adapts only parameters with weight decay. Each parameter and each layer of a stack has its
+      own ratio. The ratio turns Adam into LAMB and SGD into LARS (You et al. 2020).
+    clip: limit of the global gradient norm. None disables clipping.
+
+  Returns:
+    The gradient transformation, and the schedule as a function from step to learning rate.
+
+  Raises:
+    ConfigError: if a pattern has no effect, all parameters are frozen, or an argument does not fit the model.
+  """
+  rate = schedules.create(schedule, lr, total, steps(warmup), steps)
+  paths = _trainable(params, statistics)
+  scales = _by_pattern("lr_multipliers", lr_multipliers, paths, 1.0)
+  if layer_decay is not None:
+    if layers_above is None:
+      raise ConfigError(
+        "the layers of this model do not all have the same structure. Use lr_multipliers", "layer_decay"
+      )
+    if unknown := [path for path in paths if path in layers_above and layers_above[path] is None]:
+      raise ConfigError(
+        f"the order of this model's layers does not include the parameter {unknown[0]!r}. "
+        "Pass order= to register.model",
+        "layer_decay",
+      )
+    scales = {path: scale * _power(layer_decay, layers_above.get(path, 0)) for path, scale in scales.items()}
+  decays = {}
+  if weight_decay:
+    decays = {k: weight_decay * v for k, v in _by_pattern("decay_on", decay_on, paths, 0.0).items() if v}
+
+  clipping = [optax.clip_by_global_norm(clip)] if clip is not None else []
+  if trust_ratio == "decayed" and not decays:
+    raise ConfigError("'decayed' has no effect if weight_decay is 0. Set weight_decay, or use 'all'", "trust_ratio")
+  stacked = frozenset(path for path, above in (layers_above or {}).items() if isinstance(above, np.ndarray))
+  trust = {"none": [], "decayed": [_trust(decays, stacked)], "all": [_trust(paths, stacked)]}[trust_ratio]
+  if decay == "times_lr":
+    after = [_add_decayed(decays), *trust, _scale(scales), optax.scale_by_schedule(lambda step: -rate(step))]
+  else:
+    scales = {path: lr * scale for path, scale in scales.items()}
+    after = [*trust, _scale(scales), _add_decayed(decays), optax.scale_by_schedule(lambda step: -rate(step) / lr)]
+  chain = optax.chain(*clipping, rule, *after)
+
+  held = frozen_paths(frozen, params, statistics)
+  if not held:
+    return chain, rate
+  labels = trees.map_named(lambda path, _: "frozen" if path in held else "trained", params)
+  return optax.partition({"trained": chain, "frozen": optax.set_to_zero()}, labels), rate
+
+
+def frozen_paths(frozen: Sequence[str], params, statistics: frozenset[str] = frozenset()) -> frozenset[str]:
+  """Returns the paths that gradients do not update: the frozen parameters and all statistics.
+
+  Args:
+    frozen: patterns for whole parameter paths.
+    params: nested parameters, as arrays or as shapes.
+    statistics: paths that the model updates itself. Patterns are not compared with these paths.
+
+  Raises:
+    ConfigError: if a pattern has no effect, or if the patterns match all parameters.
+  """
+  paths = _trainable(params, statistics)
+  held = _by_pattern("frozen", [(pattern, True) for pattern in frozen], paths, False)
+  if all(held.values()):
+    raise ConfigError(f"{frozen} matches every parameter, so no parameter would be trained", "frozen")
+  return statistics | {path for path in paths if held[path]}
+
+
+def _trainable(params, statistics):
+  return {path: leaf for path, leaf in trees.flatten(params).items() if path not in statistics}
+
+
+# Update rules: transformations of gradients to directions, without a learning rate.
+
+
+def adamw(*, b1: Momentum = 0.9, b2: Momentum = 0.999, eps: Positive = 1e-8, mu_dtype: Precision = "float32"):
+  """Returns the Adam rule (Kingma & Ba 2015). Together with the `weight_decay` of `optimizer`, the rule is AdamW.
+
+  Args:
+    b1: decay rate of the first moment.
+    b2: decay rate of the second moment.
+    eps: added to the root of the second moment.
+    mu_dtype: type in which the first moment is stored.
+  """
+  return optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
+
+
+def sgd(*, momentum: Momentum = 0.9, nesterov: bool = False, accumulator_dtype: Precision = "float32"):
+  """Returns the rule of stochastic gradient descent with momentum: v = momentum v + g.
+
+  Args:
+    momentum: factor of the accumulated gradient v. With 0 the direction is the gradient g.
+    nesterov: whether the direction is g + momentum v instead of v.
+    accumulator_dtype: type in which v is stored.
+  """
+  return optax.trace(momentum, nesterov, accumulator_dtype) if momentum else optax.identity()
+
+
+def adafactor(
+  *,
+  b2_exponent: Positive = 0.8,
+  b2_cap: Momentum = 0.999,
+  momentum: Momentum = 0.9,
+  momentum_dtype: Precision = "bfloat16",
+  factored_from: Count = 32,
+  clipping: Positive | None = None,
+):
+  """Returns the Adafactor rule of ViT-G (Zhai et al. 2022, section 3.4).
+
+  Unlike the original Adafactor, the rule does not rescale updates by the size of the parameters.
+
+  Args:
+    b2_exponent: second moments decay by min(b2_cap, 1 - t ** -b2_exponent) at steps t = 1, 2, ...
+    b2_cap: largest decay rate of the second moments.
+    momentum: decay rate of the average of updates, momentum m + (1 - momentum) u, without bias correction. 0 disables
+      the average.
+    momentum_dtype: type in which the average is stored.
+    factored_from: second moments are factored over the two largest axes if both have at least this many entries.
+    clipping: limit of the root mean square of each array, applied before the average. None disables it.
+  """
+  return optax.chain(
+    optax.scale_by_factored_rms(
+      decay_rate=b2_exponent,
+      min_dim_size_to_factor=factored_from,
+      decay_rate_fn=lambda step, exponent: jnp.minimum(b2_cap, 1 - (step + 1.0) ** -exponent),
+    ),
+    *([optax.clip_by_block_rms(clipping)] if clipping is not None else []),
+    *([optax.ema(momentum, debias=False, accumulator_dtype=momentum_dtype)] if momentum else []),
+  )
+
+
+def lion(*, b1: Momentum = 0.9, b2: Momentum = 0.99, mu_dtype: Precision = "float32"):
+  """Returns the Lion rule (Chen et al. 2023), which needs a 3 to 10 times smaller `lr` than Adam.
+
+  The direction is the sign of b1 m + (1 - b1) g. Afterwards m becomes b2 m + (1 - b2) g.
+
+  Args:
+    b1: weight of the momentum m in the direction.
+    b2: decay rate of the momentum m.
+    mu_dtype: type in which the momentum is stored.
+  """
+  return optax.scale_by_lion(b1, b2, mu_dtype=mu_dtype)
+
+
+def lamb(*, b1: Momentum = 0.9, b2: Momentum = 0.999, eps: Positive = 1e-6, mu_dtype: Precision = "float32"):
+  """Returns the Adam rule of LAMB (You et al. 2020). The choice "lamb" sets trust_ratio="decayed", as in timm and apex.
+
+  The paper and Optax adapt "all" parameters. In this package, query, key and value have separate tensors and ratios.
+  Implementations that store them in one tensor use one ratio for all three.
+
+  Args:
+    b1: decay rate of the first moment.
+    b2: decay rate of the second moment.
+    eps: added to the root of the second moment.
+    mu_dtype: type in which the first moment is stored.
+  """
+  return optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
+
+
+ADVICE = {"frozen": """. All but the head: --config.optim.frozen='["(?!head).*"]'"""}  # for a pattern without a match
+
+RULES = {rule.__name__: (rule, optimizer) for rule in (adamw, sgd, adafactor, lion, muon)}
+RULES["lamb"] = (lamb, preset(optimizer, trust_ratio="decayed"))
+
+
+# Multipliers by path.
+
+
+def _by_pattern(key: str, rows: Sequence[tuple[str, object]], paths, default) -> dict[str, object]:
+  """Returns the value of the first pattern that matches each path.
+
+  Raises ConfigError if a pattern is never the first match.
+  """
+  patterns = [pattern for pattern, _ in rows]
+  first = {path: trees.first_match(patterns, path) for path in paths}
+  for i, pattern in enumerate(patterns):
+    if i in first.values():
+      continue
+    if any(re.fullmatch(pattern, path) for path in paths):
+      raise ConfigError(
+        f"{pattern!r} has no effect: earlier patterns match all of its parameters. Put it first", f"{key}[{i}]"
+      )
+    raise ConfigError(
+      f"{pattern!r} matches no parameter. A pattern is a regular expression for the whole path. Nearest: "
+      f"{', '.join(trees.nearest(pattern, paths))}{ADVICE.get(key, '')}",
+      f"{key}[{i}]",
+    )
+  return {path: default if i is None else rows[i][1] for path, i in first.items()}
+
+
+def _scale(scales):
+  """Multiplies updates by the multiplier of their path: a number, or one number per layer of a stack."""
+  # Selected by path, because the tree that arrives here does not contain the frozen parameters.
+  scales = {path: scale for path, scale in scales.items() if np.any(scale != 1)}
+  return optax.stateless(
+    lambda updates, _: trees.map_named(lambda path, u: u * scales[path] if path in scales else u, updates)
+  )
+
+
+def _add_decayed(decays):
+  """Adds the decay of each path times the parameter to the updates."""
+  return optax.stateless(
+    lambda updates, params: trees.map_named(
+      lambda path, u, p: u + decays[path] * p if path in decays else u, updates, params
+    )
+  )
+
+
+def _trust(adapted, stacked):
+  """Multiplies the adapted updates by |p| / |u| if neither is 0. Optax's version does not support stacks of layers."""
+
+  def adapt(path, u, p):
+    if path not in adapted:
+      return u
+    axes = tuple(range(path in stacked, u.ndim))
+    squares = (jnp.sum(jnp.square(x.astype(jnp.float32)), axes, keepdims=True) for x in (p, u))
+    of_p, of_u = (jnp.sqrt(square) for square in squares)
+    return u * jnp.where((of_p > 0) & (of_u > 0), of_p / of_u, 1)
+
+  return optax.stateless(lambda updates, params: trees.map_named(adapt, updates, params))
+
+
+def _power(decay, layers):
+  # A stack uses float32, like its updates.
+  return (np.float32(decay) if isinstance(layers, np.ndarray) else decay) ** layers

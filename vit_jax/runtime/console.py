@@ -1,0 +1,26 @@
+"""Printed lines of a run: only the first of its processes prints."""
+
+import errno
+import os
+import sys
+
+from vit_jax.runtime.exchange import process
+
+
+def note(text: str) -> None:
+  """Prints a line with `say` unless the text is empty."""
+  if text:
+    say(text)
+
+
+def say(text: str) -> None:
+  """Prints a line without delay, on the first process only."""
+  if process() == 0:
+    try:
+      print(text, flush=True)
+    except OSError as error:
+      if error.errno not in (errno.EPIPE, errno.EIO):
+        raise
+      # The reader has gone, for example behind `| head` or after the terminal was closed. Training must not end because
+      # of it.
+      sys.stdout = open(os.devnull, "w")

@@ -1,0 +1,318 @@
+"""Schema of configs: the types that a signature may use, choices by name, and the checks of values.
+
+A choice in a config consists of a name and arguments: `dict(name="adamw", lr=1e-3)`. A table maps the name to
+functions. The keyword-only parameters of these functions are the schema: they define the arguments with their types,
+ranges and defaults. Positional parameters are supplied by the run. If an argument is a choice too, its annotation
+contains the table: `crop: Annotated[Choice, CROPS]`. A second list of keys is therefore not needed.
+"""
+
+import collections.abc
+import dataclasses
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+import ml_collections
+
+from vit_jax.schema import aliases, expected, patterns, signatures, suggestions, texts
+from vit_jax.schema.errors import ConfigError, UnknownKeyError, at, nearest, place, show
+from vit_jax.schema.kinds import (
+  Choice,
+  Duration,
+  Pattern,
+  Required,
+)
+from vit_jax.schema.signatures import keywords
+from vit_jax.schema.tables import Table, lookup
+from vit_jax.schema.texts import Text
+from vit_jax.schema.texts import amount as amount
+from vit_jax.schema.values import default_of, plain, word
+
+
+def bind(choice: Choice, functions: tuple[Callable, ...], table: Table | None = None) -> Choice:
+  """Checks all arguments of a choice and adds the defaults.
+
+  Args:
+    choice: a name with arguments.
+    functions: functions that define the arguments by their keyword-only parameters.
+    table: the table of the choice. The error for an unknown argument lists the other names of the table that accept it.
+
+  Returns:
+    A choice with a value for every argument.
+
+  Raises:
+    ConfigError: an argument is unknown, missing or invalid.
+  """
+  entries = {}
+  for function in functions:
+    hints = typing.get_type_hints(function, include_extras=True)
+    entries |= {name: (hints[name], default) for name, default in keywords(function).items()}
+  return Choice(choice.name, _fields(choice.args, entries, f"{choice.name!r}", inspect.Parameter.empty, table))
+
+
+def make(choice: Choice, table: Table, *supplied):
+  """Calls the first function that a choice names.
+
+  Args:
+    choice: a name with arguments. The arguments are checked first.
+    table: the table of the choice.
+    *supplied: positional arguments of the function.
+
+  Returns:
+    The result of the function.
+
+  Raises:
+    ConfigError: the name or an argument is unknown, missing or invalid.
+
+  Example:
+    from vit_jax import schema
+
+    def linear(steps: int, *, end: schema.Fraction = 0.0):
+      return [1 + (end - 1) * step / steps for step in range(steps + 1)]
+
+    values = schema.make(schema.Choice("linear", {"end": 0.5}), {"linear": linear}, 2)
+    assert values == [1.0, 0.75, 0.5]
+  """
+  functions = lookup(table, choice.name)
+  return functions[0](*supplied, **arguments(bind(choice, functions), functions[0]))
+
+
+def arguments(choice: Choice, *functions: Callable) -> dict[str, Any]:
+  """Returns the arguments of a bound choice that belong to the given functions.
+
+  Args:
+    choice: a choice that `bind` returned.
+    *functions: some of the functions with which it was bound.
+
+  Returns:
+    {name: value}.
+  """
+  return {name: choice.args[name] for function in functions for name in keywords(function)}
+
+
+def preset(function: Callable, *first, **defaults) -> Callable:
+  """Returns a function with some arguments filled in and some defaults replaced. It can be used as a schema.
+
+  Args:
+    function: a function with annotations.
+    *first: values of the first positional parameters.
+    **defaults: new defaults of keyword parameters.
+  """
+  made = functools.partial(function, *first, **defaults)
+  # A partial object hides the annotations, and the module in which their names are defined.
+  made.__annotations__ = typing.get_type_hints(function, include_extras=True)
+  return made
+
+
+def _fields(values: Mapping, entries: Mapping, owner: str, no_default, others: Table | None = None) -> dict[str, Any]:
+  """Converts the values of all entries {key: (type, default)}. Every key in `values` must be an entry."""
+  for key in values:
+    if key not in entries:
+      advice = signatures.advice(key, values[key], entries, others or {})
+      problem = f"unknown key for {owner}, value {show(plain(values[key]))}."
+      bare = problem + signatures.allowed(entries)
+      # The correct place of the key is known, not only a similar spelling.
+      known = signatures.is_certain(key, entries, others or {})
+      elsewhere = "" if known else str(suggestions.of_key(place(str(key)), suggestions.typed(values[key])))
+      raise UnknownKeyError(bare + elsewhere if elsewhere else problem + advice, str(key), "" if known else bare)
+  result = {}
+  for key, (kind, default) in entries.items():
+    absent = isinstance(values[key], Required) if key in values else default is no_default
+    if absent:
+      raise ConfigError(_missing(place(key), owner), key)
+    value = values.get(key, default)
+    if isinstance(default, Choice) and isinstance(value, Mapping | ml_collections.ConfigDict) and "name" not in value:
+      value = {"name": default.name, **default.args, **value}  # the user sets other arguments of the default choice
+    with at(key):
+      try:
+        result[key] = convert(value, kind)
+      # Not for the value itself, because the message already contains the place of an item in a list.
+      except _TypeMismatch as error:
+        if error.place != place():
+          raise
+        raise ConfigError(_mismatch(value, kind)) from None
+  return result
+
+
+class _TypeMismatch(ConfigError):
+  """An error for a value that does not have the type of its key."""
+
+
+def _mismatch(value, kind):
+  """Returns the message for a value of the wrong type: the expected type, the value, and an example."""
+  example = aliases.example(place()) or expected.example(kind)
+  shown = show(str(value) if isinstance(value, Text) else plain(value))
+  advice = f" Write a value such as {example}" if example else ""
+  return f"expected {expected.in_words(kind)}, got {shown}.{advice}"
+
+
+def _missing(key, owner):
+  """Returns the message for a key without a value: the meaning of the value, and how to provide it."""
+  if what := aliases.wanted(key):
+    is_choice = key in ("config.model", "config.data", "config.optim")
+    return f"missing. Give {what}: --{key}{'.name=NAME' if is_choice else '=...'}"
+  return f"missing; {owner} needs it. Add it to the config or as --{key}=..."
+
+
+def convert(value, kind, table: Table | None = None):
+  """Converts a value to an annotated type.
+
+  Args:
+    value: a value of a config, or a `Text` from a flag.
+    kind: the type.
+    table: the table of names if the type is `Choice` and the table is known.
+
+  Returns:
+    The converted value. Choices are bound if their table is known.
+
+  Raises:
+    ConfigError: the value does not have the type or is out of range. The message contains the place of the value in the
+      config and the allowed values.
+
+  Example:
+    from vit_jax import schema
+
+    assert schema.convert(schema.Text("5%"), schema.Fraction) == 0.05
+    assert schema.convert((1, 2), tuple[int, ...]) == (1, 2)
+  """
+  origin, args = typing.get_origin(kind), typing.get_args(kind)
+  if origin is Annotated:
+    return _annotated(convert(value, args[0], args[1] if isinstance(args[1], Mapping) else None), args[1])
+  if origin in (types.UnionType, typing.Union):
+    is_none = value is None or (isinstance(value, Text) and value.lower() == "none")
+    if is_none and type(None) in args:
+      return None
+    words = [word for each in args[1:] if typing.get_origin(each) is Literal for word in typing.get_args(each)]
+    if isinstance(value, str) and value in words:  # a word that is allowed as an alternative to values of another type
+      return str(value)
+    if str in args and int in args and isinstance(value, int):  # a number among allowed words, as a user would type it
+      value = str(value)
+    return convert(value, next(a for a in args if a is not type(None)), table)
+  if origin is Literal:
+    if value not in args:
+      raise ConfigError(f"{show(value)} is not a choice.{nearest(value, args)}")
+    return str(value) if isinstance(value, str) else value
+  if kind is Choice:
+    return _choice(value, table)
+  if kind is Duration:
+    return Duration(value)
+  if dataclasses.is_dataclass(kind):
+    return _dataclass(value, kind)
+  if origin is collections.abc.Mapping:
+    return _mapping(value, args[1])
+  if origin is tuple:
+    return _tuple(value, args)
+  return _scalar(value, kind)
+
+
+def _annotated(value, annotation):
+  """Checks a converted value against a range, or binds a choice with its table."""
+  if value is None:
+    return None
+  if isinstance(annotation, Mapping):
+    return bind(value, lookup(annotation, value.name), annotation)
+  if value not in annotation:
+    raise ConfigError(f"{show(value)} is out of range. Allowed: {annotation}")
+  return value
+
+
+def _choice(value, table):
+  if isinstance(value, Choice):
+    return value
+  if not isinstance(value, Mapping | ml_collections.ConfigDict) or not isinstance(value.get("name"), str):
+    allowed = isinstance(value, str) and (value.isidentifier() if table is None else value in table)
+    name = str(value) if allowed else "..."
+    names = "" if allowed or table is None else f".{nearest(value, table)}"
+    flag = texts.flag(place("name"), name if allowed else "NAME")
+    raise ConfigError(f"{show(plain(value))} is not a choice. Write dict(name={name!r}, ...), or {flag}{names}")
+  # Nested choices keep their form until their table is known.
+  return Choice(str(value["name"]), {k: v for k, v in value.items() if k != "name"})
+
+
+def _dataclass(value, kind):
+  if isinstance(value, kind):
+    return value
+  fields = dataclasses.fields(kind)
+  if not isinstance(value, Mapping | ml_collections.ConfigDict):
+    names, remark = [word(field) for field in fields], aliases.REMARKS.get(aliases.word(place()))
+    advice = f". {remark}" if remark else f". Write --{place(names[0])}=..." if place() else ""
+    raise ConfigError(f"{show(value)} is not a set of named values. Allowed keys: {names}{advice}")
+  hints = typing.get_type_hints(kind, include_extras=True)
+  entries = {word(field): (hints[field.name], default_of(field)) for field in fields}
+  owner = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
+  values = _fields(value, entries, owner, dataclasses.MISSING)
+  return kind(**{field.name: values[word(field)] for field in fields})
+
+
+def _mapping(value, kind):
+  if not isinstance(value, Mapping | ml_collections.ConfigDict):
+    raise ConfigError(f"{show(value)} is not a set of named entries. Write dict(...)")
+  result = {}
+  for key, entry in value.items():
+    with at(str(key)):
+      result[str(key)] = convert(entry, kind)
+  return result
+
+
+def _tuple(value, kinds):
+  try:
+    read = texts.literal(value)
+  except ConfigError as error:
+    if advice := _as_list(value, kinds[0]):
+      raise ConfigError(f"{error.message}{advice}") from None
+    raise ConfigError(_not_a_list(f"expected a list, got {show(str(value))}", kinds)) from None
+  if not isinstance(read, tuple | list):
+    advice = _as_list(read, kinds[0])
+    raise ConfigError(
+      f"{show(read)} is not a list of values{advice}"
+      if advice
+      else _not_a_list(f"{show(read)} is not a list of values", kinds)
+    )
+  value = read
+  if kinds[-1] is Ellipsis:
+    kinds = (kinds[0],) * len(value)
+  if len(kinds) != len(value):
+    raise ConfigError(f"{show(value)} has {amount(len(value), 'value')}. Expected {len(kinds)}")
+  result = []
+  for i, (entry, kind) in enumerate(zip(value, kinds, strict=True)):
+    with at(f"[{i}]"):
+      result.append(convert(entry, kind))
+  return tuple(result)
+
+
+def _not_a_list(problem, kinds):
+  """Returns the message for a value where a list of numbers, or a list of lists, is expected."""
+  example = aliases.example(place()) or expected.example(tuple[kinds])
+  return f"{problem}. Write a value such as {example}" if example else problem
+
+
+def _as_list(value, kind):
+  """Returns advice to write a single word as a list in a flag, or "" if no list of words is expected."""
+  if kind not in (str, Pattern) or not place():
+    return ""
+  word = value if isinstance(value, str) and not set(value) & set("'\"[") else "..."
+  return f""". Write {texts.flag(place(), f'["{word}"]')}"""
+
+
+def _scalar(value, kind):
+  if kind in (str, Pattern) and isinstance(value, str):
+    if kind is Pattern:
+      patterns.check(value)
+    return str(value)
+  try:
+    value = texts.number(value) if kind is float else texts.literal(value)
+  except ConfigError as error:
+    raise _TypeMismatch(error.message) from None
+  fits = {
+    bool: isinstance(value, bool),
+    int: isinstance(value, int) and not isinstance(value, bool),
+    float: isinstance(value, int | float) and not isinstance(value, bool),
+  }.get(kind, False)
+  if kind is float and fits and not abs(value) < 2**1023:
+    raise ConfigError(f"{show(value)} is not a finite number")
+  if not fits:
+    raise _TypeMismatch(f"expected {expected.in_words(kind)}, got {show(value)}")
+  return kind(value)

@@ -1,0 +1,18 @@
+"""Stages of training, by name.
+
+A stage (task) is a value that is built from the objects that the run supplies and from the arguments of `config.task`.
+The keyword-only fields of the classes in `TASKS` define these arguments. `Task` is the protocol that every stage
+implements.
+"""
+
+from vit_jax.tasks.classify import Classify
+from vit_jax.tasks.distill import Distill
+from vit_jax.tasks.masked_autoencoder import MaskedAutoencoder
+from vit_jax.tasks.masked_patches import MaskedPatches
+
+TASKS = {
+  "classify": Classify,
+  "distill": Distill,
+  "masked_patches": MaskedPatches,
+  "masked_autoencoder": MaskedAutoencoder,
+}
