@@ -19,16 +19,17 @@ import tempfile
 import time
 
 from benchmarks import children, photographs
-from benchmarks.input_pipeline import rate
-from vit_jax import cli, extras, files
+from benchmarks.input_pipeline import measure_rate
+from vit_jax import cli
 from vit_jax.data import catalog, loader
-from vit_jax.schema import Choice, bind
+from vit_jax.schema import Choice, bind, extras
+from vit_jax.storage import files
 
 BATCH, IMAGES = 128, 512
 COPIES = 16  # 8,192 records
 
 
-def opened(folder: str, workers: int, threads: int) -> loader.Batches:
+def open_batches(folder: str, workers: int, threads: int) -> loader.Batches:
   """Opens endless batches of the photographs in a folder, in the default order for buckets.
 
   Args:
@@ -38,12 +39,12 @@ def opened(folder: str, workers: int, threads: int) -> loader.Batches:
   """
   data = Choice("tfds", {"builder": "photographs", "path": folder, "order": Choice("blocks")})
   data = bind(data, catalog.DATA["tfds"], catalog.DATA)
-  there = functools.partial(catalog.train_examples, data, 0, None, BATCH)
+  there = functools.partial(catalog.open_train_examples, data, 0, None, BATCH)
   made = loader.processes(there, IMAGES * COPIES, workers=workers)
   return loader.batches(there(), BATCH, range(BATCH), 0, made, threads=threads or None)
 
 
-def memory(batches: loader.Batches) -> list[float]:
+def measure_memory(batches: loader.Batches) -> list[float]:
   """Returns the resident memory of this process and of the workers in MiB."""
   processes = [os.getpid(), *{line.process.pid for line in batches._pool.lines}] if batches._pool else [os.getpid()]
   texts = [pathlib.Path(f"/proc/{process}/statm").read_text() for process in processes]
@@ -66,12 +67,12 @@ def main() -> None:
   from tests.buckets import BUCKET, Server  # needs the package of the server
 
   with tempfile.TemporaryDirectory() as folder, Server() as server, contextlib.ExitStack() as ending:
-    photographs.write(pathlib.Path(folder), IMAGES, COPIES)
+    photographs.write_dataset(pathlib.Path(folder), IMAGES, COPIES)
     server.fill(pathlib.Path(folder), "data")
     os.environ |= server.environment
     server.make(latency=args.latency)
     pipelines = {
-      name: opened(path, args.workers, args.threads)
+      name: open_batches(path, args.workers, args.threads)
       for name, path in (("local", folder), ("bucket", f"gs://{BUCKET}/data"))
     }
     for batches in pipelines.values():
@@ -81,7 +82,7 @@ def main() -> None:
     for _ in range(args.rounds + 1):
       for name, batches in pipelines.items():
         cpu = time.process_time()
-        rates[name].append(rate(batches, args.seconds))
+        rates[name].append(measure_rate(batches, args.seconds))
         cores[name].append((time.process_time() - cpu) / (rates[name][-1] * args.seconds + 6 * BATCH))
     waited = waiting.waited / (time.monotonic() - clock)
     median, core = ({name: statistics.median(taken[1:]) for name, taken in each.items()} for each in (rates, cores))
@@ -90,7 +91,7 @@ def main() -> None:
     while (now := time.monotonic()) < began + 60 * args.minutes or images < IMAGES * COPIES:
       images += len(next(pipelines["bucket"])["image"])
       if now >= mark:
-        grown.append([round(size) for size in memory(pipelines["bucket"])])
+        grown.append([round(size) for size in measure_memory(pipelines["bucket"])])
         print(f"{now - began:>6.0f} s {images:>9,} images  {grown[-1]} MiB", flush=True)
         mark += max(1.0, 60 * args.minutes / 20)
     row = {
@@ -110,4 +111,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

@@ -24,7 +24,7 @@ def require(module: str, extra: str) -> None:
     raise schema.ConfigError(f"{module} is not installed. Run: pip install -e '.[{extra}]'")
 
 
-def program(name: str, extra: str) -> str:
+def find_program(name: str, extra: str) -> str:
   """Returns the path of a program in the directory of this Python or in PATH.
 
   Args:
@@ -40,7 +40,7 @@ def program(name: str, extra: str) -> str:
   raise schema.ConfigError(f"{name} is not installed. Run: pip install -e '.[{extra}]'")
 
 
-def output(words: Sequence[str]) -> str:
+def read_output(words: Sequence[str]) -> str:
   """Runs a program and returns its standard output.
 
   Ctrl-C reaches only this process, which then ends the program. Otherwise both processes would report the interruption.

@@ -16,8 +16,9 @@ import time
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from vit_jax import cli, config, files
-from vit_jax.corpora.builders import prepare
+from vit_jax import cli, config
+from vit_jax.corpora.builders import prepare_dataset
+from vit_jax.storage import files
 from vit_jax.sweeps import pool, results, search
 from vit_jax.sweeps.study import Study
 from vit_jax.sweeps.trials import Trial
@@ -36,32 +37,32 @@ FINETUNE = {"total": "3ep", "checkpoint.every": "100%", "log.every": "20%", "eva
 def main() -> None:
   """Trains, probes, fine-tunes, and writes the comparison."""
   parser = cli.Parser("benchmarks.compare", __doc__)
-  parser.add_argument("--workdir", type=cli.workdir, default=pathlib.Path("runs/compare"))
+  parser.add_argument("--workdir", type=cli.parse_workdir, default=pathlib.Path("runs/compare"))
   workdir = parser.parse_args().workdir
-  prepare("digits")
-  began, groups = time.perf_counter(), pool.groups(2)
+  prepare_dataset("digits")
+  began, groups = time.perf_counter(), pool.divide_devices(2)
 
   # The slowest model is first, so that cores are not idle for long at the end.
   changes = config.product({"model.name": list(MODELS)[::-1], "seed": SEEDS})
-  scratch = trained("configs/digits.py", workdir / "scratch", SCRATCH, changes, groups)
-  best = max(MODELS, key=lambda name: statistics.mean(t.figures["val/top1"] for t in of(scratch, name)))
+  scratch = train_runs("configs/digits.py", workdir / "scratch", SCRATCH, changes, groups)
+  best = max(MODELS, key=lambda name: statistics.mean(t.figures["val/top1"] for t in select_trials(scratch, name)))
   print(f"\nbest on val: {MODELS[best]}\n", flush=True)
-  probed = probes(workdir, scratch, best, groups)
-  starts = [{"init.from": str(trial.workdir), "seed": trial.changes["seed"]} for trial in of(scratch, best)]
+  probed = run_probes(workdir, scratch, best, groups)
+  starts = [{"init.from": str(trial.workdir), "seed": trial.changes["seed"]} for trial in select_trials(scratch, best)]
   file = f"configs/finetune.py:digits,{best},{PIXELS[1]}"
-  tuned = trained(file, workdir / "finetune", FINETUNE, starts, groups)
+  tuned = train_runs(file, workdir / "finetune", FINETUNE, starts, groups)
 
-  rows = table(scratch, probed, tuned, best)
-  text = results.markdown(rows)
+  rows = make_table(scratch, probed, tuned, best)
+  text = results.format_markdown(rows)
   files.write_text(workdir / "compare.md", text + "\n")
   record = {"best": best, "rows": rows, "trials": [trial.to_json() for trial in scratch + tuned]}
   record["fewshot"] = [{"model": name, "pixels": size, "figures": some} for (name, size), some in probed.items()]
   files.write_text(workdir / "compare.json", json.dumps(record, indent=2, default=str) + "\n")
-  picture(scratch, probed, tuned, best, workdir / "compare.png")
+  draw_picture(scratch, probed, tuned, best, workdir / "compare.png")
   print(f"\n{text}\n\n{time.perf_counter() - began:.0f} s; {workdir}/compare.md, compare.json, compare.png", flush=True)
 
 
-def trained(file, workdir, overrides, changes, groups) -> list[Trial]:
+def train_runs(file, workdir, overrides, changes, groups) -> list[Trial]:
   """Trains a run for each of the changes, several at the same time. Ends the program if a run fails.
 
   Args:
@@ -73,34 +74,42 @@ def trained(file, workdir, overrides, changes, groups) -> list[Trial]:
   """
   study = Study(file, overrides, config.Sweep(changes, decide=None), workdir)
   trials = study.trials()
-  search.search(study, trials, groups, retry=True)
+  search.run_study(study, trials, groups, retry=True)
   if failed := [f"{trial}: {trial.error}" for trial in trials if trial.status != "done"]:
     sys.exit("\n".join(failed))
   return trials
 
 
-def table(scratch, probed, tuned, best) -> list[list[str]]:
+def make_table(scratch, probed, tuned, best) -> list[list[str]]:
   """Returns the rows of compare.md, with the header first.
 
   Args:
     scratch: trials from scratch.
-    probed: result of `probes`.
+    probed: result of `run_probes`.
     tuned: fine-tuned trials.
     best: name of the best model.
   """
-  images = f"{images_of(scratch):,}"
+  images = f"{count_training_images(scratch):,}"
   rows = [["what", "pixels", "images of training", "test top-1, % (runs)", "seconds of training"]]
   for name, title in MODELS.items():
-    rows.append([f"{title} from scratch", "32", images, cell(of(scratch, name)), seconds(of(scratch, name))])
+    rows.append(
+      [
+        f"{title} from scratch",
+        "32",
+        images,
+        format_cell(select_trials(scratch, name)),
+        average_seconds(select_trials(scratch, name)),
+      ]
+    )
   for size in PIXELS:
     for shots in SHOTS:
-      values = results.mean_and_deviation([top1(figures, shots) for figures in probed[best, size]])
+      values = results.format_mean_and_deviation([average_top1(figures, shots) for figures in probed[best, size]])
       rows.append([f"{MODELS[best]}, frozen, {shots}-shot ridge", str(size), f"{10 * shots}", values, "-"])
-  rows.append([f"{MODELS[best]}, fine-tuned", str(PIXELS[1]), images, cell(tuned), seconds(tuned)])
+  rows.append([f"{MODELS[best]}, fine-tuned", str(PIXELS[1]), images, format_cell(tuned), average_seconds(tuned)])
   return rows
 
 
-def of(trials: list[Trial], name: str) -> list[Trial]:
+def select_trials(trials: list[Trial], name: str) -> list[Trial]:
   """Returns the trials of a model.
 
   Args:
@@ -110,7 +119,7 @@ def of(trials: list[Trial], name: str) -> list[Trial]:
   return [trial for trial in trials if trial.changes["model.name"] == name]
 
 
-def probes(workdir, scratch, best, groups) -> dict[tuple[str, int], list[dict]]:
+def run_probes(workdir, scratch, best, groups) -> dict[tuple[str, int], list[dict]]:
   """Returns few-shot metrics of the weights of each seed, by (model, pixels).
 
   The higher resolution is measured only for the best model.
@@ -134,13 +143,13 @@ def probes(workdir, scratch, best, groups) -> dict[tuple[str, int], list[dict]]:
           f"--config.evals.digits.data.train={SPLITS['data.train']}",
         ]
   (workdir / "fewshot").mkdir(parents=True, exist_ok=True)
-  run(commands, groups)
+  run_commands(commands, groups)
   return {
     key: [json.loads(file.read_text())["evals"]["digits"]["figures"] for file in some] for key, some in answers.items()
   }
 
 
-def run(commands: dict[str, list[str]], groups) -> None:
+def run_commands(commands: dict[str, list[str]], groups) -> None:
   """Runs commands, several at the same time. Ends the program if a command fails.
 
   Args:
@@ -153,14 +162,14 @@ def run(commands: dict[str, list[str]], groups) -> None:
       while waiting and running.has_room:
         name = waiting.pop()
         running.start(name, commands[name], pathlib.Path(name).with_suffix(".log"))
-      for name, code in running.finished().items():
+      for name, code in running.collect_finished().items():
         print(f"{time.strftime('%H:%M:%S')}  done  {pathlib.Path(name).stem}", flush=True)
         if code:
           sys.exit(f"{name}: {pathlib.Path(name).with_suffix('.log').read_text()}")
       time.sleep(0.1)
 
 
-def top1(figures: dict, shots: int) -> float:
+def average_top1(figures: dict, shots: int) -> float:
   """Returns mean top-1 over draws.
 
   Args:
@@ -170,23 +179,23 @@ def top1(figures: dict, shots: int) -> float:
   return figures[f"ridge_{shots}shot"]
 
 
-def cell(trials: list[Trial]) -> str:
+def format_cell(trials: list[Trial]) -> str:
   """Returns top-1 on test, mean ± standard deviation."""
-  return results.mean_and_deviation([trial.figures["top1"] for trial in trials])
+  return results.format_mean_and_deviation([trial.figures["top1"] for trial in trials])
 
 
-def seconds(trials: list[Trial]) -> str:
+def average_seconds(trials: list[Trial]) -> str:
   """Returns the mean training time in seconds."""
   return f"{statistics.mean(trial.seconds for trial in trials):.0f}"
 
 
-def images_of(trials: list[Trial]) -> int:
+def count_training_images(trials: list[Trial]) -> int:
   """Returns the number of training images of a run, computed from its log."""
-  last = lines_of(trials[0])[-1]
+  last = read_lines(trials[0])[-1]
   return round(last["step"] * json.loads(trials[0].config)["batch"] / last["train/epoch"])
 
 
-def lines_of(trial: Trial) -> list[dict]:
+def read_lines(trial: Trial) -> list[dict]:
   """Returns one line of a run's log per step, for steps with an epoch and a metric on val."""
   steps = {}
   for text in (trial.workdir / "metrics.jsonl").read_text().splitlines():
@@ -195,29 +204,31 @@ def lines_of(trial: Trial) -> list[dict]:
   return [line for line in steps.values() if {"train/epoch", "val/top1"} <= line.keys()]
 
 
-def picture(scratch, probed, tuned, best, path) -> None:
+def draw_picture(scratch, probed, tuned, best, path) -> None:
   """Draws accuracy on val over images seen (left), and accuracy on test over different images (right).
 
   Args:
     scratch: trials from scratch.
-    probed: result of `probes`.
+    probed: result of `run_probes`.
     tuned: fine-tuned trials.
     best: name of the best model.
     path: the PNG file.
   """
-  figure, images = Figure(figsize=(11, 4.6), layout="constrained"), images_of(scratch)
+  figure, images = Figure(figsize=(11, 4.6), layout="constrained"), count_training_images(scratch)
   FigureCanvasAgg(figure)
   left, right = figure.subplots(1, 2)
   for number, (name, title) in enumerate(MODELS.items()):
-    colour, trials = f"C{number}", of(scratch, name)
-    curve(left, [lines_of(trial) for trial in trials], images, colour, title)
-    dotted(right, beside(number, [10 * k for k in SHOTS]), [[top1(f, k) for f in probed[name, 32]] for k in SHOTS],
+    colour, trials = f"C{number}", select_trials(scratch, name)
+    draw_curve(left, [read_lines(trial) for trial in trials], images, colour, title)
+    draw_points(right, shift_positions(number, [10 * k for k in SHOTS]), [[average_top1(f, k) for f in probed[name, 32]] for k in SHOTS],
            colour, f"{title}, frozen, few-shot")  # fmt: skip
-    dotted(right, beside(number, [images]), [[trial.figures["top1"] for trial in trials]], colour, None, "s")
+    draw_points(
+      right, shift_positions(number, [images]), [[trial.figures["top1"] for trial in trials]], colour, None, "s"
+    )
   number = len(MODELS)
-  dotted(right, beside(number, [10 * k for k in SHOTS]), [[top1(f, k) for f in probed[best, PIXELS[1]]] for k in SHOTS],
+  draw_points(right, shift_positions(number, [10 * k for k in SHOTS]), [[average_top1(f, k) for f in probed[best, PIXELS[1]]] for k in SHOTS],
          f"C{number}", f"{MODELS[best]}, the same at {PIXELS[1]} px")  # fmt: skip
-  dotted(right, beside(number, [images]), [[t.figures["top1"] for t in tuned]], f"C{number}",
+  draw_points(right, shift_positions(number, [images]), [[t.figures["top1"] for t in tuned]], f"C{number}",
          f"fine-tuned at {PIXELS[1]} px", "D")  # fmt: skip
   left.set(xlabel="training images seen", ylabel="top-1 on val", title="from scratch, mean ± std of 3 seeds")
   right.set(xlabel="different labelled images", ylabel="top-1 on test", xscale="log")
@@ -228,11 +239,11 @@ def picture(scratch, probed, tuned, best, path) -> None:
   for axes in (left, right):
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="lower right")
-  with files.replacing(path) as partial:
+  with files.atomic_write(path) as partial:
     figure.savefig(partial, format="png", dpi=110)
 
 
-def beside(number: int, positions: list[float]) -> list[float]:
+def shift_positions(number: int, positions: list[float]) -> list[float]:
   """Shifts positions on a logarithmic axis, so that error bars of several series do not overlap.
 
   Args:
@@ -242,7 +253,7 @@ def beside(number: int, positions: list[float]) -> list[float]:
   return [position * 1.09 ** (number - len(MODELS) / 2) for position in positions]
 
 
-def curve(axes, runs: list[list[dict]], images: int, colour: str, label: str) -> None:
+def draw_curve(axes, runs: list[list[dict]], images: int, colour: str, label: str) -> None:
   """Draws mean top-1 on val over images seen, with a band of one standard deviation.
 
   Args:
@@ -260,7 +271,7 @@ def curve(axes, runs: list[list[dict]], images: int, colour: str, label: str) ->
   axes.fill_between(seen, low, high, color=colour, alpha=0.2)
 
 
-def dotted(axes, positions, values, colour, label, marker="o") -> None:
+def draw_points(axes, positions, values, colour, label, marker="o") -> None:
   """Draws means with error bars of one standard deviation.
 
   Args:
@@ -278,4 +289,4 @@ def dotted(axes, positions, values, colour, label, marker="o") -> None:
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

@@ -12,38 +12,42 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
-from vit_jax import build, checkpoints, cli, mesh, models, runtime, schema
+from vit_jax import checkpoints, cli, models, runtime, schema
 from vit_jax.data import augment, catalog, loader, stream
 from vit_jax.inference import stored
-from vit_jax.schema import amount
+from vit_jax.parallel import sharding
+from vit_jax.schema import format_amount
+from vit_jax.training import build
 
 
-def predictions(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def load_predictions(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Returns images, labels and predicted classes of the test split, from the run's last checkpoint.
 
   Raises:
     ConfigError: `workdir` does not contain a run, or the run has no checkpoint.
   """
-  run = stored.run_of(workdir)
+  run = stored.load_run(workdir)
   if run is None:
     raise schema.ConfigError(f"--workdir: {workdir} contains no run (no config.json). Train one first: make digits")
   parts = build.build(run, jax.devices())
-  with contextlib.closing(checkpoints.Checkpoints(workdir, mesh.replicated(parts.mesh), read_only=True)) as store:
+  with contextlib.closing(
+    checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(parts.mesh), read_only=True)
+  ) as store:
     if (restored := store.restore(parts.state_shapes)) is None:
       raise schema.ConfigError(f"--workdir: {workdir} has no checkpoint yet. Wait for the first one, or start the run")
     state, _ = restored
   source = catalog.open_split(run.data, "test")
-  examples = stream.eval_examples(source, **schema.arguments(run.data, stream.eval_examples))
-  options = schema.arguments(run.data, loader.batches)
+  examples = stream.eval_examples(source, **schema.select_arguments(run.data, stream.eval_examples))
+  options = schema.select_arguments(run.data, loader.batches)
   with contextlib.closing(loader.batches(examples, len(source), range(len(source)), **options)) as batches:
     batch = next(batches)
   model = models.functional(models.Description(run.model, run.data.args["image_size"], len(source.classes)))
-  images = augment.normalise(batch["image"], **schema.arguments(run.data, augment.normalise))
+  images = augment.normalise(batch["image"], **schema.select_arguments(run.data, augment.normalise))
   output, _ = jax.jit(model.outputs)(state.params, images)
   return batch["image"], batch["label"], np.asarray(output.logits.argmax(-1))
 
 
-def curves(axes, workdir: pathlib.Path) -> None:
+def draw_curves(axes, workdir: pathlib.Path) -> None:
   """Draws top-1 over epochs.
 
   Args:
@@ -68,7 +72,7 @@ def curves(axes, workdir: pathlib.Path) -> None:
   axes.legend(loc="lower right")
 
 
-def gallery(axes, images, labels, guesses, count: int = 32, columns: int = 8) -> None:
+def draw_gallery(axes, images, labels, guesses, count: int = 32, columns: int = 8) -> None:
   """Draws a grid of images with labels, mistakes first. Mistakes also show the prediction.
 
   Args:
@@ -91,7 +95,9 @@ def gallery(axes, images, labels, guesses, count: int = 32, columns: int = 8) ->
       left + tile / 2, top + tile + 5, text, ha="center", va="center", fontsize=7, color="crimson" if wrong else "black"
     )
   axes.imshow(canvas, cmap="gray", vmin=0, vmax=255)
-  axes.set_title(f"{amount(int((labels != guesses).sum()), 'mistake')} of {len(labels)}, and some that are right")
+  axes.set_title(
+    f"{format_amount(int((labels != guesses).sum()), 'mistake')} of {len(labels)}, and some that are right"
+  )
   axes.axis("off")
 
 
@@ -102,13 +108,13 @@ def main() -> None:
   parser.add_argument("--out", required=True, type=pathlib.Path)
   args = parser.parse_args()
   runtime.start()
-  predicted = predictions(args.workdir)
+  predicted = load_predictions(args.workdir)
   figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), width_ratios=(1, 1.5), layout="constrained")
-  curves(left, args.workdir)
-  gallery(right, *predicted)
+  draw_curves(left, args.workdir)
+  draw_gallery(right, *predicted)
   args.out.parent.mkdir(parents=True, exist_ok=True)
   figure.savefig(args.out, dpi=110)
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

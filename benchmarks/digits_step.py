@@ -14,17 +14,20 @@ from collections.abc import Callable
 import jax
 
 from benchmarks import children
-from vit_jax import build, cli, config, files, flags, runtime, schema, trees
-from vit_jax.corpora.builders import prepare
+from vit_jax import cli, config, runtime, schema, trees
+from vit_jax.config import flags
+from vit_jax.corpora.builders import prepare_dataset
+from vit_jax.storage import files
+from vit_jax.training import build
 
 
-def jax_step() -> tuple[Callable[[], None], int, int]:
+def make_jax_step() -> tuple[Callable[[], None], int, int]:
   """Prepares the train step of configs/digits.py.
 
   Returns:
     A function that runs one step on a fixed batch, the number of parameters, and the batch size.
   """
-  run = build.complete(config.resolve(flags.load("configs/digits.py")))
+  run = build.complete(config.resolve(flags.load_config("configs/digits.py")))
   parts = build.build(run, jax.devices())
   batches = parts.batches(0)
   batch = next(batches)
@@ -35,22 +38,24 @@ def jax_step() -> tuple[Callable[[], None], int, int]:
     state[0], metrics = compiled(state[0], batch, frozen)
     jax.block_until_ready(metrics)
 
-  return step, trees.count(parts.state_shapes.params), run.batch
+  return step, trees.count_values(parts.state_shapes.params), run.batch
 
 
 def main() -> None:
   """Prints the median images per second of each side, and the median ratio of neighbouring steps."""
   parser = cli.Parser("benchmarks.digits_step", __doc__)
-  parser.add_argument("--rounds", type=cli.number(schema.Count), default=20, help="number of timed steps of each side")
-  parser.add_argument("--json", type=cli.path, metavar="FILE", help="also write the figures to this file")
+  parser.add_argument(
+    "--rounds", type=cli.make_number_parser(schema.Count), default=20, help="number of timed steps of each side"
+  )
+  parser.add_argument("--json", type=cli.parse_path, metavar="FILE", help="also write the figures to this file")
   args = parser.parse_args()
   children.require("torch", "torch")
   from benchmarks import torch_cct  # imports torch, which is in an extra
 
   runtime.start()
-  prepare("digits")
-  ours, parameters, batch = jax_step()
-  theirs, peer_parameters = torch_cct.train_step(batch)
+  prepare_dataset("digits")
+  ours, parameters, batch = make_jax_step()
+  theirs, peer_parameters = torch_cct.make_train_step(batch)
   assert parameters == peer_parameters, "not the same model"
 
   seconds = {"vit_jax": [], "torch": []}
@@ -69,4 +74,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

@@ -18,12 +18,14 @@ import time
 import numpy as np
 from sklearn.linear_model import RidgeClassifier
 
-from vit_jax import cli, files, probes
+from vit_jax import cli
+from vit_jax.evals import probes
+from vit_jax.storage import files
 
 CLASSES, SHOTS, WIDTH, TEST = 1000, 10, 1024, 20_000
 
 
-def problem() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def make_problem() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Generates features with labels for training, and features for tests.
 
   The classes are about as separable as with the features of a good model.
@@ -41,7 +43,7 @@ def problem() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   return features, labels, test
 
 
-def ours(features, labels, test) -> np.ndarray:
+def predict_with_ours(features, labels, test) -> np.ndarray:
   """Returns the classes that our probe predicts.
 
   Args:
@@ -49,11 +51,11 @@ def ours(features, labels, test) -> np.ndarray:
     labels: training labels (N,).
     test: test features (M, D).
   """
-  (probe,) = probes.ridge(features, labels, CLASSES)
-  return probes.scores(probe, test).argmax(1)
+  (probe,) = probes.fit_ridge(features, labels, CLASSES)
+  return probes.compute_scores(probe, test).argmax(1)
 
 
-def theirs(features, labels, test) -> np.ndarray:
+def predict_with_theirs(features, labels, test) -> np.ndarray:
   """Returns the classes that scikit-learn predicts.
 
   Args:
@@ -66,7 +68,7 @@ def theirs(features, labels, test) -> np.ndarray:
   return fitted.predict((test - mean) / deviation)
 
 
-def memory(function, answer) -> None:
+def measure_memory(function, answer) -> None:
   """Computes a prediction and puts the peak memory of this process in bytes, including the arrays, into a queue.
 
   Args:
@@ -74,15 +76,15 @@ def memory(function, answer) -> None:
     answer: the queue.
   """
   signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process without a traceback
-  function(*problem())
+  function(*make_problem())
   answer.put(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
-def peak(function) -> int:
+def measure_peak(function) -> int:
   """Returns the peak memory of a prediction in a separate process, in bytes."""
   context = multiprocessing.get_context("spawn")
   answer = context.Queue()
-  process = context.Process(target=memory, args=(function, answer))
+  process = context.Process(target=measure_memory, args=(function, answer))
   process.start()
   bytes_used = answer.get()
   process.join()
@@ -95,7 +97,7 @@ def main() -> None:
   parser.add_argument("--rounds", type=int, default=5)
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
   args = parser.parse_args()
-  arrays, seconds, predicted = problem(), {ours: [], theirs: []}, {}
+  arrays, seconds, predicted = make_problem(), {predict_with_ours: [], predict_with_theirs: []}, {}
   for _ in range(args.rounds):
     for function, taken in seconds.items():
       began = time.perf_counter()
@@ -105,8 +107,8 @@ def main() -> None:
   row = {
     "seconds": mine,
     "ratio_to_sklearn": mine / peer,
-    "agreement": float((predicted[ours] == predicted[theirs]).mean()),
-    "bytes": peak(ours),
+    "agreement": float((predicted[predict_with_ours] == predicted[predict_with_theirs]).mean()),
+    "bytes": measure_peak(predict_with_ours),
   }
   print(
     f"{len(arrays[0]):,} x {WIDTH:,} features, {CLASSES:,} classes, {TEST:,} images classified: {mine:.2f} s and "
@@ -118,4 +120,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

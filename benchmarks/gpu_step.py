@@ -32,15 +32,19 @@ from einops import rearrange
 
 from benchmarks import children
 from benchmarks.sides import CLASSES, CLIP, DECAY, RATE, SIDE, Side
-from vit_jax import build, cli, config, files, flops, hardware, schema, trees
+from vit_jax import cli, config, schema, trees
 from vit_jax.data import catalog
-from vit_jax.schema import amount
+from vit_jax.models import flops
+from vit_jax.parallel import hardware
+from vit_jax.schema import format_amount
+from vit_jax.storage import files
+from vit_jax.training import build
 
 # Warm-up steps after compilation. They also change our head, which starts at zero: products with zeros use less power.
 WARM = 3
 
 
-def run(model: str, attention: str, batch: int) -> config.Run:
+def make_run(model: str, attention: str, batch: int) -> config.Run:
   """Returns our run.
 
   Args:
@@ -65,7 +69,7 @@ def run(model: str, attention: str, batch: int) -> config.Run:
   )
 
 
-def ours(parts: build.Parts, images: np.ndarray, labels: np.ndarray) -> Side:
+def prepare_ours(parts: build.Experiment, images: np.ndarray, labels: np.ndarray) -> Side:
   """Prepares our side.
 
   Args:
@@ -89,10 +93,10 @@ def ours(parts: build.Parts, images: np.ndarray, labels: np.ndarray) -> Side:
     jax.block_until_ready((states[0], metrics))
     return float(metrics["loss"])
 
-  return Side(steps, trees.count(parts.state_shapes.params), f"jax {jax.__version__}")
+  return Side(steps, trees.count_values(parts.state_shapes.params), f"jax {jax.__version__}")
 
 
-def card(platform: str) -> jax.Device:
+def get_device(platform: str) -> jax.Device:
   """Returns the device of both sides, the first of its platform.
 
   Raises:
@@ -114,7 +118,7 @@ def card(platform: str) -> jax.Device:
   return device
 
 
-def measure(model: str, args: argparse.Namespace) -> dict:
+def measure_model(model: str, args: argparse.Namespace) -> dict:
   """Measures a model in this process.
 
   Args:
@@ -131,29 +135,29 @@ def measure(model: str, args: argparse.Namespace) -> dict:
 
   from benchmarks import torch_vit
 
-  cli.quiet()
-  device = card(args.platform)
-  parts = build.build(run(model, args.attention, args.batch), [device], catalog.known_split)
+  cli.configure_logging()
+  device = get_device(args.platform)
+  parts = build.build(make_run(model, args.attention, args.batch), [device], catalog.open_known_split)
   random = np.random.default_rng(0)
   images = random.integers(256, size=(args.batch, SIDE, SIDE, 3), dtype=np.uint8)
   labels = random.integers(CLASSES, size=args.batch)
   try:
     # torch runs first, because it allocates what it needs. XLA's allocator may take up to twice that if memory is free.
-    peer = torch_vit.theirs(model, images, labels, "cpu" if args.platform == "cpu" else "cuda")
+    peer = torch_vit.prepare_theirs(model, images, labels, "cpu" if args.platform == "cpu" else "cuda")
     peer.steps(WARM)
-    mine = ours(parts, images, labels)
+    mine = prepare_ours(parts, images, labels)
     mine.steps(WARM)
     assert mine.parameters == peer.parameters, f"not the same model: {mine.parameters} and {peer.parameters} parameters"
-    rates = alternate({"ours": mine, "theirs": peer}, args)
+    rates = alternate_sides({"ours": mine, "theirs": peer}, args)
   except (jax.errors.JaxRuntimeError, torch.OutOfMemoryError) as error:
     if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
       raise
     raise schema.ConfigError(
-      f"--batch: ViT-{model} with {amount(args.batch, 'image')} does not fit on a {device.device_kind} "
+      f"--batch: ViT-{model} with {format_amount(args.batch, 'image')} does not fit on a {device.device_kind} "
       "for JAX and torch at once, which both keep their memory. Use a smaller batch, such as "
       f"--batch={max(1, args.batch // 2)}"
     ) from error
-  peak = hardware.peak(device)
+  peak = hardware.get_peak_flops(device)
   mfu = {name: rate * flops.TRAINING * parts.forward_flops / peak if peak else None for name, rate in rates.items()}
   return {
     "model": model,
@@ -169,7 +173,7 @@ def measure(model: str, args: argparse.Namespace) -> dict:
   }
 
 
-def alternate(sides: dict[str, Side], args: argparse.Namespace) -> dict[str, float]:
+def alternate_sides(sides: dict[str, Side], args: argparse.Namespace) -> dict[str, float]:
   """Measures the throughput of each side: the median of alternating rounds.
 
   Args:
@@ -189,7 +193,7 @@ def alternate(sides: dict[str, Side], args: argparse.Namespace) -> dict[str, flo
   return {name: args.batch * args.steps / statistics.median(times) for name, times in seconds.items()}
 
 
-def line(row: dict) -> str:
+def format_row(row: dict) -> str:
   """Formats a row for the screen."""
 
   def side(rate, mfu):
@@ -218,7 +222,7 @@ def main() -> None:
     if getattr(args, name) < 1:
       raise schema.ConfigError(f"--{name}: {getattr(args, name)}. Allowed: 1 or more")
   for model in models:
-    run(model, args.attention, args.batch)  # reports errors before the first model is measured
+    make_run(model, args.attention, args.batch)  # reports errors before the first model is measured
 
   # JAX reads these variables in the processes below. It allocates memory as needed, up to nearly all of it.
   os.environ["JAX_PLATFORMS"] = "cpu" if args.platform == "cpu" else "cuda,cpu"
@@ -232,11 +236,11 @@ def main() -> None:
   )  # Ctrl-C ends a child without a traceback
   with processes:
     for model in models:
-      rows.append(processes.submit(measure, model, args).result())
-      print(line(rows[-1]), flush=True)
+      rows.append(processes.submit(measure_model, model, args).result())
+      print(format_row(rows[-1]), flush=True)
       if args.json:
         files.write_text(args.json, json.dumps(rows, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

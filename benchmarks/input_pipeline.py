@@ -22,16 +22,17 @@ import tempfile
 import time
 
 from benchmarks import children, photographs
-from vit_jax import cli, extras, files
+from vit_jax import cli
 from vit_jax.data import catalog, decoding, loader
-from vit_jax.schema import Choice, bind
+from vit_jax.schema import Choice, bind, extras
+from vit_jax.storage import files
 
 BATCH, IMAGES = 128, 512
 COPIES = 8  # copies in our dataset; for few records the permutation takes longer than for a million
 SAMPLES = 100  # samples of py-spy per second
 
 
-def ours(folder: str, threads: int, workers: int = 0, policy: bool = False):
+def open_ours(folder: str, threads: int, workers: int = 0, policy: bool = False):
   """Opens our batches.
 
   Args:
@@ -43,12 +44,12 @@ def ours(folder: str, threads: int, workers: int = 0, policy: bool = False):
   change = Choice("randaugment", {"layers": 2, "magnitude": 10.0}) if policy else Choice("none")
   data = Choice("tfds", {"builder": "photographs", "path": folder, "policy": change})
   data = bind(data, catalog.DATA["tfds"], catalog.DATA)
-  opened = functools.partial(catalog.train_examples, data, 0, None, BATCH)
+  opened = functools.partial(catalog.open_train_examples, data, 0, None, BATCH)
   processes = loader.processes(opened, IMAGES, workers=workers)
   return loader.batches(opened(), BATCH, range(BATCH), 0, processes, threads=threads)
 
 
-def rate(batches, seconds: float) -> float:
+def measure_rate(batches, seconds: float) -> float:
   """Measures the throughput of batches.
 
   Args:
@@ -68,7 +69,7 @@ def rate(batches, seconds: float) -> float:
   return count / taken
 
 
-def shares(spy: str, folder: str, threads: int, policy: bool) -> tuple[float, float]:
+def measure_shares(spy: str, folder: str, threads: int, policy: bool) -> tuple[float, float]:
   """Measures a process that makes our batches.
 
   Args:
@@ -85,7 +86,7 @@ def shares(spy: str, folder: str, threads: int, policy: bool) -> tuple[float, fl
     try:
       process.stdout.readline()
       with tempfile.NamedTemporaryFile() as raw:
-        children.output(
+        children.read_output(
           [
             # py-spy must not pause the process, because a paused process would hold the lock longer.
             *(spy, "record", "--gil", "--nonblocking", "--format=raw", f"--rate={SAMPLES}", "--duration=10"),
@@ -99,7 +100,7 @@ def shares(spy: str, folder: str, threads: int, policy: bool) -> tuple[float, fl
   return samples / (10 * SAMPLES) / images, cpu
 
 
-def only(folder: str, threads: str, policy: str) -> None:
+def run_alone(folder: str, threads: str, policy: str) -> None:
   """Makes our batches for 12 seconds after printing a line. Prints images per second and seconds of a core per image.
 
   Args:
@@ -107,7 +108,7 @@ def only(folder: str, threads: str, policy: str) -> None:
     threads: number of threads.
     policy: "True" if images get RandAugment.
   """
-  batches = ours(folder, int(threads), policy=policy == "True")
+  batches = open_ours(folder, int(threads), policy=policy == "True")
   next(batches)
   print("begun", flush=True)
   count, cpu, began = 0, time.process_time(), time.perf_counter()
@@ -130,37 +131,37 @@ def main() -> None:
   parser.add_argument("--only", nargs=3, help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.only:
-    return only(*args.only)
-  spy = children.program("py-spy", "bench") if args.gil else None  # raises an error before minutes of measuring
+    return run_alone(*args.only)
+  spy = children.find_program("py-spy", "bench") if args.gil else None  # raises an error before minutes of measuring
   extras.check_tensorflow("benchmarks.input_pipeline")
   from benchmarks import tf_data  # imports TensorFlow
 
-  cores = args.threads or decoding.cores()
+  cores = args.threads or decoding.count_usable_cores()
   processes = cores + 1  # one is always ready while others wait for the trainer
   with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as opened:
-    images = photographs.write(pathlib.Path(folder), IMAGES, COPIES)
+    images = photographs.write_dataset(pathlib.Path(folder), IMAGES, COPIES)
     file = pathlib.Path(folder, "photographs.tfrecord")
-    tf_data.write(file, images * COPIES, [i % photographs.CLASSES for i in range(IMAGES * COPIES)])
+    tf_data.write_records(file, images * COPIES, [i % photographs.CLASSES for i in range(IMAGES * COPIES)])
     pipelines = {
-      "threads": ours(folder, cores),
-      "workers": ours(folder, processes, processes),
-      "tf_data": tf_data.batches(file, BATCH, cores),
-      "decode": tf_data.crops(images, cores),
-      "randaugment": ours(folder, cores, policy=True),
-      "randaugment_workers": ours(folder, processes, processes, policy=True),
-      "tf_data_randaugment": tf_data.batches(file, BATCH, cores, 2),
+      "threads": open_ours(folder, cores),
+      "workers": open_ours(folder, processes, processes),
+      "tf_data": tf_data.make_batches(file, BATCH, cores),
+      "decode": tf_data.decode_crops(images, cores),
+      "randaugment": open_ours(folder, cores, policy=True),
+      "randaugment_workers": open_ours(folder, processes, processes, policy=True),
+      "tf_data_randaugment": tf_data.make_batches(file, BATCH, cores, 2),
     }
     for batches in pipelines.values():
       if isinstance(batches, loader.Batches):
         opened.callback(batches.close)
     held = {}  # measured first, because py-spy may lack the permission to inspect a process
     for prefix, policy in (("", False), ("randaugment_", True)) if spy else ():
-      for key, value in zip(("gil", "cpu"), shares(spy, folder, cores, policy), strict=True):
+      for key, value in zip(("gil", "cpu"), measure_shares(spy, folder, cores, policy), strict=True):
         held[f"{prefix}{key}_seconds_per_image"] = value
     rates = {name: [] for name in pipelines}
     for _ in range(args.rounds + 1):
       for name, batches in pipelines.items():
-        rates[name].append(rate(batches, args.seconds))
+        rates[name].append(measure_rate(batches, args.seconds))
     median = {name: statistics.median(taken[1:]) for name, taken in rates.items()}
     best = max(median["threads"], median["workers"])
     row = {
@@ -184,4 +185,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

@@ -10,8 +10,10 @@ import json
 
 import jax
 
-from vit_jax import build, cli, config, files
+from vit_jax import cli, config
 from vit_jax.planning import estimate
+from vit_jax.storage import files
+from vit_jax.training import build
 
 MODELS = {
   "plain": {"name": "ViT-B/16"},
@@ -20,7 +22,7 @@ MODELS = {
 }
 
 
-def run(images: int, **model) -> config.Run:
+def make_run(images: int, **model) -> config.Run:
   """Returns the run to measure.
 
   Args:
@@ -44,20 +46,20 @@ def run(images: int, **model) -> config.Run:
 def main() -> None:
   """Prints a line for each program, and the ratios."""
   parser = cli.Parser("benchmarks.modern_block", __doc__)
-  parser.add_argument("--topology", type=cli.slices, default="v3-32,v5e-64", help="slices, separated by commas")
+  parser.add_argument("--topology", type=cli.parse_slices, default="v3-32,v5e-64", help="slices, separated by commas")
   parser.add_argument("--attention", default="fused,xla", help="fused, xla or both, separated by a comma")
   parser.add_argument("--images", type=int, default=32, help="number of images per core")
-  parser.add_argument("--json", type=cli.path, metavar="FILE")
+  parser.add_argument("--json", type=cli.parse_path, metavar="FILE")
   args = parser.parse_args()
   record = {}
-  with estimate.compiler(kernels="fused" in args.attention) as schedules:
+  with estimate.use_tpu_compiler(kernels="fused" in args.attention) as schedules:
     for slice_ in args.topology:
       name = slice_.rented
-      images = args.images * len(estimate.devices(slice_))
+      images = args.images * len(estimate.make_topology_devices(slice_))
       for attention in args.attention.split(","):
         seconds = {}
         for model, arguments in MODELS.items():
-          plan = estimate.make_plan(run(images, attention=attention, **arguments), slice_, schedules)
+          plan = estimate.make_plan(make_run(images, attention=attention, **arguments), slice_, schedules)
           if plan.problem:
             raise SystemExit(f"{model} on {name}: {plan.problem}")
           seconds[model] = plan.step_seconds
@@ -72,4 +74,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

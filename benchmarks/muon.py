@@ -10,11 +10,13 @@ import pathlib
 
 import jax
 
-from vit_jax import build, cli, config, files
+from vit_jax import cli, config
 from vit_jax.planning import estimate
+from vit_jax.storage import files
+from vit_jax.training import build
 
 
-def run(model: str, images: int, **optim) -> config.Run:
+def make_run(model: str, images: int, **optim) -> config.Run:
   """Returns the run to measure.
 
   Args:
@@ -40,7 +42,7 @@ def main() -> None:
   """Prints a line for each optimizer, and the ratio."""
   parser = cli.Parser("benchmarks.muon", __doc__)
   parser.add_argument("--model", default="B/16", help="size and patch")
-  parser.add_argument("--topology", type=cli.slices, default="v5e-64", help="a slice")
+  parser.add_argument("--topology", type=cli.parse_slices, default="v5e-64", help="a slice")
   parser.add_argument("--images", type=int, default=64, help="on a device")
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
   args = parser.parse_args()
@@ -50,10 +52,10 @@ def main() -> None:
     "muon": dict(name="muon", mu_dtype="bfloat16"),
     "muon, 1 iteration": dict(name="muon", mu_dtype="bfloat16", iterations=1),
   }
-  with estimate.compiler(kernels=False) as schedules:
+  with estimate.use_tpu_compiler(kernels=False) as schedules:
     for name, optim in settings.items():
-      images = args.images * len(estimate.devices(slice_))
-      plan = plans[name] = estimate.make_plan(run(args.model, images, **optim), slice_, schedules)
+      images = args.images * len(estimate.make_topology_devices(slice_))
+      plan = plans[name] = estimate.make_plan(make_run(args.model, images, **optim), slice_, schedules)
       if plan.problem:
         raise SystemExit(f"{name}: {plan.problem}")
       calls = ", ".join(
@@ -71,4 +73,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

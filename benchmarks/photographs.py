@@ -9,7 +9,7 @@ import numpy as np
 HEIGHT, WIDTH, CLASSES = 375, 500, 10
 
 
-def picture(seed: int) -> bytes:
+def make_picture(seed: int) -> bytes:
   """Returns a JPEG file with random colours at all scales, as in photographs."""
   rng = np.random.default_rng(seed)
   image = np.zeros((HEIGHT, WIDTH, 3), np.float32)
@@ -20,7 +20,7 @@ def picture(seed: int) -> bytes:
   return cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 95])[1].tobytes()
 
 
-def write(data_dir: pathlib.Path, count: int, copies: int = 1) -> list[bytes]:
+def write_dataset(data_dir: pathlib.Path, count: int, copies: int = 1) -> list[bytes]:
   """Writes the dataset `photographs` 1.0.0.
 
   Args:
@@ -34,7 +34,7 @@ def write(data_dir: pathlib.Path, count: int, copies: int = 1) -> list[bytes]:
   import tensorflow_datasets as tfds
 
   tfds.disable_progress_bar()
-  files = [picture(seed) for seed in range(count)]
+  files = [make_picture(seed) for seed in range(count)]
   label = tfds.features.ClassLabel(num_classes=CLASSES)
   tfds.dataset_builders.store_as_tfds_dataset(
     name="photographs",

@@ -18,14 +18,16 @@ import tempfile
 import time
 
 from benchmarks import children, photographs
-from vit_jax import cli, extras, files, schema
+from vit_jax import cli, schema
 from vit_jax.corpora import duplicates, plan, write
 from vit_jax.data import catalog
+from vit_jax.schema import extras
+from vit_jax.storage import files
 
 WAYS = ("tfds", "ours", "ours_256_pixels", "ours_dedup")
 
 
-def by_tfds(source: pathlib.Path, target: str) -> None:
+def write_with_tfds(source: pathlib.Path, target: str) -> None:
   """Writes the dataset with TFDS.
 
   Args:
@@ -54,7 +56,7 @@ def by_tfds(source: pathlib.Path, target: str) -> None:
   )
 
 
-def by_us(source: pathlib.Path, target: str, way: str) -> None:
+def write_with_ours(source: pathlib.Path, target: str, way: str) -> None:
   """Writes the dataset with our writer and one process.
 
   Args:
@@ -64,11 +66,11 @@ def by_us(source: pathlib.Path, target: str, way: str) -> None:
   """
   choice = schema.bind(schema.Choice("folder", {"path": str(source)}), (catalog.READERS["folder"],))
   against = (str(source.with_name("test")),) if way == "ours_dedup" else ()
-  options = plan.Options(256 if way == "ours_256_pixels" else None, None, 0, against, duplicates.DISTANCE)
-  write.write("corpus", schema.plain(choice), options, pathlib.Path(target), 1)
+  options = plan.CorpusOptions(256 if way == "ours_256_pixels" else None, None, 0, against, duplicates.DISTANCE)
+  write.write("corpus", schema.to_plain(choice), options, pathlib.Path(target), 1)
 
 
-def one(way: str, source: str) -> None:
+def print_measurement(way: str, source: str) -> None:
   """Prints the seconds and MiB of a measurement.
 
   Args:
@@ -79,20 +81,20 @@ def one(way: str, source: str) -> None:
 
   os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
   with tempfile.TemporaryDirectory() as target:
-    before, began = peak(), time.process_time()
+    before, began = measure_peak(), time.process_time()
     if way == "tfds":
-      by_tfds(pathlib.Path(source), target)
+      write_with_tfds(pathlib.Path(source), target)
     else:
-      by_us(pathlib.Path(source), target, way)
-    print("measured", time.process_time() - began, peak() - before)
+      write_with_ours(pathlib.Path(source), target, way)
+    print("measured", time.process_time() - began, measure_peak() - before)
 
 
-def peak() -> float:
+def measure_peak() -> float:
   """Returns the peak memory of this process in MiB. `ru_maxrss` would include the memory of its parent."""
   return int(re.search(r"VmHWM:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())[1]) / 2**10
 
 
-def measured(way: str, source: pathlib.Path) -> tuple[float, float]:
+def measure_in_process(way: str, source: pathlib.Path) -> tuple[float, float]:
   """Measures in a separate process.
 
   Args:
@@ -103,7 +105,7 @@ def measured(way: str, source: pathlib.Path) -> tuple[float, float]:
     Seconds of a core, and MiB.
   """
   words = [sys.executable, "-m", "benchmarks.prepare", "--only", way, str(source)]
-  seconds, memory = children.output(words).split("measured")[1].split()
+  seconds, memory = children.read_output(words).split("measured")[1].split()
   return float(seconds), float(memory)
 
 
@@ -118,7 +120,7 @@ def write_photographs(root: pathlib.Path, count: int, seed: int = 0) -> pathlib.
   for i in range(count):
     path = root / f"train/class{i % photographs.CLASSES}/{i}.jpg"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(photographs.picture(seed + i))
+    path.write_bytes(photographs.make_picture(seed + i))
   return root
 
 
@@ -142,7 +144,7 @@ def main() -> None:
   parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.only:
-    return one(*args.only)
+    return print_measurement(*args.only)
   extras.check_tensorflow("benchmarks.prepare")
   with tempfile.TemporaryDirectory() as folder:
     root = pathlib.Path(folder)
@@ -151,8 +153,8 @@ def main() -> None:
     results = {way: [] for way in WAYS}
     for _ in range(args.rounds):
       for way in WAYS:
-        results[way].append(measured(way, source))
-    _, panorama = measured("ours_256_pixels", write_panorama(root / "panorama"))
+        results[way].append(measure_in_process(way, source))
+    _, panorama = measure_in_process("ours_256_pixels", write_panorama(root / "panorama"))
   row = {f"{way}_images_per_core_second": args.images / statistics.median(s for s, _ in results[way]) for way in WAYS}
   row |= {f"{way}_mib": max(memory for _, memory in results[way]) for way in WAYS}
   row["panorama_mib"] = panorama
@@ -164,4 +166,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

@@ -26,9 +26,13 @@ from typing import NamedTuple
 
 import jax
 
-from vit_jax import build, cli, config, files, flags, hardware, models
+from vit_jax import cli, config, models
+from vit_jax.config import flags
+from vit_jax.parallel import hardware
 from vit_jax.planning import estimate, tables
-from vit_jax.schema import amount
+from vit_jax.schema import format_amount
+from vit_jax.storage import files
+from vit_jax.training import build
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 SLICE = "v4-64"
@@ -42,7 +46,7 @@ HOST_RATE = {"randaugment": 5000, "three_augment": 6800, "decoding": 5500}
 EVALUATING = HOST_RATE["decoding"] / 4
 
 
-class Program(NamedTuple):
+class StepProgram(NamedTuple):
   """A train step, and the runs of different lengths that use it.
 
   Attributes:
@@ -66,21 +70,21 @@ class Program(NamedTuple):
 
 
 PROGRAMS = (  # cheapest first
-  Program("deit.py:Ti", "randaugment", {300: 2 + 40 / 60}, 0.0),
-  Program("deit.py:S", "randaugment", {300: 2 + 43 / 60}, 0.0),
-  Program("deit.py:B", "randaugment", {300: 4 + 40 / 60}, 0.05),
-  Program("deit3.py:S,i1k,800", "three_augment", {400: 2 + 38 / 60, 800: 5 + 19 / 60}),
-  Program("deit3.py:B,i1k,800", "three_augment", {400: 4 + 42 / 60, 800: 9 + 28 / 60}),
-  Program("deit3.py:S,i21k,90", "decoding", {90: 7.5, 240: 20.1}),
-  Program("deit3.py:B,i21k,90", "decoding", {90: 12.2, 240: 33.15}),
-  Program("deit3.py:L,i1k,400", "three_augment", {400: 14 + 10 / 60}),
-  Program("deit3.py:L,i21k,90", "decoding", {90: 37 + 13 / 60}),
-  Program("deit3.py:H,i1k,400", "three_augment", {400: 19 + 10 / 60}, depths=(8, 16)),
-  Program("deit3.py:H,i21k,90", "decoding", {90: 35 + 51 / 60}, depths=(8, 16)),
+  StepProgram("deit.py:Ti", "randaugment", {300: 2 + 40 / 60}, 0.0),
+  StepProgram("deit.py:S", "randaugment", {300: 2 + 43 / 60}, 0.0),
+  StepProgram("deit.py:B", "randaugment", {300: 4 + 40 / 60}, 0.05),
+  StepProgram("deit3.py:S,i1k,800", "three_augment", {400: 2 + 38 / 60, 800: 5 + 19 / 60}),
+  StepProgram("deit3.py:B,i1k,800", "three_augment", {400: 4 + 42 / 60, 800: 9 + 28 / 60}),
+  StepProgram("deit3.py:S,i21k,90", "decoding", {90: 7.5, 240: 20.1}),
+  StepProgram("deit3.py:B,i21k,90", "decoding", {90: 12.2, 240: 33.15}),
+  StepProgram("deit3.py:L,i1k,400", "three_augment", {400: 14 + 10 / 60}),
+  StepProgram("deit3.py:L,i21k,90", "decoding", {90: 37 + 13 / 60}),
+  StepProgram("deit3.py:H,i1k,400", "three_augment", {400: 19 + 10 / 60}, depths=(8, 16)),
+  StepProgram("deit3.py:H,i21k,90", "decoding", {90: 35 + 51 / 60}, depths=(8, 16)),
 )
 
 
-class Row(NamedTuple):
+class RunHours(NamedTuple):
   """The hours of a run, planned and published.
 
   Attributes:
@@ -112,7 +116,7 @@ class Row(NamedTuple):
     return self.input > self.steps + self.evaluations
 
 
-class Times(NamedTuple):
+class StepTimes(NamedTuple):
   """Seconds on the devices.
 
   Attributes:
@@ -126,7 +130,7 @@ class Times(NamedTuple):
   forward: float
 
 
-def run(program: Program, depth: int | None = None) -> config.Run:
+def make_run(program: StepProgram, depth: int | None = None) -> config.Run:
   """Returns the run to compile.
 
   Args:
@@ -137,40 +141,40 @@ def run(program: Program, depth: int | None = None) -> config.Run:
   changes |= {} if depth is None else {"model.depth": str(depth)}
   if program.dropped is not None:
     changes |= {"model.stochastic_depth": str(program.dropped), "model.stochastic_depth_rates": "equal"}
-  made = build.complete(config.resolve(flags.load(str(CONFIGS / program.recipe), changes)))
+  made = build.complete(config.resolve(flags.load_config(str(CONFIGS / program.recipe), changes)))
   return dataclasses.replace(made, evals={})  # evaluations are not part of a step
 
 
-def times(program: Program, plans: list[estimate.Plan]) -> Times:
+def compute_times(program: StepProgram, plans: list[estimate.Plan]) -> StepTimes:
   """Returns the times of a step, as planned, or extrapolated linearly from two depths.
 
   Args:
     program: the program.
     plans: plans of each depth.
   """
-  planned = [Times(plan.step_seconds, plan.shares["links"], 1 / plan.evaluation_rate) for plan in plans]
+  planned = [StepTimes(plan.step_seconds, plan.shares["links"], 1 / plan.evaluation_rate) for plan in plans]
   if program.depths is None:
     return planned[0]
   few, more = program.depths
-  beyond = (models.find(run(program).model.name).row[0][1] - more) / (more - few)
-  return Times(*(b + beyond * (b - a) for a, b in zip(*planned, strict=True)))
+  beyond = (models.find(make_run(program).model.name).row[0][1] - more) / (more - few)
+  return StepTimes(*(b + beyond * (b - a) for a, b in zip(*planned, strict=True)))
 
 
-def rows(program: Program, of: Times) -> list[Row]:
+def make_rows(program: StepProgram, of: StepTimes) -> list[RunHours]:
   """Returns the runs of a program.
 
   Args:
     program: the program.
     of: its times.
   """
-  slice_ = hardware.topology(SLICE)
-  batch = run(program).batch
+  slice_ = hardware.parse_slice(SLICE)
+  batch = make_run(program).batch
   result = []
   for epochs, published in program.hours.items():
     images = IMAGES[program.images] * epochs
     measured = epochs * -(-VALIDATION // AT_ONCE) * AT_ONCE if program.images == "i1k" else 0
     result.append(
-      Row(
+      RunHours(
         program.recipe,
         epochs,
         published,
@@ -183,7 +187,7 @@ def rows(program: Program, of: Times) -> list[Row]:
   return result
 
 
-def table(made: list[Row]) -> str:
+def format_table(made: list[RunHours]) -> str:
   """Returns the table, with the median ratio of the runs that the input does not limit."""
   lines = [
     f"{'run':<20}{'epochs':>6}{'published':>11}{'planned':>9}{'ratio':>7}   steps (links) + evaluations, hosts' hours"
@@ -197,7 +201,7 @@ def table(made: list[Row]) -> str:
   if ratios:
     worst = max(ratios, key=lambda ratio: abs(ratio - 1))
     lines.append(
-      f"not limited by their input: {amount(len(ratios), 'run')}, median ratio {statistics.median(ratios):.2f}, "
+      f"not limited by their input: {format_amount(len(ratios), 'run')}, median ratio {statistics.median(ratios):.2f}, "
       f"farthest from 1 {worst:.2f}"
     )
   return "\n".join(lines)
@@ -210,13 +214,13 @@ def main() -> None:
     "--only", metavar="RECIPES", help="first characters of the names of runs, separated by spaces; default: all"
   )
   parser.add_argument(
-    "--json", type=cli.path, metavar="FILE", help="file of finished plans, to which new plans are added"
+    "--json", type=cli.parse_path, metavar="FILE", help="file of finished plans, to which new plans are added"
   )
   args = parser.parse_args()
   wanted = tuple((args.only or "deit").split())
   plans = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
   made = []
-  with estimate.compiler(kernels=False) as schedules:
+  with estimate.use_tpu_compiler(kernels=False) as schedules:
     for program in PROGRAMS:
       if not program.recipe.startswith(wanted):
         continue
@@ -224,16 +228,16 @@ def main() -> None:
       for depth in program.depths or (None,):
         key = program.recipe if depth is None else f"{program.recipe} of {depth} blocks"
         if key not in plans:
-          plan = estimate.make_plan(run(program, depth), hardware.topology(SLICE), schedules)
+          plan = estimate.make_plan(make_run(program, depth), hardware.parse_slice(SLICE), schedules)
           plans[key] = dataclasses.asdict(plan)
           jax.clear_caches()
           if args.json:
             files.write_text(args.json, json.dumps(plans, indent=2) + "\n")
         compiled.append(estimate.Plan(**plans[key]))
-        print(f"{key}: {tables.line(compiled[-1])}", flush=True)
-      made += [] if any(plan.problem for plan in compiled) else rows(program, times(program, compiled))
-  print(f"\n{table(made)}")
+        print(f"{key}: {tables.format_plan(compiled[-1])}", flush=True)
+      made += [] if any(plan.problem for plan in compiled) else make_rows(program, compute_times(program, compiled))
+  print(f"\n{format_table(made)}")
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

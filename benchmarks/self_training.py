@@ -13,8 +13,9 @@ import sys
 import time
 
 from benchmarks import compare
-from vit_jax import cli, files
-from vit_jax.corpora.builders import prepare
+from vit_jax import cli
+from vit_jax.corpora.builders import prepare_dataset
+from vit_jax.storage import files
 from vit_jax.sweeps import pool, results
 from vit_jax.sweeps.trials import Trial
 
@@ -28,30 +29,30 @@ SPARE = {"log.every": "10%", "checkpoint.every": "100%", "evals.test.every": "10
 def main() -> None:
   """Trains and labels in turn, and writes the results."""
   parser = cli.Parser("benchmarks.self_training", __doc__)
-  parser.add_argument("--workdir", type=cli.workdir, default=pathlib.Path("runs/self_training"))
+  parser.add_argument("--workdir", type=cli.parse_workdir, default=pathlib.Path("runs/self_training"))
   workdir = parser.parse_args().workdir
-  prepare("digits")
-  began, groups = time.perf_counter(), pool.groups(2)
+  prepare_dataset("digits")
+  began, groups = time.perf_counter(), pool.divide_devices(2)
   rounds, right, starts = {}, {}, [{} for _ in SEEDS]
   for stage in STAGES:
     file = f"configs/noisy_student.py:digits,{stage.split()[0]}"
     changes = [start | {"seed": seed} for start, seed in zip(starts, SEEDS, strict=True)]
-    rounds[stage] = compare.trained(file, workdir / stage.replace(" ", "_"), SPARE, changes, groups)
-    right[stage] = measured(workdir, rounds[stage], groups)
+    rounds[stage] = compare.train_runs(file, workdir / stage.replace(" ", "_"), SPARE, changes, groups)
+    right[stage] = measure_trials(workdir, rounds[stage], groups)
     if stage != STAGES[-1]:
-      starts = [{"data.path": str(folder)} for folder in labelled(workdir, rounds[stage], groups)]
+      starts = [{"data.path": str(folder)} for folder in write_labels(workdir, rounds[stage], groups)]
   rows = [["CCT-2/3x2, 100 labels of digits", "test top-1, % (runs)", "of 1,337 unlabelled images, %", "seconds"]]
   for stage, trials in rounds.items():
-    unlabelled = results.mean_and_deviation(right[stage])
-    rows.append([stage, compare.cell(trials), unlabelled, compare.seconds(trials)])
-  text = results.markdown(rows)
+    unlabelled = results.format_mean_and_deviation(right[stage])
+    rows.append([stage, compare.format_cell(trials), unlabelled, compare.average_seconds(trials)])
+  text = results.format_markdown(rows)
   files.write_text(workdir / "self_training.md", text + "\n")
   record = {"rows": rows, "unlabelled": right, "trials": [t.to_json() for some in rounds.values() for t in some]}
   files.write_text(workdir / "self_training.json", json.dumps(record, indent=2, default=str) + "\n")
   print(f"\n{text}\n\n{time.perf_counter() - began:.0f} s; {workdir}/self_training.md, self_training.json", flush=True)
 
 
-def labelled(workdir: pathlib.Path, trials: list[Trial], groups) -> list[pathlib.Path]:
+def write_labels(workdir: pathlib.Path, trials: list[Trial], groups) -> list[pathlib.Path]:
   """Writes labels with the weights of each trial and returns their folders.
 
   Args:
@@ -68,11 +69,11 @@ def labelled(workdir: pathlib.Path, trials: list[Trial], groups) -> list[pathlib
     for folder, trial in zip(folders, trials, strict=True)
   }
   (workdir / "labels").mkdir(parents=True, exist_ok=True)
-  compare.run(commands, groups)  # a finished command has no work left
+  compare.run_commands(commands, groups)  # a finished command has no work left
   return folders
 
 
-def measured(workdir: pathlib.Path, trials: list[Trial], groups) -> list[float]:
+def measure_trials(workdir: pathlib.Path, trials: list[Trial], groups) -> list[float]:
   """Returns top-1 of each trial on the images that are unlabelled for it.
 
   Args:
@@ -90,9 +91,9 @@ def measured(workdir: pathlib.Path, trials: list[Trial], groups) -> list[float]:
     if not (folder / "figures.json").exists()
   }
   (workdir / "unlabelled").mkdir(parents=True, exist_ok=True)
-  compare.run(commands, groups)
+  compare.run_commands(commands, groups)
   return [json.loads((folder / "figures.json").read_text())["figures"]["top1"] for folder in folders]
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

@@ -17,16 +17,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vit_jax import cli, files
+from vit_jax import cli
 from vit_jax.data import order
-from vit_jax.schema import amount
+from vit_jax.schema import format_amount
+from vit_jax.storage import files
 
 RECORDS, CLASSES = 1_281_167, 1000
 STRETCHES, STEPS, TOGETHER = 4, 64, 16  # batches
 NEAR = 32  # records
 
 
-def stretches(record: Callable[[int], int], batch: int) -> np.ndarray:
+def find_sections(record: Callable[[int], int], batch: int) -> np.ndarray:
   """Returns records (section, step, row) of sections that are distributed over the first epoch.
 
   Args:
@@ -37,7 +38,7 @@ def stretches(record: Callable[[int], int], batch: int) -> np.ndarray:
   return np.array([[record(start + i) for i in range(STEPS * batch)] for start in starts]).reshape(-1, STEPS, batch)
 
 
-def spread(labels: np.ndarray) -> float:
+def compute_class_variance(labels: np.ndarray) -> float:
   """Returns the variance of class counts in groups of images, divided by the expected count.
 
   Args:
@@ -48,18 +49,18 @@ def spread(labels: np.ndarray) -> float:
   return float(((counts - expected) ** 2).mean() / expected)
 
 
-def measure(records: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+def measure_stream(records: np.ndarray, labels: np.ndarray) -> dict[str, float]:
   """Computes the figures for sections of a stream.
 
   Args:
-    records: result of `stretches`.
+    records: result of `find_sections`.
     labels: class of each record.
   """
   batch = records.shape[-1]
   distance = np.abs(np.diff(records.reshape(len(records), -1)))
   return {
-    "batch": spread(labels[records].reshape(-1, batch)),
-    "batches": spread(labels[records].reshape(-1, TOGETHER * batch)),
+    "batch": compute_class_variance(labels[records].reshape(-1, batch)),
+    "batches": compute_class_variance(labels[records].reshape(-1, TOGETHER * batch)),
     "distance": float(np.median(distance) / RECORDS),
     "near": float((distance <= NEAR).mean()),
   }
@@ -74,12 +75,12 @@ def main() -> None:
   ordered = np.arange(RECORDS) * CLASSES // RECORDS
   sources, permutation, rows = {"sorted": ordered, "shuffled": draw.permutation(ordered)}, draw.permutation(RECORDS), []
   for batch in (1024, 4096):
-    truth = stretches(permutation.__getitem__, batch)
+    truth = find_sections(permutation.__getitem__, batch)
     for window in (16, 64):
       blocks = order.blocks(RECORDS, batch, 0, True, window=window)
-      found = stretches(blocks.record, batch)
+      found = find_sections(blocks.record, batch)
       for source, labels in sources.items():
-        mine, true = measure(found, labels), measure(truth, labels)
+        mine, true = measure_stream(found, labels), measure_stream(truth, labels)
         row = {"batch_size": batch, "groups": blocks.groups, "window": window, "block": blocks.size, "source": source}
         row |= {"images_waiting": blocks.groups * window * blocks.size * 5 // 4}
         row |= {"class_variance_ratio": mine["batch"] / true["batch"]}
@@ -88,7 +89,7 @@ def main() -> None:
         row |= {"near": mine["near"], "near_of_permutation": true["near"]}
         rows.append(row)
         print(
-          f"batch {batch:,}, {amount(blocks.groups, 'group')}, windows of {window} x {blocks.size} "
+          f"batch {batch:,}, {format_amount(blocks.groups, 'group')}, windows of {window} x {blocks.size} "
           f"({row['images_waiting']:,} images wait), {source} source. Variance of class counts, relative to a "
           "permutation: "
           f"{row['class_variance_ratio']:.2f} (batches), {row['class_variance_ratio_of_16_batches']:.2f} (groups of "
@@ -100,4 +101,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

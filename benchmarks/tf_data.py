@@ -12,7 +12,7 @@ import tensorflow as tf
 SIZE, GRAY = 224, 128
 
 
-def write(file: pathlib.Path, images: list[bytes], labels: list[int]) -> None:
+def write_records(file: pathlib.Path, images: list[bytes], labels: list[int]) -> None:
   """Writes examples, in the form of TFDS, to a TFRecord file.
 
   Args:
@@ -29,7 +29,7 @@ def write(file: pathlib.Path, images: list[bytes], labels: list[int]) -> None:
       writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
 
 
-def batches(file: pathlib.Path, batch: int, threads: int, layers: int = 0, magnitude: float = 10.0):
+def make_batches(file: pathlib.Path, batch: int, threads: int, layers: int = 0, magnitude: float = 10.0):
   """Returns endless batches of a file, shuffled in a buffer of 512.
 
   Images are uint8 (batch, 224, 224, 3), with an inception crop, bilinear, and random flips.
@@ -45,14 +45,14 @@ def batches(file: pathlib.Path, batch: int, threads: int, layers: int = 0, magni
 
   def example(record):
     stored = tf.io.parse_single_example(record, features)
-    image = crop(stored["image"])
-    return (randaugment(image, layers, magnitude) if layers else image), stored["label"]
+    image = decode_crop(stored["image"])
+    return (apply_randaugment(image, layers, magnitude) if layers else image), stored["label"]
 
   records = tf.data.TFRecordDataset(str(file)).shuffle(512, seed=0)
-  return _endless(records, example, threads).batch(batch, drop_remainder=True).prefetch(2).as_numpy_iterator()
+  return _repeat_records(records, example, threads).batch(batch, drop_remainder=True).prefetch(2).as_numpy_iterator()
 
 
-def crops(images: list[bytes], threads: int):
+def decode_crops(images: list[bytes], threads: int):
   """Decodes a random crop of each image, endlessly. Yields the number of rows, so that pixels are not copied.
 
   Args:
@@ -61,10 +61,10 @@ def crops(images: list[bytes], threads: int):
   """
   stored = tf.constant(images)
   numbers = tf.data.Dataset.range(len(images)).shuffle(len(images), seed=0)
-  return _endless(numbers, lambda i: tf.shape(_decoded(stored[i]))[0], threads).batch(64).as_numpy_iterator()
+  return _repeat_records(numbers, lambda i: tf.shape(_decode_box(stored[i]))[0], threads).batch(64).as_numpy_iterator()
 
 
-def _endless(records, example, threads):
+def _repeat_records(records, example, threads):
   images = records.repeat().map(example, num_parallel_calls=threads)
   options = tf.data.Options()
   options.threading.private_threadpool_size = threads
@@ -76,7 +76,7 @@ def _endless(records, example, threads):
   return images.with_options(options)
 
 
-def _decoded(file):
+def _decode_box(file):
   """Decodes a random box of a JPEG file, and no other pixels."""
   begin, size, _ = tf.image.sample_distorted_bounding_box(
     tf.io.extract_jpeg_shape(file),
@@ -89,13 +89,13 @@ def _decoded(file):
   return tf.io.decode_and_crop_jpeg(file, window, channels=3)
 
 
-def crop(file) -> tf.Tensor:
+def decode_crop(file) -> tf.Tensor:
   """Returns a random crop of a JPEG file, uint8 (224, 224, 3)."""
-  image = tf.cast(tf.image.resize(_decoded(file), (SIZE, SIZE)), tf.uint8)
+  image = tf.cast(tf.image.resize(_decode_box(file), (SIZE, SIZE)), tf.uint8)
   return tf.ensure_shape(tf.image.random_flip_left_right(image), (SIZE, SIZE, 3))
 
 
-def randaugment(image, layers: int, magnitude: float) -> tf.Tensor:
+def apply_randaugment(image, layers: int, magnitude: float) -> tf.Tensor:
   """Applies random operations out of 16, as in big_vision's `randaug(layers, magnitude)`, from EfficientNet's code.
 
   Args:
@@ -112,17 +112,17 @@ def randaugment(image, layers: int, magnitude: float) -> tf.Tensor:
     _autocontrast,
     _equalize,
     lambda x: 255 - x,
-    lambda x: _rotated(x, sign(part * math.radians(30))),
-    lambda x: _shifted(x, 8 - int(part * 4)),
+    lambda x: _rotate_image(x, sign(part * math.radians(30))),
+    lambda x: _shift_colours(x, 8 - int(part * 4)),
     lambda x: tf.where(x < min(int(part * 256), 255), x, 255 - x),
-    lambda x: _blend(_gray(x), x, part * 1.8 + 0.1),
+    lambda x: _blend(_make_gray(x), x, part * 1.8 + 0.1),
     lambda x: _blend(tf.fill(tf.shape(x), np.uint8(SIZE * SIZE // 256)), x, part * 1.8 + 0.1),
     lambda x: _blend(tf.zeros_like(x), x, part * 1.8 + 0.1),
     lambda x: _sharpness(x, part * 1.8 + 0.1),
-    lambda x: _warped(x, [1.0, sign(part * 0.3), 0.0, 0.0, 1.0, 0.0]),
-    lambda x: _warped(x, [1.0, 0.0, 0.0, sign(part * 0.3), 1.0, 0.0]),
-    lambda x: _warped(x, [1.0, 0.0, sign(part * 100), 0.0, 1.0, 0.0]),
-    lambda x: _warped(x, [1.0, 0.0, 0.0, 0.0, 1.0, sign(part * 100)]),
+    lambda x: _warp_image(x, [1.0, sign(part * 0.3), 0.0, 0.0, 1.0, 0.0]),
+    lambda x: _warp_image(x, [1.0, 0.0, 0.0, sign(part * 0.3), 1.0, 0.0]),
+    lambda x: _warp_image(x, [1.0, 0.0, sign(part * 100), 0.0, 1.0, 0.0]),
+    lambda x: _warp_image(x, [1.0, 0.0, 0.0, 0.0, 1.0, sign(part * 100)]),
     lambda x: _cutout(x, int(part * 40)),
     lambda x: tf.where(x < 128, tf.cast(tf.minimum(tf.cast(x, tf.int32) + int(part * 110), 255), tf.uint8), x),
   )
@@ -153,11 +153,11 @@ def _equalize(image):
   return tf.stack([channel(c) for c in range(3)], -1)
 
 
-def _shifted(image, bits):
+def _shift_colours(image, bits):
   return tf.bitwise.left_shift(tf.bitwise.right_shift(image, np.uint8(bits)), np.uint8(bits))
 
 
-def _gray(image):
+def _make_gray(image):
   return tf.image.grayscale_to_rgb(tf.image.rgb_to_grayscale(image))
 
 
@@ -176,14 +176,14 @@ def _sharpness(image, factor):
   return _blend(tf.where(inside, smooth, image), image, factor)
 
 
-def _rotated(image, angle):
+def _rotate_image(image, angle):
   cos, sin, middle = tf.cos(angle), tf.sin(angle), (SIZE - 1) / 2
-  return _warped(
+  return _warp_image(
     image, [cos, -sin, middle - cos * middle + sin * middle, sin, cos, middle - sin * middle - cos * middle]
   )
 
 
-def _warped(image, matrix):
+def _warp_image(image, matrix):
   """Applies a projective transform with nearest neighbours. Pixels from outside become grey."""
   marked = tf.concat([image, tf.fill([SIZE, SIZE, 1], np.uint8(255))], -1)[None]
   moved = tf.raw_ops.ImageProjectiveTransformV3(

@@ -51,7 +51,7 @@ class Cct(nn.Module):
     return self.head((self.score(x).softmax(1) * x).sum(1))
 
 
-def train_step(batch: int) -> tuple[Callable[[], None], int]:
+def make_train_step(batch: int) -> tuple[Callable[[], None], int]:
   """Prepares a train step on a fixed random batch.
 
   Args:

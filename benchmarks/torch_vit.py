@@ -42,7 +42,7 @@ class Vit(nn.Module):
     return self.head(self.norm(self.blocks(x)).mean(1))
 
 
-def peer_model(patch: int, width: int, depth: int, heads: int, hidden: int) -> tuple[nn.Module, str]:
+def build_peer_model(patch: int, width: int, depth: int, heads: int, hidden: int) -> tuple[nn.Module, str]:
   """Builds the model of the peer.
 
   Args:
@@ -84,7 +84,7 @@ def peer_model(patch: int, width: int, depth: int, heads: int, hidden: int) -> t
   return model, f"timm {timm.__version__}"
 
 
-def theirs(model: str, images: np.ndarray, labels: np.ndarray, device: str) -> Side:
+def prepare_theirs(model: str, images: np.ndarray, labels: np.ndarray, device: str) -> Side:
   """Prepares the PyTorch side.
 
   Args:
@@ -100,7 +100,7 @@ def theirs(model: str, images: np.ndarray, labels: np.ndarray, device: str) -> S
   # Under autocast few operations use float32. Float32 products may use TF32, like those of XLA.
   torch.set_float32_matmul_precision("high")
   torch.backends.cudnn.benchmark = True
-  network, name = peer_model(int(patch), *vit.SIZES[size])
+  network, name = build_peer_model(int(patch), *vit.SIZES[size])
   network = network.to(device).train()
   parameters = dict(network.named_parameters())
   kernels = [value for path, value in parameters.items() if path.endswith("weight") and value.ndim > 1]

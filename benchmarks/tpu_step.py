@@ -17,11 +17,13 @@ import pathlib
 import jax
 
 from benchmarks import big_vision
-from vit_jax import build, cli, config, files
+from vit_jax import cli, config
 from vit_jax.planning import estimate, hlo
+from vit_jax.storage import files
+from vit_jax.training import build
 
 
-def run(model: str, attention: str, images: int, fsdp: bool, **arguments) -> config.Run:
+def make_run(model: str, attention: str, images: int, fsdp: bool, **arguments) -> config.Run:
   """Returns our run.
 
   Args:
@@ -45,7 +47,7 @@ def run(model: str, attention: str, images: int, fsdp: bool, **arguments) -> con
   )
 
 
-def measure(model: str, attention: str, args: argparse.Namespace, schedules: pathlib.Path) -> dict:
+def measure_ours(model: str, attention: str, args: argparse.Namespace, schedules: pathlib.Path) -> dict:
   """Returns our row of the table.
 
   Args:
@@ -55,8 +57,8 @@ def measure(model: str, attention: str, args: argparse.Namespace, schedules: pat
     schedules: directory of the kernels' schedules.
   """
   slice_ = args.topology[0]
-  images = args.images * len(estimate.devices(slice_))
-  chosen = run(model, attention, images, args.fsdp, scan=args.scan, remat=args.remat)
+  images = args.images * len(estimate.make_topology_devices(slice_))
+  chosen = make_run(model, attention, images, args.fsdp, scan=args.scan, remat=args.remat)
   plan = estimate.make_plan(chosen, slice_, schedules)
   links = plan.shares.get("links", 0.0)
   return {
@@ -86,15 +88,15 @@ def measure_peer(model: str, args: argparse.Namespace) -> float:
     args: parsed flags.
   """
   slice_ = args.topology[0]
-  compiled = big_vision.compile_step(model, estimate.devices(slice_), args.images)
-  return hlo.read(compiled.as_text()).cycles / slice_.chip.clock
+  compiled = big_vision.compile_step(model, estimate.make_topology_devices(slice_), args.images)
+  return hlo.read_program(compiled.as_text()).cycles / slice_.chip.clock
 
 
 def main() -> None:
   """Prints a line for each model and implementation, the peer first."""
   parser = cli.Parser("benchmarks.tpu_step", __doc__)
   parser.add_argument("--models", default="B/16,L/16", help="sizes and patches, separated by commas")
-  parser.add_argument("--topology", type=cli.slices, default="v3:4x4", help="a slice")
+  parser.add_argument("--topology", type=cli.parse_slices, default="v3:4x4", help="a slice")
   parser.add_argument("--attention", default="xla,fused", help="implementations, separated by commas")
   parser.add_argument("--fsdp", action="store_true", help="parameters split over all devices")
   parser.add_argument("--images", type=int, default=32, help="on a device")
@@ -103,23 +105,23 @@ def main() -> None:
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
   args = parser.parse_args()
   rows = []
-  with estimate.compiler(kernels="fused" in args.attention) as schedules:
+  with estimate.use_tpu_compiler(kernels="fused" in args.attention) as schedules:
     for model in args.models.split(","):
       compared = model in big_vision.SIZES and (args.images, args.scan) == (32, False)
       peer = measure_peer(model, args) if compared else None
       if peer:
         print(f"{model:<6}big_vision       {peer * 1e3:7.1f} ms a step", flush=True)
       for attention in args.attention.split(","):
-        row = measure(model, attention, args, schedules)
+        row = measure_ours(model, attention, args, schedules)
         ratio = row["step_seconds"] / peer if peer and not row["problem"] else None
         rows.append(row | {"big_vision_seconds": peer, "ratio_to_big_vision": ratio})
-        print(line(rows[-1]), flush=True)
+        print(format_row(rows[-1]), flush=True)
         jax.clear_caches()
         if args.json:
           files.write_text(args.json, json.dumps(rows, indent=2) + "\n")
 
 
-def line(row: dict) -> str:
+def format_row(row: dict) -> str:
   """Formats a row for the screen."""
   ratio = row["ratio_to_big_vision"]
   head = f"{row['model']:<6}{row['attention']:<7}{row['mesh']:<10}"
@@ -134,4 +136,4 @@ def line(row: dict) -> str:
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

@@ -16,8 +16,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks import compare
-from vit_jax import cli, files
-from vit_jax.corpora.builders import prepare
+from vit_jax import cli
+from vit_jax.corpora.builders import prepare_dataset
+from vit_jax.storage import files
 from vit_jax.sweeps import pool, results
 from vit_jax.sweeps.trials import Trial
 
@@ -41,34 +42,36 @@ LABELLED = {  # number of labelled digits -> changes of configs/digits.py
 def main() -> None:
   """Pre-trains, probes, trains on digits, and writes the comparison."""
   parser = cli.Parser("benchmarks.transfer", __doc__)
-  parser.add_argument("--workdir", type=cli.workdir, default=pathlib.Path("runs/transfer"))
+  parser.add_argument("--workdir", type=cli.parse_workdir, default=pathlib.Path("runs/transfer"))
   workdir = parser.parse_args().workdir
-  prepare("glyphs")
-  prepare("digits")
-  began, groups = time.perf_counter(), pool.groups(2)
-  before = {name: pretrained(workdir, name, groups) for name in STARTS}
-  probed = {name: probes(workdir, trials, groups) for name, trials in before.items()}
+  prepare_dataset("glyphs")
+  prepare_dataset("digits")
+  began, groups = time.perf_counter(), pool.divide_devices(2)
+  before = {name: pretrain_runs(workdir, name, groups) for name in STARTS}
+  probed = {name: run_probes(workdir, trials, groups) for name, trials in before.items()}
   tuned = {
-    (name, labelled): onwards(workdir, name, labelled, before[name], groups) for name in STARTS for labelled in LABELLED
+    (name, labelled): train_on_digits(workdir, name, labelled, before[name], groups)
+    for name in STARTS
+    for labelled in LABELLED
   }
-  rows = table(probed, tuned)
-  text = results.markdown(rows)
+  rows = make_table(probed, tuned)
+  text = results.format_markdown(rows)
   files.write_text(workdir / "transfer.md", text + "\n")
   trials = [trial for group in [*before.values(), *tuned.values()] for trial in group]
   record = {"rows": rows, "fewshot": probed, "trials": [trial.to_json() for trial in trials]}
   files.write_text(workdir / "transfer.json", json.dumps(record, indent=2, default=str) + "\n")
-  picture(before, probed, tuned, workdir / "transfer.png")
+  draw_picture(before, probed, tuned, workdir / "transfer.png")
   print(
     f"\n{text}\n\n{time.perf_counter() - began:.0f} s; {workdir}/transfer.md, transfer.json, transfer.png", flush=True
   )
 
 
-def folder(name: str) -> str:
+def name_folder(name: str) -> str:
   """Returns the folder name of a start."""
   return name.replace(" ", "_")
 
 
-def pretrained(workdir: pathlib.Path, name: str, groups) -> list[Trial]:
+def pretrain_runs(workdir: pathlib.Path, name: str, groups) -> list[Trial]:
   """Returns a run on the dataset `glyphs` for each seed.
 
   Args:
@@ -76,12 +79,12 @@ def pretrained(workdir: pathlib.Path, name: str, groups) -> list[Trial]:
     name: a key of `STARTS`.
     groups: groups of devices for concurrent runs.
   """
-  return compare.trained(
-    "configs/glyphs.py", workdir / folder(name), SPARE | STARTS[name], [{"seed": seed} for seed in SEEDS], groups
+  return compare.train_runs(
+    "configs/glyphs.py", workdir / name_folder(name), SPARE | STARTS[name], [{"seed": seed} for seed in SEEDS], groups
   )
 
 
-def probes(workdir: pathlib.Path, trials: list[Trial], groups) -> list[dict]:
+def run_probes(workdir: pathlib.Path, trials: list[Trial], groups) -> list[dict]:
   """Returns few-shot figures of each trial's weights on digits.
 
   Args:
@@ -99,11 +102,11 @@ def probes(workdir: pathlib.Path, trials: list[Trial], groups) -> list[dict]:
         *(f"--weights={trial.workdir}", f"--json={file}"),
       ]
   (workdir / "fewshot").mkdir(parents=True, exist_ok=True)
-  compare.run(commands, groups)
+  compare.run_commands(commands, groups)
   return [json.loads(file.read_text())["evals"]["digits"]["figures"] for file in answers]
 
 
-def onwards(workdir: pathlib.Path, name: str, labelled: int, before: list[Trial], groups) -> list[Trial]:
+def train_on_digits(workdir: pathlib.Path, name: str, labelled: int, before: list[Trial], groups) -> list[Trial]:
   """Returns runs on labelled digits that start from the weights of `before`, or from scratch.
 
   Args:
@@ -117,10 +120,12 @@ def onwards(workdir: pathlib.Path, name: str, labelled: int, before: list[Trial]
   # Runs from scratch do not use `init.from`: the new head of zeros that imported weights get would not help them.
   starts = [{} if name == "as drawn" else {"init.from": str(trial.workdir)} for trial in before]
   changes = [start | {"seed": trial.changes["seed"]} for start, trial in zip(starts, before, strict=True)]
-  return compare.trained("configs/digits.py", workdir / f"{folder(name)}-{labelled}", overrides, changes, groups)
+  return compare.train_runs(
+    "configs/digits.py", workdir / f"{name_folder(name)}-{labelled}", overrides, changes, groups
+  )
 
 
-def table(probed: dict[str, list[dict]], tuned: dict[tuple[str, int], list[Trial]]) -> list[list[str]]:
+def make_table(probed: dict[str, list[dict]], tuned: dict[tuple[str, int], list[Trial]]) -> list[list[str]]:
   """Returns the rows of transfer.md with test top-1, the header first.
 
   Args:
@@ -129,14 +134,16 @@ def table(probed: dict[str, list[dict]], tuned: dict[tuple[str, int], list[Trial
   """
   rows = [["ViT-Lite-2/4 on digits, test top-1, % (runs)", *STARTS]]
   for shots in SHOTS:
-    cells = [results.mean_and_deviation([compare.top1(f, shots) for f in probed[name]]) for name in STARTS]
+    cells = [
+      results.format_mean_and_deviation([compare.average_top1(f, shots) for f in probed[name]]) for name in STARTS
+    ]
     rows.append([f"frozen, ridge on {shots} of each class", *cells])
   for labelled in LABELLED:
-    rows.append([f"trained on {labelled:,}", *(compare.cell(tuned[name, labelled]) for name in STARTS)])
+    rows.append([f"trained on {labelled:,}", *(compare.format_cell(tuned[name, labelled]) for name in STARTS)])
   return rows
 
 
-def picture(before, probed, tuned, path: pathlib.Path) -> None:
+def draw_picture(before, probed, tuned, path: pathlib.Path) -> None:
   """Draws few-shot accuracy over pre-training (left), probes over shots (middle), and accuracy after training (right).
 
   Args:
@@ -151,12 +158,12 @@ def picture(before, probed, tuned, path: pathlib.Path) -> None:
   for number, name in enumerate(STARTS):
     colour, offset = f"C{number}", 1.05 ** (number - 1)
     if name != "as drawn":
-      curve(during, before[name], "digits/ridge_10shot", colour, "-", name)
-      curve(during, before[name], "digits/ema_ridge_10shot", colour, ":", f"{name}, averaged weights")
-    few = [[compare.top1(figures, shots) for figures in probed[name]] for shots in SHOTS]
-    compare.dotted(frozen, [10 * shots * offset for shots in SHOTS], few, colour, name)
+      draw_curve(during, before[name], "digits/ridge_10shot", colour, "-", name)
+      draw_curve(during, before[name], "digits/ema_ridge_10shot", colour, ":", f"{name}, averaged weights")
+    few = [[compare.average_top1(figures, shots) for figures in probed[name]] for shots in SHOTS]
+    compare.draw_points(frozen, [10 * shots * offset for shots in SHOTS], few, colour, name)
     values = [[trial.figures["top1"] for trial in tuned[name, labelled]] for labelled in LABELLED]
-    compare.dotted(trained, [labelled * offset for labelled in LABELLED], values, colour, name)
+    compare.draw_points(trained, [labelled * offset for labelled in LABELLED], values, colour, name)
   during.set(
     xlabel="steps of pre-training", ylabel="top-1 of digits, 10 of each class", title="while it is pre-trained"
   )
@@ -168,11 +175,11 @@ def picture(before, probed, tuned, path: pathlib.Path) -> None:
   for axes in (during, frozen, trained):
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="lower right")
-  with files.replacing(path) as partial:
+  with files.atomic_write(path) as partial:
     figure.savefig(partial, format="png", dpi=110)
 
 
-def curve(axes, trials: list[Trial], figure: str, colour: str, style: str, label: str) -> None:
+def draw_curve(axes, trials: list[Trial], figure: str, colour: str, style: str, label: str) -> None:
   """Draws the mean over seeds of a figure that was measured during training.
 
   Args:
@@ -195,4 +202,4 @@ def curve(axes, trials: list[Trial], figure: str, colour: str, style: str, label
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

@@ -24,15 +24,15 @@ from vit_jax.models import Description
 REPEATS = 5
 
 
-def peak() -> int:
+def measure_peak() -> int:
   """Returns the peak memory of this process in bytes."""
   return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def arrive(path: pathlib.Path) -> None:
+def load_and_print(path: pathlib.Path) -> None:
   """Loads one file and prints time and memory."""
   jax.numpy.ones(3).block_until_ready()  # initializes the backend, which is not measured
-  before, began = peak(), time.perf_counter()
+  before, began = measure_peak(), time.perf_counter()
   description, arrays = importers.load(path)
   loaded = time.perf_counter() - began
   module = models.functional(description).create({name: jax.device_put(array) for name, array in arrays.items()})
@@ -40,7 +40,8 @@ def arrive(path: pathlib.Path) -> None:
   placed = time.perf_counter() - began
   print(
     f"{description.model.name} from {path.name}: {loaded:.2f} s to the host, {placed:.2f} s to the device; "
-    f"memory {(peak() - before) / path.stat().st_size:.2f} times the file of {path.stat().st_size / 2**20:.0f} MiB"
+    f"memory {(measure_peak() - before) / path.stat().st_size:.2f} times the file of "
+    f"{path.stat().st_size / 2**20:.0f} MiB"
   )
 
 
@@ -51,9 +52,9 @@ def main() -> None:
   parser.add_argument("--only", type=pathlib.Path, help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.only:
-    arrive(args.only)
+    load_and_print(args.only)
     return
-  with schema.at("--model"):
+  with schema.enter_key("--model"):
     description = Description(models.bind(schema.Choice(args.model)), 224, 1000)
   seconds = []
   for _ in range(REPEATS):
@@ -62,12 +63,12 @@ def main() -> None:
     seconds.append(time.perf_counter() - began)
   print(f"ViT-L/16 built abstractly: {np.median(seconds):.2f} s, median of {REPEATS}", flush=True)
   rng = np.random.default_rng(0)
-  arrays = {path: rng.standard_normal(s, dtype=np.float32) for path, s in layout.shapes(description).items()}
+  arrays = {path: rng.standard_normal(s, dtype=np.float32) for path, s in layout.compute_shapes(description).items()}
   with tempfile.TemporaryDirectory() as folder:
     file = pathlib.Path(folder) / f"{args.model.replace('/', '_')}.npz"
-    containers.write(file, importers.export(arrays, description, "vit_jax"), {})
-    print(children.output([sys.executable, "-m", "benchmarks.weights", f"--only={file}"]), end="")
+    containers.write(file, importers.export_tensors(arrays, description, "vit_jax"), {})
+    print(children.read_output([sys.executable, "-m", "benchmarks.weights", f"--only={file}"]), end="")
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

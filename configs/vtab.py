@@ -33,7 +33,7 @@ def get_config(argument="ViT-B/16,dtd"):
 
   "ViT-B/16,dtd,published" trains on all 1,000 images.
   """
-  model, tasks, published = parsed(argument)
+  model, tasks, published = parse_argument(argument)
   evals = {"test": dict(name="accuracy", split="test", every="100%")}
   if not published:
     evals["val"] = dict(name="accuracy", split="val", every="100%")
@@ -69,7 +69,7 @@ def sweep(argument="ViT-B/16,dtd"):
 
   The best setting is trained again on all 1,000 images, three times.
   """
-  _, tasks, published = parsed(argument)
+  _, tasks, published = parse_argument(argument)
   if published:
     return Sweep(product({"data.name": tasks, "seed": range(3)}), decide=None, over="data.name")
   again = product({"data.name": tasks, "data.train": ["train800val200"], "seed": range(3)})
@@ -77,7 +77,7 @@ def sweep(argument="ViT-B/16,dtd"):
   return Sweep(rates, decide="val/top1", final=again, over="data.name")
 
 
-def parsed(argument):
+def parse_argument(argument):
   """Parses an argument such as "ViT-B/16,all,published" into (model, tasks, True for the published setting)."""
   words = argument.split(",")
   model, task, setting = (words + ["all", ""][len(words) - 1 :])[:3]

@@ -22,14 +22,16 @@ sys.path.insert(0, str(ROOT))
 
 from launch import errors as launch_errors  # noqa: E402
 from launch import flags as launch_flags  # noqa: E402
-from vit_jax import build, cli, config, evals, probes, runtime, schema, tasks  # noqa: E402
+from vit_jax import cli, config, evals, runtime, schema, tasks
 from vit_jax.__main__ import VERBS  # noqa: E402
 from vit_jax.data import augment, catalog, crops, erasing, loader, mixing, order, policies, stream, warping  # noqa: E402
+from vit_jax.evals import probes  # noqa: E402
 from vit_jax.models import rotary, table  # noqa: E402
 from vit_jax.models.published.model import Registered  # noqa: E402
 from vit_jax.optim import schedules  # noqa: E402
 from vit_jax.schema import expected  # noqa: E402
 from vit_jax.tasks import distill, masked_patches  # noqa: E402
+from vit_jax.training import build
 
 GROUP = "those of its keys"
 EARLY = "The page is generated from the code.\n"
@@ -218,10 +220,10 @@ def keys_of(*functions: Callable) -> list[Key]:
   for function in functions:
     source = base(function)
     hints, texts = typing.get_type_hints(source, include_extras=True), entries(source)
-    if dataclasses.is_dataclass(source) and not schema.keywords(source):
-      defaults = {field.name: schema.default_of(field) for field in dataclasses.fields(source)}
+    if dataclasses.is_dataclass(source) and not schema.read_keywords(source):
+      defaults = {field.name: schema.field_default(field) for field in dataclasses.fields(source)}
     else:
-      defaults = schema.keywords(source)
+      defaults = schema.read_keywords(source)
     for name, default in defaults.items():
       shown = "required" if default in (inspect.Parameter.empty, dataclasses.MISSING) else value(default)
       text = texts.get(name, "")
@@ -248,7 +250,7 @@ def in_words(kind: object) -> str:
     return "a group of keys"
   excluded = origin is typing.Annotated and args[1].open_high and math.isfinite(args[1].high)
   below = f", below {args[1].high:g}" if excluded else ""
-  return expected.in_words(kind).replace("a name with arguments", "a choice") + below
+  return expected.describe_type(kind).replace("a name with arguments", "a choice") + below
 
 
 def value(default: object) -> str:
@@ -329,7 +331,7 @@ def launch_parsers() -> Iterator[tuple[str, list[argparse.Action], str]]:
 
   with mock.patch.object(launch_flags.Parser, "parse_known_args", parse), contextlib.suppress(_Built):
     try:
-      launch_flags.parse([next(iter(launch_flags.VERBS)), "name"])
+      launch_flags.parse_flags([next(iter(launch_flags.VERBS)), "name"])
     except _Built as built:
       for name, parser in built.actions:
         yield name, parser._actions, parser.description or ""

@@ -45,7 +45,7 @@ def main(weights: str, photo: str) -> None:
 
   # Figures of the papers: filters, positions, attention distance, rollout. A figure that the model does not have is
   # None.
-  looked = inside.of(model, [model.square(photo)])
+  looked = inside.inspect_model(model, [model.square(photo)])
   print(f"inside: {len(looked.filters)} filters of {looked.filters.shape[1:]}")
   if looked.rollout is not None:
     row, column = divmod(int(looked.rollout[0].argmax()), looked.rollout.shape[2])

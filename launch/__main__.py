@@ -7,26 +7,26 @@ import time
 
 from launch import checks, commands, errors, flags, listing, logs, manifests, sweep
 from launch.errors import LaunchError, UnknownError
-from launch.states import engine as engine_of
+from launch.states import make_engine as engine_of
 
 
 def main(words: list[str]) -> int:
   """Runs a verb, and returns its exit code."""
-  args, command = flags.parse(words)
+  args, command = flags.parse_flags(words)
   if args.verb in flags.SPECIFIED:
-    run = flags.run_of(args, command)
+    run = flags.build_run(args, command)
     if args.verb == "run":
       return commands.run(args, run)
     if args.verb == "check":
-      code = checks.refusal(checks.check(run, args.price, args.host_rate))
+      code = checks.get_refusal_code(checks.check_run(run, args.price, args.host_rate))
       print(
         "check: this run would be refused, for the reasons above" if code else "check: this run would be started",
         flush=True,
       )
       return code
     if args.verb == "render":
-      return rendered(args, run)
-    return sweep.sweep(commands.placed(run), args)
+      return print_rendered(args, run)
+    return sweep.sweep(commands.set_default_cluster(run), args)
   if args.verb == "ssh":
     return ssh(args, command)
   if args.verb == "report":
@@ -36,7 +36,7 @@ def main(words: list[str]) -> int:
   return alone[args.verb](args)
 
 
-def rendered(args, run) -> int:
+def print_rendered(args, run) -> int:
   """Prints the text of a run for another launcher."""
   if run.backend not in ("qr", "gke") or (run.backend == "qr" and not (args.xpk or args.skypilot)):
     raise LaunchError(
@@ -44,15 +44,15 @@ def rendered(args, run) -> int:
       "python -m launch run … --dry-run prints the commands of launch itself"
     )
   if args.xpk or args.skypilot:
-    print(manifests.xpk(run) if args.xpk else manifests.skypilot(run), end="")
+    print(manifests.build_xpk_command(run) if args.xpk else manifests.build_skypilot_task(run), end="")
   else:
-    print(manifests.jobset_text(run, 1, int(time.time() + run.max_hours * 3600)), end="")
+    print(manifests.format_jobset(run, 1, int(time.time() + run.max_hours * 3600)), end="")
   return errors.DONE
 
 
 def ssh(args, command: list[str]) -> int:
   """Runs a command on a worker, or opens a shell there. Returns the exit code."""
-  event_log = commands.confirmed(commands.opened(args.name, args.workdir))
+  event_log = commands.confirm_run(commands.open_event_log(args.name, args.workdir))
   run, attempt = event_log.run, event_log.state.attempt
   if not 0 <= args.worker < run.workers:
     raise LaunchError(f"--worker: {args.worker}; allowed: 0 to {run.workers - 1}")
@@ -63,15 +63,15 @@ def ssh(args, command: list[str]) -> int:
 
 def report(args) -> int:
   """Prints how the time of a run was spent."""
-  event_log = commands.opened(args.name, args.workdir)
-  table = logs.goodput(event_log.run, event_log.events)
-  print(json.dumps(table, indent=1) if args.json else logs.text(table))
+  event_log = commands.open_event_log(args.name, args.workdir)
+  table = logs.compute_goodput(event_log.run, event_log.events)
+  print(json.dumps(table, indent=1) if args.json else logs.format_goodput(table))
   return errors.DONE
 
 
-def program() -> int:
+def run_command_line() -> int:
   """Runs the command line, and returns its exit code. An error is one line."""
-  sys.stdout, sys.stderr = errors.Screen(sys.stdout), errors.Screen(sys.stderr)
+  sys.stdout, sys.stderr = errors.PrintableStream(sys.stdout), errors.PrintableStream(sys.stderr)
   errors.catch_interruptions()
   try:
     return main(sys.argv[1:])
@@ -84,7 +84,7 @@ def program() -> int:
   except KeyboardInterrupt:
     errors.ignore_interruptions()
     print("interrupted", file=sys.stderr)
-    return commands.interrupted(sys.argv[1:])
+    return commands.report_interruption(sys.argv[1:])
   except BrokenPipeError:  # such as `| head`
     sys.stdout = None
     return errors.DONE
@@ -94,4 +94,4 @@ def program() -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(program())
+  sys.exit(run_command_line())

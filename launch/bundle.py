@@ -63,7 +63,7 @@ class Bundle:
     return json.dumps({**values, "content": len(self.content), "names": len(self.names)}, indent=1)
 
 
-def make(folder: pathlib.Path) -> Bundle:
+def make_bundle(folder: pathlib.Path) -> Bundle:
   """Returns the bundle of the repository of a folder: the same bytes for the same files, on any machine.
 
   It contains tracked and new files, and never ignored files.
@@ -72,9 +72,9 @@ def make(folder: pathlib.Path) -> Bundle:
     LaunchError: there is no repository, the program of the workers is missing, the files are too large, or one of them
       looks like a secret.
   """
-  root = repository(folder)
-  untracked = _names(root, "-o", "--exclude-standard")
-  files = _files(root, sorted({*_names(root, "-c"), *untracked}, key=os.fsencode))
+  root = find_repository(folder)
+  untracked = _list_names(root, "-o", "--exclude-standard")
+  files = _read_files(root, sorted({*_list_names(root, "-c"), *untracked}, key=os.fsencode))
   if WORKER not in files:
     raise LaunchError(f"{root} has no {WORKER}, which the workers run. Start from a clone of vit_jax, or a fork of it")
   for name, (mode, content) in files.items():
@@ -83,9 +83,9 @@ def make(folder: pathlib.Path) -> Bundle:
         f"{name} looks like a key, and every reader of the bucket could read it. Add it to .gitignore (and if "
         f"it is tracked, run: git rm --cached {shlex.quote(name)}), and pass it to the workers by --secret"
       )
-  content = _pack(files)
-  commit = _git(root, "rev-parse", "--verify", "--quiet", "HEAD", allowed=(0, 1)).decode().strip()
-  diff = _git(root, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD") if commit else b""
+  content = _pack_files(files)
+  commit = _run_git(root, "rev-parse", "--verify", "--quiet", "HEAD", allowed=(0, 1)).decode().strip()
+  diff = _run_git(root, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD") if commit else b""
   text = "not kept, because it contains a key" if _CONTENT.search(diff) else diff.decode(errors="replace")[:DIFF]
   sha = hashlib.sha256(content).hexdigest()
   return Bundle(sha, content, tuple(files), commit, bool(diff or untracked or not commit), text, tuple(untracked))
@@ -100,7 +100,7 @@ def upload(storage: Disk | Bucket, bundle: Bundle) -> None:
       storage.write(name, bundle.content, generation=0)
 
 
-def repository(folder: pathlib.Path) -> pathlib.Path:
+def find_repository(folder: pathlib.Path) -> pathlib.Path:
   """Returns the root of the git repository of a folder. Raises LaunchError outside of repositories."""
   code, output, why = _call_git(folder, "rev-parse", "--show-toplevel")
   if code:
@@ -111,11 +111,11 @@ def repository(folder: pathlib.Path) -> pathlib.Path:
   return pathlib.Path(os.fsdecode(output).rstrip("\n"))
 
 
-def _names(root, *flags):
-  return [os.fsdecode(name) for name in _git(root, "ls-files", "-z", *flags).split(b"\0") if name]
+def _list_names(root, *flags):
+  return [os.fsdecode(name) for name in _run_git(root, "ls-files", "-z", *flags).split(b"\0") if name]
 
 
-def _git(root, *words, allowed=(0,)):
+def _run_git(root, *words, allowed=(0,)):
   code, output, why = _call_git(root, *words)
   if code not in allowed:
     raise LaunchError(f"git {words[0]} failed in {root}: {why}. Fix the repository, and run the command again")
@@ -128,10 +128,10 @@ def _call_git(folder, *words):
   return code, output, why.strip().partition("\n")[0]
 
 
-def _files(root, names):
+def _read_files(root, names):
   """Returns {name: (mode and bytes of a file, or None and the target of a link)} of the files that exist."""
   try:
-    found = {name: size for name in names if (size := _size(root, name)) is not None}
+    found = {name: size for name in names if (size := _check_size(root, name)) is not None}
     total = sum(found.values())
     if total > BYTES:
       largest = sorted(found, key=found.get, reverse=True)[:5]
@@ -140,12 +140,12 @@ def _files(root, names):
         f"the code has {total / 1e6:,.1f} MB, and a bundle at most {BYTES / 1e6:,.0f}; the largest: {sizes}. "
         "Put data and weights into the bucket, or name them in .gitignore"
       )
-    return {name: _read(root / name) for name in found}
+    return {name: _read_file(root / name) for name in found}
   except OSError as error:
     raise LaunchError(f"{error.filename}: {error.strerror}. Make it readable, or name it in .gitignore") from None
 
 
-def _size(root, name):
+def _check_size(root, name):
   """Returns the bytes of a file, or 0 for a link. Returns None, with a message, if workers do not get the file."""
   path = root / name
   if path.is_symlink():
@@ -162,13 +162,13 @@ def _size(root, name):
   return None
 
 
-def _read(path):
+def _read_file(path):
   if path.is_symlink():
     return None, os.readlink(path)
   return 0o755 if path.stat().st_mode & 0o100 else 0o644, path.read_bytes()
 
 
-def _pack(files):
+def _pack_files(files):
   """Returns a tar.gz without times, owners or compression, because the versions of zlib compress differently."""
   buffer = io.BytesIO()
   with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as tar:
@@ -233,23 +233,23 @@ RANDOM_KEY = "a random key"
 LENGTH, BITS, CHANGES, SEPARATORS = 24, 3.5, 0.3, 0.1
 
 
-def secret_variable(name: str, value: str) -> str:
+def detect_secret_variable(name: str, value: str) -> str:
   """Returns the type of secret that a variable seems to contain, or ""."""
   words = name.upper().split("_")
   named = bool(_WORDS & {*words}) or any(re.fullmatch(rf".*{_ENDINGS}", word) for word in words)
   named = named or (bool(_SHORT_WORDS & {*words}) and not re.fullmatch(_SWITCH, value))
   if named and words[-1] not in _PATHS and name != "GOOGLE_APPLICATION_CREDENTIALS":
     return "a secret, by its name"
-  return secret_value(value)
+  return detect_secret_value(value)
 
 
-def secret_value(value: str) -> str:
+def detect_secret_value(value: str) -> str:
   """Returns the type of secret that a value resembles, or ""."""
   kind = next((kind for kind, pattern in _VALUES if re.search(pattern, value)), "")
-  return kind or RANDOM_KEY * is_random(value)
+  return kind or RANDOM_KEY * looks_random(value)
 
 
-def is_random(value: str) -> bool:
+def looks_random(value: str) -> bool:
   """Returns whether a value looks like a random key in base 62 or base 64.
 
   A random key is one word of at least 24 letters, digits and `+/_-=` in which all of these hold:

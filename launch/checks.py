@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from launch import bundle, errors, preflight, tpus
 from launch.errors import LaunchError, UnknownError, amount
-from launch.preflight import Finding, bucket_of, find
-from launch.spec import Run, flag_value, flag_values
+from launch.preflight import Finding, get_bucket_url, run_check
+from launch.spec import Run, find_flag_value, find_flag_values
 from launch.storage import Bucket
 
 CLOUDS = ("qr", "gke")  # backends with new machines, which have only the bundle
@@ -36,15 +36,15 @@ import json, sys
 from vit_jax import build, cli, config, flags
 
 def read():
-  overrides, (file,) = flags.overrides(sys.argv[1:])
-  run = build.complete(config.resolve(flags.load(file.partition("=")[2], overrides)))
+  overrides, (file,) = flags.split_overrides(sys.argv[1:])
+  run = build.complete(config.resolve(flags.load_config(file.partition("=")[2], overrides)))
   print(json.dumps(run.data.args.get("path")))
 
-cli.main(read)
+cli.run_verb(read)
 """
 
 
-def check(
+def check_run(
   run: Run, price: float | None = None, host_rate: float | None = None, code: bundle.Bundle | None = None
 ) -> list[Finding]:
   """Returns findings about a run in the current directory, and prints each one as soon as it is known.
@@ -65,49 +65,49 @@ def check(
     for finding in findings:
       print(TITLES[finding.kind] + finding.text, flush=True)
       found.append(finding)
-    return refusal(found)
+    return get_refusal_code(found)
 
-  token, missing = preflight.credentials() if run.backend == "qr" else (None, [])
+  token, missing = preflight.get_credentials() if run.backend == "qr" else (None, [])
   if add(missing):
     return found
   try:
-    root = bundle.repository(pathlib.Path("."))
-    code = code or bundle.make(root)
+    root = bundle.find_repository(pathlib.Path("."))
+    code = code or bundle.make_bundle(root)
   except (LaunchError, UnknownError) as error:
     add([Finding("refuse", f"code: {error}")])
     return found
   add([Finding("note", f"code: {code.words}, {amount(len(code.names), 'file')}, {len(code.content) / 1e6:,.1f} MB")])
-  add(of_slice(run))
-  add(of_module(run, code.names))
-  if add(of_files(run, root, code.names)) == errors.USAGE:
+  add(check_slice(run))
+  add(check_module(run, code.names))
+  if add(check_files(run, root, code.names)) == errors.USAGE:
     return found
-  if not add(of_bucket(run, "--workdir", run.workdir)) and run.backend in CLOUDS:
-    add(preflight.of_project(run, token) if run.backend == "qr" else preflight.of_cluster(run))
-  if refusal(found) == errors.DENIED:  # reading the config and planning take time
+  if not add(check_bucket(run, "--workdir", run.workdir)) and run.backend in CLOUDS:
+    add(preflight.check_project(run, token) if run.backend == "qr" else preflight.check_cluster(run))
+  if get_refusal_code(found) == errors.DENIED:  # reading the config and planning take time
     return found
   path, findings = read_config(run, root)
   add(findings)
   folder = path or run.env.get("TFDS_DATA_DIR", "")
   if path is not None:
-    add(of_data(run, folder, code.names))
-  if bucket_of(folder) != bucket_of(run.workdir):
-    add(of_bucket(run, "data", folder))
-  if not refusal(found):
-    add(plan(run, root, price or run.price, host_rate))
+    add(check_data(run, folder, code.names))
+  if get_bucket_url(folder) != get_bucket_url(run.workdir):
+    add(check_bucket(run, "data", folder))
+  if not get_refusal_code(found):
+    add(check_plan(run, root, price or run.price, host_rate))
   return found
 
 
-def refusal(found: Sequence[Finding]) -> int:
+def get_refusal_code(found: Sequence[Finding]) -> int:
   """Returns the exit code of the refusals among findings, or 0 without refusals."""
-  codes = {finding.code for finding in found if finding.refuses}
+  codes = {finding.code for finding in found if finding.is_refusal}
   return errors.USAGE if errors.USAGE in codes else max(codes, default=errors.DONE)
 
 
-def of_slice(run: Run) -> Iterator[Finding]:
+def check_slice(run: Run) -> Iterator[Finding]:
   """Yields findings about a slice: it must be available in the zones, and several slices must be supported."""
   if run.backend not in CLOUDS:
     return
-  slice_ = tpus.find(run.tpu)
+  slice_ = tpus.find_slice(run.tpu)
   for zone in sorted({*run.zones} - {*slice_.kind.zones}):
     zones = ", ".join(slice_.kind.zones)
     text = (
@@ -127,7 +127,7 @@ def of_slice(run: Run) -> Iterator[Finding]:
   yield Finding("note", f"machines: {machines} of {amount(slice_.hosts, 'host')}{where}")
 
 
-def of_module(run: Run, names: Sequence[str]) -> Iterator[Finding]:
+def check_module(run: Run, names: Sequence[str]) -> Iterator[Finding]:
   """Yields a finding if workers do not have the module, either in the code or installed."""
   path, top = run.module.replace(".", "/"), run.module.partition(".")[0]
   if f"{path}.py" in names or f"{path}/__main__.py" in names:
@@ -142,10 +142,10 @@ def of_module(run: Run, names: Sequence[str]) -> Iterator[Finding]:
     yield Finding("refuse" if near and not run.python else "warn", text)
 
 
-def of_files(run: Run, root: pathlib.Path, names: Sequence[str]) -> Iterator[Finding]:
+def check_files(run: Run, root: pathlib.Path, names: Sequence[str]) -> Iterator[Finding]:
   """Yields a refusal for each argument that names a file which workers do not have."""
-  config = flag_value(run.args, "--config").partition(":")[0]
-  if config and not workers_have(run, config, names):
+  config = find_flag_value(run.args, "--config").partition(":")[0]
+  if config and not is_on_workers(run, config, names):
     if (root / config).exists():
       text = f"{config} exists, but is not sent to the workers, because git ignores it in {root}. "
       text += "Remove it from .gitignore"
@@ -156,15 +156,15 @@ def of_files(run: Run, root: pathlib.Path, names: Sequence[str]) -> Iterator[Fin
       text = f"there is no file {config}{f'; did you mean {near[0]}?' if near else f' in {root}'}"
     yield Finding("refuse", f"--config: {text}")
   for flag in _FILES:
-    path = flag_value(run.args, flag)
-    if path and path != "none" and not path.startswith("gs://") and not workers_have(run, path, names):
+    path = find_flag_value(run.args, flag)
+    if path and path != "none" and not path.startswith("gs://") and not is_on_workers(run, path, names):
       text = f"{flag}: {path} is on this machine, not on the workers. Copy it to a bucket, and use its gs:// path"
       yield Finding("refuse", text)
 
 
-def of_data(run: Run, folder: str, names: Sequence[str]) -> Iterator[Finding]:
+def check_data(run: Run, folder: str, names: Sequence[str]) -> Iterator[Finding]:
   """Yields a refusal if workers cannot reach the images."""
-  reached = folder.startswith("gs://") or (folder and workers_have(run, folder, names))
+  reached = folder.startswith("gs://") or (folder and is_on_workers(run, folder, names))
   if run.backend in CLOUDS and not reached:
     where = f"{folder} is on this machine" if folder else "the config does not name a directory"
     remedy = "Copy the images once, as python -m vit_jax.prepare NAME --data_dir=gs://BUCKET/data does, and add "
@@ -173,7 +173,7 @@ def of_data(run: Run, folder: str, names: Sequence[str]) -> Iterator[Finding]:
     )
 
 
-def of_bucket(run: Run, flag: str, path: str) -> list[Finding]:
+def check_bucket(run: Run, flag: str, path: str) -> list[Finding]:
   """Returns findings about a bucket: it must exist, be reachable, and be in the region of the machines.
 
   Args:
@@ -182,12 +182,14 @@ def of_bucket(run: Run, flag: str, path: str) -> list[Finding]:
     path: path of the files. A path on a disk gives no findings.
   """
   kind = "refuse" if flag == "--workdir" else "warn"
-  return find(flag, lambda: of_region(run, path, Bucket(path).location(), kind)) if path.startswith("gs://") else []
+  return (
+    run_check(flag, lambda: check_region(run, path, Bucket(path).location(), kind)) if path.startswith("gs://") else []
+  )
 
 
-def of_region(run: Run, path: str, location: str, kind: str) -> Finding:
+def check_region(run: Run, path: str, location: str, kind: str) -> Finding:
   """Returns a finding about a bucket in `location`. Access from another region is slow and costs money."""
-  where = f"{bucket_of(path)} is in "
+  where = f"{get_bucket_url(path)} is in "
   context = re.fullmatch(rf"gke_[^_]+_({_REGION})(-[a-z])?_.+", run.cluster)
   regions = {zone.rpartition("-")[0] for zone in run.zones} | ({context[1]} if context else set())
   other = sorted(regions - {location})
@@ -202,7 +204,7 @@ def of_region(run: Run, path: str, location: str, kind: str) -> Finding:
   return Finding(kind, f"{text}; {_FORCE}" if kind == "refuse" else text)
 
 
-def workers_have(run: Run, path: str, names: Sequence[str]) -> bool:
+def is_on_workers(run: Run, path: str, names: Sequence[str]) -> bool:
   """Returns whether workers have a file or directory, in the code or on their own disks."""
   pure = pathlib.PurePosixPath(path)
   if pure.is_absolute() or path.startswith("~"):
@@ -245,20 +247,20 @@ def read_config(run: Run, root: pathlib.Path) -> tuple[str | None, list[Finding]
 
   The place is "" if the config does not name it, and None if it is not known.
   """
-  path = flag_value(run.args, "--config.data.path") or None
+  path = find_flag_value(run.args, "--config.data.path") or None
   if run.module != PLANNED:
     return path, []
-  if not flag_value(run.args, "--config"):
+  if not find_flag_value(run.args, "--config"):
     return path, [Finding("refuse", f"--config: missing; {PLANNED} needs one, as --config=configs/digits.py")]
-  if missing := _missing(NEEDED[:-1]):
+  if missing := _explain_missing(NEEDED[:-1]):
     return path, [Finding("warn", f"the config cannot be read, because {missing}")]
   places = []
-  found = find("config", _read_config, run, root, places)
+  found = run_check("config", _evaluate_config, run, root, places)
   return (places[0] if places else path), found
 
 
-def _read_config(run, root, places):
-  text = _run_program([sys.executable, "-c", _READ, *_config_words(run.args)], root, "reading the config")
+def _evaluate_config(run, root, places):
+  text = _run_program([sys.executable, "-c", _READ, *_list_config_words(run.args)], root, "reading the config")
   folder = json.loads(text.splitlines()[-1]) or ""
   if not isinstance(folder, str):
     raise TypeError(f"data.path is {str(folder)[:80]}")
@@ -266,29 +268,36 @@ def _read_config(run, root, places):
   return Finding("note", "all keys and values are valid")
 
 
-def plan(run: Run, root: pathlib.Path, price: float, host_rate: float | None) -> list[Finding]:
+def check_plan(run: Run, root: pathlib.Path, price: float, host_rate: float | None) -> list[Finding]:
   """Compiles the step for the slice, and returns findings of the plan."""
   if run.module != PLANNED or run.backend not in CLOUDS:
     why = (
       f"{run.module} is another module" if run.module != PLANNED else f"--backend={run.backend} uses existing devices"
     )
     return [Finding("note", f"not planned: plans exist for {PLANNED} on TPU slices, but {why}")]
-  if missing := _missing(NEEDED):
+  if missing := _explain_missing(NEEDED):
     return [Finding("warn", f"not planned, because {missing}. It is not known whether the run fits into memory")]
-  return find("plan", _plan, run, root, price, host_rate)
+  return run_check("plan", _compile_plan, run, root, price, host_rate)
 
 
-def _plan(run, root, price, host_rate):
+def _compile_plan(run, root, price, host_rate):
   slices = f"{run.slices}x" * (run.slices > 1) + run.tpu
   with tempfile.TemporaryDirectory(prefix="launch_check_") as folder:
     file = pathlib.Path(folder, "plan.json")
-    words = [sys.executable, "-m", "vit_jax.plan", *_config_words(run.args), f"--json={file}", f"--topology={slices}"]
+    words = [
+      sys.executable,
+      "-m",
+      "vit_jax.plan",
+      *_list_config_words(run.args),
+      f"--json={file}",
+      f"--topology={slices}",
+    ]
     words += [f"--price={price}"] * bool(price) + [f"--host-rate={host_rate}"] * (host_rate is not None)
     _run_program(words, root, f"planning: compiling the step for {slices}, which takes up to minutes")
     return list(judge_plan(run, json.loads(file.read_text())[0]))
 
 
-def _missing(names):
+def _explain_missing(names):
   """Returns a message with missing Python packages and the command that installs them, or ""."""
   missing = [name for name in names if importlib.util.find_spec(name) is None]
   return f"this Python lacks {', '.join(missing)}: pip install -e '.[tpu]'" if missing else ""
@@ -320,6 +329,8 @@ def _run_program(words, root, what):
   return text
 
 
-def _config_words(args):
+def _list_config_words(args):
   """Returns the arguments of a config, --config=FILE and --config.KEY=VALUE, each as one word."""
-  return [f"{flag}={text}" for flag, text in flag_values(args) if flag == "--config" or flag.startswith("--config.")]
+  return [
+    f"{flag}={text}" for flag, text in find_flag_values(args) if flag == "--config" or flag.startswith("--config.")
+  ]

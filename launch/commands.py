@@ -10,31 +10,31 @@ import sys
 import time
 
 from launch import bundle, checks, errors, gke, mailbox, removal, spec
-from launch.errors import LaunchError, UnknownError, say, utc
-from launch.event_log import EventLog, folder
-from launch.mailbox import Held
+from launch.errors import LaunchError, UnknownError, format_utc, print_line
+from launch.event_log import EventLog, get_log_directory
+from launch.mailbox import LeaseHeldError
 from launch.spec import Run
 from launch.states import OVER, WATCHING, State
-from launch.states import engine as engine_of
-from launch.storage import storage
-from launch.watch import Watch, lease_of
+from launch.states import make_engine as engine_of
+from launch.storage import open_storage
+from launch.watch import Watcher, make_lease
 
 PLACE = ("backend", "project", "zones", "cluster", "namespace", "hosts", "workdir")  # fields that locate machines
 STOP_POLL = 2.0  # seconds between two looks at programs that stop
 
 
-def opened(name: str, workdir: str = "") -> EventLog:
+def open_event_log(name: str, workdir: str = "") -> EventLog:
   """Returns the event log of a run that this machine started, or of the run in a given workdir.
 
   Raises:
     LaunchError: the run does not exist.
   """
   if not workdir:
-    return EventLog(name, storage(EventLog(name).run.folder))
+    return EventLog(name, open_storage(EventLog(name).run.folder))
   if "://" not in workdir:
     workdir = os.path.abspath(workdir)
   directory = f"{workdir.rstrip('/')}/launch"
-  found = EventLog(name, storage(directory))
+  found = EventLog(name, open_storage(directory))
   if not found.events:
     raise LaunchError(f"--workdir: {workdir} has no run {name}. Correct the name or --workdir")
   if found.run.folder != directory:
@@ -45,33 +45,33 @@ def opened(name: str, workdir: str = "") -> EventLog:
   return found
 
 
-def placed(run: Run) -> Run:
+def set_default_cluster(run: Run) -> Run:
   """Returns the run with the current default cluster of kubectl, because the default may change later."""
   if run.backend == "gke" and not run.cluster:
-    return spec.checked(dataclasses.replace(run, cluster=gke.context()))
+    return spec.check_and_complete(dataclasses.replace(run, cluster=gke.get_default_context()))
   return run
 
 
 def run(args, run: Run) -> int:
   """Checks a run, starts it and watches it to its end. Continues a run of the same name."""
-  run = placed(run)
+  run = set_default_cluster(run)
   engine_ = engine_of(run)
   if args.dry_run:
     print(engine_.commands(1, int(time.time() + run.max_hours * 3600)).script)
     return errors.DONE
-  say(f"{run.name}: bundling the code")  # takes seconds on a slow disk
-  code = bundle.make(pathlib.Path.cwd())
-  if refused := 0 if args.force else checks.refusal(checks.check(run, args.price, args.host_rate, code)):
+  print_line(f"{run.name}: bundling the code")  # takes seconds on a slow disk
+  code = bundle.make_bundle(pathlib.Path.cwd())
+  if refused := 0 if args.force else checks.get_refusal_code(checks.check_run(run, args.price, args.host_rate, code)):
     raise LaunchError("not started, because of the refusals above", refused)
-  event_log = EventLog(run.name, storage(run.folder))
-  with Watch(run, event_log, engine_) as watch:
+  event_log = EventLog(run.name, open_storage(run.folder))
+  with Watcher(run, event_log, engine_) as watch:
     if event_log.open and event_log.state.stage != OVER:
       if event_log.unconfirmed or event_log.run != run or event_log.code != code.sha:
         raise LaunchError(
           f"{run.name} is running with other arguments or other code. python -m launch adopt {run.name} continues "
           f"it, python -m launch down {run.name} ends it. Or choose another name"
         )
-      say(f"{run.name}: continues with attempt {event_log.state.attempt}")
+      print_line(f"{run.name}: continues with attempt {event_log.state.attempt}")
     else:
       _check_name(run, event_log, engine_)
       watch.begin(code)
@@ -82,16 +82,16 @@ def run(args, run: Run) -> int:
 
 def _check_name(run, event_log, engine_):
   """Raises LaunchError if machines of this name exist that the new attempts could not detect."""
-  remaining = event_log.remaining()
+  remaining = event_log.list_remaining()
   differing = [key for key in PLACE if remaining and getattr(run, key) != getattr(event_log.run, key)]
   if differing:
     raise LaunchError(
-      f"{_names(run, remaining)} may still exist with another {differing[0]} "
+      f"{_format_names(run, remaining)} may still exist with another {differing[0]} "
       f"({getattr(event_log.run, differing[0])!r}). python -m launch down {run.name} deletes it"
     )
   resources, troubles = engine_.inventory(run.zones)
   for location, why in troubles.items():
-    say(f"{location} did not report the machines of {run.name}: {why}")
+    print_line(f"{location} did not report the machines of {run.name}: {why}")
   for resource in resources:
     if resource.run == run.name and resource.owner == run.owner and resource.attempt not in remaining:
       raise LaunchError(
@@ -101,7 +101,7 @@ def _check_name(run, event_log, engine_):
       )
 
 
-def confirmed(event_log: EventLog, yes: bool = False) -> EventLog:
+def confirm_run(event_log: EventLog, yes: bool = False) -> EventLog:
   """Returns an event log of a run that this machine may execute. Without a local copy, the user must confirm the run.
 
   Otherwise everybody who may write to the bucket could choose what this machine runs.
@@ -116,35 +116,35 @@ def confirmed(event_log: EventLog, yes: bool = False) -> EventLog:
   rows = {key: value for key, value in values.items() if value and value != getattr(Run, key, None)}
   rows |= {"code": (event_log.last("run") or {}).get("sha", ""), "workdir": run.workdir,
            "program": shlex.join([run.module, *run.args])}  # fmt: skip
-  lines = [f"  {key.replace('_', ' '):<17}{_row_text(value)}" for key, value in rows.items()]
+  lines = [f"  {key.replace('_', ' '):<17}{_format_value(value)}" for key, value in rows.items()]
   print(f"{run.name}: this machine did not start the run that {run.folder} describes:", *lines, sep="\n", flush=True)
-  if not yes and not _asks("continue with this run?"):
+  if not yes and not _ask_user("continue with this run?"):
     command = f"python -m launch adopt {run.name} --workdir={shlex.quote(run.workdir)} --yes"
     raise LaunchError(f"{run.name}: not confirmed; {command} confirms the run above")
   event_log.confirm()
   return event_log
 
 
-def _row_text(value):
+def _format_value(value):
   """Returns a value on one line: the items of a list, or each variable with its value."""
   if isinstance(value, dict):
     value = [f"{key}={text}" for key, text in value.items()]
   return " ".join((", ".join(value) if isinstance(value, (list, tuple)) else str(value)).split())
 
 
-def _asks(question):
+def _ask_user(question):
   """Returns True if a user at the terminal answers a question with y."""
   return sys.stdin.isatty() and input(f"{question} [y/N] ").strip().lower() == "y"
 
 
-def _names(run, attempts):
+def _format_names(run, attempts):
   return ", ".join(map(run.attempt, attempts))
 
 
 def adopt(args) -> int:
   """Watches a run that has no watcher."""
-  event_log = confirmed(opened(args.name, args.workdir), args.yes)
-  with Watch(event_log.run, event_log, force=args.force) as watch:
+  event_log = confirm_run(open_event_log(args.name, args.workdir), args.yes)
+  with Watcher(event_log.run, event_log, force=args.force) as watch:
     if not event_log.open or event_log.state.stage == OVER:
       raise LaunchError(_explain_end(event_log))
     return _watch_to_end(watch, event_log.run)
@@ -152,7 +152,7 @@ def adopt(args) -> int:
 
 def restart(args) -> int:
   """Restarts the programs, on the same machines or on others. Watches the run if it has no watcher."""
-  event_log = confirmed(opened(args.name, args.workdir))
+  event_log = confirm_run(open_event_log(args.name, args.workdir))
   run, state = event_log.run, event_log.state
   kept = state.stage == OVER and state.kept
   if not kept and (state.stage == OVER or not event_log.open):
@@ -160,32 +160,32 @@ def restart(args) -> int:
   if not kept and state.stage != WATCHING:
     text = "has no machines now, and its watcher creates others"
     raise LaunchError(f"{run.name} {text}. python -m launch adopt {run.name} watches it")
-  files = mailbox.Mailbox(storage(run.folder), state.attempt)
+  files = mailbox.Mailbox(open_storage(run.folder), state.attempt)
   tries = [state.try_, files.order().try_, *(report.try_ for report, _ in files.reports(run.workers).values())]
   order = mailbox.Order(max(tries) + (not args.fresh_vm), fresh=args.fresh_vm)
   with contextlib.ExitStack() as stack:
     try:
-      watch = stack.enter_context(Watch(run, event_log))
-    except Held as error:  # the other watcher sees the order
-      files.give(order)
-      say(f"{run.name}: ordered. The run is watched by {error.holder}")
+      watch = stack.enter_context(Watcher(run, event_log))
+    except LeaseHeldError as error:  # the other watcher sees the order
+      files.write_order(order)
+      print_line(f"{run.name}: ordered. The run is watched by {error.holder}")
       return errors.DONE
     if kept:
       watch.resume(order.try_)
-    files.give(order)
+    files.write_order(order)
     return _watch_to_end(watch, run)
 
 
 def stop(args) -> int:
   """Lets the programs of a run save and end, and keeps its machines."""
-  event_log = opened(args.name, args.workdir)
+  event_log = open_event_log(args.name, args.workdir)
   run, attempt = event_log.run, event_log.state.attempt
   if not event_log.open or event_log.state.stage == OVER:
     raise LaunchError(_explain_end(event_log))
   if event_log.state.stage != WATCHING:
     raise LaunchError(f"{run.name} has no machines now. python -m launch down {run.name} ends the run")
-  files = mailbox.Mailbox(storage(run.folder), attempt)
-  files.give(mailbox.Order(max(1, files.order().try_), stop=True))
+  files = mailbox.Mailbox(open_storage(run.folder), attempt)
+  files.write_order(mailbox.Order(max(1, files.order().try_), stop=True))
   deadline, active = time.monotonic() + 3 * run.limits.beat + run.limits.grace, []
   while time.monotonic() < deadline:
     reports = files.reports(run.workers)
@@ -194,7 +194,9 @@ def stop(args) -> int:
       codes = ", ".join(f"w{w:02d}: {report.exit}" for w, (report, _) in reports.items())
       cost = " and continue to cost" * run.billed
       kept = f"its machines are kept{cost}: python -m launch restart {run.name}, or down"
-      say(f"{run.attempt(attempt)} is stopped ({codes}); {'it keeps no machines' if run.restarts_itself else kept}")
+      print_line(
+        f"{run.attempt(attempt)} is stopped ({codes}); {'it keeps no machines' if run.restarts_itself else kept}"
+      )
       return errors.DONE
     time.sleep(min(STOP_POLL, run.limits.beat))
   worker = active[0] if active else 0
@@ -203,13 +205,13 @@ def stop(args) -> int:
 
 def down(args) -> int:
   """Deletes all machines of a run, and verifies the deletion. Returns BILLING if it is not confirmed."""
-  event_log = confirmed(opened(args.name, args.workdir), args.yes)
+  event_log = confirm_run(open_event_log(args.name, args.workdir), args.yes)
   run = event_log.run
   engine_ = engine_of(run)
   attempts = _find_attempts(engine_, run, event_log)
-  if attempts and not args.yes and not _asks(f"delete {_names(run, attempts)}? Unsaved results are lost."):
-    raise LaunchError(f"{_names(run, attempts)}: not deleted. Add --yes to delete without a question")
-  lease = lease_of(run)
+  if attempts and not args.yes and not _ask_user(f"delete {_format_names(run, attempts)}? Unsaved results are lost."):
+    raise LaunchError(f"{_format_names(run, attempts)}: not deleted. Add --yes to delete without a question")
+  lease = make_lease(run)
   try:
     lease.take(force=True)  # otherwise the watcher would create the next attempt
     event_log.read()
@@ -219,7 +221,7 @@ def down(args) -> int:
   if silent and not args.force:
     return _refuse_down(engine_, run, attempts, silent)
   if silent:
-    say(f"{run.name}: its watcher cannot be stopped: {silent}; the known machines are deleted anyway")
+    print_line(f"{run.name}: its watcher cannot be stopped: {silent}; the known machines are deleted anyway")
 
   def renew():
     if not silent and not lease.renew():
@@ -233,7 +235,7 @@ def down(args) -> int:
   last = _last_state(event_log)
   if last:
     event_log.take_over()
-  attempts = sorted({*attempts, *event_log.remaining()})
+  attempts = sorted({*attempts, *event_log.list_remaining()})
   was_open = event_log.open
   remaining = removal.delete(engine_, run, attempts, event_log, wait, renew)
   clean = removal.delete_strays(engine_, run, event_log, remaining, wait, renew) and not remaining and not silent
@@ -242,15 +244,15 @@ def down(args) -> int:
   with contextlib.suppress(UnknownError, LaunchError):
     lease.give_back()
   for attempt in remaining:
-    say(removal.advise(engine_, run, attempt))
+    print_line(removal.advise(engine_, run, attempt))
   if silent:
-    say(
+    print_line(
       f"{run.name}: its watcher may create the next attempt, because the run's directory does not record the end. End "
       f"the watcher by Ctrl-C, or fix the problem above. Then run python -m launch down {run.name} once more"
     )
   if not clean:
     return errors.BILLING
-  say(f"{run.name}: all its machines are deleted")
+  print_line(f"{run.name}: all its machines are deleted")
   return errors.DONE
 
 
@@ -259,7 +261,7 @@ def _last_state(event_log):
   try:
     return event_log.state
   except LaunchError as error:
-    say(f"{error}; the machines of its events are deleted")
+    print_line(f"{error}; the machines of its events are deleted")
     return None
 
 
@@ -276,10 +278,12 @@ def _record_end(event_log, last, was_open, remaining, clean):
 
 def _refuse_down(engine_, run, attempts, why):
   """Lists the machines of a run with a silent directory. Another watcher may use them."""
-  say(f"{run.name}: its directory does not answer ({why}), so another process may be watching it. Nothing is deleted")
+  print_line(
+    f"{run.name}: its directory does not answer ({why}), so another process may be watching it. Nothing is deleted"
+  )
   for attempt in attempts:
-    say(removal.advise(engine_, run, attempt))
-  say(f"python -m launch down {run.name} --force deletes them anyway")
+    print_line(removal.advise(engine_, run, attempt))
+  print_line(f"python -m launch down {run.name} --force deletes them anyway")
   return errors.BILLING
 
 
@@ -287,18 +291,18 @@ def _find_attempts(engine_, run, event_log):
   """Returns the attempts that may exist according to the event log and the cloud."""
   found, troubles = removal.list_machines(engine_, run)
   for location, why in troubles.items():
-    say(f"{location} did not answer ({why}); the attempts of the event log are deleted anyway")
-  return sorted({*event_log.remaining(), *(each.attempt for each in found)})
+    print_line(f"{location} did not answer ({why}); the attempts of the event log are deleted anyway")
+  return sorted({*event_log.list_remaining(), *(each.attempt for each in found)})
 
 
 def _watch_to_end(watch, run):
   """Watches the run to its end. Ctrl-C ends only the watcher, and prints which machines continue."""
   ended = False
   try:
-    code = watch.to_end()
+    code = watch.watch_to_end()
     ended = True
     return code
-  except Held:
+  except LeaseHeldError:
     ended = True
     raise
   except KeyboardInterrupt:
@@ -310,12 +314,12 @@ def _watch_to_end(watch, run):
       _print_continuing(run)
 
 
-def interrupted(words: list[str]) -> int:
+def report_interruption(words: list[str]) -> int:
   """Prints the machines that may continue after a command was interrupted, and returns the exit code."""
   name = next((word for word in words[1:] if not word.startswith("-")), "")
   try:
     event_log = EventLog(name)
-    if words[0] in ("run", "adopt", "restart", "down", "stop") and event_log.remaining():
+    if words[0] in ("run", "adopt", "restart", "down", "stop") and event_log.list_remaining():
       _print_continuing(event_log.run)
       return errors.DETACHED
   except (UnknownError, LaunchError):
@@ -327,21 +331,21 @@ def _print_continuing(run):
   """Prints which machines continue without this process, and the commands that end them."""
   try:
     event_log = EventLog(run.name)
-    names = _names(run, event_log.remaining()) or f"{run.name}, which has no machines now,"
-    until = utc(event_log.state.expires) if event_log.state.expires else "its own limits"
+    names = _format_names(run, event_log.list_remaining()) or f"{run.name}, which has no machines now,"
+    until = format_utc(event_log.state.expires) if event_log.state.expires else "its own limits"
   except (UnknownError, LaunchError):
     names, until = run.name, "its own limits"
-  say(f"no longer watched: {names} continues, until {until} at the latest")
-  say(f"  watch it: python -m launch adopt {run.name}\n  end it:   python -m launch down {run.name}")
+  print_line(f"no longer watched: {names} continues, until {until} at the latest")
+  print_line(f"  watch it: python -m launch adopt {run.name}\n  end it:   python -m launch down {run.name}")
 
 
 def _detach(run):
   """Watches from a process in the background."""
-  log = folder() / f"{run.name}.log"
+  log = get_log_directory() / f"{run.name}.log"
   with open(log, "ab") as file:
     words = [sys.executable, "-m", "launch", "adopt", run.name]
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
-  say(f"{run.name}: watched by process {process.pid}, which writes to {log}")
+  print_line(f"{run.name}: watched by process {process.pid}, which writes to {log}")
   return errors.DONE
 
 
@@ -352,6 +356,6 @@ def _explain_end(event_log):
   if state.kept:
     restart_ = f"python -m launch restart {run.name} continues with its machines"
     return f"{text}. {restart_}, python -m launch down {run.name} deletes them"
-  if remaining := event_log.remaining():
-    return f"{text}, and {_names(run, remaining)} {run.left}. python -m launch down {run.name} deletes it"
+  if remaining := event_log.list_remaining():
+    return f"{text}, and {_format_names(run, remaining)} {run.left}. python -m launch down {run.name} deletes it"
   return f"{text}, and has no machines. The same command continues from its last checkpoint"

@@ -43,7 +43,7 @@ def decide(run: Run, state: State, observation: Observation) -> tuple[State, lis
   if state.stage == DELETING:
     return _continue_deletion(run, state, observation)
   if observation.refusal:
-    refused = states.Look(states.FAILED, str(observation.refusal), observation.refusal.code)
+    refused = states.MachineStatus(states.FAILED, str(observation.refusal), observation.refusal.code)
     return _handle_refusal(run, state, observation, refused)
   if order and order.fresh:
     return _replace_machines(run, state, observation, "fresh", "new machines were requested", lost=0)
@@ -90,13 +90,13 @@ def _drop_contradicted(run, state, observation):
   if look.state == states.ABSENT and run.billed and not state.seen and state.answered and early:
     return replace(observation, look=None)
   watched = state.stage == WATCHING and look.state not in (states.FAILED, states.DONE)
-  if watched and all_running(run, observation):
+  if watched and are_all_running(run, observation):
     ready = state.ready or look.state in (states.STARTING, states.REPAIRING)
     return replace(observation, look=replace(look, state=states.READY) if ready else None)
   return observation
 
 
-def all_running(run: Run, observation: Observation) -> bool:
+def are_all_running(run: Run, observation: Observation) -> bool:
   """Returns True if every worker has recently reported that its program runs."""
   limit = errors.SIGNS * run.limits.beat
   ages = [age for report, age in (observation.reports or {}).values() if report.phase == mailbox.RUNNING]
@@ -147,10 +147,10 @@ def _start_attempt(run, state, observation):
     stage=WATCHING, since=observation.now, look_since=observation.now,
     **{key: getattr(state, key) for key in kept},
   )  # fmt: skip
-  return _request(run, state, observation, "create")
+  return _request_action(run, state, observation, "create")
 
 
-def _request(run, state, observation, verb):
+def _request_action(run, state, observation, verb):
   """Requests a creation or a deletion, unless the last request was a short time ago."""
   if observation.now < state.retry:
     return state, []
@@ -170,14 +170,16 @@ def _continue_deletion(run, state, observation):
       text = f"{run.attempt(state.attempt)} could not be deleted for {waited:.0f} s, and no other attempt is created"
       state = replace(state, end=(errors.BILLING, text))
     return _leave_attempt(state, observation, "unverified")
-  return (state, []) if found in (states.DELETING, states.ABSENT) else _request(run, state, observation, "delete")
+  return (
+    (state, []) if found in (states.DELETING, states.ABSENT) else _request_action(run, state, observation, "delete")
+  )
 
 
 def _leave_attempt(state, observation, event):
   """Leaves an attempt that is deleted, or that has an "unverified" deletion."""
   used = state.used + (observation.now - state.exists if state.exists else 0)
   unverified = state.unverified + ((state.attempt,) if event == "unverified" else ())
-  return replace(state, stage=IDLE, since=observation.now, used=used, unverified=unverified), [_note(event)]
+  return replace(state, stage=IDLE, since=observation.now, used=used, unverified=unverified), [_make_note(event)]
 
 
 # Decisions about a live attempt.
@@ -195,13 +197,13 @@ def _decide_by_reports(run, state, observation):
       return _handle_failure(run, state, observation, text, fresh=True)
     return _restart_programs(state, observation, text)
   waited = observation.now - state.trouble if state.trouble else 0.0
-  verdict = states.judge(run, state.try_, observation.reports, observation.order, waited, state.hangs)
+  verdict = states.judge_try(run, state.try_, observation.reports, observation.order, waited, state.hangs)
   if verdict.kind == states.DONE:
-    return _end(run, state, observation, "done", errors.DONE, verdict.text, summary="done")
+    return _end_run(run, state, observation, "done", errors.DONE, verdict.text, summary="done")
   if verdict.kind == states.STOPPED:  # a JobSet keeps no machines after its pods have ended
     kept = not run.restarts_itself
     summary = "stopped on request" + ", its machines are kept" * kept
-    return _end(run, state, observation, "stopped", errors.DETACHED, verdict.text, summary=summary, keep=kept)
+    return _end_run(run, state, observation, "stopped", errors.DETACHED, verdict.text, summary=summary, keep=kept)
   if run.restarts_itself:  # the engine decides about further tries
     return state, None
   if verdict.kind == states.GOING:
@@ -213,7 +215,7 @@ def _decide_by_reports(run, state, observation):
   if verdict.kind == states.SAVED:
     return _replace_machines(run, state, observation, "preempted", verdict.text)
   if verdict.kind == states.FINAL:
-    return _end(run, state, observation, "failed", verdict.code, verdict.text, verdict.tail, keep=run.keep_on_fail)
+    return _end_run(run, state, observation, "failed", verdict.code, verdict.text, verdict.tail, keep=run.keep_on_fail)
   fresh = verdict.kind == states.FRESH
   if fresh and (_is_past(state, observation) or mailbox.TIME_ENDED in verdict.text):
     return _replace_machines(run, state, observation, "expired", "it reached its time limit")
@@ -231,7 +233,7 @@ def _decide_by_look(run, state, observation):
     if observation.now > (state.expires if state.answered else state.since + limits.queue):
       text = f"the creation could not be requested within {limits.queue / 3600:.1f} h"
       return _try_next_zone(run, state, observation, text)
-    return _request(run, state, observation, "create")
+    return _request_action(run, state, observation, "create")
   if look.state == states.ABSENT and state.absent < errors.LOOKS:
     return state, []
   state = replace(state, seen=True)
@@ -242,7 +244,7 @@ def _decide_by_look(run, state, observation):
   if look.state == states.FAILED:
     return _handle_refusal(run, state, observation, look)
   if look.state == states.DONE:
-    return _end(run, state, observation, "done", errors.DONE, look.detail, summary="done")
+    return _end_run(run, state, observation, "done", errors.DONE, look.detail, summary="done")
   allowed = {states.QUEUED: limits.queue, states.STARTING: limits.provision, states.REPAIRING: limits.repair}
   if waited <= allowed.get(look.state, -1.0):
     return state, []
@@ -263,7 +265,7 @@ def _check_workers(run, state, observation):
   now, limits = observation.now, run.limits
   if not state.ready:
     state = replace(state, ready=now, starting=now, zone=0)
-    return state, [_note("ready")]
+    return state, [_make_note("ready")]
   started = [report.started for report, _ in (observation.reports or {}).values() if report.started]
   if started and state.since <= min(started) < state.ready:  # before the first look
     exists = min(state.exists, *started)
@@ -288,22 +290,22 @@ def _check_workers(run, state, observation):
 # Ends of a try, of an attempt and of the run.
 
 
-def _note(event, text="", tail=""):
+def _make_note(event, text="", tail=""):
   return Action("note", event=event, text=text, tail=tail)
 
 
-def _end(run, state, observation, event, code, text, tail="", summary="", keep=False):
+def _end_run(run, state, observation, event, code, text, tail="", summary="", keep=False):
   """Ends the run, after deleting the machines of the attempt unless they are kept."""
-  state, note = replace(state, end=(code, summary or text)), _note(event, text, tail)
+  state, note = replace(state, end=(code, summary or text)), _make_note(event, text, tail)
   if keep:
     return replace(state, stage=OVER, unverified=(*state.unverified, state.attempt), kept=True), [note]
-  return _delete(run, state, observation, note)
+  return _delete_machines(run, state, observation, note)
 
 
-def _delete(run, state, observation, note):
+def _delete_machines(run, state, observation, note):
   """Deletes the machines of the attempt."""
   state = replace(state, stage=DELETING, since=observation.now, deletion_polls=0, retries=0, retry=0.0)
-  state, actions = _request(run, state, observation, "delete")
+  state, actions = _request_action(run, state, observation, "delete")
   return state, [*actions, note]
 
 
@@ -311,11 +313,11 @@ def _replace_machines(run, state, observation, event, text, tail="", lost=1):
   """Deletes the attempt. The next attempt follows after a pause that doubles with each loss or failure."""
   if observation.order and observation.order.stop:
     summary = f"stopped on request; {text}"
-    return _end(run, state, observation, event, errors.DETACHED, text, tail, summary)
+    return _end_run(run, state, observation, event, errors.DETACHED, text, tail, summary)
   lost += state.lost
   pause = run.limits.pause * min(LONGEST_PAUSE, 2 ** max(0, max(lost, state.failures) - 1))
   state = replace(state, lost=lost, pause=observation.now + pause)
-  return _delete(run, state, observation, _note(event, text, tail))
+  return _delete_machines(run, state, observation, _make_note(event, text, tail))
 
 
 def _try_next_zone(run, state, observation, text):
@@ -323,7 +325,7 @@ def _try_next_zone(run, state, observation, text):
   state = replace(state, zone=state.zone + 1)
   if state.zone < len(run.zones):
     return _replace_machines(run, state, observation, "capacity", text, lost=0)
-  return _end(run, state, observation, "capacity", errors.NO_CAPACITY, text)
+  return _end_run(run, state, observation, "capacity", errors.NO_CAPACITY, text)
 
 
 def _handle_failure(run, state, observation, text, tail="", fresh=False):
@@ -331,7 +333,7 @@ def _handle_failure(run, state, observation, text, tail="", fresh=False):
   state = replace(state, failures=state.failures + 1)
   if state.failures >= run.max_failures:
     text = f"{amount(state.failures, 'try', 'tries')} without a new checkpoint; the last: {text}"
-    return _end(run, state, observation, "failed", errors.GAVE_UP, text, tail, keep=run.keep_on_fail)
+    return _end_run(run, state, observation, "failed", errors.GAVE_UP, text, tail, keep=run.keep_on_fail)
   if fresh:
     return _replace_machines(run, state, observation, "failed", text, tail, lost=0)
   return _restart_programs(state, observation, text, tail)
@@ -342,7 +344,7 @@ def _restart_programs(state, observation, text, tail=""):
   latest = max([state.try_, *(report.try_ - 1 for report, _ in (observation.reports or {}).values())])
   order = mailbox.Order(latest + 1)
   state = replace(state, try_=order.try_, trouble=0.0, starting=observation.now, start_known=False)
-  return state, [Action("order", order), _note("again", text, tail)]
+  return state, [Action("order", order), _make_note("again", text, tail)]
 
 
 def _handle_refusal(run, state, observation, look):
@@ -356,12 +358,12 @@ def _handle_refusal(run, state, observation, look):
   if look.code == errors.NO_CAPACITY:
     return _try_next_zone(run, state, observation, look.detail)
   if look.code:
-    return _end(run, state, observation, "failed", look.code, look.detail)
-  first = states.first_failure(observation.reports or {})
+    return _end_run(run, state, observation, "failed", look.code, look.detail)
+  first = states.find_first_failure(observation.reports or {})
   text = look.detail + (f"; w{first.worker:02d} ended with {first.exit}" if first else "")
   tail = first.tail if first else ""
   if first and first.exit in states.FATAL:
-    return _end(run, state, observation, "failed", first.exit, text, tail, keep=run.keep_on_fail)
+    return _end_run(run, state, observation, "failed", first.exit, text, tail, keep=run.keep_on_fail)
   if run.restarts_itself and state.best_start <= max(0, state.first_start):  # no try made progress
     state = replace(state, failures=run.max_failures - 1)
   return _handle_failure(run, state, observation, text, tail, fresh=True)

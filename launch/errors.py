@@ -1,7 +1,7 @@
 """Exit codes and errors of `launch`, its assumptions about each external answer, and the lines that it prints.
 
-Every call that leaves this process goes through `boundary`. An unexpected outcome becomes UnknownError. No conclusion
-is drawn from such an error, and messages still name the machines that may be billed. The table of
+Every call that leaves this process goes through `convert_unexpected`. An unexpected outcome becomes UnknownError. No
+conclusion is drawn from such an error, and messages still name the machines that may be billed. The table of
 docs/concepts/launcher.md is printed by `python -m launch.errors`.
 """
 
@@ -69,7 +69,7 @@ class UnknownError(Exception):
   """The cloud, a bucket or a host gave no usable answer, so the last known state remains valid."""
 
 
-class Screen:
+class PrintableStream:
   """A stream, such as standard output, to which only printable text is written."""
 
   def __init__(self, stream):
@@ -77,19 +77,19 @@ class Screen:
 
   def write(self, text: str) -> int:
     """Writes text, in which words of clouds, programs, event logs and reports may contain control characters."""
-    self._stream.write(printable(text))
+    self._stream.write(replace_unprintable(text))
     return len(text)
 
   def __getattr__(self, name):
     return getattr(self._stream, name)
 
 
-def printable(text: str) -> str:
+def replace_unprintable(text: str) -> str:
   """Replaces characters that move a cursor, change colours or have no encoding by "�"."""
   return text if text.isprintable() else "".join(c if c.isprintable() or c in "\t\n" else "�" for c in text)
 
 
-def one_line(text: object) -> str:
+def to_one_line(text: object) -> str:
   """Returns a text without line breaks, with which a text of others could imitate further lines."""
   return " ".join(str(text).split())
 
@@ -99,10 +99,10 @@ def amount(number: int, noun: str, plural: str = "") -> str:
   return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
   """Prints a line with the time at once."""
   try:
-    print(f"{utc(time.time())} {text}", flush=True)
+    print(f"{format_utc(time.time())} {text}", flush=True)
   except (OSError, ValueError):  # a closed terminal, or an unknown letter, must not end a run
     with contextlib.suppress(OSError):
       sys.stdout = open(os.devnull, "w")
@@ -123,7 +123,7 @@ def ignore_interruptions() -> None:
       signal.signal(number, signal.SIG_IGN)
 
 
-def utc(seconds: float) -> str:
+def format_utc(seconds: float) -> str:
   """Formats a time in seconds since the epoch."""
   return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
@@ -249,7 +249,7 @@ TABLE = (
 
 
 @contextlib.contextmanager
-def boundary(place: str, protocol: tuple = ()) -> Iterator[None]:
+def convert_unexpected(place: str, protocol: tuple = ()) -> Iterator[None]:
   """Turns unexpected exceptions of a call into UnknownError.
 
   Args:
@@ -312,10 +312,10 @@ def call(
   return process.returncode, output, complaint.decode(errors="replace")
 
 
-_running = set()  # processes of `call`, which `gather` kills after an interruption
+_running = set()  # processes of `call`, which `map_in_threads` kills after an interruption
 
 
-def gather(function: Callable, values: Sequence, most: int) -> list:
+def map_in_threads(function: Callable, values: Sequence, most: int) -> list:
   """Returns the results of a function for all values, in up to `most` threads. Raises the first error at the end.
 
   An interruption kills the programs that the calls wait for.
@@ -339,11 +339,11 @@ def _kill(process):
 
 def parse_json(text: bytes, place: str) -> object:
   """Returns a JSON value, or None for an empty text. Raises UnknownError for other text."""
-  with boundary(f"JSON from {place}"):
+  with convert_unexpected(f"JSON from {place}"):
     return json.loads(text) if text.strip() else None
 
 
-class Guarded:
+class GuardedObject:
   """A wrapper of an object, such as an engine. Unexpected exceptions of its methods become UnknownError."""
 
   def __init__(self, inner: object, place: str):
@@ -351,16 +351,16 @@ class Guarded:
 
   def __getattr__(self, name: str) -> object:
     value = getattr(self._inner, name)
-    return guarded(self._place)(value) if callable(value) else value
+    return guard_function(self._place)(value) if callable(value) else value
 
 
-def guarded(place: str, protocol: tuple = ()) -> Callable:
+def guard_function(place: str, protocol: tuple = ()) -> Callable:
   """Returns a decorator with which unexpected exceptions of a function become UnknownError."""
 
   def decorate(function: Callable) -> Callable:
     @functools.wraps(function)
     def call(*args: object, **kwargs: object) -> object:
-      with boundary(place, protocol):
+      with convert_unexpected(place, protocol):
         return function(*args, **kwargs)
 
     return call
@@ -368,7 +368,7 @@ def guarded(place: str, protocol: tuple = ()) -> Callable:
   return decorate
 
 
-def table() -> str:
+def format_table() -> str:
   """Returns the table of the documentation."""
   heads = [field.name for field in dataclasses.fields(Assumption)]
   rows = [heads, ["---"] * len(heads), *([getattr(each, head) for head in heads] for each in TABLE)]
@@ -376,4 +376,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-  print(table(), end="")
+  print(format_table(), end="")

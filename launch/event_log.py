@@ -17,9 +17,9 @@ import sys
 import time
 
 from launch import mailbox, spec, states
-from launch.errors import AT_HOME, IN_FLIGHT, LaunchError, UnknownError, boundary
+from launch.errors import AT_HOME, IN_FLIGHT, LaunchError, UnknownError, convert_unexpected
 from launch.states import State
-from launch.storage import regular
+from launch.storage import read_regular_file
 
 COPY = "journal.jsonl"  # in the run's directory
 FIELDS = {"event": str, "time": (int, float), "attempt": int, "try": int, "state": dict}
@@ -29,16 +29,16 @@ LARGEST = 2**28  # bytes of an event log
 OWN, EARLIER, ACCEPTED = "own", "earlier", "accepted"
 
 
-def folder() -> pathlib.Path:
+def get_log_directory() -> pathlib.Path:
   """Returns the directory of the event logs of this machine."""
   base = os.environ.get("XDG_STATE_HOME") or pathlib.Path.home() / ".local" / "state"
   return pathlib.Path(base) / "vit_jax" / "launch"
 
 
-def names() -> list[str]:
+def list_runs() -> list[str]:
   """Returns the names of the runs with an event log on this machine."""
-  with boundary(str(folder())):
-    return sorted(path.stem for path in folder().glob("*.jsonl"))
+  with convert_unexpected(str(get_log_directory())):
+    return sorted(path.stem for path in get_log_directory().glob("*.jsonl"))
 
 
 class EventLog:
@@ -57,7 +57,7 @@ class EventLog:
     """
     if not re.fullmatch(spec.NAME, name, re.ASCII):
       raise LaunchError(f"NAME: {name[:80]!r} is not allowed. Write a small letter, then letters, digits and dashes")
-    self._path, self._storage = folder() / f"{name}.jsonl", storage
+    self._path, self._storage = get_log_directory() / f"{name}.jsonl", storage
     self._requests = {}  # {(attempt, OWN, EARLIER or ACCEPTED): its time by time.monotonic()}
     self._behind = False  # this machine's file lacks events, because the disk is full
     self.read()
@@ -73,9 +73,9 @@ class EventLog:
       if not self.events:
         raise
       self.silent = str(error)
-      _warn(f"the run's directory does not answer, so the event log of this machine is used: {error}")
+      _print_warning(f"the run's directory does not answer, so the event log of this machine is used: {error}")
     self._copied -= copy.age if copy else 0.0  # by the directory's clock, because a laptop's clock may be wrong
-    found = parsed(copy.content) if copy else []
+    found = parse_events(copy.content) if copy else []
     if not self._belongs_to_ended_run(found) and len(found) > len(self.events):
       self._use_copy(found)
     self._find_accepted_requests()
@@ -83,17 +83,17 @@ class EventLog:
   def _read(self):
     """Returns the events of this machine's file. Raises UnknownError if it cannot be read."""
     try:
-      with boundary(str(self._path), (FileNotFoundError, NotADirectoryError)):
-        return parsed(regular(self._path, LARGEST)[0])
+      with convert_unexpected(str(self._path), (FileNotFoundError, NotADirectoryError)):
+        return parse_events(read_regular_file(self._path, LARGEST)[0])
     except (FileNotFoundError, NotADirectoryError):
       return []
 
   def _belongs_to_ended_run(self, found):
     """Returns whether the copy belongs to another run, which has ended. Raises LaunchError if it has not ended."""
-    run = _run(found)
+    run = _find_run(found)
     if not run or run.name == self._path.stem:
       return False
-    if found[-1]["event"] != "end" or _remaining(found):
+    if found[-1]["event"] != "end" or _find_remaining(found):
       raise LaunchError(
         f"--workdir: {run.workdir} belongs to the run {run.name}, which has not ended. python -m launch status "
         f"{run.name} shows it, python -m launch down {run.name} ends it. Or give {self._path.stem} another --workdir"
@@ -102,9 +102,9 @@ class EventLog:
 
   def _use_copy(self, found):
     """Continues with the events of the copy. Raises LaunchError if this machine has an open run of this name."""
-    mine, theirs, name = _run(self.events), _run(found), self._path.stem
-    if self.remaining() and mine and theirs and mine.folder != theirs.folder:
-      attempts = ", ".join(mine.attempt(attempt) for attempt in self.remaining())
+    mine, theirs, name = _find_run(self.events), _find_run(found), self._path.stem
+    if self.list_remaining() and mine and theirs and mine.folder != theirs.folder:
+      attempts = ", ".join(mine.attempt(attempt) for attempt in self.list_remaining())
       raise LaunchError(
         f"{name} on this machine is the run of {mine.workdir}, and {attempts} may still exist. First run "
         f"python -m launch down {name}; or set XDG_STATE_HOME to another directory for the run of {theirs.workdir}"
@@ -117,7 +117,7 @@ class EventLog:
 
   def _find_accepted_requests(self):
     """Finds recent requests of other processes that have not led to visible machines yet."""
-    unseen = {*self.remaining()} - {event["attempt"] for event in self.events if event["state"].get("seen")}
+    unseen = {*self.list_remaining()} - {event["attempt"] for event in self.events if event["state"].get("seen")}
     for event in reversed(self.events):
       if event["event"] == "created" and event["attempt"] in unseen:
         age = max(0.0, self.now() - event["time"])
@@ -132,7 +132,7 @@ class EventLog:
   @property
   def unconfirmed(self) -> spec.Run | None:
     """Returns the run that only its directory describes, or None if this machine's file describes the same run."""
-    return _run(self.events) if _description(self.events) != _description(self._own) else None
+    return _find_run(self.events) if _find_description(self.events) != _find_description(self._own) else None
 
   def confirm(self) -> None:
     """Accepts the run that the run's directory describes, after the user has confirmed it."""
@@ -142,9 +142,9 @@ class EventLog:
   @property
   def run(self) -> spec.Run:
     """Returns the newest run from the event log of this machine. Raises LaunchError if it does not exist."""
-    if not (run := _run(self._own) or _run(self.events)):
+    if not (run := _find_run(self._own) or _find_run(self.events)):
       name = self._path.stem
-      if trials := [each for each in names() if re.fullmatch(rf"{name}-[tf]\d+", each)]:
+      if trials := [each for each in list_runs() if re.fullmatch(rf"{name}-[tf]\d+", each)]:
         raise LaunchError(f"{name} is a sweep; its runs are {', '.join(trials)}")
       raise LaunchError(f"{name}: this machine has no such run. Add its --workdir, or see python -m launch ls")
     return run
@@ -152,7 +152,7 @@ class EventLog:
   @property
   def code(self) -> str:
     """Returns the SHA-256 of the run's code from the event log of this machine, or ""."""
-    return (_description(self._own) or _description(self.events) or ("", ""))[1]
+    return (_find_description(self._own) or _find_description(self.events) or ("", ""))[1]
 
   @property
   def state(self) -> State:
@@ -176,9 +176,9 @@ class EventLog:
     """Returns all attempts that were requested."""
     return sorted({event["attempt"] for event in self.events if event["event"] == "intent"})
 
-  def remaining(self) -> list[int]:
+  def list_remaining(self) -> list[int]:
     """Returns the attempts that were requested, without those with a confirmed deletion."""
-    return _remaining(self.events)
+    return _find_remaining(self.events)
 
   # Writing.
 
@@ -211,12 +211,12 @@ class EventLog:
     except (UnknownError, LaunchError) as error:
       if event == "intent":
         raise
-      _warn(f"the copy of the event log is late: {error}")
+      _print_warning(f"the copy of the event log is late: {error}")
 
   def copy(self) -> None:
     """Copies the log to the run's directory. Raises UnknownError or LaunchError."""
     if self._storage:
-      self._storage.write(COPY, _lines(self.events).encode())
+      self._storage.write(COPY, _format_lines(self.events).encode())
 
   def _try_save(self, events):
     """Writes the whole file, and reports a failure."""
@@ -229,7 +229,7 @@ class EventLog:
     """Replaces the whole file."""
     draft = self._path.with_suffix(".draft")
     try:
-      self._write(_lines(events), "w", draft)
+      self._write(_format_lines(events), "w", draft)
       os.replace(draft, self._path)
     except LaunchError:
       with contextlib.suppress(OSError):
@@ -240,7 +240,7 @@ class EventLog:
   def _report_once(self, text):
     """Reports once that the file of this machine lacks events."""
     if not self._behind:
-      _warn(text)
+      _print_warning(text)
     self._behind = True
 
   def _ends_within_line(self):
@@ -285,13 +285,13 @@ class EventLog:
     """Records that an attempt was seen. From then on, the answer "not found" is accepted."""
     self._requests.pop((attempt, ACCEPTED), None)
 
-  def settling(self, attempt: int | None = None) -> float:
+  def get_settling_seconds(self, attempt: int | None = None) -> float:
     """Returns the seconds for which a request may still create machines, or 0 if no request can take effect.
 
     Args:
       attempt: the attempt of the request, or None for all attempts.
     """
-    run = _run(self._own) or _run(self.events)
+    run = _find_run(self._own) or _find_run(self.events)
     flight = min(IN_FLIGHT, AT_HOME) if run and run.backend == "local" else IN_FLIGHT
     appear = run.limits.appear if run and run.billed else -1e9
     ends = [
@@ -304,7 +304,7 @@ class EventLog:
   def settle(self) -> bool:
     """Records attempts whose unanswered requests can no longer take effect. Returns True if there are new ones."""
     unanswered = {attempt for attempt, kind in self._requests if kind != ACCEPTED}
-    settled = sorted(attempt for attempt in unanswered if not self.settling(attempt))
+    settled = sorted(attempt for attempt in unanswered if not self.get_settling_seconds(attempt))
     for attempt in settled:
       self._requests = {key: began for key, began in self._requests.items() if key[0] != attempt or key[1] == ACCEPTED}
       self.append("settled", self.state, attempt=attempt)
@@ -312,13 +312,13 @@ class EventLog:
 
   def take_over(self) -> None:
     """Records a new watcher. Requests of the earlier watcher without an answer may still take effect."""
-    for attempt in _unsettled(self.events):
+    for attempt in _find_unsettled(self.events):
       self._requests[attempt, EARLIER] = self._copied
       self.append("taken", self.state, attempt=attempt)
     self.settle()
 
 
-def proof(run: spec.Run) -> str:
+def compute_proof(run: spec.Run) -> str:
   """Returns the digest that a worker on a trusted machine requires, because others may change the run's directory.
 
   Returns "" if this machine has no event log with the code of the run.
@@ -329,33 +329,33 @@ def proof(run: spec.Run) -> str:
   return ""
 
 
-def _warn(text):
+def _print_warning(text):
   """Prints a warning. The terminal may be closed."""
   with contextlib.suppress(OSError, ValueError):
     print(text, file=sys.stderr)
 
 
-def _lines(events):
+def _format_lines(events):
   return "".join(json.dumps(event) + "\n" for event in events)
 
 
-def _description(events):
+def _find_description(events):
   """Returns (the run as JSON, the SHA-256 of its code) of the last event with a run, or None."""
   return next(((event["run"], event.get("sha", "")) for event in reversed(events) if "run" in event), None)
 
 
-def _run(events):
+def _find_run(events):
   """Returns the newest run of the events, or None."""
-  found = _description(events)
+  found = _find_description(events)
   return spec.loads(found[0]) if found else None
 
 
-def _remaining(events):
+def _find_remaining(events):
   made, gone = ({each["attempt"] for each in events if each["event"] == word} for word in ("intent", "deleted"))
   return sorted(made - gone)
 
 
-def _unsettled(events):
+def _find_unsettled(events):
   """Returns the attempts with an unanswered request, including requests of an earlier watcher."""
   own, earlier = set(), set()
   for event in events:
@@ -367,7 +367,7 @@ def _unsettled(events):
   return sorted(own | earlier)
 
 
-def parsed(content: bytes) -> list[dict]:
+def parse_events(content: bytes) -> list[dict]:
   """Returns the events of the lines of a log. Other lines, such as one that a crash cut off, are ignored."""
   events = []
   for line in content.split(b"\n"):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from launch import errors, machine, mailbox, manifests, program, service
 from launch.errors import LaunchError, UnknownError
 from launch.mailbox import EXITED, READY, RUNNING
-from launch.program import Log
+from launch.program import WorkerLog
 
 TICK = 0.1  # seconds
 STACKS = 3.0  # seconds for a program to print its stacks
@@ -25,11 +25,11 @@ PIECES = 8  # files of the log that are sent at a time
 TEXTS = {"detail": 2000, "doing": 100, "tail": 10_000}  # fields of a report, and their longest texts
 
 
-class End(Exception):
+class AttemptEnd(Exception):
   """Ends the attempt on this worker."""
 
 
-def retry(ask: Callable, seconds: float, pause: Callable[[UnknownError], None]) -> object:
+def retry_request(ask: Callable, seconds: float, pause: Callable[[UnknownError], None]) -> object:
   """Returns the result of `ask()`. Calls it again while it raises an UnknownError.
 
   Args:
@@ -65,7 +65,7 @@ class Reporter:
     trouble: reason why the last exchange failed, or "" if it succeeded.
   """
 
-  def __init__(self, files: mailbox.Mailbox, report: mailbox.Report, beat: float, log: Log):
+  def __init__(self, files: mailbox.Mailbox, report: mailbox.WorkerReport, beat: float, log: WorkerLog):
     self.mailbox, self.report, self.order, self.trouble = files, report, mailbox.Order(), ""
     self._beat, self._log, self._piece = beat, log, None
     self._turn, self._wanted, self._done, self._closed = threading.Condition(), 1, 0, False
@@ -151,7 +151,7 @@ class Reporter:
 
   def _send_log(self, report):
     if self._piece is None:
-      names = self.mailbox.pieces(report.worker)
+      names = self.mailbox.list_pieces(report.worker)
       self._piece = int(names[-1].rpartition(".")[2]) + 1 if names else 0
     for _ in range(PIECES):
       content, end = self._log.read_piece(last=report.phase != RUNNING)
@@ -171,12 +171,12 @@ class Executor:
     engine: name of the backend.
     own: the service of this process.
     reporter: its `Reporter`.
-    log: its `Log`.
+    log: its `WorkerLog`.
     asked: signals that requested a stop of this process. A signal handler appends to this list.
   """
 
   def __init__(
-    self, attempt: mailbox.Attempt, number: int, engine: str, own: service.Service, reporter: Reporter, log: Log,
+    self, attempt: mailbox.Attempt, number: int, engine: str, own: service.Service, reporter: Reporter, log: WorkerLog,
     asked: list,
   ):  # fmt: skip
     self.attempt, self.run, self.number, self.engine = attempt, attempt.run, number, engine
@@ -197,7 +197,7 @@ class Executor:
     """
     try:
       return self._make_tries(first, try_)
-    except End as reason:
+    except AttemptEnd as reason:
       self._end(str(reason))
       return FATAL if self.engine == "gke" and not self.asked else errors.DONE
     except (LaunchError, UnknownError) as error:
@@ -211,12 +211,12 @@ class Executor:
       self.reporter.update(started=started)
     self._install()
     while True:
-      try_ = self._meet(try_, first)
+      try_ = self._wait_for_workers(try_, first)
       code = self._try(try_)
       if self.asked:
         return code
       if self.engine == "gke":  # the JobSet starts the next try, unless this one was stopped
-        return FATAL if self.reporter.order.stop or self._must_end() else code
+        return FATAL if self.reporter.order.stop or self._find_end_reason() else code
       try_ = self._wait_for_order(try_)
 
   # Before a program.
@@ -245,11 +245,11 @@ class Executor:
       self._pause(self.limits.beat)
 
     try:
-      return retry(ask, self.limits.install, pause)
+      return retry_request(ask, self.limits.install, pause)
     except UnknownError as error:
       raise LaunchError(f"{error}, for {self.limits.install:.0f} s (limits.install)") from None
 
-  def _meet(self, try_, first):
+  def _wait_for_workers(self, try_, first):
     """Waits until all workers are ready for a try, or for a later ordered try. Returns the number of the try."""
     since, ready, met, limit = time.monotonic(), 0, set(), self.limits.start + self.limits.install
     while True:
@@ -266,14 +266,14 @@ class Executor:
         return try_
       if time.monotonic() - since > (max(self.limits.idle, limit) if ordered else self.limits.idle):
         waiting = f"for workers {sorted(set(range(self.run.workers)) - met)}" if ordered else "for an order"
-        raise End(f"waited {time.monotonic() - since:.0f} s {waiting}")
+        raise AttemptEnd(f"waited {time.monotonic() - since:.0f} s {waiting}")
       self._pause(min(self.limits.beat, 5.0))
 
   def _all_ready(self, try_, met):
     """Returns whether all workers have reached a try with the same code. Adds the workers that have to `met`."""
     for other in sorted(set(range(self.run.workers)) - met):
       try:
-        report, age = self.mailbox.seen(other) or (mailbox.Report(other), 0.0)
+        report, age = self.mailbox.seen(other) or (mailbox.WorkerReport(other), 0.0)
       except (UnknownError, LaunchError):
         return False
       silent = report.phase == READY and age > self.limits.silence
@@ -291,7 +291,7 @@ class Executor:
     since = time.monotonic()
     while (order := self._check()).try_ <= try_ or order.stop:
       if time.monotonic() - since > self.limits.idle:
-        raise End(f"waited {self.limits.idle:.0f} s for an order (limits.idle)")
+        raise AttemptEnd(f"waited {self.limits.idle:.0f} s for an order (limits.idle)")
       time.sleep(TICK)
     return order.try_
 
@@ -303,7 +303,9 @@ class Executor:
     run = self.run
     self.log.write(f"try {try_} of {run.attempt(self.attempt.number)}, worker {self.number} of {run.workers}")
     start, status = self.log.begin(), self.own.folder / "status.json"
-    variables = program.environment(run, self.number, self.engine, self.coordinator, status, self.folder, self.secrets)
+    variables = program.make_environment(
+      run, self.number, self.engine, self.coordinator, status, self.folder, self.secrets
+    )
     self.reporter.update(phase=RUNNING, try_=try_, detail="")
     child = program.Program([self.python, "-m", run.module, *run.args], self.folder, variables, self.log.path)
     try:
@@ -317,9 +319,9 @@ class Executor:
     self.reporter.update(phase=EXITED, asked=bool(child.asked or self.asked), exit=code, tail=tail, detail=detail)
     self.reporter.flush(self._patience)
     # A JobSet does not count restarts after these codes. Without a request to stop, they would repeat forever.
-    return errors.BUG if self.engine == "gke" and code in manifests.FREE and not self._any_asked(try_) else code
+    return errors.BUG if self.engine == "gke" and code in manifests.FREE and not self._is_any_asked(try_) else code
 
-  def _any_asked(self, try_):
+  def _is_any_asked(self, try_):
     """Returns True if the program of any worker was asked to stop, or if this is unknown. All programs then end."""
     try:
       reports = self.mailbox.reports(self.run.workers).values()
@@ -358,7 +360,7 @@ class Executor:
     """Returns the reason why a program must stop, or "" if it may continue."""
     order = self.reporter.order
     ordered = "stopped on request" if order.stop else f"try {order.try_} is ordered" if order.try_ > try_ else ""
-    return self._must_end() or ordered
+    return self._find_end_reason() or ordered
 
   def _note_try(self, try_):
     """Writes the number of a try to the disk. The worker reads it after a restart of the machine."""
@@ -377,14 +379,14 @@ class Executor:
     self.reporter.check()
     self._check_time()
     if order.stop and self.engine == "gke":  # the JobSet would restart everything
-      raise End("stopped on request")
+      raise AttemptEnd("stopped on request")
     return order
 
   def _check_time(self):
-    if why := self._must_end():
-      raise End(why)
+    if why := self._find_end_reason():
+      raise AttemptEnd(why)
 
-  def _must_end(self):
+  def _find_end_reason(self):
     """Returns the reason why the attempt must end on this worker, or "" if it may continue."""
     if self.asked:
       return f"{signal.Signals(self.asked[0]).name} to the worker"

@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
     raise LaunchError(f"{message}. See {self.prog} --help")
 
 
-def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+def parse_flags(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
   """Returns the flags, and the words of the program after --."""
   words = list(words)
   command = []
@@ -72,20 +72,20 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if verb not in ("ls", "gc"):
       sub.add_argument("name", metavar="NAME", help="name of the run: lower-case letters, digits and dashes")
     if verb in SPECIFIED:
-      _run_flags(sub)
+      _add_spec_flags(sub)
     else:
       sub.add_argument("--workdir", default="", help="directory of the run, if this machine has no record of it")
     _FLAGS.get(verb, lambda _: None)(sub)
     flags[verb] = list(sub._option_string_actions)
   args, unknown = parser.parse_known_args(words)
   if unknown:
-    raise LaunchError(_unknown(args.verb, unknown[0], flags[args.verb], words, command))
+    raise LaunchError(_explain_unknown(args.verb, unknown[0], flags[args.verb], words, command))
   if command and args.verb not in (*SPECIFIED, "ssh"):
     raise LaunchError(f"{args.verb}: this verb runs no program. Remove the words after --")
   return args, command
 
 
-def _unknown(verb, word, flags, words, command):
+def _explain_unknown(verb, word, flags, words, command):
   """Returns a message for a word that is not a flag."""
   takes = verb in (*SPECIFIED, "ssh")
   if not word.startswith("-"):
@@ -100,35 +100,35 @@ def _unknown(verb, word, flags, words, command):
   return f"{verb}: unknown flag {flag}{f'; did you mean {near[0]}?' if near else ''}{behind}"
 
 
-def run_of(args: argparse.Namespace, command: Sequence[str]) -> spec.Run:
+def build_run(args: argparse.Namespace, command: Sequence[str]) -> spec.Run:
   """Returns the run that the flags describe. Raises a LaunchError for an invalid run."""
   if getattr(args, "spec", None):
-    return _written(args, command)
+    return _read_spec(args, command)
   if not args.backend:
     raise LaunchError(f"--backend: missing; allowed: {', '.join(spec.BACKENDS)}")
   if not command:
     raise LaunchError(f"{args.verb}: no program to run. Write -- vit_jax.train --config=… --workdir=… after the flags")
   module, *words = command
   if args.backend == "local":
-    words, args.workdir = _with_absolute_workdir(words), _absolute(args.workdir)
-  workdir = spec.flag_value(words, "--workdir")
+    words, args.workdir = _make_workdir_absolute(words), _make_absolute(args.workdir)
+  workdir = spec.find_flag_value(words, "--workdir")
   if workdir and args.workdir and workdir != args.workdir:
     raise LaunchError(f"--workdir: {args.workdir!r} before -- and {workdir!r} after it. Remove one of them")
   names = {field.name for field in dataclasses.fields(spec.Run)}
   values = {key: value for key, value in vars(args).items() if key in names and value is not None}
   values |= {"module": module, "args": tuple(words), "workdir": workdir or args.workdir or ""}
-  values |= {"env": _pairs("--env", args.env), "secrets": _pairs("--secret", args.secrets)}
+  values |= {"env": _parse_pairs("--env", args.env), "secrets": _parse_pairs("--secret", args.secrets)}
   _refuse_secrets(args.backend, values["env"], words)
-  limits = {key: spec.duration(text) for key, text in _pairs("--limit", args.limit).items()}
+  limits = {key: spec.parse_duration(text) for key, text in _parse_pairs("--limit", args.limit).items()}
   if args.queue_timeout:
-    limits["queue"] = spec.duration(args.queue_timeout)
+    limits["queue"] = spec.parse_duration(args.queue_timeout)
   if unknown := limits.keys() - {field.name for field in dataclasses.fields(spec.Limits)}:
     allowed = ", ".join(field.name for field in dataclasses.fields(spec.Limits))
     raise LaunchError(f"--limit: there is no {sorted(unknown)[0]!r}; allowed: {allowed}")
-  return spec.checked(spec.Run(**values | {"limits": spec.Limits(**limits)}))
+  return spec.check_and_complete(spec.Run(**values | {"limits": spec.Limits(**limits)}))
 
 
-def _absolute(workdir: str) -> str:
+def _make_absolute(workdir: str) -> str:
   """Returns a folder of this machine as an absolute path; a bucket and "" as they are."""
   if not workdir or "://" in workdir or workdir.startswith("-"):
     return workdir
@@ -138,21 +138,21 @@ def _absolute(workdir: str) -> str:
     raise LaunchError(f"--workdir: {workdir!r} is relative, and the current directory: {error.strerror}") from None
 
 
-def _with_absolute_workdir(words: Sequence[str]) -> list[str]:
+def _make_workdir_absolute(words: Sequence[str]) -> list[str]:
   """Returns the program's words with an absolute --workdir: the program runs in a copy of the code, not here."""
   result = list(words)
   for i, word in enumerate(words):
     if word.startswith("--workdir="):
-      result[i] = f"--workdir={_absolute(word.partition('=')[2])}"
+      result[i] = f"--workdir={_make_absolute(word.partition('=')[2])}"
     elif word == "--workdir" and i + 1 < len(words):
-      result[i + 1] = _absolute(words[i + 1])
+      result[i + 1] = _make_absolute(words[i + 1])
   return result
 
 
-def _written(args, command):
+def _read_spec(args, command):
   """Returns the run of a file. Nobody else may write the file, as it contains the command that is executed."""
   try:
-    content, status = storage.regular(args.spec, _LONGEST + 1)
+    content, status = storage.read_regular_file(args.spec, _LONGEST + 1)
     if len(content) > _LONGEST:
       raise LaunchError(f"--spec: {args.spec} has more than {_LONGEST:,} bytes, and is not a run")
     run = spec.loads(content.decode())
@@ -165,12 +165,12 @@ def _written(args, command):
       f"--spec: {args.spec} must belong to you, and other users must not read or change it. Fix: {mine}chmod 600 FILE"
     )
   fields = {field.name for field in dataclasses.fields(spec.Run)} - {"name"}
-  others = [spec.flag(key) for key in fields if getattr(args, key, None)]
+  others = [spec.format_flag(key) for key in fields if getattr(args, key, None)]
   if command or args.name != run.name or others or args.limit or args.queue_timeout:
     raise LaunchError(
       f"--spec: {args.spec} describes the complete run {run.name}. Write run {run.name} --spec=…, without other flags"
     )
-  if (workdir := spec.flag_value(run.args, "--workdir")) and workdir != run.workdir:
+  if (workdir := spec.find_flag_value(run.args, "--workdir")) and workdir != run.workdir:
     raise LaunchError(f"--spec: {args.spec} has the workdir {run.workdir!r}, and --workdir={workdir} among its "
                       "arguments. Use the same one")  # fmt: skip
   _refuse_secrets(run.backend, run.env, run.args)
@@ -182,26 +182,26 @@ def _refuse_secrets(backend, env, args):
   there = "k8s:NAME/KEY" if backend == "gke" else "file:/path/on/the/worker"
   remedy = "and every reader of the bucket could read it. Store it, and name its location"
   for key, value in env.items():
-    if kind := bundle.secret_variable(key, value):
+    if kind := bundle.detect_secret_variable(key, value):
       raise LaunchError(
         f"--env: {key} looks like {kind}, {remedy}: --secret {key}=projects/P/secrets/NAME/versions/1, or "
         f"--secret {key}={there}"
       )
   for word in args:
-    if (kind := bundle.secret_value(word)) and kind != bundle.RANDOM_KEY:  # arguments may be hashes and names
+    if (kind := bundle.detect_secret_value(word)) and kind != bundle.RANDOM_KEY:  # arguments may be hashes and names
       raise LaunchError(
         f"-- {word.partition('=')[0][:40] if '=' in word else 'an argument'}: looks like {kind}, {remedy}, so that the "
         f"program reads it from a variable: --secret NAME=projects/P/secrets/NAME/versions/1, or --secret NAME={there}"
       )
 
 
-def _run_flags(parser):
+def _add_spec_flags(parser):
   add = parser.add_argument
   zones = ", ".join(f"{kind.zones[0]} for {name}" for name, kind in tpus.GENERATIONS.items())
   add("--backend", help=f"{', '.join(spec.BACKENDS)}; required")
   add("--tpu", help="type of slice, such as v3-32 or v5e-16")
   add("--slices", type=int, help="number of slices; 1")
-  add("--zone", "--zones", dest="zones", type=_commas, help="zone of --backend=qr, or several zones separated by "
+  add("--zone", "--zones", dest="zones", type=_split_commas, help="zone of --backend=qr, or several zones separated by "
       f"commas, which are tried in turn; by default {zones}")  # fmt: skip
   add("--project", help="project of Google Cloud")
   add("--workdir", default="", help="directory of the run, for a program without this flag")
@@ -219,7 +219,7 @@ def _run_flags(parser):
   add("--subnetwork", help="subnetwork of the machines")
   add("--service-account", help="account of the machines; on GKE a Kubernetes account")
   add("--internal-ips", action="store_true", default=None, help="machines without external addresses; needs Cloud NAT")
-  add("--hosts", type=_commas, help="hosts of --backend=hosts, as for ssh, separated by commas")
+  add("--hosts", type=_split_commas, help="hosts of --backend=hosts, as for ssh, separated by commas")
   add("--processes", type=int, help="number of processes of --backend=local; 1")
   add("--image", help="image of --backend=gke, by its digest, with Python and all packages")
   add("--queue", help="Kueue queue of --backend=gke")
@@ -236,53 +236,53 @@ def _run_flags(parser):
   add("--limit", action="append", metavar="NAME=DURATION", help="a limit of launch/spec.py, such as silence=5m")
 
 
-def _flags_of_run(parser):
+def _add_run_flags(parser):
   add = parser.add_argument
   add("--spec", metavar="FILE", help="read the run from a file such as launch/spec.json instead of flags")
   add("--detach", action="store_true", help="watch from a process in the background")
   add("--dry-run", action="store_true", help="print all commands, and execute none")
   add("--force", action="store_true", help="start a run that check refuses")
-  _prices(parser)
+  _add_check_flags(parser)
 
 
-def _prices(parser):
+def _add_check_flags(parser):
   parser.add_argument("--host-rate", type=float, metavar="IMAGES", help="measured images per second of one host")
 
 
-def _of_sweep(parser):
+def _add_sweep_flags(parser):
   parser.add_argument("--parallel", type=int, default=1, metavar="N", help="number of runs at the same time")
   parser.add_argument("--retry", action="store_true", help="start failed trials again")
   parser.add_argument("--force", action="store_true", help="start a run that check refuses")
 
 
-def _of_ls(parser):
-  _of_gc_and_ls(parser)
+def _add_ls_flags(parser):
+  _add_inventory_flags(parser)
   parser.add_argument("--all", action="store_true", help="also show runs of this machine that have ended")
   parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _of_gc_and_ls(parser):
+def _add_inventory_flags(parser):
   add = parser.add_argument
   add("--project", help="project of Google Cloud")
-  add("--zone", "--zones", dest="zones", type=_commas, help="zones of the machines, separated by commas")
+  add("--zone", "--zones", dest="zones", type=_split_commas, help="zones of the machines, separated by commas")
   add("--cluster", help="kubectl context of the JobSets")
   add("--namespace", default="default", help="namespace of the JobSets")
   add("--all-users", action="store_true", help="also machines of other owners")
 
 
-def _of_gc(parser):
-  _of_gc_and_ls(parser)
+def _add_gc_flags(parser):
+  _add_inventory_flags(parser)
   parser.add_argument("--yes", action="store_true", help="delete them")
   parser.add_argument("--force", action="store_true", help="also machines whose run's directory does not answer")
   parser.add_argument("--older-than", help="only machines that are at least this old, such as 2h")
 
 
-def _of_status(parser):
+def _add_status_flags(parser):
   parser.add_argument("--watch", action="store_true", help="repeat")
   parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _of_logs(parser):
+def _add_logs_flags(parser):
   add = parser.add_argument
   add("-f", "--follow", action="store_true", help="wait for new lines")
   add("-w", "--worker", default="all", help="number of the worker, or all")
@@ -290,41 +290,41 @@ def _of_logs(parser):
   add("--grep", default="", help="only lines that contain this text")
 
 
-def _flags_of_down(parser):
+def _add_down_flags(parser):
   parser.add_argument("--yes", action="store_true", help="do not ask")
   parser.add_argument("--force", action="store_true", help="delete even if the run's directory does not answer")
 
 
-def _flags_of_adopt(parser):
+def _add_adopt_flags(parser):
   parser.add_argument("--force", action="store_true", help="also from one who seems to watch")
   parser.add_argument("--yes", action="store_true", help="accept the run that the bucket describes without a question")
 
 
-def _of_ssh(parser):
+def _add_ssh_flags(parser):
   parser.add_argument("-w", "--worker", type=int, default=0, help="number of the worker; 0")
 
 
-def _of_render(parser):
+def _add_render_flags(parser):
   forms = parser.add_mutually_exclusive_group()
   forms.add_argument("--xpk", action="store_true", help="print xpk's command instead of the JobSet")
   forms.add_argument("--skypilot", action="store_true", help="print SkyPilot's task instead of the JobSet")
 
 
 _FLAGS = {
-  "run": _flags_of_run, "check": _prices, "sweep": _of_sweep, "ls": _of_ls, "gc": _of_gc, "status": _of_status,
-  "logs": _of_logs, "ssh": _of_ssh, "render": _of_render,
-  "down": _flags_of_down,
+  "run": _add_run_flags, "check": _add_check_flags, "sweep": _add_sweep_flags, "ls": _add_ls_flags, "gc": _add_gc_flags, "status": _add_status_flags,
+  "logs": _add_logs_flags, "ssh": _add_ssh_flags, "render": _add_render_flags,
+  "down": _add_down_flags,
   "restart": lambda p: p.add_argument("--fresh-vm", action="store_true", help="use other machines"),
-  "adopt": _flags_of_adopt,
+  "adopt": _add_adopt_flags,
   "report": lambda p: p.add_argument("--json", action="store_true", help="print JSON"),
 }  # fmt: skip
 
 
-def _commas(text):
+def _split_commas(text):
   return tuple(each for each in text.split(",") if each)
 
 
-def _pairs(flag, texts):
+def _parse_pairs(flag, texts):
   pairs = {}
   for text in texts or ():
     key, equals, value = text.partition("=")

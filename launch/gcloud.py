@@ -21,8 +21,18 @@ from launch.errors import (
   call,
   parse_json,
 )
-from launch.states import DELETING, FAILED, LOST, QUEUED, READY, REPAIRING, STARTING, Look, Resource  # fmt: skip
-from launch.states import resource as labelled_resource
+from launch.states import (  # fmt: skip
+  DELETING,
+  FAILED,
+  LOST,
+  QUEUED,
+  READY,
+  REPAIRING,
+  STARTING,
+  MachineStatus,
+  Resource,
+)
+from launch.states import make_resource as labelled_resource
 
 TIMEOUT = CALL  # gcloud's own repetitions end after 33 s
 GROUPS = ("queued-resources", "tpu-vm")
@@ -68,7 +78,7 @@ class ExistsError(UnknownError):
 NO_ANSWER = (UnknownError, LaunchError)
 
 
-def command(*words: str, alpha: bool = False, **flags: object) -> list[str]:
+def build_gcloud_command(*words: str, alpha: bool = False, **flags: object) -> list[str]:
   """Returns the argument list of `gcloud compute tpus …`, with each flag as one word: --flag=value.
 
   Args:
@@ -81,21 +91,21 @@ def command(*words: str, alpha: bool = False, **flags: object) -> list[str]:
   return ["gcloud", *["alpha"] * alpha, "compute", "tpus", *words, *options]
 
 
-def deletion(group: str, name: str, **place: str) -> list[str]:
+def build_deletion(group: str, name: str, **place: str) -> list[str]:
   """Returns the command that requests the deletion of a queued resource with its nodes, or of a node."""
-  return command(group, "delete", name, **place, force=group == GROUPS[0], **{"async": True})
+  return build_gcloud_command(group, "delete", name, **place, force=group == GROUPS[0], **{"async": True})
 
 
-def executed(argv: list[str]) -> list[str]:
-  """Returns the argument list that `run` executes for one of `command`."""
+def add_output_flags(argv: list[str]) -> list[str]:
+  """Returns the argument list that `run_gcloud` executes for one of `build_gcloud_command`."""
   return [*argv, "--quiet", "--format=json"]
 
 
-def run(argv: list[str], timeout: float = TIMEOUT, folder: str | None = None) -> object:
+def run_gcloud(argv: list[str], timeout: float = TIMEOUT, folder: str | None = None) -> object:
   """Returns the JSON value that gcloud prints, or None for an empty output.
 
   Args:
-    argv: from `command`.
+    argv: from `build_gcloud_command`.
     timeout: seconds.
     folder: the working directory, for flags that name a file.
 
@@ -105,41 +115,41 @@ def run(argv: list[str], timeout: float = TIMEOUT, folder: str | None = None) ->
     UnknownError: the answer is missing or unreadable. The request may have been executed.
   """
   install = "Get it from cloud.google.com/sdk/docs/install"
-  code, answer, complaint = call(executed(argv), timeout, install, folder=folder)
+  code, answer, complaint = call(add_output_flags(argv), timeout, install, folder=folder)
   if code:
-    raise failure(code, complaint)
+    raise make_error(code, complaint)
   return parse_json(answer, "gcloud")
 
 
-def listed(group: str, **place: str) -> list[dict]:
+def list_items(group: str, **place: str) -> list[dict]:
   """Returns all items of a group in a zone. Raises UnknownError for an answer that is not a list of named objects."""
-  items = run(command(group, "list", **place))
+  items = run_gcloud(build_gcloud_command(group, "list", **place))
   if not isinstance(items, list) or not all(isinstance(i, dict) and isinstance(i.get("name"), str) for i in items):
     raise UnknownError(f"gcloud listed {group} of {place['zone']} as {str(items)[:80]}")
   return items
 
 
-def described(group: str, name: str, **place: str) -> dict | None:
+def describe_item(group: str, name: str, **place: str) -> dict | None:
   """Returns a queued resource or a node, or None if the cloud reports that it is absent and its list confirms that."""
   try:
-    item = run(command(group, "describe", name, **place))
+    item = run_gcloud(build_gcloud_command(group, "describe", name, **place))
   except AbsentError as error:
     if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", str(error)):
       raise UnknownError(f"gcloud reports that something other than {name} is absent: {error}") from None
-    if any(short_name(each) == name for each in listed(group, **place)):
+    if any(get_short_name(each) == name for each in list_items(group, **place)):
       raise UnknownError(f"{name} is not found, but {place['zone']} lists it") from None
     return None
-  if not isinstance(item, dict) or short_name(item) != name:
+  if not isinstance(item, dict) or get_short_name(item) != name:
     raise UnknownError(f"gcloud described {name} as {str(item)[:80]}")
   return item
 
 
-def short_name(item: dict) -> str:
+def get_short_name(item: dict) -> str:
   """Returns the last word of the name projects/P/locations/ZONE/queuedResources/NAME; "" without a name."""
   return str(item.get("name", "")).rpartition("/")[2]
 
 
-def failure(code: int, text: str) -> Exception:
+def make_error(code: int, text: str) -> Exception:
   """Returns the exception for an exit code of gcloud and the text of its standard error."""
   said = _shorten(text)
   if code == 2:
@@ -155,7 +165,7 @@ def failure(code: int, text: str) -> Exception:
     return LaunchError(f"gcloud: {said}. Correct --project or --zone") if wrong_place else AbsentError(said)
   if status == "ALREADY_EXISTS":
     return ExistsError(said)
-  if known := _refusal(status, message):
+  if known := _make_refusal(status, message):
     return known
   # Without a status these are gcloud's own words, before it has sent the request.
   if (
@@ -166,7 +176,7 @@ def failure(code: int, text: str) -> Exception:
   return UnknownError(f"gcloud: {said}")
 
 
-def _refusal(status: str, message: str) -> Exception | None:
+def _make_refusal(status: str, message: str) -> Exception | None:
   """Returns the exception for the status and message of a refused request, or None for other messages."""
   said = _shorten(f"{status}: {message}" if status else message)
   if re.search(_CAPACITY, message):
@@ -180,12 +190,12 @@ def _refusal(status: str, message: str) -> Exception | None:
   return None
 
 
-def failed(error: dict) -> tuple[int, str]:
+def explain_failed(error: dict) -> tuple[int, str]:
   """Returns (exit code, reason) of a queued resource in the state FAILED, from a google.rpc.Status."""
   code, message = error.get("code", 0), error.get("message", "")
   status = _STATUS.get(code, "")
   said = _shorten(f"{status}: {message}" if status and status not in message else message) or "no reason given"
-  known = _refusal(status, message)
+  known = _make_refusal(status, message)
   if isinstance(known, LaunchError):
     return known.code, said
   if code in (7, 16) or re.search(r"PERMISSION_DENIED|(?i:permission)", message):
@@ -223,57 +233,59 @@ ALONE = "without its queued resource"  # of a node
 _WORST = (LOST, REPAIRING, STARTING, READY)
 
 
-def state_word(item: dict) -> str:
+def get_state_word(item: dict) -> str:
   """Returns the cloud's word for the state of a queued resource or a node."""
   state = item.get("state", "")
   return (state.get("state", "") if isinstance(state, dict) else state) or "STATE_UNSPECIFIED"
 
 
-def _specs(item):
+def _get_node_specs(item):
   """Returns the descriptions of the nodes of a queued resource, or of a node."""
   return item.get("tpu", {}).get("nodeSpec") or [{"node": item}]
 
 
-def labels(item: dict) -> dict:
+def get_labels(item: dict) -> dict:
   """Returns the labels of a node, or of the nodes of a queued resource."""
-  return _specs(item)[0].get("node", {}).get("labels", {})
+  return _get_node_specs(item)[0].get("node", {}).get("labels", {})
 
 
-def check(item: dict) -> None:
+def check_item(item: dict) -> None:
   """Raises UnknownError for a queued resource without labels or state, which every queued resource has."""
-  found, state = labels(item), item.get("state")
-  if not isinstance(found, dict) or not found or not isinstance(state, dict) or not isinstance(state_word(item), str):
-    raise UnknownError(f"{short_name(item)}: a description without labels or state: {str(item)[:80]}")
+  found, state = get_labels(item), item.get("state")
+  if (
+    not isinstance(found, dict) or not found or not isinstance(state, dict) or not isinstance(get_state_word(item), str)
+  ):
+    raise UnknownError(f"{get_short_name(item)}: a description without labels or state: {str(item)[:80]}")
 
 
-def owner(item: dict) -> str:
+def get_item_owner(item: dict) -> str:
   """Returns the owner of an item, for messages."""
-  found = labels(item)
+  found = get_labels(item)
   if "vitjax" not in found:
     return "not of `launch`"
   return "attempt {} of run {} of {}".format(*(found.get(f"vitjax-{key}", "?") for key in ("attempt", "run", "owner")))
 
 
-def queue_look(item: dict) -> Look:
+def get_queue_status(item: dict) -> MachineStatus:
   """Returns the state of a queued resource. READY means that its nodes exist and must be checked next."""
-  state = QUEUE_STATES.get(state_word(item), STARTING)
+  state = QUEUE_STATES.get(get_state_word(item), STARTING)
   if state == FAILED:
-    code, reason = failed(item["state"].get("failedData", {}).get("error", {}))
-    return Look(FAILED, reason, code, quota=code == DENIED and "quota" in reason.lower())
+    code, reason = explain_failed(item["state"].get("failedData", {}).get("error", {}))
+    return MachineStatus(FAILED, reason, code, quota=code == DENIED and "quota" in reason.lower())
   initiator = item.get("state", {}).get("stateInitiator", "an unknown initiator")
-  return Look(state, f"{state_word(item)}, by {initiator}" if state == LOST else state_word(item))
+  return MachineStatus(state, f"{get_state_word(item)}, by {initiator}" if state == LOST else get_state_word(item))
 
 
-def nodes_look(nodes: list[tuple[str, dict | None]], hosts: int) -> Look:
+def get_nodes_status(nodes: list[tuple[str, dict | None]], hosts: int) -> MachineStatus:
   """Returns the state of the nodes of an active queued resource, which is the state of the worst node.
 
   Args:
     nodes: (name, node), with None for a node that is absent.
     hosts: the number of hosts of a complete node.
   """
-  looks = [_node_look(name, node, hosts) for name, node in nodes]
+  looks = [_get_node_status(name, node, hosts) for name, node in nodes]
   worst = min((look.state for look in looks), key=_WORST.index)
-  return Look(
+  return MachineStatus(
     worst,
     "; ".join(look.detail for look in looks if look.state == worst and look.detail) or "READY",
     hosts=sum(look.hosts for look in looks),
@@ -281,14 +293,14 @@ def nodes_look(nodes: list[tuple[str, dict | None]], hosts: int) -> Look:
   )
 
 
-def _node_look(name, node, hosts):
+def _get_node_status(name, node, hosts):
   """Returns the state of a node. If a node of an active queued resource is absent, it has been deleted."""
   if node is None:
-    return Look(LOST, f"{name} is gone")
-  state, health = NODE_STATES.get(state_word(node), STARTING), node.get("health", "")
+    return MachineStatus(LOST, f"{name} is gone")
+  state, health = NODE_STATES.get(get_state_word(node), STARTING), node.get("health", "")
   endpoints = [each.get("ipAddress", "") for each in node.get("networkEndpoints", [])]
   addresses = tuple(address for address in endpoints if address)
-  said = [state_word(node)]
+  said = [get_state_word(node)]
   if state == READY and health not in HEALTHY:
     state = REPAIRING
   elif state == READY and len(addresses) != hosts:
@@ -298,17 +310,19 @@ def _node_look(name, node, hosts):
     said.append(f"{len(addresses)} of {amount(hosts, 'host')} with an address{without}")
   said += [text for text in (health if health not in HEALTHY else "", node.get("healthDescription")) if text]
   said += [f"{each.get('symptomType')} of worker {each.get('workerId', '?')}" for each in node.get("symptoms", [])]
-  return Look(state, f"{name}: {', '.join(said)}" if state != READY else "", hosts=len(addresses), addresses=addresses)
+  return MachineStatus(
+    state, f"{name}: {', '.join(said)}" if state != READY else "", hosts=len(addresses), addresses=addresses
+  )
 
 
-def resource(item: dict) -> Resource:
+def make_item_resource(item: dict) -> Resource:
   """Returns an inventory entry for a queued resource, or for a node without its queued resource."""
-  word, spec, is_node = state_word(item), _specs(item)[0], "tpu" not in item
+  word, spec, is_node = get_state_word(item), _get_node_specs(item)[0], "tpu" not in item
   _, _, _, zone, _, name = item["name"].split("/")
-  kind = tpus.named(spec.get("node", {}).get("acceleratorType", "").rpartition("/")[2])
+  kind = tpus.normalise_name(spec.get("node", {}).get("acceleratorType", "").rpartition("/")[2])
   several = spec.get("multisliceParams") or spec.get("multiNodeParams") or {}
-  count = max(len(_specs(item)), several.get("nodeCount", 1))
+  count = max(len(_get_node_specs(item)), several.get("nodeCount", 1))
   state = DELETING if word == "DELETING" else (NODE_STATES if is_node else QUEUE_STATES).get(word, STARTING)
   detail = f"{word}, {ALONE}" if is_node else word
   kind = f"{count}x{kind}" if count > 1 else kind
-  return labelled_resource(name, zone, labels(item), state, detail, item.get("createTime", ""), kind)
+  return labelled_resource(name, zone, get_labels(item), state, detail, item.get("createTime", ""), kind)

@@ -8,7 +8,7 @@ import shlex
 from launch import errors, manifests, spec, states, tpus
 from launch.errors import DENIED, USAGE, LaunchError, QuotaError, UnknownError, amount
 from launch.manifests import JOBSETS
-from launch.states import Commands, Look, Resource
+from launch.states import Commands, MachineStatus, Resource
 
 TIMEOUT = errors.CLUSTER_CALL  # seconds for a command; each request of it may take 20
 # Reasons of a waiting container that do not pass by themselves.
@@ -45,22 +45,22 @@ class NoJobSetError(LaunchError):
   """The cluster does not know JobSets."""
 
 
-def base(context: str, namespace: str) -> list[str]:
+def build_base_command(context: str, namespace: str) -> list[str]:
   """Returns the first words of all commands in a context and a namespace."""
   flags = {"context": context, "namespace": namespace}
   return ["kubectl", *(f"--{key}={value}" for key, value in flags.items() if value)]
 
 
-def executed(words: list[str]) -> list[str]:
-  """Returns the argument list that `ask` executes for words that start with `base`."""
+def build_executed_command(words: list[str]) -> list[str]:
+  """Returns the argument list that `run_kubectl` executes for words that start with `build_base_command`."""
   return [words[0], "--request-timeout=20s", *words[1:]]
 
 
-def ask(words: list[str], content: str = "") -> str:
+def run_kubectl(words: list[str], content: str = "") -> str:
   """Returns the output of a command.
 
   Args:
-    words: the command, which starts with `base`.
+    words: the command, which starts with `build_base_command`.
     content: its standard input.
 
   Raises:
@@ -70,18 +70,18 @@ def ask(words: list[str], content: str = "") -> str:
     UnknownError: the answer is missing. The request may have been executed.
   """
   install = "Run: gcloud components install kubectl gke-gcloud-auth-plugin"
-  code, output, complaint = errors.call(executed(words), TIMEOUT, install, content.encode())
+  code, output, complaint = errors.call(build_executed_command(words), TIMEOUT, install, content.encode())
   if code:
-    raise _failure(complaint)
+    raise _make_error(complaint)
   return output.decode(errors="replace")
 
 
-def context() -> str:
+def get_default_context() -> str:
   """Returns the context that kubectl uses by default. A run must name it, because the default may change."""
-  return ask(["kubectl", "config", "current-context"]).strip()
+  return run_kubectl(["kubectl", "config", "current-context"]).strip()
 
 
-def _failure(text):
+def _make_error(text):
   """Returns the exception for the standard error of kubectl."""
   lines = [line for line in text.splitlines() if line.strip() and not re.match(r"[EIW]\d{4} |Warning:", line)]
   short = " ".join(" ".join(lines or text.splitlines()[-1:]).split())[:300] or "no reason given"
@@ -98,17 +98,17 @@ def _failure(text):
   return UnknownError(f"kubectl: {short}")
 
 
-def _read(words, content=""):
+def _read_object(words, content=""):
   """Returns the object that a command prints as JSON."""
-  value = errors.parse_json(ask([*words, "--output=json"], content).encode(), "kubectl")
+  value = errors.parse_json(run_kubectl([*words, "--output=json"], content).encode(), "kubectl")
   if not isinstance(value, dict):
     raise UnknownError(f"kubectl: expected an object, got {str(value)[:80]}")
   return value
 
 
-def _items(words):
+def _list_items(words):
   """Returns the objects of the list that a command prints as JSON."""
-  value = _read(words)
+  value = _read_object(words)
   items = value.get("items")
   if not isinstance(items, list) or not all(isinstance(each, dict) and "metadata" in each for each in items):
     raise UnknownError(f"kubectl: expected a list, got {str(value)[:80]}")
@@ -124,84 +124,90 @@ class Engine:
 
   def __init__(self, run: spec.Run):
     self._run = run
-    self._base = base(run.cluster, run.namespace)
+    self._base = build_base_command(run.cluster, run.namespace)
 
   def create(self, attempt: int, expires: int) -> None:
     """See states.Engine. The pods wait for the ConfigMap, which belongs to the JobSet and is deleted with it."""
-    made = self._create(attempt, JOBSETS, manifests.jobset(self._run, attempt, expires))
-    self._create(attempt, "configmaps", manifests.code(self._run, attempt, expires, made))
+    made = self._create(attempt, JOBSETS, manifests.make_jobset(self._run, attempt, expires))
+    self._create(attempt, "configmaps", manifests.make_config_map(self._run, attempt, expires, made))
 
   def _create(self, attempt, kind, value):
     """Creates an object and returns it. An object of this attempt that exists is accepted."""
     name = self._run.attempt(attempt)
     try:
-      return _read([*self._base, "create", "--filename=-"], json.dumps(value))
+      return _read_object([*self._base, "create", "--filename=-"], json.dumps(value))
     except FileExistsError:
       pass
     try:
-      found = _read([*self._base, "get", kind, name])
+      found = _read_object([*self._base, "get", kind, name])
     except LookupError as error:
       raise UnknownError(f"{kind} {name} existed a moment ago, and is gone: {error}") from error
-    if not self._run.labels(attempt).items() <= _labels(found).items():
+    if not self._run.labels(attempt).items() <= _get_labels(found).items():
       place = self._run.location(attempt)
-      raise LaunchError(f"{kind} {name} in {place} is in use: it is {_owner(found)}. Choose another name for the run")
+      raise LaunchError(
+        f"{kind} {name} in {place} is in use: it is {_get_owner(found)}. Choose another name for the run"
+      )
     return found
 
-  def look(self, attempt: int) -> Look:
+  def look(self, attempt: int) -> MachineStatus:
     """See states.Engine."""
     name = self._run.attempt(attempt)
     try:
-      jobset = _read([*self._base, "get", JOBSETS, name])
+      jobset = _read_object([*self._base, "get", JOBSETS, name])
     except (LookupError, NoJobSetError) as error:
       return self._confirm_absence(attempt, error)
     if jobset.get("metadata", {}).get("name") != name:
       raise UnknownError(f"kubectl described {name} as {str(jobset)[:80]}")
-    if not states.owns(self._run, attempt, name, _labels(jobset)):
-      return Look(states.ABSENT, f"{name} is there, but it is {_owner(jobset)}")
-    state, detail = stage(jobset)
+    if not states.has_labels(self._run, attempt, name, _get_labels(jobset)):
+      return MachineStatus(states.ABSENT, f"{name} is there, but it is {_get_owner(jobset)}")
+    state, detail = get_jobset_state(jobset)
     if state == states.QUEUED:
-      return Look(state, self._explain_queue(jobset) or detail)
+      return MachineStatus(state, self._explain_queue(jobset) or detail)
     if state != states.STARTING:
-      return Look(state, detail)
-    return self._look_at_pods(jobset, self._selected("pods", attempt))
+      return MachineStatus(state, detail)
+    return self._look_at_pods(jobset, self._select_objects("pods", attempt))
 
   def _confirm_absence(self, attempt, error):
     """Returns ABSENT or DELETING for a JobSet that was not found. A list must confirm it."""
     name, has_jobsets = self._run.attempt(attempt), not isinstance(error, LaunchError)
-    left = self._selected(f"{JOBSETS},{_OWNED}" if has_jobsets else _OWNED, attempt)
+    left = self._select_objects(f"{JOBSETS},{_OWNED}" if has_jobsets else _OWNED, attempt)
     named = re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])|JobSet", str(error))
     if any(item.get("kind") == "JobSet" for item in left) or not named:
       raise UnknownError(f"{error}, but a list contains the JobSet, or the error is about another object") from error
     if left and not has_jobsets:  # the API server has just started, and does not know all kinds yet
       raise UnknownError(f"{error}, but pods of {name} are there") from error
     names = ", ".join(f"{item['kind'].lower()} {item['metadata']['name']}" for item in left[:3])
-    return Look(states.DELETING, f"the JobSet is gone; still there: {names}") if left else Look(states.ABSENT)
+    return (
+      MachineStatus(states.DELETING, f"the JobSet is gone; still there: {names}")
+      if left
+      else MachineStatus(states.ABSENT)
+    )
 
   def delete(self, target: int | Resource) -> None:
     """See `launch.states.Engine`. An object of this name with other labels stays, because it is somebody else's."""
     if not isinstance(target, Resource):
       with contextlib.suppress(NoJobSetError):  # nothing else is billed, and `look` reports whether anything is left
-        ask([*self._base, *_deletion(self._selector(target))])
+        run_kubectl([*self._base, *_build_deletion(self._selector(target))])
       return
-    words = base(self._run.cluster, target.location.rpartition("/")[2])
+    words = build_base_command(self._run.cluster, target.location.rpartition("/")[2])
     with contextlib.suppress(LookupError):
-      found = _read([*words, "get", JOBSETS, target.name])
-      if _labels(found).get("vitjax") and self._resource(found).has_labels_of(target):
-        ask([*words, *_deletion(target.name)])
+      found = _read_object([*words, "get", JOBSETS, target.name])
+      if _get_labels(found).get("vitjax") and self._resource(found).has_labels_of(target):
+        run_kubectl([*words, *_build_deletion(target.name)])
 
   def inventory(self, zones: tuple) -> tuple:
     """See states.Engine. Lists the namespace of the run; the whole cluster if `zones` is ("-",)."""
     everywhere = "-" in zones
     try:
-      items = _items([*self._base, "get", JOBSETS, "--selector=vitjax=1", *["--all-namespaces"] * everywhere])
+      items = _list_items([*self._base, "get", JOBSETS, "--selector=vitjax=1", *["--all-namespaces"] * everywhere])
     except (UnknownError, LaunchError) as error:
       return [], {self._location("*" if everywhere else self._run.namespace): str(error)}
     return [self._resource(item) for item in items], {}
 
   def shell(self, attempt: int, worker: int, words: list) -> list:
     """See states.Engine."""
-    pods = (pod for pod in self._selected("pods", attempt) if self._worker(pod) == worker)
-    running = [pod for pod in pods if pod.get("status", {}).get("phase") == "Running" and not _is_leaving(pod)]
+    pods = (pod for pod in self._select_objects("pods", attempt) if self._worker(pod) == worker)
+    running = [pod for pod in pods if pod.get("status", {}).get("phase") == "Running" and not _is_deleting(pod)]
     if not running:
       name = self._run.attempt(attempt)
       raise LaunchError(f"worker {worker} of {name} has no running pod. See python -m launch status {self._run.name}")
@@ -211,31 +217,31 @@ class Engine:
   def commands(self, target: int | Resource, expires: int = 0) -> Commands:
     """See `launch.states.Engine`."""
     if isinstance(target, Resource):
-      words = base(self._run.cluster, target.location.rpartition("/")[2])
-      return Commands("", shlex.join([*words, *_deletion(target.name)[:-1]]))
+      words = build_base_command(self._run.cluster, target.location.rpartition("/")[2])
+      return Commands("", shlex.join([*words, *_build_deletion(target.name)[:-1]]))
     attempt = target
     name, last, get = self._run.attempt(attempt), self._run.workers - 1, [*self._base, "get"]
-    create = shlex.join(executed([*self._base, "create", "--filename=-", "--output=json"]))
+    create = shlex.join(build_executed_command([*self._base, "create", "--filename=-", "--output=json"]))
     selector = [self._selector(attempt), "--output=json"]
     pod = [*self._base, "exec", "--stdin", "--tty", "POD", f"--container={manifests.CONTAINER}", "--", "sh"]
-    script = manifests.script(
-      ("create: the JobSet", [manifests.here(create, manifests.jobset_text(self._run, attempt, expires))]),
+    script = manifests.format_script(
+      ("create: the JobSet", [manifests.format_here_document(create, manifests.format_jobset(self._run, attempt, expires))]),
       (f"create: a ConfigMap {name} with launch.zip, which names the JobSet by its uid and is its standard input",
        [f"# {create}"]),
-      ("inspect", [executed([*get, JOBSETS, name, "--output=json"]),
-                   *(executed([*get, kinds, *selector]) for kinds in ("pods", _OWNED))]),
+      ("inspect", [build_executed_command([*get, JOBSETS, name, "--output=json"]),
+                   *(build_executed_command([*get, kinds, *selector]) for kinds in ("pods", _OWNED))]),
       ("inspect, if the JobSet is not found: a list must confirm it",
-       [executed([*get, f"{JOBSETS},{_OWNED}", *selector])]),
-      ("delete", [executed([*self._base, *_deletion(selector[0])])]),
+       [build_executed_command([*get, f"{JOBSETS},{_OWNED}", *selector])]),
+      ("delete", [build_executed_command([*self._base, *_build_deletion(selector[0])])]),
       (f"ssh: python -m launch ssh {self._run.name} --worker=N, with N from 0 to {last}, in the pod of the worker",
        [pod]),
     )  # fmt: skip
     look = shlex.join([*get, f"{JOBSETS},jobs,pods", selector[0]])
-    delete = shlex.join([*self._base, *_deletion(name)[:-1]])  # waits for the end
+    delete = shlex.join([*self._base, *_build_deletion(name)[:-1]])  # waits for the end
     return Commands(script, f"{delete} && {look}")
 
-  def _selected(self, kinds, attempt):
-    return _items([*self._base, "get", kinds, self._selector(attempt)])
+  def _select_objects(self, kinds, attempt):
+    return _list_items([*self._base, "get", kinds, self._selector(attempt)])
 
   def _selector(self, attempt):
     return "--selector=" + ",".join(f"{key}={value}" for key, value in self._run.labels(attempt).items())
@@ -247,7 +253,7 @@ class Engine:
     """Returns the reason why a JobSet waits in Kueue, or "" without Kueue."""
     selector = f"--selector=kueue.x-k8s.io/job-uid={jobset['metadata'].get('uid', '')}"
     workloads = self._items_if_allowed("workloads.kueue.x-k8s.io", selector)
-    conditions = [_conditions(item) for item in workloads]
+    conditions = [_get_conditions(item) for item in workloads]
     reasons = [each[kind] for each in conditions for kind in ("Evicted", "QuotaReserved", "Admitted") if kind in each]
     checks = [each for item in workloads for each in item.get("status", {}).get("admissionChecks", [])]
     reasons += [each for each in checks if each.get("state") != "Ready"]  # such as requests of flex-start
@@ -258,32 +264,32 @@ class Engine:
     """Returns the state of an active JobSet from the pods of its latest start."""
     status, workers = jobset.get("status", {}), self._run.workers
     restarts = status.get("restarts", 0)
-    latest = [pod for pod in pods if _label(pod, manifests.RESTART) == restarts and not _is_leaving(pod)]
+    latest = [pod for pod in pods if _get_label(pod, manifests.RESTART) == restarts and not _is_deleting(pod)]
     current = dict(sorted({self._worker(pod): pod for pod in latest}.items()))
     phases = {worker: pod.get("status", {}).get("phase") for worker, pod in current.items()}
     there = [worker for worker, phase in phases.items() if phase in ("Running", "Succeeded")]
     if len(there) >= workers:
       addresses = tuple(current[worker]["status"].get("podIP", "") for worker in there)
-      return Look(states.READY, "", 0, len(there), addresses)
+      return MachineStatus(states.READY, "", 0, len(there), addresses)
     if not current and (why := self._explain_missing_pods(jobset["metadata"]["name"])) and re.search(_QUOTA, why):
-      return Look(states.QUEUED, f"no pods: {why}")
-    homeless = [(pod, why) for pod in current.values() if (why := _unschedulable(pod))]
+      return MachineStatus(states.QUEUED, f"no pods: {why}")
+    homeless = [(pod, why) for pod in current.values() if (why := _find_unschedulable(pod))]
     if homeless and len(homeless) == len(current):  # machines without nodes are not billed
       why = self._explain_scaling(homeless[0][0]) or homeless[0][1].get("message", "")
-      return Look(states.QUEUED, f"{len(homeless)} of {amount(workers, 'pod')} without a node: {why}")
+      return MachineStatus(states.QUEUED, f"{len(homeless)} of {amount(workers, 'pod')} without a node: {why}")
     details = [f"{len(there)} of {amount(workers, 'pod')} of {jobset['metadata']['name']} running"]
     if restarts:
-      message = _conditions(jobset).get("RestartingJobSet", {}).get("message", "")
+      message = _get_conditions(jobset).get("RestartingJobSet", {}).get("message", "")
       counted = status.get("restartsCountTowardsMax", 0)
       details.append(f"start {restarts + 1}, {counted} after failures" + f" ({message})" * bool(message))
-    details += [f"w{worker:02d}: {text}" for worker, pod in current.items() if (text := _trouble(pod))]
-    broken = restarts or "Failed" in phases.values() or any(map(_is_leaving, pods))
-    return Look(states.REPAIRING if broken else states.STARTING, "; ".join(details[:4]), 0, len(there))
+    details += [f"w{worker:02d}: {text}" for worker, pod in current.items() if (text := _explain_pod(pod))]
+    broken = restarts or "Failed" in phases.values() or any(map(_is_deleting, pods))
+    return MachineStatus(states.REPAIRING if broken else states.STARTING, "; ".join(details[:4]), 0, len(there))
 
   def _items_if_allowed(self, kind, selector):
     """Returns selected objects; [] in a cluster without Kueue, or if the user may not read events."""
     try:
-      return _read([*self._base, "get", kind, selector]).get("items", [])
+      return _read_object([*self._base, "get", kind, selector]).get("items", [])
     except LaunchError:
       return []
 
@@ -304,29 +310,29 @@ class Engine:
 
   def _worker(self, pod):
     """Returns the number of a pod among all slices."""
-    index = _number(pod["metadata"].get("annotations", {}).get(manifests.COMPLETION))
-    return _label(pod, manifests.JOB_INDEX) * tpus.find(self._run.tpu).hosts + index
+    index = _parse_number(pod["metadata"].get("annotations", {}).get(manifests.COMPLETION))
+    return _get_label(pod, manifests.JOB_INDEX) * tpus.find_slice(self._run.tpu).hosts + index
 
   def _resource(self, jobset):
-    metadata, (state, detail) = jobset["metadata"], stage(jobset)
+    metadata, (state, detail) = jobset["metadata"], get_jobset_state(jobset)
     status = jobset.get("status", {}).get("replicatedJobsStatus", [])
     slices = sum(job.get("replicas", 1) for job in jobset.get("spec", {}).get("replicatedJobs", []))
     if state == states.STARTING and sum(job.get("ready", 0) for job in status) >= slices:
       state = states.READY
     place, kind = self._location(metadata.get("namespace", "")), metadata.get("annotations", {}).get(manifests.TPU, "")
     created, detail = metadata.get("creationTimestamp", ""), detail.partition(":")[0]
-    return states.resource(metadata["name"], place, _labels(jobset), state, detail, created, kind)
+    return states.make_resource(metadata["name"], place, _get_labels(jobset), state, detail, created, kind)
 
 
-def _deletion(which):
+def _build_deletion(which):
   """Returns the arguments of the kubectl command that deletes an object by name or by selector."""
   return ["delete", f"{JOBSETS},configmaps", which, "--ignore-not-found", "--wait=false"]
 
 
-def stage(jobset: dict) -> tuple[str, str]:
+def get_jobset_state(jobset: dict) -> tuple[str, str]:
   """Returns (state, detail) of a JobSet; STARTING if only its pods show more."""
-  conditions = _conditions(jobset)
-  if _is_leaving(jobset):
+  conditions = _get_conditions(jobset)
+  if _is_deleting(jobset):
     return states.DELETING, "in deletion"
   for kind, state in (("Completed", states.DONE), ("Failed", states.FAILED)):
     if conditions.get(kind, {}).get("status") == "True":
@@ -335,7 +341,7 @@ def stage(jobset: dict) -> tuple[str, str]:
   return (states.QUEUED, "suspended") if jobset.get("spec", {}).get("suspend") else (states.STARTING, "")
 
 
-def _trouble(pod):
+def _explain_pod(pod):
   """Returns the reason why a pod does not run, or "" if the reason is unknown."""
   for container in pod.get("status", {}).get("containerStatuses", []):
     state = container.get("state", {})
@@ -344,40 +350,40 @@ def _trouble(pod):
       return f"{waiting['reason']}: {waiting.get('message', '')}"
     if ended.get("exitCode"):
       return f"exit {ended['exitCode']}"
-  if why := _unschedulable(pod):
+  if why := _find_unschedulable(pod):
     return why.get("message", "")
-  lost = _conditions(pod).get("DisruptionTarget", {})
+  lost = _get_conditions(pod).get("DisruptionTarget", {})
   return f"{lost.get('reason')}: {lost.get('message', '')}" if lost.get("status") == "True" else ""
 
 
-def _unschedulable(pod):
+def _find_unschedulable(pod):
   """Returns the condition of a pod that waits for a node. The result is false for other pods."""
-  said = _conditions(pod).get("PodScheduled", {})
+  said = _get_conditions(pod).get("PodScheduled", {})
   return pod.get("status", {}).get("phase") == "Pending" and said.get("status") == "False" and said
 
 
-def _owner(item):
+def _get_owner(item):
   """Returns the owner of an object, for messages."""
-  owner = _labels(item).get("vitjax-owner")
+  owner = _get_labels(item).get("vitjax-owner")
   return f"of {owner}, in {item['metadata'].get('annotations', {}).get(manifests.FOLDER)}" if owner else "not of launch"
 
 
-def _is_leaving(item):
+def _is_deleting(item):
   return bool(item.get("metadata", {}).get("deletionTimestamp"))
 
 
-def _conditions(item):
+def _get_conditions(item):
   return {each.get("type"): each for each in item.get("status", {}).get("conditions", [])}
 
 
-def _labels(item):
+def _get_labels(item):
   return item.get("metadata", {}).get("labels", {})
 
 
-def _label(item, key):
-  return _number(_labels(item).get(key))
+def _get_label(item, key):
+  return _parse_number(_get_labels(item).get(key))
 
 
-def _number(text):
+def _parse_number(text):
   """Returns the number of a label, which anybody may have changed."""
   return int(text) if re.fullmatch(r"\d{1,18}", text or "", re.ASCII) else 0

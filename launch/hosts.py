@@ -40,7 +40,7 @@ class Engine:
   """See `launch.states.Engine`."""
 
   def __init__(self, run: spec.Run):
-    for path in {run.workdir, spec.flag_value(run.args, "--workdir")} - {""}:
+    for path in {run.workdir, spec.find_flag_value(run.args, "--workdir")} - {""}:
       if not path.startswith(("gs://", "/")):
         example = f"gs://BUCKET/NAME, or a path that all hosts share, such as {os.path.abspath(path)}"
         raise LaunchError(f"--workdir: {path!r} is relative, but each process has its own directory. Write {example}")
@@ -52,28 +52,32 @@ class Engine:
 
   def create(self, attempt: int, expires: int) -> None:
     """Starts the workers that are not alive. They read their settings and end time from the published attempt."""
-    errors.gather(lambda worker: _ask(worker[1], self._start(attempt, worker[0])), self._workers, _AT_ONCE)
+    errors.map_in_threads(
+      lambda worker: _call_worker(worker[1], self._start(attempt, worker[0])), self._workers, _AT_ONCE
+    )
 
-  def look(self, attempt: int) -> states.Look:
+  def look(self, attempt: int) -> states.MachineStatus:
     """Returns READY while all workers are alive, and ABSENT without workers."""
     mine = (self._run.name, attempt, self._run.folder)
-    answers = errors.gather(self._services, self._hosts, _AT_ONCE)
+    answers = errors.map_in_threads(self._services, self._hosts, _AT_ONCE)
     found = {each.get("worker"): each for services in answers for each in services
              if (each.get("run"), each.get("attempt"), each.get("folder")) == mine}  # fmt: skip
     if not found:
-      return states.Look(states.ABSENT)
+      return states.MachineStatus(states.ABSENT)
     dead = [f"worker {number}: {found[number].get('said') or 'it has ended'}" if number in found else
             f"worker {number} was never started" for number, _ in self._workers
             if not found.get(number, {}).get("alive")]  # fmt: skip
     state = states.LOST if dead else states.READY
-    return states.Look(state, "; ".join(dead)[:1000], hosts=self._run.workers - len(dead))
+    return states.MachineStatus(state, "; ".join(dead)[:1000], hosts=self._run.workers - len(dead))
 
   def delete(self, target: int | states.Resource) -> None:
     """Stops the workers of an attempt and their programs, which have `limits.grace` to save."""
     if isinstance(target, states.Resource):
-      _ask(_HERE if self._local else target.location, self._stop_resource(target), self._run.limits.grace)
+      _call_worker(_HERE if self._local else target.location, self._stop_resource(target), self._run.limits.grace)
     else:
-      errors.gather(lambda host: _ask(host, self._stop(target), self._run.limits.grace), self._hosts, _AT_ONCE)
+      errors.map_in_threads(
+        lambda host: _call_worker(host, self._stop(target), self._run.limits.grace), self._hosts, _AT_ONCE
+      )
 
   def inventory(self, zones: tuple) -> tuple:
     """Returns all attempts on the hosts of this run."""
@@ -81,7 +85,7 @@ class Engine:
     for host in self._hosts:
       location = host or socket.gethostname()
       try:
-        found += _resources(self._services(host), location)
+        found += _make_resources(self._services(host), location)
       except (UnknownError, LaunchError) as error:
         silent[location] = str(error)
     return tuple(found), silent
@@ -96,14 +100,16 @@ class Engine:
   def commands(self, target: int | states.Resource, expires: int = 0) -> states.Commands:
     """See `launch.states.Engine`. This process inspects the local machine with the same function as the command."""
     if isinstance(target, states.Resource):
-      return states.Commands("", _line(_HERE if self._local else target.location, self._stop_resource(target)))
+      return states.Commands(
+        "", _format_command(_HERE if self._local else target.location, self._stop_resource(target))
+      )
     attempt = target
     look = ["look", f"--engine={self._run.backend}"]
     package = "" if self._local else ", with a zip archive of launch/ in place of /dev/null"
-    delete = [_line(host, self._stop(attempt)) for host in self._hosts]
-    script = manifests.script(
-      (f"create{package}", [_line(host, self._start(attempt, number)) for number, host in self._workers]),
-      ("inspect", [_line(host, look) for host in self._hosts]),
+    delete = [_format_command(host, self._stop(attempt)) for host in self._hosts]
+    script = manifests.format_script(
+      (f"create{package}", [_format_command(host, self._start(attempt, number)) for number, host in self._workers]),
+      ("inspect", [_format_command(host, look) for host in self._hosts]),
       ("delete", delete),
       (f"ssh: python -m launch ssh {self._run.name} --worker=N",
        [self.shell(attempt, number, []) for number, _ in self._workers[: len(self._hosts)]]),
@@ -113,7 +119,7 @@ class Engine:
   def _start(self, attempt, number):
     words = ["start", f"--engine={self._run.backend}", f"--folder={self._run.folder}", f"--attempt={attempt}",
              f"--worker={number}", "--patience=30", f"--grace={self._run.limits.grace}"]  # fmt: skip
-    return [*words, *([f"--proof={digest}"] if (digest := event_log.proof(self._run)) else [])]
+    return [*words, *([f"--proof={digest}"] if (digest := event_log.compute_proof(self._run)) else [])]
 
   def _stop(self, attempt):
     return ["stop", f"--engine={self._run.backend}", f"--name={self._run.name}", f"--attempt={attempt}",
@@ -125,11 +131,11 @@ class Engine:
 
   def _services(self, host):
     if self._local:
-      return service.list_services(service.default_home(), "local")
-    return parse_services(_ask(host, ["look", "--engine=hosts"]), host)
+      return service.list_services(service.get_default_home(), "local")
+    return parse_services(_call_worker(host, ["look", "--engine=hosts"]), host)
 
 
-def _resources(services, location):
+def _make_resources(services, location):
   """Returns services as resources, one for each attempt."""
   attempts = {}
   for each in services:
@@ -140,32 +146,32 @@ def _resources(services, location):
       state=states.READY if all(each["alive"] for each in found) else states.LOST,
       detail=f"{sum(each['alive'] for each in found)} of {amount(len(found), 'worker')} alive, for {folder}",
       expires=found[0].get("expires", 0), created=min(each["made"] for each in found),
-      kind=amount(len(found), "process", "processes"), mark=spec.digest(folder),
+      kind=amount(len(found), "process", "processes"), mark=spec.compute_label(folder),
     )
     for (run, attempt, folder), found in attempts.items()
   ]  # fmt: skip
 
 
-def _command(host, words):
+def _build_command(host, words):
   """Returns the argument list of a command of `launch.worker` on a host."""
   if host == _HERE:
     return [sys.executable, "-m", "launch.worker", *words]
-  remote = shlex.join(["sh", "-c", _BRING, "sh", hashlib.sha256(package()).hexdigest()[:16], *words])
+  remote = shlex.join(["sh", "-c", _BRING, "sh", hashlib.sha256(get_package()).hexdigest()[:16], *words])
   return [*_SSH, host, f"{remote}; exit $?"]
 
 
-def _line(host, words):
+def _format_command(host, words):
   """Returns a command of `launch.worker` on a host as text for a shell."""
-  text = f"{shlex.join(_command(host, words))} </dev/null"
+  text = f"{shlex.join(_build_command(host, words))} </dev/null"
   return f"(cd {shlex.quote(str(service.ROOT))} && {text})" if host == _HERE else text
 
 
-def _ask(host, words, grace=0.0):
+def _call_worker(host, words, grace=0.0):
   """Returns the output of a command of `launch.worker` on a host. It must end within DEADLINE + `grace` seconds."""
-  place, deadline, package_ = host or "this machine", DEADLINE + grace, package() if host else b""
+  place, deadline, package_ = host or "this machine", DEADLINE + grace, get_package() if host else b""
   try:
     code, output, complaint = errors.call(
-      _command(host, words), deadline, "Install openssh-client", package_, str(service.ROOT), errors.USAGE
+      _build_command(host, words), deadline, "Install openssh-client", package_, str(service.ROOT), errors.USAGE
     )
   except UnknownError as error:
     raise UnknownError(f"{place}: {error}") from None
@@ -197,6 +203,6 @@ def parse_services(text: str, host: str) -> list:
 
 
 @functools.cache
-def package() -> bytes:
+def get_package() -> bytes:
   """Returns the package `launch` as a zip archive, which is the same for the same files."""
-  return manifests.archive()
+  return manifests.pack_launch()

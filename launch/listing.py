@@ -10,15 +10,15 @@ import sys
 import time
 
 from launch import commands, errors, mailbox, removal, spec
-from launch.errors import LaunchError, UnknownError, one_line, say, utc
-from launch.event_log import EventLog, names
-from launch.mailbox import Held
-from launch.removal import ELSEWHERE, Facts
+from launch.errors import LaunchError, UnknownError, format_utc, print_line, to_one_line
+from launch.event_log import EventLog, list_runs
+from launch.mailbox import LeaseHeldError
+from launch.removal import ELSEWHERE, RunFacts
 from launch.spec import Run
 from launch.states import DELETING, IDLE, OVER, WATCHING, State
-from launch.states import engine as engine_of
-from launch.storage import storage
-from launch.watch import lease_of
+from launch.states import make_engine as engine_of
+from launch.storage import open_storage
+from launch.watch import make_lease
 
 # Descriptions of the stages, for the user.
 STAGES = {
@@ -30,7 +30,7 @@ STAGES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class MachineRow:
   """A machine in the cloud, or in an event log of this machine.
 
   Args:
@@ -64,17 +64,17 @@ def ls(args: argparse.Namespace) -> int:
 
   Returns UNKNOWN if a zone does not answer.
   """
-  found, troubles, unasked, others = _found(args, args.all)
+  found, troubles, unasked, others = _find_machines(args, args.all)
   rows = [row for row, _, _ in found]
   if args.json:
     print(json.dumps({"resources": [dataclasses.asdict(row) for row in rows], "unknown": troubles}, indent=1))
   else:
     if rows:
-      _table(rows)
+      _print_table(rows)
     else:
       kind, answered = "runs" if args.all else "unfinished runs", " in the locations that answered" * bool(troubles)
       print(f"no machines{' of yours' * bool(others)} and no {kind}{answered}")
-    _tell(troubles, unasked, others)
+    _print_omissions(troubles, unasked, others)
   return errors.UNKNOWN if troubles else errors.DONE
 
 
@@ -83,17 +83,17 @@ def gc(args: argparse.Namespace) -> int:
 
   Returns BILLING if a deletion was not confirmed.
   """
-  oldest = spec.duration(args.older_than) / 3600 if args.older_than else 0.0
-  found, troubles, unasked, others = _found(args)
+  oldest = spec.parse_duration(args.older_than) / 3600 if args.older_than else 0.0
+  found, troubles, unasked, others = _find_machines(args)
   spared = ("",) if args.force else ("", ELSEWHERE)
-  mine = [each for each in found if each[2] and (each[0].owner == spec.owner() or args.all_users)]
+  mine = [each for each in found if each[2] and (each[0].owner == spec.get_user_label() or args.all_users)]
   chosen = [each for each in mine if each[0].flag not in spared and each[0].hours >= oldest]
   if undated := [row.name for row, _, _ in chosen if oldest and not row.dated]:
     print(f"{', '.join(undated)}: not deleted, because only this machine's clock shows an age; omit --older-than")
     chosen = [each for each in chosen if each[0].dated]
   if chosen:
-    _table([row for row, _, _ in chosen])
-  _tell(troubles, unasked, others)
+    _print_table([row for row, _, _ in chosen])
+  _print_omissions(troubles, unasked, others)
   if kept := [row.name for row, _, resource in found if resource and row.flag == ELSEWHERE and not args.force]:
     print(
       f"{', '.join(kept)}: the directory of the run does not answer here, or the labels contradict the name; "
@@ -103,35 +103,35 @@ def gc(args: argparse.Namespace) -> int:
     asked = "in the locations that answered, " * bool(troubles) + "of this machine, " * bool(unasked)
     print("nothing is deleted without --yes" if chosen else f"{asked}no machine is to be deleted")
     return errors.UNKNOWN if troubles else errors.DONE
-  left = [row for row, run, resource in chosen if not _collected(run, resource, args.force)]
+  left = [row for row, run, resource in chosen if not _collect_machine(run, resource, args.force)]
   return errors.BILLING if left else errors.UNKNOWN if troubles else errors.DONE
 
 
-def _collected(run, resource, force):
+def _collect_machine(run, resource, force):
   """Deletes a machine if the deletion is still allowed. Returns False if the machine may still exist."""
   if force:
     return _is_deleted(run, resource)
   try:
-    lease = lease_of(run)
+    lease = make_lease(run)
     lease.take()  # so that no watcher creates an attempt meanwhile
-  except Held as error:
-    say(f"{resource.name}: not deleted: {error}")
+  except LeaseHeldError as error:
+    print_line(f"{resource.name}: not deleted: {error}")
     return True
   except (UnknownError, LaunchError) as error:
-    say(f"{resource.name}: not deleted: the directory of its run does not answer ({error})")
+    print_line(f"{resource.name}: not deleted: the directory of its run does not answer ({error})")
     return False
 
   def before():
     if not lease.renew():
       raise UnknownError("the lease in the run's directory may have been lost")
-    facts = _facts(run.name, lease)
-    if removal.judge(resource, facts) in ("", ELSEWHERE):
-      raise Held("another", f" again: {resource.name} is not deleted")
+    facts = _read_facts(run.name, lease)
+    if removal.find_removal_reason(resource, facts) in ("", ELSEWHERE):
+      raise LeaseHeldError("another", f" again: {resource.name} is not deleted")
 
   try:
     return _is_deleted(run, resource, before)
-  except Held as error:
-    say(f"{resource.name}: {error}")
+  except LeaseHeldError as error:
+    print_line(f"{resource.name}: {error}")
     return True
   finally:
     with contextlib.suppress(UnknownError, LaunchError):
@@ -142,12 +142,12 @@ def _is_deleted(run, resource, before=removal.do_nothing):
   """Deletes a machine, and returns whether its deletion was seen."""
   engine_ = engine_of(run)
   for left in removal.delete(engine_, run, [resource], before=before):
-    say(removal.advise(engine_, run, left))
+    print_line(removal.advise(engine_, run, left))
     return False
   return True
 
 
-def _facts(name, mine=None):
+def _read_facts(name, mine=None):
   """Returns the facts in the directory of a run, or None if it does not answer.
 
   Args:
@@ -156,24 +156,24 @@ def _facts(name, mine=None):
   """
   try:
     own = EventLog(name)
-    store = storage(own.run.folder)
+    store = open_storage(own.run.folder)
     event_log = EventLog(name, store)
     if event_log.silent:
       return None
-    watched = mine is None and bool(lease_of(own.run).holder())
+    watched = mine is None and bool(make_lease(own.run).holder())
     now = store.clock.now() if store.clock.known or own.run.backend == "local" else 0.0
-    settled = not event_log.settling()
-    return Facts(event_log.state, event_log.open, watched, now, settled)
+    settled = not event_log.get_settling_seconds()
+    return RunFacts(event_log.state, event_log.open, watched, now, settled)
   except (UnknownError, LaunchError):
     return None
 
 
-def _tell(troubles, unasked, others):
+def _print_omissions(troubles, unasked, others):
   for location, why in troubles.items():
     print(f"{location}: no answer, so its machines are unknown: {why}")
   if others:
     owners = ", ".join(f"{count} of {name or 'an unknown owner'}" for name, count in sorted(others.items()))
-    print(f"machines of other owners exist ({owners}): --all-users shows them; you are {spec.owner()}")
+    print(f"machines of other owners exist ({owners}): --all-users shows them; you are {spec.get_user_label()}")
   if unasked:
     print("no cloud was asked. Add --project=PROJECT for Cloud TPU, or --cluster=CONTEXT for GKE")
 
@@ -181,30 +181,30 @@ def _tell(troubles, unasked, others):
 def status(args: argparse.Namespace) -> int:
   """Prints attempts, workers and progress of a run."""
   while True:
-    event_log = commands.opened(args.name, args.workdir)
+    event_log = commands.open_event_log(args.name, args.workdir)
     run, state = event_log.run, event_log.state
     try:
-      reports = mailbox.Mailbox(storage(run.folder), state.attempt).reports(run.workers) if state.attempt else {}
+      reports = mailbox.Mailbox(open_storage(run.folder), state.attempt).reports(run.workers) if state.attempt else {}
     except (UnknownError, LaunchError) as error:
       print(f"reports of the workers: {error}")
       reports = {}
     if args.json:
       workers = {w: dataclasses.asdict(report) | {"age": age} for w, (report, age) in reports.items()}
       values = {"run": json.loads(run.dumps()), "state": dataclasses.asdict(state), "workers": workers}
-      print(json.dumps(values | {"watcher": _watcher(run) if event_log.open else ""}))
+      print(json.dumps(values | {"watcher": _describe_watcher(run) if event_log.open else ""}))
     else:
-      _show(event_log, run, state, reports)
+      _print_status(event_log, run, state, reports)
     if not args.watch:
       return errors.DONE
     time.sleep(run.limits.poll)
     print()
 
 
-def _show(event_log, run, state, reports):
+def _print_status(event_log, run, state, reports):
   end = event_log.last("end")
-  over = f"ended with {end['code']}: {one_line(end['text'])}" if end and not event_log.open else STAGES[state.stage]
+  over = f"ended with {end['code']}: {to_one_line(end['text'])}" if end and not event_log.open else STAGES[state.stage]
   print(f"{run.name}  {run.backend} {run.tpu or run.workers}  {over}")
-  print(f"  {one_line(shlex.join(['python', '-m', run.module, *run.args]))}")
+  print(f"  {to_one_line(shlex.join(['python', '-m', run.module, *run.args]))}")
   if event_log.unconfirmed:
     print(
       f"  the run in its directory differs from the run that this machine started: python -m launch adopt {run.name} "
@@ -212,18 +212,18 @@ def _show(event_log, run, state, reports):
     )
   spent = state.spent(event_log.now())
   if state.attempt and run.billed:
-    chips = chip_hours(run, state, event_log.now())
+    chips = compute_chip_hours(run, state, event_log.now())
     cost = f", {chips * run.price:,.2f} at {run.price:g} per chip-hour" if run.price and chips >= 0 else ""
     text = f"{spent / 3600:,.2f} hours of machines, {chips:,.2f} chip-hours{cost}"
     live = state.stage in (WATCHING, DELETING) or state.kept
-    print(f"  {text}{f'; {run.attempt(state.attempt)} ends by {utc(state.expires)}' * live}")
+    print(f"  {text}{f'; {run.attempt(state.attempt)} ends by {format_utc(state.expires)}' * live}")
   if event_log.open:
-    who = _watcher(run)
+    who = _describe_watcher(run)
     print(f"  watched by {who}" if who else f"  it has no watcher; continue with: python -m launch adopt {run.name}")
   for event in event_log.events:
     if event["event"] not in ("run", "created", "refused", "progress"):
       when = time.strftime("%m-%d %H:%M:%S", time.gmtime(event["time"]))
-      text = one_line(event.get("text") or event.get("location") or "")
+      text = to_one_line(event.get("text") or event.get("location") or "")
       print(f"  {when}  a{event['attempt']} try {event['try']}  {event['event']:<10} {text[:90]}")
   for worker, (report, age) in sorted(reports.items()):
     step = f"step {report.step}" if report.step >= 0 else ""
@@ -232,15 +232,15 @@ def _show(event_log, run, state, reports):
     print(f"  w{worker:02d}  {report.host:<20} {age:5.0f} s ago  {words}")
 
 
-def _watcher(run):
+def _describe_watcher(run):
   """Returns a description of the watcher of a run, or ""."""
   try:
-    return lease_of(run).holder()
+    return make_lease(run).holder()
   except (UnknownError, LaunchError) as error:
     return f"an unknown process: {error}"
 
 
-def _found(args, over=False):
+def _find_machines(args, over=False):
   """Finds the machines of the cloud and of the event logs.
 
   Args:
@@ -251,11 +251,11 @@ def _found(args, over=False):
     [(row, run, resource or None)], {location: why it did not answer}, True if no cloud was asked, and {owner: number
     of machines} of other owners.
   """
-  event_logs = {name: event_log for name in names() if (event_log := _read_event_log(name)) and event_log.events}
-  runs = {name: run for name, event_log in event_logs.items() if (run := _run(event_log))}
-  facts = {name: _facts(name) for name in runs}
+  event_logs = {name: event_log for name in list_runs() if (event_log := _read_event_log(name)) and event_log.events}
+  runs = {name: run for name, event_log in event_logs.items() if (run := _read_run(event_log))}
+  facts = {name: _read_facts(name) for name in runs}
   found, troubles, seen, others = {}, {}, set(), collections.Counter()
-  probes = _probes(args, runs.values())
+  probes = _make_probes(args, runs.values())
   for probe in probes:
     try:
       resources, silent = engine_of(probe).inventory(args.zones or ())
@@ -264,8 +264,8 @@ def _found(args, over=False):
     troubles |= silent
     for resource in resources:
       run = runs.get(resource.run)
-      known = run and _asks_alike(run, probe) and run.mark == resource.mark
-      if not known and resource.owner != spec.owner() and not args.all_users:
+      known = run and _has_same_location(run, probe) and run.mark == resource.mark
+      if not known and resource.owner != spec.get_user_label() and not args.all_users:
         others[resource.owner] += 1
         continue
       if not known:
@@ -274,26 +274,26 @@ def _found(args, over=False):
         run = dataclasses.replace(run, zones=(resource.location,))
       key = resource.location, resource.name, resource.mark  # two runs may share a host
       if known or key not in found:
-        found[key] = (_row(resource, facts[resource.run] if known else None, run, known), run, resource)
+        found[key] = (_make_row(resource, facts[resource.run] if known else None, run, known), run, resource)
       if known:
         seen.add((resource.run, resource.attempt))
   rows = list(found.values())
   for name, run in runs.items():
-    remaining = event_logs[name].remaining()
+    remaining = event_logs[name].list_remaining()
     left = [attempt for attempt in remaining if (name, attempt) not in seen]
     if not remaining and (over or event_logs[name].open):
       left = [0]
-    rows += [(_recorded(event_logs[name], run, attempt), run, None) for attempt in left]
+    rows += [(_make_unlisted_row(event_logs[name], run, attempt), run, None) for attempt in left]
   return rows, troubles, not any(probe.backend in ("qr", "gke") for probe in probes), others
 
 
-def _asks_alike(run, probe):
+def _has_same_location(run, probe):
   """Returns True if the machines of two runs are in the same project, cluster or hosts."""
   keys = ("backend", "project", "cluster", "hosts")
   return all(getattr(run, key) == getattr(probe, key) for key in keys)
 
 
-def _probes(args, runs):
+def _make_probes(args, runs):
   """Returns a run for each location to ask, from the flags and from all event logs."""
   probes = {}
   for run in runs:
@@ -301,7 +301,7 @@ def _probes(args, runs):
   blank = dict(name="ls", module="none", args=(), workdir="gs://none/none")
   if args.project and not any(key[:2] == ("qr", args.project) for key in probes):
     probe = Run(backend="qr", project=args.project, tpu="v3-8", zones=args.zones or (), **blank)
-    probes["qr", args.project] = spec.checked(probe)
+    probes["qr", args.project] = spec.check_and_complete(probe)
   if args.cluster and not any(key[2] == args.cluster for key in probes):
     probes["gke", args.cluster] = Run(backend="gke", cluster=args.cluster, namespace=args.namespace, **blank)
   if args.zones and not any(probe.backend == "qr" for probe in probes.values()):
@@ -309,27 +309,27 @@ def _probes(args, runs):
   return probes.values()
 
 
-def _row(resource, facts, run, known):
+def _make_row(resource, facts, run, known):
   now = facts.now if facts and facts.now else time.time()
-  flag = removal.judge(resource, facts)
-  step, beat = _step(run, resource.attempt) if known else (-1, -1.0)
+  flag = removal.find_removal_reason(resource, facts)
+  step, beat = _find_step(run, resource.attempt) if known else (-1, -1.0)
   hours = (now - resource.created) / 3600 if resource.created else 0.0
   expires, chips = resource.expires, -1.0
   if facts:
-    chips = chip_hours(run, facts.state, now)
+    chips = compute_chip_hours(run, facts.state, now)
     if facts.state.attempt == resource.attempt and facts.state.ready:  # then the end is known exactly
       expires = int(facts.state.expires)
   dated = bool(facts and facts.now)
-  return Row(resource.name, resource.owner, resource.kind, resource.location, resource.state, round(hours, 2),
-             utc(expires) if expires else "", chips, step, beat, flag, resource.detail, dated)  # fmt: skip
+  return MachineRow(resource.name, resource.owner, resource.kind, resource.location, resource.state, round(hours, 2),
+             format_utc(expires) if expires else "", chips, step, beat, flag, resource.detail, dated)  # fmt: skip
 
 
-def chip_hours(run: Run, state: State, now: float) -> float:
+def compute_chip_hours(run: Run, state: State, now: float) -> float:
   """Returns the chip-hours of all attempts of a run; -1 if its chips are not known."""
   return round(state.spent(now) / 3600 * run.chips, 2) if run.chips else -1.0
 
 
-def _recorded(event_log, run, attempt):
+def _make_unlisted_row(event_log, run, attempt):
   """Returns the row of an attempt that the cloud does not list. Attempt 0 stands for a run without machines."""
   intent = next((e for e in event_log.events if e["event"] == "intent" and e["attempt"] == attempt), {})
   now = event_log.now()
@@ -337,22 +337,22 @@ def _recorded(event_log, run, attempt):
   word, chips, expires = "not listed" if attempt else "no machines", -1.0, ""
   try:
     state = event_log.state
-    chips = chip_hours(run, state, now)
+    chips = compute_chip_hours(run, state, now)
     if attempt and attempt == state.attempt and state.expires:
-      expires = utc(state.expires)
+      expires = format_utc(state.expires)
     if not attempt and not event_log.open and state.end:
       word = f"ended with {state.end[0]}"
   except LaunchError as error:
     print(error, file=sys.stderr)
     word += ", event log not readable"
   name = run.attempt(attempt) if attempt else run.name
-  return Row(name, run.owner, run.tpu, intent.get("location", ""), word, hours, expires, chips, -1, -1.0, "", "")
+  return MachineRow(name, run.owner, run.tpu, intent.get("location", ""), word, hours, expires, chips, -1, -1.0, "", "")
 
 
-def _step(run, attempt):
+def _find_step(run, attempt):
   """Returns (the step of the slowest worker, the age of the oldest report); -1 if unknown."""
   try:
-    reports = mailbox.Mailbox(storage(run.folder), attempt).reports(run.workers)
+    reports = mailbox.Mailbox(open_storage(run.folder), attempt).reports(run.workers)
   except (UnknownError, LaunchError):
     return -1, -1.0
   if not reports:
@@ -360,7 +360,7 @@ def _step(run, attempt):
   return min(report.step for report, _ in reports.values()), max(age for _, age in reports.values())
 
 
-def _table(rows):
+def _print_table(rows):
   heads = ("name", "owner", "kind", "location", "state", "hours", "expires", "chip_hours", "step", "beat", "flag")
   cells = [heads] + [
     tuple("" if value in (-1, -1.0) else f"{value:.0f} s" if key == "beat" else str(value) for key, value in pairs)
@@ -374,13 +374,13 @@ def _table(rows):
 def _read_event_log(name):
   """Returns the newest event log of a run. Prints a message and returns None if it cannot be read."""
   try:
-    return commands.opened(name)
+    return commands.open_event_log(name)
   except (UnknownError, LaunchError) as error:
     print(error, file=sys.stderr)
     return None
 
 
-def _run(event_log):
+def _read_run(event_log):
   try:
     return event_log.run
   except LaunchError as error:

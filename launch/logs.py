@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from launch import commands, errors, mailbox
 from launch.errors import LaunchError
 from launch.spec import Run
-from launch.storage import storage
+from launch.storage import open_storage
 
 
 def logs(args: argparse.Namespace) -> int:
@@ -23,21 +23,21 @@ def logs(args: argparse.Namespace) -> int:
   Pieces are printed in the order in which they were written: lines of several workers are in order to within
   `limits.beat`.
   """
-  event_log = commands.opened(args.name, args.workdir)
+  event_log = commands.open_event_log(args.name, args.workdir)
   run = event_log.run
   attempt = args.attempt or event_log.state.attempt
   if attempt not in (attempts := event_log.attempts()):
     if not attempts:
       raise LaunchError(f"{run.name}: there is no attempt yet")
     raise LaunchError(f"--attempt: {attempt}; allowed: {', '.join(map(str, attempts))}")
-  workers = _workers(args.worker, run.workers)
-  files = mailbox.Mailbox(storage(run.folder), attempt)
+  workers = _parse_workers(args.worker, run.workers)
+  files = mailbox.Mailbox(open_storage(run.folder), attempt)
   printed, torn = dict.fromkeys(workers, 0), dict.fromkeys(workers, b"")
   while True:
-    ended = args.follow and _ended(commands.opened(args.name, args.workdir), attempt)
+    ended = args.follow and _has_ended(commands.open_event_log(args.name, args.workdir), attempt)
     batch = []
     for worker in workers:
-      names = files.pieces(worker)
+      names = files.list_pieces(worker)
       for name in names[printed[worker] :]:
         item = files.storage.read(name)
         if item:
@@ -46,20 +46,20 @@ def logs(args: argparse.Namespace) -> int:
     for _, worker, content in sorted(batch, key=lambda each: each[0]):
       *lines, torn[worker] = (torn[worker] + content).split(b"\n")
       for line in lines:
-        _print(worker, line, args.grep)
+        _print_log_line(worker, line, args.grep)
     if not args.follow or ended:
       break
     time.sleep(min(run.limits.beat, 5.0))
   for worker, line in torn.items():
     if line:
-      _print(worker, line, args.grep)
+      _print_log_line(worker, line, args.grep)
   if not any(printed.values()):
     advice = f"python -m launch status {run.name} shows its state"
     print(f"{run.attempt(attempt)}: no output yet; {advice}", file=sys.stderr)
   return errors.DONE
 
 
-def _workers(text, count):
+def _parse_workers(text, count):
   if text == "all":
     return range(count)
   if not re.fullmatch(r"\d{1,4}", text) or int(text) >= count:
@@ -67,15 +67,15 @@ def _workers(text, count):
   return [int(text)]
 
 
-def _ended(event_log, attempt):
+def _has_ended(event_log, attempt):
   return not event_log.open or event_log.state.attempt > attempt
 
 
-def _print(worker, line, pattern):
+def _print_log_line(worker, line, pattern):
   text = line.decode(errors="replace")
   if pattern in text:
     # Control characters are for the program's terminal, not for this one.
-    print(f"[w{worker:02d}] {errors.printable(text.rstrip(chr(13)))}")
+    print(f"[w{worker:02d}] {errors.replace_unprintable(text.rstrip(chr(13)))}")
 
 
 QUEUE = "queueing"  # wait for capacity before the first attempt
@@ -83,7 +83,7 @@ TPU_SETUP, SETUP = "tpu_initialization", "setup"  # from machines, TPUs or other
 BETWEEN = "infrastructure_recovery_from_disruption"  # the same for further attempts, and time lost by a kill
 CLOSING = "deletion"  # after the last program has ended
 STEPS, LOST, OTHER = "steps", "wasted_progress_from_disruption", "other"
-# The phases of vit_jax/clock.py in goodput.json, with their names here.
+# The phases of vit_jax/training/goodput.py in goodput.json, with their names here.
 PHASES = {
   "start": "training_prep",
   "compile": "program_startup",
@@ -97,8 +97,8 @@ PHASES = {
 _LOST = ("preempted", "failed", "expired", "capacity", "deleting")  # events that end an attempt
 
 
-def goodput(run: Run, events: Sequence[dict]) -> dict:
-  """Returns the run, its number of attempts, `total` and `goodput`, and {name: seconds} that add up to `total`.
+def compute_goodput(run: Run, events: Sequence[dict]) -> dict:
+  """Returns the run, its number of attempts, `total` and `compute_goodput`, and {name: seconds} that add up to `total`.
 
   Args:
     run: the run.
@@ -112,14 +112,14 @@ def goodput(run: Run, events: Sequence[dict]) -> dict:
     raise LaunchError(f"{run.name}: its event log is empty; see python -m launch ls")
   start, ended = events[0]["time"], events[-1]["event"] == "end"
   end = max(start, events[-1]["time"] if ended else time.time())
-  older, programs, lost = _account(run, start, end)
+  older, programs, lost = _read_account(run, start, end)
   seconds = dict(older)
   for _, _, each in programs:
     seconds = {name: seconds.get(name, 0.0) + each.get(name, 0.0) for name in {**seconds, **each}}
   seconds[STEPS] = max(0.0, seconds.get(STEPS, 0.0) - lost)
   seconds[LOST] = lost
   if not programs:  # no program wrote goodput.json
-    seconds = _by_events(events, start, end)
+    seconds = _sum_by_events(events, start, end)
   else:
     ready = next((event["time"] for event in events if event["event"] == "ready"), start)
     began = programs[0][0] if not older else min(programs[0][0], ready)
@@ -139,21 +139,21 @@ def goodput(run: Run, events: Sequence[dict]) -> dict:
   }
 
 
-def text(table: dict) -> str:
+def format_goodput(table: dict) -> str:
   """Formats the table for the terminal."""
   attempts = f" in {table['attempts']} attempts" if table["attempts"] > 1 else ""
-  rows = [f"{table['run']}: goodput {table['goodput']:.2%} of {_duration(table['total'])}{attempts}"]
+  rows = [f"{table['run']}: goodput {table['goodput']:.2%} of {_format_duration(table['total'])}{attempts}"]
   for name, seconds in sorted(table["seconds"].items(), key=lambda row: -row[1]):
-    rows.append(f"  {name:<44}{_duration(seconds):>12}{seconds / max(table['total'], 1e-9):>9.1%}")
+    rows.append(f"  {name:<44}{_format_duration(seconds):>12}{seconds / max(table['total'], 1e-9):>9.1%}")
   return "\n".join(rows)
 
 
-def _duration(seconds):
+def _format_duration(seconds):
   seconds = round(seconds)
   return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
-def _by_events(events, start, end):
+def _sum_by_events(events, start, end):
   """Returns the seconds from the event log alone. The time from `ready` to the end of an attempt counts as OTHER."""
   seconds, phase, since = {QUEUE: 0.0, BETWEEN: 0.0, OTHER: 0.0, CLOSING: 0.0}, QUEUE, start
   for event in events:
@@ -166,13 +166,13 @@ def _by_events(events, start, end):
   return seconds
 
 
-def _account(run, start, end):
+def _read_account(run, start, end):
   """Reads the times of the programs between `start` and `end`, because the workdir may be older than the run.
 
   Returns:
     ({name: seconds} of old programs, [(began, ended, {name: seconds}) of each program], seconds of lost steps).
   """
-  files = storage(run.workdir)
+  files = open_storage(run.workdir)
   account, result = files.read("goodput.json"), files.read("result.json")
   if account is None:
     return {}, [], 0.0
@@ -180,15 +180,15 @@ def _account(run, start, end):
     values = json.loads(account.content)
     programs = []
     for each in values["attempts"]:
-      seconds = _times(each["seconds"])
+      seconds = _parse_times(each["seconds"])
       began, whole = float(each["began"]), sum(seconds.values())
       inside = min(began + whole, end) - max(began, start)
       if inside > 0:
         share = inside / whole
         part = {name: value * share for name, value in seconds.items()}
         programs.append((max(began, start), min(began + whole, end), part))
-    older = _times(values["older"]["seconds"]) if programs and values["older"]["attempts"] else {}
-    lost = _time(json.loads(result.content)["goodput"][LOST]) if result else 0.0
+    older = _parse_times(values["older"]["seconds"]) if programs and values["older"]["attempts"] else {}
+    lost = _parse_time(json.loads(result.content)["goodput"][LOST]) if result else 0.0
   except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
     raise LaunchError(
       f"{run.workdir}: goodput.json or result.json is not in the format of vit_jax ({error!r})"
@@ -197,12 +197,12 @@ def _account(run, start, end):
   return older, sorted(programs, key=lambda program: program[0]), min(lost, steps)
 
 
-def _times(seconds):
+def _parse_times(seconds):
   """Returns seconds with the names of PHASES. Raises ValueError for a value that is not a time."""
-  return {PHASES[name]: each for name, value in seconds.items() if (each := _time(value))}
+  return {PHASES[name]: each for name, value in seconds.items() if (each := _parse_time(value))}
 
 
-def _time(value):
+def _parse_time(value):
   if not 0 <= value < 1e11:  # seconds of a calendar
     raise ValueError("a time is not a number of seconds")
   return float(value)

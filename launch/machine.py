@@ -31,7 +31,7 @@ import urllib.request
 import zlib
 from collections.abc import Callable
 
-from launch.errors import DENIED, LaunchError, UnknownError, amount, boundary
+from launch.errors import DENIED, LaunchError, UnknownError, amount, convert_unexpected
 from launch.spec import Run
 from launch.storage import Token
 
@@ -52,7 +52,7 @@ _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 # Google's servers.
 
 
-def ask(request: urllib.request.Request, pause: float = 0.5, timeout: float = 20.0) -> "bytes | None":
+def send_request(request: urllib.request.Request, pause: float = 0.5, timeout: float = 20.0) -> "bytes | None":
   """Returns the answer of a Google server, or None for HTTP status 404.
 
   Args:
@@ -95,7 +95,7 @@ def read_metadata(key: str) -> "str | None":
   """Returns a value of the metadata server, such as instance/zone, or None if the value does not exist."""
   host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
   url = f"http://{host}/computeMetadata/v1/{key}"
-  answer = ask(urllib.request.Request(url, headers={"Metadata-Flavor": "Google"}), timeout=5.0)
+  answer = send_request(urllib.request.Request(url, headers={"Metadata-Flavor": "Google"}), timeout=5.0)
   return None if answer is None else answer.decode(errors="replace")
 
 
@@ -110,7 +110,7 @@ def read_secret(name: str) -> str:
     UnknownError: Secret Manager does not answer.
   """
   server = os.environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER", "https://secretmanager.googleapis.com/")
-  answer = ask(urllib.request.Request(f"{server.rstrip('/')}/v1/{name}:access", headers=Token().header()))
+  answer = send_request(urllib.request.Request(f"{server.rstrip('/')}/v1/{name}:access", headers=Token().header()))
   if answer is None:
     raise LaunchError(f"--secret: {name} does not exist. Create the secret, or correct its name")
   try:
@@ -139,7 +139,7 @@ def delete_own_slice(run: Run, attempt: int) -> None:
     zone = (read_metadata("instance/zone") or "").rpartition("/")[2] or zone
     url = f"{server}/v2/projects/{project}/locations/{zone}/queuedResources/{name}?force=true"
     time.sleep(pause * random.random())
-    ask(urllib.request.Request(url, headers=Token().header(), method="DELETE"), pause)
+    send_request(urllib.request.Request(url, headers=Token().header(), method="DELETE"), pause)
   except (LaunchError, UnknownError) as error:
     words = ["gcloud", "compute", "tpus", "queued-resources", "delete", name, "--force"]
     command = shlex.join([*words, f"--project={run.project}", f"--zone={zone}"])
@@ -203,7 +203,7 @@ def find_address(engine: str) -> str:
     return "127.0.0.1"
   if engine == "qr" and (address := (read_metadata("instance/network-interfaces/0/ip") or "").strip()):
     return address
-  with boundary("the sockets of this host"), socket.socket(type=socket.SOCK_DGRAM) as probe:
+  with convert_unexpected("the sockets of this host"), socket.socket(type=socket.SOCK_DGRAM) as probe:
     try:
       probe.connect(
         ("192.0.2.1", 9)
@@ -227,7 +227,7 @@ def find_port(engine: str) -> tuple:
   """
   taken = []
   for number in (0,) if engine in ("local", "hosts") else PORTS:  # with 0, the system chooses a port
-    with boundary("the sockets of this host"), socket.socket() as probe:
+    with convert_unexpected("the sockets of this host"), socket.socket() as probe:
       try:
         if number:
           probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -417,9 +417,9 @@ def install_interpreter(
         time.sleep(0.05)
       if not (made / "complete").exists():
         uv = _find_uv(home, log, tick, deadline)
-        _call([uv, "venv", "--quiet", "--clear", "--python", PYTHON, str(made)], log, tick, deadline)
+        _run_with_retries([uv, "venv", "--quiet", "--clear", "--python", PYTHON, str(made)], log, tick, deadline)
         words = ["pip", "install", "--python", str(made / "bin/python"), f"{code}[{extras}]", *newest]
-        _call([uv, *words], log, tick, deadline)
+        _run_with_retries([uv, *words], log, tick, deadline)
         (made / "complete").touch()
   except OSError as error:
     raise LaunchError(f"{error.filename or made}: {error.strerror}. Free disk space, or repair the directory") from None
@@ -452,11 +452,11 @@ def _find_uv(home, log, tick, deadline):
   target = home / "uv"
   if not (target / "bin/uv").exists():
     words = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", str(target), "uv"]
-    _call(words, log, tick, deadline)
+    _run_with_retries(words, log, tick, deadline)
   return str(target / "bin/uv")
 
 
-def _call(words, log, tick, deadline):
+def _run_with_retries(words, log, tick, deadline):
   """Runs a command that needs the network, at most three times. Raises a LaunchError with its last line of output."""
   for number in range(INSTALLS):
     with open(log, "ab") as file:

@@ -16,7 +16,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 from launch import spec
-from launch.errors import USAGE, LaunchError, UnknownError, guarded, one_line
+from launch.errors import USAGE, LaunchError, UnknownError, guard_function, to_one_line
 
 TIME_ENDED = "its time has ended"  # detail of a worker after the machine time is used up
 AT_ONCE = 16  # files that are read in parallel
@@ -69,7 +69,7 @@ class Order:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class WorkerReport:
   """The report of a worker.
 
   Args:
@@ -103,7 +103,7 @@ class Report:
   tail: str = ""
 
 
-class Garbage(UnknownError):
+class FormatError(UnknownError):
   """A file that is not in the format of `launch`."""
 
 
@@ -118,19 +118,19 @@ class Mailbox:
     self.storage, self._here = storage, f"a{number}"
     self.clock, self.unreadable = 0.0, []
 
-  @guarded("the run's directory")
+  @guard_function("the run's directory")
   def publish(self, attempt: Attempt) -> None:
     """Writes the description of the attempt."""
     self.storage.write(f"{self._here}/spec.json", attempt.dumps().encode())
 
-  @guarded("the run's directory")
+  @guard_function("the run's directory")
   def attempt(self) -> Attempt:
     """Returns the description of the attempt. Raises LaunchError if it does not exist."""
     item = self.storage.read(f"{self._here}/spec.json")
     if item is None:
       raise LaunchError(f"there is no attempt {self._here[1:]} in the run's directory")
-    values = _parsed(dict, item)
-    found = _parsed(Attempt, item, run=spec.loads(values.get("run", "")))
+    values = _parse_file(dict, item)
+    found = _parse_file(Attempt, item, run=spec.loads(values.get("run", "")))
     if not 0 < found.expires < 1e11 or found.number < 1 or found.seconds < 0:  # seconds of a calendar
       raise UnknownError("a file of the run's directory is not in the format of `launch` (its number or its time)")
     return found
@@ -142,67 +142,67 @@ class Mailbox:
       self.storage.write(name, json.dumps({"began": now}).encode(), 0)
     except FileExistsError:
       item = self.storage.read(name)
-      found = _parsed(dict, item).get("began") if item else None
+      found = _parse_file(dict, item).get("began") if item else None
       if not isinstance(found, (int, float)) or not 0 < found < 1e11:
         raise UnknownError(f"{name} contains no time") from None
       return min(now, float(found))
     return now
 
-  @guarded("the run's directory")
+  @guard_function("the run's directory")
   def clear(self) -> None:
     """Deletes the files of an earlier attempt with this number, after its event log was lost."""
     for name in self.storage.names(f"{self._here}/"):
       self.storage.delete(name)
 
-  @guarded("the run's directory")
-  def give(self, order: Order) -> None:
+  @guard_function("the run's directory")
+  def write_order(self, order: Order) -> None:
     """Gives an order to all workers."""
     self.storage.write(f"{self._here}/order.json", json.dumps(dataclasses.asdict(order)).encode())
 
-  @guarded("the run's directory")
+  @guard_function("the run's directory")
   def order(self) -> Order:
     """Returns the last order; without one, the order to run the first try."""
     item = self.storage.read(f"{self._here}/order.json")
-    return _parsed(Order, item) if item else Order()
+    return _parse_file(Order, item) if item else Order()
 
-  @guarded("the run's directory")
-  def report(self, report: Report) -> None:
+  @guard_function("the run's directory")
+  def report(self, report: WorkerReport) -> None:
     """Replaces the worker's report."""
     content = json.dumps(dataclasses.asdict(report)).encode()
     self.storage.write(f"{self._here}/w{report.worker:02d}.json", content)
 
-  @guarded("the run's directory")
+  @guard_function("the run's directory")
   def reports(self, workers: int) -> dict:
     """Returns {worker: (report, its age in seconds)} of the workers with a readable report."""
     with ThreadPoolExecutor(min(AT_ONCE, workers)) as pool:  # a large slice has hundreds
       found = dict(enumerate(pool.map(self._read, range(workers))))
-    self.unreadable = [worker for worker, pair in found.items() if pair is Garbage]
-    return {worker: pair for worker, pair in found.items() if pair and pair is not Garbage}
+    self.unreadable = [worker for worker, pair in found.items() if pair is FormatError]
+    return {worker: pair for worker, pair in found.items() if pair and pair is not FormatError}
 
   def _read(self, worker):
     try:
       return self.seen(worker)
-    except Garbage:
-      return Garbage
+    except FormatError:
+      return FormatError
 
-  @guarded("the run's directory")
+  @guard_function("the run's directory")
   def seen(self, worker: int) -> "tuple | None":
     """Returns (report, its age in seconds) of one worker, or None without a report."""
     item = self.storage.read(f"{self._here}/w{worker:02d}.json")
     if item is None:
       return None
     self.clock = max(self.clock, item.now)
-    found = _parsed(Report, item, worker=worker)
-    texts = {key: one_line(value) for key, value in vars(found).items() if isinstance(value, str) and key != "tail"}
+    found = _parse_file(WorkerReport, item, worker=worker)
+    texts = {key: to_one_line(value) for key, value in vars(found).items() if isinstance(value, str) and key != "tail"}
     return dataclasses.replace(found, **texts), item.age
 
-  @guarded("the run's directory")
+  @guard_function("the run's directory")
   def write_log(self, worker: int, piece: int, content: bytes) -> None:
     """Writes a piece of a worker's log."""
     self.storage.write(f"{self._here}/log/w{worker:02d}.{piece:05d}", content)
 
-  @guarded("the run's directory")
-  def pieces(self, worker: int) -> list:
+  @guard_function("the run's directory")
+  def list_pieces(self, worker: int) -> list:
     """Returns the names of the pieces of a worker's log in their order, without other files."""
     names = self.storage.names(prefix := f"{self._here}/log/w{worker:02d}.")
     return sorted(
@@ -211,7 +211,7 @@ class Mailbox:
     )
 
 
-def _parsed(kind, item, **changes):
+def _parse_file(kind, item, **changes):
   """Returns the values of a file, which everybody who may write to the bucket can change. Raises Garbage."""
   try:
     found = kind(**json.loads(item.content) | changes)
@@ -222,14 +222,14 @@ def _parsed(kind, item, **changes):
       if not isinstance(value, allowed) or (number and (isinstance(value, bool) or not abs(value) < 1e15)):
         raise TypeError(f"{field.name} has a wrong type, or is too large")
   except (ValueError, TypeError, RecursionError) as error:
-    raise Garbage(f"a file of the run's directory is not in the format of `launch` ({error})") from error
+    raise FormatError(f"a file of the run's directory is not in the format of `launch` ({error})") from error
   return found
 
 
 FILE = "watcher.json"
 
 
-class Held(LaunchError):
+class LeaseHeldError(LaunchError):
   """Another process watches the run. `holder` describes it."""
 
   def __init__(self, holder: str, advice: str, code: int = USAGE):
@@ -245,8 +245,8 @@ class Lease:
     self._token = {
       "token": uuid.uuid4().hex,
       "host": socket.gethostname(),
-      "boot": _boot(),
-      "process": _process(os.getpid()),
+      "boot": _get_boot_id(),
+      "process": _describe_process(os.getpid()),
     }
     self._generation, self._renewed = 0, 0.0
 
@@ -258,7 +258,7 @@ class Lease:
         self._generation, self._renewed = generation, time.monotonic()
         return
       if not force and (holder := self._holder(values, age)):
-        raise Held(holder, f"; stop that process, or wait {self._duration:.0f} s after it died")
+        raise LeaseHeldError(holder, f"; stop that process, or wait {self._duration:.0f} s after it died")
       try:
         self._generation = self._storage.write(FILE, json.dumps(self._token).encode(), generation)
         self._renewed = time.monotonic()
@@ -273,7 +273,7 @@ class Lease:
     return self._holder(values, age)
 
   def _holder(self, values, age):
-    if not values or age > self._duration or _gone(values):
+    if not values or age > self._duration or _has_holder_ended(values):
       return ""
     return (
       f"process {str(values.get('process', '?')).partition(' ')[0]} on {values.get('host', '?')}, seen {age:.0f} s ago"
@@ -298,7 +298,7 @@ class Lease:
     except (UnknownError, LaunchError):
       return began - self._renewed < self._duration / 2
     if values.get("token") != self._token["token"]:
-      raise Held(values.get("host", "another"), " now; this one ends")
+      raise LeaseHeldError(values.get("host", "another"), " now; this one ends")
     self._generation, self._renewed = generation, began
     return True
 
@@ -322,7 +322,7 @@ class Lease:
     return values if isinstance(values, dict) else {"host": "an unknown process"}, item.generation, item.age
 
 
-def _boot():
+def _get_boot_id():
   """Returns an identifier of this machine since its boot, because names of hosts are not unique."""
   try:
     return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -330,7 +330,7 @@ def _boot():
     return ""
 
 
-def _process(number):
+def _describe_process(number):
   """Returns the number of a process, with its start time if the system has one."""
   try:
     return f"{number} {pathlib.Path(f'/proc/{number}/stat').read_text().rpartition(')')[2].split()[19]}"
@@ -338,10 +338,10 @@ def _process(number):
     return str(number)
 
 
-def _gone(values):
+def _has_holder_ended(values):
   """Returns whether the holder was a process of this machine that has ended."""
   process = str(values.get("process", ""))
   number, _, began = process.partition(" ")
-  if not values.get("boot") or values["boot"] != _boot() or not number.isdigit() or not began:
+  if not values.get("boot") or values["boot"] != _get_boot_id() or not number.isdigit() or not began:
     return False
-  return _process(int(number)) != process
+  return _describe_process(int(number)) != process

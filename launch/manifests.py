@@ -47,9 +47,9 @@ python3 -m uv pip install --quiet --python {PYTHON} '.[tpu,gcs]'
 """
 
 
-def jobset(run: spec.Run, attempt: int, expires: int) -> dict:
+def make_jobset(run: spec.Run, attempt: int, expires: int) -> dict:
   """Returns the JobSet of an attempt, which starts run.max_failures times, and again after each preemption."""
-  slice_, seconds = tpus.find(run.tpu), math.ceil(run.seconds)
+  slice_, seconds = tpus.find_slice(run.tpu), math.ceil(run.seconds)
   annotations = {FOLDER: run.folder, TPU: f"{run.slices} x {run.tpu}" if run.slices > 1 else run.tpu}
   if slice_.hosts > 1:  # a node pool is one slice, which two jobs must not share
     annotations["alpha.jobset.sigs.k8s.io/exclusive-topology"] = "cloud.google.com/gke-nodepool"
@@ -70,7 +70,7 @@ def jobset(run: spec.Run, attempt: int, expires: int) -> dict:
         {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
       ]
     },
-    "template": {"metadata": {"labels": labels}, "spec": _pod(run, attempt, slice_)},
+    "template": {"metadata": {"labels": labels}, "spec": _make_pod(run, attempt, slice_)},
   }
   # The message of the Job controller: "Container C for pod P failed with exit code 2 matching FailJob rule at index 0".
   failed = {"onJobFailureReasons": ["PodFailurePolicy"]}
@@ -94,7 +94,7 @@ def jobset(run: spec.Run, attempt: int, expires: int) -> dict:
   }
 
 
-def code(run: spec.Run, attempt: int, expires: int, owner: dict) -> dict:
+def make_config_map(run: spec.Run, attempt: int, expires: int, owner: dict) -> dict:
   """Returns the ConfigMap with `launch` itself. It is deleted with the JobSet `owner`, as the cluster returned it."""
   reference = {key: owner[key] for key in ("apiVersion", "kind")}
   return {
@@ -107,11 +107,11 @@ def code(run: spec.Run, attempt: int, expires: int, owner: dict) -> dict:
       "ownerReferences": [reference | {key: owner["metadata"][key] for key in ("name", "uid")}],
     },
     "immutable": True,
-    "binaryData": {"launch.zip": base64.b64encode(archive()).decode()},
+    "binaryData": {"launch.zip": base64.b64encode(pack_launch()).decode()},
   }
 
 
-def archive() -> bytes:
+def pack_launch() -> bytes:
   """Returns the package `launch` as a zip file that Python imports from: the same bytes for the same files."""
   content = io.BytesIO()
   try:
@@ -123,7 +123,7 @@ def archive() -> bytes:
   return content.getvalue()
 
 
-def _pod(run, attempt, slice_):
+def _make_pod(run, attempt, slice_):
   """Returns the pod of a host, which uses all chips of the host."""
   words = ["python3", "-u", "-m", "launch.worker", "run"]
   words += [f"--folder={run.folder}", f"--attempt={attempt}", "--engine=gke"]
@@ -182,15 +182,15 @@ def _pod(run, attempt, slice_):
   return pod
 
 
-def jobset_text(run: spec.Run, attempt: int, expires: int) -> str:
+def format_jobset(run: spec.Run, attempt: int, expires: int) -> str:
   """Returns the JobSet of an attempt as text for kubectl."""
   return (
     f"# `python -m launch run` creates this, a ConfigMap of that name with {_CODE}/launch.zip, and in the bucket\n"
-    f"# a{attempt}/spec.json and the code that it names.\n{yaml(jobset(run, attempt, expires))}"
+    f"# a{attempt}/spec.json and the code that it names.\n{format_yaml(make_jobset(run, attempt, expires))}"
   )
 
 
-def xpk(run: spec.Run) -> str:
+def build_xpk_command(run: spec.Run) -> str:
   """Returns the command of xpk that starts the program of a run. Raises LaunchError for what xpk does not support."""
   if len(run.name) > 40:
     raise LaunchError(f"xpk: the name {run.name!r} has {len(run.name)} characters; allowed: 40")
@@ -202,7 +202,7 @@ def xpk(run: spec.Run) -> str:
   project, zone, cluster = match.groups() if match else (run.project, "".join(run.zones[:1]), CLUSTER)
   words = ["xpk", "workload", "create", f"--workload={run.name}", f"--cluster={cluster}"]
   words += [f"--project={project}"] * bool(project) + [f"--zone={zone}"] * bool(zone)
-  words += [f"--tpu-type={tpus.find(run.tpu).rented}", f"--num-slices={run.slices}"]
+  words += [f"--tpu-type={tpus.find_slice(run.tpu).rented}", f"--num-slices={run.slices}"]
   words += [f"--docker-image={run.image or IMAGE}", f"--max-restarts={_RETRIES}", "--restart-on-exit-codes=42"]
   words += [f"--termination-grace-period-seconds={run.limits.grace:.0f}"]
   words += {"spot": ["--spot"], "on-demand": ["--on-demand"], "flex-start": ["--flex"]}.get(run.capacity, [])
@@ -210,11 +210,11 @@ def xpk(run: spec.Run) -> str:
   # bash executes the command. `exec` lets SIGTERM reach the program.
   words.append("--command=exec " + shlex.join(["python3", "-u", "-m", run.module, *run.args]))
   secrets = [f"# xpk does not pass secrets: give {key} to the program by other means.\n" for key in run.secrets]
-  unsupported = _unsupported(run, "xpk", {"image", "cluster", "project", "slices"})
+  unsupported = _list_unsupported(run, "xpk", {"image", "cluster", "project", "slices"})
   return f"{''.join(secrets)}{unsupported}{shlex.join(words)}\n"
 
 
-def skypilot(run: spec.Run) -> str:
+def build_skypilot_task(run: spec.Run) -> str:
   """Returns the task of SkyPilot that starts the program of a run. Raises LaunchError for what is not supported."""
   if run.slices > 1:
     raise LaunchError(f"SkyPilot starts one slice; --slices is {run.slices}: use python -m launch run, or --xpk")
@@ -222,7 +222,7 @@ def skypilot(run: spec.Run) -> str:
     raise LaunchError(
       f"SkyPilot's TPU VMs are spot or on demand; --{run.capacity} is for python -m launch run, or --xpk"
     )
-  slice_ = tpus.find(run.tpu)
+  slice_ = tpus.find_slice(run.tpu)
   places = [{"infra": f"gcp/{zone.rpartition('-')[0]}/{zone}"} for zone in run.zones] or [{"infra": "gcp"}]
   resources = {
     "accelerators": f"tpu-{slice_.rented}:1",
@@ -238,23 +238,23 @@ def skypilot(run: spec.Run) -> str:
   program = shlex.join(["-u", "-m", run.module, *run.args])
   task["run"] = f"exec {shlex.quote(run.python) if run.python else PYTHON} {program}\n"
   secrets = "".join(f" --secret {key}" for key in run.secrets)
-  unsupported = _unsupported(run, "SkyPilot", {"python", "max_failures", "runtime_version", "slices"})
-  return f"# sky jobs launch{secrets} THIS_FILE\n{unsupported}{yaml(task)}"
+  unsupported = _list_unsupported(run, "SkyPilot", {"python", "max_failures", "runtime_version", "slices"})
+  return f"# sky jobs launch{secrets} THIS_FILE\n{unsupported}{format_yaml(task)}"
 
 
-def _unsupported(run, launcher, supported):
+def _list_unsupported(run, launcher, supported):
   """Returns a comment with the flags of a run that another launcher does not support."""
   common = ("name", "backend", "module", "args", "workdir", "tpu", "zones", "capacity", "env", "secrets", "owner")
   default = {field.name: field.default for field in dataclasses.fields(run)}
-  default["runtime_version"] = tpus.find(run.tpu).kind.runtime if run.runtime_version else ""
+  default["runtime_version"] = tpus.find_slice(run.tpu).kind.runtime if run.runtime_version else ""
   default["limits"] = spec.Limits(**({"grace": run.limits.grace} if launcher == "xpk" else {}))
-  flags = [spec.flag(k) for k in default if k not in (*supported, *common) and getattr(run, k) != default[k]]
+  flags = [spec.format_flag(k) for k in default if k not in (*supported, *common) and getattr(run, k) != default[k]]
   if launcher == "xpk":
     flags += ["--zone (except the first zone)"] * (len(run.zones) > 1) + ["--reserved"] * (run.capacity == "reserved")
   return f"# {launcher} does not support: {', '.join(flags)}. Nothing ends at --max-hours.\n"
 
 
-def script(*sections: tuple[str, Iterable[list | str]]) -> str:
+def format_script(*sections: tuple[str, Iterable[list | str]]) -> str:
   """Returns commands as a script of the shell.
 
   Args:
@@ -266,32 +266,32 @@ def script(*sections: tuple[str, Iterable[list | str]]) -> str:
   )
 
 
-def here(command: str, text: str) -> str:
+def format_here_document(command: str, text: str) -> str:
   """Returns a command of the shell that reads a text from its standard input."""
   return f"{command} <<'END_OF_TEXT'\n{text.rstrip()}\nEND_OF_TEXT"
 
 
-def yaml(value: dict | list) -> str:
+def format_yaml(value: dict | list) -> str:
   """Returns lists and dictionaries as readable YAML, which every parser of YAML reads as the same value."""
-  return "\n".join(_lines(value)) + "\n"
+  return "\n".join(_format_yaml_lines(value)) + "\n"
 
 
-def _lines(value):
+def _format_yaml_lines(value):
   pairs = value.items() if isinstance(value, dict) else ((None, each) for each in value)
   for key, each in pairs:
-    start = "-" if key is None else f"{_scalar(key)}:"
+    start = "-" if key is None else f"{_format_scalar(key)}:"
     if key is not None and isinstance(each, str) and _is_block(each):
       yield f"{start} |"
       yield from (f"  {line}" if line else "" for line in each[:-1].split("\n"))
     elif isinstance(each, (dict, list)) and each:
-      inner = [f"  {line}" if line else "" for line in _lines(each)]
+      inner = [f"  {line}" if line else "" for line in _format_yaml_lines(each)]
       if key is None:  # the first line starts behind the dash
         inner[0] = f"- {inner[0][2:]}"
       else:
         yield start
       yield from inner
     else:
-      yield f"{start} {_scalar(each)}"
+      yield f"{start} {_format_scalar(each)}"
 
 
 def _is_block(text):
@@ -299,7 +299,7 @@ def _is_block(text):
   return text[:1].strip() and text[-1] == "\n" != text[-2:-1] and text.replace("\n", "").isprintable()
 
 
-def _scalar(value):
+def _format_scalar(value):
   """Returns a word without quotes, and other values as JSON, with escapes for characters that YAML does not allow."""
   if isinstance(value, str) and re.fullmatch(_PLAIN, value, re.ASCII):
     return value

@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from launch import errors, gke, machine, storage
-from launch.errors import LaunchError, UnknownError, amount, boundary, guarded
+from launch.errors import LaunchError, UnknownError, amount, convert_unexpected, guard_function
 from launch.manifests import JOBSETS
 from launch.spec import Run
 
@@ -55,7 +55,7 @@ class Finding:
   code: int = errors.USAGE
 
   @property
-  def refuses(self) -> bool:
+  def is_refusal(self) -> bool:
     """Returns whether `launch run` refuses such a run without --force."""
     return self.kind == "refuse"
 
@@ -64,7 +64,7 @@ class MissingError(Exception):
   """An error for HTTP status 404 from Google's API."""
 
 
-class Google:
+class GoogleApi:
   """Read access to Google's APIs. The variables of gcloud (CLOUDSDK_API_ENDPOINT_OVERRIDES_…) select other servers.
 
   Args:
@@ -74,7 +74,7 @@ class Google:
   def __init__(self, token: storage.Token | None):
     self._token = token
 
-  @guarded("Google's API", (MissingError,))
+  @guard_function("Google's API", (MissingError,))
   def read(self, service: str, path: str, body: dict | None = None) -> dict:
     """Returns the answer to a request that only reads.
 
@@ -107,13 +107,13 @@ class Google:
     return values
 
 
-def credentials() -> tuple[storage.Token | None, list[Finding]]:
+def get_credentials() -> tuple[storage.Token | None, list[Finding]]:
   """Returns a token of the account, or a refusal. Emulators need no token."""
   disabled = os.environ.get("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "").lower() == "true"
   if os.environ.get("STORAGE_EMULATOR_HOST") or disabled:
     return None, []
   token = storage.Token()
-  return token, find("credentials", _check_token, token)
+  return token, run_check("credentials", _check_token, token)
 
 
 def _check_token(token):
@@ -121,16 +121,16 @@ def _check_token(token):
   return ()
 
 
-def of_project(run: Run, token: storage.Token | None) -> Iterator[Finding]:
+def check_project(run: Run, token: storage.Token | None) -> Iterator[Finding]:
   """Yields one finding per check of the project of a run, in order.
 
   Args:
     run: a run of the backend qr.
-    token: result of `credentials`.
+    token: result of `get_credentials`.
   """
-  google = Google(token)
+  google = GoogleApi(token)
   with concurrent.futures.ThreadPoolExecutor(16) as pool:
-    for found in pool.map(lambda each: find(each[0], each[1], run, google, *each[2:]), list_checks(run)):
+    for found in pool.map(lambda each: run_check(each[0], each[1], run, google, *each[2:]), list_checks(run)):
       yield from found
 
 
@@ -138,52 +138,54 @@ def list_checks(run: Run) -> list[tuple]:
   """Returns (title, function, further arguments) of the checks that a run needs."""
   regions = sorted({zone.rpartition("-")[0] for zone in run.zones}) if run.internal_ips else ()
   return [
-    ("permissions", permissions),
-    *[("service account", service_account), ("self deletion", self_deletion)][: 2 * bool(run.service_account)],
-    ("APIs", apis),
-    *((f"quota in {zone}", quota, zone) for zone in run.zones),
-    ("network", network),
-    *[("firewall", firewall)][: run.workers > 1],
-    *((f"internal addresses in {region}", ways_out, region) for region in regions),
-    ("bucket", bucket),
+    ("permissions", check_permissions),
+    *[("service account", check_service_account), ("self deletion", check_self_deletion)][
+      : 2 * bool(run.service_account)
+    ],
+    ("APIs", check_apis),
+    *((f"quota in {zone}", check_quota, zone) for zone in run.zones),
+    ("network", check_network),
+    *[("firewall", check_firewall)][: run.workers > 1],
+    *((f"internal addresses in {region}", check_egress, region) for region in regions),
+    ("bucket", check_bucket_access),
   ]
 
 
-def find(title: str, check: Callable[..., Finding | Iterable[Finding]], *args: object) -> list[Finding]:
+def run_check(title: str, check: Callable[..., Finding | Iterable[Finding]], *args: object) -> list[Finding]:
   """Returns the findings of a check, each on one line with a title.
 
   A LaunchError of the check is a refusal. An answer that is missing or has an unexpected form is unknown.
   """
   try:
-    with boundary("the answer", (MissingError,)):
+    with convert_unexpected("the answer", (MissingError,)):
       found = check(*args)
       found = [found] if isinstance(found, Finding) else list(found)
   except LaunchError as error:
     found = [Finding("refuse", str(error), error.code)]
   except (UnknownError, MissingError) as error:
-    found = [_unknown(f"not known ({_shorten(error) or 'no reason given'})")]
+    found = [_make_unknown(f"not known ({_shorten_error(error) or 'no reason given'})")]
   return [dataclasses.replace(each, text=" ".join(f"{title}: {each.text}".split())) for each in found]
 
 
-def of_cluster(run: Run) -> list[Finding]:
+def check_cluster(run: Run) -> list[Finding]:
   """Returns whether the cluster of a run of the backend gke answers, knows JobSets and lets the user list them."""
-  return find("cluster", _list_jobsets, run)
+  return run_check("cluster", _list_jobsets, run)
 
 
 def _list_jobsets(run):
-  gke.ask([*gke.base(run.cluster, run.namespace), "get", JOBSETS, "--output=name"])
+  gke.run_kubectl([*gke.build_base_command(run.cluster, run.namespace), "get", JOBSETS, "--output=name"])
   return Finding("ok", f"JobSets can be listed in the namespace {run.namespace}")
 
 
-def permissions(run: Run, google: Google) -> Finding:
+def check_permissions(run: Run, google: GoogleApi) -> Finding:
   """Returns a finding about missing permissions of the user's account."""
   answer = google.read("CLOUDRESOURCEMANAGER", f"v1/projects/{run.project}:testIamPermissions", {"permissions": TPU})
   words = f"gcloud projects add-iam-policy-binding {run.project} --member={ME}"
   command = f"{words} --role=roles/tpu.admin --condition=None"
-  return _compare(answer, TPU, f"your account in {run.project}", command)
+  return _compare_permissions(answer, TPU, f"your account in {run.project}", command)
 
 
-def service_account(run: Run, google: Google) -> Finding:
+def check_service_account(run: Run, google: GoogleApi) -> Finding:
   """Returns whether the account of the machines exists, and whether the user may use it."""
   wanted, account = ["iam.serviceAccounts.actAs"], run.service_account
   path = f"v1/projects/-/serviceAccounts/{account}:testIamPermissions"
@@ -191,13 +193,13 @@ def service_account(run: Run, google: Google) -> Finding:
     answer = google.read("IAM", path, {"permissions": wanted})
   except MissingError:
     command = f"gcloud iam service-accounts create {account.partition('@')[0]} --project={run.project}"
-    return _refuse(f"there is no {account}. Run: {command}", errors.USAGE)
+    return _make_refusal(f"there is no {account}. Run: {command}", errors.USAGE)
   words = f"gcloud iam service-accounts add-iam-policy-binding {account} --project={run.project}"
   command = f"{words} --member={ME} --role=roles/iam.serviceAccountUser"
-  return _compare(answer, wanted, f"your account for {account}", command)
+  return _compare_permissions(answer, wanted, f"your account for {account}", command)
 
 
-def self_deletion(run: Run, google: Google) -> Finding:
+def check_self_deletion(run: Run, google: GoogleApi) -> Finding:
   """Returns whether the machines may delete themselves, which they do at the end of their time."""
   member, account = f"serviceAccount:{run.service_account}", run.service_account
   policy = google.read("CLOUDRESOURCEMANAGER", f"v1/projects/{run.project}:getIamPolicy", {})
@@ -218,10 +220,10 @@ def self_deletion(run: Run, google: Google) -> Finding:
     f"add-iam-policy-binding {run.project} --member={member} --role={role} --condition=None"
   )
   # A role of a folder or of the organisation is not in the policy of the project.
-  return _unknown(f"{account} has no role of the project with {', '.join(sorted(missing))}. Run: {commands}")
+  return _make_unknown(f"{account} has no role of the project with {', '.join(sorted(missing))}. Run: {commands}")
 
 
-def apis(run: Run, google: Google) -> Finding:
+def check_apis(run: Run, google: GoogleApi) -> Finding:
   """Returns a finding about APIs that are not enabled."""
   needed = ["tpu", "compute", "storage"]
   needed += ["secretmanager"] * any(each.startswith("projects/") for each in run.secrets.values())
@@ -231,28 +233,28 @@ def apis(run: Run, google: Google) -> Finding:
   states = {each["name"].rpartition("/")[2]: each["state"] for each in answer["services"]}
   if off := [name for name in names if states.get(name) == "DISABLED"]:
     command = f"gcloud services enable {' '.join(off)} --project={run.project}"
-    return _refuse(f"not enabled in {run.project}: {', '.join(off)}. Run: {command}")
+    return _make_refusal(f"not enabled in {run.project}: {', '.join(off)}. Run: {command}")
   if unseen := [name for name in names if states.get(name) != "ENABLED"]:
     raise UnknownError(f"no state of {', '.join(unseen)}")
   return Finding("ok", f"{', '.join(names)} are enabled")
 
 
-def quota(run: Run, google: Google, zone: str) -> Finding:
+def check_quota(run: Run, google: GoogleApi, zone: str) -> Finding:
   """Returns a finding about the quota of a zone, which must cover all chips. Its current use is unknown."""
   path = f"v1beta1/projects/{run.project}/services/tpu.googleapis.com/consumerQuotaMetrics?view=FULL&pageSize=1000"
-  limits = _limits(run, google.read("SERVICEUSAGE", path))
-  found = [value for value in (_limit(each, zone) for each in limits) if value is not None]
+  limits = _find_limits(run, google.read("SERVICEUSAGE", path))
+  found = [value for value in (_get_limit(each, zone) for each in limits) if value is not None]
   limit, needed = min((value for value in found if value >= 0), default=None), amount(run.chips, "chip")
   kind = f"{run.capacity} {run.tpu}"
   if not found:
     raise UnknownError(f"no limit for {kind} is listed; see IAM & Admin, Quotas, in the console")
   if limit is not None and limit < run.chips:
     remedy = "Request more under IAM & Admin, Quotas, in the console, or use another --zone or --tpu"
-    return _refuse(f"{limit} for {kind}, which needs {needed}. {remedy}")
+    return _make_refusal(f"{limit} for {kind}, which needs {needed}. {remedy}")
   return Finding("ok", f"{'no limit' if limit is None else limit} for {kind}, {needed}")
 
 
-def _limits(run, values):
+def _find_limits(run, values):
   """Returns the limits for a type of slice and capacity, by names such as TPUV3sPodPerProjectPerZoneForTPUAPI."""
   if run.capacity == "flex-start":  # has no known limit
     return []
@@ -270,7 +272,7 @@ def _limits(run, values):
   return found
 
 
-def _limit(limit, zone):
+def _get_limit(limit, zone):
   """Returns the value of a limit in a zone, negative for unlimited, or None without a value."""
   values = {}
   for each in limit.get("quotaBuckets", []):
@@ -279,40 +281,40 @@ def _limit(limit, zone):
   return next((values[place] for place in (zone, zone.rpartition("-")[0], "") if place in values), None)
 
 
-def network(run: Run, google: Google) -> Finding:
+def check_network(run: Run, google: GoogleApi) -> Finding:
   """Returns whether the network exists."""
-  name = _network(run)
+  name = _get_network(run)
   try:
     google.read("COMPUTE", f"projects/{run.project}/global/networks/{name}")
   except MissingError:
     command = f"gcloud compute networks create {name} --project={run.project}"
-    return _refuse(f"there is no network {name} in {run.project}. Run: {command}", errors.USAGE)
+    return _make_refusal(f"there is no network {name} in {run.project}. Run: {command}", errors.USAGE)
   return Finding("ok", f"{name} exists")
 
 
-def _network(run):
+def _get_network(run):
   return run.network or "default"
 
 
 def _is_in(item, run):
-  return item["network"].rpartition("/")[2] == _network(run)
+  return item["network"].rpartition("/")[2] == _get_network(run)
 
 
-def firewall(run: Run, google: Google) -> Finding:
+def check_firewall(run: Run, google: GoogleApi) -> Finding:
   """Returns whether a rule lets the hosts of a run connect to the coordinator."""
-  name, answer = _network(run), google.read("COMPUTE", f"projects/{run.project}/global/firewalls?maxResults=500")
+  name, answer = _get_network(run), google.read("COMPUTE", f"projects/{run.project}/global/firewalls?maxResults=500")
   for rule in answer.get("items", []):
-    if _is_in(rule, run) and _opens(rule, run):
+    if _is_in(rule, run) and _opens_ports(rule, run):
       return Finding("ok", f"rule {rule['name']} lets the hosts connect to each other")
   command = (
     f"gcloud compute firewall-rules create vitjax-internal --project={run.project} --network={name} "
     "--direction=INGRESS --source-tags=vitjax --target-tags=vitjax --allow=tcp:8470-8482,tcp:8080-8081"
   )
   text = f"no rule of {name} opens tcp {machine.PORTS[0]}-{machine.PORTS[-1]} between the hosts"
-  return _unknown(f"{text}. A policy of the organisation may open them. Otherwise run: {command}")
+  return _make_unknown(f"{text}. A policy of the organisation may open them. Otherwise run: {command}")
 
 
-def _opens(rule, run):
+def _opens_ports(rule, run):
   """Returns whether a firewall rule opens the coordinator's ports from and to the hosts of a run."""
   if rule.get("direction") != "INGRESS" or rule.get("disabled"):
     return False
@@ -331,14 +333,14 @@ def _opens(rule, run):
   return False
 
 
-def ways_out(run: Run, google: Google, region: str) -> Finding:
+def check_egress(run: Run, google: GoogleApi, region: str) -> Finding:
   """Returns whether hosts without external addresses reach the bucket and PyPI."""
-  place, name = f"projects/{run.project}/regions/{region}", _network(run)
+  place, name = f"projects/{run.project}/regions/{region}", _get_network(run)
   subnetwork = run.subnetwork or name
   try:
     subnet = google.read("COMPUTE", f"{place}/subnetworks/{subnetwork}")
   except MissingError:
-    return _refuse(f"there is no subnetwork {subnetwork}. Correct --subnetwork", errors.USAGE)
+    return _make_refusal(f"there is no subnetwork {subnetwork}. Correct --subnetwork", errors.USAGE)
   routers = google.read("COMPUTE", f"{place}/routers").get("items", [])
   nat = any(each.get("nats") for each in routers if _is_in(each, run))
   if subnet.get("privateIpGoogleAccess") is not True and not nat:
@@ -347,7 +349,7 @@ def ways_out(run: Run, google: Google, region: str) -> Finding:
       "--enable-private-ip-google-access"
     )
     text = f"{subnetwork} has neither Private Google Access nor Cloud NAT, so no host reaches the bucket"
-    return _refuse(f"{text}. Run: {command}")
+    return _make_refusal(f"{text}. Run: {command}")
   if not nat and not run.python:
     commands = (
       f"gcloud compute routers create vitjax --project={run.project} --network={name} --region={region} && "
@@ -355,45 +357,45 @@ def ways_out(run: Run, google: Google, region: str) -> Finding:
       "--auto-allocate-nat-external-ips --nat-all-subnet-ip-ranges"
     )
     text = f"{name} has no Cloud NAT, through which hosts install packages, but they may have another connection"
-    return _unknown(f"{text}. Otherwise run: {commands}")
+    return _make_unknown(f"{text}. Otherwise run: {commands}")
   return Finding("ok", f"hosts reach the bucket{' and PyPI' if nat else ''}")
 
 
-def bucket_of(path: str) -> str:
+def get_bucket_url(path: str) -> str:
   """Returns gs://BUCKET for a path in a bucket."""
   return "/".join(path.split("/")[:3])
 
 
-def bucket(run: Run, google: Google) -> Finding:
+def check_bucket_access(run: Run, google: GoogleApi) -> Finding:
   """Returns whether the user may read and write the bucket of the run."""
-  name = bucket_of(run.workdir)
+  name = get_bucket_url(run.workdir)
   query = urllib.parse.urlencode([("permissions", each) for each in OBJECTS])
   answer = google.read("STORAGE", f"b/{name.removeprefix('gs://')}/iam/testPermissions?{query}")
   commands = " && ".join(
     f"gcloud storage buckets add-iam-policy-binding {name} --member={ME} --role=roles/storage.{role}"
     for role in ("objectUser", "legacyBucketReader")
   )
-  return _compare(answer, OBJECTS, f"your account in {name}", commands)
+  return _compare_permissions(answer, OBJECTS, f"your account in {name}", commands)
 
 
-def _compare(answer: dict, wanted: Sequence[str], account: str, command: str) -> Finding:
+def _compare_permissions(answer: dict, wanted: Sequence[str], account: str, command: str) -> Finding:
   """Returns a finding about permissions that are missing in an answer of testIamPermissions."""
   granted = answer.get("permissions", [])
   if not isinstance(granted, list):
     raise TypeError("permissions is not a list")
   if missing := [each for each in wanted if each not in granted]:
-    return _refuse(f"{account} lacks {', '.join(missing)}. Run: {command}")
+    return _make_refusal(f"{account} lacks {', '.join(missing)}. Run: {command}")
   return Finding("ok", f"{account} has all required permissions")
 
 
-def _refuse(text, code=errors.DENIED):
+def _make_refusal(text, code=errors.DENIED):
   return Finding("refuse", text, code)
 
 
-def _unknown(text):
+def _make_unknown(text):
   return Finding("unknown", text)
 
 
-def _shorten(error):
+def _shorten_error(error):
   text = " ".join(str(error).split())
   return text if len(text) <= 200 else f"{text[:200]}…"

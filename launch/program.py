@@ -13,7 +13,7 @@ import sys
 import time
 
 from launch import machine, storage
-from launch.errors import LaunchError, UnknownError, utc
+from launch.errors import LaunchError, UnknownError, format_utc
 from launch.spec import Run
 
 STATUS = "VITJAX_STATUS"
@@ -32,7 +32,7 @@ _LONGEST = 10_000  # bytes of the status file that are read
 _REAPED = 10.0  # seconds in which killed processes must disappear
 
 
-def environment(
+def make_environment(
   run: Run, worker: int, engine: str, coordinator: str, status: pathlib.Path, folder: pathlib.Path, secrets: dict
 ) -> dict:
   """Returns the environment of a program.
@@ -108,7 +108,7 @@ class Program:
   Args:
     words: the argument list.
     folder: working directory of the program.
-    environment: variables of the program, from `environment`.
+    environment: variables of the program, from `make_environment`.
     log: file that receives the output of the program.
 
   Raises:
@@ -124,7 +124,7 @@ class Program:
     self._status, self._killed, self.asked = pathlib.Path(environment[STATUS]), False, None
     self._oom_kills = machine.count_oom_kills()
     self.progress, self._reported, self.moved = {}, {}, time.monotonic()
-    _delete(self._status)
+    _delete_path(self._status)
     name = words[0]
     if not shutil.which(name):
       raise LaunchError(f"{name} cannot be started: this host has no such program")
@@ -147,13 +147,13 @@ class Program:
   def read_progress(self) -> None:
     """Updates `progress` and `moved` from the status file. Ignores an invalid or incomplete file."""
     try:
-      found = json.loads(storage.regular(self._status, _LONGEST)[0])
+      found = json.loads(storage.read_regular_file(self._status, _LONGEST)[0])
     except (OSError, ValueError, RecursionError):
       return
     if isinstance(found, dict) and type(found.get("step")) is int and found != self._reported:
       self._reported, self.moved = found, time.monotonic()
       doing = found["doing"] if isinstance(found.get("doing"), str) else ""
-      self.progress = {key: _step(found.get(key)) for key in ("step", "began")}
+      self.progress = {key: _parse_step(found.get(key)) for key in ("step", "began")}
       self.progress["doing"] = re.sub("[\ud800-\udc7f\udd00-\udfff]", "?", doing)  # a file cannot contain surrogates
 
   def ask(self) -> None:
@@ -202,11 +202,11 @@ class Program:
     return code, ""
 
 
-def _step(value):
+def _parse_step(value):
   return value if type(value) is int and 0 <= value < 1e15 else -1
 
 
-def _delete(path):
+def _delete_path(path):
   """Deletes a file, a link or a directory. Raises an UnknownError if that fails."""
   try:
     if path.is_dir() and not path.is_symlink():
@@ -287,7 +287,7 @@ def _find_marked(mark):
   return found
 
 
-class Log:
+class WorkerLog:
   """The log of a worker: a local file to which programs write. It is sent in pieces without secrets.
 
   Only the user of the worker may read the file. This user can also read the variables of the program. If the worker is
@@ -312,15 +312,15 @@ class Log:
 
   def redact(self, text: str) -> str:
     """Returns a text without secrets."""
-    return self._redacted(text.encode(errors="surrogateescape")).decode(errors="replace")
+    return self._redact_bytes(text.encode(errors="surrogateescape")).decode(errors="replace")
 
-  def _redacted(self, content):
+  def _redact_bytes(self, content):
     return self._secrets.sub(b"***", content) if self._secrets else content
 
   def write(self, text: str) -> None:
     """Adds a line of the worker."""
     with contextlib.suppress(OSError), open(self.path, "ab") as file:  # a full disk is visible in the reports
-      file.write(f"{utc(time.time())} launch: {self.redact(text)}\n".encode(errors="replace"))
+      file.write(f"{format_utc(time.time())} launch: {self.redact(text)}\n".encode(errors="replace"))
 
   def size(self) -> int:
     """Returns the size in bytes, or 0 if the file does not exist."""
@@ -368,7 +368,7 @@ class Log:
     for match in self._secrets.finditer(content) if self._secrets else ():
       if match.start() < end < match.end():
         end = match.end()
-    text = self._redacted(content[:end])
+    text = self._redact_bytes(content[:end])
     text = note + text[self._longest - 1 :] if note else text  # the first bytes may be the end of a secret
     if start - self._try < MOST <= start + end - self._try:
       text += (
@@ -394,7 +394,7 @@ class Log:
       with open(self.path, "rb") as file:
         begin = max(start, self.size() - 2 * TAIL)
         file.seek(begin)
-        content = self._redacted(file.read())[self._longest - 1 if begin > start else 0 :]
+        content = self._redact_bytes(file.read())[self._longest - 1 if begin > start else 0 :]
     except OSError:
       return ""
     return "\n".join(content[-TAIL:].decode(errors="replace").splitlines()[-LINES:])

@@ -14,7 +14,7 @@ import urllib.parse
 
 from launch import errors, gcloud, mailbox, manifests, spec, states, storage, tpus
 from launch.errors import LaunchError, QuotaError, UnknownError
-from launch.states import ABSENT, DELETING, LOST, READY, Commands, Look, Resource
+from launch.states import ABSENT, DELETING, LOST, READY, Commands, MachineStatus, Resource
 
 QUEUED, NODES = gcloud.GROUPS
 _SCOPES = "https://www.googleapis.com/auth/cloud-platform"
@@ -36,15 +36,15 @@ class Engine:
 
   def create(self, attempt: int, expires: int) -> None:
     """See `launch.states.Engine`. The directory of the run must contain the published attempt."""
-    self._store = self._store or storage.storage(self._run.folder)
+    self._store = self._store or storage.open_storage(self._run.folder)
     published = mailbox.Mailbox(self._store, attempt).attempt()
     with tempfile.TemporaryDirectory() as folder:
-      script = startup(self._run, attempt, published.code, expires, published.seconds)
+      script = make_startup_script(self._run, attempt, published.code, expires, published.seconds)
       (pathlib.Path(folder) / "startup.sh").write_text(script)
       try:
-        gcloud.run(self._request(attempt, expires), folder=folder)
+        gcloud.run_gcloud(self._request(attempt, expires), folder=folder)
       except gcloud.ExistsError:
-        self._claim(attempt)
+        self._check_ownership(attempt)
       except QuotaError as error:
         raise QuotaError(f"{error}\n{self._explain_quota(attempt)}") from None
       except gcloud.AbsentError as error:
@@ -52,23 +52,27 @@ class Engine:
           f"Cloud TPU does not know a resource of the request ({error}). Check --project, --zone and --tpu"
         ) from None
 
-  def look(self, attempt: int) -> Look:
+  def look(self, attempt: int) -> MachineStatus:
     """See `launch.states.Engine`."""
     name = self._run.attempt(attempt)
-    item = gcloud.described(QUEUED, name, **self._place(attempt))
+    item = gcloud.describe_item(QUEUED, name, **self._place(attempt))
     if item is None:
-      left = self._leftover(attempt)
+      left = self._find_leftover_nodes(attempt)
       if not left:
-        return Look(ABSENT)
-      detail = ", ".join(f"{gcloud.short_name(node)} is {gcloud.state_word(node)}" for node in left)
-      return Look(
+        return MachineStatus(ABSENT)
+      detail = ", ".join(f"{gcloud.get_short_name(node)} is {gcloud.get_state_word(node)}" for node in left)
+      return MachineStatus(
         LOST if self._leaked[attempt] else DELETING, f"{detail}, without its queued resource, and is still billed"
       )
-    gcloud.check(item)
+    gcloud.check_item(item)
     if not self._is_mine(item, attempt):
-      return Look(ABSENT, f"{name} is there, but it is {gcloud.owner(item)}")
-    look = gcloud.queue_look(item)
-    return gcloud.nodes_look(self._nodes(attempt), tpus.find(self._run.tpu).hosts) if look.state == READY else look
+      return MachineStatus(ABSENT, f"{name} is there, but it is {gcloud.get_item_owner(item)}")
+    look = gcloud.get_queue_status(item)
+    return (
+      gcloud.get_nodes_status(self._nodes(attempt), tpus.find_slice(self._run.tpu).hosts)
+      if look.state == READY
+      else look
+    )
 
   def delete(self, target: int | Resource) -> None:
     """See `launch.states.Engine`. A resource of this name with other labels stays, because it is somebody else's."""
@@ -76,21 +80,21 @@ class Engine:
       self._delete_resource(target)
       return
     name, place = self._run.attempt(target), self._place(target)
-    item = gcloud.described(QUEUED, name, **place)
+    item = gcloud.describe_item(QUEUED, name, **place)
     if item is None:
-      self._leftover(target)
+      self._find_leftover_nodes(target)
       for node in self._leaked[target]:
-        _delete(NODES, node, **place)
-    elif self._is_mine(item, target) and gcloud.state_word(item) != "DELETING":
-      _delete(QUEUED, name, **place)
+        _request_deletion(NODES, node, **place)
+    elif self._is_mine(item, target) and gcloud.get_state_word(item) != "DELETING":
+      _request_deletion(QUEUED, name, **place)
 
   def _delete_resource(self, resource):
     place = {"project": self._run.project, "zone": resource.location}
     for group in gcloud.GROUPS:
-      if item := gcloud.described(group, resource.name, **place):
-        now = gcloud.resource(item)
-        if now.has_labels_of(resource) and "vitjax" in gcloud.labels(item) and now.state != DELETING:
-          _delete(group, resource.name, **place)
+      if item := gcloud.describe_item(group, resource.name, **place):
+        now = gcloud.make_item_resource(item)
+        if now.has_labels_of(resource) and "vitjax" in gcloud.get_labels(item) and now.state != DELETING:
+          _request_deletion(group, resource.name, **place)
         return
 
   def inventory(self, zones: tuple) -> tuple:
@@ -100,10 +104,10 @@ class Engine:
     (`--zone=-`).
     """
     try:
-      zones = zones or self._zones()
+      zones = zones or self._list_zones()
     except gcloud.NO_ANSWER as error:
       return [], {"all zones": str(error)}
-    answers = list(zip(zones, errors.gather(self._inventory_of, zones, _AT_ONCE), strict=True))
+    answers = list(zip(zones, errors.map_in_threads(self._list_zone, zones, _AT_ONCE), strict=True))
     found = [resource for _, (resources, _) in answers for resource in resources]
     return found, {zone: failure for zone, (_, failure) in answers if failure}
 
@@ -113,7 +117,7 @@ class Engine:
     gcloud repeats a command if ssh ends with 255, so the words must be safe to repeat. `--worker=1,3` is not used,
     because it reports success if one of the workers fails (SDK 528, command_lib/compute/tpus/tpu_vm/ssh.py).
     """
-    names, hosts = self._names(attempt), tpus.find(self._run.tpu).hosts
+    names, hosts = self._names(attempt), tpus.find_slice(self._run.tpu).hosts
     flags = self._place(attempt)
     if words:
       # Without `exit`, ssh ends with 255 if a signal ends the command.
@@ -122,9 +126,9 @@ class Engine:
       raise LaunchError("a shell needs one worker. Add --worker, or a command after --")
     flags |= {"tunnel_through_iap": self._run.internal_ips}
     if worker is None and len(names) > 1:
-      return gcloud.command(QUEUED, "ssh", self._run.attempt(attempt), node="all", worker="all", **flags)
+      return gcloud.build_gcloud_command(QUEUED, "ssh", self._run.attempt(attempt), node="all", worker="all", **flags)
     node, inside = (names[0], "all") if worker is None else (names[worker // hosts], str(worker % hosts))
-    return gcloud.command(NODES, "ssh", node, alpha=self._run.internal_ips, worker=inside, **flags)
+    return gcloud.build_gcloud_command(NODES, "ssh", node, alpha=self._run.internal_ips, worker=inside, **flags)
 
   def _place(self, attempt):
     return {"project": self._run.project, "zone": self._run.location(attempt)}
@@ -134,38 +138,38 @@ class Engine:
     if isinstance(target, Resource):
       place = {"project": self._run.project, "zone": target.location}
       group = NODES if target.detail.endswith(gcloud.ALONE) else QUEUED
-      delete = gcloud.command(group, "delete", target.name, force=group == QUEUED, **place)
-      lists = [gcloud.command(each, "list", **place) for each in gcloud.GROUPS]
+      delete = gcloud.build_gcloud_command(group, "delete", target.name, force=group == QUEUED, **place)
+      lists = [gcloud.build_gcloud_command(each, "list", **place) for each in gcloud.GROUPS]
       return Commands("", "; ".join(map(shlex.join, [delete, *lists])))
     attempt = target
     place, names, last = self._place(attempt), self._names(attempt), self._run.workers - 1
     both = [(QUEUED, self._run.attempt(attempt)), *((NODES, name) for name in names)]
-    delete, *delete_nodes = [gcloud.deletion(group, name, **place) for group, name in both]
-    lists = [gcloud.command(group, "list", **place) for group in gcloud.GROUPS]
-    script = manifests.script(
+    delete, *delete_nodes = [gcloud.build_deletion(group, name, **place) for group, name in both]
+    lists = [gcloud.build_gcloud_command(group, "list", **place) for group in gcloud.GROUPS]
+    script = manifests.format_script(
       ("create: the startup script of the machines, still without the hash of the code",
-       [manifests.here("cat >startup.sh", startup(self._run, attempt, "0" * 64, expires))]),
-      ("create: the request", [gcloud.executed(self._request(attempt, expires))]),
-      ("inspect", [gcloud.executed(gcloud.command(group, "describe", name, **place)) for group, name in both]),
-      ("inspect, if one of them is not found: the lists must confirm it", map(gcloud.executed, lists)),
-      ("delete", [gcloud.executed(delete)]),
-      ("delete, if nodes outlive their queued resource", map(gcloud.executed, delete_nodes)),
+       [manifests.format_here_document("cat >startup.sh", make_startup_script(self._run, attempt, "0" * 64, expires))]),
+      ("create: the request", [gcloud.add_output_flags(self._request(attempt, expires))]),
+      ("inspect", [gcloud.add_output_flags(gcloud.build_gcloud_command(group, "describe", name, **place)) for group, name in both]),
+      ("inspect, if one of them is not found: the lists must confirm it", map(gcloud.add_output_flags, lists)),
+      ("delete", [gcloud.add_output_flags(delete)]),
+      ("delete, if nodes outlive their queued resource", map(gcloud.add_output_flags, delete_nodes)),
       (f"ssh: python -m launch ssh {self._run.name} --worker=N, with N from 0 to {last}", [self.shell(attempt, 0, [])]),
     )  # fmt: skip
-    lines = [gcloud.command(QUEUED, "delete", self._run.attempt(attempt), force=True, **place)]
-    lines += [gcloud.command(NODES, "delete", node, **place) for node in self._leaked.get(attempt, ())]
+    lines = [gcloud.build_gcloud_command(QUEUED, "delete", self._run.attempt(attempt), force=True, **place)]
+    lines += [gcloud.build_gcloud_command(NODES, "delete", node, **place) for node in self._leaked.get(attempt, ())]
     return Commands(script, "; ".join(map(shlex.join, [*lines, *lists])))
 
   def _request(self, attempt, expires):
     run, name = self._run, self._run.attempt(attempt)
     flex = run.capacity == "flex-start"
     labels = run.labels(attempt) | {"vitjax-expires": str(expires)}
-    return gcloud.command(
+    return gcloud.build_gcloud_command(
       *(QUEUED, "create", name),
       alpha=flex,
       **self._place(attempt),
       **({"node_count": run.slices, "node_prefix": name} if run.slices > 1 else {"node_id": name}),
-      accelerator_type=tpus.find(run.tpu).rented,
+      accelerator_type=tpus.find_slice(run.tpu).rented,
       runtime_version=run.runtime_version,
       spot=run.capacity == "spot",
       reserved=run.capacity == "reserved",
@@ -184,30 +188,34 @@ class Engine:
       **{"async": True},
     )
 
-  def _claim(self, attempt):
+  def _check_ownership(self, attempt):
     """Raises an error unless the resource of this name is this attempt, from an earlier request without an answer."""
     name, zone = self._run.attempt(attempt), self._run.location(attempt)
-    item = gcloud.described(QUEUED, name, **self._place(attempt))
+    item = gcloud.describe_item(QUEUED, name, **self._place(attempt))
     if item is None:
       raise UnknownError(f"{name} in {zone} existed a moment ago, and is absent now")
-    if not self._run.labels(attempt).items() <= gcloud.labels(item).items():
-      raise LaunchError(f"{name} in {zone} is in use: it is {gcloud.owner(item)}. Choose another name for the run")
+    if not self._run.labels(attempt).items() <= gcloud.get_labels(item).items():
+      raise LaunchError(
+        f"{name} in {zone} is in use: it is {gcloud.get_item_owner(item)}. Choose another name for the run"
+      )
 
   def _explain_quota(self, attempt):
     """Returns a message about suspended queued resources that use the quota of a zone, and how to free it."""
     zone = self._run.location(attempt)
     try:
-      items = gcloud.listed(QUEUED, **self._place(attempt))
+      items = gcloud.list_items(QUEUED, **self._place(attempt))
     except gcloud.NO_ANSWER as error:
       return f"the queued resources that use it could not be listed: {error}"
-    idle = [item for item in items if gcloud.state_word(item) in _IDLE]
+    idle = [item for item in items if gcloud.get_state_word(item) in _IDLE]
     if not idle:
       return f"no suspended queued resource uses it in {zone}: request more, or use another --zone or --tpu"
-    names = [f"{gcloud.short_name(each)} ({gcloud.state_word(each)}, {gcloud.owner(each)})" for each in idle]
+    names = [
+      f"{gcloud.get_short_name(each)} ({gcloud.get_state_word(each)}, {gcloud.get_item_owner(each)})" for each in idle
+    ]
     return f"these use it until they are deleted: {', '.join(names)}; `python -m launch gc` deletes those of `launch`"
 
   def _is_mine(self, item, attempt):
-    return states.owns(self._run, attempt, gcloud.short_name(item), gcloud.labels(item))
+    return states.has_labels(self._run, attempt, gcloud.get_short_name(item), gcloud.get_labels(item))
 
   def _names(self, attempt):
     name, slices = self._run.attempt(attempt), self._run.slices
@@ -216,44 +224,44 @@ class Engine:
   def _nodes(self, attempt):
     """Returns (name, node or None) of each slice of an attempt."""
     names, place = self._names(attempt), self._place(attempt)
-    nodes = errors.gather(lambda name: gcloud.described(NODES, name, **place), names, _AT_ONCE)
+    nodes = errors.map_in_threads(lambda name: gcloud.describe_item(NODES, name, **place), names, _AT_ONCE)
     return list(zip(names, nodes, strict=True))
 
-  def _leftover(self, attempt):
+  def _find_leftover_nodes(self, attempt):
     """Returns the nodes of an attempt whose queued resource is gone, and notes in `_leaked` those not in deletion."""
     nodes = [node for _, node in self._nodes(attempt) if node and self._is_mine(node, attempt)]
-    self._leaked[attempt] = [gcloud.short_name(node) for node in nodes if gcloud.state_word(node) != "DELETING"]
+    self._leaked[attempt] = [gcloud.get_short_name(node) for node in nodes if gcloud.get_state_word(node) != "DELETING"]
     return nodes
 
-  def _zones(self):
-    found = gcloud.run(gcloud.command("locations", "list", project=self._run.project))
+  def _list_zones(self):
+    found = gcloud.run_gcloud(gcloud.build_gcloud_command("locations", "list", project=self._run.project))
     if not found or not isinstance(found, list):
       raise UnknownError("gcloud lists no zone of Cloud TPU")
-    with errors.boundary("the list of zones"):
+    with errors.convert_unexpected("the list of zones"):
       return tuple(each["locationId"] for each in found)
 
-  def _inventory_of(self, zone):
+  def _list_zone(self, zone):
     """Returns (the known resources of a zone, the reason why the zone did not answer or "")."""
     items, found, failure = [], [], ""
     for group in gcloud.GROUPS:
       try:
-        items += gcloud.listed(group, project=self._run.project, zone=zone)
+        items += gcloud.list_items(group, project=self._run.project, zone=zone)
       except gcloud.NO_ANSWER as error:
         failure = str(error)
     # A node names its queued resource by the number of the project, and the list by the id of the project.
     here = {item["name"].partition("/locations/")[2] for item in items}
     for item in items:
       try:
-        with errors.boundary(f"{zone}: {item['name'][-80:]}"):
+        with errors.convert_unexpected(f"{zone}: {item['name'][-80:]}"):
           parent = str(item.get("queuedResource", "")).partition("/locations/")[2]
-          if gcloud.labels(item).get("vitjax") and parent not in here:
-            found.append(gcloud.resource(item))
+          if gcloud.get_labels(item).get("vitjax") and parent not in here:
+            found.append(gcloud.make_item_resource(item))
       except UnknownError as error:
         failure = str(error)
     return found, failure
 
 
-def startup(run: spec.Run, attempt: int, code: str, expires: int, seconds: int = 0) -> str:
+def make_startup_script(run: spec.Run, attempt: int, code: str, expires: int, seconds: int = 0) -> str:
   """Returns the script that every VM of an attempt executes at each boot.
 
   Args:
@@ -285,7 +293,7 @@ def startup(run: spec.Run, attempt: int, code: str, expires: int, seconds: int =
   return re.sub("@([A-Z]+)@", lambda match: quoted[match[1]], template)
 
 
-def _delete(group, name, **place):
+def _request_deletion(group, name, **place):
   """Requests a deletion of a resource, which may be gone already."""
   with contextlib.suppress(gcloud.AbsentError):
-    gcloud.run(gcloud.deletion(group, name, **place))
+    gcloud.run_gcloud(gcloud.build_deletion(group, name, **place))

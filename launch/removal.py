@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from launch import errors, states
-from launch.errors import LaunchError, UnknownError, say
+from launch.errors import LaunchError, UnknownError, print_line
 from launch.event_log import EventLog
-from launch.mailbox import Held
+from launch.mailbox import LeaseHeldError
 from launch.spec import Run
 from launch.states import OVER, State
 
@@ -28,7 +28,7 @@ def do_nothing() -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
+class RunFacts:
   """Facts about a run that decide whether its machines may be deleted.
 
   Args:
@@ -46,7 +46,7 @@ class Facts:
   settled: bool = True
 
 
-def judge(resource: states.Resource, facts: "Facts | None") -> str:
+def find_removal_reason(resource: states.Resource, facts: "RunFacts | None") -> str:
   """Returns the reason why other processes may delete a machine: EXPIRED, ORPHAN or its dead state.
 
   Returns "" if they must not delete it, and ELSEWHERE if only --force may delete it.
@@ -99,27 +99,27 @@ def delete(
     Held: `before` found another watcher.
   """
   absent = dict.fromkeys(targets, 0)  # consecutive looks without the target
-  pause, deadline = 0.5, time.monotonic() + run.limits.delete + (event_log.settling() if event_log else 0.0)
+  pause, deadline = 0.5, time.monotonic() + run.limits.delete + (event_log.get_settling_seconds() if event_log else 0.0)
   while absent and time.monotonic() < deadline + CONFIRMING * any(absent.values()):
     for target in list(absent):
       try:
-        settled = not event_log or not event_log.settling(target)  # before the look, which takes a while
-        found = _look(engine_, target)
+        settled = not event_log or not event_log.get_settling_seconds(target)  # before the look, which takes a while
+        found = _observe_target(engine_, target)
         absent[target] = absent[target] + 1 if found == states.ABSENT else 0
         if event_log and found != states.ABSENT:
           event_log.record_appearance(target)
         if found not in (states.ABSENT, states.DELETING):
           before()
-          found = _remove(engine_, target)
+          found = _request_removal(engine_, target)
           absent[target] = int(found == states.ABSENT)
         if _is_gone(target, found, absent[target] >= errors.LOOKS and settled):
           del absent[target]
           if event_log:
             event_log.append("deleted", readable_state(event_log), attempt=target)
-      except Held:  # another watcher decides now
+      except LeaseHeldError:  # another watcher decides now
         raise
       except (UnknownError, LaunchError) as error:
-        say(f"{_name(run, target)}: {error}")
+        print_line(f"{_name_target(run, target)}: {error}")
     if absent:
       wait(min(pause, run.limits.poll, max(0.1, deadline - time.monotonic())))
       pause = min(2 * pause, LONGEST_WAIT)
@@ -131,11 +131,11 @@ def _is_gone(target, found, confirmed):
   if not isinstance(target, states.Resource):
     return confirmed
   if confirmed or found == states.DELETING:
-    say(f"{target.name}: {'is being ' * (found == states.DELETING)}deleted")
+    print_line(f"{target.name}: {'is being ' * (found == states.DELETING)}deleted")
   return confirmed or found == states.DELETING
 
 
-def _look(engine_, target):
+def _observe_target(engine_, target):
   """Returns the state of an attempt, or of a resource by the inventory of its location."""
   if not isinstance(target, states.Resource):
     return engine_.look(target).state
@@ -146,17 +146,17 @@ def _look(engine_, target):
   return next((state for state in found if state != states.DELETING), found[0] if found else states.ABSENT)
 
 
-def _remove(engine_, target):
+def _request_removal(engine_, target):
   """Requests a deletion, and returns the state after it if the start of the deletion is enough, else ""."""
   engine_.delete(target)
-  return _look(engine_, target) if isinstance(target, states.Resource) else ""
+  return _observe_target(engine_, target) if isinstance(target, states.Resource) else ""
 
 
-def _name(run, target):
+def _name_target(run, target):
   return target.name if isinstance(target, states.Resource) else run.attempt(target)
 
 
-def exists(engine_: states.Engine, run: Run, attempt: int, wait: Callable[[float], None]) -> bool:
+def attempt_exists(engine_: states.Engine, run: Run, attempt: int, wait: Callable[[float], None]) -> bool:
   """Returns True if an attempt exists. Absence must be observed several times in a row."""
   for number in range(errors.LOOKS):
     if number:
@@ -175,7 +175,7 @@ def advise(engine_: states.Engine, run: Run, target: int | states.Resource, fate
     target: the number of an attempt, or a resource.
     fate: the state of the machine in words. By default, its deletion was not confirmed.
   """
-  return f"{_name(run, target)} {fate or run.left}; delete it with\n  {engine_.commands(target).delete}"
+  return f"{_name_target(run, target)} {fate or run.left}; delete it with\n  {engine_.commands(target).delete}"
 
 
 def list_machines(engine_: states.Engine, run: Run) -> tuple[list[states.Resource], dict]:
@@ -215,9 +215,11 @@ def delete_strays(
     wait: sleeps for a number of seconds.
     before: called immediately before each removal.
   """
-  if seconds := event_log.settling():
-    say(f"{run.name}: waiting at most {seconds:.0f} s for a request without an answer, which may still take effect")
-  while event_log.settling():
+  if seconds := event_log.get_settling_seconds():
+    print_line(
+      f"{run.name}: waiting at most {seconds:.0f} s for a request without an answer, which may still take effect"
+    )
+  while event_log.get_settling_seconds():
     wait(run.limits.poll)
   event_log.settle()
   late = event_log.last("settled") is not None
@@ -229,12 +231,12 @@ def delete_strays(
   for location, why in troubles.items():
     command = engine_.commands(max(1, readable_state(event_log).attempt)).delete
     advice = f"; look with\n  {command}" if late else ""
-    say(f"{location} did not report other machines of {run.name}: {why}{advice}")
+    print_line(f"{location} did not report other machines of {run.name}: {why}{advice}")
   for resource in found:
-    say(f"{resource.name} exists in {resource.location}, but is not the current attempt of this run")
+    print_line(f"{resource.name} exists in {resource.location}, but is not the current attempt of this run")
   left = delete(engine_, run, found, None, wait, before)
   for resource in left:
-    say(advise(engine_, run, resource))
+    print_line(advise(engine_, run, resource))
   return not left and not (late and troubles)
 
 

@@ -16,7 +16,7 @@ import sys
 import time
 
 from launch import program
-from launch.errors import LaunchError, UnknownError, boundary
+from launch.errors import LaunchError, UnknownError, convert_unexpected
 
 ROOT = pathlib.Path(__file__).absolute().parent.parent  # the directory that contains the package
 SYSTEMD = pathlib.Path("/run/systemd/system")  # exists if systemd is running: sd_booted(3)
@@ -29,7 +29,7 @@ _INHERITED = ("HOME", "PATH", "LANG", "XDG_STATE_HOME", "STORAGE_EMULATOR_HOST",
 _ABSENT = (FileNotFoundError, NotADirectoryError)
 
 
-def default_home() -> pathlib.Path:
+def get_default_home() -> pathlib.Path:
   """Returns the directory for code, interpreters and services on this machine.
 
   The directory is below /tmp for users without a home directory.
@@ -69,7 +69,7 @@ class Service:
   def about(self) -> "dict | None":
     """The description, or None if it is missing or damaged."""
     try:
-      with _known(self.folder / "about.json", ValueError, RecursionError) as path:
+      with _convert_errors(self.folder / "about.json", ValueError, RecursionError) as path:
         about = json.loads(path.read_text())
     except (*_ABSENT, ValueError, RecursionError):
       return None
@@ -77,7 +77,7 @@ class Service:
 
   def forget(self) -> None:
     """Deletes the description of a service that has ended. The log stays."""
-    with _known(self.folder / "about.json") as path:
+    with _convert_errors(self.folder / "about.json") as path:
       path.unlink(missing_ok=True)
 
   def lock(self) -> bool:
@@ -87,7 +87,7 @@ class Service:
       file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
     while True:
       try:
-        with _known(path):
+        with _convert_errors(path):
           fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         break
       except BlockingIOError:
@@ -97,13 +97,13 @@ class Service:
     self._held = file
     with contextlib.suppress(OSError):  # the disk is full; only systemd can stop this process then
       os.ftruncate(file.fileno(), 0)
-      os.pwrite(file.fileno(), f"{os.getpid()} {_start_time(os.getpid())}".encode(), 0)
+      os.pwrite(file.fileno(), f"{os.getpid()} {_read_start_time(os.getpid())}".encode(), 0)
     return True
 
   def is_alive(self) -> bool:
     """Returns whether a process holds the lock."""
     try:
-      with _known(self.folder / "lock") as path, open(path) as file:
+      with _convert_errors(self.folder / "lock") as path, open(path) as file:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
       return True
@@ -117,12 +117,12 @@ class Service:
     Returns 0 if the lock is free, or if the disk was too full for the number of the process.
     """
     try:
-      with _known(self.folder / "lock", ValueError) as path:
+      with _convert_errors(self.folder / "lock", ValueError) as path:
         number, started = path.read_text().split()
         number = int(number)
     except (*_ABSENT, ValueError):
       return 0
-    return number if self.is_alive() and _start_time(number) == started else 0
+    return number if self.is_alive() and _read_start_time(number) == started else 0
 
   def start(self, words: list, grace: float, systemd: bool = True) -> str:
     """Starts `python -m launch.worker run` unless it is alive.
@@ -139,22 +139,22 @@ class Service:
       LaunchError: the worker did not start.
       UnknownError: this machine does not answer.
     """
-    with _known(self.folder / "starting") as path:
+    with _convert_errors(self.folder / "starting") as path:
       self.folder.mkdir(parents=True, exist_ok=True)
       turn = open(path, "a")
     with turn:
-      with _known(path):
+      with _convert_errors(path):
         fcntl.flock(turn, fcntl.LOCK_EX)
       if self.is_alive():
         return f"{self.name} is already running as process {self.process()}"
       run = [sys.executable, "-m", "launch.worker", "run", *words]
       output, process = self.folder / "worker.txt", None
       if systemd and SYSTEMD.exists() and os.geteuid() == 0:
-        result = _call(build_command(self.name, run, grace))
+        result = _run_systemd(build_command(self.name, run, grace))
         if result.returncode and not _is_active(self.name):
           raise LaunchError(f"systemd-run {self.name}: {' '.join(result.stderr.split())[:300]}", 1)
       else:
-        with _known(output), open(output, "ab") as file:
+        with _convert_errors(output), open(output, "ab") as file:
           process = subprocess.Popen(
             run, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
           )
@@ -162,7 +162,7 @@ class Service:
       while not self.is_alive():
         ended = process.poll() is not None if process else not _is_active(self.name)
         if ended or time.monotonic() > deadline:
-          why = f"ended at once: {_last_line(output)}" if ended else f"has not taken its lock within {START:.0f} s"
+          why = f"ended at once: {_read_last_line(output)}" if ended else f"has not taken its lock within {START:.0f} s"
           raise LaunchError(f"{self.name} {why}; see {output}, or journalctl", 1)
         time.sleep(0.02)
       return f"{self.name} is running as process {self.process()}"
@@ -170,7 +170,7 @@ class Service:
   def ask(self) -> bool:
     """Requests the end of the worker without waiting. Returns whether a worker was found."""
     if SYSTEMD.exists() and _is_active(self.name):
-      _call(["systemctl", "stop", "--no-block", self.name])
+      _run_systemd(["systemctl", "stop", "--no-block", self.name])
       return True
     if number := self.process():
       self._signal(number, signal.SIGTERM)
@@ -198,7 +198,7 @@ class Service:
     return not left and not self.is_alive()
 
   def _signal(self, number, kind):
-    with contextlib.suppress(ProcessLookupError), _known(self.folder):
+    with contextlib.suppress(ProcessLookupError), _convert_errors(self.folder):
       os.kill(number, kind)
 
   @contextlib.contextmanager
@@ -224,7 +224,7 @@ def find_services(home: pathlib.Path, run: str, attempt: int, engine: str, worke
   shape = re.escape(name_service(run, attempt, engine, worker))
   if engine == "local" and worker is None:
     shape = re.sub(r"\d+$", r"\\d+", shape)
-  return [Service(name, home) for name in _names(home) if re.fullmatch(shape, name)]
+  return [Service(name, home) for name in _list_names(home) if re.fullmatch(shape, name)]
 
 
 def list_services(home: pathlib.Path, engine: str) -> list:
@@ -239,22 +239,22 @@ def list_services(home: pathlib.Path, engine: str) -> list:
     the description in seconds since the epoch, and "said" the last line of the output.
   """
   found = []
-  for name in _names(home):
+  for name in _list_names(home):
     service = Service(name, home)
     if (about := service.about) and about.get("engine") == engine:
       with (
         contextlib.suppress(*_ABSENT),
-        _known(service.folder / "about.json") as path,
+        _convert_errors(service.folder / "about.json") as path,
       ):  # the file may be deleted at this moment
         made = path.stat().st_mtime
         found.append(
-          about | {"alive": service.is_alive(), "made": made, "said": _last_line(service.folder / "worker.txt")}
+          about | {"alive": service.is_alive(), "made": made, "said": _read_last_line(service.folder / "worker.txt")}
         )
   return found
 
 
-def _names(home):
-  with contextlib.suppress(*_ABSENT), _known(home / "units"):
+def _list_names(home):
+  with contextlib.suppress(*_ABSENT), _convert_errors(home / "units"):
     return sorted(os.listdir(home / "units"))
   return []
 
@@ -283,10 +283,10 @@ def build_command(name: str, run: list, grace: float) -> list:
 
 
 def _is_active(name):
-  return _call(["systemctl", "is-active", "--quiet", name]).returncode == 0
+  return _run_systemd(["systemctl", "is-active", "--quiet", name]).returncode == 0
 
 
-def _call(words):
+def _run_systemd(words):
   """Returns the result of a command of systemd with any exit code."""
   try:
     return subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", timeout=CALL)
@@ -297,13 +297,13 @@ def _call(words):
 
 
 @contextlib.contextmanager
-def _known(path, *answers):
+def _convert_errors(path, *answers):
   """Yields a path and turns errors into an UnknownError, except the exceptions in `answers`."""
-  with boundary(str(path), (*_ABSENT, ProcessLookupError, BlockingIOError, *answers)):
+  with convert_unexpected(str(path), (*_ABSENT, ProcessLookupError, BlockingIOError, *answers)):
     yield path
 
 
-def _start_time(number):
+def _read_start_time(number):
   """Returns the start time of a process in ticks since the start of the machine, or "0" if it is unknown."""
   try:
     return pathlib.Path("/proc", str(number), "stat").read_text().rpartition(")")[2].split()[19]
@@ -311,7 +311,7 @@ def _start_time(number):
     return "0"
 
 
-def _last_line(path):
+def _read_last_line(path):
   try:
     lines = path.read_text(errors="replace").split("\n")
   except OSError:

@@ -80,7 +80,7 @@ class Limits:
   pause: float = 30.0
 
 
-def duration(text: str) -> float:
+def parse_duration(text: str) -> float:
   """Returns the seconds of "90s", "30m", "6h" or "2d". Raises a LaunchError for anything else."""
   match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])", text, re.ASCII)
   if not match or not float(match[1]):
@@ -139,7 +139,7 @@ class Run:
   env: dict[str, str] = dataclasses.field(default_factory=dict)
   secrets: dict[str, str] = dataclasses.field(default_factory=dict)
   python: str = ""
-  owner: str = dataclasses.field(default_factory=lambda: owner())
+  owner: str = dataclasses.field(default_factory=lambda: get_user_label())
   keep_on_fail: bool = False
   max_cost: float = 0.0
   price: float = 0.0
@@ -150,17 +150,17 @@ class Run:
     """Returns the number of processes: one per host."""
     if self.backend == "hosts":
       return len(self.hosts)
-    return self.processes if self.backend == "local" else tpus.find(self.tpu).hosts * self.slices
+    return self.processes if self.backend == "local" else tpus.find_slice(self.tpu).hosts * self.slices
 
   @property
   def devices(self) -> int:
     """Returns the number of JAX devices of all workers; 0 if only the workers know it."""
-    return tpus.find(self.tpu).devices * self.slices if self.tpu else 0
+    return tpus.find_slice(self.tpu).devices * self.slices if self.tpu else 0
 
   @property
   def chips(self) -> int:
     """Returns the number of chips of all slices, or 0 if only the workers know it."""
-    return tpus.find(self.tpu).chips * self.slices if self.tpu else 0
+    return tpus.find_slice(self.tpu).chips * self.slices if self.tpu else 0
 
   @property
   def seconds(self) -> float:
@@ -198,7 +198,7 @@ class Run:
   @property
   def mark(self) -> str:
     """Returns a label that separates the run from runs of the same name in other directories."""
-    return digest(self.folder)
+    return compute_label(self.folder)
 
   def attempt(self, number: int) -> str:
     """Returns the name of an attempt."""
@@ -222,7 +222,7 @@ class Run:
     return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
 
 
-def digest(folder: str) -> str:
+def compute_label(folder: str) -> str:
   """Returns the label of a directory."""
   return hashlib.sha256(folder.encode(errors="surrogateescape")).hexdigest()[:16]
 
@@ -237,10 +237,10 @@ def loads(text: str) -> Run:
     run = Run(**values, **listed, limits=limits)
   except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
     raise LaunchError(f"the text is not a run that `launch` wrote: {' '.join(str(error).split())[:200]}") from None
-  return checked(run)
+  return check_and_complete(run)
 
 
-def owner() -> str:
+def get_user_label() -> str:
   """Returns the name of the user in the form of a label."""
   try:
     name = getpass.getuser()
@@ -249,43 +249,43 @@ def owner() -> str:
   return re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-_")[:63] or "nobody"
 
 
-def flag_values(args: Sequence[str]) -> list[tuple[str, str]]:
+def find_flag_values(args: Sequence[str]) -> list[tuple[str, str]]:
   """Returns (flag, value) for each `--flag=value` and `--flag value` among the arguments of a module."""
   pairs = zip(args, [*args[1:], ""], strict=False)
   return [tuple(word.split("=", 1)) if "=" in word else (word, after) for word, after in pairs if word[:2] == "--"]
 
 
-def flag_value(args: Sequence[str], flag: str) -> str:
+def find_flag_value(args: Sequence[str], flag: str) -> str:
   """Returns the last value of a flag among the arguments of a module, as argparse does, or ""."""
-  return dict(flag_values(args)).get(flag, "")
+  return dict(find_flag_values(args)).get(flag, "")
 
 
-def flag(key: str) -> str:
+def format_flag(key: str) -> str:
   """Returns the flag of a field."""
   others = {"name": "NAME", "module": "-- PROGRAM", "args": "[ARGUMENTS]", "capacity": "--spot", "zones": "--zone"}
   singular = {"limits": "--limit", "secrets": "--secret"}
   return (others | singular).get(key) or "--" + key.replace("_", "-")
 
 
-def checked(run: Run) -> Run:
+def check_and_complete(run: Run) -> Run:
   """Returns the run with the zones and runtime version of its slice. Raises a LaunchError for an invalid run."""
-  _types(run)
-  _among("backend", run.backend, BACKENDS)
+  _check_types(run)
+  _check_choice("backend", run.backend, BACKENDS)
   account = _ACCOUNTS.get(run.backend, _ACCOUNTS["qr"])
   for key, (shape, words) in (_SHAPES | {"service_account": account}).items():
     value = getattr(run, key)
     if (value or key in ("name", "module", "owner")) and not re.fullmatch(shape, value, re.ASCII):
-      raise LaunchError(f"{flag(key)}: {_short(value)} is not allowed. Write {words}")
-  _among("capacity", run.capacity, CAPACITIES)
+      raise LaunchError(f"{format_flag(key)}: {_shorten(value)} is not allowed. Write {words}")
+  _check_choice("capacity", run.capacity, CAPACITIES)
   lists = (("zones", run.zones, ZONE, "europe-west4-a"), ("hosts", run.hosts, HOST, "alice@10.0.0.2"))
   for key, values, shape, example in lists:
     for value in values:
       if not re.fullmatch(shape, value, re.ASCII):
-        raise LaunchError(f"{flag(key)}: {_short(value)} is not allowed. Write one such as {example}")
-  _variables(run)
-  _numbers(run)
-  _workdir(run)
-  run = _placed(run)
+        raise LaunchError(f"{format_flag(key)}: {_shorten(value)} is not allowed. Write one such as {example}")
+  _check_variables(run)
+  _check_numbers(run)
+  _check_workdir(run)
+  run = _complete_for_backend(run)
   if run.max_cost and not run.seconds:
     least = run.price * run.chips * run.reserve / 3600
     raise LaunchError(f"--max-cost: {run.max_cost:g}; allowed: more than {least:.2f}, which is reserved for a deletion "
@@ -293,7 +293,7 @@ def checked(run: Run) -> Run:
   return run
 
 
-def _types(run):
+def _check_types(run):
   """Raises a LaunchError for a value of the wrong type. A file that was edited by hand may contain such a value."""
   for field in dataclasses.fields(run):
     value = getattr(run, field.name)
@@ -312,15 +312,15 @@ def _types(run):
     if field.name in ("env", "secrets"):
       fine = isinstance(value, dict) and all(isinstance(each, str) for pair in value.items() for each in pair)
     if not fine:
-      raise LaunchError(f"{flag(field.name)}: {_short(value)} has a wrong type")
+      raise LaunchError(f"{format_flag(field.name)}: {_shorten(value)} has a wrong type")
 
 
-def _variables(run):
+def _check_variables(run):
   for option, values in (("--env", run.env), ("--secret", run.secrets)):
     for key, value in values.items():
       if not re.fullmatch(_VARIABLE, key, re.ASCII):
-        raise LaunchError(f"{option}: {_short(key)} is not the name of a variable. Use letters, digits and _")
-      if not _fine(value):
+        raise LaunchError(f"{option}: {_shorten(key)} is not the name of a variable. Use letters, digits and _")
+      if not _is_valid_text(value):
         raise LaunchError(f"{option}: the value of {key} has a zero byte or no encoding. Remove it")
   for key, value in run.secrets.items():
     if not re.fullmatch(_SECRET, value, re.ASCII):
@@ -331,25 +331,25 @@ def _variables(run):
     if value.startswith("k8s:") != (run.backend == "gke") and not value.startswith("projects/"):
       raise LaunchError(f"--secret: {key}={value}: k8s: is for --backend=gke, file: for the others")
   for word in run.args:
-    if not _fine(word):
-      raise LaunchError(f"{_short(word)} has a zero byte or no encoding. Remove it from the argument")
+    if not _is_valid_text(word):
+      raise LaunchError(f"{_shorten(word)} has a zero byte or no encoding. Remove it from the argument")
   sizes = [len(word.encode(errors="surrogateescape")) for word in run.args]
   if max(sizes, default=0) >= 2**17 or sum(sizes) > 2**20:  # Linux starts none with more in one, or twice in all
     raise LaunchError(f"the arguments of the program have {sum(sizes):,} bytes, one of them {max(sizes):,}; allowed: "
                       "1,048,576 in all, 131,071 in one. Write them into a file, and pass its name")  # fmt: skip
 
 
-def _fine(text):
+def _is_valid_text(text):
   """Returns True if a command line may contain a text. Surrogates for bytes that are not UTF-8 are allowed."""
   return re.fullmatch("[^\0\ud800-\udc7f\udd00-\udfff]*", text) is not None
 
 
-def _numbers(run):
+def _check_numbers(run):
   ranges = {"slices": (1, 256), "processes": (1, 64), "max_hours": (0, YEAR), "max_failures": (1, 100)}
   ranges |= {"max_cost": (0, 1e9), "price": (0, 1e6)}
   for key, (low, high) in ranges.items():
     if not low <= getattr(run, key) <= high:
-      raise LaunchError(f"{flag(key)}: {getattr(run, key)}; allowed: {low} to {high}")
+      raise LaunchError(f"{format_flag(key)}: {getattr(run, key)}; allowed: {low} to {high}")
   if run.capacity == "flex-start" and run.max_hours > FLEX_HOURS:
     raise LaunchError(f"--max-hours: {run.max_hours:g}; flex-start allows {FLEX_HOURS} at most")
   if run.max_cost and not (run.price and run.chips):
@@ -357,10 +357,10 @@ def _numbers(run):
   for field in dataclasses.fields(Limits):
     value = getattr(run.limits, field.name)
     if not isinstance(value, (int, float)) or not 0 < value < 1e8:
-      raise LaunchError(f"limits.{field.name}: {_short(value)}; allowed: seconds above 0")
+      raise LaunchError(f"limits.{field.name}: {_shorten(value)}; allowed: seconds above 0")
 
 
-def _workdir(run):
+def _check_workdir(run):
   if not run.workdir:
     flags = [word.partition("=")[0] for word in run.args]
     if near := difflib.get_close_matches("--workdir", flags, 1, 0.8):
@@ -368,16 +368,16 @@ def _workdir(run):
     raise LaunchError("--workdir: missing. Add it after --, as in `-- vit_jax.train --workdir=gs://BUCKET/runs/a`")
   in_bucket = run.workdir.startswith("gs:")
   if in_bucket and not re.fullmatch(_BUCKET, run.workdir):
-    raise LaunchError(f"--workdir: {_short(run.workdir)} is not a path in a bucket. Write gs://BUCKET/NAME")
+    raise LaunchError(f"--workdir: {_shorten(run.workdir)} is not a path in a bucket. Write gs://BUCKET/NAME")
   if not in_bucket and (run.workdir.startswith("-") or "://" in run.workdir or not run.workdir.isprintable()):
-    raise LaunchError(f"--workdir: {_short(run.workdir)} is not allowed. Write gs://BUCKET/NAME or a directory")
+    raise LaunchError(f"--workdir: {_shorten(run.workdir)} is not allowed. Write gs://BUCKET/NAME or a directory")
   if run.backend in ("qr", "gke") and not in_bucket:
     raise LaunchError(
       f"--workdir: {run.workdir!r} would be deleted with the machines. Write gs://BUCKET/NAME, in the region of --zone"
     )
 
 
-def _placed(run):
+def _complete_for_backend(run):
   """Returns the run with values that follow from its slice. Refuses flags that the backend would ignore."""
   needs = {"qr": ("tpu", "project"), "gke": ("tpu", "image"), "hosts": ("hosts",), "local": ()}[run.backend]
   only = {
@@ -390,15 +390,15 @@ def _placed(run):
   }  # fmt: skip
   for key in needs:
     if not getattr(run, key):
-      raise LaunchError(f"{flag(key)}: missing. --backend={run.backend} requires it")
+      raise LaunchError(f"{format_flag(key)}: missing. --backend={run.backend} requires it")
   default = {field.name: field.default for field in dataclasses.fields(run)}
   for key in sorted({key for keys in only.values() for key in keys} - {*only[run.backend]}):
     if getattr(run, key) != default[key]:
-      raise LaunchError(f"{flag(key)}: --backend={run.backend} does not support it. Remove it")
+      raise LaunchError(f"{format_flag(key)}: --backend={run.backend} does not support it. Remove it")
   if not run.max_hours:
     run = dataclasses.replace(run, max_hours=24.0 if run.backend in ("qr", "gke") else YEAR)
   if run.backend in ("qr", "gke"):
-    slice_ = tpus.find(run.tpu)
+    slice_ = tpus.find_slice(run.tpu)
     run = dataclasses.replace(run, tpu=slice_.name)
   if run.backend == "qr":
     run = dataclasses.replace(
@@ -409,11 +409,11 @@ def _placed(run):
   return run
 
 
-def _among(key, value, allowed):
+def _check_choice(key, value, allowed):
   if value not in allowed:
-    raise LaunchError(f"{flag(key)}: {_short(value)}; allowed: {', '.join(allowed)}")
+    raise LaunchError(f"{format_flag(key)}: {_shorten(value)}; allowed: {', '.join(allowed)}")
 
 
-def _short(value):
+def _shorten(value):
   text = repr(value)
   return text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from launch.errors import Guarded, LaunchError, UnknownError, amount
-from launch.mailbox import ENDED, EXITED, RUNNING, Order, Report
+from launch.errors import GuardedObject, LaunchError, UnknownError, amount
+from launch.mailbox import ENDED, EXITED, RUNNING, Order, WorkerReport
 from launch.spec import Run
 
 # States of the machines of an attempt. ABSENT needs an answer of the cloud that the machines do not exist. An unknown
@@ -27,7 +27,7 @@ STATES = (ABSENT, QUEUED, STARTING, READY, REPAIRING, LOST, FAILED, DONE, DELETI
 
 
 @dataclasses.dataclass(frozen=True)
-class Look:
+class MachineStatus:
   """The machines of an attempt at one time.
 
   Args:
@@ -84,7 +84,7 @@ class Resource:
     return all(getattr(self, key) == getattr(other, key) for key in keys)
 
 
-def resource(name: str, location: str, labels: dict, state: str, detail: str, created: str, kind: str) -> Resource:
+def make_resource(name: str, location: str, labels: dict, state: str, detail: str, created: str, kind: str) -> Resource:
   """Returns a resource with our labels. Users may have changed the labels, so unreadable numbers become 0.
 
   Args:
@@ -113,7 +113,7 @@ class Commands:
   delete: str
 
 
-def owns(run: Run, attempt: int, name: str, labels: Mapping) -> bool:
+def has_labels(run: Run, attempt: int, name: str, labels: Mapping) -> bool:
   """Returns whether an object with the name of an attempt belongs to it, by its labels.
 
   Raises:
@@ -144,7 +144,7 @@ class Engine(Protocol):
     An existing attempt with the labels of this run is accepted, because an earlier answer may have been lost.
     """
 
-  def look(self, attempt: int) -> Look:
+  def look(self, attempt: int) -> MachineStatus:
     """Returns the state of an attempt."""
 
   def delete(self, target: int | Resource) -> None:
@@ -166,10 +166,10 @@ class Engine(Protocol):
     """
 
 
-def engine(run: Run) -> Engine:
+def make_engine(run: Run) -> Engine:
   """Returns the engine of a run's backend. The module of a backend contains its class `Engine`."""
   module = importlib.import_module(f"launch.{'hosts' if run.backend == 'local' else run.backend}")
-  return Guarded(module.Engine(run), run.backend)
+  return GuardedObject(module.Engine(run), run.backend)
 
 
 # Stages of a run. In IDLE no attempt is alive. In DELETING the last attempt is being deleted. OVER is the end.
@@ -287,7 +287,7 @@ class Observation:
   """
 
   now: float
-  look: Look | None
+  look: MachineStatus | None
   reports: Mapping | None = None
   order: Order | None = None
   refusal: LaunchError | None = None
@@ -331,7 +331,7 @@ class Verdict:
   code: int = 0
 
 
-def judge(run: Run, try_: int, reports: Mapping, order: Order | None, waited: float, hangs: int) -> Verdict:
+def judge_try(run: Run, try_: int, reports: Mapping, order: Order | None, waited: float, hangs: int) -> Verdict:
   """Returns the verdict on a try from the reports of its workers.
 
   Args:
@@ -409,7 +409,7 @@ def _judge_silence(run, exits, silent, waited, current):
   )
 
 
-def progress(run: Run, reports: Mapping) -> str:
+def summarise_progress(run: Run, reports: Mapping) -> str:
   """Returns a summary of the workers: how many run, and the step of the slowest one. Returns "" without reports."""
   running = [report for report, _ in reports.values() if report.phase == RUNNING]
   others = [report.phase for report, _ in reports.values() if report.phase != RUNNING]
@@ -421,7 +421,7 @@ def progress(run: Run, reports: Mapping) -> str:
   return ", ".join(words)
 
 
-def first_failure(reports: Mapping) -> Report | None:
+def find_first_failure(reports: Mapping) -> WorkerReport | None:
   """Returns the report of the worker that failed first in any try, or None if no worker failed."""
   failed = [report for report, _ in reports.values() if report.exit not in (None, 0, PEER, TERMINATED)]
   return min(failed, key=lambda report: (report.exit not in FATAL, report.clock)) if failed else None

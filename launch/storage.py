@@ -23,7 +23,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
-from launch.errors import DENIED, LaunchError, UnknownError, boundary, call, guarded
+from launch.errors import DENIED, LaunchError, UnknownError, call, convert_unexpected, guard_function
 
 LARGEST = 2**28 + 1  # bytes of a file that are read
 TRIES, TIMEOUT = 5, 20.0  # tries of a request, and seconds for each
@@ -33,7 +33,7 @@ _PASSING = (408, 429, 500, 502, 503, 504)
 
 
 @dataclasses.dataclass(frozen=True)
-class Item:
+class StoredFile:
   """A file: its bytes, age in seconds, generation, and the service's time of the answer (0 for a local file)."""
 
   content: bytes
@@ -42,12 +42,12 @@ class Item:
   now: float = 0.0
 
 
-def storage(folder: str):
+def open_storage(folder: str):
   """Returns the files below gs://BUCKET/NAME, or below a directory of this machine."""
   return Bucket(folder) if folder.startswith("gs://") else Disk(folder)
 
 
-def regular(path, most: int) -> tuple:
+def read_regular_file(path, most: int) -> tuple:
   """Returns (the first `most` bytes of a regular file, its status). Raises OSError for other files, such as a pipe."""
   number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
   try:
@@ -60,7 +60,7 @@ def regular(path, most: int) -> tuple:
     os.close(number)
 
 
-class Clock:
+class ServiceClock:
   """The time of the service that stores the files, from its last answer and the monotonic clock."""
 
   def __init__(self):
@@ -68,7 +68,7 @@ class Clock:
 
   def show(self, seconds: float) -> None:
     """Records the time of an answer that has just arrived, in seconds since the epoch."""
-    self._offset = seconds - _monotonic()
+    self._offset = seconds - _get_monotonic_time()
 
   @property
   def known(self) -> bool:
@@ -77,16 +77,16 @@ class Clock:
 
   def now(self) -> float:
     """Returns the service's time; this machine's if the service has not shown one."""
-    return time.time() if self._offset is None else self._offset + _monotonic()
+    return time.time() if self._offset is None else self._offset + _get_monotonic_time()
 
 
 @functools.cache
-def _clock(service):
+def _get_clock(service):
   """Returns the clock of a service, which all its users share."""
-  return Clock()
+  return ServiceClock()
 
 
-def _monotonic():
+def _get_monotonic_time():
   """Returns monotonic seconds, which include the time in which the machine is suspended."""
   return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
@@ -99,18 +99,18 @@ class Disk:
 
   def __init__(self, folder: str):
     self._folder, self.tries = pathlib.Path(folder).absolute(), 1
-    self.clock = _clock(str(self._folder))
+    self.clock = _get_clock(str(self._folder))
 
-  def read(self, name: str) -> "Item | None":
+  def read(self, name: str) -> "StoredFile | None":
     """Returns a file, or None if it does not exist."""
-    with _known(self._folder / name):
+    with _convert_errors(self._folder / name):
       try:
-        content, status = regular(self._folder / name, LARGEST)
+        content, status = read_regular_file(self._folder / name, LARGEST)
       except (FileNotFoundError, NotADirectoryError):
         return None
       if not self.clock.known:
         self._ask_time()
-    return Item(content, max(0.0, self.clock.now() - status.st_mtime), status.st_mtime_ns)
+    return StoredFile(content, max(0.0, self.clock.now() - status.st_mtime), status.st_mtime_ns)
 
   def write(self, name: str, content: bytes, generation: "int | None" = None) -> int:
     """Replaces a file, and returns its generation.
@@ -124,7 +124,7 @@ class Disk:
       FileExistsError: the file has another generation.
     """
     path = self._folder / name
-    with _known(path):
+    with _convert_errors(path):
       try:
         path.parent.mkdir(parents=True, exist_ok=True)
       except FileExistsError as error:  # a parent is a file, which is no answer to the condition
@@ -150,13 +150,13 @@ class Disk:
 
   def names(self, prefix: str = "") -> list:
     """Returns the names of all files that start with a prefix, sorted."""
-    with _known(self._folder):
+    with _convert_errors(self._folder):
       found = (str(path.relative_to(self._folder)) for path in self._folder.rglob("*") if path.is_file())
       return sorted(name for name in found if name.startswith(prefix) and not pathlib.Path(name).name.startswith("."))
 
   def delete(self, name: str) -> None:
     """Deletes a file if it exists."""
-    with _known(self._folder / name):
+    with _convert_errors(self._folder / name):
       (self._folder / name).unlink(missing_ok=True)
 
   def _ask_time(self):
@@ -177,8 +177,8 @@ class Disk:
       os.close(number)
 
 
-def _known(path):
-  return boundary(str(path), (FileExistsError,))
+def _convert_errors(path):
+  return convert_unexpected(str(path), (FileExistsError,))
 
 
 class Bucket:
@@ -194,20 +194,20 @@ class Bucket:
     self._server = os.environ.get("STORAGE_EMULATOR_HOST", _SERVER).rstrip("/")
     if "://" not in self._server:
       self._server = f"http://{self._server}"
-    self.clock = _clock(self._server)
+    self.clock = _get_clock(self._server)
     self._token = Token() if self._server == _SERVER else None
 
-  @guarded("the bucket", (FileExistsError,))
-  def read(self, name: str) -> "Item | None":
+  @guard_function("the bucket", (FileExistsError,))
+  def read(self, name: str) -> "StoredFile | None":
     """Returns an object, or None if it does not exist."""
-    answer = self._ask("GET", f"/storage/v1/b/{self._bucket}/o/{_quoted(self._prefix + name)}?alt=media")
+    answer = self._ask("GET", f"/storage/v1/b/{self._bucket}/o/{_quote_name(self._prefix + name)}?alt=media")
     if answer is None:
       return None
     content, headers = answer
-    now, changed = (_seconds(headers.get(key)) for key in ("Date", "Last-Modified"))
-    return Item(content, max(0.0, now - changed), int(headers.get("X-Goog-Generation") or 0), now)
+    now, changed = (_parse_http_time(headers.get(key)) for key in ("Date", "Last-Modified"))
+    return StoredFile(content, max(0.0, now - changed), int(headers.get("X-Goog-Generation") or 0), now)
 
-  @guarded("the bucket", (FileExistsError,))
+  @guard_function("the bucket", (FileExistsError,))
   def write(self, name: str, content: bytes, generation: "int | None" = None) -> int:
     """Replaces an object, and returns its generation. Raises FileExistsError if it does not have the given one."""
     condition = "" if generation is None else f"&ifGenerationMatch={generation}"
@@ -218,42 +218,44 @@ class Bucket:
     body, kind = head.encode() + content + f"\r\n--{mark}--".encode(), f"multipart/related; boundary={mark}"
     path = f"/upload/storage/v1/b/{self._bucket}/o?uploadType=multipart{condition}"
     try:
-      return int(_json(self._ask("POST", path, body, kind))["generation"])
+      return int(_parse_answer(self._ask("POST", path, body, kind))["generation"])
     except FileExistsError:
       # The server may have carried out an earlier try whose answer was lost.
-      answer = self._ask("GET", f"/storage/v1/b/{self._bucket}/o/{_quoted(self._prefix + name)}")
-      found = _json(answer) if answer else {}
+      answer = self._ask("GET", f"/storage/v1/b/{self._bucket}/o/{_quote_name(self._prefix + name)}")
+      found = _parse_answer(answer) if answer else {}
       if found.get("metadata", {}).get("mark") != mark:
         raise
       return int(found["generation"])
 
-  @guarded("the bucket", (FileExistsError,))
+  @guard_function("the bucket", (FileExistsError,))
   def names(self, prefix: str = "") -> list:
     """Returns the names of all objects that start with a prefix, sorted."""
     found, page = [], ""
     while True:
-      query = f"prefix={_quoted(self._prefix + prefix)}&fields=items(name),nextPageToken&pageToken={_quoted(page)}"
+      query = (
+        f"prefix={_quote_name(self._prefix + prefix)}&fields=items(name),nextPageToken&pageToken={_quote_name(page)}"
+      )
       answer = self._ask("GET", f"/storage/v1/b/{self._bucket}/o?{query}")
       if answer is None:
         raise LaunchError(f"gs://{self._bucket}: there is no such bucket. Create it, or correct --workdir")
-      listing = _json(answer)
+      listing = _parse_answer(answer)
       found += [item["name"][len(self._prefix) :] for item in listing.get("items", [])]
       page = listing.get("nextPageToken", "")
       if not page:
         return sorted(found)
 
-  @guarded("the bucket", (FileExistsError,))
+  @guard_function("the bucket", (FileExistsError,))
   def delete(self, name: str) -> None:
     """Deletes an object if it exists."""
-    self._ask("DELETE", f"/storage/v1/b/{self._bucket}/o/{_quoted(self._prefix + name)}")
+    self._ask("DELETE", f"/storage/v1/b/{self._bucket}/o/{_quote_name(self._prefix + name)}")
 
-  @guarded("the bucket", (FileExistsError,))
+  @guard_function("the bucket", (FileExistsError,))
   def location(self) -> str:
     """Returns the region of the bucket in small letters, such as europe-west4 or eu."""
     answer = self._ask("GET", f"/storage/v1/b/{self._bucket}?fields=location")
     if answer is None:
       raise LaunchError(f"gs://{self._bucket}: there is no such bucket. Create it, or correct --workdir")
-    return _json(answer).get("location", "").lower()
+    return _parse_answer(answer).get("location", "").lower()
 
   def _ask(self, method, path, content=None, kind="application/octet-stream"):
     """Returns (body, headers) of an answer, or None for 404. Temporary failures are tried again."""
@@ -265,7 +267,7 @@ class Bucket:
       request = urllib.request.Request(self._server + path, content, headers, method=method)
       try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-          if seconds := _date(answer.headers):
+          if seconds := _parse_date(answer.headers):
             self.clock.show(seconds)
           return answer.read(), answer.headers
       except urllib.error.HTTPError as error:
@@ -326,7 +328,7 @@ class Token:
     self._text, self._until = text, time.monotonic() + 1800
 
 
-def _date(headers):
+def _parse_date(headers):
   """Returns the Date of an answer in seconds since the epoch; 0 if it is missing or unreadable."""
   try:
     return email.utils.parsedate_to_datetime(headers.get("Date") or "").timestamp()
@@ -334,7 +336,7 @@ def _date(headers):
     return 0.0
 
 
-def _json(answer):
+def _parse_answer(answer):
   """Returns the values of an answer. Raises UnknownError for other text, such as the login page of a network."""
   try:
     values = json.loads(answer[0])
@@ -345,10 +347,10 @@ def _json(answer):
   return values
 
 
-def _quoted(name):
+def _quote_name(name):
   return urllib.parse.quote(name, safe="")
 
 
-def _seconds(text):
+def _parse_http_time(text):
   """Returns the time of a header in seconds since the epoch; now if it is missing."""
   return email.utils.parsedate_to_datetime(text).timestamp() if text else time.time()

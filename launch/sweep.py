@@ -43,7 +43,7 @@ PROGRESS = {
 
 
 @dataclasses.dataclass
-class Trial:
+class TrialRun:
   """A trial of the sweep.
 
   Args:
@@ -92,24 +92,24 @@ def sweep(run: Run, args, command: "Callable | None" = None) -> int:
   print(f"{MODULE} lists the trials", flush=True)
   for flags in ((), ("--decide",)):
     trials = list_trials(run, *flags)
-    if not flags and not args.force and not all(_state(trial.run) == DONE for trial in trials):
-      _check(trials[0].run)
+    if not flags and not args.force and not all(_get_state(trial.run) == DONE for trial in trials):
+      _check_trials(trials[0].run)
     try:
-      failed = _work(trials, args, command or _command, retried)
+      failed = _run_trials(trials, args, command or _build_command, retried)
     except KeyboardInterrupt:
-      return _detach(run, trials)
+      return _end_watchers(run, trials)
     billed |= {trial.run.name: trial for trial in trials if trial.billed or trial.ended == DONE}
-  _vit_jax(run, "--collect", "--decide", show=True)
+  _call_sweep(run, "--collect", "--decide", show=True)
   for trial in failed:
     print(f"{trial.run.name}: {trial.ended}. See python -m launch logs {trial.run.name}; --retry starts it again")
   billed = [trial.run for trial in billed.values() if trial.billed]
   for each in billed:
     down = shlex.join(["python", "-m", "launch", "down", each.name, f"--workdir={each.workdir}"])
-    print(f"{each.name} {each.left}; delete it with\n  {down}\nor with the command at the end of {_log(each)}")
+    print(f"{each.name} {each.left}; delete it with\n  {down}\nor with the command at the end of {_open_log(each)}")
   return errors.BILLING if billed else errors.GAVE_UP if failed else errors.DONE
 
 
-def list_trials(run: Run, *flags: str) -> list[Trial]:
+def list_trials(run: Run, *flags: str) -> list[TrialRun]:
   """Returns the trials of a sweep as runs: NAME-t00, … After the selection, also the final trials NAME-f00, …
 
   Args:
@@ -120,7 +120,7 @@ def list_trials(run: Run, *flags: str) -> list[Trial]:
     LaunchError: there is no trial.
   """
   trials, counts = [], {"t": 0, "f": 0}
-  for line in _vit_jax(run, "--render", *flags).splitlines():
+  for line in _call_sweep(run, "--render", *flags).splitlines():
     if not line.startswith("python -m vit_jax."):
       print(line)
       continue
@@ -128,12 +128,12 @@ def list_trials(run: Run, *flags: str) -> list[Trial]:
     if module != "vit_jax.train":
       print(f"this command measures the best setting on the test split:\n  {line}")
       continue
-    workdir = spec.flag_value(words, "--workdir")
+    workdir = spec.find_flag_value(words, "--workdir")
     letter = "f" if workdir.rstrip("/").split("/")[-2] == "final" else "t"
     name = f"{run.name}-{letter}{counts[letter]:02d}"
     counts[letter] += 1
     values = {"name": name, "module": module, "args": tuple(words), "workdir": workdir}
-    trials.append(Trial(spec.checked(dataclasses.replace(run, **values))))
+    trials.append(TrialRun(spec.check_and_complete(dataclasses.replace(run, **values))))
   if not trials:
     raise LaunchError(f"sweep: {MODULE} lists no valid trial. Correct the settings that it reports above")
   return trials
@@ -142,55 +142,55 @@ def list_trials(run: Run, *flags: str) -> list[Trial]:
 def _select_verb(run):
   """Returns the verb of `launch` for a trial: adopt if it is running, down if it is done but not deleted, else run."""
   with contextlib.suppress(UnknownError):
-    last = _last_event(run)
+    last = _read_last_event(run)
     if last.get("event", "end") != "end":
       return "adopt"
     return "down" if _has_machines(last) and _has_result(run) else "run"
   return "run"
 
 
-def _command(run):
+def _build_command(run):
   """Returns the argument list of the process that works on a trial."""
   verb, words = _select_verb(run), [sys.executable, "-m", "launch"]
   if verb != "run":
     return [*words, verb, run.name, f"--workdir={run.workdir}", *["--yes"] * (verb == "down")]
   # A file describes the run, because other users of this machine see the arguments of a command.
-  file = _log(run).with_suffix(".json")
+  file = _open_log(run).with_suffix(".json")
   with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
     opened.write(run.dumps())
   return [*words, "run", run.name, f"--spec={file}", "--force"]
 
 
-def _check(run):
+def _check_trials(run):
   """Raises a LaunchError if a trial would be refused. One trial is checked, because trials differ in few values."""
-  if refused := checks.refusal(checks.check(run)):
+  if refused := checks.get_refusal_code(checks.check_run(run)):
     raise LaunchError("not started, because of the refusals above", refused)
 
 
-def _work(trials, args, command, retried):
+def _run_trials(trials, args, command, retried):
   """Runs trials until each is done or has failed. Returns the failed ones. `retried` trials are not retried again."""
   for trial in trials:
-    trial.ended = _state(trial.run)
+    trial.ended = _get_state(trial.run)
     if trial.ended == OPEN or (trial.ended == FAILED and args.retry and trial.run.name not in retried):
       trial.ended = ""
       retried.add(trial.run.name)
     if trial.ended == FAILED:
       with contextlib.suppress(UnknownError):
-        last = _last_event(trial.run)
+        last = _read_last_event(trial.run)
         trial.billed = _has_machines(last) and not last["state"].get("kept")
   _print_counts(trials)
   while waiting := [trial for trial in trials if not trial.ended]:
     for trial in waiting:
       if trial.process and trial.process.poll() is not None:
-        _settle(trial)
+        _record_result(trial)
       elif not trial.process and time.monotonic() >= trial.ready:
-        _look(trial)
+        _find_watcher(trial)
     watched = sum(bool(trial.process or trial.watcher) for trial in waiting)
     for trial in [each for each in waiting if not each.process and not each.ended and time.monotonic() >= each.ready]:
       if watched < args.parallel:
         progress = PROGRESS[_select_verb(trial.run)]
-        with open(_log(trial.run), "ab") as log:
-          # In its own session, Ctrl-C does not reach the process. `_detach` ends it.
+        with open(_open_log(trial.run), "ab") as log:
+          # In its own session, Ctrl-C does not reach the process. `_end_watchers` ends it.
           trial.process = subprocess.Popen(
             command(trial.run), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
           )
@@ -200,27 +200,27 @@ def _work(trials, args, command, retried):
   return [trial for trial in trials if trial.ended == FAILED]
 
 
-def _look(trial):
+def _find_watcher(trial):
   """Looks for another watcher of a trial, for example of an earlier sweep that was killed. It counts for --parallel."""
   before = trial.watcher
   with contextlib.suppress(UnknownError):
-    trial.watcher = Lease(storage.storage(trial.run.folder), BEATS * trial.run.limits.poll).holder()
+    trial.watcher = Lease(storage.open_storage(trial.run.folder), BEATS * trial.run.limits.poll).holder()
   if trial.watcher:
     trial.ready = time.monotonic() + LOOK
   if trial.watcher and not before:
     print(f"{trial.run.name}: running, and watched by {trial.watcher}", flush=True)
-  if before and not trial.watcher and (state := _state(trial.run)) != OPEN:
+  if before and not trial.watcher and (state := _get_state(trial.run)) != OPEN:
     trial.ended = state
     print(f"{trial.run.name}: {state}", flush=True)
 
 
-def _settle(trial):
+def _record_result(trial):
   """Records and prints the result of a trial after the end of its process."""
   code, trial.process = trial.process.returncode, None
-  state = _state(trial.run)
+  state = _get_state(trial.run)
   if state == OPEN:
     with contextlib.suppress(UnknownError):
-      refused = code in (errors.USAGE, errors.BUG, errors.GAVE_UP) and not _last_event(trial.run)
+      refused = code in (errors.USAGE, errors.BUG, errors.GAVE_UP) and not _read_last_event(trial.run)
       if refused or code == errors.BILLING:  # refused before the first event, or machines are left
         state = FAILED
   if state == OPEN:
@@ -228,19 +228,19 @@ def _settle(trial):
     print(f"{trial.run.name}: the watcher ended with {code}; next try in {PAUSE:.0f} s", flush=True)
     return
   trial.ended, trial.billed = state, code == errors.BILLING
-  last = _log(trial.run).read_text(errors="replace").strip().splitlines()[-1:]
+  last = _open_log(trial.run).read_text(errors="replace").strip().splitlines()[-1:]
   why = f" with {code}: {last[0] if last else 'no output'}" if state == FAILED else ""
   print(f"{trial.run.name}: {state}{why}", flush=True)
 
 
-def _state(run):
+def _get_state(run):
   """Returns DONE, FAILED or OPEN.
 
   A run is DONE if its workdir has a result and its machines are deleted. It is FAILED if its event log ends with an
   exit code after which it does not continue.
   """
   with contextlib.suppress(UnknownError):
-    last = _last_event(run)
+    last = _read_last_event(run)
     if _has_result(run):
       return OPEN if _has_machines(last) else DONE
     if last.get("event") == "end" and last.get("code") not in (errors.DONE, *TEMPORARY):
@@ -249,7 +249,7 @@ def _state(run):
 
 
 def _has_result(run):
-  return storage.storage(run.workdir).read("result.json") is not None
+  return storage.open_storage(run.workdir).read("result.json") is not None
 
 
 def _has_machines(last):
@@ -260,13 +260,13 @@ def _has_machines(last):
   return isinstance(state, dict) and bool(state.get("unverified"))
 
 
-def _last_event(run):
+def _read_last_event(run):
   """Returns the last event in the directory of a run, or {}. Raises UnknownError if the directory does not answer."""
-  item = storage.storage(run.folder).read(event_log.COPY)
-  return (event_log.parsed(item.content) or [{}])[-1] if item else {}
+  item = storage.open_storage(run.folder).read(event_log.COPY)
+  return (event_log.parse_events(item.content) or [{}])[-1] if item else {}
 
 
-def _detach(run, trials):
+def _end_watchers(run, trials):
   """Ends the watchers after Ctrl-C, and prints which runs continue."""
   going = [trial for trial in trials if trial.process]
   for trial in going:
@@ -289,14 +289,14 @@ def _print_counts(trials):
   print(", ".join(f"{count} {state}" for state, count in counts.items() if count), flush=True)
 
 
-def _log(run):
+def _open_log(run):
   """Returns the file for the output of the process that watches a run."""
-  folder = event_log.folder()
+  folder = event_log.get_log_directory()
   folder.mkdir(parents=True, exist_ok=True)
   return folder / f"{run.name}.sweep.log"
 
 
-def _vit_jax(run, *flags, show=False):
+def _call_sweep(run, *flags, show=False):
   """Returns the output of `vit_jax.sweep`. Raises a LaunchError with its last line if it fails."""
   words = [sys.executable, "-m", MODULE, *run.args, *flags]
   result = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)

@@ -36,7 +36,7 @@ class Generation:
   gke: tuple[str, str]
 
 
-def _double(first, last):
+def _list_doublings(first, last):
   return tuple(first * 2**i for i in range((last // first).bit_length()))
 
 
@@ -48,20 +48,20 @@ GENERATIONS = {
     ("tpu-v2-device", "tpu-v2-slice"),
   ),
   "v3": Generation(
-    "v3", 2, 2, 2, (4, *_double(16, 1024)), _UBUNTU, ("europe-west4-a", "us-central1-a", "us-central1-b"),
+    "v3", 2, 2, 2, (4, *_list_doublings(16, 1024)), _UBUNTU, ("europe-west4-a", "us-central1-a", "us-central1-b"),
     ("tpu-v3-device", "tpu-v3-slice"),
   ),
-  "v4": Generation("v4", 2, 1, 3, _double(4, 2048), _UBUNTU, ("us-central2-b",), ("tpu-v4-podslice",) * 2),
+  "v4": Generation("v4", 2, 1, 3, _list_doublings(4, 2048), _UBUNTU, ("us-central2-b",), ("tpu-v4-podslice",) * 2),
   "v5e": Generation(
-    "v5litepod", 1, 1, 2, (1, *_double(4, 256)), "v2-alpha-tpuv5-lite",
+    "v5litepod", 1, 1, 2, (1, *_list_doublings(4, 256)), "v2-alpha-tpuv5-lite",
     ("us-central1-a", "us-south1-a", "us-west1-c", "us-west4-a", "europe-west4-b"), ("tpu-v5-lite-podslice",) * 2,
   ),
   "v5p": Generation(
-    "v5p", 2, 1, 3, _double(4, 4096), "v2-alpha-tpuv5", ("us-central1-a", "us-east5-a", "europe-west4-b"),
+    "v5p", 2, 1, 3, _list_doublings(4, 4096), "v2-alpha-tpuv5", ("us-central1-a", "us-east5-a", "europe-west4-b"),
     ("tpu-v5p-slice",) * 2,
   ),
   "v6e": Generation(
-    "v6e", 1, 1, 2, (1, *_double(4, 256)), "v2-alpha-tpuv6e",
+    "v6e", 1, 1, 2, (1, *_list_doublings(4, 256)), "v2-alpha-tpuv6e",
     ("us-central1-b", "us-east1-d", "us-east5-a", "us-east5-b", "europe-west4-a", "asia-northeast1-b"),
     ("tpu-v6e-slice",) * 2,
   ),
@@ -119,20 +119,20 @@ class Slice:
     return f"{self.generation}-{self.chips * self.kind.cores}"
 
 
-def slices() -> dict[str, Slice]:
+def list_slices() -> dict[str, Slice]:
   """Returns all slices by their names."""
   every = (Slice(name, chips) for name, kind in GENERATIONS.items() for chips in kind.chips)
   return {slice_.name: slice_ for slice_ in every}
 
 
-def named(rented: str) -> str:
+def normalise_name(rented: str) -> str:
   """Returns the name of a slice from gcloud's name. An unknown name is returned as it is."""
-  return next((slice_.name for slice_ in slices().values() if slice_.rented == rented), rented)
+  return next((slice_.name for slice_ in list_slices().values() if slice_.rented == rented), rented)
 
 
-def find(text: str) -> Slice:
+def find_slice(text: str) -> Slice:
   """Returns the slice of a name such as v3-32, v5e-16 or v5litepod-16. Raises LaunchError for any other name."""
-  names = slices()
+  names = list_slices()
   name = re.sub("^v5litepod", "v5e", text)
   if name in names:
     return names[name]

@@ -6,25 +6,25 @@ import statistics
 import time
 
 from launch import bundle, decisions, errors, mailbox, removal, states
-from launch.errors import LaunchError, UnknownError, say, utc
+from launch.errors import LaunchError, UnknownError, format_utc, print_line
 from launch.event_log import EventLog
-from launch.mailbox import Held, Lease
+from launch.mailbox import Lease, LeaseHeldError
 from launch.spec import Run
 from launch.states import IDLE, OVER, WATCHING, Observation, State
-from launch.states import engine as engine_of
-from launch.storage import storage
+from launch.states import make_engine as engine_of
+from launch.storage import open_storage
 
 BEATS = 6.0  # polls in the duration of the lease
 NEWS = 60.0  # seconds between two lines about the same subject
 TAIL = 40  # lines of a log that are printed after a failure
 
 
-def lease_of(run: Run) -> Lease:
+def make_lease(run: Run) -> Lease:
   """Returns the lease of a run, which is not taken yet."""
-  return Lease(storage(run.folder), BEATS * run.limits.poll)
+  return Lease(open_storage(run.folder), BEATS * run.limits.poll)
 
 
-class Watch:
+class Watcher:
   """The watcher of a run, as a context that holds the lease of the run."""
 
   def __init__(self, run: Run, event_log: EventLog, engine_: states.Engine | None = None, force: bool = False):
@@ -36,10 +36,10 @@ class Watch:
       engine_: by default the engine of the run's backend.
       force: take the lease although another watcher seems to hold it.
     """
-    self._run, self._event_log, self._storage = run, event_log, storage(run.folder)
+    self._run, self._event_log, self._storage = run, event_log, open_storage(run.folder)
     self.engine = engine_ or engine_of(run)
     self.state = State()
-    self._lease = lease_of(run)
+    self._lease = make_lease(run)
     self._code = event_log.code
     self._force = force
     self._reported = {}  # {subject: time.monotonic() of its last line, or its text}
@@ -53,14 +53,14 @@ class Watch:
     self._event_log.take_over()
     self.state = self._event_log.state
     self._check_own_clock()
-    self._intended = set(self._event_log.remaining())
+    self._intended = set(self._event_log.list_remaining())
     return self
 
   def __exit__(self, *_):
     try:
       self._lease.give_back(tries=1 if self.interrupted else None)
     except (UnknownError, LaunchError) as error:
-      say(f"the lease could not be released, and expires in {BEATS * self._run.limits.poll:.0f} s: {error}")
+      print_line(f"the lease could not be released, and expires in {BEATS * self._run.limits.poll:.0f} s: {error}")
 
   def _now(self):
     """Returns the service's time."""
@@ -83,8 +83,8 @@ class Watch:
 
   def _delete_earlier_attempts(self, before):
     """Deletes machines that were kept, or that had no confirmed deletion. Raises LaunchError if that fails."""
-    if attempts := self._event_log.remaining():
-      say(f"{self._names(attempts)}: deleting the machines of the earlier run first")
+    if attempts := self._event_log.list_remaining():
+      print_line(f"{self._names(attempts)}: deleting the machines of the earlier run first")
     if left := removal.delete(self.engine, self._run, attempts, self._event_log, self._wait, self._renew):
       text = f"{self._names(left)} could not be deleted, and no other attempt is created"
       state = dataclasses.replace(before, end=(errors.BILLING, text), unverified=tuple(left), kept=False)
@@ -102,7 +102,7 @@ class Watch:
     self.state = State(**kept, try_=try_, stage=WATCHING, since=self._now(), look_since=self._now(), unverified=others)
     self._event_log.append("resumed", self.state)
 
-  def to_end(self) -> int:
+  def watch_to_end(self) -> int:
     """Watches until the run is over, and returns its exit code. Raises LaunchError if the run is not confirmed."""
     if self._event_log.unconfirmed:
       raise LaunchError(
@@ -130,7 +130,7 @@ class Watch:
     """Observes and acts once. Returns True if an action was necessary."""
     if self._event_log.settle():
       self._delete_late_machines()
-    if self.state.stage == IDLE and not self.state.end and (seconds := self._event_log.settling()):
+    if self.state.stage == IDLE and not self.state.end and (seconds := self._event_log.get_settling_seconds()):
       self._report("late", f"{self._run.name}: the next attempt waits at most {seconds:.0f} s for an earlier request, "
                            "which may still take effect")  # fmt: skip
       return False
@@ -139,7 +139,7 @@ class Watch:
     try:
       for action in actions:
         state = self._act(action, state)
-    except Held:
+    except LeaseHeldError:
       raise
     except (UnknownError, LaunchError) as error:
       if isinstance(error, LaunchError) and not self._intended:  # no machine was requested yet, and none can be
@@ -163,9 +163,9 @@ class Watch:
     for location, why in troubles.items():
       self._report("strays", f"{location} did not report machines that appeared late: {why}")
     for resource in found:
-      say(f"{resource.name} appeared late in {resource.location}, and is deleted")
+      print_line(f"{resource.name} appeared late in {resource.location}, and is deleted")
     for resource in removal.delete(self.engine, self._run, found, None, self._wait, self._renew):
-      say(removal.advise(self.engine, self._run, resource))
+      print_line(removal.advise(self.engine, self._run, resource))
       if not alive and not self.state.end:
         text = f"{resource.name} could not be deleted, and no other attempt is created"
         self.state = dataclasses.replace(self.state, end=(errors.BILLING, text))
@@ -210,7 +210,7 @@ class Watch:
       except (UnknownError, LaunchError) as error:  # the next looks show the result
         self._report("delete", f"{self._run.attempt(state.attempt)} could not be deleted: {error}")
     elif action.verb == "order":
-      files.give(action.order)
+      files.write_order(action.order)
     return state
 
   def _create(self, state, files):
@@ -229,7 +229,7 @@ class Watch:
     self._intended.add(attempt)
     self._renew()  # a watcher that took the lease meanwhile has not read the intent
     if first:
-      say(f"{run.attempt(attempt)}: requesting machines in {location}")
+      print_line(f"{run.attempt(attempt)}: requesting machines in {location}")
     unanswered = None
     try:
       self.engine.create(attempt, int(state.expires))
@@ -239,7 +239,7 @@ class Watch:
       unanswered = error
     try:
       self._lease.renew()
-    except Held as error:  # this laptop may have slept
+    except LeaseHeldError as error:  # this laptop may have slept
       self._undo(attempt, unanswered, error)
       raise
     if unanswered:
@@ -252,27 +252,27 @@ class Watch:
   def _undo(self, attempt, unanswered, held):
     """Deletes machines that were created after another watcher took over, unless that watcher knows them."""
     self._event_log.read()
-    if self._refusal or (self._event_log.open and attempt in self._event_log.remaining()):
+    if self._refusal or (self._event_log.open and attempt in self._event_log.list_remaining()):
       return
-    say(f"{self._run.attempt(attempt)} was requested after another process ended the run, and is deleted")
+    print_line(f"{self._run.attempt(attempt)} was requested after another process ended the run, and is deleted")
     if removal.delete(self.engine, self._run, [attempt]) or unanswered:
       advice = removal.advise(self.engine, self._run, attempt)
-      raise Held(held.holder, f" now, and {advice}", errors.BILLING)
+      raise LeaseHeldError(held.holder, f" now, and {advice}", errors.BILLING)
 
   def _package_date(self):
     """Returns the time of the first run with this code, which selects the packages of all its attempts."""
     times = (event["time"] for event in self._event_log.events if event.get("sha") == self._code)
-    return utc(next(times, self._now()))
+    return format_utc(next(times, self._now()))
 
   def _record(self, note):
     """Prints and records a note."""
     name = self._run.attempt(self.state.attempt)
     if note.tail:
-      say("\n".join(f"    {line}" for line in note.tail.splitlines()[-TAIL:]))
+      print_line("\n".join(f"    {line}" for line in note.tail.splitlines()[-TAIL:]))
     if note.text:
-      say(f"{name}: {note.text}")
+      print_line(f"{name}: {note.text}")
     if note.event == "again":
-      say(f"{name}: try {self.state.try_} on the same machines")
+      print_line(f"{name}: try {self.state.try_} on the same machines")
     self._event_log.append(note.event, self.state, text=note.text)
 
   def close(self) -> int:
@@ -282,24 +282,24 @@ class Watch:
     remaining = [attempt for attempt in state.unverified if self._may_exist(attempt)]
     clean = removal.delete_strays(self.engine, self._run, self._event_log, remaining, self._wait, self._renew)
     self._event_log.append("end", state, code=code, text=text)
-    say(f"{self._run.name}: {text}")
+    print_line(f"{self._run.name}: {text}")
     for attempt in remaining:
       kept = state.kept and attempt == state.attempt
       clean = clean and kept
       fate = f"is kept{' and continues to be billed' * self._run.billed}" if kept else ""
       advice = removal.advise(self.engine, self._run, attempt, fate)
-      say(f"{advice}\nor with\n  python -m launch down {self._run.name}")
+      print_line(f"{advice}\nor with\n  python -m launch down {self._run.name}")
     return code if clean else errors.BILLING
 
   def _may_exist(self, attempt):
     """Returns True if an unverified attempt may still exist. Otherwise records its deletion."""
     try:
-      if removal.exists(self.engine, self._run, attempt, self._wait):
+      if removal.attempt_exists(self.engine, self._run, attempt, self._wait):
         return True
       self._event_log.append("deleted", self.state, attempt=attempt)
       return False
     except (UnknownError, LaunchError) as error:
-      say(f"{self._run.attempt(attempt)}: {error}")
+      print_line(f"{self._run.attempt(attempt)}: {error}")
       return True
 
   def _renew(self):
@@ -337,13 +337,13 @@ class Watch:
     text = f"{name}: {look.state}" + (f", {look.detail}" if look.detail else "")
     if self._reported.get("state") != text:
       self._reported["state"] = text
-      say(text)
-    text = states.progress(self._run, observation.reports or {})
+      print_line(text)
+    text = states.summarise_progress(self._run, observation.reports or {})
     summary = text.partition(", step ")[0]  # a new step alone is printed once a minute
     if text and (self._reported.get("progress") != summary or self._is_due("news")):
       hint = f" (output: python -m launch logs {self._run.name} -f)" * ("progress" not in self._reported)
       self._reported |= {"news": time.monotonic(), "progress": summary}
-      say(f"{name}: {text}{hint}")
+      print_line(f"{name}: {text}{hint}")
 
   def _is_due(self, subject):
     return time.monotonic() - self._reported.get(subject, -NEWS) >= NEWS
@@ -352,9 +352,9 @@ class Watch:
     """Reports a problem, at most once a minute per subject."""
     if self._is_due(subject):
       self._reported[subject] = time.monotonic()
-      say(text)
+      print_line(text)
 
   def _warn_once(self, subject, text):
     if subject not in self._warned:
       self._warned.add(subject)
-      say(text)
+      print_line(text)

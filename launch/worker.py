@@ -19,7 +19,7 @@ import time
 
 from launch import errors, executor, machine, mailbox, program, service, spec, storage
 from launch.errors import LaunchError, UnknownError
-from launch.program import Log
+from launch.program import WorkerLog
 
 PATIENCE = 600.0  # seconds for which requests to a directory that does not answer are repeated
 
@@ -30,18 +30,18 @@ def main(words: "list | None" = None) -> int:
   Args:
     words: command-line arguments. Defaults to those of this process.
   """
-  options = _parser().parse_args(words)
+  options = _make_parser().parse_args(words)
   try:
     return {"run": run, "start": start, "stop": stop, "look": look}[options.verb](options)
   except (LaunchError, UnknownError) as error:
     print(f"launch.worker: {error}", file=sys.stderr)
     return error.code if isinstance(error, LaunchError) else errors.UNKNOWN
   except OSError as error:  # the host has run out of disk space, processes or files, which may be temporary
-    print(f"launch.worker: {_explain(error)}", file=sys.stderr)
+    print(f"launch.worker: {_explain_error(error)}", file=sys.stderr)
     return errors.UNKNOWN
 
 
-def _parser():
+def _make_parser():
   parser = argparse.ArgumentParser("python3 -m launch.worker", description=__doc__, allow_abbrev=False)
   parser.add_argument("verb", nargs="?", default="run", choices=("run", "start", "stop", "look"))
   parser.add_argument("--folder", default="", help="directory of the run: gs://BUCKET/runs/a/launch")
@@ -60,7 +60,7 @@ def _parser():
   parser.add_argument("--proof", default="", help="digest that the run and its code must have")
   parser.add_argument("--name", default="", help="name of the run; default: that of the attempt")
   path = lambda text: pathlib.Path(text).absolute()  # noqa: E731
-  parser.add_argument("--home", type=path, default=service.default_home(), help="directory for code and services")
+  parser.add_argument("--home", type=path, default=service.get_default_home(), help="directory for code and services")
   parser.add_argument(
     "--grace", type=float, default=spec.Limits().grace, help="seconds that a program may take to stop"
   )
@@ -68,10 +68,10 @@ def _parser():
   return parser
 
 
-def _mailbox(options):
+def _open_mailbox(options):
   if not options.folder:
     raise LaunchError("--folder: missing. Use the workdir of the run followed by /launch")
-  return mailbox.Mailbox(storage.storage(options.folder), options.attempt)
+  return mailbox.Mailbox(storage.open_storage(options.folder), options.attempt)
 
 
 def _read_attempt(options, asked=()):
@@ -82,7 +82,7 @@ def _read_attempt(options, asked=()):
       raise error
     time.sleep(min(2.0, options.patience / 10))
 
-  return executor.retry(_mailbox(options).attempt, options.patience, pause)
+  return executor.retry_request(_open_mailbox(options).attempt, options.patience, pause)
 
 
 # The commands.
@@ -130,10 +130,10 @@ def stop(options: argparse.Namespace) -> int:
     UnknownError: a service does not end.
   """
   name = options.name or _read_attempt(options).run.name
-  mark, found = options.mark or (spec.digest(options.folder) if options.folder else ""), []
+  mark, found = options.mark or (spec.compute_label(options.folder) if options.folder else ""), []
   for each in service.find_services(options.home, name, options.attempt, options.engine, options.worker):
     folder = (each.about or {}).get("folder")
-    if folder and mark and spec.digest(folder) != mark:
+    if folder and mark and spec.compute_label(folder) != mark:
       print(f"{each.name} is in use for {folder}, and is not stopped", flush=True)
     else:
       found.append(each)
@@ -170,7 +170,7 @@ def run(options: argparse.Namespace) -> int:
   asked = []
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda got, _: asked.append(got))
-  files, name = _mailbox(options), options.name or _read_attempt(options).run.name
+  files, name = _open_mailbox(options), options.name or _read_attempt(options).run.name
   own = service.Service(service.name_service(name, options.attempt, options.engine, options.worker), options.home)
   if not own.lock():
     raise LaunchError(
@@ -186,13 +186,13 @@ def run(options: argparse.Namespace) -> int:
     if options.proof not in ("", attempt.proof):
       raise LaunchError(f"{options.folder}: the run or its code changed after the start. Start the run again")
     number = machine.find_worker(attempt.run, options.attempt, options.worker, options.slice)
-    log = Log(own.folder / "log")
-    try_ = max(first, _last_try(files, number, own, attempt.run.limits.beat) + 1)
+    log = WorkerLog(own.folder / "log")
+    try_ = max(first, _find_last_try(files, number, own, attempt.run.limits.beat) + 1)
   except (LaunchError, UnknownError, OSError) as error:
-    error = LaunchError(_explain(error)) if isinstance(error, OSError) else error
+    error = LaunchError(_explain_error(error)) if isinstance(error, OSError) else error
     _report_end(files, options, str(error))
     raise error from None
-  report = mailbox.Report(number, try_, host=socket.gethostname())
+  report = mailbox.WorkerReport(number, try_, host=socket.gethostname())
   with contextlib.closing(executor.Reporter(files, report, attempt.run.limits.beat, log)) as reporter:
     made = executor.Executor(attempt, number, options.engine, own, reporter, log, asked)
     code = made.execute(first, try_)
@@ -200,7 +200,7 @@ def run(options: argparse.Namespace) -> int:
   return code
 
 
-def _last_try(files, number, own, beat):
+def _find_last_try(files, number, own, beat):
   """Returns the number of the last try that an earlier process of this worker started, or 0.
 
   This try is not started again.
@@ -209,7 +209,7 @@ def _last_try(files, number, own, beat):
   with contextlib.suppress(OSError, ValueError):
     last = int((own.folder / "tries").read_text())
   try:
-    found = executor.retry(lambda: files.seen(number), 4 * beat, lambda _: time.sleep(min(2.0, 0.4 * beat)))
+    found = executor.retry_request(lambda: files.seen(number), 4 * beat, lambda _: time.sleep(min(2.0, 0.4 * beat)))
   except UnknownError:  # without a valid report, the file on this machine decides
     return last
   if found and (found[0].phase in (mailbox.RUNNING, mailbox.EXITED) or found[0].exit is not None):
@@ -220,14 +220,14 @@ def _last_try(files, number, own, beat):
 def _report_end(files, options, detail):
   """Reports why a worker cannot start, if it knows its number."""
   if options.worker is not None:
-    report = mailbox.Report(options.worker, phase=mailbox.ENDED, detail=detail, host=socket.gethostname())
+    report = mailbox.WorkerReport(options.worker, phase=mailbox.ENDED, detail=detail, host=socket.gethostname())
     try:
       files.report(dataclasses.replace(report, clock=time.time()))
     except (LaunchError, UnknownError) as error:
       print(f"launch.worker: {error}", file=sys.stderr)
 
 
-def _explain(error):
+def _explain_error(error):
   return ": ".join(filter(None, (str(error.filename or ""), error.strerror or str(error))))
 
 

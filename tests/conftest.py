@@ -144,10 +144,10 @@ def bucket_server():
 @pytest.fixture
 def bucket(bucket_server, request):
   """A path in its bucket that no other test has."""
-  from vit_jax import paths
+  from vit_jax.storage import paths
 
   name = "".join(letter if letter.isalnum() else "_" for letter in request.node.name)
-  return paths.path(f"gs://bkt/{name}")
+  return paths.resolve_path(f"gs://bkt/{name}")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -11,17 +11,20 @@ import sys
 import jax
 import jax.numpy as jnp
 
-from vit_jax import checkpoints, config, mesh, runtime
+from vit_jax import checkpoints, config, runtime
+from vit_jax.parallel import sharding
 
 
 def main(workdir: pathlib.Path) -> None:
   """Saves, damages, restores."""
   runtime.start()
-  grid = mesh.make(config.Mesh(data=1, fsdp=-1), jax.devices())
+  grid = sharding.make_mesh(config.Mesh(data=1, fsdp=-1), jax.devices())
   # Values that do not compress: process 0 would keep them among its own files.
-  values = jax.jit(lambda: jnp.sin(jnp.arange(2**14)).reshape(64, 256), out_shardings=mesh.batch(grid))()
+  values = jax.jit(
+    lambda: jnp.sin(jnp.arange(2**14)).reshape(64, 256), out_shardings=sharding.make_batch_sharding(grid)
+  )()
   shape = jax.ShapeDtypeStruct(values.shape, values.dtype, sharding=values.sharding)
-  store = checkpoints.Checkpoints(workdir, mesh.replicated(grid), keep=3)
+  store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid), keep=3)
   for step in (1, 2, 3):
     store.save(step, {"values": values}, {"step": step})
   store.close()
@@ -31,7 +34,7 @@ def main(workdir: pathlib.Path) -> None:
     (workdir / "checkpoints/3/about/metadata").write_text("")
     for file in (workdir / "checkpoints/2/state").glob(f"ocdbt.process_{jax.process_index()}/d/*"):
       file.write_bytes(b"")
-  store = checkpoints.Checkpoints(workdir, mesh.replicated(grid), read_only=True)
+  store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid), read_only=True)
   print(f"restored {store.restore({'values': shape})[1]}", flush=True)
 
 

@@ -78,5 +78,5 @@ FORMS = {"tars": (tars, "tars"), "paths": (manifest, "manifest"), "inline": (inl
 
 
 def opened(name, path, split="train", **args):
-  with schema.at("config.data"):
+  with schema.enter_key("config.data"):
     return catalog.open_split(schema.Choice(name, {"path": str(path)} | args), split)

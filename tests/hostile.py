@@ -31,8 +31,8 @@ def good(name: str = "timm") -> dict[str, np.ndarray]:
   """Tensors of a small ViT as a code names them."""
   if name not in GOOD:
     described = Description(Choice("ViT-S/8", SIZES | ({"gelu": "erf", "eps": 1e-12} if name == "hf" else {})), 32, 3)
-    arrays = {path: np.full(shape, 0.1, np.float32) for path, shape in layout.shapes(described).items()}
-    GOOD[name] = importers.export(arrays, described, name)
+    arrays = {path: np.full(shape, 0.1, np.float32) for path, shape in layout.compute_shapes(described).items()}
+    GOOD[name] = importers.export_tensors(arrays, described, name)
   return GOOD[name]
 
 

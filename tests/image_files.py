@@ -52,12 +52,15 @@ def tagged(image, orientation, form="JPEG", **options):
 
 def decoded(data, exif=False):
   """The pixels of a file of any size."""
-  return decoding.decode(data, decoding.check(data, 2**30, 2**30, exif))
+  return decoding.decode(data, decoding.check_image(data, 2**30, 2**30, exif))
 
 
 def boxes(data, count=60, exif=False):
   """Yields (box, its pixels or None if refused) for random boxes, of which the first decodes the whole file."""
-  image, draw = decoding.Picture(data, decoding.check(data, 2**30, 2**30, exif)), np.random.default_rng(len(data))
+  image, draw = (
+    decoding.LazyImage(data, decoding.check_image(data, 2**30, 2**30, exif)),
+    np.random.default_rng(len(data)),
+  )
   for _ in range(count):
     sides = image.shape[:2]
     (top, bottom), (left, right) = (sorted(draw.choice(side + 1, 2, replace=False)) for side in sides)

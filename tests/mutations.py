@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 
 import ml_collections
 
-from vit_jax import build, config, flags, schema
+from vit_jax import config, schema
+from vit_jax.config import flags
 from vit_jax.data import catalog
+from vit_jax.training import build
 
 # Values of every kind as flags have them, for every key.
 VALUES = (
@@ -81,7 +83,7 @@ def mutation(draw: random.Random, known: dict[str, object]) -> tuple[str, object
 def apply(edited: ml_collections.ConfigDict, key: str, value) -> None:
   """Changes a config as a flag does, or for what is no text as a file of Python can."""
   if isinstance(value, str):
-    flags.edit(edited, key, value)
+    flags.set_value(edited, key, value)
     return
   *parents, last = key.split(".")
   for name in parents:
@@ -101,7 +103,7 @@ def opener() -> Callable:
 
   def open_split(choice, split):
     # One that cannot be opened is asked each time.
-    key = json.dumps(schema.plain(schema.arguments(choice, catalog.READERS[choice.name])))
+    key = json.dumps(schema.to_plain(schema.select_arguments(choice, catalog.READERS[choice.name])))
     if (choice.name, key, split) not in opened:
       opened[choice.name, key, split] = catalog.open_split(choice, split)
     return opened[choice.name, key, split]
@@ -118,7 +120,7 @@ DEPENDENT = {
 
 def says_where(error: schema.ConfigError, changed: list[str]) -> bool:
   """Whether an error begins with a changed key, a group that it is in or a part of it; or names the whole key."""
-  said, keys = str(error), [schema.errors.readable(key) for key in changed]
+  said, keys = str(error), [schema.errors.make_printable(key) for key in changed]
   # Of a long key the beginning is shown, and no key has parts with numbers.
   start = re.match(r"(?:(?:--)?config\b)?\.?(.*?)(?:\.\.\. \(.*|\[\d.*)?: ", said, re.DOTALL)
   place = start[1] if start else "nowhere"
@@ -142,6 +144,6 @@ def wrong(error: BaseException, changed: list[str]) -> str | None:
   return None
 
 
-def built(edited: ml_collections.ConfigDict, devices, open_split: Callable) -> build.Parts:
+def built(edited: ml_collections.ConfigDict, devices, open_split: Callable) -> build.Experiment:
   """The run of an edited config, built without compiling anything."""
   return build.build(build.complete(config.resolve(edited)), devices, open_split)

@@ -6,7 +6,7 @@ import optax
 
 from vit_jax import optim, trees
 from vit_jax.models import parameters
-from vit_jax.schema import Choice, at, bind, lookup
+from vit_jax.schema import Choice, bind, enter_key, lookup
 
 STEPS = 5
 
@@ -15,9 +15,11 @@ def make(params, total=10, statistics=frozenset(), **args):
   """Transformation and schedule for a config, durations being plain steps."""
   args = {"name": "adamw", "lr": 1e-2, "schedule": Choice("constant")} | args
   above = parameters.layers_above(parameters.ORDER, trees.flatten(params))
-  with at("config.optim"):
+  with enter_key("config.optim"):
     choice = bound(args.pop("name"), args)
-    return optim.create(choice, params, total, lambda duration: duration.steps(1, 1, total), statistics, above)
+    return optim.create_optimizer(
+      choice, params, total, lambda duration: duration.steps(1, 1, total), statistics, above
+    )
 
 
 def bound(name, args):

@@ -7,9 +7,11 @@ import jax
 
 from tests import runs
 from tests.image_files import image
-from vit_jax import config, identity, mesh
+from vit_jax import config
+from vit_jax.checkpoints import provenance
 from vit_jax.data import sources
 from vit_jax.data.readers.folder import folder
+from vit_jax.parallel import sharding
 
 
 def write(path):
@@ -23,10 +25,10 @@ def write(path):
 
 def source(path, **changes):
   """Returns the training split of the folder."""
-  return dataclasses.replace(folder("folder", sources.Row(folder), "train", path=str(path)), **changes)
+  return dataclasses.replace(folder("folder", sources.DatasetRow(folder), "train", path=str(path)), **changes)
 
 
 def described(made, devices=8):
   """Returns what a checkpoint contains, as it is read."""
-  grid = mesh.make(config.Mesh(), jax.devices()[:devices])
-  return json.loads(json.dumps(identity.of(runs.run(), made, grid)))
+  grid = sharding.make_mesh(config.Mesh(), jax.devices()[:devices])
+  return json.loads(json.dumps(provenance.describe_provenance(runs.run(), made, grid)))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vit_jax import metrics
+from vit_jax.evals import metrics
 
 
 def drawn(seed, images, classes, present, most=None):

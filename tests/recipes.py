@@ -5,8 +5,10 @@ import jax
 import numpy as np
 
 from tests import runs
-from vit_jax import build, config, flags, schema
+from vit_jax import config, schema
+from vit_jax.config import flags
 from vit_jax.data import catalog, sources
+from vit_jax.training import build
 
 CONFIGS = runs.ROOT / "configs"
 NAMES = sorted(file.relative_to(CONFIGS).with_suffix("").as_posix() for file in CONFIGS.rglob("*.py"))
@@ -30,12 +32,12 @@ def path(name):
 
 def module(name):
   """The Python module of a shipped config."""
-  return flags.module(path(name))[0]
+  return flags.load_module(path(name))[0]
 
 
 def load(name, **changes):
   """A shipped config as its file and flags make it, before it is resolved; changes name keys with __ for dots."""
-  return flags.load(path(name), {key.replace("__", "."): str(value) for key, value in changes.items()})
+  return flags.load_config(path(name), {key.replace("__", "."): str(value) for key, value in changes.items()})
 
 
 def run(name, **changes):
@@ -64,7 +66,7 @@ def needed(name: str, values: dict[str, str]) -> dict[str, str]:
 
 def known(name, **changes):
   """Parts of a recipe on 8 devices, with nothing but the catalog's facts for data."""
-  return build.build(run(name, **changes), jax.devices(), catalog.known_split)
+  return build.build(run(name, **changes), jax.devices(), catalog.open_known_split)
 
 
 def narrow(name):
@@ -74,7 +76,7 @@ def narrow(name):
   small = {"model.width": "16", "model.heads": "2", "model.hidden": "16", "model.scan": "true"}
   small["init.from"] = "weights.npz"  # which a recipe may ask for, and nothing reads here
   for key, text in (SHRUNK | small | {"data.image_size": side, "optim.warmup": "0"}).items():
-    flags.edit(edited, key, text)
+    flags.set_value(edited, key, text)
   for part, key, value in (
     (edited.model, "pre_logits", 16),
     (edited.data.get("test_crop", {}), "resize", 36),

@@ -10,8 +10,10 @@ import sys
 
 import jax
 
-from vit_jax import build, config, flags
-from vit_jax.corpora.builders import prepare
+from vit_jax import config
+from vit_jax.config import flags
+from vit_jax.corpora.builders import prepare_dataset
+from vit_jax.training import build
 
 ROOT = pathlib.Path(__file__).parent.parent
 SMALL = {
@@ -30,7 +32,7 @@ IMAGENET = {
 def run(file="configs/digits.py", small=SMALL, **changes) -> config.Run:
   """The shipped digits recipe, shrunk; changes name keys with __ for dots."""
   overrides = small | {k.replace("__", "."): str(v) for k, v in changes.items()}
-  return build.complete(config.resolve(flags.load(str(ROOT / file), overrides)))
+  return build.complete(config.resolve(flags.load_config(str(ROOT / file), overrides)))
 
 
 def imagenet(**changes) -> config.Run:
@@ -38,9 +40,9 @@ def imagenet(**changes) -> config.Run:
   return run("configs/vit_s16_i1k.py", IMAGENET, **changes)
 
 
-def parts(devices=8, **changes) -> build.Parts:
+def parts(devices=8, **changes) -> build.Experiment:
   """The shrunk run on so many of the fake devices."""
-  prepare("digits")
+  prepare_dataset("digits")
   return build.build(run(**changes), jax.devices()[:devices])
 
 
@@ -86,7 +88,7 @@ def changed(run: config.Run, **fields) -> config.Run:
   return dataclasses.replace(run, **fields)
 
 
-def dying(parts: build.Parts, step: int) -> build.Parts:
+def dying(parts: build.Experiment, step: int) -> build.Experiment:
   """A run that ends with InterruptedError at a step, between two saves."""
 
   def die(params, poll):

@@ -17,7 +17,7 @@ def main(commands: list[list[str]]) -> int:
   for verb, *words in commands:
     sys.argv = [verb, *words]
     try:
-      cli.main(importlib.import_module(f"vit_jax.{verb}").main)
+      cli.run_verb(importlib.import_module(f"vit_jax.{verb}").main)
       code = 0
     except SystemExit as end:
       code = end.code or 0

@@ -21,7 +21,7 @@ def described(classes=len(CLASSES), size=32, **arguments) -> Description:
 def arrays(description) -> dict[str, np.ndarray]:
   """Parameters large enough that classes differ by more than rounding."""
   draw = np.random.default_rng(0)
-  shapes = layout.shapes(description)
+  shapes = layout.compute_shapes(description)
   return {path: draw.normal(0, 0.3, shape).astype(np.float32) for path, shape in shapes.items()}
 
 
@@ -29,7 +29,7 @@ def file(folder: pathlib.Path, description=None, **beside) -> pathlib.Path:
   """A file of timm's layout, and the config.json beside it, where anything is `beside`."""
   description = description or described()
   path = folder / "model.safetensors"
-  safetensors.numpy.save_file(importers.export(arrays(description), description, "timm"), path)
+  safetensors.numpy.save_file(importers.export_tensors(arrays(description), description, "timm"), path)
   if beside:
     (folder / "config.json").write_text(json.dumps(beside))
   return path

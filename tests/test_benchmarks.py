@@ -31,7 +31,7 @@ def ended(monkeypatch, capsys, name, *words):
   module = importlib.import_module(f"benchmarks.{name}")
   monkeypatch.setattr("sys.argv", [name, *words])
   with pytest.raises(SystemExit) as end:
-    cli.main(module.main)
+    cli.run_verb(module.main)
   return end.value.code, capsys.readouterr().err
 
 
@@ -89,7 +89,7 @@ def test_d1_a_missing_profiler_is_named_with_its_extra_before_anything_is_measur
 
 def test_d1_a_program_is_found_beside_this_python_without_an_active_environment(monkeypatch):
   monkeypatch.setenv("PATH", "/nowhere")
-  assert children.program("pytest", "test").endswith("/pytest")
+  assert children.find_program("pytest", "test").endswith("/pytest")
 
 
 def test_a_missing_module_is_named_with_its_extra():
@@ -109,9 +109,11 @@ def test_benchmarks_that_write_with_tensorflow_name_the_command_that_installs_it
 
 @pytest.mark.heavy
 def test_a_child_that_fails_ends_the_benchmark_with_its_last_line():
-  assert children.output([sys.executable, "-c", "print(1)"]) == "1\n"
+  assert children.read_output([sys.executable, "-c", "print(1)"]) == "1\n"
   with pytest.raises(runtime.Stop, match=r"no such thing \(exit code 3\)") as stop:
-    children.output([sys.executable, "-c", "import sys; print('error: no such thing', file=sys.stderr); sys.exit(3)"])
+    children.read_output(
+      [sys.executable, "-c", "import sys; print('error: no such thing', file=sys.stderr); sys.exit(3)"]
+    )
   assert stop.value.code == 3
 
 
@@ -133,12 +135,12 @@ def test_d2_the_gpu_benchmark_takes_a_step_of_ours():
   import numpy as np
 
   from benchmarks import gpu_step, sides
-  from vit_jax import build
   from vit_jax.data import catalog
+  from vit_jax.training import build
 
-  run = gpu_step.run("Ti/16", "xla", 2)
+  run = gpu_step.make_run("Ti/16", "xla", 2)
   run = runs.changed(run, model=Choice(run.model.name, {**run.model.args, "depth": 1, "width": 32, "heads": 1}))
-  parts = build.build(run, jax.devices()[:1], catalog.known_split)
+  parts = build.build(run, jax.devices()[:1], catalog.open_known_split)
   images = np.zeros((2, sides.SIDE, sides.SIDE, 3), np.uint8)
-  side = gpu_step.ours(parts, images, np.zeros(2, np.int64))
+  side = gpu_step.prepare_ours(parts, images, np.zeros(2, np.int64))
   assert np.isclose(side.steps(1), np.log(sides.CLASSES))  # the head starts at zero

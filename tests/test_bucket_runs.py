@@ -6,14 +6,17 @@ import pathlib
 
 import jax
 import pytest
+from tests.test_disk import SAME, large
 
 from tests import runs
 from tests.checkpoints.test_store import grid, same, shapes_of
-from tests.test_disk import SAME, large
-from vit_jax import checkpoints, files, loop, mesh, writer
+from vit_jax import checkpoints
 from vit_jax.checkpoints import reading
 from vit_jax.checkpoints import store as store_module
+from vit_jax.parallel import sharding
 from vit_jax.schema import ConfigError
+from vit_jax.storage import files
+from vit_jax.training import loop, writer
 
 pytestmark = pytest.mark.heavy
 RATES = ("images_per_second", "images_per_second_per_chip", "data_wait", "mfu")  # which no two runs share
@@ -100,7 +103,7 @@ def saved(bucket):
   """(bucket, states by step): three checkpoints."""
   g = grid(1)
   states = {step: large(step, g) for step in (1, 2, 3)}
-  store = checkpoints.Checkpoints(bucket, mesh.replicated(g), keep=3)
+  store = checkpoints.Checkpoints(bucket, sharding.make_replicated_sharding(g), keep=3)
   for step, state in states.items():
     store.save(step, state, {"step": step})
   store.close()
@@ -108,7 +111,7 @@ def saved(bucket):
 
 
 def restored(workdir, state, **options):
-  store = checkpoints.Checkpoints(workdir, mesh.replicated(grid(1)), keep=3, **options)
+  store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid(1)), keep=3, **options)
   try:
     return store.restore(shapes_of(state))
   finally:
@@ -125,14 +128,14 @@ def test_a_damaged_checkpoint_in_a_bucket_is_replaced_by_the_previous_one(saved)
   assert same(state, states[2])
   assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["1", "2", "3.unreadable"]
   assert {path.name for path in (workdir / "checkpoints/3.unreadable").iterdir()} == before
-  assert checkpoints.about(workdir) == {"step": 2}
+  assert checkpoints.read_description(workdir) == {"step": 2}
 
 
 def test_a_save_that_was_killed_is_no_checkpoint(saved):
   workdir, states = saved
   (workdir / "checkpoints/3/commit_success.txt").unlink()
-  assert checkpoints.about(workdir) == {"step": 2}
-  assert checkpoints.exist(workdir)
+  assert checkpoints.read_description(workdir) == {"step": 2}
+  assert checkpoints.has_checkpoint(workdir)
   arrays, about = checkpoints.read_weights(workdir)
   assert about == {"step": 2}
   assert {path: array.tobytes() for path, array in arrays.items()} == {
@@ -146,7 +149,7 @@ def test_what_killed_saves_left_is_gone_before_anybody_lists_it(bucket, bucket_s
   for name in ("4/state/d/1", "4/about/metadata", "8/state/manifest.ocdbt"):
     (bucket / "checkpoints" / name).write_text("half")
   with bucket_server.troubled(latency=0.05):
-    store = checkpoints.Checkpoints(bucket, mesh.replicated(grid(1)))
+    store = checkpoints.Checkpoints(bucket, sharding.make_replicated_sharding(grid(1)))
     assert not (bucket / "checkpoints").exists()
   assert store.steps() == []
   store.close()
@@ -154,7 +157,7 @@ def test_what_killed_saves_left_is_gone_before_anybody_lists_it(bucket, bucket_s
 
 def test_a_bucket_that_refuses_to_be_read_damages_no_checkpoint(saved, bucket_server):
   workdir, states = saved
-  store = checkpoints.Checkpoints(workdir, mesh.replicated(grid(1)), keep=3)
+  store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid(1)), keep=3)
   with bucket_server.troubled(refused=True), pytest.raises(PermissionError):
     store.restore(shapes_of(states[3]))
   store.close()
@@ -163,7 +166,7 @@ def test_a_bucket_that_refuses_to_be_read_damages_no_checkpoint(saved, bucket_se
 
 def test_a_save_that_the_bucket_refuses_names_the_last_whole_one(saved, bucket_server):
   workdir, states = saved
-  store = checkpoints.Checkpoints(workdir, mesh.replicated(grid(1)), keep=3)
+  store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid(1)), keep=3)
   with bucket_server.troubled(refused=True), pytest.raises(PermissionError, match="could not be saved") as error:
     store.save(4, large(4, grid(1)), {})
     store.wait()
@@ -178,16 +181,16 @@ def test_a1_an_unreadable_save_in_a_bucket_removes_no_checkpoint(saved, monkeypa
   workdir, states = saved
   check = store_module.check_readable
   monkeypatch.setattr(store_module, "check_readable", lambda folder: ((folder / gone).unlink(), check(folder)))
-  store = checkpoints.Checkpoints(workdir, mesh.replicated(grid(1)), keep=1)
+  store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid(1)), keep=1)
   with pytest.raises(OSError, match=r"cannot be read back.*The last complete checkpoint is step 3"):
     store.save(4, large(4, grid(1)), {})
   with contextlib.suppress(OSError):
     store.close()
-  assert reading.whole_steps(workdir) == [1, 2, 3]
+  assert reading.list_steps(workdir) == [1, 2, 3]
   assert same(restored(workdir, states[3])[0], states[3])
 
 
 def test_a1_a_bucket_name_unfit_for_checkpoints_is_refused_at_the_start(bucket):
   with pytest.raises(ConfigError, match="cannot be saved under a name with '\\['"):
-    checkpoints.Checkpoints(bucket / "a[1", mesh.replicated(grid(1)))
+    checkpoints.Checkpoints(bucket / "a[1", sharding.make_replicated_sharding(grid(1)))
   assert not bucket.exists()

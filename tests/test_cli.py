@@ -20,7 +20,7 @@ from vit_jax.schema import ConfigError, Fraction, aliases
 def parser():
   parser = cli.Parser("train", "Trains.")
   parser.add_argument("--config", required=True)
-  parser.add_argument("--workdir", required=True, type=cli.directory)
+  parser.add_argument("--workdir", required=True, type=cli.parse_directory)
   parser.add_argument("--profile", type=int, default=0)
   return parser
 
@@ -139,7 +139,7 @@ def test_a_name_of_another_framework_is_answered_with_the_verbs_own_flag():
 
 
 def test_a_number_of_a_flag_is_what_the_schema_takes(parser):
-  parser.add_argument("--share", type=cli.number(Fraction))
+  parser.add_argument("--share", type=cli.make_number_parser(Fraction))
   words = ["--config=a", "--workdir=b"]
   assert parser.parse([*words, "--share=0.25"]).share == 0.25
   for text, says in (("2", "--share: 2.* out of range"), ("much", "--share: .*much")):
@@ -178,7 +178,7 @@ def raising(error):
 )
 def test_exit_codes(error, code, says, capsys):
   with pytest.raises(SystemExit) as ended:
-    cli.main(raising(error))
+    cli.run_verb(raising(error))
   assert ended.value.code == code
   assert says in capsys.readouterr().err
 
@@ -196,18 +196,20 @@ def test_g_without_memory_or_threads_a_program_ends_at_once(error, says, monkeyp
 
   monkeypatch.setattr(os, "_exit", leave)
   with pytest.raises(SystemExit, match="at once with 2"):
-    cli.main(raising(error))
+    cli.run_verb(raising(error))
   assert capsys.readouterr().err.startswith(says)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), jax.errors.JaxRuntimeError("INTERNAL")])
 def test_a_bug_keeps_its_traceback(error):
   with pytest.raises(type(error)):
-    cli.main(raising(error))
+    cli.run_verb(raising(error))
 
 
 def test_a_table_has_shares_losses_and_counts_and_intervals(capsys):
-  cli.table({"top1": 0.5, "loss": 1.23456, "images": 1437, "train_seconds": 3.0, "seed": 0}, {"top1": (0.4, 0.6)})
+  cli.format_figures(
+    {"top1": 0.5, "loss": 1.23456, "images": 1437, "train_seconds": 3.0, "seed": 0}, {"top1": (0.4, 0.6)}
+  )
   lines = capsys.readouterr().out.splitlines()
   assert [line.split() for line in lines[1:]] == [
     ["top1", "50.00%", "95", "%", "[40.00%,", "60.00%]"],
@@ -218,7 +220,7 @@ def test_a_table_has_shares_losses_and_counts_and_intervals(capsys):
 
 def test_a_workdir_that_is_no_unicode_is_refused():
   with pytest.raises(argparse.ArgumentTypeError, match=r"'runs/caf\\udce9' is not valid Unicode"):
-    cli.directory("runs/caf\udce9")
+    cli.parse_directory("runs/caf\udce9")
 
 
 # A config of another command, or a flag of another program, is answered with what to use.

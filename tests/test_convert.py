@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from tests import runs
-from vit_jax import checkpoints, convert, evaluate, importers, loop, train
-from vit_jax.corpora.builders import prepare
+from vit_jax import checkpoints, convert, evaluate, importers, train
+from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.importers import containers, layout
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError
+from vit_jax.training import loop
 
 SMALL = {"width": 64, "depth": 2, "heads": 2, "hidden": 96}
 VIT = Description(Choice("ViT-S/8", SMALL), 32, 3)
@@ -21,8 +22,8 @@ VIT = Description(Choice("ViT-S/8", SMALL), 32, 3)
 def written(path, name="vit_jax", description=VIT, seed=0):
   """A file of random weights, and these by our paths."""
   rng = np.random.default_rng(seed)
-  arrays = {p: rng.standard_normal(shape).astype(np.float32) for p, shape in layout.shapes(description).items()}
-  containers.write(path, importers.export(arrays, description, name), description.to_json())
+  arrays = {p: rng.standard_normal(shape).astype(np.float32) for p, shape in layout.compute_shapes(description).items()}
+  containers.write(path, importers.export_tensors(arrays, description, name), description.to_json())
   return arrays
 
 
@@ -62,7 +63,7 @@ def test_there_and_back_is_the_same_file(tmp_path, name):
   assert all(np.array_equal(first[key], end[key]) for key in first)
   # The header of .safetensors keeps what tensors do not say.
   described = importers.load(tmp_path / "b.safetensors")[0]
-  assert layout.shapes(described) == layout.shapes(VIT)
+  assert layout.compute_shapes(described) == layout.compute_shapes(VIT)
   assert described.arguments()["gelu"] == "tanh"
 
 
@@ -118,7 +119,7 @@ def test_inspection_says_what_a_user_needs(tmp_path):
   assert rows["size"] == "width 64, depth 2, heads 2, hidden 96"
   assert rows["resolution"] == "32 px, 3 channels"
   assert rows["config"].startswith("--config.model.name=ViT-")
-  assert int(rows["parameters"].replace(",", "")) == sum(np.prod(s) for s in layout.shapes(VIT).values())
+  assert int(rows["parameters"].replace(",", "")) == sum(np.prod(s) for s in layout.compute_shapes(VIT).values())
 
 
 def test_e6_an_inspection_has_the_flops_of_a_forward_pass_and_the_rule_for_positions(tmp_path):
@@ -143,7 +144,7 @@ def test_the_flags_of_an_inspection_make_the_model(tmp_path):
   from vit_jax.schema import Text
 
   again = Description(Choice(name, {k: Text(v) for k, v in arguments.items()}), 64, 3)
-  assert layout.shapes(again) == layout.shapes(described)
+  assert layout.compute_shapes(again) == layout.compute_shapes(described)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +285,7 @@ def test_a_run_starts_from_another_runs_workdir_and_its_average(tmp_path):
   ],
 )
 def test_weights_that_do_not_fit_are_refused_before_anything_is_written(tmp_path, start, flags, says, monkeypatch):
-  prepare("digits")
+  prepare_dataset("digits")
   monkeypatch.chdir(runs.ROOT)
   words = [*runs.words(tmp_path / "w", **{k.replace(".", "__"): v for k, v in RUN.items()})]
   words += [flag.format(start[0]) for flag in flags]
@@ -296,12 +297,12 @@ def test_weights_that_do_not_fit_are_refused_before_anything_is_written(tmp_path
 
 def test_heads_of_the_wanted_model_are_those_of_the_file_only_for_the_same_width(tmp_path):
   arrays = written(tmp_path / "a.safetensors", "timm")  # 2 heads, where 1 would be guessed
-  containers.write(tmp_path / "bare.npz", importers.export(arrays, VIT, "timm"), {})
-  fitted, _ = importers.fitted(str(tmp_path / "bare.npz"), VIT)
+  containers.write(tmp_path / "bare.npz", importers.export_tensors(arrays, VIT, "timm"), {})
+  fitted, _ = importers.load_fitted(str(tmp_path / "bare.npz"), VIT)
   assert all(np.array_equal(fitted[path], arrays[path]) for path in arrays)
   wider = VIT.replaced(model=Choice("ViT-S/8", SMALL | {"width": 128, "heads": 16}))
   with pytest.raises(ConfigError, match=r"contains ViT-[^(]*width=64(?!.*heads=16.*this model)"):
-    importers.fitted(str(tmp_path / "bare.npz"), wider)
+    importers.load_fitted(str(tmp_path / "bare.npz"), wider)
 
 
 @pytest.mark.heavy
@@ -316,7 +317,7 @@ def test_heads_of_the_wanted_model_are_those_of_the_file_only_for_the_same_width
   ],
 )
 def test_evaluate_says_what_it_needs(flags, says, monkeypatch):
-  prepare("digits")
+  prepare_dataset("digits")
   monkeypatch.chdir(runs.ROOT)
   monkeypatch.setattr("sys.argv", ["evaluate", *flags])
   with pytest.raises(ConfigError, match=re.escape(says)):

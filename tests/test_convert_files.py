@@ -38,7 +38,7 @@ _MEETING = """
 import contextlib, pathlib, sys, time
 from vit_jax import cli, convert, files
 ready, target, source = map(pathlib.Path, sys.argv[1:])
-replacing = files.replacing
+replacing = files.atomic_write
 
 @contextlib.contextmanager
 def meeting(path, before=None):
@@ -48,9 +48,9 @@ def meeting(path, before=None):
     while before and len(list(ready.parent.glob("ready-*"))) < 2:
       time.sleep(0.01)
 
-files.replacing = meeting
+files.atomic_write = meeting
 sys.argv = ["convert", str(source), str(target), "--layout=hf"]
-cli.main(convert.main)
+cli.run_verb(convert.main)
 """
 
 

@@ -12,11 +12,13 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score, confusion_m
 
 import vit_jax
 from tests import runs, small_weights
-from vit_jax import build, config, evaluate, flags, loop
-from vit_jax.corpora.builders import prepare
+from vit_jax import config, evaluate
+from vit_jax.config import flags
+from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.data import augment, catalog, loader, pseudo_labels, stream
 from vit_jax.inference import stored
-from vit_jax.schema import Choice, ConfigError, arguments
+from vit_jax.schema import Choice, ConfigError, select_arguments
+from vit_jax.training import build, loop
 
 pytestmark = pytest.mark.heavy
 
@@ -32,13 +34,13 @@ def test_a_mistake_is_one_line_and_exits_with_2(tmp_path, flags, says):
 
 
 def test_a_run_without_checkpoint_is_refused(tmp_path):
-  prepare("digits")
+  prepare_dataset("digits")
   (tmp_path / "config.json").write_text(config.dumps(runs.run()))
   assert "no checkpoint yet" in runs.finish(runs.command("evaluate", f"--workdir={tmp_path}"), 2)
 
 
 def test_a_split_that_is_not_there_is_refused(tmp_path):
-  prepare("digits")
+  prepare_dataset("digits")
   (tmp_path / "config.json").write_text(config.dumps(runs.run()))
   message = runs.finish(runs.command("evaluate", f"--workdir={tmp_path}", "--split=tset"), 2)
   assert "Did you mean 'test'" in message
@@ -48,10 +50,10 @@ def test_a_split_that_is_not_there_is_refused(tmp_path):
 def test_another_split_is_measured_once_and_alone():
   val, test = (Choice("accuracy", {"split": split, "batch": 8}) for split in ("val", "test"))
   shots = Choice("fewshot", {"train": "train"})
-  assert evaluate.chosen({"shots": shots, "val": val, "test": test}, "train", False) == {
+  assert evaluate.select_evaluations({"shots": shots, "val": val, "test": test}, "train", False) == {
     "test": Choice("accuracy", {"split": "train", "batch": 8})
   }
-  assert evaluate.chosen({"shots": shots, "val": val}, None, True) == {
+  assert evaluate.select_evaluations({"shots": shots, "val": val}, None, True) == {
     "shots": shots,
     "val": Choice("accuracy", {"split": "val", "batch": 8, "logits": True}),
   }
@@ -59,7 +61,7 @@ def test_another_split_is_measured_once_and_alone():
 
 def test_a_run_without_classes_is_measured_by_what_it_has_on_another_split_too():
   masked, shots = Choice("masked", {"split": "test", "batch": None}), Choice("fewshot", {"train": "train"})
-  assert evaluate.chosen({"shots": shots, "test": masked}, "train", False) == {
+  assert evaluate.select_evaluations({"shots": shots, "test": masked}, "train", False) == {
     "test": Choice("masked", {"split": "train", "batch": None})
   }
 
@@ -145,26 +147,26 @@ def test_weights_are_measured_with_a_recipe_that_asks_for_weights(trained):
 
 
 def test_g_weights_with_reordered_classes_are_matched_by_name(tmp_path):
-  prepare("digits")
+  prepare_dataset("digits")
   names = [str(i) for i in reversed(range(10))]
   path = small_weights.file(tmp_path, small_weights.described(10, gelu="erf"), label_names=names)
   overrides = {"init.from": str(path), "init.head": "keep", "data.image_size": "32", "model.name": "ViT-S/8"}
   sizes = {"width": 64, "depth": 2, "heads": 2, "hidden": 96}
   overrides |= {f"model.{key}": str(value) for key, value in sizes.items()}
-  run = build.complete(config.resolve(flags.load("configs/finetune.py:digits", overrides)))
+  run = build.complete(config.resolve(flags.load_config("configs/finetune.py:digits", overrides)))
   parts = build.build(run, jax.devices()[:1], training=False)
-  params = evaluate.imported(parts, False).params
+  params = evaluate.import_weights(parts, False).params
   stored = small_weights.arrays(small_weights.described(10, gelu="erf"))
   for key in ("head/kernel", "head/bias"):
     np.testing.assert_array_equal(params[key], stored[key][..., ::-1])  # the order of the data is "0" to "9"
   np.testing.assert_array_equal(params["norm/scale"], stored["norm/scale"])
   (tmp_path / "config.json").write_text(json.dumps({"label_names": [*names[1:], "ten"]}))
   with pytest.raises(ConfigError, match=r"--weights: .*classes of the weights are at other positions .*\('8'"):
-    evaluate.imported(parts, False)
+    evaluate.import_weights(parts, False)
 
 
 def test_a_config_that_normalises_otherwise_than_published_weights_is_named(tmp_path, caplog):
-  run = build.complete(config.resolve(flags.load("configs/digits.py", {"data.path": str(tmp_path)})))
+  run = build.complete(config.resolve(flags.load_config("configs/digits.py", {"data.path": str(tmp_path)})))
   said = {"mean": list(run.data.args["mean"]), "std": [0.1, 0.2, 0.3]}
   evaluate.warn_of_normalisation(str(small_weights.file(tmp_path, pretrained_cfg=said)), run)
   (record,) = caplog.records
@@ -180,11 +182,11 @@ def test_a_config_that_normalises_otherwise_than_published_weights_is_named(tmp_
 def test_a_run_at_another_size_is_the_model_of_that_size_with_resampled_positions(trained, tmp_path, size):
   words = [f"--workdir={trained}", f"--image-size={size}", "--split=test[:16]", "--logits"]
   runs.finish(runs.command("evaluate", *words, f"--write-predictions={tmp_path / 'p.npz'}"))
-  data = stored.at_size(stored.run_of(trained).data, size)
-  examples = stream.eval_examples(catalog.open_split(data, "test[:16]"), **arguments(data, stream.eval_examples))
-  with contextlib.closing(loader.batches(examples, 16, range(16), **arguments(data, loader.batches))) as batches:
+  data = stored.resize_preprocessing(stored.load_run(trained).data, size)
+  examples = stream.eval_examples(catalog.open_split(data, "test[:16]"), **select_arguments(data, stream.eval_examples))
+  with contextlib.closing(loader.batches(examples, 16, range(16), **select_arguments(data, loader.batches))) as batches:
     images = next(batches)["image"]
-  normalised = augment.normalise(images, **arguments(data, augment.normalise))
+  normalised = augment.normalise(images, **select_arguments(data, augment.normalise))
   for name, ema in (("p.npz", False), ("p-ema.npz", True)):
     model = vit_jax.load(trained, ema, size)
     expected = model.logits(model.params, normalised)
@@ -214,7 +216,7 @@ def test_labels_are_those_of_the_average_for_the_split_of_the_data_that_flags_na
   in_process(evaluate.main, command)
   plan = pseudo_labels.read_plan(folder)
   assert (plan.data["name"], plan.split, plan.records, plan.kept) == ("digits", "test[:50]", 50, 5)
-  best, _ = pseudo_labels.kept(folder, plan, None, 5)
+  best, _ = pseudo_labels.read_labels(folder, plan, None, 5)
   names = [f"--write-predictions={tmp_path / 'p.npz'}", "--split=test[:50]"]
   in_process(evaluate.main, ["evaluate", f"--workdir={trained}", *names])
   averaged = np.load(tmp_path / "p-ema.npz")

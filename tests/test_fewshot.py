@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from tests import runs
-from vit_jax import config, fewshot, flags, loop
+from vit_jax import config, fewshot
+from vit_jax.config import flags
+from vit_jax.training import loop
 
 pytestmark = pytest.mark.heavy
 
@@ -64,7 +66,7 @@ def test_a_measurement_that_takes_too_long_ends_by_the_limit_that_it_names(tmp_p
 
 @pytest.mark.parametrize("kind", ["knn", "linear", "dense"])
 def test_every_dataset_of_a_kind_of_probe_resolves(kind):
-  module, _ = flags.module(str(runs.ROOT / "configs/probes.py"))
+  module, _ = flags.load_module(str(runs.ROOT / "configs/probes.py"))
   for name in module.DENSE if kind == "dense" else module.SETS:
     found = config.resolve(module.get_config(f"{kind},{name}"), config.Measurement)
     assert [choice.name for choice in found.evals.values()] == ["dense" if kind == "dense" else "fewshot"]
@@ -102,11 +104,11 @@ def test_probes_of_a_whole_split_are_printed_with_their_images(tmp_path):
 
 def test_numbers_in_names_of_probes_count_as_numbers():
   names = ["knn10", "knn100", "knn2", "knn", "a10b2", "a10b10", "10"]
-  assert sorted(names, key=fewshot.in_numbers) == ["10", "a10b2", "a10b10", "knn", "knn2", "knn10", "knn100"]
+  assert sorted(names, key=fewshot.numeric_sort_key) == ["10", "a10b2", "a10b10", "knn", "knn2", "knn10", "knn100"]
 
 
 def test_every_dataset_of_the_recipe_resolves():
-  module, _ = flags.module(str(runs.ROOT / "configs/fewshot.py"))
+  module, _ = flags.load_module(str(runs.ROOT / "configs/fewshot.py"))
   for name in (*module.SETS, "suite"):
     found = config.resolve(module.get_config(name), config.Measurement)
     assert all(choice.name == "fewshot" for choice in found.evals.values())

@@ -13,9 +13,11 @@ import jax
 import pytest
 
 from tests import runs
-from vit_jax import build, config, evals, flags, models, schema, tasks
+from vit_jax import config, evals, models, schema, tasks
+from vit_jax.config import flags
 from vit_jax.data import catalog, sources
 from vit_jax.importers import surgery
+from vit_jax.training import build
 
 # Functions use their parameters.
 
@@ -58,7 +60,7 @@ def unused(function) -> set[str]:
   nodes = [node for statement in definition.body for node in ast.walk(statement)]
   kind, name = (ast.Attribute, "attr") if isinstance(function, type) else (ast.Name, "id")
   read = {getattr(node, name) for node in nodes if isinstance(node, kind) and isinstance(node.ctx, ast.Load)}
-  return set(schema.keywords(function)) - read
+  return set(schema.read_keywords(function)) - read
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -114,7 +116,7 @@ class Recorded(collections.abc.Mapping):
 
 def narrow(file):
   """A shipped config with a few thousand parameters, for one device."""
-  edited = flags.load(str(file))
+  edited = flags.load_config(str(file))
   side = "28" if edited.model.name.endswith("/14") else "32"
   small = {"model.width": "16", "model.heads": "2", "model.hidden": "16", "model.depth": "1", "data.image_size": side}
   small |= {
@@ -127,7 +129,7 @@ def narrow(file):
   }
   small |= {"data.path": "photos"} if edited.data.name == "folder" else {}
   for key, text in small.items():
-    flags.edit(edited, key, text)
+    flags.set_value(edited, key, text)
   for part, key, value in (
     (edited.model, "pre_logits", 16),
     (edited.data.get("test_crop", {}), "resize", 36),
@@ -144,7 +146,7 @@ def recorded(choice):
 
 def pictures(choice, split):
   """In the place of the data, which are not here; says that the reader got its keys."""
-  keys = schema.arguments(choice, catalog.READERS[choice.name])
+  keys = schema.select_arguments(choice, catalog.READERS[choice.name])
   names = tuple(map(str, range(catalog.CATALOG[choice.name].classes or 3)))
   segments = catalog.CATALOG[choice.name].segments
   masks = segments and sources.Masks(tuple(segments.values), None)

@@ -69,7 +69,7 @@ def test_the_gradient_is_the_error_of_the_prediction(name):
 
 @pytest.mark.parametrize(("amount", "classes"), [(0.1, 10), (0.0, 5), (0.3, 2)])
 def test_smoothing_gives_timms_on_and_off_values(amount, classes):
-  smoothed = np.asarray(losses.smooth(losses.one_hot(jnp.array([0, classes - 1]), classes), amount))
+  smoothed = np.asarray(losses.smooth_labels(losses.one_hot(jnp.array([0, classes - 1]), classes), amount))
   off, on = amount / classes, 1 - amount + amount / classes
   np.testing.assert_allclose(smoothed[0], [on] + [off] * (classes - 1), rtol=1e-6)
   np.testing.assert_allclose(smoothed[1], [off] * (classes - 1) + [on], rtol=1e-6)
@@ -80,7 +80,7 @@ def test_one_hot_of_a_label_outside_is_a_row_of_zeros_and_stays_so():
   hot = losses.one_hot(jnp.array([2, -1, 3], jnp.int32), 3)
   assert hot.dtype == jnp.float32
   np.testing.assert_array_equal(hot, [[0, 0, 1], [0, 0, 0], [0, 0, 0]])
-  np.testing.assert_array_equal(losses.smooth(hot, 0.1)[1:], 0)
+  np.testing.assert_array_equal(losses.smooth_labels(hot, 0.1)[1:], 0)
 
 
 def test_one_hot_of_several_labels_marks_each_once():
@@ -88,9 +88,9 @@ def test_one_hot_of_several_labels_marks_each_once():
   hot = losses.one_hot(jnp.asarray(rows), 4)
   assert hot.dtype == jnp.float32
   np.testing.assert_array_equal(hot, [[v in row for v in range(4)] for row in rows.tolist()])
-  shared = losses.shared(hot)
+  shared = losses.normalise_rows(hot)
   np.testing.assert_allclose(shared, [[0.5, 0, 0.5, 0], [0, 1, 0, 0], [0] * 4, [0.25] * 4], rtol=1e-6)
-  np.testing.assert_array_equal(losses.shared(hot[1:2]), hot[1:2])
+  np.testing.assert_array_equal(losses.normalise_rows(hot[1:2]), hot[1:2])
 
 
 def test_the_best_class_is_right_if_no_target_is_higher():
@@ -100,7 +100,7 @@ def test_the_best_class_is_right_if_no_target_is_higher():
   share = draw.uniform(0.51, 1, (400, 1))
   for targets in (one, share * one + (1 - share) * other, np.eye(6)[draw.integers(0, 6, 400)]):
     expected = [t[z.argmax()] == t.max() > 0 for z, t in zip(logits, targets, strict=True)]
-    np.testing.assert_array_equal(losses.best_is_positive(jnp.asarray(logits), jnp.asarray(targets)), expected)
+    np.testing.assert_array_equal(losses.is_best_positive(jnp.asarray(logits), jnp.asarray(targets)), expected)
 
 
 def test_the_divergence_between_distributions_is_that_of_scipy():
@@ -115,4 +115,4 @@ def test_the_divergence_between_distributions_is_that_of_scipy():
 def test_labels_that_count_in_parts_are_targets_of_these_parts():
   labels, shares = np.array([[2, 0], [1, -1], [1, 1]]), np.array([[0.7, 0.2], [1.0, 0.5], [0.25, 0.5]], np.float32)
   expected = [[0.2, 0, 0.7], [0, 1, 0], [0, 0.75, 0]]
-  np.testing.assert_allclose(losses.parts_hot(jnp.asarray(labels), jnp.asarray(shares), 3), expected, atol=1e-7)
+  np.testing.assert_allclose(losses.encode_shares(jnp.asarray(labels), jnp.asarray(shares), 3), expected, atol=1e-7)

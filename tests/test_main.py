@@ -16,7 +16,7 @@ def test_every_verb_has_its_line(capsys):
   said = capsys.readouterr().out
   assert set(listing.VERBS) == FLOORS[-1] - {"cli", "__main__"}
   for verb in listing.VERBS:
-    assert f"python -m vit_jax.{verb}" in said and len(listing.line(verb)) > 10
+    assert f"python -m vit_jax.{verb}" in said and len(listing.summarise_verb(verb)) > 10
   assert "train     Trains a model\n" in said
 
 

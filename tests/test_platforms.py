@@ -23,7 +23,7 @@ def installed(monkeypatch):
 
 
 def selected(root, **environment):
-  platforms.select(environment, str(root))
+  platforms.select_platform(environment, str(root))
   return environment.get("JAX_PLATFORMS")
 
 

@@ -13,8 +13,10 @@ import safetensors.numpy
 from tests import runs, small_weights
 from tests.corpora import folders
 from tests.image_files import encode, picture
-from vit_jax import build, config, convert, fewshot, flags, loop, predict
+from vit_jax import config, convert, fewshot, predict
+from vit_jax.config import flags
 from vit_jax.schema import ConfigError
+from vit_jax.training import build, loop
 
 CLASSES = ("=cat", "dog", "owl")
 KEYS = {
@@ -37,7 +39,7 @@ def trained(tmp_path_factory):
   photos = folders.folder(root / "photos", 12, CLASSES)
   folders.folder(root / "photos", 7, CLASSES, "test")
   keys = KEYS | {"data.path": str(photos)}
-  run = build.complete(config.resolve(flags.load(str(runs.ROOT / "configs/folder.py") + ":cct_2_3x2_32", keys)))
+  run = build.complete(config.resolve(flags.load_config(str(runs.ROOT / "configs/folder.py") + ":cct_2_3x2_32", keys)))
   loop.train(build.build(run, jax.devices()[:1]), root / "run")
   return root / "run", photos
 

@@ -145,12 +145,12 @@ def test_one_that_is_asked_to_stop_ends_with_one_line(tmp_path, number):
 
 def test_a_corpus_takes_the_keys_of_every_reader():
   for name, reader in catalog.READERS.items():
-    keys = schema.keywords(reader)
+    keys = schema.read_keywords(reader)
     needed = {"path": "/x"} if "path" in keys else {}
     needed |= {"parts": "({'name': 'folder', 'path': '/x'},)"} if name == "mixture" else {}
     needed |= {"labelled.name": "digits"} if name == "pseudo_labelled" else {}
     needed |= {"classes": "('a', 'b')"} if name == "segmentation" else {}
-    chosen = prepare.input_choice({"name": name, **needed})
+    chosen = prepare.parse_data_choice({"name": name, **needed})
     assert chosen.keys() == {"name", *keys}
 
 

@@ -16,7 +16,7 @@ WORDS = ast.List | ast.Tuple | ast.ListComp | ast.GeneratorExp | ast.Starred  # 
 PLAIN = {
   "vit_jax/convert.py": {"name"},
   "vit_jax/corpora/survey.py": {"2 * image_size"},
-  "vit_jax/measuring.py": {"other"},
+  "vit_jax/training/probe_setup.py": {"other"},
   "vit_jax/planning/estimate.py": {"folder"},  # of XLA, no shell
   "launch/__main__.py": {"run.backend"},
   "launch/checks.py": {"run.backend", "math.ceil(1.3 * plan['hours'] + 1)"},
@@ -45,7 +45,7 @@ def unquoted(tree):
 @pytest.mark.parametrize("file", [file.relative_to(ROOT) for file in FILES], ids=str)
 def test_newcomer_5_no_text_contains_a_flag_with_an_unquoted_value(file):
   found = set(unquoted(ast.parse((ROOT / file).read_text())))
-  assert found <= PLAIN.get(str(file), set()), "use vit_jax.schema.texts.flag, or shlex"
+  assert found <= PLAIN.get(str(file), set()), "use vit_jax.schema.texts.format_flag, or shlex"
 
 
 def test_newcomer_5_the_check_finds_an_unquoted_value():
@@ -58,13 +58,13 @@ VALUES = ("runs/a", "my runs/[1] é", "it's", "$HOME/`id`", "a;b&c", 'say "x"', 
 
 @pytest.mark.parametrize("value", VALUES)
 def test_newcomer_5_a_flag_survives_a_shell(value):
-  assert shlex.split(texts.flag("logdir", value)) == [f"--logdir={value}"]
-  assert shlex.split(texts.flag("mean", (0.5, 0.25))) == ["--mean=(0.5,0.25)"]
+  assert shlex.split(texts.format_flag("logdir", value)) == [f"--logdir={value}"]
+  assert shlex.split(texts.format_flag("mean", (0.5, 0.25))) == ["--mean=(0.5,0.25)"]
 
 
 def test_newcomer_5_flags_in_notes_survive_a_shell():
-  [note] = hub.notes({"mean": (0.4, 0.5, 0.6), "std": (0.5, 0.5, 0.5)})
+  [note] = hub.describe_normalisation({"mean": (0.4, 0.5, 0.6), "std": (0.5, 0.5, 0.5)})
   assert shlex.split(note)[-1] == "--config.data.mean=(0.4,0.5,0.6)"
   description = Description(Choice("ViT-S/8", {"stages": (1, 2)}), 32, 3)
   assert "--config.model.stages=(1,2)" in shlex.split(description.flags())
-  assert shlex.split(adoption.flag("data.std", (1, 2))) == ["--config.data.std=(1,2)"]
+  assert shlex.split(adoption.format_setting_flags("data.std", (1, 2))) == ["--config.data.std=(1,2)"]

@@ -11,18 +11,10 @@ import pytest
 
 from tests import runs
 from tests.extension_files import forget
-from vit_jax import (
-  build,
-  evals,
-  extensions,
-  models,
-  optim,
-  register,
-  schema,
-  tasks,
-)
+from vit_jax import evals, extensions, models, optim, register, schema, tasks
 from vit_jax.data import catalog
 from vit_jax.schema import Choice, ConfigError
+from vit_jax.training import build
 
 EXAMPLE = runs.ROOT / "examples/extend"
 
@@ -48,7 +40,7 @@ def model(image_size, channels, classes, rngs, *, dtype: models.table.Rows = (),
 def test_f1_a_registered_reader_is_in_all_tables():
   register.reader("own", exif=True, flip=False)(reader)
   for table in (catalog.READERS, catalog.DATA, catalog.EVAL_DATA, catalog.PARTS):
-    assert "own" in table and schema.keywords(schema.lookup(table, "own")[0])["size"] == 3
+    assert "own" in table and schema.read_keywords(schema.lookup(table, "own")[0])["size"] == 3
   bound = schema.bind(Choice("own", {"image_size": 8}), schema.lookup(catalog.DATA, "own"))
   assert bound.args["exif"] is True and bound.args["flip"] is False and bound.args["size"] == 3
   with pytest.raises(ConfigError, match=r"unknown key for 'own', value 1\. Did you mean 'size'\?"):
@@ -61,7 +53,7 @@ def test_f1_a_dataset_is_one_line():
   register.dataset("birds", "folder", path="/data/birds", classes=3, splits={"train": 9}, exif=False)
   bound = schema.bind(Choice("birds", {"image_size": 8}), schema.lookup(catalog.DATA, "birds"))
   assert bound.args["path"] == "/data/birds" and bound.args["exif"] is False and bound.args["holdout"] == 0.2
-  assert catalog.CATALOG["birds"].classes == 3 and "3 classes" in catalog.about("birds")
+  assert catalog.CATALOG["birds"].classes == 3 and "3 classes" in catalog.describe_dataset("birds")
   with pytest.raises(ConfigError, match="no folder '/data/birds'"):
     catalog.open_split(bound, "train")
 
@@ -79,7 +71,7 @@ def test_f1_optimizers_and_schedules_are_one_function_each():
   choice = Choice("sign", {"lr": 0.1, "schedule": {"name": "flat", "share": 0.5}})
   bound = schema.bind(choice, schema.lookup(build.OPTIM, "sign"), build.OPTIM)
   params = {"kernel": np.ones(2, np.float32)}
-  rule, rate = optim.create(bound, params, 10, lambda duration: 0)
+  rule, rate = optim.create_optimizer(bound, params, 10, lambda duration: 0)
   updates, _ = rule.update({"kernel": np.array([3.0, -2.0], np.float32)}, rule.init(params), params)
   assert rate(3) == pytest.approx(0.05)
   np.testing.assert_allclose(updates["kernel"], [-0.05, 0.05], rtol=1e-6)
@@ -89,7 +81,7 @@ def test_f1_an_evaluation_names_its_figures():
   @register.evaluation("own", figures=lambda args: [f"at_{args['k']}"])
   def own(subject, *, k: int = 3): ...
 
-  bound = evals.bind(Choice("own", {}), evals.REPEATED, {})
+  bound = evals.bind_evaluation(Choice("own", {}), evals.REPEATED, {})
   assert evals.figure_names(bound) == ["at_3"] and bound.args["every"] == schema.Duration("20%")
 
 
@@ -115,7 +107,7 @@ def bad_type(name, row, split, *, size: dict, train: str = "train", val: str | N
 
 @dataclasses.dataclass(frozen=True)
 class NoTask:
-  supplied: tasks.Supplied
+  supplied: tasks.TaskContext
 
 
 def register_model(image_size, channels, classes, rngs): ...
@@ -194,7 +186,7 @@ def test_f1_a_mistake_in_a_registration_is_one_line(case):
   with pytest.raises(ConfigError, match=here) as error:
     attempt()
   assert re.search(problem, str(error.value).partition(": ")[2])
-  assert "\n" not in str(error.value) and extensions.registered() == []
+  assert "\n" not in str(error.value) and extensions.list_registered() == []
 
 
 def source(name, body=""):

@@ -13,8 +13,11 @@ import pytest
 import vit_jax
 from tests import runs
 from tests.extension_files import forget
-from vit_jax import build, checkpoints, config, extensions, flags, identity, loop, models, register, tasks
+from vit_jax import checkpoints, config, extensions, models, register, tasks
+from vit_jax.checkpoints import provenance
+from vit_jax.config import flags
 from vit_jax.schema import ConfigError
+from vit_jax.training import build, loop
 
 EXAMPLE = runs.ROOT / "examples/extend"
 
@@ -49,7 +52,7 @@ def keys(data):
 
 def parts(data, devices=8, **changes):
   """The run of examples/extend/config.py on some of the fake devices."""
-  run = build.complete(config.resolve(flags.load(str(EXAMPLE / "config.py"), keys(data) | changes)))
+  run = build.complete(config.resolve(flags.load_config(str(EXAMPLE / "config.py"), keys(data) | changes)))
   return build.build(run, jax.devices()[:devices])
 
 
@@ -60,7 +63,7 @@ def test_f1_the_examples_are_built_as_built_in_choices_are(data):
   assert {row["names"][0] for row in made.identity["extensions"]} == {
     "reader arrays", "model patch_mlp", "task focal", "evaluation brier",
   }  # fmt: skip
-  assert "patch_mlp" in made.overview() and models.create("patch_mlp", classes=3).head.kernel.shape == (64, 3)
+  assert "patch_mlp" in made.format_overview() and models.create("patch_mlp", classes=3).head.kernel.shape == (64, 3)
   with pytest.raises(ConfigError, match=r"config\.task\.gama: unknown key for 'focal'.*Did you mean 'gamma'"):
     parts(data, **{"task.gama": "1"})
 
@@ -77,7 +80,7 @@ def test_f1_a_parameter_without_a_row_in_the_sharding_table_is_one_line(data):
 @pytest.mark.heavy
 def test_f1_gamma_zero_is_the_cross_entropy():
   extensions.run_file(EXAMPLE / "config.py")
-  supplied = tasks.Supplied(None, None, None, None, None)
+  supplied = tasks.TaskContext(None, None, None, None, None)
   logits, targets = np.array([[2.0, 0.0, -1.0]], np.float32), np.array([[0.0, 1.0, 0.0]], np.float32)
   entropy = -np.log(np.exp(0.0) / np.exp(logits[0]).sum())
   assert tasks.TASKS["focal"](supplied, gamma=0.0).cross_entropy(logits, targets)[0] == pytest.approx(entropy, rel=1e-5)
@@ -107,7 +110,7 @@ def test_f1_a_killed_run_continues_to_the_same_bits(data, trained, tmp_path):
 @pytest.mark.heavy
 def test_f1_figures_are_those_of_numpy(data, trained):
   model = vit_jax.load(trained[0])  # imports the four files again
-  assert {name for _, name in extensions.registered()} == {"arrays", "patch_mlp", "focal", "brier"}
+  assert {name for _, name in extensions.list_registered()} == {"arrays", "patch_mlp", "focal", "brier"}
   stored = np.load(data)
   images = list(stored["test_images"])
   shares = np.stack([one.probabilities for one in model.predict(images)])
@@ -149,13 +152,15 @@ def test_f1_input_processes_have_the_reader_of_the_user(data, tmp_path):
 
 @pytest.mark.heavy
 def test_f1_a_change_of_the_code_is_noted_at_a_restart(data, trained):
-  about = checkpoints.about(trained[0], identity.check)
+  about = checkpoints.read_description(trained[0], provenance.check_metadata)
   assert len(about["identity"]["extensions"]) == 4
   now = json.loads(json.dumps(about["identity"]))
   now["extensions"][0]["sha256"] = "0" * 64
-  (line,) = [line for line in identity.notes(about["identity"], now) if "changed" in line]
+  (line,) = [line for line in provenance.list_notes(about["identity"], now) if "changed" in line]
   assert pathlib.Path(now["extensions"][0]["file"]).name in line and "Results may differ" in line
-  assert identity.alike(now | {"data": now["data"]}) != identity.alike(about["identity"])
+  assert provenance.select_shared_values(now | {"data": now["data"]}) != provenance.select_shared_values(
+    about["identity"]
+  )
 
 
 def test_f1_the_page_shows_the_examples_as_they_are():

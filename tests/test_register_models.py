@@ -9,11 +9,13 @@ import pytest
 import vit_jax
 from tests import runs
 from tests.extension_files import forget
-from vit_jax import build, config, convert, evaluate, flags, loop, models, register
+from vit_jax import config, convert, evaluate, models, register
+from vit_jax.config import flags
 from vit_jax.inference.predictor import Predictor
 from vit_jax.models import vit
 from vit_jax.reports import inside, page, report
 from vit_jax.schema import Choice, ConfigError
+from vit_jax.training import build, loop
 
 EXAMPLE = runs.ROOT / "examples/extend"
 # A patch layer of another name, and attributes that built-in modules use with another meaning.
@@ -78,7 +80,7 @@ def file(tmp_path_factory):
 
 
 def parts(file, **changes):
-  run = build.complete(config.resolve(flags.load(str(file), changes)))
+  run = build.complete(config.resolve(flags.load_config(str(file), changes)))
   return build.build(run, jax.devices()[:1])
 
 
@@ -87,7 +89,7 @@ def test_newcomer_1_a_model_of_its_own_attributes_is_trained_and_reported(file, 
   made = parts(file)
   assert made.forward_flops > 0 and made.task.patch is None
   loop.train(made, tmp_path / "run")
-  report.make([tmp_path / "run"], tmp_path / "run.html")
+  report.make_report([tmp_path / "run"], tmp_path / "run.html")
   text = (tmp_path / "run.html").read_text()
   assert "bag has no layer `embedding` or `stem` with a kernel [P, P, 3, D]." in text
   assert "bag is not built from vit_jax.models.transformer.Transformer" in text and "a bug in vit_jax" not in text
@@ -144,5 +146,5 @@ def test_newcomer_1_a_transformer_of_a_user_shows_where_it_looks(tmp_path):
   data = Choice("images", {"mean": (0.5,) * 3, "std": (0.5,) * 3})
   use = Predictor(description, ("a", "b", "c"), model.init(jax.random.key(0)), data, "softmax")
   square = np.zeros((16, 16, 3), np.uint8)
-  chapter = inside.chapter(use, [(square, [])])
+  chapter = inside.make_chapter(use, [(square, [])])
   assert [type(part) for part in chapter.parts][-2:] == [page.Gallery, page.Gallery]

@@ -10,7 +10,7 @@ def told(monkeypatch, capsys, *words):
   """What the verb prints, and its exit code."""
   monkeypatch.setattr("sys.argv", ["report", *map(str, words)])
   try:
-    cli.main(report.main)
+    cli.run_verb(report.main)
     code = 0
   except SystemExit as stop:
     code = stop.code
@@ -20,9 +20,9 @@ def told(monkeypatch, capsys, *words):
 def test_the_page_of_one_workdir_lies_in_it_and_of_several_here(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   first, second = (workdirs.run(tmp_path / name) for name in ("a", "b"))
-  assert report.default([first]) == first / "report.html"
-  assert str(report.default([first, second])) == "report.html"
-  assert str(report.default([tmp_path / "w.safetensors"])) == "report.html"
+  assert report.choose_output_path([first]) == first / "report.html"
+  assert str(report.choose_output_path([first, second])) == "report.html"
+  assert str(report.choose_output_path([tmp_path / "w.safetensors"])) == "report.html"
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ import os, resource
 from vit_jax import resources
 resource.setrlimit(resource.RLIMIT_NPROC, (30, 30))
 os.setuid(54321)
-resources.check()
+resources.check_limits()
 """
 
 
@@ -72,7 +72,7 @@ def test_g_threads_that_were_started_end_in_any_case(monkeypatch, possible):
 
   monkeypatch.setattr(threading.Thread, "start", refuse)
   monkeypatch.setattr("os.cpu_count", lambda: 2)
-  assert resources.problem() == (
+  assert resources.find_problem() == (
     f"only {possible} of 112 required threads can be started. Raise the limit of processes (ulimit -u, or "
     "pids.max of the container), or end other processes of this account"
   )

@@ -14,26 +14,31 @@ pytestmark = pytest.mark.heavy
 
 def test_streams_follow_from_seed_step_and_name_alone():
   cases = list(itertools.product((0, 1), (0, 1, 1000), ("dropout", "augment")))
-  keys = [tuple(np.asarray(jax.random.key_data(rng.stream(*case)))) for case in cases]
-  again = [tuple(np.asarray(jax.random.key_data(jax.jit(rng.stream, static_argnums=(0, 2))(*case)))) for case in cases]
+  keys = [tuple(np.asarray(jax.random.key_data(rng.derive_key(*case)))) for case in cases]
+  again = [
+    tuple(np.asarray(jax.random.key_data(jax.jit(rng.derive_key, static_argnums=(0, 2))(*case)))) for case in cases
+  ]
   assert keys == again
   assert len(set(keys)) == len(cases)
 
 
 def test_generators_follow_from_seed_name_and_numbers_alone():
   cases = list(itertools.product((0, 1), ("crop", "flip"), (0, 5), (0, 7)))
-  draws = [rng.generator(*case).random() for case in cases]
-  assert draws == [rng.generator(*case).random() for case in cases]
+  draws = [rng.make_numpy_generator(*case).random() for case in cases]
+  assert draws == [rng.make_numpy_generator(*case).random() for case in cases]
   assert len(set(draws)) == len(cases)
 
 
 def test_draws_follow_from_seed_name_and_numbers_alone():
-  one = rng.draws(3, "a", 1, 2).random()
-  assert one == rng.draws(3, "a", 1, 2).random()
-  others = [rng.draws(*key).random() for key in ((4, "a", 1, 2), (3, "b", 1, 2), (3, "a", 2, 1), (3, "a", 1, 2, 0))]
+  one = rng.make_python_generator(3, "a", 1, 2).random()
+  assert one == rng.make_python_generator(3, "a", 1, 2).random()
+  others = [
+    rng.make_python_generator(*key).random()
+    for key in ((4, "a", 1, 2), (3, "b", 1, 2), (3, "a", 2, 1), (3, "a", 1, 2, 0))
+  ]
   assert len({one, *others}) == 5
   # Of neighbours, uniform and without a trace of each other.
-  numbers = np.array([rng.draws(0, "a", 0, i).random() for i in range(20_000)])
+  numbers = np.array([rng.make_python_generator(0, "a", 0, i).random() for i in range(20_000)])
   np.testing.assert_allclose(np.quantile(numbers, [0.1, 0.5, 0.9]), [0.1, 0.5, 0.9], atol=0.012)
   assert abs(np.corrcoef(numbers[1:], numbers[:-1])[0, 1]) < 0.03
 

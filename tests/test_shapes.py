@@ -12,7 +12,8 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from vit_jax import losses, probes
+from vit_jax import losses
+from vit_jax.evals import probes
 from vit_jax.models import layers
 
 ROOT = pathlib.Path(__file__).parent.parent

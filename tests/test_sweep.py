@@ -11,9 +11,11 @@ import pytest
 
 from tests import runs
 from tests.sweeps import studies
-from vit_jax import build, config, flags, sweep
-from vit_jax.corpora.builders import prepare
+from vit_jax import config, sweep
+from vit_jax.config import flags
+from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.schema import ConfigError
+from vit_jax.training import build
 
 SWEEP = """
 def sweep():
@@ -37,7 +39,7 @@ def sweep():
   ],
 )
 def test_a_mistake_is_one_line_before_anything_is_started(tmp_path, monkeypatch, body, flags, place, word):
-  prepare("digits")
+  prepare_dataset("digits")
   file = studies.sweep_file(tmp_path, body)
   monkeypatch.setattr(sys, "argv", ["sweep", f"--config={file}", f"--workdir={tmp_path / 'w'}", *flags])
   with pytest.raises(ConfigError) as error:
@@ -92,8 +94,8 @@ def test_what_is_finished_elsewhere_is_collected_and_then_the_last_run_is_render
     words = shlex.split(line)
     workdir = pathlib.Path(words[4].partition("=")[2])
     workdir.mkdir(parents=True)
-    overrides = flags.overrides(words[5:])[0]
-    run = build.complete(config.resolve(flags.load(words[3].partition("=")[2], overrides)))
+    overrides = flags.split_overrides(words[5:])[0]
+    run = build.complete(config.resolve(flags.load_config(words[3].partition("=")[2], overrides)))
     (workdir / "config.json").write_text(config.dumps(run))
     (workdir / "result.json").write_text(json.dumps({"val/top1": top1, "top1": top1, "train_seconds": 1.0}))
 
@@ -116,7 +118,7 @@ def test_what_is_finished_elsewhere_is_collected_and_then_the_last_run_is_render
 
 @pytest.mark.heavy
 def test_a_sweep_that_is_killed_and_stopped_continues_to_its_end(tmp_path):
-  prepare("digits")
+  prepare_dataset("digits")
   workdir = tmp_path / "w"
   flags = [f"--config={studies.sweep_file(tmp_path, SWEEP)}", f"--workdir={workdir}", "--parallel=2"]
 

@@ -17,15 +17,19 @@ import pytest
 
 from tests import runs
 from tests.image_files import image
-from vit_jax import build, checkpoints, clock, config, evaluate, flags, identity, loop, mesh, runtime, schema, train
-from vit_jax.corpora.builders import prepare
+from vit_jax import checkpoints, config, evaluate, runtime, schema, train
+from vit_jax.checkpoints import provenance
+from vit_jax.config import flags
+from vit_jax.corpora.builders import prepare_dataset
+from vit_jax.parallel import sharding
+from vit_jax.training import build, goodput, loop
 
 pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture(scope="module", autouse=True)
 def prepared():
-  prepare("digits")
+  prepare_dataset("digits")
 
 
 @pytest.fixture(scope="module")
@@ -154,17 +158,17 @@ def test_the_checkpoint_says_the_config_whatever_becomes_of_config_json(whole, t
   given = argparse.Namespace(workdir=tmp_path / "run", weights=None, config=None, overrides={})
   for text in (json.dumps(stored), "{", None):
     file.unlink() if text is None else file.write_text(text)
-    assert train.objection(tmp_path / "run", parts) is None
-    assert "seed: 0 -> 1" in train.objection(tmp_path / "run", other)
-    assert evaluate.run_of(given) == parts.run
+    assert train.find_workdir_conflict(tmp_path / "run", parts) is None
+    assert "seed: 0 -> 1" in train.find_workdir_conflict(tmp_path / "run", other)
+    assert evaluate.select_run(given) == parts.run
 
 
 def test_the_treatment_of_bad_images_may_change_at_a_restart(tmp_path):
   evals = {"evals.other.name": "accuracy", "evals.other.data.name": "digits"}
   parts, other = (runs.parts(1, **evals, **{"data.on_error": how}) for how in ("raise", "skip"))
   (tmp_path / "config.json").write_text(config.dumps(parts.run))
-  assert train.objection(tmp_path, parts) is None
-  assert train.objection(tmp_path, other) is None
+  assert train.find_workdir_conflict(tmp_path, parts) is None
+  assert train.find_workdir_conflict(tmp_path, other) is None
 
 
 def test_a_value_that_names_a_key_which_may_change_hides_no_difference():
@@ -181,11 +185,13 @@ def saved(tmp_path):
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(image(i))
   changes = runs.SMALL | {"data.path": str(tmp_path / "photos"), "checkpoint.every": "3"}
-  run = build.complete(config.resolve(flags.load("configs/folder.py:cct_2_3x2_32", changes)))
+  run = build.complete(config.resolve(flags.load_config("configs/folder.py:cct_2_3x2_32", changes)))
   parts = build.build(run, jax.devices()[:1])
-  with contextlib.closing(checkpoints.Checkpoints(tmp_path / "run", mesh.replicated(parts.mesh))) as store:
-    progress = clock.Clock().counts() | {"evaluated": True, "pending": {"steps": 0, "sums": {}}}
-    about = loop.description(parts, {}, 0) | progress
+  with contextlib.closing(
+    checkpoints.Checkpoints(tmp_path / "run", sharding.make_replicated_sharding(parts.mesh))
+  ) as store:
+    progress = goodput.GoodputTracker().counts() | {"evaluated": True, "pending": {"steps": 0, "sums": {}}}
+    about = loop.describe_checkpoint(parts, {}, 0) | progress
     store.save(0, parts.init(), about)
   words = ["--config=configs/folder.py:cct_2_3x2_32", f"--workdir={tmp_path / 'run'}"]
   return tmp_path / "photos", [*words, *(f"--config.{key}={value}" for key, value in changes.items())], tmp_path / "run"
@@ -211,26 +217,26 @@ def test_other_data_are_refused_before_a_state_is_read_and_nothing_changes(saved
 
 def test_a_run_that_was_begun_before_exif_counted_goes_on_without(saved, monkeypatch, capsys):
   _, words, workdir = saved
-  file, flagged = "configs/folder.py:cct_2_3x2_32", flags.overrides(words)[0]
-  run = build.complete(config.resolve(flags.load(file, flagged)))
+  file, flagged = "configs/folder.py:cct_2_3x2_32", flags.split_overrides(words)[0]
+  run = build.complete(config.resolve(flags.load_config(file, flagged)))
   assert run.data.args["exif"] is True
-  stored = schema.plain(run)
+  stored = schema.to_plain(run)
   del stored["data"]["exif"]
-  monkeypatch.setattr(identity, "stored_config", lambda workdir, about: stored)
-  begun = train.as_begun(file, flagged, run, workdir)
+  monkeypatch.setattr(provenance, "stored_config", lambda workdir, about: stored)
+  begun = train.apply_stored_settings(file, flagged, run, workdir)
   assert begun.data.args == run.data.args | {"exif": False}
   assert "config.data.exif=false, as in the run in" in capsys.readouterr().out
   parts = build.build(begun, jax.devices()[:1])
-  assert train.objection(workdir, parts, accept=True) is None
+  assert train.find_workdir_conflict(workdir, parts, accept=True) is None
   explicit = flagged | {"data.exif": "true"}
-  run = build.complete(config.resolve(flags.load(file, explicit)))
-  assert train.as_begun(file, explicit, run, workdir) == run
-  assert "data.exif: False -> True" in train.objection(workdir, build.build(run, jax.devices()[:1]))
-  assert train.as_begun(file, flagged, run, workdir / "nothing") == run
+  run = build.complete(config.resolve(flags.load_config(file, explicit)))
+  assert train.apply_stored_settings(file, explicit, run, workdir) == run
+  assert "data.exif: False -> True" in train.find_workdir_conflict(workdir, build.build(run, jax.devices()[:1]))
+  assert train.apply_stored_settings(file, flagged, run, workdir / "nothing") == run
 
 
 def test_a_second_process_in_the_workdir_is_refused(tmp_path):
-  with runtime.claim(tmp_path):
+  with runtime.claim_workdir(tmp_path):
     message = runs.finish(runs.command("train", *runs.words(tmp_path)), 2)
   assert f"in use by process {os.getpid()}" in message
 
@@ -285,7 +291,9 @@ def test_eight_devices_become_four_or_one(single, tmp_path, after, capsys):
     f"devices: 8 x cpu in 1 process at the last checkpoint, {after} x cpu in 1 process now. Low-order bits may differ"
     in capsys.readouterr().out
   )
-  with contextlib.closing(checkpoints.Checkpoints(tmp_path, mesh.replicated(after_it.mesh), read_only=True)) as store:
+  with contextlib.closing(
+    checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(after_it.mesh), read_only=True)
+  ) as store:
     found = jax.device_get(store.restore(after_it.state_shapes)[0].params)
   for path, value in single[False].items():
     np.testing.assert_allclose(found[path], value, atol=1e-5, err_msg=path)
@@ -294,13 +302,13 @@ def test_eight_devices_become_four_or_one(single, tmp_path, after, capsys):
 def test_a_workdir_of_before_goes_on(tmp_path):
   own = {"evals__own__name": "accuracy", "evals__own__data__name": "digits"}
   parts = runs.parts(1, **own)
-  stored = schema.plain(parts.run)
+  stored = schema.to_plain(parts.run)
   stored["optim"]["decay"] = "adamw"
   for data in (stored["data"], stored["evals"]["own"]["data"]):
     data |= {"holdout": 0.2, "split_seed": 0, "builder": None, "labels": None}
   stored["evals"]["own"]["data"] |= {"flip": False, "mixing": {"name": "none"}, "crop": {"name": "resize"}}
   (tmp_path / "config.json").write_text(json.dumps(stored))
-  assert train.objection(tmp_path, parts) is None
+  assert train.find_workdir_conflict(tmp_path, parts) is None
   stored["optim"]["decay"] = "decoupled"
   (tmp_path / "config.json").write_text(json.dumps(stored))
-  assert "optim.decay: 'independent' -> 'times_lr'" in train.objection(tmp_path, parts)
+  assert "optim.decay: 'independent' -> 'times_lr'" in train.find_workdir_conflict(tmp_path, parts)

@@ -5,45 +5,48 @@ import pathlib
 import pytest
 
 from tests import runs
-from vit_jax import build, config, flags, identity, schema, train
+from vit_jax import config, schema, train
+from vit_jax.checkpoints import provenance
+from vit_jax.config import flags
+from vit_jax.training import build
 
 pytestmark = pytest.mark.heavy
 
 
 def test_a_run_that_was_begun_under_another_default_goes_on_with_it(tmp_path, monkeypatch, capsys):
   file, flagged = str(runs.ROOT / "configs/folder.py:cct_2_3x2_32"), {"data.path": "/photos", "data.validation": "0"}
-  run = build.complete(config.resolve(flags.load(file, flagged)))
+  run = build.complete(config.resolve(flags.load_config(file, flagged)))
   assert run.evals["test"].args["every"] == "20%"
-  stored = schema.plain(run)
+  stored = schema.to_plain(run)
   stored["evals"]["test"]["every"] = "10%"
   stored["evals"]["gone"] = stored["evals"]["test"]
-  monkeypatch.setattr(identity, "stored_config", lambda *_: stored)
-  assert train.as_begun(file, flagged, run, tmp_path).evals["test"].args["every"] == "10%"
+  monkeypatch.setattr(provenance, "stored_config", lambda *_: stored)
+  assert train.apply_stored_settings(file, flagged, run, tmp_path).evals["test"].args["every"] == "10%"
   assert "config.evals.test.every=10%, as in the run in" in capsys.readouterr().out
   explicit = flagged | {"evals.test.every": "20%"}
-  assert train.as_begun(file, explicit, run, tmp_path) == run
+  assert train.apply_stored_settings(file, explicit, run, tmp_path) == run
 
 
 def test_g13_a_run_on_a_mixture_keeps_the_order_of_classes_of_each_part(tmp_path, monkeypatch, capsys):
   file, parts = str(runs.ROOT / "configs/digits.py"), "[dict(name='folder', path='x'), dict(name='cifar10')]"
   flagged = {"data.name": "mixture", "data.parts": parts}
-  run = build.complete(config.resolve(flags.load(file, flagged)))
+  run = build.complete(config.resolve(flags.load_config(file, flagged)))
   assert run.data.args["parts"][0].args["class_order"] == "numeric"
-  stored = schema.plain(run)
+  stored = schema.to_plain(run)
   del stored["data"]["parts"][0]["class_order"]
-  monkeypatch.setattr(identity, "stored_config", lambda *_: stored)
-  parts = train.as_begun(file, flagged, run, tmp_path).data.args["parts"]
+  monkeypatch.setattr(provenance, "stored_config", lambda *_: stored)
+  parts = train.apply_stored_settings(file, flagged, run, tmp_path).data.args["parts"]
   assert (parts[0].args["class_order"], parts[1]) == ("text", run.data.args["parts"][1])
   assert "config.data.parts[0].class_order=text, as in the run in" in capsys.readouterr().out
   explicit = flagged | {"data.parts[0].class_order": "numeric"}
-  assert train.as_begun(file, explicit, run, tmp_path) == run
+  assert train.apply_stored_settings(file, explicit, run, tmp_path) == run
 
 
 def test_settings_of_an_older_run_on_other_data_are_ignored(tmp_path, monkeypatch, capsys):
   file = str(runs.ROOT / "configs/digits.py")
-  run = build.complete(config.resolve(flags.load(file)))
-  monkeypatch.setattr(identity, "stored_config", lambda *_: {"data": {"name": "folder", "path": "x"}})
-  begun = train.as_begun(file, {}, run, tmp_path)  # `objection` reports that the data are others
+  run = build.complete(config.resolve(flags.load_config(file)))
+  monkeypatch.setattr(provenance, "stored_config", lambda *_: {"data": {"name": "folder", "path": "x"}})
+  begun = train.apply_stored_settings(file, {}, run, tmp_path)  # `objection` reports that the data are others
   assert begun.data.args == run.data.args | {"exif": False} and "class_order" not in capsys.readouterr().out
 
 

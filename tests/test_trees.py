@@ -89,35 +89,35 @@ def test_map_named_keeps_the_tree():
   ],
 )
 def test_the_first_pattern_that_matches_the_whole_path_counts(patterns, path, index):
-  assert trees.first_match(patterns, path) == index
+  assert trees.find_first_match(patterns, path) == index
 
 
 @pytest.mark.heavy
 def test_nearest_finds_what_a_typo_meant():
   names = trees.flatten(state())
-  assert trees.nearest("haed/kernal", names)[0] == "head/kernel"
-  assert trees.nearest(r"blocks/.*/valeu/kernel", names, 3) == [f"blocks/{i}/value/kernel" for i in range(3)]
+  assert trees.find_nearest("haed/kernal", names)[0] == "head/kernel"
+  assert trees.find_nearest(r"blocks/.*/valeu/kernel", names, 3) == [f"blocks/{i}/value/kernel" for i in range(3)]
 
 
 @pytest.mark.heavy
 def test_counts_of_arrays_and_of_shapes():
   tree = {"a": jnp.zeros((2, 3)), "b": jax.ShapeDtypeStruct((4,), jnp.bfloat16), "c": jnp.zeros(())}
-  assert trees.count(tree) == 6 + 4 + 1
+  assert trees.count_values(tree) == 6 + 4 + 1
 
 
 def test_differences_print_one_line_for_each_value():
   old = {"optim": {"lr": 0.001, "name": "adamw", "clip": 1.0}, "betas": [0.9, 0.99], "seed": 0}
   new = {"optim": {"lr": 0.01, "name": "adamw", "ema": 0.99}, "betas": [0.9, 0.95], "seed": 0}
-  assert trees.diff(old, new) == [
+  assert trees.list_differences(old, new) == [
     "optim.lr: 0.001 -> 0.01",
     "optim.clip: 1.0 -> (absent)",
     "optim.ema: (absent) -> 0.99",
     "betas: [0.9, 0.99] -> [0.9, 0.95]",
   ]
-  assert trees.diff(old, old) == []
+  assert trees.list_differences(old, old) == []
 
 
 def test_true_is_not_one_and_a_group_may_replace_a_value():
-  assert trees.diff({"a": 1}, {"a": True}) == ["a: 1 -> True"]
-  assert trees.diff({"a": 1, "b": "x"}, {"a": 1.0, "b": None}) == ["b: 'x' -> None"]
-  assert trees.diff({"a": None}, {"a": {"b": 1}}) == ["a: None -> {'b': 1}"]
+  assert trees.list_differences({"a": 1}, {"a": True}) == ["a: 1 -> True"]
+  assert trees.list_differences({"a": 1, "b": "x"}, {"a": 1.0, "b": None}) == ["b: 'x' -> None"]
+  assert trees.list_differences({"a": None}, {"a": {"b": 1}}) == ["a: None -> {'b': 1}"]

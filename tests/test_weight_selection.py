@@ -8,9 +8,11 @@ import safetensors.numpy
 
 import vit_jax
 from tests import runs, small_weights
-from vit_jax import config, convert, fewshot, flags, importers, loop, predict, renames
+from vit_jax import config, convert, fewshot, importers, predict
+from vit_jax.config import flags, migrations
 from vit_jax.inference import stored
 from vit_jax.schema import ConfigError
+from vit_jax.training import loop
 
 MODEL = small_weights.described()
 RAW = small_weights.arrays(MODEL)
@@ -23,7 +25,7 @@ def both(tmp_path_factory):
   """A file with raw and averaged weights of a model, its loss beside them, and what a config.json says."""
   tensors = {"dino_loss.center": np.ones(3, np.float32)}
   for prefix, arrays in (("model.", RAW), ("model_ema.", AVERAGE)):
-    tensors |= {prefix + name: tensor for name, tensor in importers.export(arrays, MODEL, "timm").items()}
+    tensors |= {prefix + name: tensor for name, tensor in importers.export_tensors(arrays, MODEL, "timm").items()}
   folder = tmp_path_factory.mktemp("both")
   beside = '{"architecture": "vit_small_patch8_224", "model_args": {"num_heads": 2, "act_layer": "gelu_tanh"}}'
   (folder / "config.json").write_text(beside)
@@ -74,10 +76,10 @@ def test_a4_convert_and_inspect(both, tmp_path, monkeypatch, capsys, choice, exp
 @each_choice
 def test_a4_predict(both, monkeypatch, choice, expected):
   asked = argparse.Namespace(weights=str(both), image_size=None, **{"ema": None, "prefix": None} | choice)
-  use = predict._loaded(asked)
+  use = predict._load_weights(asked)
   check_notes(use.notes, expected)
   assert selected(use.arrays) == expected
-  assert stored.normalised(both, **choice).keys() == {"mean", "std"}
+  assert stored.read_normalisation(both, **choice).keys() == {"mean", "std"}
 
 
 @pytest.mark.heavy
@@ -90,9 +92,9 @@ def test_a4_the_model_in_python(both):
 
 @each_choice
 def test_a4_probes(both, choice, expected):
-  measured = config.resolve(flags.load(str(runs.ROOT / "configs/fewshot.py:digits"), {}), config.Measurement)
+  measured = config.resolve(flags.load_config(str(runs.ROOT / "configs/fewshot.py:digits"), {}), config.Measurement)
   measured = config.dataclasses.replace(measured, **choice)
-  weights = fewshot.loaded(str(both), measured)
+  weights = fewshot.load_weights(str(both), measured)
   check_notes(weights.notes, expected)
   assert selected(weights.arrays) == expected
 
@@ -100,15 +102,15 @@ def test_a4_probes(both, choice, expected):
 @each_choice
 def test_a4_a_run_that_starts_from_weights(both, choice, expected):
   words = {f"init.{key}": str(value).lower() for key, value in choice.items()} | {"init.from": str(both)}
-  init = config.resolve(flags.load(str(runs.ROOT / "configs/digits.py"), words)).init
-  arrays, notes = importers.fitted(init.from_, MODEL, init.head, init.ema, init.prefix)
+  init = config.resolve(flags.load_config(str(runs.ROOT / "configs/digits.py"), words)).init
+  arrays, notes = importers.load_fitted(init.from_, MODEL, init.head, init.ema, init.prefix)
   check_notes(notes, expected)
   assert selected(arrays) == expected
 
 
 @each_choice
 def test_a4_a_teacher(both, choice, expected):
-  frozen = importers.frozen(str(both), 32, "float32", **choice)
+  frozen = importers.open_frozen(str(both), 32, "float32", **choice)
   check_notes(frozen.notes, expected)
   assert selected(frozen.load()) == expected
 
@@ -116,7 +118,9 @@ def test_a4_a_teacher(both, choice, expected):
 @pytest.mark.heavy
 def test_a4_a_run_with_a_teacher_prints_what_it_read(tmp_path, capsys):
   model = small_weights.described(classes=10)
-  tensors = {f"model_ema.{name}": t for name, t in importers.export(small_weights.arrays(model), model, "timm").items()}
+  tensors = {
+    f"model_ema.{name}": t for name, t in importers.export_tensors(small_weights.arrays(model), model, "timm").items()
+  }
   safetensors.numpy.save_file(
     {name: np.ascontiguousarray(t) for name, t in tensors.items()}, tmp_path / "t.safetensors"
   )
@@ -133,9 +137,9 @@ def test_a4_a_workdir_has_no_prefix(tmp_path):
 
 def test_configs_of_before_have_no_choice_of_averages():
   before = {"init": {"from": "x", "head": "auto", "ema": False}, "task": {"name": "distill", "ema": False}}
-  assert renames.run(before) == {"init": {"from": "x", "head": "auto"}, "task": {"name": "distill"}}
+  assert migrations.migrate_run(before) == {"init": {"from": "x", "head": "auto"}, "task": {"name": "distill"}}
   now = {"init": {"from": "x", "ema": False, "prefix": None}, "task": {"name": "distill", "ema": True}}
-  assert renames.run(now) == now
+  assert migrations.migrate_run(now) == now
 
 
 # Folders that are missing.

@@ -12,12 +12,12 @@ import sys
 from vit_jax import platforms, resources
 
 if sys.argv[:1] == ["-m"]:  # `python -m vit_jax.VERB`, before its libraries are imported
-  resources.check()
+  resources.check_limits()
   if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
-    # Ctrl-C during the imports ends the program without a traceback. `cli.main` restores Python's handler.
+    # Ctrl-C during the imports ends the program without a traceback. `cli.run_verb` restores Python's handler.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-platforms.select()
+platforms.select_platform()
 # Libraries read this variable when they first use the path of a bucket. By default etils calls TensorFlow, which takes
 # seconds to import, is not needed for anything else, and has a retry policy that cannot be changed.
 os.environ.setdefault("EPATH_USE_TF", "false")

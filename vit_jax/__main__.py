@@ -5,7 +5,7 @@ import pathlib
 import shlex
 import sys
 
-from vit_jax.schema import nearest
+from vit_jax.schema import suggest_nearest
 
 VERBS = ("train", "evaluate", "predict", "fewshot", "sweep", "plan", "prepare", "convert", "report")
 
@@ -23,18 +23,18 @@ def main(words: list[str]) -> int:
   if verb in ("-h", "--help", "help"):
     print("Vision Transformers in JAX. Each verb is a module. Use --help to list its flags:\n")
     for name in VERBS:
-      print(f"  python -m vit_jax.{name:<10}{line(name)}")
+      print(f"  python -m vit_jax.{name:<10}{summarise_verb(name)}")
     print("\nIn Python: import vit_jax; vit_jax.load('runs/a').predict('photo.jpg')")
     return 0
   if verb in VERBS:
     command = shlex.join([f"vit_jax.{verb}", *(rest or ["--help"])])
     print(f"error: verbs are written with a dot. Run: python -m {command}", file=sys.stderr)
   else:
-    print(f"error: unknown verb {verb!a}.{nearest(verb, VERBS)}", file=sys.stderr)
+    print(f"error: unknown verb {verb!a}.{suggest_nearest(verb, VERBS)}", file=sys.stderr)
   return 2
 
 
-def line(verb: str) -> str:
+def summarise_verb(verb: str) -> str:
   """Returns the first line of a verb's module docstring, without the command.
 
   The file is parsed and not imported, because imports take seconds.

@@ -17,11 +17,14 @@ from typing import Any
 
 import jax
 
-from vit_jax import config, disk, extensions, flags, hardware, paths, runtime, schema
-from vit_jax.metrics import is_share
-from vit_jax.runtime import devices, say, settings, streams
+from vit_jax import config, extensions, runtime, schema
+from vit_jax.config import flags
+from vit_jax.evals.metrics import is_share
+from vit_jax.parallel import hardware
+from vit_jax.runtime import devices, print_line, settings, streams
 from vit_jax.schema import ConfigError, suggestions
-from vit_jax.schema.errors import some
+from vit_jax.schema.errors import format_names
+from vit_jax.storage import errors, paths
 
 CONFIG = "file, or file:argument; --config.KEY=VALUE changes a value"  # help of --config
 CONFIGS = {"--config", "--show"}  # flags that name a config, which --config.KEY=VALUE changes
@@ -72,16 +75,16 @@ class Parser(argparse.ArgumentParser):
     Raises:
       ConfigError: a flag is unknown or missing, or has an invalid value.
     """
-    overrides, words = flags.overrides(sys.argv[1:] if words is None else words)
-    data, words = flags.overrides(words, "data") if self.data else ({}, words)
+    overrides, words = flags.split_overrides(sys.argv[1:] if words is None else words)
+    data, words = flags.split_overrides(words, "data") if self.data else ({}, words)
     known = {flag: action.nargs != 0 for flag, action in self._option_string_actions.items() if flag[:2] == "--"}
     configurable = not CONFIGS.isdisjoint(known)
     # Unknown flags are reported before missing flags, because a missing flag may be a misspelt one.
-    unknown = _unknown(words, known)
+    unknown = _find_unknown_flags(words, known)
     unknown += [(f"--config.{key}", text) for key, text in overrides.items() if not configurable]
     if not unknown:
       arguments, rest = self.parse_known_args(words, argparse.Namespace(overrides=overrides, data=data))
-      unknown = _unknown(rest, {}, "-") or [(word, "") for word in rest]
+      unknown = _find_unknown_flags(rest, {}, "-") or [(word, "") for word in rest]
     if unknown:
       raise ConfigError(self._refusal(dict(unknown), known, {word.partition("=")[0] for word in words}))
     extensions.import_installed()
@@ -104,13 +107,13 @@ class Parser(argparse.ArgumentParser):
     fitting = {flag: takes for flag, takes in known.items() if flag not in others}
     configs = CONFIGS.intersection(fitting, itertools.chain(*used) if self.forms else fitting)
     groups = [field.name for field in dataclasses.fields(self.config_type)] if configs else []
-    found = [_suggestion(*each, fitting, groups) for each in unknown.items()]
+    found = [_suggest_flag(*each, fitting, groups) for each in unknown.items()]
     advice = " Values of the config are --config.KEY=VALUE." if groups else ""
     if used and not groups and not CONFIGS.isdisjoint(known):
       flag = next(flag for flag in used[0] if flag in given)
       advice = f" {flag} cannot be combined with --config.KEY=VALUE."
     flags = f"flag{'s' * (len(unknown) > 1)} {', '.join(map(repr, unknown))}"
-    return f"unknown {flags}.{suggestions.together(found)} Allowed: {some(fitting)}.{advice}"
+    return f"unknown {flags}.{suggestions.join_suggestions(found)} Allowed: {format_names(fitting)}.{advice}"
 
   def error(self, message: str):
     """Raises argparse's errors as ConfigError: one line that starts with the flag."""
@@ -120,7 +123,7 @@ class Parser(argparse.ArgumentParser):
     raise ConfigError(message.removeprefix("argument "))
 
 
-def _unknown(words: Sequence[str], known: Collection[str], dashes: str = "--") -> list[tuple[str, str]]:
+def _find_unknown_flags(words: Sequence[str], known: Collection[str], dashes: str = "--") -> list[tuple[str, str]]:
   """Returns each unknown flag with its value: the text after "=", or the next word unless it is a flag."""
   words = list(words[: words.index("--")] if "--" in words else words)
   result = []
@@ -136,15 +139,15 @@ def _is_flag(word, dashes="-"):
   return word.startswith(dashes) and not re.match(r"-[\d.]|-$", word)
 
 
-def _suggestion(flag, value, known, groups):
+def _suggest_flag(flag, value, known, groups):
   """Returns the replacement for an unknown flag that is misspelt or belongs to another framework.
 
   Flags of other frameworks are not compared by spelling: --batch-size does not mean --image-size.
   """
-  found = suggestions.of_flag(flag, value, known, groups)
+  found = suggestions.suggest_for_flag(flag, value, known, groups)
   if found == suggestions.Suggestion() and not suggestions.is_known(flag):
     near = difflib.get_close_matches(flag, [each for each in known if each != "--help"], 1)
-    return suggestions.of_flag(near[0], value, known, groups) if near else found
+    return suggestions.suggest_for_flag(near[0], value, known, groups) if near else found
   return found
 
 
@@ -160,7 +163,7 @@ def add_weight_options(parser: argparse.ArgumentParser) -> None:
   )
 
 
-def path(text: str, bare: bool = False) -> pathlib.Path:
+def parse_path(text: str, bare: bool = False) -> pathlib.Path:
   """Parses a path on a disk or in a bucket (gs://), as a `type` of argparse.
 
   Args:
@@ -171,12 +174,12 @@ def path(text: str, bare: bool = False) -> pathlib.Path:
     argparse.ArgumentTypeError: the path is invalid.
   """
   try:
-    return paths.path(text, bare)
+    return paths.resolve_path(text, bare)
   except ConfigError as error:
     raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def directory(text: str) -> pathlib.Path:
+def parse_directory(text: str) -> pathlib.Path:
   """Parses the path of an output directory, such as --workdir, as a `type` of argparse.
 
   Raises:
@@ -185,10 +188,10 @@ def directory(text: str) -> pathlib.Path:
   if not text.strip():
     raise argparse.ArgumentTypeError("is empty. Name a directory")
   check_unicode(text)
-  return path(text)
+  return parse_path(text)
 
 
-def workdir(text: str) -> pathlib.Path:
+def parse_workdir(text: str) -> pathlib.Path:
   """Parses the path of a --workdir for checkpoints, as a `type` of argparse.
 
   Raises:
@@ -196,22 +199,22 @@ def workdir(text: str) -> pathlib.Path:
   """
   from vit_jax import checkpoints  # Orbax takes a second to import, and other verbs do not need it
 
-  parsed = directory(text)
+  parsed = parse_directory(text)
   try:
-    checkpoints.check_name(parsed)
+    checkpoints.check_workdir_name(parsed)
   except ConfigError as error:
     raise argparse.ArgumentTypeError(str(error)) from error
   return parsed
 
 
-def data_directory(text: str) -> pathlib.Path:
+def parse_data_directory(text: str) -> pathlib.Path:
   """Parses the path of a --data_dir, which may be a whole bucket, as a `type` of argparse.
 
   Raises:
     argparse.ArgumentTypeError: the path is invalid or not Unicode.
   """
   check_unicode(text)
-  return path(text, bare=True)
+  return parse_path(text, bare=True)
 
 
 def check_unicode(text: str) -> None:
@@ -227,7 +230,7 @@ def check_unicode(text: str) -> None:
     ) from None
 
 
-def number(kind: Any) -> Callable[[str], Any]:
+def make_number_parser(kind: Any) -> Callable[[str], Any]:
   """Returns a `type` of argparse that parses a number with the rules of the schema.
 
   Args:
@@ -243,7 +246,7 @@ def number(kind: Any) -> Callable[[str], Any]:
   return parse
 
 
-def slices(text: str) -> list[hardware.Slice]:
+def parse_slices(text: str) -> list[hardware.Slice]:
   """Parses names of TPU slices, as a `type` of argparse.
 
   Args:
@@ -253,12 +256,12 @@ def slices(text: str) -> list[hardware.Slice]:
     argparse.ArgumentTypeError: a name is unknown.
   """
   try:
-    return [hardware.topology(name) for name in text.split(",")]
+    return [hardware.parse_slice(name) for name in text.split(",")]
   except ValueError as error:
     raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def parameters(shapes: Mapping[str, jax.ShapeDtypeStruct], besides: Collection[str]) -> str:
+def format_parameters(shapes: Mapping[str, jax.ShapeDtypeStruct], besides: Collection[str]) -> str:
   """Returns a table with one line for each parameter.
 
   Args:
@@ -272,25 +275,25 @@ def parameters(shapes: Mapping[str, jax.ShapeDtypeStruct], besides: Collection[s
   )
 
 
-def table(figures: Mapping, intervals: Mapping[str, tuple[float, float]] | None = None) -> None:
+def format_figures(figures: Mapping, intervals: Mapping[str, tuple[float, float]] | None = None) -> None:
   """Prints figures in the format of result.json, with one line for each figure.
 
   Args:
     figures: maps the name of each figure to its value.
     intervals: maps names to 95 % confidence intervals (low, high).
   """
-  say("")
+  print_line("")
   for name, value in figures.items():
     label = f"  {name:<24}"
     if name.endswith("images") and isinstance(value, int):
-      say(f"{label}{value:>10,}")
+      print_line(f"{label}{value:>10,}")
     elif isinstance(value, float) and not name.endswith(("seconds", "per_second")):
       form = ".2%" if is_share(name) else ".4f"
       low, high = (intervals or {}).get(name, (None, None))
-      say(f"{label}{value:>10{form}}" + (f"   95 % [{low:{form}}, {high:{form}}]" if low is not None else ""))
+      print_line(f"{label}{value:>10{form}}" + (f"   95 % [{low:{form}}, {high:{form}}]" if low is not None else ""))
 
 
-def main(verb: Callable[[], None]) -> None:
+def run_verb(verb: Callable[[], None]) -> None:
   """Runs a verb as a program. A user error prints one line and sets the exit code. A bug prints its traceback.
 
   Args:
@@ -298,14 +301,14 @@ def main(verb: Callable[[], None]) -> None:
   """
   if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # the handler during the imports, see `vit_jax/__init__.py`
     signal.signal(signal.SIGINT, signal.default_int_handler)
-  streams.repair()
-  quiet()
+  streams.repair_streams()
+  configure_logging()
   try:
     devices.check_names()
-    settings.check()
+    settings.check_settings()
     verb()
   except (ConfigError, runtime.Stop, OSError, KeyboardInterrupt, RuntimeError, MemoryError) as error:
-    code, message = runtime.ending(error)
+    code, message = runtime.describe_exit(error)
     if not message:
       raise
     # Python restores the default handler at exit, so a second Ctrl-C would replace the exit code.
@@ -317,13 +320,13 @@ def main(verb: Callable[[], None]) -> None:
     sys.exit(code)
 
 
-def quiet() -> None:
+def configure_logging() -> None:
   """Shows the warnings of this package, and hides messages of libraries that repeat raised errors."""
   logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
   logging.getLogger("tensorflow").setLevel(logging.ERROR)
   # If a save fails, Orbax's threads print pages in addition to the raised error. Beam does the same for an image.
   for library in ("absl", "asyncio", "apache_beam.runners.common"):
     logging.getLogger(library).setLevel(logging.CRITICAL)
-  sys.unraisablehook = disk.unraisable
+  sys.unraisablehook = errors.hide_request_errors
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
   os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # otherwise TensorFlow prints a page of messages at every start

@@ -29,13 +29,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vit_jax import checkpoints, cli, extensions, files, flops, importers, models, paths, runtime
+from vit_jax import checkpoints, cli, extensions, importers, models, runtime
 from vit_jax.importers import architectures, containers, content, layout, processing
 from vit_jax.importers.tensors import Tensors
 from vit_jax.inference import exported, stored
+from vit_jax.models import flops
 from vit_jax.models.description import in_words
 from vit_jax.models.positions import Resampling
-from vit_jax.schema import ConfigError, amount
+from vit_jax.schema import ConfigError, format_amount
+from vit_jax.storage import files, paths
 from vit_jax.tasks import cost
 
 # Default layouts of output files: the first that supports the model.
@@ -45,7 +47,7 @@ PREFERRED = {".npz": ("vit_jax", "big_vision", "compact", "timm"), ".safetensors
 def main() -> None:
   """Reads the flags, then converts or inspects."""
   parser = cli.Parser("convert", __doc__)
-  parser.add_argument("paths", nargs="+", metavar="PATH", type=cli.path, help="IN and OUT, or FILE")
+  parser.add_argument("paths", nargs="+", metavar="PATH", type=cli.parse_path, help="IN and OUT, or FILE")
   parser.add_argument(
     "--inspect", action="store_true", help="print what a file contains, and the config that selects it"
   )
@@ -56,7 +58,7 @@ def main() -> None:
   )
   cli.add_weight_options(parser)
   parser.add_argument("--heads", type=int, help="number of attention heads, if IN packs them and the number is unusual")
-  parser.add_argument("--image-size", type=_size, help="pixels, or HEIGHT,WIDTH, if IN does not specify the size")
+  parser.add_argument("--image-size", type=_parse_size, help="pixels, or HEIGHT,WIDTH, if IN does not specify the size")
   parser.add_argument(
     "--resampling",
     choices=typing.get_args(Resampling),
@@ -67,7 +69,7 @@ def main() -> None:
   if arguments.heads is not None and not 0 < arguments.heads < 2**15:
     raise ConfigError(f"--heads: {arguments.heads}. Allowed: a whole number from 1 to {2**15 - 1}")
   if len(paths) != (1 if arguments.inspect else 2):
-    raise ConfigError(f"{amount(len(paths), 'path')}. Write `IN OUT`, or `--inspect FILE`")
+    raise ConfigError(f"{format_amount(len(paths), 'path')}. Write `IN OUT`, or `--inspect FILE`")
   given = ("heads", "image_size", "resampling")
   hints = {key: value for key in given if (value := getattr(arguments, key)) is not None}
   if arguments.inspect:
@@ -76,7 +78,7 @@ def main() -> None:
     print(convert(*paths, arguments.layout, hints, arguments.ema, arguments.prefix))
 
 
-def _size(text):
+def _parse_size(text):
   try:
     sides = tuple(map(int, text.split(",")))
   except ValueError:
@@ -124,9 +126,9 @@ def convert(
       f"--layout={name}: an output directory contains a checkpoint of vit_jax, which has no layout. Name a file"
     )
   check_absent(target)
-  with paths.new_folders(target.parent):
+  with paths.create_folders(target.parent):
     if suffix in exported.FORMATS:
-      return export(source, target, hints, ema, prefix)
+      return export_program(source, target, hints, ema, prefix)
     return _write(source, target, name, hints, ema, prefix)
 
 
@@ -135,37 +137,39 @@ def _write(source, target, name, hints, ema, prefix):
   suffix = target.suffix.lower()
   use = stored.read(source, ema, hints, prefix)
   check_hints(use.description, hints)
-  description, said = use.description, stored.travelling(use)
+  description, said = use.description, stored.describe_images(use)
   about = {**description.to_json(), "use": processing.to_json(said)}
   remarks = [f"note: {note}" for note in use.notes]
   if suffix == "":
     arrays = {name: np.asarray(array) for name, array in use.arrays.items()}
-    with runtime.locked(target, "another OUT"):
+    with runtime.lock_workdir(target, "another OUT"):
       check_absent(target)
       own = {"extensions": extensions.record({description.model.name})}
       checkpoints.write_weights(target, arrays, {"model": description.to_json(), "use": about["use"], **own})
-    return "\n".join([f"{target}: checkpoint of {description}, {count(use.arrays):,} parameters", *remarks])
-  chosen = importers.layout_of(description, name) if name else preferred(description, suffix)
-  tensors = layout.written(chosen, use.arrays, description)
-  documents = beside(target, chosen, description, said, about)
+    return "\n".join([f"{target}: checkpoint of {description}, {count_values(use.arrays):,} parameters", *remarks])
+  chosen = importers.find_layout(description, name) if name else choose_layout(description, suffix)
+  tensors = layout.write_lazily(chosen, use.arrays, description)
+  documents = sidecar_files(target, chosen, description, said, about)
 
   # Runs after all values were read, because reading may reveal damage. The weights are written last, so that they never
   # exist without the documents.
   def place():
     check_new(target, documents)
-    files.write_together(documents)
+    files.write_texts(documents)
 
   check_new(target, documents)
   containers.write(target, tensors, about, place)
-  remarks += [f"note: {note}" for note in ([] if chosen.beside else unsaid(tensors, description, target.name))]
+  remarks += [
+    f"note: {note}" for note in ([] if chosen.beside else list_underivable(tensors, description, target.name))
+  ]
   if suffix == ".safetensors":
-    remarks += [f"note: {note}" for note in architectures.notes(chosen, description, said)]
-  named = f"{target}: {description} as {chosen.name} names it, {amount(len(tensors), 'tensor')}, "
-  named += amount(count(use.arrays), "parameter")
-  return "\n".join([named, *([f"also written: {some_names(documents)}"] if documents else []), *remarks])
+    remarks += [f"note: {note}" for note in architectures.describe_unsaved(chosen, description, said)]
+  named = f"{target}: {description} as {chosen.name} names it, {format_amount(len(tensors), 'tensor')}, "
+  named += format_amount(count_values(use.arrays), "parameter")
+  return "\n".join([named, *([f"also written: {join_names(documents)}"] if documents else []), *remarks])
 
 
-def beside(target: pathlib.Path, chosen: layout.Layout, description: models.Description, said, about) -> dict:
+def sidecar_files(target: pathlib.Path, chosen: layout.Layout, description: models.Description, said, about) -> dict:
   """Returns the JSON documents that accompany a weight file: {path: text}.
 
   Model hubs use fixed file names. An .npz file has its own document, OUT.json.
@@ -181,7 +185,8 @@ def beside(target: pathlib.Path, chosen: layout.Layout, description: models.Desc
     documents = {target.with_suffix(".json"): {"vit_jax": about}}
   else:
     documents = {
-      target.with_name(name): values for name, values in architectures.beside(chosen, description, said).items()
+      target.with_name(name): values
+      for name, values in architectures.create_sidecar_files(chosen, description, said).items()
     }
   return {file: json.dumps(values, indent=2, ensure_ascii=False) + "\n" for file, values in documents.items()}
 
@@ -189,7 +194,7 @@ def beside(target: pathlib.Path, chosen: layout.Layout, description: models.Desc
 def check_absent(target: pathlib.Path) -> None:
   """Raises ConfigError if the target exists. Empty directories and leftovers of an interrupted save are allowed."""
   if target.suffix == "" and target.is_dir():
-    there = any(target.iterdir()) and not checkpoints.begun(target)
+    there = any(target.iterdir()) and not checkpoints.has_unfinished_save(target)
   else:
     there = target.exists() or os.path.lexists(target)  # also true for a dangling link
   if there:
@@ -204,7 +209,7 @@ def check_new(target: pathlib.Path, documents: Mapping[pathlib.Path, str]) -> No
 
   Args:
     target: the weight file.
-    documents: result of `beside`.
+    documents: result of `sidecar_files`.
 
   Raises:
     ConfigError: a file exists already, or a document would be read for a different weight file.
@@ -213,7 +218,7 @@ def check_new(target: pathlib.Path, documents: Mapping[pathlib.Path, str]) -> No
   hubs = target.suffix.lower() in containers.READ[1:]  # an .npz file has its own document, like a program
   others = [file for file in target.parent.glob("*") if file.suffix.lower() in containers.READ[1:] and hubs]
   for file, text in documents.items():
-    left = not others and file.is_file() and files.content(file) == text.encode()
+    left = not others and file.is_file() and files.read_if_exists(file) == text.encode()
     if not left and (file.exists() or os.path.lexists(file)):
       own = file.stem == target.stem  # of another .npz or .stablehlo with this stem
       other = target.with_stem(f"{target.stem}_{target.suffix[1:].lower()}").name
@@ -221,16 +226,16 @@ def check_new(target: pathlib.Path, documents: Mapping[pathlib.Path, str]) -> No
       raise ConfigError(f"{file} already exists, and {target.name} needs a file of this name. {advice}")
   if documents and others:
     raise ConfigError(
-      f"{others[0]} would be read with the {some_names(documents)} of {target.name}. Use an empty directory"
+      f"{others[0]} would be read with the {join_names(documents)} of {target.name}. Use an empty directory"
     )
 
 
-def some_names(documents) -> str:
+def join_names(documents) -> str:
   """Joins the names of files with "and"."""
   return " and ".join(file.name for file in documents)
 
 
-def export(
+def export_program(
   source: pathlib.Path, target: pathlib.Path, hints: dict, ema: bool | None = None, prefix: str | None = None
 ) -> str:
   """Writes a model as a program, .stablehlo or .onnx, and compares its logits with those of the model.
@@ -248,17 +253,17 @@ def export(
   Raises:
     ConfigError: the source cannot be read, or the target exists.
   """
-  exported.check(target)
+  exported.check_packages(target)
   use = stored.load(source, ema, hints=hints, prefix=prefix)
   check_hints(use.description, hints)
-  apart = exported.write(use, target, functools.partial(check_new, target))
-  described = exported.beside(target)
+  apart = exported.export_model(use, target, functools.partial(check_new, target))
+  described = exported.get_sidecar_path(target)
   where = "ONNX Runtime and others" if described is None else ", ".join(exported.PLATFORMS)
   said = f"{target}: {use.description} for {where}, any number of images; read again and run: "
   return "\n".join([said + f"{apart:.1g} of the largest logit apart"] + [f"note: {note}" for note in use.notes])
 
 
-def unsaid(tensors: Tensors, description: models.Description, name: str) -> list[str]:
+def list_underivable(tensors: Tensors, description: models.Description, name: str) -> list[str]:
   """Returns notes on properties of the model that cannot be derived from the tensors and the file name alone.
 
   Args:
@@ -270,7 +275,7 @@ def unsaid(tensors: Tensors, description: models.Description, name: str) -> list
     recognised = importers.recognise(tensors, {"name": name}).description
   except ConfigError as error:
     return [f"the tensors alone do not determine the model: {error}"]
-  taken, ours = ({**one.arguments(), "heads": _heads(one)} for one in (recognised, description))
+  taken, ours = ({**one.arguments(), "heads": _count_heads(one)} for one in (recognised, description))
   return [
     f"{key}={in_words(ours[key])} cannot be derived from the tensors. Readers of the tensors alone will use "
     f"{in_words(taken.get(key))}"
@@ -289,27 +294,27 @@ def check_hints(description: models.Description, hints: Mapping) -> None:
   Raises:
     ConfigError: a flag contradicts the weights or does not apply to them.
   """
-  facts = {"heads": _heads(description), "image_size": description.image_size}
+  facts = {"heads": _count_heads(description), "image_size": description.image_size}
   facts["resampling"] = description.arguments().get("resampling")
   for key, value in hints.items():
-    if _sides(facts[key]) != _sides(value):
+    if _as_pair(facts[key]) != _as_pair(value):
       flag = f"--{key.replace('_', '-')}"
       known = "no packed heads" if facts[key] is None else f"{key}={facts[key]}"
       shown = value if isinstance(value, int | str) else ",".join(map(str, value))
       raise ConfigError(f"{flag}={shown}: the weights are of {description}, which has {known}. Leave {flag} out")
 
 
-def _sides(value):
+def _as_pair(value):
   return tuple(value) if isinstance(value, list | tuple) else (value, value)
 
 
-def _heads(description):
+def _count_heads(description):
   return next(
-    (s[1] for path, s in layout.shapes(description).items() if path.endswith("/0/attention/query/kernel")), None
+    (s[1] for path, s in layout.compute_shapes(description).items() if path.endswith("/0/attention/query/kernel")), None
   )
 
 
-def preferred(description: models.Description, suffix: str) -> layout.Layout:
+def choose_layout(description: models.Description, suffix: str) -> layout.Layout:
   """Returns the default layout of a format for a model.
 
   Args:
@@ -319,7 +324,7 @@ def preferred(description: models.Description, suffix: str) -> layout.Layout:
   Raises:
     ConfigError: no layout supports the model.
   """
-  known = {one.name: one for one in importers.layouts_of(description)}
+  known = {one.name: one for one in importers.find_layouts(description)}
   if not known:
     raise ConfigError(f"no layout supports {description}. Name a directory to write a checkpoint of vit_jax")
   return known[next((name for name in PREFERRED[suffix] if name in known), next(iter(known)))]
@@ -342,33 +347,33 @@ def inspect(path: pathlib.Path, hints: dict, ema: bool | None = None, prefix: st
   """
   if importers.is_workdir(path):
     description, arrays = importers.load(path, hints, ema, prefix)
-    kind, stored, notes, images = "checkpoint of vit_jax", amount(len(arrays), "array"), [], []
+    kind, stored, notes, images = "checkpoint of vit_jax", format_amount(len(arrays), "array"), [], []
   else:
     recognised = importers.inspect(path, hints, ema=ema, prefix=prefix)
     description, kind = (
       recognised.description,
-      f"{recognised.layout.name} names ({content.ending(path) or path.suffix})",
+      f"{recognised.layout.name} names ({content.find_suffix(path) or path.suffix})",
     )
-    stored, notes, images = amount(len(recognised.tensors), "tensor"), recognised.notes, recognised.image_notes()
+    stored, notes, images = format_amount(len(recognised.tensors), "tensor"), recognised.notes, recognised.image_notes()
     recognised.check()
-  shapes, bound = layout.shapes(description), description.arguments()
+  shapes, bound = layout.compute_shapes(description), description.arguments()
   check_hints(description, hints)
   rows = {
     "layout": f"{kind}, {stored}",
     "family": description.published.family,
     "model": description.model.name,
-    **facts(shapes, bound),
-    "resolution": _pixels(description.image_size) + f", {amount(description.channels, 'channel')}",
+    **describe_transformer(shapes, bound),
+    "resolution": _format_pixels(description.image_size) + f", {format_amount(description.channels, 'channel')}",
     "classes": str(description.classes or "none: no head"),
     "parameters": f"{sum(int(np.prod(shape)) for shape in shapes.values()):,}",
-    "arithmetic": flops.in_words(cost.of_model(description)),
+    "arithmetic": flops.format_flops(cost.count_model_flops(description)),
     "config": description.flags(),
     **({"images": "; ".join(images)} if images else {}),
   }
   return "\n".join([*(f"{key:<12}{value}" for key, value in rows.items()), *(f"note: {note}" for note in notes)])
 
 
-def facts(shapes: dict, bound: dict) -> dict[str, str]:
+def describe_transformer(shapes: dict, bound: dict) -> dict[str, str]:
   """Returns facts about a transformer as text: patch, size, pooling and positions. Returns {} for other models.
 
   Args:
@@ -392,14 +397,14 @@ def facts(shapes: dict, bound: dict) -> dict[str, str]:
   return result
 
 
-def _pixels(size):
+def _format_pixels(size):
   return f"{size} px" if isinstance(size, int) else f"{size[0]} x {size[1]} px"
 
 
-def count(arrays: Tensors) -> int:
+def count_values(arrays: Tensors) -> int:
   """Returns the number of values in all arrays."""
   return sum(math.prod(array.shape) for array in arrays.values())
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

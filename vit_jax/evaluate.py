@@ -30,53 +30,42 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax import (
-  build,
-  checkpoints,
-  cli,
-  config,
-  evals,
-  evaluation,
-  files,
-  flags,
-  identity,
-  importers,
-  loop,
-  mesh,
-  metrics,
-  paths,
-  runtime,
-  schema,
-  steps,
-)
+from vit_jax import checkpoints, cli, config, evals, importers, runtime, schema
+from vit_jax.checkpoints import provenance
+from vit_jax.config import flags
 from vit_jax.data import catalog, outputs
 from vit_jax.data.images import ImageError
-from vit_jax.evals import Outcome, labelling, outcomes
+from vit_jax.evals import Outcome, labelling, metrics, outcomes
+from vit_jax.evals.intervals import METHODS, NONE
 from vit_jax.evals.subject import open_source
-from vit_jax.evaluation import Intervals
 from vit_jax.importers import surgery
 from vit_jax.inference import stored
-from vit_jax.intervals import METHODS, NONE
+from vit_jax.parallel import sharding
+from vit_jax.storage import files, paths
+from vit_jax.training import build, loop, run_evaluation, steps
+from vit_jax.training.run_evaluation import Intervals
 
 
 def main() -> None:
   """Reads the flags, restores the weights, measures them and prints the table."""
   parser = cli.Parser("evaluate", __doc__, data=True, forms=(("--workdir",), ("--weights", "--config")))
-  parser.add_argument("--workdir", type=cli.directory, help="directory of the run")
+  parser.add_argument("--workdir", type=cli.parse_directory, help="directory of the run")
   parser.add_argument("--weights", help="a file of weights or a workdir; needs --config")
   parser.add_argument("--config", help=cli.CONFIG)
   parser.add_argument(
     "--image-size",
-    type=cli.number(schema.Count),
+    type=cli.make_number_parser(schema.Count),
     metavar="N",
     help="side of the images in pixels; default: the size of the run or config",
   )
   parser.add_argument("--split", help="train, val, test, or a split of the dataset such as train[:10%%]")
-  parser.add_argument("--write-predictions", type=cli.path, metavar="FILE", help="a row for each image: .csv or .npz")
-  parser.add_argument("--logits", action="store_true", help="logits of all classes in that file")
-  parser.add_argument("--report", type=cli.directory, metavar="DIR", help="figures.json, confusion.png and .csv")
   parser.add_argument(
-    "--write-labels", type=cli.directory, metavar="FOLDER", help="labels of the weights for a student"
+    "--write-predictions", type=cli.parse_path, metavar="FILE", help="a row for each image: .csv or .npz"
+  )
+  parser.add_argument("--logits", action="store_true", help="logits of all classes in that file")
+  parser.add_argument("--report", type=cli.parse_directory, metavar="DIR", help="figures.json, confusion.png and .csv")
+  parser.add_argument(
+    "--write-labels", type=cli.parse_directory, metavar="FOLDER", help="labels of the weights for a student"
   )
   parser.add_argument("--labels", choices=("soft", "hard"), help="the best five classes of an image (default), or one")
   arguments = parser.parse()
@@ -87,10 +76,10 @@ def main() -> None:
     files.check_path(arguments.write_predictions)
   elif arguments.logits:
     raise schema.ConfigError("--logits: no output file. Add --write-predictions=FILE")
-  run = run_of(arguments)
+  run = select_run(arguments)
   if arguments.workdir:
-    run = of_workdir(run, arguments.workdir, arguments.image_size)
-  run = dataclasses.replace(run, evals=chosen(run.evals, arguments.split, arguments.logits))
+    run = prepare_run(run, arguments.workdir, arguments.image_size)
+  run = dataclasses.replace(run, evals=select_evaluations(run.evals, arguments.split, arguments.logits))
   kinds = {choice.name for choice in run.evals.values()}
   if arguments.write_predictions and "accuracy" not in kinds:
     raise schema.ConfigError(
@@ -100,26 +89,28 @@ def main() -> None:
     )
   for flag, folder in (("--report", arguments.report), ("--write-labels", arguments.write_labels)):
     if folder:
-      outputs.check(folder, [run.data, run.evals, dict(arguments.data)], flag)
+      outputs.check_output_location(folder, [run.data, run.evals, dict(arguments.data)], flag)
   again = "continues it" if arguments.write_labels else "starts it again"
-  with runtime.joined(run.limits, again) as watch:
+  with runtime.join_processes(run.limits, again) as watch:
     parts = build.build(run, jax.devices(), training=False)
-    runtime.note(parts.images.source.note)
+    runtime.print_note(parts.images.source.note)
     with watch.phase("restore"):
-      state = imported(parts, bool(arguments.workdir)) if run.init.from_ else restored(parts, arguments.workdir)
+      state = (
+        import_weights(parts, bool(arguments.workdir)) if run.init.from_ else restore_weights(parts, arguments.workdir)
+      )
       if arguments.weights and jax.process_index() == 0:
         warn_of_normalisation(arguments.weights, run)
     if arguments.write_labels:
       with watch.phase("evaluation"):
-        label(parts, state, arguments, watch)
+        write_labels(parts, state, arguments, watch)
       return
     with watch.phase("evaluation"):
       measured, intervals = evaluate(parts, state, arguments.workdir or arguments.weights, watch.poll)
     if jax.process_index() == 0:
-      write(measured, intervals, arguments.write_predictions, arguments.report)
+      write_outputs(measured, intervals, arguments.write_predictions, arguments.report)
 
 
-def run_of(arguments: argparse.Namespace) -> config.Run:
+def select_run(arguments: argparse.Namespace) -> config.Run:
   """Returns the run that the flags select: the run of a workdir, or the run of a config with weights.
 
   Args:
@@ -135,14 +126,14 @@ def run_of(arguments: argparse.Namespace) -> config.Run:
     overrides |= {"init.from": arguments.weights, "init.head": "keep"}
     if arguments.image_size:
       overrides["data.image_size"] = str(arguments.image_size)
-    return build.complete(config.resolve(flags.load(arguments.config, overrides)))
+    return build.complete(config.resolve(flags.load_config(arguments.config, overrides)))
   if overrides:
     raise schema.ConfigError(
       f"--config.{next(iter(overrides))}: --workdir uses the config of its run. Leave it out, or measure the run with "
       f"another config: --weights={shlex.quote(str(arguments.workdir))} --config=FILE"
     )
   try:
-    run = stored.run_of(arguments.workdir)
+    run = stored.load_run(arguments.workdir)
   except schema.ConfigError as error:
     raise schema.ConfigError(f"--workdir: {error}") from error
   if run is None:
@@ -153,7 +144,7 @@ def run_of(arguments: argparse.Namespace) -> config.Run:
   return run
 
 
-def of_workdir(run: config.Run, workdir: pathlib.Path, image_size: int | None) -> config.Run:
+def prepare_run(run: config.Run, workdir: pathlib.Path, image_size: int | None) -> config.Run:
   """Returns a run prepared for evaluation at an image size.
 
   Args:
@@ -165,13 +156,15 @@ def of_workdir(run: config.Run, workdir: pathlib.Path, image_size: int | None) -
   if image_size in (None, run.data.args["image_size"]):
     return dataclasses.replace(run, init=config.Init())
   resized = {
-    name: schema.Choice(choice.name, {**choice.args, "data": stored.at_size(choice.args["data"], image_size)})
+    name: schema.Choice(
+      choice.name, {**choice.args, "data": stored.resize_preprocessing(choice.args["data"], image_size)}
+    )
     if choice.args.get("data")
     else choice
     for name, choice in run.evals.items()
   }
   init = config.Init(str(workdir), head="keep")
-  return dataclasses.replace(run, data=stored.at_size(run.data, image_size), evals=resized, init=init)
+  return dataclasses.replace(run, data=stored.resize_preprocessing(run.data, image_size), evals=resized, init=init)
 
 
 def warn_of_normalisation(weights: str, run: config.Run) -> None:
@@ -181,11 +174,11 @@ def warn_of_normalisation(weights: str, run: config.Run) -> None:
     weights: path of the weights.
     run: the run of the config.
   """
-  if other := stored.other_normalisation(weights, run.data, run.init.ema, run.init.prefix):
+  if other := stored.find_normalisation_flags(weights, run.data, run.init.ema, run.init.prefix):
     logging.warning("images for these weights are usually normalised differently from this config: %s", other)
 
 
-def chosen(evals: dict[str, schema.Choice], split: str | None, logits: bool) -> dict[str, schema.Choice]:
+def select_evaluations(evals: dict[str, schema.Choice], split: str | None, logits: bool) -> dict[str, schema.Choice]:
   """Selects the evaluations to run.
 
   Args:
@@ -195,7 +188,7 @@ def chosen(evals: dict[str, schema.Choice], split: str | None, logits: bool) -> 
   """
   kept = dict(evals)
   if split:
-    _, headline = evaluation.headline(evals)
+    _, headline = run_evaluation.select_headline(evals)
     kept = {"test": schema.Choice(headline.name, {**headline.args, "split": split})}
   changes = {"logits": True} if logits else {}
   return {
@@ -204,7 +197,7 @@ def chosen(evals: dict[str, schema.Choice], split: str | None, logits: bool) -> 
   }
 
 
-def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
+def restore_weights(parts: build.Experiment, workdir: pathlib.Path) -> steps.State:
   """Restores the newest readable checkpoint of the run in --workdir.
 
   Args:
@@ -214,11 +207,11 @@ def restored(parts: build.Parts, workdir: pathlib.Path) -> steps.State:
   Raises:
     ConfigError: the run has not saved a checkpoint. The message names the flag.
   """
-  with schema.at("--workdir"):
-    return evaluation.restored(parts, workdir)
+  with schema.enter_key("--workdir"):
+    return run_evaluation.restore_newest(parts, workdir)
 
 
-def imported(parts: build.Parts, own: bool) -> steps.State:
+def import_weights(parts: build.Experiment, own: bool) -> steps.State:
   """Imports the weights from which the run starts, without an optimizer. The file must contain every parameter.
 
   Args:
@@ -228,14 +221,16 @@ def imported(parts: build.Parts, own: bool) -> steps.State:
   """
   shapes, init = parts.state_shapes, parts.run.init
   if own:
-    evaluation.warn_of_other_data(parts, checkpoints.about(paths.path(init.from_), identity.check) or {})
-  arrays, averages = loop.starting_weights(parts, "--weights"), {}
+    run_evaluation.warn_of_other_data(
+      parts, checkpoints.read_description(paths.resolve_path(init.from_), provenance.check_metadata) or {}
+    )
+  arrays, averages = loop.load_starting_weights(parts, "--weights"), {}
   if shapes.ema and own:
     classes = parts.images.source.classes
-    fitted, _ = importers.fitted(init.from_, parts.model.description, init.head, ema=True, classes=classes)
+    fitted, _ = importers.load_fitted(init.from_, parts.model.description, init.head, ema=True, classes=classes)
     averages = surgery.stack(fitted, tuple(shapes.ema))
-  params = {path: mesh.place(arrays[path], shape.sharding) for path, shape in shapes.params.items()}
-  ema = {path: mesh.place(averages[path], shapes.ema[path].sharding) for path in averages}
+  params = {path: sharding.place_array(arrays[path], shape.sharding) for path, shape in shapes.params.items()}
+  ema = {path: sharding.place_array(averages[path], shapes.ema[path].sharding) for path in averages}
   return steps.State(jnp.zeros((), jnp.int32), params, ema, optimizer=None)
 
 
@@ -257,7 +252,9 @@ def _check_labelling(arguments):
     raise schema.ConfigError("--split: missing; --write-labels labels the images of a split, such as 'train[100:]'")
 
 
-def label(parts: build.Parts, state: steps.State, arguments: argparse.Namespace, watch: runtime.Watch) -> None:
+def write_labels(
+  parts: build.Experiment, state: steps.State, arguments: argparse.Namespace, watch: runtime.Watch
+) -> None:
   """Writes labels for the images that the flags select, computed with the averaged weights if there are any.
 
   Args:
@@ -275,29 +272,30 @@ def label(parts: build.Parts, state: steps.State, arguments: argparse.Namespace,
   if arguments.data:
     if "name" not in arguments.data:
       raise schema.ConfigError("--data.name: missing; it names the dataset, as in configs")
-    with schema.at("data"):
-      choice = schema.convert(flags.choice(arguments.data, "data"), schema.Choice)
-    prepared = evals.preparation(run.data)
-    data = evals.bind(schema.Choice("accuracy", {"data": choice}), evals.EVALS, prepared).args["data"]
-  subject = evals.Subject(parts.model, parts.mesh, run.data, run.batch, catalog.open_split, parts.task.predict)
+    with schema.enter_key("data"):
+      choice = schema.convert(flags.parse_choice(arguments.data, "data"), schema.Choice)
+    prepared = evals.preparation_arguments(run.data)
+    data = evals.bind_evaluation(schema.Choice("accuracy", {"data": choice}), evals.EVALS, prepared).args["data"]
+  subject = evals.EvalContext(parts.model, parts.mesh, run.data, run.batch, catalog.open_split, parts.task.predict)
   source = open_source(subject, data, arguments.split, "split")
   own, folder = subject.data(data), arguments.write_labels
-  origin = labelling.origin(own)
-  params = outcomes.gathered(state.params, state.ema) if state.ema else state.params
+  origin = labelling.describe_origin(own)
+  params = outcomes.gather_average(state.params, state.ema) if state.ema else state.params
   classes, soft = parts.images.source.classes, arguments.labels != "hard"
-  with runtime.claim(folder, watch.leave, "another folder"):
+  with runtime.claim_workdir(folder, watch.leave, "another folder"):
     try:
-      plan = labelling.plan(subject, data, origin, source, classes, params, soft)
-      made = labelling.write(subject, data, source, params, plan, folder, watch.poll)
+      plan = labelling.create_plan(subject, data, origin, source, classes, params, soft)
+      made = labelling.label_images(subject, data, source, params, plan, folder, watch.poll)
     except ImageError as error:
       raise schema.ConfigError(str(error)) from error
-  runtime.say(
-    f"{folder}: labels of {schema.amount(len(source), 'image')} of {own.name}, {source.split!r}. New labels: {made:,}"
+  runtime.print_line(
+    f"{folder}: labels of {schema.format_amount(len(source), 'image')} of {own.name}, {source.split!r}. New labels: "
+    f"{made:,}"
   )
 
 
 def evaluate(
-  parts: build.Parts, state: steps.State, name, poll: Callable[[], None]
+  parts: build.Experiment, state: steps.State, name, poll: Callable[[], None]
 ) -> tuple[dict[str, Outcome], dict[str, Intervals]]:
   """Measures the weights of a state and prints the figures.
 
@@ -308,19 +306,19 @@ def evaluate(
     poll: called after each batch. It may raise an exception to stop.
 
   Returns:
-    The result of `evaluation.measured`.
+    The result of `run_evaluation.measure_state`.
   """
   measures = {name: each.measure for name, each in parts.evals.items()}
-  measured, intervals = evaluation.measured(measures, state, poll)
-  runtime.say(f"{name}, step {int(state.step)} of {parts.total}" if state.step else str(name))
-  figures = outcomes.figures(measured)
-  cli.table(figures, named(intervals))
-  for line in interval_notes(measured, intervals):
-    runtime.say(f"  {line}")
+  measured, intervals = run_evaluation.measure_state(measures, state, poll)
+  runtime.print_line(f"{name}, step {int(state.step)} of {parts.total}" if state.step else str(name))
+  figures = outcomes.collect_figures(measured)
+  cli.format_figures(figures, name_figures(intervals))
+  for line in describe_intervals(measured, intervals):
+    runtime.print_line(f"  {line}")
   return measured, intervals
 
 
-def interval_notes(measured: dict[str, Outcome], intervals: dict[str, Intervals]) -> list[str]:
+def describe_intervals(measured: dict[str, Outcome], intervals: dict[str, Intervals]) -> list[str]:
   """Returns lines that name the method of the intervals, and the figures without an interval.
 
   Args:
@@ -338,12 +336,12 @@ def interval_notes(measured: dict[str, Outcome], intervals: dict[str, Intervals]
   return [METHODS] + [f"No interval for {', '.join(without)}: {NONE}."] * bool(without)
 
 
-def named(values: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def name_figures(values: dict[str, dict[str, Any]]) -> dict[str, Any]:
   """Converts values that are grouped by prefix, such as intervals, to {name in result.json: value}."""
   return {prefix + figure: value for prefix, these in values.items() for figure, value in these.items()}
 
 
-def write(
+def write_outputs(
   measured: dict[str, Outcome],
   intervals: dict[str, Intervals],
   predictions_file: pathlib.Path | None,
@@ -366,26 +364,28 @@ def write(
     mark = "-" + prefix.strip("/_").replace("/", "-") if prefix and len(intervals) > 1 else ""
     if predictions_file:
       path = predictions_file.with_stem(predictions_file.stem + mark)
-      metrics.write(predictions, [source.called(i) for i in predictions.position.tolist()], path, source.classes)
-      runtime.say(f"  predictions {path}")
+      metrics.write_predictions(
+        predictions, [source.display_name(i) for i in predictions.position.tolist()], path, source.classes
+      )
+      runtime.print_line(f"  predictions {path}")
     if folder and source.labels == 1:
-      from vit_jax import pictures
+      from vit_jax.evals import plots
 
-      matrix = metrics.confusion(predictions, len(source.classes))
+      matrix = metrics.compute_confusion(predictions, len(source.classes))
       metrics.write_confusion(matrix, source.classes, folder / f"confusion{mark}.csv")
-      pictures.confusion(matrix, source.classes, folder / f"confusion{mark}.png")
+      plots.write_confusion_png(matrix, source.classes, folder / f"confusion{mark}.png")
   if folder:
     report = {
-      "figures": outcomes.figures(measured),
-      "intervals": named(intervals),
-      "interval_methods": named(
-        {prefix: evaluation.methods(measured[prefix].details, ends) for prefix, ends in intervals.items()}
+      "figures": outcomes.collect_figures(measured),
+      "intervals": name_figures(intervals),
+      "interval_methods": name_figures(
+        {prefix: run_evaluation.list_methods(measured[prefix].details, ends) for prefix, ends in intervals.items()}
       ),
       "classes": {prefix: list(measured[prefix].details.source.classes) for prefix in intervals},
     }
     files.write_text(folder / "figures.json", json.dumps(report, indent=2) + "\n")
-    runtime.say(f"  report      {folder}")
+    runtime.print_line(f"  report      {folder}")
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

@@ -16,15 +16,18 @@ import re
 
 import jax
 
-from vit_jax import cli, config, files, flags, importers, intervals, measuring, runtime, schema
-from vit_jax.corpora.screen import Screen
+from vit_jax import cli, config, importers, runtime, schema
+from vit_jax.config import flags
+from vit_jax.corpora.screen import ProgressScreen
 from vit_jax.data.images import ImageError
-from vit_jax.evals import Outcome
-from vit_jax.evals.dense import Details as Dense
-from vit_jax.evals.fewshot import Details as FewShot
+from vit_jax.evals import Outcome, intervals
+from vit_jax.evals.dense import DenseDetails as Dense
+from vit_jax.evals.fewshot import FewshotDetails as FewShot
 from vit_jax.importers import options
-from vit_jax.runtime import say
-from vit_jax.schema import amount
+from vit_jax.runtime import print_line
+from vit_jax.schema import format_amount
+from vit_jax.storage import files
+from vit_jax.training import probe_setup
 
 
 def main() -> None:
@@ -32,14 +35,14 @@ def main() -> None:
   parser = cli.Parser("fewshot", __doc__, config_type=config.Measurement)
   parser.add_argument("--config", required=True, help=cli.CONFIG)
   parser.add_argument("--weights", required=True, help="a file of weights or a workdir")
-  parser.add_argument("--json", type=cli.path, metavar="FILE", help="write all figures and draws to this file")
-  parser.add_argument("--write-predictions", type=cli.path, metavar="FILE", help="a row for each test image")
+  parser.add_argument("--json", type=cli.parse_path, metavar="FILE", help="write all figures and draws to this file")
+  parser.add_argument("--write-predictions", type=cli.parse_path, metavar="FILE", help="a row for each test image")
   arguments = parser.parse()
   for path, suffix in ((arguments.json, ".json"), (arguments.write_predictions, ".csv")):
     if path:
       files.check_path(path, (suffix,))
-  measurement = config.resolve(flags.load(arguments.config, arguments.overrides), config.Measurement)
-  choices = measuring.complete(measurement, measurement.image_size)  # errors are raised before the weights are read
+  measurement = config.resolve(flags.load_config(arguments.config, arguments.overrides), config.Measurement)
+  choices = probe_setup.complete(measurement, measurement.image_size)  # errors are raised before the weights are read
   if arguments.write_predictions and (without := [name for name, c in choices.items() if c.name != "fewshot"]):
     raise schema.ConfigError(
       f"--write-predictions: {', '.join(without)} does not predict a class for each image. Remove this flag"
@@ -47,14 +50,14 @@ def main() -> None:
 
   keeps = any(choice.args.get("cache") for choice in choices.values())
   again = "starts it again" + ", but for the features of splits that are done" * keeps
-  with runtime.joined(measurement.limits, again) as watch:
+  with runtime.join_processes(measurement.limits, again) as watch:
     with watch.phase("restore"):
-      weights = loaded(arguments.weights, measurement)
+      weights = load_weights(arguments.weights, measurement)
       description, arrays, notes = weights.description, weights.arrays, weights.notes
-    measured = measuring.build(measurement, description, arrays, jax.devices(), screen=screen)
-    say(f"{arguments.weights}: {description.model.name}")
+    measured = probe_setup.build(measurement, description, arrays, jax.devices(), screen=start_progress)
+    print_line(f"{arguments.weights}: {description.model.name}")
     for note in (*notes, *measured.notes):
-      say(f"  {note}")
+      print_line(f"  {note}")
     outcomes = {}
     for name, evaluation in measured.evals.items():
       try:
@@ -65,16 +68,16 @@ def main() -> None:
       details = outcomes[name].details
       if isinstance(details, Dense | FewShot):  # only the first process has details
         for note in dict.fromkeys((details.train.note, details.test.note)):
-          runtime.note(note)
-        (report_dense if isinstance(details, Dense) else report)(name, outcomes[name])
+          runtime.print_note(note)
+        (print_dense if isinstance(details, Dense) else print_probes)(name, outcomes[name])
       elif choices[name].name not in ("fewshot", "dense"):
-        say(f"\n{name}")
-        cli.table(outcomes[name].figures)
+        print_line(f"\n{name}")
+        cli.format_figures(outcomes[name].figures)
     if jax.process_index() == 0:
-      write(outcomes, arguments.weights, arguments.json, arguments.write_predictions)
+      write_outputs(outcomes, arguments.weights, arguments.json, arguments.write_predictions)
 
 
-def loaded(path: str, measurement: config.Measurement) -> importers.Weights:
+def load_weights(path: str, measurement: config.Measurement) -> importers.Weights:
   """Reads the weights of a file or workdir.
 
   Args:
@@ -86,15 +89,15 @@ def loaded(path: str, measurement: config.Measurement) -> importers.Weights:
   """
   weights, problem = None, None
   try:
-    with options.form("config"):
+    with options.use_form("config"):
       weights = importers.read(path, ema=measurement.ema, prefix=measurement.prefix)
   except schema.ConfigError as error:
     problem = f"--weights: {error}"
-  runtime.agree(problem)
+  runtime.raise_together(problem)
   return weights
 
 
-def screen(split: str, images: int, size: int) -> Screen:
+def start_progress(split: str, images: int, size: int) -> ProgressScreen:
   """Prints the number of images of a split that must be computed, and returns the progress display.
 
   Args:
@@ -102,11 +105,11 @@ def screen(split: str, images: int, size: int) -> Screen:
     images: number of images to compute.
     size: batch size.
   """
-  say(f"  {split}: {amount(images, 'image')} to compute, {size} at a time (batch)")
-  return Screen(split, images)
+  print_line(f"  {split}: {format_amount(images, 'image')} to compute, {size} at a time (batch)")
+  return ProgressScreen(split, images)
 
 
-def report_dense(name: str, outcome: Outcome) -> None:
+def print_dense(name: str, outcome: Outcome) -> None:
   """Prints the figures of a dense probe and the IoU of each class.
 
   Args:
@@ -114,16 +117,17 @@ def report_dense(name: str, outcome: Outcome) -> None:
     outcome: its result.
   """
   figures, details = outcome.figures, outcome.details
-  say(
-    f"\n{name}: {amount(len(details.classes), 'class', 'classes')} of pixels, from "
-    f"{amount(len(details.train), 'image')} of {details.train.split!r}, {figures['images']:,} of {details.test.split!r}"
+  print_line(
+    f"\n{name}: {format_amount(len(details.classes), 'class', 'classes')} of pixels, from "
+    f"{format_amount(len(details.train), 'image')} of {details.train.split!r}, {figures['images']:,} of "
+    f"{details.test.split!r}"
   )
-  say(f"  mean IoU {figures['mean_iou']:.2%}, pixels right {figures['pixel_accuracy']:.2%}")
+  print_line(f"  mean IoU {figures['mean_iou']:.2%}, pixels right {figures['pixel_accuracy']:.2%}")
   for label, iou in details.iou.items():
-    say(f"  {label:<24}" + ("does not occur" if iou is None else f"{iou:8.2%}"))
+    print_line(f"  {label:<24}" + ("does not occur" if iou is None else f"{iou:8.2%}"))
 
 
-def report(name: str, outcome: Outcome) -> None:
+def print_probes(name: str, outcome: Outcome) -> None:
   """Prints the table of a few-shot evaluation: one line for each probe, one column for each number of shots.
 
   Args:
@@ -133,25 +137,27 @@ def report(name: str, outcome: Outcome) -> None:
   episodes = outcome.details.episodes
   train_split, test_split = outcome.details.train, outcome.details.test
   seeds = len({episode.seed for episode in episodes})
-  single = intervals.of_figures(outcome.figures)
+  single = intervals.compute_figure_intervals(outcome.figures)
   shots = {episode.shots: episode.images for episode in episodes}
   drawn = (
     f"all images of {train_split.split!r}"
     if "all" in shots
-    else f"drawn from {train_split.split!r} by {amount(seeds, 'seed')}"
+    else f"drawn from {train_split.split!r} by {format_amount(seeds, 'seed')}"
   )
-  say(f"\n{name}: {amount(len(train_split.classes), 'class', 'classes')}, {drawn}, "
-      f"{amount(outcome.figures['images'], 'image')} of {test_split.split!r}")  # fmt: skip
-  say(
+  print_line(f"\n{name}: {format_amount(len(train_split.classes), 'class', 'classes')}, {drawn}, "
+      f"{format_amount(outcome.figures['images'], 'image')} of {test_split.split!r}")  # fmt: skip
+  print_line(
     f"  {'':<12}"
-    + "".join(f"{amount(images, 'image') if k == 'all' else f'{k}-shot':>22}" for k, images in shots.items())
+    + "".join(f"{format_amount(images, 'image') if k == 'all' else f'{k}-shot':>22}" for k, images in shots.items())
   )
   for k, images in shots.items():
     if k != "all" and images < k * len(train_split.classes):
-      say(f"  {k}-shot: some classes have fewer than {amount(k, 'image')}; {images:,} are used for training")
+      print_line(
+        f"  {k}-shot: some classes have fewer than {format_amount(k, 'image')}; {images:,} are used for training"
+      )
   for note in outcome.details.notes:
-    say(f"  {note}")
-  for probe in sorted({episode.probe for episode in episodes}, key=in_numbers):
+    print_line(f"  {note}")
+  for probe in sorted({episode.probe for episode in episodes}, key=numeric_sort_key):
     cells = []
     for k in shots:
       figure = next(episode.name for episode in episodes if (episode.probe, episode.shots) == (probe, k))
@@ -159,19 +165,23 @@ def report(name: str, outcome: Outcome) -> None:
       ends = single.get(figure)
       of_draw = "" if ends is None else f" [{100 * ends[0]:.1f}, {100 * ends[1]:.1f}]"
       cells.append(f"{outcome.figures[figure]:.2%}" + (of_draw if spread is None else f" ± {100 * spread:.2f}"))
-    say(f"  {probe:<12}" + "".join(f"{cell:>22}" for cell in cells))
+    print_line(f"  {probe:<12}" + "".join(f"{cell:>22}" for cell in cells))
   if single:
-    say(f"  [low, high]: 95 % interval ({intervals.WILSON}) of one draw")
+    print_line(f"  [low, high]: 95 % interval ({intervals.WILSON}) of one draw")
   if len(single) < len({episode.name for episode in episodes}):
-    say(f"  ±: standard deviation over {amount(seeds, 'draw')}; all draws are evaluated on the same images")
+    print_line(
+      f"  ±: standard deviation over {format_amount(seeds, 'draw')}; all draws are evaluated on the same images"
+    )
 
 
-def in_numbers(name: str) -> list:
+def numeric_sort_key(name: str) -> list:
   """Returns a sort key that orders numbers in names by value: knn20 precedes knn100."""
   return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
-def write(outcomes: dict[str, Outcome], weights: str, json_file: pathlib.Path | None, predictions: pathlib.Path | None):
+def write_outputs(
+  outcomes: dict[str, Outcome], weights: str, json_file: pathlib.Path | None, predictions: pathlib.Path | None
+):
   """Writes the requested files. With several evaluations there is one predictions file for each, such as FILE-pets.csv.
 
   Args:
@@ -181,21 +191,23 @@ def write(outcomes: dict[str, Outcome], weights: str, json_file: pathlib.Path | 
     predictions: file for predictions, or None.
   """
   if json_file:
-    text = json.dumps({"weights": weights, "evals": {name: as_json(each) for name, each in outcomes.items()}}, indent=2)
+    text = json.dumps(
+      {"weights": weights, "evals": {name: outcome_to_json(each) for name, each in outcomes.items()}}, indent=2
+    )
     files.write_text(json_file, text + "\n")
-    say(f"\n  figures     {json_file}")
+    print_line(f"\n  figures     {json_file}")
   for name, outcome in outcomes.items() if predictions else ():
     path = predictions.with_stem(predictions.stem + (f"-{name}" if len(outcomes) > 1 else ""))
     details = outcome.details
     columns = [f"{episode.name}_seed{episode.seed}" for episode in details.episodes]
-    names = [files.csv_name(details.test.identify(position)) for position in details.position.tolist()]
+    names = [files.escape_csv(details.test.identify(position)) for position in details.position.tolist()]
     predicted = [episode.predicted.tolist() for episode in details.episodes]
     rows = zip(names, details.label.tolist(), *predicted, strict=True)
     files.write_csv(path, [["id", "label", *columns], *rows])
-    say(f"  predictions {path}")
+    print_line(f"  predictions {path}")
 
 
-def as_json(outcome: Outcome) -> dict:
+def outcome_to_json(outcome: Outcome) -> dict:
   """Converts an outcome to JSON values: figures, episodes, and the images that each seed drew for each class."""
   details = outcome.details
   if isinstance(details, Dense):
@@ -208,7 +220,7 @@ def as_json(outcome: Outcome) -> dict:
   ]
   return {
     "figures": outcome.figures,
-    "intervals": intervals.of_figures(outcome.figures),  # Wilson intervals of one draw
+    "intervals": intervals.compute_figure_intervals(outcome.figures),  # Wilson intervals of one draw
     "train": details.train.split,
     "test": details.test.split,
     "episodes": episodes,
@@ -217,4 +229,4 @@ def as_json(outcome: Outcome) -> dict:
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

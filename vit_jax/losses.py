@@ -20,10 +20,10 @@ def softmax_cross_entropy(logits: Float[Tensor, "*B V"], targets: Float[Tensor, 
     import jax.numpy as jnp
     from vit_jax import losses
 
-    targets = losses.smooth(losses.one_hot(jnp.array([1]), classes=2), 0.1)  # [[0.05, 0.95]]
+    targets = losses.smooth_labels(losses.one_hot(jnp.array([1]), classes=2), 0.1)  # [[0.05, 0.95]]
     losses.softmax_cross_entropy(jnp.array([[0.0, 3.0]]), targets)  # [0.199]
   """
-  logits, targets = _float32(logits, targets)
+  logits, targets = _cast_to_float32(logits, targets)
   return -(targets * jax.nn.log_softmax(logits)).sum(-1)
 
 
@@ -37,7 +37,7 @@ def sigmoid_cross_entropy(logits: Float[Tensor, "*B V"], targets: Float[Tensor, 
   Returns:
     The loss of each row in float32, (*B).
   """
-  logits, targets = _float32(logits, targets)
+  logits, targets = _cast_to_float32(logits, targets)
   return -(targets * jax.nn.log_sigmoid(logits) + (1 - targets) * jax.nn.log_sigmoid(-logits)).sum(-1)
 
 
@@ -68,7 +68,7 @@ def one_hot(labels: Integer[Tensor, " B"] | Integer[Tensor, "B K"], classes: int
   return hot.max(1) if labels.ndim == 2 else hot
 
 
-def parts_hot(
+def encode_shares(
   labels: Integer[Tensor, "B K"], shares: Float[Tensor, "B K"], classes: int
 ) -> Float[Array, "B {classes}"]:
   """Converts labels and their shares to targets. The target of each label is its share.
@@ -84,7 +84,7 @@ def parts_hot(
   return jnp.einsum("bkv,bk->bv", jax.nn.one_hot(labels, classes, dtype=jnp.float32), shares)
 
 
-def shared(targets: Float[Tensor, "*B V"]) -> Float[Array, "*B V"]:
+def normalise_rows(targets: Float[Tensor, "*B V"]) -> Float[Array, "*B V"]:
   """Divides each row by its sum. A row of zeros stays a row of zeros.
 
   Args:
@@ -93,11 +93,11 @@ def shared(targets: Float[Tensor, "*B V"]) -> Float[Array, "*B V"]:
   Returns:
     Rows that sum to one in float32, (*B, V).
   """
-  (targets,) = _float32(targets)
+  (targets,) = _cast_to_float32(targets)
   return targets / jnp.maximum(targets.sum(-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
 
 
-def best_is_positive(logits: Float[Tensor, "*B V"], targets: Num[Tensor, "*B V"]) -> Bool[Array, "*B"]:
+def is_best_positive(logits: Float[Tensor, "*B V"], targets: Num[Tensor, "*B V"]) -> Bool[Array, "*B"]:
   """Returns whether the class with the highest logit is one of the classes with the highest target.
 
   For an image with several labels, each label counts as correct. For a mixture of two images, the label with the larger
@@ -116,7 +116,7 @@ def best_is_positive(logits: Float[Tensor, "*B V"], targets: Num[Tensor, "*B V"]
   return ((best * targets).sum(-1) >= (1 - 1e-5) * highest) & (highest > 0)
 
 
-def smooth(targets: Float[Tensor, "*B V"], amount: float) -> Float[Array, "*B V"]:
+def smooth_labels(targets: Float[Tensor, "*B V"], amount: float) -> Float[Array, "*B V"]:
   """Applies label smoothing (Szegedy et al. 2016), as in timm.
 
   A fraction `amount` of the sum of each row is distributed evenly over all classes, including the target class. A
@@ -129,7 +129,7 @@ def smooth(targets: Float[Tensor, "*B V"], amount: float) -> Float[Array, "*B V"
   Returns:
     Smoothed targets in float32, (*B, V).
   """
-  (targets,) = _float32(targets)
+  (targets,) = _cast_to_float32(targets)
   return (1 - amount) * targets + amount / targets.shape[-1] * targets.sum(-1, keepdims=True)
 
 
@@ -143,12 +143,12 @@ def kl_divergence(expected: Float[Tensor, "*B V"], predicted: Float[Tensor, "*B 
   Returns:
     The divergence of each row in float32, (*B).
   """
-  expected, predicted = _float32(expected, predicted)
+  expected, predicted = _cast_to_float32(expected, predicted)
   log_p, log_q = jax.nn.log_softmax(expected), jax.nn.log_softmax(predicted)
   return (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
 
 
-def _float32(*arrays):
+def _cast_to_float32(*arrays):
   return tuple(jnp.asarray(array, jnp.float32) for array in arrays)
 
 

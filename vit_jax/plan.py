@@ -18,40 +18,44 @@ import functools
 import json
 import math
 
-from vit_jax import build, cli, config, files, flags, hardware, models, paths
+from vit_jax import cli, config, models
+from vit_jax.config import flags
 from vit_jax.data import catalog
 from vit_jax.models import overview
+from vit_jax.parallel import hardware
 from vit_jax.planning import estimate, search, tables
 from vit_jax.planning.progress import Progress
 from vit_jax.schema import ConfigError
-from vit_jax.trees import count
+from vit_jax.storage import files, paths
+from vit_jax.training import build
+from vit_jax.trees import count_values
 
 INTERVAL = 15.0  # seconds between two lines about progress
 
 
 def main() -> None:
   """Reads the flags, plans each slice and prints the table."""
-  args, slices, run = parse()
+  args, slices, run = parse_flags()
   plans = []
   kernels = run.model.args.get("attention") == "fused"
-  with Progress().printed(INTERVAL) as progress, estimate.compiler(kernels) as schedules:
+  with Progress().print_regularly(INTERVAL) as progress, estimate.use_tpu_compiler(kernels) as schedules:
     progress.start(f"{run.model.name}: counting the parameters")
-    describe(run, args.parameters)
+    print_model(run, args.parameters)
     make_plan = functools.partial(
       estimate.make_plan, schedules=schedules, price=args.price, host_rate=args.host_rate, start=progress.start
     )
     for slice_ in slices:
       made = []
-      for plan in search.candidates(run, slice_, make_plan) if args.search else [make_plan(run, slice_)]:
-        print(tables.line(plan), flush=True)
+      for plan in search.generate_plans(run, slice_, make_plan) if args.search else [make_plan(run, slice_)]:
+        print(tables.format_plan(plan), flush=True)
         made.append(plan)
         if args.json:  # after each plan, so that an error in the next one loses no result
           files.write_text(args.json, json.dumps([dataclasses.asdict(p) for p in plans + made], indent=2) + "\n")
-      plans += search.ranked(made)
-  print(f"\n{tables.table(plans)}\n\n{tables.METHOD}")
+      plans += search.rank_plans(made)
+  print(f"\n{tables.format_plans(plans)}\n\n{tables.METHOD}")
 
 
-def parse() -> tuple[argparse.Namespace, list[hardware.Slice], config.Run]:
+def parse_flags() -> tuple[argparse.Namespace, list[hardware.Slice], config.Run]:
   """Parses the flags.
 
   Returns:
@@ -63,11 +67,11 @@ def parse() -> tuple[argparse.Namespace, list[hardware.Slice], config.Run]:
   parser = cli.Parser("plan", __doc__)
   parser.add_argument("--config", required=True, help=cli.CONFIG)
   parser.add_argument(
-    "--topology", required=True, type=cli.slices, help="slices, with commas between: v3-32, v3:4x4, 2xv5e-256"
+    "--topology", required=True, type=cli.parse_slices, help="slices, with commas between: v3-32, v3:4x4, 2xv5e-256"
   )
   parser.add_argument("--search", action="store_true", help="try meshes, rematerialisation, scan and micro-batches")
   parser.add_argument("--parameters", action="store_true", help=cli.PARAMETERS)
-  parser.add_argument("--json", type=cli.path, metavar="FILE", help="also write the figures to this file")
+  parser.add_argument("--json", type=cli.parse_path, metavar="FILE", help="also write the figures to this file")
   parser.add_argument("--price", type=float, metavar="PRICE", help="price per chip-hour, in any currency")
   parser.add_argument(
     "--host-rate",
@@ -88,10 +92,10 @@ def parse() -> tuple[argparse.Namespace, list[hardware.Slice], config.Run]:
   if args.json and not paths.in_bucket(args.json) and not args.json.absolute().parent.is_dir():
     raise ConfigError(f"--json: the folder {args.json.absolute().parent} does not exist. Create it first")
   overrides = args.overrides | {"init.from": "none"}  # a plan reads no weights, although the recipe may require some
-  return args, args.topology, build.complete(config.resolve(flags.load(args.config, overrides)))
+  return args, args.topology, build.complete(config.resolve(flags.load_config(args.config, overrides)))
 
 
-def describe(run: config.Run, whole: bool) -> None:
+def print_model(run: config.Run, whole: bool) -> None:
   """Prints a summary of the model's parameters. Prints no output if the model cannot be built.
 
   Args:
@@ -99,12 +103,12 @@ def describe(run: config.Run, whole: bool) -> None:
     whole: whether to also print the table of all parameters.
   """
   with contextlib.suppress(ConfigError):  # every plan reports this error
-    model = models.functional(build.description(run, catalog.known_split(run.data, "train").classes))
+    model = models.functional(build.describe_model(run, catalog.open_known_split(run.data, "train").classes))
     shapes = {path: shape for path, shape in model.shapes().items() if path not in model.statistics}
     if whole:
-      print(cli.parameters(shapes, ()))
-    print(f"{overview.table(shapes)}\n{run.model.name}: {count(shapes):,} parameters\n", flush=True)
+      print(cli.format_parameters(shapes, ()))
+    print(f"{overview.table(shapes)}\n{run.model.name}: {count_values(shapes):,} parameters\n", flush=True)
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, MutableMapping
 _GOOGLE, _NETWORK_CARD = "0x1ae0", "0x0042"  # PCI vendor, and its network card, which is not a TPU
 
 
-def select(environment: MutableMapping[str, str] = os.environ, root: str = "/") -> None:
+def select_platform(environment: MutableMapping[str, str] = os.environ, root: str = "/") -> None:
   """Sets JAX_PLATFORMS=cpu if libtpu is installed, no TPU is attached, and JAX has no other accelerator.
 
   Otherwise JAX would first try to start libtpu, which prints errors at each start. A value that the user has set is
@@ -23,7 +23,7 @@ def select(environment: MutableMapping[str, str] = os.environ, root: str = "/") 
     environment: environment variables to read and change.
     root: root of the file system to inspect.
   """
-  if "JAX_PLATFORMS" in environment or importlib.util.find_spec("libtpu") is None or tpu_attached(environment, root):
+  if "JAX_PLATFORMS" in environment or importlib.util.find_spec("libtpu") is None or is_tpu_attached(environment, root):
     return
   # Support for CUDA, ROCm and other accelerators is installed as plug-ins.
   if importlib.util.find_spec("jax_plugins") is None and not importlib.metadata.entry_points(group="jax_plugins"):
@@ -46,7 +46,7 @@ def import_jax(environment: Mapping[str, str] = os.environ) -> None:
     sys.exit(2)
 
 
-def tpu_attached(environment: MutableMapping[str, str], root: str = "/") -> bool:
+def is_tpu_attached(environment: MutableMapping[str, str], root: str = "/") -> bool:
   """Returns whether device files, PCI devices or variables of Cloud TPU show that this machine has a TPU.
 
   Args:

@@ -21,12 +21,12 @@ from collections.abc import Iterable, Iterator
 import jax
 
 from vit_jax import cli, models, runtime, schema
-from vit_jax.corpora.screen import Screen
+from vit_jax.corpora.screen import ProgressScreen
 from vit_jax.inference import batches, inputs, output, stored
-from vit_jax.inference.batches import Row
-from vit_jax.runtime import say
-from vit_jax.schema import amount
-from vit_jax.schema.errors import readable, some
+from vit_jax.inference.batches import FileResult
+from vit_jax.runtime import print_line
+from vit_jax.schema import format_amount
+from vit_jax.schema.errors import format_names, make_printable
 
 EXIT_BAD = 1  # some files are bad; all others have predictions
 NAMED = 5  # maximum number of bad files on the screen
@@ -37,7 +37,7 @@ def main() -> None:
   parser = cli.Parser("predict", __doc__)
   parser.add_argument("paths", nargs="*", metavar="PATH", help="files, folders, manifests, or - for paths on stdin")
   parser.add_argument("--weights", required=True, help="a file of weights or a workdir")
-  parser.add_argument("--out", type=cli.path, metavar="FILE", help="a row for each image: .csv, .jsonl or .npz")
+  parser.add_argument("--out", type=cli.parse_path, metavar="FILE", help="a row for each image: .csv, .jsonl or .npz")
   parser.add_argument("--features", action="store_true", help="write the input of the head to that file (.jsonl, .npz)")
   parser.add_argument(
     "--features-of",
@@ -47,46 +47,49 @@ def main() -> None:
   cli.add_weight_options(parser)
   parser.add_argument(
     "--image-size",
-    type=cli.number(schema.Count),
+    type=cli.make_number_parser(schema.Count),
     metavar="N",
     help="side of the images in pixels; default: the size of the weights",
   )
   parser.add_argument(
-    "--batch", type=cli.number(schema.Count), default=batches.TOGETHER, help="images at a time on each device"
+    "--batch",
+    type=cli.make_number_parser(schema.Count),
+    default=batches.TOGETHER,
+    help="images at a time on each device",
   )
   arguments = parser.parse()
   features = arguments.features_of or ("head" if arguments.features else None)
-  output.check(arguments.out, bool(features))
-  chosen = inputs.listed(_words(arguments.paths), sys.stdin.buffer)
-  with runtime.joined(again="starts it again") as watch:
+  output.check_output(arguments.out, bool(features))
+  chosen = inputs.collect_files(_read_paths(arguments.paths), sys.stdin.buffer)
+  with runtime.join_processes(again="starts it again") as watch:
     if jax.process_count() > 1:
       raise schema.ConfigError(
         f"{jax.process_count()} processes, but predict runs in one process. Give each host its own PATHs and unset "
         f"VITJAX_PROCESSES"
       )
     with watch.phase("restore"):
-      use = _loaded(arguments)
+      use = _load_weights(arguments)
     if not use.classes and not features:
       raise schema.ConfigError(
         f"--weights: {arguments.weights} has no head, so it cannot predict classes. Add --features"
       )
     if features:
-      with schema.at("--features-of"):
+      with schema.enter_key("--features-of"):
         models.functional(use.description).features_of(features)  # raises an error before files are read or written
-    _introduce(arguments.weights, use, chosen)
+    _print_model(arguments.weights, use, chosen)
     with watch.phase("evaluation"):
-      computed = batches.predictions(use, chosen.files, jax.local_devices(), features, watch.poll, arguments.batch)
-      bad = _finish(computed, len(chosen.files), use.classes, arguments.out)
+      computed = batches.predict_files(use, chosen.files, jax.local_devices(), features, watch.poll, arguments.batch)
+      bad = _write_rows(computed, len(chosen.files), use.classes, arguments.out)
   if bad:
-    say(
-      f"  {len(bad):,} of {amount(len(chosen.files), 'file')} {'is' if len(bad) == 1 else 'are'} bad: "
+    print_line(
+      f"  {len(bad):,} of {format_amount(len(chosen.files), 'file')} {'is' if len(bad) == 1 else 'are'} bad: "
       + "; ".join(bad[:NAMED])
       + "; ..." * (len(bad) > NAMED)
     )
     sys.exit(EXIT_BAD)
 
 
-def _words(paths) -> list[str]:
+def _read_paths(paths) -> list[str]:
   """Returns the PATHs. If there are none and standard input is a pipe, returns its lines."""
   if not paths and (sys.stdin is None or sys.stdin.isatty()):
     raise schema.ConfigError(
@@ -95,7 +98,7 @@ def _words(paths) -> list[str]:
   return paths or [inputs.STDIN]
 
 
-def _loaded(arguments) -> stored.Stored:
+def _load_weights(arguments) -> stored.StoredWeights:
   """Loads the weights of the command line."""
   try:
     return stored.load(arguments.weights, arguments.ema, arguments.image_size, prefix=arguments.prefix)
@@ -103,39 +106,44 @@ def _loaded(arguments) -> stored.Stored:
     raise schema.ConfigError(f"--weights: {error}") from error
 
 
-def _introduce(weights, use, chosen) -> None:
+def _print_model(weights, use, chosen) -> None:
   """Prints the model and its notes, and the number of ignored files."""
-  say(f"{weights}: {use.description}")
+  print_line(f"{weights}: {use.description}")
   for note in use.notes:
-    say(f"  {readable(note)}")
+    print_line(f"  {make_printable(note)}")
   if chosen.ignored:
-    say("  no images: " + some(f"{count:,} {suffix or 'files'}" for suffix, count in sorted(chosen.ignored.items())))
+    print_line(
+      "  no images: "
+      + format_names(f"{count:,} {suffix or 'files'}" for suffix, count in sorted(chosen.ignored.items()))
+    )
 
 
-def _finish(computed: Iterator[list[Row]], count: int, classes, out) -> list[str]:
+def _write_rows(computed: Iterator[list[FileResult]], count: int, classes, out) -> list[str]:
   """Writes or prints all rows and the throughput. Returns descriptions of the bad files."""
   bad, began = [], time.monotonic()
   with contextlib.ExitStack() as stack:
-    screen = stack.enter_context(Screen("predict", count))
-    rows = _counted(computed, screen, bad)
-    lines = [] if out else list(output.lines(rows, classes))
+    screen = stack.enter_context(ProgressScreen("predict", count))
+    rows = _count_rows(computed, screen, bad)
+    lines = [] if out else list(output.format_lines(rows, classes))
     if out:
-      output.write(out, rows, count, classes)
+      output.write_rows(out, rows, count, classes)
   for line in lines:
-    say(line)
+    print_line(line)
   rate = count / max(1e-3, time.monotonic() - began)
-  say(f"  {amount(count, 'file')}, {rate:,.0f} a second with compiling" + (f", in {out}" if out else ""))
+  print_line(f"  {format_amount(count, 'file')}, {rate:,.0f} a second with compiling" + (f", in {out}" if out else ""))
   return bad
 
 
-def _counted(computed: Iterable[list[Row]], screen: Screen, bad: list[str]) -> Iterator[Row]:
+def _count_rows(computed: Iterable[list[FileResult]], screen: ProgressScreen, bad: list[str]) -> Iterator[FileResult]:
   """Yields the rows one by one, shows their number on the screen, and appends descriptions of bad files to `bad`."""
   for some_rows in computed:
-    reasons = [f"{readable(row.file)} ({readable(row.reason)})" for row in some_rows if row.reason is not None]
+    reasons = [
+      f"{make_printable(row.file)} ({make_printable(row.reason)})" for row in some_rows if row.reason is not None
+    ]
     bad += reasons
     screen.add(len(some_rows), len(reasons))
     yield from some_rows
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

@@ -24,15 +24,17 @@ import sys
 from collections.abc import Mapping
 from typing import Annotated
 
-from vit_jax import cli, flags, paths, runtime, schema
+from vit_jax import cli, runtime, schema
+from vit_jax.config import flags
 from vit_jax.corpora import beam, checking, survey, write
-from vit_jax.corpora.builders import prepare
+from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.corpora.duplicates import DISTANCE
-from vit_jax.corpora.plan import Options
+from vit_jax.corpora.plan import CorpusOptions
 from vit_jax.data import catalog, decoding, outputs
 from vit_jax.data.images import ImageError
 from vit_jax.data.readers import tfds
-from vit_jax.schema.errors import some
+from vit_jax.schema.errors import format_names
+from vit_jax.storage import paths
 
 OF_A_CORPUS = ("size", "shards", "dedup_against", "beam")  # flags
 FORMS = (  # flags of the three forms of the command
@@ -45,7 +47,7 @@ FORMS = (  # flags of the three forms of the command
 )
 
 
-def input_choice(words: Mapping[str, str]) -> dict:
+def parse_data_choice(words: Mapping[str, str]) -> dict:
   """Builds the data choice that the flags `--data.KEY=VALUE` describe.
 
   Args:
@@ -57,15 +59,15 @@ def input_choice(words: Mapping[str, str]) -> dict:
   Raises:
     ConfigError: a key is unknown or has an invalid value, or the reader is not named.
   """
-  choice = flags.choice(words, "data")
-  with schema.at("data"):
+  choice = flags.parse_choice(words, "data")
+  with schema.enter_key("data"):
     if "name" not in choice:
-      readers = some(name for name, row in catalog.CATALOG.items() if row.classes is None)
+      readers = format_names(name for name, row in catalog.CATALOG.items() if row.classes is None)
       raise schema.ConfigError(f"missing. Set --data.name=READER to specify how the input is stored: {readers}", "name")
-    return schema.plain(schema.convert(choice, Annotated[schema.Choice, catalog.READERS]))
+    return schema.to_plain(schema.convert(choice, Annotated[schema.Choice, catalog.READERS]))
 
 
-def corpus(arguments) -> list[str]:
+def write_corpus(arguments) -> list[str]:
   """Writes the corpus that the command line describes.
 
   Args:
@@ -74,21 +76,21 @@ def corpus(arguments) -> list[str]:
   Returns:
     Lines for the screen.
   """
-  choice = input_choice(arguments.data)
-  root = tfds.data_dir(arguments.data_dir and str(arguments.data_dir))
+  choice = parse_data_choice(arguments.data)
+  root = tfds.find_data_dir(arguments.data_dir and str(arguments.data_dir))
   if paths.in_bucket(root):
-    paths.path(root, bare=True)
-  outputs.check(root / arguments.name, choice, "--data_dir")
+    paths.resolve_path(root, bare=True)
+  outputs.check_output_location(root / arguments.name, choice, "--data_dir")
   against = tuple(filter(None, (arguments.dedup_against or "").split(",")))
   distance = arguments.dedup_distance if against else 0
-  options = Options(arguments.size, arguments.shards, arguments.seed, against, distance)
+  options = CorpusOptions(arguments.size, arguments.shards, arguments.seed, against, distance)
   if arguments.beam is not None:
     return beam.write(arguments.name, choice, options, root, arguments.beam.split(), arguments.max_rejected)
-  processes = arguments.processes or decoding.cores()
+  processes = arguments.processes or decoding.count_usable_cores()
   return write.write(arguments.name, choice, options, root, processes, arguments.max_rejected)
 
 
-def show(arguments: argparse.Namespace) -> list[str]:
+def draw_contact_sheet(arguments: argparse.Namespace) -> list[str]:
   """Draws the contact sheet of a config.
 
   Args:
@@ -99,17 +101,19 @@ def show(arguments: argparse.Namespace) -> list[str]:
   """
   import jax
 
-  from vit_jax import build, config, preview  # imports all modules of a run, which preparation does not need
+  from vit_jax import config
+  from vit_jax.reports import preview  # imports all modules of a run, which preparation does not need
+  from vit_jax.training import build
 
   jax.config.update("jax_platforms", "cpu")  # another run may be using the accelerator
   changes = arguments.overrides | {"init.from": "none"}  # no weights are read
-  run = build.complete(config.resolve(flags.load(arguments.show, changes)))
-  out = arguments.out or cli.path("show.png")
-  outputs.check(out, run.data, "--out")
-  return preview.write(run, out, arguments.sample or preview.SAMPLE)
+  run = build.complete(config.resolve(flags.load_config(arguments.show, changes)))
+  out = arguments.out or cli.parse_path("show.png")
+  outputs.check_output_location(out, run.data, "--out")
+  return preview.write_sheet(run, out, arguments.sample or preview.SAMPLE)
 
 
-def check(arguments: argparse.Namespace) -> None:
+def check_folder(arguments: argparse.Namespace) -> None:
   """Checks an image folder and prints the result. Ends the program with exit code 1 if images are bad.
 
   Args:
@@ -119,7 +123,9 @@ def check(arguments: argparse.Namespace) -> None:
     ConfigError: the folder cannot be read.
   """
   try:
-    lines, bad = checking.check(paths.expand(arguments.check), arguments.move_bad and paths.expand(arguments.move_bad))
+    lines, bad = checking.check_images(
+      paths.expand_home(arguments.check), arguments.move_bad and paths.expand_home(arguments.move_bad)
+    )
   except ImageError as error:
     raise schema.ConfigError(str(error)) from error
   print(*lines, sep="\n")
@@ -127,12 +133,12 @@ def check(arguments: argparse.Namespace) -> None:
     sys.exit(1)
 
 
-def _flag(name):
+def _find_flag(name):
   """Returns the flag, key or argument that has a name in the parsed flags."""
   return {"name": "NAME", "data_dir": "--data_dir"}.get(name, "--" + (name if "." in name else name.replace("_", "-")))
 
 
-def _allowed(arguments):
+def _check_allowed(arguments):
   """Raises ConfigError for a flag that does not belong to the form of the command."""
   if arguments.check is not None:
     form = "--check=PATH can only be combined with --move-bad=DIR"
@@ -148,7 +154,7 @@ def _allowed(arguments):
       raise schema.ConfigError("--move-bad: only valid with --check=PATH. See --help")
   values = vars(arguments)
   if odd := [name for name in others if "." in name or values[name] is not None]:
-    raise schema.ConfigError(f"{_flag(odd[0])}: {form}. See --help")
+    raise schema.ConfigError(f"{_find_flag(odd[0])}: {form}. See --help")
   if arguments.check is not None:
     return
   if arguments.show is None and arguments.name is None:
@@ -160,20 +166,20 @@ def _allowed(arguments):
       )
 
 
-def _lines(arguments):
+def _execute_command(arguments):
   """Executes the command and returns lines for the screen."""
   if arguments.show is not None:
-    return show(arguments)
+    return draw_contact_sheet(arguments)
   if arguments.data:
-    return corpus(arguments)
-  if known := catalog.about(arguments.name):
+    return write_corpus(arguments)
+  if known := catalog.describe_dataset(arguments.name):
     print(known)
-  return [prepare(arguments.name, arguments.data_dir and str(arguments.data_dir))]
+  return [prepare_dataset(arguments.name, arguments.data_dir and str(arguments.data_dir))]
 
 
-def _parser():
+def _make_parser():
   parser = cli.Parser("prepare", __doc__, data=True, forms=FORMS)
-  count = cli.number(schema.Count)
+  count = cli.make_number_parser(schema.Count)
   parser.add_argument(
     "name",
     nargs="?",
@@ -181,17 +187,20 @@ def _parser():
   )
   parser.add_argument(
     "--data_dir",
-    type=cli.data_directory,
+    type=cli.parse_data_directory,
     help="TFDS data directory; default $TFDS_DATA_DIR, else ~/tensorflow_datasets",
   )
   parser.add_argument("--size", type=count, help="largest smaller side of an image in pixels; default: unchanged")
   parser.add_argument("--shards", type=count, help="files of each split; default: about 256 MiB each")
   parser.add_argument(
-    "--seed", type=cli.number(Annotated[int, schema.Range(0, 2**31 - 1)]), default=0, help="seed of the order of images"
+    "--seed",
+    type=cli.make_number_parser(Annotated[int, schema.Range(0, 2**31 - 1)]),
+    default=0,
+    help="seed of the order of images",
   )
   parser.add_argument(
     "--max-rejected",
-    type=cli.number(schema.Fraction),
+    type=cli.make_number_parser(schema.Fraction),
     default=0.01,
     help="largest share of images that may be rejected",
   )
@@ -201,7 +210,7 @@ def _parser():
   )
   parser.add_argument(
     "--dedup-distance",
-    type=cli.number(Annotated[int, schema.Range(0, 31)]),
+    type=cli.make_number_parser(Annotated[int, schema.Range(0, 31)]),
     default=DISTANCE,
     help=f"maximum number of different bits between the 64-bit hashes of duplicates; default {DISTANCE}",
   )
@@ -213,34 +222,34 @@ def _parser():
   parser.add_argument(
     "--show", metavar="CONFIG", help=f"{cli.CONFIG}; write a picture of training images as a run uses them"
   )
-  parser.add_argument("--out", type=cli.path, metavar="FILE", help="PNG file for --show; default show.png")
+  parser.add_argument("--out", type=cli.parse_path, metavar="FILE", help="PNG file for --show; default show.png")
   parser.add_argument(
     "--sample",
-    type=cli.number(Annotated[int, schema.Range(1, survey.LARGEST)]),
+    type=cli.make_number_parser(Annotated[int, schema.Range(1, survey.LARGEST)]),
     metavar="IMAGES",
     help="number of images that --show searches for outliers; default 4,096",
   )
   parser.add_argument(
-    "--check", type=cli.path, metavar="PATH", help="decode all images of this folder and report bad ones"
+    "--check", type=cli.parse_path, metavar="PATH", help="decode all images of this folder and report bad ones"
   )
   parser.add_argument(
-    "--move-bad", type=cli.path, metavar="DIR", help="with --check: directory to which bad images are moved"
+    "--move-bad", type=cli.parse_path, metavar="DIR", help="with --check: directory to which bad images are moved"
   )
   return parser
 
 
 def main() -> None:
   """Reads the flags, prepares data and prints the location."""
-  arguments = _parser().parse()
-  _allowed(arguments)
+  arguments = _make_parser().parse()
+  _check_allowed(arguments)
   # TFDS encodes with TensorFlow, which must not use the accelerator
   os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-  with runtime.stoppable():
+  with runtime.convert_stop_signals():
     if arguments.check is not None:
-      check(arguments)
+      check_folder(arguments)
     else:
-      print(*_lines(arguments), sep="\n")
+      print(*_execute_command(arguments), sep="\n")
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

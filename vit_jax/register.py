@@ -24,18 +24,18 @@ from typing import Any, TypeVar
 
 from vit_jax import evals, extensions, models, optim, schema, tasks
 from vit_jax.data import augment, catalog, loader, stream
-from vit_jax.data.rows import Row
+from vit_jax.data.rows import DatasetRow
 from vit_jax.models import parameters, table
 from vit_jax.models.published.model import Registered
 from vit_jax.optim import schedules
-from vit_jax.schema import ConfigError, checks, nearest, show
+from vit_jax.schema import ConfigError, checks, show, suggest_nearest
 
 __all__ = ["dataset", "evaluation", "model", "optimizer", "reader", "schedule", "task"]
 
 Decorated = TypeVar("Decorated", bound=Callable)  # a decorator returns the function or class that it decorates
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_./+-]*")
 _RESERVED = ("none", "default")  # words with a special meaning as the value of a flag
-_ROW = {field.name for field in dataclasses.fields(Row)} - {"reader"}
+_ROW = {field.name for field in dataclasses.fields(DatasetRow)} - {"reader"}
 _TASK = ("headline", "classes", "patch", "frozen", "sharding", "init", "examples", "objective", "predict")
 
 
@@ -49,7 +49,7 @@ def reader(name: str, **facts) -> Callable[[Decorated], Decorated]:
 
   Args:
     name: the value of `config.data.name`.
-    **facts: fields of `vit_jax.data.rows.Row` that hold for all data of this reader, such as `exif=True`.
+    **facts: fields of `vit_jax.data.rows.DatasetRow` that hold for all data of this reader, such as `exif=True`.
 
   Returns:
     A decorator that returns the function unchanged.
@@ -62,7 +62,7 @@ def reader(name: str, **facts) -> Callable[[Decorated], Decorated]:
     _check_signature("reader", function, ("name", "row", "split"), ("train", "val", "test"))
     others = (stream.train_examples, stream.eval_examples, loader.batches, loader.processes, augment.build)
     _check_free("reader", function, ("weight",), *others)
-    _add("reader", name, catalog.CATALOG, _row("reader", function, facts), function)
+    _add_entry("reader", name, catalog.CATALOG, _make_row("reader", function, facts), function)
     return function
 
   return decorate
@@ -74,7 +74,8 @@ def dataset(name: str, like: str, **facts) -> None:
   Args:
     name: the value of `config.data.name`.
     like: name of a reader, or of a dataset with the same reader, such as "folder" or "tfds".
-    **facts: fields of `vit_jax.data.rows.Row`, and defaults of the reader's keys such as `path="/data/birds"`. A plan
+    **facts: fields of `vit_jax.data.rows.DatasetRow`, and defaults of the reader's keys such as `path="/data/birds"`.
+    A plan
       without data needs fields such as `classes=3` and `splits={"train": 900}`.
 
   Raises:
@@ -85,21 +86,21 @@ def dataset(name: str, like: str, **facts) -> None:
   """
   if like not in catalog.PARTS:
     own = f" If {show(like)} is a reader of your own, register it before its datasets." if _is_name(like) else ""
-    raise _error("dataset", f"unknown reader {show(like)}.{nearest(like, catalog.PARTS)}{own}")
+    raise _make_error("dataset", f"unknown reader {show(like)}.{suggest_nearest(like, catalog.PARTS)}{own}")
   function = catalog.CATALOG[like].reader
-  keys = {key: value for key, value in facts.items() if key in schema.keywords(function) and key not in _ROW}
-  known = {field.name: getattr(catalog.CATALOG[like], field.name) for field in dataclasses.fields(Row)}
+  keys = {key: value for key, value in facts.items() if key in schema.read_keywords(function) and key not in _ROW}
+  known = {field.name: getattr(catalog.CATALOG[like], field.name) for field in dataclasses.fields(DatasetRow)}
   rest = {key: value for key, value in facts.items() if key not in keys}
   own = {key: value for key, value in known.items() if key not in ("reader", "builder")} | rest
-  row = _row("dataset", schema.preset(function, **keys), own)
-  _add("reader", name, catalog.CATALOG, row, None, by="dataset")
+  row = _make_row("dataset", schema.preset(function, **keys), own)
+  _add_entry("reader", name, catalog.CATALOG, row, None, by="dataset")
 
 
 def task(name: str) -> Callable[[Decorated], Decorated]:
   """Registers a task: a training objective, see `vit_jax.tasks.Task`.
 
-  The decorated class, or a function that returns such an object, is called with `vit_jax.tasks.Supplied` and the keys
-  of `config.task`, which are its keyword-only parameters.
+  The decorated class, or a function that returns such an object, is called with `vit_jax.tasks.TaskContext` and the
+  keys of `config.task`, which are its keyword-only parameters.
 
   Args:
     name: the value of `config.task.name`.
@@ -116,11 +117,11 @@ def task(name: str) -> Callable[[Decorated], Decorated]:
     if inspect.isclass(made):
       known = {*dir(made), *getattr(made, "__dataclass_fields__", ())}
       if lacking := [member for member in _TASK if member not in known]:
-        raise _error("task", f"{made.__name__} lacks {', '.join(lacking)}. See vit_jax/tasks/task.py")
+        raise _make_error("task", f"{made.__name__} lacks {', '.join(lacking)}. See vit_jax/tasks/task.py")
       if not isinstance(getattr(made, "classes", None), bool):
-        raise _error("task", f"{made.__name__}.classes is not a class attribute. Set it to True or False")
+        raise _make_error("task", f"{made.__name__}.classes is not a class attribute. Set it to True or False")
     _check_signature("task", made, ("supplied",))
-    _add("task", name, tasks.TASKS, made, made)
+    _add_entry("task", name, tasks.TASKS, made, made)
     return made
 
   return decorate
@@ -158,13 +159,15 @@ def model(
   """
   for row in sharding:
     if not (isinstance(row, tuple) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], tuple)):
-      raise _error("model", f"{show(row)} is not a row of a sharding table. Write (r'head/kernel', ('fsdp', None))")
+      raise _make_error(
+        "model", f"{show(row)} is not a row of a sharding table. Write (r'head/kernel', ('fsdp', None))"
+      )
 
   def decorate(function):
     _check_signature("model", function, ("image_size", "channels", "classes", "rngs"), ("dtype",))
     rows = (*sharding, *(row for row in parameters.SHARDING if row[0] not in {pattern for pattern, _ in sharding}))
     row = Registered("extension:" + name, (), {}, image_size, classes, function, rows, order)
-    _add("model", name, table.TABLE, row, function)
+    _add_entry("model", name, table.TABLE, row, function)
     return function
 
   return decorate
@@ -173,7 +176,7 @@ def model(
 def evaluation(
   name: str, *, figures: Sequence[str] | Callable[[Mapping[str, Any]], list[str]]
 ) -> Callable[[Decorated], Decorated]:
-  """Registers an evaluation: a function of a `vit_jax.evals.Subject` that prepares a measurement.
+  """Registers an evaluation: a function of a `vit_jax.evals.EvalContext` that prepares a measurement.
 
   The function is called as `function(subject, **keys)` before training starts. It returns a function
   `(params, poll) -> vit_jax.evals.Outcome`, which is called at each evaluation. Its keyword-only parameters are the
@@ -190,12 +193,12 @@ def evaluation(
   Raises:
     ConfigError: the name is invalid or used, or the config does not support the signature.
   """
-  names = figures if callable(figures) else functools.partial(_constant, list(figures))
+  names = figures if callable(figures) else functools.partial(_return_names, list(figures))
 
   def decorate(function):
     _check_signature("evaluation", function, ("subject",))
     _check_free("evaluation", function, (), evals.interval)
-    _add("evaluation", name, evals.KINDS, evals.Kind(function, names), function)
+    _add_entry("evaluation", name, evals.KINDS, evals.EvalDefinition(function, names), function)
     return function
 
   return decorate
@@ -220,7 +223,7 @@ def optimizer(name: str) -> Callable[[Decorated], Decorated]:
   def decorate(function):
     _check_signature("optimizer", function, ())
     _check_free("optimizer", function, (), optim.optimizer)
-    _add("optimizer", name, optim.RULES, (function, optim.optimizer), function)
+    _add_entry("optimizer", name, optim.RULES, (function, optim.optimizer), function)
     return function
 
   return decorate
@@ -243,33 +246,35 @@ def schedule(name: str) -> Callable[[Decorated], Decorated]:
 
   def decorate(function):
     _check_signature("schedule", function, ("peak", "total", "warmup", "steps"))
-    _add("schedule", name, schedules.SCHEDULES, function, function)
+    _add_entry("schedule", name, schedules.SCHEDULES, function, function)
     return function
 
   return decorate
 
 
-def _constant(names, args):
+def _return_names(names, args):
   """Returns the names and ignores the arguments."""
   del args
   return names
 
 
-def _row(kind, function, facts):
+def _make_row(kind, function, facts):
   """Builds a row of the catalog. Raises ConfigError for an unknown fact."""
   for key in facts:
     if key not in _ROW:
-      raise _error(kind, f"unknown fact {show(key)}.{nearest(key, sorted(_ROW))}")
-  return Row(function, **facts)
+      raise _make_error(kind, f"unknown fact {show(key)}.{suggest_nearest(key, sorted(_ROW))}")
+  return DatasetRow(function, **facts)
 
 
-def _add(kind, name, names, entry, made, by=None):
+def _add_entry(kind, name, names, entry, made, by=None):
   """Adds an entry to its table, with the file that called this module. `by` is the name of the called function."""
   if not _is_name(name):
-    raise _error(by or kind, f"{show(name)} is not a valid name. Use letters, digits and _./+-, with a letter first")
-  frame = _caller()
+    raise _make_error(
+      by or kind, f"{show(name)} is not a valid name. Use letters, digits and _./+-, with a letter first"
+    )
+  frame = _find_caller()
   definition = f"{getattr(made, '__qualname__', kind)}:{frame.f_lineno}"
-  extensions.add(kind, name, names, entry, frame.f_globals, definition, _place(by or kind))
+  extensions.add(kind, name, names, entry, frame.f_globals, definition, _describe_location(by or kind))
 
 
 def _is_name(name):
@@ -277,7 +282,7 @@ def _is_name(name):
   return isinstance(name, str) and bool(_NAME.fullmatch(name)) and name not in _RESERVED
 
 
-def _caller() -> types.FrameType:
+def _find_caller() -> types.FrameType:
   """Returns the frame of the user's code that called this module."""
   frame = sys._getframe(1)
   while frame.f_back and frame.f_globals.get("__name__") == __name__:
@@ -285,9 +290,9 @@ def _caller() -> types.FrameType:
   return frame
 
 
-def _place(function: str) -> str:
+def _describe_location(function: str) -> str:
   """Returns the file, the line and the called function, as the start of a message."""
-  frame = _caller()
+  frame = _find_caller()
   file = pathlib.Path(frame.f_code.co_filename)
   here = pathlib.Path.cwd()
   if not file.is_file():  # a notebook
@@ -295,9 +300,9 @@ def _place(function: str) -> str:
   return f"{file.relative_to(here) if file.is_relative_to(here) else file}, line {frame.f_lineno}: register.{function}"
 
 
-def _error(function, problem) -> ConfigError:
+def _make_error(function, problem) -> ConfigError:
   """Returns the error for a call of `register.FUNCTION`, with the location of the call."""
-  return ConfigError(f"{_place(function)}: {problem}")
+  return ConfigError(f"{_describe_location(function)}: {problem}")
 
 
 def _check_signature(kind, function, positional: Sequence[str], needed: Sequence[str] = ()) -> None:
@@ -306,28 +311,30 @@ def _check_signature(kind, function, positional: Sequence[str], needed: Sequence
   """
   called = getattr(function, "__name__", show(function))
   if not callable(function):
-    raise _error(kind, f"{called} is not a function or class. Put the decorator above one")
+    raise _make_error(kind, f"{called} is not a function or class. Put the decorator above one")
   given = inspect.signature(function).parameters.values()
   first = [p for p in given if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty]
   rest = [p for p in given if p not in first and p.kind is not p.KEYWORD_ONLY]
   if len(first) != len(positional) or rest:
     form = ", ".join([*positional, "*", *(needed or ["..."])])
-    raise _error(
+    raise _make_error(
       kind,
       f"{called}{inspect.signature(function)} does not have the parameters of a {kind}. Write def {called}({form}), "
       "with all "
       "keys of the config after *",
     )
-  keys = schema.keywords(function)
+  keys = schema.read_keywords(function)
   if lacking := [key for key in needed if key not in keys]:
-    raise _error(kind, f"{called} lacks the keyword-only parameter {lacking[0]!r}. Add it after *")
-  with schema.at(f"{_place(kind)}: {called}"):
+    raise _make_error(kind, f"{called} lacks the keyword-only parameter {lacking[0]!r}. Add it after *")
+  with schema.enter_key(f"{_describe_location(kind)}: {called}"):
     checks.check_types(function)
 
 
 def _check_free(kind, function, words: Sequence[str], *others: Callable) -> None:
   """Raises ConfigError if a parameter of the function has the name of another key of the config."""
-  taken = {*words, *(key for other in others for key in schema.keywords(other))}
-  if used := [key for key in schema.keywords(function) if key in taken]:
+  taken = {*words, *(key for other in others for key in schema.read_keywords(other))}
+  if used := [key for key in schema.read_keywords(function) if key in taken]:
     name = function.__name__
-    raise _error(kind, f"{name} has the parameter {used[0]!r}, which every {kind} already has. Rename the parameter")
+    raise _make_error(
+      kind, f"{name} has the parameter {used[0]!r}, which every {kind} already has. Rename the parameter"
+    )

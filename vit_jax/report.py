@@ -13,7 +13,7 @@ import time
 from vit_jax import cli, schema
 from vit_jax.inference import inputs
 from vit_jax.reports import outcomes, report, trackers
-from vit_jax.runtime import say
+from vit_jax.runtime import print_line
 
 
 def main() -> None:
@@ -22,26 +22,32 @@ def main() -> None:
   images = "images or folders for attention maps; default: test images of the run"
   limit = "largest number of images on which the best run is evaluated again to find its errors"
   out = "output file (.html); default: report.html in the only workdir, else in the current directory"
-  parser.add_argument("paths", nargs="+", type=cli.path, metavar="PATH", help="a run's or sweep's workdir, or weights")
-  parser.add_argument("--out", type=cli.path, metavar="FILE", help=out)
-  parser.add_argument("--images", type=cli.path, action="append", default=[], metavar="PATH", help=images)
-  parser.add_argument("--limit", type=cli.number(schema.Count), default=outcomes.LIMIT, metavar="N", help=limit)
+  parser.add_argument(
+    "paths", nargs="+", type=cli.parse_path, metavar="PATH", help="a run's or sweep's workdir, or weights"
+  )
+  parser.add_argument("--out", type=cli.parse_path, metavar="FILE", help=out)
+  parser.add_argument("--images", type=cli.parse_path, action="append", default=[], metavar="PATH", help=images)
+  parser.add_argument(
+    "--limit", type=cli.make_number_parser(schema.Count), default=outcomes.LIMIT, metavar="N", help=limit
+  )
   parser.add_argument(
     "--export", choices=trackers.TRACKERS, help="send the metrics of the runs to this tracker instead of writing a page"
   )
   parser.add_argument("--project", default="vit_jax", metavar="NAME", help="project name in the tracker")
   arguments = parser.parse()
   if arguments.export:
-    export([run.workdir for run in report.subjects(arguments.paths).runs], arguments.export, arguments.project)
+    export_metrics(
+      [run.workdir for run in report.read_contents(arguments.paths).runs], arguments.export, arguments.project
+    )
     return
   began = time.perf_counter()
-  out = arguments.out or default(arguments.paths)
-  images = inputs.listed(map(str, arguments.images), sys.stdin.buffer).files if arguments.images else ()
-  report.make(arguments.paths, out, images, arguments.limit)
-  say(f"  report    {out}   made in {time.perf_counter() - began:.1f} s")
+  out = arguments.out or choose_output_path(arguments.paths)
+  images = inputs.collect_files(map(str, arguments.images), sys.stdin.buffer).files if arguments.images else ()
+  report.make_report(arguments.paths, out, images, arguments.limit)
+  print_line(f"  report    {out}   made in {time.perf_counter() - began:.1f} s")
 
 
-def export(workdirs: list[pathlib.Path], to: str, project: str) -> None:
+def export_metrics(workdirs: list[pathlib.Path], to: str, project: str) -> None:
   """Sends the metrics of runs to a tracker.
 
   Runs without metrics are skipped with a message, if other runs have metrics.
@@ -56,15 +62,15 @@ def export(workdirs: list[pathlib.Path], to: str, project: str) -> None:
   """
   if not workdirs:
     raise schema.ConfigError(f"--export: no PATH is a run with metrics for {to}. Name a workdir")
-  measured = [workdir for workdir in workdirs if trackers.measured(workdir)]
+  measured = [workdir for workdir in workdirs if trackers.has_exportable_rows(workdir)]
   for workdir in workdirs:
     if measured and workdir not in measured:
-      say(f"{workdir}: no measurements yet, skipped")
+      print_line(f"{workdir}: no measurements yet, skipped")
     else:
-      say(trackers.export(workdir, to, project))
+      print_line(trackers.export_metrics(workdir, to, project))
 
 
-def default(places: list[pathlib.Path]) -> pathlib.Path:
+def choose_output_path(places: list[pathlib.Path]) -> pathlib.Path:
   """Returns the default path of the report: in the workdir if there is only one workdir, otherwise in the current
   directory.
 
@@ -75,4 +81,4 @@ def default(places: list[pathlib.Path]) -> pathlib.Path:
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

@@ -17,24 +17,28 @@ _THREADS, _THREADS_PER_CORE = 96, 8
 _GIB, _SPACE, _SPACE_PER_CORE = 2**30, 3.25, 0.125
 
 
-def check() -> None:
+def check_limits() -> None:
   """Ends the program with exit code 2 and one line if a limit is too low for any verb."""
-  if found := problem():
+  if found := find_problem():
     print(f"error: {found}", file=sys.stderr, flush=True)
     # The shutdown of the interpreter may need threads or memory.
     os._exit(2)
 
 
-def problem() -> str | None:
+def find_problem() -> str | None:
   """Returns the reason why a start would fail, in one line with a fix, or None if all limits suffice.
 
   The function raises the soft limit of open files as far as the hard limit allows, up to 4,096.
   """
   cores = os.cpu_count() or 1
-  return _files() or _space(_SPACE + cores * _SPACE_PER_CORE) or _threads(_THREADS + cores * _THREADS_PER_CORE)
+  return (
+    _check_files()
+    or _check_space(_SPACE + cores * _SPACE_PER_CORE)
+    or _check_threads(_THREADS + cores * _THREADS_PER_CORE)
+  )
 
 
-def _files():
+def _check_files():
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   wanted = _WANTED_FILES if hard == resource.RLIM_INFINITY else min(_WANTED_FILES, hard)
   if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -45,10 +49,10 @@ def _files():
   return None
 
 
-def _space(needed):
+def _check_space(needed):
   """Checks that `needed` GiB of address space are available in addition to the space in use."""
   limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-  if limit == resource.RLIM_INFINITY or limit - _used() >= needed * _GIB:
+  if limit == resource.RLIM_INFINITY or limit - _get_used_space() >= needed * _GIB:
     return None
   return (
     f"this process may use {limit / _GIB:.1f} GiB of address space; at least {needed:.1f} GiB are needed. "
@@ -56,7 +60,7 @@ def _space(needed):
   )
 
 
-def _used():
+def _get_used_space():
   """Returns the address space in use in bytes, or 0 if the system has no /proc."""
   try:
     with open("/proc/self/statm") as file:
@@ -65,7 +69,7 @@ def _used():
     return 0
 
 
-def _threads(needed):
+def _check_threads(needed):
   """Starts this number of threads at the same time, and ends them."""
   done, started = threading.Event(), []
   try:

@@ -20,12 +20,12 @@ def fix_settings() -> None:
     jax.config.update("jax_threefry_partitionable", True)
 
 
-def key(seed: int) -> jax.Array:
+def make_key(seed: int) -> jax.Array:
   """Returns the key of a seed. All keys of the package are made here or are derived from these keys."""
   return jax.random.key(seed, impl=_IMPLEMENTATION)
 
 
-def stream(seed: int, step: int | jax.Array, name: str) -> jax.Array:
+def derive_key(seed: int, step: int | jax.Array, name: str) -> jax.Array:
   """Returns the key of a named stream at a step.
 
   Args:
@@ -36,9 +36,9 @@ def stream(seed: int, step: int | jax.Array, name: str) -> jax.Array:
   Example:
     from vit_jax import rng
 
-    key = rng.stream(0, 10, "dropout")  # the same key in every run with this seed
+    key = rng.derive_key(0, 10, "dropout")  # the same key in every run with this seed
   """
-  return jax.random.fold_in(jax.random.fold_in(key(seed), zlib.crc32(name.encode())), step)
+  return jax.random.fold_in(jax.random.fold_in(make_key(seed), zlib.crc32(name.encode())), step)
 
 
 class Keys:
@@ -60,7 +60,7 @@ class Keys:
     return jax.random.fold_in(self._key, self._count - 1)
 
 
-def draws(seed: int, name: str, *numbers: int) -> random.Random:
+def make_python_generator(seed: int, name: str, *numbers: int) -> random.Random:
   """Returns Python's generator of a named stream, for values that are drawn for each example.
 
   Creating it takes 10 us, compared to 50 us for a NumPy generator. Use only its method `random()`, which is uniform in
@@ -77,7 +77,7 @@ def draws(seed: int, name: str, *numbers: int) -> random.Random:
   return random.Random(key)
 
 
-def generator(seed: int, name: str, *numbers: int) -> np.random.Generator:
+def make_numpy_generator(seed: int, name: str, *numbers: int) -> np.random.Generator:
   """Returns NumPy's generator of a named stream, for draws on the host.
 
   Args:

@@ -27,37 +27,37 @@ from collections.abc import Sequence
 
 from vit_jax import cli, runtime
 from vit_jax.data import outputs
-from vit_jax.runtime import say
-from vit_jax.schema import ConfigError, amount
+from vit_jax.runtime import print_line
+from vit_jax.schema import ConfigError, format_amount
 from vit_jax.sweeps import execution, pool, search
-from vit_jax.sweeps.study import Study, check_data, sweep_of
+from vit_jax.sweeps.study import Study, check_data, load_sweep
 from vit_jax.sweeps.trials import Trial
 
 
 def main() -> None:
   """Reads the flags, checks every trial and runs the sweep."""
-  args, study = parse()
+  args, study = parse_flags()
   trials = study.trials()
   study.check(trials)
   if not (study.workdir / "sweep.json").exists():
     for trial in trials:
-      outputs.check(study.workdir, json.loads(trial.config or "{}"), "--workdir")
+      outputs.check_output_location(study.workdir, json.loads(trial.config or "{}"), "--workdir")
   if args.render:
-    render(study, trials, args.decide, args.launch)
+    print_commands(study, trials, args.decide, args.launch)
     return
   if args.collect:
-    search.collect(study, trials, args.decide)
+    search.collect_results(study, trials, args.decide)
     return
-  groups = pool.groups(args.parallel)
+  groups = pool.divide_devices(args.parallel)
   check_data(trials, study.sweep.decide, study.sweep.over)
-  say(f"{amount(len(trials), 'different trial')} of the {len(study.sweep.trials)} listed")
-  search.search(study, trials, groups, args.retry)
+  print_line(f"{format_amount(len(trials), 'different trial')} of the {len(study.sweep.trials)} listed")
+  search.run_study(study, trials, groups, args.retry)
   from vit_jax.reports import report  # drawing libraries are slow to import
 
-  report.make_at_end(study.workdir)
+  report.make_final_report(study.workdir)
 
 
-def parse() -> tuple[argparse.Namespace, Study]:
+def parse_flags() -> tuple[argparse.Namespace, Study]:
   """Parses the flags.
 
   Returns:
@@ -71,7 +71,7 @@ def parse() -> tuple[argparse.Namespace, Study]:
     "--config", required=True, help="file with a sweep(), or file:argument; --config.KEY=VALUE changes all trials"
   )
   parser.add_argument(
-    "--workdir", required=True, type=cli.workdir, help="directory of the sweep; one sweep per directory"
+    "--workdir", required=True, type=cli.parse_workdir, help="directory of the sweep; one sweep per directory"
   )
   parser.add_argument("--parallel", type=int, default=1, metavar="N", help="trials at a time, on disjoint devices")
   parser.add_argument("--render", action="store_true", help="print the commands of all trials without running them")
@@ -94,12 +94,12 @@ def parse() -> tuple[argparse.Namespace, Study]:
     raise ConfigError(f"--parallel: {args.parallel}. Allowed: 1 and more")
   if args.workdir.exists() and not args.workdir.is_dir():
     raise ConfigError(f"--workdir: {args.workdir} is a file. Name a directory")
-  if not args.render and (problem := runtime.obstacle(args.workdir)):
+  if not args.render and (problem := runtime.check_creatable(args.workdir)):
     raise ConfigError(problem)
-  return args, Study(args.config, args.overrides, sweep_of(args.config), args.workdir)
+  return args, Study(args.config, args.overrides, load_sweep(args.config), args.workdir)
 
 
-def render(study: Study, trials: Sequence[Trial], decide: bool = False, launch: str | None = None) -> None:
+def print_commands(study: Study, trials: Sequence[Trial], decide: bool = False, launch: str | None = None) -> None:
   """Prints the command of each trial, and of the final runs after all trials have ended.
 
   An impossible trial is printed as a comment with the reason.
@@ -111,18 +111,18 @@ def render(study: Study, trials: Sequence[Trial], decide: bool = False, launch: 
     launch: flags of `python -m launch run`, to print commands that start each trial under the name of the workdir.
   """
   name = re.sub("[^a-z0-9]+", "-", study.workdir.name.lower()).strip("-") or "sweep"
-  for letter, runs in (("t", trials), ("f", search.last_runs(study, trials, decide)[1])):
+  for letter, runs in (("t", trials), ("f", search.select_last_runs(study, trials, decide)[1])):
     for i, trial in enumerate(runs):
       if trial.config is None:
-        say(f"# impossible: {trial}: {trial.error}")
+        print_line(f"# impossible: {trial}: {trial.error}")
         continue
       final = letter == "f" and not study.sweep.final
-      command = execution.evaluate_command(trial) if final else execution.train_command(study.file, trial)
+      command = execution.build_evaluate_command(trial) if final else execution.build_train_command(study.file, trial)
       if launch is not None:
         start = ["python", "-m", "launch", "run", f"{name}-{letter}{i:02d}", *shlex.split(launch), "--"]
         command = [*start, *command[2:]]
-      say(shlex.join(command))
+      print_line(shlex.join(command))
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

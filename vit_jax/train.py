@@ -13,29 +13,17 @@ import sys
 
 import jax
 
-from vit_jax import (
-  build,
-  checkpoints,
-  cli,
-  clock,
-  config,
-  extensions,
-  files,
-  flags,
-  hardware,
-  identity,
-  loop,
-  paths,
-  renames,
-  runtime,
-  schema,
-  selection,
-  trees,
-)
+from vit_jax import checkpoints, cli, config, extensions, runtime, schema, trees
+from vit_jax.checkpoints import provenance
+from vit_jax.config import flags, migrations
 from vit_jax.corpora import checking
 from vit_jax.data import catalog, outputs, sources
+from vit_jax.evals import selection
 from vit_jax.importers import adoption
-from vit_jax.runtime import say
+from vit_jax.parallel import hardware
+from vit_jax.runtime import print_line
+from vit_jax.storage import files, paths
+from vit_jax.training import build, goodput, loop
 
 # Keys that a restart in the same workdir may change.
 MAY_CHANGE = (
@@ -56,7 +44,9 @@ def main() -> None:
   """Reads the flags, checks everything and trains."""
   parser = cli.Parser("train", __doc__)
   parser.add_argument("--config", required=True, help=cli.CONFIG)
-  parser.add_argument("--workdir", required=True, type=cli.workdir, help="directory of the run; one run per directory")
+  parser.add_argument(
+    "--workdir", required=True, type=cli.parse_workdir, help="directory of the run; one run per directory"
+  )
   parser.add_argument(
     "--accept-data",
     action="store_true",
@@ -70,56 +60,60 @@ def main() -> None:
   arguments = parser.parse()
   workdir, overrides = arguments.workdir, arguments.overrides
 
-  run = build.complete(config.resolve(flags.load(arguments.config, overrides)))
-  own = build.complete(config.resolve(flags.load(arguments.config, overrides)), adopt=False)
-  changes = changes_of(flags.load(arguments.config), own, overrides)
+  run = build.complete(config.resolve(flags.load_config(arguments.config, overrides)))
+  own = build.complete(config.resolve(flags.load_config(arguments.config, overrides)), adopt=False)
+  changes = list_config_changes(flags.load_config(arguments.config), own, overrides)
   if arguments.profile < 0:
     raise schema.ConfigError(f"--profile: {arguments.profile} is not a number of steps")
-  if not checkpoints.exist(workdir):
-    outputs.check(workdir, run, "--workdir")
+  if not checkpoints.has_checkpoint(workdir):
+    outputs.check_output_location(workdir, run, "--workdir")
 
-  with runtime.joined(run.limits) as watch:  # from here on SIGTERM is handled
-    runtime.agree(runtime.obstacle(workdir) if runtime.process() == 0 else None)
-    run = as_begun(arguments.config, overrides, run, workdir)
+  with runtime.join_processes(run.limits) as watch:  # from here on SIGTERM is handled
+    runtime.raise_together(runtime.check_creatable(workdir) if runtime.process_index() == 0 else None)
+    run = apply_stored_settings(arguments.config, overrides, run, workdir)
     parts = build.build(run, jax.devices())
-    runtime.note(parts.images.source.note)
-    runtime.agree(bad_images(run, parts.images.source) if runtime.process() == 0 else None)
-    runtime.compare({"config": schema.plain(run), "workdir": str(workdir)} | identity.alike(parts.identity))
+    runtime.print_note(parts.images.source.note)
+    runtime.raise_together(find_bad_images(run, parts.images.source) if runtime.process_index() == 0 else None)
+    runtime.check_equal_facts(
+      {"config": schema.to_plain(run), "workdir": str(workdir)} | provenance.select_shared_values(parts.identity)
+    )
     # A checkpoint contains the modification times that the first process saw. Copies on other hosts may have others.
-    runtime.agree(objection(workdir, parts, arguments.accept_data) if runtime.process() == 0 else None)
+    runtime.raise_together(
+      find_workdir_conflict(workdir, parts, arguments.accept_data) if runtime.process_index() == 0 else None
+    )
     with watch.phase("restore"):
-      has_state = runtime.gather(json.dumps(checkpoints.exist(workdir)), "workdir")[0] == "true"
-      weights = None if has_state else loop.starting_weights(parts)
-    with runtime.claim(workdir, watch.leave):
+      has_state = runtime.gather_texts(json.dumps(checkpoints.has_checkpoint(workdir)), "workdir")[0] == "true"
+      weights = None if has_state else loop.load_starting_weights(parts)
+    with runtime.claim_workdir(workdir, watch.leave):
       before = files.read_json(workdir / "result.json")  # a damaged file is an error before anything is written
-      if runtime.process() == 0:
-        note_recipe(workdir, arguments.config, changes, parts.identity["extensions"])
-      say(f"{arguments.config}, changed by flags:" if changes else f"{arguments.config}, unchanged")
+      if runtime.process_index() == 0:
+        write_recipe(workdir, arguments.config, changes, parts.identity["extensions"])
+      print_line(f"{arguments.config}, changed by flags:" if changes else f"{arguments.config}, unchanged")
       for line in changes:
-        say(f"  {line}")
-      for line in [] if has_state or not run.init.from_ else adoption.notes(run.init.from_, own, run):
-        say(f"  {line}")
+        print_line(f"  {line}")
+      for line in [] if has_state or not run.init.from_ else adoption.describe_settings(run.init.from_, own, run):
+        print_line(f"  {line}")
       if arguments.parameters:
-        say(cli.parameters(parts.state_shapes.params, parts.model.statistics))
-      pictures = {} if has_state or runtime.process() else first_batch(run, parts.images.source)
-      result = loop.train(parts, workdir, arguments.profile, watch, weights, clock.program_began(), pictures)
-  cli.table(result)
-  if chosen := selection.sentence(result.get("selection", {})):
-    say(f"  {chosen}")
-  for line in clock.summary(result["train_seconds"], result["images_per_second"]):
-    say(line)
-  for line in clock.lines(result["goodput"]) if "goodput" in result else ():  # older results have no goodput
-    say(line)
-  say(f"\n  figures   {workdir / 'result.json'}")
-  say(f"  curves    tensorboard {schema.texts.flag('logdir', workdir / 'tensorboard')}")
+        print_line(cli.format_parameters(parts.state_shapes.params, parts.model.statistics))
+      pictures = {} if has_state or runtime.process_index() else draw_first_batch(run, parts.images.source)
+      result = loop.train(parts, workdir, arguments.profile, watch, weights, goodput.get_program_start(), pictures)
+  cli.format_figures(result)
+  if chosen := selection.format_selection(result.get("selection", {})):
+    print_line(f"  {chosen}")
+  for line in goodput.format_summary(result["train_seconds"], result["images_per_second"]):
+    print_line(line)
+  for line in goodput.format_goodput(result["goodput"]) if "goodput" in result else ():  # older results have no goodput
+    print_line(line)
+  print_line(f"\n  figures   {workdir / 'result.json'}")
+  print_line(f"  curves    tensorboard {schema.texts.format_flag('logdir', workdir / 'tensorboard')}")
   if jax.process_index() == 0 and not arguments.no_report:
     from vit_jax.reports import report  # drawing libraries are slow to import
 
     if result != before or not (workdir / report.NAME).exists():
-      report.make_at_end(workdir)
+      report.make_final_report(workdir)
 
 
-def first_batch(run: config.Run, source: sources.Source) -> dict[str, bytes]:
+def draw_first_batch(run: config.Run, source: sources.Source) -> dict[str, bytes]:
   """Draws the first images that the model sees, for TensorBoard.
 
   Args:
@@ -129,12 +123,12 @@ def first_batch(run: config.Run, source: sources.Source) -> dict[str, bytes]:
   Returns:
     Maps names to bytes of PNG files.
   """
-  from vit_jax import preview  # drawing libraries are slow to import
+  from vit_jax.reports import preview  # drawing libraries are slow to import
 
-  return {"first batch": preview.picture(run, source)}
+  return {"first batch": preview.draw_batch(run, source)}
 
 
-def note_recipe(workdir: pathlib.Path, file: str, changes: list[str], used: list[dict]) -> None:
+def write_recipe(workdir: pathlib.Path, file: str, changes: list[str], used: list[dict]) -> None:
   """Writes recipe.json.
 
   The file contains the config file, its docstring, changes by flags, the command, the processor, and the extensions.
@@ -142,17 +136,17 @@ def note_recipe(workdir: pathlib.Path, file: str, changes: list[str], used: list
   Args:
     workdir: the workdir.
     file: the config file.
-    changes: result of `changes_of`.
+    changes: result of `list_config_changes`.
     used: record of the extensions.
   """
   command = shlex.join(["python", "-m", "vit_jax.train", *sys.argv[1:]])
-  about = {"config": file, "about": flags.module(file)[0].__doc__, "changes": changes, "command": command}
-  about |= {"processor": hardware.processor(), "extensions": used}
-  if files.read_json(workdir / identity.RECIPE) != about:
-    files.write_text(workdir / identity.RECIPE, json.dumps(about, indent=2) + "\n")
+  about = {"config": file, "about": flags.load_module(file)[0].__doc__, "changes": changes, "command": command}
+  about |= {"processor": hardware.get_cpu_name(), "extensions": used}
+  if files.read_json(workdir / provenance.RECIPE) != about:
+    files.write_text(workdir / provenance.RECIPE, json.dumps(about, indent=2) + "\n")
 
 
-def changes_of(file, run: config.Run, overrides: dict[str, str]) -> list[str]:
+def list_config_changes(file, run: config.Run, overrides: dict[str, str]) -> list[str]:
   """Returns the differences between a run and the run of its config file without flags, one line for each.
 
   If the file is not complete without flags, the flags are returned.
@@ -166,10 +160,10 @@ def changes_of(file, run: config.Run, overrides: dict[str, str]) -> list[str]:
     before = build.complete(config.resolve(file), adopt=False)
   except schema.ConfigError:
     return [f"{key}: {value}" for key, value in overrides.items()]
-  return trees.diff(schema.plain(before), schema.plain(run))
+  return trees.list_differences(schema.to_plain(before), schema.to_plain(run))
 
 
-def as_begun(file: str, overrides: dict[str, str], run: config.Run, workdir: pathlib.Path) -> config.Run:
+def apply_stored_settings(file: str, overrides: dict[str, str], run: config.Run, workdir: pathlib.Path) -> config.Run:
   """Returns the run with settings of the run in its workdir, for keys that the config does not set.
 
   This affects keys that did not exist or had another default when the run in the workdir started. It also affects
@@ -183,29 +177,36 @@ def as_begun(file: str, overrides: dict[str, str], run: config.Run, workdir: pat
     workdir: the workdir, which the first process reads.
   """
   stored = {}
-  if runtime.process() == 0 and workdir.is_dir():
-    stored = identity.stored_config(workdir, checkpoints.about(workdir, identity.check) or {}) or {}
-  before = {"older": renames.kept(stored), "adopted": adoption.recorded(renames.run(stored))}
-  before = json.loads(runtime.gather(json.dumps(before), "older")[0])
-  older, editable = before["older"], flags.load(file, overrides)
-  whole = schema.plain(run)  # has each key that its choices accept, so that keys of other choices are ignored
+  if runtime.process_index() == 0 and workdir.is_dir():
+    stored = (
+      provenance.stored_config(workdir, checkpoints.read_description(workdir, provenance.check_metadata) or {}) or {}
+    )
+  before = {
+    "older": migrations.list_former_defaults(stored),
+    "adopted": adoption.find_recorded_settings(migrations.migrate_run(stored)),
+  }
+  before = json.loads(runtime.gather_texts(json.dumps(before), "older")[0])
+  older, editable = before["older"], flags.load_config(file, overrides)
+  whole = schema.to_plain(run)  # has each key that its choices accept, so that keys of other choices are ignored
   missing = [
     key
     for key in older
-    if flags.has(whole, key) and flags.has(editable, key.rpartition(".")[0]) and not flags.has(editable, key)
+    if flags.has_key(whole, key)
+    and flags.has_key(editable, key.rpartition(".")[0])
+    and not flags.has_key(editable, key)
   ]
   older = {key: older[key] for key in missing}
   if not older and not before["adopted"]:
     return run
   for key, text in older.items():
-    say(f"config.{key}={text}, as in the run in {workdir}, which was started with other defaults")
-  resolved = config.resolve(flags.load(file, overrides | older))
+    print_line(f"config.{key}={text}, as in the run in {workdir}, which was started with other defaults")
+  resolved = config.resolve(flags.load_config(file, overrides | older))
   if before["adopted"]:
-    return build.complete(adoption.with_settings(resolved, before["adopted"]), adopt=False)
+    return build.complete(adoption.add_settings(resolved, before["adopted"]), adopt=False)
   return build.complete(resolved)
 
 
-def bad_images(run: config.Run, source: sources.Source) -> str | None:
+def find_bad_images(run: config.Run, source: sources.Source) -> str | None:
   """Returns the reason why bad images prevent a run from starting, or None.
 
   Only image folders that are small enough to decode completely are checked.
@@ -218,7 +219,7 @@ def bad_images(run: config.Run, source: sources.Source) -> str | None:
     return None
   own = [c.args["split"] for c in run.evals.values() if c.name == "accuracy" and c.args["data"] is None]
   splits = [source, *(catalog.open_split(run.data, split) for split in dict.fromkeys(own))]
-  return checking.objection(run.data, splits, paths.expand(pathlib.Path(run.data.args["path"])))
+  return checking.check_folder_images(run.data, splits, paths.expand_home(pathlib.Path(run.data.args["path"])))
 
 
 def may_change(key: str) -> bool:
@@ -226,7 +227,7 @@ def may_change(key: str) -> bool:
   return any(fnmatch.fnmatchcase(key, each) or key.startswith(f"{each}.") for each in MAY_CHANGE)
 
 
-def objection(workdir: pathlib.Path, parts: build.Parts, accept: bool = False) -> str | None:
+def find_workdir_conflict(workdir: pathlib.Path, parts: build.Experiment, accept: bool = False) -> str | None:
   """Returns the reason why a run cannot use a workdir, or None if it can.
 
   A workdir cannot be used if its run has another config or other data. The newest checkpoint contains this information.
@@ -239,28 +240,28 @@ def objection(workdir: pathlib.Path, parts: build.Parts, accept: bool = False) -
   """
   if workdir.exists() and not workdir.is_dir():
     return f"--workdir: {workdir} is a file. Name a directory"
-  about = checkpoints.about(workdir, identity.check) or {}
-  before = identity.stored_config(workdir, about)
+  about = checkpoints.read_description(workdir, provenance.check_metadata) or {}
+  before = provenance.stored_config(workdir, about)
   if before is None:
-    if checkpoints.exist(workdir):
+    if checkpoints.has_checkpoint(workdir):
       return f"--workdir: {workdir} contains checkpoints without metadata, and no config.json. Use another directory"
     return None
   with contextlib.suppress(schema.ConfigError):  # keys that were added since then have their defaults
-    extensions.restore_of(workdir, about)
-    before = schema.plain(build.complete(config.resolve(renames.run(before)), adopt=False))
-  now = schema.plain(parts.run)
-  differences = [line for line in trees.diff(before, now) if not may_change(line.partition(":")[0])]
+    extensions.restore_for_workdir(workdir, about)
+    before = schema.to_plain(build.complete(config.resolve(migrations.migrate_run(before)), adopt=False))
+  now = schema.to_plain(parts.run)
+  differences = [line for line in trees.list_differences(before, now) if not may_change(line.partition(":")[0])]
   if differences:
     listed = "\n  ".join(differences)
     return f"--workdir: {workdir} contains a run with another config. Use another --workdir, or undo:\n  {listed}"
   if "identity" not in about:
     return None
   before = about["identity"]["data"]
-  splits = identity.other_splits(before, parts.images.source)
-  problem = identity.objection(before, parts.identity["data"], accept, splits)
-  problem = problem or identity.other_order(about["order"], parts.images)
+  splits = provenance.compare_splits(before, parts.images.source)
+  problem = provenance.find_data_conflict(before, parts.identity["data"], accept, splits)
+  problem = problem or provenance.find_order_conflict(about["order"], parts.images)
   return problem and f"--workdir: {workdir} contains a run with {problem}"
 
 
 if __name__ == "__main__":
-  cli.main(main)
+  cli.run_verb(main)

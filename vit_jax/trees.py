@@ -14,7 +14,7 @@ _ABSENT = object()
 # Names.
 
 
-def name(path: Sequence) -> str:
+def join_path(path: Sequence) -> str:
   """Returns the name of a leaf: the keys of its path, joined with slashes.
 
   List indices become numbers. Flax variables are nodes that store their array in the attribute `value`. The key `value`
@@ -25,7 +25,7 @@ def name(path: Sequence) -> str:
   """
   if path and isinstance(path[-1], jax.tree_util.GetAttrKey) and path[-1].name == "value":
     path = path[:-1]
-  return "/".join(_word(entry) for entry in path)
+  return "/".join(_format_entry(entry) for entry in path)
 
 
 def flatten(tree) -> dict[str, Any]:
@@ -34,9 +34,9 @@ def flatten(tree) -> dict[str, Any]:
   Numbers in a path are sorted by value, so `blocks/2` precedes `blocks/10`.
   """
   pairs = jax.tree_util.tree_flatten_with_path(tree)[0]
-  leaves = {name(path): leaf for path, leaf in pairs}
+  leaves = {join_path(path): leaf for path, leaf in pairs}
   assert len(leaves) == len(pairs), "two leaves have the same name"
-  return {key: leaves[key] for key in sorted(leaves, key=_order)}
+  return {key: leaves[key] for key in sorted(leaves, key=_make_sort_key)}
 
 
 def unflatten(tree, leaves: Mapping[str, Any]):
@@ -51,7 +51,7 @@ def unflatten(tree, leaves: Mapping[str, Any]):
   """
   names = flatten(tree).keys()
   if names != leaves.keys():
-    missing, extra = (sorted(names, key=_order) for names in (names - leaves.keys(), leaves.keys() - names))
+    missing, extra = (sorted(names, key=_make_sort_key) for names in (names - leaves.keys(), leaves.keys() - names))
     raise ValueError(
       f"leaves do not match the tree: {len(missing)} missing {missing[:5]}, {len(extra)} extra {extra[:5]}"
     )
@@ -69,24 +69,24 @@ def map_named(function: Callable, tree, *rest):
   Returns:
     The tree of the results.
   """
-  return jax.tree_util.tree_map_with_path(lambda path, *leaves: function(name(path), *leaves), tree, *rest)
+  return jax.tree_util.tree_map_with_path(lambda path, *leaves: function(join_path(path), *leaves), tree, *rest)
 
 
-def _word(entry):
+def _format_entry(entry):
   for attribute in ("key", "idx", "name"):  # keys of dicts and flattened nodes, of sequences, of attributes
     if hasattr(entry, attribute):
       return str(getattr(entry, attribute))
   raise TypeError(f"a path entry of unknown kind {type(entry).__name__}: {entry!r}")
 
 
-def _order(text):
+def _make_sort_key(text):
   return [(0, int(word), "") if word.isdecimal() else (1, 0, word) for word in text.split("/")]
 
 
 # Patterns.
 
 
-def first_match(patterns: Iterable[str], path: str) -> int | None:
+def find_first_match(patterns: Iterable[str], path: str) -> int | None:
   """Returns the index of the first pattern that matches a whole path, or None.
 
   Args:
@@ -96,7 +96,7 @@ def first_match(patterns: Iterable[str], path: str) -> int | None:
   return next((i for i, pattern in enumerate(patterns) if re.fullmatch(pattern, path)), None)
 
 
-def nearest(pattern: str, paths: Iterable[str], count: int = 5) -> list[str]:
+def find_nearest(pattern: str, paths: Iterable[str], count: int = 5) -> list[str]:
   """Returns the paths with the most similar spelling to a pattern, for suggestions in error messages.
 
   Args:
@@ -108,13 +108,13 @@ def nearest(pattern: str, paths: Iterable[str], count: int = 5) -> list[str]:
   plain = re.sub(r"\\.|[.*+?^$|()\[\]{}]", "", pattern)
   paths = list(paths)
   ratio = {path: difflib.SequenceMatcher(None, plain, path).ratio() for path in paths}
-  return sorted(paths, key=lambda path: (-ratio[path], _order(path)))[:count]
+  return sorted(paths, key=lambda path: (-ratio[path], _make_sort_key(path)))[:count]
 
 
 # Counts.
 
 
-def count(tree) -> int:
+def count_values(tree) -> int:
   """Returns the total number of values in all arrays or shapes of a pytree."""
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
@@ -122,17 +122,19 @@ def count(tree) -> int:
 # Differences.
 
 
-def diff(old, new) -> list[str]:
+def list_differences(old, new) -> list[str]:
   """Returns a line such as `optim.lr: 0.001 -> 0.01` for each value that differs between two nested dicts.
 
   Args:
     old: nested dict of the first values.
     new: nested dict of the second values.
   """
-  return [f"{path}: {_show(before)} -> {_show(after)}" for path, before, after in _changes(old, new, "")]
+  return [
+    f"{path}: {_format_value(before)} -> {_format_value(after)}" for path, before, after in _find_changes(old, new, "")
+  ]
 
 
-def leaves(tree: Mapping, path: str = "") -> Iterator[tuple[str, Any]]:
+def iterate_leaves(tree: Mapping, path: str = "") -> Iterator[tuple[str, Any]]:
   """Yields pairs such as ("optim.lr", 0.01) for the leaves of nested dicts.
 
   Args:
@@ -141,14 +143,14 @@ def leaves(tree: Mapping, path: str = "") -> Iterator[tuple[str, Any]]:
   """
   for key, value in tree.items():
     inside = f"{path}.{key}" if path else str(key)
-    yield from leaves(value, inside) if isinstance(value, Mapping) else [(inside, value)]
+    yield from iterate_leaves(value, inside) if isinstance(value, Mapping) else [(inside, value)]
 
 
-def _changes(old, new, path):
+def _find_changes(old, new, path):
   if isinstance(old, Mapping) and isinstance(new, Mapping):
     keys = [*old, *(key for key in new if key not in old)]
     for key in keys:
-      yield from _changes(old.get(key, _ABSENT), new.get(key, _ABSENT), f"{path}.{key}" if path else str(key))
+      yield from _find_changes(old.get(key, _ABSENT), new.get(key, _ABSENT), f"{path}.{key}" if path else str(key))
   elif _differ(old, new):
     yield path, old, new
 
@@ -158,5 +160,5 @@ def _differ(old, new):
   return old != new or isinstance(old, bool) != isinstance(new, bool)
 
 
-def _show(value):
+def _format_value(value):
   return "(absent)" if value is _ABSENT else repr(value)

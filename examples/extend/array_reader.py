@@ -18,7 +18,7 @@ from vit_jax.schema import ConfigError
 @register.reader("arrays")
 def arrays(
   name: str,
-  row: sources.Row,
+  row: sources.DatasetRow,
   split: str,
   *,
   path: str,

@@ -9,13 +9,13 @@ import numpy as np
 
 from vit_jax import register
 from vit_jax.data import catalog
-from vit_jax.evals.subject import Outcome, Subject, open_source, rows
+from vit_jax.evals.subject import EvalContext, Outcome, compute_rows, open_source
 from vit_jax.schema import Choice
 
 
 @register.evaluation("brier", figures=("brier_loss", "images"))
 def brier(
-  subject: Subject,
+  subject: EvalContext,
   *,
   data: Annotated[Choice | None, catalog.EVAL_DATA] = None,
   split: str = "test",
@@ -36,7 +36,9 @@ def brier(
   def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
     size = subject.images_at_once(None)
     images = subject.batches(data, source, size)
-    of_images = rows(functools.partial(predict, params), images, poll, size, source.called)  # names for error messages
+    of_images = compute_rows(
+      functools.partial(predict, params), images, poll, size, source.display_name
+    )  # names for error messages
     probabilities = np.asarray(jax.nn.softmax(of_images["logits"]))
     targets = np.eye(probabilities.shape[1])[of_images["label"]]
     score = float(np.mean(np.sum((probabilities - targets) ** 2, axis=1)))

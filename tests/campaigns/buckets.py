@@ -29,9 +29,9 @@ from tests import runs
 from tests.buckets import BUCKET, Server
 from tests.campaigns.choice import choose
 from tests.campaigns.group import free_port
-from vit_jax import paths
-from vit_jax.corpora.builders import prepare
+from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.runtime import leases
+from vit_jax.storage import paths
 
 STEPS, SAVED = 24, 4
 SAME = ("weights_sha256", "loss", "top1", "f1_macro", "images", "steps")  # of result.json
@@ -233,7 +233,7 @@ def a_second_run(server: Server, workdir: pathlib.Path, whole: pathlib.Path) -> 
 
 
 def taken_over(server: Server, workdir: pathlib.Path, whole: pathlib.Path) -> str:
-  lock = leases._Object(workdir / "lock")
+  lock = leases._LeaseObject(workdir / "lock")
   lock.write({"holder": "7 on elsewhere", "token": "x", "process": "another boot 7 1"}, "0")
   began = time.monotonic()
   with Run(workdir) as run:
@@ -290,7 +290,7 @@ def main() -> int:
   with tempfile.TemporaryDirectory() as name, Server() as server:
     os.environ |= {"TFDS_DATA_DIR": f"{name}/data", "JAX_COMPILATION_CACHE_DIR": f"{name}/programs"}
     os.environ |= server.environment
-    prepare("digits")
+    prepare_dataset("digits")
     whole = pathlib.Path(name, "whole")
     with Run(whole) as run:
       run.ends(0)
@@ -298,7 +298,7 @@ def main() -> int:
       if title not in chosen:
         continue
       before = server.counts
-      began, workdir = time.monotonic(), paths.path(f"gs://{BUCKET}/run{number}")
+      began, workdir = time.monotonic(), paths.resolve_path(f"gs://{BUCKET}/run{number}")
       try:
         with server.troubled(**BAD):
           verdict, said = "passed", situation(server, workdir, whole)

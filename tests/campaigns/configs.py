@@ -24,9 +24,11 @@ import jax
 import numpy as np
 
 from tests import mutations, recipes
-from vit_jax import build, config, hardware
+from vit_jax import config
 from vit_jax.data import catalog
+from vit_jax.parallel import hardware
 from vit_jax.schema import show
+from vit_jax.training import build
 
 ARGUMENTS = {  # of configs that take one
   "vit_i1k": ("B/16", "Ti/16"), "vit_i21k": ("L/16", "B/32"), "vit_jft": ("H/14",), "vit_g_jft": ("G/14",),
@@ -53,7 +55,7 @@ def main() -> int:
   parser.add_argument("count", nargs="?", type=int, default=1000, help="of mutated configs")
   parser.add_argument("--seed", type=int, default=0, help="of the mutations")
   args = parser.parse_args()
-  hardware.memory = lambda device: None  # that of this machine is not the point
+  hardware.get_memory = lambda device: None  # that of this machine is not the point
   signal.signal(signal.SIGALRM, late)
   failed, builds = 0, 0
   with tempfile.TemporaryDirectory() as photos:
@@ -108,7 +110,7 @@ def attempt(name: str, needed: dict[str, str], changes: list[tuple[str, object]]
       edited.model.depth = 2
     for key, value in changes:
       mutations.apply(edited, key, value)
-    mutations.built(edited, jax.devices(), catalog.known_split)
+    mutations.built(edited, jax.devices(), catalog.open_known_split)
   except BaseException as error:
     if isinstance(error, KeyboardInterrupt):
       raise

@@ -41,7 +41,7 @@ from tests.campaigns.troubles import (
   started,
   watched,
 )
-from vit_jax.corpora.builders import prepare
+from vit_jax.corpora.builders import prepare_dataset
 
 # Situations: each takes a disk that can be filled and the folder of the undisturbed run, and gives what was said.
 
@@ -265,7 +265,7 @@ def main() -> int:
     folder = pathlib.Path(name)
     os.environ["TFDS_DATA_DIR"] = f"{name}/data"
     os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{name}/programs"
-    prepare("digits")
+    prepare_dataset("digits")
     runs.finish(started(folder / "whole"))
     for number, (title, situation) in enumerate(SITUATIONS.items()):
       if title not in chosen:

@@ -14,8 +14,9 @@ import time
 
 import jax
 
-from vit_jax import build, checkpoints, cli
+from vit_jax import checkpoints, cli
 from vit_jax.data import catalog
+from vit_jax.training import build
 
 
 def main() -> None:
@@ -28,8 +29,8 @@ def main() -> None:
     wait = checkpoints.Checkpoints.wait
     checkpoints.Checkpoints.wait = lambda store: (time.sleep(int(number)), wait(store))[1]
   else:
-    build.Parts.compile = compiling(build.Parts.compile, FAULTS[fault], int(number))
-  cli.main(importlib.import_module(f"vit_jax.{verb}").main)
+    build.Experiment.compile = compiling(build.Experiment.compile, FAULTS[fault], int(number))
+  cli.run_verb(importlib.import_module(f"vit_jax.{verb}").main)
 
 
 def compiling(compile, fault, number):

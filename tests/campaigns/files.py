@@ -51,7 +51,7 @@ def main() -> int:
       importlib.import_module(f"vit_jax.{verb}")
     importlib.import_module("torch")
     importlib.import_module("tensorflow_datasets")
-    child(lambda: builders.prepare("digits"), root / "log")
+    child(lambda: builders.prepare_dataset("digits"), root / "log")
     child(lambda: run(["train", *runs.words(root / "run", total=2)]), root / "log")
     assert (root / "run/result.json").exists(), (root / "log").read_text()
     for case in cases(root / "run"):
@@ -110,7 +110,7 @@ def run(command: list[str]) -> None:
   sys.argv = [verb, *words]
   if "--config=configs/digits.py" in words:
     os.chdir(runs.ROOT)
-  cli.main(sys.modules[f"vit_jax.{verb}"].main)
+  cli.run_verb(sys.modules[f"vit_jax.{verb}"].main)
 
 
 def child(function: Callable[[], None], log: pathlib.Path) -> tuple[int, float, int]:

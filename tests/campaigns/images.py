@@ -46,7 +46,7 @@ def main() -> int:
   parser.add_argument("words", nargs="*", help="of names")
   names = choose(parser, NAMES, parser.parse_args().words)
   warnings.filterwarnings("ignore", message=".*fork.*")  # no thread has started yet
-  decoding.MEMORY = decoding.Memory(TOGETHER)
+  decoding.MEMORY = decoding.MemoryLimit(TOGETHER)
   failed = passed = 0
   for name in names:
     wrong, report = attempt(name)
@@ -142,7 +142,7 @@ def skipped(photos, expected) -> list[str]:
 def records(photos, numbers) -> sources.Source:
   """Records of the folder by name: 0 is the hostile one."""
   order = [next(i for i in range(2) if name in photos.identify(i)) for name in ("hostile", "good")]
-  return sources.subset(photos, [order[number] for number in numbers])
+  return sources.select_subset(photos, [order[number] for number in numbers])
 
 
 def measured(photos, numbers, size, **options):

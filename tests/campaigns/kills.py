@@ -22,7 +22,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
 
 from tests import runs
-from vit_jax.corpora.builders import prepare
+from vit_jax.corpora.builders import prepare_dataset
 
 STEPS = 40
 LINES = 3  # steps
@@ -40,7 +40,7 @@ def main() -> int:
   with tempfile.TemporaryDirectory() as folder:
     os.environ["TFDS_DATA_DIR"] = f"{folder}/data"
     os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{folder}/programs"
-    prepare("digits")
+    prepare_dataset("digits")
     whole = pathlib.Path(folder, "whole")
     runs.finish(started(whole))
     for number in range(args.runs):

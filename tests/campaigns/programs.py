@@ -23,8 +23,11 @@ import cv2
 import jax
 import numpy as np
 
-from vit_jax import build, config, flags, hardware
+from vit_jax import config
+from vit_jax.config import flags
 from vit_jax.data import catalog
+from vit_jax.parallel import hardware
+from vit_jax.training import build
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 WHOLE = (
@@ -62,7 +65,7 @@ def main() -> int:
   parser = argparse.ArgumentParser("python -m tests.campaigns.programs", description=__doc__)
   parser.add_argument("file", type=pathlib.Path, help="hashes by config; written if there is none, else compared")
   file = parser.parse_args().file
-  hardware.memory = lambda device: None  # that of this machine is not the point
+  hardware.get_memory = lambda device: None  # that of this machine is not the point
   after = hashes()
   if not file.exists():
     file.write_text(json.dumps(after, indent=1) + "\n")
@@ -90,7 +93,7 @@ def hashes() -> dict[str, str]:
       extra = {"init.from": "weights.npz"} if "finetune" in recipe else {}
       extra |= {"data.path": photos} if "folder" in recipe or ",student" in recipe else {}
       for devices, mesh in ((1, {"mesh.fsdp": "1"}), (8, {})):
-        edited = flags.load(f"{ROOT}/configs/{file}.py{argument and ':'}{argument}", extra | changes | mesh)
+        edited = flags.load_config(f"{ROOT}/configs/{file}.py{argument and ':'}{argument}", extra | changes | mesh)
         digest = hashed[f"{name}@{devices}"] = program(edited, jax.devices()[:devices])
         print(f"{name}@{devices} {digest[:12]}", flush=True)
   return hashed
@@ -98,7 +101,7 @@ def hashes() -> dict[str, str]:
 
 def program(edited, devices) -> str:
   """The hash of one step."""
-  parts = build.build(build.complete(config.resolve(edited)), devices, catalog.known_split)
+  parts = build.build(build.complete(config.resolve(edited)), devices, catalog.open_known_split)
   text = parts.step.lower(parts.state_shapes, parts.batch_shapes, parts.frozen_shapes).as_text()
   text = re.sub(r"jax\.result_info = \"[^\"]*\"", "", text)
   names: dict[str, str] = {}

@@ -9,8 +9,9 @@ import pytest
 from etils import epath
 
 from tests.checkpoints.test_store import grid, same, shapes_of, state
-from vit_jax import checkpoints, mesh
+from vit_jax import checkpoints
 from vit_jax.checkpoints import aliases
+from vit_jax.parallel import sharding
 from vit_jax.schema import ConfigError
 
 # Names whose characters mean something to Orbax, TensorStore, etils, fsspec or a shell.
@@ -23,7 +24,7 @@ NAMES = [
 
 
 def saved(workdir, *numbers, **options):
-  store = checkpoints.Checkpoints(workdir, mesh.replicated(grid(1)), **options)
+  store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid(1)), **options)
   with contextlib.closing(store):
     for number in numbers:
       store.save(number, state(number, grid(1)), {"step": number})
@@ -36,11 +37,17 @@ def test_a1_a_workdir_of_any_name_is_saved_restored_and_read(tmp_path, name):
   saved(workdir, 1, 2, 3)
   assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["2", "3"]
   assert os.listdir(tmp_path / "in") == [name]  # and no folder of a name that a library made of it
-  with contextlib.closing(checkpoints.Checkpoints(workdir, mesh.replicated(grid(1)), read_only=True)) as store:
+  with contextlib.closing(
+    checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid(1)), read_only=True)
+  ) as store:
     restored, about = store.restore(shapes_of(state(3, grid(1))))
   assert same(restored, state(3, grid(1))) and about == {"step": 3}
   arrays, about = checkpoints.read_weights(workdir)
-  assert about == {"step": 3} and checkpoints.about(workdir) == {"step": 3} and checkpoints.damage(str(workdir)) == ""
+  assert (
+    about == {"step": 3}
+    and checkpoints.read_description(workdir) == {"step": 3}
+    and checkpoints.describe_damage(str(workdir)) == ""
+  )
   assert {path: array.tobytes() for path, array in arrays.items()} == {
     path: np.asarray(array).tobytes() for path, array in state(3, grid(1)).params.items()
   }
@@ -52,7 +59,7 @@ def test_a1_a_path_with_dots_behind_a_link_leads_where_the_system_says(tmp_path)
   (tmp_path / "link").symlink_to(tmp_path / "far/away")
   saved(tmp_path / "link/../run", 1)
   assert sorted(os.listdir(tmp_path)) == ["far", "link"]
-  assert checkpoints.about(tmp_path / "far/run") == {"step": 1}
+  assert checkpoints.read_description(tmp_path / "far/run") == {"step": 1}
   assert set(checkpoints.read_weights(tmp_path / "far/run")[0]) == set(state(1, grid(1)).params)
 
 
@@ -61,21 +68,21 @@ def test_a1_a_path_that_is_almost_too_long_is_used_by_a_short_one(tmp_path):
   workdir = tmp_path.joinpath(*["d" * 200] * 19)
   workdir = workdir / ("e" * (4060 - len(os.fsencode(workdir)) - len("/checkpoints") - 1))
   saved(workdir, 1)
-  assert checkpoints.about(workdir) == {"step": 1}
+  assert checkpoints.read_description(workdir) == {"step": 1}
   assert set(checkpoints.read_weights(workdir)[0]) == set(state(1, grid(1)).params)
 
 
 @pytest.mark.parametrize("name", ["plain", "caf\u00e9 +=@,~-_.", "a/b"])
 def test_a_plain_name_is_used_as_it_is(tmp_path, name):
   (tmp_path / name).mkdir(parents=True)
-  with aliases.usable(tmp_path / name) as folder:
+  with aliases.alias_folder(tmp_path / name) as folder:
     assert folder == tmp_path / name
 
 
 def test_another_name_is_used_by_its_open_folder_which_is_closed_again(tmp_path):
   (tmp_path / "a[1]").mkdir()
   before = len(os.listdir("/proc/self/fd"))
-  with aliases.usable(tmp_path / "a[1]") as folder:
+  with aliases.alias_folder(tmp_path / "a[1]") as folder:
     (folder / "file").write_text("text")
     assert folder.parent == pathlib.Path("/proc/self/fd")
   assert (tmp_path / "a[1]/file").read_text() == "text"
@@ -85,12 +92,12 @@ def test_another_name_is_used_by_its_open_folder_which_is_closed_again(tmp_path)
 @pytest.mark.parametrize("character", "[]*?#\\\"'\n\u2028{}|<>")
 def test_a1_a_name_in_a_bucket_that_libraries_do_not_agree_on_is_refused(character):
   with pytest.raises(ConfigError, match="cannot be saved under a name with"):
-    aliases.check_name(epath.Path(f"gs://bucket/run{character}1/a"))
-  aliases.check_name(epath.Path("gs://bucket/sweep 1/caf\u00e9/lr=0.1,b:2@x+y~z_-."))
+    aliases.check_workdir_name(epath.Path(f"gs://bucket/run{character}1/a"))
+  aliases.check_workdir_name(epath.Path("gs://bucket/sweep 1/caf\u00e9/lr=0.1,b:2@x+y~z_-."))
 
 
 def test_a1_without_open_folders_other_names_are_refused(tmp_path, monkeypatch):
   monkeypatch.setattr(aliases, "_OPEN_FOLDERS", tmp_path / "none")
-  aliases.check_name(tmp_path / "plain")
+  aliases.check_workdir_name(tmp_path / "plain")
   with pytest.raises(ConfigError, match="on this system checkpoints can only be saved below a path of letters"):
-    aliases.check_name(tmp_path / "a[1]")
+    aliases.check_workdir_name(tmp_path / "a[1]")

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.checkpoints.test_store import grid, saved, shapes_of, state
-from vit_jax import checkpoints, mesh, schema
+from vit_jax import checkpoints, schema
+from vit_jax.parallel import sharding
 
 pytestmark = pytest.mark.heavy
 
@@ -32,7 +33,7 @@ def test_a_folder_named_from_the_current_one_is_read_too(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   saved(pathlib.Path("run"), (10,), grid()).close()
   absolute, relative = (checkpoints.read_weights(folder) for folder in (tmp_path / "run", pathlib.Path("run")))
-  assert absolute[1] == relative[1] == {"seconds": 10.0} and not checkpoints.damage("run")
+  assert absolute[1] == relative[1] == {"seconds": 10.0} and not checkpoints.describe_damage("run")
   assert all(np.array_equal(array, absolute[0][path]) for path, array in relative[0].items())
 
 
@@ -90,19 +91,21 @@ def test_what_a_checkpoint_says_is_covered_as_its_arrays_are(tmp_path, edit, cap
   g = grid()
   saved(tmp_path, (10, 20), g).close()
   edited(tmp_path / "checkpoints/20", EDITS[edit])
-  assert checkpoints.about(tmp_path) == {"seconds": 10.0}
+  assert checkpoints.read_description(tmp_path) == {"seconds": 10.0}
   assert checkpoints.read_weights(tmp_path)[1] == {"seconds": 10.0}
   assert f"{tmp_path}/checkpoints/20 cannot be read (" in caplog.text and "weights of step 10 are used" in caplog.text
-  assert f"{tmp_path}/checkpoints/20 cannot be read" in checkpoints.damage(str(tmp_path))
-  assert checkpoints.Checkpoints(tmp_path, mesh.replicated(g)).restore(shapes_of(state(10, g)))[1] == {"seconds": 10.0}
+  assert f"{tmp_path}/checkpoints/20 cannot be read" in checkpoints.describe_damage(str(tmp_path))
+  assert checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(g)).restore(shapes_of(state(10, g)))[
+    1
+  ] == {"seconds": 10.0}
   assert (tmp_path / "checkpoints/20.unreadable").is_dir()
 
 
 def test_a_checkpoint_of_before_that_covers_nothing_is_read(tmp_path):
   saved(tmp_path, (10,), grid()).close()
   edited(tmp_path / "checkpoints/10", lambda said: said.pop("sha256"))
-  assert checkpoints.about(tmp_path) == {"seconds": 10.0} == checkpoints.read_weights(tmp_path)[1]
-  assert checkpoints.damage(str(tmp_path)) == checkpoints.damage(str(tmp_path / "nothing")) == ""
+  assert checkpoints.read_description(tmp_path) == {"seconds": 10.0} == checkpoints.read_weights(tmp_path)[1]
+  assert checkpoints.describe_damage(str(tmp_path)) == checkpoints.describe_damage(str(tmp_path / "nothing")) == ""
 
 
 def test_what_a_run_cannot_use_counts_as_unreadable(tmp_path):
@@ -113,8 +116,8 @@ def test_what_a_run_cannot_use_counts_as_unreadable(tmp_path):
     if about["seconds"] > 10:
       raise ValueError("too many seconds")
 
-  assert checkpoints.about(tmp_path, check) == {"seconds": 10.0}
-  store = checkpoints.Checkpoints(tmp_path, mesh.replicated(g))
+  assert checkpoints.read_description(tmp_path, check) == {"seconds": 10.0}
+  store = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(g))
   assert int(store.restore(shapes_of(state(10, g)), check)[0].step) == 10
 
 
@@ -127,6 +130,6 @@ def test_an_average_that_was_not_kept_is_an_error(tmp_path):
 
 
 def test_a_workdir_has_checkpoints_or_not(tmp_path):
-  assert not checkpoints.exist(tmp_path)
+  assert not checkpoints.has_checkpoint(tmp_path)
   saved(tmp_path, (10,), grid()).close()
-  assert checkpoints.exist(tmp_path)
+  assert checkpoints.has_checkpoint(tmp_path)

@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from vit_jax import checkpoints, config, mesh, runtime, steps
+from vit_jax import checkpoints, config, runtime
 from vit_jax.checkpoints import reading, store
+from vit_jax.parallel import sharding
+from vit_jax.training import steps
 
 pytestmark = pytest.mark.heavy
 
 
 def grid(count=8, **sizes):
-  return mesh.make(config.Mesh(**sizes), jax.devices()[:count])
+  return sharding.make_mesh(config.Mesh(**sizes), jax.devices()[:count])
 
 
 def state(step, g, spec=PartitionSpec(("data", "fsdp"))):
@@ -25,10 +27,10 @@ def state(step, g, spec=PartitionSpec(("data", "fsdp"))):
   split = NamedSharding(g, spec)
   params = {
     "blocks/0/kernel": jax.device_put(draw.normal(size=(16, 4)).astype(np.float32), split),
-    "head/bias": jax.device_put(draw.normal(size=(3,)).astype(np.float32), mesh.replicated(g)),
+    "head/bias": jax.device_put(draw.normal(size=(3,)).astype(np.float32), sharding.make_replicated_sharding(g)),
   }
-  half = jax.device_put(draw.normal(size=(8,)).astype(jnp.bfloat16), mesh.replicated(g))
-  return steps.State(jax.device_put(np.int32(step), mesh.replicated(g)), params, {}, {"mu": half})
+  half = jax.device_put(draw.normal(size=(8,)).astype(jnp.bfloat16), sharding.make_replicated_sharding(g))
+  return steps.State(jax.device_put(np.int32(step), sharding.make_replicated_sharding(g)), params, {}, {"mu": half})
 
 
 def shapes_of(tree):
@@ -42,7 +44,7 @@ def same(a, b):
 
 
 def saved(folder, numbers, g, **options):
-  store = checkpoints.Checkpoints(folder, mesh.replicated(g), **options)
+  store = checkpoints.Checkpoints(folder, sharding.make_replicated_sharding(g), **options)
   for number in numbers:
     store.save(number, state(number, g), {"seconds": float(number)})
   store.wait()
@@ -58,7 +60,9 @@ def test_a_folder_named_from_the_current_one_is_read_too(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   g = grid()
   saved(pathlib.Path("run"), (10,), g).close()
-  restored, about = checkpoints.Checkpoints(pathlib.Path("run"), mesh.replicated(g)).restore(shapes_of(state(10, g)))
+  restored, about = checkpoints.Checkpoints(pathlib.Path("run"), sharding.make_replicated_sharding(g)).restore(
+    shapes_of(state(10, g))
+  )
   assert same(restored, state(10, g)) and about == {"seconds": 10.0}
 
 
@@ -67,7 +71,7 @@ def test_a_checkpoint_is_read_onto_other_devices(tmp_path, count, sizes):
   saved(tmp_path, (5,), grid()).close()
   other = grid(count, **sizes)
   wanted = state(5, other, PartitionSpec("fsdp"))
-  found, about = checkpoints.Checkpoints(tmp_path, mesh.replicated(other)).restore(shapes_of(wanted))
+  found, about = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(other)).restore(shapes_of(wanted))
   assert same(found, wanted)
   assert found.params["blocks/0/kernel"].sharding == wanted.params["blocks/0/kernel"].sharding
   assert about == {"seconds": 5.0}
@@ -75,7 +79,7 @@ def test_a_checkpoint_is_read_onto_other_devices(tmp_path, count, sizes):
 
 def test_there_is_nothing_to_restore_in_an_empty_workdir(tmp_path):
   g = grid()
-  assert checkpoints.Checkpoints(tmp_path, mesh.replicated(g)).restore(shapes_of(state(0, g))) is None
+  assert checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(g)).restore(shapes_of(state(0, g))) is None
 
 
 def parts_of(folder):
@@ -98,7 +102,7 @@ def test_a_damaged_newest_is_set_aside_and_the_one_before_is_used(tmp_path, capl
   g = grid()
   saved(tmp_path, (1, 2), g).close()
   DAMAGES[damage](parts_of(tmp_path / "checkpoints/2")[part])
-  store = checkpoints.Checkpoints(tmp_path, mesh.replicated(g))
+  store = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(g))
   found, _ = store.restore(shapes_of(state(1, g)))
   assert same(found, state(1, g))
   assert (tmp_path / "checkpoints/2.unreadable").is_dir()
@@ -116,7 +120,7 @@ def test_values_that_are_not_those_saved_are_noticed(tmp_path):
   store.close()
   about = tmp_path / "checkpoints/2/about/metadata"
   about.write_text((tmp_path / "checkpoints/1/about/metadata").read_text())
-  found, _ = checkpoints.Checkpoints(tmp_path, mesh.replicated(g)).restore(shapes_of(state(1, g)))
+  found, _ = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(g)).restore(shapes_of(state(1, g)))
   assert int(found.step) == 1
 
 
@@ -127,7 +131,7 @@ def test_when_none_can_be_read_the_run_ends_and_nothing_changes(tmp_path):
     DAMAGES["emptied"](parts_of(tmp_path / f"checkpoints/{step}")["index"])
   before = sorted(f.relative_to(tmp_path) for f in tmp_path.rglob("*"))
   with pytest.raises(runtime.Stop, match=r"no checkpoint can be read(.|\n)*checkpoints/2") as stop:
-    checkpoints.Checkpoints(tmp_path, mesh.replicated(g)).restore(shapes_of(state(1, g)))
+    checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(g)).restore(shapes_of(state(1, g)))
   assert stop.value.code == 45
   assert sorted(f.relative_to(tmp_path) for f in tmp_path.rglob("*")) == before
 
@@ -136,7 +140,7 @@ def test_a_reader_renames_nothing(tmp_path):
   g = grid()
   saved(tmp_path, (1, 2), g).close()
   DAMAGES["emptied"](parts_of(tmp_path / "checkpoints/2")["index"])
-  store = checkpoints.Checkpoints(tmp_path, mesh.replicated(g), read_only=True)
+  store = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(g), read_only=True)
   found, _ = store.restore(shapes_of(state(1, g)))
   assert int(found.step) == 1
   assert (tmp_path / "checkpoints/2").is_dir()
@@ -185,23 +189,23 @@ def test_a1_a_save_that_cannot_be_read_back_is_no_checkpoint_and_removes_none(tm
   with pytest.raises(OSError, match=r"could not be saved: the data that were written cannot be read back \(") as error:
     checkpoint.save(30, state(30, g), {})
     checkpoint.save(40, state(40, g), {})
-  code, line = runtime.ending(error.value)
+  code, line = runtime.describe_exit(error.value)
   assert code == runtime.EXIT_CONFIG and len(line.splitlines()) == 1
   assert "The last complete checkpoint is step 20" in line and str(tmp_path / "checkpoints") in line
   with contextlib.suppress(OSError):
     checkpoint.close()
-  assert reading.whole_steps(tmp_path) == [10, 20]
-  again = checkpoints.Checkpoints(tmp_path, mesh.replicated(g))
+  assert reading.list_steps(tmp_path) == [10, 20]
+  again = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(g))
   assert same(again.restore(shapes_of(state(20, g)))[0], state(20, g))
   again.close()
 
 
 def test_a1_the_first_save_of_a_process_is_read_back_before_it_returns(tmp_path, spoiled):
   spoiled.append(unmerged)
-  checkpoint = checkpoints.Checkpoints(tmp_path, mesh.replicated(grid()))
+  checkpoint = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(grid()))
   with pytest.raises(OSError, match=r"cannot be read back.*No earlier checkpoint exists"):
     checkpoint.save(10, state(10, grid()), {})
-  assert reading.whole_steps(tmp_path) == []
+  assert reading.list_steps(tmp_path) == []
 
 
 def test_a1_reading_back_takes_the_description_the_manifest_and_two_arrays(tmp_path, monkeypatch):
@@ -219,4 +223,4 @@ def test_a_save_that_was_killed_is_not_seen(tmp_path):
   saved(tmp_path, (1,), g).close()
   half = tmp_path / "checkpoints/2.orbax-checkpoint-tmp"
   (half / "state").mkdir(parents=True)
-  assert checkpoints.Checkpoints(tmp_path, mesh.replicated(g)).steps() == [1]
+  assert checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(g)).steps() == [1]

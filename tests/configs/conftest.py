@@ -6,13 +6,13 @@ import cv2
 import numpy as np
 import pytest
 
-from vit_jax.corpora.builders import prepare
+from vit_jax.corpora.builders import prepare_dataset
 
 
 @pytest.fixture(scope="module", autouse=True)
 def prepared():
   """The digits are on disk."""
-  prepare("digits")
+  prepare_dataset("digits")
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from tests import recipes, runs
-from vit_jax import build, checkpoints, config, flags, loop, mesh
+from vit_jax import checkpoints, config
+from vit_jax.config import flags
+from vit_jax.parallel import sharding
 from vit_jax.sweeps import study
 from vit_jax.tasks import cost
+from vit_jax.training import build, loop
 
 FIVE = ("ablations/block", "ablations/optimizer")  # with so many seeds
 NAMES = [name for name in recipes.NAMES if name.startswith("ablations/")]
@@ -20,12 +23,12 @@ NAMES = [name for name in recipes.NAMES if name.startswith("ablations/")]
 
 def trials(name, tmp_path):
   path = recipes.path(name)
-  return study.Study(path, {}, study.sweep_of(path), tmp_path).trials()
+  return study.Study(path, {}, study.load_sweep(path), tmp_path).trials()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_ablation_chooses_nothing_and_has_equally_many_seeds_of_every_setting(name, tmp_path):
-  assert study.sweep_of(recipes.path(name)).decide is None
+  assert study.load_sweep(recipes.path(name)).decide is None
   settings = collections.Counter()
   for trial in trials(name, tmp_path):
     settings[tuple(sorted((key, str(value)) for key, value in trial.changes.items() if key != "seed"))] += 1
@@ -35,8 +38,8 @@ def test_an_ablation_chooses_nothing_and_has_equally_many_seeds_of_every_setting
 def test_shapes_cost_the_same_within_five_per_cent(tmp_path):
   costs = {}
   for trial in trials("ablations/shape", tmp_path):
-    run = build.complete(config.resolve(flags.load(recipes.path("ablations/shape"), trial.flags)))
-    costs[run.model.args["depth"]] = cost.of_model(build.description(run, range(10)))
+    run = build.complete(config.resolve(flags.load_config(recipes.path("ablations/shape"), trial.flags)))
+    costs[run.model.args["depth"]] = cost.count_model_flops(build.describe_model(run, range(10)))
   assert sorted(costs) == [1, 2, 4, 8, 16]
   middle = costs[4]
   assert all(abs(cost / middle - 1) < 0.05 for cost in costs.values()), costs
@@ -89,7 +92,9 @@ def test_tables_of_every_layer_train_the_same_on_a_mesh_and_after_a_death(tmp_pa
   with pytest.raises(InterruptedError):
     loop.train(dataclasses.replace(parts, evals={"test": build.Eval(3, dies)}), tmp_path)
   loop.train(parts, tmp_path)
-  with contextlib.closing(checkpoints.Checkpoints(tmp_path, mesh.replicated(parts.mesh), read_only=True)) as store:
+  with contextlib.closing(
+    checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(parts.mesh), read_only=True)
+  ) as store:
     restored = jax.device_get(store.restore(parts.state_shapes)[0].params)
   for path, value in expected.items():
     np.testing.assert_array_equal(restored[path], value, err_msg=path)

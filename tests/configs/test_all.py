@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests import recipes
-from vit_jax import build, loop
 from vit_jax.sweeps import study
+from vit_jax.training import build, loop
 
 DATA = ("digits", "folder")  # whose data are here
 RECIPES = [name for name in recipes.NAMES if name not in DATA]
@@ -53,7 +53,7 @@ def test_a_config_builds_as_it_is(name, local):
   run = recipes.run(name, **local[name], **({"batch": 16} if name == "folder" else {}))
   parts = build.build(run, jax.devices())
   assert parts.total > 0
-  assert run.model.name in parts.overview()
+  assert run.model.name in parts.format_overview()
 
 
 @pytest.mark.parametrize("name", recipes.NAMES)
@@ -66,7 +66,7 @@ def test_a_config_says_how_to_start_it(name):
 @pytest.mark.parametrize("name", SWEPT)
 def test_every_trial_of_a_sweep_is_possible(name, tmp_path):
   path = recipes.path(name)
-  sweep = study.sweep_of(path)
+  sweep = study.load_sweep(path)
   overrides = {"init.from": "weights.npz"} if name in ("finetune", "vtab") else {}
   trials = study.Study(path, overrides, sweep, tmp_path).trials()
   assert [trial.error for trial in trials if trial.config is None] == []
@@ -74,6 +74,6 @@ def test_every_trial_of_a_sweep_is_possible(name, tmp_path):
 
 
 def test_the_digits_sweep_names_three_seeds():
-  sweep = study.sweep_of(recipes.path("digits"))
+  sweep = study.load_sweep(recipes.path("digits"))
   assert [changes["seed"] for changes in sweep.trials] == [0, 1, 2]
   assert sweep.decide is None

@@ -12,7 +12,7 @@ import pytest
 
 from tests import recipes
 from vit_jax import models
-from vit_jax.trees import count
+from vit_jax.trees import count_values
 
 # Defaults of main.py. The optimizer's clipping is that of apex's FusedLAMB, and None of AdamW.
 DEFAULTS = {"lr": 5e-4, "epochs": 300, "batch": 64, "nodes": 1, "ngpus": 8, "weight-decay": 0.05, "input-size": 224,
@@ -203,7 +203,7 @@ def test_a_model_has_as_many_parameters_as_its_authors_have(name):
   description = models.Description(recipe(name).model, 224, 1000)
   shapes = models.functional(description).shapes()
   width = shapes["head/kernel"].shape[0]
-  assert count(shapes) == parameters + width * positions
+  assert count_values(shapes) == parameters + width * positions
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if "vit5" in name or "rope" in name])

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from tests import recipes
-from vit_jax import build, config, convert, importers, loop, models, schema, train, trees
+from vit_jax import config, convert, importers, models, schema, train, trees
 from vit_jax.data import catalog, sources
 from vit_jax.importers import containers, layout
 from vit_jax.sweeps import study, trials
+from vit_jax.training import build, loop
 
 # Steps, warm-up, peak rate, images to train on, to decide by and to report, smaller side before a test's
 # central crop (None: squashed), as the papers and big_vision's transfer.py have them.
@@ -43,7 +44,7 @@ def test_fine_tuning_is_the_protocol_of_the_papers(name, photos, monkeypatch):
   parts = thin(name, photos)
   run, data = parts.run, parts.run.data.args
   assert (parts.total, run.batch) == (steps, {"digits": 64, "folder": 8}.get(name, 512))
-  assert [len(catalog.known_split(run.data, split)) for split in ("train", "val", "test")] == images
+  assert [len(catalog.open_known_split(run.data, split)) for split in ("train", "val", "test")] == images
   assert {key: (e.args["split"], e.args["every"]) for key, e in run.evals.items()} == {
     "val": ("val", "10%"), "test": ("test", "100%")
   }  # fmt: skip
@@ -81,7 +82,7 @@ def test_fine_tuning_from_scratch_is_a_mistake(name, photos):
   overrides = {"init.from": "weights.npz", "data.path": str(photos)}
   run = recipes.run(f"finetune:{name}", init__from="weights.npz", data__path=photos)
   assert run.init == config.Init("weights.npz", "new")
-  assert train.changes_of(file, run, overrides) == ["init.from: weights.npz", f"data.path: {photos}"]
+  assert train.list_config_changes(file, run, overrides) == ["init.from: weights.npz", f"data.path: {photos}"]
 
 
 def test_the_flags_that_fine_tuning_names_do_what_it_says():
@@ -116,8 +117,8 @@ def test_fine_tuning_starts_with_the_weights_and_a_head_of_zeros(argument, model
   # Weights of another size, with another head.
   before = models.Description(schema.Choice(model, changes), 32, 7)
   draw = np.random.default_rng(0)
-  stored = {path: draw.standard_normal(shape, np.float32) for path, shape in layout.shapes(before).items()}
-  tensors = importers.export(stored, before, importers.layouts_of(before)[0].name)
+  stored = {path: draw.standard_normal(shape, np.float32) for path, shape in layout.compute_shapes(before).items()}
+  tensors = importers.export_tensors(stored, before, importers.find_layouts(before)[0].name)
   containers.write(tmp_path / "weights.npz", tensors, before.to_json())
   start = tmp_path / "weights.npz"
   if model.startswith("cct"):
@@ -151,8 +152,8 @@ def test_the_last_runs_of_a_sweep_train_on_what_was_held_out_and_not_on_test(nam
     monkeypatch.setenv("TFDS_DATA_DIR", "/nowhere")
   own = {"data.path": str(photos)} if name == "folder" else {}
   path = recipes.path(f"finetune:{name}")
-  made = study.Study(path, {"init.from": "weights.npz", **own}, study.sweep_of(path), tmp_path)
-  (last, *_) = made.last_runs(trials.settings(made.trials())[0])
+  made = study.Study(path, {"init.from": "weights.npz", **own}, study.load_sweep(path), tmp_path)
+  (last, *_) = made.last_runs(trials.group_settings(made.trials())[0])
   data = config.resolve(json.loads(last.config)).data
-  train, test = (catalog.known_split(data, split) for split in ("train", "test"))
-  assert len(train) == sum(PROTOCOL[name][3:5]) and not sources.share(train, test)
+  train, test = (catalog.open_known_split(data, split) for split in ("train", "test"))
+  assert len(train) == sum(PROTOCOL[name][3:5]) and not sources.share_records(train, test)

@@ -3,7 +3,7 @@
 import pytest
 
 from tests import recipes
-from vit_jax import hardware
+from vit_jax.parallel import hardware
 
 pytestmark = pytest.mark.heavy
 
@@ -21,7 +21,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_recipe_is_its_public_command(name, monkeypatch):
-  monkeypatch.setattr(hardware, "memory", lambda device: None)  # that of this machine is not the point
+  monkeypatch.setattr(hardware, "get_memory", lambda device: None)  # that of this machine is not the point
   words = COMMANDS[name].split()
   says = {key.removeprefix("--"): float(value) for key, value in zip(words[::2], words[1::2], strict=True)}
   needed = {"init__from": "weights.npz"} if "finetune" in name else {}

@@ -7,8 +7,9 @@ import jax
 import pytest
 
 from tests import mutations, recipes, runs
-from vit_jax import build, config, schema
+from vit_jax import config, schema
 from vit_jax.data import catalog
+from vit_jax.training import build
 
 # Values of every kind for every key: either the run builds, or there is one error that names the key.
 
@@ -111,7 +112,7 @@ def test_d3_the_campaign_knows_what_each_recipe_leaves_to_its_user(name):
 def test_without_data_a_plan_stands_and_training_says_what_to_do(tmp_path, monkeypatch):
   monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
   run = recipes.narrow("vit_jft")
-  parts = build.build(run, jax.devices(), catalog.known_split)
+  parts = build.build(run, jax.devices(), catalog.open_known_split)
   assert parts.examples == 302_950_000
   assert parts.batch_shapes["label"].shape == (8, 8)
   own = r"jft300m has no public builder. Give your own copy.*--config\.data\.path=DIR"

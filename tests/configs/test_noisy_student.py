@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tests import recipes, runs
-from vit_jax import build, loop, train
+from vit_jax import train
 from vit_jax.data import pseudo_labels
+from vit_jax.training import build, loop
 
 pytestmark = pytest.mark.heavy
 
@@ -68,12 +69,12 @@ def test_other_labels_in_the_place_of_these_are_refused(labels, tmp_path):
 
   with pytest.raises(InterruptedError):
     loop.train(runs.dying(student(), 7), tmp_path / "run")
-  assert train.objection(tmp_path / "run", student()) is None
+  assert train.find_workdir_conflict(tmp_path / "run", student()) is None
   plan = pseudo_labels.read_plan(folder)
   for name, records in plan.shards():
     best, probabilities = pseudo_labels.read_shard(folder / name, plan, len(records))
     pseudo_labels.write_shard(folder / name, plan, (best + 1) % 10, probabilities)
-  assert "names, labels or the order of images differ" in train.objection(tmp_path / "run", student())
+  assert "names, labels or the order of images differ" in train.find_workdir_conflict(tmp_path / "run", student())
 
 
 def test_the_recipe_is_that_of_the_paper():

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from tests import recipes
-from vit_jax import hardware
+from vit_jax.parallel import hardware
 
 # Batch, steps, peak rate, its decay, weight decay times the rate (of the head, where it differs), dropout, and 10^9
 # FLOPs of a forward pass (Zhai et al. 2022, table 2: two for each multiply-add), where these are published.
@@ -43,7 +43,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_recipe_is_what_was_published_and_needs_neither_data_nor_memory_to_plan(name, monkeypatch):
   batch, steps, lr, decay, weight_decay, on_head, dropout, gflops, (rule, moment, clip) = PUBLISHED[name]
-  monkeypatch.setattr(hardware, "memory", lambda device: None)  # that of this machine is not the point
+  monkeypatch.setattr(hardware, "get_memory", lambda device: None)  # that of this machine is not the point
   monkeypatch.setenv("TFDS_DATA_DIR", "/nowhere")
   before = sum(array.nbytes for array in jax.live_arrays())
   parts = recipes.known(name, **({} if name == "vit_s16_i1k" else {"model__scan": True}))  # the same in less time
@@ -59,7 +59,7 @@ def test_a_recipe_is_what_was_published_and_needs_neither_data_nor_memory_to_pla
   if gflops:
     assert parts.forward_flops / 1e9 == pytest.approx(gflops, rel=0.02)  # theirs have no class token
   if ":" not in name:
-    assert f"{steps:,} steps" in parts.overview()
+    assert f"{steps:,} steps" in parts.format_overview()
 
 
 @pytest.mark.heavy

@@ -20,13 +20,13 @@ def nothing_prepared(monkeypatch):
 
 def made(argument, tmp_path, **flags):
   path = recipes.path(f"vtab:{argument}")
-  return study.Study(path, {"init.from": "weights.npz", **flags}, study.sweep_of(path), tmp_path)
+  return study.Study(path, {"init.from": "weights.npz", **flags}, study.load_sweep(path), tmp_path)
 
 
 def splits(trial):
   """Images that a trial trains on and is tested on."""
   data = config.resolve(json.loads(trial.config)).data
-  return [catalog.known_split(data, split) for split in ("train", "test")]
+  return [catalog.open_known_split(data, split) for split in ("train", "test")]
 
 
 def test_the_tasks_are_those_of_the_catalog():
@@ -46,7 +46,7 @@ def test_a_task_is_trained_by_the_papers_setting(name):
     0.9,
     0,
   )
-  assert [len(catalog.known_split(run.data, split)) for split in ("train", "val")] == [800, 200]
+  assert [len(catalog.open_known_split(run.data, split)) for split in ("train", "val")] == [800, 200]
 
 
 def test_a_task_is_flipped_only_if_its_labels_allow():
@@ -65,7 +65,7 @@ def test_a_sweep_selects_for_all_tasks_and_trains_on_1000_images(tmp_path):
   sweep = made("ViT-B/16,all", tmp_path)
   listed = sweep.trials()
   assert (len(listed), {trial.error for trial in listed}) == (19 * 4, {""})
-  settings = trials.settings(listed, "data.name")
+  settings = trials.group_settings(listed, "data.name")
   assert [len(setting.trials) for setting in settings] == [19] * 4
   some = trials.Setting(settings[0].changes, settings[0].trials[:2])  # as if the other data were not there
   last = sweep.last_runs(some)
@@ -74,7 +74,7 @@ def test_a_sweep_selects_for_all_tasks_and_trains_on_1000_images(tmp_path):
   ]
   for trial in last:
     train, test = splits(trial)
-    assert len(train) == 1000 and not sources.share(train, test)
+    assert len(train) == 1000 and not sources.share_records(train, test)
     assert list(config.resolve(json.loads(trial.config)).evals) == ["test"]
 
 

@@ -21,12 +21,12 @@ def folder(root: pathlib.Path, images=12, classes=("cat", "dog"), split="train",
 def choice(path, **args) -> dict:
   """The data choice of a folder, bound and plain, as the command line has it."""
   bound = schema.bind(schema.Choice("folder", {"path": str(path), **args}), (catalog.READERS["folder"],))
-  return schema.plain(bound)
+  return schema.to_plain(bound)
 
 
 def made(path, root, name="corpus", count=1, max_rejected=0.01, **options) -> list[str]:
   """What `write` says of a corpus of the folder."""
-  return write.write(name, choice(path), plan.Options(**options), pathlib.Path(root), count, max_rejected)
+  return write.write(name, choice(path), plan.CorpusOptions(**options), pathlib.Path(root), count, max_rejected)
 
 
 def source(root, split="train", name="corpus"):

@@ -163,15 +163,18 @@ def labelled(*labels, most=1):
 
 
 def test_a_label_out_of_range_is_left_out():
-  maker = making.Maker(labelled(1, 2, -1))
+  maker = making.RecordMaker(labelled(1, 2, -1))
   assert [record.rejected for record in maker.records(range(3))] == [
     None, "label 2 is not one of 2 classes", "label -1 is not one of 2 classes"
   ]  # fmt: skip
 
 
 def test_several_labels_are_kept_and_none_is_left_out_where_each_image_has_one():
-  assert [record.labels for record in making.Maker(labelled((0, 1), (), most=2)).records(range(2))] == [(0, 1), ()]
-  (record,) = making.Maker(labelled(())).records(range(1))
+  assert [record.labels for record in making.RecordMaker(labelled((0, 1), (), most=2)).records(range(2))] == [
+    (0, 1),
+    (),
+  ]
+  (record,) = making.RecordMaker(labelled(())).records(range(1))
   assert record.rejected == "0 labels. Allowed: one label per image"
 
 
@@ -184,7 +187,7 @@ def test_an_image_is_kept_whatever_it_is_called(name, stored):
   from tensorflow_datasets.proto import tf_example_pb2
 
   source = dataclasses.replace(labelled(1), identify=lambda i: name)
-  (record,) = making.Maker(source).records(range(1))
+  (record,) = making.RecordMaker(source).records(range(1))
   assert record.rejected is None
   (kept,) = tf_example_pb2.Example.FromString(record.data).features.feature["id"].bytes_list.value
   assert kept == stored or (stored is None and kept.decode("utf-8", "surrogatepass") == name)
@@ -196,7 +199,7 @@ def test_a_disk_that_fails_is_no_bad_image():
 
   source = sources.Source("set", "all", ("a",), 1, read, lambda i: f"set, record {i}")
   with pytest.raises(ConfigError, match=r"set, record 0: .*Input/output error. Check that its disk or bucket"):
-    list(making.Maker(source).records(range(1)))
+    list(making.RecordMaker(source).records(range(1)))
 
 
 def test_an_empty_class_is_refused_by_name(tmp_path):

@@ -15,7 +15,7 @@ from vit_jax.schema import ConfigError
 
 
 def by_beam(photos, root, max_rejected=0.5, **options):
-  return beam.write("corpus", folders.choice(photos), plan.Options(**options), root, [], max_rejected)
+  return beam.write("corpus", folders.choice(photos), plan.CorpusOptions(**options), root, [], max_rejected)
 
 
 @pytest.mark.heavy
@@ -46,7 +46,7 @@ def test_the_files_are_those_of_one_machine(tmp_path, monkeypatch):
 def test_input_that_changes_is_one_line_and_what_was_done_is_done_again(tmp_path, monkeypatch):
   pytest.importorskip("apache_beam")
   photos = folders.folder(tmp_path / "photos", 6)
-  real, beside = plan.Plan.plain, work.Folders.of(tmp_path / "data", "corpus")
+  real, beside = plan.CorpusPlan.plain, work.Folders.of(tmp_path / "data", "corpus")
 
   def plain(made):  # of the plan, and then for the pipeline
     if (beside.work / "plan.json").exists():
@@ -54,7 +54,7 @@ def test_input_that_changes_is_one_line_and_what_was_done_is_done_again(tmp_path
     return real(made)
 
   with monkeypatch.context() as patch:
-    patch.setattr(plan.Plan, "plain", plain)
+    patch.setattr(plan.CorpusPlan, "plain", plain)
     with pytest.raises(ConfigError, match=r"has changed since .*remove .*\.work, and run the same command again$"):
       by_beam(photos, tmp_path / "data")
   assert not (beside.corpus / "dataset_info.json").exists()
@@ -78,9 +78,9 @@ def test_an_error_of_the_input_or_a_request_to_stop_comes_as_it_is(tmp_path, mon
     raise error
 
   photos = folders.folder(tmp_path / "photos", 4)
-  monkeypatch.setattr(local_files, "contents", contents)
+  monkeypatch.setattr(local_files, "read_file", contents)
   with pytest.raises((ConfigError, runtime.Stop), match=said):
-    beam.write("corpus", folders.choice(photos), plan.Options(shards=1), tmp_path / "data", [])
+    beam.write("corpus", folders.choice(photos), plan.CorpusOptions(shards=1), tmp_path / "data", [])
 
 
 @pytest.mark.heavy
@@ -88,7 +88,7 @@ def test_reports_without_their_files_are_not_believed_without_beam(tmp_path, mon
   pytest.importorskip("apache_beam")
   photos = folders.folder(tmp_path / "photos", 6)
   with monkeypatch.context() as patch:  # killed between its reports and its files
-    patch.setattr(making, "write", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    patch.setattr(making, "write_records", lambda *_: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
       by_beam(photos, tmp_path / "data", shards=2)
   assert len(list((tmp_path / "data/corpus/.1.0.0.work").glob("train-*.json"))) == 2

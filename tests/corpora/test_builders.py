@@ -19,7 +19,7 @@ from vit_jax.data.readers import tfds
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
   root = tmp_path_factory.mktemp("data")
-  assert builders.prepare("digits", str(root)) == f"digits is prepared at {root}/digits/1.0.0"
+  assert builders.prepare_dataset("digits", str(root)) == f"digits is prepared at {root}/digits/1.0.0"
   return root
 
 
@@ -33,7 +33,9 @@ def test_the_digits_are_all_there_once(data_dir):
   )
   assert (len(train), len(test), train.classes) == (1437, 360, test.classes)
   original = datasets.load_digits()
-  expected = sorted((digits.png(ink), int(label)) for ink, label in zip(original.images, original.target, strict=True))
+  expected = sorted(
+    (digits.encode_png(ink), int(label)) for ink, label in zip(original.images, original.target, strict=True)
+  )
   assert sorted(all_records(train) + all_records(test)) == expected
   # A permutation, not the order of writers: each class in both splits, as often as a fair draw gives.
   counts = np.bincount([label for _, label in all_records(test)], minlength=10)
@@ -42,12 +44,12 @@ def test_the_digits_are_all_there_once(data_dir):
 
 def test_preparing_again_does_nothing_and_says_so(data_dir):
   before = {file: file.stat().st_mtime_ns for file in data_dir.rglob("*")}
-  assert builders.prepare("digits", str(data_dir)) == f"digits is already prepared at {data_dir}/digits/1.0.0"
+  assert builders.prepare_dataset("digits", str(data_dir)) == f"digits is already prepared at {data_dir}/digits/1.0.0"
   assert {file: file.stat().st_mtime_ns for file in data_dir.rglob("*")} == before
 
 
 def test_the_same_bytes_are_written_every_time(data_dir, tmp_path):
-  builders.prepare("digits", str(tmp_path))
+  builders.prepare_dataset("digits", str(tmp_path))
   for file in (data_dir / "digits/1.0.0").glob("*array_record*"):
     assert (tmp_path / "digits/1.0.0" / file.name).read_bytes() == file.read_bytes()
 
@@ -81,7 +83,7 @@ builders.prepare("digits", {str(tmp_path / "data")!r})
   assert not (tmp_path / "data/digits/1.0.0").exists()
   with pytest.raises(schema.ConfigError, match=r"python -m vit_jax\.prepare digits"):
     catalog.open_split(schema.Choice("digits", {"path": str(tmp_path / "data")}), "train")
-  assert builders.prepare("digits", str(tmp_path / "data")).startswith("digits is prepared at")
+  assert builders.prepare_dataset("digits", str(tmp_path / "data")).startswith("digits is prepared at")
   assert len(catalog.open_split(schema.Choice("digits", {"path": str(tmp_path / "data")}), "train")) == 1437
 
 
@@ -90,7 +92,7 @@ def test_generated_signs_are_written_as_they_are_drawn(tmp_path, monkeypatch):
   monkeypatch.setattr(glyphs, "TEST", 200)
   row = dataclasses.replace(catalog.CATALOG["glyphs"], splits={"train": 400, "test": 200})
   monkeypatch.setitem(catalog.CATALOG, "glyphs", row)
-  assert builders.prepare("glyphs", str(tmp_path)) == f"glyphs is prepared at {tmp_path}/glyphs/1.0.0"
+  assert builders.prepare_dataset("glyphs", str(tmp_path)) == f"glyphs is prepared at {tmp_path}/glyphs/1.0.0"
   for split, records in glyphs.examples().items():
     source = tfds.catalogued("glyphs", row, split, path=str(tmp_path))
     assert all_records(source) == [(record["image"].getvalue(), record["label"]) for record in records]
@@ -101,7 +103,7 @@ def test_generated_scenes_are_written_with_their_masks(tmp_path, monkeypatch):
   monkeypatch.setattr(scenes, "TEST", 20)
   row = dataclasses.replace(catalog.CATALOG["scenes"], splits={"train": 30, "test": 20})
   monkeypatch.setitem(catalog.CATALOG, "scenes", row)
-  assert builders.prepare("scenes", str(tmp_path)) == f"scenes is prepared at {tmp_path}/scenes/1.0.0"
+  assert builders.prepare_dataset("scenes", str(tmp_path)) == f"scenes is prepared at {tmp_path}/scenes/1.0.0"
   for split, records in scenes.examples().items():
     source = tfds.catalogued("scenes", row, split, path=str(tmp_path))
     assert source.masks.classes == ("ground", *source.classes)
@@ -113,7 +115,7 @@ def test_generated_scenes_are_written_with_their_masks(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["folder", "tfds"])
 def test_what_needs_no_preparing_says_so(name):
   with pytest.raises(schema.ConfigError, match="needs no preparation"):
-    builders.prepare(name)
+    builders.prepare_dataset(name)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +131,7 @@ def test_what_needs_no_preparing_says_so(name):
 )  # fmt: skip
 def test_a_name_that_tfds_does_not_have_is_one_line(name, said, tmp_path):
   with pytest.raises(schema.ConfigError) as caught:
-    builders.prepare(name, str(tmp_path))
+    builders.prepare_dataset(name, str(tmp_path))
   assert str(caught.value).startswith(said.format(tmp_path)) and "\n" not in str(caught.value)
 
 
@@ -138,12 +140,12 @@ def test_what_tfds_cannot_make_says_how_to_give_it(name, tmp_path):
   with pytest.raises(
     schema.ConfigError, match=f"{name} has no public builder. Give your own copy: .*--config.data.path=DIR"
   ):
-    builders.prepare(name, str(tmp_path))
+    builders.prepare_dataset(name, str(tmp_path))
 
 
 def test_archives_to_be_fetched_by_hand_are_named_with_their_place(tmp_path):
   with pytest.raises(schema.ConfigError) as caught:
-    builders.prepare("imagenet2012", str(tmp_path))
+    builders.prepare_dataset("imagenet2012", str(tmp_path))
   for part in (f"{tmp_path}/downloads/manual", "ILSVRC2012_img_train.tar", "https://image-net.org/download-images"):
     assert part in str(caught.value)
 
@@ -152,7 +154,7 @@ def test_archives_to_be_fetched_by_hand_are_named_with_their_place(tmp_path):
 def test_what_is_fetched_by_hand_is_asked_for_before_anything_is_downloaded(name, tmp_path):
   row, folder = catalog.CATALOG[name], tmp_path / "downloads" / "manual"
   with pytest.raises(schema.ConfigError) as caught:
-    builders.prepare(name, str(tmp_path))
+    builders.prepare_dataset(name, str(tmp_path))
   assert row.steps in str(caught.value) and str(folder) in str(caught.value) and "https://" in row.steps
   assert all(part in str(caught.value) for part in row.manual)
   assert not (tmp_path / "downloads").exists()
@@ -173,7 +175,7 @@ def test_a_host_that_is_gone_is_named_with_what_to_do_before_it_is_asked(name, t
 
   monkeypatch.setattr(tensorflow_datasets, "builder", offline)
   with pytest.raises(schema.ConfigError, match="no network"):
-    builders.prepare(name, str(tmp_path))
+    builders.prepare_dataset(name, str(tmp_path))
   said = capsys.readouterr().out
   assert "no longer answers" in said and f"{tmp_path}/downloads/manual" in said
 
@@ -182,14 +184,14 @@ def test_a_host_that_is_gone_is_named_with_what_to_do_before_it_is_asked(name, t
 def test_into_a_bucket_it_comes_by_way_of_a_disk_and_what_is_there_is_not_sent_again(bucket, bucket_server, tmp_path,
                                                                                     monkeypatch):  # fmt: skip
   monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-  said = builders.prepare("digits", str(bucket))
+  said = builders.prepare_dataset("digits", str(bucket))
   assert said == f"digits is prepared at {bucket}/digits/1.0.0, a copy of {tmp_path}/digits/1.0.0"
   there, here = (
     catalog.open_split(schema.Choice("digits", {"path": str(path)}), "test") for path in (bucket, tmp_path)
   )
   assert all_records(there) == all_records(here)
-  assert builders.prepare("digits", str(bucket)) == f"digits is already prepared at {bucket}/digits/1.0.0"
+  assert builders.prepare_dataset("digits", str(bucket)) == f"digits is already prepared at {bucket}/digits/1.0.0"
   (bucket / "digits/1.0.0/dataset_info.json").unlink()  # as if it had been killed before the last file
   posts = bucket_server.counts["POST"]
-  assert "a copy of" in builders.prepare("digits", str(bucket))
+  assert "a copy of" in builders.prepare_dataset("digits", str(bucket))
   assert bucket_server.counts["POST"] == posts + 1

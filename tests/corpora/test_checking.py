@@ -50,7 +50,7 @@ def names(root):
 
 
 def test_every_bad_image_is_named_with_its_reason_and_all_else_is_said(photos):
-  lines, count = checking.check(photos)
+  lines, count = checking.check_images(photos)
   assert count == 5
   bad = dict(line.removeprefix("bad: ").split(": ", 1) for line in lines if line.startswith("bad: "))
   assert bad.keys() == BAD.keys()
@@ -79,14 +79,14 @@ def test_bad_images_are_set_aside_and_a_second_check_has_none(photos, tmp_path, 
   before = names(photos)
   (photos / "dog/link.jpg").symlink_to("nowhere.jpg")
   stamp = (photos / "cat/torn.jpg").stat().st_mtime_ns
-  lines, count = checking.check(photos, tmp_path / "aside")
+  lines, count = checking.check_images(photos, tmp_path / "aside")
   assert (count, lines[-1]) == (6, f"6 bad, 6 moved to '{tmp_path}/aside'")
   assert names(photos) == before - BAD.keys()
   assert names(tmp_path / "aside") == {*BAD, "dog/link.jpg"}
   assert {name: (tmp_path / "aside" / name).read_bytes() for name in BAD} == BAD
   assert (tmp_path / "aside/cat/torn.jpg").stat().st_mtime_ns == stamp
   assert os.readlink(tmp_path / "aside/dog/link.jpg") == "nowhere.jpg"
-  assert checking.check(photos, tmp_path / "aside")[1] == 0
+  assert checking.check_images(photos, tmp_path / "aside")[1] == 0
 
 
 @pytest.mark.parametrize("disks", [on_one_disk, across_disks])
@@ -95,7 +95,7 @@ def test_a_file_that_is_there_is_never_replaced(photos, tmp_path, monkeypatch, d
   there = tmp_path / "aside/cat/torn.jpg"
   there.parent.mkdir(parents=True)
   there.write_bytes(b"mine")
-  lines, _ = checking.check(photos, tmp_path / "aside")
+  lines, _ = checking.check_images(photos, tmp_path / "aside")
   assert "not moved: cat/torn.jpg: a file of this name already exists" in lines
   assert lines[-1].startswith("5 bad, 4 moved")
   assert there.read_bytes() == b"mine" and (photos / "cat/torn.jpg").exists()
@@ -104,7 +104,7 @@ def test_a_file_that_is_there_is_never_replaced(photos, tmp_path, monkeypatch, d
 def test_what_cannot_be_copied_stays_and_leaves_nothing(photos, tmp_path, monkeypatch):
   across_disks(monkeypatch)
   os.mkfifo(photos / "cat/pipe.jpg")
-  lines, _ = checking.check(photos, tmp_path / "aside")
+  lines, _ = checking.check_images(photos, tmp_path / "aside")
   assert any(line.startswith("not moved: cat/pipe.jpg: ") for line in lines)
   assert not (tmp_path / "aside/cat/pipe.jpg").exists() and (photos / "cat/pipe.jpg").exists()
 
@@ -118,9 +118,9 @@ def test_images_that_change_their_split_because_others_are_set_aside_are_counted
   before = members()
   for name in sorted(before["test"]):
     (photos / name).write_bytes(b"torn")
-  lines, count = checking.check(photos)
+  lines, count = checking.check_images(photos)
   assert count == len(before["test"]) and not any("have changed" in line for line in lines)
-  lines, _ = checking.check(photos, tmp_path / "aside")
+  lines, _ = checking.check_images(photos, tmp_path / "aside")
   (line,) = [line for line in lines if line.startswith("the splits of a run with the default settings have changed: ")]
   now = members()
   moved = {other: len(now["test"] & before[other]) for other in ("train", "val")}
@@ -138,13 +138,13 @@ def test_bad_images_do_not_become_a_class(photos, aside):
   (photos.parent / "else").symlink_to(photos)
   target = photos.parent / "else/x" if aside == "link" else photos / aside
   with pytest.raises(schema.ConfigError, match=r"--move-bad: .* would become one of its classes"):
-    checking.check(photos, target)
+    checking.check_images(photos, target)
 
 
 def test_links_that_lead_back_are_not_followed_and_named(photos):
   (photos / "cat/up").symlink_to("..")
   (photos / "same").symlink_to("cat")
-  lines, count = checking.check(photos)
+  lines, count = checking.check_images(photos)
   assert count == 5
   assert "not followed: 'cat/up' is a link to a folder that contains it" in lines
   assert "not followed: 'same' is the folder 'cat' under another name" in lines
@@ -154,7 +154,7 @@ def test_links_that_lead_back_are_not_followed_and_named(photos):
 def test_a_flat_folder_is_checked_too(tmp_path):
   (tmp_path / "1.png").write_bytes(GOOD)
   (tmp_path / "2.png").write_bytes(b"x")
-  lines, count = checking.check(tmp_path)
+  lines, count = checking.check_images(tmp_path)
   assert count == 1 and any("runs cannot read it yet: no images" in line for line in lines)
 
 
@@ -166,35 +166,35 @@ def test_newcomer_2_a_folder_too_high_cannot_be_read_by_a_run(tmp_path, empty):
       (tmp_path / file).with_stem(str(number)).write_bytes(GOOD)
   if empty:
     (tmp_path / "empty").mkdir()
-  lines, count = checking.check(tmp_path)
+  lines, count = checking.check_images(tmp_path)
   assert count == 0
   [line] = [line for line in lines if line.startswith("runs cannot read it yet: no split 'train'.")]
   assert f"name '{tmp_path}/photos' as config.data.path" in line
-  assert not any("no run" in line for line in checking.check(tmp_path / "photos")[0])
+  assert not any("no run" in line for line in checking.check_images(tmp_path / "photos")[0])
 
 
 def test_a_folder_without_images_or_that_is_not_there_is_an_error(tmp_path):
   for path, message in ((tmp_path, "no image"), (tmp_path / "x", "no folder")):
     with pytest.raises(schema.ConfigError, match=f"--check: {message}"):
-      checking.check(path)
+      checking.check_images(path)
 
 
 def test_what_may_be_the_disks_fault_makes_no_image_bad(monkeypatch, photos):
   def fails(file):
     raise OSError(errno.EIO, "Input/output error")
 
-  monkeypatch.setattr(local_files, "contents", fails)
+  monkeypatch.setattr(local_files, "read_file", fails)
   with pytest.raises(images.ImageError, match="Check that its disk"):
-    checking.check(photos)
+    checking.check_images(photos)
   choice, splits = opened(photos)
-  assert "Check that its disk" in checking.objection(choice, splits, photos)
+  assert "Check that its disk" in checking.check_folder_images(choice, splits, photos)
 
 
 def test_a_bucket_is_not_checked(photos):
   with pytest.raises(schema.ConfigError, match="--check: only folders on a disk"):
-    checking.check(epath.Path("gs://bucket/photos"))
+    checking.check_images(epath.Path("gs://bucket/photos"))
   with pytest.raises(schema.ConfigError, match="--check: only folders on a disk"):
-    checking.check(photos, epath.Path("gs://bucket/aside"))
+    checking.check_images(photos, epath.Path("gs://bucket/aside"))
 
 
 # At the start of a run.
@@ -202,7 +202,7 @@ def test_a_bucket_is_not_checked(photos):
 
 def test_a_run_is_refused_with_all_bad_images_of_all_its_splits(photos):
   choice, splits = opened(photos)
-  message = checking.objection(choice, splits, photos)
+  message = checking.check_folder_images(choice, splits, photos)
   assert message.startswith(f"5 of 24 images in '{photos}' are bad") and "--config.data.on_error=skip" in message
   assert f"prepare --check={photos} --move-bad=DIR" in message
   assert {line.split(": ")[0].strip() for line in message.splitlines()[1:]} == BAD.keys()
@@ -211,14 +211,14 @@ def test_a_run_is_refused_with_all_bad_images_of_all_its_splits(photos):
 def test_where_they_are_skipped_each_is_a_warning_and_too_many_are_refused(photos, caplog):
   choice, splits = opened(photos, on_error="skip")
   with caplog.at_level(logging.WARNING):
-    assert checking.objection(choice, splits, photos) is None
+    assert checking.check_folder_images(choice, splits, photos) is None
   assert sum("will be skipped" in record.message for record in caplog.records) == 5
   for i in range(12):
     (photos / f"cat/more{i}.png").write_bytes(b"x")
   choice, splits = opened(photos, on_error="skip")
-  assert "raise --config.data.max_bad" in checking.objection(choice, splits, photos)
+  assert "raise --config.data.max_bad" in checking.check_folder_images(choice, splits, photos)
   choice, splits = opened(photos, on_error="skip", max_bad=0.9)
-  assert checking.objection(choice, splits, photos) is None
+  assert checking.check_folder_images(choice, splits, photos) is None
 
 
 def test_a_good_folder_is_no_reason_and_a_large_one_is_not_looked_at(photos, monkeypatch):
@@ -226,7 +226,7 @@ def test_a_good_folder_is_no_reason_and_a_large_one_is_not_looked_at(photos, mon
   assert all(checking.is_quick(source, photos) for source in splits)
   monkeypatch.setattr(checking, "RATE", 1)
   assert not any(checking.is_quick(source, photos) for source in splits)
-  assert checking.objection(choice, splits, photos) is None
+  assert checking.check_folder_images(choice, splits, photos) is None
   monkeypatch.undo()
   monkeypatch.setattr(checking, "EACH", 1)
   assert not any(checking.is_quick(source, photos) for source in splits)
@@ -234,4 +234,4 @@ def test_a_good_folder_is_no_reason_and_a_large_one_is_not_looked_at(photos, mon
   for name in BAD:
     (photos / name).unlink()
   choice, splits = opened(photos)
-  assert checking.objection(choice, splits, photos) is None
+  assert checking.check_folder_images(choice, splits, photos) is None

@@ -20,7 +20,7 @@ def opened(data):
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_an_image_is_shown_as_its_orientation_says_and_the_tag_is_gone(form, orientation):
   data = tagged(picture(60, 80), orientation, form)
-  converted = conversion.convert(data)
+  converted = conversion.convert_image(data)
   shown = np.asarray(ImageOps.exif_transpose(opened(data)).convert("RGB")).astype(int)
   assert np.abs(converted.pixels.astype(int) - shown).max() <= 3
   written = opened(converted.data)
@@ -37,8 +37,8 @@ def test_what_need_not_change_keeps_its_bytes():
     hostile_images.jpeg(mode="L"),
     encode(picture(), "JPEG", icc_profile=b"a profile of colours" * 9),
   ):
-    assert conversion.convert(data)[::2] == (data, ())
-    assert conversion.convert(data, size=240).data == data  # it is not made larger
+    assert conversion.convert_image(data)[::2] == (data, ())
+    assert conversion.convert_image(data, size=240).data == data  # it is not made larger
 
 
 def shares(old, new):
@@ -52,7 +52,7 @@ def shares(old, new):
 @pytest.mark.parametrize(("height", "width", "sides"), [(60, 80, (40, 30)), (90, 60, (30, 45)), (61, 200, (98, 30))])
 def test_the_smaller_side_gets_its_size_by_area(form, height, width, sides):
   data = encode(picture(height, width), form)
-  converted = conversion.convert(data, 30)
+  converted = conversion.convert_image(data, 30)
   assert converted.done == ("resized",)
   written = opened(converted.data)
   assert (written.format, written.size) == (form, sides)
@@ -66,7 +66,7 @@ def test_the_smaller_side_gets_its_size_by_area(form, height, width, sides):
 def test_it_is_antialiased():
   board = np.indices((64, 64)).sum(0) % 2 * 255
   image = np.repeat(board[..., None], 3, -1).astype(np.uint8)
-  assert np.abs(conversion.convert(encode(image), 32).pixels.astype(int) - 127).max() <= 1
+  assert np.abs(conversion.convert_image(encode(image), 32).pixels.astype(int) - 127).max() <= 1
 
 
 # The others are read by the same function as in a run, whose tests have them all.
@@ -87,13 +87,13 @@ WHOLE = ("gray jpeg", "cmyk jpeg", "progressive cmyk jpeg", "jpeg with another b
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_whole_image_is_refused(name):
   with pytest.raises(DecodeError):
-    conversion.convert(hostile_images.REFUSED[name]())
+    conversion.convert_image(hostile_images.REFUSED[name]())
 
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_is_odd_and_whole_has_pillows_pixels_and_is_a_jpeg_or_png(name):
   data = hostile_images.WHOLE[name]()
-  converted = conversion.convert(data)
+  converted = conversion.convert_image(data)
   distance = np.abs(converted.pixels.astype(int) - hostile_images.pillow(data)).max()
   assert distance <= 8
   written = opened(converted.data)
@@ -105,7 +105,7 @@ def test_what_is_odd_and_whole_has_pillows_pixels_and_is_a_jpeg_or_png(name):
 def test_of_an_animation_the_first_frame_is_kept(form):
   frames = [Image.fromarray(picture(seed=seed)) for seed in range(3)]
   data = encode(frames[0], form, save_all=True, append_images=frames[1:])
-  converted = conversion.convert(data)
+  converted = conversion.convert_image(data)
   written = opened(converted.data)
   assert (written.format, getattr(written, "n_frames", 1), converted.done) == ("PNG", 1, ("encoded",))
   first = np.asarray(opened(data).convert("RGB")).astype(int)
@@ -115,13 +115,13 @@ def test_of_an_animation_the_first_frame_is_kept(form):
 @pytest.mark.parametrize("exif", [b"", b"Exif\0\0", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0" + b"\xff" * 200])
 def test_damaged_metadata_turn_nothing(exif):
   data = encode(picture(), "JPEG", exif=exif)
-  assert conversion.convert(data)[::2] == (data, ())
+  assert conversion.convert_image(data)[::2] == (data, ())
 
 
 @pytest.mark.parametrize("orientation", [0, 9, 65_535])
 def test_an_orientation_that_exif_does_not_define_turns_nothing(orientation):
   data = tagged(picture(), orientation)
-  assert conversion.convert(data).data == data
+  assert conversion.convert_image(data).data == data
 
 
 def test_large_images_are_decoded_while_the_lock_is_held(monkeypatch):
@@ -136,7 +136,7 @@ def test_large_images_are_decoded_while_the_lock_is_held(monkeypatch):
 
   lock = Lock()
   monkeypatch.setattr(conversion, "LARGE", 6 * 100 * 100)
-  conversion.convert(encode(picture(90, 90)), None, lock)
+  conversion.convert_image(encode(picture(90, 90)), None, lock)
   assert lock.held == 0
-  conversion.convert(encode(picture(110, 110)), 16, lock)
+  conversion.convert_image(encode(picture(110, 110)), 16, lock)
   assert lock.held == 1

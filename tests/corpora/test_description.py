@@ -8,18 +8,18 @@ from vit_jax.schema import ConfigError
 
 
 def report(records, rejected=0):
-  made = making.Report()
+  made = making.ShardReport()
   for i in range(records):
-    made.add(making.Record(str(i), bytes(10), (i % 2,), ("rotated",) if i == 1 else ()))
+    made.add(making.CorpusRecord(str(i), bytes(10), (i % 2,), ("rotated",) if i == 1 else ()))
   for i in range(rejected):
-    made.add(making.Record(str(i), rejected=f"{i} x {i + 9} pixels. Allowed: 3"))
+    made.add(making.CorpusRecord(str(i), rejected=f"{i} x {i + 9} pixels. Allowed: 3"))
   return made
 
 
 def described(tmp_path, reports, labels=1):
-  splits = tuple(plan.Split(name, 0, 9, len(each)) for name, each in reports.items())
-  made = plan.Plan("set", {}, sources.Fingerprint(), "", labels, splits, plan.Options())
-  description.describe(tmp_path, made, ("a", "b"), reports)
+  splits = tuple(plan.CorpusSplit(name, 0, 9, len(each)) for name, each in reports.items())
+  made = plan.CorpusPlan("set", {}, sources.Fingerprint(), "", labels, splits, plan.CorpusOptions())
+  description.write_description(tmp_path, made, ("a", "b"), reports)
 
 
 @pytest.mark.parametrize("labels", [1, 4])
@@ -41,7 +41,7 @@ def test_a_shard_without_an_image_is_refused_and_nothing_looks_whole(tmp_path):
 
 
 def test_the_summary_has_reasons_by_kind():
-  lines = description.summary({"train": [report(3, 7), report(2, 1)]}, ("a", "b"))
+  lines = description.summarise_reports({"train": [report(3, 7), report(2, 1)]}, ("a", "b"))
   assert lines[0] == "train: 5 images in 2 files, 0 MiB; 2 classes with 2 ('b') to 3 images ('a')"
   assert lines[1:] == [
     "2 rotated",

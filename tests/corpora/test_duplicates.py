@@ -15,7 +15,7 @@ from vit_jax.corpora import duplicates
 from vit_jax.data import sources
 from vit_jax.schema import ConfigError
 
-PHOTOGRAPHS = [decoded(photographs.picture(seed)) for seed in range(6)]
+PHOTOGRAPHS = [decoded(photographs.make_picture(seed)) for seed in range(6)]
 ALIKE = {
   "saved again": lambda image: decoded(cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 30])[1].tobytes())[
     ..., ::-1
@@ -27,8 +27,8 @@ ALIKE = {
 
 
 def index(images, distance=duplicates.DISTANCE):
-  hashes = [duplicates.hashed(each) for image in images for each in (image, cv2.flip(image, 1))]
-  return duplicates.Index(hashes, [("test set", f"image {i}", i) for i in range(len(images))], distance)
+  hashes = [duplicates.compute_hash(each) for image in images for each in (image, cv2.flip(image, 1))]
+  return duplicates.HashIndex(hashes, [("test set", f"image {i}", i) for i in range(len(images))], distance)
 
 
 @pytest.mark.parametrize("change", ALIKE)
@@ -47,7 +47,7 @@ def test_another_image_is_none():
 def test_the_index_has_the_nearest_as_a_search_through_all_does(distance):
   rng = np.random.default_rng(0)
   hashes = rng.integers(0, 2**64, 500, dtype=np.uint64)
-  found = duplicates.Index(hashes, [], distance)
+  found = duplicates.HashIndex(hashes, [], distance)
   hits = 0
   for _ in range(60):
     value = int(hashes[rng.integers(500)])
@@ -62,7 +62,7 @@ def test_the_index_has_the_nearest_as_a_search_through_all_does(distance):
 
 def test_few_are_compared():
   rng = np.random.default_rng(0)
-  found = duplicates.Index(rng.integers(0, 2**64, 50_000, dtype=np.uint64), [], 6)
+  found = duplicates.HashIndex(rng.integers(0, 2**64, 50_000, dtype=np.uint64), [], 6)
   (low, mask), (keys, _) = found._parts[0], found._tables[0]
   counts = np.bincount(keys.astype(int), minlength=mask + 1)
   assert low == 0 and counts.max() < 200  # of seven parts
@@ -72,9 +72,11 @@ def test_the_page_shows_pairs_and_obeys_no_name(tmp_path, monkeypatch):
   monkeypatch.setattr(duplicates, "SHOWN", 1)
   rows = [
     {"file": "<script>\udcff\x1b[2J", "of": "a\x07", "image": "x&y", "record": 1, "distance": 2, "mirrored": True}
-    | duplicates.shown(PHOTOGRAPHS[0])
+    | duplicates.make_thumbnail(PHOTOGRAPHS[0])
   ]
-  duplicates.page(tmp_path / "d.html", 7 * rows, lambda row: duplicates.shown(PHOTOGRAPHS[row["record"]]))
+  duplicates.write_duplicates_page(
+    tmp_path / "d.html", 7 * rows, lambda row: duplicates.make_thumbnail(PHOTOGRAPHS[row["record"]])
+  )
   text = (tmp_path / "d.html").read_text()
   assert len(re.findall(r'src="data:image/jpeg;base64,[\w+/=]+"', text)) == 2
   assert (
@@ -90,7 +92,7 @@ def test_the_page_shows_pairs_and_obeys_no_name(tmp_path, monkeypatch):
 def test_a_test_image_of_no_use_is_an_error():
   nothing = sources.Source("set", "test", ("a",), 9, lambda i: (b"nothing", 0), lambda i: f"set, record {i}")
   with pytest.raises(ConfigError, match=r"--dedup-against: set, record 4: not a complete image"):
-    duplicates.hashes(nothing, 4)
+    duplicates.hash_record(nothing, 4)
 
 
 def test_b1_a_public_test_image_may_have_bytes_left_over():
@@ -98,10 +100,10 @@ def test_b1_a_public_test_image_may_have_bytes_left_over():
   private = sources.Source("set", "test", ("a",), 9, lambda i: (data, 0), lambda i: f"set, record {i}")
   public = dataclasses.replace(private, is_published=lambda i: True)
   expected = decoded(hostile_images.jpeg())
-  np.testing.assert_array_equal(duplicates.pixels(public, 4), expected)
-  assert duplicates.hashes(public, 4)[0] == duplicates.hashed(expected)
+  np.testing.assert_array_equal(duplicates.read_pixels(public, 4), expected)
+  assert duplicates.hash_record(public, 4)[0] == duplicates.compute_hash(expected)
   with pytest.raises(ConfigError, match=r"set, record 4: .*extraneous bytes"):
-    duplicates.hashes(private, 4)
+    duplicates.hash_record(private, 4)
 
 
 def test_d10_a_split_of_duplicates_alone_names_the_test_set_and_the_fix(tmp_path):

@@ -14,9 +14,9 @@ from vit_jax.schema import ConfigError
 
 
 def test_neighbours_are_runs_of_up_to_32():
-  assert list(making.neighbours([5, 3, 4, 9])) == [(3, 6), (9, 10)]
-  assert list(making.neighbours(range(70))) == [(0, 32), (32, 64), (64, 70)]
-  assert list(making.neighbours([])) == []
+  assert list(making.group_neighbours([5, 3, 4, 9])) == [(3, 6), (9, 10)]
+  assert list(making.group_neighbours(range(70))) == [(0, 32), (32, 64), (64, 70)]
+  assert list(making.group_neighbours([])) == []
 
 
 def test_records_are_read_together_if_that_is_cheaper():
@@ -33,10 +33,10 @@ def test_records_are_read_together_if_that_is_cheaper():
       raise OSError("record 65 is damaged")
     return image, 0
 
-  runs = sources.Runs(together, lambda data: (image, int(data) % 2))
+  runs = sources.SpanReader(together, lambda data: (image, int(data) % 2))
   source = sources.Source("set", "all", ("a", "b"), 70, read, str, runs=runs)
   numbers = [*range(69, -1, -1)]
-  records = list(making.Maker(source).records(numbers))
+  records = list(making.RecordMaker(source).records(numbers))
   assert asked == [(0, 32), (32, 64), (64, 70)]
   assert [record.name for record in records] == list(map(str, numbers))
   assert [record.rejected for record in records if record.data is None] == ["record 65 is damaged"]
@@ -47,17 +47,17 @@ def test_too_little_memory_rejects_no_record_and_says_what_to_do():
   def fail(*which):
     raise MemoryError
 
-  for runs, first in ((None, 7), (sources.Runs(fail, fail), 5)):
+  for runs, first in ((None, 7), (sources.SpanReader(fail, fail), 5)):
     source = sources.Source("set", "all", ("a", "b"), 70, fail, lambda i: f"set, record {i}", runs=runs)
     with pytest.raises(ConfigError, match=f"set, record {first}: not enough memory. Use fewer --processes"):
-      list(making.Maker(source).records([7, 5]))
+      list(making.RecordMaker(source).records([7, 5]))
 
 
 def test_a_record_is_the_same_bytes_and_has_what_tfds_reads():
   from tensorflow_datasets.proto import tf_example_pb2
 
-  data = making.serialised(b"image", (3, 1), "n\udcff")
-  assert data == making.serialised(b"image", (3, 1), "n\udcff")
+  data = making.serialise_record(b"image", (3, 1), "n\udcff")
+  assert data == making.serialise_record(b"image", (3, 1), "n\udcff")
   features = tf_example_pb2.Example.FromString(data).features.feature
   assert list(features["label"].int64_list.value) == [3, 1]
   assert (features["image"].bytes_list.value[0], features["id"].bytes_list.value[0]) == (b"image", b"n\xff")
@@ -71,9 +71,9 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
     raise ValueError("no more")
 
   with pytest.raises(ValueError, match="no more"):
-    making.write(tmp_path / "a", broken())
+    making.write_records(tmp_path / "a", broken())
   assert list(tmp_path.iterdir()) == []
-  making.write(tmp_path / "a", [b"one", b"two"])
+  making.write_records(tmp_path / "a", [b"one", b"two"])
   assert ArrayRecordReader(str(tmp_path / "a")).read_all() == [b"one", b"two"]
 
 
@@ -82,7 +82,7 @@ def test_what_the_disk_refuses_is_an_oserror_that_names_the_file(tmp_path):
   resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, before[1]))
   try:
     with pytest.raises(OSError, match="File too large") as caught:
-      making.write(tmp_path / "a", (bytes(90_000) for _ in range(100)))
+      making.write_records(tmp_path / "a", (bytes(90_000) for _ in range(100)))
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
     signal.signal(signal.SIGXFSZ, kept)
@@ -92,17 +92,17 @@ def test_what_the_disk_refuses_is_an_oserror_that_names_the_file(tmp_path):
 
 def test_reports_add_up():
   records = [
-    making.Record("a", b"123", (0, 1), ("resized",)),
-    making.Record("b", b"4", (1,)),
-    making.Record("c", rejected="bad"),
-    making.Record("d", duplicate={"of": "x"}),
+    making.CorpusRecord("a", b"123", (0, 1), ("resized",)),
+    making.CorpusRecord("b", b"4", (1,)),
+    making.CorpusRecord("c", rejected="bad"),
+    making.CorpusRecord("d", duplicate={"of": "x"}),
   ]
-  one, two = making.Report(), making.Report()
+  one, two = making.ShardReport(), making.ShardReport()
   for record in records:
     one.add(record)
   for record in (*records, *records):
     two.add(record)
-  again = making.Report.read(json.loads(json.dumps(one.plain())))
-  assert again == one and making.total([one, again]) == two
+  again = making.ShardReport.read(json.loads(json.dumps(one.plain())))
+  assert again == one and making.sum_reports([one, again]) == two
   assert (two.records, two.bytes, dict(two.classes), dict(two.done)) == (4, 8, {0: 2, 1: 4}, {"resized": 2})
   assert one.rejected == [{"file": "c", "reason": "bad"}] and one.duplicates == [{"file": "d", "of": "x"}]

@@ -9,9 +9,9 @@ from vit_jax.corpora import plan
 from vit_jax.data import sources
 from vit_jax.schema import ConfigError
 
-SPLITS = (plan.Split("train", 5, 1005, 7), plan.Split("test", 0, 5, 1))
-PLAN = plan.Plan(
-  "set", {"name": "folder", "path": "/a"}, sources.Fingerprint("n"), "c", 1, SPLITS, plan.Options(), (("x", "y"),)
+SPLITS = (plan.CorpusSplit("train", 5, 1005, 7), plan.CorpusSplit("test", 0, 5, 1))
+PLAN = plan.CorpusPlan(
+  "set", {"name": "folder", "path": "/a"}, sources.Fingerprint("n"), "c", 1, SPLITS, plan.CorpusOptions(), (("x", "y"),)
 )
 
 
@@ -19,7 +19,7 @@ PLAN = plan.Plan(
 def test_shards_cut_the_order_as_tfds_cuts_ordered_keys(length, shards):
   from tensorflow_datasets.core import shuffle
 
-  split = plan.Split("train", 0, length, shards)
+  split = plan.CorpusSplit("train", 0, length, shards)
   cut = [split.positions(shard) for shard in range(shards)]
   assert [position for each in cut for position in each] == list(range(length))
   for shard, positions in enumerate(cut):
@@ -30,7 +30,7 @@ def test_shards_cut_the_order_as_tfds_cuts_ordered_keys(length, shards):
 def test_each_record_is_there_once_in_an_order_of_the_seed(together):
   split = SPLITS[0]
   orders = [
-    [record for shard in range(7) for record in plan.numbers(split, split.positions(shard), seed, together)]
+    [record for shard in range(7) for record in plan.list_numbers(split, split.positions(shard), seed, together)]
     for seed in (0, 0, 1)
   ]
   assert orders[0] == orders[1] != orders[2]
@@ -38,14 +38,14 @@ def test_each_record_is_there_once_in_an_order_of_the_seed(together):
 
 
 def test_neighbours_of_the_input_are_far_apart_and_read_in_blocks():
-  split = plan.Split("train", 0, 20_000, 4)
-  first = list(plan.numbers(split, range(512), 0, True))
+  split = plan.CorpusSplit("train", 0, 20_000, 4)
+  first = list(plan.list_numbers(split, range(512), 0, True))
   assert max(first) - min(first) > 10_000
   assert len({record // 32 for record in first}) < 40  # of 512 records alone 350 or so
 
 
 def test_it_is_kept_as_json_and_read_again(tmp_path):
-  assert plan.Plan.read(json.loads(json.dumps(PLAN.plain()))) == PLAN
+  assert plan.CorpusPlan.read(json.loads(json.dumps(PLAN.plain()))) == PLAN
   assert not PLAN.check(tmp_path / "plan.json")
   (tmp_path / "plan.json").write_text(json.dumps(PLAN.plain() | {"records": {"train": 9}}))
   assert PLAN.check(tmp_path / "plan.json")
@@ -55,7 +55,7 @@ def test_it_is_kept_as_json_and_read_again(tmp_path):
 @pytest.mark.parametrize(
   ("field", "value", "said"),
   [
-    ("options", plan.Options(size=9), "size: None, now 9"),
+    ("options", plan.CorpusOptions(size=9), "size: None, now 9"),
     ("fingerprint", sources.Fingerprint("other"), "the input's files: names"),
     ("classes", "d", "classes: 'c', now 'd'"),
     ("against", (), "against"),
@@ -80,10 +80,12 @@ def test_splits_are_those_of_the_input_and_none_is_empty():
   read = lambda i: (bytes(2**20), 0)  # noqa: E731
   parts = ("test", range(0)), ("train", range(3000))
   source = sources.Source("set", "all", ("a",), 3000, read, str, parts=parts)
-  assert plan.splits(source, plan.Options()) == (plan.Split("train", 0, 3000, 12),)  # of 250 MiB
-  assert plan.splits(source, plan.Options(shards=3)) == (plan.Split("train", 0, 3000, 3),)
+  assert plan.plan_splits(source, plan.CorpusOptions()) == (plan.CorpusSplit("train", 0, 3000, 12),)  # of 250 MiB
+  assert plan.plan_splits(source, plan.CorpusOptions(shards=3)) == (plan.CorpusSplit("train", 0, 3000, 3),)
   small = dataclasses.replace(source, read=lambda i: (bytes(10), 0))
-  assert plan.splits(small, plan.Options()) == (plan.Split("train", 0, 3000, 6),)  # so that six cores have one each
+  assert plan.plan_splits(small, plan.CorpusOptions()) == (
+    plan.CorpusSplit("train", 0, 3000, 6),
+  )  # so that six cores have one each
 
 
 def test_too_little_memory_for_a_sample_does_not_change_the_files():
@@ -92,4 +94,4 @@ def test_too_little_memory_for_a_sample_does_not_change_the_files():
 
   source = sources.Source("set", "all", ("a",), 70, fail, lambda i: f"set, record {i}")
   with pytest.raises(ConfigError, match=r"set, record 0: not enough memory. Use a machine with more memory"):
-    plan.splits(source, plan.Options())
+    plan.plan_splits(source, plan.CorpusOptions())

@@ -15,7 +15,7 @@ import pytest
 
 from vit_jax import runtime
 from vit_jax.corpora import processes
-from vit_jax.schema import ConfigError, at
+from vit_jax.schema import ConfigError, enter_key
 
 
 class Work:
@@ -27,7 +27,7 @@ class Work:
   def __call__(self, task, say):
     say(task)
     if task == "mistake":
-      with at("data"):
+      with enter_key("data"):
         raise ConfigError("wrong", "path")
     if task == "disk":
       raise OSError(28, "No space left on device", "/data/a")
@@ -41,14 +41,14 @@ class Work:
 
 def results(tasks, count):
   heard = []
-  with processes.done(Work, tasks, count, lambda task, words: heard.append((task, words))) as done:
+  with processes.run_tasks(Work, tasks, count, lambda task, words: heard.append((task, words))) as done:
     made = dict(done)
   assert sorted(heard) == [(task, task) for task in tasks]
   return made
 
 
 def run(tasks, count, heard=lambda *_: None):
-  with processes.done(Work, tasks, count, heard, "task {}".format) as done:
+  with processes.run_tasks(Work, tasks, count, heard, "task {}".format) as done:
     return list(done)
 
 
@@ -71,7 +71,7 @@ def served(task):
     def send(self, answer):
       answers.append(pickle.loads(pickle.dumps(answer)))
 
-  processes._serve(functools.partial(Silent, None), Connection(), os.getppid())
+  processes._serve_tasks(functools.partial(Silent, None), Connection(), os.getppid())
   return answers[-1]
 
 
@@ -129,7 +129,7 @@ class Work:
     os.write(1, b"%d\\n" % os.getpid())
     time.sleep(600)
 if __name__ == "__main__":
-  with processes.done(Work, [1, 2], 2, print) as done:
+  with processes.run_tasks(Work, [1, 2], 2, print) as done:
     list(done)
 """
 

@@ -76,7 +76,7 @@ def test_input_that_changes_while_it_is_read_is_an_error_and_nothing_looks_whole
   data = tmp_path / "data"
   said = rf"the input, '.*photos', has changed .*{said}.*remove {data}/corpus/\.1\.0\.0\.work, and run the same"
   with pytest.raises(ConfigError, match=said):
-    write.whole("corpus", folders.choice(root), plan.Options(), data, shards)
+    write.build_corpus("corpus", folders.choice(root), plan.CorpusOptions(), data, shards)
   assert not (data / "corpus/1.0.0/dataset_info.json").exists()
   shutil.rmtree(data / "corpus/.1.0.0.work")
   assert folders.made(root, data, max_rejected=0.5)[0].startswith("corpus is prepared")
@@ -90,7 +90,9 @@ def test_a_test_set_that_changes_is_an_error(photos, tmp_path):
     return write._write_shards(1, 0.01, *arguments)
 
   with pytest.raises(ConfigError, match=r"--dedup-against: test sets have changed .* Remove .*\.work"):
-    write.whole("corpus", folders.choice(photos), plan.Options(against=(str(others),)), tmp_path / "data", shards)
+    write.build_corpus(
+      "corpus", folders.choice(photos), plan.CorpusOptions(against=(str(others),)), tmp_path / "data", shards
+    )
 
 
 def replaced(file, seed):
@@ -111,8 +113,8 @@ def test_g7_an_image_that_is_replaced_with_equal_size_and_time_is_an_error(
 ):
   """Also an image that is not among the few whose content is compared."""
   root, data = folders.folder(tmp_path / "photos", 8), tmp_path / "data"
-  source = plan.opened(folders.choice(root))
-  few, known = {each["name"] for each in samples.of(source)}, source.fingerprint()
+  source = plan.open_input(folders.choice(root))
+  few, known = {each["name"] for each in samples.describe_samples(source)}, source.fingerprint()
   file = root / next(name for name in map(source.identify, range(len(source))) if (name in few) == compared)
   refused = pytest.raises(ConfigError, match=rf"the input, '.*photos', has changed .*{words}.*remove .*\.work, and run")
   if while_made:
@@ -127,7 +129,7 @@ def test_g7_an_image_that_is_replaced_with_equal_size_and_time_is_an_error(
       with pytest.raises(KeyboardInterrupt):
         folders.made(root, data, shards=2)
     replaced(file, 77)
-  assert plan.opened(folders.choice(root)).fingerprint() == known
+  assert plan.open_input(folders.choice(root)).fingerprint() == known
   with refused:
     folders.made(root, data, shards=None if while_made else 2)
   assert not (data / "corpus/1.0.0/dataset_info.json").exists()
@@ -180,7 +182,7 @@ def test_g7_copied_test_images_are_compared_by_their_hashes(photos, tmp_path, mo
 
 
 def test_one_process_opens_its_input_once_and_compares_it_at_the_end(photos, tmp_path, monkeypatch):
-  calls, real = [], plan.opened
+  calls, real = [], plan.open_input
   for module in (plan, work):
     monkeypatch.setattr(module, "opened", lambda data: calls.append(data) or real(data))
   folders.made(photos, tmp_path)
@@ -210,7 +212,7 @@ def test_a_shard_that_is_damaged_or_whose_report_is_is_made_again(photos, corpus
     with pytest.raises(KeyboardInterrupt):
       folders.made(photos, tmp_path, shards=3)
   at, (suffix, change) = work.Folders.of(tmp_path, "corpus"), DAMAGES[damage]
-  split = plan.Split("test", 0, 12, 3)
+  split = plan.CorpusSplit("test", 0, 12, 3)
   change(at.report(split, 0) if suffix else at.shard("corpus", split, 0))
   folders.made(photos, tmp_path, shards=3)
   beside = [{f.name: f.read_bytes() for f in (root / "corpus/1.0.0").iterdir()} for root in (corpus, tmp_path)]
@@ -245,15 +247,15 @@ def test_hashes_that_are_damaged_are_made_again(photos, tmp_path, monkeypatch, d
 
 @pytest.mark.parametrize("size", [20, 30])
 def test_a_corpus_that_another_process_ends_before_the_lock_is_left_alone(photos, tmp_path, monkeypatch, size):
-  real, before = runtime.locked, {}
+  real, before = runtime.lock_workdir, {}
 
   def locked(*arguments):
-    monkeypatch.setattr(runtime, "locked", real)
+    monkeypatch.setattr(runtime, "lock_workdir", real)
     folders.made(photos, tmp_path, size=size)
     before.update(folders.shards(tmp_path))
     return real(*arguments)
 
-  monkeypatch.setattr(runtime, "locked", locked)
+  monkeypatch.setattr(runtime, "lock_workdir", locked)
   refused = pytest.raises(ConfigError, match=r"started with other input or options .*size: 20, now 30.*another name")
   with contextlib.nullcontext() if size == 30 else refused:
     assert folders.made(photos, tmp_path, size=30) == [f"corpus is already prepared at {tmp_path}/corpus/1.0.0"]
@@ -266,7 +268,7 @@ def test_a_full_disk_is_an_oserror_and_it_goes_on(photos, corpus, tmp_path, monk
     raise OSError(28, "No space left on device", str(path))
 
   with monkeypatch.context() as patch:
-    patch.setattr(making, "write", full)
+    patch.setattr(making, "write_records", full)
     with pytest.raises(OSError, match="No space left on device"):
       folders.made(photos, tmp_path, shards=3)
   folders.made(photos, tmp_path, shards=3)

@@ -7,7 +7,7 @@ from vit_jax.corpora import screen
 
 def test_without_a_terminal_it_is_a_line_now_and_then(capsys, monkeypatch):
   monkeypatch.setattr(screen, "EVERY", 0.0)
-  with screen.Screen("photos", 100, 20, 1) as shown:
+  with screen.ProgressScreen("photos", 100, 20, 1) as shown:
     shown.add(30, 2, 1)
     assert shown.rejected == 3
   line = capsys.readouterr().out
@@ -16,7 +16,7 @@ def test_without_a_terminal_it_is_a_line_now_and_then(capsys, monkeypatch):
 
 def test_on_a_terminal_it_is_a_bar(monkeypatch):
   monkeypatch.setattr(screen.sys.stdout, "isatty", lambda: True, raising=False)
-  with screen.Screen("photos", 100) as shown:
+  with screen.ProgressScreen("photos", 100) as shown:
     shown.add(40, 1)
     (task,) = shown._bar.tasks
     assert (task.completed, task.total) == (40, 100) and "1 rejected" in task.fields["words"]

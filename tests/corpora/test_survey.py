@@ -32,7 +32,7 @@ def opened(root):
 
 
 def looked_at(source):
-  return survey.looks(Images(source, "raise", 10**6, 100.0), range(len(source)))
+  return survey.inspect_images(Images(source, "raise", 10**6, 100.0), range(len(source)))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_too_little_memory_is_no_fault_of_an_image(tmp_path):
 
 def test_each_kind_has_the_images_that_are_of_it_and_no_others(seen):
   source, found = seen
-  kinds = survey.offenders(found, SIDE)
+  kinds = survey.find_conspicuous(found, SIDE)
   names = {
     kind: {source.identify(look.record).rpartition("/")[2] for _, looks in of.worst for look in looks}
     for kind, of in kinds.items()
@@ -72,10 +72,10 @@ def test_each_kind_has_the_images_that_are_of_it_and_no_others(seen):
 
 def test_the_worst_come_first_and_no_more_than_asked_for(seen):
   _, found = seen
-  aspects = survey.offenders(found, SIDE)["extreme aspect"]
+  aspects = survey.find_conspicuous(found, SIDE)["extreme aspect"]
   assert [severity for severity, _ in aspects.worst] == [5.0, pytest.approx(121 / 40)]
-  assert survey.offenders(found, SIDE, worst=1)["extreme aspect"].worst == aspects.worst[:1]
-  assert survey.offenders(found, SIDE, worst=1)["extreme aspect"].count == 2
+  assert survey.find_conspicuous(found, SIDE, worst=1)["extreme aspect"].worst == aspects.worst[:1]
+  assert survey.find_conspicuous(found, SIDE, worst=1)["extreme aspect"].count == 2
 
 
 def test_what_is_wrong_is_in_words_without_the_name(seen):
@@ -91,45 +91,45 @@ def test_pairs_are_those_of_a_search_through_all():
   hashes += [
     value ^ sum(1 << int(bit) for bit in rng.choice(64, 1 + i, replace=False)) for i, value in enumerate(hashes[:9])
   ]
-  found = [survey.Look(10 * i, hash=value) for i, value in enumerate(hashes)]
+  found = [survey.ImageFacts(10 * i, hash=value) for i, value in enumerate(hashes)]
   expected = set()
   for one, look in enumerate(found):
     others = [((look.hash ^ other.hash).bit_count(), i) for i, other in enumerate(found) if i != one]
     bits, nearest = min(others)
     if bits <= duplicates.DISTANCE:
       expected.add((bits, *sorted((look.record, found[nearest].record))))
-  assert {(bits, a.record, b.record) for bits, a, b in survey.pairs(found)} == expected
+  assert {(bits, a.record, b.record) for bits, a, b in survey.find_duplicates(found)} == expected
   assert 5 < len(expected) < 9
 
 
 def test_blank_pages_are_not_duplicates_of_each_other():
-  found = [survey.Look(i, (0,), 9, 9, spread, 7) for i, spread in enumerate((0.0, 2.9, 3.1, 50.0))]
-  ((_, pair),) = survey.offenders(found, 8)["pairs of near-duplicates"].worst
+  found = [survey.ImageFacts(i, (0,), 9, 9, spread, 7) for i, spread in enumerate((0.0, 2.9, 3.1, 50.0))]
+  ((_, pair),) = survey.find_conspicuous(found, 8)["pairs of near-duplicates"].worst
   assert [look.record for look in pair] == [2, 3]
 
 
 @pytest.mark.parametrize(("length", "count"), [(10, 10), (10, 99), (10, 3), (1000, 999), (10**9, 100)])
 def test_a_sample_is_of_different_records_from_everywhere(length, count):
-  records = survey.sample(length, count, seed=1)
+  records = survey.sample_records(length, count, seed=1)
   assert len(records) == len(set(records)) == min(length, count) and records == sorted(records)
   assert records[0] >= 0 and records[-1] < length
   assert max(b - a for a, b in itertools.pairwise(records)) <= 2 * length / count + 1
-  assert records == survey.sample(length, count, seed=1)
+  assert records == survey.sample_records(length, count, seed=1)
 
 
 def test_classes_that_take_turns_are_all_in_a_sample():
-  drawn = np.bincount([record % 10 for record in survey.sample(100_000, 10_000, seed=0)], minlength=10)
+  drawn = np.bincount([record % 10 for record in survey.sample_records(100_000, 10_000, seed=0)], minlength=10)
   assert drawn.min() > 850 and drawn.max() < 1150  # of 1,000 each, 30 is a standard deviation
 
 
 def test_classes_are_counted_in_all_records_with_labels(seen):
   source, found = seen
-  counts, records = survey.counts(source, [])
+  counts, records = survey.count_classes(source, [])
   assert (counts.tolist(), records) == ([15, 6], 21)
-  counts, records = survey.counts(dataclasses.replace(source, read_label=None), found)
+  counts, records = survey.count_classes(dataclasses.replace(source, read_label=None), found)
   assert (counts.tolist(), records) == ([13, 6], 19)  # without two that cannot be read
-  several = [survey.Look(0, (0, 1)), survey.Look(1, ()), survey.Look(2, (1,))]
-  counts, records = survey.counts(dataclasses.replace(source, read_label=None), several)
+  several = [survey.ImageFacts(0, (0, 1)), survey.ImageFacts(1, ()), survey.ImageFacts(2, (1,))]
+  counts, records = survey.count_classes(dataclasses.replace(source, read_label=None), several)
   assert (counts.tolist(), records) == ([1, 2], 3)
 
 
@@ -139,14 +139,14 @@ def test_without_the_library_of_hashes_all_else_is_looked_at(seen, monkeypatch):
   def missing():
     raise schema.ConfigError("not installed")
 
-  monkeypatch.setattr(duplicates, "_library", missing)
-  kinds = survey.offenders(looked_at(source), SIDE)
+  monkeypatch.setattr(duplicates, "_import_imagehash", missing)
+  kinds = survey.find_conspicuous(looked_at(source), SIDE)
   assert kinds["pairs of near-duplicates"].count == 0 and kinds["tiny"].count == 1
 
 
 def test_f5_huge_images_are_harmless_and_have_a_remedy(seen):
   _, found = seen
-  kinds = survey.offenders(found, SIDE)
+  kinds = survey.find_conspicuous(found, SIDE)
   assert [name for name, kind in kinds.items() if kind.harmless] == ["huge"]
   assert kinds["huge"].about == (
     "over 100 times the 1,024 pixels of the model's input. `prepare --size=64` makes smaller, faster copies"

@@ -38,7 +38,7 @@ def test_tfds_reads_it_by_itself(photos, corpus):
 def test_a_record_is_called_by_the_name_of_its_file(photos, corpus):
   source = folders.source(corpus)
   for i in range(5):
-    assert (photos / source.called(i)).read_bytes() == source.read(i)[0]
+    assert (photos / source.display_name(i)).read_bytes() == source.read(i)[0]
     assert source.identify(i) == f"train/{i}"
 
 
@@ -79,7 +79,7 @@ def test_again_it_does_nothing_and_other_options_or_input_are_refused(photos, co
 
 def test_two_at_once_are_one(photos, tmp_path):
   said = pytest.raises(ConfigError, match=f"in use by process {os.getpid()}.*use another name")
-  with runtime.locked(tmp_path / "corpus/.1.0.0.work"), said:
+  with runtime.lock_workdir(tmp_path / "corpus/.1.0.0.work"), said:
     folders.made(photos, tmp_path)
 
 
@@ -136,15 +136,18 @@ def test_any_number_of_processes_writes_the_same_bytes(photos, corpus, tmp_path)
 
 
 def test_the_plan_says_how_many_files(photos):
-  source = plan.opened(folders.choice(photos))
-  assert [split.shards for split in plan.splits(source, plan.Options(shards=50))] == [6, 30]  # two images each
-  assert [split.shards for split in plan.splits(source, plan.Options())] == [1, 1]
+  source = plan.open_input(folders.choice(photos))
+  assert [split.shards for split in plan.plan_splits(source, plan.CorpusOptions(shards=50))] == [
+    6,
+    30,
+  ]  # two images each
+  assert [split.shards for split in plan.plan_splits(source, plan.CorpusOptions())] == [1, 1]
 
 
 @pytest.mark.heavy
 def test_into_a_bucket_and_from_a_bucket(photos, corpus, bucket, tmp_path):
   data, there = folders.choice(photos), bucket / "data"
-  said = write.write("corpus", data, plan.Options(shards=3), there, 1)
+  said = write.write("corpus", data, plan.CorpusOptions(shards=3), there, 1)
   assert said[0] == f"corpus is prepared at {there}/corpus/1.0.0"
   assert {f.name: f.read_bytes() for f in (there / "corpus/1.0.0").iterdir() if "array_record" in f.name} == (
     folders.shards(corpus)
@@ -152,7 +155,7 @@ def test_into_a_bucket_and_from_a_bucket(photos, corpus, bucket, tmp_path):
   assert sorted(folders.source(there).read(i) for i in range(60)) == sorted(
     folders.source(corpus).read(i) for i in range(60)
   )
-  assert write.write("corpus", data, plan.Options(shards=3), there, 1)[0].startswith("corpus is already prepared")
+  assert write.write("corpus", data, plan.CorpusOptions(shards=3), there, 1)[0].startswith("corpus is already prepared")
   bound = schema.bind(schema.Choice("tfds", {"path": f"{there}/corpus/1.0.0"}), (catalog.READERS["tfds"],))
-  write.write("corpus", schema.plain(bound), plan.Options(), tmp_path, 1)
+  write.write("corpus", schema.to_plain(bound), plan.CorpusOptions(), tmp_path, 1)
   assert len(folders.source(tmp_path)) == 60  # read in blocks

@@ -12,7 +12,7 @@ from vit_jax.data import catalog, rows
 RECORDS = 6  # of each split
 
 
-def small(name: str) -> rows.Row:
+def small(name: str) -> rows.DatasetRow:
   """The row of a set that has so few records, without the slices that these are too few for."""
   row = catalog.CATALOG[name]
   splits = dict.fromkeys(row.splits, RECORDS)

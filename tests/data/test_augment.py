@@ -28,9 +28,9 @@ def test_normalising_is_the_formula():
 def test_pixels_of_normalised_images_are_those_before(channels):
   images = np.random.default_rng(0).integers(0, 256, (2, 5, channels), np.uint8)
   arguments = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.25)}
-  whole = augment.pixels(augment.normalise(images, **arguments), **arguments)
+  whole = augment.denormalise(augment.normalise(images, **arguments), **arguments)
   np.testing.assert_allclose(whole, images / 255, atol=1e-6)
-  half = augment.pixels(augment.normalise(images, jnp.bfloat16, **arguments), **arguments)
+  half = augment.denormalise(augment.normalise(images, jnp.bfloat16, **arguments), **arguments)
   assert half.dtype == jnp.float32
   np.testing.assert_allclose(half, images / 255, atol=4e-3)
 
@@ -170,7 +170,7 @@ def test_the_parts_follow_one_another_as_said():
   images, targets, draws, key = modules.pictures(16), jnp.eye(16), np.arange(16, dtype=np.uint32), jax.random.key(4)
   found, soft = everything()(key, images, targets, draws, 0)
   fold = jax.jit(jax.vmap(jax.random.fold_in, (None, 0)))
-  warp_keys, erasing_keys = (fold(rng.stream(0, 0, name), draws) for name in ("warp", "erasing"))
+  warp_keys, erasing_keys = (fold(rng.derive_key(0, 0, name), draws) for name in ("warp", "erasing"))
   warped = jax.jit(warping.affine(degrees=30))(warp_keys, images)
   mixed, expected_soft = jax.jit(mixing.mixup_cutmix(None, int, mode="elem"))(key, warped, targets, 0)
   normalised = (np.asarray(mixed) / 255 - 0.5) / 0.5

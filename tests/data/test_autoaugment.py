@@ -10,7 +10,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from tests import modules
 from vit_jax import schema
 from vit_jax.data import autoaugment
-from vit_jax.data.randaugment import Op
+from vit_jax.data.randaugment import Operation
 
 SIGNED = {"Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel"}
 FACTORS = ("Color", "Contrast", "Brightness", "Sharpness")
@@ -80,7 +80,9 @@ def note(seen, name, image, argument, fill, choice):
 def test_each_pair_is_drawn_as_often_and_each_operation_with_its_probability(pairs, monkeypatch):
   rows, ops, highest = autoaugment.PAIRS[pairs]
   seen, images = [], 10_000
-  table = {name: Op(lambda magnitude, sign: (magnitude, sign), functools.partial(note, seen, name)) for name in ops}
+  table = {
+    name: Operation(lambda magnitude, sign: (magnitude, sign), functools.partial(note, seen, name)) for name in ops
+  }
   monkeypatch.setitem(autoaugment.PAIRS, pairs, (rows, table, highest))
   policy, draw = autoaugment.autoaugment(pairs=pairs, fill=(1, 2, 3)), random.Random(0)
   for _ in range(images):
@@ -121,7 +123,7 @@ def test_pairs_of_colours_are_pillow_s(pairs, monkeypatch):
 
 def test_magnitudes_may_vary_within_the_scale(monkeypatch):
   seen = []
-  table = {"Rotate": Op(lambda magnitude, sign: (magnitude,), functools.partial(note, seen, "Rotate"))}
+  table = {"Rotate": Operation(lambda magnitude, sign: (magnitude,), functools.partial(note, seen, "Rotate"))}
   monkeypatch.setitem(autoaugment.PAIRS, "imagenet", (((("Rotate", 1.0, 9), ("Rotate", 0.0, 9)),), table, 10))
   policy, draw = autoaugment.autoaugment(magnitude_std=0.5), random.Random(0)
   for _ in range(4000):

@@ -20,12 +20,12 @@ def image(height=24, width=20, seed=0):
 
 def test_gray_is_pillow_s_luma_in_all_channels():
   expected = np.asarray(Image.fromarray(image()).convert("L"))
-  np.testing.assert_array_equal(colours.gray(image()), np.repeat(expected[..., None], 3, axis=2))
+  np.testing.assert_array_equal(colours.to_gray(image()), np.repeat(expected[..., None], 3, axis=2))
 
 
 @pytest.mark.parametrize("turn", [-0.5, -0.1, 0.0, 0.25, 0.5])
 def test_hues_turn_as_in_colorsys(turn):
-  ours = colours.turned(image(), turn).astype(int)
+  ours = colours.rotate_hues(image(), turn).astype(int)
   steps = int(turn * 255)
   expected = np.empty_like(ours)
   for at in np.ndindex(ours.shape[:2]):
@@ -37,8 +37,8 @@ def test_hues_turn_as_in_colorsys(turn):
 
 
 def test_a_gray_image_has_no_hue_to_turn():
-  flat = colours.gray(image())
-  np.testing.assert_array_equal(colours.turned(flat, 0.3), flat)
+  flat = colours.to_gray(image())
+  np.testing.assert_array_equal(colours.rotate_hues(flat, 0.3), flat)
 
 
 @pytest.mark.parametrize("radius", [0.1, 0.7, 1.3, 2.0])

@@ -36,7 +36,7 @@ def test_shrinking_by_a_whole_factor_is_the_mean_of_blocks():
 @pytest.mark.parametrize(("shape", "expected"), [((64, 96), (8, 12)), ((1, 300), (1, 12)), ((12, 5), (12, 5))])
 def test_a_small_copy_keeps_its_shape_and_is_never_larger(shape, expected):
   image = picture(*shape)
-  copy = crops.small(image, 12)
+  copy = crops.shrink(image, 12)
   assert copy.shape == (*expected, 3) and not np.shares_memory(copy, image)
 
 
@@ -183,7 +183,7 @@ def numpy_boxes(height, width, area, ratio, count):
 def test_inception_boxes_are_distributed_as_stated():
   height, width, area, ratio = 120, 160, (0.05, 1.0), (3 / 4, 4 / 3)
   draw = random.Random(0)
-  boxes = np.array([crops.inception_box(draw, height, width, area, ratio) for _ in range(100_000)])
+  boxes = np.array([crops.draw_inception_box(draw, height, width, area, ratio) for _ in range(100_000)])
   top, left, h, w = boxes.T
   assert (top >= 0).all() and (left >= 0).all() and (top + h <= height).all() and (left + w <= width).all()
   expected_h, expected_w = numpy_boxes(height, width, area, ratio, 200_000)
@@ -197,13 +197,13 @@ def test_inception_boxes_are_distributed_as_stated():
 
 def test_an_inception_box_that_never_fits_is_the_largest_central_one():
   draw = random.Random(0)
-  assert crops.inception_box(draw, 10, 1000, (1, 1), (3 / 4, 4 / 3)) == (0, 493, 10, 13)
-  assert crops.inception_box(draw, 1000, 10, (1, 1), (3 / 4, 4 / 3)) == (493, 0, 13, 10)
+  assert crops.draw_inception_box(draw, 10, 1000, (1, 1), (3 / 4, 4 / 3)) == (0, 493, 10, 13)
+  assert crops.draw_inception_box(draw, 1000, 10, (1, 1), (3 / 4, 4 / 3)) == (493, 0, 13, 10)
 
 
 def test_an_inception_crop_is_its_box_resized():
   image, size = picture(), 24
-  top, left, h, w = crops.inception_box(random.Random(5), 60, 80, (0.3, 0.5), (0.9, 1.1))
+  top, left, h, w = crops.draw_inception_box(random.Random(5), 60, 80, (0.3, 0.5), (0.9, 1.1))
   y, x = (np.clip((np.arange(size) + 0.5) * n / size - 0.5, 0, n - 1) for n in (h, w))
   rows, columns = (np.maximum(0, 1 - np.abs(at[:, None] - np.arange(n))) for at, n in ((y, h), (x, w)))
   expected = np.einsum("ip,jq,pqc->ijc", rows, columns, image[top : top + h, left : left + w])

@@ -42,7 +42,7 @@ def test_sixteen_bits_are_cut_to_eight():
 @pytest.mark.parametrize("left", [30, 230], ids="{} MB, where pixels take 192 and decoding 384".format)
 def test_too_little_memory_is_no_fault_of_the_file(left):
   data = encode(np.full((8000, 8000, 3), 99, np.uint8), "JPEG", progressive=True)
-  header, before = decoding.check(data, 2**30, 100), resource.getrlimit(resource.RLIMIT_AS)
+  header, before = decoding.check_image(data, 2**30, 100), resource.getrlimit(resource.RLIMIT_AS)
   used = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
   resource.setrlimit(resource.RLIMIT_AS, (used + left * 10**6, before[1]))
   try:
@@ -172,19 +172,19 @@ def test_jpegs_of_all_sizes_and_qualities_are_whole():
 def test_an_image_of_more_pixels_than_allowed_is_refused_with_both_numbers():
   data = encode(picture(60, 80))
   with pytest.raises(decoding.DecodeError, match=r"80 x 60 pixels. Allowed: up to data.max_pixels=4,799 in all"):
-    decoding.check(data, 4799, 100)
-  assert decoding.check(data, 4800, 100)[:2] == (60, 80)
+    decoding.check_image(data, 4799, 100)
+  assert decoding.check_image(data, 4800, 100)[:2] == (60, 80)
 
 
 def test_an_image_that_is_too_long_is_refused_with_both_numbers():
   data = encode(picture(60, 600))
   with pytest.raises(decoding.DecodeError, match=r"600 x 60 pixels\. .* up to data.max_aspect=9.9 times the other"):
-    decoding.check(data, 10**6, 9.9)
-  assert decoding.check(data, 10**6, 10)[:2] == (60, 600)
+    decoding.check_image(data, 10**6, 9.9)
+  assert decoding.check_image(data, 10**6, 10)[:2] == (60, 600)
 
 
 def test_threads_never_hold_more_than_the_memory_there_is_and_all_come_to_their_turn():
-  memory, held, most, lock = decoding.Memory(100), [], [], threading.Lock()
+  memory, held, most, lock = decoding.MemoryLimit(100), [], [], threading.Lock()
 
   def hold(size):
     for _ in range(20):
@@ -205,7 +205,7 @@ def test_threads_never_hold_more_than_the_memory_there_is_and_all_come_to_their_
 
 
 def test_memory_is_given_back_after_an_error():
-  memory = decoding.Memory(10)
+  memory = decoding.MemoryLimit(10)
   for _ in range(3):
     with pytest.raises(ZeroDivisionError), memory.share(10):
       _ = 1 // 0
@@ -214,7 +214,7 @@ def test_memory_is_given_back_after_an_error():
 
 
 def test_a_large_image_is_not_overtaken_by_small_ones_for_ever():
-  memory, order = decoding.Memory(10), []
+  memory, order = decoding.MemoryLimit(10), []
 
   def hold(size):
     with memory.share(size):

@@ -11,7 +11,9 @@ def test_the_splits_hold_every_image_once():
   splits = digits.examples()
   assert {split: len(records) for split, records in splits.items()} == {"train": 1437, "test": 360}
   original = datasets.load_digits()
-  expected = sorted((digits.png(ink), int(label)) for ink, label in zip(original.images, original.target, strict=True))
+  expected = sorted(
+    (digits.encode_png(ink), int(label)) for ink, label in zip(original.images, original.target, strict=True)
+  )
   written = sorted((r["image"].getvalue(), r["label"]) for records in splits.values() for r in records)
   assert written == expected
 
@@ -25,7 +27,7 @@ def test_the_permutation_is_the_same_each_time_and_not_the_order_of_the_file():
 
 def test_a_digit_is_its_ink_enlarged():
   ink = datasets.load_digits().images[0]
-  image = decoded(digits.png(ink))
+  image = decoded(digits.encode_png(ink))
   assert image.shape == (32, 32, 3)
   assert (image == image[..., :1]).all()
   # Averaged back over blocks, the original: bicubic keeps means to a few grey levels.

@@ -31,7 +31,7 @@ def numpy_boxes(numbers, height, width, area, aspect):
 )
 def test_the_first_box_that_fits_is_erased(height, width, area, aspect):
   numbers = np.random.default_rng(0).random((2000, 10, 4), dtype=np.float32)
-  boxes, fits = jax.jit(erasing.erasing_boxes, static_argnums=(1, 2, 3, 4))(numbers, height, width, area, aspect)
+  boxes, fits = jax.jit(erasing.choose_erasing_boxes, static_argnums=(1, 2, 3, 4))(numbers, height, width, area, aspect)
   expected = [numpy_boxes(n, height, width, area, aspect) for n in numbers]
   np.testing.assert_array_equal(fits, [e is not None for e in expected])
   different = [tuple(b) != e for b, e in zip(np.asarray(boxes).tolist(), expected, strict=True) if e is not None]

@@ -77,18 +77,18 @@ def test_b1_to_b4_each_verb_has_the_pixels_that_the_format_defines(source, name)
   data, expected = FILES[name]
   preparation = Preparation(SIDE, crops.TEST_CROPS["resize"](SIDE), 10**6, 100, True)
   np.testing.assert_array_equal(preparation.file(data), expected)  # predict and the report
-  np.testing.assert_array_equal(conversion.convert(data).pixels, expected)  # prepare, on one machine or many
+  np.testing.assert_array_equal(conversion.convert_image(data).pixels, expected)  # prepare, on one machine or many
   for exif in (False, True):
     account = images.Images(source, "raise", 10**6, 100, exif)
-    whole, _ = account.prepared(record(source, name), np.asarray)  # --show and --check
+    whole, _ = account.read_prepared(record(source, name), np.asarray)  # --show and --check
     np.testing.assert_array_equal(whole, expected)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_b1_to_b4_what_prepare_writes_has_the_same_pixels(name):
   data, expected = FILES[name]
-  written = conversion.convert(data)
-  np.testing.assert_array_equal(conversion.convert(written.data).pixels, expected)
+  written = conversion.convert_image(data)
+  np.testing.assert_array_equal(conversion.convert_image(written.data).pixels, expected)
 
 
 def test_b1_to_b4_training_and_evaluation_have_the_same_pixels(source):
@@ -122,10 +122,10 @@ def test_b1_each_verb_refuses_a_file_that_contradicts_itself(name, tmp_path, mon
   with pytest.raises(DecodeError, match="not a complete image"):
     preparation.file(data)  # predict and the report
   with pytest.raises(DecodeError, match="not a complete image"):
-    conversion.convert(data)  # prepare
+    conversion.convert_image(data)  # prepare
   (tmp_path / "train/a").mkdir(parents=True)
   (tmp_path / "train/a/x.jpg").write_bytes(data)
-  lines, bad = checking.check(tmp_path)  # prepare --check
+  lines, bad = checking.check_images(tmp_path)  # prepare --check
   assert bad == 1 and "bad: train/a/x.jpg: not a complete image" in lines[0]
   monkeypatch.setattr(images, "KEEP", 0)  # as of data that are larger than memory
   photos = catalog.open_split(schema.Choice("folder", {"path": str(tmp_path), "test": "train"}), "train")
@@ -139,7 +139,7 @@ def test_b1_each_verb_refuses_a_file_that_contradicts_itself(name, tmp_path, mon
 
 
 def test_b1_check_reports_no_bad_image_and_names_what_a_run_refuses(folder, tmp_path):
-  lines, bad = checking.check(folder)
+  lines, bad = checking.check_images(folder)
   assert bad == 0, lines
   refused = {
     "shared.bmp": bmp([bytes(4)], 1, 1, 32, compression=3, masks=(1, 1, 2)),
@@ -148,7 +148,7 @@ def test_b1_check_reports_no_bad_image_and_names_what_a_run_refuses(folder, tmp_
   for name, data in refused.items():
     (tmp_path / name).write_bytes(data)
   (tmp_path / "good.png").write_bytes(encode(picture()))
-  lines, bad = checking.check(tmp_path)
+  lines, bad = checking.check_images(tmp_path)
   assert bad == 2
   assert any("shared.bmp: a BMP with channel masks that share bits" in line for line in lines)
   assert any("sixteen.tif: a BigTIFF" in line for line in lines)

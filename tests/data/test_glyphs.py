@@ -39,7 +39,7 @@ def test_an_image_is_ink_on_black():
 
 def test_a_curve_begins_and_ends_at_its_ends_and_is_what_halving_gives():
   points = np.random.default_rng(0).normal(size=(4, 2))
-  line = glyphs.curve(points)
+  line = glyphs.sample_curve(points)
   np.testing.assert_allclose(line[[0, -1]], points[[0, -1]], atol=1e-12)
 
   def casteljau(points, t):

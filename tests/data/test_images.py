@@ -33,11 +33,11 @@ def test_a_hostile_image_is_an_error_that_names_it_or_is_skipped(name):
   data = hostile_images.REFUSED[name]()
   raising, skipping = of(lambda i: (data, 0), "raise"), of(lambda i: (data, 0), "skip", 1000)
   with pytest.raises(images.ImageError, match=r"^made, record 0: ") as caught:
-    raising.prepared(0, same)
+    raising.read_prepared(0, same)
   assert "Fix it, or leave out such images with --config.data.on_error=skip" in str(caught.value)
   assert len(str(caught.value)) < 400
   assert raising.problem is caught.value
-  assert skipping.prepared(7, same) is None
+  assert skipping.read_prepared(7, same) is None
   assert skipping.reasons.keys() == {7}
   assert skipping.problem is None
 
@@ -51,7 +51,7 @@ def test_what_is_no_regular_file_is_refused_without_waiting_for_it(tmp_path, nam
   (folder / "x.jpg").unlink()
   hostile_images.NO_FILES[name](folder / "x.jpg")
   with pytest.raises(images.ImageError, match=r"record 0 \(file '.*/train/a/x.jpg'\): ") as caught:
-    images.Images(photos, "raise", 10**6, 100).prepared(0, same)
+    images.Images(photos, "raise", 10**6, 100).read_prepared(0, same)
   if name.endswith("named pipe"):
     assert "it is a named pipe, not a regular file" in str(caught.value)
   if name == "100 GB with holes":
@@ -70,7 +70,7 @@ def test_b1_a_jpeg_is_decoded_as_a_whole_when_it_is_first_read_and_later_by_boxe
   monkeypatch.setattr(decoding, "decode", lambda *args: whole.append(1) or decode(*args))
   several = of(lambda i: (data, 0), "raise", 20)
   for i in (3, 9, 3, 8, 9, 3):
-    np.testing.assert_array_equal(several.prepared(i, corner)[0], decoded(data)[10:40, 20:60])
+    np.testing.assert_array_equal(several.read_prepared(i, corner)[0], decoded(data)[10:40, 20:60])
   assert len(whole) - 6 == (3 if decoding.nvimgcodec else 6)  # six are of the test itself
 
 
@@ -80,21 +80,21 @@ def test_b1_damage_outside_of_a_box_is_found_each_time(monkeypatch):
   raising, skipping = of(lambda i: (data, 0), "raise"), of(lambda i: (data, 0), "skip", 1000)
   for _ in range(3):
     with pytest.raises(images.ImageError, match="record 0: not a complete image: libjpeg reports: Corrupt JPEG data"):
-      raising.prepared(0, corner)
-    assert skipping.prepared(7, corner) is None
+      raising.read_prepared(0, corner)
+    assert skipping.read_prepared(7, corner) is None
 
 
 def test_b1_records_of_public_data_may_have_bytes_before_the_end():
   data = hostile_images.REFUSED["jpeg with bytes before its end"]()
   mixed = dataclasses.replace(of(lambda i: (data, 0), "raise", 2).source, is_published=lambda i: i == 1)
   account = images.Images(mixed, "raise", 10**6, 100)
-  np.testing.assert_array_equal(account.prepared(1, same)[0], decoded(hostile_images.jpeg()))
+  np.testing.assert_array_equal(account.read_prepared(1, same)[0], decoded(hostile_images.jpeg()))
   with pytest.raises(images.ImageError, match="extraneous bytes before marker 0xd9"):
-    account.prepared(0, same)
-  swapped = images.Images(sources.subset(mixed, [1, 0]), "raise", 10**6, 100)
-  assert swapped.prepared(0, same)
+    account.read_prepared(0, same)
+  swapped = images.Images(sources.select_subset(mixed, [1, 0]), "raise", 10**6, 100)
+  assert swapped.read_prepared(0, same)
   with pytest.raises(images.ImageError):
-    swapped.prepared(1, same)
+    swapped.read_prepared(1, same)
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
@@ -106,7 +106,7 @@ def test_an_error_of_the_disk_makes_no_record_bad_and_stops_the_run(on_error):
   with pytest.raises(
     images.ImageError, match=r"record 3: .*Stale file handle. Check that its disk or bucket is reachable"
   ):
-    made.prepared(3, same)
+    made.read_prepared(3, same)
   assert not made.reasons
 
 
@@ -120,16 +120,16 @@ def test_too_little_memory_makes_no_record_bad_and_stops_the_run(on_error, error
 
   made = of(lambda i: (file(3), 0), on_error, 1000)
   with pytest.raises(images.ImageError, match=r"made, record 3: not enough memory. Use fewer data\.threads"):
-    made.prepared(3, fail)
+    made.read_prepared(3, fail)
   assert not made.reasons
 
 
 def test_a_set_of_which_every_image_is_bad_stops_the_run():
   made = of(lambda i: (b"", 0), "skip", 3)
-  assert made.prepared(0, same) is None
-  assert made.prepared(1, same) is None
+  assert made.read_prepared(0, same) is None
+  assert made.read_prepared(1, same) is None
   with pytest.raises(images.ImageError, match="3 of 3 records are bad"):
-    made.prepared(2, same)
+    made.read_prepared(2, same)
 
 
 ERRORS = (
@@ -263,9 +263,9 @@ def test_images_are_turned_as_the_config_says_also_those_that_are_kept(exif, rec
   made = sources.Source("made", "t", ("a",), records, lambda i: (data, 0), str)
   opened = images.Images(made, "raise", 10**6, 100, exif)
   for _ in range(2):
-    pixels, _ = opened.prepared(0, np.asarray)
+    pixels, _ = opened.read_prepared(0, np.asarray)
     np.testing.assert_array_equal(pixels, decoded(data, exif))
-    assert opened.prepared(0, lambda image: image.shape)[0] == ((80, 60, 3) if exif else (60, 80, 3))
+    assert opened.read_prepared(0, lambda image: image.shape)[0] == ((80, 60, 3) if exif else (60, 80, 3))
 
 
 def test_evaluations_see_turned_images_upright_where_exif_counts():

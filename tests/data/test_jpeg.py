@@ -100,7 +100,7 @@ def test_b1_a_jpeg_about_whose_data_libjpeg_warns_is_refused_whole_and_by_boxes(
 
 def test_b1_a_box_that_was_checked_before_is_decoded_alone(monkeypatch):
   data = plain()
-  image = decoding.Picture(data, decoding.check(data, 10**6, 10))
+  image = decoding.LazyImage(data, decoding.check_image(data, 10**6, 10))
   assert not image.is_whole
   box = image[10:60, 20:90]
   assert image.is_whole
@@ -190,7 +190,7 @@ def test_b1_pixels_are_those_of_opencv(mode, options):
 
 
 def lenient(data):
-  return decoding.decode(data, decoding.check(data, 10**6, 10, lenient=True))
+  return decoding.decode(data, decoding.check_image(data, 10**6, 10, lenient=True))
 
 
 def test_b1_in_public_data_bytes_before_the_end_are_ignored_and_missing_rows_are_not():

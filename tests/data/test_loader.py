@@ -56,7 +56,7 @@ def test_so_many_batches_are_made_before_they_are_asked_for(prefetch):
 def test_there_are_as_many_threads_as_cores_or_more_where_each_image_is_a_request(monkeypatch, remote, order, count):
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
   made = source(200)
-  runs = sources.Runs(lambda first, stop: [], lambda stored: stored)
+  runs = sources.SpanReader(lambda first, stop: [], lambda stored: stored)
   examples = stream.train_examples(
     dataclasses.replace(made, remote=remote, runs=runs), 0, None, 64, order=Choice(order), image_size=2
   )
@@ -114,13 +114,17 @@ def test_a_host_of_many_cores_has_workers_for_many_records(monkeypatch, count, r
 def test_newcomer_7_a_run_that_waits_is_told_its_numbers_and_what_can_be_raised(
   cores, threads, workers, requests, expected, monkeypatch
 ):
-  monkeypatch.setattr(loader, "cores", lambda: cores)
-  assert loader.remedy(threads, workers, requests).startswith(expected)
+  monkeypatch.setattr(loader, "count_usable_cores", lambda: cores)
+  assert loader.suggest_settings(threads, workers, requests).startswith(expected)
 
 
 def test_newcomer_7_present_numbers_are_those_of_the_loader(monkeypatch):
-  monkeypatch.setattr(loader, "cores", lambda: 16)
-  assert loader.thread_count(None, False) == 16 and loader.thread_count(None, True) == 32
-  assert loader.thread_count(3, True) == 3 and loader.worker_count(2, 10) == 2 and loader.worker_count(999, 10) == 256
-  assert loader.worker_count(None, loader.MANY) == 5 and loader.worker_count(None, loader.MANY - 1) == 0
+  monkeypatch.setattr(loader, "count_usable_cores", lambda: 16)
+  assert loader.choose_thread_count(None, False) == 16 and loader.choose_thread_count(None, True) == 32
+  assert (
+    loader.choose_thread_count(3, True) == 3
+    and loader.choose_worker_count(2, 10) == 2
+    and loader.choose_worker_count(999, 10) == 256
+  )
+  assert loader.choose_worker_count(None, loader.MANY) == 5 and loader.choose_worker_count(None, loader.MANY - 1) == 0
   assert loader.processes(list, loader.MANY).count == 5 and loader.processes(list, 10) is None

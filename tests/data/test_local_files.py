@@ -10,32 +10,32 @@ from vit_jax.data import local_files
 
 def test_a_file_is_read_whole_and_one_that_is_too_large_not_at_all(tmp_path, monkeypatch):
   (tmp_path / "x").write_bytes(b"12345")
-  assert local_files.contents(tmp_path / "x") == b"12345"
+  assert local_files.read_file(tmp_path / "x") == b"12345"
   monkeypatch.setattr(local_files, "LARGEST", 4)
   with pytest.raises(OSError, match=r"it has 5 bytes. Allowed: 4"):
-    local_files.contents(tmp_path / "x")
+    local_files.read_file(tmp_path / "x")
 
 
 def test_stamps_are_those_of_each_file_and_none_of_what_cannot_be_asked(tmp_path):
   names = [f"{tmp_path}/{i}" for i in range(2001)]
   for i in (0, 1500, 2000):
     (tmp_path / str(i)).write_bytes(bytes(i))
-  stamps = local_files.stamps([*names, "a\0b", "\ud800"])
+  stamps = local_files.read_stamps([*names, "a\0b", "\ud800"])
   assert {i: stamp[0] for i, stamp in enumerate(stamps) if stamp[0] is not None} == {0: 0, 1500: 1500, 2000: 2000}
-  assert stamps[1500] == local_files.stamp(names[1500]) and stamps[-2:] == [(None, None)] * 2
+  assert stamps[1500] == local_files.read_stamp(names[1500]) and stamps[-2:] == [(None, None)] * 2
   os.utime(names[0], ns=(1, 1))
-  assert local_files.stamp(names[0]) == (0, 1) != stamps[0]
+  assert local_files.read_stamp(names[0]) == (0, 1) != stamps[0]
 
 
 def test_g7_states_change_with_the_content_although_size_and_time_do_not(tmp_path):
   file = tmp_path / "a"
   file.write_bytes(b"one")
-  before = local_files.states([str(file), str(tmp_path / "absent"), "a\0b"])
+  before = local_files.read_states([str(file), str(tmp_path / "absent"), "a\0b"])
   status = file.stat()
   assert before == [(status.st_ino, 3, status.st_mtime_ns, status.st_ctime_ns), None, None]
   file.write_bytes(b"two")
   os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-  (after,) = local_files.states([str(file)])
+  (after,) = local_files.read_states([str(file)])
   assert after[:3] == before[0][:3] and after != before[0]
 
 
@@ -44,7 +44,7 @@ def test_a_file_that_is_replaced_by_a_pipe_is_closed_again(tmp_path):
   before = len(os.listdir("/proc/self/fd"))
   for _ in range(5):
     with pytest.raises(OSError, match="named pipe"):
-      local_files.contents(tmp_path / "x.jpg")
+      local_files.read_file(tmp_path / "x.jpg")
   assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -53,18 +53,18 @@ def test_g7_a_version_changes_with_the_content_although_size_and_time_do_not(tmp
   for size in (1, local_files.WHOLE, local_files.WHOLE + 1, 3 * local_files.WHOLE):
     file.write_bytes(bytes(size))
     os.utime(file, ns=(10**18, 10**18))
-    before = local_files.version(file)
-    assert local_files.version(str(file)) == before and before.size == size
+    before = local_files.read_version(file)
+    assert local_files.read_version(str(file)) == before and before.size == size
     with file.open("r+b") as opened:
       opened.seek(size // 3)  # between two of the sampled blocks of a large file
       opened.write(b"x")
     os.utime(file, ns=(10**18, 10**18))
-    after = local_files.version(file)
+    after = local_files.read_version(file)
     assert (after.size, after.modified, after.inode) == (before.size, before.modified, before.inode)
     assert after != before
     assert (after.sampled == before.sampled) == (size > local_files.WHOLE)
     shutil.copy2(file, other)
-    assert local_files.version(other).modified == after.modified and local_files.version(other) != after
+    assert local_files.read_version(other).modified == after.modified and local_files.read_version(other) != after
 
 
 def test_g7_the_first_and_the_last_byte_of_a_large_file_are_sampled(tmp_path):
@@ -75,7 +75,7 @@ def test_g7_the_first_and_the_last_byte_of_a_large_file_are_sampled(tmp_path):
     if place is not None:
       content[place] = 1
     file.write_bytes(content)
-    digests.add(local_files.version(file).sampled)
+    digests.add(local_files.read_version(file).sampled)
   assert len(digests) == 3
 
 
@@ -86,5 +86,5 @@ def test_g7_a_relative_path_is_that_of_the_current_folder(tmp_path, monkeypatch)
   versions = []
   for folder in "ab":
     monkeypatch.chdir(tmp_path / folder)
-    versions.append(local_files.version("x"))
+    versions.append(local_files.read_version("x"))
   assert versions[0].path == f"{tmp_path}/a/x" and versions[1].path == f"{tmp_path}/b/x"

@@ -39,12 +39,12 @@ def images(content, on_error="raise", count=100, **of_masks):
 
 @pytest.mark.parametrize("mode", ["L", "P"])
 def test_numbers_are_those_of_gray_pixels_and_of_places_in_a_palette(mode):
-  np.testing.assert_array_equal(masks.pixels(file(STORED, mode), 10_000, 100), STORED)
+  np.testing.assert_array_equal(masks.decode_numbers(file(STORED, mode), 10_000, 100), STORED)
 
 
 def test_one_bit_is_two_classes():
   stored = file(255 * (STORED > 1).astype(np.uint8), "1")
-  np.testing.assert_array_equal(masks.pixels(stored, 10_000, 100), STORED > 1)
+  np.testing.assert_array_equal(masks.decode_numbers(stored, 10_000, 100), STORED > 1)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
@@ -59,26 +59,26 @@ def test_b_numbers_of_few_bits_are_as_they_are_stored(form, bits):
     "TIFF, palette": lambda: made_tiff(stored, bits, 3, tags={320: (3, (colours.T * 257).ravel().tolist())}),
     "BMP": lambda: bmp([pack_bits(row.T, bits) for row in stored[::-1]], 7, 5, bits, palette=colours),
   }[form]()
-  np.testing.assert_array_equal(masks.pixels(data, 10_000, 100), stored[..., 0])
+  np.testing.assert_array_equal(masks.decode_numbers(data, 10_000, 100), stored[..., 0])
 
 
 def test_b2_a_mask_in_a_tiff_is_never_turned():
   stored = np.random.default_rng(0).integers(0, 4, (5, 7, 1))
   data = made_tiff(stored, 8, 1, tags={274: (3, [6])})
-  np.testing.assert_array_equal(masks.pixels(data, 10_000, 100), stored[..., 0])
+  np.testing.assert_array_equal(masks.decode_numbers(data, 10_000, 100), stored[..., 0])
 
 
 def test_numbers_in_files_become_classes_and_others_none():
   known = sources.Masks(("pet", "ground"), None, (1, 2), (3,))
   stored = np.array([[1, 2, 3, 255]], np.uint8)
-  np.testing.assert_array_equal(masks.numbered(stored, known), [[0, 1, 255, 255]])
+  np.testing.assert_array_equal(masks.convert_numbers(stored, known), [[0, 1, 255, 255]])
 
 
 @pytest.mark.parametrize("size", [3, 5, 11, 16])
 @pytest.mark.parametrize("shape", [(5, 7), (16, 16), (33, 20)])
 def test_each_pixel_of_a_scaled_mask_is_the_one_at_its_middle(size, shape):
   mask = np.random.default_rng(0).integers(0, 200, shape).astype(np.uint8)
-  scaled = masks.scaled(mask, size)
+  scaled = masks.scale_mask(mask, size)
   for i in range(size):
     for j in range(size):
       # In quarters of a pixel, so that no rounding decides; on a border either side is right.
@@ -103,7 +103,7 @@ def test_shares_are_counted_pixel_by_pixel(size, side):
       for image in range(3):
         if made[image, i, j] < 3:
           counts[image, p, q, made[image, i, j]] += 1
-  np.testing.assert_allclose(masks.shares(made, side, 3), counts / pixels[:, :, None])
+  np.testing.assert_allclose(masks.compute_shares(made, side, 3), counts / pixels[:, :, None])
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_shares_are_counted_pixel_by_pixel(size, side):
 )
 def test_a_bad_mask_is_named_or_skipped(content, says):
   with pytest.raises(ImageError, match=says):
-    masks.read(images(content), 3, 8)
+    masks.read_mask(images(content), 3, 8)
   skipping = images(content, "skip")
-  assert masks.read(skipping, 3, 8) is None and list(skipping.reasons) == [3]
+  assert masks.read_mask(skipping, 3, 8) is None and list(skipping.reasons) == [3]
   with pytest.raises(ImageError, match="2 of 2 records are bad"):
     some = images(content, "skip", count=2)
-    [masks.read(some, i, 8) for i in range(2)]
+    [masks.read_mask(some, i, 8) for i in range(2)]

@@ -23,7 +23,7 @@ CASES = {
 
 
 def opened(path, split="train", name="folder", **args):
-  with schema.at("config.data"):
+  with schema.enter_key("config.data"):
     return catalog.open_split(schema.Choice(name, {"path": str(path), **args}), split)
 
 
@@ -60,7 +60,7 @@ def test_files_that_changed_their_split_are_counted(tmp_path, case, seed):
   files, args = CASES[case]
   path, draw = write(tmp_path, *files), random.Random(f"{case} {seed}")
   before, recorded = members(path, **args), json.loads(json.dumps(opened(path, **args).membership.record()))
-  assert membership.is_record(recorded) and {role: each["images"] for role, each in recorded.items()} == {
+  assert membership.is_membership_record(recorded) and {role: each["images"] for role, each in recorded.items()} == {
     role: len(each) for role, each in before.items()
   }
   assert opened(path, **args).membership.changes(recorded) == []
@@ -91,7 +91,7 @@ def test_a_mixture_names_the_part_and_a_folder_of_masks_its_splits(tmp_path):
   masks = {"name": "segmentation", "classes": 20}
   recorded = [json.loads(json.dumps(each.membership.record())) for each in (mixed(), opened(tmp_path / "b", **masks))]
   before = [members(tmp_path / "a"), members(tmp_path / "b", **masks)]
-  assert all(map(membership.is_record, recorded))
+  assert all(map(membership.is_membership_record, recorded))
   for file in sorted(before[0]["test"])[:3]:
     (tmp_path / "a" / file).unlink()
   for file in sorted(before[1]["test"])[:2]:
@@ -113,4 +113,4 @@ def test_a_record_of_folders_of_splits_is_small(tmp_path):
                                    {"train": {"images": 3, "folders": {"a": [[1, 2, 3]]}}},
                                    {"a": {"train": {"images": 3}}}])  # fmt: skip
 def test_another_form_is_no_record(value):
-  assert not membership.is_record(value)
+  assert not membership.is_membership_record(value)

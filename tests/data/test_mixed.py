@@ -19,7 +19,7 @@ def made(lengths, weights, batch=32, seed=3, together=None, **blocks):
     Corpus(f"c{i}", range(ends[i], ends[i + 1]), weight, each)
     for i, (weight, each) in enumerate(zip(weights, together, strict=True))
   ]
-  return mixed.order(Choice("blocks", blocks) if blocks else Choice("auto"), corpora, batch, seed), corpora
+  return mixed.create_order(Choice("blocks", blocks) if blocks else Choice("auto"), corpora, batch, seed), corpora
 
 
 CASES = {
@@ -53,7 +53,7 @@ def test_every_epoch_of_a_corpus_has_each_of_its_records_once_in_another_order(n
     assert all(sorted(each) == [*range(len(corpus.records))] for each in seen), i
     assert len(set(map(tuple, seen))) == 4
     # An epoch ends in all groups at about the same time.
-    expected = mixed.epochs(corpora, count)[corpus.name]
+    expected = mixed.count_epochs(corpora, count)[corpus.name]
     assert abs(max(epoch for other, epoch in epochs if other == i) - expected) <= 1 + 2 * order.groups / len(seen[0])
 
 
@@ -76,7 +76,7 @@ def test_any_stretch_of_a_group_has_each_weights_share_but_for_rounding(name):
 def test_turns_are_those_of_a_slow_count():
   """A second formulation: of all turns so far, the first corpus has its share rounded from its phase, and so on."""
   order, _ = made((50, 20, 90), (3, 1, 0.5), batch=8)
-  phases = mixed._phases(order.weights, order.seed, 0)
+  phases = mixed._draw_phases(order.weights, order.seed, 0)
   assert order.weights == (6, 2, 1)
   turns, had = [], [0, 0, 0]
   for _ in range(600):
@@ -143,4 +143,4 @@ def test_a_corpus_that_is_small_has_fewer_groups():
 
 def test_weights_are_exact_as_they_are_written():
   order, corpora = made((10, 10, 10), (0.7, 0.1, 0.2), batch=10)
-  assert order.weights == (7, 1, 2) and mixed.epochs(corpora, 1000) == {"c0": 70.0, "c1": 10.0, "c2": 20.0}
+  assert order.weights == (7, 1, 2) and mixed.count_epochs(corpora, 1000) == {"c0": 70.0, "c1": 10.0, "c2": 20.0}

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.heavy
 DECILES = [0.1, 0.3, 0.5, 0.7, 0.9]
 
 
-beta = jax.jit(mixing.beta, static_argnums=2)
+beta = jax.jit(mixing.draw_beta, static_argnums=2)
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.1, 0.2, 0.8, 1.0, 4.0])
@@ -41,7 +41,7 @@ def test_beta_draws_have_no_loop():
     traced = jax.jit(function).trace(jax.random.key(0))
     return traced.lower(lowering_platforms=("tpu",)).as_text().count("stablehlo.while")
 
-  assert loops(lambda key: mixing.beta(key, 0.2, (64,))) == 0
+  assert loops(lambda key: mixing.draw_beta(key, 0.2, (64,))) == 0
   assert loops(lambda key: jax.random.beta(key, 0.2, 0.2, (64,))) > 0
 
 

@@ -29,7 +29,7 @@ def parts(tmp_path):
 
 
 def opened(parts, split="train", **args):
-  with schema.at("config.data"):
+  with schema.enter_key("config.data"):
     return catalog.open_split(Choice("mixture", {"parts": parts, **args}), split)
 
 
@@ -54,7 +54,7 @@ def test_b1_a_record_of_a_mixture_is_public_if_that_of_its_part_is(parts):
   assert not any(map(opened(parts).is_published, range(190)))
   one, other = (forms.opened(part["name"], part["path"], test="train") for part in parts[:2])
   one = dataclasses.replace(one, is_published=lambda i: i == 3)
-  joined = mixture.mixture("both", "train", [other, one], [1, 1], "union", None)
+  joined = mixture.join_sources("both", "train", [other, one], [1, 1], "union", None)
   assert [i for i in range(len(joined)) if joined.is_published(i)] == [len(other) + 3]
 
 
@@ -63,9 +63,9 @@ def test_notes_are_those_of_the_parts_and_of_all_classes(parts):
   part = forms.opened(parts[0]["name"], parts[0]["path"], test="train")
   assert source.note == part.note and source.masks is None
   one, other = (dataclasses.replace(part, note=note, classes=(name,)) for note, name in (("n", "Cat"), ("m", "cat")))
-  joined = mixture.mixture("both", "train", [one, other], [1, 1], "union", None)
+  joined = mixture.join_sources("both", "train", [one, other], [1, 1], "union", None)
   assert joined.note.split("\n")[:2] == ["n", "m"] and "'Cat' and 'cat'" in joined.note and joined.masks is None
-  assert len(sources.subset(joined, [0])) == 1
+  assert len(sources.select_subset(joined, [0])) == 1
 
 
 def test_classes_must_be_the_same_where_the_config_says_so(parts):
@@ -109,7 +109,7 @@ def test_an_epoch_is_that_of_all_records_or_of_a_part(parts):
   assert opened(parts).epoch_length == 190
   assert opened(parts, epoch="parquet").epoch_length == round(60 * 4.5 / 2)
   source = opened(parts, epoch="tars")
-  assert source.epoch_length == 270 and mixed.epochs(source.corpora, 270)["tars"] == 1.0
+  assert source.epoch_length == 270 and mixed.count_epochs(source.corpora, 270)["tars"] == 1.0
   examples = stream.train_examples(source, 0, None, 8)
   assert examples.epochs(540) == {"manifest": 3.0, "parquet": 4.0, "tars": 2.0}
 
@@ -144,7 +144,7 @@ def test_what_is_drawn_follows_from_seed_epoch_of_the_corpus_and_record(parts):
     epoch = examples.order.visit(position)
     assert abs(epoch - seen[corpus] / len(source.corpora[corpus].records)) <= 1 + 0.3
     seen[corpus] += 1
-    assert draws[position] == int(rng.draws(5, "example", epoch, record).random() * 2**32)
+    assert draws[position] == int(rng.make_python_generator(5, "example", epoch, record).random() * 2**32)
   assert all(abs(seen[i] - 160 * share / 4.5) < 3 for i, share in enumerate((1, 2, 1.5)))
 
 
@@ -170,17 +170,17 @@ def test_other_data_in_any_part_are_another_fingerprint(parts, tmp_path):
 def test_a_mixture_is_planned_without_its_data(tmp_path):
   absent = [{"name": "imagenet2012", "path": str(tmp_path)}, {"name": "cifar10", "path": str(tmp_path), "weight": 0.1}]
   choice = Choice("mixture", {"parts": absent, "epoch": "imagenet2012"})
-  with schema.at("config.data"):
-    source = catalog.known_split(choice, "train")
+  with schema.enter_key("config.data"):
+    source = catalog.open_known_split(choice, "train")
   assert len(source) == 1_281_167 + 50_000 and source.epoch_length == round(1_281_167 * 1.1)
   assert len(source.classes) == 1000 + 10  # as many as there may be: nothing says which are the same
-  with pytest.raises(sources.AbsentError, match=r"config\.data\.parts\[0\]"), schema.at("config.data"):
+  with pytest.raises(sources.AbsentError, match=r"config\.data\.parts\[0\]"), schema.enter_key("config.data"):
     catalog.open_split(choice, "train")
 
 
 def test_absent_parts_may_have_the_same_classes(tmp_path):
   absent = [{"name": name, "path": str(tmp_path)} for name in ("imagenet2012", "imagenet2012_10pct")]
-  source = catalog.known_split(Choice("mixture", {"parts": absent, "classes": "same"}), "train")
+  source = catalog.open_known_split(Choice("mixture", {"parts": absent, "classes": "same"}), "train")
   assert len(source.classes) == 1000
 
 
@@ -189,7 +189,7 @@ def test_a_part_whose_labels_crops_and_mirrors_would_change_is_named(parts, capl
     caplog.clear()
     absent = Choice("mixture", {"parts": [{"name": name}, {"name": "cifar10"}], **args})
     choice = schema.bind(absent, schema.lookup(catalog.DATA, "mixture"))
-    catalog.train_examples(choice, 0, None, 10, opened(parts))
+    catalog.open_train_examples(choice, 0, None, 10, opened(parts))
     return [record.getMessage() for record in caplog.records]
 
   assert not warned("cifar100")
@@ -203,7 +203,7 @@ def test_a_mixture_measures_its_tests_one_after_the_other(parts):
   source = opened(parts, "test")
   bound = schema.bind(Choice("mixture", {"parts": parts}), schema.lookup(catalog.EVAL_DATA, "mixture"))
   examples = stream.eval_examples(source, image_size=2)
-  batch = next(loader.batches(examples, 16, range(16), **schema.arguments(bound, loader.batches)))
+  batch = next(loader.batches(examples, 16, range(16), **schema.select_arguments(bound, loader.batches)))
   pixels = batch["image"][:, 0, 0].astype(int)
   assert (pixels[:, 2] + 256 * pixels[:, 1])[:12].tolist() == [0, 1, 2, 3, 1000, 1001, 1002, *range(3000, 3005)]
   assert batch["mask"].tolist() == [1.0] * 12 + [0.0] * 4
@@ -213,7 +213,7 @@ def test_a_mixture_measures_its_tests_one_after_the_other(parts):
 def test_row_groups_of_a_part_are_read_ahead_and_no_image_of_them_by_itself(parts, copies):
   source, batch = opened([parts[1], parts[1] | {"weight": 0.5}]), 16
   blocks = Choice("blocks", {"size": 8, "window": 2, "groups": 2})
-  made = repeats.Repeated(mixed.order(blocks, source.corpora, batch, 0, copies), batch, copies)
+  made = repeats.RepeatedOrder(mixed.create_order(blocks, source.corpora, batch, 0, copies), batch, copies)
   for start in (0, 7):
     ahead = readahead.ReadAhead(source, made, start * batch)
     for step in range(start, start + 12):

@@ -34,4 +34,4 @@ def test_a_file_that_needs_more_memory_than_there_is_is_not_called_damaged():
   ],
 )
 def test_errors_that_report_too_little_memory_are_known(error, expected):
-  assert opencv.no_memory(error) is expected
+  assert opencv.is_out_of_memory(error) is expected

@@ -15,7 +15,7 @@ SIZES = [(1000, 64, 8, 4, 4), (1003, 48, 10, 3, 6), (50, 16, 7, 2, 16), (17, 16,
 
 
 def blocks(length, batch, size, window, groups, seed=3):
-  return order.Blocks(length, batch, seed, size, window, groups)
+  return order.BlockOrder(length, batch, seed, size, window, groups)
 
 
 def rows(position, made):
@@ -27,11 +27,11 @@ def slowly(made, epochs):
   """The same order with lists: the epoch's blocks in a line, dealt to its groups, each shuffled window by window."""
   for epoch in range(epochs):
     positions = range(epoch * made.length, (epoch + 1) * made.length)
-    start = int(rng.generator(made.seed, "order", epoch).integers(2**32)) * made.length // 2**32
+    start = int(rng.make_numpy_generator(made.seed, "order", epoch).integers(2**32)) * made.length // 2**32
     records = [(start + i) % made.length for i in range(made.length)]
     cut = [records[i : i + made.size] for i in range(0, made.length, made.size)]
     whole = made.length // made.size
-    draw = rng.generator(made.seed, "blocks", epoch).bit_generator.random_raw(whole)
+    draw = rng.make_numpy_generator(made.seed, "blocks", epoch).bit_generator.random_raw(whole)
     line = [record for block in sorted(range(whole), key=draw.__getitem__) for record in cut[block]]
     line += [record for block in cut[whole:] for record in block]
     stream = {}
@@ -41,7 +41,7 @@ def slowly(made, epochs):
       windows = max(1, round(len(mine) / (made.size * made.window)))
       for i in range(windows):
         some = slice(i * len(mine) // windows, (i + 1) * len(mine) // windows)
-        draw = rng.generator(made.seed, "window", epoch, group, i).bit_generator.random_raw(len(part[some]))
+        draw = rng.make_numpy_generator(made.seed, "window", epoch, group, i).bit_generator.random_raw(len(part[some]))
         stream |= zip(mine[some], [part[some][j] for j in np.argsort(draw)], strict=True)
     yield from (stream[position] for position in positions)
 
@@ -127,9 +127,9 @@ def test_large_sets_take_few_requests_and_a_few_microseconds():
 
 
 def test_in_order_positions_that_are_neighbours_are_a_run():
-  due = order.InOrder(20).schedule(0)
+  due = order.SequentialOrder(20).schedule(0)
   assert [(run.first, run.stop) for run in due([3, 4, 5, 9, 10, 19, 20, 21])] == [(3, 6), (9, 11), (19, 20)]
-  assert not [*due([20, 21])] and not [*order.Records(20, 0).schedule(0)([1, 2])]
+  assert not [*due([20, 21])] and not [*order.RecordOrder(20, 0).schedule(0)([1, 2])]
 
 
 def test_shuffled_records_leave_few_of_their_neighbours_beside_them():
@@ -155,4 +155,4 @@ def test_groups_that_do_not_divide_the_batch_are_an_error():
 
 def test_by_itself_it_is_blocks_where_neighbours_are_cheaper():
   kinds = [type(schema.make(Choice("auto"), order.ORDERS, 1000, 64, 0, together)) for together in (False, True)]
-  assert kinds == [order.Records, order.Blocks]
+  assert kinds == [order.RecordOrder, order.BlockOrder]

@@ -50,10 +50,10 @@ def test_a_box_of_a_turned_image_has_the_pixels_of_the_whole(form, orientation):
 
 def test_of_a_turned_jpeg_a_box_is_decoded_alone(monkeypatch):
   data, regions = turned("JPEG", 6, 201, 333), []
-  alone = decoding._box
-  monkeypatch.setattr(decoding, "_box", lambda data, region: regions.append(region) or alone(data, region))
+  alone = decoding._decode_box
+  monkeypatch.setattr(decoding, "_decode_box", lambda data, region: regions.append(region) or alone(data, region))
   monkeypatch.setattr(decoding, "decode", None)
-  picture = decoding.Picture(data, decoding.check(data, 2**30, 2**30, exif=True), is_whole=True)
+  picture = decoding.LazyImage(data, decoding.check_image(data, 2**30, 2**30, exif=True), is_whole=True)
   if decoding.nvimgcodec is None:
     pytest.skip("there is no decoder of boxes")
   # Orientation 6: the first row of the file is the last column that is shown.
@@ -63,7 +63,7 @@ def test_of_a_turned_jpeg_a_box_is_decoded_alone(monkeypatch):
 
 def test_the_room_for_a_turned_image_is_that_of_two():
   data = turned("PNG", 6)
-  plain, upright = (decoding.check(data, 2**30, 2**30, exif).memory for exif in (False, True))
+  plain, upright = (decoding.check_image(data, 2**30, 2**30, exif).memory for exif in (False, True))
   assert upright == plain + 3 * 60 * 80
 
 
@@ -94,7 +94,7 @@ def test_exif_that_was_changed_at_random_turns_an_image_as_pillow_does_or_not_at
     if form == "PNG":  # with the checksum of the changed bytes
       changed = data.replace(chunk(b"eXIf", data[at : at + 26]), chunk(b"eXIf", bytes(changed[at : at + 26])))
     try:
-      header = decoding.check(bytes(changed), 2**30, 2**30, exif=True)
+      header = decoding.check_image(bytes(changed), 2**30, 2**30, exif=True)
     except decoding.DecodeError:
       continue
     turns += header.orientation != 1

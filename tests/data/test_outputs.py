@@ -8,10 +8,11 @@ from etils import epath
 from tests import runs
 from tests.data.readers.test_folder import write
 from tests.data.readers.test_segmentation import write as write_pairs
-from vit_jax import config, evaluate, flags, prepare, schema, sweep, train
-from vit_jax.build import complete
+from vit_jax import config, evaluate, prepare, schema, sweep, train
+from vit_jax.config import flags
 from vit_jax.data import outputs
 from vit_jax.schema import Choice, ConfigError
+from vit_jax.training.build import complete
 
 
 def photos(root):
@@ -20,12 +21,12 @@ def photos(root):
 
 def run(path, **words):
   file = str(runs.ROOT / "configs/folder.py:cct_2_3x2_32")
-  return complete(config.resolve(flags.load(file, {"data.path": str(path), **words})))
+  return complete(config.resolve(flags.load_config(file, {"data.path": str(path), **words})))
 
 
 def inside(target, value):
   try:
-    outputs.check(pathlib.Path(target), value, "--workdir")
+    outputs.check_output_location(pathlib.Path(target), value, "--workdir")
   except ConfigError as error:
     assert str(error).startswith("--workdir: ") and "is inside the image folder" in str(error)
     return True
@@ -37,7 +38,7 @@ def test_a_path_is_inside_if_the_folder_or_what_a_link_leads_to_contains_it(tmp_
   (tmp_path / "link").symlink_to(path)
   monkeypatch.chdir(tmp_path)
   for place in ("photos", "photos/", "photos/a", "photos/new/run", "link/a/run", f"{path}/a", "x/../photos/a"):
-    assert inside(place, run(path)) and inside(place, run("photos")) and inside(place, schema.plain(run("link")))
+    assert inside(place, run(path)) and inside(place, run("photos")) and inside(place, schema.to_plain(run("link")))
   for place in ("run", "photos2", ".", "photos/../run"):
     assert not inside(place, run(path))
   monkeypatch.setenv("HOME", str(tmp_path))
@@ -59,10 +60,12 @@ def test_parts_evaluations_and_masks_count_and_other_readers_do_not(tmp_path):
 
 def test_folders_of_a_bucket_are_compared_by_their_names():
   data = Choice("folder", {"path": "gs://bucket/photos"})
-  assert outputs.image_folders(data) == [epath.Path("gs://bucket/photos")]
+  assert outputs.find_image_folders(data) == [epath.Path("gs://bucket/photos")]
   for name, expected in (("gs://bucket/photos/a", True), ("gs://bucket/photos2", False), ("photos/a", False)):
     try:
-      outputs.check(epath.Path(name) if name.startswith("gs") else pathlib.Path(name), data, "--workdir")
+      outputs.check_output_location(
+        epath.Path(name) if name.startswith("gs") else pathlib.Path(name), data, "--workdir"
+      )
       found = False
     except ConfigError:
       found = True

@@ -9,15 +9,17 @@ from vit_jax.data import permutation
 
 @pytest.mark.parametrize("length", [1, 7, 1000])
 def test_a_permutation_has_each_number_once_and_is_another_in_every_epoch(length, monkeypatch):
-  for function in (permutation.entry, permutation.of_blocks):
+  for function in (permutation.permute_index, permutation.permute_block):
     epochs = [[function(i, length, 3, epoch) for i in range(length)] for epoch in range(3)]
     assert all(sorted(epoch) == [*range(length)] for epoch in epochs)
     assert length == 1 or len(set(map(tuple, epochs))) == 3
-  table = [permutation.of_blocks(i, length, 3, 0) for i in range(length)]
-  assert table == sorted(range(length), key=rng.generator(3, "blocks", 0).bit_generator.random_raw(length).__getitem__)
+  table = [permutation.permute_block(i, length, 3, 0) for i in range(length)]
+  assert table == sorted(
+    range(length), key=rng.make_numpy_generator(3, "blocks", 0).bit_generator.random_raw(length).__getitem__
+  )
   monkeypatch.setattr(permutation, "TABLE", 0)
-  assert [permutation.of_blocks(i, length, 3, 0) for i in range(length)] == [
-    permutation.entry(i, length, 3, 0) for i in range(length)
+  assert [permutation.permute_block(i, length, 3, 0) for i in range(length)] == [
+    permutation.permute_index(i, length, 3, 0) for i in range(length)
   ]
 
 
@@ -25,9 +27,9 @@ def test_a_permutation_has_each_number_once_and_is_another_in_every_epoch(length
 def test_parts_cover_each_epoch_and_no_group_is_ahead(length, groups):
   had = [0] * groups
   for epoch in range(12):
-    parts = [permutation.part(length, epoch, group, groups) for group in range(groups)]
+    parts = [permutation.select_indices(length, epoch, group, groups) for group in range(groups)]
     np.testing.assert_array_equal(np.concatenate(parts), np.arange(length))
-    assert [permutation.begin(length, epoch, group, groups) for group in range(groups)] == had
+    assert [permutation.count_earlier(length, epoch, group, groups) for group in range(groups)] == had
     for group, part in enumerate(parts):
       for index in range(len(part)):
         assert permutation.locate(length, had[group] + index, group, groups) == (epoch, index)

@@ -15,7 +15,7 @@ from tests.streams import file
 from vit_jax import schema
 from vit_jax.data import catalog, pseudo_labels, sources, stream
 from vit_jax.data import images as image_files
-from vit_jax.data.pseudo_labels import Choice, Plan
+from vit_jax.data.pseudo_labels import LabelPlan, Selection
 from vit_jax.data.sources import Fingerprint
 from vit_jax.schema import ConfigError
 
@@ -23,7 +23,7 @@ NAMES = ("ant", "bee", "cat")
 
 
 def by_loops(classes, probabilities, minimum, per_class):
-  """As `pseudo_labels.chosen`, class by class and image by image."""
+  """As `pseudo_labels.select_records`, class by class and image by image."""
   records = []
   for number in sorted(set(classes.tolist())):
     sure = [i for i in range(len(classes)) if classes[i] == number and probabilities[i] >= max(minimum, 1e-7)]
@@ -40,7 +40,7 @@ def test_the_surest_of_each_class_are_chosen_and_those_of_a_rare_class_come_agai
   draw = np.random.default_rng(0)
   classes = draw.choice(5, 200, p=[0.5, 0.3, 0.15, 0.05, 0.0]).astype(np.int32)
   probabilities = draw.integers(0, 12, 200).astype(np.float16) / np.float16(12)  # many are equal
-  records = pseudo_labels.chosen(classes, probabilities, minimum, per_class)
+  records = pseudo_labels.select_records(classes, probabilities, minimum, per_class)
   assert records.tolist() == by_loops(classes, probabilities, minimum, per_class)
   if per_class:
     assert set(np.bincount(classes[records]).tolist()) <= {0, per_class}
@@ -56,8 +56,8 @@ def images(tmp_path):
 @pytest.fixture
 def labels(images, tmp_path):
   """(folder, plan) of labels in shards of four: the class of image i is i % 3, its probability i / 10."""
-  about = (10, images.fingerprint(), pseudo_labels.contents(images))
-  plan = Plan({"name": "manifest", "class_order": "numeric"}, "train", *about, NAMES, "w", 1, shard=4)
+  about = (10, images.fingerprint(), pseudo_labels.digest_contents(images))
+  plan = LabelPlan({"name": "manifest", "class_order": "numeric"}, "train", *about, NAMES, "w", 1, shard=4)
   folder = tmp_path / "labels"
   folder.mkdir()
   (folder / pseudo_labels.PLAN).write_text(plan.to_json())
@@ -93,7 +93,7 @@ def test_a_folder_is_read_as_it_was_written(labels):
   assert [(name, len(records)) for name, records in plan.shards()] == [
     ("labels-00000-of-00003.npz", 4), ("labels-00001-of-00003.npz", 4), ("labels-00002-of-00003.npz", 2)
   ]  # fmt: skip
-  classes, probabilities = (values[:, 0] for values in pseudo_labels.kept(folder, plan, None, 1))
+  classes, probabilities = (values[:, 0] for values in pseudo_labels.read_labels(folder, plan, None, 1))
   np.testing.assert_array_equal(classes, np.arange(10) % 3)
   np.testing.assert_array_equal(probabilities, (np.arange(10) / 10).astype(np.float16))
 
@@ -112,7 +112,7 @@ def test_labels_that_no_teacher_gives_are_refused(labels, number, probability):
   file = folder / "labels-00001-of-00003.npz"
   pseudo_labels.write_shard(file, plan, np.full((4, 1), number), np.full((4, 1), probability))
   with pytest.raises(ConfigError, match="damaged"):
-    pseudo_labels.kept(folder, plan, None, 1)
+    pseudo_labels.read_labels(folder, plan, None, 1)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_file_that_is_not_whole_is_named_with_what_to_do(labels, harm):
     shard.write_bytes(content[: len(content) // 2] if harm == "cut" else b"")
   assert pseudo_labels.read_shard(shard, plan, 4) is None
   with pytest.raises(ConfigError, match=r"labels-00001-of-00003\.npz is missing or damaged. Run evaluate --write"):
-    pseudo_labels.kept(folder, plan, None, 1)
+    pseudo_labels.read_labels(folder, plan, None, 1)
 
 
 @pytest.mark.parametrize("text", ['{"records": 3}', '{"fingerprint": {"colour": 1}, "classes": []}'])
@@ -168,12 +168,12 @@ def test_a_plan_that_is_none_is_refused(tmp_path, text):
     pseudo_labels.read_plan(tmp_path)
 
 
-HARD = Choice(minimum=0.3, per_class=2, soft=False)
+HARD = Selection(minimum=0.3, per_class=2, soft=False)
 
 
 def test_a_student_sees_the_images_with_the_labels_of_the_teacher(images, labels):
   folder, plan = labels
-  source = pseudo_labels.labelled("pseudo", "train", images, folder, plan, HARD)
+  source = pseudo_labels.select_labelled("pseudo", "train", images, folder, plan, HARD)
   records = [4, 5, 6, 7, 8, 9]
   assert source.classes == NAMES and len(source) == 6 and source.shares is None
   assert [source.read(i) for i in range(6)] == [(images.read(i)[0], i % 3) for i in records]
@@ -184,7 +184,7 @@ def test_a_student_sees_the_images_with_the_labels_of_the_teacher(images, labels
 def test_soft_labels_come_with_their_shares(images, labels):
   folder, plan = labels
   plan = two_best(folder, plan)
-  source = pseudo_labels.labelled("pseudo", "train", images, folder, plan, Choice(0.75, None, True))
+  source = pseudo_labels.select_labelled("pseudo", "train", images, folder, plan, Selection(0.75, None, True))
   assert [source.label(i) for i in range(2)] == [(2, 0), (0, 1)] and source.labels == 2
   shares = np.array([source.shares(i) for i in range(2)])
   np.testing.assert_allclose(shares, [[0.8, 0.16], [0.9, 0.09]], atol=1e-3)
@@ -204,14 +204,16 @@ def test_soft_labels_come_with_their_shares(images, labels):
 )
 def test_what_labels_cannot_give_is_refused(images, labels, choice, says):
   with pytest.raises(ConfigError, match=says):
-    pseudo_labels.labelled("pseudo", "train", images, *labels, choice)
+    pseudo_labels.select_labelled("pseudo", "train", images, *labels, choice)
 
 
 def test_a_fingerprint_changes_with_the_records_and_their_labels(images, labels):
   folder, plan = labels
 
   def fingerprint(minimum):
-    return pseudo_labels.labelled("pseudo", "train", images, folder, plan, HARD._replace(minimum=minimum)).fingerprint()
+    return pseudo_labels.select_labelled(
+      "pseudo", "train", images, folder, plan, HARD._replace(minimum=minimum)
+    ).fingerprint()
 
   assert fingerprint(0.3) == fingerprint(0.35)  # the same images are chosen
   assert fingerprint(0.3).changes(fingerprint(0.6)) == ["names, labels or order of images"]
@@ -221,14 +223,14 @@ def test_images_that_changed_since_labelling_are_refused(images, labels):
   folder, plan = labels
   now = images.fingerprint()
   copied = dataclasses.replace(images, fingerprint=lambda: now._replace(times="later"))
-  assert len(pseudo_labels.labelled("pseudo", "train", copied, folder, plan, HARD)) == 6
+  assert len(pseudo_labels.select_labelled("pseudo", "train", copied, folder, plan, HARD)) == 6
   for other, says in (
     (dataclasses.replace(images, fingerprint=lambda: Fingerprint("other")), "names, labels or order of images"),
     (dataclasses.replace(images, length=9), "9 images, not 10"),
     (dataclasses.replace(images, read=lambda i: images.read(9 - i)), "contents of some images"),
   ):
     with pytest.raises(ConfigError, match=re.escape(says)):
-      pseudo_labels.labelled("pseudo", "train", other, folder, plan, HARD)
+      pseudo_labels.select_labelled("pseudo", "train", other, folder, plan, HARD)
 
 
 # As data of a run: labelled images and those of the teacher.
@@ -237,7 +239,7 @@ def test_images_that_changed_since_labelling_are_refused(images, labels):
 def opened(folder, path, split="train", **args):
   """Of ten labelled images at `path`, and of what the folder has labels of."""
   labelled = {"name": "manifest", "path": str(path), "test": "train[:3]"}
-  with schema.at("config.data"):
+  with schema.enter_key("config.data"):
     return catalog.open_split(
       schema.Choice("pseudo_labelled", {"path": str(folder), "labelled": labelled, "soft": False, **args}), split
     )
@@ -291,7 +293,7 @@ def test_labels_of_other_classes_and_folders_without_any_are_refused(teacher, la
 def test_a_plan_without_labels_knows_the_labelled_images(labelled, tmp_path):
   labelled = {"name": "manifest", "path": str(labelled)}
   choice = schema.Choice("pseudo_labelled", {"path": str(tmp_path), "labelled": labelled})
-  assert len(catalog.known_split(choice, "train")) == 6
+  assert len(catalog.open_known_split(choice, "train")) == 6
 
 
 def test_soft_labels_count_in_parts_beside_whole_ones(teacher, labelled, tmp_path):
@@ -305,8 +307,8 @@ def test_soft_labels_count_in_parts_beside_whole_ones(teacher, labelled, tmp_pat
   reader = image_files.Images(source, "raise", 10**6, 100.0)
   for position in range(20):
     record = examples.record(position)
-    _, label, _, share = examples.example(reader.prepared, position)
+    _, label, _, share = examples.example(reader.read_prepared, position)
     expected = source.label(record)
     assert label.tolist() == [*expected, -1][:2] and share.tolist() == source.shares(record).tolist()
-  part = sources.subset(source, [7, 0])
+  part = sources.select_subset(source, [7, 0])
   np.testing.assert_array_equal(part.shares(0), source.shares(7))

@@ -79,7 +79,9 @@ class Recorder:
 
   def __init__(self, table):
     self.seen = []
-    self.table = {name: randaugment.Op(lambda m, s: (m, s), functools.partial(self.note, name)) for name in table}
+    self.table = {
+      name: randaugment.Operation(lambda m, s: (m, s), functools.partial(self.note, name)) for name in table
+    }
 
   def note(self, name, image, argument, fill, choice):
     self.seen.append((name, *argument, fill, choice))

@@ -27,7 +27,7 @@ class Counted:
   def __init__(self, made, seconds=0.0, error=None):
     self.runs, self.alone, self.lock = [], [], threading.Lock()
     self.seconds, self.error, self.made = seconds, error, made
-    self.source = dataclasses.replace(made, read=self.one, runs=sources.Runs(self.several, self.parse))
+    self.source = dataclasses.replace(made, read=self.one, runs=sources.SpanReader(self.several, self.parse))
 
   def one(self, record):
     with self.lock:
@@ -83,7 +83,7 @@ def test_processes_share_no_run_and_make_the_same_batches(hosts):
 
 def test_many_threads_that_want_one_run_wait_for_one_request():
   counted = Counted(source(64), seconds=0.1)
-  ahead = readahead.ReadAhead(counted.source, order.InOrder(64), 0)
+  ahead = readahead.ReadAhead(counted.source, order.SequentialOrder(64), 0)
   with contextlib.closing(ahead):
     ahead.expect(range(64))
     found = {}
@@ -114,7 +114,7 @@ def test_all_copies_of_a_record_come_out_of_one_read(batch, monkeypatch):
 
 
 def test_who_asks_last_for_a_copy_may_take_it_first():
-  made = repeats.Repeated(order.Blocks(240, 8, 0, size=8, window=2, groups=1), 24, 3)
+  made = repeats.RepeatedOrder(order.BlockOrder(240, 8, 0, size=8, window=2, groups=1), 24, 3)
   counted = Counted(source(240))
   ahead = readahead.ReadAhead(counted.source, made, 0)
   ahead.expect(range(24))
@@ -163,7 +163,7 @@ def test_memory_is_given_back_as_images_are_used(monkeypatch):
 
 def test_what_does_not_fit_is_read_again_and_said_once(monkeypatch, caplog):
   whole = train(source(300), 16, 40, order=BLOCKS)
-  monkeypatch.setattr(readahead, "room", lambda processes: 1500)
+  monkeypatch.setattr(readahead, "compute_memory_limit", lambda processes: 1500)
   counted = Counted(source(300))
   same(whole, train(counted.source, 16, 40, order=BLOCKS))
   assert counted.alone
@@ -173,14 +173,14 @@ def test_what_does_not_fit_is_read_again_and_said_once(monkeypatch, caplog):
 
 def test_all_processes_of_a_host_together_hold_a_quarter_of_its_memory(monkeypatch):
   total = int(pathlib.Path("/proc/meminfo").read_text().split()[1]) * 1024
-  assert readahead.room() == pytest.approx(total / 4, rel=0.01)
+  assert readahead.compute_memory_limit() == pytest.approx(total / 4, rel=0.01)
   opened_by = []
 
   def start(pool, opened, size, lines):  # what a worker is sent, opened here: starting one takes seconds
     opened_by.append(opened())
     return subprocess.Popen(["sleep", "60"])
 
-  monkeypatch.setattr(workers.Pool, "_start", start)
+  monkeypatch.setattr(workers.WorkerPool, "_start", start)
   made = loader.processes(functools.partial(opened, 300), 300, workers=3)
   with contextlib.closing(loader.batches(opened(300), 16, range(16), 0, made, threads=3)):
     rooms = [chunks.ahead._room for chunks in opened_by]
@@ -215,7 +215,7 @@ def test_an_image_that_stands_in_for_a_bad_one_is_read_for_itself(monkeypatch):
 
 def test_sources_without_runs_are_left_as_they_are():
   made = source(10)
-  ahead = readahead.ReadAhead(made, order.Records(10, 0), 0)
+  ahead = readahead.ReadAhead(made, order.RecordOrder(10, 0), 0)
   ahead.expect([1, 2])
   assert ahead.source is made
   ahead.close()

@@ -14,7 +14,7 @@ from vit_jax.schema import Choice
 
 def repeated(length, batch, copies, name="records", seed=0, **args):
   inner = schema.make(Choice(name, args), order.ORDERS, length, batch, seed, 0, copies)
-  return repeats.Repeated(inner, batch, copies)
+  return repeats.RepeatedOrder(inner, batch, copies)
 
 
 @pytest.mark.parametrize("name", ["records", "blocks"])
@@ -54,7 +54,7 @@ def test_no_two_positions_have_record_and_visit_in_common(name, copies):
 
 def test_without_repeats_the_stream_is_as_ever():
   same(train(source(50), 20, 3, repeats=1), train(source(50), 20, 3))
-  plain, wrapped = order.Records(50, 0), repeats.Repeated(order.Records(50, 0), 20, 1)
+  plain, wrapped = order.RecordOrder(50, 0), repeats.RepeatedOrder(order.RecordOrder(50, 0), 20, 1)
   for position in range(60):
     assert (plain.record(position), plain.visit(position)) == (wrapped.record(position), wrapped.visit(position))
 
@@ -65,7 +65,7 @@ def test_copies_are_drawn_anew_by_seed_visit_and_record():
   assert len(np.unique(draws)) == len(draws)
   made = stream.train_examples(source(40), 0, None, 30, repeats=3).order
   for position in (0, 1, 2, 3, 100, 239):
-    expected = rng.draws(0, "example", made.visit(position), made.record(position))
+    expected = rng.make_python_generator(0, "example", made.visit(position), made.record(position))
     assert draws[position] == int(expected.random() * 2**32)
   images = batches[0]["image"].reshape(10, 3, -1)
   assert (images[:, 0] != images[:, 1]).any(1).mean() > 0.8
@@ -98,7 +98,7 @@ def test_a_bad_record_has_another_in_its_stead_for_each_copy():
 def test_of_a_mixture_each_corpus_has_its_share_of_records_and_its_epochs(blocks, batch, copies):
   corpora = [Corpus("small", range(30), 1, 0), Corpus("large", range(30, 100), 2.5, 8)]
   choice = Choice("blocks", blocks) if blocks else Choice("records")
-  made = repeats.Repeated(mixed.order(choice, corpora, batch, 4, copies), batch, copies)
+  made = repeats.RepeatedOrder(mixed.create_order(choice, corpora, batch, 4, copies), batch, copies)
   steps = -(-4 * 100 * copies // batch)
   rows = batch // made.inner.groups
   seen, firsts = set(), []

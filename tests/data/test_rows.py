@@ -6,7 +6,7 @@ from vit_jax.data import catalog, rows
 
 
 def test_a_row_of_nothing_but_a_reader_promises_nothing():
-  row = rows.Row(print)
+  row = rows.DatasetRow(print)
   assert (row.builder, row.classes, row.labels, row.label, row.image, row.subset) == (None, None, 1, None, None, None)
   assert row.flip and row.crop and not (row.splits or row.slices or row.manual)
 
@@ -15,7 +15,7 @@ def test_a_row_of_nothing_but_a_reader_promises_nothing():
 def test_what_is_fetched_by_hand_has_steps_and_a_rule_has_a_name_for_each_class(name):
   row = catalog.CATALOG[name]
   assert bool(row.manual) == bool(row.steps)
-  if isinstance(row.label, rows.Rule):
+  if isinstance(row.label, rows.LabelRule):
     assert len(row.label.names) == row.classes
   if row.subset:
     assert max(row.subset) < row.classes

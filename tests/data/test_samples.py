@@ -11,7 +11,7 @@ from vit_jax.data import samples
 
 @pytest.mark.parametrize("length", [1, 5, 8, 9, 1000])
 def test_records_are_different_and_evenly_spaced_with_both_ends(length):
-  numbers = samples.spread(length)
+  numbers = samples.spaced_numbers(length)
   assert numbers == sorted(set(numbers)) and len(numbers) == min(length, samples.COUNT)
   assert (numbers[0], numbers[-1]) == (0, length - 1)
 
@@ -19,7 +19,7 @@ def test_records_are_different_and_evenly_spaced_with_both_ends(length):
 def test_a_sample_says_what_a_record_is_and_holds(tmp_path):
   forms.manifest(tmp_path / "m", [file(i) for i in range(3)], ["cat", "dog", "cat"])
   source = forms.opened("manifest", str(tmp_path / "m/all.jsonl"), test="train")
-  assert samples.of(source)[1] == {
+  assert samples.describe_samples(source)[1] == {
     "record": 1, "name": source.identify(1), "label": 1, "sha256": hashlib.sha256(file(1)).hexdigest()
   }  # fmt: skip
 
@@ -29,4 +29,4 @@ def test_a_record_that_cannot_be_read_has_no_hash(tmp_path):
   source = forms.opened("manifest", str(tmp_path / "m/all.jsonl"), test="train")
   for image in (tmp_path / "m").rglob("*.png"):
     image.unlink()
-  assert {each["sha256"] for each in samples.of(source)} == {None}
+  assert {each["sha256"] for each in samples.describe_samples(source)} == {None}

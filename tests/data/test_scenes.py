@@ -13,7 +13,7 @@ def first(split, count):
 
 
 def mask_of(record):
-  return masks.pixels(record["mask"].getvalue(), 10**6, 10)
+  return masks.decode_numbers(record["mask"].getvalue(), 10**6, 10)
 
 
 def test_the_same_bytes_come_every_time_and_none_twice():
@@ -25,7 +25,7 @@ def test_the_same_bytes_come_every_time_and_none_twice():
 
 def test_an_image_and_its_mask_are_those_that_are_drawn():
   for number, record in enumerate(first("train", 20)):
-    pixels, mask = scenes.draw(number)
+    pixels, mask = scenes.draw_scene(number)
     np.testing.assert_array_equal(decoded(record["image"].getvalue()), pixels)
     np.testing.assert_array_equal(mask_of(record), mask)
     assert pixels.shape == (scenes.PIXELS, scenes.PIXELS, 3) and mask.shape == pixels.shape[:2]
@@ -43,7 +43,7 @@ def test_a_label_is_the_thing_that_most_pixels_show_and_all_classes_occur():
 def test_colours_tell_things_from_the_ground_and_no_outline_from_another():
   colours = {}
   for number in range(400):
-    pixels, mask = scenes.draw(number)
+    pixels, mask = scenes.draw_scene(number)
     for kind in np.unique(mask):
       colours.setdefault(kind, []).append(pixels[mask == kind].mean(0))
   means = np.array([np.mean(colours[kind], 0) for kind in range(len(scenes.OUTLINES) + 1)])
@@ -54,7 +54,7 @@ def test_colours_tell_things_from_the_ground_and_no_outline_from_another():
 def test_textures_change_within_a_patch_and_outlines_do_not():
   rough = {}
   for number in range(300):
-    pixels, mask = scenes.draw(number)
+    pixels, mask = scenes.draw_scene(number)
     for top, left in itertools.product(range(0, 64, 8), repeat=2):
       patch, of_class = (array[top : top + 8, left : left + 8] for array in (pixels, mask))
       if (of_class == of_class[0, 0]).all() and of_class[0, 0]:

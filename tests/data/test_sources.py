@@ -42,7 +42,7 @@ def test_split_strings_mean_what_they_mean_in_tfds(spec):
   for part in tfds.core.splits.AbstractSplit.from_spec(spec).to_absolute(infos):
     size = SIZES[part.splitname]
     expected.append((part.splitname, range(part.from_ or 0, size if part.to is None else part.to)))
-  assert sources.select(spec, SIZES) == expected
+  assert sources.select_parts(spec, SIZES) == expected
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,14 @@ def test_split_strings_mean_what_they_mean_in_tfds(spec):
   ],
 )
 def test_split_strings_name_splits(specs, expected):
-  assert sources.split_names(specs) == expected
+  assert sources.parse_split_names(specs) == expected
 
 
 @pytest.mark.parametrize("share", range(0, 101, 7))
 def test_percentages_partition_a_split(share):
   if share in (0, 100):
     return
-  (_, left), (_, right) = sources.select(f"train[:{share}%]+train[{share}%:]", SIZES)
+  (_, left), (_, right) = sources.select_parts(f"train[:{share}%]+train[{share}%:]", SIZES)
   assert [*left, *right] == [*range(1437)]
 
 
@@ -86,17 +86,17 @@ def test_percentages_partition_a_split(share):
   ],
 )
 def test_a_wrong_split_string_is_one_clear_error(spec, message):
-  with pytest.raises(sources.SplitError) as caught, schema.at("config.data.train"):
-    sources.select(spec, SIZES)
+  with pytest.raises(sources.SplitError) as caught, schema.enter_key("config.data.train"):
+    sources.select_parts(spec, SIZES)
   assert message in caught.value.message
   assert caught.value.place == "config.data.train"
 
 
 def test_what_is_wrong_is_at_the_key_that_holds_it_or_else_at_the_data():
-  with pytest.raises(sources.SplitError) as caught, schema.at("config.data"):
+  with pytest.raises(sources.SplitError) as caught, schema.enter_key("config.data"):
     sources.Splits("dev", None, "test").select("train", SIZES)
   assert caught.value.place == "config.data.train"
-  with pytest.raises(sources.SplitError) as caught, schema.at("config.data"):
+  with pytest.raises(sources.SplitError) as caught, schema.enter_key("config.data"):
     sources.Splits("train", None, "test").select("dev", SIZES)
   assert caught.value.place == "config.data"
 
@@ -134,14 +134,14 @@ def unreadable(i):
 def test_a_label_that_costs_less_is_asked_for_without_reading():
   source = dataclasses.replace(made(LABELS.__getitem__), read=unreadable)
   assert labels(source) == LABELS
-  assert labels(sources.subset(source, [3, 0])) == [(2, 3), 4]
+  assert labels(sources.select_subset(source, [3, 0])) == [(2, 3), 4]
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array], ids=["list", "tuple", "array"])
 @pytest.mark.parametrize("chosen", [[0, 1, 2, 3, 4, 5], [3, 0, 5], [5, 4, 4, 2], [1]], ids=str)
 @pytest.mark.parametrize("read_label", [None, LABELS.__getitem__], ids=["read", "asked"])
 def test_a_subset_has_the_given_records_in_the_given_order(kind, chosen, read_label):
-  part = sources.subset(made(read_label), kind(chosen))
+  part = sources.select_subset(made(read_label), kind(chosen))
   assert len(part) == len(chosen)
   assert numbers(part) == [(bytes([i]), LABELS[i]) for i in chosen]
   assert labels(part) == [LABELS[i] for i in chosen]
@@ -151,14 +151,14 @@ def test_a_subset_has_the_given_records_in_the_given_order(kind, chosen, read_la
 
 
 def test_a_subset_of_a_subset_counts_in_the_first():
-  part = sources.subset(sources.subset(made(), [5, 3, 1]), [2, 0])
+  part = sources.select_subset(sources.select_subset(made(), [5, 3, 1]), [2, 0])
   assert names(part) == ["file 1", "file 5"]
   assert numbers(part) == [(b"\1", 1), (b"\5", 1)]
   assert labels(part) == [1, 1]
 
 
 def test_a_subset_has_no_record_past_its_end():
-  part = sources.subset(made(), [5, 3])
+  part = sources.select_subset(made(), [5, 3])
   for ask in (part.read, part.label, part.place, part.identify):
     with pytest.raises(IndexError):
       ask(2)
@@ -176,5 +176,5 @@ def test_two_sources_share_records_or_not():
     (made(("other", range(100))), False),
     (made(("train", range(10, 10)), ("test", range(4, 6))), True),
   ):
-    assert sources.share(first, other) is expected
-    assert sources.share(other, first) is expected
+    assert sources.share_records(first, other) is expected
+    assert sources.share_records(other, first) is expected

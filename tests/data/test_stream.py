@@ -58,7 +58,7 @@ def test_a_draw_follows_from_seed_epoch_and_record():
   draws = np.concatenate([b["draw"] for b in whole])[: 4 * count].reshape(4, count)
   by_record = np.array([draw[np.argsort(record)] for draw, record in zip(draws, seen, strict=True)])
   assert len(np.unique(by_record)) == 4 * count
-  assert by_record[2, 17] == int(rng.draws(0, "example", 2, 17).random() * 2**32)
+  assert by_record[2, 17] == int(rng.make_python_generator(0, "example", 2, 17).random() * 2**32)
   # The same whatever the batch, and for another crop; another for another seed.
   other = train(source(count), 25, 8, image_size=4)
   np.testing.assert_array_equal(np.concatenate([b["draw"] for b in other]), draws.ravel())
@@ -95,7 +95,7 @@ def test_a_policy_changes_what_crop_and_mirror_leave_and_draws_by_record():
   assert np.mean([(a["image"] != b["image"]).any((1, 2, 3)).mean() for a, b in zip(plain, found, strict=True)]) > 0.5
   # The policy itself, on what came without it.
   policy = randaugment.randaugment(layers=3)
-  draws = [rng.draws(0, "example", e, r) for e in range(2) for r in range(20)]
+  draws = [rng.make_python_generator(0, "example", e, r) for e in range(2) for r in range(20)]
   by_number = {int(draw.random() * 2**32): draw for draw in draws}
   for one, other in zip(plain, found, strict=True):
     for image, changed, draw in zip(one["image"], other["image"], one["draw"], strict=True):

@@ -129,7 +129,7 @@ def test_a_truncated_file_is_an_error(packed, share):
 @pytest.mark.parametrize("packed", ["lzw", "deflate", "jpeg"])
 def test_a_strip_that_was_never_written_is_an_error(packed):
   data = bytearray(stored(picture(300, 400), PACKED[packed]))
-  page = exif.directory(bytes(data))
+  page = exif.read_directory(bytes(data))
   last = page.values(bytes(data), 273)[-1]
   size = page.values(bytes(data), 279)[-1]
   data[last : last + size] = bytes(int(size))
@@ -181,7 +181,7 @@ def test_bytes_that_were_changed_at_random_are_refused_or_decoded():
   draw = np.random.default_rng(0)
   for packed in PACKED:
     data = stored(picture(20, 30), PACKED[packed])
-    table = exif.directory(data).entries[256].at
+    table = exif.read_directory(data).entries[256].at
     for i in range(150):
       changed = bytearray(data)
       for _ in range(2):

@@ -8,10 +8,10 @@ import pytest
 
 from tests import forms
 from tests.image_files import encode, picture
-from vit_jax import buckets, paths
 from vit_jax.data import catalog, local_files, sources, versions
 from vit_jax.data.readers import places
 from vit_jax.schema import Choice
+from vit_jax.storage import buckets, paths
 
 IMAGES = [encode(picture(8, 8, seed=i), "BMP") for i in range(6)]  # of one size
 
@@ -75,21 +75,24 @@ def changed(file: pathlib.Path):
 def test_g7_a_file_with_other_content_of_equal_size_and_time_is_another_version(kind, tmp_path):
   choice, file = SOURCES[kind](tmp_path)
   source = opened(choice)
-  before, known = versions.of(source), source.fingerprint()
-  assert versions.of(opened(choice)) == before
+  before, known = versions.digest_versions(source), source.fingerprint()
+  assert versions.digest_versions(opened(choice)) == before
   changed(file)
   assert source.fingerprint() == known  # so that a run goes on with copies of its data
-  assert versions.of(source) != before and versions.of(sources.subset(source, [0, 1])) != before
+  assert (
+    versions.digest_versions(source) != before
+    and versions.digest_versions(sources.select_subset(source, [0, 1])) != before
+  )
 
 
 def test_g7_a_renamed_folder_keeps_its_version_and_a_copy_does_not(tmp_path):
   choice, _ = folder(tmp_path / "a")
-  before = versions.of(opened(choice))
+  before = versions.digest_versions(opened(choice))
   (tmp_path / "a").rename(tmp_path / "b")
-  assert versions.of(opened(choice | {"path": str(tmp_path / "b")})) == before
+  assert versions.digest_versions(opened(choice | {"path": str(tmp_path / "b")})) == before
   (tmp_path / "b/train/a/0.bmp").rename(tmp_path / "0.bmp")
   (tmp_path / "b/train/a/0.bmp").write_bytes((tmp_path / "0.bmp").read_bytes())
-  assert versions.of(opened(choice | {"path": str(tmp_path / "b")})) != before
+  assert versions.digest_versions(opened(choice | {"path": str(tmp_path / "b")})) != before
 
 
 IN_BUCKETS = {"folder": folder, "segmentation": segmentation} | {
@@ -110,27 +113,30 @@ def test_g7_an_object_that_is_written_again_is_another_version(kind, tmp_path, b
     lines = (tmp_path / "a/all.jsonl").read_text().replace('"train_', f'"{bucket}/train_')
     (tmp_path / "own.jsonl").write_text(lines)
     choice["path"] = str(tmp_path / "own.jsonl")
-  before = versions.of(opened(choice))
-  assert versions.of(opened(choice)) == before
+  before = versions.digest_versions(opened(choice))
+  assert versions.digest_versions(opened(choice)) == before
   there = bucket / str(file.relative_to(tmp_path / "a"))
   content = bytearray(file.read_bytes())
   content[len(content) // 2] ^= 1
   there.write_bytes(bytes(content) if file.suffix in (".bmp", ".png") else file.read_bytes())
   source = opened(choice)
-  assert versions.of(source) != before and versions.of(sources.subset(source, [0, 1])) != before
+  assert (
+    versions.digest_versions(source) != before
+    and versions.digest_versions(sources.select_subset(source, [0, 1])) != before
+  )
 
 
 @pytest.mark.heavy
 def test_g7_versions_of_listed_and_of_single_objects_are_equal(bucket, bucket_server):
   names = [f"{bucket}/{'ab'[i > 40]}/{i}.png" for i in range(45)]  # 41 of a folder and 4 of another
   for name in names:
-    paths.path(name).write_bytes(name.encode())
+    paths.resolve_path(name).write_bytes(name.encode())
   asked = bucket_server.counts["GET"]
   missing = [f"{bucket}/a/x.png", f"{bucket}/c/x.png"]
-  found = places.versions([*names, *missing, names[0]])
+  found = places.read_versions([*names, *missing, names[0]])
   assert bucket_server.counts["GET"] <= asked + 20
-  assert found[:-3] == [buckets.version(places.file_system().info(name)) for name in names]
-  assert len(set(found[:-3])) == 45 and found[-3:] == [(), (), found[0]] and places.versions([]) == []
+  assert found[:-3] == [buckets.get_version(places.file_system().info(name)) for name in names]
+  assert len(set(found[:-3])) == 45 and found[-3:] == [(), (), found[0]] and places.read_versions([]) == []
 
 
 @pytest.fixture
@@ -145,37 +151,37 @@ def disk(tmp_path):
 
 @pytest.mark.parametrize("numbers", [[0], [1], [99], [50, 1], range(1, 100)], ids=str)
 def test_g_some_files_of_a_disk_that_changed_are_noticed_and_the_last_is_named(disk, numbers):
-  before = versions.of_disks(disk)
+  before = versions.record_changes(disk)
   assert [(each["files"], len(each["some"])) for each in before] == [(100, versions.SOME)]
-  assert versions.replaced(before, versions.of_disks(disk)) == []
+  assert versions.find_replaced(before, versions.record_changes(disk)) == []
   for i in numbers:
     pathlib.Path(disk[i]).chmod(0o600)
   last = max(numbers, key=lambda i: (os.stat(disk[i]).st_ctime_ns, i))
-  assert versions.replaced(before, versions.of_disks(disk)) == [disk[last]]
+  assert versions.find_replaced(before, versions.record_changes(disk)) == [disk[last]]
 
 
 def test_g_files_of_a_disk_that_changed_all_are_a_copy(disk):
-  before = versions.of_disks(disk)
+  before = versions.record_changes(disk)
   for name in disk:
     pathlib.Path(name).chmod(0o600)
-  assert versions.replaced(before, versions.of_disks(disk)) == []
+  assert versions.find_replaced(before, versions.record_changes(disk)) == []
 
 
 def test_g_each_disk_is_compared_by_itself(disk, monkeypatch):
   """Half of the files are on a second disk, which gets another number and new copies, or one new copy."""
   numbers = {name: 7 + (i % 2) for i, name in enumerate(disk)}
   times = dict.fromkeys(disk, 1)
-  monkeypatch.setattr(local_files, "changes", lambda files: [(numbers[name], times[name]) for name in files])
-  before = versions.of_disks(disk)
+  monkeypatch.setattr(local_files, "read_change_times", lambda files: [(numbers[name], times[name]) for name in files])
+  before = versions.record_changes(disk)
   assert [each["files"] for each in before] == [50, 50]
   numbers |= dict.fromkeys(disk[1::2], 9)
   times |= {name: 2 + i for i, name in enumerate(disk[1::2])}
-  assert versions.replaced(before, versions.of_disks(disk)) == []
+  assert versions.find_replaced(before, versions.record_changes(disk)) == []
   times |= dict.fromkeys(disk[1::2], 1) | {disk[5]: 2}
-  assert versions.replaced(before, versions.of_disks(disk)) == [disk[5]]
+  assert versions.find_replaced(before, versions.record_changes(disk)) == [disk[5]]
   numbers |= dict.fromkeys(disk, 7)  # all on one disk
-  assert versions.replaced(before, versions.of_disks(disk)) == []
+  assert versions.find_replaced(before, versions.record_changes(disk)) == []
 
 
 def test_g_a_file_that_does_not_exist_and_no_files_are_no_disk(tmp_path):
-  assert versions.of_disks([]) == versions.of_disks([str(tmp_path / "x")]) == []
+  assert versions.record_changes([]) == versions.record_changes([str(tmp_path / "x")]) == []

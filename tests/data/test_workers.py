@@ -102,7 +102,7 @@ def test_data_that_are_gone_when_a_worker_opens_them_are_an_error_as_the_trainer
 
 def photos(root):
   source = catalog.open_split(Choice("folder", {"path": str(root), "test": "train"}), "train")
-  return stream.train_examples(loader.stamped_once(source), 0, **PLAIN)
+  return stream.train_examples(loader.cache_fingerprint(source), 0, **PLAIN)
 
 
 def test_data_that_change_before_a_worker_opens_them_are_an_error(tmp_path):

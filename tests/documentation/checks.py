@@ -15,9 +15,11 @@ from unittest import mock
 from launch import flags as launch_flags
 from launch import spec
 from tests.documentation.extraction import ROOT, of_markdown
-from vit_jax import build, cli, config, flags, measuring
+from vit_jax import cli, config
 from vit_jax.__main__ import VERBS
+from vit_jax.config import flags
 from vit_jax.sweeps import study
+from vit_jax.training import build, probe_setup
 
 # What the documentation writes in the place of a value -> a value of that kind.
 PLACEHOLDERS = {
@@ -89,23 +91,23 @@ def resolve_verb(verb: str, arguments: Sequence[str]) -> None:
   if path in (None, "…", "FILE"):
     return
   if verb == "fewshot":
-    measuring.complete(config.resolve(flags.load(path, given.overrides), config.Measurement), None)
+    probe_setup.complete(config.resolve(flags.load_config(path, given.overrides), config.Measurement), None)
   elif verb == "sweep":
     with tempfile.TemporaryDirectory() as folder:
-      trials = study.Study(path, given.overrides, study.sweep_of(path), pathlib.Path(folder)).trials()
+      trials = study.Study(path, given.overrides, study.load_sweep(path), pathlib.Path(folder)).trials()
     assert not [trial.error for trial in trials if trial.config is None], path
   else:
     overrides = given.overrides | ({"init.from": "none"} if verb == "plan" else {})
-    build.complete(config.resolve(flags.load(path, overrides)))
+    build.complete(config.resolve(flags.load_config(path, overrides)))
 
 
 def launch(command: str) -> None:
   """Parses a command of `launch`; resolves the run that it starts, with the config of its program."""
   _, _, module, *rest = words(command)
   assert module == "launch", command
-  args, program = launch_flags.parse(rest)
+  args, program = launch_flags.parse_flags(rest)
   if args.verb in launch_flags.SPECIFIED and program:
-    run = launch_flags.run_of(args, program)
+    run = launch_flags.build_run(args, program)
     assert run == spec.loads(run.dumps())
     resolve_verb(program[0].removeprefix("vit_jax."), program[1:])
 

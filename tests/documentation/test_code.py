@@ -7,7 +7,7 @@ import pytest
 
 from tests import runs
 from tests.documentation import extraction
-from vit_jax.corpora.builders import prepare
+from vit_jax.corpora.builders import prepare_dataset
 
 PAGE = (extraction.ROOT / "docs/concepts/code.md").read_text()
 _MAIN, _OTHERS = PAGE.split("## Other files that the step runs")
@@ -15,7 +15,12 @@ _STEP, _DATA = _OTHERS.split("\n## ")[:2]
 ITEMS = re.findall(r"^\d+\. (`.*(?:\n {3,4}\S.*)*)", _MAIN, re.M)
 FILES = [re.match(r"`([^`]+)`", item)[1] for item in ITEMS]
 OTHERS, DATA = (re.findall(r"`((?:vit_jax|configs)/[\w/]+(?:\.py|/))`", text) for text in (_STEP, _DATA))
-LATER = ("vit_jax/steps.py", "vit_jax/tasks/classify.py", "vit_jax/data/augment.py", "vit_jax/models/functional.py")
+LATER = (
+  "vit_jax/training/steps.py",
+  "vit_jax/tasks/classify.py",
+  "vit_jax/data/augment.py",
+  "vit_jax/models/functional.py",
+)
 
 
 def test_the_list_has_16_to_18_files_with_two_sentences_each():
@@ -32,7 +37,7 @@ def test_the_listed_files_exist():
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory):
   """The files that a digits run of two steps executes, see `tests.documentation.tracing`."""
-  prepare("digits")
+  prepare_dataset("digits")
   folder = tmp_path_factory.mktemp("traced")
   words = runs.words(folder / "run", total=2, evals__test__every=2, optim__accumulate=2)
   process = runs.start("tests.documentation.tracing", str(folder / "files.json"), "train", *words)
@@ -65,7 +70,7 @@ def test_the_files_are_listed_in_the_order_of_a_run(traced):
   """The train step is traced once in `build`, before the loop; its files are compared among themselves."""
   order = {file: i for i, file in enumerate(traced["step"])}
   assert [order[file] for file in LATER] == sorted(order[file] for file in LATER)
-  first = ("vit_jax/train.py", "configs/digits.py", "vit_jax/build.py", "vit_jax/loop.py")
+  first = ("vit_jax/train.py", "configs/digits.py", "vit_jax/training/build.py", "vit_jax/training/loop.py")
   run = {file: i for i, file in enumerate(traced["run"])}
   assert [run[file] for file in first] == sorted(run[file] for file in first)
-  assert traced["step"][0] == "vit_jax/steps.py" and traced["step"][-1].startswith("vit_jax/optim/")
+  assert traced["step"][0] == "vit_jax/training/steps.py" and traced["step"][-1].startswith("vit_jax/optim/")

@@ -23,10 +23,12 @@ from safetensors.numpy import load_file
 from tests import runs
 from tests.documentation import checks, extraction
 from tests.extension_files import clean  # noqa: F401  a fixture
-from vit_jax import build, config, extensions, flags
-from vit_jax.corpora.builders import prepare
+from vit_jax import config, extensions
+from vit_jax.config import flags
+from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.data import catalog
 from vit_jax.schema import Choice, ConfigError
+from vit_jax.training import build
 
 FOLDER = extraction.ROOT / "docs/extend"
 EXAMPLES = extraction.ROOT / "examples/extend"
@@ -121,7 +123,7 @@ def home(tmp_path, monkeypatch):
 @pytest.mark.heavy
 @pytest.mark.parametrize("page", PAGES)
 def test_an_example_works_as_printed(page, home):
-  prepare("digits")
+  prepare_dataset("digits")
   if page == "tracker":
     (home / "runs/focal").mkdir(parents=True)
     (home / "runs/focal/config.json").write_text(config.dumps(runs.run()))
@@ -176,7 +178,7 @@ def test_a_printed_error_is_that_of_the_code(page, name, keys, clean):  # noqa: 
     if page == "reader":
       catalog.open_split(Choice("arrays", catalog.DATA["arrays"] and keys | {"train": "train"}), "train")
     else:
-      build.complete(config.resolve(flags.load("configs/digits.py", {"task.name": "focal"} | keys)))
+      build.complete(config.resolve(flags.load_config("configs/digits.py", {"task.name": "focal"} | keys)))
   assert f"error: {error.value}".replace("error: path", "error: config.data.path") == line
 
 

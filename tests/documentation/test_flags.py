@@ -39,7 +39,7 @@ def flags_of_launch(verb):
     raise checks.Parsed(argparse.Namespace())
 
   with mock.patch.object(launch_flags.Parser, "parse_known_args", read), pytest.raises(checks.Parsed):
-    launch_flags.parse([verb, "name"])
+    launch_flags.parse_flags([verb, "name"])
   return [names for names in groups if names and "--help" not in names]
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from tests.documentation import extraction
 from tests.documentation.test_site import generate
-from vit_jax import clock, evals, evaluate, fewshot, log, loop, steps, tasks
+from vit_jax import evals, evaluate, fewshot, tasks
 from vit_jax.schema import Choice
 from vit_jax.tasks import masked_patches
+from vit_jax.training import goodput, logging, loop, steps
 
 METRICS = [metric for chapter in generate.metric_chapters() for metric in chapter["metrics"]]
 FIGURES = {
@@ -46,20 +47,26 @@ def keys_in(function, prefix=""):
 
 def names_of_training():
   """Returns the names of the lines of a training."""
-  names = keys_in(steps.train_step, "train/") | {"train/loss"}
+  names = keys_in(steps.make_train_step, "train/") | {"train/loss"}
   for task in tasks.TASKS.values():
     names |= keys_in(task.objective, "train/")
   names |= {f"train/{make(8).metric}" for make in masked_patches.TARGETS.values()}
   names.remove("train/spread")  # an argument of update rules
-  return names | keys_in(log.Log.write) | keys_in(log.Log._rates) | keys_in(clock.Clock.lap) | {"train/epoch_birds"}
+  return (
+    names
+    | keys_in(logging.TrainingLog.write)
+    | keys_in(logging.TrainingLog._add_chip_rates)
+    | keys_in(goodput.GoodputTracker.measure_lap)
+    | {"train/epoch_birds"}
+  )
 
 
 def names_of_results():
   """Returns the keys of result.json that are not figures, those of figures.json, and those of fewshot's JSON."""
-  accounted = {*clock.PHASES.values(), clock.LOST, clock.BETWEEN, *keys_in(clock.Clock.goodput)}
-  result = keys_in(loop.facts) | keys_in(loop.chosen) | {"skipped_images"}
-  written = keys_in(fewshot.write) - {"evals"}  # contains the entries of each evaluation
-  return accounted | result | keys_in(evaluate.write) | keys_in(fewshot.as_json) | written
+  accounted = {*goodput.PHASES.values(), goodput.LOST, goodput.BETWEEN, *keys_in(goodput.GoodputTracker.goodput)}
+  result = keys_in(loop.run_metadata) | keys_in(loop.describe_ranking) | {"skipped_images"}
+  written = keys_in(fewshot.write_outputs) - {"evals"}  # contains the entries of each evaluation
+  return accounted | result | keys_in(evaluate.write_outputs) | keys_in(fewshot.outcome_to_json) | written
 
 
 def names_of_evaluations():
@@ -94,7 +101,7 @@ def test_a_definition_has_a_unit_a_sentence_and_places():
 
 
 def test_words_of_the_screen_are_those_of_the_code():
-  source = "".join(inspect.getsource(module) for module in (log, clock, loop))
+  source = "".join(inspect.getsource(module) for module in (logging, goodput, loop))
   for chapter in generate.metric_chapters():
     for metric in chapter["metrics"]:
       words = metric.get("screen", "loss")

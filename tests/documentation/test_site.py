@@ -14,13 +14,15 @@ from launch import errors as launch_errors
 from launch import flags as launch_flags
 from tests import browser
 from tests.documentation import extraction, test_flags
-from vit_jax import build, config, evals, probes, runtime, schema, tasks
+from vit_jax import config, evals, runtime, schema, tasks
 from vit_jax.__main__ import VERBS
 from vit_jax.data import catalog, crops, erasing, mixing, order, policies, warping
+from vit_jax.evals import probes
 from vit_jax.models import rotary, table
 from vit_jax.models.published.model import Registered
 from vit_jax.optim import schedules
 from vit_jax.tasks import distill, masked_patches
+from vit_jax.training import build
 
 _SPEC = importlib.util.spec_from_file_location("generate", extraction.ROOT / "docs/generate.py")
 generate = importlib.util.module_from_spec(_SPEC)
@@ -92,13 +94,13 @@ def test_the_reference_contains_every_choice(page):
 @pytest.mark.parametrize("page", TABLES)
 def test_the_reference_contains_every_key_of_a_choice(page):
   functions = [function for choices in TABLES[page] for each in shipped(choices).values() for function in each]
-  keys = {key for function in functions for key in schema.keywords(function)}
+  keys = {key for function in functions for key in schema.read_keywords(function)}
   assert len(keys) > 5 and keys - keys_of(page) == set()
 
 
 def test_the_reference_contains_every_key_of_a_model():
   rows = [row for row in table.TABLE.values() if not isinstance(row, Registered)]
-  keys = {key for row in rows for key in schema.keywords(row.make)}
+  keys = {key for row in rows for key in schema.read_keywords(row.make)}
   assert len(keys) > 40 and keys - keys_of("model") == set()
 
 

@@ -12,7 +12,7 @@ import threading
 from types import FrameType
 
 ROOT = pathlib.Path(__file__).parents[2]
-STEP = ("vit_jax/steps.py", "step")  # file and name of the function that JAX traces and differentiates
+STEP = ("vit_jax/training/steps.py", "step")  # file and name of the function that JAX traces and differentiates
 
 
 class Tracer:

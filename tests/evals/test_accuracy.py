@@ -8,8 +8,9 @@ import pytest
 from sklearn.metrics import precision_recall_fscore_support
 
 from tests import runs
-from vit_jax import build, evals, schema
+from vit_jax import evals, schema
 from vit_jax.data import catalog, sources
+from vit_jax.training import build
 
 pytestmark = pytest.mark.heavy
 

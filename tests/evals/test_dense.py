@@ -11,13 +11,14 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from tests import runs, test_processes
 from tests.image_files import decoded
-from vit_jax import build, config, loop, measuring, models, probes
-from vit_jax.corpora.builders import prepare
+from vit_jax import config, models
+from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.data import crops, masks, scenes
 from vit_jax.data.images import ImageError
-from vit_jax.evals import subject
-from vit_jax.evals.dense import confusion, intersection_over_union
+from vit_jax.evals import probes, subject
+from vit_jax.evals.dense import count_confusion, intersection_over_union
 from vit_jax.schema import Choice, ConfigError
+from vit_jax.training import build, loop, probe_setup
 
 pytestmark = pytest.mark.heavy
 
@@ -36,10 +37,10 @@ def folder(tmp_path_factory):
     for name in ("images", "masks"):
       (root / name / split).mkdir(parents=True)
     for number in numbers:
-      pixels, mask = scenes.draw(number)
+      pixels, mask = scenes.draw_scene(number)
       mask[: number % 9, :20] = masks.NONE
-      (root / "images" / split / f"{number:03}.png").write_bytes(scenes.png(pixels[..., ::-1]).getvalue())
-      (root / "masks" / split / f"{number:03}.png").write_bytes(scenes.png(mask).getvalue())
+      (root / "images" / split / f"{number:03}.png").write_bytes(scenes.encode_png(pixels[..., ::-1]).getvalue())
+      (root / "masks" / split / f"{number:03}.png").write_bytes(scenes.encode_png(mask).getvalue())
   return root
 
 
@@ -58,7 +59,7 @@ def wanted(folder, **changes):
 
 
 def measured(weights, devices=1, **changes):
-  parts = measuring.build(wanted(**changes), *weights, jax.devices()[:devices])
+  parts = probe_setup.build(wanted(**changes), *weights, jax.devices()[:devices])
   return parts.evals["it"](parts.params, lambda: None)
 
 
@@ -76,8 +77,8 @@ def by_hand(folder, split, weights):
   for file in sorted((folder / "images" / split).iterdir()):
     image = crops.resize(SIZE)(decoded(file.read_bytes()), None)
     tokens.append(np.asarray(model.outputs(image[None] / 127.5 - 1).tokens)[0, 3:].reshape(SIDE, SIDE, -1))
-    mask = masks.pixels((folder / "masks" / split / file.name).read_bytes(), 10**6, 10)
-    truth.append(masks.scaled(mask, SIZE))
+    mask = masks.decode_numbers((folder / "masks" / split / file.name).read_bytes(), 10**6, 10)
+    truth.append(masks.scale_mask(mask, SIZE))
   return np.stack(tokens), np.stack(truth)
 
 
@@ -156,7 +157,7 @@ def test_scores_are_scaled_as_pytorch_does_and_the_first_of_equals_is_best(side,
   large = torch.nn.functional.interpolate(
     torch.from_numpy(scores), (size, size), mode="bilinear", align_corners=False
   ).numpy()
-  best = np.asarray(jax.jit(subject.resized_best, static_argnums=1)(scores, size))
+  best = np.asarray(jax.jit(subject.resize_and_classify, static_argnums=1)(scores, size))
   chosen = np.take_along_axis(large, best[None].astype(int), 0)[0]
   np.testing.assert_allclose(chosen, large.max(0), atol=1e-6)
   assert best.dtype == np.uint8 and 3 not in best
@@ -168,7 +169,7 @@ def test_intersections_and_unions_are_those_of_sets_of_pixels():
   truth[truth == 4] = masks.NONE
   predicted[predicted == 2] = 0
   truth[truth == 2] = 1  # class 2 is neither there nor predicted
-  pixels = confusion(truth, predicted, 5)
+  pixels = count_confusion(truth, predicted, 5)
   for number, iou in enumerate(intersection_over_union(pixels)):
     places = [
       {place for place in np.ndindex(truth.shape) if where[place] == number and truth[place] != masks.NONE}
@@ -205,7 +206,7 @@ def test_a_bad_mask_is_named_or_left_out(weights, folder, tmp_path):
   ],
 )
 def test_what_cannot_be_measured_is_refused(weights, folder, changes, says):
-  prepare("digits")
+  prepare_dataset("digits")
   given = wanted(folder)
   if changes.get("data", {}).get("name") == "digits":
     given = config.resolve(
@@ -214,13 +215,13 @@ def test_what_cannot_be_measured_is_refused(weights, folder, changes, says):
   else:
     given = wanted(folder, **changes)
   with pytest.raises(ConfigError, match=says):
-    measuring.build(given, *weights, jax.devices()[:2])
+    probe_setup.build(given, *weights, jax.devices()[:2])
 
 
 def test_masks_of_one_class_alone_are_refused(weights, folder, tmp_path):
   shutil.copytree(folder, tmp_path / "one")
   for file in (tmp_path / "one/masks/train").iterdir():
-    file.write_bytes(scenes.png(np.full((64, 64), 3, np.uint8)).getvalue())
+    file.write_bytes(scenes.encode_png(np.full((64, 64), 3, np.uint8)).getvalue())
   with pytest.raises(
     ConfigError, match=r"config.evals.it.train: masks contain '3' alone, but a probe needs two classes"
   ):
@@ -237,7 +238,7 @@ def test_masks_of_one_class_alone_are_refused(weights, folder, tmp_path):
 def test_masks_of_no_class_are_refused(weights, folder, tmp_path, split, says):
   shutil.copytree(folder, tmp_path / "void")
   for file in (tmp_path / "void/masks" / split).iterdir():
-    file.write_bytes(scenes.png(np.full((64, 64), 255, np.uint8)).getvalue())
+    file.write_bytes(scenes.encode_png(np.full((64, 64), 255, np.uint8)).getvalue())
   with pytest.raises(ConfigError, match=says):
     measured(weights, folder=tmp_path / "void")
 
@@ -251,7 +252,7 @@ def evaluated(folder):
 
 
 def test_a_run_is_measured_while_it_trains_and_goes_on_where_it_died(folder, tmp_path):
-  prepare("digits")
+  prepare_dataset("digits")
   parts = evaluated(folder)
   whole = loop.train(parts, tmp_path / "whole")
   with pytest.raises(InterruptedError):
@@ -264,7 +265,7 @@ def test_a_run_is_measured_while_it_trains_and_goes_on_where_it_died(folder, tmp
 
 
 def test_two_processes_measure_what_one_does_and_end_together_for_a_bad_mask(weights, folder, tmp_path):
-  prepare("digits")
+  prepare_dataset("digits")
   loop.train(runs.parts(1, total=2), tmp_path / "run")
   shutil.copytree(folder, tmp_path / "bad")
   os.truncate(tmp_path / "bad/masks/train/004.png", 50)

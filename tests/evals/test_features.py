@@ -113,18 +113,18 @@ def test_g7_features_of_a_replaced_image_of_equal_size_and_time_are_computed_aga
   file = tmp_path / "1.jpg"
   file.write_bytes(b"one")
   source = dataclasses.replace(SOURCE, files=lambda: [str(file)])
-  before, status = features.cache_file("a", DATA, source), file.stat()
-  assert features.cache_file("a", DATA, source) == before
+  before, status = features.find_cache_file("a", DATA, source), file.stat()
+  assert features.find_cache_file("a", DATA, source) == before
   file.write_bytes(b"two")
   os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-  assert features.cache_file("a", DATA, source) != before
+  assert features.find_cache_file("a", DATA, source) != before
 
 
 def test_the_name_follows_from_all_that_features_depend_on_and_nothing_else(tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
   def name(model="a", source=SOURCE, kind="head", **changes):
-    return features.cache_file(model, Choice("made", DATA.args | changes), source, kind)
+    return features.find_cache_file(model, Choice("made", DATA.args | changes), source, kind)
 
   assert name().is_relative_to(tmp_path)
   assert name() == name(threads=8)

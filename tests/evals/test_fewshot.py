@@ -8,10 +8,12 @@ from sklearn.preprocessing import StandardScaler
 
 from tests import runs
 from tests.image_files import decoded
-from vit_jax import build, config, measuring, models, probes
-from vit_jax.corpora.builders import prepare
+from vit_jax import config, models
+from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.data import catalog, crops
+from vit_jax.evals import probes
 from vit_jax.schema import Choice, ConfigError
+from vit_jax.training import build, probe_setup
 
 pytestmark = pytest.mark.heavy
 
@@ -27,7 +29,7 @@ def wanted(**changes):
 @pytest.fixture(scope="module")
 def weights():
   """A narrow CCT with parameters as they are drawn."""
-  prepare("digits")
+  prepare_dataset("digits")
   run = runs.run()
   description = models.Description(run.model, 32, 10)
   parameters = models.functional(description).init(jax.random.key(3))
@@ -36,7 +38,7 @@ def weights():
 
 @pytest.fixture(scope="module")
 def outcome(weights):
-  measured = measuring.build(wanted(), *weights, jax.devices()[:1])
+  measured = probe_setup.build(wanted(), *weights, jax.devices()[:1])
   return measured.evals["digits"](measured.params, lambda: None)
 
 
@@ -63,8 +65,8 @@ def test_figures_are_those_of_features_and_draws_made_by_hand(weights, outcome):
       rng, rows = np.random.default_rng(seed), []
       for label in range(10):
         rows += rng.permutation(np.flatnonzero(labels == label))[:k].tolist()
-      (probe,) = probes.ridge(x[rows], labels[rows], 10)
-      scores.append(np.mean(probes.scores(probe, test_x).argmax(1) == truth))
+      (probe,) = probes.fit_ridge(x[rows], labels[rows], 10)
+      scores.append(np.mean(probes.compute_scores(probe, test_x).argmax(1) == truth))
     # An image on the border between two classes may fall to either side.
     assert outcome.figures[f"ridge_{k}shot"] == pytest.approx(np.mean(scores), abs=1.5 / 96)
     if np.mean(scores) == outcome.figures[f"ridge_{k}shot"]:
@@ -75,7 +77,7 @@ def test_figures_are_those_of_features_and_draws_made_by_hand(weights, outcome):
 @pytest.mark.parametrize(("devices", "batch"), [(8, 16), (4, 40), (2, 96)])
 def test_devices_and_batch_change_no_draw(weights, outcome, devices, batch):
   given = wanted(batch=batch)
-  measured = measuring.build(given, *weights, jax.devices()[:devices])
+  measured = probe_setup.build(given, *weights, jax.devices()[:devices])
   polls = []
   found = measured.evals["digits"](measured.params, lambda: polls.append(1))
   for seed in SEEDS:
@@ -105,7 +107,7 @@ def test_of_several_settings_the_best_on_held_out_shots_is_taken(weights, name):
   for given in (values, values[:1], values[1:]):
     probe = {"name": name, grid: given}
     given_wanted = wanted(probes={"it": probe}, shots=(4,), seeds=(0,), held_out=6)
-    measured = measuring.build(given_wanted, *weights, jax.devices()[:1])
+    measured = probe_setup.build(given_wanted, *weights, jax.devices()[:1])
     settings[given] = measured.evals["digits"](measured.params, lambda: None).details.episodes[0]
   chosen = settings[values]
   assert chosen.setting in values
@@ -131,12 +133,12 @@ def test_of_several_settings_the_best_on_held_out_shots_is_taken(weights, name):
 )
 def test_what_cannot_be_measured_is_refused(weights, changes, says):
   with pytest.raises(ConfigError, match=says):
-    measuring.build(wanted(**changes), *weights, jax.devices()[:2])
+    probe_setup.build(wanted(**changes), *weights, jax.devices()[:2])
 
 
 def test_more_neighbours_than_images_are_said(weights):
   probes = {f"knn{count}": {"name": "knn", "neighbours": (count,)} for count in (5, 10, 11, 90)}
-  measured = measuring.build(wanted(probes=probes, seeds=(0,)), *weights, jax.devices()[:1])
+  measured = probe_setup.build(wanted(probes=probes, seeds=(0,)), *weights, jax.devices()[:1])
   notes = measured.evals["digits"](measured.params, lambda: None).details.notes
   assert notes == [
     "knn11: 11 neighbours, but some draws have only 10 images, which are all used",
@@ -153,7 +155,7 @@ def test_features_that_are_not_finite_are_refused_whatever_the_probe(weights, na
     ConfigError, match=r"config.evals.digits: image '.*': output 'features' is not finite. The weights may"
   ):
     given = wanted(probes={"it": {"name": name}}, shots=(1,), seeds=(0,))
-    measured = measuring.build(given, description, broken, jax.devices()[:1])
+    measured = probe_setup.build(given, description, broken, jax.devices()[:1])
     measured.evals["digits"](measured.params, lambda: None)
 
 
@@ -167,7 +169,7 @@ WHOLE = {
 @pytest.mark.parametrize("probe", WHOLE)
 def test_from_all_images_a_probe_is_fitted_once_to_what_is_not_held_out(weights, probe):
   given = wanted(shots="all", probes={"it": WHOLE[probe]}, held_out=4, features="patches")
-  found = measuring.build(given, *weights, jax.devices()[:2])
+  found = probe_setup.build(given, *weights, jax.devices()[:2])
   found = found.evals["digits"](found.params, lambda: None)
   assert list(found.figures) == ["it_all", "images"]
   (x, labels), (test_x, truth) = (by_hand(weights, split, mean=True) for split in ("train[:300]", "test[:96]"))
@@ -204,6 +206,6 @@ def test_from_all_images_a_probe_is_fitted_once_to_what_is_not_held_out(weights,
 
 def test_nothing_left_to_choose_on_is_refused(weights):
   given = wanted(shots=(300,), probes={"a": {"name": "ridge", "l2": (1.0, 2.0)}})
-  measured = measuring.build(given, *weights, jax.devices()[:1])
+  measured = probe_setup.build(given, *weights, jax.devices()[:1])
   with pytest.raises(ConfigError, match=r"evals.digits: no class has 301 images"):
     measured.evals["digits"](measured.params, lambda: None)

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from tests import runs
-from vit_jax import build, schema
-from vit_jax.corpora.builders import prepare
+from vit_jax import schema
+from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.data import catalog, pseudo_labels
 from vit_jax.evals import labelling
-from vit_jax.evals.subject import Subject
+from vit_jax.evals.subject import EvalContext
 from vit_jax.schema import Choice, ConfigError
+from vit_jax.training import build
 
 pytestmark = pytest.mark.heavy
 
@@ -26,18 +27,20 @@ class Killed(Exception):
 @pytest.fixture(scope="module")
 def teacher():
   """(subject, parameters) of an untrained model."""
-  prepare("digits")
+  prepare_dataset("digits")
   made = build.build(runs.run(), jax.devices())
-  return Subject(made.model, made.mesh, made.run.data, 16, catalog.open_split, made.task.predict), made.init().params
+  return EvalContext(
+    made.model, made.mesh, made.run.data, 16, catalog.open_split, made.task.predict
+  ), made.init().params
 
 
 def written(teacher, folder, soft=True, params=None, split=SPLIT, poll=lambda: None):
   """(how many were made, their plan), in files of 20, which no batch of 16 ends with."""
   subject, own = teacher
   source = subject.source(None, split)
-  plan = labelling.plan(subject, None, {"name": "digits"}, source, source.classes, params or own, soft)
+  plan = labelling.create_plan(subject, None, {"name": "digits"}, source, source.classes, params or own, soft)
   plan = dataclasses.replace(plan, shard=20)
-  return labelling.write(subject, None, source, params or own, plan, folder, poll), plan
+  return labelling.label_images(subject, None, source, params or own, plan, folder, poll), plan
 
 
 @pytest.mark.parametrize("soft", [True, False])
@@ -51,7 +54,7 @@ def test_labels_are_the_predictions_of_each_image(teacher, tmp_path, soft):
   ])  # fmt: skip
   logits = np.concatenate([row["logits"] for row in rows])[:70].astype(np.float64)
   probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-  classes, shares = pseudo_labels.kept(tmp_path / "l", plan, None, plan.kept)
+  classes, shares = pseudo_labels.read_labels(tmp_path / "l", plan, None, plan.kept)
   np.testing.assert_array_equal(classes, np.argsort(-probabilities, kind="stable")[:, : plan.kept])
   np.testing.assert_allclose(shares, -np.sort(-probabilities)[:, : plan.kept], rtol=2e-3)
 
@@ -80,11 +83,15 @@ def test_a_kill_costs_a_shard_and_no_bit(teacher, tmp_path):
 
 def test_a_students_data_are_opened_again_for_labelling():
   labelled = catalog.READERS["digits"]
-  digits = Choice("digits", schema.arguments(schema.bind(Choice("digits"), (labelled,)), labelled))
+  digits = Choice("digits", schema.select_arguments(schema.bind(Choice("digits"), (labelled,)), labelled))
   student = Choice("pseudo_labelled", {"path": "x", "labelled": digits})
-  assert labelling.origin(student) == labelling.origin(digits) == {"name": "digits", **schema.plain(digits.args)}
+  assert (
+    labelling.describe_origin(student)
+    == labelling.describe_origin(digits)
+    == {"name": "digits", **schema.to_plain(digits.args)}
+  )
   with pytest.raises(ConfigError, match=r"--data\.name: missing\. The data of the run are a mixture"):
-    labelling.origin(Choice("mixture", {}))
+    labelling.describe_origin(Choice("mixture", {}))
 
 
 def test_files_by_another_teacher_are_made_again(teacher, tmp_path):

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from tests import runs
-from vit_jax import build, evals
-from vit_jax.corpora.builders import prepare
+from vit_jax import evals
+from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.data import catalog
-from vit_jax.evals.subject import Subject
+from vit_jax.evals.subject import EvalContext
 from vit_jax.schema import ConfigError
+from vit_jax.training import build
 
 pytestmark = pytest.mark.heavy
 
@@ -20,7 +21,7 @@ TASKS = {"masked_patches": "accuracy", "masked_autoencoder": "rmse"}
 
 
 def parts(name, **changes):
-  prepare("digits")
+  prepare_dataset("digits")
   keys = {"task__name": name, "task__label_smoothing": "default", "evals__test__name": "masked"}
   keys |= {"task__width": 16, "task__depth": 1, "task__heads": 2} if name == "masked_autoencoder" else {}
   return build.build(runs.run(**(SMALL | keys | changes)), jax.devices())
@@ -31,7 +32,7 @@ def test_figures_are_the_means_over_images_one_by_one(name):
   made = parts(name, evals__test__split="test[:40]", evals__test__batch=16)  # the last batch is padded
   params = made.init().params
   figures = made.evals["test"].measure(params, lambda: None).figures
-  subject = Subject(made.model, made.mesh, made.run.data, 40, catalog.open_split)
+  subject = EvalContext(made.model, made.mesh, made.run.data, 40, catalog.open_split)
   with contextlib.closing(subject.batches(None, subject.source(None, "test[:40]"), 40)) as batches:
     images = np.asarray(next(batches)["image"], np.float32) / 127.5 - 1
   predict = jax.jit(build.build(made.run, jax.devices()[:1]).task.predict)
@@ -44,7 +45,7 @@ def test_figures_are_the_means_over_images_one_by_one(name):
 
 
 def test_a_model_of_classes_has_nothing_masked():
-  prepare("digits")
+  prepare_dataset("digits")
   with pytest.raises(ConfigError, match=r"config\.evals\.test\.name.*does not mask patches. Use 'accuracy'"):
     build.build(runs.run(**SMALL, evals__test__name="masked"), jax.devices())
 

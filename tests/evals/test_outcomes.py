@@ -4,16 +4,17 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax import config, mesh
+from vit_jax import config
 from vit_jax.evals import Outcome, outcomes
+from vit_jax.parallel import sharding
 
 pytestmark = pytest.mark.heavy
 
 
 def test_metrics_of_test_have_plain_names_and_averages_a_prefix():
-  grid = mesh.make(config.Mesh(), jax.devices())
-  params = {"x": jax.device_put(np.full(8, 1.0), mesh.replicated(grid))}
-  average = {"x": jax.device_put(np.full(8, 2.0), mesh.batch(grid))}  # spread over the devices
+  grid = sharding.make_mesh(config.Mesh(), jax.devices())
+  params = {"x": jax.device_put(np.full(8, 1.0), sharding.make_replicated_sharding(grid))}
+  average = {"x": jax.device_put(np.full(8, 2.0), sharding.make_batch_sharding(grid))}  # spread over the devices
 
   def first_plus(number):
     def evaluation(weights, poll):
@@ -25,11 +26,16 @@ def test_metrics_of_test_have_plain_names_and_averages_a_prefix():
 
   polls = []
   evals = {"test": first_plus(10), "other": first_plus(20)}
-  measured = outcomes.measure(evals, params, average, lambda: polls.append(1))
-  assert outcomes.figures(measured) == {"top1": 11.0, "ema_top1": 12.0, "other/top1": 21.0, "other/ema_top1": 22.0}
+  measured = outcomes.run_evaluations(evals, params, average, lambda: polls.append(1))
+  assert outcomes.collect_figures(measured) == {
+    "top1": 11.0,
+    "ema_top1": 12.0,
+    "other/top1": 21.0,
+    "other/ema_top1": 22.0,
+  }
   assert len(polls) == 4
-  assert list(outcomes.measure(evals, params, {}, lambda: None)) == ["", "other/"]
+  assert list(outcomes.run_evaluations(evals, params, {}, lambda: None)) == ["", "other/"]
 
 
 def test_without_evaluations_nothing_is_measured():
-  assert outcomes.measure({}, {"x": np.ones(3)}, {"x": np.ones(3)}, lambda: None) == {}
+  assert outcomes.run_evaluations({}, {"x": np.ones(3)}, {"x": np.ones(3)}, lambda: None) == {}

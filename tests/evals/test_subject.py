@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from tests import runs
-from vit_jax import build, evals, mesh, models, schema
-from vit_jax.corpora.builders import prepare
+from vit_jax import evals, models, schema
+from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.data import catalog, sources
 from vit_jax.evals import subject
+from vit_jax.parallel import sharding
 from vit_jax.schema import Choice
 from vit_jax.schema.errors import NotFiniteError
+from vit_jax.training import build
 
 
 class Batches:
@@ -40,7 +42,7 @@ def test_rows_come_in_order_without_padding(length, size):
     seen.append(len(batch["row"]))
     return {"square": batch["row"] ** 2, "pair": np.stack([batch["row"]] * 2, 1), "mask": batch["mask"]}
 
-  found = subject.rows(compute, batches, lambda: None, size, str)
+  found = subject.compute_rows(compute, batches, lambda: None, size, str)
   expected = np.array([row for row in range(length) if row != 2])
   np.testing.assert_array_equal(found["position"], expected)
   np.testing.assert_array_equal(found["square"], expected**2)
@@ -56,7 +58,7 @@ def test_threads_are_ended_when_a_poll_asks_to_stop():
     raise InterruptedError
 
   with pytest.raises(InterruptedError):
-    subject.rows(lambda batch: batch, batches, stop, 4, str)
+    subject.compute_rows(lambda batch: batch, batches, stop, 4, str)
   assert batches.closed
 
 
@@ -71,24 +73,24 @@ def test_batches_that_are_fetched_are_counted_where_that_is_shown(length, size, 
 
   source = sources.Source("made", "train", ("a", "b"), length, lambda i: (b"", 0), str)
   for screens, expected in ((None, []), (screen, [("made train", length, size), *counts])):
-    measured = evals.Subject(None, None, None, size, None, screen=screens)
+    measured = evals.EvalContext(None, None, None, size, None, screen=screens)
     with measured.counting(source, size, lambda: polls.append(0)) as poll:
-      subject.rows(lambda batch: {"mask": batch["mask"]}, Batches(length, size), poll, size, str)
+      subject.compute_rows(lambda batch: {"mask": batch["mask"]}, Batches(length, size), poll, size, str)
     assert shown == expected
   assert len(polls) == 2 * -(-length // size)
 
 
 @pytest.fixture(scope="module")
 def parts():
-  prepare("digits")
+  prepare_dataset("digits")
   return build.build(runs.run(), jax.devices()[:2])
 
 
 def of(parts, devices=2, **changes):
   """The subject of a run's model on some devices."""
-  grid = mesh.make(parts.run.mesh, jax.devices()[:devices])
+  grid = sharding.make_mesh(parts.run.mesh, jax.devices()[:devices])
   model = models.functional(parts.model.description.replaced(**changes)).on(grid)
-  return evals.Subject(model, grid, parts.run.data, 16, catalog.open_split, parts.task.predict)
+  return evals.EvalContext(model, grid, parts.run.data, 16, catalog.open_split, parts.task.predict)
 
 
 def digits(**args):
@@ -106,7 +108,7 @@ def test_evaluations_of_images_that_are_normalised_alike_share_a_program(parts):
 @pytest.mark.heavy
 def test_images_at_once_must_divide_over_the_devices(parts):
   assert of(parts).images_at_once(None) == 16
-  with schema.at("here"), pytest.raises(schema.ConfigError) as error:
+  with schema.enter_key("here"), pytest.raises(schema.ConfigError) as error:
     of(parts).images_at_once(15)
   assert error.value.place == "here.batch"
   assert all(word in str(error.value) for word in ("15", "2 devices"))
@@ -156,9 +158,9 @@ def test_a2_logits_that_are_not_finite_are_an_error_that_names_the_image(parts, 
     return rows | {"logits": logits}  # the best class of each image stays plausible
 
   broken = dataclasses.replace(measured, predict=predict)
-  with schema.at("config.evals.test"):
+  with schema.enter_key("config.evals.test"):
     measure = evals.accuracy(broken, split="test[:16]")
   with pytest.raises(NotFiniteError) as error:
     measure(parts.init().params, lambda: None)
-  named = measured.source(None, "test[:16]").called(0 if images == "all" else 5)
+  named = measured.source(None, "test[:16]").display_name(0 if images == "all" else 5)
   assert str(error.value).startswith(f"config.evals.test: image {named!r}: output 'logits' is not finite")

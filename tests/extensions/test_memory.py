@@ -5,9 +5,10 @@ import os
 import pytest
 
 from tests.extension_files import clean, forget, recorded, written  # noqa: F401  a fixture
-from vit_jax import extensions, files
+from vit_jax import extensions
 from vit_jax.extensions import memory
 from vit_jax.schema import ConfigError
+from vit_jax.storage import files
 
 pytestmark = pytest.mark.usefixtures("clean")
 
@@ -28,4 +29,4 @@ def test_f1_what_is_remembered_is_the_path_of_the_file(tmp_path):
   (note,) = (tmp_path / "cache/vit_jax/extensions").iterdir()
   assert files.read_json(note) == {"file": str(file), "module": ""}
   note.write_text("{")
-  assert memory.remembered(str(file)) is None
+  assert memory.find_remembered(str(file)) is None

@@ -19,10 +19,13 @@ def registration(table, entry=1, namespace=None, definition="f:1", name="own"):
 def test_f1_a_name_is_put_into_its_table_with_its_file():
   table = {}
   registration(table)
-  assert table == {"own": 1} and extensions.registered() == [("task", "own")]
-  assert names.registration("task", "own") == names.Extension("/a.py", "a") and names.registration("task", "x") is None
+  assert table == {"own": 1} and extensions.list_registered() == [("task", "own")]
+  assert (
+    names.find_registration("task", "own") == names.Extension("/a.py", "a")
+    and names.find_registration("task", "x") is None
+  )
   names.forget("/a.py")
-  assert table == {} and extensions.registered() == []
+  assert table == {} and extensions.list_registered() == []
 
 
 def test_f1_the_same_file_may_register_a_name_again():
@@ -55,4 +58,4 @@ def test_f1_a_name_of_the_package_itself_is_refused():
 
 def test_f1_a_session_without_a_file_can_register():
   registration({}, namespace={"__name__": "__main__"})
-  assert names.extensions() == [names.Extension("", "")] and extensions.active() == []
+  assert names.list_extensions() == [names.Extension("", "")] and extensions.list_active() == []

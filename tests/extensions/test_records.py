@@ -92,7 +92,7 @@ def test_f1_a_change_since_training_is_a_warning(tmp_path, caplog):
     f"{file} changed since the run in {tmp_path / 'run'} used it: results may differ"
   ]
   now = extensions.record({"own_task"})
-  assert extensions.changes(rows, now) == [f"{file} changed"] and extensions.changes(now, now) == []
+  assert extensions.list_changes(rows, now) == [f"{file} changed"] and extensions.list_changes(now, now) == []
 
 
 def test_f1_a_name_that_the_file_does_not_register_any_longer_is_an_error(tmp_path):
@@ -108,4 +108,4 @@ def test_f1_a_record_of_another_form_is_refused(tmp_path, row):
   with pytest.raises(ValueError, match="its record of extensions is not valid"):
     extensions.check([row])
   with pytest.raises(ConfigError, match="Use a workdir that a run wrote"):
-    extensions.restore_of(tmp_path, {"identity": {"extensions": [row]}})
+    extensions.restore_for_workdir(tmp_path, {"identity": {"extensions": [row]}})

@@ -27,7 +27,7 @@ def test_f1_a_file_that_fails_registers_nothing(tmp_path):
   file.write_text(file.read_text() + "\nraise OSError('no disk')\n")
   with pytest.raises(ConfigError, match=r"^--config: .*own\.py, line 9: OSError: no disk$"):
     extensions.run_file(file)
-  assert "own_task" not in TASKS and extensions.registered() == []
+  assert "own_task" not in TASKS and extensions.list_registered() == []
 
 
 @pytest.mark.parametrize(
@@ -48,19 +48,19 @@ def test_f1_a_bad_import_is_one_line(text, problem):
 
 def test_f1_import_takes_a_file_or_a_module(tmp_path):
   extensions.import_named(str(written(tmp_path)))
-  assert extensions.registered() == [("task", "own_task")]
+  assert extensions.list_registered() == [("task", "own_task")]
   written(tmp_path / "x", "second_task", "second_module_of_tests")
   sys.path.append(str(tmp_path / "x"))
   extensions.import_named("second_module_of_tests")
-  assert extensions.registered() == [("task", "own_task"), ("task", "second_task")]
+  assert extensions.list_registered() == [("task", "own_task"), ("task", "second_task")]
 
 
 def test_f1_another_process_of_the_run_imports_what_this_one_has(tmp_path, monkeypatch):
   extensions.run_file(written(tmp_path))
-  active = extensions.active()
+  active = extensions.list_active()
   forget()
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))  # it trusts the process that started it
-  extensions.adopt([tuple(each) for each in active])
+  extensions.import_active([tuple(each) for each in active])
   assert "own_task" in TASKS
 
 

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from tests import runs, small_weights
-from vit_jax import build, config, flags, identity, renames, schema, train
+from vit_jax import config, schema, train
+from vit_jax.checkpoints import provenance
+from vit_jax.config import flags, migrations
 from vit_jax.importers import adoption, normalisation
 from vit_jax.schema import Choice
 from vit_jax.sweeps.study import Study
+from vit_jax.training import build
 
 IMAGENET = {key: list(values) for key, values in normalisation.IMAGENET.items()}
 DEIT = {"pretrained_cfg": IMAGENET | {"crop_pct": 0.9, "interpolation": "bicubic", "input_size": [3, 32, 32]}}
@@ -62,7 +65,7 @@ def test_e4_a_run_from_weights_like_those_of_deit_adopts_their_settings(tmp_path
   }
   assert run.evals["test"].args["data"] is None  # measured on the run's own data, prepared alike
   own = build.complete(before, adopt=False)
-  [note] = adoption.notes(before.init.from_, own, run)
+  [note] = adoption.describe_settings(before.init.from_, own, run)
   assert "model.gelu=erf" in note and "data.mean='(0.485,0.456,0.406)'" in note and "data.test_crop.ratio=0.9" in note
   assert "To override: --config.model.gelu=tanh" in note and "--config.data.mean='(0.5,0.5,0.5)'" in note
 
@@ -90,7 +93,7 @@ def test_e4_what_the_config_sets_stays_and_the_note_has_the_flags_of_the_file(tm
     "resampling": None,
   }
   assert run.data.args["std"] == normalisation.IMAGENET["std"]
-  [note] = adoption.notes(before.init.from_, build.complete(before, adopt=False), run)
+  [note] = adoption.describe_settings(before.init.from_, build.complete(before, adopt=False), run)
   assert "the config sets model.gelu=tanh model.eps=1e-05 data.mean='(0.1,0.2,0.3)'" in note
   assert "To adopt its values: --config.model.gelu=erf --config.model.eps=1e-06 --config.data.mean='(0.485" in note
   assert "--config.data.test_crop.name=torchvision --config.data.test_crop.ratio=0.9" in note
@@ -120,19 +123,19 @@ def test_e4_a_restart_without_the_file_is_the_same_run(tmp_path, monkeypatch):
   file = deit(tmp_path / "weights")
   recipe, flagged = str(runs.ROOT / "configs/finetune.py:digits,ViT-S/8,48"), {"init.from": str(file)}
   flagged |= {f"model.{key}": str(value) for key, value in SMALL.items()}
-  first = build.complete(config.resolve(flags.load(recipe, flagged)))
+  first = build.complete(config.resolve(flags.load_config(recipe, flagged)))
   assert first.model.args["gelu"] == "erf"
-  monkeypatch.setattr(identity, "stored_config", lambda *_: json.loads(config.dumps(first)))
+  monkeypatch.setattr(provenance, "stored_config", lambda *_: json.loads(config.dumps(first)))
   file.unlink()
-  absent = build.complete(config.resolve(flags.load(recipe, flagged)))
+  absent = build.complete(config.resolve(flags.load_config(recipe, flagged)))
   assert absent.model.args["gelu"] == "tanh"
-  assert train.as_begun(recipe, flagged, absent, tmp_path) == first
-  assert renames.run(json.loads(config.dumps(first))) == schema.plain(first)
-  older = schema.plain(absent)  # a run from before, which adopted nothing, also goes on as it was
-  monkeypatch.setattr(identity, "stored_config", lambda *_: older)
+  assert train.apply_stored_settings(recipe, flagged, absent, tmp_path) == first
+  assert migrations.migrate_run(json.loads(config.dumps(first))) == schema.to_plain(first)
+  older = schema.to_plain(absent)  # a run from before, which adopted nothing, also goes on as it was
+  monkeypatch.setattr(provenance, "stored_config", lambda *_: older)
   deit(tmp_path / "weights")
-  now = build.complete(config.resolve(flags.load(recipe, flagged)))
-  assert schema.plain(train.as_begun(recipe, flagged, now, tmp_path)) == older
+  now = build.complete(config.resolve(flags.load_config(recipe, flagged)))
+  assert schema.to_plain(train.apply_stored_settings(recipe, flagged, now, tmp_path)) == older
 
 
 def test_e4_trials_of_a_sweep_adopt_what_their_runs_adopt(tmp_path):
@@ -140,7 +143,7 @@ def test_e4_trials_of_a_sweep_adopt_what_their_runs_adopt(tmp_path):
   flagged |= {f"model.{key}": str(value) for key, value in SMALL.items()}
   trials = Study(recipe, flagged, config.Sweep([{"optim.lr": 0.1}, {"optim.lr": 0.2}]), tmp_path / "sweep").trials()
   for trial in trials:
-    assert trial.config == config.dumps(build.complete(config.resolve(flags.load(recipe, trial.flags))))
+    assert trial.config == config.dumps(build.complete(config.resolve(flags.load_config(recipe, trial.flags))))
     assert json.loads(trial.config)["model"]["gelu"] == "erf"
 
 
@@ -160,7 +163,7 @@ def test_e4_a_teacher_keeps_its_own_normalisation(tmp_path):
   assert run.task.args["teacher_std"] == normalisation.IMAGENET["std"]
   assert run.data.args["mean"] == (0.5,) * 3 and run.model.args["gelu"] == "tanh"  # those of the student
   stored = json.loads(config.dumps(build.complete(before, adopt=False)))
-  assert adoption.recorded(stored) == {"task": {"teacher_mean": None, "teacher_std": None}}
+  assert adoption.find_recorded_settings(stored) == {"task": {"teacher_mean": None, "teacher_std": None}}
   del stored["task"]["teacher_mean"], stored["task"]["teacher_std"]
-  assert adoption.recorded(stored) == {"task": {"teacher_mean": None, "teacher_std": None}}
+  assert adoption.find_recorded_settings(stored) == {"task": {"teacher_mean": None, "teacher_std": None}}
   assert np.all(np.asarray(run.task.args["teacher_std"]) > 0)

@@ -5,7 +5,7 @@ import pytest
 from vit_jax import importers, schema
 from vit_jax.data import crops
 from vit_jax.importers import architectures
-from vit_jax.importers.processing import Beside
+from vit_jax.importers.processing import ImageMetadata
 from vit_jax.models import Description
 from vit_jax.schema import Choice
 
@@ -15,8 +15,8 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 def written(layout, name, size=224, labels=("cat", "dog"), **arguments):
   described = Description(Choice(name, arguments), size, 2).bound()
   crop = schema.bind(Choice("torchvision", {"ratio": 0.9}), (crops.torchvision,))
-  said = Beside({"mean": MEAN, "std": STD}, crop, size, labels, "softmax")
-  return architectures.beside(importers.layout_of(described, layout), described, said)
+  said = ImageMetadata({"mean": MEAN, "std": STD}, crop, size, labels, "softmax")
+  return architectures.create_sidecar_files(importers.find_layout(described, layout), described, said)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_timm_gets_every_size_of_a_vit():
 
 def test_a_model_that_timm_cannot_build_has_no_name_there():
   described = Description(Choice("swin_tiny_patch4_window7_224", {"depths": (2, 2), "heads": (3, 6)}), 56, 2)
-  assert architectures.architecture(described) is None
+  assert architectures.find_architecture(described) is None
 
 
 def test_transformers_gets_names_both_ways_and_a_processor():
@@ -66,18 +66,18 @@ def test_without_names_transformers_gets_its_own():
 
 def test_classes_of_one_name_are_said_where_numbers_go_by_names():
   described = Description(Choice("ViT-Ti/16"), 224, 3).bound()
-  hf, timm = (importers.layout_of(described, layout) for layout in ("hf", "timm"))
-  same, others = Beside(labels=("same", "b", "same")), Beside(labels=("a", "b", "c"))
-  note = architectures.notes(hf, described, same)[0]
+  hf, timm = (importers.find_layout(described, layout) for layout in ("hf", "timm"))
+  same, others = ImageMetadata(labels=("same", "b", "same")), ImageMetadata(labels=("a", "b", "c"))
+  note = architectures.describe_unsaved(hf, described, same)[0]
   assert "called 'same'" in note and "label2id" in note and "id2label contains every class" in note
-  assert not any("label2id" in note for note in architectures.notes(hf, described, others))
-  assert not any("label2id" in note for note in architectures.notes(timm, described, same))
+  assert not any("label2id" in note for note in architectures.describe_unsaved(hf, described, others))
+  assert not any("label2id" in note for note in architectures.describe_unsaved(timm, described, same))
 
 
 @pytest.mark.parametrize(("pool", "said"), [("gap", True), ("cls", False)])
 def test_that_transformers_reads_the_class_token_is_said_where_ours_reads_patches(pool, said):
   described = Description(Choice("vit_small_patch16_dinov3", {"pool": pool}), 256, 0).bound()
-  notes = architectures.notes(importers.layout_of(described, "hf"), described, Beside())
+  notes = architectures.describe_unsaved(importers.find_layout(described, "hf"), described, ImageMetadata())
   assert any("pooler_output of Transformers is the normalised class token" in note for note in notes) == said
-  timm = architectures.notes(importers.layout_of(described, "timm"), described, Beside())
+  timm = architectures.describe_unsaved(importers.find_layout(described, "timm"), described, ImageMetadata())
   assert not any("pooler_output" in note for note in timm)

@@ -12,7 +12,7 @@ from vit_jax.schema import ConfigError
 
 
 def known(tensors) -> list[Layout]:
-  return [layout for layout in importers.layouts() if layout.recognises(tensors)]
+  return [layout for layout in importers.load_layouts() if layout.recognises(tensors)]
 
 
 @pytest.mark.parametrize(
@@ -61,18 +61,18 @@ def test_a5_a_partial_average_that_a_prefix_selects_is_read_with_a_note(tmp_path
 @pytest.mark.parametrize("layout", ["timm", "hf", "vit_jax", "big_vision"])
 def test_a5_the_blocks_of_every_layout_are_compared(layout):
   description = small_weights.described(gelu="erf", eps=1e-6)
-  raw = importers.export(small_weights.arrays(description), description, layout)
-  assert averages.difference(raw, raw, known) is None
+  raw = importers.export_tensors(small_weights.arrays(description), description, layout)
+  assert averages.find_difference(raw, raw, known) is None
   fewer = {
     name: tensor for name, tensor in raw.items() if not {"1", "encoderblock_1"} & set(name.replace("/", ".").split("."))
   }
   assert len(fewer) < len(raw)
-  assert "it lacks" in averages.difference(fewer, raw, known)
+  assert "it lacks" in averages.find_difference(fewer, raw, known)
   headless = {name: tensor for name, tensor in raw.items() if not name.startswith(("head", "classifier"))}
-  assert len(headless) == len(raw) - 2 and averages.difference(headless, raw, known) is None
+  assert len(headless) == len(raw) - 2 and averages.find_difference(headless, raw, known) is None
 
 
 def test_a5_tensors_that_are_no_parameters_do_not_count():
   buffers = {"relative_position_index": np.zeros(3, np.int64), "extra.state": np.zeros((), np.float32)}
-  assert averages.difference(RAW, RAW | buffers, known) is None
-  assert averages.difference(RAW | buffers, RAW, known) is None
+  assert averages.find_difference(RAW, RAW | buffers, known) is None
+  assert averages.find_difference(RAW | buffers, RAW, known) is None

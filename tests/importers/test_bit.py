@@ -22,7 +22,7 @@ class Shape:
 def tensors(chosen, description):
   """Random tensors of a file of this layout."""
   rng = np.random.default_rng(0)
-  arrays = {path: rng.standard_normal(shape, np.float32) for path, shape in layout.shapes(description).items()}
+  arrays = {path: rng.standard_normal(shape, np.float32) for path, shape in layout.compute_shapes(description).items()}
   return arrays, layout.write(chosen, arrays, description)
 
 

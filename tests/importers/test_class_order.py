@@ -30,33 +30,33 @@ def test_g_outputs_are_moved_to_the_positions_of_the_classes_of_the_data(tmp_pat
   want, original = small_weights.described(), small_weights.arrays(small_weights.described())
   path = labelled(tmp_path)
   for head in ("keep", "auto"):
-    arrays, notes = importers.fitted(path, want, head, classes=CLASSES)
+    arrays, notes = importers.load_fitted(path, want, head, classes=CLASSES)
     assert by_name(arrays, CLASSES) == by_name(original, NAMES)
     assert all((arrays[key] == original[key]).all() for key in original if key not in HEADS)
     (note,) = (note for note in notes if note.startswith("head: outputs moved"))
     assert "'=cat' is number 0 and 0" not in note and "is number" in note
   for classes in (NAMES, (), ("some", "other", "names", "of", "seven", "classes", "x")):
-    arrays, notes = importers.fitted(path, want, "keep", classes=classes)
+    arrays, notes = importers.load_fitted(path, want, "keep", classes=classes)
     assert by_name(arrays, NAMES) == by_name(original, NAMES) and not any("moved" in note for note in notes)
-  arrays, notes = importers.fitted(path, want, "new", classes=CLASSES)
+  arrays, notes = importers.load_fitted(path, want, "new", classes=CLASSES)
   assert not arrays["head/kernel"].any() and not any("moved" in note for note in notes)
 
 
 def test_g_a_teacher_is_read_with_outputs_at_the_positions_of_the_students_classes(tmp_path):
-  frozen = importers.frozen(labelled(tmp_path), 32, "float32", classes=CLASSES)
+  frozen = importers.open_frozen(labelled(tmp_path), 32, "float32", classes=CLASSES)
   original = small_weights.arrays(small_weights.described())
   assert by_name(frozen.load(), CLASSES) == by_name(original, NAMES)
   assert any(note.startswith("head: outputs moved") for note in frozen.notes)
   odd = (*NAMES[1:], "new")
   with pytest.raises(ConfigError, match=re.escape(str(tmp_path)) + r".*'dog' is number 1 and 0.*; other names differ"):
-    importers.frozen(labelled(tmp_path), 32, "float32", classes=odd)
+    importers.open_frozen(labelled(tmp_path), 32, "float32", classes=odd)
 
 
 def test_g_classes_that_are_only_in_part_the_same_are_refused_or_noted(tmp_path):
   want, path, odd = small_weights.described(), labelled(tmp_path), (*NAMES[1:], "new")
   with pytest.raises(ConfigError, match=r"'dog' is number 1 and 0.*; other names differ\. .*init\.head=new"):
-    importers.fitted(path, want, "keep", classes=odd)
-  arrays, notes = importers.fitted(path, want, "auto", classes=odd)
+    importers.load_fitted(path, want, "keep", classes=odd)
+  arrays, notes = importers.load_fitted(path, want, "auto", classes=odd)
   assert by_name(arrays, NAMES) == by_name(small_weights.arrays(want), NAMES)
   assert any(note.startswith("head: classes of the weights are at other positions") for note in notes)
 
@@ -77,14 +77,14 @@ def test_g_classes_that_are_only_in_part_the_same_are_refused_or_noted(tmp_path)
 def test_g_the_order_follows_from_the_names_alone(names, classes, order):
   described = small_weights.described(len(names))
   arrays = {"head/bias": np.arange(len(names)), "norm/bias": np.arange(len(names))}
-  moved, notes = class_order.arranged(arrays, described, names, classes)
+  moved, notes = class_order.arrange_outputs(arrays, described, names, classes)
   assert moved["head/bias"].tolist() == (order or list(range(len(names)))) and bool(notes) == bool(order)
   assert moved["norm/bias"].tolist() == list(range(len(names)))
 
 
 def test_g_names_that_occur_twice_have_no_order():
   with pytest.raises(ConfigError, match="'b' is number 2 and 1"):
-    class_order.arranged({}, small_weights.described(3), ["a", "a", "b"], ["a", "b", "a"])
+    class_order.arrange_outputs({}, small_weights.described(3), ["a", "a", "b"], ["a", "b", "a"])
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_g_names_that_occur_twice_have_no_order():
   ],
 )
 def test_names_of_a_checkpoint_are_those_of_its_data(about, names):
-  assert class_order.stored(about) == names
+  assert class_order.read_class_names(about) == names
 
 
 @pytest.mark.heavy
@@ -107,6 +107,6 @@ def test_g_a_workdir_is_read_like_a_file(tmp_path):
   want = small_weights.described()
   about = {"model": want.to_json(), "use": {"classes": list(NAMES)}}
   checkpoints.write_weights(tmp_path / "w", small_weights.arrays(want), about)
-  arrays, notes = importers.fitted(str(tmp_path / "w"), want, "keep", classes=CLASSES)
+  arrays, notes = importers.load_fitted(str(tmp_path / "w"), want, "keep", classes=CLASSES)
   assert by_name(arrays, CLASSES) == by_name(small_weights.arrays(want), NAMES)
   assert any("outputs moved" in note for note in notes)

@@ -17,7 +17,7 @@ def written(name, image_size, classes, **arguments):
   """(tensors by the official names, parameters by ours)."""
   description = Description(Choice(name, arguments), image_size, classes)
   rng = np.random.default_rng(0)
-  arrays = {path: rng.standard_normal(shape, np.float32) for path, shape in layout.shapes(description).items()}
+  arrays = {path: rng.standard_normal(shape, np.float32) for path, shape in layout.compute_shapes(description).items()}
   return layout.write(LAYOUT, arrays, description), arrays
 
 

@@ -28,7 +28,7 @@ def described(model_name, **arguments):
 
 def tensors_of(description, ours=None):
   """Shapes of the tensors of a file, and one of the counters that a file has beside them."""
-  entries = layout.entries(importers.layout_of(description, "timm"), ours or layout.shapes(description))
+  entries = layout.list_entries(importers.find_layout(description, "timm"), ours or layout.compute_shapes(description))
   found = {entry.name: jax.ShapeDtypeStruct(entry.shape, np.float32) for entry in entries}
   return found | {"bn1.num_batches_tracked": jax.ShapeDtypeStruct((), np.int64)}
 
@@ -61,15 +61,16 @@ def test_other_sizes_are_recognised_by_their_shapes(arguments):
   found = importers.recognise(tensors_of(given), {"name": "timm/tf_efficientnet", "norm_eps": 0.01}).description
   assert (found.model.name, found.classes, found.channels) == ("tf_efficientnet_b0", 0, 1)
   assert found.model.args["eps"] == 0.01
-  assert layout.shapes(found) == layout.shapes(given)
+  assert layout.compute_shapes(found) == layout.compute_shapes(given)
 
 
 def test_a_file_written_and_read_is_the_same_model():
   given = described("efficientnet_b0")
   ours = {
-    path: np.random.default_rng(0).standard_normal(shape, np.float32) for path, shape in layout.shapes(given).items()
+    path: np.random.default_rng(0).standard_normal(shape, np.float32)
+    for path, shape in layout.compute_shapes(given).items()
   }
-  tensors = importers.export(ours, given, "timm") | {"bn2.num_batches_tracked": np.zeros((), np.int64)}
+  tensors = importers.export_tensors(ours, given, "timm") | {"bn2.num_batches_tracked": np.zeros((), np.int64)}
   assert tensors["blocks.0.1.conv_pw.weight"].shape == (8, 8, 1, 1)
   assert tensors["blocks.2.1.se.conv_reduce.weight"].shape == (4, 96, 1, 1)
   found = importers.recognise(tensors, {"image_size": 24})

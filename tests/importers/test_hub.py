@@ -10,7 +10,7 @@ import safetensors.numpy
 from tests import hostile, runs
 from tests.image_files import encode, picture
 from vit_jax import convert, evaluate, importers, predict
-from vit_jax.corpora.builders import prepare
+from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError
 
@@ -32,10 +32,10 @@ def test_heads_of_a_config_json_are_not_those_that_a_run_would_like(tmp_path):
   safetensors.numpy.save_file(hostile.good("hf"), tmp_path / "model.safetensors")
   (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 4}))
   have = importers.inspect(tmp_path).description
-  assert importers.fitted(str(tmp_path), have)[0]
+  assert importers.load_fitted(str(tmp_path), have)[0]
   want = have.replaced(model=type(have.model)(have.model.name, {**have.model.args, "heads": 2}))
   with pytest.raises(ConfigError, match=r"the file contains ViT-.* heads=4.*, but this model is ViT-") as error:
-    importers.fitted(str(tmp_path), want)
+    importers.load_fitted(str(tmp_path), want)
   assert "config.json" not in str(error.value) and "--config.model.heads=4" in str(error.value)
 
 
@@ -44,7 +44,7 @@ def test_a_run_of_another_width_is_told_so_and_the_config_json_is_believed(tmp_p
   (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 2, "hidden_size": 64}))
   want = Description(Choice("ViT-Ti/16"), 32, 3)
   with pytest.raises(ConfigError, match=r"the file contains ViT-.*, but this model is ViT-Ti/16") as error:
-    importers.fitted(str(tmp_path), want)
+    importers.load_fitted(str(tmp_path), want)
   assert "config.json" not in str(error.value)
 
 
@@ -55,7 +55,7 @@ def test_other_normalisations_of_the_images_are_said(tmp_path):
   )
   recognised = importers.inspect(tmp_path)
   assert recognised.image_notes() == ["its images were normalised with --config.data.mean='(0.4,0.5,0.6)'"]
-  assert recognised.image_notes()[0] in importers.fitted(str(tmp_path), recognised.description)[1]
+  assert recognised.image_notes()[0] in importers.load_fitted(str(tmp_path), recognised.description)[1]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_e4_a_damaged_json_next_to_an_npz_is_one_line(tmp_path, monkeypatch, ver
     beside.mkdir()
   else:
     beside.write_bytes(DAMAGED[name])
-  prepare("digits")
+  prepare_dataset("digits")
   (tmp_path / "a.png").write_bytes(encode(picture(32, 32)))
   weights = tmp_path / "model.npz"
   module, words = {

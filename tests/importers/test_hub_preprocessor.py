@@ -124,4 +124,4 @@ def test_a5_keys_that_are_not_read_are_listed():
   assert found.beside.crop == Choice("resize", {"interpolation": "bilinear"}) and found.side is None
   assert found.notes[0] == "preprocessor_config.json has keys that are not read: gamma"
   assert "do_resize=false" in found.notes[1] and len(found.notes) == 2
-  assert hub_preprocessor.read({}) == (importers.Beside(), None, [])
+  assert hub_preprocessor.read({}) == (importers.ImageMetadata(), None, [])

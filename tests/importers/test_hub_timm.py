@@ -13,16 +13,16 @@ from vit_jax.schema import Choice, ConfigError
   ["vit_tiny_patch16_224", "eva02_tiny_patch14_224", "vit_small_patch14_dinov2", "vit_wee_patch16_reg1_gap_256"],
 )
 def test_g_the_sizes_of_a_name_are_those_of_its_model(name):
-  facts = contradictions._facts(Description(Choice(name), table.TABLE[name].image_size, 0), {})
-  expected = hub_timm.sizes({"architecture": name}, {})
+  facts = contradictions._collect_facts(Description(Choice(name), table.TABLE[name].image_size, 0), {})
+  expected = hub_timm.find_sizes({"architecture": name}, {})
   assert len(expected) == 5 and expected == {key: facts[key] for key in expected}
 
 
 def test_g_arguments_replace_the_hidden_width():
-  assert "hidden" not in hub_timm.sizes({"architecture": "vit_tiny_patch16_224"}, {"mlp_ratio": 4.0})
-  assert hub_timm.sizes({}, {}) == hub_timm.sizes({"architecture": "swin_tiny_patch4_window7_224"}, {}) == {}
+  assert "hidden" not in hub_timm.find_sizes({"architecture": "vit_tiny_patch16_224"}, {"mlp_ratio": 4.0})
+  assert hub_timm.find_sizes({}, {}) == hub_timm.find_sizes({"architecture": "swin_tiny_patch4_window7_224"}, {}) == {}
   with pytest.raises(ConfigError, match=r"architecture is 3. Allowed: a name of timm"):
-    hub_timm.sizes({"architecture": 3}, {})
+    hub_timm.find_sizes({"architecture": 3}, {})
 
 
 def test_g_names_of_timm_have_the_family_of_their_module():
@@ -32,9 +32,9 @@ def test_g_names_of_timm_have_the_family_of_their_module():
   modules = {"vision_transformer": "vit", "eva": "vit", "deit": "vit", "vision_transformer_hybrid": "vit"}
   modules |= {"swin_transformer": "swin", "resnetv2": "bit"}
   for module, family in modules.items():
-    assert {hub_timm.family(name) for name in list_models(module=module)} == {family}, module
+    assert {hub_timm.find_family(name) for name in list_models(module=module)} == {family}, module
   for module in ("resnet", "convnext", "cait", "xcit", "efficientformer", "maxxvit", "tiny_vit", "gcvit", "levit"):
-    assert {hub_timm.family(name) for name in list_models(module=module)} == {None}, module
+    assert {hub_timm.find_family(name) for name in list_models(module=module)} == {None}, module
 
 
 @pytest.mark.parametrize(
@@ -49,4 +49,4 @@ def test_g_names_of_timm_have_the_family_of_their_module():
   ],
 )
 def test_g_tags_and_hubs_in_names_do_not_count(name, family):
-  assert hub_timm.family(name) == family
+  assert hub_timm.find_family(name) == family

@@ -28,7 +28,7 @@ def folder(path, model, changes=None):
   arguments, classes = MODELS[model]
   written, description, arrays = example("hf", "ViT-S/8", arguments, 32, classes)
   safetensors.numpy.save_file(layout.write(written, arrays, description), path / "model.safetensors")
-  config = hub_transformers.written(description) | (changes or {})
+  config = hub_transformers.create_config(description) | (changes or {})
   (path / "config.json").write_text(json.dumps(config))
   return description
 
@@ -39,7 +39,7 @@ def test_what_is_written_says_what_tensors_do_not(tmp_path, model):
   found = importers.inspect(tmp_path).description
   words = ("pool", "registers", "gelu", "eps", "mlp", "qkv_bias", "rotary", "position")
   assert {word: found.arguments()[word] for word in words} == {word: wanted[word] for word in words}
-  assert layout.shapes(found)["blocks/0/attention/query/kernel"] == (64, 2, 32)
+  assert layout.compute_shapes(found)["blocks/0/attention/query/kernel"] == (64, 2, 32)
 
 
 @pytest.mark.parametrize(
@@ -114,5 +114,5 @@ def test_coordinates_that_training_moves_are_those_of_the_config(tmp_path):
 )
 def test_what_a_config_leaves_out_is_as_transformers_takes_it(tmp_path, kind, said):
   (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-  found = importers.hub.hints(tmp_path / "model.safetensors")["said"]
+  found = importers.hub.read_hints(tmp_path / "model.safetensors")["said"]
   assert said.items() <= found.items()

@@ -7,7 +7,7 @@ import pytest
 
 from vit_jax import importers
 from vit_jax.importers import layout
-from vit_jax.importers.layout import Row, Tensor
+from vit_jax.importers.layout import Tensor, TensorRow
 from vit_jax.models import Description, positions
 from vit_jax.models.published import modern
 from vit_jax.schema import Choice, ConfigError
@@ -98,9 +98,13 @@ def example(name, model, arguments, image_size, classes, seed=0):
   """(layout, description, random arrays by our paths)."""
   description = Description(Choice(model, arguments), image_size, classes)
   rng = np.random.default_rng(seed)
-  arrays = {path: rng.standard_normal(shape).astype(np.float32) for path, shape in layout.shapes(description).items()}
+  arrays = {
+    path: rng.standard_normal(shape).astype(np.float32) for path, shape in layout.compute_shapes(description).items()
+  }
   family = description.published.family
-  known = [one for one in importers.layouts() if (one.name, one.family) == (name, family) and one.holds(description)]
+  known = [
+    one for one in importers.load_layouts() if (one.name, one.family) == (name, family) and one.holds(description)
+  ]
   return known[-1], description, arrays
 
 
@@ -121,7 +125,7 @@ def test_what_is_written_is_recognised_and_read_back(case):
   found = importers.recognise(tensors, hints_of(description))
   assert found.layout.name == written.name and found.layout.family == written.family
   # Another name for the same model is as good: its shapes and its arguments count.
-  assert layout.shapes(found.description) == layout.shapes(description)
+  assert layout.compute_shapes(found.description) == layout.compute_shapes(description)
   words = ("pool", "registers", "position", "gelu", "eps", "norm_order", "padding", "rotary", "mlp", "norm", "qkv_bias")
   theirs, ours = found.description.arguments(), description.arguments()
   chosen = {word: ours[word] for word in words if ours.get(word) is not None}
@@ -139,12 +143,12 @@ def test_what_is_written_is_recognised_and_read_back(case):
 
 def test_every_layout_of_every_family_has_an_example():
   families = {(case[0], Description(Choice(case[1]), case[3], case[4]).published.family) for case in EXAMPLES}
-  assert families == {(one.name, one.family) for one in importers.layouts()}
+  assert families == {(one.name, one.family) for one in importers.load_layouts()}
 
 
 def test_a_fixed_table_is_stored_where_the_other_code_learns_it():
   _, description, arrays = example("big_vision", "ViT-S/8", SMALL | {"position": "sincos2d"}, 32, 3)
-  tensors = layout.write(importers.layout_of(description, "timm"), arrays, description)
+  tensors = layout.write(importers.find_layout(description, "timm"), arrays, description)
   found = importers.recognise(tensors, {"heads": 2})
   table = np.pad(positions.sincos2d(4, 4, 64), ((1, 0), (0, 0)))  # no position for the class token
   np.testing.assert_array_equal(found.read()["position/table"], table)
@@ -188,7 +192,7 @@ def test_a_look_alike_that_lacks_a_tensor_is_refused():
 def test_any_tensor_of_any_other_shape_is_one_error(case, shape):
   written, description, arrays = example(*case)
   tensors = layout.write(written, arrays, description)
-  unread = {name for names in layout.left_out(written, tensors).values() for name in names}
+  unread = {name for names in layout.find_ignored(written, tensors).values() for name in names}
   for name in list(tensors)[:: max(len(tensors) // 5, 1)]:
     if tensors[name].shape != shape and name not in unread and not re.fullmatch(written.ignored, name):
       with pytest.raises(ConfigError):
@@ -230,10 +234,10 @@ def test_another_order_of_norms_is_no_model_of_the_official_code():
 
 
 def test_a_row_packs_several_parameters_in_order_and_counts_from_one_where_asked():
-  one = Row("stage{i1}.qk", ("s/{i}/q", "s/{i}/k"), "(t h) d -> t d h")
+  one = TensorRow("stage{i1}.qk", ("s/{i}/q", "s/{i}/k"), "(t h) d -> t d h")
   made = layout.Layout("x", "vit", (one,), bool, bool)
   ours = {"s/0/k": (2, 3), "s/0/q": (2, 3), "s/1/q": (2, 4), "s/1/k": (2, 4)}
-  first, second = layout.entries(made, ours)
+  first, second = layout.list_entries(made, ours)
   assert (first.name, first.shape, first.paths) == ("stage1.qk", (6, 2), ("s/0/q", "s/0/k"))
   assert (second.name, second.shape) == ("stage2.qk", (8, 2))
 

@@ -25,7 +25,7 @@ def archive(path, names, compression=zipfile.ZIP_STORED, claimed=None):
 
 def test_members_are_returned_in_their_order(tmp_path):
   with archive(tmp_path / "x", ["b", "a.npy"], zipfile.ZIP_DEFLATED) as file:
-    found = members.check(tmp_path / "x", file, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+    found = members.check_archive(tmp_path / "x", file, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
   assert [member.filename for member in found] == ["b", "a.npy"]
 
 
@@ -41,5 +41,5 @@ def test_members_are_returned_in_their_order(tmp_path):
 )
 def test_other_archives_are_refused(tmp_path, names, compression, claimed, says):
   with archive(tmp_path / "x", names, compression, claimed) as file, pytest.raises(ConfigError, match=says) as error:
-    members.check(tmp_path / "x", file, zipfile.ZIP_STORED)
+    members.check_archive(tmp_path / "x", file, zipfile.ZIP_STORED)
   assert str(error.value).startswith(f"{tmp_path / 'x'}: ")

@@ -15,7 +15,7 @@ def written(name, which, image_size=64, arguments=SIZE):
   chosen = next(one for one in importer.LAYOUTS if one.name == which)
   description = models.Description(schema.Choice(name, arguments), image_size, 5)
   rng = np.random.default_rng(0)
-  arrays = {path: rng.standard_normal(shape, np.float32) for path, shape in layout.shapes(description).items()}
+  arrays = {path: rng.standard_normal(shape, np.float32) for path, shape in layout.compute_shapes(description).items()}
   return chosen, layout.write(chosen, arrays, description), arrays
 
 

@@ -45,7 +45,9 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs/models/index.md"
   ],
 )
 def test_publishers_have_their_own(layout, name, arguments, classes, mean):
-  usual = normalisation.usual(layout, Description(Choice(name, arguments), models.find(name).image_size, classes))
+  usual = normalisation.find_usual_normalisation(
+    layout, Description(Choice(name, arguments), models.find(name).image_size, classes)
+  )
   assert usual["mean"][0] == mean
   chapter = re.search(r"## Images(.*?)\n## ", PAGE.read_text(), re.DOTALL)[1]
   for values in usual.values() if mean != 0.5 else ():

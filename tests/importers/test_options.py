@@ -8,17 +8,19 @@ import safetensors.numpy
 
 import vit_jax
 from tests import runs, small_weights
-from vit_jax import build, cli, config, fewshot, flags, importers
+from vit_jax import cli, config, fewshot, importers
+from vit_jax.config import flags
 from vit_jax.importers import options
 from vit_jax.reports import report
 from vit_jax.schema import ConfigError, suggestions
+from vit_jax.training import build
 
 MODEL = small_weights.described()
 
 
 def file(folder, **prefixes):
   """A file with the same model under several prefixes."""
-  arrays = importers.export(small_weights.arrays(MODEL), MODEL, "timm")
+  arrays = importers.export_tensors(small_weights.arrays(MODEL), MODEL, "timm")
   tensors = {f"{prefix}.{name}": np.ascontiguousarray(t) for prefix in prefixes for name, t in arrays.items()}
   (folder / "config.json").write_text('{"architecture": "vit_small_patch8_224", "model_args": {"num_heads": 2}}')
   safetensors.numpy.save_file(tensors, folder / "w.safetensors")
@@ -36,16 +38,16 @@ def several(tmp_path_factory):
 
 
 def measurement(**words):
-  return config.resolve(flags.load(str(runs.ROOT / "configs/fewshot.py:digits"), words), config.Measurement)
+  return config.resolve(flags.load_config(str(runs.ROOT / "configs/fewshot.py:digits"), words), config.Measurement)
 
 
 def probed(path):
-  return fewshot.loaded(path, measurement()).notes
+  return fewshot.load_weights(path, measurement()).notes
 
 
 def trained(path):
   init = config.Init(path)
-  return build._weights(init, MODEL, tuple(importers.layout.shapes(MODEL)), ())[1]
+  return build._load_weights(init, MODEL, tuple(importers.layout.compute_shapes(MODEL)), ())[1]
 
 
 READ = {
@@ -68,12 +70,12 @@ def test_a_note_and_an_error_name_the_option_of_the_command(averaged, several, v
 
 def test_the_option_of_fewshot_reads_the_other_weights(averaged):
   raw = READ["fewshot"][1].removeprefix("--config.").split("=")
-  assert "these are averaged weights" not in fewshot.loaded(averaged, measurement(**dict([raw]))).notes
+  assert "these are averaged weights" not in fewshot.load_weights(averaged, measurement(**dict([raw]))).notes
 
 
 def test_a_report_names_the_command_that_selects_weights(several):
   with pytest.raises(ConfigError, match=r"Choose one: python -m vit_jax\.convert --prefix=NAME FILE NEW$"):
-    report._of_file(pathlib.Path(several), ())
+    report._make_file_chapters(pathlib.Path(several), ())
 
 
 @pytest.mark.parametrize(
@@ -97,12 +99,12 @@ def test_a_flag_of_another_verb_is_answered_with_the_key(words, suggested):
 
 
 def test_the_length_of_an_average_is_still_another_key():
-  assert suggestions.of_flag("--ema", "", {"--workdir": True}, ["optim", "init"]).flags == (
+  assert suggestions.suggest_for_flag("--ema", "", {"--workdir": True}, ["optim", "init"]).flags == (
     "--config.optim.ema=0.9999",
   )
 
 
 def test_the_form_ends_with_its_context():
-  with options.form("config.init"), options.form(options.CONVERT):
-    assert options.ema(True) == "python -m vit_jax.convert --ema FILE NEW"
-  assert (options.ema(True), options.prefix()) == ("--ema", "--prefix=NAME")
+  with options.use_form("config.init"), options.use_form(options.CONVERT):
+    assert options.ema_option(True) == "python -m vit_jax.convert --ema FILE NEW"
+  assert (options.ema_option(True), options.prefix_option()) == ("--ema", "--prefix=NAME")

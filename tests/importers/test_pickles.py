@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vit_jax import files
 from vit_jax.importers import pickles
 from vit_jax.importers.pickles import Placeholder
+from vit_jax.storage import files
 
 
 def load(data: bytes, build=lambda name, arguments: pickles.UNKNOWN, storage=lambda pid: ("stored", pid)):
-  return pickles.load(io.BytesIO(data), build, storage)
+  return pickles.load_pickle(io.BytesIO(data), build, storage)
 
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -63,7 +63,11 @@ def test_a5_a_value_that_is_referred_to_twice_is_one_value():
 def test_a5_several_pickles_of_a_file_are_read_one_after_the_other():
   file = io.BytesIO(pickle.dumps([1]) + pickle.dumps({"a": 2}) + b"rest")
   unknown = (lambda name, arguments: pickles.UNKNOWN), (lambda pid: pid)
-  assert (pickles.load(file, *unknown), pickles.load(file, *unknown), file.read()) == ([1], {"a": 2}, b"rest")
+  assert (pickles.load_pickle(file, *unknown), pickles.load_pickle(file, *unknown), file.read()) == (
+    [1],
+    {"a": 2},
+    b"rest",
+  )
 
 
 class Config(dict):
@@ -206,7 +210,7 @@ def test_a5_nothing_is_imported_or_called_whatever_a_pickle_asks_for(tmp_path, m
     value = load(INDIRECT[name])
   except (pickle.UnpicklingError, *files.DAMAGE):
     value = Placeholder("refused", ())
-  assert isinstance(value, Placeholder | pickles.Name | list)
+  assert isinstance(value, Placeholder | pickles.GlobalName | list)
   assert set(sys.modules) == before and [path.name for path in tmp_path.iterdir()] == ["owned_module.py"]
 
 

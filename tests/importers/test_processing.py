@@ -9,7 +9,7 @@ from PIL import Image
 from vit_jax import schema
 from vit_jax.data import crops
 from vit_jax.importers import hub_preprocessor, processing
-from vit_jax.importers.processing import Beside
+from vit_jax.importers.processing import ImageMetadata
 from vit_jax.schema import Choice, ConfigError
 
 NORMALISED = {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
@@ -24,7 +24,7 @@ CROPS = [
 
 def said(name="resize", **arguments):
   crop = schema.bind(Choice(name, arguments), (crops.TEST_CROPS[name],))
-  return Beside(NORMALISED, crop, 224, ("a", "ü", "=c"), "sigmoid")
+  return ImageMetadata(NORMALISED, crop, 224, ("a", "ü", "=c"), "sigmoid")
 
 
 def cut(choice, image):
@@ -38,8 +38,8 @@ IMAGE = np.random.default_rng(0).integers(0, 256, (301, 400, 3), dtype=np.uint8)
 def test_a_crop_comes_back_from_hubs_with_the_same_pixels(name, arguments):
   beside = said(name, **arguments)
   expected = cut(beside.crop, IMAGE)
-  of_timm, _ = processing.of_timm({**processing.for_timm(beside), "input_size": [3, 224, 224]})
-  of_transformers = hub_preprocessor.read(hub_preprocessor.written(beside)).beside.crop
+  of_timm, _ = processing.read_timm_crop({**processing.create_timm_keys(beside), "input_size": [3, 224, 224]})
+  of_transformers = hub_preprocessor.read(hub_preprocessor.create_processor_config(beside)).beside.crop
   np.testing.assert_array_equal(cut(of_timm, IMAGE), expected)
   np.testing.assert_array_equal(cut(of_transformers, IMAGE), expected)
 
@@ -47,7 +47,7 @@ def test_a_crop_comes_back_from_hubs_with_the_same_pixels(name, arguments):
 @pytest.mark.parametrize(("name", "arguments"), CROPS[:1] + CROPS[3:4])
 def test_what_is_written_for_transformers_gives_the_pixels_with_pillow(name, arguments):
   beside = said(name, **arguments)
-  written = hub_preprocessor.written(beside)
+  written = hub_preprocessor.create_processor_config(beside)
   size = written["size"]["width"], written["size"]["height"]
   scaled = np.array(Image.fromarray(IMAGE).resize(size, Image.Resampling(written["resample"])))
   margin = (size[0] - 224) // 2
@@ -63,7 +63,7 @@ def test_our_own_form_says_it_all(name, arguments):
 
 @pytest.mark.parametrize("large", range(224, 460, 7))
 def test_a_ratio_stands_for_the_pixels(large):
-  assert int(224 / processing.ratio(224, large)) == large
+  assert int(224 / processing.find_ratio(224, large)) == large
 
 
 def test_published_processors_are_read():
@@ -91,7 +91,7 @@ HUGE = 10**400
     (processing.from_json, {"test_crop": {"name": [1]}}, ["test_crop is {'name': [1]}", "torchvision"]),
     (processing.from_json, {"probabilities": ["softmax"]}, ["probabilities is ['softmax']", "sigmoid"]),
     (processing.from_json, {"mean": [HUGE] * 3}, ["mean is [1000", "a number for each channel"]),
-    (processing.of_timm, {"crop_pct": HUGE}, ["crop_pct is 1000", "from 0.1 to 1"]),
+    (processing.read_timm_crop, {"crop_pct": HUGE}, ["crop_pct is 1000", "from 0.1 to 1"]),
   ],
   ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
@@ -112,16 +112,19 @@ def test_images_are_scaled_to_ten_times_a_crop_at_most(kind):
 
 @pytest.mark.parametrize(("small", "large"), [(1, 65535), (1, 2001), (3, 60000), (17, 65535)])
 def test_a_ratio_of_less_than_a_thousandth_has_more_digits(small, large):
-  assert int(small / processing.ratio(small, large)) == large
+  assert int(small / processing.find_ratio(small, large)) == large
 
 
 def test_what_a_hub_cannot_say_is_said():
-  assert processing.notes(said("resize", interpolation="bilinear"), True) == []
-  assert "Pillow's box" in processing.notes(said(), True)[0]
-  assert "smooths" in processing.notes(said("resize", interpolation="bicubic_aliased"), False)[0]
+  assert processing.describe_crop_limits(said("resize", interpolation="bilinear"), True) == []
+  assert "Pillow's box" in processing.describe_crop_limits(said(), True)[0]
+  assert "smooths" in processing.describe_crop_limits(said("resize", interpolation="bicubic_aliased"), False)[0]
   torchvision = said("torchvision", ratio=0.9, interpolation="bicubic")
-  assert "moved by a pixel" in processing.notes(torchvision, True)[0] and processing.notes(torchvision, False) == []
+  assert (
+    "moved by a pixel" in processing.describe_crop_limits(torchvision, True)[0]
+    and processing.describe_crop_limits(torchvision, False) == []
+  )
 
 
 def test_pixels_of_a_crop_grow_with_the_images():
-  assert processing.at_size(said("centre", resize=256).crop, 224, 448).args["resize"] == 512
+  assert processing.scale_crop(said("centre", resize=256).crop, 224, 448).args["resize"] == 512

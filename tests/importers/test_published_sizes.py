@@ -18,4 +18,4 @@ SIZES = {"a": (8, 2), "b": (16, 4), "c": (24, 4)}
   ],
 )
 def test_a_size_that_no_table_has_is_the_nearest_one_with_overrides(values, expected):
-  assert published_sizes.nearest(SIZES, values, ("width", "depth")) == expected
+  assert published_sizes.find_nearest_size(SIZES, values, ("width", "depth")) == expected

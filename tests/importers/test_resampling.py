@@ -203,7 +203,7 @@ def test_a7_a_rule_of_the_config_replaces_that_of_the_file():
 
 def test_a7_every_layout_of_a_vit_has_the_rule_of_its_publisher():
   rules = {}
-  for one in importers.layouts():
+  for one in importers.load_layouts():
     if one.family == "vit":
       rules.setdefault(one.name, set()).add(one.resampling)
   assert rules == {

@@ -12,8 +12,8 @@ from vit_jax.schema import ConfigError
 @pytest.mark.parametrize("name", ["timm", "hf", "vit_jax", "big_vision"])
 def test_the_pattern_has_every_name_of_a_file_in_the_group_of_its_row(name):
   written, _, arrays = example(name, "ViT-S/8", SMALL, 32, 3)
-  named = row_names.pattern(written)
-  for entry in layout.entries(written, {path: array.shape for path, array in arrays.items()}):
+  named = row_names.compile_pattern(written)
+  for entry in layout.list_entries(written, {path: array.shape for path, array in arrays.items()}):
     row = written.rows[named.fullmatch(entry.name).lastindex - 1]
     assert len(row.pattern.split("->")[0].replace("(t f)", "tf").split()) >= len(entry.shape)
   assert not named.fullmatch("blocks.0.attn.qkv.weight.more")

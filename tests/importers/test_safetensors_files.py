@@ -146,14 +146,14 @@ from vit_jax.schema import Choice
 
 def converted(folder, width):
   described = Description(Choice("vit_small_plus_patch16_dinov3_qkvb", {"width": width, "pool": "cls"}), 64, 0)
-  made = importers.layout_of(described, "hf")
+  made = importers.find_layout(described, "hf")
   arrays = {
     path: Tensor(shape, np.float32, lambda shape=shape: np.ones(shape, np.float32))
-    for path, shape in layout.shapes(described).items()
+    for path, shape in layout.compute_shapes(described).items()
   }
   (folder / "timm").mkdir(parents=True)
   source, target = folder / "model.safetensors", folder / "timm/model.safetensors"
-  safetensors_files.write(source, layout.written(made, arrays, described), {})
+  safetensors_files.write(source, layout.write_lazily(made, arrays, described), {})
   (folder / "config.json").write_text(json.dumps(made.beside(described)))
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   convert.convert(source, target, "timm", {})

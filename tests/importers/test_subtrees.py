@@ -12,7 +12,7 @@ from vit_jax.schema import ConfigError
 
 TIMM = small_weights.described(gelu="erf", eps=1e-6)
 ARRAYS = small_weights.arrays(TIMM)
-RAW = {name: np.ascontiguousarray(tensor) for name, tensor in importers.export(ARRAYS, TIMM, "timm").items()}
+RAW = {name: np.ascontiguousarray(tensor) for name, tensor in importers.export_tensors(ARRAYS, TIMM, "timm").items()}
 AVERAGE = {name: tensor + np.float32(1) for name, tensor in RAW.items()}
 HEAD = {name: tensor for name, tensor in RAW.items() if name.startswith("head.")}
 BODY = {name: tensor for name, tensor in RAW.items() if name not in HEAD}
@@ -73,7 +73,7 @@ def test_a6_wrappers_of_single_blocks_are_removed_and_printed(tmp_path, word, pr
 @pytest.mark.parametrize("layout", ["vit_jax", "big_vision", "hf"])
 @pytest.mark.parametrize("prefix", ["model.", "teacher/", "params/encoder/"])
 def test_a6_prefixes_are_removed_in_every_layout(layout, prefix):
-  tensors = importers.export(ARRAYS, TIMM, layout)
+  tensors = importers.export_tensors(ARRAYS, TIMM, layout)
   recognised = importers.recognise(under(prefix, tensors), HINTS)
   assert recognised.layout.name == layout and recognised.notes[0] == f"read without the prefix {prefix!r}"
   bare = importers.recognise(tensors, HINTS).read()
@@ -130,7 +130,7 @@ def test_a4_an_average_that_is_not_there_is_an_error(tmp_path):
 
 def test_a4_a_teacher_of_another_size_is_no_average_of_the_student(tmp_path):
   wide = small_weights.described(width=128, heads=2)
-  teacher = importers.export(small_weights.arrays(wide), wide, "timm")
+  teacher = importers.export_tensors(small_weights.arrays(wide), wide, "timm")
   both = under("student.") | under("teacher.", teacher)
   with pytest.raises(ConfigError, match=r"several models are in one file; the file has 'student\.'.*'teacher\.'"):
     read(tmp_path, both)
@@ -178,7 +178,7 @@ def test_a5_each_model_has_the_classifier_beside_it(tmp_path):
 
 def test_a5_a_norm_after_pooling_beside_the_backbone_is_read(tmp_path):
   gap = small_weights.described(gelu="erf", pool="gap", norm_pooled=True)
-  tensors = importers.export(small_weights.arrays(gap), gap, "timm")
+  tensors = importers.export_tensors(small_weights.arrays(gap), gap, "timm")
   outside = ("head.", "fc_norm.")
   parts = {f"{'' if name.startswith(outside) else 'backbone.'}{name}": tensor for name, tensor in tensors.items()}
   assert "backbone.fc_norm.weight" not in parts and "fc_norm.weight" in parts
@@ -224,7 +224,7 @@ def test_a5_many_tensors_are_counted_by_their_first_word(tmp_path):
 
 
 def test_a5_moments_of_an_optimizer_are_no_model(tmp_path):
-  tensors = importers.export(ARRAYS, TIMM, "vit_jax")
+  tensors = importers.export_tensors(ARRAYS, TIMM, "vit_jax")
   whole = under("opt/target/", tensors) | under("opt/state/mu/", tensors) | under("opt/0/nu/", tensors)
   found = importers.recognise(whole, HINTS)
   assert found.notes[0] == "read without the prefix 'opt/target/'" and "opt/* (" in found.notes[1]

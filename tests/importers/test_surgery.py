@@ -24,14 +24,16 @@ def described(name="ViT-Ti/8", image_size=32, classes=3, **arguments):
 
 def drawn(description, seed=0):
   rng = np.random.default_rng(seed)
-  return {path: rng.standard_normal(shape).astype(np.float32) for path, shape in layout.shapes(description).items()}
+  return {
+    path: rng.standard_normal(shape).astype(np.float32) for path, shape in layout.compute_shapes(description).items()
+  }
 
 
 def test_grids_follow_the_proportions_of_the_image():
-  assert surgery.grid(196, 224) == (14, 14)
-  assert surgery.grid(28, (64, 112)) == (4, 7)
+  assert surgery.compute_grid(196, 224) == (14, 14)
+  assert surgery.compute_grid(28, (64, 112)) == (4, 7)
   with pytest.raises(ConfigError, match="10 patches do not fill a grid"):
-    surgery.grid(10, 224)
+    surgery.compute_grid(10, 224)
 
 
 def test_layers_are_stacked_and_taken_apart():
@@ -56,7 +58,7 @@ def test_another_resolution_keeps_the_class_token_and_resamples_the_rest(size):
   expected = resample(arrays["position/table"][1:], (4, 4), (rows, columns))
   np.testing.assert_array_equal(fitted["position/table"][1:], expected)
   assert notes == [f"position/table: 4 x 4 resampled to {rows} x {columns} (zoom)"]
-  assert {path: array.shape for path, array in fitted.items()} == layout.shapes(want)
+  assert {path: array.shape for path, array in fitted.items()} == layout.compute_shapes(want)
 
 
 def test_both_leading_tokens_of_a_distilled_model_are_kept():
@@ -88,7 +90,7 @@ def test_a_head_is_kept_starts_at_zero_or_is_left_out(head, classes, kept):
     assert "head/kernel" not in fitted
   else:
     np.testing.assert_array_equal(fitted["head/kernel"], arrays["head/kernel"] if kept else np.zeros((8, classes)))
-  missing = layout.shapes(want).keys() - fitted.keys()
+  missing = layout.compute_shapes(want).keys() - fitted.keys()
   assert missing == ({"head/bias"} if kept is False else set())
   assert any("new weights for" in note for note in notes) == (kept is False)
 
@@ -172,7 +174,7 @@ def test_registers_stay_when_positions_are_resampled():
 
 def test_a_mixer_says_that_its_weights_are_for_one_size():
   have = Description(Choice("Mixer-S/32", {"depth": 1}), 224, 3)
-  arrays = {path: np.zeros(shape, np.float32) for path, shape in layout.shapes(have).items()}
+  arrays = {path: np.zeros(shape, np.float32) for path, shape in layout.compute_shapes(have).items()}
   with pytest.raises(ConfigError, match=r"images of 224 pixels alone.*Do not change the size"):
     surgery.fit(arrays, have, have.replaced(image_size=256), "keep")
 
@@ -183,7 +185,7 @@ def test_positions_are_resampled_wherever_they_are_added(position, position_at):
   have, want = (described(image_size=size, position=position, position_at=position_at) for size in (32, 48))
   arrays = drawn(have)
   fitted, notes = surgery.fit(arrays, have, want)
-  assert {path: array.shape for path, array in fitted.items()} == layout.shapes(want)
+  assert {path: array.shape for path, array in fitted.items()} == layout.compute_shapes(want)
   paths = [path for path in arrays if "position/" in path]
   assert len(notes) == len(paths) == (2 if position_at == "each" else 1) * (2 if position == "factored" else 1)
   for path in paths:
@@ -215,7 +217,7 @@ def test_a_table_of_patches_alone_and_one_with_the_class_token_fit_each_other():
   for have, want in ((whole, patches), (patches, whole)):
     arrays = drawn(have)
     fitted, notes = surgery.fit(arrays, have, want)
-    assert {path: array.shape for path, array in fitted.items()} == layout.shapes(want)
+    assert {path: array.shape for path, array in fitted.items()} == layout.compute_shapes(want)
     assert notes == ["position/table: rows of tokens before the patches moved"]
     np.testing.assert_allclose(logits(want, fitted), logits(have, arrays), rtol=1e-4, atol=1e-5)
 
@@ -234,4 +236,4 @@ def test_no_other_code_adds_positions_in_front_of_every_layer(name):
 
   have = described(position_at="shared")
   with pytest.raises(ConfigError, match=f"layout '{name}' implies position_at=input, but this model has shared"):
-    layout.write(importers.layout_of(have, name), drawn(have), have)
+    layout.write(importers.find_layout(have, name), drawn(have), have)

@@ -22,7 +22,7 @@ def written():
   arguments = {key: SIZE[key] for key in ("width", "depths", "heads", "window")}
   description = models.Description(schema.Choice(TINY, arguments), 24, 5)
   rng = np.random.default_rng(0)
-  arrays = {path: rng.standard_normal(shape, np.float32) for path, shape in layout.shapes(description).items()}
+  arrays = {path: rng.standard_normal(shape, np.float32) for path, shape in layout.compute_shapes(description).items()}
   return layout.write(LAYOUT, arrays, description), arrays, description
 
 

@@ -44,7 +44,7 @@ def test_a5_indices_of_older_files_and_names_without_a_head_are_read():
 
 def in_folder(folder, **changes):
   tensors, description, _ = tensors_of()
-  written = importers.layout_of(description, "hf")
+  written = importers.find_layout(description, "hf")
   safetensors.numpy.save_file(tensors, folder / "model.safetensors")
   (folder / "config.json").write_text(json.dumps(written.beside(description) | changes))
   return folder
@@ -74,4 +74,4 @@ def test_a5_a_config_of_another_model_is_refused(tmp_path, key, value):
 
 def test_layouts_of_swin_are_timms_and_hugging_faces():
   _, description, _ = tensors_of()
-  assert {one.name for one in importers.layouts_of(description)} == {"timm", "hf"}
+  assert {one.name for one in importers.find_layouts(description)} == {"timm", "hf"}

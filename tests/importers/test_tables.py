@@ -29,7 +29,7 @@ def tokens(arrays, leading):
 @pytest.mark.parametrize(("have", "want"), [("learned", "learned_patches"), ("learned_patches", "learned")])
 def test_a_token_that_loses_its_row_has_it_added_and_one_that_gets_a_row_gets_zeros(have, want):
   before = arrays(6 if have == "learned" else 4)
-  after, description = tables.placed(before, described(have), want)
+  after, description = tables.convert_position(before, described(have), want)
   assert description.arguments()["position"] == want
   for one, other in zip(tokens(before, have == "learned"), tokens(after, want == "learned"), strict=True):
     np.testing.assert_array_equal(one, other)
@@ -38,5 +38,5 @@ def test_a_token_that_loses_its_row_has_it_added_and_one_that_gets_a_row_gets_ze
 @pytest.mark.parametrize(("have", "want"), [("learned", "learned"), ("sincos2d", "learned"), ("learned", None)])
 def test_other_tables_are_left_alone(have, want):
   before = arrays(6)
-  after, description = tables.placed(before, described(have), want)
+  after, description = tables.convert_position(before, described(have), want)
   assert after is before and description == described(have)

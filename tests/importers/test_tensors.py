@@ -25,7 +25,7 @@ def test_tensors_one_after_the_other_are_read_when_their_values_are_needed():
     read.append(1)
     return ARRAY
 
-  whole = tensors.joined([Tensor(ARRAY.shape, ARRAY.dtype, values), ARRAY[:1]])
+  whole = tensors.join_tensors([Tensor(ARRAY.shape, ARRAY.dtype, values), ARRAY[:1]])
   assert (whole.shape, whole.dtype, read) == ((4, 4), np.float32, [])
   np.testing.assert_array_equal(np.asarray(whole), np.concatenate([ARRAY, ARRAY[:1]]))
 
@@ -35,7 +35,7 @@ def test_what_a_file_raises_is_one_line_with_its_name(tmp_path):
     raise OSError("no\nluck")
 
   with pytest.raises(ConfigError, match=r"x: cannot be read: no luck$"):
-    tensors.guarded(tmp_path / "x", fail)()
+    tensors.guard_read(tmp_path / "x", fail)()
 
 
 def test_more_than_weights_are_packed_into_is_refused(tmp_path):

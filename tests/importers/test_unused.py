@@ -20,12 +20,12 @@ def same(found, arrays):
 
 def test_a5_names_are_found_by_reason():
   names = ["a", "mask_token", "x.mask_token", "params/masked_embed", "unmask_token", "lm_head.bias", "b"]
-  found = unused.find(names, r"lm_head\..*", {"because of b": ["b"], "never": []})
+  found = unused.find_unused(names, r"lm_head\..*", {"because of b": ["b"], "never": []})
   assert found == {
     "used only in training": ["mask_token", "x.mask_token", "params/masked_embed", "lm_head.bias"],
     "because of b": ["b"],
   }
-  assert unused.notes(found)[1] == "left out, because of b: b"
+  assert unused.describe_unused(found)[1] == "left out, because of b: b"
 
 
 DECODER = {
@@ -91,5 +91,5 @@ def test_a5_a_pooling_that_the_classifier_does_not_read_is_listed():
 
 def test_files_of_ours_have_no_such_tensor():
   described = small_weights.described()
-  tensors = importers.export(small_weights.arrays(described), described, "vit_jax")
+  tensors = importers.export_tensors(small_weights.arrays(described), described, "vit_jax")
   assert importers.recognise(tensors, {"heads": 2}).notes == []

@@ -22,8 +22,8 @@ from vit_jax.schema import Choice, ConfigError
 )
 def test_the_row_of_the_class_token_is_found_by_image_size_then_squares(rows, image_size, usually, counted):
   table = np.zeros((1, rows, 4), np.float32)
-  assert vit.has_rows(table, 1, 8, {"image_size": image_size}, usually) == counted
-  tensors = vit.counting_tokens(
+  assert vit.has_token_rows(table, 1, 8, {"image_size": image_size}, usually) == counted
+  tensors = vit.add_token_rows(
     {"table": table, "cls": 0}, "table", ("cls", "dist"), 8, {"image_size": image_size}, usually
   )
   assert tensors["table"].shape == (1, rows + (not counted), 4)
@@ -43,19 +43,19 @@ def test_a_folded_token_is_the_same_input_to_the_blocks():
   [({}, 6), ({"heads": 8}, 8), ({"heads": 8, "width": 384}, 8), ({"heads": 8, "width": 192}, 6)],
 )
 def test_heads_are_those_of_the_hint_for_this_width_else_of_the_published_size(hints, heads):
-  assert vit.heads_of(384, 12, 1536, hints) == heads
+  assert vit.find_heads(384, 12, 1536, hints) == heads
 
 
 def test_heads_of_no_published_width_are_64_wide():
-  assert vit.heads_of(320, 2, 7, {}) == 5
+  assert vit.find_heads(320, 2, 7, {}) == 5
 
 
 def test_what_is_as_in_the_name_is_left_out_of_a_description():
   table, bias = np.zeros((1, 197, 384)), np.zeros(1000)
   common = {"table": table, "classes": bias, "hints": {}, "leading": 1}
-  described = vit.describe((16, 16, 3, 384), (384, 12, 6, 1536), **common)
+  described = vit.describe_vit((16, 16, 3, 384), (384, 12, 6, 1536), **common)
   assert described == Description(Choice("ViT-S/16", {}), 224, 1000, 3)
-  other = vit.describe((16, 16, 3, 384), (384, 11, 6, 1536), **common, registers=4, gelu="erf", layer_scale=None)
+  other = vit.describe_vit((16, 16, 3, 384), (384, 11, 6, 1536), **common, registers=4, gelu="erf", layer_scale=None)
   assert other.model == Choice("ViT-S/16", {"gelu": "erf", "registers": 4, "depth": 11})
 
 
@@ -63,5 +63,5 @@ def test_a_table_of_no_square_needs_the_image_size():
   arguments = {"classes": None, "leading": 1}
   shape = (16, 16, 3, 384), (384, 12, 6, 1536), np.zeros((1, 7, 384))
   with pytest.raises(ConfigError, match="6 patches, which do not form a square"):
-    vit.describe(*shape, hints={}, **arguments)
-  assert vit.describe(*shape, hints={"image_size": (32, 48)}, **arguments).image_size == (32, 48)
+    vit.describe_vit(*shape, hints={}, **arguments)
+  assert vit.describe_vit(*shape, hints={"image_size": (32, 48)}, **arguments).image_size == (32, 48)

@@ -8,7 +8,7 @@ from tests.importers.originals import shown
 from tests.importers.test_layout import DINOV3, ERF, EVA02, NORMED, TURNED, example
 from vit_jax import importers
 from vit_jax.importers import architectures, hub, layout, vit_arguments
-from vit_jax.importers.processing import Beside
+from vit_jax.importers.processing import ImageMetadata
 from vit_jax.models import Description
 from vit_jax.models.published import modern
 from vit_jax.schema import Choice, ConfigError
@@ -37,12 +37,12 @@ DESCRIBED = [
 @pytest.mark.parametrize("arguments", DESCRIBED, ids=lambda arguments: str(len(str(arguments))))
 def test_what_is_written_beside_weights_says_the_same_model(tmp_path, arguments):
   written, description, arrays = example("timm", "ViT-S/8", arguments, 32, 3)
-  (config,) = architectures.beside(written, description, Beside()).values()
+  (config,) = architectures.create_sidecar_files(written, description, ImageMetadata()).values()
   (tmp_path / "config.json").write_text(json.dumps(config))
-  hints = hub.hints(tmp_path / "model.safetensors")
+  hints = hub.read_hints(tmp_path / "model.safetensors")
   found = importers.recognise(layout.write(written, arrays, description), hints)
   assert shown(found.description) == shown(description)
-  assert layout.shapes(found.description) == layout.shapes(description)
+  assert layout.compute_shapes(found.description) == layout.compute_shapes(description)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_what_is_written_beside_weights_says_the_same_model(tmp_path, arguments)
   ],
 )
 def test_a_published_name_needs_its_size_alone(name, image_size, arguments):
-  assert vit_arguments.written(Description(Choice(name), image_size, 5)) == Choice(name, arguments)
+  assert vit_arguments.create_arguments(Description(Choice(name), image_size, 5)) == Choice(name, arguments)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_published_name_needs_its_size_alone(name, image_size, arguments):
 )
 def test_what_timm_cannot_build_has_no_name(arguments):
   description = Description(Choice("ViT-S/8", ERF | {"layer_scale": None} | arguments), 32, 5)
-  assert vit_arguments.written(description) is None
+  assert vit_arguments.create_arguments(description) is None
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_timm_cannot_build_has_no_name(arguments):
   ],
 )
 def test_arguments_of_timm_say_what_turns(arguments, rotary):
-  assert vit_arguments.rotary_of(arguments) == rotary
+  assert vit_arguments.find_rotary(arguments) == rotary
 
 
 @pytest.mark.parametrize(
@@ -110,4 +110,4 @@ def test_arguments_of_timm_say_what_turns(arguments, rotary):
 )
 def test_what_no_model_here_turns_by_is_refused(arguments, says):
   with pytest.raises(ConfigError, match=says):
-    vit_arguments.rotary_of(arguments)
+    vit_arguments.find_rotary(arguments)

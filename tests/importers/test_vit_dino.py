@@ -22,7 +22,7 @@ def test_files_of_dinov2_give_the_features_of_timms(registers, mlp, chunk):
   assert found.notes == ["left out, used only in training: mask_token"]
   back = found.read()
   np.testing.assert_allclose(outputs(found.description, back), outputs(description, arrays), rtol=2e-4, atol=2e-5)
-  again = importers.export(back, found.description, "dinov2")
+  again = importers.export_tensors(back, found.description, "dinov2")
   assert {name.replace("blocks.0.0.", "blocks.0.").replace("blocks.1.1.", "blocks.1.") for name in tensors} == set(
     again
   )
@@ -40,7 +40,7 @@ def test_files_of_dinov3_give_the_features_of_timms(qkv_bias, mlp):
   for path, array in arrays.items():
     np.testing.assert_array_equal(back[path], array, err_msg=path)
   assert originals.shown(found.description) == originals.shown(description)
-  again = importers.export(back, found.description, "dinov3")
+  again = importers.export_tensors(back, found.description, "dinov3")
   assert again.keys() == tensors.keys()
   np.testing.assert_allclose(again["rope_embed.periods"], 100 ** (np.arange(8) / 8), rtol=1e-6)
   if qkv_bias != "none":
@@ -53,10 +53,10 @@ def test_files_of_dinov3_give_the_features_of_timms(qkv_bias, mlp):
 def test_a_file_of_ours_is_read_as_its_code_has_it_and_comes_back_bit_by_bit(registers):
   arguments = originals.ERF | {"layer_scale": 1e-4, "registers": registers, "position": "learned_patches"}
   description, arrays, tensors = originals.timm(arguments, 0)
-  theirs = importers.export(arrays, description, "dinov2")
+  theirs = importers.export_tensors(arrays, description, "dinov2")
   found = importers.recognise(theirs, {"description": description.to_json()})
   assert found.description.arguments()["position"] == "learned"
-  again = importers.export(found.read(), found.description, "timm")
+  again = importers.export_tensors(found.read(), found.description, "timm")
   assert all(np.array_equal(again[name], array) for name, array in tensors.items())
 
 
@@ -70,7 +70,7 @@ def test_a_mask_that_leaves_keys_a_bias_is_refused():
 def test_what_their_code_has_not_is_refused():
   description, arrays, _ = originals.timm(originals.DINOV3 | {"qkv_bias": "none"}, 3)
   with pytest.raises(ConfigError, match=r"'dinov3' cannot store head/"):
-    importers.export(arrays, description, "dinov3")
+    importers.export_tensors(arrays, description, "dinov3")
   description, arrays, _ = originals.timm(originals.TURNED | {"position": "none"}, 0)
   with pytest.raises(ConfigError, match=r"'dinov3' cannot store ViT-S/8.* Allowed: .*timm"):
-    importers.export(arrays, description, "dinov3")
+    importers.export_tensors(arrays, description, "dinov3")

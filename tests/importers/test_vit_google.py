@@ -94,11 +94,11 @@ def test_hybrids_of_any_stages_are_described(stages):
   written, description, arrays = example(*case)
   found = importers.recognise(layout.write(written, arrays, description), hints_of(description))
   assert found.description.arguments()["stages"] == stages
-  assert layout.shapes(found.description) == layout.shapes(description)
+  assert layout.compute_shapes(found.description) == layout.compute_shapes(description)
 
 
 def test_the_published_hybrid_is_known_by_its_name():
   description = Description(Choice("R26+S/32", {"depth": 2}), 64, 3)
   _, _, arrays = example("vit_jax", "R26+S/32", {"depth": 2}, 64, 3)
-  found = importers.recognise(importers.export(arrays, description, "vit_jax"))
+  found = importers.recognise(importers.export_tensors(arrays, description, "vit_jax"))
   assert found.description.model == Choice("R26+S/32", {"depth": 2})

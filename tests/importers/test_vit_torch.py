@@ -52,7 +52,7 @@ def test_the_few_names_of_timm_with_the_tanh_form_are_known(name, gelu):
 def test_packed_heads_are_of_width_64_unless_said(hint, heads):
   written, description, arrays = example("timm", "ViT-S/8", SMALL, 32, 3)
   found = importers.recognise(layout.write(written, arrays, description), hint)
-  assert layout.shapes(found.description)["blocks/0/attention/query/kernel"] == (64, heads, 64 // heads)
+  assert layout.compute_shapes(found.description)["blocks/0/attention/query/kernel"] == (64, heads, 64 // heads)
 
 
 REGISTERS = SMALL | {"gelu": "erf", "layer_scale": 1e-4, "registers": 3}

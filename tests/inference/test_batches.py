@@ -28,7 +28,7 @@ def weights(tmp_path_factory):
 
 
 def computed(use, files, count, together, polls=None):
-  rows = batches.predictions(use, files, jax.devices()[:count], "head", lambda: (polls or []).append(1), together)
+  rows = batches.predict_files(use, files, jax.devices()[:count], "head", lambda: (polls or []).append(1), together)
   return [row for some in rows for row in some]
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests import small_weights
 from vit_jax import models
 from vit_jax.inference import stored
-from vit_jax.inference.computing import says
+from vit_jax.inference.computing import make_predict_function
 
 pytestmark = pytest.mark.heavy
 
@@ -21,7 +21,7 @@ def use(tmp_path_factory):
 def test_the_best_classes_are_those_of_the_largest_probabilities(use, loss):
   images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
   model = models.functional(use.description)
-  said = jax.jit(says(model, use.data, loss, "head"))(use.arrays, images)
+  said = jax.jit(make_predict_function(model, use.data, loss, "head"))(use.arrays, images)
   normalised = ((images / 255 - [0.4, 0.5, 0.6]) / [0.2, 0.3, 0.4]).astype(np.float32)
   output, _ = jax.jit(model.outputs)(use.arrays, normalised)
   logits = np.asarray(output.logits, np.float64)
@@ -37,6 +37,8 @@ def test_the_best_classes_are_those_of_the_largest_probabilities(use, loss):
 def test_a_model_without_a_head_has_features_alone(use):
   model = models.functional(use.description.replaced(classes=0))
   shapes = jax.eval_shape(
-    says(model, use.data, "softmax", "head"), use.arrays, jax.ShapeDtypeStruct((2, 32, 32, 3), np.uint8)
+    make_predict_function(model, use.data, "softmax", "head"),
+    use.arrays,
+    jax.ShapeDtypeStruct((2, 32, 32, 3), np.uint8),
   )
   assert {name: shape.shape for name, shape in shapes.items()} == {"features": (2, 64), "finite/features": (2,)}

@@ -102,11 +102,11 @@ def test_every_family_is_written_as_onnx(tmp_path, name):
   size = 56 if models.table.find(name).family == "swin" else 32
   described = models.Description(Choice(name, FAMILIES[name]), size, 5).bound()
   draw, arrays = np.random.default_rng(0), {}
-  for path, shape in layout.shapes(described).items():
+  for path, shape in layout.compute_shapes(described).items():
     spread = draw.normal(0, 0.1, shape).astype(np.float32)
     arrays[path] = np.abs(spread) + 0.5 if path.endswith(("scale", "var")) else spread
-  use = stored.Stored(described, arrays, stored._data(size), tuple("abcde"), "softmax", [])
-  assert exported.write(use, tmp_path / "a.onnx") < 1e-4
+  use = stored.StoredWeights(described, arrays, stored._complete_preprocessing(size), tuple("abcde"), "softmax", [])
+  assert exported.export_model(use, tmp_path / "a.onnx") < 1e-4
   assert [path.name for path in tmp_path.iterdir()] == ["a.onnx"]
 
 
@@ -125,7 +125,7 @@ def test_without_the_extra_a_line_says_what_to_install(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("suffix", ["stablehlo", "onnx"])
 def test_a_program_that_says_something_else_is_not_kept(tmp_path, monkeypatch, suffix):
-  monkeypatch.setattr(exported, "_apart", lambda *_: float("nan"))
+  monkeypatch.setattr(exported, "_measure_difference", lambda *_: float("nan"))
   with pytest.raises(ConfigError, match="outputs of the model"):
     convert.convert(small_weights.file(tmp_path), tmp_path / f"a.{suffix}", None, {})
   assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.heavy
 
 def written(function):
   """(graph, the session that runs it) of a function of images of 4 x 4 pixels."""
-  made, inputs, outputs = graph.trace(function, (4, 4, 3), onnx, operators.OPERATORS)
+  made, inputs, outputs = graph.trace_graph(function, (4, 4, 3), onnx, operators.OPERATORS)
   model = made.model(inputs, {"out": outputs[0]}, {"said": "true"})
   onnx.checker.check_model(model, full_check=True)
   return made, onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])

@@ -12,7 +12,7 @@ from vit_jax.schema import ConfigError
 
 
 def listed(*words, stdin=b""):
-  return inputs.listed([str(word) for word in words], io.BytesIO(stdin))
+  return inputs.collect_files([str(word) for word in words], io.BytesIO(stdin))
 
 
 @pytest.fixture

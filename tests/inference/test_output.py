@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vit_jax.inference import output
-from vit_jax.inference.batches import Row
+from vit_jax.inference.batches import FileResult
 from vit_jax.schema import ConfigError
 
 CLASSES = ("=cat", "dog", "ant")
@@ -18,7 +18,7 @@ def rows(features=True):
   draw = np.random.default_rng(0)
   for i, file in enumerate(FILES):
     best, share, values = draw.permutation(3).astype(np.int32), draw.random(3, np.float32), draw.random(4, np.float32)
-    yield Row(file, reason="=no") if i == 2 else Row(file, best, share, values if features else None)
+    yield FileResult(file, reason="=no") if i == 2 else FileResult(file, best, share, values if features else None)
 
 
 def good():
@@ -26,7 +26,7 @@ def good():
 
 
 def test_a_spreadsheet_computes_nothing_and_every_number_comes_back(tmp_path):
-  output.write(tmp_path / "a.csv", rows(False), len(FILES), CLASSES)
+  output.write_rows(tmp_path / "a.csv", rows(False), len(FILES), CLASSES)
   with open(tmp_path / "a.csv", newline="", encoding="utf-8", errors="surrogateescape") as file:
     read = list(csv.DictReader(file))
   assert [row["file"] for row in read] == ["'-a.jpg", *FILES[1:]]
@@ -39,7 +39,7 @@ def test_a_spreadsheet_computes_nothing_and_every_number_comes_back(tmp_path):
 
 
 def test_json_lines_have_features_and_reasons(tmp_path):
-  output.write(tmp_path / "a.jsonl", rows(), len(FILES), CLASSES)
+  output.write_rows(tmp_path / "a.jsonl", rows(), len(FILES), CLASSES)
   read = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
   assert [row["file"] for row in read] == list(FILES)
   assert read.pop(2) == {"file": FILES[2], "reason": "=no"}
@@ -50,7 +50,7 @@ def test_json_lines_have_features_and_reasons(tmp_path):
 
 
 def test_arrays_have_a_row_for_each_file(tmp_path):
-  output.write(tmp_path / "a.npz", rows(), len(FILES), CLASSES)
+  output.write_rows(tmp_path / "a.npz", rows(), len(FILES), CLASSES)
   with np.load(tmp_path / "a.npz") as read:
     assert tuple(read["id"]) == FILES and tuple(read["classes"]) == CLASSES and tuple(read["reason"])[2] == "=no"
     assert (
@@ -69,15 +69,15 @@ def test_what_ends_in_the_middle_leaves_the_file_before(tmp_path):
     path = tmp_path / f"a{suffix}"
     path.write_text("before")
     with pytest.raises(KeyboardInterrupt):
-      output.write(path, broken(), len(FILES) + 1, CLASSES)
+      output.write_rows(path, broken(), len(FILES) + 1, CLASSES)
     assert path.read_text() == "before"
   assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_screen_shows_the_first_rows_and_how_many_more_there_are():
-  many = [Row(f"{i}\x1b[2J.jpg", np.int32([1, 0]), np.float32([0.75, 0.25])) for i in range(output.SHOWN + 7)]
-  many[1] = Row("x" * 100, reason="torn\nfile")
-  lines = list(output.lines(many, CLASSES))
+  many = [FileResult(f"{i}\x1b[2J.jpg", np.int32([1, 0]), np.float32([0.75, 0.25])) for i in range(output.SHOWN + 7)]
+  many[1] = FileResult("x" * 100, reason="torn\nfile")
+  lines = list(output.format_lines(many, CLASSES))
   assert len(lines) == output.SHOWN + 1 and "7 more" in lines[-1]
   assert lines[0].split() == ["0\\x1b[2J.jpg", "dog", "75.0%", "=cat", "25.0%"]
   assert lines[1].endswith("x  bad: torn\\nfile") and len(lines[1]) < 80
@@ -94,5 +94,5 @@ def test_a_screen_shows_the_first_rows_and_how_many_more_there_are():
 )
 def test_what_cannot_be_written_is_refused_before_the_work(tmp_path, name, features, says):
   with pytest.raises(ConfigError) as caught:
-    output.check(name and tmp_path / name, features)
+    output.check_output(name and tmp_path / name, features)
   assert says in str(caught.value)

@@ -25,8 +25,8 @@ def bound(**args):
 def test_a_file_has_the_pixels_that_the_stream_of_an_evaluation_gives_it(crop, form):
   data, config = encode(picture(90, 120), form), bound(image_size=32, test_crop=crop)
   source = sources.Source("one", "all", ("a",), 1, lambda i: (data, 0), str)
-  examples = stream.eval_examples(source, **schema.arguments(config, stream.eval_examples))
-  image, _, mask = examples.example(Images(source, "raise", 10**6, 100.0).prepared, 0)
+  examples = stream.eval_examples(source, **schema.select_arguments(config, stream.eval_examples))
+  image, _, mask = examples.example(Images(source, "raise", 10**6, 100.0).read_prepared, 0)
   assert mask == 1
   np.testing.assert_array_equal(Preparation.of(config).file(data), image)
 

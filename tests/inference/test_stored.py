@@ -81,7 +81,7 @@ def test_a_workdir_without_a_run_says_what_is_taken_for_granted(tmp_path):
   checkpoints.write_weights(tmp_path / "w", small_weights.arrays(description), {"model": description.to_json()})
   use = stored.load(tmp_path / "w")
   assert use.classes == tuple("0123456") and "does not contain a run" in use.notes[0]
-  assert stored.run_of(tmp_path / "w") is None
+  assert stored.load_run(tmp_path / "w") is None
 
 
 @pytest.mark.heavy
@@ -94,4 +94,4 @@ def test_what_is_said_goes_wherever_convert_writes(tmp_path, target):
   convert.convert(source, tmp_path / target, None, {})
   before, after = stored.load(source), stored.load(tmp_path / target)
   assert after.classes == CLASSES and after.data == before.data and after.loss == before.loss == "sigmoid"
-  assert after.notes == [] and stored.normalised(tmp_path / target) == IMAGENET
+  assert after.notes == [] and stored.read_normalisation(tmp_path / target) == IMAGENET

@@ -24,7 +24,7 @@ def run(**changes) -> spec.Run:
   """A run for this cloud, checked."""
   values = {"name": "vit-b16", "backend": "qr", "module": "vit_jax.train", "args": ("--config=c.py",), "tpu": "v3-32"}
   values |= {"workdir": "gs://bkt/runs/a", "project": "proj-x", "zones": ("europe-west4-a",), "owner": "alice"}
-  return spec.checked(spec.Run(**values | changes))
+  return spec.check_and_complete(spec.Run(**values | changes))
 
 
 def store(folder, asked: spec.Run, *attempts: int, expires: int = 1_795_300_000) -> storage.Disk:
@@ -237,7 +237,7 @@ class Server:
         self._nodes[node] = dict(slice_["node"], name=f"{slice_['parent']}/nodes/{node[1]}", apiVersion="V2")
         self._nodes[node] |= {"queuedResource": self._queued[key]["name"], "state": "CREATING"}
         if state == "ACTIVE":
-          self._change_node(node, "READY", "HEALTHY", tpus.find(slice_["node"]["acceleratorType"]).hosts)
+          self._change_node(node, "READY", "HEALTHY", tpus.find_slice(slice_["node"]["acceleratorType"]).hosts)
 
   def _change_node(self, key, state, health, endpoints):
     node = self._nodes[key]

@@ -5,7 +5,7 @@ import time
 
 from launch import states
 from launch.errors import LaunchError, UnknownError
-from launch.storage import storage
+from launch.storage import open_storage
 from tests.launch.crew import Crew
 
 
@@ -60,7 +60,7 @@ class Engine:
       cloud.states[attempt] = states.READY, 0.0
       cloud.made.append(attempt)
       words = cloud.crews[min(len(cloud.made), len(cloud.crews)) - 1]
-      cloud.resources.enter_context(Crew(storage(self._run.folder), attempt, **words))
+      cloud.resources.enter_context(Crew(open_storage(self._run.folder), attempt, **words))
     cloud.most = max(cloud.most, len(cloud.live()))
     cloud.count("created")
 
@@ -71,7 +71,7 @@ class Engine:
     if state == states.DELETING and time.monotonic() - since > cloud.removal:
       del cloud.states[attempt]
       state = states.ABSENT
-    return states.Look(state)
+    return states.MachineStatus(state)
 
   def delete(self, target):
     cloud, attempt = self._cloud, target.attempt if isinstance(target, states.Resource) else target

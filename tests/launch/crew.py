@@ -58,7 +58,7 @@ class Crew:
         count = count or self._board.attempt().run.workers
         wanted, stop = self._ordered(), self._board.order().stop
         if stop and now:
-          self._write([mailbox.Report(w, now, mailbox.EXITED, exit=42) for w in range(count)])
+          self._write([mailbox.WorkerReport(w, now, mailbox.EXITED, exit=42) for w in range(count)])
         elif wanted > now and not stop:
           now = wanted
           self.tries.append(now)
@@ -69,7 +69,7 @@ class Crew:
   def _try(self, number, count):
     began = self._began[min(number, len(self._began)) - 1]
     codes = self._codes[min(number, len(self._codes)) - 1]
-    rows = [mailbox.Report(w, number, mailbox.RUNNING, began=began, host=f"h{w}") for w in range(count)]
+    rows = [mailbox.WorkerReport(w, number, mailbox.RUNNING, began=began, host=f"h{w}") for w in range(count)]
     for step in range(self._steps):
       if self._closed.is_set() or self._board.order().stop:
         return

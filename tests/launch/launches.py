@@ -17,7 +17,7 @@ BACKENDS = {
 
 def run(backend: str = "local", **changes) -> spec.Run:
   """A checked run."""
-  return spec.checked(spec.Run(**words(backend) | changes))
+  return spec.check_and_complete(spec.Run(**words(backend) | changes))
 
 
 def words(backend: str = "local") -> dict:

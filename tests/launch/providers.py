@@ -5,8 +5,8 @@ import os
 import pathlib
 
 from launch import spec
-from launch.states import engine
-from launch.storage import storage
+from launch.states import make_engine
+from launch.storage import open_storage
 from tests.launch import cloud, quick_gcloud
 from tests.launch.cluster import Cluster
 from tests.launch.crew import Crew
@@ -25,7 +25,7 @@ class Provider:
   def __init__(self, folder: pathlib.Path, bucket: str, **changes):
     args = ("--config=c.py", f"--workdir={bucket}")
     values = {"tpu": "v3-32", "owner": "alice", "limits": LIMITS} | self.words | changes
-    self.run = spec.checked(spec.Run("vit", module="vit_jax.train", args=args, workdir=bucket, **values))
+    self.run = spec.check_and_complete(spec.Run("vit", module="vit_jax.train", args=args, workdir=bucket, **values))
     self._folder, self._resources, self._before = folder, contextlib.ExitStack(), {}
     self.crews = []
 
@@ -33,7 +33,7 @@ class Provider:
     self.open()
     self._before = {name: os.environ.get(name) for name in self.environment}
     os.environ.update(self.environment)
-    self.engine = engine(self.run)
+    self.engine = make_engine(self.run)
     return self
 
   def __exit__(self, *_):
@@ -46,7 +46,7 @@ class Provider:
 
   def crew(self, attempt: int, **words) -> None:
     """Workers of an attempt that does not exist yet."""
-    made = Crew(storage(self.run.folder), attempt, **self.hooks(attempt), **words)
+    made = Crew(open_storage(self.run.folder), attempt, **self.hooks(attempt), **words)
     self.crews.append(made)
     self._resources.enter_context(made)
 

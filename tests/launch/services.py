@@ -4,7 +4,7 @@ import dataclasses
 
 from launch import mailbox, spec, states
 from launch.errors import QuotaError, UnknownError
-from launch.storage import Clock, Item
+from launch.storage import ServiceClock, StoredFile
 
 FAULTS = (
   "other acts", "quota", "create refused", "create delayed", "create duplicated", "create lost", "look unknown",
@@ -36,7 +36,7 @@ class Machine:
 class Memory:
   """The run's directory, as one laptop reaches it."""
 
-  def __init__(self, universe, clock: Clock):
+  def __init__(self, universe, clock: ServiceClock):
     self._universe, self.clock = universe, clock
 
   def _answer(self):
@@ -44,12 +44,12 @@ class Memory:
       raise UnknownError("the bucket is away")
     self.clock.show(self._universe.now)
 
-  def read(self, name: str) -> Item | None:
+  def read(self, name: str) -> StoredFile | None:
     self._answer()
     if name not in self._universe.files:
       return None
     content, generation, written = self._universe.files[name]
-    return Item(content, self._universe.now - written, generation, self._universe.now)
+    return StoredFile(content, self._universe.now - written, generation, self._universe.now)
 
   def write(self, name: str, content: bytes, generation: int | None = None) -> int:
     self._universe.call()
@@ -98,22 +98,22 @@ class Engine:
     if u.take("create lost"):
       raise UnknownError("the answer is lost")
 
-  def look(self, attempt: int) -> states.Look:
+  def look(self, attempt: int) -> states.MachineStatus:
     u = self._universe
     u.call()
     machine = u.machines.get(attempt)
     if u.take("look unknown"):
       raise UnknownError("500")
     if machine and u.now - u.answered.get(attempt, -1e9) < 25 and u.take("look stale"):
-      return states.Look(states.ABSENT)
+      return states.MachineStatus(states.ABSENT)
     false = u.take("look absent")
     if machine and false and not u.lied:
       u.lied = True  # the assumption: not twice in turn, beside a list that says the same
-      return states.Look(states.ABSENT)
+      return states.MachineStatus(states.ABSENT)
     u.lied = False
     if machine and machine.state == states.READY and u.works(machine) and (word := u.take("look ill")):
-      return states.Look(word, "UNHEALTHY")
-    return states.Look(machine.state if machine else states.ABSENT, "detail" if machine else "")
+      return states.MachineStatus(word, "UNHEALTHY")
+    return states.MachineStatus(machine.state if machine else states.ABSENT, "detail" if machine else "")
 
   def delete(self, target: int | states.Resource) -> None:
     u = self._universe

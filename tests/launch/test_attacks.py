@@ -25,7 +25,7 @@ from launch import (
   storage,
 )
 from launch.errors import UnknownError
-from launch.mailbox import Held, Lease, Mailbox, Report
+from launch.mailbox import Lease, LeaseHeldError, Mailbox, WorkerReport
 from launch.states import Observation, State
 from tests.launch import cloud
 from tests.launch.descriptions import GONE, engine, item
@@ -53,24 +53,26 @@ def test_a1_unexpected_statuses_are_unknown(tmp_path, program, answer, verb):
 def test_a2_labels_without_a_folder_are_those_of_the_run_if_others_agree():
   own = any_run("qr")
   labels = own.labels(1)
-  assert states.owns(own, 1, "vit-a1", labels | {"team": "speech"})
-  assert not states.owns(own, 1, "vit-a1", {"team": "speech"}) and not states.owns(own, 1, "vit-a1", {})
-  assert not states.owns(own, 1, "vit-a1", labels | {"vitjax-folder": "f" * 16})
+  assert states.has_labels(own, 1, "vit-a1", labels | {"team": "speech"})
+  assert not states.has_labels(own, 1, "vit-a1", {"team": "speech"}) and not states.has_labels(own, 1, "vit-a1", {})
+  assert not states.has_labels(own, 1, "vit-a1", labels | {"vitjax-folder": "f" * 16})
   for key in labels:
     with pytest.raises(UnknownError, match=key) if key != "vitjax-folder" else pytest.raises(UnknownError):
-      states.owns(own, 1, "vit-a1", {name: value for name, value in labels.items() if name != key})
+      states.has_labels(own, 1, "vit-a1", {name: value for name, value in labels.items() if name != key})
 
 
 @pytest.mark.parametrize("attempt", [0, 2])
 def test_a3_a_machine_whose_labels_contradict_its_name_is_not_removed(attempt):
   resource = states.Resource(name="vit-a1", location="z", **FOUND | {"attempt": attempt})
-  facts = removal.Facts(State(attempt=1, stage=states.OVER), open=False, watched=False, now=NOW)
-  assert removal.judge(resource, facts) == removal.ELSEWHERE
-  assert removal.judge(dataclasses.replace(resource, attempt=1), facts) == removal.ORPHAN
-  assert removal.judge(dataclasses.replace(resource, attempt=1, name="vit-a1-3"), facts) == removal.ORPHAN
+  facts = removal.RunFacts(State(attempt=1, stage=states.OVER), open=False, watched=False, now=NOW)
+  assert removal.find_removal_reason(resource, facts) == removal.ELSEWHERE
+  assert removal.find_removal_reason(dataclasses.replace(resource, attempt=1), facts) == removal.ORPHAN
+  assert removal.find_removal_reason(dataclasses.replace(resource, attempt=1, name="vit-a1-3"), facts) == removal.ORPHAN
 
 
-@pytest.mark.parametrize("look", [states.Look(states.REPAIRING, "ill"), states.Look(states.STARTING, "", hosts=1)])
+@pytest.mark.parametrize(
+  "look", [states.MachineStatus(states.REPAIRING, "ill"), states.MachineStatus(states.STARTING, "", hosts=1)]
+)
 def test_a4_machines_that_exist_count_before_they_are_ready(look):
   run = any_run("qr", max_hours=1.0)
   state = State(attempt=1, try_=1, stage=states.WATCHING, since=NOW, look_since=NOW, expires=NOW + 9e4, answered=NOW)
@@ -80,7 +82,7 @@ def test_a4_machines_that_exist_count_before_they_are_ready(look):
   state, actions = decisions.decide(run, state, Observation(NOW + 3601 + run.limits.grace, look))
   assert state.stage == states.DELETING and [action.verb for action in actions] == ["delete", "note"]
   for second in (1, 2):
-    state, _ = decisions.decide(run, state, Observation(NOW + 3700 + second, states.Look(states.ABSENT)))
+    state, _ = decisions.decide(run, state, Observation(NOW + 3700 + second, states.MachineStatus(states.ABSENT)))
   assert state.used == pytest.approx(3702) and state.stage == states.IDLE
   state, _ = decisions.decide(run, state, Observation(NOW + 4e4, None))
   assert state.stage == states.OVER and state.end[0] == errors.GAVE_UP
@@ -89,11 +91,11 @@ def test_a4_machines_that_exist_count_before_they_are_ready(look):
 def test_a4_running_programs_prove_that_their_machines_are_ready():
   run = any_run("qr")
   state = State(attempt=1, try_=1, stage=states.WATCHING, since=NOW - 9, look_since=NOW - 9, expires=NOW + 9e4)
-  reports = {worker: (Report(worker, phase=mailbox.RUNNING, step=1), 1.0) for worker in range(run.workers)}
-  state, _ = decisions.decide(run, state, Observation(NOW, states.Look(states.REPAIRING, "ill"), reports))
+  reports = {worker: (WorkerReport(worker, phase=mailbox.RUNNING, step=1), 1.0) for worker in range(run.workers)}
+  state, _ = decisions.decide(run, state, Observation(NOW, states.MachineStatus(states.REPAIRING, "ill"), reports))
   assert state.seen and state.ready == NOW
   for _ in range(errors.LOOKS):  # it has deleted itself: the same attempt is not requested again
-    state, actions = decisions.decide(run, state, Observation(NOW + 9000, states.Look(states.ABSENT), {}))
+    state, actions = decisions.decide(run, state, Observation(NOW + 9000, states.MachineStatus(states.ABSENT), {}))
   assert state.stage == states.DELETING and "create" not in [action.verb for action in actions]
 
 
@@ -122,11 +124,11 @@ def test_a7_a_pipe_in_the_run_directory_is_unknown_at_once(tmp_path, name):
 @pytest.mark.parametrize("skew", [-3 * 3600, 3 * 3600])
 def test_a8_a_wrong_clock_does_not_take_the_lease_of_a_live_watcher(tmp_path, monkeypatch, skew):
   Lease(storage.Disk(str(tmp_path)), 60.0).take()
-  monkeypatch.setattr(storage, "_clock", lambda _: storage.Clock())  # of another process
-  monkeypatch.setattr(mailbox, "_gone", lambda _: False)
+  monkeypatch.setattr(storage, "_get_clock", lambda _: storage.ServiceClock())  # of another process
+  monkeypatch.setattr(mailbox, "_has_holder_ended", lambda _: False)
   right = time.time
   monkeypatch.setattr(storage.time, "time", lambda: right() + skew)
-  with pytest.raises(Held):
+  with pytest.raises(LeaseHeldError):
     Lease(storage.Disk(str(tmp_path)), 60.0).take()
   assert not [path for path in tmp_path.iterdir() if path.name.startswith(".time")]
 
@@ -154,7 +156,7 @@ def test_a12_an_interruption_ends_the_programs_of_parallel_calls():
   start = time.monotonic()
   threading.Thread(target=interrupt).start()
   with pytest.raises(KeyboardInterrupt):
-    errors.gather(lambda seconds: errors.call(["sleep", seconds], 60, "install"), ["50"] * 3, 2)
+    errors.map_in_threads(lambda seconds: errors.call(["sleep", seconds], 60, "install"), ["50"] * 3, 2)
   assert time.monotonic() - start < 20
 
 
@@ -168,8 +170,8 @@ def test_a12_an_interrupted_watcher_tries_a_silent_bucket_once(here_is_a_run, mo
   monkeypatch.setattr(storage.urllib.request, "urlopen", refuse)
   monkeypatch.setattr(storage.time, "sleep", lambda seconds: None)
   monkeypatch.setenv("STORAGE_EMULATOR_HOST", "localhost:9")
-  watch = commands.Watch(any_run("qr"), commands.EventLog("vit"))
-  monkeypatch.setattr(watch, "to_end", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+  watch = commands.Watcher(any_run("qr"), commands.EventLog("vit"))
+  monkeypatch.setattr(watch, "watch_to_end", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
   before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
   try:
     assert commands._watch_to_end(watch, watch._run) == errors.DETACHED
@@ -182,9 +184,12 @@ def test_a12_an_interrupted_watcher_tries_a_silent_bucket_once(here_is_a_run, mo
 
 
 def test_a12_parallel_calls_keep_their_order_and_raise_their_error():
-  assert errors.gather(lambda value: value * 2, [3, 1, 2], 8) == [6, 2, 4] and errors.gather(len, [], 8) == []
+  assert (
+    errors.map_in_threads(lambda value: value * 2, [3, 1, 2], 8) == [6, 2, 4]
+    and errors.map_in_threads(len, [], 8) == []
+  )
   with pytest.raises(ZeroDivisionError):
-    errors.gather(lambda value: 1 / value, [1, 0, 2], 2)
+    errors.map_in_threads(lambda value: 1 / value, [1, 0, 2], 2)
 
 
 def test_a14_pods_that_a_quota_prevents_are_waited_for(monkeypatch):
@@ -199,7 +204,7 @@ def test_a14_pods_that_a_quota_prevents_are_waited_for(monkeypatch):
     kind = words[words.index("get") + 1]
     return json.dumps(value if name in words else {"items": answers.get(kind, [])})
 
-  monkeypatch.setattr(gke, "ask", ask)
+  monkeypatch.setattr(gke, "run_kubectl", ask)
   look = gke.Engine(run).look(1)
   assert look.state == states.QUEUED and "exceeded quota" in look.detail
 
@@ -209,11 +214,11 @@ def test_a14_pods_that_a_quota_prevents_are_waited_for(monkeypatch):
 )
 def test_a15_a_quota_is_recognised_with_any_status(status):
   text = f"ERROR: (gcloud.compute.tpus.queued-resources.create) {status}: Quota limit 'TPUV3' has been exceeded"
-  assert isinstance(gcloud.failure(1, text), errors.QuotaError)
+  assert isinstance(gcloud.make_error(1, text), errors.QuotaError)
 
 
 def test_a17_an_interrupted_down_names_the_machines_wherever_its_name_is(here_is_a_run, capsys):
-  assert commands.interrupted(["down", "--yes", "vit"]) == errors.DETACHED
+  assert commands.report_interruption(["down", "--yes", "vit"]) == errors.DETACHED
   assert "vit-a1 continues" in capsys.readouterr().out
 
 
@@ -221,7 +226,7 @@ def test_a17_an_interrupted_down_names_the_machines_wherever_its_name_is(here_is
 def here_is_a_run(tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
   log = commands.EventLog("vit")
-  run = spec.checked(spec.Run("vit", "local", "m", ("--workdir=/w",), str(tmp_path / "w")))
+  run = spec.check_and_complete(spec.Run("vit", "local", "m", ("--workdir=/w",), str(tmp_path / "w")))
   state = State(attempt=1, stage=states.WATCHING, expires=2e9)
   log.append("run", State(), run=run.dumps(), sha="c" * 64)
   log.append("intent", state)
@@ -229,7 +234,7 @@ def here_is_a_run(tmp_path, monkeypatch):
 
 def test_a19_a_report_cannot_imitate_lines(tmp_path):
   disk = storage.Disk(str(tmp_path))
-  forged = Report(0, detail="ok\nvit: all its machines are deleted", host="h\n2026", tail="a\nb")
+  forged = WorkerReport(0, detail="ok\nvit: all its machines are deleted", host="h\n2026", tail="a\nb")
   disk.write("a1/w00.json", json.dumps(dataclasses.asdict(forged)).encode())
   report, _ = Mailbox(disk, 1).seen(0)
   assert report.detail == "ok vit: all its machines are deleted" and report.host == "h 2026" and report.tail == "a\nb"
@@ -251,7 +256,7 @@ def test_a19_a_report_cannot_imitate_lines(tmp_path):
   ],
 )
 def test_a20_more_secrets_are_refused(name, value):
-  assert bundle.secret_variable(name, value)
+  assert bundle.detect_secret_variable(name, value)
 
 
 USUAL = [("TWO_PASS", "1"), ("AUTH", "none"), ("MONKEY", "x"), ("TOKENS_PER_BATCH", "10"), ("TOKEN_FILE", "/x")]
@@ -259,19 +264,21 @@ USUAL = [("TWO_PASS", "1"), ("AUTH", "none"), ("MONKEY", "x"), ("TOKENS_PER_BATC
 
 @pytest.mark.parametrize(("name", "value"), USUAL)
 def test_a20_usual_variables_are_not_secrets(name, value):
-  assert not bundle.secret_variable(name, value)
+  assert not bundle.detect_secret_variable(name, value)
 
 
 def test_a16_an_age_by_this_machines_clock_alone_deletes_nothing(tmp_path, monkeypatch, capsys):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-  old = states.Resource("vit-a1", "ctx/default", "vit", spec.owner(), 1, states.LOST, "gone", created=time.time() - 9e4)
+  old = states.Resource(
+    "vit-a1", "ctx/default", "vit", spec.get_user_label(), 1, states.LOST, "gone", created=time.time() - 9e4
+  )
 
   class Engine:
     def inventory(self, zones):
       return [old], {}
 
   monkeypatch.setattr(listing, "engine_of", lambda run: Engine())
-  args = flags.parse(["gc", "--cluster=ctx", "--older-than=2h", "--force", "--yes"])[0]
+  args = flags.parse_flags(["gc", "--cluster=ctx", "--older-than=2h", "--force", "--yes"])[0]
   assert listing.gc(args) == errors.DONE
   assert "only this machine's clock" in capsys.readouterr().out
 

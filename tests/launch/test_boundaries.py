@@ -19,7 +19,7 @@ GONE = "Resource 'projects/proj-x/locations/europe-west4-a/queuedResources/{}' w
 
 
 def test_the_page_has_the_table_of_the_code():
-  assert PAGE.read_text().endswith(errors.table())
+  assert PAGE.read_text().endswith(errors.format_table())
 
 
 def test_the_constants_of_the_table_are_those_that_are_used():
@@ -53,7 +53,7 @@ def test_g6_an_unexpected_outcome_of_any_call_is_unknown(error):
     def look(self, attempt):
       raise error
 
-  engine = errors.Guarded(Broken(), "qr")
+  engine = errors.GuardedObject(Broken(), "qr")
   with pytest.raises(UnknownError, match="qr: unexpected answer"):
     engine.look(1)
   assert engine.restarts is False
@@ -61,7 +61,7 @@ def test_g6_an_unexpected_outcome_of_any_call_is_unknown(error):
 
 @pytest.mark.parametrize("error", [UnknownError("x"), LaunchError("y", 11), KeyboardInterrupt()], ids=repr)
 def test_answers_that_are_understood_and_interruptions_pass_the_boundary(error):
-  with pytest.raises(type(error)) as found, errors.boundary("x"):
+  with pytest.raises(type(error)) as found, errors.convert_unexpected("x"):
     raise error
   assert found.value is error
 
@@ -70,7 +70,7 @@ def test_answers_that_are_understood_and_interruptions_pass_the_boundary(error):
 def engine(tmp_path, program, monkeypatch):
   """An engine as the verbs get it, with a gcloud that plays a script."""
   monkeypatch.chdir(tmp_path)
-  return states.engine(cloud.run())
+  return states.make_engine(cloud.run())
 
 
 NAMED = {"name": f"projects/proj-x/locations/europe-west4-a/queuedResources/{NAME}"}
@@ -111,7 +111,7 @@ def test_g6_a_program_that_cannot_be_run_is_unknown(engine, program, mode):
 
 def test_g6_a_missing_temporary_directory_delays_a_request(engine, program, tmp_path, monkeypatch):
   monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
-  monkeypatch.setattr("launch.storage.storage", lambda _: cloud.store(tmp_path / "run", cloud.run()))
+  monkeypatch.setattr("launch.storage.open_storage", lambda _: cloud.store(tmp_path / "run", cloud.run()))
   with pytest.raises(UnknownError):
     engine.create(1, 0)
   assert program.verbs() == []

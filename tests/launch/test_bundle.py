@@ -37,7 +37,7 @@ def test_it_has_what_git_tracks_and_what_is_new_and_nothing_that_is_ignored(tmp_
   (root / "run.sh").write_text("")
   (root / "run.sh").chmod(0o700)
   os.symlink("configs/a.py", root / "a.py")
-  made = bundle.make(root / "configs")  # from anywhere inside
+  made = bundle.make_bundle(root / "configs")  # from anywhere inside
   found = unpacked(made)
   expected = {".gitignore", "launch/worker.py", "configs/a.py", "new.py", "ä b\n.py", "run.sh", "a.py"}
   assert set(found) == set(made.names) == expected
@@ -48,22 +48,22 @@ def test_it_has_what_git_tracks_and_what_is_new_and_nothing_that_is_ignored(tmp_
 
 
 def test_the_same_files_are_the_same_bytes_whoever_has_them_wherever_and_whenever(tmp_path):
-  first = bundle.make(repositories.made(tmp_path / "a"))
+  first = bundle.make_bundle(repositories.made(tmp_path / "a"))
   other = repositories.made(tmp_path / "b", dict(reversed(repositories.FILES.items())), commit=False)
   for path in other.rglob("*"):
     os.utime(path, (0, 0))
   (other / "setup.py").chmod(0o600)
-  assert bundle.make(other).content == first.content
+  assert bundle.make_bundle(other).content == first.content
   repositories.write(other, {"configs/a.py": "# c\n"})
-  assert bundle.make(other).sha != first.sha
+  assert bundle.make_bundle(other).sha != first.sha
 
 
 def test_it_says_which_commit_it_is_and_what_is_changed(tmp_path):
   root = repositories.made(tmp_path)
-  clean = bundle.make(root)
+  clean = bundle.make_bundle(root)
   assert len(clean.commit) == 40 and not clean.dirty and clean.diff == ""
   repositories.write(root, {"configs/a.py": "# changed\n", "new.py": ""})
-  changed = bundle.make(root)
+  changed = bundle.make_bundle(root)
   assert changed.dirty and "+# changed" in changed.diff and changed.untracked == ("new.py",)
   assert changed.commit == clean.commit
   assert json.loads(changed.about())["diff"] == changed.diff
@@ -75,7 +75,7 @@ def test_links_out_of_the_tree_and_other_repositories_are_left_out_and_said(tmp_
   os.symlink("../b", root / "relative")
   os.symlink(".git/config", root / "config")
   repositories.made(root / "inner")
-  assert set(bundle.make(root).names) == set(repositories.FILES)
+  assert set(bundle.make_bundle(root).names) == set(repositories.FILES)
   said = capsys.readouterr().err
   assert all(f"{name} is a link to a path outside" in said for name in ("absolute", "relative", "config"))
   assert "inner/ is another repository" in said
@@ -99,19 +99,19 @@ def test_what_looks_like_a_key_is_refused_tracked_or_not(tmp_path, name, content
   if tracked:
     repositories.git(root, "add", "-A")
   with pytest.raises(LaunchError, match="looks like a key") as error:
-    bundle.make(root)
+    bundle.make_bundle(root)
   assert name in str(error.value) and ".gitignore" in str(error.value) and "git rm --cached" in str(error.value)
 
 
 def test_a_key_that_was_taken_out_is_not_in_the_diff(tmp_path):
   root = repositories.made(tmp_path, repositories.FILES | {"a.py": KEY})
   (root / "a.py").write_text("")
-  assert KEY not in bundle.make(root).about()
+  assert KEY not in bundle.make_bundle(root).about()
 
 
 def test_templates_and_words_about_keys_are_no_keys(tmp_path):
   files = {".env.example": "KEY=", "keys.py": "monkey = 'BEGIN'", "public.txt": "-----BEGIN PUBLIC KEY-----"}
-  assert set(files) < set(bundle.make(repositories.made(tmp_path, repositories.FILES | files)).names)
+  assert set(files) < set(bundle.make_bundle(repositories.made(tmp_path, repositories.FILES | files)).names)
 
 
 def test_what_is_too_large_is_named(tmp_path, monkeypatch):
@@ -123,27 +123,27 @@ def test_what_is_too_large_is_named(tmp_path, monkeypatch):
   with pytest.raises(
     LaunchError, match=r"2,001\.0 MB, and a bundle at most 50; the largest: weights\.npz \(2,000\.0 MB\)"
   ):
-    bundle.make(root)
+    bundle.make_bundle(root)
   assert time.monotonic() - began < 2
 
 
 def test_without_a_repository_or_git_or_the_worker_the_line_says_what_to_do(tmp_path, monkeypatch):
   with pytest.raises(LaunchError, match=r"not in a readable git repository.*clone of vit_jax"):
-    bundle.make(tmp_path)
+    bundle.make_bundle(tmp_path)
   with pytest.raises(LaunchError, match=r"no launch/worker\.py"):
-    bundle.make(repositories.made(tmp_path, {"a.py": ""}))
+    bundle.make_bundle(repositories.made(tmp_path, {"a.py": ""}))
   monkeypatch.setattr(bundle, "__file__", "/usr/lib/python3/site-packages/launch/bundle.py")
   (tmp_path / "outside").mkdir()
   shutil.rmtree(tmp_path / ".git")
   with pytest.raises(LaunchError, match="installed outside of one"):
-    bundle.make(tmp_path / "outside")
+    bundle.make_bundle(tmp_path / "outside")
   monkeypatch.setenv("PATH", str(tmp_path))
   with pytest.raises(LaunchError, match="git is not installed"):
-    bundle.make(tmp_path)
+    bundle.make_bundle(tmp_path)
 
 
 def test_it_is_brought_once(tmp_path):
-  made, files = bundle.make(repositories.made(tmp_path / "a")), Disk(str(tmp_path / "run"))
+  made, files = bundle.make_bundle(repositories.made(tmp_path / "a")), Disk(str(tmp_path / "run"))
   bundle.upload(files, made)
   before = files.read(f"code/{made.sha}.tgz")
   bundle.upload(files, made)
@@ -154,7 +154,7 @@ def test_it_is_brought_once(tmp_path):
 def test_this_repository_has_what_workers_need():
   if not (ROOT / ".git").exists():
     pytest.skip("not a clone")
-  names = set(bundle._files(ROOT, sorted({*bundle._names(ROOT, "-c")})))
+  names = set(bundle._read_files(ROOT, sorted({*bundle._list_names(ROOT, "-c")})))
   assert {"setup.py", "launch/storage.py", "vit_jax/train.py", "configs/digits.py"} <= names
 
 
@@ -164,7 +164,7 @@ def test_g6_a_git_that_cannot_be_run_is_unknown(tmp_path, monkeypatch, script):
   (tmp_path / "git").chmod(0o755)
   monkeypatch.setenv("PATH", str(tmp_path))
   with pytest.raises((UnknownError, LaunchError), match=r"git (cannot be run|is not installed)"):
-    bundle.make(tmp_path)
+    bundle.make_bundle(tmp_path)
 
 
 def test_g6_a_git_without_an_answer_is_unknown(tmp_path, monkeypatch):
@@ -173,7 +173,7 @@ def test_g6_a_git_without_an_answer_is_unknown(tmp_path, monkeypatch):
   monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
   monkeypatch.setattr(bundle, "PATIENCE", 0.2)
   with pytest.raises(UnknownError, match=r"rev-parse.* did not answer within"):
-    bundle.make(tmp_path)
+    bundle.make_bundle(tmp_path)
 
 
 def test_g6_a_directory_that_was_deleted_is_one_line(tmp_path, monkeypatch):
@@ -182,5 +182,5 @@ def test_g6_a_directory_that_was_deleted_is_one_line(tmp_path, monkeypatch):
   (tmp_path / "gone").rmdir()
   for folder in (tmp_path / "gone", pathlib.Path(".")):
     with pytest.raises(LaunchError, match=r"does not exist|git repository") as error:
-      bundle.make(folder)
+      bundle.make_bundle(folder)
     assert "\n" not in str(error.value)

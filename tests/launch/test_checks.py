@@ -46,7 +46,7 @@ def texts(findings, kind):
 def test_a_plan_becomes_findings(changes, kind, words):
   found = list(checks.judge_plan(launches.run("qr"), PLAN | changes))
   assert any(all(word in text for word in words) for text in texts(found, kind))
-  assert any(finding.refuses for finding in found) == (kind == "refuse")
+  assert any(finding.is_refusal for finding in found) == (kind == "refuse")
   assert bool(texts(found, "warn")) == (kind == "warn")
 
 
@@ -57,7 +57,7 @@ def test_a_run_as_it_should_be_has_notes_only():
 
 @pytest.mark.parametrize(("codes", "code"), [((), 0), ((DENIED,), DENIED), ((USAGE, DENIED), USAGE)])
 def test_the_code_of_a_check_is_that_of_what_refuses(codes, code):
-  assert checks.refusal([Finding("warn", ""), *(Finding("refuse", "", each) for each in codes)]) == code
+  assert checks.get_refusal_code([Finding("warn", ""), *(Finding("refuse", "", each) for each in codes)]) == code
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_code_of_a_check_is_that_of_what_refuses(codes, code):
 def test_what_workers_do_not_have_is_refused(here, backend, args, word):
   repositories.write(here, {"data/new.py": "# ignored\n"})
   run = launches.run(backend, module="my.own", args=tuple(args))
-  (refused,) = texts(checks.check(run), "refuse")
+  (refused,) = texts(checks.check_run(run), "refuse")
   assert word in refused
 
 
@@ -89,22 +89,22 @@ def test_what_workers_do_not_have_is_refused(here, backend, args, word):
   ],
 )
 def test_what_workers_have_is_fine(here, backend, args):
-  assert texts(checks.check(launches.run(backend, module="my.own", args=tuple(args))), "refuse") == []
+  assert texts(checks.check_run(launches.run(backend, module="my.own", args=tuple(args))), "refuse") == []
 
 
 def test_a_config_that_was_not_added_yet_is_fine_from_the_root_only(here, monkeypatch):
   repositories.write(here, {"configs/new.py": ""})
   run = launches.run(module="my.own", args=("--config=configs/new.py",))
-  assert texts(checks.check(run), "refuse") == []
+  assert texts(checks.check_run(run), "refuse") == []
   monkeypatch.chdir(here / "configs")
   run = launches.run(module="my.own", args=("--config=new.py",))
-  assert "root of the repository" in texts(checks.check(run), "refuse")[0]
+  assert "root of the repository" in texts(checks.check_run(run), "refuse")[0]
 
 
 def test_no_repository_is_a_refusal_and_not_an_error(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  (found,) = checks.check(launches.run())
-  assert found.refuses and "git" in found.text
+  (found,) = checks.check_run(launches.run())
+  assert found.is_refusal and "git" in found.text
 
 
 NO_CREDENTIALS = """ERROR: (gcloud.auth.print-access-token) You do not currently have an active account selected.
@@ -116,35 +116,35 @@ Please run:
 
 def test_f10_without_credentials_a_run_is_refused_at_once_and_the_code_is_11(here, tmp_path, monkeypatch):
   monkeypatch.setattr(checks, "read_config", None)  # nothing that takes time is called
-  monkeypatch.setattr(checks, "plan", None)
+  monkeypatch.setattr(checks, "check_plan", None)
   monkeypatch.delenv("STORAGE_EMULATOR_HOST")
   monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
   gcloud = tmp_path / "bin/gcloud"
   repositories.write(tmp_path, {"bin/gcloud": f"#!/bin/sh\ncat >&2 <<'EOF'\n{NO_CREDENTIALS}EOF\nexit 1\n"})
   gcloud.chmod(0o755)
   monkeypatch.setenv("PATH", f"{gcloud.parent}:{os.environ['PATH']}")
-  found = checks.check(launches.run("qr", module="my.own", args=("--config.data.path=gs://other/data",)))
+  found = checks.check_run(launches.run("qr", module="my.own", args=("--config.data.path=gs://other/data",)))
   (refused,) = texts(found, "refuse")
   assert "(You do not currently have an active account selected.); run: gcloud auth login" in refused
-  assert checks.refusal(found) == DENIED
+  assert checks.get_refusal_code(found) == DENIED
   assert found[-1].text == refused
 
 
 def test_f10_a_run_that_was_refused_is_not_planned(here, monkeypatch):
-  monkeypatch.setattr(checks, "plan", None)  # would raise a TypeError
-  found = checks.check(launches.run("qr", module="my.own", args=("--config.data.path=/data/imagenet",)))
-  assert found[-1].refuses and "/data/imagenet" in found[-1].text
+  monkeypatch.setattr(checks, "check_plan", None)  # would raise a TypeError
+  found = checks.check_run(launches.run("qr", module="my.own", args=("--config.data.path=/data/imagenet",)))
+  assert found[-1].is_refusal and "/data/imagenet" in found[-1].text
 
 
 def test_a_bucket_that_does_not_answer_is_a_warning(here):
-  found = checks.check(launches.run("qr", module="my.own"))
+  found = checks.check_run(launches.run("qr", module="my.own"))
   assert any("does not answer" in text for text in texts(found, "unknown")) and not texts(found, "refuse")
   assert "my.own" in texts(found, "note")[-1]
 
 
 def test_without_jax_the_rest_is_checked_and_a_line_says_so(here, monkeypatch):
   monkeypatch.setattr(checks, "NEEDED", ("vit_jax", "no_such_jax", "libtpu"))
-  found = checks.check(launches.run("qr", args=("--config=configs/a.py", "--config.data.path=/data")))
+  found = checks.check_run(launches.run("qr", args=("--config=configs/a.py", "--config.data.path=/data")))
   assert "lacks no_such_jax" in texts(found, "warn")[-1]
   assert "/data" in texts(found, "refuse")[0]
 
@@ -154,10 +154,10 @@ def test_a_real_bucket_is_asked_for_its_region(here, bucket_server, monkeypatch)
   monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket_server.address)
   run = launches.run("qr", module="my.own", zones=("europe-west4-a",), args=("--config.data.path=gs://bkt/data",))
   location = storage.Bucket("gs://bkt").location()
-  (refused,) = texts(checks.check(run), "refuse")
+  (refused,) = texts(checks.check_run(run), "refuse")
   assert f"--workdir: gs://bkt is in {location}" in refused
   other = launches.run("qr", module="my.own", args=("--config.data.path=gs://none/data",))
-  assert "gs://none: there is no such bucket" in texts(checks.check(other), "refuse")[-1]
+  assert "gs://none: there is no such bucket" in texts(checks.check_run(other), "refuse")[-1]
 
 
 SMALL = {
@@ -175,11 +175,11 @@ def test_vit_jax_itself_judges_the_config_on_its_slice(tmp_path, monkeypatch, ca
   monkeypatch.chdir(repositories.made(tmp_path, repositories.FILES | files))
   monkeypatch.setenv("PYTHONPATH", str(source))
   words = ["--config=configs/a.py", *(f"--config.{key}={text}" for key, text in SMALL.items())]
-  (refused,) = texts(checks.check(launches.run("local", args=(*words, "--config.bacth=64"))), "refuse")
+  (refused,) = texts(checks.check_run(launches.run("local", args=(*words, "--config.bacth=64"))), "refuse")
   assert "config.bacth" in refused and "'batch'" in refused
   monkeypatch.setattr(checks, "NEWS", 0.5)
   there = launches.run("qr", tpu="v3-8", args=(*words, "--config.data.path=gs://bkt/data"))
-  found = checks.check(there, price=1.5, host_rate=1e4)
+  found = checks.check_run(there, price=1.5, host_rate=1e4)
   assert "v3-8: fits" in texts(found, "note")[-2] and "cost: " in texts(found, "note")[-1]
   said = capsys.readouterr()
   assert texts(found, "note")[-1] in said.out and " 1 s" in said.err and "planning" in said.err
@@ -197,7 +197,7 @@ def test_g6_an_answer_of_another_form_is_unknown(here, monkeypatch, text):
   monkeypatch.setattr(checks, "NEEDED", ())
   run = launches.run("qr", args=("--config=configs/a.py", "--config.data.path=gs://bkt/data"))
   _, (config,) = checks.read_config(run, here)
-  (plan,) = checks.plan(run, here, None, None)
+  (plan,) = checks.check_plan(run, here, None, None)
   assert config.kind in ("unknown", "note") and plan.kind == "unknown" and "plan: " in plan.text
 
 
@@ -206,6 +206,6 @@ def test_g6_without_a_temporary_directory_a_check_is_unknown(here, monkeypatch, 
   monkeypatch.setattr(tempfile, "tempdir", folder)
   monkeypatch.setattr(checks, "NEEDED", ())
   run = launches.run("qr", args=("--config=configs/a.py", "--config.data.path=gs://bkt/data"))
-  assert [each.kind for each in (*checks.read_config(run, here)[1], *checks.plan(run, here, None, None))] == [
+  assert [each.kind for each in (*checks.read_config(run, here)[1], *checks.check_plan(run, here, None, None))] == [
     "unknown"
   ] * 2

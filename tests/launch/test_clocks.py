@@ -44,7 +44,7 @@ def test_9_a_clock_that_jumps_ahead_deletes_nothing_that_is_well(bucket):
   world = World(run(max_hours=20), total=3000).until(running)
   world.ahead, world.bucket = 2 * DAY, bucket
   assert (
-    world.to_end().state.end[0] == errors.DONE
+    world.watch_to_end().state.end[0] == errors.DONE
     and not world.machines
     and world.made == [1]
     and "expired" not in world.notes

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from launch import errors, event_log
 from launch.event_log import EventLog
-from launch.mailbox import Held
+from launch.mailbox import LeaseHeldError
 from launch.states import OVER
-from launch.storage import storage
-from launch.watch import Watch
+from launch.storage import open_storage
+from launch.watch import Watcher
 from tests.launch.providers import Gke, Queued
 
 pytestmark = pytest.mark.heavy
@@ -46,8 +46,8 @@ def make(kind, bucket_server, tmp_path, monkeypatch, request):
 @contextlib.contextmanager
 def watching(cloud, **words):
   """One who watches."""
-  book = EventLog("vit", storage(cloud.run.folder))
-  with Watch(cloud.run, book, **words) as watch:
+  book = EventLog("vit", open_storage(cloud.run.folder))
+  with Watcher(cloud.run, book, **words) as watch:
     if not book.events:
       watch.begin(None)
     yield watch
@@ -59,7 +59,7 @@ def watched(cloud, **words):
     while watch.state.stage != OVER:
       watch.step()
       assert len(cloud.states()) <= 1
-    return watch.to_end()
+    return watch.watch_to_end()
 
 
 def step_until(watch, condition, most=400):
@@ -82,7 +82,7 @@ def test_1_it_is_written_down_before_it_is_asked_for(make):
   cloud.refuse(503)
   with watching(cloud) as watch:
     watch.step()
-  assert EventLog("vit").remaining() == [1] and not cloud.everything()
+  assert EventLog("vit").list_remaining() == [1] and not cloud.everything()
 
 
 def test_1_what_cannot_be_deleted_ends_with_13_and_the_command(make, capsys):
@@ -92,7 +92,7 @@ def test_1_what_cannot_be_deleted_ends_with_13_and_the_command(make, capsys):
   assert watched(cloud) == errors.BILLING
   command, alternative = capsys.readouterr().out.split("vit-a1 may still be billed")[1].split("or with")
   assert "delete" in command and "vit-a1" in command and "python -m launch down vit" in alternative
-  assert EventLog("vit").remaining() == [1]
+  assert EventLog("vit").list_remaining() == [1]
 
 
 def test_1_a_lost_answer_makes_nothing_twice(make):
@@ -109,7 +109,7 @@ def test_2_a_cloud_without_answers_changes_nothing(make):
     step_until(watch, cloud.crews[0].running.is_set)
     cloud.silence(8)
     step_until(watch, lambda: watch.state.stage == OVER)
-    assert watch.to_end() == errors.DONE
+    assert watch.watch_to_end() == errors.DONE
   assert cloud.made() == ["vit-a1"] and not cloud.everything()
 
 
@@ -120,7 +120,7 @@ def test_2_words_that_nobody_knows_are_waited_for(make):
     watch.step()
     cloud.murmur("vit-a1")
     step_until(watch, lambda: watch.state.stage == OVER)
-    assert watch.to_end() == errors.DONE
+    assert watch.watch_to_end() == errors.DONE
   assert cloud.made() == ["vit-a1"] and not cloud.everything()
 
 
@@ -142,7 +142,7 @@ def test_3_what_lingers_stands_beside_a_new_name_and_is_named(make, capsys):
     while watch.state.stage != OVER:
       watch.step()
       assert len(cloud.states()) <= 1
-    assert watch.to_end() == errors.BILLING
+    assert watch.watch_to_end() == errors.BILLING
   assert "vit-a1 may still be billed" in capsys.readouterr().out and cloud.made() == ["vit-a1", "vit-a2"]
 
 
@@ -160,7 +160,7 @@ def test_4_preemptions_cost_no_try(make):
         cloud.crews[number - 1].close()
         cloud.preempt(f"vit-a{number}")
     step_until(watch, lambda: watch.state.stage == OVER)
-    assert watch.to_end() == errors.DONE
+    assert watch.watch_to_end() == errors.DONE
   assert not cloud.everything() and len(cloud.made()) == len(set(cloud.made()))
 
 
@@ -183,16 +183,16 @@ def test_4_an_end_that_another_try_would_repeat_is_the_end(make, code):
 def test_8_another_goes_on_where_one_has_died(make):
   cloud = make()
   cloud.crew(1, steps=30)
-  book = EventLog("vit", storage(cloud.run.folder))
-  watch = Watch(cloud.run, book).__enter__()
+  book = EventLog("vit", open_storage(cloud.run.folder))
+  watch = Watcher(cloud.run, book).__enter__()
   watch.begin(None)
   step_until(watch, cloud.crews[0].running.is_set)
-  with pytest.raises(Held):
+  with pytest.raises(LeaseHeldError):
     watched(cloud)
   assert watched(cloud, force=True) == errors.DONE
   assert cloud.made() == ["vit-a1"] and not cloud.everything()
-  with pytest.raises(Held):
-    watch.to_end()
+  with pytest.raises(LeaseHeldError):
+    watch.watch_to_end()
 
 
 def test_10_a_name_that_is_another_runs_is_not_taken(make):
@@ -201,9 +201,9 @@ def test_10_a_name_that_is_another_runs_is_not_taken(make):
   with watching(cloud) as watch:
     step_until(watch, cloud.crews[0].running.is_set)
     other = dataclasses.replace(cloud.run, workdir=f"{cloud.run.workdir}-other")
-    with Watch(other, EventLog("vit-other", storage(other.folder))) as second:
+    with Watcher(other, EventLog("vit-other", open_storage(other.folder))) as second:
       second.begin(None)
-      assert second.to_end() == errors.USAGE
+      assert second.watch_to_end() == errors.USAGE
     assert cloud.states()
 
 
@@ -221,10 +221,10 @@ def test_whatever_happens_all_that_was_made_is_deleted_or_named(make, faults):
     cloud.crew(number, **steady)
   if "lose_answer" in faults:
     cloud.lose_answer()
-  with contextlib.suppress(Held):
+  with contextlib.suppress(LeaseHeldError):
     cause(cloud, faults)
   code = watched(cloud, force=True) if EventLog("vit").open else EventLog("vit").last("end")["code"]
-  left = {f"vit-a{number}" for number in EventLog("vit").remaining()}
+  left = {f"vit-a{number}" for number in EventLog("vit").list_remaining()}
   assert cloud.states().keys() <= left
   assert not left or code == errors.BILLING
 
@@ -247,4 +247,4 @@ def cause(cloud, faults):
     while watch.state.stage != OVER:
       watch.step()
       assert len(cloud.states()) <= 1
-    watch.to_end()
+    watch.watch_to_end()

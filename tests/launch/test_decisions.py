@@ -19,31 +19,31 @@ def ended(world):
 
 
 def test_a_run_that_meets_no_trouble_is_made_once_and_deleted():
-  world = World(run()).to_end()
+  world = World(run()).watch_to_end()
   assert ended(world) == errors.DONE and world.made == [1] and world.saved == 90 and not world.machines
 
 
 def test_1_without_capacity_it_ends_with_its_own_code_and_nothing_is_left():
-  world = World(run(), queue=1e9).to_end()
+  world = World(run(), queue=1e9).watch_to_end()
   assert ended(world) == errors.NO_CAPACITY and world.made == [1]
   assert run().limits.queue <= world.now - 1e9 < run().limits.queue + 200
 
 
 def test_1_with_several_zones_each_is_tried_once_and_never_two_at_once():
-  world = World(run(zones=("us-central1-a", "europe-west4-a")), queue=1e9).to_end()
+  world = World(run(zones=("us-central1-a", "europe-west4-a")), queue=1e9).watch_to_end()
   assert ended(world) == errors.NO_CAPACITY and world.made == [1, 2]
 
 
 def test_3_an_answer_that_is_lost_makes_no_second_machine():
   world = World(run())
   world.create_lost = 3
-  assert ended(world.to_end()) == errors.DONE and world.made == [1]
+  assert ended(world.watch_to_end()) == errors.DONE and world.made == [1]
 
 
 def test_4_a_cloud_that_gives_no_answer_changes_nothing():
   world = World(run()).until(running)
   world.look_fails = 2000
-  assert ended(world.to_end()) == errors.DONE and world.made == [1]
+  assert ended(world.watch_to_end()) == errors.DONE and world.made == [1]
 
 
 def test_5_a_worker_that_never_reports_is_named_and_the_machines_are_replaced():
@@ -51,7 +51,7 @@ def test_5_a_worker_that_never_reports_is_named_and_the_machines_are_replaced():
   world.until(lambda w: len(w.made) == 2)
   assert "w00, w01, w02, w03: no report within" in world.said[1]
   world.boot = 0.0
-  assert ended(world.to_end()) == errors.DONE and world.made == [1, 2]
+  assert ended(world.watch_to_end()) == errors.DONE and world.made == [1, 2]
 
 
 @pytest.mark.parametrize("notice", [True, False])
@@ -62,7 +62,7 @@ def test_6_7_preemption_costs_no_try(notice):
     world.until(lambda w, number=number: w.saved >= 60 * number)
     world.preempt(notice)
     world.step()
-  assert ended(world.to_end()) == errors.DONE and world.made == [1, 2, 3, 4, 5, 6]
+  assert ended(world.watch_to_end()) == errors.DONE and world.made == [1, 2, 3, 4, 5, 6]
   assert world.state.failures == 0
 
 
@@ -83,7 +83,7 @@ def test_9_a_host_that_is_cut_off_is_started_again_in_place():
   world.until(lambda w: w.state.try_ == 2)
   assert "no report of w02" in world.said[-1] and world.made == [1]
   world.silent = set()
-  assert ended(world.to_end()) == errors.DONE and world.made == [1]
+  assert ended(world.watch_to_end()) == errors.DONE and world.made == [1]
 
 
 def test_10_a_second_hang_on_the_same_machines_takes_others():
@@ -93,12 +93,12 @@ def test_10_a_second_hang_on_the_same_machines_takes_others():
   world.crash = {3: (43, 60)}
   world.until(lambda w: len(w.made) == 2)
   world.crash = {}
-  assert ended(world.to_end()) == errors.DONE and world.made == [1, 2]
+  assert ended(world.watch_to_end()) == errors.DONE and world.made == [1, 2]
 
 
 @pytest.mark.parametrize("code", [1, 42, 130])
 def test_11_a_crash_loop_ends_after_three_tries_and_names_its_first_cause(code):
-  world = World(run(), crash={1: (code, 5)}).to_end()
+  world = World(run(), crash={1: (code, 5)}).watch_to_end()
   assert ended(world) == errors.GAVE_UP and world.made == [1]
   assert (
     "3 tries without a new checkpoint" in world.state.end[1] and f"w01 (h1) ended with {code}" in world.state.end[1]
@@ -111,17 +111,17 @@ def test_tries_that_go_on_from_later_checkpoints_fill_the_budget_again():
     world.crash = {0: (1, step)}
     world.until(lambda w, step=step: w.saved >= step - 40 and not running(w))
   world.crash = {}
-  assert ended(world.to_end()) == errors.DONE and world.made == [1]
+  assert ended(world.watch_to_end()) == errors.DONE and world.made == [1]
 
 
 @pytest.mark.parametrize("code", [2, 44, 45])
 def test_13_an_end_that_another_try_would_repeat_is_the_end(code):
-  world = World(run(), crash={2: (code, 30)}).to_end()
+  world = World(run(), crash={2: (code, 30)}).watch_to_end()
   assert ended(world) == code and world.made == [1] and world.state.try_ == 1
 
 
 def test_machines_are_kept_after_a_failure_where_that_is_asked_for():
-  world = World(run(keep_on_fail=True), crash={2: (44, 30)}).to_end()
+  world = World(run(keep_on_fail=True), crash={2: (44, 30)}).watch_to_end()
   assert world.state.end[0] == 44 and world.live() == [1] and world.state.unverified == (1,) and world.state.kept
 
 
@@ -129,7 +129,7 @@ def test_18_a_deletion_that_keeps_failing_ends_the_run():
   world = World(run(), total=3000).until(running)
   world.preempt(False)
   world.delete_ignored = 10**6
-  world.to_end()
+  world.watch_to_end()
   assert world.state.end[0] == errors.BILLING and world.made == [1] and world.state.unverified == (1,)
 
 
@@ -137,20 +137,20 @@ def test_18_a_cloud_that_answers_no_deletion_is_an_end_of_its_own():
   world = World(run(), total=3000).until(running)
   world.preempt(False)
   world.delete_fails = 10**6
-  world.to_end()
+  world.watch_to_end()
   assert world.state.end[0] == errors.BILLING and world.made == [1] and world.state.unverified == (1,)
 
 
 def test_a_cloud_that_cannot_be_asked_for_anything_ends_the_run_when_the_queue_would():
   world = World(run())
   world.create_fails = 10**6
-  assert ended(world.to_end()) == errors.NO_CAPACITY and world.made == []
+  assert ended(world.watch_to_end()) == errors.NO_CAPACITY and world.made == []
 
 
 def test_18_a_slow_deletion_is_reported_at_the_end():
   world = World(run(), total=3000, removal=10**6).until(running)
   world.preempt(False)
-  world.to_end()
+  world.watch_to_end()
   assert world.state.end[0] == errors.DONE and world.made == [1, 2] and world.most == 1
   assert world.state.unverified == (1, 2)
 
@@ -159,14 +159,14 @@ def test_18_a_slow_deletion_is_reported_at_the_end():
 def test_what_a_cloud_does_not_do_is_asked_for_more_and_more_rarely(verb):
   world = World(run(limits=spec.Limits(delete=7200.0)))
   setattr(world, f"{verb}_fails", 10**6)
-  pauses = np.diff(world.to_end().asked[verb])
+  pauses = np.diff(world.watch_to_end().asked[verb])
   assert (pauses[:4] == [15, 30, 60, 120]).all() and (pauses[5:] == 300).all() and len(pauses) > 20
 
 
 def test_what_is_asked_for_again_is_made_as_soon_as_the_cloud_answers():
   world = World(run())
   world.create_fails = 4
-  assert ended(world.to_end()) == errors.DONE and world.made == [1] and world.asked["create"][-1] - 1e9 == 225
+  assert ended(world.watch_to_end()) == errors.DONE and world.made == [1] and world.asked["create"][-1] - 1e9 == 225
 
 
 def test_24_a_node_that_is_repaired_goes_on_and_one_that_is_not_is_replaced():
@@ -186,13 +186,13 @@ def test_24_a_node_that_is_repaired_goes_on_and_one_that_is_not_is_replaced():
   world.machines[1].state, world.silent = states.REPAIRING, {3}
   world.until(lambda w: len(w.made) == 2)
   world.silent = set()
-  assert ended(world.to_end()) == errors.DONE and world.made == [1, 2]
+  assert ended(world.watch_to_end()) == errors.DONE and world.made == [1, 2]
 
 
 def test_a_run_that_is_stopped_keeps_its_machines_and_ends():
   world = World(run(), total=3000).until(running)
   world.orders[1] = mailbox.Order(1, stop=True)
-  world.to_end()
+  world.watch_to_end()
   assert world.state.end[0] == errors.DETACHED and world.live() == [1] and world.state.kept
 
 
@@ -202,7 +202,7 @@ def test_a_jobset_that_is_stopped_keeps_no_machines():
   for _ in range(20):
     world.step()
   world.orders[1] = mailbox.Order(1, stop=True)
-  world.to_end()
+  world.watch_to_end()
   assert ended(world) == errors.DETACHED and not world.machines
 
 
@@ -228,7 +228,7 @@ def test_a_refusal_of_the_cloud_is_an_end_with_its_words():
   world.step()
   world.machines[1].state, world.machines[1].detail = states.FAILED, "Quota 'TPUV3' exceeded"
   world.machines[1].code = errors.DENIED
-  assert ended(world.to_end()) == errors.DENIED and "Quota" in world.state.end[1]
+  assert ended(world.watch_to_end()) == errors.DENIED and "Quota" in world.state.end[1]
 
 
 FAULTS = ("look_fails", "create_fails", "create_lost", "delete_fails", "delete_ignored")
@@ -277,7 +277,7 @@ def test_whatever_happens_all_that_was_made_is_deleted_or_named_and_two_never_li
   for event in events:
     cause(world, *event)
   world.crash, world.silent = {}, set()
-  world.to_end()
+  world.watch_to_end()
   assert world.most <= 1
   assert set(world.machines) <= set(world.state.unverified)
   assert world.live() == ([world.state.attempt] if world.state.kept and world.live() else []) or (

@@ -13,7 +13,7 @@ import pytest
 
 from tests import runs
 from tests.launch import repositories
-from vit_jax.corpora.builders import prepare
+from vit_jax.corpora.builders import prepare_dataset
 
 pytestmark = pytest.mark.heavy
 ROOT = pathlib.Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def executed(words, clone, **variables):
 
 
 def test_d4_the_first_command_of_the_page_trains_in_a_relative_workdir(clone):
-  prepare("digits")
+  prepare_dataset("digits")
   page = (ROOT / "docs/guides/tpu-vms.md").read_text().replace("\\\n", " ")
   (command,) = re.findall(r"^python (-m launch run try .*)$", page, re.MULTILINE)
   words = shlex.split(command)

@@ -10,7 +10,7 @@ import pytest
 
 from launch import qr
 from launch.errors import LaunchError, UnknownError
-from launch.states import engine
+from launch.states import make_engine
 from tests.launch import cloud, launches, repositories
 
 RECORD = """#!/bin/sh
@@ -77,14 +77,14 @@ def test_the_printed_commands_are_those_that_are_executed(name, tmp_path, monkey
   recorder, changes = Recorder(tmp_path, monkeypatch), dict(RUNS[name])
   run = launches.run(changes.pop("backend", name), **changes)
   (tmp_path / "item").write_text(json.dumps(item(run)))
-  (tmp_path / "script.sh").write_text(engine(run).commands(1, 1_795_300_000).script)
+  (tmp_path / "script.sh").write_text(make_engine(run).commands(1, 1_795_300_000).script)
   assert subprocess.run(["bash", "-n", tmp_path / "script.sh"], capture_output=True).stderr == b""
   words = ["bash", str(tmp_path / "script.sh")]
   subprocess.run(words, cwd=tmp_path, capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
   printed = recorder.calls()
   assert not (tmp_path / "oops").exists()
 
-  made = qr.Engine(run, cloud.store(tmp_path / "store", run)) if run.backend == "qr" else engine(run)
+  made = qr.Engine(run, cloud.store(tmp_path / "store", run)) if run.backend == "qr" else make_engine(run)
   for answers in (ABSENT, PRESENT):
     recorder.answer(answers)
     for call in (lambda: made.create(1, 1_795_300_000), lambda: made.look(1), lambda: made.delete(1)):
@@ -95,13 +95,13 @@ def test_the_printed_commands_are_those_that_are_executed(name, tmp_path, monkey
   assert VERBS[run.backend] <= {word for call in executed for word in call}
   assert [call for call in printed - executed if "ssh" in call or "exec" in call or "-t" in call]
   if run.backend == "qr":
-    assert (tmp_path / "startup.sh").read_text() == qr.startup(run, 1, "0" * 64, 1_795_300_000)
+    assert (tmp_path / "startup.sh").read_text() == qr.make_startup_script(run, 1, "0" * 64, 1_795_300_000)
 
 
 def test_a_dry_run_of_this_machine_starts_looks_and_stops(tmp_path, monkeypatch):
   run = launches.run(workdir=f"{tmp_path}/a b/$HOME")
   monkeypatch.setenv("SHELL", "/bin/true")
-  script = engine(run).commands(2, 1_795_300_000).script
+  script = make_engine(run).commands(2, 1_795_300_000).script
   repositories.write(tmp_path, {"python": RECORD.format(folder=tmp_path, name="python", cases="")})
   (tmp_path / "python").chmod(0o755)
   subprocess.run(["bash", "-c", script.replace(sys.executable, str(tmp_path / "python"))], check=True, timeout=60)

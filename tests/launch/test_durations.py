@@ -11,13 +11,13 @@ from launch.spec import Limits
   ("text", "seconds"), [("90s", 90), ("30m", 1800), ("6h", 21_600), ("2d", 172_800), ("0.5h", 1800), ("1.25s", 1.25)]
 )
 def test_a_duration_has_a_unit(text, seconds):
-  assert spec.duration(text) == seconds
+  assert spec.parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "6", "h", "0s", "-1h", "6 h", "6H", "1e3s", "infs", "٣s", "6h\n", "9999999s"])
 def test_what_is_no_duration_is_refused(text):
   with pytest.raises(LaunchError, match="90s, 30m, 6h or 2d"):
-    spec.duration(text)
+    spec.parse_duration(text)
 
 
 def test_limits_go_together():

@@ -83,7 +83,7 @@ def commands():
 
 def test_the_run_of_the_page_is_one_that_launch_takes():
   (words,) = re.findall(r"^run=\((.*?)\)$", commands(), re.DOTALL | re.MULTILINE)
-  run = flags.run_of(*flags.parse(["run", *shlex.split(words)]))
+  run = flags.build_run(*flags.parse_flags(["run", *shlex.split(words)]))
   assert (run.backend, run.workers, run.workdir) == ("qr", 4, "gs://my-bucket/runs/vit-s16")
   for line in re.findall(r"`python -m launch (\w+)[^`]*`", PAGE + AFTERWARDS):
     assert line in flags.VERBS, line

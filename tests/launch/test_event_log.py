@@ -28,7 +28,7 @@ def test_what_is_appended_is_read_again_with_the_state_and_the_run():
   book.append("intent", STATE, location="europe-west4-a")
   again = EventLog("vit")
   assert again.state == STATE and again.run == run() and again.last("intent")["location"] == "europe-west4-a"
-  assert [event["number"] for event in again.events] == [0, 1] and again.open and event_log.names() == ["vit"]
+  assert [event["number"] for event in again.events] == [0, 1] and again.open and event_log.list_runs() == ["vit"]
 
 
 def test_attempts_that_were_to_be_made_remain_until_they_are_seen_to_be_gone():
@@ -36,7 +36,7 @@ def test_attempts_that_were_to_be_made_remain_until_they_are_seen_to_be_gone():
   for attempt in (1, 2, 3):
     book.append("intent", dataclasses.replace(STATE, attempt=attempt))
   book.append("deleted", dataclasses.replace(STATE, attempt=2))
-  assert EventLog("vit").remaining() == [1, 3]
+  assert EventLog("vit").list_remaining() == [1, 3]
   book.append("end", STATE, code=13, text="")
   assert not EventLog("vit").open
 
@@ -45,7 +45,7 @@ def test_attempts_that_were_to_be_made_remain_until_they_are_seen_to_be_gone():
 def test_an_incomplete_line_is_ignored_and_replaced(torn):
   book = EventLog("vit")
   book.append("run", State(), run=run().dumps())
-  path = event_log.folder() / "vit.jsonl"
+  path = event_log.get_log_directory() / "vit.jsonl"
   with open(path, "ab") as file:
     file.write(torn)
   again = EventLog("vit")
@@ -55,7 +55,7 @@ def test_an_incomplete_line_is_ignored_and_replaced(torn):
 
 
 def test_the_copy_in_the_runs_folder_is_gone_on_with_by_another_machine(tmp_path, monkeypatch):
-  folder = storage.storage(str(tmp_path / "run"))
+  folder = storage.open_storage(str(tmp_path / "run"))
   book = EventLog("vit", folder)
   book.append("run", State(), run=run().dumps())
   book.append("intent", STATE)
@@ -102,8 +102,8 @@ FULL = LaunchError("vit.jsonl: No space left on device")
 
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_full_disk_is_said_once_and_holds_up_nothing_but_what_would_be_made(tmp_path, monkeypatch, capsys, torn):
-  folder = storage.storage(str(tmp_path / "run"))
-  book, path = EventLog("vit", folder), event_log.folder() / "vit.jsonl"
+  folder = storage.open_storage(str(tmp_path / "run"))
+  book, path = EventLog("vit", folder), event_log.get_log_directory() / "vit.jsonl"
   book.append("run", State(), run=run().dumps())
   book.append("intent", STATE)
   book.append("created", STATE)
@@ -118,7 +118,7 @@ def test_a_full_disk_is_said_once_and_holds_up_nothing_but_what_would_be_made(tm
 
   monkeypatch.setattr(EventLog, "_write", filled)
   again = EventLog("vit", folder)
-  assert again.events == book.events and again.remaining() == [3] and path.read_bytes() == before
+  assert again.events == book.events and again.list_remaining() == [3] and path.read_bytes() == before
   again.append("ready", STATE)
   again.append("deleted", STATE)
   assert capsys.readouterr().err.count("No space left") == 1
@@ -127,13 +127,13 @@ def test_a_full_disk_is_said_once_and_holds_up_nothing_but_what_would_be_made(tm
     again.append("intent", dataclasses.replace(STATE, attempt=4))
   full[0] = False
   again.append("end", STATE, code=0, text="")
-  assert event_log.parsed(path.read_bytes()) == again.events and len(again.events) == 6
+  assert event_log.parse_events(path.read_bytes()) == again.events and len(again.events) == 6
 
 
 def test_who_reads_a_journal_does_not_write_to_it(monkeypatch):
   book = EventLog("vit")
   book.append("run", State(), run=run().dumps())
-  path = event_log.folder() / "vit.jsonl"
+  path = event_log.get_log_directory() / "vit.jsonl"
   path.write_bytes(path.read_bytes() + b'{"number"')  # half of what another is writing now
   before = path.read_bytes()
   assert EventLog("vit").events == book.events and path.read_bytes() == before
@@ -141,7 +141,7 @@ def test_who_reads_a_journal_does_not_write_to_it(monkeypatch):
 
 @pytest.mark.parametrize("event", ["ready", "end"])
 def test_a_workdir_that_another_run_has_is_refused_by_its_name_until_that_is_over(tmp_path, event):
-  folder = storage.storage(str(tmp_path / "w"))
+  folder = storage.open_storage(str(tmp_path / "w"))
   first = EventLog("first", folder)
   first.append("run", State(), run=dataclasses.replace(run(), name="first").dumps())
   first.append("intent", State(attempt=1))
@@ -150,7 +150,7 @@ def test_a_workdir_that_another_run_has_is_refused_by_its_name_until_that_is_ove
     LaunchError, match=r"belongs to the run first, which has not ended\. python -m launch status first"
   ):
     EventLog("second", folder)
-  assert event_log.names() == ["first"]
+  assert event_log.list_runs() == ["first"]
   first.append("deleted", State(attempt=1))
   first.append("end", State(attempt=1, stage=OVER))
   assert EventLog("second", folder).events == []
@@ -166,7 +166,7 @@ def test_names_that_are_none_reach_no_file(name):
 def test_g12_unknown_fields_of_a_state_are_ignored(key, value):
   book = EventLog("vit")
   book.append("run", State(), run=run().dumps())
-  path = event_log.folder() / "vit.jsonl"
+  path = event_log.get_log_directory() / "vit.jsonl"
   line = json.loads(path.read_text())
   line["state"][key] = value
   path.write_text(json.dumps(line) + "\n")
@@ -187,7 +187,7 @@ def test_a_run_that_is_unknown_here_says_where_to_look():
 def test_how_long_a_request_is_waited_for_follows_from_the_folders_clock(
   tmp_path, monkeypatch, clock, age, least, most
 ):
-  folder, now = storage.storage(str(tmp_path / "run")), time.time()
+  folder, now = storage.open_storage(str(tmp_path / "run")), time.time()
   with monkeypatch.context() as patch:
     patch.setattr(time, "time", lambda: now + clock)
     book = EventLog("vit", folder)
@@ -196,19 +196,19 @@ def test_how_long_a_request_is_waited_for_follows_from_the_folders_clock(
   os.utime(tmp_path / "run" / event_log.COPY, (now - age, now - age))
   other = EventLog("vit", folder)
   other.take_over()
-  assert least <= other.settling() <= most and (not other.settling(3)) == (most == 0)
+  assert least <= other.get_settling_seconds() <= most and (not other.get_settling_seconds(3)) == (most == 0)
   following = EventLog("vit", folder)
   following.take_over()  # what was waited for is not waited for again
-  assert (following.settling() == 0) == (most == 0)
+  assert (following.get_settling_seconds() == 0) == (most == 0)
 
 
 def test_what_is_absent_stays_so_once_no_request_can_be_on_its_way(monkeypatch):
   book = EventLog("vit")
   book.append("intent", STATE)
-  assert book.settling(3)
+  assert book.get_settling_seconds(3)
   book.append("created", STATE)
-  assert not book.settling(3)
+  assert not book.get_settling_seconds(3)
   book.append("intent", dataclasses.replace(STATE, attempt=4))
-  assert book.settling(4)
+  assert book.get_settling_seconds(4)
   monkeypatch.setattr(event_log, "IN_FLIGHT", -1.0)
-  assert not book.settling(4)
+  assert not book.get_settling_seconds(4)

@@ -53,7 +53,7 @@ def test_nothing_starts_until_all_are_ready_and_an_order_starts_the_next_try(tmp
     lab.wait(mailbox.EXITED, 1)
     time.sleep(0.4)
     assert lab.report() == lab.report() and lab.report().phase == mailbox.EXITED  # it stays, without an order
-    lab.mailbox.give(mailbox.Order(3))
+    lab.mailbox.write_order(mailbox.Order(3))
     second, _ = (
       lab.wait(lambda report: (report.phase, report.try_) == (mailbox.EXITED, 3), number) for number in (0, 1)
     )
@@ -67,7 +67,7 @@ def test_a_higher_try_stops_what_runs_with_one_sigterm(tmp_path):
     lab.start()
     lab.wait(lambda _: "waits" in lab.text())
     (tmp_path / "a").touch()
-    lab.mailbox.give(mailbox.Order(2))
+    lab.mailbox.write_order(mailbox.Order(2))
     lab.wait(lambda report: (report.phase, report.try_, report.exit) == (mailbox.EXITED, 2, 0))
     lab.wait(lambda _: "try 2 ended" in lab.text())
     assert lab.text().count("asked") == 1
@@ -89,14 +89,14 @@ time.sleep(60)
     lab.wait(lambda _: "waits" in lab.text())
     assert len(lab.programs()) == 4 - 1  # the worker itself has no status file
     lab.wait(lambda _: (tmp_path / "away").exists() and (tmp_path / "away").read_text())
-    lab.mailbox.give(mailbox.Order(1, stop=True))
+    lab.mailbox.write_order(mailbox.Order(1, stop=True))
     report = lab.wait(mailbox.EXITED)
     assert report.exit == 137 and "stopped on request" in report.detail and "limits.grace" in report.detail
     assert not lab.programs() and not zombies()
     assert not os.path.exists(f"/proc/{(tmp_path / 'away').read_text().strip()}")  # without our variables, and away
     time.sleep(0.3)
     assert worker.poll() is None and lab.report().phase == mailbox.EXITED  # until the next order, or limits.idle
-    lab.mailbox.give(mailbox.Order(2))
+    lab.mailbox.write_order(mailbox.Order(2))
     lab.wait(lambda report: (report.phase, report.try_) == (mailbox.RUNNING, 2))
 
 
@@ -117,7 +117,7 @@ def test_a_sigterm_to_the_worker_reaches_the_program_once(tmp_path):
     assert again.try_ == 2 and not again.asked
     time.sleep(0.5)
     assert lab.report().phase == mailbox.READY
-    lab.mailbox.give(mailbox.Order(2))
+    lab.mailbox.write_order(mailbox.Order(2))
     lab.wait(mailbox.RUNNING)
     lab.wait(lambda _: lab.text().count("waits\n") == 2)
 
@@ -215,7 +215,7 @@ def test_a_worker_ends_itself_when_its_time_is_over_and_when_nobody_orders(tmp_p
 def test_a_jobset_restarts_so_the_worker_ends_with_the_code_of_its_program(tmp_path):
   image = "h/p/r/v@sha256:" + "0" * 64
   values = {"backend": "gke", "tpu": "v6e-8", "image": image, "workdir": "gs://bkt/x"}
-  run = spec.checked(spec.Run("vit", module="job", args=("4",), limits=LIMITS, **values))
+  run = spec.check_and_complete(spec.Run("vit", module="job", args=("4",), limits=LIMITS, **values))
   code = f"sys.exit(42 if os.path.exists('{tmp_path}/by-itself') else int(sys.argv[1]))"
   with Lab(tmp_path, code, python=os.sys.executable) as lab:
     values = json.loads(run.dumps()) | {"python": os.sys.executable}
@@ -232,5 +232,5 @@ def test_a_jobset_restarts_so_the_worker_ends_with_the_code_of_its_program(tmp_p
     (tmp_path / "by-itself").touch()
     assert lab.start("--restart=3", engine="gke").wait(20) == 1  # 42 would start it again for nothing, for ever
     assert (lab.report().exit, lab.report().asked) == (42, False)
-    lab.mailbox.give(mailbox.Order(1, stop=True))
+    lab.mailbox.write_order(mailbox.Order(1, stop=True))
     assert lab.start("--restart=4", engine="gke").wait(20) == 2  # after which it is not started again

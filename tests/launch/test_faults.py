@@ -12,10 +12,10 @@ from launch import commands, errors, event_log, flags, listing, mailbox, removal
 from launch.errors import LaunchError, UnknownError
 from launch.event_log import EventLog
 from launch.mailbox import Lease
-from launch.removal import ELSEWHERE, EXPIRED, ORPHAN, Facts
+from launch.removal import ELSEWHERE, EXPIRED, ORPHAN, RunFacts
 from launch.states import IDLE, OVER, WATCHING, State
-from launch.storage import storage
-from launch.watch import Watch
+from launch.storage import open_storage
+from launch.watch import Watcher
 from tests.launch.clouds import Cloud, Engine
 from tests.launch.test_watch import LIMITS
 from tests.launch.world import World, run
@@ -32,21 +32,23 @@ def home(tmp_path, monkeypatch):
 def here(tmp_path):
   """A run of this machine."""
   folder = str(tmp_path / "run")
-  return spec.checked(spec.Run("vit", "local", "train", (f"--workdir={folder}",), folder, processes=2, limits=LIMITS))
+  return spec.check_and_complete(
+    spec.Run("vit", "local", "train", (f"--workdir={folder}",), folder, processes=2, limits=LIMITS)
+  )
 
 
 # G1.
 
 
 def test_g1_time_in_the_queue_is_no_machine_time():
-  world = World(run(max_hours=4), total=1000, queue=5.9 * HOUR).to_end()
+  world = World(run(max_hours=4), total=1000, queue=5.9 * HOUR).watch_to_end()
   assert world.state.end[0] == errors.DONE and world.made == [1] and "expired" not in world.notes
 
 
 def test_g1_the_clock_of_an_attempt_starts_when_it_is_ready():
   world = World(run(max_hours=4), total=10**9, queue=5 * HOUR).until(lambda w: w.state.ready > 0)
   assert world.state.expires == world.state.ready + 4 * HOUR
-  world.to_end()
+  world.watch_to_end()
   assert world.state.end[0] == errors.GAVE_UP and 4 * HOUR <= world.state.used <= 4.1 * HOUR
 
 
@@ -55,12 +57,12 @@ def test_g1_what_waits_in_the_queue_has_not_expired():
   label, born = int(world.state.expires), world.now
   waiting = states.Resource("vit-a1", "z", "vit", "alice", 1, states.QUEUED, expires=label)
   for waited in (0, 4.5 * HOUR, 9.9 * HOUR):
-    assert removal.judge(waiting, Facts(world.state, True, False, born + waited)) == ""
-  assert removal.judge(waiting, Facts(world.state, True, False, born + 11 * HOUR)) == EXPIRED
+    assert removal.find_removal_reason(waiting, RunFacts(world.state, True, False, born + waited)) == ""
+  assert removal.find_removal_reason(waiting, RunFacts(world.state, True, False, born + 11 * HOUR)) == EXPIRED
 
 
 def test_g1_workers_that_waited_have_their_whole_time(tmp_path):
-  files = mailbox.Mailbox(storage(str(tmp_path)), 1)
+  files = mailbox.Mailbox(open_storage(str(tmp_path)), 1)
   assert files.begin(5000.0) == 5000.0
   assert [files.begin(now) for now in (5000.0, 9000.0, 4000.0)] == [5000.0, 5000.0, 4000.0]
   files.storage.write("a1/began.json", b'{"began": "x"}')
@@ -76,11 +78,13 @@ def forged(book, **changes):
   lines = [dict(event) for event in book.events]
   asked = dataclasses.replace(book.run, **changes).dumps()
   line = {**lines[-1], "event": "run", "run": asked, "sha": "e" * 64}
-  storage(book.run.folder).write(event_log.COPY, "".join(json.dumps(e) + "\n" for e in [*lines, line, line]).encode())
+  open_storage(book.run.folder).write(
+    event_log.COPY, "".join(json.dumps(e) + "\n" for e in [*lines, line, line]).encode()
+  )
 
 
 def begun(here):
-  book = EventLog("vit", storage(here.folder))
+  book = EventLog("vit", open_storage(here.folder))
   book.append("run", State(), run=here.dumps(), sha="c" * 64)
   book.append("intent", State(attempt=1, try_=1, stage=WATCHING))
   book.append("created", State(attempt=1, try_=1, stage=WATCHING))
@@ -93,47 +97,47 @@ CHANGES = [{"module": "evil"}, {"args": ("--evil",)}, {"python": "/bin/evil"}, {
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_g2_a_longer_journal_of_the_bucket_decides_nothing_that_is_executed_here(here, change, capsys):
   forged(begun(here), **change)
-  book = commands.opened("vit")
+  book = commands.open_event_log("vit")
   assert book.run == here and book.code == "c" * 64 and book.unconfirmed != here
   assert EventLog("vit").run == here and len(EventLog("vit").events) == 3
   with pytest.raises(LaunchError, match="not confirmed"):
-    commands.adopt(flags.parse(["adopt", "vit"])[0])
+    commands.adopt(flags.parse_flags(["adopt", "vit"])[0])
   said = capsys.readouterr().out
   assert "module" in change or "program" in said
-  with Cloud() as cloud, Watch(book.run, book, Engine(here, cloud)) as made:
+  with Cloud() as cloud, Watcher(book.run, book, Engine(here, cloud)) as made:
     with pytest.raises(LaunchError, match="differs from the run that this machine started"):
-      made.to_end()
+      made.watch_to_end()
     assert not cloud.made
 
 
 def test_g2_a_run_that_only_the_bucket_describes_is_shown_and_confirmed(here, tmp_path, monkeypatch, capsys):
   begun(here)
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
-  book = commands.opened("vit", here.workdir)
+  book = commands.open_event_log("vit", here.workdir)
   with pytest.raises(LaunchError, match="--yes"):
-    commands.confirmed(book)
+    commands.confirm_run(book)
   said = capsys.readouterr().out
   rows = dict(line.split(maxsplit=1) for line in said.splitlines()[1:])
   assert rows["backend"] == "local" and rows["code"] == "c" * 64 and rows["program"].startswith("train --workdir=")
-  assert not event_log.names()
-  assert commands.confirmed(book, yes=True).unconfirmed is None and EventLog("vit").run == here
+  assert not event_log.list_runs()
+  assert commands.confirm_run(book, yes=True).unconfirmed is None and EventLog("vit").run == here
 
 
 def test_g2_another_machine_that_goes_on_with_the_same_run_needs_no_question(here):
   book = begun(here)
-  other = EventLog("vit", storage(here.folder))
+  other = EventLog("vit", open_storage(here.folder))
   other.append("ready", State(attempt=1, try_=1, stage=WATCHING, ready=1.0))
   book.read()
-  assert commands.confirmed(book) is book and book.events[-1]["event"] == "ready"
+  assert commands.confirm_run(book) is book and book.events[-1]["event"] == "ready"
 
 
 @pytest.mark.heavy
 def test_g2_a_worker_executes_only_the_run_that_this_machine_started(here, tmp_path):
   begun(here)
-  files = mailbox.Mailbox(storage(here.folder), 1)
+  files = mailbox.Mailbox(open_storage(here.folder), 1)
   attempt = mailbox.Attempt(here, 1, "c" * 64, 2_000_000_000)
-  assert event_log.proof(here) == attempt.proof
-  words = states.engine(here).commands(1, 2_000_000_000).script
+  assert event_log.compute_proof(here) == attempt.proof
+  words = states.make_engine(here).commands(1, 2_000_000_000).script
   assert f"--proof={attempt.proof}" in words
   for changed in (dataclasses.replace(here, module="evil"), dataclasses.replace(here, args=("--evil",))):
     files.publish(dataclasses.replace(attempt, run=changed))
@@ -149,14 +153,14 @@ def test_g2_a_worker_executes_only_the_run_that_this_machine_started(here, tmp_p
 
 
 def test_g3_deadlines_follow_the_clock_of_the_runs_directory(here, monkeypatch, capsys):
-  store = storage(here.folder)
+  store = open_storage(here.folder)
   store.write("x", b"")
   before, true = store.clock.now(), time.time()
   monkeypatch.setattr(time, "time", lambda: true + DAY)
   assert abs(store.clock.now() - before) < 5
-  with Cloud() as cloud, Watch(here, EventLog("vit", storage(here.folder)), Engine(here, cloud)) as made:
+  with Cloud() as cloud, Watcher(here, EventLog("vit", open_storage(here.folder)), Engine(here, cloud)) as made:
     made.begin(None)
-    assert made.to_end() == errors.DONE
+    assert made.watch_to_end() == errors.DONE
   assert "this machine's clock differs by 86400 s" in capsys.readouterr().out
   assert all(abs(event["time"] - true) < 60 for event in EventLog("vit").events)
 
@@ -164,8 +168,8 @@ def test_g3_deadlines_follow_the_clock_of_the_runs_directory(here, monkeypatch, 
 def test_g3_nothing_expires_by_the_clock_of_a_laptop():
   resource = states.Resource("vit-a1", "z", "vit", "alice", 1, states.READY, expires=1000)
   live = State(attempt=1, stage=WATCHING)
-  assert removal.judge(resource, Facts(live, True, False, 0.0)) == ""
-  assert removal.judge(resource, Facts(live, True, False, 1001.0)) == EXPIRED
+  assert removal.find_removal_reason(resource, RunFacts(live, True, False, 0.0)) == ""
+  assert removal.find_removal_reason(resource, RunFacts(live, True, False, 1001.0)) == EXPIRED
 
 
 # G4.
@@ -179,21 +183,21 @@ def resource(attempt, state_=states.READY, expires=0):
   ("facts", "attempt", "state_", "flag"),
   [
     (None, 1, states.LOST, ELSEWHERE),
-    (Facts(State(1, stage=WATCHING), True, True, 9.0), 1, states.READY, ""),
-    (Facts(State(1, stage=WATCHING), True, True, 9.0), 1, states.LOST, ""),  # who watches deletes it
-    (Facts(State(1, stage=IDLE), True, True, 9.0), 2, states.READY, ""),  # the next attempt, not yet in the journal
-    (Facts(State(2, stage=WATCHING), True, True, 9.0), 1, states.READY, ELSEWHERE),
-    (Facts(State(1, stage=WATCHING), True, False, 9.0), 1, states.READY, ""),  # its watcher was killed
-    (Facts(State(1, stage=IDLE), True, False, 9.0), 2, states.READY, ELSEWHERE),
-    (Facts(State(1, stage=WATCHING), True, False, 9.0), 1, states.LOST, "X"),
-    (Facts(State(2, stage=WATCHING), True, False, 9.0), 1, states.READY, ORPHAN),
-    (Facts(State(2, stage=WATCHING), True, False, 9.0, settled=False), 1, states.READY, ""),
-    (Facts(State(1, stage=OVER, end=(0, "")), False, False, 9.0), 1, states.READY, ORPHAN),
-    (Facts(State(1, stage=OVER, end=(44, ""), kept=True), False, False, 9.0), 1, states.READY, ""),
+    (RunFacts(State(1, stage=WATCHING), True, True, 9.0), 1, states.READY, ""),
+    (RunFacts(State(1, stage=WATCHING), True, True, 9.0), 1, states.LOST, ""),  # who watches deletes it
+    (RunFacts(State(1, stage=IDLE), True, True, 9.0), 2, states.READY, ""),  # the next attempt, not yet in the journal
+    (RunFacts(State(2, stage=WATCHING), True, True, 9.0), 1, states.READY, ELSEWHERE),
+    (RunFacts(State(1, stage=WATCHING), True, False, 9.0), 1, states.READY, ""),  # its watcher was killed
+    (RunFacts(State(1, stage=IDLE), True, False, 9.0), 2, states.READY, ELSEWHERE),
+    (RunFacts(State(1, stage=WATCHING), True, False, 9.0), 1, states.LOST, "X"),
+    (RunFacts(State(2, stage=WATCHING), True, False, 9.0), 1, states.READY, ORPHAN),
+    (RunFacts(State(2, stage=WATCHING), True, False, 9.0, settled=False), 1, states.READY, ""),
+    (RunFacts(State(1, stage=OVER, end=(0, "")), False, False, 9.0), 1, states.READY, ORPHAN),
+    (RunFacts(State(1, stage=OVER, end=(44, ""), kept=True), False, False, 9.0), 1, states.READY, ""),
   ],
 )
 def test_g4_what_may_be_deleted_by_others_follows_from_journal_and_lease(facts, attempt, state_, flag):
-  assert removal.judge(resource(attempt, state_), facts) == flag
+  assert removal.find_removal_reason(resource(attempt, state_), facts) == flag
 
 
 def test_g4_gc_reads_journal_and_lease_again_before_a_removal(here, monkeypatch, capsys):
@@ -202,22 +206,22 @@ def test_g4_gc_reads_journal_and_lease_again_before_a_removal(here, monkeypatch,
   with Cloud() as cloud:
     cloud.states = {1: (states.READY, 0.0)}
     monkeypatch.setattr(listing, "engine_of", lambda asked: Engine(asked, cloud))
-    monkeypatch.setattr(spec, "owner", lambda: here.owner)
-    found = listing._found
+    monkeypatch.setattr(spec, "get_user_label", lambda: here.owner)
+    found = listing._find_machines
 
     def slow(*words):
       """Another machine goes on with the run after it was listed."""
       rows = found(*words)
-      EventLog("vit", storage(here.folder)).append("resumed", State(1, try_=2, stage=WATCHING))
+      EventLog("vit", open_storage(here.folder)).append("resumed", State(1, try_=2, stage=WATCHING))
       return rows
 
-    monkeypatch.setattr(listing, "_found", slow)
-    assert listing.gc(flags.parse(["gc", "--yes"])[0]) == errors.DONE
+    monkeypatch.setattr(listing, "_find_machines", slow)
+    assert listing.gc(flags.parse_flags(["gc", "--yes"])[0]) == errors.DONE
     assert "ORPHAN" in (said := capsys.readouterr().out) and "is not deleted" in said and cloud.live() == [1]
-    monkeypatch.setattr(listing, "_found", found)
-    lease = Lease(storage(here.folder), 60)
+    monkeypatch.setattr(listing, "_find_machines", found)
+    lease = Lease(open_storage(here.folder), 60)
     lease.take()
-    assert listing.gc(flags.parse(["gc", "--yes"])[0]) == errors.DONE and cloud.live() == [1]
+    assert listing.gc(flags.parse_flags(["gc", "--yes"])[0]) == errors.DONE and cloud.live() == [1]
 
 
 def test_g4_without_an_answer_of_the_runs_directory_only_force_deletes(here, monkeypatch, capsys):
@@ -226,12 +230,12 @@ def test_g4_without_an_answer_of_the_runs_directory_only_force_deletes(here, mon
   with Cloud() as cloud:
     cloud.states = {1: (states.LOST, 0.0)}
     monkeypatch.setattr(listing, "engine_of", lambda asked: Engine(asked, cloud))
-    monkeypatch.setattr(spec, "owner", lambda: here.owner)
-    copy = storage(here.folder)._folder / event_log.COPY
+    monkeypatch.setattr(spec, "get_user_label", lambda: here.owner)
+    copy = open_storage(here.folder)._folder / event_log.COPY
     copy.unlink(), copy.mkdir()
-    assert listing.gc(flags.parse(["gc", "--yes"])[0]) == errors.DONE
+    assert listing.gc(flags.parse_flags(["gc", "--yes"])[0]) == errors.DONE
     assert "--force deletes them anyway" in capsys.readouterr().out and cloud.live() == [1]
-    assert listing.gc(flags.parse(["gc", "--yes", "--force"])[0]) == errors.DONE and not cloud.live()
+    assert listing.gc(flags.parse_flags(["gc", "--yes", "--force"])[0]) == errors.DONE and not cloud.live()
 
 
 def test_g4_down_stops_where_another_takes_over(here):
@@ -241,8 +245,8 @@ def test_g4_down_stops_where_another_takes_over(here):
 
     def before():
       calls.append(1)
-      raise watch.Held("another", " now")
+      raise watch.LeaseHeldError("another", " now")
 
-    with pytest.raises(watch.Held):
+    with pytest.raises(watch.LeaseHeldError):
       removal.delete(Engine(here, cloud), here, [1], book, lambda _: None, before)
     assert calls and cloud.live() == [1]

@@ -19,7 +19,7 @@ def test_a_flag_has_the_value_that_the_program_takes(words):
     expected = parser.parse_known_args(words)[0].config
   except SystemExit:  # --config without a value
     return
-  assert spec.flag_value(tuple(words), "--config") == expected
+  assert spec.find_flag_value(tuple(words), "--config") == expected
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_flag_has_the_value_that_the_program_takes(words):
 )
 def test_a_bucket_is_in_the_region_of_the_machines(backend, place, location, kind):
   run = launches.run(backend, **place)
-  found = [checks.of_region(run, run.workdir, location, "refuse")]
+  found = [checks.check_region(run, run.workdir, location, "refuse")]
   assert [finding.kind for finding in found] == [kind]
   assert all("gs://bkt is in" in finding.text for finding in found)
 
@@ -68,14 +68,14 @@ NAMES = (
   ],
 )  # fmt: skip
 def test_a_program_that_workers_lack_is_named_here(module, kind, words):
-  found = list(checks.of_module(launches.run(module=module), NAMES))
+  found = list(checks.check_module(launches.run(module=module), NAMES))
   assert [finding.kind for finding in found] == [kind] * (kind is not None)
   assert all(words in finding.text for finding in found)
 
 
 def test_a_program_may_be_of_an_interpreter_of_the_workers():
   run = launches.run(module="vitjax.train", python="/opt/python")
-  assert [finding.kind for finding in checks.of_module(run, NAMES)] == ["warn"]
+  assert [finding.kind for finding in checks.check_module(run, NAMES)] == ["warn"]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_program_may_be_of_an_interpreter_of_the_workers():
   ],
 )
 def test_slices_that_google_does_not_have_are_refused(backend, changes, words):
-  (refused,) = [each for each in checks.of_slice(launches.run(backend, **changes)) if each.refuses]
+  (refused,) = [each for each in checks.check_slice(launches.run(backend, **changes)) if each.is_refusal]
   assert words in refused.text
   assert ("--force" in refused.text) == ("zones" in changes)  # where it can help
 
@@ -105,12 +105,12 @@ def test_slices_that_google_does_not_have_are_refused(backend, changes, words):
   ],
 )
 def test_slices_that_google_has_are_fine(backend, changes):
-  assert {finding.kind for finding in checks.of_slice(launches.run(backend, **changes))} <= {"note"}
+  assert {finding.kind for finding in checks.check_slice(launches.run(backend, **changes))} <= {"note"}
 
 
 @pytest.mark.parametrize(
   ("backend", "refused"), [("qr", ["data: the config does not name a directory"]), ("local", [])]
 )
 def test_a_config_that_names_no_place_of_images_is_for_machines_that_have_them(backend, refused):
-  found = checks.of_data(launches.run(backend), "", NAMES)
-  assert [finding.text.partition(",")[0] for finding in found if finding.refuses] == refused
+  found = checks.check_data(launches.run(backend), "", NAMES)
+  assert [finding.text.partition(",")[0] for finding in found if finding.is_refusal] == refused

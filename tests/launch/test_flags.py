@@ -16,7 +16,7 @@ TRAIN = ["--", "vit_jax.train", "--config=c.py", "--workdir=gs://bkt/a"]
 
 
 def asked(*words):
-  return flags.run_of(*flags.parse(words))
+  return flags.build_run(*flags.parse_flags(words))
 
 
 def test_the_command_of_the_documentation_is_understood():
@@ -37,7 +37,7 @@ def test_the_most_that_a_run_may_cost_is_a_part_of_the_run(verb):
 def test_what_is_not_said_follows_from_the_slice_and_the_run():
   run = asked(*QR, *TRAIN)
   assert (run.capacity, run.zones, run.max_hours, run.max_failures) == ("spot", ("europe-west4-a",), 24.0, 3)
-  assert run == spec.checked(run)
+  assert run == spec.check_and_complete(run)
   assert asked("run", "a", "--backend=local", "--workdir=/w", "--", "m").max_hours == spec.YEAR
 
 
@@ -51,7 +51,7 @@ def test_the_programs_words_are_kept_byte_for_byte(words):
 def test_d4_a_local_run_has_an_absolute_workdir(form, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   run = asked("run", "try", "--backend=local", "--", "vit_jax.train", "--config=c.py", *form)
-  assert run.workdir == spec.flag_value(run.args, "--workdir") == f"{tmp_path}/runs/try"
+  assert run.workdir == spec.find_flag_value(run.args, "--workdir") == f"{tmp_path}/runs/try"
   assert run.args[0] == "--config=c.py" and len(run.args) == 1 + len(form)
   assert asked("run", "try", "--backend=local", "--workdir=runs/try", "--", "m").workdir == f"{tmp_path}/runs/try"
   assert asked("run", "try", "--backend=local", "--workdir=gs://bkt/a", "--", "m").workdir == "gs://bkt/a"
@@ -165,13 +165,13 @@ def test_what_only_sounds_like_a_secret_is_a_variable(name):
 def test_a_mistake_is_named_as_it_is_typed(field, capsys):
   """Every name of a message is one of the help's."""
   with pytest.raises(SystemExit):
-    flags.parse(["run", "--help"])
-  assert spec.flag(field) in " ".join(capsys.readouterr().out.split())
+    flags.parse_flags(["run", "--help"])
+  assert spec.format_flag(field) in " ".join(capsys.readouterr().out.split())
 
 
 def test_usage_has_the_program_and_help_the_default_zones(capsys):
   with pytest.raises(SystemExit):
-    flags.parse(["run", "--help"])
+    flags.parse_flags(["run", "--help"])
   said = " ".join(capsys.readouterr().out.split())
   assert "run NAME [FLAGS] -- PROGRAM" in said and "europe-west4-a for v3" in said
 
@@ -189,5 +189,5 @@ def test_a_misspelt_workdir_is_shown_what_was_meant():
 def test_every_verb_has_help(capsys):
   for verb in flags.VERBS:
     with pytest.raises(SystemExit) as end:
-      flags.parse([verb, "--help"])
+      flags.parse_flags([verb, "--help"])
     assert end.value.code == 0 and flags.VERBS[verb].split(",")[0][:40] in " ".join(capsys.readouterr().out.split())

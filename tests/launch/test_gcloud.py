@@ -7,7 +7,9 @@ from launch import gcloud
 from launch.errors import DENIED, NO_CAPACITY, USAGE, LaunchError, UnknownError
 from tests.launch.scripted import Answer, said
 
-DESCRIBE = gcloud.command("queued-resources", "describe", "vit-a1", project="proj-x", zone="europe-west4-a")
+DESCRIBE = gcloud.build_gcloud_command(
+  "queued-resources", "describe", "vit-a1", project="proj-x", zone="europe-west4-a"
+)
 PREFIX = "ERROR: (gcloud.compute.tpus.queued-resources.create) "
 # As they have been seen: of SDK 528 against the fake server, of Google's documentation, and in threads on GitHub.
 COMPLAINTS = (
@@ -84,7 +86,7 @@ COMPLAINTS = (
 
 @pytest.mark.parametrize(("text", "kind", "code"), COMPLAINTS, ids=[each[0][:50] for each in COMPLAINTS])
 def test_a_complaint_is_understood(text, kind, code):
-  error = gcloud.failure(1, PREFIX + text + "\n")
+  error = gcloud.make_error(1, PREFIX + text + "\n")
   assert type(error) is kind
   assert getattr(error, "code", None) == code
   assert "\n" not in str(error) and " ".join(text.split())[:40] in str(error)
@@ -100,24 +102,24 @@ def test_a_complaint_is_understood(text, kind, code):
   ],
 )
 def test_a_denial_says_what_to_do(text, remedy):
-  assert remedy in str(gcloud.failure(1, PREFIX + text))
+  assert remedy in str(gcloud.make_error(1, PREFIX + text))
 
 
 def test_only_gclouds_own_word_means_absent():
   # What the cloud tells of something else, or a name, may hold that word too.
   for text in ("INTERNAL: the subnetwork is NOT_FOUND", "PERMISSION_DENIED: NOT_FOUND", "NOT_FOUND"):
-    assert not isinstance(gcloud.failure(1, PREFIX + text), gcloud.AbsentError)
+    assert not isinstance(gcloud.make_error(1, PREFIX + text), gcloud.AbsentError)
 
 
 def test_a_flag_that_gcloud_does_not_know_is_a_mistake_of_ours_and_never_tried_again():
-  error = gcloud.failure(2, PREFIX + "unrecognized arguments: --best-effort\n\nTo search the help text of gcloud …")
+  error = gcloud.make_error(2, PREFIX + "unrecognized arguments: --best-effort\n\nTo search the help text of gcloud …")
   assert isinstance(error, LaunchError) and error.code == USAGE
   assert "--best-effort" in str(error) and "help" not in str(error)
 
 
 @pytest.mark.parametrize("code", [-9, 3, 130, 255])
 def test_other_exit_codes_are_no_answer(code):
-  assert isinstance(gcloud.failure(code, "NOT_FOUND"), UnknownError)
+  assert isinstance(gcloud.make_error(code, "NOT_FOUND"), UnknownError)
 
 
 @pytest.mark.parametrize(
@@ -137,14 +139,14 @@ def test_other_exit_codes_are_no_answer(code):
   ],
 )
 def test_why_a_request_failed_is_understood(error, code):
-  found, words = gcloud.failed(error)
+  found, words = gcloud.explain_failed(error)
   assert found == code and words and error.get("message", "") in words
 
 
 def test_an_answer_is_parsed_and_nothing_is_none(program):
   program.answers("queued-resources", "describe", {"name": "ä"}, Answer(" \n"))
-  assert gcloud.run(DESCRIBE) == {"name": "ä"}
-  assert gcloud.run(DESCRIBE) is None
+  assert gcloud.run_gcloud(DESCRIBE) == {"name": "ä"}
+  assert gcloud.run_gcloud(DESCRIBE) is None
   assert program.calls[0] == [*DESCRIBE[1:], "--quiet", "--format=json"]
 
 
@@ -155,14 +157,14 @@ def test_what_cannot_be_read_is_no_answer(program, text):
   file = program.folder / "gcloud.answers/queued-resources.describe/000/output"
   file.write_bytes(text.encode(errors="surrogateescape"))
   with pytest.raises(UnknownError, match="JSON"):
-    gcloud.run(DESCRIBE)
+    gcloud.run_gcloud(DESCRIBE)
 
 
 def test_a_call_that_hangs_is_killed_with_what_it_started(program, tmp_path):
   (program.folder / "gcloud").write_text(f"#!/bin/sh\nsleep 61 & echo $! > {tmp_path}/child\nwait\n")
   start = time.monotonic()
   with pytest.raises(UnknownError, match=r"queued-resources.* did not answer within 0.2 s"):
-    gcloud.run(DESCRIBE, timeout=0.2)
+    gcloud.run_gcloud(DESCRIBE, timeout=0.2)
   assert time.monotonic() - start < 5
   child = int((tmp_path / "child").read_text())
   for _ in range(100):
@@ -182,12 +184,14 @@ def _alive(process):
 def test_without_gcloud_the_line_says_where_to_get_it(tmp_path, monkeypatch):
   monkeypatch.setenv("PATH", str(tmp_path))
   with pytest.raises(LaunchError, match=r"cloud\.google\.com/sdk") as caught:
-    gcloud.run(DESCRIBE)
+    gcloud.run_gcloud(DESCRIBE)
   assert caught.value.code == DENIED
 
 
 def test_each_flag_is_one_word():
-  argv = gcloud.command("a", "b", "c", alpha=True, node_id="-x y", spot=True, reserved=False, network="", count=2)
+  argv = gcloud.build_gcloud_command(
+    "a", "b", "c", alpha=True, node_id="-x y", spot=True, reserved=False, network="", count=2
+  )
   assert argv == ["gcloud", "alpha", "compute", "tpus", "a", "b", "c", "--node-id=-x y", "--spot", "--count=2"]
 
 
@@ -195,5 +199,5 @@ def test_each_flag_is_one_word():
 def test_nothing_is_asked_twice(program, answer):
   program.answers("queued-resources", "describe", answer)
   with pytest.raises((gcloud.AbsentError, UnknownError, LaunchError)):
-    gcloud.run(DESCRIBE)
+    gcloud.run_gcloud(DESCRIBE)
   assert len(program.calls) == 1

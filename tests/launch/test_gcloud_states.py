@@ -41,21 +41,21 @@ def node(state="READY", health="HEALTHY", hosts=4, **more):
 
 @pytest.mark.parametrize(("state", "word"), pairs(QUEUE))
 def test_a_queued_resource_is_in_the_state_that_its_word_means(state, word):
-  look = gcloud.queue_look({"state": {"state": word, "stateInitiator": "SERVICE"}})
+  look = gcloud.get_queue_status({"state": {"state": word, "stateInitiator": "SERVICE"}})
   assert look.state == state and (look.detail or state == FAILED)
   assert state in STATES and (look.code == NO_CAPACITY) == (state == FAILED)
 
 
 @pytest.mark.parametrize(("state", "word"), pairs(NODE))
 def test_a_node_is_in_the_state_that_its_word_means(state, word):
-  look = gcloud.nodes_look([("a-a1", node(word))], 4)
+  look = gcloud.get_nodes_status([("a-a1", node(word))], 4)
   assert (look.state, look.hosts) == (state, 4)
   assert state == READY or (word or "STATE_UNSPECIFIED") in look.detail
 
 
 @pytest.mark.parametrize(("state", "health"), pairs(HEALTH))
 def test_a_node_is_ready_unless_it_is_said_to_be_ill(state, health):
-  look = gcloud.nodes_look([("a-a1", node(health=health, healthDescription="a fan"))], 4)
+  look = gcloud.get_nodes_status([("a-a1", node(health=health, healthDescription="a fan"))], 4)
   assert look.state == state
   assert state == READY or (health in look.detail and "a fan" in look.detail)
 
@@ -77,20 +77,22 @@ def test_all_words_of_the_sdk_are_known(table, kind, owner):
 
 @pytest.mark.parametrize(("hosts", "expected"), [(3, 4), (0, 4), (5, 4), (7, 8)])
 def test_another_number_of_hosts_is_waited_for_and_named(hosts, expected):
-  look = gcloud.nodes_look([("a-a1", node(hosts=hosts))], expected)
+  look = gcloud.get_nodes_status([("a-a1", node(hosts=hosts))], expected)
   assert look.state == STARTING and f"{hosts} of {expected} hosts" in look.detail
 
 
 def test_a_worker_without_an_address_is_named():
   found = node()
   found["networkEndpoints"][2] = {"port": 8470}
-  look = gcloud.nodes_look([("a-a1", found)], 4)
+  look = gcloud.get_nodes_status([("a-a1", found)], 4)
   assert look.state == STARTING and look.hosts == 3 and "none for worker 2" in look.detail
 
 
 def test_symptoms_are_shown_with_their_worker():
   symptoms = [{"symptomType": "PROJECT_ABUSE", "workerId": "3", "createTime": "2026-01-01T00:00:00Z"}]
-  assert "PROJECT_ABUSE of worker 3" in gcloud.nodes_look([("a-a1", node("REPAIRING", symptoms=symptoms))], 4).detail
+  assert (
+    "PROJECT_ABUSE of worker 3" in gcloud.get_nodes_status([("a-a1", node("REPAIRING", symptoms=symptoms))], 4).detail
+  )
 
 
 @pytest.mark.parametrize(
@@ -106,26 +108,26 @@ def test_symptoms_are_shown_with_their_worker():
 def test_slices_are_as_well_as_the_worst_of_them(words, worst):
   nodes = [(f"a-a1-{i}", word and node(word)) for i, word in enumerate(words)]
   for order in (nodes, nodes[::-1]):
-    look = gcloud.nodes_look(order, 4)
+    look = gcloud.get_nodes_status(order, 4)
     assert look.state == worst
-  assert gcloud.nodes_look(nodes, 4).hosts == 4 * sum(word is not None for word in words)
+  assert gcloud.get_nodes_status(nodes, 4).hosts == 4 * sum(word is not None for word in words)
 
 
 def test_addresses_are_in_the_order_of_workers():
-  look = gcloud.nodes_look([("a-a1-0", node()), ("a-a1-1", node())], 4)
+  look = gcloud.get_nodes_status([("a-a1-0", node()), ("a-a1-1", node())], 4)
   assert look.addresses == ("10.0.0.0", "10.0.0.1", "10.0.0.2", "10.0.0.3") * 2
 
 
 def test_who_ended_it_is_said():
   for by in ("USER", "SERVICE"):
-    assert by in gcloud.queue_look({"state": {"state": "SUSPENDED", "stateInitiator": by}}).detail
+    assert by in gcloud.get_queue_status({"state": {"state": "SUSPENDED", "stateInitiator": by}}).detail
 
 
 def test_a_resource_has_what_its_labels_say():
   labels = {"vitjax": "1", "vitjax-run": "a", "vitjax-owner": "alice", "vitjax-attempt": "2", "vitjax-expires": "1795"}
   spec = {"node": {"acceleratorType": "v3-32", "labels": labels}, "nodeId": "a-a2"}
   item = {"name": "projects/p/locations/z/queuedResources/a-a2", "createTime": "1970-01-02T00:00:01.123456789Z"}
-  found = gcloud.resource(item | {"state": {"state": "SUSPENDED"}, "tpu": {"nodeSpec": [spec]}})
+  found = gcloud.make_item_resource(item | {"state": {"state": "SUSPENDED"}, "tpu": {"nodeSpec": [spec]}})
   assert (found.name, found.location, found.run, found.owner) == ("a-a2", "z", "a", "alice")
   assert (found.attempt, found.expires, found.created) == (2, 1795, 86401.0)
   assert (found.state, found.detail, found.kind) == (LOST, "SUSPENDED", "v3-32")
@@ -133,5 +135,5 @@ def test_a_resource_has_what_its_labels_say():
 
 @pytest.mark.parametrize("damaged", [{}, {"vitjax": "1", "vitjax-attempt": "x", "vitjax-expires": "-5"}])
 def test_labels_that_somebody_has_changed_break_nothing(damaged):
-  found = gcloud.resource(node(labels=damaged))
+  found = gcloud.make_item_resource(node(labels=damaged))
   assert (found.attempt, found.expires, found.created) == (0, 0, 0.0) and "without its queued" in found.detail

@@ -23,7 +23,7 @@ def made(**changes):
 
 
 def jobset(suspend=False, restarts=0, **conditions):
-  value = manifests.jobset(launches.run("gke"), 1, EXPIRES)
+  value = manifests.make_jobset(launches.run("gke"), 1, EXPIRES)
   value["metadata"] |= {"uid": "u-1", "namespace": "default", "creationTimestamp": "2026-11-23T10:00:00Z"}
   value["spec"]["suspend"] = suspend
   said = [{"type": key, "status": "True", "reason": reason, "message": f"{reason} said"}
@@ -103,10 +103,10 @@ def test_a_suspended_jobset_waits_for_kueue_which_says_why(script):
   script.answers(f"get {JOBSETS}", jobset(suspend=True))
   unknown = complaint('error: the server doesn\'t have a resource type "workloads"')
   script.answers("get workloads.kueue.x-k8s.io", items(said), items(checked), unknown)
-  assert made().look(1) == states.Look(states.QUEUED, f"Kueue: {NO_QUOTA}")
+  assert made().look(1) == states.MachineStatus(states.QUEUED, f"Kueue: {NO_QUOTA}")
   assert "--selector=kueue.x-k8s.io/job-uid=u-1" in script.calls[-1]
-  assert made().look(1) == states.Look(states.QUEUED, "Kueue: reserved; no machines yet")
-  assert made().look(1) == states.Look(states.QUEUED, "suspended")  # where there is no Kueue, by hand
+  assert made().look(1) == states.MachineStatus(states.QUEUED, "Kueue: reserved; no machines yet")
+  assert made().look(1) == states.MachineStatus(states.QUEUED, "suspended")  # where there is no Kueue, by hand
 
 
 def test_only_not_found_is_absent_and_pods_that_are_left_are_being_deleted(script):

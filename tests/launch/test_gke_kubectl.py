@@ -53,7 +53,7 @@ def test_an_attempt_from_nothing_to_its_end(cluster):
   one = made(queue="tpu-queue")
   assert one.look(1).state == states.ABSENT
   one.create(1, EXPIRES)
-  assert one.look(1) == states.Look(states.QUEUED, f"Kueue: {NO_QUOTA}")
+  assert one.look(1) == states.MachineStatus(states.QUEUED, f"Kueue: {NO_QUOTA}")
   cluster.wait(NAME)
   cluster.tell(NAME, 0, "FailedScaleUp", "Node scale up failed: GCE out of resources")
   assert one.look(1).detail == "4 of 4 pods without a node: FailedScaleUp: Node scale up failed: GCE out of resources"
@@ -74,9 +74,9 @@ def test_what_is_created_is_the_manifest_and_the_code_that_belongs_to_it(cluster
   one, run = made(), launches.run("gke")
   one.create(1, EXPIRES)
   (body,), (code,) = cluster.bodies("jobsets"), cluster.bodies("configmaps")
-  wanted = manifests.jobset(run, 1, EXPIRES)
+  wanted = manifests.make_jobset(run, 1, EXPIRES)
   assert body["spec"] == wanted["spec"] and body["metadata"]["labels"] == wanted["metadata"]["labels"]
-  assert code["binaryData"] == manifests.code(run, 1, EXPIRES, cluster_jobset(cluster))["binaryData"]
+  assert code["binaryData"] == manifests.make_config_map(run, 1, EXPIRES, cluster_jobset(cluster))["binaryData"]
   posts = [request for request in cluster.requests if request.method == "POST"]
   assert all(request.query["fieldValidation"] == "Strict" for request in posts)  # a mistaken key is refused
   cluster.remove(NAME)  # whoever deletes it
@@ -85,10 +85,10 @@ def test_what_is_created_is_the_manifest_and_the_code_that_belongs_to_it(cluster
 
 def test_kubectl_reads_the_rendered_text_as_the_jobset(cluster):
   run = launches.run("gke", workdir="gs://bkt/é $(HOME)", queue="tpu-queue")
-  text = manifests.jobset_text(run, 1, EXPIRES)
+  text = manifests.format_jobset(run, 1, EXPIRES)
   subprocess.run(["kubectl", "create", "--filename=-"], input=text.encode(), capture_output=True, check=True)
   (body,) = cluster.bodies("jobsets")
-  wanted = manifests.jobset(run, 1, EXPIRES)
+  wanted = manifests.make_jobset(run, 1, EXPIRES)
   assert {key: body[key] for key in wanted} | {"metadata": {}} == wanted | {"metadata": {}}
   assert {key: body["metadata"][key] for key in wanted["metadata"]} == wanted["metadata"]
 

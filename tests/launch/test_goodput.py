@@ -10,7 +10,7 @@ from hypothesis import given, strategies
 from launch import logs
 from launch.errors import LaunchError
 from tests.launch import launches
-from vit_jax import clock
+from vit_jax.training import goodput
 
 T = 1_795_000_000.0
 
@@ -27,14 +27,14 @@ JOURNAL = events(
 
 
 def phases(**seconds):
-  return dict.fromkeys(clock.PHASES, 0.0) | seconds
+  return dict.fromkeys(goodput.PHASES, 0.0) | seconds
 
 
 def workdir(folder, attempts, older=None, lost=None):
   account = {"older": older or {"attempts": 0, "waited": 0.0, "seconds": phases()}, "attempts": attempts}
   (folder / "goodput.json").write_text(json.dumps(account))
   if lost is not None:
-    (folder / "result.json").write_text(json.dumps({"goodput": {clock.LOST: lost}}))
+    (folder / "result.json").write_text(json.dumps({"goodput": {goodput.LOST: lost}}))
   return launches.run(workdir=str(folder))
 
 
@@ -43,13 +43,13 @@ def attempt(began, **seconds):
 
 
 def test_names_are_those_of_the_account_of_the_program():
-  assert logs.PHASES == clock.PHASES and (logs.LOST, logs.BETWEEN) == (clock.LOST, clock.BETWEEN)
+  assert logs.PHASES == goodput.PHASES and (logs.LOST, logs.BETWEEN) == (goodput.LOST, goodput.BETWEEN)
 
 
 def test_waits_and_the_programs_own_times_are_one_table(tmp_path):
   first = attempt(150, start=10.0, compile=40.0, step=230.0, save=20.0)
   run = workdir(tmp_path, [first, attempt(600, start=10.0, step=380.0, evaluation=10.0)], lost=30.0)
-  table = logs.goodput(run, JOURNAL)
+  table = logs.compute_goodput(run, JOURNAL)
   assert table["seconds"] == {
     "queueing": 100.0,
     "setup": 50.0,  # of no TPU
@@ -64,7 +64,7 @@ def test_waits_and_the_programs_own_times_are_one_table(tmp_path):
   }
   assert table["total"] == 1020.0 == sum(table["seconds"].values())
   assert table["goodput"] == 580 / 1020 and table["attempts"] == 2
-  printed = logs.text(table).splitlines()
+  printed = logs.format_goodput(table).splitlines()
   assert printed[0] == "vit-b16: goodput 56.86% of 0:17:00 in 2 attempts"
   assert [line.split() for line in printed[1:3]] == [
     ["steps", "0:09:40", "56.9%"],
@@ -73,7 +73,7 @@ def test_waits_and_the_programs_own_times_are_one_table(tmp_path):
 
 
 def test_without_an_account_the_journal_says_what_it_can(tmp_path):
-  table = logs.goodput(launches.run(workdir=str(tmp_path)), JOURNAL)
+  table = logs.compute_goodput(launches.run(workdir=str(tmp_path)), JOURNAL)
   assert table["seconds"] == {
     "queueing": 100.0,
     "other": 350.0 + 460.0,
@@ -83,12 +83,12 @@ def test_without_an_account_the_journal_says_what_it_can(tmp_path):
 
 def test_what_was_trained_before_the_run_is_not_of_it(tmp_path):
   run = workdir(tmp_path, [attempt(-5000, step=1000.0), attempt(150, step=850.0)])
-  assert logs.goodput(run, JOURNAL)["seconds"]["steps"] == 850.0
+  assert logs.compute_goodput(run, JOURNAL)["seconds"]["steps"] == 850.0
 
 
 def test_a_run_that_goes_on_is_counted_until_now(tmp_path, monkeypatch):
   monkeypatch.setattr(time, "time", lambda: T + 400)
-  table = logs.goodput(workdir(tmp_path, [attempt(150, step=240.0)]), JOURNAL[:4])
+  table = logs.compute_goodput(workdir(tmp_path, [attempt(150, step=240.0)]), JOURNAL[:4])
   assert table["total"] == 400.0
   assert table["seconds"] == {
     "queueing": 100.0,
@@ -114,15 +114,15 @@ def test_the_sum_is_the_time_whatever_the_clocks_say(tmp_path_factory, times, ki
   folder.mkdir(exist_ok=True)
   run = workdir(folder, [attempt(began, step=step, save=save) for began, step, save in programs], lost=lost)
   journal = events((0, "run", 0), *((at, kind, 1) for at, kind in zip(times, kinds, strict=False)), (2000, "end", 1))
-  table = logs.goodput(run, journal)
+  table = logs.compute_goodput(run, journal)
   assert sum(table["seconds"].values()) == pytest.approx(table["total"], abs=1e-3)
   assert all(value > 0 for value in table["seconds"].values()) and 0 <= table["goodput"] <= 1.000001
 
 
 def test_only_tpus_are_initialized_as_tpus(tmp_path):
   run = workdir(tmp_path, [attempt(150, step=850.0)])
-  assert "setup" in logs.goodput(run, JOURNAL)["seconds"]
-  on_tpus = logs.goodput(dataclasses.replace(run, tpu="v3-32"), JOURNAL)["seconds"]
+  assert "setup" in logs.compute_goodput(run, JOURNAL)["seconds"]
+  on_tpus = logs.compute_goodput(dataclasses.replace(run, tpu="v3-32"), JOURNAL)["seconds"]
   assert on_tpus["tpu_initialization"] == 50.0 and "setup" not in on_tpus
 
 
@@ -130,7 +130,7 @@ def test_only_tpus_are_initialized_as_tpus(tmp_path):
 def test_an_account_that_is_none_is_said(tmp_path, content):
   (tmp_path / "goodput.json").write_text(content)
   with pytest.raises(LaunchError, match=r"goodput\.json"):
-    logs.goodput(launches.run(workdir=str(tmp_path)), JOURNAL)
+    logs.compute_goodput(launches.run(workdir=str(tmp_path)), JOURNAL)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 1e308, 10**400, "1", [1], {}, "[" * 10**5])
@@ -142,9 +142,9 @@ def test_a_time_that_is_none_is_said(tmp_path, where, value):
   for name, text in texts.items():
     (tmp_path / name).write_text(value if value == "[" * 10**5 and name == where else text)
   with pytest.raises(LaunchError, match=r"goodput\.json or result\.json is not in the format"):
-    logs.goodput(launches.run(workdir=str(tmp_path)), JOURNAL)
+    logs.compute_goodput(launches.run(workdir=str(tmp_path)), JOURNAL)
 
 
 def test_a_journal_without_events_is_said():
   with pytest.raises(LaunchError, match="empty"):
-    logs.goodput(launches.run(), [])
+    logs.compute_goodput(launches.run(), [])

@@ -74,7 +74,7 @@ def test_hosts_get_the_package_and_one_worker_each(lab):
   assert made.look(1).state == states.ABSENT
   made.create(1, 0)
   made.create(1, 0)
-  assert made.look(1) == states.Look(states.READY, hosts=2)
+  assert made.look(1) == states.MachineStatus(states.READY, hosts=2)
   for number in range(2):
     lab.wait(lambda _, number=number: "waits" in lab.text(number), number)
   assert len(lab.programs()) == 2
@@ -136,15 +136,15 @@ def test_words_reach_a_shell_byte_for_byte_and_bring_back_its_code(lab):
 
 def test_what_hosts_cannot_share_is_refused(lab):
   with pytest.raises(LaunchError, match=r"'runs/a' is relative"):
-    hosts.Engine(spec.checked(spec.Run("vit", "hosts", "job", (), "runs/a", hosts=("one",))))
+    hosts.Engine(spec.check_and_complete(spec.Run("vit", "hosts", "job", (), "runs/a", hosts=("one",))))
   with pytest.raises(LaunchError, match="Name each host once"):
-    hosts.Engine(spec.checked(spec.Run("vit", "hosts", "job", (), "/x", hosts=("one", "one"))))
-  elsewhere = spec.checked(spec.Run("vit", "hosts", "job", (), "/no/such", hosts=("one",), limits=LIMITS))
+    hosts.Engine(spec.check_and_complete(spec.Run("vit", "hosts", "job", (), "/x", hosts=("one", "one"))))
+  elsewhere = spec.check_and_complete(spec.Run("vit", "hosts", "job", (), "/no/such", hosts=("one",), limits=LIMITS))
   with pytest.raises(LaunchError, match=r"one: .*there is no attempt 1 in the run's directory"):
     hosts.Engine(elsewhere).create(1, 0)
 
 
 def test_the_package_is_the_same_for_the_same_files():
-  first = hosts.package()
-  hosts.package.cache_clear()
-  assert hosts.package() == first and len(first) < 200_000
+  first = hosts.get_package()
+  hosts.get_package.cache_clear()
+  assert hosts.get_package() == first and len(first) < 200_000

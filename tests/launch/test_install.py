@@ -50,7 +50,7 @@ BAD = {
 
 def fetched(tmp_path, content, digest=None):
   digest = digest or hashlib.sha256(content).hexdigest()
-  disk = storage.storage(str(tmp_path / "run"))
+  disk = storage.open_storage(str(tmp_path / "run"))
   disk.write(f"code/{digest}.tgz", content)
   return machine.fetch_code(disk, digest, tmp_path / "home")
 
@@ -94,7 +94,7 @@ def test_another_hash_or_no_bundle_is_refused(tmp_path):
   with pytest.raises(LaunchError, match="it was changed"):
     fetched(tmp_path, packed(*GOOD), "0" * 64)
   with pytest.raises(LaunchError, match="not in the run's directory"):
-    machine.fetch_code(storage.storage(str(tmp_path)), "1" * 64, tmp_path / "home")
+    machine.fetch_code(storage.open_storage(str(tmp_path)), "1" * 64, tmp_path / "home")
 
 
 def test_workers_of_one_machine_unpack_at_the_same_time(tmp_path):

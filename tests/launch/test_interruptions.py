@@ -12,8 +12,8 @@ from launch import commands, errors, event_log, flags, listing, spec, states
 from launch.errors import LaunchError, QuotaError
 from launch.event_log import EventLog
 from launch.states import OVER, WATCHING, State
-from launch.storage import storage
-from launch.watch import Watch
+from launch.storage import open_storage
+from launch.watch import Watcher
 from tests.launch.clouds import Cloud, Engine
 from tests.launch.test_watch import LIMITS, events
 from tests.launch.world import World, run, running
@@ -34,11 +34,13 @@ def home(tmp_path, monkeypatch):
 def here(tmp_path):
   """A run of this machine."""
   folder = str(tmp_path / "run")
-  return spec.checked(spec.Run("vit", "local", "train", (f"--workdir={folder}",), folder, processes=2, limits=LIMITS))
+  return spec.check_and_complete(
+    spec.Run("vit", "local", "train", (f"--workdir={folder}",), folder, processes=2, limits=LIMITS)
+  )
 
 
 def begun(here):
-  book = EventLog("vit", storage(here.folder))
+  book = EventLog("vit", open_storage(here.folder))
   book.append("run", State(), run=here.dumps(), sha="c" * 64)
   book.append("intent", State(attempt=1, try_=1, stage=WATCHING))
   book.append("created", State(attempt=1, try_=1, stage=WATCHING))
@@ -51,7 +53,7 @@ def begun(here):
 @pytest.mark.parametrize("form", ["folder", "pipe", "unreadable field", "garbage", "link to itself"])
 def test_g6_g12_a_journal_of_another_form_hides_no_other_run(here, form, capsys):
   begun(here)
-  path = event_log.folder() / "odd.jsonl"
+  path = event_log.get_log_directory() / "odd.jsonl"
   if form == "folder":
     path.mkdir()
   elif form == "pipe":
@@ -66,19 +68,19 @@ def test_g6_g12_a_journal_of_another_form_hides_no_other_run(here, form, capsys)
     book.append("run", State(), run=odd.dumps())
     book.append("intent", State(attempt=1, stage=WATCHING))
     path.write_text(path.read_text().replace('"attempt": 1, "try_"', '"attempt": "1", "try_"'))
-  assert listing.ls(flags.parse(["ls"])[0]) in (errors.DONE, errors.UNKNOWN)
+  assert listing.ls(flags.parse_flags(["ls"])[0]) in (errors.DONE, errors.UNKNOWN)
   said = capsys.readouterr()
   assert "vit-a1" in said.out and ("odd" in said.out + said.err or form == "garbage")
 
 
 def test_g12_down_deletes_what_an_unreadable_journal_names(here, monkeypatch, capsys):
   begun(here)
-  for path in (event_log.folder() / "vit.jsonl", storage(here.folder)._folder / event_log.COPY):
+  for path in (event_log.get_log_directory() / "vit.jsonl", open_storage(here.folder)._folder / event_log.COPY):
     path.write_text(path.read_text().replace('"attempt": 1, "try_"', '"attempt": "1", "try_"'))
   with Cloud() as cloud:
     cloud.states = {1: (states.READY, 0.0)}
     monkeypatch.setattr(commands, "engine_of", lambda asked: Engine(asked, cloud))
-    assert commands.down(flags.parse(["down", "vit", "--yes"])[0]) == errors.DONE and not cloud.live()
+    assert commands.down(flags.parse_flags(["down", "vit", "--yes"])[0]) == errors.DONE and not cloud.live()
   assert "launch down vit" in capsys.readouterr().out
 
 
@@ -87,7 +89,7 @@ def test_g6_every_exit_of_a_watcher_names_what_goes_on(here, capsys):
     def look(self, attempt):
       raise ZeroDivisionError
 
-  with Cloud() as cloud, Watch(here, EventLog("vit", storage(here.folder)), Broken(here, cloud)) as made:
+  with Cloud() as cloud, Watcher(here, EventLog("vit", open_storage(here.folder)), Broken(here, cloud)) as made:
     made.begin(None)
     with pytest.raises(ZeroDivisionError):
       commands._watch_to_end(made, here)
@@ -106,7 +108,7 @@ def test_g8_absence_soon_after_a_request_makes_no_second_attempt():
     world.step()
   assert len(world.asked["create"]) == 1
   world.machines = hidden
-  assert world.to_end().state.end[0] == errors.DONE and world.made == [1]
+  assert world.watch_to_end().state.end[0] == errors.DONE and world.made == [1]
 
 
 def test_g8_one_answer_that_a_running_attempt_is_absent_changes_nothing():
@@ -117,7 +119,7 @@ def test_g8_one_answer_that_a_running_attempt_is_absent_changes_nothing():
     world.step()
     world.machines, world.unreadable = hidden, set()
     world.step()
-  assert world.state.stage == WATCHING and world.to_end().made == [1]
+  assert world.state.stage == WATCHING and world.watch_to_end().made == [1]
 
 
 def test_g8_what_was_accepted_a_moment_ago_is_not_settled():
@@ -126,9 +128,9 @@ def test_g8_what_was_accepted_a_moment_ago_is_not_settled():
   book.append("run", State(), run=asked.dumps())
   book.append("intent", State(attempt=1, stage=WATCHING))
   book.append("created", State(attempt=1, stage=WATCHING))
-  assert 50 < book.settling(1) <= 60 and EventLog("vit").settling(1)
+  assert 50 < book.get_settling_seconds(1) <= 60 and EventLog("vit").get_settling_seconds(1)
   book.record_appearance(1)
-  assert not book.settling(1)
+  assert not book.get_settling_seconds(1)
 
 
 # G9 and interruptions.
@@ -143,15 +145,15 @@ def test_g9_an_interruption_of_a_request_leaves_the_intent(here, moment, capsys)
       raise KeyboardInterrupt
 
   with Cloud() as cloud:
-    book = EventLog("vit", storage(here.folder))
-    with Watch(here, book, Interrupted(here, cloud)) as made:
+    book = EventLog("vit", open_storage(here.folder))
+    with Watcher(here, book, Interrupted(here, cloud)) as made:
       made.begin(None)
       assert commands._watch_to_end(made, here) == errors.DETACHED
     assert events(here) == ["run", "intent"] and EventLog("vit").state.attempt == 1
     assert "no longer watched: vit-a1 continues" in capsys.readouterr().out
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with Watch(here, EventLog("vit", storage(here.folder)), Engine(here, cloud)) as made:
-      assert made.state.attempt == 1 and made.to_end() == errors.DONE
+    with Watcher(here, EventLog("vit", open_storage(here.folder)), Engine(here, cloud)) as made:
+      assert made.state.attempt == 1 and made.watch_to_end() == errors.DONE
     assert cloud.made == [1] and cloud.most == 1
 
 
@@ -175,10 +177,10 @@ def test_g10_workers_that_report_progress_outweigh_the_health_of_their_machines(
 
   def observe():
     found = real()
-    return dataclasses.replace(found, look=states.Look(word, "UNHEALTHY") if running(world) else found.look)
+    return dataclasses.replace(found, look=states.MachineStatus(word, "UNHEALTHY") if running(world) else found.look)
 
   world.observe = observe
-  assert world.to_end().state.end[0] == errors.DONE and world.made == [1]
+  assert world.watch_to_end().state.end[0] == errors.DONE and world.made == [1]
 
 
 def test_g10_machines_that_are_lost_and_silent_are_replaced_within_a_minute():
@@ -205,7 +207,7 @@ def test_g11_a_quota_that_is_still_held_after_a_preemption_is_waited_for(times):
     act(action, state_)
 
   world.act = refusing
-  assert world.to_end().state.end[0] == errors.DONE and world.made == [1, 2] and len(refused) == times
+  assert world.watch_to_end().state.end[0] == errors.DONE and world.made == [1, 2] and len(refused) == times
 
 
 def test_g11_a_quota_that_the_first_attempt_does_not_get_ends_the_run():
@@ -213,7 +215,7 @@ def test_g11_a_quota_that_the_first_attempt_does_not_get_ends_the_run():
   world.refusal = QuotaError("Quota limit 'TPUV3' has been exceeded")
   world.step()
   world.refusal = QuotaError("Quota limit 'TPUV3' has been exceeded")
-  assert world.to_end().state.end[0] == errors.DENIED
+  assert world.watch_to_end().state.end[0] == errors.DENIED
 
 
 # Money.
@@ -234,4 +236,4 @@ def test_a_run_ends_before_it_exceeds_its_cost():
 def test_a_cost_without_a_price_is_refused():
   with pytest.raises(LaunchError, match=r"--max-cost.*--price"):
     run(max_cost=5.0)
-  assert listing.chip_hours(run(), states.State(used=HOUR), 0.0) == 16.0
+  assert listing.compute_chip_hours(run(), states.State(used=HOUR), 0.0) == 16.0

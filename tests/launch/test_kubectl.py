@@ -52,7 +52,7 @@ def script(tmp_path, monkeypatch):
 
 def asked(script, answer):
   script.answers("get pods", answer)
-  return gke.ask([*gke.base("ctx", "team"), "get", "pods"])
+  return gke.run_kubectl([*gke.build_base_command("ctx", "team"), "get", "pods"])
 
 
 def test_a_command_names_its_context_its_namespace_and_how_long_it_may_take(script):
@@ -83,7 +83,7 @@ def test_only_a_resource_that_is_not_found_is_absent(script):
   for kind in ("jobsets.jobset.x-k8s.io", "configmaps", "pods"):
     script.answers(f"get {kind}", complaint(f'Error from server (NotFound): {kind} "vit-a1" not found'))
     with pytest.raises(LookupError):
-      gke.ask(["kubectl", "get", kind])
+      gke.run_kubectl(["kubectl", "get", kind])
 
 
 def test_what_is_there_already_is_known(script):
@@ -108,15 +108,15 @@ def test_a_kubectl_that_stands_still_is_no_answer(script, monkeypatch):
 def test_without_kubectl_the_line_that_installs_it_is_said(tmp_path, monkeypatch):
   monkeypatch.setenv("PATH", str(tmp_path))
   with pytest.raises(LaunchError, match="gcloud components install kubectl") as caught:
-    gke.context()
+    gke.get_default_context()
   assert caught.value.code == DENIED
 
 
 def test_the_context_of_now_is_asked_for(script):
   script.answers("config current-context", Answer("gke_p_z_c\n"))
-  assert gke.context() == "gke_p_z_c"
+  assert gke.get_default_context() == "gke_p_z_c"
 
 
 def test_names_that_look_like_options_stay_values():
-  assert gke.base("-x", "-y") == ["kubectl", "--context=-x", "--namespace=-y"]
-  assert gke.base("", "") == ["kubectl"]
+  assert gke.build_base_command("-x", "-y") == ["kubectl", "--context=-x", "--namespace=-y"]
+  assert gke.build_base_command("", "") == ["kubectl"]

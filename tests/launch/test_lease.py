@@ -10,13 +10,13 @@ import pytest
 
 from launch import mailbox
 from launch.errors import LaunchError, UnknownError
-from launch.mailbox import FILE, Held, Lease
-from launch.storage import Disk, storage
+from launch.mailbox import FILE, Lease, LeaseHeldError
+from launch.storage import Disk, open_storage
 
 
 @pytest.fixture
 def folder(tmp_path):
-  return storage(str(tmp_path))
+  return open_storage(str(tmp_path))
 
 
 def test_a_second_one_is_told_who_watches_until_the_first_gives_back(folder):
@@ -24,12 +24,12 @@ def test_a_second_one_is_told_who_watches_until_the_first_gives_back(folder):
   assert second.holder() == ""
   first.take()
   assert second.holder().startswith(f"process {os.getpid()} on")
-  with pytest.raises(Held, match=f"watched by process {os.getpid()} on"):
+  with pytest.raises(LeaseHeldError, match=f"watched by process {os.getpid()} on"):
     second.take()
   first.give_back()
   assert second.holder() == ""
   second.take()
-  with pytest.raises(Held, match="this one ends"):
+  with pytest.raises(LeaseHeldError, match="this one ends"):
     first.renew()
   assert second.renew()
 
@@ -39,7 +39,7 @@ def test_25_one_that_takes_by_force_ends_the_other(folder):
   first.take()
   second.take(force=True)
   assert second.renew()
-  with pytest.raises(Held):
+  with pytest.raises(LeaseHeldError):
     first.renew()
 
 
@@ -48,7 +48,7 @@ def test_one_that_is_not_renewed_is_free_after_its_duration(folder, monkeypatch)
   Lease(folder, 0.2).take()
   monkeypatch.undo()
   other = Lease(folder, 0.2)
-  with pytest.raises(Held, match="elsewhere"):
+  with pytest.raises(LeaseHeldError, match="elsewhere"):
     other.take()
   time.sleep(0.3)
   other.take()
@@ -61,7 +61,7 @@ def test_one_of_a_process_of_this_machine_that_was_killed_is_free_at_once(folder
   code += f"Lease(storage({str(tmp_path)!r}), 1000).take(); print('held', flush=True); time.sleep(60)"
   process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
   assert process.stdout.readline() == "held\n"
-  with pytest.raises(Held):
+  with pytest.raises(LeaseHeldError):
     Lease(folder, 1000).take()
   process.kill()
   process.wait()

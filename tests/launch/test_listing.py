@@ -7,8 +7,8 @@ import pytest
 from launch import errors, flags, listing, spec, states
 from launch.event_log import EventLog
 from launch.states import OVER, WATCHING, State
-from launch.storage import storage
-from launch.watch import Watch
+from launch.storage import open_storage
+from launch.watch import Watcher
 from tests.launch.providers import Queued
 
 pytestmark = pytest.mark.heavy
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.heavy
 @pytest.fixture
 def cloud(bucket_server, tmp_path, monkeypatch, request):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-  monkeypatch.setattr(spec, "owner", lambda: "alice")
+  monkeypatch.setattr(spec, "get_user_label", lambda: "alice")
   with Queued(tmp_path, f"gs://bkt/{request.node.name}") as made:
     yield made
 
@@ -25,7 +25,7 @@ def cloud(bucket_server, tmp_path, monkeypatch, request):
 def begin(cloud, steps=10**6):
   """A run whose workers run."""
   cloud.crew(1, steps=steps)
-  with Watch(cloud.run, EventLog("vit", storage(cloud.run.folder))) as watch:
+  with Watcher(cloud.run, EventLog("vit", open_storage(cloud.run.folder))) as watch:
     watch.begin(None)
     while not (watch.state.start_known and watch.engine.look(1).state == states.READY):
       watch.step()
@@ -33,13 +33,13 @@ def begin(cloud, steps=10**6):
 
 def listed(capsys, *words):
   capsys.readouterr()
-  code = listing.ls(flags.parse(["ls", "--json", "--project=proj-x", *words])[0])
+  code = listing.ls(flags.parse_flags(["ls", "--json", "--project=proj-x", *words])[0])
   return code, json.loads(capsys.readouterr().out)
 
 
 def collected(capsys, *words):
   capsys.readouterr()
-  code = listing.gc(flags.parse(["gc", "--project=proj-x", *words])[0])
+  code = listing.gc(flags.parse_flags(["gc", "--project=proj-x", *words])[0])
   return code, capsys.readouterr().out
 
 
@@ -59,9 +59,9 @@ def test_a_run_that_is_alive_is_shown_and_not_collected(cloud, capsys):
 
 
 def test_f10_no_machines_are_reported_in_words(cloud, capsys):
-  assert listing.ls(flags.parse(["ls", "--project=proj-x"])[0]) == errors.DONE
+  assert listing.ls(flags.parse_flags(["ls", "--project=proj-x"])[0]) == errors.DONE
   assert capsys.readouterr().out == "no machines and no unfinished runs\n"
-  listing.ls(flags.parse(["ls", "--project=proj-x", "--all"])[0])
+  listing.ls(flags.parse_flags(["ls", "--project=proj-x", "--all"])[0])
   assert capsys.readouterr().out == "no machines and no runs\n"
   assert listed(capsys)[1]["resources"] == []
 
@@ -94,12 +94,12 @@ def test_a_machine_of_a_run_that_has_ended_is_an_orphan(cloud, capsys):
 def test_another_login_name_sees_that_there_are_machines_and_deletes_none(cloud, capsys, monkeypatch, tmp_path):
   begin(cloud)
   cloud.preempt("vit-a1")
-  monkeypatch.setattr(spec, "owner", lambda: "bob")
+  monkeypatch.setattr(spec, "get_user_label", lambda: "bob")
   assert [row["owner"] for row in listed(capsys)[1]["resources"]] == ["alice"]  # this machine's journal knows it
   assert "no machine is to be deleted" in collected(capsys, "--yes")[1] and cloud.everything()
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
   assert listed(capsys)[1]["resources"] == []
-  listing.ls(flags.parse(["ls", "--project=proj-x"])[0])
+  listing.ls(flags.parse_flags(["ls", "--project=proj-x"])[0])
   assert "no machines of yours" in (said := capsys.readouterr().out) and "1 of alice" in said and "you are bob" in said
   assert len(listed(capsys, "--all-users")[1]["resources"]) == 1
 
@@ -125,11 +125,11 @@ def test_a_deletion_that_is_not_seen_ends_with_13_and_the_command(cloud, capsys)
 
 def test_status_says_what_was_done_and_how_each_worker_is(cloud, capsys):
   begin(cloud)
-  assert listing.status(flags.parse(["status", "vit"])[0]) == errors.DONE
+  assert listing.status(flags.parse_flags(["status", "vit"])[0]) == errors.DONE
   said = capsys.readouterr().out
   assert "vit  qr v3-32  running" in said and "it has no watcher; continue with: python -m launch adopt vit" in said
   assert "intent" in said and "w03  h3" in said and "step" in said
-  listing.status(flags.parse(["status", "vit", "--json"])[0])
+  listing.status(flags.parse_flags(["status", "vit", "--json"])[0])
   values = json.loads(capsys.readouterr().out)
   assert len(values["workers"]) == 4 and values["state"]["attempt"] == 1
 
@@ -138,6 +138,6 @@ def test_a_journal_that_cannot_be_read_hides_no_other(cloud, capsys):
   begin(cloud)
   book = EventLog("odd")
   book.append("intent", State(attempt=1, stage=WATCHING), location="x")
-  listing.ls(flags.parse(["ls", "--project=proj-x"])[0])
+  listing.ls(flags.parse_flags(["ls", "--project=proj-x"])[0])
   said = capsys.readouterr()
   assert "vit-a1" in said.out and "odd" in said.err

@@ -31,11 +31,11 @@ def process(lab, number):
 
 def test_workers_are_made_once_looked_at_and_deleted(lab):
   made = hosts.Engine(lab.run)
-  assert made.look(1) == states.Look(states.ABSENT)
+  assert made.look(1) == states.MachineStatus(states.ABSENT)
   made.delete(1)  # of nothing
   made.create(1, lab.attempt.expires)
   made.create(1, lab.attempt.expires)
-  assert made.look(1) == states.Look(states.READY, hosts=2)
+  assert made.look(1) == states.MachineStatus(states.READY, hosts=2)
   assert made.look(2).state == states.ABSENT
   for number in range(2):
     lab.wait(lambda _, number=number: "waits" in lab.text(number), number)
@@ -87,7 +87,7 @@ def test_only_services_of_the_same_directory_are_removed(lab):
   made = hosts.Engine(lab.run)
   made.create(1, 0)
   (found,), _ = made.inventory(())
-  made.delete(dataclasses.replace(found, mark=spec.digest("/another")))
+  made.delete(dataclasses.replace(found, mark=spec.compute_label("/another")))
   assert made.look(1).state == states.READY
   made.delete(found)
   assert made.look(1).state == states.ABSENT and not lab.programs()
@@ -97,7 +97,7 @@ def test_what_cannot_be_made_is_said(lab, tmp_path):
   lab.storage.delete("a1/spec.json")
   with pytest.raises(LaunchError, match="there is no attempt 1"):
     hosts.Engine(lab.run).create(1, 0)
-  relative = spec.checked(spec.Run("vit", "local", "job", ("--workdir=runs/a",), "runs/a"))
+  relative = spec.check_and_complete(spec.Run("vit", "local", "job", ("--workdir=runs/a",), "runs/a"))
   with pytest.raises(LaunchError, match=f"'runs/a' is relative.*{os.getcwd()}"):
     hosts.Engine(relative)
   assert sys.executable

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from launch import program
-from launch.program import Log
+from launch.program import WorkerLog
 
 
 def pieces(file, last=False):
@@ -23,11 +23,11 @@ def pieces(file, last=False):
 def test_pieces_are_the_file_also_over_a_kill(tmp_path, monkeypatch):
   monkeypatch.setattr(program, "PIECE", 1000)
   text = bytes(random.Random(0).randbytes(12_345))
-  file = Log(tmp_path / "log")
+  file = WorkerLog(tmp_path / "log")
   (tmp_path / "log").write_bytes(text[:7000])
   sent = pieces(file)
   (tmp_path / "log").write_bytes(text)
-  again = Log(tmp_path / "log")
+  again = WorkerLog(tmp_path / "log")
   assert sent + pieces(again, last=True) == text
   assert all(len(again.read_piece()[0]) <= 1000 for _ in range(3))
   assert (tmp_path / "log").stat().st_mode & 0o77 == 0
@@ -40,7 +40,7 @@ def test_no_secret_passes_wherever_it_is_cut(tmp_path, monkeypatch, seed):
   secrets = ["hunter2hunter3", "hunter2hunter3-long\nwith a line", "tiny", "ähnlich→geheim"]
   parts = [generator.choice([*secrets, "word ", "\n", "hunter2"]) for _ in range(300)]
   whole = "".join(parts)
-  file, sent = Log(tmp_path / "log"), b""
+  file, sent = WorkerLog(tmp_path / "log"), b""
   file.hide(secrets)
   content, position = whole.encode(), 0
   while position < len(content):
@@ -62,7 +62,7 @@ def test_no_secret_passes_wherever_it_is_cut(tmp_path, monkeypatch, seed):
 def test_what_is_far_behind_is_left_out_and_said(tmp_path, monkeypatch):
   monkeypatch.setattr(program, "PIECE", 100)
   monkeypatch.setattr(program, "BEHIND", 1000)
-  file = Log(tmp_path / "log")
+  file = WorkerLog(tmp_path / "log")
   (tmp_path / "log").write_text("a" * 5000 + "b" * 100)
   assert pieces(file, last=True).decode() == "launch: 5,000 bytes are left out\n" + "b" * 100
 
@@ -70,7 +70,7 @@ def test_what_is_far_behind_is_left_out_and_said(tmp_path, monkeypatch):
 def test_a_flood_fills_neither_the_disk_nor_the_folder(tmp_path, monkeypatch):
   monkeypatch.setattr(program, "BEHIND", 2**20)
   monkeypatch.setattr(program, "MOST", 2**21)
-  file, sent = Log(tmp_path / "log"), b""
+  file, sent = WorkerLog(tmp_path / "log"), b""
   file.write("an earlier try " * 1000)
   sent = pieces(file, last=True)
   begin = file.begin()
@@ -91,14 +91,14 @@ def test_a_flood_fills_neither_the_disk_nor_the_folder(tmp_path, monkeypatch):
 
 def test_what_is_trimmed_before_it_was_sent_is_left_out_and_said(tmp_path, monkeypatch):
   monkeypatch.setattr(program, "BEHIND", 2**20)
-  file = Log(tmp_path / "log")
+  file = WorkerLog(tmp_path / "log")
   (tmp_path / "log").write_bytes(b"#" * 2**21 + b"~" * 2**18)
   file.trim()
   assert pieces(file, last=True) == b"launch: 2,097,152 bytes are left out\n" + b"~" * 2**18
 
 
 def test_a_tail_is_of_one_try(tmp_path):
-  file = Log(tmp_path / "log")
+  file = WorkerLog(tmp_path / "log")
   (tmp_path / "log").write_text("before\n")
   here = file.size()
   with open(tmp_path / "log", "a") as writer:
@@ -110,7 +110,7 @@ def test_a_tail_is_of_one_try(tmp_path):
 
 
 def test_a_file_that_is_gone_or_shorter_is_no_error(tmp_path):
-  file = Log(tmp_path / "log")
+  file = WorkerLog(tmp_path / "log")
   (tmp_path / "log").write_text("abcdef")
   assert pieces(file, last=True) == b"abcdef"
   (tmp_path / "log").write_text("xyz")

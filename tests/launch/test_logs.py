@@ -7,21 +7,21 @@ from launch.errors import LaunchError
 from launch.event_log import EventLog
 from launch.mailbox import Mailbox
 from launch.states import State
-from launch.storage import storage
+from launch.storage import open_storage
 
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-  run = spec.checked(spec.Run("vit", "local", "m", ("--workdir=x",), str(tmp_path / "run"), processes=2))
+  run = spec.check_and_complete(spec.Run("vit", "local", "m", ("--workdir=x",), str(tmp_path / "run"), processes=2))
   book = EventLog("vit")
   book.append("run", State(), run=run.dumps())
   book.append("intent", State(attempt=1))
-  return Mailbox(storage(run.folder), 1)
+  return Mailbox(open_storage(run.folder), 1)
 
 
 def printed(capsys, *words):
-  assert logs.logs(flags.parse(["logs", "vit", *words])[0]) == 0
+  assert logs.logs(flags.parse_flags(["logs", "vit", *words])[0]) == 0
   return capsys.readouterr().out.splitlines()
 
 
@@ -52,14 +52,14 @@ def test_what_would_move_a_terminals_cursor_is_shown_and_not_done(files, capsys)
 @pytest.mark.parametrize("worker", ["2", "-1", "x", ""])
 def test_a_worker_that_is_none_is_named(files, worker):
   with pytest.raises(LaunchError, match="allowed: all, 0 to 1"):
-    logs.logs(flags.parse(["logs", "vit", f"--worker={worker}"])[0])
+    logs.logs(flags.parse_flags(["logs", "vit", f"--worker={worker}"])[0])
 
 
 def test_an_attempt_that_never_was_is_named_with_those_that_were(files):
   with pytest.raises(LaunchError, match="--attempt: 9; allowed: 1"):
-    logs.logs(flags.parse(["logs", "vit", "--attempt=9"])[0])
+    logs.logs(flags.parse_flags(["logs", "vit", "--attempt=9"])[0])
 
 
 def test_an_attempt_that_printed_nothing_says_where_to_look(files, capsys):
-  logs.logs(flags.parse(["logs", "vit"])[0])
+  logs.logs(flags.parse_flags(["logs", "vit"])[0])
   assert "launch status vit" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from launch import machine, spec
 from launch.errors import DENIED, LaunchError, UnknownError
 from tests.launch import google
 
-RUN = spec.checked(
+RUN = spec.check_and_complete(
   spec.Run("vit", "qr", "job", (), "gs://bkt/a", tpu="v3-32", slices=2, project="my-project", zones=("us-east1-d",))
 )
 
@@ -172,7 +172,7 @@ def test_g6_without_sockets_a_machine_has_no_port_and_it_is_unknown():
       with pytest.raises(UnknownError, match="Too many open files"):
         call()
     with pytest.raises(UnknownError, match="does not answer"):
-      machine.ask(urllib.request.Request("http://127.0.0.1:9/"), pause=0.0)
+      machine.send_request(urllib.request.Request("http://127.0.0.1:9/"), pause=0.0)
   finally:
     for number in taken:
       os.close(number)

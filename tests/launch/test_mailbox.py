@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies
 
 from launch.errors import LaunchError, UnknownError
-from launch.mailbox import Attempt, Mailbox, Order, Report
+from launch.mailbox import Attempt, Mailbox, Order, WorkerReport
 from launch.storage import Disk
 from tests.launch import launches
 
@@ -21,9 +21,9 @@ def test_what_is_told_comes_back(mailbox):
   mailbox.publish(attempt)
   assert mailbox.attempt() == attempt
   assert mailbox.order() == Order(try_=1, stop=False)
-  mailbox.give(Order(3, stop=True))
+  mailbox.write_order(Order(3, stop=True))
   assert mailbox.order() == Order(3, True)
-  report = Report(1, 3, "exited", exit=42, step=7, tail="ä\n\udcff")
+  report = WorkerReport(1, 3, "exited", exit=42, step=7, tail="ä\n\udcff")
   mailbox.report(report)
   ((worker, (found, age)),) = mailbox.reports(4).items()
   assert (worker, found) == (1, report) and 0 <= age < 60
@@ -33,13 +33,13 @@ def test_pieces_of_a_log_are_in_their_order_beyond_the_tenth(mailbox):
   for piece in (0, 2, 10, 9, 100, 1):
     mailbox.write_log(1, piece, b"x")
   mailbox.write_log(11, 0, b"of another")
-  assert [int(name.rpartition(".")[2]) for name in mailbox.pieces(1)] == [0, 1, 2, 9, 10, 100]
+  assert [int(name.rpartition(".")[2]) for name in mailbox.list_pieces(1)] == [0, 1, 2, 9, 10, 100]
 
 
 def test_attempts_know_nothing_of_each_other(tmp_path):
   first, second = (Mailbox(Disk(str(tmp_path)), number) for number in (1, 11))
-  first.report(Report(0))
-  first.give(Order(5))
+  first.report(WorkerReport(0))
+  first.write_order(Order(5))
   assert second.reports(1) == {} and second.order() == Order()
   with pytest.raises(LaunchError, match="no attempt 11"):
     second.attempt()
@@ -50,16 +50,16 @@ VALUES = strategies.none() | strategies.booleans() | strategies.integers() | str
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [Report, Order])
+@pytest.mark.parametrize("kind", [WorkerReport, Order])
 @given(data=strategies.data())
 def test_a_file_that_anybody_changed_is_no_answer_or_one_of_the_right_types(tmp_path_factory, kind, data):
   mailbox = Mailbox(Disk(str(tmp_path_factory.getbasetemp() / "changed")), 1)
-  good = vars(Report(0)) if kind is Report else vars(Order())
+  good = vars(WorkerReport(0)) if kind is WorkerReport else vars(Order())
   field = data.draw(strategies.sampled_from(sorted(good)))
   content = json.dumps(good | {field: data.draw(VALUES)}).encode()
-  mailbox.storage.write("a1/w00.json" if kind is Report else "a1/order.json", content)
+  mailbox.storage.write("a1/w00.json" if kind is WorkerReport else "a1/order.json", content)
   try:
-    found = mailbox.seen(0)[0] if kind is Report else mailbox.order()
+    found = mailbox.seen(0)[0] if kind is WorkerReport else mailbox.order()
   except UnknownError as error:
     assert "run's directory" in str(error)
   else:
@@ -78,16 +78,16 @@ def test_a_number_that_no_run_could_have_is_no_answer(mailbox, value):
 
 def test_a_report_that_cannot_be_read_hides_no_other(mailbox):
   for worker in range(3):
-    mailbox.report(Report(worker, step=worker))
+    mailbox.report(WorkerReport(worker, step=worker))
   mailbox.storage.write("a2/w01.json", b'{"step": 2000000000000000000}')
   assert {w: report.step for w, (report, _) in mailbox.reports(4).items()} == {0: 0, 2: 2} and mailbox.unreadable == [1]
-  mailbox.report(Report(1))
+  mailbox.report(WorkerReport(1))
   assert len(mailbox.reports(4)) == 3 and mailbox.unreadable == []
 
 
 def test_a_report_is_of_whom_its_name_says(mailbox):
   mailbox.storage.write("a2/w01.json", b'{"worker": 3, "step": 7}')
-  assert mailbox.seen(1)[0] == Report(1, step=7)
+  assert mailbox.seen(1)[0] == WorkerReport(1, step=7)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"5", b'{"x": 1}', b"[" * 100_000, b"{", b'[["try_", 1]]'])

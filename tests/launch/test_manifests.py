@@ -24,7 +24,7 @@ FAILED = "Container %s for pod %s/%s failed with exit code %v matching %v rule a
 
 
 def made(attempt=1, **changes):
-  return manifests.jobset(launches.run("gke", **changes), attempt, 1_795_300_000)
+  return manifests.make_jobset(launches.run("gke", **changes), attempt, 1_795_300_000)
 
 
 def job(jobset):
@@ -45,9 +45,9 @@ def variables(jobset):
   return {each["name"]: each for each in container(jobset)["env"]}
 
 
-@pytest.mark.parametrize("name", tpus.slices())
+@pytest.mark.parametrize("name", tpus.list_slices())
 def test_every_host_of_a_slice_has_a_pod_with_all_its_chips(name):
-  jobset, slice_ = made(tpu=name, slices=3), tpus.find(name)
+  jobset, slice_ = made(tpu=name, slices=3), tpus.find_slice(name)
   hosts, limits = job(jobset)["parallelism"], container(jobset)["resources"]["limits"]
   assert hosts == job(jobset)["completions"] == slice_.hosts
   assert hosts * limits["google.com/tpu"] == slice_.chips
@@ -163,7 +163,7 @@ def test_capacity_chooses_the_nodes(capacity):
 
 def test_everything_of_an_attempt_has_our_labels_and_goes_with_the_jobset():
   run = launches.run("gke", queue="tpu-queue", owner="al_ice")
-  jobset = manifests.jobset(run, 12, 1_795_300_000)
+  jobset = manifests.make_jobset(run, 12, 1_795_300_000)
   mine = {"vitjax": "1", "vitjax-run": "vit-b16", "vitjax-owner": "al_ice", "vitjax-attempt": "12",
           "vitjax-expires": "1795300000", "vitjax-folder": run.mark}  # fmt: skip
   kueue = {"kueue.x-k8s.io/queue-name": "tpu-queue"}
@@ -171,7 +171,7 @@ def test_everything_of_an_attempt_has_our_labels_and_goes_with_the_jobset():
   (replicated,) = jobset["spec"]["replicatedJobs"]
   assert replicated["template"]["metadata"]["labels"] == job(jobset)["template"]["metadata"]["labels"] == mine
   created = jobset | {"metadata": jobset["metadata"] | {"uid": "u-1"}}
-  code = manifests.code(run, 12, 1_795_300_000, created)
+  code = manifests.make_config_map(run, 12, 1_795_300_000, created)
   assert code["metadata"]["labels"] == mine
   assert code["metadata"]["name"] == jobset["metadata"]["name"] == "vit-b16-a12"
   (owner,) = code["metadata"]["ownerReferences"]
@@ -207,8 +207,8 @@ def test_the_service_account_is_one_of_kubernetes():
 
 
 def test_the_code_of_the_workers_is_the_same_bytes_for_the_same_files_and_fits():
-  packed = manifests.archive()
-  assert packed == manifests.archive()
+  packed = manifests.pack_launch()
+  assert packed == manifests.pack_launch()
   assert len(base64.b64encode(packed)) < 2**20  # what a ConfigMap may have
   with zipfile.ZipFile(io.BytesIO(packed)) as file:
     names = file.namelist()
@@ -219,7 +219,7 @@ def test_the_code_of_the_workers_is_the_same_bytes_for_the_same_files_and_fits()
 
 @pytest.mark.heavy
 def test_python_runs_launch_out_of_the_archive(tmp_path):
-  (tmp_path / "launch.zip").write_bytes(manifests.archive())
+  (tmp_path / "launch.zip").write_bytes(manifests.pack_launch())
   names = [str(path.relative_to(PACKAGE).with_suffix("")).replace("/", ".") for path in PACKAGE.rglob("[!_]*.py")]
   program = "import importlib, sys; [importlib.import_module(f'launch.{name}') for name in sys.argv[1:]]\n"
   program += "import launch.spec; print(launch.spec.__file__)"

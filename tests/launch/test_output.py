@@ -19,7 +19,7 @@ from vit_jax.schema import texts
 )
 def test_what_commands_a_terminal_or_has_no_encoding_is_shown_and_not_done(text, shown):
   stream = io.StringIO()
-  print(text, file=errors.Screen(stream))
+  print(text, file=errors.PrintableStream(stream))
   assert stream.getvalue() == shown + "\n"
 
 
@@ -28,14 +28,14 @@ def test_what_is_said_to_nobody_ends_nothing(monkeypatch):
     def write(self, text):
       raise BrokenPipeError
 
-  monkeypatch.setattr(errors.sys, "stdout", errors.Screen(Gone()))
-  errors.say("a")
-  errors.say("b")
+  monkeypatch.setattr(errors.sys, "stdout", errors.PrintableStream(Gone()))
+  errors.print_line("a")
+  errors.print_line("b")
   errors.sys.stdout.close()
 
 
 @pytest.mark.parametrize("words", [("chip",), ("try", "tries")])
 def test_a_number_has_its_noun_as_in_messages_of_vit_jax(words):
   amounts = [errors.amount(number, *words) for number in (0, 1, 2, 1437)]
-  assert amounts == [texts.amount(number, *words) for number in (0, 1, 2, 1437)]
+  assert amounts == [texts.format_amount(number, *words) for number in (0, 1, 2, 1437)]
   assert amounts[1] == f"1 {words[0]}" and amounts[3] == f"1,437 {words[-1] if words[1:] else 'chips'}"

@@ -7,7 +7,7 @@ from launch.errors import LaunchError
 from launch.event_log import EventLog
 from launch.mailbox import Lease
 from launch.states import DELETING, IDLE, OVER, WATCHING, State
-from launch.storage import storage
+from launch.storage import open_storage
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +18,10 @@ def home(tmp_path, monkeypatch):
 def book(tmp_path, *events, name="vit"):
   """A journal with one attempt, which these events follow: (event, state)."""
   folder = str(tmp_path / name)
-  run = spec.checked(spec.Run(name, "local", "m", (f"--workdir={folder}",), folder, limits=spec.Limits(delete=0.2)))
-  made = EventLog(name, storage(run.folder))
+  run = spec.check_and_complete(
+    spec.Run(name, "local", "m", (f"--workdir={folder}",), folder, limits=spec.Limits(delete=0.2))
+  )
+  made = EventLog(name, open_storage(run.folder))
   made.append("run", State(), run=run.dumps())
   for event in ("intent", "created"):
     made.append(event, State(attempt=1, stage=WATCHING))
@@ -37,7 +39,7 @@ def ended(tmp_path, *end):
 
 
 def asked(verb, *words):
-  args = flags.parse([verb, *words])[0]
+  args = flags.parse_flags([verb, *words])[0]
   return {"ls": listing.ls, "gc": listing.gc, "status": listing.status}.get(verb, getattr(commands, verb, None))(args)
 
 
@@ -90,7 +92,7 @@ def test_down_that_cannot_tell_who_watches_deletes_and_does_not_say_that_all_is_
   said = capsys.readouterr().out
   assert "Nothing is deleted" in said and "launch.worker stop" in said and "down vit --force" in said
   made.read()
-  assert made.remaining() == [1]
+  assert made.list_remaining() == [1]
   assert asked("down", "vit", "--yes", "--force") == errors.BILLING
   said = capsys.readouterr().out
   assert (
@@ -99,7 +101,7 @@ def test_down_that_cannot_tell_who_watches_deletes_and_does_not_say_that_all_is_
     and "all its machines are deleted" not in said
   )
   made.read()
-  assert made.remaining() == [] and made.events[-1]["code"] == errors.BILLING
+  assert made.list_remaining() == [] and made.events[-1]["code"] == errors.BILLING
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def test_down_deletes_what_was_kept_and_the_end_says_how_it_ended(tmp_path, stat
   book(tmp_path, ("end", state))
   assert asked("down", "vit", "--yes") == errors.DONE
   after = EventLog("vit")
-  assert after.remaining() == [] and after.state.end == end and not after.state.unverified
+  assert after.list_remaining() == [] and after.state.end == end and not after.state.unverified
   with pytest.raises(LaunchError, match="has no machines"):
     asked("stop", "vit")
 
@@ -123,7 +125,7 @@ def test_status_says_who_watches_or_that_nobody_does_and_what_to_do(tmp_path, ca
   run = book(tmp_path).run
   text = said(capsys, "status", "vit")
   assert "vit  local 1  running" in text and "it has no watcher; continue with: python -m launch adopt vit" in text
-  Lease(storage(run.folder), 60).take()
+  Lease(open_storage(run.folder), 60).take()
   assert "watched by process" in (text := said(capsys, "status", "vit")) and "no watcher" not in text
 
 

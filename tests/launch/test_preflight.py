@@ -41,7 +41,7 @@ class Token(storage.Token):
 
 def found(run=RUN):
   """Returns {title: finding}."""
-  listed = list(preflight.of_project(run, Token()))
+  listed = list(preflight.check_project(run, Token()))
   assert all("\n" not in each.text for each in listed)
   return {each.text.partition(":")[0]: each for each in listed}
 
@@ -182,7 +182,7 @@ JSON = st.recursive(
 def test_any_json_is_a_finding_and_never_an_error(answers):
   """The answers are given without a server, which would take most of the time."""
 
-  class Google(preflight.Google):
+  class Google(preflight.GoogleApi):
     def read(self, service, path, body=None):
       prefix = {"COMPUTE": "/compute/v1/", "STORAGE": "/storage/v1/"}.get(service, "/")
       answer = (apis.GOOD | answers).get(prefix + path.partition("?")[0], 404)
@@ -194,7 +194,7 @@ def test_any_json_is_a_finding_and_never_an_error(answers):
       return answer
 
   for title, check, *more in preflight.list_checks(RUN):
-    (line,) = preflight.find(title, check, RUN, Google(None), *more)
+    (line,) = preflight.run_check(title, check, RUN, Google(None), *more)
     assert line.kind in ("ok", "refuse", "unknown") and "\n" not in line.text
 
 
@@ -215,10 +215,10 @@ def test_a_quota_is_that_of_the_slice_and_the_capacity(server, changes, text):
 
 
 def test_without_a_token_only_other_servers_are_asked(server, monkeypatch):
-  assert {each.kind for each in preflight.of_project(RUN, None)} == {"ok"}
+  assert {each.kind for each in preflight.check_project(RUN, None)} == {"ok"}
   for name in server.environment:
     monkeypatch.delenv(name)
-  assert {each.kind for each in preflight.of_project(RUN, None)} == {"unknown"}
+  assert {each.kind for each in preflight.check_project(RUN, None)} == {"unknown"}
 
 
 def test_f10_missing_credentials_are_refused_before_anything_else(tmp_path, monkeypatch):
@@ -230,7 +230,7 @@ def test_f10_missing_credentials_are_refused_before_anything_else(tmp_path, monk
   repositories.write(tmp_path, {"bin/gcloud": f"#!/bin/sh\necho '{error}' >&2\nexit 1\n"})
   (tmp_path / "bin/gcloud").chmod(0o755)
   monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-  (line,) = checks.check(RUN)
+  (line,) = checks.check_run(RUN)
   assert line.kind == "refuse" and line.code == DENIED and "run: gcloud auth login" in line.text
 
 
@@ -248,7 +248,7 @@ def test_a_cluster_is_asked_for_its_jobsets(tmp_path, monkeypatch, script, kind,
   repositories.write(tmp_path, {"kubectl": f'#!/bin/sh\necho "$@" >> "{tmp_path}/calls"\n{script}\n'})
   (tmp_path / "kubectl").chmod(0o755)
   monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-  (line,) = preflight.of_cluster(launches.run("gke", cluster="c"))
+  (line,) = preflight.check_cluster(launches.run("gke", cluster="c"))
   assert line.kind == kind and words in line.text
   (call,) = (tmp_path / "calls").read_text().splitlines()
   assert call.split()[-3:] == ["get", "jobsets.jobset.x-k8s.io", "--output=name"]

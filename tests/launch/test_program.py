@@ -10,7 +10,7 @@ from launch import mailbox, program, spec, storage
 from launch.errors import LaunchError
 
 GKE = {"tpu": "v6e-16", "image": "h/p@sha256:" + "0" * 64, "workdir": "gs://bkt/x"}
-SLICES = spec.checked(spec.Run("vit", "gke", "job", (), slices=2, env={"A": "1", "B": "2"}, **GKE))
+SLICES = spec.check_and_complete(spec.Run("vit", "gke", "job", (), slices=2, env={"A": "1", "B": "2"}, **GKE))
 
 
 def variables(monkeypatch, tmp_path, engine="gke", run=SLICES, worker=5, **inherited):
@@ -18,7 +18,9 @@ def variables(monkeypatch, tmp_path, engine="gke", run=SLICES, worker=5, **inher
     monkeypatch.delenv(name)
   for name, value in inherited.items():
     monkeypatch.setenv(name, value)
-  return program.environment(run, worker, engine, "10.0.0.2:8477", tmp_path / "s.json", tmp_path / "code", {"B": "3"})
+  return program.make_environment(
+    run, worker, engine, "10.0.0.2:8477", tmp_path / "s.json", tmp_path / "code", {"B": "3"}
+  )
 
 
 def test_variables_of_another_job_are_not_inherited(tmp_path, monkeypatch):
@@ -37,7 +39,7 @@ def test_variables_of_another_job_are_not_inherited(tmp_path, monkeypatch):
 
 
 def test_a_single_slice_and_unknown_devices_have_no_variables(tmp_path, monkeypatch):
-  run = spec.checked(spec.Run("vit", "local", "job", (), "/x"))
+  run = spec.check_and_complete(spec.Run("vit", "local", "job", (), "/x"))
   new = variables(monkeypatch, tmp_path, "local", run, 0)
   assert not [name for name in new if name.startswith("MEGASCALE_") or name == "VITJAX_DEVICES"]
   assert new["VITJAX_COORDINATOR"] and os.path.isdir(new["HOME"]) and new["PATH"]
@@ -45,7 +47,7 @@ def test_a_single_slice_and_unknown_devices_have_no_variables(tmp_path, monkeypa
 
 def test_secrets_that_are_not_there_are_said(tmp_path, monkeypatch):
   def run(source):
-    return spec.checked(spec.Run("vit", "local", "job", (), "/x", secrets={"KEY": source}))
+    return spec.check_and_complete(spec.Run("vit", "local", "job", (), "/x", secrets={"KEY": source}))
 
   with pytest.raises(LaunchError, match="--secret: KEY=file:/no/such cannot be read on this host: No such file"):
     program.read_secrets(run("file:/no/such"))
@@ -56,7 +58,7 @@ def test_secrets_that_are_not_there_are_said(tmp_path, monkeypatch):
   with pytest.raises(LaunchError, match="zero byte"):
     program.read_secrets(run(f"file:{tmp_path}/zero"))
   monkeypatch.delenv("KEY", raising=False)
-  of_cluster = spec.checked(spec.Run("vit", "gke", "job", (), secrets={"KEY": "k8s:name/key"}, **GKE))
+  of_cluster = spec.check_and_complete(spec.Run("vit", "gke", "job", (), secrets={"KEY": "k8s:name/key"}, **GKE))
   with pytest.raises(LaunchError, match="Kubernetes did not set it"):
     program.read_secrets(of_cluster)
   monkeypatch.setenv("KEY", "value")
@@ -130,7 +132,7 @@ def test_what_a_program_says_is_what_a_report_can_hold(child, tmp_path, said, re
   (tmp_path / "s.json").write_text(said)
   child.read_progress()
   assert tuple(child.progress.values()) == reported
-  mailbox.Mailbox(storage.Disk(str(tmp_path)), 1).report(mailbox.Report(0, **child.progress))
+  mailbox.Mailbox(storage.Disk(str(tmp_path)), 1).report(mailbox.WorkerReport(0, **child.progress))
   assert mailbox.Mailbox(storage.Disk(str(tmp_path)), 1).seen(0)[0].step == -1
 
 

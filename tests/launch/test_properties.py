@@ -122,7 +122,7 @@ class Launcher(stateful.RuleBasedStateMachine):
       assert code == errors.DONE or isinstance(code, Exception), (code, u.said[-2000:])
       assert not u.live(), u.said[-2000:]
       with u.on(0):
-        assert not EventLog("vit", u.storage("")).remaining()
+        assert not EventLog("vit", u.storage("")).list_remaining()
     finally:
       u.close()
 

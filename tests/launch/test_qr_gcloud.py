@@ -93,7 +93,7 @@ def test_each_request_becomes_what_the_interface_wants(server, tmp_path):
   for name, (_, more) in asked.items():
     request, run = requests[f"{name}-a1"], runs[name]
     request.body["tpu"]["nodeSpec"][0]["node"].pop("autocheckpointEnabled", None)  # of v2alpha1: false
-    assert request.body == body(run, 1, qr.startup(run, 1, cloud.CODE, EXPIRES), **more)
+    assert request.body == body(run, 1, qr.make_startup_script(run, 1, cloud.CODE, EXPIRES), **more)
     assert request.version == ("v2alpha1" if name == "flex-start" else "v2")
     assert request.path == f"/{request.version}/projects/proj-x/locations/{ZONE}/queuedResources"
 
@@ -119,11 +119,11 @@ def test_what_the_server_refuses_is_understood(server, tmp_path):
   found = at_once(
     lambda: made.look(1),
     lambda: made.create(1, EXPIRES),
-    lambda: gcloud.run(gcloud.command("queued-resources", "list", **place)),
-    lambda: gcloud.run(gcloud.command("tpu-vm", "list", **place)),
-    lambda: gcloud.run(gcloud.command("tpu-vm", "describe", "x", **place)),
-    lambda: gcloud.run(gcloud.command("tpu-vm", "delete", "x", **place), timeout=3.0),
-    lambda: gcloud.run(gcloud.command("tpu-vm", "list", "--no-such-flag", **place)),
+    lambda: gcloud.run_gcloud(gcloud.build_gcloud_command("queued-resources", "list", **place)),
+    lambda: gcloud.run_gcloud(gcloud.build_gcloud_command("tpu-vm", "list", **place)),
+    lambda: gcloud.run_gcloud(gcloud.build_gcloud_command("tpu-vm", "describe", "x", **place)),
+    lambda: gcloud.run_gcloud(gcloud.build_gcloud_command("tpu-vm", "delete", "x", **place), timeout=3.0),
+    lambda: gcloud.run_gcloud(gcloud.build_gcloud_command("tpu-vm", "list", "--no-such-flag", **place)),
   )
   assert [(type(error), getattr(error, "code", None)) for error in found] == [
     (LaunchError, DENIED),
@@ -146,9 +146,9 @@ def test_the_inventory_asks_each_zone_for_gcloud_hides_those_that_are_out_of_rea
     own.set_state("kept-a1", "ACTIVE")
     own.forget("kept-a1")
     own.unreachable = ["us-central1-b"]
-    everywhere = gcloud.command("queued-resources", "list", project="proj-x", zone="-")
+    everywhere = gcloud.build_gcloud_command("queued-resources", "list", project="proj-x", zone="-")
     own.faults(list=[None, 403])
-    assert gcloud.run(everywhere) == []  # and not a word of us-central1-b
+    assert gcloud.run_gcloud(everywhere) == []  # and not a word of us-central1-b
     found, failures = made.inventory(())
   assert len(failures) == 1 and "PERMISSION_DENIED" in next(iter(failures.values()))
   assert [(each.name, each.state, each.run, each.location) for each in found] == [("kept-a1", READY, "kept", ZONE)]

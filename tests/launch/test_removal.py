@@ -17,7 +17,7 @@ STATE = State(attempt=2, try_=3, stage=WATCHING)
 @pytest.fixture
 def run(tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-  return spec.checked(spec.Run("vit", "local", "train", (), str(tmp_path / "run"), limits=LIMITS))
+  return spec.check_and_complete(spec.Run("vit", "local", "train", (), str(tmp_path / "run"), limits=LIMITS))
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def there(*attempts):
 def test_all_attempts_are_deleted_and_where_the_run_stands_stays_written_down(run, book):
   cloud = there(1, 2)
   assert removal.delete(Engine(run, cloud), run, [1, 2], book) == [] and not cloud.states
-  assert book.remaining() == [] and book.state == STATE
+  assert book.list_remaining() == [] and book.state == STATE
 
 
 def test_a_late_resource_is_waited_for_and_deleted(run, book, monkeypatch):
@@ -53,7 +53,7 @@ def test_a_late_resource_is_waited_for_and_deleted(run, book, monkeypatch):
       came.append(cloud.states.setdefault(3, (states.READY, 0.0)))
 
   assert removal.delete(Engine(run, cloud), run, [1, 2, 3], book, wait) == [] and not cloud.states
-  assert "delete" in cloud.calls and book.remaining() == [] and time.monotonic() - began > 0.4
+  assert "delete" in cloud.calls and book.list_remaining() == [] and time.monotonic() - began > 0.4
 
 
 def test_another_run_of_that_name_and_what_is_spared_stay(run, book):

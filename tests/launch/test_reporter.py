@@ -9,15 +9,15 @@ import pytest
 
 from launch import executor, mailbox, storage
 from launch.errors import LaunchError
-from launch.program import Log
+from launch.program import WorkerLog
 
 
 @pytest.fixture
 def letters(tmp_path):
-  log = Log(tmp_path / "log")
+  log = WorkerLog(tmp_path / "log")
   log.hide(["a-long-secret"])
-  files = mailbox.Mailbox(storage.storage(str(tmp_path / "run")), 1)
-  with contextlib.closing(executor.Reporter(files, mailbox.Report(2), 30.0, log)) as letters:
+  files = mailbox.Mailbox(storage.open_storage(str(tmp_path / "run")), 1)
+  with contextlib.closing(executor.Reporter(files, mailbox.WorkerReport(2), 30.0, log)) as letters:
     letters.log = log
     yield letters
 
@@ -42,7 +42,7 @@ def test_no_word_of_a_report_has_a_secret(letters):
 
 
 def test_an_order_is_known_when_a_report_has_settled(letters):
-  letters.mailbox.give(mailbox.Order(4, stop=True))
+  letters.mailbox.write_order(mailbox.Order(4, stop=True))
   assert letters.flush(5)
   assert letters.order == mailbox.Order(4, stop=True)
   letters.mailbox.storage.write("a1/order.json", b"{")
@@ -56,7 +56,7 @@ def test_a_log_comes_before_the_report_of_its_end(letters):
   letters.log.write("the last line with a-long-secret")
   letters.update(phase=mailbox.EXITED)
   assert letters.flush(5)
-  names = letters.mailbox.pieces(2)
+  names = letters.mailbox.list_pieces(2)
   pieces = [letters.mailbox.storage.read(name).content for name in names]
   assert b"the last line with ***\n" in b"".join(pieces)
   run = letters.mailbox.storage
@@ -78,11 +78,11 @@ def test_a_mistake_in_the_thread_is_no_silence(tmp_path, letters, monkeypatch):
 
 def test_pieces_are_numbered_on_from_what_is_there(tmp_path, letters):
   letters.flush(5)
-  here = storage.storage(str(tmp_path / "other"))
+  here = storage.open_storage(str(tmp_path / "other"))
   mailbox.Mailbox(here, 1).write_log(0, 41, b"of a life before")
   here.write("a1/log/w00.9z", b"of nobody")
-  log = Log(tmp_path / "second")
+  log = WorkerLog(tmp_path / "second")
   log.write("on")
-  with contextlib.closing(executor.Reporter(mailbox.Mailbox(here, 1), mailbox.Report(0), 30.0, log)) as second:
+  with contextlib.closing(executor.Reporter(mailbox.Mailbox(here, 1), mailbox.WorkerReport(0), 30.0, log)) as second:
     assert second.flush(5)
-    assert [name[-5:] for name in second.mailbox.pieces(0)] == ["00041", "00042"]
+    assert [name[-5:] for name in second.mailbox.list_pieces(0)] == ["00041", "00042"]

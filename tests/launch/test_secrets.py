@@ -56,7 +56,7 @@ USUAL = [
 
 @pytest.mark.parametrize(("kind", "value"), [(kind, value) for kind, values in SECRETS.items() for value in values])
 def test_g_a_secret_is_known_by_its_value(kind, value):
-  assert bundle.secret_value(value) == kind
+  assert bundle.detect_secret_value(value) == kind
   with pytest.raises(LaunchError) as error:
     run("--env", f"X={value}")
   text = str(error.value)
@@ -66,7 +66,7 @@ def test_g_a_secret_is_known_by_its_value(kind, value):
 
 @pytest.mark.parametrize("value", USUAL)
 def test_a_usual_value_is_no_secret(value):
-  assert bundle.secret_variable("X", value) == ""
+  assert bundle.detect_secret_variable("X", value) == ""
   assert run("--env", f"X={value}").env == {"X": value}
 
 
@@ -80,7 +80,7 @@ def test_a_secret_among_the_programs_words_is_refused_and_a_hash_is_not():
 
 def run(*words, args=()):
   """Returns a run of this machine."""
-  return flags.run_of(*flags.parse(["run", "a", "--backend=local", "--workdir=/w", *words, "--", "m", *args]))
+  return flags.build_run(*flags.parse_flags(["run", "a", "--backend=local", "--workdir=/w", *words, "--", "m", *args]))
 
 
 def test_random_keys_are_found_and_hexadecimal_numbers_are_not():
@@ -88,8 +88,8 @@ def test_random_keys_are_found_and_hexadecimal_numbers_are_not():
   draw = random.Random(1)
   counts = {"base62": 0, "base64": 0}
   for _ in range(2000):
-    counts["base62"] += bundle.is_random("".join(draw.choices(ALPHABET, k=40)))
-    counts["base64"] += bundle.is_random(base64.b64encode(draw.randbytes(32)).decode())
-    assert not bundle.is_random(draw.randbytes(32).hex())
+    counts["base62"] += bundle.looks_random("".join(draw.choices(ALPHABET, k=40)))
+    counts["base64"] += bundle.looks_random(base64.b64encode(draw.randbytes(32)).decode())
+    assert not bundle.looks_random(draw.randbytes(32).hex())
   assert min(counts.values()) > 1850, counts
-  assert secrets.token_hex(32) and not bundle.is_random(secrets.token_hex(32))
+  assert secrets.token_hex(32) and not bundle.looks_random(secrets.token_hex(32))

@@ -69,9 +69,9 @@ def test_what_was_made_is_known_until_it_is_forgotten(tmp_path):
   Service("b-a1", tmp_path).describe({"run": "b", "attempt": 1, "worker": 0, "engine": "hosts", "folder": "/x"})
   (found,) = service.list_services(tmp_path, "local")
   assert found["run"] == "vit" and not found["alive"] and abs(found["made"] - time.time()) < 60
-  (resource,) = hosts._resources([found], "here")
+  (resource,) = hosts._make_resources([found], "here")
   assert (resource.name, resource.state, resource.expires) == ("vit-a1", states.LOST, 9)
-  assert abs(resource.created - time.time()) < 60 and resource.mark == spec.digest("/x")
+  assert abs(resource.created - time.time()) < 60 and resource.mark == spec.compute_label("/x")
   (one.folder / "about.json").write_text("{")
   assert one.about is None and service.list_services(tmp_path, "local") == []
   one.forget()
@@ -84,14 +84,14 @@ def test_what_was_made_is_known_until_it_is_forgotten(tmp_path):
 )
 def test_an_attempt_is_ready_while_all_its_services_live(alive, state, tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-  run, held = spec.checked(spec.Run("vit", "local", "job", (), "/x", processes=2)), []
+  run, held = spec.check_and_complete(spec.Run("vit", "local", "job", (), "/x", processes=2)), []
   for worker, value in alive.items():
     name = service.name_service("vit", 1, "local", worker)
-    held.append(Service(name, service.default_home()))
+    held.append(Service(name, service.get_default_home()))
     about = {"run": "vit", "attempt": 1, "worker": worker, "engine": "local"}
     held[-1].describe(about | {"folder": run.folder})
     assert not value or held[-1].lock()
-    Service(f"vit-a2-w{worker:02d}", service.default_home()).describe(about | {"attempt": 2, "folder": "/y"})
+    Service(f"vit-a2-w{worker:02d}", service.get_default_home()).describe(about | {"attempt": 2, "folder": "/y"})
   look = hosts.Engine(run).look(1)
   assert (look.state, look.hosts) == (state, sum(map(bool, alive.values())))
 
@@ -107,12 +107,12 @@ def test_the_services_of_an_attempt_are_found_by_name_and_no_others(tmp_path):
 
 def test_a_home_is_somewhere_for_everybody(monkeypatch):
   monkeypatch.setenv("XDG_STATE_HOME", "/s")
-  assert service.default_home() == pathlib.Path("/s/vit_jax/launch")
+  assert service.get_default_home() == pathlib.Path("/s/vit_jax/launch")
   monkeypatch.delenv("XDG_STATE_HOME")
   monkeypatch.setenv("HOME", "/h")
-  assert service.default_home() == pathlib.Path("/h/.local/state/vit_jax/launch")
+  assert service.get_default_home() == pathlib.Path("/h/.local/state/vit_jax/launch")
   monkeypatch.setattr(pathlib.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError))
-  assert service.default_home().is_absolute()
+  assert service.get_default_home().is_absolute()
 
 
 @pytest.mark.heavy

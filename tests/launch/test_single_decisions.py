@@ -16,11 +16,11 @@ GOING = dataclasses.replace(LIVE, stage=states.DELETING, since=NOW - 60, retry=N
 
 def look(state, word, detail="", **words):
   """The decision about a look at the machines."""
-  return decisions.decide(run(), state, Observation(NOW, states.Look(word, detail), **words))
+  return decisions.decide(run(), state, Observation(NOW, states.MachineStatus(word, detail), **words))
 
 
 def reports(*ages, phase=mailbox.RUNNING):
-  return {w: (mailbox.Report(w, 1, phase, clock=NOW), age) for w, age in enumerate(ages)}
+  return {w: (mailbox.WorkerReport(w, 1, phase, clock=NOW), age) for w, age in enumerate(ages)}
 
 
 def test_one_answer_that_a_deleted_attempt_is_absent_is_not_believed():
@@ -42,7 +42,7 @@ def test_only_fresh_reports_of_all_workers_outweigh_the_health_of_the_machines(a
 def test_a_limit_has_passed_only_by_the_services_time_and_by_another_clock(clock, expired):
   now = NOW + (0 if clock > NOW else 9500)
   state = dataclasses.replace(LIVE, look_since=now - 10)
-  state, _ = decisions.decide(run(), state, Observation(now, states.Look(states.READY), clock=clock))
+  state, _ = decisions.decide(run(), state, Observation(now, states.MachineStatus(states.READY), clock=clock))
   assert (state.stage == states.DELETING) == expired
 
 
@@ -91,7 +91,7 @@ def test_machine_time_starts_when_the_first_worker_starts():
 
 
 def test_last_reports_of_lost_machines_are_no_failure():
-  rows = {w: (mailbox.Report(w, 1, mailbox.EXITED, exit=1), 1.0) for w in range(4)}
+  rows = {w: (mailbox.WorkerReport(w, 1, mailbox.EXITED, exit=1), 1.0) for w in range(4)}
   state, _ = look(dataclasses.replace(LIVE, trouble=NOW - 300), states.LOST, reports=rows)
   assert state.failures == 0 and state.lost == 1
   state, _ = look(dataclasses.replace(LIVE, trouble=NOW - 300), states.READY, reports=rows)

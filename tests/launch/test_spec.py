@@ -103,14 +103,14 @@ def test_every_name_that_is_allowed_makes_a_label_and_the_name_of_a_node(name):
 def test_the_workdir_is_the_one_that_the_program_takes(words):
   parser = argparse.ArgumentParser(allow_abbrev=False)
   parser.add_argument("--workdir", default="")
-  assert spec.flag_value(words, "--workdir") == parser.parse_known_args(words)[0].workdir
+  assert spec.find_flag_value(words, "--workdir") == parser.parse_known_args(words)[0].workdir
 
 
 @pytest.mark.parametrize(
   ("words", "workdir"), [(["--workdir", "a"], "a"), (["--workdir"], ""), (["--workdir", "a", "--workdir=b"], "b")]
 )
 def test_the_workdir_may_be_a_word_of_its_own(words, workdir):
-  assert spec.flag_value(words, "--workdir") == workdir
+  assert spec.find_flag_value(words, "--workdir") == workdir
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_the_workdir_may_be_a_word_of_its_own(words, workdir):
 )  # fmt: skip
 def test_what_cannot_be_is_one_line_with_what_is_allowed(backend, changes, place, word):
   with pytest.raises(LaunchError) as error:
-    spec.checked(spec.Run(**launches.words(backend) | changes))
+    spec.check_and_complete(spec.Run(**launches.words(backend) | changes))
   assert place in str(error.value) and word in str(error.value) and "hunter2" not in str(error.value)
 
 
@@ -167,8 +167,8 @@ def test_zone_and_runtime_follow_from_the_slice():
   assert run.zones == ("us-central1-a",) and run.runtime_version == "v2-alpha-tpuv5-lite"
   assert launches.run("qr", tpu="v3-32", slices=2).workers == 8
   assert launches.run("hosts").workers == 2 and launches.run("local").workers == 2
-  assert spec.checked(run) == run
+  assert spec.check_and_complete(run) == run
 
 
 def test_the_owner_is_a_label():
-  assert re.fullmatch(r"[a-z0-9_-]{1,63}", spec.owner())
+  assert re.fullmatch(r"[a-z0-9_-]{1,63}", spec.get_user_label())

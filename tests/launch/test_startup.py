@@ -30,7 +30,7 @@ RECORD = '#!/bin/sh\nprintf "%s\\0" "$@" >> "{log}"\nprintf "\\n" >> "{log}"\n{t
 
 def script(workdir="gs://bkt/runs/a", code=cloud.CODE, expires=1_795_300_000, seconds=0, **changes):
   """Returns the script of the second attempt of a run."""
-  return qr.startup(cloud.run(workdir=workdir, **changes), 2, code, expires, seconds)
+  return qr.make_startup_script(cloud.run(workdir=workdir, **changes), 2, code, expires, seconds)
 
 
 def bundle():

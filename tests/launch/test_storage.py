@@ -16,12 +16,14 @@ NAMES = ["a", "a1/w00.json", "a1/log/w00.00000", "ä b", "x%2Fy", "q?z#", "plus+
 @pytest.fixture(params=["disk", pytest.param("bucket", marks=pytest.mark.heavy)])
 def files(request, tmp_path):
   """The same calls on a folder and below a name of a bucket."""
-  return storage.storage(str(tmp_path / "run")) if request.param == "disk" else request.getfixturevalue("in_bucket")
+  return (
+    storage.open_storage(str(tmp_path / "run")) if request.param == "disk" else request.getfixturevalue("in_bucket")
+  )
 
 
 @pytest.fixture
 def in_bucket(bucket_server, request):
-  return storage.storage(f"gs://bkt/{''.join(filter(str.isalnum, request.node.name))}/launch")
+  return storage.open_storage(f"gs://bkt/{''.join(filter(str.isalnum, request.node.name))}/launch")
 
 
 @pytest.fixture
@@ -94,7 +96,7 @@ def test_an_age_in_a_bucket_is_by_the_clock_of_its_server(in_bucket, monkeypatch
 
 
 def test_a_folder_is_one_name_only(files):
-  other = storage.storage(f"{_folder(files)}2")
+  other = storage.open_storage(f"{_folder(files)}2")
   other.write("a", b"of another run")
   assert files.names() == [] and files.read("a") is None
 
@@ -169,7 +171,7 @@ def test_a_bucket_that_refuses_says_so_at_once(bucket_server, in_bucket):
 
 @pytest.mark.heavy
 def test_a_bucket_that_is_not_there_is_said(bucket_server):
-  files = storage.storage("gs://none/a")
+  files = storage.open_storage("gs://none/a")
   for ask in (files.names, files.location):
     with pytest.raises(LaunchError, match="gs://none: there is no such bucket"):
       ask()

@@ -19,11 +19,12 @@ from launch.errors import BILLING, DETACHED, GAVE_UP, LaunchError
 from launch.mailbox import Lease
 from launch.spec import Limits
 from launch.states import State
-from launch.storage import storage
+from launch.storage import open_storage
 from tests.launch import launches
 from tests.sweeps import studies
-from vit_jax import build, config
-from vit_jax import flags as config_flags
+from vit_jax import config
+from vit_jax.config import flags as config_flags
+from vit_jax.training import build
 
 SWEEP = 'def sweep():\n  return Sweep(product({"optim.lr": (0.1, 0.2, 0.3)}), final=[{"seed": 4}])\n'
 
@@ -52,9 +53,9 @@ def test_the_command_of_a_trial_asks_for_that_run_and_shows_nothing_of_it(backen
   )  # fmt: skip
   with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
     patch.setenv("XDG_STATE_HOME", folder)
-    patch.setattr(sweep, "_last_event", lambda _: {})  # of a bucket that none is asked for
-    words = sweep._command(run)[3:]
-    assert flags.run_of(*flags.parse(words)) == run
+    patch.setattr(sweep, "_read_last_event", lambda _: {})  # of a bucket that none is asked for
+    words = sweep._build_command(run)[3:]
+    assert flags.build_run(*flags.parse_flags(words)) == run
     (file,) = pathlib.Path(folder).rglob("*.json")
     assert file.stat().st_mode & 0o777 == 0o600
   assert words == ["run", run.name, f"--spec={file}", "--force"]
@@ -93,10 +94,10 @@ def write(folder, text):
 def test_a_run_that_is_under_way_is_adopted_and_one_that_has_ended_is_asked_for(tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
   run = launches.run(workdir=str(tmp_path))
-  assert sweep._command(run)[3:5] == ["run", "vit-b16"]
+  assert sweep._build_command(run)[3:5] == ["run", "vit-b16"]
   for event, verb in (("ready", "adopt"), ("end", "run")):
     write(tmp_path, line("run") + line(event))
-    assert sweep._command(run)[3:5] == [verb, "vit-b16"]
+    assert sweep._build_command(run)[3:5] == [verb, "vit-b16"]
 
 
 @pytest.mark.parametrize(("event", "unverified", "verb"), [("ready", (), "adopt"), ("end", (1,), "down")])
@@ -104,24 +105,24 @@ def test_a_trial_that_has_its_result_is_open_while_a_machine_of_it_may_be_there(
   run = launches.run(workdir=str(tmp_path))
   write(tmp_path, line(event, unverified, code=0))
   (tmp_path / "result.json").write_text("{}")
-  assert sweep._state(run) == "open" and sweep._command(run)[3:5] == [verb, "vit-b16"]
-  assert ("--yes" in sweep._command(run)) == (verb == "down")
+  assert sweep._get_state(run) == "open" and sweep._build_command(run)[3:5] == [verb, "vit-b16"]
+  assert ("--yes" in sweep._build_command(run)) == (verb == "down")
   write(tmp_path, line(event, unverified, code=0) + line("end", code=0))
-  assert sweep._state(run) == "done"
+  assert sweep._get_state(run) == "done"
 
 
 @pytest.mark.parametrize("text", ["[1]\n", "[" * 10**5, "9" * 5000, "\0\n", "{}\n", line("end", state=[1], code=[])])
 def test_a_journal_that_is_none_is_no_traceback(tmp_path, text):
   write(tmp_path, text)
-  assert sweep._state(launches.run(workdir=str(tmp_path))) == "open"
+  assert sweep._get_state(launches.run(workdir=str(tmp_path))) == "open"
 
 
 def test_a_trial_whose_machines_are_not_seen_to_go_has_failed(tmp_path, monkeypatch, capsys):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-  trial = sweep.Trial(launches.run(name="s-t00", workdir=str(tmp_path / "t")))
+  trial = sweep.TrialRun(launches.run(name="s-t00", workdir=str(tmp_path / "t")))
   write(tmp_path / "t", line("ready"))
   (tmp_path / "t/result.json").write_text("{}")
-  assert sweep._work([trial], args(), lambda run: ["sh", "-c", "exit 13"], set()) == [trial]
+  assert sweep._run_trials([trial], args(), lambda run: ["sh", "-c", "exit 13"], set()) == [trial]
   said = capsys.readouterr().out
   assert "s-t00: running already, and watched again" in said and "started" not in said and "failed with 13" in said
 
@@ -130,7 +131,7 @@ def test_a_trial_whose_machines_are_not_seen_to_go_has_failed(tmp_path, monkeypa
 def test_a_sweep_reports_a_machine_that_may_be_left(tmp_path, monkeypatch, capsys, code, kept):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
   monkeypatch.setattr(sweep, "REQUIRED", ())
-  monkeypatch.setattr(sweep, "_vit_jax", lambda *_, **__: f"python -m vit_jax.train --workdir={tmp_path}/t\n")
+  monkeypatch.setattr(sweep, "_call_sweep", lambda *_, **__: f"python -m vit_jax.train --workdir={tmp_path}/t\n")
   if not code:  # of an earlier time
     state = dataclasses.asdict(State(unverified=(1,), kept=kept))
     write(tmp_path / "t", line("end", code=12, state=state))
@@ -145,11 +146,11 @@ def test_a_sweep_reports_a_machine_that_may_be_left(tmp_path, monkeypatch, capsy
 )
 def test_the_journal_says_what_is_not_begun_again(tmp_path, code, state):
   run = launches.run(workdir=str(tmp_path))
-  assert sweep._state(run) == "open"
+  assert sweep._get_state(run) == "open"
   write(tmp_path, line("end", code=code))
-  assert sweep._state(run) == state
+  assert sweep._get_state(run) == state
   (tmp_path / "result.json").write_text("{}")
-  assert sweep._state(run) == "done"
+  assert sweep._get_state(run) == "done"
 
 
 class Watchers:
@@ -161,7 +162,7 @@ class Watchers:
   def __call__(self, run):
     self.started.append(run.name)
     overrides = dict(word.removeprefix("--config.").split("=") for word in run.args if word.startswith("--config."))
-    resolved = build.complete(config.resolve(config_flags.load(self._config(run), overrides)))
+    resolved = build.complete(config.resolve(config_flags.load_config(self._config(run), overrides)))
     lr, code = float(overrides["optim.lr"]), self.codes.get(run.name, 0)
     result = {"val/top1": lr, "top1": lr, "train_seconds": 1.0} if code == 0 else None
     files = {"config.json": config.dumps(resolved), "result.json": result and json.dumps(result)}
@@ -196,15 +197,15 @@ def test_a_sweep_runs_each_trial_once_and_then_what_they_lead_to(tmp_path, monke
   watchers.started.clear()
   watchers.codes.clear()
   trials, retried = sweep.list_trials(run), set()
-  assert sweep._work(trials, args(), watchers, retried) == trials[2:3]
-  assert sweep._work(trials, args(retry=True), watchers, retried) == []
+  assert sweep._run_trials(trials, args(), watchers, retried) == trials[2:3]
+  assert sweep._run_trials(trials, args(retry=True), watchers, retried) == []
   assert watchers.started == ["s-t02"]
 
 
 def test_as_many_at_once_as_said_and_one_that_is_watched_elsewhere_comes_later(tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
   monkeypatch.setattr(sweep, "PAUSE", 0.1)
-  trials = [sweep.Trial(launches.run(name=f"s-t0{i}", workdir=str(tmp_path / f"t{i}"))) for i in range(4)]
+  trials = [sweep.TrialRun(launches.run(name=f"s-t0{i}", workdir=str(tmp_path / f"t{i}"))) for i in range(4)]
   running, tries = tmp_path / "running", []
 
   def command(run):
@@ -215,7 +216,7 @@ def test_as_many_at_once_as_said_and_one_that_is_watched_elsewhere_comes_later(t
     done += "exit 2" if held else f"touch {run.workdir}/result.json"
     return ["sh", "-c", f"echo + >> {running}; sleep 0.3; echo - >> {running}; {done}"]
 
-  assert sweep._work(trials, args(), command, set()) == []
+  assert sweep._run_trials(trials, args(), command, set()) == []
   assert sorted(tries) == ["s-t00", "s-t01", "s-t01", "s-t02", "s-t03"]
   depth = [0]
   for sign in running.read_text().split():
@@ -226,10 +227,10 @@ def test_as_many_at_once_as_said_and_one_that_is_watched_elsewhere_comes_later(t
 def test_a_trial_with_another_watcher_counts_and_is_not_started(tmp_path, monkeypatch, capsys):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
   monkeypatch.setattr(sweep, "LOOK", 0.1)
-  trials = [sweep.Trial(launches.run(name=f"s-t0{i}", workdir=str(tmp_path / f"t{i}"))) for i in range(3)]
+  trials = [sweep.TrialRun(launches.run(name=f"s-t0{i}", workdir=str(tmp_path / f"t{i}"))) for i in range(3)]
   for trial in trials[:2]:
     write(tmp_path / trial.run.name.replace("s-t0", "t"), line("ready"))
-  leases = [Lease(storage(trial.run.folder), 60.0) for trial in trials[:2]]
+  leases = [Lease(open_storage(trial.run.folder), 60.0) for trial in trials[:2]]
   started = []
 
   def command(run):
@@ -251,7 +252,7 @@ def test_a_trial_with_another_watcher_counts_and_is_not_started(tmp_path, monkey
     lease.take()
   ending = threading.Thread(target=end)
   ending.start()
-  assert sweep._work(trials, args(), command, set()) == []
+  assert sweep._run_trials(trials, args(), command, set()) == []
   ending.join()
   assert started == ["s-t02"] and capsys.readouterr().out.count("watched by process") == 2
 
@@ -261,11 +262,11 @@ def test_ctrl_c_lets_every_process_leave_its_run_alone(tmp_path, monkeypatch, ca
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
   program = "import signal, time, pathlib; signal.signal(signal.SIGINT, lambda *_: exit(42)); "
   program += f"pathlib.Path({str(tmp_path / 'up')!r}).touch(); time.sleep(60)"
-  trial = sweep.Trial(launches.run(name="s-t00", workdir=str(tmp_path / "t")))
+  trial = sweep.TrialRun(launches.run(name="s-t00", workdir=str(tmp_path / "t")))
   trial.process = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
   deadline = time.monotonic() + 30
   while not (tmp_path / "up").exists() and time.monotonic() < deadline:
     time.sleep(0.05)
-  assert sweep._detach(launches.run(name="s"), [trial]) == DETACHED
+  assert sweep._end_watchers(launches.run(name="s"), [trial]) == DETACHED
   assert trial.process.returncode == 42
   assert "launch adopt s-t00" in capsys.readouterr().out

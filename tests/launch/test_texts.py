@@ -40,12 +40,12 @@ def parsed(package, program, text, folder):
 
 def test_the_rendered_jobset_is_the_one_that_is_created():
   run = launches.run("gke", queue="q", slices=2, service_account="vit")
-  text = manifests.jobset_text(run, 3, 1_795_300_000)
-  assert yaml.safe_load(text) == manifests.jobset(run, 3, 1_795_300_000)
+  text = manifests.format_jobset(run, 3, 1_795_300_000)
+  assert yaml.safe_load(text) == manifests.make_jobset(run, 3, 1_795_300_000)
   assert text.startswith("# ") and "a3/spec.json" in text
 
 
-@pytest.mark.parametrize("form", [manifests.xpk, manifests.skypilot])
+@pytest.mark.parametrize("form", [manifests.build_xpk_command, manifests.build_skypilot_task])
 def test_what_another_launcher_has_nothing_for_is_said(form):
   run = launches.run("qr", tpu="v5e-16", network="n", internal_ips=True, limits=spec.Limits(queue=60.0))
   (line,) = [line for line in form(run).splitlines() if "does not support:" in line]
@@ -56,7 +56,7 @@ def test_what_another_launcher_has_nothing_for_is_said(form):
 
 def test_xpk_has_one_zone_and_names_reservations():
   run = launches.run("qr", zones=("us-central1-a", "us-central1-b"), capacity="reserved", runtime_version="other")
-  said = manifests.xpk(run).splitlines()[0]
+  said = manifests.build_xpk_command(run).splitlines()[0]
   assert all(word in said for word in ("--zone (except the first zone)", "--reserved", "--runtime-version"))
 
 
@@ -82,37 +82,39 @@ nested = strategies.recursive(
   strategies.lists(nested, min_size=1, max_size=3) | strategies.dictionaries(letters, nested, min_size=1)
 )
 def test_any_value_is_the_same_to_a_parser_of_yaml(value):
-  assert yaml.safe_load(manifests.yaml(value)) == value
+  assert yaml.safe_load(manifests.format_yaml(value)) == value
 
 
 @pytest.mark.parametrize("backend", ["qr", "gke"])
 @pytest.mark.parametrize("capacity", spec.CAPACITIES)
 def test_the_words_of_the_xpk_command_are_what_bash_reads(backend, capacity):
   run = launches.run(backend, args=ODD, capacity=capacity, env={"A": "b c$d"})
-  *_, line = manifests.xpk(run).splitlines()
+  *_, line = manifests.build_xpk_command(run).splitlines()
   words = shlex.split(line)
   assert words[:3] == ["xpk", "workload", "create"]
   (command,) = (word.removeprefix("--command=") for word in words if word.startswith("--command="))
   assert shlex.split(command) == ["exec", "python3", "-u", "-m", "vit_jax.train", *ODD]
   assert "--env=A=b c$d" in words
-  assert f"--tpu-type={tpus.find(run.tpu).rented}" in words
+  assert f"--tpu-type={tpus.find_slice(run.tpu).rented}" in words
   flags = {"spot": "--spot", "on-demand": "--on-demand", "flex-start": "--flex"}
   assert {"--spot", "--on-demand", "--flex"} & set(words) == ({flags[capacity]} if capacity in flags else set())
 
 
 def test_xpk_takes_the_cluster_out_of_the_context():
-  line = manifests.xpk(launches.run("gke", cluster="gke_my-project_us-east5-b_tpus"))
+  line = manifests.build_xpk_command(launches.run("gke", cluster="gke_my-project_us-east5-b_tpus"))
   assert {"--cluster=tpus", "--project=my-project", "--zone=us-east5-b"} <= set(shlex.split(line))
-  assert f"--cluster={manifests.CLUSTER}" in shlex.split(manifests.xpk(launches.run("gke", cluster="mine")))
+  assert f"--cluster={manifests.CLUSTER}" in shlex.split(
+    manifests.build_xpk_command(launches.run("gke", cluster="mine"))
+  )
 
 
 def test_what_xpk_cannot_take_is_refused():
   with pytest.raises(LaunchError, match="line break"):
-    manifests.xpk(launches.run("gke", args=("a\nb",)))
+    manifests.build_xpk_command(launches.run("gke", args=("a\nb",)))
   with pytest.raises(LaunchError, match="line break"):
-    manifests.xpk(launches.run("gke", env={"A": "a\nb"}))
+    manifests.build_xpk_command(launches.run("gke", env={"A": "a\nb"}))
   with pytest.raises(LaunchError, match="41 characters; allowed: 40"):
-    manifests.xpk(launches.run("gke", name="n" * 41))
+    manifests.build_xpk_command(launches.run("gke", name="n" * 41))
 
 
 _XPK = """
@@ -131,16 +133,16 @@ def test_xpk_itself_accepts_the_command(backend, tpu, tmp_path):
   run = launches.run(
     backend, tpu=tpu, slices=2, args=ODD, env={"A": "b c"}, secrets={"W": "projects/p/secrets/w/versions/1"}
   )
-  values = parsed("xpk", _XPK, manifests.xpk(run), tmp_path)
+  values = parsed("xpk", _XPK, manifests.build_xpk_command(run), tmp_path)
   assert values["command"] == "exec " + shlex.join(["python3", "-u", "-m", "vit_jax.train", *ODD])
-  expected = {"workload": "vit-b16", "tpu_type": tpus.find(tpu).rented, "num_slices": 2, "spot": True, "env": ["A=b c"],
+  expected = {"workload": "vit-b16", "tpu_type": tpus.find_slice(tpu).rented, "num_slices": 2, "spot": True, "env": ["A=b c"],
               "restart_on_exit_codes": "42", "docker_image": run.image or manifests.IMAGE}  # fmt: skip
   assert {key: values[key] for key in expected} == expected
 
 
 def test_bash_runs_of_the_skypilot_task_just_the_program_with_its_words():
   run = launches.run("qr", args=(*ODD, "a\nb"), python="/opt/my/bin/python")
-  task = yaml.safe_load(manifests.skypilot(run))
+  task = yaml.safe_load(manifests.build_skypilot_task(run))
   result = subprocess.run(["bash", "-n", "-c", task["setup"] + task["run"]], capture_output=True, check=False)
   assert result.returncode == 0, result.stderr
   assert shlex.split(task["run"]) == ["exec", run.python, "-u", "-m", "vit_jax.train", *run.args]
@@ -149,21 +151,21 @@ def test_bash_runs_of_the_skypilot_task_just_the_program_with_its_words():
 def test_the_skypilot_task_is_the_run():
   secrets = {"WANDB": "projects/p/secrets/w/versions/1"}
   run = launches.run("qr", zones=("us-central2-b", "europe-west4-a"), env={"A": "yes"}, secrets=secrets)
-  task = yaml.safe_load(manifests.skypilot(run))
+  task = yaml.safe_load(manifests.build_skypilot_task(run))
   assert task["resources"]["accelerators"] == "tpu-v3-32:1"
   assert task["resources"]["accelerator_args"] == {"tpu_vm": True, "runtime_version": run.runtime_version}
   zones = [{"infra": "gcp/us-central2/us-central2-b"}, {"infra": "gcp/europe-west4/europe-west4-a"}]
   assert task["resources"]["any_of"] == zones
   assert task["envs"] == {"A": "yes"}
   assert task["secrets"] == {"WANDB": None}  # only its name
-  assert "projects/p" not in manifests.skypilot(run)
+  assert "projects/p" not in manifests.build_skypilot_task(run)
 
 
 def test_what_skypilot_cannot_do_is_refused():
   with pytest.raises(LaunchError, match="one slice; --slices is 2"):
-    manifests.skypilot(launches.run("qr", slices=2))
+    manifests.build_skypilot_task(launches.run("qr", slices=2))
   with pytest.raises(LaunchError, match="--flex-start is for"):
-    manifests.skypilot(launches.run("gke", capacity="flex-start"))
+    manifests.build_skypilot_task(launches.run("gke", capacity="flex-start"))
 
 
 _SKY = """
@@ -186,11 +188,11 @@ print(json.dumps({"name": task.name, "run": task.run, "envs": dict(task.envs), "
 )
 def test_skypilot_itself_accepts_the_task(backend, tpu, changes, tmp_path):
   run = launches.run(backend, tpu=tpu, args=ODD, env={"A": "b c"}, **changes)
-  task = parsed("sky", _SKY, manifests.skypilot(run), tmp_path)
+  task = parsed("sky", _SKY, manifests.build_skypilot_task(run), tmp_path)
   start = shlex.join(["-u", "-m", "vit_jax.train", *ODD])
   assert task["run"].strip() == f"exec {manifests.PYTHON} {start}"
   assert task["name"] == "vit-b16" and task["envs"]["A"] == "b c"
   assert len(task["found"]) == max(1, len(run.zones))
   for found in task["found"]:
-    assert f"tpu-{tpus.find(tpu).rented}" in str(found["accelerators"])
+    assert f"tpu-{tpus.find_slice(tpu).rented}" in str(found["accelerators"])
     assert found.get("use_spot", False) == (run.capacity == "spot")

@@ -6,24 +6,24 @@ import pytest
 
 from launch import tpus
 from launch.errors import USAGE, LaunchError
-from vit_jax import hardware
+from vit_jax.parallel import hardware
 from vit_jax.planning import estimate
 
-SLICES = tpus.slices()
+SLICES = tpus.list_slices()
 
 
 def test_the_names_are_those_of_the_other_table():
-  rented = {slice_.rented for generation in hardware.GENERATIONS for slice_ in hardware.rentable(generation)}
+  rented = {slice_.rented for generation in hardware.GENERATIONS for slice_ in hardware.list_slices(generation)}
   assert set(SLICES) == rented
 
 
 @pytest.mark.parametrize("name", SLICES)
 def test_a_slice_is_as_the_other_table_has_it(name):
-  slice_, other = tpus.find(name), hardware.topology(name)
+  slice_, other = tpus.find_slice(name), hardware.parse_slice(name)
   assert (slice_.name, slice_.hosts, slice_.chips) == (other.rented, other.hosts, other.chips)
   assert slice_.devices == other.chips * hardware.GENERATIONS[other.generation].devices
   assert f"{slice_.generation}:{slice_.grid}" == other.name
-  assert tpus.find(slice_.rented) == slice_ and tpus.named(slice_.rented) == slice_.name == name
+  assert tpus.find_slice(slice_.rented) == slice_ and tpus.normalise_name(slice_.rented) == slice_.name == name
 
 
 # developers.google.com's page of TPUs in GKE: what a node pool of one host is called, and of several.
@@ -40,7 +40,7 @@ def test_a_slice_is_as_the_other_table_has_it(name):
   ],
 )
 def test_gke_has_names_of_its_own(name, accelerator, grid):
-  assert (tpus.find(name).accelerator, tpus.find(name).grid) == (accelerator, grid)
+  assert (tpus.find_slice(name).accelerator, tpus.find_slice(name).grid) == (accelerator, grid)
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def test_gke_has_names_of_its_own(name, accelerator, grid):
 )
 def test_what_is_no_slice_is_refused_with_what_there_is(text, words):
   with pytest.raises(LaunchError, match=re.escape(f"--tpu: {text!r}")) as error:
-    tpus.find(text)
+    tpus.find_slice(text)
   assert error.value.code == USAGE
   assert all(word in str(error.value) for word in words)
 
 
 def test_what_nobody_knows_keeps_its_name():
-  assert tpus.named("tpu9-16") == "tpu9-16"
+  assert tpus.normalise_name("tpu9-16") == "tpu9-16"
 
 
 def test_zones_have_a_region():
@@ -74,11 +74,11 @@ def test_zones_have_a_region():
 @pytest.mark.heavy
 def test_the_compiler_counts_the_same_devices_and_hosts():
   """Of each generation the smallest slice, a middle one and the largest."""
-  with estimate.compiler(kernels=True):  # as other tests of the same process need it
+  with estimate.use_tpu_compiler(kernels=True):  # as other tests of the same process need it
     for generation, kind in tpus.GENERATIONS.items():
       every = [slice_ for slice_ in SLICES.values() if slice_.generation == generation]
       for slice_ in (every[0], every[len(every) // 2], every[-1]):
-        devices = estimate.devices(hardware.topology(f"{generation}:{slice_.grid}"))
+        devices = estimate.make_topology_devices(hardware.parse_slice(f"{generation}:{slice_.grid}"))
         assert len(devices) == slice_.devices == slice_.chips * kind.devices
         if slice_.chips > 8:  # smaller ones the compiler cuts otherwise than Cloud TPU
           assert len({device.process_index for device in devices}) == slice_.hosts

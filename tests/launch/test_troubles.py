@@ -27,7 +27,7 @@ def test_a_bundle_that_was_changed_starts_nothing(tmp_path):
 
 def test_code_that_differs_between_workers_starts_nothing(tmp_path):
   with Lab(tmp_path, processes=2) as lab:
-    lab.mailbox.report(mailbox.Report(1, 1, mailbox.READY, code="0" * 64, address="h:1"))
+    lab.mailbox.report(mailbox.WorkerReport(1, 1, mailbox.READY, code="0" * 64, address="h:1"))
     lab.start(worker=0)
     assert "worker 1 uses the bundle 000000000000" in lab.wait(mailbox.ENDED).detail
     assert "argv" not in lab.text()
@@ -42,7 +42,7 @@ def test_garbage_in_the_folder_ends_no_worker(tmp_path):
     time.sleep(0.3)
     lab.start(worker=1)
     assert lab.wait(mailbox.EXITED).exit == 0
-    lab.mailbox.give(mailbox.Order(2))
+    lab.mailbox.write_order(mailbox.Order(2))
     lab.wait(lambda report: (report.phase, report.try_) == (mailbox.EXITED, 2))
 
 
@@ -84,7 +84,7 @@ def test_a_bucket_carries_a_run_also_while_it_fails_now_and_then(tmp_path, bucke
       assert [lab.wait(mailbox.EXITED, number, 60).exit for number in range(2)] == [0, 0]
       lab.wait(lambda _: "try 1 ended" in lab.text(), seconds=60)
     assert lab.said("variables")
-    pieces = lab.mailbox.pieces(0)
+    pieces = lab.mailbox.list_pieces(0)
     assert len(pieces) > 2
     assert lab.text().count("x" * 600_000) == 1
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from launch import states
-from launch.mailbox import ENDED, EXITED, READY, RUNNING, Order, Report
+from launch.mailbox import ENDED, EXITED, READY, RUNNING, Order, WorkerReport
 from tests.launch.world import run
 
 LONG = 1e6  # seconds since the first sign of trouble
@@ -16,11 +16,11 @@ def judged(*codes, waited=LONG, hangs=0, ages=(), order=None, asked=()):
   reports = {}
   for worker, code in enumerate(codes):
     phase = RUNNING if code is None else EXITED
-    report = Report(
+    report = WorkerReport(
       worker, 1, phase, exit=code, clock=float(worker), tail=f"tail {worker}", host=f"h{worker}", asked=worker in asked
     )
     reports[worker] = (report, ages[worker] if ages else 1.0)
-  return states.judge(run(), 1, reports, order, waited, hangs)
+  return states.judge_try(run(), 1, reports, order, waited, hangs)
 
 
 def test_all_zero_is_done_and_zero_with_others_that_saved_is_saved():
@@ -78,14 +78,17 @@ def test_silence_of_one_is_a_failure_and_silence_of_all_may_be_the_buckets():
 
 
 def test_a_worker_that_has_given_up_says_why():
-  reports = {0: (Report(0, 1, READY), 1.0), 1: (Report(1, 1, ENDED, detail="the code has another hash"), 1.0)}
-  found = states.judge(run(), 1, reports, None, LONG, 0)
+  reports = {
+    0: (WorkerReport(0, 1, READY), 1.0),
+    1: (WorkerReport(1, 1, ENDED, detail="the code has another hash"), 1.0),
+  }
+  found = states.judge_try(run(), 1, reports, None, LONG, 0)
   assert found.kind == states.FRESH and "w01 stopped: the code has another hash" in found.text
 
 
 def test_ends_of_an_earlier_try_say_nothing_of_this_one():
-  reports = {w: (Report(w, 1, EXITED, exit=1), 1.0) for w in range(4)}
-  assert states.judge(run(), 2, reports, None, LONG, 0).kind == states.GOING
+  reports = {w: (WorkerReport(w, 1, EXITED, exit=1), 1.0) for w in range(4)}
+  assert states.judge_try(run(), 2, reports, None, LONG, 0).kind == states.GOING
 
 
 def test_what_was_ordered_to_stop_is_stopped_whatever_its_codes():
@@ -99,12 +102,12 @@ def test_what_was_ordered_to_stop_is_stopped_whatever_its_codes():
   ("reports", "text"),
   [
     ([], ""),
-    ([Report(0), Report(1)], "2 installing"),
-    ([Report(0, 1, RUNNING), Report(1, 1, READY)], "1 of 4 workers running, 1 ready, starting"),
-    ([Report(0, 1, RUNNING, doing="compile"), Report(1, 1, RUNNING, doing="start")], "2 of 4 workers running, compile"),
-    ([Report(0, 1, RUNNING, step=7, doing="save"), Report(1, 1, RUNNING, step=6, doing="step")],
+    ([WorkerReport(0), WorkerReport(1)], "2 installing"),
+    ([WorkerReport(0, 1, RUNNING), WorkerReport(1, 1, READY)], "1 of 4 workers running, 1 ready, starting"),
+    ([WorkerReport(0, 1, RUNNING, doing="compile"), WorkerReport(1, 1, RUNNING, doing="start")], "2 of 4 workers running, compile"),
+    ([WorkerReport(0, 1, RUNNING, step=7, doing="save"), WorkerReport(1, 1, RUNNING, step=6, doing="step")],
      "2 of 4 workers running, step 6, step"),
   ],
 )  # fmt: skip
 def test_progress_is_that_of_the_slowest_and_of_those_that_do_not_run_yet(reports, text):
-  assert states.progress(run(), {report.worker: (report, 1.0) for report in reports}) == text
+  assert states.summarise_progress(run(), {report.worker: (report, 1.0) for report in reports}) == text

@@ -8,10 +8,10 @@ import pytest
 from launch import errors, event_log, mailbox, spec, states
 from launch.errors import LaunchError
 from launch.event_log import EventLog
-from launch.mailbox import Held, Lease
+from launch.mailbox import Lease, LeaseHeldError
 from launch.states import IDLE, OVER
-from launch.storage import storage
-from launch.watch import Watch
+from launch.storage import open_storage
+from launch.watch import Watcher
 from tests.launch.clouds import Cloud, Engine, Killed
 
 LIMITS = spec.Limits(beat=0.02, poll=0.02, silence=10.0, grace=0.2, pause=0.02, delete=0.6, start=20.0, repair=0.5)
@@ -22,14 +22,14 @@ def run(tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
   folder = str(tmp_path / "run")
   run = spec.Run("vit", "local", "train", (f"--workdir={folder}",), folder, processes=2, limits=LIMITS)
-  return spec.checked(run)
+  return spec.check_and_complete(run)
 
 
 def watched(run, cloud):
   """The exit code of one who watches from the beginning."""
-  with Watch(run, EventLog(run.name, storage(run.folder)), Engine(run, cloud)) as watch:
+  with Watcher(run, EventLog(run.name, open_storage(run.folder)), Engine(run, cloud)) as watch:
     watch.begin(None)
-    return watch.to_end()
+    return watch.watch_to_end()
 
 
 def seen(watch):
@@ -46,19 +46,19 @@ def test_a_run_is_written_down_made_watched_and_deleted(run, capsys):
     assert watched(run, cloud) == errors.DONE
   assert events(run) == ["run", "intent", "created", "ready", "done", "deleted", "end"]
   assert not cloud.states and "vit: done" in capsys.readouterr().out
-  copied = storage(run.folder).read(event_log.COPY).content
-  assert copied == (event_log.folder() / "vit.jsonl").read_bytes()
+  copied = open_storage(run.folder).read(event_log.COPY).content
+  assert copied == (event_log.get_log_directory() / "vit.jsonl").read_bytes()
 
 
 def test_nothing_is_asked_for_before_it_is_on_the_disk(run):
   class Reading(Engine):
     def create(self, attempt, expires):
-      assert EventLog(run.name).remaining() == [attempt]
+      assert EventLog(run.name).list_remaining() == [attempt]
       super().create(attempt, expires)
 
-  with Cloud() as cloud, Watch(run, EventLog(run.name), Reading(run, cloud)) as watch:
+  with Cloud() as cloud, Watcher(run, EventLog(run.name), Reading(run, cloud)) as watch:
     watch.begin(None)
-    assert watch.to_end() == errors.DONE
+    assert watch.watch_to_end() == errors.DONE
 
 
 def test_the_first_cause_and_its_log_are_shown_and_not_what_followed(run, capsys):
@@ -78,17 +78,17 @@ def test_17_whoever_dies_at_whichever_call_another_goes_on_and_nothing_is_left(r
     total = len([call for call in cloud.calls if call != "look"])
   assert total == 8
   for number in range(1, 60, 3):
-    (event_log.folder() / "vit.jsonl").unlink()
-    for name in storage(run.folder).names():
-      storage(run.folder).delete(name)
+    (event_log.get_log_directory() / "vit.jsonl").unlink()
+    for name in open_storage(run.folder).names():
+      open_storage(run.folder).delete(name)
     with Cloud(crews) as cloud:
       cloud.kill_at = number
       try:
         code = watched(run, cloud)
       except Killed:
         cloud.kill_at = None
-        with Watch(run, EventLog(run.name, storage(run.folder)), Engine(run, cloud), force=True) as watch:
-          code = watch.to_end()
+        with Watcher(run, EventLog(run.name, open_storage(run.folder)), Engine(run, cloud), force=True) as watch:
+          code = watch.watch_to_end()
       assert code == errors.DONE and cloud.most == 1 and not cloud.states, number
       assert sorted({*cloud.made}) == [1, 2]
 
@@ -104,20 +104,20 @@ def test_18_what_cannot_be_deleted_is_named_with_the_command_and_code_13(run, ca
     assert watched(run, cloud) == errors.BILLING
   text = capsys.readouterr().out
   assert "vit-a1 may still exist" in text and "remove vit-a1" in text and "launch down vit" in text
-  assert EventLog(run.name).remaining() == [1]
+  assert EventLog(run.name).list_remaining() == [1]
 
 
 def late(run, cloud, seconds):
   """One who watches is killed while its request is on its way: `seconds` after another has taken over, it is done."""
   cloud.kill_at = cloud.calls.count("create") + 1 + len(cloud.calls)
-  with Watch(run, EventLog(run.name, storage(run.folder)), Engine(run, cloud)) as watch, pytest.raises(Killed):
+  with Watcher(run, EventLog(run.name, open_storage(run.folder)), Engine(run, cloud)) as watch, pytest.raises(Killed):
     watch.begin(None)
-    watch.to_end()
+    watch.watch_to_end()
   cloud.kill_at = None
   timer = threading.Timer(seconds, lambda: cloud.states.update({9: (states.READY, 0.0)}))
   timer.start()
-  with Watch(run, EventLog(run.name, storage(run.folder)), Engine(run, cloud)) as watch:
-    code = watch.to_end()
+  with Watcher(run, EventLog(run.name, open_storage(run.folder)), Engine(run, cloud)) as watch:
+    code = watch.watch_to_end()
   timer.join()
   return code
 
@@ -135,7 +135,7 @@ def test_a_late_resource_without_an_answer_ends_with_13(run, capsys, monkeypatch
   with Cloud() as cloud:
     cloud.silent = {"memory": "503"}
     assert watched(run, cloud) == errors.DONE  # of a run in which nothing was left open it is only said
-    (event_log.folder() / "vit.jsonl").unlink(), storage(run.folder).delete(event_log.COPY)
+    (event_log.get_log_directory() / "vit.jsonl").unlink(), open_storage(run.folder).delete(event_log.COPY)
     assert late(run, cloud, 0.0) == errors.BILLING
   assert "memory did not report" in (said := capsys.readouterr().out) and "remove vit-a" in said
 
@@ -164,14 +164,14 @@ def test_a_refusal_is_an_end_with_the_clouds_words(run, capsys):
 def test_25_two_do_not_watch(run):
   run = dataclasses.replace(run, limits=dataclasses.replace(LIMITS, poll=5.0))  # the lease outlasts a slow machine
   with Cloud([{"steps": 10**6}]) as cloud:
-    with Watch(run, EventLog(run.name), Engine(run, cloud)) as watch:
+    with Watcher(run, EventLog(run.name), Engine(run, cloud)) as watch:
       watch.begin(None)
       for _ in range(5):
         watch.step()
-      with pytest.raises(Held), Watch(run, EventLog(run.name), Engine(run, cloud)):
+      with pytest.raises(LeaseHeldError), Watcher(run, EventLog(run.name), Engine(run, cloud)):
         pass
-      with Watch(run, EventLog(run.name), Engine(run, cloud), force=True), pytest.raises(Held):
-        watch.to_end()
+      with Watcher(run, EventLog(run.name), Engine(run, cloud), force=True), pytest.raises(LeaseHeldError):
+        watch.watch_to_end()
     assert cloud.live() == [1]
 
 
@@ -184,34 +184,34 @@ def test_a_run_that_was_kept_is_deleted_before_the_next_is_made(run):
 
 def test_one_that_was_stopped_is_resumed_on_its_machines(run):
   with Cloud([{"steps": 60, "began": (0, 5)}]) as cloud:
-    with Watch(run, EventLog(run.name), Engine(run, cloud)) as watch:
+    with Watcher(run, EventLog(run.name), Engine(run, cloud)) as watch:
       watch.begin(None)
       while not seen(watch):
         watch.step()
-      files = mailbox.Mailbox(storage(run.folder), 1)
-      files.give(mailbox.Order(1, stop=True))
-      assert watch.to_end() == errors.DETACHED and cloud.live() == [1]
-    with Watch(run, EventLog(run.name), Engine(run, cloud)) as watch:
+      files = mailbox.Mailbox(open_storage(run.folder), 1)
+      files.write_order(mailbox.Order(1, stop=True))
+      assert watch.watch_to_end() == errors.DETACHED and cloud.live() == [1]
+    with Watcher(run, EventLog(run.name), Engine(run, cloud)) as watch:
       watch.resume(2)
-      files.give(mailbox.Order(2))
-      assert watch.to_end() == errors.DONE
+      files.write_order(mailbox.Order(2))
+      assert watch.watch_to_end() == errors.DONE
   assert cloud.made == [1] and not cloud.states
 
 
 def test_23_a_clock_that_is_wrong_is_said_once(run, capsys):
   run = dataclasses.replace(run, processes=3)
-  with Cloud() as cloud, Watch(run, EventLog(run.name), Engine(run, cloud)) as watch:
+  with Cloud() as cloud, Watcher(run, EventLog(run.name), Engine(run, cloud)) as watch:
     for _ in range(3):
-      rows = {w: (mailbox.Report(w, clock=1000.0 + 500 * (w == 2)), 0.0) for w in range(3)}
+      rows = {w: (mailbox.WorkerReport(w, clock=1000.0 + 500 * (w == 2)), 0.0) for w in range(3)}
       watch._check_clocks(1000.0, rows)
   assert capsys.readouterr().out.count("w02: its clock differs from the others by 500 s") == 1
 
 
 def test_a_report_that_cannot_be_read_is_said_once_and_the_others_count(run, capsys):
-  files = mailbox.Mailbox(storage(run.folder), 1)
-  files.report(mailbox.Report(0, step=7))
+  files = mailbox.Mailbox(open_storage(run.folder), 1)
+  files.report(mailbox.WorkerReport(0, step=7))
   files.storage.write("a1/w01.json", b"{")
-  with Cloud() as cloud, Watch(run, EventLog(run.name), Engine(run, cloud)) as watch:
+  with Cloud() as cloud, Watcher(run, EventLog(run.name), Engine(run, cloud)) as watch:
     watch.state = dataclasses.replace(watch.state, attempt=1, stage="watching")
     found = [watch._observe().reports for _ in range(3)]
   assert all({w: report.step for w, (report, _) in each.items()} == {0: 7} for each in found)
@@ -219,9 +219,9 @@ def test_a_report_that_cannot_be_read_is_said_once_and_the_others_count(run, cap
 
 
 def test_reports_of_a_run_that_is_forgotten_do_not_count(run):
-  files = mailbox.Mailbox(storage(run.folder), 1)
+  files = mailbox.Mailbox(open_storage(run.folder), 1)
   for worker in range(2):
-    files.report(mailbox.Report(worker, 1, mailbox.EXITED, exit=0))
+    files.report(mailbox.WorkerReport(worker, 1, mailbox.EXITED, exit=0))
   with Cloud([{"codes": ((44,),)}]) as cloud:
     assert watched(run, cloud) == 44
 
@@ -232,7 +232,7 @@ def test_what_was_not_seen_to_be_gone_goes_before_the_same_command_makes_another
     with pytest.raises(LaunchError, match="vit-a1 could not be deleted, and no other") as found:
       watched(run, cloud)
     assert found.value.code == errors.BILLING and "remove vit-a1" in str(found.value)
-    assert cloud.made == [1] and not EventLog(run.name).open and EventLog(run.name).remaining() == [1]
+    assert cloud.made == [1] and not EventLog(run.name).open and EventLog(run.name).list_remaining() == [1]
     cloud.removal = 0.05
     assert watched(run, cloud) == errors.DONE and cloud.made == [1, 2] and cloud.most == 1 and not cloud.states
 
@@ -240,12 +240,12 @@ def test_what_was_not_seen_to_be_gone_goes_before_the_same_command_makes_another
 def test_the_next_attempt_waits_until_nothing_can_come_late_and_what_came_is_gone(run, capsys, monkeypatch):
   monkeypatch.setattr(event_log, "IN_FLIGHT", 5.0)
   with Cloud([{"steps": 10**6}, {"steps": 1}]) as cloud:
-    with Watch(run, EventLog(run.name, storage(run.folder)), Engine(run, cloud)) as watch, pytest.raises(Killed):
+    with Watcher(run, EventLog(run.name, open_storage(run.folder)), Engine(run, cloud)) as watch, pytest.raises(Killed):
       watch.begin(None)
       cloud.kill_at = 2
-      watch.to_end()
+      watch.watch_to_end()
     cloud.kill_at = None
-    with Watch(run, EventLog(run.name, storage(run.folder)), Engine(run, cloud)) as watch:
+    with Watcher(run, EventLog(run.name, open_storage(run.folder)), Engine(run, cloud)) as watch:
       while not seen(watch):
         watch.step()
       cloud.resources.close()  # machines that are lost report no more
@@ -255,7 +255,7 @@ def test_the_next_attempt_waits_until_nothing_can_come_late_and_what_came_is_gon
       watch.step()
       assert cloud.made == [1] and "the next attempt waits" in capsys.readouterr().out
       cloud.states[1] = states.READY, 0.0  # of the request of the one who was killed
-      assert watch.to_end() == errors.DONE
+      assert watch.watch_to_end() == errors.DONE
     assert cloud.made == [1, 2] and cloud.most == 1 and not cloud.live()
 
 
@@ -263,18 +263,18 @@ def test_the_next_attempt_waits_until_nothing_can_come_late_and_what_came_is_gon
 def test_what_is_made_after_another_has_ended_the_run_is_deleted_or_named(run, ended, fails, code):
   class Asleep(Engine):
     def create(self, attempt, expires):
-      Lease(storage(run.folder), 60).take(force=True)
-      book = EventLog(run.name, storage(run.folder))
+      Lease(open_storage(run.folder), 60).take(force=True)
+      book = EventLog(run.name, open_storage(run.folder))
       if ended:
         book.append("deleted", book.state)
         book.append("end", dataclasses.replace(book.state, stage=OVER, end=(0, "")), code=0, text="")
       super().create(attempt, expires)
       cloud.fail_at = set(fails)
 
-  with Cloud() as cloud, Watch(run, EventLog(run.name, storage(run.folder)), Asleep(run, cloud)) as watch:
+  with Cloud() as cloud, Watcher(run, EventLog(run.name, open_storage(run.folder)), Asleep(run, cloud)) as watch:
     watch.begin(None)
-    with pytest.raises(Held) as found:
-      watch.to_end()
+    with pytest.raises(LeaseHeldError) as found:
+      watch.watch_to_end()
     assert found.value.code == code and ("remove vit-a1" in str(found.value)) == (code == 13)
     assert cloud.made == [1] and bool(cloud.states) == (code == 13 or not ended)
 

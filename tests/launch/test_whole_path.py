@@ -13,12 +13,12 @@ import pytest
 from launch import bundle, errors, spec
 from launch.event_log import EventLog
 from launch.mailbox import Mailbox
-from launch.storage import storage
-from launch.watch import Watch
+from launch.storage import open_storage
+from launch.watch import Watcher
 from tests import runs
 from tests.launch import cloud, quick_gcloud
 from tests.launch.vms import Machines
-from vit_jax.corpora.builders import prepare
+from vit_jax.corpora.builders import prepare_dataset
 
 pytestmark = pytest.mark.heavy
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -33,23 +33,23 @@ def asked(workdir, **changes):
   environment = {name: os.environ[name] for name in VARIABLES if name in os.environ} | {"XLA_FLAGS": flags}
   words = tuple(runs.words(workdir, total="14", checkpoint__every="2", log__every="1", evals__test__every="100%"))
   common = {"module": "vit_jax.train", "args": words, "workdir": workdir, "limits": LIMITS, "env": environment}
-  return spec.checked(spec.Run("vit", python=sys.executable, **common | changes))
+  return spec.check_and_complete(spec.Run("vit", python=sys.executable, **common | changes))
 
 
 def watched(run, code, disturb=lambda: None):
   """The exit code of a run, which `disturb` meets on a thread."""
-  with Watch(run, EventLog(run.name, storage(run.folder))) as watch:
+  with Watcher(run, EventLog(run.name, open_storage(run.folder))) as watch:
     watch.begin(code)
     thread = threading.Thread(target=disturb)
     thread.start()
     try:
-      return watch.to_end()
+      return watch.watch_to_end()
     finally:
       thread.join()
 
 
 def result(workdir):
-  return json.loads(storage(workdir).read("result.json").content)
+  return json.loads(open_storage(workdir).read("result.json").content)
 
 
 @pytest.fixture
@@ -68,12 +68,12 @@ def queued(bucket_server, tmp_path, monkeypatch):
 
 def test_a_preempted_run_ends_in_the_undisturbed_result_bit_for_bit(queued, tmp_path, monkeypatch):
   server, machines = queued
-  prepare("digits")
-  code = bundle.make(ROOT)
+  prepare_dataset("digits")
+  code = bundle.make_bundle(ROOT)
   run = asked("gs://bkt/whole/a", backend="qr", tpu="v5e-16", project="proj-x", zones=("europe-west4-b",))
 
   def preempt():
-    mailbox, deadline = Mailbox(storage(run.folder), 1), time.monotonic() + 300
+    mailbox, deadline = Mailbox(open_storage(run.folder), 1), time.monotonic() + 300
     while time.monotonic() < deadline:
       reports = mailbox.reports(4)
       if len(reports) == 4 and all(3 <= report.step < 14 for report, _ in reports.values()):
@@ -87,9 +87,9 @@ def test_a_preempted_run_ends_in_the_undisturbed_result_bit_for_bit(queued, tmp_
   assert not machines.troubles and not server.live()
   names = [request.query["queuedResourceId"] for request in server.requests if request.verb == "create"]
   assert names == ["vit-a1", "vit-a2"]
-  exits = {report.exit for report, _ in Mailbox(storage(run.folder), 1).reports(4).values()}
+  exits = {report.exit for report, _ in Mailbox(open_storage(run.folder), 1).reports(4).values()}
   assert exits == {42}
-  codes = {report.code for report, _ in Mailbox(storage(run.folder), 2).reports(4).values()}
+  codes = {report.code for report, _ in Mailbox(open_storage(run.folder), 2).reports(4).values()}
   assert codes == {code.sha}
 
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "undisturbed"))

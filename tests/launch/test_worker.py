@@ -113,7 +113,7 @@ def server():
 def tpu(lab, server, **limits):
   """Makes the attempt one of a queued resource with one host."""
   values = {"tpu": "v3-8", "project": "my-project", "python": sys.executable, "limits": spec.Limits(**limits)}
-  run = spec.checked(spec.Run("vit", "qr", "job", (), "gs://bkt/x", **values))
+  run = spec.check_and_complete(spec.Run("vit", "qr", "job", (), "gs://bkt/x", **values))
   lab.mailbox.publish(mailbox.Attempt(run, 1, lab.digest, lab.attempt.expires))
   lab.environment |= server.environment()
 
@@ -200,7 +200,7 @@ def test_where_systemd_runs_a_worker_is_a_unit_of_it(tmp_path):
       return subprocess.run(line, env=lab.environment, cwd=workers.ROOT, capture_output=True, text=True, timeout=30)
 
     start = ("start", f"--folder={lab.folder}", "--worker=0", "--grace=7")
-    lab.mailbox.publish(mailbox.Attempt(spec.checked(spec.Run("vit", "hosts", "job", (), str(tmp_path / "run"),
+    lab.mailbox.publish(mailbox.Attempt(spec.check_and_complete(spec.Run("vit", "hosts", "job", (), str(tmp_path / "run"),
       hosts=("h",), limits=LIMITS, python=sys.executable)), 1, lab.digest, lab.attempt.expires))  # fmt: skip
     assert "is running as process" in do(*start).stdout
     assert "is already running" in do(*start).stdout

@@ -15,10 +15,10 @@ from unittest import mock
 from launch import commands, errors, listing, mailbox, spec, states
 from launch.errors import LaunchError, UnknownError
 from launch.event_log import EventLog
-from launch.mailbox import Held
+from launch.mailbox import LeaseHeldError
 from launch.states import OVER
-from launch.storage import Clock
-from launch.watch import Watch
+from launch.storage import ServiceClock
+from launch.watch import Watcher
 from tests.launch.services import Engine, Killed, Machine, Memory
 
 START = 1.8e9
@@ -33,12 +33,12 @@ class Universe:
     self.arriving, self.answered, self.faults, self.away, self.lied = [], {}, {}, False, False
     self.delay, self.calls, self.kill_at, self.laptop = 10.0, 0, 0, 0
     self.queue, self.provision, self.removal = 30.0, 60.0, 30.0
-    self.skews, self.clocks, self.watches = [0.0, 0.0], [Clock(), Clock()], [None, None]
+    self.skews, self.clocks, self.watches = [0.0, 0.0], [ServiceClock(), ServiceClock()], [None, None]
     self._nested = False
     self.said, self.downs = "", False
     self._folder = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
     args = ("--config=c.py", "--workdir=gs://bkt/a")
-    self.run = spec.checked(spec.Run("vit", "qr", "vit_jax.train", args, "gs://bkt/a", tpu="v3-8", project="project",
+    self.run = spec.check_and_complete(spec.Run("vit", "qr", "vit_jax.train", args, "gs://bkt/a", tpu="v3-8", project="project",
                                      zones=("europe-west4-a",), max_hours=4.0))  # fmt: skip
     self._stack = contextlib.ExitStack()
     for name, change in {
@@ -46,9 +46,9 @@ class Universe:
       "time.monotonic": lambda: self.now - START,
       "time.clock_gettime": lambda _: self.now - START,
       "time.sleep": self.tick,
-      "launch.watch.storage": self.storage,
-      "launch.commands.storage": self.storage,
-      "launch.listing.storage": self.storage,
+      "launch.watch.open_storage": self.storage,
+      "launch.commands.open_storage": self.storage,
+      "launch.listing.open_storage": self.storage,
       "launch.commands.engine_of": lambda run: Engine(run, self),
       "launch.listing.engine_of": lambda run: Engine(run, self),
       "os.fsync": lambda _: None,
@@ -132,7 +132,7 @@ class Universe:
       self._report(m)
 
   def _report(self, m):
-    order = mailbox.Mailbox(Memory(self, Clock()), m.attempt)
+    order = mailbox.Mailbox(Memory(self, ServiceClock()), m.attempt)
     kept = self.away, self.kill_at, self.faults  # the worker is no process of a laptop
     self.away, self.kill_at, self.faults = False, 0, {}
     try_ = order.order().try_
@@ -141,7 +141,9 @@ class Universe:
     m.step += m.worker == "running"
     phase = mailbox.RUNNING if m.worker == "running" else mailbox.EXITED
     code = {"running": None, "finished": 0, "crashed": 1}[m.worker]
-    order.report(mailbox.Report(0, m.try_, phase, exit=code, step=m.step, began=0, clock=self.now, started=m.ready))
+    order.report(
+      mailbox.WorkerReport(0, m.try_, phase, exit=code, step=m.step, began=0, clock=self.now, started=m.ready)
+    )
     self.away, self.kill_at, self.faults = kept
 
   def live(self) -> list[int]:
@@ -192,8 +194,8 @@ class Universe:
       book = EventLog("vit", self.storage(""))
       if not begin and (not book.events or not book.open):
         return
-      commands.confirmed(book, yes=True)
-      watch = Watch(self.run, book, Engine(self.run, self), force)
+      commands.confirm_run(book, yes=True)
+      watch = Watcher(self.run, book, Engine(self.run, self), force)
       watch.__enter__()
       if begin and not (book.open and watch.state.stage != OVER):
         watch.begin(None)
@@ -215,14 +217,14 @@ class Universe:
         if watch.state.stage == OVER:
           self.end(watch)
           self.watches[laptop] = None
-      except (Held, LaunchError):
+      except (LeaseHeldError, LaunchError):
         self.watches[laptop] = None
         raise
 
     if self.watches[laptop]:
       self.attempt(laptop, act)
 
-  def end(self, watch: Watch) -> None:
+  def end(self, watch: Watcher) -> None:
     """The end of a run: what is alive then is named."""
     watch.close()
     watch.__exit__()

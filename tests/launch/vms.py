@@ -63,7 +63,7 @@ class Machines:
       active = self._server.bodies()
       for name, node in active.items():
         if name not in self._booted:
-          hosts = tpus.find(node["acceleratorType"]).hosts
+          hosts = tpus.find_slice(node["acceleratorType"]).hosts
           self._booted[name] = [self._home(name, number) for number in range(hosts)]
           for number in range(hosts):
             self._boot(name, number, node["metadata"]["startup-script"])

@@ -50,9 +50,9 @@ class Lab:
     content = bundle({"job.py": PROGRAM + code})
     self.digest = hashlib.sha256(content).hexdigest()
     values = {"name": "vit", "backend": "local", "module": "job", "args": (), "workdir": str(workdir or folder / "run")}
-    self.run = spec.checked(spec.Run(**values | changes, limits=limits))
+    self.run = spec.check_and_complete(spec.Run(**values | changes, limits=limits))
     self.folder, self.state = self.run.folder, folder / "state"
-    self.storage = storage.storage(self.folder)
+    self.storage = storage.open_storage(self.folder)
     self.mailbox = mailbox.Mailbox(self.storage, attempt)
     self.storage.write(f"code/{self.digest}.tgz", content)
     self.attempt = mailbox.Attempt(self.run, attempt, self.digest, int(time.time() + expires))
@@ -97,7 +97,7 @@ class Lab:
     with contextlib.suppress(UnknownError):
       if found := self.mailbox.seen(worker):
         return found[0]
-    return mailbox.Report(worker)
+    return mailbox.WorkerReport(worker)
 
   def wait(self, reached, worker=0, seconds=20.0):
     """The report of a worker when it is as `reached` says, or in that phase."""
@@ -110,7 +110,7 @@ class Lab:
 
   def text(self, worker=0):
     """Its log, as the run's folder has it."""
-    pieces = (self.storage.read(name) for name in self.mailbox.pieces(worker))
+    pieces = (self.storage.read(name) for name in self.mailbox.list_pieces(worker))
     return b"".join(piece.content for piece in pieces).decode()
 
   def said(self, word, worker=0, count=1):

@@ -13,7 +13,9 @@ def run(**changes) -> spec.Run:
   """A run on four hosts."""
   args = ("--config=c.py", "--workdir=gs://bkt/a")
   words = {"backend": "qr", "tpu": "v3-32", "project": "project", "zones": ("europe-west4-a",)}
-  return spec.checked(spec.Run("vit", module="vit_jax.train", args=args, workdir="gs://bkt/a", **words | changes))
+  return spec.check_and_complete(
+    spec.Run("vit", module="vit_jax.train", args=args, workdir="gs://bkt/a", **words | changes)
+  )
 
 
 @dataclasses.dataclass
@@ -85,7 +87,10 @@ class World:
     for worker in range(self.run.workers):
       report, _ = rows.get(worker, (None, 0.0))
       if report is None or (report.try_ < order.try_ and worker not in self.silent):
-        rows[worker] = (mailbox.Report(worker, order.try_, mailbox.READY, host=f"h{worker}", clock=self.now), self.now)
+        rows[worker] = (
+          mailbox.WorkerReport(worker, order.try_, mailbox.READY, host=f"h{worker}", clock=self.now),
+          self.now,
+        )
     if all(report.phase == mailbox.READY and report.try_ == order.try_ for report, _ in rows.values()):
       for worker, (report, _) in rows.items():
         changes = {"phase": mailbox.RUNNING, "step": self.saved, "began": self.saved}
@@ -139,7 +144,7 @@ class World:
       self.look_fails -= 1
     else:
       m = self.machines.get(attempt)
-      look = states.Look(m.state, m.detail, m.code) if m else states.Look(states.ABSENT)
+      look = states.MachineStatus(m.state, m.detail, m.code) if m else states.MachineStatus(states.ABSENT)
     reports = {}
     for worker, (report, at) in self.reports.get(attempt, {}).items():
       changes = {"clock": at} if report.phase == mailbox.RUNNING else {}  # of each report; in others it is of the end
@@ -202,7 +207,7 @@ class World:
       self.step()
     raise AssertionError(f"never: {self.state}")
 
-  def to_end(self) -> "World":
+  def watch_to_end(self) -> "World":
     """Steps until all is over."""
     return self.until(lambda w: w.state.stage == OVER)
 

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from vit_jax import config, mesh
+from vit_jax import config
 from vit_jax.models import activations
+from vit_jax.parallel import sharding
 
 pytestmark = pytest.mark.heavy
 
@@ -18,7 +19,7 @@ def test_without_a_mesh_nothing_is_constrained_or_split():
 
 
 def test_a_function_runs_on_each_device_s_part():
-  grid = mesh.make(config.Mesh(data=2, fsdp=2, tensor=2), jax.devices())
+  grid = sharding.make_mesh(config.Mesh(data=2, fsdp=2, tensor=2), jax.devices())
   shapes = []
 
   def function(x, bias):
@@ -26,7 +27,9 @@ def test_a_function_runs_on_each_device_s_part():
     return x + bias
 
   def outer(x, bias):
-    with activations.sharded(mesh.batch(grid), lambda path, value: value, lambda f: mesh.per_device(grid, f)):
+    with activations.sharded(
+      sharding.make_batch_sharding(grid), lambda path, value: value, lambda f: sharding.map_per_device(grid, f)
+    ):
       return activations.per_device(function)(activations.constrain(x), bias)
 
   x, bias = np.arange(8 * 2 * 4.0).reshape(8, 2, 4), np.arange(4.0)

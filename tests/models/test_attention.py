@@ -9,10 +9,11 @@ import pytest
 from flax import nnx
 
 from tests import modules
-from vit_jax import config, mesh, models, schema
+from vit_jax import config, models, schema
 from vit_jax.models import activations, layers
 from vit_jax.models import attention as formulations
 from vit_jax.models.attention import Attention
+from vit_jax.parallel import sharding
 
 pytestmark = pytest.mark.heavy
 
@@ -150,12 +151,14 @@ def test_the_kernel_is_the_same_function_of_the_same_weights(heads):
 
 
 def test_the_kernel_runs_on_each_device_s_rows_and_heads():
-  grid = mesh.make(config.Mesh(data=2, fsdp=2, tensor=2), jax.devices())
+  grid = sharding.make_mesh(config.Mesh(data=2, fsdp=2, tensor=2), jax.devices())
   module = modules.layer(lambda rngs: Attention(64, 4, formulation="fused", dtype=F32, rngs=rngs), std=0.1)
   x = normal(8, 5, 64)
 
   def placed(x):
-    with activations.sharded(mesh.batch(grid), lambda path, value: value, lambda f: mesh.per_device(grid, f)):
+    with activations.sharded(
+      sharding.make_batch_sharding(grid), lambda path, value: value, lambda f: sharding.map_per_device(grid, f)
+    ):
       return module(x)
 
   np.testing.assert_allclose(jax.jit(placed)(x), module(x), atol=1e-5)

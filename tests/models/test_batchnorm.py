@@ -10,11 +10,13 @@ import pytest
 from flax import nnx
 
 from tests import modules, runs
-from vit_jax import build, checkpoints, cli, config, loop, mesh, models, rng, schema, trees
-from vit_jax.corpora.builders import prepare
+from vit_jax import checkpoints, cli, config, models, rng, schema, trees
+from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.data import augment
 from vit_jax.models.batchnorm import BatchNorm
+from vit_jax.parallel import sharding
 from vit_jax.schema import Choice, ConfigError
+from vit_jax.training import build, loop
 
 pytestmark = pytest.mark.heavy
 
@@ -106,7 +108,7 @@ def test_one_value_a_channel_gives_no_nan():
 
 def test_the_batch_is_the_whole_one_however_it_is_split():
   norm, x = layer(), inputs(16, 3, 2, 5)
-  split = mesh.batch(mesh.make(config.Mesh(), jax.devices()))
+  split = sharding.make_batch_sharding(sharding.make_mesh(config.Mesh(), jax.devices()))
   graph, state = nnx.split(norm)
 
   @jax.jit
@@ -128,7 +130,7 @@ PLAIN = {"optim__name": "sgd", "optim__lr": 0.1, "optim__clip": "none", "optim__
 @functools.cache
 def parts(devices=8, **changes):
   """The shrunk digits run with a shrunk EfficientNet, without augmentation."""
-  prepare("digits")
+  prepare_dataset("digits")
   run = runs.run(**(PLAIN | changes))
   data = Choice(run.data.name, run.data.args | {"warp": Choice("none")})
   return build.build(build.complete(runs.changed(run, model=TINY, data=data)), jax.devices()[:devices])
@@ -174,7 +176,7 @@ def test_a_checkpoint_continues_to_the_same_bits(tmp_path):
   made = parts()
   expected, _ = trained(made, 4)
   state, _ = trained(made, 2)
-  with contextlib.closing(checkpoints.Checkpoints(tmp_path, mesh.replicated(made.mesh))) as store:
+  with contextlib.closing(checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(made.mesh))) as store:
     store.save(2, state, {})
     store.wait()
     state, _ = store.restore(made.state_shapes)
@@ -218,9 +220,9 @@ def test_a_step_leaves_the_mean_of_what_the_micro_batches_gave(accumulate):
 
   with contextlib.closing(made.batches(0)) as batches:
     images = next(batches)["image"]
-  images = augment.normalise(images, **schema.arguments(made.run.data, augment.normalise))
+  images = augment.normalise(images, **schema.select_arguments(made.run.data, augment.normalise))
   # Which blocks are dropped is the one thing that depends on the key.
-  key = rng.stream(made.run.seed, 0, "dropout")
+  key = rng.derive_key(made.run.seed, 0, "dropout")
   keys = [key] if accumulate == 1 else [jax.random.fold_in(key, i) for i in range(accumulate)]
   moved = [jax.jit(apply)(before, images[i::accumulate], k)[1] for i, k in enumerate(keys)]
   state, _ = trained(made, 1)
@@ -249,6 +251,6 @@ def test_a_pattern_for_running_averages_alone_is_an_error(key, text):
 def test_running_averages_are_not_counted_as_parameters():
   made = parts()
   counted = sum(shape.size for path, shape in made.state_shapes.params.items() if path not in made.model.statistics)
-  assert f"efficientnet_b0: {counted:,} parameters" in made.overview()
-  printed = cli.parameters(made.state_shapes.params, made.model.statistics)
+  assert f"efficientnet_b0: {counted:,} parameters" in made.format_overview()
+  printed = cli.format_parameters(made.state_shapes.params, made.model.statistics)
   assert "_norm/scale" in printed and "_norm/var" not in printed

@@ -42,7 +42,7 @@ def described(model_name, **arguments):
 
 def exported(model_name, values):
   """Values by our paths -> tensors by timm's names."""
-  return importers.export({path: np.asarray(v) for path, v in values.items()}, described(model_name), "timm")
+  return importers.export_tensors({path: np.asarray(v) for path, v in values.items()}, described(model_name), "timm")
 
 
 def reference(torch, tensors, images, same, eps, training):

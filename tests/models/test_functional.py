@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from vit_jax import config, mesh, models, rng, trees
+from vit_jax import config, models, rng, trees
+from vit_jax.parallel import sharding
 from vit_jax.schema import Choice, ConfigError
 
 pytestmark = pytest.mark.heavy
@@ -47,7 +48,7 @@ def test_statistics_come_back_and_move_in_training_only():
 def test_a_mesh_does_not_change_the_output_and_constrains_the_stream():
   model = models.functional(VIT)
   params = model.init(jax.random.key(0))
-  sharded = model.on(mesh.make(config.Mesh(data=8), jax.devices()))
+  sharded = model.on(sharding.make_mesh(config.Mesh(data=8), jax.devices()))
   jaxprs = [str(jax.make_jaxpr(one.outputs)(params, images())) for one in (model, sharded)]
   constrained = [text.count("sharding_constraint") for text in jaxprs]
   assert constrained[0] == 0 and constrained[1] >= 2  # once a block

@@ -6,9 +6,9 @@ import re
 
 import pytest
 from flax import nnx
+from tests.test_provenance import ROWS
 
 from tests import modules
-from tests.test_provenance import ROWS
 from vit_jax import models, schema
 from vit_jax.models import rotary
 

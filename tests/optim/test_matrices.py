@@ -11,10 +11,10 @@ import pytest
 
 from tests import modules, runs
 from tests.optimizers import make, walk
-from vit_jax import loop
 from vit_jax.optim import matrices
 from vit_jax.planning import hlo
 from vit_jax.schema import ConfigError
+from vit_jax.training import loop
 
 SHAPES = {
   "attention/query/kernel": (6, 2, 5),
@@ -59,7 +59,7 @@ def test_matrices_of_a_stack_equal_their_definition_and_all_else_is_adam(args):
   adam, _, _ = walk(make(params, lr=0.02, weight_decay=0.3)[0], params, gradients)
   names = {"beta": args.get("momentum", 0.95), "iterations": args.get("iterations", 5)}
   for path, value in params.items():
-    if matrices.axes(path) is None:
+    if matrices.count_axes(path) is None:
       np.testing.assert_array_equal(after[path], adam[path])
       continue
     for layer, p in enumerate(np.asarray(value, np.float64)):
@@ -92,7 +92,7 @@ def test_what_devices_send_each_other_is_rounded_once():
   updates = [walk(make(params, name="muon", lr=1.0, dtype=kind)[0], params, [gradient])[1][0]
              for kind in ("float32", "bfloat16")]  # fmt: skip
   for path, exact in updates[0].items():
-    expected = exact if matrices.axes(path) is None else exact.astype(jnp.bfloat16).astype(jnp.float32)
+    expected = exact if matrices.count_axes(path) is None else exact.astype(jnp.bfloat16).astype(jnp.float32)
     np.testing.assert_array_equal(updates[1][path], expected)
 
 
@@ -109,7 +109,7 @@ def test_the_momentum_is_stored_as_asked():
 @pytest.mark.parametrize("scan", [False, True])
 def test_the_matrices_of_a_vit_are_all_kernels_of_its_blocks_and_no_others(scan):
   shapes = modules.shapes("ViT-Ti/16", scan=scan)
-  kernels = {path for path in shapes if matrices.axes(path) is not None}
+  kernels = {path for path in shapes if matrices.count_axes(path) is not None}
   assert kernels == {path for path in shapes if path.startswith("blocks/") and path.endswith("/kernel")}
   assert len(kernels) == 6 * (1 if scan else 12)
 
@@ -135,7 +135,7 @@ def run(devices=8, **changes):
 
 def collectives(parts):
   """{kind: how many in a step} of the compiled program."""
-  return {kind: traffic.calls for kind, traffic in hlo.read(parts.compile().as_text()).collectives.items()}
+  return {kind: traffic.calls for kind, traffic in hlo.read_program(parts.compile().as_text()).collectives.items()}
 
 
 @pytest.mark.heavy

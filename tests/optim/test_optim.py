@@ -9,7 +9,7 @@ from flax import nnx
 
 from tests.optimizers import bound, bytes_of, example, make, walk
 from vit_jax import optim, trees
-from vit_jax.schema import ConfigError, at
+from vit_jax.schema import ConfigError, enter_key
 
 # Parts of the network.
 
@@ -21,7 +21,7 @@ def test_frozen_parts_do_not_move_hold_no_state_and_stay_out_of_the_norm(name):
   frozen = ("embedding/.*", "blocks/[01]/.*")
   args = {"name": name, "weight_decay": 0.1, "clip": 0.1}
   after, updates, state = walk(make(params, frozen=frozen, **args)[0], params, gradients)
-  held = optim.frozen_paths(frozen, params)
+  held = optim.list_frozen_paths(frozen, params)
   assert held == {p for p in params if p.startswith(("embedding", "blocks/0", "blocks/1"))}
   # The same run without these parameters at all.
   small = {p: v for p, v in params.items() if p not in held}
@@ -41,7 +41,9 @@ def test_statistics_are_held_like_frozen_parts_and_no_pattern_sees_them(frozen):
   args = {"weight_decay": 0.1, "decay_on": ((".*", 1.0),), "clip": 0.1, "frozen": frozen, "layer_decay": 0.7}
   statistics = frozenset(own)
   transformation, _ = make(params | own, statistics=statistics, **args)
-  assert optim.frozen_paths(frozen, params | own, statistics) == optim.frozen_paths(frozen, params) | statistics
+  assert (
+    optim.list_frozen_paths(frozen, params | own, statistics) == optim.list_frozen_paths(frozen, params) | statistics
+  )
   after, _, state = walk(transformation, params | own, [g | jax.tree.map(jnp.ones_like, own) for g in gradients])
   expected, _, lean = walk(make(params, **args)[0], params, gradients)
   for path, value in (expected | own).items():
@@ -49,9 +51,9 @@ def test_statistics_are_held_like_frozen_parts_and_no_pattern_sees_them(frozen):
   assert bytes_of(state) == bytes_of(lean)
   for pattern in ("norm/mean", "norm/(mean|var)"):
     with pytest.raises(ConfigError, match="matches no parameter"):
-      optim.frozen_paths((pattern,), params | own, statistics)
+      optim.list_frozen_paths((pattern,), params | own, statistics)
   with pytest.raises(ConfigError, match="no parameter would be trained"):
-    optim.frozen_paths((".*",), params | own, statistics)
+    optim.list_frozen_paths((".*",), params | own, statistics)
 
 
 @pytest.mark.heavy
@@ -114,7 +116,7 @@ def test_the_state_tells_which_of_its_arrays_belong_to_which_parameter(name, fro
     is_leaf=lambda x: isinstance(x, optax.MaskedNode),
   )
   assert jax.tree.structure(marked) == jax.tree.structure(shapes)
-  held = optim.frozen_paths(frozen, params)
+  held = optim.list_frozen_paths(frozen, params)
   marks = trees.flatten(marked)
   assert set(marks.values()) == ({*params} - held) | {"none"}
   for path, leaf in trees.flatten(shapes).items():
@@ -177,8 +179,8 @@ def test_a_mistake_is_one_error_that_says_what_to_do(args, says):
 
 def test_layer_decay_needs_blocks_that_are_alike():
   choice = bound("adamw", {"lr": 1e-2, "layer_decay": 0.5})
-  with pytest.raises(ConfigError, match=r"config\.optim\.layer_decay: .*Use lr_multipliers"), at("config.optim"):
-    optim.create(choice, example()[0], 10, lambda duration: 1)
+  with pytest.raises(ConfigError, match=r"config\.optim\.layer_decay: .*Use lr_multipliers"), enter_key("config.optim"):
+    optim.create_optimizer(choice, example()[0], 10, lambda duration: 1)
 
 
 def test_layer_decay_names_a_parameter_outside_the_order_of_layers():
@@ -188,8 +190,8 @@ def test_layer_decay_names_a_parameter_outside_the_order_of_layers():
   with pytest.raises(
     ConfigError, match=rf"does not include the parameter '{paths[1]}'\. Pass order= to register\.model"
   ):
-    optim.create(choice, example()[0], 10, lambda duration: 1, layers_above=above)
-  optim.create(bound("adamw", {"lr": 1e-2}), example()[0], 10, lambda duration: 1, layers_above=above)
+    optim.create_optimizer(choice, example()[0], 10, lambda duration: 1, layers_above=above)
+  optim.create_optimizer(bound("adamw", {"lr": 1e-2}), example()[0], 10, lambda duration: 1, layers_above=above)
 
 
 def test_a_bound_choice_holds_every_default_and_binds_to_itself():

@@ -23,7 +23,7 @@ def test_adafactor_stores_rows_and_columns_of_large_kernels_only():
     optim.adafactor(clipping=1.0).init(params),
     is_leaf=lambda x: isinstance(x, tuple) and hasattr(x, "_fields"),
   )
-  assert {trees.count(factored.v_row["large"]), trees.count(factored.v_col["large"])} == {40, 64}
+  assert {trees.count_values(factored.v_row["large"]), trees.count_values(factored.v_col["large"])} == {40, 64}
   assert factored.v["large"].shape == (1,) and factored.v["small"].shape == (31, 64)
   assert average.ema["large"].dtype == jnp.bfloat16
 

@@ -14,7 +14,7 @@ def make(name, peak, total, warmup="0", batch=1, examples=1, **args):
   def steps(duration):
     return Duration(duration).steps(batch, examples, total)
 
-  return schedules.create(Choice(name, args), peak, total, steps(warmup), steps)
+  return schedules.create_schedule(Choice(name, args), peak, total, steps(warmup), steps)
 
 
 def at(schedule, steps):

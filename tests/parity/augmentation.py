@@ -40,7 +40,7 @@ def check_mixing(file: pathlib.Path) -> Iterator[Result]:
   arrays = np.load(file)
 
   def smooth(targets, smoothing):
-    return losses.smooth(jnp.asarray(targets), float(smoothing))
+    return losses.smooth_labels(jnp.asarray(targets), float(smoothing))
 
   def labels(key, classes):
     return jax.nn.one_hot(arrays[key], int(classes))
@@ -51,21 +51,21 @@ def check_mixing(file: pathlib.Path) -> Iterator[Result]:
     if match := re.fullmatch(r"(targets\d+)_out", key):
       classes, share, smoothing = arrays[f"{match[1]}_classes_lam_smoothing"]
       targets = labels(f"{match[1]}_labels", classes)
-      _, mixed = mixing.blend(jnp.zeros((len(targets), 1, 1, 1)), targets, share, share)
+      _, mixed = mixing.blend_with_partners(jnp.zeros((len(targets), 1, 1, 1)), targets, share, share)
       yield compare(name, smooth(mixed, smoothing), arrays[key], 1e-6)
     elif key == "mixup_images":
       share = arrays["mixup_lam"].item()
-      mixed, targets = mixing.blend(jnp.asarray(batch), labels("batch_labels", 10), share, share)
+      mixed, targets = mixing.blend_with_partners(jnp.asarray(batch), labels("batch_labels", 10), share, share)
       yield compare(name, mixed.transpose(0, 3, 1, 2), arrays[key], 1e-6)
       yield compare(f"{file.stem}/mixup_targets", smooth(targets, 0.1), arrays["mixup_targets"], 1e-6)
     elif match := re.fullmatch(r"(cutmix\d+)_images", key):
       share, *centre = arrays[f"{match[1]}_lam_cy_cx"]
-      box, kept = mixing.cut_box(*batch.shape[1:3], share, np.array(centre, int))
+      box, kept = mixing.compute_cut_box(*batch.shape[1:3], share, np.array(centre, int))
       top, left, height, width = map(int, box)
       expected = arrays[f"{match[1]}_box"]
       yield compare(f"{file.stem}/{match[1]}_box", [top, top + height, left, left + width], expected, 0)
-      mask = 1 - coordinates.inside(coordinates.pixels(batch, None), box).astype(np.float32)
+      mask = 1 - coordinates.is_inside(coordinates.pixel_coordinates(batch, None), box).astype(np.float32)
       yield compare(f"{file.stem}/{match[1]}_lam_after", kept, arrays[f"{match[1]}_lam_after"], 1e-6)
-      mixed, targets = mixing.blend(jnp.asarray(batch), labels("batch_labels", 10), mask, kept)
+      mixed, targets = mixing.blend_with_partners(jnp.asarray(batch), labels("batch_labels", 10), mask, kept)
       yield compare(name, mixed.transpose(0, 3, 1, 2), arrays[key], 0)
       yield compare(f"{file.stem}/{match[1]}_targets", smooth(targets, 0.1), arrays[f"{match[1]}_targets"], 1e-6)

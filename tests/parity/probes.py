@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tests.parity.compare import Result, compare
-from vit_jax import probes
+from vit_jax.evals import probes
 
 
 def check(file: pathlib.Path) -> Iterator[Result]:
@@ -19,9 +19,9 @@ def check(file: pathlib.Path) -> Iterator[Result]:
     raise ValueError(f"{file}: bias_constant {stored['bias_constant']} is not {probes.BIAS}")
   ours, theirs = {}, {}
   for seed, shots in itertools.product(stored["seeds"], stored["shots"]):
-    rows = probes.draw(labels, classes, int(shots), int(seed))
-    (probe,) = probes.ridge(stored["features_train"][rows], labels[rows], classes, (float(stored["l2"]),))
-    predicted = probes.scores(probe, stored["features_test"]).argmax(1)
+    rows = probes.draw_shots(labels, classes, int(shots), int(seed))
+    (probe,) = probes.fit_ridge(stored["features_train"][rows], labels[rows], classes, (float(stored["l2"]),))
+    predicted = probes.compute_scores(probe, stored["features_test"]).argmax(1)
     accuracy = (predicted == stored["labels_test"]).mean()
     weights = {"weights": probe.weights, "weights_float64": probe.weights}
     for name, value in {"index": rows, **weights, "predicted": predicted, "accuracy": accuracy}.items():

@@ -18,7 +18,7 @@ def _rates(name, peak, total, warmup, batch, examples, steps, **arguments):
   def length(duration):
     return Duration(duration).steps(batch, examples, total)
 
-  schedule = schedules.create(Choice(name, arguments), peak, total, length(warmup), length)
+  schedule = schedules.create_schedule(Choice(name, arguments), peak, total, length(warmup), length)
   return np.asarray(jax.jit(jax.vmap(schedule))(np.asarray(steps, np.int32)))
 
 

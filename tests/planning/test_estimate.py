@@ -9,9 +9,12 @@ import jax
 import pytest
 
 from tests import runs
-from vit_jax import build, flops, hardware, mesh, schema
+from vit_jax import schema
 from vit_jax.data import catalog
+from vit_jax.models import flops
+from vit_jax.parallel import hardware, sharding
 from vit_jax.planning import estimate, feed, hlo
+from vit_jax.training import build
 
 pytestmark = pytest.mark.heavy
 
@@ -19,11 +22,11 @@ pytestmark = pytest.mark.heavy
 @pytest.fixture(scope="module")
 def schedules():
   jax.jit(lambda x: x + 1)(1.0)  # a process that has decided whether it keeps programs
-  with estimate.compiler(kernels=True) as folder:
+  with estimate.use_tpu_compiler(kernels=True) as folder:
     yield folder
 
 
-V3 = hardware.topology("v3-8")
+V3 = hardware.parse_slice("v3-8")
 
 
 ACTIVITIES = []
@@ -42,20 +45,22 @@ def test_f4_each_long_activity_is_named_before_it_starts(planned):
 
 def test_f4_the_name_contains_the_choices_of_a_search():
   run = runs.imagenet(mesh__fsdp=8, model__scan=True, model__remat="full", optim__accumulate=2)
-  assert estimate._label(run, V3) == "v3-8, ViT-S/16, fsdp=8, remat=full, accumulate=2"
+  assert estimate._describe_choices(run, V3) == "v3-8, ViT-S/16, fsdp=8, remat=full, accumulate=2"
 
 
 def test_a_plan_agrees_with_a_compile_of_the_same_step(planned):
-  parts = build.build(runs.imagenet(), estimate.devices(V3), catalog.known_split)
+  parts = build.build(runs.imagenet(), estimate.make_topology_devices(V3), catalog.open_known_split)
   with warnings.catch_warnings(action="error"):  # that a kept program cannot be read
     compiled = parts.step.lower(parts.state_shapes, parts.batch_shapes, parts.frozen_shapes).compile()
   memory, costs = compiled.memory_analysis(), compiled.cost_analysis()
   assert planned.fits and planned.problem is None
   assert planned.hbm_bytes == memory.argument_size_in_bytes + memory.temp_size_in_bytes < planned.hbm_limit
   assert (planned.flops, planned.bytes) == (costs["flops"], costs["bytes accessed"])
-  assert planned.collectives == {k: v._asdict() for k, v in hlo.read(compiled.as_text()).collectives.items()}
+  assert planned.collectives == {k: v._asdict() for k, v in hlo.read_program(compiled.as_text()).collectives.items()}
   shapes = parts.state_shapes
-  assert planned.hbm_arguments >= mesh.bytes_per_device(shapes, jax.tree.map(lambda leaf: leaf.sharding, shapes))
+  assert planned.hbm_arguments >= sharding.count_bytes_per_device(
+    shapes, jax.tree.map(lambda leaf: leaf.sharding, shapes)
+  )
   assert planned.checkpoint_bytes == sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
@@ -78,9 +83,9 @@ def test_the_figures_of_a_run_follow_from_those_of_a_step(planned):
 @pytest.mark.parametrize("host_rate", [1000.0, None])
 def test_devices_wait_for_hosts_that_make_too_few_images(planned, host_rate):
   """The same step with hosts as measured, and as estimated, whose cores do not make what so small a model takes."""
-  parts = build.build(runs.imagenet(), estimate.devices(V3), catalog.known_split)
-  slow = estimate._run_estimate(planned, parts, V3, 2.0, host_rate)
-  made = host_rate or feed.host_rate(runs.imagenet(), V3)
+  parts = build.build(runs.imagenet(), estimate.make_topology_devices(V3), catalog.open_known_split)
+  slow = estimate._estimate_run(planned, parts, V3, 2.0, host_rate)
+  made = host_rate or feed.estimate_host_rate(runs.imagenet(), V3)
   assert slow.input_bound and made < slow.images_per_second_per_host == planned.images_per_second_per_host
   assert slow.host_rate == made and ("96 vCPUs" in slow.host_rate_method) == (host_rate is None)
   # 90 epochs of images through one host; to the rounding of the steps.
@@ -98,8 +103,8 @@ def test_devices_wait_for_hosts_that_make_too_few_images(planned, host_rate):
 def test_a_scanned_step_counts_every_layer(schedules, planned):
   scanned = estimate.make_plan(runs.imagenet(model__scan=True, model__depth=6), V3, schedules)
   assert scanned.flops_method != planned.flops_method == "compiler"
-  unrolled = build.build(runs.imagenet(model__depth=6), estimate.devices(V3), catalog.known_split)
-  products = flops.count(unrolled.step, unrolled.state_shapes, unrolled.batch_shapes, unrolled.frozen_shapes)
+  unrolled = build.build(runs.imagenet(model__depth=6), estimate.make_topology_devices(V3), catalog.open_known_split)
+  products = flops.count_flops(unrolled.step, unrolled.state_shapes, unrolled.batch_shapes, unrolled.frozen_shapes)
   assert scanned.flops == pytest.approx(products / 8, rel=0.01)
   # A step of two layers takes less, and one of so many times as many layers more; what is outside of them counts once.
   assert planned.step_seconds < scanned.step_seconds < 6 * planned.step_seconds
@@ -130,14 +135,14 @@ def test_the_compiler_s_words_on_memory_are_understood():
     "Ran out of memory on HBM, the total memory required for HLO temporaries (149.06G) exceeds available HBM (15.48G).",
     "Ran out of memory in memory space hbm. Used 149.06G of 15.48G hbm. Exceeded hbm capacity by 133.58G.",
   ):
-    assert estimate._needed(text) == int(149.06 * 2**30)
-  assert estimate._needed("something else") == 0
+    assert estimate._parse_needed_bytes(text) == int(149.06 * 2**30)
+  assert estimate._parse_needed_bytes("something else") == 0
 
 
 def test_without_the_compiler_the_error_names_the_extra(monkeypatch):
   monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
   with (
     pytest.raises(schema.ConfigError, match=r"needs the extra tpu: pip install -e '.\[tpu\]'"),
-    estimate.compiler(False),
+    estimate.use_tpu_compiler(False),
   ):
     pass

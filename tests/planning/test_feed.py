@@ -3,9 +3,12 @@
 import pytest
 
 from tests import runs
-from vit_jax import build, config, flags, hardware
+from vit_jax import config
+from vit_jax.config import flags
 from vit_jax.data import policies
+from vit_jax.parallel import hardware
 from vit_jax.planning import feed
+from vit_jax.training import build
 
 PLAIN, RANDAUGMENT = feed.PLAIN_SECONDS, feed.RANDAUGMENT_SECONDS
 
@@ -21,7 +24,7 @@ PLAIN, RANDAUGMENT = feed.PLAIN_SECONDS, feed.RANDAUGMENT_SECONDS
   ],
 )
 def test_an_image_costs_its_bytes_and_its_operations(changes, seconds):
-  assert feed.seconds_per_image(runs.imagenet(**changes)) == pytest.approx(seconds)
+  assert feed.estimate_seconds_per_image(runs.imagenet(**changes)) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +40,9 @@ def test_an_image_costs_its_bytes_and_its_operations(changes, seconds):
 def test_scaling_without_aliasing_and_other_policies_cost_too(changes, seconds):
   plain = {"data__image_size": 224, "data__policy__layers": "default", "data__policy__magnitude": "default"}
   plain |= {"data__crop__name": "inception", "data__policy__name": "none"}
-  more = feed.seconds_per_image(runs.imagenet(**plain | changes)) - feed.seconds_per_image(runs.imagenet(**plain))
+  more = feed.estimate_seconds_per_image(runs.imagenet(**plain | changes)) - feed.estimate_seconds_per_image(
+    runs.imagenet(**plain)
+  )
   assert more == pytest.approx(seconds)
 
 
@@ -47,36 +52,38 @@ def test_every_policy_has_a_cost():
 
 def test_timm_s_operations_are_left_out_half_of_the_time():
   some = dict(data__image_size=224, data__policy__name="randaugment_increasing", data__policy__layers=2)
-  half, always = (feed.seconds_per_image(runs.imagenet(**some, data__policy__probability=p)) for p in (0.5, 1))
-  plain = feed.seconds_per_image(runs.imagenet(data__image_size=224, data__policy__layers=0))
+  half, always = (feed.estimate_seconds_per_image(runs.imagenet(**some, data__policy__probability=p)) for p in (0.5, 1))
+  plain = feed.estimate_seconds_per_image(runs.imagenet(data__image_size=224, data__policy__layers=0))
   assert half - plain == pytest.approx((always - plain) / 2)
 
 
 def test_a_folder_s_images_are_the_photographs_that_were_measured():
   run = runs.run("configs/folder.py", {"data.path": "/photos"})
-  assert feed.seconds_per_image(run) == pytest.approx(PLAIN)
+  assert feed.estimate_seconds_per_image(run) == pytest.approx(PLAIN)
 
 
 def test_the_parts_of_a_mixture_count_by_their_weights():
-  file = flags.load(str(runs.ROOT / "configs/vit_s16_i1k.py"), {"data.policy.layers": "0", "data.image_size": "224"})
+  file = flags.load_config(
+    str(runs.ROOT / "configs/vit_s16_i1k.py"), {"data.policy.layers": "0", "data.image_size": "224"}
+  )
   file.data.update(name="mixture", parts=[dict(name="imagenet2012", weight=3), dict(name="cifar10")])
   run = build.complete(config.resolve(file))
-  assert feed.image_bytes(run.data) == pytest.approx((3 * 115_000 + 2_500) / 4)
-  assert feed.seconds_per_image(run) == pytest.approx(PLAIN * (3 * 115 + 2.5) / 4 / 90)
+  assert feed.get_image_bytes(run.data) == pytest.approx((3 * 115_000 + 2_500) / 4)
+  assert feed.estimate_seconds_per_image(run) == pytest.approx(PLAIN * (3 * 115 + 2.5) / 4 / 90)
   file.data.parts += (dict(name="folder", path="/photos"),)
-  assert feed.image_bytes(build.complete(config.resolve(file)).data) is None
+  assert feed.get_image_bytes(build.complete(config.resolve(file)).data) is None
 
 
 def test_small_images_cost_what_is_not_decoding():
-  assert 0 < feed.seconds_per_image(runs.run()) < PLAIN / 5
+  assert 0 < feed.estimate_seconds_per_image(runs.run()) < PLAIN / 5
 
 
 def test_a_host_s_rate_is_that_of_its_cores():
   run = runs.imagenet(data__image_size=224)
-  v3, v6 = (feed.host_rate(run, hardware.topology(name)) for name in ("v3-8", "v6e-16"))
+  v3, v6 = (feed.estimate_host_rate(run, hardware.parse_slice(name)) for name in ("v3-8", "v6e-16"))
   assert v3 == pytest.approx(96 / (PLAIN * 115 / 90 + RANDAUGMENT - PLAIN))
   assert v6 / v3 == pytest.approx(180 / 96)
 
 
 def test_a_host_of_96_cores_feeds_the_baseline():
-  assert feed.host_rate(runs.imagenet(data__image_size=224), hardware.topology("v3-8")) > 5100
+  assert feed.estimate_host_rate(runs.imagenet(data__image_size=224), hardware.parse_slice("v3-8")) > 5100

@@ -9,9 +9,12 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tests import runs
-from vit_jax import build, config, flags, mesh
+from vit_jax import config
+from vit_jax.config import flags
 from vit_jax.data import catalog
+from vit_jax.parallel import sharding
 from vit_jax.planning import hlo
+from vit_jax.training import build
 
 TEXT = """HloModule jit_step, entry_computation_layout={(f32[4,8]{1,0})->f32[4,8]{1,0}}
 
@@ -57,7 +60,7 @@ ENTRY %main (arg: f32[4,8]) -> f32[4,8] {
 
 
 def test_a_program_is_read_with_its_loops():
-  program = hlo.read(TEXT)
+  program = hlo.read_program(TEXT)
   assert program.cycles == 24 * 100 + 7
   assert program.loops == 1
   assert program.kernels == {"k": 1}
@@ -81,12 +84,12 @@ def test_a_program_is_read_with_its_loops():
   ],
 )
 def test_groups_are_written_in_several_ways(groups, size):
-  assert hlo._group(groups) == size
+  assert hlo._parse_group_size(groups) == size
 
 
 @pytest.mark.heavy
 def test_a_loop_s_collectives_count_each_turn():
-  grid = mesh.make(config.Mesh(data=1, fsdp=8), jax.devices())
+  grid = sharding.make_mesh(config.Mesh(data=1, fsdp=8), jax.devices())
   weights = jax.ShapeDtypeStruct((5, 16, 32), np.float32, sharding=NamedSharding(grid, PartitionSpec(None, "fsdp")))
   whole = NamedSharding(grid, PartitionSpec())
 
@@ -96,7 +99,7 @@ def test_a_loop_s_collectives_count_each_turn():
 
     return jax.lax.scan(body, jnp.zeros(32), weights)[0]
 
-  program = hlo.read(jax.jit(function).lower(weights).compile().as_text())
+  program = hlo.read_program(jax.jit(function).lower(weights).compile().as_text())
   calls, payload, moved = program.collectives["all-gather"]
   assert (calls, payload, moved) == (5, 5 * 16 * 32 * 4, 5 * 16 * 32 * 4 * 7 / 8)
 
@@ -106,20 +109,20 @@ def test_a_loop_s_collectives_count_each_turn():
 
 def parts(**changes):
   """A small ViT in bfloat16 for ImageNet, of which no image is here, on 8 devices."""
-  edited = flags.load(str(runs.ROOT / "configs/vit_s16_i1k.py"))
+  edited = flags.load_config(str(runs.ROOT / "configs/vit_s16_i1k.py"))
   for part in ("mixing", "policy"):
     del edited.data[part]
   keys = {"data.image_size": 32, "batch": 16, "optim.ema": 0.9}
   keys |= {"model.depth": 3, "model.width": 256, "model.hidden": 512, "model.heads": 4}
   keys |= {key.replace("__", "."): value for key, value in changes.items()}
   for key, value in keys.items():
-    flags.edit(edited, key, str(value))
+    flags.set_value(edited, key, str(value))
   run = build.complete(config.resolve(edited))
-  return build.build(run, jax.devices(), catalog.known_split)
+  return build.build(run, jax.devices(), catalog.open_known_split)
 
 
 def collectives(made):
-  return hlo.read(made.compile().as_text()).collectives
+  return hlo.read_program(made.compile().as_text()).collectives
 
 
 def elements(shapes):
@@ -156,7 +159,7 @@ def test_a_fully_sharded_step_gathers_layer_by_layer(scan):
   choice = dict(model__scan=True, model__remat="full") if scan else {}
   made = parts(mesh__data=1, mesh__fsdp=8, **choice)
   compiled = made.compile().as_text()
-  program = hlo.read(compiled)
+  program = hlo.read_program(compiled)
   # All weights of the blocks arrive once, or twice where the backward pass computes a layer again; the others at most
   # twice. In bfloat16, for which a CPU takes float32.
   blocks, others = split(made, True) * (2 if scan else 1), split(made, False)

@@ -22,7 +22,7 @@ def test_f4_a_line_names_the_activity_and_its_own_time():
 def test_f4_lines_appear_on_stderr_until_the_work_ends(capsys):
   lines = progress.Progress(lambda: 0.0)
   printed = ""
-  with lines.printed(0.01):
+  with lines.print_regularly(0.01):
     lines.start("compiling")
     deadline = time.monotonic() + 10
     while printed.count("compiling, 0:00 elapsed\n") < 3 and time.monotonic() < deadline:
@@ -38,13 +38,13 @@ def test_f4_lines_appear_on_stderr_until_the_work_ends(capsys):
 
 def test_f4_work_that_takes_less_than_the_interval_prints_nothing_and_is_not_delayed(capsys):
   began = time.monotonic()
-  with progress.Progress().printed(15.0) as lines:
+  with progress.Progress().print_regularly(15.0) as lines:
     lines.start("compiling")
   assert time.monotonic() - began < 5
   assert capsys.readouterr().err == ""
 
 
 def test_f4_an_error_of_the_work_ends_the_lines():
-  with pytest.raises(ValueError, match="work"), progress.Progress().printed(0.01):
+  with pytest.raises(ValueError, match="work"), progress.Progress().print_regularly(0.01):
     raise ValueError("work")
   assert "progress" not in [thread.name for thread in threading.enumerate()]

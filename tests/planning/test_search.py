@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from tests import runs
-from vit_jax import hardware
+from vit_jax.parallel import hardware
 from vit_jax.planning import search
 from vit_jax.planning.estimate import Plan
 
-V3 = hardware.topology("v3-8")
+V3 = hardware.parse_slice("v3-8")
 
 
 def plan(seconds, needed=1):
@@ -31,7 +31,7 @@ def searched(answer):
     asked.append((run.mesh.fsdp, args["remat"], run.optim.args["accumulate"]))
     return answer(*asked[-1])
 
-  return list(search.candidates(runs.imagenet(), V3, make_plan)), asked
+  return list(search.generate_plans(runs.imagenet(), V3, make_plan)), asked
 
 
 def test_micro_batches_double_while_that_helps():
@@ -39,14 +39,14 @@ def test_micro_batches_double_while_that_helps():
   plans, asked = searched(lambda fsdp, remat, micro_batches: plan(seconds[fsdp, micro_batches]))
   assert asked == [(fsdp, "none", micro_batches) for fsdp, micro_batches in seconds]
   assert [p.step_seconds for p in plans] == list(seconds.values())
-  assert [p.step_seconds for p in search.ranked(plans)] == sorted(seconds.values())
+  assert [p.step_seconds for p in search.rank_plans(plans)] == sorted(seconds.values())
   assert plans[0].mesh == "data=8; unrolled, remat none, micro-batches 1"
 
 
 def test_plans_that_wait_for_data_rank_by_how_long_they_take():
   quick, slow = dataclasses.replace(plan(1.0), input_step_seconds=4.0, input_bound=True), plan(3.0)
   even = dataclasses.replace(plan(2.0), input_step_seconds=4.0, input_bound=True)
-  assert search.ranked([even, quick, plan(None), slow])[:3] == [slow, quick, even]
+  assert search.rank_plans([even, quick, plan(None), slow])[:3] == [slow, quick, even]
 
 
 def test_micro_batches_stop_where_data_are_what_takes_time():
@@ -56,7 +56,7 @@ def test_micro_batches_stop_where_data_are_what_takes_time():
 
 def test_memory_is_saved_step_by_step_until_a_run_fits():
   plans, asked = searched(lambda *choice: plan(1.0 if choice == (1, "mlp", 2) else None))
-  first, *others = search.ranked(plans)
+  first, *others = search.rank_plans(plans)
   assert first.fits and not any(p.fits for p in others)
   assert first.mesh == "data=8; scan, remat mlp, micro-batches 2"
   saving = ["none", "projections", "attention", "mlp", "full"]
@@ -77,6 +77,6 @@ def test_the_next_mesh_is_tried_where_saving_memory_would_not_help():
   ],
 )
 def test_meshes_suit_the_slice(slice_, shapes):
-  meshes = search.meshes(hardware.topology(slice_))
+  meshes = search.list_meshes(hardware.parse_slice(slice_))
   assert [(mesh.replica, mesh.fsdp, mesh.tensor) for mesh in meshes] == shapes
   assert {mesh.data for mesh in meshes} == {-1}

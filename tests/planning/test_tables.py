@@ -10,30 +10,32 @@ BAD = Plan("v3:4x4", "v3-32", 32, 4, "data=32", problem="does not fit")
 
 
 def test_what_does_not_run_has_its_reason_below_the_table():
-  heading, row, reason = tables.table([GOOD, BAD]).splitlines()
+  heading, row, reason = tables.format_plans([GOOD, BAD]).splitlines()
   assert heading.split()[:2] == ["slice", "mesh"] and "cost" not in heading
   assert row.startswith("v3-8 ") and " 12.5 " in row and " 0.4 " in row
-  assert reason == "v3-32, data=32: does not fit" == tables.table([BAD])
+  assert reason == "v3-32, data=32: does not fit" == tables.format_plans([BAD])
 
 
 def test_a_cost_and_collectives_are_there_where_they_are_known():
   kinds = {"all-reduce": {"calls": 3, "payload": 2e6, "moved": 4e6}}
-  heading, row, collectives = tables.table([dataclasses.replace(GOOD, cost=1234.5, collectives=kinds)]).splitlines()
+  heading, row, collectives = tables.format_plans(
+    [dataclasses.replace(GOOD, cost=1234.5, collectives=kinds)]
+  ).splitlines()
   assert heading.endswith(" cost") and row.endswith(" 1,234")
   assert collectives.endswith("all-reduce 3 x, 2.0 MB")
 
 
 def test_evaluations_are_a_line_of_their_own():
   known = {"validation": {"times": 20, "images": 50_176}, "probes": None}
-  _, _, line = tables.table([dataclasses.replace(GOOD, evaluations=known, evaluation_hours=1.25)]).splitlines()
+  _, _, line = tables.format_plans([dataclasses.replace(GOOD, evaluations=known, evaluation_hours=1.25)]).splitlines()
   assert line == "v3-8, data=8: evaluations: 1.25 additional hours: validation 20 x 50,176 images, probes not counted"
 
 
 def test_a_line_says_whether_a_plan_fits():
   limited = dataclasses.replace(GOOD, hbm_bytes=2**31, hbm_limit=2**34, limit="memory", method="roofline")
-  assert tables.line(limited).startswith("v3-8             data=8: fits, 2.0 of 16.0 GiB, 12.5 ms")
-  assert "memory" in tables.line(limited) and "roofline" in tables.line(limited)
-  assert tables.line(BAD) == "v3-32            data=32: does not fit"
+  assert tables.format_plan(limited).startswith("v3-8             data=8: fits, 2.0 of 16.0 GiB, 12.5 ms")
+  assert "memory" in tables.format_plan(limited) and "roofline" in tables.format_plan(limited)
+  assert tables.format_plan(BAD) == "v3-32            data=32: does not fit"
 
 
 def test_an_input_bound_run_is_named_with_both_times():
@@ -41,9 +43,9 @@ def test_an_input_bound_run_is_named_with_both_times():
     GOOD, input_bound=True, input_step_seconds=0.05, images_per_second_per_host=20_480, host_rate=5120,
     host_rate_method="measured", hours=40.0, device_hours=10.0, limit="memory",
   )  # fmt: skip
-  assert tables.line(slow).endswith("; input-bound, 50.0 ms between the starts of two steps")
-  assert "input-bound" not in tables.line(GOOD) + tables.table([GOOD])
-  _, row, reason = tables.table([slow]).splitlines()
+  assert tables.format_plan(slow).endswith("; input-bound, 50.0 ms between the starts of two steps")
+  assert "input-bound" not in tables.format_plan(GOOD) + tables.format_plans([GOOD])
+  _, row, reason = tables.format_plans([slow]).splitlines()
   assert "20,480 of 5,120/s" in row and " input " in row and " memory " not in row
   assert reason.startswith(
     "v3-8, data=8: input-bound: the chips need 20,480 images/s from each host, which prepares 5,120"
@@ -57,7 +59,7 @@ def test_an_input_bound_run_is_named_with_both_times():
     "a slice with more hosts",
   ):
     assert word in reason
-  guess = tables.table(
+  guess = tables.format_plans(
     [dataclasses.replace(slow, host_rate_method="estimated: 96 vCPUs, 5.5 ms of CPU time per image")]
   )
   assert "(estimated: 96 vCPUs" in guess and "--host-rate" in guess and "data.workers" not in guess

@@ -28,7 +28,7 @@ def on_class_token(prefix, tokens):
 @pytest.mark.parametrize("prefix", [0, 1, 5])
 def test_distance_is_the_mean_over_queries_of_the_distance_weighted_by_attention(prefix):
   layer = weights(prefix)[0]
-  found = jax.jit(lambda x: attention.distance(x, GRID, 16))(layer)
+  found = jax.jit(lambda x: attention.measure_head_distances(x, GRID, 16))(layer)
   for image, head in np.ndindex(2, 2):
     of_queries = []
     for i, j in np.ndindex(GRID):
@@ -40,11 +40,13 @@ def test_distance_is_the_mean_over_queries_of_the_distance_weighted_by_attention
 
 def test_distances_have_known_values_for_plain_patterns():
   itself = np.eye(6, dtype=np.float32)[None, None]
-  np.testing.assert_allclose(attention.distance(itself, GRID, 8), [[0]])
+  np.testing.assert_allclose(attention.measure_head_distances(itself, GRID, 8), [[0]])
   mirrored = itself.reshape(1, 1, 6, *GRID)[..., ::-1, :].reshape(1, 1, 6, 6)  # each looks at the other row
-  np.testing.assert_allclose(attention.distance(mirrored, GRID, 8), [[8]])
+  np.testing.assert_allclose(attention.measure_head_distances(mirrored, GRID, 8), [[8]])
   alike = np.full((1, 1, 6, 6), 1 / 6, np.float32)
-  np.testing.assert_allclose(attention.distance(alike, GRID, 8), [[attention.between(GRID, 8).mean()]], rtol=1e-6)
+  np.testing.assert_allclose(
+    attention.measure_head_distances(alike, GRID, 8), [[attention.measure_patch_distances(GRID, 8).mean()]], rtol=1e-6
+  )
 
 
 def test_what_is_seen_of_prefix_tokens_is_no_distance():
@@ -52,11 +54,11 @@ def test_what_is_seen_of_prefix_tokens_is_no_distance():
   half = layer.copy()
   half[..., 1:] /= 2
   half[..., 0] = 1 - half[..., 1:].sum(-1)
-  far = attention.distance(layer, GRID, 16)
-  np.testing.assert_allclose(attention.distance(half, GRID, 16), far, rtol=1e-5)
+  far = attention.measure_head_distances(layer, GRID, 16)
+  np.testing.assert_allclose(attention.measure_head_distances(half, GRID, 16), far, rtol=1e-5)
   only = np.zeros_like(layer)
   only[..., 0] = 1
-  np.testing.assert_array_equal(attention.distance(only, GRID, 16), np.zeros((2, 2)))
+  np.testing.assert_array_equal(attention.measure_head_distances(only, GRID, 16), np.zeros((2, 2)))
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 5])
@@ -65,7 +67,7 @@ def test_rollout_is_the_product_of_all_layers(prefix, heads):
   layers = weights(prefix)
   pooling = np.full((1, prefix + 6), 1 / 6, np.float32) * (np.arange(prefix + 6) >= prefix)
   pooling = on_class_token(prefix, 6) if prefix else pooling
-  found = jax.jit(lambda x: attention.rollout(list(x), pooling, GRID, heads))(layers)
+  found = jax.jit(lambda x: attention.compute_rollout(list(x), pooling, GRID, heads))(layers)
   for image in range(2):
     product = np.eye(prefix + 6)
     for layer in layers.astype(np.float64):
@@ -77,16 +79,16 @@ def test_rollout_is_the_product_of_all_layers(prefix, heads):
 
 def test_without_prefix_tokens_the_shares_of_all_patches_sum_to_one():
   pooling = softmax(np.random.default_rng(0).standard_normal((2, 6))).astype(np.float32)
-  found = attention.rollout(list(weights(0)), pooling, GRID)
+  found = attention.compute_rollout(list(weights(0)), pooling, GRID)
   np.testing.assert_allclose(found.sum((1, 2)), [1, 1], rtol=1e-5)
 
 
 def test_maps_are_the_row_of_the_class_token_or_a_mean_of_rows():
   layer = weights(1)[2]
-  found = attention.maps(layer, on_class_token(1, 6), GRID)
+  found = attention.compute_attention_maps(layer, on_class_token(1, 6), GRID)
   np.testing.assert_allclose(found, layer[:, :, 0, 1:].reshape(2, 2, *GRID), rtol=1e-6)
   pooling = softmax(np.random.default_rng(0).standard_normal((2, 7))).astype(np.float32)
-  found = attention.maps(layer, pooling, GRID)
+  found = attention.compute_attention_maps(layer, pooling, GRID)
   for image, head in np.ndindex(2, 2):
     expected = sum(pooling[image, q] * layer[image, head, q, 1:] for q in range(7))
     np.testing.assert_allclose(found[image, head], expected.reshape(GRID), rtol=1e-5)

@@ -10,7 +10,7 @@ from tests import browser
 from tests import predictions as made
 from tests.reports import workdirs
 from tests.reports.test_mistakes import details_of
-from vit_jax import metrics
+from vit_jax.evals import metrics
 from vit_jax.reports import curves, heatmaps, mistakes, page, recorded, report, scaling, verdict
 
 pytestmark = pytest.mark.skipif(
@@ -95,18 +95,20 @@ def one_run(folder):
   about = {"config": "configs/folder.py:cct_2_3x2_32", "about": f"Result: {'99 % of all images, ' * 9}"}
   about |= {"changes": [f"data.path: /data/{LONG}", "total: 6"], "command": command, "processor": "X"}
   (workdir / "recipe.json").write_text(json.dumps(about))
-  run = recorded.read(workdir, "b")
+  run = recorded.read_run(workdir, "b")
   names = [f"class {i}" if i else LONG for i in range(10)]
   details = details_of(made.drawn(3, 200, 10, 10), names)
   details = details._replace(source=details.source.__class__(**{**details.source.__dict__, "identify": lambda i: LONG}))
   squares = [np.full((32, 32, 3), 40 * i, np.uint8) for i in range(4)]
   columns = ["picture", "last layer", "rollout", "pooling weights"]
-  strip = page.Picture(heatmaps.strip([heatmaps.shown(square) for square in squares]), [f"test/{LONG}/1.jpg"])
-  bounds = metrics.intervals(details.predictions, 10, 20)
+  strip = page.Picture(
+    heatmaps.join_images([heatmaps.scale_image(square) for square in squares]), [f"test/{LONG}/1.jpg"]
+  )
+  bounds = metrics.compute_intervals(details.predictions, 10, 20)
   return [
-    verdict.chapter([run]),
-    curves.chapter([run]),
-    mistakes.chapter(details, lambda of: [squares[i % 4] for i, _ in enumerate(of)], bounds),
+    verdict.make_chapter([run]),
+    curves.make_chapter([run]),
+    mistakes.make_chapter(details, lambda of: [squares[i % 4] for i, _ in enumerate(of)], bounds),
     page.Chapter("Inside", [page.Gallery("Where the model looks", [strip] * 2, "", 460, columns)]),
   ]
 
@@ -116,12 +118,12 @@ def pages(tmp_path_factory):
   """{what: file} of a page about one run and one about several."""
   folder = tmp_path_factory.mktemp("pages")
   runs = [
-    recorded.read(workdirs.run(folder / f"{LONG}_{i}", seed=i, top1=0.9 - i / 50, rate=90 + 7 * i), f"{LONG}_{i}")
+    recorded.read_run(workdirs.run(folder / f"{LONG}_{i}", seed=i, top1=0.9 - i / 50, rate=90 + 7 * i), f"{LONG}_{i}")
     for i in range(3)
   ]
-  several = [verdict.chapter(runs), curves.chapter(runs), scaling.chapter(runs)]
-  page.write(folder / "one.html", "b: cct_2_3x2_32 on digits", "about", one_run(folder))
-  page.write(folder / "several.html", f"{LONG}_0, {LONG}_1: 3 runs", "about", several)
+  several = [verdict.make_chapter(runs), curves.make_chapter(runs), scaling.make_chapter(runs)]
+  page.write_page(folder / "one.html", "b: cct_2_3x2_32 on digits", "about", one_run(folder))
+  page.write_page(folder / "several.html", f"{LONG}_0, {LONG}_1: 3 runs", "about", several)
   return {name: folder / f"{name}.html" for name in ("one", "several")}
 
 
@@ -146,7 +148,7 @@ HEADS = {
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
 def test_the_head_of_a_column_is_shown_whole(shown, tmp_path, head, width):
   rows = [["changed by flags", *(["data.path: /photos\ntotal: 6"] * (len(head) - 1))], ["a", *"bcd"[: len(head) - 1]]]
-  page.write(tmp_path / "a.html", "a", "about", [page.Chapter("A", [page.Table("T", head, rows)])])
+  page.write_page(tmp_path / "a.html", "a", "about", [page.Chapter("A", [page.Table("T", head, rows)])])
   shown.open(tmp_path / "a.html", width)
   assert shown.evaluate(LAYOUT) == []
   ends = shown.evaluate("""
@@ -162,7 +164,7 @@ def test_the_head_of_a_column_is_shown_whole(shown, tmp_path, head, width):
 
 def test_short_words_of_a_head_are_not_broken(shown, tmp_path):
   head = ["figure", "95 % interval", "calibration error", "method"]
-  page.write(tmp_path / "a.html", "a", "about", [page.Chapter("A", [page.Table("T", head, [["x" * 60] * 4])])])
+  page.write_page(tmp_path / "a.html", "a", "about", [page.Chapter("A", [page.Table("T", head, [["x" * 60] * 4])])])
   shown.open(tmp_path / "a.html", 400)
   heights = "[...document.querySelectorAll('th')].map(e => e.getBoundingClientRect().height)"
   assert max(shown.evaluate(heights)) < 2 * 21 + 8  # two lines of 14 px x 1.5
@@ -203,9 +205,9 @@ def test_f3_numbers_on_coloured_cells_can_be_read():
 
 def test_f3_a_page_has_a_title_the_command_the_device_the_date_and_the_duration(tmp_path):
   one_run(tmp_path)
-  about = report.subjects([tmp_path / "b"])
-  assert report._title([tmp_path / "b"], about) == "b: cct_2_3x2_32 on digits"
-  cells = workdirs.texts(verdict.chapter(about.runs))
+  about = report.read_contents([tmp_path / "b"])
+  assert report._make_title([tmp_path / "b"], about) == "b: cct_2_3x2_32 on digits"
+  cells = workdirs.texts(verdict.make_chapter(about.runs))
   assert cells["Run", "command"][0].startswith("python -m vit_jax.train --config=configs/digits.py")
   assert cells["Run", "started"] == ["01 January 1970, 00:00 UTC"]
   assert cells["Run", "duration"] == ["2 min 24 s in 2 attempts"]

@@ -13,7 +13,7 @@ from vit_jax.reports import curves, recorded
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
   folder = tmp_path_factory.mktemp("runs")
-  return [recorded.read(workdirs.run(folder / name, rate=rate), name) for name, rate in (("a", 100.0), ("b", 50.0))]
+  return [recorded.read_run(workdirs.run(folder / name, rate=rate), name) for name, rate in (("a", 100.0), ("b", 50.0))]
 
 
 def points(html):
@@ -21,9 +21,9 @@ def points(html):
 
 
 def test_every_metric_that_was_written_has_a_chart(pair):
-  titles = [panel.title for panel in curves.panels(pair)]
+  titles = [panel.title for panel in curves.select_panels(pair)]
   assert titles == ["loss", "top-1", "learning rate", "images a second", "waiting for data"]
-  one, several = curves.chapter(pair[:1]), curves.chapter(pair)
+  one, several = curves.make_chapter(pair[:1]), curves.make_chapter(pair)
   assert [len(part.svgs) for part in one.parts] == [5, 2]
   assert [type(part).__name__ for part in several.parts] == ["Charts", "Charts", "Interactive"]
   assert "var(--series-0)" in several.parts[0].svgs[0] and "var(--series-1)" in several.parts[0].svgs[0]
@@ -37,15 +37,15 @@ def test_probes_during_training_are_curves_next_to_averaged_weights(pair):
     for step in (6, 12)
   ]  # fmt: skip
   runs = [dataclasses.replace(run, rows=[*run.rows, *probed]) for run in pair]
-  panel = curves.panels(runs)[-1]
+  panel = curves.select_panels(runs)[-1]
   assert panel == curves.Panel("digits/ridge 10shot", ["digits/ridge_10shot", "digits/ema_ridge_10shot"], percent=True)
-  assert curves.chapter(runs).parts[0].about.endswith("For probes, dashed lines show the averaged weights.")
-  drawn = {each["metric"] for each in points(curves.interactive(runs).html)}
+  assert curves.make_chapter(runs).parts[0].about.endswith("For probes, dashed lines show the averaged weights.")
+  drawn = {each["metric"] for each in points(curves.make_interactive(runs).html)}
   assert set(panel.metrics) <= drawn
 
 
 def test_points_in_the_page_are_those_of_the_lines(pair):
-  values = points(curves.interactive(pair).html)
+  values = points(curves.make_interactive(pair).html)
   loss = [each for each in values if each["run"] == "b" and each["metric"] == "train/loss"]
   assert [(each["step"], each["images"]) for each in loss] == [(step, 16 * step) for step in range(2, 13, 2)]
   assert [each["value"] for each in loss] == pytest.approx([2 / step for step in range(2, 13, 2)], rel=1e-4)
@@ -55,30 +55,30 @@ def test_points_in_the_page_are_those_of_the_lines(pair):
 
 def test_a_name_cannot_end_the_script(pair):
   odd = "</script><script>alert(1)</script>"
-  html = curves.interactive([dataclasses.replace(pair[0], name=odd), pair[1]]).html
+  html = curves.make_interactive([dataclasses.replace(pair[0], name=odd), pair[1]]).html
   assert html.count("</script") == 1 and odd in {each["run"] for each in points(html)}
 
 
 def test_a_long_run_is_thinned_and_keeps_its_ends(pair):
   rows = [{"step": step, "train/loss": 1.0, "images_per_second": 10.0} for step in range(1, 5001)]
-  values = points(curves.interactive([dataclasses.replace(pair[0], rows=rows), pair[1]]).html)
+  values = points(curves.make_interactive([dataclasses.replace(pair[0], rows=rows), pair[1]]).html)
   steps = [each["step"] for each in values if each["run"] == "a" and each["metric"] == "train/loss"]
   assert (len(steps), steps[0], steps[-1]) == (curves.POINTS, 1, 5000)
 
 
 def test_a_run_that_has_written_nothing_has_no_curves(pair):
-  assert not curves.chapter([dataclasses.replace(pair[0], rows=[])]).parts
+  assert not curves.make_chapter([dataclasses.replace(pair[0], rows=[])]).parts
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0"), (950, "950"), (1500, "1.5k"), (2.5e7, "25M"), (3e9, "3G")])
 def test_counts_are_short(count, text):
-  assert curves.short(count) == text
+  assert curves.format_count(count) == text
 
 
 def test_f3_ticks_are_few_and_short(pair):
   # 1/3 of a core-hour and its multiples have no short decimals.
   rows = [{"step": step, "train/loss": 1.0, "images_per_second": 0.0061} for step in range(1, 40)]
-  svg = curves.drawn([dataclasses.replace(pair[0], rows=rows)], curves.Panel("loss", ["train/loss"]), "hours")
+  svg = curves.draw_panel([dataclasses.replace(pair[0], rows=rows)], curves.Panel("loss", ["train/loss"]), "hours")
   ticks = [text for text in reading.words(svg) if re.fullmatch(r"[\d.e+-]+", text)]
   assert len(ticks) < 14 and max(map(len, ticks)) <= 6
 
@@ -87,17 +87,18 @@ def test_f3_a_run_without_a_metric_has_no_entry_in_the_legend(pair):
   rows = [{"step": 2, "train/loss": 1.0}, {"step": 4, "train/loss": 0.5}]
   silent = [{"step": 2, "train/top1": 0.1}]
   runs = [dataclasses.replace(run, rows=each) for run, each in zip(pair, (rows, silent), strict=True)]
-  words = reading.words(curves.drawn(runs, curves.Panel("loss", ["train/loss"]), "images"))
+  words = reading.words(curves.draw_panel(runs, curves.Panel("loss", ["train/loss"]), "images"))
   assert "a" in words and "b" not in words
 
 
 def test_e2_dashed_lines_are_of_the_validation_split_before_test_and_named(pair):
   both = [{"step": 6, "val/loss": 0.5, "val/top1": 0.1, "test/loss": 0.1}, {"step": 12, "val/loss": 0.4}]
   runs = [dataclasses.replace(pair[0], rows=[*pair[0].rows, *both])]
-  assert curves.panels(runs)[0].metrics == ["train/loss", "val/loss"]
-  assert "dashed lines show the split 'val'." in curves.chapter(runs).parts[0].about
+  assert curves.select_panels(runs)[0].metrics == ["train/loss", "val/loss"]
+  assert "dashed lines show the split 'val'." in curves.make_chapter(runs).parts[0].about
   early = [dataclasses.replace(pair[0], rows=[{"step": 6, "test/loss": 0.5}, *pair[0].rows])]
   assert (
-    "dashed lines show the split 'test', with 'test' measured during training." in curves.chapter(early).parts[0].about
+    "dashed lines show the split 'test', with 'test' measured during training."
+    in curves.make_chapter(early).parts[0].about
   )
-  assert "during training" not in curves.chapter(pair[:1]).parts[0].about  # which measured it at its end alone
+  assert "during training" not in curves.make_chapter(pair[:1]).parts[0].about  # which measured it at its end alone

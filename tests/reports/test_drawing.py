@@ -8,12 +8,12 @@ from vit_jax.reports import drawing
 
 
 def drawn(name):
-  with drawing.style():
-    made, [axes] = drawing.figure(4, 3)
+  with drawing.use_style():
+    made, [axes] = drawing.make_figure(4, 3)
     axes.plot([0, 1], [2, 3], color=drawing.SERIES[3], label="$a$ < b")
     axes.set(xlabel="images seen", title="loss")
     axes.legend()
-    return drawing.svg(made, name)
+    return drawing.render_svg(made, name)
 
 
 def test_words_of_a_chart_are_text_and_no_formulas():
@@ -45,15 +45,15 @@ def test_a_chart_is_as_wide_as_drawn_or_as_the_page():
   ],
 )
 def test_a_long_name_keeps_its_two_ends(text, line):
-  assert drawing.fitted(text) == line
-  assert len(drawing.fitted(text)) <= 24
+  assert drawing.fit_text(text) == line
+  assert len(drawing.fit_text(text)) <= 24
 
 
 def test_names_that_look_like_colours_or_begin_with_an_underscore_are_in_the_legend():
-  with drawing.style():
-    made, [axes] = drawing.figure(4, 3)
+  with drawing.use_style():
+    made, [axes] = drawing.make_figure(4, 3)
     for name in (drawing.INK, drawing.SERIES[0], "_hidden"):
-      axes.plot([0, 1], label=drawing.labelled(name))
+      axes.plot([0, 1], label=drawing.fit_label(name))
     axes.legend()
-    words = re.findall(r"<text[^>]*>([^<]*)</text>", drawing.svg(made, "one"))
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", drawing.render_svg(made, "one"))
   assert {drawing.INK, drawing.SERIES[0], "\u2060_hidden"} <= set(words)

@@ -15,7 +15,7 @@ draw = np.random.default_rng(0)
 @pytest.mark.parametrize("shape", [(4, 4, 3, 64), (3, 3, 3, 64), (8, 8, 3, 20)])
 def test_filters_are_principal_components_as_scikit_learn_has_them(shape):
   kernel = draw.standard_normal(shape).astype(np.float32)
-  found = embeddings.filters(kernel)
+  found = embeddings.compute_filters(kernel)
   p, _, c, d = shape
   assert len(found.filters) == min(28, p * p * c, d - 1)  # the mean takes one dimension away
   points = [[kernel[i, j, k, n] for i in range(p) for j in range(p) for k in range(c)] for n in range(d)]
@@ -29,21 +29,21 @@ def test_filters_are_principal_components_as_scikit_learn_has_them(shape):
 
 def test_filters_that_see_grey_only_have_no_component_of_colour():
   grey = draw.standard_normal((3, 3, 1, 64)).repeat(3, axis=2).astype(np.float32)
-  found = embeddings.filters(grey)
+  found = embeddings.compute_filters(grey)
   assert len(found.filters) == 9
   np.testing.assert_allclose(found.filters[..., 0], found.filters[..., 2], atol=1e-6)
   np.testing.assert_allclose(found.share.sum(), 1, rtol=1e-6)
 
 
 def test_filters_that_are_all_alike_have_no_components():
-  found = embeddings.filters(np.ones((2, 2, 3, 8), np.float32))
+  found = embeddings.compute_filters(np.ones((2, 2, 3, 8), np.float32))
   assert found.filters.shape == (0, 2, 2, 3) and found.share.shape == (0,)
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 2])
 def test_similarity_is_the_cosine_between_patches_without_prefix_tokens(prefix):
   table = draw.standard_normal((prefix + 6, 5)).astype(np.float32)
-  found = embeddings.similarity(table, (2, 3))
+  found = embeddings.compute_similarity(table, (2, 3))
   for i, j, k, m in np.ndindex(2, 3, 2, 3):
     a, b = table[prefix + 3 * i + j].tolist(), table[prefix + 3 * k + m].tolist()
     dot = math.fsum(x * y for x, y in zip(a, b, strict=True))
@@ -51,17 +51,17 @@ def test_similarity_is_the_cosine_between_patches_without_prefix_tokens(prefix):
 
 
 def test_fixed_positions_are_similar_where_they_are_near():
-  found = embeddings.similarity(positions.sincos2d(7, 7, 64), (7, 7))
+  found = embeddings.compute_similarity(positions.sincos2d(7, 7, 64), (7, 7))
   np.testing.assert_allclose(found[3, 3, 3, 3], 1, rtol=1e-6)
   assert found[3, 3, 3, 4] > found[3, 3, 3, 6] and found[3, 3, 4, 3] > found[3, 3, 0, 3]
 
 
 def test_a_position_of_zeros_is_like_no_other():
   table = np.concatenate([np.zeros((1, 4)), np.ones((3, 4))]).astype(np.float32)
-  found = embeddings.similarity(table, (2, 2))
+  found = embeddings.compute_similarity(table, (2, 2))
   assert not found[0, 0].any() and found[0, 1, 1, 1] == pytest.approx(1)
 
 
 def test_a_table_that_is_too_short_is_refused():
   with pytest.raises(ValueError, match=r"5 position embeddings, but a grid of 2 x 3 patches needs 6"):
-    embeddings.similarity(np.ones((5, 4), np.float32), (2, 3))
+    embeddings.compute_similarity(np.ones((5, 4), np.float32), (2, 3))

@@ -29,7 +29,7 @@ def points(svg):
 def test_small_pictures_are_shown_as_blocks_and_large_ones_are_made_smaller():
   for side, size in ((8, 112), (32, 128), (100, 200), (224, 224), (384, 224)):
     [square] = pictures(1, side, side)
-    shown = heatmaps.shown(square)
+    shown = heatmaps.scale_image(square)
     assert shown.shape == (size, size, 3)
     if side < 112:
       times = size // side
@@ -41,22 +41,24 @@ def test_over_a_picture_the_largest_weight_is_yellow_and_zero_black():
   black = np.zeros((28, 28, 3), np.uint8)
   weights = np.zeros((7, 7), np.float32)
   weights[2, 5] = 0.01  # its share counts, not its size
-  found = heatmaps.over(black, weights)
+  found = heatmaps.draw_overlay(black, weights)
   middle = found[8:12, 20:24].reshape(-1, 3).astype(int)
   assert middle[:, 0].min() > 60 and (middle[:, 0] > middle[:, 2]).all()
   assert found[0, 0].max() <= 2
   assert np.unravel_index(found.sum(-1).argmax(), (28, 28))[0] in range(8, 12)
-  np.testing.assert_array_equal(heatmaps.over(black, np.zeros((7, 7), np.float32)), np.full_like(black, found[0, 0]))
+  np.testing.assert_array_equal(
+    heatmaps.draw_overlay(black, np.zeros((7, 7), np.float32)), np.full_like(black, found[0, 0])
+  )
 
 
 def test_below_a_map_a_picture_is_grey():
   white = np.full((28, 28, 3), 255, np.uint8)
-  np.testing.assert_allclose(heatmaps.over(white, np.zeros((7, 7), np.float32)), 115, atol=2)
+  np.testing.assert_allclose(heatmaps.draw_overlay(white, np.zeros((7, 7), np.float32)), 115, atol=2)
 
 
 def test_a_strip_has_pictures_side_by_side():
   first, second = pictures(2, 10, 10)
-  found = heatmaps.strip([first, second])
+  found = heatmaps.join_images([first, second])
   assert found.shape == (10, 24, 3)
   np.testing.assert_array_equal(found[:, :10], first)
   np.testing.assert_array_equal(found[:, 14:], second)
@@ -66,20 +68,20 @@ def test_a_strip_has_pictures_side_by_side():
 def test_filters_are_grey_where_they_are_zero():
   filters = draw.standard_normal((2, 4, 4, 3)).astype(np.float32)
   filters[0, 1, 2, 0], filters[0, 0, 0, 1], filters[1, 3, 3] = 0, -9, 0
-  first, second = heatmaps.filter_pictures(filters)
+  first, second = heatmaps.draw_filters(filters)
   assert first[1, 2, 0] in (127, 128) and first[0, 0, 1] == 0 and (second[3, 3] == 128).all()
   np.testing.assert_allclose(second, 127.5 * (1 + filters[1] / np.abs(filters[1]).max()), atol=1)
 
 
 def test_of_a_large_grid_every_second_map_is_drawn():
-  assert list(heatmaps.rows_of(14)) == list(range(14)) and list(heatmaps.rows_of(16)) == list(range(16))
-  assert list(heatmaps.rows_of(24)) == list(range(0, 24, 2))
-  assert len(heatmaps.rows_of(37)) == 13 and heatmaps.rows_of(37)[0] == 0
+  assert list(heatmaps.select_rows(14)) == list(range(14)) and list(heatmaps.select_rows(16)) == list(range(16))
+  assert list(heatmaps.select_rows(24)) == list(range(0, 24, 2))
+  assert len(heatmaps.select_rows(37)) == 13 and heatmaps.select_rows(37)[0] == 0
 
 
 def test_similarities_are_drawn_as_a_grid_of_maps():
   values = draw.uniform(-1, 1, (18, 18, 18, 18)).astype(np.float32)
-  image = max(images(heatmaps.similarity(values, "a")), key=lambda one: one.size)
+  image = max(images(heatmaps.draw_similarity(values, "a")), key=lambda one: one.size)
   assert image.shape == (9 * 20 - 2, 9 * 20 - 2, 4)
   for i, j in ((0, 0), (2, 7), (8, 8)):
     tile = image[20 * i : 20 * i + 18, 20 * j : 20 * j + 18]
@@ -90,7 +92,7 @@ def test_similarities_are_drawn_as_a_grid_of_maps():
 
 def test_every_head_is_a_dot_at_its_distance():
   values = np.array([[10, 40, 20], [60, 5, np.nan]], np.float32)
-  svg = heatmaps.distances(values, np.array([50, 50], np.float32), 224, "a")
+  svg = heatmaps.draw_distances(values, np.array([50, 50], np.float32), 224, "a")
   found = points(svg)
   found = found[np.argsort(found[:, 0])][-5:] if len(found) > 5 else found
   assert len(found) == 5

@@ -84,7 +84,7 @@ def looked(request):
   """(row of the table, what is inside, captured weights)."""
   name, args, side, *rest = ATTENDING[request.param]
   model, pictures = predictor(name, args, side), squares(side)
-  return (side, *rest), inside.of(model, pictures), captured(model, pictures), model
+  return (side, *rest), inside.inspect_model(model, pictures), captured(model, pictures), model
 
 
 def shares(captured, prefix, own, tokens):
@@ -143,7 +143,7 @@ def test_positions_are_those_of_patches_and_absent_where_they_are_relative(looke
     case "relative":
       assert found.similarity is None and "relative positions" in found.absent["similarity"]
       return
-  np.testing.assert_allclose(found.similarity, embeddings.similarity(table, (grid, grid)), atol=1e-5)
+  np.testing.assert_allclose(found.similarity, embeddings.compute_similarity(table, (grid, grid)), atol=1e-5)
   assert "similarity" not in found.absent
 
 
@@ -153,13 +153,13 @@ def test_filters_are_those_that_see_pixels(looked):
   kernel = np.asarray(next(model.params[path] for path in kernels if path in model.params), np.float64)
   if kernel.shape[:3] == (7, 7, 3):  # of a hybrid is standardised before it is applied
     kernel = (kernel - kernel.mean((0, 1, 2))) / kernel.std((0, 1, 2))
-  np.testing.assert_allclose(found.filters, embeddings.filters(kernel).filters, atol=2e-4)
+  np.testing.assert_allclose(found.filters, embeddings.compute_filters(kernel).filters, atol=2e-4)
 
 
 def test_windows_have_distances_inside_them_and_no_rollout():
   name, args, side = WINDOWS
   model, pictures = predictor(name, args, side), squares(side)
-  found, weights = inside.of(model, pictures), captured(model, pictures)
+  found, weights = inside.inspect_model(model, pictures), captured(model, pictures)
   assert len(weights) == 4 and found.distance.shape == (4, 4)
   for number, (path, heads, patch) in enumerate(
     [(f"stages/{i}/blocks/{j}/attention/weights", 2 + 2 * i, 4 + 4 * i) for i in range(2) for j in range(2)]
@@ -174,7 +174,7 @@ def test_windows_have_distances_inside_them_and_no_rollout():
   whole = far(np.ones((16, 16)), 4)
   np.testing.assert_allclose(found.alike, [whole, np.mean(cut), 2 * whole, 2 * whole], rtol=1e-5)
   assert found.rollout is None and "windows" in found.absent["rollout"] and "windows" not in found.absent["pooling"]
-  text = page.render("Swin", "", [inside.chapter(model, [(pictures[0], ["a.jpg"])])])
+  text = page.render_page("Swin", "", [inside.make_chapter(model, [(pictures[0], ["a.jpg"])])])
   assert text.count("<use") >= 12 and "inside windows that shift" in text
 
 
@@ -182,11 +182,11 @@ def test_windows_have_distances_inside_them_and_no_rollout():
 def test_a_model_without_attention_has_filters_and_says_so(family):
   name, args, side, says = OTHERS[family]
   model = predictor(name, args, side)
-  found = inside.of(model, squares(side))
+  found = inside.inspect_model(model, squares(side))
   assert found.filters.shape[-1] == 3 and found.similarity is None and found.distance is None
   assert says in found.absent["similarity"] and found.absent["rollout"] == f"{name} has no attention."
-  chapter = inside.chapter(model, [(picture, []) for picture in squares(side)])
-  assert [type(part) for part in chapter.parts] == [page.Gallery, page.Words]
+  chapter = inside.make_chapter(model, [(picture, []) for picture in squares(side)])
+  assert [type(part) for part in chapter.parts] == [page.Gallery, page.Paragraph]
   assert chapter.parts[1].text.splitlines() == [found.absent["similarity"], found.absent["rollout"]]
 
 
@@ -194,13 +194,13 @@ def test_a_chapter_shows_eight_pictures_and_every_head():
   name, args, side, grid, *_ = ATTENDING["CCT"]
   model = predictor(name, args, side)
   pictures = [(square, [f"<b>{i}</b>.jpg"]) for i, square in enumerate(squares(side, 9))]
-  chapter = inside.chapter(model, pictures)
+  chapter = inside.make_chapter(model, pictures)
   filters, similar, distance, looks, heads = chapter.parts
   assert len(filters.pictures) == 27 and "100%" in filters.about  # of 3 x 3 pixels in three colours
   assert f"all {grid} x {grid}" in similar.about and "9 pictures" in distance.about
   assert len(looks.pictures) == 8 and len(heads.pictures) == 2
   assert looks.pictures[0].pixels.shape == (128, 4 * 128 + 3 * 4, 3)  # 32 pixels, four times as large
-  text = page.render("CCT", "", [chapter])
+  text = page.render_page("CCT", "", [chapter])
   assert "&lt;b&gt;7&lt;/b&gt;.jpg" in text and "<b>" not in text
   assert len(re.findall("data:image/jpeg", text)) == 10, "eight strips and two heads"
   assert len(text) < 400_000  # noise
@@ -208,7 +208,7 @@ def test_a_chapter_shows_eight_pictures_and_every_head():
 
 def test_without_pictures_there_are_filters_and_positions():
   name, args, side, *_ = ATTENDING["class token"]
-  found = inside.of(predictor(name, args, side), [])
+  found = inside.inspect_model(predictor(name, args, side), [])
   assert found.similarity.shape == (4, 4, 4, 4) and found.distance is None
   assert "no pictures were given" in found.absent["distance"] and "similarity" not in found.absent
 
@@ -218,17 +218,17 @@ def test_pictures_that_are_not_cut_for_the_model_are_refused():
   model = predictor(name, args, side)
   for bad in (squares(side + 4)[0], squares(side)[0].astype(np.float32)):
     with pytest.raises(ValueError, match=r"the model needs uint8 \[16, 16, 3\]\. Crop the picture first"):
-      inside.of(model, [bad])
+      inside.inspect_model(model, [bad])
 
 
 def test_of_weights_that_diverged_there_is_a_line():
   name, args, side, *_ = ATTENDING["class token"]
   model = predictor(name, args, side)
   broken = dataclasses.replace(model, params={**model.params, "norm/bias": jnp.full(16, jnp.nan)})
-  [words] = inside.chapter(broken, [(squares(side)[0], [])]).parts
+  [words] = inside.make_chapter(broken, [(squares(side)[0], [])]).parts
   assert words.text == "Parameters that are not finite: 1 of 40, such as norm/bias."
   with pytest.raises(ValueError, match="norm/bias"):
-    inside.of(broken, squares(side))
+    inside.inspect_model(broken, squares(side))
 
 
 def test_a2_attention_that_is_not_finite_is_a_line_and_no_map():
@@ -236,5 +236,5 @@ def test_a2_attention_that_is_not_finite_is_a_line_and_no_map():
   model = predictor(name, args, side)
   params = {path: value * 1e30 if path.endswith("query/kernel") else value for path, value in model.params.items()}
   params |= {path: value * 1e30 for path, value in model.params.items() if path.endswith("key/kernel")}
-  [words] = inside.chapter(dataclasses.replace(model, params=params), [(squares(side)[0], [])]).parts
+  [words] = inside.make_chapter(dataclasses.replace(model, params=params), [(squares(side)[0], [])]).parts
   assert "picture 0: attention is not finite" in words.text

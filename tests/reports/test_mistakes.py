@@ -10,9 +10,9 @@ import sklearn.metrics
 
 from tests import predictions as made
 from tests.reports import reading
-from vit_jax import intervals, metrics
 from vit_jax.data.sources import Source
-from vit_jax.evals.accuracy import Details
+from vit_jax.evals import intervals, metrics
+from vit_jax.evals.accuracy import AccuracyDetails
 from vit_jax.reports import mistakes, page
 
 HOSTILE = ["<img src=x>", "caf\udce9", "x" * 500, "\x1b[31mred", "two\nlines", "$a$", "{{ 7 * 7 }}", "", "猫"]
@@ -27,7 +27,7 @@ def source_of(names, length=10**6, labels=1):
 
 def details_of(predictions, names=None, labels=1, way=""):
   classes = predictions.logits.shape[1]
-  return Details(source_of(names or [f"class {i}" for i in range(classes)], labels=labels), predictions, way)
+  return AccuracyDetails(source_of(names or [f"class {i}" for i in range(classes)], labels=labels), predictions, way)
 
 
 def squares(positions):
@@ -35,7 +35,7 @@ def squares(positions):
 
 
 def chapter_of(predictions, **options):
-  return mistakes.chapter(details_of(predictions, **options), squares)
+  return mistakes.make_chapter(details_of(predictions, **options), squares)
 
 
 def percent(value):
@@ -53,7 +53,7 @@ def test_numbers_of_a_chapter_are_scikit_learns(images, classes, present):
   right = int((label == guess).sum())
   assert f"all {images:,} images: {right:,} right, {images - right:,} wrong" in chapter.about
   figures = {row["figure"]: row["value"] for row in reading.table(chapter, "Figures")}
-  measured = metrics.measure(predictions, classes)
+  measured = metrics.compute_metrics(predictions, classes)
   assert set(figures) == set(measured)
   assert figures["top1"] == percent(sklearn.metrics.accuracy_score(label, guess))
   assert figures["loss"] == f"{measured['loss']:.4f}" and figures["images"] == f"{images:,}"
@@ -105,7 +105,9 @@ def test_of_more_than_a_thousand_classes_there_is_no_picture_but_tables_of_the_w
 def test_of_many_classes_those_that_do_not_occur_are_left_out():
   few = made.drawn(4, 200, 5, 5)
   predictions = few._replace(label=few.label * 3000, best=few.best * 3000)
-  chapter = mistakes.chapter(Details(source_of([f"class {i}" for i in range(15_000)]), predictions), squares)
+  chapter = mistakes.make_chapter(
+    AccuracyDetails(source_of([f"class {i}" for i in range(15_000)]), predictions), squares
+  )
   part = reading.named(chapter, "Confusions")
   assert "Only the 5 of 15,000 classes that occur" in part.about
   assert "class 12000" in reading.words(part.svg)
@@ -114,7 +116,7 @@ def test_of_many_classes_those_that_do_not_occur_are_left_out():
 
 def test_the_largest_share_of_neighbours_stays_to_be_seen():
   share = np.random.default_rng(0).uniform(size=(777, 777))
-  cells = mistakes._largest(share)
+  cells = mistakes._reduce_matrix(share)
   assert cells.shape == (250, 250) and cells.max() == share.max()
   starts = [i * 777 // 250 for i in range(251)]
   assert cells[7, 100] == max(share[i, j] for i in range(*starts[7:9]) for j in range(*starts[100:102]))
@@ -170,7 +172,7 @@ def test_images_of_several_labels_have_no_matrix_and_are_right_by_any_of_them():
   said = reading.table(chapter, "Most frequent confusions")
   assert [int(row["images"]) for row in said] == [count for _, count in pairs.most_common(20)]
   figures = {row["figure"]: row["value"] for row in reading.table(chapter, "Figures")}
-  assert figures["average_precision"] == percent(metrics.measure(predictions, 12)["average_precision"])
+  assert figures["average_precision"] == percent(metrics.compute_metrics(predictions, 12)["average_precision"])
   assert ", class" in " ".join(line for p in reading.named(chapter, "Least certain").pictures for line in p.lines)
 
 
@@ -178,7 +180,7 @@ def test_images_of_several_labels_have_no_matrix_and_are_right_by_any_of_them():
 def test_no_class_name_breaks_the_page_and_each_fits():
   predictions = made.drawn(8, 300, len(HOSTILE), len(HOSTILE))
   chapter = chapter_of(predictions, names=HOSTILE)
-  text = page.render("Run", "", [chapter])
+  text = page.render_page("Run", "", [chapter])
   assert text.encode() and "<img src=x>" not in text and "\x1b" not in text and "{{ 7 * 7 }}" in text
   assert max(map(len, reading.words(reading.named(chapter, "Confusions").svg))) <= 24
   cells = [cell for part in chapter.parts if isinstance(part, page.Table) for row in part.rows for cell in row]
@@ -189,7 +191,7 @@ def test_some_of_a_split_and_the_way_of_its_figures_are_said():
   predictions = made.drawn(9, 100, 10, 10)
   intervals = {"200_way_top1": (0.25, 0.5)}
   details = details_of(predictions, way="200_way_")
-  chapter = mistakes.chapter(details, squares, intervals, whole=50_000, about="Weights of step 3.")
+  chapter = mistakes.make_chapter(details, squares, intervals, whole=50_000, about="Weights of step 3.")
   assert "100 of 50,000 images" in chapter.about and chapter.about.endswith("Weights of step 3.")
   row = next(row for row in reading.table(chapter, "Figures") if row["figure"] == "200_way_top1")
   assert (row["95 % interval"], row["method"]) == ("25.00 % to 50.00 %", "Wilson")
@@ -199,8 +201,8 @@ def test_e1_the_page_has_one_interval_of_a_share_and_says_which_figures_have_non
   predictions = made.drawn(9, 67, 4, 4)
   predictions = predictions._replace(label=predictions.best[:, 0])
   details = details_of(predictions)
-  found = metrics.intervals(predictions, len(details.source.classes))
-  chapter = mistakes.chapter(details, squares, found)
+  found = metrics.compute_intervals(predictions, len(details.source.classes))
+  chapter = mistakes.make_chapter(details, squares, found)
   rows = {row["figure"]: row for row in reading.table(chapter, "Figures")}
   low, high = (100 * end for end in intervals.wilson(1.0, 67))
   assert rows["top1"]["95 % interval"] == f"{low:.2f} % to {high:.2f} %" and rows["top1"]["method"] == "Wilson"
@@ -216,15 +218,15 @@ def test_without_mistakes_without_images_and_without_the_files_there_are_words()
   assert "All of these images are right." in reading.titles(chapter_of(perfect))
   (nothing,) = chapter_of(made.rows(predictions, slice(0))).parts
   assert "no image" in nothing.text
-  gone = mistakes.chapter(details_of(predictions), lambda positions: [None for _ in positions])
+  gone = mistakes.make_chapter(details_of(predictions), lambda positions: [None for _ in positions])
   assert "the image no longer exists" in reading.named(gone, "Least certain").pictures[0].lines
-  assert page.render("Run", "", [gone])
+  assert page.render_page("Run", "", [gone])
 
 
 def test_large_squares_are_made_small():
   predictions = made.drawn(11, 40, 5, 5)
   source = dataclasses.replace(source_of("abcde"), length=40)
-  chapter = mistakes.chapter(
-    Details(source, predictions), lambda some: [np.zeros((384, 384, 3), np.uint8) for _ in some]
+  chapter = mistakes.make_chapter(
+    AccuracyDetails(source, predictions), lambda some: [np.zeros((384, 384, 3), np.uint8) for _ in some]
   )
   assert {p.pixels.shape for p in reading.named(chapter, "Least certain").pictures} == {(192, 192, 3)}

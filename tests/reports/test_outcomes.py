@@ -9,12 +9,14 @@ import pytest
 
 from tests import runs
 from tests.reports import reading
-from vit_jax import config, loop, metrics
-from vit_jax.corpora.builders import prepare
+from vit_jax import config
+from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.data import catalog
-from vit_jax.evals.subject import Subject
+from vit_jax.evals import metrics
+from vit_jax.evals.subject import EvalContext
 from vit_jax.reports import mistakes, outcomes, page, seen
 from vit_jax.schema import ConfigError
+from vit_jax.training import loop
 
 pytestmark = pytest.mark.heavy
 
@@ -29,7 +31,7 @@ def workdir(tmp_path_factory):
 
 
 def test_figures_are_those_of_the_end_of_training_on_all_images_of_the_test(workdir):
-  chapters, measured = outcomes.chapters(workdir)
+  chapters, measured = outcomes.make_chapters(workdir)
   result = json.loads((workdir / "result.json").read_text())
   assert list(measured.outcomes) == ["", "ema_"] == list(measured.intervals)
   for prefix, outcome in measured.outcomes.items():
@@ -41,15 +43,15 @@ def test_figures_are_those_of_the_end_of_training_on_all_images_of_the_test(work
   assert [chapter.title for chapter in chapters] == [seen.TITLE, mistakes.TITLE]
   details = measured.outcomes[""].details
   figures = {row["figure"]: row["value"] for row in reading.table(chapters[1], "Figures")}
-  assert figures["top1"] == f"{100 * metrics.measure(details.predictions, 10)['top1']:.2f} %"
+  assert figures["top1"] == f"{100 * metrics.compute_metrics(details.predictions, 10)['top1']:.2f} %"
   assert "weights of step 4 of 4, not their average" in chapters[1].about
-  assert len(page.render("Run", "", chapters)) < 1_500_000
+  assert len(page.render_page("Run", "", chapters)) < 1_500_000
 
   picture = reading.named(chapters[1], "Worst mistakes").pictures[0]
-  names = [details.source.called(i) for i in details.predictions.position]
+  names = [details.source.display_name(i) for i in details.predictions.position]
   number = names.index(picture.lines[-1])
   assert picture.lines[0] == f"label {details.source.classes[details.predictions.label[number]]}"
-  subject = Subject(measured.parts.model, measured.parts.mesh, measured.parts.run.data, 40, catalog.open_split)
+  subject = EvalContext(measured.parts.model, measured.parts.mesh, measured.parts.run.data, 40, catalog.open_split)
   batches = subject.batches(None, details.source, 40)
   images = np.concatenate([np.asarray(batch["image"]) for batch in batches])
   batches.close()
@@ -57,21 +59,21 @@ def test_figures_are_those_of_the_end_of_training_on_all_images_of_the_test(work
 
 
 def test_of_a_large_split_some_are_measured_always_the_same_and_over_all_of_it(workdir):
-  one, other = (outcomes.measured(workdir, limit=50) for _ in range(2))
+  one, other = (outcomes.measure_workdir(workdir, limit=50) for _ in range(2))
   details = one.outcomes[""].details
   assert one.whole == 360 and len(details.predictions.best) == 50
-  names = [details.source.called(i) for i in details.predictions.position]
-  assert names == [other.outcomes[""].details.source.called(i) for i in range(50)]
-  whole = outcomes.measured(workdir).outcomes[""].details
-  everyone = [whole.source.called(i) for i in range(360)]
+  names = [details.source.display_name(i) for i in details.predictions.position]
+  assert names == [other.outcomes[""].details.source.display_name(i) for i in range(50)]
+  whole = outcomes.measure_workdir(workdir).outcomes[""].details
+  everyone = [whole.source.display_name(i) for i in range(360)]
   positions = [everyone.index(name) for name in names]
   assert [position // 72 for position in positions] == [i // 10 for i in range(50)]
   np.testing.assert_array_equal(details.predictions.label, whole.predictions.label[positions])
   np.testing.assert_array_equal(details.predictions.best[:, 0], whole.predictions.best[positions, 0])
-  chapter = outcomes.chapter(one)
+  chapter = outcomes.make_chapter(one)
   assert "50 of 360 images" in chapter.about
-  (first, *_) = outcomes.as_seen(details.source, one.data, [7])
-  (same, *_) = outcomes.as_seen(whole.source, one.data, [positions[7]])
+  (first, *_) = outcomes.prepare_images(details.source, one.data, [7])
+  (same, *_) = outcomes.prepare_images(whole.source, one.data, [positions[7]])
   np.testing.assert_array_equal(first, same)
 
 
@@ -79,26 +81,26 @@ def test_a_run_whose_data_or_checkpoints_are_gone_has_words_in_their_place(workd
   moved = tmp_path / "run"
   shutil.copytree(workdir, moved)
   shutil.rmtree(moved / "checkpoints")
-  (seen_, wrong), measured = outcomes.chapters(moved)
+  (seen_, wrong), measured = outcomes.make_chapters(moved)
   assert measured is None and len(seen_.parts) == 3
   assert "no checkpoint yet" in wrong.parts[0].text
 
   run = runs.run(data__path=str(tmp_path / "nowhere"))
   (moved / "config.json").write_text(config.dumps(run))
-  chapters, measured = outcomes.chapters(moved)
+  chapters, measured = outcomes.make_chapters(moved)
   assert measured is None and [chapter.title for chapter in chapters] == [seen.TITLE, mistakes.TITLE]
   assert all("cannot be read on this machine. config.data" in chapter.parts[0].text for chapter in chapters)
 
   run = dataclasses.replace(runs.run(), evals=runs.run(evals__test__split="tset").evals)
   (moved / "config.json").write_text(config.dumps(run))
-  (_, wrong), _ = outcomes.chapters(moved)
+  (_, wrong), _ = outcomes.make_chapters(moved)
   assert "config.evals.test.split" in wrong.parts[0].text and "tset" in wrong.parts[0].text
   with pytest.raises(ConfigError, match="contains no run"):
-    outcomes.chapters(tmp_path)
+    outcomes.make_chapters(tmp_path)
 
 
 def test_an_image_that_is_gone_since_is_none(tmp_path):
-  prepare("digits")
+  prepare_dataset("digits")
   run = runs.run()
   source = catalog.open_split(run.data, "test")
 
@@ -107,5 +109,5 @@ def test_an_image_that_is_gone_since_is_none(tmp_path):
       raise FileNotFoundError(2, "gone")
     return source.read(record)
 
-  there, gone = outcomes.as_seen(dataclasses.replace(source, read=read), run.data, [2, 3])
+  there, gone = outcomes.prepare_images(dataclasses.replace(source, read=read), run.data, [2, 3])
   assert there.shape == (32, 32, 3) and gone is None

@@ -32,17 +32,19 @@ class Reader(html.parser.HTMLParser):
 
 
 def rendered(*parts):
-  return page.render("Run", "about it", [page.Chapter("One", parts), page.Chapter("Empty", [])])
+  return page.render_page("Run", "about it", [page.Chapter("One", parts), page.Chapter("Empty", [])])
 
 
 def test_names_with_html_in_them_stay_text():
-  with drawing.style():
-    made, [axes] = drawing.figure(3, 2)
-    axes.plot([1, 2], label=drawing.drawable(HOSTILE))
+  with drawing.use_style():
+    made, [axes] = drawing.make_figure(3, 2)
+    axes.plot([1, 2], label=drawing.make_drawable(HOSTILE))
     axes.legend()
-    chart = page.Chart(HOSTILE, drawing.svg(made, "one"))
+    chart = page.Chart(HOSTILE, drawing.render_svg(made, "one"))
   gallery = page.Gallery(HOSTILE, [page.Picture(PIXELS, [HOSTILE], wrong=True)])
-  text = page.render(HOSTILE, HOSTILE, [page.Chapter(HOSTILE, [TABLE, chart, gallery, page.Words(HOSTILE)], HOSTILE)])
+  text = page.render_page(
+    HOSTILE, HOSTILE, [page.Chapter(HOSTILE, [TABLE, chart, gallery, page.Paragraph(HOSTILE)], HOSTILE)]
+  )
   seen = Reader(text)
   assert "script" not in {tag for tag, _ in seen.tags}
   shown = HOSTILE.replace("\udcff", "?").replace("\x1b", "?")
@@ -51,10 +53,10 @@ def test_names_with_html_in_them_stay_text():
 
 
 def test_nothing_is_loaded_from_outside():
-  with drawing.style():
-    made, [axes] = drawing.figure(3, 2)
+  with drawing.use_style():
+    made, [axes] = drawing.make_figure(3, 2)
     axes.imshow([[1, 2], [3, 4]])
-    chart = page.Chart("Picture", drawing.svg(made, "one"))
+    chart = page.Chart("Picture", drawing.render_svg(made, "one"))
   seen = Reader(rendered(chart, page.Gallery("Pictures", [page.Picture(PIXELS)])))
   links = [value for _, attrs in seen.tags for key, value in attrs.items() if key in ("src", "href", "xlink:href")]
   assert links and all(link.startswith(("#", "data:")) for link in links)
@@ -90,15 +92,15 @@ def test_a_strip_may_take_the_whole_width():
 
 
 def test_charts_have_the_colours_of_the_page_and_no_id_twice():
-  with drawing.style():
+  with drawing.use_style():
     charts = []
     for name in ("one", "two"):
-      made, both = drawing.figure(6, 2, 1, 2)
+      made, both = drawing.make_figure(6, 2, 1, 2)
       for axes in both:
         axes.plot([1, 2, 3], marker="o", label="loss")
         axes.fill_between([0, 1], [1, 2], alpha=0.3)
         axes.legend()
-      charts.append(page.Chart(name, drawing.svg(made, name)))
+      charts.append(page.Chart(name, drawing.render_svg(made, name)))
   text = rendered(*charts)
   assert "var(--series-0)" in text and "currentColor" in text
   assert not re.search("|".join((drawing.INK, drawing.FAINT, *drawing.SERIES)), text)
@@ -119,6 +121,6 @@ def test_without_scripts_there_is_a_table_instead():
 
 def test_a_page_has_to_be_html(tmp_path):
   with pytest.raises(ConfigError, match=r"\.html"):
-    page.write(tmp_path / "report.pdf", "Run", "", [])
-  page.write(tmp_path / "report.html", "Run", "", [page.Chapter("One", [TABLE])])
+    page.write_page(tmp_path / "report.pdf", "Run", "", [])
+  page.write_page(tmp_path / "report.html", "Run", "", [page.Chapter("One", [TABLE])])
   assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")

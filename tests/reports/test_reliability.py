@@ -6,13 +6,15 @@ from scipy import stats
 
 from tests import predictions as made
 from tests.reports import reading
-from vit_jax import metrics
+from vit_jax.evals import metrics
 from vit_jax.reports import page, reliability
 
 
 def parts_of(predictions, classes):
   right = predictions.label == predictions.best[:, 0]
-  return page.Chapter("", reliability.parts(metrics.calibration(predictions, classes), predictions.confidence, right))
+  return page.Chapter(
+    "", reliability.make_parts(metrics.bin_by_confidence(predictions, classes), predictions.confidence, right)
+  )
 
 
 @pytest.mark.parametrize("images", [1, 40, 3000])
@@ -31,7 +33,7 @@ def test_bins_are_those_of_a_loop(images):
   assert [[row[key] for key in ("images", "mean", "right")] for row in rows] == expected
   about = reading.named(chapter, "Calibration").about
   assert f"The expected calibration error is {100 * error:.2f} %" in about
-  assert f"error is {100 * metrics.measure(predictions, 10)['calibration_error']:.2f} %" in about
+  assert f"error is {100 * metrics.compute_metrics(predictions, 10)['calibration_error']:.2f} %" in about
   assert f"The mean probability is {100 * predictions.confidence.mean(dtype=np.float64):.2f} %" in about
 
 
@@ -39,7 +41,7 @@ def drawn(confidence, right):
   """(words, texts of the chart) of predictions with these confidences, some of them right."""
   bins = np.clip(np.ceil(confidence * 15).astype(int) - 1, 0, 14)
   sums = (np.bincount(bins, weights, 15) for weights in (right, confidence))
-  chart, _ = reliability.parts(metrics.Bins(np.bincount(bins, minlength=15), *sums), confidence, right)
+  chart, _ = reliability.make_parts(metrics.Bins(np.bincount(bins, minlength=15), *sums), confidence, right)
   return chart.about, reading.words(chart.svg)
 
 
@@ -65,9 +67,9 @@ def test_e7_the_count_of_right_images_has_its_exact_distribution(count):
   mass = np.ones(1)  # image by image
   for p in probability:
     mass = np.convolve(mass, [1 - p, p])
-  np.testing.assert_allclose(reliability.count_distribution(probability), mass, atol=1e-12)
+  np.testing.assert_allclose(reliability.compute_count_distribution(probability), mass, atol=1e-12)
   same = stats.binom.pmf(np.arange(count + 1), count, 0.3)
-  np.testing.assert_allclose(reliability.count_distribution(np.full(count, 0.3)), same, atol=1e-12)
+  np.testing.assert_allclose(reliability.compute_count_distribution(np.full(count, 0.3)), same, atol=1e-12)
 
 
 @pytest.mark.parametrize("images", [20, 67, 400])
@@ -78,7 +80,7 @@ def test_e7_alarms_are_as_rare_as_the_tests_claim(images, shift, alarms, monkeyp
   for seed in range(tries):
     truth = draw.uniform(0.55, 0.85, images)
     confidence, right = truth + shift, draw.uniform(size=images) < truth
-    found = reliability.examine(confidence, right, seed)
+    found = reliability.examine_calibration(confidence, right, seed)
     leaning += found.leaning < reliability.ALPHA
     error += found.error < reliability.ALPHA
   low, high = alarms
@@ -94,8 +96,8 @@ def test_e7_predictions_that_are_no_numbers_are_left_out_of_the_tests():
   confidence, right = np.full(60, 0.9), np.arange(60) % 10 > 0
   bins = metrics.Bins(np.bincount([13], [60], 15).astype(int), np.bincount([13], [54], 15), np.bincount([13], [54], 15))
   with_nan = np.append(confidence, np.nan), np.append(right, False)
-  assert reliability.parts(bins, *with_nan)[0].about == reliability.parts(bins, confidence, right)[0].about
-  assert reliability.examine(np.zeros(0), np.zeros(0)) == (1.0, 1.0, 0.0)
+  assert reliability.make_parts(bins, *with_nan)[0].about == reliability.make_parts(bins, confidence, right)[0].about
+  assert reliability.examine_calibration(np.zeros(0), np.zeros(0)) == (1.0, 1.0, 0.0)
 
 
 def test_f3_a_legend_has_no_entry_without_a_mark():
@@ -105,7 +107,7 @@ def test_f3_a_legend_has_no_entry_without_a_mark():
 
 def test_a_bin_that_has_nearly_all_images_leaves_the_others_to_be_seen():
   images = np.array([1] * 14 + [100_000])
-  chart, _ = reliability.parts(
+  chart, _ = reliability.make_parts(
     metrics.Bins(images, images * 0.5, images * (np.arange(15) + 0.5) / 15), np.full(10, 0.5), np.arange(10) % 2
   )
   assert {"1", "10,000"} <= set(reading.words(chart.svg)), "powers of ten as numbers"

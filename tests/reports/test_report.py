@@ -23,7 +23,7 @@ def sweep(folder):
 
 
 def test_trials_of_a_sweep_are_runs_called_by_their_changes_the_best_first(tmp_path):
-  about = report.subjects([sweep(tmp_path)])
+  about = report.read_contents([sweep(tmp_path)])
   assert [run.name for run in about.runs] == ["optim.lr=1", "optim.lr=0"]
   assert about.waiting == ["optim.lr=2: failed <out of memory>"]
 
@@ -34,16 +34,20 @@ def test_names_of_a_sweep_lead_nowhere_else(tmp_path):
   record = json.loads((folder / "sweep.json").read_text())
   record["trials"][2]["name"] = "../../other"
   (folder / "sweep.json").write_text(json.dumps(record))
-  assert len(report.subjects([folder]).runs) == 2
+  assert len(report.read_contents([folder]).runs) == 2
 
 
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
   places = [workdirs.run(tmp_path / name / "run") for name in ("a", "b")]
-  assert [run.name for run in report.subjects([*places, workdirs.run(tmp_path / "c")]).runs] == ["a/run", "b/run", "c"]
+  assert [run.name for run in report.read_contents([*places, workdirs.run(tmp_path / "c")]).runs] == [
+    "a/run",
+    "b/run",
+    "c",
+  ]
 
 
 def test_the_page_has_the_figures_and_texts_as_texts(tmp_path):
-  report.make([sweep(tmp_path)], tmp_path / "page.html", limit=0)
+  report.make_report([sweep(tmp_path)], tmp_path / "page.html", limit=0)
   text = (tmp_path / "page.html").read_text()
   assert "75.00 %" in text and "50.00 %" in text
   assert "failed &lt;out of memory&gt;" in text and "<out of memory>" not in text
@@ -58,25 +62,25 @@ def test_what_cannot_be_shown_is_named(what, tmp_path):
   if what.startswith("a sweep"):
     (place / "sweep.json").write_text('{"trials": []}')
   with pytest.raises(ConfigError, match="x"):
-    report.make([place], tmp_path / "page.html")
+    report.make_report([place], tmp_path / "page.html")
   assert not (tmp_path / "page.html").exists()
 
 
 def test_at_the_end_of_a_run_what_hinders_the_page_is_said_and_undoes_nothing(tmp_path, capsys):
-  report.make_at_end(tmp_path)
+  report.make_final_report(tmp_path)
   assert "report    not made: " in capsys.readouterr().out
 
 
 def test_a_bug_in_the_page_is_printed_and_undoes_nothing(tmp_path, monkeypatch, capsys):
   workdirs.run(tmp_path)
   monkeypatch.setattr(report.verdict, "chapter", lambda runs: runs["x"])
-  report.make_at_end(tmp_path)
+  report.make_final_report(tmp_path)
   printed = capsys.readouterr()
   assert "report    not made: a bug in vit_jax" in printed.out and "Traceback" in printed.err
 
 
 def test_two_sweeps_have_no_name_twice(tmp_path):
-  about = report.subjects([sweep(tmp_path / "s1"), sweep(tmp_path / "s2")])
+  about = report.read_contents([sweep(tmp_path / "s1"), sweep(tmp_path / "s2")])
   assert sorted(run.name for run in about.runs) == [f"s{i}: optim.lr={j}" for i in (1, 2) for j in (0, 1)]
 
 
@@ -87,7 +91,7 @@ def test_what_a_sweep_chose_and_its_figures_on_test_come_first(tmp_path):
   chosen = {"best": {"optim.lr": 1}, "decide": "val/top1", "final": final,
             "ranked_by": {"metric": "val/top1", "split": "val"}}  # fmt: skip
   (folder / "sweep.json").write_text(json.dumps(record | chosen))
-  first = report.chapters(report.subjects([folder]), limit=0)[0]
+  first = report.make_chapters(report.read_contents([folder]), limit=0)[0]
   assert first.parts[0].text == "s selected optim.lr=1 by val/top1 (split 'val')."
   assert first.parts[1].rows == [["test/top1", "95.00 ± 7.07 (2)"]]
 
@@ -96,14 +100,14 @@ def test_what_a_sweep_chose_and_its_figures_on_test_come_first(tmp_path):
 def test_a_record_of_a_sweep_that_is_none_of_ours_is_no_sweep_that_has_begun(odd, tmp_path):
   (tmp_path / "sweep.json").write_text(json.dumps(odd))
   with pytest.raises(ConfigError, match="has started"):
-    report.subjects([tmp_path])
+    report.read_contents([tmp_path])
 
 
 def test_sixty_long_runs_make_a_page_below_five_megabytes(tmp_path):
-  about = report.subjects([workdirs.run(tmp_path / "a")])
+  about = report.read_contents([workdirs.run(tmp_path / "a")])
   rows = [{"step": step, "train/loss": 1 / step, "train/top1": step / 500, "images_per_second": 9.0 + step % 7,
            "images_per_second_per_chip": 4.5, "data_wait": step % 3 / 3, "train/learning_rate": 1e-3}
           for step in range(1, 501)]  # fmt: skip
   runs = [dataclasses.replace(about.runs[0], name=f"run {i}", rows=rows) for i in range(60)]
-  page.write(tmp_path / "page.html", "many", "", report.chapters(about._replace(runs=runs), limit=0))
+  page.write_page(tmp_path / "page.html", "many", "", report.make_chapters(about._replace(runs=runs), limit=0))
   assert (tmp_path / "page.html").stat().st_size < 5e6

@@ -11,8 +11,7 @@ from tests.corpora import folders
 from tests.reports import reading
 from vit_jax.data import catalog
 from vit_jax.data.sources import AbsentError, Source
-from vit_jax.preview import batch
-from vit_jax.reports import page, seen
+from vit_jax.reports import page, preview_batch, seen
 from vit_jax.schema import Choice, bind
 
 HOSTILE = ("<img src=x>", "$a$ & b", "c" * 200, "two\nlines", "\x1b[31m")
@@ -36,28 +35,28 @@ def drawn(count, classes):
 @pytest.mark.parametrize("remote", [False, True])
 def test_all_labels_are_counted_where_there_is_time(remote):
   labels = drawn(1000, 7)
-  images, counted = seen.counts(source_of(labels, 7, remote=remote))
+  images, counted = seen.count_images(source_of(labels, 7, remote=remote))
   assert counted == 1000
   assert images.tolist() == [labels.count(i) for i in range(7)]
 
 
 def test_labels_that_are_slow_to_read_are_counted_among_some_drawn_at_random():
   labels = [0] * 5000 + [1] * 5000
-  images, counted = seen.counts(source_of(labels, 2), seconds=0)
+  images, counted = seen.count_images(source_of(labels, 2), seconds=0)
   assert counted == seen.CHUNK == images.sum()
   assert 80 < images[0] < 176, "not the first ones"
-  assert seen.counts(source_of(labels, 2), seconds=0)[0].tolist() == images.tolist()
-  chart, table = seen._classes(source_of(labels, 2), images, counted)
+  assert seen.count_images(source_of(labels, 2), seconds=0)[0].tolist() == images.tolist()
+  chart, table = seen._show_classes(source_of(labels, 2), images, counted)
   assert "256 of 10,000 images, drawn at random" in chart.about
   assert [row[1] for row in table.rows] == [f"{number:,}" for number in sorted(images, reverse=True)]
 
 
 def test_several_labels_count_once_each_and_what_cannot_be_read_does_not():
   labels = [(0, 1), (1, 1), (), (2, 9), OSError("gone"), ValueError("no number")]
-  images, counted = seen.counts(source_of(labels, 3, labels=2))
+  images, counted = seen.count_images(source_of(labels, 3, labels=2))
   assert images.tolist() == [1, 2, 1] and counted == 4
   with pytest.raises(AbsentError):
-    seen.counts(source_of([0, AbsentError("the bucket is gone")], 3))
+    seen.count_images(source_of([0, AbsentError("the bucket is gone")], 3))
 
 
 @pytest.mark.filterwarnings("error")
@@ -66,7 +65,7 @@ def test_the_table_has_the_classes_with_most_and_with_fewest(classes):
   labels = drawn(20 * classes, classes) + [0] * 100 * classes
   source = source_of(labels, classes)
   expected = collections.Counter(labels)
-  chart, table = seen._classes(source, *seen.counts(source))
+  chart, table = seen._show_classes(source, *seen.count_images(source))
   rows = {name: number for name, number, _ in table.rows}
   assert len(rows) == min(classes, 1000) and not table.open
   assert all(rows[name] == f"{expected[int(name.split()[1])]:,}" for name in rows)
@@ -86,8 +85,8 @@ def test_the_first_batch_stands_in_the_page_with_names_and_shares(tmp_path):
     "configs/folder.py", runs.IMAGENET | mixing, data__path=root, batch=40, data__test="train", data__validation=0
   )
   source = catalog.open_split(run.data, "train")
-  chapter = seen.chapter(run, source, 40)
-  examples, _ = batch.first(run, source, 40)
+  chapter = seen.make_chapter(run, source, 40)
+  examples, _ = preview_batch.compute_first_images(run, source, 40)
   pictures = reading.named(chapter, "The first batch").pictures
   assert len(pictures) == 40
   for picture, example in zip(pictures, examples, strict=True):
@@ -102,7 +101,7 @@ def test_the_first_batch_stands_in_the_page_with_names_and_shares(tmp_path):
   assert any(len(picture.lines) > 2 for picture in pictures)
   assert "Left: the image. Right: the model's input" in reading.named(chapter, "The first batch").about
   assert [row["images"] for row in reading.table(chapter, "Images of each class, as a table")] == ["8"] * 5
-  text = page.render("Run", "", [chapter])
+  text = page.render_page("Run", "", [chapter])
   assert text.encode() and "<img src=x>" not in text and "\x1b" not in text
 
 
@@ -113,6 +112,6 @@ def test_a_mixture_says_that_it_draws_by_its_weights(tmp_path):
   kept = {key: value for key, value in run.data.args.items() if key in ("image_size", "crop", "flip")}
   parts = tuple(Choice("folder", {"path": str(root), "weight": 1 + i}) for i, root in enumerate(roots))
   data = bind(Choice("mixture", {**kept, "parts": parts}), catalog.DATA["mixture"], catalog.DATA)
-  chapter = seen.chapter(dataclasses.replace(run, data=data), catalog.open_split(data, "train"), 4)
+  chapter = seen.make_chapter(dataclasses.replace(run, data=data), catalog.open_split(data, "train"), 4)
   assert "a mixture draws images by its weights" in reading.named(chapter, "Images of each class").about
   assert len(reading.named(chapter, "The first batch").pictures) == 4

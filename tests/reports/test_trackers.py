@@ -104,15 +104,15 @@ def test_every_row_arrives_once_while_a_run_goes_on(to, tmp_path, monkeypatch):
       monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
   workdir = tmp_path / "run"
   write(workdir, 7)
-  message = trackers.export(workdir, to)
+  message = trackers.export_metrics(workdir, to)
   assert "9 of 9 lines to" in message
   assert ADVICE[to] in message  # D5
-  assert f"{to} already contains all 9 lines" in trackers.export(workdir, to)
+  assert f"{to} already contains all 9 lines" in trackers.export_metrics(workdir, to)
   before = expected(workdir)
   write(workdir, 5, extra=1.0)  # back at a checkpoint: the steps that it makes again are there
-  assert f"{to} already contains all 6 lines" in trackers.export(workdir, to)
+  assert f"{to} already contains all 6 lines" in trackers.export_metrics(workdir, to)
   write(workdir, 12, extra=1.0)
-  assert "7 of 16 lines to" in trackers.export(workdir, to)
+  assert "7 of 16 lines to" in trackers.export_metrics(workdir, to)
   after = {step: row for step, row in expected(workdir).items() if step > 7}
   assert READ[to](tmp_path) == before | after
   if to == "wandb":
@@ -128,7 +128,7 @@ def test_e2_a_tracker_is_given_what_ranks_the_run(tmp_path, monkeypatch):
   sent = []
   monkeypatch.setitem(trackers.TRACKERS, "trackio", lambda export: str(sent.append(export)))
   monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: name)
-  trackers.export(tmp_path / "run", "trackio")
+  trackers.export_metrics(tmp_path / "run", "trackio")
   assert sent[0].config["ranked_by"] == {"metric": "val/top1", "split": "val"}
 
 
@@ -142,27 +142,32 @@ def test_d5_the_extra_mlflow_is_the_package_without_a_web_page():
 
 
 def test_a_nested_config_is_flat():
-  assert trackers.flat(CONFIG) == {"optim.name": "adamw", "optim.lr": 0.1, "evals.test.name": "accuracy", "seed": 3}
+  assert trackers.flatten_config(CONFIG) == {
+    "optim.name": "adamw",
+    "optim.lr": 0.1,
+    "evals.test.name": "accuracy",
+    "seed": 3,
+  }
 
 
 def test_mistakes_say_what_to_do(tmp_path, monkeypatch):
   with pytest.raises(ConfigError, match=r"unknown tracker 'wndb'. Did you mean 'wandb'"):
-    trackers.export(tmp_path, "wndb")
+    trackers.export_metrics(tmp_path, "wndb")
   monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
   with pytest.raises(
     ConfigError, match=r"mlflow is not installed. It comes with the extra mlflow: pip install -e '.\[mlflow\]'"
   ):
-    trackers.export(tmp_path, "mlflow")
+    trackers.export_metrics(tmp_path, "mlflow")
   monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: name)
   with pytest.raises(ConfigError, match="contains no run with metrics"):
-    trackers.export(tmp_path, "wandb")
+    trackers.export_metrics(tmp_path, "wandb")
 
 
 @pytest.mark.parametrize("project", ["", "a" * 101, "a/b:c", "..", " "])
 def test_a_project_is_a_name_that_all_trackers_take(tmp_path, project):
   for to in trackers.TRACKERS:
     with pytest.raises(ConfigError, match=r"--project is '.*1 to 100 letters, digits"):
-      trackers.export(tmp_path, to, project)
+      trackers.export_metrics(tmp_path, to, project)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +178,7 @@ def test_a_damaged_note_of_exports_says_mend_or_remove(tmp_path, monkeypatch, no
   write(tmp_path, 3)
   (tmp_path / "exports.json").write_text(json.dumps({"mlflow": note}))
   with pytest.raises(ConfigError) as error:
-    trackers.export(tmp_path, "mlflow")
+    trackers.export_metrics(tmp_path, "mlflow")
   assert all(part in str(error.value) for part in (str(tmp_path / "exports.json"), "mlflow is", "Fix", "remove"))
 
 
@@ -182,10 +187,10 @@ def test_lines_with_numbers_that_nothing_holds_are_left_out(tmp_path):
   huge = "1" + "0" * 400
   lines = [f'{{"step": {step}, "a": 1}}' for step in ("Infinity", "NaN", huge, 2**63, "1e30", -3)]
   (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, f'{{"step": 1, "a": {huge}}}', '{"step": 4, "a": 1}']))
-  assert list(trackers.rows(tmp_path)) == [(4, {"a": 1.0})]
-  assert trackers.measured(tmp_path)
+  assert list(trackers.read_rows(tmp_path)) == [(4, {"a": 1.0})]
+  assert trackers.has_exportable_rows(tmp_path)
   (tmp_path / "metrics.jsonl").write_text(lines[0])
-  assert not trackers.measured(tmp_path)
+  assert not trackers.has_exportable_rows(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +205,7 @@ def test_lines_with_numbers_that_nothing_holds_are_left_out(tmp_path):
   ],
 )
 def test_names_for_mlflow_have_characters_that_it_takes(key, name):
-  assert trackers._mlflow_name(key) == name
+  assert trackers._escape_mlflow_key(key) == name
 
 
 SOURCE = """
@@ -218,7 +223,7 @@ def broken(self, *args, **kwargs):
 trackers.BATCH = 3
 MlflowClient.log_batch = broken
 try:
-  trackers.export(workdir, "mlflow")
+  trackers.export_metrics(workdir, "mlflow")
 except ConfigError as error:
   assert "mlflow rejected the metrics" in str(error) and "same command again" in str(error), error
 else:
@@ -227,7 +232,7 @@ client = MlflowClient(tracking_uri=f"sqlite:///{workdir.parent / 'mlflow.db'}")
 (run,) = client.search_runs([client.get_experiment_by_name("vit_jax").experiment_id])
 assert run.info.status == "FAILED" and run.data.metrics, run
 MlflowClient.log_batch = whole
-trackers.export(workdir, "mlflow")
+trackers.export_metrics(workdir, "mlflow")
 run = client.get_run(run.info.run_id)
 assert run.info.status == "FINISHED" and run.data.params["evals.a_2a_b.name"] == "accuracy", run
 rows = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
@@ -244,7 +249,7 @@ def test_what_a_tracker_raises_is_said_in_a_line(tmp_path, monkeypatch):
 
   monkeypatch.setitem(trackers.TRACKERS, "trackio", refuses)
   with pytest.raises(ConfigError, match=r"trackio rejected the metrics: file is not a database\. .*same command again"):
-    trackers.export(tmp_path, "trackio", folder=tmp_path)
+    trackers.export_metrics(tmp_path, "trackio", folder=tmp_path)
   assert not (tmp_path / "exports.json").exists()
 
 

@@ -6,22 +6,23 @@ import json
 import pytest
 
 from tests.reports import workdirs
-from vit_jax import identity, intervals
+from vit_jax.checkpoints import provenance
+from vit_jax.evals import intervals
 from vit_jax.reports import recorded, verdict
 
 
 def read(folder, **changes):
-  return recorded.read(workdirs.run(folder, **changes), folder.name)
+  return recorded.read_run(workdirs.run(folder, **changes), folder.name)
 
 
 def test_one_run_has_its_figures_costs_and_losses(tmp_path):
   folder = workdirs.run(tmp_path / "a")
   about = "One.\n\nHardware:  two cores,\n           a minute\nResult:    99 % top-1\n"
   recipe = {"config": "configs/digits.py", "about": about, "changes": ["optim.lr: 1 -> 2"]}
-  (folder / identity.RECIPE).write_text(json.dumps(recipe))
+  (folder / provenance.RECIPE).write_text(json.dumps(recipe))
   plan = {"problem": None, "hours": 2.5, "core_days": 3.0, "rented": "v3-32"}
   (folder / "plan.json").write_text(json.dumps([plan]))
-  chapter = verdict.chapter([recorded.read(folder, "a")])
+  chapter = verdict.make_chapter([recorded.read_run(folder, "a")])
   cells = workdirs.texts(chapter)
   low, high = (100 * end for end in intervals.wilson(0.9, 360))
   assert chapter.parts[0].text == f"test/top1: 90.00 % (95 %: {low:.2f} to {high:.2f}). Finished, 12 steps."
@@ -39,15 +40,15 @@ def test_one_run_has_its_figures_costs_and_losses(tmp_path):
 
 
 def test_an_unfinished_run_says_how_far_it_is(tmp_path):
-  words = verdict.chapter([read(tmp_path / "a", finished=False)]).parts[0].text
+  words = verdict.make_chapter([read(tmp_path / "a", finished=False)]).parts[0].text
   assert words.endswith("Not finished: step 12 of 12 (100%).")
 
 
 def test_several_runs_are_ranked_averaged_over_seeds_and_their_differences_named(tmp_path):
   many = [read(tmp_path / name, seed=seed, top1=top1, optim__lr=rate)
           for name, seed, top1, rate in (("a", 0, 0.8, 1e-3), ("b", 1, 0.9, 1e-3), ("c", 0, 0.5, 1e-2))]  # fmt: skip
-  assert [run.name for run in verdict.ranked(many)] == ["b", "a", "c"]
-  chapter = verdict.chapter(many)
+  assert [run.name for run in verdict.rank_runs(many)] == ["b", "a", "c"]
+  chapter = verdict.make_chapter(many)
   cells = workdirs.texts(chapter)
   assert chapter.parts[0].text.startswith("The best of 3 runs by test/top1 (split 'test') is b: 90.00 %")
   assert cells["Over seeds", "a, b"] == ["85.00 ± 7.07 (2)"]
@@ -61,7 +62,7 @@ def test_several_runs_are_ranked_averaged_over_seeds_and_their_differences_named
 def test_a_lower_loss_is_better(tmp_path):
   many = [read(tmp_path / name) for name in ("a", "b")]
   only = [{**run.__dict__, "result": {"steps": 12, "loss": loss}} for run, loss in zip(many, (2.0, 1.0), strict=True)]
-  assert [run.name for run in verdict.ranked([recorded.Recorded(**each) for each in only])] == ["b", "a"]
+  assert [run.name for run in verdict.rank_runs([recorded.RecordedRun(**each) for each in only])] == ["b", "a"]
 
 
 def unlike(folder, name, shots, **figures):
@@ -77,20 +78,20 @@ def test_runs_of_different_tasks_are_compared_by_a_probe_that_all_have_in_any_or
   runs = [unlike(tmp_path / "a", "masked_patches", 0.4, loss=3.0, accuracy=0.6)]
   runs.append(unlike(tmp_path / "b", "masked_autoencoder", 0.3, loss=0.6, rmse=0.8))
   runs = runs[::-1] if backwards else runs
-  assert verdict.shared_headline(runs) == "digits/ridge_10shot"
+  assert verdict.find_shared_headline(runs) == "digits/ridge_10shot"
   assert (
-    verdict.chapter(runs)
+    verdict.make_chapter(runs)
     .parts[0]
     .text.startswith("The best of 2 runs by digits/ridge_10shot (split 'digits') is a: 40.00 %")
   )
-  assert [run.name for run in verdict.ranked(runs)] == ["a", "b"]
+  assert [run.name for run in verdict.rank_runs(runs)] == ["a", "b"]
 
 
 def test_runs_of_different_tasks_without_a_figure_in_common_are_not_ranked(tmp_path):
   runs = [unlike(tmp_path / name, name, 0.4) for name in ("masked_patches", "masked_autoencoder")]
   runs[1].result.pop("digits/ridge_10shot")
-  assert verdict.shared_headline(runs) is None and verdict.ranked(runs[::-1]) == runs[::-1]
-  assert "they are not ranked" in verdict.chapter(runs).parts[0].text
+  assert verdict.find_shared_headline(runs) is None and verdict.rank_runs(runs[::-1]) == runs[::-1]
+  assert "they are not ranked" in verdict.make_chapter(runs).parts[0].text
 
 
 def validated(folder, val, test, **changes):
@@ -102,8 +103,8 @@ def validated(folder, val, test, **changes):
 
 def test_e2_runs_with_a_validation_split_are_ranked_by_it_and_the_page_names_it(tmp_path):
   many = [validated(tmp_path / "low", 0.80, 0.99, optim__lr=1e-3), validated(tmp_path / "high", 0.95, 0.90)]
-  assert [run.name for run in verdict.ranked(many)] == ["high", "low"]
-  chapter = verdict.chapter(many)
+  assert [run.name for run in verdict.rank_runs(many)] == ["high", "low"]
+  chapter = verdict.make_chapter(many)
   words = chapter.parts[0].text
   assert words.startswith("The best of 2 runs by val/top1 (split 'val') is high: 95.00 %")
   assert "'test'" not in words  # it decided nothing, and was measured once
@@ -113,19 +114,21 @@ def test_e2_runs_with_a_validation_split_are_ranked_by_it_and_the_page_names_it(
 
 
 def test_e2_a_choice_on_test_is_stated(tmp_path):
-  words = verdict.chapter([read(tmp_path / name, top1=top1) for name, top1 in (("a", 0.9), ("b", 0.8))]).parts[0].text
+  words = (
+    verdict.make_chapter([read(tmp_path / name, top1=top1) for name, top1 in (("a", 0.9), ("b", 0.8))]).parts[0].text
+  )
   assert "by test/top1 (split 'test')" in words and "selected on 'test'" in words
 
 
 def test_e3_measurements_of_test_during_training_are_stated(tmp_path):
   run = read(tmp_path / "a")
-  once = verdict.chapter([run]).parts[0].text
+  once = verdict.make_chapter([run]).parts[0].text
   assert "during training" not in once
   early = [{"step": step, "test/top1": 0.5} for step in (3, 6)]
-  words = verdict.chapter([dataclasses.replace(run, rows=[*early, *run.rows])]).parts[0].text
+  words = verdict.make_chapter([dataclasses.replace(run, rows=[*early, *run.rows])]).parts[0].text
   assert "Split 'test' was measured 2 times during training" in words
   held = dataclasses.replace(validated(tmp_path / "b", 0.9, 0.9), rows=[{"step": 3, "val/top1": 0.5}, *run.rows])
-  assert "during training" not in verdict.chapter([held]).parts[0].text
+  assert "during training" not in verdict.make_chapter([held]).parts[0].text
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,7 @@ def test_e3_measurements_of_test_during_training_are_stated(tmp_path):
 )
 def test_e7_a_lead_counts_only_if_the_images_show_it(tmp_path, one, other, clear):
   many = [validated(tmp_path / "a", one, 0.5), validated(tmp_path / "b", other, 0.5, optim__lr=1e-3)]
-  words = verdict.chapter(many).parts[0].text
-  low, high = (100 * end for end in intervals.difference(one, 360, other, 360))
+  words = verdict.make_chapter(many).parts[0].text
+  low, high = (100 * end for end in intervals.difference_interval(one, 360, other, 360))
   assert f"(95 %: {low:.2f} to {high:.2f}, Newcombe's interval of two shares)" in words
   assert ("not enough images to decide" in words) == (not clear)

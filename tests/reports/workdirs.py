@@ -3,7 +3,8 @@
 import json
 
 from tests import runs
-from vit_jax import clock, config
+from vit_jax import config
+from vit_jax.training import goodput
 
 BATCH, RECORDS = 16, 1437
 
@@ -20,13 +21,13 @@ def run(folder, seed=0, steps=12, top1=0.9, finished=True, rate=100.0, **changes
   ]  # fmt: skip
   rows.append({"step": steps, "test/top1": top1, "test/loss": 0.5, "test/images": 360})
   (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-  seconds = dict.fromkeys(clock.PHASES, 0.0) | {"step": 36.0, "start": 36.0}
+  seconds = dict.fromkeys(goodput.PHASES, 0.0) | {"step": 36.0, "start": 36.0}
   attempt = {"began": 0.0, "waited": 7.0, "seconds": seconds}
-  older = {"attempts": 0, "waited": 0.0, "seconds": dict.fromkeys(clock.PHASES, 0.0)}
+  older = {"attempts": 0, "waited": 0.0, "seconds": dict.fromkeys(goodput.PHASES, 0.0)}
   (folder / "goodput.json").write_text(json.dumps({"older": older, "attempts": [attempt, attempt]}))
   if finished:
     result = {"top1": top1, "loss": 0.5, "images": 360, "seed": seed, "steps": steps, "train_seconds": 72.0}
-    account = {"goodput": 0.5, "attempts": 2, clock.LOST: 3.0}
+    account = {"goodput": 0.5, "attempts": 2, goodput.LOST: 3.0}
     (folder / "result.json").write_text(json.dumps(result | {"images_per_second": rate, "goodput": account}))
   return folder
 

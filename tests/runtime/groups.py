@@ -25,14 +25,14 @@ def steps(watch, what=lambda poll: None):
       for poll in range(1, 1000):
         what(poll)
         watch.poll()
-        time.sleep(0.02 * (1 + runtime.process()))
+        time.sleep(0.02 * (1 + runtime.process_index()))
   except runtime.Preempted as stop:
     print(f"code {stop.code}: {stop}; at poll {poll}", flush=True)
 
 
 def only(number, action):
   """The action at the fifth poll of one process."""
-  return lambda poll: action() if runtime.process() == number and poll == 5 else None
+  return lambda poll: action() if runtime.process_index() == number and poll == 5 else None
 
 
 def fail(error):
@@ -51,7 +51,7 @@ def talk(group):
   if group == "talk":
     with contextlib.suppress(ConfigError), runtime.Watch(limits):
       try:
-        runtime.compare({"config": {"lr": 0.1 + (runtime.process() == 2)}})
+        runtime.check_equal_facts({"config": {"lr": 0.1 + (runtime.process_index() == 2)}})
       except ConfigError as error:
         print(error, flush=True)
         raise
@@ -77,7 +77,7 @@ def fork(folder, group, number, count, port):
     "VITJAX_PROCESSES": str(count + (group == "missing")),
     "VITJAX_PROCESS": str(number),
   }
-  cli.main(lambda: talk(group))
+  cli.run_verb(lambda: talk(group))
   sys.exit(0)
 
 

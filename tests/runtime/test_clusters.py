@@ -34,13 +34,13 @@ def place(monkeypatch):
 
 
 def test_c7_counts_are_those_that_jax_reads(place):
-  assert clusters.detect() is None
+  assert clusters.detect_cluster() is None
   place(MPI)
-  found = clusters.detect()
+  found = clusters.detect_cluster()
   assert (found.name, found.count, found.process, found.local) == ("Open MPI", 8, 5, 4)
   assert (found.count, found.process) == (ompi_cluster.OmpiCluster.get_process_count(), 5)
   place(SLURM | {"SLURM_PROCID": "3", "SLURM_STEP_NUM_NODES": "4"})
-  found = clusters.detect()
+  found = clusters.detect_cluster()
   assert (found.name, found.count, found.process, found.local) == ("Slurm", 4, 3, 1)
   assert found.count == slurm_cluster.SlurmCluster.get_process_count()
   assert found.process == slurm_cluster.SlurmCluster.get_process_id()
@@ -50,13 +50,13 @@ def test_c7_counts_are_those_that_jax_reads(place):
 def test_c7_an_incomplete_placement_is_none(missing, place, monkeypatch):
   place(SLURM)
   monkeypatch.delenv(missing)
-  assert clusters.detect() is None
+  assert clusters.detect_cluster() is None
   assert not slurm_cluster.SlurmCluster.is_env_present()
 
 
 def test_c7_a_step_of_one_task_in_a_larger_job_is_one_process(place):
   place(SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1", "SLURM_PROCID": "0"})
-  found = clusters.detect()
+  found = clusters.detect_cluster()
   assert (found.count, found.process, found.local) == (1, 0, 1)
 
 
@@ -65,7 +65,7 @@ def test_c7_a_step_of_one_task_in_a_larger_job_is_one_process(place):
 def test_c7_a_count_that_is_no_number_is_one_line(name, text, place):
   place(SLURM | {name: text})
   with pytest.raises(ConfigError, match=f"{name}: expected a whole number, got {re.escape(repr(text))}.*=1"):
-    clusters.detect()
+    clusters.detect_cluster()
 
 
 @pytest.mark.parametrize(("local", "seen"), [(1, "all"), (4, "0"), (None, "0")])
@@ -78,7 +78,7 @@ def test_c7_a_task_alone_on_its_host_uses_all_gpus(local, seen, monkeypatch):
 
 def test_c7_one_process_can_be_requested_whatever_a_cluster_manager_set(place):
   place(SLURM | {"VITJAX_PROCESSES": "1"})
-  assert processes.placement() == ("", 1, 0)
+  assert processes.read_placement() == ("", 1, 0)
 
 
 @pytest.mark.heavy

@@ -9,15 +9,15 @@ from vit_jax.schema import ConfigError
 
 
 def test_a_process_alone_agrees_with_itself():
-  assert exchange.gather("text", "name") == ["text"]
-  assert exchange.missing() == ""
+  assert exchange.gather_texts("text", "name") == ["text"]
+  assert exchange.describe_missing() == ""
   runtime.barrier("name")
-  runtime.compare({"config": {"lr": 0.1}})
-  runtime.agree(None)
+  runtime.check_equal_facts({"config": {"lr": 0.1}})
+  runtime.raise_together(None)
   values = np.array([0.1, 1e300])
-  assert runtime.from_first(values) is values
+  assert runtime.copy_from_first(values) is values
 
 
 def test_a_problem_is_an_error():
   with pytest.raises(ConfigError, match="no such file"):
-    runtime.agree("no such file")
+    runtime.raise_together("no such file")

@@ -37,7 +37,7 @@ def test_the_table_of_the_page_has_codes_of_the_contract():
   ],
 )
 def test_an_error_ends_with_its_code_and_a_line(error, code):
-  found, message = runtime.ending(error, alone=False)
+  found, message = runtime.describe_exit(error, alone=False)
   assert found == code
   assert message
   assert "\n" not in message
@@ -47,21 +47,21 @@ def test_an_error_ends_with_its_code_and_a_line(error, code):
   "error", [KeyError("x"), RuntimeError("x"), jax.errors.JaxRuntimeError("INTERNAL: our fault"), ValueError("x")]
 )
 def test_a_bug_keeps_its_traceback(error):
-  assert runtime.ending(error) == (1, "")
+  assert runtime.describe_exit(error) == (1, "")
 
 
 def test_a_process_alone_has_no_peer_that_died():
-  assert runtime.ending(jax.errors.JaxRuntimeError("Gloo: closed by peer"))[0] == 1
+  assert runtime.describe_exit(jax.errors.JaxRuntimeError("Gloo: closed by peer"))[0] == 1
 
 
 def test_a_terminal_that_was_closed_ends_no_training(monkeypatch):
   for number in (errno.EPIPE, errno.EIO):
     monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(write=lambda text, number=number: fail(number)))
-    runtime.say("a line")
-    runtime.say("another")
+    runtime.print_line("a line")
+    runtime.print_line("another")
   monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(write=lambda text: fail(errno.ENOSPC)))
   with pytest.raises(OSError, match="No space"):
-    runtime.say("a line")
+    runtime.print_line("a line")
 
 
 def fail(number):

@@ -34,34 +34,34 @@ def taken(bucket, ends):
 
 def test_a_second_run_is_refused_while_the_first_one_lives(bucket, short, ends, capfd):
   with taken(bucket, ends):
-    assert leases.holder(bucket / "lock").startswith(f"{os.getpid()} on ")
+    assert leases.describe_holder(bucket / "lock").startswith(f"{os.getpid()} on ")
     assert (bucket / "lock").read_text().startswith(f"{os.getpid()} on ")
     with pytest.raises(ConfigError, match=rf"is in use by process {os.getpid()} on .*its workdir is free after 3 s"):
       leases.Lease(bucket / "lock", print)
   assert "Checking for up to 3 s" in capfd.readouterr().err
   assert not (bucket / "lock").exists()
-  assert leases.holder(bucket / "lock") is None
+  assert leases.describe_holder(bucket / "lock") is None
   assert not ends
 
 
 def test_a_lease_that_nobody_renews_is_free_after_its_duration(bucket, short, ends):
-  leases._Object(bucket / "lock").write(ELSEWHERE, "0")
-  assert leases.holder(bucket / "lock") == "7 on elsewhere"
+  leases._LeaseObject(bucket / "lock").write(ELSEWHERE, "0")
+  assert leases.describe_holder(bucket / "lock") == "7 on elsewhere"
   began = time.monotonic()
   with taken(bucket, ends):
     assert 1.5 < time.monotonic() - began < 10
-    assert leases.holder(bucket / "lock") != "7 on elsewhere"
+    assert leases.describe_holder(bucket / "lock") != "7 on elsewhere"
 
 
 def test_that_of_a_process_of_this_machine_that_has_ended_is_free_at_once(bucket, monkeypatch, ends):
   process = subprocess.Popen(["sleep", "60"])
-  identity = leases._identity(process.pid)
-  leases._Object(bucket / "lock").write(ELSEWHERE | {"process": identity}, "0")
-  assert leases.holder(bucket / "lock") == "7 on elsewhere"
+  identity = leases._identify_process(process.pid)
+  leases._LeaseObject(bucket / "lock").write(ELSEWHERE | {"process": identity}, "0")
+  assert leases.describe_holder(bucket / "lock") == "7 on elsewhere"
   process.kill()
-  while leases._identity(process.pid):
+  while leases._identify_process(process.pid):
     time.sleep(0.01)  # it is not waited for: a zombie has ended too
-  assert leases.holder(bucket / "lock") is None
+  assert leases.describe_holder(bucket / "lock") is None
   began = time.monotonic()
   with taken(bucket, ends):
     assert time.monotonic() - began < 5  # and not 60 s
@@ -96,15 +96,15 @@ def test_a_duration_that_is_none_is_refused_before_the_lease_is_taken(bucket, en
 
 
 def test_an_identity_that_is_none_of_ours_is_one_of_another_machine():
-  boot, space, *_ = leases._identity(os.getpid()).split()
+  boot, space, *_ = leases._identify_process(os.getpid()).split()
   for text in ("", "x", f"{boot} {space} notanumber 12", f"{boot} {space} ../1 12", f"{boot} {space} -1 12"):
-    assert not leases._ended(text)
-  assert leases._ended(f"{boot} {space} {os.getpid()} 12")
+    assert not leases._has_ended(text)
+  assert leases._has_ended(f"{boot} {space} {os.getpid()} 12")
 
 
 def test_who_has_lost_the_lease_ends_with_2_and_touches_it_no_more(bucket, short, ends):
   with taken(bucket, ends) as lease:
-    leases._Object(bucket / "lock").write(ELSEWHERE, lease._generation)
+    leases._LeaseObject(bucket / "lock").write(ELSEWHERE, lease._generation)
     lease._renewed()
   ((code, message),) = ends
   assert code == runtime.EXIT_CONFIG
@@ -147,10 +147,10 @@ def test_answers_that_are_lost_lose_no_lease(bucket_server, bucket, short, ends)
 
 
 def test_a_claimed_workdir_in_a_bucket_is_refused_and_then_free(bucket, short):
-  with runtime.claim(bucket):
-    assert runtime.holder(bucket).startswith(f"{os.getpid()} on ")
-    with pytest.raises(ConfigError, match="is in use by process"), runtime.locked(bucket):
+  with runtime.claim_workdir(bucket):
+    assert runtime.describe_holder(bucket).startswith(f"{os.getpid()} on ")
+    with pytest.raises(ConfigError, match="is in use by process"), runtime.lock_workdir(bucket):
       pass
-  assert runtime.holder(bucket) is None
-  with runtime.locked(bucket):
+  assert runtime.describe_holder(bucket) is None
+  with runtime.lock_workdir(bucket):
     pass

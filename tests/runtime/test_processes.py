@@ -22,16 +22,16 @@ def test_half_a_placement_is_refused(monkeypatch, value):
   if value:
     monkeypatch.setenv("VITJAX_PROCESS", value)
   with pytest.raises(ConfigError, match="VITJAX_PROCESS"):
-    processes.placement()
+    processes.read_placement()
 
 
 def test_a_coordinator_needs_a_port(monkeypatch):
   for name, value in zip(processes.NAMES, ("host", "2", "0"), strict=True):
     monkeypatch.setenv(name, value)
   with pytest.raises(ConfigError, match="VITJAX_COORDINATOR: 'host' is not host:port"):
-    processes.placement()
+    processes.read_placement()
   monkeypatch.setenv("VITJAX_COORDINATOR", "host:80")
-  assert processes.placement() == ("host:80", 2, 0)
+  assert processes.read_placement() == ("host:80", 2, 0)
 
 
 def test_variables_of_slices_that_are_no_more_are_dropped(monkeypatch):
@@ -77,8 +77,8 @@ def test_a_holder_that_ends_while_it_is_looked_at_holds_nothing(held):
 
 
 def test_a_trial_on_chips_of_its_own_may_stand_beside_another(held, monkeypatch):
-  monkeypatch.setattr(pool, "_devices", lambda: ("tpu", 2))
-  for group in pool.groups(2):
+  monkeypatch.setattr(pool, "_count_devices", lambda: ("tpu", 2))
+  for group in pool.divide_devices(2):
     with monkeypatch.context() as trial:
       for name, value in group.environment.items():
         trial.setenv(name, value)
@@ -112,19 +112,19 @@ def test_a_port_that_no_system_has_is_an_error():
 def test_clients_of_a_port_are_known():
   with socket.create_server(("127.0.0.1", 0)) as server:
     port = server.getsockname()[1]
-    assert processes.connected(port) == []
+    assert processes.list_clients(port) == []
     with socket.create_connection(("127.0.0.1", port)) as client:
-      assert processes.connected(port) == [f"127.0.0.1:{client.getsockname()[1]}"]
+      assert processes.list_clients(port) == [f"127.0.0.1:{client.getsockname()[1]}"]
 
 
 def test_compiled_programs_are_kept_where_the_user_or_the_system_says(monkeypatch, tmp_path):
   kept = jax.config.jax_compilation_cache_dir
   try:
-    processes._keep_programs()
+    processes._enable_compilation_cache()
     assert jax.config.jax_compilation_cache_dir == kept  # JAX_COMPILATION_CACHE_DIR of these tests goes first
     jax.config.update("jax_compilation_cache_dir", None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    processes._keep_programs()
+    processes._enable_compilation_cache()
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "vit_jax" / "programs")
   finally:
     jax.config.update("jax_compilation_cache_dir", kept)

@@ -22,7 +22,7 @@ def status(tmp_path, monkeypatch):
 
 def test_what_changed_is_written_once_a_second(status):
   file, now = status
-  said = progress.Progress()
+  said = progress.ProgressFile()
   said.say(3, "step", 3)
   assert json.loads(file.read_text()) == {"step": 3, "began": 3, "doing": "step", "polls": 3}
   now[0] += 0.5
@@ -41,28 +41,28 @@ def test_what_changed_is_written_once_a_second(status):
 def test_without_the_variable_nothing_is_written(tmp_path, monkeypatch):
   monkeypatch.delenv("VITJAX_STATUS", raising=False)
   monkeypatch.chdir(tmp_path)
-  progress.Progress().say(1, "step", 1)
+  progress.ProgressFile().say(1, "step", 1)
   assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_cannot_be_written_ends_nothing(status, monkeypatch):
   file, now = status
   file.mkdir()  # which no file replaces
-  said = progress.Progress()
+  said = progress.ProgressFile()
   said.say(1, "step", 1)
   file.rmdir()
   now[0] += 2
   said.say(1, "step", 1)
   assert json.loads(file.read_text())["step"] == 1  # tried again
   monkeypatch.setenv("VITJAX_STATUS", str(file.parent / "gone/status.json"))
-  progress.Progress().say(1, "step", 1)
+  progress.ProgressFile().say(1, "step", 1)
 
 
 def test_a_reader_never_sees_half_a_file(tmp_path, monkeypatch):
   file = tmp_path / "status.json"
   monkeypatch.setenv("VITJAX_STATUS", str(file))
   monkeypatch.setattr(progress, "EVERY", 0.0)
-  said, stop, seen = progress.Progress(), threading.Event(), []
+  said, stop, seen = progress.ProgressFile(), threading.Event(), []
   said.say(0, "step", 0)
 
   def read():

@@ -39,11 +39,11 @@ def other(name):
 @pytest.mark.parametrize("name", settings.REFUSED)
 def test_g_a_setting_with_which_nothing_can_be_compiled_or_run_is_one_line(name, capsys):
   before = getattr(jax.config, name)
-  settings.check()
+  settings.check_settings()
   jax.config.update(name, other(name))
   try:
     with pytest.raises(SystemExit) as ended:
-      cli.main(lambda: pytest.fail("the verb was called"))
+      cli.run_verb(lambda: pytest.fail("the verb was called"))
   finally:
     jax.config.update(name, before)
   (line,) = capsys.readouterr().err.splitlines()
@@ -57,14 +57,14 @@ def test_g_a_pattern_that_cannot_be_compiled_is_one_line():
     jax.config.update(name, pattern)
     try:
       with pytest.raises(ConfigError, match="not a regular expression") if wrong else contextlib.nullcontext():
-        settings.check()
+        settings.check_settings()
     finally:
       jax.config.update(name, None)
 
 
 def test_g_guards_that_only_log_are_allowed():
   with jax.transfer_guard("log"):
-    settings.check()
+    settings.check_settings()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_g_guards_that_only_log_are_allowed():
 def test_g_a_number_of_devices_below_one_is_one_line_that_names_its_variable(variable, value, monkeypatch):
   monkeypatch.setenv(variable, value)
   with pytest.raises(ConfigError, match=r"is not a number of devices. Set it to 1 or more") as error:
-    settings.check()
+    settings.check_settings()
   assert str(error.value).startswith(f"{variable}={value!r}: ")
 
 
@@ -94,7 +94,7 @@ def test_g_a_number_of_devices_below_one_is_one_line_that_names_its_variable(var
 )
 def test_g_other_numbers_of_devices_pass(variable, value, monkeypatch):
   monkeypatch.setenv(variable, value)
-  settings.check()
+  settings.check_settings()
 
 
 FLAGS = {
@@ -111,7 +111,7 @@ from vit_jax.runtime import settings
 for flags in json.loads(sys.argv[1]):
   os.environ["XLA_FLAGS"] = flags
   try:
-    settings.check()
+    settings.check_settings()
     print(json.dumps(None))
   except ValueError as error:
     print(json.dumps(str(error)))

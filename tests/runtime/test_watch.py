@@ -22,7 +22,7 @@ def verb():
     print("ready", flush=True)
     {}
     time.sleep(600)
-cli.main(verb)
+cli.run_verb(verb)
 """
 
 FILL = """import os; os.set_blocking(2, False)
@@ -82,7 +82,7 @@ def test_a_program_whose_parent_is_killed_stops_as_asked_on_any_system(tmp_path)
 def test_a_program_without_steps_is_stopped_where_it_is_and_closes(number):
   before, closed = signal.getsignal(number), []
   said = f"{number.name}.*; the same command starts or continues it"
-  with pytest.raises(runtime.Stop, match=said) as stop, runtime.stoppable(), contextlib.ExitStack() as stack:
+  with pytest.raises(runtime.Stop, match=said) as stop, runtime.convert_stop_signals(), contextlib.ExitStack() as stack:
     stack.callback(closed.append, 1)
     os.kill(os.getpid(), number)
     time.sleep(60)
@@ -265,4 +265,4 @@ def test_g_a_watchdog_that_cannot_start_ends_the_run(monkeypatch):
     pytest.fail("nothing may run without a watchdog")
   monkeypatch.undo()
   assert armed == [((7,), {"exit": True, "file": 2})]
-  assert runtime.ending(error.value)[0] == 2
+  assert runtime.describe_exit(error.value)[0] == 2

@@ -25,19 +25,19 @@ def test_a_claimed_workdir_is_refused_to_another_process_and_free_after_a_kill(t
   assert f"in use by process {first.pid} on" in second.stderr
   first.kill()
   first.wait()
-  with runtime.claim(tmp_path / "new"):
+  with runtime.claim_workdir(tmp_path / "new"):
     assert (tmp_path / "new/lock").read_text().startswith(f"{os.getpid()} on")
 
 
 def test_a_lock_that_is_no_file_is_named(tmp_path):
   os.mkfifo(tmp_path / "lock")
-  with pytest.raises(ConfigError, match=r"lock is not a regular file. Remove it"), runtime.claim(tmp_path):
+  with pytest.raises(ConfigError, match=r"lock is not a regular file. Remove it"), runtime.claim_workdir(tmp_path):
     pass
 
 
 def test_a_workdir_that_cannot_be_made_says_where_and_leaves_nothing(tmp_path):
   (tmp_path / "file").write_text("")
-  assert runtime.obstacle(tmp_path / "a" / "b") is runtime.obstacle(tmp_path) is None
-  problem = runtime.obstacle(tmp_path / "file" / "run")
+  assert runtime.check_creatable(tmp_path / "a" / "b") is runtime.check_creatable(tmp_path) is None
+  problem = runtime.check_creatable(tmp_path / "file" / "run")
   assert problem.startswith(f"--workdir: {tmp_path}/file/run cannot be made in {tmp_path}/file: Not a directory. ")
   assert [path.name for path in tmp_path.iterdir()] == ["file"]

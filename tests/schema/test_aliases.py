@@ -3,8 +3,10 @@
 import pytest
 
 from tests import recipes
-from vit_jax import build, config, flags
+from vit_jax import config
+from vit_jax.config import flags
 from vit_jax.schema import ConfigError, UnknownKeyError, aliases
+from vit_jax.training import build
 
 # Other choices that have a key which those of the base config do not have.
 NAMES = {"optim.momentum": {"optim.name": "sgd"}, "model.remat": {"model.scan": "true"}}
@@ -12,16 +14,16 @@ NAMES = {"optim.momentum": {"optim.name": "sgd"}, "model.remat": {"model.scan": 
 
 def base(**changes):
   """A run on a folder with a plain ViT, as its file and flags make it."""
-  edited = flags.load(recipes.path("folder"), {"data.path": "x", "init.from": "x"})
+  edited = flags.load_config(recipes.path("folder"), {"data.path": "x", "init.from": "x"})
   for key, text in changes.items():
-    flags.edit(edited, key, text)
+    flags.set_value(edited, key, text)
   return edited
 
 
 @pytest.mark.parametrize(("key", "example"), sorted(set(aliases.KEYS.values())))
 def test_f2_every_key_that_is_suggested_exists_and_takes_its_example(key, example):
   edited = base(**NAMES.get(key, {}))
-  flags.edit(edited, key, example)
+  flags.set_value(edited, key, example)
   build.complete(config.resolve(edited))
 
 
@@ -100,6 +102,6 @@ def test_f2_a_key_of_the_config_itself_counts_before_a_name_of_others():
 
 
 def test_f2_what_a_recipe_leaves_open_is_named_in_words():
-  assert aliases.wanted("config.init.from").startswith("the weights to start from")
-  assert aliases.wanted("config.evals.pets.data.path").startswith("the folder")
-  assert aliases.wanted("config.model.depth") is None
+  assert aliases.describe_value("config.init.from").startswith("the weights to start from")
+  assert aliases.describe_value("config.evals.pets.data.path").startswith("the folder")
+  assert aliases.describe_value("config.model.depth") is None

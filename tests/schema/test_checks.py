@@ -2,7 +2,7 @@
 
 import pytest
 
-from vit_jax.schema import ConfigError, Fraction, at, checks
+from vit_jax.schema import ConfigError, Fraction, checks, enter_key
 
 
 def test_f1_a_function_with_usable_types_passes():
@@ -34,5 +34,5 @@ def wrong(*, width: Fraction = 2.0): ...
   ],
 )
 def test_f1_another_function_is_refused_at_its_parameter(function, problem):
-  with pytest.raises(ConfigError, match=problem), at("config.x"):
+  with pytest.raises(ConfigError, match=problem), enter_key("config.x"):
     checks.check_types(function)

@@ -7,39 +7,48 @@ import ml_collections
 import pytest
 
 from vit_jax.schema import Text
-from vit_jax.schema.errors import LONGEST, ConfigError, at, nearest, place, readable, show, some
+from vit_jax.schema.errors import (
+  LONGEST,
+  ConfigError,
+  current_config_key,
+  enter_key,
+  format_names,
+  make_printable,
+  show,
+  suggest_nearest,
+)
 
 
 def test_places_are_joined_from_outside_to_inside():
-  with at("config"), at("evals"), at("pets"):
-    assert place() == "config.evals.pets"
-    assert place("batch") == "config.evals.pets.batch"
-    with at("shots"), at("[1]"):
-      assert place() == "config.evals.pets.shots[1]"
-    assert place() == "config.evals.pets"
-  assert place() == "" and place("batch") == "batch"
+  with enter_key("config"), enter_key("evals"), enter_key("pets"):
+    assert current_config_key() == "config.evals.pets"
+    assert current_config_key("batch") == "config.evals.pets.batch"
+    with enter_key("shots"), enter_key("[1]"):
+      assert current_config_key() == "config.evals.pets.shots[1]"
+    assert current_config_key() == "config.evals.pets"
+  assert current_config_key() == "" and current_config_key("batch") == "batch"
 
 
 def test_a_key_that_begins_at_the_config_is_a_whole_place():
-  with at("config.evals.pets"):
-    assert place("config.batch") == "config.batch"
-    with at("config.data"):
-      assert place("path") == "config.data.path"
-    assert place("configs") == "config.evals.pets.configs"
+  with enter_key("config.evals.pets"):
+    assert current_config_key("config.batch") == "config.batch"
+    with enter_key("config.data"):
+      assert current_config_key("path") == "config.data.path"
+    assert current_config_key("configs") == "config.evals.pets.configs"
 
 
 def test_a_place_is_left_by_an_error_too():
-  with pytest.raises(ConfigError) as caught, at("config.data"):
+  with pytest.raises(ConfigError) as caught, enter_key("config.data"):
     raise ConfigError("3 is wrong", "path")
-  assert place() == ""
+  assert current_config_key() == ""
   error = caught.value
   assert (error.place, error.message, str(error)) == ("config.data.path", "3 is wrong", "config.data.path: 3 is wrong")
 
 
 def test_an_error_keeps_the_place_where_it_was_made():
-  with at("config.data"):
+  with enter_key("config.data"):
     error = ConfigError("absent")
-  with pytest.raises(ConfigError, match=r"^config.data: absent$"), at("config.evals.pets"):
+  with pytest.raises(ConfigError, match=r"^config.data: absent$"), enter_key("config.evals.pets"):
     raise error
 
 
@@ -48,24 +57,24 @@ def test_an_error_of_no_place_says_its_message_alone():
 
 
 def test_an_error_survives_the_way_between_processes():
-  with at("config"):
+  with enter_key("config"):
     error = pickle.loads(pickle.dumps(ConfigError("wrong", "seed")))
   assert (error.place, str(error)) == ("config.seed", "config.seed: wrong")
 
 
 def test_threads_have_places_of_their_own():
   seen = []
-  with at("config"):
-    thread = threading.Thread(target=lambda: seen.append(place("x")))
+  with enter_key("config"):
+    thread = threading.Thread(target=lambda: seen.append(current_config_key("x")))
     thread.start()
     thread.join()
   assert seen == ["x"]
 
 
 def test_what_is_allowed_is_said_and_the_nearest_of_it():
-  assert nearest("adamv", ["adamw", "sgd"]) == " Did you mean 'adamw'? Allowed: adamw, sgd."
-  assert nearest("x", []) == ""
-  assert nearest("item", map(str, range(50))).endswith("39, ... (50 in all).")
+  assert suggest_nearest("adamv", ["adamw", "sgd"]) == " Did you mean 'adamw'? Allowed: adamw, sgd."
+  assert suggest_nearest("x", []) == ""
+  assert suggest_nearest("item", map(str, range(50))).endswith("39, ... (50 in all).")
 
 
 LONG = {
@@ -82,7 +91,7 @@ LONG = {
 def test_of_a_long_value_little_is_shown(name):
   value = LONG[name]
   assert len(show(value)) < 260
-  assert nearest(value, ["a"]) == " Allowed: a."
+  assert suggest_nearest(value, ["a"]) == " Allowed: a."
   assert len(str(ConfigError(f"{show(value)} is wrong. Allowed: 1", "seed"))) < 320
 
 
@@ -96,13 +105,13 @@ def test_of_a_long_message_the_beginning_and_the_end_are_shown():
 def test_a_terminal_shows_what_it_would_obey(odd):
   error = ConfigError(f"a {odd} b\nü", odd)
   assert odd not in str(error) and error.message.endswith(" b\nü")
-  assert error.message == readable(error.message)
+  assert error.message == make_printable(error.message)
 
 
 def test_a_name_does_not_begin_a_line():
-  assert some(["a\nerror: b", "c"]) == "a\\nerror: b, c"
-  assert "\n" not in nearest("a\nb", ["a\nc"])
-  assert some("abc", 2) == "a, b, ... (3 in all)"
+  assert format_names(["a\nerror: b", "c"]) == "a\\nerror: b, c"
+  assert "\n" not in suggest_nearest("a\nb", ["a\nc"])
+  assert format_names("abc", 2) == "a, b, ... (3 in all)"
 
 
 def test_a_group_of_a_config_is_shown_as_the_dict_that_it_is():

@@ -29,7 +29,7 @@ ACCURACY = {"name": "accuracy"}
   ],
 )
 def test_f2_a_partial_evaluation_is_filled_from_the_default(kind, evals, expected):
-  found = partial.with_names(kind({"evals": evals, "batch": 4}))
+  found = partial.add_names(kind({"evals": evals, "batch": 4}))
   plain = ml_collections.ConfigDict({"evals": dict(found["evals"])}).to_dict()["evals"]
   expected = expected or evals | {"val": ACCURACY | {"split": "val", "every": 2}}
   assert plain == expected and found["batch"] == 4
@@ -37,4 +37,4 @@ def test_f2_a_partial_evaluation_is_filled_from_the_default(kind, evals, expecte
 
 @pytest.mark.parametrize("config", [3, {}, {"evals": None}, {"evals": 3}])
 def test_f2_other_configs_stay_as_they_are(config):
-  assert partial.with_names(config) is config
+  assert partial.add_names(config) is config

@@ -18,7 +18,7 @@ PATH = "stages/2/blocks/17/attention/query/kernel"  # one of the longest that th
   ],
 )  # fmt: skip
 def test_what_recipes_write_is_allowed(pattern):
-  patterns.check(pattern)
+  patterns.check_pattern(pattern)
 
 
 @pytest.mark.parametrize(
@@ -31,18 +31,18 @@ def test_what_recipes_write_is_allowed(pattern):
 )  # fmt: skip
 def test_what_could_take_forever_is_refused_with_a_hint(pattern):
   with pytest.raises(ConfigError, match=r"could match in .* Allowed: 1,000,000.*several patterns"):
-    patterns.check(pattern)
+    patterns.check_pattern(pattern)
 
 
 @pytest.mark.parametrize("pattern", ["(", "[", "a{99999999999}", "(" * 500 + ")" * 500, "*", "a" * 1001])
 def test_what_is_no_pattern_is_refused(pattern):
   with pytest.raises(ConfigError, match=r"is not a regular expression|too long"):
-    patterns.check(pattern)
+    patterns.check_pattern(pattern)
 
 
 @pytest.mark.parametrize("pattern", [".*.*.*x", r"(\w+/)?" * 3 + "x", ".*(a|b|e)?.*[a-z]+x", "(?!.*x)(?!.*y).*z"])
 def test_the_worst_that_is_allowed_takes_milliseconds(pattern):
-  patterns.check(pattern)
+  patterns.check_pattern(pattern)
   started = time.process_time()
   for text in (PATH, "a" * patterns.LENGTH):
     assert not re.fullmatch(pattern, text)

@@ -33,17 +33,17 @@ TREE = {
   ],
 )
 def test_a_key_is_looked_for_by_its_last_words(key, there, editable):
-  assert places.elsewhere(config.recipe(**TREE) if editable else TREE, key) == there
+  assert places.find_other_places(config.recipe(**TREE) if editable else TREE, key) == there
 
 
 def test_few_of_many_places_are_named_as_flags():
   many = {"evals": {f"e{i}": {"data": {"path": "x"}} for i in range(9)}}
-  said = places.advice(many, "data.path")
+  said = places.suggest_places(many, "data.path")
   assert said == " Did you mean " + " or ".join(f"--config.evals.e{i}.data.path" for i in range(3)) + "?"
-  assert places.advice(many, "nothing") == ""
+  assert places.suggest_places(many, "nothing") == ""
 
 
 def test_values_that_are_not_given_yet_and_a_config_inside_itself_are_no_obstacle():
   tree = config.recipe(total=config.required)
   tree.again = tree
-  assert places.elsewhere(tree, "x.total")[0] == "total"
+  assert places.find_other_places(tree, "x.total")[0] == "total"

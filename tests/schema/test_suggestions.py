@@ -5,16 +5,18 @@ import shlex
 import pytest
 
 from tests import recipes
-from vit_jax import build, config, flags
+from vit_jax import config
+from vit_jax.config import flags
 from vit_jax.schema import aliases, suggestions
 from vit_jax.schema.suggestions import Suggestion
+from vit_jax.training import build
 
 KNOWN = {"--workdir": True, "--config": True, "--no-report": False}
 GROUPS = ["model", "data", "optim", "seed"]
 
 
 def of_flag(flag, value="", known=KNOWN, groups=GROUPS):
-  return str(suggestions.of_flag(flag, value, known, groups))
+  return str(suggestions.suggest_for_flag(flag, value, known, groups))
 
 
 @pytest.mark.parametrize(
@@ -76,14 +78,14 @@ DEPENDENT = {"model.remat": {"model.scan": "true"}, "optim.momentum": {"optim.na
 
 @pytest.mark.parametrize(("name", "value", "suggested"), TRANSLATED)
 def test_newcomer_4_a_value_is_translated_and_accepted(name, value, suggested):
-  found = suggestions.of_key(name, value)
+  found = suggestions.suggest_for_key(name, value)
   pairs = [word.removeprefix("--config.").partition("=") for word in shlex.split(" ".join(found.flags))]
   assert " ".join(f"{key}={text}" for key, _, text in pairs) == suggested
-  edited = flags.load(recipes.path("folder"), {"data.path": "x", "init.from": "x"})
+  edited = flags.load_config(recipes.path("folder"), {"data.path": "x", "init.from": "x"})
   for key, _, text in pairs:
     for other, needed in DEPENDENT.get(key, {}).items():
-      flags.edit(edited, other, needed)
-    flags.edit(edited, key, text)
+      flags.set_value(edited, other, needed)
+    flags.set_value(edited, key, text)
   build.complete(config.resolve(edited))
 
 
@@ -94,6 +96,10 @@ def test_newcomer_4_a_number_has_the_argument_of_a_choice_that_its_name_suggests
 
 
 def test_newcomer_4_several_suggestions_are_one_line_to_paste():
-  found = [suggestions.of_key("batch_size", "32"), Suggestion(remark="Leave it out"), suggestions.of_key("lr", "5e-4")]
-  assert suggestions.together(found) == " Did you mean --config.batch=32 --config.optim.lr=5e-4? Leave it out."
-  assert suggestions.together([Suggestion()]) == ""
+  found = [
+    suggestions.suggest_for_key("batch_size", "32"),
+    Suggestion(remark="Leave it out"),
+    suggestions.suggest_for_key("lr", "5e-4"),
+  ]
+  assert suggestions.join_suggestions(found) == " Did you mean --config.batch=32 --config.optim.lr=5e-4? Leave it out."
+  assert suggestions.join_suggestions([Suggestion()]) == ""

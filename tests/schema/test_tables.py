@@ -8,7 +8,7 @@ from vit_jax.schema import ConfigError, tables
 def test_a_derived_table_follows_its_base():
   base = {"a": 1, "b": 2, "c": 3}
   made = []
-  derived = tables.Derived(base, lambda name, entry: made.append(name) or f"{name}{entry}", without=("b",))
+  derived = tables.DerivedTable(base, lambda name, entry: made.append(name) or f"{name}{entry}", without=("b",))
   assert dict(derived) == {"a": "a1", "c": "c3"} and len(derived) == 2 and "b" not in derived
   assert derived["a"] == "a1" and made.count("a") == 1
   base["d"] = 4
@@ -21,7 +21,7 @@ def test_a_derived_table_follows_its_base():
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
-  table = tables.Derived({"adamw": 1, "sgd": 2}, lambda name, entry: (len, entry))
+  table = tables.DerivedTable({"adamw": 1, "sgd": 2}, lambda name, entry: (len, entry))
   assert tables.lookup(table, "sgd") == (len, 2)
   with pytest.raises(ConfigError, match=r"name: unknown name 'adamv'. Did you mean 'adamw'\? Allowed: adamw, sgd."):
     tables.lookup(table, "adamv")

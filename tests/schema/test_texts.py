@@ -30,7 +30,7 @@ def test_a_flag_may_be_written_as_a_config_is():
 )
 @pytest.mark.parametrize("word", [str, schema.Pattern])
 def test_what_is_no_list_of_words_is_shown_how_one_is_written(text, says, word):
-  with pytest.raises(ConfigError) as caught, schema.at("config.s"):
+  with pytest.raises(ConfigError) as caught, schema.enter_key("config.s"):
     schema.convert(schema.Text(text), tuple[word, ...])
   assert caught.value.message.endswith(says)
 

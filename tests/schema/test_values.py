@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from vit_jax.schema import Choice, Duration, choices, default_of, plain, word
+from vit_jax.schema import Choice, Duration, config_key, field_default, list_choices, to_plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,18 +15,18 @@ class Part:
 
 
 def test_a_part_of_a_config_is_plain_data():
-  assert plain(Part()) == {
+  assert to_plain(Part()) == {
     "from": None,
     "inner": {"name": "a", "b": {"name": "c"}, "d": [{"name": "e"}]},
     "several": {"x": {"name": "f", "n": 1}},
   }
-  assert type(plain(Duration("5ep"))) is str
+  assert type(to_plain(Duration("5ep"))) is str
 
 
 def test_f1_the_names_of_all_choices_are_found():
-  assert choices(Part()) == {"a", "c", "e", "f"}
+  assert list_choices(Part()) == {"a", "c", "e", "f"}
 
 
 def test_fields_have_words_and_defaults():
   first, _, last = dataclasses.fields(Part)
-  assert word(first) == "from" and default_of(first) is None and default_of(last)["x"].name == "f"
+  assert config_key(first) == "from" and field_default(first) is None and field_default(last)["x"].name == "f"

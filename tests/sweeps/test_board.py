@@ -4,10 +4,10 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import metadata
 
-from vit_jax import events
-from vit_jax.selection import Criterion
+from vit_jax.evals.selection import Criterion
 from vit_jax.sweeps import board
 from vit_jax.sweeps.trials import Trial
+from vit_jax.training import tensorboard
 
 
 def content(folder, tag):
@@ -23,7 +23,7 @@ def trials(tmp_path):
   for i, status in enumerate(("done", "failed", "done")):
     changes = {"optim.lr": 0.1 * i, "data.flip": bool(i), "optim.schedule": {"name": "cosine", "end": 0.0}, "seed": i}
     trial = Trial(f"t{i}", changes, {}, tmp_path / "trials" / f"t{i}", "{}", status, figures={"val/top1": 0.5})
-    file = events.EventFile(trial.workdir / "tensorboard")
+    file = tensorboard.EventFile(trial.workdir / "tensorboard")
     file.write(3, {"val/top1": 0.5})
     file.close()
     made.append(trial)
@@ -33,7 +33,7 @@ def trials(tmp_path):
 def test_a_trial_that_is_done_says_what_it_changes(tmp_path, trials):
   keys = ["optim.lr", "data.flip", "optim.schedule"]
   for _ in range(2):
-    board.write(tmp_path, trials, keys, ["loss", "val/top1"], Criterion("val/top1", "val"))
+    board.write_board(tmp_path, trials, keys, ["loss", "val/top1"], Criterion("val/top1", "val"))
   started = metadata.parse_session_start_info_plugin_data(
     content(trials[2].workdir / "tensorboard", metadata.SESSION_START_INFO_TAG)
   )
@@ -56,5 +56,5 @@ def test_a_trial_that_is_done_says_what_it_changes(tmp_path, trials):
 
 def test_a_trial_that_was_only_measured_has_no_board(tmp_path):
   trial = Trial("t", {"seed": 1}, {}, tmp_path / "t", "{}", "done")
-  board.write(tmp_path, [trial], ["seed"], [])
+  board.write_board(tmp_path, [trial], ["seed"], [])
   assert not trial.workdir.exists()

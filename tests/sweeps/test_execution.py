@@ -6,18 +6,20 @@ import shlex
 import pytest
 
 from tests.sweeps import studies
-from vit_jax import build, config, flags, runtime
+from vit_jax import config, runtime
+from vit_jax.config import flags
 from vit_jax.schema import ConfigError
 from vit_jax.sweeps import execution, pool
-from vit_jax.sweeps.record import Record
-from vit_jax.sweeps.screen import Screen
+from vit_jax.sweeps.record import SweepRecord
+from vit_jax.sweeps.screen import TrialScreen
+from vit_jax.training import build
 
 
 def run(folder, listed, command_of=studies.stand_in, groups=1):
   """Runs trials to their end; the record."""
-  record = Record(studies.study(folder, decide=None), listed)
+  record = SweepRecord(studies.study(folder, decide=None), listed)
   record.restore(listed, retry=False)
-  execution.run(record, listed, [pool.Group()] * groups, command_of, lambda: None)
+  execution.run_trials(record, listed, [pool.DeviceGroup()] * groups, command_of, lambda: None)
   return record
 
 
@@ -29,11 +31,11 @@ def test_a_command_is_what_a_shell_understands_and_makes_the_same_run(tmp_path):
   changes = {"optim.lr": 0.5, "data.warp": {"name": "affine", "degrees": 3.0}, "data.mean": (0.1, 0.2, 0.3)}
   made = studies.study(tmp_path, [changes], {"data.threads": "3"})
   (trial,) = made.trials()
-  words = shlex.split(shlex.join(execution.train_command(made.file, trial)))
+  words = shlex.split(shlex.join(execution.build_train_command(made.file, trial)))
   assert words[:5] == ["python", "-m", "vit_jax.train", f"--config={made.file}", f"--workdir={trial.workdir}"]
-  overrides, rest = flags.overrides(words[5:])
+  overrides, rest = flags.split_overrides(words[5:])
   assert rest == ["--no-report"]  # the sweep has one of its own
-  edited = flags.load(made.file, overrides)
+  edited = flags.load_config(made.file, overrides)
   assert config.dumps(build.complete(config.resolve(edited))) == trial.config
   assert json.loads(trial.config)["data"]["threads"] == 3
 
@@ -41,7 +43,7 @@ def test_a_command_is_what_a_shell_understands_and_makes_the_same_run(tmp_path):
 def test_a_finished_trial_is_scored_on_test_into_a_workdir_of_its_own(tmp_path):
   (trial,) = studies.waiting(tmp_path, 1)
   trial.workdir = tmp_path / "final" / trial.name
-  words = execution.evaluate_command(trial)
+  words = execution.build_evaluate_command(trial)
   assert words[2] == "vit_jax.evaluate"
   assert {f"--workdir={tmp_path / 'trials' / trial.name}", "--split=test", f"--report={trial.workdir}"} <= set(words)
 
@@ -99,25 +101,25 @@ def test_a_result_made_elsewhere_is_taken_and_one_of_another_config_is_not(tmp_p
 
 def test_a_trial_that_another_process_holds_is_waited_for(tmp_path, capsys):
   (trial,) = studies.waiting(tmp_path, 1)
-  with Screen([trial], None, lambda trial: tmp_path / "log") as screen:
-    with runtime.locked(trial.workdir):
-      assert execution.held(trial, screen)
-      assert execution.held(trial, screen)
+  with TrialScreen([trial], None, lambda trial: tmp_path / "log") as screen:
+    with runtime.lock_workdir(trial.workdir):
+      assert execution.is_held(trial, screen)
+      assert execution.is_held(trial, screen)
       assert capsys.readouterr().out.count("held by process") == 1
-    assert not execution.held(trial, screen)
+    assert not execution.is_held(trial, screen)
     assert trial.error == ""
 
 
 def test_a_trial_that_met_another_process_in_its_workdir_is_tried_again(tmp_path):
   (trial,) = studies.waiting(tmp_path, 1)
-  with runtime.locked(trial.workdir), pytest.raises(ConfigError) as error, runtime.locked(trial.workdir):
+  with runtime.lock_workdir(trial.workdir), pytest.raises(ConfigError) as error, runtime.lock_workdir(trial.workdir):
     pass
   (tmp_path / "log").write_text(f"error: {error.value}\n")
   trial.attempts = 1
-  execution.settle(trial, runtime.EXIT_CONFIG, tmp_path / "log")  # the other has left by now
+  execution.set_status(trial, runtime.EXIT_CONFIG, tmp_path / "log")  # the other has left by now
   assert trial.status == "waiting"
   trial.attempts = execution.ATTEMPTS
-  execution.settle(trial, runtime.EXIT_CONFIG, tmp_path / "log")
+  execution.set_status(trial, runtime.EXIT_CONFIG, tmp_path / "log")
   assert trial.status == "failed" and str(trial.workdir) in trial.error
 
 
@@ -130,7 +132,7 @@ def test_the_last_error_of_a_log_is_its_reason(tmp_path):
     ("error: far away\n" + "x\n" * 50, "x"),
   ):
     log.write_text(text)
-    assert execution.last_error(log) == reason
+    assert execution.find_last_error(log) == reason
 
 
 def test_figures_that_are_none_are_said(tmp_path):
@@ -138,11 +140,11 @@ def test_figures_that_are_none_are_said(tmp_path):
   trial.workdir.mkdir(parents=True)
   (trial.workdir / "figures.json").write_text('{"figures": 3}')
   with pytest.raises(ConfigError, match=r"figures\.json contains no figures"):
-    execution.take_result(trial)
+    execution.read_result(trial)
   (trial.workdir / "result.json").write_text('{"top1": "much", "train_seconds": "1"}')
-  assert execution.take_result(trial) and trial.status == "failed"  # without its config.json it may be another's
+  assert execution.read_result(trial) and trial.status == "failed"  # without its config.json it may be another's
   (trial.workdir / "config.json").write_text(trial.config)
-  assert execution.take_result(trial) and (trial.status, trial.figures, trial.seconds) == ("done", {}, 0.0)
+  assert execution.read_result(trial) and (trial.status, trial.figures, trial.seconds) == ("done", {}, 0.0)
 
 
 def test_a2_a_result_that_is_not_finite_is_a_trial_that_diverged(tmp_path):
@@ -150,5 +152,5 @@ def test_a2_a_result_that_is_not_finite_is_a_trial_that_diverged(tmp_path):
   trial.workdir.mkdir(parents=True)
   (trial.workdir / "config.json").write_text(trial.config)
   (trial.workdir / "result.json").write_text('{"top1": 0.5, "val/loss": NaN}')
-  assert execution.take_result(trial)
+  assert execution.read_result(trial)
   assert (trial.status, trial.error) == ("diverged", "its result is not finite: val/loss is nan")

@@ -29,45 +29,45 @@ def script(text):
 
 def test_cores_are_shared_out_and_none_twice(monkeypatch):
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 1, 2, 7, 9}, raising=False)
-  assert [group.cores for group in pool.groups(2)] == [(1, 2), (4, 7)]
-  assert pool.groups(1) == [pool.Group()]
+  assert [group.cores for group in pool.divide_devices(2)] == [(1, 2), (4, 7)]
+  assert pool.divide_devices(1) == [pool.DeviceGroup()]
   with pytest.raises(
     ConfigError, match=r"--parallel: 6 groups of this machine's 5 CPU cores. Allowed: \[1, 2, 3, 4, 5\]"
   ):
-    pool.groups(6)
+    pool.divide_devices(6)
   with pytest.raises(ConfigError, match="--parallel: 0 groups"):
-    pool.groups(0)
+    pool.divide_devices(0)
 
 
 def test_gpus_are_those_that_are_visible(monkeypatch):
-  monkeypatch.setattr(pool, "_devices", lambda: ("gpu", 4))
+  monkeypatch.setattr(pool, "_count_devices", lambda: ("gpu", 4))
   monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-  assert [group.environment for group in pool.groups(2)] == [
+  assert [group.environment for group in pool.divide_devices(2)] == [
     {"CUDA_VISIBLE_DEVICES": "0,1"},
     {"CUDA_VISIBLE_DEVICES": "2,3"},
   ]
   monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6,7")
-  assert [group.environment["CUDA_VISIBLE_DEVICES"] for group in pool.groups(3)] == ["5", "6", "7"]
+  assert [group.environment["CUDA_VISIBLE_DEVICES"] for group in pool.divide_devices(3)] == ["5", "6", "7"]
 
 
 def test_tpu_chips_are_boxes_with_a_coordinator_of_their_own(monkeypatch):
-  monkeypatch.setattr(pool, "_devices", lambda: ("tpu", 4))
-  first, second = (group.environment for group in pool.groups(2))
+  monkeypatch.setattr(pool, "_count_devices", lambda: ("tpu", 4))
+  first, second = (group.environment for group in pool.divide_devices(2))
   assert (first["TPU_VISIBLE_CHIPS"], second["TPU_VISIBLE_CHIPS"]) == ("0,1", "2,3")
   assert first["TPU_CHIPS_PER_PROCESS_BOUNDS"] == "1,2,1"
   assert first["VITJAX_PROCESSES"] == "1"
   with pytest.raises(ConfigError, match=r"this machine's 4 TPU chips. Allowed: \[1, 2, 3, 4\]"):
-    pool.groups(5)
+    pool.divide_devices(5)
 
 
 def test_a_command_has_its_cores_its_environment_and_its_log(tmp_path):
   core = min(os.sched_getaffinity(0))
   text = "import os; print(os.environ['X'], sorted(os.sched_getaffinity(0)))"
-  with contextlib.closing(pool.Pool([pool.Group({"X": "here"}, (core,))])) as running:
+  with contextlib.closing(pool.Pool([pool.DeviceGroup({"X": "here"}, (core,))])) as running:
     running.start("a", script(text), tmp_path / "logs" / "a")
     assert not running.has_room
     codes = {}
-    until(lambda: codes.update(running.finished()) or codes)
+    until(lambda: codes.update(running.collect_finished()) or codes)
     assert (codes, running.has_room, running.names) == ({"a": 0}, True, [])
   assert (tmp_path / "logs" / "a").read_text() == f"here [{core}]\n"
 
@@ -76,7 +76,7 @@ def test_closing_asks_first_and_reports_how_each_ended(tmp_path):
   polite = (
     "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(42)); print('up', flush=True); time.sleep(99)"
   )
-  running = pool.Pool([pool.Group()] * 2)
+  running = pool.Pool([pool.DeviceGroup()] * 2)
   running.start("polite", script(polite), tmp_path / "polite")
   running.start("failing", script(polite.replace("time.sleep(99)", "sys.exit(3)")), tmp_path / "failing")
   until(lambda: all("up" in (tmp_path / name).read_text() for name in ("polite", "failing")))
@@ -88,7 +88,7 @@ def test_closing_asks_first_and_reports_how_each_ended(tmp_path):
 def test_what_does_not_stop_is_ended(tmp_path, monkeypatch):
   monkeypatch.setattr(pool, "PATIENCE", 0.5)
   deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(99)"
-  running = pool.Pool([pool.Group()])
+  running = pool.Pool([pool.DeviceGroup()])
   running.start("deaf", script(deaf), tmp_path / "deaf")
   until(lambda: "up" in (tmp_path / "deaf").read_text())
   assert running.close() == {"deaf": -signal.SIGKILL}

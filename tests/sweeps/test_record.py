@@ -9,9 +9,9 @@ import pytest
 from vit_jax.config import Sweep
 from vit_jax.schema import ConfigError
 from vit_jax.sweeps import results
-from vit_jax.sweeps.record import Record
+from vit_jax.sweeps.record import SweepRecord
 from vit_jax.sweeps.study import Study
-from vit_jax.sweeps.trials import Trial, settings
+from vit_jax.sweeps.trials import Trial, group_settings
 
 
 def trials(folder):
@@ -37,7 +37,7 @@ def fresh(listed):
 
 
 def record_of(workdir, listed, file="it.py", overrides=(), **sweep):
-  return Record(Study(file, dict(overrides), Sweep([{}], **sweep), workdir), listed)
+  return SweepRecord(Study(file, dict(overrides), Sweep([{}], **sweep), workdir), listed)
 
 
 def restored(workdir, listed, retry=False):
@@ -50,7 +50,7 @@ def restored(workdir, listed, retry=False):
 def test_the_table_has_the_means_of_the_settings_and_the_metrics_of_the_last_runs(tmp_path, capsys):
   listed = trials(tmp_path / "trials")
   record = record_of(tmp_path, listed, final=[{"seed": 0}, {"seed": 1}])
-  record.best = results.ranked(settings(listed), "val/top1")[0]
+  record.best = results.rank_settings(group_settings(listed), "val/top1")[0]
   record.last_runs = [
     trial(tmp_path / "final", "done", {"top1": top1, "loss": loss}, lr=0.2, seed=seed)
     for seed, (top1, loss) in enumerate([(0.91, 0.2), (0.93, 0.4)])

@@ -8,7 +8,7 @@ import pytest
 
 from vit_jax.config import Sweep
 from vit_jax.sweeps import results
-from vit_jax.sweeps.trials import Trial, settings
+from vit_jax.sweeps.trials import Trial, group_settings
 
 
 def trial(status="done", figures=(), **changes):
@@ -25,25 +25,25 @@ def four(first=(0.5, 0.7), second=(0.9, 0.1), figure="val/top1"):
 
 
 def test_the_best_has_the_best_mean_and_all_of_its_seeds():
-  candidates = settings(four())
-  assert [setting.changes["optim.lr"] for setting in results.ranked(candidates, "val/top1")] == [0.1, 0.2]
-  losses = settings(four((0.5, 0.7), (0.1, 0.2), "val/loss"))
-  assert [setting.changes["optim.lr"] for setting in results.ranked(losses, "val/loss")] == [0.2, 0.1]
-  failing = settings([*four(), trial("diverged", optim__lr=0.1, seed=2)])
-  assert [setting.changes["optim.lr"] for setting in results.ranked(failing, "val/top1")] == [0.2]
-  equal = settings(four((0.5, 0.5), (0.5, 0.5)))
-  assert [setting.changes["optim.lr"] for setting in results.ranked(equal, "val/top1")] == [0.1, 0.2]
+  candidates = group_settings(four())
+  assert [setting.changes["optim.lr"] for setting in results.rank_settings(candidates, "val/top1")] == [0.1, 0.2]
+  losses = group_settings(four((0.5, 0.7), (0.1, 0.2), "val/loss"))
+  assert [setting.changes["optim.lr"] for setting in results.rank_settings(losses, "val/loss")] == [0.2, 0.1]
+  failing = group_settings([*four(), trial("diverged", optim__lr=0.1, seed=2)])
+  assert [setting.changes["optim.lr"] for setting in results.rank_settings(failing, "val/top1")] == [0.2]
+  equal = group_settings(four((0.5, 0.5), (0.5, 0.5)))
+  assert [setting.changes["optim.lr"] for setting in results.rank_settings(equal, "val/top1")] == [0.1, 0.2]
   for setting, loss in zip(equal, (0.3, 0.2), strict=True):
     for one in setting.trials:
       one.figures["val/loss"] = loss
-  assert [setting.changes["optim.lr"] for setting in results.ranked(equal, "val/top1")] == [0.2, 0.1]
+  assert [setting.changes["optim.lr"] for setting in results.rank_settings(equal, "val/top1")] == [0.2, 0.1]
 
 
 def test_what_varies_is_what_the_table_has_columns_for():
   trials = [*four(), trial(optim__lr=0.1, seed=0, batch=3)]
-  assert results.varied(trials) == ["optim.lr", "seed", "batch"]
-  assert results.varied(four()[:2]) == ["seed"]
-  assert results.varied([trial(model={"name": "a"}), trial(model={"name": "b"})]) == ["model"]
+  assert results.find_varied_keys(trials) == ["optim.lr", "seed", "batch"]
+  assert results.find_varied_keys(four()[:2]) == ["seed"]
+  assert results.find_varied_keys([trial(model={"name": "a"}), trial(model={"name": "b"})]) == ["model"]
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def test_what_varies_is_what_the_table_has_columns_for():
   ],
 )
 def test_mean_and_standard_deviation_with_their_count(values, share, text):
-  assert results.mean_and_deviation(values, share) == text
+  assert results.format_mean_and_deviation(values, share) == text
 
 
 def test_the_table_says_what_failed_and_which_is_best():
   trials = [*four(), trial("failed", model="a|b")]
-  best = results.ranked(settings(trials), "val/top1")[0]
-  lines = results.table(trials, ["val/top1"], best).splitlines()
+  best = results.rank_settings(group_settings(trials), "val/top1")[0]
+  lines = results.format_settings(trials, ["val/top1"], best).splitlines()
   cells = [[cell.strip() for cell in line.strip("|").replace("\\|", "/").split("|")] for line in lines]
   assert cells[0] == ["optim.lr", "model", "val/top1, %", "trials"]
   assert cells[2] == ["**0.1**", "**-**", "**60.00 ± 14.14 (2)**", "**2 done**"]
@@ -72,12 +72,14 @@ def test_the_table_says_what_failed_and_which_is_best():
 
 
 def test_a_sweep_over_seeds_alone_has_one_row():
-  lines = results.table([trial(figures={"top1": 0.5}, seed=s) for s in (0, 1)], ["top1"], None).splitlines()
+  lines = results.format_settings([trial(figures={"top1": 0.5}, seed=s) for s in (0, 1)], ["top1"], None).splitlines()
   assert [cell.strip() for cell in lines[2].strip("|").split("|")] == ["unchanged", "50.00 ± 0.00 (2)", "2 done"]
 
 
 def test_the_last_runs_metrics_on_test_are_a_row_each():
-  lines = results.final_table([trial(figures={"top1": value, "loss": 2 * value}) for value in (0.5, 0.7)]).splitlines()
+  lines = results.format_final_runs(
+    [trial(figures={"top1": value, "loss": 2 * value}) for value in (0.5, 0.7)]
+  ).splitlines()
   cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
   assert cells[2:] == [
     ["test/top1", "60.00 ± 14.14 (2)"],
@@ -87,13 +89,13 @@ def test_the_last_runs_metrics_on_test_are_a_row_each():
 
 def test_a_setting_without_the_figure_that_decides_is_not_the_best():
   without = trial(figures={"loss": 1.0}, optim__lr=0.3, seed=0)
-  order = results.ranked(settings([*four(), without]), "val/top1")
+  order = results.rank_settings(group_settings([*four(), without]), "val/top1")
   assert [setting.changes["optim.lr"] for setting in order] == [0.1, 0.2]
 
 
 def test_a_setting_of_several_tasks_has_no_deviation():
   rows = [trial(figures={"top1": top1}, task=task) for task, top1 in (("a", 0.5), ("b", 0.7))]
-  lines = results.table(rows, ["top1"], None, "task").splitlines()
+  lines = results.format_settings(rows, ["top1"], None, "task").splitlines()
   assert "60.00 (2)" in lines[2] and "±" not in lines[2] and len(lines) == 3
 
 
@@ -105,10 +107,10 @@ def measured(lr, seed, val, test, images=106):
 
 def test_e2_a_sweep_that_decides_nothing_is_ranked_by_val_although_test_disagrees():
   trials = [measured(0.001, 0, 0.8962, 0.99), measured(0.003, 0, 0.9057, 0.97)]
-  chosen = results.criterion(trials, None)
+  chosen = results.find_criterion(trials, None)
   assert chosen == ("val/top1", "val")
-  assert [s.changes["optim.lr"] for s in results.ranked(settings(trials), chosen.metric)] == [0.003, 0.001]
-  (words,) = results.choice(trials, Sweep([{}], decide=None))
+  assert [s.changes["optim.lr"] for s in results.rank_settings(group_settings(trials), chosen.metric)] == [0.003, 0.001]
+  (words,) = results.describe_choice(trials, Sweep([{}], decide=None))
   assert words.startswith(
     "Ranked by val/top1 (split 'val'): higher is better. This sweep does not select a setting. First: "
   )
@@ -117,7 +119,7 @@ def test_e2_a_sweep_that_decides_nothing_is_ranked_by_val_although_test_disagree
 
 def test_e2_a_comparison_on_test_is_stated():
   trials = [trial(figures={"top1": top1, "images": 1000}, optim__lr=top1, seed=0) for top1 in (0.5, 0.9)]
-  (words,) = results.choice(trials, Sweep([{}], decide=None))
+  (words,) = results.describe_choice(trials, Sweep([{}], decide=None))
   assert "Ranked by test/top1 (split 'test')" in words and "uses 'test'" in words
   assert "Difference from the next setting, optim.lr=0.5: 40.00 points" in words and "not enough" not in words
 
@@ -126,7 +128,7 @@ def test_e7_settings_of_several_seeds_are_compared_by_their_spread():
   trials = [
     measured(lr, seed, val, 0.5) for lr, vals in ((1, (0.9, 0.92)), (2, (0.89, 0.91))) for seed, val in enumerate(vals)
   ]
-  (words,) = results.choice(trials, Sweep([{}]))
+  (words,) = results.describe_choice(trials, Sweep([{}]))
   assert "Welch's t-test over seeds). There are not enough runs to decide which is better." in words
 
 
@@ -134,7 +136,7 @@ def test_e7_a_verdict_raises_few_false_alarms():
   draw, alarms = np.random.default_rng(0), 0
   for _ in range(400):  # two settings that are equally good
     one, other = ({"val/top1": right / 200, "val/images": 200} for right in draw.binomial(200, 0.9, 2))
-    alarms += "not enough" not in results.lead([one], [other], "val/top1", "b")
+    alarms += "not enough" not in results.describe_lead([one], [other], "val/top1", "b")
   assert alarms / 400 < 0.08  # nominal 0.05, four standard deviations are 0.04
 
 
@@ -143,5 +145,5 @@ def test_e7_a_verdict_raises_few_false_alarms():
 def test_a2_a_setting_with_a_figure_that_is_not_finite_is_never_the_best(value, position):
   values = [(0.5, 0.7), (0.5, 0.7)]
   values[position] = (value, 0.9)
-  [best] = results.ranked(settings(four(*values)), "val/top1")
+  [best] = results.rank_settings(group_settings(four(*values)), "val/top1")
   assert best.changes["optim.lr"] == (0.1, 0.2)[1 - position]

@@ -10,7 +10,7 @@ import pytest
 import rich.console
 
 from vit_jax.sweeps import screen
-from vit_jax.sweeps.screen import Screen
+from vit_jax.sweeps.screen import TrialScreen
 from vit_jax.sweeps.trials import Trial
 
 
@@ -28,7 +28,7 @@ def test_a_terminal_gets_a_table_with_the_last_line_of_each_log(tmp_path, trials
   log = tmp_path / "log"
   log.write_bytes(b"first\n" + b"x" * 3000 + b"\n  12/40  30%  loss 1.5\n\n")
   console = rich.console.Console(width=100, record=True, file=io.StringIO())
-  console.print(Screen(trials, "val/top1", lambda trial: log).table())
+  console.print(TrialScreen(trials, "val/top1", lambda trial: log).table())
   text = console.export_text()
   assert "1 done, 1 running, 1 failed" in text
   assert "12/40  30%  loss 1.5" in text
@@ -37,7 +37,7 @@ def test_a_terminal_gets_a_table_with_the_last_line_of_each_log(tmp_path, trials
 
 def test_without_a_terminal_each_change_is_a_line(capsys, monkeypatch, trials):
   monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
-  with Screen(trials, "val/top1", lambda trial: pathlib.Path("none")) as shown:
+  with TrialScreen(trials, "val/top1", lambda trial: pathlib.Path("none")) as shown:
     shown.changed(trials[1])
     shown.changed(trials[2])
     shown.refresh()
@@ -53,21 +53,21 @@ def test_without_a_terminal_each_change_is_a_line(capsys, monkeypatch, trials):
 def test_e2_if_nothing_decides_val_is_shown_before_test_and_named(trials, figures, expected):
   trials[1].figures = figures
   console = rich.console.Console(width=100, record=True, file=io.StringIO())
-  console.print(Screen(trials, None, lambda trial: pathlib.Path("none")).table())
+  console.print(TrialScreen(trials, None, lambda trial: pathlib.Path("none")).table())
   assert expected in console.export_text()
 
 
 def test_the_last_line_ends_where_a_progress_bar_returns(tmp_path):
   (tmp_path / "log").write_bytes(b"10%\r20%\r30% \xff\n\n")
-  assert screen.last_line(tmp_path / "log") == "30% �"
-  assert screen.last_line(tmp_path / "nothing") == ""
+  assert screen.read_last_line(tmp_path / "log") == "30% �"
+  assert screen.read_last_line(tmp_path / "nothing") == ""
 
 
 def test_a_terminal_that_is_closed_ends_no_sweep(monkeypatch, trials):
   here, there = pty.openpty()
   with os.fdopen(there, "w") as terminal, monkeypatch.context() as patched:
     patched.setattr(sys, "stdout", terminal)
-    with Screen(trials, None, lambda trial: pathlib.Path("none")) as shown:
+    with TrialScreen(trials, None, lambda trial: pathlib.Path("none")) as shown:
       shown.refresh()
       os.close(here)
       for _ in range(2):

@@ -32,11 +32,11 @@ def test_the_best_setting_is_chosen_and_finished_runs_are_reused(tmp_path, capsy
   listed = study.trials()
   for trial, top1 in zip(listed, (0.1, 0.9, 0.6, 0.6), strict=True):
     finished(trial, top1)
-  (last,) = study.last_runs(search.settings(listed)[1])
+  (last,) = study.last_runs(search.group_settings(listed)[1])
   last.workdir.mkdir(parents=True)
   (last.workdir / "config.json").write_text(last.config)
   (last.workdir / "result.json").write_text('{"top1": 0.7, "train_seconds": 1.0}')
-  search.search(study, listed, [pool.Group()], retry=False)
+  search.run_study(study, listed, [pool.DeviceGroup()], retry=False)
   written = json.loads((tmp_path / "sweep.json").read_text())
   assert written["best"] == {"optim.lr": 0.2}
   assert [run["figures"]["top1"] for run in written["final"]] == [0.7]
@@ -51,11 +51,11 @@ def test_of_a_suite_one_setting_is_best_for_all_tasks_and_each_has_its_column(tm
   listed = study.trials()
   for trial, top1 in zip(listed, (0.9, 0.1, 0.6, 0.7), strict=True):  # the best of one task is not that of both
     finished(trial, top1)
-  for last, top1 in zip(study.last_runs(search.settings(listed, "data.test")[1]), (0.5, 0.7), strict=True):
+  for last, top1 in zip(study.last_runs(search.group_settings(listed, "data.test")[1]), (0.5, 0.7), strict=True):
     last.workdir.mkdir(parents=True)
     (last.workdir / "config.json").write_text(last.config)
     (last.workdir / "result.json").write_text(json.dumps({"top1": top1}))
-  search.search(study, listed, [pool.Group()], retry=False)
+  search.run_study(study, listed, [pool.DeviceGroup()], retry=False)
   assert json.loads((tmp_path / "sweep.json").read_text())["best"] == {"optim.lr": 0.2}
   said = capsys.readouterr().out
   assert "65.00" in said and "60.00" in said  # mean that decided, mean on test
@@ -66,14 +66,17 @@ def test_nothing_to_choose_from_is_an_error_and_the_table_is_there(tmp_path):
   listed = study.trials()
   listed[0].fail("too large", "diverged")
   with pytest.raises(ConfigError, match="no setting was selected"):
-    search.search(study, listed, [pool.Group()], retry=False)
+    search.run_study(study, listed, [pool.DeviceGroup()], retry=False)
   assert "diverged" in (tmp_path / "sweep.md").read_text()
 
 
 def test_a_workdir_in_use_is_refused(tmp_path):
   study = studies.study(tmp_path)
-  with runtime.locked(tmp_path), pytest.raises(ConfigError, match=f"{tmp_path} is in use by process {os.getpid()}"):
-    search.search(study, study.trials(), [pool.Group()], retry=False)
+  with (
+    runtime.lock_workdir(tmp_path),
+    pytest.raises(ConfigError, match=f"{tmp_path} is in use by process {os.getpid()}"),
+  ):
+    search.run_study(study, study.trials(), [pool.DeviceGroup()], retry=False)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +84,7 @@ def test_a_workdir_in_use_is_refused(tmp_path):
 )
 def test_a_request_to_stop_ends_a_search_with_its_code(number, code):
   before = signal.getsignal(number)
-  with search.stoppable() as poll:
+  with search.handle_stop_signals() as poll:
     poll()
     signal.raise_signal(number)
     with pytest.raises(runtime.Stop, match="the same command continues") as stop:
@@ -93,7 +96,7 @@ def test_a_request_to_stop_ends_a_search_with_its_code(number, code):
 def test_what_nohup_ignores_stays_ignored():
   before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
   try:
-    with search.stoppable() as poll:
+    with search.handle_stop_signals() as poll:
       signal.raise_signal(signal.SIGHUP)
       poll()
   finally:
@@ -101,7 +104,7 @@ def test_what_nohup_ignores_stays_ignored():
 
 
 def test_the_first_request_counts_and_what_saves_is_left_in_peace():
-  with search.stoppable() as poll:
+  with search.handle_stop_signals() as poll:
     for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
       signal.raise_signal(number)
     with pytest.raises(KeyboardInterrupt):  # who waits for it may end it
@@ -128,11 +131,11 @@ from vit_jax.sweeps import execution, pool, record, search
 folder = pathlib.Path(sys.argv[1])
 trials = studies.waiting(folder, 1)
 wait = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(42)); print('up', flush=True); time.sleep(600)"
-written = record.Record(studies.study(folder), trials)
+written = record.SweepRecord(studies.study(folder), trials)
 def verb():
-  with search.stoppable() as poll:
-    execution.run(written, trials, [pool.Group()], lambda trial: ["python", "-c", wait], poll)
-cli.main(verb)
+  with search.handle_stop_signals() as poll:
+    execution.run_trials(written, trials, [pool.DeviceGroup()], lambda trial: ["python", "-c", wait], poll)
+cli.run_verb(verb)
 """
 
 

@@ -9,11 +9,12 @@ import pytest
 
 from tests import runs
 from tests.sweeps import studies
-from vit_jax import build, config, flags, schema
-from vit_jax.config import Sweep
-from vit_jax.corpora.builders import prepare
+from vit_jax import config, schema
+from vit_jax.config import Sweep, flags
+from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.schema import ConfigError
 from vit_jax.sweeps import study, trials
+from vit_jax.training import build
 
 
 def planned(tmp_path, rows, decide="val/top1", final=(), **overrides):
@@ -78,7 +79,7 @@ def test_a_weight_average_may_decide_where_there_is_one(tmp_path):
   ],
 )
 def test_absent_data_and_shared_images_are_seen_before_anything_is_started(tmp_path, changes, place, suggestion):
-  prepare("digits")
+  prepare_dataset("digits")
   made = planned(tmp_path, [{"seed": 5}, changes])
   listed = made.trials()
   if listed[1].config is not None:
@@ -95,7 +96,7 @@ def test_absent_data_and_shared_images_are_seen_before_anything_is_started(tmp_p
 def test_the_last_runs_see_test_and_not_what_they_are_trained_on(tmp_path):
   final = [{"data.train": "train[:160]", "seed": 4}]
   made = planned(tmp_path, [{"optim.lr": 0.1, "seed": 3}], final=final)
-  best = trials.settings(made.trials())[0]
+  best = trials.group_settings(made.trials())[0]
   (last,) = made.last_runs(best)
   run = json.loads(last.config)
   assert list(run["evals"]) == ["test"] and run["evals"]["test"]["every"] == "100%"
@@ -106,7 +107,7 @@ def test_the_last_runs_see_test_and_not_what_they_are_trained_on(tmp_path):
 def test_without_final_the_best_setting_s_own_trials_are_scored(tmp_path):
   made = planned(tmp_path, [{"optim.lr": 0.1, "seed": 3}])
   (trial,) = made.trials()
-  (last,) = made.last_runs(trials.settings([trial])[0])
+  (last,) = made.last_runs(trials.group_settings([trial])[0])
   assert (last.name, last.config, last.figures) == (trial.name, trial.config, {})
   assert last.workdir == tmp_path / "final" / trial.name
 
@@ -144,18 +145,18 @@ def test_a_study_that_cannot_be_is_an_error(tmp_path, rows, final, overrides, pl
 def test_a_file_without_a_sweep_is_named(tmp_path, body, word):
   file = studies.sweep_file(tmp_path, body)
   with pytest.raises(ConfigError) as error:
-    study.sweep_of(file)
+    study.load_sweep(file)
   assert file in str(error.value) and word in str(error.value)
 
 
 def test_a_sweep_takes_the_argument_of_its_file(tmp_path):
   file = studies.sweep_file(tmp_path, "def sweep(lr):\n  return [{'seed': int(lr)}]")
-  assert study.sweep_of(f"{file}:7").trials == [{"seed": 7}]
+  assert study.load_sweep(f"{file}:7").trials == [{"seed": 7}]
 
 
 def test_a_list_of_changes_is_compared_and_nothing_chosen(tmp_path):
   file = studies.sweep_file(tmp_path, "def sweep():\n  return [{'seed': 1}]")
-  assert study.sweep_of(file) == Sweep([{"seed": 1}], decide=None)
+  assert study.load_sweep(file) == Sweep([{"seed": 1}], decide=None)
 
 
 # Changes.
@@ -225,15 +226,15 @@ def test_a_mistake_says_what_is_allowed(make, says):
   ],
 )
 def test_changes_are_flags_that_make_that_config(changes, expected):
-  edited = flags.load(str(runs.ROOT / "configs/digits.py"))
-  for key, text in study.as_flags(changes, schema.plain(edited)).items():
-    flags.edit(edited, key, text)
-  run = schema.plain(build.complete(config.resolve(edited)))
+  edited = flags.load_config(str(runs.ROOT / "configs/digits.py"))
+  for key, text in study.format_flags(changes, schema.to_plain(edited)).items():
+    flags.set_value(edited, key, text)
+  run = schema.to_plain(build.complete(config.resolve(edited)))
   for key, value in expected.items():
     made = run
     for name in key.split("."):
       made = made[name]
-    assert schema.plain(value) == made, key
+    assert schema.to_plain(value) == made, key
 
 
 def test_trials_without_end_are_refused():
@@ -255,7 +256,7 @@ def test_trials_without_end_are_refused():
 
 
 def test_the_tasks_of_a_suite_whose_data_are_absent_have_not_failed(tmp_path, monkeypatch):
-  prepare("digits")
+  prepare_dataset("digits")
   rows = [{"data.name": name, "data.train": "train[:96]"} for name in ("digits", "cifar10")]
   final = [{**changes, "seed": seed} for changes in rows for seed in (1, 2)]
   made = studies.study(tmp_path, rows, {"data.test": "test"}, final=final, over="data.name")
@@ -265,7 +266,7 @@ def test_the_tasks_of_a_suite_whose_data_are_absent_have_not_failed(tmp_path, mo
   assert [trial.status for trial in listed] == ["waiting", "absent"]
   assert "python -m vit_jax.prepare cifar10" in listed[1].error
   listed[0].status = "done"
-  (setting,) = trials.settings(trials.measured(listed, "data.name"), "data.name")
+  (setting,) = trials.group_settings(trials.select_measured(listed, "data.name"), "data.name")
   assert [trial.changes for trial in made.last_runs(setting)] == final[:2]
   with pytest.raises(ConfigError, match=r"python -m vit_jax\.prepare cifar10"):
     study.check_data(listed[1:], "val/top1", "data.name")
@@ -304,16 +305,16 @@ def test_f2_the_default_hold_out_of_a_folder_decides(tmp_path, overrides, final)
       PIL.Image.new("L", (32, 32), index * 10 + (label == "b")).save(tmp_path / "photos" / label / f"{index}.png")
   file = tmp_path / "it.py"
   file.write_text(FOLDER.format(path=str(tmp_path / "photos"), final=final))
-  made = study.Study(str(file), overrides, study.sweep_of(str(file)), tmp_path)
+  made = study.Study(str(file), overrides, study.load_sweep(str(file)), tmp_path)
   listed = made.trials()
   made.check(listed)
   study.check_data(listed, "val/top1")
   assert [trial.status for trial in listed] == ["waiting"] * 2
   for trial in listed:
-    run = build.complete(config.resolve(flags.load(str(file), trial.flags)))
+    run = build.complete(config.resolve(flags.load_config(str(file), trial.flags)))
     assert config.dumps(run) == trial.config
     assert {name: choice.args["split"] for name, choice in run.evals.items()} == {"val": "val"}
     every = overrides.get("evals.val.every", overrides.get("evals.test.every", "20%"))
     assert str(run.evals["val"].args["every"]) == every and run.data.args["validation"] == 0.1
-  for trial in made.last_runs(trials.settings(listed, None)[0]) if final else ():
+  for trial in made.last_runs(trials.group_settings(listed, None)[0]) if final else ():
     assert trial.config is not None and list(json.loads(trial.config)["evals"]) == ["test"]

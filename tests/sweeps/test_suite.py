@@ -37,7 +37,7 @@ def run(task, top1=None, status="done", seed=0, error=""):
 @pytest.mark.parametrize("name", ROWS)
 def test_a_published_row_has_its_published_means(name):
   row, means = ROWS[name]
-  head, found = cells(suite.table({task: [v / 100] for task, v in zip(TASKS, row, strict=True)}, TASKS, name))
+  head, found = cells(suite.format_table({task: [v / 100] for task, v in zip(TASKS, row, strict=True)}, TASKS, name))
   assert head == [
     "model",
     *(task.title for task in vtab.TASKS.values()),
@@ -52,7 +52,7 @@ def test_a_published_row_has_its_published_means(name):
 
 
 def test_means_say_of_how_many_tasks_they_are():
-  head, row = cells(suite.table({"dtd": [0.5, 0.6], "dmlab": [0.3, 0.2]}, TASKS, "m"))
+  head, row = cells(suite.format_table({"dtd": [0.5, 0.6], "dmlab": [0.3, 0.2]}, TASKS, "m"))
   assert head[-4:] == ["Natural (1 of 7)", "Specialized (0 of 4)", "Structured (1 of 8)", "Mean (2 of 19)"]
   spread = 100 * statistics.stdev([0.4, 0.4])
   assert row[-4:] == ["55.00 ± 7.07", "-", "25.00 ± 7.07", f"40.00 ± {spread:.2f}"]
@@ -64,7 +64,7 @@ def test_a_report_names_what_is_missing_with_the_command_that_prepares_it():
     "sun397", status="absent", error="dataset is not there; prepare it with: python -m vit_jax.prepare sun397"
   )
   trials = [run("dtd", 0.5, seed=seed) for seed in range(3)] + [absent, run("dmlab", status="diverged", error="NaN")]
-  text = suite.report(trials, trials, "data.name")
+  text = suite.format_suite(trials, trials, "data.name")
   assert (
     "Missing results of 2 of 3 tasks:" in text and "python -m vit_jax.prepare sun397" in text and "- dmlab: NaN" in text
   )
@@ -72,5 +72,5 @@ def test_a_report_names_what_is_missing_with_the_command_that_prepares_it():
 
 
 def test_a_suite_of_other_tasks_has_one_mean():
-  head, row = cells(suite.table({"a": [0.5], "b": [0.7]}, ["a", "b"], "m"))
+  head, row = cells(suite.format_table({"a": [0.5], "b": [0.7]}, ["a", "b"], "m"))
   assert (head, row) == (["model", "a", "b", "Mean"], ["m", "50.0", "70.0", "60.00"])

@@ -13,7 +13,7 @@ def trial(status="done", figures=(), **changes):
 
 def test_trials_that_differ_in_their_seed_alone_are_one_setting():
   rows = [trial(figures={"top1": batch + seed}, batch=batch, seed=seed) for batch in (1, 2) for seed in (3, 4)]
-  first, second = trials.settings([rows[0], rows[2], rows[1], rows[3]])
+  first, second = trials.group_settings([rows[0], rows[2], rows[1], rows[3]])
   assert (first.changes, second.changes) == ({"batch": 1}, {"batch": 2})
   assert (first.trials, second.trials) == (rows[:2], rows[2:])
   assert first.values("top1") == [4, 5] and first.values("loss") == []
@@ -21,7 +21,7 @@ def test_trials_that_differ_in_their_seed_alone_are_one_setting():
 
 
 def test_a_setting_is_done_when_all_of_its_trials_are():
-  (setting,) = trials.settings([trial(seed=1), trial("diverged", seed=2)])
+  (setting,) = trials.group_settings([trial(seed=1), trial("diverged", seed=2)])
   assert not setting.done
   setting.trials[1].status = "done"
   assert setting.done
@@ -40,8 +40,8 @@ def test_what_is_written_down_can_be_taken_over():
 
 def test_statuses_are_counted_and_noughts_left_out():
   listed = [trial("done"), trial("failed"), trial("done")]
-  assert trials.count(listed, ("failed", "waiting", "done")) == "1 failed, 2 done"
-  assert trials.count(listed, ("diverged",)) == ""
+  assert trials.count_statuses(listed, ("failed", "waiting", "done")) == "1 failed, 2 done"
+  assert trials.count_statuses(listed, ("diverged",)) == ""
 
 
 def test_changes_are_a_line():
@@ -51,8 +51,8 @@ def test_changes_are_a_line():
 
 def test_the_tasks_of_a_suite_are_of_one_setting_and_those_without_data_take_no_part():
   rows = [trial("absent" if task == "b" else "done", {"top1": lr}, task=task, lr=lr) for lr in (1, 2) for task in "abc"]
-  assert len(trials.settings(rows)) == 6
-  first, second = trials.settings(trials.measured(rows, "task"), "task")
+  assert len(trials.group_settings(rows)) == 6
+  first, second = trials.group_settings(trials.select_measured(rows, "task"), "task")
   assert (first.changes, second.changes) == ({"lr": 1}, {"lr": 2})
   assert [row.changes["task"] for row in first.trials] == ["a", "c"]
-  assert first.done and trials.measured(rows, None) == rows
+  assert first.done and trials.select_measured(rows, None) == rows

@@ -10,7 +10,7 @@ import pytest
 from vit_jax import losses, models
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.tasks.classify import Classify
-from vit_jax.tasks.task import Supplied
+from vit_jax.tasks.task import TaskContext
 
 pytestmark = pytest.mark.heavy
 
@@ -52,7 +52,7 @@ def plain(key, images, targets, draws, step):
 
 
 def task(augment=mix, model=Linear(), **arguments):
-  return Classify(Supplied(model, None, lambda patch: augment, None, None), **arguments)
+  return Classify(TaskContext(model, None, lambda patch: augment, None, None), **arguments)
 
 
 def batch(labels=LABELS):

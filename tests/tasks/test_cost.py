@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from vit_jax import flops, models
+from vit_jax import models
+from vit_jax.models import flops
 from vit_jax.schema import Choice
 from vit_jax.tasks import cost
 from vit_jax.tasks.masked_autoencoder import MaskedAutoencoder
 from vit_jax.tasks.masked_patches import MaskedPatches
-from vit_jax.tasks.task import Supplied
+from vit_jax.tasks.task import TaskContext
 
 pytestmark = pytest.mark.heavy
 
@@ -27,11 +28,11 @@ EMBEDDING = 2 * N * 3 * P**2 * D
 def measured(stage, **arguments):
   """FLOPs of one image's forward pass; nothing is computed."""
   model = models.functional(models.Description(Choice("ViT-B/16"), 224, 0))
-  task = stage(Supplied(model, None, lambda patch: augment, None, lambda x: x), **arguments)
+  task = stage(TaskContext(model, None, lambda patch: augment, None, lambda x: x), **arguments)
   batch = {"image": jax.ShapeDtypeStruct((8, 224, 224, 3), jnp.float32), "draw": jax.ShapeDtypeStruct((8,), "int32")}
   examples = jax.eval_shape(task.examples, batch, {}, jax.random.key(0), 0)
   shapes = model.shapes() | jax.eval_shape(task.init, jax.random.key(0))
-  return cost.forward_flops(task.objective, shapes, examples)
+  return cost.count_forward_flops(task.objective, shapes, examples)
 
 
 def augment(key, images, targets, draws, step):
@@ -55,6 +56,6 @@ def test_e6_the_forward_cost_of_b16_matches_its_matrices_and_the_paper():
   model = models.Description(Choice("ViT-B/16"), 224, 1000).bound()
   tokens = N + 1  # with the class token
   by_hand = EMBEDDING + of_blocks(tokens, D, H, L) + 2 * D * 1000
-  assert cost.of_model(model) == by_hand
+  assert cost.count_model_flops(model) == by_hand
   assert by_hand / 2e9 == pytest.approx(17.6, abs=0.05)  # published in multiply-accumulates
-  assert flops.in_words(by_hand) == "35.1 GFLOP per image (forward pass)"
+  assert flops.format_flops(by_hand) == "35.1 GFLOP per image (forward pass)"

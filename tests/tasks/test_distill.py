@@ -14,11 +14,12 @@ import pytest
 import scipy.special
 
 from tests import runs
-from vit_jax import build, checkpoints, loop, models, trees
+from vit_jax import checkpoints, models, trees
 from vit_jax.data import augment
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.tasks.distill import Distill
-from vit_jax.tasks.task import Frozen, Supplied
+from vit_jax.tasks.task import FrozenModel, TaskContext
+from vit_jax.training import build, loop
 
 pytestmark = pytest.mark.heavy
 
@@ -43,12 +44,14 @@ class Fixed:
 
 def task(names=("student",), **arguments):
   def freeze(key, path, ema, prefix):
-    return Frozen(Fixed(("teacher",)), {}, dict, key, path)
+    return FrozenModel(Fixed(("teacher",)), {}, dict, key, path)
 
   def augment(key, images, targets, draws, step):
     return images, targets
 
-  return Distill(Supplied(Fixed(names), None, lambda patch: augment, freeze, None), teacher="teacher.npz", **arguments)
+  return Distill(
+    TaskContext(Fixed(names), None, lambda patch: augment, freeze, None), teacher="teacher.npz", **arguments
+  )
 
 
 def objective(distill):
@@ -213,8 +216,8 @@ def test_a_mistake_names_its_place(teacher, changes, said):
 
 def test_a_teacher_of_other_classes_is_refused():
   ten = dataclasses.replace(Fixed(("teacher",)), description=models.Description(Choice("fixed"), 4, 10))
-  supplied = Supplied(
-    Fixed(("student",)), None, None, lambda key, path, *selection: Frozen(ten, {}, dict, key, path), None
+  supplied = TaskContext(
+    Fixed(("student",)), None, None, lambda key, path, *selection: FrozenModel(ten, {}, dict, key, path), None
   )
   with pytest.raises(ConfigError, match=r"config\.task\.teacher: .* 10 classes.* 7"):
     _ = Distill(supplied, teacher="teacher.npz").frozen
@@ -234,12 +237,12 @@ def test_a2_a_teacher_without_finite_logits_gives_no_finite_loss(monkeypatch, ta
 def test_e4_a_teacher_sees_images_normalised_as_its_own(shape):
   own = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
   theirs = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-  supplied = Supplied(Fixed(("student",)), None, None, None, functools.partial(augment.pixels, **own), own)
+  supplied = TaskContext(Fixed(("student",)), None, None, None, functools.partial(augment.denormalise, **own), own)
   distill = Distill(supplied, teacher="a", teacher_mean=theirs["mean"], teacher_std=theirs["std"])
   pixels = np.random.default_rng(0).integers(0, 256, shape)
   images = augment.normalise(pixels, **own)
   channels = pixels.reshape(-1, 3) / 255
   expected = ((channels - theirs["mean"]) / theirs["std"]).reshape(shape)
-  np.testing.assert_allclose(distill._of_teacher(images), expected, atol=1e-5)
+  np.testing.assert_allclose(distill._normalise_for_teacher(images), expected, atol=1e-5)
   for same in ({}, {"teacher_mean": own["mean"]}, {"teacher_mean": own["mean"], "teacher_std": own["std"]}):
-    assert Distill(supplied, teacher="a", **same)._of_teacher(images) is images
+    assert Distill(supplied, teacher="a", **same)._normalise_for_teacher(images) is images

@@ -8,7 +8,7 @@ import pytest
 from vit_jax import models
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.tasks.masked_autoencoder import MaskedAutoencoder
-from vit_jax.tasks.task import Supplied
+from vit_jax.tasks.task import TaskContext
 
 pytestmark = pytest.mark.heavy
 
@@ -24,7 +24,7 @@ def task(of=None, **arguments):
   def augment(key, images, targets, draws, step):
     return jnp.asarray(images, jnp.float32) / 127.5 - 1, targets
 
-  supplied = Supplied(of or model(), None, lambda patch: augment, None, lambda x: x * 0.5 + 0.5)
+  supplied = TaskContext(of or model(), None, lambda patch: augment, None, lambda x: x * 0.5 + 0.5)
   return MaskedAutoencoder(supplied, **(SMALL | arguments))
 
 

@@ -12,13 +12,14 @@ import pytest
 import scipy.stats
 
 from tests import runs
-from vit_jax import build, checkpoints, importers, loop, models
-from vit_jax.corpora.builders import prepare
+from vit_jax import checkpoints, importers, models
+from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.inference import stored
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.tasks import masked_patches
 from vit_jax.tasks.masked_patches import MaskedPatches
-from vit_jax.tasks.task import Supplied
+from vit_jax.tasks.task import TaskContext
+from vit_jax.training import build, loop
 
 pytestmark = pytest.mark.heavy
 
@@ -31,12 +32,12 @@ def task(model=MODEL, **arguments):
   def augment(key, images, targets, draws, step):
     return jnp.asarray(images, jnp.float32) / 127.5 - 1, targets
 
-  return MaskedPatches(Supplied(model, None, lambda patch: augment, None, lambda x: x * 0.5 + 0.5), **arguments)
+  return MaskedPatches(TaskContext(model, None, lambda patch: augment, None, lambda x: x * 0.5 + 0.5), **arguments)
 
 
 def digits(devices=8, name="masked_patches", **changes):
   """Parts of a small run that hides patches."""
-  prepare("digits")
+  prepare_dataset("digits")
   keys = {
     "task__name": name,
     "task__label_smoothing": "default",
@@ -254,7 +255,7 @@ def test_classification_goes_on_from_such_weights_with_a_new_head(stage, whole, 
 def test_weights_without_labels_have_no_head_for_classes(stage, whole):
   assert stored.read(whole[0]).classes == () == stored.load(whole[0]).classes
   with pytest.raises(ConfigError, match=r"the file has no head for classes, but this model has 10.*init\.head=new"):
-    importers.fitted(whole[0], build.description(runs.run(**SMALL), range(10)), "keep")
+    importers.load_fitted(whole[0], build.describe_model(runs.run(**SMALL), range(10)), "keep")
 
 
 def test_digits_are_learned(stage):

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from tests import runs
-from vit_jax import build, checkpoints, importers, loop, tasks
-from vit_jax.corpora.builders import prepare
+from vit_jax import checkpoints, importers, tasks
+from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.schema import Fraction
-from vit_jax.tasks.task import Supplied
+from vit_jax.tasks.task import TaskContext
+from vit_jax.training import build, loop
 
 pytestmark = pytest.mark.heavy
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.heavy
 class Colours:
   """Predicts the mean colour of an image [B, 3] from its tokens, with a decoder of its own."""
 
-  supplied: Supplied
+  supplied: TaskContext
   _: dataclasses.KW_ONLY
   noise: Fraction = 0.0
 
@@ -59,7 +60,7 @@ class Colours:
 @pytest.fixture(scope="module", autouse=True)
 def known():
   """The stage is one of the table, for this file."""
-  prepare("digits")
+  prepare_dataset("digits")
   tasks.TASKS["colours"] = Colours
   yield
   del tasks.TASKS["colours"]

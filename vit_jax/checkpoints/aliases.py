@@ -6,8 +6,8 @@ import pathlib
 import re
 from collections.abc import Iterator
 
-from vit_jax import paths
 from vit_jax.schema import ConfigError, show
+from vit_jax.storage import paths
 
 # Names that both libraries use unchanged. Orbax interprets `[1]` as a pattern and `gs:/` as a bucket, and it resolves
 # `..` without following links. TensorStore interprets a backslash as a slash.
@@ -18,7 +18,7 @@ _OPEN_FOLDERS = pathlib.Path("/proc/self/fd")  # Linux: each open folder of this
 _OBJECTS = re.compile(r"[\w./+=@,~: -]*")
 
 
-def check_name(workdir: pathlib.Path) -> None:
+def check_workdir_name(workdir: pathlib.Path) -> None:
   """Checks that checkpoints can be saved under the name of a workdir. Writes no file.
 
   Args:
@@ -41,7 +41,7 @@ def check_name(workdir: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def usable(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+def alias_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields a path of `folder` that Orbax and TensorStore can use, valid inside the context.
 
   A plain absolute path and the path of a bucket are yielded unchanged. For any other name, the folder is opened and its
@@ -57,11 +57,11 @@ def usable(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     OSError: the folder does not exist or cannot be opened.
     ConfigError: this system has no /proc/self/fd.
   """
-  path = paths.absolute(folder)
+  path = paths.make_absolute(folder)
   if paths.in_bucket(path) or _is_plain(path):
     yield path
     return
-  check_name(folder)
+  check_workdir_name(folder)
   descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
   try:
     yield _OPEN_FOLDERS / str(descriptor)

@@ -18,15 +18,16 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax import digests, disk, paths, runtime
-from vit_jax.checkpoints import aliases
+from vit_jax import runtime
+from vit_jax.checkpoints import aliases, digests
 from vit_jax.schema import ConfigError
+from vit_jax.storage import errors, paths
 
 SAMPLE = 2**24  # bytes of the largest array that is read back after a save
-Check = Callable[[dict], None]  # raises ValueError if the description of a state cannot be used
+CheckDescription = Callable[[dict], None]  # raises ValueError if the description of a state cannot be used
 
 
-def about(workdir: pathlib.Path, check: Check = lambda about: None) -> dict | None:
+def read_description(workdir: pathlib.Path, check: CheckDescription = lambda about: None) -> dict | None:
   """Returns the description of the newest usable state of a workdir without reading the state, or None.
 
   Args:
@@ -41,17 +42,17 @@ def about(workdir: pathlib.Path, check: Check = lambda about: None) -> dict | No
     from vit_jax import checkpoints
 
     workdir = pathlib.Path("/tmp/run")
-    if checkpoints.exist(workdir):
-      print(checkpoints.about(workdir))
+    if checkpoints.has_checkpoint(workdir):
+      print(checkpoints.read_description(workdir))
   """
-  for step in reversed(whole_steps(workdir)):
-    said, problem = attempt(lambda step=step: read_sealed(workdir / "checkpoints" / str(step), check))
+  for step in reversed(list_steps(workdir)):
+    said, problem = try_read(lambda step=step: read_sealed_description(workdir / "checkpoints" / str(step), check))
     if not problem:
       return said["run"]
   return None
 
 
-def whole_steps(workdir: pathlib.Path) -> list[int]:
+def list_steps(workdir: pathlib.Path) -> list[int]:
   """Returns the steps with a complete checkpoint in a workdir, oldest first.
 
   Args:
@@ -65,16 +66,16 @@ def whole_steps(workdir: pathlib.Path) -> list[int]:
   return []
 
 
-def exist(workdir: pathlib.Path) -> bool:
+def has_checkpoint(workdir: pathlib.Path) -> bool:
   """Returns true if a workdir contains a complete checkpoint. An empty folder results from a start that was killed.
 
   Args:
     workdir: directory of a run.
   """
-  return bool(whole_steps(workdir))
+  return bool(list_steps(workdir))
 
 
-def begun(workdir: pathlib.Path) -> bool:
+def has_unfinished_save(workdir: pathlib.Path) -> bool:
   """Returns true if a workdir contains only files of a first save that failed or was killed.
 
   Args:
@@ -103,9 +104,9 @@ def read_weights(workdir: pathlib.Path, averaged: bool = False) -> tuple[dict[st
     ConfigError: no checkpoint can be read, or it contains no moving average.
   """
   bad = []
-  for step in reversed(whole_steps(workdir)):
+  for step in reversed(list_steps(workdir)):
     folder = workdir / "checkpoints" / str(step)
-    weights, problem = attempt(lambda folder=folder: _read_part(folder, "ema/" if averaged else "params/"))
+    weights, problem = try_read(lambda folder=folder: _read_part(folder, "ema/" if averaged else "params/"))
     if not problem:
       for unreadable, why in bad:
         logging.warning("%s cannot be read (%s). The weights of step %d are used", unreadable, why, step)
@@ -115,7 +116,7 @@ def read_weights(workdir: pathlib.Path, averaged: bool = False) -> tuple[dict[st
   raise ConfigError(f"{workdir} has no checkpoint that can be read{reasons}")
 
 
-def damage(workdir: str) -> str:
+def describe_damage(workdir: str) -> str:
   """Returns the reason why the newest state of a workdir cannot be read, for the end of a sentence.
 
   Args:
@@ -127,17 +128,17 @@ def damage(workdir: str) -> str:
   Raises:
     OSError: the bucket failed.
   """
-  if not (steps := whole_steps(paths.path(workdir))):
+  if not (steps := list_steps(paths.resolve_path(workdir))):
     return ""
-  folder = paths.path(workdir) / "checkpoints" / str(steps[-1])
-  _, problem = attempt(lambda: _read_part(folder, ""))
+  folder = paths.resolve_path(workdir) / "checkpoints" / str(steps[-1])
+  _, problem = try_read(lambda: _read_part(folder, ""))
   return f" ({folder} cannot be read: {problem})" if problem else ""
 
 
 def _read_part(folder, part):
   """Returns the verified arrays with a path that starts with `part`, and the description of the state."""
-  said = read_sealed(folder)
-  with aliases.usable(folder) as usable:
+  said = read_sealed_description(folder)
+  with aliases.alias_folder(folder) as usable:
     tree = ocp.PyTreeCheckpointHandler().metadata(usable / "state")
     wanted = {path: leaf for path, leaf in tree.items() if path.startswith(part)}
     if not wanted:
@@ -145,7 +146,7 @@ def _read_part(folder, part):
         f"step {folder.name} does not contain {part.rstrip('/')}. Train with config.optim.ema to store averaged weights"
       )
     arrays = _read_arrays(usable / "state", wanted)
-  verify(jax.jit(digests.fingerprint)(arrays), said)
+  verify_fingerprint(jax.jit(digests.fingerprint)(arrays), said)
   return {path.removeprefix(part): array for path, array in arrays.items()}, said["run"]
 
 
@@ -156,20 +157,20 @@ def check_readable(folder: pathlib.Path) -> None:
   `SAMPLE` bytes. In a run of several processes, the larger array is probably divided among the processes.
 
   Args:
-    folder: folder of the save, as yielded by `aliases.usable`.
+    folder: folder of the save, as yielded by `aliases.alias_folder`.
 
   Raises:
     ValueError: the save is incomplete or contains other bytes than the state that was saved.
     Exception: Orbax raises errors of many types.
   """
-  said, tree = read_sealed(folder), ocp.PyTreeCheckpointHandler().metadata(folder / "state")
+  said, tree = read_sealed_description(folder), ocp.PyTreeCheckpointHandler().metadata(folder / "state")
   if absent := sorted(said["fingerprint"].keys() - tree.keys()):
     raise ValueError(f"{', '.join(absent[:3])} is missing from the checkpoint")
   sizes = {path: math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for path, leaf in tree.items()}
   ordered = sorted(sizes, key=lambda path: (sizes[path], path))
   chosen = {ordered[0], *[path for path in ordered if sizes[path] <= SAMPLE][-1:]}
   arrays = _read_arrays(folder / "state", {path: tree[path] for path in chosen})
-  verify({path: digests.fingerprint_on_host(array) for path, array in arrays.items()}, said)
+  verify_fingerprint({path: digests.fingerprint_on_host(array) for path, array in arrays.items()}, said)
 
 
 def _read_arrays(state, wanted):
@@ -181,7 +182,7 @@ def _read_arrays(state, wanted):
   return ocp.PyTreeCheckpointHandler().restore(state, args=arguments)
 
 
-def same(arrays: dict[str, np.ndarray], path: str | None) -> dict[str, np.ndarray]:
+def check_same_arrays(arrays: dict[str, np.ndarray], path: str | None) -> dict[str, np.ndarray]:
   """Checks that all processes have read the same arrays, possibly from different disks, and returns them.
 
   Args:
@@ -194,13 +195,13 @@ def same(arrays: dict[str, np.ndarray], path: str | None) -> dict[str, np.ndarra
   Raises:
     ConfigError: the arrays of two processes differ.
   """
-  of_each = [] if runtime.alone() else runtime.gather(digests.on_host(arrays)[:12], "weights")
+  of_each = [] if runtime.is_alone() else runtime.gather_texts(digests.sha256_on_host(arrays)[:12], "weights")
   if len(set(of_each)) > 1:
     raise ConfigError(f"{path} differs between hosts (SHA-256 {', '.join(of_each)}). Copy one file to all hosts")
   return arrays
 
 
-def attempt(read: Callable[[], Any], nothing: Any = None) -> tuple[Any, str | None]:
+def try_read(read: Callable[[], Any], nothing: Any = None) -> tuple[Any, str | None]:
   """Calls `read` and returns its result, or the reason why a checkpoint cannot be read.
 
   Args:
@@ -215,19 +216,22 @@ def attempt(read: Callable[[], Any], nothing: Any = None) -> tuple[Any, str | No
     OSError: the bucket failed, which gives no information on the checkpoint.
   """
   try:
-    with _quiet_threads():
+    with _silence_threads():
       return read(), None
   except ConfigError:
     raise
   except Exception as error:  # Orbax also raises plain Exception, and each exception has the same meaning here
-    if (number := disk.of_bucket(error)) not in (None, errno.ENOENT):  # an error of the bucket, not of the checkpoint
+    if (number := errors.get_bucket_errno(error)) not in (
+      None,
+      errno.ENOENT,
+    ):  # an error of the bucket, not of the checkpoint
       raise OSError(number, f"a checkpoint cannot be read: {' '.join(str(error).split())[:200]}", "gs://") from error
-    sys.unraisablehook = disk.unraisable
+    sys.unraisablehook = errors.hide_request_errors
     text, _, _ = str(error).partition(" See full TensorStore details")
     return nothing, f"{type(error).__name__}: {' '.join(text.split())[:200]}"
 
 
-def seal(about: dict, fingerprint: dict[str, jax.Array]) -> dict:
+def seal_description(about: dict, fingerprint: dict[str, jax.Array]) -> dict:
   """Returns the JSON object that is stored with a state.
 
   Args:
@@ -237,11 +241,11 @@ def seal(about: dict, fingerprint: dict[str, jax.Array]) -> dict:
   Returns:
     The description, the fingerprint, and the SHA-256 of both.
   """
-  said = {"run": about, "fingerprint": _values(fingerprint)}
+  said = {"run": about, "fingerprint": _fingerprint_values(fingerprint)}
   return said | {"sha256": _sha256(said)}
 
 
-def _values(fingerprint):
+def _fingerprint_values(fingerprint):
   return {path: int(value) for path, value in jax.device_get(fingerprint).items()}
 
 
@@ -251,8 +255,8 @@ def _sha256(said):
   return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()
 
 
-def read_sealed(folder: pathlib.Path, check: Check = lambda about: None) -> dict:
-  """Reads and checks the object that `seal` returned for a checkpoint. Old checkpoints have no SHA-256.
+def read_sealed_description(folder: pathlib.Path, check: CheckDescription = lambda about: None) -> dict:
+  """Reads and checks the object that `seal_description` returned for a checkpoint. Old checkpoints have no SHA-256.
 
   Args:
     folder: folder of the checkpoint.
@@ -274,23 +278,23 @@ def read_sealed(folder: pathlib.Path, check: Check = lambda about: None) -> dict
   return said
 
 
-def verify(fingerprint: dict[str, jax.Array], said: dict) -> None:
+def verify_fingerprint(fingerprint: dict[str, jax.Array], said: dict) -> None:
   """Checks that the fingerprint of arrays equals the saved one.
 
   Args:
     fingerprint: {path: digest} of the arrays.
-    said: the result of `read_sealed`.
+    said: the result of `read_sealed_description`.
 
   Raises:
     ValueError: the arrays differ from those that were saved.
   """
-  actual, expected = _values(fingerprint), said["fingerprint"]
+  actual, expected = _fingerprint_values(fingerprint), said["fingerprint"]
   if changed := sorted(path for path in actual if actual[path] != expected.get(path)):
     raise ValueError(f"the bytes of {', '.join(changed[:3])} differ from those that were saved")
 
 
 @contextlib.contextmanager
-def _quiet_threads():
+def _silence_threads():
   """Suppresses the messages of Orbax's background threads after a failed read. One error is raised instead."""
   hooks = sys.unraisablehook, threading.excepthook
   sys.unraisablehook = threading.excepthook = lambda _: None

@@ -17,9 +17,18 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax import digests, disk, paths, runtime, trees
-from vit_jax.checkpoints import aliases
-from vit_jax.checkpoints.reading import Check, attempt, check_readable, read_sealed, seal, verify, whole_steps
+from vit_jax import runtime, trees
+from vit_jax.checkpoints import aliases, digests
+from vit_jax.checkpoints.reading import (
+  CheckDescription,
+  check_readable,
+  list_steps,
+  read_sealed_description,
+  seal_description,
+  try_read,
+  verify_fingerprint,
+)
+from vit_jax.storage import errors, paths
 
 
 class _Manager(ocp.CheckpointManager):
@@ -29,7 +38,7 @@ class _Manager(ocp.CheckpointManager):
     return False
 
 
-def _meet(key: str, timeout_ms: int) -> None:
+def _wait_for_processes(key: str, timeout_ms: int) -> None:
   """Waits for all processes during a save.
 
   A failed process does not wait, and `runtime` informs the other processes.
@@ -83,21 +92,23 @@ class Checkpoints:
       read_only=read_only,
       # If folders are created in the background and one fails, Orbax's other threads wait for five minutes.
       async_options=ocp.options.AsyncOptions(
-        create_directories_asynchronously=False, barrier_sync_fn=_meet, post_finalization_callback=self._read_back
+        create_directories_asynchronously=False,
+        barrier_sync_fn=_wait_for_processes,
+        post_finalization_callback=self._check_saved,
       ),
     )
     self._read_only = read_only
     self._fingerprint = jax.jit(digests.fingerprint, out_shardings=replicated)
     with contextlib.ExitStack() as resources:
       if not read_only:
-        aliases.check_name(workdir)
+        aliases.check_workdir_name(workdir)
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._descriptor = disk.hold(self.directory)
-        resources.callback(disk.release, self._descriptor)
-        with self._writing():
+        self._descriptor = errors.open_directory(self.directory)
+        resources.callback(errors.close_directory, self._descriptor)
+        with self._convert_write_errors():
           _remove_unfinished(self.directory)
-      self._usable = resources.enter_context(aliases.usable(self.directory))
-      with self._writing():
+      self._usable = resources.enter_context(aliases.alias_folder(self.directory))
+      with self._convert_write_errors():
         self._manager = _Manager(self._usable, options=options, item_names=("state", "about"))
       self._resources = resources.pop_all()
 
@@ -120,9 +131,9 @@ class Checkpoints:
       OSError: this save or the previous one could not be written or read back.
     """
     arrays = trees.flatten(state)
-    said = seal(about, self._fingerprint(arrays))
-    disk.check_there(self.directory, self._descriptor)
-    with self._writing():
+    said = seal_description(about, self._fingerprint(arrays))
+    errors.check_there(self.directory, self._descriptor)
+    with self._convert_write_errors():
       self._manager.wait_until_finished()  # before the step changes, because the read-back of the last save uses it
       self._saving = step
       self._manager.save(
@@ -132,17 +143,17 @@ class Checkpoints:
       self.wait()
       self._proven = True
 
-  def _read_back(self):
+  def _check_saved(self):
     """Raises OSError if the save that is about to be completed cannot be read. Called by Orbax in process 0."""
     folder = self._usable / str(self._saving)  # the final folder in a bucket, where an object marks a save as complete
     if not paths.in_bucket(folder):
       started = [path for path in self._usable.iterdir() if path.name.startswith(f"{self._saving}.")]
       (folder,) = [path for path in started if ocp.utils.is_tmp_checkpoint(epath.Path(path))]
-    _, problem = attempt(lambda: check_readable(folder))
+    _, problem = try_read(lambda: check_readable(folder))
     if problem:
       raise OSError(errno.EIO, f"the data that were written cannot be read back ({problem})", str(self.directory))
 
-  def restore(self, state: Any, check: Check = lambda about: None) -> tuple[Any, dict] | None:
+  def restore(self, state: Any, check: CheckDescription = lambda about: None) -> tuple[Any, dict] | None:
     """Restores the newest readable checkpoint.
 
     Newer checkpoints that cannot be read are renamed to `<step>.unreadable` and named in a warning. All processes
@@ -160,13 +171,13 @@ class Checkpoints:
       Stop: no checkpoint can be read. The files are left unchanged.
     """
     bad = []
-    for step in reversed(json.loads(runtime.gather(json.dumps(self.steps()), "checkpoints")[0])):
+    for step in reversed(json.loads(runtime.gather_texts(json.dumps(self.steps()), "checkpoints")[0])):
       restored, problem = self._read(step, state, check)
       if problem:
         bad.append((step, problem))
         continue
       for unreadable, why in bad:
-        self._set_aside(unreadable, why, step)
+        self._move_aside(unreadable, why, step)
       return restored
     if not bad:
       return None
@@ -182,17 +193,17 @@ class Checkpoints:
     folder, wanted = self._usable / str(step), trees.flatten(state)
 
     def read():
-      said = read_sealed(folder, check)
+      said = read_sealed_description(folder, check)
       return said, ocp.StandardCheckpointHandler().restore(folder / "state", args=ocp.args.StandardRestore(wanted))
 
-    (said, arrays), problem = attempt(read, (None, None))
-    problem = _shared(problem)
+    (said, arrays), problem = try_read(read, (None, None))
+    problem = _share_problem(problem)
     if not problem:  # all processes compute the fingerprint together
-      _, problem = attempt(lambda: verify(self._fingerprint(arrays), said))
-      problem = _shared(problem)
+      _, problem = try_read(lambda: verify_fingerprint(self._fingerprint(arrays), said))
+      problem = _share_problem(problem)
     return (None, problem) if problem else ((trees.unflatten(state, arrays), said["run"]), None)
 
-  def _set_aside(self, step, why, used):
+  def _move_aside(self, step, why, used):
     if self._read_only:
       logging.warning("checkpoint %d cannot be read (%s). Reading step %d", step, why, used)
       return
@@ -213,7 +224,7 @@ class Checkpoints:
     Raises:
       OSError: the disk failed.
     """
-    with self._writing():
+    with self._convert_write_errors():
       self._manager.wait_until_finished()
 
   def close(self) -> None:
@@ -223,22 +234,22 @@ class Checkpoints:
       OSError: the disk failed.
     """
     try:
-      with self._writing():
+      with self._convert_write_errors():
         self._manager.close()
     finally:
       self._resources.close()
 
   @contextlib.contextmanager
-  def _writing(self):
+  def _convert_write_errors(self):
     """Converts errors of the disk to an OSError that names the last complete checkpoint, unless opened read-only."""
     try:
       yield
     except Exception as error:  # Orbax and TensorStore raise errors of the disk as their own types
-      if self._read_only or (number := disk.number(error)) is None:
+      if self._read_only or (number := errors.get_errno(error)) is None:
         raise
-      disk.check_there(self.directory, self._descriptor)
+      errors.check_there(self.directory, self._descriptor)
       try:
-        steps = whole_steps(self.directory.parent)
+        steps = list_steps(self.directory.parent)
         last = f"The last complete checkpoint is step {steps[-1]}" if steps else "No earlier checkpoint exists"
       except OSError:  # the bucket fails again
         last = "The last complete checkpoint is unchanged"
@@ -260,9 +271,9 @@ def _remove_unfinished(directory):
   runtime.barrier("unfinished")
 
 
-def _shared(problem):
+def _share_problem(problem):
   """Returns the problem of this process, or the first problem of another process."""
-  others = enumerate(runtime.gather(problem or "", "restore"))
+  others = enumerate(runtime.gather_texts(problem or "", "restore"))
   return problem or next((f"in process {i}: {other}" for i, other in others if other), None)
 
 

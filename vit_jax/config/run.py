@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import ml_collections
 
 from vit_jax import schema
-from vit_jax.schema import Choice, ConfigError, Count, Duration, Range, partial, places, plain
+from vit_jax.schema import Choice, ConfigError, Count, Duration, Range, partial, places, to_plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +184,7 @@ def recipe(**fields) -> ml_collections.ConfigDict:
         batch=1024,
       )
   """
-  return _editable(Run, fields)
+  return _make_editable(Run, fields)
 
 
 def measurement(**fields) -> ml_collections.ConfigDict:
@@ -193,15 +193,15 @@ def measurement(**fields) -> ml_collections.ConfigDict:
   Args:
     **fields: fields of `Measurement`.
   """
-  return _editable(Measurement, fields)
+  return _make_editable(Measurement, fields)
 
 
-def _editable(kind, fields):
+def _make_editable(kind, fields):
   config = ml_collections.ConfigDict(type_safe=False, convert_dict=True)
   defaults = {
-    f.name: plain(schema.default_of(f))
+    f.name: to_plain(schema.field_default(f))
     for f in dataclasses.fields(kind)
-    if schema.default_of(f) is not dataclasses.MISSING
+    if schema.field_default(f) is not dataclasses.MISSING
   }
   for name, value in (defaults | fields).items():
     group = name in ("init", "mesh", "checkpoint", "log", "limits") and isinstance(value, dict)
@@ -223,12 +223,12 @@ def resolve(config: Mapping, kind: type = Run):
     ConfigError: a key is unknown, or a value has the wrong type, is out of range or is missing.
   """
   _check_kind(config, kind)
-  with schema.at("config"):
+  with schema.enter_key("config"):
     try:
-      return schema.convert(partial.with_names(config) if kind is Run else config, kind)
+      return schema.convert(partial.add_names(config) if kind is Run else config, kind)
     except schema.UnknownKeyError as error:
       key = error.place.removeprefix("config").removeprefix(".")  # which may be empty
-      elsewhere = places.advice(config, key)
+      elsewhere = places.suggest_places(config, key)
       message = error.bare + elsewhere if elsewhere else error.message
       raise schema.UnknownKeyError(message, key) from None
     except ml_collections.config_dict.RequiredValueError as error:
@@ -252,4 +252,4 @@ def is_measurement(config: Mapping) -> bool:
 
 def dumps(run: Run) -> str:
   """Returns the resolved config as JSON text with sorted keys. The hash of this text identifies the run."""
-  return json.dumps(plain(run), indent=2, sort_keys=True) + "\n"
+  return json.dumps(to_plain(run), indent=2, sort_keys=True) + "\n"

@@ -73,7 +73,7 @@ def product(values: Mapping[str, Iterable]) -> list[Changes]:
     trials = product({"optim.lr": (0.01, 0.03), "seed": range(3)})
     assert len(trials) == 6
   """
-  columns = [_column(key, column) for key, column in values.items()]
+  columns = [_check_column(key, column) for key, column in values.items()]
   _check_count(math.prod(map(len, columns)))
   return [dict(zip(values, row, strict=True)) for row in itertools.product(*columns)]
 
@@ -87,14 +87,14 @@ def zipped(values: Mapping[str, Iterable]) -> list[Changes]:
   Raises:
     ConfigError: a value is not a list, or the lengths differ.
   """
-  columns = {key: _column(key, column) for key, column in values.items()}
+  columns = {key: _check_column(key, column) for key, column in values.items()}
   lengths = {key: len(column) for key, column in columns.items()}
   if len(set(lengths.values())) > 1:
     raise ConfigError(f"sweep: zipped keys need the same number of values, got {lengths}")
   return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _column(key, values):
+def _check_column(key, values):
   if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
     raise ConfigError(f"sweep: {key} is {show(values)}. Allowed: a list of values to try")
   column = tuple(itertools.islice(values, TRIALS + 1))
@@ -120,7 +120,7 @@ def sample(count: int, values: Mapping[str, Any], seed: int = 0) -> list[Changes
   """
   _check_count(count)
   generator = np.random.default_rng(seed)
-  return [{key: _drawn(generator, key, value) for key, value in values.items()} for _ in range(count)]
+  return [{key: _draw_value(generator, key, value) for key, value in values.items()} for _ in range(count)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +140,7 @@ def uniform(low: float, high: float) -> _Interval:
   Raises:
     ConfigError: `low` is not below `high`, or a limit is infinite.
   """
-  return _interval(low, high, False)
+  return _make_interval(low, high, False)
 
 
 def log_uniform(low: float, high: float) -> _Interval:
@@ -153,16 +153,16 @@ def log_uniform(low: float, high: float) -> _Interval:
   Raises:
     ConfigError: `low` is not positive or not below `high`.
   """
-  return _interval(low, high, True)
+  return _make_interval(low, high, True)
 
 
-def _interval(low, high, logarithmic):
+def _make_interval(low, high, logarithmic):
   if not (0 if logarithmic else -np.inf) < low < high < np.inf:
     raise ConfigError(f"sweep: {low} to {high} is not a range to draw from" + (" by logarithm" if logarithmic else ""))
   return _Interval(low, high, logarithmic)
 
 
-def _drawn(generator, key, value):
+def _draw_value(generator, key, value):
   share = generator.random()
   if isinstance(value, _Interval):
     ends = np.log([value.low, value.high]) if value.logarithmic else np.array([value.low, value.high])

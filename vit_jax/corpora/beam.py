@@ -13,11 +13,12 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vit_jax import extras, paths, runtime
+from vit_jax import runtime
 from vit_jax.corpora import making, work
-from vit_jax.corpora.plan import Options, Plan
-from vit_jax.corpora.write import check_rejected, whole
-from vit_jax.schema import ConfigError
+from vit_jax.corpora.plan import CorpusOptions, CorpusPlan
+from vit_jax.corpora.write import build_corpus, check_rejected
+from vit_jax.schema import ConfigError, extras
+from vit_jax.storage import paths
 
 REPORTS = "reports"
 
@@ -25,7 +26,7 @@ REPORTS = "reports"
 def write(
   name: str,
   data: dict,
-  options: Options,
+  options: CorpusOptions,
   root: pathlib.Path,
   words: Sequence[str],
   max_rejected: float = 0.01,
@@ -37,7 +38,7 @@ def write(
 
   Args:
     name: name of the dataset.
-    data: a name in the catalog's READERS and all arguments, as returned by `schema.plain`. All splits are written.
+    data: a name in the catalog's READERS and all arguments, as returned by `schema.to_plain`. All splits are written.
     options: processing of the images.
     root: the TFDS data directory.
     words: flags of Beam's pipeline, such as --runner=DataflowRunner.
@@ -50,32 +51,32 @@ def write(
     ConfigError: as for `write.write`, or Apache Beam is not installed (extra beam).
     OSError: the disk or bucket of the corpus failed.
   """
-  _library()
-  return whole(name, data, options, root, functools.partial(_write_shards, words, max_rejected))
+  _import_beam()
+  return build_corpus(name, data, options, root, functools.partial(_write_shards, words, max_rejected))
 
 
 def _write_shards(words, max_rejected, made, source, folders):
   """Writes all shards and returns their reports."""
-  beam = _library()
+  beam = _import_beam()
   text = json.dumps([*map(str, folders), made.plain()])
-  writers = [_writer(made, folders, split) for split in made.splits]
+  writers = [_create_writer(made, folders, split) for split in made.splits]
   with contextlib.ExitStack() as stack:
-    stack.push(functools.partial(_raise_own, made, folders))
+    stack.push(functools.partial(_raise_original, made, folders))
     pipeline = stack.enter_context(beam.Pipeline(options=beam.options.pipeline_options.PipelineOptions(list(words))))
     for i, split in enumerate(made.splits):
-      _add(pipeline, text, i, split, writers[i])
+      _add_split(pipeline, text, i, split, writers[i])
   reports = {}
   for i, split in enumerate(made.splits):
     each = [folders.read_report(split, number) for number in range(split.shards)]
     lengths, _ = writers[i].finalize()
     expected = [report.records for report in each if report.records]
     assert lengths == expected, (lengths, expected)
-    reports |= {work.Shard(i, number): report for number, report in enumerate(each)}
+    reports |= {work.ShardTask(i, number): report for number, report in enumerate(each)}
   check_rejected(reports, source, max_rejected)
   return reports
 
 
-def _raise_own(made, folders, kind, error, trace):
+def _raise_original(made, folders, kind, error, trace):
   """Raises an error of this package in its original form. Beam adds a description of its steps, or reports a bug."""
   if error is None:
     return
@@ -85,18 +86,18 @@ def _raise_own(made, folders, kind, error, trace):
   own = [each for each in chain if isinstance(each, (ConfigError, runtime.Stop, OSError, KeyboardInterrupt))]
   if own:
     raise [each for each in own if type(each) is type(own[0])][-1]  # the original error, which Beam has not extended
-  work.reopened(made, folders)  # an error of another machine arrives as text only
+  work.reopen_input(made, folders)  # an error of another machine arrives as text only
 
 
-def _library():
+def _import_beam():
   try:
     import apache_beam as beam
   except ImportError as error:
-    raise ConfigError(f"--beam needs {extras.advice('beam')} ({error})") from error
+    raise ConfigError(f"--beam needs {extras.format_advice('beam')} ({error})") from error
   return beam
 
 
-def _add(pipeline, text, number, split, writer):
+def _add_split(pipeline, text, number, split, writer):
   """Adds a split to the pipeline."""
   import apache_beam as beam
 
@@ -109,22 +110,24 @@ def _add(pipeline, text, number, split, writer):
     pipeline
     | f"pieces of {split.name}" >> beam.Create(pieces)
     | f"spread {split.name}" >> beam.Reshuffle()
-    | f"make {split.name}" >> beam.FlatMap(_piece, text).with_outputs(REPORTS, main="records")
+    | f"make {split.name}" >> beam.FlatMap(_make_piece, text).with_outputs(REPORTS, main="records")
   )
   written = beam.ptransform_fn(lambda records: writer.write_from_pcollection(records))
   _ = made["records"] | f"write {split.name}" >> written()
   _ = (
-    made[REPORTS] | f"group {split.name}" >> beam.GroupByKey() | f"report {split.name}" >> beam.Map(_keep, text, number)
+    made[REPORTS]
+    | f"group {split.name}" >> beam.GroupByKey()
+    | f"report {split.name}" >> beam.Map(_write_report, text, number)
   )
 
 
-def _piece(piece, text) -> Iterator[Any]:
+def _make_piece(piece, text) -> Iterator[Any]:
   """Yields (position in the split, record) for each record of a piece, and (shard, report) for the piece."""
   import apache_beam as beam
 
   number, shard, first = piece
-  worker = _worker(text)
-  split, report = worker.plan.splits[number], making.Report()
+  worker = _open_worker(text)
+  split, report = worker.plan.splits[number], making.ShardReport()
   positions = split.positions(shard)[first : first + making.TOGETHER]
   for position, record in zip(positions, worker.records(split, positions), strict=True):
     report.add(record)
@@ -134,25 +137,25 @@ def _piece(piece, text) -> Iterator[Any]:
 
 
 @functools.lru_cache(maxsize=1)
-def _worker(text) -> work.Worker:
+def _open_worker(text) -> work.Worker:
   """Returns the worker of this process, which keeps its files open."""
   corpus, beside, values = json.loads(text)
-  return work.Worker(Plan.read(values), work.Folders(*map(paths.parse, (corpus, beside))))
+  return work.Worker(CorpusPlan.read(values), work.Folders(*map(paths.parse_path, (corpus, beside))))
 
 
-def _keep(pieces, text, number):
+def _write_report(pieces, text, number):
   """Writes the report of a shard."""
   shard, reports = pieces
-  worker = _worker(text)
-  in_order = (making.Report.read(report) for _, report in sorted(reports, key=lambda each: each[0]))
-  worker.folders.write_report(worker.plan.splits[number], shard, making.total(in_order))
+  worker = _open_worker(text)
+  in_order = (making.ShardReport.read(report) for _, report in sorted(reports, key=lambda each: each[0]))
+  worker.folders.write_report(worker.plan.splits[number], shard, making.sum_reports(in_order))
 
 
 # Use of TFDS's writer.
 
 
 @dataclasses.dataclass(frozen=True)
-class _Serialised:
+class _RecordSerialiser:
   """A serializer for records that are already serialized."""
 
   def serialize_example(self, example: bytes) -> bytes:
@@ -162,14 +165,14 @@ class _Serialised:
 
 @dataclasses.dataclass(frozen=True)
 class _ExampleWriter:
-  """A writer of shards that calls `making.write`, like `write.write`."""
+  """A writer of shards that calls `making.write_records`, like `write.write`."""
 
   def write(self, path, examples) -> None:
     """Writes (key, record) pairs that are in the order of the keys."""
-    making.write(paths.parse(path), (record for _, record in examples))
+    making.write_records(paths.parse_path(path), (record for _, record in examples))
 
 
-def _writer(made, folders, split):
+def _create_writer(made, folders, split):
   """Returns TFDS's writer of a split, with positions in its order as keys."""
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core import writer
@@ -185,7 +188,7 @@ def _writer(made, folders, split):
     data_dir=folders.corpus, dataset_name=made.name, split=split.name, filetype_suffix="array_record"
   )
   return Writer(
-    serializer=_Serialised(),
+    serializer=_RecordSerialiser(),
     filename_template=template,
     hash_salt="",
     disable_shuffling=True,

@@ -4,17 +4,19 @@ import contextlib
 import fcntl
 import os
 
-from vit_jax import extras, files, paths, runtime, schema
-from vit_jax.data.rows import Row
-from vit_jax.data.sources import Splits
+from vit_jax import runtime, schema
 from vit_jax.data import catalog, digits, glyphs, scenes
 from vit_jax.data.readers import features as feature_classes
 from vit_jax.data.readers import tfds
+from vit_jax.data.rows import DatasetRow
+from vit_jax.data.sources import Splits
+from vit_jax.schema import extras
+from vit_jax.storage import files, paths
 
 MADE = {"digits": digits, "glyphs": glyphs, "scenes": scenes}  # made from an installed library or without data
 
 
-def prepare(name: str, data_dir: str | None = None) -> str:
+def prepare_dataset(name: str, data_dir: str | None = None) -> str:
   """Prepares a dataset as array_record in the TFDS data directory, unless it exists.
 
   An interrupted preparation leaves no files that look complete.
@@ -30,26 +32,26 @@ def prepare(name: str, data_dir: str | None = None) -> str:
     ConfigError: the name is unknown, files must be downloaded manually, or TensorFlow is missing. The check precedes
       any download.
   """
-  row = catalog.CATALOG.get(name, Row(tfds.any_builder, name))
+  row = catalog.CATALOG.get(name, DatasetRow(tfds.any_builder, name))
   if not row.builder:
-    with schema.at("config.data"):
-      advice = tfds.remedy(name, row, data_dir)
+    with schema.enter_key("config.data"):
+      advice = tfds.describe_remedy(name, row, data_dir)
     raise schema.ConfigError(advice if row.classes else f"{name!r} is read directly and needs no preparation")
-  root = tfds.data_dir(data_dir)
-  folder = tfds.builder_dir(row.builder, data_dir)
+  root = tfds.find_data_dir(data_dir)
+  folder = tfds.find_builder_dir(row.builder, data_dir)
   if folder is None:
     if paths.in_bucket(root):
-      return _copy(name, row.builder, root)
-    with _alone(root):
-      folder = tfds.builder_dir(row.builder, data_dir)
+      return _prepare_and_copy(name, row.builder, root)
+    with _lock_directory(root):
+      folder = tfds.find_builder_dir(row.builder, data_dir)
       if folder is None:  # otherwise another process has just prepared it
-        return _write(name, row, root, data_dir)
+        return _write_dataset(name, row, root, data_dir)
   tfds.open_prepared(name, row, data_dir, row.labels, "all", Splits("train", None, "test"))
   return f"{name} is already prepared at {folder}"
 
 
 @contextlib.contextmanager
-def _alone(root):
+def _lock_directory(root):
   """Ensures that only one process at a time prepares datasets in a directory.
 
   Other processes wait. The lock is released when the process ends.
@@ -64,22 +66,22 @@ def _alone(root):
     yield
 
 
-def _copy(name, builder, root):
+def _prepare_and_copy(name, builder, root):
   """Prepares on a disk, as TFDS requires, and copies missing files to a bucket. The last file marks a complete copy."""
-  disk = tfds.data_dir(None)
+  disk = tfds.find_data_dir(None)
   if paths.in_bucket(disk):  # $TFDS_DATA_DIR
-    disk = tfds.data_dir("~/tensorflow_datasets")
-  prepare(name, str(disk))
-  source = tfds.builder_dir(builder, str(disk))
+    disk = tfds.find_data_dir("~/tensorflow_datasets")
+  prepare_dataset(name, str(disk))
+  source = tfds.find_builder_dir(builder, str(disk))
   target = root / source.relative_to(disk)
   for file in sorted((f for f in source.rglob("*") if f.is_file()), key=lambda f: f.name == "dataset_info.json"):
     there = target / file.relative_to(source)
     if not there.exists() or there.stat().length != file.stat().st_size:
-      files.copy(file, there)
+      files.copy_to_bucket(file, there)
   return f"{name} is prepared at {target}, a copy of {source}"
 
 
-def check_manual(name: str, row: Row, root: os.PathLike) -> None:
+def check_manual(name: str, row: DatasetRow, root: os.PathLike) -> None:
   """Checks that the files of a manual download exist, before any download starts.
 
   Args:
@@ -99,7 +101,7 @@ def check_manual(name: str, row: Row, root: os.PathLike) -> None:
     )
 
 
-def _make(name, module, segments, root):
+def _make_dataset(name, module, segments, root):
   """Writes a dataset of `MADE` in version 1.0.0. One rename at the end makes it visible when it is complete."""
   import tensorflow_datasets as tfds
 
@@ -127,25 +129,25 @@ def _make(name, module, segments, root):
     ) from error
 
 
-def _write(name, row, root, data_dir):
+def _write_dataset(name, row, root, data_dir):
   check_manual(name, row, root)
   if row.caution:
-    runtime.say(f"{name}: " + row.caution.format(manual=os.path.join(root, "downloads", "manual")))
+    runtime.print_line(f"{name}: " + row.caution.format(manual=os.path.join(root, "downloads", "manual")))
   if name in MADE:
     extras.check_tensorflow(name)
-    _make(name, MADE[name], row.segments, root)
+    _make_dataset(name, MADE[name], row.segments, root)
   else:
-    builder = _builder(name, row, root)
+    builder = _create_builder(name, row, root)
     extras.check_tensorflow(name)  # TFDS imports it after the download
     try:
       builder.download_and_prepare()
     # Missing files of a manual download, as for ImageNet, no network, or no space.
     except (AssertionError, OSError) as error:
       raise schema.ConfigError(f"{name} cannot be prepared in {root}: {error}") from error
-  return f"{name} is prepared at {tfds.builder_dir(row.builder, data_dir)}"
+  return f"{name} is prepared at {tfds.find_builder_dir(row.builder, data_dir)}"
 
 
-def _builder(name, row, root):
+def _create_builder(name, row, root):
   """Returns TFDS's builder of a dataset. Raises ConfigError for an unknown name, config or version."""
   import tensorflow_datasets
 
@@ -153,17 +155,17 @@ def _builder(name, row, root):
   try:
     tensorflow_datasets.core.naming.parse_builder_name_kwargs(row.builder)
   except ValueError as error:  # the name contains characters that are not allowed in names
-    raise schema.ConfigError(_unknown(name)) from error
+    raise schema.ConfigError(_describe_unknown(name)) from error
   try:
     return tensorflow_datasets.builder(row.builder, data_dir=root, file_format="array_record", try_gcs=False)
   except tensorflow_datasets.core.registered.DatasetNotFoundError as error:
-    raise schema.ConfigError(_unknown(name)) from error
+    raise schema.ConfigError(_describe_unknown(name)) from error
   except (AssertionError, OSError, TypeError, ValueError) as error:  # wrong config, version or arguments, or no network
     reason = str(error).splitlines()[0].rpartition('": ')[2].partition(". Here are")[0].rstrip(".")
     raise schema.ConfigError(f"{name} cannot be prepared in {root}: {reason}. See the catalog of TFDS") from error
 
 
-def _unknown(name):
+def _describe_unknown(name):
   """Returns the message for an unknown dataset, with the closest names."""
   import tensorflow_datasets
 
@@ -171,4 +173,4 @@ def _unknown(name):
     *(each for each, other in catalog.CATALOG.items() if other.builder),
     *tensorflow_datasets.list_builders(with_community_datasets=False),
   ]
-  return f"unknown dataset {name!r}.{schema.nearest(name, names)}"
+  return f"unknown dataset {name!r}.{schema.suggest_nearest(name, names)}"

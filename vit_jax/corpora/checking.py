@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax import paths
 from vit_jax.corpora import conversion, survey
-from vit_jax.corpora.screen import Screen
+from vit_jax.corpora.screen import ProgressScreen
 from vit_jax.data import catalog, decoding, images, local_files
 from vit_jax.data.images import ImageError, Images
 from vit_jax.data.readers import tree
 from vit_jax.data.readers.folder import SHARE
 from vit_jax.data.sources import Source
-from vit_jax.schema import Choice, ConfigError, amount, at, make, texts
+from vit_jax.schema import Choice, ConfigError, enter_key, format_amount, make, texts
+from vit_jax.storage import paths
 
 SECONDS = 3.0  # maximum duration of a check at the start of a run
 # Bytes of JPEGs that a core decodes per second, and seconds per file during which the global interpreter lock is held.
@@ -31,7 +31,7 @@ BOUNDS = conversion.MAX_PIXELS, conversion.MAX_ASPECT  # default limits of a run
 TOGETHER = 64  # images between two progress reports
 
 
-class Walked(NamedTuple):
+class FolderFiles(NamedTuple):
   """Files of a folder and its subfolders, without hidden files.
 
   Attributes:
@@ -45,7 +45,7 @@ class Walked(NamedTuple):
   odd: list[str]
 
 
-def problems(made: Images, seen: Callable[[int, int], None] = lambda records, bad: None) -> dict[int, str]:
+def find_problems(made: Images, seen: Callable[[int, int], None] = lambda records, bad: None) -> dict[int, str]:
   """Decodes all records completely, on all cores, and returns the problems.
 
   Args:
@@ -59,22 +59,22 @@ def problems(made: Images, seen: Callable[[int, int], None] = lambda records, ba
     ImageError: the disk may have caused an error, so that the image may be correct.
   """
   result = {}
-  with concurrent.futures.ThreadPoolExecutor(max(2, decoding.cores())) as pool:
+  with concurrent.futures.ThreadPoolExecutor(max(2, decoding.count_usable_cores())) as pool:
     for first in range(0, len(made.source), TOGETHER):
       some = range(first, min(first + TOGETHER, len(made.source)))
-      reasons = list(pool.map(lambda record: _problem(made, record), some))
+      reasons = list(pool.map(lambda record: _find_problem(made, record), some))
       result |= {record: reason for record, reason in zip(some, reasons, strict=True) if reason}
       seen(len(some), sum(map(bool, reasons)))
   return result
 
 
-def _problem(made, record):
+def _find_problem(made, record):
   try:
-    made.prepared(record, lambda image: np.asarray(image)[:1, :1])
+    made.read_prepared(record, lambda image: np.asarray(image)[:1, :1])
   except ImageError as error:
     if isinstance(cause := error.__cause__, OSError) and cause.errno not in images.OF_A_FILE:
       raise
-    return survey.reason(error)
+    return survey.shorten_error(error)
   return None
 
 
@@ -91,11 +91,11 @@ def is_quick(source: Source, root: pathlib.Path) -> bool:
   left = SECONDS - EACH * len(source)
   if source.remote or left < 0:
     return False
-  sizes = local_files.stamps([f"{root}/{source.identify(i)}" for i in range(len(source))])
-  return sum(size or 0 for size, _ in sizes) <= left * RATE * decoding.cores()
+  sizes = local_files.read_stamps([f"{root}/{source.identify(i)}" for i in range(len(source))])
+  return sum(size or 0 for size, _ in sizes) <= left * RATE * decoding.count_usable_cores()
 
 
-def objection(data: Choice, splits: Iterable[Source], root: pathlib.Path) -> str | None:
+def check_folder_images(data: Choice, splits: Iterable[Source], root: pathlib.Path) -> str | None:
   """Checks all images of an image folder before a run starts.
 
   If bad images are skipped, each bad image causes a warning, and the run cannot start only if there are too many. A
@@ -115,12 +115,12 @@ def objection(data: Choice, splits: Iterable[Source], root: pathlib.Path) -> str
       continue
     made = Images(source, "raise", *(data.args[key] for key in ("max_pixels", "max_aspect", "exif")))
     try:
-      reasons = problems(made)
+      reasons = find_problems(made)
     except ImageError as error:
       return str(error)
     bad |= {source.identify(record): reason for record, reason in reasons.items()}
     records += len(source)
-    too_many = too_many or images.too_many(len(reasons), len(source), data.args["max_bad"])
+    too_many = too_many or images.exceeds_max_bad(len(reasons), len(source), data.args["max_bad"])
   lines = [f"{name}: {reason}" for name, reason in sorted(bad.items())]
   if skipped and not too_many:
     for line in lines:
@@ -131,9 +131,9 @@ def objection(data: Choice, splits: Iterable[Source], root: pathlib.Path) -> str
   advice = "raise --config.data.max_bad" if skipped else "skip them with --config.data.on_error=skip"
   return "\n  ".join(
     [
-      f"{len(lines):,} of {amount(records, 'image')} in {str(root)!r} "
+      f"{len(lines):,} of {format_amount(records, 'image')} in {str(root)!r} "
       f"{'is' if len(lines) == 1 else 'are'} bad. Fix them, set them aside with `python -m "
-      f"vit_jax.prepare {texts.flag('check', root)} --move-bad=DIR`, or {advice}:",
+      f"vit_jax.prepare {texts.format_flag('check', root)} --move-bad=DIR`, or {advice}:",
       *lines,
     ]
   )
@@ -142,7 +142,7 @@ def objection(data: Choice, splits: Iterable[Source], root: pathlib.Path) -> str
 # Check as a command.
 
 
-def check(root: pathlib.Path, aside: pathlib.Path | None = None) -> tuple[list[str], int]:
+def check_images(root: pathlib.Path, aside: pathlib.Path | None = None) -> tuple[list[str], int]:
   """Checks all images of a folder, and optionally moves the bad ones to another folder.
 
   Args:
@@ -168,35 +168,35 @@ def check(root: pathlib.Path, aside: pathlib.Path | None = None) -> tuple[list[s
       f"--move-bad: {str(aside)!r} is inside {str(root)!r} and would become one of its classes. Use a directory "
       f"outside it"
     )
-  walked = walk(root)
+  walked = find_images(root)
   if not walked.images:
     raise ConfigError(f"--check: no image ({', '.join(tree.EXTENSIONS)}) in {str(root)!r}")
   source = Source(
     *("check", "all", ("",), len(walked.images)),
-    read=lambda i: (local_files.contents(root / walked.images[i]), 0),
+    read=lambda i: (local_files.read_file(root / walked.images[i]), 0),
     place=lambda i: f"file {f'{root}/{walked.images[i]}'!r}",
   )
-  with Screen("checking", len(source)) as screen:
-    bad = problems(Images(source, "raise", *BOUNDS), screen.add)
+  with ProgressScreen("checking", len(source)) as screen:
+    bad = find_problems(Images(source, "raise", *BOUNDS), screen.add)
   lines = [f"bad: {ascii(walked.images[i])[1:-1]}: {reason}" for i, reason in bad.items()]
-  before = _splits(root) if aside and bad else None
-  stayed = [words for i in bad if (words := set_aside(root, aside, walked.images[i]))] if aside else []
+  before = _record_splits(root) if aside and bad else None
+  stayed = [words for i in bad if (words := move_aside(root, aside, walked.images[i]))] if aside else []
   moved = f", {len(bad) - len(stayed):,} moved to {str(aside)!r}" if aside else ""
   kinds = collections.Counter(tree.extension(name) for name in walked.images)
   lines += [
-    f"{str(root)!r}: {amount(len(source), 'image')}, {', '.join(tree.counted(kinds, tree.SHOWN))}; ignored: "
-    f"{', '.join(tree.counted(walked.ignored, tree.SHOWN)) or 'nothing'}",
+    f"{str(root)!r}: {format_amount(len(source), 'image')}, {', '.join(tree.format_counts(kinds, tree.SHOWN))}; "
+    f"ignored: {', '.join(tree.format_counts(walked.ignored, tree.SHOWN)) or 'nothing'}",
     *walked.odd,
-    *_classes(walked.images, bad),
-    *_layout(root),
+    *_describe_classes(walked.images, bad),
+    *_check_layout(root),
     *stayed,
-    *_redrawn(root, before),
+    *_compare_splits(root, before),
     f"{len(bad):,} bad{moved}" if bad else "no bad image",
   ]
   return lines, len(bad)
 
 
-def walk(root: pathlib.Path) -> Walked:
+def find_images(root: pathlib.Path) -> FolderFiles:
   """Searches a folder and its subfolders for images.
 
   Each folder is searched once. A link to a folder that was already searched, or that contains the link, is not
@@ -205,7 +205,7 @@ def walk(root: pathlib.Path) -> Walked:
   Args:
     root: the folder.
   """
-  result, seen = Walked([], collections.Counter(), []), {}
+  result, seen = FolderFiles([], collections.Counter(), []), {}
 
   def enter(folder):
     path = root / folder
@@ -233,44 +233,48 @@ def walk(root: pathlib.Path) -> Walked:
   return result
 
 
-def _classes(names: Sequence[str], bad: dict[int, str]) -> list[str]:
+def _describe_classes(names: Sequence[str], bad: dict[int, str]) -> list[str]:
   """Returns lines on folders with few good images."""
   counts = collections.Counter(os.path.dirname(name) for name in names)
   counts.subtract(os.path.dirname(names[i]) for i in bad)
   few = sorted((count, folder) for folder, count in counts.items() if count < FEW)
   some = ", ".join(f"{folder or '.'!r} {count}" for count, folder in few[:SHOWN])
-  return [f"{len(few):,} of {amount(len(counts), 'folder')} with fewer than {FEW} images: {some}"] if few else []
+  return [f"{len(few):,} of {format_amount(len(counts), 'folder')} with fewer than {FEW} images: {some}"] if few else []
 
 
-def _layout(root: pathlib.Path) -> list[str]:
+def _check_layout(root: pathlib.Path) -> list[str]:
   """Returns a line with the reason why a run with default settings cannot read the folder, or an empty list."""
   try:
-    _opened(root)
+    _open_training_images(root)
   except ConfigError as error:
     return [f"runs cannot read it yet: {error.message}"]
   return []
 
 
-def _opened(root: pathlib.Path) -> Source:
+def _open_training_images(root: pathlib.Path) -> Source:
   """Opens the training images of a run with the default settings."""
-  with at("config.data"):
+  with enter_key("config.data"):
     return make(Choice("folder", {"path": str(root), "validation": SHARE}), catalog.READERS, "train")
 
 
-def _splits(root: pathlib.Path) -> dict | None:
+def _record_splits(root: pathlib.Path) -> dict | None:
   """Returns the record of the splits of a run with the default settings; None if no run can read the folder."""
   try:
-    return _opened(root).membership.record()
+    return _open_training_images(root).membership.record()
   except ConfigError:
     return None
 
 
-def _redrawn(root: pathlib.Path, before: dict | None) -> list[str]:
+def _compare_splits(root: pathlib.Path, before: dict | None) -> list[str]:
   """Returns a line if the splits of a run with the default settings differ from `before`.
 
   Returns no line if one of the two is unknown.
   """
-  if before is None or _splits(root) is None or not (lines := _opened(root).membership.changes(before)):
+  if (
+    before is None
+    or _record_splits(root) is None
+    or not (lines := _open_training_images(root).membership.changes(before))
+  ):
     return []
   return [
     f"the splits of a run with the default settings have changed: {'; '.join(lines)}. Start runs on this folder again, "
@@ -281,7 +285,7 @@ def _redrawn(root: pathlib.Path, before: dict | None) -> list[str]:
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
 
 
-def set_aside(root: pathlib.Path, aside: pathlib.Path, name: str) -> str | None:
+def move_aside(root: pathlib.Path, aside: pathlib.Path, name: str) -> str | None:
   """Moves a file to the same relative path in another folder, possibly on another disk.
 
   An existing file is never replaced.
@@ -302,7 +306,7 @@ def set_aside(root: pathlib.Path, aside: pathlib.Path, name: str) -> str | None:
     except OSError as error:
       if error.errno not in _NO_LINKS:
         raise
-      _copy(file, target)
+      _copy_file(file, target)
     file.unlink()
   except OSError as error:
     reason = "a file of this name already exists" if isinstance(error, FileExistsError) else error.strerror
@@ -310,14 +314,14 @@ def set_aside(root: pathlib.Path, aside: pathlib.Path, name: str) -> str | None:
   return None
 
 
-def _copy(file, target):
+def _copy_file(file, target):
   """Copies a file, or a link as a link, to an unused name. On OSError no partial copy remains."""
   if file.is_symlink():
     os.symlink(os.readlink(file), target)
     return
   with open(target, "xb") as opened:
     try:
-      opened.write(local_files.contents(file))
+      opened.write(local_files.read_file(file))
       opened.flush()
       os.fsync(opened.fileno())
       shutil.copystat(file, target)

@@ -28,7 +28,7 @@ QUALITY = 95
 KEPT = ("JPEG", "MPO", "PNG")  # MPO is a JPEG followed by further pictures, as made by phones
 
 
-class About(NamedTuple):
+class FileProperties(NamedTuple):
   """Properties of a file's content except its size.
 
   Attributes:
@@ -42,7 +42,7 @@ class About(NamedTuple):
   animated: bool
 
 
-class Converted(NamedTuple):
+class ConvertedImage(NamedTuple):
   """A file for the corpus.
 
   Attributes:
@@ -56,12 +56,12 @@ class Converted(NamedTuple):
   done: tuple[str, ...]
 
 
-def convert(
+def convert_image(
   data: bytes,
   size: int | None = None,
   large: contextlib.AbstractContextManager = contextlib.nullcontext(),
   lenient: bool = False,
-) -> Converted:
+) -> ConvertedImage:
   """Converts an image file for a corpus.
 
   The whole file is decoded. An image with an EXIF orientation is made upright. CMYK images, GIF, BMP, WebP, TIFF and
@@ -73,7 +73,7 @@ def convert(
     size: number of pixels of the smaller side after antialiased resizing by area. Smaller images keep their size. None:
       images are not resized.
     large: a lock that is held while an image that needs more than `LARGE` bytes is decoded and encoded.
-    lenient: as for `decoding.check`.
+    lenient: as for `decoding.check_image`.
 
   Raises:
     DecodeError: the image is damaged or exceeds the limits.
@@ -83,17 +83,17 @@ def convert(
     from vit_jax.corpora import conversion
 
     file = conversion.encode(np.zeros((300, 400, 3), np.uint8), lossy=True)
-    converted = conversion.convert(file, size=150)
+    converted = conversion.convert_image(file, size=150)
     assert converted.pixels.shape == (150, 200, 3) and converted.done == ("resized",)
   """
-  header = decoding.check(data, MAX_PIXELS, MAX_ASPECT, exif=True, lenient=lenient)
+  header = decoding.check_image(data, MAX_PIXELS, MAX_ASPECT, exif=True, lenient=lenient)
   with large if header.memory > LARGE else contextlib.nullcontext():
-    return _converted(data, header, size)
+    return _convert_checked(data, header, size)
 
 
-def _converted(data, header, size):
+def _convert_checked(data, header, size):
   pixels = decoding.decode(data, header)
-  about = inspect(data)
+  about = inspect_file(data)
   done = ["rotated"] * (header.orientation != 1)
   height, width, _ = pixels.shape
   if size and min(height, width) > size:
@@ -105,11 +105,11 @@ def _converted(data, header, size):
     done.append("encoded")
   if done:
     data = encode(pixels, lossy=about.form in ("JPEG", "MPO", "WEBP") and not about.animated)
-  return Converted(data, pixels, tuple(sorted(done)))
+  return ConvertedImage(data, pixels, tuple(sorted(done)))
 
 
-def inspect(data: bytes) -> About:
-  """Returns format, mode and animation of a file that has passed `decoding.check`.
+def inspect_file(data: bytes) -> FileProperties:
+  """Returns format, mode and animation of a file that has passed `decoding.check_image`.
 
   Pillow reads no pixels for this purpose. If the metadata are damaged, the result contains defaults.
 
@@ -121,11 +121,11 @@ def inspect(data: bytes) -> About:
       # Warnings about large images, which have been checked, and about unusual metadata.
       warnings.simplefilter("ignore")
       image = Image.open(io.BytesIO(data))
-      return About(
+      return FileProperties(
         image.format, image.mode, image.format in ("GIF", "PNG", "WEBP") and getattr(image, "is_animated", False)
       )
   except (*DAMAGED, MemoryError):
-    return About({b"\xff\xd8": "JPEG", b"\x89P": "PNG"}.get(data[:2], ""), "", False)
+    return FileProperties({b"\xff\xd8": "JPEG", b"\x89P": "PNG"}.get(data[:2], ""), "", False)
 
 
 def encode(pixels: np.ndarray, lossy: bool) -> bytes:

@@ -7,15 +7,16 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from vit_jax import files, paths, schema
+from vit_jax import schema
 from vit_jax.corpora import making, plan
-from vit_jax.schema import ConfigError, amount
-from vit_jax.schema.errors import readable, some
+from vit_jax.schema import ConfigError, format_amount
+from vit_jax.schema.errors import format_names, make_printable
+from vit_jax.storage import files, paths
 
 PLAN, INFO = "prepare.json", "dataset_info.json"  # INFO marks a corpus as complete and is written last
 
 
-def check_name(name: str) -> None:
+def check_dataset_name(name: str) -> None:
   """Checks that TFDS accepts a name of a dataset.
 
   Args:
@@ -40,16 +41,16 @@ def check_classes(classes: Sequence[str]) -> None:
     ConfigError: a name cannot be stored or occurs twice.
   """
   for name in classes:
-    if not name or name != name.strip() or "\n" in name or "\r" in name or not _unicode(name):
+    if not name or name != name.strip() or "\n" in name or "\r" in name or not _is_unicode(name):
       raise ConfigError(
         f"class {name!a} cannot be stored by TFDS, which writes one name per line: it is empty, starts or ends with a "
         f"blank, contains a line break, or is not UTF-8. Rename it"
       )
   if twice := [name for name, count in collections.Counter(classes).items() if count > 1]:
-    raise ConfigError(f"several classes are called {some(map(repr, twice), 5)}. Rename them")
+    raise ConfigError(f"several classes are called {format_names(map(repr, twice), 5)}. Rename them")
 
 
-def _unicode(name):
+def _is_unicode(name):
   try:
     name.encode()
   except UnicodeEncodeError:
@@ -57,7 +58,7 @@ def _unicode(name):
   return True
 
 
-def features(classes: Sequence[str], labels: int):
+def build_features(classes: Sequence[str], labels: int):
   """Returns the TFDS features of a corpus.
 
   Args:
@@ -76,8 +77,11 @@ def features(classes: Sequence[str], labels: int):
   )
 
 
-def describe(
-  corpus: pathlib.Path, made: plan.Plan, classes: Sequence[str], reports: Mapping[str, Sequence[making.Report]]
+def write_description(
+  corpus: pathlib.Path,
+  made: plan.CorpusPlan,
+  classes: Sequence[str],
+  reports: Mapping[str, Sequence[making.ShardReport]],
 ) -> None:
   """Writes the files that describe a corpus.
 
@@ -95,17 +99,17 @@ def describe(
     left_out = sum(len(report.duplicates) for report in reports[split.name])
     if left_out and len(empty) == split.shards:
       raise ConfigError(
-        f"no image is left in split {split.name!r}: {left_out:,} of {amount(len(split), 'image')} are "
+        f"no image is left in split {split.name!r}: {left_out:,} of {format_amount(len(split), 'image')} are "
         f"left out as duplicates of {', '.join(made.options.against)}. Leave this test set out of --dedup-against, "
         "lower --dedup-distance, or give input without this split"
       )
     if empty:
       raise ConfigError(
-        f"no image is left for {len(empty)} of {amount(split.shards, 'file')} of split {split.name!r}. Fix "
+        f"no image is left for {len(empty)} of {format_amount(split.shards, 'file')} of split {split.name!r}. Fix "
         "the input, or use fewer --shards"
       )
-  of_splits = {name: making.total(each) for name, each in reports.items()}
-  everything = making.total(of_splits.values())
+  of_splits = {name: making.sum_reports(each) for name, each in reports.items()}
+  everything = making.sum_reports(of_splits.values())
   rows = {
     "rejected.jsonl": everything.rejected,
     "duplicates.jsonl": [{k: v for k, v in row.items() if k != "picture"} for row in everything.duplicates],
@@ -122,10 +126,10 @@ def describe(
     "done": dict(sorted(everything.done.items())),
   }
   files.write_text(corpus / PLAN, json.dumps(made.plain() | about, indent=1) + "\n")
-  _describe_to_tfds(corpus, made, classes, reports)
+  _write_tfds_files(corpus, made, classes, reports)
 
 
-def _describe_to_tfds(corpus, made, classes, reports):
+def _write_tfds_files(corpus, made, classes, reports):
   """Writes TFDS's files. The file that marks the corpus as complete is written last."""
   import tensorflow_datasets as tfds
 
@@ -136,7 +140,7 @@ def _describe_to_tfds(corpus, made, classes, reports):
     done = f"at most {made.options.size} pixels on the smaller side" if made.options.size else "of their original sizes"
     info = tfds.core.DatasetInfo(
       builder=identity,
-      features=features(classes, made.labels),
+      features=build_features(classes, made.labels),
       description=f"Images {done}, upright. Verified and written by python -m vit_jax.prepare. See prepare.json.",
     )
     info.set_file_format(tfds.core.FileFormat.ARRAY_RECORD)
@@ -158,32 +162,32 @@ def _describe_to_tfds(corpus, made, classes, reports):
     info.write_to_directory(folder)
     for file in sorted(pathlib.Path(folder).iterdir(), key=lambda file: file.name == INFO):
       if paths.in_bucket(corpus):
-        files.copy(file, corpus / file.name)
+        files.copy_to_bucket(file, corpus / file.name)
       else:
         files.write_text(corpus / file.name, file.read_text())
 
 
-def summary(reports: Mapping[str, Sequence[making.Report]], classes: Sequence[str]) -> list[str]:
+def summarise_reports(reports: Mapping[str, Sequence[making.ShardReport]], classes: Sequence[str]) -> list[str]:
   """Returns lines for the screen: images and classes of each split, changes, and omitted images by reason.
 
   Args:
     reports: {split: reports of its shards}.
     classes: names of the classes.
   """
-  lines, of_splits = [], {name: making.total(each) for name, each in reports.items()}
-  everything = making.total(of_splits.values())
+  lines, of_splits = [], {name: making.sum_reports(each) for name, each in reports.items()}
+  everything = making.sum_reports(of_splits.values())
   for name, each in of_splits.items():
     few, many = (pick((each.classes[i], label) for i, label in enumerate(classes)) for pick in (min, max))
     lines.append(
-      f"{name}: {amount(each.records, 'image')} in {amount(len(reports[name]), 'file')}, "
-      f"{each.bytes / 2**20:,.0f} MiB; {amount(len(classes), 'class', 'classes')} with {few[0]:,} "
+      f"{name}: {format_amount(each.records, 'image')} in {format_amount(len(reports[name]), 'file')}, "
+      f"{each.bytes / 2**20:,.0f} MiB; {format_amount(len(classes), 'class', 'classes')} with {few[0]:,} "
       f"({schema.show(few[1])}) to {many[0]:,} images ({schema.show(many[1])})"
     )
   if everything.done:
     lines.append(", ".join(f"{count:,} {word}" for word, count in sorted(everything.done.items())))
   if everything.duplicates:
     lines.append(
-      f"{amount(len(everything.duplicates), 'duplicate')} of test images left out; duplicates.html shows them"
+      f"{format_amount(len(everything.duplicates), 'duplicate')} of test images left out; duplicates.html shows them"
     )
   kinds = collections.defaultdict(list)
   for row in everything.rejected:
@@ -191,5 +195,5 @@ def summary(reports: Mapping[str, Sequence[making.Report]], classes: Sequence[st
   if kinds:
     lines.append(f"{len(everything.rejected):,} rejected; rejected.jsonl names them")
     largest = sorted(kinds.values(), key=len, reverse=True)[:5]
-    lines += [f"  {len(each):>7,}  {'such as ' * (len(each) > 1)}{readable(each[0])}" for each in largest]
+    lines += [f"  {len(each):>7,}  {'such as ' * (len(each) > 1)}{make_printable(each[0])}" for each in largest]
   return lines

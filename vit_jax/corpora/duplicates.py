@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 import cv2
 import numpy as np
 
-from vit_jax import extras, files
 from vit_jax.corpora import conversion
 from vit_jax.data import crops
 from vit_jax.data.sources import Source
-from vit_jax.schema import ConfigError, amount
-from vit_jax.schema.errors import readable
+from vit_jax.schema import ConfigError, extras, format_amount
+from vit_jax.schema.errors import make_printable
+from vit_jax.storage import files
 
 BITS = 64
 # Maximum number of bits in which two versions of an image may differ. Measured with 300 generated photographs: versions
@@ -26,7 +26,7 @@ DISTANCE = 6
 SIDE, SHOWN = 160, 200  # pixels of the longer side of a picture on the page, and maximum number of pairs
 
 
-def hashed(pixels: np.ndarray) -> int:
+def compute_hash(pixels: np.ndarray) -> int:
   """Returns the 64 bits of an image's perceptual hash (`phash` of the package imagehash).
 
   The bits are signs of the lowest frequencies of the grey image of 32 x 32 pixels. Few of these bits change if an image
@@ -39,7 +39,7 @@ def hashed(pixels: np.ndarray) -> int:
   Raises:
     ConfigError: imagehash is not installed (extra dedup).
   """
-  imagehash, Image = _library()
+  imagehash, Image = _import_imagehash()
   # The image is first reduced by area, because the hash has 32 pixels a side and Pillow would filter the whole image.
   height, width = pixels.shape[:2]
   if min(height, width) > 256:
@@ -49,16 +49,16 @@ def hashed(pixels: np.ndarray) -> int:
   return int.from_bytes(np.packbits(bits.ravel()).tobytes(), "big")
 
 
-def _library():
+def _import_imagehash():
   try:
     import imagehash
     from PIL import Image
   except ImportError as error:
-    raise ConfigError(f"--dedup-against needs {extras.advice('dedup')} ({error})") from error
+    raise ConfigError(f"--dedup-against needs {extras.format_advice('dedup')} ({error})") from error
   return imagehash, Image
 
 
-class Index:
+class HashIndex:
   """An index of hashes of test images, by parts of their bits.
 
   If two hashes that differ in at most d bits are cut into d + 1 parts, at least one part is equal. A hash is therefore
@@ -119,7 +119,7 @@ class Index:
     Returns:
       {"of": test set, "image": id, "record": number, "distance": bits, "mirrored": bool}, or None.
     """
-    nearest = self.nearest(hashed(pixels))
+    nearest = self.nearest(compute_hash(pixels))
     if nearest is None:
       return None
     number, distance = nearest
@@ -127,14 +127,14 @@ class Index:
     return {"of": dataset, "image": name, "record": record, "distance": distance, "mirrored": bool(number % 2)}
 
 
-def shown(pixels: np.ndarray) -> dict:
+def make_thumbnail(pixels: np.ndarray) -> dict:
   """Returns a thumbnail of an image for the page, as {"picture": JPEG in base64}."""
-  small = cv2.cvtColor(crops.small(pixels, SIDE), cv2.COLOR_RGB2BGR)
+  small = cv2.cvtColor(crops.shrink(pixels, SIDE), cv2.COLOR_RGB2BGR)
   _, data = cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, 80])
   return {"picture": base64.b64encode(data.tobytes()).decode()}
 
 
-def page(path: pathlib.Path, duplicates: Sequence[dict], picture: Callable[[dict], dict]) -> None:
+def write_duplicates_page(path: pathlib.Path, duplicates: Sequence[dict], picture: Callable[[dict], dict]) -> None:
   """Writes an HTML page that shows pairs of duplicates side by side. The file includes the pictures.
 
   Args:
@@ -145,12 +145,14 @@ def page(path: pathlib.Path, duplicates: Sequence[dict], picture: Callable[[dict
   rows = []
   for duplicate in duplicates[:SHOWN]:
     cells = "".join(
-      f'<td><img src="data:image/jpeg;base64,{shot["picture"]}" alt=""><br>{html.escape(readable(name))}</td>'
+      f'<td><img src="data:image/jpeg;base64,{shot["picture"]}" alt=""><br>{html.escape(make_printable(name))}</td>'
       for shot, name in ((duplicate, duplicate["file"]), (picture(duplicate), duplicate["image"]))
     )
-    about = f"{html.escape(readable(duplicate['of']))}<br>{duplicate['distance']} of {BITS} bits"
+    about = f"{html.escape(make_printable(duplicate['of']))}<br>{duplicate['distance']} of {BITS} bits"
     rows.append(f"<tr>{cells}<td>{about}{'<br>mirrored' if duplicate['mirrored'] else ''}</td></tr>")
-  title = amount(len(duplicates), "duplicate") + (f", the first {len(rows)}" if len(duplicates) > len(rows) else "")
+  title = format_amount(len(duplicates), "duplicate") + (
+    f", the first {len(rows)}" if len(duplicates) > len(rows) else ""
+  )
   text = io.StringIO()
   text.write(f"<!doctype html><meta charset=utf-8><title>{title}</title><h1>{title}</h1>")
   text.write("<style>td{padding:6px;font:12px sans-serif;max-width:260px;word-wrap:break-word}</style>")
@@ -158,7 +160,7 @@ def page(path: pathlib.Path, duplicates: Sequence[dict], picture: Callable[[dict
   files.write_text(path, text.getvalue())
 
 
-def hashes(source: Source, number: int) -> list[int]:
+def hash_record(source: Source, number: int) -> list[int]:
   """Returns the two hashes of a record of a test set: unchanged, and mirrored.
 
   Args:
@@ -169,13 +171,13 @@ def hashes(source: Source, number: int) -> list[int]:
     ConfigError: the image cannot be read or decoded. A test set must be complete.
   """
   try:
-    image = pixels(source, number)
+    image = read_pixels(source, number)
   except (OSError, ValueError, cv2.error) as error:
     raise ConfigError(f"{source.place(number)}: {error}", "--dedup-against") from error
-  return [hashed(image), hashed(cv2.flip(image, 1))]
+  return [compute_hash(image), compute_hash(cv2.flip(image, 1))]
 
 
-def pixels(source: Source, number: int) -> np.ndarray:
+def read_pixels(source: Source, number: int) -> np.ndarray:
   """Returns the pixels of a record of a test set, `(H, W, 3)`, uint8.
 
   Args:
@@ -187,4 +189,4 @@ def pixels(source: Source, number: int) -> np.ndarray:
     ValueError: the image cannot be decoded.
   """
   data, _ = source.read(number)
-  return conversion.convert(data, lenient=source.is_published(number)).pixels
+  return conversion.convert_image(data, lenient=source.is_published(number)).pixels

@@ -11,20 +11,22 @@ from typing import Any, NamedTuple
 
 import cv2
 
-from vit_jax import disk, files
 from vit_jax.corpora import conversion, duplicates
 from vit_jax.data import decoding, order
-from vit_jax.data.images import OF_A_FILE, text_of
+from vit_jax.data.images import OF_A_FILE, describe_image_error
 from vit_jax.data.sources import Source
-from vit_jax.schema import ConfigError, amount
+from vit_jax.schema import ConfigError, format_amount
+from vit_jax.storage import errors, files
 
 # TFDS's own options: one record per group, without compression, because image files are compressed. Writing a file of
 # 90 kB takes 0.36 ms instead of 0.63 ms.
 ARRAY_RECORD = "group_size:1,uncompressed"
-TOGETHER = order.SIZE * order.WINDOW  # records that are read at a time: the blocks of a window of `plan.ordered`
+TOGETHER = (
+  order.SIZE * order.WINDOW
+)  # records that are read at a time: the blocks of a window of `plan.shuffle_records`
 
 
-class Record(NamedTuple):
+class CorpusRecord(NamedTuple):
   """The result for a record of the input: the record to write, or the reason for its omission.
 
   Attributes:
@@ -45,22 +47,22 @@ class Record(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Maker:
+class RecordMaker:
   """A maker of records for a corpus, used by one process because it keeps the input open.
 
   Args:
     source: the input.
-    size: see `conversion.convert`.
+    size: see `conversion.convert_image`.
     index: index of the test images to omit, or None.
     large: a lock that is held while a large image is decoded.
   """
 
   source: Source
   size: int | None = None
-  index: duplicates.Index | None = None
+  index: duplicates.HashIndex | None = None
   large: Any = dataclasses.field(default_factory=contextlib.nullcontext)
 
-  def record(self, number: int, read: Callable[[], tuple]) -> Record:
+  def record(self, number: int, read: Callable[[], tuple]) -> CorpusRecord:
     """Makes one record.
 
     Args:
@@ -73,22 +75,24 @@ class Maker:
     name = self.source.identify(number)
     try:
       data, label = read()
-      labels = self._checked(label)
-      converted = conversion.convert(data, self.size, self.large)
+      labels = self._check_label(label)
+      converted = conversion.convert_image(data, self.size, self.large)
       if self.index and (match := self.index.match(converted.pixels)):
-        return Record(name, duplicate=match | duplicates.shown(converted.pixels))
-      return Record(name, serialised(converted.data, labels, name), labels, converted.done)
+        return CorpusRecord(name, duplicate=match | duplicates.make_thumbnail(converted.pixels))
+      return CorpusRecord(name, serialise_record(converted.data, labels, name), labels, converted.done)
     except ConfigError:
       raise
     except (OSError, ValueError, MemoryError, cv2.error) as error:
-      if decoding.no_memory(error):
-        raise self._no_memory(number) from error
+      if decoding.is_out_of_memory(error):
+        raise self._create_memory_error(number) from error
       if isinstance(error, OSError) and error.errno not in OF_A_FILE:
-        reason = f"{self.source.place(number)}: {text_of(error)}. Check that its disk or bucket is reachable"
+        reason = (
+          f"{self.source.place(number)}: {describe_image_error(error)}. Check that its disk or bucket is reachable"
+        )
         raise ConfigError(reason) from error
-      return Record(name, rejected=text_of(error))
+      return CorpusRecord(name, rejected=describe_image_error(error))
 
-  def records(self, numbers: Iterable[int]) -> Iterator[Record]:
+  def records(self, numbers: Iterable[int]) -> Iterator[CorpusRecord]:
     """Yields records by their numbers, in the given order.
 
     Neighbouring records are read together if this is cheaper for the input.
@@ -104,21 +108,23 @@ class Maker:
     for number in numbers:
       waiting.append(number)
       if len(waiting) == TOGETHER:
-        yield from self._together(waiting)
+        yield from self._read_together(waiting)
         waiting = []
-    yield from self._together(waiting)
+    yield from self._read_together(waiting)
 
-  def _together(self, numbers):
+  def _read_together(self, numbers):
     """Yields records, and reads runs of neighbouring numbers together."""
     stored = {}
-    for first, stop in neighbours(numbers):
+    for first, stop in group_neighbours(numbers):
       try:
         stored |= zip(range(first, stop), self.source.runs.read(first, stop), strict=True)
       except MemoryError as error:
-        raise self._no_memory(first) from error
+        raise self._create_memory_error(first) from error
       except OSError as error:
         if error.errno not in OF_A_FILE:
-          raise ConfigError(f"{self.source.place(first)}: {text_of(error)}. Check that it exists") from error
+          raise ConfigError(
+            f"{self.source.place(first)}: {describe_image_error(error)}. Check that it exists"
+          ) from error
     for number in numbers:  # the records of a damaged block are tried one by one
       data = stored.pop(number, None)
       yield self.record(
@@ -126,20 +132,20 @@ class Maker:
         lambda number=number, data=data: self.source.read(number) if data is None else self.source.runs.parse(data),
       )
 
-  def _no_memory(self, number):
+  def _create_memory_error(self, number):
     return ConfigError(f"{self.source.place(number)}: not enough memory. Use fewer --processes")
 
-  def _checked(self, label):
+  def _check_label(self, label):
     labels, classes = label if isinstance(label, tuple) else (label,), len(self.source.classes)
     for each in labels:
       if not 0 <= each < classes:
-        raise ValueError(f"label {each} is not one of {amount(classes, 'class', 'classes')}")
+        raise ValueError(f"label {each} is not one of {format_amount(classes, 'class', 'classes')}")
     if self.source.labels == 1 and len(labels) != 1:
-      raise ValueError(f"{amount(len(labels), 'label')}. Allowed: one label per image")
+      raise ValueError(f"{format_amount(len(labels), 'label')}. Allowed: one label per image")
     return labels
 
 
-def neighbours(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+def group_neighbours(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
   """Yields (first, stop) for runs of neighbouring numbers. A run has at most the length of a block.
 
   Args:
@@ -155,7 +161,7 @@ def neighbours(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
     yield first, stop
 
 
-def serialised(image: bytes, labels: tuple[int, ...], name: str) -> bytes:
+def serialise_record(image: bytes, labels: tuple[int, ...], name: str) -> bytes:
   """Returns a record in TFDS's form: an Example of image, label and id. Equal arguments result in equal bytes.
 
   Args:
@@ -169,11 +175,11 @@ def serialised(image: bytes, labels: tuple[int, ...], name: str) -> bytes:
   values = example.features.feature
   values["image"].bytes_list.value.append(image)
   values["label"].int64_list.value.extend(labels)
-  values["id"].bytes_list.value.append(_encoded(name))
+  values["id"].bytes_list.value.append(_encode_name(name))
   return example.SerializeToString(deterministic=True)
 
 
-def _encoded(name):
+def _encode_name(name):
   """Returns a name as bytes. The bytes of file names are restored, and unpaired surrogates from JSON are kept."""
   try:
     return os.fsencode(name)
@@ -181,8 +187,8 @@ def _encoded(name):
     return name.encode("utf-8", "surrogatepass")
 
 
-def write(path: pathlib.Path, records: Iterable[bytes]) -> None:
-  """Replaces an array_record file, see `files.replacing`.
+def write_records(path: pathlib.Path, records: Iterable[bytes]) -> None:
+  """Replaces an array_record file, see `files.atomic_write`.
 
   Args:
     path: path of the file.
@@ -193,23 +199,23 @@ def write(path: pathlib.Path, records: Iterable[bytes]) -> None:
   """
   from array_record.python.array_record_module import ArrayRecordWriter
 
-  with files.replacing(path) as partial, disk.writing(path):
+  with files.atomic_write(path) as partial, errors.add_file_name(path):
     writer = None
     try:
       writer = ArrayRecordWriter(str(partial), ARRAY_RECORD)
       for record in records:
         writer.write(record)
     except RuntimeError as error:
-      raise _numbered(error) from error
+      raise _convert_error(error) from error
     finally:
       if writer is not None:
         try:
           writer.close()
         except RuntimeError as error:
-          raise _numbered(error) from error
+          raise _convert_error(error) from error
 
 
-def _numbered(error):
+def _convert_error(error):
   """Converts an error of array_record, which contains a message of the C library, to an OSError with its number."""
   text = str(error)
   number = next((number for number in errno.errorcode if f" {os.strerror(number)};" in text), errno.EIO)
@@ -217,7 +223,7 @@ def _numbered(error):
 
 
 @dataclasses.dataclass
-class Report:
+class ShardReport:
   """Counts of the records that were made, and descriptions of omitted ones.
 
   Attributes:
@@ -238,7 +244,7 @@ class Report:
   rejected: list[dict] = dataclasses.field(default_factory=list)
   duplicates: list[dict] = dataclasses.field(default_factory=list)
 
-  def add(self, record: Record) -> None:
+  def add(self, record: CorpusRecord) -> None:
     """Counts a record."""
     if record.data is not None:
       self.records += 1
@@ -255,15 +261,15 @@ class Report:
     return vars(self) | {"classes": sorted(self.classes.items()), "done": dict(sorted(self.done.items()))}
 
   @classmethod
-  def read(cls, values: dict) -> "Report":
+  def read(cls, values: dict) -> "ShardReport":
     """Returns the report that `plain` converted to JSON values."""
     counters = {key: collections.Counter(dict(values[key])) for key in ("classes", "done")}
     return cls(**values | counters)
 
 
-def total(reports: Iterable[Report]) -> Report:
+def sum_reports(reports: Iterable[ShardReport]) -> ShardReport:
   """Returns the sum of several reports. Lists of omitted records are joined in order."""
-  result = Report()
+  result = ShardReport()
   for report in reports:
     result.records += report.records
     result.bytes += report.bytes

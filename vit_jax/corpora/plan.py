@@ -8,14 +8,15 @@ from collections.abc import Iterator
 
 import cv2
 
-from vit_jax import files, schema
+from vit_jax import schema
 from vit_jax.corpora import conversion
 from vit_jax.data import catalog, decoding, order, samples, sources, versions
 from vit_jax.data.sources import Source
 from vit_jax.schema import Choice, ConfigError
-from vit_jax.schema.errors import some
+from vit_jax.schema.errors import format_names
+from vit_jax.storage import files
 
-FILE = "plan.json"  # the plan and `contents` of the input, stored next to a corpus until it is complete
+FILE = "plan.json"  # the plan and `describe_contents` of the input, stored next to a corpus until it is complete
 FORM = 1  # version of the output: another number results in another corpus
 SHARD = 2**28  # bytes of a file: 1,000 files for 256 GiB, and little work is repeated after a kill
 MOST = 4096  # maximum number of files, because a run keeps this number open (`readers.shards.OPEN`)
@@ -25,7 +26,7 @@ SAMPLE = 64  # images that are read to estimate the size of a split
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class CorpusOptions:
   """Options for the processing of the images, except those of the input.
 
   Attributes:
@@ -44,7 +45,7 @@ class Options:
 
 
 @dataclasses.dataclass(frozen=True)
-class Split:
+class CorpusSplit:
   """A split of the corpus: the records `first` to `stop` of the input (exclusive), divided into shards.
 
   Attributes:
@@ -75,7 +76,7 @@ class Split:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class CorpusPlan:
   """All settings that determine the bytes of a corpus.
 
   Attributes:
@@ -96,8 +97,8 @@ class Plan:
   fingerprint: sources.Fingerprint
   classes: str
   labels: int
-  splits: tuple[Split, ...]
-  options: Options
+  splits: tuple[CorpusSplit, ...]
+  options: CorpusOptions
   against: tuple[tuple[str, str], ...] = ()
   quality: int = conversion.QUALITY
   form: int = FORM
@@ -107,12 +108,12 @@ class Plan:
     return json.loads(json.dumps(dataclasses.asdict(self) | {"fingerprint": self.fingerprint._asdict()}))
 
   @classmethod
-  def read(cls, values: dict) -> "Plan":
+  def read(cls, values: dict) -> "CorpusPlan":
     """Returns the plan that `plain` converted to JSON values."""
     fields = {
       "fingerprint": sources.Fingerprint(**values["fingerprint"]),
-      "splits": tuple(Split(**split) for split in values["splits"]),
-      "options": Options(**values["options"] | {"against": tuple(values["options"]["against"])}),
+      "splits": tuple(CorpusSplit(**split) for split in values["splits"]),
+      "options": CorpusOptions(**values["options"] | {"against": tuple(values["options"]["against"])}),
       "against": tuple(map(tuple, values["against"])),
     }
     return cls(**values | fields)
@@ -142,7 +143,7 @@ class Plan:
     differing = [key for key in mine if key != "data" and mine[key] != before.get(key)]
     if not differing:
       return True
-    words = some(_difference(key, before.get(key), mine[key]) for key in differing)
+    words = format_names(_describe_difference(key, before.get(key), mine[key]) for key in differing)
     raise ConfigError(
       f"{file.parent} was started with other input or options ({words}). Use the same input and options, "
       "use another name, or remove the directory"
@@ -162,7 +163,7 @@ class Plan:
     now = source.fingerprint()._asdict() | {"classes": sources.digest(source.classes)}
     changed = [what for what in now if now[what] != before[what]]
     if not changed and (started := files.read_json(folder / FILE)) and "contents" in started:
-      changed = _other_contents(started["contents"], contents(source))
+      changed = _describe_changes(started["contents"], describe_contents(source))
     if changed:
       name = schema.show(self.data.get("path") or source.name)
       raise ConfigError(
@@ -171,7 +172,7 @@ class Plan:
       )
 
 
-def contents(source: Source) -> dict:
+def describe_contents(source: Source) -> dict:
   """Describes the contents of the input for `Plan.check_input`, as JSON values.
 
   The fingerprint does not reveal that a file was replaced by one of equal size and modification time. A restart of a
@@ -180,11 +181,11 @@ def contents(source: Source) -> dict:
   Args:
     source: the input.
   """
-  return {"samples": samples.of(source), "disks": versions.of_disks(source.files())}
+  return {"samples": samples.describe_samples(source), "disks": versions.record_changes(source.files())}
 
 
-def _other_contents(before, now):
-  """Returns the differences between two results of `contents`, in words."""
+def _describe_changes(before, now):
+  """Returns the differences between two results of `describe_contents`, in words."""
   pairs = zip(before["samples"], now["samples"], strict=False)
   changed = [old["name"] for old, new in pairs if old["sha256"] and new["sha256"] and old["sha256"] != new["sha256"]]
   if changed:
@@ -192,11 +193,11 @@ def _other_contents(before, now):
   return [
     "some files were modified or replaced, or their permissions, owner or links changed. The last "
     f"one is {schema.show(file)}"
-    for file in versions.replaced(before["disks"], now["disks"])[:1]
+    for file in versions.find_replaced(before["disks"], now["disks"])[:1]
   ]
 
 
-def _difference(key, before, now):
+def _describe_difference(key, before, now):
   if key == "fingerprint":
     what = [name for name in now if not before or now[name] != before.get(name)]
     return f"the input's files: {', '.join(what)}"
@@ -207,7 +208,7 @@ def _difference(key, before, now):
   return f"{key}: {schema.show(before)}, now {schema.show(now)}"
 
 
-def splits(source: Source, options: Options) -> tuple[Split, ...]:
+def plan_splits(source: Source, options: CorpusOptions) -> tuple[CorpusSplit, ...]:
   """Returns the splits of a corpus, with their numbers of shards.
 
   Args:
@@ -224,20 +225,22 @@ def splits(source: Source, options: Options) -> tuple[Split, ...]:
       ranges[name] = first, first + len(numbers)
     first += len(numbers)
   return tuple(
-    Split(name, *ends, min(options.shards or _shards(source, *ends, options.size), max(1, (ends[1] - ends[0]) // 2)))
+    CorpusSplit(
+      name, *ends, min(options.shards or _count_shards(source, *ends, options.size), max(1, (ends[1] - ends[0]) // 2))
+    )
     for name, ends in ranges.items()
   )
 
 
-def _shards(source, first, stop, size):
+def _count_shards(source, first, stop, size):
   """Returns the number of files of a split, estimated from the sizes of a few images."""
   lengths = []
   for number in range(first, stop, max(1, (stop - first) // SAMPLE)):
     try:
       data, _ = source.read(number)
-      lengths.append(len(conversion.convert(data, size).data if size else data))
+      lengths.append(len(conversion.convert_image(data, size).data if size else data))
     except (OSError, ValueError, MemoryError, cv2.error) as error:
-      if decoding.no_memory(error):  # without this image the number of files might be smaller
+      if decoding.is_out_of_memory(error):  # without this image the number of files might be smaller
         raise ConfigError(f"{source.place(number)}: not enough memory. Use a machine with more memory") from error
       # Any other error occurs again, and is reported, when the shard is made.
   total = (stop - first) * sum(lengths) / max(1, len(lengths))
@@ -245,7 +248,7 @@ def _shards(source, first, stop, size):
 
 
 @functools.lru_cache(maxsize=16)
-def ordered(split: Split, seed: int, together: bool):
+def shuffle_records(split: CorpusSplit, seed: int, together: bool):
   """Returns the order of a split's records: a permutation of records, or of blocks of records.
 
   Blocks of 32 are shuffled over windows of 16 blocks (`order.blocks`), so that each block is read once. A run that
@@ -260,20 +263,20 @@ def ordered(split: Split, seed: int, together: bool):
   return order.auto(len(split), 1, seed, together)
 
 
-def numbers(split: Split, positions: range, seed: int, together: bool) -> Iterator[int]:
+def list_numbers(split: CorpusSplit, positions: range, seed: int, together: bool) -> Iterator[int]:
   """Returns the input's record numbers at positions in the order of a split.
 
   Args:
     split: the split.
     positions: positions in the order.
     seed: seed of the order.
-    together: see `ordered`.
+    together: see `shuffle_records`.
   """
-  ranks = ordered(split, seed, together)
+  ranks = shuffle_records(split, seed, together)
   return (split.first + int(ranks.record(position)) for position in positions)
 
 
-def opened(data: dict) -> Source:
+def open_input(data: dict) -> Source:
   """Opens the input: all splits of a data choice, as one source.
 
   Args:
@@ -282,6 +285,6 @@ def opened(data: dict) -> Source:
   Raises:
     ConfigError: the input is missing or unsuitable.
   """
-  with schema.at("data"):
+  with schema.enter_key("data"):
     choice = Choice(data["name"], {key: value for key, value in data.items() if key != "name"})
     return schema.make(choice, catalog.READERS, "all")

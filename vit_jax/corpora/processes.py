@@ -28,7 +28,7 @@ LOOK, QUIET, LIMIT = 1.0, 60.0, 900.0
 FOR_THE_FIRST = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 # (task, say) -> result. The argument `say` sends any object that can be pickled.
-Work = Callable[[Any, Callable[[Any], None]], Any]
+RunTask = Callable[[Any, Callable[[Any], None]], Any]
 
 
 @dataclasses.dataclass
@@ -41,8 +41,8 @@ class _Worker:
 
 
 @contextlib.contextmanager
-def done(
-  prepare: Callable[[Any], Work],
+def run_tasks(
+  prepare: Callable[[Any], RunTask],
   tasks: Iterable,
   processes: int,
   heard: Callable[[Any, Any], None],
@@ -75,16 +75,16 @@ def done(
     def square(lock):
       return lambda task, report: task**2
 
-    with processes.done(square, [1, 2, 3], 1, heard=print) as results:
+    with processes.run_tasks(square, [1, 2, 3], 1, heard=print) as results:
       assert list(results) == [(1, 1), (2, 4), (3, 9)]
   """
   context = multiprocessing.get_context("spawn")  # threads, including those of libraries, do not survive a fork
   if processes < 2:
-    yield _alone(prepare(context.Lock()), tasks, heard)
+    yield _run_alone(prepare(context.Lock()), tasks, heard)
     return
   others = multiprocessing.active_children()
   try:
-    yield _together(context, functools.partial(prepare, context.Lock()), iter(tasks), processes, heard, named)
+    yield _run_in_workers(context, functools.partial(prepare, context.Lock()), iter(tasks), processes, heard, named)
   finally:
     mine = [process for process in multiprocessing.active_children() if process not in others]
     for process in mine:
@@ -93,18 +93,18 @@ def done(
       process.join(10)  # a process that waits for a disk in the kernel takes longer
 
 
-def _alone(work, tasks, heard):
+def _run_alone(work, tasks, heard):
   """Yields (task, result) of tasks that this process executes."""
   for task in tasks:
     yield task, work(task, lambda words, task=task: heard(task, words))
 
 
-def _together(context, prepare, tasks, processes, heard, named):
+def _run_in_workers(context, prepare, tasks, processes, heard, named):
   """Yields (task, result) of tasks that worker processes execute."""
   workers = {}  # workers with a task, by connection
   for task in itertools.islice(tasks, processes):
     near, far = context.Pipe()
-    process = context.Process(target=_serve, args=(prepare, far, os.getpid()), daemon=True)
+    process = context.Process(target=_serve_tasks, args=(prepare, far, os.getpid()), daemon=True)
     process.start()
     workers[near] = _Worker(process, task)
     far.close()
@@ -116,7 +116,7 @@ def _together(context, prepare, tasks, processes, heard, named):
     _check_silence(workers.values(), min(time.monotonic() - before, 2 * LOOK), named)
     for connection in ready:
       worker = workers[connection]
-      worker.silent, (kind, value) = 0.0, _received(connection, worker.process)
+      worker.silent, (kind, value) = 0.0, _receive(connection, worker.process)
       if kind == "said":
         heard(worker.task, value)
       elif kind == "failed":
@@ -144,10 +144,12 @@ def _check_silence(workers, seconds, named):
         "Check that the disk or bucket of its input responds. The same command continues",
       )
     if before < QUIET <= worker.silent:
-      runtime.say(f"note: {about} {QUIET:g} s while it processed {named(worker.task)}. It is killed after {LIMIT:g} s")
+      runtime.print_line(
+        f"note: {about} {QUIET:g} s while it processed {named(worker.task)}. It is killed after {LIMIT:g} s"
+      )
 
 
-def _received(connection, process):
+def _receive(connection, process):
   try:
     return connection.recv()
   except (EOFError, OSError):
@@ -163,7 +165,7 @@ def _received(connection, process):
 # Functions below run in a worker.
 
 
-def _serve(prepare, connection, parent):
+def _serve_tasks(prepare, connection, parent):
   """Executes tasks until the pipe is closed."""
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)

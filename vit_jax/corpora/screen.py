@@ -6,13 +6,13 @@ import time
 
 from rich import progress
 
-from vit_jax.runtime import process, say
-from vit_jax.schema import amount
+from vit_jax.runtime import print_line, process_index
+from vit_jax.schema import format_amount
 
 EVERY = 30.0  # seconds between two lines
 
 
-class Screen:
+class ProgressScreen:
   """A context that displays images, images/s, omitted images and the remaining time.
 
   Args:
@@ -30,7 +30,7 @@ class Screen:
     self._bar = None
 
   def __enter__(self):
-    if sys.stdout.isatty() and process() == 0:
+    if sys.stdout.isatty() and process_index() == 0:
       self._bar = progress.Progress(
         progress.TextColumn("{task.description}"),
         progress.BarColumn(),
@@ -63,7 +63,9 @@ class Screen:
         self._bar.update(self._task, completed=self._done, words=self._words(now))
     elif now - self._said > EVERY:
       self._said = now
-      say(f"{self._what}  {self._done:,}/{amount(self._total, 'image')}  {self._words(now)}{self._left(now)}")
+      print_line(
+        f"{self._what}  {self._done:,}/{format_amount(self._total, 'image')}  {self._words(now)}{self._left(now)}"
+      )
 
   @property
   def rejected(self) -> int:

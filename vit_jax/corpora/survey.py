@@ -9,11 +9,11 @@ import numpy as np
 from vit_jax import rng
 from vit_jax.corpora import duplicates
 from vit_jax.data import crops, decoding, loader
-from vit_jax.data.images import ImageError, Images, text_of
+from vit_jax.data.images import ImageError, Images, describe_image_error
 from vit_jax.data.sources import Source
 from vit_jax.schema import ConfigError
 
-LARGEST = 2**20  # maximum number of images of a sample: their `Look`s take 300 MB
+LARGEST = 2**20  # maximum number of images of a sample: their `ImageFacts`s take 300 MB
 COUNTED = 2**20  # maximum number of records with labels that are all counted, if this requires no reading of images
 # Levels of 255. JPEG adds rounding noise below 1 to an image of one colour, and a scan of a blank page has 2.
 ONE_COLOUR = 3.0
@@ -21,7 +21,7 @@ HARMLESS = ("huge",)  # criteria that are no mistakes, such as photographs of ph
 _SMALL = 64  # pixels of the side on which colours are compared
 
 
-class Look(NamedTuple):
+class ImageFacts(NamedTuple):
   """Facts about an image.
 
   Attributes:
@@ -53,7 +53,7 @@ class Look(NamedTuple):
     return max(self.height, self.width) / self.side
 
 
-class Kind(NamedTuple):
+class ConspicuousImages(NamedTuple):
   """Images that meet one criterion.
 
   Attributes:
@@ -65,11 +65,11 @@ class Kind(NamedTuple):
 
   about: str
   count: int
-  worst: list[tuple[float, tuple[Look, ...]]]
+  worst: list[tuple[float, tuple[ImageFacts, ...]]]
   harmless: bool = False
 
 
-def sample(length: int, count: int, seed: int) -> list[int]:
+def sample_records(length: int, count: int, seed: int) -> list[int]:
   """Returns sorted record numbers: one random record from each of `count` equal parts of a split.
 
   Args:
@@ -80,12 +80,14 @@ def sample(length: int, count: int, seed: int) -> list[int]:
   if count >= length:
     return list(range(length))
   # Records at equal distances are avoided, because readers may order records so that classes alternate.
-  within = rng.generator(seed, "survey").random(count).tolist()
+  within = rng.make_numpy_generator(seed, "survey").random(count).tolist()
   ends = [i * length // count for i in range(count + 1)]
   return [low + int(part * (high - low)) for part, low, high in zip(within, ends[:-1], ends[1:], strict=True)]
 
 
-def looks(images: Images, records: Sequence[int], seen: Callable[[int], None] = lambda count: None) -> list[Look]:
+def inspect_images(
+  images: Images, records: Sequence[int], seen: Callable[[int], None] = lambda count: None
+) -> list[ImageFacts]:
   """Decodes records completely and returns facts about the images.
 
   Args:
@@ -96,51 +98,53 @@ def looks(images: Images, records: Sequence[int], seen: Callable[[int], None] = 
   Raises:
     ConfigError: memory is not sufficient to read an image.
   """
-  hashed, result = hashable(), []
-  threads = max(loader.REQUESTS if images.source.remote else 2, decoding.cores())
+  hashed, result = can_hash(), []
+  threads = max(loader.REQUESTS if images.source.remote else 2, decoding.count_usable_cores())
   with concurrent.futures.ThreadPoolExecutor(threads) as pool:
     for first in range(0, len(records), 256):
       some = records[first : first + 256]
-      result += pool.map(lambda record: _look(images, record, hashed), some)
+      result += pool.map(lambda record: _inspect_image(images, record, hashed), some)
       seen(len(some))
   return result
 
 
-def hashable() -> bool:
+def can_hash() -> bool:
   """Returns true if imagehash is installed (extra dedup)."""
   try:
-    duplicates.hashed(np.zeros((8, 8, 3), np.uint8))
+    duplicates.compute_hash(np.zeros((8, 8, 3), np.uint8))
   except ConfigError:
     return False
   return True
 
 
-def _look(images, record, hashed):
+def _inspect_image(images, record, hashed):
   try:
-    facts, label = images.prepared(record, lambda image: _facts(np.asarray(image), hashed))
+    facts, label = images.read_prepared(record, lambda image: _measure_image(np.asarray(image), hashed))
   except ImageError as error:
-    if decoding.no_memory(error.__cause__):
+    if decoding.is_out_of_memory(error.__cause__):
       raise ConfigError(str(error)) from error
-    return Look(record, error=reason(error))
-  return Look(record, tuple(int(each) for each in np.atleast_1d(label) if each >= 0), *facts)
+    return ImageFacts(record, error=shorten_error(error))
+  return ImageFacts(record, tuple(int(each) for each in np.atleast_1d(label) if each >= 0), *facts)
 
 
-def _facts(pixels, hashed):
+def _measure_image(pixels, hashed):
   height, width = pixels.shape[:2]
   small = crops.scale(pixels, min(height, _SMALL), min(width, _SMALL))  # averages, which reduce the noise of a file
   spread = float(small.reshape(-1, 3).std(axis=0).max())
-  return height, width, spread, duplicates.hashed(pixels) if hashed else None
+  return height, width, spread, duplicates.compute_hash(pixels) if hashed else None
 
 
-def reason(error: ImageError) -> str:
+def shorten_error(error: ImageError) -> str:
   """Returns a short description of an image's problem, without the name of the image."""
-  return text_of(error.__cause__ or error)
+  return describe_image_error(error.__cause__ or error)
 
 
 # Conspicuous images.
 
 
-def offenders(looked_at: Sequence[Look], image_size: int, worst: int = 100) -> dict[str, Kind]:
+def find_conspicuous(
+  looked_at: Sequence[ImageFacts], image_size: int, worst: int = 100
+) -> dict[str, ConspicuousImages]:
   """Returns the images that meet the criteria for conspicuous images. An image may meet several.
 
   Args:
@@ -177,16 +181,16 @@ def offenders(looked_at: Sequence[Look], image_size: int, worst: int = 100) -> d
   for name, (about, images) in kinds.items():
     images.sort(key=lambda one: (-one[0], one[1].record))
     some = [(severity, (look,)) for severity, look in images[:worst]]
-    result[name] = Kind(about, len(images), some, name in HARMLESS)
-  close = pairs([look for look in whole if look.hash is not None and look.spread >= ONE_COLOUR])
+    result[name] = ConspicuousImages(about, len(images), some, name in HARMLESS)
+  close = find_duplicates([look for look in whole if look.hash is not None and look.spread >= ONE_COLOUR])
   # Among equally similar pairs, those with contradictory labels come first.
   close.sort(key=lambda pair: (pair[0], set(pair[1].labels) == set(pair[2].labels), pair[1].record))
   about = f"perceptual hashes of nearest neighbours differ in at most {duplicates.DISTANCE} of {duplicates.BITS} bits"
   worse = [(float(distance), (one, other)) for distance, one, other in close[:worst]]
-  return result | {"pairs of near-duplicates": Kind(about, len(close), worse)}
+  return result | {"pairs of near-duplicates": ConspicuousImages(about, len(close), worse)}
 
 
-def pairs(looked_at: Sequence[Look]) -> list[tuple[int, Look, Look]]:
+def find_duplicates(looked_at: Sequence[ImageFacts]) -> list[tuple[int, ImageFacts, ImageFacts]]:
   """Returns pairs of near-duplicates: each image with its nearest neighbour within `duplicates.DISTANCE`.
 
   Args:
@@ -195,7 +199,7 @@ def pairs(looked_at: Sequence[Look]) -> list[tuple[int, Look, Look]]:
   Returns:
     (number of different bits, image, image) without repetitions.
   """
-  index = duplicates.Index([look.hash for look in looked_at], [], duplicates.DISTANCE)
+  index = duplicates.HashIndex([look.hash for look in looked_at], [], duplicates.DISTANCE)
   result = {}
   for number, look in enumerate(looked_at):
     if nearest := index.nearest(look.hash, besides=number):
@@ -208,7 +212,7 @@ def pairs(looked_at: Sequence[Look]) -> list[tuple[int, Look, Look]]:
 # Numbers of images per class.
 
 
-def counts(source: Source, looked_at: Iterable[Look]) -> tuple[np.ndarray, int]:
+def count_classes(source: Source, looked_at: Iterable[ImageFacts]) -> tuple[np.ndarray, int]:
   """Counts the images of each class.
 
   Counts all records if their labels are available without reading images, otherwise only the given images.

@@ -12,17 +12,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import archives, files, paths, schema
+from vit_jax import schema
 from vit_jax.corpora import duplicates, making
-from vit_jax.corpora.plan import Options, Plan, Split, numbers, opened
+from vit_jax.corpora.plan import CorpusOptions, CorpusPlan, CorpusSplit, list_numbers, open_input
 from vit_jax.data import catalog, versions
 from vit_jax.data.sources import Source
 from vit_jax.schema import Choice
+from vit_jax.storage import archives, files, paths
 
 EVERY = 0.5  # seconds between two reports about a shard
 
 
-class Hashes(NamedTuple):
+class HashTask(NamedTuple):
   """A task that computes the hashes of some records of a test set.
 
   Attributes:
@@ -39,7 +40,7 @@ class Hashes(NamedTuple):
     return f"images {self.first:,} to {self.stop:,} of {self.test_set}"
 
 
-class Shard(NamedTuple):
+class ShardTask(NamedTuple):
   """A task that makes a file of the corpus.
 
   Attributes:
@@ -72,7 +73,7 @@ class Folders(NamedTuple):
     """
     return cls(root / name / "1.0.0", root / name / ".1.0.0.work")
 
-  def shard(self, name: str, split: Split, number: int) -> pathlib.Path:
+  def shard(self, name: str, split: CorpusSplit, number: int) -> pathlib.Path:
     """Returns the path of a shard with TFDS's name.
 
     Args:
@@ -82,7 +83,7 @@ class Folders(NamedTuple):
     """
     return self.corpus / f"{name}-{split.name}.array_record-{number:05d}-of-{split.shards:05d}"
 
-  def report(self, split: Split, number: int) -> pathlib.Path:
+  def report(self, split: CorpusSplit, number: int) -> pathlib.Path:
     """Returns the path of a shard's report.
 
     Args:
@@ -91,7 +92,7 @@ class Folders(NamedTuple):
     """
     return self.work / f"{split.name}-{number:05d}-of-{split.shards:05d}.json"
 
-  def read_report(self, split: Split, number: int) -> making.Report | None:
+  def read_report(self, split: CorpusSplit, number: int) -> making.ShardReport | None:
     """Reads the report of a shard.
 
     Args:
@@ -102,14 +103,14 @@ class Folders(NamedTuple):
       The report, or None if it is missing or damaged.
     """
     try:
-      kept = json.loads(files.content(self.report(split, number)) or b"{}")
+      kept = json.loads(files.read_if_exists(self.report(split, number)) or b"{}")
     except (ValueError, RecursionError):
       return None
-    if not isinstance(kept, dict) or kept.pop("sha256", None) != _digest(kept):
+    if not isinstance(kept, dict) or kept.pop("sha256", None) != _compute_digest(kept):
       return None
-    return making.Report.read(kept)
+    return making.ShardReport.read(kept)
 
-  def read_whole(self, name: str, split: Split, number: int) -> making.Report | None:
+  def read_complete_report(self, name: str, split: CorpusSplit, number: int) -> making.ShardReport | None:
     """Reads the report of a complete shard. The size of the shard must match its report.
 
     Args:
@@ -121,10 +122,10 @@ class Folders(NamedTuple):
       The report, or None if the shard must be made.
     """
     report = self.read_report(split, number)
-    there = report is not None and report.size == files.size(self.shard(name, split, number))
+    there = report is not None and report.size == files.get_size(self.shard(name, split, number))
     return report if there else None
 
-  def write_report(self, split: Split, number: int, report: making.Report) -> None:
+  def write_report(self, split: CorpusSplit, number: int, report: making.ShardReport) -> None:
     """Writes the report of a shard. Its entry `size` shows that the shard is complete.
 
     Args:
@@ -133,7 +134,7 @@ class Folders(NamedTuple):
       report: the report.
     """
     plain = report.plain()
-    files.write_text(self.report(split, number), json.dumps(plain | {"sha256": _digest(plain)}))
+    files.write_text(self.report(split, number), json.dumps(plain | {"sha256": _compute_digest(plain)}))
 
   @property
   def hashes(self) -> pathlib.Path:
@@ -141,11 +142,11 @@ class Folders(NamedTuple):
     return self.work / "hashes.npz"
 
 
-def _digest(plain):
+def _compute_digest(plain):
   return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
 
 
-def test_set(text: str) -> Source:
+def open_test_set(text: str) -> Source:
   """Opens the test images that a value of --dedup-against names.
 
   Args:
@@ -156,13 +157,13 @@ def test_set(text: str) -> Source:
   Raises:
     ConfigError: the dataset or folder does not exist.
   """
-  with schema.at("--dedup-against"):
+  with schema.enter_key("--dedup-against"):
     if text in catalog.CATALOG and catalog.CATALOG[text].classes:
       return schema.make(Choice(text), catalog.READERS, "test")
-    root = paths.expand(paths.path(text, bare=True))
+    root = paths.expand_home(paths.resolve_path(text, bare=True))
     if not root.exists():
       known = [name for name, row in catalog.CATALOG.items() if row.classes]
-      raise schema.ConfigError(f"{text!r} is neither a folder nor a dataset.{schema.nearest(text, known)}")
+      raise schema.ConfigError(f"{text!r} is neither a folder nor a dataset.{schema.suggest_nearest(text, known)}")
     name = "tfds" if (root / "dataset_info.json").exists() else "folder"
     return schema.make(Choice(name, {"path": str(root)}), catalog.READERS, "all")
 
@@ -174,16 +175,16 @@ class Worker:
   Args:
     plan: plan of the corpus.
     folders: folders of the corpus.
-    large: see `making.Maker`.
+    large: see `making.RecordMaker`.
     input: the open input, if the plan was made in this process.
   """
 
-  plan: Plan
+  plan: CorpusPlan
   folders: Folders
   large: Any = dataclasses.field(default_factory=contextlib.nullcontext)
   input: Source | None = None
 
-  def __call__(self, task: Hashes | Shard, say: Callable) -> Any:
+  def __call__(self, task: HashTask | ShardTask, say: Callable) -> Any:
     """Executes a task.
 
     Args:
@@ -194,17 +195,17 @@ class Worker:
     Returns:
       The hashes, or the report of the shard.
     """
-    if isinstance(task, Hashes):
+    if isinstance(task, HashTask):
       source, hashes = self._test_set(task.test_set), []
       for number in range(task.first, task.stop):
-        hashes += duplicates.hashes(source, number)
+        hashes += duplicates.hash_record(source, number)
         say(1)
       return hashes
     split = self.plan.splits[task.split]
-    report = making.Report()
+    report = making.ShardReport()
     path = self.folders.shard(self.plan.name, split, task.number)
-    making.write(path, self._kept(split, split.positions(task.number), report, say))
-    report.size = files.size(path)
+    making.write_records(path, self._kept(split, split.positions(task.number), report, say))
+    report.size = files.get_size(path)
     self.folders.write_report(split, task.number, report)
     return report
 
@@ -220,7 +221,7 @@ class Worker:
       if record.data is not None:
         yield record.data
 
-  def records(self, split: Split, positions: range) -> Iterator[making.Record]:
+  def records(self, split: CorpusSplit, positions: range) -> Iterator[making.CorpusRecord]:
     """Yields the records at positions in the order of a split.
 
     Args:
@@ -228,30 +229,30 @@ class Worker:
       positions: positions in its order.
     """
     together = self.source.runs is not None
-    return self.maker.records(numbers(split, positions, self.plan.options.seed, together))
+    return self.maker.records(list_numbers(split, positions, self.plan.options.seed, together))
 
   @functools.cached_property
   def source(self) -> Source:
     """Returns the input."""
-    return self.input or reopened(self.plan, self.folders)
+    return self.input or reopen_input(self.plan, self.folders)
 
   @functools.cached_property
-  def maker(self) -> making.Maker:
+  def maker(self) -> making.RecordMaker:
     """Returns the maker of the records."""
-    return making.Maker(self.source, self.plan.options.size, self.index, self.large)
+    return making.RecordMaker(self.source, self.plan.options.size, self.index, self.large)
 
   @functools.cached_property
-  def index(self) -> duplicates.Index | None:
+  def index(self) -> duplicates.HashIndex | None:
     """Returns the index of the test images, or None without test sets."""
     return read_index(self.folders, self.plan.options) if self.plan.options.against else None
 
   @functools.cached_property
   def _test_set(self):
-    """Returns `test_set` with a cache, so that each test set is opened once."""
-    return functools.cache(test_set)
+    """Returns `open_test_set` with a cache, so that each test set is opened once."""
+    return functools.cache(open_test_set)
 
 
-def reopened(made: Plan, folders: Folders) -> Source:
+def reopen_input(made: CorpusPlan, folders: Folders) -> Source:
   """Opens the input of a plan again and checks that it has not changed.
 
   Args:
@@ -261,18 +262,18 @@ def reopened(made: Plan, folders: Folders) -> Source:
   Raises:
     ConfigError: the input has changed or is missing.
   """
-  source = opened(made.data)
+  source = open_input(made.data)
   made.check_input(source, folders.work)
   return source
 
 
-class Hashed(NamedTuple):
+class StoredHashes(NamedTuple):
   """Hashes of all test images.
 
   Attributes:
     values: `(2 * images,)`, uint64. Each image has two hashes: unchanged, and mirrored.
     counts: number of images of each test set, int64.
-    versions: versions of the test sets when they were hashed, see `versions.of`.
+    versions: versions of the test sets when they were hashed, see `versions.digest_versions`.
   """
 
   values: np.ndarray
@@ -280,32 +281,32 @@ class Hashed(NamedTuple):
   versions: tuple[str, ...]
 
 
-def test_set_versions(options: Options) -> tuple[str, ...]:
+def read_test_set_versions(options: CorpusOptions) -> tuple[str, ...]:
   """Returns the present version of each test set."""
-  return tuple(versions.of(test_set(text)) for text in options.against)
+  return tuple(versions.digest_versions(open_test_set(text)) for text in options.against)
 
 
-def write_hashes(folders: Folders, hashed: Hashed) -> None:
+def write_hashes(folders: Folders, hashed: StoredHashes) -> None:
   """Stores hashes next to a corpus until it is complete.
 
   Args:
     folders: folders of the corpus.
     hashed: the hashes.
   """
-  with files.replacing(folders.hashes) as partial, partial.open("wb") as file:
+  with files.atomic_write(folders.hashes) as partial, partial.open("wb") as file:
     np.savez(file, hashes=hashed.values, counts=hashed.counts, versions=np.array(hashed.versions))
 
 
-def read_hashes(folders: Folders) -> Hashed | None:
+def read_hashes(folders: Folders) -> StoredHashes | None:
   """Reads the hashes that are stored next to a corpus, or returns None if the file is missing or damaged."""
   try:
-    values, counts, versions = archives.load(files.local(folders.hashes), "hashes", "counts", "versions")
-    return Hashed(values, counts, tuple(versions.tolist()))
+    values, counts, versions = archives.load(files.get_local_path(folders.hashes), "hashes", "counts", "versions")
+    return StoredHashes(values, counts, tuple(versions.tolist()))
   except (FileNotFoundError, *files.DAMAGE):
     return None
 
 
-def read_index(folders: Folders, options: Options) -> duplicates.Index:
+def read_index(folders: Folders, options: CorpusOptions) -> duplicates.HashIndex:
   """Reads the index of the hashes that are stored next to a corpus.
 
   Args:
@@ -314,6 +315,6 @@ def read_index(folders: Folders, options: Options) -> duplicates.Index:
   """
   hashed, names = read_hashes(folders), []
   for text, count in zip(options.against, hashed.counts, strict=True):
-    source = test_set(text)
+    source = open_test_set(text)
     names += [(text, source.identify(number), number) for number in range(count)]
-  return duplicates.Index(hashed.values, names, options.distance)
+  return duplicates.HashIndex(hashed.values, names, options.distance)

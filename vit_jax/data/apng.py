@@ -13,7 +13,7 @@ _SIGNATURE = 8  # length in bytes
 
 
 @dataclasses.dataclass(frozen=True)
-class Still:
+class ApngImage:
   """The image in the IDAT chunks of a PNG, which programs without support for animations display.
 
   This image may differ from all frames of the animation. OpenCV would return the first frame.
@@ -26,10 +26,10 @@ class Still:
 
   def decode(self, data: bytes) -> np.ndarray:
     """Returns the pixels, uint8 (H, W, 3) RGB. Raises DecodeError for damaged files."""
-    return opencv.decode(_without_animation(data), self.memory)
+    return opencv.decode(_remove_animation(data), self.memory)
 
 
-def _without_animation(data):
+def _remove_animation(data):
   """Returns the file without the chunks of the animation. The caller must check that all chunks are complete."""
   kept, at, first = [], _SIGNATURE, 0
   while at < len(data):

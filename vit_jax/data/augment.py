@@ -20,7 +20,7 @@ from vit_jax import rng
 from vit_jax.data.erasing import ERASINGS
 from vit_jax.data.mixing import MIXINGS
 from vit_jax.data.warping import WARPS
-from vit_jax.schema import Choice, Duration, Positive, at, make
+from vit_jax.schema import Choice, Duration, Positive, enter_key, make
 from vit_jax.shapes import Array, Count, Float, Integer, Num, PRNGKey, Tensor, UInt8
 
 Channels = tuple[float, float, float]
@@ -59,11 +59,11 @@ def build(
     ConfigError: if an argument of a choice is invalid.
   """
   assert patch is None or warp.name == "none", "a warp needs whole images"
-  with at("warp"):
+  with enter_key("warp"):
     bend = make(warp, WARPS)
-  with at("mixing"):
+  with enter_key("mixing"):
     mix = make(mixing, MIXINGS, patch, steps_of)
-  with at("erasing"):
+  with enter_key("erasing"):
     erase = make(erasing, ERASINGS, patch)
 
   def augment(
@@ -74,7 +74,7 @@ def build(
     step: Count,
   ) -> tuple[Float[Array, " B *image"], Float[Tensor, "B V"]]:
     def keys(name):
-      return jax.vmap(jax.random.fold_in, (None, 0))(rng.stream(seed, 0, name), draws)
+      return jax.vmap(jax.random.fold_in, (None, 0))(rng.derive_key(seed, 0, name), draws)
 
     images, targets = mix(key, bend(keys("warp"), images), targets, step)
     return erase(keys("erasing"), normalise(images, dtype, mean=mean, std=std)), targets
@@ -82,7 +82,7 @@ def build(
   return augment
 
 
-def pixels(
+def denormalise(
   images: Float[Tensor, "*image"], *, mean: Channels = (0.5, 0.5, 0.5), std: Scales = (0.5, 0.5, 0.5)
 ) -> Float[Array, "*image"]:
   """Inverts `normalise`: returns pixels from 0 to 1 in float32. Values of erased boxes may be outside of this range.

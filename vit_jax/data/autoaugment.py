@@ -5,39 +5,41 @@ The operations use the arithmetic of Pillow, like implementations in PyTorch.
 
 from typing import Literal
 
-from vit_jax.data.randaugment import INCREASING, PUBLISHED, Level, Op, normal, one_of
+from vit_jax.data.randaugment import INCREASING, PUBLISHED, Level, Operation, choose_one, draw_normal
 from vit_jax.schema import NonNegative
 
 # Tables of operations by name, with the argument for a magnitude and the operation.
 
 
-def _as(published, name):
+def _published_operation(published, name):
   """Returns an operation with the original argument, which big_vision uses, and the arithmetic of Pillow."""
-  return Op(PUBLISHED[published].argument, INCREASING[name].apply)
+  return Operation(PUBLISHED[published].argument, INCREASING[name].apply)
 
 
-def _ninths(name):
+def _rescaled_operation(name):
   """Returns an operation with magnitudes up to 9 instead of 10."""
-  return Op(lambda magnitude, sign: INCREASING[name].argument(magnitude / 0.9, sign), INCREASING[name].apply)
+  return Operation(lambda magnitude, sign: INCREASING[name].argument(magnitude / 0.9, sign), INCREASING[name].apply)
 
 
 TIMM = INCREASING | {  # magnitudes from 0 to 10
-  "Posterize": _as("Posterize", "PosterizeIncreasing"),
-  "Solarize": _as("Solarize", "SolarizeIncreasing"),
-  **{name: _as(name, f"{name}Increasing") for name in ("Color", "Contrast", "Brightness", "Sharpness")},
+  "Posterize": _published_operation("Posterize", "PosterizeIncreasing"),
+  "Solarize": _published_operation("Solarize", "SolarizeIncreasing"),
+  **{
+    name: _published_operation(name, f"{name}Increasing") for name in ("Color", "Contrast", "Brightness", "Sharpness")
+  },
 }
 ORIGINAL = TIMM | {  # 4 to 8 bits, as in the paper
-  "Posterize": Op(lambda magnitude, sign: int(magnitude / 10 * 4) + 4, INCREASING["PosterizeIncreasing"].apply)
+  "Posterize": Operation(lambda magnitude, sign: int(magnitude / 10 * 4) + 4, INCREASING["PosterizeIncreasing"].apply)
 }
 TEN = {  # ten magnitudes from 0 to 9
-  **{name: _ninths(name) for name in ("Rotate", "ShearX", "ShearY", "AutoContrast", "Equalize", "Invert")},
-  **{name: _ninths(f"{name}Increasing") for name in ("Color", "Contrast", "Brightness", "Sharpness")},
+  **{name: _rescaled_operation(name) for name in ("Rotate", "ShearX", "ShearY", "AutoContrast", "Equalize", "Invert")},
+  **{name: _rescaled_operation(f"{name}Increasing") for name in ("Color", "Contrast", "Brightness", "Sharpness")},
   **{
-    name: Op(lambda magnitude, sign: sign * magnitude / 9 * 150 / 331, INCREASING[name].apply)
+    name: Operation(lambda magnitude, sign: sign * magnitude / 9 * 150 / 331, INCREASING[name].apply)
     for name in ("TranslateXRel", "TranslateYRel")
   },
-  "Posterize": Op(lambda magnitude, sign: round(8 - magnitude / 9 * 4), INCREASING["PosterizeIncreasing"].apply),
-  "Solarize": Op(lambda magnitude, sign: 256 - magnitude / 9 * 256, INCREASING["SolarizeIncreasing"].apply),
+  "Posterize": Operation(lambda magnitude, sign: round(8 - magnitude / 9 * 4), INCREASING["PosterizeIncreasing"].apply),
+  "Solarize": Operation(lambda magnitude, sign: 256 - magnitude / 9 * 256, INCREASING["SolarizeIncreasing"].apply),
 }
 
 # Pairs of operations, each with its probability and magnitude.
@@ -150,13 +152,13 @@ def autoaugment(
   allowed = ("bilinear", "bicubic") if interpolation == "random" else (interpolation,)
 
   def policy(image, draw):
-    for name, probability, magnitude in one_of(rows, draw):
+    for name, probability, magnitude in choose_one(rows, draw):
       if draw.random() < probability:
         strength = magnitude
         if magnitude_std:
-          strength = min(max(magnitude + magnitude_std * normal(draw), 0), highest)
-        argument = ops[name].argument(strength, one_of((-1, 1), draw))
-        image = ops[name].apply(image, argument, fill, one_of(allowed, draw))
+          strength = min(max(magnitude + magnitude_std * draw_normal(draw), 0), highest)
+        argument = ops[name].argument(strength, choose_one((-1, 1), draw))
+        image = ops[name].apply(image, argument, fill, choose_one(allowed, draw))
     return image
 
   return policy

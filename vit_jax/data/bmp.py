@@ -23,7 +23,7 @@ _VALUES = 2**18  # pixels that are computed together, so that temporary arrays r
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class BmpLayout:
   """The layout of the pixels of a BMP file.
 
   Attributes:
@@ -75,13 +75,13 @@ class Layout:
     pixels = rows.view(f"<u{self.bits // 8}")[:, : self.width]
     for some in self._slices():
       for channel, mask in enumerate(self.masks):
-        image[some, :, channel] = _channel(pixels[some], mask)
+        image[some, :, channel] = _scale_channel(pixels[some], mask)
     return image
 
   def numbers(self, data: bytes) -> np.ndarray:
     """Returns the palette index of each pixel, uint8 (H, W). Raises DecodeError for damaged files."""
     if self.compression in (RLE8, RLE4):
-      return _run_lengths(data[self.start :], self.height, self.width, self.bits)[::-1]
+      return _decode_run_lengths(data[self.start :], self.height, self.width, self.bits)[::-1]
     rows = self._rows(data)
     if self.bits == 8:
       return rows[:, : self.width]
@@ -107,7 +107,7 @@ class Layout:
     return rows if self.top_down else rows[::-1]
 
 
-def read(data: bytes) -> Layout:
+def read(data: bytes) -> BmpLayout:
   """Reads the headers of a BMP file.
 
   Args:
@@ -140,7 +140,7 @@ def read(data: bytes) -> Layout:
   count = max(0, min(count, (min(start, len(data)) - palette) // entry))
   if start < palette:
     raise DecodeError(f"not a complete image: a BMP with pixels that start at byte {start:,}, inside its header")
-  layout = Layout(height, width, bits, compression, top_down, start, (palette, count, entry), masks)
+  layout = BmpLayout(height, width, bits, compression, top_down, start, (palette, count, entry), masks)
   _check_length(data, layout)
   return layout
 
@@ -181,7 +181,7 @@ def _check_length(data, layout):
     )
 
 
-def _channel(pixels, mask):
+def _scale_channel(pixels, mask):
   """Returns round(v * 255 / (2^n - 1)) for the n bits of a mask, uint8 in the shape of `pixels`."""
   shift, top = (mask & -mask).bit_length() - 1, mask // (mask & -mask)
   values = pixels >> pixels.dtype.type(shift) & pixels.dtype.type(top)
@@ -193,7 +193,7 @@ def _channel(pixels, mask):
   return (values.astype(np.uint64) * 510 + top) // (2 * top)
 
 
-def _run_lengths(data, height, width, bits):
+def _decode_run_lengths(data, height, width, bits):
   """Decodes RLE8 or RLE4 to the palette index of each pixel, with the bottom row first. Skipped pixels have index 0."""
   image = np.zeros((height, width), np.uint8)
   row = column = at = 0

@@ -47,7 +47,7 @@ _LONGEST, _MODE_BITS, _EOL = 13, 7, 12  # bits
 _NONE = (0, 0)  # bits and value of an invalid code
 
 
-def _table(codes, longest):
+def _build_table(codes, longest):
   """Returns a list indexed by numbers of `longest` bits.
 
   Each item is the (bits, value) of the code at the start of the number.
@@ -60,15 +60,15 @@ def _table(codes, longest):
   return table
 
 
-def _lengths(text):
+def _parse_codes(text):
   """Returns {code: run length} for the codes of one colour."""
   codes = text.split()
   lengths = [*range(64), *range(64, 1729, 64), *range(1792, 2561, 64)]
   return dict(zip([*codes, *_LONG.split()], lengths, strict=True))
 
 
-_RUN_TABLES = _table(_lengths(_WHITE), _LONGEST), _table(_lengths(_BLACK), _LONGEST)
-_MODE_TABLE = _table(_MODES, _MODE_BITS)
+_RUN_TABLES = _build_table(_parse_codes(_WHITE), _LONGEST), _build_table(_parse_codes(_BLACK), _LONGEST)
+_MODE_TABLE = _build_table(_MODES, _MODE_BITS)
 
 
 class _DamageError(Exception):
@@ -94,7 +94,7 @@ def decode(data: bytes, rows: int, width: int, compression: int, options: int = 
   changes = np.zeros((rows, width), np.uint8)  # 1 at each pixel that differs from the pixel on its left
   bits, row = _Bits(data), 0
   try:
-    for line in _lines(bits, rows, width, compression, options):
+    for line in _decode_lines(bits, rows, width, compression, options):
       changes[row, line] = 1
       row += 1
     bits.finish(compression == GROUP3 and options & _TWO_DIMENSIONAL)
@@ -104,7 +104,7 @@ def decode(data: bytes, rows: int, width: int, compression: int, options: int = 
   return np.bitwise_xor.accumulate(changes, axis=1, out=changes).view(bool)
 
 
-def _lines(bits, rows, width, compression, options):
+def _decode_lines(bits, rows, width, compression, options):
   """Yields the positions below the width at which the colour of each row changes."""
   line = []
   for row in range(rows):
@@ -148,13 +148,13 @@ class _Bits:
 
   def skip_end_of_line(self):
     """Skips 11 or more zeros and a one. Returns whether these were the next bits."""
-    one = self._next_one()
+    one = self._find_one()
     if one is None or one - self.at < _EOL - 1:
       return False
     self.at = one + 1
     return True
 
-  def _next_one(self):
+  def _find_one(self):
     """Returns the position of the next bit with value one, or None."""
     at = self.at
     while at < self.end:
@@ -173,7 +173,7 @@ class _Bits:
     while self.skip_end_of_line():
       if tagged and self.at < self.end:
         self.at += 1
-    if self._next_one() is not None:
+    if self._find_one() is not None:
       raise _DamageError
 
   def read_runs(self, width):
@@ -183,7 +183,7 @@ class _Bits:
       at += self._run(colour, width)
       line.append(at)
       colour ^= 1
-    return _distinct(line, width)
+    return _remove_empty_runs(line, width)
 
   def _run(self, colour, width):
     """Returns the next run length of a colour, at most the width."""
@@ -224,10 +224,10 @@ class _Bits:
           raise _DamageError
         line.append(change)
         left, colour, i = change, colour ^ 1, i - 1 if i else 1
-    return _distinct(line, width)
+    return _remove_empty_runs(line, width)
 
 
-def _distinct(line, width):
+def _remove_empty_runs(line, width):
   """Returns the changes below the width, without empty runs. Raises _DamageError for a row that is too long."""
   if line and line[-1] > width:
     raise _DamageError

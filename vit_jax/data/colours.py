@@ -11,14 +11,14 @@ import numpy as np
 from PIL import Image, ImageFilter
 
 from vit_jax.data import operations
-from vit_jax.data.randaugment import one_of
+from vit_jax.data.randaugment import choose_one
 from vit_jax.schema import ConfigError, NonNegative, Range
 
-Turn = Annotated[float, Range(0, 0.5)]
+HueTurn = Annotated[float, Range(0, 0.5)]
 Radius = Annotated[float, Range(0, 100)]
 
 
-def gray(image):
+def to_gray(image):
   """Returns an image with Pillow's luma in all channels."""
   return cv2.merge([operations.gray_pillow(image)] * 3)
 
@@ -33,7 +33,7 @@ def gaussian_blur(image, radius):
   return np.array(Image.fromarray(image).filter(ImageFilter.GaussianBlur(radius)))
 
 
-def turned(image, turn):
+def rotate_hues(image, turn):
   """Rotates the hues of an image in Pillow's HSV with 256 hues.
 
   Args:
@@ -50,7 +50,7 @@ def colour_jitter(
   brightness: NonNegative = 0.4,
   contrast: NonNegative = 0.4,
   saturation: NonNegative = 0.4,
-  hue: Turn = 0.0,
+  hue: HueTurn = 0.0,
 ):
   """Returns the policy that changes brightness, contrast, saturation and hue in a random order.
 
@@ -65,7 +65,7 @@ def colour_jitter(
   factors = (operations.brightness, brightness), (operations.contrast, contrast), (operations.color, saturation)
   changes = [(change, max(0.0, 1 - amount), 1 + amount) for change, amount in factors if amount]
   if hue:
-    changes.append((turned, -hue, hue))
+    changes.append((rotate_hues, -hue, hue))
 
   def policy(image, draw):
     for change, low, high in sorted(changes, key=lambda _: draw.random()):
@@ -91,8 +91,8 @@ def three_augment(*, blur: tuple[Radius, Radius] = (0.1, 2.0), jitter: NonNegati
     raise ConfigError(f"{blur} goes from high to low. Write (low, high)", "blur")
   after = colour_jitter(brightness=jitter, contrast=jitter, saturation=jitter)
   kinds = (
-    lambda image, draw: gray(image),
+    lambda image, draw: to_gray(image),
     lambda image, draw: operations.solarize(image, 128),
     lambda image, draw: gaussian_blur(image, blur[0] + draw.random() * (blur[1] - blur[0])),
   )
-  return lambda image, draw: after(one_of(kinds, draw)(image, draw), draw)
+  return lambda image, draw: after(choose_one(kinds, draw)(image, draw), draw)

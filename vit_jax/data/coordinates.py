@@ -7,7 +7,7 @@ import numpy as np
 from vit_jax.shapes import Bool, Count, Int, Integer, Shaped, Tensor
 
 
-def sides(images: Shaped[Tensor, " B *image"], patch: int | None) -> tuple[int, int]:
+def image_sides(images: Shaped[Tensor, " B *image"], patch: int | None) -> tuple[int, int]:
   """Returns the height and width of images in pixels. Images that are divided into patches are square.
 
   Args:
@@ -21,7 +21,7 @@ def sides(images: Shaped[Tensor, " B *image"], patch: int | None) -> tuple[int, 
   return count * patch, count * patch
 
 
-def pixels(
+def pixel_coordinates(
   images: Shaped[Tensor, " B *image"], patch: int | None
 ) -> tuple[Int[np.ndarray, "..."], Int[np.ndarray, "..."]]:
   """Returns the row and the column of the pixel to which each value of an image belongs.
@@ -33,7 +33,7 @@ def pixels(
   Returns:
     (rows, columns), two arrays that broadcast with one image.
   """
-  height, width = sides(images, patch)
+  height, width = image_sides(images, patch)
   if patch is None:
     return np.arange(height)[:, None, None], np.arange(width)[:, None]
   patch_row, patch_column = np.divmod(np.arange(images.shape[1])[:, None], width // patch)
@@ -41,14 +41,14 @@ def pixels(
   return patch_row * patch + row, patch_column * patch + column
 
 
-def inside(
+def is_inside(
   place: tuple[Int[np.ndarray, "..."], Int[np.ndarray, "..."]],
   box: tuple[Count, Count, Count, Count] | Integer[Tensor, "4"],
 ) -> Bool[Tensor, "..."]:
   """Returns whether each pixel is inside of a box.
 
   Args:
-    place: rows and columns of the pixels, as returned by `pixels`.
+    place: rows and columns of the pixels, as returned by `pixel_coordinates`.
     box: (top, left, height, width).
   """
   (rows, columns), (top, left, height, width) = place, box

@@ -1,6 +1,7 @@
 """Crops: functions from an image to a square of the required size, on the host, in uint8 RGB.
 
-A crop is a function (image, draw) from an image (H, W, 3) to an image (S, S, 3). The image may be a `decoding.Picture`.
+A crop is a function (image, draw) from an image (H, W, 3) to an image (S, S, 3). The image may be a
+`decoding.LazyImage`.
 `draw` is a `random.Random`. Random crops call its method `random`. Other crops ignore it. The functions in the tables
 take the size S and the arguments of the config, and return the crop.
 """
@@ -34,7 +35,7 @@ def scale(image: np.ndarray, height: int, width: int, interpolation: Interpolati
   """Returns an image scaled to another size.
 
   Args:
-    image: uint8 (H, W, C), or a `decoding.Picture`.
+    image: uint8 (H, W, C), or a `decoding.LazyImage`.
     height: height of the result in pixels.
     width: width of the result in pixels.
     interpolation: "area" averages pixels along reduced axes and is bilinear along enlarged ones, as in big_vision.
@@ -60,7 +61,7 @@ def scale(image: np.ndarray, height: int, width: int, interpolation: Interpolati
   return image
 
 
-def small(image: np.ndarray, side: int) -> np.ndarray:
+def shrink(image: np.ndarray, side: int) -> np.ndarray:
   """Returns a copy of an image, reduced if necessary.
 
   Args:
@@ -95,11 +96,11 @@ def inception(
   Raises:
     ConfigError: if `area` or `ratio` is not in the order (low, high).
   """
-  _ordered("area", area)
-  _ordered("ratio", ratio)
+  _check_ordered("area", area)
+  _check_ordered("ratio", ratio)
 
   def crop(image, draw):
-    top, left, height, width = inception_box(draw, *image.shape[:2], area, ratio)
+    top, left, height, width = draw_inception_box(draw, *image.shape[:2], area, ratio)
     box = image[top : top + height, left : left + width]
     kind = interpolation
     if kind == "random":
@@ -109,7 +110,7 @@ def inception(
   return crop
 
 
-def inception_box(draw, height, width, area, ratio) -> tuple[int, int, int, int]:
+def draw_inception_box(draw, height, width, area, ratio) -> tuple[int, int, int, int]:
   """Returns (top, left, height, width) of a random box.
 
   Draws area and ratio until a box fits, then top and left.
@@ -160,7 +161,7 @@ def centre(size: int, *, resize: Size | None = None, squash: bool = False, inter
     raise ConfigError(f"{small} is smaller than image_size {size}; the smaller side must cover the crop", "resize")
 
   def crop(image, draw):
-    image = scale(image, small, small, interpolation) if squash else _small_side(image, small, interpolation)
+    image = scale(image, small, small, interpolation) if squash else _scale_small_side(image, small, interpolation)
     top, left = (image.shape[0] - size) // 2, (image.shape[1] - size) // 2
     return image[top : top + size, left : left + size]
 
@@ -187,7 +188,7 @@ def torchvision(
   small = int(size / ratio)
 
   def crop(image, draw):
-    image = _small_side(image, small, interpolation, whole=int)
+    image = _scale_small_side(image, small, interpolation, whole=int)
     top, left = (round((side - size) / 2) for side in image.shape[:2])
     return image[top : top + size, left : left + size]
 
@@ -215,7 +216,7 @@ def random_crop(
   mode = {"black": "constant", "mirrored": "reflect"}[border]
 
   def crop(image, draw):
-    image = _small_side(image, size, interpolation)
+    image = _scale_small_side(image, size, interpolation)
     image = np.pad(image, ((padding, padding), (padding, padding), (0, 0)), mode)
     top, left = (int(draw.random() * (side - size + 1)) for side in image.shape[:2])
     return image[top : top + size, left : left + size]
@@ -223,7 +224,7 @@ def random_crop(
   return crop
 
 
-def _small_side(image, size, interpolation, whole=round):
+def _scale_small_side(image, size, interpolation, whole=round):
   height, width = image.shape[:2]
   small = min(height, width)
   scaled = max(size, whole(height * size / small)), max(size, whole(width * size / small))
@@ -235,7 +236,7 @@ def _small_side(image, size, interpolation, whole=round):
   return scale(image, *scaled, interpolation)
 
 
-def _ordered(name, pair):
+def _check_ordered(name, pair):
   if pair[0] > pair[1]:
     raise ConfigError(f"{pair} goes from high to low. Write (low, high)", name)
 

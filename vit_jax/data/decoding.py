@@ -14,7 +14,7 @@ import numpy as np
 
 from vit_jax.data import headers, jpeg, opencv
 from vit_jax.data.headers import DecodeError, Header
-from vit_jax.data.opencv import no_memory as no_memory
+from vit_jax.data.opencv import is_out_of_memory as is_out_of_memory
 
 # Smallest number of columns of a box that is decoded alone. In a box of four columns or fewer, libjpeg does not
 # smooth the colours.
@@ -29,7 +29,7 @@ if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
 
 
 @contextlib.contextmanager
-def _silent():
+def _silence_stderr():
   """Discards output to the standard error during imports. Must be used before threads are started."""
   if sys.stderr is None:  # the parent process closed it
     yield
@@ -46,7 +46,7 @@ def _silent():
 
 
 os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # otherwise it prints a message for each damaged image
-with _silent():  # it warns about three CUDA libraries that are not needed here
+with _silence_stderr():  # it warns about three CUDA libraries that are not needed here
   try:
     from nvidia import nvimgcodec
   except ImportError:  # not available for macOS
@@ -55,18 +55,18 @@ with _silent():  # it warns about three CUDA libraries that are not needed here
 _local = threading.local()  # contains the decoder of each thread
 
 
-def cores() -> int:
+def count_usable_cores() -> int:
   """Returns the number of cores that this process may use."""
   return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _cores = queue.SimpleQueue()
-for _number in range(cores()):
+for _number in range(count_usable_cores()):
   _cores.put(_number)
 
 
 @contextlib.contextmanager
-def core() -> Iterator[None]:
+def use_core() -> Iterator[None]:
   """Limits the threads that are inside this context to the number of cores of the process. Other threads wait."""
   number = _cores.get()
   try:
@@ -75,7 +75,7 @@ def core() -> Iterator[None]:
     _cores.put(number)
 
 
-class Memory:
+class MemoryLimit:
   """A number of bytes that threads share.
 
   A thread that requests more than is available waits. Requests are granted in order. Requests for more than the total
@@ -115,10 +115,10 @@ class Memory:
 
 # Memory for all images that the process decodes at the same time. The largest image that is allowed by default needs
 # half of it, and as a progressive CMYK JPEG nearly all of it. A photograph of 500 x 400 pixels needs 1.2 MB.
-MEMORY = Memory(2**31)
+MEMORY = MemoryLimit(2**31)
 
 
-def check(data: bytes, max_pixels: int, max_aspect: float, exif: bool = False, lenient: bool = False) -> Header:
+def check_image(data: bytes, max_pixels: int, max_aspect: float, exif: bool = False, lenient: bool = False) -> Header:
   """Reads the header of an image file, and checks it against the limits.
 
   Args:
@@ -129,7 +129,7 @@ def check(data: bytes, max_pixels: int, max_aspect: float, exif: bool = False, l
     lenient: whether a JPEG is decoded although libjpeg warns about its coded data. Missing rows are always an error.
 
   Returns:
-    The header, which `decode` and `Picture` require.
+    The header, which `decode` and `LazyImage` require.
 
   Raises:
     DecodeError: if the file is damaged, exceeds a limit, or has an unsupported format.
@@ -138,7 +138,7 @@ def check(data: bytes, max_pixels: int, max_aspect: float, exif: bool = False, l
   if header.orientation != 1:  # includes memory for the rotated copy
     memory = header.memory + 3 * header.height * header.width
     header = header._replace(memory=memory) if exif else header._replace(orientation=1)
-  if lenient and isinstance(header.layout, jpeg.Photo):
+  if lenient and isinstance(header.layout, jpeg.JpegFile):
     header = header._replace(layout=header.layout._replace(lenient=True))
   height, width, *_ = header
   if height * width > max_pixels:
@@ -155,7 +155,7 @@ def decode(data: bytes, header: Header) -> np.ndarray:
 
   Args:
     data: content of the file.
-    header: result of `check` for the file.
+    header: result of `check_image` for the file.
 
   Returns:
     uint8 (H, W, 3) RGB, rotated according to the header. Gray, palettes and CMYK are converted, and alpha is ignored.
@@ -171,7 +171,7 @@ def decode(data: bytes, header: Header) -> np.ndarray:
     from vit_jax.data import decoding
 
     data = cv2.imencode(".png", np.zeros((20, 30, 3), np.uint8))[1].tobytes()
-    header = decoding.check(data, max_pixels=10**6, max_aspect=100)
+    header = decoding.check_image(data, max_pixels=10**6, max_aspect=100)
     decoding.decode(data, header).shape  # (20, 30, 3)
   """
   image = header.layout.decode(data) if header.layout else opencv.decode(data, header.memory)
@@ -179,7 +179,7 @@ def decode(data: bytes, header: Header) -> np.ndarray:
     raise DecodeError(
       f"its header specifies {header.height} rows of {header.width} pixels, but the image has {image.shape[:2]}"
     )
-  return upright(image, header.orientation)
+  return rotate_upright(image, header.orientation)
 
 
 # {orientation: (mirrored horizontally, mirrored vertically)}, after the transposition if there is one (EXIF 2.32,
@@ -193,7 +193,7 @@ def _is_transposed(orientation):
   return orientation >= 5
 
 
-def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
+def rotate_upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
   """Returns pixels (H, W, 3) as they must be displayed.
 
   Args:
@@ -205,7 +205,7 @@ def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
   return cv2.flip(pixels, _FLIPS[_MIRRORED[orientation]]) if orientation in _MIRRORED else pixels
 
 
-class Picture:
+class LazyImage:
   """A checked image file as an array (H, W, 3). Boxes of a JPEG can be decoded separately.
 
   `picture[top:bottom, left:right]` and `np.asarray(picture)` return arrays and raise the errors of `decode`. A box has
@@ -216,7 +216,7 @@ class Picture:
 
   Args:
     data: content of the file.
-    header: result of `check` for the file.
+    header: result of `check_image` for the file.
     is_whole: whether the whole file was decoded without an error before.
 
   Attributes:
@@ -237,9 +237,9 @@ class Picture:
   def __getitem__(self, box: tuple[slice, slice]) -> np.ndarray:
     top, bottom, left, right = self._stored(box)
     if self.is_whole and nvimgcodec and self._header.regions and right - left >= _NARROW:
-      pixels = _box(self._data, nvimgcodec.Region(top, left, bottom, right))
+      pixels = _decode_box(self._data, nvimgcodec.Region(top, left, bottom, right))
       if pixels is not None:
-        return upright(pixels, self._header.orientation)
+        return rotate_upright(pixels, self._header.orientation)
     return np.asarray(self)[box]
 
   def _stored(self, box):
@@ -254,7 +254,7 @@ class Picture:
     return (left, right, top, bottom) if _is_transposed(self._header.orientation) else (top, bottom, left, right)
 
 
-def _box(data, region) -> np.ndarray | None:
+def _decode_box(data, region) -> np.ndarray | None:
   """Decodes a region of a JPEG file with libjpeg's methods to skip lines and columns. Returns None if that fails."""
   if not hasattr(_local, "decoder"):
     host = nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from vit_jax import mesh
 from vit_jax.data import loader
 from vit_jax.data.images import ImageError
+from vit_jax.parallel import sharding
 
 
 class DeviceBatches(Iterator):
@@ -25,7 +25,9 @@ class DeviceBatches(Iterator):
 
   def __next__(self) -> dict[str, jax.Array]:
     local = next(self._batches)
-    return {name: mesh.global_array(value, self._rows, self._size, self._sharding) for name, value in local.items()}
+    return {
+      name: sharding.make_global_array(value, self._rows, self._size, self._sharding) for name, value in local.items()
+    }
 
   @property
   def skipped(self) -> int:

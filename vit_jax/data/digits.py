@@ -24,12 +24,12 @@ def examples() -> dict[str, list[dict]]:
   from sklearn import datasets
 
   digits = datasets.load_digits()
-  order = rng.generator(0, "digits").permutation(len(digits.target))
-  records = [{"image": io.BytesIO(png(digits.images[i])), "label": int(digits.target[i])} for i in order]
+  order = rng.make_numpy_generator(0, "digits").permutation(len(digits.target))
+  records = [{"image": io.BytesIO(encode_png(digits.images[i])), "label": int(digits.target[i])} for i in order]
   return {"train": records[:TRAIN], "test": records[TRAIN:]}
 
 
-def png(ink: np.ndarray) -> bytes:
+def encode_png(ink: np.ndarray) -> bytes:
   """Returns an image of 32x32 pixels as a PNG file with three equal channels from 0 to 255.
 
   The image is scaled with bicubic interpolation and clipped.

@@ -57,8 +57,8 @@ def random_erasing(
       raise schema.ConfigError(f"{pair} goes from high to low. Write (low, high)", name)
 
   def erase(keys: Key[Array, " B"], images: Float[Tensor, " B *image"]) -> Float[Array, " B *image"]:
-    height, width = coordinates.sides(images, patch)
-    place = coordinates.pixels(images, patch)
+    height, width = coordinates.image_sides(images, patch)
+    place = coordinates.pixel_coordinates(images, patch)
 
     def paint(key):
       """Returns the values of each box, which broadcast with one image."""
@@ -76,9 +76,9 @@ def random_erasing(
       chance_key, box_key, paint_key = jax.random.split(key, 3)
       chosen = jax.random.uniform(chance_key) < probability
       numbers = jax.random.uniform(box_key, (count, ERASING_TRIES, 4))
-      boxes, fits = erasing_boxes(numbers, height, width, (area[0] / count, area[1] / count), aspect)
+      boxes, fits = choose_erasing_boxes(numbers, height, width, (area[0] / count, area[1] / count), aspect)
       for box, fit, colour in zip(boxes, fits, paint(paint_key), strict=True):
-        image = jnp.where(coordinates.inside(place, box) & fit & chosen, colour, image)
+        image = jnp.where(coordinates.is_inside(place, box) & fit & chosen, colour, image)
       return image.astype(images.dtype)
 
     return jax.vmap(erase_one)(keys, images)
@@ -86,7 +86,7 @@ def random_erasing(
   return erase
 
 
-def erasing_boxes(
+def choose_erasing_boxes(
   numbers: Float[Tensor, "*B tries 4"],
   height: int,
   width: int,

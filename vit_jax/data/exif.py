@@ -14,7 +14,7 @@ _KINDS = {1: "B", 3: "H", 4: "I"}  # types of values: bytes, shorts, longs
 _BYTES = (1, 2, 6, 7)  # types with values of one byte
 
 
-class Entry(NamedTuple):
+class TagEntry(NamedTuple):
   """The entry of a directory for one tag.
 
   Attributes:
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
   at: int
 
 
-class Directory(NamedTuple):
+class TagDirectory(NamedTuple):
   """The first directory of a file or of EXIF.
 
   Attributes:
@@ -38,7 +38,7 @@ class Directory(NamedTuple):
   """
 
   order: str
-  entries: dict[int, Entry]
+  entries: dict[int, TagEntry]
   repeated: bool
 
   def values(self, data: bytes | memoryview, tag: int) -> np.ndarray:
@@ -82,7 +82,7 @@ class Directory(NamedTuple):
     return value if 1 <= value <= 8 else 1
 
 
-def directory(data: bytes | memoryview) -> Directory | None:
+def read_directory(data: bytes | memoryview) -> TagDirectory | None:
   """Returns the first directory of a TIFF file or of EXIF, as far as it is complete, or None for other data."""
   order, entries, repeated = ORDERS.get(bytes(data[:4])), {}, False
   if order is None:
@@ -93,13 +93,13 @@ def directory(data: bytes | memoryview) -> Directory | None:
     for first in range(at + 2, at + 2 + 12 * min(count, ENTRIES), 12):
       tag, kind, length, _ = struct.unpack_from(f"{order}HHI4s", data, first)
       repeated |= tag in entries
-      entries.setdefault(tag, Entry(kind, length, first + 8))
+      entries.setdefault(tag, TagEntry(kind, length, first + 8))
   except struct.error:  # the directory is truncated
     pass
-  return Directory(order, entries, repeated)
+  return TagDirectory(order, entries, repeated)
 
 
-def orientation(data: bytes | memoryview) -> int:
+def read_orientation(data: bytes | memoryview) -> int:
   """Returns the EXIF orientation of an image, 1 to 8, or 1 if it is damaged or has an undefined value.
 
   Args:
@@ -107,5 +107,5 @@ def orientation(data: bytes | memoryview) -> int:
   """
   if data[:6] == b"Exif\0\0":
     data = data[6:]
-  found = directory(data)
+  found = read_directory(data)
   return found.orientation(data) if found else 1

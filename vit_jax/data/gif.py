@@ -18,7 +18,7 @@ _MOST = 256  # largest number of colours of a palette
 
 
 @dataclasses.dataclass(frozen=True)
-class Screen:
+class GifScreen:
   """The screen of a GIF, on which its first frame is drawn.
 
   Attributes:
@@ -81,16 +81,16 @@ class _Frame(NamedTuple):
     return b"".join((screen, image, colours, memoryview(data)[self.start : self.end], b";"))
 
 
-def read(data: bytes) -> Screen:
+def read(data: bytes) -> GifScreen:
   """Reads the size of the screen. Raises struct.error if the file is too short."""
   width, height = unpack_from("<HH", data, 6)
-  return Screen(height, width)
+  return GifScreen(height, width)
 
 
 def _read_frame(data, screen):
   """Reads the description of the first frame. Raises DecodeError, or struct.error for a truncated file."""
   flags, background = unpack_from("<BB", data, 10)
-  shared, at = _palette(data, _SCREEN, flags)
+  shared, at = _read_palette(data, _SCREEN, flags)
   blocks = 0
   while True:
     (kind,) = unpack_from("B", data, at)
@@ -98,15 +98,15 @@ def _read_frame(data, screen):
       break
     blocks += 1
     if kind == _EXTENSION:
-      at, count = _skip(data, at + 2, BLOCKS - blocks)
+      at, count = _skip_blocks(data, at + 2, BLOCKS - blocks)
       blocks += count
     elif kind == 0 and blocks < BLOCKS:  # some programs write zeros between blocks
       at += 1
     else:
       raise DecodeError("not a complete image: a GIF without a frame")
   left, top, width, height, flags = unpack_from("<4HB", data, at + 1)
-  own, start = _palette(data, at + 10, flags)
-  end, _ = _skip(data, start + 1, BLOCKS)
+  own, start = _read_palette(data, at + 10, flags)
+  end, _ = _skip_blocks(data, start + 1, BLOCKS)
   palette = own or shared
   if not palette:
     raise DecodeError("a GIF without a palette. Convert it to PNG")
@@ -120,14 +120,14 @@ def _read_frame(data, screen):
   return _Frame(top, left, height, width, bool(flags & 0x40), palette, colour, start, end)
 
 
-def _palette(data, at, flags):
+def _read_palette(data, at, flags):
   """Returns (colours, offset after them). The colours are empty if the flags do not announce a palette."""
   end = at + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
   unpack_from("B", data, end)  # raises an error if the file ends here
   return data[at:end], end
 
 
-def _skip(data, at, most):
+def _skip_blocks(data, at, most):
   """Returns (offset after a sequence of sub-blocks, their number)."""
   for count in range(most):
     (size,) = unpack_from("B", data, at)

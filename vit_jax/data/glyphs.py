@@ -27,39 +27,39 @@ def examples() -> dict[str, Iterator[dict]]:
 
   An example contains an `image` (a PNG file) and a `label`. Classes alternate.
   """
-  strokes = [sign(label) for label in range(len(CLASSES))]
+  strokes = [class_strokes(label) for label in range(len(CLASSES))]
 
   def records(numbers):
     for number in numbers:
       label = number % len(CLASSES)
-      yield {"image": io.BytesIO(png(draw(strokes[label], number))), "label": label}
+      yield {"image": io.BytesIO(encode_png(draw_glyph(strokes[label], number))), "label": label}
 
   return {"train": records(range(TRAIN)), "test": records(range(TRAIN, TRAIN + TEST))}
 
 
-def sign(label: int) -> Float[np.ndarray, "S 4 2"]:
+def class_strokes(label: int) -> Float[np.ndarray, "S 4 2"]:
   """Returns the strokes of a class: control points (x, y) of cubic Bezier curves, with coordinates in [-1, 1]."""
-  draws = rng.generator(0, "glyphs of a class", label)
+  draws = rng.make_numpy_generator(0, "glyphs of a class", label)
   ends = draws.uniform(-0.9, 0.9, (draws.integers(1, 4), 2, 2))
   bends = draws.uniform(-1.2, 1.2, (len(ends), 2, 2))
   return np.stack([ends[:, 0], bends[:, 0], bends[:, 1], ends[:, 1]], axis=1)
 
 
-def curve(points: Float[np.ndarray, "4 2"]) -> Float[np.ndarray, "T 2"]:
+def sample_curve(points: Float[np.ndarray, "4 2"]) -> Float[np.ndarray, "T 2"]:
   """Returns points along a cubic Bezier curve."""
   t = _STEPS
   weights = (1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3
   return sum(weight * point for weight, point in zip(weights, points, strict=True))
 
 
-def draw(strokes: Float[np.ndarray, "S 4 2"], number: int) -> UInt8[np.ndarray, "H W"]:
+def draw_glyph(strokes: Float[np.ndarray, "S 4 2"], number: int) -> UInt8[np.ndarray, "H W"]:
   """Draws image number `number`. Returns the ink of each pixel, from 0 to 255.
 
   Args:
     strokes: control points of the strokes of its class.
     number: number of the image.
   """
-  draws = rng.generator(0, "glyphs", number)
+  draws = rng.make_numpy_generator(0, "glyphs", number)
   angle, shear = draws.uniform(-0.3, 0.3, 2)
   scale = draws.uniform(0.6, 0.95, 2)
   turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
@@ -68,12 +68,12 @@ def draw(strokes: Float[np.ndarray, "S 4 2"], number: int) -> UInt8[np.ndarray, 
   width, ink = int(draws.integers(3, 8)), int(draws.integers(160, 256))
   canvas = np.zeros((DRAWN, DRAWN), np.uint8)
   for points in strokes + draws.normal(0, _SHAKE, strokes.shape):
-    line = (curve(points) @ frame.T + shift + 1) * (DRAWN / 2)
+    line = (sample_curve(points) @ frame.T + shift + 1) * (DRAWN / 2)
     cv2.polylines(canvas, [np.rint(line).astype(np.int32)], False, ink, width, cv2.LINE_AA)
   soft = cv2.GaussianBlur(canvas, (0, 0), draws.uniform(0.8, 3.0))  # like a scan, which is not sharp
   return cv2.resize(soft, (PIXELS, PIXELS), interpolation=cv2.INTER_AREA)
 
 
-def png(ink: UInt8[np.ndarray, "H W"]) -> bytes:
+def encode_png(ink: UInt8[np.ndarray, "H W"]) -> bytes:
   """Returns a PNG file with three equal channels."""
   return cv2.imencode(".png", cv2.cvtColor(ink, cv2.COLOR_GRAY2BGR))[1].tobytes()

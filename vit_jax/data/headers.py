@@ -9,10 +9,10 @@ import numpy as np
 
 from vit_jax.data import apng, bmp, exif, gif, jpeg, tiff
 from vit_jax.data.errors import DecodeError as DecodeError  # other modules import it from here
-from vit_jax.schema import amount
+from vit_jax.schema import format_amount
 
 
-class Layout(Protocol):
+class PixelLayout(Protocol):
   """The layout of the pixels of a file, for formats that OpenCV alone does not decode exactly."""
 
   def decode(self, data: bytes) -> np.ndarray:
@@ -36,7 +36,7 @@ class Header(NamedTuple):
   memory: int
   regions: bool = False
   orientation: int = 1
-  layout: Layout | None = None
+  layout: PixelLayout | None = None
 
 
 CHUNKS = 2**17  # more than any real file has; chunks take time even without pixels
@@ -78,21 +78,21 @@ def read(data: bytes) -> Header:
   if not data:
     raise DecodeError("the file is empty")
   try:
-    header = _header(data)
+    header = _read_header(data)
   except StructError:
-    raise DecodeError(f"not a complete image: its header is cut off after {amount(len(data), 'byte')}") from None
+    raise DecodeError(f"not a complete image: its header is cut off after {format_amount(len(data), 'byte')}") from None
   if min(header.height, header.width) < 1:
     raise DecodeError(f"not a complete image: its header specifies {header.width} x {header.height} pixels")
   return header
 
 
-def _header(data) -> Header:
+def _read_header(data) -> Header:
   if data.startswith(jpeg.BEGINNING):
     photo = jpeg.read(data)
     _check_length(data, photo.height, photo.width, photo.least)
     return Header(*photo[:3], photo.regions, photo.orientation, photo)
   if data.startswith(_SIGNATURE):
-    return _png(data)
+    return _read_png(data)
   if data.startswith(gif.BEGINNINGS):
     screen = gif.read(data)
     return Header(screen.height, screen.width, screen.memory, layout=screen)
@@ -100,14 +100,14 @@ def _header(data) -> Header:
     bitmap = bmp.read(data)
     return Header(bitmap.height, bitmap.width, bitmap.memory, layout=bitmap)
   if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
-    return _webp(data)
+    return _read_webp(data)
   if data.startswith(tiff.BEGINNINGS):
-    return _tiff(data)
+    return _read_tiff(data)
   for at, beginning, name in _OTHERS:
     if data.startswith(beginning, at):
       raise DecodeError(f"a file in the format {name}, which is not supported. Convert it to PNG or JPEG")
   raise DecodeError(
-    f"not a complete image: {amount(len(data), 'byte')} beginning with {data[:8]!r}, which is not "
+    f"not a complete image: {format_amount(len(data), 'byte')} beginning with {data[:8]!r}, which is not "
     f"the start of a JPEG, PNG, GIF, BMP, WebP or TIFF file"
   )
 
@@ -125,7 +125,7 @@ def _check_length(data, height, width, least):
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 
 
-def _png(data) -> Header:
+def _read_png(data) -> Header:
   _, name, width, height, depth, colour = unpack_from(">I4sIIBB", data, 8)
   if name != b"IHDR" or colour not in _CHANNELS:
     raise DecodeError("not a complete image: a PNG without its header")
@@ -133,10 +133,10 @@ def _png(data) -> Header:
   for _ in range(CHUNKS):
     length, name = unpack_from(">I4s", data, at)
     if name == apng.CHUNK:
-      still = apng.Still(_PIXEL * height * width)
+      still = apng.ApngImage(_PIXEL * height * width)
     elif name == b"eXIf":
       _check_chunk(data, at, length)
-      turned = exif.orientation(memoryview(data)[at + 8 : at + 8 + length])
+      turned = exif.read_orientation(memoryview(data)[at + 8 : at + 8 + length])
     at += 12 + length
     if at > len(data):
       raise DecodeError(f"not a complete image: a PNG of {len(data)} bytes with a chunk that ends at byte {at:,}")
@@ -161,7 +161,7 @@ def _check_chunk(data, at, length):
 # WebP and TIFF.
 
 
-def _webp(data) -> Header:
+def _read_webp(data) -> Header:
   pixel, turned = 8, 1  # the image may have alpha
   match data[12:16]:
     case b"VP8 ":
@@ -174,13 +174,13 @@ def _webp(data) -> Header:
       width, height = (1 + low + (high << 16) for low, high in (sides[:2], sides[2:]))
       # OpenCV uses three additional images with up to 8 bytes per pixel to compose the frames of an animation.
       pixel = 32 if flags & 2 else pixel
-      turned = _webp_orientation(data) if flags & 8 else 1
+      turned = _read_webp_orientation(data) if flags & 8 else 1
     case _:
       raise DecodeError("not a complete image: a WebP without its header")
   return Header(height, width, pixel * height * width, orientation=turned)
 
 
-def _webp_orientation(data):
+def _read_webp_orientation(data):
   """Returns the orientation in the EXIF chunk."""
   at = 12
   for _ in range(CHUNKS):
@@ -188,12 +188,12 @@ def _webp_orientation(data):
       break
     name, length = unpack_from("<4sI", data, at)
     if name == b"EXIF":
-      return exif.orientation(memoryview(data)[at + 8 : at + 8 + length])
+      return exif.read_orientation(memoryview(data)[at + 8 : at + 8 + length])
     at += 8 + length + length % 2
   return 1
 
 
-def _tiff(data) -> Header:
-  page = tiff.page(data)
+def _read_tiff(data) -> Header:
+  page = tiff.read_page(data)
   _check_length(data, page.height, page.width, page.least)
   return Header(page.height, page.width, page.memory, orientation=page.orientation, layout=page)

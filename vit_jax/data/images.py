@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax.data import decoding
 from vit_jax.data.sources import Source
-from vit_jax.schema import ConfigError, amount
+from vit_jax.schema import ConfigError, format_amount
 
 LOG = logging.getLogger(__name__)  # logs skipped images
 
@@ -69,7 +69,7 @@ class Images:
     self._reads = {}  # (record, start time) by thread
     self._lock = threading.Lock()
 
-  def prepared(self, record: int, prepare: Callable[[np.ndarray | decoding.Picture], np.ndarray]):
+  def read_prepared(self, record: int, prepare: Callable[[np.ndarray | decoding.LazyImage], np.ndarray]):
     """Returns a prepared image and its label.
 
     A record is bad if it cannot be read, decoded or prepared. Lack of memory and disk errors do not make a record bad.
@@ -85,11 +85,11 @@ class Images:
     Raises:
       ImageError: if the record is bad and bad records are not skipped, or if it cannot be read for other reasons.
     """
-    with self._being_read(record):
-      made = self.judged(record, lambda: self._prepared(record, prepare))
+    with self._track_reading(record):
+      made = self.skip_if_bad(record, lambda: self._prepare_and_label(record, prepare))
       return made and (made[0], self._label(record, made[1]))
 
-  def judged(self, record: int, make: Callable[[], Any]) -> Any:
+  def skip_if_bad(self, record: int, make: Callable[[], Any]) -> Any:
     """Returns `make()`, or None if its error shows that the record is bad and bad records are skipped.
 
     Args:
@@ -104,38 +104,38 @@ class Images:
     except ConfigError:  # concerns the data as a whole
       raise
     except (OSError, ValueError, MemoryError, cv2.error) as error:
-      if decoding.no_memory(error):
+      if decoding.is_out_of_memory(error):
         raise self.stop(
-          f"{self.source.place(record)}: {text_of(error)}. Use fewer data.threads, and data.workers"
+          f"{self.source.place(record)}: {describe_image_error(error)}. Use fewer data.threads, and data.workers"
         ) from error
       if isinstance(error, OSError) and error.errno not in OF_A_FILE:
         raise self.stop(
-          f"{self.source.place(record)}: {text_of(error)}. Check that its disk or bucket is reachable"
+          f"{self.source.place(record)}: {describe_image_error(error)}. Check that its disk or bucket is reachable"
         ) from error
-      return self._bad(record, error)
+      return self._reject(record, error)
 
   def reading(self) -> list[tuple[str, float]]:
     """Returns (description, seconds) of the records that are being read and prepared, the longest-running first."""
     now = time.monotonic()
     return [
-      (self.source.place(record), now - began) for record, began in sorted(self._reads.copy().values(), key=_began)
+      (self.source.place(record), now - began) for record, began in sorted(self._reads.copy().values(), key=_start_time)
     ]
 
-  def _prepared(self, record, prepare):
+  def _prepare_and_label(self, record, prepare):
     """Returns (prepare(image), label of the source)."""
     if record in self.kept:
       image, label = self.kept[record]
-      with decoding.core():
+      with decoding.use_core():
         return prepare(image), label
     data, label = self.source.read(record)
-    with decoding.core():
-      header = decoding.check(data, *self.bounds, lenient=self.source.is_published(record))
+    with decoding.use_core():
+      header = decoding.check_image(data, *self.bounds, lenient=self.source.is_published(record))
       with decoding.MEMORY.share(header.memory + 2 * len(data)):  # includes two copies of the file, which a JPEG needs
         if 3 * header.height * header.width * len(self.source) > KEEP:
-          picture = decoding.Picture(data, header, self._is_whole(record))
+          picture = decoding.LazyImage(data, header, self._is_whole(record))
           made = prepare(picture)
           if picture.is_whole:
-            self._set_whole(record)
+            self._mark_whole(record)
           return made, label
         image = decoding.decode(data, header)
         self.kept[record] = image, label
@@ -145,13 +145,13 @@ class Images:
     """Returns whether the whole image of a record was decoded before, so that a box of it can be decoded alone."""
     return bool(self._whole[record >> 3] >> (record & 7) & 1)
 
-  def _set_whole(self, record):
+  def _mark_whole(self, record):
     """Stores that the whole image of a record was decoded."""
     with self._lock:
       self._whole[record >> 3] |= 1 << (record & 7)
 
   @contextlib.contextmanager
-  def _being_read(self, record):
+  def _track_reading(self, record):
     me = threading.get_ident()
     self._reads[me] = record, time.monotonic()
     try:
@@ -159,9 +159,9 @@ class Images:
     finally:
       del self._reads[me]
 
-  def _bad(self, record, error):
+  def _reject(self, record, error):
     """Raises ImageError, or counts the record as skipped."""
-    reason = f"{self.source.place(record)}: {text_of(error)}"
+    reason = f"{self.source.place(record)}: {describe_image_error(error)}"
     if self.on_error == "raise":
       raise self.stop(f"{reason}. Fix it, or leave out such images with --{self.source.key}.on_error=skip") from error
     self.skip(record, reason)
@@ -181,9 +181,9 @@ class Images:
         LOG.warning("skipped: %s", reason)
       self.reasons[record] = reason
       some = list(self.reasons.values())
-    if too_many(len(some), len(self.source), self.max_bad):
+    if exceeds_max_bad(len(some), len(self.source), self.max_bad):
       raise self.stop(
-        f"{len(some)} of {amount(len(self.source), 'record')} {'is' if len(some) == 1 else 'are'} "
+        f"{len(some)} of {format_amount(len(self.source), 'record')} {'is' if len(some) == 1 else 'are'} "
         f"bad. Allowed: the larger of {100 * self.max_bad:g}% "
         f"({self.source.key}.max_bad) and {BAD_FEW} records. Fix them: {'; '.join(some[:5])}"
       )
@@ -206,7 +206,7 @@ class Images:
     outside = [number for number in labels if not 0 <= number < classes]
     if outside:
       raise self.stop(
-        f"{self.source.place(record)}: label {outside[0]} is not one of {amount(classes, 'class', 'classes')}"
+        f"{self.source.place(record)}: label {outside[0]} is not one of {format_amount(classes, 'class', 'classes')}"
       )
     if len(labels) > most:
       raise self.stop(
@@ -221,7 +221,7 @@ class Images:
     return labels[0]
 
 
-def too_many(bad: int, records: int, max_bad: float) -> bool:
+def exceeds_max_bad(bad: int, records: int, max_bad: float) -> bool:
   """Returns whether the number of bad records ends a run that skips them.
 
   Args:
@@ -232,13 +232,13 @@ def too_many(bad: int, records: int, max_bad: float) -> bool:
   return bad > max(BAD_FEW, max_bad * records) or bad == records > 0
 
 
-def _began(read):
+def _start_time(read):
   return read[1]
 
 
-def text_of(error):
+def describe_image_error(error):
   """Returns a short description of an image's error."""
-  if decoding.no_memory(error):
+  if decoding.is_out_of_memory(error):
     text = "not enough memory"
   else:
     text = f"OpenCV: {error.err}" if isinstance(error, cv2.error) else str(error)

@@ -9,7 +9,7 @@ import simplejpeg
 
 from vit_jax.data import exif, opencv
 from vit_jax.data.errors import DecodeError
-from vit_jax.schema import amount
+from vit_jax.schema import format_amount
 
 BEGINNING = b"\xff\xd8\xff"
 # More than any real file has. Segments and scans take time even without pixels.
@@ -28,7 +28,7 @@ _SEQUENTIAL = bytes((0, 63, 0))  # end of the segment of a sequential scan
 _BEHIND = b"\xff\x00" * 8
 
 
-class Frame(NamedTuple):
+class JpegFrame(NamedTuple):
   """The start-of-frame segment of a JPEG, which describes how the file is coded.
 
   Attributes:
@@ -53,7 +53,7 @@ class Frame(NamedTuple):
     return self.kind == 0xC2
 
 
-class Photo(NamedTuple):
+class JpegFile(NamedTuple):
   """A JPEG file.
 
   Attributes:
@@ -94,7 +94,7 @@ class Photo(NamedTuple):
       MemoryError: if the process has too little memory.
     """
     if self.patches:
-      data = _patched(data, self.patches)
+      data = _apply_patches(data, self.patches)
     try:
       return simplejpeg.decode_jpeg(data, "RGB")
     except RuntimeError as error:  # the only cause is a lack of memory for the decoder itself
@@ -118,14 +118,14 @@ class Photo(NamedTuple):
     return opencv.decode(data if end < 0 else data[:end] + _BEHIND, self.memory)
 
 
-def _patched(data, patches):
+def _apply_patches(data, patches):
   changed = bytearray(data)
   for at, part in patches:
     changed[at : at + len(part)] = part
   return bytes(changed)
 
 
-def read(data: bytes) -> Photo:
+def read(data: bytes) -> JpegFile:
   """Reads the segments of a JPEG file.
 
   Args:
@@ -140,7 +140,7 @@ def read(data: bytes) -> Photo:
   """
   frame, at, turned, patches, adobe = None, 2, 0, [], None
   for _ in range(SEGMENTS):
-    marker, at = _marker(data, at, _MARKER, patches)
+    marker, at = _read_marker(data, at, _MARKER, patches)
     if marker == _SOS:
       break
     if marker in (_SOI, _EOI):
@@ -148,9 +148,9 @@ def read(data: bytes) -> Photo:
     if marker == 0x01 or 0xD0 <= marker <= 0xD7:  # these markers have no length
       continue
     if marker in _SOF and marker not in (_DHT, _JPG, _DAC):
-      frame = _frame(data, at, marker)
+      frame = _read_frame(data, at, marker)
     elif marker == _APP1 and not turned and data[at + 2 : at + 8] == b"Exif\0\0":
-      turned = exif.orientation(memoryview(data)[at + 2 : at + unpack_from(">H", data, at)[0]])
+      turned = exif.read_orientation(memoryview(data)[at + 2 : at + unpack_from(">H", data, at)[0]])
     elif marker == _APP0 and data[at + 2 : at + 7] == b"JFIF\0" and data[at + 7 : at + 8] != b"\1":
       patches.append((at + 7, b"\1"))  # a version that libjpeg does not support
     elif marker == _APP14 and data[at + 2 : at + 7] == b"Adobe":
@@ -166,11 +166,11 @@ def read(data: bytes) -> Photo:
   if not frame.progressive and data[at + 2 : at + 3] == bytes([channels]):
     _check_parameters(data, at, patches)
     memory = (6 if channels < 4 else 8) * pixels  # includes the copy of OpenCV, or the four channels
-    return Photo(*(frame.height, frame.width, memory, least, turned or 1, at, channels < 4, tuple(patches)))
+    return JpegFile(*(frame.height, frame.width, memory, least, turned or 1, at, channels < 4, tuple(patches)))
   _check_scans(data, at, frame, patches)
   output = (3 if channels < 4 else 7) * pixels
   memory = output + max(3 * pixels, 128 * frame.blocks)  # coefficients have 2 bytes
-  return Photo(*(frame.height, frame.width, memory, least, turned or 1, None, False, tuple(patches)))
+  return JpegFile(*(frame.height, frame.width, memory, least, turned or 1, None, False, tuple(patches)))
 
 
 def _check_frame(frame):
@@ -183,12 +183,12 @@ def _check_frame(frame):
     )
   if frame.bits != 8 or len(frame.names) not in _COLOURS:
     raise DecodeError(
-      f"a JPEG of {amount(len(frame.names), 'channel')} with {frame.bits} bits. Allowed: 1, 3 or 4 "
+      f"a JPEG of {format_amount(len(frame.names), 'channel')} with {frame.bits} bits. Allowed: 1, 3 or 4 "
       "channels with 8 bits. Convert it to PNG"
     )
 
 
-def _marker(data, at, pattern, patches=None):
+def _read_marker(data, at, pattern, patches=None):
   """Returns the next marker, and the offset after it.
 
   libjpeg warns about other bytes before a marker and skips them. `patches` replace them by fill bytes.
@@ -201,7 +201,7 @@ def _marker(data, at, pattern, patches=None):
   return match[1][0], match.end()
 
 
-def _frame(data, at, kind) -> Frame:
+def _read_frame(data, at, kind) -> JpegFrame:
   bits, height, width, count = unpack_from(">BHHB", data, at + 2)
   components = [unpack_from("BB", data, at + 8 + 3 * i) for i in range(count)]
   across, down = [factors >> 4 for _, factors in components], [factors & 15 for _, factors in components]
@@ -210,7 +210,7 @@ def _frame(data, at, kind) -> Frame:
   blocks = sum(
     -(-width * x // (8 * max(across))) * -(-height * y // (8 * max(down))) for x, y in zip(across, down, strict=True)
   )
-  return Frame(kind, bits, height, width, [name for name, _ in components], blocks)
+  return JpegFrame(kind, bits, height, width, [name for name, _ in components], blocks)
 
 
 def _check_parameters(data, at, patches):
@@ -248,9 +248,9 @@ def _check_scans(data, at, frame, patches):
         raise DecodeError("a JPEG with a scan of a component that is missing from its header")
       coefficients = missing[name][span]
       missing[name][span] = [bits & 15 if frame.progressive else 0] * len(coefficients)
-    marker, at = _marker(data, at + length, _END_OF_SCAN)
+    marker, at = _read_marker(data, at + length, _END_OF_SCAN)
     while marker not in (_SOS, _EOI):
-      marker, at = _marker(data, at + unpack_from(">H", data, at)[0], _MARKER, patches)
+      marker, at = _read_marker(data, at + unpack_from(">H", data, at)[0], _MARKER, patches)
     if marker == _EOI:
       break
   else:

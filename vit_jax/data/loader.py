@@ -16,12 +16,12 @@ import numpy as np
 
 from vit_jax import schema
 from vit_jax.data import sources
-from vit_jax.data.decoding import cores
+from vit_jax.data.decoding import count_usable_cores
 from vit_jax.data.images import BAD_SHARE, ImageError, Images
 from vit_jax.data.prefetch import Prefetch
 from vit_jax.data.readahead import ReadAhead
 from vit_jax.data.stream import Examples
-from vit_jax.data.workers import Pool
+from vit_jax.data.workers import WorkerPool
 
 Threads = Annotated[int, schema.Range(1, 256)]
 Pixels = Annotated[int, schema.Range(1, 2**30)]  # limit of OpenCV
@@ -93,7 +93,7 @@ class Chunks:
     for i, position in enumerate(positions):
       if ended():
         return
-      values = self.examples.example(self.images.prepared, position)
+      values = self.examples.example(self.images.read_prepared, position)
       for array, value in zip(arrays.values(), values, strict=True):
         array[i] = value
 
@@ -155,19 +155,19 @@ def batches(
     next(batches)["image"].shape  # (8, 32, 32, 3)
     batches.close()
   """
-  threads = thread_count(threads, examples.requests)
+  threads = choose_thread_count(threads, examples.requests)
   assert getattr(examples.order, "batch", size) == size
   options = size, tuple(map(int, rows)), start, (on_error, max_pixels, max_aspect, exif, max_bad)
-  chunks = _chunks(lambda: examples, *options)
+  chunks = _open_chunks(lambda: examples, *options)
   if workers is None:
     return Batches(chunks, start, threads, prefetch)
   source = examples.source
   known = source.fingerprint(), sources.digest(source.classes)
-  opened = functools.partial(_chunks, workers.opened, *options, workers.count, known)
-  return Batches(chunks, start, threads, prefetch, Pool(opened, chunks, workers.count, threads))
+  opened = functools.partial(_open_chunks, workers.opened, *options, workers.count, known)
+  return Batches(chunks, start, threads, prefetch, WorkerPool(opened, chunks, workers.count, threads))
 
 
-def _chunks(opened, size, rows, start, bounds, workers=1, known=None):
+def _open_chunks(opened, size, rows, start, bounds, workers=1, known=None):
   """Opens the examples and returns their chunks.
 
   Raises ConfigError if the data differ from `known`, the trainer's data.
@@ -179,7 +179,7 @@ def _chunks(opened, size, rows, start, bounds, workers=1, known=None):
   return Chunks(examples, size, rows, Images(ahead.source, *bounds), ahead)
 
 
-def stamped_once(source: sources.Source) -> sources.Source:
+def cache_fingerprint(source: sources.Source) -> sources.Source:
   """Returns a source that computes its fingerprint only once, because this is slow for many files on a file server."""
   return dataclasses.replace(source, fingerprint=functools.cache(source.fingerprint))
 
@@ -223,23 +223,23 @@ def processes(
     workers: number of processes. 0: no worker processes. Default: 0 with fewer than `MANY` records or fewer than 8
       cores, else one worker for three cores.
   """
-  if workers is not None and workers > 2 * cores():
-    logging.warning("%d data.workers on %d cores: more workers than cores will not help", workers, cores())
-  count = worker_count(workers, records)
+  if workers is not None and workers > 2 * count_usable_cores():
+    logging.warning("%d data.workers on %d cores: more workers than cores will not help", workers, count_usable_cores())
+  count = choose_worker_count(workers, records)
   return Workers(opened, count) if count else None
 
 
-def thread_count(threads: int | None, requests: bool) -> int:
+def choose_thread_count(threads: int | None, requests: bool) -> int:
   """Returns the number of threads that read and decode.
 
   Args:
     threads: number of threads. None: the default.
     requests: whether each image is a request to a server.
   """
-  return threads or max(REQUESTS if requests else 2, cores())
+  return threads or max(REQUESTS if requests else 2, count_usable_cores())
 
 
-def worker_count(workers: int | None, records: int) -> int:
+def choose_worker_count(workers: int | None, records: int) -> int:
   """Returns the number of worker processes that make batches.
 
   Args:
@@ -247,11 +247,11 @@ def worker_count(workers: int | None, records: int) -> int:
     records: number of records of the training set.
   """
   if workers is None:
-    workers = cores() // CORES_OF_A_WORKER if records >= MANY and cores() >= 8 else 0
+    workers = count_usable_cores() // CORES_OF_A_WORKER if records >= MANY and count_usable_cores() >= 8 else 0
   return min(workers, 256)
 
 
-def remedy(threads: int, workers: int, requests: bool) -> str:
+def suggest_settings(threads: int, workers: int, requests: bool) -> str:
   """Returns advice for a run that waits for its data: the current settings, and the settings that can be raised.
 
   Args:
@@ -259,9 +259,14 @@ def remedy(threads: int, workers: int, requests: bool) -> str:
     workers: current number of worker processes.
     requests: whether each image is a request to a server. Threads then mostly wait for answers.
   """
-  numbers = [schema.amount(*each) for each in ((workers, "worker"), (threads, "thread"), (cores(), "core"))]
+  numbers = [
+    schema.format_amount(*each) for each in ((workers, "worker"), (threads, "thread"), (count_usable_cores(), "core"))
+  ]
   present = "{} and {} on {}".format(*numbers)
-  limits = {"workers": (workers, cores() // CORES_OF_A_WORKER), "threads": (threads, 256 if requests else cores())}
+  limits = {
+    "workers": (workers, count_usable_cores() // CORES_OF_A_WORKER),
+    "threads": (threads, 256 if requests else count_usable_cores()),
+  }
   higher = [f"--config.data.{key} to up to {most}" for key, (now, most) in limits.items() if now < most]
   if higher:
     return f"{present}. Raise {' and '.join(higher)}; a restart may change both"
@@ -282,7 +287,7 @@ class Batches(Iterator):
     pool: worker processes that make the chunks.
   """
 
-  def __init__(self, chunks: Chunks, start: int, threads: int, prefetch: int | None, pool: Pool | None = None):
+  def __init__(self, chunks: Chunks, start: int, threads: int, prefetch: int | None, pool: WorkerPool | None = None):
     self._chunks, self._pool, self._step, count = chunks, pool, start, len(chunks.parts)
     self._batches = collections.defaultdict(lambda: chunks.empty(len(chunks.rows)))  # unfinished batches by step
     self._lock = threading.Lock()

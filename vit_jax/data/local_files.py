@@ -14,7 +14,7 @@ WHOLE, BLOCKS, BLOCK = 2**18, 8, 2**14
 _KINDS = {"d": "a folder", "p": "a named pipe", "s": "a socket", "c": "a device", "b": "a device"}
 
 
-def contents(file: str | os.PathLike) -> bytes:
+def read_file(file: str | os.PathLike) -> bytes:
   """Returns the content of a regular file.
 
   Args:
@@ -37,18 +37,18 @@ def contents(file: str | os.PathLike) -> bytes:
     os.close(descriptor)
 
 
-def stamp(file: str | os.PathLike) -> tuple[int, int]:
+def read_stamp(file: str | os.PathLike) -> tuple[int, int]:
   """Returns (size in bytes, modification time in ns) of a local file."""
   status = os.stat(file)
   return status.st_size, status.st_mtime_ns
 
 
-def stamps(files: Sequence[str]) -> list[tuple[int | None, int | None]]:
-  """Returns the `stamp` of each file, or (None, None) for a file that does not exist."""
-  return [(None, None) if status is None else (status.st_size, status.st_mtime_ns) for status in _statuses(files)]
+def read_stamps(files: Sequence[str]) -> list[tuple[int | None, int | None]]:
+  """Returns the `read_stamp` of each file, or (None, None) for a file that does not exist."""
+  return [(None, None) if status is None else (status.st_size, status.st_mtime_ns) for status in _read_statuses(files)]
 
 
-def states(files: Sequence[str]) -> list[tuple[int, ...] | None]:
+def read_states(files: Sequence[str]) -> list[tuple[int, ...] | None]:
   """Returns the state of each file. At least one value of the state changes when the file is replaced or written to.
 
   Contents of files are not read. Programs cannot choose the time of status change. For example, `cp -p` and `touch` set
@@ -62,16 +62,17 @@ def states(files: Sequence[str]) -> list[tuple[int, ...] | None]:
     does not exist.
   """
   return [
-    status and (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns) for status in _statuses(files)
+    status and (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    for status in _read_statuses(files)
   ]
 
 
-def changes(files: Sequence[str]) -> list[tuple[int, int] | None]:
+def read_change_times(files: Sequence[str]) -> list[tuple[int, int] | None]:
   """Returns (device number, time of status change in ns) of each file, or None for a file that does not exist."""
-  return [status and (status.st_dev, status.st_ctime_ns) for status in _statuses(files)]
+  return [status and (status.st_dev, status.st_ctime_ns) for status in _read_statuses(files)]
 
 
-def _statuses(files) -> list[os.stat_result | None]:
+def _read_statuses(files) -> list[os.stat_result | None]:
   """Returns the status of each file. Uses parallel requests, because file servers answer slowly."""
 
   def ask(first):
@@ -87,7 +88,7 @@ def _statuses(files) -> list[os.stat_result | None]:
     return [one for some in pool.map(ask, range(0, len(files), 1000)) for one in some]
 
 
-class Version(NamedTuple):
+class FileVersion(NamedTuple):
   """Values that identify a file and its content. At least one of them changes when the file is replaced or written to.
 
   Size and modification time alone are not sufficient. `cp -p`, `rsync -t` and `os.utime` restore the time, and a label
@@ -114,7 +115,7 @@ class Version(NamedTuple):
   sampled: str
 
 
-def version(file: str | os.PathLike) -> Version:
+def read_version(file: str | os.PathLike) -> FileVersion:
   """Returns the version of a regular local file. Reads up to `WHOLE` bytes of it. Raises OSError."""
   path, hashed = os.path.abspath(file), hashlib.blake2b(digest_size=16)
   with open(path, "rb", buffering=0) as opened:
@@ -125,4 +126,4 @@ def version(file: str | os.PathLike) -> Version:
       hashed.update(os.pread(opened.fileno(), size, first))
   times = status.st_mtime_ns, status.st_ctime_ns
   about = status.st_dev, status.st_ino, status.st_size, *times
-  return Version(path, os.path.realpath(path), *about, hashed.hexdigest())
+  return FileVersion(path, os.path.realpath(path), *about, hashed.hexdigest())

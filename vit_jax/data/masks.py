@@ -10,14 +10,14 @@ from vit_jax.data import bmp, decoding, tiff
 from vit_jax.data.headers import DecodeError
 from vit_jax.data.images import Images
 from vit_jax.data.sources import Masks
-from vit_jax.schema import amount
+from vit_jax.schema import format_amount
 from vit_jax.shapes import Float, UInt8
 
 NONE = 255  # number for pixels without a class
 _MODES = ("L", "P", "1")  # modes of Pillow with one channel of up to eight bits, which may be indices of a palette
 
 
-def read(images: Images, record: int, size: int) -> UInt8[np.ndarray, "S S"] | None:
+def read_mask(images: Images, record: int, size: int) -> UInt8[np.ndarray, "S S"] | None:
   """Reads the mask of a record, and scales it to S x S with nearest neighbours. Returns the class of each pixel.
 
   Args:
@@ -36,14 +36,14 @@ def read(images: Images, record: int, size: int) -> UInt8[np.ndarray, "S S"] | N
     masks = images.source.masks
     data = masks.read(record)
     try:
-      return scaled(numbered(pixels(data, *images.bounds[:2]), masks), size)
+      return scale_mask(convert_numbers(decode_numbers(data, *images.bounds[:2]), masks), size)
     except ValueError as error:
       raise DecodeError(f"its mask is not valid: {error}") from error
 
-  return images.judged(record, made)
+  return images.skip_if_bad(record, made)
 
 
-def pixels(data: bytes, max_pixels: int, max_aspect: float) -> UInt8[np.ndarray, "H W"]:
+def decode_numbers(data: bytes, max_pixels: int, max_aspect: float) -> UInt8[np.ndarray, "H W"]:
   """Reads the numbers in an image file with one channel, without scaling of gray values and without EXIF orientation.
 
   Args:
@@ -57,11 +57,11 @@ def pixels(data: bytes, max_pixels: int, max_aspect: float) -> UInt8[np.ndarray,
   Raises:
     DecodeError: if the file is damaged, exceeds a limit, or has more than one channel or more than eight bits.
   """
-  header = decoding.check(data, max_pixels, max_aspect)
+  header = decoding.check_image(data, max_pixels, max_aspect)
   if data.startswith(b"\xff\xd8"):
     raise DecodeError("a JPEG changes the numbers of classes; store masks as PNG")
   with decoding.MEMORY.share(header.memory):
-    stored, mode = _stored(data, header.layout)
+    stored, mode = _read_stored(data, header.layout)
   if mode not in _MODES:
     raise DecodeError(
       f"its mode in Pillow is {mode!r}. Allowed: one channel of up to eight bits, in mode {', '.join(_MODES)}"
@@ -69,11 +69,11 @@ def pixels(data: bytes, max_pixels: int, max_aspect: float) -> UInt8[np.ndarray,
   return stored
 
 
-def _stored(data, layout):
+def _read_stored(data, layout):
   """Returns (numbers (H, W), Pillow's name of the mode)."""
-  if isinstance(layout, bmp.Layout):
+  if isinstance(layout, bmp.BmpLayout):
     return (layout.numbers(data), "P") if layout.bits in bmp.PALETTES else (None, "RGB")
-  if isinstance(layout, tiff.Page):
+  if isinstance(layout, tiff.TiffPage):
     return layout.numbers(data)
   try:
     with Image.open(io.BytesIO(data)) as image:
@@ -87,7 +87,7 @@ def _stored(data, layout):
     raise DecodeError(str(error)) from error
 
 
-def numbered(stored: UInt8[np.ndarray, "H W"], masks: Masks) -> UInt8[np.ndarray, "H W"]:
+def convert_numbers(stored: UInt8[np.ndarray, "H W"], masks: Masks) -> UInt8[np.ndarray, "H W"]:
   """Converts the numbers in a file to class numbers.
 
   Args:
@@ -105,20 +105,20 @@ def numbered(stored: UInt8[np.ndarray, "H W"], masks: Masks) -> UInt8[np.ndarray
   if not known[stored].all():
     first = int(stored[~known[stored]][0])
     raise DecodeError(
-      f"it has pixels with the number {first}. Allowed: {some(values)} for "
-      f"{amount(len(masks.classes), 'class', 'classes')}, and "
-      f"{some([*masks.ignored, NONE])} for no class"
+      f"it has pixels with the number {first}. Allowed: {format_numbers(values)} for "
+      f"{format_amount(len(masks.classes), 'class', 'classes')}, and "
+      f"{format_numbers([*masks.ignored, NONE])} for no class"
     )
   return table[stored]
 
 
-def some(numbers) -> str:
+def format_numbers(numbers) -> str:
   """Returns numbers as text. If there are more than three, only the first and the last are shown."""
   numbers = list(numbers)
   return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 3 else ", ".join(map(str, numbers))
 
 
-def scaled(mask: UInt8[np.ndarray, "H W"], size: int) -> UInt8[np.ndarray, "S S"]:
+def scale_mask(mask: UInt8[np.ndarray, "H W"], size: int) -> UInt8[np.ndarray, "S S"]:
   """Returns the whole mask scaled to a square. Each pixel has the class at its centre.
 
   Args:
@@ -128,7 +128,7 @@ def scaled(mask: UInt8[np.ndarray, "H W"], size: int) -> UInt8[np.ndarray, "S S"
   return mask if mask.shape == (size, size) else cv2.resize(mask, (size, size), interpolation=cv2.INTER_NEAREST_EXACT)
 
 
-def shares(masks: UInt8[np.ndarray, "B S S"], side: int, classes: int) -> Float[np.ndarray, "B P P V"]:
+def compute_shares(masks: UInt8[np.ndarray, "B S S"], side: int, classes: int) -> Float[np.ndarray, "B P P V"]:
   """Returns the share of each class in each patch.
 
   A pixel belongs to the patch that contains its centre. The shares of a patch sum to less than 1 if pixels have no

@@ -12,13 +12,13 @@ from typing import Any
 
 from vit_jax.data import sources
 from vit_jax.data.sources import Membership
-from vit_jax.schema import amount
+from vit_jax.schema import format_amount
 
 ROLES = ("train", "val", "test")  # of a run's data
 DIGITS = 12  # of a hash, which are enough to order the files of a folder
 
 
-def of_files(
+def create_membership(
   splits: sources.Splits, files: Callable[[], Mapping[str, Sequence[str]]], key: Callable[[str], str]
 ) -> Membership:
   """Returns the membership of files, which are drawn independently in each folder.
@@ -29,11 +29,12 @@ def of_files(
     key: function that returns the key of a file. In each folder, the files of a split are in ascending order of keys.
   """
   return Membership(
-    lambda: _record(_parts(splits, files()), key), lambda before: _changes(before, _parts(splits, files()), key)
+    lambda: _create_record(_list_parts(splits, files()), key),
+    lambda before: _describe_changes(before, _list_parts(splits, files()), key),
   )
 
 
-def joined(members: Mapping[str, Membership | None]) -> Membership | None:
+def join_memberships(members: Mapping[str, Membership | None]) -> Membership | None:
   """Returns the membership of a mixture from those of its datasets, by name. None if no dataset has a membership."""
   known = {name: member for name, member in members.items() if member is not None}
   if not known:
@@ -45,12 +46,12 @@ def joined(members: Mapping[str, Membership | None]) -> Membership | None:
   return Membership(lambda: {name: member.record() for name, member in known.items()}, changes)
 
 
-def is_record(value: Any) -> bool:
+def is_membership_record(value: Any) -> bool:
   """Returns whether a JSON value has the form of a membership record of a dataset or a mixture."""
   if not isinstance(value, dict):
     return False
   if not value.keys() <= set(ROLES) or not all(isinstance(each, dict) and "images" in each for each in value.values()):
-    return all(map(is_record, value.values()))
+    return all(map(is_membership_record, value.values()))
   return all(
     isinstance(each["images"], int)
     and isinstance(each.get("folders"), dict)
@@ -62,7 +63,7 @@ def is_record(value: Any) -> bool:
   )
 
 
-def _parts(splits, files) -> dict[str, list[Sequence[str]]]:
+def _list_parts(splits, files) -> dict[str, list[Sequence[str]]]:
   """Returns the files of each part of "train", "val" and "test", if the config and the data have such a split."""
   sizes, result = {name: len(each) for name, each in files.items()}, {}
   for role in ROLES:
@@ -74,12 +75,12 @@ def _parts(splits, files) -> dict[str, list[Sequence[str]]]:
   return result
 
 
-def _record(parts, key):
+def _create_record(parts, key):
   """Returns {role: {"images", "folders": {folder: [[images, first key, last key]]}}}.
 
   A folder is recorded if at least one folder with the same parent contains files of several roles.
   """
-  ends = {role: [_ends(part) for part in each] for role, each in parts.items()}
+  ends = {role: [_find_ends(part) for part in each] for role, each in parts.items()}
   roles = collections.Counter(name for each in ends.values() for name in set().union(*each))
   drawn = {os.path.dirname(name) for name, count in roles.items() if count > 1}
   return {
@@ -95,7 +96,7 @@ def _record(parts, key):
   }
 
 
-def _ends(files) -> dict[str, tuple[int, str, str]]:
+def _find_ends(files) -> dict[str, tuple[int, str, str]]:
   """Returns {folder: (number of its files, first file, last file)}."""
   result = {}
   for file in files:
@@ -105,12 +106,12 @@ def _ends(files) -> dict[str, tuple[int, str, str]]:
   return result
 
 
-def _changes(before, parts, key):
+def _describe_changes(before, parts, key):
   """Returns a line for each role with a changed number of images, or with images that had a different role before."""
-  if before == _record(parts, key):
+  if before == _create_record(parts, key):
     return []
   files = {role: dict.fromkeys(file for part in each for file in part) for role, each in parts.items()}
-  former = {file: _former(before, file, key) for each in files.values() for file in each}
+  former = {file: _find_former_roles(before, file, key) for each in files.values() for file in each}
   found = collections.Counter(interval for each in former.values() for interval in each.values())
   lines = []
   for role in (role for role in parts if role in before):
@@ -121,17 +122,17 @@ def _changes(before, parts, key):
         origins[origin].append(former[file][origin])
     count = sum(map(len, parts[role]))
     if origins or count != before[role]["images"]:
-      words = [f"split {role!r}: {amount(before[role]['images'], 'image')} before, {count:,} now"]
+      words = [f"split {role!r}: {format_amount(before[role]['images'], 'image')} before, {count:,} now"]
       for origin, intervals in sorted(origins.items(), key=lambda each: ROLES.index(each[0])):
         # More files than before are in an interval if files were added, which were in no split.
-        most = "up to " if any(found[interval] > _images(before, interval) for interval in intervals) else ""
+        most = "up to " if any(found[interval] > _count_images(before, interval) for interval in intervals) else ""
         trained = ", which was trained on" if origin == "train" else ""
         words.append(f"{most}{len(intervals):,} of them from split {origin!r}{trained}")
       lines.append(", ".join(words))
   return lines
 
 
-def _former(before, file, key) -> dict[str, tuple[str, str, int]]:
+def _find_former_roles(before, file, key) -> dict[str, tuple[str, str, int]]:
   """Returns {role: interval} of the former roles of a file, in the order of ROLES."""
   name = os.path.dirname(file)
   known = {role: before[role]["folders"][name] for role in ROLES if name in before.get(role, {}).get("folders", {})}
@@ -146,6 +147,6 @@ def _former(before, file, key) -> dict[str, tuple[str, str, int]]:
   }
 
 
-def _images(before, interval):
+def _count_images(before, interval):
   role, name, i = interval
   return before[role]["folders"][name][i][0]

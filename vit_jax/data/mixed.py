@@ -1,7 +1,8 @@
 """The order of records in a mixture: weights select the corpus of each position, and each corpus has its own order.
 
 The order is a function of the position and needs no state. The rows of a batch are divided into groups as in
-`order.Blocks`, or form one group. Within a group, the corpora take turns. Each corpus gets its share of any sequence
+`order.BlockOrder`, or form one group. Within a group, the corpora take turns. Each corpus gets its share of any
+sequence
 of turns, up to rounding. Each group gets a part of every epoch of a corpus. Each record occurs once in an epoch of its
 corpus.
 """
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from vit_jax import rng
 from vit_jax.data import permutation
-from vit_jax.data.order import ORDERS, Blocks, Records, Run, distinct
+from vit_jax.data.order import ORDERS, BlockOrder, RecordOrder, Span, count_distinct
 from vit_jax.data.sources import Corpus, Source
 from vit_jax.schema import Choice, make
 
@@ -24,7 +25,7 @@ LOT = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixed:
+class MixedOrder:
   """The orders of several corpora, combined by weights.
 
   Attributes:
@@ -36,7 +37,7 @@ class Mixed:
     groups: number of groups into which the rows of a batch are divided.
   """
 
-  orders: tuple[Records | Blocks, ...]
+  orders: tuple[RecordOrder | BlockOrder, ...]
   firsts: tuple[int, ...]
   weights: tuple[int, ...]
   batch: int
@@ -47,7 +48,7 @@ class Mixed:
   @property
   def rows(self) -> int:
     """Number of rows of a batch whose records are read together."""
-    return self.batch // self.groups if any(isinstance(each, Blocks) for each in self.orders) else 1
+    return self.batch // self.groups if any(isinstance(each, BlockOrder) for each in self.orders) else 1
 
   @property
   def about(self) -> str:
@@ -71,21 +72,21 @@ class Mixed:
   def turn(self) -> Callable[[int], tuple[int, int, int]]:
     """Cached function from a position to (corpus, group, number of earlier positions of this corpus in the group).
 
-    The earlier positions are counted in the order of turns. The function takes about as long as `order.Records.record`
-    and is called several times per position.
+    The earlier positions are counted in the order of turns. The function takes about as long as
+    `order.RecordOrder.record` and is called several times per position.
     """
     return functools.lru_cache(maxsize=2**12)(self._turn)
 
   def _turn(self, position):
     group, index = self._place(position)
     lot, within = divmod(index, LOT)
-    index = lot * LOT + _shuffled(self.seed, group, lot)[within]
+    index = lot * LOT + _shuffle_lot(self.seed, group, lot)[within]
     before, after = self._counts(group, index), self._counts(group, index + 1)
     corpus = next(i for i, (one, other) in enumerate(zip(before, after, strict=True)) if one != other)
     return corpus, group, before[corpus]
 
-  def schedule(self, start: int) -> Callable[[Sequence[int]], Iterable[Run]]:
-    """Returns a function that yields the runs to read next. See `order.Blocks.schedule`.
+  def schedule(self, start: int) -> Callable[[Sequence[int]], Iterable[Span]]:
+    """Returns a function that yields the runs to read next. See `order.BlockOrder.schedule`.
 
     Args:
       start: position from which the records are used.
@@ -95,7 +96,7 @@ class Mixed:
     def due(positions):
       for position in positions:
         corpus, group, index = self.turn(position)
-        if not isinstance(self.orders[corpus], Blocks):
+        if not isinstance(self.orders[corpus], BlockOrder):
           continue
         if (corpus, group) not in waiting:
           runs = self._runs(corpus, group, start)
@@ -114,11 +115,11 @@ class Mixed:
     (index at which to read the run, run).
     """
     made, first = self.orders[corpus], self.firsts[corpus]
-    index = self._counts(group, self._from(group, start) // LOT * LOT)[corpus]
+    index = self._counts(group, self._count_before(group, start) // LOT * LOT)[corpus]
     for epoch, ahead, run in made.runs(group, *permutation.locate(made.length, index, group, self.groups)):
       wanted = frozenset(first + record for record in run.wanted)
-      begin = permutation.begin(made.length, epoch, group, self.groups)
-      yield begin + ahead, Run(first + run.first, first + run.stop, wanted)
+      begin = permutation.count_earlier(made.length, epoch, group, self.groups)
+      yield begin + ahead, Span(first + run.first, first + run.stop, wanted)
 
   def _place(self, position):
     """Returns (group, number of earlier positions of the group)."""
@@ -126,7 +127,7 @@ class Mixed:
     group, row = divmod(row, rows)
     return group, step * rows + row
 
-  def _from(self, group, start):
+  def _count_before(self, group, start):
     """Returns the number of positions that a group has before `start`."""
     (step, row), rows = divmod(start, self.batch), self.batch // self.groups
     return step * rows + min(max(row - group * rows, 0), rows)
@@ -138,27 +139,27 @@ class Mixed:
     remaining turns.
     """
     counts, left = [], index
-    for weight, rest, phase in _phases(self.weights, self.seed, group):
+    for weight, rest, phase in _draw_phases(self.weights, self.seed, group):
       counts.append((left * weight + phase) // rest)
       left -= counts[-1]
     return counts
 
 
 @functools.lru_cache(maxsize=2**12)
-def _phases(weights, seed, group):
+def _draw_phases(weights, seed, group):
   """Returns (weight, sum of this and the following weights, random phase below the sum) of each corpus."""
-  draw = rng.draws(seed, "mixture", group)
+  draw = rng.make_python_generator(seed, "mixture", group)
   sums = [sum(weights[i:]) for i in range(len(weights))]
   return [(weight, rest, int(draw.random() * rest)) for weight, rest in zip(weights, sums, strict=True)]
 
 
 @functools.lru_cache(maxsize=2**14)
-def _shuffled(seed, group, lot):
-  draw = rng.draws(seed, "turns", group, lot)
+def _shuffle_lot(seed, group, lot):
+  draw = rng.make_python_generator(seed, "turns", group, lot)
   return sorted(range(LOT), key=[draw.random() for _ in range(LOT)].__getitem__)
 
 
-def order(choice: Choice, corpora: Sequence[Corpus], batch: int, seed: int, copies: int = 1) -> Mixed:
+def create_order(choice: Choice, corpora: Sequence[Corpus], batch: int, seed: int, copies: int = 1) -> MixedOrder:
   """Returns the order of a mixture.
 
   Args:
@@ -170,30 +171,30 @@ def order(choice: Choice, corpora: Sequence[Corpus], batch: int, seed: int, copi
   """
   lengths = [len(corpus.records) for corpus in corpora]
   made = [
-    make(choice, ORDERS, length, batch, _seed(seed, i), corpus.together, copies)
+    make(choice, ORDERS, length, batch, _derive_seed(seed, i), corpus.together, copies)
     for i, (length, corpus) in enumerate(zip(lengths, corpora, strict=True))
   ]
   groups = max(each.groups for each in made)
   # Each group needs at least one record of each corpus.
   groups = max(count for count in range(1, groups + 1) if batch % count == 0 and count <= min(lengths))
-  own = distinct(batch, groups, copies)
+  own = count_distinct(batch, groups, copies)
   orders = [
-    dataclasses.replace(each, groups=groups, **({"batch": own, "even": True} if isinstance(each, Blocks) else {}))
+    dataclasses.replace(each, groups=groups, **({"batch": own, "even": True} if isinstance(each, BlockOrder) else {}))
     for each in made
   ]
   exact = [fractions.Fraction(str(corpus.weight)) for corpus in corpora]  # exactly 7/10 for 0.7
   unit = math.lcm(*(weight.denominator for weight in exact))
   weights = [int(weight * unit) for weight in exact]
   firsts = [corpus.records.start for corpus in corpora]
-  return Mixed(tuple(orders), tuple(firsts), tuple(weights), own, seed, groups)
+  return MixedOrder(tuple(orders), tuple(firsts), tuple(weights), own, seed, groups)
 
 
-def _seed(seed, corpus):
+def _derive_seed(seed, corpus):
   """Returns the seed of a corpus. Corpora of equal length need different permutations."""
-  return int(rng.generator(seed, "corpus", corpus).integers(2**31))
+  return int(rng.make_numpy_generator(seed, "corpus", corpus).integers(2**31))
 
 
-def alike(source: Source, record: int) -> range:
+def find_corpus_records(source: Source, record: int) -> range:
   """Returns the record numbers of the corpus that contains a record, or all record numbers outside of mixtures.
 
   Args:
@@ -203,7 +204,7 @@ def alike(source: Source, record: int) -> range:
   return next((corpus.records for corpus in source.corpora if record in corpus.records), range(len(source)))
 
 
-def epochs(corpora: Sequence[Corpus], position: int) -> dict[str, float]:
+def count_epochs(corpora: Sequence[Corpus], position: int) -> dict[str, float]:
   """Returns the number of epochs that each corpus has completed before a position, by name.
 
   Args:

@@ -66,12 +66,12 @@ def mixup(
     )
 
   def draw(key, count, images):
-    kept = beta(key, alpha, (count,))
+    kept = draw_beta(key, alpha, (count,))
     if share == "larger":
       kept = jnp.maximum(kept, 1 - kept)
-    return _one_each(kept, images), kept
+    return _broadcast_values(kept, images), kept
 
-  return _mixing(draw, steps_of, mode, probability, PARTNERS[partner], off_after)
+  return _build_mixing(draw, steps_of, mode, probability, PARTNERS[partner], off_after)
 
 
 def cutmix(
@@ -101,9 +101,9 @@ def cutmix(
 
   def draw(key, count, images):
     share_key, centre_key = jax.random.split(key)
-    return _cut(centre_key, beta(share_key, alpha, (count,)), images, patch)
+    return _cut_boxes(centre_key, draw_beta(share_key, alpha, (count,)), images, patch)
 
-  return _mixing(draw, steps_of, mode, probability, reversed_batch, off_after)
+  return _build_mixing(draw, steps_of, mode, probability, reverse_batch, off_after)
 
 
 def mixup_cutmix(
@@ -139,15 +139,15 @@ def mixup_cutmix(
   def draw(key, count, images):
     switch_key, share_key, centre_key = jax.random.split(key, 3)
     cutting = jax.random.uniform(switch_key, (count,)) < switch
-    share = beta(share_key, jnp.where(cutting, cutmix_alpha, mixup_alpha), (count,))
-    mask, kept = _cut(centre_key, share, images, patch)
-    weight = jnp.where(_one_each(cutting, images), mask, _one_each(share, images))
+    share = draw_beta(share_key, jnp.where(cutting, cutmix_alpha, mixup_alpha), (count,))
+    mask, kept = _cut_boxes(centre_key, share, images, patch)
+    weight = jnp.where(_broadcast_values(cutting, images), mask, _broadcast_values(share, images))
     return weight, jnp.where(cutting, kept, share)
 
-  return _mixing(draw, steps_of, mode, probability, reversed_batch, off_after)
+  return _build_mixing(draw, steps_of, mode, probability, reverse_batch, off_after)
 
 
-def _mixing(draw, steps_of, mode, probability, partner, off_after):
+def _build_mixing(draw, steps_of, mode, probability, partner, off_after):
   """Returns a mixing function. `draw(key, count, images)` returns weights for `count` images, and shares."""
   if off_after is not None and not off_after.amount:
     raise schema.ConfigError(
@@ -164,32 +164,32 @@ def _mixing(draw, steps_of, mode, probability, partner, off_after):
     weight, share = draw(draw_key, count, images)
     chance = probability if last is None else jnp.where(step < last, probability, 0.0)
     mixed = jax.random.uniform(chance_key, (count,)) < chance
-    weight, share = jnp.where(_one_each(mixed, images), weight, 1), jnp.where(mixed, share, 1)
+    weight, share = jnp.where(_broadcast_values(mixed, images), weight, 1), jnp.where(mixed, share, 1)
     if mode == "pair":
       # One partner is as far from the beginning of the batch as the other from its end.
       weight, share = (jnp.concatenate([x, x[: batch // 2][::-1]]) for x in (weight, share))
-    return blend(images, targets, weight, share, partner)
+    return blend_with_partners(images, targets, weight, share, partner)
 
   return apply
 
 
-def _one_each(values, images):
+def _broadcast_values(values, images):
   """Reshapes values (B,) so that they broadcast with images."""
   return values.reshape(-1, *[1] * (images.ndim - 1))
 
 
-def _cut(key, share, images, patch):
+def _cut_boxes(key, share, images, patch):
   """Draws a box for each share (B,).
 
   Returns weights, which are 0 inside of the boxes and 1 outside, and remaining shares.
   """
-  height, width = coordinates.sides(images, patch)
+  height, width = coordinates.image_sides(images, patch)
   centre = jnp.floor(jax.random.uniform(key, (*share.shape, 2)) * jnp.array([height, width])).astype(jnp.int32)
-  box, kept = jax.vmap(cut_box, (None, None, 0, 0))(height, width, share, centre)
-  return 1.0 - jax.vmap(coordinates.inside, (None, 0))(coordinates.pixels(images, patch), box), kept
+  box, kept = jax.vmap(compute_cut_box, (None, None, 0, 0))(height, width, share, centre)
+  return 1.0 - jax.vmap(coordinates.is_inside, (None, 0))(coordinates.pixel_coordinates(images, patch), box), kept
 
 
-def cut_box(
+def compute_cut_box(
   height: int, width: int, share: Scalar, centre: Int[Tensor, "2"]
 ) -> tuple[tuple[Int[Array, ""], Int[Array, ""], Int[Array, ""], Int[Array, ""]], Float[Array, ""]]:
   """Returns the box that leaves about `share` of an image, and the share that it really leaves.
@@ -215,22 +215,22 @@ def cut_box(
   return (top, left, bottom - top, right - left), kept
 
 
-def reversed_batch(rows: Shaped[Tensor, " B *row"]) -> Shaped[Tensor, " B *row"]:
+def reverse_batch(rows: Shaped[Tensor, " B *row"]) -> Shaped[Tensor, " B *row"]:
   """Returns the batch in reverse order. The last row is the partner of the first."""
   return rows[::-1]
 
 
-def rolled_batch(rows: Shaped[Tensor, " B *row"]) -> Shaped[Array, " B *row"]:
+def roll_batch(rows: Shaped[Tensor, " B *row"]) -> Shaped[Array, " B *row"]:
   """Returns the batch moved by one row. The partner of each row is the preceding row, cyclically."""
   return jnp.roll(rows, 1, axis=0)
 
 
-def blend(
+def blend_with_partners(
   images: Num[Tensor, " B *image"],
   targets: Float[Tensor, "B V"],
   weight: Scalar | Float[Tensor, "..."],
   share: Scalar | Float[Tensor, "#B"],
-  partner: Callable = reversed_batch,
+  partner: Callable = reverse_batch,
 ) -> tuple[Float[Array, " B *image"], Float[Array, "B V"]]:
   """Returns weighted sums of images and of targets with those of their partners, in float32.
 
@@ -246,7 +246,7 @@ def blend(
   return images * weight + others * (1 - weight), targets * share + partner(targets) * (1 - share)
 
 
-def beta(key: PRNGKey, alpha: Scalar | Float[Tensor, "..."], shape: tuple[int, ...]) -> Float[Array, "..."]:
+def draw_beta(key: PRNGKey, alpha: Scalar | Float[Tensor, "..."], shape: tuple[int, ...]) -> Float[Array, "..."]:
   """Draws from Beta(alpha, alpha) without a loop.
 
   The result is the ratio of two Gamma draws, computed with logarithms so that a small alpha cannot lead to 0 / 0.
@@ -257,11 +257,11 @@ def beta(key: PRNGKey, alpha: Scalar | Float[Tensor, "..."], shape: tuple[int, .
     alpha: a number, or an array of the given shape.
     shape: shape of the result.
   """
-  first, second = (_log_gamma(part, alpha, shape) for part in jax.random.split(key))
+  first, second = (_draw_log_gamma(part, alpha, shape) for part in jax.random.split(key))
   return jax.nn.sigmoid(first - second)
 
 
-def _log_gamma(key, alpha, shape):
+def _draw_log_gamma(key, alpha, shape):
   """Draws logarithms from Gamma(alpha), as Gamma(alpha + 1) U^(1 / alpha) (Marsaglia and Tsang 2000).
 
   Instead of the loop of the method, several candidates are drawn in parallel, and the first accepted one is used.
@@ -277,5 +277,5 @@ def _log_gamma(key, alpha, shape):
   return jnp.log(scale) + chosen - jax.random.exponential(boost_key, shape) / alpha
 
 
-PARTNERS = {"reversed": reversed_batch, "rolled": rolled_batch}
+PARTNERS = {"reversed": reverse_batch, "rolled": roll_batch}
 MIXINGS = {"none": no_mixing, "mixup": mixup, "cutmix": cutmix, "mixup_cutmix": mixup_cutmix}

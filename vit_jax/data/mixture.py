@@ -8,17 +8,17 @@ import numpy as np
 
 from vit_jax.data import class_names, membership, sources
 from vit_jax.data.readers import index
-from vit_jax.data.readers.labels import packed, unpacked
-from vit_jax.data.sources import Corpus, Fingerprint, Runs, Source
+from vit_jax.data.readers.labels import pack_label, unpack_label
+from vit_jax.data.sources import Corpus, Fingerprint, Source, SpanReader
 from vit_jax.schema import ConfigError, show
-from vit_jax.schema.errors import some
+from vit_jax.schema.errors import format_names
 
-Classes = Literal["union", "same"]
+MergeMode = Literal["union", "same"]
 RATIO = 10**6  # largest ratio of two weights; a run does not see a smaller share
 
 
-def mixture(
-  name: str, split: str, parts: Sequence[Source], weights: Sequence[float], classes: Classes, epoch: str | None
+def join_sources(
+  name: str, split: str, parts: Sequence[Source], weights: Sequence[float], classes: MergeMode, epoch: str | None
 ) -> Source:
   """Returns a source with the records of all parts, one part after the other.
 
@@ -34,16 +34,16 @@ def mixture(
   Raises:
     ConfigError: if weights differ too much, if classes differ with "same", or if no part has the name `epoch`.
   """
-  names = _names(parts)
+  names = _name_parts(parts)
   if max(weights) > RATIO * min(weights):
     raise ConfigError(
       f"weights {min(weights):g} and {max(weights):g}. Allowed: the largest up to {RATIO:,} times the smallest. Leave "
       "out a part that should not be used",
       "parts",
     )
-  together, numbers = _classes(names, parts, classes)
-  firsts, labels = index.firsts(map(len, parts)), max(part.labels for part in parts)
-  joined = _Joined(name, tuple(parts), firsts, numbers, len(together), labels)
+  together, numbers = _merge_classes(names, parts, classes)
+  firsts, labels = index.compute_firsts(map(len, parts)), max(part.labels for part in parts)
+  joined = _JoinedRecords(name, tuple(parts), firsts, numbers, len(together), labels)
 
   def of_part(function):
     return lambda i: function(*joined.locate(i))
@@ -57,28 +57,28 @@ def mixture(
     of_part(lambda part, i: f"{name}, part {names[part]!r}: {parts[part].place(i)}"),
     labels,
     of_part(lambda part, i: f"{names[part]}/{parts[part].identify(i)}"),
-    lambda: _fingerprint(parts),
-    of_part(lambda part, i: joined.renumbered(part, parts[part].label(i))),
+    lambda: _join_fingerprints(parts),
+    of_part(lambda part, i: joined.renumber_label(part, parts[part].label(i))),
     tuple((f"{names[i]}/{part}", range_) for i, each in enumerate(parts) for part, range_ in each.parts),
-    Runs(joined.run, joined.parse) if any(part.runs for part in parts) else None,
+    SpanReader(joined.run, joined.parse) if any(part.runs for part in parts) else None,
     any(part.remote for part in parts),
     tuple(
       Corpus(names[i], range(firsts[i], firsts[i + 1]), weights[i], part.runs.together if part.runs else 0)
       for i, part in enumerate(parts)
     ),
-    _epoch(names, parts, weights, epoch),
-    of_part(lambda part, i: f"{names[part]}/{parts[part].called(i)}"),
+    _compute_epoch(names, parts, weights, epoch),
+    of_part(lambda part, i: f"{names[part]}/{parts[part].display_name(i)}"),
     of_part(joined.shares) if any(part.shares for part in parts) else None,
     is_published=of_part(lambda part, i: parts[part].is_published(i)),
-    note="\n".join(filter(None, dict.fromkeys((*(part.note for part in parts), class_names.note(together))))),
+    note="\n".join(filter(None, dict.fromkeys((*(part.note for part in parts), class_names.describe_alike(together))))),
     files=lambda: [file for part in parts for file in part.files()],
     objects=lambda: [version for part in parts for version in part.objects()],
-    membership=membership.joined({names[i]: part.membership for i, part in enumerate(parts)}),
+    membership=membership.join_memberships({names[i]: part.membership for i, part in enumerate(parts)}),
   )
 
 
 @dataclasses.dataclass(frozen=True)
-class _Joined:
+class _JoinedRecords:
   """The records of all parts. `numbers` converts the class numbers of each part to those of the mixture."""
 
   name: str
@@ -94,7 +94,7 @@ class _Joined:
       raise IndexError(f"record {i} is past the end of {self.name}")
     return index.locate(self.firsts, i)
 
-  def renumbered(self, part: int, label: int | tuple[int, ...]) -> int | tuple[int, ...]:
+  def renumber_label(self, part: int, label: int | tuple[int, ...]) -> int | tuple[int, ...]:
     """Converts a label of a part to a label of the mixture."""
     several, numbers = label if isinstance(label, tuple) else (label,), self.numbers[part]
     # An unknown class is refused by `Images`, which names the record in its error.
@@ -110,7 +110,7 @@ class _Joined:
   def read(self, part: int, i: int) -> tuple[bytes, int | tuple[int, ...]]:
     """Returns the image file and label of a record of a part."""
     data, label = self.parts[part].read(i)
-    return data, self.renumbered(part, label)
+    return data, self.renumber_label(part, label)
 
   def run(self, first: int, stop: int) -> list[bytes]:
     """Reads neighbouring records. Puts the number of its part before each record."""
@@ -118,7 +118,7 @@ class _Joined:
     while first < stop:
       part, i = self.locate(first)
       count = min(stop - first, len(self.parts[part]) - i)
-      result += [part.to_bytes(2, "little") + data for data in _run(self.parts[part], i, i + count)]
+      result += [part.to_bytes(2, "little") + data for data in _read_run(self.parts[part], i, i + count)]
       first += count
     return result
 
@@ -126,46 +126,46 @@ class _Joined:
     """Parses a record from `run`."""
     part = int.from_bytes(data[:2], "little")
     runs = self.parts[part].runs
-    image, label = (runs.parse if runs else unpacked)(data[2:])
-    return image, self.renumbered(part, label)
+    image, label = (runs.parse if runs else unpack_label)(data[2:])
+    return image, self.renumber_label(part, label)
 
 
-def _run(part, first, stop):
-  """Returns neighbouring records of a part in stored form, or in `packed` form if they must be read one by one."""
+def _read_run(part, first, stop):
+  """Returns neighbouring records of a part in stored form, or in `pack_label` form if they must be read one by one."""
   if part.runs:
     return part.runs.read(first, stop)
-  return [packed(label, data) for data, label in map(part.read, range(first, stop))]
+  return [pack_label(label, data) for data, label in map(part.read, range(first, stop))]
 
 
-def _names(parts):
+def _name_parts(parts):
   """Returns the names of the parts, with a number after repeated names."""
   names = [part.name for part in parts]
   return [each if names.index(each) == i else f"{each}_{names[: i + 1].count(each)}" for i, each in enumerate(names)]
 
 
-def _classes(names, parts, classes):
+def _merge_classes(names, parts, classes):
   """Returns the classes of the mixture, and the numbers that the classes of each part have in it."""
   first = parts[0].classes
   for name, part in zip(names, parts, strict=True):
     if classes == "same" and part.classes != first:
       odd = sorted(set(part.classes) ^ set(first))
-      what = f"for example {some(odd, 5)}" if odd else "but only in their order"
+      what = f"for example {format_names(odd, 5)}" if odd else "but only in their order"
       raise ConfigError(f"{names[0]} and {name} differ in classes, {what}. Use 'union' to join them by name", "classes")
   together = tuple(dict.fromkeys(each for part in parts for each in part.classes))
   number = {each: i for i, each in enumerate(together)}
   return together, [[number[each] for each in part.classes] for part in parts]
 
 
-def _epoch(names, parts, weights, epoch):
+def _compute_epoch(names, parts, weights, epoch):
   """Returns the number of examples of an epoch of the mixture. None: as many as there are records."""
   if epoch is None:
     return None
   if epoch not in names:
-    raise ConfigError(f"no part {show(epoch)}. Allowed: {some(names)}", "epoch")
+    raise ConfigError(f"no part {show(epoch)}. Allowed: {format_names(names)}", "epoch")
   part = names.index(epoch)
   return max(1, round(len(parts[part]) * sum(weights) / weights[part]))
 
 
-def _fingerprint(parts):
+def _join_fingerprints(parts):
   each = [part.fingerprint() for part in parts]
   return Fingerprint(*(sources.digest(values) if any(values) else "" for values in zip(*each, strict=True)))

@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 
 from vit_jax.data.errors import DecodeError
-from vit_jax.schema import amount
+from vit_jax.schema import format_amount
 
 
 def decode(data: bytes, memory: int) -> np.ndarray:
@@ -24,16 +24,16 @@ def decode(data: bytes, memory: int) -> np.ndarray:
   try:
     image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
   except cv2.error as error:
-    if no_memory(error):
+    if is_out_of_memory(error):
       raise MemoryError from error
     raise DecodeError(f"OpenCV cannot decode it: {error.err}") from error
   if image is None:
     np.empty(memory, np.uint8)  # raises MemoryError, which OpenCV does not report for WebP and progressive JPEGs
-    raise DecodeError(f"not a complete image: {amount(len(data), 'byte')} beginning with {data[:8]!r}")
+    raise DecodeError(f"not a complete image: {format_amount(len(data), 'byte')} beginning with {data[:8]!r}")
   return image
 
 
-def no_memory(error: BaseException | None) -> bool:
+def is_out_of_memory(error: BaseException | None) -> bool:
   """Returns whether an error reports a lack of memory, which is not a defect of the image."""
   # OpenCV's `error.code` is an attribute of the class, so it can belong to an error of another thread.
   return isinstance(error, MemoryError) or (isinstance(error, cv2.error) and "(-4:Insufficient memory)" in str(error))

@@ -28,7 +28,7 @@ def autocontrast(image, argument=None, precision=np.float64):
     argument: not used.
     precision: type of the computation. Pillow uses float64, TensorFlow float32.
   """
-  present = [np.flatnonzero(counts) for counts in histograms(image)]
+  present = [np.flatnonzero(counts) for counts in compute_histograms(image)]
   low, high = (np.array([levels[end] for levels in present], precision) for end in (0, -1))
   slope = precision(255) / np.where(high > low, high - low, 1)
   table = LEVELS[:, None].astype(precision) * slope + -low * slope
@@ -46,7 +46,7 @@ def equalize(image, argument=None):
     argument: not used.
   """
   tables = []
-  for counts in histograms(image):
+  for counts in compute_histograms(image):
     step = (counts.sum() - counts[np.flatnonzero(counts)[-1]]) // 255
     before = np.cumsum(counts) - counts
     tables.append((before + step // 2) // step if step else LEVELS)
@@ -157,7 +157,7 @@ def contrast_published(image, factor):
   return look_up(image, blend(min(height * width // 256, 255), LEVELS, factor))
 
 
-def contrast_mended(image, factor):
+def contrast_corrected(image, factor):
   """Changes contrast: blends the mean of TensorFlow's gray image, rounded down, with the image.
 
   Source: tensorflow/models 11219.
@@ -212,7 +212,7 @@ def sharpness_tensorflow(image, factor):
   return sharpness(image, factor, rounding=0)
 
 
-def histograms(image):
+def compute_histograms(image):
   """Returns the number of pixels with each value: three int64 arrays (256,), one per channel."""
   return [cv2.calcHist([image], [c], None, [256], [0, 256]).ravel().astype(np.int64) for c in range(3)]
 
@@ -345,7 +345,7 @@ def translation_y_relative(share, height, width):
   return translation_y(share * height, height, width)
 
 
-def nearest(matrix, image, argument, fill):
+def warp_nearest(matrix, image, argument, fill):
   """Warps an image with the nearest pixel, like the projective transform of TensorFlow.
 
   Centres of pixels have whole coordinates. Rotations differ from TensorFlow in up to 1 of 50,000 pixels, where the
@@ -357,20 +357,20 @@ def nearest(matrix, image, argument, fill):
     argument: argument of `matrix`.
     fill: colour outside of the image.
   """
-  origins = _nearest(matrix, argument, *image.shape[:2])
+  origins = _nearest_map(matrix, argument, *image.shape[:2])
   return cv2.remap(image, origins, None, cv2.INTER_NEAREST, borderMode=cv2.BORDER_CONSTANT, borderValue=fill)
 
 
 @functools.lru_cache(maxsize=32)  # 6 MiB for images of 224 pixels; a policy with one magnitude needs ten entries
-def _nearest(matrix, argument, height, width):
+def _nearest_map(matrix, argument, height, width):
   """Returns the origin of each pixel in the format of OpenCV's remap."""
-  x, y = _origins(matrix(argument, height - 1, width - 1), range(height), width, 0, np.float32)
+  x, y = _compute_origins(matrix(argument, height - 1, width - 1), range(height), width, 0, np.float32)
   # Halves are rounded away from zero, so that half a pixel before the first pixel is outside.
   x, y = (np.trunc(v + np.copysign(np.float32(0.5), v)) for v in (x, y))
-  return _map(x.clip(-1, width), y.clip(-1, height))
+  return _convert_map(x.clip(-1, width), y.clip(-1, height))
 
 
-def interpolated(matrix, image, argument, fill, interpolation):
+def warp_interpolated(matrix, image, argument, fill, interpolation):
   """Warps an image with interpolation, like the transform of Pillow.
 
   Centres of pixels have coordinates that end in .5. Points outside of the image are filled. Inside, pixels beyond the
@@ -385,14 +385,17 @@ def interpolated(matrix, image, argument, fill, interpolation):
     interpolation: "bilinear", or "bicubic" with a = -1.
   """
   height, width = image.shape[:2]
-  inverse, sample = matrix(argument, height, width), {"bilinear": _bilinear, "bicubic": _bicubic}[interpolation]
+  inverse, sample = (
+    matrix(argument, height, width),
+    {"bilinear": _sample_bilinear, "bicubic": _sample_bicubic}[interpolation],
+  )
   # Two pixels on each side, for the neighbours of points on the border.
   padded = cv2.copyMakeBorder(image, 2, 2, 2, 2, cv2.BORDER_REPLICATE).astype(np.float32)
   result = np.full(image.shape, fill, np.uint8)
   band = max(BAND // width, 1)
   for first in range(0, height, band):
     rows = result[first : first + band]
-    x, y = _origins(inverse, range(first, first + len(rows)), width, 0.5, np.float64)
+    x, y = _compute_origins(inverse, range(first, first + len(rows)), width, 0.5, np.float64)
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
     values = sample(padded, x.clip(0, width) + 1.5, y.clip(0, height) + 1.5)
     # Prevents flat regions from becoming darker by one, because float32 weights may sum to less than 1.
@@ -401,27 +404,27 @@ def interpolated(matrix, image, argument, fill, interpolation):
   return result
 
 
-def _bilinear(image, x, y):
+def _sample_bilinear(image, x, y):
   """Returns values (h, W, 3) of a float32 image at points (h, W). Pixels have whole coordinates."""
   return cv2.remap(image, x.astype(np.float32), y.astype(np.float32), cv2.INTER_LINEAR)
 
 
-def _bicubic(image, x, y):
-  """Returns values like `_bilinear`, with a cubic kernel (a = -1) on 4 x 4 pixels. OpenCV does not have this kernel.
+def _sample_bicubic(image, x, y):
+  """Returns values like `_sample_bilinear`, with a cubic kernel (a = -1) on 4 x 4 pixels. OpenCV does not have this kernel.
 
   If all points have whole coordinates along an axis, as in a shear, only the pixels at the points are used on this
   axis.
   """
   left, top = np.floor(x), np.floor(y)
-  across, down, first = _cubic(x - left), _cubic(y - top), _map(left - 1, top - 1)
+  across, down, first = _cubic_weights(x - left), _cubic_weights(y - top), _convert_map(left - 1, top - 1)
 
   def line(j):
-    return _weighted(across, lambda i: cv2.remap(image[j:, i:], first, None, cv2.INTER_NEAREST))
+    return _sum_weighted(across, lambda i: cv2.remap(image[j:, i:], first, None, cv2.INTER_NEAREST))
 
-  return _weighted(down, line)
+  return _sum_weighted(down, line)
 
 
-def _cubic(part):
+def _cubic_weights(part):
   """Returns the weights (h, W, 3) of four neighbouring pixels. `part` (h, W) is the distance of points from pixel 1."""
   if not part.any():
     return {1: np.ones((*part.shape, 3), np.float32)}
@@ -432,7 +435,7 @@ def _cubic(part):
   return {place: cv2.merge([weight] * 3) for place, weight in enumerate(weights)}
 
 
-def _weighted(weights, tap):
+def _sum_weighted(weights, tap):
   """Returns the sum of weight times tap(position)."""
   result = np.zeros_like(next(iter(weights.values())))
   for place, weight in weights.items():
@@ -440,14 +443,14 @@ def _weighted(weights, tap):
   return result
 
 
-def _origins(matrix, rows, width, middle, precision):
+def _compute_origins(matrix, rows, width, middle, precision):
   """Returns the origins x and y (h, W) of the pixels of some rows. `middle` is the centre of the first pixel."""
   a, b, c, d, e, f = np.asarray(matrix, precision)
   y, x = (np.asarray(rows)[:, None] + middle).astype(precision), (np.arange(width) + middle).astype(precision)
   return a * x + b * y + c, d * x + e * y + f
 
 
-def _map(x, y):
+def _convert_map(x, y):
   """Returns whole coordinates in the format of OpenCV's remap: int16 (H, W, 2)."""
   return cv2.merge([x.astype(np.int16), y.astype(np.int16)])
 

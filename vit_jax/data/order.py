@@ -13,14 +13,14 @@ import numpy as np
 
 from vit_jax import schema
 from vit_jax.data import permutation
-from vit_jax.schema import amount
+from vit_jax.schema import format_amount
 
 GROUP = 16  # smallest number of rows of a group by default
 SIZE, WINDOW = 32, 16  # default number of records of a block, and of blocks of a window
 LARGEST = 4096  # largest number of records of a block
 
 
-class Run(NamedTuple):
+class Span(NamedTuple):
   """Neighbouring records that are read together.
 
   Attributes:
@@ -35,7 +35,7 @@ class Run(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Records:
+class RecordOrder:
   """An order with a new permutation of all records in every epoch.
 
   Attributes:
@@ -57,7 +57,7 @@ class Records:
   def record(self, position: int) -> int:
     """Returns the record number at a position."""
     epoch, index = divmod(position, self.length)
-    return permutation.entry(index, self.length, self.seed, epoch)
+    return permutation.permute_index(index, self.length, self.seed, epoch)
 
   def at(self, epoch: int, group: int, index: int) -> int:
     """Returns the record number at an index of a group's part of an epoch.
@@ -67,19 +67,19 @@ class Records:
       group: number of the group.
       index: index within the part.
     """
-    return self.record(epoch * self.length + permutation.part(self.length, epoch, group, self.groups)[index])
+    return self.record(epoch * self.length + permutation.select_indices(self.length, epoch, group, self.groups)[index])
 
   def visit(self, position: int) -> int:
     """Returns a number that differs between all positions of the same record: the epoch."""
     return position // self.length
 
-  def schedule(self, start: int) -> Callable[[Sequence[int]], Iterable[Run]]:
+  def schedule(self, start: int) -> Callable[[Sequence[int]], Iterable[Span]]:
     """Returns a function that yields no runs, because records are read one by one."""
     return lambda positions: ()
 
 
 @dataclasses.dataclass(frozen=True)
-class InOrder:
+class SequentialOrder:
   """The order for evaluation: each record once, by number. Positions past the end have no record.
 
   Attributes:
@@ -95,20 +95,20 @@ class InOrder:
     """Returns the record number at a position."""
     return position
 
-  def schedule(self, start: int) -> Callable[[Sequence[int]], Iterable[Run]]:
+  def schedule(self, start: int) -> Callable[[Sequence[int]], Iterable[Span]]:
     """Returns a function that yields runs of neighbouring positions. See `Blocks.schedule`."""
 
     def due(positions):
       there = np.array([position for position in positions if position < self.length], np.int64)
       for some in np.split(there, np.flatnonzero(np.diff(there) != 1) + 1):
         if len(some):
-          yield Run(int(some[0]), int(some[-1]) + 1, frozenset(some.tolist()))
+          yield Span(int(some[0]), int(some[-1]) + 1, frozenset(some.tolist()))
 
     return due
 
 
 @dataclasses.dataclass(frozen=True)
-class Blocks:
+class BlockOrder:
   """An order of blocks of neighbouring records, for storage in which neighbours are cheaper to read together.
 
   Every epoch has a new permutation of the blocks. Records are shuffled over windows of several blocks:
@@ -130,7 +130,7 @@ class Blocks:
     size: number of records of a block.
     window: number of blocks of a window.
     groups: number of groups.
-    even: whether sections are those of `permutation.part`, independent of the batch. Used for mixtures.
+    even: whether sections are those of `permutation.select_indices`, independent of the batch. Used for mixtures.
   """
 
   length: int
@@ -150,7 +150,7 @@ class Blocks:
   @property
   def about(self) -> str:
     """Description of the order, which follows the number of images in messages."""
-    return f" in blocks of {self.size}, shuffled over windows of {amount(self.window, 'block')}"
+    return f" in blocks of {self.size}, shuffled over windows of {format_amount(self.window, 'block')}"
 
   def record(self, position: int) -> int:
     """Returns the record number at a position. Takes 2 us on average."""
@@ -173,7 +173,7 @@ class Blocks:
     """Returns a number that differs between all positions of the same record: the epoch."""
     return position // self.length
 
-  def schedule(self, start: int) -> Callable[[Sequence[int]], Iterable[Run]]:
+  def schedule(self, start: int) -> Callable[[Sequence[int]], Iterable[Span]]:
     """Returns a function of the next positions that yields the runs to read now, each run once.
 
     The positions may belong to any rows. The positions of each group must increase from `start` on, apart from small
@@ -200,7 +200,7 @@ class Blocks:
 
     return due
 
-  def runs(self, group: int, epoch: int, index: int) -> Iterator[tuple[int, int, Run]]:
+  def runs(self, group: int, epoch: int, index: int) -> Iterator[tuple[int, int, Span]]:
     """Yields (epoch, index at which to read, run) of a group, without end.
 
     Args:
@@ -221,7 +221,7 @@ class Blocks:
         ahead = at - part.first - part.positions // part.windows * 5 // 4 - 2 * self.rows
         for first, last in self._neighbours(epoch, at, stop):
           if wanted := frozenset(range(first, last)) - done:
-            yield epoch, ahead, Run(first, last, wanted)
+            yield epoch, ahead, Span(first, last, wanted)
         at = stop
       epoch, index = epoch + 1, 0
 
@@ -254,12 +254,12 @@ class Blocks:
     @functools.lru_cache(maxsize=4 * self.groups)
     def part(epoch, group):
       if self.even:
-        line = permutation.part(self.length, epoch, group, self.groups)
-        return _Part(0, line.start, len(line), max(1, round(len(line) / (self.size * self.window))))
+        line = permutation.select_indices(self.length, epoch, group, self.groups)
+        return _Section(0, line.start, len(line), max(1, round(len(line) / (self.size * self.window))))
       ends = epoch * self.length, (epoch + 1) * self.length
       (low, high), (below, above) = ([positions(end, groups) for groups in (group, group + 1)] for end in ends)
       count = above - high - (below - low)
-      return _Part(high - low, below - low, count, max(1, round(count / (self.size * self.window))))
+      return _Section(high - low, below - low, count, max(1, round(count / (self.size * self.window))))
 
     rows = self.batch // self.groups
     return part
@@ -272,7 +272,9 @@ class Blocks:
     def records(epoch, group, window):
       part = self._parts(epoch, group)
       first, stop = (number * part.positions // part.windows for number in (window, window + 1))
-      shuffled = part.first + first + permutation.drawn(stop - first, self.seed, "window", epoch, group, window)
+      shuffled = (
+        part.first + first + permutation.draw_permutation(stop - first, self.seed, "window", epoch, group, window)
+      )
       blocks, within = np.divmod(shuffled, self.size)
       low, high = int(blocks.min()), int(blocks.max())
       moved = np.array([self._block(epoch, block) for block in range(low, high + 1)])
@@ -291,14 +293,14 @@ class Blocks:
     whole = self.length // self.size
     if block >= whole:
       return block
-    return permutation.of_blocks(block, whole, self.seed, epoch)
+    return permutation.permute_block(block, whole, self.seed, epoch)
 
   def _offset(self, epoch):
     """Returns the first record of the first block."""
-    return permutation.epoch_seed(self.seed, epoch) * self.length >> 32
+    return permutation.derive_epoch_seed(self.seed, epoch) * self.length >> 32
 
 
-class _Part(NamedTuple):
+class _Section(NamedTuple):
   """The section of an epoch that belongs to a group.
 
   Attributes:
@@ -314,13 +316,13 @@ class _Part(NamedTuple):
   windows: int
 
 
-Order = Records | InOrder | Blocks
+Order = RecordOrder | SequentialOrder | BlockOrder
 
 # Functions of `ORDERS` have the parameters (length, batch, seed, together, copies, *, ...). The order that they
 # return contains each record of a batch once, without its copies.
 
 
-def records(length: int, batch: int, seed: int, together: int, copies: int = 1) -> Records:
+def records(length: int, batch: int, seed: int, together: int, copies: int = 1) -> RecordOrder:
   """Returns a random order of all records, which suits local disks and small datasets.
 
   Args:
@@ -330,7 +332,7 @@ def records(length: int, batch: int, seed: int, together: int, copies: int = 1) 
     together: number of neighbouring records that are stored together. Not used.
     copies: number of rows per record in a batch. Not used.
   """
-  return Records(length, seed)
+  return RecordOrder(length, seed)
 
 
 def blocks(
@@ -343,7 +345,7 @@ def blocks(
   size: Annotated[int, schema.Range(1, LARGEST)] = SIZE,
   window: Annotated[int, schema.Range(1, 65_536)] = WINDOW,
   groups: Annotated[int, schema.Range(1, 65_536)] | None = None,
-) -> Blocks:
+) -> BlockOrder:
   """Returns an order of blocks of `size` records, which are read together and shuffled over `window` blocks.
 
   It suits data in buckets.
@@ -374,10 +376,10 @@ def blocks(
       f"a batch of {batch} cannot be divided into {groups} equal groups. Nearest values: {near}",
       "groups",
     )
-  return Blocks(length, distinct(batch, groups, copies), seed, size, window, groups)
+  return BlockOrder(length, count_distinct(batch, groups, copies), seed, size, window, groups)
 
 
-def distinct(batch: int, groups: int, copies: int) -> int:
+def count_distinct(batch: int, groups: int, copies: int) -> int:
   """Returns the number of different records of a batch.
 
   Args:
@@ -388,7 +390,7 @@ def distinct(batch: int, groups: int, copies: int) -> int:
   return groups * -(-(batch // groups) // copies)
 
 
-def auto(length: int, batch: int, seed: int, together: int, copies: int = 1) -> Records | Blocks:
+def auto(length: int, batch: int, seed: int, together: int, copies: int = 1) -> RecordOrder | BlockOrder:
   """Returns `blocks` if neighbours are cheaper to read together, as in a bucket, else `records`.
 
   A block has at least `together` records. If blocks are larger, a window has fewer blocks, so that the number of

@@ -6,31 +6,31 @@ A workdir inside an image folder would become a class or a split, and a restart 
 import pathlib
 from typing import Any
 
-from vit_jax import paths
 from vit_jax.data import catalog
 from vit_jax.data.readers import folder, segmentation
-from vit_jax.schema import ConfigError, plain
+from vit_jax.schema import ConfigError, to_plain
+from vit_jax.storage import paths
 
 
-def image_folders(value: Any) -> list[pathlib.Path]:
+def find_image_folders(value: Any) -> list[pathlib.Path]:
   """Returns the image folders that a config reads. Every image and every directory in these folders counts as data.
 
   Args:
     value: a config, a data choice, or their JSON values. Choices may be nested.
   """
-  return _image_folders(plain(value))
+  return _find_image_folders(to_plain(value))
 
 
-def _image_folders(value):
+def _find_image_folders(value):
   inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-  return _own(value) + [path for each in inner for path in _image_folders(each)]
+  return _find_own_folders(value) + [path for each in inner for path in _find_image_folders(each)]
 
 
-def _own(value):
+def _find_own_folders(value):
   """Returns the folders of a choice, without those of nested choices."""
   if not isinstance(value, dict) or not isinstance(value.get("path"), str) or value.get("name") not in catalog.CATALOG:
     return []
-  root = paths.expand(paths.parse(value["path"], bare=True))
+  root = paths.expand_home(paths.parse_path(value["path"], bare=True))
   match catalog.CATALOG[value["name"]].reader:
     case folder.folder:
       return [root]
@@ -39,15 +39,15 @@ def _own(value):
   return []
 
 
-def check(target: pathlib.Path, value: Any, flag: str) -> None:
+def check_output_location(target: pathlib.Path, value: Any, flag: str) -> None:
   """Raises ConfigError if an output is inside an image folder that is read.
 
   Args:
     target: the file or directory to write.
-    value: see `image_folders`.
+    value: see `find_image_folders`.
     flag: name of the target in the message.
   """
-  for root in image_folders(value):
+  for root in find_image_folders(value):
     if _is_inside(target, root):
       raise ConfigError(
         f"{flag}: {str(target)!r} is inside the image folder {str(root)!r}, and its files would count as data. Choose "

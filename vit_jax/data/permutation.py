@@ -12,7 +12,7 @@ from vit_jax import rng
 TABLE = 2**16
 
 
-def entry(index: int, length: int, seed: int, epoch: int) -> int:
+def permute_index(index: int, length: int, seed: int, epoch: int) -> int:
   """Returns the entry at an index of a permutation of the numbers below `length`.
 
   Args:
@@ -21,10 +21,10 @@ def entry(index: int, length: int, seed: int, epoch: int) -> int:
     seed: seed of the run.
     epoch: number of the epoch. Each epoch has its own permutation.
   """
-  return index_shuffle(index, max_index=length - 1, seed=epoch_seed(seed, epoch), rounds=4)
+  return index_shuffle(index, max_index=length - 1, seed=derive_epoch_seed(seed, epoch), rounds=4)
 
 
-def of_blocks(block: int, blocks: int, seed: int, epoch: int) -> int:
+def permute_block(block: int, blocks: int, seed: int, epoch: int) -> int:
   """Returns the entry at an index of a permutation of blocks. Uses a table for up to `TABLE` blocks.
 
   Args:
@@ -34,11 +34,11 @@ def of_blocks(block: int, blocks: int, seed: int, epoch: int) -> int:
     epoch: number of the epoch.
   """
   if blocks <= TABLE:
-    return int(_table(blocks, seed, epoch)[block])
-  return entry(block, blocks, seed, epoch)
+    return int(_block_table(blocks, seed, epoch)[block])
+  return permute_index(block, blocks, seed, epoch)
 
 
-def drawn(size: int, seed: int, name: str, *numbers: int) -> np.ndarray:
+def draw_permutation(size: int, seed: int, name: str, *numbers: int) -> np.ndarray:
   """Draws a permutation of the numbers below `size`.
 
   It uses raw bits, which are the same in all versions of NumPy (NEP 19). The results of NumPy's own `permutation` may
@@ -50,14 +50,14 @@ def drawn(size: int, seed: int, name: str, *numbers: int) -> np.ndarray:
     name: name of the random stream.
     numbers: further numbers on which the permutation depends, such as the epoch.
   """
-  return np.argsort(rng.generator(seed, name, *numbers).bit_generator.random_raw(size), kind="stable")
+  return np.argsort(rng.make_numpy_generator(seed, name, *numbers).bit_generator.random_raw(size), kind="stable")
 
 
 # The following functions divide an epoch into parts, one per group. Over all epochs, each group gets its share of the
 # records, with an error below one record.
 
 
-def begin(length: int, epoch: int, group: int, groups: int) -> int:
+def count_earlier(length: int, epoch: int, group: int, groups: int) -> int:
   """Returns the number of records that a group gets in all earlier epochs.
 
   The sum over all groups is epoch * length (Hermite's identity).
@@ -71,7 +71,7 @@ def begin(length: int, epoch: int, group: int, groups: int) -> int:
   return (epoch * length + group) // groups
 
 
-def part(length: int, epoch: int, group: int, groups: int) -> range:
+def select_indices(length: int, epoch: int, group: int, groups: int) -> range:
   """Returns the indices of an epoch that a group gets. The parts of successive groups follow each other.
 
   Args:
@@ -87,7 +87,9 @@ def part(length: int, epoch: int, group: int, groups: int) -> range:
     return group * each + max(0, group + left - groups)
 
   first = before((epoch + 1) * length) - before(epoch * length)
-  return range(first, first + begin(length, epoch + 1, group, groups) - begin(length, epoch, group, groups))
+  return range(
+    first, first + count_earlier(length, epoch + 1, group, groups) - count_earlier(length, epoch, group, groups)
+  )
 
 
 def locate(length: int, index: int, group: int, groups: int) -> tuple[int, int]:
@@ -100,20 +102,20 @@ def locate(length: int, index: int, group: int, groups: int) -> tuple[int, int]:
     groups: number of groups.
   """
   epoch = ((index + 1) * groups - group - 1) // length
-  return epoch, index - begin(length, epoch, group, groups)
+  return epoch, index - count_earlier(length, epoch, group, groups)
 
 
 @functools.lru_cache(maxsize=64)  # the corpora of a mixture can be in different epochs
-def epoch_seed(seed: int, epoch: int) -> int:
+def derive_epoch_seed(seed: int, epoch: int) -> int:
   """Returns the seed of the permutations of an epoch, below 2^32.
 
   Args:
     seed: seed of the run.
     epoch: number of the epoch.
   """
-  return int(rng.generator(seed, "order", epoch).integers(2**32))
+  return int(rng.make_numpy_generator(seed, "order", epoch).integers(2**32))
 
 
 @functools.lru_cache(maxsize=16)
-def _table(blocks, seed, epoch):
-  return drawn(blocks, seed, "blocks", epoch)
+def _block_table(blocks, seed, epoch):
+  return draw_permutation(blocks, seed, "blocks", epoch)

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 PATIENCE = 2.0
 
 
-class Pool:
+class ThreadPool:
   """Threads that compute `work(*arguments, ended)` for submitted arguments, in order. `close` stops them.
 
   The threads start with the first call of `submit`. `ended` is a threading.Event. It is set when results are no longer
@@ -29,10 +29,12 @@ class Pool:
     ended = threading.Event()
     # Daemon threads, because the interpreter would wait for others.
     self._threads = [
-      threading.Thread(target=_serve, args=(work, self._tasks, ended), daemon=True, name="images")
+      threading.Thread(target=_serve_tasks, args=(work, self._tasks, ended), daemon=True, name="images")
       for _ in range(threads)
     ]
-    self._end = weakref.finalize(self, _end, self._threads, self._tasks, ended)  # also called when Python exits
+    self._end = weakref.finalize(
+      self, _stop_threads, self._threads, self._tasks, ended
+    )  # also called when Python exits
 
   @property
   def closed(self) -> bool:
@@ -61,7 +63,7 @@ class Prefetch(Iterator):
   An error of `work` is raised instead of its result.
 
   Args:
-    work: function of an index and of an event `ended`, see `Pool`.
+    work: function of an index and of an event `ended`, see `ThreadPool`.
     indices: indices of the results.
     threads: number of threads.
     ahead: largest number of results that are computed before they are requested. Computation starts with the first
@@ -70,7 +72,7 @@ class Prefetch(Iterator):
 
   def __init__(self, work: Callable, indices: range, threads: int, ahead: int):
     self._indices, self._ahead = iter(indices), ahead
-    self._results, self._pool = collections.deque(), Pool(work, threads)
+    self._results, self._pool = collections.deque(), ThreadPool(work, threads)
 
   def __next__(self):
     assert not self._pool.closed
@@ -90,7 +92,7 @@ class Prefetch(Iterator):
     self._pool.close()
 
 
-def _serve(work, tasks, ended):
+def _serve_tasks(work, tasks, ended):
   while (task := tasks.get()) is not None and not ended.is_set():
     arguments, result = task
     try:
@@ -99,7 +101,7 @@ def _serve(work, tasks, ended):
       result.set_exception(error)
 
 
-def _end(threads, tasks, ended):
+def _stop_threads(threads, tasks, ended):
   ended.set()
   for _ in threads:
     tasks.put(None)

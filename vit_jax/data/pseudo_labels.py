@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import archives, files, renames
+from vit_jax.config import migrations
 from vit_jax.data import class_names, samples, sources
 from vit_jax.data.sources import Fingerprint, Source
-from vit_jax.schema import ConfigError, amount, show, texts
+from vit_jax.schema import ConfigError, format_amount, show, texts
+from vit_jax.storage import archives, files
 
 PLAN = "labels.json"
 SHARD = 2**16  # records per file; 300 million records need 4,578 files
@@ -25,7 +26,7 @@ BEST = 5
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class LabelPlan:
   """A description of the labels in a directory.
 
   Attributes:
@@ -66,12 +67,12 @@ class Plan:
       yield name, range(first, min(first + self.shard, self.records))
 
 
-class Choice(NamedTuple):
+class Selection(NamedTuple):
   """The selection of labels for a student.
 
   Attributes:
     minimum: lowest probability of the best class.
-    per_class: number of images of each class, see `chosen`.
+    per_class: number of images of each class, see `select_records`.
     soft: whether labels are the best classes with their probabilities, instead of the best class alone.
   """
 
@@ -80,7 +81,7 @@ class Choice(NamedTuple):
   soft: bool
 
 
-def read_plan(folder: pathlib.Path) -> Plan | None:
+def read_plan(folder: pathlib.Path) -> LabelPlan | None:
   """Reads the plan in a directory, or returns None if there is no plan. Converts the choice of data to the current
   format.
 
@@ -92,7 +93,7 @@ def read_plan(folder: pathlib.Path) -> Plan | None:
     return None
   try:
     fingerprint, classes = Fingerprint(**values["fingerprint"]), tuple(values["classes"])
-    plan = Plan(**{**values, "fingerprint": fingerprint, "classes": classes})
+    plan = LabelPlan(**{**values, "fingerprint": fingerprint, "classes": classes})
     for key in ("records", "kept", "shard"):
       if type(getattr(plan, key)) is not int or getattr(plan, key) < 1:
         raise ValueError(f"{key}={show(getattr(plan, key))}")
@@ -102,14 +103,14 @@ def read_plan(folder: pathlib.Path) -> Plan | None:
         raise ValueError(f"{key}={show(value)}")
     if not classes or not isinstance(values["classes"], list) or not isinstance(plan.data, Mapping):
       raise ValueError(f"classes={show(values['classes'])}, data={show(plan.data)}")
-    return dataclasses.replace(plan, data=renames.source(plan.data))
+    return dataclasses.replace(plan, data=migrations.migrate_source(plan.data))
   except (KeyError, TypeError, ValueError) as error:
     raise ConfigError(
       f"{folder / PLAN} does not describe labels ({error}). Use a folder that evaluate --write-labels wrote"
     ) from None
 
 
-def read_shard(file: pathlib.Path, plan: Plan, records: int) -> tuple[np.ndarray, np.ndarray] | None:
+def read_shard(file: pathlib.Path, plan: LabelPlan, records: int) -> tuple[np.ndarray, np.ndarray] | None:
   """Reads a file of labels, and checks that it belongs to the plan and could be written by a teacher.
 
   Wrong labels would reduce the student's accuracy without an error, so they are rejected here.
@@ -133,10 +134,10 @@ def read_shard(file: pathlib.Path, plan: Plan, records: int) -> tuple[np.ndarray
   shape = (records, plan.kept)
   if str(digest) != plan.digest() or classes.shape != shape or probabilities.shape != shape:
     return None
-  return (classes, probabilities) if _by_teacher(plan, classes, probabilities) else None
+  return (classes, probabilities) if _is_teacher_output(plan, classes, probabilities) else None
 
 
-def _by_teacher(plan, classes, probabilities):
+def _is_teacher_output(plan, classes, probabilities):
   if classes.dtype != np.int32 or probabilities.dtype != np.float16:
     return False
   inside = (classes >= 0) & (classes < len(plan.classes)) & (probabilities >= 0) & (probabilities <= 1)
@@ -145,7 +146,7 @@ def _by_teacher(plan, classes, probabilities):
   return bool(inside.all() and ordered.all() and not (twice & (probabilities[:, :1] > 0)).any())
 
 
-def write_shard(file: pathlib.Path, plan: Plan, classes: np.ndarray, probabilities: np.ndarray) -> None:
+def write_shard(file: pathlib.Path, plan: LabelPlan, classes: np.ndarray, probabilities: np.ndarray) -> None:
   """Writes a file of labels in one operation. Equal labels result in equal bytes.
 
   Args:
@@ -154,12 +155,14 @@ def write_shard(file: pathlib.Path, plan: Plan, classes: np.ndarray, probabiliti
     classes: classes of each record, (records, K), the best class first.
     probabilities: probabilities of these classes, (records, K).
   """
-  with files.replacing(file) as partial, partial.open("wb") as opened:
+  with files.atomic_write(file) as partial, partial.open("wb") as opened:
     arrays = {"classes": classes.astype(np.int32), "probabilities": probabilities.astype(np.float16)}
     np.savez(opened, **arrays, plan=np.array(plan.digest()))
 
 
-def kept(folder: pathlib.Path, plan: Plan, records: np.ndarray | None, count: int) -> tuple[np.ndarray, np.ndarray]:
+def read_labels(
+  folder: pathlib.Path, plan: LabelPlan, records: np.ndarray | None, count: int
+) -> tuple[np.ndarray, np.ndarray]:
   """Returns the stored labels of records.
 
   Args:
@@ -180,7 +183,8 @@ def kept(folder: pathlib.Path, plan: Plan, records: np.ndarray | None, count: in
     shard = read_shard(folder / name, plan, len(of_shard))
     if shard is None:
       raise ConfigError(
-        f"{folder / name} is missing or damaged. Run evaluate {texts.flag('write-labels', folder)} again to its end"
+        f"{folder / name} is missing or damaged. Run evaluate {texts.format_flag('write-labels', folder)} again to "
+        "its end"
       )
     rows = slice(*np.searchsorted(records, (of_shard.start, of_shard.stop)))
     for values, stored in zip((classes, probabilities), shard, strict=True):
@@ -188,7 +192,7 @@ def kept(folder: pathlib.Path, plan: Plan, records: np.ndarray | None, count: in
   return classes, probabilities
 
 
-def chosen(classes: np.ndarray, probabilities: np.ndarray, minimum: float, per_class: int | None) -> np.ndarray:
+def select_records(classes: np.ndarray, probabilities: np.ndarray, minimum: float, per_class: int | None) -> np.ndarray:
   """Returns the numbers of the records that a student learns from, int64 (M,), in increasing order.
 
   Args:
@@ -209,12 +213,14 @@ def chosen(classes: np.ndarray, probabilities: np.ndarray, minimum: float, per_c
   return np.sort(np.concatenate([records[:0], *parts]))
 
 
-def contents(source: Source) -> str:
+def digest_contents(source: Source) -> str:
   """Returns a digest of the names and contents of a few images."""
-  return sources.digest([(each["name"], each["sha256"]) for each in samples.of(source)])
+  return sources.digest([(each["name"], each["sha256"]) for each in samples.describe_samples(source)])
 
 
-def labelled(name: str, split: str, source: Source, folder: pathlib.Path, plan: Plan, choice: Choice) -> Source:
+def select_labelled(
+  name: str, split: str, source: Source, folder: pathlib.Path, plan: LabelPlan, choice: Selection
+) -> Source:
   """Returns the records of a source that a student learns from, with the teacher's labels.
 
   Args:
@@ -231,10 +237,10 @@ def labelled(name: str, split: str, source: Source, folder: pathlib.Path, plan: 
   changes = [
     change for change in plan.fingerprint.changes(source.fingerprint()) if not change.startswith("modification times")
   ]
-  if len(source) == plan.records and contents(source) != plan.contents:
+  if len(source) == plan.records and digest_contents(source) != plan.contents:
     changes.append("contents of some images")
   if len(source) != plan.records or changes:
-    what = ", ".join(changes) or f"{amount(len(source), 'image')}, not {plan.records:,}"
+    what = ", ".join(changes) or f"{format_amount(len(source), 'image')}, not {plan.records:,}"
     raise ConfigError(
       f"{folder} has labels for other images than the current ones: {what}. Restore the images, or label them again"
     )
@@ -248,15 +254,15 @@ def labelled(name: str, split: str, source: Source, folder: pathlib.Path, plan: 
       f"{folder} contains hard labels, one class per image. Write soft labels, or set soft=false",
       "soft",
     )
-  classes, probabilities = (values[:, 0] for values in kept(folder, plan, None, 1))
-  records = chosen(classes, probabilities, choice.minimum, choice.per_class)
+  classes, probabilities = (values[:, 0] for values in read_labels(folder, plan, None, 1))
+  records = select_records(classes, probabilities, choice.minimum, choice.per_class)
   if not len(records):
     most = float(probabilities.max(initial=0))
     raise ConfigError(
       f"{choice.minimum}: no label of the teacher is that confident. The highest confidence is {most:.3f}", "minimum"
     )
-  classes, probabilities = kept(folder, plan, records, count)
-  part = sources.subset(source, records)
+  classes, probabilities = read_labels(folder, plan, records, count)
+  part = sources.select_subset(source, records)
   content = hashlib.sha256(b"".join(map(np.ascontiguousarray, (records, classes, probabilities)))).hexdigest()
 
   def label(i):
@@ -270,7 +276,7 @@ def labelled(name: str, split: str, source: Source, folder: pathlib.Path, plan: 
     part,
     name=name,
     split=split,
-    classes=tuple(map(class_names.normal, plan.classes)),
+    classes=tuple(map(class_names.normalise_name, plan.classes)),
     read=lambda i: (part.read(i)[0], label(i)),
     read_label=label,
     labels=count,

@@ -18,7 +18,7 @@ from vit_jax.schema import Fraction, NonNegative, Range
 Level = Annotated[int, Range(0, 255)]
 
 
-class Op(NamedTuple):
+class Operation(NamedTuple):
   """An operation and its argument.
 
   Attributes:
@@ -34,82 +34,88 @@ class Op(NamedTuple):
 # Tables of operations.
 
 
-def _none(magnitude, sign):
+def _no_argument(magnitude, sign):
   return None
 
 
-def _signed(limit):
+def _scale_signed(limit):
   """Returns a function that computes the argument sign * magnitude / 10 * limit."""
   return lambda magnitude, sign: sign * (magnitude / 10 * limit)
 
 
-def _whole(limit):
+def _scale_rounded(limit):
   """Returns a function that computes the argument magnitude / 10 * limit, rounded down."""
   return lambda magnitude, sign: int(magnitude / 10 * limit)
 
 
-def _away(magnitude, sign):
+def _signed_factor(magnitude, sign):
   """Returns the factor 1 +- 0.09 magnitude, at least 0.1."""
   return max(0.1, 1 + sign * (magnitude / 10 * 0.9))
 
 
-def _factor(magnitude, sign):
+def _positive_factor(magnitude, sign):
   """Returns the factor 0.1 + 0.18 magnitude, which is 1 at magnitude 5."""
   return magnitude / 10 * 1.8 + 0.1
 
 
-def _colours(function):
+def _colour_operation(function):
   return lambda image, argument, fill, choice: function(image, argument)
 
 
-def _smooth(matrix):
-  return functools.partial(operations.interpolated, matrix)
+def _smooth_operation(matrix):
+  return functools.partial(operations.warp_interpolated, matrix)
 
 
-def _nearest(matrix):
-  return lambda image, argument, fill, place: operations.nearest(matrix, image, argument, fill)
+def _nearest_operation(matrix):
+  return lambda image, argument, fill, place: operations.warp_nearest(matrix, image, argument, fill)
 
 
 INCREASING = {  # timm's `inc1`, in the arithmetic of Pillow
-  "AutoContrast": Op(_none, _colours(operations.autocontrast)),
-  "Equalize": Op(_none, _colours(operations.equalize)),
-  "Invert": Op(_none, _colours(operations.invert)),
-  "Rotate": Op(_signed(30), _smooth(operations.rotation)),
-  "PosterizeIncreasing": Op(lambda magnitude, sign: 4 - int(magnitude / 10 * 4), _colours(operations.posterize)),
-  "SolarizeIncreasing": Op(
-    lambda magnitude, sign: 256 - min(256, int(magnitude / 10 * 256)), _colours(operations.solarize)
+  "AutoContrast": Operation(_no_argument, _colour_operation(operations.autocontrast)),
+  "Equalize": Operation(_no_argument, _colour_operation(operations.equalize)),
+  "Invert": Operation(_no_argument, _colour_operation(operations.invert)),
+  "Rotate": Operation(_scale_signed(30), _smooth_operation(operations.rotation)),
+  "PosterizeIncreasing": Operation(
+    lambda magnitude, sign: 4 - int(magnitude / 10 * 4), _colour_operation(operations.posterize)
   ),
-  "SolarizeAdd": Op(lambda magnitude, sign: min(128, int(magnitude / 10 * 110)), _colours(operations.solarize_add)),
-  "ColorIncreasing": Op(_away, _colours(operations.color)),
-  "ContrastIncreasing": Op(_away, _colours(operations.contrast)),
-  "BrightnessIncreasing": Op(_away, _colours(operations.brightness)),
-  "SharpnessIncreasing": Op(_away, _colours(operations.sharpness)),
-  "ShearX": Op(_signed(0.3), _smooth(operations.shear_x)),
-  "ShearY": Op(_signed(0.3), _smooth(operations.shear_y)),
-  "TranslateXRel": Op(_signed(0.45), _smooth(operations.translation_x_relative)),
-  "TranslateYRel": Op(_signed(0.45), _smooth(operations.translation_y_relative)),
+  "SolarizeIncreasing": Operation(
+    lambda magnitude, sign: 256 - min(256, int(magnitude / 10 * 256)), _colour_operation(operations.solarize)
+  ),
+  "SolarizeAdd": Operation(
+    lambda magnitude, sign: min(128, int(magnitude / 10 * 110)), _colour_operation(operations.solarize_add)
+  ),
+  "ColorIncreasing": Operation(_signed_factor, _colour_operation(operations.color)),
+  "ContrastIncreasing": Operation(_signed_factor, _colour_operation(operations.contrast)),
+  "BrightnessIncreasing": Operation(_signed_factor, _colour_operation(operations.brightness)),
+  "SharpnessIncreasing": Operation(_signed_factor, _colour_operation(operations.sharpness)),
+  "ShearX": Operation(_scale_signed(0.3), _smooth_operation(operations.shear_x)),
+  "ShearY": Operation(_scale_signed(0.3), _smooth_operation(operations.shear_y)),
+  "TranslateXRel": Operation(_scale_signed(0.45), _smooth_operation(operations.translation_x_relative)),
+  "TranslateYRel": Operation(_scale_signed(0.45), _smooth_operation(operations.translation_y_relative)),
 }
 
 # big_vision's `randaug`, from EfficientNet's TPU code, in the arithmetic of TensorFlow; lengths in pixels.
 PUBLISHED = {
-  "AutoContrast": Op(_none, _colours(lambda image, argument: operations.autocontrast(image, precision=np.float32))),
-  "Equalize": Op(_none, _colours(operations.equalize)),
-  "Invert": Op(_none, _colours(operations.invert)),
-  "Rotate": Op(_signed(30), _nearest(operations.rotation)),
-  "Posterize": Op(_whole(4), _colours(operations.posterize_wrapped)),
-  "Solarize": Op(_whole(256), _colours(operations.solarize_wrapped)),
-  "Color": Op(_factor, _colours(operations.color_tensorflow)),
-  "Contrast": Op(_factor, _colours(operations.contrast_published)),
-  "Brightness": Op(_factor, _colours(operations.brightness)),
-  "Sharpness": Op(_factor, _colours(operations.sharpness_tensorflow)),
-  "ShearX": Op(_signed(0.3), _nearest(operations.shear_x)),
-  "ShearY": Op(_signed(0.3), _nearest(operations.shear_y)),
-  "TranslateX": Op(_signed(100), _nearest(operations.translation_x)),
-  "TranslateY": Op(_signed(100), _nearest(operations.translation_y)),
-  "Cutout": Op(_whole(40), operations.cutout),
-  "SolarizeAdd": Op(_whole(110), _colours(operations.solarize_add)),
+  "AutoContrast": Operation(
+    _no_argument, _colour_operation(lambda image, argument: operations.autocontrast(image, precision=np.float32))
+  ),
+  "Equalize": Operation(_no_argument, _colour_operation(operations.equalize)),
+  "Invert": Operation(_no_argument, _colour_operation(operations.invert)),
+  "Rotate": Operation(_scale_signed(30), _nearest_operation(operations.rotation)),
+  "Posterize": Operation(_scale_rounded(4), _colour_operation(operations.posterize_wrapped)),
+  "Solarize": Operation(_scale_rounded(256), _colour_operation(operations.solarize_wrapped)),
+  "Color": Operation(_positive_factor, _colour_operation(operations.color_tensorflow)),
+  "Contrast": Operation(_positive_factor, _colour_operation(operations.contrast_published)),
+  "Brightness": Operation(_positive_factor, _colour_operation(operations.brightness)),
+  "Sharpness": Operation(_positive_factor, _colour_operation(operations.sharpness_tensorflow)),
+  "ShearX": Operation(_scale_signed(0.3), _nearest_operation(operations.shear_x)),
+  "ShearY": Operation(_scale_signed(0.3), _nearest_operation(operations.shear_y)),
+  "TranslateX": Operation(_scale_signed(100), _nearest_operation(operations.translation_x)),
+  "TranslateY": Operation(_scale_signed(100), _nearest_operation(operations.translation_y)),
+  "Cutout": Operation(_scale_rounded(40), operations.cutout),
+  "SolarizeAdd": Operation(_scale_rounded(110), _colour_operation(operations.solarize_add)),
 }
-MENDED = PUBLISHED | {"Contrast": Op(_factor, _colours(operations.contrast_mended))}
+MENDED = PUBLISHED | {"Contrast": Operation(_positive_factor, _colour_operation(operations.contrast_corrected))}
 
 
 # Policies.
@@ -140,9 +146,9 @@ def randaugment(
 
   def plan(draw):
     for _ in range(layers):
-      yield one_of(ops, draw), magnitude, one_of((-1, 1), draw), (draw.random(), draw.random())
+      yield choose_one(ops, draw), magnitude, choose_one((-1, 1), draw), (draw.random(), draw.random())
 
-  return _policy(plan, (128, 128, 128)) if layers else none()
+  return _build_policy(plan, (128, 128, 128)) if layers else none()
 
 
 def randaugment_increasing(
@@ -172,13 +178,13 @@ def randaugment_increasing(
   def plan(draw):
     for _ in range(layers):
       if draw.random() < probability:
-        strength = min(max(magnitude + magnitude_std * normal(draw), 0), 10)
-        yield one_of(ops, draw), strength, one_of((-1, 1), draw), one_of(allowed, draw)
+        strength = min(max(magnitude + magnitude_std * draw_normal(draw), 0), 10)
+        yield choose_one(ops, draw), strength, choose_one((-1, 1), draw), choose_one(allowed, draw)
 
-  return _policy(plan, fill) if layers else none()
+  return _build_policy(plan, fill) if layers else none()
 
 
-def _policy(plan, fill):
+def _build_policy(plan, fill):
   """Returns the policy that applies each (operation, magnitude, sign, choice) of `plan(draw)`."""
 
   def policy(image, draw):
@@ -189,7 +195,7 @@ def _policy(plan, fill):
   return policy
 
 
-def one_of(values, draw):
+def choose_one(values, draw):
   """Returns one of the values, with equal probability.
 
   Args:
@@ -199,6 +205,6 @@ def one_of(values, draw):
   return values[int(draw.random() * len(values))]
 
 
-def normal(draw):
+def draw_normal(draw):
   """Returns a draw from N(0, 1), from two uniform numbers (Box and Muller 1958)."""
   return math.sqrt(-2 * math.log(1 - draw.random())) * math.cos(2 * math.pi * draw.random())

@@ -9,10 +9,10 @@ import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 
-from vit_jax.data.mixed import Mixed
-from vit_jax.data.order import Order, Run
-from vit_jax.data.prefetch import Pool
-from vit_jax.data.repeats import Repeated
+from vit_jax.data.mixed import MixedOrder
+from vit_jax.data.order import Order, Span
+from vit_jax.data.prefetch import ThreadPool
+from vit_jax.data.repeats import RepeatedOrder
 from vit_jax.data.sources import Source
 
 # Number of parallel requests. A host that trains on 5,000 images per second needs 160 runs of 32 images per second. A
@@ -20,7 +20,7 @@ from vit_jax.data.sources import Source
 THREADS = 32
 
 
-def room(processes: int = 1) -> int:
+def compute_memory_limit(processes: int = 1) -> int:
   """Returns the number of bytes of undecoded images that may wait in each of several processes.
 
   All processes together may use a quarter of the machine's memory.
@@ -32,7 +32,7 @@ def room(processes: int = 1) -> int:
 
 
 @dataclasses.dataclass(eq=False)
-class _Reading:
+class _PendingRun:
   """A sequence of neighbouring records that is being read or was read.
 
   Attributes:
@@ -43,7 +43,7 @@ class _Reading:
     untaken: number of requests that were not answered yet, by record number.
   """
 
-  run: Run
+  run: Span
   done: Future | None = None
   values: dict[int, bytes] = dataclasses.field(default_factory=dict)
   left: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -71,16 +71,18 @@ class ReadAhead:
     waited: seconds that all threads together have waited for runs.
   """
 
-  def __init__(self, source: Source, order: Order | Mixed | Repeated, start: int, processes: int = 1):
+  def __init__(self, source: Source, order: Order | MixedOrder | RepeatedOrder, start: int, processes: int = 1):
     self._stored, self._order, self._due = source, order, order.schedule(start)
     self.source = dataclasses.replace(source, read=self._read) if source.runs else source
     self.alone = 0
     self.bytes = 0
     self.waited = 0.0
-    self._waiting: dict[int, list[_Reading]] = {}  # by record number; a record has two runs at the border of two epochs
-    self._held: dict[_Reading, None] = {}  # completed runs, the oldest first
-    self._lock, self._room, self._warned = threading.Lock(), room(processes), False
-    self._pool = Pool(self._read_run, THREADS)
+    self._waiting: dict[
+      int, list[_PendingRun]
+    ] = {}  # by record number; a record has two runs at the border of two epochs
+    self._held: dict[_PendingRun, None] = {}  # completed runs, the oldest first
+    self._lock, self._room, self._warned = threading.Lock(), compute_memory_limit(processes), False
+    self._pool = ThreadPool(self._read_run, THREADS)
 
   def expect(self, positions: Sequence[int], kept: Collection[int] = ()) -> None:
     """Starts to read the runs that are due at some positions. Must be called before the records are requested.
@@ -95,7 +97,7 @@ class ReadAhead:
       for run in self._due(positions):
         if not (wanted := frozenset(record for record in run.wanted if record not in kept)):
           continue
-        reading = _Reading(run._replace(wanted=wanted))
+        reading = _PendingRun(run._replace(wanted=wanted))
         for record in wanted:
           self._waiting.setdefault(record, []).append(reading)
         reading.done = self._pool.submit(reading)
@@ -125,14 +127,14 @@ class ReadAhead:
         reading.left[record] -= 1
       if not readings:
         self._waiting.pop(record, None)
-    stored = self._taken(reading, record) if reading else None
+    stored = self._take(reading, record) if reading else None
     if stored is None:
       with self._lock:
         self.alone += 1
       return self._stored.read(record)
     return self._stored.runs.parse(stored)
 
-  def _taken(self, reading, record):
+  def _take(self, reading, record):
     """Returns a record of a run, or None if the run was dropped or is damaged.
 
     The record is released after its last copy is delivered. The last request is not always the last delivery.
@@ -162,9 +164,9 @@ class ReadAhead:
       self.bytes += sum(map(len, reading.values.values()))
       self._held[reading] = None
       while self.bytes > self._room and len(self._held) > 1:
-        self._drop(next(iter(self._held)))
+        self._drop_run(next(iter(self._held)))
 
-  def _drop(self, reading):
+  def _drop_run(self, reading):
     """Removes a run from memory. Its records are read individually when they are requested."""
     if not self._warned:
       self._warned = True

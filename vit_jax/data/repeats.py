@@ -6,20 +6,20 @@ Source: Hoffer et al. 2020 (arXiv:1901.09335), in the form of DeiT's sampler.
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
-from vit_jax.data.mixed import Mixed
-from vit_jax.data.order import Blocks, Records, Run
+from vit_jax.data.mixed import MixedOrder
+from vit_jax.data.order import BlockOrder, RecordOrder, Span
 
 
 @dataclasses.dataclass(frozen=True)
-class Repeated:
+class RepeatedOrder:
   """An order in which every record fills `copies` neighbouring rows of a batch.
 
   An epoch has as many positions as the dataset has records, as in DeiT. An epoch therefore uses only one in `copies`
   records, and uses each of these records `copies` times. After `copies` epochs, all records have occurred equally
   often. (DeiT selects records independently in each epoch, so some records wait longer.)
 
-  The rows of a batch, or of a group of `Blocks`, need not be a multiple of `copies`. In this case the last record of
-  these rows has fewer copies, and slightly fewer epochs are needed to use all records.
+  The rows of a batch, or of a group of `BlockOrder`, need not be a multiple of `copies`. In this case the last record
+  of these rows has fewer copies, and slightly fewer epochs are needed to use all records.
 
   Attributes:
     inner: order of the records without copies. Its batch contains the first copy of each record.
@@ -27,7 +27,7 @@ class Repeated:
     copies: number of rows per record.
   """
 
-  inner: Records | Blocks | Mixed
+  inner: RecordOrder | BlockOrder | MixedOrder
   batch: int
   copies: int
 
@@ -50,8 +50,8 @@ class Repeated:
     inner, copy = self._locate(position)
     return self.inner.visit(inner) * self.copies + copy
 
-  def schedule(self, start: int) -> Callable[[Sequence[int]], Iterable[Run]]:
-    """Returns a function that yields the runs to read next, each once for all copies. See `order.Blocks.schedule`.
+  def schedule(self, start: int) -> Callable[[Sequence[int]], Iterable[Span]]:
+    """Returns a function that yields the runs to read next, each once for all copies. See `order.BlockOrder.schedule`.
 
     Args:
       start: position from which the records are used.

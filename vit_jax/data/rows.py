@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class LabelRule:
   """A rule that computes labels from other features of a record.
 
   Attributes:
@@ -21,7 +21,7 @@ class Rule:
 
 
 @dataclasses.dataclass(frozen=True)
-class Segments:
+class MaskFeature:
   """The feature of a record that contains its segmentation mask.
 
   Attributes:
@@ -36,7 +36,7 @@ class Segments:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class DatasetRow:
   """A dataset of the catalog.
 
   Planning needs the facts of a row. A row without a builder describes a dataset that TFDS cannot prepare. In this case
@@ -74,8 +74,8 @@ class Row:
   labels: int = 1
   image_bytes: int | None = None
   slices: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  label: str | Rule | None = None
-  segments: Segments | None = None
+  label: str | LabelRule | None = None
+  segments: MaskFeature | None = None
   image: Callable[[bytes], bytes] | None = None
   subset: tuple[int, ...] | None = None
   metric: str = "top-1 accuracy"

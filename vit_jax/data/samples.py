@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.sources import Source
-from vit_jax.schema import plain
+from vit_jax.schema import to_plain
 
 COUNT = 8
 
 
-def of(source: Source) -> list[dict[str, Any]]:
+def describe_samples(source: Source) -> list[dict[str, Any]]:
   """Returns a description of a few evenly spaced records of a source, as JSON values.
 
   Args:
@@ -21,10 +21,10 @@ def of(source: Source) -> list[dict[str, Any]]:
     For each record its number `record`, its `name`, its `label` and the `sha256` of its image file. The label and the
     hash are None if the record cannot be read.
   """
-  return [_sample(source, i) for i in spread(len(source))]
+  return [_describe_sample(source, i) for i in spaced_numbers(len(source))]
 
 
-def spread(length: int, count: int = COUNT) -> list[int]:
+def spaced_numbers(length: int, count: int = COUNT) -> list[int]:
   """Returns evenly spaced numbers from 0 to `length` - 1.
 
   Args:
@@ -34,10 +34,10 @@ def spread(length: int, count: int = COUNT) -> list[int]:
   return sorted({int(i) for i in np.linspace(0, length - 1, count).round()})
 
 
-def _sample(source, i):
+def _describe_sample(source, i):
   try:
     content, label = source.read(i)
   except OSError:  # training reports unreadable records
     content, label = None, None
   hashed = None if content is None else hashlib.sha256(content).hexdigest()
-  return {"record": i, "name": source.identify(i), "label": plain(label), "sha256": hashed}
+  return {"record": i, "name": source.identify(i), "label": to_plain(label), "sha256": hashed}

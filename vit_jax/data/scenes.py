@@ -34,29 +34,29 @@ def examples() -> dict[str, Iterator[dict]]:
 
   def records(numbers):
     for number in numbers:
-      image, mask = draw(number)
+      image, mask = draw_scene(number)
       label = int(np.bincount(mask.ravel(), minlength=len(CLASSES) + 1)[1:].argmax())
-      yield {"image": png(image[..., ::-1]), "mask": png(mask), "label": label}
+      yield {"image": encode_png(image[..., ::-1]), "mask": encode_png(mask), "label": label}
 
   return {"train": records(range(TRAIN)), "test": records(range(TRAIN, TRAIN + TEST))}
 
 
-def draw(number: int) -> tuple[UInt8[np.ndarray, "H W 3"], UInt8[np.ndarray, "H W"]]:
+def draw_scene(number: int) -> tuple[UInt8[np.ndarray, "H W 3"], UInt8[np.ndarray, "H W"]]:
   """Returns the pixels of a scene and the class of each pixel. Later objects cover earlier ones.
 
   Args:
     number: number of the scene.
   """
-  draws = rng.generator(0, "scenes", number)
-  image, mask = mottled(draws, DARK), np.zeros((PIXELS, PIXELS), np.uint8)
+  draws = rng.make_numpy_generator(0, "scenes", number)
+  image, mask = draw_texture(draws, DARK), np.zeros((PIXELS, PIXELS), np.uint8)
   for kind in draws.integers(len(CLASSES), size=draws.integers(1, 5)):
-    inside, fill = thing(CLASSES[kind], draws)
+    inside, fill = draw_object(CLASSES[kind], draws)
     image[inside], mask[inside] = fill[inside], kind + 1
   image = cv2.GaussianBlur(image, (0, 0), 0.5) + draws.normal(0, 6, image.shape)
   return np.clip(np.rint(image), 0, 255).astype(np.uint8), mask
 
 
-def thing(kind: str, draws: np.random.Generator) -> tuple[Bool[np.ndarray, "H W"], Float[np.ndarray, "H W 3"]]:
+def draw_object(kind: str, draws: np.random.Generator) -> tuple[Bool[np.ndarray, "H W"], Float[np.ndarray, "H W 3"]]:
   """Returns the pixels that an object covers, and an image of its colours.
 
   Args:
@@ -78,15 +78,15 @@ def thing(kind: str, draws: np.random.Generator) -> tuple[Bool[np.ndarray, "H W"
       "triangle": np.max([u * np.cos(turn) + v * np.sin(turn) for turn in (0, 2.0944, 4.1888)], 0) < 0.55 * radius,
       "ring": (distance < 1) & (distance > 0.5),
     }[kind]
-    return inside, mottled(draws, LIGHT)
+    return inside, draw_texture(draws, LIGHT)
   waves = sum(draws.uniform(0, 0.12) * np.sin(n * around + draws.uniform(0, 2 * np.pi)) for n in (2, 3, 5))
   period = draws.uniform(4, 7)
   wave_u, wave_v = np.sin(2 * np.pi * u / period), np.sin(2 * np.pi * v / period)
   ink = {"stripes": wave_u > 0, "checks": wave_u * wave_v > 0, "dots": wave_u + wave_v > 0.8}[kind]
-  return distance < 0.85 + waves, np.where(ink[..., None], mottled(draws, LIGHT), mottled(draws, DARK))
+  return distance < 0.85 + waves, np.where(ink[..., None], draw_texture(draws, LIGHT), draw_texture(draws, DARK))
 
 
-def mottled(draws: np.random.Generator, colours: tuple[int, int]) -> Float[np.ndarray, "H W 3"]:
+def draw_texture(draws: np.random.Generator, colours: tuple[int, int]) -> Float[np.ndarray, "H W 3"]:
   """Returns an image of a random colour that changes slowly.
 
   Args:
@@ -97,6 +97,6 @@ def mottled(draws: np.random.Generator, colours: tuple[int, int]) -> Float[np.nd
   return cv2.resize(slow, (PIXELS, PIXELS), interpolation=cv2.INTER_CUBIC)
 
 
-def png(pixels: UInt8[np.ndarray, "H W *C"]) -> io.BytesIO:
+def encode_png(pixels: UInt8[np.ndarray, "H W *C"]) -> io.BytesIO:
   """Returns a PNG file. The channel order is BGR if there are three channels."""
   return io.BytesIO(cv2.imencode(".png", np.ascontiguousarray(pixels))[1].tobytes())

@@ -12,8 +12,8 @@ import numpy as np
 
 from vit_jax import schema
 from vit_jax.data import class_names
-from vit_jax.data.rows import Row as Row  # readers use this name
-from vit_jax.schema import amount, at, place
+from vit_jax.data.rows import DatasetRow as DatasetRow  # readers use this name
+from vit_jax.schema import current_config_key, enter_key, format_amount
 
 
 class AbsentError(schema.ConfigError):
@@ -54,7 +54,7 @@ class Fingerprint(NamedTuple):
     return [words[key] for key in words if getattr(self, key) != getattr(now, key)]
 
 
-class Runs(NamedTuple):
+class SpanReader(NamedTuple):
   """Access to neighbouring records, which are read together.
 
   Attributes:
@@ -94,7 +94,7 @@ class Corpus(NamedTuple):
     name: name of the dataset.
     records: its record numbers in the mixture.
     weight: relative number of examples that are drawn from it.
-    together: value of `Runs.together`, or 0 if the dataset has no `Runs`.
+    together: value of `Runs.together`, or 0 if the dataset has no `SpanReader`.
   """
 
   name: str
@@ -147,7 +147,7 @@ class Source:
     is_published: function that returns whether a record belongs to a public dataset.
     key: config key that defines how the data are read, for advice in messages.
     files: function that returns the names of the local files from which records are read.
-    objects: function that returns versions of the objects in a bucket, see `buckets.version`.
+    objects: function that returns versions of the objects in a bucket, see `buckets.get_version`.
     membership: functions that record and compare the splits of files, if the reader draws the splits.
   """
 
@@ -162,7 +162,7 @@ class Source:
   fingerprint: Callable[[], Fingerprint] = Fingerprint
   read_label: Callable[[int], int | tuple[int, ...]] | None = None
   parts: tuple[tuple[str, range], ...] = ()
-  runs: Runs | None = None
+  runs: SpanReader | None = None
   remote: bool = False
   corpora: tuple[Corpus, ...] = ()
   epoch: int | None = None
@@ -191,12 +191,12 @@ class Source:
     """
     return self.read_label(i) if self.read_label else self.read(i)[1]
 
-  def called(self, i: int) -> str:
+  def display_name(self, i: int) -> str:
     """Returns a readable name of record i: the name that is stored in the record, or else `identify(i)`."""
     return self.read_name(i) if self.read_name else self.identify(i)
 
 
-def subset(source: Source, records: Sequence[int]) -> Source:
+def select_subset(source: Source, records: Sequence[int]) -> Source:
   """Returns a source with a selection of records.
 
   Args:
@@ -217,14 +217,14 @@ def subset(source: Source, records: Sequence[int]) -> Source:
     runs=None,  # neighbours in the subset are not always neighbours in the source
     corpora=(),
     epoch=None,
-    read_name=at(source.called),
+    read_name=at(source.display_name),
     shares=at(source.shares) if source.shares else None,
     is_published=at(source.is_published),
     masks=source.masks._replace(read=at(source.masks.read)) if source.masks else None,
   )
 
 
-def share(one: Source, other: Source) -> bool:
+def share_records(one: Source, other: Source) -> bool:
   """Returns whether two sources of the same dataset have a record in common.
 
   Args:
@@ -271,7 +271,7 @@ class Splits:
     return "+".join(self.slices.get(part.strip(), part) for part in parts)
 
   def select(self, split: str, sizes: Mapping[str, int]) -> list[tuple[str, range]]:
-    """Returns the parts of a split. See the function `select`.
+    """Returns the parts of a split. See the function `select_parts`.
 
     Args:
       split: "train", "val", "test" or a split string.
@@ -281,12 +281,12 @@ class Splits:
       SplitError: if the split does not exist. The error names the config key that defines the split.
     """
     try:
-      with at(split) if split in ("train", "val", "test") else contextlib.nullcontext():
-        return select(self.spec(split), sizes, self.slices)
+      with enter_key(split) if split in ("train", "val", "test") else contextlib.nullcontext():
+        return select_parts(self.spec(split), sizes, self.slices)
     except SplitError as error:
       if split != "val" or self.val:
         raise
-      advice = f"Set {place('val')}, as 'train[90%:]' with {place('train')}='train[:90%]'"
+      advice = f"Set {current_config_key('val')}, as 'train[90%:]' with {current_config_key('train')}='train[:90%]'"
       raise SplitError(f"{error.message} {advice}", "val") from None
 
   def check(self, sizes: Mapping[str, int]) -> None:
@@ -302,7 +302,7 @@ class Splits:
       self.select(key, sizes)
 
 
-def select(spec: str, sizes: Mapping[str, int], slices: Iterable[str] = ()) -> list[tuple[str, range]]:
+def select_parts(spec: str, sizes: Mapping[str, int], slices: Iterable[str] = ()) -> list[tuple[str, range]]:
   """Returns the parts of a split string, in order.
 
   Percentages are rounded to the nearest record, as in TFDS. `[:99%]` and `[99%:]` therefore never overlap and omit no
@@ -322,7 +322,7 @@ def select(spec: str, sizes: Mapping[str, int], slices: Iterable[str] = ()) -> l
   Example:
     from vit_jax.data import sources
 
-    sources.select("train[90%:]+test", {"train": 100, "test": 20})
+    sources.select_parts("train[90%:]+test", {"train": 100, "test": 20})
     # [("train", range(90, 100)), ("test", range(0, 20))]
   """
   parts = []
@@ -334,10 +334,10 @@ def select(spec: str, sizes: Mapping[str, int], slices: Iterable[str] = ()) -> l
     if name in slices:
       raise SplitError(f"{text.strip()!r} cuts {name!r}, which is itself a part of a split. Use it without a range")
     if name not in sizes:
-      raise SplitError(f"no split {name!r}.{schema.nearest(name, [*sizes, *slices])}")
+      raise SplitError(f"no split {name!r}.{schema.suggest_nearest(name, [*sizes, *slices])}")
     if low and high and low_unit != high_unit and float(low) and float(high):
       raise SplitError(f"{text.strip()!r} mixes records and percent. Use one unit on both sides")
-    ends = [_end(value, low_unit or high_unit, sizes[name], repr(text.strip())) for value in (low, high)]
+    ends = [_parse_end(value, low_unit or high_unit, sizes[name], repr(text.strip())) for value in (low, high)]
     parts.append((name, range(ends[0] or 0, sizes[name] if ends[1] is None else ends[1])))
   if not sum(len(r) for _, r in parts):
     raise SplitError(f"{spec!r} contains no record. The splits are {dict(sizes)}")
@@ -349,12 +349,12 @@ def is_split_name(text: str) -> bool:
   return bool((match := _PART.fullmatch(text)) and match[1] == text and text != "all")
 
 
-def split_names(specs: Iterable[str]) -> set[str]:
+def parse_split_names(specs: Iterable[str]) -> set[str]:
   """Returns the names in split strings: "train" and "test" for "train[:99%]+test". The splits need not exist."""
   return {match[1] for spec in specs for text in spec.split("+") if (match := _PART.fullmatch(text.strip()))}
 
 
-def _end(value, unit, size, text):
+def _parse_end(value, unit, size, text):
   if not value:
     return None
   try:
@@ -362,15 +362,15 @@ def _end(value, unit, size, text):
   except (ValueError, OverflowError):
     raise SplitError(f"{text} has no number before or after the colon: {value!r}") from None
   if abs(end) > size:
-    raise SplitError(f"{text} reaches outside of the split, which has {amount(size, 'record')}")
+    raise SplitError(f"{text} reaches outside of the split, which has {format_amount(size, 'record')}")
   return end + size if value.startswith("-") else end
 
 
-def located(parts: Sequence[tuple[str, range]], i: int) -> tuple[str, int]:
+def locate_record(parts: Sequence[tuple[str, range]], i: int) -> tuple[str, int]:
   """Returns (split, record number in the split) of a record of a sequence of parts.
 
   Args:
-    parts: pairs of a split and a range of its record numbers, as returned by `select`.
+    parts: pairs of a split and a range of its record numbers, as returned by `select_parts`.
     i: record number in the sequence of parts.
 
   Raises:
@@ -394,7 +394,7 @@ def assemble(
   Args:
     name: name of the dataset.
     spec: split string.
-    classes: names of the classes, which are stored in normal form (`class_names.normal`).
+    classes: names of the classes, which are stored in normal form (`class_names.normalise_name`).
     parts: pairs of a split and a range of its record numbers.
     read: see `Source.read`.
     place: description of a record, which follows the name, split and record number in messages.
@@ -406,7 +406,7 @@ def assemble(
     remote: whether reading a record is a request to a server.
   """
 
-  locate = functools.partial(located, parts)
+  locate = functools.partial(locate_record, parts)
 
   def describe(i):
     split, number = locate(i)
@@ -425,7 +425,7 @@ def assemble(
   return Source(
     name,
     spec,
-    tuple(map(class_names.normal, classes)),
+    tuple(map(class_names.normalise_name, classes)),
     length,
     lambda i: read(*locate(i)),
     describe,
@@ -436,11 +436,11 @@ def assemble(
     tuple(parts),
     runs._replace(read=several) if runs else None,
     remote,
-    note=class_names.note(tuple(map(class_names.normal, classes))),
+    note=class_names.describe_alike(tuple(map(class_names.normalise_name, classes))),
   )
 
 
-def noted(source: Source, *notes: str) -> Source:
+def add_notes(source: Source, *notes: str) -> Source:
   """Returns the source with additional notes, one per line.
 
   Args:

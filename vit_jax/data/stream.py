@@ -21,11 +21,11 @@ from einops import rearrange
 
 from vit_jax import rng
 from vit_jax.data import crops, mixed, policies
-from vit_jax.data.mixed import Mixed
-from vit_jax.data.order import ORDERS, InOrder, Order, Records
-from vit_jax.data.repeats import Repeated
+from vit_jax.data.mixed import MixedOrder
+from vit_jax.data.order import ORDERS, Order, RecordOrder, SequentialOrder
+from vit_jax.data.repeats import RepeatedOrder
 from vit_jax.data.sources import Source
-from vit_jax.schema import Choice, ConfigError, Range, at, make
+from vit_jax.schema import Choice, ConfigError, Range, enter_key, make
 
 TRIES = 100  # attempts to replace a bad image by one of the same corpus
 Shapes = dict[str, tuple[tuple[int, ...], type]]  # shape and type of each array of an example
@@ -44,7 +44,7 @@ class Examples:
   """
 
   source: Source
-  order: Order | Mixed | Repeated
+  order: Order | MixedOrder | RepeatedOrder
   example: Callable
   shapes: Shapes
   length: int | None
@@ -55,14 +55,14 @@ class Examples:
 
   def epochs(self, position: int) -> dict[str, float]:
     """Returns the number of epochs that each corpus of a mixture has completed before a position, by name."""
-    return mixed.epochs(self.source.corpora, position)
+    return mixed.count_epochs(self.source.corpora, position)
 
   @property
   def requests(self) -> bool:
     """True if reading a record is a request to a server."""
-    order = self.order.inner if isinstance(self.order, Repeated) else self.order
-    orders = order.orders if isinstance(order, Mixed) else (order,)
-    return self.source.remote and (self.source.runs is None or any(isinstance(each, Records) for each in orders))
+    order = self.order.inner if isinstance(self.order, RepeatedOrder) else self.order
+    orders = order.orders if isinstance(order, MixedOrder) else (order,)
+    return self.source.remote and (self.source.runs is None or any(isinstance(each, RecordOrder) for each in orders))
 
 
 def train_examples(
@@ -91,7 +91,7 @@ def train_examples(
     batch: size of the global batch. The order of the records may depend on it.
     order: order of the records, see `order`.
     repeats: number of times that a record occurs in a batch, each time with different augmentation. A record then
-      occurs in one of `repeats` epochs, see `repeats.Repeated`.
+      occurs in one of `repeats` epochs, see `repeats.RepeatedOrder`.
     image_size: side S of the images in pixels.
     crop: random crop, see `crops`.
     flip: whether images are mirrored with probability 0.5.
@@ -109,15 +109,15 @@ def train_examples(
     examples = stream.train_examples(source, seed=0, batch=8, image_size=32)
     examples.record(0), examples.record(len(source))  # first record of the first and of the second epoch
   """
-  ordered = _ordered(source, batch, seed, order, repeats)
-  with at("crop"):
+  ordered = _create_order(source, batch, seed, order, repeats)
+  with enter_key("crop"):
     cut = make(crop, crops.CROPS, image_size)
-  with at("policy"):
+  with enter_key("policy"):
     change = make(policy, policies.POLICIES)
 
   def example(prepared, position):
     visit, record = ordered.visit(position), ordered.record(position)
-    draw = rng.draws(seed, "example", visit, record)
+    draw = rng.make_python_generator(seed, "example", visit, record)
     on_device = int(draw.random() * 2**32)
     mirrored = flip and draw.random() < 0.5
 
@@ -126,9 +126,9 @@ def train_examples(
       if mirrored:
         image = cv2.flip(image, 1)
       image = change(image, draw)
-      return image if patch is None else _patches(image, patch)
+      return image if patch is None else _cut_patches(image, patch)
 
-    values, others = prepared(record, prepare), _replacements(source, seed, visit, record)
+    values, others = prepared(record, prepare), _draw_replacements(source, seed, visit, record)
     while values is None:
       record = next(others)
       values = prepared(record, prepare)
@@ -144,28 +144,28 @@ def train_examples(
   return Examples(source, ordered, example, shapes, None)
 
 
-def _ordered(source, batch, seed, order, repeats):
+def _create_order(source, batch, seed, order, repeats):
   """Returns the order of the records of a source or of each corpus of a mixture, including repeats."""
   if repeats > batch:
     raise ConfigError(f"{repeats} copies of a record do not fit a batch of {batch}. Allowed: 1 to {batch}", "repeats")
-  with at("order"):
+  with enter_key("order"):
     if source.corpora:
-      once = mixed.order(order, source.corpora, batch, seed, repeats)
+      once = mixed.create_order(order, source.corpora, batch, seed, repeats)
     else:
       together = source.runs.together if source.runs else 0
       once = make(order, ORDERS, len(source), batch, seed, together, repeats)
-  return Repeated(once, batch, repeats) if repeats > 1 else once
+  return RepeatedOrder(once, batch, repeats) if repeats > 1 else once
 
 
-def _patches(image, side):
+def _cut_patches(image, side):
   return rearrange(image, "(h i) (w j) c -> (h w) (i j c)", i=side, j=side)
 
 
-def _replacements(source, seed, visit, record):
+def _draw_replacements(source, seed, visit, record):
   """Yields records that can replace a bad one, without end. The first `TRIES` records are from the same corpus."""
-  draw = rng.draws(seed, "replace", visit, record)
+  draw = rng.make_python_generator(seed, "replace", visit, record)
   for tries in itertools.count():
-    some = mixed.alike(source, record) if tries < TRIES else range(len(source))
+    some = mixed.find_corpus_records(source, record) if tries < TRIES else range(len(source))
     yield some[int(draw.random() * len(some))]
 
 
@@ -185,7 +185,7 @@ def eval_examples(
   Raises:
     ConfigError: if an argument of `test_crop` is invalid.
   """
-  with at("test_crop"):
+  with enter_key("test_crop"):
     cut = make(test_crop, crops.TEST_CROPS, image_size)
   image, label = (image_size, image_size, 3), _label_shape(source)
   shapes = {"image": (image, np.uint8), "label": (label, np.int32), "mask": ((), np.float32)}
@@ -198,7 +198,7 @@ def eval_examples(
     values = prepared(position, prepare) if position < len(source) else None
     return nothing if values is None else (*values, 1.0)
 
-  return Examples(source, InOrder(len(source)), example, shapes, len(source))
+  return Examples(source, SequentialOrder(len(source)), example, shapes, len(source))
 
 
 def _label_shape(source):

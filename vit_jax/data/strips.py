@@ -14,7 +14,7 @@ import numpy as np
 
 from vit_jax.data import ccitt, jpeg
 from vit_jax.data.errors import DecodeError
-from vit_jax.schema import amount
+from vit_jax.schema import format_amount
 
 NONE, LZW, JPEG, DEFLATE, OLD_DEFLATE, PACKBITS, LZMA, ZSTD = 1, 5, 7, 8, 32946, 32773, 34925, 50000
 FAX = (ccitt.RUNS, ccitt.GROUP3, ccitt.GROUP4)  # values of the tag Compression, like those above
@@ -112,7 +112,7 @@ class Strips(NamedTuple):
     return bits
 
 
-def _limit(whole):
+def _compute_limit(whole):
   """Returns the length from which a strip is too long.
 
   It is above the regular length, because some programs store extra rows.
@@ -138,12 +138,12 @@ def _check_lzma(strip, needed, whole):
 
 def _check_stream(stream, strip, needed, whole):
   """Returns a description of a strip's damage, or None. `stream` is a decompressor with the interface of Python's."""
-  length = len(stream.decompress(strip, _limit(whole)))
-  if length >= _limit(whole):
-    return f"has more than {amount(needed, 'byte')}"
+  length = len(stream.decompress(strip, _compute_limit(whole)))
+  if length >= _compute_limit(whole):
+    return f"has more than {format_amount(needed, 'byte')}"
   if not stream.eof:
     return "has no end"
-  return f"has {length:,} of {amount(needed, 'byte')}" if length < needed else None
+  return f"has {length:,} of {format_amount(needed, 'byte')}" if length < needed else None
 
 
 def _check_zstd(strip, needed, whole):
@@ -152,12 +152,12 @@ def _check_zstd(strip, needed, whole):
 
   try:
     with pyarrow.CompressedInputStream(pyarrow.BufferReader(strip), "zstd") as stream:
-      length = len(stream.read(_limit(whole)))
+      length = len(stream.read(_compute_limit(whole)))
   except OSError as error:
     return f"is damaged: {error}"
-  if length >= _limit(whole):
-    return f"has more than {amount(needed, 'byte')}"
-  return f"has {length:,} of {amount(needed, 'byte')}" if length < needed else None
+  if length >= _compute_limit(whole):
+    return f"has more than {format_amount(needed, 'byte')}"
+  return f"has {length:,} of {format_amount(needed, 'byte')}" if length < needed else None
 
 
 def _check_packbits(strip, needed, whole):
@@ -170,7 +170,7 @@ def _check_packbits(strip, needed, whole):
     if length > whole:
       break
   if at > len(strip) or length < needed:
-    return f"ends after {length:,} of {amount(needed, 'byte')}"
+    return f"ends after {length:,} of {format_amount(needed, 'byte')}"
   return f"has {length:,} or more bytes instead of {needed:,}" if length not in (needed, whole) else None
 
 

@@ -12,7 +12,7 @@ from PIL import Image, TiffImagePlugin
 
 from vit_jax.data import strips
 from vit_jax.data.errors import DecodeError
-from vit_jax.data.exif import ORDERS, ORIENTATION, directory
+from vit_jax.data.exif import ORDERS, ORIENTATION, read_directory
 
 # Exceptions of Pillow for damaged files and metadata.
 DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error, OverflowError)
@@ -23,7 +23,7 @@ warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
 TiffImagePlugin.READ_LIBTIFF = True
 
 
-class Page(NamedTuple):
+class TiffPage(NamedTuple):
   """The first page of a TIFF file.
 
   Attributes:
@@ -60,7 +60,7 @@ class Page(NamedTuple):
     Raises:
       DecodeError: if the page is damaged, or has a format that Pillow does not support.
     """
-    with _reported():
+    with _convert_errors():
       image = self._load(data)
       if image.mode.startswith("I;16"):
         gray = (np.asarray(image) >> (self.bits - 8)).astype(np.uint8)
@@ -81,7 +81,7 @@ class Page(NamedTuple):
     Raises:
       DecodeError: if the page is damaged, or has a format that Pillow does not support.
     """
-    with _reported():
+    with _convert_errors():
       image = self._load(data)
       scale = 255 // ((1 << self.bits) - 1) if image.mode == "L" else 1  # Pillow scales gray values of 2 and 4 bits
       return np.asarray(image).astype(np.uint8) // scale, image.mode
@@ -102,7 +102,7 @@ class Page(NamedTuple):
 
 
 @contextlib.contextmanager
-def _reported():
+def _convert_errors():
   """Converts errors of Pillow to DecodeError."""
   try:
     yield
@@ -137,7 +137,7 @@ _PIXEL = 24
 _TILE = 2**22  # largest number of pixels of a tile if the image has fewer pixels
 
 
-def page(data: bytes) -> Page:
+def read_page(data: bytes) -> TiffPage:
   """Returns the first page of a TIFF file.
 
   Args:
@@ -148,7 +148,7 @@ def page(data: bytes) -> Page:
   """
   if data[:4] in _BIG:
     raise DecodeError("a BigTIFF with 64-bit offsets. Save it again as a classic TIFF")
-  found = directory(data)
+  found = read_directory(data)
 
   def values(tag, *default):
     if tag in found.entries:
@@ -200,14 +200,14 @@ def page(data: bytes) -> Page:
   memory, ratio = _PIXEL * height * width + 8 * across * down, _RATIOS[compression]
   least = raw // ratio if ratio else 1
   turned = found.orientation(data)
-  return Page(height, width, memory, least, turned, int(bits.max()), colours == 0, _patches(found), stored)
+  return TiffPage(height, width, memory, least, turned, int(bits.max()), colours == 0, _create_patches(found), stored)
 
 
 def _check_form(values, bits, samples, compression, colours):
   """Raises DecodeError for samples, colours and compressions that are not decoded exactly."""
   if bits.max() > 16 or bits.min() != bits.max() or (values(_FORMAT, 1) != 1).any():
     raise DecodeError(
-      f"a TIFF with samples of {_listed(bits)} bits or of floating-point numbers. Save it with 8 or 16 bits"
+      f"a TIFF with samples of {_format_numbers(bits)} bits or of floating-point numbers. Save it with 8 or 16 bits"
     )
   if colours not in _READ and (colours, compression) != (_YCBCR, strips.JPEG):
     raise DecodeError(f"a TIFF with colours of kind {colours}. Save it again as RGB")
@@ -223,12 +223,12 @@ def _check_form(values, bits, samples, compression, colours):
     raise DecodeError("a TIFF with a palette of 8-bit instead of 16-bit colours. Convert it to PNG")
 
 
-def _listed(bits):
+def _format_numbers(bits):
   """Returns the different numbers as text."""
   return " and ".join(map(str, sorted({*bits.tolist()})))
 
 
-def _patches(found):
+def _create_patches(found):
   """Returns (offset, bytes) of directory entries that replace the orientation and the XMP.
 
   Pillow would apply both, and accepts an orientation of any type.

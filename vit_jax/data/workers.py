@@ -32,7 +32,7 @@ class WorkerError(RuntimeError):
   """An error for a worker process that has ended unexpectedly. The message names the process and the reason."""
 
 
-class Line:
+class WorkerConnection:
   """The trainer's connection to a thread of a worker: a pipe, and shared memory for chunks.
 
   Args:
@@ -40,14 +40,14 @@ class Line:
   """
 
   def __init__(self, size: int):
-    self.connection, self.far = multiprocessing.connection.Pipe()
-    self.file = _shared(size)
+    self.connection, self.worker_end = multiprocessing.connection.Pipe()
+    self.file = _create_shared_file(size)
     self.memory = mmap.mmap(self.file, size)
     self.process = None
     self.waiting = None  # (chunk, start time) of the chunk in progress
 
 
-class Pool:
+class WorkerPool:
   """Worker processes that make chunks. `close` stops them.
 
   Args:
@@ -60,7 +60,7 @@ class Pool:
   def __init__(self, opened: Callable, chunks, workers: int, threads: int):
     self._chunks, self._closed = chunks, False
     size = sum(array.nbytes for array in chunks.empty(max(map(len, chunks.parts))).values())
-    self.lines = [Line(size) for _ in range(max(threads, workers))]
+    self.lines = [WorkerConnection(size) for _ in range(max(threads, workers))]
     self._processes = [self._start(opened, size, self.lines[i::workers]) for i in range(workers)]
     # The same worker always makes rows that share records that are read together.
     self._idle = [queue.SimpleQueue() for _ in range(workers if chunks.examples.order.rows > 1 else 1)]
@@ -68,9 +68,9 @@ class Pool:
       self._idle[i % workers % len(self._idle)].put(line)
 
   def _start(self, opened, size, lines):
-    descriptors = [number for line in lines for number in (line.far.fileno(), line.file)]
+    descriptors = [number for line in lines for number in (line.worker_end.fileno(), line.file)]
     process = subprocess.Popen(
-      [sys.executable, "-m", "vit_jax.data.workers", str(size), str(_parent()), *map(str, descriptors)],
+      [sys.executable, "-m", "vit_jax.data.workers", str(size), str(_find_parent()), *map(str, descriptors)],
       stdin=subprocess.DEVNULL,
       stdout=2,
       # Only the trainer uses the devices.
@@ -80,10 +80,10 @@ class Pool:
     )
     for line in lines:
       line.process = process
-      line.far.close()
+      line.worker_end.close()
       os.close(line.file)
     with contextlib.suppress(OSError):  # the process has already ended, which the next request detects
-      lines[0].connection.send(extensions.active())
+      lines[0].connection.send(extensions.list_active())
       lines[0].connection.send(opened)
     return process
 
@@ -109,10 +109,10 @@ class Pool:
         self._chunks.images.skip(record, reason)
       if problem:
         raise self._chunks.images.stop(problem)
-      for name, view in _views(arrays, line.memory).items():
+      for name, view in _create_views(arrays, line.memory).items():
         arrays[name][:] = view
     except (EOFError, OSError):
-      raise WorkerError("it was closed" if self._closed else _death(line.process)) from None
+      raise WorkerError("it was closed" if self._closed else _describe_end(line.process)) from None
     finally:
       line.waiting = None
       idle.put(line)
@@ -135,7 +135,7 @@ class Pool:
       process.wait()
 
 
-def _parent():
+def _find_parent():
   """Returns the process that a worker must not outlive, or 0 outside of the main thread.
 
   The kernel watches the thread that started the worker. Only the main thread exists as long as the process.
@@ -143,7 +143,7 @@ def _parent():
   return os.getpid() if threading.current_thread() is threading.main_thread() else 0
 
 
-def _death(process):
+def _describe_end(process):
   """Returns a description of how a worker ended."""
   code = process.wait()
   how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -151,7 +151,7 @@ def _death(process):
   return f"input process {process.pid}, one of config.data.workers, {how}{advice}"
 
 
-def _shared(size):
+def _create_shared_file(size):
   """Returns a descriptor of an unnamed file in memory, which disappears when all processes have closed it."""
   if hasattr(os, "memfd_create"):
     descriptor = os.memfd_create("images")
@@ -162,7 +162,7 @@ def _shared(size):
   return descriptor
 
 
-def _views(arrays, memory):
+def _create_views(arrays, memory):
   """Returns arrays with the shapes of the given ones that use the shared memory."""
   views, at = {}, 0
   for name, array in arrays.items():
@@ -192,30 +192,32 @@ def main(size: int, parent: int, descriptors: list[int]) -> None:
   # Ignored because these signals reach all processes, and the trainer needs images until it stops.
   for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
-  threading.excepthook = _die
+  threading.excepthook = _exit_with_traceback
   logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s: input process {os.getpid()}: %(message)s")
   images.LOG.disabled = True  # the trainer logs skipped images
   connections = [multiprocessing.connection.Connection(number) for number in descriptors[::2]]
   memories = [mmap.mmap(number, size) for number in descriptors[1::2]]
   try:
-    extensions.adopt(connections[0].recv())  # before the data are opened, because the reader may be the user's
+    extensions.import_active(connections[0].recv())  # before the data are opened, because the reader may be the user's
     chunks = connections[0].recv()()
-    lines = [threading.Thread(target=_serve, args=(chunks, *line)) for line in zip(connections, memories, strict=True)]
+    lines = [
+      threading.Thread(target=_serve_chunks, args=(chunks, *line)) for line in zip(connections, memories, strict=True)
+    ]
   # The trainer could open the data before, so its bucket or its files have changed.
   except (ConfigError, OSError) as error:
-    lines = [threading.Thread(target=_refuse, args=(str(error), connection)) for connection in connections]
+    lines = [threading.Thread(target=_send_problem, args=(str(error), connection)) for connection in connections]
   for line in lines:
     line.start()
 
 
-def _serve(chunks, connection, memory):
+def _serve_chunks(chunks, connection, memory):
   """Makes the chunks that one connection requests."""
   known = set()  # bad records that this connection has already reported
-  while (index := _asked(connection)) is not None:
+  while (index := _receive_request(connection)) is not None:
     problem = None
     try:
       arrays = chunks.empty(len(chunks.parts[index % len(chunks.parts)]))
-      chunks.fill(index, _views(arrays, memory), lambda: False)
+      chunks.fill(index, _create_views(arrays, memory), lambda: False)
     except ImageError as error:
       problem = str(error)
     reasons = {record: reason for record, reason in chunks.images.reasons.copy().items() if record not in known}
@@ -224,14 +226,14 @@ def _serve(chunks, connection, memory):
   os._exit(0)  # the trainer has ended; other threads may be in a read that never ends
 
 
-def _refuse(problem, connection):
+def _send_problem(problem, connection):
   """Answers all requests of one connection with the reason why the data cannot be opened."""
-  while _asked(connection) is not None:
+  while _receive_request(connection) is not None:
     connection.send(({}, problem))
   os._exit(0)
 
 
-def _asked(connection):
+def _receive_request(connection):
   """Returns the number of the next requested chunk, or None if the trainer has ended."""
   try:
     return connection.recv()
@@ -239,7 +241,7 @@ def _asked(connection):
     return None
 
 
-def _die(error):
+def _exit_with_traceback(error):
   """Ends the worker with a traceback after a bug in one thread. The trainer reports the end."""
   sys.excepthook(error.exc_type, error.exc_value, error.exc_traceback)
   sys.stderr.flush()

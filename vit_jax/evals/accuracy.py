@@ -7,13 +7,13 @@ from typing import Annotated, Literal, NamedTuple
 import jax
 import numpy as np
 
-from vit_jax import metrics
 from vit_jax.data import catalog, class_names, sources
-from vit_jax.evals.subject import Outcome, Subject, open_source, rows
-from vit_jax.schema import Choice, ConfigError, Range, amount, at, place
+from vit_jax.evals import metrics
+from vit_jax.evals.subject import EvalContext, Outcome, compute_rows, open_source
+from vit_jax.schema import Choice, ConfigError, Range, current_config_key, enter_key, format_amount
 
 
-class Details(NamedTuple):
+class AccuracyDetails(NamedTuple):
   """The data from which the figures were computed.
 
   Attributes:
@@ -28,7 +28,7 @@ class Details(NamedTuple):
 
 
 def accuracy(
-  subject: Subject,
+  subject: EvalContext,
   *,
   data: Annotated[Choice | None, catalog.EVAL_DATA] = None,
   split: str = "test",
@@ -36,7 +36,7 @@ def accuracy(
   logits: bool | None = None,
   classes: Literal["all", "subset"] = "all",
 ) -> Callable:
-  """Builds a function (params, poll) -> Outcome that returns the figures of `metrics.measure` and all predictions.
+  """Builds a function (params, poll) -> Outcome that returns the figures of `metrics.compute_metrics` and all predictions.
 
   If images may have several labels, images without a label are not scored (ReaL's rule, Beyer et al. 2020). The
   function raises NotFiniteError if the logits of an image are NaN or infinite.
@@ -56,35 +56,38 @@ def accuracy(
   Raises:
     ConfigError: the model or the data are unsuitable.
   """
-  source, size, here = open_source(subject, data, split, "split"), subject.images_at_once(batch), place()
+  source, size, here = open_source(subject, data, split, "split"), subject.images_at_once(batch), current_config_key()
   if not subject.classes:
     raise ConfigError(
       "the model has no classes. Use name='masked' to measure its task, or 'fewshot' to measure its features", "name"
     )
   if len(source.classes) != subject.classes:
     raise ConfigError(
-      f"{split!r} has {amount(len(source.classes), 'class', 'classes')}, but the model has {subject.classes}", "split"
+      f"{split!r} has {format_amount(len(source.classes), 'class', 'classes')}, but the model has {subject.classes}",
+      "split",
     )
-  if subject.names and (moved := class_names.moved(subject.names, source.classes)):
+  if subject.names and (moved := class_names.describe_moved(subject.names, source.classes)):
     raise ConfigError(
       f"{split!r} lists classes of the training data at other positions ({moved}, counted from 0). Give both readers "
       "the same list of classes",
       "data" if data else "split",
     )
-  with at("classes"):
-    competing, way = _competing(subject.data(data), classes)
+  with enter_key("classes"):
+    competing, way = _competing_classes(subject.data(data), classes)
   predict = subject.predictions(data, source.labels > 1 if logits is None else logits, competing)
 
   def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
-    with at(here):
+    with enter_key(here):
       images = subject.batches(data, source, size)
-      of_images = rows(functools.partial(predict, params), images, poll, size, source.called)
+      of_images = compute_rows(functools.partial(predict, params), images, poll, size, source.display_name)
     if source.labels > 1:
       labelled = (of_images["label"] >= 0).any(1)
       of_images = {name: values[labelled] for name, values in of_images.items()}
     predictions = metrics.Predictions(**of_images)
-    measured = metrics.measure(predictions, subject.classes)
-    return Outcome({_name(way, name): value for name, value in measured.items()}, Details(source, predictions, way))
+    measured = metrics.compute_metrics(predictions, subject.classes)
+    return Outcome(
+      {_figure_name(way, name): value for name, value in measured.items()}, AccuracyDetails(source, predictions, way)
+    )
 
   return measure
 
@@ -97,11 +100,11 @@ def figure_names(data: Choice | None, classes: str) -> list[str]:
     classes: the argument of `accuracy`.
   """
   nothing = metrics.Predictions(*(np.zeros(shape, np.int64) for shape in (0, 0, (0, 1), 0, 0)))
-  way = _competing(data, classes)[1] if data else ""
-  return [_name(way, name) for name in [*metrics.measure(nothing, 1), "average_precision"]]
+  way = _competing_classes(data, classes)[1] if data else ""
+  return [_figure_name(way, name) for name in [*metrics.compute_metrics(nothing, 1), "average_precision"]]
 
 
-def _competing(data, classes):
+def _competing_classes(data, classes):
   """Returns (competing classes or None for all classes, prefix of the figures).
 
   Raises ConfigError if all classes occur.
@@ -118,5 +121,5 @@ def _competing(data, classes):
   return (row.subset, f"{len(row.subset)}_way_") if classes == "subset" else (None, f"{row.classes}_way_")
 
 
-def _name(way, figure):
+def _figure_name(way, figure):
   return figure if figure == "images" else way + figure

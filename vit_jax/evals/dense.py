@@ -16,17 +16,28 @@ from typing import Annotated, NamedTuple
 import jax
 import numpy as np
 
-from vit_jax import mesh, probes, rng, runtime
+from vit_jax import rng, runtime
 from vit_jax.data import catalog, loader, masks, sources
 from vit_jax.data.images import ImageError, Images
-from vit_jax.evals.subject import Outcome, Subject, open_source, parts
-from vit_jax.schema import Choice, ConfigError, Count, Range, amount, arguments, at, place
+from vit_jax.evals import probes
+from vit_jax.evals.subject import EvalContext, Outcome, compute_batches, open_source
+from vit_jax.parallel import sharding
+from vit_jax.schema import (
+  Choice,
+  ConfigError,
+  Count,
+  Range,
+  current_config_key,
+  enter_key,
+  format_amount,
+  select_arguments,
+)
 
 FIGURES = ["mean_iou", "pixel_accuracy", "images"]
 THREADS = 16  # threads that read masks
 
 
-class Details(NamedTuple):
+class DenseDetails(NamedTuple):
   """The data from which the figures were computed, on the first process.
 
   Attributes:
@@ -52,7 +63,7 @@ class Details(NamedTuple):
 
 
 def dense(
-  subject: Subject,
+  subject: EvalContext,
   *,
   data: Annotated[Choice | None, catalog.EVAL_DATA] = None,
   train: str = "train",
@@ -80,49 +91,52 @@ def dense(
   Raises:
     ConfigError: the data have no suitable masks or splits.
   """
-  size, here = subject.images_at_once(batch), place()
+  size, here = subject.images_at_once(batch), current_config_key()
   sources_of = {key: open_source(subject, data, split, key) for key, split in (("train", train), ("test", test))}
-  classes = _check(subject, data, **sources_of)
+  classes = _check_data(subject, data, **sources_of)
   side, _, width = subject.map_shape
   tokens, segments = subject.tokens(data), subject.segments(data)
 
   def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
-    with at(here):
+    with enter_key(here):
       return measured(params, poll)
 
   def measured(params, poll):
     def pairs(compute, split):
-      return _with_masks(compute, subject, data, sources_of[split], size, poll)
+      return _add_masks(compute, subject, data, sources_of[split], size, poll)
 
     learnt, problem, fitted = [], None, (np.zeros((width, len(classes))), np.zeros(len(classes)))
     for rows, truth in pairs(lambda images: tokens(params, images), "train"):
-      shares = masks.shares(truth, side, len(classes)).astype(np.float32)
+      shares = masks.compute_shares(truth, side, len(classes)).astype(np.float32)
       for record, *of_image in zip(rows["position"].tolist(), rows["tokens"], shares, strict=True):
-        few = _drawn(record, side**2, patches // len(sources_of["train"]))
+        few = _draw_patches(record, side**2, patches // len(sources_of["train"]))
         learnt.append([values.reshape(side**2, -1)[few] for values in of_image])
     if jax.process_index() == 0:
       try:
-        fitted = _fitted(learnt, classes, probe)
+        fitted = _fit_probe(learnt, classes, probe)
       except ConfigError as error:
         problem = str(error)
-    runtime.agree(problem)
+    runtime.raise_together(problem)
     linear = [
-      mesh.place(runtime.from_first(array.astype(np.float32)), mesh.replicated(subject.mesh)) for array in fitted
+      sharding.place_array(
+        runtime.copy_from_first(array.astype(np.float32)), sharding.make_replicated_sharding(subject.mesh)
+      )
+      for array in fitted
     ]
     pixels, images = np.zeros((len(classes), len(classes)), np.int64), 0
     for rows, truth in pairs(lambda images: segments((params, *linear), images), "test"):
-      pixels += confusion(truth, rows["classes"], len(classes))
+      pixels += count_confusion(truth, rows["classes"], len(classes))
       images += len(truth)
-    nothing = f"{place('test')}: its masks contain no pixel of a class. Use another split"
-    runtime.agree(nothing if jax.process_index() == 0 and not pixels.sum() else None)
-    figures = runtime.from_first(np.array([*_figures(pixels), images])).tolist()
-    details = Details(classes, pixels, **sources_of) if jax.process_index() == 0 else None
+    nothing = f"{current_config_key('test')}: its masks contain no pixel of a class. Use another split"
+    runtime.raise_together(nothing if jax.process_index() == 0 and not pixels.sum() else None)
+    figures = runtime.copy_from_first(np.array([*_compute_figures(pixels), images])).tolist()
+    details = DenseDetails(classes, pixels, **sources_of) if jax.process_index() == 0 else None
     return Outcome(dict(zip(FIGURES, figures, strict=True)) | {"images": int(figures[-1])}, details)
 
   return measure
 
 
-def confusion(truth: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+def count_confusion(truth: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
   """Counts pixels by true and predicted class. Pixels without a class are ignored.
 
   Args:
@@ -160,14 +174,14 @@ def intersection_over_union(pixels: np.ndarray) -> np.ndarray:
   return np.where(union > 0, both / np.maximum(union, 1), np.nan)
 
 
-def _figures(pixels) -> tuple[float, float]:
+def _compute_figures(pixels) -> tuple[float, float]:
   """Returns (mean IoU, pixel accuracy), or NaN if there are no pixels."""
   if not pixels.sum():
     return np.nan, np.nan
   return float(np.nanmean(intersection_over_union(pixels))), float(np.trace(pixels) / pixels.sum())
 
 
-def _check(subject, data, train, test) -> tuple[str, ...]:
+def _check_data(subject, data, train, test) -> tuple[str, ...]:
   """Returns the classes of the masks. Raises ConfigError for data that cannot be measured."""
   key = "config.data" if data is None else "data"
   for source in (train, test):
@@ -180,10 +194,10 @@ def _check(subject, data, train, test) -> tuple[str, ...]:
     raise ConfigError(f"masks of {test.split!r} have other classes than those of {train.split!r}", "test")
   if not 2 <= len(train.masks.classes) <= masks.NONE:
     raise ConfigError(
-      f"masks of {amount(len(train.masks.classes), 'class', 'classes')}. Allowed: 2 to {masks.NONE}", "data"
+      f"masks of {format_amount(len(train.masks.classes), 'class', 'classes')}. Allowed: 2 to {masks.NONE}", "data"
     )
   crop = subject.data(data).args["test_crop"].name
-  with at(key) if data is not None else contextlib.nullcontext():
+  with enter_key(key) if data is not None else contextlib.nullcontext():
     if crop != "resize":
       raise ConfigError(
         f"{crop!r} crops images, but masks are not cropped. Use 'resize'"
@@ -193,38 +207,38 @@ def _check(subject, data, train, test) -> tuple[str, ...]:
   return train.masks.classes
 
 
-def _with_masks(compute, subject, data, source, size, poll) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
+def _add_masks(compute, subject, data, source, size, poll) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
   """Yields (rows, masks `(N, S, S)`, uint8) of each batch on the first process, without bad images.
 
   Other processes yield no values. After all processes have computed their rows, a bad mask raises ConfigError on every
   process.
   """
-  wanted = arguments(subject.data(data), loader.batches)
+  wanted = select_arguments(subject.data(data), loader.batches)
   account = ("on_error", "max_pixels", "max_aspect", "exif", "max_bad")
   images, side = Images(source, *(wanted[key] for key in account)), subject.data(data).args["image_size"]
   problem = None
   with concurrent.futures.ThreadPoolExecutor(THREADS) as pool, subject.counting(source, size, poll) as counted:
-    for rows in parts(compute, subject.batches(data, source, size), counted, size, source.called):
+    for rows in compute_batches(compute, subject.batches(data, source, size), counted, size, source.display_name):
       if jax.process_index() or problem:
         continue
       try:
-        read = list(pool.map(lambda record: masks.read(images, record, side), rows["position"].tolist()))
+        read = list(pool.map(lambda record: masks.read_mask(images, record, side), rows["position"].tolist()))
       except ImageError as error:
         problem = str(error)
         continue
       good = [i for i, mask in enumerate(read) if mask is not None]
       if good:
         yield {name: values[good] for name, values in rows.items()}, np.stack([read[i] for i in good])
-  runtime.agree(problem)
+  runtime.raise_together(problem)
 
 
-def _drawn(record, patches, count) -> np.ndarray:
+def _draw_patches(record, patches, count) -> np.ndarray:
   """Returns the numbers of `count` randomly drawn patches of a record's image (at least one patch, at most all)."""
-  draws = rng.generator(0, "patches of a dense probe", record)
+  draws = rng.make_numpy_generator(0, "patches of a dense probe", record)
   return np.sort(draws.permutation(patches)[: max(1, count)])
 
 
-def _fitted(learnt, classes, probe) -> tuple[np.ndarray, np.ndarray]:
+def _fit_probe(learnt, classes, probe) -> tuple[np.ndarray, np.ndarray]:
   """Fits the probe to (tokens, fractions) of each image. Returns (kernel `(D, V)`, bias `(V,)`)."""
   if not learnt:
     raise ConfigError("no image with a mask can be decoded", "train")
@@ -233,4 +247,4 @@ def _fitted(learnt, classes, probe) -> tuple[np.ndarray, np.ndarray]:
   if len(shown) < 2:
     seen = "".join(f"{classes[i]!r} alone" for i in shown) or "no class at all"
     raise ConfigError(f"masks contain {seen}, but a probe needs two classes", "train")
-  return probes.affine(probes.OF_SHARES[probe.name](tokens, shares, **probe.args))
+  return probes.fold_standardisation(probes.OF_SHARES[probe.name](tokens, shares, **probe.args))

@@ -10,14 +10,15 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from vit_jax import archives, files, models, runtime
+from vit_jax import models, runtime
 from vit_jax.data import augment, sources, stream, versions
-from vit_jax.evals.subject import Subject, rows
-from vit_jax.schema import Choice, arguments
+from vit_jax.evals.subject import EvalContext, compute_rows
+from vit_jax.schema import Choice, select_arguments
+from vit_jax.storage import archives, files
 
 
 def extract(
-  subject: Subject,
+  subject: EvalContext,
   data: Choice | None,
   source: sources.Source,
   wanted: np.ndarray,
@@ -50,13 +51,13 @@ def extract(
     NotFiniteError: a feature is NaN or infinite.
   """
   first = jax.process_index() == 0
-  known, kept = _read(file) if file and first else (np.zeros(0, np.int64), None)
-  missing = wanted[~runtime.from_first(np.isin(wanted, known))]
+  known, kept = _read_cache(file) if file and first else (np.zeros(0, np.int64), None)
+  missing = wanted[~runtime.copy_from_first(np.isin(wanted, known))]
   if len(missing):
-    lacking, compute = sources.subset(source, missing), subject.features(data, kind)
+    lacking, compute = sources.select_subset(source, missing), subject.features(data, kind)
     with subject.counting(lacking, size, poll) as counted:
-      of_images = rows(
-        lambda batch: compute(params, batch), subject.batches(data, lacking, size), counted, size, lacking.called
+      of_images = compute_rows(
+        lambda batch: compute(params, batch), subject.batches(data, lacking, size), counted, size, lacking.display_name
       )
     position, features = missing[of_images["position"]], of_images["features"]
     if kept is not None:
@@ -64,18 +65,20 @@ def extract(
     order = np.argsort(position)
     known, kept = position[order], features[order]
     if file and first:
-      _write(file, known, kept)
+      _write_cache(file, known, kept)
   if kept is None:  # all features are cached, and another process has the file
     return np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
   use = np.isin(known, wanted)
   return known[use], kept[use]
 
 
-def cache_file(identity: str, data: Choice, source: sources.Source, kind: models.Features = "head") -> pathlib.Path:
+def find_cache_file(
+  identity: str, data: Choice, source: sources.Source, kind: models.Features = "head"
+) -> pathlib.Path:
   """Returns the path of the cache file of features. These files may be removed at any time.
 
   The name depends on the version of this code, the model, its weights, the preparation, the version of the images
-  (`versions.of`), and the type of features.
+  (`versions.digest_versions`), and the type of features.
 
   Args:
     identity: identifies the model and its weights, see `Subject.identity`.
@@ -86,16 +89,16 @@ def cache_file(identity: str, data: Choice, source: sources.Source, kind: models
   origin = {
     "code": importlib.metadata.version("vit_jax"),
     "model": identity,
-    "prepared": arguments(data, stream.eval_examples, augment.normalise) | {"exif": data.args["exif"]},
+    "prepared": select_arguments(data, stream.eval_examples, augment.normalise) | {"exif": data.args["exif"]},
     "split": source.split,
-    "data": versions.of(source),
+    "data": versions.digest_versions(source),
     "features": kind,
   }
   name = hashlib.sha256(json.dumps(origin, sort_keys=True, default=repr).encode()).hexdigest()
-  return files.cache("features") / f"{name}.npz"
+  return files.get_cache_directory("features") / f"{name}.npz"
 
 
-def _read(file):
+def _read_cache(file):
   """Returns record numbers and features of the cache, or an empty array and None if the file is missing or damaged."""
   try:
     with file.open("rb") as opened:
@@ -111,11 +114,11 @@ def _read(file):
   return np.zeros(0, np.int64), None
 
 
-def _write(file, position, features):
+def _write_cache(file, position, features):
   """Replaces the file atomically, so that a kill keeps the old file. If the disk is full, features are not cached."""
   try:
     file.parent.mkdir(parents=True, exist_ok=True)
-    with files.replacing(file) as partial, partial.open("wb") as opened:
+    with files.atomic_write(file) as partial, partial.open("wb") as opened:
       np.savez(opened, position=position, features=features)
   except OSError as error:
     logging.warning("features cannot be stored in %s: %s", file, error)

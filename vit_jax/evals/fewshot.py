@@ -14,11 +14,11 @@ import jax
 import numpy as np
 
 from vit_jax import models, runtime
-from vit_jax import probes as tables
 from vit_jax.data import catalog, sources
-from vit_jax.evals.features import cache_file, extract
-from vit_jax.evals.subject import Outcome, Subject, open_source
-from vit_jax.schema import Choice, ConfigError, Count, Range, amount, at, place
+from vit_jax.evals import probes as tables
+from vit_jax.evals.features import extract, find_cache_file
+from vit_jax.evals.subject import EvalContext, Outcome, open_source
+from vit_jax.schema import Choice, ConfigError, Count, Range, current_config_key, enter_key, format_amount
 
 Seed = Annotated[int, Range(0, 2**31 - 1)]
 Shots = tuple[Count, ...] | Literal["all"]
@@ -48,10 +48,10 @@ class Episode(NamedTuple):
   @property
   def name(self) -> str:
     """Returns the name of the figure to which this episode contributes."""
-    return _name(self.probe, self.shots)
+    return _figure_name(self.probe, self.shots)
 
 
-class Details(NamedTuple):
+class FewshotDetails(NamedTuple):
   """The data from which the figures were computed, on the first process.
 
   Attributes:
@@ -74,7 +74,7 @@ class Details(NamedTuple):
 
 
 def fewshot(
-  subject: Subject,
+  subject: EvalContext,
   *,
   data: Annotated[Choice | None, catalog.EVAL_DATA] = None,
   train: str = "train",
@@ -112,37 +112,37 @@ def fewshot(
   Raises:
     ConfigError: the data or the arguments are unsuitable.
   """
-  size, here = subject.images_at_once(batch), place()
+  size, here = subject.images_at_once(batch), current_config_key()
   sides = {key: open_source(subject, data, split, key) for key, split in (("train", train), ("test", test))}
   classes = len(sides["train"].classes)
-  _check(sides, shots, seeds, probes)
+  _check_data(sides, shots, seeds, probes)
   subject.features(data, features)  # a model without a class token causes an error before any computation
   grids = [values for probe in probes.values() for values in probe.args.values() if isinstance(values, tuple)]
   choosing = held_out if any(len(values) > 1 for values in grids) else 0
-  labels = {side: functools.cache(functools.partial(_labels, source)) for side, source in sides.items()}
+  labels = {side: functools.cache(functools.partial(_read_labels, source)) for side, source in sides.items()}
   draws = seeds[:1] if shots == "all" else seeds
 
   def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
-    drawn = {seed: _draw(labels["train"](), classes, shots, choosing, seed) for seed in draws}
+    drawn = {seed: _draw_images(labels["train"](), classes, shots, choosing, seed) for seed in draws}
     trained_on = np.unique(np.concatenate([rows for draw in drawn.values() for rows in draw]))
     wanted = {"train": trained_on, "test": np.arange(len(sides["test"]))}
     weights = subject.identity(params) if cache else None
     extracted = {}
     for side, source in sides.items():
-      file = cache_file(weights, subject.data(data), source, features) if cache else None
-      with at(here):
+      file = find_cache_file(weights, subject.data(data), source, features) if cache else None
+      with enter_key(here):
         extracted[side] = extract(subject, data, source, wanted[side], params, poll, size, file, features)
     outcome, problem = None, None
     if jax.process_index() == 0:
       try:
-        with at(here):
-          outcome = _solve(extracted, labels, classes, sides, shots, drawn, probes)
+        with enter_key(here):
+          outcome = _evaluate_probes(extracted, labels, classes, sides, shots, drawn, probes)
       except ConfigError as error:
         problem = str(error)
-    runtime.agree(problem)
+    runtime.raise_together(problem)
     names = figure_names(shots, seeds, probes)
     figures = np.array([outcome.figures[name] for name in names] if outcome else np.zeros(len(names)))
-    shared = dict(zip(names, runtime.from_first(figures).tolist(), strict=True))
+    shared = dict(zip(names, runtime.copy_from_first(figures).tolist(), strict=True))
     return Outcome(shared | {"images": int(shared["images"])}, outcome.details if outcome else None)
 
   return measure
@@ -156,43 +156,43 @@ def figure_names(shots: Shots, seeds: tuple[int, ...], probes: Iterable[str]) ->
     seeds: argument of `fewshot`.
     probes: names of the probes.
   """
-  means = [_name(name, k) for name in probes for k in _sizes(shots)]
+  means = [_figure_name(name, k) for name in probes for k in _shot_counts(shots)]
   ends = ("", "_std") if len(seeds) > 1 and shots != "all" else ("",)
   return [name + end for name in means for end in ends] + ["images"]
 
 
-def _name(probe, shots):
+def _figure_name(probe, shots):
   return f"{probe}_all" if shots == "all" else f"{probe}_{shots}shot"
 
 
-def _sizes(shots):
+def _shot_counts(shots):
   return ("all",) if shots == "all" else shots
 
 
-def _draw(labels, classes, shots, choosing, seed) -> tuple[np.ndarray, np.ndarray]:
+def _draw_images(labels, classes, shots, choosing, seed) -> tuple[np.ndarray, np.ndarray]:
   """Returns (training record numbers, class by class; held-out record numbers) of one seed."""
   most = len(labels) if shots == "all" else max(shots)
-  numbers = tables.draw(labels, classes, most + choosing, seed)
-  rank = _ranks(labels[numbers])
+  numbers = tables.draw_shots(labels, classes, most + choosing, seed)
+  rank = _rank_in_class(labels[numbers])
   if shots == "all":
     count = np.bincount(labels, minlength=classes)[labels[numbers]]
     most = count - np.minimum(choosing, count // 2)
   return numbers[rank < most], numbers[rank >= most]
 
 
-def _ranks(labels):
+def _rank_in_class(labels):
   """Returns the position of each label within its class. The labels must be sorted by class."""
   return np.arange(len(labels)) - np.searchsorted(labels, labels)
 
 
-def _check(sides, shots, seeds, probes):
+def _check_data(sides, shots, seeds, probes):
   """Raises ConfigError for data or arguments that cannot be measured."""
   train, test = sides.values()
   if train.classes != test.classes:
     raise ConfigError(f"{test.split!r} has other classes than {train.split!r}", "test")
   if max(train.labels, test.labels) > 1:
     raise ConfigError(f"images of {train.name} may have several labels, but a probe needs one label per image", "data")
-  for name, values in (("shots", _sizes(shots)), ("seeds", seeds), ("probes", probes)):
+  for name, values in (("shots", _shot_counts(shots)), ("seeds", seeds), ("probes", probes)):
     if not values or len(set(values)) != len(values):
       raise ConfigError(f"{values!r}. Give at least one value, without duplicates", name)
   for name, probe in probes.items():
@@ -201,12 +201,12 @@ def _check(sides, shots, seeds, probes):
         raise ConfigError("no value. Give one value, or several of which the best is selected", f"probes.{name}.{key}")
 
 
-def _labels(source) -> np.ndarray:
+def _read_labels(source) -> np.ndarray:
   """Returns the labels of all records, without decoding images."""
   return np.fromiter((source.label(i) for i in range(len(source))), np.int64, len(source))
 
 
-def _solve(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
+def _evaluate_probes(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
   """Fits and evaluates all probes, and returns the outcome."""
   (position, x), (test_position, test_x) = extracted["train"], extracted["test"]
   if not len(test_position):
@@ -216,9 +216,9 @@ def _solve(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
   label, truth = labels["train"]()[position], labels["test"]()[test_position]
   episodes = []
   for seed, (numbers, held_out) in drawn.items():
-    rank = _ranks(labels["train"]()[numbers])
+    rank = _rank_in_class(labels["train"]()[numbers])
     held = np.flatnonzero(np.isin(position, held_out))
-    for k in _sizes(shots):
+    for k in _shot_counts(shots):
       drawn_here = numbers if k == "all" else numbers[rank < k]
       rows = np.flatnonzero(np.isin(position, drawn_here))  # images that can be decoded
       # A whole split is not copied.
@@ -229,8 +229,8 @@ def _solve(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
           if not len(held):
             needed = 2 if shots == "all" else max(shots) + 1
             raise ConfigError(
-              f"no class has {amount(needed, 'image')}, which the selection of a setting requires. Give each probe "
-              "one setting, or use fewer shots"
+              f"no class has {format_amount(needed, 'image')}, which the selection of a setting requires. Give each "
+              "probe one setting, or use fewer shots"
             )
           # The sort is stable: the first one of equal settings is used.
           fitted.sort(key=lambda one: -np.mean(one[1](x[held]) == label[held]))
@@ -245,11 +245,12 @@ def _solve(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
       figures[f"{name}_std"] = float(np.std(values, ddof=1))
   trained_on = {seed: numbers for seed, (numbers, _) in drawn.items()}
   return Outcome(
-    figures, Details(episodes, *sides.values(), trained_on, truth, test_position, _notes(probes, episodes))
+    figures,
+    FewshotDetails(episodes, *sides.values(), trained_on, truth, test_position, _describe_neighbours(probes, episodes)),
   )
 
 
-def _notes(probes, episodes) -> list[str]:
+def _describe_neighbours(probes, episodes) -> list[str]:
   """Returns a note for each k-NN probe that has fewer training images than neighbours."""
   notes = []
   for name, probe in probes.items():

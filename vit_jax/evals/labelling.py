@@ -12,42 +12,43 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from vit_jax import files, runtime
+from vit_jax import runtime
 from vit_jax.data import augment, catalog, pseudo_labels, sources, stream
-from vit_jax.data.pseudo_labels import PLAN, Plan
+from vit_jax.data.pseudo_labels import PLAN, LabelPlan
 from vit_jax.evals import subject as subjects
-from vit_jax.evals.subject import Subject
-from vit_jax.schema import Choice, ConfigError, amount, arguments, plain
+from vit_jax.evals.subject import EvalContext
+from vit_jax.schema import Choice, ConfigError, format_amount, select_arguments, to_plain
+from vit_jax.storage import files
 
 
-def plan(
-  subject: Subject,
+def create_plan(
+  subject: EvalContext,
   data: Choice | None,
   opened: dict,
   source: sources.Source,
   classes: tuple[str, ...],
   params: dict[str, jax.Array],
   soft: bool,
-) -> Plan:
+) -> LabelPlan:
   """Returns a description of the labels: images, classes and weights.
 
   Args:
     subject: the teacher.
     data: the data to label, or None for the teacher's own data.
-    opened: description from which a reader can open the data again, see `origin`.
+    opened: description from which a reader can open the data again, see `describe_origin`.
     source: the images.
     classes: names of the teacher's classes.
     params: {path: parameter} of the teacher.
     soft: true stores `pseudo_labels.BEST` classes per image, false stores one class.
   """
-  seen = arguments(subject.data(data), stream.eval_examples, augment.normalise)
+  seen = select_arguments(subject.data(data), stream.eval_examples, augment.normalise)
   weights = hashlib.sha256(f"{subject.identity(params)} {json.dumps(seen, sort_keys=True, default=repr)}".encode())
   kept = min(pseudo_labels.BEST, len(classes)) if soft else 1
-  images = (len(source), source.fingerprint(), pseudo_labels.contents(source))
-  return Plan(opened, source.split, *images, classes, weights.hexdigest(), kept)
+  images = (len(source), source.fingerprint(), pseudo_labels.digest_contents(source))
+  return LabelPlan(opened, source.split, *images, classes, weights.hexdigest(), kept)
 
 
-def origin(data: Choice) -> dict:
+def describe_origin(data: Choice) -> dict:
   """Returns plain values from which a reader can open the images of bound data again.
 
   For a student's data, the result describes the images that have labels.
@@ -59,18 +60,18 @@ def origin(data: Choice) -> dict:
     ConfigError: the data are a mixture.
   """
   if data.name == "pseudo_labelled":
-    return origin(data.args["labelled"])
+    return describe_origin(data.args["labelled"])
   if data.name == "mixture":
     raise ConfigError("--data.name: missing. The data of the run are a mixture, so name the images to label")
-  return {"name": data.name, **plain(arguments(data, catalog.READERS[data.name]))}
+  return {"name": data.name, **to_plain(select_arguments(data, catalog.READERS[data.name]))}
 
 
-def write(
-  subject: Subject,
+def label_images(
+  subject: EvalContext,
   data: Choice | None,
   source: sources.Source,
   params: dict[str, jax.Array],
-  wanted: Plan,
+  wanted: LabelPlan,
   folder: pathlib.Path,
   poll: Callable[[], None],
 ) -> int:
@@ -92,22 +93,22 @@ def write(
     ConfigError: the folder contains labels of other weights or images. Raised on all processes.
   """
   first = jax.process_index() == 0
-  stop = _objection(folder, wanted) if first else ""
-  if runtime.from_first(np.array([bool(stop)]))[0]:
+  stop = _check_folder(folder, wanted) if first else ""
+  if runtime.copy_from_first(np.array([bool(stop)]))[0]:
     raise ConfigError(stop or f"{folder} contains other labels. See the message of the first process")
   if first:
     folder.mkdir(parents=True, exist_ok=True)
     files.write_text(folder / PLAN, wanted.to_json())
   shards = list(wanted.shards())
-  done = _done(folder, wanted, shards) if first else 0
-  done = int(runtime.from_first(np.array([done]))[0])
+  done = _count_complete(folder, wanted, shards) if first else 0
+  done = int(runtime.copy_from_first(np.array([done]))[0])
   if done == len(shards):
     return 0
   size = subject.images_at_once(None)
   start = shards[done][1].start // size * size  # the same batches as without a kill, and therefore the same bits
-  rest = sources.subset(source, range(start, wanted.records)) if start else source
+  rest = sources.select_subset(source, range(start, wanted.records)) if start else source
   compute = functools.partial(subject.predictions(data, False), params)
-  made = subjects.parts(compute, subject.batches(data, rest, size), poll, size, rest.called)
+  made = subjects.compute_batches(compute, subject.batches(data, rest, size), poll, size, rest.display_name)
   waiting = []
   for name, records in shards[done:]:
     while not waiting or waiting[-1]["reached"] < records.stop:
@@ -118,12 +119,12 @@ def write(
       reached = int(record[-1]) + 1 if len(record) else start  # no image of the batch could be decoded
       waiting.append({"best": rows["best"], "probability": rows["probability"], "record": record, "reached": reached})
     if first:
-      pseudo_labels.write_shard(folder / name, wanted, *_shard(waiting, records, wanted.kept))
+      pseudo_labels.write_shard(folder / name, wanted, *_compute_shard(waiting, records, wanted.kept))
     waiting = [rows for rows in waiting if rows["reached"] > records.stop]
   return wanted.records - shards[done][1].start
 
 
-def _shard(waiting, records, kept):
+def _compute_shard(waiting, records, kept):
   """Returns (classes `(N, K)`, probabilities `(N, K)`) of the records of a file, from the batches that contain them."""
   classes, probabilities = np.zeros((len(records), kept), np.int32), np.zeros((len(records), kept), np.float16)
   for rows in waiting:
@@ -133,7 +134,7 @@ def _shard(waiting, records, kept):
   return classes, probabilities
 
 
-def _done(folder, wanted, shards):
+def _count_complete(folder, wanted, shards):
   """Returns the number of complete files before the first missing file.
 
   Later files are made again, with the same bytes.
@@ -144,7 +145,7 @@ def _done(folder, wanted, shards):
   return len(shards)
 
 
-def _objection(folder, wanted):
+def _check_folder(folder, wanted):
   """Returns the reason why labels must not be written into a folder, or ""."""
   try:
     before = pseudo_labels.read_plan(folder)
@@ -159,7 +160,7 @@ def _objection(folder, wanted):
       ("classes", "of other classes"),
       ("kept", "in the other format (hard or soft)"),
       ("split", f"of the split {before.split!r}"),
-      ("records", f"of {amount(before.records, 'image')}"),
+      ("records", f"of {format_amount(before.records, 'image')}"),
     )
     if getattr(before, key) != getattr(wanted, key)
   ]

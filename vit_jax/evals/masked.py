@@ -7,12 +7,12 @@ from typing import Annotated
 import jax
 
 from vit_jax.data import catalog
-from vit_jax.evals.subject import Outcome, Subject, open_source, rows
-from vit_jax.schema import Choice, ConfigError, Range, at, place
+from vit_jax.evals.subject import EvalContext, Outcome, compute_rows, open_source
+from vit_jax.schema import Choice, ConfigError, Range, current_config_key, enter_key
 
 
 def masked(
-  subject: Subject,
+  subject: EvalContext,
   *,
   data: Annotated[Choice | None, catalog.EVAL_DATA] = None,
   split: str = "test",
@@ -33,13 +33,13 @@ def masked(
   """
   if subject.classes or subject.predict is None:
     raise ConfigError("the model has classes and does not mask patches. Use 'accuracy'", "name")
-  source, size, here = open_source(subject, data, split, "split"), subject.images_at_once(batch), place()
+  source, size, here = open_source(subject, data, split, "split"), subject.images_at_once(batch), current_config_key()
   predict = subject.predictions(data, logits=False)
 
   def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
-    with at(here):
+    with enter_key(here):
       images = subject.batches(data, source, size)
-      of_images = rows(functools.partial(predict, params), images, poll, size, source.called)
+      of_images = compute_rows(functools.partial(predict, params), images, poll, size, source.display_name)
     figures = {name: float(of_images[name].mean()) for name in of_images if name not in ("label", "position")}
     return Outcome(figures | {"images": len(of_images["position"])}, None)
 

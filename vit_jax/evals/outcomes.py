@@ -7,7 +7,7 @@ import jax
 from vit_jax.evals.subject import Outcome
 
 
-def measure(
+def run_evaluations(
   evals: Mapping[str, Callable],
   params: dict[str, jax.Array],
   average: dict[str, jax.Array],
@@ -27,7 +27,7 @@ def measure(
   """
   outcomes = {}
   if evals and average:
-    average = gathered(params, average)
+    average = gather_average(params, average)
   for name, evaluation in evals.items():
     for prefix, weights in (("", params), ("ema_", average)):
       if weights:
@@ -35,7 +35,7 @@ def measure(
   return outcomes
 
 
-def gathered(params: dict[str, jax.Array], average: dict[str, jax.Array]) -> dict[str, jax.Array]:
+def gather_average(params: dict[str, jax.Array], average: dict[str, jax.Array]) -> dict[str, jax.Array]:
   """Moves an average, which is distributed over more devices, to the sharding of the parameters.
 
   This happens once per measurement instead of once per batch.
@@ -48,16 +48,16 @@ def gathered(params: dict[str, jax.Array], average: dict[str, jax.Array]) -> dic
   return jax.jit(lambda arrays: arrays, out_shardings=shardings)(average)
 
 
-def figures(outcomes: Mapping[str, Outcome]) -> dict[str, float]:
+def collect_figures(outcomes: Mapping[str, Outcome]) -> dict[str, float]:
   """Returns all figures with the names of result.json.
 
   Args:
-    outcomes: the result of `measure`.
+    outcomes: the result of `run_evaluations`.
 
   Example:
     from vit_jax.evals import Outcome, outcomes
 
     measured = {"": Outcome({"top1": 0.9}, None), "val/ema_": Outcome({"top1": 0.8}, None)}
-    assert outcomes.figures(measured) == {"top1": 0.9, "val/ema_top1": 0.8}
+    assert outcomes.collect_figures(measured) == {"top1": 0.9, "val/ema_top1": 0.8}
   """
   return {prefix + name: value for prefix, outcome in outcomes.items() for name, value in outcome.figures.items()}

@@ -13,17 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 from einops import rearrange
 
-from vit_jax import digests, mesh, models
+from vit_jax import models
+from vit_jax.checkpoints import digests
 from vit_jax.data import augment, device_batches, loader, sources, stream
 from vit_jax.models import finite
-from vit_jax.schema import Choice, ConfigError, arguments, at, place
+from vit_jax.parallel import sharding
+from vit_jax.schema import Choice, ConfigError, current_config_key, enter_key, select_arguments
 
 # (name, images, batch size) -> a context with a method add(images)
-Screen = Callable[[str, int, int], contextlib.AbstractContextManager]
+ProgressFactory = Callable[[str, int, int], contextlib.AbstractContextManager]
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class EvalContext:
   """A model on a mesh, and the data on which it is measured. In its methods, `data=None` stands for the run's own data.
 
   Attributes:
@@ -45,7 +47,7 @@ class Subject:
   open_split: Callable[[Choice, str], sources.Source]
   predict: Callable | None = None
   names: tuple[str, ...] = ()
-  screen: Screen | None = None
+  screen: ProgressFactory | None = None
   programs: dict = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
   @property
@@ -111,7 +113,7 @@ class Subject:
     Args:
       data: a data choice, or None for the run's own.
     """
-    return self._program("tokens", data, self._map)
+    return self._program("tokens", data, self._compute_map)
 
   def segments(self, data: Choice | None) -> Callable:
     """Returns a function ((params, kernel, bias), batch) -> {"classes": `(B, S, S)`, uint8} on every process.
@@ -125,10 +127,10 @@ class Subject:
 
     def rows(parameters, images, labels):
       params, kernel, bias = parameters
-      tokens = self._map(params, images, labels)["tokens"]
+      tokens = self._compute_map(params, images, labels)["tokens"]
       scores = jnp.einsum("bpqd,dv->vbpq", tokens, kernel, precision="highest") + bias[:, None, None, None]
       flags = finite.flagged({"scores of pixels": rearrange(scores, "v b p q -> b p q v")})
-      return {"classes": resized_best(scores, images.shape[1])} | flags
+      return {"classes": resize_and_classify(scores, images.shape[1])} | flags
 
     return self._program("segments", data, rows)
 
@@ -147,7 +149,7 @@ class Subject:
       raise ConfigError(f"{self.model.description.model.name} has {patches} patches, which do not form a square")
     return side, side, tokens.shape[2]
 
-  def _map(self, params, images, labels):
+  def _compute_map(self, params, images, labels):
     tokens = self.model.outputs(params, images)[0].tokens[:, sum(self.model.prefix.values()) :]
     made = {"tokens": rearrange(tokens.astype(jnp.float32), "b (p q) d -> b p q d", p=self.map_shape[0])}
     return made | finite.flagged(made)
@@ -160,15 +162,15 @@ class Subject:
       source: the images.
       size: images per batch.
     """
-    split = mesh.batch(self.mesh)
-    rows = mesh.local_rows(split, size)
-    examples = stream.eval_examples(source, **arguments(self.data(data), stream.eval_examples))
-    batches = loader.batches(examples, size, rows, **arguments(self.data(data), loader.batches))
+    split = sharding.make_batch_sharding(self.mesh)
+    rows = sharding.find_local_rows(split, size)
+    examples = stream.eval_examples(source, **select_arguments(self.data(data), stream.eval_examples))
+    batches = loader.batches(examples, size, rows, **select_arguments(self.data(data), loader.batches))
     return device_batches.DeviceBatches(batches, rows, size, split)
 
   @contextlib.contextmanager
   def counting(self, source: sources.Source, size: int, poll: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Yields a replacement for `poll`, for use with `parts`, that also displays the number of completed images.
+    """Yields a replacement for `poll`, for use with `compute_batches`, that also displays the number of completed images.
 
     Args:
       source: the images.
@@ -199,7 +201,7 @@ class Subject:
     Raises:
       ConfigError: the number is not a multiple of the number of devices that share a batch.
     """
-    chosen, shards = size or self.batch, mesh.batch_shards(self.mesh)
+    chosen, shards = size or self.batch, sharding.count_batch_shards(self.mesh)
     if chosen % shards:
       key = "batch" if size else "config.batch"
       raise ConfigError(f"{chosen} cannot be divided over {shards} devices. Use a multiple of {shards}", key)
@@ -212,11 +214,11 @@ class Subject:
       params: {path: parameter}.
     """
     model = json.dumps(self.model.description.to_json(), sort_keys=True)
-    return f"{model} {digests.sha256(params, mesh.replicated(self.mesh))}"
+    return f"{model} {digests.sha256(params, sharding.make_replicated_sharding(self.mesh))}"
 
   def _program(self, kind, data, rows):
     """Returns `rows(params, images, labels)`, compiled for batches. Data with equal normalisation share a program."""
-    normalisation = arguments(self.data(data), augment.normalise)
+    normalisation = select_arguments(self.data(data), augment.normalise)
     key = (kind, *normalisation.values())
     if key not in self.programs:
       dtype = np.dtype(self.model.description.model.args["dtype"])
@@ -226,11 +228,11 @@ class Subject:
         computed = rows(params, normalise(batch["image"]), batch["label"])
         return {**computed, "label": batch["label"], "mask": batch["mask"]}
 
-      self.programs[key] = jax.jit(program, out_shardings=mesh.replicated(self.mesh))
+      self.programs[key] = jax.jit(program, out_shardings=sharding.make_replicated_sharding(self.mesh))
     return self.programs[key]
 
 
-def resized_best(scores: jax.Array, size: int) -> jax.Array:
+def resize_and_classify(scores: jax.Array, size: int) -> jax.Array:
   """Resizes scores to an image and returns the best class of each pixel.
 
   Classes are resized one by one, because the scores of all V classes at every pixel would need V times the memory.
@@ -247,7 +249,7 @@ def resized_best(scores: jax.Array, size: int) -> jax.Array:
     from vit_jax.evals import subject
 
     scores = jnp.array([[[[0.0]]], [[[1.0]]]])
-    assert subject.resized_best(scores, 2).tolist() == [[[1, 1], [1, 1]]]
+    assert subject.resize_and_classify(scores, 2).tolist() == [[[1, 1], [1, 1]]]
   """
 
   def better(best, candidate):
@@ -261,7 +263,7 @@ def resized_best(scores: jax.Array, size: int) -> jax.Array:
   return best
 
 
-def open_source(subject: Subject, data: Choice | None, split: str, key: str) -> sources.Source:
+def open_source(subject: EvalContext, data: Choice | None, split: str, key: str) -> sources.Source:
   """Opens the split of an evaluation and checks that its images can be prepared.
 
   Args:
@@ -274,9 +276,9 @@ def open_source(subject: Subject, data: Choice | None, split: str, key: str) -> 
     ConfigError: the split does not exist, or its images cannot be prepared.
   """
   try:
-    with at("config.data" if data is None else "data"):
-      source = dataclasses.replace(subject.source(data, split), key=place())
-      stream.eval_examples(source, **arguments(subject.data(data), stream.eval_examples))
+    with enter_key("config.data" if data is None else "data"):
+      source = dataclasses.replace(subject.source(data, split), key=current_config_key())
+      stream.eval_examples(source, **select_arguments(subject.data(data), stream.eval_examples))
   except sources.SplitError as error:
     if split in ("train", "val", "test"):
       raise
@@ -296,19 +298,19 @@ class Outcome(NamedTuple):
   details: object
 
 
-def rows(
+def compute_rows(
   compute: Callable, batches: Iterator, poll: Callable[[], None], size: int, name: Callable[[int], str]
 ) -> dict[str, np.ndarray]:
-  """Computes all batches and returns {name: array} for all images together. The arguments are those of `parts`.
+  """Computes all batches and returns {name: array} for all images together. The arguments are those of `compute_batches`.
 
   Raises:
     NotFiniteError: an output of an image is NaN or infinite.
   """
-  computed = list(parts(compute, batches, poll, size, name))
+  computed = list(compute_batches(compute, batches, poll, size, name))
   return {name: np.concatenate([part[name] for part in computed]) for name in computed[0]}
 
 
-def parts(
+def compute_batches(
   compute: Callable, batches: Iterator, poll: Callable[[], None], size: int, name: Callable[[int], str]
 ) -> Iterator[dict[str, np.ndarray]]:
   """Computes batches, and fetches each one while the devices work on the next one.
@@ -332,13 +334,13 @@ def parts(
       poll()
       started = compute(images)
       if running is not None:
-        yield _fetched(running, (number - 1) * size, name)
+        yield _fetch_rows(running, (number - 1) * size, name)
       running = started
     if running is not None:
-      yield _fetched(running, number * size, name)
+      yield _fetch_rows(running, number * size, name)
 
 
-def _fetched(running, first, name) -> dict[str, np.ndarray]:
+def _fetch_rows(running, first, name) -> dict[str, np.ndarray]:
   """Returns the rows of a batch on the host."""
   computed = jax.device_get(running)
   real = computed.pop("mask") > 0

@@ -16,8 +16,8 @@ from vit_jax.evals.accuracy import accuracy
 from vit_jax.evals.dense import dense
 from vit_jax.evals.fewshot import fewshot
 from vit_jax.evals.masked import masked
-from vit_jax.evals.subject import Subject
-from vit_jax.schema import Choice, ConfigError, Derived, Duration, arguments, at, lookup
+from vit_jax.evals.subject import EvalContext
+from vit_jax.schema import Choice, ConfigError, DerivedTable, Duration, enter_key, lookup, select_arguments
 
 
 def interval(steps_of: Callable[[Duration], int], *, every: Duration = Duration("20%")) -> int:
@@ -30,7 +30,7 @@ def interval(steps_of: Callable[[Duration], int], *, every: Duration = Duration(
   return max(1, steps_of(every))
 
 
-class Kind(NamedTuple):
+class EvalDefinition(NamedTuple):
   """An evaluation that a config can choose.
 
   Attributes:
@@ -44,16 +44,16 @@ class Kind(NamedTuple):
 
 # One row for each evaluation. The two tables below are derived from it.
 KINDS = {
-  "accuracy": Kind(accuracy, lambda args: _accuracy.figure_names(args["data"], args["classes"])),
-  "fewshot": Kind(fewshot, lambda args: _fewshot.figure_names(args["shots"], args["seeds"], args["probes"])),
-  "dense": Kind(dense, lambda args: list(_dense.FIGURES)),
-  "masked": Kind(masked, lambda args: _masked.figure_names()),
+  "accuracy": EvalDefinition(accuracy, lambda args: _accuracy.figure_names(args["data"], args["classes"])),
+  "fewshot": EvalDefinition(fewshot, lambda args: _fewshot.figure_names(args["shots"], args["seeds"], args["probes"])),
+  "dense": EvalDefinition(dense, lambda args: list(_dense.FIGURES)),
+  "masked": EvalDefinition(masked, lambda args: _masked.figure_names()),
 }
-EVALS = Derived(KINDS, lambda name, kind: kind.measure)
-REPEATED = Derived(KINDS, lambda name, kind: (kind.measure, interval))  # for evaluations during a run
+EVALS = DerivedTable(KINDS, lambda name, kind: kind.measure)
+REPEATED = DerivedTable(KINDS, lambda name, kind: (kind.measure, interval))  # for evaluations during a run
 
 
-def make(choice: Choice, subject: Subject) -> Callable:
+def make_evaluation(choice: Choice, subject: EvalContext) -> Callable:
   """Returns the function (params, poll) -> Outcome of a bound choice.
 
   Args:
@@ -61,10 +61,10 @@ def make(choice: Choice, subject: Subject) -> Callable:
     subject: the model and its data.
   """
   function, *_ = lookup(EVALS, choice.name)
-  return function(subject, **arguments(choice, function))
+  return function(subject, **select_arguments(choice, function))
 
 
-def preparation(data: Choice) -> dict[str, Any]:
+def preparation_arguments(data: Choice) -> dict[str, Any]:
   """Returns the arguments that determine how images of a bound data choice are prepared.
 
   Other data are prepared in the same way unless an evaluation defines another preparation. The argument `exif` is
@@ -73,22 +73,22 @@ def preparation(data: Choice) -> dict[str, Any]:
   Args:
     data: a bound data choice.
   """
-  prepared = arguments(data, stream.eval_examples, loader.batches, augment.normalise)
+  prepared = select_arguments(data, stream.eval_examples, loader.batches, augment.normalise)
   return {key: value for key, value in prepared.items() if key != "exif"}
 
 
-def bind(choice: Choice, table: schema.Table, prepared: Mapping[str, Any]) -> Choice:
+def bind_evaluation(choice: Choice, table: schema.Table, prepared: Mapping[str, Any]) -> Choice:
   """Checks all arguments of an evaluation and fills in defaults.
 
   Args:
     choice: the evaluation.
     table: `EVALS` or `REPEATED`.
-    prepared: {argument: value} for the preparation of other data, see `preparation`.
+    prepared: {argument: value} for the preparation of other data, see `preparation_arguments`.
 
   Raises:
     ConfigError: an argument is invalid, or the image size of the other data differs from that of the model.
   """
-  with at("data"):
+  with enter_key("data"):
     data = schema.convert(choice.args.get("data"), Choice | None)
   if data is not None:
     choice = Choice(choice.name, {**choice.args, "data": Choice(data.name, {**prepared, **data.args})})

@@ -11,6 +11,14 @@ A record alone never causes code to run. A recorded file is imported again only 
 - This user ran it before on this machine, from the same path. These paths are stored in the user's cache directory.
 """
 
-from vit_jax.extensions.names import Extension, add, registered, registration
-from vit_jax.extensions.records import changes, check, record, restore, restore_of
-from vit_jax.extensions.running import active, adopt, called, import_flags, import_installed, import_named, run_file
+from vit_jax.extensions.names import Extension, add, find_registration, list_registered
+from vit_jax.extensions.records import check, list_changes, record, restore, restore_for_workdir
+from vit_jax.extensions.running import (
+  call_function,
+  import_active,
+  import_installed,
+  import_named,
+  list_active,
+  make_import_flags,
+  run_file,
+)

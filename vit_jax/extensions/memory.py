@@ -6,9 +6,9 @@ import json
 import os
 from collections.abc import Iterable
 
-from vit_jax import files
 from vit_jax.extensions.names import Extension
 from vit_jax.schema import ConfigError
+from vit_jax.storage import files
 
 
 def remember(extensions: Iterable[Extension]) -> None:
@@ -18,14 +18,14 @@ def remember(extensions: Iterable[Extension]) -> None:
     extensions: the files.
   """
   for extension in dict.fromkeys(extensions):
-    if extension.file and remembered(extension.file) != extension:
+    if extension.file and find_remembered(extension.file) != extension:
       with contextlib.suppress(OSError, RuntimeError):  # without a home directory, --import is required each time
-        note = _note(extension.file)
+        note = _get_note_path(extension.file)
         note.parent.mkdir(parents=True, exist_ok=True)
         files.write_text(note, json.dumps(extension._asdict()) + "\n")
 
 
-def remembered(file: str) -> Extension | None:
+def find_remembered(file: str) -> Extension | None:
   """Returns the extension as this user ran it before.
 
   Args:
@@ -35,7 +35,7 @@ def remembered(file: str) -> Extension | None:
     The extension, or None if this user did not run the file or does not own it.
   """
   try:
-    note = files.read_json(_note(file))
+    note = files.read_json(_get_note_path(file))
     own = os.stat(file).st_uid in (os.getuid(), 0)
   except (ConfigError, OSError, RuntimeError):
     return None
@@ -43,5 +43,5 @@ def remembered(file: str) -> Extension | None:
   return Extension(file, note["module"]) if own and same else None
 
 
-def _note(file):
-  return files.local_cache("extensions") / hashlib.sha256(os.fsencode(file)).hexdigest()[:32]
+def _get_note_path(file):
+  return files.get_local_cache_directory("extensions") / hashlib.sha256(os.fsencode(file)).hexdigest()[:32]

@@ -19,7 +19,7 @@ class Extension(NamedTuple):
   module: str
 
 
-class Name(NamedTuple):
+class Registration(NamedTuple):
   """A registered name, and the code that registered it.
 
   Attributes:
@@ -35,7 +35,7 @@ class Name(NamedTuple):
   remove: Callable[[], None]
 
 
-_names: dict[tuple[str, str], Name] = {}  # (kind, name)
+_names: dict[tuple[str, str], Registration] = {}  # (kind, name)
 _by_path: set[str] = {"__main__"}  # names of modules that Python cannot import by name
 
 
@@ -83,15 +83,15 @@ def add(
       where = before.extension.file or "this session"
       raise ConfigError(f"{place}: {where} already registered {name!r}. Choose another name")
   table[name] = entry
-  _names[kind, name] = Name(extension, namespace, definition, lambda: table.pop(name, None))
+  _names[kind, name] = Registration(extension, namespace, definition, lambda: table.pop(name, None))
 
 
-def registered() -> list[tuple[str, str]]:
+def list_registered() -> list[tuple[str, str]]:
   """Returns (kind, name) of all names that users registered, in order of registration."""
   return list(_names)
 
 
-def registration(kind: str, name: str) -> Extension | None:
+def find_registration(kind: str, name: str) -> Extension | None:
   """Returns the file that registered a name, or None if the name is not registered.
 
   Args:
@@ -101,7 +101,7 @@ def registration(kind: str, name: str) -> Extension | None:
   return _names[kind, name].extension if (kind, name) in _names else None
 
 
-def extensions() -> list[Extension]:
+def list_extensions() -> list[Extension]:
   """Returns the files of all registered names, in order of registration."""
   return list(dict.fromkeys(each.extension for each in _names.values()))
 

@@ -8,10 +8,10 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from vit_jax import paths
 from vit_jax.extensions import memory, names, running
 from vit_jax.extensions.names import Extension
 from vit_jax.schema import ConfigError, show
+from vit_jax.storage import paths
 
 
 def record(choices: Collection[str]) -> list[dict[str, Any]]:
@@ -24,11 +24,11 @@ def record(choices: Collection[str]) -> list[dict[str, Any]]:
     A list of {"file", "module", "sha256", "names"}.
   """
   used: dict[Extension, list[str]] = {}
-  for kind, name in names.registered():
+  for kind, name in names.list_registered():
     if name in choices:
-      used.setdefault(names.registration(kind, name), []).append(f"{kind} {name}")
+      used.setdefault(names.find_registration(kind, name), []).append(f"{kind} {name}")
   return [
-    {"file": each.file, "module": each.module, "sha256": _digest(each.file), "names": words}
+    {"file": each.file, "module": each.module, "sha256": _compute_digest(each.file), "names": words}
     for each, words in used.items()
   ]
 
@@ -69,32 +69,32 @@ def restore(recorded: Any, origin: str | os.PathLike) -> None:
   running.import_installed()
   refused = {}
   for row in recorded:
-    missing = _missing(row)
-    if missing and (problem := _refusal(row["file"], origin)):
+    missing = _find_missing(row)
+    if missing and (problem := _find_refusal(row["file"], origin)):
       refused[row["file"]] = problem, missing
   if refused:
-    raise ConfigError(_advice(refused), str(origin))
+    raise ConfigError(_format_advice(refused), str(origin))
   for row in recorded:
-    if _missing(row):
+    if _find_missing(row):
       running.import_again(
-        memory.remembered(row["file"])
+        memory.find_remembered(row["file"])
       )  # under the module name that this user used: the record may contain any name
-    if gone := _missing(row):
-      raise ConfigError(_advice({row["file"]: ("it no longer registers the name", gone)}), str(origin))
-    _warn_of_change(row["sha256"], [names.registration(*key).file for key in _keys(row)], origin)
+    if gone := _find_missing(row):
+      raise ConfigError(_format_advice({row["file"]: ("it no longer registers the name", gone)}), str(origin))
+    _warn_of_change(row["sha256"], [names.find_registration(*key).file for key in _get_keys(row)], origin)
 
 
-def _keys(row):
+def _get_keys(row):
   """Returns (kind, name) of each name in a row of a record."""
   return [tuple(name.split(" ", 1)) for name in row["names"]]
 
 
-def _missing(row):
+def _find_missing(row):
   """Returns (kind, name) of the names in a row of a record that are not registered now."""
-  return [key for key in _keys(row) if names.registration(*key) is None]
+  return [key for key in _get_keys(row) if names.find_registration(*key) is None]
 
 
-def restore_of(workdir: pathlib.Path, about: Mapping) -> None:
+def restore_for_workdir(workdir: pathlib.Path, about: Mapping) -> None:
   """Imports the user's files that a workdir requires, see `restore`.
 
   Args:
@@ -112,7 +112,7 @@ def restore_of(workdir: pathlib.Path, about: Mapping) -> None:
     raise ConfigError(f"{workdir}: {error}. Use a workdir that a run wrote") from error
 
 
-def _advice(refused):
+def _format_advice(refused):
   """Returns the message for files {path: (reason, names)} that are not imported."""
   words = [f"the {kind} {show(name)}" for _, missing in refused.values() for kind, name in missing]
   reason, _ = next(iter(refused.values()))
@@ -120,16 +120,16 @@ def _advice(refused):
   return f"it uses {' and '.join(words)}. {reason[0].upper()}{reason[1:]}. Add {flags}, or import the code first"
 
 
-def _refusal(file, origin):
+def _find_refusal(file, origin):
   """Returns the reason why a recorded file is not imported, or None if it may be imported."""
   if not file:
     return "it was registered by code without a file, such as a notebook"
   if not os.path.isfile(file):
     return f"the file {show(file)} does not exist"
-  workdir = paths.parse(origin)
+  workdir = paths.parse_path(origin)
   if not paths.in_bucket(workdir) and pathlib.Path(file).resolve().is_relative_to(workdir.resolve()):
     return f"{show(file)} is inside the workdir and is not imported automatically"
-  if memory.remembered(file) is None:
+  if memory.find_remembered(file) is None:
     return f"you did not use {show(file)} on this machine before, so it is not imported automatically"
   return None
 
@@ -139,12 +139,12 @@ _warned: set[tuple[str, str]] = set()
 
 def _warn_of_change(digest, now, origin):
   for file in dict.fromkeys(now):
-    if _digest(file) != digest and (file, digest) not in _warned:
+    if _compute_digest(file) != digest and (file, digest) not in _warned:
       _warned.add((file, digest))
       logging.warning("%s changed since the run in %s used it: results may differ", file or "an extension", origin)
 
 
-def changes(before: Iterable[Mapping], now: Iterable[Mapping]) -> list[str]:
+def list_changes(before: Iterable[Mapping], now: Iterable[Mapping]) -> list[str]:
   """Returns a line for each extension with different content in two records.
 
   Args:
@@ -159,7 +159,7 @@ def changes(before: Iterable[Mapping], now: Iterable[Mapping]) -> list[str]:
   ]
 
 
-def _digest(file):
+def _compute_digest(file):
   """Returns the SHA-256 of a file, or "" if the file does not exist."""
   try:
     return hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest() if file else ""

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable
 
 from vit_jax.extensions import memory, names
 from vit_jax.extensions.names import Extension
-from vit_jax.schema import ConfigError, nearest, show
+from vit_jax.schema import ConfigError, show, suggest_nearest
 
 GROUP = "vit_jax.extensions"  # group of entry points
 _loaded: dict[pathlib.Path, tuple[bytes, types.ModuleType]] = {}  # files that were run by their path
 _given: list[str] = []  # files as the user wrote them, and modules
 
 
-def called(path: str, function: Callable, *arguments, flag: str = "--config"):
+def call_function(path: str, function: Callable, *arguments, flag: str = "--config"):
   """Calls a function of a user's file and converts errors.
 
   Args:
@@ -83,22 +83,22 @@ def run_file(path: str | os.PathLike, flag: str = "--config", remember: bool = T
     raise ConfigError(f"{flag}: {str(path)!r} is not a Python file. Name a file that ends in .py")
   module = importlib.util.module_from_spec(spec)
   names.forget(str(file))
-  before = set(names.registered())
+  before = set(names.list_registered())
   _import_from(file.parent)
   names.note_module(module.__name__)
   sys.modules[module.__name__] = module  # dataclasses and type hints of the file search this table for it
   try:
-    called(str(path), spec.loader.exec_module, module, flag=flag)
+    call_function(str(path), spec.loader.exec_module, module, flag=flag)
   except ConfigError:
     del sys.modules[module.__name__]
     names.forget(str(file))
     raise
   _loaded[file] = content, module
-  made = [key for key in names.registered() if key not in before]
+  made = [key for key in names.list_registered() if key not in before]
   if made:
-    _give(str(path))
+    _remember_flag(str(path))
   if remember:
-    memory.remember(names.registration(*key) for key in made)
+    memory.remember(names.find_registration(*key) for key in made)
   return module
 
 
@@ -111,24 +111,26 @@ def import_named(text: str) -> None:
   Raises:
     ConfigError: the file or module does not exist, fails, or does not register a name.
   """
-  before = names.registered()
+  before = names.list_registered()
   if text.endswith(".py") or os.sep in text:
     file = pathlib.Path(text)
     if not file.is_file():
       near = sorted(str(other) for other in file.parent.glob("*.py"))
-      raise ConfigError(f"--import: no file {show(text)}.{nearest(text, near) if near else ' Name a Python file.'}")
+      raise ConfigError(
+        f"--import: no file {show(text)}.{suggest_nearest(text, near) if near else ' Name a Python file.'}"
+      )
     run_file(file, "--import")
-    found = any(extension.file == str(file.resolve()) for extension in names.extensions())
+    found = any(extension.file == str(file.resolve()) for extension in names.list_extensions())
   else:
     with _missing_module(text):
-      called(text, importlib.import_module, text, flag="--import")
-    found = any(extension.module.partition(".")[0] == text.partition(".")[0] for extension in names.extensions())
-  if not found and names.registered() == before:
+      call_function(text, importlib.import_module, text, flag="--import")
+    found = any(extension.module.partition(".")[0] == text.partition(".")[0] for extension in names.list_extensions())
+  if not found and names.list_registered() == before:
     raise ConfigError(
       f"--import: {text} does not register anything. Use the decorators of vit_jax.register, see docs/extend/index.md"
     )
-  _give(text)
-  memory.remember(names.extensions())
+  _remember_flag(text)
+  memory.remember(names.list_extensions())
 
 
 @functools.cache
@@ -142,7 +144,7 @@ def import_installed() -> None:
   """
   for point in importlib.metadata.entry_points(group=GROUP):
     package = f"{point.dist.name} {point.dist.version}" if point.dist else "an installed package"
-    called(point.value, point.load, flag=f"extension {point.name!r} of {package}")
+    call_function(point.value, point.load, flag=f"extension {point.name!r} of {package}")
 
 
 def import_again(extension: Extension) -> None:
@@ -165,26 +167,26 @@ def import_again(extension: Extension) -> None:
     raise ConfigError(
       f"the module {extension.module!r} is {found.__file__} here, and the run used {file}. Rename one of the two files"
     )
-  called(str(file), importlib.import_module, extension.module, flag="--import")
+  call_function(str(file), importlib.import_module, extension.module, flag="--import")
 
 
-def active() -> list[Extension]:
+def list_active() -> list[Extension]:
   """Returns the files of all registered names, for another process of this run."""
-  return [extension for extension in names.extensions() if extension.file]
+  return [extension for extension in names.list_extensions() if extension.file]
 
 
-def import_flags() -> list[str]:
+def make_import_flags() -> list[str]:
   """Returns the flags with which another command registers the names of this process. Empty without extensions."""
-  return [f"--import={text}" for text in _given] if names.extensions() else []
+  return [f"--import={text}" for text in _given] if names.list_extensions() else []
 
 
-def _give(text):
+def _remember_flag(text):
   if text not in _given:
     _given.append(text)
 
 
-def adopt(extensions: Iterable[Extension]) -> None:
-  """Imports the files that `active` returned in the process that started this one.
+def import_active(extensions: Iterable[Extension]) -> None:
+  """Imports the files that `list_active` returned in the process that started this one.
 
   Args:
     extensions: the files.
@@ -193,7 +195,7 @@ def adopt(extensions: Iterable[Extension]) -> None:
     ConfigError: a file fails.
   """
   import_installed()
-  known = names.extensions()
+  known = names.list_extensions()
   for extension in extensions:
     if extension not in known:
       import_again(Extension(*extension))

@@ -1,9 +1,19 @@
 """Import and export of published weights, between the files of other code bases and parameters by path.
 
-`recognise` determines the model of a set of tensors. `load` reads all parameters of a file. `export` renames parameters
-for another code base.
+`recognise` determines the model of a set of tensors. `load` reads all parameters of a file. `export_tensors` renames
+parameters for another code base.
 """
 
-from vit_jax.importers.known import export, layout_of, layouts, layouts_of
-from vit_jax.importers.processing import Beside
-from vit_jax.importers.weights import Recognised, Weights, fitted, frozen, inspect, is_workdir, load, read, recognise
+from vit_jax.importers.known import export_tensors, find_layout, find_layouts, load_layouts
+from vit_jax.importers.processing import ImageMetadata
+from vit_jax.importers.weights import (
+  RecognisedModel,
+  Weights,
+  inspect,
+  is_workdir,
+  load,
+  load_fitted,
+  open_frozen,
+  read,
+  recognise,
+)

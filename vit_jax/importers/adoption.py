@@ -9,17 +9,18 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax import checkpoints, files, paths, schema
+from vit_jax import checkpoints, schema
 from vit_jax.config import Run
 from vit_jax.importers import normalisation, processing, weights
 from vit_jax.models import Description, table
 from vit_jax.schema import Choice, ConfigError, texts
+from vit_jax.storage import files, paths
 
 KEYS = {"model": ("gelu", "eps", "padding", "resampling"), "data": ("mean", "std", "test_crop")}
 Settings = dict[str, dict[str, Any]]  # {group of the config: {key: value}}
 
 
-def adopt(run: Run) -> Run:
+def adopt_settings(run: Run) -> Run:
   """Returns the run with the settings of the weights in `init.from`, unless the config sets them.
 
   Args:
@@ -30,22 +31,22 @@ def adopt(run: Run) -> Run:
     raised when the run loads them.
   """
   size = str(run.data.args.get("image_size", ""))
-  settings = of_weights(run.init.from_, run.model.name, int(size) if size.isdecimal() else None)
+  settings = find_weight_settings(run.init.from_, run.model.name, int(size) if size.isdecimal() else None)
   if run.task.name == "distill" and isinstance(path := run.task.args.get("teacher"), str):
-    settings["task"] = of_teacher(path)
-  return with_settings(run, settings)
+    settings["task"] = find_teacher_settings(path)
+  return add_settings(run, settings)
 
 
-def of_teacher(path: str) -> dict[str, Any]:
+def find_teacher_settings(path: str) -> dict[str, Any]:
   """Returns mean and std of a teacher's images as arguments of the task, or {} if its file cannot be read."""
   try:
-    _, data = _known(paths.path(path), None)
+    _, data = _inspect_weights(paths.resolve_path(path), None)
   except (ConfigError, OSError):
     return {}
   return {f"teacher_{key}": data[key] for key in ("mean", "std") if key in data}
 
 
-def with_settings(run: Run, settings: Settings) -> Run:
+def add_settings(run: Run, settings: Settings) -> Run:
   """Returns the run with the given settings for all keys that the run does not set.
 
   Args:
@@ -59,7 +60,7 @@ def with_settings(run: Run, settings: Settings) -> Run:
   return dataclasses.replace(run, **changed)
 
 
-def recorded(stored: Mapping[str, Any]) -> Settings:
+def find_recorded_settings(stored: Mapping[str, Any]) -> Settings:
   """Returns the recorded settings of a run for the keys that it may have adopted.
 
   Args:
@@ -80,7 +81,7 @@ def recorded(stored: Mapping[str, Any]) -> Settings:
   }
 
 
-def of_weights(path: str | None, model: str, image_size: int | None) -> Settings:
+def find_weight_settings(path: str | None, model: str, image_size: int | None) -> Settings:
   """Returns the settings with which weights were trained.
 
   Args:
@@ -94,7 +95,7 @@ def of_weights(path: str | None, model: str, image_size: int | None) -> Settings
   if path is None:
     return {}
   try:
-    description, data = _known(paths.path(path), image_size)
+    description, data = _inspect_weights(paths.resolve_path(path), image_size)
     if description.published.family != table.find(model).family:
       return {}
   except (ConfigError, OSError):
@@ -103,7 +104,7 @@ def of_weights(path: str | None, model: str, image_size: int | None) -> Settings
   return {"model": {key: bound[key] for key in KEYS["model"] if key in bound}, "data": data}
 
 
-def notes(path: str, own: Run, run: Run) -> list[str]:
+def describe_settings(path: str, own: Run, run: Run) -> list[str]:
   """Returns notes about the settings that a run adopts from weights, and about settings that its config overrides.
 
   Args:
@@ -111,27 +112,27 @@ def notes(path: str, own: Run, run: Run) -> list[str]:
     own: the completed run without adoption.
     run: the completed run.
   """
-  settings = of_weights(path, run.model.name, run.data.args["image_size"])
+  settings = find_weight_settings(path, run.model.name, run.data.args["image_size"])
   adopted, kept = [], []
   for group, key in [(group, key) for group, values in settings.items() for key in values]:
     before, now = (getattr(one, group).args[key] for one in (own, run))
     if before != now:
       adopted.append((f"{group}.{key}", now, before))
-    elif _differ(settings[group][key], now):
+    elif _is_different(settings[group][key], now):
       kept.append((f"{group}.{key}", settings[group][key], now))
   result = []
   if adopted:
-    taken = " ".join(flag(key, now) for key, now, _ in adopted)
-    others = " ".join(flag(key, before) for key, _, before in adopted)
+    taken = " ".join(format_setting_flags(key, now) for key, now, _ in adopted)
+    others = " ".join(format_setting_flags(key, before) for key, _, before in adopted)
     result.append(f"adopted from {path}: {taken.replace('--config.', '')}. To override: {others}")
   if kept:
-    theirs = " ".join(flag(key, value) for key, value, _ in kept)
-    ours = " ".join(flag(key, now) for key, _, now in kept).replace("--config.", "")
+    theirs = " ".join(format_setting_flags(key, value) for key, value, _ in kept)
+    ours = " ".join(format_setting_flags(key, now) for key, _, now in kept).replace("--config.", "")
     result.append(f"the config sets {ours}, unlike {path}. To adopt its values: {theirs}")
   return ["; ".join(result)] if result else []
 
 
-def flag(key: str, value: Any) -> str:
+def format_setting_flags(key: str, value: Any) -> str:
   """Returns the flags that set a key of the config, such as "--config.model.gelu=erf".
 
   Args:
@@ -139,38 +140,46 @@ def flag(key: str, value: Any) -> str:
     value: value of the key. A choice gives several flags.
   """
   if isinstance(value, Choice):
-    return " ".join([f"--config.{key}.name={value.name}", *(flag(f"{key}.{k}", v) for k, v in value.args.items())])
-  return texts.flag(f"config.{key}", value)
+    return " ".join(
+      [f"--config.{key}.name={value.name}", *(format_setting_flags(f"{key}.{k}", v) for k, v in value.args.items())]
+    )
+  return texts.format_flag(f"config.{key}", value)
 
 
-def _differ(theirs, ours):
+def _is_different(theirs, ours):
   """Returns true if values differ. For a choice, only the arguments that the weights specify are compared."""
   if isinstance(theirs, Choice):
-    return theirs.name != ours.name or any(_differ(value, ours.args.get(key)) for key, value in theirs.args.items())
-  return schema.plain(theirs) != schema.plain(ours)
+    return theirs.name != ours.name or any(
+      _is_different(value, ours.args.get(key)) for key, value in theirs.args.items()
+    )
+  return schema.to_plain(theirs) != schema.to_plain(ours)
 
 
-def _known(path, image_size) -> tuple[Description, dict[str, Any]]:
+def _inspect_weights(path, image_size) -> tuple[Description, dict[str, Any]]:
   """Returns the model of weights, and mean, std and test crop of their images."""
   if weights.is_workdir(path):
-    about = checkpoints.about(path) or {}
+    about = checkpoints.read_description(path) or {}
     description = Description.from_json(about.get("model")).unscanned()
     stored = about["identity"]["config"] if "identity" in about else files.read_json(path / "config.json") or {}
     if data := stored.get("data"):
-      return description, _data({key: data[key] for key in ("mean", "std") if key in data}, data.get("test_crop"),
+      return description, _data_arguments({key: data[key] for key in ("mean", "std") if key in data}, data.get("test_crop"),
                                 data.get("image_size"), image_size)  # fmt: skip
-    beside = processing.from_json(about["use"]) if "use" in about else processing.Beside()
-    return description, _data(dict(beside.normalised), beside.crop, beside.size, image_size)
+    beside = processing.from_json(about["use"]) if "use" in about else processing.ImageMetadata()
+    return description, _data_arguments(dict(beside.normalised), beside.crop, beside.size, image_size)
   recognised = weights.inspect(path)
   beside = recognised.beside
   crop_size = beside.size or recognised.description.image_size
-  return recognised.description, _data(normalisation.published(recognised), beside.crop, crop_size, image_size)
+  return recognised.description, _data_arguments(
+    normalisation.find_normalisation(recognised), beside.crop, crop_size, image_size
+  )
 
 
-def _data(normalised, crop, size, image_size) -> dict[str, Any]:
+def _data_arguments(normalised, crop, size, image_size) -> dict[str, Any]:
   """Returns data arguments: mean and std of three channels, and the crop for images of a size."""
   result = {key: tuple(values) for key, values in normalised.items() if len(values) == 3}
   if crop is not None:
     crop = crop if isinstance(crop, Choice) else Choice(crop["name"], {k: v for k, v in crop.items() if k != "name"})
-    result["test_crop"] = processing.at_size(crop, size, image_size) if image_size and isinstance(size, int) else crop
+    result["test_crop"] = (
+      processing.scale_crop(crop, size, image_size) if image_size and isinstance(size, int) else crop
+    )
   return result

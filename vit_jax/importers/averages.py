@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from vit_jax.importers import row_names
 from vit_jax.importers.layout import Layout
 from vit_jax.importers.tensors import Tensors
-from vit_jax.schema.errors import some
+from vit_jax.schema.errors import format_names
 
 # Words that mark averaged weights in a prefix that is split at "_".
 _WORDS = {"ema", "swa", "averaged", "average", "avg", "shadow", "polyak"}
@@ -27,7 +27,7 @@ def is_averaged(root: str, roots: Collection[str]) -> bool:
   return any(_WORDS & set(word.lower().split("_")) for word in words)
 
 
-def difference(average: Tensors, raw: Tensors, known: Callable[[Tensors], Sequence[Layout]]) -> str | None:
+def find_difference(average: Tensors, raw: Tensors, known: Callable[[Tensors], Sequence[Layout]]) -> str | None:
   """Returns the reason why tensors cannot be the average of other tensors.
 
   An average has the same parameters with the same shapes. Only the head may be missing in one of them.
@@ -40,9 +40,9 @@ def difference(average: Tensors, raw: Tensors, known: Callable[[Tensors], Sequen
   Returns:
     The reason in a few words, or None if the first tensors may be the average.
   """
-  (ours, our_head), (theirs, their_head) = _shapes(average, known(average)), _shapes(raw, known(raw))
+  (ours, our_head), (theirs, their_head) = _collect_shapes(average, known(average)), _collect_shapes(raw, known(raw))
   reasons = [
-    f"{verb} {some(sorted(names), _LISTED)}"
+    f"{verb} {format_names(sorted(names), _LISTED)}"
     for verb, names in (
       ("it lacks", theirs.keys() - ours.keys() - their_head),
       ("it also has", ours.keys() - theirs.keys() - our_head),
@@ -52,11 +52,11 @@ def difference(average: Tensors, raw: Tensors, known: Callable[[Tensors], Sequen
   if reasons:
     return " and ".join(reasons)
   if other := next((name for name in ours if name in theirs and ours[name] != theirs[name]), None):
-    return f"{some([other])} has the shape {ours[other]} instead of {theirs[other]}"
+    return f"{format_names([other])} has the shape {ours[other]} instead of {theirs[other]}"
   return None
 
 
-def _shapes(tensors, layouts):
+def _collect_shapes(tensors, layouts):
   """Returns ({name: shape} of the tensors that have a row, names of the head)."""
   try:
     named = layouts[0].canonical(tensors, {})
@@ -64,7 +64,7 @@ def _shapes(tensors, layouts):
     named = tensors
   result, head = {}, set()
   for layout in layouts:
-    pattern = row_names.pattern(layout)
+    pattern = row_names.compile_pattern(layout)
     for name, tensor in named.items():
       if match := pattern.fullmatch(name):
         result[name] = tuple(tensor.shape)

@@ -11,7 +11,7 @@ from vit_jax.models import Description
 from vit_jax.schema import ConfigError
 
 
-def stored(about: Mapping[str, Any]) -> tuple[str, ...]:
+def read_class_names(about: Mapping[str, Any]) -> tuple[str, ...]:
   """Returns the names of the classes that a run was trained on, or () if a checkpoint does not contain them.
 
   Args:
@@ -23,7 +23,7 @@ def stored(about: Mapping[str, Any]) -> tuple[str, ...]:
   return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
 
 
-def arranged(
+def arrange_outputs(
   arrays: Mapping[str, np.ndarray],
   description: Description,
   names: Sequence[str],
@@ -46,10 +46,10 @@ def arranged(
   Raises:
     ConfigError: if `strict` is true, a common name has different positions, and the lists are not permutations.
   """
-  names, classes = (list(map(class_names.normal, each)) for each in (names, classes))
+  names, classes = (list(map(class_names.normalise_name, each)) for each in (names, classes))
   if len(names) != len(classes) or description.classes != len(classes) or names == classes:
     return dict(arrays), []
-  moved = class_names.moved(names, classes)
+  moved = class_names.describe_moved(names, classes)
   if set(names) == set(classes) and len(set(names)) == len(names):
     order = [names.index(name) for name in classes]
     of_head = re.compile(description.published.order.head).fullmatch

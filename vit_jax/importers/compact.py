@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from vit_jax.importers import published_sizes
-from vit_jax.importers.layout import Layout, Row, Tensors, torch_conv, torch_linear, torch_norm
+from vit_jax.importers.layout import Layout, TensorRow, Tensors, torch_conv, torch_linear, torch_norm
 from vit_jax.models import Description, positions
 from vit_jax.models.compact import side
 from vit_jax.models.published.compact import SIZES, VARIANTS
@@ -18,17 +18,17 @@ _TABLE = "classifier.positional_emb"
 
 ROWS = (
   *torch_conv("tokenizer.conv_layers.0.0", "embedding"),
-  Row("tokenizer.conv_layers.{i}.0.weight", "embedding/convolutions/{i}/kernel", "o i p q -> p q i o"),
-  Row("classifier.class_emb", "cls", "1 1 d -> d"),
-  Row(_TABLE, "position/table", "1 n d -> n d"),
+  TensorRow("tokenizer.conv_layers.{i}.0.weight", "embedding/convolutions/{i}/kernel", "o i p q -> p q i o"),
+  TensorRow("classifier.class_emb", "cls", "1 1 d -> d"),
+  TensorRow(_TABLE, "position/table", "1 n d -> n d"),
   *torch_norm(f"{_BLOCK}.pre_norm", "blocks/{l}/norm1"),
-  Row(
+  TensorRow(
     f"{_BLOCK}.self_attn.qkv.weight",
     tuple(f"blocks/{{l}}/attention/{part}/kernel" for part in ("query", "key", "value")),
     "(t h k) d -> t d h k",
   ),
-  Row(f"{_BLOCK}.self_attn.proj.weight", "blocks/{l}/attention/out/kernel", "d (h k) -> h k d"),
-  Row(f"{_BLOCK}.self_attn.proj.bias", "blocks/{l}/attention/out/bias", "d -> d"),
+  TensorRow(f"{_BLOCK}.self_attn.proj.weight", "blocks/{l}/attention/out/kernel", "d (h k) -> h k d"),
+  TensorRow(f"{_BLOCK}.self_attn.proj.bias", "blocks/{l}/attention/out/bias", "d -> d"),
   *torch_norm(f"{_BLOCK}.norm1", "blocks/{l}/norm2"),
   *torch_linear(f"{_BLOCK}.linear1", "blocks/{l}/mlp/up"),
   *torch_linear(f"{_BLOCK}.linear2", "blocks/{l}/mlp/down"),
@@ -52,8 +52,8 @@ def _describe(tensors: Tensors, hints: Mapping) -> Description:
   # Every variant has heads of width 64.
   heads = hints.get("heads", max(width // 64, 1)) if hints.get("width", width) == width else max(width // 64, 1)
   sizes = (width, depth, heads, hidden)
-  size, overrides = published_sizes.nearest(SIZES, sizes, ("width", "depth", "heads", "hidden"))
-  position, image_size = _positions(tensors.get(_TABLE), kernel, count, has_cls, hints)
+  size, overrides = published_sizes.find_nearest_size(SIZES, sizes, ("width", "depth", "heads", "hidden"))
+  position, image_size = _find_position(tensors.get(_TABLE), kernel, count, has_cls, hints)
 
   # Names are compared by tokenizer and pooling first, then by size, image size and classes.
   def distance(name):
@@ -73,7 +73,7 @@ def _describe(tensors: Tensors, hints: Mapping) -> Description:
   return Description(Choice(name, overrides), image_size, classes, first[1])
 
 
-def _positions(table, kernel, count, has_cls, hints):
+def _find_position(table, kernel, count, has_cls, hints):
   """Returns (position, image size). A stored table counts as learned unless its values are those of the sine table."""
   hint = hints.get("image_size")
   if table is None:
@@ -83,9 +83,9 @@ def _positions(table, kernel, count, has_cls, hints):
     # The table is computed again, because at least one published file contains a table of another length.
     return "sine", hint
   tokens -= has_cls
-  if hint and _tokens(hint, kernel, count) == tokens:
+  if hint and _count_tokens(hint, kernel, count) == tokens:
     return "learned", hint
-  sizes = [size for size in range(kernel, 1025) if _tokens(size, kernel, count) == tokens]
+  sizes = [size for size in range(kernel, 1025) if _count_tokens(size, kernel, count) == tokens]
   if not sizes:
     raise ConfigError(
       f"the position table has {tokens} patches, which no square image has. Give the size: --image-size=HEIGHT,WIDTH"
@@ -94,7 +94,7 @@ def _positions(table, kernel, count, has_cls, hints):
   return "learned", next((size for size in (32, 224, 384) if size in sizes), sizes[-1])
 
 
-def _tokens(image_size, kernel, count):
+def _count_tokens(image_size, kernel, count):
   sides = (image_size, image_size) if isinstance(image_size, int) else image_size
   if count:
     return math.prod(side(n, kernel, count) for n in sides)

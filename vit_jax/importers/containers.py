@@ -16,12 +16,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from vit_jax import archives, files, paths
 from vit_jax.importers import content, hub, members, safetensors_files, torch_files
 from vit_jax.importers.content import AGAIN, READ
-from vit_jax.importers.tensors import Tensor, Tensors, bytes_of, check_size, guarded, reading
-from vit_jax.schema import ConfigError, amount, show
-from vit_jax.schema.errors import some
+from vit_jax.importers.tensors import Tensor, Tensors, check_size, convert_read_errors, count_bytes, guard_read
+from vit_jax.schema import ConfigError, format_amount, show
+from vit_jax.schema.errors import format_names
+from vit_jax.storage import archives, files, paths
 
 WRITTEN = (".npz", ".safetensors")
 
@@ -46,44 +46,46 @@ def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
     ConfigError: if the path is not a weight file, or the file is damaged.
   """
   given = path
-  with reading(path):
-    path = _of_folder(path) if path.is_dir() else path
+  with convert_read_errors(path):
+    path = _find_weight_file(path) if path.is_dir() else path
     if (shard := _SHARD.fullmatch(path.name)) and (index := path.with_name(f"{shard[1]}{_INDEX}")).is_file():
       path = index
     there = path.is_file()
   if not there and paths.in_bucket(path):
     raise ConfigError(f"no object {str(path)!r} in the bucket")
   if not there:
-    raise ConfigError(_nothing_at(given))
+    raise ConfigError(_describe_missing(given))
   _check_whole(path)
   if path.name.endswith(_INDEX):
     tensors, hints = safetensors_files.read_sharded(path)
     return tensors, hints
-  if not content.ending(path):  # check before copying a file from a bucket
-    with reading(path):
-      content.recognise(path)
-  local = files.local(path, (*hub.BESIDE, f"{path.stem}.json"))
+  if not content.find_suffix(path):  # check before copying a file from a bucket
+    with convert_read_errors(path):
+      content.detect_format(path)
+  local = files.get_local_path(path, (*hub.BESIDE, f"{path.stem}.json"))
   try:
-    return _read(local)
+    return _read_local(local)
   except ConfigError as error:
     raise ConfigError(str(error).replace(str(local), str(path))) from error
 
 
-def _of_folder(path):
+def _find_weight_file(path):
   """Returns the weight file in a Hugging Face directory, or the index of its shards."""
   index = path / f"model{_INDEX}"
   return index if index.is_file() and not (path / "model.safetensors").is_file() else path / "model.safetensors"
 
 
-def _nothing_at(path):
+def _describe_missing(path):
   """Returns the error message for a path without weights. It suggests similar names, or weights in the directory."""
-  with reading(path):
+  with convert_read_errors(path):
     if folder := path.is_dir():
       beside = sorted(str(each) for each in path.glob("*") if _may_be_weights(each))
     else:
       beside = [each.name for each in path.parent.glob("*") if _may_be_weights(each)]
   if folder:
-    has = f"It contains {some(beside, 5)}: name one of them" if beside else "Name a file of weights or a workdir"
+    has = (
+      f"It contains {format_names(beside, 5)}: name one of them" if beside else "Name a file of weights or a workdir"
+    )
     return f"no weights in the folder {str(path)!r}. Expected checkpoints/ (a workdir) or model.safetensors. {has}"
   near = difflib.get_close_matches(path.name, beside, n=1)
   advice = f"Did you mean {str(path.parent / near[0])!r}?" if near else f"Allowed: {', '.join(READ)}, or a workdir"
@@ -95,42 +97,42 @@ def _check_whole(path):
   part = _PART.fullmatch(path.name)
   if part and int(part[1]) > 1:
     raise ConfigError(
-      f"{path}: this is one of {amount(int(part[1]), 'file')} of a model. Files of .safetensors are read together if "
-      f"their {_INDEX.removeprefix('.')} is in the same folder. Save others as one file"
+      f"{path}: this is one of {format_amount(int(part[1]), 'file')} of a model. Files of .safetensors are read "
+      f"together if their {_INDEX.removeprefix('.')} is in the same folder. Save others as one file"
     )
 
 
 def _may_be_weights(path):
   if path.is_dir():
-    return (path / "checkpoints").is_dir() or _of_folder(path).is_file()
-  return bool(content.ending(path)) and path.is_file()
+    return (path / "checkpoints").is_dir() or _find_weight_file(path).is_file()
+  return bool(content.find_suffix(path)) and path.is_file()
 
 
-def _read(path):
+def _read_local(path):
   """Reads a local file. See `read`."""
   notes: list[str] = []
-  with reading(path):
-    match content.recognise(path):
+  with convert_read_errors(path):
+    match content.detect_format(path):
       case ".npz":
-        tensors, about = _npz(path), {}
+        tensors, about = _read_npz(path), {}
       case ".safetensors":
         tensors, about = safetensors_files.read(path)
       case _:
         (tensors, notes), about = torch_files.read(path), {}
-    check_size(path, bytes_of(tensors))
+    check_size(path, count_bytes(tensors))
   if not tensors:
     raise ConfigError(f"{path}: contains no tensors")
-  beside = hub.hints(path)
+  beside = hub.read_hints(path)
   return tensors, {**beside, **about, "notes": [*notes, *beside.get("notes", [])]}
 
 
-def _npz(path):
+def _read_npz(path):
   result = {}
   try:
     archive = zipfile.ZipFile(path)
   except zipfile.BadZipFile as error:
     raise ConfigError(f"{path}: cannot be read: it is truncated, or no .npz file ({error}). {AGAIN}") from error
-  for member in members.check(path, archive, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+  for member in members.check_archive(path, archive, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
     name = archives.array_name(member)
     with archive.open(member) as whole:
       file = io.BytesIO(whole.read(HEADER))  # NumPy inflates headers of any length before rejecting them
@@ -144,18 +146,18 @@ def _npz(path):
       raise ConfigError(f"{path}: {name} contains pickled objects, which are never loaded. Allowed: arrays of numbers")
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != data:
       raise ConfigError(
-        f"{path}: {name} is {show(shape)} of {show(dtype)} by its header, but has {amount(data, 'byte')}"
+        f"{path}: {name} is {show(shape)} of {show(dtype)} by its header, but has {format_amount(data, 'byte')}"
       )
 
     def values(member=member):
       with archive.open(member) as file:
-        return _bfloat16(np.lib.format.read_array(file, allow_pickle=False))
+        return _view_bfloat16(np.lib.format.read_array(file, allow_pickle=False))
 
-    result[name] = Tensor(shape, dtype, guarded(path, values))
+    result[name] = Tensor(shape, dtype, guard_read(path, values))
   return result
 
 
-def _bfloat16(array):
+def _view_bfloat16(array):
   """Returns the values as bfloat16. NumPy's format stores them as two bytes without a type."""
   return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
 
@@ -168,9 +170,9 @@ def write(path: pathlib.Path, tensors: Tensors, about: dict, before: Callable[[]
     tensors: tensors by name.
     about: JSON values for the header of a .safetensors file.
     before: function that is called after all bytes are written and before the file gets its name. See
-      `files.replacing`.
+      `files.atomic_write`.
   """
-  with files.replacing(path, before) as partial:
+  with files.atomic_write(path, before) as partial:
     if path.suffix.lower() == ".npz":
       with partial.open("wb") as file:
         np.savez(file, **tensors)

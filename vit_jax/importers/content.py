@@ -2,8 +2,8 @@
 
 import pathlib
 
-from vit_jax import files
 from vit_jax.schema import ConfigError
+from vit_jax.storage import files
 
 # Usual suffixes of files of `torch.save`. The content decides, because timm writes an ordinary file as `.pth.tar`.
 TORCH = (".pth", ".pth.tar", ".pt", ".bin", ".ckpt", ".zip")
@@ -13,12 +13,12 @@ AGAIN = "Save or download the file again"
 _START = 512  # number of bytes that include the signature of a tar archive
 
 
-def ending(path: pathlib.Path) -> str:
+def find_suffix(path: pathlib.Path) -> str:
   """Returns the suffix of a path if it is in READ, otherwise ""."""
   return next((one for one in sorted(READ, key=len, reverse=True) if path.name.lower().endswith(one)), "")
 
 
-def recognise(path: pathlib.Path) -> str:
+def detect_format(path: pathlib.Path) -> str:
   """Returns the format of a file: ".npz", ".safetensors", or ".pth" for all PyTorch files.
 
   Args:
@@ -29,7 +29,7 @@ def recognise(path: pathlib.Path) -> str:
   """
   with path.open("rb") as file:
     start = file.read(_START)
-  named, found = ending(path), _format(start)
+  named, found = find_suffix(path), _match_format(start)
   if named:
     _check_weights(path, start)
   if found == ".tar":
@@ -37,14 +37,14 @@ def recognise(path: pathlib.Path) -> str:
   if not named and found != ".pth":
     if not found:
       raise ConfigError(f"{path}: cannot read {path.suffix or 'a file without ending'!r}. Allowed: {', '.join(READ)}")
-    raise ConfigError(f"{path}: the content is that of {_article(found)} file. Rename it to end in {found}")
+    raise ConfigError(f"{path}: the content is that of {_add_article(found)} file. Rename it to end in {found}")
   expected = ".pth" if named in TORCH else named
   if found and expected and found != expected:
-    raise ConfigError(f"{path}: the content is that of {_article(found)} file. Rename it to end in {found}")
+    raise ConfigError(f"{path}: the content is that of {_add_article(found)} file. Rename it to end in {found}")
   return found or expected
 
 
-def _article(found):
+def _add_article(found):
   return {".npz": "an .npz", ".safetensors": "a .safetensors", ".pth": "a PyTorch"}[found]
 
 
@@ -59,7 +59,7 @@ def _check_weights(path, start):
     raise ConfigError(f"{path}: cannot be read: it is a web page. Download the file itself, not the page about it")
 
 
-def _format(start):
+def _match_format(start):
   """Returns the format of a file with these first bytes, or "" if they do not determine the format."""
   if start.startswith(b"PK\3\4"):  # a zip archive, either of arrays or from torch.save
     length = int.from_bytes(start[26:28], "little")

@@ -6,9 +6,9 @@ from typing import Any
 from vit_jax.importers import hub_timm, hub_transformers, layout
 from vit_jax.importers.layout import Layout
 from vit_jax.models import Description
-from vit_jax.schema import Choice, ConfigError, amount, show
+from vit_jax.schema import Choice, ConfigError, format_amount, show
 
-# model_type of Transformers -> `hub_transformers.kind` of the models with tensors of layout "hf".
+# model_type of Transformers -> `hub_transformers.find_model_type` of the models with tensors of layout "hf".
 _TYPES = {
   **dict.fromkeys(("vit", "deit", "vit_mae", "vit_msn"), None),
   **dict.fromkeys(("dinov2", "dinov2_with_registers"), "dinov2"),
@@ -23,7 +23,7 @@ def check(description: Description, hints: Mapping[str, Any], chosen: Layout) ->
 
   Args:
     description: the model of the tensors.
-    hints: the result of `hub.hints`. "said" contains the values that must be equal to those of the model.
+    hints: the result of `hub.read_hints`. "said" contains the values that must be equal to those of the model.
       "architecture" and "model_type" are names of timm and Transformers. "meant" contains the sizes of the
       architecture. "prepared_side" is the size of the images that a preprocessor makes.
     chosen: the layout of the tensors.
@@ -36,27 +36,27 @@ def check(description: Description, hints: Mapping[str, Any], chosen: Layout) ->
   """
   said, notes = hints.get("said") or {}, []
   _check_names(description, hints, chosen)
-  facts = _facts(description, said) if said or hints.get("meant") else {}
+  facts = _collect_facts(description, said) if said or hints.get("meant") else {}
   for key, value in said.items():
     if key == "classes" and value and not description.classes:
-      notes.append(f"config.json states {amount(value, 'class', 'classes')}, but the weights have no head")
+      notes.append(f"config.json states {format_amount(value, 'class', 'classes')}, but the weights have no head")
     elif facts.get(key) != value:
-      raise _error(description, key, value, facts.get(key))
+      raise _create_error(description, key, value, facts.get(key))
   if other := {key: value for key, value in hints.get("meant", {}).items() if facts[key] != value}:
     means, has = (", ".join(f"{key}={values[key]}" for key in other) for values in (other, facts))
     notes.append(
       f"config.json names the architecture {show(hints['architecture'])} with {means}, but the weights have {has}"
     )
   side = hints.get("prepared_side")
-  if side not in (None, description.image_size) and (not isinstance(side, int) or _fixed_size(description)):
+  if side not in (None, description.image_size) and (not isinstance(side, int) or _has_fixed_size(description)):
     raise ConfigError(
-      f"preprocessor_config.json next to it makes images of {_pixels(side)}, but the tensors are those of a model for "
-      f"{_pixels(description.image_size)}. Correct or remove preprocessor_config.json"
+      f"preprocessor_config.json next to it makes images of {_format_pixels(side)}, but the tensors are those of a "
+      f"model for {_format_pixels(description.image_size)}. Correct or remove preprocessor_config.json"
     )
   return notes
 
 
-def _error(description, key, value, fact=None):
+def _create_error(description, key, value, fact=None):
   """Returns the error for a false statement in config.json."""
   instead = "" if fact is None else f" with {key}={show(fact)}"
   return ConfigError(
@@ -71,18 +71,18 @@ def _check_names(description, hints, chosen) -> None:
   if (kind := hints.get("model_type")) is not None:
     same = kind in _TYPES if family == "vit" else kind == family
     if same and (family, chosen.name) == ("vit", "hf"):
-      same = _TYPES[kind] == hub_transformers.kind(description)
+      same = _TYPES[kind] == hub_transformers.find_model_type(description)
     if not same and kind != _ANY:
-      raise _error(description, "model_type", kind)
+      raise _create_error(description, "model_type", kind)
   if (name := hints.get("architecture")) is not None:
-    row = hub_timm.published(name)
-    if hub_timm.family(name) != family or (row and family != "vit" and not _same_shapes(description, name)):
-      raise _error(description, "architecture", name)
+    row = hub_timm.find_published(name)
+    if hub_timm.find_family(name) != family or (row and family != "vit" and not _has_same_shapes(description, name)):
+      raise _create_error(description, "architecture", name)
 
 
-def _facts(description, said) -> dict[str, Any]:
+def _collect_facts(description, said) -> dict[str, Any]:
   """Returns the true values of the model, under the keys of the statements."""
-  shapes, bound = layout.shapes(description), description.arguments()
+  shapes, bound = layout.compute_shapes(description), description.arguments()
   facts = {"channels": description.channels, "image_size": description.image_size, "pool": bound.get("pool") or "gap"}
   facts["classes"] = description.classes
   facts |= {key: bound[key] for key in ("gelu", "eps", "registers", "mlp", "qkv_bias") if key in bound}
@@ -93,43 +93,46 @@ def _facts(description, said) -> dict[str, Any]:
   if query := shapes.get("blocks/0/attention/query/kernel"):
     facts |= {"width": query[0], "heads": query[1], "hidden": shapes["blocks/0/mlp/up/kernel"][1]}
     facts["depth"] = len({path.split("/")[1] for path in shapes if path.startswith("blocks/")})
-    facts["mlp_ratio"] = _ratio(facts, bound, said)
+    facts["mlp_ratio"] = _find_ratio(facts, bound, said)
   if description.published.family == "vit":
     facts["has_qkv_bias"], facts["has_qk_norm"] = bound["qkv_bias"] != "none", bound["qk_norm"] != "none"
     facts["has_class_token"] = facts["pool"] == "cls" or bool(bound["class_token"])
     facts["has_layer_scale"] = bound["layer_scale"] is not None
   facts["norm_order"] = bound.get("norm_order")
-  facts["rotary"] = _as_said(bound.get("rotary"), said.get("rotary"))
+  facts["rotary"] = _select_stated(bound.get("rotary"), said.get("rotary"))
   return facts
 
 
-def _ratio(facts, bound, said):
+def _find_ratio(facts, bound, said):
   """Returns the stated ratio if it gives the hidden width after timm's rounding. A gated MLP accepts any ratio."""
   stated = said.get("mlp_ratio", 0)
   same = bound.get("mlp", "gelu") != "gelu" or int(facts["width"] * stated) == facts["hidden"]
   return stated if same else facts["hidden"] / facts["width"]
 
 
-def _as_said(choice, said):
+def _select_stated(choice, said):
   """Removes the arguments of a choice that the statement does not contain, if both have the same name."""
   same = choice is not None and said is not None and choice.name == said.name
   return Choice(choice.name, {key: choice.args[key] for key in said.args}) if same else choice
 
 
-def _same_shapes(description, name):
+def _has_same_shapes(description, name):
   """Returns true if the model has the shapes of a published model, apart from the head."""
   try:
     other = Description(Choice(name), description.image_size, description.classes, description.channels)
-    expected = layout.shapes(other)
+    expected = layout.compute_shapes(other)
   except ConfigError:  # the published model does not support images of this size
     return False
-  return expected == layout.shapes(description)
+  return expected == layout.compute_shapes(description)
 
 
-def _fixed_size(description):
+def _has_fixed_size(description):
   """Returns true if Transformers rejects images of another size. Its DINOv2 and DINOv3 accept any size."""
-  return description.published.family == "vit" and hub_transformers.kind(description) not in ("dinov2", "dinov3")
+  return description.published.family == "vit" and hub_transformers.find_model_type(description) not in (
+    "dinov2",
+    "dinov3",
+  )
 
 
-def _pixels(size):
+def _format_pixels(size):
   return f"{size} px" if isinstance(size, int) else f"{size[0]} x {size[1]} px"

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from vit_jax.importers.layout import Layout, Row, Tensors, torch_linear, torch_norm
+from vit_jax.importers.layout import Layout, TensorRow, Tensors, torch_linear, torch_norm
 from vit_jax.models import Description
 from vit_jax.models.published.efficientnet import NAMES, SIZES, STAGES, STEM, TOP, blocks_of, channels_of
 from vit_jax.schema import Choice, ConfigError
@@ -15,17 +15,17 @@ _FIRST = ("blocks.0.{j}", "stages/0/{j}")  # blocks without expansion, which hav
 def _norm(theirs, ours):
   return (
     *torch_norm(theirs, ours),
-    Row(f"{theirs}.running_mean", f"{ours}/mean", "d -> d"),
-    Row(f"{theirs}.running_var", f"{ours}/var", "d -> d"),
+    TensorRow(f"{theirs}.running_mean", f"{ours}/mean", "d -> d"),
+    TensorRow(f"{theirs}.running_var", f"{ours}/var", "d -> d"),
   )
 
 
 def _convolution(theirs, ours):
-  return Row(f"{theirs}.weight", f"{ours}/kernel", "o i p q -> p q i o")
+  return TensorRow(f"{theirs}.weight", f"{ours}/kernel", "o i p q -> p q i o")
 
 
 def _pointwise(theirs, ours):
-  return Row(f"{theirs}.weight", f"{ours}/kernel", "o i 1 1 -> i o")
+  return TensorRow(f"{theirs}.weight", f"{ours}/kernel", "o i 1 1 -> i o")
 
 
 def _block(theirs, ours, expand, depthwise_norm, project, project_norm):
@@ -38,9 +38,9 @@ def _block(theirs, ours, expand, depthwise_norm, project, project_norm):
     _convolution(f"{theirs}.conv_dw", f"{ours}/depthwise"),
     *_norm(f"{theirs}.{depthwise_norm}", f"{ours}/depthwise_norm"),
     _pointwise(f"{theirs}.se.conv_reduce", f"{ours}/squeeze"),
-    Row(f"{theirs}.se.conv_reduce.bias", f"{ours}/squeeze/bias", "o -> o"),
+    TensorRow(f"{theirs}.se.conv_reduce.bias", f"{ours}/squeeze/bias", "o -> o"),
     _pointwise(f"{theirs}.se.conv_expand", f"{ours}/excite"),
-    Row(f"{theirs}.se.conv_expand.bias", f"{ours}/excite/bias", "o -> o"),
+    TensorRow(f"{theirs}.se.conv_expand.bias", f"{ours}/excite/bias", "o -> o"),
     _pointwise(f"{theirs}.{project}", f"{ours}/project"),
     *_norm(f"{theirs}.{project_norm}", f"{ours}/project_norm"),
   )
@@ -78,9 +78,9 @@ def _describe(tensors: Tensors, hints: Mapping) -> Description:
 
   # The published size, or the arguments for another size.
   published = [
-    name for name, size in SIZES.items() if (_widths(size.width, 7), blocks_of(size.depth)) == (widths, stages)
+    name for name, size in SIZES.items() if (_compute_widths(size.width, 7), blocks_of(size.depth)) == (widths, stages)
   ]
-  arguments = {} if published else {"width_factor": _width_factor(widths), "stages": stages}
+  arguments = {} if published else {"width_factor": _find_width_factor(widths), "stages": stages}
 
   # The variant: TensorFlow's padding and epsilon, or PyTorch's.
   named_tf = re.search(r"(^|/)tf_|tf_efficientnet", str(hints.get("name", "")))
@@ -95,15 +95,15 @@ def _describe(tensors: Tensors, hints: Mapping) -> Description:
   return Description(Choice(name, arguments), image_size, classes, tensors["conv_stem.weight"].shape[1])
 
 
-def _widths(factor, stages):
+def _compute_widths(factor, stages):
   """Returns the channels of the stem, of every stage and of the top."""
   return tuple(channels_of(base, factor) for base in (STEM, *(stage.width for stage in STAGES[:stages]), TOP))
 
 
-def _width_factor(widths):
+def _find_width_factor(widths):
   """Returns the factor with the fewest decimals that gives these widths."""
   low, high = ((widths[-1] + change) * 1000 // TOP for change in (-16, 16))  # thousandths, near the top's
-  fitting = [n for n in range(max(low, 50), high + 1) if _widths(n / 1000, len(widths) - 2) == widths]
+  fitting = [n for n in range(max(low, 50), high + 1) if _compute_widths(n / 1000, len(widths) - 2) == widths]
   if not fitting:
     raise ConfigError(f"widths {list(widths)} of stem, stages and top do not belong to an EfficientNet")
   return min(fitting, key=lambda n: (n % 10 > 0, n % 100 > 0, n)) / 1000

@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax import files
 from vit_jax.importers import hub_preprocessor, hub_timm, hub_transformers, processing, vit_arguments
-from vit_jax.importers.processing import Beside
-from vit_jax.schema import ConfigError, nearest, show, texts
+from vit_jax.importers.processing import ImageMetadata
+from vit_jax.schema import ConfigError, show, suggest_nearest, texts
+from vit_jax.storage import files
 
 # Their names -> our names. Transformers has several names for the tanh form, which differ only in rounding.
 _GELU = {
@@ -49,22 +49,22 @@ _DEFAULT_NAME = re.compile(r"LABEL_\d+")  # Transformers' name of a class withou
 _NORMALISED = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}  # the default of a config
 
 
-def beside(hints: Mapping[str, Any]) -> Beside:
+def merge_image_metadata(hints: Mapping[str, Any]) -> ImageMetadata:
   """Returns the metadata of images and classes that hints contain.
 
   The crop, its size and the loss in the weight file have priority, because they are exact. The class names, mean and
   std in JSON files next to it have priority over those in the weight file, because users edit them.
 
   Args:
-    hints: the result of `hints`.
+    hints: the result of `read_hints`.
   """
-  inside, said = hints.get("use", Beside()), hints.get("beside", Beside())
+  inside, said = hints.get("use", ImageMetadata()), hints.get("beside", ImageMetadata())
   exact = inside if inside.crop else said
   normalised = {**inside.normalised, **said.normalised}
-  return Beside(normalised, exact.crop, exact.size, said.labels or inside.labels, inside.loss or said.loss)
+  return ImageMetadata(normalised, exact.crop, exact.size, said.labels or inside.labels, inside.loss or said.loss)
 
 
-def hints(weights: pathlib.Path) -> dict[str, Any]:
+def read_hints(weights: pathlib.Path) -> dict[str, Any]:
   """Reads the JSON files next to a weight file.
 
   Args:
@@ -73,29 +73,35 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
   Returns:
     Hints for `importers.recognise`. "said" contains the values with which the model must agree. "prepared_side" is the
     size of the images that a preprocessor makes. "notes" are messages for the user. The metadata of images and classes
-    are a `processing.Beside`.
+    are a `processing.ImageMetadata`.
 
   Raises:
     ConfigError: if a value is invalid, or describes a model that this package cannot build.
   """
   if weights.suffix.lower() == ".npz":
-    return {"name": weights.name} | _own(weights.with_suffix(".json"))
+    return {"name": weights.name} | _read_own_hints(weights.with_suffix(".json"))
   file, prepared = map(weights.with_name, BESIDE)
   config, preparation = files.read_json(file) or {}, files.read_json(prepared) or {}
-  with within(file):
-    arguments, pretrained = _mapping(config, "model_args"), _mapping(config, "pretrained_cfg")
+  with add_file_to_errors(file):
+    arguments, pretrained = _read_mapping(config, "model_args"), _read_mapping(config, "pretrained_cfg")
     flat = {**config, **pretrained}
-    sizes = hub_timm.sizes(config, arguments)
-    said = _agreed(_transformers(config), _timm(arguments), _timm_itself(config, pretrained))
+    sizes = hub_timm.find_sizes(config, arguments)
+    said = _merge_statements(
+      _read_transformers(config), _read_timm_arguments(arguments), _read_timm_config(config, pretrained)
+    )
     meant = {key: value for key, value in sizes.items() if key not in said}
     if not isinstance(config.get("model_type"), str | None):
       raise ConfigError(f"model_type is {show(config['model_type'])}. Allowed: a name, such as 'vit'")
     stem = weights.parent.name if weights.stem in ("model", "pytorch_model") else weights.name
-    images, (crop, size), labels = processing.normalised(flat, "mean", "std"), processing.of_timm(flat), _labels(config)
+    images, (crop, size), labels = (
+      processing.parse_normalisation(flat, "mean", "std"),
+      processing.read_timm_crop(flat),
+      _read_labels(config),
+    )
     processing.check_range(images, "mean", "std")
     loss = "sigmoid" if config.get("problem_type") == "multi_label_classification" else None
-    built_for = _input_size(flat, arguments)
-  with within(prepared):
+    built_for = _read_input_size(flat, arguments)
+  with add_file_to_errors(prepared):
     prepared_as = hub_preprocessor.read(preparation)
     images |= prepared_as.beside.normalised
     if crop is None:
@@ -110,17 +116,17 @@ def hints(weights: pathlib.Path) -> dict[str, Any]:
     read["input_size"] = built_for  # a table of positions, if there is one, has priority
   if "heads" in meant:  # valid for this width only
     read |= {"heads": sizes["heads"], "width": sizes["width"]}
-  read |= {"meant": meant, "notes": [*_alike(labels), *prepared_as.notes], "prepared_side": prepared_as.side}
+  read |= {"meant": meant, "notes": [*_describe_alike(labels), *prepared_as.notes], "prepared_side": prepared_as.side}
   read |= {key: config[key] for key in ("architecture", "model_type") if config.get(key) is not None}
   return {
     "name": config.get("architecture") or stem,
     **read,
     "said": said,
-    "beside": Beside(images, crop, size, labels, loss),
+    "beside": ImageMetadata(images, crop, size, labels, loss),
   }
 
 
-def own(values: Any) -> dict[str, Any]:
+def parse_own_hints(values: Any) -> dict[str, Any]:
   """Returns the hints of the JSON values that this project writes: the description of the model and image metadata.
 
   Args:
@@ -134,28 +140,28 @@ def own(values: Any) -> dict[str, Any]:
   return {"description": values} | ({"use": processing.from_json(values["use"])} if "use" in values else {})
 
 
-def _own(file):
+def _read_own_hints(file):
   """Returns the hints of a JSON file that `convert` wrote next to an .npz, or {} for a JSON object without our header.
 
   Raises ConfigError for any other content: a damaged file may have contained the normalisation and the class names.
   """
   values = files.read_json(file) or {}
-  with within(file):
-    return own(values["vit_jax"]) if "vit_jax" in values else {}
+  with add_file_to_errors(file):
+    return parse_own_hints(values["vit_jax"]) if "vit_jax" in values else {}
 
 
-def notes(images: Mapping[str, tuple[float, ...]]) -> list[str]:
+def describe_normalisation(images: Mapping[str, tuple[float, ...]]) -> list[str]:
   """Returns a note with the flags of a config for images with an unusual normalisation.
 
   Args:
     images: "mean" and "std" of the images.
   """
-  flags = [texts.flag(f"config.data.{key}", value) for key, value in images.items() if value != _NORMALISED[key]]
+  flags = [texts.format_flag(f"config.data.{key}", value) for key, value in images.items() if value != _NORMALISED[key]]
   return [f"its images were normalised with {' '.join(flags)}"] if flags else []
 
 
 @contextlib.contextmanager
-def within(file: pathlib.Path):
+def add_file_to_errors(file: pathlib.Path):
   """Adds the name of a file to the errors that are raised inside a `with` block.
 
   Args:
@@ -167,50 +173,50 @@ def within(file: pathlib.Path):
     raise ConfigError(f"{file}: {error}") from error
 
 
-def _transformers(config):
+def _read_transformers(config):
   """Returns the statements of Transformers' keys, under our names."""
   config, more = hub_transformers.read(config)
-  said = {ours: _count(config, theirs) for theirs, ours in _COUNTS.items() if config.get(theirs) is not None}
+  said = {ours: _read_count(config, theirs) for theirs, ours in _COUNTS.items() if config.get(theirs) is not None}
   if config.get("image_size") is not None:
-    said["image_size"] = _count(config, "image_size", oblong=True)
+    said["image_size"] = _read_count(config, "image_size", oblong=True)
   if config.get("hidden_act") is not None:
-    said["gelu"] = _one_of(config, "hidden_act", _GELU)
+    said["gelu"] = _read_name(config, "hidden_act", _GELU)
   if (eps := config.get("layer_norm_eps")) is not None:
-    if not processing.number(eps) or not 0 < eps < 1:
+    if not processing.is_number(eps) or not 0 < eps < 1:
       raise ConfigError(f"layer_norm_eps is {show(eps)}. Allowed: a number between 0 and 1")
     said["eps"] = float(eps)
   if config.get("num_labels") is not None:
-    said["classes"] = _count(config, "num_labels", low=0)
+    said["classes"] = _read_count(config, "num_labels", low=0)
   for key, built in (("qkv_bias", True), ("pooler_act", "tanh")):
     if config.get(key, built) != built:
       raise ConfigError(f"{key} is {show(config[key])}. Supported: {built!r}")
   return said | more
 
 
-def _timm(arguments):
+def _read_timm_arguments(arguments):
   """Returns the statements of timm's model arguments, under our names. Unknown arguments raise ConfigError."""
   counts = {**_COUNTS, **_TIMM_COUNTS}
-  said = {ours: _count(arguments, theirs) for theirs, ours in counts.items() if theirs in arguments}
+  said = {ours: _read_count(arguments, theirs) for theirs, ours in counts.items() if theirs in arguments}
   if key := next((key for key in ("reg_tokens", "num_reg_tokens") if key in arguments), None):
-    said["registers"] = _count(arguments, key, low=0)
-  said |= {ours: _flag(arguments, theirs) for theirs, ours in _TIMM_SWITCHES.items() if theirs in arguments}
+    said["registers"] = _read_count(arguments, key, low=0)
+  said |= {ours: _read_flag(arguments, theirs) for theirs, ours in _TIMM_SWITCHES.items() if theirs in arguments}
   if "img_size" in arguments:
-    said["image_size"] = _count(arguments, "img_size", oblong=True)
+    said["image_size"] = _read_count(arguments, "img_size", oblong=True)
   if "num_classes" in arguments:
-    said["classes"] = _count(arguments, "num_classes", low=0)
+    said["classes"] = _read_count(arguments, "num_classes", low=0)
   if "mlp_ratio" in arguments:
-    said["mlp_ratio"] = _share(arguments)
+    said["mlp_ratio"] = _read_ratio(arguments)
   if "init_values" in arguments:
     said["has_layer_scale"] = arguments["init_values"] is not None
   if "act_layer" in arguments:
-    said["gelu"] = _one_of(arguments, "act_layer", _GELU)
+    said["gelu"] = _read_name(arguments, "act_layer", _GELU)
   if "global_pool" in arguments:
-    said["pool"] = _one_of(arguments, "global_pool", _POOL)
+    said["pool"] = _read_name(arguments, "global_pool", _POOL)
   if arguments.get("pos_embed", "learn") not in ("learn", "none"):
     raise ConfigError(f"model_args has pos_embed={show(arguments['pos_embed'])}. Supported: 'learn' and 'none'")
   if "use_post_norm" in arguments:
     said["norm_order"] = "post" if arguments["use_post_norm"] is True else "pre"
-  if (turning := vit_arguments.rotary_of(arguments)) is not None:
+  if (turning := vit_arguments.find_rotary(arguments)) is not None:
     said["rotary"] = turning
   known = _SHOWN | vit_arguments.TURNING | _COUNTS.keys() | {"act_layer", "global_pool", "use_post_norm", "pos_embed"}
   if unknown := arguments.keys() - known:
@@ -219,21 +225,21 @@ def _timm(arguments):
   return said
 
 
-def _timm_itself(config, pretrained):
+def _read_timm_config(config, pretrained):
   """Returns the statements of timm outside of the arguments.
 
   As in timm, the upper level has priority over pretrained_cfg.
   """
   said = {}
   if config.get("global_pool") is not None:
-    said["pool"] = _one_of(config, "global_pool", _POOL)
+    said["pool"] = _read_name(config, "global_pool", _POOL)
   for values in (config, pretrained):
     if values.get("num_classes") is not None:
-      return said | {"classes": _count(values, "num_classes", low=0)}
+      return said | {"classes": _read_count(values, "num_classes", low=0)}
   return said
 
 
-def _agreed(*statements):
+def _merge_statements(*statements):
   """Returns all statements, or raises ConfigError if two of them contradict each other."""
   result = {}
   for said in statements:
@@ -243,21 +249,23 @@ def _agreed(*statements):
   return result
 
 
-def _input_size(config, arguments):
+def _read_input_size(config, arguments):
   """Returns the size in pixels of the images for which timm builds a model, or None if the size is not stated."""
   if "img_size" in arguments:
-    return _count(arguments, "img_size", oblong=True)
+    return _read_count(arguments, "img_size", oblong=True)
   sides = config.get("input_size")
-  return _count({"input_size": sides[1:]}, "input_size", oblong=True) if isinstance(sides, list) and sides[1:] else None
+  return (
+    _read_count({"input_size": sides[1:]}, "input_size", oblong=True) if isinstance(sides, list) and sides[1:] else None
+  )
 
 
-def _labels(config):
+def _read_labels(config):
   """Returns the class names by number, from Transformers' id2label or timm's label_names.
 
   The upper level has priority.
   """
-  named = _mapping(config, "id2label")
-  config = {**_mapping(config, "pretrained_cfg"), **config}
+  named = _read_mapping(config, "id2label")
+  config = {**_read_mapping(config, "pretrained_cfg"), **config}
   listed = config.get("label_names")
   if not named and listed is None:
     return ()
@@ -266,11 +274,11 @@ def _labels(config):
     key = "id2label" if named else "label_names"
     raise ConfigError(f"{key} is {show(config[key])}. Allowed: a name for each class, from 0 on")
   if named:
-    _check_numbers(_mapping(config, "label2id"), names)
+    _check_numbers(_read_mapping(config, "label2id"), names)
   return () if all(map(_DEFAULT_NAME.fullmatch, names)) else tuple(names)
 
 
-def _alike(labels):
+def _describe_alike(labels):
   """Returns a note on classes that have the same name."""
   numbers: dict[str, list[int]] = {}
   for number, name in enumerate(labels):
@@ -291,28 +299,28 @@ def _check_numbers(numbers, names):
       )
 
 
-def _mapping(config, key):
+def _read_mapping(config, key):
   value = config.get(key)
   if not isinstance(value, Mapping | None):
     raise ConfigError(f"{key} is {show(value)}. Allowed: an object of names and values")
   return value or {}
 
 
-def _flag(config, key):
+def _read_flag(config, key):
   if not isinstance(config[key], bool):
     raise ConfigError(f"{key} is {show(config[key])}. Allowed: true or false")
   return config[key]
 
 
-def _share(arguments):
+def _read_ratio(arguments):
   """Returns timm's mlp_ratio, a single number."""
   value = arguments["mlp_ratio"]
-  if not processing.number(value) or not 0 < value < 2**10:
+  if not processing.is_number(value) or not 0 < value < 2**10:
     raise ConfigError(f"mlp_ratio is {show(value)}. Allowed: a number above 0 and below 1024")
   return float(value)
 
 
-def _count(config, key, oblong=False, low=1):
+def _read_count(config, key, oblong=False, low=1):
   """Returns a whole number of at least `low`. A pair of equal numbers (height, width) counts as one number."""
   value = config[key]
   sides = value if isinstance(value, list) and len(value) == 2 else [value]
@@ -321,8 +329,8 @@ def _count(config, key, oblong=False, low=1):
   return sides[0] if len(set(sides)) == 1 else tuple(sides)
 
 
-def _one_of(config, key, table):
+def _read_name(config, key, table):
   value = config[key]
   if not isinstance(value, str) or value not in table:
-    raise ConfigError(f"{key} is {show(value)}, which is not supported.{nearest(str(value), table)}")
+    raise ConfigError(f"{key} is {show(value)}, which is not supported.{suggest_nearest(str(value), table)}")
   return table[value]

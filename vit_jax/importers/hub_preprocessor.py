@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from vit_jax.importers import processing
 from vit_jax.importers.normalisation import CLIP, HALVES, IMAGENET
-from vit_jax.importers.processing import Beside
+from vit_jax.importers.processing import ImageMetadata
 from vit_jax.schema import Choice, ConfigError, show
-from vit_jax.schema.errors import some
+from vit_jax.schema.errors import format_names
 
 _RESAMPLE = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "area"}  # numbers of Pillow
 _SQUARE, _SHORT = {"height": 224, "width": 224}, {"shortest_edge": 224}
@@ -20,7 +20,7 @@ _LARGER = {"height": 256, "width": 256}
 _CUT = {"do_center_crop": True, "crop_size": _SQUARE}
 
 
-def _defaults(size, resample, images, squash=True, **more):
+def _create_defaults(size, resample, images, squash=True, **more):
   """Returns the defaults of a class. With `squash` (default_to_square), a single number means height and width."""
   values = {f"image_{key}": list(value) for key, value in images.items()}
   return {"size": size, "resample": resample, "default_to_square": squash, **values, **more}
@@ -28,13 +28,13 @@ def _defaults(size, resample, images, squash=True, **more):
 
 # Defaults of the classes, by their names without ImageProcessor or FeatureExtractor. Source: transformers 5.24.
 DEFAULTS: dict[str, dict[str, Any]] = {
-  "ViT": _defaults(_SQUARE, 2, HALVES),
-  "DeiT": _defaults(_LARGER, 3, HALVES, **_CUT),
-  "Beit": _defaults(_SQUARE, 3, HALVES, crop_size=_SQUARE),
-  "Siglip": _defaults(_SQUARE, 3, HALVES, squash=False),
-  "DINOv3ViT": _defaults(_SQUARE, 2, IMAGENET),
-  "Bit": _defaults(_SHORT, 3, CLIP, squash=False, **_CUT),
-  "CLIP": _defaults(_SHORT, 3, CLIP, squash=False, **_CUT),
+  "ViT": _create_defaults(_SQUARE, 2, HALVES),
+  "DeiT": _create_defaults(_LARGER, 3, HALVES, **_CUT),
+  "Beit": _create_defaults(_SQUARE, 3, HALVES, crop_size=_SQUARE),
+  "Siglip": _create_defaults(_SQUARE, 3, HALVES, squash=False),
+  "DINOv3ViT": _create_defaults(_SQUARE, 2, IMAGENET),
+  "Bit": _create_defaults(_SHORT, 3, CLIP, squash=False, **_CUT),
+  "CLIP": _create_defaults(_SHORT, 3, CLIP, squash=False, **_CUT),
 }
 _CLASS = re.compile(r"(\w+?)(?:ImageProcessor|FeatureExtractor)(?:Fast|Pil)?")
 # Steps that are read, and steps without an effect on images in RGB.
@@ -51,7 +51,7 @@ _HARMLESS = {
 Side = int | tuple[int, int]  # side of a square, or (height, width)
 
 
-class Preparation(NamedTuple):
+class ProcessorConfig(NamedTuple):
   """The statements of a preprocessor_config.json about images.
 
   Attributes:
@@ -60,12 +60,12 @@ class Preparation(NamedTuple):
     notes: messages for the user.
   """
 
-  beside: Beside
+  beside: ImageMetadata
   side: Side | None
   notes: list[str]
 
 
-def read(config: Mapping[str, Any]) -> Preparation:
+def read(config: Mapping[str, Any]) -> ProcessorConfig:
   """Reads the values of a preprocessor_config.json.
 
   Transformers computes `(pixel * rescale_factor - image_mean) / image_std`. This is our `(pixel / 255 - mean) / std`
@@ -81,20 +81,20 @@ def read(config: Mapping[str, Any]) -> Preparation:
     ConfigError: if a value has the wrong type, or a step is not supported by our preprocessing.
   """
   if not config:
-    return Preparation(Beside(), None, [])
+    return ProcessorConfig(ImageMetadata(), None, [])
   steps = {key: False for key, value in config.items() if value is None and key.startswith("do_")}
   config = {key: value for key, value in config.items() if value is not None} | steps
   _check_steps(config)
   states_side = {"size", "crop_size"} & config.keys() and config.get("do_resize", True)
-  config = {**_defaults_of(config), **config}
+  config = {**_find_defaults(config), **config}
   notes = []
   if odd := sorted(config.keys() - _STEPS - _READ - _HARMLESS):
-    notes.append(f"preprocessor_config.json has keys that are not read: {some(odd, 6)}")
+    notes.append(f"preprocessor_config.json has keys that are not read: {format_names(odd, 6)}")
   if not config.get("do_resize", True):
     notes.append("do_resize=false in preprocessor_config.json is ignored: images of other sizes are scaled")
-  crop, side = _crop(config)
+  crop, side = _read_crop(config)
   size = side if isinstance(side, int) else None
-  return Preparation(Beside(_normalised(config), crop, size), side if states_side else None, notes)
+  return ProcessorConfig(ImageMetadata(_read_normalisation(config), crop, size), side if states_side else None, notes)
 
 
 def _check_steps(config):
@@ -109,7 +109,7 @@ def _check_steps(config):
     raise ConfigError(f"{key} is {show(config[key])}, but this step is not supported. Remove it if it is not needed")
 
 
-def _defaults_of(config):
+def _find_defaults(config):
   """Returns the defaults of the processor's class, or {} for a class that is not stated or not known."""
   name = config.get("image_processor_type", config.get("feature_extractor_type", ""))
   if not isinstance(name, str):
@@ -122,13 +122,13 @@ def _defaults_of(config):
 # Mean and std.
 
 
-def _normalised(config):
+def _read_normalisation(config):
   """Returns mean and std for pixels of 0..1, as far as they are stated."""
   images = {key: config[key] for key in ("image_mean", "image_std") if key in config}
-  images = {key: [value] * 3 if processing.number(value) else value for key, value in images.items()}
-  stated = processing.normalised(images, "image_mean", "image_std")
+  images = {key: [value] * 3 if processing.is_number(value) else value for key, value in images.items()}
+  stated = processing.parse_normalisation(images, "image_mean", "image_std")
   factor = config.get("rescale_factor", 1 / 255)
-  if not processing.number(factor) or factor <= 0:
+  if not processing.is_number(factor) or factor <= 0:
     raise ConfigError(f"rescale_factor is {show(factor)}. Allowed: a number above 0, such as {1 / 255}")
   scale = 255 * factor if config.get("do_rescale", True) else 255.0
   if not config.get("do_normalize", True):
@@ -145,7 +145,7 @@ def _normalised(config):
 # The test crop.
 
 
-def _crop(config):
+def _read_crop(config):
   """Returns (test crop, side of the images that the model receives), with None for values that are not stated."""
   code, cuts = config.get("resample", 2), config.get("do_center_crop", False)
   if config.get("do_resize", True) and (type(code) is not int or code not in _RESAMPLE):
@@ -158,9 +158,9 @@ def _crop(config):
     return Choice("resize", interpolation), None
   if "size" not in config:
     return None, None
-  large, squash = _size(config["size"], config.get("default_to_square", True))
+  large, squash = _read_size(config["size"], config.get("default_to_square", True))
   if cuts:
-    return _cut(config, large, squash, interpolation)
+    return _read_central_crop(config, large, squash, interpolation)
   if not squash:
     raise ConfigError(
       f"size is {show(config['size'])} without do_center_crop, so images would not be squares. Add do_center_crop and "
@@ -169,9 +169,9 @@ def _crop(config):
   return (Choice("resize", interpolation) if isinstance(large, int) else None), large
 
 
-def _cut(config, large, squash, interpolation):
+def _read_central_crop(config, large, squash, interpolation):
   """Returns (test crop, its side) for a central crop after resizing."""
-  side = _size(config["crop_size"], True, "crop_size")[0] if "crop_size" in config else None
+  side = _read_size(config["crop_size"], True, "crop_size")[0] if "crop_size" in config else None
   if not isinstance(side, int) or not isinstance(large, int):
     raise ConfigError(
       f"size is {show(config['size'])} and crop_size is {show(config.get('crop_size'))}. Allowed: squares"
@@ -182,11 +182,11 @@ def _cut(config, large, squash, interpolation):
       "crop_size"
     )
   if not squash:
-    return Choice("torchvision", {"ratio": processing.ratio(side, large), **interpolation}), side
-  return processing.squashed(large, side, interpolation["interpolation"]), side
+    return Choice("torchvision", {"ratio": processing.find_ratio(side, large), **interpolation}), side
+  return processing.create_squashed_crop(large, side, interpolation["interpolation"]), side
 
 
-def _size(value, square, key="size"):
+def _read_size(value, square, key="size"):
   """Returns the size in pixels, and True if an image is resized to exactly this height and width."""
   if type(value) is int:
     value = {"height": value, "width": value} if square else {"shortest_edge": value}
@@ -203,9 +203,9 @@ def _size(value, square, key="size"):
 # Writing.
 
 
-def written(beside: Beside) -> dict[str, Any]:
+def create_processor_config(beside: ImageMetadata) -> dict[str, Any]:
   """Returns a preprocessor_config.json for the processor that is equivalent to our test crop."""
-  large, squash = processing.scaled(beside)
+  large, squash = processing.compute_resize(beside)
   square, cut = {"height": large, "width": large}, large != beside.size or not squash
   kind = "DeiTImageProcessor" if squash else "BitImageProcessor"
   return {
@@ -213,7 +213,7 @@ def written(beside: Beside) -> dict[str, Any]:
     "do_convert_rgb": True,
     "do_resize": True,
     "size": square if squash else {"shortest_edge": large},
-    "resample": next(code for code, ours in _RESAMPLE.items() if ours == processing.interpolation_of(beside.crop)),
+    "resample": next(code for code, ours in _RESAMPLE.items() if ours == processing.interpolation_name(beside.crop)),
     "do_center_crop": cut,
     **({"crop_size": {"height": beside.size, "width": beside.size}} if cut else {}),
     "do_rescale": True,

@@ -18,19 +18,19 @@ _FAMILIES = (
 )
 
 
-def published(architecture: str) -> Published | None:
+def find_published(architecture: str) -> Published | None:
   """Returns the row of our table for a name, which may have a tag, as in "vit_tiny_patch16_224.augreg_in21k"."""
-  return table.TABLE.get(_name(architecture))
+  return table.TABLE.get(_normalise_name(architecture))
 
 
-def family(architecture: str) -> str | None:
+def find_family(architecture: str) -> str | None:
   """Returns the family of the models with this name, or None if the name is not supported."""
-  if row := published(architecture):
+  if row := find_published(architecture):
     return row.family
-  return next((family for start, family in _FAMILIES if re.match(start, _name(architecture))), None)
+  return next((family for start, family in _FAMILIES if re.match(start, _normalise_name(architecture))), None)
 
 
-def sizes(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, int]:
+def find_sizes(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, int]:
   """Returns the sizes of a ViT from the name of its architecture.
 
   Args:
@@ -47,7 +47,7 @@ def sizes(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, 
   name = config.get("architecture")
   if not isinstance(name, str | None):
     raise ConfigError(f"architecture is {show(name)}. Allowed: a name of timm")
-  row = published(name) if name else None
+  row = find_published(name) if name else None
   if row is None or row.family != "vit":
     return {}
   result = dict(zip(("width", "depth", "heads", "hidden"), row.row[0], strict=True)) | {"patch": row.row[1]}
@@ -56,5 +56,5 @@ def sizes(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, 
   return result
 
 
-def _name(architecture):
+def _normalise_name(architecture):
   return architecture.removeprefix("timm/").partition(".")[0]

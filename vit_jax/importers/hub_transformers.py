@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.importers import processing
-from vit_jax.importers.layout import shapes
+from vit_jax.importers.layout import compute_shapes
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError, show
 
@@ -41,7 +41,7 @@ _BIASES = {(True, True, True): "all", (True, False, True): "query_value", (False
 _MOVED = (("pos_embed_shift", "shift", 0.0), ("pos_embed_jitter", "jitter", 1.0), ("pos_embed_rescale", "rescale", 1.0))
 
 
-def _gated_width(width: int, ratio: int) -> int:
+def _compute_gated_width(width: int, ratio: int) -> int:
   """Returns the hidden width of DINOv2's SwiGLU:
 
   two thirds of the hidden width of an MLP, rounded up to a multiple of 8.
@@ -62,10 +62,10 @@ def read(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
   Raises:
     ConfigError: for a value that describes another model.
   """
-  config = _tower(config)
+  config = _find_tower(config)
   kind = config.get("model_type")
   if kind == "swin":
-    return _swin(config), {}
+    return _read_swin(config), {}
   if not isinstance(kind, str) or kind not in _DEFAULTS:
     return config, {}
   config = {**_DEFAULTS[kind], **config}
@@ -74,21 +74,21 @@ def read(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
       raise ConfigError(f"{key} is {show(config[key])}. Supported: {built!r}")
   said = {}
   if "num_register_tokens" in config:
-    said["registers"] = _registers(config)
+    said["registers"] = _read_registers(config)
   if kind == "dinov3_vit":
-    biased = tuple(_flag(config, f"{part}_bias") for part in ("query", "key", "value"))
+    biased = tuple(_read_flag(config, f"{part}_bias") for part in ("query", "key", "value"))
     if biased not in _BIASES:
       values = ", ".join(f"{part}_bias={value}" for part, value in zip(("query", "key", "value"), biased, strict=True))
       raise ConfigError(f"{values} is not supported. Allowed: all of them, query and value, none")
-    said["qkv_bias"], said["rotary"] = _BIASES[biased], _turning(config)
+    said["qkv_bias"], said["rotary"] = _BIASES[biased], _read_rotary(config)
   elif "qkv_bias" in config:
-    said["qkv_bias"] = "all" if _flag(config, "qkv_bias") else "none"
+    said["qkv_bias"] = "all" if _read_flag(config, "qkv_bias") else "none"
   config = {key: value for key, value in config.items() if key != "qkv_bias"}
   for key in ("use_gated_mlp", "use_swiglu_ffn"):
     if key in config:
-      said["mlp"] = "swiglu" if _flag(config, key) else "gelu"
+      said["mlp"] = "swiglu" if _read_flag(config, key) else "gelu"
   if "mlp_ratio" in config:
-    config["intermediate_size"] = _hidden(config)
+    config["intermediate_size"] = _read_hidden(config)
   if said.get("mlp") == "swiglu":  # DINOv2's SwiGLU always has SiLU
     act = config.pop("hidden_act")
     if kind == "dinov3_vit" and act not in ("silu", "swish"):
@@ -96,7 +96,7 @@ def read(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
   return config, said
 
 
-def _swin(config):
+def _read_swin(config):
   """Returns the statements of a Swin config that its tensors do not determine."""
   for key, built in _SWIN.items():
     if config.get(key, built) != built:
@@ -104,7 +104,7 @@ def _swin(config):
   return {key: config[key] for key in ("image_size", "patch_size", "num_channels") if key in config}
 
 
-def _tower(config):
+def _find_tower(config):
   """Returns the config of SigLIP's image tower, if the config describes both towers."""
   tower = config.get("vision_config")
   if config.get("model_type") != "siglip":
@@ -114,39 +114,39 @@ def _tower(config):
   return {**config, **(tower or {}), "model_type": "siglip_vision_model"}
 
 
-def _flag(config, key):
+def _read_flag(config, key):
   if not isinstance(config[key], bool):
     raise ConfigError(f"{key} is {show(config[key])}. Allowed: true or false")
   return config[key]
 
 
-def _registers(config):
+def _read_registers(config):
   value = config["num_register_tokens"]
   if type(value) is not int or not 0 <= value <= 1024:
     raise ConfigError(f"num_register_tokens is {show(value)}. Allowed: a whole number from 0 to 1024")
   return value
 
 
-def _hidden(config):
+def _read_hidden(config):
   """Returns the hidden width of DINOv2. Its config states this width as a ratio."""
   ratio, width = config["mlp_ratio"], config.get("hidden_size", 768)
-  if not processing.number(ratio) or not 0 < ratio < 2**10 or type(width) is not int:
+  if not processing.is_number(ratio) or not 0 < ratio < 2**10 or type(width) is not int:
     raise ConfigError(
       f"mlp_ratio is {show(ratio)}, and hidden_size is {show(width)}. Allowed: mlp_ratio between 0 and 1024, and a "
       "whole number for hidden_size"
     )
-  return _gated_width(width, ratio) if _flag(config, "use_swiglu_ffn") else int(width * ratio)
+  return _compute_gated_width(width, ratio) if _read_flag(config, "use_swiglu_ffn") else int(width * ratio)
 
 
-def _turning(config):
+def _read_rotary(config):
   """Returns the rotary positions of DINOv3."""
   theta, arguments = config["rope_theta"], {}
-  if not processing.number(theta) or theta <= 0:
+  if not processing.is_number(theta) or theta <= 0:
     raise ConfigError(f"rope_theta is {show(theta)}. Allowed: a number above 0")
   for theirs, ours, still in _MOVED:
     if (value := config.get(theirs)) is None:
       continue
-    if not processing.number(value) or not still <= value <= 1e3:
+    if not processing.is_number(value) or not still <= value <= 1e3:
       raise ConfigError(f"{theirs} is {show(value)}. Allowed: null, or a number from {still:g} to 1000")
     arguments[ours] = float(value)
   return Choice("dinov3", {"temperature": float(theta), **arguments})
@@ -155,7 +155,7 @@ def _turning(config):
 # Writing.
 
 
-def kind(description: Description) -> str | None:
+def find_model_type(description: Description) -> str | None:
   """Returns the model of Transformers that fits a description: "dinov2", "dinov3", "siglip", or None."""
   bound = description.arguments()
   token = bound["pool"] == "cls" or (bound["pool"] == "gap" and bool(bound["class_token"]))
@@ -168,7 +168,7 @@ def kind(description: Description) -> str | None:
   return "siglip" if (pooled or bound["pool"] == "gap") and not bound["class_token"] else None
 
 
-def check(description: Description, square: bool) -> None:
+def check_model(description: Description, square: bool) -> None:
   """Raises ConfigError for a model that has no equivalent among these models of Transformers.
 
   Args:
@@ -185,9 +185,9 @@ def check(description: Description, square: bool) -> None:
     )
 
 
-def written(description: Description) -> dict:
+def create_config(description: Description) -> dict:
   """Returns the config.json that Transformers needs to build a model."""
-  bound, ours = description.arguments(), shapes(description)
+  bound, ours = description.arguments(), compute_shapes(description)
   width, heads, _ = ours["blocks/0/attention/query/kernel"]
   hidden, gated = ours["blocks/0/mlp/up/kernel"][1], bound["mlp"] == "swiglu"
   act = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}[bound["gelu"]]
@@ -201,14 +201,14 @@ def written(description: Description) -> dict:
     "patch_size": ours["embedding/kernel"][0],
     "num_channels": description.channels,
   }
-  match kind(description):
+  match find_model_type(description):
     case "dinov2":
       named = {"architectures": ["Dinov2Model"], "model_type": "dinov2"}
       if bound["registers"]:
         named = {"architectures": ["Dinov2WithRegistersModel"], "model_type": "dinov2_with_registers"}
         named["num_register_tokens"] = bound["registers"]
       return named | sizes | {
-        "mlp_ratio": _ratio(width, hidden, gated),
+        "mlp_ratio": _find_ratio(width, hidden, gated),
         "use_swiglu_ffn": gated,
         "qkv_bias": bound["qkv_bias"] == "all",
         "layerscale_value": bound["layer_scale"],
@@ -239,9 +239,9 @@ def written(description: Description) -> dict:
   return {"architectures": ["SiglipForImageClassification"], "model_type": "siglip", "vision_config": tower}
 
 
-def _ratio(width, hidden, gated):
+def _find_ratio(width, hidden, gated):
   """Returns the whole number that states the hidden width in DINOv2's config."""
-  of = {_gated_width(width, ratio) if gated else width * ratio: ratio for ratio in range(64, 0, -1)}
+  of = {_compute_gated_width(width, ratio) if gated else width * ratio: ratio for ratio in range(64, 0, -1)}
   if hidden not in of:
     raise ConfigError(
       f"layout 'hf' stores hidden as mlp_ratio, a whole multiple of the width {width}, but this model has "

@@ -33,12 +33,12 @@ _FILES = (
 
 
 @functools.cache
-def layouts() -> tuple[Layout, ...]:
+def load_layouts() -> tuple[Layout, ...]:
   """Returns all layouts. Their modules are imported at the first call."""
   return tuple(one for name in _FILES for one in importlib.import_module(f"vit_jax.importers.{name}").LAYOUTS)
 
 
-def export(arrays: Mapping[str, np.ndarray], description: Description, name: str) -> dict[str, np.ndarray]:
+def export_tensors(arrays: Mapping[str, np.ndarray], description: Description, name: str) -> dict[str, np.ndarray]:
   """Returns the tensors of a file in a given layout.
 
   Args:
@@ -56,12 +56,12 @@ def export(arrays: Mapping[str, np.ndarray], description: Description, name: str
     from vit_jax import importers
 
     description, arrays = importers.load("model.npz")
-    tensors = importers.export(arrays, description, "timm")
+    tensors = importers.export_tensors(arrays, description, "timm")
   """
-  return layout.write(layout_of(description, name), arrays, description)
+  return layout.write(find_layout(description, name), arrays, description)
 
 
-def layout_of(description: Description, name: str) -> Layout:
+def find_layout(description: Description, name: str) -> Layout:
   """Returns the layout with a given name for a model.
 
   Args:
@@ -71,25 +71,26 @@ def layout_of(description: Description, name: str) -> Layout:
   Raises:
     ConfigError: if the layout is unknown or does not support the model. The message lists the supported layouts.
   """
-  family = [one for one in layouts() if one.family == description.published.family]
+  family = [one for one in load_layouts() if one.family == description.published.family]
   if name not in (one.name for one in family):
     raise ConfigError(
-      f"layout {name!r} is not known for {description.model.name}.{schema.nearest(name, _names(description))}"
+      f"layout {name!r} is not known for "
+      f"{description.model.name}.{schema.suggest_nearest(name, _list_names(description))}"
     )
   held = [one for one in family if one.name == name and one.holds(description)]
-  why = layout.refusal(held[-1], description) if held else f"layout {name!r} cannot store {description}"
+  why = layout.check_writable(held[-1], description) if held else f"layout {name!r} cannot store {description}"
   if why:
     raise ConfigError(
-      f"{why}. Allowed: {', '.join(_names(description)) or 'only a directory, which becomes a workdir'}"
+      f"{why}. Allowed: {', '.join(_list_names(description)) or 'only a directory, which becomes a workdir'}"
     )
   return held[-1]
 
 
-def layouts_of(description: Description) -> list[Layout]:
+def find_layouts(description: Description) -> list[Layout]:
   """Returns the layouts of the model's family that support this model."""
-  family = [one for one in layouts() if one.family == description.published.family and one.holds(description)]
-  return [one for one in family if layout.refusal(one, description) is None]
+  family = [one for one in load_layouts() if one.family == description.published.family and one.holds(description)]
+  return [one for one in family if layout.check_writable(one, description) is None]
 
 
-def _names(description):
-  return dict.fromkeys(one.name for one in layouts_of(description))
+def _list_names(description):
+  return dict.fromkeys(one.name for one in find_layouts(description))

@@ -16,17 +16,17 @@ from einops import rearrange
 
 from vit_jax import models
 from vit_jax.importers import unused
-from vit_jax.importers.tables import TABLE, placed
+from vit_jax.importers.tables import TABLE, convert_position
 from vit_jax.importers.tensors import Tensor, Tensors
 from vit_jax.models import Description, finite, positions
 from vit_jax.models.positions import Resampling
 from vit_jax.schema import Choice, ConfigError
-from vit_jax.schema.errors import some
+from vit_jax.schema.errors import format_names
 
 LISTED = 12  # maximum number of tensors of each kind in an error
 
 
-class Row(NamedTuple):
+class TensorRow(NamedTuple):
   """A row of a layout: one tensor, or one tensor for each value of the placeholders.
 
   Attributes:
@@ -74,12 +74,12 @@ class Layout(NamedTuple):
     fits: function from tensors and hints that returns false if the files next to the weights exclude this layout.
     doubts: function from tensors and hints to notes about other models that a file may contain.
     resampling: rule for position tables at another resolution. None selects the rule of the model's name.
-    position: form of the position tables in files, regardless of the model's tokens. See `tables.placed`.
+    position: form of the position tables in files, regardless of the model's tokens. See `tables.convert_position`.
   """
 
   name: str
   family: str
-  rows: tuple[Row, ...]
+  rows: tuple[TensorRow, ...]
   recognises: Callable[[Tensors], bool]
   describe: Callable[[Tensors, Mapping[str, Any]], Description]
   canonical: Callable[[Tensors, Mapping[str, Any]], Tensors] = lambda tensors, hints: tensors
@@ -97,7 +97,7 @@ class Layout(NamedTuple):
   position: str | None = None
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
   """A tensor that a file must contain.
 
   Attributes:
@@ -115,12 +115,12 @@ class Entry(NamedTuple):
   lengths: dict[str, int]
 
 
-def shapes(description: Description) -> dict[str, tuple[int, ...]]:
+def compute_shapes(description: Description) -> dict[str, tuple[int, ...]]:
   """Returns the shapes of a model's parameters by path, layer by layer."""
   return {path: leaf.shape for path, leaf in models.functional(description.unscanned()).shapes().items()}
 
 
-def entries(layout: Layout, ours: Mapping[str, tuple[int, ...]]) -> list[Entry]:
+def list_entries(layout: Layout, ours: Mapping[str, tuple[int, ...]]) -> list[TensorEntry]:
   """Returns the tensors that a file of a layout must contain.
 
   Args:
@@ -130,27 +130,29 @@ def entries(layout: Layout, ours: Mapping[str, tuple[int, ...]]) -> list[Entry]:
   Raises:
     ConfigError: if the layout has no row for a parameter.
   """
-  compiled = [(row, [_expression(path) for path in row.paths]) for row in layout.rows]
+  compiled = [(row, [_parse_template(path) for path in row.paths]) for row in layout.rows]
   result, taken, unknown = [], set(), []
   for path, shape in ours.items():
     if path in taken:
       continue
-    entry = next(filter(None, (_entry(row, expressions, path, shape, ours) for row, expressions in compiled)), None)
+    entry = next(
+      filter(None, (_create_entry(row, expressions, path, shape, ours) for row, expressions in compiled)), None
+    )
     if entry is None:
       unknown.append(path)
     else:
       result.append(entry)
       taken.update(entry.paths)
   if unknown:
-    raise ConfigError(f"layout {layout.name!r} cannot store {some(unknown, LISTED)}. Choose another layout")
+    raise ConfigError(f"layout {layout.name!r} cannot store {format_names(unknown, LISTED)}. Choose another layout")
   return result
 
 
-def _expression(template):
+def _parse_template(template):
   return re.compile(re.sub(r"\\\{(\w+)\\\}", lambda m: rf"(?P<{m[1]}>\d+)", re.escape(template)))
 
 
-def _entry(row, expressions, path, shape, ours):
+def _create_entry(row, expressions, path, shape, ours):
   """Returns the tensor of a row for a parameter, or None if the row is for another parameter or another model."""
   match = next(filter(None, (expression.fullmatch(path) for expression in expressions)), None)
   if match is None:
@@ -161,7 +163,7 @@ def _entry(row, expressions, path, shape, ours):
   if any(p not in ours for p in needed):
     return None
   name = row.theirs.format(**numbers, **{f"{key}1": value + 1 for key, value in numbers.items()})
-  theirs, here = map(groups, row.pattern.split("->"))
+  theirs, here = map(parse_groups, row.pattern.split("->"))
   shape = shape if len(paths) == 1 else (len(paths), *shape)
   assert len(here) == len(shape), (row, shape)
   lengths = {}
@@ -170,10 +172,10 @@ def _entry(row, expressions, path, shape, ours):
     assert split in ([], ["two"]), row
     lengths |= dict.fromkeys(split, 2) | ({} if axis.isdecimal() else {axis: length // 2 ** len(split)})
   outside = tuple(math.prod(1 if axis == "1" else lengths[axis] for axis in group) for group in theirs)
-  return Entry(name, outside, paths, row.pattern, lengths)
+  return TensorEntry(name, outside, paths, row.pattern, lengths)
 
 
-def groups(side: str) -> list[list[str]]:
+def parse_groups(side: str) -> list[list[str]]:
   """Returns the names of the axes that make up each dimension, for one side of an einops pattern."""
   return [group.strip("()").split() for group in re.findall(r"\([^)]*\)|\S+", side)]
 
@@ -187,12 +189,13 @@ def read(layout: Layout, tensors: Tensors, description: Description) -> dict[str
     description: the model.
 
   Raises:
-    ConfigError: if the tensors do not match the model. See `match`. This check comes before any values are read.
+    ConfigError: if the tensors do not match the model. See `match_tensors`. This check comes before any values are
+      read.
   """
-  return {path: np.asarray(tensor) for path, tensor in lazily(layout, tensors, description).items()}
+  return {path: np.asarray(tensor) for path, tensor in read_lazily(layout, tensors, description).items()}
 
 
-def lazily(layout: Layout, tensors: Tensors, description: Description) -> dict[str, Tensor]:
+def read_lazily(layout: Layout, tensors: Tensors, description: Description) -> dict[str, Tensor]:
   """Returns the same parameters as `read`. Values are read when they are used, and are not kept in memory.
 
   Args:
@@ -203,24 +206,24 @@ def lazily(layout: Layout, tensors: Tensors, description: Description) -> dict[s
   Raises:
     ConfigError: if the tensors do not match the model.
   """
-  ours, last = shapes(description), []
+  ours, last = compute_shapes(description), []
 
   def values(entry, part):
     if part is None:
-      return _ours(entry, tensors[entry.name])
+      return _to_ours(entry, tensors[entry.name])
     if not last or last[0] is not entry:  # the parts of one tensor are requested in sequence
-      last[:] = entry, _ours(entry, tensors[entry.name])
+      last[:] = entry, _to_ours(entry, tensors[entry.name])
     return last[1][part]
 
   result = {}
-  for entry in match(layout, tensors, description):
+  for entry in match_tensors(layout, tensors, description):
     for part, path in enumerate(entry.paths):
       one = len(entry.paths) == 1
       result[path] = Tensor(ours[path], np.float32, functools.partial(values, entry, None if one else part))
   return result
 
 
-def _ours(entry, tensor):
+def _to_ours(entry, tensor):
   """Returns the parameters of a tensor. Values outside of float32, NaN and inf are errors."""
   array = np.asarray(tensor)
   with np.errstate(over="ignore"):
@@ -228,21 +231,21 @@ def _ours(entry, tensor):
   if single is not array and not np.array_equal(np.isinf(single), np.isinf(array)):
     largest = np.max(np.abs(array), where=np.isfinite(array), initial=0.0)
     raise ConfigError(
-      f"tensor {some([entry.name])} has values as large as {largest:.3g}. Allowed: up to "
+      f"tensor {format_names([entry.name])} has values as large as {largest:.3g}. Allowed: up to "
       f"{np.finfo(np.float32).max:.3g}, the largest of float32. Write the file again without these values"
     )
-  finite.check_weights({f"tensor {some([entry.name])}": single})
+  finite.check_weights({f"tensor {format_names([entry.name])}": single})
   return rearrange(single, entry.pattern, **entry.lengths)
 
 
-def _theirs(entry, parts):
+def _to_theirs(entry, parts):
   """Returns the tensor of these parameters."""
   theirs, here = entry.pattern.split("->")
   array = np.asarray(parts[0]) if len(parts) == 1 else np.stack(parts)
   return np.ascontiguousarray(rearrange(array, f"{here} -> {theirs}", **entry.lengths))
 
 
-def match(layout: Layout, tensors: Tensors, description: Description) -> list[Entry]:
+def match_tensors(layout: Layout, tensors: Tensors, description: Description) -> list[TensorEntry]:
   """Returns the tensors that a model needs, after checking names, shapes and types.
 
   Args:
@@ -253,12 +256,12 @@ def match(layout: Layout, tensors: Tensors, description: Description) -> list[En
   Raises:
     ConfigError: if tensors are missing, unexpected, of another shape or not floating-point. The message lists them.
   """
-  expected = {entry.name: entry for entry in entries(layout, shapes(description))}
+  expected = {entry.name: entry for entry in list_entries(layout, compute_shapes(description))}
   # A file may store a table that the model computes. The table is not compared, because one published file has another
   # length.
-  computed = _computed(layout, description)
+  computed = _fixed_table(layout, description)
   known = {*expected, *(row.theirs for row in layout.rows if computed and row.ours == TABLE)}
-  known |= {name for names in left_out(layout, tensors).values() for name in names}
+  known |= {name for names in find_ignored(layout, tensors).values() for name in names}
   surplus = [name for name in tensors if name not in known and not re.fullmatch(layout.ignored, name)]
   missing = [name for name in expected if name not in tensors]
   here = [(name, entry, tensors[name]) for name, entry in expected.items() if name in tensors]
@@ -267,18 +270,20 @@ def match(layout: Layout, tensors: Tensors, description: Description) -> list[En
     raise ConfigError(
       f"the tensors are not those of {description} as {layout.name} names them:"
       + "".join(
-        f"\n  {kind} ({len(names)}): {some(names, LISTED)}"
+        f"\n  {kind} ({len(names)}): {format_names(names, LISTED)}"
         for kind, names in (("missing", missing), ("left over", surplus), ("of another shape", misshapen))
         if names
       )
     )
   for name, _, tensor in here:
     if not _is_float(tensor.dtype):
-      raise ConfigError(f"tensor {some([name])} contains {some([tensor.dtype])}. Allowed: floating-point numbers")
+      raise ConfigError(
+        f"tensor {format_names([name])} contains {format_names([tensor.dtype])}. Allowed: floating-point numbers"
+      )
   return list(expected.values())
 
 
-def notes(layout: Layout, tensors: Tensors, hints: Mapping[str, Any]) -> list[str]:
+def describe_ignored(layout: Layout, tensors: Tensors, hints: Mapping[str, Any]) -> list[str]:
   """Returns notes about ignored tensors, and about other models to which the tensors may belong.
 
   Args:
@@ -286,17 +291,17 @@ def notes(layout: Layout, tensors: Tensors, hints: Mapping[str, Any]) -> list[st
     tensors: tensors by the names of the layout.
     hints: facts that the tensors do not determine.
   """
-  return unused.notes(left_out(layout, tensors)) + layout.doubts(tensors, hints)
+  return unused.describe_unused(find_ignored(layout, tensors)) + layout.doubts(tensors, hints)
 
 
-def left_out(layout: Layout, tensors: Tensors) -> dict[str, list[str]]:
+def find_ignored(layout: Layout, tensors: Tensors) -> dict[str, list[str]]:
   """Returns the names of tensors that do not affect the output, by reason.
 
   Args:
     layout: the layout of the tensors.
     tensors: tensors by the names of the layout.
   """
-  return unused.find(list(tensors), layout.untaken, layout.unneeded(tensors))
+  return unused.find_unused(list(tensors), layout.untaken, layout.unneeded(tensors))
 
 
 def _is_float(dtype):
@@ -319,10 +324,10 @@ def write(layout: Layout, arrays: Tensors, description: Description) -> dict[str
   Raises:
     ConfigError: if readers of this layout would compute another model, or the layout has no row for a parameter.
   """
-  return {name: np.asarray(tensor) for name, tensor in written(layout, arrays, description).items()}
+  return {name: np.asarray(tensor) for name, tensor in write_lazily(layout, arrays, description).items()}
 
 
-def written(layout: Layout, arrays: Tensors, description: Description) -> Tensors:
+def write_lazily(layout: Layout, arrays: Tensors, description: Description) -> Tensors:
   """Returns the same tensors as `write`. Each tensor is computed when its values are used, and is not kept in memory.
 
   Args:
@@ -333,29 +338,29 @@ def written(layout: Layout, arrays: Tensors, description: Description) -> Tensor
   Raises:
     ConfigError: if readers of this layout would compute another model, or the layout has no row for a parameter.
   """
-  arrays, description = placed(arrays, description, layout.position)
+  arrays, description = convert_position(arrays, description, layout.position)
   bound = description.arguments()
   for key, value in layout.computes.items():
     if bound[key] not in (value if isinstance(value, tuple) else (value,)):
-      means = " or ".join(map(_shown, value if isinstance(value, tuple) else (value,)))
+      means = " or ".join(map(_format_argument, value if isinstance(value, tuple) else (value,)))
       raise ConfigError(
-        f"layout {layout.name!r} implies {key}={means}, but this model has {_shown(bound[key])}. The outputs would "
-        "differ"
+        f"layout {layout.name!r} implies {key}={means}, but this model has {_format_argument(bound[key])}. The "
+        "outputs would differ"
       )
-  ours = shapes(description)
-  computed = _computed(layout, description)
+  ours = compute_shapes(description)
+  computed = _fixed_table(layout, description)
   if computed:
     arrays = {**arrays, TABLE: computed()}
     ours = {**ours, TABLE: arrays[TABLE].shape}
   result = {}
-  for entry in entries(layout, ours):
+  for entry in list_entries(layout, ours):
     parts = [arrays[path] for path in entry.paths]
-    result[entry.name] = Tensor(entry.shape, parts[0].dtype, functools.partial(_theirs, entry, parts))
+    result[entry.name] = Tensor(entry.shape, parts[0].dtype, functools.partial(_to_theirs, entry, parts))
   return layout.finish(result, description)
 
 
-def refusal(layout: Layout, description: Description) -> str | None:
-  """Returns the reason why `written` cannot write a model in a layout, or None if it can.
+def check_writable(layout: Layout, description: Description) -> str | None:
+  """Returns the reason why `write_lazily` cannot write a model in a layout, or None if it can.
 
   Args:
     layout: the layout of the file.
@@ -363,18 +368,20 @@ def refusal(layout: Layout, description: Description) -> str | None:
   """
   try:
     zero = np.float32(0)
-    written(layout, {path: np.broadcast_to(zero, shape) for path, shape in shapes(description).items()}, description)
+    write_lazily(
+      layout, {path: np.broadcast_to(zero, shape) for path, shape in compute_shapes(description).items()}, description
+    )
   except ConfigError as error:
     return str(error)
   return None
 
 
-def _shown(value):
+def _format_argument(value):
   """Returns the text of an argument in an error. A choice is shown by its name."""
   return value.name if isinstance(value, Choice) else str(value)
 
 
-def _computed(layout, description):
+def _fixed_table(layout, description):
   """Returns the model's fixed position table, as a function () -> (N, D), if the layout stores such tables."""
   model = models.functional(description)
   position = getattr(model.create(model.shapes()), "position", None)
@@ -384,7 +391,7 @@ def _computed(layout, description):
 # Pairs of rows.
 
 
-def torch_linear(theirs: str, ours: str) -> tuple[Row, Row]:
+def torch_linear(theirs: str, ours: str) -> tuple[TensorRow, TensorRow]:
   """Returns the rows for weight (out, in) and bias of torch.nn.Linear.
 
   Args:
@@ -397,50 +404,50 @@ def torch_linear(theirs: str, ours: str) -> tuple[Row, Row]:
     weight, bias = layout.torch_linear("head.fc", "head")
     print(weight.ours, weight.pattern)  # head/kernel o i -> i o
   """
-  return _with_bias(f"{theirs}.weight", f"{ours}/kernel", "o i -> i o")
+  return _bias_rows(f"{theirs}.weight", f"{ours}/kernel", "o i -> i o")
 
 
-def torch_conv(theirs: str, ours: str) -> tuple[Row, Row]:
+def torch_conv(theirs: str, ours: str) -> tuple[TensorRow, TensorRow]:
   """Returns the rows for weight (out, in, height, width) and bias of torch.nn.Conv2d.
 
   The arguments are those of `torch_linear`.
   """
-  return _with_bias(f"{theirs}.weight", f"{ours}/kernel", "o i p q -> p q i o")
+  return _bias_rows(f"{theirs}.weight", f"{ours}/kernel", "o i p q -> p q i o")
 
 
-def torch_norm(theirs: str, ours: str) -> tuple[Row, Row]:
+def torch_norm(theirs: str, ours: str) -> tuple[TensorRow, TensorRow]:
   """Returns the rows for weight and bias of a norm in PyTorch.
 
   The arguments are those of `torch_linear`.
   """
-  return _with_bias(f"{theirs}.weight", f"{ours}/scale", "d -> d")
+  return _bias_rows(f"{theirs}.weight", f"{ours}/scale", "d -> d")
 
 
-def flax_linear(theirs: str, ours: str) -> tuple[Row, Row]:
+def flax_linear(theirs: str, ours: str) -> tuple[TensorRow, TensorRow]:
   """Returns the rows for kernel (in, out) and bias of a dense layer in Flax.
 
   The arguments are those of `torch_linear`.
   """
-  return _with_bias(f"{theirs}/kernel", f"{ours}/kernel", "i o -> i o")
+  return _bias_rows(f"{theirs}/kernel", f"{ours}/kernel", "i o -> i o")
 
 
-def flax_conv(theirs: str, ours: str) -> tuple[Row, Row]:
+def flax_conv(theirs: str, ours: str) -> tuple[TensorRow, TensorRow]:
   """Returns the rows for kernel (height, width, in, out) and bias of a convolution in Flax.
 
   The arguments are those of `torch_linear`.
   """
-  return _with_bias(f"{theirs}/kernel", f"{ours}/kernel", "p q i o -> p q i o")
+  return _bias_rows(f"{theirs}/kernel", f"{ours}/kernel", "p q i o -> p q i o")
 
 
-def flax_norm(theirs: str, ours: str) -> tuple[Row, Row]:
+def flax_norm(theirs: str, ours: str) -> tuple[TensorRow, TensorRow]:
   """Returns the rows for scale and bias of a norm in Flax.
 
   The arguments are those of `torch_linear`.
   """
-  return _with_bias(f"{theirs}/scale", f"{ours}/scale", "d -> d")
+  return _bias_rows(f"{theirs}/scale", f"{ours}/scale", "d -> d")
 
 
-def _with_bias(theirs, ours, pattern):
+def _bias_rows(theirs, ours, pattern):
   """Returns the row of a parameter and the row of its bias."""
   theirs_bias, ours_bias = (re.sub(r"\w+$", "bias", name) for name in (theirs, ours))
-  return Row(theirs, ours, pattern), Row(theirs_bias, ours_bias, "d -> d")
+  return TensorRow(theirs, ours, pattern), TensorRow(theirs_bias, ours_bias, "d -> d")

@@ -3,15 +3,15 @@
 import pathlib
 import zipfile
 
-from vit_jax import archives
 from vit_jax.importers.content import AGAIN
 from vit_jax.importers.tensors import check_size
 from vit_jax.schema import ConfigError, show
+from vit_jax.storage import archives
 
 MEMBERS = 10_000  # more than the number of tensors of any model
 
 
-def check(path: pathlib.Path, archive: zipfile.ZipFile, *compressions: int) -> list[zipfile.ZipInfo]:
+def check_archive(path: pathlib.Path, archive: zipfile.ZipFile, *compressions: int) -> list[zipfile.ZipInfo]:
   """Returns the members of an archive.
 
   Args:
@@ -29,7 +29,7 @@ def check(path: pathlib.Path, archive: zipfile.ZipFile, *compressions: int) -> l
   for member in found:
     if member.compress_type not in compressions:
       raise ConfigError(f"{path}: {member.filename} is compressed, but files of weights are never compressed")
-  if again := archives.repeated(found):
+  if again := archives.find_repeated_name(found):
     raise ConfigError(f"{path}: two members are named {show(again)}, and readers differ in which one they use. {AGAIN}")
   check_size(path, sum(member.file_size for member in found))
   return found

@@ -36,29 +36,33 @@ TIMM = (
 )
 
 
-def _google(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
+def _describe_google(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   patch, _, channels, width = tensors["stem/kernel"].shape
   patches, token_hidden = tensors["MixerBlock_0/token_mixing/Dense_0/kernel"].shape
   hidden = tensors["MixerBlock_0/channel_mixing/Dense_0/kernel"].shape[1]
-  depth = _count(r"MixerBlock_\d+/LayerNorm_0/scale", tensors)
+  depth = _count_layers(r"MixerBlock_\d+/LayerNorm_0/scale", tensors)
   classes = tensors["head/bias"].shape[0] if "head/bias" in tensors else 0
-  return _described((width, depth, token_hidden, hidden), patch, patches, channels, classes, {"gelu": "tanh"} | hints)
+  return _create_description(
+    (width, depth, token_hidden, hidden), patch, patches, channels, classes, {"gelu": "tanh"} | hints
+  )
 
 
-def _timm(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
+def _describe_timm(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   width, channels, patch, _ = tensors["stem.proj.weight"].shape
   token_hidden, patches = tensors["blocks.0.mlp_tokens.fc1.weight"].shape
   hidden = tensors["blocks.0.mlp_channels.fc1.weight"].shape[0]
-  depth = _count(r"blocks\.\d+\.norm1\.weight", tensors)
+  depth = _count_layers(r"blocks\.\d+\.norm1\.weight", tensors)
   classes = tensors["head.bias"].shape[0] if "head.bias" in tensors else 0
-  return _described((width, depth, token_hidden, hidden), patch, patches, channels, classes, {"gelu": "erf"} | hints)
+  return _create_description(
+    (width, depth, token_hidden, hidden), patch, patches, channels, classes, {"gelu": "erf"} | hints
+  )
 
 
-def _count(pattern, tensors):
+def _count_layers(pattern, tensors):
   return sum(re.fullmatch(pattern, name) is not None for name in tensors)
 
 
-def _described(sizes, patch, patches, channels, classes, hints):
+def _create_description(sizes, patch, patches, channels, classes, hints):
   # A published name with this patch and, if possible, with this GELU. Differing values become arguments.
   rows = {name: (size, gelu) for name, (size, other, gelu) in mixer.VARIANTS.items() if other == patch}
   if not rows:
@@ -66,16 +70,18 @@ def _described(sizes, patch, patches, channels, classes, hints):
     raise ConfigError(f"the file contains a Mixer with patch {patch}. Allowed: {', '.join(map(str, known))}")
   near = {name: mixer.SIZES[size] for name, (size, gelu) in rows.items() if gelu == hints["gelu"]}
   near = near or {name: mixer.SIZES[size] for name, (size, _) in rows.items()}
-  name, arguments = published_sizes.nearest(near, sizes, ("width", "depth", "token_hidden", "hidden"))
+  name, arguments = published_sizes.find_nearest_size(near, sizes, ("width", "depth", "token_hidden", "hidden"))
   if rows[name][1] != hints["gelu"]:
     arguments["gelu"] = hints["gelu"]
   if hints.get("norm_eps", 1e-6) != 1e-6:
     arguments["eps"] = hints["norm_eps"]
 
-  return Description(Choice(name, arguments), _image_size(patch, patches, hints.get("image_size")), classes, channels)
+  return Description(
+    Choice(name, arguments), _find_image_size(patch, patches, hints.get("image_size")), classes, channels
+  )
 
 
-def _image_size(patch, patches, hint):
+def _find_image_size(patch, patches, hint):
   """Returns the hint if it gives this number of patches, otherwise the side of a square."""
   rows, columns = (side // patch for side in (hint if isinstance(hint, tuple | list) else (hint or 0,) * 2))
   if rows * columns == patches:
@@ -91,13 +97,13 @@ LAYOUTS = (
     family="mixer",
     rows=GOOGLE,
     recognises=lambda tensors: {"stem/kernel", "MixerBlock_0/token_mixing/Dense_0/kernel"} <= set(tensors),
-    describe=_google,
+    describe=_describe_google,
   ),
   Layout(
     name="timm",
     family="mixer",
     rows=TIMM,
     recognises=lambda tensors: {"stem.proj.weight", "blocks.0.mlp_tokens.fc1.weight"} <= set(tensors),
-    describe=_timm,
+    describe=_describe_timm,
   ),
 )

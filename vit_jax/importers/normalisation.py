@@ -15,19 +15,19 @@ _COMPACT = {
 }
 
 
-def published(recognised) -> dict[str, Channels]:
+def find_normalisation(recognised) -> dict[str, Channels]:
   """Returns mean and std of the images for recognised weights.
 
   Args:
-    recognised: the `importers.Recognised` weights.
+    recognised: the `importers.RecognisedModel` weights.
 
   Returns:
     {"mean", "std"} from the files next to the weights, or the usual values of the publisher.
   """
-  return {**usual(recognised.layout.name, recognised.description), **recognised.beside.normalised}
+  return {**find_usual_normalisation(recognised.layout.name, recognised.description), **recognised.beside.normalised}
 
 
-def usual(layout: str, description: Description) -> dict[str, Channels]:
+def find_usual_normalisation(layout: str, description: Description) -> dict[str, Channels]:
   """Returns the usual mean and std of a layout and a model, for pixels of 0..1.
 
   The sources are listed in docs/models/index.md. A ViT in timm's layout may come from several publishers. The names of

@@ -9,7 +9,7 @@ _form = contextvars.ContextVar("form", default=FLAGS)
 
 
 @contextlib.contextmanager
-def form(chosen: str) -> Iterator[None]:
+def use_form(chosen: str) -> Iterator[None]:
   """Selects the form in which messages name the options, inside a `with` block.
 
   Args:
@@ -23,7 +23,7 @@ def form(chosen: str) -> Iterator[None]:
     _form.reset(token)
 
 
-def ema(averaged: bool) -> str:
+def ema_option(averaged: bool) -> str:
   """Returns the option that requires averaged or raw weights."""
   match chosen := _form.get():
     case "flags":
@@ -36,7 +36,7 @@ def ema(averaged: bool) -> str:
       return f"--{chosen}.ema={str(averaged).lower()}"
 
 
-def prefix() -> str:
+def prefix_option() -> str:
   """Returns the option that selects a model by the prefix of its names."""
   match chosen := _form.get():
     case "flags":

@@ -24,7 +24,7 @@ _ATTACK = re.compile(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Name:
+class GlobalName:
   """A class or function that a pickle refers to, as "module.name", for example "argparse.Namespace"."""
 
   full: str
@@ -53,11 +53,11 @@ class Placeholder:
     return f"<{self.name}>"
 
 
-UNKNOWN = object()  # result of a `Build` for an unknown call
-Build = Callable[[str, tuple], Any]  # function (name of a class or function, arguments) -> value
+UNKNOWN = object()  # result of a `BuildObject` for an unknown call
+BuildObject = Callable[[str, tuple], Any]  # function (name of a class or function, arguments) -> value
 
 
-def load(file: BinaryIO, build: Build, storage: Callable[[Any], Any]) -> Any:
+def load_pickle(file: BinaryIO, build: BuildObject, storage: Callable[[Any], Any]) -> Any:
   """Parses the pickle at the current position of a file, and moves the position behind it.
 
   Args:
@@ -127,7 +127,7 @@ _IGNORED = {"PROTO", "FRAME"}
 class _Machine:
   """The stack and the memo of a pickle, with the effects of its instructions. Sets become lists."""
 
-  def __init__(self, build: Build, storage: Callable[[Any], Any]):
+  def __init__(self, build: BuildObject, storage: Callable[[Any], Any]):
     self.build, self.storage = build, storage
     self.stack: list = []
     self.memo: dict[int, Any] = {}
@@ -153,9 +153,9 @@ class _Machine:
       case "GET" | "BINGET" | "LONG_BINGET":
         stack.append(self.memo[argument])
       case "GLOBAL":
-        stack.append(_named(*argument.split(" ", 1)))
+        stack.append(_create_name(*argument.split(" ", 1)))
       case "STACK_GLOBAL":
-        stack.append(_named(*self._pop(2)))
+        stack.append(_create_name(*self._pop(2)))
       case "BINPERSID":
         stack.append(self.storage(stack.pop()))
       case "POP":
@@ -165,9 +165,9 @@ class _Machine:
       case "APPEND" | "SETITEM" | "BUILD" | "REDUCE" | "NEWOBJ" | "NEWOBJ_EX":
         self._change(name, self._pop({"SETITEM": 2, "NEWOBJ_EX": 2}.get(name, 1)))
       case _:
-        self._since_mark(name, argument)
+        self._run_on_marked(name, argument)
 
-  def _since_mark(self, name, argument):
+  def _run_on_marked(self, name, argument):
     """Executes an instruction on the values since the last mark."""
     if name not in ("POP_MARK", "TUPLE", "LIST", "DICT", "FROZENSET", "APPENDS", "ADDITEMS", "SETITEMS", "INST", "OBJ"):
       raise pickle.UnpicklingError(f"its pickle has the instruction {name}, which no file of weights needs")
@@ -182,13 +182,13 @@ class _Machine:
       case "LIST":
         self.stack.append(values)
       case "DICT":
-        self.stack.append(_pairs(values))
+        self.stack.append(_create_dict(values))
       case "APPENDS" | "ADDITEMS":
         self._change("APPEND", values)
       case "SETITEMS":
         self._change("SETITEM", values)
       case "INST":
-        self.stack.append(self._called(_named(*argument.split(" ", 1)), tuple(values)))
+        self.stack.append(self._called(_create_name(*argument.split(" ", 1)), tuple(values)))
       case "OBJ":
         self.stack.append(self._called(values[0], tuple(values[1:])))
 
@@ -197,29 +197,29 @@ class _Machine:
     target = self.stack[-1]
     match name:
       case "APPEND":
-        _typed(target, list, "elements").extend(values)
+        _find_container(target, list, "elements").extend(values)
       case "SETITEM":
-        _typed(target, dict, "items").update(_pairs(values))
+        _find_container(target, dict, "items").update(_create_dict(values))
       case "BUILD":  # The attributes of a dictionary are ignored, for example the module versions of a state dict.
         if isinstance(target, Placeholder):
           target.state = values[0]
         elif not isinstance(target, dict):
           raise pickle.UnpicklingError(f"its pickle sets the state of a {type(target).__name__}")
       case "NEWOBJ_EX":
-        self.stack[-1] = self._called(target, (*_tuple(values[0]), values[1]))
+        self.stack[-1] = self._called(target, (*_check_tuple(values[0]), values[1]))
       case _:
-        self.stack[-1] = self._called(target, _tuple(values[0]))
+        self.stack[-1] = self._called(target, _check_tuple(values[0]))
 
   def _called(self, target, arguments):
     """Returns the value of a call, or a placeholder for it."""
-    if not isinstance(target, Name | Placeholder):
+    if not isinstance(target, GlobalName | Placeholder):
       raise pickle.UnpicklingError(f"its pickle calls a {type(target).__name__}")
-    name = target.full if isinstance(target, Name) else target.name
+    name = target.full if isinstance(target, GlobalName) else target.name
     if _ATTACK.fullmatch(name):
       raise AttackError(name)
-    if name in _PLAIN and isinstance(target, Name):
+    if name in _PLAIN and isinstance(target, GlobalName):
       return _PLAIN[name](*arguments)
-    value = self.build(name, arguments) if isinstance(target, Name) else UNKNOWN
+    value = self.build(name, arguments) if isinstance(target, GlobalName) else UNKNOWN
     return Placeholder(name, arguments) if value is UNKNOWN else value
 
   def _pop(self, count):
@@ -237,13 +237,13 @@ class AttackError(pickle.UnpicklingError):
   """
 
 
-def _named(module, name):
+def _create_name(module, name):
   if not isinstance(module, str) or not isinstance(name, str):
     raise pickle.UnpicklingError("its pickle has a name that is not text")
-  return Name(f"{module}.{name}")
+  return GlobalName(f"{module}.{name}")
 
 
-def _pairs(values):
+def _create_dict(values):
   if len(values) % 2:
     raise pickle.UnpicklingError("its pickle has a key without a value")
   for key in values[::2]:  # the hash of nested tuples may need unlimited time and stack
@@ -252,13 +252,13 @@ def _pairs(values):
   return dict(zip(values[::2], values[1::2], strict=True))
 
 
-def _tuple(value):
+def _check_tuple(value):
   if not isinstance(value, tuple):
     raise pickle.UnpicklingError(f"its pickle calls a function with a {type(value).__name__} of arguments")
   return value
 
 
-def _typed(target, kind, attribute):
+def _find_container(target, kind, attribute):
   """Returns the container that an instruction changes: the value itself, or a container of a placeholder."""
   if isinstance(target, Placeholder):
     return getattr(target, attribute)

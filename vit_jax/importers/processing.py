@@ -19,7 +19,7 @@ _NEAREST = {"bilinear_aliased": "bilinear", "bicubic_aliased": "bicubic"}  # nea
 _STD = (0.001, 10)  # a std of 1 / 255 means that pixels are not rescaled
 
 
-class Beside(NamedTuple):
+class ImageMetadata(NamedTuple):
   """Metadata of images and classes that accompany weights. Values that are not stated have their defaults.
 
   Attributes:
@@ -37,18 +37,18 @@ class Beside(NamedTuple):
   loss: str | None = None
 
 
-def to_json(beside: Beside) -> dict[str, Any]:
+def to_json(beside: ImageMetadata) -> dict[str, Any]:
   """Returns all metadata as JSON values."""
   return {
     "image_size": beside.size,
-    "test_crop": schema.plain(beside.crop),
+    "test_crop": schema.to_plain(beside.crop),
     **{key: list(values) for key, values in beside.normalised.items()},
     "classes": list(beside.labels),
     "probabilities": beside.loss,
   }
 
 
-def from_json(values: Any) -> Beside:
+def from_json(values: Any) -> ImageMetadata:
   """Reads the metadata that `to_json` has written.
 
   Args:
@@ -69,7 +69,7 @@ def from_json(values: Any) -> Beside:
   if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
     raise ConfigError(f"classes is {show(classes)}. Allowed: a list of names")
   made = crop and Choice(crop["name"], {str(key): value for key, value in crop.items() if key != "name"})
-  return Beside(normalised(values, "mean", "std"), made, size, tuple(classes or ()), loss)
+  return ImageMetadata(parse_normalisation(values, "mean", "std"), made, size, tuple(classes or ()), loss)
 
 
 def _known_name(value, table):
@@ -77,7 +77,7 @@ def _known_name(value, table):
   return isinstance(value, str) and value in table
 
 
-def normalised(config: Mapping, mean: str, std: str) -> dict[str, tuple[float, ...]]:
+def parse_normalisation(config: Mapping, mean: str, std: str) -> dict[str, tuple[float, ...]]:
   """Returns the mean and std of the images, as far as they are stated.
 
   Args:
@@ -95,7 +95,9 @@ def normalised(config: Mapping, mean: str, std: str) -> dict[str, tuple[float, .
   for key, theirs in (("mean", mean), ("std", std)):
     if (values := config.get(theirs)) is not None:
       low = -math.inf if key == "mean" else 0
-      if not isinstance(values, list) or not 0 < len(values) < 2**10 or not all(number(v) and v > low for v in values):
+      if (
+        not isinstance(values, list) or not 0 < len(values) < 2**10 or not all(is_number(v) and v > low for v in values)
+      ):
         raise ConfigError(f"{theirs} is {show(values)}. Allowed: a number for each channel")
       result[key] = tuple(map(float, values))
   return result
@@ -118,12 +120,12 @@ def check_range(values: Mapping[str, tuple[float, ...]], mean: str, std: str) ->
       raise ConfigError(f"{name} is {odd[0]:.6g} for pixels of 0..1. Allowed: from {low} to {high}{advice}")
 
 
-def number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
   """Returns true if a value is a number that a float can store. Whole numbers of JSON may have any number of digits."""
   return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def of_timm(config: Mapping) -> tuple[Choice | None, int | None]:
+def read_timm_crop(config: Mapping) -> tuple[Choice | None, int | None]:
   """Returns the test crop that timm's keys state.
 
   Args:
@@ -137,7 +139,7 @@ def of_timm(config: Mapping) -> tuple[Choice | None, int | None]:
   """
   if (share := config.get("crop_pct")) is None:
     return None, None
-  if not number(share) or not 0.1 <= share <= 1:
+  if not is_number(share) or not 0.1 <= share <= 1:
     raise ConfigError(f"crop_pct is {show(share)}. Allowed: a number from 0.1 to 1")
   kind = config.get("interpolation")
   interpolation = _TIMM.get(kind, "bicubic") if isinstance(kind, str) else "bicubic"
@@ -150,10 +152,10 @@ def of_timm(config: Mapping) -> tuple[Choice | None, int | None]:
     raise ConfigError(
       f"input_size is {show(sides)}. Allowed: channels, height and width, each side of 1 to {2**16 - 1} pixels"
     )
-  return squashed(math.floor(sides[2] / share), sides[2], interpolation), sides[2]
+  return create_squashed_crop(math.floor(sides[2] / share), sides[2], interpolation), sides[2]
 
 
-def squashed(large: int, cut: int, interpolation: str) -> Choice:
+def create_squashed_crop(large: int, cut: int, interpolation: str) -> Choice:
   """Returns the central crop of an image that is first resized to a square.
 
   Args:
@@ -166,17 +168,17 @@ def squashed(large: int, cut: int, interpolation: str) -> Choice:
   return Choice("centre", {"resize": large, "squash": True, "interpolation": interpolation})
 
 
-def for_timm(beside: Beside) -> dict[str, Any]:
+def create_timm_keys(beside: ImageMetadata) -> dict[str, Any]:
   """Returns the keys of timm's pretrained_cfg that describe the crop."""
-  large, squash = scaled(beside)
-  kind = next(name for name, ours in _TIMM.items() if ours == interpolation_of(beside.crop))
-  share = 1.0 if large == beside.size else ratio(beside.size, large)
+  large, squash = compute_resize(beside)
+  kind = next(name for name, ours in _TIMM.items() if ours == interpolation_name(beside.crop))
+  share = 1.0 if large == beside.size else find_ratio(beside.size, large)
   if beside.crop.name == "torchvision":
     share = beside.crop.args["ratio"]
   return {"interpolation": kind, "crop_pct": share, "crop_mode": "squash" if squash else "center"}
 
 
-def scaled(beside: Beside) -> tuple[int, bool]:
+def compute_resize(beside: ImageMetadata) -> tuple[int, bool]:
   """Returns the side to which an image is resized before the crop, and true if both sides are resized to it."""
   args, size = beside.crop.args, beside.size
   if beside.crop.name == "resize":
@@ -186,13 +188,13 @@ def scaled(beside: Beside) -> tuple[int, bool]:
   return args["resize"] or round(size / 0.875), args["squash"]
 
 
-def interpolation_of(crop: Choice) -> str:
+def interpolation_name(crop: Choice) -> str:
   """Returns the interpolation of a crop under the name that hubs use."""
   kind = crop.args["interpolation"]
   return _NEAREST.get(kind, kind)
 
 
-def ratio(cut: int, large: int) -> float:
+def find_ratio(cut: int, large: int) -> float:
   """Returns the shortest decimal number r for which cut / r, rounded down, is `large`.
 
   Args:
@@ -203,14 +205,14 @@ def ratio(cut: int, large: int) -> float:
               and r <= 1 and int(cut / r) == large)  # fmt: skip
 
 
-def notes(beside: Beside, transformers: bool) -> list[str]:
+def describe_crop_limits(beside: ImageMetadata, transformers: bool) -> list[str]:
   """Returns notes about details of a test crop that the files of a hub cannot represent.
 
   Args:
     beside: the preprocessing.
     transformers: true if the files are those of Transformers, false if they are those of timm.
   """
-  kind, known, result = beside.crop.args["interpolation"], interpolation_of(beside.crop), []
+  kind, known, result = beside.crop.args["interpolation"], interpolation_name(beside.crop), []
   if kind == "area":
     text = (
       "interpolation=area is written as Pillow's box. To enlarge images, Pillow uses nearest neighbours, vit_jax "
@@ -221,14 +223,14 @@ def notes(beside: Beside, transformers: bool) -> list[str]:
     result = [
       f"interpolation={kind} is written as {known}; this filter smooths images that are reduced, but vit_jax does not"
     ]
-  large, squash = scaled(beside)
+  large, squash = compute_resize(beside)
   if beside.crop.name == ("torchvision" if transformers else "centre") and not (squash and large == beside.size):
     who = "Transformers" if transformers else "timm"
     result.append(f"{who} rounds the margins of the central square differently, so some crops are moved by a pixel")
   return result
 
 
-def at_size(crop: Choice, old: int | None, new: int) -> Choice:
+def scale_crop(crop: Choice, old: int | None, new: int) -> Choice:
   """Returns a test crop for another image size. Values in pixels are scaled with the size.
 
   Args:

@@ -29,35 +29,35 @@ def resample(table: np.ndarray, old: tuple[int, int], new: tuple[int, int], meth
   if old == new:
     return table.astype(np.float32)
   # The offset also moves the centres along an axis of unchanged length, as in the published code.
-  down, right = (_weights(a, b, method) for a, b in zip(old, new, strict=True))
+  down, right = (_compute_weights(a, b, method) for a, b in zip(old, new, strict=True))
   grid = table.reshape(*old, -1).astype(np.float64)
   return np.einsum("ra,sb,abd->rsd", down, right, grid, optimize=True).reshape(-1, table.shape[1]).astype(np.float32)
 
 
-def _weights(old: int, new: int, method: Resampling) -> np.ndarray:
+def _compute_weights(old: int, new: int, method: Resampling) -> np.ndarray:
   """Returns an array (new, old) with the share of each old row in each new row."""
   match method:
     case "zoom":
-      return _interpolated(np.arange(new) * ((old - 1) / max(new - 1, 1)), old, "linear")
+      return _interpolation_weights(np.arange(new) * ((old - 1) / max(new - 1, 1)), old, "linear")
     case "bilinear":
-      return _interpolated(_centres(new, old / new), old, "linear")
+      return _interpolation_weights(_compute_centres(new, old / new), old, "linear")
     case "bicubic":
-      return _interpolated(_centres(new, old / new), old, "cubic")
+      return _interpolation_weights(_compute_centres(new, old / new), old, "cubic")
     case "bicubic_offset":
       # If a scale factor is given, PyTorch uses its inverse instead of the ratio of the lengths.
-      return _interpolated(_centres(new, 1 / ((new + OFFSET) / old)), old, "cubic")
+      return _interpolation_weights(_compute_centres(new, 1 / ((new + OFFSET) / old)), old, "cubic")
     case "bicubic_antialiased":
-      return _antialiased(old, new, 2, lambda x: _cubic(x, a=-0.5))
+      return _antialiased_weights(old, new, 2, lambda x: _cubic_kernel(x, a=-0.5))
     case "bilinear_antialiased":
-      return _antialiased(old, new, 1, lambda x: np.maximum(1 - x, 0))
+      return _antialiased_weights(old, new, 1, lambda x: np.maximum(1 - x, 0))
 
 
-def _centres(new, scale):
+def _compute_centres(new, scale):
   """Returns the centres of new rows in units of old rows, rounded to float32 after the product as in PyTorch."""
   return np.float32(np.float64(np.float32(scale)) * (np.arange(new) + 0.5) - 0.5).astype(np.float64)
 
 
-def _interpolated(centre, old, kind):
+def _interpolation_weights(centre, old, kind):
   """Returns the weights of the two or four old rows next to each centre. Rows at the border are repeated."""
   if kind == "linear":
     centre = np.clip(centre, 0, old - 1)
@@ -65,12 +65,12 @@ def _interpolated(centre, old, kind):
   result = np.zeros((len(centre), old))
   for tap in (-1, 0, 1, 2) if kind == "cubic" else (0, 1):
     distance = np.abs(centre - (first + tap))
-    share = _cubic(distance, a=-0.75) if kind == "cubic" else 1 - distance
+    share = _cubic_kernel(distance, a=-0.75) if kind == "cubic" else 1 - distance
     np.add.at(result, (np.arange(len(centre)), np.clip(first + tap, 0, old - 1)), share)
   return result
 
 
-def _antialiased(old, new, radius, kernel):
+def _antialiased_weights(old, new, radius, kernel):
   """Returns the weights of a kernel that widens if the grid shrinks. Weights inside the grid sum to one."""
   scale = np.float32(old / new)  # float32, as in PyTorch
   wide = max(scale, np.float32(1))
@@ -84,7 +84,7 @@ def _antialiased(old, new, radius, kernel):
   return result
 
 
-def _cubic(x, a):
+def _cubic_kernel(x, a):
   """Returns the cubic convolution kernel (Keys 1981) at distances x >= 0."""
   near, far = ((a + 2) * x - (a + 3)) * x * x + 1, ((x - 5) * x + 8) * x * a - 4 * a
   return np.where(x <= 1, near, np.where(x < 2, far, 0))

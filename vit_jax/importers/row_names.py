@@ -2,13 +2,13 @@
 
 import re
 
-from vit_jax.importers.layout import Layout, groups
+from vit_jax.importers.layout import Layout, parse_groups
 from vit_jax.importers.tensors import Tensors
-from vit_jax.schema import ConfigError, amount
-from vit_jax.schema.errors import some
+from vit_jax.schema import ConfigError, format_amount
+from vit_jax.schema.errors import format_names
 
 
-def pattern(layout: Layout) -> re.Pattern:
+def compile_pattern(layout: Layout) -> re.Pattern:
   """Returns the pattern of all names of a layout, with one group per row. Placeholders such as {l} match numbers."""
   rows = (re.sub(r"\\\{\w+\\\}", r"\\d+", re.escape(row.theirs)) for row in layout.rows)
   return re.compile("|".join(f"({row})" for row in rows))
@@ -24,13 +24,13 @@ def check_dimensions(layout: Layout, tensors: Tensors) -> None:
   Raises:
     ConfigError: for a tensor with more or fewer dimensions than its row.
   """
-  named = pattern(layout)
+  named = compile_pattern(layout)
   for name, tensor in tensors.items():
     if match := named.fullmatch(name):
-      axes = groups(layout.rows[match.lastindex - 1].pattern.split("->")[0])
+      axes = parse_groups(layout.rows[match.lastindex - 1].pattern.split("->")[0])
       if len(axes) != len(tensor.shape):
         expected = ", ".join(" x ".join(group) for group in axes)
         raise ConfigError(
-          f"tensor {some([name])} has the shape {tuple(tensor.shape)}; files of {layout.name} have "
-          f"{amount(len(axes), 'dimension')} there: ({expected}). Reshape it, and save the file again"
+          f"tensor {format_names([name])} has the shape {tuple(tensor.shape)}; files of {layout.name} have "
+          f"{format_amount(len(axes), 'dimension')} there: ({expected}). Reshape it, and save the file again"
         )

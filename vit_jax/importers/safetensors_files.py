@@ -12,10 +12,10 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
-from vit_jax import files
 from vit_jax.importers import hub
-from vit_jax.importers.tensors import Tensor, Tensors, bytes_of, check_size, guarded, reading
-from vit_jax.schema import ConfigError, amount, show
+from vit_jax.importers.tensors import Tensor, Tensors, check_size, convert_read_errors, count_bytes, guard_read
+from vit_jax.schema import ConfigError, format_amount, show
+from vit_jax.storage import files
 
 
 def read(path: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -44,10 +44,10 @@ def read(path: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     kind = _KINDS.get(piece.get_dtype())
     if kind is None:
       raise ConfigError(f"{path}: {name} has type {piece.get_dtype()}. Allowed: {', '.join(_KINDS)}")
-    result[name] = Tensor(piece.get_shape(), kind, guarded(path, functools.partial(values, name)))
+    result[name] = Tensor(piece.get_shape(), kind, guard_read(path, functools.partial(values, name)))
   about = (file.metadata() or {}).get("vit_jax")
-  with hub.within(path):
-    return result, hub.own(files.parse_json(about.encode())) if about else {}
+  with hub.add_file_to_errors(path):
+    return result, hub.parse_own_hints(files.parse_json(about.encode())) if about else {}
 
 
 _KINDS = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": ml_dtypes.bfloat16, "I64": "i8", "I32": "i4"}
@@ -70,24 +70,26 @@ def _check_header(path):
     header = files.parse_json(text)
   except ValueError as error:
     raise ConfigError(f"{path}: cannot be read: its header is not a JSON list of tensors ({error})") from error
-  ends = [_end(entry) for name, entry in header.items() if name != "__metadata__"] if isinstance(header, dict) else []
+  ends = (
+    [_read_end(entry) for name, entry in header.items() if name != "__metadata__"] if isinstance(header, dict) else []
+  )
   promised, held = max(ends, default=0), size - 8 - length
   if promised > held:
     raise ConfigError(
-      f"{path}: cannot be read: it is truncated. Its header lists {amount(promised, 'byte')} of "
+      f"{path}: cannot be read: it is truncated. Its header lists {format_amount(promised, 'byte')} of "
       f"tensors, but the file contains {held:,}. {_AGAIN}"
     )
   if promised < held:
     raise ConfigError(
-      f"{path}: cannot be read: it has {amount(held - promised, 'byte')} after the last tensor that its header lists. "
-      f"{_AGAIN}"
+      f"{path}: cannot be read: it has {format_amount(held - promised, 'byte')} after the last tensor that its "
+      f"header lists. {_AGAIN}"
     )
 
 
 _AGAIN = "Save or download the file again"
 
 
-def _end(entry):
+def _read_end(entry):
   """Returns the end of a tensor's values from its entry in a header, or 0 for an entry that the library rejects."""
   offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
   return offsets[1] if isinstance(offsets, list) and len(offsets) == 2 and type(offsets[1]) is int else 0
@@ -106,7 +108,9 @@ def read_sharded(index: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]
     ConfigError: if the index is damaged, or does not match the files.
   """
   places = (files.read_json(index) or {}).get("weight_map")
-  if not isinstance(places, Mapping) or not all(isinstance(name, str) and _plain(name) for name in places.values()):
+  if not isinstance(places, Mapping) or not all(
+    isinstance(name, str) and _is_plain_name(name) for name in places.values()
+  ):
     raise ConfigError(
       f"{index}: weight_map is {show(places)}. Allowed: a .safetensors file in the same folder for each tensor"
     )
@@ -114,13 +118,13 @@ def read_sharded(index: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]
     raise ConfigError(f"{index}: the index lists no tensors")
   shards = sorted(set(places.values()))
   _check_numbers(index, shards)
-  local = files.local(index, (*hub.BESIDE, *shards))
+  local = files.get_local_path(index, (*hub.BESIDE, *shards))
   held = {}
   for shard in shards:
     path = local.with_name(shard)
-    with reading(index.with_name(shard)):
+    with convert_read_errors(index.with_name(shard)):
       held[shard], _ = read(path)
-      check_size(path, bytes_of(held[shard]))
+      check_size(path, count_bytes(held[shard]))
   if lost := [name for name, shard in places.items() if name not in held[shard]]:
     raise ConfigError(f"{index}: {show(lost[0])} is not in {places[lost[0]]}, contrary to the index")
   for shard, tensors in held.items():
@@ -128,7 +132,7 @@ def read_sharded(index: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]
       where = places.get(others[0])
       twice = f"is in {where} and in {shard}" if where else f"is in {shard}, and the index does not list it"
       raise ConfigError(f"{index}: {show(others[0])} {twice}. Save the files again, with each tensor in one of them")
-  return {name: held[shard][name] for name, shard in places.items()}, hub.hints(
+  return {name: held[shard][name] for name, shard in places.items()}, hub.read_hints(
     local.with_name(index.name.removesuffix(".index.json"))
   )
 
@@ -142,7 +146,7 @@ def _check_numbers(index, shards):
       raise ConfigError(f"{index}: lists no tensor of {stem}-{lost[0]:05}-of-{count}.safetensors. {_AGAIN}")
 
 
-def _plain(name):
+def _is_plain_name(name):
   """Returns true if this is the name of a .safetensors file in the same directory."""
   return name.endswith(".safetensors") and pathlib.PurePath(name).name == name
 

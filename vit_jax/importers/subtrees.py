@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from vit_jax.importers import averages, options, row_names
 from vit_jax.importers.layout import Layout, Tensors
-from vit_jax.schema import ConfigError, amount, show
-from vit_jax.schema.errors import some
+from vit_jax.schema import ConfigError, format_amount, show
+from vit_jax.schema.errors import format_names
 
-Known = Callable[[Tensors], Sequence[Layout]]  # function from tensors to the layouts that recognise them
+FindLayouts = Callable[[Tensors], Sequence[Layout]]  # function from tensors to the layouts that recognise them
 
 # Names that PyTorch wrappers add in front of the names of the wrapped module, at any depth.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "_fpw_module")
@@ -35,7 +35,7 @@ _HEADS = ("head", "classifier", "fc", "linear", "head.fc", "cls_head", "cls_head
 _END = {".": ("weight", "bias"), "/": ("kernel", "bias")}
 
 
-class Chosen(NamedTuple):
+class ChosenTensors(NamedTuple):
   """The tensors of one model, by name without prefix, and notes for the user about the choice."""
 
   tensors: Tensors
@@ -50,7 +50,9 @@ class _File(NamedTuple):
   words: set[str]
 
 
-def choose(tensors: Tensors, known: Known, ema: bool | None = None, prefix: str | None = None) -> Chosen:
+def choose_tensors(
+  tensors: Tensors, known: FindLayouts, ema: bool | None = None, prefix: str | None = None
+) -> ChosenTensors:
   """Selects the tensors of one model.
 
   If several trees match, averaged weights are preferred, as in timm. `teacher` counts as the average of `student`. An
@@ -70,29 +72,31 @@ def choose(tensors: Tensors, known: Known, ema: bool | None = None, prefix: str 
     ConfigError: if the choice is ambiguous, or no tree matches the request. Also if the file contains LoRA or other
       adapters, because they would change the output of the model.
   """
-  file, trees = _find(tensors, known)
-  chosen = _select(file, trees, known, ema, prefix) if trees else ""
+  file, trees = _find_trees(tensors, known)
+  chosen = _select_tree(file, trees, known, ema, prefix) if trees else ""
   others = {name for root, names in trees.items() if root != chosen for name in names}
   _check_adapters(file.names[name] for name in file.tensors if name not in others)
   if not trees:
-    return Chosen(tensors, [])
+    return ChosenTensors(tensors, [])
   own = set(trees[chosen])
-  tree = _tensors(file, trees, chosen)
+  tree = _select_tensors(file, trees, chosen)
   outside = [name for name in file.tensors if name not in others | own]
-  more = _belonging(tree, outside, chosen, known(tree)[0])
+  more = _find_outside_tensors(tree, outside, chosen, known(tree)[0])
   left_out = [file.names[name] for name in outside if name not in more]
-  notes = [*_removed(file, chosen, trees[chosen]), *_others(file, trees, chosen, known)]
+  notes = [*_describe_removed(file, chosen, trees[chosen]), *_describe_others(file, trees, chosen, known)]
   if more:
-    notes.append(f"read from outside of the prefix: {some(sorted(file.names[name] for name in more), 6)}")
+    notes.append(f"read from outside of the prefix: {format_names(sorted(file.names[name] for name in more), 6)}")
   if left_out:
-    notes.append(f"left out, not part of this model: {_groups(left_out, _original(file, chosen, trees[chosen]))}")
-  return Chosen(tree | {ours: file.tensors[name] for name, ours in more.items()}, notes)
+    notes.append(
+      f"left out, not part of this model: {_format_names(left_out, _find_original(file, chosen, trees[chosen]))}"
+    )
+  return ChosenTensors(tree | {ours: file.tensors[name] for name, ours in more.items()}, notes)
 
 
 # Trees.
 
 
-def _find(tensors, known) -> tuple[_File, dict[str, list[str]]]:
+def _find_trees(tensors, known) -> tuple[_File, dict[str, list[str]]]:
   """Returns the file without wrapper words, and the tensor names by tree.
 
   Several sets of wrapper words are tried. The set that gives the most trees is removed from the names.
@@ -100,24 +104,24 @@ def _find(tensors, known) -> tuple[_File, dict[str, list[str]]]:
   best = _File(tensors, {name: name for name in tensors}, set()), {}
   everywhere, parallel = frozenset(_WRAPPERS), frozenset({"module"})
   for words, inside in ((everywhere, parallel), ((), everywhere | parallel), (everywhere, ()), ((), ())):
-    names = {_unwrapped(name, words, inside): name for name in tensors}
+    names = {_remove_words(name, words, inside): name for name in tensors}
     if len(names) < len(tensors):  # The file contains a model and a wrapped copy, so the wrapper is a prefix.
       continue
     file = _File({name: tensors[original] for name, original in names.items()}, names, {*words, *inside})
-    trees = _trees(file.tensors, known)
+    trees = _group_trees(file.tensors, known)
     if len(trees) > len(best[1]):
       best = file, trees
   return best
 
 
-def _unwrapped(name, words, inside):
+def _remove_words(name, words, inside):
   """Returns a name without `words`. The words in `inside` are kept at the beginning of the name."""
   parts = [part for part in name.split(".") if part not in words]
   start = next((i for i, part in enumerate(parts) if part not in inside), 0)
   return ".".join([*parts[:start], *(part for part in parts[start:] if part not in inside)])
 
 
-def _trees(tensors, known) -> dict[str, list[str]]:
+def _group_trees(tensors, known) -> dict[str, list[str]]:
   """Returns {prefix: tensor names of a tree}.
 
   A tree inside another tree belongs to the outer tree only if the outer tree does not match a layout without it.
@@ -160,72 +164,78 @@ def _is_separate(name, root):
 # Selection of the tree to read.
 
 
-def _select(file, trees, known, ema, prefix) -> str:
+def _select_tree(file, trees, known, ema, prefix) -> str:
   """Returns the prefix of the tree to read, or raises ConfigError if the rules do not determine it."""
   roots = list(trees)
   if prefix is not None:
     given = prefix.rstrip("./")
-    roots = [root for root in trees if given in _beginnings(root) | _beginnings(_original(file, root, trees[root]))]
+    roots = [
+      root
+      for root in trees
+      if given in _list_beginnings(root) | _list_beginnings(_find_original(file, root, trees[root]))
+    ]
     if not roots:
-      raise ConfigError(f"no model under the prefix {show(prefix)}; {_listed(file, trees, trees)}")
+      raise ConfigError(f"no model under the prefix {show(prefix)}; {_format_trees(file, trees, trees)}")
   averaged = [root for root in roots if averages.is_averaged(root, trees)]
   raw = [root for root in roots if root not in averaged]
-  differences = [] if ema is False else _differences(file, trees, averaged, raw, known)
+  differences = [] if ema is False else _describe_differences(file, trees, averaged, raw, known)
   if ema is not None:
     roots = averaged if ema else raw
     if not roots:
       lacking = "averaged" if ema else "raw"
-      raise ConfigError(f"the file has no {lacking} weights; {_listed(file, trees, trees)}. Remove {options.ema(ema)}")
+      raise ConfigError(
+        f"the file has no {lacking} weights; {_format_trees(file, trees, trees)}. Remove {options.ema_option(ema)}"
+      )
   elif averaged and not differences:
     roots = averaged
-  ranked = sorted(roots, key=_rank)
-  if differences or (len(ranked) > 1 and _rank(ranked[0]) == _rank(ranked[1])):
+  ranked = sorted(roots, key=_sort_key)
+  if differences or (len(ranked) > 1 and _sort_key(ranked[0]) == _sort_key(ranked[1])):
     several = [root for root in trees if root in averaged or root in raw] if differences else ranked
-    text = ". ".join([f"several models are in one file; {_listed(file, trees, several)}", *differences])
-    advice = f"{options.ema(False)} for the raw weights, or " if differences else ""
-    raise ConfigError(f"{text}. Choose one: {advice}{options.prefix()}")
+    text = ". ".join([f"several models are in one file; {_format_trees(file, trees, several)}", *differences])
+    advice = f"{options.ema_option(False)} for the raw weights, or " if differences else ""
+    raise ConfigError(f"{text}. Choose one: {advice}{options.prefix_option()}")
   return ranked[0]
 
 
-def _differences(file, trees, averaged, raw, known) -> list[str]:
+def _describe_differences(file, trees, averaged, raw, known) -> list[str]:
   """Returns a sentence for each averaged tree that is not the average of any raw tree.
 
   Returns [] if there are no raw trees.
   """
   result = []
   for one in averaged:
-    found = [(other, averages.difference(_tensors(file, trees, one), _tensors(file, trees, other), known))
+    found = [(other, averages.find_difference(_select_tensors(file, trees, one), _select_tensors(file, trees, other), known))
              for other in raw]  # fmt: skip
     if found and all(difference for _, difference in found):
       other, difference = found[0]
-      names = (_named(file, root, trees[root]) for root in (one, other))
+      names = (_format_prefix(file, root, trees[root]) for root in (one, other))
       result.append("{} cannot be the average of {}: {}".format(*names, difference))
   return result
 
 
-def _tensors(file, trees, root):
+def _select_tensors(file, trees, root):
   return {name.removeprefix(root): file.tensors[name] for name in trees[root]}
 
 
-def _rank(root):
+def _sort_key(root):
   first = re.split(r"[./]", root)[0]
   return _TIMM.index(first) if first in _TIMM else len(_TIMM)
 
 
-def _beginnings(root):
+def _list_beginnings(root):
   """Returns all beginnings of a prefix that end at a separator, without the separator."""
   return {root[: match.start()] for match in re.finditer(r"[./]", root)} or {""}
 
 
-def _original(file, root, names):
+def _find_original(file, root, names):
   """Returns the prefix of a tree as it is in the file, including the words of wrappers."""
-  prefixes = [_before(file, root, file.names[name]) for name in names]
+  prefixes = [_find_original_beginning(file, root, file.names[name]) for name in names]
   first, last = min(prefixes), max(prefixes)
   length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
   return first[: 1 + max(first.rfind(".", 0, length), first.rfind("/", 0, length))]
 
 
-def _before(file, root, original):
+def _find_original_beginning(file, root, original):
   """Returns the beginning of an original name that became the prefix of a tree, with any wrapper words after it."""
   result, kept = "", ""
   for token in re.findall(r"[^./]*[./]", original):
@@ -244,16 +254,17 @@ def _check_adapters(names: Iterable[str]) -> None:
   """Raises ConfigError for LoRA and other adapters."""
   if found := list(filter(_ADAPTER.search, names)):
     raise ConfigError(
-      f"the file contains {amount(len(found), 'tensor')} of LoRA or other adapters, such as {some(found, 2)}. They "
+      f"the file contains {format_amount(len(found), 'tensor')} of LoRA or other adapters, such as "
+      f"{format_names(found, 2)}. They "
       "change the output of the model, and are not supported. Merge them into the weights, in peft with "
       "model.merge_and_unload(), and save the file again"
     )
 
 
-def _belonging(tree, outside, root, layout) -> dict[str, str]:
+def _find_outside_tensors(tree, outside, root, layout) -> dict[str, str]:
   """Returns {name: name in the layout} of tensors outside of the prefix that belong to the model."""
   result = {}
-  named = row_names.pattern(layout)
+  named = row_names.compile_pattern(layout)
   own = next((row.theirs for row in layout.rows if row.ours == "head/kernel"), None)
   for enclosing in sorted({"", *(f"{root[: m.end()]}" for m in re.finditer(r"[./]", root))} - {root}, key=len)[::-1]:
     near = {name[len(enclosing) :]: name for name in outside if name.startswith(enclosing) and name not in result}
@@ -269,42 +280,42 @@ def _belonging(tree, outside, root, layout) -> dict[str, str]:
   return result
 
 
-def _removed(file, root, names) -> list[str]:
+def _describe_removed(file, root, names) -> list[str]:
   """Returns notes on the words that are removed from the names of a tree."""
-  prefix = _original(file, root, names)
+  prefix = _find_original(file, root, names)
   notes = [f"read without the prefix {show(prefix)}"] if prefix else []
   inside = [name for name in names if file.names[name] != prefix + name.removeprefix(root)]
   found = {word for name in inside for word in file.names[name][len(prefix) :].split(".")} & file.words
   return notes + ([f"read without {', '.join(sorted(found))} inside of names"] if found else [])
 
 
-def _others(file, trees, chosen, known) -> list[str]:
+def _describe_others(file, trees, chosen, known) -> list[str]:
   """Returns a note on averaged weights, and notes on models in the file that are not read."""
   others = [root for root in trees if root != chosen]
   averaged, kinds = averages.is_averaged(chosen, trees), [averages.is_averaged(root, trees) for root in others]
   raw = [root for root, kind in zip(others, kinds, strict=True) if not kind]
-  choice = options.ema(not averaged) if kinds == [not averaged] else options.prefix()
-  also = f"{_listed(file, trees, others, 'also in the file')}; to read another model: {choice}"
-  differences = _differences(file, trees, [chosen], raw, known) if averaged else []
+  choice = options.ema_option(not averaged) if kinds == [not averaged] else options.prefix_option()
+  also = f"{_format_trees(file, trees, others, 'also in the file')}; to read another model: {choice}"
+  differences = _describe_differences(file, trees, [chosen], raw, known) if averaged else []
   return ["these are averaged weights"] * averaged + [also] * bool(others) + differences
 
 
-def _listed(file, trees, roots, title="the file has"):
+def _format_trees(file, trees, roots, title="the file has"):
   """Returns the prefixes of trees and their numbers of tensors."""
-  words = (f"{_named(file, root, trees[root])} ({amount(len(trees[root]), 'tensor')})" for root in roots)
-  return f"{title} {some(words, 8)}"
+  words = (f"{_format_prefix(file, root, trees[root])} ({format_amount(len(trees[root]), 'tensor')})" for root in roots)
+  return f"{title} {format_names(words, 8)}"
 
 
-def _named(file, root, names):
+def _format_prefix(file, root, names):
   """Returns the prefix of a tree as users read it."""
-  prefix = _original(file, root, names)
+  prefix = _find_original(file, root, names)
   return show(prefix) if prefix else "names without prefix"
 
 
-def _groups(names, prefix) -> str:
+def _format_names(names, prefix) -> str:
   """Returns a list of tensor names. Names that share their first word after the prefix are counted together."""
   words = re.compile(rf"({re.escape(prefix)})?[^./]*[./]?")
   starts = {name: words.match(name)[0] for name in names}
   count = Counter(starts.values())
   shown = (name if count[start] < 3 else f"{start}* ({count[start]} tensors)" for name, start in starts.items())
-  return some(dict.fromkeys(shown), 12)
+  return format_names(dict.fromkeys(shown), 12)

@@ -10,10 +10,10 @@ import numpy as np
 from vit_jax.importers import layout, tables
 from vit_jax.importers.resampling import resample
 from vit_jax.models import Description
-from vit_jax.schema import ConfigError, amount
+from vit_jax.schema import ConfigError, format_amount
 
 
-def grid(tokens: int, image_size: int | tuple[int, int]) -> tuple[int, int]:
+def compute_grid(tokens: int, image_size: int | tuple[int, int]) -> tuple[int, int]:
   """Returns the rows and columns of a grid of patches.
 
   Args:
@@ -86,8 +86,8 @@ def fit(
   Raises:
     ConfigError: if the models differ in anything else. The message lists the differences.
   """
-  shapes = layout.shapes(want)
-  placed, have = tables.placed(arrays, have, want.arguments().get("position"))
+  shapes = layout.compute_shapes(want)
+  placed, have = tables.convert_position(arrays, have, want.arguments().get("position"))
   moved = [f"{tables.TABLE}: rows of tokens before the patches moved"] if placed is not arrays else []
   arrays, anew, notes = _fit_head(placed, have, want, head, shapes)
   arrays, resampled = _fit_grids(arrays, have, want, shapes)
@@ -99,7 +99,7 @@ def _fit_head(arrays, have, want, head, shapes):
   """Returns (arrays with the head of `want`, paths that are initialised again, notes)."""
   if head == "keep" and have.classes != want.classes:
     known = (
-      f"the file's head has {amount(have.classes, 'class', 'classes')}"
+      f"the file's head has {format_amount(have.classes, 'class', 'classes')}"
       if have.classes
       else "the file has no head for classes"
     )
@@ -110,7 +110,7 @@ def _fit_head(arrays, have, want, head, shapes):
   notes = []
   if want.classes and have.classes:
     notes.append(
-      f"head: new weights for {amount(want.classes, 'class', 'classes')}; the file's {have.classes} are left out"
+      f"head: new weights for {format_amount(want.classes, 'class', 'classes')}; the file's {have.classes} are left out"
     )
   anew = {path for path in shapes if of_head(path)}
   arrays = {path: array for path, array in arrays.items() if not of_head(path)}
@@ -131,11 +131,11 @@ def _fit_grids(arrays, have, want, shapes):
     if path not in shapes or array.shape == shapes[path]:
       continue
     if re.fullmatch(r"(blocks/\d+/)?position/table", path) and array.shape[1] == shapes[path][1]:
-      leading, others = (_rows(params, one, tokens) for params, one in ((arrays, have), (shapes, want)))
+      leading, others = (_count_leading_rows(params, one, tokens) for params, one in ((arrays, have), (shapes, want)))
       if leading != others:
         continue
-      old = grid(array.shape[0] - leading, have.image_size)
-      new = grid(shapes[path][0] - leading, want.image_size)
+      old = compute_grid(array.shape[0] - leading, have.image_size)
+      new = compute_grid(shapes[path][0] - leading, want.image_size)
       rest = resample(array[leading:], old, new, method)
       result[path] = np.concatenate([array[:leading], rest])
     elif re.fullmatch(r"(blocks/\d+/)?position/(rows|columns)", path) and array.shape[1] == shapes[path][1]:
@@ -150,7 +150,7 @@ def _fit_grids(arrays, have, want, shapes):
   return result, notes
 
 
-def _rows(params, description, tokens):
+def _count_leading_rows(params, description, tokens):
   """Returns the number of rows in front of the rows of patches in position tables."""
   position = description.arguments().get("position")
   count = 0 if position == "learned_patches" else sum(token in params for token in tokens)

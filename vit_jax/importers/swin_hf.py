@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vit_jax.importers import swin
-from vit_jax.importers.layout import Layout, Row, Tensors, shapes, torch_conv, torch_linear, torch_norm
-from vit_jax.importers.vit import ATTENTION, with_words
-from vit_jax.importers.vit_torch import out
+from vit_jax.importers.layout import Layout, TensorRow, Tensors, compute_shapes, torch_conv, torch_linear, torch_norm
+from vit_jax.importers.vit import ATTENTION, replace_words
+from vit_jax.importers.vit_torch import output_rows
 from vit_jax.models import Description
 from vit_jax.models.published.swin import PATCH
 from vit_jax.models.swin import EPS
@@ -28,18 +28,20 @@ ROWS = (
   *torch_conv(_PATCHES, "embedding"),
   *torch_norm("swin.embeddings.norm", "embedding_norm"),
   *torch_norm("swin.encoder.layers.{s}.downsample.norm", "stages/{s}/downsample/norm"),
-  Row("swin.encoder.layers.{s}.downsample.reduction.weight", "stages/{s}/downsample/reduction/kernel", "o i -> i o"),
+  TensorRow(
+    "swin.encoder.layers.{s}.downsample.reduction.weight", "stages/{s}/downsample/reduction/kernel", "o i -> i o"
+  ),
   *torch_norm(f"{_BLOCK}.layernorm_before", f"{_OURS}/norm1"),
   *(
     row
     for part in ATTENTION
     for row in (
-      Row(f"{_BLOCK}.attention.self.{part}.weight", f"{_OURS}/attention/{part}/kernel", "(h k) d -> d h k"),
-      Row(f"{_BLOCK}.attention.self.{part}.bias", f"{_OURS}/attention/{part}/bias", "(h k) -> h k"),
+      TensorRow(f"{_BLOCK}.attention.self.{part}.weight", f"{_OURS}/attention/{part}/kernel", "(h k) d -> d h k"),
+      TensorRow(f"{_BLOCK}.attention.self.{part}.bias", f"{_OURS}/attention/{part}/bias", "(h k) -> h k"),
     )
   ),
-  Row(f"{_BLOCK}.attention.self.relative_position_bias_table", f"{_OURS}/attention/table", "o h -> o h"),
-  *out(f"{_BLOCK}.attention.output.dense", f"{_OURS}/attention/out"),
+  TensorRow(f"{_BLOCK}.attention.self.relative_position_bias_table", f"{_OURS}/attention/table", "o h -> o h"),
+  *output_rows(f"{_BLOCK}.attention.output.dense", f"{_OURS}/attention/out"),
   *torch_norm(f"{_BLOCK}.layernorm_after", f"{_OURS}/norm2"),
   *torch_linear(f"{_BLOCK}.intermediate.dense", f"{_OURS}/mlp/up"),
   *torch_linear(f"{_BLOCK}.output.dense", f"{_OURS}/mlp/down"),
@@ -49,38 +51,38 @@ ROWS = (
 
 
 def _recognises(tensors: Tensors) -> bool:
-  return any(map(_TABLE.fullmatch, with_words(tensors, _MEMORY)))
+  return any(map(_TABLE.fullmatch, replace_words(tensors, _MEMORY)))
 
 
-def _canonical(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
+def _convert_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
   """Returns the tensors with the names of files, for a model with a head.
 
   The merging layer belongs to the following stage.
   """
   bare = any(name.startswith("embeddings.") for name in tensors)  # the model was saved without a head
   named = {f"swin.{name}" if bare else name: tensor for name, tensor in tensors.items()}
-  return _moved(with_words(named, _MEMORY), lambda stage: stage + 1)
+  return _move_merging(replace_words(named, _MEMORY), lambda stage: stage + 1)
 
 
-def _moved(tensors: Tensors, stage_of: Callable[[int], int]) -> dict:
+def _move_merging(tensors: Tensors, stage_of: Callable[[int], int]) -> dict:
   """Returns the tensors with the merging layer of each stage moved to another stage."""
   merging = re.compile(r"(?<=^swin\.encoder\.layers\.)(\d+)(?=\.downsample\.)")
   return {merging.sub(lambda match: str(stage_of(int(match[1]))), name): tensor for name, tensor in tensors.items()}
 
 
 def _describe(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
-  """Returns the model. The tensors are renamed to those of timm for `swin.describe`."""
+  """Returns the model. The tensors are renamed to those of timm for `swin.describe_swin`."""
   seen = {"patch_embed.proj.weight": tensors[f"{_PATCHES}.weight"]}
   for match in filter(None, map(_TABLE.fullmatch, tensors)):
     seen[f"layers.{match[1]}.blocks.{match[2]}.attn.relative_position_bias_table"] = tensors[match[0]]
   if "classifier.bias" in tensors:
     seen["head.fc.bias"] = tensors["classifier.bias"]
-  return swin.describe(seen, hints)
+  return swin.describe_swin(seen, hints)
 
 
-def _config(description: Description) -> dict:
+def _create_config(description: Description) -> dict:
   """Returns the config.json that Transformers needs to build the model."""
-  ours = shapes(description)
+  ours = compute_shapes(description)
   stages = {int(path.split("/")[1]) for path in ours if path.startswith("stages/")}
   blocks = [{path.split("/")[3] for path in ours if path.startswith(f"stages/{s}/blocks/")} for s in sorted(stages)]
   return {
@@ -110,9 +112,9 @@ LAYOUTS = (
     rows=ROWS,
     recognises=_recognises,
     describe=_describe,
-    canonical=_canonical,
-    finish=lambda arrays, description: _moved(arrays, lambda stage: stage - 1),
-    beside=_config,
+    canonical=_convert_names,
+    finish=lambda arrays, description: _move_merging(arrays, lambda stage: stage - 1),
+    beside=_create_config,
     ignored=r".*\.relative_position_index",
   ),
 )

@@ -15,7 +15,7 @@ from vit_jax.schema import Choice
 TABLE = "position/table"
 
 
-def placed(arrays: Tensors, description: Description, position: str | None) -> tuple[Tensors, Description]:
+def convert_position(arrays: Tensors, description: Description, position: str | None) -> tuple[Tensors, Description]:
   """Returns a model with its position table in another form, without changing its outputs.
 
   The form "learned" has rows for class token, distillation token and patches. The form "learned_patches" has rows for
@@ -30,7 +30,7 @@ def placed(arrays: Tensors, description: Description, position: str | None) -> t
   Returns:
     The parameters and the description. Both are unchanged if the model has neither form.
   """
-  changed = with_position(description, position)
+  changed = replace_position(description, position)
   if changed == description or TABLE not in arrays:
     return arrays, description
   tokens = [token for token in description.published.order.positioned if token in arrays]
@@ -43,8 +43,8 @@ def placed(arrays: Tensors, description: Description, position: str | None) -> t
   return {**arrays, **folded, TABLE: table[len(tokens) :]}, changed
 
 
-def with_position(description: Description, position: str | None) -> Description:
-  """Returns the description of the model that `placed` returns.
+def replace_position(description: Description, position: str | None) -> Description:
+  """Returns the description of the model that `convert_position` returns.
 
   Args:
     description: the model.
@@ -56,7 +56,7 @@ def with_position(description: Description, position: str | None) -> Description
   return description.replaced(model=Choice(description.model.name, {**description.model.args, "position": position}))
 
 
-def with_resampling(
+def add_resampling(
   description: Description, candidate: Any, hints: Mapping[str, Any], header: Description | None
 ) -> Description:
   """Returns a description with the publisher's rule for resampling position tables.

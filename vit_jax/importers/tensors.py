@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from vit_jax import files
 from vit_jax.schema import ConfigError
+from vit_jax.storage import files
 
 # A file is rejected before allocation if its claimed size exceeds PACKED times the file size and FEW bytes.
 PACKED, FEW = 10, 2**28
@@ -40,7 +40,7 @@ class Tensor:
 Tensors = Mapping[str, Any]  # name -> np.ndarray or Tensor
 
 
-def joined(parts: Sequence[Any]) -> Tensor:
+def join_tensors(parts: Sequence[Any]) -> Tensor:
   """Returns the concatenation of tensors along their first axis, without reading them."""
   first, *rest = parts[0].shape
   length = first + sum(part.shape[0] for part in parts[1:])
@@ -48,7 +48,7 @@ def joined(parts: Sequence[Any]) -> Tensor:
 
 
 @contextlib.contextmanager
-def reading(path: pathlib.Path):
+def convert_read_errors(path: pathlib.Path):
   """Converts errors of a damaged or hostile file to a ConfigError with one line, inside a `with` block.
 
   Warnings of libraries are suppressed.
@@ -67,8 +67,8 @@ def reading(path: pathlib.Path):
     raise ConfigError(f"{path}: cannot be read: {what}") from error
 
 
-def guarded(path: pathlib.Path, function: Callable[[], np.ndarray]) -> Callable[[], np.ndarray]:
-  """Returns a function that converts the errors of another function as `reading` does.
+def guard_read(path: pathlib.Path, function: Callable[[], np.ndarray]) -> Callable[[], np.ndarray]:
+  """Returns a function that converts the errors of another function as `convert_read_errors` does.
 
   Args:
     path: the file, for the message.
@@ -76,13 +76,13 @@ def guarded(path: pathlib.Path, function: Callable[[], np.ndarray]) -> Callable[
   """
 
   def read():
-    with reading(path):
+    with convert_read_errors(path):
       return function()
 
   return read
 
 
-def bytes_of(tensors: Tensors) -> int:
+def count_bytes(tensors: Tensors) -> int:
   """Returns the total bytes of all tensors."""
   return sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors.values())
 

@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 
 from vit_jax.importers import pickles
-from vit_jax.importers.pickles import Name, Placeholder
-from vit_jax.importers.tensors import Tensor, guarded
+from vit_jax.importers.pickles import GlobalName, Placeholder
+from vit_jax.importers.tensors import Tensor, guard_read
 from vit_jax.schema import ConfigError, show
 
 # Maximum nesting of dictionaries, lists and objects, and maximum number of these and of tensors.
@@ -68,7 +68,7 @@ class _Dense(NamedTuple):
   strides: tuple[int, ...]
 
 
-def clean(path: pathlib.Path) -> str:
+def describe_conversion(path: pathlib.Path) -> str:
   """Returns instructions for converting an unsupported file to a supported one."""
   return (
     "Save the tensors alone, with a program that may trust this file:\n"
@@ -80,21 +80,21 @@ def clean(path: pathlib.Path) -> str:
 # Calls in the pickle that create tensors.
 
 
-def refer(pid: Any) -> Storage:
+def create_storage(pid: Any) -> Storage:
   """Returns the storage that a persistent id refers to.
 
   Raises:
     pickle.UnpicklingError: if the persistent id has another form.
   """
   match pid:
-    case ("storage", Name(full), str(key), _, int(count), *view):
+    case ("storage", GlobalName(full), str(key), _, int(count), *view):
       kind = _STORAGES.get(full.rpartition(".")[2])
       first = view[0][1] if view and isinstance(view[0], tuple) else 0
       return Storage(kind, key, first, count)
   raise pickle.UnpicklingError(f"its pickle refers to values by {show(pid)[:60]}")
 
 
-def build(called: dict[str, None], name: str, arguments: tuple) -> Any:
+def build_tensor(called: dict[str, None], name: str, arguments: tuple) -> Any:
   """Returns the tensor that a call creates, or UNKNOWN for any other call.
 
   Args:
@@ -107,14 +107,14 @@ def build(called: dict[str, None], name: str, arguments: tuple) -> Any:
       storage = arguments[0]
       if storage.dtype is not None and not any(rest[2:]):  # flags of negated and conjugated values
         return _Dense(storage, storage.dtype, *arguments[1:4])
-    case "_rebuild_tensor_v3", (Storage(), int(), tuple(), tuple(), _, _, Name(full), *rest):
+    case "_rebuild_tensor_v3", (Storage(), int(), tuple(), tuple(), _, _, GlobalName(full), *rest):
       kind = _TYPES.get(full.removeprefix("torch."))
       if kind is not None and not any(rest):
         return _Dense(arguments[0], kind, *arguments[1:4])
     case "_rebuild_parameter" | "_rebuild_parameter_with_state", (_Dense(), *_):
       return arguments[0]
-    case "_rebuild_from_type_v2", (Name(function), _, tuple(inner), _):
-      if (tensor := build(called, function, inner)) is not pickles.UNKNOWN:
+    case "_rebuild_from_type_v2", (GlobalName(function), _, tuple(inner), _):
+      if (tensor := build_tensor(called, function, inner)) is not pickles.UNKNOWN:
         return tensor
   called[name] = None
   return pickles.UNKNOWN
@@ -123,7 +123,7 @@ def build(called: dict[str, None], name: str, arguments: tuple) -> Any:
 # Names of tensors.
 
 
-def find(path: pathlib.Path, loaded: Any, starts: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:
+def find_tensors(path: pathlib.Path, loaded: Any, starts: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:
   """Returns all tensors of a pickled value by name.
 
   Args:
@@ -136,24 +136,24 @@ def find(path: pathlib.Path, loaded: Any, starts: Mapping[str, tuple[int, int]])
   """
   if not isinstance(loaded, Mapping | Placeholder):
     kind = "tensor" if isinstance(loaded, _Dense) else type(loaded).__name__
-    raise ConfigError(f"{path}: expected a state dict of tensors by name, got a {kind}. {clean(path)}")
+    raise ConfigError(f"{path}: expected a state dict of tensors by name, got a {kind}. {describe_conversion(path)}")
   result: dict[str, Tensor] = {}
-  for name, dense in _flattened(path, loaded):
+  for name, dense in _flatten(path, loaded):
     if name in result:
       raise ConfigError(f"{path}: two tensors are named {show(name)}. Save the file again with one of them")
-    result[name] = _tensor(path, name, dense, starts)
+    result[name] = _create_tensor(path, name, dense, starts)
   if not result and isinstance(loaded, Placeholder):
-    raise ConfigError(f"{path}: contains an object {show(loaded.name)} instead of tensors. {clean(path)}")
+    raise ConfigError(f"{path}: contains an object {show(loaded.name)} instead of tensors. {describe_conversion(path)}")
   return result
 
 
-def _flattened(path, loaded) -> Iterator[tuple[str, _Dense]]:
+def _flatten(path, loaded) -> Iterator[tuple[str, _Dense]]:
   """Yields (name, tensor) of all tensors in dictionaries, lists and placeholders. Each placeholder is visited once."""
   levels, nodes, seen = [("", loaded)], 0, set()
   for _ in range(_DEPTH):
     below = []
     for prefix, value in levels:
-      for key, inner in _children(value):
+      for key, inner in _list_children(value):
         if isinstance(inner, _Dense):
           yield f"{prefix}{key}", inner
         elif isinstance(inner, Mapping | list | tuple | Placeholder):
@@ -170,17 +170,19 @@ def _flattened(path, loaded) -> Iterator[tuple[str, _Dense]]:
           raise ConfigError(f"{path}: the file contains more than {_NODES:,} tensors, dictionaries and lists")
     if not (levels := below):
       return
-  raise ConfigError(f"{path}: its dictionaries and lists are nested in more than {_DEPTH} levels. {clean(path)}")
+  raise ConfigError(
+    f"{path}: its dictionaries and lists are nested in more than {_DEPTH} levels. {describe_conversion(path)}"
+  )
 
 
-def _children(value) -> Iterator[tuple[Any, Any]]:
+def _list_children(value) -> Iterator[tuple[Any, Any]]:
   """Yields (key, value) inside of a dictionary, a list or a placeholder."""
   if isinstance(value, Mapping):
     yield from value.items()
   elif not isinstance(value, Placeholder):
     yield from enumerate(value)
   elif isinstance(value.state, Mapping) and {"_parameters", "_modules"} <= value.state.keys():
-    yield from _of_module(value.state)
+    yield from _list_module_items(value.state)
   else:
     yield from enumerate((*value.arguments, *value.elements))
     yield from value.items.items()
@@ -189,7 +191,7 @@ def _children(value) -> Iterator[tuple[Any, Any]]:
         yield from state.items()
 
 
-def _of_module(state: Mapping) -> Iterator[tuple[Any, Any]]:
+def _list_module_items(state: Mapping) -> Iterator[tuple[Any, Any]]:
   """Yields the items in the state dict of a pickled module."""
   computed = state.get("_non_persistent_buffers_set") or []
   for group in ("_parameters", "_buffers", "_modules"):
@@ -202,11 +204,11 @@ def _check_tensor(path, name, placeholder):
   if placeholder.name.startswith(("torch._utils._rebuild", "torch._tensor._rebuild")):
     raise ConfigError(
       f"{path}: {show(name)} is made by {show(placeholder.name)}, which is not read. Allowed: dense tensors of plain "
-      f"numbers. {clean(path)}"
+      f"numbers. {describe_conversion(path)}"
     )
 
 
-def _tensor(path, name, dense: _Dense, starts) -> Tensor:
+def _create_tensor(path, name, dense: _Dense, starts) -> Tensor:
   """Returns a tensor that reads its values on demand. Raises ConfigError if values are missing in the file."""
   storage, dtype, offset, shape, strides = dense
   if len(shape) != len(strides) or any(type(n) is not int or n < 0 for n in (*shape, *strides, offset, storage.first)):
@@ -225,4 +227,4 @@ def _tensor(path, name, dense: _Dense, starts) -> Tensor:
     steps = [stride * dtype.itemsize for stride in strides]
     return np.ascontiguousarray(np.lib.stride_tricks.as_strided(raw.view(dtype), shape, steps))
 
-  return Tensor(shape, dtype, guarded(path, values))
+  return Tensor(shape, dtype, guard_read(path, values))

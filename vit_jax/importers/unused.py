@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from vit_jax.schema.errors import some
+from vit_jax.schema.errors import format_names
 
 TRAINING = "used only in training"
 # Mask token, which replaces hidden patches during training in MAE, SimMIM, BEiT, DINOv2, DINOv3 and iBOT.
@@ -11,7 +11,7 @@ _MASKED = r"(.*[./])?(mask_token|masked_embed)"
 _LISTED = 12  # maximum number of names in a note
 
 
-def find(names: Sequence[str], untaken: str, more: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+def find_unused(names: Sequence[str], untaken: str, more: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
   """Returns the names of tensors to ignore, by reason.
 
   Args:
@@ -24,6 +24,6 @@ def find(names: Sequence[str], untaken: str, more: Mapping[str, Sequence[str]]) 
   return {reason: group for reason, group in found.items() if group}
 
 
-def notes(found: Mapping[str, Sequence[str]]) -> list[str]:
-  """Returns one note for each reason that `find` returned."""
-  return [f"left out, {reason}: {some(names, _LISTED)}" for reason, names in found.items()]
+def describe_unused(found: Mapping[str, Sequence[str]]) -> list[str]:
+  """Returns one note for each reason that `find_unused` returned."""
+  return [f"left out, {reason}: {format_names(names, _LISTED)}" for reason, names in found.items()]

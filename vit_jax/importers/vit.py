@@ -21,7 +21,7 @@ ATTENTION = ("query", "key", "value")
 _SIZE = ("width", "depth", "heads", "hidden")
 
 
-def counting_tokens(tensors: Tensors, table: str, tokens: tuple, pixels: int, hints: Mapping, usually: bool) -> Tensors:
+def add_token_rows(tensors: Tensors, table: str, tokens: tuple, pixels: int, hints: Mapping, usually: bool) -> Tensors:
   """Returns tensors with a position table that has a row for each token before the patches.
 
   Args:
@@ -34,12 +34,12 @@ def counting_tokens(tensors: Tensors, table: str, tokens: tuple, pixels: int, hi
       length determines the result.
   """
   count = sum(name in tensors for name in tokens)
-  if table not in tensors or not count or has_rows(tensors[table], count, pixels, hints, usually):
+  if table not in tensors or not count or has_token_rows(tensors[table], count, pixels, hints, usually):
     return tensors
-  return {**tensors, table: with_leading_zeros(tensors[table], count)}  # rows of zeros do not change the tokens
+  return {**tensors, table: add_leading_zeros(tensors[table], count)}  # rows of zeros do not change the tokens
 
 
-def has_rows(table, count: int, pixels: int, hints: Mapping, usually: bool) -> bool:
+def has_token_rows(table, count: int, pixels: int, hints: Mapping, usually: bool) -> bool:
   """Returns true if a position table has a row for each token before the patches.
 
   The image size in the hints determines the result. If the image size is unknown, the patches are assumed to form a
@@ -53,7 +53,7 @@ def has_rows(table, count: int, pixels: int, hints: Mapping, usually: bool) -> b
     usually: the result if no other fact determines it.
   """
   rows = table.shape[1]
-  patches, square = _grid_of_hint(hints, pixels), [math.isqrt(n) ** 2 == n for n in (rows - count, rows) if n >= 0]
+  patches, square = _find_hint_grid(hints, pixels), [math.isqrt(n) ** 2 == n for n in (rows - count, rows) if n >= 0]
   if patches in (rows - count, rows):
     return patches == rows - count
   return square[0] if square[0] != square[-1] else usually
@@ -70,7 +70,7 @@ def fold_token(token: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, np.nda
   return (token + position if np.any(position) else token), rest
 
 
-def with_leading_zeros(table, count: int) -> Tensor:
+def add_leading_zeros(table, count: int) -> Tensor:
   """Returns a position table (1, N, D) with additional rows of zeros in front. The table is read lazily.
 
   Args:
@@ -85,12 +85,12 @@ def with_leading_zeros(table, count: int) -> Tensor:
   return Tensor((1, tokens + count, width), table.dtype, read)
 
 
-def described(hints: Mapping) -> Description | None:
+def find_description(hints: Mapping) -> Description | None:
   """Returns the description that this project stored next to the tensors, or None."""
   return Description.from_json(hints["description"]) if "description" in hints else None
 
 
-def position_of(table, tokens: int, registers: int, patch: int, hints: Mapping) -> tuple[str, int]:
+def find_position(table, tokens: int, registers: int, patch: int, hints: Mapping) -> tuple[str, int]:
   """Returns the tokens that have a row in a position table of timm.
 
   Args:
@@ -105,38 +105,38 @@ def position_of(table, tokens: int, registers: int, patch: int, hints: Mapping) 
   """
   if table is None:
     return "none", 0
-  if (tokens or registers) and not has_rows(table, tokens + registers, patch, hints, usually=not registers):
+  if (tokens or registers) and not has_token_rows(table, tokens + registers, patch, hints, usually=not registers):
     return "learned_patches", 0
   return ("learned_all" if registers else "learned"), tokens + registers
 
 
-def published_as(hints: Mapping) -> tuple[str, Published] | None:
+def find_stated_model(hints: Mapping) -> tuple[str, Published] | None:
   """Returns the name of timm that a file states, and the published model of this name.
 
   hints["name"] is the name of the file or of its architecture. It may end with another image size. The sizes may
   differ, because the JSON file of timm next to the weights may override any size.
   """
-  return next(((name, modern.NAMES[name]) for name in _called(hints)), None)
+  return next(((name, modern.NAMES[name]) for name in _match_file_name(hints)), None)
 
 
-def gelu_of(hints: Mapping) -> str:
+def find_gelu(hints: Mapping) -> str:
   """Returns the form of GELU in timm: "erf", except for a few names."""
-  return known[1].defaults["gelu"] if (known := published_as(hints)) else "erf"
+  return known[1].defaults["gelu"] if (known := find_stated_model(hints)) else "erf"
 
 
-def _called(hints):
+def _match_file_name(hints):
   """Returns the published names that match the name of a file, the most likely first. The image size may differ."""
   name = str(hints.get("name", "")).removeprefix("timm/").partition(".")[0]
-  bare = _without_size(name)
-  alike = [other for other in modern.NAMES if bare in (other, _without_size(other))]
+  bare = _remove_size(name)
+  alike = [other for other in modern.NAMES if bare in (other, _remove_size(other))]
   return [name, *alike] if name in modern.NAMES else alike
 
 
-def _without_size(name):
+def _remove_size(name):
   return re.sub(r"_\d+$", "", name)
 
 
-def describe(
+def describe_vit(
   patches,
   row,
   table,
@@ -171,7 +171,7 @@ def describe(
     position: form of the positions, if the model may have no table.
     **rest: other arguments of the model. None means the default.
   """
-  key, overrides = published_sizes.nearest(SIZES, row, _SIZE)
+  key, overrides = published_sizes.find_nearest_size(SIZES, row, _SIZE)
   patch = patches[0]
   hybrid = {sizes: name for name, sizes in HYBRIDS.items()}.get((key, patch, stages))
   arguments = {
@@ -182,32 +182,36 @@ def describe(
     "eps": float(eps or hints.get("norm_eps", 1e-6)),
     **rest,
   }
-  arguments = {key: value for key, value in arguments.items() if value is not None and value != _defaults().get(key)}
+  arguments = {
+    key: value for key, value in arguments.items() if value is not None and value != _collect_defaults().get(key)
+  }
   plain = Choice(hybrid or f"ViT-{key}/{patch}", arguments | overrides)
-  model = plain if stages else _shortest(plain, arguments, row, patch, hints)
+  model = plain if stages else _choose_shortest(plain, arguments, row, patch, hints)
   return Description(
     model,
-    _image_size(table, leading if before is None else before, patch * reduction(stages), hints, model.name),
+    _find_image_size(
+      table, leading if before is None else before, patch * compute_reduction(stages), hints, model.name
+    ),
     0 if classes is None else classes.shape[0],
     channels or patches[2],
   )
 
 
 @functools.cache
-def _defaults():
+def _collect_defaults():
   """Returns the defaults of all arguments of a ViT."""
   return {name: one.default for name, one in inspect.signature(models.lookup("ViT-Ti/16")).parameters.items()}
 
 
-def _shortest(plain: Choice, arguments: Mapping, row: tuple, patch: int, hints: Mapping) -> Choice:
+def _choose_shortest(plain: Choice, arguments: Mapping, row: tuple, patch: int, hints: Mapping) -> Choice:
   """Returns the model under the name that the file states, or under the name that needs the fewest other arguments."""
-  known = published_as(hints)
+  known = find_stated_model(hints)
   names = [known[0]] if known and known[1].row[1] == patch else []
   names += [name for name, other in modern.NAMES.items() if other.row == (row, patch) and "siglip" not in name]
-  have = _defaults() | arguments
+  have = _collect_defaults() | arguments
 
   def by(name):
-    there, sizes = _defaults() | modern.NAMES[name].defaults, modern.NAMES[name].row[0]
+    there, sizes = _collect_defaults() | modern.NAMES[name].defaults, modern.NAMES[name].row[0]
     said = {key: value for key, value in have.items() if value != there[key]}
     if have["layer_scale"] and there["layer_scale"]:  # tensors do not determine the initial value
       said.pop("layer_scale", None)
@@ -229,7 +233,7 @@ def _shortest(plain: Choice, arguments: Mapping, row: tuple, patch: int, hints: 
   return best if best is plain or not length(best)[0] or len(best.args) < len(plain.args) else plain
 
 
-def count(pattern, tensors):
+def count_layers(pattern, tensors):
   """Returns the number of layers, from the largest number in names of tensors.
 
   Args:
@@ -239,12 +243,12 @@ def count(pattern, tensors):
   return 1 + max((int(match[1]) for name in tensors if (match := re.match(pattern, name))), default=-1)
 
 
-def reduction(stages):
+def compute_reduction(stages):
   """Returns the factor by which a ResNet reduces the image: 4 for the root, and 2 for each stage after the first."""
   return 1 if stages is None else 4 * 2 ** max(len(stages) - 1, 0)
 
 
-def heads_of(width, depth, hidden, hints, gated=False):
+def find_heads(width, depth, hidden, hints, gated=False):
   """Returns the number of heads, which packed matrices do not determine.
 
   The hint is used if present, otherwise the published size with the same width. Without both, heads have width 64.
@@ -265,7 +269,7 @@ def heads_of(width, depth, hidden, hints, gated=False):
   return near[0][2] if near else max(width // 64, 1)
 
 
-def _image_size(table, leading, pixels, hints, name):
+def _find_image_size(table, leading, pixels, hints, name):
   """Returns the image size of a position table. Images are square unless the hint is different.
 
   Each row of the table represents `pixels` x `pixels` pixels. Without a table, the size comes from a config next to the
@@ -275,7 +279,7 @@ def _image_size(table, leading, pixels, hints, name):
   if table is None:
     return hint or hints.get("input_size") or models.find(name).image_size
   tokens = table.shape[1] - leading
-  if _grid_of_hint(hints, pixels) == tokens:
+  if _find_hint_grid(hints, pixels) == tokens:
     return hint
   side = math.isqrt(tokens)
   if side * side != tokens:
@@ -286,7 +290,7 @@ def _image_size(table, leading, pixels, hints, name):
   return side * pixels
 
 
-def _grid_of_hint(hints, pixels):
+def _find_hint_grid(hints, pixels):
   """Returns the number of patches in an image of the size in the hints, or None if the hints contain no size."""
   hint = hints.get("image_size")
   sides = (hint, hint) if isinstance(hint, int) else hint
@@ -296,12 +300,12 @@ def _grid_of_hint(hints, pixels):
 # Helpers for layouts.
 
 
-def first_block(tensors: Tensors) -> set[str]:
+def list_block_names(tensors: Tensors) -> set[str]:
   """Returns the names inside the first block, without its prefix."""
   return {name.removeprefix("blocks.0.") for name in tensors if name.startswith("blocks.0.")}
 
 
-def with_words(tensors: Mapping, words: Mapping[str, str]) -> dict:
+def replace_words(tensors: Mapping, words: Mapping[str, str]) -> dict:
   """Returns the tensors with parts of their names replaced.
 
   Args:
@@ -312,12 +316,12 @@ def with_words(tensors: Mapping, words: Mapping[str, str]) -> dict:
   return {pattern.sub(lambda match: words[match[0]], name): tensor for name, tensor in tensors.items()}
 
 
-def back(words: Mapping[str, str]) -> dict[str, str]:
+def invert_names(words: Mapping[str, str]) -> dict[str, str]:
   """Returns the inverse of a dictionary of names."""
   return {ours: theirs for theirs, ours in words.items()}
 
 
-def holding(*kinds: Choice, **wanted) -> Callable[[Description], bool]:
+def create_check(*kinds: Choice, **wanted) -> Callable[[Description], bool]:
   """Returns a function that checks the rotary positions and other arguments of a model.
 
   Args:

@@ -24,35 +24,35 @@ TURNING = {
 }
 
 
-def written(description: Description) -> Choice | None:
+def create_arguments(description: Description) -> Choice | None:
   """Returns timm's name of a ViT with the arguments that it needs, or None if timm cannot build the model."""
   bound, other = description.arguments(), set(description.essential())
   named = description.model.name in modern.NAMES and not description.model.name.startswith("vit5")
   if named and other <= {"layer_scale"}:
     same = description.image_size == description.published.image_size
     scale = {"init_values": bound["layer_scale"]} if other else {}
-    return Choice(description.model.name, scale if same else scale | {"img_size": _size(description)})
+    return Choice(description.model.name, scale if same else scale | {"img_size": _image_size(description)})
   if bound.get("stages") or bound.get("pre_logits") or not other <= _SIZES | _BLOCKS or bound["norm"] != "layer":
     return None
   if bound["rotary"].name != "none" or bound["qkv_bias"] == "query_value" or bound["norm_order"] == "post":
-    return _eva(description, bound)
-  return _vision_transformer(description, bound)
+    return _eva_arguments(description, bound)
+  return _plain_arguments(description, bound)
 
 
-def _size(description):
+def _image_size(description):
   return description.image_size if isinstance(description.image_size, int) else list(description.image_size)
 
 
-def _sizes(description, bound):
+def _collect_sizes(description, bound):
   """Returns the sizes of the model, its patch size, and the arguments that both classes of timm accept."""
-  shapes = layout.shapes(description)
+  shapes = layout.compute_shapes(description)
   width, heads, _ = shapes["blocks/0/attention/query/kernel"]
   hidden, patch = shapes["blocks/0/mlp/up/kernel"][1], shapes["embedding/kernel"][0]
   depth = len({path.split("/")[1] for path in shapes if path.startswith("blocks/")})
   inside = 2 * hidden if bound["mlp"] == "swiglu" and bound["rotary"].name == "none" else hidden
   share = inside / width
   args = {
-    "img_size": _size(description),
+    "img_size": _image_size(description),
     "patch_size": patch,
     "in_chans": description.channels,
     "embed_dim": width,
@@ -63,9 +63,9 @@ def _sizes(description, bound):
   return (width, depth, heads, hidden), patch, args
 
 
-def _vision_transformer(description, bound):
+def _plain_arguments(description, bound):
   """Returns the name and the arguments for timm's plain class, or None."""
-  row, patch, args = _sizes(description, bound)
+  row, patch, args = _collect_sizes(description, bound)
   distilled, token = bound["pool"] == "distilled", bound["pool"] == "cls" or bool(bound["class_token"])
   if bound["mlp"] == "swiglu_normed" or bound["context_norm"] or bound["qk_norm"] == "rms":
     return None
@@ -88,7 +88,7 @@ def _vision_transformer(description, bound):
   args |= {"act_layer": "gelu_tanh"} if bound["gelu"] == "tanh" else {}
   args |= {"reg_tokens": registers} if registers or usual.get("registers") else {}
   if registers or usual.get("registers") or (bound["position"] == "learned_patches" and token):
-    args["no_embed_class"] = _patches_only(bound)
+    args["no_embed_class"] = _has_patches_only(bound)
   args |= {"pos_embed": "none"} if bound["position"] == "none" else {}
   args |= {"init_values": bound["layer_scale"]} if bound["layer_scale"] is not None or "layer_scale" in usual else {}
   args |= {"qkv_bias": False} if bound["qkv_bias"] == "none" else {}
@@ -97,14 +97,14 @@ def _vision_transformer(description, bound):
   return None if unsaid else Choice(base, args)  # timm cannot distinguish None from a missing argument
 
 
-def _patches_only(bound):
+def _has_patches_only(bound):
   """Returns true if timm's table has rows for patches only. Registers have rows if a class token has one."""
   return bound["position"] == "learned_patches" or bool(bound["registers"] and bound["position"] == "learned")
 
 
-def _eva(description, bound):
+def _eva_arguments(description, bound):
   """Returns the name and all arguments for timm's class EVA, or None."""
-  _, patch, args = _sizes(description, bound)
+  _, patch, args = _collect_sizes(description, bound)
   rotary, normed, gated = bound["rotary"], bound["mlp"] == "swiglu_normed", bound["mlp"] != "gelu"
   bases = {1e-5: "vit_small_patch16_dinov3", 1e-6: "eva_giant_patch14_224"}  # the epsilon has no argument
   turned = rotary.args.get("registers") or rotary.args.get("normalise", "separate") != "separate"
@@ -135,17 +135,17 @@ def _eva(description, bound):
     "scale_attn_inner": bound["context_norm"],
     "init_values": bound["layer_scale"],
     "num_reg_tokens": bound["registers"],
-    "no_embed_class": _patches_only(bound),
+    "no_embed_class": _has_patches_only(bound),
     "use_abs_pos_emb": bound["position"] != "none",
     "use_post_norm": bound["norm_order"] == "post",
     "use_rot_pos_emb": rotary.name != "none",
   }
   if rotary.name != "none":
-    args |= _turning(rotary, description, patch)
+    args |= _rotary_arguments(rotary, description, patch)
   return Choice(bases[bound["eps"]], args)
 
 
-def _turning(rotary, description, patch):
+def _rotary_arguments(rotary, description, patch):
   args = rotary.args
   reference = args.get("reference")
   if reference == 0:
@@ -163,7 +163,7 @@ def _turning(rotary, description, patch):
   }
 
 
-def rotary_of(arguments: Mapping[str, Any]) -> Choice | None:
+def find_rotary(arguments: Mapping[str, Any]) -> Choice | None:
   """Returns the rotary positions that arguments of timm describe.
 
   Args:

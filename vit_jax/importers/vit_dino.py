@@ -10,23 +10,23 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vit_jax.importers.layout import Layout, Row, Tensor, Tensors, shapes
-from vit_jax.importers.vit import back, holding, with_words
+from vit_jax.importers.layout import Layout, Tensor, TensorRow, Tensors, compute_shapes
+from vit_jax.importers.vit import create_check, invert_names, replace_words
 from vit_jax.importers.vit_eva import DINOV3_ROWS
-from vit_jax.importers.vit_torch import PLAIN, TIMM_ROWS, describe_timm, part
+from vit_jax.importers.vit_torch import PLAIN, TIMM_ROWS, describe_timm, slice_lazily
 from vit_jax.models import Description
 from vit_jax.models.published import modern
 from vit_jax.schema import Choice, ConfigError
 
 
-def _without_head(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+def _remove_head(rows: tuple[TensorRow, ...]) -> tuple[TensorRow, ...]:
   return tuple(row for row in rows if not row.theirs.startswith(("head.", "head_dist.", "fc_norm.", "dist_token")))
 
 
-def _theirs(words: Mapping[str, str], description: Description) -> dict[str, str]:
+def _map_names(words: Mapping[str, str], description: Description) -> dict[str, str]:
   """Returns {name of timm: their name}. The names of an MLP without a gate are equal."""
   gated = description.arguments()["mlp"] != "gelu"
-  return {ours: theirs for ours, theirs in back(words).items() if gated or not ours.startswith("mlp.")}
+  return {ours: theirs for ours, theirs in invert_names(words).items() if gated or not ours.startswith("mlp.")}
 
 
 # DINOv2.
@@ -34,17 +34,19 @@ def _theirs(words: Mapping[str, str], description: Description) -> dict[str, str
 _DINOV2 = {"register_tokens": "reg_token", "mlp.w12": "mlp.fc1", "mlp.w3": "mlp.fc2"}
 
 
-def _dinov2_names(tensors: Tensors, hints: Mapping) -> Tensors:
+def _convert_dinov2_names(tensors: Tensors, hints: Mapping) -> Tensors:
   """Converts the names of DINOv2. Training code stores blocks in chunks, as blocks.CHUNK.NUMBER with global numbers."""
-  return with_words({re.sub(r"^blocks\.\d+\.(\d+\.)", r"blocks.\1", name): t for name, t in tensors.items()}, _DINOV2)
+  return replace_words(
+    {re.sub(r"^blocks\.\d+\.(\d+\.)", r"blocks.\1", name): t for name, t in tensors.items()}, _DINOV2
+  )
 
 
-def _dinov2_finish(arrays: dict, description: Description) -> dict:
+def _finish_dinov2(arrays: dict, description: Description) -> dict:
   width = arrays["norm.weight"].shape[0]
-  return {**with_words(arrays, _theirs(_DINOV2, description)), "mask_token": np.zeros((1, width), np.float32)}
+  return {**replace_words(arrays, _map_names(_DINOV2, description)), "mask_token": np.zeros((1, width), np.float32)}
 
 
-def _dinov2(tensors):
+def _is_dinov2(tensors):
   if "patch_embed.proj.weight" not in tensors or "storage_tokens" in tensors:
     return False
   scaled = any(re.fullmatch(r"blocks\.(\d+\.)?0\.ls1\.gamma", name) for name in tensors)
@@ -65,22 +67,22 @@ _DINOV3 = {
 }
 
 
-def _dinov3_names(tensors: Tensors, hints: Mapping) -> Tensors:
+def _convert_dinov3_names(tensors: Tensors, hints: Mapping) -> Tensors:
   """Converts the tensors of DINOv3. A mask next to the bias of query, key and value removes the bias of keys."""
   result = {}
-  for name, tensor in with_words(tensors, _DINOV3).items():
+  for name, tensor in replace_words(tensors, _DINOV3).items():
     block, _, rest = name.rpartition(".attn.qkv.")
     if rest == "bias":
       width = tensor.shape[0] // 3
-      masked = _masked(name, tensor, tensors.get(f"{name}_mask"))
-      result[f"{block}.attn.q_bias"] = part(masked, (width,), slice(width))
-      result[f"{block}.attn.v_bias"] = part(masked, (width,), slice(2 * width, None))
+      masked = _mask_bias(name, tensor, tensors.get(f"{name}_mask"))
+      result[f"{block}.attn.q_bias"] = slice_lazily(masked, (width,), slice(width))
+      result[f"{block}.attn.v_bias"] = slice_lazily(masked, (width,), slice(2 * width, None))
     elif rest != "bias_mask":
       result[name] = tensor
   return result
 
 
-def _masked(name, bias, mask):
+def _mask_bias(name, bias, mask):
   """Returns the bias after masking. Keys must have no bias."""
 
   def read():
@@ -93,7 +95,7 @@ def _masked(name, bias, mask):
   return Tensor(bias.shape, bias.dtype, read)
 
 
-def _dinov3_finish(arrays: dict, description: Description) -> dict:
+def _finish_dinov3(arrays: dict, description: Description) -> dict:
   result = {}
   for name, array in arrays.items():
     block, _, rest = name.rpartition(".attn.")
@@ -103,10 +105,10 @@ def _dinov3_finish(arrays: dict, description: Description) -> dict:
       result[f"{block}.attn.qkv.bias_mask"] = np.concatenate([none + 1, none, none + 1])
     elif rest != "v_bias":
       result[name] = array
-  width, _, size = shapes(description)["blocks/0/attention/query/kernel"]
+  width, _, size = compute_shapes(description)["blocks/0/attention/query/kernel"]
   periods = description.arguments()["rotary"].args["temperature"] ** (4 * np.arange(size // 4) / size)
   return {
-    **with_words(result, _theirs(_DINOV3, description)),
+    **replace_words(result, _map_names(_DINOV3, description)),
     "mask_token": np.zeros((1, width), np.float32),
     "rope_embed.periods": periods.astype(np.float32),
   }
@@ -116,29 +118,29 @@ LAYOUTS = (
   Layout(
     name="dinov3",
     family="vit",
-    rows=_without_head(DINOV3_ROWS),
+    rows=_remove_head(DINOV3_ROWS),
     recognises=lambda tensors: (
       "patch_embed.proj.weight" in tensors and bool({"storage_tokens", "rope_embed.periods"} & tensors.keys())
     ),
     describe=lambda tensors, hints: describe_timm(tensors, hints, modern.DINOV3, pool="cls", class_token=None),
-    canonical=_dinov3_names,
-    finish=_dinov3_finish,
+    canonical=_convert_dinov3_names,
+    finish=_finish_dinov3,
     computes=PLAIN | {"position": "none", "eps": 1e-5},
     ignored=r"rope_embed\.periods",
     untaken=r"local_cls_norm\..*",
-    holds=holding(modern.DINOV3, mlp=("gelu", "swiglu"), qkv_bias=("query_value", "none")),
+    holds=create_check(modern.DINOV3, mlp=("gelu", "swiglu"), qkv_bias=("query_value", "none")),
   ),
   Layout(
     name="dinov2",
     family="vit",
     resampling="bicubic_offset",
-    rows=_without_head(TIMM_ROWS),
-    recognises=_dinov2,
+    rows=_remove_head(TIMM_ROWS),
+    recognises=_is_dinov2,
     describe=lambda tensors, hints: describe_timm(tensors, hints, rows=("learned", 1)),
-    canonical=_dinov2_names,
-    finish=_dinov2_finish,
+    canonical=_convert_dinov2_names,
+    finish=_finish_dinov2,
     computes=PLAIN | {"position": "learned", "qkv_bias": "all", "eps": 1e-6},
     position="learned",
-    holds=holding(Choice("none"), mlp=("gelu", "swiglu"), pool="cls", norm_order="pre"),
+    holds=create_check(Choice("none"), mlp=("gelu", "swiglu"), pool="cls", norm_order="pre"),
   ),
 )

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vit_jax.importers.layout import Layout, Row, Tensor, Tensors, flax_conv, flax_linear, flax_norm
-from vit_jax.importers.vit import ATTENTION, count, counting_tokens, describe, fold_token, reduction
+from vit_jax.importers.layout import Layout, Tensor, TensorRow, Tensors, flax_conv, flax_linear, flax_norm
+from vit_jax.importers.vit import ATTENTION, add_token_rows, compute_reduction, count_layers, describe_vit, fold_token
 from vit_jax.models import Description
 from vit_jax.schema import Choice
 
@@ -14,25 +14,25 @@ from vit_jax.schema import Choice
 
 
 def _flax_attention(theirs, ours):
-  kernels = [Row(f"{theirs}/{part}/kernel", f"{ours}/{part}/kernel", "d h k -> d h k") for part in ATTENTION]
-  biases = [Row(f"{theirs}/{part}/bias", f"{ours}/{part}/bias", "h k -> h k") for part in ATTENTION]
+  kernels = [TensorRow(f"{theirs}/{part}/kernel", f"{ours}/{part}/kernel", "d h k -> d h k") for part in ATTENTION]
+  biases = [TensorRow(f"{theirs}/{part}/bias", f"{ours}/{part}/bias", "h k -> h k") for part in ATTENTION]
   return (
     *kernels,
     *biases,
-    Row(f"{theirs}/out/kernel", f"{ours}/out/kernel", "h k d -> h k d"),
+    TensorRow(f"{theirs}/out/kernel", f"{ours}/out/kernel", "h k d -> h k d"),
     *_out_bias(theirs, ours),
   )
 
 
 def _out_bias(theirs, ours):
-  return (Row(f"{theirs}/out/bias", f"{ours}/out/bias", "d -> d"),)
+  return (TensorRow(f"{theirs}/out/bias", f"{ours}/out/bias", "d -> d"),)
 
 
 def _flax_mlp(theirs, ours):
   return (*flax_linear(f"{theirs}/Dense_0", f"{ours}/up"), *flax_linear(f"{theirs}/Dense_1", f"{ours}/down"))
 
 
-def _flax(position: str, norm1: int, attention: int, norm2: int, mlp: int) -> tuple[Row, ...]:
+def _flax_rows(position: str, norm1: int, attention: int, norm2: int, mlp: int) -> tuple[TensorRow, ...]:
   """Returns the rows of Google's code bases.
 
   `position` is the name of the position table. The other arguments are the numbers of a block's children in their
@@ -40,24 +40,26 @@ def _flax(position: str, norm1: int, attention: int, norm2: int, mlp: int) -> tu
   """
   block = "Transformer/encoderblock_{l}"
   return (
-    Row("cls", "cls", "1 1 d -> d"),
+    TensorRow("cls", "cls", "1 1 d -> d"),
     *flax_conv("embedding", "embedding"),
-    Row(position, "position/table", "1 n d -> n d"),
+    TensorRow(position, "position/table", "1 n d -> n d"),
     *flax_norm(f"{block}/LayerNorm_{norm1}", "blocks/{l}/norm1"),
     *_flax_attention(f"{block}/MultiHeadDotProductAttention_{attention}", "blocks/{l}/attention"),
     *flax_norm(f"{block}/LayerNorm_{norm2}", "blocks/{l}/norm2"),
     *_flax_mlp(f"{block}/MlpBlock_{mlp}", "blocks/{l}/mlp"),
     *flax_norm("Transformer/encoder_norm", "norm"),
-    Row("MAPHead_0/probe", "pool/probe", "1 1 d -> d"),
+    TensorRow("MAPHead_0/probe", "pool/probe", "1 1 d -> d"),
     *_flax_attention("MAPHead_0/MultiHeadDotProductAttention_0", "pool/attention"),
     *flax_norm("MAPHead_0/LayerNorm_0", "pool/norm"),
     *_flax_mlp("MAPHead_0/MlpBlock_0", "pool/mlp"),
     *flax_linear("pre_logits", "pre_logits"),
     *flax_linear("head", "head"),
-    Row("conv_root/kernel", "stem/root/kernel", "p q i o -> p q i o"),
+    TensorRow("conv_root/kernel", "stem/root/kernel", "p q i o -> p q i o"),
     *_group_norm("gn_root", "stem/root_norm"),
     *(
-      Row(f"block{{i1}}/unit{{j1}}/{theirs}/kernel", f"stem/stages/{{i}}/{{j}}/{ours}/kernel", "p q i o -> p q i o")
+      TensorRow(
+        f"block{{i1}}/unit{{j1}}/{theirs}/kernel", f"stem/stages/{{i}}/{{j}}/{ours}/kernel", "p q i o -> p q i o"
+      )
       for theirs, ours in (("conv1", "conv1"), ("conv2", "conv2"), ("conv3", "conv3"), ("conv_proj", "projection"))
     ),
     *(
@@ -69,7 +71,7 @@ def _flax(position: str, norm1: int, attention: int, norm2: int, mlp: int) -> tu
 
 
 def _group_norm(theirs, ours):
-  return tuple(Row(f"{theirs}/{part}", f"{ours}/{part}", "1 1 1 c -> c") for part in ("scale", "bias"))
+  return tuple(TensorRow(f"{theirs}/{part}", f"{ours}/{part}", "1 1 1 c -> c") for part in ("scale", "bias"))
 
 
 # Older names in Google's files.
@@ -77,7 +79,7 @@ def _group_norm(theirs, ours):
 _TABLE = "Transformer/posembed_input/pos_embedding"
 
 
-def _recounted(numbers: dict[str, int]):
+def _create_renumbering(numbers: dict[str, int]):
   """Returns a function that renumbers a block's children. A file may have either of two numberings."""
   other = {
     "LayerNorm_0": f"LayerNorm_{numbers['norm1']}",
@@ -100,25 +102,25 @@ _PUBLISHED = {"norm1": 0, "attention": 1, "norm2": 2, "mlp": 3}  # a single coun
 _PER_CLASS = {"norm1": 0, "attention": 0, "norm2": 1, "mlp": 0}
 
 
-def _vit_jax_names(tensors: Tensors, hints: Mapping) -> Tensors:
-  rename = _recounted(_PUBLISHED)
-  result = {rename(name): tensor for name, tensor in _inlined_map(_unstacked(tensors)).items()}
+def _convert_vit_jax_names(tensors: Tensors, hints: Mapping) -> Tensors:
+  rename = _create_renumbering(_PUBLISHED)
+  result = {rename(name): tensor for name, tensor in _inline_pooling(_unstack_layers(tensors)).items()}
   result = {_TABLE if name == "Transformer/pos_embedding" else name: tensor for name, tensor in result.items()}
-  return counting_tokens(result, _TABLE, ("cls",), _pixels(result), hints, usually=True)
+  return add_token_rows(result, _TABLE, ("cls",), _find_pixels(result), hints, usually=True)
 
 
-def _big_vision_names(tensors: Tensors, hints: Mapping) -> Tensors:
-  rename = _recounted(_PER_CLASS)
-  result = {rename(name): tensor for name, tensor in _inlined_map(_unstacked(tensors)).items()}
-  return counting_tokens(result, "pos_embedding", ("cls",), _pixels(result), hints, usually=False)
+def _convert_big_vision_names(tensors: Tensors, hints: Mapping) -> Tensors:
+  rename = _create_renumbering(_PER_CLASS)
+  result = {rename(name): tensor for name, tensor in _inline_pooling(_unstack_layers(tensors)).items()}
+  return add_token_rows(result, "pos_embedding", ("cls",), _find_pixels(result), hints, usually=False)
 
 
-def _pixels(tensors):
+def _find_pixels(tensors):
   """Returns the side in pixels of the square that a row of the position table represents."""
-  return tensors["embedding/kernel"].shape[0] * reduction(_stages(tensors))
+  return tensors["embedding/kernel"].shape[0] * compute_reduction(_count_units(tensors))
 
 
-def _unstacked(tensors: Tensors) -> Tensors:
+def _unstack_layers(tensors: Tensors) -> Tensors:
   """Returns scanned layers, Transformer/encoderblock/..., as single layers. Each stack is read once."""
   result = {}
   for name, tensor in tensors.items():
@@ -139,7 +141,7 @@ def _unstacked(tensors: Tensors) -> Tensors:
   return result
 
 
-def _inlined_map(tensors: Tensors) -> Tensors:
+def _inline_pooling(tensors: Tensors) -> Tensors:
   """Returns the tensors with attention pooling under MAPHead_0. Very old files store the pooling at the top level."""
   if "probe" not in tensors:
     return tensors
@@ -147,8 +149,8 @@ def _inlined_map(tensors: Tensors) -> Tensors:
   return {f"MAPHead_0/{name}" if re.fullmatch(parts, name) else name: tensor for name, tensor in tensors.items()}
 
 
-def _big_vision_finish(arrays: dict, description: Description) -> dict:
-  """Adds the position of the class token to the token, as the inverse of `_big_vision_names`."""
+def _finish_big_vision(arrays: dict, description: Description) -> dict:
+  """Adds the position of the class token to the token, as the inverse of `_convert_big_vision_names`."""
   if "cls" in arrays and "pos_embedding" in arrays:
     arrays["cls"], arrays["pos_embedding"] = fold_token(arrays["cls"], arrays["pos_embedding"])
   return arrays
@@ -162,21 +164,21 @@ def _describe_flax(tensors: Tensors, hints: Mapping) -> Description:
   query = next(t for name, t in tensors.items() if re.fullmatch(block + r"[^/]+/query/kernel", name))
   hidden = next(t for name, t in tensors.items() if re.fullmatch(block + r"MlpBlock_\d/Dense_0/kernel", name))
   table = tensors.get(_TABLE, tensors.get("pos_embedding"))
-  return describe(
+  return describe_vit(
     tensors["embedding/kernel"].shape,
-    (query.shape[0], count(block, tensors), query.shape[1], hidden.shape[1]),
+    (query.shape[0], count_layers(block, tensors), query.shape[1], hidden.shape[1]),
     table,
     tensors.get("head/bias"),
     hints,
     leading=int("cls" in tensors),
-    stages=_stages(tensors),
+    stages=_count_units(tensors),
     channels=tensors["conv_root/kernel"].shape[2] if "conv_root/kernel" in tensors else None,
     pool="map" if "MAPHead_0/probe" in tensors else None,
     pre_logits=tensors["pre_logits/bias"].shape[0] if "pre_logits/bias" in tensors else None,
   )
 
 
-def _stages(tensors):
+def _count_units(tensors):
   """Returns the units in each stage of the ResNet in front of the model, or None without a ResNet."""
   if "conv_root/kernel" not in tensors:
     return None
@@ -185,11 +187,11 @@ def _stages(tensors):
   return tuple(max(unit for stage, unit in found if stage == i) for i in range(1, 1 + max(found, default=(0, 0))[0]))
 
 
-def _google(tensors):
+def _is_google(tensors):
   return "embedding/kernel" in tensors and any(re.match(r"Transformer/encoderblock", name) for name in tensors)
 
 
-def _old_table(tensors):
+def _has_old_table(tensors):
   return _TABLE in tensors or "Transformer/pos_embedding" in tensors
 
 
@@ -208,10 +210,10 @@ LAYOUTS = (
     name="vit_jax",
     family="vit",
     resampling="zoom",
-    rows=_flax(_TABLE, **_PUBLISHED),
-    recognises=lambda tensors: _google(tensors) and _old_table(tensors),
+    rows=_flax_rows(_TABLE, **_PUBLISHED),
+    recognises=lambda tensors: _is_google(tensors) and _has_old_table(tensors),
     describe=_describe_flax,
-    canonical=_vit_jax_names,
+    canonical=_convert_vit_jax_names,
     computes=_COMPUTES,
     position="learned",
   ),
@@ -219,11 +221,11 @@ LAYOUTS = (
     name="big_vision",
     family="vit",
     resampling="zoom",
-    rows=_flax("pos_embedding", **_PER_CLASS),
-    recognises=_google,
+    rows=_flax_rows("pos_embedding", **_PER_CLASS),
+    recognises=_is_google,
     describe=_describe_flax,
-    canonical=_big_vision_names,
-    finish=_big_vision_finish,
+    canonical=_convert_big_vision_names,
+    finish=_finish_big_vision,
     stores_tables=False,
     computes=_COMPUTES,
     position="learned",

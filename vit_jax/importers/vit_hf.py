@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from vit_jax.importers.hub_transformers import kind
-from vit_jax.importers.layout import Layout, Row, Tensors, shapes, torch_conv, torch_linear, torch_norm
-from vit_jax.importers.vit import ATTENTION, count, describe, heads_of, with_words
-from vit_jax.importers.vit_torch import PLAIN, out
-from vit_jax.importers.vit_transformers import MEMORY, folded
+from vit_jax.importers.hub_transformers import find_model_type
+from vit_jax.importers.layout import Layout, TensorRow, Tensors, compute_shapes, torch_conv, torch_linear, torch_norm
+from vit_jax.importers.vit import ATTENTION, count_layers, describe_vit, find_heads, replace_words
+from vit_jax.importers.vit_torch import PLAIN, output_rows
+from vit_jax.importers.vit_transformers import MEMORY, fold_table
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError
 
@@ -14,23 +14,25 @@ _FIRST = "embeddings.patch_embeddings.projection.weight"  # the prefix "vit." is
 _MEMORY = MEMORY | {"layers": "encoder.layer", "mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense"}
 
 
-def _rows(top: str) -> tuple[Row, ...]:
+def _create_rows(top: str) -> tuple[TensorRow, ...]:
   """Returns the rows of a model with the prefix `top`."""
   block = f"{top}.encoder.layer.{{l}}"
   return (
-    Row(f"{top}.embeddings.cls_token", "cls", "1 1 d -> d"),
-    Row(f"{top}.embeddings.position_embeddings", "position/table", "1 n d -> n d"),
+    TensorRow(f"{top}.embeddings.cls_token", "cls", "1 1 d -> d"),
+    TensorRow(f"{top}.embeddings.position_embeddings", "position/table", "1 n d -> n d"),
     *torch_conv(f"{top}.embeddings.patch_embeddings.projection", "embedding"),
     *torch_norm(f"{block}.layernorm_before", "blocks/{l}/norm1"),
     *(
       row
       for part in ATTENTION
       for row in (
-        Row(f"{block}.attention.attention.{part}.weight", f"blocks/{{l}}/attention/{part}/kernel", "(h k) d -> d h k"),
-        Row(f"{block}.attention.attention.{part}.bias", f"blocks/{{l}}/attention/{part}/bias", "(h k) -> h k"),
+        TensorRow(
+          f"{block}.attention.attention.{part}.weight", f"blocks/{{l}}/attention/{part}/kernel", "(h k) d -> d h k"
+        ),
+        TensorRow(f"{block}.attention.attention.{part}.bias", f"blocks/{{l}}/attention/{part}/bias", "(h k) -> h k"),
       )
     ),
-    *out(f"{block}.attention.output.dense", "blocks/{l}/attention/out"),
+    *output_rows(f"{block}.attention.output.dense", "blocks/{l}/attention/out"),
     *torch_norm(f"{block}.layernorm_after", "blocks/{l}/norm2"),
     *torch_linear(f"{block}.intermediate.dense", "blocks/{l}/mlp/up"),
     *torch_linear(f"{block}.output.dense", "blocks/{l}/mlp/down"),
@@ -39,38 +41,40 @@ def _rows(top: str) -> tuple[Row, ...]:
   )
 
 
-HF_ROWS = (*_rows("vit"), *torch_linear("classifier", "head"))
+HF_ROWS = (*_create_rows("vit"), *torch_linear("classifier", "head"))
 # DeiT has two classifiers, or one that reads only the class token. In the second case the distillation token is a
 # register here.
 _BOTH = "head_distillation/kernel"
 DEIT_ROWS = (
-  *_rows("deit"),
-  Row("deit.embeddings.distillation_token", "distillation", "1 1 d -> d"),
-  Row("deit.embeddings.distillation_token", "registers", "1 r d -> r d"),
+  *_create_rows("deit"),
+  TensorRow("deit.embeddings.distillation_token", "distillation", "1 1 d -> d"),
+  TensorRow("deit.embeddings.distillation_token", "registers", "1 r d -> r d"),
   *(row._replace(beside=_BOTH) for row in torch_linear("cls_classifier", "head")),
   *torch_linear("distillation_classifier", "head_distillation"),
   *torch_linear("classifier", "head"),
 )
 
 
-def _named(top: str, tensors: Tensors) -> Tensors:
+def _rename_tensors(top: str, tensors: Tensors) -> Tensors:
   """Returns the tensors under the names of the rows, also for a model without a head or a model in memory."""
   bare = any(name.startswith("embeddings.") for name in tensors)  # the model was saved without a head
-  return with_words({f"{top}.{name}" if bare else name: tensor for name, tensor in tensors.items()}, _MEMORY)
+  return replace_words({f"{top}.{name}" if bare else name: tensor for name, tensor in tensors.items()}, _MEMORY)
 
 
-def _hf_names(tensors: Tensors, hints: Mapping) -> Tensors:
-  return folded(_named("vit", tensors), "vit.embeddings.cls_token", "vit.embeddings.position_embeddings", hints)
+def _convert_hf_names(tensors: Tensors, hints: Mapping) -> Tensors:
+  return fold_table(
+    _rename_tensors("vit", tensors), "vit.embeddings.cls_token", "vit.embeddings.position_embeddings", hints
+  )
 
 
 def _describe(top: str, tensors: Tensors, hints: Mapping, leading: int, **rest) -> Description:
   """Returns the model with the prefix `top`."""
   width, channels, patch, _ = tensors[f"{top}.{_FIRST}"].shape
-  depth = count(rf"{top}\.encoder\.layer\.(\d+)\.", tensors)
+  depth = count_layers(rf"{top}\.encoder\.layer\.(\d+)\.", tensors)
   hidden = tensors[f"{top}.encoder.layer.0.intermediate.dense.weight"].shape[0]
-  return describe(
+  return describe_vit(
     (patch, patch, channels, width),
-    (width, depth, heads_of(width, depth, hidden, hints), hidden),
+    (width, depth, find_heads(width, depth, hidden, hints), hidden),
     tensors[f"{top}.embeddings.position_embeddings"],
     tensors.get("classifier.bias"),
     hints,
@@ -93,18 +97,18 @@ def _is_deit(description: Description) -> bool:
   """Returns true if a model has a distillation token, or a register with a position, which is equivalent."""
   bound = description.arguments()
   token = bound["pool"] == "cls" and (bound["registers"], bound["position"]) == (1, "learned_all")
-  return kind(description) is None and (bound["pool"] == "distilled" or token)
+  return find_model_type(description) is None and (bound["pool"] == "distilled" or token)
 
 
-def _hf_finish(arrays: dict, description: Description) -> dict:
+def _finish_hf(arrays: dict, description: Description) -> dict:
   if arrays.keys() & {"vit.pooler.dense.bias", "deit.pooler.dense.bias"} and "classifier.bias" in arrays:
     raise ConfigError("layout 'hf' cannot store pre_logits before a head: its classifier reads the class token")
   return arrays
 
 
-def _hf_config(description: Description) -> dict:
+def _create_hf_config(description: Description) -> dict:
   """Returns the config.json that Transformers needs to build the model."""
-  bound, ours = description.arguments(), shapes(description)
+  bound, ours = description.arguments(), compute_shapes(description)
   width, heads, _ = ours["blocks/0/attention/query/kernel"]
   model = "DeiT" if _is_deit(description) else "ViT"
   classifier = "ForImageClassificationWithTeacher" if bound["pool"] == "distilled" else "ForImageClassification"
@@ -134,9 +138,9 @@ LAYOUTS = (
     rows=DEIT_ROWS,
     recognises=lambda tensors: any(f"{top}embeddings.distillation_token" in tensors for top in ("deit.", "")),
     describe=_describe_deit,
-    canonical=lambda tensors, hints: _named("deit", tensors),
-    beside=_hf_config,
-    finish=_hf_finish,
+    canonical=lambda tensors, hints: _rename_tensors("deit", tensors),
+    beside=_create_hf_config,
+    finish=_finish_hf,
     computes=PLAIN | {"pool": ("cls", "distilled"), "rotary": Choice("none"), "qkv_bias": "all"},
     position="learned",
     holds=_is_deit,
@@ -148,11 +152,11 @@ LAYOUTS = (
     rows=HF_ROWS,
     recognises=lambda tensors: any(f"{prefix}{_FIRST}" in tensors for prefix in ("vit.", "")),
     describe=lambda tensors, hints: _describe("vit", tensors, hints, leading=1),
-    canonical=_hf_names,
-    beside=_hf_config,
-    finish=_hf_finish,
+    canonical=_convert_hf_names,
+    beside=_create_hf_config,
+    finish=_finish_hf,
     computes=PLAIN | {"pool": "cls", "rotary": Choice("none"), "qkv_bias": "all"},
     position="learned",
-    holds=lambda description: kind(description) is None and not _is_deit(description),
+    holds=lambda description: find_model_type(description) is None and not _is_deit(description),
   ),
 )

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from vit_jax.importers.layout import Layout, Tensor, Tensors, shapes
-from vit_jax.importers.vit import back, count, first_block, heads_of, holding, with_words
-from vit_jax.importers.vit_eva import COMMON, EVA02_ROWS, TURNED_ROWS, frequencies_apart, frequencies_in_one
-from vit_jax.importers.vit_torch import PLAIN, describe_timm, mlp, out, packed
+from vit_jax.importers.layout import Layout, Tensor, Tensors, compute_shapes
+from vit_jax.importers.vit import count_layers, create_check, find_heads, invert_names, list_block_names, replace_words
+from vit_jax.importers.vit_eva import COMMON, EVA02_ROWS, TURNED_ROWS, join_frequencies, split_frequencies
+from vit_jax.importers.vit_torch import PLAIN, describe_timm, mlp_rows, output_rows, packed_qkv_rows
 from vit_jax.models import Description
 from vit_jax.models.published import modern
 from vit_jax.schema import Choice
@@ -29,7 +29,7 @@ _EVA02_NORMED = {
 }
 
 
-def _eva02_names(words: Mapping[str, str]) -> Callable[[Tensors, Mapping], Tensors]:
+def _create_eva02_conversion(words: Mapping[str, str]) -> Callable[[Tensors, Mapping], Tensors]:
   """Returns the function that converts names of EVA-02.
 
   After masked pre-training, the last norm applies to all patches. Other models have a head on the mean of the patches,
@@ -39,7 +39,7 @@ def _eva02_names(words: Mapping[str, str]) -> Callable[[Tensors, Mapping], Tenso
   def canonical(tensors, hints):
     masked = {"mask_token", "lm_head.weight"} & tensors.keys()
     last = {f"norm.{word}": f"fc_norm.{word}" for word in ("weight", "bias")} if masked else {}
-    return with_words({last.get(name, name): tensor for name, tensor in tensors.items()}, words)
+    return replace_words({last.get(name, name): tensor for name, tensor in tensors.items()}, words)
 
   return canonical
 
@@ -47,28 +47,30 @@ def _eva02_names(words: Mapping[str, str]) -> Callable[[Tensors, Mapping], Tenso
 # rope-vit.
 
 
-def _rope_vit_names(tensors: Tensors, hints: Mapping) -> Tensors:
+def _convert_rope_vit_names(tensors: Tensors, hints: Mapping) -> Tensors:
   """Converts the tensors of rope-vit, which has all frequencies in one tensor (2, L, H K / 2)."""
   whole = tensors["freqs"]
   width = tensors["patch_embed.proj.weight"].shape[0]
-  heads = heads_of(width, count(r"blocks\.(\d+)\.", tensors), tensors["blocks.0.mlp.fc1.weight"].shape[0], hints)
+  heads = find_heads(
+    width, count_layers(r"blocks\.(\d+)\.", tensors), tensors["blocks.0.mlp.fc1.weight"].shape[0], hints
+  )
   two, layers, pairs = whole.shape
   shape = (two, layers, heads, pairs // heads)
   apart = Tensor(shape, whole.dtype, lambda: np.asarray(whole).reshape(shape))
   rest = {name: tensor for name, tensor in tensors.items() if name != "freqs"}
-  return frequencies_apart({**rest, "rope.freqs": apart})
+  return split_frequencies({**rest, "rope.freqs": apart})
 
 
-def _rope_vit_finish(arrays: dict, description: Description) -> dict:
-  arrays = frequencies_in_one(arrays, "freqs")
+def _finish_rope_vit(arrays: dict, description: Description) -> dict:
+  arrays = join_frequencies(arrays, "freqs")
   return arrays | ({"freqs": arrays["freqs"].reshape(*arrays["freqs"].shape[:2], -1)} if "freqs" in arrays else {})
 
 
 # DeiT III. Rope-vit with fixed frequencies and a table has the same names.
 
 
-def _deit3(tensors):
-  own = {"gamma_1", "attn.qkv.bias", "norm1.bias"} <= first_block(tensors)
+def _matches_deit3(tensors):
+  own = {"gamma_1", "attn.qkv.bias", "norm1.bias"} <= list_block_names(tensors)
   return own and "pos_embed" in tensors and not {"freqs", "rope.freqs", "reg_token"} & tensors.keys()
 
 
@@ -76,7 +78,7 @@ def _is_deit3(tensors: Tensors, hints: Mapping) -> bool:
   return "rope" not in str(hints.get("name", "")) and "turning" not in hints
 
 
-def _deit3_or_rope_vit(tensors: Tensors, hints: Mapping) -> list[str]:
+def _find_deit3_doubts(tensors: Tensors, hints: Mapping) -> list[str]:
   if "deit" in str(hints.get("name", "")):
     return []
   text = "read as DeiT III; rope-vit with fixed frequencies and a table has the same tensors"
@@ -85,21 +87,21 @@ def _deit3_or_rope_vit(tensors: Tensors, hints: Mapping) -> list[str]:
 
 _DEIT3_ROWS = (
   *COMMON,
-  *packed("blocks.{l}.attn.qkv", "blocks/{l}/attention"),
-  *out("blocks.{l}.attn.proj", "blocks/{l}/attention/out"),
-  *mlp("blocks.{l}.mlp", "blocks/{l}/mlp"),
+  *packed_qkv_rows("blocks.{l}.attn.qkv", "blocks/{l}/attention"),
+  *output_rows("blocks.{l}.attn.proj", "blocks/{l}/attention/out"),
+  *mlp_rows("blocks.{l}.mlp", "blocks/{l}/mlp"),
 )
 
 
 # ViT-5.
 
 
-def _vit5_finish(arrays: dict, description: Description) -> dict:
+def _finish_vit5(arrays: dict, description: Description) -> dict:
   """Returns the tensors with the frequencies that ViT-5 stores in every block."""
-  size = shapes(description)["blocks/0/attention/query/kernel"][2]
+  size = compute_shapes(description)["blocks/0/attention/query/kernel"][2]
   rotary = description.arguments()["rotary"].args
   power = (np.arange(0, size // 2, 2, dtype=np.float32) / np.float32(size // 2)).astype(np.float64)
-  for layer in range(count(r"blocks\.(\d+)\.", arrays)):
+  for layer in range(count_layers(r"blocks\.(\d+)\.", arrays)):
     for name, key in (("rope", "temperature"), ("rope_reg", "registers")):
       arrays[f"blocks.{layer}.attn.{name}.freqs"] = 1 / (rotary[key] ** power).astype(np.float32)
   return arrays
@@ -113,15 +115,17 @@ LAYOUTS = (
     family="vit",
     resampling="bicubic",
     rows=TURNED_ROWS,
-    recognises=lambda tensors: {"mlp.w12.weight", "attn.qkv.weight"} <= first_block(tensors) and "cls_token" in tensors,
+    recognises=lambda tensors: (
+      {"mlp.w12.weight", "attn.qkv.weight"} <= list_block_names(tensors) and "cls_token" in tensors
+    ),
     describe=lambda tensors, hints: describe_timm(tensors, hints, modern.EVA02),
-    canonical=_eva02_names(_EVA02),
-    finish=lambda arrays, description: with_words(arrays, back(_EVA02)),
+    canonical=_create_eva02_conversion(_EVA02),
+    finish=lambda arrays, description: replace_words(arrays, invert_names(_EVA02)),
     computes=PLAIN | {"position": "learned"},
     ignored=r"(.*\.)?rope\.freqs_(cos|sin)",
     untaken=r"lm_head\..*",
     position="learned",
-    holds=holding(modern.EVA02, mlp="swiglu", registers=0, **_GATED),
+    holds=create_check(modern.EVA02, mlp="swiglu", registers=0, **_GATED),
   ),
   Layout(
     name="eva02",
@@ -129,43 +133,43 @@ LAYOUTS = (
     resampling="bicubic",
     rows=EVA02_ROWS,
     recognises=lambda tensors: (
-      {"mlp.w1.weight", "attn.q_proj.weight"} <= first_block(tensors) and "cls_token" in tensors
+      {"mlp.w1.weight", "attn.q_proj.weight"} <= list_block_names(tensors) and "cls_token" in tensors
     ),
     describe=lambda tensors, hints: describe_timm(tensors, hints, modern.EVA02),
-    canonical=_eva02_names(_EVA02_NORMED),
-    finish=lambda arrays, description: with_words(arrays, back(_EVA02_NORMED)),
+    canonical=_create_eva02_conversion(_EVA02_NORMED),
+    finish=lambda arrays, description: replace_words(arrays, invert_names(_EVA02_NORMED)),
     computes=PLAIN | {"position": "learned"},
     ignored=r"(.*\.)?rope\.freqs_(cos|sin)",
     untaken=r"lm_head\..*",
     position="learned",
-    holds=holding(modern.EVA02, mlp="swiglu_normed", registers=0, **_GATED),
+    holds=create_check(modern.EVA02, mlp="swiglu_normed", registers=0, **_GATED),
   ),
   Layout(
     name="rope_vit",
     family="vit",
     resampling="bicubic",
     rows=TURNED_ROWS,
-    recognises=lambda tensors: "freqs" in tensors and "gamma_1" in first_block(tensors),
+    recognises=lambda tensors: "freqs" in tensors and "gamma_1" in list_block_names(tensors),
     describe=lambda tensors, hints: describe_timm(tensors, hints, modern.MIXED),
-    canonical=_rope_vit_names,
-    finish=_rope_vit_finish,
+    canonical=_convert_rope_vit_names,
+    finish=_finish_rope_vit,
     computes=PLAIN | {"position": ("learned_patches", "none"), "eps": 1e-6, "gelu": "erf"},
     ignored=r"freqs_t_[xy]",
     position="learned_patches",
-    holds=holding(Choice("mixed"), modern.ROPE_VIT, mlp="gelu", qkv_bias="all", pool="cls", registers=0),
+    holds=create_check(Choice("mixed"), modern.ROPE_VIT, mlp="gelu", qkv_bias="all", pool="cls", registers=0),
   ),
   Layout(
     name="deit3",
     family="vit",
     resampling="bicubic",
     rows=_DEIT3_ROWS,
-    recognises=_deit3,
+    recognises=_matches_deit3,
     fits=_is_deit3,
-    doubts=_deit3_or_rope_vit,
+    doubts=_find_deit3_doubts,
     describe=describe_timm,
     computes=PLAIN | {"position": "learned_patches", "eps": 1e-6, "gelu": "erf"},
     position="learned_patches",
-    holds=holding(Choice("none"), mlp="gelu", qkv_bias="all", pool="cls", registers=0),
+    holds=create_check(Choice("none"), mlp="gelu", qkv_bias="all", pool="cls", registers=0),
   ),
   Layout(
     name="vit5",
@@ -173,14 +177,14 @@ LAYOUTS = (
     resampling="bicubic",
     rows=TURNED_ROWS,
     recognises=lambda tensors: (
-      {"gamma_1", "attn.q_norm.weight", "norm1.weight"} <= first_block(tensors)
-      and not {"norm1.bias", "attn.q_norm.bias"} & first_block(tensors)
+      {"gamma_1", "attn.q_norm.weight", "norm1.weight"} <= list_block_names(tensors)
+      and not {"norm1.bias", "attn.q_norm.bias"} & list_block_names(tensors)
     ),
     describe=lambda tensors, hints: describe_timm(tensors, hints, modern.VIT5),
-    finish=_vit5_finish,
+    finish=_finish_vit5,
     computes={**PLAIN, "norm": "rms", "position": ("learned_patches", "none"), "eps": 1e-6, "gelu": "erf"},
     ignored=r"blocks\.\d+\.attn\.rope(_reg)?\.freqs",
     position="learned_patches",
-    holds=holding(modern.VIT5, mlp="gelu", norm="rms", qk_norm="rms", qkv_bias="none", pool="cls"),
+    holds=create_check(modern.VIT5, mlp="gelu", norm="rms", qk_norm="rms", qkv_bias="none", pool="cls"),
   ),
 )

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vit_jax.importers.hub_transformers import check, written
-from vit_jax.importers.layout import Layout, Row, Tensor, Tensors, torch_conv, torch_linear, torch_norm
-from vit_jax.importers.vit import ATTENTION, count, describe, heads_of
-from vit_jax.importers.vit_torch import out
-from vit_jax.importers.vit_transformers import ONLY, apart, holds
+from vit_jax.importers.hub_transformers import check_model, create_config
+from vit_jax.importers.layout import Layout, Tensor, TensorRow, Tensors, torch_conv, torch_linear, torch_norm
+from vit_jax.importers.vit import ATTENTION, count_layers, describe_vit, find_heads
+from vit_jax.importers.vit_torch import output_rows
+from vit_jax.importers.vit_transformers import ONLY, create_type_check, separate_head_rows
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError
 
@@ -19,24 +19,24 @@ _TOWER, _POOL = "vision_model.encoder.layers.{l}", "vision_model.head"
 _PLACES = "vision_model.embeddings.position_embedding.weight"
 SIGLIP_ROWS = (
   *torch_conv("vision_model.embeddings.patch_embedding", "embedding"),
-  Row(_PLACES, "position/table", "n d -> n d"),
+  TensorRow(_PLACES, "position/table", "n d -> n d"),
   *torch_norm(f"{_TOWER}.layer_norm1", "blocks/{l}/norm1"),
-  *apart(f"{_TOWER}.self_attn", "blocks/{l}/attention", ("q_proj", "k_proj", "v_proj")),
-  *out(f"{_TOWER}.self_attn.out_proj", "blocks/{l}/attention/out"),
+  *separate_head_rows(f"{_TOWER}.self_attn", "blocks/{l}/attention", ("q_proj", "k_proj", "v_proj")),
+  *output_rows(f"{_TOWER}.self_attn.out_proj", "blocks/{l}/attention/out"),
   *torch_norm(f"{_TOWER}.layer_norm2", "blocks/{l}/norm2"),
   *torch_linear(f"{_TOWER}.mlp.fc1", "blocks/{l}/mlp/up"),
   *torch_linear(f"{_TOWER}.mlp.fc2", "blocks/{l}/mlp/down"),
   *torch_norm("vision_model.post_layernorm", "norm"),
-  Row(f"{_POOL}.probe", "pool/probe", "1 1 d -> d"),
-  Row(
+  TensorRow(f"{_POOL}.probe", "pool/probe", "1 1 d -> d"),
+  TensorRow(
     f"{_POOL}.attention.in_proj_weight",
     tuple(f"pool/attention/{part}/kernel" for part in ATTENTION),
     "(t h k) d -> t d h k",
   ),
-  Row(
+  TensorRow(
     f"{_POOL}.attention.in_proj_bias", tuple(f"pool/attention/{part}/bias" for part in ATTENTION), "(t h k) -> t h k"
   ),
-  *out(f"{_POOL}.attention.out_proj", "pool/attention/out"),
+  *output_rows(f"{_POOL}.attention.out_proj", "pool/attention/out"),
   *torch_norm(f"{_POOL}.layernorm", "pool/norm"),
   *torch_linear(f"{_POOL}.mlp.fc1", "pool/mlp/up"),
   *torch_linear(f"{_POOL}.mlp.fc2", "pool/mlp/down"),
@@ -44,7 +44,7 @@ SIGLIP_ROWS = (
 )
 
 
-def _siglip_names(tensors: Tensors, hints: Mapping) -> Tensors:
+def _convert_siglip_names(tensors: Tensors, hints: Mapping) -> Tensors:
   bare = any(name.startswith("embeddings.") for name in tensors)
   if bare:
     tensors = {f"vision_model.{name}": tensor for name, tensor in tensors.items()}
@@ -57,7 +57,7 @@ def _siglip_names(tensors: Tensors, hints: Mapping) -> Tensors:
   return tensors
 
 
-def _unneeded(tensors: Tensors) -> dict[str, list[str]]:
+def _find_unneeded(tensors: Tensors) -> dict[str, list[str]]:
   """Returns the pooling next to a classifier. Only the model without a classifier uses this pooling."""
   pooling = [name for name in tensors if name.startswith(f"{_POOL}.")]
   return {"because the classifier reads the mean of the patches": pooling} if "classifier.weight" in tensors else {}
@@ -65,12 +65,12 @@ def _unneeded(tensors: Tensors) -> dict[str, list[str]]:
 
 def _describe_siglip(tensors: Tensors, hints: Mapping) -> Description:
   width, channels, patch, _ = tensors["vision_model.embeddings.patch_embedding.weight"].shape
-  depth = count(r"vision_model\.encoder\.layers\.(\d+)\.", tensors)
+  depth = count_layers(r"vision_model\.encoder\.layers\.(\d+)\.", tensors)
   hidden, _ = tensors["vision_model.encoder.layers.0.mlp.fc1.weight"].shape
   table = tensors[_PLACES]
-  return describe(
+  return describe_vit(
     (patch, patch, channels, width),
-    (width, depth, heads_of(width, depth, hidden, hints), hidden),
+    (width, depth, find_heads(width, depth, hidden, hints), hidden),
     Tensor((1, *table.shape), table.dtype, lambda: np.asarray(table)[None]),
     tensors.get("classifier.bias"),
     hints,
@@ -81,8 +81,8 @@ def _describe_siglip(tensors: Tensors, hints: Mapping) -> Description:
   )
 
 
-def _siglip_finish(arrays: dict, description: Description) -> dict:
-  check(description, square=True)
+def _finish_siglip(arrays: dict, description: Description) -> dict:
+  check_model(description, square=True)
   return arrays
 
 
@@ -96,13 +96,13 @@ LAYOUTS = (
       name.removeprefix("vision_model.") == "embeddings.patch_embedding.weight" for name in tensors
     ),
     describe=_describe_siglip,
-    canonical=_siglip_names,
-    finish=_siglip_finish,
-    beside=written,
+    canonical=_convert_siglip_names,
+    finish=_finish_siglip,
+    beside=create_config,
     computes=ONLY | {"rotary": Choice("none"), "qkv_bias": "all"},
     ignored=r"text_model\..*|logit_scale|logit_bias|(vision_model\.)?embeddings\.position_ids",
-    unneeded=_unneeded,
-    holds=holds("siglip"),
+    unneeded=_find_unneeded,
+    holds=create_type_check("siglip"),
     position="learned",
   ),
 )

@@ -7,20 +7,20 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vit_jax.importers.layout import Layout, Row, torch_conv, torch_linear, torch_norm
+from vit_jax.importers.layout import Layout, TensorRow, torch_conv, torch_linear, torch_norm
 from vit_jax.importers.tensors import Tensor, Tensors
 from vit_jax.importers.vit import (
   ATTENTION,
-  count,
-  counting_tokens,
-  describe,
-  described,
+  add_token_rows,
+  count_layers,
+  describe_vit,
+  find_description,
+  find_gelu,
+  find_heads,
+  find_position,
+  find_stated_model,
   fold_token,
-  gelu_of,
-  has_rows,
-  heads_of,
-  position_of,
-  published_as,
+  has_token_rows,
 )
 from vit_jax.models import Description
 from vit_jax.schema import Choice
@@ -28,7 +28,7 @@ from vit_jax.schema import Choice
 # Rows.
 
 
-def packed(theirs: str, ours: str, neighbours: bool = False) -> tuple[Row, ...]:
+def packed_qkv_rows(theirs: str, ours: str, neighbours: bool = False) -> tuple[TensorRow, ...]:
   """Returns the rows for query, key and value in one matrix of PyTorch, with rows in this order and by head.
 
   The first two arguments are those of `layout.torch_linear`.
@@ -41,42 +41,42 @@ def packed(theirs: str, ours: str, neighbours: bool = False) -> tuple[Row, ...]:
   paths = tuple(f"{ours}/{part}" for part in ATTENTION)
   inside, here = ("k two", "(two k)") if neighbours else ("k", "k")
   return (
-    Row(f"{theirs}.weight", tuple(f"{path}/kernel" for path in paths), f"(t h {inside}) d -> t d h {here}"),
-    Row(f"{theirs}.bias", tuple(f"{path}/bias" for path in paths), f"(t h {inside}) -> t h {here}"),
+    TensorRow(f"{theirs}.weight", tuple(f"{path}/kernel" for path in paths), f"(t h {inside}) d -> t d h {here}"),
+    TensorRow(f"{theirs}.bias", tuple(f"{path}/bias" for path in paths), f"(t h {inside}) -> t h {here}"),
   )
 
 
-def out(theirs: str, ours: str, neighbours: bool = False) -> tuple[Row, ...]:
-  """Returns the rows for the projection after attention, with the order of values as in `packed`.
+def output_rows(theirs: str, ours: str, neighbours: bool = False) -> tuple[TensorRow, ...]:
+  """Returns the rows for the projection after attention, with the order of values as in `packed_qkv_rows`.
 
-  The arguments are those of `packed`.
+  The arguments are those of `packed_qkv_rows`.
   """
   inside, here = ("k two", "(two k)") if neighbours else ("k", "k")
   return (
-    Row(f"{theirs}.weight", f"{ours}/kernel", f"d (h {inside}) -> h {here} d"),
-    Row(f"{theirs}.bias", f"{ours}/bias", "d -> d"),
+    TensorRow(f"{theirs}.weight", f"{ours}/kernel", f"d (h {inside}) -> h {here} d"),
+    TensorRow(f"{theirs}.bias", f"{ours}/bias", "d -> d"),
   )
 
 
-def mlp(theirs: str, ours: str) -> tuple[Row, ...]:
+def mlp_rows(theirs: str, ours: str) -> tuple[TensorRow, ...]:
   """Returns the rows for the MLP of timm. The first matrix may also contain the gate, in front.
 
   The arguments are those of `layout.torch_linear`.
   """
   gated = (f"{ours}/gate", f"{ours}/up")
   return (
-    Row(f"{theirs}.fc1.weight", tuple(f"{path}/kernel" for path in gated), "(t f) d -> t d f"),
-    Row(f"{theirs}.fc1.bias", tuple(f"{path}/bias" for path in gated), "(t f) -> t f"),
+    TensorRow(f"{theirs}.fc1.weight", tuple(f"{path}/kernel" for path in gated), "(t f) d -> t d f"),
+    TensorRow(f"{theirs}.fc1.bias", tuple(f"{path}/bias" for path in gated), "(t f) -> t f"),
     *torch_linear(f"{theirs}.fc1", f"{ours}/up"),
     *torch_linear(f"{theirs}.fc2", f"{ours}/down"),
   )
 
 
 AROUND = (  # parameters outside of the blocks, in both classes of timm
-  Row("cls_token", "cls", "1 1 d -> d"),
-  Row("dist_token", "distillation", "1 1 d -> d"),
-  Row("reg_token", "registers", "1 r d -> r d"),
-  Row("pos_embed", "position/table", "1 n d -> n d"),
+  TensorRow("cls_token", "cls", "1 1 d -> d"),
+  TensorRow("dist_token", "distillation", "1 1 d -> d"),
+  TensorRow("reg_token", "registers", "1 r d -> r d"),
+  TensorRow("pos_embed", "position/table", "1 n d -> n d"),
   *torch_conv("patch_embed.proj", "embedding"),
   *torch_norm("norm", "norm"),
   *torch_norm("fc_norm", "pool_norm"),
@@ -86,26 +86,28 @@ AROUND = (  # parameters outside of the blocks, in both classes of timm
 TIMM_ROWS = (
   *AROUND,
   *torch_norm("blocks.{l}.norm1", "blocks/{l}/norm1"),
-  *packed("blocks.{l}.attn.qkv", "blocks/{l}/attention"),
+  *packed_qkv_rows("blocks.{l}.attn.qkv", "blocks/{l}/attention"),
   *torch_norm("blocks.{l}.attn.q_norm", "blocks/{l}/attention/query_norm"),
   *torch_norm("blocks.{l}.attn.k_norm", "blocks/{l}/attention/key_norm"),
   *(
-    Row(f"blocks.{{l}}.attn.lambda_{kind[0]}{half}", f"blocks/{{l}}/attention/difference/{kind}{half}", "k -> k")
+    TensorRow(f"blocks.{{l}}.attn.lambda_{kind[0]}{half}", f"blocks/{{l}}/attention/difference/{kind}{half}", "k -> k")
     for half in (1, 2)
     for kind in ("query", "key")
   ),
   *torch_norm("blocks.{l}.attn.sub_norm", "blocks/{l}/attention/difference/norm"),
-  *out("blocks.{l}.attn.proj", "blocks/{l}/attention/out"),
-  Row("blocks.{l}.ls1.gamma", "blocks/{l}/layer_scale1", "d -> d"),
+  *output_rows("blocks.{l}.attn.proj", "blocks/{l}/attention/out"),
+  TensorRow("blocks.{l}.ls1.gamma", "blocks/{l}/layer_scale1", "d -> d"),
   *torch_norm("blocks.{l}.norm2", "blocks/{l}/norm2"),
-  *mlp("blocks.{l}.mlp", "blocks/{l}/mlp"),
-  Row("blocks.{l}.ls2.gamma", "blocks/{l}/layer_scale2", "d -> d"),
-  Row("attn_pool.latent", "pool/probe", "1 1 d -> d"),
-  Row("attn_pool.q.weight", "pool/attention/query/kernel", "(h k) d -> d h k"),
-  Row("attn_pool.q.bias", "pool/attention/query/bias", "(h k) -> h k"),
-  Row("attn_pool.kv.weight", ("pool/attention/key/kernel", "pool/attention/value/kernel"), "(t h k) d -> t d h k"),
-  Row("attn_pool.kv.bias", ("pool/attention/key/bias", "pool/attention/value/bias"), "(t h k) -> t h k"),
-  *out("attn_pool.proj", "pool/attention/out"),
+  *mlp_rows("blocks.{l}.mlp", "blocks/{l}/mlp"),
+  TensorRow("blocks.{l}.ls2.gamma", "blocks/{l}/layer_scale2", "d -> d"),
+  TensorRow("attn_pool.latent", "pool/probe", "1 1 d -> d"),
+  TensorRow("attn_pool.q.weight", "pool/attention/query/kernel", "(h k) d -> d h k"),
+  TensorRow("attn_pool.q.bias", "pool/attention/query/bias", "(h k) -> h k"),
+  TensorRow(
+    "attn_pool.kv.weight", ("pool/attention/key/kernel", "pool/attention/value/kernel"), "(t h k) d -> t d h k"
+  ),
+  TensorRow("attn_pool.kv.bias", ("pool/attention/key/bias", "pool/attention/value/bias"), "(t h k) -> t h k"),
+  *output_rows("attn_pool.proj", "pool/attention/out"),
   *torch_norm("attn_pool.norm", "pool/norm"),
   *torch_linear("attn_pool.mlp.fc1", "pool/mlp/up"),
   *torch_linear("attn_pool.mlp.fc2", "pool/mlp/down"),
@@ -118,7 +120,7 @@ TIMM_ROWS = (
 _TOKENS = ("cls_token", "dist_token")
 
 
-def part(whole, shape: tuple[int, ...], take: slice | tuple) -> Tensor:
+def slice_lazily(whole, shape: tuple[int, ...], take: slice | tuple) -> Tensor:
   """Returns a slice of a tensor in a file, which is read when its values are used.
 
   Args:
@@ -129,7 +131,7 @@ def part(whole, shape: tuple[int, ...], take: slice | tuple) -> Tensor:
   return Tensor(shape, whole.dtype, lambda: np.asarray(whole)[take])
 
 
-def with_rows(tensors: Tensors, hints: Mapping) -> Tensors:
+def restore_table(tensors: Tensors, hints: Mapping) -> Tensors:
   """Returns the tensors with the position table of the model that this project described next to them.
 
   The table of that model may have rows for additional tokens. They are added.
@@ -138,11 +140,11 @@ def with_rows(tensors: Tensors, hints: Mapping) -> Tensors:
     tensors: tensors by name.
     hints: hints that may contain the description.
   """
-  header = described(hints)
+  header = find_description(hints)
   if header is None or header.arguments().get("position") != "learned":
     return tensors
   patch = tensors["patch_embed.proj.weight"].shape[-1]
-  return counting_tokens(_fold_registers(tensors, patch, hints), "pos_embed", _TOKENS, patch, hints, usually=True)
+  return add_token_rows(_fold_registers(tensors, patch, hints), "pos_embed", _TOKENS, patch, hints, usually=True)
 
 
 def _fold_registers(tensors, patch, hints):
@@ -152,7 +154,7 @@ def _fold_registers(tensors, patch, hints):
   registers, table = tensors["reg_token"], tensors["pos_embed"]
   first = sum(name in tensors for name in _TOKENS)
   _, count, width = registers.shape
-  if not has_rows(table, first + count, patch, hints, usually=False):
+  if not has_token_rows(table, first + count, patch, hints, usually=False):
     return tensors
 
   def folded():
@@ -177,25 +179,25 @@ def describe_timm(
     tensors: tensors by name.
     hints: facts that the tensors do not determine.
     rotary: rotary positions of the code, or None.
-    rows: tokens with rows in the position table, in the form of `position_of`. None determines them from the table.
+    rows: tokens with rows in the position table, in the form of `find_position`. None determines them from the table.
     **rest: arguments of the model that only this layout has.
   """
   width, channels, patch, _ = tensors["patch_embed.proj.weight"].shape
-  depth, (hidden, mlp) = count(r"blocks\.(\d+)\.", tensors), _mlp(tensors)
-  known = published_as(hints)
+  depth, (hidden, mlp) = count_layers(r"blocks\.(\d+)\.", tensors), _describe_mlp(tensors)
+  known = find_stated_model(hints)
   usual, near = (known[1].defaults, known[1].row[0]) if known else ({}, ())
   if (difference := tensors.get("blocks.0.attn.sub_norm.weight")) is not None:
     heads = width // difference.shape[0]
   elif "heads" not in hints and (width, hidden) == (*near[:1], *near[3:]):
     heads = near[2]
   else:
-    heads = heads_of(width, depth, hidden, hints, mlp is not None)
+    heads = find_heads(width, depth, hidden, hints, mlp is not None)
   registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
   leading = sum(name in tensors for name in _TOKENS)
-  position, before = rows or position_of(tensors.get("pos_embed"), leading, registers, patch, hints)
+  position, before = rows or find_position(tensors.get("pos_embed"), leading, registers, patch, hints)
   centred = rotary is not None and rotary.name == "dinov3"
-  pool = _pool(tensors, hints, usual.get("pool", "gap" if centred else "cls"), centred)
-  return describe(
+  pool = _describe_pool(tensors, hints, usual.get("pool", "gap" if centred else "cls"), centred)
+  return describe_vit(
     (patch, patch, channels, width),
     (width, depth, heads, hidden),
     tensors.get("pos_embed"),
@@ -210,14 +212,14 @@ def describe_timm(
       "position": position,
       "rotary": rotary,
       "pre_logits": tensors["pre_logits.fc.bias"].shape[0] if "pre_logits.fc.bias" in tensors else None,
-      "gelu": hints.get("gelu") or gelu_of(hints),
+      "gelu": hints.get("gelu") or find_gelu(hints),
       "eps": hints.get("norm_eps") or usual.get("eps") or (1e-5 if centred and "turning" not in hints else 1e-6),
       "mlp": mlp,
       "norm": "rms" if "blocks.0.norm1.weight" in tensors and "blocks.0.norm1.bias" not in tensors else None,
       "norm_pooled": True if "fc_norm.weight" in tensors else None,
       "layer_scale": 1e-4 if tensors.keys() & _SCALES else None,
     }
-    | _attention(tensors)
+    | _describe_attention(tensors)
     | rest,
   )
 
@@ -225,8 +227,8 @@ def describe_timm(
 _SCALES = {"blocks.0.ls1.gamma", "blocks.0.gamma_1", "blocks.0.ls.gamma"}
 
 
-def _mlp(tensors):
-  """Returns (hidden width, argument `mlp` of the model or None for the default)."""
+def _describe_mlp(tensors):
+  """Returns (hidden width, argument `mlp_rows` of the model or None for the default)."""
   gate = tensors.get("blocks.0.mlp.fc1_g.weight")
   first, second = tensors["blocks.0.mlp.fc1.weight"] if gate is None else gate, tensors["blocks.0.mlp.fc2.weight"]
   if gate is None and first.shape[0] != 2 * second.shape[1]:
@@ -234,7 +236,7 @@ def _mlp(tensors):
   return second.shape[1], "swiglu_normed" if "blocks.0.mlp.norm.weight" in tensors else "swiglu"
 
 
-def _attention(tensors):
+def _describe_attention(tensors):
   """Returns the arguments of the model that the tensors of attention determine."""
   names = {name.removeprefix("blocks.0.attn.") for name in tensors if name.startswith("blocks.0.attn.")}
   biased = "query_value" if names & {"q_bias", "q_proj.bias"} else "none"
@@ -247,7 +249,7 @@ def _attention(tensors):
   }
 
 
-def _pool(tensors, hints, usual, free):
+def _describe_pool(tensors, hints, usual, free):
   """Returns the input of the head.
 
   For a model with a class token, the input is `usual`, unless a norm or the files next to the weights specify another
@@ -287,7 +289,7 @@ def finish_timm(arrays: dict, description: Description) -> dict:
 PLAIN = {"position_at": "input", "norm_order": "pre", "norm": "layer"}
 
 
-def turns(description: Description) -> bool:
+def needs_eva(description: Description) -> bool:
   """Returns true if timm builds the model with its class EVA."""
   bound = description.arguments()
   return bound["rotary"].name != "none" or bound["qkv_bias"] == "query_value" or bound["norm_order"] == "post"
@@ -301,9 +303,9 @@ LAYOUTS = (
     rows=TIMM_ROWS,
     recognises=lambda tensors: "patch_embed.proj.weight" in tensors and "blocks.0.attn.qkv.weight" in tensors,
     describe=describe_timm,
-    canonical=with_rows,
+    canonical=restore_table,
     finish=finish_timm,
     computes=PLAIN,
-    holds=lambda description: not turns(description) and description.arguments()["norm_order"] != "parallel",
+    holds=lambda description: not needs_eva(description) and description.arguments()["norm_order"] != "parallel",
   ),
 )

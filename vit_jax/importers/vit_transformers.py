@@ -9,19 +9,19 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from vit_jax.importers.hub_transformers import check, kind, written
-from vit_jax.importers.layout import (
-  Layout,
-  Row,
-  Tensor,
-  Tensors,
-  torch_conv,
-  torch_linear,
-  torch_norm,
+from vit_jax.importers.hub_transformers import check_model, create_config, find_model_type
+from vit_jax.importers.layout import Layout, Tensor, TensorRow, Tensors, torch_conv, torch_linear, torch_norm
+from vit_jax.importers.tensors import join_tensors
+from vit_jax.importers.vit import (
+  ATTENTION,
+  count_layers,
+  describe_vit,
+  find_description,
+  find_heads,
+  fold_token,
+  replace_words,
 )
-from vit_jax.importers.tensors import joined
-from vit_jax.importers.vit import ATTENTION, count, describe, described, fold_token, heads_of, with_words
-from vit_jax.importers.vit_torch import PLAIN, out
+from vit_jax.importers.vit_torch import PLAIN, output_rows
 from vit_jax.models import Description
 from vit_jax.models.published import modern
 from vit_jax.schema import Choice, ConfigError
@@ -29,7 +29,7 @@ from vit_jax.schema import Choice, ConfigError
 # Rows.
 
 
-def apart(theirs: str, ours: str, names: tuple[str, str, str]) -> tuple[Row, ...]:
+def separate_head_rows(theirs: str, ours: str, names: tuple[str, str, str]) -> tuple[TensorRow, ...]:
   """Returns the rows for query, key and value in separate matrices, with rows by head.
 
   The first two arguments are those of `layout.torch_linear`.
@@ -41,31 +41,31 @@ def apart(theirs: str, ours: str, names: tuple[str, str, str]) -> tuple[Row, ...
     row
     for name, part in zip(names, ATTENTION, strict=True)
     for row in (
-      Row(f"{theirs}.{name}.weight", f"{ours}/{part}/kernel", "(h k) d -> d h k"),
-      Row(f"{theirs}.{name}.bias", f"{ours}/{part}/bias", "(h k) -> h k"),
+      TensorRow(f"{theirs}.{name}.weight", f"{ours}/{part}/kernel", "(h k) d -> d h k"),
+      TensorRow(f"{theirs}.{name}.bias", f"{ours}/{part}/bias", "(h k) -> h k"),
     )
   )
 
 
-def _block(theirs: str) -> tuple[Row, ...]:
+def _block_rows(theirs: str) -> tuple[TensorRow, ...]:
   """Returns the rows that DINOv2 and DINOv3 have in common."""
   return (
     *torch_norm(f"{theirs}.norm1", "blocks/{l}/norm1"),
     *torch_norm(f"{theirs}.norm2", "blocks/{l}/norm2"),
-    *(Row(f"{theirs}.layer_scale{i}.lambda1", f"blocks/{{l}}/layer_scale{i}", "d -> d") for i in (1, 2)),
+    *(TensorRow(f"{theirs}.layer_scale{i}.lambda1", f"blocks/{{l}}/layer_scale{i}", "d -> d") for i in (1, 2)),
   )
 
 
 _TOKENS = (
-  Row("embeddings.cls_token", "cls", "1 1 d -> d"),
-  Row("embeddings.register_tokens", "registers", "1 r d -> r d"),
+  TensorRow("embeddings.cls_token", "cls", "1 1 d -> d"),
+  TensorRow("embeddings.register_tokens", "registers", "1 r d -> r d"),
 )
 _TABLE = "embeddings.position_embeddings"
 _LAYER = "encoder.layer.{l}"
 _GATED = ("blocks/{l}/mlp/gate", "blocks/{l}/mlp/up")
 _GATED_MLP = (  # MLP of the giant models, with the gate in front
-  Row(f"{_LAYER}.mlp.weights_in.weight", tuple(f"{path}/kernel" for path in _GATED), "(t f) d -> t d f"),
-  Row(f"{_LAYER}.mlp.weights_in.bias", tuple(f"{path}/bias" for path in _GATED), "(t f) -> t f"),
+  TensorRow(f"{_LAYER}.mlp.weights_in.weight", tuple(f"{path}/kernel" for path in _GATED), "(t f) d -> t d f"),
+  TensorRow(f"{_LAYER}.mlp.weights_in.bias", tuple(f"{path}/bias" for path in _GATED), "(t f) -> t f"),
   *(
     row._replace(beside="blocks/{l}/mlp/gate/kernel")
     for row in torch_linear(f"{_LAYER}.mlp.weights_out", "blocks/{l}/mlp/down")
@@ -73,11 +73,11 @@ _GATED_MLP = (  # MLP of the giant models, with the gate in front
 )
 DINOV2_ROWS = (
   *_TOKENS,
-  Row(_TABLE, "position/table", "1 n d -> n d"),
+  TensorRow(_TABLE, "position/table", "1 n d -> n d"),
   *torch_conv("embeddings.patch_embeddings.projection", "embedding"),
-  *_block(_LAYER),
-  *apart(f"{_LAYER}.attention.attention", "blocks/{l}/attention", ATTENTION),
-  *out(f"{_LAYER}.attention.output.dense", "blocks/{l}/attention/out"),
+  *_block_rows(_LAYER),
+  *separate_head_rows(f"{_LAYER}.attention.attention", "blocks/{l}/attention", ATTENTION),
+  *output_rows(f"{_LAYER}.attention.output.dense", "blocks/{l}/attention/out"),
   *_GATED_MLP,
   *torch_linear(f"{_LAYER}.mlp.fc1", "blocks/{l}/mlp/up"),
   *torch_linear(f"{_LAYER}.mlp.fc2", "blocks/{l}/mlp/down"),
@@ -87,9 +87,9 @@ DINOV2_ROWS = (
 DINOV3_ROWS = (
   *_TOKENS,
   *torch_conv("embeddings.patch_embeddings", "embedding"),
-  *_block("layer.{l}"),
-  *apart("layer.{l}.attention", "blocks/{l}/attention", ("q_proj", "k_proj", "v_proj")),
-  *out("layer.{l}.attention.o_proj", "blocks/{l}/attention/out"),
+  *_block_rows("layer.{l}"),
+  *separate_head_rows("layer.{l}.attention", "blocks/{l}/attention", ("q_proj", "k_proj", "v_proj")),
+  *output_rows("layer.{l}.attention.o_proj", "blocks/{l}/attention/out"),
   *(
     row
     for part in ("gate", "up", "down")
@@ -112,45 +112,49 @@ _BARE = ("dinov2.", "dinov2_with_registers.")  # prefixes of a model with a head
 _SCALE = "encoder.layer.0.layer_scale1.lambda1"
 
 
-def _bare(tensors: Tensors) -> Tensors:
+def _remove_prefix(tensors: Tensors) -> Tensors:
   """Returns the tensors with the names of a model without a head."""
   for prefix in _BARE:
     tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
   return tensors
 
 
-def _dinov2_names(tensors: Tensors, hints: Mapping) -> Tensors:
+def _convert_dinov2_names(tensors: Tensors, hints: Mapping) -> Tensors:
   if any(name.startswith("classifier.") for name in tensors):
     raise ConfigError(
       "a classifier of DINOv2 reads class token and mean of the patches, side by side, which no head here supports. "
       "Convert the model without it: Dinov2Model.from_pretrained(...).save_pretrained(...)"
     )
-  named = _gates(with_words(_without_none(_bare(tensors)), MEMORY | {"mlp.down_proj": "mlp.weights_out"}))
-  return folded(named, "embeddings.cls_token", _TABLE, hints)
+  named = _join_gates(
+    replace_words(_remove_empty_registers(_remove_prefix(tensors)), MEMORY | {"mlp.down_proj": "mlp.weights_out"})
+  )
+  return fold_table(named, "embeddings.cls_token", _TABLE, hints)
 
 
-def _gates(tensors: Tensors) -> Tensors:
+def _join_gates(tensors: Tensors) -> Tensors:
   """Returns the tensors with gate and up of each SwiGLU in one tensor, as in files. In memory they are separate."""
   result = dict(tensors)
   for name in tensors:
     if ".mlp.gate_proj." in name:
       parts = [result.pop(name), result.pop(name.replace("gate_proj", "up_proj"))]
-      result[name.replace("gate_proj", "weights_in")] = joined(parts)
+      result[name.replace("gate_proj", "weights_in")] = join_tensors(parts)
   return result
 
 
-def _dinov3_names(tensors: Tensors, hints: Mapping) -> Tensors:
-  return _without_none({re.sub(r"^model\.layer\.", "layer.", name): tensor for name, tensor in tensors.items()})
+def _convert_dinov3_names(tensors: Tensors, hints: Mapping) -> Tensors:
+  return _remove_empty_registers(
+    {re.sub(r"^model\.layer\.", "layer.", name): tensor for name, tensor in tensors.items()}
+  )
 
 
-def _without_none(tensors: Tensors) -> Tensors:
+def _remove_empty_registers(tensors: Tensors) -> Tensors:
   """Returns the tensors without an empty tensor of registers."""
   name = "embeddings.register_tokens"
   empty = name in tensors and tensors[name].shape[1] == 0
   return {key: tensor for key, tensor in tensors.items() if key != name} if empty else tensors
 
 
-def folded(tensors: Tensors, token: str, table: str, hints: Mapping) -> Tensors:
+def fold_table(tensors: Tensors, token: str, table: str, hints: Mapping) -> Tensors:
   """Returns the tensors with the position table of the model that this project described next to them.
 
   If the table of the described model has no row for the class token, the row of the file is added to the token.
@@ -161,7 +165,7 @@ def folded(tensors: Tensors, token: str, table: str, hints: Mapping) -> Tensors:
     table: name of the position table (1, T, D).
     hints: hints that may contain the description.
   """
-  header = described(hints)
+  header = find_description(hints)
   if header is None or header.arguments()["position"] != "learned_patches":
     return tensors
   whole, first = tensors[table], tensors[token]
@@ -178,18 +182,18 @@ def folded(tensors: Tensors, token: str, table: str, hints: Mapping) -> Tensors:
 
 def _describe_dinov2(tensors: Tensors, hints: Mapping) -> Description:
   width, channels, patch, _ = tensors["embeddings.patch_embeddings.projection.weight"].shape
-  depth, first = count(r"encoder\.layer\.(\d+)\.", tensors), "encoder.layer.0"
+  depth, first = count_layers(r"encoder\.layer\.(\d+)\.", tensors), "encoder.layer.0"
   gated = f"{first}.mlp.weights_out.weight" in tensors
   hidden = tensors[f"{first}.mlp.{'weights_out' if gated else 'fc2'}.weight"].shape[1]
-  return describe(
+  return describe_vit(
     (patch, patch, channels, width),
-    (width, depth, heads_of(width, depth, hidden, hints, gated), hidden),
+    (width, depth, find_heads(width, depth, hidden, hints, gated), hidden),
     tensors[_TABLE],
     None,
     hints,
     leading=1,
     layer_scale=1e-5,
-    registers=_registers(tensors),
+    registers=_count_registers(tensors),
     qkv_bias=None if f"{first}.attention.attention.query.bias" in tensors else "none",
     mlp="swiglu" if gated else None,
     gelu=hints.get("gelu", "erf"),
@@ -197,13 +201,13 @@ def _describe_dinov2(tensors: Tensors, hints: Mapping) -> Description:
   )
 
 
-def _registers(tensors):
+def _count_registers(tensors):
   return tensors["embeddings.register_tokens"].shape[1] if "embeddings.register_tokens" in tensors else None
 
 
 def _describe_dinov3(tensors: Tensors, hints: Mapping) -> Description:
   width, channels, patch, _ = tensors["embeddings.patch_embeddings.weight"].shape
-  depth, first = count(r"layer\.(\d+)\.", tensors), "layer.0"
+  depth, first = count_layers(r"layer\.(\d+)\.", tensors), "layer.0"
   gated = f"{first}.mlp.gate_proj.weight" in tensors
   hidden = tensors[f"{first}.mlp.down_proj.weight"].shape[1]
   biased = tuple(f"{first}.attention.{part}_proj.bias" in tensors for part in "qkv")
@@ -214,9 +218,9 @@ def _describe_dinov3(tensors: Tensors, hints: Mapping) -> Description:
       f"all, "
       f"query and value, none"
     )
-  return describe(
+  return describe_vit(
     (patch, patch, channels, width),
-    (width, depth, heads_of(width, depth, hidden, hints, gated), hidden),
+    (width, depth, find_heads(width, depth, hidden, hints, gated), hidden),
     None,
     None,
     hints,
@@ -224,7 +228,7 @@ def _describe_dinov3(tensors: Tensors, hints: Mapping) -> Description:
     position="none",
     rotary=hints.get("turning", modern.DINOV3),
     layer_scale=1e-5,
-    registers=_registers(tensors),
+    registers=_count_registers(tensors),
     qkv_bias=_BIASED[biased],
     mlp="swiglu" if gated else None,
     gelu=hints.get("gelu", "erf"),
@@ -238,20 +242,20 @@ _BIASED = {(True, False, True): "query_value", (False, False, False): "none", (T
 # Selection of models, and writing.
 
 
-def holds(wanted: str) -> Callable[[Description], bool]:
+def create_type_check(wanted: str) -> Callable[[Description], bool]:
   """Returns a function that returns true for models of one kind.
 
   Args:
-    wanted: a result of `hub_transformers.kind`.
+    wanted: a result of `hub_transformers.find_model_type`.
   """
-  return lambda description: kind(description) == wanted
+  return lambda description: find_model_type(description) == wanted
 
 
-def _dino_finish(arrays: dict, description: Description) -> dict:
+def _finish_dino(arrays: dict, description: Description) -> dict:
   """Adds the mask token with Transformers' initial values, because no model here has it."""
-  check(description, square=_TABLE in arrays)
+  check_model(description, square=_TABLE in arrays)
   width = arrays["embeddings.cls_token"].shape[-1]
-  written(description)  # raises its errors before a file is written
+  create_config(description)  # raises its errors before a file is written
   if _TABLE in arrays:
     return {**arrays, "embeddings.mask_token": np.zeros((1, width), np.float32)}
   none = {"embeddings.register_tokens": np.zeros((1, 0, width), np.float32)}
@@ -269,11 +273,11 @@ LAYOUTS = (
     rows=DINOV2_ROWS,
     recognises=lambda tensors: any(f"{prefix}{_SCALE}" in tensors for prefix in ("", *_BARE)),
     describe=_describe_dinov2,
-    canonical=_dinov2_names,
-    finish=_dino_finish,
-    beside=written,
+    canonical=_convert_dinov2_names,
+    finish=_finish_dino,
+    beside=create_config,
     computes=ONLY | {"position": ("learned", "sincos2d"), "rotary": Choice("none"), "qkv_bias": ("all", "none")},
-    holds=holds("dinov2"),
+    holds=create_type_check("dinov2"),
     position="learned",
   ),
   Layout(
@@ -282,10 +286,10 @@ LAYOUTS = (
     rows=DINOV3_ROWS,
     recognises=lambda tensors: {"embeddings.patch_embeddings.weight", "embeddings.cls_token"} <= tensors.keys(),
     describe=_describe_dinov3,
-    canonical=_dinov3_names,
-    finish=_dino_finish,
-    beside=written,
+    canonical=_convert_dinov3_names,
+    finish=_finish_dino,
+    beside=create_config,
     computes=ONLY | {"position": "none"},
-    holds=holds("dinov3"),
+    holds=create_type_check("dinov3"),
   ),
 )

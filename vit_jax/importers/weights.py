@@ -1,7 +1,7 @@
 """Import and export of published weights, between the files of other code bases and parameters by path.
 
-`recognise` determines the model of a set of tensors. `load` reads all parameters of a file. `export` renames parameters
-for another code base.
+`recognise` determines the model of a set of tensors. `load` reads all parameters of a file. `export_tensors` renames
+parameters for another code base.
 """
 
 import pathlib
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import checkpoints, extensions, paths
+from vit_jax import checkpoints, extensions
 from vit_jax.importers import (
   class_order,
   containers,
@@ -23,19 +23,20 @@ from vit_jax.importers import (
   surgery,
   tables,
 )
-from vit_jax.importers.known import export as export
-from vit_jax.importers.known import layout_of as layout_of
-from vit_jax.importers.known import layouts as layouts
-from vit_jax.importers.known import layouts_of as layouts_of
+from vit_jax.importers.known import export_tensors as export_tensors
+from vit_jax.importers.known import find_layout as find_layout
+from vit_jax.importers.known import find_layouts as find_layouts
+from vit_jax.importers.known import load_layouts as load_layouts
 from vit_jax.importers.layout import Layout, Tensors
-from vit_jax.importers.processing import Beside
+from vit_jax.importers.processing import ImageMetadata
 from vit_jax.importers.tensors import Tensor
 from vit_jax.models import Description, finite
 from vit_jax.schema import Choice, ConfigError, show
-from vit_jax.schema.errors import NotFiniteError, some
+from vit_jax.schema.errors import NotFiniteError, format_names
+from vit_jax.storage import paths
 
 
-class Recognised(NamedTuple):
+class RecognisedModel(NamedTuple):
   """A known model, with its tensors under the names of the layout's rows.
 
   It also contains notes for the user, and the metadata of images and classes. The tensors may not have been read yet.
@@ -45,11 +46,11 @@ class Recognised(NamedTuple):
   description: Description
   tensors: Tensors
   notes: list[str]
-  beside: Beside = Beside()
+  beside: ImageMetadata = ImageMetadata()
 
   def image_notes(self) -> list[str]:
     """Returns notes about the normalisation of the images for these weights, as flags for a config."""
-    return hub.notes(self.beside.normalised)
+    return hub.describe_normalisation(self.beside.normalised)
 
   def read(self) -> dict[str, np.ndarray]:
     """Reads all parameters.
@@ -62,18 +63,18 @@ class Recognised(NamedTuple):
     """
     return layout.read(self.layout, self.tensors, self.description)
 
-  def lazily(self) -> dict[str, Tensor]:
+  def read_lazily(self) -> dict[str, Tensor]:
     """Returns the same parameters as `read`, but reads each parameter only when its values are used."""
-    return layout.lazily(self.layout, self.tensors, self.description)
+    return layout.read_lazily(self.layout, self.tensors, self.description)
 
   def check(self) -> None:
     """Raises ConfigError if `read` would raise it because of names or shapes. No values are read."""
-    layout.match(self.layout, self.tensors, self.description)
+    layout.match_tensors(self.layout, self.tensors, self.description)
 
 
 def recognise(
   tensors: Tensors, hints: Mapping[str, Any] | None = None, ema: bool | None = None, prefix: str | None = None
-) -> Recognised:
+) -> RecognisedModel:
   """Determines the layout and the model of a set of tensors.
 
   Args:
@@ -81,9 +82,9 @@ def recognise(
     hints: facts that the tensors do not determine. The keys are "heads", "norm_eps", "gelu" ("tanh" or "erf"),
       "padding", "image_size" and "name". "input_size" is used if the image size is unknown otherwise. If "width" is
       present, "heads" applies only to models of this width. "description" is the model that this project stored in the
-      file. "notes" are added to the notes of the result. `hub.hints` returns further keys, which must not contradict
-      the model (see `contradictions.check`).
-    ema: True requires averaged weights, False requires raw weights. See `subtrees.choose`.
+      file. "notes" are added to the notes of the result. `hub.read_hints` returns further keys, which must not
+      contradict the model (see `contradictions.check`).
+    ema: True requires averaged weights, False requires raw weights. See `subtrees.choose_tensors`.
     prefix: common prefix of the parameter names to read, for a file that contains several models.
 
   Returns:
@@ -98,10 +99,10 @@ def recognise(
   header = Description.from_json(hints["description"]) if "description" in hints else None
   if header:
     hints["image_size"] = header.image_size
-  tensors, taken = subtrees.choose(dict(tensors), _recognising, ema, prefix)
+  tensors, taken = subtrees.choose_tensors(dict(tensors), _find_layouts, ema, prefix)
   if odd := next(filter(re.compile(r"\d{5}").search, tensors), None):
     raise ConfigError(f"a tensor is named {show(odd)}, but no model has that many layers")
-  for candidate in layouts():
+  for candidate in load_layouts():
     if not candidate.recognises(tensors):
       continue
     try:
@@ -111,12 +112,12 @@ def recognise(
         continue
       named = candidate.canonical(tensors, hints)
       row_names.check_dimensions(candidate, named)
-      description = _stored(header, candidate, named) if header else candidate.describe(named, hints)
-      description = tables.with_resampling(description, candidate, hints, header)
+      description = _read_stored(header, candidate, named) if header else candidate.describe(named, hints)
+      description = tables.add_resampling(description, candidate, hints, header)
       noted = contradictions.check(description, hints, candidate)
-      said = hub.beside(hints)
-      notes = [*taken, *layout.notes(candidate, named, hints), *hints.get("notes", []), *noted]
-      return Recognised(candidate, description, named, notes, said)
+      said = hub.merge_image_metadata(hints)
+      notes = [*taken, *layout.describe_ignored(candidate, named, hints), *hints.get("notes", []), *noted]
+      return RecognisedModel(candidate, description, named, notes, said)
     except ConfigError:
       raise
     except (KeyError, StopIteration) as error:
@@ -127,22 +128,22 @@ def recognise(
         f"the tensors have the names of a {candidate.family} of {candidate.name}, but other shapes: {error}"
       ) from error
   raise ConfigError(
-    f"the tensors match no known model: {len(tensors)} tensors, such as {some(sorted(tensors)[:4])}. "
-    f"Known: " + ", ".join(sorted({f"{known.family} ({known.name})" for known in layouts()}))
+    f"the tensors match no known model: {len(tensors)} tensors, such as {format_names(sorted(tensors)[:4])}. "
+    f"Known: " + ", ".join(sorted({f"{known.family} ({known.name})" for known in load_layouts()}))
   )
 
 
-def _recognising(tensors):
+def _find_layouts(tensors):
   """Returns the layouts that recognise the tensors by their names."""
-  return [candidate for candidate in layouts() if candidate.recognises(tensors)]
+  return [candidate for candidate in load_layouts() if candidate.recognises(tensors)]
 
 
-def _stored(header, candidate, named):
+def _read_stored(header, candidate, named):
   """Returns the model that this project stored in a file, with the position table of the layout if it differs."""
-  other = tables.with_position(header, candidate.position)
+  other = tables.replace_position(header, candidate.position)
   if other != header:
     try:
-      layout.match(candidate, named, header)
+      layout.match_tensors(candidate, named, header)
     except ConfigError:
       return other
   return header
@@ -214,18 +215,18 @@ def read(
     ConfigError: if the file cannot be read as exactly one known model.
     NotFiniteError: if a parameter of a workdir is NaN or infinite.
   """
-  path = paths.path(path)
+  path = paths.resolve_path(path)
   if is_workdir(path):
     check_prefix(path, prefix)
     arrays, about = checkpoints.read_weights(path, bool(ema))
-    extensions.restore_of(path, about)
+    extensions.restore_for_workdir(path, about)
     try:
       finite.check_weights({f"parameter {name}": array for name, array in arrays.items()})
     except ConfigError as error:
       raise NotFiniteError(f"{path}: {error}") from error
     description = Description.from_json(about.get("model")).unscanned()
-    parameters = surgery.unstack(arrays, layout.shapes(description))
-    return Weights(description, parameters, [], class_order.stored(about))
+    parameters = surgery.unstack(arrays, layout.compute_shapes(description))
+    return Weights(description, parameters, [], class_order.read_class_names(about))
   recognised = inspect(path, hints, likely, ema, prefix)
   try:
     notes = [*recognised.notes, *recognised.image_notes()]
@@ -254,7 +255,7 @@ class FrozenWeights(NamedTuple):
   notes: list[str]
 
 
-def frozen(
+def open_frozen(
   path: str,
   image_size: int,
   dtype: str,
@@ -272,13 +273,13 @@ def frozen(
     dtype: type in which the model computes.
     ema: True requires averaged weights, False requires raw weights. See `load`.
     prefix: common prefix of the parameter names to read, for a file that contains several models.
-    classes: class names of the data. The outputs are reordered to match them. See `fitted`.
+    classes: class names of the data. The outputs are reordered to match them. See `load_fitted`.
 
   Raises:
     ConfigError: if the file cannot be read as exactly one known model, or is not compatible with the image size or
       classes.
   """
-  if is_workdir(paths.path(path)):
+  if is_workdir(paths.resolve_path(path)):
     have, _, notes, names = read(path, None, ema, prefix)
   else:
     recognised = inspect(path, ema=ema, prefix=prefix)
@@ -289,21 +290,21 @@ def frozen(
 
   def arrays():
     _, tensors = load(path, ema=ema, prefix=prefix)
-    return class_order.arranged(surgery.fit(tensors, have, want, "keep")[0], want, names, classes)[0]
+    return class_order.arrange_outputs(surgery.fit(tensors, have, want, "keep")[0], want, names, classes)[0]
 
   try:
-    return FrozenWeights(want, arrays, [*notes, *class_order.arranged({}, want, names, classes)[1]])
+    return FrozenWeights(want, arrays, [*notes, *class_order.arrange_outputs({}, want, names, classes)[1]])
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
 
 
 def is_workdir(path: pathlib.Path) -> bool:
   """Returns true if a path is a workdir of this project with checkpoints."""
-  with containers.reading(path):
+  with containers.convert_read_errors(path):
     return (path / "checkpoints").is_dir()
 
 
-def fitted(
+def load_fitted(
   path: str,
   want: Description,
   head: str = "auto",
@@ -313,7 +314,7 @@ def fitted(
 ) -> tuple[dict[str, np.ndarray], list[str]]:
   """Returns the parameters of a file, adapted to a model.
 
-  If the head is kept, its outputs are reordered to the positions of `classes`. See `class_order.arranged`.
+  If the head is kept, its outputs are reordered to the positions of `classes`. See `class_order.arrange_outputs`.
 
   Args:
     path: weight file or workdir.
@@ -329,7 +330,7 @@ def fitted(
   Raises:
     ConfigError: if the parameters cannot be adapted.
   """
-  shapes = layout.shapes(want)
+  shapes = layout.compute_shapes(want)
   # Tensors do not determine the number of heads. If the widths are equal, the number of the wanted model is most
   # likely.
   likely = {} if isinstance(want.image_size, int) else {"image_size": want.image_size}
@@ -339,7 +340,7 @@ def fitted(
   try:
     fitting, notes = surgery.fit(arrays, have, want, head)
     kept = head != "new" and have.classes == want.classes
-    fitting, moved = class_order.arranged(fitting, want, names if kept else (), classes, strict=head == "keep")
+    fitting, moved = class_order.arrange_outputs(fitting, want, names if kept else (), classes, strict=head == "keep")
     return fitting, [*notes, *moved, *known]
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
@@ -351,7 +352,7 @@ def inspect(
   likely: Mapping[str, Any] | None = None,
   ema: bool | None = None,
   prefix: str | None = None,
-) -> Recognised:
+) -> RecognisedModel:
   """Determines the layout and the model of a weight file, without reading the values of its tensors.
 
   Args:
@@ -370,7 +371,7 @@ def inspect(
     recognised = importers.inspect("model.npz")
     print(recognised.layout.name, recognised.description)
   """
-  tensors, beside = containers.read(paths.path(path))
+  tensors, beside = containers.read(paths.resolve_path(path))
   known = beside | dict(hints or {})
   guessed = {key: value for key, value in (likely or {}).items() if key != "width" or "heads" not in known}
   try:

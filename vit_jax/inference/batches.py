@@ -7,23 +7,24 @@ import cv2
 import jax
 import numpy as np
 
-from vit_jax import config, mesh, models
+from vit_jax import config, models
 from vit_jax.data import loader, sources, stream
 from vit_jax.data.device_batches import DeviceBatches
-from vit_jax.data.images import text_of
-from vit_jax.data.order import InOrder
+from vit_jax.data.images import describe_image_error
+from vit_jax.data.order import SequentialOrder
 from vit_jax.data.readers import places
 from vit_jax.evals import subject
 from vit_jax.importers import surgery
-from vit_jax.inference.computing import says
+from vit_jax.inference.computing import make_predict_function
 from vit_jax.inference.preparation import Preparation
-from vit_jax.inference.stored import Stored
-from vit_jax.schema import arguments
+from vit_jax.inference.stored import StoredWeights
+from vit_jax.parallel import sharding
+from vit_jax.schema import select_arguments
 
 TOGETHER = 64  # maximum number of images of a batch on each device
 
 
-class Row(NamedTuple):
+class FileResult(NamedTuple):
   """The result for one file.
 
   Attributes:
@@ -41,14 +42,14 @@ class Row(NamedTuple):
   reason: str | None = None
 
 
-def predictions(
-  use: Stored,
+def predict_files(
+  use: StoredWeights,
   files: Sequence[str],
   devices: Sequence[jax.Device],
   features: models.Features | None,
   poll: Callable[[], None],
   together: int = TOGETHER,
-) -> Iterator[list[Row]]:
+) -> Iterator[list[FileResult]]:
   """Yields the results of image files in their order, one batch at a time.
 
   Only the batches in progress are kept in memory.
@@ -64,28 +65,28 @@ def predictions(
   Yields:
     The rows of one batch.
   """
-  grid = mesh.make(config.Mesh(), devices)
+  grid = sharding.make_mesh(config.Mesh(), devices)
   model = models.functional(use.description).on(grid)
-  shardings = mesh.parameters(models.sharding(use.description.model.name), model.shapes(), grid)
+  shardings = sharding.find_parameter_shardings(models.sharding(use.description.model.name), model.shapes(), grid)
   arrays = surgery.stack(use.arrays, tuple(shardings))
-  params = {path: mesh.place(arrays[path], target) for path, target in shardings.items()}
-  says_of = says(model, use.data, use.loss, features)
+  params = {path: sharding.place_array(arrays[path], target) for path, target in shardings.items()}
+  says_of = make_predict_function(model, use.data, use.loss, features)
 
   def program(params, batch):
     return says_of(params, batch["image"]) | {"mask": batch["mask"]}
 
-  compute = jax.jit(program, out_shardings=mesh.replicated(grid))
+  compute = jax.jit(program, out_shardings=sharding.make_replicated_sharding(grid))
   size = len(devices) * min(together, -(-len(files) // len(devices)))
-  reasons, split = {}, mesh.batch(grid)
-  rows = mesh.local_rows(split, size)
-  made = loader.batches(_examples(use, files, reasons), size, rows, **arguments(use.data, loader.batches))
+  reasons, split = {}, sharding.make_batch_sharding(grid)
+  rows = sharding.find_local_rows(split, size)
+  made = loader.batches(_make_examples(use, files, reasons), size, rows, **select_arguments(use.data, loader.batches))
   batches = DeviceBatches(made, rows, size, split)
-  computed = subject.parts(lambda batch: compute(params, batch), batches, poll, size, files.__getitem__)
+  computed = subject.compute_batches(lambda batch: compute(params, batch), batches, poll, size, files.__getitem__)
   for first, part in zip(range(0, len(files), size), computed, strict=True):
-    yield _rows(files, first, size, part, reasons)
+    yield _make_rows(files, first, size, part, reasons)
 
 
-def _examples(use, files, reasons) -> stream.Examples:
+def _make_examples(use, files, reasons) -> stream.Examples:
   """Returns the files as examples for evaluation. Errors of bad files are stored in `reasons`, by number of the file.
 
   Bad files never stop the work, even if there are many. Unlike in a dataset, each file has a row of its own.
@@ -98,22 +99,26 @@ def _examples(use, files, reasons) -> stream.Examples:
     if position >= len(files):
       return nothing
     try:
-      return preparation.file(places.content(files[position])), 1.0
+      return preparation.file(places.read_content(files[position])), 1.0
     except (OSError, ValueError, MemoryError, cv2.error) as error:
-      reasons[position] = (error.strerror if isinstance(error, OSError) and error.strerror else text_of(error)) or "?"
+      reasons[position] = (
+        error.strerror if isinstance(error, OSError) and error.strerror else describe_image_error(error)
+      ) or "?"
       return nothing
 
-  source = sources.Source("images", "all", (), len(files), lambda i: (places.content(files[i]), 0), files.__getitem__)
+  source = sources.Source(
+    "images", "all", (), len(files), lambda i: (places.read_content(files[i]), 0), files.__getitem__
+  )
   shapes = {"image": (image, np.uint8), "mask": ((), np.float32)}
-  return stream.Examples(source, InOrder(len(files)), example, shapes, len(files))
+  return stream.Examples(source, SequentialOrder(len(files)), example, shapes, len(files))
 
 
-def _rows(files, first, size, part, reasons) -> list[Row]:
+def _make_rows(files, first, size, part, reasons) -> list[FileResult]:
   """Returns the rows of one batch, including those of bad files."""
   good = dict(zip(part.pop("position").tolist(), range(size), strict=False))
   return [
-    Row(files[i], **{name: values[good[i]] for name, values in part.items()})
+    FileResult(files[i], **{name: values[good[i]] for name, values in part.items()})
     if i in good
-    else Row(files[i], reason=reasons.pop(i))
+    else FileResult(files[i], reason=reasons.pop(i))
     for i in range(first, min(first + size, len(files)))
   ]

@@ -10,12 +10,12 @@ import numpy as np
 from vit_jax import losses, models
 from vit_jax.data import augment
 from vit_jax.models import finite
-from vit_jax.schema import Choice, arguments
+from vit_jax.schema import Choice, select_arguments
 
 BEST = 5  # maximum number of classes returned per image
 
 
-def says(model: models.Model, data: Choice, loss: str, features: models.Features | None) -> Callable:
+def make_predict_function(model: models.Model, data: Choice, loss: str, features: models.Features | None) -> Callable:
   """Builds the function that computes predictions for prepared images.
 
   Args:
@@ -28,7 +28,7 @@ def says(model: models.Model, data: Choice, loss: str, features: models.Features
     A function (params, images uint8 (B, S, S, 3)) -> {"best" (B, K), "probability" (B, K), "features" (B, D)}. The
     result also contains the flags of `finite.flagged`.
   """
-  normalise = functools.partial(augment.normalise, **arguments(data, augment.normalise))
+  normalise = functools.partial(augment.normalise, **select_arguments(data, augment.normalise))
   dtype = np.dtype(model.description.model.args["dtype"])
   best_of = min(BEST, model.description.classes)
   of_image = features and model.features_of(features)

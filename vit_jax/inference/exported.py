@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from vit_jax import extras, files, models, schema
+from vit_jax import models, schema
 from vit_jax.data import augment
 from vit_jax.inference import graph, operators
-from vit_jax.inference.stored import Stored
-from vit_jax.schema import Choice, ConfigError, arguments
+from vit_jax.inference.stored import StoredWeights
+from vit_jax.schema import Choice, ConfigError, extras, select_arguments
+from vit_jax.storage import files
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 LARGEST = 2**31 - 2**20  # maximum bytes of weights in an .onnx file, because Protocol Buffers are limited to 2 GiB
@@ -25,7 +26,9 @@ CLOSE = 1e-4  # tolerance for the logits of the exported file, relative to the l
 COMPARED = (1, 3)  # batch sizes to compare
 
 
-def write(use: Stored, path: pathlib.Path, check_new: Callable[[dict], None] = lambda documents: None) -> float:
+def export_model(
+  use: StoredWeights, path: pathlib.Path, check_new: Callable[[dict], None] = lambda documents: None
+) -> float:
   """Writes a model to a file: uint8 images (B, S, S, 3) -> float32 logits (B, V), or features (B, D) without a head.
 
   The file is read again and compared with the model on this machine before it gets its final name.
@@ -50,21 +53,21 @@ def write(use: Stored, path: pathlib.Path, check_new: Callable[[dict], None] = l
     from vit_jax.inference import exported, stored
 
     use = stored.load("model.npz")
-    difference = exported.write(use, pathlib.Path("model.stablehlo"))
+    difference = exported.export_model(use, pathlib.Path("model.stablehlo"))
   """
   make, run = FORMATS[path.suffix.lower()]
-  described = beside(path)
-  documents = {described: json.dumps(_about(use), indent=2) + "\n"} if described else {}
+  described = get_sidecar_path(path)
+  documents = {described: json.dumps(_describe_images(use), indent=2) + "\n"} if described else {}
   check_new(documents)
   model, data = make(use)
 
   def place():
     check_new(documents)
-    files.write_together(documents)
+    files.write_texts(documents)
 
-  with files.replacing(path, place) as partial:
+  with files.atomic_write(path, place) as partial:
     partial.write_bytes(data)
-    apart = _apart(run(partial.read_bytes()), model, use.description.image_size)
+    apart = _measure_difference(run(partial.read_bytes()), model, use.description.image_size)
     if np.isnan(apart):
       raise ConfigError(
         f"{path}: outputs of the model or of the exported file are not finite. The file was not written"
@@ -77,20 +80,20 @@ def write(use: Stored, path: pathlib.Path, check_new: Callable[[dict], None] = l
   return apart
 
 
-def beside(path: pathlib.Path) -> pathlib.Path | None:
+def get_sidecar_path(path: pathlib.Path) -> pathlib.Path | None:
   """Returns the path of the JSON file of an exported model, or None if the model file contains the metadata itself."""
   return path.with_suffix(".json") if path.suffix.lower() == ".stablehlo" else None
 
 
-def check(path: pathlib.Path) -> None:
+def check_packages(path: pathlib.Path) -> None:
   """Raises ConfigError if the packages that write files with this suffix are not installed."""
   if path.suffix.lower() == ".onnx":
-    _onnx()
+    _import_onnx()
 
 
-def _stablehlo(use):
+def _convert_to_stablehlo(use):
   """Returns (the model, its program as bytes)."""
-  compute, size = _function(use), use.description.image_size
+  compute, size = _compile_logits(use), use.description.image_size
   (batch,) = export.symbolic_shape("b")
   images = jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8)
   return compute, export.export(compute, platforms=PLATFORMS)(images).serialize()
@@ -101,50 +104,50 @@ def _run_stablehlo(data):
   return export.deserialize(bytearray(data)).call
 
 
-def _onnx_graph(use):
+def _convert_to_onnx(use):
   """Returns (the model in float32, its graph as bytes). All ONNX runtimes support float32."""
-  onnx, _ = _onnx()
+  onnx, _ = _import_onnx()
   if (weights := sum(array.nbytes for array in use.arrays.values())) > LARGEST:
     raise ConfigError(
       f"{weights:,} bytes of weights are too many for an .onnx file. Allowed: {LARGEST:,}. Write OUT.stablehlo instead"
     )
-  compute, size = _function(use, dtype="float32"), use.description.image_size
-  made, inputs, outputs = graph.trace(compute, (size, size, 3), onnx, operators.OPERATORS)
+  compute, size = _compile_logits(use, dtype="float32"), use.description.image_size
+  made, inputs, outputs = graph.trace_graph(compute, (size, size, 3), onnx, operators.OPERATORS)
   name = "logits" if use.description.classes else "features"
-  about = {key: json.dumps(value, ensure_ascii=False) for key, value in _about(use).items()}
+  about = {key: json.dumps(value, ensure_ascii=False) for key, value in _describe_images(use).items()}
   model = made.model(inputs, {name: outputs[0]}, about)
   return compute, model.SerializeToString()
 
 
 def _run_onnx(data):
   """Returns the function from images to logits that a serialised graph contains."""
-  _, runtime = _onnx()
+  _, runtime = _import_onnx()
   session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
   return lambda images: session.run(None, {graph.INPUT: images})[0]
 
 
-def _onnx():
+def _import_onnx():
   """Returns the packages of the extra, or raises ConfigError if they are not installed."""
   try:
     import onnx
     import onnxruntime
   except ImportError:
-    raise ConfigError(f"OUT.onnx needs {extras.advice('onnx')}. Alternatively, write OUT.stablehlo") from None
+    raise ConfigError(f"OUT.onnx needs {extras.format_advice('onnx')}. Alternatively, write OUT.stablehlo") from None
   return onnx, onnxruntime
 
 
 # Suffix -> (function from weights to model and bytes, function from bytes to a function of images).
-FORMATS = {".stablehlo": (_stablehlo, _run_stablehlo), ".onnx": (_onnx_graph, _run_onnx)}
+FORMATS = {".stablehlo": (_convert_to_stablehlo, _run_stablehlo), ".onnx": (_convert_to_onnx, _run_onnx)}
 
 
-def _function(use, **changes) -> Callable:
+def _compile_logits(use, **changes) -> Callable:
   """Returns the compiled function from images to logits. It avoids kernels that exist for a single platform only."""
   choice = use.description.model
   if "attention" in choice.args:
     changes["attention"] = "xla"
   choice = Choice(choice.name, {**choice.args, **changes})
   model = models.functional(use.description.replaced(model=choice))
-  normalise = arguments(use.data, augment.normalise)
+  normalise = select_arguments(use.data, augment.normalise)
   params = {name: jnp.asarray(array) for name, array in use.arrays.items()}
 
   def logits(images):
@@ -153,7 +156,7 @@ def _function(use, **changes) -> Callable:
   return jax.jit(logits)
 
 
-def _apart(one, other, size) -> float:
+def _measure_difference(one, other, size) -> float:
   """Returns the largest difference between two functions on random images, relative to the largest value."""
   draw, largest, difference = np.random.default_rng(0), 1e-9, 0.0
   for count in COMPARED:
@@ -163,7 +166,7 @@ def _apart(one, other, size) -> float:
   return float(difference / largest)
 
 
-def _about(use):
+def _describe_images(use):
   """Returns the metadata of images and classes as JSON values."""
   keys = ("image_size", "test_crop", "mean", "std")
   return {
@@ -171,5 +174,5 @@ def _about(use):
     "classes": list(use.classes),
     "probabilities": use.loss,
     "input": "uint8 [B, S, S, 3], RGB, cropped as in test_crop; mean and std are applied inside",
-    **{key: schema.plain(use.data.args[key]) for key in keys},
+    **{key: schema.to_plain(use.data.args[key]) for key in keys},
   }

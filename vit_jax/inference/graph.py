@@ -40,7 +40,7 @@ class Value:
   name: str = ""
 
 
-def constant(array: Any) -> Value:
+def make_constant(array: Any) -> Value:
   """Returns a value for a known array."""
   array = np.asarray(array)
   return Value(array.shape, array.dtype, array)
@@ -87,13 +87,13 @@ class Graph:
 
   def sizes(self, shape: Sequence[int]) -> Value:
     """Returns a shape as a value for Expand. It is computed from the number of images if it depends on that number."""
-    if not any(map(grows, shape)):
-      return constant(np.array(shape, np.int64))
+    if not any(map(depends_on_batch, shape)):
+      return make_constant(np.array(shape, np.int64))
     batch = self.node("Shape", [Value((), np.dtype(np.int64), name=INPUT)], (1,), start=0, end=1)
     parts = []
     for side in shape:
-      part = constant(np.array([side // BATCH if grows(side) else side], np.int64))
-      parts.append(self.node("Mul", [batch, part], (1,)) if grows(side) else part)
+      part = make_constant(np.array([side // BATCH if depends_on_batch(side) else side], np.int64))
+      parts.append(self.node("Mul", [batch, part], (1,)) if depends_on_batch(side) else part)
     return parts[0] if len(parts) == 1 else self.node("Concat", parts, (len(parts),), axis=0)
 
   def reshape(self, value: Value, shape: Sequence[int]) -> Value:
@@ -106,11 +106,11 @@ class Graph:
     if tuple(shape) == value.shape:
       return value
     if value.array is not None:
-      return constant(value.array.reshape(shape))
-    growing = [i for i, side in enumerate(shape) if grows(side)]
+      return make_constant(value.array.reshape(shape))
+    growing = [i for i, side in enumerate(shape) if depends_on_batch(side)]
     if len(growing) > 1:
       return self.node("Reshape", [value, self.sizes(shape)], shape)
-    sides = constant(np.array([-1 if i in growing else side for i, side in enumerate(shape)], np.int64))
+    sides = make_constant(np.array([-1 if i in growing else side for i, side in enumerate(shape)], np.int64))
     return self.node("Reshape", [value, sides], shape)
 
   def transpose(self, value: Value, order: Sequence[int]) -> Value:
@@ -123,7 +123,7 @@ class Graph:
     if list(order) == list(range(len(value.shape))):
       return value
     if value.array is not None:
-      return constant(value.array.transpose(order))
+      return make_constant(value.array.transpose(order))
     return self.node("Transpose", [value], [value.shape[i] for i in order], perm=list(order))
 
   def full(self, value: Value, shape: Sequence[int]) -> Value:
@@ -135,8 +135,8 @@ class Graph:
     """
     if value.shape == tuple(shape):
       return value
-    if value.array is not None and not any(map(grows, shape)):
-      return constant(np.broadcast_to(value.array, shape))
+    if value.array is not None and not any(map(depends_on_batch, shape)):
+      return make_constant(np.broadcast_to(value.array, shape))
     return self.node("Expand", [value, self.sizes(shape)], shape)
 
   def model(self, inputs: Mapping[str, Value], outputs: Mapping[str, Value], about: Mapping[str, str]):
@@ -153,7 +153,9 @@ class Graph:
 
     def described(name, value):
       kind = helper.np_dtype_to_tensor_dtype(value.dtype)
-      return helper.make_tensor_value_info(name, kind, ["batch" if grows(side) else side for side in value.shape])
+      return helper.make_tensor_value_info(
+        name, kind, ["batch" if depends_on_batch(side) else side for side in value.shape]
+      )
 
     ends = ([described(name, value) for name, value in each.items()] for each in (inputs, outputs))
     graph = helper.make_graph(self.nodes, "vit_jax", *ends, self.initializers)
@@ -164,12 +166,12 @@ class Graph:
     return model
 
 
-def grows(side: int) -> bool:
+def depends_on_batch(side: int) -> bool:
   """Returns true if a dimension depends on the number of images."""
   return side > 0 and side % BATCH == 0
 
 
-def trace(
+def trace_graph(
   function: Callable, image: tuple[int, ...], onnx, operators: Mapping[str, Callable]
 ) -> tuple[Graph, dict[str, Value], list[Value]]:
   """Converts a function of uint8 images (B, *image) to a graph.
@@ -189,12 +191,12 @@ def trace(
   shape = (BATCH, *image)
   closed = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(shape, np.uint8))
   graph, images = Graph(onnx), Value(shape, np.dtype(np.uint8), name=INPUT)
-  outputs = walk(graph, closed, [images], operators)
+  outputs = add_program(graph, closed, [images], operators)
   full = [graph.full(value, variable.shape) for value, variable in zip(outputs, closed.out_avals, strict=True)]
   return graph, {INPUT: images}, full
 
 
-def walk(graph: Graph, closed: core.ClosedJaxpr, inputs: Sequence[Value], operators: Mapping) -> list[Value]:
+def add_program(graph: Graph, closed: core.ClosedJaxpr, inputs: Sequence[Value], operators: Mapping) -> list[Value]:
   """Adds the nodes of a program to the graph.
 
   Args:
@@ -207,28 +209,28 @@ def walk(graph: Graph, closed: core.ClosedJaxpr, inputs: Sequence[Value], operat
     The outputs of the program.
   """
   program = getattr(closed, "jaxpr", closed)
-  known = dict(zip(program.constvars, map(constant, getattr(closed, "consts", ())), strict=True))
+  known = dict(zip(program.constvars, map(make_constant, getattr(closed, "consts", ())), strict=True))
   known |= dict(zip(program.invars, inputs, strict=True))
 
   def value(variable):
-    return constant(variable.val) if isinstance(variable, core.Literal) else known[variable]
+    return make_constant(variable.val) if isinstance(variable, core.Literal) else known[variable]
 
   for equation in program.eqns:
     values = [value(variable) for variable in equation.invars]
-    known |= zip(equation.outvars, _computed(graph, equation, values, operators), strict=True)
+    known |= zip(equation.outvars, _convert_equation(graph, equation, values, operators), strict=True)
   return [value(variable) for variable in program.outvars]
 
 
-def _computed(graph, equation, values, operators) -> Sequence[Value]:
+def _convert_equation(graph, equation, values, operators) -> Sequence[Value]:
   """Returns the outputs of an equation: constants if all operands are constants, otherwise outputs of nodes."""
-  if inside := program_in(equation):
-    return walk(graph, inside, values, operators)
+  if inside := find_inner_program(equation):
+    return add_program(graph, inside, values, operators)
   name = equation.primitive.name
   sides = [side for variable in (*equation.invars, *equation.outvars) for side in variable.aval.shape]
-  if name not in ALWAYS and all(value.array is not None for value in values) and not any(map(grows, sides)):
+  if name not in ALWAYS and all(value.array is not None for value in values) and not any(map(depends_on_batch, sides)):
     full = [np.broadcast_to(v.array, var.aval.shape) for v, var in zip(values, equation.invars, strict=True)]
     made = equation.primitive.bind(*full, **equation.params)
-    return [constant(array) for array in (made if equation.primitive.multiple_results else [made])]
+    return [make_constant(array) for array in (made if equation.primitive.multiple_results else [made])]
   if name not in operators:
     raise ConfigError(f"the model computes {name!r}, which is not supported in ONNX files. Write OUT.stablehlo instead")
   made = operators[name](graph, equation, values)
@@ -240,7 +242,7 @@ def _computed(graph, equation, values, operators) -> Sequence[Value]:
 ALWAYS = ("broadcast_in_dim", "platform_index", "cond")
 
 
-def program_in(equation) -> core.ClosedJaxpr | None:
+def find_inner_program(equation) -> core.ClosedJaxpr | None:
   """Returns the program that an equation calls with its own inputs, or None if it does not call a program."""
   if equation.primitive.name in ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "remat2"):
     return next(equation.params[key] for key in ("call_jaxpr", "jaxpr", "fun_jaxpr") if key in equation.params)

@@ -8,11 +8,11 @@ import pathlib
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
-from vit_jax import paths
 from vit_jax.data.readers import places
 from vit_jax.data.readers.tree import EXTENSIONS
-from vit_jax.files import local, parse_json
 from vit_jax.schema import ConfigError, show
+from vit_jax.storage import paths
+from vit_jax.storage.files import get_local_path, parse_json
 
 MANIFESTS = (".jsonl", ".ndjson")
 STDIN = "-"
@@ -30,7 +30,7 @@ class Inputs(NamedTuple):
   ignored: dict[str, int]
 
 
-def listed(words: Iterable[str], stdin: BinaryIO) -> Inputs:
+def collect_files(words: Iterable[str], stdin: BinaryIO) -> Inputs:
   """Returns the image files that the words of a command line name.
 
   Each word is one of the following:
@@ -51,7 +51,7 @@ def listed(words: Iterable[str], stdin: BinaryIO) -> Inputs:
       found.
   """
   ignored, words, came = collections.Counter(), list(words), []
-  files = [file for word in words for file in _named(word, stdin, ignored, came)]
+  files = [file for word in words for file in _expand_word(word, stdin, ignored, came)]
   if not files and not came and set(words) == {STDIN}:
     raise ConfigError(
       "PATH: standard input contains no path. Specify files, folders or a manifest (.jsonl), or pipe paths, one per "
@@ -66,39 +66,39 @@ def listed(words: Iterable[str], stdin: BinaryIO) -> Inputs:
   return Inputs(files, dict(ignored))
 
 
-def _named(word, stdin, ignored, came) -> Iterator[str]:
+def _expand_word(word, stdin, ignored, came) -> Iterator[str]:
   """Yields the files that a word of the command line names. `came` collects the paths from `stdin`."""
   if word != STDIN:
-    yield from _below(word, ignored, asked=True)
+    yield from _find_files(word, ignored, asked=True)
     return
   for line in stdin:
     if text := os.fsdecode(line.rstrip(b"\r\n")):
       came.append(text)
-      yield from _below(text, ignored, asked=False)
+      yield from _find_files(text, ignored, asked=False)
 
 
-def _below(text, ignored, asked) -> Iterator[str]:
+def _find_files(text, ignored, asked) -> Iterator[str]:
   """Yields the files at a path. A path that was `asked` for directly must exist."""
-  path = paths.expand(paths.parse(text, bare=True))
+  path = paths.expand_home(paths.parse_path(text, bare=True))
   if path.suffix.lower() in MANIFESTS:
-    yield from _of_manifest(path)
+    yield from _read_manifest(path)
   elif paths.in_bucket(path):
-    yield from _of_bucket(path, ignored, asked)
+    yield from _list_bucket(path, ignored, asked)
   elif path.is_dir():
-    yield from _of_folder(path, ignored)
+    yield from _list_folder(path, ignored)
   elif asked and not os.path.lexists(path):
     near = sorted(str(other) for other in path.parent.glob("*")) if path.parent.is_dir() else []
-    raise ConfigError(f"{show(text)} does not exist.{_like(str(path), near)}")
+    raise ConfigError(f"{show(text)} does not exist.{_suggest_path(str(path), near)}")
   else:
     yield str(path)
 
 
-def _like(text, near):
+def _suggest_path(text, near):
   close = difflib.get_close_matches(text, near, n=1)
   return f" Did you mean {show(close[0])}?" if close else " Specify files, folders, a manifest, or - for paths on stdin"
 
 
-def _of_folder(root, ignored) -> Iterator[str]:
+def _list_folder(root, ignored) -> Iterator[str]:
   """Yields the images below a folder, sorted by name. Each folder is read once, even if links form a loop."""
   seen, waiting = set(), [str(root)]
   while waiting:
@@ -119,12 +119,12 @@ def _of_folder(root, ignored) -> Iterator[str]:
     waiting += [os.path.join(entry, name) for name in names]
 
 
-def _of_bucket(path, ignored, asked) -> Iterator[str]:
+def _list_bucket(path, ignored, asked) -> Iterator[str]:
   """Yields the object itself, or the images below a folder of a bucket, sorted by name."""
-  if path.suffix.lower() in EXTENSIONS or places.reached(path, path.is_file):
+  if path.suffix.lower() in EXTENSIONS or places.call_storage(path, path.is_file):
     yield str(path)
     return
-  names = sorted(places.reached(path, lambda: places.Bucket.listed(path)).objects)
+  names = sorted(places.call_storage(path, lambda: places.BucketFolder.listed(path)).objects)
   if not names and asked:
     raise ConfigError(f"{show(str(path))} does not exist in the bucket. Specify an object, or a folder of objects")
   for name in names:
@@ -136,11 +136,11 @@ def _of_bucket(path, ignored, asked) -> Iterator[str]:
       ignored[pathlib.PurePath(name).suffix.lower()] += 1
 
 
-def _of_manifest(path) -> Iterator[str]:
+def _read_manifest(path) -> Iterator[str]:
   """Yields the files that the lines of a manifest name."""
   if not path.is_file():
     raise ConfigError(f"the manifest {show(str(path))} does not exist")
-  with local(path).open("rb") as lines:
+  with get_local_path(path).open("rb") as lines:
     for number, line in enumerate(lines, 1):
       if not line.strip():
         continue
@@ -150,4 +150,4 @@ def _of_manifest(path) -> Iterator[str]:
           raise ValueError(f'{show(about)} has no path. Write {{"path": "a.jpg"}}')
       except ValueError as error:
         raise ConfigError(f"{path}, line {number:,}: {error}") from error
-      yield places.beside(str(path), about["path"])
+      yield places.resolve_manifest_path(str(path), about["path"])

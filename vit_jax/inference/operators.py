@@ -5,16 +5,16 @@ import math
 import numpy as np
 
 from vit_jax.inference import graph as graphs
-from vit_jax.inference.graph import Graph, Value, constant
+from vit_jax.inference.graph import Graph, Value, make_constant
 from vit_jax.schema import ConfigError
 
 
-def _full(graph, equation, values) -> list[Value]:
+def _expand_values(graph, equation, values) -> list[Value]:
   """Returns the values in the traced shapes."""
   return [graph.full(v, variable.aval.shape) for v, variable in zip(values, equation.invars, strict=True)]
 
 
-def _shape(equation):
+def _get_shape(equation):
   return equation.outvars[0].aval.shape
 
 
@@ -39,7 +39,7 @@ def _square(graph: Graph, equation, values):
 def _integer_power(graph: Graph, equation, values):
   exponent = equation.params["y"]
   if exponent < 1:
-    return graph.node("Pow", [*values, constant(np.array(exponent, values[0].dtype))], values[0].shape)
+    return graph.node("Pow", [*values, make_constant(np.array(exponent, values[0].dtype))], values[0].shape)
   result = values[0]
   for _ in range(exponent - 1):
     result = graph.node("Mul", [result, values[0]], result.shape)
@@ -49,10 +49,10 @@ def _integer_power(graph: Graph, equation, values):
 def _complement(graph: Graph, equation, values):
   """Returns 1 - erf, because ONNX has no erfc."""
   error = graph.node("Erf", values, values[0].shape)
-  return graph.node("Sub", [constant(np.array(1, error.dtype)), error], error.shape)
+  return graph.node("Sub", [make_constant(np.array(1, error.dtype)), error], error.shape)
 
 
-def _same(graph: Graph, equation, values):
+def _pass_through(graph: Graph, equation, values):
   return values[0]
 
 
@@ -72,7 +72,7 @@ def _select(graph: Graph, equation, values):
 
 def _broadcast(graph: Graph, equation, values):
   """Inserts the new axes with size 1. Operators that cannot broadcast expand the value to its full size."""
-  (value,), axes, shape = values, equation.params["broadcast_dimensions"], _shape(equation)
+  (value,), axes, shape = values, equation.params["broadcast_dimensions"], _get_shape(equation)
   sides = [1] * len(shape)
   for side, axis in zip(value.shape, axes, strict=True):
     sides[axis] = side
@@ -80,7 +80,7 @@ def _broadcast(graph: Graph, equation, values):
 
 
 def _reshape(graph: Graph, equation, values):
-  return graph.reshape(*_full(graph, equation, values), _shape(equation))
+  return graph.reshape(*_expand_values(graph, equation, values), _get_shape(equation))
 
 
 def _transpose(graph: Graph, equation, values):
@@ -88,50 +88,52 @@ def _transpose(graph: Graph, equation, values):
 
 
 def _concatenate(graph: Graph, equation, values):
-  return graph.node("Concat", _full(graph, equation, values), _shape(equation), axis=int(equation.params["dimension"]))
+  return graph.node(
+    "Concat", _expand_values(graph, equation, values), _get_shape(equation), axis=int(equation.params["dimension"])
+  )
 
 
 def _tile(graph: Graph, equation, values):
-  times = constant(np.array(equation.params["reps"], np.int64))
-  return graph.node("Tile", [*_full(graph, equation, values), times], _shape(equation))
+  times = make_constant(np.array(equation.params["reps"], np.int64))
+  return graph.node("Tile", [*_expand_values(graph, equation, values), times], _get_shape(equation))
 
 
 def _slice(graph: Graph, equation, values):
-  (value,), taken = _full(graph, equation, values), equation.params
+  (value,), taken = _expand_values(graph, equation, values), equation.params
   strides = taken["strides"] or (1,) * len(value.shape)
   sides = zip(taken["start_indices"], taken["limit_indices"], strides, value.shape, strict=True)
-  if value.shape == _shape(equation):
+  if value.shape == _get_shape(equation):
     return value
   cut = [
     (start, limit, by, i) for i, (start, limit, by, side) in enumerate(sides) if (start, limit, by) != (0, side, 1)
   ]
-  start, limit, by, axes = (constant(np.array(column, np.int64)) for column in zip(*cut, strict=True))
-  return graph.node("Slice", [value, start, limit, axes, by], _shape(equation))
+  start, limit, by, axes = (make_constant(np.array(column, np.int64)) for column in zip(*cut, strict=True))
+  return graph.node("Slice", [value, start, limit, axes, by], _get_shape(equation))
 
 
 def _pad(graph: Graph, equation, values):
-  (value, filling), borders = _full(graph, equation, values), equation.params["padding_config"]
+  (value, filling), borders = _expand_values(graph, equation, values), equation.params["padding_config"]
   if any(inside for _, _, inside in borders):
     raise ConfigError("the model pads between pixels, which is not supported in ONNX files")
-  sides = constant(np.array([[low for low, _, _ in borders], [high for _, high, _ in borders]], np.int64).ravel())
-  return graph.node("Pad", [value, sides, filling], _shape(equation))
+  sides = make_constant(np.array([[low for low, _, _ in borders], [high for _, high, _ in borders]], np.int64).ravel())
+  return graph.node("Pad", [value, sides, filling], _get_shape(equation))
 
 
 def _reduction(operator):
   def add(graph: Graph, equation, values):
-    axes = constant(np.array(equation.params["axes"], np.int64))
-    return graph.node(operator, [*_full(graph, equation, values), axes], _shape(equation), keepdims=0)
+    axes = make_constant(np.array(equation.params["axes"], np.int64))
+    return graph.node(operator, [*_expand_values(graph, equation, values), axes], _get_shape(equation), keepdims=0)
 
   return add
 
 
-def _product(graph: Graph, equation, values):
+def _matrix_product(graph: Graph, equation, values):
   """Converts a general dot product to MatMul.
 
   The axes of both operands are moved to the order that MatMul requires. Batch axes come first, and contracted axes are
   adjacent.
   """
-  left, right = _full(graph, equation, values)
+  left, right = _expand_values(graph, equation, values)
   (summed_left, summed_right), (common_left, common_right) = equation.params["dimension_numbers"]
   free_left = [i for i in range(len(left.shape)) if i not in (*summed_left, *common_left)]
   free_right = [i for i in range(len(right.shape)) if i not in (*summed_right, *common_right)]
@@ -145,51 +147,51 @@ def _product(graph: Graph, equation, values):
   left = graph.reshape(left, [*common, *height, inner])
   right = graph.reshape(right, [*common, inner, math.prod(columns)])
   made = graph.node("MatMul", [left, right], [*common, *height, math.prod(columns)])
-  return graph.reshape(made, _shape(equation))
+  return graph.reshape(made, _get_shape(equation))
 
 
 def _convolution(graph: Graph, equation, values):
-  (image, kernel), said = _full(graph, equation, values), equation.params
+  (image, kernel), said = _expand_values(graph, equation, values), equation.params
   if any(side != 1 for side in said["lhs_dilation"]) or said["batch_group_count"] != 1:
     raise ConfigError("the model has a transposed convolution, which is not supported in ONNX files")
   into, of_kernel, out = said["dimension_numbers"]
   image, kernel = graph.transpose(image, into), graph.transpose(kernel, of_kernel)
-  shape = [_shape(equation)[i] for i in out]
-  made = graph.node("Conv", [image, kernel], shape, **_window(said["padding"], said["window_strides"]),
+  shape = [_get_shape(equation)[i] for i in out]
+  made = graph.node("Conv", [image, kernel], shape, **_make_window(said["padding"], said["window_strides"]),
                     dilations=list(said["rhs_dilation"]), group=said["feature_group_count"])  # fmt: skip
   return graph.transpose(made, np.argsort(out).tolist())
 
 
-def _window(padding, strides):
+def _make_window(padding, strides):
   """Returns the attributes of a window over an image."""
   return {"pads": [low for low, _ in padding] + [high for _, high in padding], "strides": list(strides)}
 
 
-def _largest(graph: Graph, equation, values):
+def _max_pool(graph: Graph, equation, values):
   """Converts reduce_window_max of (B, H, W, C)."""
-  (value,), said = _full(graph, equation, values), equation.params
+  (value,), said = _expand_values(graph, equation, values), equation.params
   sides, strides, padding = said["window_dimensions"], said["window_strides"], said["padding"]
   dilated = {*said["base_dilation"], *said["window_dilation"]} != {1}
   if len(sides) != 4 or dilated or any((sides[i], strides[i], *padding[i]) != (1, 1, 0, 0) for i in (0, 3)):
     raise ConfigError(
       "the model has a pooling of other axes than height and width, which is not supported in ONNX files"
     )
-  order, shape = (0, 3, 1, 2), _shape(equation)
+  order, shape = (0, 3, 1, 2), _get_shape(equation)
   made = graph.node("MaxPool", [graph.transpose(value, order)], [shape[i] for i in order],
-                    kernel_shape=list(sides[1:3]), **_window(padding[1:3], strides[1:3]))  # fmt: skip
+                    kernel_shape=list(sides[1:3]), **_make_window(padding[1:3], strides[1:3]))  # fmt: skip
   return graph.transpose(made, (0, 2, 3, 1))
 
 
 def _platform(graph: Graph, equation, values):
   """Selects the branch for platforms that JAX does not treat specially."""
-  return constant(np.array(equation.params["platforms"].index(None), np.int32))
+  return make_constant(np.array(equation.params["platforms"].index(None), np.int32))
 
 
 def _branch(graph: Graph, equation, values):
   which, *rest = values
   if which.array is None:
     raise ConfigError("the model selects a branch by a computed value, which is not supported in ONNX files")
-  return graphs.walk(graph, equation.params["branches"][int(which.array)], rest, OPERATORS)
+  return graphs.add_program(graph, equation.params["branches"][int(which.array)], rest, OPERATORS)
 
 
 OPERATORS = {
@@ -205,7 +207,7 @@ OPERATORS = {
     name: _elementwise(operator, bool)
     for name, operator in (("lt", "Less"), ("le", "LessOrEqual"), ("gt", "Greater"), ("ge", "GreaterOrEqual"))
   },
-  **dict.fromkeys(("name", "stop_gradient", "copy", "copy_p", "reduce_precision"), _same),
+  **dict.fromkeys(("name", "stop_gradient", "copy", "copy_p", "reduce_precision"), _pass_through),
   "rsqrt": _reciprocal_root,
   "square": _square,
   "integer_pow": _integer_power,
@@ -223,9 +225,9 @@ OPERATORS = {
   "pad": _pad,
   "reduce_sum": _reduction("ReduceSum"),
   "reduce_max": _reduction("ReduceMax"),
-  "dot_general": _product,
+  "dot_general": _matrix_product,
   "conv_general_dilated": _convolution,
-  "reduce_window_max": _largest,
+  "reduce_window_max": _max_pool,
   "platform_index": _platform,
   "cond": _branch,
 }

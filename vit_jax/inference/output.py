@@ -11,17 +11,17 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from vit_jax import files
-from vit_jax.inference.batches import Row
+from vit_jax.inference.batches import FileResult
 from vit_jax.inference.computing import BEST
 from vit_jax.schema import ConfigError
-from vit_jax.schema.errors import readable
+from vit_jax.schema.errors import make_printable
+from vit_jax.storage import files
 
 SUFFIXES = (".csv", ".jsonl", ".npz")
 SHOWN = 20  # rows on a terminal
 
 
-def check(path: pathlib.Path | None, features: bool) -> None:
+def check_output(path: pathlib.Path | None, features: bool) -> None:
   """Raises ConfigError for an output file that cannot be written or cannot store the results.
 
   Call it before the work starts.
@@ -39,11 +39,11 @@ def check(path: pathlib.Path | None, features: bool) -> None:
     raise ConfigError(f"--features: a .csv file cannot store features, got {path}. Use FILE.npz or FILE.jsonl")
 
 
-def write(path: pathlib.Path, rows: Iterable[Row], count: int, classes: Sequence[str]) -> None:
+def write_rows(path: pathlib.Path, rows: Iterable[FileResult], count: int, classes: Sequence[str]) -> None:
   """Writes rows of predictions to a file, in the format of its suffix.
 
   - .csv: the columns file, name1, probability1 and so on for five classes (or all, if there are fewer), and reason.
-    Names and files are written as by `files.csv_name`.
+    Names and files are written as by `files.escape_csv`.
   - .jsonl: one object per line, {"file", "names", "probabilities"} with "features" if they were computed. A bad file
     has {"file", "reason"}.
   - .npz: the arrays id (the file) and reason (N,), best and probability (N, K), classes (V,), and features (N, D) if
@@ -59,17 +59,17 @@ def write(path: pathlib.Path, rows: Iterable[Row], count: int, classes: Sequence
   """
   match path.suffix.lower():
     case ".csv":
-      files.write_csv(path, _cells(rows, classes))
+      files.write_csv(path, _format_cells(rows, classes))
     case ".jsonl":
-      with files.replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(_values(row, classes)) + "\n" for row in rows)
+      with files.atomic_write(path) as partial, partial.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(_row_to_json(row, classes)) + "\n" for row in rows)
     case ".npz":
-      arrays = _arrays(rows, count)
-      with files.replacing(path) as partial, partial.open("wb") as file:  # NumPy adds suffixes to names
+      arrays = _make_columns(rows, count)
+      with files.atomic_write(path) as partial, partial.open("wb") as file:  # NumPy adds suffixes to names
         np.savez(file, classes=np.array(classes, dtype=str), **arrays)
 
 
-def lines(rows: Iterable[Row], classes: Sequence[str]) -> Iterator[str]:
+def format_lines(rows: Iterable[FileResult], classes: Sequence[str]) -> Iterator[str]:
   """Yields one line for each of the first rows, and a last line with the number of the remaining rows.
 
   Args:
@@ -80,21 +80,21 @@ def lines(rows: Iterable[Row], classes: Sequence[str]) -> Iterator[str]:
   for row in itertools.islice(rows, SHOWN):
     if row.reason is None:
       pairs = zip(row.best.tolist(), row.probability.tolist(), strict=True)
-      said = "  ".join(f"{_short(classes[i], 24)} {share:.1%}" for i, share in pairs)
+      said = "  ".join(f"{_shorten(classes[i], 24)} {share:.1%}" for i, share in pairs)
     else:
-      said = f"bad: {_short(row.reason, 120)}"
-    yield f"  {_short(row.file, 48):<48}  {said}"
+      said = f"bad: {_shorten(row.reason, 120)}"
+    yield f"  {_shorten(row.file, 48):<48}  {said}"
   if left := sum(1 for _ in rows):
     yield f"  and {left:,} more. For all rows, use --out=FILE.csv, .jsonl or .npz"
 
 
-def _short(text, most):
+def _shorten(text, most):
   """Returns a text on one line, and drops the beginning of a long text."""
-  text = readable(text).replace("\n", "\\n")
+  text = make_printable(text).replace("\n", "\\n")
   return text if len(text) <= most else f"...{text[3 - most :]}"
 
 
-def _cells(rows, classes):
+def _format_cells(rows, classes):
   """Yields the cells of a CSV file, starting with the column names."""
   best = min(BEST, len(classes))
   columns = [f"{word}{i + 1}" for i in range(best) for word in ("name", "probability")]
@@ -102,30 +102,30 @@ def _cells(rows, classes):
   for row in rows:
     if row.reason is None:
       pairs = zip(row.best.tolist(), row.probability.tolist(), strict=True)
-      cells = [cell for i, share in pairs for cell in (files.csv_name(classes[i]), _digits(share))]
+      cells = [cell for i, share in pairs for cell in (files.escape_csv(classes[i]), _format_digits(share))]
     else:
       cells = [""] * len(columns)
-    yield [files.csv_name(row.file), *cells, files.csv_name(row.reason or "")]
+    yield [files.escape_csv(row.file), *cells, files.escape_csv(row.reason or "")]
 
 
-def _digits(value):
+def _format_digits(value):
   return format(value, ".9g")  # nine digits distinguish any two float32 values
 
 
-def _values(row, classes):
+def _row_to_json(row, classes):
   """Returns the JSON object of a row."""
   if row.reason is not None:
     return {"file": row.file, "reason": row.reason}
   result = {"file": row.file}
   if row.best is not None:
     result["names"] = [classes[i] for i in row.best.tolist()]
-    result["probabilities"] = [float(_digits(share)) for share in row.probability.tolist()]
+    result["probabilities"] = [float(_format_digits(share)) for share in row.probability.tolist()]
   if row.features is not None:
-    result["features"] = [float(_digits(value)) for value in row.features.tolist()]
+    result["features"] = [float(_format_digits(value)) for value in row.features.tolist()]
   return result
 
 
-def _arrays(rows, count):
+def _make_columns(rows, count):
   """Returns the columns of all rows. Each array is allocated once, so that no column is in memory twice."""
   names, reasons, columns = [], [], {}
   empty = {"best": (np.int32, -1), "probability": (np.float32, np.nan), "features": (np.float32, np.nan)}

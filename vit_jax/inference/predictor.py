@@ -16,14 +16,14 @@ from PIL import Image
 
 from vit_jax import extensions, models
 from vit_jax.data import augment, decoding
-from vit_jax.data.images import ImageError, text_of
+from vit_jax.data.images import ImageError, describe_image_error
 from vit_jax.data.readers import places
 from vit_jax.importers import options, surgery
 from vit_jax.inference import stored
-from vit_jax.inference.computing import says
+from vit_jax.inference.computing import make_predict_function
 from vit_jax.inference.preparation import Preparation
 from vit_jax.models import finite
-from vit_jax.schema import Choice, ConfigError, arguments, at, convert
+from vit_jax.schema import Choice, ConfigError, convert, enter_key, select_arguments
 
 TOGETHER = 64  # maximum number of images per batch
 
@@ -86,12 +86,12 @@ class Predictor:
     """
     if not self.classes:
       raise ConfigError("the model has no head, so it cannot predict classes. Use `features`")
-    computed = self._computed(images, None)
+    computed = self._compute_outputs(images, None)
     rows = [
       Prediction(tuple(self.classes[i] for i in best), tuple(probability), tuple(best))
       for best, probability in zip(computed["best"].tolist(), computed["probability"].tolist(), strict=True)
     ]
-    return rows[0] if _is_one(images) else rows
+    return rows[0] if _is_single_image(images) else rows
 
   def features(self, images: Any, of: models.Features = "head") -> np.ndarray:
     """Returns the features of an image, float32 (D,), or of a list of images, float32 (N, D).
@@ -105,10 +105,10 @@ class Predictor:
       ImageError: if an image cannot be read, or the list is empty.
       NotFiniteError: if the features of an image are NaN or infinite.
     """
-    with at("of"):
+    with enter_key("of"):
       of = convert(of, models.Features)
-    features = self._computed(images, of)["features"]
-    return features[0] if _is_one(images) else features
+    features = self._compute_outputs(images, of)["features"]
+    return features[0] if _is_single_image(images) else features
 
   def square(self, image: Any) -> np.ndarray:
     """Returns an image after cropping and resizing, uint8 (S, S, 3).
@@ -122,9 +122,9 @@ class Predictor:
     if not isinstance(image, str | os.PathLike):
       return self._preparation.pixels(np.asarray(image.convert("RGB") if isinstance(image, Image.Image) else image))
     try:
-      return self._preparation.file(places.content(os.fspath(image)))
+      return self._preparation.file(places.read_content(os.fspath(image)))
     except (OSError, ValueError, MemoryError, cv2.error) as error:
-      raise ImageError(f"{os.fspath(image)}: {text_of(error)}") from error
+      raise ImageError(f"{os.fspath(image)}: {describe_image_error(error)}") from error
 
   def preprocess(self, image: Any) -> np.ndarray:
     """Returns an image as the model receives it: cropped, resized and normalised, float32 (S, S, 3).
@@ -135,7 +135,7 @@ class Predictor:
     Raises:
       ImageError: if the image cannot be read.
     """
-    return np.asarray(augment.normalise(self.square(image), **arguments(self.data, augment.normalise)))
+    return np.asarray(augment.normalise(self.square(image), **select_arguments(self.data, augment.normalise)))
 
   def logits(self, params: Mapping[str, jax.Array], batch: jax.Array) -> jax.Array:
     """Returns the logits of normalised images, in float32.
@@ -163,20 +163,20 @@ class Predictor:
 
   @functools.cached_property
   def _programs(self):
-    return functools.cache(lambda features: jax.jit(says(self._model, self.data, self.loss, features)))
+    return functools.cache(lambda features: jax.jit(make_predict_function(self._model, self.data, self.loss, features)))
 
-  def _computed(self, images, features) -> dict[str, np.ndarray]:
+  def _compute_outputs(self, images, features) -> dict[str, np.ndarray]:
     """Returns the outputs of the model for all images."""
-    several = [images] if _is_one(images) else list(images)
+    several = [images] if _is_single_image(images) else list(images)
     if not several:
       raise ImageError("an empty list of images. Specify at least one image")
     parts = [jax.device_get(self._programs(features)(self.params, batch)) for batch in self._batches(several)]
     rows = {name: np.concatenate([part[name] for part in parts])[: len(several)] for name in parts[0]}
-    return finite.checked(rows, np.arange(len(several)), lambda number: _name(several[number], number))
+    return finite.checked(rows, np.arange(len(several)), lambda number: _name_image(several[number], number))
 
   def _batches(self, images) -> Iterator[np.ndarray]:
     """Yields batches of prepared images. The last batch is padded to a power of two, which limits recompilation."""
-    with concurrent.futures.ThreadPoolExecutor(decoding.cores()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(decoding.count_usable_cores()) as pool:
       for first in range(0, len(images), TOGETHER):
         squares = np.stack(list(pool.map(self.square, images[first : first + TOGETHER])))
         size = 1 << (len(squares) - 1).bit_length()
@@ -207,14 +207,14 @@ def load(
     model = predictor.load("model.npz", image_size=384)
     features = model.features(["a.jpg", "b.jpg"])  # float32 (2, D)
   """
-  with options.form(options.ARGUMENTS):
+  with options.use_form(options.ARGUMENTS):
     return read(path, ema, image_size, prefix)
 
 
 def read(
   path: str | pathlib.Path, ema: bool | None = None, image_size: int | None = None, prefix: str | None = None
 ) -> Predictor:
-  """Reads a model like `load`, for a command. Messages name the options of the command (see `options.form`).
+  """Reads a model like `load`, for a command. Messages name the options of the command (see `options.use_form`).
 
   The arguments are those of `load`.
   """
@@ -225,12 +225,12 @@ def read(
   return Predictor(use.description, use.classes, params, use.data, use.loss, tuple(use.notes))
 
 
-def _name(image: Any, number: int) -> str:
+def _name_image(image: Any, number: int) -> str:
   """Returns the path of an image, or its number in the list."""
   return os.fspath(image) if isinstance(image, str | os.PathLike) else f"number {number}"
 
 
-def _is_one(images) -> bool:
+def _is_single_image(images) -> bool:
   """Returns true for a single image, and false for a list of images."""
   if isinstance(images, str | os.PathLike | Image.Image):
     return True

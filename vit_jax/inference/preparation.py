@@ -47,10 +47,10 @@ class Preparation:
     Raises:
       ValueError: if the image cannot be decoded or exceeds a limit. Errors of OpenCV are passed on.
     """
-    with decoding.core():
-      header = decoding.check(data, self.max_pixels, self.max_aspect, self.exif)
+    with decoding.use_core():
+      header = decoding.check_image(data, self.max_pixels, self.max_aspect, self.exif)
       with decoding.MEMORY.share(header.memory + 2 * len(data)):
-        return self.cut(decoding.Picture(data, header), None)
+        return self.cut(decoding.LazyImage(data, header), None)
 
   def pixels(self, image: np.ndarray) -> np.ndarray:
     """Returns the preprocessed image of an array of pixels.

@@ -6,22 +6,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import build, checkpoints, config, evals, extensions, files, identity, importers, paths, renames, schema
+from vit_jax import checkpoints, config, evals, extensions, importers, schema
+from vit_jax.checkpoints import provenance
+from vit_jax.config import migrations
 from vit_jax.data import augment, loader, stream
 from vit_jax.importers import normalisation, processing, surgery
-from vit_jax.importers.processing import Beside
+from vit_jax.importers.processing import ImageMetadata
 from vit_jax.importers.tensors import Tensors
 from vit_jax.models import Description
-from vit_jax.schema import Choice, ConfigError, amount
+from vit_jax.schema import Choice, ConfigError, format_amount
+from vit_jax.storage import files, paths
+from vit_jax.training import build
 
 
-class Stored(NamedTuple):
+class StoredWeights(NamedTuple):
   """Weights with everything that is needed to use them.
 
   Attributes:
     description: the model, bound. Its images are square after `load`.
     arrays: parameters by path, layer by layer.
-    data: preprocessing of the images, as arguments of `evals.preparation`.
+    data: preprocessing of the images, as arguments of `evals.preparation_arguments`.
     classes: class names, or class numbers if the names are unknown.
     loss: a name in `losses.PROBABILITIES`.
     notes: assumptions and changes to report to the user.
@@ -41,7 +45,7 @@ def load(
   image_size: int | None = None,
   hints: Mapping[str, Any] | None = None,
   prefix: str | None = None,
-) -> Stored:
+) -> StoredWeights:
   """Reads the weights of a workdir or of any file that `importers.load` reads.
 
   Images of a workdir are prepared as in the evaluation of its run. Images for the weights of a file are prepared as by
@@ -73,8 +77,8 @@ def load(
   if not isinstance(size, int) or use.description.channels != 3:
     raise ConfigError(
       f"{path}: the model processes images of {use.description.image_size} pixels with "
-      f"{amount(use.description.channels, 'channel')}, but this command requires square RGB images. Set the side: "
-      "--image-size=N, image_size=N"
+      f"{format_amount(use.description.channels, 'channel')}, but this command requires square RGB images. Set the "
+      "side: --image-size=N, image_size=N"
     )
   wanted = use.description.replaced(image_size=size).bound()
   try:
@@ -83,9 +87,9 @@ def load(
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
   # Photographs are rotated upright, even if the evaluation of the model ignores EXIF.
-  data = Choice(use.data.name, {**at_size(use.data, size).args, "exif": True})
+  data = Choice(use.data.name, {**resize_preprocessing(use.data, size).args, "exif": True})
   names = use.classes or tuple(map(str, range(wanted.classes)))
-  return Stored(wanted, dict(arrays), data, names, use.loss, [*use.notes, *done])
+  return StoredWeights(wanted, dict(arrays), data, names, use.loss, [*use.notes, *done])
 
 
 def read(
@@ -93,7 +97,7 @@ def read(
   ema: bool | None = None,
   hints: Mapping[str, Any] | None = None,
   prefix: str | None = None,
-) -> Stored:
+) -> StoredWeights:
   """Reads weights like `load`, for images of any shape and size.
 
   Tensors are read from the file when they are used, and are not kept in memory.
@@ -110,51 +114,51 @@ def read(
   Raises:
     ConfigError: if the path is neither a workdir nor a supported file.
   """
-  path = paths.path(path)
+  path = paths.resolve_path(path)
   if importers.is_workdir(path):
     description, arrays = importers.load(path, hints, ema, prefix)
-    data, loss, names, notes = _of_workdir(path, description)
+    data, loss, names, notes = _read_workdir(path, description)
   else:
     recognised = importers.inspect(path, hints, ema=ema, prefix=prefix)
     description = recognised.description
     try:
-      arrays = recognised.lazily()
+      arrays = recognised.read_lazily()
     except ConfigError as error:
       raise ConfigError(f"{path}: {error}") from error
-    usual = normalisation.usual(recognised.layout.name, description)
-    data, loss, names, notes = _said(path, recognised.beside, description, usual)
+    usual = normalisation.find_usual_normalisation(recognised.layout.name, description)
+    data, loss, names, notes = _apply_metadata(path, recognised.beside, description, usual)
     notes = [*recognised.notes, *notes]
   if not description.classes:  # The model was pre-trained without labels, although its data may have class names.
     names = ()
   elif names and len(names) != description.classes:
     notes = [
       *notes,
-      f"there {'is' if len(names) == 1 else 'are'} {amount(len(names), 'name')} for "
-      f"{amount(description.classes, 'class', 'classes')}; numbers are used instead",
+      f"there {'is' if len(names) == 1 else 'are'} {format_amount(len(names), 'name')} for "
+      f"{format_amount(description.classes, 'class', 'classes')}; numbers are used instead",
     ]
     names = ()
-  return Stored(description, arrays, data, names, loss, notes)
+  return StoredWeights(description, arrays, data, names, loss, notes)
 
 
-def travelling(use: Stored) -> Beside:
+def describe_images(use: StoredWeights) -> ImageMetadata:
   """Returns the metadata of images and classes to write next to the weights."""
   args = use.data.args
   normalised = {key: args[key] for key in ("mean", "std")}
-  return Beside(normalised, args["test_crop"], args["image_size"], use.classes, use.loss)
+  return ImageMetadata(normalised, args["test_crop"], args["image_size"], use.classes, use.loss)
 
 
-def at_size(data: Choice, size: int) -> Choice:
+def resize_preprocessing(data: Choice, size: int) -> Choice:
   """Returns the preprocessing of images for another image size.
 
   Args:
     data: the preprocessing.
     size: side of the images in pixels.
   """
-  crop = processing.at_size(data.args["test_crop"], data.args["image_size"], size)
+  crop = processing.scale_crop(data.args["test_crop"], data.args["image_size"], size)
   return Choice(data.name, {**data.args, "image_size": size, "test_crop": crop})
 
 
-def normalised(
+def read_normalisation(
   path: str | pathlib.Path, ema: bool | None = None, prefix: str | None = None
 ) -> dict[str, tuple[float, ...]]:
   """Returns the mean and standard deviation of the images that weights require.
@@ -169,16 +173,16 @@ def normalised(
   Returns:
     {"mean": values, "std": values}, one value per channel.
   """
-  path = paths.path(path)
+  path = paths.resolve_path(path)
   if not importers.is_workdir(path):
-    return normalisation.published(importers.inspect(path, ema=ema, prefix=prefix))
-  about = checkpoints.about(path) or {}
-  extensions.restore_of(path, about)
-  data = _of_workdir(path, Description.from_json(about.get("model")))[0]
+    return normalisation.find_normalisation(importers.inspect(path, ema=ema, prefix=prefix))
+  about = checkpoints.read_description(path) or {}
+  extensions.restore_for_workdir(path, about)
+  data = _read_workdir(path, Description.from_json(about.get("model")))[0]
   return {key: data.args[key] for key in ("mean", "std")}
 
 
-def other_normalisation(
+def find_normalisation_flags(
   weights: str | pathlib.Path, data: Choice, ema: bool | None = None, prefix: str | None = None
 ) -> str | None:
   """Returns the flags that select the normalisation of the weights, if the data have a different one.
@@ -194,14 +198,14 @@ def other_normalisation(
   Returns:
     The flags, or None if the normalisation is equal.
   """
-  wanted = {key: tuple(values) for key, values in normalised(weights, ema, prefix).items()}
+  wanted = {key: tuple(values) for key, values in read_normalisation(weights, ema, prefix).items()}
   other = {key: values for key, values in wanted.items() if data.args[key] != values}
   if not other:
     return None
-  return " ".join(schema.texts.flag(f"config.data.{key}", values) for key, values in other.items())
+  return " ".join(schema.texts.format_flag(f"config.data.{key}", values) for key, values in other.items())
 
 
-def run_of(workdir: pathlib.Path) -> config.Run | None:
+def load_run(workdir: pathlib.Path) -> config.Run | None:
   """Returns the completed run of a workdir.
 
   Args:
@@ -213,29 +217,29 @@ def run_of(workdir: pathlib.Path) -> config.Run | None:
   Raises:
     ConfigError: if the config is not valid for this version of the code.
   """
-  about = checkpoints.about(workdir, identity.check) or {}
-  own = identity.stored_config(workdir, about)
+  about = checkpoints.read_description(workdir, provenance.check_metadata) or {}
+  own = provenance.stored_config(workdir, about)
   if own is None:
     return None
-  extensions.restore_of(workdir, about or files.read_json(workdir / identity.RECIPE) or {})
+  extensions.restore_for_workdir(workdir, about or files.read_json(workdir / provenance.RECIPE) or {})
   try:
-    return build.complete(config.resolve(renames.run(own)), adopt=False)
+    return build.complete(config.resolve(migrations.migrate_run(own)), adopt=False)
   except ConfigError as error:
     raise ConfigError(f"{workdir / 'config.json'} is not the config of a run: {error}") from error
 
 
-def _of_workdir(workdir, description):
+def _read_workdir(workdir, description):
   """Returns (data, loss, class names, notes) of a workdir."""
-  run, about = run_of(workdir), checkpoints.about(workdir, identity.check) or {}
+  run, about = load_run(workdir), checkpoints.read_description(workdir, provenance.check_metadata) or {}
   if run is None:  # weights that `convert` wrote have less metadata than a run
-    about = checkpoints.about(workdir) or {}
-    said = processing.from_json(about["use"]) if "use" in about else Beside()
-    return _said(workdir, said, description, normalisation.HALVES)
+    about = checkpoints.read_description(workdir) or {}
+    said = processing.from_json(about["use"]) if "use" in about else ImageMetadata()
+    return _apply_metadata(workdir, said, description, normalisation.HALVES)
   names = tuple(about["identity"]["data"]["classes"]) if "identity" in about else ()
-  return Choice(run.data.name, evals.preparation(run.data)), run.task.args.get("loss", "softmax"), names, []
+  return Choice(run.data.name, evals.preparation_arguments(run.data)), run.task.args.get("loss", "softmax"), names, []
 
 
-def _said(path, said, description, usual):
+def _apply_metadata(path, said, description, usual):
   """Returns (data, loss, class names, notes) from the metadata of weights, with defaults for missing values."""
   notes = []
   if set(said.normalised) != {"mean", "std"}:
@@ -246,21 +250,21 @@ def _said(path, said, description, usual):
       else "no metadata file next to the weights specifies"
     )
     notes = [f"{where} how its images were normalised. Using {values}, see docs/models/index.md#images"]
-  side = _side(description)
-  crop = {"test_crop": processing.at_size(said.crop, said.size, side)} if said.crop else {}
+  side = _get_side(description)
+  crop = {"test_crop": processing.scale_crop(said.crop, said.size, side)} if said.crop else {}
   try:
-    data = _data(side, **{**usual, **said.normalised}, **crop)
+    data = _complete_preprocessing(side, **{**usual, **said.normalised}, **crop)
   except ConfigError as error:
     raise ConfigError(f"{path}: its image metadata are not valid: {error}") from error
   return data, said.loss or "softmax", said.labels, notes
 
 
-def _side(description):
+def _get_side(description):
   size = description.image_size
   return size if isinstance(size, int) else min(size)
 
 
-def _data(image_size, **changes: Any) -> Choice:
+def _complete_preprocessing(image_size, **changes: Any) -> Choice:
   """Returns the preprocessing of images, with all arguments filled in."""
   functions = stream.eval_examples, loader.batches, augment.normalise
   return schema.bind(Choice("images", {"image_size": image_size, **changes}), functions)

@@ -52,8 +52,8 @@ def create(
     model = models.create("ViT-Ti/16", image_size=64, classes=10, depth=2)
     model(jnp.zeros((1, 64, 64, 3))).shape  # (1, 10)
   """
-  with schema.at("model"):
+  with schema.enter_key("model"):
     row = find(name)
     choice = bind(schema.Choice(name, arguments))
   classes = row.classes if classes is None else classes
-  return row.make(image_size or row.image_size, channels, classes, rngs or rng.Keys(rng.key(0)), **choice.args)
+  return row.make(image_size or row.image_size, channels, classes, rngs or rng.Keys(rng.make_key(0)), **choice.args)

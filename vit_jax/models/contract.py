@@ -12,7 +12,7 @@ from flax import nnx
 
 from vit_jax.models.output import Output
 from vit_jax.models.sizes import sides
-from vit_jax.schema import ConfigError, amount, show
+from vit_jax.schema import ConfigError, format_amount, show
 from vit_jax.shapes import Float, Tensor
 
 BATCH = 2  # number of images in the check: differs from 1, so that operations that confuse axes change the shape
@@ -95,7 +95,7 @@ def check_outputs(
     _check_shape(name, field, getattr(result, field).shape, shape)
   tokens = result.tokens.shape
   if len(tokens) != 3 or tokens[0] != BATCH or tokens[1] <= sum(prefix.values()):
-    least = f"more than {amount(sum(prefix.values()), 'token')}" if prefix else "tokens"
+    least = f"more than {format_amount(sum(prefix.values()), 'token')}" if prefix else "tokens"
     raise ConfigError(f"model {name}: outputs.tokens has the shape {tokens}. It must be [images, {least}, width]")
   if result.logits.dtype != jnp.float32:
     raise ConfigError(f"model {name}: outputs.logits has the type {result.logits.dtype}. Convert it to float32")

@@ -96,7 +96,7 @@ class Decoder:
     Returns:
       Predictions, (B, N, O).
     """
-    graph, abstract = nnx.split(nnx.eval_shape(lambda: self._make(rng.Keys(rng.key(0)))))
+    graph, abstract = nnx.split(nnx.eval_shape(lambda: self._make(rng.Keys(rng.make_key(0)))))
     own = {path: params[f"{self.path}/{path}"] for path in trees.flatten(abstract)}
     module = nnx.merge(graph, trees.unflatten(abstract, own))
     return module(tokens, visible, restore, f"{self.path}/blocks")

@@ -3,10 +3,11 @@
 import dataclasses
 from typing import Any
 
-from vit_jax import renames, schema
+from vit_jax import schema
+from vit_jax.config import migrations
 from vit_jax.models import table
 from vit_jax.models.published.model import Published
-from vit_jax.schema import Choice, ConfigError, amount
+from vit_jax.schema import Choice, ConfigError, format_amount
 
 # Arguments for computation, regularisation, initial values and resampling of weights do not identify a model.
 _BESIDE = (
@@ -47,7 +48,7 @@ class Description:
   @property
   def published(self) -> Published:
     """The row of the model table that the name selects."""
-    with schema.at("model"):
+    with schema.enter_key("model"):
       return table.find(self.model.name)
 
   def replaced(self, **changes) -> "Description":
@@ -60,7 +61,7 @@ class Description:
     Raises:
       ConfigError: if the name or an argument is invalid.
     """
-    with schema.at("model"):
+    with schema.enter_key("model"):
       return self.replaced(model=table.bind(self.model))
 
   def unscanned(self) -> "Description":
@@ -85,19 +86,19 @@ class Description:
         chosen |= {f"{key}.name": value.name} | {f"{key}.{inner}": one for inner, one in value.args.items()}
       else:
         chosen[key] = value
-    return " ".join(schema.texts.flag(f"config.model.{key}", value) for key, value in chosen.items())
+    return " ".join(schema.texts.format_flag(f"config.model.{key}", value) for key, value in chosen.items())
 
   def __str__(self):
     """Formats the model, its essential arguments and its sizes in one line."""
     size = self.image_size
     arguments = "".join(f", {key}={in_words(value)}" for key, value in self.essential().items())
     side = f"{size} px" if isinstance(size, int) else f"{size[0]} x {size[1]} px"
-    classes = amount(self.classes, "class", "classes") if self.classes else "no classes"
+    classes = format_amount(self.classes, "class", "classes") if self.classes else "no classes"
     return f"{self.model.name}{arguments} ({side}, {classes})"
 
   def to_json(self) -> dict[str, Any]:
     """Returns the description as JSON values."""
-    return schema.plain(self)
+    return schema.to_plain(self)
 
   @classmethod
   def from_json(cls, values: Any) -> "Description":
@@ -110,7 +111,7 @@ class Description:
       ConfigError: if the values do not describe a model.
     """
     try:
-      model, size = renames.model(values["model"]), values["image_size"]
+      model, size = migrations.migrate_model(values["model"]), values["image_size"]
       sides = [size] if isinstance(size, int) else list(size)
       classes, channels = values["classes"], values["channels"]
       if not all(type(number) is int for number in (*sides, classes, channels)):

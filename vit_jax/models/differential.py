@@ -6,7 +6,7 @@ from flax import nnx
 
 from vit_jax import schema
 from vit_jax.models.layers import RMSNorm
-from vit_jax.schema import amount
+from vit_jax.schema import format_amount
 from vit_jax.shapes import Array, Float, Scalar, Tensor
 
 
@@ -25,7 +25,7 @@ class Difference(nnx.Module):
   def __init__(self, size, *, dtype, rngs):
     if size % 2:
       raise schema.ConfigError(
-        f"model.differential: heads have {amount(size, 'channel')}. Allowed: an even number of channels"
+        f"model.differential: heads have {format_amount(size, 'channel')}. Allowed: an even number of channels"
       )
     draw = nnx.initializers.normal(0.1)
     self.query1, self.key1, self.query2, self.key2 = (

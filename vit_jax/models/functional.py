@@ -9,11 +9,12 @@ import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax import extensions, mesh, rng, trees
+from vit_jax import extensions, rng, trees
 from vit_jax.models import activations, contract, parameters
 from vit_jax.models.description import Description
 from vit_jax.models.output import Features, Output, features_of
 from vit_jax.models.published.model import Registered
+from vit_jax.parallel import sharding
 from vit_jax.shapes import Array, Float, Integer, PRNGKey, Shaped, Tensor
 
 
@@ -103,10 +104,10 @@ class Model:
       grid: the mesh.
     """
     choice = self.description.model
-    gather = mesh.gather(self.description.published.sharding, grid, np.dtype(choice.args["dtype"]))
-    per_device = functools.partial(mesh.per_device, grid)
+    gather = sharding.make_gather(self.description.published.sharding, grid, np.dtype(choice.args["dtype"]))
+    per_device = functools.partial(sharding.map_per_device, grid)
     return dataclasses.replace(
-      self, sharded=functools.partial(activations.sharded, mesh.batch(grid), gather, per_device)
+      self, sharded=functools.partial(activations.sharded, sharding.make_batch_sharding(grid), gather, per_device)
     )
 
 
@@ -126,7 +127,7 @@ def functional(description: Description) -> Model:
 
     choice = schema.Choice("ViT-Ti/16", {"depth": 2})
     model = models.functional(models.Description(choice, image_size=64, classes=10))
-    params = model.init(rng.key(0))
+    params = model.init(rng.make_key(0))
     output, statistics = model.outputs(params, jnp.zeros((1, 64, 64, 3)))
     output.logits.shape  # (1, 10)
   """
@@ -138,9 +139,9 @@ def functional(description: Description) -> Model:
 @functools.lru_cache(maxsize=64)
 def _functional(description, registered):
   name = description.model.name
-  file = extensions.registration("model", name).file if registered else ""
-  call = functools.partial(extensions.called, file, flag=f"model {name}") if file else _call
-  module = call(nnx.eval_shape, lambda: _make(description, rng.key(0)))
+  file = extensions.find_registration("model", name).file if registered else ""
+  call = functools.partial(extensions.call_function, file, flag=f"model {name}") if file else _call
+  module = call(nnx.eval_shape, lambda: _make(description, rng.make_key(0)))
   graph, abstract = nnx.split(module)
   statistics = frozenset(trees.flatten(nnx.filter_state(abstract, nnx.BatchStat)))
   patch, prefix = contract.patch_of(module), contract.prefix_of(name, module)

@@ -159,7 +159,7 @@ def capture(function: Callable, *patterns: str) -> Callable:
     for pattern in patterns:
       if not any(matches(pattern, name) for name in recorder.names):
         raise schema.ConfigError(
-          f"capture: no intermediate is called {pattern!r}.{schema.nearest(pattern, recorder.names)}"
+          f"capture: no intermediate is called {pattern!r}.{schema.suggest_nearest(pattern, recorder.names)}"
         )
     return output, recorder.values
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.models.intermediates import record
-from vit_jax.schema import ConfigError, amount
+from vit_jax.schema import ConfigError, format_amount
 from vit_jax.shapes import Array, Float, Shaped, Tensor
 
 Features = Literal["head", "cls", "patches", "cls_patches"]
@@ -59,7 +59,7 @@ def check_patches(images: Shaped[Tensor, "B H W C"], patch: int, channels: int) 
   if images.shape[1] % patch or images.shape[2] % patch or images.shape[3] != channels or 0 in images.shape:
     raise ValueError(
       f"images have the shape {images.shape[1:]} (height, width, channels). Allowed: multiples of {patch}, and "
-      f"{amount(channels, 'channel')}"
+      f"{format_amount(channels, 'channel')}"
     )
 
 

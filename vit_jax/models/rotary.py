@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.schema import ConfigError, NonNegative, Positive, Range, amount
+from vit_jax.schema import ConfigError, NonNegative, Positive, Range, format_amount
 from vit_jax.shapes import Array, Float, PRNGKey, Tensor
 
 Side = Annotated[int, Range(1, 2**12)]
@@ -252,7 +252,7 @@ ROTARY = {"none": none, "axial": Axial, "mixed": Mixed, "dinov3": Centred}
 def _check(rotary, parts):
   if rotary.size % parts:
     raise ConfigError(
-      f"a head has {amount(rotary.size, 'channel')}, but rotation needs pairs for rows and columns. Allowed: "
+      f"a head has {format_amount(rotary.size, 'channel')}, but rotation needs pairs for rows and columns. Allowed: "
       f"multiples of {parts}. Use another width or number of heads"
     )
 

@@ -19,7 +19,7 @@ from vit_jax.models.positions import Resampling
 from vit_jax.models.published.swin import PATCH, Size
 from vit_jax.models.sizes import Blocks, Dtype, Width, sides
 from vit_jax.models.transformer import Block
-from vit_jax.schema import Probability, amount
+from vit_jax.schema import Probability, format_amount
 from vit_jax.shapes import Bool, Float, Int, PRNGKey, Tensor
 
 EPS = 1e-5
@@ -293,7 +293,7 @@ def _maps(image_sides, window, row):
   """Returns (rows, columns) of each stage's feature map. Raises a ConfigError if stages, heads or image do not fit."""
   if len(row.depths) != len(row.heads):
     raise schema.ConfigError(
-      f"model: depths {row.depths} specify {amount(len(row.depths), 'stage')}, but heads {row.heads} specify "
+      f"model: depths {row.depths} specify {format_amount(len(row.depths), 'stage')}, but heads {row.heads} specify "
       f"{len(row.heads)}. "
       "Give one number for each stage in both"
     )

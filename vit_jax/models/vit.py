@@ -207,7 +207,7 @@ def _stem(channels, stages, common):
 
 def _rotary(choice, heads, channels, patches, registers):
   """Returns the rotary positions of a choice, or None. Raises a ConfigError if they do not support the registers."""
-  with schema.at("model.rotary"):
+  with schema.enter_key("model.rotary"):
     made = schema.make(choice, ROTARY, heads, channels, patches)
     if made is not None:
       made.of_registers(registers)

@@ -48,13 +48,13 @@ def muon(
   """
 
   def labels(params):
-    return trees.map_named(lambda path, _: "adam" if axes(path) is None else "matrix", params)
+    return trees.map_named(lambda path, _: "adam" if count_axes(path) is None else "matrix", params)
 
-  matrix = optax.chain(optax.trace(momentum, True, mu_dtype), _orthogonal(iterations, dtype))
+  matrix = optax.chain(optax.trace(momentum, True, mu_dtype), _orthogonalise(iterations, dtype))
   return optax.partition({"matrix": matrix, "adam": optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)}, labels)
 
 
-def check(paths: Iterable[str]) -> None:
+def check_matrices(paths: Iterable[str]) -> None:
   """Checks that some of a model's parameters are matrices.
 
   Args:
@@ -63,25 +63,25 @@ def check(paths: Iterable[str]) -> None:
   Raises:
     ConfigError: if none of the paths is a matrix of attention or of an MLP.
   """
-  if not any(map(axes, paths)):
+  if not any(map(count_axes, paths)):
     raise ConfigError("this model has no attention or MLP matrices, which 'muon' needs. Use 'adamw'", "name")
 
 
-def axes(path: str) -> tuple[int, int] | None:
+def count_axes(path: str) -> tuple[int, int] | None:
   """Returns the numbers of input axes and of output axes of a kernel, or None for a parameter that Adam updates.
 
   Args:
     path: whole path of the parameter.
   """
-  first = trees.first_match([pattern for pattern, _ in MATRICES], path)
+  first = trees.find_first_match([pattern for pattern, _ in MATRICES], path)
   return None if first is None else MATRICES[first][1]
 
 
-def _alone(function, stacks):
+def _apply_unsharded(function, stacks):
   return function(jnp.concatenate(stacks))
 
 
-def _orthogonal(iterations, dtype):
+def _orthogonalise(iterations, dtype):
   """Makes updates nearly orthogonal. Matrices of one shape form one stack, which `spread` divides among the devices.
 
   Devices then share the work, and no matrix is sent during its iterations.
@@ -94,18 +94,18 @@ def _orthogonal(iterations, dtype):
     result, _ = newton_schulz.update(stack, newton_schulz.init(stack))
     return (0.2 * math.sqrt(stack.shape[2]) * result).astype(dtype)  # the size of Adam's updates
 
-  def update(updates, state, params=None, *, spread: Callable = _alone, **_):
+  def update(updates, state, params=None, *, spread: Callable = _apply_unsharded, **_):
     kernels: dict[str, jax.Array] = {}
     trees.map_named(kernels.setdefault, updates)
     stacks: dict[tuple[int, int], dict[str, jax.Array]] = {}
     for path, kernel in kernels.items():
-      matrices = _matrices(path, kernel)
+      matrices = _to_matrices(path, kernel)
       stacks.setdefault(matrices.shape[1:], {})[path] = matrices
     made = {}
     for parts in stacks.values():
       result, first = spread(orthogonal, list(parts.values())), 0
       for path, matrices in parts.items():
-        whole = _kernel(path, result[first : first + len(matrices)], kernels[path].shape)
+        whole = _to_kernel(path, result[first : first + len(matrices)], kernels[path].shape)
         made[path] = whole.astype(kernels[path].dtype)
         first += len(matrices)
     return trees.map_named(lambda path, _: made[path], updates), state
@@ -113,15 +113,15 @@ def _orthogonal(iterations, dtype):
   return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
-def _matrices(path, kernel) -> Float[Array, "N R C"]:
+def _to_matrices(path, kernel) -> Float[Array, "N R C"]:
   """Returns a kernel, or a stack of kernels, as matrices that have at least as many columns as rows."""
-  inputs, outputs = axes(path)
+  inputs, outputs = count_axes(path)
   first, middle = kernel.ndim - inputs - outputs, kernel.ndim - outputs
   flat = kernel.reshape(-1, math.prod(kernel.shape[first:middle]), math.prod(kernel.shape[middle:]))
   return flat if flat.shape[1] <= flat.shape[2] else flat.swapaxes(1, 2)
 
 
-def _kernel(path, matrices: Float[Tensor, "N R C"], shape) -> Float[Array, "..."]:
-  """Inverts `_matrices`."""
-  outputs = math.prod(shape[-axes(path)[1] :])
+def _to_kernel(path, matrices: Float[Tensor, "N R C"], shape) -> Float[Array, "..."]:
+  """Inverts `_to_matrices`."""
+  outputs = math.prod(shape[-count_axes(path)[1] :])
   return (matrices if matrices.shape[2] == outputs else matrices.swapaxes(1, 2)).reshape(shape)

@@ -26,9 +26,9 @@ from vit_jax.schema import (
   Pattern,
   Positive,
   Range,
-  arguments,
   lookup,
   preset,
+  select_arguments,
 )
 
 Precision = Literal["float32", "bfloat16"]
@@ -36,7 +36,7 @@ Precision = Literal["float32", "bfloat16"]
 LayersAbove = Mapping[str, int | np.ndarray | None] | None
 
 
-def create(
+def create_optimizer(
   choice: Choice,
   params,
   total: int,
@@ -68,16 +68,22 @@ def create(
     choice = schema.Choice("adamw", {"lr": 1e-3, "weight_decay": 0.1})
     choice = schema.bind(choice, optim.RULES["adamw"], optim.RULES)
     params = {"head": {"kernel": jnp.ones((3, 2)), "bias": jnp.zeros(2)}}
-    transform, schedule = optim.create(choice, params, total=100, steps=int)
+    transform, schedule = optim.create_optimizer(choice, params, total=100, steps=int)
     updates, state = transform.update(params, transform.init(params), params)
     params = optax.apply_updates(params, updates)
     float(schedule(50))  # 0.0005, half of the cosine
   """
   rule, around = lookup(RULES, choice.name)
   if rule is muon:
-    matrices.check(trees.flatten(params))
+    matrices.check_matrices(trees.flatten(params))
   return around(
-    rule(**arguments(choice, rule)), params, total, steps, statistics, layers_above, **arguments(choice, around)
+    rule(**select_arguments(choice, rule)),
+    params,
+    total,
+    steps,
+    statistics,
+    layers_above,
+    **select_arguments(choice, around),
   )
 
 
@@ -146,9 +152,9 @@ def optimizer(
   Raises:
     ConfigError: if a pattern has no effect, all parameters are frozen, or an argument does not fit the model.
   """
-  rate = schedules.create(schedule, lr, total, steps(warmup), steps)
-  paths = _trainable(params, statistics)
-  scales = _by_pattern("lr_multipliers", lr_multipliers, paths, 1.0)
+  rate = schedules.create_schedule(schedule, lr, total, steps(warmup), steps)
+  paths = _select_trainable(params, statistics)
+  scales = _match_patterns("lr_multipliers", lr_multipliers, paths, 1.0)
   if layer_decay is not None:
     if layers_above is None:
       raise ConfigError(
@@ -160,31 +166,38 @@ def optimizer(
         "Pass order= to register.model",
         "layer_decay",
       )
-    scales = {path: scale * _power(layer_decay, layers_above.get(path, 0)) for path, scale in scales.items()}
+    scales = {path: scale * _compute_power(layer_decay, layers_above.get(path, 0)) for path, scale in scales.items()}
   decays = {}
   if weight_decay:
-    decays = {k: weight_decay * v for k, v in _by_pattern("decay_on", decay_on, paths, 0.0).items() if v}
+    decays = {k: weight_decay * v for k, v in _match_patterns("decay_on", decay_on, paths, 0.0).items() if v}
 
   clipping = [optax.clip_by_global_norm(clip)] if clip is not None else []
   if trust_ratio == "decayed" and not decays:
     raise ConfigError("'decayed' has no effect if weight_decay is 0. Set weight_decay, or use 'all'", "trust_ratio")
   stacked = frozenset(path for path, above in (layers_above or {}).items() if isinstance(above, np.ndarray))
-  trust = {"none": [], "decayed": [_trust(decays, stacked)], "all": [_trust(paths, stacked)]}[trust_ratio]
+  trust = {"none": [], "decayed": [_scale_by_trust(decays, stacked)], "all": [_scale_by_trust(paths, stacked)]}[
+    trust_ratio
+  ]
   if decay == "times_lr":
-    after = [_add_decayed(decays), *trust, _scale(scales), optax.scale_by_schedule(lambda step: -rate(step))]
+    after = [_add_decayed(decays), *trust, _scale_updates(scales), optax.scale_by_schedule(lambda step: -rate(step))]
   else:
     scales = {path: lr * scale for path, scale in scales.items()}
-    after = [*trust, _scale(scales), _add_decayed(decays), optax.scale_by_schedule(lambda step: -rate(step) / lr)]
+    after = [
+      *trust,
+      _scale_updates(scales),
+      _add_decayed(decays),
+      optax.scale_by_schedule(lambda step: -rate(step) / lr),
+    ]
   chain = optax.chain(*clipping, rule, *after)
 
-  held = frozen_paths(frozen, params, statistics)
+  held = list_frozen_paths(frozen, params, statistics)
   if not held:
     return chain, rate
   labels = trees.map_named(lambda path, _: "frozen" if path in held else "trained", params)
   return optax.partition({"trained": chain, "frozen": optax.set_to_zero()}, labels), rate
 
 
-def frozen_paths(frozen: Sequence[str], params, statistics: frozenset[str] = frozenset()) -> frozenset[str]:
+def list_frozen_paths(frozen: Sequence[str], params, statistics: frozenset[str] = frozenset()) -> frozenset[str]:
   """Returns the paths that gradients do not update: the frozen parameters and all statistics.
 
   Args:
@@ -195,14 +208,14 @@ def frozen_paths(frozen: Sequence[str], params, statistics: frozenset[str] = fro
   Raises:
     ConfigError: if a pattern has no effect, or if the patterns match all parameters.
   """
-  paths = _trainable(params, statistics)
-  held = _by_pattern("frozen", [(pattern, True) for pattern in frozen], paths, False)
+  paths = _select_trainable(params, statistics)
+  held = _match_patterns("frozen", [(pattern, True) for pattern in frozen], paths, False)
   if all(held.values()):
     raise ConfigError(f"{frozen} matches every parameter, so no parameter would be trained", "frozen")
   return statistics | {path for path in paths if held[path]}
 
 
-def _trainable(params, statistics):
+def _select_trainable(params, statistics):
   return {path: leaf for path, leaf in trees.flatten(params).items() if path not in statistics}
 
 
@@ -302,13 +315,13 @@ RULES["lamb"] = (lamb, preset(optimizer, trust_ratio="decayed"))
 # Multipliers by path.
 
 
-def _by_pattern(key: str, rows: Sequence[tuple[str, object]], paths, default) -> dict[str, object]:
+def _match_patterns(key: str, rows: Sequence[tuple[str, object]], paths, default) -> dict[str, object]:
   """Returns the value of the first pattern that matches each path.
 
   Raises ConfigError if a pattern is never the first match.
   """
   patterns = [pattern for pattern, _ in rows]
-  first = {path: trees.first_match(patterns, path) for path in paths}
+  first = {path: trees.find_first_match(patterns, path) for path in paths}
   for i, pattern in enumerate(patterns):
     if i in first.values():
       continue
@@ -318,13 +331,13 @@ def _by_pattern(key: str, rows: Sequence[tuple[str, object]], paths, default) ->
       )
     raise ConfigError(
       f"{pattern!r} matches no parameter. A pattern is a regular expression for the whole path. Nearest: "
-      f"{', '.join(trees.nearest(pattern, paths))}{ADVICE.get(key, '')}",
+      f"{', '.join(trees.find_nearest(pattern, paths))}{ADVICE.get(key, '')}",
       f"{key}[{i}]",
     )
   return {path: default if i is None else rows[i][1] for path, i in first.items()}
 
 
-def _scale(scales):
+def _scale_updates(scales):
   """Multiplies updates by the multiplier of their path: a number, or one number per layer of a stack."""
   # Selected by path, because the tree that arrives here does not contain the frozen parameters.
   scales = {path: scale for path, scale in scales.items() if np.any(scale != 1)}
@@ -342,7 +355,7 @@ def _add_decayed(decays):
   )
 
 
-def _trust(adapted, stacked):
+def _scale_by_trust(adapted, stacked):
   """Multiplies the adapted updates by |p| / |u| if neither is 0. Optax's version does not support stacks of layers."""
 
   def adapt(path, u, p):
@@ -356,6 +369,6 @@ def _trust(adapted, stacked):
   return optax.stateless(lambda updates, params: trees.map_named(adapt, updates, params))
 
 
-def _power(decay, layers):
+def _compute_power(decay, layers):
   # A stack uses float32, like its updates.
   return (np.float32(decay) if isinstance(layers, np.ndarray) else decay) ** layers

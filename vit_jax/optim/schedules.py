@@ -18,12 +18,22 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.schema import Choice, ConfigError, Duration, Fraction, NonNegative, Positive, amount, at, make
+from vit_jax.schema import (
+  Choice,
+  ConfigError,
+  Duration,
+  Fraction,
+  NonNegative,
+  Positive,
+  enter_key,
+  format_amount,
+  make,
+)
 
 Schedule = Callable
 
 
-def create(choice: Choice, peak: float, total: int, warmup: int, steps: Callable[[Duration], int]) -> Schedule:
+def create_schedule(choice: Choice, peak: float, total: int, warmup: int, steps: Callable[[Duration], int]) -> Schedule:
   """Returns the schedule of a choice.
 
   Args:
@@ -40,15 +50,15 @@ def create(choice: Choice, peak: float, total: int, warmup: int, steps: Callable
     from vit_jax import schema
     from vit_jax.optim import schedules
 
-    rate = schedules.create(schema.Choice("cosine"), peak=1e-3, total=100, warmup=10, steps=int)
+    rate = schedules.create_schedule(schema.Choice("cosine"), peak=1e-3, total=100, warmup=10, steps=int)
     float(rate(5))  # 0.0005, half of the warm-up
     float(rate(100))  # 0.0
   """
   if warmup > total:
     raise ConfigError(
-      f"{amount(warmup, 'step')}, but the run has {total:,}. Shorten the warm-up or lengthen the run", "warmup"
+      f"{format_amount(warmup, 'step')}, but the run has {total:,}. Shorten the warm-up or lengthen the run", "warmup"
     )
-  with at("schedule"):
+  with enter_key("schedule"):
     return make(choice, SCHEDULES, peak, total, warmup, steps)
 
 
@@ -61,7 +71,7 @@ def cosine(peak, total, warmup, steps, *, end: NonNegative = 0.0) -> Schedule:
   """
   _check_end(end, peak)
   return lambda step: (
-    _warm(step, warmup) * (end + (peak - end) * 0.5 * (1 + jnp.cos(jnp.pi * _progress(step, total, warmup))))
+    _warm_up(step, warmup) * (end + (peak - end) * 0.5 * (1 + jnp.cos(jnp.pi * _compute_progress(step, total, warmup))))
   )
 
 
@@ -84,7 +94,9 @@ def polynomial(peak, total, warmup, steps, *, power: Positive = 2.0, end: NonNeg
     end: learning rate at the last step.
   """
   _check_end(end, peak)
-  return lambda step: _warm(step, warmup) * (end + (peak - end) * (1 - _progress(step, total, warmup)) ** power)
+  return lambda step: (
+    _warm_up(step, warmup) * (end + (peak - end) * (1 - _compute_progress(step, total, warmup)) ** power)
+  )
 
 
 def constant(peak, total, warmup, steps, *, cooldown: Duration = Duration("0")) -> Schedule:
@@ -95,7 +107,7 @@ def constant(peak, total, warmup, steps, *, cooldown: Duration = Duration("0")) 
     cooldown: length of the decay at the end of the run.
   """
   cooldown = _cooldown_steps(cooldown, total, warmup, steps)
-  return lambda step: peak * _warm(step, warmup) * _cool(step, total, cooldown)
+  return lambda step: peak * _warm_up(step, warmup) * _cool_down(step, total, cooldown)
 
 
 def rsqrt(
@@ -125,7 +137,7 @@ def rsqrt(
 
   def rate(step):
     after = jnp.maximum(jnp.asarray(step, jnp.float32) - warmup, 0)
-    return peak * _warm(step, warmup) * _cool(step, total, cooldown) / jnp.sqrt(1 + (after + shift) / timescale)
+    return peak * _warm_up(step, warmup) * _cool_down(step, total, cooldown) / jnp.sqrt(1 + (after + shift) / timescale)
 
   return rate
 
@@ -144,8 +156,8 @@ def stair(peak, total, warmup, steps, *, at: tuple[Duration, ...], factors: tupl
       f"at={tuple(map(str, at))} and factors={factors}: expected as many factors as points. List the points in "
       "ascending order"
     )
-  rate = _table([0, *points], [peak, *(peak * factor for factor in factors)])
-  return lambda step: _warm(step, warmup) * rate(step)
+  rate = _create_table([0, *points], [peak, *(peak * factor for factor in factors)])
+  return lambda step: _warm_up(step, warmup) * rate(step)
 
 
 def epoch_cosine(
@@ -173,14 +185,14 @@ def epoch_cosine(
   """
   _check_end(end, peak)
   cooldown = _cooldown_steps(cooldown, total, warmup, steps)
-  epoch = _epoch(steps)
+  epoch = _steps_per_epoch(steps)
   first = round(warmup / epoch) if after_warmup else 0
   length = max(round((total - cooldown) / epoch) - first, 1)
 
   def rate(t):
     return end + (peak - end) * 0.5 * (1 + math.cos(math.pi * min((t - first) / length, 1)))
 
-  return _by_epoch(rate, peak, total, warmup, epoch, start)
+  return _create_epoch_schedule(rate, peak, total, warmup, epoch, start)
 
 
 def epoch_step(
@@ -194,9 +206,9 @@ def epoch_step(
     factor: factor of each change.
     start: learning rate at the first step of the warm-up.
   """
-  epoch = _epoch(steps)
+  epoch = _steps_per_epoch(steps)
   every = max(round(steps(every) / epoch), 1)
-  return _by_epoch(lambda t: peak * factor ** (t // every), peak, total, warmup, epoch, start)
+  return _create_epoch_schedule(lambda t: peak * factor ** (t // every), peak, total, warmup, epoch, start)
 
 
 SCHEDULES = {
@@ -211,44 +223,44 @@ SCHEDULES = {
 }
 
 
-def _warm(step, warmup):
+def _warm_up(step, warmup):
   return jnp.minimum(jnp.asarray(step, jnp.float32) / warmup, 1) if warmup else jnp.float32(1)
 
 
-def _cool(step, total, cooldown):
+def _cool_down(step, total, cooldown):
   return jnp.clip((total - jnp.asarray(step, jnp.float32)) / cooldown, 0, 1) if cooldown else jnp.float32(1)
 
 
-def _progress(step, total, warmup):
+def _compute_progress(step, total, warmup):
   return jnp.clip((jnp.asarray(step, jnp.float32) - warmup) / max(total - warmup, 1), 0, 1)
 
 
-def _table(starts, rates):
+def _create_table(starts, rates):
   """Returns the function that gives rates[i] from step starts[i] on."""
   starts, rates = np.asarray(starts, np.int32), np.asarray(rates, np.float32)
   return lambda step: jnp.asarray(rates)[jnp.searchsorted(starts, jnp.asarray(step, jnp.int32), side="right") - 1]
 
 
-def _epoch(steps):
+def _steps_per_epoch(steps):
   # Rounding one short epoch to whole steps would be inaccurate. Rounding a million epochs is not.
   return steps(Duration("1Mep")) / 1e6
 
 
-def _by_epoch(rate, peak, total, warmup, epoch, start):
+def _create_epoch_schedule(rate, peak, total, warmup, epoch, start):
   if total > 1e6 * epoch:
     raise ConfigError(f"{total:,} steps are {total / epoch:,.0f} epochs. Allowed: at most a million", "name")
   warm = round(warmup / epoch)
   epochs = range(math.ceil(total / epoch) + 1)
   rates = [start + t * (peak - start) / warm if t < warm else rate(t) for t in epochs]
   # The last step of an epoch often extends into the next epoch. A step belongs to the epoch in which it starts.
-  return _table([math.ceil(t * epoch - 1e-6) for t in epochs], rates)
+  return _create_table([math.ceil(t * epoch - 1e-6) for t in epochs], rates)
 
 
 def _cooldown_steps(cooldown, total, warmup, steps):
   count = steps(cooldown)
   if warmup + count > total:
     raise ConfigError(
-      f"warm-up of {amount(warmup, 'step')} and cool-down of {count:,} do not fit a run of "
+      f"warm-up of {format_amount(warmup, 'step')} and cool-down of {count:,} do not fit a run of "
       f"{total:,}. Shorten warmup or schedule.cooldown, or lengthen the run",
       "cooldown",
     )

@@ -19,9 +19,13 @@ import jax
 from jax.experimental import topologies
 from jax.experimental.compilation_cache import compilation_cache
 
-from vit_jax import build, config, extras, flops, hardware, schema
+from vit_jax import config, schema
 from vit_jax.data import catalog
+from vit_jax.models import flops
+from vit_jax.parallel import hardware
 from vit_jax.planning import evaluations, feed, hlo
+from vit_jax.schema import extras
+from vit_jax.training import build
 
 WRITE_RATE = 0.5e9  # bytes/s that a host writes to a bucket, assumed from usual throughputs of Cloud Storage
 
@@ -127,13 +131,13 @@ class Plan:
 
 
 @functools.cache
-def _schedules() -> tempfile.TemporaryDirectory:
+def _make_schedule_directory() -> tempfile.TemporaryDirectory:
   """Returns the directory of kernel schedules. The process has only one, because the compiler reads its flags once."""
   return tempfile.TemporaryDirectory(prefix="vit_jax_plan_")
 
 
 @contextlib.contextmanager
-def compiler(kernels: bool) -> Iterator[pathlib.Path]:
+def use_tpu_compiler(kernels: bool) -> Iterator[pathlib.Path]:
   """Makes the TPU compiler usable inside a `with` block. JAX runs on the CPU, so that no device is touched.
 
   Args:
@@ -147,7 +151,7 @@ def compiler(kernels: bool) -> Iterator[pathlib.Path]:
     ConfigError: if libtpu is not installed.
   """
   if importlib.util.find_spec("libtpu") is None:
-    raise schema.ConfigError(f"the TPU's compiler needs {extras.advice('tpu')}")
+    raise schema.ConfigError(f"the TPU's compiler needs {extras.format_advice('tpu')}")
   jax.config.update("jax_platforms", "cpu")
   for name, value in (
     ("TPU_SKIP_MDS_QUERY", "1"),  # otherwise libtpu queries the network for the type of this machine
@@ -158,7 +162,7 @@ def compiler(kernels: bool) -> Iterator[pathlib.Path]:
     ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),  # allows several plans, or a plan and a training run, at the same time
   ):
     os.environ.setdefault(name, value)
-  folder, flags = _schedules().name, os.environ.get("LIBTPU_INIT_ARGS", "")
+  folder, flags = _make_schedule_directory().name, os.environ.get("LIBTPU_INIT_ARGS", "")
   if kernels and folder not in flags:
     dump = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final"
     os.environ["LIBTPU_INIT_ARGS"] = f"{flags} {dump}".strip()
@@ -176,7 +180,7 @@ def _use_compilation_cache(use):
   compilation_cache.reset_cache()  # otherwise the first compilation of the process decides
 
 
-def devices(slice_: hardware.Slice) -> list[jax.Device]:
+def make_topology_devices(slice_: hardware.Slice) -> list[jax.Device]:
   """Returns the devices of a slice that is not attached."""
   options = {}
   chips = math.prod(slice_.grid)
@@ -202,7 +206,7 @@ def make_plan(
   Args:
     run: a completed run. Its data may be absent.
     slice_: the slice to plan for.
-    schedules: the directory that `compiler` yields. Its files are deleted.
+    schedules: the directory that `use_tpu_compiler` yields. Its files are deleted.
     price: price per chip-hour, in any currency.
     host_rate: measured images/s that one host can prepare. None estimates the rate from the number of its cores.
     start: function that is called with the description of a long activity before the activity starts.
@@ -210,17 +214,17 @@ def make_plan(
   Returns:
     The plan. Its `problem` is set if the run does not fit, or if its sizes are not divisible.
   """
-  label = _label(run, slice_)
+  label = _describe_choices(run, slice_)
   start(f"{label}: loading the TPU compiler")
-  tpus = devices(slice_)
-  wanted = ", ".join(f"{axis}={size}" for axis, size in schema.plain(run.mesh).items() if size != 1)
+  tpus = make_topology_devices(slice_)
+  wanted = ", ".join(f"{axis}={size}" for axis, size in schema.to_plain(run.mesh).items() if size != 1)
   plan = Plan(
     slice_.name, slice_.rented, len(tpus), slice_.hosts, wanted or "data=1",
     data_path=run.data.args.get("path"), hbm_limit=slice_.chip.memory,
   )  # fmt: skip
   start(f"{label}: building the train step")
   try:
-    parts = build.build(run, tpus, catalog.known_split)
+    parts = build.build(run, tpus, catalog.open_known_split)
   except schema.ConfigError as error:
     return dataclasses.replace(plan, problem=str(error))
   sizes = ", ".join(f"{axis}={size}" for axis, size in parts.mesh.shape.items() if size > 1)
@@ -233,44 +237,46 @@ def make_plan(
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
-    return _too_large(plan, str(error), time.perf_counter() - began)
+    return _mark_too_large(plan, str(error), time.perf_counter() - began)
   finally:
     start(f"{label}: reading the compiled program")
-    cycles = hlo.kernel_cycles(schedules)
+    cycles = hlo.read_kernel_cycles(schedules)
     for file in schedules.iterdir():  # hundreds of megabytes that belong to this program only
       file.unlink()
-  plan = _step_estimate(plan, parts, compiled, slice_.chip, cycles)
-  return _run_estimate(plan, parts, slice_, price, host_rate)
+  plan = _estimate_step(plan, parts, compiled, slice_.chip, cycles)
+  return _estimate_run(plan, parts, slice_, price, host_rate)
 
 
-def _label(run, slice_):
+def _describe_choices(run, slice_):
   """Returns the slice, the model and the choices of a search, as in "v3-32, ViT-L/16, fsdp=8, remat=full"."""
-  mesh = [f"{axis}={size}" for axis, size in schema.plain(run.mesh).items() if size not in (-1, 1)]
+  mesh = [f"{axis}={size}" for axis, size in schema.to_plain(run.mesh).items() if size not in (-1, 1)]
   remat, accumulate = run.model.args.get("remat", "none"), run.optim.args["accumulate"]
   choices = [f"remat={remat}"] * (remat != "none") + [f"accumulate={accumulate}"] * (accumulate != 1)
   return ", ".join([slice_.rented, run.model.name, *mesh, *choices])
 
 
-def _too_large(plan, message, seconds):
-  needed, limit = _needed(message), plan.hbm_limit
+def _mark_too_large(plan, message, seconds):
+  needed, limit = _parse_needed_bytes(message), plan.hbm_limit
   problem = (
     f"does not fit: {needed / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB. Use --search to find a setting that fits"
   )
   return dataclasses.replace(plan, problem=problem if needed else message, hbm_bytes=needed, compile_seconds=seconds)
 
 
-def _needed(message: str) -> int:
+def _parse_needed_bytes(message: str) -> int:
   """Returns the bytes that the compiler's error message reports as needed, or 0 if it reports no size."""
   sizes = re.findall(r"([\d.]+)([KMG]) of [\d.]+[KMG] hbm|temporaries \(([\d.]+)([KMG])\)", message)
   units = {"K": 2**10, "M": 2**20, "G": 2**30}
   return max((int(float(a or c) * units[b or d]) for a, b, c, d in sizes), default=0)
 
 
-def _step_estimate(plan, parts, compiled, chip, kernel_cycles):
+def _estimate_step(plan, parts, compiled, chip, kernel_cycles):
   """Returns the plan with memory, arithmetic, traffic and seconds of a step."""
-  memory, costs, program = compiled.memory_analysis(), compiled.cost_analysis(), hlo.read(compiled.as_text())
+  memory, costs, program = compiled.memory_analysis(), compiled.cost_analysis(), hlo.read_program(compiled.as_text())
   if program.loops:  # XLA's own count includes the body of a loop only once
-    arithmetic = flops.count(parts.step, parts.state_shapes, parts.batch_shapes, parts.frozen_shapes) / plan.devices
+    arithmetic = (
+      flops.count_flops(parts.step, parts.state_shapes, parts.batch_shapes, parts.frozen_shapes) / plan.devices
+    )
     flops_method, traffic = "matrix products of the program, divided by the number of devices", program.traffic
   else:
     arithmetic, traffic, flops_method = costs["flops"], costs["bytes accessed"], "compiler"
@@ -302,22 +308,26 @@ def _step_estimate(plan, parts, compiled, chip, kernel_cycles):
   )
 
 
-def _run_estimate(plan, parts, slice_, price, host_rate):
+def _estimate_run(plan, parts, slice_, price, host_rate):
   """Returns the plan with rates, hours and sizes of the run, which follow from the step time and the host rate."""
   run, method = parts.run, "measured"
   if host_rate is None:
-    each = feed.seconds_per_image(run)
+    each = feed.estimate_seconds_per_image(run)
     method = f"estimated: {slice_.vcpus} vCPUs, {each * 1e3:.1f} ms of CPU time per image"
-    host_rate = feed.host_rate(run, slice_)
+    host_rate = feed.estimate_host_rate(run, slice_)
   input_seconds = run.batch / plan.hosts / host_rate
   plan = dataclasses.replace(plan, input_step_seconds=input_seconds, input_bound=input_seconds > plan.step_seconds)
   images, wanted = run.batch / plan.pace, run.batch / plan.step_seconds / plan.hosts
   state = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.state_shapes))
-  image_bytes = feed.image_bytes(run.data)
+  image_bytes = feed.get_image_bytes(run.data)
   hours = parts.total * plan.pace / 3600
-  measured = evaluations.of(parts)
+  measured = evaluations.list_evaluations(parts)
   working = plan.step_seconds - plan.shares["links"]
-  forward = run.batch / (working * evaluations.share(parts, plan.flops * plan.devices)) if parts.forward_flops else 0.0
+  forward = (
+    run.batch / (working * evaluations.compute_step_share(parts, plan.flops * plan.devices))
+    if parts.forward_flops
+    else 0.0
+  )
   slowest = min(forward, host_rate * plan.hosts)
   return dataclasses.replace(
     plan,
@@ -327,7 +337,7 @@ def _run_estimate(plan, parts, slice_, price, host_rate):
     device_hours=parts.total * plan.step_seconds / 3600,
     evaluations={name: each and each._asdict() for name, each in measured.items()},
     evaluation_rate=forward,
-    evaluation_hours=evaluations.hours(measured, slowest) if slowest else 0.0,
+    evaluation_hours=evaluations.sum_hours(measured, slowest) if slowest else 0.0,
     core_days=hours / 24 * slice_.cores,
     checkpoint_bytes=state,
     checkpoint_seconds=state / (plan.hosts * WRITE_RATE),

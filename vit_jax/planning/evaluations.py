@@ -5,11 +5,11 @@ The evaluations process whole splits with a forward pass, at regular intervals a
 
 from typing import NamedTuple
 
-from vit_jax import build
 from vit_jax.data import catalog
+from vit_jax.training import build
 
 
-class Evaluation(NamedTuple):
+class EvaluationCount(NamedTuple):
   """An evaluation of a run that processes the images of a split.
 
   Attributes:
@@ -21,7 +21,7 @@ class Evaluation(NamedTuple):
   images: int
 
 
-def of(parts: build.Parts) -> dict[str, Evaluation | None]:
+def list_evaluations(parts: build.Experiment) -> dict[str, EvaluationCount | None]:
   """Returns the number of times and images of each evaluation, by name.
 
   Args:
@@ -30,19 +30,21 @@ def of(parts: build.Parts) -> dict[str, Evaluation | None]:
   Returns:
     {name: evaluation}, with None for an evaluation that does not process a split, such as a few-shot probe.
   """
-  return {name: _of(parts, choice, parts.evals[name].every) for name, choice in parts.run.evals.items()}
+  return {
+    name: _describe_evaluation(parts, choice, parts.evals[name].every) for name, choice in parts.run.evals.items()
+  }
 
 
-def _of(parts, choice, every):
+def _describe_evaluation(parts, choice, every):
   if not {"data", "split", "batch"} <= choice.args.keys():
     return None
-  source = catalog.known_split(choice.args["data"] or parts.run.data, choice.args["split"])
+  source = catalog.open_known_split(choice.args["data"] or parts.run.data, choice.args["split"])
   batch = choice.args["batch"] or parts.run.batch
   weights = 1 if parts.run.optim.args["ema"] is None else 2
-  return Evaluation(weights * -(-parts.total // every), -(-len(source) // batch) * batch)
+  return EvaluationCount(weights * -(-parts.total // every), -(-len(source) // batch) * batch)
 
 
-def share(parts: build.Parts, flops: float) -> float:
+def compute_step_share(parts: build.Experiment, flops: float) -> float:
   """Returns the forward pass of a batch as a share of the FLOPs of a train step.
 
   Args:
@@ -52,11 +54,11 @@ def share(parts: build.Parts, flops: float) -> float:
   return parts.forward_flops * parts.run.batch / flops
 
 
-def hours(evaluations: dict[str, Evaluation | None], images_per_second: float) -> float:
+def sum_hours(evaluations: dict[str, EvaluationCount | None], images_per_second: float) -> float:
   """Returns the hours of all evaluations of a run.
 
   Args:
-    evaluations: the result of `of`.
+    evaluations: the result of `list_evaluations`.
     images_per_second: images/s of the whole slice.
   """
   return sum(each.times * each.images for each in evaluations.values() if each) / images_per_second / 3600

@@ -2,8 +2,9 @@
 
 import operator
 
-from vit_jax import config, hardware
+from vit_jax import config
 from vit_jax.data import catalog
+from vit_jax.parallel import hardware
 from vit_jax.schema import Choice
 
 # CPU seconds per image, summed over threads: `cpu_seconds_per_image` of `python -m benchmarks.input_pipeline --gil`.
@@ -28,7 +29,7 @@ SCALING_SECONDS = {"area": 2.2e-3, "bilinear": 3.7e-3, "random": 4.5e-3, "bicubi
 LEAST = 0.14
 
 
-def seconds_per_image(run: config.Run) -> float:
+def estimate_seconds_per_image(run: config.Run) -> float:
   """Returns the estimated CPU seconds that a host needs for a training image of a run.
 
   The estimate has three terms. All other work is done by the devices.
@@ -45,7 +46,7 @@ def seconds_per_image(run: config.Run) -> float:
     run: a completed run.
   """
   data = run.data.args
-  images = (image_bytes(run.data) or PHOTOGRAPH) / PHOTOGRAPH
+  images = (get_image_bytes(run.data) or PHOTOGRAPH) / PHOTOGRAPH
   crop = data["crop"].args
   scaling = sum(crop.get("area", (1, 1))) / 2 * SCALING_SECONDS.get(crop.get("interpolation"), 0)
   policy = data["policy"]
@@ -54,7 +55,7 @@ def seconds_per_image(run: config.Run) -> float:
   return PLAIN_SECONDS * max(LEAST, images) + scaling * images + changing * data["image_size"] ** 2 / PIXELS
 
 
-def image_bytes(data: Choice) -> float | None:
+def get_image_bytes(data: Choice) -> float | None:
   """Returns the average bytes of a stored image, or None if the catalog does not contain the size.
 
   The parts of a mixture are averaged by their weights.
@@ -64,15 +65,15 @@ def image_bytes(data: Choice) -> float | None:
   """
   if data.name != "mixture":
     return catalog.CATALOG[data.name].image_bytes
-  weights, each = zip(*((part.args["weight"], image_bytes(part)) for part in data.args["parts"]), strict=True)
+  weights, each = zip(*((part.args["weight"], get_image_bytes(part)) for part in data.args["parts"]), strict=True)
   return None if None in each else sum(map(operator.mul, weights, each)) / sum(weights)
 
 
-def host_rate(run: config.Run, slice_: hardware.Slice) -> float:
+def estimate_host_rate(run: config.Run, slice_: hardware.Slice) -> float:
   """Returns the estimated images/s that a host of a slice can prepare with all of its cores.
 
   Args:
     run: a completed run.
     slice_: the slice of the host.
   """
-  return slice_.vcpus / seconds_per_image(run)
+  return slice_.vcpus / estimate_seconds_per_image(run)

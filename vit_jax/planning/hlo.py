@@ -43,7 +43,7 @@ class Traffic(NamedTuple):
   moved: float
 
 
-class Program(NamedTuple):
+class ProgramCost(NamedTuple):
   """One run of a compiled program on one device.
 
   Attributes:
@@ -70,15 +70,15 @@ class _Instruction(NamedTuple):
   rest: str
 
 
-def read(text: str) -> Program:
+def read_program(text: str) -> ProgramCost:
   """Reads the operations of one device from an optimised HLO module.
 
   Args:
     text: the text of the module, `compiled.as_text()`.
   """
-  computations, entry = _computations(text)
-  turns = _turns(computations, entry)
-  fused = _fused(computations)
+  computations, entry = _split_computations(text)
+  turns = _count_runs(computations, entry)
+  fused = _find_fused(computations)
   cycles = network = traffic = loops = 0
   kernels, sums, channels = collections.Counter(), {}, set()
   for name, instructions in computations.items():
@@ -91,20 +91,20 @@ def read(text: str) -> Program:
         # An asynchronous collective appears in each of the fusions that run at the same time.
         channel = _CHANNEL.search(i.rest)
         if name not in fused or not channel or channel[0] not in channels:
-          _add(sums, kind, i, times)
+          _add_traffic(sums, kind, i, times)
         channels.add(channel and channel[0])
       elif i.opcode == "send":
-        network += times * _bytes(i.type)
+        network += times * _count_bytes(i.type)
       elif _KERNEL.search(i.rest):
         kernels[re.sub(r"[.\d]+$", "", i.name)] += times
       elif i.opcode == "while":
-        loops += times if _trips(i, computations) > 1 else 0
+        loops += times if _count_iterations(i, computations) > 1 else 0
       if times and name not in fused:
-        traffic += times * _touched(i, types, computations)
-  return Program(cycles, {k: Traffic(*v) for k, v in sums.items()}, network, dict(kernels), loops, traffic)
+        traffic += times * _count_touched_bytes(i, types, computations)
+  return ProgramCost(cycles, {k: Traffic(*v) for k, v in sums.items()}, network, dict(kernels), loops, traffic)
 
 
-def kernel_cycles(folder: pathlib.Path) -> dict[str, int]:
+def read_kernel_cycles(folder: pathlib.Path) -> dict[str, int]:
   """Returns the cycles of one call of each Pallas kernel, from the static schedules that libtpu wrote.
 
   A schedule is a list of bundles, one per cycle, and of delays. The bundles marked with `>` form one iteration of the
@@ -133,7 +133,7 @@ def kernel_cycles(folder: pathlib.Path) -> dict[str, int]:
   return by_kernel
 
 
-def _computations(text):
+def _split_computations(text):
   computations, entry, current = {}, None, None
   for line in text.splitlines():
     if match := _COMPUTATION.match(line):
@@ -142,13 +142,13 @@ def _computations(text):
     elif line.startswith("}"):
       current = None
     elif current is not None and (match := _INSTRUCTION.match(line)):
-      end = _type_end(match[2])
+      end = _find_type_end(match[2])
       opcode = _OPCODE.match(match[2], end)
       current.append(_Instruction(match[1], match[2][:end], *opcode.groups()))
   return computations, entry
 
 
-def _type_end(text):
+def _find_type_end(text):
   """Returns the end of the type at the start of an instruction: the first space outside of parentheses."""
   depth = 0
   for position, letter in enumerate(text):
@@ -158,7 +158,7 @@ def _type_end(text):
   raise ValueError(f"not an HLO instruction: {text[:200]}")
 
 
-def _turns(computations, entry):
+def _count_runs(computations, entry):
   """Returns the number of runs of each computation, starting from the entry."""
   turns = collections.Counter()
   pending = [(entry, 1)]
@@ -166,17 +166,17 @@ def _turns(computations, entry):
     name, times = pending.pop()
     turns[name] += times
     for i in computations.get(name, ()):
-      inside = times * (_trips(i, computations) if i.opcode == "while" else 1)
-      pending += [(called, inside) for called in _called(i)]
+      inside = times * (_count_iterations(i, computations) if i.opcode == "while" else 1)
+      pending += [(called, inside) for called in _find_called(i)]
   return turns
 
 
-def _called(i):
+def _find_called(i):
   branches = _BRANCHES.search(i.rest)
   return _CALLED.findall(i.rest) + (re.findall(r"[\w.-]+", branches[1]) if branches else [])
 
 
-def _trips(i, computations):
+def _count_iterations(i, computations):
   """Returns the number of iterations of a loop: the constant in its condition, or 1 if it cannot be determined."""
   match = re.search(r"condition=%?([\w.-]+)", i.rest)
   constants = computations.get(match[1], ()) if match else ()
@@ -188,17 +188,17 @@ def _is_integer(i):
   return i.opcode == "constant" and re.match(r"[su]32\[\]", i.type) and re.match(r"\d+\)", i.rest)
 
 
-def _fused(computations):
+def _find_fused(computations):
   """Returns the computations inside fusions and reductions. Their values never reach memory."""
   inner = set()
   for instructions in computations.values():
     for i in instructions:
       if i.opcode not in ("while", "conditional", "call"):
-        inner.update(_called(i))
+        inner.update(_find_called(i))
   return inner
 
 
-def _bytes(kind: str) -> int:
+def _count_bytes(kind: str) -> int:
   """Returns the bytes of all arrays of a type."""
   return sum(
     math.prod(int(n) for n in dims.split(",") if n) * _BITS.get(element, 0) // 8
@@ -206,9 +206,9 @@ def _bytes(kind: str) -> int:
   )
 
 
-def _add(sums, kind, i, times):
-  size = _group(i.rest)
-  payload = _bytes(i.type)
+def _add_traffic(sums, kind, i, times):
+  size = _parse_group_size(i.rest)
+  payload = _count_bytes(i.type)
   if i.opcode.endswith("-start") and kind == "all-gather":
     payload -= min(payload, payload // (size + 1))  # the type also contains the operand
   share = (size - 1) / size if size else 0
@@ -217,7 +217,7 @@ def _add(sums, kind, i, times):
   sums[kind] = (calls + times, total + times * payload, moved + times * payload * factor)
 
 
-def _group(rest):
+def _parse_group_size(rest):
   """Returns the number of devices that a collective connects. HLO has three notations for them."""
   if match := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
     return len(match[1].split(","))
@@ -232,7 +232,7 @@ def _group(rest):
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "after-all", "iota"}
 
 
-def _touched(i, types, computations):
+def _count_touched_bytes(i, types, computations):
   """Returns the bytes that an operation outside of fusions reads and writes.
 
   If a fusion reads only a slice of an operand, only the slice is counted. Bodies of loops read slices of values that
@@ -241,13 +241,13 @@ def _touched(i, types, computations):
   if i.opcode in _FREE or i.opcode.endswith("-done"):
     return 0
   operands = re.findall(r"%([\w.-]+)", i.rest.split("), ")[0])
-  fusion = computations.get((_called(i) or [""])[0], ()) if i.opcode == "fusion" else ()
-  slices = _slices(fusion)
-  read = sum(slices.get(n, _bytes(types.get(operand, ""))) for n, operand in enumerate(operands))
-  return read + min(_bytes(i.type), slices.get("result", _bytes(i.type)))
+  fusion = computations.get((_find_called(i) or [""])[0], ()) if i.opcode == "fusion" else ()
+  slices = _find_slices(fusion)
+  read = sum(slices.get(n, _count_bytes(types.get(operand, ""))) for n, operand in enumerate(operands))
+  return read + min(_count_bytes(i.type), slices.get("result", _count_bytes(i.type)))
 
 
-def _slices(fusion):
+def _find_slices(fusion):
   """Returns {operand number: bytes of its slice}. The key "result" contains the bytes of an in-place update."""
   numbers = {i.name: int(i.rest.split(")")[0]) for i in fusion if i.opcode == "parameter"}
   users = collections.defaultdict(list)
@@ -258,9 +258,9 @@ def _slices(fusion):
   for name, number in numbers.items():
     kinds = {i.opcode for i in users[name]}
     if kinds == {"dynamic-slice"}:
-      result[number] = sum(_bytes(i.type) for i in users[name])
+      result[number] = sum(_count_bytes(i.type) for i in users[name])
     elif kinds == {"dynamic-update-slice"}:
       update = re.findall(r"%([\w.-]+)", users[name][0].rest)[1]
       result[number] = 0
-      result["result"] = _bytes(types.get(update, ""))
+      result["result"] = _count_bytes(types.get(update, ""))
   return result

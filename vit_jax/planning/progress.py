@@ -33,7 +33,7 @@ class Progress:
     return f"{activity}, {minutes}:{seconds:02} elapsed"
 
   @contextlib.contextmanager
-  def printed(self, interval: float) -> Iterator["Progress"]:
+  def print_regularly(self, interval: float) -> Iterator["Progress"]:
     """Prints a line on standard error at regular intervals until the `with` block ends.
 
     Standard output is not used, so that another program can read it.

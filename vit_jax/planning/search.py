@@ -4,7 +4,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from vit_jax import config, hardware, schema
+from vit_jax import config, schema
+from vit_jax.parallel import hardware
 from vit_jax.planning.estimate import Plan
 
 # (scan, remat) in the order of their cost: first without savings, then from the cheapest method that saves memory.
@@ -12,7 +13,7 @@ SAVINGS = ((False, "none"), (True, "projections"), (True, "attention"), (True, "
 MICRO_BATCHES = (1, 2, 4, 8)
 
 
-def candidates(
+def generate_plans(
   run: config.Run, slice_: hardware.Slice, make_plan: Callable[[config.Run, hardware.Slice], Plan]
 ) -> Iterator[Plan]:
   """Yields plans of a run for all suitable meshes of a slice, each as soon as it is made.
@@ -25,12 +26,12 @@ def candidates(
     slice_: the slice to plan for.
     make_plan: function that plans a modified run on the slice. It usually compiles the run.
   """
-  for mesh in meshes(slice_):
+  for mesh in list_meshes(slice_):
     fastest = math.inf
     for micro_batches in MICRO_BATCHES:
       plan = None
       for scan, remat in SAVINGS:
-        changed = _changed(run, mesh, scan, remat, micro_batches)
+        changed = _replace_choices(run, mesh, scan, remat, micro_batches)
         if changed is None:
           continue
         plan = make_plan(changed, slice_)
@@ -45,7 +46,7 @@ def candidates(
       fastest = plan.pace if faster else fastest
 
 
-def ranked(plans: Sequence[Plan]) -> list[Plan]:
+def rank_plans(plans: Sequence[Plan]) -> list[Plan]:
   """Returns the plans that fit, fastest first, followed by the other plans.
 
   Plans that are input-bound at the same rate are ordered by the time of their steps.
@@ -53,7 +54,7 @@ def ranked(plans: Sequence[Plan]) -> list[Plan]:
   return sorted(plans, key=lambda plan: (not plan.fits, plan.pace, plan.step_seconds))
 
 
-def meshes(slice_: hardware.Slice) -> list[config.Mesh]:
+def list_meshes(slice_: hardware.Slice) -> list[config.Mesh]:
   """Returns the meshes that are worth trying on a slice. The replica axis spans the slices.
 
   The parameters are replicated, or split over all devices, over 8 or over 32 devices. The last mesh has a tensor axis
@@ -63,7 +64,7 @@ def meshes(slice_: hardware.Slice) -> list[config.Mesh]:
     from vit_jax import hardware
     from vit_jax.planning import search
 
-    for mesh in search.meshes(hardware.topology("v3-32")):
+    for mesh in search.list_meshes(hardware.parse_slice("v3-32")):
       print(mesh)
   """
   devices = slice_.chips * hardware.GENERATIONS[slice_.generation].devices // slice_.slices
@@ -75,7 +76,7 @@ def meshes(slice_: hardware.Slice) -> list[config.Mesh]:
   ]
 
 
-def _changed(run, mesh, scan, remat, micro_batches):
+def _replace_choices(run, mesh, scan, remat, micro_batches):
   """Returns the run with these choices, or None if its model does not support them."""
   args = dict(run.model.args)
   if not {"scan", "remat"} <= args.keys() and remat != "none":

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from vit_jax.planning.estimate import WRITE_RATE, Plan
-from vit_jax.schema import amount
+from vit_jax.schema import format_amount
 
 METHOD = f"""\
 step   the compiler's estimate of cycles of every operation, at the chip's clock, plus the time on the links.
@@ -18,7 +18,7 @@ evaluations  forward passes over whole splits, as a share of a step's arithmetic
        is longer. Other figures exclude evaluations and the time to start, compile and restart."""
 
 
-def line(plan: Plan) -> str:
+def format_plan(plan: Plan) -> str:
   """Returns a line that contains the fit, speed and limit of a plan, or its problem."""
   head = f"{plan.rented:<16} {plan.mesh}: "
   if plan.problem:
@@ -47,18 +47,18 @@ _COLUMNS = (  # heading, function from a plan to the cell
   ("hours", lambda p: f"{p.hours:,.1f}"),
   ("core-days", lambda p: f"{p.core_days:,.{0 if p.core_days >= 100 else 1}f}"),
   ("checkpoint", lambda p: f"{p.checkpoint_bytes / 1e9:.1f} GB, {p.checkpoint_seconds:.1f} s"),
-  ("input a host", lambda p: _input(p)),
+  ("input a host", lambda p: _format_input(p)),
   ("cost", lambda p: "" if p.cost is None else f"{p.cost:,.0f}"),
 )
 
 
-def _input(plan):
+def _format_input(plan):
   images = f"{plan.images_per_second_per_host:,.0f} of {plan.host_rate:,.0f}/s"
   size = plan.input_bytes_per_second_per_host
   return images if size is None else f"{images}, {size / 1e6:,.0f} MB/s"
 
 
-def _input_bound(plan):
+def _explain_input_bound(plan):
   measured = plan.host_rate_method == "measured"
   first = (
     "Raise data.workers, if the rate was measured with fewer workers than cores"
@@ -73,14 +73,16 @@ def _input_bound(plan):
   )
 
 
-def _evaluations(plan):
+def _format_evaluations(plan):
   """Returns a description of the evaluations and their hours. Evaluations of unknown cost are marked as not counted."""
-  known = [f"{name} {e['times']:,} x {amount(e['images'], 'image')}" for name, e in plan.evaluations.items() if e]
+  known = [
+    f"{name} {e['times']:,} x {format_amount(e['images'], 'image')}" for name, e in plan.evaluations.items() if e
+  ]
   unknown = [f"{name} not counted" for name, e in plan.evaluations.items() if not e]
   return f"evaluations: {plan.evaluation_hours:,.2f} additional hours: {', '.join(known + unknown)}"
 
 
-def table(plans: Sequence[Plan]) -> str:
+def format_plans(plans: Sequence[Plan]) -> str:
   """Returns a table with a row for each plan that runs, followed by notes.
 
   The notes list collectives, evaluations, plans that wait for data, and the problems of plans that cannot run.
@@ -97,9 +99,9 @@ def table(plans: Sequence[Plan]) -> str:
     if kinds:
       lines.append(f"{plan.rented}, {plan.mesh}: collectives per step: {'; '.join(kinds)}")
     if plan.evaluations:
-      lines.append(f"{plan.rented}, {plan.mesh}: {_evaluations(plan)}")
+      lines.append(f"{plan.rented}, {plan.mesh}: {_format_evaluations(plan)}")
     if plan.input_bound:
-      lines.append(f"{plan.rented}, {plan.mesh}: {_input_bound(plan)}")
+      lines.append(f"{plan.rented}, {plan.mesh}: {_explain_input_bound(plan)}")
     if plan.problem:
       lines.append(f"{plan.rented}, {plan.mesh}: {plan.problem}")
   return "\n".join(lines)

@@ -16,7 +16,7 @@ from vit_jax.shapes import Array, Float, Tensor
 Heads = Literal["mean", "max"]
 
 
-def between(grid: tuple[int, int], patch: float) -> Float[Array, "N N"]:
+def measure_patch_distances(grid: tuple[int, int], patch: float) -> Float[Array, "N N"]:
   """Returns the distances between the centres of the patches of a grid, in pixels.
 
   Args:
@@ -27,7 +27,9 @@ def between(grid: tuple[int, int], patch: float) -> Float[Array, "N N"]:
   return patch * jnp.hypot(*(jnp.float32(x[:, None] - x) for x in (row, column)))
 
 
-def distance(weights: Float[Tensor, "B H T T"], grid: tuple[int, int], patch: float) -> Float[Array, "B H"]:
+def measure_head_distances(
+  weights: Float[Tensor, "B H T T"], grid: tuple[int, int], patch: float
+) -> Float[Array, "B H"]:
   """Computes the mean attention distance of each head in pixels.
 
   The distance is that of figure 7 (right) and appendix D.7 of Dosovitskiy et al. 2021. For each patch as a query, it is
@@ -46,12 +48,12 @@ def distance(weights: Float[Tensor, "B H T T"], grid: tuple[int, int], patch: fl
   """
   count = grid[0] * grid[1]
   patches = weights[..., -count:, -count:].astype(jnp.float32)
-  total, seen = (patches * between(grid, patch)).sum(-1), patches.sum(-1)
+  total, seen = (patches * measure_patch_distances(grid, patch)).sum(-1), patches.sum(-1)
   # A query that attends only to prefix tokens has distance 0.
   return jnp.where(seen > 0, total / jnp.where(seen > 0, seen, 1), 0).mean(-1)
 
 
-def maps(
+def compute_attention_maps(
   weights: Float[Tensor, "B H T T"], pooling: Float[Tensor, "#B T"], grid: tuple[int, int]
 ) -> Float[Array, "B H h w"]:
   """Computes the attention of the output to each patch in one layer, by head.
@@ -63,10 +65,10 @@ def maps(
     grid: rows and columns of patches.
   """
   seen = jnp.einsum("bm,bhmn->bhn", jnp.broadcast_to(pooling, (weights.shape[0], weights.shape[-1])), weights)
-  return _on(grid, seen)
+  return _reshape_to_grid(grid, seen)
 
 
-def rollout(
+def compute_rollout(
   weights: Sequence[Float[Tensor, "B H T T"]],
   pooling: Float[Tensor, "#B T"],
   grid: tuple[int, int],
@@ -80,7 +82,7 @@ def rollout(
 
   Args:
     weights: weights of each layer, from the first to the last.
-    pooling: share of each token of the last layer in the output, as in `maps`.
+    pooling: share of each token of the last layer in the output, as in `compute_attention_maps`.
     grid: rows and columns of patches.
     heads: "mean" averages the heads, "max" takes the largest weight of all heads.
   """
@@ -89,9 +91,9 @@ def rollout(
     mixed = layer.mean(1) if heads == "mean" else layer.max(1)
     mixed = 0.5 * mixed + 0.5 * jnp.eye(mixed.shape[-1])
     share = jnp.einsum("bm,bmn->bn", share, mixed / mixed.sum(-1, keepdims=True))
-  return _on(grid, share)
+  return _reshape_to_grid(grid, share)
 
 
-def _on(grid: tuple[int, int], tokens: jax.Array) -> jax.Array:
+def _reshape_to_grid(grid: tuple[int, int], tokens: jax.Array) -> jax.Array:
   """Converts tokens (..., T) to a grid (..., h, w) without prefix tokens."""
   return tokens[..., tokens.shape[-1] - grid[0] * grid[1] :].reshape(*tokens.shape[:-1], *grid)

@@ -9,13 +9,13 @@ import altair
 import vl_convert
 from matplotlib.ticker import LogLocator
 
-from vit_jax import selection
+from vit_jax.evals import selection
+from vit_jax.evals.selection import format_name
 from vit_jax.reports import drawing
 from vit_jax.reports.page import Chapter, Charts, Interactive, Part, Table
-from vit_jax.reports.recorded import Recorded
-from vit_jax.reports.verdict import PROBE, measured_on_test, shared_headline, text
-from vit_jax.schema import plain
-from vit_jax.selection import shown
+from vit_jax.reports.recorded import RecordedRun
+from vit_jax.reports.verdict import PROBE, count_test_measurements, find_shared_headline, format_figure
+from vit_jax.schema import to_plain
 
 COLOURED = len(drawing.SERIES)  # maximum number of runs with a colour
 # maximum number of points per curve of the interactive chart, and of all curves; a point takes 130 bytes
@@ -43,30 +43,32 @@ class Panel(NamedTuple):
 BY_HOURS = ("loss", "top-1")
 
 
-def chapter(runs: Sequence[Recorded]) -> Chapter:
+def make_chapter(runs: Sequence[RecordedRun]) -> Chapter:
   """Returns the chapter with charts of all runs over images seen and over core-hours of training."""
   runs = [run for run in runs if run.rows]
   parts: list[Part] = []
-  about = " and ".join(panel.title for panel in panels(runs) if panel.title in BY_HOURS and len(panel.metrics) > 1)
-  about = f"In {about}, solid lines show training, and dashed lines show {_held_out(runs)[1]}." if about else ""
-  if any("shot" in panel.title and len(panel.metrics) > 1 for panel in panels(runs)):
+  about = " and ".join(
+    panel.title for panel in select_panels(runs) if panel.title in BY_HOURS and len(panel.metrics) > 1
+  )
+  about = f"In {about}, solid lines show training, and dashed lines show {_find_held_out(runs)[1]}." if about else ""
+  if any("shot" in panel.title and len(panel.metrics) > 1 for panel in select_panels(runs)):
     about += " For probes, dashed lines show the averaged weights."
-  names = [legend(runs)] if len(runs) > FEW else []
-  if images := [drawn(runs, panel, "images") for panel in panels(runs)]:
+  names = [draw_legend(runs)] if len(runs) > FEW else []
+  if images := [draw_panel(runs, panel, "images") for panel in select_panels(runs)]:
     parts.append(Charts("Against images seen", images + names, about))
-  if hours := [drawn(runs, panel, "hours") for panel in panels(runs) if panel.title in BY_HOURS]:
+  if hours := [draw_panel(runs, panel, "hours") for panel in select_panels(runs) if panel.title in BY_HOURS]:
     parts.append(
       Charts("Against core-hours of training", hours, "The hours do not include start, evaluations and checkpoints.")
     )
   if len(runs) > 1:
-    parts.append(interactive(runs))
+    parts.append(make_interactive(runs))
   return Chapter("Curves", parts)
 
 
-def panels(runs: Sequence[Recorded]) -> list[Panel]:
+def select_panels(runs: Sequence[RecordedRun]) -> list[Panel]:
   """Returns the charts for which at least one run has points."""
   names = dict.fromkeys(key for run in runs for row in run.rows for key in row)
-  held_out = [_held_out(runs)[0].get(what) for what in ("loss", "top1")]
+  held_out = [_find_held_out(runs)[0].get(what) for what in ("loss", "top1")]
   every = [
     Panel("loss", ["train/loss", held_out[0]]),
     Panel("top-1", ["train/top1", held_out[1]], percent=True),
@@ -75,18 +77,18 @@ def panels(runs: Sequence[Recorded]) -> list[Panel]:
     Panel("images a second", ["images_per_second"]),
     Panel("waiting for data", ["data_wait"], percent=True),
     Panel("MFU", ["mfu"], percent=True),
-    *_probes(names),
+    *_make_probe_panels(names),
   ]
   kept = [panel._replace(metrics=[name for name in panel.metrics if name in names]) for panel in every]
   return [panel for panel in kept if panel.metrics]
 
 
-def _held_out(runs) -> tuple[dict[str, str], str]:
+def _find_held_out(runs) -> tuple[dict[str, str], str]:
   """Returns ({"loss" or "top1": metric}, names of their splits). Prefers the validation split, then the test split."""
   ranks, found = {selection.VAL: 0, selection.TEST: 1}, {}
-  configs = [plain(run.run) for run in runs]
+  configs = [to_plain(run.run) for run in runs]
   roles = {
-    name: selection.role_of(config, name)
+    name: selection.find_metric_role(config, name)
     for config, run in zip(configs, runs, strict=True)
     for row in run.rows
     for name in row
@@ -97,12 +99,12 @@ def _held_out(runs) -> tuple[dict[str, str], str]:
     if of:
       found[what] = min(of, key=lambda name: ranks.get(roles[name], 2))
   splits = list(dict.fromkeys(roles[name] for name in found.values()))
-  early = selection.TEST in splits and any(measured_on_test(run)[0] for run in runs)
+  early = selection.TEST in splits and any(count_test_measurements(run)[0] for run in runs)
   named = f"the split{'s' * (len(splits) > 1)} {' and '.join(map(repr, splits))}"
   return found, named + (", with 'test' measured during training" if early else "")
 
 
-def _probes(names) -> list[Panel]:
+def _make_probe_panels(names) -> list[Panel]:
   """Returns a chart for each few-shot probe of weights and their average, at its largest number of images per class."""
   most: dict[str, tuple[int, str]] = {}
   for name in names:
@@ -114,7 +116,7 @@ def _probes(names) -> list[Panel]:
   ]
 
 
-def drawn(runs: Sequence[Recorded], panel: Panel, over: str) -> str:
+def draw_panel(runs: Sequence[RecordedRun], panel: Panel, over: str) -> str:
   """Draws a panel as SVG. Runs without a colour are faint.
 
   Args:
@@ -122,16 +124,16 @@ def drawn(runs: Sequence[Recorded], panel: Panel, over: str) -> str:
     panel: the panel.
     over: horizontal axis, "images" or "hours".
   """
-  with drawing.style():
-    figure, [axes] = drawing.figure(3.6, 2.5)
+  with drawing.use_style():
+    figure, [axes] = drawing.make_figure(3.6, 2.5)
     scale = 100 if panel.percent else 1
     for number, run in list(enumerate(runs))[::-1]:
       colour = drawing.SERIES[number] if number < COLOURED else drawing.FAINT
       for metric, line in zip(panel.metrics, ("-", "--"), strict=False):
-        series = run.series(metric).thinned(max(20, DRAWN // len(runs)))
+        series = run.series(metric).thin_out(max(20, DRAWN // len(runs)))
         few = {"marker": "o", "markersize": 3} if len(series.values) < 20 else {}
         first = metric == panel.metrics[0] and number < COLOURED and len(series.values)
-        named = {"label": drawing.labelled(run.name, 40)} if first else {}
+        named = {"label": drawing.fit_label(run.name, 40)} if first else {}
         axes.plot(getattr(series, over), scale * series.values, line, color=colour, **few, **named)
     axes.set_title(panel.title + (", %" if panel.percent else ""), loc="left")
     axes.set_xlabel("images seen" if over == "images" else "core-hours")
@@ -140,29 +142,29 @@ def drawn(runs: Sequence[Recorded], panel: Panel, over: str) -> str:
       axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
       axes.yaxis.set_major_formatter("{x:g}")
       axes.yaxis.set_minor_formatter("")
-    drawing.few_ticks(axes.xaxis)
+    drawing.limit_ticks(axes.xaxis)
     if over == "images":
-      axes.xaxis.set_major_formatter(lambda value, _: short(value))
+      axes.xaxis.set_major_formatter(lambda value, _: format_count(value))
     if 1 < len(runs) <= FEW and panel.title == "loss":
       handles, labels = axes.get_legend_handles_labels()
       axes.legend(handles[::-1], labels[::-1], fontsize=7)
-    return drawing.svg(figure, f"{panel.title} {over}")
+    return drawing.render_svg(figure, f"{panel.title} {over}")
 
 
-def legend(runs: Sequence[Recorded]) -> str:
+def draw_legend(runs: Sequence[RecordedRun]) -> str:
   """Draws the names of runs as SVG, for charts without room for them."""
   count = min(len(runs), COLOURED)
-  with drawing.style():
-    figure, [axes] = drawing.figure(3.6, 2.5)
+  with drawing.use_style():
+    figure, [axes] = drawing.make_figure(3.6, 2.5)
     axes.set_axis_off()
     for number, run in enumerate(runs[:count]):
-      axes.plot([], [], color=drawing.SERIES[number], label=drawing.labelled(run.name, 40))
+      axes.plot([], [], color=drawing.SERIES[number], label=drawing.fit_label(run.name, 40))
     more = f"{len(runs) - count} more runs have faint lines" if len(runs) > count else None
     axes.legend(loc="upper left", fontsize=8, title=more, borderaxespad=0)
-    return drawing.svg(figure, "names")
+    return drawing.render_svg(figure, "names")
 
 
-def short(count: float) -> str:
+def format_count(count: float) -> str:
   """Returns a count in short form, such as 25M."""
   for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
     if abs(count) >= unit:
@@ -173,11 +175,11 @@ def short(count: float) -> str:
 # The interactive chart.
 
 
-def interactive(runs: Sequence[Recorded]) -> Interactive:
+def make_interactive(runs: Sequence[RecordedRun]) -> Interactive:
   """Returns a chart in which readers select metric, axis and runs. Without scripts, a table is shown."""
-  metrics = list(dict.fromkeys(name for panel in panels(runs) for name in panel.metrics))
+  metrics = list(dict.fromkeys(name for panel in select_panels(runs) for name in panel.metrics))
   most = max(2, min(POINTS, ALL // (len(runs) * len(metrics))))
-  rows = [row for run in runs for metric in metrics for row in _points(run, metric, most)]
+  rows = [row for run in runs for metric in metrics for row in _select_points(run, metric, most)]
   metric = altair.param("metric", value=metrics[0], bind=altair.binding_select(options=metrics, name="metric "))
   axis = altair.param(
     "axis", value="images seen", bind=altair.binding_select(options=["images seen", "core-hours"], name=" over ")
@@ -193,7 +195,7 @@ def interactive(runs: Sequence[Recorded]) -> Interactive:
     .encode(
       altair.X("x:Q", title=None),
       altair.Y("value:Q", title=None, scale=altair.Scale(zero=False)),
-      altair.Color("run:N", sort=order, scale=altair.Scale(domain=order, range=_colours(len(order)))),
+      altair.Color("run:N", sort=order, scale=altair.Scale(domain=order, range=_choose_colours(len(order)))),
       opacity=altair.condition(picked, altair.value(1.0), altair.value(0.1)),
       tooltip=[altair.Tooltip(f"{name}:{kind}") for name, kind in
                (("run", "N"), ("step", "Q"), ("images", "Q"), ("hours", "Q"), ("value", "Q"))],
@@ -204,23 +206,25 @@ def interactive(runs: Sequence[Recorded]) -> Interactive:
     .configure_axis(labelColor="currentColor", gridColor="#8884", domainColor="#8888", tickColor="#8888")
     .configure_legend(labelColor="currentColor", titleColor="currentColor", orient="bottom", columns=2, labelLimit=300)
   )  # fmt: skip
-  name = shared_headline(runs) or ""
+  name = find_shared_headline(runs) or ""
   instead = Table(
-    "", ["run", shown(name)], [[run.name, text(name, run.figures[name])] for run in runs if name in run.figures]
+    "",
+    ["run", format_name(name)],
+    [[run.name, format_figure(name, run.figures[name])] for run in runs if name in run.figures],
   )
   about = (
     "Select a metric. Click names in the legend to select runs (shift-click for several). Drag to move, and turn the "
     "mouse wheel to zoom."
   )
-  return Interactive("Compare", _embedded(chart.to_dict() | {"datasets": {"points": rows}}), instead, about)
+  return Interactive("Compare", _embed_specification(chart.to_dict() | {"datasets": {"points": rows}}), instead, about)
 
 
-def _colours(count):
+def _choose_colours(count):
   return [f"var(--series-{number % COLOURED})" for number in range(count)]
 
 
-def _points(run, metric, most):
-  series = run.series(metric).thinned(most)
+def _select_points(run, metric, most):
+  series = run.series(metric).thin_out(most)
   for images, hours, value in zip(series.images.tolist(), series.hours.tolist(), series.values.tolist(), strict=True):
     yield {
       "run": run.name, "metric": metric, "step": round(images / run.run.batch), "images": images,
@@ -228,17 +232,17 @@ def _points(run, metric, most):
     }  # fmt: skip
 
 
-def _embedded(specification) -> str:
+def _embed_specification(specification) -> str:
   """Returns HTML that contains Vega. `<` is escaped, because `</script>` would end the script."""
   values = json.dumps(specification).replace("<", "\\u003c")
   options = json.dumps({"renderer": "svg", "actions": False})
   return (
     '<div id="comparison" style="width: 100%; min-width: 20rem"></div>\n'
-    f'<script type="module">{_vega()}\nvegaEmbed("#comparison", {values}, {options});</script>'
+    f'<script type="module">{_load_vega()}\nvegaEmbed("#comparison", {values}, {options});</script>'
   )
 
 
 @functools.cache
-def _vega() -> str:
+def _load_vega() -> str:
   """Returns Vega-Lite, Vega and vega-embed as one script."""
   return vl_convert.javascript_bundle().replace("</script", "<\\/script")

@@ -47,7 +47,7 @@ _STYLE = {
 
 
 @contextlib.contextmanager
-def style() -> Iterator[None]:
+def use_style() -> Iterator[None]:
   """Applies the style of the page to drawings inside the context."""
   with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
     # The reader's browser draws the text with its own font.
@@ -55,8 +55,8 @@ def style() -> Iterator[None]:
     yield
 
 
-def figure(width: float, height: float, rows: int = 1, columns: int = 1, **options) -> tuple[Figure, list[Axes]]:
-  """Creates a figure and its axes. It must be called and drawn inside `style`.
+def make_figure(width: float, height: float, rows: int = 1, columns: int = 1, **options) -> tuple[Figure, list[Axes]]:
+  """Creates a figure and its axes. It must be called and drawn inside `use_style`.
 
   Args:
     width: width in inches.
@@ -73,19 +73,19 @@ def figure(width: float, height: float, rows: int = 1, columns: int = 1, **optio
   return made, list(made.subplots(rows, columns, squeeze=False, **options).flat)
 
 
-def few_ticks(axis: Axis) -> None:
+def limit_ticks(axis: Axis) -> None:
   """Limits an axis to four intervals and its labels to three digits, so that labels do not overlap."""
   axis.set_major_locator(MaxNLocator(4))
   axis.set_major_formatter(lambda value, _: f"{value:.3g}")
 
 
-def numbered(axis: Axis) -> None:
+def number_log_axis(axis: Axis) -> None:
   """Labels a logarithmic axis with whole numbers. Matplotlib's powers are formulas, which a page cannot show."""
   axis.set_major_formatter(lambda value, _: f"{value:,.0f}")
   axis.set_minor_formatter(NullFormatter())
 
 
-def svg(made: Figure, name: str) -> str:
+def render_svg(made: Figure, name: str) -> str:
   """Renders a figure as an SVG element for a page.
 
   Args:
@@ -105,30 +105,30 @@ def svg(made: Figure, name: str) -> str:
   return re.sub(r'style="[^"]*"', lambda style: _COLOUR.sub(lambda match: _VARIABLES[match[0]], style[0]), text)
 
 
-def drawable(text: str) -> str:
+def make_drawable(text: str) -> str:
   """Replaces bytes that are not UTF-8, and control characters, by question marks."""
   words = text.encode("utf-8", "replace").decode()
   return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in words)
 
 
-def fitted(text: str, longest: int = 24) -> str:
+def fit_text(text: str, longest: int = 24) -> str:
   """Returns a drawable text on one line. The middle of a longer text is omitted.
 
   Args:
     text: the text.
     longest: maximum number of characters.
   """
-  words = " ".join(drawable(text).split())
+  words = " ".join(make_drawable(text).split())
   half = longest // 2
   return words if len(words) <= longest else f"{words[: longest - half - 1]}…{words[-half:]}"
 
 
-def labelled(text: str, longest: int = 24) -> str:
-  """Returns a text for a legend, like `fitted`. Matplotlib would omit labels that start with an underscore.
+def fit_label(text: str, longest: int = 24) -> str:
+  """Returns a text for a legend, like `fit_text`. Matplotlib would omit labels that start with an underscore.
 
   Args:
     text: the text.
     longest: maximum number of characters.
   """
-  words = fitted(text, longest)
+  words = fit_text(text, longest)
   return f"\u2060{words}" if words.startswith("_") else words

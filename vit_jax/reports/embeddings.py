@@ -9,7 +9,7 @@ from vit_jax.shapes import Float, Tensor
 FILTERS = 28  # number of components in figure 7 of the paper
 
 
-class Components(NamedTuple):
+class FilterComponents(NamedTuple):
   """Principal components of filters, largest first.
 
   Attributes:
@@ -21,7 +21,7 @@ class Components(NamedTuple):
   share: Float[np.ndarray, " K"]
 
 
-def filters(kernel: Float[Tensor, "P P C D"], count: int = FILTERS) -> Components:
+def compute_filters(kernel: Float[Tensor, "P P C D"], count: int = FILTERS) -> FilterComponents:
   """Computes the first principal components of D filters as images, as in figure 7 (left) of the paper.
 
   Each filter is a point in P * P * C dimensions. The mean filter is subtracted. Components without variance are
@@ -40,10 +40,10 @@ def filters(kernel: Float[Tensor, "P P C D"], count: int = FILTERS) -> Component
   largest = np.take_along_axis(directions, np.abs(directions).argmax(1)[:, None], 1)
   variance = lengths**2 / max(np.square(lengths).sum(), np.finfo(np.float64).tiny)
   pictures = (directions * np.sign(largest)).reshape(kept, *kernel.shape[:3])
-  return Components(pictures.astype(np.float32), variance[:kept].astype(np.float32))
+  return FilterComponents(pictures.astype(np.float32), variance[:kept].astype(np.float32))
 
 
-def similarity(table: Float[Tensor, "T D"], grid: tuple[int, int]) -> Float[np.ndarray, "h w h w"]:
+def compute_similarity(table: Float[Tensor, "T D"], grid: tuple[int, int]) -> Float[np.ndarray, "h w h w"]:
   """Computes the cosine similarity of the position embeddings of all pairs of patches: figure 7 (centre) of the paper.
 
   Args:

@@ -15,7 +15,7 @@ _GREY = 128
 _TILES = 16  # maximum number of maps along a side of the chart of similarities
 
 
-def shown(square: np.ndarray) -> np.ndarray:
+def scale_image(square: np.ndarray) -> np.ndarray:
   """Scales an image (S, S, 3) for the page. Small images are enlarged by a whole factor, large images are reduced."""
   side = len(square)
   if side > LARGEST:
@@ -24,7 +24,7 @@ def shown(square: np.ndarray) -> np.ndarray:
   return square.repeat(times, 0).repeat(times, 1)
 
 
-def over(square: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def draw_overlay(square: np.ndarray, weights: np.ndarray) -> np.ndarray:
   """Draws a map over a grey version of an image, from black (0) to yellow (largest value of the map).
 
   Args:
@@ -37,40 +37,40 @@ def over(square: np.ndarray, weights: np.ndarray) -> np.ndarray:
   return np.uint8(0.45 * square.mean(-1, keepdims=True) + 0.55 * heat)
 
 
-def strip(pictures: Sequence[np.ndarray]) -> np.ndarray:
+def join_images(pictures: Sequence[np.ndarray]) -> np.ndarray:
   """Joins images of equal size side by side, with a grey gap."""
   gap = np.full((len(pictures[0]), GAP, 3), _GREY, np.uint8)
   return np.concatenate([part for picture in pictures for part in (gap, picture)][1:], 1)
 
 
-def filter_pictures(filters: np.ndarray) -> list[np.ndarray]:
+def draw_filters(filters: np.ndarray) -> list[np.ndarray]:
   """Converts filters (K, P, P, 3) to uint8 images (P, P, 3). Grey is 0, and each filter has full contrast."""
   largest = np.abs(filters).max((1, 2, 3), keepdims=True)
   return list(np.uint8(np.rint(127.5 + 127.5 * filters / largest)))
 
 
-def rows_of(side: int) -> range:
+def select_rows(side: int) -> range:
   """Returns the rows (or columns) of a grid to draw: all, or every second, third, ... row of a large grid."""
   step = math.ceil(side / _TILES)
   return range((side - 1) % step // 2, side, step)
 
 
-def similarity(values: np.ndarray, name: str) -> str:
+def draw_similarity(values: np.ndarray, name: str) -> str:
   """Draws similarities as a grid of maps, one for each patch: figure 7 (centre) of Dosovitskiy et al. 2021.
 
   Args:
-    values: result of `embeddings.similarity` (h, w, h, w).
+    values: result of `embeddings.compute_similarity` (h, w, h, w).
     name: name of the figure, unique in the page.
   """
   high, wide = values.shape[:2]
-  rows, columns = rows_of(high), rows_of(wide)
+  rows, columns = select_rows(high), select_rows(wide)
   gap = max(1, round(wide / 10))
   coloured = matplotlib.colormaps["viridis"]((values + 1) / 2)  # (h, w, h, w, 4)
   tiles = np.zeros((len(rows), len(columns), high + gap, wide + gap, 4))  # transparent between the maps
   tiles[:, :, :high, :wide] = coloured[np.ix_(rows, columns)]
   image = tiles.swapaxes(1, 2).reshape(len(rows) * (high + gap), len(columns) * (wide + gap), 4)[:-gap, :-gap]
-  with drawing.style():
-    figure, [axes] = drawing.figure(5.2, 4.5)
+  with drawing.use_style():
+    figure, [axes] = drawing.make_figure(5.2, 4.5)
     drawn = axes.imshow(image, interpolation="none")
     every = math.ceil(len(columns) / 8)  # interval of the labels
     for axis, numbers, size in ((axes.xaxis, columns, wide), (axes.yaxis, rows, high)):
@@ -84,10 +84,10 @@ def similarity(values: np.ndarray, name: str) -> str:
     bar = figure.colorbar(drawn, ax=axes, shrink=0.8, label="cosine similarity", ticks=[-1, -0.5, 0, 0.5, 1])
     bar.outline.set_visible(False)
     bar.solids.set_rasterized(True)
-    return drawing.svg(figure, name)
+    return drawing.render_svg(figure, name)
 
 
-def distances(values: np.ndarray, alike: np.ndarray, side: int, name: str) -> str:
+def draw_distances(values: np.ndarray, alike: np.ndarray, side: int, name: str) -> str:
   """Draws the attention distances of all heads: figure 7 (right) of Dosovitskiy et al. 2021.
 
   Args:
@@ -97,8 +97,8 @@ def distances(values: np.ndarray, alike: np.ndarray, side: int, name: str) -> st
     name: name of the figure, unique in the page.
   """
   layers = np.arange(1, len(values) + 1)
-  with drawing.style():
-    figure, [axes] = drawing.figure(5.2, 3.2)
+  with drawing.use_style():
+    figure, [axes] = drawing.make_figure(5.2, 3.2)
     # Heads of one layer are spread horizontally, nearest first, so that equal distances remain visible.
     beside = np.linspace(-0.18, 0.18, values.shape[1]) if values.shape[1] > 1 else [0]
     axes.scatter(
@@ -117,4 +117,4 @@ def distances(values: np.ndarray, alike: np.ndarray, side: int, name: str) -> st
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylim(0, 1.25 * np.nanmax([*values.ravel(), *alike]))
     axes.legend(ncols=2, loc="upper left")
-    return drawing.svg(figure, name)
+    return drawing.render_svg(figure, name)

@@ -19,7 +19,7 @@ from vit_jax.models.intermediates import record
 from vit_jax.models.published.model import Registered
 from vit_jax.models.transformer import Transformer
 from vit_jax.reports import attention, embeddings, heatmaps, page
-from vit_jax.schema import Choice, amount, arguments
+from vit_jax.schema import Choice, format_amount, select_arguments
 from vit_jax.schema.errors import NotFiniteError
 
 _CALLED = "inside/logits"  # recorded by this module, because a user's model may record no intermediate values
@@ -29,20 +29,20 @@ _DRAWN, _HEADS = 8, 16  # maximum number of images, and of heads of one image, i
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Inside:
+class ModelInspection:
   """Weights of a model and its attention to B images, as float32 arrays.
 
   A value that the model does not have is None, with a reason in `absent`.
 
   Attributes:
-    filters: principal components of the filters that process pixels (K, P, P, 3), see `embeddings.filters`.
+    filters: principal components of the filters that process pixels (K, P, P, 3), see `embeddings.compute_filters`.
     shares: share of each component in the variance of the filters (K,).
-    similarity: similarity of position embeddings (h, w, h, w), see `embeddings.similarity`.
-    distance: attention distance in pixels (L, H), mean over images, see `attention.distance`. Layers with fewer heads
-      are padded with NaN.
+    similarity: similarity of position embeddings (h, w, h, w), see `embeddings.compute_similarity`.
+    distance: attention distance in pixels (L, H), mean over images, see `attention.measure_head_distances`. Layers
+      with fewer heads are padded with NaN.
     alike: distance with equal attention to all visible patches (L,).
-    maps: attention maps of the last layer (B, H, h, w), see `attention.maps`.
-    rollout: attention rollout (B, h, w), see `attention.rollout`.
+    maps: attention maps of the last layer (B, H, h, w), see `attention.compute_attention_maps`.
+    rollout: attention rollout (B, h, w), see `attention.compute_rollout`.
     pooling: learned weights of the patches in the output (B, h, w). For an attention probe, the mean of its heads.
     absent: maps the name of each value that is None to a sentence with the reason.
   """
@@ -58,7 +58,7 @@ class Inside:
   absent: Mapping[str, str]
 
 
-def of(predictor: Predictor, squares: Sequence[np.ndarray]) -> Inside:
+def inspect_model(predictor: Predictor, squares: Sequence[np.ndarray]) -> ModelInspection:
   """Computes the analysis of a model that `vit_jax.load` returns.
 
   Images are processed one by one, and the attention of each layer is reduced immediately. The attention of a large
@@ -73,7 +73,7 @@ def of(predictor: Predictor, squares: Sequence[np.ndarray]) -> Inside:
 
   Example:
     model = vit_jax.load("runs/a")
-    looked = inside.of(model, [model.square("photo.jpg")])
+    looked = inside.inspect_model(model, [model.square("photo.jpg")])
     print(looked.distance, looked.absent)
   """
   side = predictor.description.image_size
@@ -83,54 +83,57 @@ def of(predictor: Predictor, squares: Sequence[np.ndarray]) -> Inside:
         f"a picture is {square.dtype} {list(square.shape)}; the model needs uint8 [{side}, {side}, 3]. Crop the "
         "picture first"
       )
-  if broken := _broken(predictor):
+  if broken := _find_broken_weights(predictor):
     raise ValueError(broken)
-  model = models.functional(_plain(predictor.description))
+  model = models.functional(_make_plain_model(predictor.description))
   module = model.create(predictor.params)
-  normalised = arguments(predictor.data, augment.normalise)
-  look = jax.jit(functools.partial(_look, model, _cuts(module), _leading(module), normalised))
+  normalised = select_arguments(predictor.data, augment.normalise)
+  look = jax.jit(
+    functools.partial(_inspect_image, model, _find_windows(module), _count_prefix_tokens(module), normalised)
+  )
   shown = squares if isinstance(module, (Transformer, swin.Swin)) else ()  # other models do not record attention
   seen = [jax.device_get(look(predictor.params, square[None])) for square in shown]
   for number, one in enumerate(seen):
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(one)):
       raise NotFiniteError(f"picture {number}: attention is not finite. {finite.ADVICE}")
-  kernel = _first(module, model.description.channels)
-  filters, shares = (None, None) if kernel is None else embeddings.filters(np.asarray(kernel))
-  values = {"filters": filters, "shares": shares, "similarity": _similarity(module)} | _gathered(seen)
-  return Inside(**values, absent=_absent(model.description, module, values, len(squares)))
+  kernel = _find_first_kernel(module, model.description.channels)
+  filters, shares = (None, None) if kernel is None else embeddings.compute_filters(np.asarray(kernel))
+  values = {"filters": filters, "shares": shares, "similarity": _compute_similarity(module)} | _combine_images(seen)
+  return ModelInspection(**values, absent=_explain_absent(model.description, module, values, len(squares)))
 
 
-def chapter(
+def make_chapter(
   predictor: Predictor, pictures: Sequence[tuple[np.ndarray, Sequence[str]]], title: str = "Inside"
 ) -> page.Chapter:
   """Returns a chapter with the figures of the ViT and CCT papers for a model, and the reasons for missing figures.
 
   Args:
     predictor: the model.
-    pictures: images as for `of`, each with its caption. Distances are means over all images. The first eight are drawn.
+    pictures: images as for `inspect_model`, each with its caption. Distances are means over all images. The first
+      eight are drawn.
     title: title of the chapter, which also makes the names of its charts unique.
   """
-  if broken := _broken(predictor):
-    return page.Chapter(title, [page.Words(broken)], str(predictor.description))
+  if broken := _find_broken_weights(predictor):
+    return page.Chapter(title, [page.Paragraph(broken)], str(predictor.description))
   try:
-    inside = of(predictor, [square for square, _ in pictures])
+    inside = inspect_model(predictor, [square for square, _ in pictures])
   except NotFiniteError as error:
-    return page.Chapter(title, [page.Words(f"{error}.")], str(predictor.description))
+    return page.Chapter(title, [page.Paragraph(f"{error}.")], str(predictor.description))
   side = predictor.description.image_size
-  parts = [] if inside.filters is None else [_filters(inside)]
+  parts = [] if inside.filters is None else [_show_filters(inside)]
   if inside.similarity is not None:
-    parts.append(_positions(inside.similarity, title))
+    parts.append(_show_positions(inside.similarity, title))
   if inside.distance is not None:
-    parts.append(_distances(inside, side, len(pictures), title))
+    parts.append(_show_distances(inside, side, len(pictures), title))
   if inside.rollout is not None:
-    parts += [_looks(inside, pictures[:_DRAWN]), _heads(inside, *pictures[0])]
+    parts += [_show_attention(inside, pictures[:_DRAWN]), _show_heads(inside, *pictures[0])]
   reasons = dict.fromkeys(reason for name, reason in inside.absent.items() if name != "pooling")
   if reasons:
-    parts.append(page.Words("\n".join(reasons)))
+    parts.append(page.Paragraph("\n".join(reasons)))
   return page.Chapter(title, parts, str(predictor.description))
 
 
-def _broken(predictor) -> str:
+def _find_broken_weights(predictor) -> str:
   """Returns a sentence that names weights that are not finite, or ""."""
   paths = [path for path, value in predictor.params.items() if not bool(jnp.isfinite(value).all())]
   if not paths:
@@ -138,7 +141,7 @@ def _broken(predictor) -> str:
   return f"Parameters that are not finite: {len(paths):,} of {len(predictor.params):,}, such as {paths[0]}."
 
 
-def _plain(description):
+def _make_plain_model(description):
   """Returns the same model in float32, and without the fused kernel, which does not record attention."""
   args = description.arguments() | {"dtype": "float32"}
   if args.get("attention") == "fused":
@@ -146,21 +149,21 @@ def _plain(description):
   return description.replaced(model=Choice(description.model.name, args))
 
 
-def _leading(module: nnx.Module) -> int:
+def _count_prefix_tokens(module: nnx.Module) -> int:
   """Returns the number of prefix tokens that form the output, or 0 if the patches form the output."""
   if not isinstance(module, Transformer):
     return 0
   return (module.cls is not None) + (module.distillation is not None)
 
 
-def _cuts(module: nnx.Module) -> list[tuple]:
+def _find_windows(module: nnx.Module) -> list[tuple]:
   """Returns (window, shift) of each layer with windowed attention."""
   if not isinstance(module, swin.Swin):
     return []
   return [(block.attention.window, block.attention.shift) for stage in module.stages for block in stage.blocks]
 
 
-def _first(module: nnx.Module, channels: int) -> jax.Array | None:
+def _find_first_kernel(module: nnx.Module, channels: int) -> jax.Array | None:
   """Returns the effective kernel that processes pixels (P, P, C, D), or None if no attribute has one."""
   stem = getattr(module, "stem", None)
   layer = getattr(module if stem is None else stem, "root", None)
@@ -175,18 +178,18 @@ def _first(module: nnx.Module, channels: int) -> jax.Array | None:
   return resnet.standardised(kernel, layer.divisor) if isinstance(layer, resnet.StandardisedConv) else kernel
 
 
-def _similarity(module):
+def _compute_similarity(module):
   if not isinstance(module, Transformer) or module.position is None:
     return None
   table = np.asarray(module.position())
-  side = math.isqrt(len(table) - _leading(module))  # registers have no position
-  return embeddings.similarity(table, (side, side))
+  side = math.isqrt(len(table) - _count_prefix_tokens(module))  # registers have no position
+  return embeddings.compute_similarity(table, (side, side))
 
 
 # Attention to images.
 
 
-def _look(model, cuts, leading, normalised, params, square) -> dict:
+def _inspect_image(model, cuts, leading, normalised, params, square) -> dict:
   """Returns the available values for one image, uint8 (1, S, S, 3): distance, alike, maps, rollout and pooling."""
 
   def logits(images):
@@ -196,22 +199,22 @@ def _look(model, cuts, leading, normalised, params, square) -> dict:
   layers = [weights for name, weights in announced.items() if re.fullmatch(_LAYER, name)]
   side = square.shape[1]
   if cuts:
-    return _windows(layers, cuts, side)
+    return _measure_window_distances(layers, cuts, side)
   if not layers or "embedding" not in announced:  # a subclass may compute outputs differently
     return {}
   count = announced["embedding"].shape[1]
   grid = (math.isqrt(count),) * 2
-  learned, pooling = _pooling(announced, leading, layers[0].shape[-1], count)
+  learned, pooling = _find_pooling(announced, leading, layers[0].shape[-1], count)
   return {
-    "distance": [attention.distance(weights, grid, side / grid[0])[0] for weights in layers],
-    "alike": [attention.between(grid, side / grid[0]).mean()] * len(layers),
-    "maps": attention.maps(layers[-1], pooling, grid)[0],
-    "rollout": attention.rollout(layers, pooling, grid)[0],
+    "distance": [attention.measure_head_distances(weights, grid, side / grid[0])[0] for weights in layers],
+    "alike": [attention.measure_patch_distances(grid, side / grid[0]).mean()] * len(layers),
+    "maps": attention.compute_attention_maps(layers[-1], pooling, grid)[0],
+    "rollout": attention.compute_rollout(layers, pooling, grid)[0],
     **({"pooling": pooling[0, -count:].reshape(grid)} if learned else {}),
   }
 
 
-def _pooling(announced, leading, tokens, count):
+def _find_pooling(announced, leading, tokens, count):
   """Returns (whether the shares are learned, shares (1, T) of the tokens in the output)."""
   weights = announced.get("pool/weights")
   if "pool/attention/weights" in announced:
@@ -223,20 +226,20 @@ def _pooling(announced, leading, tokens, count):
   return False, jnp.asarray(chosen / chosen.sum(), jnp.float32)
 
 
-def _windows(layers, cuts, side):
+def _measure_window_distances(layers, cuts, side):
   """Returns distances inside windows. `cuts` contains the (window, shift) of each layer."""
   distances, alike = [], []
   for weights, (window, shift) in zip(layers, cuts, strict=True):
     windows, _, count, _ = weights.shape
     rows = math.isqrt(windows * count)
     sees = swin.seen((rows, rows), window, shift)[:, None].astype(np.float32)
-    far, wherever = (attention.distance(x, window, side / rows).mean(0) for x in (weights, sees))
+    far, wherever = (attention.measure_head_distances(x, window, side / rows).mean(0) for x in (weights, sees))
     distances.append(far)
     alike.append(wherever[0])
   return {"distance": distances, "alike": alike}
 
 
-def _gathered(seen: list[dict]) -> dict[str, np.ndarray | None]:
+def _combine_images(seen: list[dict]) -> dict[str, np.ndarray | None]:
   """Combines the values of all images."""
   first = seen[0] if seen else {}
   values = {name: np.stack([one[name] for one in seen]) for name in ("maps", "rollout", "pooling") if name in first}
@@ -248,7 +251,7 @@ def _gathered(seen: list[dict]) -> dict[str, np.ndarray | None]:
   return {name: values.get(name) for name in ("distance", "alike", "maps", "rollout", "pooling")}
 
 
-def _absent(description, module, values, pictures) -> dict[str, str]:
+def _explain_absent(description, module, values, pictures) -> dict[str, str]:
   """Returns the reason for each value that is None."""
   name, position = description.model.name, description.model.args.get("position")
   own = isinstance(description.published, Registered) and not isinstance(module, (Transformer, swin.Swin))
@@ -281,8 +284,8 @@ def _absent(description, module, values, pictures) -> dict[str, str]:
 # The chapter.
 
 
-def _filters(inside):
-  pictures = [page.Picture(pixels) for pixels in heatmaps.filter_pictures(inside.filters)]
+def _show_filters(inside):
+  pictures = [page.Picture(pixels) for pixels in heatmaps.draw_filters(inside.filters)]
   about = (
     f"The first {len(pictures)} principal components of the filters that process pixels, as in figure 7 (left) of "
     f"Dosovitskiy et al. 2021; they explain {inside.shares.sum():.0%} of the filters' variance. Grey is 0."
@@ -290,34 +293,36 @@ def _filters(inside):
   return page.Gallery("Filters of the embedding, RGB", pictures, about, 56)
 
 
-def _positions(similarity, title):
+def _show_positions(similarity, title):
   rows, columns = similarity.shape[:2]
-  step = heatmaps.rows_of(rows).step
+  step = heatmaps.select_rows(rows).step
   about = (
     f"Each map shows the similarity between the position embedding of one patch and those of all {rows} x {columns}, "
     f"as in "
     "figure 7 (centre) of the same paper"
     + (f"; drawn are those of every {step}th row and column." if step > 1 else ".")
   )
-  return page.Chart("Similarity of position embeddings", heatmaps.similarity(similarity, f"{title} similarity"), about)
+  return page.Chart(
+    "Similarity of position embeddings", heatmaps.draw_similarity(similarity, f"{title} similarity"), about
+  )
 
 
-def _distances(inside, side, count, title):
+def _show_distances(inside, side, count, title):
   about = (
     "Mean distance in pixels between a patch and all patches, weighted by its attention, averaged over patches and "
-    f"{amount(count, 'picture')}, as in figure 7 (right) of the same paper. Other tokens are ignored."
+    f"{format_amount(count, 'picture')}, as in figure 7 (right) of the same paper. Other tokens are ignored."
   )
-  drawn = heatmaps.distances(inside.distance, inside.alike, side, f"{title} distance")
+  drawn = heatmaps.draw_distances(inside.distance, inside.alike, side, f"{title} distance")
   return page.Chart("Attention distance by layer and head", drawn, about)
 
 
-def _looks(inside, pictures):
+def _show_attention(inside, pictures):
   strips = []
   for number, (square, lines) in enumerate(pictures):
-    pixels = heatmaps.shown(square)
+    pixels = heatmaps.scale_image(square)
     maps = [inside.maps[number].mean(0), inside.rollout[number]]
     maps += [] if inside.pooling is None else [inside.pooling[number]]
-    drawn = heatmaps.strip([pixels, *(heatmaps.over(pixels, weights) for weights in maps)])
+    drawn = heatmaps.join_images([pixels, *(heatmaps.draw_overlay(pixels, weights) for weights in maps)])
     strips.append(page.Picture(drawn, lines))
   about = (
     "Attention of the output in the last layer, mean of heads; attention rollout through all layers (Abnar and Zuidema "
@@ -329,9 +334,9 @@ def _looks(inside, pictures):
   return page.Gallery("Where the model looks", strips, about, 116 * len(columns) - 4, columns)
 
 
-def _heads(inside, square, lines):
-  pixels = heatmaps.shown(square)
+def _show_heads(inside, square, lines):
+  pixels = heatmaps.scale_image(square)
   maps = inside.maps[0][:_HEADS]
-  pictures = [page.Picture(heatmaps.over(pixels, each), [f"head {i}"]) for i, each in enumerate(maps, 1)]
+  pictures = [page.Picture(heatmaps.draw_overlay(pixels, each), [f"head {i}"]) for i, each in enumerate(maps, 1)]
   about = f"Attention of the output in the last layer, by head, of the first picture: {', '.join(lines)}"
   return page.Gallery("Heads of the last layer", pictures, about.rstrip(": "), 112)

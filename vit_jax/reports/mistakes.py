@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from vit_jax import metrics
 from vit_jax.data import crops
-from vit_jax.evals.accuracy import Details
-from vit_jax.intervals import METHODS, NONE
+from vit_jax.evals import metrics
+from vit_jax.evals.accuracy import AccuracyDetails
+from vit_jax.evals.intervals import METHODS, NONE
 from vit_jax.reports import drawing, page, reliability
-from vit_jax.reports.drawing import fitted
-from vit_jax.schema import amount
+from vit_jax.reports.drawing import fit_text
+from vit_jax.schema import format_amount
 
 TITLE = "What it got wrong"
 NAMED, NUMBERED = 50, 20  # maximum number of classes for names on the axes, and for numbers in the cells
@@ -29,8 +29,8 @@ RIGHT, WRONG = (0x3F, 0x87, 0xD4), (0xE0, 0x6A, 0x1B)  # visible on white and on
 Squares = Callable[[Sequence[int]], Sequence[np.ndarray | None]]
 
 
-def chapter(
-  details: Details,
+def make_chapter(
+  details: AccuracyDetails,
   squares: Squares,
   intervals: Mapping[str, tuple[float, float]] | None = None,
   whole: int | None = None,
@@ -49,46 +49,52 @@ def chapter(
   source, predictions, way = details
   count, names = len(predictions.best), source.classes
   if not count:
-    return page.Chapter(TITLE, [page.Words(f"{_split(source)} has no image that could be evaluated.")])
-  right = _right(predictions)
-  all_ = f"all {amount(count, 'image')}" if whole in (None, count) else f"{count:,} of {amount(whole, 'image')}"
-  words = f"{_split(source)}, {all_}: {right.sum():,} right, {count - right.sum():,} wrong. {about}".strip()
+    return page.Chapter(TITLE, [page.Paragraph(f"{_format_split(source)} has no image that could be evaluated.")])
+  right = _find_right(predictions)
+  all_ = (
+    f"all {format_amount(count, 'image')}"
+    if whole in (None, count)
+    else f"{count:,} of {format_amount(whole, 'image')}"
+  )
+  words = f"{_format_split(source)}, {all_}: {right.sum():,} right, {count - right.sum():,} wrong. {about}".strip()
   if predictions.label.ndim == 2:
-    words += f" An image has up to {amount(source.labels, 'label')}, and is right if the best class is one of them."
-  counts, taken = metrics.per_class(predictions, len(names)), _confused(predictions, right)
+    words += (
+      f" An image has up to {format_amount(source.labels, 'label')}, and is right if the best class is one of them."
+    )
+  counts, taken = metrics.count_per_class(predictions, len(names)), _count_confused(predictions, right)
   parts = [
-    _figures(predictions, len(names), intervals or {}, way),
-    *_confusion(predictions, names),
-    *_pairs(taken, counts, names),
-    *reliability.parts(metrics.calibration(predictions, len(names)), predictions.confidence, right),
-    *_worst(details, right, squares),
-    *_uncertain(details, right, squares),
-    _classes(counts, taken, names),
+    _make_figures_table(predictions, len(names), intervals or {}, way),
+    *_show_confusion(predictions, names),
+    *_make_pairs_table(taken, counts, names),
+    *reliability.make_parts(metrics.bin_by_confidence(predictions, len(names)), predictions.confidence, right),
+    *_make_worst_gallery(details, right, squares),
+    *_make_uncertain_gallery(details, right, squares),
+    _make_classes_table(counts, taken, names),
   ]
   return page.Chapter(TITLE, parts, words)
 
 
-def _split(source):
-  return f"{fitted(source.name, LONGEST)}, {fitted(source.split, LONGEST)}"
+def _format_split(source):
+  return f"{fit_text(source.name, LONGEST)}, {fit_text(source.split, LONGEST)}"
 
 
-def _right(predictions):
+def _find_right(predictions):
   """Returns whether the best class is a label, bool (N,)."""
   labels = predictions.label if predictions.label.ndim == 2 else predictions.label[:, None]
   return (labels == predictions.best[:, :1]).any(1)
 
 
-def _figures(predictions, classes, intervals, way):
+def _make_figures_table(predictions, classes, intervals, way):
   """Returns a table of all figures with their intervals and methods."""
 
   def text(name, value):
     if name == "images":
       return f"{value:,}"
-    return f"{value:.4f}" if name == "loss" else percent(value)
+    return f"{value:.4f}" if name == "loss" else format_percent(value)
 
   rows, without = [], []
-  for name, value in metrics.measure(predictions, classes).items():
-    ends, method = intervals.get(way + name), metrics.interval_method(name, predictions)
+  for name, value in metrics.compute_metrics(predictions, classes).items():
+    ends, method = intervals.get(way + name), metrics.choose_interval_method(name, predictions)
     if ends is None and intervals and name not in ("images", "average_precision"):
       without.append(way + name)
     said = ["", ""] if ends is None else [" to ".join(text(name, end) for end in ends), method]
@@ -97,7 +103,7 @@ def _figures(predictions, classes, intervals, way):
   return page.Table("Figures", ["figure", "value", "95 % interval", "method"], rows, about, open=False)
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
   """Formats a share as a percentage."""
   return f"{100 * share:.2f} %"
 
@@ -105,7 +111,7 @@ def percent(share: float) -> str:
 # Confusions of classes.
 
 
-def _confused(predictions, right):
+def _count_confused(predictions, right):
   """Returns (label, best class, number of wrong images), int64 (C,) each, of confused pairs in order of frequency."""
   labels = predictions.label if predictions.label.ndim == 2 else predictions.label[:, None]
   labels, best = labels[~right], predictions.best[~right, :1]
@@ -118,7 +124,7 @@ def _confused(predictions, right):
   return pairs[order, 0], pairs[order, 1], images[order]
 
 
-def _confusion(predictions, names):
+def _show_confusion(predictions, names):
   """Returns a picture of the confusion matrix of the classes that occur, if there are not too many."""
   if predictions.label.ndim != 1:
     return []
@@ -128,7 +134,7 @@ def _confusion(predictions, names):
   if not 1 < len(occur) <= DRAWN:
     return []
   label, best = numbers.reshape(both.shape)
-  matrix = metrics.confusion(predictions._replace(label=label, best=best[:, None]), len(occur))
+  matrix = metrics.compute_confusion(predictions._replace(label=label, best=best[:, None]), len(occur))
   about = (
     "Each row is a label, and each column a predicted class. Blue is right and orange is wrong. Stronger colours show "
     "larger shares of the row's images"
@@ -139,15 +145,15 @@ def _confusion(predictions, names):
     about += f". A square represents up to {-(-len(occur) // CELLS)} classes, and shows the largest of their shares"
   if len(occur) < len(names):
     about += f". Only the {len(occur):,} of {len(names):,} classes that occur are shown"
-  svg = _drawn_confusion(matrix, [fitted(names[number]) for number in occur])
+  svg = _draw_confusion(matrix, [fit_text(names[number]) for number in occur])
   return [page.Chart("Confusions", svg, f"{about}.")]
 
 
-def _drawn_confusion(matrix, names):
+def _draw_confusion(matrix, names):
   classes = len(names)
   share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
   eye = np.eye(classes, dtype=bool)
-  right, wrong = (_largest(np.where(kind, share, 0)) for kind in (eye, ~eye))
+  right, wrong = (_reduce_matrix(np.where(kind, share, 0)) for kind in (eye, ~eye))
   cells = np.zeros((*right.shape, 4))
   for shown, colour in ((wrong, WRONG), (right, RIGHT)):
     # The square root makes a confusion of 2 % visible. Stronger colours would hide the numbers.
@@ -156,8 +162,8 @@ def _drawn_confusion(matrix, names):
     )
   longest = max(map(len, names)) if classes <= NAMED else 0
   side = float(np.clip(0.42 * classes, 2, 5.5) if classes <= NUMBERED else np.clip(0.16 * classes, 5.5, 7))
-  with drawing.style():
-    figure, [axes] = drawing.figure(side + 0.6 + 0.075 * longest, side + 0.5 + 0.075 * longest)
+  with drawing.use_style():
+    figure, [axes] = drawing.make_figure(side + 0.6 + 0.075 * longest, side + 0.5 + 0.075 * longest)
     axes.imshow(cells, interpolation="none", aspect="equal", extent=(-0.5, classes - 0.5, classes - 0.5, -0.5))
     axes.grid(False)
     axes.spines[["top", "right"]].set_visible(True)
@@ -172,10 +178,10 @@ def _drawn_confusion(matrix, names):
       for row, column in zip(*np.nonzero(matrix), strict=True):
         number = f"{matrix[row, column]:,}"
         axes.text(column, row, number, ha="center", va="center", fontsize=7 if len(number) < 5 else 5)
-    return drawing.svg(figure, "confusion")
+    return drawing.render_svg(figure, "confusion")
 
 
-def _largest(share):
+def _reduce_matrix(share):
   """Reduces a matrix (V, V) to at most (CELLS, CELLS) by the maximum over neighbours."""
   size = len(share)
   if size <= CELLS:
@@ -184,13 +190,18 @@ def _largest(share):
   return np.maximum.reduceat(np.maximum.reduceat(share, starts, axis=0), starts, axis=1)
 
 
-def _pairs(confused, counts, names):
+def _make_pairs_table(confused, counts, names):
   """Returns a table of the most frequent confusions."""
   labels, best, images = confused
   if not len(images):
     return []
   rows = [
-    [fitted(names[label], LONGEST), fitted(names[guess], LONGEST), f"{number:,}", percent(number / counts.true[label])]
+    [
+      fit_text(names[label], LONGEST),
+      fit_text(names[guess], LONGEST),
+      f"{number:,}",
+      format_percent(number / counts.true[label]),
+    ]
     for label, guess, number in zip(labels[:PAIRS], best[:PAIRS], images[:PAIRS], strict=True)
   ]
   more = f"The first {PAIRS} of {len(images):,} pairs." if len(images) > PAIRS else ""
@@ -200,29 +211,29 @@ def _pairs(confused, counts, names):
 # Images.
 
 
-def _worst(details, right, squares):
+def _make_worst_gallery(details, right, squares):
   """Returns a gallery of the wrong predictions with the highest loss."""
   source, predictions, _ = details
   labelled = (predictions.label >= 0).reshape(len(right), -1).any(1)
   wrong = np.flatnonzero(~right & labelled)
   if not len(wrong):
-    return [page.Words("All of these images are right.")]
+    return [page.Paragraph("All of these images are right.")]
   loss = np.nan_to_num(predictions.loss[wrong].astype(np.float64), nan=np.inf)
   chosen = wrong[np.argsort(-loss, kind="stable")][:SHOWN]
   lines = [
     [
-      _labels(details, i),
-      f"predicted as {_class(source, predictions.best[i, 0])}, {percent(predictions.confidence[i])}",
+      _format_labels(details, i),
+      f"predicted as {_format_class(source, predictions.best[i, 0])}, {format_percent(predictions.confidence[i])}",
     ]
     for i in chosen
   ]
   about = (
     "Label, prediction and its probability, sorted by the probability of the label (lowest first), as the model saw"
   )
-  return _gallery("Worst mistakes", f"{about} them.", details, chosen, lines, squares)
+  return _make_gallery("Worst mistakes", f"{about} them.", details, chosen, lines, squares)
 
 
-def _uncertain(details, right, squares):
+def _make_uncertain_gallery(details, right, squares):
   """Returns a gallery of the images with the smallest margin between the two best classes, right or wrong."""
   source, predictions, _ = details
   probability = predictions.probability
@@ -237,41 +248,44 @@ def _uncertain(details, right, squares):
   chosen = np.argsort(np.nan_to_num(certainty, nan=-1.0), kind="stable")[: min(SHOWN, max(6, len(right) // 10))]
   lines = [
     [
-      _labels(details, i),
-      *(f"{_class(source, predictions.best[i, k])} {percent(value)}" for k, value in enumerate(probability[i, :2])),
+      _format_labels(details, i),
+      *(
+        f"{_format_class(source, predictions.best[i, k])} {format_percent(value)}"
+        for k, value in enumerate(probability[i, :2])
+      ),
     ]
     for i in chosen
   ]
   about += ", with the label and the probabilities. Wrong predictions are red."
-  return _gallery("Least certain", about, details, chosen, lines, squares, marked=~right)
+  return _make_gallery("Least certain", about, details, chosen, lines, squares, marked=~right)
 
 
-def _gallery(title, about, details, chosen, lines, squares, marked=None):
+def _make_gallery(title, about, details, chosen, lines, squares, marked=None):
   source, positions = details.source, details.predictions.position[chosen].tolist()
   pictures = []
   for i, position, words, square in zip(chosen, positions, lines, squares(positions), strict=True):
     if square is None:
       square, words = np.full((1, 1, 3), 128, np.uint8), [*words, "the image no longer exists"]
-    name = fitted(source.called(position), LONGEST)
-    pixels = crops.small(square, 2 * SIDE)
+    name = fit_text(source.display_name(position), LONGEST)
+    pixels = crops.shrink(square, 2 * SIDE)
     pictures.append(page.Picture(pixels, [*words, name], wrong=marked is not None and bool(marked[i])))
   return [page.Gallery(title, pictures, about, SIDE)]
 
 
-def _labels(details, i):
+def _format_labels(details, i):
   labels = np.atleast_1d(details.predictions.label[i])
-  names = ", ".join(_class(details.source, label) for label in labels[labels >= 0][:5])
+  names = ", ".join(_format_class(details.source, label) for label in labels[labels >= 0][:5])
   return f"label {names}" if names else "no label"
 
 
-def _class(source, number):
-  return fitted(source.classes[number], 24)
+def _format_class(source, number):
+  return fit_text(source.classes[number], 24)
 
 
 # Figures per class.
 
 
-def _classes(counts, confused, names):
+def _make_classes_table(counts, confused, names):
   """Returns a table of the classes that occur, the worst first."""
   rates = counts.rates
   occur = np.flatnonzero(counts.true + counts.guessed)
@@ -279,11 +293,11 @@ def _classes(counts, confused, names):
   most = {}
   for label, guess, images in zip(*confused, strict=True):
     # the most frequent confusion comes first
-    most.setdefault(int(label), f"{fitted(names[guess], LONGEST)} ({images:,})")
+    most.setdefault(int(label), f"{fit_text(names[guess], LONGEST)} ({images:,})")
   rows = []
   for i in order.tolist():
-    shares = [percent(rates[key][i]) for key in ("recall", "precision", "f1")]
-    rows.append([fitted(names[i], LONGEST), f"{counts.true[i]:,}", *shares, most.get(i, "")])
+    shares = [format_percent(rates[key][i]) for key in ("recall", "precision", "f1")]
+    rows.append([fit_text(names[i], LONGEST), f"{counts.true[i]:,}", *shares, most.get(i, "")])
   some = f"The worst {LISTED:,} of {len(occur):,}. " if len(occur) > LISTED else ""
   about = (
     f"{some}Sorted by F1. Recall is the share of the images of a class that are predicted as this class. Precision "

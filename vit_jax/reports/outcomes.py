@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from vit_jax import build, config, evals, evaluation, runtime, tasks
+from vit_jax import config, evals, runtime, tasks
 from vit_jax.corpora import survey
 from vit_jax.data import catalog, decoding, loader, sources, stream
 from vit_jax.data.images import Images
@@ -19,13 +19,14 @@ from vit_jax.evals import Outcome
 from vit_jax.evals.subject import open_source
 from vit_jax.inference import stored
 from vit_jax.reports import mistakes, page, seen
-from vit_jax.schema import Choice, ConfigError, arguments, at
+from vit_jax.schema import Choice, ConfigError, enter_key, select_arguments
+from vit_jax.training import build, run_evaluation
 
 LIMIT = 10_000  # maximum number of images to evaluate
 BATCH = 64  # images per batch and device
 
 
-class Measured(NamedTuple):
+class MeasuredWeights(NamedTuple):
   """The result of evaluating a run's newest weights, and their average if there is one.
 
   Attributes:
@@ -37,15 +38,15 @@ class Measured(NamedTuple):
     whole: number of images of the split. Possibly only some of them were evaluated.
   """
 
-  parts: build.Parts
+  parts: build.Experiment
   step: int
   outcomes: dict[str, Outcome]
-  intervals: dict[str, evaluation.Intervals]
+  intervals: dict[str, run_evaluation.Intervals]
   data: Choice
   whole: int
 
 
-def chapters(workdir: pathlib.Path, limit: int = LIMIT) -> tuple[list[page.Chapter], Measured | None]:
+def make_chapters(workdir: pathlib.Path, limit: int = LIMIT) -> tuple[list[page.Chapter], MeasuredWeights | None]:
   """Evaluates a run and returns the chapters on its training images and its mistakes.
 
   If the data or the checkpoints do not exist, the chapters explain this and the run is not evaluated.
@@ -60,27 +61,27 @@ def chapters(workdir: pathlib.Path, limit: int = LIMIT) -> tuple[list[page.Chapt
   Raises:
     ConfigError: the workdir does not contain a run.
   """
-  run = _run(workdir)
+  run = _load_run(workdir)
   try:
-    with at("config.data"):
-      source = loader.stamped_once(catalog.open_split(run.data, "train"))
-      first = seen.chapter(run, source)
+    with enter_key("config.data"):
+      source = loader.cache_fingerprint(catalog.open_split(run.data, "train"))
+      first = seen.make_chapter(run, source)
   except ConfigError as error:
     said = f"The data of this run cannot be read on this machine. {error}"
     logging.warning("%s: %s. The page omits this section", workdir, said)
-    gone = [page.Words(said)]
+    gone = [page.Paragraph(said)]
     return [page.Chapter(seen.TITLE, gone), page.Chapter(mistakes.TITLE, gone)], None
   if not tasks.TASKS[run.task.name].classes:
     return [first], None  # the task has no predictions that could be wrong
   try:
-    result = _measured(run, workdir, source, limit)
+    result = _measure_run(run, workdir, source, limit)
   except (ConfigError, runtime.Stop) as error:
     logging.warning("%s: the weights could not be evaluated: %s. The page omits this section", workdir, error)
-    return [first, page.Chapter(mistakes.TITLE, [page.Words(f"The evaluation failed. {error}")])], None
-  return [first, chapter(result)], result
+    return [first, page.Chapter(mistakes.TITLE, [page.Paragraph(f"The evaluation failed. {error}")])], None
+  return [first, make_chapter(result)], result
 
 
-def measured(workdir: pathlib.Path, limit: int = LIMIT) -> Measured:
+def measure_workdir(workdir: pathlib.Path, limit: int = LIMIT) -> MeasuredWeights:
   """Evaluates the newest weights of a workdir by the run's headline evaluation.
 
   Args:
@@ -90,22 +91,22 @@ def measured(workdir: pathlib.Path, limit: int = LIMIT) -> Measured:
   Raises:
     ConfigError: the run, its data or its checkpoint cannot be read.
   """
-  run = _run(workdir)
-  with at("config.data"):
-    source = loader.stamped_once(catalog.open_split(run.data, "train"))
-  return _measured(run, workdir, source, limit)
+  run = _load_run(workdir)
+  with enter_key("config.data"):
+    source = loader.cache_fingerprint(catalog.open_split(run.data, "train"))
+  return _measure_run(run, workdir, source, limit)
 
 
-def chapter(result: Measured) -> page.Chapter:
+def make_chapter(result: MeasuredWeights) -> page.Chapter:
   """Returns the chapter on mistakes for the first outcome."""
   prefix, outcome = next(iter(result.outcomes.items()))
   about = f"The weights of step {result.step:,} of {result.parts.total:,}"
   about += ", not their average." if len(result.outcomes) > 1 else "."
-  squares = functools.partial(as_seen, outcome.details.source, result.data)
-  return mistakes.chapter(outcome.details, squares, result.intervals[prefix], result.whole, about)
+  squares = functools.partial(prepare_images, outcome.details.source, result.data)
+  return mistakes.make_chapter(outcome.details, squares, result.intervals[prefix], result.whole, about)
 
 
-def pictures(result: Measured, count: int) -> list[tuple[np.ndarray, list[str]]]:
+def select_pictures(result: MeasuredWeights, count: int) -> list[tuple[np.ndarray, list[str]]]:
   """Selects evaluated images, with different classes first.
 
   Args:
@@ -120,13 +121,13 @@ def pictures(result: Measured, count: int) -> list[tuple[np.ndarray, list[str]]]
   _, firsts = np.unique(labels, return_index=True)
   chosen = list(dict.fromkeys([*firsts[:: max(1, len(firsts) // count)].tolist(), *range(len(labels))]))[:count]
   positions = predictions.position[chosen].tolist()
-  named = [[source.called(position), source.classes[labels[i]] if labels[i] >= 0 else "no label"]
+  named = [[source.display_name(position), source.classes[labels[i]] if labels[i] >= 0 else "no label"]
            for i, position in zip(chosen, positions, strict=True)]  # fmt: skip
-  squares = as_seen(source, result.data, positions)
+  squares = prepare_images(source, result.data, positions)
   return [(square, lines) for square, lines in zip(squares, named, strict=True) if square is not None]
 
 
-def as_seen(source: sources.Source, data: Choice, records: Sequence[int]) -> list[np.ndarray | None]:
+def prepare_images(source: sources.Source, data: Choice, records: Sequence[int]) -> list[np.ndarray | None]:
   """Prepares images as an evaluation does.
 
   Args:
@@ -137,39 +138,43 @@ def as_seen(source: sources.Source, data: Choice, records: Sequence[int]) -> lis
   Returns:
     Images, uint8 (S, S, 3), or None for each that cannot be read.
   """
-  examples = stream.eval_examples(source, **arguments(data, stream.eval_examples))
-  bounds = (arguments(data, loader.batches)[key] for key in ("max_pixels", "max_aspect", "exif"))
+  examples = stream.eval_examples(source, **select_arguments(data, stream.eval_examples))
+  bounds = (select_arguments(data, loader.batches)[key] for key in ("max_pixels", "max_aspect", "exif"))
   images = Images(source, "skip", *bounds, max_bad=1.0)
 
   def square(record):
-    image, _, here = examples.example(images.prepared, record)
+    image, _, here = examples.example(images.read_prepared, record)
     return image if here else None
 
-  with concurrent.futures.ThreadPoolExecutor(decoding.cores()) as pool:
+  with concurrent.futures.ThreadPoolExecutor(decoding.count_usable_cores()) as pool:
     return list(pool.map(square, records))
 
 
-def _run(workdir):
-  if (run := stored.run_of(workdir)) is None:
+def _load_run(workdir):
+  if (run := stored.load_run(workdir)) is None:
     raise ConfigError(f"{workdir} contains no run (no config.json). Train one first")
   return run
 
 
-def _measured(run, workdir, train, limit):
-  name, choice = evaluation.headline(run.evals)
+def _measure_run(run, workdir, train, limit):
+  name, choice = run_evaluation.select_headline(run.evals)
   # The devices of this process may differ from those of the training.
   run, devices = dataclasses.replace(run, mesh=config.Mesh(), evals={}), jax.local_devices()
   unit = run.optim.args["accumulate"]
   devices = devices[: max(n for n in range(1, len(devices) + 1) if n == 1 or run.batch % (n * unit) == 0)]
   parts = build.build(run, devices, lambda *_: train, training=False)
   size = BATCH * len(devices)
-  subject = evals.Subject(parts.model, parts.mesh, run.data, size, catalog.open_split, parts.task.predict)
-  with at(f"config.evals.{name}"):
+  subject = evals.EvalContext(parts.model, parts.mesh, run.data, size, catalog.open_split, parts.task.predict)
+  with enter_key(f"config.evals.{name}"):
     data = choice.args.get("data")
     source = open_source(subject, data, choice.args.get("split", "test"), "split")
-    some = sources.subset(source, survey.sample(len(source), limit, run.seed)) if len(source) > limit else source
+    some = (
+      sources.select_subset(source, survey.sample_records(len(source), limit, run.seed))
+      if len(source) > limit
+      else source
+    )
     subject = dataclasses.replace(subject, open_split=lambda *_: some)
-    measure = evals.make(Choice(choice.name, {**choice.args, "batch": size}), subject)
-  state = evaluation.restored(parts, workdir)
-  result, intervals = evaluation.measured({name: measure}, state, lambda: None)
-  return Measured(parts, int(state.step), result, intervals, subject.data(data), len(source))
+    measure = evals.make_evaluation(Choice(choice.name, {**choice.args, "batch": size}), subject)
+  state = run_evaluation.restore_newest(parts, workdir)
+  result, intervals = run_evaluation.measure_state({name: measure}, state, lambda: None)
+  return MeasuredWeights(parts, int(state.step), result, intervals, subject.data(data), len(source))

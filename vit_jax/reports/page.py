@@ -10,15 +10,15 @@ import cv2
 import jinja2
 import numpy as np
 
-from vit_jax import files
-from vit_jax.reports.drawing import drawable
+from vit_jax.reports.drawing import make_drawable
+from vit_jax.storage import files
 
 TEMPLATE = "page.html.j2"
 LARGE = 2**14  # size of a PNG in bytes above which JPEG is used
 WORD = 14  # maximum number of characters of a word in a table's head that is never broken
 
 
-class Words(NamedTuple):
+class Paragraph(NamedTuple):
   """A paragraph of plain text."""
 
   text: str
@@ -43,7 +43,7 @@ class Table(NamedTuple):
 
 
 class Chart(NamedTuple):
-  """A drawing of `drawing.svg`, which uses the colours of the page."""
+  """A drawing of `drawing.render_svg`, which uses the colours of the page."""
 
   title: str
   svg: str
@@ -51,7 +51,7 @@ class Chart(NamedTuple):
 
 
 class Charts(NamedTuple):
-  """Several drawings of `drawing.svg`. A row contains as many as fit."""
+  """Several drawings of `drawing.render_svg`. A row contains as many as fit."""
 
   title: str
   svgs: Sequence[str]
@@ -101,7 +101,7 @@ class Interactive(NamedTuple):
   about: str = ""
 
 
-Part = Words | Table | Chart | Charts | Gallery | Interactive
+Part = Paragraph | Table | Chart | Charts | Gallery | Interactive
 
 
 class Chapter(NamedTuple):
@@ -112,7 +112,7 @@ class Chapter(NamedTuple):
   about: str = ""
 
 
-def write(path: pathlib.Path, title: str, about: str, chapters: Sequence[Chapter]) -> None:
+def write_page(path: pathlib.Path, title: str, about: str, chapters: Sequence[Chapter]) -> None:
   """Writes a page atomically. HTML in texts is escaped. Chapters without parts are omitted.
 
   Args:
@@ -128,10 +128,10 @@ def write(path: pathlib.Path, title: str, about: str, chapters: Sequence[Chapter
     write(pathlib.Path("a.html"), "Runs", "two runs", [Chapter("Notes", [Words("Both runs have finished.")])])
   """
   files.check_path(path, (".html",))
-  files.write_text(path, render(title, about, chapters))
+  files.write_text(path, render_page(title, about, chapters))
 
 
-def render(title: str, about: str, chapters: Sequence[Chapter]) -> str:
+def render_page(title: str, about: str, chapters: Sequence[Chapter]) -> str:
   """Returns a page as HTML.
 
   Args:
@@ -140,10 +140,10 @@ def render(title: str, about: str, chapters: Sequence[Chapter]) -> str:
     chapters: the chapters in order.
   """
   chapters = [chapter for chapter in chapters if chapter.parts]
-  return _template().render(title=title, about=about, chapters=chapters)
+  return _load_template().render(title=title, about=about, chapters=chapters)
 
 
-def embedded(pixels: np.ndarray) -> str:
+def embed_image(pixels: np.ndarray) -> str:
   """Encodes an image as a data URI.
 
   Small images become lossless PNG. Images above `LARGE` bytes as PNG become JPEG of quality 90.
@@ -161,16 +161,16 @@ def embedded(pixels: np.ndarray) -> str:
 
 
 @functools.cache
-def _template():
+def _load_template():
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
     autoescape=True,
-    finalize=lambda value: drawable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value,
+    finalize=lambda value: make_drawable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
   )
-  environment.filters["embedded"] = embedded
+  environment.filters["embedded"] = embed_image
   environment.tests["long"] = lambda text: max(map(len, text.split()), default=0) > WORD
   environment.tests["kind"] = lambda part, name: type(part).__name__ == name
   return environment.get_template(TEMPLATE)

@@ -8,16 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import checkpoints, clock, config, files, hardware, identity, models
+from vit_jax import checkpoints, config, models
+from vit_jax.checkpoints import provenance
 from vit_jax.inference import stored
+from vit_jax.parallel import hardware
 from vit_jax.schema import ConfigError
+from vit_jax.storage import files
+from vit_jax.training import goodput
 
 PLAN = "plan.json"
 LARGEST = 1e30
 
 
 @dataclasses.dataclass(frozen=True)
-class Recorded:
+class RecordedRun:
   """The files of a run, finished or not.
 
   Attributes:
@@ -27,7 +31,7 @@ class Recorded:
     rows: lines of metrics.jsonl, by step.
     result: content of result.json, empty before the end.
     attempts: number of attempts.
-    seconds: seconds of each phase of `clock.PHASES`, over all attempts.
+    seconds: seconds of each phase of `goodput.PHASES`, over all attempts.
     waited: seconds between attempts.
     began: start of the first attempt in seconds since the epoch.
     recipe: content of recipe.json: "config", "about" and "changes". It is empty in older workdirs.
@@ -94,15 +98,15 @@ class Recorded:
       return {k: v for k, v in self.result.items() if _is_number(v) and k not in beside}
     last = {}
     for row in self.rows:
-      last |= {k.removeprefix("test/"): v for k, v in row.items() if _of_evaluation(k)}
+      last |= {k.removeprefix("test/"): v for k, v in row.items() if _is_evaluation_figure(k)}
     return last
 
-  def series(self, metric: str) -> "Series":
+  def series(self, metric: str) -> "Curve":
     """Returns a metric as a curve, which is empty if no line contains the metric."""
     points = [(row["step"], row[metric]) for row in self.rows if metric in row]
     steps, values = (np.array(column, np.float64) for column in zip(*points, strict=True)) if points else ([], [])
     at, hours = self._hours()
-    return Series(np.asarray(steps) * self.run.batch, np.interp(steps, at, hours), np.asarray(values))
+    return Curve(np.asarray(steps) * self.run.batch, np.interp(steps, at, hours), np.asarray(values))
 
   def _hours(self):
     """Returns (steps, core-hours of training up to each step). A line without a rate uses the rate of the next line."""
@@ -119,7 +123,7 @@ class Recorded:
 
 
 @dataclasses.dataclass(frozen=True)
-class Series:
+class Curve:
   """A curve of N points.
 
   Attributes:
@@ -132,14 +136,14 @@ class Series:
   hours: np.ndarray
   values: np.ndarray
 
-  def thinned(self, most: int) -> "Series":
+  def thin_out(self, most: int) -> "Curve":
     """Returns at most `most` of the points, evenly distributed, with both ends."""
     count = len(self.values)
     kept = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int))
-    return Series(self.images[kept], self.hours[kept], self.values[kept])
+    return Curve(self.images[kept], self.hours[kept], self.values[kept])
 
 
-def read(workdir: pathlib.Path, name: str) -> Recorded:
+def read_run(workdir: pathlib.Path, name: str) -> RecordedRun:
   """Reads the files of a run.
 
   Args:
@@ -149,34 +153,34 @@ def read(workdir: pathlib.Path, name: str) -> Recorded:
   Raises:
     ConfigError: the workdir does not contain a run, or a file cannot be read.
   """
-  run = stored.run_of(workdir)
+  run = stored.load_run(workdir)
   if run is None:
     raise ConfigError(f"{workdir} contains no run (no config.json)")
-  about = checkpoints.about(workdir, identity.check) or {}
+  about = checkpoints.read_description(workdir, provenance.check_metadata) or {}
   of_state = about.get("identity", {})
-  attempts, seconds, waited = clock.spent(workdir / "goodput.json")
-  return Recorded(
+  attempts, seconds, waited = goodput.read_account(workdir / "goodput.json")
+  return RecordedRun(
     name=name,
     workdir=workdir,
     run=run,
-    rows=_rows(workdir / "metrics.jsonl"),
-    result=_result(files.read_json(workdir / "result.json") or {}),
+    rows=_read_rows(workdir / "metrics.jsonl"),
+    result=_check_result(files.read_json(workdir / "result.json") or {}),
     attempts=attempts,
     seconds=seconds,
     waited=waited,
-    began=clock.began(workdir / "goodput.json"),
-    recipe=files.read_json(workdir / identity.RECIPE) or {},
-    plans=_plans(workdir / PLAN),
+    began=goodput.read_start_time(workdir / "goodput.json"),
+    recipe=files.read_json(workdir / provenance.RECIPE) or {},
+    plans=_read_plans(workdir / PLAN),
     records=of_state.get("data", {}).get("records"),
     devices=of_state.get("devices", {}),
     description=models.Description.from_json(about["model"]) if "model" in about else None,
   )
 
 
-def _rows(path) -> list[dict[str, float]]:
+def _read_rows(path) -> list[dict[str, float]]:
   """Returns the numbers in complete lines of metrics.jsonl. After a kill, the last line may be incomplete."""
   rows = []
-  for line in (files.content(path) or b"").splitlines():
+  for line in (files.read_if_exists(path) or b"").splitlines():
     try:
       values = files.parse_json(line)
     except ValueError:
@@ -186,7 +190,7 @@ def _rows(path) -> list[dict[str, float]]:
   return sorted(rows, key=lambda row: row["step"])
 
 
-def _result(values):
+def _check_result(values):
   """Returns the valid values of a result, or {} if the file has another content."""
   if not all(_is_number(values.get(key)) for key in ("steps", "train_seconds")):
     return {}
@@ -197,9 +201,9 @@ def _result(values):
   }
 
 
-def _plans(path) -> list[dict[str, Any]]:
+def _read_plans(path) -> list[dict[str, Any]]:
   """Returns the successful plans in a file of `vit_jax.plan --json`."""
-  content = files.content(path)
+  content = files.read_if_exists(path)
   if content is None:
     return []
   try:
@@ -217,5 +221,5 @@ def _is_number(value):
   return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
-def _of_evaluation(key):
+def _is_evaluation_figure(key):
   return "/" in key and not key.startswith("train/")

@@ -5,16 +5,16 @@ from typing import NamedTuple
 import numpy as np
 from scipy import signal
 
-from vit_jax.metrics import BINS, Bins
+from vit_jax.evals.metrics import BINS, Bins
 from vit_jax.reports import drawing, page
-from vit_jax.schema import amount
+from vit_jax.schema import format_amount
 
 ALPHA = 0.05  # significance level of both tests
 SIMULATIONS = 1000
 VISIBLE = 0.004  # smallest bar with an entry in the legend, as a share of the axis
 
 
-class Findings(NamedTuple):
+class CalibrationFindings(NamedTuple):
   """Results of tests of the hypothesis that a model is calibrated.
 
   A calibrated model is right on each image with the predicted probability.
@@ -30,7 +30,7 @@ class Findings(NamedTuple):
   usual: float
 
 
-def examine(confidence: np.ndarray, right: np.ndarray, seed: int = 0) -> Findings:
+def examine_calibration(confidence: np.ndarray, right: np.ndarray, seed: int = 0) -> CalibrationFindings:
   """Tests whether predictions contradict calibration.
 
   The number of right images of a calibrated model has a Poisson binomial distribution, which is computed exactly. In
@@ -48,9 +48,9 @@ def examine(confidence: np.ndarray, right: np.ndarray, seed: int = 0) -> Finding
     The p-values and the usual calibration error. Without images these are 1, 1 and 0.
   """
   if not len(confidence):
-    return Findings(1.0, 1.0, 0.0)
+    return CalibrationFindings(1.0, 1.0, 0.0)
   probability = np.clip(np.asarray(confidence, np.float64), 0, 1)
-  mass, count = count_distribution(probability), int(np.sum(right))
+  mass, count = compute_count_distribution(probability), int(np.sum(right))
   below, above = mass[:count].sum() + mass[count] / 2, mass[count + 1 :].sum() + mass[count] / 2
   bins = np.clip(np.searchsorted(np.arange(BINS + 1) / BINS, probability) - 1, 0, BINS - 1)
   draw, expected = np.random.default_rng(seed), np.bincount(bins, probability, BINS)
@@ -60,12 +60,12 @@ def examine(confidence: np.ndarray, right: np.ndarray, seed: int = 0) -> Finding
 
   simulated = np.array([error(draw.uniform(size=len(probability)) < probability) for _ in range(SIMULATIONS)])
   reached = np.sum(simulated >= error(np.asarray(right, np.float64)) - 1e-12)
-  return Findings(
+  return CalibrationFindings(
     min(1.0, 2 * min(below, above)), (1 + reached) / (1 + SIMULATIONS), float(np.quantile(simulated, 0.95))
   )
 
 
-def count_distribution(probability: np.ndarray) -> np.ndarray:
+def compute_count_distribution(probability: np.ndarray) -> np.ndarray:
   """Computes the Poisson binomial distribution: the number of N independent events that occur.
 
   Args:
@@ -82,16 +82,16 @@ def count_distribution(probability: np.ndarray) -> np.ndarray:
   return np.clip(mass[0, : len(probability) + 1], 0, 1)
 
 
-def parts(bins: Bins, confidence: np.ndarray, right: np.ndarray) -> list[page.Part]:
+def make_parts(bins: Bins, confidence: np.ndarray, right: np.ndarray) -> list[page.Part]:
   """Returns the diagram (Guo et al. 2017, figure 1) with the number of images below, and a table of the bins.
 
   Args:
-    bins: result of `metrics.calibration`.
+    bins: result of `metrics.bin_by_confidence`.
     confidence: probability of the best class of each image (N,).
     right: whether the best class of each image is right (N,).
   """
   finite = np.isfinite(confidence)
-  about = _words(bins, examine(confidence[finite], right[finite]))
+  about = _describe_calibration(bins, examine_calibration(confidence[finite], right[finite]))
   filled = np.flatnonzero(bins.images)
   rows = [
     [
@@ -103,21 +103,21 @@ def parts(bins: Bins, confidence: np.ndarray, right: np.ndarray) -> list[page.Pa
     for i in filled
   ]
   table = page.Table("Bins of confidence", ["probability", "images", "mean", "right"], rows, open=False)
-  return [page.Chart("Calibration", _drawn(bins, filled), about), table]
+  return [page.Chart("Calibration", _draw_diagram(bins, filled), about), table]
 
 
-def _words(bins, tests):
+def _describe_calibration(bins, tests):
   """Returns text on the calibration error and the means, with the conclusion of each test."""
   total = max(int(bins.images.sum()), 1)
   error = float(np.abs(bins.right - bins.confidence).sum() / total)
   share, mean = bins.right.sum() / total, bins.confidence.sum() / total
-  images = amount(int(bins.images.sum()), "image")
+  images = format_amount(int(bins.images.sum()), "image")
   usual = f"Calibrated models with these probabilities have errors up to {100 * tests.usual:.2f} % on {images} "
   usual += f"(95 % of {SIMULATIONS:,} simulations): "
   usual += (
-    f"the model is miscalibrated ({_p(tests.error)})."
+    f"the model is miscalibrated ({_format_p_value(tests.error)})."
     if tests.error < ALPHA
-    else f"not enough images to decide whether the model is miscalibrated ({_p(tests.error)})."
+    else f"not enough images to decide whether the model is miscalibrated ({_format_p_value(tests.error)})."
   )
   if tests.leaning < ALPHA:
     leaning = f"{'over' if mean > share else 'under'}-confident on average"
@@ -127,20 +127,21 @@ def _words(bins, tests):
     f"The expected calibration error is {100 * error:.2f} %. It is the mean difference "
     "between the share of right images and the probability of the best class, over bins of confidence. "
     f"{usual} The mean probability is {100 * mean:.2f} %, and "
-    f"{100 * share:.2f} % of the images are right: {leaning} (exact test of the means, {_p(tests.leaning)})."
+    f"{100 * share:.2f} % of the images are right: {leaning} (exact test of the means, "
+    f"{_format_p_value(tests.leaning)})."
   )
 
 
-def _p(value):
+def _format_p_value(value):
   return "p < 0.001" if value < 0.001 else f"p = {value:.2g}"
 
 
-def _drawn(bins, filled):
+def _draw_diagram(bins, filled):
   middle, width = (filled + 0.5) / BINS, 0.94 / BINS
   share = bins.right[filled] / bins.images[filled]
   confidence = bins.confidence[filled] / bins.images[filled]
-  with drawing.style():
-    figure, (upper, lower) = drawing.figure(4.4, 4.4, 2, 1, sharex=True, height_ratios=[3, 1])
+  with drawing.use_style():
+    figure, (upper, lower) = drawing.make_figure(4.4, 4.4, 2, 1, sharex=True, height_ratios=[3, 1])
     upper.plot([0, 1], [0, 1], color=drawing.FAINT, linestyle="--", linewidth=1)
     both = np.minimum(share, confidence)
     upper.bar(middle, both, width, color=drawing.SERIES[0], alpha=0.8)
@@ -156,5 +157,5 @@ def _drawn(bins, filled):
     lower.set(xlim=(0, 1), xlabel="probability of the best class", ylabel="images")
     if len(filled) and bins.images.max() > 50 * np.median(bins.images[filled]):
       lower.set_yscale("log")
-      drawing.numbered(lower.yaxis)
-    return drawing.svg(figure, "calibration")
+      drawing.number_log_axis(lower.yaxis)
+    return drawing.render_svg(figure, "calibration")

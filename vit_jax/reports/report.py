@@ -9,20 +9,21 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from vit_jax import files, importers, models, runtime, trees
+from vit_jax import importers, models, runtime, trees
 from vit_jax.data.images import ImageError
+from vit_jax.evals.metrics import is_share
+from vit_jax.evals.selection import format_name
 from vit_jax.importers import options
 from vit_jax.inference import predictor
-from vit_jax.metrics import is_share
 from vit_jax.reports import curves, inside, outcomes, page, recorded, scaling, verdict
-from vit_jax.reports.drawing import fitted
-from vit_jax.reports.page import Chapter, Part, Table, Words
-from vit_jax.reports.recorded import Recorded
-from vit_jax.runtime import say
-from vit_jax.schema import ConfigError, amount
-from vit_jax.selection import shown
+from vit_jax.reports.drawing import fit_text
+from vit_jax.reports.page import Chapter, Paragraph, Part, Table
+from vit_jax.reports.recorded import RecordedRun
+from vit_jax.runtime import print_line
+from vit_jax.schema import ConfigError, format_amount
+from vit_jax.storage import files
 from vit_jax.sweeps import results
-from vit_jax.sweeps.trials import is_record, text
+from vit_jax.sweeps.trials import format_changes, is_record
 from vit_jax.tasks import cost
 
 NAME = "report.html"  # name of the report in a workdir
@@ -30,7 +31,7 @@ LONGEST = 60  # maximum number of characters of a name
 PICTURES = 8  # maximum number of images for attention
 
 
-class Subjects(NamedTuple):
+class ReportContents(NamedTuple):
   """The contents of a report.
 
   Attributes:
@@ -40,13 +41,13 @@ class Subjects(NamedTuple):
     chosen: settings that sweeps selected, and their figures on test.
   """
 
-  runs: Sequence[Recorded]
+  runs: Sequence[RecordedRun]
   weights: Sequence[pathlib.Path]
   waiting: Sequence[str] = ()
   chosen: Sequence[Part] = ()
 
 
-def subjects(places: Sequence[pathlib.Path]) -> Subjects:
+def read_contents(places: Sequence[pathlib.Path]) -> ReportContents:
   """Reads workdirs of runs and sweeps, and weight files. Trials of a sweep are runs.
 
   Raises:
@@ -56,8 +57,8 @@ def subjects(places: Sequence[pathlib.Path]) -> Subjects:
   for place in places:
     if (place / "sweep.json").exists():
       record = files.read_json(place / "sweep.json") or {}
-      begun, others = _trials(place, record)
-      chosen += _chosen(place, record)
+      begun, others = _read_trials(place, record)
+      chosen += _read_selection(place, record)
       named, waiting, sweeps = named | begun, waiting + others, True
     elif (place / "config.json").exists():
       named[place] = None
@@ -68,18 +69,18 @@ def subjects(places: Sequence[pathlib.Path]) -> Subjects:
       raise ConfigError(f"{place} {kind}. Specify the workdir of a run or sweep, or a file that vit_jax.convert reads")
   if not named and not weights:
     raise ConfigError(f"no trial of {', '.join(map(str, places))} has started yet. Run the report again later")
-  runs = [recorded.read(place, name) for place, name in zip(named, _distinct(named), strict=True)]
-  return Subjects(verdict.ranked(runs) if sweeps else runs, weights, waiting, chosen)
+  runs = [recorded.read_run(place, name) for place, name in zip(named, _make_names_unique(named), strict=True)]
+  return ReportContents(verdict.rank_runs(runs) if sweeps else runs, weights, waiting, chosen)
 
 
-def _trials(workdir, record) -> tuple[dict[pathlib.Path, str], list[str]]:
+def _read_trials(workdir, record) -> tuple[dict[pathlib.Path, str], list[str]]:
   """Returns ({workdir: changes} of the trials that have started, descriptions of the others)."""
   begun, waiting = {}, []
   for kind in ("trials", "final"):
-    for trial in _recorded(record, kind):
+    for trial in _select_trial_records(record, kind):
       written = pathlib.PurePath(trial.get("name", "")).name
       changes = trial.get("changes")
-      name = fitted(text(changes) if isinstance(changes, dict) else written, LONGEST)
+      name = fit_text(format_changes(changes) if isinstance(changes, dict) else written, LONGEST)
       place = workdir / kind / written  # the sweep may have been moved since the record was written
       if written and (place / "config.json").exists():
         begun[place] = name if kind == "trials" else f"final: {name}"
@@ -88,26 +89,34 @@ def _trials(workdir, record) -> tuple[dict[pathlib.Path, str], list[str]]:
   return begun, waiting
 
 
-def _recorded(record, kind):
+def _select_trial_records(record, kind):
   trials = record.get(kind)
   return [trial for trial in trials if is_record(trial)] if isinstance(trials, list) else []
 
 
-def _chosen(workdir, record) -> list[Part]:
+def _read_selection(workdir, record) -> list[Part]:
   """Returns the setting that a sweep selected, and figures of its final runs on test."""
   best, parts = record.get("best"), []
   if isinstance(best, dict):
     by = record.get("ranked_by")
     split = f" (split '{by['split']}')" if isinstance(by, dict) and isinstance(by.get("split"), str) else ""
-    parts.append(Words(f"{workdir.name} selected {fitted(text(best), LONGEST)} by {record.get('decide')}{split}."))
-  figures = [trial.get("figures", {}) for trial in _recorded(record, "final") if trial.get("status") == "done"]
+    parts.append(
+      Paragraph(f"{workdir.name} selected {fit_text(format_changes(best), LONGEST)} by {record.get('decide')}{split}.")
+    )
+  figures = [
+    trial.get("figures", {}) for trial in _select_trial_records(record, "final") if trial.get("status") == "done"
+  ]
   values = {name: [each[name] for each in figures if name in each] for name in ("top1", "top5", "loss")}
-  rows = [[shown(name), results.mean_and_deviation(some, is_share(name))] for name, some in values.items() if some]
+  rows = [
+    [format_name(name), results.format_mean_and_deviation(some, is_share(name))]
+    for name, some in values.items()
+    if some
+  ]
   head = ["figure", "mean ± standard deviation (runs); shares in per cent"]
   return [*parts, Table(f"Selected by {workdir.name}, measured on test", head, rows)] if rows else parts
 
 
-def _distinct(named) -> list[str]:
+def _make_names_unique(named) -> list[str]:
   """Returns a unique name for each workdir: its own name, or a longer part of its path if needed."""
   names = []
   for place, name in named.items():
@@ -121,13 +130,13 @@ def _distinct(named) -> list[str]:
   return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
 
 
-def make(
+def make_report(
   places: Sequence[pathlib.Path], out: pathlib.Path, images: Sequence[str] = (), limit: int = outcomes.LIMIT
 ) -> None:
   """Writes a report.
 
   Args:
-    places: workdirs and weight files, see `subjects`.
+    places: workdirs and weight files, see `read_contents`.
     out: the file, with the suffix .html.
     images: images for attention. By default test images of the run.
     limit: maximum number of images on which the best run is evaluated again. With 0, parts that need the weights are
@@ -140,81 +149,81 @@ def make(
     make([pathlib.Path("runs/digits")], pathlib.Path("report.html"))
   """
   files.check_path(out, (".html",))
-  about = subjects(places)
-  page.write(out, _title(places, about), _line(about), chapters(about, images, limit))
+  about = read_contents(places)
+  page.write_page(out, _make_title(places, about), _make_subtitle(about), make_chapters(about, images, limit))
 
 
-def make_at_end(workdir: pathlib.Path) -> None:
+def make_final_report(workdir: pathlib.Path) -> None:
   """Writes the report of a workdir at the end of a run or sweep. Errors are printed and do not affect the run.
 
   If several processes share the devices, parts that need the weights are omitted. `vit_jax.report` adds them on one
   machine.
   """
   try:
-    make([workdir], workdir / NAME, limit=outcomes.LIMIT if jax.process_count() == 1 else 0)
+    make_report([workdir], workdir / NAME, limit=outcomes.LIMIT if jax.process_count() == 1 else 0)
   except (ConfigError, OSError, runtime.Stop, jax.errors.JaxRuntimeError) as error:
-    say(f"  report    not made: {error}")
+    print_line(f"  report    not made: {error}")
   except Exception:  # an error in the report must not affect a run that ended well
     traceback.print_exc()
-    say("  report    not made: a bug in vit_jax, see above; the run itself is complete")
+    print_line("  report    not made: a bug in vit_jax, see above; the run itself is complete")
   else:
-    say(f"  report    {workdir / NAME}")
+    print_line(f"  report    {workdir / NAME}")
 
 
-def chapters(about: Subjects, images: Sequence[str] = (), limit: int = outcomes.LIMIT) -> list[Chapter]:
+def make_chapters(about: ReportContents, images: Sequence[str] = (), limit: int = outcomes.LIMIT) -> list[Chapter]:
   """Returns the chapters of a report in order.
 
   Args:
     about: the contents.
     images: images for attention.
-    limit: maximum number of images to evaluate, see `make`.
+    limit: maximum number of images to evaluate, see `make_report`.
   """
   made = []
   if about.runs:
-    first = verdict.chapter(about.runs)
-    made += [first._replace(parts=[*about.chosen, *first.parts]), curves.chapter(about.runs)]
+    first = verdict.make_chapter(about.runs)
+    made += [first._replace(parts=[*about.chosen, *first.parts]), curves.make_chapter(about.runs)]
     if limit:
-      made += _of_weights(verdict.ranked(about.runs)[0], len(about.runs) > 1, images, limit)
-    made.append(scaling.chapter(about.runs))
+      made += _make_weights_chapters(verdict.rank_runs(about.runs)[0], len(about.runs) > 1, images, limit)
+    made.append(scaling.make_chapter(about.runs))
   for place in about.weights:
-    made += _of_file(place, images)
+    made += _make_file_chapters(place, images)
   if about.waiting:
     made.append(Chapter("Not shown", [Table("Trials", ["why"], [[line] for line in about.waiting])]))
   return made
 
 
-def _of_weights(run, of_several, images, limit) -> list[Chapter]:
+def _make_weights_chapters(run, of_several, images, limit) -> list[Chapter]:
   """Returns the chapters on training images, mistakes, and weights and attention inside of a run's model."""
-  made, measured = outcomes.chapters(run.workdir, limit)
+  made, measured = outcomes.make_chapters(run.workdir, limit)
   try:
     use = predictor.load(run.workdir)
-    pictures = _pictures(use, images) if images or not measured else outcomes.pictures(measured, PICTURES)
-    made.append(inside.chapter(use, pictures))
+    pictures = _load_pictures(use, images) if images or not measured else outcomes.select_pictures(measured, PICTURES)
+    made.append(inside.make_chapter(use, pictures))
   except (ConfigError, runtime.Stop) as error:
-    made.append(Chapter("Inside", [Words(f"The weights cannot be read. {error}")]))
+    made.append(Chapter("Inside", [Paragraph(f"The weights cannot be read. {error}")]))
   return [chapter._replace(title=f"{chapter.title}: {run.name}") for chapter in made] if of_several else made
 
 
-def _of_file(place, images) -> list[Chapter]:
+def _make_file_chapters(place, images) -> list[Chapter]:
   """Returns the chapters on a weight file."""
-  with options.form(options.CONVERT):
+  with options.use_form(options.CONVERT):
     use = predictor.read(place)
-  parameters = trees.count(models.functional(use.description).shapes())
+  parameters = trees.count_values(models.functional(use.description).shapes())
   rows = [
     ["model", use.description.model.name],
     ["parameters", f"{parameters:,}"],
-    ["GFLOP per image (forward pass)", f"{cost.of_model(use.description) / 1e9:.3g}"],
+    ["GFLOP per image (forward pass)", f"{cost.count_model_flops(use.description) / 1e9:.3g}"],
     ["pixels", str(use.description.image_size)],
-    ["classes", ", ".join([f"{len(use.classes):,}", *map(fitted, use.classes[:5]), *["…"] * (len(use.classes) > 5)])],
+    ["classes", ", ".join([f"{len(use.classes):,}", *map(fit_text, use.classes[:5]), *["…"] * (len(use.classes) > 5)])],
   ]
-  pictures = _pictures(use, images)
-  hint = [] if pictures else [Words("Attention maps need pictures: name some with --images=PATH.")]
+  pictures = _load_pictures(use, images)
+  hint = [] if pictures else [Paragraph("Attention maps need pictures: name some with --images=PATH.")]
   name = place.name or str(place)
-  facts = Chapter(f"Weights: {name}", [Table("The model", ["", ""], rows), *map(Words, use.notes), *hint])
-  return [facts, inside.chapter(use, pictures, f"Inside: {name}")]
+  facts = Chapter(f"Weights: {name}", [Table("The model", ["", ""], rows), *map(Paragraph, use.notes), *hint])
+  return [facts, inside.make_chapter(use, pictures, f"Inside: {name}")]
 
 
-def _pictures(use, images) -> list[tuple[np.ndarray, list[str]]]:
+def _load_pictures(use, images) -> list[tuple[np.ndarray, list[str]]]:
   """Returns some of the images, cropped and scaled for the model, with captions. Raises ConfigError for a bad image."""
   some = [images[i * len(images) // PICTURES] for i in range(PICTURES)] if len(images) > PICTURES else images
   try:
@@ -223,23 +232,23 @@ def _pictures(use, images) -> list[tuple[np.ndarray, list[str]]]:
     raise ConfigError(str(error)) from error
   lines = [["/".join(pathlib.PurePath(image).parts[-2:])] for image in some]
   for words, best in zip(lines, use.predict(squares) if squares and use.classes else [], strict=False):
-    words.append(f"{best.probabilities[0]:.1%} {fitted(best.names[0])}")
+    words.append(f"{best.probabilities[0]:.1%} {fit_text(best.names[0])}")
   return list(zip(squares, lines, strict=True))
 
 
-def _title(places, about):
+def _make_title(places, about):
   """Returns the title: the names of the first three paths, and the models and datasets."""
   names = [place.name or str(place) for place in places]
   named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
   models = list(dict.fromkeys(f"{run.run.model.name} on {run.run.data.name}" for run in about.runs))
   what = ", ".join(models[:3]) + ("" if len(models) < 4 else f" and {len(models) - 3} more")
   if len(about.runs) > 1:
-    what = f"{amount(len(about.runs), 'run')} of {what}"
+    what = f"{format_amount(len(about.runs), 'run')} of {what}"
   return f"{named}: {', '.join([what] * bool(what) + ['weights'] * bool(about.weights))}"
 
 
-def _line(about):
+def _make_subtitle(about):
   """Returns the line below the title."""
   counts = [(len(about.runs), "run", ""), (len(about.weights), "file of weights", "files of weights")]
-  said = [amount(*each) for each in counts if each[0]]
+  said = [format_amount(*each) for each in counts if each[0]]
   return f"{', '.join(said)}. Made by vit_jax.report on {datetime.date.today():%d %B %Y}; this file is self-contained."

@@ -17,14 +17,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax import extras, files, paths, selection
-from vit_jax.schema import ConfigError, amount, nearest, show, texts
+from vit_jax.evals import selection
+from vit_jax.schema import ConfigError, extras, format_amount, show, suggest_nearest, texts
+from vit_jax.storage import files, paths
 
 NOTES = "exports.json"
 BATCH = 500  # metrics per request to MLflow, which allows 1,000
 LAST = 2**63 - 1  # largest step that databases can store
 _PROJECT = re.compile(r"(?=.*[^\W_])[\w. -]{1,100}")  # names that all trackers accept
-_ID = re.compile(r"[0-9a-f]{16}")  # result of `_identity`
+_ID = re.compile(r"[0-9a-f]{16}")  # result of `_make_identifier`
 _ERRORS = {  # {module: class} of exceptions of the trackers and their databases
   "wandb": {"wandb.errors": "Error"},
   "mlflow": {"mlflow.exceptions": "MlflowException", "sqlalchemy.exc": "SQLAlchemyError"},
@@ -54,7 +55,7 @@ class Export(NamedTuple):
   written: int
 
 
-def export(workdir: pathlib.Path, to: str, project: str = "vit_jax", folder: pathlib.Path | None = None) -> str:
+def export_metrics(workdir: pathlib.Path, to: str, project: str = "vit_jax", folder: pathlib.Path | None = None) -> str:
   """Sends the lines of a run's metrics.jsonl that a tracker does not have yet.
 
   Args:
@@ -70,33 +71,37 @@ def export(workdir: pathlib.Path, to: str, project: str = "vit_jax", folder: pat
     ConfigError: the tracker is unknown, not installed or fails, or the run has no metrics.
   """
   if to not in TRACKERS:
-    raise ConfigError(f"unknown tracker {to!r}.{nearest(to, TRACKERS)}")
+    raise ConfigError(f"unknown tracker {to!r}.{suggest_nearest(to, TRACKERS)}")
   if not _PROJECT.fullmatch(project):
     allowed = "1 to 100 letters, digits, '-', '_', '.' and spaces, with a letter or digit among them"
     raise ConfigError(f"--project is {show(project)}. Allowed: {allowed}")
   if importlib.util.find_spec(to) is None:
-    raise ConfigError(f"{to} is not installed. It comes with {extras.advice(to)}")
-  config, lines = files.read_json(workdir / "config.json"), list(rows(workdir))
+    raise ConfigError(f"{to} is not installed. It comes with {extras.format_advice(to)}")
+  config, lines = files.read_json(workdir / "config.json"), list(read_rows(workdir))
   if config is None or not lines:
     raise ConfigError(f"{workdir} contains no run with metrics (config.json, metrics.jsonl)")
-  notes = _notes(workdir / NOTES)
-  note = notes.get(to) or {"id": _identity(workdir, config), "step": -1, "rows": 0}
-  fresh = _after(lines, note["step"], note["rows"])
+  notes = _read_notes(workdir / NOTES)
+  note = notes.get(to) or {"id": _make_identifier(workdir, config), "step": -1, "rows": 0}
+  fresh = _select_later_lines(lines, note["step"], note["rows"])
   if not fresh:
-    return f"{workdir}: {to} already contains all {amount(len(lines), 'line')}"
-  folder = folder or (files.local_cache("trackers") if paths.in_bucket(workdir) else workdir.absolute().parent)
+    return f"{workdir}: {to} already contains all {format_amount(len(lines), 'line')}"
+  folder = folder or (
+    files.get_local_cache_directory("trackers") if paths.in_bucket(workdir) else workdir.absolute().parent
+  )
   folder.mkdir(parents=True, exist_ok=True)
   name = f"{workdir.name}-{note['id'][:6]}"
   written = int((workdir / "metrics.jsonl").stat().st_mtime * 1000) if not paths.in_bucket(workdir) else 0
-  with _errors(to, workdir):
-    where = TRACKERS[to](Export(note["id"], name, project, config | _ranked_by(config), fresh, folder, written))
+  with _convert_errors(to, workdir):
+    where = TRACKERS[to](
+      Export(note["id"], name, project, config | _read_ranking_figure(config), fresh, folder, written)
+    )
   last = lines[-1][0]
   note |= {"step": last, "rows": sum(step == last for step, _ in lines)}
   files.write_text(workdir / NOTES, json.dumps(notes | {to: note}, indent=2) + "\n")
-  return f"{workdir}: sent {len(fresh):,} of {amount(len(lines), 'line')} to {where}"
+  return f"{workdir}: sent {len(fresh):,} of {format_amount(len(lines), 'line')} to {where}"
 
 
-def rows(workdir: pathlib.Path) -> Iterator[tuple[int, dict[str, float]]]:
+def read_rows(workdir: pathlib.Path) -> Iterator[tuple[int, dict[str, float]]]:
   """Yields (step, figures) of the complete lines of metrics.jsonl, which may be several objects in a bucket.
 
   Skips incomplete lines, and lines with a number that a float or a database cannot represent.
@@ -112,19 +117,19 @@ def rows(workdir: pathlib.Path) -> Iterator[tuple[int, dict[str, float]]]:
         yield step, figures
 
 
-def _ranked_by(config) -> dict[str, Any]:
+def _read_ranking_figure(config) -> dict[str, Any]:
   """Returns the figure that ranks a run, for the tracker's table: {"ranked_by": {"metric": ..., "split": ...}}."""
   evals = config.get("evals") or {}
-  chosen = selection.criterion(config, ["top1" if name == "test" else f"{name}/top1" for name in evals])
-  return {"ranked_by": {"metric": selection.shown(chosen.metric), "split": chosen.split}} if chosen else {}
+  chosen = selection.select_criterion(config, ["top1" if name == "test" else f"{name}/top1" for name in evals])
+  return {"ranked_by": {"metric": selection.format_name(chosen.metric), "split": chosen.split}} if chosen else {}
 
 
-def measured(workdir: pathlib.Path) -> bool:
+def has_exportable_rows(workdir: pathlib.Path) -> bool:
   """Returns whether a run has lines that can be exported."""
-  return next(rows(workdir), None) is not None
+  return next(read_rows(workdir), None) is not None
 
 
-def _notes(file):
+def _read_notes(file):
   """Reads exports.json and checks the record of each tracker."""
   notes = files.read_json(file) or {}
   for to, note in notes.items():
@@ -138,35 +143,35 @@ def _notes(file):
 
 
 @contextlib.contextmanager
-def _errors(to, workdir):
+def _convert_errors(to, workdir):
   """Converts a tracker's exception to ConfigError with its first line."""
   try:
     yield
-  except _classes(to) as error:
+  except _list_exception_classes(to) as error:
     said = (str(error).strip() or type(error).__name__).splitlines()[0]
     advice = "The tracker's run may already contain some of the lines. Fix the problem and run the same command again"
     raise ConfigError(f"{workdir}: {to} rejected the metrics: {said}. {advice}") from error
 
 
-def _classes(to):
+def _list_exception_classes(to):
   """Returns the exception classes of a tracker. A module that is not imported cannot have raised one."""
   errors = _ERRORS.get(to, {})
   return tuple(getattr(sys.modules[module], name) for module, name in errors.items() if module in sys.modules)
 
 
-def _after(lines, step, count):
+def _select_later_lines(lines, step, count):
   """Returns the lines after the first `count` lines of a step."""
   at = [line for line in lines if line[0] == step]
   return at[count:] + [line for line in lines if line[0] > step]
 
 
-def _identity(workdir, config):
+def _make_identifier(workdir, config):
   """Returns an identifier of a run by its workdir and config."""
-  text = json.dumps([str(paths.absolute(workdir)), config], sort_keys=True)
+  text = json.dumps([str(paths.make_absolute(workdir)), config], sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def flat(values: Mapping[str, Any] | Sequence, prefix: str = "") -> dict[str, Any]:
+def flatten_config(values: Mapping[str, Any] | Sequence, prefix: str = "") -> dict[str, Any]:
   """Flattens a nested config to dotted keys, such as {"optim.lr": 0.1}.
 
   Args:
@@ -175,14 +180,14 @@ def flat(values: Mapping[str, Any] | Sequence, prefix: str = "") -> dict[str, An
   """
   result = {}
   for key, value in values.items():
-    result |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    result |= flatten_config(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
   return result
 
 
 # One function for each tracker. It adds the rows to the run and returns its location.
 
 
-def _wandb(what: Export) -> str:
+def _send_to_wandb(what: Export) -> str:
   """Sends metrics to W&B, offline unless WANDB_API_KEY or WANDB_MODE is set."""
   import wandb
 
@@ -201,7 +206,7 @@ def _wandb(what: Export) -> str:
   return str(run.url)
 
 
-def _mlflow(what: Export) -> str:
+def _send_to_mlflow(what: Export) -> str:
   """Sends metrics to MLFLOW_TRACKING_URI, or to an SQLite file."""
   from mlflow.entities import Metric, Param
   from mlflow.exceptions import MlflowException
@@ -219,10 +224,10 @@ def _mlflow(what: Export) -> str:
   identity, broken = run.info.run_id, bool(there) and run.info.status != "FINISHED"
   # An interrupted export has sent a part of the metrics.
   sent = {(name, row.step) for name in run.data.metrics if broken for row in client.get_metric_history(identity, name)}
-  config = {_mlflow_name(key): str(value)[:500] for key, value in flat(what.config).items()}
+  config = {_escape_mlflow_key(key): str(value)[:500] for key, value in flatten_config(what.config).items()}
   params = [Param(key, value) for key, value in config.items() if key not in run.data.params]
   params = params if broken or not there else []
-  figures = [(_mlflow_name(name), step, value) for step, row in what.rows for name, value in row.items()]
+  figures = [(_escape_mlflow_key(name), step, value) for step, row in what.rows for name, value in row.items()]
   metrics = [Metric(name, value, what.written, step) for name, step, value in figures if (name, step) not in sent]
   client.update_run(identity, status="RUNNING")
   try:
@@ -235,17 +240,17 @@ def _mlflow(what: Export) -> str:
       client.set_terminated(identity, status="FAILED")
     raise
   client.set_terminated(identity)
-  show = f"mlflow ui {texts.flag('backend-store-uri', address)}"  # mlflow-skinny has no user interface
+  show = f"mlflow ui {texts.format_flag('backend-store-uri', address)}"  # mlflow-skinny has no user interface
   return f"{address}, experiment {what.project!r}. To view it, install the package mlflow, then run {show}"
 
 
-def _mlflow_name(key: str) -> str:
+def _escape_mlflow_key(key: str) -> str:
   """Returns a key that MLflow accepts: other characters as hexadecimal numbers, without "..", "." and "//"."""
   letters = "".join(c if re.fullmatch(r"[\w./ -]", c) else f"_{ord(c):x}_" for c in key)
   return "/".join(part for part in letters[:250].split("/") if part.strip(".")) or "_"
 
 
-def _trackio(what: Export) -> str:
+def _send_to_trackio(what: Export) -> str:
   """Sends metrics to TRACKIO_DIR, or to Trackio's own directory in the cache of Hugging Face."""
   import trackio
 
@@ -256,7 +261,7 @@ def _trackio(what: Export) -> str:
   for step, figures in what.rows:
     run.log(figures, step=step)
   run.finish()
-  return f"Trackio's project {what.project!r}. View it with: trackio show {texts.flag('project', what.project)}"
+  return f"Trackio's project {what.project!r}. View it with: trackio show {texts.format_flag('project', what.project)}"
 
 
-TRACKERS = {"wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}
+TRACKERS = {"wandb": _send_to_wandb, "mlflow": _send_to_mlflow, "trackio": _send_to_trackio}

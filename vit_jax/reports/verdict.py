@@ -5,33 +5,35 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from vit_jax import clock, intervals, selection, trees
-from vit_jax.metrics import FALLING, is_share
-from vit_jax.reports.page import Chapter, Part, Table, Words
-from vit_jax.reports.recorded import Recorded
-from vit_jax.schema import amount, plain
-from vit_jax.selection import Criterion, shown
+from vit_jax import trees
+from vit_jax.evals import intervals, selection
+from vit_jax.evals.metrics import FALLING, is_share
+from vit_jax.evals.selection import Criterion, format_name
+from vit_jax.reports.page import Chapter, Paragraph, Part, Table
+from vit_jax.reports.recorded import RecordedRun
+from vit_jax.schema import format_amount, to_plain
 from vit_jax.sweeps import results
+from vit_jax.training import goodput
 
 PROBE = re.compile(r"(?!.*ema_).+_([1-9]\d{0,8})shot")  # probes of the weights, not of their average
 
 
-def chapter(runs: Sequence[Recorded]) -> Chapter:
+def make_chapter(runs: Sequence[RecordedRun]) -> Chapter:
   """Returns the first chapter.
 
   One run is shown with all figures and costs. Several runs are shown as rows, with means over seeds.
   """
-  parts = _of_one(runs[0]) if len(runs) == 1 else _of_several(runs)
+  parts = _summarise_run(runs[0]) if len(runs) == 1 else _compare_runs(runs)
   return Chapter("Verdict", parts)
 
 
-def headline(run: Recorded) -> str | None:
+def select_headline_metric(run: RecordedRun) -> str | None:
   """Returns the main metric of a run, or None if no metric was measured. Top-1 on test is preferred."""
   figures = [name for name in run.figures if name.endswith("top1")] or list(run.figures)
   return min(figures, key=lambda name: ("/" in name, "ema_" in name), default=None)
 
 
-def text(name: str, value: float) -> str:
+def format_figure(name: str, value: float) -> str:
   """Formats a figure: shares as percentages, counts as whole numbers.
 
   Args:
@@ -43,70 +45,75 @@ def text(name: str, value: float) -> str:
   return f"{100 * value:.2f} %" if is_share(name) else f"{value:.4f}"
 
 
-def core_hours(run: Recorded) -> str:
+def format_core_hours(run: RecordedRun) -> str:
   """Returns the core-hours of a run with its devices, as text."""
   what = run.devices.get("kind", "")
   return f"{run.core_hours:,.3g}" + (f" ({run.cores} x {what})" if what else "")
 
 
-def state(run: Recorded) -> str:
+def describe_progress(run: RecordedRun) -> str:
   """Returns the progress of a run as text."""
   if run.result:
-    return f"finished, {amount(run.steps, 'step')}"
+    return f"finished, {format_amount(run.steps, 'step')}"
   return f"not finished: step {run.steps:,}" + (f" of {run.total:,} ({run.steps / run.total:.0%})" if run.total else "")
 
 
 # One run.
 
 
-def _of_one(run) -> list[Part]:
-  name = headline(run)
-  words = [f"{shown(name)}: {_with_interval(run, name)}" if name else "Not evaluated yet", state(run).capitalize()]
-  parts = [
-    Words(f"{'. '.join(words)}. {use_of_test([run])}".strip()),
-    _origin(run),
-    _expected(run),
-    _figures(run),
-    _time(run),
-    _cost(run),
-    _setting(run),
+def _summarise_run(run) -> list[Part]:
+  name = select_headline_metric(run)
+  words = [
+    f"{format_name(name)}: {_format_with_interval(run, name)}" if name else "Not evaluated yet",
+    describe_progress(run).capitalize(),
   ]
-  return [part for part in parts if isinstance(part, Words) or part.rows]
+  parts = [
+    Paragraph(f"{'. '.join(words)}. {warn_of_test_use([run])}".strip()),
+    _make_origin_table(run),
+    _make_expected_table(run),
+    _make_figures_table(run),
+    _make_time_table(run),
+    _make_cost_table(run),
+    _make_setting_table(run),
+  ]
+  return [part for part in parts if isinstance(part, Paragraph) or part.rows]
 
 
-def _with_interval(run, name):
-  value, ends = run.figures[name], _ends(run, name)
-  return text(name, value) + (f" (95 %: {100 * ends[0]:.2f} to {100 * ends[1]:.2f})" if ends else "")
+def _format_with_interval(run, name):
+  value, ends = run.figures[name], _compute_interval(run, name)
+  return format_figure(name, value) + (f" (95 %: {100 * ends[0]:.2f} to {100 * ends[1]:.2f})" if ends else "")
 
 
-def _ends(run, name):
+def _compute_interval(run, name):
   """Returns the interval of a share if the number of its images is known."""
-  return intervals.of_figures(run.figures).get(name)
+  return intervals.compute_figure_intervals(run.figures).get(name)
 
 
-def use_of_test(runs: Sequence[Recorded]) -> str:
+def warn_of_test_use(runs: Sequence[RecordedRun]) -> str:
   """Returns a warning if a run measured the test split before its last step, or ""."""
-  times = [measured_on_test(run) for run in runs]
+  times = [count_test_measurements(run) for run in runs]
   early = [before for before, _ in times if before]
   if not early:
     return ""
-  during = f"{amount(max(early), 'time')} during training" + (f", by {amount(len(early), 'run')}" * (len(runs) > 1))
+  during = f"{format_amount(max(early), 'time')} during training" + (
+    f", by {format_amount(len(early), 'run')}" * (len(runs) > 1)
+  )
   return (
     f"Split 'test' was measured {during}. If a setting or a step is selected by these figures, they are too high. "
     "To avoid this, use a validation split: config.data.val, or config.data.validation."
   )
 
 
-def measured_on_test(run: Recorded) -> tuple[int, int]:
+def count_test_measurements(run: RecordedRun) -> tuple[int, int]:
   """Returns how often a run measured the test split before its last step, and at the last step."""
-  config = plain(run.run)
-  names = {name for name in config["evals"] if selection.role(config, name) == selection.TEST}
+  config = to_plain(run.run)
+  names = {name for name in config["evals"] if selection.describe_role(config, name) == selection.TEST}
   steps = {row["step"] for row in run.rows for key in row if key.rpartition("/")[0] in names}
   last = run.total or max(steps, default=0)
   return sum(step < last for step in steps), sum(step >= last for step in steps)
 
 
-def _origin(run) -> Table:
+def _make_origin_table(run) -> Table:
   """Returns a table with the command, the workdir, the devices, the start and the duration of a run."""
   kind, count = run.devices.get("kind"), run.devices.get("count", 0)
   processor = run.recipe.get("processor") if isinstance(run.recipe.get("processor"), str) else ""
@@ -116,13 +123,13 @@ def _origin(run) -> Table:
   rows += [["devices", f"{count} x {kind}" + (f", {processor}" if processor else "")]] if kind else []
   if run.began is not None:
     rows.append(["started", f"{datetime.datetime.fromtimestamp(run.began, datetime.UTC):%d %B %Y, %H:%M} UTC"])
-  rows += [["duration", duration(seconds) + (" in " + amount(run.attempts, "attempt")) * (run.attempts > 1)]] * bool(
-    seconds
-  )
+  rows += [
+    ["duration", format_duration(seconds) + (" in " + format_amount(run.attempts, "attempt")) * (run.attempts > 1)]
+  ] * bool(seconds)
   return Table("Run", ["", ""], rows)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
   """Formats a time: "42 s", "3 min 5 s", "2 h 15 min"."""
   whole = round(seconds)
   if whole < 60:
@@ -130,35 +137,35 @@ def duration(seconds: float) -> str:
   return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def _expected(run) -> Table:
+def _make_expected_table(run) -> Table:
   said = run.recipe.get("about")
-  rows = [[key, _paragraph(said, key)] for key in ("Result", "Hardware")] if isinstance(said, str) else []
+  rows = [[key, _find_paragraph(said, key)] for key in ("Result", "Hardware")] if isinstance(said, str) else []
   rows = [row for row in rows if row[1]]
   if changes := run.recipe.get("changes"):
     rows += [["changed by flags", "\n".join(map(str, changes))]] if isinstance(changes, list) else []
   return Table("Expected by the recipe", ["", str(run.recipe.get("config", ""))], rows)
 
 
-def _paragraph(docstring, key) -> str:
+def _find_paragraph(docstring, key) -> str:
   """Returns the text after `key:` in a recipe's docstring, up to the next key."""
   match = re.search(rf"^{key}:\s*(.*?)(?=^[A-Z]\w*:|^\s*$|\Z)", docstring, re.MULTILINE | re.DOTALL)
   return textwrap.shorten(match[1], 1000, placeholder=" …") if match else ""
 
 
-def _figures(run) -> Table:
+def _make_figures_table(run) -> Table:
   rows = []
   for name, value in run.figures.items():
-    ends = _ends(run, name)
-    rows.append([name, text(name, value), f"{100 * ends[0]:.2f} to {100 * ends[1]:.2f} %" if ends else ""])
+    ends = _compute_interval(run, name)
+    rows.append([name, format_figure(name, value), f"{100 * ends[0]:.2f} to {100 * ends[1]:.2f} %" if ends else ""])
   about = "From the last step." if run.result else "From the last evaluation."
   return Table("Figures", ["figure", "value", f"95 % ({intervals.WILSON})"], rows, about)
 
 
-def _cost(run) -> Table:
+def _make_cost_table(run) -> Table:
   rate = run.result.get("images_per_second")
   rows = [
     ["images seen", f"{run.steps * run.run.batch:,}" + (f", of {run.records:,} different ones" if run.records else "")],
-    ["core-hours, with start and evaluations", core_hours(run)],
+    ["core-hours, with start and evaluations", format_core_hours(run)],
     *([["images per second, without interruptions", f"{rate:,.0f}"]] if rate else []),
   ]
   for plan in run.plans:
@@ -168,10 +175,10 @@ def _cost(run) -> Table:
   return Table("Cost", ["", ""], rows)
 
 
-def _time(run) -> Table:
+def _make_time_table(run) -> Table:
   rows = [[name, f"{seconds:,.1f} s"] for name, seconds in run.seconds.items() if seconds >= 0.05]
   account = run.result.get("goodput", {})
-  if lost := account.get(clock.LOST):
+  if lost := account.get(goodput.LOST):
     rows.append(["of the steps, repeated after restarts", f"{lost:,.1f} s"])
   rows += [["restarts", f"{run.attempts - 1}"]] if run.attempts else []
   rows += [["between attempts", f"{run.waited:,.1f} s"]] if run.waited else []
@@ -179,7 +186,7 @@ def _time(run) -> Table:
   return Table("Time by phase", ["", ""], rows)
 
 
-def _setting(run) -> Table:
+def _make_setting_table(run) -> Table:
   of = run.run
   rows = [
     ["model", of.model.name],
@@ -198,12 +205,12 @@ def _setting(run) -> Table:
 # Several runs.
 
 
-def ranked(runs: Sequence[Recorded]) -> list[Recorded]:
+def rank_runs(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
   """Sorts runs by their shared criterion, best first, then by loss. Runs without the criterion come last."""
-  metric = shared_headline(runs)
+  metric = find_shared_headline(runs)
 
   def order(run):
-    name = metric if metric in run.figures else headline(run)
+    name = metric if metric in run.figures else select_headline_metric(run)
     if name is None or metric is None:
       return 2, 0.0, 0.0
     value, loss = run.figures[name], run.figures.get(f"{name.rpartition('/')[0]}/loss".lstrip("/"), 0.0)
@@ -212,33 +219,33 @@ def ranked(runs: Sequence[Recorded]) -> list[Recorded]:
   return sorted(runs, key=order)
 
 
-def criterion(runs: Sequence[Recorded]) -> Criterion | None:
-  """Returns the figure that compares runs, see `selection.shared`, or None if they have no common figure.
+def find_criterion(runs: Sequence[RecordedRun]) -> Criterion | None:
+  """Returns the figure that compares runs, see `selection.select_shared_criterion`, or None if they have no common figure.
 
   Figures of different tasks are not comparable, even if their names are equal. Such runs are compared by the few-shot
   probe with the most images that all runs have. Without such a probe they are not compared.
   """
-  chosen = selection.shared([(plain(run.run), run.figures) for run in runs])
-  tasks = {(run.run.task.name, str(plain(run.run.task).get("targets"))) for run in runs}
+  chosen = selection.select_shared_criterion([(to_plain(run.run), run.figures) for run in runs])
+  tasks = {(run.run.task.name, str(to_plain(run.run.task).get("targets"))) for run in runs}
   if chosen is None or len(tasks) == 1 or chosen.metric.endswith("top1"):
     return chosen
   shots = {name: int(match[1]) for name in runs[0].figures if (match := PROBE.fullmatch(name))}
   metric = max((name for name in shots if all(name in run.figures for run in runs)), key=shots.get, default=None)
-  return metric and Criterion(metric, selection.role_of(plain(runs[0].run), metric))
+  return metric and Criterion(metric, selection.find_metric_role(to_plain(runs[0].run), metric))
 
 
-def shared_headline(runs: Sequence[Recorded]) -> str | None:
+def find_shared_headline(runs: Sequence[RecordedRun]) -> str | None:
   """Returns the name of the figure that compares runs, or None."""
-  chosen = criterion(runs)
+  chosen = find_criterion(runs)
   return chosen and chosen.metric
 
 
-def _best(runs, chosen) -> str:
+def _describe_best(runs, chosen) -> str:
   """Returns text that names the best run, the criterion and its split, and states whether the lead is significant."""
-  metric, order = chosen.metric, ranked(runs)
-  words = f"The best of {amount(len(runs), 'run')} by {chosen} is {order[0].name}: {_with_interval(order[0], metric)}."
+  metric, order = chosen.metric, rank_runs(runs)
+  words = f"The best of {format_amount(len(runs), 'run')} by {chosen} is {order[0].name}: {_format_with_interval(order[0], metric)}."
   if len(order) > 1:
-    words += " " + results.lead([order[0].figures], [order[1].figures], metric, order[1].name)
+    words += " " + results.describe_lead([order[0].figures], [order[1].figures], metric, order[1].name)
   if chosen.split == selection.TEST:
     words += (
       " The best run is selected on 'test', not on a validation split. Its figure is therefore too high on average."
@@ -246,22 +253,22 @@ def _best(runs, chosen) -> str:
   return words
 
 
-def _of_several(runs) -> list[Part]:
-  chosen = criterion(runs)
+def _compare_runs(runs) -> list[Part]:
+  chosen = find_criterion(runs)
   metric = chosen and chosen.metric
   measured = [run for run in runs if metric in run.figures]
   parts: list[Part] = []
   if measured:
-    parts.append(Words(f"{_best(measured, chosen)} {use_of_test(measured)}".strip()))
+    parts.append(Paragraph(f"{_describe_best(measured, chosen)} {warn_of_test_use(measured)}".strip()))
   elif any(run.figures for run in runs):
-    parts.append(Words("These runs have different tasks and no common figure, so they are not ranked."))
-  others = list(dict.fromkeys(name for run in runs if (name := headline(run)) not in (None, metric)))[:3]
-  head = ["run", shown(metric) if metric else "", f"95 % ({intervals.WILSON})", *map(shown, others)]
+    parts.append(Paragraph("These runs have different tasks and no common figure, so they are not ranked."))
+  others = list(dict.fromkeys(name for run in runs if (name := select_headline_metric(run)) not in (None, metric)))[:3]
+  head = ["run", format_name(metric) if metric else "", f"95 % ({intervals.WILSON})", *map(format_name, others)]
   head += ["images seen", "core-hours", "images/s", "restarts", "state"]
-  parts.append(Table("Runs", head, [_row(run, metric, others) for run in runs]))
-  if seeds := _over_seeds(measured, metric):
-    parts.append(Table("Over seeds", ["runs", f"{shown(metric)}: mean ± standard deviation (runs)"], seeds))
-  if rows := differences(runs):
+  parts.append(Table("Runs", head, [_make_row(run, metric, others) for run in runs]))
+  if seeds := _group_over_seeds(measured, metric):
+    parts.append(Table("Over seeds", ["runs", f"{format_name(metric)}: mean ± standard deviation (runs)"], seeds))
+  if rows := compare_configs(runs):
     table = [["key", *(run.name for run in runs)], *rows]
     if len(rows) < len(runs):  # the narrower of both tables
       table = list(zip(*table, strict=True))
@@ -269,40 +276,40 @@ def _of_several(runs) -> list[Part]:
   return parts
 
 
-def _row(run, metric, others):
-  ends = _ends(run, metric) if metric in run.figures else None
+def _make_row(run, metric, others):
+  ends = _compute_interval(run, metric) if metric in run.figures else None
   rate = run.result.get("images_per_second")
   return [
     run.name,
-    text(metric, run.figures[metric]) if metric in run.figures else "-",
+    format_figure(metric, run.figures[metric]) if metric in run.figures else "-",
     f"{100 * ends[0]:.2f} to {100 * ends[1]:.2f} %" if ends else "",
-    *(text(name, run.figures[name]) if name in run.figures else "-" for name in others),
+    *(format_figure(name, run.figures[name]) if name in run.figures else "-" for name in others),
     f"{run.steps * run.run.batch:,}",
-    core_hours(run),
+    format_core_hours(run),
     f"{rate:,.0f}" if rate else "",
     f"{max(run.attempts - 1, 0)}",
-    state(run),
+    describe_progress(run),
   ]
 
 
-def _over_seeds(runs, metric):
+def _group_over_seeds(runs, metric):
   """Returns rows for the groups of runs that differ only in their seed."""
   groups = {}
   for run in runs:
-    groups.setdefault(repr({**plain(run.run), "seed": None}), []).append(run)
+    groups.setdefault(repr({**to_plain(run.run), "seed": None}), []).append(run)
   return [
     [
       ", ".join(run.name for run in group),
-      results.mean_and_deviation([run.figures[metric] for run in group], is_share(metric)),
+      results.format_mean_and_deviation([run.figures[metric] for run in group], is_share(metric)),
     ]
     for group in groups.values()
     if len(group) > 1
   ]
 
 
-def differences(runs: Sequence[Recorded]) -> list[list[str]]:
+def compare_configs(runs: Sequence[RecordedRun]) -> list[list[str]]:
   """Returns rows (key, value of each run) for the keys of the configs that differ, except evaluations."""
-  values = [dict(trees.leaves({**plain(run.run), "evals": {}})) for run in runs]
+  values = [dict(trees.iterate_leaves({**to_plain(run.run), "evals": {}})) for run in runs]
   keys = dict.fromkeys(key for each in values for key in each)
   rows = [[key, *(str(each[key]) if key in each else "-" for each in values)] for key in keys]
   return [row for row in rows if len(set(row[1:])) > 1]

@@ -1,7 +1,15 @@
 """Start, agreement, supervision and exit codes of the processes of a run."""
 
-from vit_jax.runtime.console import note, say
-from vit_jax.runtime.exchange import agree, alone, barrier, compare, from_first, gather, process
+from vit_jax.runtime.console import print_line, print_note
+from vit_jax.runtime.exchange import (
+  barrier,
+  check_equal_facts,
+  copy_from_first,
+  gather_texts,
+  is_alone,
+  process_index,
+  raise_together,
+)
 from vit_jax.runtime.exits import (
   EXIT_BUG,
   EXIT_CONFIG,
@@ -15,9 +23,9 @@ from vit_jax.runtime.exits import (
   EXITS,
   IN_USE,
   Stop,
-  ending,
+  describe_exit,
 )
-from vit_jax.runtime.lifecycle import joined
+from vit_jax.runtime.lifecycle import join_processes
 from vit_jax.runtime.processes import check_devices, start
-from vit_jax.runtime.watch import Preempted, Watch, stoppable
-from vit_jax.runtime.workdirs import claim, holder, locked, obstacle
+from vit_jax.runtime.watch import Preempted, Watch, convert_stop_signals
+from vit_jax.runtime.workdirs import check_creatable, claim_workdir, describe_holder, lock_workdir

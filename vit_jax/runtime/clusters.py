@@ -39,7 +39,7 @@ class Cluster:
     )
 
 
-def detect() -> Cluster | None:
+def detect_cluster() -> Cluster | None:
   """Returns the placement that JAX would take from Slurm or Open MPI, or None.
 
   A Slurm step with one task inside a larger job (SLURM_STEP_NUM_TASKS=1, as in the shell of `salloc`) counts as one
@@ -48,7 +48,7 @@ def detect() -> Cluster | None:
   Raises:
     ConfigError: a variable that counts processes is not a whole number.
   """
-  return _slurm() or _open_mpi()
+  return _detect_slurm() or _detect_open_mpi()
 
 
 def use_all_local_devices(cluster: Cluster | None) -> None:
@@ -64,33 +64,33 @@ def use_all_local_devices(cluster: Cluster | None) -> None:
       jax.config.update(name, "all")
 
 
-def _slurm() -> Cluster | None:
+def _detect_slurm() -> Cluster | None:
   """Returns the placement of a Slurm task from the variables that JAX also requires."""
   needed = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
   further = ("SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS")
   if not all(name in os.environ for name in needed):
     return None
   variables = {name: os.environ[name] for name in (*needed, *further) if name in os.environ}
-  count, process = _number("SLURM_NTASKS"), _number("SLURM_PROCID")
+  count, process = _read_number("SLURM_NTASKS"), _read_number("SLURM_PROCID")
   if variables.get("SLURM_STEP_NUM_TASKS") == "1":
     count, process = 1, 0
-  hosts = _number("SLURM_STEP_NUM_NODES") if "SLURM_STEP_NUM_NODES" in variables else None
+  hosts = _read_number("SLURM_STEP_NUM_NODES") if "SLURM_STEP_NUM_NODES" in variables else None
   local = 1 if hosts == count else None if hosts is None else count // max(1, hosts)
   return Cluster("Slurm", count, process, local, "srun", variables)
 
 
-def _open_mpi() -> Cluster | None:
+def _detect_open_mpi() -> Cluster | None:
   """Returns the placement of a process of mpirun."""
   needed = ("OMPI_MCA_orte_hnp_uri", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
   if not all(name in os.environ for name in needed):
     return None
   variables = {name: os.environ[name] for name in needed[1:]}
-  local = _number("OMPI_COMM_WORLD_LOCAL_SIZE") if "OMPI_COMM_WORLD_LOCAL_SIZE" in os.environ else None
-  count, process = _number("OMPI_COMM_WORLD_SIZE"), _number("OMPI_COMM_WORLD_RANK")
+  local = _read_number("OMPI_COMM_WORLD_LOCAL_SIZE") if "OMPI_COMM_WORLD_LOCAL_SIZE" in os.environ else None
+  count, process = _read_number("OMPI_COMM_WORLD_SIZE"), _read_number("OMPI_COMM_WORLD_RANK")
   return Cluster("Open MPI", count, process, local, "mpirun", variables)
 
 
-def _number(name: str) -> int:
+def _read_number(name: str) -> int:
   """Returns the whole number in an environment variable."""
   text = os.environ[name]
   if not (text.isascii() and text.isdigit()):

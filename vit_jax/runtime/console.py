@@ -4,18 +4,18 @@ import errno
 import os
 import sys
 
-from vit_jax.runtime.exchange import process
+from vit_jax.runtime.exchange import process_index
 
 
-def note(text: str) -> None:
-  """Prints a line with `say` unless the text is empty."""
+def print_note(text: str) -> None:
+  """Prints a line with `print_line` unless the text is empty."""
   if text:
-    say(text)
+    print_line(text)
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
   """Prints a line without delay, on the first process only."""
-  if process() == 0:
+  if process_index() == 0:
     try:
       print(text, flush=True)
     except OSError as error:

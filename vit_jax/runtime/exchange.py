@@ -1,8 +1,8 @@
-"""Exchange of texts (through JAX's coordinator) and of arrays (`from_first`, through the devices) between processes.
+"""Exchange of texts (through JAX's coordinator) and of arrays (`copy_from_first`, through the devices) between processes.
 
 All processes must call these functions in the same order. The functions wait for the other processes without a time
-limit. The watchdog enforces a limit. `missing` reports the processes for which this process waits, except during the
-exchange of arrays.
+limit. The watchdog enforces a limit. `describe_missing` reports the processes for which this process waits, except
+during the exchange of arrays.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class Store:
     return {key.removeprefix(start): text for key, text in self._client.key_value_dir_get(start)}
 
 
-def count() -> int:
+def count_processes() -> int:
   """Returns the number of processes of the run.
 
   Like all functions of this module, it does not query JAX's devices, because a query would acquire them.
@@ -70,17 +70,17 @@ def count() -> int:
   return distributed.global_state.num_processes if distributed.global_state.client else 1
 
 
-def alone() -> bool:
+def is_alone() -> bool:
   """Returns true if the run has one process."""
-  return count() == 1
+  return count_processes() == 1
 
 
-def process() -> int:
+def process_index() -> int:
   """Returns the index of this process."""
   return distributed.global_state.process_id if distributed.global_state.client else 0
 
 
-def gather(text: str, name: str) -> list[str]:
+def gather_texts(text: str, name: str) -> list[str]:
   """Returns the texts of all processes, in the order of their indices.
 
   Args:
@@ -88,11 +88,11 @@ def gather(text: str, name: str) -> list[str]:
     name: the purpose of the exchange, for error messages.
   """
   global _waiting
-  if alone():
+  if is_alone():
     return [text]
   store, folder = Store(), f"exchange/{next(_numbers)}-{name}"
-  store.set(f"{folder}/{process()}", text)
-  wanted, pause = range(count()), 0.01
+  store.set(f"{folder}/{process_index()}", text)
+  wanted, pause = range(count_processes()), 0.01
   while True:
     texts = store.all(folder)
     absent = frozenset(i for i in wanted if str(i) not in texts)
@@ -103,7 +103,7 @@ def gather(text: str, name: str) -> list[str]:
     pause = min(0.5, 1.5 * pause)
 
 
-def missing() -> str:
+def describe_missing() -> str:
   """Returns a phrase that names the processes for which this process waits, or "" if it does not wait."""
   name, absent = _waiting
   return f"waiting at {name!r} for process {', '.join(map(str, sorted(absent)))}" if absent else ""
@@ -111,10 +111,10 @@ def missing() -> str:
 
 def barrier(name: str) -> None:
   """Waits until all processes have called this function with the same name."""
-  gather("", name)
+  gather_texts("", name)
 
 
-def agree(problem: str | None) -> None:
+def raise_together(problem: str | None) -> None:
   """Raises an error on every process if any process has a problem, so that no process waits for a process that has
   ended.
 
@@ -124,7 +124,7 @@ def agree(problem: str | None) -> None:
   Raises:
     ConfigError: at least one process has a problem.
   """
-  problems = [json.loads(text) for text in gather(json.dumps(problem), "agreement")]
+  problems = [json.loads(text) for text in gather_texts(json.dumps(problem), "agreement")]
   if problem:
     raise ConfigError(problem)
   for number, other in enumerate(problems):
@@ -132,7 +132,7 @@ def agree(problem: str | None) -> None:
       raise ConfigError(f"process {number}: {other}")
 
 
-def compare(facts: Mapping) -> None:
+def check_equal_facts(facts: Mapping) -> None:
   """Checks that all processes have the same facts.
 
   Args:
@@ -141,13 +141,13 @@ def compare(facts: Mapping) -> None:
   Raises:
     ConfigError: raised on every process if the facts differ. The message lists up to 5 differences of each process.
   """
-  texts = gather(json.dumps(facts, sort_keys=True), "comparison")
+  texts = gather_texts(json.dumps(facts, sort_keys=True), "comparison")
   first = json.loads(texts[0])
   differences = [
     f"process {number}: {line}"
     for number, text in enumerate(texts)
     if text != texts[0]
-    for line in trees.diff(first, json.loads(text))[:5]
+    for line in trees.list_differences(first, json.loads(text))[:5]
   ]
   if differences:
     listed = "\n  ".join(differences)
@@ -157,7 +157,7 @@ def compare(facts: Mapping) -> None:
     )
 
 
-def from_first(values: np.ndarray) -> np.ndarray:
+def copy_from_first(values: np.ndarray) -> np.ndarray:
   """Returns the first process's values on all processes, bit for bit.
 
   The devices transport the values. There may be one value per image of a dataset, which is too much for the
@@ -166,7 +166,7 @@ def from_first(values: np.ndarray) -> np.ndarray:
   Args:
     values: an array. All processes must pass arrays of the same shape and type.
   """
-  if alone():
+  if is_alone():
     return values
   # The array is sent as bytes because JAX would round float64.
   content = multihost_utils.broadcast_one_to_all(np.frombuffer(values.tobytes(), np.uint8))

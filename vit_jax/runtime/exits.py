@@ -9,10 +9,10 @@ import threading
 
 import jax
 
-from vit_jax import disk
 from vit_jax.data.sources import AbsentError, UnreachableError
 from vit_jax.schema import ConfigError
-from vit_jax.schema.errors import readable
+from vit_jax.schema.errors import make_printable
+from vit_jax.storage import errors
 
 EXIT_DONE = 0
 EXIT_BUG = 1
@@ -54,7 +54,7 @@ IN_USE = "is in use by process"  # in the error of a workdir that another proces
 _GONE = ("Gloo", "closed by peer", "reset by peer", "coordination service", "remote process exited", "heartbeat")
 
 
-def tell(text: str) -> None:
+def print_last_message(text: str) -> None:
   """Writes the last message of a program to standard error.
 
   If standard error is closed or full, or if its reader has stopped, the call returns after 2 s.
@@ -87,7 +87,7 @@ class Stop(Exception):
     self.code = code
 
 
-def ending(error: BaseException, alone: bool = True) -> tuple[int, str]:
+def describe_exit(error: BaseException, alone: bool = True) -> tuple[int, str]:
   """Returns the exit code and the message for an exception that ends a program.
 
   Args:
@@ -101,7 +101,7 @@ def ending(error: BaseException, alone: bool = True) -> tuple[int, str]:
     from vit_jax import runtime
     from vit_jax.schema import ConfigError
 
-    code, message = runtime.ending(ConfigError("config.batch: expected a positive number, got 0. Use 64."))
+    code, message = runtime.describe_exit(ConfigError("config.batch: expected a positive number, got 0. Use 64."))
     assert code == runtime.EXIT_CONFIG
   """
   text = str(error)
@@ -111,7 +111,7 @@ def ending(error: BaseException, alone: bool = True) -> tuple[int, str]:
     missing = isinstance(error, AbsentError) and not isinstance(error, UnreachableError)
     return EXIT_MISSING if missing else EXIT_CONFIG, f"error: {text}"
   if isinstance(error, OSError):  # for example a full or read-only disk, or an impossible path
-    return EXIT_CONFIG, f"error: {readable(disk.trouble(error))}"
+    return EXIT_CONFIG, f"error: {make_printable(errors.describe_error(error))}"
   if isinstance(error, MemoryError):
     return EXIT_CONFIG, "error: out of memory. Free memory of this machine, or raise the limit (ulimit -v)"
   if isinstance(error, RuntimeError) and text == "can't start new thread":

@@ -1,8 +1,8 @@
 """Leases on workdirs in buckets, which have no locks.
 
 A lease is an object that its holder creates with a conditional write and renews. A holder that was killed no longer
-renews its lease. The lease is free when its age, measured by the bucket's own clock, exceeds `duration`. It is free
-immediately if the holder was a process of this machine that has ended.
+renews its lease. The lease is free when its age, measured by the bucket's own clock, exceeds `lease_duration`. It is
+free immediately if the holder was a process of this machine that has ended.
 """
 
 import contextlib
@@ -17,17 +17,17 @@ import time
 import uuid
 from collections.abc import Callable
 
-from vit_jax import buckets, disk
 from vit_jax.runtime import exits
 from vit_jax.schema import ConfigError
+from vit_jax.storage import buckets, errors
 
 BEATS = 6  # renewals in the duration of a lease
 _PART = "--==0==\r\nContent-Type: {}\r\n\r\n{}\r\n"
 
 
-def duration() -> float:
+def lease_duration() -> float:
   """Returns the number of seconds after which a lease that is not renewed is free."""
-  return buckets.seconds("VITJAX_LEASE", 60.0)
+  return buckets.read_seconds("VITJAX_LEASE", 60.0)
 
 
 class Lease:
@@ -44,17 +44,17 @@ class Lease:
     Raises:
       ConfigError: another process holds the lease and renews it.
     """
-    self._file, self._leave, self._duration = file, leave, duration()
-    self._object = _Object(file, skip_instance_cache=True)
+    self._file, self._leave, self._duration = file, leave, lease_duration()
+    self._object = _LeaseObject(file, skip_instance_cache=True)
     self._mine = {
       "holder": f"{os.getpid()} on {socket.gethostname()}",
       "token": uuid.uuid4().hex,
-      "process": _identity(os.getpid()),
+      "process": _identify_process(os.getpid()),
     }
     self._object.file_system.fenced = False
-    self._renewal = _clock()  # time in seconds of the last request for a renewal
-    self._generation = self._taken()
-    buckets.FENCES.append(self._holds)
+    self._renewal = _read_clock()  # time in seconds of the last request for a renewal
+    self._generation = self._take()
+    buckets.FENCES.append(self._is_held)
     self._closed = threading.Event()
     self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
     self._thread.start()
@@ -64,25 +64,25 @@ class Lease:
     self._closed.set()
     self._object.file_system.away = True  # a closing lease makes one attempt per request
     self._thread.join()
-    buckets.FENCES.remove(self._holds)
+    buckets.FENCES.remove(self._is_held)
     with contextlib.suppress(OSError):
       self._object.remove(self._generation)
 
-  def _taken(self):
+  def _take(self):
     """Takes the lease and returns its generation."""
     first = None
     while True:
       says, generation, age = self._object.read()
       if says.get("token") == self._mine["token"]:  # the lease is already ours, but the answer to our write was lost
         return generation
-      if not says or age > self._duration or _ended(says["process"]):
+      if not says or age > self._duration or _has_ended(says["process"]):
         with contextlib.suppress(FileExistsError):  # another process was faster
-          self._renewal = _clock()
+          self._renewal = _read_clock()
           return self._object.write(self._mine, generation)
         continue
       if first is None:
         first = generation
-        exits.tell(
+        exits.print_last_message(
           f"{self._file.parent} may be held by process {says['holder']}, which was active {age:.0f} s ago. Checking "
           f"for up to {self._duration:g} s\n"
         )
@@ -95,28 +95,32 @@ class Lease:
 
   def _run(self):
     """Renews the lease periodically, on the thread."""
-    while not self._closed.wait(self._duration / BEATS if self._holds() else 0.1):
-      began = _clock()
+    while not self._closed.wait(self._duration / BEATS if self._is_held() else 0.1):
+      began = _read_clock()
       try:
         generation = self._renewed()
       except (OSError, ValueError, LookupError, TypeError) as error:  # or the answer cannot be parsed
         if self._closed.is_set():
           return
-        said = disk.trouble(error) if isinstance(error, OSError) else f"{self._file}: {type(error).__name__} {error}"
+        said = (
+          errors.describe_error(error)
+          if isinstance(error, OSError)
+          else f"{self._file}: {type(error).__name__} {error}"
+        )
         self._leave(exits.EXIT_CONFIG, f"error: {said}. The last complete checkpoint is unchanged")
         return
       if generation is None:
         return
       self._generation, self._renewal = generation, began
 
-  def _holds(self):
+  def _is_held(self):
     """Returns true if no other process can have taken the lease yet. Otherwise writes wait for the next renewal.
 
     This process may have been disconnected or suspended for so long that another run took over. Half of the duration
     remains for writes that are in progress. Arrays of a checkpoint are written without this wait, because a checkpoint
     is not valid without its last object.
     """
-    return _clock() - self._renewal < self._duration / 2
+    return _read_clock() - self._renewal < self._duration / 2
 
   def _renewed(self):
     """Returns the next generation. If another process has the lease, ends the program and returns None."""
@@ -136,18 +140,18 @@ class Lease:
       return None
 
 
-def _clock():
+def _read_clock():
   """Returns seconds that include the time during which the machine was suspended, if the system can measure it."""
   return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
-def holder(file: pathlib.Path) -> str | None:
+def describe_holder(file: pathlib.Path) -> str | None:
   """Returns a phrase that names the process that holds a lease now, or None if the lease is free."""
-  says, _, age = _Object(file).read()
-  return says["holder"] if says and age <= duration() and not _ended(says["process"]) else None
+  says, _, age = _LeaseObject(file).read()
+  return says["holder"] if says and age <= lease_duration() and not _has_ended(says["process"]) else None
 
 
-class _Object:
+class _LeaseObject:
   """An object of a bucket with metadata, replaced only if it still has a given generation."""
 
   def __init__(self, file, **options):
@@ -186,7 +190,7 @@ class _Object:
     self.file_system.call("DELETE", "b/{}/o/{}", self._bucket, self._name, ifGenerationMatch=generation)
 
 
-def _identity(process: int | str) -> str:
+def _identify_process(process: int | str) -> str:
   """Returns the boot, namespace, number and start time of a Linux process, or "" if it has ended."""
   try:
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -196,8 +200,8 @@ def _identity(process: int | str) -> str:
     return ""
 
 
-def _ended(identity: str) -> bool:
+def _has_ended(identity: str) -> bool:
   """Returns true if the process ran on this machine and has ended."""
-  mine, words = _identity(os.getpid()).split(), identity.split()
+  mine, words = _identify_process(os.getpid()).split(), identity.split()
   ours = len(words) == 4 == len(mine) and words[:2] == mine[:2] and words[2].isdecimal()
-  return ours and _identity(words[2]) != identity
+  return ours and _identify_process(words[2]) != identity

@@ -10,7 +10,7 @@ from vit_jax.runtime.watch import Watch
 
 
 @contextlib.contextmanager
-def joined(limits: config.Limits | None = None, again: str | None = None) -> Iterator[Watch]:
+def join_processes(limits: config.Limits | None = None, again: str | None = None) -> Iterator[Watch]:
   """Joins the processes of a run and supervises them while the context is open.
 
   An error or an exceeded limit inside the context ends the program with one of the exit codes in `EXITS`. See `start`
@@ -29,7 +29,7 @@ def joined(limits: config.Limits | None = None, again: str | None = None) -> Ite
   Example:
     from vit_jax import config, runtime
 
-    with runtime.joined(config.Limits(step=600.0)) as watch:
+    with runtime.join_processes(config.Limits(step=600.0)) as watch:
       for step in range(3):
         watch.step = step
         watch.poll()

@@ -38,7 +38,10 @@ class Peers:
     self.asked = None  # (code, message) of the first request to stop, made by any process
     self._patience = patience
     self._store, self._folder = exchange.Store(), f"run{next(_runs)}"
-    self._me, self._others = exchange.process(), [i for i in range(exchange.count()) if i != exchange.process()]
+    self._me, self._others = (
+      exchange.process_index(),
+      [i for i in range(exchange.count_processes()) if i != exchange.process_index()],
+    )
     self._polls = 0
     self._last = None  # the poll at which all processes stop
     self._mine = None  # this process's poll at the time of the request
@@ -75,7 +78,7 @@ class Peers:
       self._store.set(f"{self._folder}/at/{self._me}", str(self._mine))
       self._store.propose(f"{self._folder}/stop", request)
 
-  def request_at(self, poll: int) -> tuple[int, str] | None:
+  def find_request(self, poll: int) -> tuple[int, str] | None:
     """Returns the request to stop, if all processes must stop at this poll.
 
     This call waits until the processes agree on a poll. Each process reports its number of polls and does not continue
@@ -130,7 +133,7 @@ class Peers:
     """Returns the processes that send no sign of life although the store answers."""
     return [i for i, (_, since, _) in self._seen.items() if self._heard - since > self._patience]
 
-  def behind(self, polls: int) -> str:
+  def describe_behind(self, polls: int) -> str:
     """Returns a phrase that compares the positions of the other processes with the position of this process.
 
     Args:
@@ -214,7 +217,7 @@ class Peers:
         self._turn.notify_all()
 
 
-def failure() -> int | None:
+def failure_code() -> int | None:
   """Returns the exit code of this process if it ends with an error that the other processes received, or None."""
   return _failed[1] if _failed else None
 

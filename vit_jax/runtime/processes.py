@@ -11,10 +11,12 @@ import threading
 import jax
 from jax._src import distributed
 
-from vit_jax import files, numerics, rng
+from vit_jax import rng
+from vit_jax.checkpoints import numerics
 from vit_jax.runtime import clusters, devices, exchange, peers
-from vit_jax.runtime.exits import EXIT_HANG, EXIT_PEER, Stop, tell
-from vit_jax.schema import ConfigError, amount
+from vit_jax.runtime.exits import EXIT_HANG, EXIT_PEER, Stop, print_last_message
+from vit_jax.schema import ConfigError, format_amount
+from vit_jax.storage import files
 
 PORT = "8476"  # JAX uses 8482 since 0.8.1, but the firewall rule of Cloud TPU slices does not open that port
 NAMES = ("VITJAX_COORDINATOR", "VITJAX_PROCESSES", "VITJAX_PROCESS")
@@ -48,27 +50,29 @@ def start(patience: float = 900.0, heartbeat: int = 100) -> None:
   if _started:
     return
   rng.fix_settings()
-  _cpu_devices()
-  _keep_programs()
-  placed = placement()
+  _set_cpu_devices()
+  _enable_compilation_cache()
+  placed = read_placement()
   check_slices()
   check_devices_free()
   os.environ.setdefault("JAX_COORDINATOR_PORT", PORT)
-  cluster = None if placed and placed[1] == 1 else clusters.detect()
+  cluster = None if placed and placed[1] == 1 else clusters.detect_cluster()
   count = placed[1] if placed else cluster.count if cluster else None
   if count != 1:
     join = functools.partial(jax.distributed.initialize, *placed or ())
     if placed and placed[2] == 0:
       check_port_free(placed[0])
-    _last_words(
+    _install_abort_message(
       "the processes cannot connect: a process ended, or two processes have the same number (VITJAX_PROCESS). Start "
       "all processes again\n"
     )
-    with _Patience(patience, None if placed else cluster):
-      _join(functools.partial(join, initialization_timeout=int(patience) + 60, heartbeat_timeout_seconds=heartbeat))
+    with _JoinTimeout(patience, None if placed else cluster):
+      _join_processes(
+        functools.partial(join, initialization_timeout=int(patience) + 60, heartbeat_timeout_seconds=heartbeat)
+      )
     clusters.use_all_local_devices(cluster)
-  if not exchange.alone():
-    _last_words(
+  if not exchange.is_alone():
+    _install_abort_message(
       "this process was aborted: if the lines above do not show an error of this process, another process of this run "
       "died, or process 0 cannot be reached. Check how it ended, and start all processes again: the same command "
       "continues a run from its last checkpoint\n"
@@ -84,11 +88,11 @@ def check_devices() -> None:
       different numbers of devices.
   """
   devices.open_devices()
-  expected, counts = os.environ.get("VITJAX_DEVICES"), exchange.gather(str(jax.local_device_count()), "devices")
+  expected, counts = os.environ.get("VITJAX_DEVICES"), exchange.gather_texts(str(jax.local_device_count()), "devices")
   per_process = ", ".join(f"process {number}: {count}" for number, count in enumerate(counts))
   if expected and expected != str(jax.device_count()):
     raise ConfigError(
-      f"VITJAX_DEVICES: expected {expected}, found {amount(jax.device_count(), 'device')} ({per_process})"
+      f"VITJAX_DEVICES: expected {expected}, found {format_amount(jax.device_count(), 'device')} ({per_process})"
     )
   if len(set(counts)) > 1:
     raise ConfigError(
@@ -96,7 +100,7 @@ def check_devices() -> None:
     )
 
 
-def placement() -> tuple[str, int, int] | None:
+def read_placement() -> tuple[str, int, int] | None:
   """Returns the coordinator, the number of processes and the index of this process, if the environment defines them.
 
   Raises:
@@ -184,7 +188,7 @@ def check_port_free(address: str) -> None:
     raise ConfigError(_PORT.format(address, getattr(error, "strerror", None) or error)) from error
 
 
-def _join(initialize):
+def _join_processes(initialize):
   """Joins the other processes, or runs alone if JAX finds no cluster."""
   try:
     initialize()
@@ -196,7 +200,7 @@ def _join(initialize):
     raise ConfigError(_PORT.format(address, str(error).splitlines()[0])) from error
 
 
-class _Patience:
+class _JoinTimeout:
   """A context that ends the program if its body takes too long.
 
   Without it, JAX would abort without naming a process.
@@ -205,7 +209,7 @@ class _Patience:
   def __init__(self, seconds, cluster):
     self._seconds = seconds
     self._advice = f". {cluster.advice()}" if cluster else ""
-    self._timers = [threading.Timer(min(10, seconds / 2), self._say), threading.Timer(seconds, self._end)]
+    self._timers = [threading.Timer(min(10, seconds / 2), self._print_note), threading.Timer(seconds, self._end)]
 
   def __enter__(self):
     for timer in self._timers:
@@ -216,21 +220,21 @@ class _Patience:
     for timer in self._timers:
       timer.cancel()
 
-  def _say(self):
-    tell(f"{self._whom()}{self._advice}; waiting up to {self._seconds:.0f} s\n")
+  def _print_note(self):
+    print_last_message(f"{self._describe_peers()}{self._advice}; waiting up to {self._seconds:.0f} s\n")
 
   def _end(self):
-    tell(
-      f"{self._whom()}, for {self._seconds:.0f} s{self._advice}. Start the missing process, or see why it ended; open "
-      "the port between the hosts; config.limits.start is the limit\n"
+    print_last_message(
+      f"{self._describe_peers()}, for {self._seconds:.0f} s{self._advice}. Start the missing process, or see why it "
+      "ended; open the port between the hosts; config.limits.start is the limit\n"
     )
     os._exit(EXIT_HANG)
 
-  def _whom(self):
+  def _describe_peers(self):
     state = distributed.global_state
     host, _, port = (state.coordinator_address or "nowhere:0").rpartition(":")
     if state.process_id == 0:
-      clients = connected(int(port))
+      clients = list_clients(int(port))
       names = f" ({', '.join(clients)})" if clients else ""
       waiting = (
         f"process 0 waits at port {port} for {state.num_processes} processes, each with a VITJAX_PROCESS of its own"
@@ -243,7 +247,7 @@ class _Patience:
     return f"process {state.process_id}: process 0 answers at {host}:{port}, but another process is missing"
 
 
-def connected(port: int) -> list[str]:
+def list_clients(port: int) -> list[str]:
   """Returns the addresses (host:port) of the clients of a local TCP port. Supports Linux only.
 
   Args:
@@ -263,7 +267,7 @@ def connected(port: int) -> list[str]:
   return sorted(result)
 
 
-def _last_words(text):
+def _install_abort_message(text):
   """Installs a handler that writes a last line after C++ messages when this process is aborted.
 
   JAX's coordinator aborts the process if another one died. A failed check inside XLA or another library raises the same
@@ -274,18 +278,18 @@ def _last_words(text):
 
   @kind
   def end(_):
-    if (code := peers.failure()) is not None:  # it is ending already, but process 0 ended first
+    if (code := peers.failure_code()) is not None:  # it is ending already, but process 0 ended first
       os._exit(code)
     os.write(2, text.encode())
     os._exit(EXIT_PEER)
 
-  _last_words.kept = end  # C holds no reference, so Python must
+  _install_abort_message.kept = end  # C holds no reference, so Python must
   handle = ctypes.CDLL(None).signal
   handle.argtypes = (ctypes.c_int, kind)
   handle(6, end)
 
 
-def _cpu_devices() -> None:
+def _set_cpu_devices() -> None:
   """Sets one CPU device per core, up to 8, unless the user has set a number.
 
   XLA runs small operations on one core. A batch is therefore faster if it is divided among several devices. The number
@@ -294,14 +298,14 @@ def _cpu_devices() -> None:
   """
   chosen = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
   if not chosen and "JAX_NUM_CPU_DEVICES" not in os.environ:
-    jax.config.update("jax_num_cpu_devices", 2 ** min(3, numerics.cores().bit_length() - 1))
+    jax.config.update("jax_num_cpu_devices", 2 ** min(3, numerics.count_cores().bit_length() - 1))
 
 
-def _keep_programs() -> None:
+def _enable_compilation_cache() -> None:
   """Caches compiled programs for the next start, in JAX_COMPILATION_CACHE_DIR or in ~/.cache/vit_jax.
 
   A restart of a large model then takes seconds instead of minutes. Machines may share the directory, and it may be in a
   bucket.
   """
   if jax.config.jax_compilation_cache_dir is None:
-    jax.config.update("jax_compilation_cache_dir", str(files.cache("programs")))
+    jax.config.update("jax_compilation_cache_dir", str(files.get_cache_directory("programs")))

@@ -8,7 +8,7 @@ import time
 EVERY = 1.0  # minimum interval between two writes in seconds
 
 
-class Progress:
+class ProgressFile:
   """A writer of {"step", "began", "doing", "polls"}. Without VITJAX_STATUS it has no effect.
 
   The file is written after changes, at most once a second. A reader such as `launch.program` always sees a complete

@@ -42,7 +42,7 @@ REFUSED = {
 }
 
 
-def check() -> None:
+def check_settings() -> None:
   """Checks the settings of JAX and, unless JAX has started, the flags of XLA.
 
   Raises:

@@ -6,7 +6,7 @@ import sys
 NAMES = ("stdin", "stdout", "stderr")
 
 
-def repair() -> None:
+def repair_streams() -> None:
   """Opens closed standard streams on the null device, and makes printing independent of the encoding.
 
   Otherwise a file that the program opens would get the descriptor of the closed stream, and the output of C libraries
@@ -15,13 +15,13 @@ def repair() -> None:
   """
   for number, name in enumerate(NAMES):
     if getattr(sys, name) is None:
-      setattr(sys, name, open(_null(number), "w" if number else "r"))
+      setattr(sys, name, open(_open_null(number), "w" if number else "r"))
   for stream in (sys.stdout, sys.stderr):
     if hasattr(stream, "reconfigure"):  # tests and notebooks replace the streams by objects without this method
       stream.reconfigure(errors="backslashreplace")
 
 
-def _null(number: int) -> int:
+def _open_null(number: int) -> int:
   """Returns a descriptor of the null device, which is `number` if this descriptor is not in use."""
   descriptor = os.open(os.devnull, os.O_RDWR)
   try:

@@ -21,7 +21,7 @@ from typing import Any
 from vit_jax import config
 from vit_jax.runtime import exchange, exits
 from vit_jax.runtime.peers import Peers
-from vit_jax.runtime.progress import Progress
+from vit_jax.runtime.progress import ProgressFile
 
 # Signals that request a stop, with the exit code and the message.
 STOPS = {
@@ -69,7 +69,7 @@ def current_handlers(numbers: Iterable[int]) -> dict[int, Any]:
 
 
 @contextlib.contextmanager
-def stoppable() -> Iterator[None]:
+def convert_stop_signals() -> Iterator[None]:
   """Turns requests to stop into exceptions, for a program that has no steps to save.
 
   Inside the context, SIGTERM, SIGHUP and SIGQUIT raise an exception at the current position of the main thread. The
@@ -82,7 +82,7 @@ def stoppable() -> Iterator[None]:
   Example:
     from vit_jax import runtime
 
-    with runtime.stoppable(), open("/tmp/rows.csv", "w") as file:
+    with runtime.convert_stop_signals(), open("/tmp/rows.csv", "w") as file:
       print("image,label", file=file)
   """
   if threading.current_thread() is not threading.main_thread():
@@ -117,7 +117,7 @@ class Watch:
       stopped without waiting for a save. By default the program continues from its last checkpoint.
 
   Attributes:
-    step: the last completed step, set by the loop. It is reported together with the phase, see `Progress`.
+    step: the last completed step, set by the loop. It is reported together with the phase, see `ProgressFile`.
   """
 
   def __init__(self, limits: config.Limits | None = None, again: str | None = None):
@@ -137,7 +137,7 @@ class Watch:
     self._interrupts = 0
     self._closed = threading.Event()
     self._parent = os.environ.get(PARENT)
-    self._peers = None if exchange.alone() else Peers(self.limits.peer)
+    self._peers = None if exchange.is_alone() else Peers(self.limits.peer)
 
   def __enter__(self):
     self._pipe = os.pipe()
@@ -179,11 +179,11 @@ class Watch:
     if error is None or not self._peers or self._reported:
       return
     self._reported = True
-    code, message = exits.ending(error, alone=False)
+    code, message = exits.describe_exit(error, alone=False)
     if code == exits.EXIT_PEER:
       self.leave(*(self._peers.reason(ACT) or (code, message)))
     if code == exits.EXIT_BUG:
-      exits.tell("".join(traceback.format_exception(error)))
+      exits.print_last_message("".join(traceback.format_exception(error)))
       self.leave(code, f"this is a bug; {self._again}")
     self._peers.end(code, message)
     # Closing may have to wait for the other processes, which are ending too.
@@ -236,10 +236,10 @@ class Watch:
       self._durations[phase].append(now - before)
     self._polled, self._since = (self._phase, now), now
     self._polls += 1
-    request = self._peers.request_at(self._polls) if self._peers else self._request
+    request = self._peers.find_request(self._polls) if self._peers else self._request
     if request and not self._stopping:
       self._stopping = True
-      raise self._preempted(*request)
+      raise self._create_preempted(*request)
 
   def ask(self, code: int, message: str) -> None:
     """Requests that all processes stop at one of the next polls.
@@ -260,15 +260,15 @@ class Watch:
     self.ask(*STOPS[number])
     if self._phase in INTERRUPTIBLE and not self._stopping:
       self._stopping = True
-      raise self._preempted(*self._request)
+      raise self._create_preempted(*self._request)
 
-  def _preempted(self, code, message):
+  def _create_preempted(self, code, message):
     return Preempted(code, message if self._saves else f"{message}; {self._again}")
 
   # Methods below run on the watchdog's thread.
 
   def _run(self):
-    armed, last, progress = -BACKSTOP, time.monotonic(), Progress()
+    armed, last, progress = -BACKSTOP, time.monotonic(), ProgressFile()
     while not self._closed.is_set():
       ready, _, _ = select.select([self._pipe[0]], [], [], 0.25)
       for number in os.read(self._pipe[0], 64) if ready else b"":
@@ -329,8 +329,12 @@ class Watch:
       limit = max(limit, 10 * self._pace("step"))
     if now - self._since <= limit:
       return
-    exits.tell(_stacks())
-    whom = [self._detail(), exchange.missing(), self._peers.behind(self._polls) if self._peers else ""]
+    exits.print_last_message(_format_stacks())
+    whom = [
+      self._detail(),
+      exchange.describe_missing(),
+      self._peers.describe_behind(self._polls) if self._peers else "",
+    ]
     details = "".join(f"; {text}" for text in whom if text)
     what = f"no progress for {round(limit, 1):g} s in {self._phase} (config.limits.{key})"
     self.leave(exits.EXIT_HANG, f"{what}{details}; "
@@ -348,8 +352,8 @@ class Watch:
       message: reason for the end. It is printed and sent to the other processes.
     """
     try:
-      where = f"process {exchange.process()}: " if self._peers else ""
-      exits.tell(f"{where}{message}\n")
+      where = f"process {exchange.process_index()}: " if self._peers else ""
+      exits.print_last_message(f"{where}{message}\n")
       if self._peers:
         self._peers.end(code, message)
         self._peers.linger()
@@ -357,7 +361,7 @@ class Watch:
       os._exit(code)
 
 
-def _stacks():
+def _format_stacks():
   """Returns the stacks of all threads. faulthandler would block every thread if its output is not read."""
   names = {thread.ident: thread.name for thread in threading.enumerate()}
   frames = sys._current_frames().items()

@@ -8,27 +8,27 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator
 
-from vit_jax import disk, paths
 from vit_jax.runtime import exchange, exits
 from vit_jax.schema import ConfigError
+from vit_jax.storage import errors, paths
 
 OTHER = "Name a directory on a disk that this account may write to"
 
 
-def _exit(code, message):
+def _exit_program(code, message):
   """Ends a program of one process."""
-  exits.tell(f"{message}\n")
+  exits.print_last_message(f"{message}\n")
   os._exit(code)
 
 
 @contextlib.contextmanager
-def claim(
-  workdir: pathlib.Path, leave: Callable[[int, str], None] = _exit, otherwise: str = "another --workdir"
+def claim_workdir(
+  workdir: pathlib.Path, leave: Callable[[int, str], None] = _exit_program, otherwise: str = "another --workdir"
 ) -> Iterator[None]:
   """Reserves the workdir for this run while the context is open, and rejects a second run.
 
   The system releases the lock when the process ends for any reason. A lease in a bucket is free after
-  `leases.duration`. All processes of the run must enter the context.
+  `leases.lease_duration`. All processes of the run must enter the context.
 
   Args:
     workdir: the directory. It is created if necessary.
@@ -43,32 +43,32 @@ def claim(
     from vit_jax import runtime
 
     workdir = pathlib.Path("/tmp/run")
-    with runtime.claim(workdir):
-      print(runtime.holder(workdir))
+    with runtime.claim_workdir(workdir):
+      print(runtime.describe_holder(workdir))
   """
-  if exchange.process() != 0:
-    exchange.agree(None)
+  if exchange.process_index() != 0:
+    exchange.raise_together(None)
     yield
     return
   if paths.in_bucket(workdir):
     lease, problem = None, None
     try:
-      lease = leases().Lease(workdir / "lock", leave)
+      lease = import_leases().Lease(workdir / "lock", leave)
     except ConfigError as error:
       problem = str(error)
-    exchange.agree(problem)
+    exchange.raise_together(problem)
     with contextlib.closing(lease):
       yield
     return
   workdir.mkdir(parents=True, exist_ok=True)
-  with _opened(workdir / "lock") as file:
-    exchange.agree(_lock(file, workdir, otherwise))
+  with _open_lock(workdir / "lock") as file:
+    exchange.raise_together(_lock_file(file, workdir, otherwise))
     yield
 
 
 @contextlib.contextmanager
-def locked(workdir: pathlib.Path, otherwise: str = "another --workdir") -> Iterator[None]:
-  """Reserves the workdir like `claim`, for a program of one process that uses no device.
+def lock_workdir(workdir: pathlib.Path, otherwise: str = "another --workdir") -> Iterator[None]:
+  """Reserves the workdir like `claim_workdir`, for a program of one process that uses no device.
 
   Args:
     workdir: the directory. It is created if necessary.
@@ -78,17 +78,17 @@ def locked(workdir: pathlib.Path, otherwise: str = "another --workdir") -> Itera
     ConfigError: another run uses the workdir.
   """
   if paths.in_bucket(workdir):
-    with contextlib.closing(leases().Lease(workdir / "lock", _exit)):
+    with contextlib.closing(import_leases().Lease(workdir / "lock", _exit_program)):
       yield
     return
   workdir.mkdir(parents=True, exist_ok=True)
-  with _opened(workdir / "lock") as file:
-    if problem := _lock(file, workdir, otherwise):
+  with _open_lock(workdir / "lock") as file:
+    if problem := _lock_file(file, workdir, otherwise):
       raise ConfigError(problem)
     yield
 
 
-def obstacle(workdir: pathlib.Path) -> str | None:
+def check_creatable(workdir: pathlib.Path) -> str | None:
   """Returns the reason why a workdir cannot be created on this disk, or None if it can be created or exists.
 
   The check creates and removes a temporary directory. Workdirs in buckets are not checked.
@@ -103,18 +103,18 @@ def obstacle(workdir: pathlib.Path) -> str | None:
     os.rmdir(tempfile.mkdtemp(prefix=".vit_jax_", dir=above))
   except OSError as error:
     reason = error.strerror or str(error)
-    return f"--workdir: {workdir} cannot be made in {above}: {reason}. {disk.ADVICE.get(error.errno, OTHER)}"
+    return f"--workdir: {workdir} cannot be made in {above}: {reason}. {errors.ADVICE.get(error.errno, OTHER)}"
   return None
 
 
-def holder(workdir: pathlib.Path) -> str | None:
+def describe_holder(workdir: pathlib.Path) -> str | None:
   """Returns a phrase that names the process that holds a workdir now, or None if the workdir is free.
 
   Args:
     workdir: a directory on a disk or in a bucket.
   """
   if paths.in_bucket(workdir):
-    return leases().holder(workdir / "lock")
+    return import_leases().holder(workdir / "lock")
   try:
     with open(workdir / "lock", "r+") as file:
       fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -125,21 +125,21 @@ def holder(workdir: pathlib.Path) -> str | None:
   return None
 
 
-def leases():
-  """Imports and returns the module `leases`, which needs gcsfs."""
+def import_leases():
+  """Imports and returns the module `import_leases`, which needs gcsfs."""
   from vit_jax.runtime import leases
 
   return leases
 
 
-def _opened(path):
+def _open_lock(path):
   """Opens the lock file, and creates it if necessary."""
   if path.exists() and not path.is_file():
     raise ConfigError(f"{path} is not a regular file. Remove it")
   return open(path, "a+")
 
 
-def _lock(file, workdir, otherwise="another --workdir"):
+def _lock_file(file, workdir, otherwise="another --workdir"):
   """Locks the file, or returns an error message that names the holder."""
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -147,7 +147,7 @@ def _lock(file, workdir, otherwise="another --workdir"):
     file.seek(0)
     holder = file.read().strip() or "unknown"
     return f"{workdir} {exits.IN_USE} {holder}. Wait for it, stop it, or use {otherwise}"
-  with disk.writing(workdir / "lock"):
+  with errors.add_file_name(workdir / "lock"):
     file.truncate(0)
     # Written without a buffer, so that closing the file cannot fail.
     os.write(file.fileno(), f"{os.getpid()} on {socket.gethostname()}\n".encode())

@@ -6,8 +6,8 @@ ranges and defaults. Positional parameters are supplied by the run. If an argume
 contains the table: `crop: Annotated[Choice, CROPS]`. A second list of keys is therefore not needed.
 """
 
-from vit_jax.schema.binding import arguments, bind, convert, make, preset
-from vit_jax.schema.errors import ConfigError, UnknownKeyError, at, nearest, place, show
+from vit_jax.schema.binding import bind, convert, make, preset, select_arguments
+from vit_jax.schema.errors import ConfigError, UnknownKeyError, current_config_key, enter_key, show, suggest_nearest
 from vit_jax.schema.kinds import (
   Choice,
   Count,
@@ -22,7 +22,7 @@ from vit_jax.schema.kinds import (
   Required,
   required,
 )
-from vit_jax.schema.signatures import keywords
-from vit_jax.schema.tables import Derived, Table, lookup
-from vit_jax.schema.texts import Text, amount
-from vit_jax.schema.values import choices, default_of, plain, word
+from vit_jax.schema.signatures import read_keywords
+from vit_jax.schema.tables import DerivedTable, Table, lookup
+from vit_jax.schema.texts import Text, format_amount
+from vit_jax.schema.values import config_key, field_default, list_choices, to_plain

@@ -193,29 +193,29 @@ WANTED: dict[str, str] = {
 }
 
 
-def word(key: str) -> str:
+def last_word(key: str) -> str:
   """Returns the last word of a dotted key or a flag, spelled as in the tables of this module."""
   return key.lstrip("-").partition("=")[0].rpartition(".")[2].lower().replace("-", "_")
 
 
-def here(key: str, allowed: Collection[str]) -> str | None:
+def find_equivalent(key: str, allowed: Collection[str]) -> str | None:
   """Returns the allowed key that corresponds to a key of another framework, or None.
 
   Args:
     key: a key or flag of another framework.
     allowed: the keys that are allowed at this place.
   """
-  target = KEYS.get(word(str(key)), ("",))[0].rpartition(".")[2]
+  target = KEYS.get(last_word(str(key)), ("",))[0].rpartition(".")[2]
   return target if target in allowed else None
 
 
-def example(key: str) -> str:
+def find_example(key: str) -> str:
   """Returns an example of the value of a key, or "" if this module contains no example."""
   key = key.removeprefix("config.")
   return next((text for target, text in KEYS.values() if target == key and text not in ("PATH", "DIR")), "")
 
 
-def wanted(key: str) -> str | None:
+def describe_value(key: str) -> str | None:
   """Returns a description of the value of a key without a default, or None if the key is unknown."""
   words = key.removeprefix("config.").split(".")
   return next((WANTED[tail] for i in range(len(words)) if (tail := ".".join(words[i:])) in WANTED), None)

@@ -18,18 +18,18 @@ from typing import Annotated, Any, Literal
 import ml_collections
 
 from vit_jax.schema import aliases, expected, patterns, signatures, suggestions, texts
-from vit_jax.schema.errors import ConfigError, UnknownKeyError, at, nearest, place, show
+from vit_jax.schema.errors import ConfigError, UnknownKeyError, current_config_key, enter_key, show, suggest_nearest
 from vit_jax.schema.kinds import (
   Choice,
   Duration,
   Pattern,
   Required,
 )
-from vit_jax.schema.signatures import keywords
+from vit_jax.schema.signatures import read_keywords
 from vit_jax.schema.tables import Table, lookup
 from vit_jax.schema.texts import Text
-from vit_jax.schema.texts import amount as amount
-from vit_jax.schema.values import default_of, plain, word
+from vit_jax.schema.texts import format_amount as format_amount
+from vit_jax.schema.values import config_key, field_default, to_plain
 
 
 def bind(choice: Choice, functions: tuple[Callable, ...], table: Table | None = None) -> Choice:
@@ -49,8 +49,8 @@ def bind(choice: Choice, functions: tuple[Callable, ...], table: Table | None = 
   entries = {}
   for function in functions:
     hints = typing.get_type_hints(function, include_extras=True)
-    entries |= {name: (hints[name], default) for name, default in keywords(function).items()}
-  return Choice(choice.name, _fields(choice.args, entries, f"{choice.name!r}", inspect.Parameter.empty, table))
+    entries |= {name: (hints[name], default) for name, default in read_keywords(function).items()}
+  return Choice(choice.name, _convert_fields(choice.args, entries, f"{choice.name!r}", inspect.Parameter.empty, table))
 
 
 def make(choice: Choice, table: Table, *supplied):
@@ -77,10 +77,10 @@ def make(choice: Choice, table: Table, *supplied):
     assert values == [1.0, 0.75, 0.5]
   """
   functions = lookup(table, choice.name)
-  return functions[0](*supplied, **arguments(bind(choice, functions), functions[0]))
+  return functions[0](*supplied, **select_arguments(bind(choice, functions), functions[0]))
 
 
-def arguments(choice: Choice, *functions: Callable) -> dict[str, Any]:
+def select_arguments(choice: Choice, *functions: Callable) -> dict[str, Any]:
   """Returns the arguments of a bound choice that belong to the given functions.
 
   Args:
@@ -90,7 +90,7 @@ def arguments(choice: Choice, *functions: Callable) -> dict[str, Any]:
   Returns:
     {name: value}.
   """
-  return {name: choice.args[name] for function in functions for name in keywords(function)}
+  return {name: choice.args[name] for function in functions for name in read_keywords(function)}
 
 
 def preset(function: Callable, *first, **defaults) -> Callable:
@@ -107,33 +107,39 @@ def preset(function: Callable, *first, **defaults) -> Callable:
   return made
 
 
-def _fields(values: Mapping, entries: Mapping, owner: str, no_default, others: Table | None = None) -> dict[str, Any]:
+def _convert_fields(
+  values: Mapping, entries: Mapping, owner: str, no_default, others: Table | None = None
+) -> dict[str, Any]:
   """Converts the values of all entries {key: (type, default)}. Every key in `values` must be an entry."""
   for key in values:
     if key not in entries:
-      advice = signatures.advice(key, values[key], entries, others or {})
-      problem = f"unknown key for {owner}, value {show(plain(values[key]))}."
-      bare = problem + signatures.allowed(entries)
+      advice = signatures.suggest_fix(key, values[key], entries, others or {})
+      problem = f"unknown key for {owner}, value {show(to_plain(values[key]))}."
+      bare = problem + signatures.format_allowed(entries)
       # The correct place of the key is known, not only a similar spelling.
       known = signatures.is_certain(key, entries, others or {})
-      elsewhere = "" if known else str(suggestions.of_key(place(str(key)), suggestions.typed(values[key])))
+      elsewhere = (
+        ""
+        if known
+        else str(suggestions.suggest_for_key(current_config_key(str(key)), suggestions.format_typed(values[key])))
+      )
       raise UnknownKeyError(bare + elsewhere if elsewhere else problem + advice, str(key), "" if known else bare)
   result = {}
   for key, (kind, default) in entries.items():
     absent = isinstance(values[key], Required) if key in values else default is no_default
     if absent:
-      raise ConfigError(_missing(place(key), owner), key)
+      raise ConfigError(_describe_missing(current_config_key(key), owner), key)
     value = values.get(key, default)
     if isinstance(default, Choice) and isinstance(value, Mapping | ml_collections.ConfigDict) and "name" not in value:
       value = {"name": default.name, **default.args, **value}  # the user sets other arguments of the default choice
-    with at(key):
+    with enter_key(key):
       try:
         result[key] = convert(value, kind)
       # Not for the value itself, because the message already contains the place of an item in a list.
       except _TypeMismatch as error:
-        if error.place != place():
+        if error.place != current_config_key():
           raise
-        raise ConfigError(_mismatch(value, kind)) from None
+        raise ConfigError(_describe_mismatch(value, kind)) from None
   return result
 
 
@@ -141,17 +147,17 @@ class _TypeMismatch(ConfigError):
   """An error for a value that does not have the type of its key."""
 
 
-def _mismatch(value, kind):
+def _describe_mismatch(value, kind):
   """Returns the message for a value of the wrong type: the expected type, the value, and an example."""
-  example = aliases.example(place()) or expected.example(kind)
-  shown = show(str(value) if isinstance(value, Text) else plain(value))
+  example = aliases.find_example(current_config_key()) or expected.example_of_type(kind)
+  shown = show(str(value) if isinstance(value, Text) else to_plain(value))
   advice = f" Write a value such as {example}" if example else ""
-  return f"expected {expected.in_words(kind)}, got {shown}.{advice}"
+  return f"expected {expected.describe_type(kind)}, got {shown}.{advice}"
 
 
-def _missing(key, owner):
+def _describe_missing(key, owner):
   """Returns the message for a key without a value: the meaning of the value, and how to provide it."""
-  if what := aliases.wanted(key):
+  if what := aliases.describe_value(key):
     is_choice = key in ("config.model", "config.data", "config.optim")
     return f"missing. Give {what}: --{key}{'.name=NAME' if is_choice else '=...'}"
   return f"missing; {owner} needs it. Add it to the config or as --{key}=..."
@@ -180,7 +186,7 @@ def convert(value, kind, table: Table | None = None):
   """
   origin, args = typing.get_origin(kind), typing.get_args(kind)
   if origin is Annotated:
-    return _annotated(convert(value, args[0], args[1] if isinstance(args[1], Mapping) else None), args[1])
+    return _check_annotated(convert(value, args[0], args[1] if isinstance(args[1], Mapping) else None), args[1])
   if origin in (types.UnionType, typing.Union):
     is_none = value is None or (isinstance(value, Text) and value.lower() == "none")
     if is_none and type(None) in args:
@@ -193,22 +199,22 @@ def convert(value, kind, table: Table | None = None):
     return convert(value, next(a for a in args if a is not type(None)), table)
   if origin is Literal:
     if value not in args:
-      raise ConfigError(f"{show(value)} is not a choice.{nearest(value, args)}")
+      raise ConfigError(f"{show(value)} is not a choice.{suggest_nearest(value, args)}")
     return str(value) if isinstance(value, str) else value
   if kind is Choice:
-    return _choice(value, table)
+    return _convert_choice(value, table)
   if kind is Duration:
     return Duration(value)
   if dataclasses.is_dataclass(kind):
-    return _dataclass(value, kind)
+    return _convert_dataclass(value, kind)
   if origin is collections.abc.Mapping:
-    return _mapping(value, args[1])
+    return _convert_mapping(value, args[1])
   if origin is tuple:
-    return _tuple(value, args)
-  return _scalar(value, kind)
+    return _convert_tuple(value, args)
+  return _convert_scalar(value, kind)
 
 
-def _annotated(value, annotation):
+def _check_annotated(value, annotation):
   """Checks a converted value against a range, or binds a choice with its table."""
   if value is None:
     return None
@@ -219,91 +225,96 @@ def _annotated(value, annotation):
   return value
 
 
-def _choice(value, table):
+def _convert_choice(value, table):
   if isinstance(value, Choice):
     return value
   if not isinstance(value, Mapping | ml_collections.ConfigDict) or not isinstance(value.get("name"), str):
     allowed = isinstance(value, str) and (value.isidentifier() if table is None else value in table)
     name = str(value) if allowed else "..."
-    names = "" if allowed or table is None else f".{nearest(value, table)}"
-    flag = texts.flag(place("name"), name if allowed else "NAME")
-    raise ConfigError(f"{show(plain(value))} is not a choice. Write dict(name={name!r}, ...), or {flag}{names}")
+    names = "" if allowed or table is None else f".{suggest_nearest(value, table)}"
+    flag = texts.format_flag(current_config_key("name"), name if allowed else "NAME")
+    raise ConfigError(f"{show(to_plain(value))} is not a choice. Write dict(name={name!r}, ...), or {flag}{names}")
   # Nested choices keep their form until their table is known.
   return Choice(str(value["name"]), {k: v for k, v in value.items() if k != "name"})
 
 
-def _dataclass(value, kind):
+def _convert_dataclass(value, kind):
   if isinstance(value, kind):
     return value
   fields = dataclasses.fields(kind)
   if not isinstance(value, Mapping | ml_collections.ConfigDict):
-    names, remark = [word(field) for field in fields], aliases.REMARKS.get(aliases.word(place()))
-    advice = f". {remark}" if remark else f". Write --{place(names[0])}=..." if place() else ""
+    names, remark = (
+      [config_key(field) for field in fields],
+      aliases.REMARKS.get(aliases.last_word(current_config_key())),
+    )
+    advice = (
+      f". {remark}" if remark else f". Write --{current_config_key(names[0])}=..." if current_config_key() else ""
+    )
     raise ConfigError(f"{show(value)} is not a set of named values. Allowed keys: {names}{advice}")
   hints = typing.get_type_hints(kind, include_extras=True)
-  entries = {word(field): (hints[field.name], default_of(field)) for field in fields}
+  entries = {config_key(field): (hints[field.name], field_default(field)) for field in fields}
   owner = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
-  values = _fields(value, entries, owner, dataclasses.MISSING)
-  return kind(**{field.name: values[word(field)] for field in fields})
+  values = _convert_fields(value, entries, owner, dataclasses.MISSING)
+  return kind(**{field.name: values[config_key(field)] for field in fields})
 
 
-def _mapping(value, kind):
+def _convert_mapping(value, kind):
   if not isinstance(value, Mapping | ml_collections.ConfigDict):
     raise ConfigError(f"{show(value)} is not a set of named entries. Write dict(...)")
   result = {}
   for key, entry in value.items():
-    with at(str(key)):
+    with enter_key(str(key)):
       result[str(key)] = convert(entry, kind)
   return result
 
 
-def _tuple(value, kinds):
+def _convert_tuple(value, kinds):
   try:
-    read = texts.literal(value)
+    read = texts.parse_literal(value)
   except ConfigError as error:
-    if advice := _as_list(value, kinds[0]):
+    if advice := _advise_list(value, kinds[0]):
       raise ConfigError(f"{error.message}{advice}") from None
-    raise ConfigError(_not_a_list(f"expected a list, got {show(str(value))}", kinds)) from None
+    raise ConfigError(_describe_list_error(f"expected a list, got {show(str(value))}", kinds)) from None
   if not isinstance(read, tuple | list):
-    advice = _as_list(read, kinds[0])
+    advice = _advise_list(read, kinds[0])
     raise ConfigError(
       f"{show(read)} is not a list of values{advice}"
       if advice
-      else _not_a_list(f"{show(read)} is not a list of values", kinds)
+      else _describe_list_error(f"{show(read)} is not a list of values", kinds)
     )
   value = read
   if kinds[-1] is Ellipsis:
     kinds = (kinds[0],) * len(value)
   if len(kinds) != len(value):
-    raise ConfigError(f"{show(value)} has {amount(len(value), 'value')}. Expected {len(kinds)}")
+    raise ConfigError(f"{show(value)} has {format_amount(len(value), 'value')}. Expected {len(kinds)}")
   result = []
   for i, (entry, kind) in enumerate(zip(value, kinds, strict=True)):
-    with at(f"[{i}]"):
+    with enter_key(f"[{i}]"):
       result.append(convert(entry, kind))
   return tuple(result)
 
 
-def _not_a_list(problem, kinds):
+def _describe_list_error(problem, kinds):
   """Returns the message for a value where a list of numbers, or a list of lists, is expected."""
-  example = aliases.example(place()) or expected.example(tuple[kinds])
+  example = aliases.find_example(current_config_key()) or expected.example_of_type(tuple[kinds])
   return f"{problem}. Write a value such as {example}" if example else problem
 
 
-def _as_list(value, kind):
+def _advise_list(value, kind):
   """Returns advice to write a single word as a list in a flag, or "" if no list of words is expected."""
-  if kind not in (str, Pattern) or not place():
+  if kind not in (str, Pattern) or not current_config_key():
     return ""
   word = value if isinstance(value, str) and not set(value) & set("'\"[") else "..."
-  return f""". Write {texts.flag(place(), f'["{word}"]')}"""
+  return f""". Write {texts.format_flag(current_config_key(), f'["{word}"]')}"""
 
 
-def _scalar(value, kind):
+def _convert_scalar(value, kind):
   if kind in (str, Pattern) and isinstance(value, str):
     if kind is Pattern:
-      patterns.check(value)
+      patterns.check_pattern(value)
     return str(value)
   try:
-    value = texts.number(value) if kind is float else texts.literal(value)
+    value = texts.parse_number(value) if kind is float else texts.parse_literal(value)
   except ConfigError as error:
     raise _TypeMismatch(error.message) from None
   fits = {
@@ -314,5 +325,5 @@ def _scalar(value, kind):
   if kind is float and fits and not abs(value) < 2**1023:
     raise ConfigError(f"{show(value)} is not a finite number")
   if not fits:
-    raise _TypeMismatch(f"expected {expected.in_words(kind)}, got {show(value)}")
+    raise _TypeMismatch(f"expected {expected.describe_type(kind)}, got {show(value)}")
   return kind(value)

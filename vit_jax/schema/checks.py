@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from vit_jax.schema import expected
 from vit_jax.schema.binding import convert
-from vit_jax.schema.errors import ConfigError, at
-from vit_jax.schema.signatures import keywords
+from vit_jax.schema.errors import ConfigError, enter_key
+from vit_jax.schema.signatures import read_keywords
 
 
 def check_types(function: Callable) -> None:
@@ -24,11 +24,11 @@ def check_types(function: Callable) -> None:
     hints = typing.get_type_hints(function, include_extras=True)
   except (NameError, TypeError, SyntaxError) as error:
     raise ConfigError(f"its annotations cannot be read ({error}). Import the types that they name") from error
-  for key, default in keywords(function).items():
+  for key, default in read_keywords(function).items():
     if key not in hints:
       raise ConfigError(f"it has no type. Write {key}: int, or another type", key)
     if not expected.is_supported(hints[key]):
       raise ConfigError(f"a config cannot contain a {hints[key]}. Use int, float, bool, str, Literal or tuple", key)
     if default not in (inspect.Parameter.empty, dataclasses.MISSING):
-      with at(key):
+      with enter_key(key):
         convert(default, hints[key])

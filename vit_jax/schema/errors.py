@@ -11,14 +11,14 @@ _PLACE = contextvars.ContextVar("place", default="")
 SHOWN, LONGEST = 200, 2000  # maximum number of characters of a value in a message, and of a whole message
 
 
-def place(key: str = "") -> str:
+def current_config_key(key: str = "") -> str:
   """Returns the dotted key of the current position in the config, such as "config.data.crop".
 
   Args:
     key: a key relative to the current position, or a complete key that starts with "config.".
 
   Returns:
-    The position set by `at`, extended by `key`. Outside a config it is `key`.
+    The position set by `enter_key`, extended by `key`. Outside a config it is `key`.
   """
   around = _PLACE.get()
   if not around or not key or key.startswith("config."):
@@ -27,7 +27,7 @@ def place(key: str = "") -> str:
 
 
 @contextlib.contextmanager
-def at(key: str) -> Iterator[None]:
+def enter_key(key: str) -> Iterator[None]:
   """Sets the position in the config for errors that are raised inside the context.
 
   Args:
@@ -36,11 +36,11 @@ def at(key: str) -> Iterator[None]:
   Example:
     from vit_jax import schema
 
-    with schema.at("config.optim"), schema.at("lr"):
+    with schema.enter_key("config.optim"), schema.enter_key("lr"):
       error = schema.ConfigError("expected a positive number, got -1.0. Use a value such as 1e-3.")
     assert str(error).startswith("config.optim.lr: expected")
   """
-  token = _PLACE.set(place(key))
+  token = _PLACE.set(current_config_key(key))
   try:
     yield
   finally:
@@ -51,11 +51,11 @@ class ConfigError(ValueError):
   """An error in a config, a flag or the environment that the user can fix.
 
   The message contains the problem, the value, the allowed values and the fix. Control characters and long values are
-  replaced so that a terminal displays the message safely, see `readable`.
+  replaced so that a terminal displays the message safely, see `make_printable`.
 
   Args:
     message: the message without the position.
-    key: the wrong key, relative to the current position (see `at`).
+    key: the wrong key, relative to the current position (see `enter_key`).
 
   Attributes:
     message: the readable message without the position.
@@ -63,7 +63,7 @@ class ConfigError(ValueError):
   """
 
   def __init__(self, message: str, key: str = ""):
-    self.message, self.place = readable(message), readable(place(key), SHOWN)
+    self.message, self.place = make_printable(message), make_printable(current_config_key(key), SHOWN)
     super().__init__(self.message)
 
   def __str__(self):
@@ -81,14 +81,14 @@ class UnknownKeyError(ConfigError):
 
   def __init__(self, message: str, key: str = "", bare: str = ""):
     super().__init__(message, key)
-    self.bare = readable(bare or message)
+    self.bare = make_printable(bare or message)
 
 
 class NotFiniteError(ConfigError):
   """An error for weights or outputs of a model that contain NaN or an infinite value."""
 
 
-def readable(text: str, most: int = LONGEST) -> str:
+def make_printable(text: str, most: int = LONGEST) -> str:
   """Returns a text that can be printed safely.
 
   Args:
@@ -110,23 +110,23 @@ def show(value) -> str:
   if isinstance(value, ml_collections.ConfigDict):
     value = value.to_dict()  # otherwise the text would be lines of YAML with the names of our classes
   try:
-    return readable(repr(value), SHOWN)
+    return make_printable(repr(value), SHOWN)
   except ValueError:  # a number with more than 4,300 digits
     return f"a {type(value).__name__} that is too long to print"
 
 
-def some(names: Iterable, most: int = 40) -> str:
+def format_names(names: Iterable, most: int = 40) -> str:
   """Returns names separated by commas. A long list is shortened and followed by the total number.
 
   Args:
     names: the names.
     most: maximum number of names in the text.
   """
-  names = [readable(str(name), SHOWN).replace("\n", "\\n") for name in names]
+  names = [make_printable(str(name), SHOWN).replace("\n", "\\n") for name in names]
   return ", ".join(names[:most]) + (f", ... ({len(names)} in all)" if len(names) > most else "")
 
 
-def nearest(word: str, allowed: Iterable) -> str:
+def suggest_nearest(word: str, allowed: Iterable) -> str:
   """Returns " Did you mean ...?" for a similar name, and the allowed names.
 
   Args:
@@ -141,4 +141,4 @@ def nearest(word: str, allowed: Iterable) -> str:
     return ""
   word = word[:SHOWN] if isinstance(word, str) else show(word)
   close = difflib.get_close_matches(word, allowed, n=1, cutoff=0.5)
-  return (f" Did you mean {show(close[0])}?" if close else "") + f" Allowed: {some(allowed)}."
+  return (f" Did you mean {show(close[0])}?" if close else "") + f" Allowed: {format_names(allowed)}."

@@ -38,14 +38,14 @@ def is_supported(kind: Any) -> bool:
   return kind in SCALARS or getattr(kind, "__name__", "") in NAMED or dataclasses.is_dataclass(kind)
 
 
-def in_words(kind: Any) -> str:
+def describe_type(kind: Any) -> str:
   """Returns a description of a type, such as "an integer from 1 to 1024" or "a number above 0, or none"."""
   origin, args = typing.get_origin(kind), typing.get_args(kind)
   if origin is Annotated:
-    bounds = "" if isinstance(args[1], Mapping) else _bounds(args[1])
-    return in_words(args[0]) + bounds
+    bounds = "" if isinstance(args[1], Mapping) else _format_bounds(args[1])
+    return describe_type(args[0]) + bounds
   if origin in (types.UnionType, typing.Union):
-    words = [in_words(part) for part in args if part is not type(None)] + ["none"] * (type(None) in args)
+    words = [describe_type(part) for part in args if part is not type(None)] + ["none"] * (type(None) in args)
     return ", or ".join(words)
   if origin is Literal:
     return " or ".join(map(repr, args))
@@ -55,29 +55,29 @@ def in_words(kind: Any) -> str:
   return SCALARS.get(kind) or NAMED.get(name) or f"a {name}"
 
 
-def example(kind: Any) -> str:
+def example_of_type(kind: Any) -> str:
   """Returns an example of a type as it is written in a flag, or "" if this module contains no example."""
   origin, args = typing.get_origin(kind), typing.get_args(kind)
   if origin in (types.UnionType, typing.Union):
-    return next((text for part in args if (text := example(part))), "")
+    return next((text for part in args if (text := example_of_type(part))), "")
   if origin is Literal:
     return str(args[0])
   if origin is tuple:
-    parts = [example(part) for part in args if part is not Ellipsis] * (2 if args[-1] is Ellipsis else 1)
+    parts = [example_of_type(part) for part in args if part is not Ellipsis] * (2 if args[-1] is Ellipsis else 1)
     return f"'({','.join(parts)})'" if all(parts) else ""
   if origin is Annotated and not isinstance(args[1], Mapping):
-    plain = example(args[0])
-    if args[0] not in (int, float) or _holds(args[1], args[0](plain)):
+    plain = example_of_type(args[0])
+    if args[0] not in (int, float) or _contains(args[1], args[0](plain)):
       return plain
     return f"{args[1].low:.10g}" if math.isfinite(args[1].low) else plain
   return EXAMPLES.get(kind) or EXAMPLES.get(getattr(kind, "__name__", ""), "")
 
 
-def _holds(interval, value):
+def _contains(interval, value):
   return value > interval.low if interval.open_low else interval.low <= value <= interval.high
 
 
-def _bounds(interval):
+def _format_bounds(interval):
   """Returns the range of a number in words, with a leading space."""
   # A bound above a billion only prevents typing errors, so messages omit it.
   low, high = (f"{end:.10g}" if abs(end) < 1e9 else "" for end in (interval.low, interval.high))

@@ -9,7 +9,7 @@ MEASURING = ("accuracy", "masked")  # evaluations that measure one split
 _GROUPS = Mapping | ml_collections.ConfigDict
 
 
-def with_names(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def add_names(config: Mapping[str, Any]) -> Mapping[str, Any]:
   """Returns an editable config in which the evaluations "val" and "test" have a name.
 
   An evaluation without `name` that sets other keys is completed. By default, "val" is the first evaluation of the test
@@ -26,13 +26,13 @@ def with_names(config: Mapping[str, Any]) -> Mapping[str, Any]:
     result["test"] = {"name": "accuracy", **result["test"]}
   if _is_partial(result.get("val")):
     others = [each for name, each in result.items() if name != "val" and isinstance(each, _GROUPS)]
-    on_test = [each for each in others if _is_of_test(each)]
+    on_test = [each for each in others if _measures_test_split(each)]
     first = on_test[0] if on_test else {"name": "accuracy"}
     result["val"] = {**first, "split": "val", **result["val"]}
   return {**config, "evals": result}
 
 
-def _is_of_test(choice):
+def _measures_test_split(choice):
   """Returns true if an evaluation measures the test split of the run's own data."""
   return choice.get("name") in MEASURING and choice.get("data") is None and choice.get("split", "test") == "test"
 

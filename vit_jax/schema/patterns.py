@@ -17,7 +17,7 @@ WAYS = 10**6  # three times `.*`, or about a millisecond
 _REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT)
 
 
-def check(pattern: str) -> None:
+def check_pattern(pattern: str) -> None:
   """Checks that a pattern is a regular expression that needs at most `WAYS` attempts to match a path.
 
   Args:
@@ -30,7 +30,7 @@ def check(pattern: str) -> None:
     raise ConfigError(f"{show(pattern)} is too long for a pattern. Allowed: 1,000 characters")
   try:
     re.compile(pattern)
-    count = _ways(parser.parse(pattern))
+    count = _count_ways(parser.parse(pattern))
   except (re.error, OverflowError, RecursionError) as error:
     raise ConfigError(f"{show(pattern)} is not a regular expression: {error}") from None
   if count > WAYS:
@@ -40,18 +40,18 @@ def check(pattern: str) -> None:
     )
 
 
-def _ways(items) -> float:
+def _count_ways(items) -> float:
   """Returns an upper bound of the number of ways in which a parsed sequence can match at one position."""
-  return math.prod(map(_ways_of, items), start=1.0)
+  return math.prod(map(_count_item_ways, items), start=1.0)
 
 
-def _ways_of(item) -> float:
+def _count_item_ways(item) -> float:
   code, value = item
   if code not in _REPEATS:
-    parts = map(_ways, _sequences(value))
+    parts = map(_count_ways, _find_sequences(value))
     return sum(parts) if code is codes.BRANCH else math.prod(parts, start=1.0)
   low, high, body = value
-  inside, times = _ways(body), min(high, LENGTH)
+  inside, times = _count_ways(body), min(high, LENGTH)
   if high <= 1:
     return high - low + inside
   if not body.getwidth()[0]:  # a body that may match the empty text can be repeated without progress
@@ -61,8 +61,8 @@ def _ways_of(item) -> float:
   return math.inf if inside > WAYS or times > 20 else 2 * inside**times
 
 
-def _sequences(value):
+def _find_sequences(value):
   """Returns the sequences inside a parsed item. They are in a list for a branch, and in a tuple for a group."""
   if isinstance(value, parser.SubPattern):
     return [value]
-  return [part for one in value for part in _sequences(one)] if isinstance(value, list | tuple) else []
+  return [part for one in value for part in _find_sequences(one)] if isinstance(value, list | tuple) else []

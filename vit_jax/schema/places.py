@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 import ml_collections
 
-from vit_jax.schema.suggestions import typed
+from vit_jax.schema.suggestions import format_typed
 
 DEPTH = 16  # maximum depth of nested groups; configs have up to 7
 MOST = 3  # maximum number of places that a message names
@@ -32,7 +32,7 @@ def is_measurement(config: Mapping | ml_collections.ConfigDict) -> bool:
   return "image_size" in config and "checkpoint" not in config
 
 
-def elsewhere(config: Mapping | ml_collections.ConfigDict, key: str) -> list[str]:
+def find_other_places(config: Mapping | ml_collections.ConfigDict, key: str) -> list[str]:
   """Returns other places in a config for a misplaced key.
 
   A place is a key with the same last words, or a key that could be added to a group of that name. For "data.path" the
@@ -46,7 +46,7 @@ def elsewhere(config: Mapping | ml_collections.ConfigDict, key: str) -> list[str
   Returns:
     Dotted keys, at most `MOST`.
   """
-  groups = dict(_items(config))
+  groups = dict(_iterate_keys(config))
   words = key.split(".")
   for first in range(len(words)):
     tail = words[first:]
@@ -60,30 +60,30 @@ def elsewhere(config: Mapping | ml_collections.ConfigDict, key: str) -> list[str
   return []
 
 
-def advice(config: Mapping | ml_collections.ConfigDict, key: str, value: str | None = None) -> str:
-  """Returns " Did you mean ...?" with flags for the places of `elsewhere`, or "".
+def suggest_places(config: Mapping | ml_collections.ConfigDict, key: str, value: str | None = None) -> str:
+  """Returns " Did you mean ...?" with flags for the places of `find_other_places`, or "".
 
   Args:
     config: the config in which the key is sought.
     key: the key as the user wrote it.
     value: the value of the key. The default is the value that the config contains at this key.
   """
-  text = _value(config, key) if value is None else value
+  text = _format_value(config, key) if value is None else value
   ending = f"={shlex.quote(text)}" if text else ""
-  places = elsewhere(config, key)
+  places = find_other_places(config, key)
   return f" Did you mean {' or '.join(f'--config.{place}{ending}' for place in places)}?" if places else ""
 
 
-def _value(config, key):
+def _format_value(config, key):
   """Returns the value of a dotted key as a user would type it, or "" if it is a group or absent."""
   for name in key.split("."):
     if not isinstance(config, Mapping | ml_collections.ConfigDict) or name not in config:
       return ""
     config = config[name]
-  return typed(config)
+  return format_typed(config)
 
 
-def _items(config, above: str = "", depth: int = 0) -> Iterator[tuple[str, bool]]:
+def _iterate_keys(config, above: str = "", depth: int = 0) -> Iterator[tuple[str, bool]]:
   """Yields (dotted key, true if it is a group) for all keys. Keys without a value are included."""
   if depth > DEPTH:
     return
@@ -92,4 +92,4 @@ def _items(config, above: str = "", depth: int = 0) -> Iterator[tuple[str, bool]
     is_group = isinstance(value, Mapping | ml_collections.ConfigDict)
     yield f"{above}{key}", is_group
     if is_group:
-      yield from _items(value, f"{above}{key}.", depth + 1)
+      yield from _iterate_keys(value, f"{above}{key}.", depth + 1)

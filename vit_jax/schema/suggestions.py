@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from vit_jax.schema import aliases
-from vit_jax.schema.aliases import FLAGS, GROUPS, KEYS, NUMBERS, REMARKS, VALUES, word
+from vit_jax.schema.aliases import FLAGS, GROUPS, KEYS, NUMBERS, REMARKS, VALUES, last_word
 from vit_jax.schema.errors import ConfigError
 from vit_jax.schema.kinds import Duration
 
@@ -33,51 +33,51 @@ class Suggestion(NamedTuple):
 
   def __str__(self) -> str:
     """Returns the suggestion as the end of a message, with a leading space."""
-    return together([self])
+    return join_suggestions([self])
 
 
-def together(suggestions: Collection[Suggestion]) -> str:
+def join_suggestions(suggestions: Collection[Suggestion]) -> str:
   """Returns several suggestions as the end of one message: all flags on one line to paste, then the remarks."""
   flags = [flag for each in suggestions for flag in each.flags]
   remarks = "".join(f" {each.remark}." for each in suggestions if each.remark)
   return (f" Did you mean {' '.join(flags)}?" if flags else "") + remarks
 
 
-def typed(value: Any) -> str:
+def format_typed(value: Any) -> str:
   """Returns a value of a config as a user would type it in a flag, or "" for a group or a list."""
   if isinstance(value, bool):
     return str(value).lower()
   return str(value) if isinstance(value, str | int | float) else ""
 
 
-def here(key: str, value: str, allowed: Collection[str]) -> str | None:
+def translate_key(key: str, value: str, allowed: Collection[str]) -> str | None:
   """Returns KEY=VALUE for a name of another framework if the equivalent key is allowed, or None.
 
   Args:
     key: a key or flag of another framework.
     value: the value that the user gave.
-    allowed: the keys that are allowed at this place, see `aliases.here`.
+    allowed: the keys that are allowed at this place, see `aliases.find_equivalent`.
   """
-  name = aliases.here(key, allowed)
-  return name and f"{name}={_translated(word(key), value)[0][1]}"
+  name = aliases.find_equivalent(key, allowed)
+  return name and f"{name}={_translate(last_word(key), value)[0][1]}"
 
 
-def of_key(key: str, value: str = "") -> Suggestion:
+def suggest_for_key(key: str, value: str = "") -> Suggestion:
   """Returns the suggestion for a dotted key that has another name in this package.
 
   Args:
     key: the key as the user wrote it.
     value: the value as the user wrote it, or "" without a value or for a group.
   """
-  name = word(key)
+  name = last_word(key)
   if name in KEYS and KEYS[name][0] != key.removeprefix("config."):
-    return Suggestion(tuple(f"--config.{target}={shlex.quote(text)}" for target, text in _translated(name, value)))
+    return Suggestion(tuple(f"--config.{target}={shlex.quote(text)}" for target, text in _translate(name, value)))
   if name in FLAGS:
-    return Suggestion((_with_value(FLAGS[name], value),))
+    return Suggestion((_insert_value(FLAGS[name], value),))
   return Suggestion(remark=REMARKS.get(name, ""))
 
 
-def of_group(key: str, value: str = "") -> Suggestion:
+def suggest_for_group(key: str, value: str = "") -> Suggestion:
   """Returns the suggestion for a dotted key in a group that has another name in this package.
 
   Args:
@@ -86,16 +86,16 @@ def of_group(key: str, value: str = "") -> Suggestion:
   """
   first, _, rest = key.partition(".")
   if (group := GROUPS.get(first.lower())) is None:
-    return of_key(key, value)
-  last, pairs = KEYS.get(word(rest), ("",))[0], ()
+    return suggest_for_key(key, value)
+  last, pairs = KEYS.get(last_word(rest), ("",))[0], ()
   if last.partition(".")[0] == group.partition(".")[0]:
-    pairs = _translated(word(rest), value) if value else [(last, "")]
+    pairs = _translate(last_word(rest), value) if value else [(last, "")]
   else:
     pairs = [(f"{group}.{'name' if rest in ('type', 'kind', 'class', '_target_') else rest}", value)]
   return Suggestion(tuple(f"--config.{target}" + (f"={shlex.quote(text)}" if text else "") for target, text in pairs))
 
 
-def of_flag(flag: str, value: str, known: Mapping[str, bool], groups: Collection[str]) -> Suggestion:
+def suggest_for_flag(flag: str, value: str, known: Mapping[str, bool], groups: Collection[str]) -> Suggestion:
   """Returns the suggestion for a flag that a command does not have.
 
   Args:
@@ -104,32 +104,32 @@ def of_flag(flag: str, value: str, known: Mapping[str, bool], groups: Collection
     known: {flag of the command: true if it takes a value}.
     groups: keys of the command's config, which may be groups. Empty for a command without a config.
   """
-  name, key = word(flag), flag.lstrip("-")
+  name, key = last_word(flag), flag.lstrip("-")
   first, dot, _ = key.partition(".")
-  if not dot and (spelt := next((each for each in known if word(each) == name), None)):
+  if not dot and (spelt := next((each for each in known if last_word(each) == name), None)):
     return Suggestion((spelt + (f"={shlex.quote(value)}" if value and known[spelt] else ""),))
   if name in FLAGS and FLAGS[name].partition("=")[0] in known:
-    return Suggestion((_with_value(FLAGS[name], value),))
+    return Suggestion((_insert_value(FLAGS[name], value),))
   if "--weights" in known and (name in WEIGHTS or KEYS.get(name, ("",))[0] == "init.from"):
-    return Suggestion((_with_value("--weights=PATH", value),))
-  if not dot and (own := here(name, value, {word(each) for each, takes in known.items() if takes})):
+    return Suggestion((_insert_value("--weights=PATH", value),))
+  if not dot and (own := translate_key(name, value, {last_word(each) for each, takes in known.items() if takes})):
     return Suggestion((f"--{own.partition('=')[0].replace('_', '-')}={shlex.quote(own.partition('=')[2])}",))
   if not groups or name in FLAGS:
     return Suggestion()
-  if (key in ("ema", "no-ema") and not value) and (selected := _selection(key, known, groups)):
+  if (key in ("ema", "no-ema") and not value) and (selected := _find_selection_flag(key, known, groups)):
     return Suggestion((selected,))
   if first in groups:
     if not dot and first in NAMED:
-      return Suggestion((_with_value(f"--config.{key}.name=NAME", value),))
+      return Suggestion((_insert_value(f"--config.{key}.name=NAME", value),))
     return Suggestion((f"--config.{key}" + (f"={shlex.quote(value)}" if value else ""),))
-  found = of_group(key, value) if dot else of_key(key, value)
-  if all(_has(target, groups) for target in _CHANGES.findall(str(found))):
+  found = suggest_for_group(key, value) if dot else suggest_for_key(key, value)
+  if all(_has_key(target, groups) for target in _CHANGES.findall(str(found))):
     return found
-  own = None if dot else here(name, value, groups)
+  own = None if dot else translate_key(name, value, groups)
   return Suggestion((f"--config.{own.partition('=')[0]}={shlex.quote(own.partition('=')[2])}",) if own else ())
 
 
-def _selection(key, known, groups):
+def _find_selection_flag(key, known, groups):
   """Returns the flag that selects averaged or raw weights, or "" if the config of the command has no key for this
   choice.
   """
@@ -142,33 +142,33 @@ def _selection(key, known, groups):
 
 def is_known(flag: str) -> bool:
   """Returns true if a flag, key or remark of another framework has this name."""
-  return any(word(flag) in table for table in (KEYS, FLAGS, REMARKS))
+  return any(last_word(flag) in table for table in (KEYS, FLAGS, REMARKS))
 
 
-def _has(key, groups):
+def _has_key(key, groups):
   """Returns true if a config with these groups has a key. Keys of evaluations are only known for a run's config."""
   first = key.partition(".")[0]
   return first in groups and (first != "evals" or "task" in groups)
 
 
-def _with_value(flag, value):
+def _insert_value(flag, value):
   """Returns `--flag=EXAMPLE` with the user's value instead of the example, unless the value is only a switch."""
   if not value or value.lower() in _SWITCH:
     return flag
   return f"{flag.partition('=')[0]}={shlex.quote(value)}"
 
 
-def _translated(name, value) -> list[tuple[str, str]]:
+def _translate(name, value) -> list[tuple[str, str]]:
   """Returns (key, value) pairs for a name of another framework. A value that does not fit is replaced by an example."""
   key, example = KEYS[name]
-  number = _number(value)
+  number = _parse_number(value)
   if name in NUMBERS and number is not None:
     choice, argument = NUMBERS[name]
     if number == 0 and key in SWITCHED_OFF:
       return [(key, "none")]
     return [(key, choice), (argument, value)]
   if key in _DURATIONS:
-    text = _duration(name, value)
+    text = _parse_duration(name, value)
   elif key in ("data.mean", "data.std"):
     match = _TRIPLE.fullmatch(value)
     text = f"({','.join(match.groups())})" if match else ""
@@ -178,7 +178,7 @@ def _translated(name, value) -> list[tuple[str, str]]:
     text = VALUES[key].get(value.lower(), "" if key == "model.dtype" or not _is_word(value) else value)
   elif key == "optim.frozen":
     text = value if value.startswith("[") else ""
-  elif _number(example) is not None:
+  elif _parse_number(example) is not None:
     text = value if number is not None else ""
   elif example in ("DIR", "PATH"):
     text = "" if value.lower() in _SWITCH else value
@@ -189,7 +189,7 @@ def _translated(name, value) -> list[tuple[str, str]]:
   return [(key, text or example)]
 
 
-def _number(text):
+def _parse_number(text):
   """Returns the finite number that a text represents, or None."""
   try:
     number = float(text)
@@ -203,9 +203,9 @@ def _is_word(text):
   return text[:1].isalpha() and text.lower() not in _SWITCH
 
 
-def _duration(name, value):
+def _parse_duration(name, value):
   """Returns a length of training with the unit of this package, such as "90ep" or "5%", or "" for other texts."""
-  number = _number(value)
+  number = _parse_number(value)
   if number is not None:
     if number < 0:
       return ""

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from vit_jax.schema.errors import ConfigError, nearest, show
+from vit_jax.schema.errors import ConfigError, show, suggest_nearest
 
 Table = Mapping[str, Callable | tuple[Callable, ...]]  # functions by name; the first one of several makes the object
 
 
-class Derived(Mapping):
+class DerivedTable(Mapping):
   """A table with one entry for each entry of another table, computed when it is read.
 
   A name that is added to the other table is immediately available in this table. Registration therefore needs one line.
@@ -54,5 +54,5 @@ def lookup(table: Table, name: str) -> tuple[Callable, ...]:
     ConfigError: the name is unknown. The message contains the closest name.
   """
   if name not in table:
-    raise ConfigError(f"unknown name {show(name)}.{nearest(name, table)}", "name")
+    raise ConfigError(f"unknown name {show(name)}.{suggest_nearest(name, table)}", "name")
   return table[name] if isinstance(table[name], tuple) else (table[name],)

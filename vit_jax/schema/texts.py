@@ -14,7 +14,7 @@ class Text(str):
   """A value as it was typed in a flag. The schema determines its type."""
 
 
-def amount(number: int, noun: str, plural: str = "") -> str:
+def format_amount(number: int, noun: str, plural: str = "") -> str:
   """Returns a number with its noun, such as "1 trial" or "1,437 trials".
 
   Args:
@@ -25,7 +25,7 @@ def amount(number: int, noun: str, plural: str = "") -> str:
   return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
-def flag(key: str, value: Any) -> str:
+def format_flag(key: str, value: Any) -> str:
   """Returns `--KEY=VALUE` for a shell, quoted if necessary.
 
   Args:
@@ -36,13 +36,13 @@ def flag(key: str, value: Any) -> str:
   return f"--{key}={shlex.quote(text)}"
 
 
-def number(value: Any) -> Any:
-  """Converts a Text like `literal`. A percentage such as "5%" becomes 0.05."""
+def parse_number(value: Any) -> Any:
+  """Converts a Text like `parse_literal`. A percentage such as "5%" becomes 0.05."""
   percent = _PERCENT.fullmatch(value) if isinstance(value, Text) else None
-  return float(percent[1]) / 100 if percent else literal(value)
+  return float(percent[1]) / 100 if percent else parse_literal(value)
 
 
-class _Dicts(ast.NodeTransformer):  # configs write dict(name="a"), which this class converts to {"name": "a"}
+class _DictCalls(ast.NodeTransformer):  # configs write dict(name="a"), which this class converts to {"name": "a"}
   def visit_Call(self, node):
     self.generic_visit(node)
     if not (
@@ -52,7 +52,7 @@ class _Dicts(ast.NodeTransformer):  # configs write dict(name="a"), which this c
     return ast.Dict([ast.Constant(k.arg) for k in node.keywords], [k.value for k in node.keywords])
 
 
-def literal(value: Any) -> Any:
+def parse_literal(value: Any) -> Any:
   """Converts a Text to a number, list or other literal. Any other value is returned unchanged.
 
   Args:
@@ -65,6 +65,6 @@ def literal(value: Any) -> Any:
     return value
   try:
     tree = ast.parse({"true": "True", "false": "False"}.get(value.lower(), value.strip()), mode="eval")
-    return ast.literal_eval(_Dicts().visit(tree))
+    return ast.literal_eval(_DictCalls().visit(tree))
   except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
     raise ConfigError(f"cannot read {show(str(value))} as a number or a list") from None

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2, summary_v2
 
-from vit_jax import events
-from vit_jax.schema import plain
-from vit_jax.selection import Criterion, shown
+from vit_jax.evals.selection import Criterion, format_name
+from vit_jax.schema import to_plain
 from vit_jax.sweeps.trials import Trial
+from vit_jax.training import tensorboard
 
 ENDING = ".hparams"  # end of the names of these files
 
 
-def write(
+def write_board(
   workdir: pathlib.Path,
   trials: Sequence[Trial],
   keys: Sequence[str],
@@ -36,31 +36,31 @@ def write(
   first = [ranked_by.metric] if ranked_by else []
   tags = [
     summary_v2.Metric(
-      shown(name),
-      display_name=shown(name),
+      format_name(name),
+      display_name=format_name(name),
       description=f"ranks the settings, by {ranked_by}" if name in first else None,
     )
     for name in dict.fromkeys([*first, *metrics])
   ]
-  _add(workdir / "tensorboard", [summary_v2.hparams_config_pb(changed, tags)])
+  _write_summaries(workdir / "tensorboard", [summary_v2.hparams_config_pb(changed, tags)])
   for trial in trials:
     if trial.status == "done" and (trial.workdir / "tensorboard").is_dir():
-      began = summary_v2.hparams_pb(values(trial.changes, keys), trial_id=trial.name)
-      _add(trial.workdir / "tensorboard", [began, _end()])
+      began = summary_v2.hparams_pb(format_hparams(trial.changes, keys), trial_id=trial.name)
+      _write_summaries(trial.workdir / "tensorboard", [began, _make_end_summary()])
 
 
-def values(changes: Mapping, keys: Sequence[str]) -> dict[str, bool | int | float | str]:
+def format_hparams(changes: Mapping, keys: Sequence[str]) -> dict[str, bool | int | float | str]:
   """Returns the changes of a trial for HParams, with each choice as text.
 
   Args:
     changes: changes of the trial.
     keys: keys to include.
   """
-  changed = {key: plain(changes[key]) for key in keys if key in changes}
+  changed = {key: to_plain(changes[key]) for key in keys if key in changes}
   return {key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in changed.items()}
 
 
-def _end():
+def _make_end_summary():
   """Returns the summary that marks the end of a trial."""
   content = plugin_data_pb2.HParamsPluginData(
     session_end_info=plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS)
@@ -69,10 +69,10 @@ def _end():
   return Summary(value=[Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=about, tensor=metadata.NULL_TENSOR)])
 
 
-def _add(folder, summaries):
+def _write_summaries(folder, summaries):
   if folder.is_dir() and any(folder.glob(f"*{ENDING}")):
     return
-  file = events.EventFile(folder, ENDING)
+  file = tensorboard.EventFile(folder, ENDING)
   for summary in summaries:
     file.summary(0, summary)
   file.close()

@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from vit_jax import extensions, files, runtime
-from vit_jax.runtime import say
-from vit_jax.schema import ConfigError, amount
+from vit_jax import extensions, runtime
+from vit_jax.runtime import print_line
+from vit_jax.schema import ConfigError, format_amount
+from vit_jax.storage import files
 from vit_jax.sweeps import pool
-from vit_jax.sweeps.record import Record
-from vit_jax.sweeps.screen import Screen
+from vit_jax.sweeps.record import SweepRecord
+from vit_jax.sweeps.screen import TrialScreen
 from vit_jax.sweeps.trials import Trial
 
 ATTEMPTS = 3  # attempts for a trial that ends by a signal: out of memory, or a kill by a user
@@ -21,7 +22,7 @@ ATTEMPTS = 3  # attempts for a trial that ends by a signal: out of memory, or a 
 CONTINUED = (runtime.EXIT_PREEMPTED, runtime.EXIT_HANG, runtime.EXIT_INTERRUPTED, runtime.EXIT_PEER, 143)
 
 
-def train_command(file: str, trial: Trial) -> list[str]:
+def build_train_command(file: str, trial: Trial) -> list[str]:
   """Returns the command that trains a trial of a config file, or continues it.
 
   Args:
@@ -30,10 +31,10 @@ def train_command(file: str, trial: Trial) -> list[str]:
   """
   overrides = [f"--config.{key}={text}" for key, text in trial.flags.items()]
   command = ["python", "-m", "vit_jax.train", f"--config={file}", f"--workdir={trial.workdir}", "--no-report"]
-  return [*command, *extensions.import_flags(), *overrides]
+  return [*command, *extensions.make_import_flags(), *overrides]
 
 
-def evaluate_command(trial: Trial) -> list[str]:
+def build_evaluate_command(trial: Trial) -> list[str]:
   """Returns the command that evaluates a completed trial on the test split, in a separate workdir.
 
   Args:
@@ -41,13 +42,13 @@ def evaluate_command(trial: Trial) -> list[str]:
   """
   trained = trial.workdir.parent.parent / "trials" / trial.name
   command = ["python", "-m", "vit_jax.evaluate", f"--workdir={trained}", "--split=test", f"--report={trial.workdir}"]
-  return [*command, *extensions.import_flags()]
+  return [*command, *extensions.make_import_flags()]
 
 
-def run(
-  record: Record,
+def run_trials(
+  record: SweepRecord,
   trials: Sequence[Trial],
-  groups: Sequence[pool.Group],
+  groups: Sequence[pool.DeviceGroup],
   command_of: Callable[[Trial], list[str]],
   poll: Callable[[], None],
 ) -> None:
@@ -66,22 +67,22 @@ def run(
     Stop: `poll` raised it.
   """
   by_name = {trial.name: trial for trial in trials}
-  screen = Screen(trials, record.study.sweep.decide, record.log)
-  with contextlib.closing(pool.Pool(groups)) as processes, screen, _stopping(processes):
+  screen = TrialScreen(trials, record.study.sweep.decide, record.log)
+  with contextlib.closing(pool.Pool(groups)) as processes, screen, _report_stop_request(processes):
     while any(trial.status in ("waiting", "running") for trial in trials):
       poll()
-      for name, code in processes.finished().items():
-        settle(by_name[name], code, record.log(by_name[name]))
+      for name, code in processes.collect_finished().items():
+        set_status(by_name[name], code, record.log(by_name[name]))
         record.keep_log(by_name[name])
         record.write()
         screen.changed(by_name[name])
       waiting = [trial for trial in trials if trial.status == "waiting"]
       # Trials that run on our devices but belong to another process.
-      elsewhere = sum(held(trial, screen) for trial in waiting)
+      elsewhere = sum(is_held(trial, screen) for trial in waiting)
       for trial in waiting:
         if trial.error or len(processes.names) + elsewhere >= len(groups):
           continue
-        if take_result(trial):
+        if read_result(trial):
           record.write()
         else:
           trial.status, trial.attempts = "running", trial.attempts + 1
@@ -91,7 +92,7 @@ def run(
       time.sleep(0.2)
 
 
-def held(trial: Trial, screen: Screen) -> bool:
+def is_held(trial: Trial, screen: TrialScreen) -> bool:
   """Returns true if another process trains the trial now.
 
   This may be a process of a killed sweep that is still saving, or a process started from the output of --render. The
@@ -101,7 +102,7 @@ def held(trial: Trial, screen: Screen) -> bool:
     trial: the trial.
     screen: the screen that displays changes.
   """
-  holder = runtime.holder(trial.workdir)
+  holder = runtime.describe_holder(trial.workdir)
   before, trial.error = trial.error, f"held by process {holder}" if holder else ""
   if holder and trial.error != before:
     screen.changed(trial)
@@ -109,16 +110,18 @@ def held(trial: Trial, screen: Screen) -> bool:
 
 
 @contextlib.contextmanager
-def _stopping(processes: pool.Pool):
+def _report_stop_request(processes: pool.Pool):
   """Prints the number of trials that still run when a stop is requested."""
   try:
     yield
   except runtime.Stop:
-    say(f"stopping: {amount(len(processes.names), 'trial')} saving their state, for up to {pool.PATIENCE:.0f} s")
+    print_line(
+      f"stopping: {format_amount(len(processes.names), 'trial')} saving their state, for up to {pool.PATIENCE:.0f} s"
+    )
     raise
 
 
-def take_result(trial: Trial) -> bool:
+def read_result(trial: Trial) -> bool:
   """Reads the result of a trial from its workdir, if there is one, and updates the trial.
 
   The trial fails if the result belongs to another config.
@@ -133,7 +136,7 @@ def take_result(trial: Trial) -> bool:
     ConfigError: the result file has no figures.
   """
   trained = files.read_json(trial.workdir / "result.json")
-  tested = files.read_json(trial.workdir / "figures.json")  # written by `evaluate_command`, which does not train
+  tested = files.read_json(trial.workdir / "figures.json")  # written by `build_evaluate_command`, which does not train
   if trained is None and tested is None:
     return False
   own = trial.workdir / "config.json"
@@ -151,7 +154,7 @@ def take_result(trial: Trial) -> bool:
   return True
 
 
-def settle(trial: Trial, code: int, log: pathlib.Path) -> None:
+def set_status(trial: Trial, code: int, log: pathlib.Path) -> None:
   """Sets the status of a trial after its process has ended.
 
   A trial is continued from its last checkpoint if it was stopped, hung, was ended by a signal, or found another process
@@ -163,10 +166,10 @@ def settle(trial: Trial, code: int, log: pathlib.Path) -> None:
     code: exit code of the process. A negative number is a signal.
     log: log file of the process.
   """
-  trial.fail(last_error(log))
+  trial.fail(find_last_error(log))
   stopped = code < 0 or code in CONTINUED or runtime.IN_USE in trial.error
   if code == 0:
-    if not take_result(trial):
+    if not read_result(trial):
       trial.error = f"finished without a result. See {log}"
   elif code == runtime.EXIT_NOT_FINITE:
     trial.status = "diverged"
@@ -174,12 +177,12 @@ def settle(trial: Trial, code: int, log: pathlib.Path) -> None:
     trial.status = "waiting"
   elif code < 0:
     trial.error = (
-      f"ended {amount(trial.attempts, 'time')} by signal {signal.Signals(-code).name}, possibly because memory ran "
-      f"out. See {log}"
+      f"ended {format_amount(trial.attempts, 'time')} by signal {signal.Signals(-code).name}, possibly because "
+      f"memory ran out. See {log}"
     )
 
 
-def last_error(log: pathlib.Path) -> str:
+def find_last_error(log: pathlib.Path) -> str:
   """Returns the last error in a log, or the last line if there is no error.
 
   Args:

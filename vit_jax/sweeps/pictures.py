@@ -7,16 +7,16 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from vit_jax import files
-from vit_jax.pictures import DPI, shortened
-from vit_jax.schema import amount
+from vit_jax.evals.plots import DPI, shorten_name
+from vit_jax.schema import format_amount
+from vit_jax.storage import files
 
 ROWS, LONGEST = 40, 48  # maximum number of settings in one picture, and of characters in the name of a setting
 NUMBERED = ("seed", "data.split_seed")  # keys with numbers that serve as names: 2 is not between 1 and 3
 Row = tuple[Mapping[str, object], float]  # changes of a trial, its metric
 
 
-def compared(groups: Mapping[str, Sequence[float]], metric: str, path: pathlib.Path) -> None:
+def draw_settings(groups: Mapping[str, Sequence[float]], metric: str, path: pathlib.Path) -> None:
   """Draws a PNG with one row per setting: its trials, their mean and their standard deviation (n - 1).
 
   Args:
@@ -36,16 +36,16 @@ def compared(groups: Mapping[str, Sequence[float]], metric: str, path: pathlib.P
     axes.plot(values, [row] * len(values), "o", color="C0", alpha=0.5, markersize=5)
     deviation = np.std(values, ddof=1) if len(values) > 1 else 0.0
     axes.errorbar(np.mean(values), row, xerr=deviation, marker="|", markersize=14, color="C1", capsize=3)
-  axes.set_yticks(range(len(groups)), [shortened(name, LONGEST) for name in groups], parse_math=False)
+  axes.set_yticks(range(len(groups)), [shorten_name(name, LONGEST) for name in groups], parse_math=False)
   axes.set_ylim(len(groups) - 0.5, -0.5)
   axes.set_xlabel(metric)
   axes.grid(axis="x", alpha=0.3)
   axes.set_title("trials, mean ± standard deviation", fontsize=10)
-  with files.replacing(path) as partial:
+  with files.atomic_write(path) as partial:
     figure.savefig(partial, format="png", dpi=DPI)
 
 
-def effects(rows: Sequence[Row], keys: Sequence[str], metric: str, path: pathlib.Path) -> None:
+def draw_effects(rows: Sequence[Row], keys: Sequence[str], metric: str, path: pathlib.Path) -> None:
   """Draws a PNG with one panel per key: the metric of all trials over the key's values, and the means.
 
   Titles and order of the panels show the share of the metric's variance that each key explains on its own.
@@ -61,20 +61,20 @@ def effects(rows: Sequence[Row], keys: Sequence[str], metric: str, path: pathlib
   """
   files.check_path(path, (".png",))
   assert rows and keys
-  panels = sorted(((explained(rows, key), key) for key in keys), key=lambda panel: -panel[0])
+  panels = sorted(((compute_eta_squared(rows, key), key) for key in keys), key=lambda panel: -panel[0])
   figure = Figure(figsize=(1.2 + 3.2 * len(panels), 4), layout="constrained")
   FigureCanvasAgg(figure)
   every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
   for axes, (share, key) in zip(every, panels, strict=True):
-    _panel(axes, _by_value(rows, key), key)
-    axes.set_title(f"{shortened(key)}: {share:.0%}", fontsize=10, parse_math=False)
+    _draw_panel(axes, _group_by_value(rows, key), key)
+    axes.set_title(f"{shorten_name(key)}: {share:.0%}", fontsize=10, parse_math=False)
   every[0].set_ylabel(metric)
-  figure.suptitle(f"{amount(len(rows), 'trial')}; share of variance that each key explains", fontsize=10)
-  with files.replacing(path) as partial:
+  figure.suptitle(f"{format_amount(len(rows), 'trial')}; share of variance that each key explains", fontsize=10)
+  with files.atomic_write(path) as partial:
     figure.savefig(partial, format="png", dpi=DPI)
 
 
-def _panel(axes, groups, key):
+def _draw_panel(axes, groups, key):
   """Draws the metrics of each value of a key, and their means. A line joins the means if the values have an order."""
   numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in groups)
   # Numbers are drawn to scale if there are many of them. Names and few numbers are drawn at equal distances.
@@ -88,13 +88,13 @@ def _panel(axes, groups, key):
   if to_scale and min(groups) > 0 and max(groups) > 20 * min(groups):
     axes.set_xscale("log")
   if not to_scale:
-    axes.set_xticks(positions, [shortened(str(value)) for value in groups], parse_math=False)
+    axes.set_xticks(positions, [shorten_name(str(value)) for value in groups], parse_math=False)
     axes.tick_params(axis="x", labelrotation=0 if len(groups) < 4 else 45)
     axes.set_xlim(-0.5, len(groups) - 0.5)
   axes.grid(axis="y", alpha=0.3)
 
 
-def explained(rows: Sequence[Row], key: str) -> float:
+def compute_eta_squared(rows: Sequence[Row], key: str) -> float:
   """Returns the share of the metric's variance that a key explains (eta squared).
 
   It is the variance of the means per value, divided by the total variance. Each trial has the same weight.
@@ -105,12 +105,12 @@ def explained(rows: Sequence[Row], key: str) -> float:
   """
   metrics = np.array([metric for _, metric in rows])
   whole = np.sum((metrics - metrics.mean()) ** 2)
-  groups = _by_value(rows, key).values()
+  groups = _group_by_value(rows, key).values()
   between = sum(len(group) * (np.mean(group) - metrics.mean()) ** 2 for group in groups)
   return float(between / whole) if whole else 0.0
 
 
-def _by_value(rows, key):
+def _group_by_value(rows, key):
   """Returns {value of the key: metrics}, with numbers in order and before other values."""
   groups = {}
   for changes, metric in rows:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 
 from vit_jax.runtime.watch import PARENT
-from vit_jax.schema import ConfigError, amount
+from vit_jax.schema import ConfigError, format_amount
 
 PATIENCE = 120.0  # seconds between a SIGTERM and a SIGKILL; saving a large state takes time
 # Numbers of chips of a TPU host that can form a machine, with the shape. The driver accepts no other shapes.
@@ -38,7 +38,7 @@ _ASK = "import jax; d = jax.local_devices(); print(d[0].platform, len({getattr(x
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class DeviceGroup:
   """Devices for one command.
 
   Attributes:
@@ -50,7 +50,7 @@ class Group:
   cores: tuple[int, ...] = ()
 
 
-def groups(count: int) -> list[Group]:
+def divide_devices(count: int) -> list[DeviceGroup]:
   """Divides the local devices into disjoint groups of equal size: TPU chips, GPUs, or else CPU cores.
 
   Args:
@@ -60,21 +60,21 @@ def groups(count: int) -> list[Group]:
     ConfigError: the devices cannot be divided into this number of groups.
   """
   if count == 1:
-    return [Group()]
-  platform, devices = _devices()
+    return [DeviceGroup()]
+  platform, devices = _count_devices()
   if platform == "cpu":
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return [Group(cores=tuple(part)) for part in _divided(list(cores), count, "CPU cores")]
+    return [DeviceGroup(cores=tuple(part)) for part in _divide_items(list(cores), count, "CPU cores")]
   if platform == "tpu":
-    parts = _divided(list(range(devices)), count, "TPU chips", _TPU_BOXES)
-    return [Group(_tpu(part)) for part in parts]
+    parts = _divide_items(list(range(devices)), count, "TPU chips", _TPU_BOXES)
+    return [DeviceGroup(_make_tpu_environment(part)) for part in parts]
   name = "ROCR_VISIBLE_DEVICES" if platform == "rocm" else "CUDA_VISIBLE_DEVICES"
   visible = os.environ.get(name)
   gpus = visible.split(",") if visible else list(map(str, range(devices)))
-  return [Group({name: ",".join(part)}) for part in _divided(gpus, count, "GPUs")]
+  return [DeviceGroup({name: ",".join(part)}) for part in _divide_items(gpus, count, "GPUs")]
 
 
-def _devices():
+def _count_devices():
   """Returns the platform and the number of local devices.
 
   A separate process queries them, because a query acquires the devices.
@@ -88,16 +88,18 @@ def _devices():
   return platform, int(devices)
 
 
-def _divided(items, count, what, sizes=None):
+def _divide_items(items, count, what, sizes=None):
   """Divides items into equal parts and drops the remainder. `sizes` contains the allowed sizes of a part."""
   size = len(items) // max(count, 1)
   if not 0 < count <= len(items) or (sizes and size not in sizes):
     fits = [n for n in range(1, len(items) + 1) if not sizes or len(items) // n in sizes]
-    raise ConfigError(f"--parallel: {amount(count, 'group')} of this machine's {len(items)} {what}. Allowed: {fits}")
+    raise ConfigError(
+      f"--parallel: {format_amount(count, 'group')} of this machine's {len(items)} {what}. Allowed: {fits}"
+    )
   return [items[i * size : (i + 1) * size] for i in range(count)]
 
 
-def _tpu(chips):
+def _make_tpu_environment(chips):
   with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
@@ -120,7 +122,7 @@ class Pool:
     groups: the device groups.
   """
 
-  def __init__(self, groups: Sequence[Group]):
+  def __init__(self, groups: Sequence[DeviceGroup]):
     self._free = list(groups)
     self._running = {}  # name -> (process, group)
 
@@ -157,7 +159,7 @@ class Pool:
       )
     self._running[name] = process, group
 
-  def finished(self) -> dict[str, int]:
+  def collect_finished(self) -> dict[str, int]:
     """Returns {name: exit code} of the commands that ended since the last call."""
     codes = {name: process.poll() for name, (process, _) in self._running.items()}
     ended = {name: code for name, code in codes.items() if code is not None}
@@ -175,9 +177,9 @@ class Pool:
       process.send_signal(signal.SIGTERM)
     deadline, codes = time.monotonic() + PATIENCE, {}
     while self._running and time.monotonic() < deadline:
-      codes |= self.finished()
+      codes |= self.collect_finished()
       time.sleep(0.05)
     for process, _ in self._running.values():
       process.kill()
       process.wait()
-    return codes | self.finished()
+    return codes | self.collect_finished()

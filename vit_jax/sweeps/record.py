@@ -6,15 +6,17 @@ import pathlib
 import tempfile
 from collections.abc import Sequence
 
-from vit_jax import files, flags, paths, selection
-from vit_jax.runtime import say
-from vit_jax.schema import ConfigError, plain, texts
+from vit_jax.config import flags
+from vit_jax.evals import selection
+from vit_jax.runtime import print_line
+from vit_jax.schema import ConfigError, texts, to_plain
+from vit_jax.storage import files, paths
 from vit_jax.sweeps import results, suite
 from vit_jax.sweeps.study import Study
-from vit_jax.sweeps.trials import Setting, Trial, is_record, settings, text
+from vit_jax.sweeps.trials import Setting, Trial, format_changes, group_settings, is_record
 
 
-class Record:
+class SweepRecord:
   """The state of a study, stored in sweep.json of its workdir.
 
   Args:
@@ -29,7 +31,7 @@ class Record:
     self.study, self.trials = study, trials
     self.best: Setting | None = None
     self.last_runs: list[Trial] = []
-    path, argument = flags.split(study.file)
+    path, argument = flags.split_argument(study.file)
     file = f"{pathlib.Path(path).resolve()}:{argument}".removesuffix(":")
     self._about = {"config": file, "flags": dict(study.overrides), "decide": study.sweep.decide}
     self._earlier = files.read_json(study.workdir / "sweep.json") or self._about
@@ -56,7 +58,7 @@ class Record:
     """Copies the log of a trial that has ended into the bucket, if the sweep is in a bucket."""
     log = self.log(trial)
     if paths.in_bucket(self.study.workdir):
-      files.copy(log, self.study.workdir / "logs" / log.name)
+      files.copy_to_bucket(log, self.study.workdir / "logs" / log.name)
 
   def restore(self, trials: list[Trial], retry: bool) -> None:
     """Restores trials from the record of earlier sessions, by name.
@@ -81,13 +83,13 @@ class Record:
     """Replaces sweep.json."""
     decide = self.study.sweep.decide
     metrics = [name for name in self._metrics() if name.endswith(("top1", "loss", "shot")) or name == decide]
-    chosen = results.criterion(self.trials, decide)
-    ranked_by = {"metric": selection.shown(chosen.metric), "split": chosen.split} if chosen else None
+    chosen = results.find_criterion(self.trials, decide)
+    ranked_by = {"metric": selection.format_name(chosen.metric), "split": chosen.split} if chosen else None
     record = self._about | {
       "ranked_by": ranked_by,
       "trials": [trial.to_json() for trial in self.trials],
-      "settings": [setting.to_json(metrics) for setting in settings(self.trials, self.study.sweep.over)],
-      "best": None if self.best is None else plain(dict(self.best.changes)),
+      "settings": [setting.to_json(metrics) for setting in group_settings(self.trials, self.study.sweep.over)],
+      "best": None if self.best is None else to_plain(dict(self.best.changes)),
       "final": [trial.to_json() for trial in self.last_runs],
     }
     files.write_text(self.study.workdir / "sweep.json", json.dumps(record, indent=2, default=str) + "\n")
@@ -95,32 +97,32 @@ class Record:
   def close(self) -> None:
     """Writes sweep.json and sweep.md, prints the table, and draws sweep.png."""
     self.write()
-    workdir, metrics = self.study.workdir, self._shown()
+    workdir, metrics = self.study.workdir, self._select_metrics()
     report = self._report(metrics)
     files.write_text(workdir / "sweep.md", report + "\n")
-    say(f"\n{report}\n\n  record    {workdir / 'sweep.json'}\n  table     {workdir / 'sweep.md'}")
-    chosen = results.criterion(self.trials, self.study.sweep.decide)
+    print_line(f"\n{report}\n\n  record    {workdir / 'sweep.json'}\n  table     {workdir / 'sweep.md'}")
+    chosen = results.find_criterion(self.trials, self.study.sweep.decide)
     metric = chosen and chosen.metric
     measured = [trial for trial in self.trials if metric in trial.figures]
-    if keys := results.varied(measured):
+    if keys := results.find_varied_keys(measured):
       from vit_jax.sweeps import board, pictures  # TensorBoard and matplotlib are slow to import
 
       groups = self._groups(metric)
       if self.study.sweep.decide is None and 1 < len(groups) <= pictures.ROWS:
-        pictures.compared(groups, str(chosen), workdir / "sweep.png")
+        pictures.draw_settings(groups, str(chosen), workdir / "sweep.png")
       else:
         rows = [(trial.changes, trial.figures[metric]) for trial in measured]
-        pictures.effects(rows, keys, str(chosen), workdir / "sweep.png")
-      board.write(workdir, self.trials, keys, metrics, chosen)
-      say(f"  picture   {workdir / 'sweep.png'}")
-      say(f"  settings  tensorboard {texts.flag('logdir', workdir)}   (page HParams)")
+        pictures.draw_effects(rows, keys, str(chosen), workdir / "sweep.png")
+      board.write_board(workdir, self.trials, keys, metrics, chosen)
+      print_line(f"  picture   {workdir / 'sweep.png'}")
+      print_line(f"  settings  tensorboard {texts.format_flag('logdir', workdir)}   (page HParams)")
 
   def _groups(self, metric) -> dict[str, list[float]]:
     """Returns {name of a setting: values of a metric}. The names contain only keys that differ between settings."""
-    keys = results.varied(self.trials)
+    keys = results.find_varied_keys(self.trials)
     named = {}
-    for setting in settings(self.trials, self.study.sweep.over):
-      words = [f"{key.rpartition('.')[2]}={plain(value)}" for key, value in setting.changes.items() if key in keys]
+    for setting in group_settings(self.trials, self.study.sweep.over):
+      words = [f"{key.rpartition('.')[2]}={to_plain(value)}" for key, value in setting.changes.items() if key in keys]
       if values := setting.values(metric):
         named[" ".join(words)] = values
     return named
@@ -129,25 +131,28 @@ class Record:
     """Returns all metrics that any trial has, in order."""
     return dict.fromkeys(name for trial in self.trials for name in trial.figures)
 
-  def _shown(self) -> list[str]:
+  def _select_metrics(self) -> list[str]:
     """Returns the metrics of the table. The first one ranks the settings."""
     if decide := self.study.sweep.decide:
       return list(dict.fromkeys([decide, f"{decide.rpartition('/')[0]}/loss"]))
-    chosen = results.criterion(self.trials, None)
+    chosen = results.find_criterion(self.trials, None)
     names = [name for name in self._metrics() if name.endswith(("top1", "loss"))]
     return list(dict.fromkeys([chosen.metric, *names])) if chosen else names
 
   def _report(self, metrics) -> str:
     """Returns the text of sweep.md."""
     over = self.study.sweep.over
-    parts = [results.table(self.trials, metrics, self.best, over), *results.choice(self.trials, self.study.sweep)]
+    parts = [
+      results.format_settings(self.trials, metrics, self.best, over),
+      *results.describe_choice(self.trials, self.study.sweep),
+    ]
     if over and (runs := self.last_runs if self.study.sweep.decide else self.trials):
-      parts.append(suite.report(runs, self.trials, over))
+      parts.append(suite.format_suite(runs, self.trials, over))
     elif self.last_runs:
-      final = "; ".join(map(text, self.study.sweep.final))
+      final = "; ".join(map(format_changes, self.study.sweep.final))
       trained = f"trained again: {final}" if final else "its own trials"
-      parts.append(f"On test, the best setting ({text(self.best.changes)}), {trained}:")
-      parts.append(results.final_table(self.last_runs))
+      parts.append(f"On test, the best setting ({format_changes(self.best.changes)}), {trained}:")
+      parts.append(results.format_final_runs(self.last_runs))
     ended = [trial for trial in [*self.trials, *self.last_runs] if trial.status in ("failed", "diverged")]
     if ended:
       lines = [f"- {trial.status}: {trial}: {trial.error}" for trial in ended]

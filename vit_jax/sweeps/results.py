@@ -6,14 +6,14 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 
-from vit_jax import intervals, selection
 from vit_jax.config import Sweep
-from vit_jax.metrics import FALLING, is_share
-from vit_jax.schema import plain
-from vit_jax.sweeps.trials import Setting, Trial, count, measured, settings, text
+from vit_jax.evals import intervals, selection
+from vit_jax.evals.metrics import FALLING, is_share
+from vit_jax.schema import to_plain
+from vit_jax.sweeps.trials import Setting, Trial, count_statuses, format_changes, group_settings, select_measured
 
 
-def ranked(candidates: Sequence[Setting], decide: str) -> list[Setting]:
+def rank_settings(candidates: Sequence[Setting], decide: str) -> list[Setting]:
   """Ranks settings by the mean of a metric, best first. Equal settings are ordered by their loss.
 
   Args:
@@ -34,7 +34,7 @@ def ranked(candidates: Sequence[Setting], decide: str) -> list[Setting]:
   return sorted((setting for setting in candidates if setting.done and has_finite(setting)), key=order)
 
 
-def criterion(trials: Sequence[Trial], decide: str | None) -> selection.Criterion | None:
+def find_criterion(trials: Sequence[Trial], decide: str | None) -> selection.Criterion | None:
   """Returns the figure that ranks trials.
 
   Args:
@@ -47,11 +47,11 @@ def criterion(trials: Sequence[Trial], decide: str | None) -> selection.Criterio
   """
   plain_configs = [(json.loads(trial.config or "{}"), trial.figures) for trial in trials]
   if decide is None:
-    return selection.shared(plain_configs)
-  return selection.Criterion(decide, selection.role_of(plain_configs[0][0] if plain_configs else {}, decide))
+    return selection.select_shared_criterion(plain_configs)
+  return selection.Criterion(decide, selection.find_metric_role(plain_configs[0][0] if plain_configs else {}, decide))
 
 
-def choice(trials: Sequence[Trial], sweep: Sweep) -> list[str]:
+def describe_choice(trials: Sequence[Trial], sweep: Sweep) -> list[str]:
   """Describes the figure that ranks the settings, and tests if the lead of the best one exceeds noise.
 
   Args:
@@ -61,7 +61,7 @@ def choice(trials: Sequence[Trial], sweep: Sweep) -> list[str]:
   Returns:
     One paragraph, or an empty list before any figure exists.
   """
-  chosen = criterion(trials, sweep.decide)
+  chosen = find_criterion(trials, sweep.decide)
   if chosen is None or not any(chosen.metric in trial.figures for trial in trials):
     return []
   metric = chosen.metric
@@ -74,14 +74,18 @@ def choice(trials: Sequence[Trial], sweep: Sweep) -> list[str]:
         "'test', and "
         "the best figure is too high."
       )
-  order = ranked(settings(measured(trials, sweep.over), sweep.over), metric)
+  order = rank_settings(group_settings(select_measured(trials, sweep.over), sweep.over), metric)
   if len(order) > 1 and sweep.over is None:
     sides = [[trial.figures for trial in setting.trials] for setting in order[:2]]
-    words += f" First: {text(order[0].changes)}. {lead(*sides, metric, text(order[1].changes))}"
+    words += (
+      f" First: {format_changes(order[0].changes)}. {describe_lead(*sides, metric, format_changes(order[1].changes))}"
+    )
   return [words]
 
 
-def lead(first: Sequence[Mapping[str, float]], second: Sequence[Mapping[str, float]], metric: str, name: str) -> str:
+def describe_lead(
+  first: Sequence[Mapping[str, float]], second: Sequence[Mapping[str, float]], metric: str, name: str
+) -> str:
   """Returns a sentence that compares the best setting with the next one and accounts for noise.
 
   Args:
@@ -99,7 +103,7 @@ def lead(first: Sequence[Mapping[str, float]], second: Sequence[Mapping[str, flo
     counts = [side[0].get(f"{metric.rpartition('/')[0]}/images".lstrip("/"), 0) for side in (first, second)]
     if not intervals.is_proportion(metric) or min(counts) < 1 or f"{metric}_std" in first[0]:
       return f"One run of each setting is not enough to decide whether this setting is better than {name}."
-    ends = intervals.difference(values[0][0], int(counts[0]), values[1][0], int(counts[1]))
+    ends = intervals.difference_interval(values[0][0], int(counts[0]), values[1][0], int(counts[1]))
     noise, missing = "Newcombe's interval of two shares", "images"
   gap, scale, unit = statistics.mean(values[0]) - statistics.mean(values[1]), 1.0, ""
   if is_share(metric):
@@ -109,13 +113,13 @@ def lead(first: Sequence[Mapping[str, float]], second: Sequence[Mapping[str, flo
   return f"{said}." if low > 0 or high < 0 else f"{said}. There are not enough {missing} to decide which is better."
 
 
-def varied(trials: Sequence[Trial]) -> list[str]:
+def find_varied_keys(trials: Sequence[Trial]) -> list[str]:
   """Returns the keys with values that differ between trials or are missing in some trials."""
   keys = dict.fromkeys(key for trial in trials for key in trial.changes)
   return [key for key in keys if len({repr(trial.changes.get(key)) for trial in trials}) > 1]
 
 
-def mean_and_deviation(values: Sequence[float], share: bool = True) -> str:
+def format_mean_and_deviation(values: Sequence[float], share: bool = True) -> str:
   """Formats values as mean, standard deviation (n - 1) and count: "91.25 ± 0.31 (3)".
 
   Args:
@@ -125,7 +129,7 @@ def mean_and_deviation(values: Sequence[float], share: bool = True) -> str:
   Example:
     from vit_jax.sweeps import results
 
-    assert results.mean_and_deviation([0.9, 0.92]) == "91.00 ± 1.41 (2)"
+    assert results.format_mean_and_deviation([0.9, 0.92]) == "91.00 ± 1.41 (2)"
   """
   if not values:
     return "-"
@@ -135,7 +139,9 @@ def mean_and_deviation(values: Sequence[float], share: bool = True) -> str:
   return f"{mean}{deviation} ({len(values)})"
 
 
-def table(trials: Sequence[Trial], metrics: Sequence[str], best: Setting | None, over: str | None = None) -> str:
+def format_settings(
+  trials: Sequence[Trial], metrics: Sequence[str], best: Setting | None, over: str | None = None
+) -> str:
   """Returns a Markdown table with one row per setting, and the best setting in bold.
 
   A cell contains the mean ± the standard deviation (number of trials) of a metric. With `over`, the deviation is
@@ -147,33 +153,39 @@ def table(trials: Sequence[Trial], metrics: Sequence[str], best: Setting | None,
     best: the best setting, or None.
     over: key with the tasks of a suite as values, or None.
   """
-  keys = [key for key in varied(trials) if key not in ("seed", over)]
+  keys = [key for key in find_varied_keys(trials) if key not in ("seed", over)]
   head = [
     *(keys or ["setting"]),
-    *(f"{selection.shown(name)}, %" if is_share(name) else selection.shown(name) for name in metrics),
+    *(f"{selection.format_name(name)}, %" if is_share(name) else selection.format_name(name) for name in metrics),
     "trials",
   ]
   rows = [head]
-  for setting in settings(trials, over):
-    cells = [f"{plain(setting.changes.get(key, '-'))}" for key in keys] or [text(setting.changes)]
-    values = [mean_and_deviation(setting.values(metric), is_share(metric)) for metric in metrics]
+  for setting in group_settings(trials, over):
+    cells = [f"{to_plain(setting.changes.get(key, '-'))}" for key in keys] or [format_changes(setting.changes)]
+    values = [format_mean_and_deviation(setting.values(metric), is_share(metric)) for metric in metrics]
     cells += [re.sub(" ± [^ ]*", "", value) for value in values] if over else values
-    cells.append(count(setting.trials, ("failed", "diverged", "absent", "waiting")) or f"{len(setting.trials)} done")
+    cells.append(
+      count_statuses(setting.trials, ("failed", "diverged", "absent", "waiting")) or f"{len(setting.trials)} done"
+    )
     if best is not None and setting.changes == best.changes:
       cells = [f"**{cell}**" for cell in cells]
     rows.append([cell.replace("|", "\\|") for cell in cells])
-  return markdown(rows)
+  return format_markdown(rows)
 
 
-def final_table(runs: Sequence[Trial]) -> str:
+def format_final_runs(runs: Sequence[Trial]) -> str:
   """Returns a Markdown table of the last runs on the test split, with one metric per row."""
   names = ("top1", "top5", "mean_per_class", "f1_macro", "loss", "ema_top1", "ema_loss")
   values = {name: [trial.figures[name] for trial in runs if name in trial.figures] for name in names}
-  rows = [[selection.shown(name), mean_and_deviation(values[name], is_share(name))] for name in names if values[name]]
-  return markdown([["figure", "mean ± standard deviation (runs)"], *rows])
+  rows = [
+    [selection.format_name(name), format_mean_and_deviation(values[name], is_share(name))]
+    for name in names
+    if values[name]
+  ]
+  return format_markdown([["figure", "mean ± standard deviation (runs)"], *rows])
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> str:
+def format_markdown(rows: Sequence[Sequence[str]]) -> str:
   """Returns a Markdown table with columns that are aligned in a terminal.
 
   Args:

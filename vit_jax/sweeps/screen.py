@@ -10,22 +10,22 @@ from collections.abc import Callable, Sequence
 import rich.live
 import rich.table
 
-from vit_jax import selection
-from vit_jax.metrics import is_share
-from vit_jax.runtime import say
+from vit_jax.evals import selection
+from vit_jax.evals.metrics import is_share
+from vit_jax.runtime import print_line
 from vit_jax.sweeps import results
-from vit_jax.sweeps.trials import Trial, count
+from vit_jax.sweeps.trials import Trial, count_statuses
 
 _ORDER = ("running", "failed", "diverged", "absent", "done", "waiting")
 
 
-class Screen:
+class TrialScreen:
   """A context that displays trials.
 
   Args:
     trials: all trials, in the order of their numbers.
     metric: figure by which the sweep decides. If it is None or a trial does not have it, the trial shows the figure of
-      `selection.criterion`.
+      `selection.select_criterion`.
     log_of: returns the log file of a trial. Its last line is shown while the trial runs.
   """
 
@@ -53,8 +53,8 @@ class Screen:
     """Prints the new status of a trial if the output is not a terminal."""
     if not self._live:
       number = f"{self._trials.index(trial) + 1}/{len(self._trials)}"
-      outcome = self._value(trial) or trial.error
-      say(f"{time.strftime('%H:%M:%S')}  {trial.status:<9} {number}  {trial}  {outcome}".rstrip())
+      outcome = self._format_figure(trial) or trial.error
+      print_line(f"{time.strftime('%H:%M:%S')}  {trial.status:<9} {number}  {trial}  {outcome}".rstrip())
 
   def refresh(self) -> None:
     """Redraws the table."""
@@ -68,29 +68,33 @@ class Screen:
     """Returns a table with a row for each trial, running trials first. The title contains the counts."""
     minutes = (time.monotonic() - self._began) / 60
     order = ("done", "running", "waiting", "failed", "diverged", "absent")
-    table = rich.table.Table(title=f"{count(self._trials, order)}, {minutes:.0f} min", expand=True)
+    table = rich.table.Table(title=f"{count_statuses(self._trials, order)}, {minutes:.0f} min", expand=True)
     table.add_column("trial", ratio=2, overflow="fold")
     table.add_column("status", min_width=8, no_wrap=True)
     table.add_column("figure", min_width=16, no_wrap=True)
     table.add_column("last words", ratio=3, no_wrap=True)
     for trial in sorted(self._trials, key=lambda t: _ORDER.index(t.status)):
-      last = last_line(self._log_of(trial)) if trial.status == "running" else trial.error
-      table.add_row(str(trial), trial.status, self._value(trial), last)
+      last = read_last_line(self._log_of(trial)) if trial.status == "running" else trial.error
+      table.add_row(str(trial), trial.status, self._format_figure(trial), last)
     return table
 
-  def _value(self, trial):
+  def _format_figure(self, trial):
     """Returns the figure of a trial with its name, such as "val/top1 90.57 %", or "" if the trial has no figure."""
     name = self._metric
     if name not in trial.figures:
-      chosen = results.criterion([trial], None)
+      chosen = results.find_criterion([trial], None)
       name = chosen and chosen.metric
     if name is None:
       return ""
     value = trial.figures[name]
-    return f"{selection.shown(name)} {100 * value:.2f} %" if is_share(name) else f"{selection.shown(name)} {value:.4f}"
+    return (
+      f"{selection.format_name(name)} {100 * value:.2f} %"
+      if is_share(name)
+      else f"{selection.format_name(name)} {value:.4f}"
+    )
 
 
-def last_line(log: pathlib.Path) -> str:
+def read_last_line(log: pathlib.Path) -> str:
   """Returns the last line of a log, or "" if the log does not exist.
 
   A carriage return, as printed by progress bars, also ends a line.

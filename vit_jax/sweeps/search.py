@@ -6,16 +6,16 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 
 from vit_jax import runtime
-from vit_jax.runtime import say
+from vit_jax.runtime import print_line
 from vit_jax.runtime.watch import STOPS, current_handlers
 from vit_jax.schema import ConfigError
 from vit_jax.sweeps import execution, pool, results
-from vit_jax.sweeps.record import Record
+from vit_jax.sweeps.record import SweepRecord
 from vit_jax.sweeps.study import Study
-from vit_jax.sweeps.trials import Setting, Trial, measured, settings, text
+from vit_jax.sweeps.trials import Setting, Trial, format_changes, group_settings, select_measured
 
 
-def search(study: Study, trials: list[Trial], groups: Sequence[pool.Group], retry: bool) -> None:
+def run_study(study: Study, trials: list[Trial], groups: Sequence[pool.DeviceGroup], retry: bool) -> None:
   """Runs a study from the state in its workdir to its end.
 
   Args:
@@ -28,14 +28,14 @@ def search(study: Study, trials: list[Trial], groups: Sequence[pool.Group], retr
     ConfigError: no setting could be chosen or measured, or another process uses the workdir.
     Stop: Ctrl-C, SIGTERM or a closed terminal requested a stop. The same call continues the study.
   """
-  train = functools.partial(execution.train_command, study.file)
-  with runtime.locked(study.workdir), stoppable() as poll:
-    record = Record(study, trials)
+  train = functools.partial(execution.build_train_command, study.file)
+  with runtime.lock_workdir(study.workdir), handle_stop_signals() as poll:
+    record = SweepRecord(study, trials)
     record.restore(trials, retry)
-    execution.run(record, trials, groups, train, poll)
+    execution.run_trials(record, trials, groups, train, poll)
     if study.sweep.decide:
       over = study.sweep.over
-      order = results.ranked(settings(measured(trials, over), over), study.sweep.decide)
+      order = results.rank_settings(group_settings(select_measured(trials, over), over), study.sweep.decide)
       if not order:
         record.close()
         raise ConfigError(
@@ -43,10 +43,10 @@ def search(study: Study, trials: list[Trial], groups: Sequence[pool.Group], retr
         )
       record.best, record.last_runs = order[0], study.last_runs(order[0])
       record.restore(record.last_runs, retry)
-      chosen = results.criterion(trials, study.sweep.decide)
-      say(f"\nbest of {len(order)} by {chosen}: {text(record.best.changes)}")
-      last = train if study.sweep.final else execution.evaluate_command
-      execution.run(record, record.last_runs, groups, last, poll)
+      chosen = results.find_criterion(trials, study.sweep.decide)
+      print_line(f"\nbest of {len(order)} by {chosen}: {format_changes(record.best.changes)}")
+      last = train if study.sweep.final else execution.build_evaluate_command
+      execution.run_trials(record, record.last_runs, groups, last, poll)
     record.close()
   if not any(trial.status == "done" for trial in trials):
     raise ConfigError("no trial is done. See the errors above, then use --retry")
@@ -54,7 +54,7 @@ def search(study: Study, trials: list[Trial], groups: Sequence[pool.Group], retr
     raise ConfigError("some of the last runs are not done. See the errors above, then use --retry")
 
 
-def last_runs(study: Study, trials: Sequence[Trial], decide: bool) -> tuple[Setting | None, list[Trial]]:
+def select_last_runs(study: Study, trials: Sequence[Trial], decide: bool) -> tuple[Setting | None, list[Trial]]:
   """Returns the best setting and the runs to evaluate on the test split, if all possible trials are done.
 
   The results are read from the workdirs of the trials.
@@ -68,37 +68,37 @@ def last_runs(study: Study, trials: Sequence[Trial], decide: bool) -> tuple[Sett
     (best setting, runs), or (None, []) if no setting can be chosen.
   """
   possible = [trial for trial in trials if trial.config is not None]
-  finished = [trial.status == "done" or execution.take_result(trial) for trial in possible]
+  finished = [trial.status == "done" or execution.read_result(trial) for trial in possible]
   over, order = study.sweep.over, []
   if study.sweep.decide and (decide or all(finished)):
-    order = results.ranked(settings(measured(trials, over), over), study.sweep.decide)
+    order = results.rank_settings(group_settings(select_measured(trials, over), over), study.sweep.decide)
   return (order[0], study.last_runs(order[0])) if order else (None, [])
 
 
-def collect(study: Study, trials: list[Trial], decide: bool) -> None:
+def collect_results(study: Study, trials: list[Trial], decide: bool) -> None:
   """Collects the completed results of a study without training, and writes its record and table.
 
   Args:
     study: the study.
     trials: trials of the study. They are changed in place.
-    decide: true accepts a study in which only some trials are done, see `last_runs`.
+    decide: true accepts a study in which only some trials are done, see `select_last_runs`.
 
   Raises:
     ConfigError: no trial is done, or another process uses the workdir.
   """
-  with runtime.locked(study.workdir):
-    record = Record(study, trials)
+  with runtime.lock_workdir(study.workdir):
+    record = SweepRecord(study, trials)
     record.restore(trials, retry=False)
-    record.best, record.last_runs = last_runs(study, trials, decide)
+    record.best, record.last_runs = select_last_runs(study, trials, decide)
     for trial in record.last_runs:
-      execution.take_result(trial)
+      execution.read_result(trial)
     record.close()
   if not any(trial.status == "done" for trial in trials):
     raise ConfigError("no trial is done yet. Use --render to print the commands of the trials")
 
 
 @contextlib.contextmanager
-def stoppable() -> Iterator[Callable[[], None]]:
+def handle_stop_signals() -> Iterator[Callable[[], None]]:
   """Turns SIGTERM, Ctrl-C and a closed terminal into requests to stop while the context is open.
 
   The first request counts. After it, only Ctrl-C has an effect: it ends the program without waiting for the trials.

@@ -10,11 +10,14 @@ from typing import Any
 
 import ml_collections
 
-from vit_jax import build, config, evals, extensions, flags, paths, schema, selection
-from vit_jax.config import Changes, Sweep
+from vit_jax import config, evals, extensions, schema
+from vit_jax.config import Changes, Sweep, flags
 from vit_jax.data import catalog, sources
+from vit_jax.evals import selection
 from vit_jax.schema import ConfigError
-from vit_jax.sweeps.trials import Setting, Trial, settings
+from vit_jax.storage import paths
+from vit_jax.sweeps.trials import Setting, Trial, group_settings
+from vit_jax.training import build
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Study:
     Changes that do not result in a valid config become failed trials. If a metric decides, the trials omit evaluations
     on test images.
     """
-    return _different(self._trial(changes) for changes in self.sweep.trials)
+    return _drop_duplicates(self._trial(changes) for changes in self.sweep.trials)
 
   def last_runs(self, best: Setting) -> list[Trial]:
     """Returns the runs to evaluate on the test split.
@@ -55,7 +58,7 @@ class Study:
       return [Trial(t.name, t.changes, t.flags, folder / t.name, t.config) for t in best.trials]
     tasks = [trial.changes.get(over) for trial in best.trials]
     rows = [changes for changes in self.sweep.final if over is None or changes[over] in tasks]
-    return _different(self._last_run({**best.changes, **changes}) for changes in rows)
+    return _drop_duplicates(self._last_run({**best.changes, **changes}) for changes in rows)
 
   def check(self, trials: Sequence[Trial]) -> None:
     """Checks that flags and trials set different keys, and that trials and last runs are possible.
@@ -72,7 +75,7 @@ class Study:
         raise ConfigError(f"--config.{key}: sweep() already sets this key. Change sweep() in {self.file}")
     check_possible(trials)
     possible = [trial for trial in trials if trial.config is not None]
-    for trial in self.last_runs(settings(possible, self.sweep.over)[0]):
+    for trial in self.last_runs(group_settings(possible, self.sweep.over)[0]):
       if trial.config is None:
         raise ConfigError(f"sweep: final: {trial}: {trial.error}")
 
@@ -83,7 +86,7 @@ class Study:
       if not decide:
         return {}
       _check_decides(run, decide)
-      return _filled(run, base) | {f"evals.{name}": "default" for name in _on_test(run)}
+      return _fill_evaluations(run, base) | {f"evals.{name}": "default" for name in _find_test_evaluations(run)}
 
     return self._run(changes, self.workdir / "trials", without_test)
 
@@ -93,7 +96,7 @@ class Study:
     def with_test(run, base):
       if decide.partition("/")[0] in run.evals:  # absent if this run does not hold out images
         _check_decides(run, decide)
-      on_test = {f"evals.{name}.every": "100%" for name in _on_test(run)}
+      on_test = {f"evals.{name}.every": "100%" for name in _find_test_evaluations(run)}
       on_test = on_test or {"evals.test.name": "accuracy", "evals.test.split": "test"}
       return {f"evals.{decide.partition('/')[0]}": "default"} | on_test
 
@@ -103,21 +106,21 @@ class Study:
     """Returns the trial of these changes. `evaluations` maps its run and config to flags that select evaluations."""
     texts = dict(self.overrides)
     try:
-      texts |= as_flags(changes, schema.plain(flags.load(self.file)))
-      texts |= evaluations(_resolved(self.file, texts), flags.load(self.file, texts))
-      text = config.dumps(_resolved(self.file, texts))
+      texts |= format_flags(changes, schema.to_plain(flags.load_config(self.file)))
+      texts |= evaluations(_resolve_config(self.file, texts), flags.load_config(self.file, texts))
+      text = config.dumps(_resolve_config(self.file, texts))
     except ConfigError as error:
-      name = _digest(json.dumps([texts, schema.plain(dict(changes))], default=str))
+      name = _compute_digest(json.dumps([texts, schema.to_plain(dict(changes))], default=str))
       return Trial(name, changes, texts, folder / name, None, "failed", str(error))
-    name = _digest(text)
+    name = _compute_digest(text)
     return Trial(name, changes, texts, folder / name, text)
 
 
-def _digest(text):
+def _compute_digest(text):
   return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _different(trials):
+def _drop_duplicates(trials):
   """Returns the first trial of each name."""
   first = {}
   for trial in trials:
@@ -125,21 +128,21 @@ def _different(trials):
   return list(first.values())
 
 
-def _resolved(file, texts):
-  return build.complete(config.resolve(flags.load(file, texts)))
+def _resolve_config(file, texts):
+  return build.complete(config.resolve(flags.load_config(file, texts)))
 
 
-def _on_test(run: config.Run) -> list[str]:
+def _find_test_evaluations(run: config.Run) -> list[str]:
   """Returns the names of the evaluations that use the test split of the run's own data."""
   return [
-    name for name, choice in run.evals.items() if selection.split_of(choice.args) in ("test", run.data.args["test"])
+    name for name, choice in run.evals.items() if selection.find_split(choice.args) in ("test", run.data.args["test"])
   ]
 
 
-def _filled(run: config.Run, base: Mapping[str, Any]) -> dict[str, str]:
+def _fill_evaluations(run: config.Run, base: Mapping[str, Any]) -> dict[str, str]:
   """Returns flags for the evaluations that the config leaves to defaults, which depend on the evaluation of test."""
-  added = [name for name in run.evals if not flags.has(base, f"evals.{name}.name")]
-  return as_flags({f"evals.{name}": schema.plain(run.evals[name]) for name in added}, {})
+  added = [name for name in run.evals if not flags.has_key(base, f"evals.{name}.name")]
+  return format_flags({f"evals.{name}": schema.to_plain(run.evals[name]) for name in added}, {})
 
 
 def _check_decides(run: config.Run, decide: str) -> None:
@@ -149,14 +152,16 @@ def _check_decides(run: config.Run, decide: str) -> None:
     raise ConfigError(
       f"sweep: decide is {decide!r}. Allowed: <evaluation>/<figure>, with one of the evaluations {', '.join(run.evals)}"
     )
-  if name in _on_test(run):
+  if name in _find_test_evaluations(run):
     raise ConfigError(
       f"sweep: decide is {decide!r}, which uses test images. Hold out a part of train with config.data.val"
     )
   known = evals.figure_names(run.evals[name])
   known += [f"ema_{one}" for one in known] if run.optim.args["ema"] else []
   if metric not in known:
-    raise ConfigError(f"sweep: decide is {decide!r}, but {name!r} has no such figure.{schema.nearest(metric, known)}")
+    raise ConfigError(
+      f"sweep: decide is {decide!r}, but {name!r} has no such figure.{schema.suggest_nearest(metric, known)}"
+    )
 
 
 def check_possible(trials: Sequence[Trial]) -> None:
@@ -190,9 +195,9 @@ def check_data(trials: Sequence[Trial], decide: str | None, over: str | None = N
   opened = {}
 
   def open_split(data, split):
-    key = json.dumps(schema.plain(data)), split
+    key = json.dumps(schema.to_plain(data)), split
     if key not in opened:
-      with schema.at("config.data"):
+      with schema.enter_key("config.data"):
         opened[key] = catalog.open_split(data, split)
     return opened[key]
 
@@ -208,22 +213,22 @@ def check_data(trials: Sequence[Trial], decide: str | None, over: str | None = N
 
 def _check_data(run, decide, open_split):
   weights = run.init.from_
-  if weights and not paths.path(weights).exists():
+  if weights and not paths.resolve_path(weights).exists():
     raise ConfigError(f"config.init.from: no file {weights!r}")
   train = open_split(run.data, "train")
-  split = selection.split_of(run.evals[decide.partition("/")[0]].args) if decide else None
+  split = selection.find_split(run.evals[decide.partition("/")[0]].args) if decide else None
   if split is None:
     return
   deciding = open_split(run.data, split)
   for name, images in (("test", open_split(run.data, "test")), ("train", train)):
-    if sources.share(deciding, images):
+    if sources.share_records(deciding, images):
       raise ConfigError(
         f"sweep: decide is {decide!r}, which uses images of the {name} split: {deciding.split!r} and {images.split!r} "
         "share images. Hold out a part of train with config.data.train and config.data.val"
       )
 
 
-def sweep_of(path: str) -> Sweep:
+def load_sweep(path: str) -> Sweep:
   """Returns the sweep of a config file.
 
   A plain list of changes becomes a sweep that does not choose a setting.
@@ -234,14 +239,14 @@ def sweep_of(path: str) -> Sweep:
   Raises:
     ConfigError: the file defines no sweep, or returns a value of another type.
   """
-  module, argument = flags.module(path)
+  module, argument = flags.load_module(path)
   if not callable(getattr(module, "sweep", None)):
     raise ConfigError(
-      f"--config: {path} defines no sweep(). Run it once with python -m {_verb_of(path, module, argument)}, or define "
-      "sweep(), see configs/digits.py"
+      f"--config: {path} defines no sweep(). Run it once with python -m {_find_command(path, module, argument)}, or "
+      "define sweep(), see configs/digits.py"
     )
   takes = bool(inspect.signature(module.sweep).parameters)
-  sweep = extensions.called(path, module.sweep, *([argument] if argument and takes else []))
+  sweep = extensions.call_function(path, module.sweep, *([argument] if argument and takes else []))
   if isinstance(sweep, list | tuple):
     sweep = Sweep(sweep, decide=None)
   if not isinstance(sweep, Sweep):
@@ -251,14 +256,14 @@ def sweep_of(path: str) -> Sweep:
   return sweep
 
 
-def _verb_of(path, module, argument):
+def _find_command(path, module, argument):
   """Returns the command for a config file without a sweep."""
-  config_of_file = extensions.called(path, module.get_config, *([argument] if argument else []))
+  config_of_file = extensions.call_function(path, module.get_config, *([argument] if argument else []))
   is_mapping = isinstance(config_of_file, Mapping | ml_collections.ConfigDict)
   return "vit_jax.fewshot" if is_mapping and config.is_measurement(config_of_file) else "vit_jax.train"
 
 
-def as_flags(changes: Changes, base: Mapping[str, Any]) -> dict[str, str]:
+def format_flags(changes: Changes, base: Mapping[str, Any]) -> dict[str, str]:
   """Converts changes to flags of a command, `--config.KEY=VALUE`.
 
   A choice replaces the choice of the config. Keys that only the old choice sets return to their defaults.
@@ -273,24 +278,24 @@ def as_flags(changes: Changes, base: Mapping[str, Any]) -> dict[str, str]:
   Example:
     from vit_jax.sweeps import study
 
-    flags = study.as_flags({"optim.lr": 0.1, "optim.schedule": {"name": "constant"}}, {})
+    flags = study.format_flags({"optim.lr": 0.1, "optim.schedule": {"name": "constant"}}, {})
     assert flags == {"optim.lr": "0.1", "optim.schedule.name": "constant"}
   """
   texts = {}
   for key, value in changes.items():
     if not isinstance(value, Mapping):
-      texts[key] = _as_text(value)
+      texts[key] = _format_value(value)
       continue
     old = base
     for name in key.split("."):
       old = old.get(name, {}) if isinstance(old, Mapping) else {}
     old = old if isinstance(old, Mapping) else {}
     texts |= {f"{key}.{name}": "default" for name in old if name not in value}
-    texts |= as_flags({f"{key}.{name}": part for name, part in value.items()}, base)
+    texts |= format_flags({f"{key}.{name}": part for name, part in value.items()}, base)
   return texts
 
 
-def _as_text(value):
+def _format_value(value):
   if value is None:
     return "none"
   return repr(tuple(value)) if isinstance(value, list | tuple | range) else str(value)

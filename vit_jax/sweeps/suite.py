@@ -9,13 +9,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from vit_jax.data.catalog import vtab
-from vit_jax.sweeps.results import markdown
+from vit_jax.sweeps.results import format_markdown
 from vit_jax.sweeps.trials import Trial
 
 METRIC = "top1"  # used for all tasks of VTAB, including those with classes of unequal size
 
 
-def report(runs: Sequence[Trial], trials: Sequence[Trial], over: str) -> str:
+def format_suite(runs: Sequence[Trial], trials: Sequence[Trial], over: str) -> str:
   """Returns a Markdown table of the tasks on the test split, followed by a list of missing tasks with the reasons.
 
   Args:
@@ -24,16 +24,19 @@ def report(runs: Sequence[Trial], trials: Sequence[Trial], over: str) -> str:
     over: the key.
   """
   tasks = list(dict.fromkeys(trial.changes[over] for trial in trials))
-  figures = {task: _figures(runs, over, task) for task in tasks}
+  figures = {task: _collect_figures(runs, over, task) for task in tasks}
   done = {task: values for task, values in figures.items() if values}
-  parts = [f"On split 'test', test/{METRIC} in per cent, mean of each task's runs:", table(done, tasks, _models(runs))]
-  missing = [f"- {task}: {_reason(task, [*runs, *trials], over)}" for task in tasks if task not in done]
+  parts = [
+    f"On split 'test', test/{METRIC} in per cent, mean of each task's runs:",
+    format_table(done, tasks, _join_models(runs)),
+  ]
+  missing = [f"- {task}: {_find_reason(task, [*runs, *trials], over)}" for task in tasks if task not in done]
   if missing:
     parts.append("\n".join([f"Missing results of {len(missing)} of {len(tasks)} tasks:", *missing]))
   return "\n\n".join(parts)
 
 
-def table(figures: Mapping[str, Sequence[float]], tasks: Sequence[str], model: str) -> str:
+def format_table(figures: Mapping[str, Sequence[float]], tasks: Sequence[str], model: str) -> str:
   """Returns a Markdown table of one row, with a column for each task and each mean.
 
   A task without figures is shown as "-". If tasks are missing, the title of a mean contains the number of tasks that it
@@ -56,11 +59,11 @@ def table(figures: Mapping[str, Sequence[float]], tasks: Sequence[str], model: s
   for title, members in [*groups.items(), ("Mean", list(tasks))]:
     present = [task for task in members if task in figures]
     head.append(title if len(present) == len(members) else f"{title} ({len(present)} of {len(members)})")
-    row.append(_mean([figures[task] for task in present]))
-  return markdown([head, row])
+    row.append(_format_mean([figures[task] for task in present]))
+  return format_markdown([head, row])
 
 
-def _mean(values):
+def _format_mean(values):
   if not values:
     return "-"
   mean = f"{100 * statistics.mean(statistics.mean(runs) for runs in values):.2f}"
@@ -70,16 +73,16 @@ def _mean(values):
   return f"{mean} ± {100 * statistics.stdev(statistics.mean(runs) for runs in zip(*values, strict=True)):.2f}"
 
 
-def _figures(runs, over, task):
+def _collect_figures(runs, over, task):
   done = [run for run in runs if run.changes[over] == task and run.status == "done"]
   return [run.figures[METRIC] for run in done if METRIC in run.figures]
 
 
-def _models(runs):
+def _join_models(runs):
   return ", ".join(dict.fromkeys(json.loads(run.config)["model"]["name"] for run in runs if run.config)) or "-"
 
 
-def _reason(task, trials, over):
+def _find_reason(task, trials, over):
   """Returns the error of the first trial of a task that ended without a figure, or the trial's status."""
   own = [trial for trial in trials if trial.changes[over] == task]
   return next((trial.error for trial in own if trial.error), own[0].status)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vit_jax.config import Changes
-from vit_jax.schema import plain
+from vit_jax.schema import to_plain
 
 _RECORDED = {"name": "", "status": "", "error": "", "figures": {}, "seconds": 0.0, "attempts": 0}
 
@@ -42,7 +42,7 @@ class Trial:
   attempts: int = 0
 
   def __str__(self):
-    return text(self.changes)
+    return format_changes(self.changes)
 
   def fail(self, error: str, status: str = "failed") -> None:
     """Ends the trial.
@@ -56,7 +56,7 @@ class Trial:
   def to_json(self) -> dict[str, Any]:
     """Returns the trial as JSON values for sweep.json."""
     recorded = {name: getattr(self, name) for name in _RECORDED}
-    return {"changes": plain(dict(self.changes)), "workdir": str(self.workdir)} | recorded
+    return {"changes": to_plain(dict(self.changes)), "workdir": str(self.workdir)} | recorded
 
   def restore(self, record: dict[str, Any]) -> None:
     """Restores status, figures and attempts from the JSON values of an earlier session's trial.
@@ -105,13 +105,13 @@ class Setting:
       metrics: metrics to include, for every trial.
     """
     return {
-      "changes": plain(dict(self.changes)),
+      "changes": to_plain(dict(self.changes)),
       "trials": [trial.name for trial in self.trials],
       "figures": {metric: self.values(metric) for metric in metrics},
     }
 
 
-def settings(trials: Sequence[Trial], over: str | None = None) -> list[Setting]:
+def group_settings(trials: Sequence[Trial], over: str | None = None) -> list[Setting]:
   """Groups trials by their changes except the seed and the task. The order is preserved.
 
   Args:
@@ -121,12 +121,12 @@ def settings(trials: Sequence[Trial], over: str | None = None) -> list[Setting]:
   groups: dict[str, Setting] = {}
   for trial in trials:
     changes = {key: value for key, value in trial.changes.items() if key not in ("seed", over)}
-    key = json.dumps(plain(changes), sort_keys=True, default=str)
+    key = json.dumps(to_plain(changes), sort_keys=True, default=str)
     groups.setdefault(key, Setting(changes, [])).trials.append(trial)
   return list(groups.values())
 
 
-def measured(trials: Sequence[Trial], over: str | None) -> list[Trial]:
+def select_measured(trials: Sequence[Trial], over: str | None) -> list[Trial]:
   """Returns the trials of the tasks for which at least one trial is done, or all trials if `over` is None.
 
   Args:
@@ -137,7 +137,7 @@ def measured(trials: Sequence[Trial], over: str | None) -> list[Trial]:
   return [trial for trial in trials if over is None or trial.changes[over] in done]
 
 
-def count(trials: Sequence[Trial], statuses: Sequence[str]) -> str:
+def count_statuses(trials: Sequence[Trial], statuses: Sequence[str]) -> str:
   """Returns the number of trials per status, without zeros: "3 done, 1 failed".
 
   Args:
@@ -148,6 +148,6 @@ def count(trials: Sequence[Trial], statuses: Sequence[str]) -> str:
   return ", ".join(f"{number} {status}" for status, number in counts.items() if number)
 
 
-def text(changes: Changes) -> str:
+def format_changes(changes: Changes) -> str:
   """Returns changes on one line: "optim.lr=0.01 seed=1"."""
-  return " ".join(f"{key}={plain(value)}" for key, value in changes.items()) or "unchanged"
+  return " ".join(f"{key}={to_plain(value)}" for key, value in changes.items()) or "unchanged"

@@ -11,7 +11,7 @@ import numpy as np
 from vit_jax import losses, models
 from vit_jax.schema import ConfigError, Probability
 from vit_jax.shapes import Array, Count, Float, PRNGKey, Tensor
-from vit_jax.tasks.task import Frozen, Labels, Objective, Params, Rows, Supplied
+from vit_jax.tasks.task import Batch, FrozenModel, Labels, Objective, Params, TaskContext
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Classify:
       the threshold.
   """
 
-  supplied: Supplied
+  supplied: TaskContext
   _: dataclasses.KW_ONLY
   loss: Literal["softmax", "sigmoid", "mean_sigmoid"] = "softmax"
   label_smoothing: Probability = 0.0
@@ -46,7 +46,7 @@ class Classify:
 
   headline: ClassVar[str] = "top1"
   classes: ClassVar[bool] = True
-  frozen: ClassVar[Frozen | None] = None
+  frozen: ClassVar[FrozenModel | None] = None
   sharding: ClassVar[models.Rows] = ()
 
   def __post_init__(self):
@@ -74,7 +74,7 @@ class Classify:
     """Returns no parameters, because the task trains only the model."""
     return {}
 
-  def examples(self, batch: Rows, frozen: Params, key: PRNGKey, step: Count) -> Rows:
+  def examples(self, batch: Batch, frozen: Params, key: PRNGKey, step: Count) -> Batch:
     """Returns augmented images and their targets.
 
     Args:
@@ -86,9 +86,9 @@ class Classify:
     Returns:
       {"image": augmented images, "target": targets (B, V)}.
     """
-    return self.augmented(batch, key, step, self.patch)
+    return self.augment_batch(batch, key, step, self.patch)
 
-  def augmented(self, batch: Rows, key: PRNGKey, step: Count, patch: int | None) -> Rows:
+  def augment_batch(self, batch: Batch, key: PRNGKey, step: Count, patch: int | None) -> Batch:
     """Returns the same examples as `examples`, with images cut into patches of a given size.
 
     Args:
@@ -99,9 +99,9 @@ class Classify:
     """
     targets = self._targets(batch["label"], batch.get("share"))
     images, targets = self.supplied.augment(patch)(key, batch["image"], targets, batch["draw"], step)
-    return {"image": images, "target": losses.smooth(targets, self.label_smoothing)}
+    return {"image": images, "target": losses.smooth_labels(targets, self.label_smoothing)}
 
-  def objective(self, params: Params, examples: Rows, key: PRNGKey | None) -> Objective:
+  def objective(self, params: Params, examples: Batch, key: PRNGKey | None) -> Objective:
     """Returns the mean cross-entropy and top-1 accuracy.
 
     A prediction is correct if it is the label with the largest target.
@@ -115,13 +115,13 @@ class Classify:
       The loss, and a pair of {"top1": accuracy} and the statistics that the model has updated.
     """
     outputs, statistics = self.supplied.model.outputs(params, examples["image"], key)
-    hits = losses.best_is_positive(outputs.logits, examples["target"])
+    hits = losses.is_best_positive(outputs.logits, examples["target"])
     loss = jnp.mean(self.cross_entropy(outputs.logits, examples["target"]))
     return loss, ({"top1": jnp.mean(hits)}, statistics)
 
   def predict(
     self, params: Params, images: Float[Tensor, "B ..."], labels: Labels, classes: Sequence[int] | None = None
-  ) -> Rows:
+  ) -> Batch:
     """Returns the predictions for each image, without label smoothing.
 
     Args:
@@ -162,5 +162,5 @@ class Classify:
 
   def _targets(self, labels, shares=None):
     classes = self.supplied.model.description.classes
-    targets = losses.one_hot(labels, classes) if shares is None else losses.parts_hot(labels, shares, classes)
-    return losses.shared(targets) if self.loss == "softmax" else targets
+    targets = losses.one_hot(labels, classes) if shares is None else losses.encode_shares(labels, shares, classes)
+    return losses.normalise_rows(targets) if self.loss == "softmax" else targets

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 import jax
 import numpy as np
 
-from vit_jax import flops, models
+from vit_jax import models
+from vit_jax.models import flops
 
 
-def forward_flops(
+def count_forward_flops(
   objective: Callable, params: Mapping[str, jax.ShapeDtypeStruct], examples: Mapping[str, jax.ShapeDtypeStruct]
 ) -> int:
   """Counts the FLOPs of the forward pass of a task for one example.
@@ -27,11 +28,11 @@ def forward_flops(
   """
   shapes = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in params.items()}
   one = {name: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype) for name, leaf in examples.items()}
-  return flops.count(lambda params, examples: objective(params, examples, None)[0], shapes, one)
+  return flops.count_flops(lambda params, examples: objective(params, examples, None)[0], shapes, one)
 
 
 @functools.cache
-def of_model(description: models.Description) -> int:
+def count_model_flops(description: models.Description) -> int:
   """Counts the FLOPs of the forward pass of a model for one image.
 
   Each multiply-accumulate counts as two FLOPs.
@@ -41,9 +42,9 @@ def of_model(description: models.Description) -> int:
     from vit_jax.tasks import cost
 
     description = models.Description(schema.Choice("ViT-B/16"), image_size=224, classes=1000)
-    cost.of_model(description) / 1e9  # 35.1 GFLOPs
+    cost.count_model_flops(description) / 1e9  # 35.1 GFLOPs
   """
   model, size = models.functional(description), description.image_size
   sides = (size, size) if isinstance(size, int) else size
   image = jax.ShapeDtypeStruct((1, *sides, description.channels), np.float32)
-  return flops.count(lambda params, images: model.outputs(params, images)[0].logits, model.shapes(), image)
+  return flops.count_flops(lambda params, images: model.outputs(params, images)[0].logits, model.shapes(), image)

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from vit_jax import losses, models
 from vit_jax.data import augment
 from vit_jax.data.augment import Channels, Scales
-from vit_jax.schema import Choice, ConfigError, Fraction, Positive, Probability, amount, make
+from vit_jax.schema import Choice, ConfigError, Fraction, Positive, Probability, format_amount, make
 from vit_jax.shapes import Array, Count, Float, PRNGKey, Tensor
 from vit_jax.tasks.classify import Classify
-from vit_jax.tasks.task import Frozen, Labels, Objective, Params, Rows, Supplied
+from vit_jax.tasks.task import Batch, FrozenModel, Labels, Objective, Params, TaskContext
 
 
 def hard() -> Callable:
@@ -79,7 +79,7 @@ class Distill:
     label_smoothing: share of the label targets that is spread evenly over all classes.
   """
 
-  supplied: Supplied
+  supplied: TaskContext
   _: dataclasses.KW_ONLY
   teacher: str
   ema: bool | None = None
@@ -101,7 +101,7 @@ class Distill:
     return Classify(self.supplied, loss=self.loss, label_smoothing=self.label_smoothing)
 
   @functools.cached_property
-  def frozen(self) -> Frozen:
+  def frozen(self) -> FrozenModel:
     """The teacher. Only its names and shapes are read at this point.
 
     Raises:
@@ -111,7 +111,7 @@ class Distill:
     classes = self.supplied.model.description.classes
     if frozen.model.description.classes != classes:
       raise ConfigError(
-        f"{self.teacher} has {amount(frozen.model.description.classes, 'class', 'classes')}, but "
+        f"{self.teacher} has {format_amount(frozen.model.description.classes, 'class', 'classes')}, but "
         f"the data have {classes}. Use a teacher that was trained on them",
         "config.task.teacher",
       )
@@ -126,7 +126,7 @@ class Distill:
     """Returns no parameters, because the task trains only the student."""
     return {}
 
-  def examples(self, batch: Rows, frozen: Params, key: PRNGKey, step: Count) -> Rows:
+  def examples(self, batch: Batch, frozen: Params, key: PRNGKey, step: Count) -> Batch:
     """Returns the examples of classification together with the teacher's logits.
 
     Args:
@@ -138,11 +138,11 @@ class Distill:
     Returns:
       {"image": augmented images, "target": targets (B, V), "teacher": logits (B, V)}.
     """
-    examples = self.labels.augmented(batch, key, step, self.patch)
-    outputs, _ = self.frozen.model.outputs(frozen, self._of_teacher(examples["image"]), None)
+    examples = self.labels.augment_batch(batch, key, step, self.patch)
+    outputs, _ = self.frozen.model.outputs(frozen, self._normalise_for_teacher(examples["image"]), None)
     return examples | {"teacher": outputs.logits}
 
-  def _of_teacher(self, images):
+  def _normalise_for_teacher(self, images):
     """Returns the images with the teacher's normalisation.
 
     If both normalisations are equal, the images are returned unchanged.
@@ -156,7 +156,7 @@ class Distill:
       return images
     return augment.normalise(255 * self.supplied.pixels(images), images.dtype, **theirs)
 
-  def objective(self, params: Params, examples: Rows, key: PRNGKey | None) -> Objective:
+  def objective(self, params: Params, examples: Batch, key: PRNGKey | None) -> Objective:
     """Returns the loss, top-1 accuracy and the agreement with the teacher.
 
     The metrics use the logits of all heads together. The loss and the agreement are NaN if the teacher's logits are not
@@ -182,14 +182,14 @@ class Distill:
     loss = jnp.where(known, loss, jnp.nan)
     agree = jnp.argmax(outputs.logits, -1) == jnp.argmax(examples["teacher"], -1)
     metrics = {
-      "top1": jnp.mean(losses.best_is_positive(outputs.logits, examples["target"])),
+      "top1": jnp.mean(losses.is_best_positive(outputs.logits, examples["target"])),
       "teacher_agreement": jnp.mean(jnp.where(known, agree, jnp.nan)),
     }
     return jnp.mean(loss), (metrics, statistics)
 
   def predict(
     self, params: Params, images: Float[Tensor, "B ..."], labels: Labels, classes: Sequence[int] | None = None
-  ) -> Rows:
+  ) -> Batch:
     """Returns the predictions of the student, as in classification. The teacher is not evaluated.
 
     Args:

@@ -17,10 +17,10 @@ from einops import rearrange
 from vit_jax import models, rng
 from vit_jax.models import decoder
 from vit_jax.models.sizes import Depth, Width, sides
-from vit_jax.schema import ConfigError, Range, amount
+from vit_jax.schema import ConfigError, Range, format_amount
 from vit_jax.shapes import Array, Count, Float, PRNGKey, Tensor
 from vit_jax.tasks import masking
-from vit_jax.tasks.task import Labels, Objective, Params, Rows, Supplied
+from vit_jax.tasks.task import Batch, Labels, Objective, Params, TaskContext
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class MaskedAutoencoder:
     ConfigError: if the model cannot encode a subset of the patches, or if an argument is out of range.
   """
 
-  supplied: Supplied
+  supplied: TaskContext
   _: dataclasses.KW_ONLY
   share: Annotated[float, Range(0, 1, open_low=True, open_high=True)] = 0.75
   normalised: bool = True
@@ -55,7 +55,7 @@ class MaskedAutoencoder:
   sharding: ClassVar[models.Rows] = decoder.SHARDING
 
   def __post_init__(self):
-    masking.check(self.supplied.model)
+    masking.check_patch_tokens(self.supplied.model)
     args = self.supplied.model.description.bound().model.args
     if "heads" not in args or args.get("position") == "relative":  # only attention accepts any number of tokens
       name = self.supplied.model.description.model.name
@@ -70,7 +70,8 @@ class MaskedAutoencoder:
       raise ConfigError(f"{self.width}. Allowed: multiples of 4 and of heads={self.heads}", "width")
     if not 0 < self._visible < self._patches:
       raise ConfigError(
-        f"{self.share} of {amount(self._patches, 'patch', 'patches')} leaves no visible patch or no hidden patch",
+        f"{self.share} of {format_amount(self._patches, 'patch', 'patches')} leaves no visible patch or no hidden "
+        "patch",
         "share",
       )
 
@@ -81,7 +82,7 @@ class MaskedAutoencoder:
 
   @property
   def _patches(self):
-    return masking.count(self.supplied.model)
+    return masking.count_patches(self.supplied.model)
 
   @property
   def _visible(self):
@@ -94,14 +95,14 @@ class MaskedAutoencoder:
     args, side = model.description.bound().model.args, model.patch
     grid = tuple(n // side for n in sides(model.description.image_size))
     outputs = side**2 * model.description.channels
-    sizes = (masking.width(model), outputs, grid, self.width, self.depth, self.heads)
+    sizes = (masking.token_width(model), outputs, grid, self.width, self.depth, self.heads)
     return decoder.Decoder("task/decoder", *sizes, args["dtype"], args.get("scan", False), args.get("remat", "none"))
 
   def init(self, key: PRNGKey) -> Params:
     """Returns the initial parameters of the decoder."""
     return self.decoder.init(key)
 
-  def examples(self, batch: Rows, frozen: Params, key: PRNGKey, step: Count) -> Rows:
+  def examples(self, batch: Batch, frozen: Params, key: PRNGKey, step: Count) -> Batch:
     """Returns augmented images and a random order of the patches of each image.
 
     Args:
@@ -115,9 +116,9 @@ class MaskedAutoencoder:
     """
     none = jnp.zeros((len(batch["image"]), 1))
     images, _ = self.supplied.augment(self.patch)(key, batch["image"], none, batch["draw"], step)
-    return {"image": images, "order": masking.orders(masking.drawn(key), len(images), self._patches)}
+    return {"image": images, "order": masking.draw_orders(masking.derive_mask_key(key), len(images), self._patches)}
 
-  def objective(self, params: Params, examples: Rows, key: PRNGKey | None) -> Objective:
+  def objective(self, params: Params, examples: Batch, key: PRNGKey | None) -> Objective:
     """Returns the mean squared error over all hidden patches.
 
     Args:
@@ -129,12 +130,12 @@ class MaskedAutoencoder:
       The loss, and a pair of {"rmse": mean over patches of the root of the error} and the updated statistics of the
       model.
     """
-    squared, statistics = self._squared(params, examples, key)
+    squared, statistics = self._compute_errors(params, examples, key)
     return jnp.mean(squared), ({"rmse": jnp.mean(jnp.sqrt(squared))}, statistics)
 
   def predict(
     self, params: Params, images: Float[Tensor, "B ..."], labels: Labels, classes: Sequence[int] | None = None
-  ) -> Rows:
+  ) -> Batch:
     """Returns the loss and the metric of each image, with the same hidden patches for all images.
 
     Args:
@@ -146,11 +147,11 @@ class MaskedAutoencoder:
     Returns:
       {"loss": (B,), "rmse": (B,)}.
     """
-    order = masking.same(masking.orders(rng.key(0), 1, self._patches)[0], len(images))
-    squared, _ = self._squared(params, {"image": images, "order": order}, None)
+    order = masking.repeat_order(masking.draw_orders(rng.make_key(0), 1, self._patches)[0], len(images))
+    squared, _ = self._compute_errors(params, {"image": images, "order": order}, None)
     return {"loss": squared.mean(1), "rmse": jnp.sqrt(squared).mean(1)}
 
-  def _squared(self, params, examples, key):
+  def _compute_errors(self, params, examples, key):
     """Returns (mean squared error of each hidden patch (B, hidden), statistics of the model)."""
     images, order = examples["image"], examples["order"]
     visible, hidden = order[:, : self._visible], order[:, self._visible :]
@@ -170,7 +171,7 @@ class MaskedAutoencoder:
     Args:
       images: normalised images (B, H, W, C), or patches (B, N, P*P*C).
     """
-    patches = masking.patches(images.astype(jnp.float32), self.supplied.model.patch)
+    patches = masking.cut_patches(images.astype(jnp.float32), self.supplied.model.patch)
     values = rearrange(patches, "b n i j c -> b n (i j c)")
     if not self.normalised:
       return values

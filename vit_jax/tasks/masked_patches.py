@@ -17,10 +17,10 @@ import numpy as np
 from einops import rearrange, reduce
 
 from vit_jax import losses, models, rng
-from vit_jax.schema import Choice, ConfigError, Fraction, Range, amount, make
+from vit_jax.schema import Choice, ConfigError, Fraction, Range, format_amount, make
 from vit_jax.shapes import Array, Count, Float, Integer, PRNGKey, Shaped, Tensor
 from vit_jax.tasks import masking
-from vit_jax.tasks.task import Labels, Objective, Params, Rows, Supplied
+from vit_jax.tasks.task import Batch, Labels, Objective, Params, TaskContext
 
 LEVELS = 8  # levels per channel: three bits
 COLOURS = LEVELS**3
@@ -52,7 +52,7 @@ def mean_colour(patch: int) -> Target:
   """
 
   def of(patches):
-    return colour(reduce(patches, "b n i j c -> b n c", "mean"))
+    return classify_colours(reduce(patches, "b n i j c -> b n c", "mean"))
 
   return Target(COLOURS, "accuracy", of, _cross_entropy)
 
@@ -68,11 +68,11 @@ def small_patches(patch: int) -> Target:
   """
   if patch % 4:
     raise ConfigError(
-      f"a patch of {amount(patch, 'pixel')} cannot be reduced to 4x4 pixels. Use another model, or 'mean_colour'"
+      f"a patch of {format_amount(patch, 'pixel')} cannot be reduced to 4x4 pixels. Use another model, or 'mean_colour'"
     )
 
   def of(patches):
-    return colour(reduce(patches, "b n (y i) (x j) c -> b n (y x) c", "mean", y=4, x=4))
+    return classify_colours(reduce(patches, "b n (y i) (x j) c -> b n (y x) c", "mean", y=4, x=4))
 
   def compare(predicted, targets):
     loss, right = _cross_entropy(rearrange(predicted, "b m (p v) -> b m p v", p=16), targets)
@@ -103,7 +103,7 @@ def pixels(patch: int) -> Target:
 TARGETS = {"mean_colour": mean_colour, "small_patches": small_patches, "pixels": pixels}
 
 
-def colour(values: Float[Tensor, "*B 3"]) -> Integer[Array, "*B"]:
+def classify_colours(values: Float[Tensor, "*B 3"]) -> Integer[Array, "*B"]:
   """Returns the class of each colour, with 8 levels per channel and red as the most significant digit.
 
   Args:
@@ -136,7 +136,7 @@ class MaskedPatches:
     ConfigError: if the model's tokens are not patches, or if an argument is out of range.
   """
 
-  supplied: Supplied
+  supplied: TaskContext
   _: dataclasses.KW_ONLY
   targets: Annotated[Choice, TARGETS] = Choice("mean_colour")
   share: Annotated[float, Range(0, 1, open_low=True)] = 0.5
@@ -151,11 +151,13 @@ class MaskedPatches:
   )
 
   def __post_init__(self):
-    masking.check(self.supplied.model)
+    masking.check_patch_tokens(self.supplied.model)
     if self.masked + self.swapped > 1:
       raise ConfigError(f"{self.swapped}, but masked is {self.masked}: their sum is above 1", "swapped")
     if not self._corrupted:
-      raise ConfigError(f"{self.share} of {amount(self._patches, 'patch', 'patches')} is less than one patch", "share")
+      raise ConfigError(
+        f"{self.share} of {format_amount(self._patches, 'patch', 'patches')} is less than one patch", "share"
+      )
 
   @functools.cached_property
   def target(self) -> Target:
@@ -174,7 +176,7 @@ class MaskedPatches:
 
   @property
   def _patches(self):
-    return masking.count(self.supplied.model)
+    return masking.count_patches(self.supplied.model)
 
   @property
   def _corrupted(self):
@@ -182,7 +184,7 @@ class MaskedPatches:
 
   def init(self, key: PRNGKey) -> Params:
     """Returns the initial mask token and the initial linear head."""
-    width = masking.width(self.supplied.model)
+    width = masking.token_width(self.supplied.model)
     keys = jax.random.split(key)
     return {
       TOKEN: 0.02 * jax.random.normal(keys[0], (width,)),
@@ -190,7 +192,7 @@ class MaskedPatches:
       f"{HEAD}/bias": jnp.zeros(self.target.outputs),
     }
 
-  def examples(self, batch: Rows, frozen: Params, key: PRNGKey, step: Count) -> Rows:
+  def examples(self, batch: Batch, frozen: Params, key: PRNGKey, step: Count) -> Batch:
     """Returns augmented images and the masks from `masks`.
 
     Args:
@@ -201,9 +203,9 @@ class MaskedPatches:
     """
     none = jnp.zeros((len(batch["image"]), 1))
     images, _ = self.supplied.augment(self.patch)(key, batch["image"], none, batch["draw"], step)
-    return {"image": images} | self.masks(masking.drawn(key), len(images))
+    return {"image": images} | self.masks(masking.derive_mask_key(key), len(images))
 
-  def masks(self, key: PRNGKey, batch: int) -> Rows:
+  def masks(self, key: PRNGKey, batch: int) -> Batch:
     """Draws the corrupted patches of each image and their replacements.
 
     Args:
@@ -215,13 +217,13 @@ class MaskedPatches:
       contains the numbers of the patches that provide the new embeddings, and the number N for the mask token.
     """
     order, kind, other = jax.random.split(key, 3)
-    corrupted = masking.orders(order, batch, self._patches)[:, : self._corrupted]
+    corrupted = masking.draw_orders(order, batch, self._patches)[:, : self._corrupted]
     draw = jax.random.uniform(kind, corrupted.shape)
     away = jax.random.randint(other, corrupted.shape, 1, max(self._patches, 2))
     swapped = jnp.where(draw < self.masked + self.swapped, (corrupted + away) % self._patches, corrupted)
     return {"corrupted": corrupted, "instead": jnp.where(draw < self.masked, self._patches, swapped)}
 
-  def objective(self, params: Params, examples: Rows, key: PRNGKey | None) -> Objective:
+  def objective(self, params: Params, examples: Batch, key: PRNGKey | None) -> Objective:
     """Returns the mean loss and metric over all corrupted patches.
 
     Args:
@@ -232,12 +234,12 @@ class MaskedPatches:
     Returns:
       The loss, and a pair of {name of the metric: value} and the statistics that the model has updated.
     """
-    loss, metric, statistics = self._compared(params, examples, key)
+    loss, metric, statistics = self._compare_patches(params, examples, key)
     return jnp.mean(loss), ({self.headline: jnp.mean(metric)}, statistics)
 
   def predict(
     self, params: Params, images: Float[Tensor, "B ..."], labels: Labels, classes: Sequence[int] | None = None
-  ) -> Rows:
+  ) -> Batch:
     """Returns the loss and the metric of each image, with the same masks for all images.
 
     Args:
@@ -246,22 +248,22 @@ class MaskedPatches:
       labels: unused.
       classes: unused.
     """
-    masks = {name: masking.same(rows[0], len(images)) for name, rows in self.masks(rng.key(0), 1).items()}
-    loss, metric, _ = self._compared(params, {"image": images} | masks, None)
+    masks = {name: masking.repeat_order(rows[0], len(images)) for name, rows in self.masks(rng.make_key(0), 1).items()}
+    loss, metric, _ = self._compare_patches(params, {"image": images} | masks, None)
     return {"loss": loss.mean(1), self.headline: metric.mean(1)}
 
-  def _compared(self, params, examples, key):
+  def _compare_patches(self, params, examples, key):
     """Returns (loss (B, M), metric (B, M), statistics) of the corrupted patches."""
     images, corrupted = examples["image"], examples["corrupted"]
     corrupt = functools.partial(_corrupt, params[TOKEN], corrupted, examples["instead"])
     outputs, statistics = self.supplied.model.outputs(params, images, key, corrupt=corrupt)
-    tokens = _rows(outputs.tokens[:, -self._patches :], corrupted)
+    tokens = _take_rows(outputs.tokens[:, -self._patches :], corrupted)
     predicted = tokens @ params[f"{HEAD}/kernel"].astype(tokens.dtype) + params[f"{HEAD}/bias"].astype(tokens.dtype)
-    patches = masking.patches(self.supplied.pixels(images), self.supplied.model.patch)
-    return *self.target.compare(predicted, _rows(self.target.of(patches), corrupted)), statistics
+    patches = masking.cut_patches(self.supplied.pixels(images), self.supplied.model.patch)
+    return *self.target.compare(predicted, _take_rows(self.target.of(patches), corrupted)), statistics
 
 
-def _rows(x: Shaped[Tensor, "B N *x"], numbers: Integer[Tensor, "B M"]) -> Shaped[Array, "B M *x"]:
+def _take_rows(x: Shaped[Tensor, "B N *x"], numbers: Integer[Tensor, "B M"]) -> Shaped[Array, "B M *x"]:
   """Returns the rows of each image with the given numbers."""
   return jnp.take_along_axis(x, numbers.reshape(*numbers.shape, *[1] * (x.ndim - 2)), axis=1)
 
@@ -272,4 +274,4 @@ def _corrupt(token, corrupted, instead, embeddings: Float[Tensor, "B N D"]) -> F
   tokens = jnp.broadcast_to(token.astype(embeddings.dtype), (batch, 1, width))
   numbers = jnp.broadcast_to(np.arange(patches), (batch, patches))
   numbers = jax.vmap(lambda row, at, values: row.at[at].set(values))(numbers, corrupted, instead)
-  return _rows(jnp.concatenate([embeddings, tokens], axis=1), numbers)
+  return _take_rows(jnp.concatenate([embeddings, tokens], axis=1), numbers)

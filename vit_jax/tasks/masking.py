@@ -10,14 +10,14 @@ from vit_jax.schema import ConfigError
 from vit_jax.shapes import Array, Float, Integer, PRNGKey, Tensor
 
 
-def check(model: models.Model) -> None:
+def check_patch_tokens(model: models.Model) -> None:
   """Raises ConfigError if the model's tokens are not patches of the image."""
   if model.patch is None:
     name = model.description.model.name
     raise ConfigError(f"the tokens of {name} are not patches of the image. Use a ViT such as ViT-B/16 or vit_2_4_32")
 
 
-def patches(images: Float[Tensor, "B H W C"] | Float[Tensor, "B N PPC"], patch: int) -> Float[Tensor, "B N P P C"]:
+def cut_patches(images: Float[Tensor, "B H W C"] | Float[Tensor, "B N PPC"], patch: int) -> Float[Tensor, "B N P P C"]:
   """Returns the patches of images, row by row.
 
   Args:
@@ -29,7 +29,7 @@ def patches(images: Float[Tensor, "B H W C"] | Float[Tensor, "B N PPC"], patch: 
   return rearrange(images, "b (y i) (x j) c -> b (y x) i j c", i=patch, j=patch)
 
 
-def orders(key: PRNGKey, batch: int, patches: int) -> Integer[Array, "B N"]:
+def draw_orders(key: PRNGKey, batch: int, patches: int) -> Integer[Array, "B N"]:
   """Returns a random permutation of the patch numbers for each image.
 
   Args:
@@ -40,12 +40,12 @@ def orders(key: PRNGKey, batch: int, patches: int) -> Integer[Array, "B N"]:
   return jnp.argsort(jax.random.uniform(key, (batch, patches)), axis=1)
 
 
-def drawn(key: PRNGKey) -> PRNGKey:
+def derive_mask_key(key: PRNGKey) -> PRNGKey:
   """Derives the random key of the masks from the augmentation key of the step."""
   return jax.random.fold_in(key, 0x6D61736B)  # any number that the augmentation does not fold in
 
 
-def same(order: Integer[Tensor, " N"], batch: int) -> Integer[Array, "B N"]:
+def repeat_order(order: Integer[Tensor, " N"], batch: int) -> Integer[Array, "B N"]:
   """Returns the same order for all images, so that evaluation results do not depend on the batch.
 
   Args:
@@ -55,13 +55,13 @@ def same(order: Integer[Tensor, " N"], batch: int) -> Integer[Array, "B N"]:
   return jnp.broadcast_to(order, (batch, len(order)))
 
 
-def count(model: models.Model) -> int:
+def count_patches(model: models.Model) -> int:
   """Returns the number of patches of an image."""
   height, width = sides(model.description.image_size)
   return height * width // model.patch**2
 
 
-def width(model: models.Model) -> int:
+def token_width(model: models.Model) -> int:
   """Returns the number of features of each token of the model."""
   size, channels = sides(model.description.image_size), model.description.channels
   images = jax.ShapeDtypeStruct((1, *size, channels), model.description.model.args["dtype"])

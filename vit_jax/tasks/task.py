@@ -10,12 +10,12 @@ from vit_jax import models
 from vit_jax.shapes import Array, Count, Float, Integer, PRNGKey, Shaped, Tensor
 
 Params = Mapping[str, Shaped[Tensor, "..."]]  # by path
-Rows = Mapping[str, Shaped[Tensor, "B ..."]]  # of a batch: the first axis is the batch axis
+Batch = Mapping[str, Shaped[Tensor, "B ..."]]  # of a batch: the first axis is the batch axis
 Labels = Integer[Tensor, " B"] | Integer[Tensor, "B K"]
 Objective = tuple[Float[Array, ""], tuple[dict[str, Float[Array, ""]], dict[str, Array]]]
 
 
-class Frozen(NamedTuple):
+class FrozenModel(NamedTuple):
   """A model with weights that a task reads but does not train, such as a teacher.
 
   The weights are neither averaged nor decayed. A checkpoint stores only their digest.
@@ -37,7 +37,7 @@ class Frozen(NamedTuple):
   notes: Sequence[str] = ()
 
 
-class Supplied(NamedTuple):
+class TaskContext(NamedTuple):
   """The objects that a run supplies to its task.
 
   Attributes:
@@ -53,7 +53,7 @@ class Supplied(NamedTuple):
   model: models.Model
   patch: int | None
   augment: Callable
-  freeze: Callable[[str, str, bool | None, str | None], Frozen]
+  freeze: Callable[[str, str, bool | None, str | None], FrozenModel]
   pixels: Callable
   normalised: Mapping[str, Sequence[float]] = {}
 
@@ -71,7 +71,7 @@ class Task(Protocol):
   headline: str
   patch: int | None
   classes: bool
-  frozen: Frozen | None
+  frozen: FrozenModel | None
 
   def init(self, key: PRNGKey) -> Params:
     """Returns the initial values of the task's own parameters, such as a decoder or a mask token.
@@ -86,7 +86,7 @@ class Task(Protocol):
   def sharding(self) -> models.Rows:
     """Returns the rows of a sharding table for the task's own parameters. See `models.sharding`."""
 
-  def examples(self, batch: Rows, frozen: Params, key: PRNGKey, step: Count) -> Rows:
+  def examples(self, batch: Batch, frozen: Params, key: PRNGKey, step: Count) -> Batch:
     """Returns the examples to learn from.
 
     Micro-batches are slices of these examples. Gradients do not pass through this function.
@@ -98,7 +98,7 @@ class Task(Protocol):
       step: number of the step.
     """
 
-  def objective(self, params: Params, examples: Rows, key: PRNGKey | None) -> Objective:
+  def objective(self, params: Params, examples: Batch, key: PRNGKey | None) -> Objective:
     """Computes the loss of a batch of examples.
 
     Args:
@@ -112,7 +112,7 @@ class Task(Protocol):
 
   def predict(
     self, params: Params, images: Float[Tensor, "B ..."], labels: Labels, classes: Sequence[int] | None = None
-  ) -> Rows:
+  ) -> Batch:
     """Returns the rows of `metrics.Predictions` for a batch.
 
     Args:

@@ -66,7 +66,7 @@ def test_positions_are_taken_two_by_two_and_angles_three_and_two():
 
 def test_ink_of_one_becomes_white():
   ink = np.random.default_rng(0).integers(0, 2, (64, 64, 1), np.uint8)
-  changed = labels.bright(cv2.imencode(".png", ink)[1].tobytes())
+  changed = labels.brighten(cv2.imencode(".png", ink)[1].tobytes())
   decoded = cv2.imdecode(np.frombuffer(changed, np.uint8), cv2.IMREAD_COLOR)
   np.testing.assert_array_equal(decoded, np.repeat(ink * 255, 3, axis=2))
 
@@ -74,7 +74,7 @@ def test_ink_of_one_becomes_white():
 @pytest.mark.parametrize("data", [b"", b"no image"])
 def test_what_is_no_image_is_an_error(data):
   with pytest.raises(OSError, match="not a complete image"):
-    labels.bright(data)
+    labels.brighten(data)
 
 
 @pytest.mark.parametrize(

@@ -22,4 +22,4 @@ def test_all_are_of_sets_of_the_catalog():
   ],
 )
 def test_a_line_about_a_set_names_its_licence(name, said):
-  assert said in catalog.about(name)
+  assert said in catalog.describe_dataset(name)

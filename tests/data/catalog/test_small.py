@@ -10,5 +10,5 @@ from vit_jax.data import catalog, sources
 )
 def test_a_set_is_split_as_big_vision_does(name, train, test):
   row = catalog.CATALOG[name]
-  parts = [sources.select(spec, row.splits) for spec in (row.train, row.test)]
+  parts = [sources.select_parts(spec, row.splits) for spec in (row.train, row.test)]
   assert [sum(len(numbers) for _, numbers in part) for part in parts] == [train, test]

@@ -39,7 +39,7 @@ def records(name, split):
 
 
 def written(name, spec):
-  return [(part, i) for part, numbers in sources.select(spec, catalog.CATALOG[name].splits) for i in numbers]
+  return [(part, i) for part, numbers in sources.select_parts(spec, catalog.CATALOG[name].splits) for i in numbers]
 
 
 def test_the_tasks_are_nineteen_in_three_groups():

@@ -10,20 +10,22 @@ from vit_jax.data.readers.copies import Pair
 
 def test_keys_are_positive_numbers_that_follow_from_the_text_alone():
   texts = ["", "a", "b", "\ud800", "a" * 1000]
-  keys = [copies.key(text) for text in texts]
-  assert keys == [copies.key(text) for text in texts] and len(set(keys)) == len(keys)
+  keys = [copies.compute_key(text) for text in texts]
+  assert keys == [copies.compute_key(text) for text in texts] and len(set(keys)) == len(keys)
   assert all(0 < key < 2**63 for key in keys) and copies.UNKNOWN not in keys
 
 
 @pytest.mark.parametrize("values", [[], [5], [0, 0, 0], [3, 1, 3, 0, 1, 3, 0], [2] * 5])
 def test_repeats_are_each_later_record_with_the_first_of_its_key(values):
   expected = [[values.index(value), i] for i, value in enumerate(values) if value and values.index(value) < i]
-  assert copies.repeats(np.array(values, np.int64)).tolist() == expected
+  assert copies.find_repeats(np.array(values, np.int64)).tolist() == expected
 
 
 def by_loops(splits, keys):
   used = {
-    role: [(part, i) for part, numbers in sources.select(spec, {k: len(v) for k, v in keys.items()}) for i in numbers]
+    role: [
+      (part, i) for part, numbers in sources.select_parts(spec, {k: len(v) for k, v in keys.items()}) for i in numbers
+    ]
     for role, spec in splits.specs().items()
   }
   trained, result = used.pop("train"), {}
@@ -46,27 +48,27 @@ def test_overlaps_are_those_of_all_pairs(specs, seed):
   draw = np.random.default_rng(seed)
   keys = {name: draw.integers(0, 30, size) for name, size in (("none", 0), ("train", 20), ("val", 9), ("test", 15))}
   splits = sources.Splits(*specs)
-  assert copies.overlaps(splits, keys) == by_loops(splits, keys)
+  assert copies.find_overlaps(splits, keys) == by_loops(splits, keys)
 
 
 def test_a_split_that_does_not_exist_is_left_to_those_who_open_it():
   keys = {"train": np.array([4, 5])}
-  assert copies.overlaps(sources.Splits("train", None, "test"), keys) == {}
-  assert copies.overlaps(sources.Splits("x", None, "train"), keys) == {"test": []}
-  assert copies.overlaps(sources.Splits("x", None, "y"), {}) == {}
+  assert copies.find_overlaps(sources.Splits("train", None, "test"), keys) == {}
+  assert copies.find_overlaps(sources.Splits("x", None, "train"), keys) == {"test": []}
+  assert copies.find_overlaps(sources.Splits("x", None, "y"), {}) == {}
 
 
 def test_a_sample_is_evenly_spaced():
-  assert list(copies.sample(range(5), 8)) == [0, 1, 2, 3, 4]
-  assert list(copies.sample(range(100), 4)) == [0, 25, 50, 75]
+  assert list(copies.sample_pairs(range(5), 8)) == [0, 1, 2, 3, 4]
+  assert list(copies.sample_pairs(range(100), 4)) == [0, 25, 50, 75]
 
 
 def test_g_a_note_has_counts_and_an_example():
   end = "Results on these images do not show how well a model generalises"
-  assert copies.overlap_note("val", 1, "a and b") == (
+  assert copies.describe_overlap("val", 1, "a and b") == (
     f"data overlap: 1 image of val is also in the training data, for example a and b. {end}"
   )
-  assert copies.overlap_note("test", 3, "a and b", 32, 5000) == (
+  assert copies.describe_overlap("test", 3, "a and b", 32, 5000) == (
     "data overlap: 3 of 32 compared images of test are also in the training data, for example a and b. 5,000 images of "
     f"test have the name and the size of a training image. {end}"
   )

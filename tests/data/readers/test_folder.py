@@ -22,7 +22,7 @@ def write(root, *files):
 
 
 def folder(path, split="train", **args):
-  with schema.at("config.data"):
+  with schema.enter_key("config.data"):
     return catalog.open_split(schema.Choice("folder", {"path": str(path)} | args), split)
 
 
@@ -243,14 +243,14 @@ def test_labels_are_known_without_the_files(tmp_path, layout):
   assert labels(source) == expected
   with pytest.raises(FileNotFoundError):
     source.read(0)
-  part = sources.subset(source, [4, 0])
+  part = sources.select_subset(source, [4, 0])
   assert labels(part) == [expected[4], expected[0]]
 
 
 def test_a_subset_of_a_folder_names_its_own_files(tmp_path):
   source = folder(write(tmp_path, *(f"train/{label}/{i}.png" for label in "ab" for i in range(5))), test="train")
   chosen = [7, 2, 9]
-  part = sources.subset(source, chosen)
+  part = sources.select_subset(source, chosen)
   assert names(part) == [names(source)[i] for i in chosen]
   assert [data for data, _ in numbers(part)] == [(tmp_path / name).read_bytes() for name in names(part)]
   for i, (number, name) in enumerate(zip(chosen, names(part), strict=True)):

@@ -32,7 +32,10 @@ def test_a_file_is_looked_through_again_only_when_it_has_changed(tmp_path):
 
   def made():
     scanned.clear()
-    return [each["starts"].tolist() for each in index.made("x", listing.listed(str(tmp_path), (".tar",), "x"), scan)]
+    return [
+      each["starts"].tolist()
+      for each in index.load_or_scan("x", listing.list_files(str(tmp_path), (".tar",), "x"), scan)
+    ]
 
   assert (made(), sorted(scanned)) == ([[0, 1, 2], [1, 2, 3]], [0, 1])
   assert (made(), scanned) == ([[0, 1, 2], [1, 2, 3]], [])
@@ -128,7 +131,7 @@ def test_g7_a_scan_of_a_file_that_changes_meanwhile_is_not_kept(tmp_path):
     return {"starts": np.array([value])}
 
   def made():
-    (arrays,) = index.made("x", listing.listed(str(tmp_path), (".tar",), "x"), scan)
+    (arrays,) = index.load_or_scan("x", listing.list_files(str(tmp_path), (".tar",), "x"), scan)
     return arrays["starts"].tolist()
 
   assert [made(), made()] == [[1], [2]]
@@ -139,7 +142,7 @@ def test_g7_a_scan_of_a_file_that_changes_meanwhile_is_not_kept(tmp_path):
 def test_g7_a_scan_is_kept_only_if_a_later_change_would_show(tmp_path, monkeypatch):
   monkeypatch.setattr(index, "SETTLED", 2.0)
   (tmp_path / "a.tar").write_text("1")
-  index.made("x", listing.listed(str(tmp_path), (".tar",), "x"), lambda file: {"starts": np.zeros(1)})
+  index.load_or_scan("x", listing.list_files(str(tmp_path), (".tar",), "x"), lambda file: {"starts": np.zeros(1)})
   assert not [*(tmp_path / "cache").rglob("*.index")]
 
 
@@ -157,7 +160,7 @@ def test_g7_an_object_of_a_bucket_that_was_replaced_is_read_anew(bucket, monkeyp
 
 def test_neighbours_are_one_read_and_what_lies_apart_is_several(tmp_path, monkeypatch):
   (tmp_path / "a.tar").write_bytes(bytes(range(256)) * 1000)
-  files = listing.listed(str(tmp_path), (".tar",), "x")
+  files = listing.list_files(str(tmp_path), (".tar",), "x")
   starts, sizes = [0, 100, 100_000, 256, 300], [50, 200, 10, 3, 7]
   extents = index.Extents(files, [{"starts": np.array(starts), "sizes": np.array(sizes)}])
   reads, read = [], listing.Files.read

@@ -9,7 +9,7 @@ from vit_jax.data.readers import labels
 
 
 def collected(values):
-  found = labels.Collected()
+  found = labels.LabelCollector()
   for value in values:
     found.add(value)
   return found.arrays()
@@ -19,7 +19,7 @@ def resolved(files, classes=None, most=1, **options):
   def where(file, i):
     return f"file {file}, record {i}"
 
-  with schema.at("config.data"):
+  with schema.enter_key("config.data"):
     return labels.resolve([collected(f) for f in files], classes, most, where, **options)
 
 
@@ -83,8 +83,10 @@ def test_c3_names_in_two_unicode_forms_are_one_class():
   names, (one, two) = resolved([[nfc, "a"], [nfd, "a"]])
   assert names == ("a", nfc) and (one[0], two[0]) == (1, 1)
   assert meant([nfd, nfc], [nfc]) == meant([nfd, nfc], [nfd]) == [nfc, nfc]
-  assert labels.note([collected([nfc]), collected([nfd])]).endswith("as one class: 'cafe\\u0301' and 'caf\\xe9'")
-  assert labels.note([collected([nfc]), collected([nfc, "a"])]) == ""
+  assert labels.describe_forms([collected([nfc]), collected([nfd])]).endswith(
+    "as one class: 'cafe\\u0301' and 'caf\\xe9'"
+  )
+  assert labels.describe_forms([collected([nfc]), collected([nfc, "a"])]) == ""
 
 
 def test_labels_of_many_forms_are_those_that_were_added():
@@ -135,41 +137,41 @@ def test_captions_are_no_classes(monkeypatch):
 def test_classes_are_a_number_or_a_file(tmp_path):
   file = tmp_path / "names.txt"
   file.write_text("cat\n dog \nänte\n\n")
-  assert labels.class_names(str(file)) == ("cat", "dog", "änte")
-  assert labels.class_names("3") == ("0", "1", "2") and labels.class_names(None) is None
+  assert labels.parse_class_names(str(file)) == ("cat", "dog", "änte")
+  assert labels.parse_class_names("3") == ("0", "1", "2") and labels.parse_class_names(None) is None
   for text, message in (("a\n\nb", "line 2, has no name"), ("a\nb\na", "has 'a' twice"), ("\n", "line 1, has no name")):
     file.write_text(text)
-    with pytest.raises(schema.ConfigError, match=message) as caught, schema.at("config.data"):
-      labels.class_names(str(file))
+    with pytest.raises(schema.ConfigError, match=message) as caught, schema.enter_key("config.data"):
+      labels.parse_class_names(str(file))
     assert caught.value.place == "config.data.classes"
   for wrong in ("0", "99999999", str(tmp_path / "none.txt"), str(tmp_path)):
     with pytest.raises(schema.ConfigError, match=r"Allowed: 1 to|set the number of classes"):
-      labels.class_names(wrong)
+      labels.parse_class_names(wrong)
 
 
 @pytest.mark.parametrize("char", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e"])
 def test_g_lines_of_a_file_of_classes_end_at_line_feeds_only(tmp_path, char):
   file = tmp_path / "names.txt"
   file.write_bytes(f"cat{char}s\r\ndog\n{char}\n".encode())
-  assert labels.class_names(str(file)) == (f"cat{char}s", "dog", char)
+  assert labels.parse_class_names(str(file)) == (f"cat{char}s", "dog", char)
 
 
 def test_g_a_carriage_return_alone_ends_no_line(tmp_path):
   file = tmp_path / "names.txt"
   file.write_bytes(b"cat\rdog\r")
   with pytest.raises(schema.ConfigError, match=r"inside a line. End lines with"):
-    labels.class_names(str(file))
+    labels.parse_class_names(str(file))
 
 
 def test_c3_a_file_of_classes_has_each_name_in_one_unicode_form(tmp_path):
   file = tmp_path / "names.txt"
   file.write_text("caf\u00e9\ncafe\u0301\n", "utf-8")
   with pytest.raises(schema.ConfigError, match="twice"):
-    labels.class_names(str(file))
+    labels.parse_class_names(str(file))
   file.write_text("cafe\u0301\n", "utf-8")
-  assert labels.class_names(str(file)) == ("caf\u00e9",)
+  assert labels.parse_class_names(str(file)) == ("caf\u00e9",)
 
 
 @pytest.mark.parametrize("label", [0, 2**31 - 1, (), (4,), (1, 2, 3)])
 def test_a_label_goes_with_the_bytes(label):
-  assert labels.unpacked(labels.packed(label, b"\0bytes")) == (b"\0bytes", label)
+  assert labels.unpack_label(labels.pack_label(label, b"\0bytes")) == (b"\0bytes", label)

@@ -10,8 +10,8 @@ from vit_jax.data.readers import listing
 
 
 def listed(path):
-  with schema.at("config.data"):
-    return listing.listed(str(path), (".tar",), "tar shards")
+  with schema.enter_key("config.data"):
+    return listing.list_files(str(path), (".tar",), "tar shards")
 
 
 def touch(root, *names):
@@ -36,7 +36,7 @@ def touch(root, *names):
   ],
 )
 def test_a_name_says_the_split(name, split):
-  assert listing.split_of(name) == split
+  assert listing.parse_split(name) == split
 
 
 def test_a_path_is_a_file_a_folder_or_a_pattern(tmp_path):
@@ -51,7 +51,7 @@ def test_a_path_is_a_file_a_folder_or_a_pattern(tmp_path):
   )
   assert len(listed(tmp_path / "a/x-train-*.tar").names) == 12
   assert listed(tmp_path / "*/x-val-*.tar").names == ("a/x-val-0000.tar",)
-  assert {split: len(files.names) for split, files in listing.by_split(listed(tmp_path)).items()} == {
+  assert {split: len(files.names) for split, files in listing.group_by_split(listed(tmp_path)).items()} == {
     "train": 12,
     "val": 1,
   }
@@ -86,7 +86,7 @@ def test_what_a_path_does_not_stand_for_is_an_error_at_its_key(tmp_path, path, k
 def test_a_split_in_two_folders_is_refused(tmp_path):
   touch(tmp_path, "cats/train-0.tar", "dogs/train-0.tar")
   with pytest.raises(schema.ConfigError, match=r"'train' are in several folders .*: cats, dogs"):
-    listing.by_split(listed(tmp_path))
+    listing.group_by_split(listed(tmp_path))
 
 
 def test_links_to_folders_above_end(tmp_path):

@@ -26,8 +26,8 @@ def tree(tmp_path, monkeypatch):
 
 
 def listed(path):
-  with schema.at("config.data"):
-    files = listing.listed(str(path), (".tar",), "tar shards")
+  with schema.enter_key("config.data"):
+    files = listing.list_files(str(path), (".tar",), "tar shards")
   return {(files.root / name).read_text() for name in files.names}
 
 
@@ -104,7 +104,7 @@ def test_c2_buckets_have_the_same_rules(bucket, bucket_server, tmp_path, tree):
   bucket_server.fill(tree, bucket.name)
 
   def names(pattern):
-    files = listing.listed(f"{bucket}/{pattern}", (".tar",), "tar shards")
+    files = listing.list_files(f"{bucket}/{pattern}", (".tar",), "tar shards")
     return {str(files.root / name).removeprefix(f"{bucket}/") for name in files.names}
 
   for pattern in ("d*/plain/*.tar", "{d1,d2}/plain/*.tar", "q/[[]a].tar", "?/plain/b.tar"):
@@ -116,14 +116,14 @@ def test_c2_buckets_have_the_same_rules(bucket, bucket_server, tmp_path, tree):
 
 
 def test_braces_in_sets_of_characters_are_characters():
-  assert patterns.alternatives("a[{]b,c[}]") == ["a[{]b,c[}]"]
-  assert patterns.alternatives("[!{]{1..2}{x,y}") == ["[!{]1x", "[!{]1y", "[!{]2x", "[!{]2y"]
-  assert patterns.alternatives("a[{1,2}") == ["a[1", "a[2"]
-  assert patterns.alternatives("{000..127}.tar") == [f"{i:03d}.tar" for i in range(128)]
+  assert patterns.expand_braces("a[{]b,c[}]") == ["a[{]b,c[}]"]
+  assert patterns.expand_braces("[!{]{1..2}{x,y}") == ["[!{]1x", "[!{]1y", "[!{]2x", "[!{]2y"]
+  assert patterns.expand_braces("a[{1,2}") == ["a[1", "a[2"]
+  assert patterns.expand_braces("{000..127}.tar") == [f"{i:03d}.tar" for i in range(128)]
 
 
 def test_only_folders_that_may_match_are_listed(tree, monkeypatch):
-  asked, entries = [], places.Disk.entries
-  monkeypatch.setattr(places.Disk, "entries", lambda self, folder: asked.append(folder) or entries(self, folder))
+  asked, entries = [], places.DiskFolder.entries
+  monkeypatch.setattr(places.DiskFolder, "entries", lambda self, folder: asked.append(folder) or entries(self, folder))
   listed("d*/plain/*.tar")
   assert sorted(asked) == ["", "d1", "d1/plain", "d2", "d2/plain", "d[1]", "d[1]/plain"]

@@ -6,7 +6,7 @@ from tests.data.readers.test_folder import folder, write
 from tests.image_files import image, names, numbers
 from vit_jax.data import catalog, local_files, sources
 from vit_jax.data.readers import places
-from vit_jax.schema import Choice, ConfigError, at
+from vit_jax.schema import Choice, ConfigError, enter_key
 
 FILES = (*(f"{label}/{i}.png" for label in ("cat", "a dog%2F?") for i in range(7)), "cat/x.txt", "cat/.hidden.png")
 
@@ -41,7 +41,7 @@ def test_an_image_that_is_gone_from_a_bucket_is_an_error_of_that_image_alone(buc
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", ["folder", "digits"])
 def test_a_bucket_that_is_not_there_and_one_without_the_data_are_told_apart(bucket, name):
-  with at("config.data"):
+  with enter_key("config.data"):
     with pytest.raises(
       sources.AbsentError, match=r"data.path: gs://nobody/x cannot be reached: the bucket 'nobody' does not exist"
     ):
@@ -53,7 +53,7 @@ def test_a_bucket_that_is_not_there_and_one_without_the_data_are_told_apart(buck
 @pytest.mark.parametrize("path", ["gcs://b/a", "s3://b/a", "gs:/b/a", "hf://a/b"])
 @pytest.mark.parametrize("name", ["folder", "digits"])
 def test_data_of_another_scheme_are_one_line(name, path):
-  with at("config.data"), pytest.raises(ConfigError, match=r"data\.path: .* unknown scheme"):
+  with enter_key("config.data"), pytest.raises(ConfigError, match=r"data\.path: .* unknown scheme"):
     catalog.open_split(Choice(name, {"path": path}), "train")
 
 
@@ -61,7 +61,7 @@ def test_data_of_another_scheme_are_one_line(name, path):
 def test_what_is_no_regular_size_is_not_read(bucket, monkeypatch):
   monkeypatch.setattr(local_files, "LARGEST", 5)
   (bucket / "a/1.png").write_bytes(image(1))
-  listed = places.Bucket.listed(bucket)
+  listed = places.BucketFolder.listed(bucket)
   with pytest.raises(OSError, match=r"bytes. Allowed: 5"):
     listed.read("a/1.png")
 
@@ -71,6 +71,6 @@ def test_stamps_are_in_the_order_of_the_files_on_a_disk_and_in_a_bucket(bucket, 
   for root in (bucket, tmp_path):
     for name, length in (("a", 2), ("b", 1)):
       (root / name).write_bytes(bytes(length))
-  here, there = (places.stamps([root / "b", root / "a"]) for root in (tmp_path, bucket))
+  here, there = (places.read_stamps([root / "b", root / "a"]) for root in (tmp_path, bucket))
   assert here == [(size, (tmp_path / name).stat().st_mtime_ns) for name, size in (("b", 1), ("a", 2))]
   assert there == [(size, (bucket / name).stat().mtime) for name, size in (("b", 1), ("a", 2))]

@@ -7,13 +7,14 @@ import pytest
 
 from tests import runs
 from tests.data import prepared
-from vit_jax import build, schema
+from vit_jax import schema
 from vit_jax.corpora.builders import MADE
 from vit_jax.data import catalog, masks, sources, stream
 from vit_jax.data.images import Images
 from vit_jax.data.readers import tfds
-from vit_jax.data.readers.records import understood
-from vit_jax.data.rows import Row
+from vit_jax.data.readers.records import create_parser
+from vit_jax.data.rows import DatasetRow
+from vit_jax.training import build
 
 SETS = [name for name, row in catalog.CATALOG.items() if row.builder and name not in MADE]
 
@@ -75,8 +76,10 @@ def test_a_mask_is_that_of_its_record_and_classes_have_the_numbers_of_the_row(st
   segments = catalog.CATALOG[name].segments
   assert (source.masks is None) == (segments is None)
   for i, record in enumerate(records if segments else ()):
-    np.testing.assert_array_equal(masks.pixels(source.masks.read(i), 10**6, 10), record[segments.feature][..., 0])
-    other = sources.subset(source, range(i, len(source)))
+    np.testing.assert_array_equal(
+      masks.decode_numbers(source.masks.read(i), 10**6, 10), record[segments.feature][..., 0]
+    )
+    other = sources.select_subset(source, range(i, len(source)))
     assert other.masks.read(0) == source.masks.read(i)
   if segments:
     assert dict(zip(source.masks.classes, source.masks.values, strict=True)) == segments.values
@@ -98,8 +101,8 @@ def test_a_set_in_tfrecord_files_is_the_same_as_in_array_record(name, tmp_path):
 def first_example(name, source):
   """(image of 32 pixels, labels) of what training begins with, by the row's own defaults."""
   choice = schema.bind(schema.Choice(name, {"image_size": 32}), catalog.DATA[name])
-  feed = stream.train_examples(source, 0, None, 8, **schema.arguments(choice, stream.train_examples))
-  image, label, _ = feed.example(Images(source, "raise", 10**6, 100.0).prepared, 0)
+  feed = stream.train_examples(source, 0, None, 8, **schema.select_arguments(choice, stream.train_examples))
+  image, label, _ = feed.example(Images(source, "raise", 10**6, 100.0).read_prepared, 0)
   return image, [int(number) for number in np.atleast_1d(label) if number >= 0]
 
 
@@ -140,14 +143,14 @@ def test_a_label_that_is_not_there_is_named():
   with pytest.raises(
     schema.ConfigError, match=r"the label feature 'real_label'.*Its features are \['image', 'label'\]"
   ):
-    understood(Row(print, label="real_label"), features())
+    create_parser(DatasetRow(print, label="real_label"), features())
   with pytest.raises(schema.ConfigError, match=r"the label is computed from the features \['objects'\]"):
-    understood(catalog.CATALOG["clevr_count"], features())
+    create_parser(catalog.CATALOG["clevr_count"], features())
 
 
 def test_a_record_without_what_its_label_follows_from_is_damaged():
   kinds = prepared.features("kitti:3.3.0")
-  read = understood(catalog.CATALOG["kitti_distance"], kinds).parse
+  read = create_parser(catalog.CATALOG["kitti_distance"], kinds).parse
   with pytest.raises(OSError, match="damaged: a record with 0 images"):
     read(b"")
   with pytest.raises(OSError, match="damaged: "):

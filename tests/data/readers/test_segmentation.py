@@ -29,12 +29,12 @@ def write(root, *names, images="images", labels="masks"):
 
 
 def opened(path, split="train", **args):
-  with schema.at("config.data"):
+  with schema.enter_key("config.data"):
     return catalog.open_split(schema.Choice("segmentation", {"path": str(path), "classes": 8} | args), split)
 
 
 def read(source, i, size=6):
-  return masks.read(Images(source, "raise", 10_000, 100.0), i, size)
+  return masks.read_mask(Images(source, "raise", 10_000, 100.0), i, size)
 
 
 def test_folders_of_splits_have_the_pairs_of_each(tmp_path):

@@ -11,12 +11,12 @@ from tests.image_files import image, labels, names, numbers
 from vit_jax import schema
 from vit_jax.data import catalog
 from vit_jax.data.readers import tfds
-from vit_jax.data.rows import Row
+from vit_jax.data.rows import DatasetRow
 
 
 def opened(name, split, **args):
   """The source of a data choice, as a run opens it."""
-  with schema.at("config.data"):
+  with schema.enter_key("config.data"):
     return catalog.open_split(schema.Choice(name, args), split)
 
 
@@ -186,7 +186,7 @@ def test_a_list_of_labels_is_a_tuple_of_numbers(lists):
 def test_of_a_set_without_public_builder_the_users_own_numbers_count(lists):
   choice = schema.Choice("jft300m", {"path": str(lists), "train": "full[:75%]", "test": "full[75%:]"})
   for split, length in (("train", 3), ("test", 1), ("full", 4)):
-    for source in (catalog.open_split(choice, split), catalog.known_split(choice, split)):
+    for source in (catalog.open_split(choice, split), catalog.open_known_split(choice, split)):
       assert (len(source), len(source.classes), source.labels) == (length, 7, 8)
   with pytest.raises(schema.ConfigError, match=r"config\.data\.train: no split 'train'.*Allowed: full"):
     opened("jft300m", "train", path=str(lists))
@@ -197,7 +197,7 @@ def test_a_bucket_that_cannot_be_reached_is_absent_data(monkeypatch, bucket, buc
   monkeypatch.setenv("VITJAX_PATIENCE", "0.5")
   data = schema.Choice("jft300m", {"path": str(bucket / "jft/1.0.0")})
   with bucket_server.troubled(away=True):
-    assert len(catalog.known_split(data, "test")) == 50_000
+    assert len(catalog.open_known_split(data, "test")) == 50_000
     with pytest.raises(schema.ConfigError, match=f"path: {bucket}/jft/1.0.0 cannot be reached: .* has not responded"):
       catalog.open_split(data, "train")
 
@@ -208,13 +208,13 @@ def test_a_builder_directory_of_another_dataset_is_an_error(data_dir):
 
 
 def test_b1_only_data_of_the_catalog_are_public(data_dir):
-  row = Row(tfds.catalogued, "shapes:1.0.0", {"train": 12, "test": 5}, 2)
+  row = DatasetRow(tfds.catalogued, "shapes:1.0.0", {"train": 12, "test": 5}, 2)
   source = tfds.catalogued("shapes", row, "train", path=str(data_dir))
   assert all(source.is_published(i) for i in range(12))
   assert not opened("tfds", "train", path=str(data_dir), builder="shapes").is_published(0)
 
 
 def test_sizes_that_differ_from_the_catalog_are_an_error(data_dir):
-  row = Row(tfds.catalogued, "shapes:1.0.0", {"train": 12, "test": 6}, 2)
+  row = DatasetRow(tfds.catalogued, "shapes:1.0.0", {"train": 12, "test": 6}, 2)
   with pytest.raises(schema.ConfigError, match="5 records in 'test', not 6"):
     tfds.catalogued("shapes", row, "train", path=str(data_dir))

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from tests.streams import file, same, take
-from vit_jax import buckets, paths, schema
+from vit_jax import schema
 from vit_jax.data import catalog, images, loader, stream
 from vit_jax.data.readers import shards
 from vit_jax.schema import Choice
+from vit_jax.storage import buckets, paths
 
 pytestmark = pytest.mark.heavy  # the server is a process
 PLAIN = {"image_size": 6, "crop": Choice("resize"), "flip": False}
@@ -78,7 +79,7 @@ def forgetful(monkeypatch):
 
 
 def opened(path, name="small", split="train"):
-  with schema.at("config.data"):
+  with schema.enter_key("config.data"):
     return catalog.open_split(Choice("tfds", {"path": str(path), "builder": name}), split)
 
 
@@ -152,7 +153,7 @@ def test_evaluation_reads_32_images_at_a_time(server, local):
 
 def test_a_bucket_of_data_is_asked_by_our_own_requests_and_one_that_refuses_says_so(server):
   fsspec.register_implementation("gs", "gcsfs.GCSFileSystem", clobber=True)  # as in a new process
-  paths.prepare.cache_clear()
+  paths.prepare_buckets.cache_clear()
   opened("gs://bkt/tfds")
   assert fsspec.get_filesystem_class("gs") is buckets.FileSystem
   with (

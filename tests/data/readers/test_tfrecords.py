@@ -56,7 +56,7 @@ def test_tensorflow_reads_the_same_bytes(data_dir):
   folder = data_dir / "old/2.0.0"
   files = sorted(folder.glob("*train*"))
   theirs = [record.numpy() for file in files for record in tf.data.TFRecordDataset(str(file))]
-  assert tfrecords.opened(folder, [str(file) for file in files], [7, 5]).read(0, 12) == theirs
+  assert tfrecords.open_records(folder, [str(file) for file in files], [7, 5]).read(0, 12) == theirs
 
 
 @pytest.mark.parametrize("kind", ["cut off", "a length", "a record less"])

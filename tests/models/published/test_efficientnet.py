@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from tests import modules
-from vit_jax import flops, models, schema
+from vit_jax import models, schema
+from vit_jax.models import flops
 from vit_jax.models.published import efficientnet as published
 from vit_jax.schema import Choice
 
@@ -34,7 +35,7 @@ def test_multiply_adds_are_the_papers(size, billions):
   model = modules.abstract(f"efficientnet_{size}")
   side = published.SIZES[size].image_size
   image = jax.ShapeDtypeStruct((1, side, side, 3), np.float32)
-  found = flops.count(lambda params, image: model.outputs(params, image)[0].logits, model.shapes(), image) / 2
+  found = flops.count_flops(lambda params, image: model.outputs(params, image)[0].logits, model.shapes(), image) / 2
   assert found == pytest.approx(billions * 1e9, rel=0.03)
 
 

@@ -10,8 +10,8 @@ from vit_jax.data.catalog.datasets import (
   EVAL_DATA,
   PARTS,
   READERS,
-  about,
-  known_split,
+  describe_dataset,
+  open_known_split,
   open_split,
-  train_examples,
+  open_train_examples,
 )

@@ -7,13 +7,14 @@ dataset, add a row to `CATALOG` or call `vit_jax.register`.
 import logging
 from typing import Annotated
 
-from vit_jax import paths, schema
+from vit_jax import schema
 from vit_jax.data import augment, class_names, loader, mixture, pseudo_labels, sources, stream
 from vit_jax.data.catalog import imagenet, licences, small, vtab
 from vit_jax.data.readers import folder, manifest, parquet, segmentation, tars, tfds
-from vit_jax.data.rows import Row
+from vit_jax.data.rows import DatasetRow
 from vit_jax.data.sources import Splits
-from vit_jax.schema import Choice, amount, bind, lookup, show
+from vit_jax.schema import Choice, bind, format_amount, lookup, show
+from vit_jax.storage import paths
 
 # `image_bytes` is the size of the archive (TFDS checksums) divided by its number of images, except where a row notes
 # otherwise.
@@ -21,21 +22,21 @@ CATALOG = {
   **small.ROWS,
   **vtab.ROWS,
   **imagenet.ROWS,
-  "tfds": Row(tfds.any_builder),
-  "folder": Row(folder.folder, exif=True),
-  "manifest": Row(manifest.manifest, exif=True),
-  "tars": Row(tars.tars),
-  "parquet": Row(parquet.parquet),
-  "segmentation": Row(segmentation.segmentation),
+  "tfds": DatasetRow(tfds.any_builder),
+  "folder": DatasetRow(folder.folder, exif=True),
+  "manifest": DatasetRow(manifest.manifest, exif=True),
+  "tars": DatasetRow(tars.tars),
+  "parquet": DatasetRow(parquet.parquet),
+  "segmentation": DatasetRow(segmentation.segmentation),
 }
 
 
-def _defaults(row):
+def _collect_defaults(row):
   """Returns the row's default values for the config keys that its reader supports."""
-  return {key: getattr(row, key) for key in ("train", "test", "labels") if key in schema.keywords(row.reader)}
+  return {key: getattr(row, key) for key in ("train", "test", "labels") if key in schema.read_keywords(row.reader)}
 
 
-def _training(row):
+def _bind_training(row):
   """Returns the function that makes training examples.
 
   Disables flips and crops that would change the labels of the row.
@@ -47,7 +48,7 @@ def _training(row):
   )
 
 
-def _loading(row):
+def _bind_loading(row):
   """Returns `loader.batches` with the row's default of `exif`."""
   return schema.preset(loader.batches, exif=row.exif)
 
@@ -56,27 +57,27 @@ def _weight(*, weight: Annotated[float, schema.Range(1e-9, 1e12)] = 1.0) -> floa
   return weight
 
 
-def _reader(name, row):
+def _bind_reader(name, row):
   """Returns the reader of a row with the row's own values filled in."""
-  return schema.preset(row.reader, name, row, **_defaults(row))
+  return schema.preset(row.reader, name, row, **_collect_defaults(row))
 
 
 # The tables below are derived from `CATALOG`. They include rows that `vit_jax.register` adds later.
 _COMPOSED = ("mixture", "pseudo_labelled")  # they consist of other datasets
 # The keys of `config.data` that the reader of each dataset supports.
-READERS = schema.Derived(CATALOG, _reader)
+READERS = schema.DerivedTable(CATALOG, _bind_reader)
 # The keys of each part of a mixture.
-PARTS = schema.Derived(CATALOG, lambda name, row: (READERS[name], _weight), without=_COMPOSED)
+PARTS = schema.DerivedTable(CATALOG, lambda name, row: (READERS[name], _weight), without=_COMPOSED)
 
 
 def _mixture(
   open_part,
   name: str,
-  row: Row,
+  row: DatasetRow,
   split: str,
   *,
   parts: tuple[Annotated[Choice, PARTS], ...],
-  classes: mixture.Classes = "union",
+  classes: mixture.MergeMode = "union",
   epoch: str | None = None,
   train: str = "train",
   val: str | None = None,
@@ -107,10 +108,10 @@ def _mixture(
     raise schema.ConfigError("no part. Write parts=(dict(name=..., weight=1), ...)", "parts")
   for i, part in enumerate(parts):
     choice = Choice(part.name, {key: value for key, value in part.args.items() if key != "weight"})
-    with schema.at("parts"), schema.at(f"[{i}]"):
+    with schema.enter_key("parts"), schema.enter_key(f"[{i}]"):
       opened.append(open_part(choice, splits.spec(split)))
   weights = [part.args["weight"] for part in parts]
-  return mixture.mixture(name, splits.spec(split), opened, weights, classes, epoch)
+  return mixture.join_sources(name, splits.spec(split), opened, weights, classes, epoch)
 
 
 def _open_part(choice, split):
@@ -120,7 +121,7 @@ def _open_part(choice, split):
 def _pseudo_labelled(
   open_part,
   name: str,
-  row: Row,
+  row: DatasetRow,
   split: str,
   *,
   path: str,
@@ -158,52 +159,52 @@ def _pseudo_labelled(
     ConfigError: if the classes of the teacher and of `labelled` differ.
   """
   splits = Splits(train, val, test)
-  with schema.at("labelled"):
+  with schema.enter_key("labelled"):
     source = open_part(labelled, splits.spec(split))
   if split != "train":
     return source
-  folder = paths.path(path)
-  with schema.at("path"):
+  folder = paths.resolve_path(path)
+  with schema.enter_key("path"):
     plan = pseudo_labels.read_plan(folder)
     if plan is None:
       raise sources.AbsentError(
         f"{path} contains no labels. Write them: python -m vit_jax.evaluate --workdir=TEACHER --split=SPLIT "
-        f"{schema.texts.flag('write-labels', path)}"
+        f"{schema.texts.format_flag('write-labels', path)}"
       )
-    if tuple(map(class_names.normal, plan.classes)) != source.classes:
+    if tuple(map(class_names.normalise_name, plan.classes)) != source.classes:
       raise schema.ConfigError(
-        f"{path} has labels of {amount(len(plan.classes), 'class', 'classes')}, "
+        f"{path} has labels of {format_amount(len(plan.classes), 'class', 'classes')}, "
         f"{show(plan.classes[0])} first, but the labelled "
         f"data have {len(source.classes)}, {show(source.classes[0])} first. Use a teacher of the same classes"
       )
-  with schema.at("images" if images else "path"):
+  with schema.enter_key("images" if images else "path"):
     stored = schema.convert(plan.data, Choice)
     others = open_part(images or bind(stored, lookup(READERS, stored.name)), plan.split)
-  taken = pseudo_labels.Choice(minimum, per_class, soft)
-  pseudo = pseudo_labels.labelled("pseudo-labels", plan.split, others, folder, plan, taken)
-  return mixture.mixture(name, splits.spec(split), [source, pseudo], [1.0, ratio], "same", None)
+  taken = pseudo_labels.Selection(minimum, per_class, soft)
+  pseudo = pseudo_labels.select_labelled("pseudo-labels", plan.split, others, folder, plan, taken)
+  return mixture.join_sources(name, splits.spec(split), [source, pseudo], [1.0, ratio], "same", None)
 
 
-CATALOG["mixture"] = Row(schema.preset(_mixture, _open_part))
-CATALOG["pseudo_labelled"] = Row(schema.preset(_pseudo_labelled, _open_part))
-DATA = schema.Derived(
+CATALOG["mixture"] = DatasetRow(schema.preset(_mixture, _open_part))
+CATALOG["pseudo_labelled"] = DatasetRow(schema.preset(_pseudo_labelled, _open_part))
+DATA = schema.DerivedTable(
   CATALOG,
   lambda name, row: (
     READERS[name],
-    _training(row),
+    _bind_training(row),
     stream.eval_examples,
-    _loading(row),
+    _bind_loading(row),
     loader.processes,
     augment.build,
   ),
 )
 # The same for data that are only evaluated.
-EVAL_DATA = schema.Derived(
-  CATALOG, lambda name, row: (READERS[name], stream.eval_examples, _loading(row), augment.normalise)
+EVAL_DATA = schema.DerivedTable(
+  CATALOG, lambda name, row: (READERS[name], stream.eval_examples, _bind_loading(row), augment.normalise)
 )
 
 
-def about(name: str) -> str:
+def describe_dataset(name: str) -> str:
   """Returns a one-line description of a dataset, or "" if the catalog has no facts about it."""
   row = CATALOG.get(name)
   if row is None or row.classes is None:
@@ -215,7 +216,7 @@ def about(name: str) -> str:
     f"{row.classes:,} classes" + (f", of which {len(row.subset)} occur" if row.subset else ""),
     f"trained on {row.train!r}, tested on {row.test!r} by {row.metric}",
     *([f"VTAB's {task.title} ({task.group})"] if task else []),
-    f"licence: {licences.licence(row.builder)}",
+    f"licence: {licences.describe_licence(row.builder)}",
   ]
   return "; ".join(parts)
 
@@ -247,7 +248,7 @@ def open_split(choice: Choice, split: str) -> sources.Source:
   return schema.make(choice, DATA, split)
 
 
-def train_examples(choice: Choice, seed: int, patch: int | None, batch: int, source: sources.Source | None = None):
+def open_train_examples(choice: Choice, seed: int, patch: int | None, batch: int, source: sources.Source | None = None):
   """Returns the training examples of a dataset. See `stream.train_examples`.
 
   Args:
@@ -259,7 +260,7 @@ def train_examples(choice: Choice, seed: int, patch: int | None, batch: int, sou
   """
   source = open_split(choice, "train") if source is None else source
   _warn_of_changed_labels(choice)
-  return stream.train_examples(source, seed, patch, batch, **schema.arguments(choice, stream.train_examples))
+  return stream.train_examples(source, seed, patch, batch, **schema.select_arguments(choice, stream.train_examples))
 
 
 def _warn_of_changed_labels(choice):
@@ -277,7 +278,7 @@ def _warn_of_changed_labels(choice):
         )
 
 
-def known_split(choice: Choice, split: str, prefix: str = "") -> sources.Source:
+def open_known_split(choice: Choice, split: str, prefix: str = "") -> sources.Source:
   """Returns the result of `open_split`, or a source without images if the data are missing.
 
   The source without images is sufficient for planning. It has the number of images and classes from the catalog. The
@@ -296,7 +297,7 @@ def known_split(choice: Choice, split: str, prefix: str = "") -> sources.Source:
     same = choice.args.get("classes") == "same"
 
     def open_part(part, split):
-      return known_split(part, split, "" if same else f"{part.name} ")  # classes of different parts may differ
+      return open_known_split(part, split, "" if same else f"{part.name} ")  # classes of different parts may differ
 
     known = {"mixture": (schema.preset(_mixture, open_part, "mixture", CATALOG["mixture"]), *DATA["mixture"][1:])}
     return schema.make(choice, known, split)
@@ -306,7 +307,7 @@ def known_split(choice: Choice, split: str, prefix: str = "") -> sources.Source:
     if choice.name == "pseudo_labelled":  # the classes are the same, and steps do not depend on the number of images
       known = bind(choice, lookup(DATA, choice.name)).args
       splits = Splits(known["train"], known["val"], known["test"])
-      return known_split(known["labelled"], splits.spec(split))
+      return open_known_split(known["labelled"], splits.spec(split))
     row = CATALOG[choice.name]
     if row.classes is None:
       raise

@@ -6,7 +6,7 @@ of the 50,000 images have no label and are not scored.
 """
 
 from vit_jax.data.readers import tfds
-from vit_jax.data.rows import Row
+from vit_jax.data.rows import DatasetRow
 
 _PHOTOGRAPH = 115_000  # 147.9 GB; 135 kB in the validation split
 _STEPS = "register at https://image-net.org/download-images, and download it there"
@@ -40,9 +40,9 @@ R = (
 # fmt: on
 
 
-def _part(builder, train) -> Row:
+def _subset_row(builder, train) -> DatasetRow:
   """Returns a row for a subset of the training images, with the complete validation split."""
-  return Row(
+  return DatasetRow(
     tfds.catalogued,
     builder,
     {"train": train, "validation": 50_000},
@@ -54,23 +54,25 @@ def _part(builder, train) -> Row:
   )
 
 
-def _test_set(builder, images, **more) -> Row:
+def _evaluation_row(builder, images, **more) -> DatasetRow:
   """Returns a row of images that are only evaluated. "train" is the same split, as models need one to be built."""
   split = next(iter(images))
-  return Row(tfds.catalogued, builder, images, 1000, train=split, test=split, **{"image_bytes": _PHOTOGRAPH} | more)
+  return DatasetRow(
+    tfds.catalogued, builder, images, 1000, train=split, test=split, **{"image_bytes": _PHOTOGRAPH} | more
+  )
 
 
 _VALIDATED = dict(manual=(_VALIDATION,), steps=_STEPS)
 
 ROWS = {
-  "imagenet2012": _part("imagenet2012:5.1.0", 1_281_167),
+  "imagenet2012": _subset_row("imagenet2012:5.1.0", 1_281_167),
   # The subsets of SimCLR.
-  "imagenet2012_1pct": _part("imagenet2012_subset/1pct:5.0.0", 12_811),
-  "imagenet2012_10pct": _part("imagenet2012_subset/10pct:5.0.0", 128_116),
-  "imagenet2012_1shot": _part("imagenet2012_fewshot/1shot:5.0.1", 1_000),
-  "imagenet2012_5shot": _part("imagenet2012_fewshot/5shot:5.0.1", 5_000),
-  "imagenet2012_10shot": _part("imagenet2012_fewshot/10shot:5.0.1", 10_000),
-  "imagenet2012_real": _test_set(
+  "imagenet2012_1pct": _subset_row("imagenet2012_subset/1pct:5.0.0", 12_811),
+  "imagenet2012_10pct": _subset_row("imagenet2012_subset/10pct:5.0.0", 128_116),
+  "imagenet2012_1shot": _subset_row("imagenet2012_fewshot/1shot:5.0.1", 1_000),
+  "imagenet2012_5shot": _subset_row("imagenet2012_fewshot/5shot:5.0.1", 5_000),
+  "imagenet2012_10shot": _subset_row("imagenet2012_fewshot/10shot:5.0.1", 10_000),
+  "imagenet2012_real": _evaluation_row(
     "imagenet2012_real:1.0.0",
     {"validation": 50_000},
     label="real_label",
@@ -78,7 +80,7 @@ ROWS = {
     metric="share of the 46,837 labelled images for which the best class is one of the labels",
     **_VALIDATED,
   ),
-  "imagenet2012_multilabel": _test_set(
+  "imagenet2012_multilabel": _evaluation_row(
     "imagenet2012_multilabel:3.0.0",
     {"validation": 20_000, "imagenet_m": 68},
     label="correct_multi_labels",
@@ -86,12 +88,14 @@ ROWS = {
     metric="share of images for which the best class is one of the labels",
     **_VALIDATED,
   ),
-  "imagenet_v2": _test_set("imagenet_v2/matched-frequency:3.0.0", {"test": 10_000}, image_bytes=126_000),  # 1.26 GB
-  "imagenet_v2_threshold": _test_set("imagenet_v2/threshold-0.7:3.0.0", {"test": 10_000}, image_bytes=125_000),
-  "imagenet_v2_topimages": _test_set("imagenet_v2/topimages:3.0.0", {"test": 10_000}, image_bytes=125_000),
-  "imagenet_a": _test_set("imagenet_a:0.1.0", {"test": 7_500}, subset=A, image_bytes=92_000),  # 688 MB
-  "imagenet_r": _test_set("imagenet_r:0.2.0", {"test": 30_000}, subset=R, image_bytes=73_000),  # 2.19 GB
-  "imagenet_sketch": _test_set(
+  "imagenet_v2": _evaluation_row(
+    "imagenet_v2/matched-frequency:3.0.0", {"test": 10_000}, image_bytes=126_000
+  ),  # 1.26 GB
+  "imagenet_v2_threshold": _evaluation_row("imagenet_v2/threshold-0.7:3.0.0", {"test": 10_000}, image_bytes=125_000),
+  "imagenet_v2_topimages": _evaluation_row("imagenet_v2/topimages:3.0.0", {"test": 10_000}, image_bytes=125_000),
+  "imagenet_a": _evaluation_row("imagenet_a:0.1.0", {"test": 7_500}, subset=A, image_bytes=92_000),  # 688 MB
+  "imagenet_r": _evaluation_row("imagenet_r:0.2.0", {"test": 30_000}, subset=R, image_bytes=73_000),  # 2.19 GB
+  "imagenet_sketch": _evaluation_row(
     "imagenet_sketch:1.0.0",
     {"test": 50_889},
     image_bytes=149_000,  # 7.6 GB
@@ -99,7 +103,7 @@ ROWS = {
     "{manual}",
   ),
   # One type of corruption with one severity. Name the builder to use another one: data.name=tfds, data.builder=...
-  "imagenet2012_corrupted": _test_set(
+  "imagenet2012_corrupted": _evaluation_row(
     "imagenet2012_corrupted/gaussian_noise_1:3.1.0",
     {"validation": 50_000},
     image_bytes=20_000,  # assumed: JPEG with 224 x 224 pixels
@@ -107,7 +111,7 @@ ROWS = {
     steps=_STEPS,
   ),
   # The version of fall 2011, with the two additional classes of Google's models and the splits of big_vision.
-  "imagenet21k": Row(
+  "imagenet21k": DatasetRow(
     tfds.own_copy,
     splits={"full": 14_200_000},  # Kolesnikov et al. 2020: 14.2 M
     classes=21_843,
@@ -116,7 +120,7 @@ ROWS = {
     image_bytes=92_000,  # 1.31 TB
   ),
   # The processed version of winter 2021: classes with more than 500 images (Ridnik et al. 2021).
-  "imagenet21k_p": Row(
+  "imagenet21k_p": DatasetRow(
     tfds.own_copy,
     splits={"train": 11_060_223, "validation": 522_500},
     classes=10_450,
@@ -124,7 +128,7 @@ ROWS = {
     image_bytes=92_000,  # assumed: as in the version of fall 2011
   ),
   # A private dataset of Google. It has no published test split, so the first images are held out.
-  "jft300m": Row(
+  "jft300m": DatasetRow(
     tfds.own_copy,
     splits={"train": 303_000_000},  # Dosovitskiy et al. 2021, section 4.1
     classes=18_291,
@@ -133,7 +137,7 @@ ROWS = {
     labels=8,  # assumed; 1.26 on average (Kolesnikov et al. 2020, section 3.1)
     image_bytes=115_000,  # assumed: as in ImageNet
   ),
-  "jft3b": Row(
+  "jft3b": DatasetRow(
     tfds.own_copy,
     splits={"train": 3_000_000_000},  # "nearly 3 billion": Zhai et al. 2022
     classes=29_593,

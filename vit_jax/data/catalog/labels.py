@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import cv2
 import numpy as np
 
-from vit_jax.data.rows import Rule
-from vit_jax.schema import amount
+from vit_jax.data.rows import LabelRule
+from vit_jax.schema import format_amount
 
 CLEVR_DISTANCES = (8.0, 8.5, 9.0, 9.5, 10.0)  # thresholds of the depth in pixel_coords (clevr.py:45-53)
 KITTI_DISTANCES = (8.0, 20.0, 999.0)  # metres (kitti.py:90-103)
@@ -59,7 +59,7 @@ def dsprites_orientation(orientation: Sequence[int]) -> int:
   return int(orientation[0] / 2.5)
 
 
-def bright(data: bytes) -> bytes:
+def brighten(data: bytes) -> bytes:
   """Converts a PNG file with pixels 0 and 1 to a PNG file with pixels 0 and 255 (dsprites.py:95-103).
 
   Args:
@@ -70,26 +70,26 @@ def bright(data: bytes) -> bytes:
   """
   pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED) if data else None
   if pixels is None:
-    raise OSError(f"not a complete image: {amount(len(data), 'byte')} beginning with {data[:8]!r}")
+    raise OSError(f"not a complete image: {format_amount(len(data), 'byte')} beginning with {data[:8]!r}")
   return cv2.imencode(".png", np.minimum(pixels, 1) * 255)[1].tobytes()
 
 
-def _ranges(thresholds, unit):
+def _format_ranges(thresholds, unit):
   ends = [f"{end:g}" for end in thresholds]
   between = [f"{low} to {high}{unit}" for low, high in itertools.pairwise(ends)]
   return (f"up to {ends[0]}{unit}", *between, f"beyond {ends[-1]}{unit}")
 
 
-def _numbers(count, first=0):
+def _format_numbers(count, first=0):
   return tuple(map(str, range(first, first + count)))
 
 
-CLEVR_COUNT = Rule(("objects/pixel_coords",), clevr_count, _numbers(8, 3))
-CLEVR_DISTANCE = Rule(("objects/pixel_coords",), clevr_distance, _ranges(CLEVR_DISTANCES, ""))
-KITTI_DISTANCE = Rule(
+CLEVR_COUNT = LabelRule(("objects/pixel_coords",), clevr_count, _format_numbers(8, 3))
+CLEVR_DISTANCE = LabelRule(("objects/pixel_coords",), clevr_distance, _format_ranges(CLEVR_DISTANCES, ""))
+KITTI_DISTANCE = LabelRule(
   ("objects/type", "objects/location"),
   kitti_distance,
-  (*_ranges(KITTI_DISTANCES[:2], " m"), "no vehicle"),
+  (*_format_ranges(KITTI_DISTANCES[:2], " m"), "no vehicle"),
 )
-DSPRITES_LOCATION = Rule(("label_x_position",), dsprites_location, _numbers(16))
-DSPRITES_ORIENTATION = Rule(("label_orientation",), dsprites_orientation, _numbers(16))
+DSPRITES_LOCATION = LabelRule(("label_x_position",), dsprites_location, _format_numbers(16))
+DSPRITES_ORIENTATION = LabelRule(("label_orientation",), dsprites_orientation, _format_numbers(16))

@@ -24,7 +24,7 @@ LICENCES = {
 }
 
 
-def licence(builder: str | None) -> str:
+def describe_licence(builder: str | None) -> str:
   """Returns the licence of the images of a dataset, or a hint where to find it.
 
   Args:

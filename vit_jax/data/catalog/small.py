@@ -2,17 +2,17 @@
 
 from vit_jax.data import scenes
 from vit_jax.data.readers import tfds
-from vit_jax.data.rows import Row, Segments
+from vit_jax.data.rows import DatasetRow, MaskFeature
 
 ROWS = {
-  "digits": Row(
+  "digits": DatasetRow(
     tfds.catalogued,
     "digits:1.0.0",
     {"train": 1437, "test": 360},
     10,
     image_bytes=1_900,  # measured
   ),
-  "glyphs": Row(  # generated, for pre-training: see data/glyphs.py
+  "glyphs": DatasetRow(  # generated, for pre-training: see data/glyphs.py
     tfds.catalogued,
     "glyphs:1.0.0",
     {"train": 20_000, "test": 2_000},
@@ -20,22 +20,22 @@ ROWS = {
     flip=False,
     image_bytes=1_000,
   ),
-  "scenes": Row(  # generated, with segmentation masks: see data/scenes.py
+  "scenes": DatasetRow(  # generated, with segmentation masks: see data/scenes.py
     tfds.catalogued,
     "scenes:1.0.0",
     {"train": 2_500, "test": 500},
     7,
     image_bytes=8_900,  # measured
-    segments=Segments("mask", {name: number for number, name in enumerate(("ground", *scenes.CLASSES))}),
+    segments=MaskFeature("mask", {name: number for number, name in enumerate(("ground", *scenes.CLASSES))}),
   ),
-  "cifar10": Row(
+  "cifar10": DatasetRow(
     tfds.catalogued,
     "cifar10:3.0.2",
     {"train": 50_000, "test": 10_000},
     10,
     image_bytes=2_500,  # PNG of at most 3,072 bytes of pixels
   ),
-  "cars196": Row(
+  "cars196": DatasetRow(
     tfds.catalogued,
     "cars196:2.1.0",
     {"train": 8144, "test": 8041},
@@ -44,7 +44,7 @@ ROWS = {
     caution="its host, ai.stanford.edu, may not answer. Its files are taken from {manual}, if they are there under the "
     "names cars_train.tgz, cars_test.tgz, car_devkit.tgz and cars_test_annos_withlabels.mat",
   ),
-  "uc_merced": Row(
+  "uc_merced": DatasetRow(
     tfds.catalogued,
     "uc_merced:2.0.0",
     {"train": 2100},

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from vit_jax.data.catalog import labels
 from vit_jax.data.readers import tfds
-from vit_jax.data.rows import Row, Segments
+from vit_jax.data.rows import DatasetRow, MaskFeature
 
 
-class Task(NamedTuple):
+class VtabTask(NamedTuple):
   """A task of the VTAB leaderboard.
 
   Attributes:
@@ -28,33 +28,35 @@ class Task(NamedTuple):
 
 
 TASKS = {  # by row name, in the order of Dosovitskiy et al. 2021, table 9
-  "caltech101": Task("Caltech101", "natural"),
-  "cifar100": Task("CIFAR-100", "natural"),
-  "dtd": Task("DTD", "natural"),
-  "oxford_flowers102": Task("Flowers102", "natural"),
-  "oxford_iiit_pet": Task("Pets", "natural"),
-  "sun397": Task("Sun397", "natural"),
-  "svhn_cropped": Task("SVHN", "natural"),
-  "patch_camelyon": Task("Camelyon", "specialized"),
-  "eurosat": Task("EuroSAT", "specialized"),
-  "resisc45": Task("Resisc45", "specialized"),
-  "diabetic_retinopathy": Task("Retinopathy", "specialized"),
-  "clevr_count": Task("Clevr-Count", "structured"),
-  "clevr_distance": Task("Clevr-Dist", "structured"),
-  "dmlab": Task("DMLab", "structured"),
-  "dsprites_location": Task("dSpr-Loc", "structured"),
-  "dsprites_orientation": Task("dSpr-Ori", "structured"),
-  "kitti_distance": Task("KITTI-Dist", "structured"),
-  "smallnorb_azimuth": Task("sNORB-Azim", "structured"),
-  "smallnorb_elevation": Task("sNORB-Elev", "structured"),
+  "caltech101": VtabTask("Caltech101", "natural"),
+  "cifar100": VtabTask("CIFAR-100", "natural"),
+  "dtd": VtabTask("DTD", "natural"),
+  "oxford_flowers102": VtabTask("Flowers102", "natural"),
+  "oxford_iiit_pet": VtabTask("Pets", "natural"),
+  "sun397": VtabTask("Sun397", "natural"),
+  "svhn_cropped": VtabTask("SVHN", "natural"),
+  "patch_camelyon": VtabTask("Camelyon", "specialized"),
+  "eurosat": VtabTask("EuroSAT", "specialized"),
+  "resisc45": VtabTask("Resisc45", "specialized"),
+  "diabetic_retinopathy": VtabTask("Retinopathy", "specialized"),
+  "clevr_count": VtabTask("Clevr-Count", "structured"),
+  "clevr_distance": VtabTask("Clevr-Dist", "structured"),
+  "dmlab": VtabTask("DMLab", "structured"),
+  "dsprites_location": VtabTask("dSpr-Loc", "structured"),
+  "dsprites_orientation": VtabTask("dSpr-Ori", "structured"),
+  "kitti_distance": VtabTask("KITTI-Dist", "structured"),
+  "smallnorb_azimuth": VtabTask("sNORB-Azim", "structured"),
+  "smallnorb_elevation": VtabTask("sNORB-Elev", "structured"),
 }
 
 
-def _row(builder, splits, classes, image_bytes, val, test="test", **more) -> Row:
+def _create_row(builder, splits, classes, image_bytes, val, test="test", **more) -> DatasetRow:
   """Returns a row for VTAB. `val` is the split string of the slice "val200"."""
   both = f"train[:800]+{val}"
   slices = {"train800": "train[:800]", "val200": val, "train800val200": both, "train1000": both}
-  return Row(tfds.catalogued, builder, splits, classes, test=test, image_bytes=image_bytes, slices=slices, **more)
+  return DatasetRow(
+    tfds.catalogued, builder, splits, classes, test=test, image_bytes=image_bytes, slices=slices, **more
+  )
 
 
 _CLEVR = dict(
@@ -73,7 +75,7 @@ _DSPRITES = dict(
   val="train[589824:590024]",
   train="train[:663552]",
   test="train[663552:]",
-  image=labels.bright,
+  image=labels.brighten,
   flip=False,
 )
 _SMALLNORB = dict(
@@ -87,7 +89,7 @@ _SMALLNORB = dict(
 )
 
 ROWS = {
-  "caltech101": _row(
+  "caltech101": _create_row(
     "caltech101:3.0.2",
     {"train": 3060, "test": 6084},
     102,
@@ -96,32 +98,34 @@ ROWS = {
     caution="TFDS draws its 30 training images a class from a file listing in the order of the file system, so "
     "the images may differ between machines",
   ),
-  "cifar100": _row(
+  "cifar100": _create_row(
     "cifar100:3.0.2",
     {"train": 50_000, "test": 10_000},
     100,
     2_500,  # PNG of at most 3,072 bytes of pixels
     "train[45000:45200]",
   ),
-  "dtd": _row(
+  "dtd": _create_row(
     "dtd:3.0.1", {"train": 1880, "validation": 1880, "test": 1880}, 47, 110_000, "validation[:200]"
   ),  # 625 MB
-  "oxford_flowers102": _row(
+  "oxford_flowers102": _create_row(
     "oxford_flowers102:2.1.1",
     {"train": 1020, "validation": 1020, "test": 6149},
     102,
     42_000,  # 345 MB
     "validation[:200]",
   ),
-  "oxford_iiit_pet": _row(
+  "oxford_iiit_pet": _create_row(
     "oxford_iiit_pet:4.0.0",  # VTAB uses 3.*, which TFDS no longer supports
     {"train": 3680, "test": 3669},
     37,
     108_000,  # 792 MB
     "train[2944:3144]",
-    segments=Segments("segmentation_mask", {"pet": 1, "background": 2}, ignored=(3,)),  # 3 is the border between them
+    segments=MaskFeature(
+      "segmentation_mask", {"pet": 1, "background": 2}, ignored=(3,)
+    ),  # 3 is the border between them
   ),
-  "sun397": _row(
+  "sun397": _create_row(
     "sun397/tfds:4.0.0",
     {"train": 76_128, "validation": 10_875, "test": 21_750},
     397,
@@ -130,21 +134,21 @@ ROWS = {
     caution="39 GB; its host, vision.princeton.edu, no longer answers (2025). An archive SUN397.tar.gz of "
     "39,077,296,924 bytes, and Partitions.zip, are taken from {manual}",
   ),
-  "svhn_cropped": _row(
+  "svhn_cropped": _create_row(
     "svhn_cropped:3.1.0",
     {"train": 73_257, "test": 26_032},  # "extra" is never used
     10,
     2_500,  # 182 MB
     "train[65931:66131]",
   ),
-  "patch_camelyon": _row(
+  "patch_camelyon": _create_row(
     "patch_camelyon:2.0.0",
     {"train": 262_144, "validation": 32_768, "test": 32_768},
     2,
     24_500,  # 8.0 GB
     "validation[:200]",
   ),
-  "eurosat": _row(
+  "eurosat": _create_row(
     "eurosat/rgb:2.0.0",
     {"train": 27_000},
     10,
@@ -155,7 +159,7 @@ ROWS = {
     caution="its host, madm.dfki.de, no longer answers. An archive EuroSAT.zip of 94,280,567 bytes is taken from "
     "{manual}",
   ),
-  "resisc45": _row(
+  "resisc45": _create_row(
     "resisc45:3.0.0",
     {"train": 31_500},
     45,
@@ -166,7 +170,7 @@ ROWS = {
     manual=("NWPU-RESISC45",),
     steps="fetch NWPU-RESISC45.rar from https://1drv.ms/u/s!AmgKYzARBl5ca3HNaHIlzp_IXjs and unpack it",
   ),
-  "diabetic_retinopathy": _row(
+  "diabetic_retinopathy": _create_row(
     "diabetic_retinopathy_detection/btgraham-300:3.0.0",
     {"train": 35_126, "validation": 10_906, "test": 42_670},
     5,
@@ -176,9 +180,9 @@ ROWS = {
     steps="fetch all archives from https://www.kaggle.com/c/diabetic-retinopathy-detection/data, every part of them "
     "(train.zip.005 is easily missed), and unpack them: folders train, test and sample, and trainLabels.csv",
   ),
-  "clevr_count": _row(classes=8, label=labels.CLEVR_COUNT, **_CLEVR),
-  "clevr_distance": _row(classes=6, label=labels.CLEVR_DISTANCE, **_CLEVR),
-  "dmlab": _row(
+  "clevr_count": _create_row(classes=8, label=labels.CLEVR_COUNT, **_CLEVR),
+  "clevr_distance": _create_row(classes=6, label=labels.CLEVR_DISTANCE, **_CLEVR),
+  "dmlab": _create_row(
     "dmlab:2.0.1",
     {"train": 65_550, "validation": 22_628, "test": 22_735},
     6,
@@ -186,9 +190,9 @@ ROWS = {
     "validation[:200]",
     crop=False,
   ),
-  "dsprites_location": _row(label=labels.DSPRITES_LOCATION, crop=False, **_DSPRITES),
-  "dsprites_orientation": _row(label=labels.DSPRITES_ORIENTATION, **_DSPRITES),
-  "kitti_distance": _row(
+  "dsprites_location": _create_row(label=labels.DSPRITES_LOCATION, crop=False, **_DSPRITES),
+  "dsprites_orientation": _create_row(label=labels.DSPRITES_ORIENTATION, **_DSPRITES),
+  "kitti_distance": _create_row(
     "kitti:3.3.0",  # VTAB uses 3.1.0; 3.2.0 contains the same images (task_adaptation, issue 18)
     {"train": 6347, "validation": 423, "test": 711},
     4,
@@ -197,6 +201,6 @@ ROWS = {
     label=labels.KITTI_DISTANCE,
     crop=False,
   ),
-  "smallnorb_azimuth": _row(classes=18, label="label_azimuth", flip=False, **_SMALLNORB),
-  "smallnorb_elevation": _row(classes=9, label="label_elevation", **_SMALLNORB),
+  "smallnorb_azimuth": _create_row(classes=18, label="label_azimuth", flip=False, **_SMALLNORB),
+  "smallnorb_elevation": _create_row(classes=9, label="label_elevation", **_SMALLNORB),
 }

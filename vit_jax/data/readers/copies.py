@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data import sources
-from vit_jax.schema import amount
+from vit_jax.schema import format_amount
 
 UNKNOWN = 0  # key of a record that does not equal any other
 
@@ -25,13 +25,13 @@ class Pair(NamedTuple):
   other: tuple[str, int]
 
 
-def key(text: str) -> int:
+def compute_key(text: str) -> int:
   """Returns the key of a text: a number of 63 bits, which is never `UNKNOWN`."""
   digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
   return int.from_bytes(digest, "little") % (2**63 - 1) + 1
 
 
-def repeats(keys: np.ndarray) -> np.ndarray:
+def find_repeats(keys: np.ndarray) -> np.ndarray:
   """Finds keys that occur more than once.
 
   Args:
@@ -48,7 +48,7 @@ def repeats(keys: np.ndarray) -> np.ndarray:
   return pairs[np.argsort(pairs[:, 1])]
 
 
-def overlaps(splits: sources.Splits, keys: Mapping[str, np.ndarray]) -> dict[str, list[Pair]]:
+def find_overlaps(splits: sources.Splits, keys: Mapping[str, np.ndarray]) -> dict[str, list[Pair]]:
   """Finds images that are used both for training and for evaluation.
 
   Records that the config itself uses for both, such as those of `train="train"` and `test="train[:10]"`, are omitted.
@@ -73,7 +73,7 @@ def overlaps(splits: sources.Splits, keys: Mapping[str, np.ndarray]) -> dict[str
   used = {}
   for role in splits.specs():
     with contextlib.suppress(sources.SplitError):  # reported when this split is opened
-      parts = sources.select(splits.spec(role), {name: len(each) for name, each in keys.items()})
+      parts = sources.select_parts(splits.spec(role), {name: len(each) for name, each in keys.items()})
       used[role] = np.concatenate([starts[part] + np.arange(each.start, each.stop) for part, each in parts])
   trained, found = used.pop("train", np.zeros(0, np.int64)), {}
   values, first = np.unique(flat[trained], return_index=True)
@@ -84,7 +84,7 @@ def overlaps(splits: sources.Splits, keys: Mapping[str, np.ndarray]) -> dict[str
   return found
 
 
-def sample(pairs: Sequence[Pair], most: int) -> Sequence[Pair]:
+def sample_pairs(pairs: Sequence[Pair], most: int) -> Sequence[Pair]:
   """Returns a selection of evenly spaced pairs.
 
   Args:
@@ -94,7 +94,7 @@ def sample(pairs: Sequence[Pair], most: int) -> Sequence[Pair]:
   return [pairs[i * len(pairs) // most] for i in range(most)] if len(pairs) > most else pairs
 
 
-def overlap_note(role: str, count: int, example: str, compared: int | None = None, alike: int = 0) -> str:
+def describe_overlap(role: str, count: int, example: str, compared: int | None = None, alike: int = 0) -> str:
   """Returns a line about images that are used both for training and for evaluation.
 
   Args:
@@ -106,12 +106,12 @@ def overlap_note(role: str, count: int, example: str, compared: int | None = Non
   """
   are = "is" if count == 1 else "are"
   if compared is None:
-    what, more = f"{amount(count, 'image')} of {role}", ""
+    what, more = f"{format_amount(count, 'image')} of {role}", ""
   else:
-    what = f"{count:,} of {amount(compared, 'compared image')} of {role}"
+    what = f"{count:,} of {format_amount(compared, 'compared image')} of {role}"
     more = (
-      f" {amount(alike, 'image')} of {role} {'has' if alike == 1 else 'have'} the name and the size of a training "
-      f"image."
+      f" {format_amount(alike, 'image')} of {role} {'has' if alike == 1 else 'have'} the name and the size of a "
+      f"training image."
     )
   return (
     f"data overlap: {what} {are} also in the training data, for example {example}.{more} Results on these images do "

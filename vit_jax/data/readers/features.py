@@ -14,16 +14,16 @@ def refuse_imports() -> None:
   import tensorflow_datasets as tfds
 
   connector = tfds.features.FeatureConnector
-  if getattr(connector.cls_from_name, "__func__", None) is not _trusted_class:
-    _trusted_class.original = connector.cls_from_name.__func__
-    connector.cls_from_name = classmethod(_trusted_class)
+  if getattr(connector.cls_from_name, "__func__", None) is not _find_trusted_class:
+    _find_trusted_class.original = connector.cls_from_name.__func__
+    connector.cls_from_name = classmethod(_find_trusted_class)
 
 
-def _trusted_class(cls: type, python_class_name: str) -> type:
+def _find_trusted_class(cls: type, python_class_name: str) -> type:
   """Replaces TFDS's `cls_from_name`, without imports. Raises ConfigError for a class of another module."""
   if python_class_name not in cls._registered_features and not python_class_name.startswith(TRUSTED):
     raise ConfigError(
       f"features.json names the class {show(python_class_name)}, which is not part of tensorflow_datasets and is not "
       "imported. Data files cannot import modules. If you trust the module, import it with --import"
     )
-  return _trusted_class.original(cls, python_class_name)
+  return _find_trusted_class.original(cls, python_class_name)

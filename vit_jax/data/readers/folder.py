@@ -4,11 +4,11 @@ import dataclasses
 import hashlib
 from typing import Annotated, NamedTuple
 
-from vit_jax import paths
 from vit_jax.data import class_names, membership, sources
 from vit_jax.data.readers import folder_layout, overlaps, places
-from vit_jax.data.readers.tree import Tree
-from vit_jax.schema import ConfigError, Fraction, Range, at, place, show
+from vit_jax.data.readers.tree import FolderTree
+from vit_jax.schema import ConfigError, Fraction, Range, current_config_key, enter_key, show
+from vit_jax.storage import paths
 
 # Names of directories with validation images, in order of preference.
 VALIDATION = ("val", "valid", "validation", "dev")
@@ -18,7 +18,7 @@ FEWEST = 3  # smallest number of files of a class that contributes to validation
 
 def folder(
   name: str,
-  row: sources.Row,
+  row: sources.DatasetRow,
   split: str,
   *,
   path: str,
@@ -28,7 +28,7 @@ def folder(
   holdout: Fraction = 0.2,
   validation: Annotated[float, Range(0, 0.5)] = 0.0,
   split_seed: Annotated[int, Range(0, 2**31 - 1)] = 0,
-  class_order: class_names.Order = "numeric",
+  class_order: class_names.NameOrder = "numeric",
 ) -> sources.Source:
   """Opens a split of the image folder `path`, which contains `<split>/<class>/*.jpg` or `<class>/*.jpg`.
 
@@ -72,14 +72,14 @@ def folder(
       for file in ("cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"):
         pathlib.Path(path, file).parent.mkdir(exist_ok=True)
         cv2.imwrite(f"{path}/{file}", np.zeros((32, 32, 3), np.uint8))
-      source = folder.folder("pets", rows.Row(folder.folder), "train", path=path, holdout=0.5)
+      source = folder.folder("pets", rows.DatasetRow(folder.folder), "train", path=path, holdout=0.5)
     source.classes, len(source)  # ("cat", "dog"), 2
   """
-  tree = Tree(_opened(path))
-  found = _listed(tree, sources.Splits(train, val, test), split, holdout, validation, split_seed, class_order)
+  tree = FolderTree(_open_directory(path))
+  found = _list_files(tree, sources.Splits(train, val, test), split, holdout, validation, split_seed, class_order)
   root, splits, files = tree.root, found.splits, found.files
-  notes = overlaps.of_files(root, splits, files) if split == "train" else ()
-  parts = _selected(found, split)
+  notes = overlaps.find_file_overlaps(root, splits, files) if split == "train" else ()
+  parts = _select_records(found, split)
 
   def used():
     return [record for part, numbers in parts for record in files[part][numbers.start : numbers.stop]]
@@ -102,19 +102,19 @@ def folder(
     fingerprint,
     row.labels,
     read_label=lambda part, i: files[part][i][1],
-    remote=isinstance(root, places.Bucket),
+    remote=isinstance(root, places.BucketFolder),
   )
   source = dataclasses.replace(
     source,
-    files=lambda: root.on_disk(names()),
+    files=lambda: root.list_local_paths(names()),
     objects=lambda: root.versions(names()),
-    membership=membership.of_files(
+    membership=membership.create_membership(
       splits,
       lambda: {part: [file for file, _ in records] for part, records in files.items()},
-      lambda file: _hash(split_seed, file).hex()[: membership.DIGITS],
+      lambda file: _hash_file(split_seed, file).hex()[: membership.DIGITS],
     ),
   )
-  return sources.noted(source, found.note, *notes)
+  return sources.add_notes(source, found.note, *notes)
 
 
 class _Listing(NamedTuple):
@@ -135,44 +135,44 @@ class _Listing(NamedTuple):
   advice: str
 
 
-def _listed(tree, splits, split, holdout, validation, seed, order) -> _Listing:
+def _list_files(tree, splits, split, holdout, validation, seed, order) -> _Listing:
   """Lists the files of an image folder, and draws the files of splits that have no folder."""
   top = tree.folders()
-  if folder_layout.holds_classes(tree, top):
-    folders = {"": _class_folders(tree, "", order)}
-    drawn, above, advice = _held_out(tree, folders[""].values(), holdout, seed), (), ""
+  if folder_layout.contains_classes(tree, top):
+    folders = {"": _find_class_folders(tree, "", order)}
+    drawn, above, advice = _hold_out(tree, folders[""].values(), holdout, seed), (), ""
   else:
     if validation and splits.val is None:
       splits = dataclasses.replace(splits, val=next((name for name in VALIDATION if name in top), None))
-    folders = _split_folders(tree, top, (splits.spec(split), *splits.specs().values()), order)
+    folders = _find_split_folders(tree, top, (splits.spec(split), *splits.specs().values()), order)
     drawn = {part: [] for part in top} | {
-      part: [_drawn(seed, tree, name, f"{part}/") for name in named.values()] for part, named in folders.items()
+      part: [_sort_by_hash(seed, tree, name, f"{part}/") for name in named.values()] for part, named in folders.items()
     }
     above = [part for part in drawn if drawn[part]]
-    advice = "" if above else folder_layout.too_high(tree, top, splits)
+    advice = "" if above else folder_layout.suggest_subdirectory(tree, top, splits)
   of_classes = [f"{part}/{name}" if part else name for part, named in folders.items() for name in named.values()]
   note = tree.about(of_classes or top, ("", *above))
-  absent = sources.split_names([splits.train]) - drawn.keys()  # reported later, with the right directory
+  absent = sources.parse_split_names([splits.train]) - drawn.keys()  # reported later, with the right directory
   if validation and splits.val is None and not absent:
-    drawn, held = _with_validation(drawn, splits.train, validation)
+    drawn, held = _split_validation(drawn, splits.train, validation)
     note += f"; held out for validation as 'val': {held:,} of the {splits.train} images (validation={validation:g})"
-  files = {part: _spread(images) for part, images in drawn.items()}
+  files = {part: _interleave_classes(images) for part, images in drawn.items()}
   return _Listing(splits, files, tuple(next(iter(folders.values()), ())), note, advice)
 
 
-def _selected(found, split) -> list[tuple[str, range]]:
+def _select_records(found, split) -> list[tuple[str, range]]:
   """Selects the records of a split. The SplitError for a missing split contains advice."""
   sizes = {part: len(records) for part, records in found.files.items()}
   try:
     return found.splits.select(split, sizes)
   except sources.SplitError as error:
-    advice, names = found.advice, sources.split_names([found.splits.spec("val")])
+    advice, names = found.advice, sources.parse_split_names([found.splits.spec("val")])
     if not advice and split == "val" and found.splits.train in sizes and not names <= sizes.keys():
       advice = (
-        f" By default, a run holds out 'val' from 'train': remove {place('val')}, or set the share with "
-        f"{place('validation')}={SHARE:g}"
+        f" By default, a run holds out 'val' from 'train': remove {current_config_key('val')}, or set the share with "
+        f"{current_config_key('validation')}={SHARE:g}"
         if found.splits.val
-        else f" To hold out 'val' from 'train', set {place('validation')}={SHARE:g}"
+        else f" To hold out 'val' from 'train', set {current_config_key('validation')}={SHARE:g}"
       )
     if not advice:
       raise
@@ -180,13 +180,13 @@ def _selected(found, split) -> list[tuple[str, range]]:
     raise sources.SplitError(f"{error.message.removesuffix('.')}.{advice}", key) from None
 
 
-def _opened(path) -> places.Disk | places.Bucket:
+def _open_directory(path) -> places.DiskFolder | places.BucketFolder:
   """Opens the directory `path`."""
-  with at("path"):
-    root = paths.expand(paths.parse(path, bare=True))
+  with enter_key("path"):
+    root = paths.expand_home(paths.parse_path(path, bare=True))
   known = "<split>/<class>/*.jpg or <class>/*.jpg"
   if paths.in_bucket(root):
-    bucket = places.reached(root, lambda: places.Bucket.listed(root))
+    bucket = places.call_storage(root, lambda: places.BucketFolder.listed(root))
     if not bucket.objects:
       raise sources.AbsentError(f"{path!r} is empty. Copy images to {known}", "path")
     return bucket
@@ -197,21 +197,21 @@ def _opened(path) -> places.Disk | places.Bucket:
     raise ConfigError(f"{path!r} is a prepared dataset. Set config.data.name=tfds to read it", "path")
   if not path or not root.is_dir():
     raise ConfigError(f"no folder {path!r}. Name one with {known}", "path")
-  return places.Disk(root)
+  return places.DiskFolder(root)
 
 
-def _held_out(tree, classes, holdout, seed):
+def _hold_out(tree, classes, holdout, seed):
   """Divides the files of each class into "test", with the share `holdout`, and "train"."""
   drawn = {"train": [], "test": []}
   for label in classes:
-    images = _drawn(seed, tree, label)
+    images = _sort_by_hash(seed, tree, label)
     held = round(len(images) * holdout)
     drawn["test"].append(images[:held])
     drawn["train"].append(images[held:])
   return drawn
 
 
-def _with_validation(drawn, train, share):
+def _split_validation(drawn, train, share):
   """Moves a share of each class of `train` to "val".
 
   Returns the files of each split, and the number of files in "val".
@@ -233,46 +233,46 @@ def _with_validation(drawn, train, share):
   return drawn | parts, sum(counts)
 
 
-def _split_folders(tree, splits, specs, order):
+def _find_split_folders(tree, splits, specs, order):
   """Returns {split: {class: its directory}} of the splits in `specs`, which must have equal classes."""
-  names = sources.split_names(specs)
+  names = sources.parse_split_names(specs)
   used = [split for split in splits if split in names or "all" in names]
-  folders = {split: _class_folders(tree, split, order) for split in used}
+  folders = {split: _find_class_folders(tree, split, order) for split in used}
   for split in used[1:]:
-    if odd := class_names.differing(folders[used[0]], folders[split]):
+    if odd := class_names.find_differing(folders[used[0]], folders[split]):
       raise ConfigError(
         f"splits {used[0]!r} and {split!r} of {str(tree.root.root)!r} differ in classes {odd[:5]}", "path"
       )
   return folders
 
 
-def _class_folders(tree, split, order) -> dict[str, str]:
+def _find_class_folders(tree, split, order) -> dict[str, str]:
   """Returns {class: its directory} of a split, in class order. Raises ConfigError if a class has two directories."""
   folders = {}
   for name in tree.folders(split):
-    other = folders.setdefault(class_names.normal(name), name)
+    other = folders.setdefault(class_names.normalise_name(name), name)
     if other != name:
       raise ConfigError(
         f"folders {other!a} and {name!a} in {str(tree.root.root / split)!r} have one name in two Unicode forms. Move "
         "the images of one folder into the other",
         "path",
       )
-  return {name: folders[name] for name in class_names.ordered(folders, order)}
+  return {name: folders[name] for name in class_names.sort_names(folders, order)}
 
 
-def _drawn(seed, tree, name, split=""):
+def _sort_by_hash(seed, tree, name, split=""):
   """Returns (hash, path) of the images of a class, in the order of the hashes."""
-  files = [f"{split}{name}/{file}" for file in folder_layout.images_of(tree, f"{split}{name}")]
-  return sorted((_hash(seed, file), file) for file in files)
+  files = [f"{split}{name}/{file}" for file in folder_layout.list_images(tree, f"{split}{name}")]
+  return sorted((_hash_file(seed, file), file) for file in files)
 
 
-def _hash(seed, file) -> bytes:
+def _hash_file(seed, file) -> bytes:
   """Returns the hash of the last two names of a path, the class and the file."""
   _, label, name = f"/{file}".rsplit("/", 2)
   return hashlib.blake2b(f"{seed}/{label}/{name}".encode("utf-8", "surrogateescape")).digest()
 
 
-def _spread(drawn):
+def _interleave_classes(drawn):
   """Returns the records (file, label) of a split. The files of each class are evenly spaced and keep their order."""
   placed = [
     ((rank + 0.5) / len(files), draw, file, label)

@@ -5,13 +5,13 @@ import pathlib
 from collections.abc import Sequence
 
 from vit_jax.data import sources
-from vit_jax.data.readers.tree import EXTENSIONS, Tree, counted, extension
-from vit_jax.schema import ConfigError, amount, place
+from vit_jax.data.readers.tree import EXTENSIONS, FolderTree, extension, format_counts
+from vit_jax.schema import ConfigError, current_config_key, format_amount
 
 DEEP, LOOKED = 3, 1000  # for advice in errors: number of levels and of directories to search for a better path
 
 
-def holds_classes(tree: Tree, top: Sequence[str]) -> bool:
+def contains_classes(tree: FolderTree, top: Sequence[str]) -> bool:
   """Returns whether the directories of the root are classes, because they contain images. Otherwise they are splits.
 
   Args:
@@ -33,7 +33,7 @@ def holds_classes(tree: Tree, top: Sequence[str]) -> bool:
   if len(holding) == 1 and not nested and loose:
     own = pathlib.PurePath(str(tree.root.root)).name
     raise ConfigError(
-      f"{where} holds {amount(len(loose), 'image')} itself, as {loose[0]!r}, and its only class would be "
+      f"{where} holds {format_amount(len(loose), 'image')} itself, as {loose[0]!r}, and its only class would be "
       f"{holding[0]!r}. If {own!r} is a class, use the folder above it. Otherwise move these images to another folder",
       "path",
     )
@@ -49,7 +49,7 @@ def holds_classes(tree: Tree, top: Sequence[str]) -> bool:
   return bool(holding)
 
 
-def too_high(tree: Tree, top: Sequence[str], splits: sources.Splits) -> str:
+def suggest_subdirectory(tree: FolderTree, top: Sequence[str], splits: sources.Splits) -> str:
   """Returns advice to use a subdirectory, if exactly one directory on the highest possible level has splits or classes.
 
   Args:
@@ -60,7 +60,7 @@ def too_high(tree: Tree, top: Sequence[str], splits: sources.Splits) -> str:
   Returns:
     The end of a message, which starts with a space. "" if no directory fits, or several fit.
   """
-  wanted = sources.split_names(splits.specs().values())
+  wanted = sources.parse_split_names(splits.specs().values())
   level, looked = top, 0
   for _ in range(DEEP):
     found, below = [], []
@@ -68,10 +68,12 @@ def too_high(tree: Tree, top: Sequence[str], splits: sources.Splits) -> str:
       inner, path = tree.folders(name), f"{tree.root.root}/{name}"
       below += [f"{name}/{each}" for each in inner]
       if parts := [part for part in inner if part in wanted and tree.folders(f"{name}/{part}")]:
-        found.append((True, f" {path!r} has {', '.join(map(repr, parts))}: name that folder as {place('path')}"))
+        found.append(
+          (True, f" {path!r} has {', '.join(map(repr, parts))}: name that folder as {current_config_key('path')}")
+        )
       elif image := next(filter(None, (tree.example(f"{name}/{each}", 0) for each in inner)), None):
         label = image.split("/")[-2]
-        words = f" If {image!r} is an image of the class {label!r}, name {path!r} as {place('path')}"
+        words = f" If {image!r} is an image of the class {label!r}, name {path!r} as {current_config_key('path')}"
         found.append((False, words))
     if found:
       surest = [words for has_splits, words in found if has_splits] or [words for _, words in found]
@@ -80,7 +82,7 @@ def too_high(tree: Tree, top: Sequence[str], splits: sources.Splits) -> str:
   return ""
 
 
-def images_of(tree: Tree, folder: str) -> list[str]:
+def list_images(tree: FolderTree, folder: str) -> list[str]:
   """Returns the names of the images of a class directory.
 
   Args:
@@ -97,7 +99,7 @@ def images_of(tree: Tree, folder: str) -> list[str]:
   if not others and not inner:
     raise ConfigError(f"{message}. The folder is empty: remove it, or move images into it", "path")
   if others:
-    message += f", but {', '.join(counted(collections.Counter(map(extension, others)), 5))}"
+    message += f", but {', '.join(format_counts(collections.Counter(map(extension, others)), 5))}"
   if inner and (deep := tree.example(folder, 2)):
     above = f"{tree.root.root}/{folder.rpartition('/')[0] or folder}"
     message += f"; some images are in deeper folders, such as {deep!r}. Move them up"

@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax.data import local_files
 from vit_jax.data.readers import listing
-from vit_jax.files import local_cache, replacing
+from vit_jax.storage.files import atomic_write, get_local_cache_directory
 
 VERSION = 7  # version of the cache entries and of the checks during a scan
 # Time in seconds since the last change of a file before its scan is cached. Some file systems have a time resolution
@@ -23,7 +23,7 @@ BETWEEN = 2**16  # largest gap in bytes between two records that are read with o
 Arrays = dict[str, np.ndarray]
 
 
-def made(kind: str, files: listing.Files, scan: Callable[[int], Arrays], about: object = None) -> list[Arrays]:
+def load_or_scan(kind: str, files: listing.Files, scan: Callable[[int], Arrays], about: object = None) -> list[Arrays]:
   """Returns the result of `scan` for each file, from the cache if the file has not changed since the last scan.
 
   The key of a cache entry contains the version of the file, see `listing.Files.version`. Two files never share an
@@ -38,25 +38,25 @@ def made(kind: str, files: listing.Files, scan: Callable[[int], Arrays], about: 
   Returns:
     The arrays of each file, in order.
   """
-  folder = local_cache("index")
+  folder = get_local_cache_directory("index")
 
   def one(file):
     version = files.version(file)
     key = repr((VERSION, kind, about, version))
     kept = folder / f"{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}.index"
-    if (arrays := _read(kept)) is None:
+    if (arrays := _read_cache(kept)) is None:
       arrays = scan(file)
       if files.settled(file, SETTLED) and files.version(file) == version:
-        _keep(kept, arrays)
+        _write_cache(kept, arrays)
     return arrays
 
   size = sum(map(files.size, range(len(files.names))))
   if size > LARGE:
     logging.info("%s: indexing %d files of %s, %.0f GB, once", files.root, len(files.names), kind, size / 1e9)
-  return files.each(one)
+  return files.map_files(one)
 
 
-def _read(kept):
+def _read_cache(kept):
   """Returns the arrays of a cache entry, or None if it is missing or damaged."""
   try:
     digest, data = (whole := kept.read_bytes())[:DIGEST], whole[DIGEST:]
@@ -68,19 +68,19 @@ def _read(kept):
     return dict(stored)
 
 
-def _keep(kept, arrays):
+def _write_cache(kept, arrays):
   data = io.BytesIO()
   np.savez(data, **arrays)
   try:
     kept.parent.mkdir(parents=True, exist_ok=True)
     # Several processes may write the same entry, each to its own temporary file. A damaged entry is created again.
-    with replacing(kept) as partial:
+    with atomic_write(kept) as partial:
       partial.write_bytes(hashlib.sha256(data.getbuffer()).digest() + data.getbuffer())
   except OSError as error:
     logging.warning("%s cannot be stored (%s): the next run must index the files again", kept, error)
 
 
-def firsts(lengths: Iterable[int]) -> list[int]:
+def compute_firsts(lengths: Iterable[int]) -> list[int]:
   """Returns the first record number of each of several consecutive files, followed by the total number of records."""
   return [0, *itertools.accumulate(map(int, lengths))]
 
@@ -89,7 +89,7 @@ def locate(firsts: Sequence[int], record: int) -> tuple[int, int]:
   """Returns (file, record number in the file) of a record.
 
   Args:
-    firsts: result of the function `firsts`.
+    firsts: result of the function `compute_firsts`.
     record: record number in all files.
   """
   file = bisect.bisect_right(firsts, record) - 1
@@ -107,7 +107,7 @@ class Extents:
   def __init__(self, files: listing.Files, arrays: Sequence[Arrays]):
     self.files = files
     self._arrays = [(each["starts"], each["sizes"]) for each in arrays]
-    self._firsts = firsts(len(starts) for starts, _ in self._arrays)
+    self._firsts = compute_firsts(len(starts) for starts, _ in self._arrays)
 
   def __len__(self):
     return self._firsts[-1]
@@ -138,11 +138,11 @@ class Extents:
       if max(sizes) > local_files.LARGEST:
         size = next(size for size in sizes if size > local_files.LARGEST)
         raise OSError(f"it has {size:,} bytes. Allowed: {local_files.LARGEST:,}")
-      result += self._pieces(file, starts, sizes)
+      result += self._read_pieces(file, starts, sizes)
       first += len(starts)
     return result
 
-  def _pieces(self, file, starts, sizes):
+  def _read_pieces(self, file, starts, sizes):
     """Reads pieces of a file. Pieces with small gaps share one read."""
     result, low = [], 0
     for i in range(1, len(starts) + 1):

@@ -6,15 +6,15 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from vit_jax.data import local_files, sources
-from vit_jax.data.class_names import Order
+from vit_jax.data.class_names import NameOrder
 from vit_jax.data.readers import index, listing
-from vit_jax.data.readers.labels import Labels, note, packed, resolve, unpacked
+from vit_jax.data.readers.labels import RecordLabels, describe_forms, pack_label, resolve, unpack_label
 
 # (files, file, its arrays, record in the file) -> description.
-Where = Callable[[listing.Files, int, index.Arrays, int], str]
+DescribeRecord = Callable[[listing.Files, int, index.Arrays, int], str]
 
 
-def used(by_split: Mapping[str, object], splits: sources.Splits, split: str, shared: bool) -> list[str]:
+def find_needed_splits(by_split: Mapping[str, object], splits: sources.Splits, split: str, shared: bool) -> list[str]:
   """Returns the splits that must be scanned to open one of them.
 
   Args:
@@ -23,13 +23,13 @@ def used(by_split: Mapping[str, object], splits: sources.Splits, split: str, sha
     split: the split to open.
     shared: whether the classes are collected from all splits of the config. All these splits must then be scanned.
   """
-  names = sources.split_names([splits.spec(split), *(splits.specs().values() if shared else ())])
+  names = sources.parse_split_names([splits.spec(split), *(splits.specs().values() if shared else ())])
   everything = "all" in {splits.spec(split).strip()}
   return [name for name in by_split if name in names or everything]
 
 
 @dataclasses.dataclass(frozen=True)
-class Records:
+class IndexedRecords:
   """The records of a split with their labels.
 
   Attributes:
@@ -40,7 +40,7 @@ class Records:
 
   extents: index.Extents
   arrays: Sequence[index.Arrays]
-  labels: Sequence[Labels]
+  labels: Sequence[RecordLabels]
 
   def __len__(self):
     return len(self.extents)
@@ -56,29 +56,29 @@ class Records:
     return self.labels[file][number]
 
   def run(self, first: int, stop: int) -> list[bytes]:
-    """Returns neighbouring records, each `packed` with its label.
+    """Returns neighbouring records, each `pack_label` with its label.
 
     Args:
       first: number of the first record.
       stop: number after the last record.
     """
-    return [packed(self.label(i), data) for i, data in enumerate(self.extents.read(first, stop), first)]
+    return [pack_label(self.label(i), data) for i, data in enumerate(self.extents.read(first, stop), first)]
 
 
-def resolved(
+def resolve_labels(
   parts: Mapping[str, tuple[listing.Files, Sequence[index.Arrays]]],
   classes: Sequence[str] | None,
   most: int,
-  where: Where,
+  where: DescribeRecord,
   *,
   stored: Callable = index.Extents,
-  order: Order = "numeric",
+  order: NameOrder = "numeric",
   positions: bool = False,
-) -> tuple[tuple[str, ...], dict[str, Records]]:
+) -> tuple[tuple[str, ...], dict[str, IndexedRecords]]:
   """Returns the common classes of several splits, and the records of each split.
 
   Args:
-    parts: files of each split with the arrays of each file, for `index.Extents` and from `labels.Collected`.
+    parts: files of each split with the arrays of each file, for `index.Extents` and from `labels.LabelCollector`.
     classes: names of the classes, see `labels.resolve`.
     most: largest number of labels of an image.
     where: function (files, file, its arrays, record in the file) that describes a record, for errors.
@@ -95,13 +95,13 @@ def resolved(
   )
   numbered = iter(numbered)
   records = {
-    part: Records(stored(files, arrays), arrays, list(itertools.islice(numbered, len(arrays))))
+    part: IndexedRecords(stored(files, arrays), arrays, list(itertools.islice(numbered, len(arrays))))
     for part, (files, arrays) in parts.items()
   }
   return classes, records
 
 
-def sizes(records: Mapping[str, Records], names: Sequence[str]) -> dict[str, int]:
+def count_records(records: Mapping[str, IndexedRecords], names: Sequence[str]) -> dict[str, int]:
   """Returns the number of records of each split for `Splits.select`. Splits that were not scanned have 0 records.
 
   Args:
@@ -111,22 +111,22 @@ def sizes(records: Mapping[str, Records], names: Sequence[str]) -> dict[str, int
   return {name: len(records[name]) if name in records else 0 for name in names}
 
 
-def source(
+def create_source(
   name: str,
   spec: str,
   classes: Sequence[str],
   parts: Sequence[tuple[str, range]],
-  records: Mapping[str, Records],
+  records: Mapping[str, IndexedRecords],
   labels: int,
-  where: Where,
+  where: DescribeRecord,
   *,
   together: int,
   remote: bool,
   content: Callable[[str, bytes], bytes] = lambda file, stored: stored,
-  identify: Callable[[str, Records, int], str] = lambda part, records, i: f"{part}/{i}",
+  identify: Callable[[str, IndexedRecords, int], str] = lambda part, records, i: f"{part}/{i}",
   about: tuple = (),
-  beside: Callable[[Records, range], list[str]] = lambda records, numbers: [],
-  objects: Callable[[Records, range], list[tuple]] = lambda records, numbers: [],
+  beside: Callable[[IndexedRecords, range], list[str]] = lambda records, numbers: [],
+  objects: Callable[[IndexedRecords, range], list[tuple]] = lambda records, numbers: [],
 ) -> sources.Source:
   """Returns the source of parts of splits with known records.
 
@@ -135,11 +135,11 @@ def source(
     spec: split string.
     classes: names of the classes of all splits.
     parts: parts of the split string, from `Splits.select`.
-    records: records of each split, from `resolved`.
+    records: records of each split, from `resolve_labels`.
     labels: largest number of labels of an image.
     where: function (files, file, its arrays, record in the file) that describes a record, for errors.
-    together: number of neighbours that are stored together, see `sources.Runs`. 0 if neighbours are not cheaper to
-      read.
+    together: number of neighbours that are stored together, see `sources.SpanReader`. 0 if neighbours are not cheaper
+      to read.
     remote: whether reading a record is a request to a server.
     content: function (file, stored bytes of a record) that returns the image, or raises OSError if there is no image.
       The file is "" if records are read as a run.
@@ -155,7 +155,7 @@ def source(
     return content(files.path(file), records[part].extents.read(i, i + 1)[0]), records[part].label(i)
 
   def parse(data):
-    stored, label = unpacked(data)
+    stored, label = unpack_label(data)
     return content("", stored), label
 
   made = sources.assemble(
@@ -166,38 +166,38 @@ def source(
     read,
     lambda part, i: f" ({where(*records[part].locate(i))})",
     lambda part, i: identify(part, records[part], i),
-    lambda: _fingerprint(parts, records, about, beside),
+    lambda: _compute_fingerprint(parts, records, about, beside),
     labels,
     read_label=lambda part, i: records[part].label(i),
-    runs=sources.Runs(lambda part, *ends: records[part].run(*ends), parse, together) if together else None,
+    runs=sources.SpanReader(lambda part, *ends: records[part].run(*ends), parse, together) if together else None,
     remote=remote,
   )
   made = dataclasses.replace(
-    made, files=lambda: _files(parts, records, beside), objects=lambda: _objects(parts, records, objects)
+    made, files=lambda: _list_files(parts, records, beside), objects=lambda: _list_objects(parts, records, objects)
   )
-  return sources.noted(made, note([arrays for each in records.values() for arrays in each.arrays]))
+  return sources.add_notes(made, describe_forms([arrays for each in records.values() for arrays in each.arrays]))
 
 
-def _fingerprint(parts, records, about, beside):
+def _compute_fingerprint(parts, records, about, beside):
   """Returns a fingerprint of the files of some splits, of files to which their records refer, and of all labels."""
   names, stamps = [], []
   for part in dict.fromkeys(part for part, _ in parts):
     files = records[part].extents.files
     names += [*files.names, *(hashlib.sha256(each.numbers).hexdigest() for each in records[part].labels)]
     stamps += files.stamps
-  stamps += local_files.stamps([file for part, numbers in parts for file in beside(records[part], numbers)])
+  stamps += local_files.read_stamps([file for part, numbers in parts for file in beside(records[part], numbers)])
   sizes, times = zip(*stamps, strict=True)
   return sources.Fingerprint(sources.digest([parts, about, *names]), "", sources.digest(sizes), sources.digest(times))
 
 
-def _files(parts, records, beside):
+def _list_files(parts, records, beside):
   """Returns the local files of some splits, and the local files to which their records refer."""
   own = [records[part].extents.files for part in dict.fromkeys(part for part, _ in parts)]
   listed = [files.path(file) for files in own if not files.remote for file in range(len(files.names))]
   return listed + [file for part, numbers in parts for file in beside(records[part], numbers)]
 
 
-def _objects(parts, records, named):
+def _list_objects(parts, records, named):
   """Returns the versions of the bucket files of some splits, and of the objects to which their records refer."""
   own = [records[part].extents.files for part in dict.fromkeys(part for part, _ in parts)]
   listed = [version for files in own for version in files.versions]

@@ -21,15 +21,15 @@ from typing import Annotated
 
 import numpy as np
 
-from vit_jax import files, paths
-from vit_jax.data.class_names import Order, normal, number, ordered
-from vit_jax.schema import ConfigError, Range, amount, at, nearest, show
+from vit_jax.data.class_names import NameOrder, normalise_name, parse_class_number, sort_names
+from vit_jax.schema import ConfigError, Range, enter_key, format_amount, show, suggest_nearest
+from vit_jax.storage import files, paths
 
-Most = Annotated[int, Range(1, 4096)]  # largest number of labels of one image
+MaxLabels = Annotated[int, Range(1, 4096)]  # largest number of labels of one image
 NAMES = 2**20  # largest number of different labels of a dataset; more are probably captions
 
 
-class Collected:
+class LabelCollector:
   """The labels of the records of one file, collected during a scan."""
 
   def __init__(self):
@@ -87,7 +87,7 @@ class Collected:
 
 
 @dataclasses.dataclass(frozen=True)
-class Labels:
+class RecordLabels:
   """Labels by record number: class numbers, or tuples of class numbers.
 
   Attributes:
@@ -108,17 +108,17 @@ class Labels:
     return tuple(self.numbers[self.ends[record] : self.ends[record + 1]].tolist())
 
 
-Where = Callable[[int, int], str]  # (file, record) -> description
+DescribePlace = Callable[[int, int], str]  # (file, record) -> description
 
 
 def resolve(
   files: Sequence[Mapping[str, np.ndarray]],
   classes: Sequence[str] | None,
   most: int,
-  where: Where,
-  order: Order = "numeric",
+  where: DescribePlace,
+  order: NameOrder = "numeric",
   positions: bool = False,
-) -> tuple[tuple[str, ...], list[Labels]]:
+) -> tuple[tuple[str, ...], list[RecordLabels]]:
   """Converts the labels of files to positions in one list of classes. See the rules of the module.
 
   Args:
@@ -127,7 +127,7 @@ def resolve(
       that occurs.
     most: largest number of labels of an image. If it is more than one, all labels are tuples.
     where: function (file, record) that describes a record, for errors.
-    order: order of used names, see `class_names.ordered`.
+    order: order of used names, see `class_names.sort_names`.
     positions: whether the format defines numbers as positions in `classes`, even if names are numbers.
 
   Returns:
@@ -136,7 +136,7 @@ def resolve(
   Raises:
     ConfigError: if a label has no class, or may refer to two different classes.
   """
-  names = [[normal(name) for name in names_in(file)] for file in files]
+  names = [[normalise_name(name) for name in list_names(file)] for file in files]
   numbered = [i for i, file in enumerate(files) if len(file["numbers"]) and not names[i]]
   if any(names) and numbered:
     named = next(i for i, some in enumerate(names) if some)
@@ -147,37 +147,37 @@ def resolve(
     largest = max((int(file["numbers"].max()) for file in files if len(file["numbers"])), default=-1)
     if largest >= NAMES:
       i = next(i for i in numbered if files[i]["numbers"].max() >= NAMES)
-      record = _record(files[i], int(np.argmax(files[i]["numbers"] >= NAMES)))
+      record = _find_record(files[i], int(np.argmax(files[i]["numbers"] >= NAMES)))
       raise ConfigError(f"{where(i, record)}: label {largest:,}. Allowed: below {NAMES:,}. Is it an id?")
-    classes = ordered(set().union(*names), order) if any(names) else map(str, range(largest + 1))
-  classes = tuple(map(normal, classes))
+    classes = sort_names(set().union(*names), order) if any(names) else map(str, range(largest + 1))
+  classes = tuple(map(normalise_name, classes))
   if not classes:
     raise ConfigError("the data have no label, so the classes are unknown")
-  meaning = _Meaning(classes, positions)
+  meaning = _ClassPositions(classes, positions)
   return classes, [
-    _resolved(file, names[i], meaning, most, lambda record, i=i: where(i, record)) for i, file in enumerate(files)
+    _resolve_file(file, names[i], meaning, most, lambda record, i=i: where(i, record)) for i, file in enumerate(files)
   ]
 
 
-class _Meaning:
+class _ClassPositions:
   """The positions that numbers and texts have in a list of classes."""
 
   def __init__(self, classes: Sequence[str], positions: bool):
     self.classes = classes
     self._index = {name: position for position, name in enumerate(classes)}
-    numbers = {value: i for i, name in enumerate(classes) if (value := number(name)) is not None}
+    numbers = {value: i for i, name in enumerate(classes) if (value := parse_class_number(name)) is not None}
     self._numbers = {} if positions else numbers
     # (number, position) of the first class with a name that is the position of another class
     self.ambiguous = next(((n, i) for n, i in self._numbers.items() if n < len(classes) and n != i), None)
 
-  def of_name(self, name: str) -> int | None:
+  def find_name(self, name: str) -> int | None:
     """Returns the position of a text, or None without a position."""
     if name in self._index:
       return self._index[name]
-    value = None if self._numbers else number(name)
+    value = None if self._numbers else parse_class_number(name)
     return value if value is not None and value < len(self.classes) else None
 
-  def of_numbers(self, numbers: np.ndarray) -> np.ndarray:
+  def find_numbers(self, numbers: np.ndarray) -> np.ndarray:
     """Returns the positions of numbers. The position of an unknown number is -1."""
     result = numbers.copy()
     far = numbers >= len(self.classes)
@@ -186,31 +186,32 @@ class _Meaning:
     return result
 
 
-def _resolved(file, names, meaning, most, where) -> Labels:
+def _resolve_file(file, names, meaning, most, where) -> RecordLabels:
   numbers, counts = file["numbers"], file["counts"]
-  ends = _ends(file)
+  ends = _find_starts(file)
 
   def refuse(at, reason):
-    raise ConfigError(f"{where(_record(file, at))}: {reason}")
+    raise ConfigError(f"{where(_find_record(file, at))}: {reason}")
 
   if names:
-    found = [meaning.of_name(name) for name in names]
+    found = [meaning.find_name(name) for name in names]
     if None in found:
       unknown = found.index(None)
       at, name = int(np.flatnonzero(numbers == unknown)[0]), names[unknown]
-      refuse(at, f"label {show(name)} is not one of the classes.{nearest(name, list(meaning.classes[:1000]))}")
+      refuse(at, f"label {show(name)} is not one of the classes.{suggest_nearest(name, list(meaning.classes[:1000]))}")
     numbers = np.array(found, np.int32)[numbers]
   elif len(numbers):
     if meaning.ambiguous:
       value, position = meaning.ambiguous
       raise ConfigError(
-        f"labels are numbers, as {numbers[0]} at {where(_record(file, 0))}, and so are names of classes: {value} may "
+        f"labels are numbers, as {numbers[0]} at {where(_find_record(file, 0))}, and so are names of classes: "
+        f"{value} may "
         f"mean {show(meaning.classes[position])}, number {position} of the list, or the class at position {value}, "
         f"{show(meaning.classes[value])}. If labels are positions, give the classes other names, such as "
         f"'class {value}'. If labels are names, write them as texts in JSON or Parquet, or leave out `classes`",
         "classes",
       )
-    known = meaning.of_numbers(numbers)
+    known = meaning.find_numbers(numbers)
     if known.min() < 0:
       at, count = int(np.argmin(known)), len(meaning.classes)
       refuse(at, f"label {numbers[at]} is out of range. Allowed: 0 to {count - 1}, the number of classes less one")
@@ -219,29 +220,30 @@ def _resolved(file, names, meaning, most, where) -> Labels:
     if most == 1:
       record = int(np.argmax(counts != 1))
       raise ConfigError(
-        f"{where(record)}: {amount(counts[record], 'label')}. Set labels to 2 or more to allow several labels", "labels"
+        f"{where(record)}: {format_amount(counts[record], 'label')}. Set labels to 2 or more to allow several labels",
+        "labels",
       )
     if counts.max() > most:
       record = int(counts.argmax())
       raise ConfigError(
-        f"{where(record)}: {amount(counts[record], 'label')}. Allowed: {most}, which `labels` sets", "labels"
+        f"{where(record)}: {format_amount(counts[record], 'label')}. Allowed: {most}, which `labels` sets", "labels"
       )
-  return Labels(numbers, ends, most > 1)
+  return RecordLabels(numbers, ends, most > 1)
 
 
-def _ends(file):
+def _find_starts(file):
   """Returns the start of the labels of each record, int64 (records + 1,), or None if each record has one label."""
   counts = file["counts"]
   return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]) if len(counts) else None
 
 
-def _record(file, at):
+def _find_record(file, at):
   """Returns the record that a label belongs to."""
-  ends = _ends(file)
+  ends = _find_starts(file)
   return at if ends is None else int(np.searchsorted(ends, at, "right")) - 1
 
 
-def names_in(file: Mapping[str, np.ndarray]) -> list[str]:
+def list_names(file: Mapping[str, np.ndarray]) -> list[str]:
   """Returns the names of the labels of a file as written, or an empty list if the labels are numbers."""
   text = bytes(file["names"]).decode("utf-8", "surrogatepass")
   if not text:
@@ -250,7 +252,7 @@ def names_in(file: Mapping[str, np.ndarray]) -> list[str]:
   return ["\\".join(part.replace("\\n", "\n") for part in parts) for parts in pieces]
 
 
-def class_names(text: str | None) -> tuple[str, ...] | None:
+def parse_class_names(text: str | None) -> tuple[str, ...] | None:
   r"""Returns the classes that the config key `classes` specifies, or None for None.
 
   Args:
@@ -262,13 +264,13 @@ def class_names(text: str | None) -> tuple[str, ...] | None:
   """
   if text is None:
     return None
-  with at("classes"):
+  with enter_key("classes"):
     if text.isascii() and text.isdigit():
       if not 0 < int(text) <= NAMES:
         raise ConfigError(f"{text} classes. Allowed: 1 to {NAMES:,}")
       return tuple(map(str, range(int(text))))
     try:
-      content = files.content(file := paths.path(text).expanduser())
+      content = files.read_if_exists(file := paths.resolve_path(text).expanduser())
       if content is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
       lines = content.decode("utf-8-sig").split("\n")
@@ -277,7 +279,7 @@ def class_names(text: str | None) -> tuple[str, ...] | None:
         f"class names cannot be read from {show(text)}: {error}. Alternatively, set the number of classes"
       ) from error
     # `str.splitlines` would end lines at ten more characters, which names may contain.
-    names = [normal(line.removesuffix("\r").strip(" \t")) for line in lines]
+    names = [normalise_name(line.removesuffix("\r").strip(" \t")) for line in lines]
     while names and not names[-1]:
       names.pop()
     if not names or "" in names:
@@ -285,18 +287,18 @@ def class_names(text: str | None) -> tuple[str, ...] | None:
       raise ConfigError(f"{text}, line {line}, has no name. Write one class per line")
     if broken := next((name for name in names if "\r" in name), None):
       raise ConfigError(f"{text} has {show(broken)} with \\r inside a line. End lines with \\n or \\r\\n")
-    if again := repeated(names):
+    if again := find_repeated(names):
       raise ConfigError(f"{text} has {show(again)} twice. Write each class once")
     return tuple(names)
 
 
-def repeated(names: Sequence[str]) -> str | None:
+def find_repeated(names: Sequence[str]) -> str | None:
   """Returns the first name that occurs twice, possibly in two Unicode forms, or None if all names differ."""
   seen = set()
-  return next((name for name in names if normal(name) in seen or seen.add(normal(name))), None)
+  return next((name for name in names if normalise_name(name) in seen or seen.add(normalise_name(name))), None)
 
 
-def note(files: Sequence[Mapping[str, np.ndarray]]) -> str:
+def describe_forms(files: Sequence[Mapping[str, np.ndarray]]) -> str:
   """Returns a line about class names that occur in several Unicode forms, or "" if all names have one form.
 
   Args:
@@ -304,21 +306,21 @@ def note(files: Sequence[Mapping[str, np.ndarray]]) -> str:
   """
   forms = {}
   for file in files:
-    for name in names_in(file):
-      forms.setdefault(normal(name), set()).add(name)
+    for name in list_names(file):
+      forms.setdefault(normalise_name(name), set()).add(name)
   several = [sorted(group) for group in forms.values() if len(group) > 1]
   shown = "; ".join(" and ".join(map(ascii, group)) for group in several[:5])
   if not several:
     return ""
   verb = "is" if len(several) == 1 else "are"
-  count = amount(len(several), "name")
+  count = format_amount(len(several), "name")
   return f"{count} of classes {verb} written in several Unicode forms, which count as one class: {shown}"
 
 
 # The label precedes the stored bytes, because `Runs.parse` gets only the bytes of a record.
 
 
-def packed(label: int | tuple[int, ...], data: bytes) -> bytes:
+def pack_label(label: int | tuple[int, ...], data: bytes) -> bytes:
   """Returns a label followed by data, as bytes.
 
   Args:
@@ -330,8 +332,8 @@ def packed(label: int | tuple[int, ...], data: bytes) -> bytes:
   return struct.pack("<ii", -1, label) + data
 
 
-def unpacked(data: bytes) -> tuple[bytes, int | tuple[int, ...]]:
-  """Returns (data, label) for the result of `packed`."""
+def unpack_label(data: bytes) -> tuple[bytes, int | tuple[int, ...]]:
+  """Returns (data, label) for the result of `pack_label`."""
   count = struct.unpack_from("<i", data)[0]
   if count < 0:
     return data[8:], struct.unpack_from("<i", data, 4)[0]

@@ -13,11 +13,11 @@ import threading
 import time
 from collections.abc import Sequence
 
-from vit_jax import paths
 from vit_jax.data import local_files, sources
 from vit_jax.data.readers import patterns, places
-from vit_jax.schema import ConfigError, at, show
-from vit_jax.schema.errors import some
+from vit_jax.schema import ConfigError, enter_key, show
+from vit_jax.schema.errors import format_names
+from vit_jax.storage import paths
 
 DEPTH = 4  # levels of directories below the given one
 OPEN = 256  # number of local files that are open at the same time; a process may have 1,024
@@ -34,7 +34,7 @@ class Files:
     root: the directory.
     names: paths of the files, relative to the root.
     stamps: (bytes, modification time) of each file.
-    versions: version of each object of a bucket, see `buckets.version`. Empty on a disk.
+    versions: version of each object of a bucket, see `buckets.get_version`. Empty on a disk.
     matched: whether a pattern chose the files.
   """
 
@@ -58,8 +58,8 @@ class Files:
     return self.stamps[file][0]
 
   def version(self, file: int) -> tuple:
-    """Returns values that identify the content of a file. See `local_files.Version` and `buckets.version`."""
-    return (self.path(file), *self.versions[file]) if self.remote else local_files.version(self.path(file))
+    """Returns values that identify the content of a file. See `local_files.FileVersion` and `buckets.get_version`."""
+    return (self.path(file), *self.versions[file]) if self.remote else local_files.read_version(self.path(file))
 
   def settled(self, file: int, seconds: float) -> bool:
     """Returns whether the next change of a file is certain to change its version.
@@ -109,8 +109,8 @@ class Files:
     return _Stream(self, file)
 
   def split(self, file: int) -> str:
-    """Returns the split of a file according to its name. See `split_of`."""
-    return split_of(self.names[file])
+    """Returns the split of a file according to its name. See `parse_split`."""
+    return parse_split(self.names[file])
 
   def chosen(self, numbers: Sequence[int]) -> "Files":
     """Returns a selection of the files.
@@ -121,7 +121,7 @@ class Files:
     some = (tuple(values[i] for i in numbers if values) for values in (self.names, self.stamps, self.versions))
     return Files(self.root, *some, self.matched)
 
-  def each(self, function) -> list:
+  def map_files(self, function) -> list:
     """Returns the results of `function(file)` for the numbers of all files. Several files are processed in parallel.
 
     The first error ends the call and is raised.
@@ -174,7 +174,7 @@ class _Stream(io.RawIOBase):
     return len(data)
 
 
-def listed(path: str, suffixes: Sequence[str], what: str) -> Files:
+def list_files(path: str, suffixes: Sequence[str], what: str) -> Files:
   """Returns the files that a path specifies.
 
   Args:
@@ -187,21 +187,21 @@ def listed(path: str, suffixes: Sequence[str], what: str) -> Files:
     sources.AbsentError: if no file matches.
     ConfigError: if `path` is empty, is not a valid pattern, or specifies an empty file.
   """
-  with at("path"):
-    named = paths.expand(paths.parse(path, bare=True))
+  with enter_key("path"):
+    named = paths.expand_home(paths.parse_path(path, bare=True))
   if not path:
     raise ConfigError(f"no path. Specify a folder or a file of {what}", "path")
-  above, pattern = patterns.split(str(named), _exists)
-  root = paths.parse(above, bare=True)
-  tree = places.reached(root, lambda: _tree(root))
+  above, pattern = patterns.split_pattern(str(named), _exists)
+  root = paths.parse_path(above, bare=True)
+  tree = places.call_storage(root, lambda: _open_tree(root))
   if pattern:
-    found = patterns.matches(pattern, tree.entries)
+    found = patterns.find_matches(pattern, tree.entries)
     names = [name for name, is_folder in found.items() if not is_folder]
-    names += [file for name, is_folder in found.items() if is_folder for file in _below(tree, name, suffixes)]
+    names += [file for name, is_folder in found.items() if is_folder for file in _find_files(tree, name, suffixes)]
   elif tree.is_file():
-    root, names, tree = root.parent, [root.name], tree.above()
+    root, names, tree = root.parent, [root.name], tree.open_parent()
   else:
-    names = _below(tree, "", suffixes)
+    names = _find_files(tree, "", suffixes)
   about = {name: stamp for name, stamp in zip(names, tree.stamps(names), strict=True) if stamp[0] is not None}
   if not about:
     advice = f" The path is a pattern. {patterns.ESCAPES}" if pattern else ""
@@ -214,7 +214,7 @@ def listed(path: str, suffixes: Sequence[str], what: str) -> Files:
   return Files(root, names, tuple(about[name] for name in names), tree.versions(names), bool(pattern))
 
 
-def named(root: pathlib.Path, names: Sequence[str]) -> Files:
+def select_files(root: pathlib.Path, names: Sequence[str]) -> Files:
   """Returns files of a directory by name.
 
   Args:
@@ -224,14 +224,14 @@ def named(root: pathlib.Path, names: Sequence[str]) -> Files:
   Raises:
     FileNotFoundError: if one of the files does not exist.
   """
-  tree = places.reached(root, lambda: _tree(root))
+  tree = places.call_storage(root, lambda: _open_tree(root))
   stamps = tree.stamps(names)
   if absent := [name for name, stamp in zip(names, stamps, strict=True) if stamp[0] is None]:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{root}/{absent[0]}")
   return Files(root, tuple(names), tuple(stamps), tree.versions(names))
 
 
-def split_of(name: str) -> str:
+def parse_split(name: str) -> str:
   """Returns the split that a file belongs to, according to its name.
 
   The split is the last word of the file's name, ignoring numbers. If the file's name contains no word, the name of its
@@ -245,7 +245,7 @@ def split_of(name: str) -> str:
   return "train"
 
 
-def by_split(files: Files) -> dict[str, Files]:
+def group_by_split(files: Files) -> dict[str, Files]:
   """Returns the files of each split.
 
   Raises:
@@ -259,36 +259,38 @@ def by_split(files: Files) -> dict[str, Files]:
     folders = sorted({os.path.dirname(files.names[i]) for i in numbers})
     if len(folders) > 1 and not files.matched:
       raise ConfigError(
-        f"files of split {split!r} are in several folders of {files.root}: {some(folders, 5)}. Name one of them", "path"
+        f"files of split {split!r} are in several folders of {files.root}: {format_names(folders, 5)}. Name one of "
+        "them",
+        "path",
       )
   return {split: files.chosen(numbers) for split, numbers in by_name.items()}
 
 
 def _exists(path):
   """Returns whether there is a file or directory with exactly this name."""
-  if not paths.in_bucket(paths.parse(path, bare=True)):
+  if not paths.in_bucket(paths.parse_path(path, bare=True)):
     return os.path.lexists(path)
 
   def ask():
     system = places.file_system()
     return system.isfile(path) or system.isdir(path)
 
-  return places.reached(paths.parse(path, bare=True), ask)
+  return places.call_storage(paths.parse_path(path, bare=True), ask)
 
 
-def _tree(root) -> places.Disk | places.Bucket:
+def _open_tree(root) -> places.DiskFolder | places.BucketFolder:
   """Returns the disk or bucket at a path. Raises AbsentError if the path does not exist."""
   if paths.in_bucket(root):
-    return places.Bucket.listed(root)
+    return places.BucketFolder.listed(root)
   if not root.is_dir() and not root.is_file():
     raise sources.AbsentError(f"{show(str(root))} does not exist. Restore it, or name an existing path", "path")
-  return places.Disk(root)
+  return places.DiskFolder(root)
 
 
-def _below(tree, folder, suffixes) -> list[str]:
+def _find_files(tree, folder, suffixes) -> list[str]:
   """Returns the files below a directory that have one of the suffixes. On a disk, searches up to `DEPTH` levels."""
   start = f"{folder}/" if folder else ""
-  if isinstance(tree, places.Bucket):
+  if isinstance(tree, places.BucketFolder):
     names = [name for name in tree.objects if name.startswith(start)]
   else:
     names, folders = [], [start]

@@ -9,13 +9,13 @@ import os
 
 import numpy as np
 
-from vit_jax import paths
 from vit_jax.data import local_files, sources
-from vit_jax.data.class_names import Order
+from vit_jax.data.class_names import NameOrder
 from vit_jax.data.readers import copies, index, indexed, listing, places
-from vit_jax.data.readers.labels import Collected, Most, class_names
-from vit_jax.files import JSON_BYTES, parse_json
-from vit_jax.schema import ConfigError, amount, show
+from vit_jax.data.readers.labels import LabelCollector, MaxLabels, parse_class_names
+from vit_jax.schema import ConfigError, format_amount, show
+from vit_jax.storage import paths
+from vit_jax.storage.files import JSON_BYTES, parse_json
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
 TOGETHER = 1000  # number of lines that are read together for the names of their images
@@ -24,7 +24,7 @@ BLOCK = 2**20  # bytes per read during a scan of a manifest
 
 def manifest(
   name: str,
-  row: sources.Row,
+  row: sources.DatasetRow,
   split: str,
   *,
   path: str,
@@ -32,8 +32,8 @@ def manifest(
   val: str | None = None,
   test: str = "test",
   classes: str | int | None = None,
-  class_order: Order = "numeric",
-  labels: Most = 1,
+  class_order: NameOrder = "numeric",
+  labels: MaxLabels = 1,
 ) -> sources.Source:
   """Opens a split of JSON lines such as {"path": "a/1.jpg", "label": "cat"}.
 
@@ -41,7 +41,8 @@ def manifest(
   1, it can also be a list of names or numbers, which may be empty. Optional keys are:
 
   - "id": name of the record in predictions.
-  - "split": split of the record. By default the split follows from the file's name (see `listing.split_of`) if `path`
+  - "split": split of the record. By default the split follows from the file's name (see `listing.parse_split`) if
+  `path`
     specifies several files. Otherwise it is "train".
 
   Records have the order of the lines. It is an error if two lines of a split give different labels to the same image.
@@ -66,53 +67,57 @@ def manifest(
     ConfigError: if a line is invalid, or if labels contradict each other.
     SplitError: if the split does not exist.
   """
-  splits, named = sources.Splits(train, val, test), class_names(classes)
-  files = listing.listed(path, SUFFIXES, "a manifest of JSON lines")
-  known = _by_split(files, index.made("manifest", files, functools.partial(_scan, files), len(files.names) > 1))
-  used = indexed.used(known, splits, split, named is None)
-  names, records = indexed.resolved({part: known[part] for part in used}, named, labels, _where, order=class_order)
-  parts = splits.select(split, indexed.sizes(records, known))
+  splits, named = sources.Splits(train, val, test), parse_class_names(classes)
+  files = listing.list_files(path, SUFFIXES, "a manifest of JSON lines")
+  known = _group_by_split(
+    files, index.load_or_scan("manifest", files, functools.partial(_scan, files), len(files.names) > 1)
+  )
+  used = indexed.find_needed_splits(known, splits, split, named is None)
+  names, records = indexed.resolve_labels(
+    {part: known[part] for part in used}, named, labels, _locate_line, order=class_order
+  )
+  parts = splits.select(split, indexed.count_records(records, known))
   kinds = {str(kind) for part, _ in parts for arrays in records[part].arrays for kind in arrays["kinds"]}
   again = [_check_labels(names, records[part], part) for part in dict.fromkeys(part for part, _ in parts)]
-  source = indexed.source(
-    *(name, splits.spec(split), names, parts, records, labels, _where),
+  source = indexed.create_source(
+    *(name, splits.spec(split), names, parts, records, labels, _locate_line),
     together=int(files.remote and kinds == {"bytes"}),
     remote=files.remote or "bucket" in kinds,
-    content=lambda file, line: _image(file, _parsed(line)),
+    content=lambda file, line: _resolve_image(file, _parse_line(line)),
     identify=_identify,
-    beside=_named,
-    objects=_objects,
+    beside=_list_local_images,
+    objects=_list_objects,
   )
-  return sources.noted(source, *again, *(_overlaps(splits, known) if split == "train" else ()))
+  return sources.add_notes(source, *again, *(_find_overlaps(splits, known) if split == "train" else ()))
 
 
 def _identify(part, records, i):
-  line = _parsed(records.extents.read(i, i + 1)[0])
+  line = _parse_line(records.extents.read(i, i + 1)[0])
   return str(line.get("id", line.get("path", f"{part}/{i}")))
 
 
-def _named(records, numbers):
+def _list_local_images(records, numbers):
   """Returns the local images to which records refer.
 
   If the manifest is in a bucket, its lines are not read, and the result is empty.
   """
   if records.extents.files.remote:
     return []
-  return [path for path in _images(records, numbers) if not path.startswith(paths.BUCKET)]
+  return [path for path in _list_images(records, numbers) if not path.startswith(paths.BUCKET)]
 
 
-def _objects(records, numbers):
+def _list_objects(records, numbers):
   """Returns the versions of bucket objects to which records refer.
 
   Includes local images if the manifest is in a bucket.
   """
-  named = _images(records, numbers)
+  named = _list_images(records, numbers)
   on_disk = [path for path in named if not path.startswith(paths.BUCKET)] if records.extents.files.remote else []
-  objects = places.versions([path for path in named if path.startswith(paths.BUCKET)])
-  return [*objects, *((state or ()) for state in local_files.states(on_disk))]
+  objects = places.read_versions([path for path in named if path.startswith(paths.BUCKET)])
+  return [*objects, *((state or ()) for state in local_files.read_states(on_disk))]
 
 
-def _images(records, numbers):
+def _list_images(records, numbers):
   """Returns the complete paths of the images to which records refer."""
   kinds = {str(kind) for arrays in records.arrays for kind in arrays["kinds"]}
   if kinds.isdisjoint(("path", "bucket")):
@@ -121,30 +126,30 @@ def _images(records, numbers):
   for first in range(numbers.start, numbers.stop, TOGETHER):
     lines = records.extents.read(first, min(first + TOGETHER, numbers.stop))
     for i, line in enumerate(lines, first):
-      about = _parsed(line)
+      about = _parse_line(line)
       if "path" in about:
-        named.append(places.beside(records.extents.file(i), about["path"]))
+        named.append(places.resolve_manifest_path(records.extents.file(i), about["path"]))
   return named
 
 
-def _image(manifest, about):
+def _resolve_image(manifest, about):
   """Returns the image of a line of a manifest. Raises OSError."""
   if "bytes" in about:
     try:
       return base64.b64decode(about["bytes"], validate=True)
     except (binascii.Error, ValueError) as error:
       raise OSError(f"its bytes are not base64: {error}") from error
-  return places.content(places.beside(manifest, about["path"]))
+  return places.read_content(places.resolve_manifest_path(manifest, about["path"]))
 
 
-def _parsed(text):
+def _parse_line(text):
   try:
     return parse_json(text)
   except ValueError as error:  # the line was valid JSON when the manifest was opened
     raise OSError(f"its line in the manifest is not JSON ({error}): the file was changed") from error
 
 
-def _where(files, file, arrays, record):
+def _locate_line(files, file, arrays, record):
   """Returns the file and line number of a record. The first line has number 1."""
   stop, at, line = int(arrays["starts"][record]), 0, 1
   while at < stop:
@@ -153,23 +158,23 @@ def _where(files, file, arrays, record):
   return f"{files.path(file)}, line {line:,}"
 
 
-def _by_split(files, arrays):
+def _group_by_split(files, arrays):
   """Returns {split: (files with records of the split, arrays of its records in each file)}."""
   numbers = {}
   for file, each in enumerate(arrays):
-    for code, split in enumerate(_split_names(each)):
+    for code, split in enumerate(_list_split_names(each)):
       numbers.setdefault(split, []).append((file, code))
   return {
-    split: (files.chosen([file for file, _ in some]), [_chosen(arrays[file], code) for file, code in some])
+    split: (files.chosen([file for file, _ in some]), [_select_arrays(arrays[file], code) for file, code in some])
     for split, some in numbers.items()
   }
 
 
-def _split_names(arrays):
+def _list_split_names(arrays):
   return bytes(arrays["splits"]).decode("utf-8", "surrogatepass").split("\n")
 
 
-def _chosen(arrays, code):
+def _select_arrays(arrays, code):
   """Returns the arrays of the records of one split in a file."""
   if not len(arrays["split_codes"]):
     return arrays
@@ -190,7 +195,7 @@ def _chosen(arrays, code):
 
 def _check_labels(classes, records, split):
   """Returns a note on repeated images of a split. Raises ConfigError for an image with two different labels."""
-  pairs = copies.repeats(_keys(records.arrays))
+  pairs = copies.find_repeats(_read_keys(records.arrays))
   if not len(pairs):
     return ""
 
@@ -199,45 +204,47 @@ def _check_labels(classes, records, split):
     return sorted(set(labels)) if isinstance(labels, tuple) else [labels]
 
   def words(record):
-    return f"{_where(*records.locate(record))} ({', '.join(show(classes[each]) for each in label(record)) or 'none'})"
+    return (
+      f"{_locate_line(*records.locate(record))} ({', '.join(show(classes[each]) for each in label(record)) or 'none'})"
+    )
 
   def current_key(record):  # links to directories may have changed since the scan
     files, file, _, _ = records.locate(record)
-    return _Key(files.path(file))(_parsed(records.extents.read(record, record + 1)[0]))
+    return _LineKey(files.path(file))(_parse_line(records.extents.read(record, record + 1)[0]))
 
   odd = [(one, other) for one, other in pairs.tolist() if label(one) != label(other)]
   first = next((pair for pair in odd if current_key(pair[0]) == current_key(pair[1])), None)
   if first:
-    more = f". There are {amount(len(odd), 'such line')} in {split!r}" * (len(odd) > 1)
+    more = f". There are {format_amount(len(odd), 'such line')} in {split!r}" * (len(odd) > 1)
     raise ConfigError(
       f"{words(first[0])} and {words(first[1])} give the same image two labels{more}. Remove the wrong line. For an "
       f"image "
       "of several classes, write one line with a list of them",
       "path",
     )
-  one, other = (_where(*records.locate(each)) for each in pairs[0].tolist())
-  what = f"{amount(len(pairs), 'line')} of {split!r} {'repeats' if len(pairs) == 1 else 'repeat'} an image"
+  one, other = (_locate_line(*records.locate(each)) for each in pairs[0].tolist())
+  what = f"{format_amount(len(pairs), 'line')} of {split!r} {'repeats' if len(pairs) == 1 else 'repeat'} an image"
   return f"{what} with the same label, such as {other}, which repeats {one}"
 
 
-def _overlaps(splits, known):
+def _find_overlaps(splits, known):
   """Returns notes on images that are both in the training data and in other data of the config."""
 
   def words(record):
     split, number = record
     files, arrays = known[split]
-    file, i = index.locate(index.firsts(len(each["starts"]) for each in arrays), number)
-    return _where(files, file, arrays[file], i)
+    file, i = index.locate(index.compute_firsts(len(each["starts"]) for each in arrays), number)
+    return _locate_line(files, file, arrays[file], i)
 
-  found = copies.overlaps(splits, {split: _keys(arrays) for split, (_, arrays) in known.items()})
+  found = copies.find_overlaps(splits, {split: _read_keys(arrays) for split, (_, arrays) in known.items()})
   return [
-    copies.overlap_note(role, len(pairs), f"{words(pairs[0].one)} and {words(pairs[0].other)}")
+    copies.describe_overlap(role, len(pairs), f"{words(pairs[0].one)} and {words(pairs[0].other)}")
     for role, pairs in found.items()
     if pairs
   ]
 
 
-def _keys(arrays):
+def _read_keys(arrays):
   return np.concatenate([np.zeros(0, np.int64), *(each["keys"] for each in arrays)])
 
 
@@ -246,9 +253,9 @@ def _keys(arrays):
 
 def _scan(files, file):
   """Returns positions, labels and splits of the lines of a manifest. Raises ConfigError with file and line."""
-  starts, sizes, keys, labels = array.array("q"), array.array("q"), array.array("q"), Collected()
+  starts, sizes, keys, labels = array.array("q"), array.array("q"), array.array("q"), LabelCollector()
   default = files.split(file) if len(files.names) > 1 else "train"
-  at, splits, codes, kinds, key = 0, {}, array.array("H"), set(), _Key(files.path(file))
+  at, splits, codes, kinds, key = 0, {}, array.array("H"), set(), _LineKey(files.path(file))
   with files.stream(file, BLOCK) as stream:
     for number in itertools.count(1):
       line = stream.readline(JSON_BYTES + 2)
@@ -256,7 +263,7 @@ def _scan(files, file):
         break
       if line.strip():
         try:
-          about, split, kind = _checked(line, labels)
+          about, split, kind = _check_line(line, labels)
           if split is not None and (not sources.is_split_name(split) or len(splits) >= 1000):
             raise ValueError(
               f"split {show(split)}. Allowed: up to 1,000 names of letters, digits and - . _ but for 'all', as 'train'"
@@ -281,7 +288,7 @@ def _scan(files, file):
   }
 
 
-class _Key:
+class _LineKey:
   """Keys of lines. Lines have equal keys if their images have the same resolved path or the same bytes."""
 
   def __init__(self, manifest: str):
@@ -291,19 +298,19 @@ class _Key:
   def __call__(self, about: dict) -> int:
     """Returns the key of a line, see `copies`."""
     if "bytes" in about:
-      return copies.key(f"bytes {about['bytes']}")
-    path = places.beside(self._manifest, about["path"])
+      return copies.compute_key(f"bytes {about['bytes']}")
+    path = places.resolve_manifest_path(self._manifest, about["path"])
     if path.startswith(paths.BUCKET) or "\0" in path:  # objects of a bucket have only one path
-      return copies.key(f"path {path}")
+      return copies.compute_key(f"path {path}")
     folder, name = os.path.split(path)
     try:
       folder = self._resolved(folder)
     except (OSError, UnicodeEncodeError):  # errors are reported when the image is read
       folder = os.path.normpath(folder)
-    return copies.key(f"path {folder}/{name}")
+    return copies.compute_key(f"path {folder}/{name}")
 
 
-def _checked(line, labels):
+def _check_line(line, labels):
   """Checks a line and adds its label to `labels`. Returns (content, split or None, location of the image)."""
   about = parse_json(line)
   if not isinstance(about, dict):

@@ -19,8 +19,8 @@ from vit_jax.schema import ConfigError
 COMPARED, COMPARED_IN_BUCKET = 32, 4
 
 
-def of_files(
-  root: places.Disk | places.Bucket, splits: sources.Splits, files: Mapping[str, Sequence[tuple[str, int]]]
+def find_file_overlaps(
+  root: places.DiskFolder | places.BucketFolder, splits: sources.Splits, files: Mapping[str, Sequence[tuple[str, int]]]
 ) -> list[str]:
   """Returns notes on files that are both in the training data and in other data of the config.
 
@@ -38,8 +38,8 @@ def of_files(
     some = [i for i, name in enumerate(names) if times[name] > 1]
     for i, (size, _) in zip(some, root.stamps([files[part][i][0] for i in some]), strict=True):
       if size is not None:
-        keys[part][i] = copies.key(f"{size} {names[i]}")
-        of_class[part][i] = copies.key(f"{size} {names[i]} {files[part][i][1]}")
+        keys[part][i] = copies.compute_key(f"{size} {names[i]}")
+        of_class[part][i] = copies.compute_key(f"{size} {names[i]} {files[part][i][1]}")
 
   def content(record):
     return root.read(files[record[0]][record[1]][0])
@@ -47,27 +47,28 @@ def of_files(
   def words(record):
     return repr(f"{root.root}/{files[record[0]][record[1]][0]}")
 
-  pairs, better = copies.overlaps(splits, keys), copies.overlaps(splits, of_class)
+  pairs, better = copies.find_overlaps(splits, keys), copies.find_overlaps(splits, of_class)
   # If several training images match, one of the same class is preferred for the comparison.
   chosen = {role: [*{pair.other: pair for pair in (*each, *better[role])}.values()] for role, each in pairs.items()}
-  return _notes(chosen, content, words, isinstance(root, places.Bucket))
+  return _describe_overlaps(chosen, content, words, isinstance(root, places.BucketFolder))
 
 
-def of_members(
+def find_member_overlaps(
   splits: sources.Splits,
   shards: Mapping[str, listing.Files],
   scanned: Callable[[str], Sequence[index.Arrays]],
-  where: indexed.Where,
+  where: indexed.DescribeRecord,
 ) -> list[str]:
   """Returns notes on members of archives that are both in the training data and in other data of the config.
 
   Args:
     splits: split strings of the config.
     shards: the archives of each split.
-    scanned: function from a split to the arrays of each archive, for `index.Extents`, with "keys" from `member_key`.
+    scanned: function from a split to the arrays of each archive, for `index.Extents`, with "keys" from
+      `compute_member_key`.
     where: function (files, file, its arrays, record in the file) that describes a record.
   """
-  known, wanted = {}, sources.split_names(splits.specs().values())
+  known, wanted = {}, sources.parse_split_names(splits.specs().values())
   for split in shards:
     if split in wanted:
       with contextlib.suppress(ConfigError, OSError):  # reported when this split is opened
@@ -84,32 +85,32 @@ def of_members(
 
   keys = {split: np.concatenate([each["keys"] for each in arrays]) for split, arrays in known.items()}
   remote = any(shards[split].remote for split in known)
-  return _notes(copies.overlaps(splits, keys), content, words, remote)
+  return _describe_overlaps(copies.find_overlaps(splits, keys), content, words, remote)
 
 
-def member_key(name: str, size: int) -> int:
+def compute_member_key(name: str, size: int) -> int:
   """Returns the key of a member of an archive, computed from its name without directories and from its size.
 
   Args:
     name: name of the member.
     size: size of the member in bytes.
   """
-  return copies.key(f"{size} {name.rpartition('/')[2]}")
+  return copies.compute_key(f"{size} {name.rpartition('/')[2]}")
 
 
-def _notes(found, content, words, remote):
+def _describe_overlaps(found, content, words, remote):
   """Returns a note on each role that has equal images among the `found` pairs. Only some of the pairs are compared."""
   notes = []
   for role, pairs in found.items():
-    some = copies.sample(pairs, COMPARED_IN_BUCKET if remote else COMPARED)
-    same = [pair for pair in some if _equal(content, pair)]
+    some = copies.sample_pairs(pairs, COMPARED_IN_BUCKET if remote else COMPARED)
+    same = [pair for pair in some if _is_equal(content, pair)]
     if same:
       example = f"{words(same[0].one)} and {words(same[0].other)}"
-      notes.append(copies.overlap_note(role, len(same), example, len(some), len(pairs)))
+      notes.append(copies.describe_overlap(role, len(same), example, len(some), len(pairs)))
   return notes
 
 
-def _equal(content, pair):
+def _is_equal(content, pair):
   try:
     return content(pair.one) == content(pair.other)
   except OSError:  # reported when the image is used

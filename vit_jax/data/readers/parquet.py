@@ -12,20 +12,20 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data import sources
-from vit_jax.data.class_names import Order
+from vit_jax.data.class_names import NameOrder
 from vit_jax.data.readers import index, indexed, listing
-from vit_jax.data.readers.labels import Collected, Most, class_names, repeated
-from vit_jax.data.readers.row_groups import RowGroups, described, opened
-from vit_jax.files import parse_json
-from vit_jax.schema import ConfigError, nearest, show
-from vit_jax.schema.errors import some
+from vit_jax.data.readers.labels import LabelCollector, MaxLabels, find_repeated, parse_class_names
+from vit_jax.data.readers.row_groups import RowGroups, convert_errors, open_parquet
+from vit_jax.schema import ConfigError, show, suggest_nearest
+from vit_jax.schema.errors import format_names
+from vit_jax.storage.files import parse_json
 
 LARGE_GROUP = 2**29  # size in bytes above which a row group causes a warning; each thread may hold one in memory
 
 
 def parquet(
   name: str,
-  row: sources.Row,
+  row: sources.DatasetRow,
   split: str,
   *,
   path: str,
@@ -33,10 +33,10 @@ def parquet(
   val: str | None = None,
   test: str = "test",
   classes: str | int | None = None,
-  class_order: Order = "numeric",
+  class_order: NameOrder = "numeric",
   image: str | None = None,
   label: str | None = None,
-  labels: Most = 1,
+  labels: MaxLabels = 1,
 ) -> sources.Source:
   """Opens a split of Parquet files.
 
@@ -47,7 +47,8 @@ def parquet(
   Args:
     name: name of the dataset.
     row: row of the catalog.
-    split: "train", "val", "test" or a split string. The split of a file follows from its name, see `listing.split_of`.
+    split: "train", "val", "test" or a split string. The split of a file follows from its name, see
+      `listing.parse_split`.
     path: a directory, a file, or a pattern such as data/train-*.parquet, on a disk or in a bucket.
     train: split string for training.
     val: split string for validation.
@@ -64,12 +65,12 @@ def parquet(
     ConfigError: if a file is damaged, a column is missing or ambiguous, or a label is invalid.
     SplitError: if the split does not exist.
   """
-  splits, named = sources.Splits(train, val, test), class_names(classes)
-  files = listing.listed(path, (".parquet",), "Parquet files")
-  tables, (columns, kind) = listing.by_split(files), _columns(files, image, label)
+  splits, named = sources.Splits(train, val, test), parse_class_names(classes)
+  files = listing.list_files(path, (".parquet",), "Parquet files")
+  tables, (columns, kind) = listing.group_by_split(files), _find_columns(files, image, label)
   stated = named is None and bool(columns.classes)  # with ClassLabel, integers are positions in its names
   if stated:
-    if again := repeated(columns.classes):
+    if again := find_repeated(columns.classes):
       raise ConfigError(
         f"{files.path(0)} lists class {show(again)} twice. Set the number of classes, or a file of names", "classes"
       )
@@ -78,23 +79,25 @@ def parquet(
   known = {
     part: (
       tables[part],
-      index.made("Parquet", tables[part], functools.partial(_scan, tables[part], columns, first), columns),
+      index.load_or_scan("Parquet", tables[part], functools.partial(_scan, tables[part], columns, first), columns),
     )
-    for part in indexed.used(tables, splits, split, named is None)
+    for part in indexed.find_needed_splits(tables, splits, split, named is None)
   }
   stored = functools.partial(RowGroups, columns.image)
-  names, records = indexed.resolved(known, named, labels, _where, stored=stored, order=class_order, positions=stated)
-  parts = splits.select(split, indexed.sizes(records, tables))
+  names, records = indexed.resolve_labels(
+    known, named, labels, _locate_row, stored=stored, order=class_order, positions=stated
+  )
+  parts = splits.select(split, indexed.count_records(records, tables))
   rows = np.concatenate([arrays["rows"] for part, _ in parts for arrays in records[part].arrays])
-  return indexed.source(
-    *(name, splits.spec(split), names, parts, records, labels, _where),
+  return indexed.create_source(
+    *(name, splits.spec(split), names, parts, records, labels, _locate_row),
     together=round(float(np.median(rows))),
     remote=files.remote,
     about=(columns,),
   )
 
 
-def _where(files, file, arrays, record):
+def _locate_row(files, file, arrays, record):
   return f"{files.path(file)}, row {record:,}"
 
 
@@ -112,20 +115,24 @@ class _Columns(NamedTuple):
   classes: tuple[str, ...]
 
 
-def _columns(files, image, label):
+def _find_columns(files, image, label):
   """Returns (columns, type of the images) of the first file. Other files must have the same columns."""
-  with _whole(files, 0), opened(files, 0) as table:
+  with _convert_errors(files, 0), open_parquet(files, 0) as table:
     schema = table.schema_arrow
-  features = _features(schema)
-  image = _chosen("image", image, schema.names, [name for name in features if _kind(features[name]) == "Image"])
-  label = _chosen("label", label, schema.names, [name for name in features if _kind(features[name]) == "ClassLabel"])
+  features = _read_features(schema)
+  image = _choose_column(
+    "image", image, schema.names, [name for name in features if _feature_type(features[name]) == "Image"]
+  )
+  label = _choose_column(
+    "label", label, schema.names, [name for name in features if _feature_type(features[name]) == "ClassLabel"]
+  )
   _check_single(files.path(0), schema, (image, label))
   kind = schema.field(image).type
-  if (words := _image(image, kind)) is None:
+  if (words := _find_image_column(image, kind)) is None:
     raise ConfigError(
       f"column {image!r} of {files.path(0)} is {kind}. Allowed: struct<bytes: binary, ...>, binary", "image"
     )
-  return _Columns(words, label, _classes(features.get(label))), kind
+  return _Columns(words, label, _read_classes(features.get(label))), kind
 
 
 def _check_single(path, schema, columns):
@@ -134,7 +141,7 @@ def _check_single(path, schema, columns):
       raise ConfigError(f"{path} has {count} columns called {column!r}. Keep only one of them", "path")
 
 
-def _image(column, kind):
+def _find_image_column(column, kind):
   """Returns the path of the bytes in a column of images, or None if the type is unsupported."""
   import pyarrow
 
@@ -145,20 +152,20 @@ def _image(column, kind):
   return (column, "bytes") if struct else (column,)
 
 
-def _chosen(key, name, names, fitting):
+def _choose_column(key, name, names, fitting):
   """Returns the column that the config names, or the only suitable one."""
   if name is None and key in names and (key in fitting or not fitting):
     name = key
   if name is None and len(fitting) == 1:
     name = fitting[0]
   if name is None:
-    raise ConfigError(f"the column of the {key} is unknown. Set it to one of {some(names)}", key)
+    raise ConfigError(f"the column of the {key} is unknown. Set it to one of {format_names(names)}", key)
   if name not in names:
-    raise ConfigError(f"no column {name!r}.{nearest(name, names)}", key)
+    raise ConfigError(f"no column {name!r}.{suggest_nearest(name, names)}", key)
   return name
 
 
-def _features(schema):
+def _read_features(schema):
   """Returns the column features that Hugging Face's library stored, or {} without them."""
   try:
     about = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
@@ -168,7 +175,7 @@ def _features(schema):
   return features if isinstance(features, dict) else {}
 
 
-def _feature(feature):
+def _unwrap_feature(feature):
   """Returns the feature itself, or the feature of its items if it is a list. Returns {} for other values."""
   if isinstance(feature, dict) and feature.get("_type") in ("Sequence", "List", "LargeList"):
     feature = feature.get("feature")
@@ -177,30 +184,30 @@ def _feature(feature):
   return feature if isinstance(feature, dict) else {}
 
 
-def _kind(feature):
-  return _feature(feature).get("_type")
+def _feature_type(feature):
+  return _unwrap_feature(feature).get("_type")
 
 
-def _classes(feature):
-  names = _feature(feature).get("names")
+def _read_classes(feature):
+  names = _unwrap_feature(feature).get("names")
   return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 def _scan(files, columns, first, file):
   """Returns the labels and the number of rows of each row group. Raises ConfigError with file and row."""
-  labels = Collected()
-  with _whole(files, file), opened(files, file) as table:
-    footer, names, features = table.metadata, table.schema_arrow.names, _features(table.schema_arrow)
+  labels = LabelCollector()
+  with _convert_errors(files, file), open_parquet(files, file) as table:
+    footer, names, features = table.metadata, table.schema_arrow.names, _read_features(table.schema_arrow)
     if missing := {columns.image[0], columns.label} - set(names):
       raise ConfigError(f"{files.path(file)} has no column {min(missing)!r}. Use files with the same columns", "path")
     _check_single(files.path(file), table.schema_arrow, (columns.image[0], columns.label))
     kind = table.schema_arrow.field(columns.image[0]).type
-    if _image(columns.image[0], kind) != columns.image:
+    if _find_image_column(columns.image[0], kind) != columns.image:
       raise ConfigError(
         f"column {columns.image[0]!r} is {kind} in {files.path(file)}, but {first}. Use files with the same columns",
         "path",
       )
-    if _classes(features.get(columns.label)) != columns.classes:
+    if _read_classes(features.get(columns.label)) != columns.classes:
       raise ConfigError(
         f"{files.path(file)} has other classes than the first file. Use files with the same classes", "path"
       )
@@ -211,7 +218,7 @@ def _scan(files, columns, first, file):
         try:
           labels.add(value)
         except ValueError as error:
-          raise ConfigError(f"{_where(files, file, None, row)}: {error}", "path") from error
+          raise ConfigError(f"{_locate_row(files, file, None, row)}: {error}", "path") from error
         row += 1
   if not row:
     raise ConfigError(f"{files.path(file)} contains no rows. Remove it", "path")
@@ -225,5 +232,5 @@ def _scan(files, columns, first, file):
   return labels.arrays() | {"rows": np.array([group.num_rows for group in groups], np.int64)}
 
 
-def _whole(files, file):
-  return described(lambda text: ConfigError(f"{files.path(file)} is not a complete Parquet file: {text}", "path"))
+def _convert_errors(files, file):
+  return convert_errors(lambda text: ConfigError(f"{files.path(file)} is not a complete Parquet file: {text}", "path"))

@@ -5,19 +5,19 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 
-from vit_jax import paths
 from vit_jax.data import sources
 from vit_jax.schema import ConfigError, show
+from vit_jax.storage import paths
 
 ALTERNATIVES = 10**6  # largest number of alternatives of braces
 ESCAPES = "To match one of these characters literally, put it in brackets: [[], [*], [?] or [{]."
 _SPECIAL = re.compile(r"[*?\[{]")
 # A set of characters, in which braces have no special meaning, or an innermost pair of braces.
 _BRACES = re.compile(r"\[!?\]?[^\]/]*\]|\{([^{}]*)\}")
-Entries = Callable[[str], list[tuple[str, bool]]]  # directory -> (name, whether it is a directory) of each entry
+ListEntries = Callable[[str], list[tuple[str, bool]]]  # directory -> (name, whether it is a directory) of each entry
 
 
-def split(path: str, exists: Callable[[str], bool]) -> tuple[str, str]:
+def split_pattern(path: str, exists: Callable[[str], bool]) -> tuple[str, str]:
   """Splits a path before the first component that is a pattern.
 
   A component with special characters is taken literally if a file or directory with exactly this name exists.
@@ -38,7 +38,7 @@ def split(path: str, exists: Callable[[str], bool]) -> tuple[str, str]:
   return path, ""
 
 
-def alternatives(pattern: str) -> list[str]:
+def expand_braces(pattern: str) -> list[str]:
   """Returns all patterns that braces such as {a,b} and {0000..1023} abbreviate.
 
   Raises:
@@ -55,13 +55,13 @@ def alternatives(pattern: str) -> list[str]:
     words = [f"{number:0{len(numbers[1])}d}" for number in range(low, high + 1)]
   else:
     words = match[1].split(",")
-  rests = alternatives(after)
+  rests = expand_braces(after)
   if len(words) * len(rests) > ALTERNATIVES:
     raise ConfigError(f"{show(pattern)} has more than a million alternatives. Use fewer braces", "path")
   return [before + word + rest for word in words for rest in rests]
 
 
-def matches(pattern: str, entries: Entries) -> dict[str, bool]:
+def find_matches(pattern: str, entries: ListEntries) -> dict[str, bool]:
   """Returns the files and directories below a directory that match a pattern.
 
   As in a shell, a name that starts with a dot only matches a component that starts with a dot.
@@ -77,9 +77,9 @@ def matches(pattern: str, entries: Entries) -> dict[str, bool]:
     sources.AbsentError: if an alternative in braces matches no file.
   """
   listed, result = functools.cache(lambda folder: dict(entries(folder))), {}
-  all_of = alternatives(pattern)
+  all_of = expand_braces(pattern)
   for one in all_of:
-    found = dict(_below("", one.split("/"), listed))
+    found = dict(_match_below("", one.split("/"), listed))
     if not found and len(all_of) > 1:
       problem = f"no file matches {show(one)}, an alternative of {show(pattern)}. Restore it, or change the pattern"
       raise sources.AbsentError(problem, "path")
@@ -87,7 +87,7 @@ def matches(pattern: str, entries: Entries) -> dict[str, bool]:
   return result
 
 
-def _below(folder, words, entries) -> Iterator[tuple[str, bool]]:
+def _match_below(folder, words, entries) -> Iterator[tuple[str, bool]]:
   """Matches the components of a pattern, starting at a directory.
 
   Yields (name, whether it is a directory) of each match.
@@ -107,4 +107,4 @@ def _below(folder, words, entries) -> Iterator[tuple[str, bool]]:
     if not others:
       yield path, is_folder
     elif is_folder:
-      yield from _below(path, others, entries)
+      yield from _match_below(path, others, entries)

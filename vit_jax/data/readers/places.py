@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
-from vit_jax import paths
 from vit_jax.data import local_files, sources
 from vit_jax.schema import ConfigError, show
+from vit_jax.storage import paths
 
 ASKED = 32  # number of parallel requests to a bucket; 3,000 files with a latency of 50 ms take 5 s
 
 
-def reached(root: os.PathLike, ask: Callable[[], Any]) -> Any:
+def call_storage(root: os.PathLike, ask: Callable[[], Any]) -> Any:
   """Returns `ask()` for a path on a disk or in a bucket.
 
   Args:
@@ -27,8 +27,8 @@ def reached(root: os.PathLike, ask: Callable[[], Any]) -> Any:
   if not paths.in_bucket(root):
     return ask()
   try:
-    paths.prepare()  # also required in workers, which may not have used a bucket before
-    paths.check_bucket(paths.bucket(root))
+    paths.prepare_buckets()  # also required in workers, which may not have used a bucket before
+    paths.check_bucket(paths.get_bucket_name(root))
     return ask()
   except ConfigError as error:
     raise sources.UnreachableError(f"{root} cannot be reached: {error.message}", "path") from error
@@ -36,7 +36,7 @@ def reached(root: os.PathLike, ask: Callable[[], Any]) -> Any:
     raise sources.UnreachableError(f"{root} cannot be reached: {str(error).splitlines()[0]}", "path") from error
 
 
-def stamps(files: Sequence[pathlib.Path]) -> list[tuple[int, int]]:
+def read_stamps(files: Sequence[pathlib.Path]) -> list[tuple[int, int]]:
   """Returns (bytes, modification time) of files on a disk or in a bucket. Queries many files in parallel.
 
   Modification times of objects in a bucket are in whole seconds.
@@ -44,7 +44,7 @@ def stamps(files: Sequence[pathlib.Path]) -> list[tuple[int, int]]:
 
   def ask(file):
     if not paths.in_bucket(file):
-      return local_files.stamp(file)
+      return local_files.read_stamp(file)
     status = file.stat()
     return status.length, status.mtime
 
@@ -52,7 +52,7 @@ def stamps(files: Sequence[pathlib.Path]) -> list[tuple[int, int]]:
     return list(pool.map(ask, files))
 
 
-class Disk(NamedTuple):
+class DiskFolder(NamedTuple):
   """A directory on a disk. Paths of its methods are relative to `root`.
 
   Attributes:
@@ -65,9 +65,9 @@ class Disk(NamedTuple):
     """Returns whether the root is a file instead of a directory."""
     return self.root.is_file()
 
-  def above(self) -> "Disk":
+  def open_parent(self) -> "DiskFolder":
     """Returns the parent directory of the root."""
-    return Disk(self.root.parent)
+    return DiskFolder(self.root.parent)
 
   def entries(self, folder: str) -> list[tuple[str, bool]]:
     """Returns (name, whether it is a directory) of each entry of a directory."""
@@ -81,29 +81,29 @@ class Disk(NamedTuple):
 
   def stamps(self, files: Sequence[str]) -> list[tuple[int | None, int | None]]:
     """Returns (bytes, modification time) of files."""
-    return local_files.stamps(self.on_disk(files))
+    return local_files.read_stamps(self.list_local_paths(files))
 
-  def on_disk(self, files: Sequence[str]) -> list[str]:
+  def list_local_paths(self, files: Sequence[str]) -> list[str]:
     """Returns the complete paths of files that are on a disk."""
     return [f"{self.root}/{file}" for file in files]
 
   def versions(self, files: Sequence[str]) -> tuple[tuple, ...]:
-    """Returns (). The version of a local file is determined when the file is used, see `local_files.version`."""
+    """Returns (). The version of a local file is determined when the file is used, see `local_files.read_version`."""
     return ()
 
   def read(self, file: str) -> bytes:
     """Returns the content of a file. Raises OSError."""
-    return local_files.contents(self.root / file)
+    return local_files.read_file(self.root / file)
 
 
-class Bucket(NamedTuple):
+class BucketFolder(NamedTuple):
   """A directory in a bucket. Listing it needs one request per 1,000 objects, and each read is another request.
 
   Attributes:
     root: the directory.
     objects: (bytes, modification time) by path relative to the root. "" is the root itself if it is an object.
     folders: for each directory, whether each of its entries is a directory.
-    described: result of `buckets.version` by path relative to the root.
+    described: result of `buckets.get_version` by path relative to the root.
   """
 
   root: pathlib.Path
@@ -112,14 +112,14 @@ class Bucket(NamedTuple):
   described: dict[str, tuple[str, ...]]
 
   @classmethod
-  def listed(cls, root: pathlib.Path) -> "Bucket":
+  def listed(cls, root: pathlib.Path) -> "BucketFolder":
     """Returns a listing of the current content. Raises OSError."""
-    from vit_jax import buckets
+    from vit_jax.storage import buckets
 
     start, objects, folders, described = str(root).removeprefix(paths.BUCKET), {}, {}, {}
     for name, about in file_system().find(str(root), detail=True).items():
       name = name.removeprefix(start).lstrip("/")
-      objects[name], described[name] = (about["size"], str(about["updated"])), buckets.version(about)
+      objects[name], described[name] = (about["size"], str(about["updated"])), buckets.get_version(about)
       while name:
         folder, _, last = name.rpartition("/")
         folders.setdefault(folder, {}).setdefault(last, name not in objects)
@@ -130,10 +130,10 @@ class Bucket(NamedTuple):
     """Returns whether the root is an object instead of a directory."""
     return "" in self.objects
 
-  def above(self) -> "Bucket":
+  def open_parent(self) -> "BucketFolder":
     """Returns the parent directory of an object, with only this object."""
     name = self.root.name
-    return Bucket(self.root.parent, {name: self.objects[""]}, {"": {name: False}}, {name: self.described[""]})
+    return BucketFolder(self.root.parent, {name: self.objects[""]}, {"": {name: False}}, {name: self.described[""]})
 
   def entries(self, folder: str) -> list[tuple[str, bool]]:
     """Returns (name, whether it is a directory) of each entry of a directory."""
@@ -147,12 +147,12 @@ class Bucket(NamedTuple):
     """Returns (bytes, modification time) of files, or (None, None) for an object that does not exist."""
     return [self.objects.get(file, (None, None)) for file in files]
 
-  def on_disk(self, files: Sequence[str]) -> list[str]:
+  def list_local_paths(self, files: Sequence[str]) -> list[str]:
     """Returns [], because a bucket has no local files."""
     return []
 
   def versions(self, files: Sequence[str]) -> tuple[tuple, ...]:
-    """Returns the version of each file, see `buckets.version`."""
+    """Returns the version of each file, see `buckets.get_version`."""
     return tuple(self.described[file] for file in files)
 
   def read(self, file: str) -> bytes:
@@ -165,12 +165,12 @@ class Bucket(NamedTuple):
 @functools.cache
 def file_system():
   """Returns the file system of buckets that direct requests use."""
-  from vit_jax import buckets
+  from vit_jax.storage import buckets
 
   return buckets.FileSystem()
 
 
-def beside(manifest: str, file: str) -> str:
+def resolve_manifest_path(manifest: str, file: str) -> str:
   """Returns the complete path of a file, from its path in a manifest.
 
   Args:
@@ -182,8 +182,8 @@ def beside(manifest: str, file: str) -> str:
   return file if file.startswith(paths.BUCKET) else os.path.expanduser(file)
 
 
-def versions(files: Sequence[str]) -> list[tuple[str, ...]]:
-  """Returns the version of each object, see `buckets.version`, or () for an object that does not exist.
+def read_versions(files: Sequence[str]) -> list[tuple[str, ...]]:
+  """Returns the version of each object, see `buckets.get_version`, or () for an object that does not exist.
 
   A directory with many of these objects is listed, with 1,000 objects per request. Each remaining object needs one
   request.
@@ -196,16 +196,16 @@ def versions(files: Sequence[str]) -> list[tuple[str, ...]]:
   """
   if not files:
     return []
-  from vit_jax import buckets
+  from vit_jax.storage import buckets
 
-  paths.prepare()
+  paths.prepare_buckets()
   system, folders = file_system(), {}
   for file in dict.fromkeys(files):
     folders.setdefault(file.rpartition("/")[0], []).append(file)
 
   def of_object(file):
     try:
-      return file, buckets.version(system.info(file))
+      return file, buckets.get_version(system.info(file))
     except FileNotFoundError:  # errors are reported when the image is read
       return file, ()
 
@@ -214,7 +214,7 @@ def versions(files: Sequence[str]) -> list[tuple[str, ...]]:
       entries = system.ls(folder, detail=True)
     except FileNotFoundError:
       return {}
-    return {paths.BUCKET + entry["name"]: buckets.version(entry) for entry in entries if entry["type"] == "file"}
+    return {paths.BUCKET + entry["name"]: buckets.get_version(entry) for entry in entries if entry["type"] == "file"}
 
   with futures.ThreadPoolExecutor(ASKED) as pool:
     large = [folder for folder, some in folders.items() if len(some) > ASKED]
@@ -223,7 +223,7 @@ def versions(files: Sequence[str]) -> list[tuple[str, ...]]:
   return [known[file] for file in files]
 
 
-def content(file: str) -> bytes:
+def read_content(file: str) -> bytes:
   """Returns the content of an image file on a disk or in a bucket.
 
   Args:
@@ -236,10 +236,10 @@ def content(file: str) -> bytes:
     raise OSError("its path contains a null character")
   if not file.startswith(paths.BUCKET):
     try:
-      return local_files.contents(file)
+      return local_files.read_file(file)
     except UnicodeEncodeError as error:
       raise OSError(f"its path {show(file)} is not valid Unicode") from error
-  paths.prepare()
+  paths.prepare_buckets()
   data = file_system().cat_file(file, end=local_files.LARGEST + 1)
   if len(data) > local_files.LARGEST:
     raise OSError(f"it is larger than the limit of {local_files.LARGEST:,} bytes")

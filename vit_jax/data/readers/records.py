@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 from google.protobuf import message
 
-from vit_jax.data.rows import Row, Rule
-from vit_jax.schema import ConfigError, amount
+from vit_jax.data.rows import DatasetRow, LabelRule
+from vit_jax.schema import ConfigError, format_amount
 
 Label = int | tuple[int, ...]
 _NAMES = ("id", "file_name", "filename", "image/filename")  # features of TFDS datasets with the name of the image file
 
 
-class Records(NamedTuple):
+class RecordParser(NamedTuple):
   """Functions that parse the records of a dataset.
 
   Attributes:
@@ -37,7 +37,7 @@ class Records(NamedTuple):
   mask: Callable[[bytes], bytes] | None
 
 
-def understood(row: Row, features) -> Records:
+def create_parser(row: DatasetRow, features) -> RecordParser:
   """Returns the functions that parse the records of a dataset.
 
   Args:
@@ -50,18 +50,18 @@ def understood(row: Row, features) -> Records:
   import tensorflow_datasets as tfds
   from tensorflow_datasets.proto import tf_example_pb2
 
-  image, listed = _key(features, tfds.features.Image), False
-  if isinstance(row.label, Rule):
-    names, read = row.label.names, functools.partial(_derived, row.label, image)
+  image, listed = _find_feature(features, tfds.features.Image), False
+  if isinstance(row.label, LabelRule):
+    names, read = row.label.names, functools.partial(_derive_label, row.label, image)
     if missing := {feature.split("/")[0] for feature in row.label.features} - set(features):
       raise ConfigError(f"the label is computed from the features {sorted(missing)}, which the dataset does not have")
   else:
-    key = row.label or _key(features, tfds.features.ClassLabel)
+    key = row.label or _find_feature(features, tfds.features.ClassLabel)
     if key not in features:
       raise ConfigError(f"the dataset does not have the label feature {key!r}. Its features are {sorted(features)}")
     listed = isinstance(features[key], tfds.features.Sequence)
     names = (features[key].feature if listed else features[key]).names
-    read = functools.partial(_stored, key, listed, image)
+    read = functools.partial(_read_stored, key, listed, image)
 
   if row.segments and row.segments.feature not in features:
     raise ConfigError(
@@ -81,7 +81,7 @@ def understood(row: Row, features) -> Records:
   def mask_of(data):
     encoded = values_of(data)[row.segments.feature].bytes_list.value
     if len(encoded) != 1:
-      raise OSError(f"damaged: a record with {amount(len(encoded), 'mask')}")
+      raise OSError(f"damaged: a record with {format_amount(len(encoded), 'mask')}")
     return encoded[0]
 
   def changed(data):
@@ -89,47 +89,49 @@ def understood(row: Row, features) -> Records:
     return row.image(encoded), label
 
   texts = [key for key in _NAMES if key in features and isinstance(features[key], tfds.features.Text)]
-  name = functools.partial(_name, texts[0]) if texts else None
+  name = functools.partial(_read_name, texts[0]) if texts else None
   mask = mask_of if row.segments else None
   if row.image is None:
-    return Records(tuple(names), listed, parse, None, name, mask)
-  return Records(tuple(names), listed, changed, lambda data: parse(data)[1], name, mask)
+    return RecordParser(tuple(names), listed, parse, None, name, mask)
+  return RecordParser(tuple(names), listed, changed, lambda data: parse(data)[1], name, mask)
 
 
-def _name(key, data):
+def _read_name(key, data):
   """Returns the name of the image file that a record contains. Names of files need not be UTF-8."""
   from tensorflow_datasets.proto import tf_example_pb2
 
   return os.fsdecode(tf_example_pb2.Example.FromString(data).features.feature[key].bytes_list.value[0])
 
 
-def _stored(key, listed, image, values):
+def _read_stored(key, listed, image, values):
   """Returns (image file, label) of the features of a record with a label feature."""
   encoded, numbers = values[image].bytes_list.value, tuple(values[key].int64_list.value)
   if len(encoded) != 1 or (len(numbers) != 1 and not listed):
-    raise OSError(f"damaged: a record with {amount(len(encoded), 'image')} and {amount(len(numbers), 'label')}")
+    raise OSError(
+      f"damaged: a record with {format_amount(len(encoded), 'image')} and {format_amount(len(numbers), 'label')}"
+    )
   return encoded[0], numbers if listed else numbers[0]
 
 
-def _derived(rule, image, values):
+def _derive_label(rule, image, values):
   """Returns (image file, label) of the features of a record. A rule computes the label."""
   encoded = values[image].bytes_list.value
   try:
-    label = rule.label(*(_numbers(values[feature]) for feature in rule.features))
+    label = rule.label(*(_read_numbers(values[feature]) for feature in rule.features))
   except (ValueError, IndexError) as error:
     raise OSError(f"damaged: no label follows from {rule.features}: {error}") from error
   if len(encoded) != 1:
-    raise OSError(f"damaged: a record with {amount(len(encoded), 'image')}")
+    raise OSError(f"damaged: a record with {format_amount(len(encoded), 'image')}")
   return encoded[0], label
 
 
-def _numbers(feature):
+def _read_numbers(feature):
   """Returns all numbers of a feature of tf.train.Example, of any type."""
   kind = feature.WhichOneof("kind")
   return list(getattr(feature, kind).value) if kind else []
 
 
-def _key(features, kind):
+def _find_feature(features, kind):
   """Returns the name of the feature of a type. A label may also be a list of this type. Prefers "image" and "label"."""
 
   def fits(feature):

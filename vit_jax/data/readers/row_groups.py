@@ -28,11 +28,11 @@ class RowGroups:
 
   def __init__(self, column: tuple[str, ...], files: listing.Files, arrays: Sequence[index.Arrays]):
     self._column, self.files = column, files
-    self._firsts = index.firsts(each["rows"].sum() for each in arrays)
-    self._groups = [index.firsts(each["rows"]) for each in arrays]
+    self._firsts = index.compute_firsts(each["rows"].sum() for each in arrays)
+    self._groups = [index.compute_firsts(each["rows"]) for each in arrays]
     self._kept: collections.OrderedDict[tuple[int, int], Future] = collections.OrderedDict()
     self._lock = threading.Lock()
-    self._footer = functools.lru_cache(maxsize=FOOTERS)(lambda file: opened(files, file).metadata)
+    self._footer = functools.lru_cache(maxsize=FOOTERS)(lambda file: open_parquet(files, file).metadata)
 
   def __len__(self):
     return self._firsts[-1]
@@ -97,8 +97,8 @@ class RowGroups:
     import pyarrow.compute
 
     where = f"{self.files.path(file)}, row group {group}"
-    with described(lambda text: OSError(f"{where}, cannot be read: {text}"), MemoryError):
-      with opened(self.files, file, self._footer(file)) as table:
+    with convert_errors(lambda text: OSError(f"{where}, cannot be read: {text}"), MemoryError):
+      with open_parquet(self.files, file, self._footer(file)) as table:
         rows = table.read_row_group(group, columns=[".".join(self._column)], use_threads=False)
       column = rows.column(self._column[0])  # the result also contains a column called "image.bytes", if there is one
       for field in self._column[1:]:
@@ -110,7 +110,7 @@ def _is_read(future):
   return future.done() and future.exception() is None
 
 
-def opened(files: listing.Files, file: int, footer=None):
+def open_parquet(files: listing.Files, file: int, footer=None):
   """Opens a Parquet file. Reading a column from a bucket needs one request.
 
   Args:
@@ -126,7 +126,7 @@ def opened(files: listing.Files, file: int, footer=None):
 
 
 @contextlib.contextmanager
-def described(error_of: Callable[[str], Exception], besides: type[Exception] = ConfigError) -> Iterator[None]:
+def convert_errors(error_of: Callable[[str], Exception], besides: type[Exception] = ConfigError) -> Iterator[None]:
   """Converts errors of pyarrow for damaged files.
 
   Errors of the disk or the bucket, which have an errno, are not converted.

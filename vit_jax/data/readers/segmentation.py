@@ -5,18 +5,18 @@ import hashlib
 import os
 from typing import Annotated
 
-from vit_jax import paths
 from vit_jax.data import class_names, membership, sources
 from vit_jax.data.readers import labels, overlaps, places
-from vit_jax.data.readers.tree import Tree
-from vit_jax.schema import ConfigError, Fraction, Range, amount, at
+from vit_jax.data.readers.tree import FolderTree
+from vit_jax.schema import ConfigError, Fraction, Range, enter_key, format_amount
+from vit_jax.storage import paths
 
 Number = Annotated[int, Range(0, 255)]
 
 
 def segmentation(
   name: str,
-  row: sources.Row,
+  row: sources.DatasetRow,
   split: str,
   *,
   path: str,
@@ -58,21 +58,21 @@ def segmentation(
     ConfigError: if a directory is missing, if no mask has an image, or if pixel values are ambiguous.
     SplitError: if the split does not exist.
   """
-  with at("path"):
-    root = _opened(path)
-  tree, splits = Tree(root), sources.Splits(train, val, test)
-  names = labels.class_names(classes)
-  found, note = _found(tree, images, masks)
+  with enter_key("path"):
+    root = _open_directory(path)
+  tree, splits = FolderTree(root), sources.Splits(train, val, test)
+  names = labels.parse_class_names(classes)
+  found, note = _find_pairs(tree, images, masks)
   is_drawn = "" in found
   if is_drawn:
-    found = _held_out(found[""], holdout, split_seed)
+    found = _hold_out(found[""], holdout, split_seed)
   parts = splits.select(split, {part: len(pairs) for part, pairs in found.items()})
   of_images = {part: [(image, 0) for image, _ in pairs] for part, pairs in found.items()}
-  notes = overlaps.of_files(root, splits, of_images) if split == "train" else ()
-  values = _values(names, first, ignored)
+  notes = overlaps.find_file_overlaps(root, splits, of_images) if split == "train" else ()
+  values = _assign_values(names, first, ignored)
 
   def pair(i):
-    part, number = sources.located(parts, i)
+    part, number = sources.locate_record(parts, i)
     return found[part][number]
 
   def used():
@@ -84,7 +84,7 @@ def segmentation(
     return sources.Fingerprint(*map(sources.digest, (names, sorted(names), sizes, times)))
 
   def key(image):
-    return _hash(split_seed, image).hex()[: membership.DIGITS] if is_drawn else os.path.splitext(image)[0]
+    return _hash_image(split_seed, image).hex()[: membership.DIGITS] if is_drawn else os.path.splitext(image)[0]
 
   source = sources.assemble(
     name,
@@ -96,24 +96,24 @@ def segmentation(
     lambda part, i: found[part][i][0],
     fingerprint,
     read_label=lambda part, i: 0,
-    remote=isinstance(root, places.Bucket),
+    remote=isinstance(root, places.BucketFolder),
   )
   of_pixels = sources.Masks(tuple(names), lambda i: root.read(pair(i)[1]), values, ignored)
-  return sources.noted(
+  return sources.add_notes(
     dataclasses.replace(
       source,
       masks=of_pixels,
-      files=lambda: root.on_disk(used()),
+      files=lambda: root.list_local_paths(used()),
       objects=lambda: root.versions(used()),
-      membership=membership.of_files(
+      membership=membership.create_membership(
         splits, lambda: {part: [image for image, _ in pairs] for part, pairs in found.items()}, key
       ),
     ),
-    *(note, class_names.note(names), *notes),
+    *(note, class_names.describe_alike(names), *notes),
   )
 
 
-def _values(names, first, ignored) -> tuple[int, ...]:
+def _assign_values(names, first, ignored) -> tuple[int, ...]:
   """Returns the pixel value of each class. Raises ConfigError if a value has two meanings."""
   values = tuple(range(first, first + len(names)))
   if both := sorted(set(ignored) & set(values)):
@@ -122,24 +122,24 @@ def _values(names, first, ignored) -> tuple[int, ...]:
     )
   if first + len(names) > 255:
     raise ConfigError(
-      f"{amount(len(names), 'class', 'classes')} from {first} on, but the last number is 254, because 255 means no "
-      f"class",
+      f"{format_amount(len(names), 'class', 'classes')} from {first} on, but the last number is 254, because 255 "
+      f"means no class",
       "classes",
     )
   return values
 
 
-def _opened(path) -> places.Disk | places.Bucket:
+def _open_directory(path) -> places.DiskFolder | places.BucketFolder:
   """Opens the directory `path`."""
-  root = paths.expand(paths.parse(path, bare=True))
+  root = paths.expand_home(paths.parse_path(path, bare=True))
   if paths.in_bucket(root):
-    return places.reached(root, lambda: places.Bucket.listed(root))
+    return places.call_storage(root, lambda: places.BucketFolder.listed(root))
   if not path or not root.is_dir():
     raise sources.AbsentError(f"no folder {path!r}. Name one with images/x.jpg and masks/x.png")
-  return places.Disk(root)
+  return places.DiskFolder(root)
 
 
-def _found(tree, images, masks) -> tuple[dict[str, list[tuple[str, str]]], str]:
+def _find_pairs(tree, images, masks) -> tuple[dict[str, list[tuple[str, str]]], str]:
   """Returns (image, mask) pairs by split, and a note on ignored files. Without split directories, the split is ""."""
   top = tree.folders()
   for key, folder in (("images", images), ("masks", masks)):
@@ -151,7 +151,7 @@ def _found(tree, images, masks) -> tuple[dict[str, list[tuple[str, str]]], str]:
   inner = tree.folders(masks)
   result, alone = {}, [0, 0]
   for split in inner or [""]:
-    of_images, of_masks = (_by_stem(tree, above, split) for above in (images, masks))
+    of_images, of_masks = (_list_by_stem(tree, above, split) for above in (images, masks))
     both = sorted(of_images.keys() & of_masks.keys())
     alone[0], alone[1] = alone[0] + len(of_images) - len(both), alone[1] + len(of_masks) - len(both)
     result[split] = [(of_images[name], of_masks[name]) for name in both]
@@ -161,11 +161,14 @@ def _found(tree, images, masks) -> tuple[dict[str, list[tuple[str, str]]], str]:
       "images/train/x.jpg and masks/train/x.png",
       "path",
     )
-  note = f"{str(tree.root.root)!r}: {amount(sum(map(len, result.values())), 'image')} with masks; left out: "
-  return result, f"{note}{amount(alone[0], 'image')} without a mask, {amount(alone[1], 'mask')} without an image"
+  note = f"{str(tree.root.root)!r}: {format_amount(sum(map(len, result.values())), 'image')} with masks; left out: "
+  return (
+    result,
+    f"{note}{format_amount(alone[0], 'image')} without a mask, {format_amount(alone[1], 'mask')} without an image",
+  )
 
 
-def _by_stem(tree, above, split) -> dict[str, str]:
+def _list_by_stem(tree, above, split) -> dict[str, str]:
   """Returns {name without suffix: file} of the images of a split, or {} if the split has no directory."""
   if split and split not in tree.folders(above):
     return {}
@@ -177,13 +180,13 @@ def _by_stem(tree, above, split) -> dict[str, str]:
   return result
 
 
-def _held_out(pairs, holdout, seed) -> dict[str, list[tuple[str, str]]]:
+def _hold_out(pairs, holdout, seed) -> dict[str, list[tuple[str, str]]]:
   """Divides the pairs into "test", with the share `holdout`, and "train". Both are in the order of their hashes."""
-  drawn = sorted(pairs, key=lambda pair: _hash(seed, pair[0]))
+  drawn = sorted(pairs, key=lambda pair: _hash_image(seed, pair[0]))
   held = round(len(drawn) * holdout)
   return {"train": drawn[held:], "test": drawn[:held]}
 
 
-def _hash(seed, image) -> bytes:
+def _hash_image(seed, image) -> bytes:
   """Returns the hash of the path of an image."""
   return hashlib.blake2b(f"{seed}/{image}".encode("utf-8", "surrogateescape")).digest()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from array_record.python.array_record_module import ArrayRecordReader
 
-from vit_jax.schema import amount
+from vit_jax.schema import format_amount
 
 # Neighbours of up to 4 MiB are read with one request, and about 30 kB of memory remain in use. TFDS's own options are
 # for local disks and cause one request per record. Opening a file takes one request, for the last MiB, which contains
@@ -58,7 +58,7 @@ class Shards:
     while first < stop:
       shard = bisect.bisect_right(self._starts, first) - 1
       last = min(stop, self._starts[shard + 1])
-      found += self._tried(shard, first - self._starts[shard], last - self._starts[shard])
+      found += self._read_with_retry(shard, first - self._starts[shard], last - self._starts[shard])
       first = last
     return found
 
@@ -66,7 +66,7 @@ class Shards:
     """Returns the path of the file that contains a record."""
     return self._files[bisect.bisect_right(self._starts, record) - 1]
 
-  def _tried(self, shard, first, stop):
+  def _read_with_retry(self, shard, first, stop):
     """Returns records of one file. Opens the file again and retries after an error that may be temporary."""
     began = time.monotonic()
     for pause in (*PAUSES, None):
@@ -104,7 +104,7 @@ class Shards:
         raise RuntimeError("the file does not exist, is not an array_record file, or cannot be read by this account")
       if reader.num_records() != self._lengths[shard]:
         raise RuntimeError(
-          f"{amount(reader.num_records(), 'record')}, not the {self._lengths[shard]} of dataset_info.json"
+          f"{format_amount(reader.num_records(), 'record')}, not the {self._lengths[shard]} of dataset_info.json"
         )
       with self._lock:
         self._open[shard] = reader

@@ -16,12 +16,12 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data import sources
-from vit_jax.data.class_names import Order
+from vit_jax.data.class_names import NameOrder
 from vit_jax.data.readers import index, indexed, listing, overlaps
-from vit_jax.data.readers.labels import NAMES, Collected, Most, class_names
+from vit_jax.data.readers.labels import NAMES, LabelCollector, MaxLabels, parse_class_names
 from vit_jax.data.readers.tree import EXTENSIONS
-from vit_jax.files import parse_json
-from vit_jax.schema import ConfigError, amount, show
+from vit_jax.schema import ConfigError, format_amount, show
+from vit_jax.storage.files import parse_json
 
 IMAGES = tuple(each.removeprefix(".") for each in EXTENSIONS)
 TEXTS = ("cls", "json", "txt")
@@ -33,7 +33,7 @@ _NUMERIC = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNOR
 
 def tars(
   name: str,
-  row: sources.Row,
+  row: sources.DatasetRow,
   split: str,
   *,
   path: str,
@@ -41,9 +41,9 @@ def tars(
   val: str | None = None,
   test: str = "test",
   classes: str | int | None = None,
-  class_order: Order = "numeric",
+  class_order: NameOrder = "numeric",
   label: str = "label",
-  labels: Most = 1,
+  labels: MaxLabels = 1,
 ) -> sources.Source:
   """Opens a split of tar shards.
 
@@ -55,7 +55,7 @@ def tars(
     name: name of the dataset.
     row: row of the catalog.
     split: "train", "val", "test" or a split string. The split of a shard follows from its name, see
-      `listing.split_of`.
+      `listing.parse_split`.
     path: a directory, a shard, or a pattern such as imagenet1k-train-{0000..1023}.tar, on a disk or in a bucket.
     train: split string for training.
     val: split string for validation.
@@ -72,46 +72,50 @@ def tars(
     ConfigError: if a shard is damaged, or if a sample or a label is invalid.
     SplitError: if the split does not exist.
   """
-  splits, named = sources.Splits(train, val, test), class_names(classes)
-  files = listing.listed(path, (".tar",), "tar shards")
-  shards = listing.by_split(files)
+  splits, named = sources.Splits(train, val, test), parse_class_names(classes)
+  files = listing.list_files(path, (".tar",), "tar shards")
+  shards = listing.group_by_split(files)
 
   @functools.cache
   def scanned(part):
-    return index.made("tars", shards[part], functools.partial(_scan, shards[part], label), (label, IMAGES))
+    return index.load_or_scan("tars", shards[part], functools.partial(_scan, shards[part], label), (label, IMAGES))
 
-  known = {part: (shards[part], scanned(part)) for part in indexed.used(shards, splits, split, named is None)}
-  names, records = indexed.resolved(known, named, labels, _where, order=class_order)
-  parts = splits.select(split, indexed.sizes(records, shards))
-  source = indexed.source(
-    *(name, splits.spec(split), names, parts, records, labels, _where),
+  known = {
+    part: (shards[part], scanned(part)) for part in indexed.find_needed_splits(shards, splits, split, named is None)
+  }
+  names, records = indexed.resolve_labels(known, named, labels, _locate_member, order=class_order)
+  parts = splits.select(split, indexed.count_records(records, shards))
+  source = indexed.create_source(
+    *(name, splits.spec(split), names, parts, records, labels, _locate_member),
     together=int(files.remote),
     remote=files.remote,
     identify=_identify,
   )
-  return sources.noted(source, *(overlaps.of_members(splits, shards, scanned, _where) if split == "train" else ()))
+  return sources.add_notes(
+    source, *(overlaps.find_member_overlaps(splits, shards, scanned, _locate_member) if split == "train" else ())
+  )
 
 
 def _identify(part, records, i):
   files, file, arrays, number = records.locate(i)
-  return f"{files.names[file]}/{_member(arrays, number)}"
+  return f"{files.names[file]}/{_read_member_name(arrays, number)}"
 
 
-def _where(files, file, arrays, record):
-  return f"{files.path(file)}, member {_member(arrays, record)!r}"
+def _locate_member(files, file, arrays, record):
+  return f"{files.path(file)}, member {_read_member_name(arrays, record)!r}"
 
 
-def _member(arrays, record):
+def _read_member_name(arrays, record):
   """Returns the name of a record's image in its shard."""
-  return _name(arrays["names_of_members"], arrays["name_ends"], record)
+  return _slice_name(arrays["names_of_members"], arrays["name_ends"], record)
 
 
-def _name(members, ends, record):
+def _slice_name(members, ends, record):
   """Returns a name from the concatenated names of all members."""
   return bytes(members[ends[record - 1] if record else 0 : ends[record]]).decode("utf-8", "surrogateescape")
 
 
-def _normal(name):
+def _normalise_name(name):
   """Returns the normalised name of a member: "a/1.jpg" for "./a//1.jpg" and "/a/1.jpg"."""
   return posixpath.normpath(name).lstrip("/")
 
@@ -123,7 +127,7 @@ class _Sample(NamedTuple):
   """Members with the same name up to the first dot.
 
   Attributes:
-    key: the common name, as normalised by `_normal`.
+    key: the common name, as normalised by `_normalise_name`.
     first: name of the first member.
     images: (member, first byte, bytes) by normalised name.
     texts: (member, content) by extension.
@@ -139,10 +143,10 @@ def _scan(files, label, file):
   """Returns positions, names and labels of the images of a shard. Raises ConfigError with shard and member."""
   path = files.path(file)
   members, starts, lengths = bytearray(), array.array("q"), array.array("q")
-  ends, keys, labels, seen, longer = array.array("q"), array.array("q"), Collected(), {}, {}
-  for sample in _samples(path, files.stream(file, BLOCK), longer):
+  ends, keys, labels, seen, longer = array.array("q"), array.array("q"), LabelCollector(), {}, {}
+  for sample in _read_samples(path, files.stream(file, BLOCK), longer):
     if sample.key in seen:
-      before = _name(members, ends, seen[sample.key])
+      before = _slice_name(members, ends, seen[sample.key])
       raise ConfigError(
         f"{path} has sample {sample.key!r} twice, the members {before!r} and {sample.first!r}. Members of one sample "
         "must be neighbours. Remove or rename one of two samples",
@@ -157,9 +161,9 @@ def _scan(files, label, file):
     lengths.append(size)
     members += member.encode("utf-8", "surrogateescape")
     ends.append(len(members))
-    keys.append(overlaps.member_key(member, size))
+    keys.append(overlaps.compute_member_key(member, size))
     try:
-      labels.add(_label(sample, label))
+      labels.add(_read_label(sample, label))
     except ValueError as error:
       raise ConfigError(f"{path}, member {member!r}: {error}", "path") from error
   _check_longer(path, longer, seen)
@@ -187,21 +191,21 @@ def _check_longer(path, longer, samples):
     stem, extension = os.path.splitext(base)
     better = os.path.join(folder, stem.replace(".", "_") + extension)
     raise ConfigError(
-      f"{path} has {amount(len(unused), 'image')} without a sample, the first {unused[0]!r}: in WebDataset a sample's "
-      f"name "
+      f"{path} has {format_amount(len(unused), 'image')} without a sample, the first {unused[0]!r}: in WebDataset a "
+      f"sample's name "
       f"ends at its first dot. Write it as {better!r}",
       "path",
     )
 
 
-def _samples(path, file, longer):
+def _read_samples(path, file, longer):
   """Yields the samples of an open shard.
 
   Members with a further extension, such as `a.seg.png`, are added to `longer`, by name without the last extension.
   """
   sample = None
-  for member in _members(path, file):
-    name = _normal(member.name)
+  for member in _read_members(path, file):
+    name = _normalise_name(member.name)
     folder, base = posixpath.split(name)
     stem, _, extension = base.partition(".")
     extension = extension.lower()
@@ -234,7 +238,7 @@ def _samples(path, file, longer):
     yield sample
 
 
-class _Headers:
+class _HeaderFile:
   """A file with limited reads, because the header of a long name may claim a size of 2^40 bytes."""
 
   def __init__(self, file):
@@ -248,12 +252,12 @@ class _Headers:
     return self._file.read(size)
 
 
-def _members(path, file):
+def _read_members(path, file):
   """Yields the headers of a tar. Raises ConfigError if the tar is damaged. Does not check the content of members."""
   end, size = 0, file.seek(0, os.SEEK_END)
   file.seek(0)
   try:
-    with tarfile.open(fileobj=_Headers(file), mode="r:", errorlevel=2) as tar:
+    with tarfile.open(fileobj=_HeaderFile(file), mode="r:", errorlevel=2) as tar:
       while member := tar.next():
         if member.size < 0 or tar.offset > size:
           raise tarfile.ReadError(f"a member has {member.size:,} bytes, but the file ends after {size:,}")
@@ -277,7 +281,7 @@ def _members(path, file):
     raise ConfigError(f"{path} is cut off at byte {end:,}: the empty block of a tar's end is missing", "path")
 
 
-def _label(sample, key):
+def _read_label(sample, key):
   """Returns the label of a sample. Raises ValueError if it is missing, or if cls and json contradict each other."""
   found = {}
   if "json" in sample.texts:
@@ -287,14 +291,14 @@ def _label(sample, key):
       raise ValueError(f"{sample.texts['json'][0]!r} is not JSON ({error})") from error
     found = about if isinstance(about, dict) else {}
   if "cls" in sample.texts:
-    label = _number(*sample.texts["cls"])
+    label = _parse_label(*sample.texts["cls"])
     if key in found:
       _check_same(sample, label, key, found[key])
     return label
   if key in found:
     return found[key]
   if "txt" in sample.texts:
-    return _number(*sample.texts["txt"])
+    return _parse_label(*sample.texts["txt"])
   raise ValueError(f"it has no label. Allowed: a .cls file, the key {key!r} in a .json file, or a .txt file")
 
 
@@ -309,7 +313,7 @@ def _check_same(sample, label, key, other):
     )
 
 
-def _number(member, content):
+def _parse_label(member, content):
   """Returns the number or name that a member contains."""
   try:
     text = content.decode("utf-8-sig").strip()

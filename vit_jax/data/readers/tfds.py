@@ -9,23 +9,25 @@ from collections.abc import Sequence
 
 from google.protobuf import json_format
 
-from vit_jax import paths
 from vit_jax.data import sources
 from vit_jax.data.readers import features, places, shards, tfrecords
-from vit_jax.data.readers.labels import Most
-from vit_jax.data.readers.records import understood
-from vit_jax.schema import ConfigError, amount, at, place, texts
+from vit_jax.data.readers.labels import MaxLabels
+from vit_jax.data.readers.records import create_parser
+from vit_jax.schema import ConfigError, current_config_key, enter_key, format_amount, texts
+from vit_jax.storage import paths
 
 
-def data_dir(path: str | None) -> pathlib.Path:
+def find_data_dir(path: str | None) -> pathlib.Path:
   """Returns the TFDS data directory, on a disk or in a bucket: `path`, $TFDS_DATA_DIR, or ~/tensorflow_datasets."""
-  with at("path"):
-    return paths.expand(paths.parse(path or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets", bare=True))
+  with enter_key("path"):
+    return paths.expand_home(
+      paths.parse_path(path or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets", bare=True)
+    )
 
 
 def catalogued(
   name: str,
-  row: sources.Row,
+  row: sources.DatasetRow,
   split: str,
   *,
   path: str | None = None,
@@ -57,14 +59,14 @@ def catalogued(
 
 def own_copy(
   name: str,
-  row: sources.Row,
+  row: sources.DatasetRow,
   split: str,
   *,
   path: str | None = None,
   train: str = "train",
   val: str | None = None,
   test: str = "test",
-  labels: Most = 1,
+  labels: MaxLabels = 1,
 ) -> sources.Source:
   """Opens the user's copy of a dataset that has no public builder.
 
@@ -88,7 +90,7 @@ def own_copy(
 
 def any_builder(
   name: str,
-  row: sources.Row,
+  row: sources.DatasetRow,
   split: str,
   *,
   builder: str | None = None,
@@ -96,7 +98,7 @@ def any_builder(
   train: str = "train",
   val: str | None = None,
   test: str = "test",
-  labels: Most = 1,
+  labels: MaxLabels = 1,
 ) -> sources.Source:
   """Opens any prepared dataset, by its TFDS builder, by its directory, or by both.
 
@@ -125,7 +127,7 @@ def any_builder(
   return open_prepared(builder or name, row, path, labels, split, sources.Splits(train, val, test))
 
 
-def remedy(name: str, row: sources.Row, path: str | None) -> str:
+def describe_remedy(name: str, row: sources.DatasetRow, path: str | None) -> str:
   """Returns advice for a dataset that is missing or cannot be used.
 
   Args:
@@ -134,17 +136,19 @@ def remedy(name: str, row: sources.Row, path: str | None) -> str:
     path: directory from the config.
   """
   if row.builder:
-    return f"prepare it with: python -m vit_jax.prepare {name}" + (f" {texts.flag('data_dir', path)}" if path else "")
+    return f"prepare it with: python -m vit_jax.prepare {name}" + (
+      f" {texts.format_flag('data_dir', path)}" if path else ""
+    )
   if row.classes:
     return (
-      f"{name} has no public builder. Give your own copy: --{place('path')}=DIR, a TFDS directory (with "
+      f"{name} has no public builder. Give your own copy: --{current_config_key('path')}=DIR, a TFDS directory (with "
       f"dataset_info.json) in array_record format, with a label that is a ClassLabel or a list of them"
     )
   return "set builder='name:1.0.0', or set path to the directory of one version, such as '.../name/1.0.0'"
 
 
 def open_prepared(
-  name: str, row: sources.Row, path: str | None, labels: int, split: str, splits: sources.Splits
+  name: str, row: sources.DatasetRow, path: str | None, labels: int, split: str, splits: sources.Splits
 ) -> sources.Source:
   """Opens a split of a prepared dataset.
 
@@ -165,14 +169,14 @@ def open_prepared(
     ConfigError: if the files are damaged, differ from the row, or are not in a supported format.
     SplitError: if the split does not exist.
   """
-  advice = remedy(name, row, path)
-  folder, prepared = _opened(row, path, advice)
+  advice = describe_remedy(name, row, path)
+  folder, prepared = _open_builder(row, path, advice)
   info = prepared.info
   sizes = {part: info.splits[part].num_examples for part in info.splits}
-  records = understood(row, info.features)
+  records = create_parser(row, info.features)
   parts, remote = splits.select(split, sizes), paths.in_bucket(folder)
-  with _described(folder, advice):
-    stored = {part: _stored(prepared, folder, part) for part, _ in parts}
+  with _convert_errors(folder, advice):
+    stored = {part: _open_records(prepared, folder, part) for part, _ in parts}
 
   def fetch(part, i):
     try:
@@ -187,7 +191,7 @@ def open_prepared(
       raise OSError(f"{folder} is {error}") from error
 
   def stored_in(i, understand):
-    part, number = sources.located(parts, i)
+    part, number = sources.locate_record(parts, i)
     return parse(fetch(part, number), understand)
 
   source = sources.assemble(
@@ -198,10 +202,10 @@ def open_prepared(
     lambda part, i: parse(fetch(part, i)),
     lambda part, i: f" (file {stored[part].file(i)!r})" if remote else "",
     lambda part, i: f"{part}/{i}",
-    lambda: places.reached(folder, lambda: _fingerprint(folder, parts)),
+    lambda: places.call_storage(folder, lambda: _compute_fingerprint(folder, parts)),
     labels if records.listed else 1,
     read_label=(lambda part, i: parse(fetch(part, i), records.label)) if records.label else None,
-    runs=sources.Runs(lambda part, first, stop: stored[part].read(first, stop), parse) if remote else None,
+    runs=sources.SpanReader(lambda part, first, stop: stored[part].read(first, stop), parse) if remote else None,
     remote=remote,
   )
   masks = row.segments and sources.Masks(
@@ -215,18 +219,18 @@ def open_prepared(
   return dataclasses.replace(source, read_name=named, masks=masks, files=files)
 
 
-def _opened(row, path, advice):
+def _open_builder(row, path, advice):
   """Returns (directory of a dataset, its TFDS builder) after checking that name, format and sizes match the row."""
   import tensorflow_datasets as tfds
 
   builder = row.builder
-  folder = builder_dir(builder, path)
+  folder = find_builder_dir(builder, path)
   if folder is None:
-    missing = f"dataset {builder!r} is not in {data_dir(path)}" if builder else f"no dataset_info.json in {path!r}"
+    missing = f"dataset {builder!r} is not in {find_data_dir(path)}" if builder else f"no dataset_info.json in {path!r}"
     missing = missing if builder or path else "path: missing"
     raise sources.AbsentError(f"{missing}; {advice}")
   features.refuse_imports()
-  with _described(folder, advice):
+  with _convert_errors(folder, advice):
     prepared = tfds.builder_from_directory(folder)
   info, again = prepared.info, f"remove it and {advice}" if builder else advice
   if builder and info.name != re.split("[:/]", builder)[0]:
@@ -237,12 +241,12 @@ def _opened(row, path, advice):
   for part, count in row.splits.items() if builder else ():
     size = info.splits[part].num_examples if part in info.splits else "no"
     if size != count:
-      raise ConfigError(f"{folder} has {amount(size, 'record')} in {part!r}, not {count}; {again}")
+      raise ConfigError(f"{folder} has {format_amount(size, 'record')} in {part!r}, not {count}; {again}")
   return folder, prepared
 
 
 @contextlib.contextmanager
-def _described(folder, advice):
+def _convert_errors(folder, advice):
   """Converts errors of TFDS for invalid files to errors of one line. Values in damaged files can have any type."""
   import tensorflow_datasets as tfds
 
@@ -261,7 +265,7 @@ def _described(folder, advice):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Local:
+class _LocalRecords:
   """Records of a split on a local disk, which are read one by one."""
 
   records: Sequence[bytes]
@@ -271,30 +275,30 @@ class _Local:
     return [self.records[i] for i in range(first, stop)]
 
 
-def _stored(prepared, folder, part):
+def _open_records(prepared, folder, part):
   """Returns the stored records of a split by number."""
   import tensorflow_datasets as tfds
 
   split = prepared.info.splits[part]
   if prepared.info.file_format is tfds.core.FileFormat.TFRECORD:
-    return tfrecords.opened(folder, [str(file) for file in split.filepaths], split.shard_lengths)
+    return tfrecords.open_records(folder, [str(file) for file in split.filepaths], split.shard_lengths)
   if paths.in_bucket(folder):
     return shards.Shards([str(file) for file in split.filepaths], split.shard_lengths)
-  return _Local(prepared.as_data_source(split=part, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES))
+  return _LocalRecords(prepared.as_data_source(split=part, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES))
 
 
-def _fingerprint(folder, parts):
+def _compute_fingerprint(folder, parts):
   """Returns the fingerprint of the files of a TFDS directory.
 
   Its digest of names also covers the selected parts of the split.
   """
   files = sorted(folder.iterdir(), key=lambda file: file.name)
   names = sources.digest([folder.parts[-2:], parts, *(file.name for file in files)])
-  sizes, times = zip(*places.stamps(files), strict=True)
+  sizes, times = zip(*places.read_stamps(files), strict=True)
   return sources.Fingerprint(names, "", sources.digest(sizes), sources.digest(times))
 
 
-def builder_dir(builder: str | None, path: str | None):
+def find_builder_dir(builder: str | None, path: str | None):
   """Returns the directory with dataset_info.json: `path` itself, or the highest version of `builder` in it.
 
   Args:
@@ -307,11 +311,11 @@ def builder_dir(builder: str | None, path: str | None):
   Raises:
     sources.UnreachableError: if the bucket does not exist or cannot be reached.
   """
-  root = data_dir(path)
-  return places.reached(root, lambda: _builder_dir(root, builder, path))
+  root = find_data_dir(path)
+  return places.call_storage(root, lambda: _find_builder_dir(root, builder, path))
 
 
-def _builder_dir(root, builder, path):
+def _find_builder_dir(root, builder, path):
   # Imported here because the import takes 0.3 s, and only runs that read TFDS need it. It does not import TensorFlow.
   import tensorflow_datasets as tfds
 

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.data.readers import index, listing
-from vit_jax.schema import ConfigError, amount
+from vit_jax.schema import ConfigError, format_amount
 
 BLOCK = 2**12  # bytes per read during a scan of a local file; the data of records are skipped
 HEAD, TAIL = 12, 4  # bytes before and after the data of a record
 
 
-def opened(folder: pathlib.Path, files: Sequence[str], lengths: Sequence[int]) -> index.Extents:
+def open_records(folder: pathlib.Path, files: Sequence[str], lengths: Sequence[int]) -> index.Extents:
   """Returns the records of files on a disk or in a bucket.
 
   All files are scanned when they are opened for the first time. Files in a bucket are read completely. The result is
@@ -36,12 +36,12 @@ def opened(folder: pathlib.Path, files: Sequence[str], lengths: Sequence[int]) -
     ConfigError: if a file is damaged or has another number of records.
   """
   names = tuple(pathlib.PurePosixPath(file).name for file in files)
-  listed = listing.named(folder, names)
-  arrays = index.made("TFRecord", listed, functools.partial(_scan, listed))
+  listed = listing.select_files(folder, names)
+  arrays = index.load_or_scan("TFRecord", listed, functools.partial(_scan, listed))
   for name, each, length in zip(names, arrays, lengths, strict=True):
     if len(each["starts"]) != length:
       raise ConfigError(
-        f"{folder}/{name} has {amount(len(each['starts']), 'record')}, not the {length} of dataset_info.json"
+        f"{folder}/{name} has {format_amount(len(each['starts']), 'record')}, not the {length} of dataset_info.json"
       )
   return index.Extents(listed, arrays)
 

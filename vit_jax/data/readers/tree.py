@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from vit_jax.data.readers import places
-from vit_jax.schema import ConfigError, amount
+from vit_jax.schema import ConfigError, format_amount
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 SHOWN = 10  # number of extensions of ignored files that are reported
 
 
-class Entries(NamedTuple):
+class FolderEntries(NamedTuple):
   """Sorted names of the entries of a directory, without hidden ones.
 
   Attributes:
@@ -28,7 +28,7 @@ class Entries(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Tree:
+class FolderTree:
   """An image folder, which lists each of its directories only once.
 
   Attributes:
@@ -36,10 +36,10 @@ class Tree:
     listed: entries of the directories that were listed so far.
   """
 
-  root: places.Disk | places.Bucket
-  listed: dict[str, Entries] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+  root: places.DiskFolder | places.BucketFolder
+  listed: dict[str, FolderEntries] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
-  def entries(self, folder: str = "") -> Entries:
+  def entries(self, folder: str = "") -> FolderEntries:
     """Returns the entries of a directory.
 
     Args:
@@ -49,7 +49,7 @@ class Tree:
       names = sorted(entry for entry in self.root.entries(folder) if not entry[0].startswith("."))
       # Every file with the extension of an image is an image. A broken link or an unreadable file raises an
       # error when it is read.
-      self.listed[folder] = Entries(
+      self.listed[folder] = FolderEntries(
         [name for name, is_folder in names if is_image(name) and not is_folder],
         [name for name, is_folder in names if not is_image(name) and not is_folder],
         [name for name, is_folder in names if is_folder],
@@ -104,13 +104,13 @@ class Tree:
       inner += [f"{folder}/{name}" for name in entries.folders]
     loose = [name for folder in above for name in self.entries(folder).images]
     ignored.update(extension(name) for folder in above for name in self.entries(folder).others)
-    words = counted(ignored, SHOWN)
+    words = format_counts(ignored, SHOWN)
     if loose:
-      words.append(f"{amount(len(loose), 'image')} outside of classes, as {loose[0]!r}")
+      words.append(f"{format_amount(len(loose), 'image')} outside of classes, as {loose[0]!r}")
     if inner:
-      words.append(f"{amount(len(inner), 'folder')} inside of classes, as {inner[0]!r}")
+      words.append(f"{format_amount(len(inner), 'folder')} inside of classes, as {inner[0]!r}")
     return (
-      f"{str(self.root.root)!r}: {amount(used.total(), 'image')}, {', '.join(counted(used, SHOWN))}; "
+      f"{str(self.root.root)!r}: {format_amount(used.total(), 'image')}, {', '.join(format_counts(used, SHOWN))}; "
       f"ignored: {', '.join(words) or 'nothing'}"
     )
 
@@ -125,7 +125,7 @@ def extension(name: str) -> str:
   return os.path.splitext(name)[1].lower()
 
 
-def counted(extensions: collections.Counter, shown: int) -> list[str]:
+def format_counts(extensions: collections.Counter, shown: int) -> list[str]:
   """Returns descriptions such as ["1,200 .jpg", "3 .heic"], the most frequent first.
 
   Args:
@@ -135,4 +135,4 @@ def counted(extensions: collections.Counter, shown: int) -> list[str]:
   known = extensions.most_common()
   words = [f"{count:,} {ascii(kind)[1:-1] or 'without an extension'}" for kind, count in known[:shown]]
   rest = sum(count for _, count in known[shown:])
-  return words + [amount(rest, "other")] * bool(rest)
+  return words + [format_amount(rest, "other")] * bool(rest)

@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from vit_jax import schema
-from vit_jax.schema import amount
+from vit_jax.schema import format_amount
 from vit_jax.shapes import Tensor
 
 LANES = 128
@@ -69,8 +69,8 @@ def cut(query, key, value, heads: int, placed: bool = False) -> Layout:
   batch, tokens, width = shapes[0]
   if heads < 1 or width % heads or width // heads > LANES:
     raise schema.ConfigError(
-      f"fused attention does not support width {width} with {amount(heads, 'head')}. Use heads of equal size up to "
-      f"{LANES}, {advice}"
+      f"fused attention does not support width {width} with {format_amount(heads, 'head')}. Use heads of equal size "
+      f"up to {LANES}, {advice}"
     )
   size, rows, itemsize = width // heads, -(-tokens // 16) * 16, query.dtype.itemsize
 
@@ -96,8 +96,8 @@ def cut(query, key, value, heads: int, placed: bool = False) -> Layout:
   fitting = [(chunk, lanes) for chunk in chunks for lanes in choices if memory(1, chunk, lanes) <= VMEM]
   if not fitting:
     raise schema.ConfigError(
-      f"{tokens} tokens in {amount(heads, 'head')} of {size} are too many for fused attention. Use smaller images, "
-      f"{advice}"
+      f"{tokens} tokens in {format_amount(heads, 'head')} of {size} are too many for fused attention. Use smaller "
+      f"images, {advice}"
     )
   chunk, lanes = max(fitting)
   most = -(-12 * size // lanes)  # about twelve heads per step keep the matrix unit busy

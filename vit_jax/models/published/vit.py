@@ -104,7 +104,7 @@ def any_patch(name: str) -> Published | None:
     return None
   size, patch = match.groups()
   if size not in SIZES:
-    raise schema.ConfigError(f"{name!r} has unknown size {size!r}.{schema.nearest(size, SIZES)}", "name")
+    raise schema.ConfigError(f"{name!r} has unknown size {size!r}.{schema.suggest_nearest(size, SIZES)}", "name")
   if not re.fullmatch("[1-9][0-9]{0,5}", patch):
     raise schema.ConfigError(f"{name!r} has patch {patch!r}. Allowed: a positive integer, as in ViT-S/16", "name")
   return published("vit:vit", SIZES[size], int(patch))

@@ -1,0 +1,117 @@
+"""Two processes with two devices each train what one process with four devices trains."""
+
+import contextlib
+import json
+import signal
+import socket
+
+import jax
+import numpy as np
+import pytest
+
+from tests import runs
+from vit_jax import checkpoints
+from vit_jax.corpora.builders import prepare_dataset
+from vit_jax.parallel import sharding
+from vit_jax.training import loop
+
+pytestmark = pytest.mark.heavy
+
+AXES = {
+  "mesh.data": 2, "mesh.fsdp": 2,
+  "evals.shots.name": "fewshot", "evals.shots.shots": "(1, 3)", "evals.shots.every": "100%",
+}  # fmt: skip
+
+
+def pair(*commands):
+  """Two processes over loopback that run the same verbs in turn."""
+  return placed_pair("tests.several", json.dumps(commands))
+
+
+def placed_pair(module, *words):
+  """Two processes over loopback, of two devices each, that run a module."""
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    port = probe.getsockname()[1]
+  placed = {"VITJAX_COORDINATOR": f"127.0.0.1:{port}", "VITJAX_PROCESSES": "2"}
+  return [runs.start(module, *words, devices=2, VITJAX_PROCESS=str(i), **placed) for i in range(2)]
+
+
+def weights(workdir):
+  """Parameters of the last checkpoint, read onto four devices."""
+  parts = runs.parts(4, **AXES)
+  with contextlib.closing(
+    checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(parts.mesh), read_only=True)
+  ) as store:
+    return jax.device_get(store.restore(parts.state_shapes)[0].params)
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+  """The folder of the runs, and what each process of a pair printed for each.
+
+  A run whose batch does not divide, a whole one, and a long one, of which the second process is asked to stop.
+  """
+  prepare_dataset("digits")
+  folder = tmp_path_factory.mktemp("pair")
+  first, second = pair(
+    ["train", *runs.words(folder / "bad", batch="6")],
+    ["train", *runs.words(folder / "whole", **AXES)],
+    ["train", *runs.words(folder / "long", **AXES, total="4000", log__every=1, checkpoint__every="100%")],
+  )
+  heard = []
+  for line in first.stdout:
+    heard.append(line)
+    if line.lstrip().startswith("2/4000"):
+      break
+  second.send_signal(signal.SIGTERM)
+  texts = ["".join(heard) + runs.finish(first, 42), runs.finish(second, 42)]
+  return folder, [text.split("exit ") for text in texts]
+
+
+def test_a_mistake_ends_all_processes_with_2(printed):
+  folder, texts = printed
+  for bad, whole, *_ in texts:
+    assert "6 cannot be divided over 4 devices" in bad
+    assert whole.startswith("2\n")
+  assert not (folder / "bad").exists()
+
+
+def test_two_processes_train_and_measure_what_one_does(printed, tmp_path):
+  folder, _ = printed
+  one = loop.train(runs.parts(4, **AXES), tmp_path)
+  two = json.loads((folder / "whole" / "result.json").read_text())
+  # Sums over the network are taken in another order than inside a process: the last bit may differ.
+  ours = weights(folder / "whole")
+  for path, value in weights(tmp_path).items():
+    np.testing.assert_allclose(ours[path], value, atol=1e-6, err_msg=path)
+  assert two["images"] == two["shots/images"] == 360
+  assert {k: v for k, v in two.items() if k.startswith(("top", "prec", "rec", "f1"))} == {
+    k: v for k, v in one.items() if k.startswith(("top", "prec", "rec", "f1"))
+  }
+  for figure in ("shots/ridge_1shot", "shots/ridge_3shot", "shots/ridge_3shot_std"):
+    assert abs(two[figure] - one[figure]) < 0.01, figure  # the same draws; an image may be on the border
+
+
+def test_only_the_first_process_prints(printed):
+  (_, first, *_), (_, second, *_) = printed[1]
+  assert "12/12" in first
+  assert "12/12" not in second
+
+
+def test_what_one_host_cannot_read_none_reads_and_none_waits(tmp_path):
+  texts = [runs.finish(process) for process in placed_pair("tests.damaged", str(tmp_path))]
+  for text, where in zip(texts, ("in process 1: ", ""), strict=True):
+    for step, why in ((3, "JSONDecodeError"), (2, "Exception: Encountered error while reading")):
+      assert f"checkpoint {step} cannot be read ({where}{why}" in text
+    assert "restored {'step': 1}" in text
+
+
+def test_a_signal_to_one_process_stops_both_at_the_same_step(printed):
+  folder, texts = printed
+  (saved,) = {int(path.name) for path in (folder / "long" / "checkpoints").iterdir()}
+  assert saved >= 2
+  for _, _, long, last in texts:
+    assert long.startswith("0\n")
+    assert last.startswith("42\n")
+  assert f"Step {saved} is saved" in texts[0][2]

@@ -1,0 +1,40 @@
+"""vit_jax/schema/extras.py: one spelling of the commands that install extras, for extras that setup.py has."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+from vit_jax.schema import extras
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def in_setup() -> set[str]:
+  """The extras of setup.py, but for that of tests."""
+  tree = ast.parse((ROOT / "setup.py").read_text())
+  call = next(node for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "extras_require")
+  return {key.value for key in call.value.keys} - {"test"}
+
+
+def test_d11_the_extras_are_those_of_setup():
+  assert set(extras.EXTRAS) == in_setup()
+
+
+@pytest.mark.parametrize("extra", extras.EXTRAS)
+def test_d11_advice_names_the_extra_and_its_command(extra):
+  assert extras.format_advice(extra) == f"the extra {extra}: pip install -e '.[{extra}]'"
+
+
+def test_d11_messages_have_the_command_from_one_place_and_docs_spell_it_alike():
+  for file in sorted((ROOT / "vit_jax").rglob("*.py")):
+    docstrings = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, ast.Module)} if (
+      tree := ast.parse(file.read_text())
+    ) else set()  # fmt: skip
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    own = file.name == "extras.py"
+    assert own or not [text for text in texts if "pip install" in text and text not in docstrings], file
+  for file in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "vit_jax").rglob("*.py")):
+    for extra in re.findall(r"pip install (?:-e )?'(?:vit_jax|\.)\[(\w+)\]'", file.read_text()):
+      assert f"pip install -e '.[{extra}]'" in file.read_text() and f"'vit_jax[{extra}]'" not in file.read_text(), file

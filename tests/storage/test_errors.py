@@ -1,0 +1,324 @@
+"""Disks that are full, limited, read-only or gone: one error that says what to do, and nothing is lost."""
+
+import contextlib
+import dataclasses
+import errno
+import functools
+import json
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from tests import runs
+from tests.checkpoints.test_store import grid, same, shapes_of
+from vit_jax import checkpoints, cli
+from vit_jax.parallel import sharding
+from vit_jax.storage import errors, files
+from vit_jax.training import build, goodput, loop, steps, writer
+
+pytestmark = pytest.mark.heavy
+
+SAME = ("weights_sha256", "top1", "loss", "images", "steps")  # of result.json
+
+
+def large(step, g):
+  """A state whose save writes files of many sizes."""
+  draw = np.random.default_rng(step)
+  whole = sharding.make_replicated_sharding(g)
+  params = {f"{i}": jax.device_put(draw.normal(size=(16, 2**i)).astype(np.float32), whole) for i in range(12)}
+  return steps.State(jax.device_put(np.int32(step), whole), params, {}, {})
+
+
+@contextlib.contextmanager
+def limited(size):
+  """No file may grow beyond so many bytes, as after ulimit -f."""
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def settled(store):
+  """Closes a store whose save has failed; the writes that were under way end."""
+  with contextlib.suppress(OSError):
+    store.close()
+  folder, before = store.directory, None
+  while before != (before := sorted((path, path.stat().st_size) for path in folder.rglob("*") if path.is_file())):
+    time.sleep(0.2)
+
+
+@pytest.mark.parametrize("size", [0, 1_000, 30_000])
+def test_a_failed_save_names_the_last_complete_checkpoint(tmp_path, size):
+  g = grid(1)
+  store = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(g))
+  store.save(1, large(1, g), {})
+  store.wait()
+  before = {file: file.read_bytes() for file in (tmp_path / "checkpoints/1").rglob("*") if file.is_file()}
+  wrong = "could not be saved: File too large. The last complete checkpoint is step 1"
+  with pytest.raises(OSError, match=wrong) as error, limited(size):
+    store.save(2, large(2, g), {})
+    store.wait()
+  assert (error.value.errno, error.value.filename) == (errno.EFBIG, str(tmp_path / "checkpoints"))
+  settled(store)
+  assert {file: file.read_bytes() for file in before} == before
+  # The restart, with room again.
+  again = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(g))
+  assert same(again.restore(shapes_of(large(1, g)))[0], large(1, g))
+  again.save(2, large(2, g), {})
+  again.close()
+  assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["1", "2"]
+
+
+def test_a_save_that_failed_in_the_background_is_an_error_at_the_next(tmp_path):
+  g = grid(1)
+  store = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(g))
+  store.save(1, large(1, g), {})  # which returns when it is complete
+  with limited(30_000):
+    store.save(2, large(2, g), {})
+    while store._manager.is_saving_in_progress():
+      time.sleep(0.05)
+  with pytest.raises(OSError, match=r"File too large. The last complete checkpoint is step 1"):
+    store.save(3, large(3, g), {})
+  settled(store)
+
+
+def test_what_is_no_error_of_the_disk_passes_as_it_is(tmp_path):
+  g = grid(1)
+  store = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(g))
+  with pytest.raises(TypeError, match="not JSON serializable"):
+    store.save(1, large(1, g), {"bug": object()})
+    store.wait()
+  settled(store)
+
+
+def test_of_what_lies_beside_the_checkpoints_none_is_taken_for_the_last(tmp_path):
+  store = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(grid(1)))
+  for name in ("3", "12.unreadable", "1²"):
+    (tmp_path / "checkpoints" / name).mkdir()
+  with (
+    pytest.raises(OSError, match=r"No space left on device. The last complete checkpoint is step 3"),
+    store._convert_write_errors(),
+  ):
+    raise OSError(errno.ENOSPC, "")
+  settled(store)
+
+
+def test_a_folder_that_cannot_be_read_is_no_save_that_failed(tmp_path):
+  store = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(grid(1)), read_only=True)
+  refused = PermissionError(errno.EACCES, "Permission denied", str(tmp_path))  # the superuser meets none
+  with pytest.raises(PermissionError) as error, store._convert_write_errors():
+    raise refused
+  assert error.value is refused
+
+
+class Broken:
+  """What raises an error that nobody can catch, when it is freed."""
+
+  def __init__(self, error):
+    self._error = error
+
+  def __del__(self):
+    raise self._error
+
+
+def test_reads_that_end_after_another_has_failed_are_not_reported(monkeypatch, capsys):
+  monkeypatch.setattr(sys, "unraisablehook", errors.hide_request_errors)
+  for error in (RuntimeError("Event loop is closed"), KeyError("mine")):
+    Broken(error)
+  said = capsys.readouterr().err
+  assert "KeyError: 'mine'" in said and "Event loop" not in said
+
+
+@pytest.mark.parametrize("what", ["removed", "moved", "replaced"])
+def test_a_workdir_that_is_gone_is_noticed_at_the_next_save(tmp_path, what):
+  g = grid(1)
+  workdir = tmp_path / "run"
+  store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(g))
+  store.save(1, large(1, g), {})
+  store.wait()
+  workdir.rename(tmp_path / "moved") if what != "removed" else shutil.rmtree(workdir)
+  if what == "replaced":
+    (workdir / "checkpoints").mkdir(parents=True)
+  with pytest.raises(FileNotFoundError, match="the workdir no longer exists") as error:
+    store.save(2, large(2, g), {})
+  assert error.value.filename == str(workdir / "checkpoints")
+  assert not list(workdir.glob("checkpoints/*"))
+  store.close()
+
+
+def test_a_disk_that_cannot_be_written_ends_a_save_at_once(tmp_path):
+  """Without the wait of five minutes of Orbax's threads for a folder that is never made."""
+  g = grid(1)
+  mount = tmp_path / "disk"
+  mount.mkdir()
+  if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(mount)], capture_output=True).returncode:
+    pytest.skip("nothing may be mounted here")
+  try:
+    store = checkpoints.Checkpoints(mount, sharding.make_replicated_sharding(g))
+    store.save(1, large(1, g), {})
+    store.wait()
+    subprocess.run(["mount", "-o", "remount,ro", str(mount)], check=True)
+    before = set(threading.enumerate())
+    with pytest.raises(OSError, match=r"Read-only file system. The last complete checkpoint is step 1"):
+      store.save(2, large(2, g), {})
+    for thread in set(threading.enumerate()) - before:
+      thread.join(5)
+      assert not thread.is_alive(), thread.name
+    store.close()
+    subprocess.run(["mount", "-o", "remount,rw", str(mount)], check=True)
+    # Full in the middle of a save.
+    with contextlib.suppress(OSError), open(mount / "ballast", "wb", buffering=0) as file:
+      file.write(bytes(shutil.disk_usage(mount).free - 100_000))
+    store = checkpoints.Checkpoints(mount, sharding.make_replicated_sharding(g))
+    with pytest.raises(OSError, match=r"No space left on device. The last complete checkpoint is step 1"):
+      store.save(2, large(2, g), {})
+      store.wait()
+    settled(store)
+  finally:
+    subprocess.run(["umount", "-l", str(mount)], check=True)
+
+
+# The other files of a run.
+
+
+def test_a_line_of_metrics_that_does_not_fit_names_its_file(tmp_path):
+  log = writer.Writer(tmp_path, 0, active=True)
+  log.write(1, {"a": 1.0})
+  whole = (tmp_path / "metrics.jsonl").read_text()
+  with limited(30), pytest.raises(OSError, match="File too large") as error:
+    log.write(2, {"a": 2.0})
+  assert error.value.filename == str(tmp_path / "metrics.jsonl")
+  log.close()
+  # The same step again, with room: as if nothing had been.
+  log = writer.Writer(tmp_path, 1, active=True)
+  assert (tmp_path / "metrics.jsonl").read_text() == whole
+  log.close()
+
+
+def test_what_cannot_be_replaced_stays_and_is_named(tmp_path):
+  file = tmp_path / "config.json"
+  files.write_text(file, "old")
+  with limited(10), pytest.raises(OSError, match="File too large") as error:
+    files.write_text(file, "new" * 10)
+  assert errors.describe_error(error.value) == (
+    f"{file}: File too large. Raise the limit of file sizes of this process (ulimit -f), and run the same command again"
+  )
+  assert file.read_text() == "old"
+  assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("trouble", ["a file", "full"])
+def test_tensorboard_s_trouble_is_one_warning(tmp_path, caplog, trouble):
+  folder = tmp_path / "tensorboard"
+  if trouble == "a file":
+    folder.write_text("mine")
+  log = writer.Writer(tmp_path, 0, active=True)
+  with limited(100_000):
+    for step in range(1, 9):
+      log.write(step, {"a": 1.0} if trouble == "a file" else {f"{step}/{i}": 1.0 for i in range(1000)})
+      if trouble == "full":
+        (tmp_path / "metrics.jsonl").write_text("")
+  log.close()
+  (warning,) = [record.getMessage() for record in caplog.records]
+  assert str(folder) in warning and "The run continues without further TensorBoard output" in warning
+
+
+# Whole runs.
+
+
+@pytest.fixture(scope="module")
+def parts():
+  """A run of 12 steps on one device."""
+  return runs.parts(1)
+
+
+@pytest.fixture(scope="module")
+def whole(parts, tmp_path_factory):
+  """What it comes to where nothing happens."""
+  return loop.train(parts, tmp_path_factory.mktemp("whole"))
+
+
+def saved(workdir):
+  """Returns when step 3 is on disk: what is being saved when a folder goes may come up in it again."""
+  deadline = time.monotonic() + 60
+  while not (workdir / "checkpoints/3").exists():
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+  return True
+
+
+def happening(parts, step, what):
+  """The run, in which something happens to the disk at a step."""
+
+  def measure(params, poll):
+    what()
+    return evaluation(params, poll)
+
+  evaluation = parts.evals["test"].measure
+  return dataclasses.replace(parts, evals={"test": build.Eval(step, measure)})
+
+
+def test_a_run_whose_saves_are_too_large_goes_on_to_the_same_bits(parts, whole, tmp_path):
+  with contextlib.ExitStack() as limit:
+    # Enough for every file but a checkpoint's.
+    smaller = happening(parts, 5, lambda: saved(tmp_path) and limit.enter_context(limited(8_000)))
+    with pytest.raises(OSError, match=r"could not be saved: File too large. The last complete checkpoint is step 3"):
+      loop.train(smaller, tmp_path)
+  time.sleep(0.5)  # what was being written ends, as with the process
+  assert not (tmp_path / "result.json").exists()
+  result = loop.train(parts, tmp_path)
+  assert {key: result[key] for key in SAME} == {key: whole[key] for key in SAME}
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_run_whose_workdir_is_gone_ends_and_writes_nothing_elsewhere(parts, tmp_path, moved):
+  workdir = tmp_path / "run"
+  gone = functools.partial(workdir.rename, tmp_path / "moved") if moved else functools.partial(shutil.rmtree, workdir)
+  with pytest.raises(FileNotFoundError, match="the workdir no longer exists"):
+    loop.train(happening(parts, 5, lambda: saved(workdir) and gone()), workdir)
+  assert not workdir.exists()
+
+
+def test_tensorboard_that_cannot_be_written_costs_no_result(parts, whole, tmp_path, caplog):
+  (tmp_path / "tensorboard").write_text("mine")
+  result = loop.train(parts, tmp_path)
+  assert {key: result[key] for key in SAME} == {key: whole[key] for key in SAME}
+  assert json.loads((tmp_path / "result.json").read_text()) == result
+  assert caplog.text.count("The run continues without further TensorBoard output") == 1
+
+
+def test_the_result_says_where_the_time_went(parts, tmp_path):
+  began = time.time()
+  with pytest.raises(InterruptedError):
+    loop.train(runs.dying(parts, 5), tmp_path)
+  result = loop.train(parts, tmp_path)
+  took, account = (tmp_path / "result.json").stat().st_mtime - began, result["goodput"]
+  assert account["attempts"] == 2
+  assert sum(value for name, value in account.items() if name not in ("goodput", "attempts")) == pytest.approx(
+    took, abs=0.5
+  )
+  for name in ("steps", goodput.LOST, *goodput.PHASES.values()):
+    assert account[name] >= 0
+  assert account[goodput.LOST] > 0  # steps 4 and 5
+  assert account["program_startup"] > 0 < account["custom_badput_events"]
+
+
+def test_the_account_of_a_full_disk_is_one_line(tmp_path, capsys):
+  def verb():
+    with limited(10), files.atomic_write(tmp_path / "p.csv") as partial:
+      partial.write_text("x" * 100)
+
+  with pytest.raises(SystemExit) as end:
+    cli.run_verb(verb)
+  assert end.value.code == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith(f"error: {tmp_path / 'p.csv'}: File too large. ")

@@ -1,0 +1,274 @@
+"""Loading of config files, and edits by `--config.KEY=VALUE` flags."""
+
+import ast
+import pathlib
+import re
+import types
+from collections.abc import Mapping, Sequence
+
+import ml_collections
+
+from vit_jax import extensions
+from vit_jax.schema import ConfigError, Text, places, show, suggest_nearest, suggestions, texts
+
+DEPTH = 16  # maximum number of words in a key; existing keys have up to 7
+_ENTRY = re.compile(r"([^\[\]]+)\[([0-9]{1,4})\]")  # an entry of a list, such as "parts[0]"
+
+
+def load_module(path: str) -> tuple[types.ModuleType, str]:
+  """Runs a config file.
+
+  Args:
+    path: the file, with an optional argument: `FILE` or `FILE:ARGUMENT`.
+
+  Returns:
+    The module of the file, and the argument, which is "" by default.
+
+  Raises:
+    ConfigError: the file does not exist, is not a Python file, or does not define `get_config`.
+  """
+  path, argument = split_argument(path)
+  file = pathlib.Path(path)
+  if not file.is_file():
+    raise ConfigError(_explain_missing_file(path))
+  if file.suffix != ".py":
+    raise ConfigError(f"--config: {path!r} is not a Python file. A config ends in .py, such as configs/digits.py")
+  if not _may_define(file, "get_config"):
+    raise ConfigError(
+      f"--config: {path} does not define get_config(), so it was not run as a config. See configs/digits.py"
+    )
+  loaded = extensions.run_file(file)
+  if not callable(getattr(loaded, "get_config", None)):
+    raise ConfigError(f"--config: {path} does not define get_config(). See configs/digits.py")
+  return loaded, argument
+
+
+def split_argument(text: str) -> tuple[str, str]:
+  """Splits the value of --config, `FILE` or `FILE:ARGUMENT`.
+
+  Names of directories may contain a colon. The file name ends at the first colon for which the text before it is an
+  existing file. If there is no such colon, it ends at the first `.py:`.
+
+  Args:
+    text: the value of the flag.
+
+  Returns:
+    The file and the argument, which is "" by default.
+  """
+  colons = [position for position, letter in enumerate(text) if letter == ":"]
+  for position in [*colons, len(text)]:
+    if pathlib.Path(text[:position]).is_file():
+      return text[:position], text[position + 1 :]
+  first = text.find(".py:")
+  position = first + 3 if first >= 0 else colons[0] if colons else len(text)
+  return text[:position], text[position + 1 :]
+
+
+def _explain_missing_file(path):
+  """Returns the message for a --config that is not a file.
+
+  The message suggests a similar file, or the location of the recipes.
+  """
+  file = pathlib.Path(path)
+  if file.is_dir():
+    advice = " To continue or evaluate an existing run, use --workdir" if (file / "config.json").exists() else ""
+    kind = f"{show(path)} is a folder, not a file.{advice or ' Name a Python file in it'}"
+  else:
+    kind = f"no file {show(path)}"
+  beside = [str(other) for other in sorted(file.parent.glob("*.py")) if other.is_file()]
+  known = _list_recipes()
+  wanted = file.name.removesuffix(".py")
+  named = [other for other in [*beside, *known] if wanted and pathlib.Path(other).stem == wanted]
+  if named:
+    return f"--config: {kind}. Did you mean {show(named[0])}?"
+  if near := suggest_nearest(path, beside) or suggest_nearest(path, known):
+    return f"--config: {kind}.{near}"
+  return (
+    f"--config: {kind}. The recipes are in the folder configs/ of the repository, which pip does not install: run the "
+    "command in a clone of it, or write a file that defines get_config(), see docs/extend/index.md"
+  )
+
+
+def _list_recipes():
+  """Returns the shipped config files, relative to the current directory if possible, or [] outside of a clone."""
+  folder = pathlib.Path(__file__).parent.parent / "configs"
+  here = pathlib.Path.cwd()
+  files = sorted(folder.rglob("*.py")) if (folder / "digits.py").is_file() else []
+  return [str(file.relative_to(here) if file.is_relative_to(here) else file) for file in files]
+
+
+def _may_define(file, name):
+  """Returns whether a Python file defines, assigns or imports a name, or cannot be parsed."""
+  try:
+    tree = ast.parse(file.read_bytes())
+  except (SyntaxError, ValueError, RecursionError, MemoryError):
+    return True  # running the file reports the error
+  return any(
+    (isinstance(node, ast.FunctionDef) and node.name == name)
+    or (isinstance(node, ast.Name) and node.id == name)
+    or (isinstance(node, ast.alias) and name in (node.asname, node.name))
+    or (isinstance(node, ast.alias) and node.name == "*")
+    for node in ast.walk(tree)
+  )
+
+
+def load_config(path: str, overrides: Mapping[str, str] | None = None) -> ml_collections.ConfigDict:
+  """Loads a config file and applies flags.
+
+  Args:
+    path: the file, with an optional argument: `configs/digits.py` or `configs/folder.py:ViT-S/16`.
+    overrides: maps keys such as "optim.lr" to their values as text.
+
+  Returns:
+    The editable config, see `config.recipe`.
+
+  Raises:
+    ConfigError: the file is not a config, or the config does not support a flag.
+
+  Example:
+    editable = load("configs/digits.py", {"optim.lr": "1e-3"})
+    run = config.resolve(editable)
+  """
+  loaded, argument = load_module(path)
+  config = extensions.call_function(path, loaded.get_config, *([argument] if argument else []))
+  if not isinstance(config, ml_collections.ConfigDict):
+    advice = ". Return it from sweep(), and use python -m vit_jax.sweep" if type(config).__name__ == "Sweep" else ""
+    raise ConfigError(f"--config: get_config() of {path} returned a {type(config).__name__}, not recipe(...){advice}")
+  for key, text in (overrides or {}).items():
+    set_value(config, key, text)
+  return config
+
+
+def set_value(config: ml_collections.ConfigDict, key: str, text: str) -> None:
+  """Sets a value in place, as the flag `--config.optim.lr=1e-3` does.
+
+  Args:
+    config: the config to change.
+    key: words separated by dots, such as "optim.lr". A word with an index selects an entry of a list, such as
+      "data.parts[0].weight".
+    text: the value. `default` removes a value that the file sets.
+
+  Raises:
+    ConfigError: the config has no such group or entry.
+  """
+  *parents, last = key.split(".")
+  if len(parents) > DEPTH:
+    raise ConfigError(f"--config.{show(key)}: keys of the config have fewer than {len(parents) + 1} words")
+  whole = config
+  for depth, name in enumerate(parents):
+    if depth and name and name not in config and text != "default" and not _ENTRY.fullmatch(name):
+      config[name] = ml_collections.ConfigDict(type_safe=False)  # a choice that the file leaves at its default
+    part = _get_part(config, name)
+    if not isinstance(part, ml_collections.ConfigDict):
+      place = ".".join(["config", *parents[:depth]])
+      if not depth and places.is_measurement(whole):
+        raise ConfigError(places.MEASURES)
+      groups = [k for k, v in config.items() if isinstance(v, ml_collections.ConfigDict)]
+      elsewhere = (
+        "" if depth else places.suggest_places(whole, key, text) or str(suggestions.suggest_for_group(key, text))
+      )
+      raise ConfigError(
+        f"--config.{key}: {place} has no group {show(name)}.{elsewhere or suggest_nearest(name, groups)}"
+      )
+    config = part
+  if not last:
+    raise ConfigError(f"--config.{key}: the key ends in a dot")
+  if text != "default":
+    config[last] = Text(text)
+  elif last in config:
+    del config[last]
+
+
+def _get_part(config, name):
+  """Returns a value of a config, or an entry of a list, in a form that can be changed, or None."""
+  entry = _ENTRY.fullmatch(name)
+  if not entry or name in config:
+    return config.get(name) if name in config else None
+  values = _get_entries(config, entry[1])
+  if int(entry[2]) >= len(values):
+    return None
+  config[entry[1]] = tuple(_make_editable(value) for value in values)
+  return config[entry[1]][int(entry[2])]
+
+
+def _get_entries(config, name):
+  """Returns the entries of a list, which a flag may have set as text. Other values have no entries."""
+  value = config.get(name) if name in config else None
+  try:
+    value = texts.parse_literal(value)
+  except ConfigError:  # reported when the value is converted
+    return ()
+  return value if isinstance(value, tuple | list) else ()
+
+
+def _make_editable(value):
+  return ml_collections.ConfigDict(value, type_safe=False) if isinstance(value, dict) else value
+
+
+def parse_choice(changes: Mapping[str, str], group: str) -> ml_collections.ConfigDict:
+  """Builds a choice from flags alone: `--data.name=folder --data.path=/photos`.
+
+  Args:
+    changes: maps keys to texts, such as {"name": "folder", "path": "/photos"}.
+    group: name of the group, such as "data".
+
+  Returns:
+    The editable choice.
+
+  Raises:
+    ConfigError: a key is invalid.
+  """
+  config = ml_collections.ConfigDict({group: ml_collections.ConfigDict(type_safe=False)})
+  for key, text in changes.items():
+    set_value(config, f"{group}.{key}", text)
+  return config[group]
+
+
+def has_key(config: ml_collections.ConfigDict | Mapping, key: str) -> bool:
+  """Returns whether a config has a value for a key.
+
+  Args:
+    config: the config.
+    key: key such as "optim.lr" or "data.parts[0].weight".
+  """
+  for name in key.split("."):
+    if not isinstance(config, ml_collections.ConfigDict | Mapping):
+      return False
+    entry = _ENTRY.fullmatch(name)
+    if name in config:
+      config = config[name]
+    elif entry and int(entry[2]) < len(entries := _get_entries(config, entry[1])):
+      config = entries[int(entry[2])]
+    else:
+      return False
+  return True
+
+
+def split_overrides(words: Sequence[str], group: str = "config") -> tuple[dict[str, str], list[str]]:
+  """Separates flags of a group from other arguments of the command line.
+
+  Both `--config.optim.lr=1e-3` and `--config.optim.lr 1e-3` are accepted.
+
+  Args:
+    words: arguments of the command line.
+    group: name of the group.
+
+  Returns:
+    The flags as {"optim.lr": "1e-3"}, and the other arguments.
+
+  Raises:
+    ConfigError: the last flag has no value.
+  """
+  changes, others, words = {}, [], list(words)
+  while words:
+    word = words.pop(0)
+    if not word.startswith(f"--{group}."):
+      others.append(word)
+      continue
+    flag, equals, text = word.partition("=")
+    if not equals:
+      if not words:
+        raise ConfigError(f"{flag}: no value. Write {flag}=VALUE")
+      text = words.pop(0)
+    changes[flag.removeprefix(f"--{group}.")] = text
+  return changes, others

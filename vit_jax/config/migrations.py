@@ -1,0 +1,139 @@
+"""Migrations of stored configs to the current keys, values and defaults."""
+
+from collections.abc import Mapping
+
+_DECAYS = {"adamw": "times_lr", "decoupled": "independent"}
+# data with EXIF orientation applied by default, which were read without it before the key existed
+_CAMERAS = ("folder", "manifest")
+_HELD_OUT = ("folder",)  # data with a validation share, which did not exist before the key
+_OF_ALL = {"holdout", "split_seed", "builder", "labels"}  # keys that data of any reader had
+_INSIDE = ("parts", "labelled", "images")  # keys with data, or lists of data, as values
+# Readers that take the classes from the data. Before the key existed, they sorted names by characters.
+_NAMED = ("folder", "manifest", "tars", "parquet")
+_EVERY = "10%"  # default interval of evaluations before it became 20 %
+_AUGMENTATION = ("crop", "flip", "policy", "warp", "mixing", "erasing")
+
+
+def migrate_run(values: Mapping) -> dict:
+  """Converts a stored run to the current schema, so that older workdirs can be continued and evaluated.
+
+  Renamed keys and values get their new names. Keys that had no effect are removed. Configs and flags of users are not
+  migrated: an old name in a config or flag is an error.
+
+  Args:
+    values: config of the run as stored in a workdir.
+  """
+  result = {**values, **{key: _migrate_selection(values[key]) for key in ("init", "task") if key in values}}
+  if isinstance(stored := result.get("model"), Mapping):
+    result["model"] = migrate_model(stored)
+  if isinstance(optim := result.get("optim"), Mapping) and "decay" in optim:
+    result["optim"] = {**optim, "decay": _DECAYS.get(str(optim["decay"]), optim["decay"])}
+  if isinstance(data := result.get("data"), Mapping):
+    result["data"] = _add_validation(_add_effective_values(_drop_ignored_keys(data)))
+  if isinstance(evals := result.get("evals"), Mapping):
+    result["evals"] = {name: _migrate_evaluation(choice) for name, choice in evals.items()}
+  return result
+
+
+def _migrate_selection(values):
+  """Removes `ema=False` from `init` or a task without `prefix`: False was the default before `prefix` existed."""
+  if not isinstance(values, Mapping) or values.get("ema") is not False or "prefix" in values:
+    return values
+  return {key: value for key, value in values.items() if key != "ema"}
+
+
+def _migrate_evaluation(choice):
+  if isinstance(choice, Mapping) and isinstance(data := choice.get("data"), Mapping):
+    return {**choice, "data": _add_effective_values(_drop_ignored_keys(data, *_AUGMENTATION))}
+  return choice
+
+
+def migrate_model(values: Mapping) -> dict:
+  """Converts a stored choice of a model to the current schema.
+
+  Args:
+    values: name and arguments of the model, as stored in a workdir or weight file.
+  """
+  return {{"head": "pool"}.get(key, key): value for key, value in values.items()}
+
+
+def migrate_source(values: Mapping) -> dict:
+  """Converts a stored data choice that only opens images, such as the choice of pseudo labels.
+
+  Args:
+    values: name and arguments of a reader, as stored.
+  """
+  return _add_class_order(values)
+
+
+def _drop_ignored_keys(data, *idle):
+  """Removes keys that the reader ignored.
+
+  Data stored by newer versions contain `exif`, and only keys that their reader uses.
+  """
+  if "exif" in data and not data.keys() >= _OF_ALL:
+    return data
+  idle += () if data.get("name") == "folder" else ("holdout", "split_seed")
+  idle += tuple(key for key in ("builder", "labels") if data.get(key) is None)
+  return {key: value for key, value in data.items() if key not in idle}
+
+
+def _add_effective_values(data):
+  """Adds the effective values of keys that did not exist when the run started."""
+  before = {"exif": False} if data.get("name") in _CAMERAS else {}
+  return before | _add_class_order(data)
+
+
+def _add_class_order(data):
+  """Adds the former order of classes to data and nested data."""
+  before = {"class_order": "text"} if data.get("name") in _NAMED else {}
+  return before | data | {key: _apply_to_each(_add_class_order, data[key]) for key in _INSIDE if key in data}
+
+
+def _apply_to_each(function, value):
+  """Applies a function to a mapping, or to each mapping in a list. Other values are unchanged."""
+  if isinstance(value, list | tuple):
+    return [function(each) if isinstance(each, Mapping) else each for each in value]
+  return function(value) if isinstance(value, Mapping) else value
+
+
+def _add_validation(data):
+  """Sets `validation` to 0 if the key is missing, because its current default did not exist when the run started."""
+  missing = data.get("name") in _HELD_OUT and "validation" not in data
+  return {**data, "validation": 0.0} if missing else data
+
+
+def list_former_defaults(stored: Mapping) -> dict[str, str]:
+  """Returns settings of a stored run for keys that did not exist, or had a different default, when the run started.
+
+  Args:
+    stored: config of the run as stored in a workdir.
+
+  Returns:
+    Maps keys to texts, as flags would set them. A key inside a list has an index, such as "data.parts[0].class_order".
+  """
+  now, keys = migrate_run(stored), {}
+  groups = {"data": (stored.get("data"), now.get("data"))}
+  for name, choice in now["evals"].items() if isinstance(now.get("evals"), Mapping) else ():
+    if isinstance(choice, Mapping):
+      if choice.get("every") == _EVERY:
+        keys[f"evals.{name}.every"] = _EVERY
+      groups[f"evals.{name}.data"] = stored["evals"][name].get("data"), choice.get("data")
+  if isinstance(data := now.get("data"), Mapping) and "validation" in data and "validation" not in stored["data"]:
+    keys["data.validation"] = "0"
+  for group, (before, data) in groups.items():
+    keys |= _list_added_values(group, before, data)
+  return keys
+
+
+def _list_added_values(group, before, data) -> dict[str, str]:
+  """Returns {key: text} for the values that `_add_effective_values` has added to data and nested data."""
+  if not isinstance(data, Mapping):
+    return {}
+  keys = {f"{group}.{key}": str(data[key]).lower() for key in ("exif", "class_order") if key in data.keys() - before}
+  for key in data.keys() & set(_INSIDE):
+    one, several = f"{group}.{key}", isinstance(data[key], list)
+    pairs = zip(before[key], data[key], strict=True) if several else [(before[key], data[key])]
+    for i, pair in enumerate(pairs):
+      keys |= _list_added_values(f"{one}[{i}]" if several else one, *pair)
+  return keys

@@ -1,0 +1,152 @@
+"""Images of the first batch of a run: as stored in their files, and as the first step of the run will see them."""
+
+import concurrent.futures
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from einops import rearrange
+
+from vit_jax import config, losses, models, rng, tasks
+from vit_jax.config import Run
+from vit_jax.corpora import survey
+from vit_jax.data import catalog, crops, decoding, loader
+from vit_jax.data.images import ImageError, Images
+from vit_jax.data.sources import Source
+from vit_jax.parallel import sharding
+from vit_jax.schema import Choice, Duration, bind, lookup, select_arguments
+from vit_jax.training import build
+
+COUNT = 24  # number of images to show
+SIDE = 256  # longer side in pixels of the reduced original image
+# Maximum number of values of a batch that is augmented as a whole. These values take about 1 GiB.
+WHOLE = 2**26
+
+
+class PreviewExample(NamedTuple):
+  """An image of a batch. If the image cannot be read, it has an error, no pixels and no labels.
+
+  Attributes:
+    record: number of the record.
+    labels: classes of the image.
+    original: the whole image, reduced in size, uint8 (H, W, 3).
+    seen: the augmented image, which is the input of the model, uint8 (S, S, 3).
+    target: pairs (class, share) before label smoothing, the largest share first.
+    error: reason why the image cannot be read.
+  """
+
+  record: int
+  labels: tuple[int, ...] = ()
+  original: np.ndarray | None = None
+  seen: np.ndarray | None = None
+  target: tuple[tuple[int, float], ...] = ()
+  error: str | None = None
+
+
+def compute_first_images(run: Run, source: Source, count: int = COUNT) -> tuple[list[PreviewExample], bool]:
+  """Computes the first images of the first batch, in the order of its rows.
+
+  The functions and random numbers are the same as in the run. Only the rows that are shown, and the rows with which
+  they may be mixed, are computed. Mixing by "batch" depends on these rows alone. Mixing by "pair" or "elem" draws
+  numbers for each row of the batch. If the batch is too large to compute, the shares therefore differ from those of the
+  run. An image that would end the run has an error.
+
+  Args:
+    run: a completed run.
+    source: the training images.
+    count: number of images.
+
+  Returns:
+    The examples, and whether they are mixed exactly as in the run.
+  """
+  task = _make_task(run, source)
+  examples = catalog.open_train_examples(run.data, run.seed, task.patch, run.batch, source)
+  options = select_arguments(run.data, loader.batches)
+  images = Images(source, *(options[key] for key in ("on_error", "max_pixels", "max_aspect", "exif", "max_bad")))
+  rows, count = _select_rows(run.batch, count), min(count, run.batch)
+  by_image = run.data.args["mixing"].args.get("mode", "batch") != "batch"
+  fits = 3 * run.batch * run.data.args["image_size"] ** 2 <= WHOLE
+  size, places = (run.batch, rows) if by_image and fits else (len(rows), range(len(rows)))
+  threads = max(loader.REQUESTS if examples.requests else 2, decoding.count_usable_cores())
+  with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+    made = list(pool.map(lambda row: _prepare_image(images, examples, row), rows))
+  batch = {name: np.zeros((size, *shape), kind) for name, (shape, kind) in examples.shapes.items()}
+  batch["label"][:] = -1  # rows without an image have no class
+  for place, (_, _, values, _) in zip(places, made, strict=True):
+    for array, value in zip(batch.values(), values or (), strict=values is not None):
+      array[place] = value
+  seen, targets = map(np.asarray, _make_augmentation(run, task, count)(batch, jnp.zeros((), jnp.int32)))
+  shown = [
+    _make_example(run, task.patch, *each, image.astype(np.float32), target)
+    for each, image, target in zip(made[:count], seen, targets, strict=True)
+  ]
+  return shown, size == run.batch or not by_image
+
+
+def _make_task(run, source) -> tasks.Task:
+  """Returns a classification task with the loss of the run and without label smoothing, so that targets are shares."""
+  kept = {key: value for key, value in run.task.args.items() if key == "loss" and value in losses.LOSSES}
+  choice = bind(Choice("classify", kept), lookup(tasks.TASKS, "classify"), tasks.TASKS)
+  run = dataclasses.replace(run, task=choice)
+  total = run.total.steps(run.batch, len(source))
+
+  def steps_of(duration: Duration) -> int:
+    return duration.steps(run.batch, len(source), total)
+
+  grid = sharding.make_mesh(config.Mesh(), jax.devices()[:1])
+  model = models.functional(build.describe_model(run, source.classes)).on(grid)
+  return build.make_task(run, model, grid, steps_of, source.classes)
+
+
+def _select_rows(batch, count):
+  """Returns the rows to show, and the rows of the reversed batch with which they may be mixed."""
+  shown = range(min(count, batch))
+  return sorted({*shown, *(batch - 1 - row for row in shown)})
+
+
+def _prepare_image(images, examples, row):
+  """Returns (record, reduced image, values of the example, None), or (record, None, None, error)."""
+  record, original = examples.record(row), None
+
+  def prepared(number, prepare):
+    nonlocal record, original
+    record = number  # differs from the first record if that one is bad and was skipped
+
+    def look(image):
+      nonlocal original
+      original = crops.shrink(np.asarray(image), SIDE)
+      return prepare(image)
+
+    return images.read_prepared(number, look)
+
+  try:
+    values = examples.example(prepared, row)
+    return record, original, values, None
+  except ImageError as error:
+    return record, None, None, survey.shorten_error(error)
+
+
+def _make_augmentation(run, task, count):
+  """Returns the function (batch, step) -> (images, targets) of `steps.make_train_step`, for `count` rows."""
+
+  @jax.jit
+  def function(batch, step):
+    examples = task.examples(batch, {}, rng.derive_key(run.seed, step, "augment"), step)
+    return examples["image"][:count], examples["target"][:count]
+
+  return function
+
+
+def _make_example(run, patch, record, original, values, error, seen, target) -> PreviewExample:
+  if error is not None:
+    return PreviewExample(record, error=error)
+  if patch is not None:
+    side = run.data.args["image_size"] // patch
+    seen = rearrange(seen, "(h w) (i j c) -> (h i) (w j) c", h=side, i=patch, j=patch)
+  mean, std = (np.asarray(run.data.args[key], np.float32) for key in ("mean", "std"))
+  pixels = np.clip(np.rint((seen * std + mean) * 255), 0, 255).astype(np.uint8)
+  best = [int(label) for label in np.argsort(-target, kind="stable")[:5] if target[label] > 0.005]
+  labels = tuple(int(label) for label in np.atleast_1d(values[1]) if label >= 0)
+  return PreviewExample(record, labels, original, pixels, tuple((label, float(target[label])) for label in best))

@@ -1,0 +1,336 @@
+"""The training log. Metrics of steps are fetched from the devices with a delay, checked, averaged, and written."""
+
+import collections
+import contextlib
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import jax
+import numpy as np
+
+from vit_jax import checkpoints, config, runtime
+from vit_jax.data import crops, loader
+from vit_jax.data.images import ImageError, Images
+from vit_jax.evals import Outcome, metrics, selection
+from vit_jax.evals.accuracy import AccuracyDetails
+from vit_jax.models import flops
+from vit_jax.parallel import hardware
+from vit_jax.runtime import print_line
+from vit_jax.schema import Choice
+from vit_jax.training import build, goodput, writer
+
+# share of the time spent waiting for data that triggers advice, and the required number of consecutive lines
+WAITING, WAITS = 0.1, 3
+DRAWING = 0.01  # maximum share of a run's time for pictures before its end
+# maximum number of classes and of mistakes in a picture; size of a tile in pixels
+CLASSES, MISTAKES, TILE = 1000, 24, 96
+AHEAD = 4  # maximum number of steps by which the devices may lag behind this program
+
+
+def select_due(parts: build.Experiment, step: int) -> dict[str, build.Eval]:
+  """Returns the evaluations that are due at a step before the last one.
+
+  Args:
+    parts: the run.
+    step: number of completed steps.
+  """
+  return {name: each for name, each in parts.evals.items() if 0 < step < parts.total and step % each.every == 0}
+
+
+class TrainingLog:
+  """The log of a run. It must be closed.
+
+  Args:
+    parts: the run.
+    workdir: directory of the log files.
+    start: step from which the run continues.
+    timer: clock of the attempt.
+    phase: context manager that marks a phase of the run by name.
+    store: checkpoints of the run.
+    about: metadata of the checkpoint that was restored.
+  """
+
+  def __init__(
+    self,
+    parts: build.Experiment,
+    workdir: pathlib.Path,
+    start: int,
+    timer: goodput.GoodputTracker,
+    phase: Callable[[str], contextlib.AbstractContextManager],
+    store: checkpoints.Checkpoints,
+    about: dict,
+  ):
+    self.clock, self._phase = timer, phase
+    self._parts, self._start, self._store = parts, start, store
+    self._writer = writer.Writer(
+      workdir, start, jax.process_index() == 0, again=start == parts.total or not about.get("evaluated", True)
+    )
+    self._pending = collections.deque()  # (step, metrics on the devices), not fetched yet
+    saved = about.get("pending", {"steps": 0, "sums": {}})
+    # {metric: sum} over steps that were fetched and not written yet
+    self._sums = collections.defaultdict(float, saved["sums"])
+    self._summed = saved["steps"]  # number of these steps
+    self._lap_began = self._seen = start  # step
+    self._skipped = 0
+    self._evaluated = None  # step
+    # {evaluation: [number of steps at which it was measured, last of these steps]}
+    every = {name: each.every for name, each in parts.evals.items()}
+    self._measured = about.get("measured", selection.count_measurements(every, start))
+    self._drawing = 0.0  # seconds
+    self._waits = 0  # consecutive lines in which the devices waited for data; negative after the advice was printed
+
+  def add(self, step: int, metrics: dict[str, jax.Array], skipped: int) -> None:
+    """Adds the metrics of a step, which the devices may not have completed.
+
+    Args:
+      step: number of the step.
+      metrics: scalars on the devices by name.
+      skipped: number of images skipped so far.
+    """
+    self._pending.append((step, metrics))
+    self._skipped = skipped
+    # The devices must not lag far behind: the watch measures their progress, and a stop must take effect within a few
+    # steps.
+    if len(self._pending) > AHEAD:
+      jax.block_until_ready(self._pending[-1 - AHEAD][1])
+
+  def progress(self, step: int) -> dict:
+    """Returns the progress to store in a checkpoint.
+
+    The progress contains times, sums for the next line, whether all due evaluations are done, and the number of
+    measurements.
+
+    Args:
+      step: step of the checkpoint.
+    """
+    pending = {"steps": self._summed, "sums": dict(self._sums)}
+    evaluated = self._evaluated == step or not select_due(self._parts, step)
+    return self.clock.counts() | {"pending": pending, "evaluated": evaluated, "measured": self._measured}
+
+  def measured(self) -> dict[str, int]:
+    """Returns the number of measurements of each evaluation in all attempts of the run."""
+    return {name: times for name, (times, _) in self._measured.items()}
+
+  def write_due(self, step: int) -> None:
+    """Writes the means up to `step` if a line is due at this step.
+
+    The first step only starts the clock, because it includes the compilation.
+
+    Args:
+      step: number of completed steps.
+    """
+    if step == self._seen:
+      return
+    if step == self._start + 1:
+      self._fetch(step)
+      self.clock.measure_lap(0)
+      self._lap_began = step
+      print_line(f"{step:>7}/{self._parts.total}  loss {self._loss:.4f}; compiled, training")
+    if step % self._parts.log_every == 0:
+      self.write(step)
+    self._seen = step
+
+  def write(self, step: int) -> None:
+    """Writes and prints throughput, and means over the steps since the last line.
+
+    Args:
+      step: number of completed steps.
+    """
+    self._fetch(step)
+    self._seen = step
+    if not self._summed:
+      return
+    means = {name: total / self._summed for name, total in self._sums.items()}
+    self._summed = 0
+    self._sums.clear()
+    parts, headline = self._parts, self._parts.task.headline
+    scalars = {f"train/{name}": value for name, value in means.items()} | {
+      "train/learning_rate": float(parts.schedule(step - 1)),
+      "skipped_images": self._skipped,
+      "train/epoch": step * parts.run.batch / parts.examples,
+    }
+    scalars |= {f"train/epoch_{name}": seen for name, seen in parts.images.epochs(step * parts.run.batch).items()}
+    line = f"{step:>7}/{parts.total}  {step / parts.total:4.0%}  loss {means['loss']:.4f}"
+    if headline in means:
+      line += f"  top-1 {means['top1']:6.1%}" if headline == "top1" else f"  {headline} {means[headline]:.4f}"
+    images = (step - self._lap_began) * parts.run.batch
+    self._lap_began = step
+    # A process that has one step left has no lap.
+    if images and (lap := self.clock.measure_lap(images)):
+      rates = self._add_chip_rates(lap)
+      scalars |= rates
+      line += f"  {rates['images_per_second']:,.0f} images/s  waiting for data {rates['data_wait']:.0%}"
+      line += f"  MFU {rates['mfu']:.1%}" if "mfu" in rates else ""
+      left = (parts.total - step) * parts.run.batch / self.clock.rate
+      line += f"  {int(left // 60)}:{int(left % 60):02d} left"
+    self._writer.write(step, scalars)
+    self.clock.write()
+    print_line(line)
+    self._print_advice(scalars.get("data_wait", 0.0))
+
+  @contextlib.contextmanager
+  def phase(self, name: str, step: int) -> Iterator[None]:
+    """Marks a phase after a step. All steps are completed and checked first.
+
+    Args:
+      name: name of the phase.
+      step: number of completed steps.
+    """
+    self._fetch(step)
+    with self._phase(name):
+      yield
+
+  def evaluated(self, step: int, figures: dict[str, float]) -> None:
+    """Writes all figures of an evaluation and prints the main ones.
+
+    Args:
+      step: number of completed steps.
+      figures: values by name.
+    """
+    self._evaluated = step
+    for name in dict.fromkeys(selection.format_name(name).rpartition("/")[0] for name in figures):
+      times, last = self._measured.get(name, (0, None))
+      self._measured[name] = [times + (step != last), step]
+    self._writer.write(step, {selection.format_name(name): value for name, value in figures.items()})
+    shown = [name for name in figures if name.endswith(("top1", "loss", "shot"))]
+    print_line(
+      f"{step:>7}  evaluated: " + "  ".join(f"{selection.format_name(name)} {figures[name]:.4f}" for name in shown)
+    )
+
+  def begin(self, pictures: Mapping[str, bytes]) -> None:
+    """Writes the config and pictures to TensorBoard if the run starts at its first step.
+
+    Args:
+      pictures: maps names to bytes of PNG files.
+    """
+    if self._start == 0:
+      self._writer.text(0, "config", f"```\n{config.dumps(self._parts.run)}```")
+      for name, png in pictures.items():
+        self._writer.image(0, name, png)
+
+  def draw(self, step: int, measured: Mapping[str, Outcome]) -> None:
+    """Writes pictures of an evaluation to TensorBoard.
+
+    Before the end of the run, pictures are omitted if drawing them has taken more than 1 % of the training time.
+
+    Args:
+      step: number of completed steps.
+      measured: outcomes by prefix.
+    """
+    if jax.process_index() != 0 or (step < self._parts.total and self._drawing > DRAWING * self.clock.train_seconds):
+      return
+    began = time.perf_counter()
+    for prefix, outcome in measured.items():
+      if isinstance(outcome.details, AccuracyDetails) and not prefix.endswith("ema_"):
+        run, prefix = self._parts.run, prefix or "test/"
+        data = run.evals[prefix[:-1]].args["data"] or run.data
+        for name, png in draw_predictions(outcome.details, data).items():
+          self._writer.image(step, prefix + name, png)
+    self._drawing += time.perf_counter() - began
+
+  def flush(self) -> None:
+    """Makes all written data available for a restart."""
+    self._writer.flush()
+
+  def _print_advice(self, waited):
+    """Prints advice once if waiting for data has taken too large a share of the time in several consecutive lines."""
+    self._waits = (self._waits + 1 if waited > WAITING else 0) if self._waits >= 0 else -1
+    if self._waits == WAITS:
+      self._waits = -1
+      data, images = self._parts.run.data.args, self._parts.images
+      threads = loader.choose_thread_count(data["threads"], images.requests)
+      workers = loader.choose_worker_count(data["workers"], len(images.source))
+      remedy = loader.suggest_settings(threads, workers, images.requests)
+      print_line(f"{waited:.0%} of the time is spent waiting for data, with {remedy}")
+
+  def close(self) -> None:
+    """Closes the files."""
+    self._writer.close()
+
+  def _add_chip_rates(self, rates):
+    """Adds the throughput per chip to the throughput of a lap."""
+    devices = self._parts.mesh.devices
+    per_chip, peak = rates["images_per_second"] / devices.size, hardware.get_peak_flops(devices.flat[0])
+    utilisation = {"mfu": per_chip * flops.TRAINING * self._parts.forward_flops / peak} if peak else {}
+    return rates | {"images_per_second_per_chip": per_chip} | utilisation
+
+  def _fetch(self, step):
+    """Fetches the metrics up to `step` from the devices, which complete that step, and checks them."""
+    steps = []
+    while self._pending and self._pending[0][0] <= step:
+      steps.append(self._pending.popleft())
+    rows = jax.device_get([metrics for _, metrics in steps])
+    for (number, _), row in zip(steps, rows, strict=True):
+      check_finite(number, row, self._store)
+      for name, value in row.items():
+        self._sums[name] += float(value)
+      self._summed, self._loss = self._summed + 1, row["loss"]
+
+
+def draw_predictions(details: AccuracyDetails, data: Choice) -> dict[str, bytes]:
+  """Draws predictions: the confusion matrix, and the worst mistakes.
+
+  Args:
+    details: details of an accuracy evaluation.
+    data: the data choice of the evaluated images.
+
+  Returns:
+    Maps names to bytes of PNG files, together less than 1 MB.
+  """
+  from vit_jax.evals import plots  # the import takes half a second and is not needed at the start
+
+  source, predictions, _ = details
+  drawn, classes = {}, source.classes
+  if source.labels == 1 and len(classes) <= CLASSES:
+    figure = plots.draw_confusion(metrics.compute_confusion(predictions, len(classes)), classes)
+    drawn["confusion"] = plots.render_png(figure, 75 if len(classes) <= 100 else 50)
+  if len(rows := metrics.find_mistakes(predictions, MISTAKES)):
+    bounds = (data.args[key] for key in ("max_pixels", "max_aspect", "exif"))
+    images, tiles, words = Images(source, "raise", *bounds), [], []
+    for row in rows:
+      record = int(predictions.position[row])
+      try:
+        tile = images.read_prepared(record, lambda image: crops.shrink(np.asarray(image), TILE))[0]
+      except ImageError:  # the file was removed after the evaluation
+        tile = None
+      labels = [classes[label] for label in np.atleast_1d(predictions.label[row]) if label >= 0]
+      guess = f"{predictions.confidence[row]:.0%} {classes[predictions.best[row, 0]]}"
+      tiles.append(tile)
+      words.append((source.display_name(record).rpartition("/")[2], f"is {', '.join(labels)}", guess))
+    drawn["mistakes"] = plots.render_png(plots.draw_image_grid(tiles, words), 80)
+  return drawn
+
+
+def check_finite(step: int, metrics: dict[str, np.ndarray], store: checkpoints.Checkpoints) -> None:
+  """Ends the run if a metric of a step is NaN or infinite.
+
+  Args:
+    step: step of the metrics.
+    metrics: scalars by name.
+    store: checkpoints. The message names the last valid one.
+
+  Raises:
+    runtime.Stop: a metric is not finite. The exit code is 44.
+  """
+  wrong = {name: float(value) for name, value in metrics.items() if not np.isfinite(value)}
+  if wrong:
+    raise make_not_finite_error(step, f"not finite: {wrong}", store)
+
+
+def make_not_finite_error(step: int, problem: str, store: checkpoints.Checkpoints) -> runtime.Stop:
+  """Returns the exception that ends a run because of NaN or infinite values, with exit code 44.
+
+  Args:
+    step: step of the values.
+    problem: description of the values.
+    store: checkpoints. The message names the last valid one.
+  """
+  store.wait()
+  saved = store.steps()
+  return runtime.Stop(
+    runtime.EXIT_NOT_FINITE,
+    f"step {step}: {problem}; "
+    + (f"the last good checkpoint is step {saved[-1]}. " if saved else "no checkpoint was saved yet. ")
+    + "A lower config.optim.lr, a longer warmup or config.optim.clip usually helps.",
+  )

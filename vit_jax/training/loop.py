@@ -1,0 +1,407 @@
+"""The training loop: continues a run from its newest checkpoint until its result is written."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+
+import jax
+import numpy as np
+
+from vit_jax import checkpoints, config, runtime
+from vit_jax.checkpoints import digests, provenance
+from vit_jax.data.device_batches import DeviceBatches
+from vit_jax.data.images import ImageError
+from vit_jax.data.workers import WorkerError
+from vit_jax.evals import intervals, outcomes, selection
+from vit_jax.parallel import sharding
+from vit_jax.runtime import print_line
+from vit_jax.schema import ConfigError, format_amount, to_plain
+from vit_jax.schema.errors import NotFiniteError
+from vit_jax.storage import files
+from vit_jax.training import build, goodput, steps, writer
+from vit_jax.training.logging import TrainingLog, make_not_finite_error, select_due
+
+
+def train(
+  parts: build.Experiment,
+  workdir: pathlib.Path,
+  profile: int = 0,
+  watch: runtime.Watch | None = None,
+  weights: dict[str, np.ndarray] | None = None,
+  began: float | None = None,
+  pictures: Mapping[str, bytes] | None = None,
+) -> dict:
+  """Trains until the end, starting from the newest checkpoint if there is one.
+
+  Args:
+    parts: the components of the run.
+    workdir: directory of the run.
+    profile: number of steps to profile for TensorBoard.
+    watch: receives requests to stop and enforces time limits. By default a new watch is created.
+    weights: {path: host array} of initial weights for a run without a checkpoint. By default the weights of
+      `config.init`.
+    began: start time of the program in seconds since the epoch. By default the current time.
+    pictures: {name: PNG} for TensorBoard, written before the first step.
+
+  Returns:
+    The contents of result.json.
+
+  Raises:
+    runtime.Stop: if the run was asked to stop, if a worker process died, or if a value is not finite. A requested stop
+      saves the state first.
+    ConfigError: if an image cannot be decoded. The state is saved first.
+    OSError: if a file cannot be written.
+  """
+  if result := load_result(workdir, parts.total):
+    return result
+  with contextlib.ExitStack() as resources:
+    watch = watch or resources.enter_context(runtime.Watch(parts.run.limits))
+    resources.enter_context(watch.phase("save"))  # its time limit applies while resources are closed
+    run, state = open_session(resources, parts, workdir, profile, watch, weights, began)
+    run.log.begin(pictures or {})
+    watch.step = step = int(state.step)
+    print_line(f"continues at step {step} of {parts.total}" if step else f"{format_amount(parts.total, 'step')} to go")
+    try:
+      if not run.evaluated:  # a stop interrupted the evaluation
+        evaluate(run, select_due(parts, step), step, state)
+      with run.phase("compile"):
+        train_step = parts.compile() if step < parts.total else None
+        runtime.barrier("compiled")  # keeps waiting for other compilers out of the first step
+      with run.phase("step"):
+        while step < parts.total:
+          with run.phase("data", run.batches.waiting):
+            batch = next(run.batches)
+          if run.batches.problem:  # reported one batch early, so that all processes can stop before it
+            watch.ask(runtime.EXIT_CONFIG, f"error: {run.batches.problem}")
+          with run.trace.step(step), jax.transfer_guard("disallow"):
+            state, metrics = train_step(state, batch, run.frozen)
+          run.log.write_due(step)  # writes earlier steps, so that the devices always have work
+          watch.step = step = step + 1
+          run.log.add(step, metrics, run.batches.skipped)
+          if step < parts.total:
+            evaluate(run, select_due(parts, step), step, state)
+            if step % parts.save_every == 0:
+              save(run, step, state)
+            watch.poll()
+        run.log.write(step)
+      run.trace.close()
+      run.timer.stop()
+      figures = evaluate(run, parts.evals, step, state)
+      save(run, step, state)
+    except (runtime.Preempted, ImageError, WorkerError) as reason:
+      if isinstance(reason, runtime.Preempted) or runtime.is_alone():  # saving needs all processes
+        save(run, step, state)
+        run.store.wait()  # before other processes notice the end and exit
+      raise as_exit(reason, step) from reason
+    run.store.wait()  # the last state must be saved before the result is written
+    return write_result(
+      workdir,
+      figures | {"skipped_images": run.batches.skipped} | describe_ranking(run, figures) | run_metadata(run, state),
+    )
+
+
+# Resources of a run.
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+  """The resources that the loop uses in addition to the state. They are closed when the loop ends.
+
+  Attributes:
+    parts: the components of the run.
+    watch: receives requests to stop and enforces time limits.
+    timer: measures the time of each phase.
+    store: the checkpoints.
+    log: the log of figures.
+    trace: the profile.
+    batches: the training batches.
+    frozen: {path: array} of weights that the task reads but does not train.
+    frozen_digests: {key of the config: SHA-256} of these weights.
+    evaluated: whether all evaluations at the first step are done.
+    phase: the function `enter_phase`, which takes the name of a phase.
+  """
+
+  parts: build.Experiment
+  watch: runtime.Watch
+  timer: goodput.GoodputTracker
+  store: checkpoints.Checkpoints
+  log: TrainingLog
+  trace: writer.Trace
+  batches: DeviceBatches
+  frozen: dict[str, jax.Array]
+  frozen_digests: dict[str, str]
+  evaluated: bool
+  phase: Callable[..., contextlib.AbstractContextManager]
+
+
+def open_session(
+  resources: contextlib.ExitStack,
+  parts: build.Experiment,
+  workdir: pathlib.Path,
+  profile: int,
+  watch: runtime.Watch,
+  weights: dict[str, np.ndarray] | None,
+  began: float | None,
+) -> tuple[Session, steps.State]:
+  """Opens a run and restores its state.
+
+  Args:
+    resources: exit stack that closes the run.
+    parts, workdir, profile, watch, weights, began: see `train`.
+
+  Returns:
+    The opened run, and the newest saved state or the initial state.
+  """
+  timer = goodput.GoodputTracker(workdir / "goodput.json" if jax.process_index() == 0 else None, began)
+  resources.callback(timer.close)
+  print_line(parts.format_overview())
+  store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(parts.mesh), parts.keep, parts.keep_every)
+  resources.callback(store.close)
+  with watch.phase("restore"):
+    state, about = restore_or_start(parts, store, timer, weights)
+    frozen, frozen_digests = parts.frozen(about.get("frozen"))
+    for note in parts.task.frozen.notes if frozen else ():
+      print_line(f"{parts.task.frozen.path}: {note}")
+  start = int(state.step)
+  batches = parts.batches(start)
+  phase = functools.partial(enter_phase, watch, timer)
+  log = TrainingLog(parts, workdir, start, timer, phase, store, about)
+  trace = writer.Trace(workdir, start, profile)
+  for resource in (log, trace, batches):
+    resources.callback(resource.close)
+  resources.push(watch.report)
+  evaluated = about.get("evaluated", True)
+  return Session(parts, watch, timer, store, log, trace, batches, frozen, frozen_digests, evaluated, phase), state
+
+
+@contextlib.contextmanager
+def enter_phase(
+  watch: runtime.Watch, timer: goodput.GoodputTracker, name: str, detail: Callable[[], str] = str
+) -> Iterator[None]:
+  """Applies the time limits of a phase to the code in the context, and counts its time for this phase.
+
+  Args:
+    watch: enforces the time limits.
+    timer: measures the time of each phase.
+    name: name of the phase.
+    detail: function that describes the operation for which the phase waits. It is used in the message about an exceeded
+      limit.
+  """
+  with watch.phase(name, detail), timer.phase(name):
+    yield
+
+
+# Start and end of a run.
+
+
+def load_result(workdir: pathlib.Path, total: int) -> dict | None:
+  """Returns the result of a run that is already finished, or None.
+
+  Args:
+    workdir: directory of the run.
+    total: number of steps of the run. A result for a different number of steps is ignored.
+  """
+  # The result of the first process counts, because other processes may see another disk.
+  result = json.loads(runtime.gather_texts(json.dumps(files.read_json(workdir / "result.json")), "result")[0])
+  if not result or result.get("steps") != total or not isinstance(result.get("train_seconds"), int | float):
+    return None
+  if not isinstance(result.get("images_per_second", ""), int | float | None):  # edited file: measure again
+    return None
+  print_line(f"already finished, {format_amount(total, 'step')}")
+  return result
+
+
+def restore_or_start(
+  parts: build.Experiment,
+  store: checkpoints.Checkpoints,
+  timer: goodput.GoodputTracker,
+  weights: dict[str, np.ndarray] | None,
+) -> tuple[steps.State, dict]:
+  """Returns the newest saved state and the description in its checkpoint, and resumes the clock from it.
+
+  Without a checkpoint, the function returns the initial state and an empty description.
+
+  Args:
+    parts: the components of the run.
+    store: the checkpoints of the run.
+    timer: the clock of the run.
+    weights: {path: host array} of initial weights. None uses the weights of `config.init`.
+
+  Raises:
+    ConfigError: if the newest checkpoint has more steps than the run, or if it cannot be used for this run.
+  """
+  workdir = store.directory.parent
+  with timer.phase("restore"):
+    saved = store.restore(parts.state_shapes, provenance.check_metadata)
+  if saved and int(saved[0].step) > parts.total:
+    raise ConfigError(
+      f"config.total: {format_amount(parts.total, 'step')}, but the run in {workdir} has already completed "
+      f"{int(saved[0].step)}"
+    )
+  if jax.process_index() == 0:
+    files.write_text(workdir / "config.json", config.dumps(parts.run))
+  if saved is None:
+    return parts.start(load_starting_weights(parts) if weights is None else weights), {}
+  state, about = saved
+  before = about.get("identity")
+  splits = provenance.compare_splits(before["data"], parts.images.source) if before else []
+  for note in provenance.list_notes(before, parts.identity, splits):
+    print_line(note)
+  timer.resume(about, running=int(state.step) < parts.total)
+  return state, {"frozen": {}} | about
+
+
+def load_starting_weights(parts: build.Experiment, flag: str = "config.init.from") -> dict[str, np.ndarray]:
+  """Returns the weights of `config.init` on the host, and prints notes on how the weights were adapted.
+
+  Args:
+    parts: the components of the run.
+    flag: key or flag that names the weights, for error messages.
+
+  Raises:
+    ConfigError: if any process cannot read the weights, or if the weights differ between processes. Every process
+      raises the error.
+  """
+  weights, notes, problem = {}, [], None
+  try:
+    weights, notes = parts.weights()
+  except ConfigError as error:
+    problem = f"{flag}: {error}"
+  runtime.raise_together(problem)
+  for note in notes:
+    print_line(note)
+  return checkpoints.check_same_arrays(weights, parts.run.init.from_)
+
+
+def describe_ranking(run: Session, figures: Mapping[str, float]) -> dict:
+  """Returns the entries of result.json for the intervals of proportions and for the figure that ranks the run (see
+  `selection.describe_selection`).
+
+  Args:
+    run: the run at its end.
+    figures: the figures of the last step.
+  """
+  return {
+    "intervals": {
+      name: list(ends) for name, ends in intervals.compute_figure_intervals(figures).items()
+    },  # lists, as in JSON
+    "selection": selection.describe_selection(to_plain(run.parts.run), figures, run.log.measured()),
+  }
+
+
+def run_metadata(run: Session, state: steps.State) -> dict:
+  """Returns the entries of result.json that are not figures: durations, seed, versions and digests.
+
+  Args:
+    run: the run at its end.
+    state: the last state.
+  """
+  parts, timer = run.parts, run.timer
+  return {
+    "seed": parts.run.seed,
+    "steps": parts.total,
+    "train_seconds": timer.train_seconds,
+    "images_per_second": timer.rate,
+    "config_sha256": hashlib.sha256(config.dumps(parts.run).encode()).hexdigest(),
+    "weights_sha256": digests.sha256(state.params, sharding.make_replicated_sharding(parts.mesh)),
+    "packages": parts.identity["packages"],
+    "goodput": timer.goodput(),  # computed last, because the measured time ends here
+  }
+
+
+def write_result(workdir: pathlib.Path, result: dict) -> dict:
+  """Writes result.json on the first process, and returns the result.
+
+  Args:
+    workdir: directory of the run.
+    result: contents of result.json.
+  """
+  if jax.process_index() == 0:
+    files.write_text(workdir / "result.json", json.dumps(result, indent=2) + "\n")
+  return result
+
+
+def as_exit(reason: Exception, step: int) -> Exception:
+  """Returns the exception that ends a run before its last step.
+
+  Args:
+    reason: a request to stop, an image that cannot be decoded, or the death of a worker process.
+    step: number of completed steps.
+  """
+  advice = f"Step {step} is saved; the same command continues from it"
+  if isinstance(reason, WorkerError):
+    return runtime.Stop(runtime.EXIT_PEER, f"{reason}. {advice}" if runtime.is_alone() else str(reason))
+  if not isinstance(reason, runtime.Preempted) or reason.code == runtime.EXIT_CONFIG:
+    advice += ", with --accept-data if the file was fixed"
+  if isinstance(reason, runtime.Preempted):
+    return runtime.Stop(reason.code, f"{reason}. {advice}")
+  return ConfigError(f"{reason}. {advice}" if runtime.is_alone() else str(reason))
+
+
+# Actions between steps.
+
+
+def evaluate(run: Session, evals: dict[str, build.Eval], step: int, state: steps.State) -> dict[str, float]:
+  """Measures the state at a step, then writes and prints the figures.
+
+  Args:
+    run: the open run.
+    evals: the evaluations that are due.
+    step: number of the step.
+    state: state with the parameters and their average. Both are measured.
+
+  Returns:
+    The figures under their names in result.json.
+
+  Raises:
+    Preempted: if the run must stop. Raised between batches.
+    Stop: if an output of the model is NaN or infinite. The exit code is 44, and the state is not saved.
+  """
+  if not evals:
+    return {}
+  with run.log.phase("evaluation", step):
+    measures = {name: each.measure for name, each in evals.items()}
+    try:
+      measured = outcomes.run_evaluations(measures, state.params, state.ema, run.watch.poll)
+    except NotFiniteError as error:
+      raise make_not_finite_error(step, str(error), run.store) from error
+    figures = outcomes.collect_figures(measured)
+  run.log.evaluated(step, figures)  # outside of the phase, which may be interrupted
+  with run.log.phase("evaluation", step):
+    run.log.draw(step, measured)
+  return figures
+
+
+def save(run: Session, step: int, state: steps.State) -> None:
+  """Saves the state of a step and its description, after checking that the metrics of all steps so far are finite.
+
+  A step that is already saved is skipped. Log lines that are due are written first, and the values of the next line are
+  saved. Therefore a kill does not change any line of the log.
+
+  Args:
+    run: the open run.
+    step: number of the step.
+    state: state to save.
+  """
+  run.log.write_due(step)
+  with run.log.phase("save", step):
+    if step not in run.store.steps():
+      run.log.flush()
+      run.store.save(step, state, describe_checkpoint(run.parts, run.frozen_digests, step) | run.log.progress(step))
+
+
+def describe_checkpoint(parts: build.Experiment, frozen: dict[str, str], step: int) -> dict:
+  """Returns the description that a checkpoint stores with its state.
+
+  Args:
+    parts: the components of the run.
+    frozen: {key of the config: SHA-256} of weights that the task reads but does not train.
+    step: number of the step.
+  """
+  order = provenance.sample_order(parts.images, step * parts.run.batch)
+  model = parts.model.description.to_json()
+  return {"model": model, "frozen": frozen, "identity": parts.identity, "order": order}
