@@ -220,16 +220,32 @@ def draw_picture(scratch, probed, tuned, best, path) -> None:
   for number, (name, title) in enumerate(MODELS.items()):
     colour, trials = f"C{number}", select_trials(scratch, name)
     draw_curve(left, [read_lines(trial) for trial in trials], images, colour, title)
-    draw_points(right, shift_positions(number, [10 * k for k in SHOTS]), [[average_top1(f, k) for f in probed[name, 32]] for k in SHOTS],
-           colour, f"{title}, frozen, few-shot")  # fmt: skip
+    draw_points(
+      right,
+      shift_positions(number, [10 * k for k in SHOTS]),
+      [[average_top1(f, k) for f in probed[name, 32]] for k in SHOTS],
+      colour,
+      f"{title}, frozen, few-shot",
+    )
     draw_points(
       right, shift_positions(number, [images]), [[trial.figures["top1"] for trial in trials]], colour, None, "s"
     )
   number = len(MODELS)
-  draw_points(right, shift_positions(number, [10 * k for k in SHOTS]), [[average_top1(f, k) for f in probed[best, PIXELS[1]]] for k in SHOTS],
-         f"C{number}", f"{MODELS[best]}, the same at {PIXELS[1]} px")  # fmt: skip
-  draw_points(right, shift_positions(number, [images]), [[t.figures["top1"] for t in tuned]], f"C{number}",
-         f"fine-tuned at {PIXELS[1]} px", "D")  # fmt: skip
+  draw_points(
+    right,
+    shift_positions(number, [10 * k for k in SHOTS]),
+    [[average_top1(f, k) for f in probed[best, PIXELS[1]]] for k in SHOTS],
+    f"C{number}",
+    f"{MODELS[best]}, the same at {PIXELS[1]} px",
+  )
+  draw_points(
+    right,
+    shift_positions(number, [images]),
+    [[t.figures["top1"] for t in tuned]],
+    f"C{number}",
+    f"fine-tuned at {PIXELS[1]} px",
+    "D",
+  )
   left.set(xlabel="training images seen", ylabel="top-1 on val", title="from scratch, mean ± std of 3 seeds")
   right.set(xlabel="different labelled images", ylabel="top-1 on test", xscale="log")
   right.set_title("probes of frozen features, which saw all labels,\nand (squares) from scratch; mean ± std of 3 seeds")

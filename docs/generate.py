@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from launch import errors as launch_errors  # noqa: E402
 from launch import flags as launch_flags  # noqa: E402
-from vit_jax import cli, config, evals, runtime, schema, tasks
+from vit_jax import cli, config, evals, runtime, schema, tasks  # noqa: E402
 from vit_jax.__main__ import VERBS  # noqa: E402
 from vit_jax.data import augment, catalog, crops, erasing, loader, mixing, order, policies, stream, warping  # noqa: E402
 from vit_jax.evals import probes  # noqa: E402
@@ -31,7 +31,7 @@ from vit_jax.models.published.model import Registered  # noqa: E402
 from vit_jax.optim import schedules  # noqa: E402
 from vit_jax.schema import expected  # noqa: E402
 from vit_jax.tasks import distill, masked_patches  # noqa: E402
-from vit_jax.training import build
+from vit_jax.training import build  # noqa: E402
 
 GROUP = "those of its keys"
 EARLY = "The page is generated from the code.\n"

@@ -311,7 +311,8 @@ def _add_render_flags(parser):
 
 
 _FLAGS = {
-  "run": _add_run_flags, "check": _add_check_flags, "sweep": _add_sweep_flags, "ls": _add_ls_flags, "gc": _add_gc_flags, "status": _add_status_flags,
+  "run": _add_run_flags, "check": _add_check_flags, "sweep": _add_sweep_flags, "ls": _add_ls_flags,
+  "gc": _add_gc_flags, "status": _add_status_flags,
   "logs": _add_logs_flags, "ssh": _add_ssh_flags, "render": _add_render_flags,
   "down": _add_down_flags,
   "restart": lambda p: p.add_argument("--fresh-vm", action="store_true", help="use other machines"),

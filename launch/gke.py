@@ -225,7 +225,8 @@ class Engine:
     selector = [self._selector(attempt), "--output=json"]
     pod = [*self._base, "exec", "--stdin", "--tty", "POD", f"--container={manifests.CONTAINER}", "--", "sh"]
     script = manifests.format_script(
-      ("create: the JobSet", [manifests.format_here_document(create, manifests.format_jobset(self._run, attempt, expires))]),
+      ("create: the JobSet",
+       [manifests.format_here_document(create, manifests.format_jobset(self._run, attempt, expires))]),
       (f"create: a ConfigMap {name} with launch.zip, which names the JobSet by its uid and is its standard input",
        [f"# {create}"]),
       ("inspect", [build_executed_command([*get, JOBSETS, name, "--output=json"]),

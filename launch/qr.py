@@ -150,7 +150,9 @@ class Engine:
       ("create: the startup script of the machines, still without the hash of the code",
        [manifests.format_here_document("cat >startup.sh", make_startup_script(self._run, attempt, "0" * 64, expires))]),
       ("create: the request", [gcloud.add_output_flags(self._request(attempt, expires))]),
-      ("inspect", [gcloud.add_output_flags(gcloud.build_gcloud_command(group, "describe", name, **place)) for group, name in both]),
+      ("inspect",
+       [gcloud.add_output_flags(gcloud.build_gcloud_command(group, "describe", name, **place))
+        for group, name in both]),
       ("inspect, if one of them is not found: the lists must confirm it", map(gcloud.add_output_flags, lists)),
       ("delete", [gcloud.add_output_flags(delete)]),
       ("delete, if nodes outlive their queued resource", map(gcloud.add_output_flags, delete_nodes)),

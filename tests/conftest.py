@@ -51,7 +51,7 @@ SHAPED = (
   "reports.embeddings",
 )
 jaxtyping.install_import_hook(
-  [f"vit_jax.{name}" for name in (*SHAPED, "probes")],
+  [f"vit_jax.{name}" for name in (*SHAPED, "evals.probes")],
   "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
 

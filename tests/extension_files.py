@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from vit_jax import extensions
-from vit_jax.extensions import names, records, running
+from vit_jax.config import extensions
+from vit_jax.config.extensions import names, records, running
 
 TASK = """
 from vit_jax import register

@@ -11,7 +11,8 @@ import pytest
 
 from tests import runs
 from tests.extension_files import forget
-from vit_jax import evals, extensions, models, optim, register, schema, tasks
+from vit_jax import evals, models, optim, register, schema, tasks
+from vit_jax.config import extensions
 from vit_jax.data import catalog
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.training import build

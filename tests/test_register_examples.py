@@ -13,9 +13,9 @@ import pytest
 import vit_jax
 from tests import runs
 from tests.extension_files import forget
-from vit_jax import checkpoints, config, extensions, models, register, tasks
+from vit_jax import checkpoints, config, models, register, tasks
 from vit_jax.checkpoints import provenance
-from vit_jax.config import flags
+from vit_jax.config import extensions, flags
 from vit_jax.schema import ConfigError
 from vit_jax.training import build, loop
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import jax
 
-from vit_jax import config, extensions, runtime, schema
-from vit_jax.config import flags
+from vit_jax import config, runtime, schema
+from vit_jax.config import extensions, flags
 from vit_jax.evals.metrics import is_share
 from vit_jax.parallel import hardware
 from vit_jax.runtime import devices, print_line, settings, streams

@@ -29,7 +29,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vit_jax import checkpoints, cli, extensions, importers, models, runtime
+from vit_jax import checkpoints, cli, importers, models, runtime
+from vit_jax.config import extensions
 from vit_jax.importers import architectures, containers, content, layout, processing
 from vit_jax.importers.tensors import Tensors
 from vit_jax.inference import exported, stored

@@ -22,7 +22,8 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from vit_jax import evals, extensions, models, optim, schema, tasks
+from vit_jax import evals, models, optim, schema, tasks
+from vit_jax.config import extensions
 from vit_jax.data import augment, catalog, loader, stream
 from vit_jax.data.rows import DatasetRow
 from vit_jax.models import parameters, table

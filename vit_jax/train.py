@@ -13,9 +13,9 @@ import sys
 
 import jax
 
-from vit_jax import checkpoints, cli, config, extensions, runtime, schema, trees
+from vit_jax import checkpoints, cli, config, runtime, schema, trees
 from vit_jax.checkpoints import provenance
-from vit_jax.config import flags, migrations
+from vit_jax.config import extensions, flags, migrations
 from vit_jax.corpora import checking
 from vit_jax.data import catalog, outputs, sources
 from vit_jax.evals import selection
@@ -40,8 +40,8 @@ MAY_CHANGE = (
 )
 
 
-def main() -> None:
-  """Reads the flags, checks everything and trains."""
+def make_parser() -> cli.Parser:
+  """Returns the parser of the command's flags."""
   parser = cli.Parser("train", __doc__)
   parser.add_argument("--config", required=True, help=cli.CONFIG)
   parser.add_argument(
@@ -57,7 +57,12 @@ def main() -> None:
     "--profile", type=int, default=0, metavar="STEPS", help="number of steps to profile for TensorBoard"
   )
   parser.add_argument("--no-report", action="store_true", help="do not write report.html at the end")
-  arguments = parser.parse()
+  return parser
+
+
+def main() -> None:
+  """Reads the flags, checks everything and trains."""
+  arguments = make_parser().parse()
   workdir, overrides = arguments.workdir, arguments.overrides
 
   run = build.complete(config.resolve(flags.load_config(arguments.config, overrides)))

@@ -13,9 +13,10 @@ from tests import forms, photographs
 from tests.image_files import image
 from tests.photographs import described, source
 from vit_jax import schema
-from vit_jax.checkpoints import numerics, provenance
+from vit_jax.checkpoints import provenance
 from vit_jax.data import catalog, permutation, sources, stream
 from vit_jax.data.readers.folder import folder
+from vit_jax.runtime import numerics
 from vit_jax.schema import Choice
 
 ORDER = {"positions": [0, 1], "records": [3, 5]}

@@ -10,6 +10,7 @@ from tests.image_files import decoded
 from vit_jax.corpora import duplicates, plan, work
 from vit_jax.data import sources
 from vit_jax.schema import ConfigError
+from vit_jax.schema.errors import AbsentError
 
 
 def test_a_test_set_is_a_folder_or_a_prepared_dataset(tmp_path):
@@ -20,7 +21,7 @@ def test_a_test_set_is_a_folder_or_a_prepared_dataset(tmp_path):
     ConfigError, match=r"--dedup-against: .cifar11. is neither a folder nor a dataset. Did you mean 'cifar10'"
   ):
     work.open_test_set("cifar11")
-  with pytest.raises(sources.AbsentError, match="prepare cifar10"):
+  with pytest.raises(AbsentError, match="prepare cifar10"):
     work.open_test_set("cifar10")
 
 

@@ -11,6 +11,7 @@ from tests.streams import PLAIN, file, same, train
 from vit_jax import rng, schema
 from vit_jax.data import catalog, images, loader, mixed, mixture, readahead, repeats, sources, stream
 from vit_jax.schema import Choice, ConfigError
+from vit_jax.schema.errors import AbsentError
 
 
 @pytest.fixture
@@ -174,7 +175,7 @@ def test_a_mixture_is_planned_without_its_data(tmp_path):
     source = catalog.open_known_split(choice, "train")
   assert len(source) == 1_281_167 + 50_000 and source.epoch_length == round(1_281_167 * 1.1)
   assert len(source.classes) == 1000 + 10  # as many as there may be: nothing says which are the same
-  with pytest.raises(sources.AbsentError, match=r"config\.data\.parts\[0\]"), schema.enter_key("config.data"):
+  with pytest.raises(AbsentError, match=r"config\.data\.parts\[0\]"), schema.enter_key("config.data"):
     catalog.open_split(choice, "train")
 
 

@@ -18,6 +18,7 @@ from vit_jax.data import images as image_files
 from vit_jax.data.pseudo_labels import LabelPlan, Selection
 from vit_jax.data.sources import Fingerprint
 from vit_jax.schema import ConfigError
+from vit_jax.schema.errors import AbsentError
 
 NAMES = ("ant", "bee", "cat")
 
@@ -281,9 +282,7 @@ def test_images_that_moved_are_named_by_a_key(teacher, labelled, tmp_path):
 
 
 def test_labels_of_other_classes_and_folders_without_any_are_refused(teacher, labelled, tmp_path):
-  with pytest.raises(
-    sources.AbsentError, match=r"config\.data\.path: .*contains no labels. Write them: .*--write-labels"
-  ):
+  with pytest.raises(AbsentError, match=r"config\.data\.path: .*contains no labels. Write them: .*--write-labels"):
     opened(tmp_path, labelled)
   forms.manifest(tmp_path / "o", [file(i) for i in range(4)], ["dog", "eel"] * 2)
   with pytest.raises(ConfigError, match=r"labels of 3 classes, 'ant' first, but the labelled data have 2, 'dog' first"):

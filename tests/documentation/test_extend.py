@@ -23,8 +23,8 @@ from safetensors.numpy import load_file
 from tests import runs
 from tests.documentation import checks, extraction
 from tests.extension_files import clean  # noqa: F401  a fixture
-from vit_jax import config, extensions
-from vit_jax.config import flags
+from vit_jax import config
+from vit_jax.config import extensions, flags
 from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.data import catalog
 from vit_jax.schema import Choice, ConfigError

@@ -135,8 +135,15 @@ def test_xpk_itself_accepts_the_command(backend, tpu, tmp_path):
   )
   values = parsed("xpk", _XPK, manifests.build_xpk_command(run), tmp_path)
   assert values["command"] == "exec " + shlex.join(["python3", "-u", "-m", "vit_jax.train", *ODD])
-  expected = {"workload": "vit-b16", "tpu_type": tpus.find_slice(tpu).rented, "num_slices": 2, "spot": True, "env": ["A=b c"],
-              "restart_on_exit_codes": "42", "docker_image": run.image or manifests.IMAGE}  # fmt: skip
+  expected = {
+    "workload": "vit-b16",
+    "tpu_type": tpus.find_slice(tpu).rented,
+    "num_slices": 2,
+    "spot": True,
+    "env": ["A=b c"],
+    "restart_on_exit_codes": "42",
+    "docker_image": run.image or manifests.IMAGE,
+  }
   assert {key: values[key] for key in expected} == expected
 
 

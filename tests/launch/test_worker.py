@@ -200,8 +200,16 @@ def test_where_systemd_runs_a_worker_is_a_unit_of_it(tmp_path):
       return subprocess.run(line, env=lab.environment, cwd=workers.ROOT, capture_output=True, text=True, timeout=30)
 
     start = ("start", f"--folder={lab.folder}", "--worker=0", "--grace=7")
-    lab.mailbox.publish(mailbox.Attempt(spec.check_and_complete(spec.Run("vit", "hosts", "job", (), str(tmp_path / "run"),
-      hosts=("h",), limits=LIMITS, python=sys.executable)), 1, lab.digest, lab.attempt.expires))  # fmt: skip
+    lab.mailbox.publish(
+      mailbox.Attempt(
+        spec.check_and_complete(
+          spec.Run("vit", "hosts", "job", (), str(tmp_path / "run"), hosts=("h",), limits=LIMITS, python=sys.executable)
+        ),
+        1,
+        lab.digest,
+        lab.attempt.expires,
+      )
+    )
     assert "is running as process" in do(*start).stdout
     assert "is already running" in do(*start).stdout
     asked = json.loads((tmp_path / "asked.json").read_text())

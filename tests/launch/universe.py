@@ -38,8 +38,19 @@ class Universe:
     self.said, self.downs = "", False
     self._folder = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
     args = ("--config=c.py", "--workdir=gs://bkt/a")
-    self.run = spec.check_and_complete(spec.Run("vit", "qr", "vit_jax.train", args, "gs://bkt/a", tpu="v3-8", project="project",
-                                     zones=("europe-west4-a",), max_hours=4.0))  # fmt: skip
+    self.run = spec.check_and_complete(
+      spec.Run(
+        "vit",
+        "qr",
+        "vit_jax.train",
+        args,
+        "gs://bkt/a",
+        tpu="v3-8",
+        project="project",
+        zones=("europe-west4-a",),
+        max_hours=4.0,
+      )
+    )
     self._stack = contextlib.ExitStack()
     for name, change in {
       "time.time": lambda: self.now + self.skews[self.laptop],

@@ -10,9 +10,10 @@ from tests import runs
 from tests.corpora import folders
 from tests.reports import reading
 from vit_jax.data import catalog
-from vit_jax.data.sources import AbsentError, Source
+from vit_jax.data.sources import Source
 from vit_jax.reports import page, preview_batch, seen
 from vit_jax.schema import Choice, bind
+from vit_jax.schema.errors import AbsentError
 
 HOSTILE = ("<img src=x>", "$a$ & b", "c" * 200, "two\nlines", "\x1b[31m")
 

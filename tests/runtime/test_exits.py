@@ -1,18 +1,14 @@
 """The exit codes: one contract in code and documentation, and which error has which."""
 
-import errno
-import os
 import pathlib
 import re
-import sys
-import types
 
 import jax
 import pytest
 
 from vit_jax import runtime
-from vit_jax.data.sources import AbsentError
 from vit_jax.schema import ConfigError
+from vit_jax.schema.errors import AbsentError
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs/guides/resume.md").read_text()
 
@@ -52,17 +48,3 @@ def test_a_bug_keeps_its_traceback(error):
 
 def test_a_process_alone_has_no_peer_that_died():
   assert runtime.describe_exit(jax.errors.JaxRuntimeError("Gloo: closed by peer"))[0] == 1
-
-
-def test_a_terminal_that_was_closed_ends_no_training(monkeypatch):
-  for number in (errno.EPIPE, errno.EIO):
-    monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(write=lambda text, number=number: fail(number)))
-    runtime.print_line("a line")
-    runtime.print_line("another")
-  monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(write=lambda text: fail(errno.ENOSPC)))
-  with pytest.raises(OSError, match="No space"):
-    runtime.print_line("a line")
-
-
-def fail(number):
-  raise OSError(number, os.strerror(number))

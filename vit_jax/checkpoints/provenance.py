@@ -16,9 +16,10 @@ from typing import Any
 
 import jax
 
-from vit_jax import config, extensions, schema
-from vit_jax.checkpoints import numerics
+from vit_jax import config, schema
+from vit_jax.config import extensions
 from vit_jax.data import class_names, membership, samples, sources, stream, versions
+from vit_jax.runtime import numerics
 from vit_jax.schema.errors import make_printable
 from vit_jax.storage import files
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import ml_collections
 
-from vit_jax import extensions
+from vit_jax.config import extensions
 from vit_jax.schema import ConfigError, Text, places, show, suggest_nearest, suggestions, texts
 
 DEPTH = 16  # maximum number of words in a key; existing keys have up to 7

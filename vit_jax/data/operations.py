@@ -410,7 +410,9 @@ def _sample_bilinear(image, x, y):
 
 
 def _sample_bicubic(image, x, y):
-  """Returns values like `_sample_bilinear`, with a cubic kernel (a = -1) on 4 x 4 pixels. OpenCV does not have this kernel.
+  """Returns values like `_sample_bilinear`, with a cubic kernel (a = -1) on 4 x 4 pixels.
+
+  OpenCV does not have this kernel.
 
   If all points have whole coordinates along an axis, as in a shear, only the pixels at the points are used on this
   axis.

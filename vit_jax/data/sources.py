@@ -16,14 +16,6 @@ from vit_jax.data.rows import DatasetRow as DatasetRow  # readers use this name
 from vit_jax.schema import current_config_key, enter_key, format_amount
 
 
-class AbsentError(schema.ConfigError):
-  """An error for missing data. The message explains how to get them."""
-
-
-class UnreachableError(AbsentError):
-  """An error for data in a bucket that does not exist, does not answer, or cannot be used."""
-
-
 class SplitError(schema.ConfigError):
   """An error for a split string that is misspelled or names a split that the dataset does not have."""
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vit_jax import extensions
+from vit_jax.config import extensions
 from vit_jax.data import images
 from vit_jax.data.images import ImageError
 from vit_jax.schema import ConfigError

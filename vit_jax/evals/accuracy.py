@@ -36,7 +36,9 @@ def accuracy(
   logits: bool | None = None,
   classes: Literal["all", "subset"] = "all",
 ) -> Callable:
-  """Builds a function (params, poll) -> Outcome that returns the figures of `metrics.compute_metrics` and all predictions.
+  """Builds a function (params, poll) -> Outcome.
+
+  The outcome has the figures of `metrics.compute_metrics` and all predictions.
 
   If images may have several labels, images without a label are not scored (ReaL's rule, Beyer et al. 2020). The
   function raises NotFiniteError if the logits of an image are NaN or infinite.

@@ -170,7 +170,7 @@ class EvalContext:
 
   @contextlib.contextmanager
   def counting(self, source: sources.Source, size: int, poll: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Yields a replacement for `poll`, for use with `compute_batches`, that also displays the number of completed images.
+    """Yields a replacement for `poll` for `compute_batches` that also displays the number of completed images.
 
     Args:
       source: the images.
@@ -301,7 +301,9 @@ class Outcome(NamedTuple):
 def compute_rows(
   compute: Callable, batches: Iterator, poll: Callable[[], None], size: int, name: Callable[[int], str]
 ) -> dict[str, np.ndarray]:
-  """Computes all batches and returns {name: array} for all images together. The arguments are those of `compute_batches`.
+  """Computes all batches and returns {name: array} for all images together.
+
+  The arguments are those of `compute_batches`.
 
   Raises:
     NotFiniteError: an output of an image is NaN or infinite.

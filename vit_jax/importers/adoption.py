@@ -162,8 +162,12 @@ def _inspect_weights(path, image_size) -> tuple[Description, dict[str, Any]]:
     description = Description.from_json(about.get("model")).unscanned()
     stored = about["identity"]["config"] if "identity" in about else files.read_json(path / "config.json") or {}
     if data := stored.get("data"):
-      return description, _data_arguments({key: data[key] for key in ("mean", "std") if key in data}, data.get("test_crop"),
-                                data.get("image_size"), image_size)  # fmt: skip
+      return description, _data_arguments(
+        {key: data[key] for key in ("mean", "std") if key in data},
+        data.get("test_crop"),
+        data.get("image_size"),
+        image_size,
+      )
     beside = processing.from_json(about["use"]) if "use" in about else processing.ImageMetadata()
     return description, _data_arguments(dict(beside.normalised), beside.crop, beside.size, image_size)
   recognised = weights.inspect(path)

@@ -204,8 +204,10 @@ def _describe_differences(file, trees, averaged, raw, known) -> list[str]:
   """
   result = []
   for one in averaged:
-    found = [(other, averages.find_difference(_select_tensors(file, trees, one), _select_tensors(file, trees, other), known))
-             for other in raw]  # fmt: skip
+    found = [
+      (other, averages.find_difference(_select_tensors(file, trees, one), _select_tensors(file, trees, other), known))
+      for other in raw
+    ]
     if found and all(difference for _, difference in found):
       other, difference = found[0]
       names = (_format_prefix(file, root, trees[root]) for root in (one, other))

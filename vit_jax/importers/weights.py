@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import checkpoints, extensions
+from vit_jax import checkpoints
+from vit_jax.config import extensions
 from vit_jax.importers import (
   class_order,
   containers,

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
-from vit_jax import extensions, models
+from vit_jax import models
+from vit_jax.config import extensions
 from vit_jax.data import augment, decoding
 from vit_jax.data.images import ImageError, describe_image_error
 from vit_jax.data.readers import places

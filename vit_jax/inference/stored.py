@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import checkpoints, config, evals, extensions, importers, schema
+from vit_jax import checkpoints, config, evals, importers, schema
 from vit_jax.checkpoints import provenance
-from vit_jax.config import migrations
+from vit_jax.config import extensions, migrations
 from vit_jax.data import augment, loader, stream
 from vit_jax.importers import normalisation, processing, surgery
 from vit_jax.importers.processing import ImageMetadata

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax import extensions, rng, trees
+from vit_jax import rng, trees
+from vit_jax.config import extensions
 from vit_jax.models import activations, contract, parameters
 from vit_jax.models.description import Description
 from vit_jax.models.output import Features, Output, features_of

@@ -220,7 +220,9 @@ def rank_runs(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
 
 
 def find_criterion(runs: Sequence[RecordedRun]) -> Criterion | None:
-  """Returns the figure that compares runs, see `selection.select_shared_criterion`, or None if they have no common figure.
+  """Returns the figure that compares runs, or None if they have no common figure.
+
+  See `selection.select_shared_criterion`.
 
   Figures of different tasks are not comparable, even if their names are equal. Such runs are compared by the few-shot
   probe with the most images that all runs have. Without such a probe they are not compared.
@@ -243,7 +245,8 @@ def find_shared_headline(runs: Sequence[RecordedRun]) -> str | None:
 def _describe_best(runs, chosen) -> str:
   """Returns text that names the best run, the criterion and its split, and states whether the lead is significant."""
   metric, order = chosen.metric, rank_runs(runs)
-  words = f"The best of {format_amount(len(runs), 'run')} by {chosen} is {order[0].name}: {_format_with_interval(order[0], metric)}."
+  words = f"The best of {format_amount(len(runs), 'run')} by {chosen} is "
+  words += f"{order[0].name}: {_format_with_interval(order[0], metric)}."
   if len(order) > 1:
     words += " " + results.describe_lead([order[0].figures], [order[1].figures], metric, order[1].name)
   if chosen.split == selection.TEST:

@@ -1,4 +1,4 @@
-"""Exchange of texts (through JAX's coordinator) and of arrays (`copy_from_first`, through the devices) between processes.
+"""Exchange between processes: of texts through JAX's coordinator, and of arrays through the devices.
 
 All processes must call these functions in the same order. The functions wait for the other processes without a time
 limit. The watchdog enforces a limit. `describe_missing` reports the processes for which this process waits, except

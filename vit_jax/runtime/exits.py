@@ -9,9 +9,8 @@ import threading
 
 import jax
 
-from vit_jax.data.sources import AbsentError, UnreachableError
 from vit_jax.schema import ConfigError
-from vit_jax.schema.errors import make_printable
+from vit_jax.schema.errors import AbsentError, UnreachableError, make_printable
 from vit_jax.storage import errors
 
 EXIT_DONE = 0

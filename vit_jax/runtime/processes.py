@@ -12,8 +12,7 @@ import jax
 from jax._src import distributed
 
 from vit_jax import rng
-from vit_jax.checkpoints import numerics
-from vit_jax.runtime import clusters, devices, exchange, peers
+from vit_jax.runtime import clusters, devices, exchange, numerics, peers
 from vit_jax.runtime.exits import EXIT_HANG, EXIT_PEER, Stop, print_last_message
 from vit_jax.schema import ConfigError, format_amount
 from vit_jax.storage import files

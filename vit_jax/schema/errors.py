@@ -70,6 +70,14 @@ class ConfigError(ValueError):
     return f"{self.place}: {self.message}" if self.place else self.message
 
 
+class AbsentError(ConfigError):
+  """An error for missing data. The message explains how to get them."""
+
+
+class UnreachableError(AbsentError):
+  """An error for data in a bucket that does not exist, does not answer, or cannot be used."""
+
+
 class UnknownKeyError(ConfigError):
   """An error for a key that is not accepted at its position.
 

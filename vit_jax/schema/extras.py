@@ -3,7 +3,7 @@
 the optional dependencies in setup.py, and TensorFlow, which users may have uninstalled.
 """
 
-from vit_jax.schema import ConfigError
+from vit_jax.schema.errors import ConfigError
 
 EXTRAS = ("beam", "bench", "dedup", "docs", "gcs", "gpu", "mlflow", "onnx", "torch", "tpu", "trackio", "wandb")
 

@@ -286,7 +286,7 @@ def get_cache_directory(kind: str) -> pathlib.Path:
 
 
 def get_local_cache_directory(kind: str) -> pathlib.Path:
-  """Returns the directory of `get_cache_directory`, or ~/.cache/vit_jax if the directory of `get_cache_directory` is in a bucket.
+  """Returns the directory of `get_cache_directory`, or ~/.cache/vit_jax if that directory is in a bucket.
 
   Args:
     kind: name of the subdirectory.

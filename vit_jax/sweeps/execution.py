@@ -8,7 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from vit_jax import extensions, runtime
+from vit_jax import runtime
+from vit_jax.config import extensions
 from vit_jax.runtime import print_line
 from vit_jax.schema import ConfigError, format_amount
 from vit_jax.storage import files

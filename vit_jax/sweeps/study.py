@@ -10,11 +10,12 @@ from typing import Any
 
 import ml_collections
 
-from vit_jax import config, evals, extensions, schema
-from vit_jax.config import Changes, Sweep, flags
+from vit_jax import config, evals, schema
+from vit_jax.config import Changes, Sweep, extensions, flags
 from vit_jax.data import catalog, sources
 from vit_jax.evals import selection
 from vit_jax.schema import ConfigError
+from vit_jax.schema.errors import AbsentError, UnreachableError
 from vit_jax.storage import paths
 from vit_jax.sweeps.trials import Setting, Trial, group_settings
 from vit_jax.training import build
@@ -206,7 +207,7 @@ def check_data(trials: Sequence[Trial], decide: str | None, over: str | None = N
       try:
         _check_data(config.resolve(json.loads(trial.config)), decide, open_split)
       except ConfigError as error:
-        absent = isinstance(error, sources.AbsentError) and not isinstance(error, sources.UnreachableError)
+        absent = isinstance(error, AbsentError) and not isinstance(error, UnreachableError)
         trial.fail(str(error), "absent" if over and absent else "failed")
   check_possible(trials)
 

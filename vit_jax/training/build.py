@@ -109,7 +109,10 @@ class Experiment:
 
   @functools.cached_property
   def identity(self) -> dict[str, Any]:
-    """The code, data and devices that determine the run's states. The data are examined once, see `provenance.describe_provenance`."""
+    """The code, data and devices that determine the run's states.
+
+    The data are examined once, see `provenance.describe_provenance`.
+    """
     return provenance.describe_provenance(self.run, self.images.source, self.mesh)
 
   @property

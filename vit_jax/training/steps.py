@@ -66,7 +66,9 @@ def make_gradient(loss: Callable, frozen: frozenset[str]) -> Callable:
 
 
 def accumulate_gradients(gradient: Callable, sharding: jax.sharding.Sharding, *, accumulate: Count = 1) -> Callable:
-  """Returns a function that averages the results of `make_gradient` over micro-batches, which it computes one after another.
+  """Returns a function that averages the results of `make_gradient` over micro-batches.
+
+  The micro-batches are computed one after another.
 
   Each micro-batch has its own dropout key. Micro-batch i contains the rows i, i + accumulate, i + 2 accumulate, ...
   Each device therefore splits its own rows, and no rows are moved between devices.

@@ -8,6 +8,7 @@ import pytest
 from vit_jax import schema
 from vit_jax.data import augment, catalog, crops, erasing, mixing, policies, sources, stream, warping
 from vit_jax.data.readers import folder, manifest, parquet, segmentation, tars, tfds
+from vit_jax.schema.errors import AbsentError
 
 OF_OTHERS = ("mixture", "pseudo_labelled")  # made of other datasets
 KNOWN = [name for name, row in catalog.CATALOG.items() if row.splits]
@@ -67,7 +68,7 @@ def test_what_is_published_of_a_set_is_known_without_its_data(tmp_path, name, im
   assert splits["train"].labels == (8 if name.startswith("jft") else 1)
   # Both say the same when images are wanted after all.
   for attempt in (lambda: splits["train"].read(0), lambda: catalog.open_split(data, "train")):
-    with pytest.raises(sources.AbsentError) as caught, schema.enter_key("config.data"):
+    with pytest.raises(AbsentError) as caught, schema.enter_key("config.data"):
       attempt()
     assert caught.value.place == "config.data"
     own = f"{name} has no public builder. Give your own copy: --config.data.path=DIR"

@@ -6,6 +6,7 @@ from tests import forms, streams
 from tests.image_files import labels, numbers
 from vit_jax import schema
 from vit_jax.data import images, sources
+from vit_jax.schema.errors import AbsentError
 
 COUNT = 50
 FILES = [streams.file(i) for i in range(COUNT)]
@@ -177,5 +178,5 @@ def test_a_split_that_is_not_there_is_named_with_those_that_are(form, tmp_path):
   written(form, tmp_path, [0, 1, 0])
   with pytest.raises(sources.SplitError, match=r"config\.data\.test: no split 'test'.*Allowed: train"):
     opened(form, tmp_path, "test")
-  with pytest.raises(sources.AbsentError, match=r"config\.data\.path: .* does not exist"):
+  with pytest.raises(AbsentError, match=r"config\.data\.path: .* does not exist"):
     opened(form, tmp_path / "nowhere")

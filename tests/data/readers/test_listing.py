@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from vit_jax import schema
-from vit_jax.data import sources
 from vit_jax.data.readers import listing
+from vit_jax.schema.errors import AbsentError
 
 
 def listed(path):
@@ -65,9 +65,9 @@ def test_a_name_with_braces_is_that_file(tmp_path):
 @pytest.mark.parametrize(
   ("path", "kind", "message"),
   [
-    ("a/x-{0..3}.tar", sources.AbsentError, "no file matches 'x-3.tar'"),
-    ("nowhere", sources.AbsentError, "does not exist"),
-    ("a/*.zip", sources.AbsentError, "no tar shards"),
+    ("a/x-{0..3}.tar", AbsentError, "no file matches 'x-3.tar'"),
+    ("nowhere", AbsentError, "does not exist"),
+    ("a/*.zip", AbsentError, "no tar shards"),
     ("a/x-{5..1}.tar", schema.ConfigError, "'{5..1}' in a path is not a range"),
     ("a/{0..9999}{0..9999}.tar", schema.ConfigError, "more than a million"),
     ("a/{0..99999999999}.tar", schema.ConfigError, "is not a range"),

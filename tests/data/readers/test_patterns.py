@@ -7,8 +7,8 @@ import pytest
 from tests import forms, streams
 from tests.image_files import labels
 from vit_jax import schema
-from vit_jax.data import sources
 from vit_jax.data.readers import listing, patterns, places
+from vit_jax.schema.errors import AbsentError
 
 NAMES = (
   *("d1/plain/a-train-0.tar", "d1/plain/a-train-1.tar", "d2/plain/a-test-0.tar", "e/plain/b.tar", "d1/other/c.tar"),
@@ -79,13 +79,13 @@ def test_c2_what_exists_under_its_very_name_is_no_pattern(tree):
 
 @pytest.mark.parametrize("pattern", ["z*/plain/*.tar", "./z*", "d[3]/plain/*.tar", "?/z.tar"])
 def test_c2_a_pattern_that_matches_nothing_explains_how_to_escape(tree, pattern):
-  with pytest.raises(sources.AbsentError, match=r"config\.data\.path: no tar shards .*put it in brackets: \[\[\], \["):
+  with pytest.raises(AbsentError, match=r"config\.data\.path: no tar shards .*put it in brackets: \[\[\], \["):
     listed(pattern)
 
 
 @pytest.mark.parametrize("pattern", ["d{1,3}/plain/*.tar", "d1/plain/a-train-{0..2}.tar"])
 def test_c1_each_alternative_of_braces_must_match(tree, pattern):
-  with pytest.raises(sources.AbsentError, match=r"config\.data\.path: no file matches '.*', an alternative of "):
+  with pytest.raises(AbsentError, match=r"config\.data\.path: no file matches '.*', an alternative of "):
     listed(pattern)
 
 
@@ -111,7 +111,7 @@ def test_c2_buckets_have_the_same_rules(bucket, bucket_server, tmp_path, tree):
     assert names(pattern) == bash(pattern)
   assert names("d[1]/plain/*.tar") == names("d[1]") == {"d[1]/plain/x.tar"}
   assert names("q/[a].tar") == {"q/[a].tar"} and names("q/a.tar") == {"q/a.tar"}
-  with pytest.raises(sources.AbsentError, match="put it in brackets"):
+  with pytest.raises(AbsentError, match="put it in brackets"):
     names("z[1]/*.tar")
 
 

@@ -4,9 +4,10 @@ import pytest
 
 from tests.data.readers.test_folder import folder, write
 from tests.image_files import image, names, numbers
-from vit_jax.data import catalog, local_files, sources
+from vit_jax.data import catalog, local_files
 from vit_jax.data.readers import places
 from vit_jax.schema import Choice, ConfigError, enter_key
+from vit_jax.schema.errors import AbsentError
 
 FILES = (*(f"{label}/{i}.png" for label in ("cat", "a dog%2F?") for i in range(7)), "cat/x.txt", "cat/.hidden.png")
 
@@ -43,10 +44,10 @@ def test_an_image_that_is_gone_from_a_bucket_is_an_error_of_that_image_alone(buc
 def test_a_bucket_that_is_not_there_and_one_without_the_data_are_told_apart(bucket, name):
   with enter_key("config.data"):
     with pytest.raises(
-      sources.AbsentError, match=r"data.path: gs://nobody/x cannot be reached: the bucket 'nobody' does not exist"
+      AbsentError, match=r"data.path: gs://nobody/x cannot be reached: the bucket 'nobody' does not exist"
     ):
       catalog.open_split(Choice(name, {"path": "gs://nobody/x"}), "train")
-    with pytest.raises(sources.AbsentError, match=f"'{bucket}' is empty|'digits:1.0.0' is not in {bucket}"):
+    with pytest.raises(AbsentError, match=f"'{bucket}' is empty|'digits:1.0.0' is not in {bucket}"):
       catalog.open_split(Choice(name, {"path": str(bucket)}), "train")
 
 

@@ -14,6 +14,7 @@ from vit_jax.data.readers import folder, manifest, parquet, segmentation, tars, 
 from vit_jax.data.rows import DatasetRow
 from vit_jax.data.sources import Splits
 from vit_jax.schema import Choice, bind, format_amount, lookup, show
+from vit_jax.schema.errors import AbsentError
 from vit_jax.storage import paths
 
 # `image_bytes` is the size of the archive (TFDS checksums) divided by its number of images, except where a row notes
@@ -167,7 +168,7 @@ def _pseudo_labelled(
   with schema.enter_key("path"):
     plan = pseudo_labels.read_plan(folder)
     if plan is None:
-      raise sources.AbsentError(
+      raise AbsentError(
         f"{path} contains no labels. Write them: python -m vit_jax.evaluate --workdir=TEACHER --split=SPLIT "
         f"{schema.texts.format_flag('write-labels', path)}"
       )
@@ -303,7 +304,7 @@ def open_known_split(choice: Choice, split: str, prefix: str = "") -> sources.So
     return schema.make(choice, known, split)
   try:
     return open_split(choice, split)
-  except sources.AbsentError as error:
+  except AbsentError as error:
     if choice.name == "pseudo_labelled":  # the classes are the same, and steps do not depend on the number of images
       known = bind(choice, lookup(DATA, choice.name)).args
       splits = Splits(known["train"], known["val"], known["test"])

@@ -8,6 +8,7 @@ from vit_jax.data import class_names, membership, sources
 from vit_jax.data.readers import folder_layout, overlaps, places
 from vit_jax.data.readers.tree import FolderTree
 from vit_jax.schema import ConfigError, Fraction, Range, current_config_key, enter_key, show
+from vit_jax.schema.errors import AbsentError
 from vit_jax.storage import paths
 
 # Names of directories with validation images, in order of preference.
@@ -188,11 +189,11 @@ def _open_directory(path) -> places.DiskFolder | places.BucketFolder:
   if paths.in_bucket(root):
     bucket = places.call_storage(root, lambda: places.BucketFolder.listed(root))
     if not bucket.objects:
-      raise sources.AbsentError(f"{path!r} is empty. Copy images to {known}", "path")
+      raise AbsentError(f"{path!r} is empty. Copy images to {known}", "path")
     return bucket
   if path and not root.exists():
     whole = f" ({show(str(root))})" if path.startswith("~") else ""
-    raise sources.AbsentError(f"no folder {path!r}{whole}. Restore it, or name one with {known}", "path")
+    raise AbsentError(f"no folder {path!r}{whole}. Restore it, or name one with {known}", "path")
   if path and (root / "dataset_info.json").exists():
     raise ConfigError(f"{path!r} is a prepared dataset. Set config.data.name=tfds to read it", "path")
   if not path or not root.is_dir():

@@ -13,10 +13,10 @@ import threading
 import time
 from collections.abc import Sequence
 
-from vit_jax.data import local_files, sources
+from vit_jax.data import local_files
 from vit_jax.data.readers import patterns, places
 from vit_jax.schema import ConfigError, enter_key, show
-from vit_jax.schema.errors import format_names
+from vit_jax.schema.errors import AbsentError, format_names
 from vit_jax.storage import paths
 
 DEPTH = 4  # levels of directories below the given one
@@ -184,7 +184,7 @@ def list_files(path: str, suffixes: Sequence[str], what: str) -> Files:
     what: description of the files, for errors.
 
   Raises:
-    sources.AbsentError: if no file matches.
+    AbsentError: if no file matches.
     ConfigError: if `path` is empty, is not a valid pattern, or specifies an empty file.
   """
   with enter_key("path"):
@@ -205,7 +205,7 @@ def list_files(path: str, suffixes: Sequence[str], what: str) -> Files:
   about = {name: stamp for name, stamp in zip(names, tree.stamps(names), strict=True) if stamp[0] is not None}
   if not about:
     advice = f" The path is a pattern. {patterns.ESCAPES}" if pattern else ""
-    raise sources.AbsentError(
+    raise AbsentError(
       f"no {what} ({', '.join(suffixes)}) at {show(path)}. Specify a folder of such files, or one file.{advice}", "path"
     )
   names = tuple(sorted(about))
@@ -283,7 +283,7 @@ def _open_tree(root) -> places.DiskFolder | places.BucketFolder:
   if paths.in_bucket(root):
     return places.BucketFolder.listed(root)
   if not root.is_dir() and not root.is_file():
-    raise sources.AbsentError(f"{show(str(root))} does not exist. Restore it, or name an existing path", "path")
+    raise AbsentError(f"{show(str(root))} does not exist. Restore it, or name an existing path", "path")
   return places.DiskFolder(root)
 
 

@@ -5,8 +5,8 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 
-from vit_jax.data import sources
 from vit_jax.schema import ConfigError, show
+from vit_jax.schema.errors import AbsentError
 from vit_jax.storage import paths
 
 ALTERNATIVES = 10**6  # largest number of alternatives of braces
@@ -74,7 +74,7 @@ def find_matches(pattern: str, entries: ListEntries) -> dict[str, bool]:
     {name relative to the directory: whether it is a directory}.
 
   Raises:
-    sources.AbsentError: if an alternative in braces matches no file.
+    AbsentError: if an alternative in braces matches no file.
   """
   listed, result = functools.cache(lambda folder: dict(entries(folder))), {}
   all_of = expand_braces(pattern)
@@ -82,7 +82,7 @@ def find_matches(pattern: str, entries: ListEntries) -> dict[str, bool]:
     found = dict(_match_below("", one.split("/"), listed))
     if not found and len(all_of) > 1:
       problem = f"no file matches {show(one)}, an alternative of {show(pattern)}. Restore it, or change the pattern"
-      raise sources.AbsentError(problem, "path")
+      raise AbsentError(problem, "path")
     result |= found
   return result
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
-from vit_jax.data import local_files, sources
+from vit_jax.data import local_files
 from vit_jax.schema import ConfigError, show
+from vit_jax.schema.errors import UnreachableError
 from vit_jax.storage import paths
 
 ASKED = 32  # number of parallel requests to a bucket; 3,000 files with a latency of 50 ms take 5 s
@@ -22,7 +23,7 @@ def call_storage(root: os.PathLike, ask: Callable[[], Any]) -> Any:
     ask: function that accesses the path.
 
   Raises:
-    sources.UnreachableError: if the bucket does not exist, does not answer or refuses access.
+    UnreachableError: if the bucket does not exist, does not answer or refuses access.
   """
   if not paths.in_bucket(root):
     return ask()
@@ -31,9 +32,9 @@ def call_storage(root: os.PathLike, ask: Callable[[], Any]) -> Any:
     paths.check_bucket(paths.get_bucket_name(root))
     return ask()
   except ConfigError as error:
-    raise sources.UnreachableError(f"{root} cannot be reached: {error.message}", "path") from error
+    raise UnreachableError(f"{root} cannot be reached: {error.message}", "path") from error
   except OSError as error:
-    raise sources.UnreachableError(f"{root} cannot be reached: {str(error).splitlines()[0]}", "path") from error
+    raise UnreachableError(f"{root} cannot be reached: {str(error).splitlines()[0]}", "path") from error
 
 
 def read_stamps(files: Sequence[pathlib.Path]) -> list[tuple[int, int]]:

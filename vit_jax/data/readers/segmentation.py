@@ -9,6 +9,7 @@ from vit_jax.data import class_names, membership, sources
 from vit_jax.data.readers import labels, overlaps, places
 from vit_jax.data.readers.tree import FolderTree
 from vit_jax.schema import ConfigError, Fraction, Range, enter_key, format_amount
+from vit_jax.schema.errors import AbsentError
 from vit_jax.storage import paths
 
 Number = Annotated[int, Range(0, 255)]
@@ -135,7 +136,7 @@ def _open_directory(path) -> places.DiskFolder | places.BucketFolder:
   if paths.in_bucket(root):
     return places.call_storage(root, lambda: places.BucketFolder.listed(root))
   if not path or not root.is_dir():
-    raise sources.AbsentError(f"no folder {path!r}. Name one with images/x.jpg and masks/x.png")
+    raise AbsentError(f"no folder {path!r}. Name one with images/x.jpg and masks/x.png")
   return places.DiskFolder(root)
 
 

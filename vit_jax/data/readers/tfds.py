@@ -14,6 +14,7 @@ from vit_jax.data.readers import features, places, shards, tfrecords
 from vit_jax.data.readers.labels import MaxLabels
 from vit_jax.data.readers.records import create_parser
 from vit_jax.schema import ConfigError, current_config_key, enter_key, format_amount, texts
+from vit_jax.schema.errors import AbsentError
 from vit_jax.storage import paths
 
 
@@ -228,7 +229,7 @@ def _open_builder(row, path, advice):
   if folder is None:
     missing = f"dataset {builder!r} is not in {find_data_dir(path)}" if builder else f"no dataset_info.json in {path!r}"
     missing = missing if builder or path else "path: missing"
-    raise sources.AbsentError(f"{missing}; {advice}")
+    raise AbsentError(f"{missing}; {advice}")
   features.refuse_imports()
   with _convert_errors(folder, advice):
     prepared = tfds.builder_from_directory(folder)
@@ -309,7 +310,7 @@ def find_builder_dir(builder: str | None, path: str | None):
     The directory, or None if it does not exist.
 
   Raises:
-    sources.UnreachableError: if the bucket does not exist or cannot be reached.
+    UnreachableError: if the bucket does not exist or cannot be reached.
   """
   root = find_data_dir(path)
   return places.call_storage(root, lambda: _find_builder_dir(root, builder, path))

@@ -11,8 +11,8 @@ import jax
 import pytest
 
 from vit_jax import config
-from vit_jax.checkpoints import numerics
 from vit_jax.parallel import sharding
+from vit_jax.runtime import numerics
 
 BEFORE = {
   "packages": {"vit_jax": "a", "jax": "1", "numpy": "2", "pillow": "3"},

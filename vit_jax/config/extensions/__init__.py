@@ -7,13 +7,13 @@ module name and SHA-256.
 A record alone never causes code to run. A recorded file is imported again only if one of these conditions holds:
 
 - The user named it on the command line (`--config`, `--import`).
-- It belongs to an installed package with an entry point in the group `vit_jax.extensions`.
+- It belongs to an installed package with an entry point in the group `vit_jax.config.extensions`.
 - This user ran it before on this machine, from the same path. These paths are stored in the user's cache directory.
 """
 
-from vit_jax.extensions.names import Extension, add, find_registration, list_registered
-from vit_jax.extensions.records import check, list_changes, record, restore, restore_for_workdir
-from vit_jax.extensions.running import (
+from vit_jax.config.extensions.names import Extension, add, find_registration, list_registered
+from vit_jax.config.extensions.records import check, list_changes, record, restore, restore_for_workdir
+from vit_jax.config.extensions.running import (
   call_function,
   import_active,
   import_installed,

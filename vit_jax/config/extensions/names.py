@@ -64,7 +64,7 @@ def add(
     ConfigError: the name is built in, or another definition registered it.
 
   Example:
-    from vit_jax.extensions import add, registered
+    from vit_jax.config.extensions import add, registered
 
     table = {}
     add("reader", "mine", table, entry=print, namespace=globals(), definition="print")

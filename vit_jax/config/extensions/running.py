@@ -13,11 +13,11 @@ import traceback
 import types
 from collections.abc import Callable, Iterable
 
-from vit_jax.extensions import memory, names
-from vit_jax.extensions.names import Extension
+from vit_jax.config.extensions import memory, names
+from vit_jax.config.extensions.names import Extension
 from vit_jax.schema import ConfigError, show, suggest_nearest
 
-GROUP = "vit_jax.extensions"  # group of entry points
+GROUP = "vit_jax.config.extensions"  # group of entry points
 _loaded: dict[pathlib.Path, tuple[bytes, types.ModuleType]] = {}  # files that were run by their path
 _given: list[str] = []  # files as the user wrote them, and modules
 
@@ -135,7 +135,7 @@ def import_named(text: str) -> None:
 
 @functools.cache
 def import_installed() -> None:
-  """Imports modules of installed packages with an entry point in the group `vit_jax.extensions`.
+  """Imports modules of installed packages with an entry point in the group `vit_jax.config.extensions`.
 
   Only the first call has an effect.
 

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.extension_files import clean, forget, recorded, written  # noqa: F401  a fixture
-from vit_jax import extensions
-from vit_jax.extensions import names
+from vit_jax.config import extensions
+from vit_jax.config.extensions import names
 from vit_jax.schema import ConfigError
 
 pytestmark = pytest.mark.usefixtures("clean")

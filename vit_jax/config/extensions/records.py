@@ -8,8 +8,8 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from vit_jax.extensions import memory, names, running
-from vit_jax.extensions.names import Extension
+from vit_jax.config.extensions import memory, names, running
+from vit_jax.config.extensions.names import Extension
 from vit_jax.schema import ConfigError, show
 from vit_jax.storage import paths
 

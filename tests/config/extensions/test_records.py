@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.extension_files import clean, forget, recorded, written  # noqa: F401  a fixture
-from vit_jax import extensions
+from vit_jax.config import extensions
 from vit_jax.schema import ConfigError
 from vit_jax.tasks import TASKS
 

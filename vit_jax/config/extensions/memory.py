@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable
 
-from vit_jax.extensions.names import Extension
+from vit_jax.config.extensions.names import Extension
 from vit_jax.schema import ConfigError
 from vit_jax.storage import files
 

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from tests.extension_files import TASK, clean, forget, recorded, written  # noqa: F401  a fixture
-from vit_jax import extensions
-from vit_jax.extensions import running
+from vit_jax.config import extensions
+from vit_jax.config.extensions import running
 from vit_jax.schema import ConfigError
 from vit_jax.tasks import TASKS
 

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from tests.extension_files import clean, forget, recorded, written  # noqa: F401  a fixture
-from vit_jax import extensions
-from vit_jax.extensions import memory
+from vit_jax.config import extensions
+from vit_jax.config.extensions import memory
 from vit_jax.schema import ConfigError
 from vit_jax.storage import files
 

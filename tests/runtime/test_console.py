@@ -1,0 +1,30 @@
+"""Printed lines, also if the reader has gone."""
+
+import errno
+import os
+import sys
+import types
+
+import pytest
+
+from vit_jax import runtime
+
+
+def test_a_terminal_that_was_closed_ends_no_training(monkeypatch):
+  for number in (errno.EPIPE, errno.EIO):
+    monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(write=lambda text, number=number: fail(number)))
+    runtime.print_line("a line")
+    runtime.print_line("another")
+  monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(write=lambda text: fail(errno.ENOSPC)))
+  with pytest.raises(OSError, match="No space"):
+    runtime.print_line("a line")
+
+
+def fail(number):
+  raise OSError(number, os.strerror(number))
+
+
+def test_an_empty_note_prints_no_line(capsys):
+  runtime.print_note("")
+  runtime.print_note("a note")
+  assert capsys.readouterr().out == "a note\n"
