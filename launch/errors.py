@@ -19,6 +19,9 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 DONE = 0
 BUG = 1
@@ -67,6 +70,24 @@ class QuotaError(LaunchError):
 
 class UnknownError(Exception):
   """The cloud, a bucket or a host gave no usable answer, so the last known state remains valid."""
+
+
+def retry_request(ask: Callable[[], T], seconds: float, pause: Callable[[UnknownError], None]) -> T:
+  """Returns the result of `ask()`. Calls it again while it raises an UnknownError.
+
+  Args:
+    ask: the function.
+    seconds: time after which the last UnknownError is raised.
+    pause: called with each UnknownError before the next try.
+  """
+  deadline = time.monotonic() + seconds
+  while True:
+    try:
+      return ask()
+    except UnknownError as error:
+      if time.monotonic() > deadline:
+        raise
+      pause(error)
 
 
 class PrintableStream:

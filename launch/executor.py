@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 from launch import errors, machine, mailbox, manifests, program, service
 from launch.errors import LaunchError, UnknownError
@@ -27,24 +26,6 @@ TEXTS = {"detail": 2000, "doing": 100, "tail": 10_000}  # fields of a report, an
 
 class AttemptEnd(Exception):
   """Ends the attempt on this worker."""
-
-
-def retry_request(ask: Callable, seconds: float, pause: Callable[[UnknownError], None]) -> object:
-  """Returns the result of `ask()`. Calls it again while it raises an UnknownError.
-
-  Args:
-    ask: the function.
-    seconds: time after which the last UnknownError is raised.
-    pause: called with each UnknownError before the next try.
-  """
-  deadline = time.monotonic() + seconds
-  while True:
-    try:
-      return ask()
-    except UnknownError as error:
-      if time.monotonic() > deadline:
-        raise
-      pause(error)
 
 
 class Reporter:
@@ -245,7 +226,7 @@ class Executor:
       self._pause(self.limits.beat)
 
     try:
-      return retry_request(ask, self.limits.install, pause)
+      return errors.retry_request(ask, self.limits.install, pause)
     except UnknownError as error:
       raise LaunchError(f"{error}, for {self.limits.install:.0f} s (limits.install)") from None
 

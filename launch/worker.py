@@ -82,7 +82,7 @@ def _read_attempt(options, asked=()):
       raise error
     time.sleep(min(2.0, options.patience / 10))
 
-  return executor.retry_request(_open_mailbox(options).attempt, options.patience, pause)
+  return errors.retry_request(_open_mailbox(options).attempt, options.patience, pause)
 
 
 # The commands.
@@ -209,7 +209,7 @@ def _find_last_try(files, number, own, beat):
   with contextlib.suppress(OSError, ValueError):
     last = int((own.folder / "tries").read_text())
   try:
-    found = executor.retry_request(lambda: files.seen(number), 4 * beat, lambda _: time.sleep(min(2.0, 0.4 * beat)))
+    found = errors.retry_request(lambda: files.seen(number), 4 * beat, lambda _: time.sleep(min(2.0, 0.4 * beat)))
   except UnknownError:  # without a valid report, the file on this machine decides
     return last
   if found and (found[0].phase in (mailbox.RUNNING, mailbox.EXITED) or found[0].exit is not None):

@@ -25,6 +25,6 @@ def test_initial_values_follow_from_the_keys():
 
 def test_a_wrong_name_or_argument_is_an_error_at_the_model():
   with pytest.raises(ConfigError, match="Did you mean"):
-    models.create("ViT-B/61")
+    models.create("ViT-BB/16")
   with pytest.raises(ConfigError, match="depht"):
     models.create("ViT-B/16", depht=2)
