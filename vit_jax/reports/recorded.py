@@ -111,13 +111,13 @@ class RecordedRun:
   def _hours(self):
     """Returns (steps, core-hours of training up to each step). A line without a rate uses the rate of the next line."""
     laps = [(row["step"], row.get("images_per_second")) for row in self.rows if "train/loss" in row]
-    steps, hours, rate = [0.0], [0.0], None
+    steps, hours, rate, cores = [0.0], [0.0], None, self.cores
     rates = []
     for _, measured in reversed(laps):
       rate = measured or rate
       rates.append(rate or self.result.get("images_per_second") or math.inf)
     for (step, _), rate in zip(laps, reversed(rates), strict=True):
-      hours.append(hours[-1] + (step - steps[-1]) * self.run.batch / rate / 3600 * self.cores)
+      hours.append(hours[-1] + (step - steps[-1]) * self.run.batch / rate / 3600 * cores)
       steps.append(step)
     return steps, hours
 
