@@ -6,10 +6,10 @@ import pathlib
 
 import jax
 import pytest
-from tests.test_disk import SAME, large
 
 from tests import runs
 from tests.checkpoints.test_store import grid, same, shapes_of
+from tests.storage.test_errors import SAME, large
 from vit_jax import checkpoints
 from vit_jax.checkpoints import reading
 from vit_jax.checkpoints import store as store_module

@@ -1,6 +1,7 @@
 """Every verb that reads weights selects them by the same rule and options, and prints what it selected."""
 
 import argparse
+import dataclasses
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def test_a4_the_model_in_python(both):
 @each_choice
 def test_a4_probes(both, choice, expected):
   measured = config.resolve(flags.load_config(str(runs.ROOT / "configs/fewshot.py:digits"), {}), config.Measurement)
-  measured = config.dataclasses.replace(measured, **choice)
+  measured = dataclasses.replace(measured, **choice)
   weights = fewshot.load_weights(str(both), measured)
   check_notes(weights.notes, expected)
   assert selected(weights.arrays) == expected

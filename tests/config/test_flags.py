@@ -168,7 +168,7 @@ def test_f2_a_recipe_is_found_from_another_folder(clone, tmp_path_factory, monke
 
 
 def test_d6_without_recipes_a_message_names_where_they_are(tmp_path, monkeypatch):
-  monkeypatch.setattr(flags, "__file__", str(tmp_path / "site-packages/vit_jax/flags.py"))
+  monkeypatch.setattr(flags, "__file__", str(tmp_path / "site-packages/vit_jax/config/flags.py"))
   monkeypatch.chdir(tmp_path)
   with pytest.raises(ConfigError) as error:
     flags.load_config("configs/digits.py")

@@ -3,8 +3,8 @@
 import copy
 
 import pytest
-from tests.test_config import small
 
+from tests.config.test_run import small
 from vit_jax import schema
 from vit_jax.config import migrations, resolve
 from vit_jax.schema import ConfigError

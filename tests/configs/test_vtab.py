@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests import recipes
-from vit_jax import config
+from vit_jax import config, schema
 from vit_jax.data import catalog, sources
 from vit_jax.data.catalog import vtab
 from vit_jax.sweeps import study, trials
@@ -95,5 +95,5 @@ def test_the_published_setting_is_not_searched_for(tmp_path):
   ],
 )
 def test_another_argument_is_a_mistake(argument, message):
-  with pytest.raises(config.ConfigError, match=message):
+  with pytest.raises(schema.ConfigError, match=message):
     recipes.load(f"vtab:{argument}")

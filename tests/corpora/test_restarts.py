@@ -184,7 +184,7 @@ def test_g7_copied_test_images_are_compared_by_their_hashes(photos, tmp_path, mo
 def test_one_process_opens_its_input_once_and_compares_it_at_the_end(photos, tmp_path, monkeypatch):
   calls, real = [], plan.open_input
   for module in (plan, work):
-    monkeypatch.setattr(module, "opened", lambda data: calls.append(data) or real(data))
+    monkeypatch.setattr(module, "open_input", lambda data: calls.append(data) or real(data))
   folders.made(photos, tmp_path)
   assert len(calls) == 2
 

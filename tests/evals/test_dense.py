@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from tests import runs, test_processes
+from tests import runs
 from tests.image_files import decoded
+from tests.runtime import test_whole_processes
 from vit_jax import config, models
 from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.data import crops, masks, scenes
@@ -281,12 +282,12 @@ def test_two_processes_measure_what_one_does_and_end_together_for_a_bad_mask(wei
   single = runs.command("fewshot", *words(folder, "one"), devices=2)
   said = runs.finish(single)
   assert "mean IoU" in said and "8 classes of pixels, from 30 images of 'train', 13 of 'test'" in said
-  both = test_processes.placed_pair("vit_jax.fewshot", *words(folder, "two"))
+  both = test_whole_processes.placed_pair("vit_jax.fewshot", *words(folder, "two"))
   assert "mean IoU" in runs.finish(both[0])
   assert "mean IoU" not in runs.finish(both[1])
   one, two = (json.loads((tmp_path / f"{name}.json").read_text())["evals"]["scenes"] for name in ("one", "two"))
   assert one["figures"] == pytest.approx(two["figures"], abs=2e-3) and one["iou"].keys() == two["iou"].keys()
-  for process in test_processes.placed_pair("vit_jax.fewshot", *words(tmp_path / "bad", "bad")):
+  for process in test_whole_processes.placed_pair("vit_jax.fewshot", *words(tmp_path / "bad", "bad")):
     assert "its mask is not valid" in runs.finish(process, 2)
 
 

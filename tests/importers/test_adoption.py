@@ -1,5 +1,6 @@
 """What a run adopts from the weights that it starts from, and from a teacher, unless its config says otherwise."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -104,7 +105,7 @@ def test_e4_weights_that_cannot_be_read_and_other_families_change_nothing(tmp_pa
   (tmp_path / "damaged.npz").write_bytes(b"PK\x03\x04")
   before = resolved(deit(tmp_path) if path is None else tmp_path / path)
   if path is None:
-    before = config.dataclasses.replace(before, model=Choice("Mixer-S/16"))
+    before = dataclasses.replace(before, model=Choice("Mixer-S/16"))
   assert build.complete(before) == build.complete(before, adopt=False)
 
 
@@ -113,7 +114,7 @@ def test_e4_a_workdir_gives_the_settings_of_its_run(tmp_path, monkeypatch):
   data["test_crop"] = {"name": "centre", "resize": 40}
   about = {"model": small_weights.described(gelu="erf").to_json(), "identity": {"config": {"data": data}}}
   (tmp_path / "checkpoints").mkdir()
-  monkeypatch.setattr(adoption.checkpoints, "about", lambda *_: about)
+  monkeypatch.setattr(adoption.checkpoints, "read_description", lambda *_: about)
   run = build.complete(resolved(tmp_path))
   assert (run.model.args["gelu"], run.data.args["mean"], run.data.args["std"]) == ("erf", (0.1,) * 3, (0.2,) * 3)
   assert run.data.args["test_crop"].args["resize"] == 60  # of images of 48 px

@@ -135,7 +135,7 @@ def test_a8_a_wrong_clock_does_not_take_the_lease_of_a_live_watcher(tmp_path, mo
 
 def test_a10_the_deadline_of_a_job_follows_from_the_limit_of_cost():
   run = any_run("gke", max_cost=90.0, price=1.0)
-  job = commands.gke.manifests.jobset(run, 1, 2_000_000_000)["spec"]["replicatedJobs"][0]["template"]["spec"]
+  job = commands.gke.manifests.make_jobset(run, 1, 2_000_000_000)["spec"]["replicatedJobs"][0]["template"]["spec"]
   assert job["activeDeadlineSeconds"] == pytest.approx(run.seconds, abs=1) and run.seconds < run.max_hours * 3600
 
 
@@ -194,7 +194,7 @@ def test_a12_parallel_calls_keep_their_order_and_raise_their_error():
 
 def test_a14_pods_that_a_quota_prevents_are_waited_for(monkeypatch):
   run = any_run("gke")
-  value = commands.gke.manifests.jobset(run, 1, 2_000_000_000)
+  value = commands.gke.manifests.make_jobset(run, 1, 2_000_000_000)
   event = {"involvedObject": {"name": "vit-a1-s-0"}, "message": 'pods "x" is forbidden: exceeded quota: tpus'}
   answers = {"events": [event, {"involvedObject": {"name": "other-a1-s-0"}, "message": "x"}]}
   name = value["metadata"]["name"]

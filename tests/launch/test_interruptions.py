@@ -161,7 +161,7 @@ def test_g9_an_interruption_of_a_request_leaves_the_intent(here, moment, capsys)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_end_a_command_with_a_line(number, tmp_path):
   code = "import os, sys, time; from launch import __main__ as m; "
-  code += "m.main = lambda words: (os.kill(os.getpid(), int(words[0])), time.sleep(9)); sys.exit(m.program())"
+  code += "m.main = lambda words: (os.kill(os.getpid(), int(words[0])), time.sleep(9)); sys.exit(m.run_command_line())"
   result = subprocess.run([sys.executable, "-c", code, str(int(number))], capture_output=True, text=True, timeout=30)
   assert result.returncode == errors.INTERRUPTED and result.stderr == "interrupted\n"
 

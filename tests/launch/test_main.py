@@ -28,7 +28,7 @@ def handlers():
 
 def ended(monkeypatch, capsys, *words):
   monkeypatch.setattr("sys.argv", ["launch", *words])
-  return main.program(), capsys.readouterr()
+  return main.run_command_line(), capsys.readouterr()
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "stop", "down", "ssh", "restart", "adopt", "report"])

@@ -6,9 +6,9 @@ import re
 
 import pytest
 from flax import nnx
-from tests.test_provenance import ROWS
 
 from tests import modules
+from tests.documentation.test_model_pages import ROWS
 from vit_jax import models, schema
 from vit_jax.models import rotary
 
@@ -20,7 +20,7 @@ ONE = {  # family -> what makes a model of it small
   "swin": {"depths": (1, 1, 1, 1)},
   "efficientnet": {"stages": (1, 1, 1)},
 }
-DOCUMENTED = {row.name for row in ROWS}  # whose tables test_provenance checks
+DOCUMENTED = {row.name for row in ROWS}  # whose tables test_model_pages checks
 
 
 @pytest.mark.parametrize("name", models.names())

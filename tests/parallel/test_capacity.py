@@ -27,9 +27,9 @@ def test_a_state_that_does_not_fit_is_refused(monkeypatch):
   shapes, shardings = (
     types.SimpleNamespace(params=each) for each in (params, {"w": sharding.make_replicated_sharding(grid)})
   )
-  monkeypatch.setattr(capacity.sharding, "bytes_per_device", lambda *_: 2**30)
-  monkeypatch.setattr(capacity.hardware, "memory", lambda device: 2**31)
+  monkeypatch.setattr(capacity.sharding, "count_bytes_per_device", lambda *_: 2**30)
+  monkeypatch.setattr(capacity.hardware, "get_memory", lambda device: 2**31)
   capacity.check_memory(run, grid, shapes, shardings)  # 2 GiB of 2
-  monkeypatch.setattr(capacity.hardware, "memory", lambda device: 2**30)
+  monkeypatch.setattr(capacity.hardware, "get_memory", lambda device: 2**30)
   with pytest.raises(ConfigError, match=r"needs 2\.0 GiB on each of 1 device .* has 1\.0 GiB"):
     capacity.check_memory(run, grid, shapes, shardings)

@@ -138,7 +138,7 @@ def test_g_flags_that_xla_refuses_are_one_line_each():
 @pytest.mark.parametrize("verb", VERBS)
 def test_g_every_verb_runs_below_the_check(verb):
   last = ast.parse((runs.ROOT / f"vit_jax/{verb}.py").read_text()).body[-1]
-  assert ast.unparse(last).splitlines() == ["if __name__ == '__main__':", "    cli.main(main)"]
+  assert ast.unparse(last).splitlines() == ["if __name__ == '__main__':", "    cli.run_verb(main)"]
 
 
 @pytest.mark.heavy

@@ -15,7 +15,7 @@ def test_a_claimed_workdir_is_refused_to_another_process_and_free_after_a_kill(t
   program = (
     "import sys, time, pathlib, jax\njax.config.update('jax_platforms', 'cpu')\nfrom vit_jax import cli, runtime\n"
     "def verb():\n  with runtime.claim(pathlib.Path(sys.argv[1])):\n    print('mine', flush=True)\n    time.sleep(60)\n"
-    "cli.main(verb)"
+    "cli.run_verb(verb)"
   )
   start = [sys.executable, "-c", program, str(tmp_path / "new")]
   first = subprocess.Popen(start, stdout=subprocess.PIPE, text=True)

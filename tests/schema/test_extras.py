@@ -8,7 +8,7 @@ import pytest
 
 from vit_jax.schema import extras
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def in_setup() -> set[str]:

@@ -94,13 +94,13 @@ def by_hand(patch, target):
 def test_targets_are_those_of_loops_over_patches(target):
   images = np.random.default_rng(0).random((2, 16, 24, 3), np.float32)
   images[0, :8, :8] = 1.0  # the brightest level has no ninth
-  cut = jnp.asarray(masked_patches.masking.patches(images, 8))
+  cut = jnp.asarray(masked_patches.masking.cut_patches(images, 8))
   got = masked_patches.TARGETS[target](8).of(cut)
   patches = [[image[8 * y : 8 * y + 8, 8 * x : 8 * x + 8] for y in range(2) for x in range(3)] for image in images]
   expected = np.array([[by_hand(patch, target) for patch in row] for row in patches])
   np.testing.assert_allclose(got, expected, atol=1e-6)
   flat = np.asarray(cut).reshape(2, 6, -1)
-  np.testing.assert_array_equal(masked_patches.masking.patches(flat, 8), cut)
+  np.testing.assert_array_equal(masked_patches.masking.cut_patches(flat, 8), cut)
 
 
 def test_the_loss_is_that_of_each_corrupted_patch_by_itself():

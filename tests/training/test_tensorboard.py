@@ -71,4 +71,4 @@ def test_tensorflow_reads_the_records_with_their_checksums(tmp_path):
 @pytest.mark.heavy
 def test_tensorflow_is_not_imported():
   code = "import sys, vit_jax.training.tensorboard; sys.exit('tensorflow' in sys.modules)"
-  assert subprocess.run([sys.executable, "-c", code], cwd=pathlib.Path(__file__).parent.parent).returncode == 0
+  assert subprocess.run([sys.executable, "-c", code], cwd=pathlib.Path(__file__).parents[2]).returncode == 0

@@ -91,7 +91,7 @@ def _explain_missing_file(path):
 
 def _list_recipes():
   """Returns the shipped config files, relative to the current directory if possible, or [] outside of a clone."""
-  folder = pathlib.Path(__file__).parent.parent / "configs"
+  folder = pathlib.Path(__file__).parents[2] / "configs"
   here = pathlib.Path.cwd()
   files = sorted(folder.rglob("*.py")) if (folder / "digits.py").is_file() else []
   return [str(file.relative_to(here) if file.is_relative_to(here) else file) for file in files]
@@ -126,7 +126,7 @@ def load_config(path: str, overrides: Mapping[str, str] | None = None) -> ml_col
     ConfigError: the file is not a config, or the config does not support a flag.
 
   Example:
-    editable = load("configs/digits.py", {"optim.lr": "1e-3"})
+    editable = load_config("configs/digits.py", {"optim.lr": "1e-3"})
     run = config.resolve(editable)
   """
   loaded, argument = load_module(path)

@@ -94,7 +94,7 @@ def accuracy(
   return measure
 
 
-def figure_names(data: Choice | None, classes: str) -> list[str]:
+def name_accuracy_figures(data: Choice | None, classes: str) -> list[str]:
   """Returns the names of the figures of `accuracy`, in order.
 
   Args:

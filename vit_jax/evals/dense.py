@@ -149,9 +149,9 @@ def count_confusion(truth: np.ndarray, predicted: np.ndarray, classes: int) -> n
 
   Example:
     import numpy as np
-    from vit_jax.evals.dense import confusion, intersection_over_union
+    from vit_jax.evals.dense import count_confusion, intersection_over_union
 
-    pixels = confusion(np.array([0, 1, 1, 255]), np.array([0, 1, 0, 1]), 2)
+    pixels = count_confusion(np.array([0, 1, 1, 255]), np.array([0, 1, 0, 1]), 2)
     assert pixels.tolist() == [[1, 0], [1, 1]]
     assert intersection_over_union(pixels).tolist() == [0.5, 0.5]
   """

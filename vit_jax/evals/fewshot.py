@@ -140,7 +140,7 @@ def fewshot(
       except ConfigError as error:
         problem = str(error)
     runtime.raise_together(problem)
-    names = figure_names(shots, seeds, probes)
+    names = name_fewshot_figures(shots, seeds, probes)
     figures = np.array([outcome.figures[name] for name in names] if outcome else np.zeros(len(names)))
     shared = dict(zip(names, runtime.copy_from_first(figures).tolist(), strict=True))
     return Outcome(shared | {"images": int(shared["images"])}, outcome.details if outcome else None)
@@ -148,7 +148,7 @@ def fewshot(
   return measure
 
 
-def figure_names(shots: Shots, seeds: tuple[int, ...], probes: Iterable[str]) -> list[str]:
+def name_fewshot_figures(shots: Shots, seeds: tuple[int, ...], probes: Iterable[str]) -> list[str]:
   """Returns the names of the figures of `fewshot`, in order.
 
   Args:

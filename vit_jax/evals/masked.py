@@ -46,6 +46,6 @@ def masked(
   return measure
 
 
-def figure_names() -> list[str]:
+def name_masked_figures() -> list[str]:
   """Returns the names of the figures of all tasks. A task has either `accuracy` or `rmse`."""
   return ["loss", "accuracy", "rmse", "images"]

@@ -89,7 +89,7 @@ def select_criterion(run: Mapping[str, Any], figures: Iterable[str]) -> Criterio
 
   Example:
     run = {"data": {"name": "folder"}, "evals": {"val": {"split": "val"}, "test": {}}}
-    assert criterion(run, ["val/top1", "top1"]).metric == "val/top1"
+    assert select_criterion(run, ["val/top1", "top1"]).metric == "val/top1"
   """
   names = [name for name in figures if not name.endswith(("images", "_std"))]
   names = [name for name in names if name.endswith("top1")] or names

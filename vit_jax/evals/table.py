@@ -8,14 +8,11 @@ from typing import Any, NamedTuple
 
 from vit_jax import schema
 from vit_jax.data import augment, loader, stream
-from vit_jax.evals import accuracy as _accuracy
-from vit_jax.evals import dense as _dense
-from vit_jax.evals import fewshot as _fewshot
-from vit_jax.evals import masked as _masked
-from vit_jax.evals.accuracy import accuracy
+from vit_jax.evals.accuracy import accuracy, name_accuracy_figures
+from vit_jax.evals.dense import FIGURES as DENSE_FIGURES
 from vit_jax.evals.dense import dense
-from vit_jax.evals.fewshot import fewshot
-from vit_jax.evals.masked import masked
+from vit_jax.evals.fewshot import fewshot, name_fewshot_figures
+from vit_jax.evals.masked import masked, name_masked_figures
 from vit_jax.evals.subject import EvalContext
 from vit_jax.schema import Choice, ConfigError, DerivedTable, Duration, enter_key, lookup, select_arguments
 
@@ -44,10 +41,10 @@ class EvalDefinition(NamedTuple):
 
 # One row for each evaluation. The two tables below are derived from it.
 KINDS = {
-  "accuracy": EvalDefinition(accuracy, lambda args: _accuracy.figure_names(args["data"], args["classes"])),
-  "fewshot": EvalDefinition(fewshot, lambda args: _fewshot.figure_names(args["shots"], args["seeds"], args["probes"])),
-  "dense": EvalDefinition(dense, lambda args: list(_dense.FIGURES)),
-  "masked": EvalDefinition(masked, lambda args: _masked.figure_names()),
+  "accuracy": EvalDefinition(accuracy, lambda args: name_accuracy_figures(args["data"], args["classes"])),
+  "fewshot": EvalDefinition(fewshot, lambda args: name_fewshot_figures(args["shots"], args["seeds"], args["probes"])),
+  "dense": EvalDefinition(dense, lambda args: list(DENSE_FIGURES)),
+  "masked": EvalDefinition(masked, lambda args: name_masked_figures()),
 }
 EVALS = DerivedTable(KINDS, lambda name, kind: kind.measure)
 REPEATED = DerivedTable(KINDS, lambda name, kind: (kind.measure, interval))  # for evaluations during a run

@@ -125,7 +125,7 @@ def write_page(path: pathlib.Path, title: str, about: str, chapters: Sequence[Ch
     ConfigError: the suffix is not .html, or the directory does not exist.
 
   Example:
-    write(pathlib.Path("a.html"), "Runs", "two runs", [Chapter("Notes", [Words("Both runs have finished.")])])
+    write_page(pathlib.Path("a.html"), "Runs", "two runs", [Chapter("Notes", [Paragraph("Both runs have finished.")])])
   """
   files.check_path(path, (".html",))
   files.write_text(path, render_page(title, about, chapters))

@@ -39,7 +39,7 @@ def write_sheet(run: Run, path: pathlib.Path, sample: int = SAMPLE) -> list[str]
 
   Example:
     run = build.complete(config.resolve(flags.load_config("configs/digits.py")))
-    print(*write(run, pathlib.Path("show.png")), sep="\\n")
+    print(*write_sheet(run, pathlib.Path("show.png")), sep="\\n")
   """
   files.check_path(path, (".png",))
   with enter_key("config.data"):

@@ -146,7 +146,7 @@ def make_report(
     ConfigError: the paths contain no runs or weights, or `out` is invalid.
 
   Example:
-    make([pathlib.Path("runs/digits")], pathlib.Path("report.html"))
+    make_report([pathlib.Path("runs/digits")], pathlib.Path("report.html"))
   """
   files.check_path(out, (".html",))
   about = read_contents(places)

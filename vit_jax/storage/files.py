@@ -63,7 +63,7 @@ def atomic_write(path: pathlib.Path, before: Callable[[], None] | None = None) -
     OSError: the file cannot be written, the context wrote no data, or `path` is not a regular file.
 
   Example:
-    with replacing(pathlib.Path("figures.json")) as partial:
+    with atomic_write(pathlib.Path("figures.json")) as partial:
       partial.write_text("{}")
   """
   if paths.in_bucket(path):

@@ -29,7 +29,7 @@ def resolve_path(text: str | os.PathLike, bare: bool = False) -> pathlib.Path:
     OSError: the bucket refuses the request or does not respond.
 
   Example:
-    workdir = path("runs/digits")
+    workdir = resolve_path("runs/digits")
     assert not in_bucket(workdir)
   """
   parsed = parse_path(text, bare)

@@ -45,7 +45,7 @@ class GoodputTracker:
     seconds: seconds of the steady steps.
 
   Example:
-    clock = Clock()
+    clock = GoodputTracker()
     with clock.phase("step"):
       time.sleep(1)
     print(clock.goodput()["steps"])  # 1.0

@@ -64,11 +64,11 @@ def add(
     ConfigError: the name is built in, or another definition registered it.
 
   Example:
-    from vit_jax.config.extensions import add, registered
+    from vit_jax.config.extensions import add, list_registered
 
     table = {}
     add("reader", "mine", table, entry=print, namespace=globals(), definition="print")
-    assert table == {"mine": print} and ("reader", "mine") in registered()
+    assert table == {"mine": print} and ("reader", "mine") in list_registered()
   """
   place = place or f"register.{kind}"
   file = str(pathlib.Path(path).resolve()) if (path := namespace.get("__file__")) else ""

@@ -15,7 +15,7 @@ from vit_jax import importers, models
 from vit_jax.models import flops, table
 from vit_jax.models.published.model import Registered
 
-FOLDER = pathlib.Path(__file__).parent.parent / "docs/models"
+FOLDER = pathlib.Path(__file__).parents[2] / "docs/models"
 PAGES = {page.name: page.read_text() for page in sorted(FOLDER.glob("*.md")) if page.stem not in ("index", "sources")}
 MODELS = ["Model", "Pixels", "Parameters", "GFLOPs"]
 WEIGHTS = ["Model", "Pixels", "Top-1, %", "Weights"]
