@@ -20,7 +20,7 @@ PLAIN = {
   "vit_jax/planning/estimate.py": {"folder"},  # of XLA, no shell
   "launch/__main__.py": {"run.backend"},
   "launch/checks.py": {"run.backend", "math.ceil(1.3 * plan['hours'] + 1)"},
-  "launch/flags.py": {"workdir", "_absolute(word.partition('=')[2])"},  # a word of a command; a mention
+  "launch/flags.py": {"workdir", "_make_absolute(word.partition('=')[2])"},  # a word of a command; a mention
   "launch/spec.py": {"run.backend"},
   "launch/decisions.py": {"run.max_cost", "run.max_hours"},
   # Names that launch/spec.py restricts to letters, digits and a few signs, and constants.

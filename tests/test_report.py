@@ -46,7 +46,7 @@ def test_a_mistake_is_named_and_nothing_is_written(words, parts, tmp_path, monke
 
 def test_runs_are_given_to_a_tracker_and_no_page_is_made(tmp_path, monkeypatch, capsys):
   asked = []
-  monkeypatch.setattr(report.trackers, "export", lambda *words: asked.append(words) or f"{words[0].name}: sent")
+  monkeypatch.setattr(report.trackers, "export_metrics", lambda *words: asked.append(words) or f"{words[0].name}: sent")
   paths = [workdirs.run(tmp_path / name) for name in ("a", "b")]
   assert told(monkeypatch, capsys, *paths, "--export=mlflow", "--project=p") == ("a: sent\nb: sent\n", 0)
   assert asked == [(path, "mlflow", "p") for path in paths]
@@ -54,7 +54,7 @@ def test_runs_are_given_to_a_tracker_and_no_page_is_made(tmp_path, monkeypatch, 
 
 
 def test_of_several_runs_one_without_lines_is_said_and_the_others_go_on(tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(report.trackers, "export", lambda *words: f"{words[0].name}: sent")
+  monkeypatch.setattr(report.trackers, "export_metrics", lambda *words: f"{words[0].name}: sent")
   paths = [workdirs.run(tmp_path / name) for name in ("a", "b")]
   (paths[0] / "metrics.jsonl").write_text("")
   said, code = told(monkeypatch, capsys, *paths, "--export=mlflow")

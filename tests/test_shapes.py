@@ -22,7 +22,7 @@ SHAPED = (
   *(file for part in ("models", "tasks") for file in sorted((PACKAGE / part).rglob("*.py"))),
   *(PACKAGE / "data" / f"{name}.py" for name in ("augment", "coordinates", "mixing", "warping", "erasing")),
   PACKAGE / "losses.py",
-  PACKAGE / "probes.py",
+  PACKAGE / "evals" / "probes.py",
 )
 # Inside of a kernel are references to memory, and vectors of a size that the chip has.
 KERNELS = PACKAGE / "models" / "kernels" / "tiling.py"

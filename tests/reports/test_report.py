@@ -73,7 +73,7 @@ def test_at_the_end_of_a_run_what_hinders_the_page_is_said_and_undoes_nothing(tm
 
 def test_a_bug_in_the_page_is_printed_and_undoes_nothing(tmp_path, monkeypatch, capsys):
   workdirs.run(tmp_path)
-  monkeypatch.setattr(report.verdict, "chapter", lambda runs: runs["x"])
+  monkeypatch.setattr(report.verdict, "make_chapter", lambda runs: runs["x"])
   report.make_final_report(tmp_path)
   printed = capsys.readouterr()
   assert "report    not made: a bug in vit_jax" in printed.out and "Traceback" in printed.err

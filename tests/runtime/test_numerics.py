@@ -112,7 +112,7 @@ def test_a3_no_environment_variable_chooses_the_generator():
 
 def test_a3_all_keys_are_made_with_a_named_implementation():
   makers = re.compile(r"random\.(key|PRNGKey|wrap_key_data)\(|nnx\.Rngs\(")
-  package = pathlib.Path(numerics.__file__).parent
+  package = pathlib.Path(numerics.__file__).parents[1]
   lines = [f"{file.name}: {line}" for file in package.rglob("*.py") for line in file.read_text().splitlines()]
   assert [line for line in lines if makers.search(line) and "`" not in line] == [
     "rng.py:   return jax.random.key(seed, impl=_IMPLEMENTATION)"

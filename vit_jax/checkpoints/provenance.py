@@ -126,7 +126,7 @@ def compute_code_version() -> str:
 
 
 def stored_config(workdir: pathlib.Path, about: Mapping) -> dict | None:
-  """Returns the config of the run in a workdir, or None if there is no config.
+  """Returns the config of the run in a workdir, or None without a config.
 
   The config in the checkpoint takes precedence, because users may edit config.json. The file config.json is used if
   a checkpoint does not exist, and for older checkpoints without a config.

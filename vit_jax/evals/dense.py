@@ -175,7 +175,7 @@ def intersection_over_union(pixels: np.ndarray) -> np.ndarray:
 
 
 def _compute_figures(pixels) -> tuple[float, float]:
-  """Returns (mean IoU, pixel accuracy), or NaN if there are no pixels."""
+  """Returns (mean IoU, pixel accuracy), or NaN without pixels."""
   if not pixels.sum():
     return np.nan, np.nan
   return float(np.nanmean(intersection_over_union(pixels))), float(np.trace(pixels) / pixels.sum())

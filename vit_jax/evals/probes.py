@@ -98,7 +98,7 @@ def fit_ridge(features: Features, labels: Labels, classes: int, l2: Sequence[flo
     One probe for each penalty.
 
   Raises:
-    ConfigError: if features, labels or penalties are invalid, or if there are no images.
+    ConfigError: if features, labels or penalties are invalid, or without images.
   """
   labels = _check_labels(labels, classes)
   if features.ndim != 2 or len(features) != len(labels):
@@ -326,7 +326,7 @@ def nearest_neighbours(
     A pair (number of neighbours, classifier) for each number.
 
   Raises:
-    ConfigError: if there are no images.
+    ConfigError: if the list of images is empty.
   """
   from sklearn.neighbors import NearestNeighbors  # takes 0.5 s, so only probes import it
 
