@@ -1,5 +1,6 @@
 # make digits: train on real images and see the result.
-# make check: format, lint, and all tests that compile nothing, in minutes.  make test: these and then all others.
+# make check: format, lint, and all tests that compile nothing, in minutes.
+# make test: these, and one test of everything that compiles.  make test-long: the other tests and short campaigns.
 # make compare: three compact models, few-shot probes and fine-tuning.
 # make transfer: what pre-training on generated signs gives to digits, with labels and without.
 # make bench: compares a train step with PyTorch's and measures the loading of weights.
@@ -14,7 +15,7 @@ MODEL ?= ViT-B/16
 WORKDIR ?= runs/digits$(if $(filter-out 0,$(SEED)),-seed$(SEED))
 BIN := $(VENV)/bin
 
-.PHONY: digits compare transfer check test bench docs docs-serve clean
+.PHONY: digits compare transfer check test test-long bench docs docs-serve clean
 
 digits: $(VENV)/installed
 	$(BIN)/python -m vit_jax.prepare digits
@@ -32,7 +33,10 @@ check: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -q -m "not heavy"
 
 test: check
-	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=15 -v -m heavy
+	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=15 -v -m "heavy and not long"
+
+test-long: $(VENV)/installed-test
+	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=15 -v -m long
 
 bench: $(VENV)/installed-bench
 	$(BIN)/python -m benchmarks.digits_step --rounds=$(ROUNDS)

@@ -100,14 +100,23 @@ def signal_state():
 
 
 # A test that neither compiles nor starts Python needs no mark, and `make check` runs it. The others are marked `heavy`,
-# or fail where they do it.
+# or fail if they do it. Heavy tests that `make test` leaves to `make test-long` are marked `long`.
 light = None  # the test that may do neither
 
 
 def pytest_configure(config):
   config.addinivalue_line("markers", "heavy: compiles programs, starts Python or takes seconds; not in `make check`")
+  config.addinivalue_line("markers", "long: a heavy test that only `make test-long` runs")
   jax.monitoring.register_event_duration_secs_listener(refuse_compilation)
   sys.addaudithook(refuse_processes)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects tests
+def pytest_collection_modifyitems(items):
+  """Marks each `long` test as `heavy`, so that a single test of a light file needs only one mark."""
+  for item in items:
+    if item.get_closest_marker("long"):
+      item.add_marker("heavy")
 
 
 @pytest.hookimpl(wrapper=True)
