@@ -76,7 +76,7 @@ def run(args, run: Run) -> int:
       _check_name(run, event_log, engine_)
       watch.begin(code)
     if not args.detach:
-      return _watch_to_end(watch, run)
+      return watch_to_end(watch, run)
   return _detach(run)
 
 
@@ -147,7 +147,7 @@ def adopt(args) -> int:
   with Watcher(event_log.run, event_log, force=args.force) as watch:
     if not event_log.open or event_log.state.stage == OVER:
       raise LaunchError(_explain_end(event_log))
-    return _watch_to_end(watch, event_log.run)
+    return watch_to_end(watch, event_log.run)
 
 
 def restart(args) -> int:
@@ -173,7 +173,7 @@ def restart(args) -> int:
     if kept:
       watch.resume(order.try_)
     files.write_order(order)
-    return _watch_to_end(watch, run)
+    return watch_to_end(watch, run)
 
 
 def stop(args) -> int:
@@ -295,8 +295,19 @@ def _find_attempts(engine_, run, event_log):
   return sorted({*event_log.list_remaining(), *(each.attempt for each in found)})
 
 
-def _watch_to_end(watch, run):
-  """Watches the run to its end. Ctrl-C ends only the watcher, and prints which machines continue."""
+def watch_to_end(watch: Watcher, run: Run) -> int:
+  """Watches the run to its end. Ctrl-C ends only the watcher, and prints which machines continue.
+
+  Args:
+    watch: the open watcher of the run.
+    run: the run, whose machines are listed if it continues.
+
+  Returns:
+    The exit code of the command.
+
+  Raises:
+    LeaseHeldError: another process watches the run.
+  """
   ended = False
   try:
     code = watch.watch_to_end()

@@ -233,7 +233,7 @@ def kill_all(mark: str, worker: int = 0) -> list:
   deadline, clean = time.monotonic() + _REAPED, 0
   while clean < 2:  # a single listing can miss a process that is being forked
     try:
-      found = {*_find_marked(mark), *(_find_descendants(worker) if worker else ())}
+      found = {*find_marked(mark), *(_find_descendants(worker) if worker else ())}
     except OSError as error:  # too many open files, which may be temporary
       if time.monotonic() > deadline:
         raise UnknownError(f"the processes of this host cannot be listed: {error.strerror}") from None
@@ -274,8 +274,8 @@ def _find_descendants(worker):
   return found
 
 
-def _find_marked(mark):
-  """Returns the processes that have a status file with this mark in their environment."""
+def find_marked(mark: str) -> list[int]:
+  """Returns the process ids of other processes whose status file has a path that starts with `mark`."""
   found, start = [], f"{STATUS}={mark}".encode()
   for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
     try:

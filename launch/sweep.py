@@ -4,6 +4,7 @@
 processes may end at any time: the runs continue, and the same command watches them again.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import importlib.util
@@ -92,12 +93,12 @@ def sweep(run: Run, args, command: "Callable | None" = None) -> int:
   print(f"{MODULE} lists the trials", flush=True)
   for flags in ((), ("--decide",)):
     trials = list_trials(run, *flags)
-    if not flags and not args.force and not all(_get_state(trial.run) == DONE for trial in trials):
+    if not flags and not args.force and not all(get_state(trial.run) == DONE for trial in trials):
       _check_trials(trials[0].run)
     try:
-      failed = _run_trials(trials, args, command or _build_command, retried)
+      failed = run_trials(trials, args, command or build_command, retried)
     except KeyboardInterrupt:
-      return _end_watchers(run, trials)
+      return end_watchers(run, trials)
     billed |= {trial.run.name: trial for trial in trials if trial.billed or trial.ended == DONE}
   _call_sweep(run, "--collect", "--decide", show=True)
   for trial in failed:
@@ -149,7 +150,7 @@ def _select_verb(run):
   return "run"
 
 
-def _build_command(run):
+def build_command(run: Run) -> list[str]:
   """Returns the argument list of the process that works on a trial."""
   verb, words = _select_verb(run), [sys.executable, "-m", "launch"]
   if verb != "run":
@@ -167,10 +168,22 @@ def _check_trials(run):
     raise LaunchError("not started, because of the refusals above", refused)
 
 
-def _run_trials(trials, args, command, retried):
-  """Runs trials until each is done or has failed. Returns the failed ones. `retried` trials are not retried again."""
+def run_trials(
+  trials: list[TrialRun], args: argparse.Namespace, command: Callable[[Run], list[str]], retried: set[str]
+) -> list[TrialRun]:
+  """Runs trials until each is done or has failed.
+
+  Args:
+    trials: the trials. Their fields are updated.
+    args: flags of the command: `parallel` and `retry`.
+    command: returns the argument list of the process that works on a run.
+    retried: names of runs that are not retried again. Retried runs are added.
+
+  Returns:
+    The failed trials.
+  """
   for trial in trials:
-    trial.ended = _get_state(trial.run)
+    trial.ended = get_state(trial.run)
     if trial.ended == OPEN or (trial.ended == FAILED and args.retry and trial.run.name not in retried):
       trial.ended = ""
       retried.add(trial.run.name)
@@ -190,7 +203,7 @@ def _run_trials(trials, args, command, retried):
       if watched < args.parallel:
         progress = PROGRESS[_select_verb(trial.run)]
         with open(_open_log(trial.run), "ab") as log:
-          # In its own session, Ctrl-C does not reach the process. `_end_watchers` ends it.
+          # In its own session, Ctrl-C does not reach the process. `end_watchers` ends it.
           trial.process = subprocess.Popen(
             command(trial.run), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
           )
@@ -209,7 +222,7 @@ def _find_watcher(trial):
     trial.ready = time.monotonic() + LOOK
   if trial.watcher and not before:
     print(f"{trial.run.name}: running, and watched by {trial.watcher}", flush=True)
-  if before and not trial.watcher and (state := _get_state(trial.run)) != OPEN:
+  if before and not trial.watcher and (state := get_state(trial.run)) != OPEN:
     trial.ended = state
     print(f"{trial.run.name}: {state}", flush=True)
 
@@ -217,7 +230,7 @@ def _find_watcher(trial):
 def _record_result(trial):
   """Records and prints the result of a trial after the end of its process."""
   code, trial.process = trial.process.returncode, None
-  state = _get_state(trial.run)
+  state = get_state(trial.run)
   if state == OPEN:
     with contextlib.suppress(UnknownError):
       refused = code in (errors.USAGE, errors.BUG, errors.GAVE_UP) and not _read_last_event(trial.run)
@@ -233,7 +246,7 @@ def _record_result(trial):
   print(f"{trial.run.name}: {state}{why}", flush=True)
 
 
-def _get_state(run):
+def get_state(run: Run) -> str:
   """Returns DONE, FAILED or OPEN.
 
   A run is DONE if its workdir has a result and its machines are deleted. It is FAILED if its event log ends with an
@@ -266,8 +279,16 @@ def _read_last_event(run):
   return (event_log.parse_events(item.content) or [{}])[-1] if item else {}
 
 
-def _end_watchers(run, trials):
-  """Ends the watchers after Ctrl-C, and prints which runs continue."""
+def end_watchers(run: Run, trials: list[TrialRun]) -> int:
+  """Ends the watchers after Ctrl-C, and prints which runs continue.
+
+  Args:
+    run: the run of the sweep itself.
+    trials: the trials of the sweep.
+
+  Returns:
+    The exit code DETACHED.
+  """
   going = [trial for trial in trials if trial.process]
   for trial in going:
     trial.process.send_signal(signal.SIGINT)

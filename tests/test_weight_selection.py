@@ -77,7 +77,7 @@ def test_a4_convert_and_inspect(both, tmp_path, monkeypatch, capsys, choice, exp
 @each_choice
 def test_a4_predict(both, monkeypatch, choice, expected):
   asked = argparse.Namespace(weights=str(both), image_size=None, **{"ema": None, "prefix": None} | choice)
-  use = predict._load_weights(asked)
+  use = predict.load_weights(asked)
   check_notes(use.notes, expected)
   assert selected(use.arrays) == expected
   assert stored.read_normalisation(both, **choice).keys() == {"mean", "std"}

@@ -12,6 +12,7 @@ after the last norm, the mean of the patches, or both. Without --out the first r
 some files are bad.
 """
 
+import argparse
 import contextlib
 import sys
 import time
@@ -68,7 +69,7 @@ def main() -> None:
         f"VITJAX_PROCESSES"
       )
     with watch.phase("restore"):
-      use = _load_weights(arguments)
+      use = load_weights(arguments)
     if not use.classes and not features:
       raise schema.ConfigError(
         f"--weights: {arguments.weights} has no head, so it cannot predict classes. Add --features"
@@ -98,8 +99,18 @@ def _read_paths(paths) -> list[str]:
   return paths or [inputs.STDIN]
 
 
-def _load_weights(arguments) -> stored.StoredWeights:
-  """Loads the weights of the command line."""
+def load_weights(arguments: argparse.Namespace) -> stored.StoredWeights:
+  """Loads the weights of the command line.
+
+  Args:
+    arguments: flags of the command: `weights`, `ema`, `image_size` and `prefix`.
+
+  Returns:
+    The model with its preprocessing and class names.
+
+  Raises:
+    ConfigError: the weights cannot be loaded.
+  """
   try:
     return stored.load(arguments.weights, arguments.ema, arguments.image_size, prefix=arguments.prefix)
   except schema.ConfigError as error:

@@ -233,7 +233,7 @@ def a_second_run(server: Server, workdir: pathlib.Path, whole: pathlib.Path) -> 
 
 
 def taken_over(server: Server, workdir: pathlib.Path, whole: pathlib.Path) -> str:
-  lock = leases._LeaseObject(workdir / "lock")
+  lock = leases.LeaseObject(workdir / "lock")
   lock.write({"holder": "7 on elsewhere", "token": "x", "process": "another boot 7 1"}, "0")
   began = time.monotonic()
   with Run(workdir) as run:

@@ -67,7 +67,7 @@ def test_input_that_changes_while_it_is_read_is_an_error_and_nothing_looks_whole
   root, (make, said) = folders.folder(tmp_path / "photos", 8), CHANGES[change]
 
   def shards(made, source, beside):
-    reports = write._write_shards(1, 0.01, made, source, beside)
+    reports = write.write_shards(1, 0.01, made, source, beside)
     make(root)
     with pytest.raises(ConfigError, match=said):  # of a process that opens it now
       work.Worker(made, beside).source  # noqa: B018
@@ -87,7 +87,7 @@ def test_a_test_set_that_changes_is_an_error(photos, tmp_path):
 
   def shards(*arguments):
     folders.folder(tmp_path / "others", 4)
-    return write._write_shards(1, 0.01, *arguments)
+    return write.write_shards(1, 0.01, *arguments)
 
   with pytest.raises(ConfigError, match=r"--dedup-against: test sets have changed .* Remove .*\.work"):
     write.build_corpus(
@@ -118,8 +118,8 @@ def test_g7_an_image_that_is_replaced_with_equal_size_and_time_is_an_error(
   file = root / next(name for name in map(source.identify, range(len(source))) if (name in few) == compared)
   refused = pytest.raises(ConfigError, match=rf"the input, '.*photos', has changed .*{words}.*remove .*\.work, and run")
   if while_made:
-    real = write._write_shards
-    monkeypatch.setattr(write, "_write_shards", lambda *given: [real(*given), replaced(file, 77)][0])
+    real = write.write_shards
+    monkeypatch.setattr(write, "write_shards", lambda *given: [real(*given), replaced(file, 77)][0])
     with refused:
       folders.made(root, data)
     monkeypatch.undo()
@@ -154,8 +154,8 @@ def test_g7_a_test_image_that_is_replaced_with_equal_size_and_time_is_an_error(
   options = {"against": (str(others),), "distance": 2}
   file = others / "train/cat/1.jpg"
   if while_made:
-    real = write._write_shards
-    monkeypatch.setattr(write, "_write_shards", lambda *given: [real(*given), replaced(file, 77)][0])
+    real = write.write_shards
+    monkeypatch.setattr(write, "write_shards", lambda *given: [real(*given), replaced(file, 77)][0])
     with pytest.raises(ConfigError, match=r"--dedup-against: files of test sets changed while .* Run the same"):
       folders.made(photos, tmp_path, **options)
     monkeypatch.undo()

@@ -76,7 +76,7 @@ def test_any_stretch_of_a_group_has_each_weights_share_but_for_rounding(name):
 def test_turns_are_those_of_a_slow_count():
   """A second formulation: of all turns so far, the first corpus has its share rounded from its phase, and so on."""
   order, _ = made((50, 20, 90), (3, 1, 0.5), batch=8)
-  phases = mixed._draw_phases(order.weights, order.seed, 0)
+  phases = mixed.draw_phases(order.weights, order.seed, 0)
   assert order.weights == (6, 2, 1)
   turns, had = [], [0, 0, 0]
   for _ in range(600):

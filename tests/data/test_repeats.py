@@ -107,7 +107,7 @@ def test_of_a_mixture_each_corpus_has_its_share_of_records_and_its_epochs(blocks
     # Copies are neighbours, and each is drawn by itself.
     assert [record for record, _ in group] == [group[row - row % copies][0] for row in range(rows)]
     # What a group reads is its own.
-    groups = {made.inner.turn(made._locate(position)[0])[1] for position in range(start, start + rows)}
+    groups = {made.inner.turn(made.locate(position)[0])[1] for position in range(start, start + rows)}
     assert groups == {start // rows % made.inner.groups}
     assert len(seen | set(group)) == len(seen) + rows
     seen |= set(group)

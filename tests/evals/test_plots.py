@@ -84,7 +84,7 @@ def test_no_images_make_an_empty_picture(tmp_path):
 @pytest.mark.parametrize(("share", "text"), [(1, "100"), (0.999, "99.9"), (0.5, "50"), (1 / 3, "33.3"), (0.001, "0.1")])
 def test_cells_say_per_cent(share, text):
   axes = plots.Figure().add_subplot()
-  plots._write_percentages(axes, np.array([[share, 0.0]]))
+  plots.write_percentages(axes, np.array([[share, 0.0]]))
   assert [cell.get_text() for cell in axes.texts] == [text]
 
 

@@ -13,7 +13,7 @@ from vit_jax.schema import Choice, ConfigError
   ["vit_tiny_patch16_224", "eva02_tiny_patch14_224", "vit_small_patch14_dinov2", "vit_wee_patch16_reg1_gap_256"],
 )
 def test_g_the_sizes_of_a_name_are_those_of_its_model(name):
-  facts = contradictions._collect_facts(Description(Choice(name), table.TABLE[name].image_size, 0), {})
+  facts = contradictions.collect_facts(Description(Choice(name), table.TABLE[name].image_size, 0), {})
   expected = hub_timm.find_sizes({"architecture": name}, {})
   assert len(expected) == 5 and expected == {key: facts[key] for key in expected}
 

@@ -105,7 +105,7 @@ def test_every_family_is_written_as_onnx(tmp_path, name):
   for path, shape in layout.compute_shapes(described).items():
     spread = draw.normal(0, 0.1, shape).astype(np.float32)
     arrays[path] = np.abs(spread) + 0.5 if path.endswith(("scale", "var")) else spread
-  use = stored.StoredWeights(described, arrays, stored._complete_preprocessing(size), tuple("abcde"), "softmax", [])
+  use = stored.StoredWeights(described, arrays, stored.complete_preprocessing(size), tuple("abcde"), "softmax", [])
   assert exported.export_model(use, tmp_path / "a.onnx") < 1e-4
   assert [path.name for path in tmp_path.iterdir()] == ["a.onnx"]
 

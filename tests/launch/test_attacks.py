@@ -174,7 +174,7 @@ def test_a12_an_interrupted_watcher_tries_a_silent_bucket_once(here_is_a_run, mo
   monkeypatch.setattr(watch, "watch_to_end", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
   before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
   try:
-    assert commands._watch_to_end(watch, watch._run) == errors.DETACHED
+    assert commands.watch_to_end(watch, watch._run) == errors.DETACHED
   finally:
     for number, handler in before.items():  # this process goes on, unlike the program
       signal.signal(number, handler)

@@ -154,7 +154,7 @@ def test_it_is_brought_once(tmp_path):
 def test_this_repository_has_what_workers_need():
   if not (ROOT / ".git").exists():
     pytest.skip("not a clone")
-  names = set(bundle._read_files(ROOT, sorted({*bundle._list_names(ROOT, "-c")})))
+  names = set(bundle.make_bundle(ROOT).names)
   assert {"setup.py", "launch/storage.py", "vit_jax/train.py", "configs/digits.py"} <= names
 
 

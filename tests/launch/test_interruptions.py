@@ -92,7 +92,7 @@ def test_g6_every_exit_of_a_watcher_names_what_goes_on(here, capsys):
   with Cloud() as cloud, Watcher(here, EventLog("vit", open_storage(here.folder)), Broken(here, cloud)) as made:
     made.begin(None)
     with pytest.raises(ZeroDivisionError):
-      commands._watch_to_end(made, here)
+      commands.watch_to_end(made, here)
   assert cloud.made == [1] and "no longer watched: vit-a1 continues" in capsys.readouterr().out
 
 
@@ -148,7 +148,7 @@ def test_g9_an_interruption_of_a_request_leaves_the_intent(here, moment, capsys)
     book = EventLog("vit", open_storage(here.folder))
     with Watcher(here, book, Interrupted(here, cloud)) as made:
       made.begin(None)
-      assert commands._watch_to_end(made, here) == errors.DETACHED
+      assert commands.watch_to_end(made, here) == errors.DETACHED
     assert events(here) == ["run", "intent"] and EventLog("vit").state.attempt == 1
     assert "no longer watched: vit-a1 continues" in capsys.readouterr().out
     signal.signal(signal.SIGINT, signal.default_int_handler)

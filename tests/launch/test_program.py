@@ -177,4 +177,4 @@ def test_only_what_carries_the_mark_is_ended(tmp_path):
   finally:
     other.kill()
     other.wait()
-  assert sys.platform != "linux" or not program._find_marked(str(tmp_path))
+  assert sys.platform != "linux" or not program.find_marked(str(tmp_path))

@@ -54,7 +54,7 @@ def test_the_command_of_a_trial_asks_for_that_run_and_shows_nothing_of_it(backen
   with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
     patch.setenv("XDG_STATE_HOME", folder)
     patch.setattr(sweep, "_read_last_event", lambda _: {})  # of a bucket that none is asked for
-    words = sweep._build_command(run)[3:]
+    words = sweep.build_command(run)[3:]
     assert flags.build_run(*flags.parse_flags(words)) == run
     (file,) = pathlib.Path(folder).rglob("*.json")
     assert file.stat().st_mode & 0o777 == 0o600
@@ -94,10 +94,10 @@ def write(folder, text):
 def test_a_run_that_is_under_way_is_adopted_and_one_that_has_ended_is_asked_for(tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
   run = launches.run(workdir=str(tmp_path))
-  assert sweep._build_command(run)[3:5] == ["run", "vit-b16"]
+  assert sweep.build_command(run)[3:5] == ["run", "vit-b16"]
   for event, verb in (("ready", "adopt"), ("end", "run")):
     write(tmp_path, line("run") + line(event))
-    assert sweep._build_command(run)[3:5] == [verb, "vit-b16"]
+    assert sweep.build_command(run)[3:5] == [verb, "vit-b16"]
 
 
 @pytest.mark.parametrize(("event", "unverified", "verb"), [("ready", (), "adopt"), ("end", (1,), "down")])
@@ -105,16 +105,16 @@ def test_a_trial_that_has_its_result_is_open_while_a_machine_of_it_may_be_there(
   run = launches.run(workdir=str(tmp_path))
   write(tmp_path, line(event, unverified, code=0))
   (tmp_path / "result.json").write_text("{}")
-  assert sweep._get_state(run) == "open" and sweep._build_command(run)[3:5] == [verb, "vit-b16"]
-  assert ("--yes" in sweep._build_command(run)) == (verb == "down")
+  assert sweep.get_state(run) == "open" and sweep.build_command(run)[3:5] == [verb, "vit-b16"]
+  assert ("--yes" in sweep.build_command(run)) == (verb == "down")
   write(tmp_path, line(event, unverified, code=0) + line("end", code=0))
-  assert sweep._get_state(run) == "done"
+  assert sweep.get_state(run) == "done"
 
 
 @pytest.mark.parametrize("text", ["[1]\n", "[" * 10**5, "9" * 5000, "\0\n", "{}\n", line("end", state=[1], code=[])])
 def test_a_journal_that_is_none_is_no_traceback(tmp_path, text):
   write(tmp_path, text)
-  assert sweep._get_state(launches.run(workdir=str(tmp_path))) == "open"
+  assert sweep.get_state(launches.run(workdir=str(tmp_path))) == "open"
 
 
 def test_a_trial_whose_machines_are_not_seen_to_go_has_failed(tmp_path, monkeypatch, capsys):
@@ -122,7 +122,7 @@ def test_a_trial_whose_machines_are_not_seen_to_go_has_failed(tmp_path, monkeypa
   trial = sweep.TrialRun(launches.run(name="s-t00", workdir=str(tmp_path / "t")))
   write(tmp_path / "t", line("ready"))
   (tmp_path / "t/result.json").write_text("{}")
-  assert sweep._run_trials([trial], args(), lambda run: ["sh", "-c", "exit 13"], set()) == [trial]
+  assert sweep.run_trials([trial], args(), lambda run: ["sh", "-c", "exit 13"], set()) == [trial]
   said = capsys.readouterr().out
   assert "s-t00: running already, and watched again" in said and "started" not in said and "failed with 13" in said
 
@@ -146,11 +146,11 @@ def test_a_sweep_reports_a_machine_that_may_be_left(tmp_path, monkeypatch, capsy
 )
 def test_the_journal_says_what_is_not_begun_again(tmp_path, code, state):
   run = launches.run(workdir=str(tmp_path))
-  assert sweep._get_state(run) == "open"
+  assert sweep.get_state(run) == "open"
   write(tmp_path, line("end", code=code))
-  assert sweep._get_state(run) == state
+  assert sweep.get_state(run) == state
   (tmp_path / "result.json").write_text("{}")
-  assert sweep._get_state(run) == "done"
+  assert sweep.get_state(run) == "done"
 
 
 class Watchers:
@@ -197,8 +197,8 @@ def test_a_sweep_runs_each_trial_once_and_then_what_they_lead_to(tmp_path, monke
   watchers.started.clear()
   watchers.codes.clear()
   trials, retried = sweep.list_trials(run), set()
-  assert sweep._run_trials(trials, args(), watchers, retried) == trials[2:3]
-  assert sweep._run_trials(trials, args(retry=True), watchers, retried) == []
+  assert sweep.run_trials(trials, args(), watchers, retried) == trials[2:3]
+  assert sweep.run_trials(trials, args(retry=True), watchers, retried) == []
   assert watchers.started == ["s-t02"]
 
 
@@ -216,7 +216,7 @@ def test_as_many_at_once_as_said_and_one_that_is_watched_elsewhere_comes_later(t
     done += "exit 2" if held else f"touch {run.workdir}/result.json"
     return ["sh", "-c", f"echo + >> {running}; sleep 0.3; echo - >> {running}; {done}"]
 
-  assert sweep._run_trials(trials, args(), command, set()) == []
+  assert sweep.run_trials(trials, args(), command, set()) == []
   assert sorted(tries) == ["s-t00", "s-t01", "s-t01", "s-t02", "s-t03"]
   depth = [0]
   for sign in running.read_text().split():
@@ -252,7 +252,7 @@ def test_a_trial_with_another_watcher_counts_and_is_not_started(tmp_path, monkey
     lease.take()
   ending = threading.Thread(target=end)
   ending.start()
-  assert sweep._run_trials(trials, args(), command, set()) == []
+  assert sweep.run_trials(trials, args(), command, set()) == []
   ending.join()
   assert started == ["s-t02"] and capsys.readouterr().out.count("watched by process") == 2
 
@@ -267,6 +267,6 @@ def test_ctrl_c_lets_every_process_leave_its_run_alone(tmp_path, monkeypatch, ca
   deadline = time.monotonic() + 30
   while not (tmp_path / "up").exists() and time.monotonic() < deadline:
     time.sleep(0.05)
-  assert sweep._end_watchers(launches.run(name="s"), [trial]) == DETACHED
+  assert sweep.end_watchers(launches.run(name="s"), [trial]) == DETACHED
   assert trial.process.returncode == 42
   assert "launch adopt s-t00" in capsys.readouterr().out

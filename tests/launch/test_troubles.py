@@ -112,4 +112,4 @@ def test_a_full_disk_is_said(tmp_path):
     report = lab.wait(mailbox.ENDED)
     assert "File too large" in report.detail
     assert not any((lab.state / "vit_jax/launch/code").iterdir())
-    assert not program._find_marked(str(lab.state))
+    assert not program.find_marked(str(lab.state))

@@ -124,7 +124,7 @@ class Lab:
 
   def programs(self):
     """Processes of programs that live."""
-    return program._find_marked(str(self.state))
+    return program.find_marked(str(self.state))
 
 
 def zombies():

@@ -43,9 +43,17 @@ def test_f4_each_long_activity_is_named_before_it_starts(planned):
   assert [f"v3-8, ViT-S/16: {name}" for name in [*names, "reading the compiled program"]] == ACTIVITIES
 
 
-def test_f4_the_name_contains_the_choices_of_a_search():
+class FirstActivity(Exception):
+  """Ends a plan at its first activity, before anything compiles."""
+
+
+def test_f4_the_name_contains_the_choices_of_a_search(tmp_path):
+  def start(activity):
+    raise FirstActivity(activity)
+
   run = runs.imagenet(mesh__fsdp=8, model__scan=True, model__remat="full", optim__accumulate=2)
-  assert estimate._describe_choices(run, V3) == "v3-8, ViT-S/16, fsdp=8, remat=full, accumulate=2"
+  with pytest.raises(FirstActivity, match=r"^v3-8, ViT-S/16, fsdp=8, remat=full, accumulate=2: "):
+    estimate.make_plan(run, V3, tmp_path, start=start)
 
 
 def test_a_plan_agrees_with_a_compile_of_the_same_step(planned):
@@ -84,7 +92,7 @@ def test_the_figures_of_a_run_follow_from_those_of_a_step(planned):
 def test_devices_wait_for_hosts_that_make_too_few_images(planned, host_rate):
   """The same step with hosts as measured, and as estimated, whose cores do not make what so small a model takes."""
   parts = build.build(runs.imagenet(), estimate.make_topology_devices(V3), catalog.open_known_split)
-  slow = estimate._estimate_run(planned, parts, V3, 2.0, host_rate)
+  slow = estimate.estimate_run(planned, parts, V3, 2.0, host_rate)
   made = host_rate or feed.estimate_host_rate(runs.imagenet(), V3)
   assert slow.input_bound and made < slow.images_per_second_per_host == planned.images_per_second_per_host
   assert slow.host_rate == made and ("96 vCPUs" in slow.host_rate_method) == (host_rate is None)
@@ -135,8 +143,8 @@ def test_the_compiler_s_words_on_memory_are_understood():
     "Ran out of memory on HBM, the total memory required for HLO temporaries (149.06G) exceeds available HBM (15.48G).",
     "Ran out of memory in memory space hbm. Used 149.06G of 15.48G hbm. Exceeded hbm capacity by 133.58G.",
   ):
-    assert estimate._parse_needed_bytes(text) == int(149.06 * 2**30)
-  assert estimate._parse_needed_bytes("something else") == 0
+    assert estimate.parse_needed_bytes(text) == int(149.06 * 2**30)
+  assert estimate.parse_needed_bytes("something else") == 0
 
 
 def test_without_the_compiler_the_error_names_the_extra(monkeypatch):

@@ -77,14 +77,16 @@ def test_a_program_is_read_with_its_loops():
 @pytest.mark.parametrize(
   ("groups", "size"),
   [
-    ("replica_groups={{0,1,2,3}}, x", 4),
-    ("replica_groups=[4,8]<=[32], x", 8),
-    ("replica_groups=mesh['a'=16,'b'=2,'c'=1] {'a','c'}, x", 16),
-    ("replica_groups={}, x", 0),
+    ("replica_groups={{0,1,2,3}}", 4),
+    ("replica_groups=[4,8]<=[32]", 8),
+    ("replica_groups=mesh['a'=16,'b'=2,'c'=1] {'a','c'}", 16),
+    ("replica_groups={}", 0),
   ],
 )
 def test_groups_are_written_in_several_ways(groups, size):
-  assert hlo._parse_group_size(groups) == size
+  program = hlo.read_program(TEXT.replace("replica_groups=[2,4]<=[8]", groups))
+  share = (size - 1) / size if size else 0
+  assert program.collectives["all-reduce"] == (24, 24 * 128, 24 * 128 * 2 * share)
 
 
 @pytest.mark.heavy

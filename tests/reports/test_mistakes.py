@@ -116,7 +116,7 @@ def test_of_many_classes_those_that_do_not_occur_are_left_out():
 
 def test_the_largest_share_of_neighbours_stays_to_be_seen():
   share = np.random.default_rng(0).uniform(size=(777, 777))
-  cells = mistakes._reduce_matrix(share)
+  cells = mistakes.reduce_matrix(share)
   assert cells.shape == (250, 250) and cells.max() == share.max()
   starts = [i * 777 // 250 for i in range(251)]
   assert cells[7, 100] == max(share[i, j] for i in range(*starts[7:9]) for j in range(*starts[100:102]))

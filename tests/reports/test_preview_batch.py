@@ -65,13 +65,13 @@ def test_what_mixes_a_batch_looks_at_no_other_rows(name):
   def mixed(rows):
     return jax.jit(function)(jax.random.key(3), images[rows], targets[rows], draws[rows], 0)
 
-  for few, all_ in zip(mixed(preview_batch._select_rows(40, 5)), mixed(list(range(40))), strict=True):
+  for few, all_ in zip(mixed(preview_batch.select_rows(40, 5)), mixed(list(range(40))), strict=True):
     np.testing.assert_allclose(few[:5], all_[:5], atol=1e-6)
 
 
 def test_the_rows_are_those_shown_and_their_partners():
-  assert preview_batch._select_rows(64, 3) == [0, 1, 2, 61, 62, 63]
-  assert preview_batch._select_rows(4, 3) == [0, 1, 2, 3] == preview_batch._select_rows(4, 24)
+  assert preview_batch.select_rows(64, 3) == [0, 1, 2, 61, 62, 63]
+  assert preview_batch.select_rows(4, 3) == [0, 1, 2, 3] == preview_batch.select_rows(4, 24)
 
 
 @pytest.mark.heavy

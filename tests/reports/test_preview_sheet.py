@@ -67,7 +67,7 @@ def test_no_name_breaks_a_sheet_and_pictures_stand_in_their_tiles(tmp_path):
 def test_bars_are_as_high_as_classes_are_large(classes):
   counts = np.random.default_rng(0).integers(0, 40, classes)
   axes = preview_sheet.Figure().add_subplot()
-  preview_sheet._draw_bars(axes, counts, [f"class {i}" for i in range(classes)])
+  preview_sheet.draw_bars(axes, counts, [f"class {i}" for i in range(classes)])
   expected = sorted(counts, reverse=True)
   if classes <= preview_sheet.NAMED:
     assert [bar.get_height() for bar in axes.patches] == expected
@@ -76,18 +76,18 @@ def test_bars_are_as_high_as_classes_are_large(classes):
     corners = {tuple(corner) for corner in axes.collections[0].get_paths()[0].vertices.tolist()}
     assert {(at + half, height) for at, height in enumerate(expected) for half in (-0.5, 0.5)} <= corners
   assert axes.get_yscale() == "linear"
-  preview_sheet._draw_bars(axes, np.array([10_000, *[3] * (classes + 1)]), [""] * (classes + 2))
+  preview_sheet.draw_bars(axes, np.array([10_000, *[3] * (classes + 1)]), [""] * (classes + 2))
   assert axes.get_yscale() == "symlog"  # or the others would not be seen
 
 
 def test_classes_are_listed_from_both_ends():
   counts = np.array([5, 0, 90, 7, 7, 1, 2, 3, 4, 6, 8, 9])
-  words = [text.words.split() for text in preview_sheet._arrange_extremes(counts, list("abcdefghijkl"), 0)]
+  words = [text.words.split() for text in preview_sheet.arrange_extremes(counts, list("abcdefghijkl"), 0)]
   assert words[0][-4:] == ["1", "class", "without", "images"]
   rows = [tuple(line) for line in words[1:] if len(line) == 2]
   assert rows[:2] == [("90", "c"), ("9", "l")] and rows[-2:] == [("1", "f"), ("0", "b")]
   assert len(rows) == len(set(rows)) == 10
-  assert len(list(preview_sheet._arrange_extremes(counts[:3], list("abc"), 0))) == 4
+  assert len(list(preview_sheet.arrange_extremes(counts[:3], list("abc"), 0))) == 4
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_an_unreadable_image_has_its_error_where_others_have_labels(monkeypatch,
 def test_f5_what_is_harmless_is_named_in_gray_and_what_is_not_in_red():
   looks = [(2.0, [ImageFacts(1, (0,), 4000, 3000)])]
   for harmless, colour in ((True, preview_sheet._GREY), (False, preview_sheet._RED)):
-    items, _ = preview_sheet._arrange_outliers(
+    items, _ = preview_sheet.arrange_outliers(
       "huge", ConspicuousImages("words", 1, looks, harmless), [(None,)], source(["cat"])
     )
     title = next(item for item in items if isinstance(item, preview_sheet.TextBox) and item.words == "huge: 1")

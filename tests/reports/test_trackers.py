@@ -205,7 +205,7 @@ def test_lines_with_numbers_that_nothing_holds_are_left_out(tmp_path):
   ],
 )
 def test_names_for_mlflow_have_characters_that_it_takes(key, name):
-  assert trackers._escape_mlflow_key(key) == name
+  assert trackers.escape_mlflow_key(key) == name
 
 
 SOURCE = """

@@ -45,7 +45,7 @@ def test_a_second_run_is_refused_while_the_first_one_lives(bucket, short, ends, 
 
 
 def test_a_lease_that_nobody_renews_is_free_after_its_duration(bucket, short, ends):
-  leases._LeaseObject(bucket / "lock").write(ELSEWHERE, "0")
+  leases.LeaseObject(bucket / "lock").write(ELSEWHERE, "0")
   assert leases.describe_holder(bucket / "lock") == "7 on elsewhere"
   began = time.monotonic()
   with taken(bucket, ends):
@@ -55,11 +55,11 @@ def test_a_lease_that_nobody_renews_is_free_after_its_duration(bucket, short, en
 
 def test_that_of_a_process_of_this_machine_that_has_ended_is_free_at_once(bucket, monkeypatch, ends):
   process = subprocess.Popen(["sleep", "60"])
-  identity = leases._identify_process(process.pid)
-  leases._LeaseObject(bucket / "lock").write(ELSEWHERE | {"process": identity}, "0")
+  identity = leases.identify_process(process.pid)
+  leases.LeaseObject(bucket / "lock").write(ELSEWHERE | {"process": identity}, "0")
   assert leases.describe_holder(bucket / "lock") == "7 on elsewhere"
   process.kill()
-  while leases._identify_process(process.pid):
+  while leases.identify_process(process.pid):
     time.sleep(0.01)  # it is not waited for: a zombie has ended too
   assert leases.describe_holder(bucket / "lock") is None
   began = time.monotonic()
@@ -96,16 +96,16 @@ def test_a_duration_that_is_none_is_refused_before_the_lease_is_taken(bucket, en
 
 
 def test_an_identity_that_is_none_of_ours_is_one_of_another_machine():
-  boot, space, *_ = leases._identify_process(os.getpid()).split()
+  boot, space, *_ = leases.identify_process(os.getpid()).split()
   for text in ("", "x", f"{boot} {space} notanumber 12", f"{boot} {space} ../1 12", f"{boot} {space} -1 12"):
-    assert not leases._has_ended(text)
-  assert leases._has_ended(f"{boot} {space} {os.getpid()} 12")
+    assert not leases.has_ended(text)
+  assert leases.has_ended(f"{boot} {space} {os.getpid()} 12")
 
 
 def test_who_has_lost_the_lease_ends_with_2_and_touches_it_no_more(bucket, short, ends):
   with taken(bucket, ends) as lease:
-    leases._LeaseObject(bucket / "lock").write(ELSEWHERE, lease._generation)
-    lease._renewed()
+    leases.LeaseObject(bucket / "lock").write(ELSEWHERE, lease._generation)
+    lease.renew()
   ((code, message),) = ends
   assert code == runtime.EXIT_CONFIG
   assert f"{bucket} was taken over by process 7 on elsewhere" in message
@@ -114,7 +114,7 @@ def test_who_has_lost_the_lease_ends_with_2_and_touches_it_no_more(bucket, short
 def test_a_workdir_that_is_removed_ends_the_run(bucket, short, ends):
   with taken(bucket, ends) as lease:
     (bucket / "lock").unlink()
-    lease._renewed()
+    lease.renew()
   assert f"{bucket}/lock no longer exists: " in ends[0][1]
   assert not bucket.exists()
 

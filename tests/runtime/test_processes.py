@@ -120,11 +120,11 @@ def test_clients_of_a_port_are_known():
 def test_compiled_programs_are_kept_where_the_user_or_the_system_says(monkeypatch, tmp_path):
   kept = jax.config.jax_compilation_cache_dir
   try:
-    processes._enable_compilation_cache()
+    processes.enable_compilation_cache()
     assert jax.config.jax_compilation_cache_dir == kept  # JAX_COMPILATION_CACHE_DIR of these tests goes first
     jax.config.update("jax_compilation_cache_dir", None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    processes._enable_compilation_cache()
+    processes.enable_compilation_cache()
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "vit_jax" / "programs")
   finally:
     jax.config.update("jax_compilation_cache_dir", kept)

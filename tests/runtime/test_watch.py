@@ -171,9 +171,9 @@ def test_evaluations_between_slow_steps_do_not_make_them_look_quick(monkeypatch)
         poll(0.1)
     poll(30)
     poll(40)
-  assert made._pace("step") == made._pace("data") == 30
-  assert made._pace("evaluation") == pytest.approx(0.1)
-  assert made._pace("save") == 0
+  assert made.compute_pace("step") == made.compute_pace("data") == 30
+  assert made.compute_pace("evaluation") == pytest.approx(0.1)
+  assert made.compute_pace("save") == 0
 
 
 def test_every_phase_has_a_limit():

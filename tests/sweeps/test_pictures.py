@@ -62,7 +62,7 @@ def test_settings_stand_side_by_side_with_their_mean_and_deviation(tmp_path, mon
 def test_a_line_joins_ordered_numbers_alone(key, values, joined):
   axes = Figure().subplots()
   rows = [({key: value}, metric) for value in values for metric in (0.5, 0.6)]
-  pictures._draw_panel(axes, pictures._group_by_value(rows, key), key)
+  pictures.draw_panel(axes, pictures.group_by_value(rows, key), key)
   *points, means = axes.lines
   assert (means.get_linestyle() == "-") == joined
   assert all(line.get_linestyle() == "None" for line in points)

@@ -243,6 +243,6 @@ def test_e4_a_teacher_sees_images_normalised_as_its_own(shape):
   images = augment.normalise(pixels, **own)
   channels = pixels.reshape(-1, 3) / 255
   expected = ((channels - theirs["mean"]) / theirs["std"]).reshape(shape)
-  np.testing.assert_allclose(distill._normalise_for_teacher(images), expected, atol=1e-5)
+  np.testing.assert_allclose(distill.normalise_for_teacher(images), expected, atol=1e-5)
   for same in ({}, {"teacher_mean": own["mean"]}, {"teacher_mean": own["mean"], "teacher_std": own["std"]}):
-    assert Distill(supplied, teacher="a", **same)._normalise_for_teacher(images) is images
+    assert Distill(supplied, teacher="a", **same).normalise_for_teacher(images) is images

@@ -72,7 +72,7 @@ def test_embeddings_are_replaced_one_by_one():
   corrupted, instead = np.array([[0, 2], [3, 1]]), np.array([[4, 2], [0, 4]])
   expected = embeddings.copy()
   expected[0, 0], expected[1, 3], expected[1, 1] = token, embeddings[1, 0], token
-  got = masked_patches._corrupt(jnp.asarray(token), jnp.asarray(corrupted), jnp.asarray(instead), embeddings)
+  got = masked_patches.corrupt_embeddings(jnp.asarray(token), jnp.asarray(corrupted), jnp.asarray(instead), embeddings)
   np.testing.assert_array_equal(got, expected)
 
 

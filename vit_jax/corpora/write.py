@@ -46,7 +46,7 @@ def write(
       uses the folder.
     OSError: the disk or bucket of the corpus failed.
   """
-  return build_corpus(name, data, options, root, functools.partial(_write_shards, count, max_rejected), count)
+  return build_corpus(name, data, options, root, functools.partial(write_shards, count, max_rejected), count)
 
 
 def build_corpus(
@@ -150,8 +150,22 @@ def _hash_test_sets(made, folders, count):
   work.write_hashes(folders, work.StoredHashes(hashes, np.array(lengths), now))
 
 
-def _write_shards(count, max_rejected, made, source, folders):
-  """Writes the missing shards and returns the reports of all shards."""
+def write_shards(count: int, max_rejected: float, made: CorpusPlan, source: Source, folders: work.Folders) -> Reports:
+  """Writes the missing shards.
+
+  Args:
+    count: number of processes.
+    max_rejected: fraction of the images that may be rejected.
+    made: the plan of the corpus.
+    source: the input.
+    folders: folders of the corpus and of its temporary files.
+
+  Returns:
+    Reports of all shards, also of those that were complete before.
+
+  Raises:
+    ConfigError: too many images were rejected.
+  """
   tasks = [work.ShardTask(i, number) for i, split in enumerate(made.splits) for number in range(split.shards)]
   kept = {task: folders.read_complete_report(made.name, made.splits[task.split], task.number) for task in tasks}
   reports = {task: report for task, report in kept.items() if report is not None}

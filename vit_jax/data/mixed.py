@@ -139,15 +139,24 @@ class MixedOrder:
     remaining turns.
     """
     counts, left = [], index
-    for weight, rest, phase in _draw_phases(self.weights, self.seed, group):
+    for weight, rest, phase in draw_phases(self.weights, self.seed, group):
       counts.append((left * weight + phase) // rest)
       left -= counts[-1]
     return counts
 
 
 @functools.lru_cache(maxsize=2**12)
-def _draw_phases(weights, seed, group):
-  """Returns (weight, sum of this and the following weights, random phase below the sum) of each corpus."""
+def draw_phases(weights: Sequence[int], seed: int, group: int) -> list[tuple[int, int, int]]:
+  """Draws the random phase of each corpus of a mixture.
+
+  Args:
+    weights: one positive integer per corpus.
+    seed: seed of the run.
+    group: number of the group of rows.
+
+  Returns:
+    (weight, sum of this and the following weights, phase below the sum) of each corpus.
+  """
   draw = rng.make_python_generator(seed, "mixture", group)
   sums = [sum(weights[i:]) for i in range(len(weights))]
   return [(weight, rest, int(draw.random() * rest)) for weight, rest in zip(weights, sums, strict=True)]

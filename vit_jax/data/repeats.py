@@ -43,11 +43,11 @@ class RepeatedOrder:
 
   def record(self, position: int) -> int:
     """Returns the record number at a position."""
-    return self.inner.record(self._locate(position)[0])
+    return self.inner.record(self.locate(position)[0])
 
   def visit(self, position: int) -> int:
     """Returns a number that differs between all positions of the same record."""
-    inner, copy = self._locate(position)
+    inner, copy = self.locate(position)
     return self.inner.visit(inner) * self.copies + copy
 
   def schedule(self, start: int) -> Callable[[Sequence[int]], Iterable[Span]]:
@@ -56,15 +56,15 @@ class RepeatedOrder:
     Args:
       start: position from which the records are used.
     """
-    due = self.inner.schedule(self._locate(start)[0])
-    return lambda positions: due(list(dict.fromkeys(self._locate(position)[0] for position in positions)))
+    due = self.inner.schedule(self.locate(start)[0])
+    return lambda positions: due(list(dict.fromkeys(self.locate(position)[0] for position in positions)))
 
   @property
   def _group(self):
     """Number of rows of a group. Groups do not share records."""
     return self.batch // self.inner.groups
 
-  def _locate(self, position):
-    """Returns (position in `inner`, number of the copy)."""
+  def locate(self, position: int) -> tuple[int, int]:
+    """Returns (position in `inner`, number of the copy) of a position."""
     group, row = divmod(position, self._group)
     return group * -(-self._group // self.copies) + row // self.copies, row % self.copies

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib import font_manager
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
@@ -69,7 +70,7 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str]) -> Figure:
     axes.set_xticks(range(classes), short, rotation=90, fontsize=8, parse_math=False)
     axes.set_yticks(range(classes), short, fontsize=8, parse_math=False)
   if classes <= NUMBERED:
-    _write_percentages(axes, share)
+    write_percentages(axes, share)
   return figure
 
 
@@ -116,8 +117,13 @@ def render_png(figure: Figure, dpi: int) -> bytes:
     return file.getvalue()
 
 
-def _write_percentages(axes, share):
-  """Writes percentages into the cells that are not empty."""
+def write_percentages(axes: Axes, share: np.ndarray) -> None:
+  """Writes percentages into the cells that are not empty.
+
+  Args:
+    axes: axes of a drawn confusion matrix.
+    share: fractions of shape (rows, columns).
+  """
   for row, column in zip(*np.nonzero(share), strict=True):
     value = share[row, column]
     colour = "white" if value > 0.3 else "black"  # on dark or light blue

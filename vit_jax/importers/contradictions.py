@@ -36,7 +36,7 @@ def check(description: Description, hints: Mapping[str, Any], chosen: Layout) ->
   """
   said, notes = hints.get("said") or {}, []
   _check_names(description, hints, chosen)
-  facts = _collect_facts(description, said) if said or hints.get("meant") else {}
+  facts = collect_facts(description, said) if said or hints.get("meant") else {}
   for key, value in said.items():
     if key == "classes" and value and not description.classes:
       notes.append(f"config.json states {format_amount(value, 'class', 'classes')}, but the weights have no head")
@@ -80,8 +80,16 @@ def _check_names(description, hints, chosen) -> None:
       raise _create_error(description, "architecture", name)
 
 
-def _collect_facts(description, said) -> dict[str, Any]:
-  """Returns the true values of the model, under the keys of the statements."""
+def collect_facts(description: Description, said: Mapping[str, Any]) -> dict[str, Any]:
+  """Collects the true values of a model, under the keys of the statements.
+
+  Args:
+    description: the model.
+    said: statements about the model. Of several equivalent notations, the stated one is returned.
+
+  Returns:
+    Values such as {"width": 192, "heads": 3}.
+  """
   shapes, bound = layout.compute_shapes(description), description.arguments()
   facts = {"channels": description.channels, "image_size": description.image_size, "pool": bound.get("pool") or "gap"}
   facts["classes"] = description.classes

@@ -253,7 +253,7 @@ def _apply_metadata(path, said, description, usual):
   side = _get_side(description)
   crop = {"test_crop": processing.scale_crop(said.crop, said.size, side)} if said.crop else {}
   try:
-    data = _complete_preprocessing(side, **{**usual, **said.normalised}, **crop)
+    data = complete_preprocessing(side, **{**usual, **said.normalised}, **crop)
   except ConfigError as error:
     raise ConfigError(f"{path}: its image metadata are not valid: {error}") from error
   return data, said.loss or "softmax", said.labels, notes
@@ -264,7 +264,12 @@ def _get_side(description):
   return size if isinstance(size, int) else min(size)
 
 
-def _complete_preprocessing(image_size, **changes: Any) -> Choice:
-  """Returns the preprocessing of images, with all arguments filled in."""
+def complete_preprocessing(image_size: int, **changes: Any) -> Choice:
+  """Returns the preprocessing of images, with all arguments filled in.
+
+  Args:
+    image_size: side of the square images, in pixels.
+    **changes: arguments of the preprocessing that differ from the defaults.
+  """
   functions = stream.eval_examples, loader.batches, augment.normalise
   return schema.bind(Choice("images", {"image_size": image_size, **changes}), functions)

@@ -244,7 +244,7 @@ def make_plan(
     for file in schedules.iterdir():  # hundreds of megabytes that belong to this program only
       file.unlink()
   plan = _estimate_step(plan, parts, compiled, slice_.chip, cycles)
-  return _estimate_run(plan, parts, slice_, price, host_rate)
+  return estimate_run(plan, parts, slice_, price, host_rate)
 
 
 def _describe_choices(run, slice_):
@@ -256,15 +256,15 @@ def _describe_choices(run, slice_):
 
 
 def _mark_too_large(plan, message, seconds):
-  needed, limit = _parse_needed_bytes(message), plan.hbm_limit
+  needed, limit = parse_needed_bytes(message), plan.hbm_limit
   problem = (
     f"does not fit: {needed / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB. Use --search to find a setting that fits"
   )
   return dataclasses.replace(plan, problem=problem if needed else message, hbm_bytes=needed, compile_seconds=seconds)
 
 
-def _parse_needed_bytes(message: str) -> int:
-  """Returns the bytes that the compiler's error message reports as needed, or 0 if it reports no size."""
+def parse_needed_bytes(message: str) -> int:
+  """Returns the number of bytes that a program needs, read from an error of the compiler, or 0 if it states none."""
   sizes = re.findall(r"([\d.]+)([KMG]) of [\d.]+[KMG] hbm|temporaries \(([\d.]+)([KMG])\)", message)
   units = {"K": 2**10, "M": 2**20, "G": 2**30}
   return max((int(float(a or c) * units[b or d]) for a, b, c, d in sizes), default=0)
@@ -308,8 +308,21 @@ def _estimate_step(plan, parts, compiled, chip, kernel_cycles):
   )
 
 
-def _estimate_run(plan, parts, slice_, price, host_rate):
-  """Returns the plan with rates, hours and sizes of the run, which follow from the step time and the host rate."""
+def estimate_run(
+  plan: Plan, parts: build.Parts, slice_: hardware.Slice, price: float | None, host_rate: float | None
+) -> Plan:
+  """Computes rates, hours and sizes of a run, which follow from the step time and the host rate.
+
+  Args:
+    plan: a plan with the figures of the compiled step.
+    parts: the run, built for the devices of the slice.
+    slice_: the slice of TPUs.
+    price: price per chip-hour, in any currency.
+    host_rate: images per second that a host prepares, or None to estimate the rate from its number of cores.
+
+  Returns:
+    The plan with all figures of the run.
+  """
   run, method = parts.run, "measured"
   if host_rate is None:
     each = feed.estimate_seconds_per_image(run)

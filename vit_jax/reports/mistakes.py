@@ -153,7 +153,7 @@ def _draw_confusion(matrix, names):
   classes = len(names)
   share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
   eye = np.eye(classes, dtype=bool)
-  right, wrong = (_reduce_matrix(np.where(kind, share, 0)) for kind in (eye, ~eye))
+  right, wrong = (reduce_matrix(np.where(kind, share, 0)) for kind in (eye, ~eye))
   cells = np.zeros((*right.shape, 4))
   for shown, colour in ((wrong, WRONG), (right, RIGHT)):
     # The square root makes a confusion of 2 % visible. Stronger colours would hide the numbers.
@@ -181,8 +181,8 @@ def _draw_confusion(matrix, names):
     return drawing.render_svg(figure, "confusion")
 
 
-def _reduce_matrix(share):
-  """Reduces a matrix (V, V) to at most (CELLS, CELLS) by the maximum over neighbours."""
+def reduce_matrix(share: np.ndarray) -> np.ndarray:
+  """Reduces a matrix of shape (V, V) to at most (CELLS, CELLS) by the maximum over neighbours."""
   size = len(share)
   if size <= CELLS:
     return share

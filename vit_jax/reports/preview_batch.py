@@ -65,7 +65,7 @@ def compute_first_images(run: Run, source: Source, count: int = COUNT) -> tuple[
   examples = catalog.open_train_examples(run.data, run.seed, task.patch, run.batch, source)
   options = select_arguments(run.data, loader.batches)
   images = Images(source, *(options[key] for key in ("on_error", "max_pixels", "max_aspect", "exif", "max_bad")))
-  rows, count = _select_rows(run.batch, count), min(count, run.batch)
+  rows, count = select_rows(run.batch, count), min(count, run.batch)
   by_image = run.data.args["mixing"].args.get("mode", "batch") != "batch"
   fits = 3 * run.batch * run.data.args["image_size"] ** 2 <= WHOLE
   size, places = (run.batch, rows) if by_image and fits else (len(rows), range(len(rows)))
@@ -100,8 +100,16 @@ def _make_task(run, source) -> tasks.Task:
   return build.make_task(run, model, grid, steps_of, source.classes)
 
 
-def _select_rows(batch, count):
-  """Returns the rows to show, and the rows of the reversed batch with which they may be mixed."""
+def select_rows(batch: int, count: int) -> list[int]:
+  """Selects the rows of a batch that a preview computes.
+
+  Args:
+    batch: number of images in the batch.
+    count: number of images to show.
+
+  Returns:
+    The rows to show, and the rows of the reversed batch with which they may be mixed, in order.
+  """
   shown = range(min(count, batch))
   return sorted({*shown, *(batch - 1 - row for row in shown)})
 

@@ -2,11 +2,12 @@
 
 import pathlib
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import cv2
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -103,7 +104,7 @@ def draw_sheet(
     (_draw_text if isinstance(item, TextBox) else _draw_tile)(page, item)
   left, right = EDGE + 40, WIDTH - 400
   bars = figure.add_axes((left / WIDTH, 1 - (top + CHART) / height, (right - left) / WIDTH, CHART / height))
-  _draw_bars(bars, classes[0], source.classes)
+  draw_bars(bars, classes[0], source.classes)
   with files.atomic_write(path) as partial:
     figure.savefig(partial, format="png", dpi=DPI)
 
@@ -121,7 +122,7 @@ def _arrange_sheet(run, source, batch, classes, looked_at, worst):
   items += _arrange_title(
     y, "Classes", f"number of images of each class in {caption(counted, source)}, the largest class first"
   )
-  items += _arrange_extremes(counts, source.classes, y + 2 * LINE)
+  items += arrange_extremes(counts, source.classes, y + 2 * LINE)
   top = y + 2 * LINE
   longest = max(len(shorten_name(name)) for name in source.classes) if len(counts) <= NAMED else 3
   y = top + max(CHART + 15 + 6 * longest, (2 * _LISTED + 2) * LINE) + LINE
@@ -129,7 +130,7 @@ def _arrange_sheet(run, source, batch, classes, looked_at, worst):
   y += 2 * LINE
   x = EDGE
   for name, (kind, pictures) in worst.items():
-    some, width = _arrange_outliers(name, kind, pictures, source)
+    some, width = arrange_outliers(name, kind, pictures, source)
     if x > EDGE and x + width > WIDTH - EDGE:
       x, y = EDGE, y + KIND
     items += [item._replace(x=item.x + x, y=item.y + y) for item in some]
@@ -199,8 +200,14 @@ def _format_labels(labels, source):
   return ", ".join(shorten_name(source.classes[label]) for label in labels) if labels else "no label"
 
 
-def _arrange_extremes(counts, names, y):
-  """Yields texts on the largest and smallest classes."""
+def arrange_extremes(counts: np.ndarray, names: Sequence[str], y: int) -> Iterator[TextBox]:
+  """Yields texts on the largest and smallest classes.
+
+  Args:
+    counts: number of images of each class, of shape (V,).
+    names: name of each class.
+    y: vertical position of the first line, in pixels.
+  """
   order = np.argsort(-counts, kind="stable")
   least = order[::-1][: min(_LISTED, max(0, len(order) - _LISTED))][::-1]
   lines = [
@@ -213,8 +220,20 @@ def _arrange_extremes(counts, names, y):
     yield TextBox(WIDTH - 370, y + line * LINE, words, 350, size=7)
 
 
-def _arrange_outliers(name, kind, pictures, source):
-  """Returns texts and tiles for one kind of outliers, relative to (0, 0), and their width."""
+def arrange_outliers(
+  name: str, kind: ConspicuousImages, pictures: Sequence[Sequence[np.ndarray | None]], source: Source
+) -> tuple[list[Tile | TextBox], int]:
+  """Arranges the outliers of one group.
+
+  Args:
+    name: title of the group.
+    kind: the outliers.
+    pictures: for each outlier, the pixels of its images, or None for images that cannot be read.
+    source: the source of the images.
+
+  Returns:
+    Texts and tiles relative to (0, 0), and their width in pixels.
+  """
   width = 3 * COLUMN
   items, x, y, shown = [], 0, 2 * LINE + 6, 0
   for (severity, looks), tiles in zip(kind.worst, pictures, strict=False):
@@ -290,8 +309,14 @@ def _draw_tile(page, tile):
   page.imshow(pixels, extent=(left, left + width, top + height, top), aspect="auto", interpolation="nearest")
 
 
-def _draw_bars(axes, counts, names):
-  """Draws the number of images of each class: bars, or an area if there are too many classes."""
+def draw_bars(axes: Axes, counts: np.ndarray, names: Sequence[str]) -> None:
+  """Draws the number of images of each class: bars, or an area if there are too many classes.
+
+  Args:
+    axes: empty axes.
+    counts: number of images of each class, of shape (V,).
+    names: name of each class.
+  """
   order = np.argsort(-counts, kind="stable")
   heights, at = counts[order], np.arange(len(counts))
   if len(counts) <= NAMED:

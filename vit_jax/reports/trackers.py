@@ -224,10 +224,10 @@ def _send_to_mlflow(what: Export) -> str:
   identity, broken = run.info.run_id, bool(there) and run.info.status != "FINISHED"
   # An interrupted export has sent a part of the metrics.
   sent = {(name, row.step) for name in run.data.metrics if broken for row in client.get_metric_history(identity, name)}
-  config = {_escape_mlflow_key(key): str(value)[:500] for key, value in flatten_config(what.config).items()}
+  config = {escape_mlflow_key(key): str(value)[:500] for key, value in flatten_config(what.config).items()}
   params = [Param(key, value) for key, value in config.items() if key not in run.data.params]
   params = params if broken or not there else []
-  figures = [(_escape_mlflow_key(name), step, value) for step, row in what.rows for name, value in row.items()]
+  figures = [(escape_mlflow_key(name), step, value) for step, row in what.rows for name, value in row.items()]
   metrics = [Metric(name, value, what.written, step) for name, step, value in figures if (name, step) not in sent]
   client.update_run(identity, status="RUNNING")
   try:
@@ -244,7 +244,7 @@ def _send_to_mlflow(what: Export) -> str:
   return f"{address}, experiment {what.project!r}. To view it, install the package mlflow, then run {show}"
 
 
-def _escape_mlflow_key(key: str) -> str:
+def escape_mlflow_key(key: str) -> str:
   """Returns a key that MLflow accepts: other characters as hexadecimal numbers, without "..", "." and "//"."""
   letters = "".join(c if re.fullmatch(r"[\w./ -]", c) else f"_{ord(c):x}_" for c in key)
   return "/".join(part for part in letters[:250].split("/") if part.strip(".")) or "_"

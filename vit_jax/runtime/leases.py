@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 from vit_jax.runtime import exits
 from vit_jax.schema import ConfigError
@@ -45,11 +46,11 @@ class Lease:
       ConfigError: another process holds the lease and renews it.
     """
     self._file, self._leave, self._duration = file, leave, lease_duration()
-    self._object = _LeaseObject(file, skip_instance_cache=True)
+    self._object = LeaseObject(file, skip_instance_cache=True)
     self._mine = {
       "holder": f"{os.getpid()} on {socket.gethostname()}",
       "token": uuid.uuid4().hex,
-      "process": _identify_process(os.getpid()),
+      "process": identify_process(os.getpid()),
     }
     self._object.file_system.fenced = False
     self._renewal = _read_clock()  # time in seconds of the last request for a renewal
@@ -75,7 +76,7 @@ class Lease:
       says, generation, age = self._object.read()
       if says.get("token") == self._mine["token"]:  # the lease is already ours, but the answer to our write was lost
         return generation
-      if not says or age > self._duration or _has_ended(says["process"]):
+      if not says or age > self._duration or has_ended(says["process"]):
         with contextlib.suppress(FileExistsError):  # another process was faster
           self._renewal = _read_clock()
           return self._object.write(self._mine, generation)
@@ -98,7 +99,7 @@ class Lease:
     while not self._closed.wait(self._duration / BEATS if self._is_held() else 0.1):
       began = _read_clock()
       try:
-        generation = self._renewed()
+        generation = self.renew()
       except (OSError, ValueError, LookupError, TypeError) as error:  # or the answer cannot be parsed
         if self._closed.is_set():
           return
@@ -122,8 +123,12 @@ class Lease:
     """
     return _read_clock() - self._renewal < self._duration / 2
 
-  def _renewed(self):
-    """Returns the next generation. If another process has the lease, ends the program and returns None."""
+  def renew(self) -> str | None:
+    """Renews the lease once. If another process has the lease, ends the program.
+
+    Returns:
+      The new generation of the lease, or None if the program ends.
+    """
     try:
       return self._object.write(self._mine, self._generation)
     except FileExistsError:
@@ -147,18 +152,18 @@ def _read_clock():
 
 def describe_holder(file: pathlib.Path) -> str | None:
   """Returns a phrase that names the process that holds a lease now, or None if the lease is free."""
-  says, _, age = _LeaseObject(file).read()
-  return says["holder"] if says and age <= lease_duration() and not _has_ended(says["process"]) else None
+  says, _, age = LeaseObject(file).read()
+  return says["holder"] if says and age <= lease_duration() and not has_ended(says["process"]) else None
 
 
-class _LeaseObject:
+class LeaseObject:
   """An object of a bucket with metadata, replaced only if it still has a given generation."""
 
-  def __init__(self, file, **options):
+  def __init__(self, file: pathlib.Path, **options: Any):
     self.file_system = buckets.FileSystem(**options)
     self._bucket, _, self._name = str(file).removeprefix("gs://").partition("/")
 
-  def read(self):
+  def read(self) -> tuple[dict[str, str], str, float]:
     """Returns (metadata, generation, seconds since it was written), or ({}, "0", 0) if the object does not exist."""
     try:
       headers, content = self.file_system.call("GET", "b/{}/o/{}", self._bucket, self._name)
@@ -170,8 +175,19 @@ class _LeaseObject:
     age = max(0.0, age)  # the header Date has a resolution of one second, so the difference may be negative
     return {"holder": "unknown", "token": "", "process": ""} | values.get("metadata", {}), values["generation"], age
 
-  def write(self, words, generation):
-    """Returns the new generation. Raises FileExistsError if the object does not have the given generation."""
+  def write(self, words: dict[str, str], generation: str) -> str:
+    """Replaces the object.
+
+    Args:
+      words: the new metadata. Its `holder` is also the content of the object.
+      generation: generation of the object that is replaced, or "0" for a new object.
+
+    Returns:
+      The new generation.
+
+    Raises:
+      FileExistsError: the object does not have the given generation.
+    """
     about = json.dumps({"name": self._name, "metadata": words})
     body = _PART.format("application/json", about) + _PART.format("text/plain", f"{words['holder']}\n") + "--==0==--"
     answer = self.file_system.call(
@@ -190,7 +206,7 @@ class _LeaseObject:
     self.file_system.call("DELETE", "b/{}/o/{}", self._bucket, self._name, ifGenerationMatch=generation)
 
 
-def _identify_process(process: int | str) -> str:
+def identify_process(process: int | str) -> str:
   """Returns the boot, namespace, number and start time of a Linux process, or "" if it has ended."""
   try:
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -200,8 +216,8 @@ def _identify_process(process: int | str) -> str:
     return ""
 
 
-def _has_ended(identity: str) -> bool:
-  """Returns true if the process ran on this machine and has ended."""
-  mine, words = _identify_process(os.getpid()).split(), identity.split()
+def has_ended(identity: str) -> bool:
+  """Returns true if the process of an identity ran on this machine and has ended."""
+  mine, words = identify_process(os.getpid()).split(), identity.split()
   ours = len(words) == 4 == len(mine) and words[:2] == mine[:2] and words[2].isdecimal()
-  return ours and _identify_process(words[2]) != identity
+  return ours and identify_process(words[2]) != identity

@@ -50,7 +50,7 @@ def start(patience: float = 900.0, heartbeat: int = 100) -> None:
     return
   rng.fix_settings()
   _set_cpu_devices()
-  _enable_compilation_cache()
+  enable_compilation_cache()
   placed = read_placement()
   check_slices()
   check_devices_free()
@@ -300,7 +300,7 @@ def _set_cpu_devices() -> None:
     jax.config.update("jax_num_cpu_devices", 2 ** min(3, numerics.count_cores().bit_length() - 1))
 
 
-def _enable_compilation_cache() -> None:
+def enable_compilation_cache() -> None:
   """Caches compiled programs for the next start, in JAX_COMPILATION_CACHE_DIR or in ~/.cache/vit_jax.
 
   A restart of a large model then takes seconds instead of minutes. Machines may share the directory, and it may be in a

@@ -320,13 +320,13 @@ class Watch:
     """Returns the seconds that a phase may take to react to a request to stop, before a save."""
     if self._phase == "save":
       return self.limits.stop
-    return max(ACT - 1, 2 * self._pace(self._phase)) if self._saves else ACT - 1
+    return max(ACT - 1, 2 * self.compute_pace(self._phase)) if self._saves else ACT - 1
 
   def _check_limit(self, now):
     key = {"data": "step"}.get(self._phase, self._phase)
     limit = getattr(self.limits, key)
     if key == "step":
-      limit = max(limit, 10 * self._pace("step"))
+      limit = max(limit, 10 * self.compute_pace("step"))
     if now - self._since <= limit:
       return
     exits.print_last_message(_format_stacks())
@@ -340,8 +340,8 @@ class Watch:
     self.leave(exits.EXIT_HANG, f"{what}{details}; "
                                 f"the stacks of all threads are above; {self._later}")  # fmt: skip
 
-  def _pace(self, phase):
-    """Returns the median of the seconds between polls."""
+  def compute_pace(self, phase: str) -> float:
+    """Returns the median of the seconds between polls in a phase, or 0 before the first poll."""
     return statistics.median(tuple(self._durations[{"data": "step"}.get(phase, phase)]) or (0.0,))
 
   def leave(self, code: int, message: str) -> None:

@@ -1,9 +1,11 @@
 """Plots of a sweep that need no display: settings side by side, and the influence of each key."""
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -66,7 +68,7 @@ def draw_effects(rows: Sequence[Row], keys: Sequence[str], metric: str, path: pa
   FigureCanvasAgg(figure)
   every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
   for axes, (share, key) in zip(every, panels, strict=True):
-    _draw_panel(axes, _group_by_value(rows, key), key)
+    draw_panel(axes, group_by_value(rows, key), key)
     axes.set_title(f"{shorten_name(key)}: {share:.0%}", fontsize=10, parse_math=False)
   every[0].set_ylabel(metric)
   figure.suptitle(f"{format_amount(len(rows), 'trial')}; share of variance that each key explains", fontsize=10)
@@ -74,8 +76,14 @@ def draw_effects(rows: Sequence[Row], keys: Sequence[str], metric: str, path: pa
     figure.savefig(partial, format="png", dpi=DPI)
 
 
-def _draw_panel(axes, groups, key):
-  """Draws the metrics of each value of a key, and their means. A line joins the means if the values have an order."""
+def draw_panel(axes: Axes, groups: Mapping[Any, Sequence[float]], key: str) -> None:
+  """Draws the metrics of each value of a key, and their means. A line joins the means if the values have an order.
+
+  Args:
+    axes: empty axes.
+    groups: {value of the key: metrics}, from `group_by_value`.
+    key: key of the config.
+  """
   numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in groups)
   # Numbers are drawn to scale if there are many of them. Names and few numbers are drawn at equal distances.
   to_scale = numeric and len(groups) > 6 and key not in NUMBERED
@@ -105,13 +113,21 @@ def compute_eta_squared(rows: Sequence[Row], key: str) -> float:
   """
   metrics = np.array([metric for _, metric in rows])
   whole = np.sum((metrics - metrics.mean()) ** 2)
-  groups = _group_by_value(rows, key).values()
+  groups = group_by_value(rows, key).values()
   between = sum(len(group) * (np.mean(group) - metrics.mean()) ** 2 for group in groups)
   return float(between / whole) if whole else 0.0
 
 
-def _group_by_value(rows, key):
-  """Returns {value of the key: metrics}, with numbers in order and before other values."""
+def group_by_value(rows: Iterable[tuple[Mapping[str, Any], float]], key: str) -> dict[Any, list[float]]:
+  """Groups the metrics of trials by the value of a key.
+
+  Args:
+    rows: (changes, metric) of each trial.
+    key: key of the config.
+
+  Returns:
+    {value of the key: metrics}, with numbers in order and before other values.
+  """
   groups = {}
   for changes, metric in rows:
     value = changes.get(key, "as it is")

@@ -139,13 +139,17 @@ class Distill:
       {"image": augmented images, "target": targets (B, V), "teacher": logits (B, V)}.
     """
     examples = self.labels.augment_batch(batch, key, step, self.patch)
-    outputs, _ = self.frozen.model.outputs(frozen, self._normalise_for_teacher(examples["image"]), None)
+    outputs, _ = self.frozen.model.outputs(frozen, self.normalise_for_teacher(examples["image"]), None)
     return examples | {"teacher": outputs.logits}
 
-  def _normalise_for_teacher(self, images):
+  def normalise_for_teacher(self, images: Float[Tensor, "..."]) -> Float[Array, "..."]:
     """Returns the images with the teacher's normalisation.
 
-    If both normalisations are equal, the images are returned unchanged.
+    Args:
+      images: images with the normalisation of the student, whole or as patches.
+
+    Returns:
+      The images, unchanged if both normalisations are equal.
     """
     if self.teacher_mean is None and self.teacher_std is None:
       return images

@@ -255,7 +255,7 @@ class MaskedPatches:
   def _compare_patches(self, params, examples, key):
     """Returns (loss (B, M), metric (B, M), statistics) of the corrupted patches."""
     images, corrupted = examples["image"], examples["corrupted"]
-    corrupt = functools.partial(_corrupt, params[TOKEN], corrupted, examples["instead"])
+    corrupt = functools.partial(corrupt_embeddings, params[TOKEN], corrupted, examples["instead"])
     outputs, statistics = self.supplied.model.outputs(params, images, key, corrupt=corrupt)
     tokens = _take_rows(outputs.tokens[:, -self._patches :], corrupted)
     predicted = tokens @ params[f"{HEAD}/kernel"].astype(tokens.dtype) + params[f"{HEAD}/bias"].astype(tokens.dtype)
@@ -268,8 +268,23 @@ def _take_rows(x: Shaped[Tensor, "B N *x"], numbers: Integer[Tensor, "B M"]) -> 
   return jnp.take_along_axis(x, numbers.reshape(*numbers.shape, *[1] * (x.ndim - 2)), axis=1)
 
 
-def _corrupt(token, corrupted, instead, embeddings: Float[Tensor, "B N D"]) -> Float[Array, "B N D"]:
-  """Returns the embeddings after replacing those of the corrupted patches."""
+def corrupt_embeddings(
+  token: Float[Tensor, " D"],
+  corrupted: Integer[Tensor, "B M"],
+  instead: Integer[Tensor, "B M"],
+  embeddings: Float[Tensor, "B N D"],
+) -> Float[Array, "B N D"]:
+  """Replaces the embeddings of corrupted patches.
+
+  Args:
+    token: the mask token.
+    corrupted: numbers of the corrupted patches.
+    instead: number of the patch whose embedding replaces the corrupted one, or N for the mask token.
+    embeddings: embeddings of all patches.
+
+  Returns:
+    The embeddings after the replacements.
+  """
   batch, patches, width = embeddings.shape
   tokens = jnp.broadcast_to(token.astype(embeddings.dtype), (batch, 1, width))
   numbers = jnp.broadcast_to(np.arange(patches), (batch, patches))
