@@ -309,7 +309,7 @@ def _estimate_step(plan, parts, compiled, chip, kernel_cycles):
 
 
 def estimate_run(
-  plan: Plan, parts: build.Parts, slice_: hardware.Slice, price: float | None, host_rate: float | None
+  plan: Plan, parts: build.Experiment, slice_: hardware.Slice, price: float | None, host_rate: float | None
 ) -> Plan:
   """Computes rates, hours and sizes of a run, which follow from the step time and the host rate.
 
