@@ -46,7 +46,7 @@ def get_config(argument="B/16,800ep"):
     **rest.pop("data"),
   )
   return recipe(
-    model=dict(name=f"ViT-{size}", gelu="erf", position="sincos2d", dtype="bfloat16", **model),
+    model=dict(name=f"ViT-{size}", gelu="erf", position=dict(name="sincos2d"), dtype="bfloat16", **model),
     data=data,
     mesh=dict(data=-1, fsdp=1 if size == "B/16" else 8),
     checkpoint=dict(every="1k"),

@@ -55,8 +55,7 @@ def get_config(argument="B,mixed"):
   return recipe(
     model=dict(
       name=name,
-      position="learned" if added else "none",
-      rotary=ROTARY[rotary],
+      position=dict(name="learned" if added else "none", rotary=ROTARY[rotary]),
       layer_scale=1e-4,
       gelu="erf",
       head_std=0.02,

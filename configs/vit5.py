@@ -30,12 +30,11 @@ SIZES = {  # model, pixels, epochs, learning rate and stochastic depth of pre-tr
   "L": ("ViT-L/16", 192, 400, 3e-3, 0.35, 0.5),
 }
 TODAY = dict(
-  norm="rms",
-  qk_norm="rms",
-  qkv_bias="none",
+  norm=dict(name="rms"),
+  attention=dict(qk_norm="rms", bias="none"),
   layer_scale=1e-4,
   registers=4,
-  rotary=dict(name="axial", temperature=10000.0, reference=0, registers=100.0),
+  position=dict(rotary=dict(name="axial", temperature=10000.0, reference=0, registers=100.0)),
   gelu="erf",
   head_std=0.02,
   dtype="bfloat16",

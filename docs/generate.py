@@ -26,7 +26,7 @@ from vit_jax import cli, config, evals, runtime, schema, tasks  # noqa: E402
 from vit_jax.__main__ import VERBS  # noqa: E402
 from vit_jax.data import augment, catalog, crops, erasing, loader, mixing, order, policies, stream, warping  # noqa: E402
 from vit_jax.evals import probes  # noqa: E402
-from vit_jax.models import rotary, table  # noqa: E402
+from vit_jax.models import attention_outputs, rotary, table, vit_choices  # noqa: E402
 from vit_jax.models.published.model import Registered  # noqa: E402
 from vit_jax.optim import schedules  # noqa: E402
 from vit_jax.schema import expected  # noqa: E402
@@ -171,7 +171,15 @@ def model_page() -> str:
     parts += [f"## {family}\n", f"{sentence(function)}\n"]
     parts.append(f"{len(names)} names in the code, such as {', '.join(f'`{name}`' for name in names[:3])}.\n")
     parts.append(listed(keys_of(function)))
-  parts += ["## model.rotary\n", table_of(rotary.ROTARY, 3)]
+  for key, functions in (
+    ("attention", vit_choices.ATTENTION),
+    ("attention.output", attention_outputs.OUTPUTS),
+    ("mlp", vit_choices.MLP),
+    ("norm", vit_choices.NORM),
+    ("position", vit_choices.POSITION),
+    ("position.rotary", rotary.ROTARY),
+  ):
+    parts += [f"## model.{key}\n", table_of(functions, 3)]
   return "\n".join(parts)
 
 
@@ -196,7 +204,7 @@ def table_of(choices: Mapping[str, Callable | tuple[Callable, ...]], level: int)
   parts = []
   for name, each in functions.items():
     own = each[: len(each) - len(shared)]
-    parts += [f"{'#' * level} {name}\n", f"{sentence(own[0])}\n", listed(keys_of(*own))]
+    parts += [f"{'#' * level} {name}\n", f"{sentence(own[0])}\n", listed(keys_of(*filter(schema.read_keywords, own)))]
   if shared:
     parts += [f"{'#' * level} Keys of all of these\n", listed(keys_of(*shared))]
   return "\n".join(parts)

@@ -115,3 +115,22 @@ def softmax(x):
   """Over the last axis."""
   e = np.exp(x - x.max(-1, keepdims=True))
   return e / e.sum(-1, keepdims=True)
+
+
+def attention(module, x, memory):
+  """NumPy: softmax(q k / sqrt(K)) v, one query and one head at a time."""
+
+  def project(part, x):
+    return np.einsum("bnd,dhk->bnhk", x, part.kernel[...]) + (0 if part.bias is None else part.bias[...])
+
+  q, k, v = project(module.query, x), project(module.key, memory), project(module.value, memory)
+  size, out = q.shape[-1], np.zeros((*x.shape[:2], x.shape[2]))
+  for b, p, h in np.ndindex(q.shape[:3]):
+    logits = np.array([q[b, p, h] @ k[b, n, h] for n in range(memory.shape[1])])
+    if hasattr(module, "offsets"):
+      table = np.asarray(module.offsets[...])
+      # Row j of the table is the offset p - n = N - 1 - j.
+      logits = logits + [q[b, p, h] @ table[memory.shape[1] - 1 - (p - n)] for n in range(memory.shape[1])]
+    weights = softmax(logits / math.sqrt(size))
+    out[b, p] += (weights @ v[b, :, h]) @ np.asarray(module.out.kernel[h])
+  return out + module.out.bias[...]

@@ -276,11 +276,11 @@ def list_underivable(tensors: Tensors, description: models.Description, name: st
     recognised = importers.recognise(tensors, {"name": name}).description
   except ConfigError as error:
     return [f"the tensors alone do not determine the model: {error}"]
-  taken, ours = ({**one.arguments(), "heads": _count_heads(one)} for one in (recognised, description))
+  taken, ours = ({**one.settings(), "heads": _count_heads(one)} for one in (recognised, description))
   return [
     f"{key}={in_words(ours[key])} cannot be derived from the tensors. Readers of the tensors alone will use "
     f"{in_words(taken.get(key))}"
-    for key in ("heads", "gelu", "eps", "padding", "pool", "rotary", "norm_order")
+    for key in ("heads", "gelu", "eps", "norm.eps", "padding", "pool", "position.rotary", "norm_order", "norm.order")
     if key in ours and ours[key] != taken.get(key)
   ]
 
@@ -357,7 +357,7 @@ def inspect(path: pathlib.Path, hints: dict, ema: bool | None = None, prefix: st
     )
     stored, notes, images = format_amount(len(recognised.tensors), "tensor"), recognised.notes, recognised.image_notes()
     recognised.check()
-  shapes, bound = layout.compute_shapes(description), description.arguments()
+  shapes, bound = layout.compute_shapes(description), description.settings()
   check_hints(description, hints)
   rows = {
     "layout": f"{kind}, {stored}",
@@ -391,10 +391,11 @@ def describe_transformer(shapes: dict, bound: dict) -> dict[str, str]:
     result["size"] = f"width {query[0]}, depth {depth}, heads {query[1]}, hidden {hidden}"
   tokens = {"pool/score/kernel": "seqpool", "pool/probe": "map", "distillation": "distilled", "cls": "cls"}
   result["pool"] = bound.get("pool") or next((word for path, word in tokens.items() if path in shapes), "gap")
-  words = ("registers", "position", "pre_logits", "gelu", "eps", "norm_order", "stages", "padding", "resampling")
+  words = ("registers", "position", "pre_logits", "gelu", "eps", "norm.eps", "norm_order", "norm.order")
+  words += ("stages", "padding", "resampling")
   result |= {word: str(bound[word]) for word in words if bound.get(word) not in (None, 0)}
-  if "rotary" in bound and bound["rotary"].name != "none":
-    result["rotary"] = in_words(bound["rotary"])
+  if "position.rotary" in bound and bound["position.rotary"].name != "none":
+    result["position.rotary"] = in_words(bound["position.rotary"])
   return result
 
 

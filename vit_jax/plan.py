@@ -18,7 +18,7 @@ import functools
 import json
 import math
 
-from vit_jax import cli, config, models
+from vit_jax import cli, config, models, schema
 from vit_jax.config import flags
 from vit_jax.data import catalog
 from vit_jax.models import overview
@@ -37,7 +37,7 @@ def main() -> None:
   """Reads the flags, plans each slice and prints the table."""
   args, slices, run = parse_flags()
   plans = []
-  kernels = run.model.args.get("attention") == "fused"
+  kernels = schema.flatten_choices(run.model.args).get("attention") == "fused"
   with Progress().print_regularly(INTERVAL) as progress, estimate.use_tpu_compiler(kernels) as schedules:
     progress.start(f"{run.model.name}: counting the parameters")
     print_model(run, args.parameters)

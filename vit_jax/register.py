@@ -133,7 +133,7 @@ def model(
   *,
   image_size: int,
   classes: int = 1000,
-  sharding: models.Rows = (),
+  sharding: models.ShardingRules = (),
   order: parameters.Order = parameters.ORDER,
 ) -> Callable[[Decorated], Decorated]:
   """Registers a model: a function that builds a Flax NNX module.

@@ -18,32 +18,31 @@ ROTARY = {
 }
 PLAIN = {
   "model.registers": 0,
-  "model.rotary": ROTARY["none"],
-  "model.qk_norm": "none",
-  "model.norm": "layer",
-  "model.mlp": "gelu",
-  "model.hidden_multiple": None,
+  "model.position.rotary": ROTARY["none"],
+  "model.attention.qk_norm": "none",
+  "model.norm.name": "layer",
+  "model.mlp": dict(name="gelu"),
   "model.layer_scale": None,
-  "model.qkv_bias": "all",
+  "model.attention.bias": "all",
 }
 PARTS = {  # changes of the plain block
   "registers": {"model.registers": 4},
-  "rotary positions, axial": {"model.rotary": ROTARY["axial"]},
-  "rotary positions, learned": {"model.rotary": ROTARY["mixed"]},
-  "rotary positions of DINOv3": {"model.rotary": ROTARY["dinov3"]},
-  "norms of queries and keys": {"model.qk_norm": "rms"},
-  "RMSNorm": {"model.norm": "rms"},
-  "SwiGLU": {"model.mlp": "swiglu", "model.hidden_multiple": 8},
+  "rotary positions, axial": {"model.position.rotary": ROTARY["axial"]},
+  "rotary positions, learned": {"model.position.rotary": ROTARY["mixed"]},
+  "rotary positions of DINOv3": {"model.position.rotary": ROTARY["dinov3"]},
+  "norms of queries and keys": {"model.attention.qk_norm": "rms"},
+  "RMSNorm": {"model.norm.name": "rms"},
+  "SwiGLU": {"model.mlp": dict(name="swiglu", multiple=8)},
   "layer scale": {"model.layer_scale": 1e-4},
-  "no biases of queries, keys and values": {"model.qkv_bias": "none"},
+  "no biases of queries, keys and values": {"model.attention.bias": "none"},
 }
 TOGETHER = {
   "model.registers": 4,
-  "model.rotary": ROTARY["vit5"],
-  "model.qk_norm": "rms",
-  "model.norm": "rms",
+  "model.position.rotary": ROTARY["vit5"],
+  "model.attention.qk_norm": "rms",
+  "model.norm.name": "rms",
   "model.layer_scale": 1e-4,
-  "model.qkv_bias": "none",
+  "model.attention.bias": "none",
 }
 
 

@@ -37,10 +37,6 @@ def sweep():
   The positions are none, 1-D, 2-D and relative. The 1-D and 2-D tables are added at the input, in each layer, or in
   each layer with a shared table.
   """
-  tables = [(position, at) for position in ("learned", "factored") for at in ("input", "each", "shared")]
-  settings = [("none", "input"), *tables, ("relative", "input")]
-  return [
-    {"model.position": position, "model.position_at": at, "seed": seed}
-    for position, at in settings
-    for seed in range(3)
-  ]
+  tables = [dict(name=name, at=at) for name in ("learned", "factored") for at in ("input", "each", "shared")]
+  settings = [dict(name="none"), *tables, dict(name="relative")]
+  return [{"model.position": position, "seed": seed} for position in settings for seed in range(3)]

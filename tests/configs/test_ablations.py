@@ -53,7 +53,7 @@ POSITIONS = {  # the smallest run with tables in front of every layer, whose ste
   "model.width": "16",
   "model.depth": "2",
   "model.hidden": "16",
-  "model.position_at": "each",
+  "model.position.at": "each",
   "model.scan": "true",
   "batch": "16",
   "total": "4",

@@ -11,7 +11,7 @@ import functools
 import pytest
 
 from tests import recipes
-from vit_jax import models
+from vit_jax import models, schema
 from vit_jax.trees import count_values
 
 # Defaults of main.py. The optimizer's clipping is that of apex's FusedLAMB, and None of AdamW.
@@ -159,7 +159,7 @@ def test_a_recipe_shows_what_the_command_shows(name):
   assert (model["stochastic_depth"], model["dropout"]) == (said.drop_path, said.drop)
   # models_v2.py of DeiT III, and what is made from it, has one rate for all blocks, timm's ViT of DeiT a growing one.
   assert model["stochastic_depth_rates"] == ("growing" if "deit:" in name else "equal")
-  assert (model["gelu"], model["eps"], model["head_std"]) == ("erf", 1e-6, 0.02)
+  assert (model["gelu"], model["norm"].args["eps"], model["head_std"]) == ("erf", 1e-6, 0.02)
   assert model["layer_scale"] == (None if "deit:" in name else 1e-4)
 
 
@@ -209,15 +209,16 @@ def test_a_model_has_as_many_parameters_as_its_authors_have(name):
 @pytest.mark.parametrize("name", [name for name in COMMANDS if "vit5" in name or "rope" in name])
 def test_a_model_turns_as_its_authors_have_it(name):
   run = recipe(name)
-  model, rotary = run.model.args, run.model.args["rotary"]
+  model = schema.flatten_choices(run.model.args)
+  rotary, block = model["position.rotary"], [model[key] for key in ("norm", "attention.qk_norm", "attention.bias")]
   if "vit5" in name:
-    assert (model["norm"], model["qk_norm"], model["qkv_bias"]) == ("rms", "rms", "none")
+    assert block == ["rms", "rms", "none"]
     assert (model["registers"], model["mlp"], model["position"]) == (4, "gelu", "learned")
     turns = {"temperature": 10000.0, "first": "rows", "reference": 0, "registers": 100.0}
     assert (rotary.name, rotary.args) == ("axial", turns)
   else:
     positions = name.split(",")[1]
-    assert (model["norm"], model["qk_norm"], model["qkv_bias"], model["registers"]) == ("layer", "none", "all", 0)
+    assert (*block, model["registers"]) == ("layer", "none", "all", 0)
     assert model["position"] == ("learned" if "ape" in positions else "none")
     assert rotary.name == positions.removesuffix("_ape")
     assert rotary.args["temperature"] == {"axial": 100.0, "mixed": 10.0}[rotary.name]

@@ -33,6 +33,7 @@ from vit_jax.training import build
 FOLDER = extraction.ROOT / "docs/extend"
 EXAMPLES = extraction.ROOT / "examples/extend"
 PAGES = ("reader", "model", "task", "evaluation", "weight-layout", "tracker")
+READ = ("attention-part",)  # the package contains its example, and its snippets are executed as those of all pages
 OUTSIDE = {"reader": "array_reader", "model": "patch_mlp", "task": "focal_task", "evaluation": "brier_evaluation"}
 SHORT = {"--config.total=1ep": "--config.total=2", "--config.total=5ep": "--config.total=2"}
 CCT = {key: text for key, text in runs.SMALL.items() if key.startswith("model.")}
@@ -183,7 +184,7 @@ def test_a_printed_error_is_that_of_the_code(page, name, keys, clean):  # noqa: 
 
 
 def test_every_page_has_a_file_a_command_and_its_output():
-  assert {file.stem for file in FOLDER.glob("*.md")} == {"index", *PAGES}
+  assert {file.stem for file in FOLDER.glob("*.md")} == {"index", *PAGES, *READ}
   for page in PAGES:
     assert files(page) and commands(page) and blocks(page, "text"), page
     assert 300 <= len((FOLDER / f"{page}.md").read_text().split()) <= 1200, page

@@ -48,7 +48,8 @@ def resolved(path, model=(), **data):
 
 
 def chosen(run):
-  return {key: run.model.args[key] for key in ("gelu", "eps", "resampling")} | {
+  model = schema.flatten_choices(run.model.args)
+  return {key: model[key] for key in ("gelu", "norm.eps", "resampling")} | {
     key: run.data.args[key] for key in ("mean", "std", "test_crop")
   }
 
@@ -58,7 +59,7 @@ def test_e4_a_run_from_weights_like_those_of_deit_adopts_their_settings(tmp_path
   run = build.complete(before)
   assert chosen(run) == {
     "gelu": "erf",
-    "eps": 1e-6,
+    "norm.eps": 1e-6,
     "resampling": "bicubic_antialiased",
     "mean": normalisation.IMAGENET["mean"],
     "std": normalisation.IMAGENET["std"],
@@ -87,7 +88,7 @@ def test_e4_what_the_config_sets_stays_and_the_note_has_the_flags_of_the_file(tm
   run = build.complete(before)
   assert chosen(run) | {"std": None, "resampling": None} == {
     "gelu": "tanh",
-    "eps": 1e-5,
+    "norm.eps": 1e-5,
     "mean": (0.1, 0.2, 0.3),
     "test_crop": Choice("resize", {"interpolation": "area"}),
     "std": None,
@@ -95,8 +96,8 @@ def test_e4_what_the_config_sets_stays_and_the_note_has_the_flags_of_the_file(tm
   }
   assert run.data.args["std"] == normalisation.IMAGENET["std"]
   [note] = adoption.describe_settings(before.init.from_, build.complete(before, adopt=False), run)
-  assert "the config sets model.gelu=tanh model.eps=1e-05 data.mean='(0.1,0.2,0.3)'" in note
-  assert "To adopt its values: --config.model.gelu=erf --config.model.eps=1e-06 --config.data.mean='(0.485" in note
+  assert "the config sets model.gelu=tanh model.norm.eps=1e-05 data.mean='(0.1,0.2,0.3)'" in note
+  assert "To adopt its values: --config.model.gelu=erf --config.model.norm.eps=1e-06 --config.data.mean='(0.485" in note
   assert "--config.data.test_crop.name=torchvision --config.data.test_crop.ratio=0.9" in note
 
 

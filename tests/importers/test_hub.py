@@ -86,7 +86,7 @@ def test_all_that_is_said_and_true_is_taken(tmp_path):
   true |= {"num_channels": 3, "image_size": 32, "qkv_bias": True, "layer_norm_eps": 1e-6, "pooler_act": "tanh"}
   true |= {"hidden_dropout_prob": 0.5, "global_pool": "token", "model_args": {"img_size": 32, "act_layer": "gelu"}}
   (tmp_path / "config.json").write_text(json.dumps(true))
-  assert importers.inspect(tmp_path).description.arguments()["eps"] == 1e-6
+  assert importers.inspect(tmp_path).description.settings()["norm.eps"] == 1e-6
 
 
 @pytest.mark.parametrize("leads", ["../blobs/gone", "config.json"])

@@ -35,10 +35,10 @@ def folder(path, model, changes=None):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_what_is_written_says_what_tensors_do_not(tmp_path, model):
-  wanted = folder(tmp_path, model).arguments()
+  wanted = folder(tmp_path, model).settings()
   found = importers.inspect(tmp_path).description
-  words = ("pool", "registers", "gelu", "eps", "mlp", "qkv_bias", "rotary", "position")
-  assert {word: found.arguments()[word] for word in words} == {word: wanted[word] for word in words}
+  words = ("pool", "registers", "gelu", "norm.eps", "mlp", "attention.bias", "position.rotary", "position")
+  assert {word: found.settings()[word] for word in words} == {word: wanted[word] for word in words}
   assert layout.compute_shapes(found)["blocks/0/attention/query/kernel"] == (64, 2, 32)
 
 
@@ -86,11 +86,11 @@ def test_what_means_another_model_is_an_error(tmp_path, model, changes, says):
 def test_coordinates_that_training_moves_are_those_of_the_config(tmp_path):
   changes = {"pos_embed_shift": 0.1, "pos_embed_jitter": 1.5, "pos_embed_rescale": 2, "rope_theta": 50}
   folder(tmp_path, "dinov3", changes)
-  turning = importers.inspect(tmp_path).description.arguments()["rotary"].args
+  turning = importers.inspect(tmp_path).description.settings()["position.rotary"].args
   moved = {"temperature": 50.0, "normalise": "separate", "shift": 0.1, "jitter": 1.5, "rescale": 2.0}
   assert turning == moved
   folder(tmp_path, "dinov3", dict.fromkeys(changes, None) | {"rope_theta": 100.0})
-  assert importers.inspect(tmp_path).description.arguments()["rotary"].args["rescale"] == 1
+  assert importers.inspect(tmp_path).description.settings()["position.rotary"].args["rescale"] == 1
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def test_a5_a_norm_after_pooling_beside_the_backbone_is_read(tmp_path):
   parts = {f"{'' if name.startswith(outside) else 'backbone.'}{name}": tensor for name, tensor in tensors.items()}
   assert "backbone.fc_norm.weight" not in parts and "fc_norm.weight" in parts
   found = importers.recognise(parts, HINTS)
-  assert found.description.arguments()["norm_pooled"] and found.read().keys() == small_weights.arrays(gap).keys()
+  assert found.description.settings()["norm.pooled"] and found.read().keys() == small_weights.arrays(gap).keys()
 
 
 OUTSIDE = {

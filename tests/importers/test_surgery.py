@@ -225,7 +225,7 @@ def test_a_table_of_patches_alone_and_one_with_the_class_token_fit_each_other():
 def test_tables_that_are_added_elsewhere_are_said():
   have, want = (described(position_at=position_at) for position_at in ("shared", "input"))
   assert (
-    "model.position_at: the file's model has shared, but this model has input"
+    "model.position.at: the file's model has shared, but this model has input"
     in surgery.fit(drawn(have), have, want)[1]
   )
 
@@ -235,5 +235,5 @@ def test_no_other_code_adds_positions_in_front_of_every_layer(name):
   from vit_jax import importers
 
   have = described(position_at="shared")
-  with pytest.raises(ConfigError, match=f"layout '{name}' implies position_at=input, but this model has shared"):
+  with pytest.raises(ConfigError, match=f"layout '{name}' implies position.at=input, but this model has shared"):
     layout.write(importers.find_layout(have, name), drawn(have), have)

@@ -30,7 +30,7 @@ def tokens(arrays, leading):
 def test_a_token_that_loses_its_row_has_it_added_and_one_that_gets_a_row_gets_zeros(have, want):
   before = arrays(6 if have == "learned" else 4)
   after, description = tables.convert_position(before, described(have), want)
-  assert description.arguments()["position"] == want
+  assert description.settings()["position"] == want
   for one, other in zip(tokens(before, have == "learned"), tokens(after, want == "learned"), strict=True):
     np.testing.assert_array_equal(one, other)
 

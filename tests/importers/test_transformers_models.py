@@ -91,10 +91,10 @@ def test_a5_state_dicts_of_transformers_in_memory_are_read_as_its_files(tmp_path
   model.save_pretrained(tmp_path / "files")
   description, arrays = importers.load(tmp_path / "files")
   torch.save(model.state_dict(), tmp_path / "memory.pth")
-  args = description.arguments()
-  words = {"norm_eps": "eps", "gelu": "gelu", "turning": "rotary"}
+  args = description.settings()
+  words = {"norm_eps": "norm.eps", "gelu": "gelu", "turning": "position.rotary"}
   hints = {"heads": 4, "image_size": 32} | {hint: args[key] for hint, key in words.items() if key in args}
   known, found = importers.load(tmp_path / "memory.pth", hints)
-  assert known.arguments() == args and known.classes == description.classes and found.keys() == arrays.keys()
+  assert known.settings() == args and known.classes == description.classes and found.keys() == arrays.keys()
   for path, array in arrays.items():
     np.testing.assert_array_equal(found[path], array, err_msg=path)

@@ -18,7 +18,7 @@ def outputs(description, arrays):
 def test_files_of_dinov2_give_the_features_of_timms(registers, mlp, chunk):
   description, arrays, tensors = originals.dinov2(registers, mlp, chunk)
   found = importers.recognise(tensors, {"heads": 2})
-  assert (found.layout.name, found.description.arguments()["position"]) == ("dinov2", "learned")
+  assert (found.layout.name, found.description.settings()["position"]) == ("dinov2", "learned")
   assert found.notes == ["left out, used only in training: mask_token"]
   back = found.read()
   np.testing.assert_allclose(outputs(found.description, back), outputs(description, arrays), rtol=2e-4, atol=2e-5)
@@ -34,7 +34,7 @@ def test_files_of_dinov2_give_the_features_of_timms(registers, mlp, chunk):
 def test_files_of_dinov3_give_the_features_of_timms(qkv_bias, mlp):
   description, arrays, tensors = originals.dinov3(qkv_bias, mlp)
   found = importers.recognise(tensors | {"local_cls_norm.weight": np.ones(64, np.float32)}, {"heads": 2})
-  assert (found.layout.name, found.description.arguments()["eps"]) == ("dinov3", 1e-5)
+  assert (found.layout.name, found.description.settings()["norm.eps"]) == ("dinov3", 1e-5)
   assert "mask_token, local_cls_norm.weight" in found.notes[0]
   back = found.read()
   for path, array in arrays.items():
@@ -55,7 +55,7 @@ def test_a_file_of_ours_is_read_as_its_code_has_it_and_comes_back_bit_by_bit(reg
   description, arrays, tensors = originals.timm(arguments, 0)
   theirs = importers.export_tensors(arrays, description, "dinov2")
   found = importers.recognise(theirs, {"description": description.to_json()})
-  assert found.description.arguments()["position"] == "learned"
+  assert found.description.settings()["position"] == "learned"
   again = importers.export_tensors(found.read(), found.description, "timm")
   assert all(np.array_equal(again[name], array) for name, array in tensors.items())
 

@@ -27,7 +27,7 @@ GAP = {"pool": "gap", "class_token": True}
 def test_rotary_positions_are_told_by_what_else_is_in_a_file(arguments, rotary):
   written, description, arrays = example("timm", "ViT-S/8", arguments, 32, 0)
   found = importers.recognise(layout.write(written, arrays, description), {"heads": 2, "image_size": 32})
-  there = found.description.arguments()["rotary"]
+  there = found.description.settings()["position.rotary"]
   assert there.name == rotary.name and there.args.items() >= rotary.args.items()
 
 
@@ -56,4 +56,4 @@ def test_where_norms_are_is_told_by_the_name(name, order):
   arguments = EVA02 | {"rotary": modern.Choice("none")}
   written, description, arrays = example("timm", "ViT-S/8", arguments, 32, 3)
   found = importers.recognise(layout.write(written, arrays, description), {"heads": 2, "name": name})
-  assert found.description.arguments()["norm_order"] == order
+  assert found.description.settings()["norm.order"] == order

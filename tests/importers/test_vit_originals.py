@@ -54,7 +54,7 @@ def test_deit3_and_rope_vit_with_a_table_are_told_by_the_name_of_the_file(name, 
   tensors = layout.write(written, arrays, description)
   assert {"blocks.0.gamma_1", "blocks.1.gamma_2"} <= tensors.keys() and tensors["pos_embed"].shape == (1, 16, 64)
   found = importers.recognise(tensors, {"heads": 2, "name": name})
-  assert (found.layout.name, found.description.arguments()["rotary"].name) == (which, rotary)
+  assert (found.layout.name, found.description.settings()["position.rotary"].name) == (which, rotary)
   assert any("rope-vit with fixed frequencies" in note for note in found.notes) == noted
 
 

@@ -18,4 +18,4 @@ def test_the_matrix_in_front_has_the_mlp_then_query_key_and_value():
   assert tensors["blocks.1.in_proj.bias"].shape == (288,)
   assert {"blocks.0.ls.gamma", "blocks.0.attn_out_proj.bias", "blocks.0.mlp_out_proj.weight"} <= tensors.keys()
   found = importers.recognise(tensors, {"heads": 2})
-  assert found.description.arguments()["norm_order"] == "parallel"
+  assert found.description.settings()["norm.order"] == "parallel"

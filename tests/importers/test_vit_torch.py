@@ -16,7 +16,7 @@ def test_deit_3_has_places_for_patches_only_here_and_there():
   tensors = layout.write(written, arrays, description)
   assert tensors["pos_embed"].shape == (1, 16, 64)
   found = importers.recognise(tensors, {"heads": 2})
-  assert found.description.arguments()["position"] == "learned_patches"
+  assert found.description.settings()["position"] == "learned_patches"
   np.testing.assert_array_equal(found.read()["position/table"], arrays["position/table"][1:])
   assert found.description.arguments()["layer_scale"] > 0
   # A file of ours says that its model has a row for the class token.
@@ -68,7 +68,7 @@ def test_registers_are_timms_and_tables_then_have_rows_for_patches_only(pool):
   found = importers.recognise(tensors, {"heads": 2})
   assert (found.description.arguments()["registers"], found.description.arguments()["pool"]) == (3, pool)
   back = found.read()
-  assert found.description.arguments()["position"] == "learned_patches"
+  assert found.description.settings()["position"] == "learned_patches"
   if pool == "cls":  # its position is part of the token
     np.testing.assert_array_equal(back["cls"], arrays["cls"] + arrays["position/table"][0])
     np.testing.assert_array_equal(back["position/table"], arrays["position/table"][1:])
@@ -84,7 +84,7 @@ def test_registers_may_have_positions():
   tensors = layout.write(written, arrays, description)
   assert tensors["pos_embed"].shape == (1, 1 + 3 + 16, 64)
   found = importers.recognise(tensors, {"heads": 2})
-  assert found.description.arguments()["position"] == "learned_all"
+  assert found.description.settings()["position"] == "learned_all"
   np.testing.assert_array_equal(found.read()["position/table"], arrays["position/table"])
 
 

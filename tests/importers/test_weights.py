@@ -33,7 +33,7 @@ def test_a_norm_after_the_mean_is_another_model_than_one_of_all_tokens():
   theirs = {name.replace("norm.", "fc_norm.") if name.startswith("norm.") else name: t for name, t in tensors.items()}
   for some, path in ((theirs, "pool_norm/scale"), (tensors, "norm/scale")):
     found = importers.recognise(some, {"heads": 2})
-    assert found.description.arguments()["norm_pooled"] == (path == "pool_norm/scale")
+    assert found.description.settings()["norm.pooled"] == (path == "pool_norm/scale")
     assert np.array_equal(found.read()[path], arrays["norm/scale"])
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.heavy
 def test_without_a_mesh_nothing_is_constrained_or_split():
   x = np.ones((8, 2, 4), np.float32)
   assert activations.constrain(x) is x
-  assert activations.per_device(abs) is abs
+  assert activations.run_per_device(abs) is abs
 
 
 def test_a_function_runs_on_each_device_s_part():
@@ -30,7 +30,7 @@ def test_a_function_runs_on_each_device_s_part():
     with activations.sharded(
       sharding.make_batch_sharding(grid), lambda path, value: value, lambda f: sharding.map_per_device(grid, f)
     ):
-      return activations.per_device(function)(activations.constrain(x), bias)
+      return activations.run_per_device(function)(activations.constrain(x), bias)
 
   x, bias = np.arange(8 * 2 * 4.0).reshape(8, 2, 4), np.arange(4.0)
   result = jax.jit(outer)(x, bias)

@@ -35,8 +35,10 @@ def test_a_line_and_flags_say_what_makes_another_model_than_the_name():
 
 def test_a_choice_in_a_model_is_said_with_its_arguments():
   description = Description(Choice("ViT-S/8", {"rotary": Choice("mixed", {"temperature": 3.0})}), 32, 0)
-  assert str(description) == "ViT-S/8, rotary=mixed (temperature=3.0) (32 px, no classes)"
-  assert description.flags().endswith("--config.model.rotary.name=mixed --config.model.rotary.temperature=3.0")
+  assert str(description) == "ViT-S/8, position.rotary=mixed (temperature=3.0) (32 px, no classes)"
+  assert description.flags().endswith(
+    "--config.model.position.rotary=mixed --config.model.position.rotary.temperature=3.0"
+  )
 
 
 def test_a_model_layer_by_layer_is_not_scanned():

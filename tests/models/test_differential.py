@@ -8,7 +8,7 @@ from flax import nnx
 from tests import modules
 from vit_jax import models
 from vit_jax.models.attention import Attention
-from vit_jax.models.differential import Difference
+from vit_jax.models.differential import Differential
 from vit_jax.schema import Choice, ConfigError
 
 pytestmark = pytest.mark.heavy
@@ -19,8 +19,8 @@ WIDTH, HEADS, SIZE = 24, 3, 8
 @pytest.mark.parametrize("number", [0, 5])
 def test_a_head_takes_its_second_half_away_from_its_first(number):
   def made(rngs):
-    options = {"difference": Difference(SIZE, dtype=F32, rngs=rngs), "out_bias": False}
-    return Attention(WIDTH, HEADS, **options, dtype=F32, rngs=rngs)
+    kernel = Differential(SIZE, dtype=F32)
+    return Attention(WIDTH, HEADS, kernel=kernel, out_bias=False, dtype=F32, rngs=rngs)
 
   module = modules.layer(made)
   difference, x = module.difference, np.random.default_rng(0).standard_normal((2, 5, WIDTH), np.float32)
@@ -63,8 +63,11 @@ def test_blocks_know_their_number_scanned_or_not(arguments):
 @pytest.mark.parametrize(
   ("arguments", "says"),
   [
-    ({"attention": "fused"}, r"'fused' does not support differential=true. Use 'xla'"),
-    ({"width": 9, "heads": 3}, r"model.differential: heads have 3 channels. Allowed: an even number"),
+    ({"attention": "fused"}, r"'fused' does not support differential=true. Use attention='differential'"),
+    (
+      {"width": 9, "heads": 3},
+      r"model.attention: 'differential' halves heads, which have 3 channels. Allowed: an even number",
+    ),
   ],
 )
 def test_what_has_no_halves_is_refused(arguments, says):

@@ -11,6 +11,8 @@ from tests import modules
 from tests.documentation.test_model_pages import ROWS
 from vit_jax import models, schema
 from vit_jax.models import rotary
+from vit_jax.models.attention_outputs import OUTPUTS
+from vit_jax.models.vit_choices import ATTENTION, MLP
 
 ONE = {  # family -> what makes a model of it small
   "vit": {"depth": 1},
@@ -56,20 +58,21 @@ def test_every_option_of_a_vit_is_in_its_tables(pool, scan):
   options |= {"pre_logits": 8} if pool != "distilled" else {}
   for position in ("learned", "learned_patches", "learned_all", "sincos2d", "factored", "relative", "none"):
     modules.check_tables(modules.abstract("ViT-Ti/16", 32, position=position, **options))
-    for position_at in ("each", "shared") if position in ("learned", "sincos2d", "factored") else ():
-      modules.check_tables(modules.abstract("ViT-Ti/16", 32, position=position, position_at=position_at, **options))
+    for at in ("each", "shared") if position in ("learned", "sincos2d", "factored") else ():
+      modules.check_tables(modules.abstract("ViT-Ti/16", 32, position=schema.Choice(position, {"at": at}), **options))
 
 
 PARTS = {
   "class_token": [True],
-  "rotary": [{"name": name} for name in rotary.ROTARY],
-  "qk_norm": ["layer", "rms"],
-  "qkv_bias": ["query_value", "none"],
-  "context_norm": [True],
-  "mlp": ["swiglu", "swiglu_normed"],
-  "norm": ["rms"],
-  "norm_order": ["post", "parallel"],
-  "norm_pooled": [True],
+  "position": [{"rotary": {"name": name}} for name in rotary.ROTARY],
+  "attention": [
+    *(name for name in ATTENTION),
+    *({"qk_norm": norm} for norm in ("layer", "rms")),
+    *({"bias": bias} for bias in ("query_value", "none")),
+    *({"output": name} for name in OUTPUTS),
+  ],
+  "mlp": [*MLP],
+  "norm": ["rms", {"order": "post"}, {"order": "parallel"}, {"pooled": True}],
 }
 
 
@@ -83,8 +86,8 @@ def test_every_part_of_today_s_blocks_is_in_the_tables(key, value, scan):
 
 @pytest.mark.parametrize(("hidden", "multiple", "expected"), [(6144, 8, 4096), (2304, 8, 1536), (1000, 64, 704)])
 def test_swiglu_has_two_thirds_of_the_width_rounded_up(hidden, multiple, expected):
-  arguments = {"mlp": "swiglu", "hidden": hidden, "hidden_multiple": multiple, "depth": 1}
-  shapes = modules.abstract("ViT-Ti/16", **arguments).shapes()
+  arguments = {"mlp": {"name": "swiglu", "multiple": multiple}, "hidden": hidden, "depth": 1}
+  shapes = models.functional(models.Description(schema.Choice("ViT-Ti/16", arguments), 224, 7)).shapes()
   assert shapes["blocks/0/mlp/up/kernel"].shape == shapes["blocks/0/mlp/gate/kernel"].shape == (192, expected)
 
 

@@ -30,13 +30,15 @@ def turned(x, angles):
 @pytest.mark.heavy
 def test_pairs_are_turned_as_complex_numbers():
   x, angles = rng.standard_normal((2, 5, 3, 8)), rng.standard_normal((5, 1, 4))
-  np.testing.assert_allclose(rotary.turn(x.astype(np.float32), angles.astype(np.float32)), turned(x, angles), atol=1e-5)
+  np.testing.assert_allclose(
+    rotary.apply_rotary(x.astype(np.float32), angles.astype(np.float32)), turned(x, angles), atol=1e-5
+  )
 
 
 @pytest.mark.parametrize("first", ["rows", "columns"])
 def test_axial_angles_are_those_of_the_place_of_each_patch(first):
   one = made("axial", temperature=50.0, first=first)
-  angles = one.angles(one.coordinates(*GRID, None), None)
+  angles = one.compute_angles(one.compute_coordinates(*GRID, None), None)
   for n, (row, column) in enumerate(np.ndindex(*GRID)):
     ends = (row, column) if first == "rows" else (column, row)
     expected = [place / 50 ** (i / 2) for place in ends for i in range(2)]
@@ -46,7 +48,7 @@ def test_axial_angles_are_those_of_the_place_of_each_patch(first):
 @pytest.mark.parametrize(("reference", "side"), [(None, None), (0, (3, 4)), (16, (16, 16))])
 def test_other_grids_are_laid_on_the_grid_of_reference(reference, side):
   one = made("axial", reference=reference)
-  places = one.coordinates(6, 8, None).reshape(6, 8, 2)
+  places = one.compute_coordinates(6, 8, None).reshape(6, 8, 2)
   rows, columns = side or (6, 8)
   np.testing.assert_allclose(places[:, 0, 0], np.arange(6) * rows / 6, rtol=1e-6)
   np.testing.assert_allclose(places[0, :, 1], np.arange(8) * columns / 8, rtol=1e-6)
@@ -56,17 +58,17 @@ def test_registers_turn_on_a_square_of_their_own_or_stay():
   one = made("axial", registers=7.0)
   for n, (row, column) in enumerate(np.ndindex(2, 2)):
     expected = [place / 7 ** (i / 2) for place in (row, column) for i in range(2)]
-    np.testing.assert_allclose(one.of_registers(4)[n, 0], expected, rtol=1e-6)
+    np.testing.assert_allclose(one.compute_register_angles(4)[n, 0], expected, rtol=1e-6)
   with pytest.raises(ConfigError, match=r"registers: 3; rotary registers must form a square"):
-    one.of_registers(3)
-  assert not made("axial").of_registers(3).any() and not made("mixed").of_registers(3).any()
+    one.compute_register_angles(3)
+  assert not made("axial").compute_register_angles(3).any() and not made("mixed").compute_register_angles(3).any()
 
 
 @pytest.mark.heavy
 def test_mixed_angles_have_frequencies_of_each_head():
   one = made("mixed", heads=3)
   frequencies = rng.standard_normal((2, 3, 4)).astype(np.float32)
-  angles = np.asarray(one.angles(one.coordinates(*GRID, None), frequencies))
+  angles = np.asarray(one.compute_angles(one.compute_coordinates(*GRID, None), frequencies))
   for n, (row, column) in enumerate(np.ndindex(*GRID)):
     np.testing.assert_allclose(angles[n], column * frequencies[0] + row * frequencies[1], rtol=1e-5, atol=1e-6)
 
@@ -85,7 +87,7 @@ def test_mixed_frequencies_begin_as_axial_ones_that_each_head_has_turned():
 @pytest.mark.parametrize(("normalise", "sides"), [("separate", (3, 4)), ("max", (4, 4)), ("min", (3, 3))])
 def test_centred_angles_turn_by_where_a_patch_is_between_minus_one_and_one(normalise, sides):
   one = made("dinov3", normalise=normalise)
-  angles = one.angles(one.coordinates(*GRID, None), None)
+  angles = one.compute_angles(one.compute_coordinates(*GRID, None), None)
   for n, (row, column) in enumerate(np.ndindex(*GRID)):
     places = [2 * (place + 0.5) / side - 1 for place, side in zip((row, column), sides, strict=True)]
     expected = [2 * math.pi * place / 100 ** (i / 2) for place in places for i in range(2)]
@@ -95,9 +97,9 @@ def test_centred_angles_turn_by_where_a_patch_is_between_minus_one_and_one(norma
 @pytest.mark.heavy
 def test_training_moves_coordinates_within_their_bounds_and_evaluation_does_not():
   one = made("dinov3", shift=0.2, jitter=1.5, rescale=2.0)
-  still = one.coordinates(*GRID, None)
-  np.testing.assert_array_equal(still, made("dinov3").coordinates(*GRID, jax.random.key(0)))
-  moved = np.stack([one.coordinates(*GRID, key) for key in modules.keys(300)])
+  still = one.compute_coordinates(*GRID, None)
+  np.testing.assert_array_equal(still, made("dinov3").compute_coordinates(*GRID, jax.random.key(0)))
+  moved = np.stack([one.compute_coordinates(*GRID, key) for key in modules.keys(300)])
   steps = moved[:, -1] - moved[:, 0]  # scaled, and not shifted
   scale = steps / (still[-1] - still[0])
   assert scale.min() > 1 / 3.01 and scale.max() < 3.01 and scale.max() > 2 and scale.min() < 0.5
@@ -128,7 +130,7 @@ def test_attention_turns_queries_and_keys_of_patches_and_leaves_the_class_token(
   model = modules.model(**arguments)
   attention = model.blocks[0].attention
   x = rng.standard_normal((2, 1 + 4 + 16, 16)).astype(np.float32)
-  places = attention.rotary.coordinates(4, 4, None)
+  places = attention.query_key.rotary.compute_coordinates(4, 4, None)
 
   def projected(part):
     return np.einsum("bnd,dhk->bnhk", x, part.kernel[...]) + part.bias[...]
@@ -136,9 +138,9 @@ def test_attention_turns_queries_and_keys_of_patches_and_leaves_the_class_token(
   def normed(y, scale):
     return y / np.sqrt(np.square(y).mean(-1, keepdims=True) + 1e-6) * scale[...]
 
-  frequencies = None if attention.frequencies is None else np.asarray(attention.frequencies[...])
-  angles = np.asarray(attention.rotary.angles(places, frequencies))
-  prefix = np.concatenate([np.zeros((1, 1, 4)), attention.rotary.of_registers(4)])
+  frequencies = np.asarray(attention.frequencies[...]) if hasattr(attention, "frequencies") else None
+  angles = np.asarray(attention.query_key.rotary.compute_angles(places, frequencies))
+  prefix = np.concatenate([np.zeros((1, 1, 4)), attention.query_key.rotary.compute_register_angles(4)])
   angles = np.concatenate([np.broadcast_to(prefix, (5, *angles.shape[1:])), angles])
   q, k = (
     turned(normed(projected(part), norm.scale), angles)
@@ -159,8 +161,8 @@ def test_turned_attention_sees_how_far_patches_are_apart_and_not_where_they_are(
   y = rng.standard_normal((1, 12, 2, 8)).astype(np.float32)
   scores = []
   for shift in (0.0, 2.5):
-    angles = jnp.asarray(one.angles(one.coordinates(*GRID, None) + np.float32(shift), frequencies))
-    scores.append(np.einsum("bqhk,bnhk->bhqn", rotary.turn(x, angles), rotary.turn(y, angles)))
+    angles = jnp.asarray(one.compute_angles(one.compute_coordinates(*GRID, None) + np.float32(shift), frequencies))
+    scores.append(np.einsum("bqhk,bnhk->bhqn", rotary.apply_rotary(x, angles), rotary.apply_rotary(y, angles)))
   np.testing.assert_allclose(*scores, atol=1e-4)
 
 

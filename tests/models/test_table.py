@@ -18,7 +18,7 @@ def test_all_registered_names_are_listed():
 @pytest.mark.parametrize(
   ("name", "argument", "says"),
   [
-    ("vit_2_4_32", "qk_norm", "ViT-mu/8's family takes it. Allowed: position,"),
+    ("vit_2_4_32", "qk_norm", "ViT-mu/8's family takes 'attention.qk_norm'. Allowed: position,"),
     ("Mixer-B/16", "registers", "ViT-mu/8's family, vit_2_4_32's family take it. Allowed: gelu,"),
     ("ViT-S/16", "kernel", "vit_2_4_32's family takes it. Allowed: pool,"),
     ("ViT-S/16", "poool", "Did you mean 'pool'? Allowed: pool,"),

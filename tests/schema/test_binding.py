@@ -171,7 +171,7 @@ def test_arguments_without_a_name_are_those_of_the_default():
     ({"other": {"by": 3}}, "other", "is not a choice. Write dict(name='...', ...), or --c.other.name="),
     ({"kind": True}, "kind", "dict(name='...', ...), or --c.kind.name=NAME. Allowed: steady, moving."),
     ({"kind": "stedy"}, "kind", "--c.kind.name=NAME. Did you mean 'steady'? Allowed: steady, moving."),
-    ({"kind": "moving"}, "kind", "dict(name='moving', ...), or --c.kind.name=moving"),
+    ({"kind": "moving"}, "kind.by", "missing; 'moving' needs it. Add it to the config or as --c.kind.by="),
     ({"other": "true"}, "other", "--c.other.name=NAME. Allowed: steady, moving."),
     ({"named": {"x": "true"}}, "named.x", "--c.named.x.name=NAME. Allowed: steady, moving."),
     ({"kind": {"name": "stedy"}}, "kind.name", "unknown name 'stedy'. Did you mean 'steady'? Allowed: steady, moving."),

@@ -142,6 +142,8 @@ def load_config(path: str, overrides: Mapping[str, str] | None = None) -> ml_col
 def set_value(config: ml_collections.ConfigDict, key: str, text: str) -> None:
   """Sets a value in place, as the flag `--config.optim.lr=1e-3` does.
 
+  If the key is a choice, the value is its name: `optim.schedule=cosine` is `optim.schedule.name=cosine`.
+
   Args:
     config: the config to change.
     key: words separated by dots, such as "optim.lr". A word with an index selects an entry of a list, such as
@@ -159,6 +161,8 @@ def set_value(config: ml_collections.ConfigDict, key: str, text: str) -> None:
     if depth and name and name not in config and text != "default" and not _ENTRY.fullmatch(name):
       config[name] = ml_collections.ConfigDict(type_safe=False)  # a choice that the file leaves at its default
     part = _get_part(config, name)
+    if depth and isinstance(part, str):  # a choice that is written as its name alone
+      part = config[name] = ml_collections.ConfigDict({"name": part}, type_safe=False)
     if not isinstance(part, ml_collections.ConfigDict):
       place = ".".join(["config", *parents[:depth]])
       if not depth and places.is_measurement(whole):
@@ -174,7 +178,10 @@ def set_value(config: ml_collections.ConfigDict, key: str, text: str) -> None:
   if not last:
     raise ConfigError(f"--config.{key}: the key ends in a dot")
   if text != "default":
-    config[last] = Text(text)
+    if parents and last in config and isinstance(config[last], ml_collections.ConfigDict):
+      config[last].name = Text(text)  # a choice that is written as its name alone
+    else:
+      config[last] = Text(text)
   elif last in config:
     del config[last]
 

@@ -1,6 +1,13 @@
 """Migrations of stored configs to the current keys, values and defaults."""
 
 from collections.abc import Mapping
+from typing import Any
+
+import ml_collections
+
+from vit_jax.schema import Choice, ConfigError, Text, as_group, show
+
+_GROUP = Mapping | ml_collections.ConfigDict
 
 _DECAYS = {"adamw": "times_lr", "decoupled": "independent"}
 # data with EXIF orientation applied by default, which were read without it before the key existed
@@ -137,3 +144,88 @@ def _list_added_values(group, before, data) -> dict[str, str]:
     for i, pair in enumerate(pairs):
       keys |= _list_added_values(f"{one}[{i}]" if several else one, *pair)
   return keys
+
+
+# Flat keys of Vision Transformers: {old key: (group, key in the group)}.
+_NESTED = {
+  "qk_norm": ("attention", "qk_norm"),
+  "qkv_bias": ("attention", "bias"),
+  "attention_dropout": ("attention", "dropout"),
+  "context_norm": ("attention", "output"),
+  "differential": ("attention", "name"),
+  "hidden_multiple": ("mlp", "multiple"),
+  "norm_order": ("norm", "order"),
+  "norm_pooled": ("norm", "pooled"),
+  "eps": ("norm", "eps"),
+  "position_at": ("position", "at"),
+  "rotary": ("position", "rotary"),
+}
+# Old keys that had no effect with some names: {key: (value without effect, names with the key)}.
+_PARTIAL = {
+  "attention_dropout": ("0", ("xla", "differential")),
+  "hidden_multiple": ("none", ("swiglu", "swiglu_normed")),
+  "position_at": ("input", ("learned", "learned_patches", "learned_all", "sincos2d", "factored")),
+}
+
+
+def nest_vit(arguments: Mapping[str, Any]) -> dict[str, Any]:
+  """Converts flat arguments of a Vision Transformer to groups: `qk_norm="rms"` becomes `attention=dict(qk_norm="rms")`.
+
+  Flat arguments are valid in configs, flags, workdirs and weight files. A flag replaces a value of the config file.
+
+  Args:
+    arguments: arguments of the model, as a user or a file specifies them.
+
+  Returns:
+    Arguments without flat keys.
+
+  Raises:
+    ConfigError: if a flat key and the group both set an argument, or if differential attention is also fused.
+  """
+  result = {key: value for key, value in arguments.items() if key not in _NESTED}
+  for old in _NESTED:
+    group, key = _NESTED[old]
+    # A group of another type is reported when the arguments are bound.
+    if old in arguments and isinstance(result.get(group, {}), Choice | str | _GROUP):
+      inner = as_group(result.get(group, {}))
+      value = _renamed_value(old, arguments[old], inner.get("name"))
+      idle, names = _PARTIAL.get(old, (None, ()))
+      if old not in _PARTIAL or inner.get("name") in names or not _is_idle(value, idle):
+        result[group] = inner | _one_of(old, f"{group}.{key}", key, inner, value)
+  return result
+
+
+def _is_idle(value: Any, idle: str) -> bool:
+  return str(value).lower() in (idle, f"{idle}.0")
+
+
+def _renamed_value(old: str, value: Any, name: str | None) -> Any:
+  """Returns the value of a flat key under its new key."""
+  if old not in ("context_norm", "differential"):
+    return value
+  is_set = str(value).lower() == "true"
+  if not is_set and str(value).lower() != "false":
+    raise ConfigError(f"expected true or false, got {show(value)}", old)
+  if old == "context_norm":
+    text = "normed" if is_set else "plain"
+  elif is_set and name == "fused":
+    raise ConfigError("attention 'fused' does not support differential=true. Use attention='differential'")
+  else:
+    text = "differential" if is_set else "xla" if name in (None, "differential") else str(name)
+  return Text(text) if isinstance(value, Text) else text
+
+
+def _one_of(old: str, new: str, key: str, group: Mapping[str, Any], value: Any) -> dict[str, Any]:
+  """Returns {key: value} with the value of a flat key, or of the group if only that value is a flag."""
+  if key not in group or old == "differential" or _leaves(group[key]) == _leaves(value):
+    return {key: value}
+  if isinstance(group[key], _GROUP) and isinstance(value, _GROUP):
+    return {key: {**group[key], **value}}
+  flags = [isinstance(one, Text) for one in (group[key], value)]
+  if flags[0] == flags[1]:
+    raise ConfigError(f"{show(value)} contradicts {new}, which is {show(group[key])}. Remove {old}", old)
+  return {key: value if flags[1] else group[key]}
+
+
+def _leaves(value: Any) -> str:
+  return str(as_group(value) if isinstance(value, Choice | _GROUP) else value)

@@ -16,7 +16,7 @@ from vit_jax.models import Description, table
 from vit_jax.schema import Choice, ConfigError, texts
 from vit_jax.storage import files, paths
 
-KEYS = {"model": ("gelu", "eps", "padding", "resampling"), "data": ("mean", "std", "test_crop")}
+KEYS = {"model": ("gelu", "eps", "norm.eps", "padding", "resampling"), "data": ("mean", "std", "test_crop")}
 Settings = dict[str, dict[str, Any]]  # {group of the config: {key: value}}
 
 
@@ -53,11 +53,22 @@ def add_settings(run: Run, settings: Settings) -> Run:
     run: a resolved run that is not completed.
     settings: {group of the config: {key: value}}.
   """
-  changed = {}
-  for group, values in settings.items():
-    choice = getattr(run, group)
-    changed[group] = Choice(choice.name, {**values, **choice.args})
+  changed = {group: _completed(group, getattr(run, group), values) for group, values in settings.items()}
   return dataclasses.replace(run, **changed)
+
+
+def _completed(group: str, choice: Choice, values: Mapping[str, Any]) -> Choice:
+  """Returns a choice with the given values for all keys that it does not set."""
+  if group != "model":
+    return Choice(choice.name, {**values, **choice.args})
+  args = dict(table.migrate(choice).args)
+  for key, value in values.items():
+    outer, dot, inner = key.partition(".")
+    if not dot:
+      args.setdefault(key, value)
+    else:
+      args[outer] = {inner: value} | schema.as_group(args.get(outer, {}))
+  return Choice(choice.name, args)
 
 
 def find_recorded_settings(stored: Mapping[str, Any]) -> Settings:
@@ -76,6 +87,8 @@ def find_recorded_settings(stored: Mapping[str, Any]) -> Settings:
   if not (stored.get("init") or {}).get("from"):
     return result
   groups = {group: stored.get(group) or {} for group in KEYS}
+  if model := groups["model"]:
+    groups["model"] = _settings(Choice(model["name"], {key: model[key] for key in model if key != "name"}))
   return result | {
     group: {key: groups[group][key] for key in keys if key in groups[group]} for group, keys in KEYS.items()
   }
@@ -100,8 +113,20 @@ def find_weight_settings(path: str | None, model: str, image_size: int | None) -
       return {}
   except (ConfigError, OSError):
     return {}
-  bound = description.arguments()
+  bound = description.settings()
   return {"model": {key: bound[key] for key in KEYS["model"] if key in bound}, "data": data}
+
+
+def _settings(choice: Choice) -> dict[str, Any]:
+  """Returns the arguments of a stored model with dotted keys."""
+  args = table.migrate(choice).args
+  nested = {key: Choice("", value) for key, value in args.items() if isinstance(value, Mapping)}
+  return schema.flatten_choices({**args, **nested})
+
+
+def _select_arguments(run: Run, group: str) -> Mapping[str, Any]:
+  """Returns the arguments of a group, with dotted keys for a model."""
+  return schema.flatten_choices(run.model.args) if group == "model" else getattr(run, group).args
 
 
 def describe_settings(path: str, own: Run, run: Run) -> list[str]:
@@ -115,7 +140,7 @@ def describe_settings(path: str, own: Run, run: Run) -> list[str]:
   settings = find_weight_settings(path, run.model.name, run.data.args["image_size"])
   adopted, kept = [], []
   for group, key in [(group, key) for group, values in settings.items() for key in values]:
-    before, now = (getattr(one, group).args[key] for one in (own, run))
+    before, now = (_select_arguments(one, group)[key] for one in (own, run))
     if before != now:
       adopted.append((f"{group}.{key}", now, before))
     elif _is_different(settings[group][key], now):

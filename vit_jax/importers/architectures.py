@@ -47,7 +47,7 @@ def describe_unsaved(chosen: Layout, description: Description, said: ImageMetada
     return []
   unnamed = chosen.name == "timm" and find_architecture(description) is None
   result = ["timm has no architecture with these arguments; config.json names none"] if unnamed else []
-  bound = description.arguments()
+  bound = description.settings()
   if chosen.beside and bound.get("pool") == "gap" and bound.get("class_token"):
     result.append("pool=gap is not in the file: pooler_output of Transformers is the normalised class token")
   if chosen.beside and (same := sorted(name for name, count in Counter(said.labels).items() if count > 1)):
@@ -84,7 +84,7 @@ def _timm_files(description, said):
     prepared |= {key: list(values) for key, values in said.normalised.items()}
   prepared |= {"num_classes": description.classes, "first_conv": first}
   prepared |= {"fixed_input_size": description.published.family != "efficientnet"}
-  distilled = description.arguments().get("pool") == "distilled"
+  distilled = description.settings().get("pool") == "distilled"
   prepared["classifier"] = [head, f"{head}_dist"] if distilled else head
   return {
     **({"architecture": named.name} if named else {}),
@@ -107,7 +107,7 @@ def find_architecture(description: Description) -> Choice | None:
   if published.family == "mixer":
     same = [other for other in table.names("mixer_*") if table.find(other).row == published.row]
     name = next(iter(same), "")
-    gelu = description.arguments()["gelu"]
+    gelu = description.settings()["gelu"]
     size |= {"act_layer": "gelu_tanh"} if gelu == "tanh" else {}
     essential.pop("gelu", None)
   known = name in table.names() and (name.islower() or "_" in name)

@@ -90,10 +90,10 @@ def collect_facts(description: Description, said: Mapping[str, Any]) -> dict[str
   Returns:
     Values such as {"width": 192, "heads": 3}.
   """
-  shapes, bound = layout.compute_shapes(description), description.arguments()
+  shapes, bound = layout.compute_shapes(description), description.settings()
   facts = {"channels": description.channels, "image_size": description.image_size, "pool": bound.get("pool") or "gap"}
   facts["classes"] = description.classes
-  facts |= {key: bound[key] for key in ("gelu", "eps", "registers", "mlp", "qkv_bias") if key in bound}
+  facts |= {key: bound[key] for key in ("gelu", "eps", "registers", "mlp") if key in bound}
   if facts["pool"] == "distilled":
     facts["pool"] = "cls"
   if "embedding/kernel" in shapes:
@@ -103,11 +103,15 @@ def collect_facts(description: Description, said: Mapping[str, Any]) -> dict[str
     facts["depth"] = len({path.split("/")[1] for path in shapes if path.startswith("blocks/")})
     facts["mlp_ratio"] = _find_ratio(facts, bound, said)
   if description.published.family == "vit":
-    facts["has_qkv_bias"], facts["has_qk_norm"] = bound["qkv_bias"] != "none", bound["qk_norm"] != "none"
+    facts["has_qkv_bias"], facts["has_qk_norm"] = (
+      bound["attention.bias"] != "none",
+      bound["attention.qk_norm"] != "none",
+    )
     facts["has_class_token"] = facts["pool"] == "cls" or bool(bound["class_token"])
     facts["has_layer_scale"] = bound["layer_scale"] is not None
-  facts["norm_order"] = bound.get("norm_order")
-  facts["rotary"] = _select_stated(bound.get("rotary"), said.get("rotary"))
+    facts |= {"eps": bound["norm.eps"], "qkv_bias": bound["attention.bias"]}
+  facts["norm_order"] = bound.get("norm.order", bound.get("norm_order"))
+  facts["rotary"] = _select_stated(bound.get("position.rotary"), said.get("rotary"))
   return facts
 
 

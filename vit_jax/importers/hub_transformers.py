@@ -157,11 +157,11 @@ def _read_rotary(config):
 
 def find_model_type(description: Description) -> str | None:
   """Returns the model of Transformers that fits a description: "dinov2", "dinov3", "siglip", or None."""
-  bound = description.arguments()
+  bound = description.settings()
   token = bound["pool"] == "cls" or (bound["pool"] == "gap" and bool(bound["class_token"]))
   scaled = bound["layer_scale"] is not None
-  if bound["rotary"].name != "none":
-    return "dinov3" if token and scaled and bound["rotary"].name == "dinov3" else None
+  if bound["position.rotary"].name != "none":
+    return "dinov3" if token and scaled and bound["position.rotary"].name == "dinov3" else None
   if token:
     return "dinov2" if scaled else None
   pooled = bound["pool"] == "map" and not description.classes
@@ -177,17 +177,17 @@ def check_model(description: Description, square: bool) -> None:
   """
   if square and not isinstance(description.image_size, int):
     raise ConfigError(f"layout 'hf' supports position tables of square images only, not of {description.image_size}")
-  turning = description.arguments()["rotary"]
+  turning = description.settings()["position.rotary"]
   if turning.name == "dinov3" and turning.args["normalise"] != "separate":
     raise ConfigError(
-      "layout 'hf' implies rotary.normalise=separate, but this model has "
+      "layout 'hf' implies position.rotary.normalise=separate, but this model has "
       f"{turning.args['normalise']}. The outputs would differ"
     )
 
 
 def create_config(description: Description) -> dict:
   """Returns the config.json that Transformers needs to build a model."""
-  bound, ours = description.arguments(), compute_shapes(description)
+  bound, ours = description.settings(), compute_shapes(description)
   width, heads, _ = ours["blocks/0/attention/query/kernel"]
   hidden, gated = ours["blocks/0/mlp/up/kernel"][1], bound["mlp"] == "swiglu"
   act = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}[bound["gelu"]]
@@ -196,7 +196,7 @@ def create_config(description: Description) -> dict:
     "num_hidden_layers": len({path.split("/")[1] for path in ours if path.startswith("blocks/")}),
     "num_attention_heads": heads,
     "hidden_act": act,
-    "layer_norm_eps": bound["eps"],
+    "layer_norm_eps": bound["norm.eps"],
     "image_size": description.image_size,
     "patch_size": ours["embedding/kernel"][0],
     "num_channels": description.channels,
@@ -210,11 +210,11 @@ def create_config(description: Description) -> dict:
       return named | sizes | {
         "mlp_ratio": _find_ratio(width, hidden, gated),
         "use_swiglu_ffn": gated,
-        "qkv_bias": bound["qkv_bias"] == "all",
+        "qkv_bias": bound["attention.bias"] == "all",
         "layerscale_value": bound["layer_scale"],
       }  # fmt: skip
     case "dinov3":
-      turning, biased = bound["rotary"].args, bound["qkv_bias"]
+      turning, biased = bound["position.rotary"].args, bound["attention.bias"]
       return sizes | {
         "architectures": ["DINOv3ViTModel"],
         "model_type": "dinov3_vit",

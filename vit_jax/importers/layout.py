@@ -65,7 +65,7 @@ class Layout(NamedTuple):
     finish: function from tensors and description to tensors, applied last when a file is written.
     stores_tables: true if files contain position tables that are computed, not learned.
     beside: function from a description to the JSON values of a file next to the weights, such as config.json.
-    computes: model arguments that readers of this layout assume. If an argument had another value, readers would
+    computes: model settings that readers of this layout assume. If a setting had another value, readers would
       compute another model. A tuple lists several allowed values.
     ignored: pattern of names of tensors that are not parameters.
     untaken: pattern of names that are used only in training, in addition to mask tokens. See `unused`.
@@ -339,9 +339,9 @@ def write_lazily(layout: Layout, arrays: Tensors, description: Description) -> T
     ConfigError: if readers of this layout would compute another model, or the layout has no row for a parameter.
   """
   arrays, description = convert_position(arrays, description, layout.position)
-  bound = description.arguments()
+  bound = description.settings()
   for key, value in layout.computes.items():
-    if bound[key] not in (value if isinstance(value, tuple) else (value,)):
+    if key in bound and bound[key] not in (value if isinstance(value, tuple) else (value,)):
       means = " or ".join(map(_format_argument, value if isinstance(value, tuple) else (value,)))
       raise ConfigError(
         f"layout {layout.name!r} implies {key}={means}, but this model has {_format_argument(bound[key])}. The "

@@ -49,11 +49,11 @@ def find_usual_normalisation(layout: str, description: Description) -> dict[str,
     return _COMPACT.get(description.classes, IMAGENET)
   if family != "vit":
     return IMAGENET if family in ("swin", "efficientnet") else HALVES
-  bound = description.arguments()
+  bound = description.settings()
   token = bound["pool"] in ("cls", "distilled") or bound["class_token"]
   scaled = bound["layer_scale"] is not None
   if name.startswith("vit_betwixt_patch16_rope") or (
-    token and not scaled and (bound["qkv_bias"] == "query_value" or bound["norm_order"] == "post")
+    token and not scaled and (bound["attention.bias"] == "query_value" or bound["norm.order"] == "post")
   ):
     return CLIP
   return IMAGENET if name.startswith("deit") or (scaled and token) else HALVES

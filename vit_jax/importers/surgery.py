@@ -87,7 +87,7 @@ def fit(
     ConfigError: if the models differ in anything else. The message lists the differences.
   """
   shapes = layout.compute_shapes(want)
-  placed, have = tables.convert_position(arrays, have, want.arguments().get("position"))
+  placed, have = tables.convert_position(arrays, have, want.settings().get("position"))
   moved = [f"{tables.TABLE}: rows of tokens before the patches moved"] if placed is not arrays else []
   arrays, anew, notes = _fit_head(placed, have, want, head, shapes)
   arrays, resampled = _fit_grids(arrays, have, want, shapes)
@@ -125,7 +125,7 @@ def _fit_head(arrays, have, want, head, shapes):
 
 def _fit_grids(arrays, have, want, shapes):
   """Returns (arrays with position tables resampled to the grids of `want`, notes)."""
-  tokens, method = want.published.order.positioned, want.arguments().get("resampling", "zoom")
+  tokens, method = want.published.order.positioned, want.settings().get("resampling", "zoom")
   result, notes = dict(arrays), []
   for path, array in arrays.items():
     if path not in shapes or array.shape == shapes[path]:
@@ -152,9 +152,9 @@ def _fit_grids(arrays, have, want, shapes):
 
 def _count_leading_rows(params, description, tokens):
   """Returns the number of rows in front of the rows of patches in position tables."""
-  position = description.arguments().get("position")
+  position = description.settings().get("position")
   count = 0 if position == "learned_patches" else sum(token in params for token in tokens)
-  return count + (description.arguments()["registers"] if position == "learned_all" else 0)
+  return count + (description.settings()["registers"] if position == "learned_all" else 0)
 
 
 def _check_equal(arrays, have, want, shapes, anew):
@@ -184,9 +184,9 @@ def _check_equal(arrays, have, want, shapes, anew):
 
 def _differing_arguments(have, want):
   """Returns notes on arguments that differ between the models and change the logits, but not the shapes."""
-  theirs, ours = have.arguments(), want.arguments()
+  theirs, ours = have.settings(), want.settings()
   return [
     f"model.{key}: the file's model has {theirs[key]}, but this model has {ours[key]}"
-    for key in ("gelu", "eps", "norm_order", "padding", "position", "position_at")
+    for key in ("gelu", "eps", "norm.eps", "norm_order", "norm.order", "padding", "position", "position.at")
     if key in theirs and key in ours and theirs[key] != ours[key]
   ]

@@ -10,7 +10,6 @@ import numpy as np
 
 from vit_jax.importers.tensors import Tensors
 from vit_jax.models import Description
-from vit_jax.schema import Choice
 
 TABLE = "position/table"
 
@@ -51,9 +50,9 @@ def replace_position(description: Description, position: str | None) -> Descript
     position: "learned" or "learned_patches". None keeps the form.
   """
   other = {"learned": "learned_patches", "learned_patches": "learned"}.get(position)
-  if other is None or description.arguments().get("position") != other:
+  if other is None or description.settings().get("position") != other:
     return description
-  return description.replaced(model=Choice(description.model.name, {**description.model.args, "position": position}))
+  return description.changed({"position": position})
 
 
 def add_resampling(
@@ -68,12 +67,11 @@ def add_resampling(
     header: the model in the header of the file, or None. If there is a header, its rule is kept.
   """
   rule = hints.get("resampling")
-  bound = description.arguments()
+  bound = description.settings()
   with_registers = bound.get("registers") and bound["position"] != "learned_all"  # it counts DeiT's token as a register
   if rule is None and not header and (rule := candidate.resampling) and with_registers:
     # the rule of DINOv2 with registers, both in the authors' code and in Transformers
     rule = {"dinov2": "bicubic_antialiased", "hf": "bicubic_antialiased"}.get(candidate.name, rule)
   if rule is None or bound.get("resampling", rule) == rule:
     return description
-  args = {**description.model.args, "resampling": rule}
-  return description.replaced(model=Choice(description.model.name, args))
+  return description.changed({"resampling": rule})

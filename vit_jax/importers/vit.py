@@ -1,14 +1,13 @@
 """Facts about a Vision Transformer that its tensors determine in any layout: size, heads, image size and positions."""
 
-import functools
-import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
-from vit_jax import models
+from vit_jax import models, schema
 from vit_jax.importers import published_sizes
 from vit_jax.importers.layout import Tensor, Tensors
 from vit_jax.models import Description
@@ -169,7 +168,7 @@ def describe_vit(
     gelu: form of GELU. None uses the hint.
     eps: epsilon of the layer norms. None uses the hint.
     position: form of the positions, if the model may have no table.
-    **rest: other arguments of the model. None means the default.
+    **rest: other settings of the model, with dotted keys. None means the default.
   """
   key, overrides = published_sizes.find_nearest_size(SIZES, row, _SIZE)
   patch = patches[0]
@@ -179,14 +178,12 @@ def describe_vit(
     "position": position or ("sincos2d" if table is None else "learned"),
     "stages": None if hybrid else stages,
     "gelu": gelu or hints.get("gelu", "tanh"),
-    "eps": float(eps or hints.get("norm_eps", 1e-6)),
+    "norm.eps": float(eps or hints.get("norm_eps", 1e-6)),
     **rest,
   }
-  arguments = {
-    key: value for key, value in arguments.items() if value is not None and value != _collect_defaults().get(key)
-  }
-  plain = Choice(hybrid or f"ViT-{key}/{patch}", arguments | overrides)
-  model = plain if stages else _choose_shortest(plain, arguments, row, patch, hints)
+  arguments = {key: value for key, value in arguments.items() if value is not None}
+  plain = Choice(hybrid or f"ViT-{key}/{patch}", schema.nest_choices(arguments) | overrides)
+  model = _choose_shortest(plain, row, patch, {} if stages else hints, not stages)
   return Description(
     model,
     _find_image_size(
@@ -197,29 +194,29 @@ def describe_vit(
   )
 
 
-@functools.cache
-def _collect_defaults():
-  """Returns the defaults of all arguments of a ViT."""
-  return {name: one.default for name, one in inspect.signature(models.lookup("ViT-Ti/16")).parameters.items()}
+def _choose_shortest(plain: Choice, row: tuple, patch: int, hints: Mapping, others: bool) -> Choice:
+  """Returns the model under the name that the file states, or under the name that needs the fewest other arguments.
 
+  Args:
+    plain: the model under its plain name.
+    row: width, depth, heads and hidden width.
+    patch: side of the patches.
+    hints: facts that the tensors do not determine.
+    others: whether other names than the plain name are allowed.
+  """
+  model = Description(plain, 1, 0)
+  settings = model.settings()
 
-def _choose_shortest(plain: Choice, arguments: Mapping, row: tuple, patch: int, hints: Mapping) -> Choice:
-  """Returns the model under the name that the file states, or under the name that needs the fewest other arguments."""
-  known = find_stated_model(hints)
-  names = [known[0]] if known and known[1].row[1] == patch else []
-  names += [name for name, other in modern.NAMES.items() if other.row == (row, patch) and "siglip" not in name]
-  have = _collect_defaults() | arguments
-
-  def by(name):
-    there, sizes = _collect_defaults() | modern.NAMES[name].defaults, modern.NAMES[name].row[0]
-    said = {key: value for key, value in have.items() if value != there[key]}
-    if have["layer_scale"] and there["layer_scale"]:  # tensors do not determine the initial value
-      said.pop("layer_scale", None)
-    if have["pool"] in ("cls", "distilled"):  # these pools require the token
-      said.pop("class_token", None)
+  def by(name: str, sizes: tuple) -> Choice:
+    said = {key: value for key, value in model.differences(name).items() if key not in _SIZE}
+    if name in modern.NAMES:
+      if settings["layer_scale"] and modern.NAMES[name].defaults.get("layer_scale"):
+        said.pop("layer_scale", None)  # tensors do not determine the initial value
+      if settings["pool"] in ("cls", "distilled"):  # these pools require the token
+        said.pop("class_token", None)
     return Choice(name, said | {key: b for key, a, b in zip(_SIZE, sizes, row, strict=True) if a != b})
 
-  def length(choice):
+  def length(choice: Choice) -> tuple[bool, int, bool, bool]:
     other = modern.NAMES[choice.name]
     its_own = bool(known) and choice.name == known[0] and other.row == (row, patch)
     return (
@@ -229,8 +226,13 @@ def _choose_shortest(plain: Choice, arguments: Mapping, row: tuple, patch: int, 
       other.image_size != hints.get("image_size"),
     )
 
-  best = min(map(by, names), key=length, default=plain)
-  return best if best is plain or not length(best)[0] or len(best.args) < len(plain.args) else plain
+  known = find_stated_model(hints) if others else None
+  names = [known[0]] if known and known[1].row[1] == patch else []
+  names += [name for name, other in modern.NAMES.items() if other.row == (row, patch) and "siglip" not in name]
+  own = by(plain.name, models.find(plain.name).row[0])
+  best = min((by(name, modern.NAMES[name].row[0]) for name in names if others), key=length, default=own)
+  chosen = best if best is own or not length(best)[0] or len(best.args) < len(own.args) else own
+  return Choice(chosen.name, schema.nest_choices(chosen.args))
 
 
 def count_layers(pattern, tensors):
@@ -321,17 +323,17 @@ def invert_names(words: Mapping[str, str]) -> dict[str, str]:
   return {ours: theirs for theirs, ours in words.items()}
 
 
-def create_check(*kinds: Choice, **wanted) -> Callable[[Description], bool]:
-  """Returns a function that checks the rotary positions and other arguments of a model.
+def create_check(wanted: Mapping[str, Any], *kinds: Choice) -> Callable[[Description], bool]:
+  """Returns a function that checks the rotary positions and other settings of a model.
 
   Args:
+    wanted: required settings of the model. A tuple lists several allowed values.
     *kinds: allowed rotary positions.
-    **wanted: required arguments of the model. A tuple lists several allowed values.
   """
 
-  def holds(description):
-    bound = description.arguments()
-    own = bound["rotary"]
+  def holds(description: Description) -> bool:
+    bound = description.settings()
+    own = bound["position.rotary"]
     turns = any(own.name == kind.name and own.args.items() >= kind.args.items() for kind in kinds)
     return turns and all(bound[key] in (v if isinstance(v, tuple) else (v,)) for key, v in wanted.items())
 

@@ -7,6 +7,7 @@ of the norms or parallel blocks. They follow from the name of the architecture.
 from collections.abc import Mapping
 from typing import Any
 
+from vit_jax import schema
 from vit_jax.importers import layout
 from vit_jax.models import Description, table
 from vit_jax.models.published import modern
@@ -14,9 +15,21 @@ from vit_jax.schema import Choice, ConfigError, show
 
 _POOL = {"cls": "token", "gap": "avg", "map": "map"}
 # Arguments of a model that timm's arguments or the tensors can represent.
-_SIZES = {"width", "depth", "heads", "hidden", "patch", "pool", "registers", "layer_scale", "gelu", "position", "eps"}
-_BLOCKS = {"class_token", "qkv_bias", "mlp", "norm_pooled", "norm_order", "qk_norm", "rotary"}
-_BLOCKS |= {"context_norm", "differential"}
+_SIZES = {
+  "width",
+  "depth",
+  "heads",
+  "hidden",
+  "patch",
+  "pool",
+  "registers",
+  "layer_scale",
+  "gelu",
+  "position",
+  "norm.eps",
+}
+_BLOCKS = {"class_token", "mlp", "norm.pooled", "norm.order", "position.rotary"}
+_BLOCKS |= {"attention", "attention.bias", "attention.qk_norm", "attention.output"}
 _KINDS = {"axial": "cat", "mixed": "mixed", "dinov3": "dinov3"}
 # Arguments of timm's classes for rotary positions.
 TURNING = {
@@ -26,7 +39,7 @@ TURNING = {
 
 def create_arguments(description: Description) -> Choice | None:
   """Returns timm's name of a ViT with the arguments that it needs, or None if timm cannot build the model."""
-  bound, other = description.arguments(), set(description.essential())
+  bound, other = description.settings(), set(description.essential())
   named = description.model.name in modern.NAMES and not description.model.name.startswith("vit5")
   if named and other <= {"layer_scale"}:
     same = description.image_size == description.published.image_size
@@ -34,7 +47,11 @@ def create_arguments(description: Description) -> Choice | None:
     return Choice(description.model.name, scale if same else scale | {"img_size": _image_size(description)})
   if bound.get("stages") or bound.get("pre_logits") or not other <= _SIZES | _BLOCKS or bound["norm"] != "layer":
     return None
-  if bound["rotary"].name != "none" or bound["qkv_bias"] == "query_value" or bound["norm_order"] == "post":
+  if bound["attention"] == "fused" or bound["attention.output"].name == "gated":
+    return None
+  if (
+    bound["position.rotary"].name != "none" or bound["attention.bias"] == "query_value" or bound["norm.order"] == "post"
+  ):
     return _eva_arguments(description, bound)
   return _plain_arguments(description, bound)
 
@@ -49,7 +66,7 @@ def _collect_sizes(description, bound):
   width, heads, _ = shapes["blocks/0/attention/query/kernel"]
   hidden, patch = shapes["blocks/0/mlp/up/kernel"][1], shapes["embedding/kernel"][0]
   depth = len({path.split("/")[1] for path in shapes if path.startswith("blocks/")})
-  inside = 2 * hidden if bound["mlp"] == "swiglu" and bound["rotary"].name == "none" else hidden
+  inside = 2 * hidden if bound["mlp"] == "swiglu" and bound["position.rotary"].name == "none" else hidden
   share = inside / width
   args = {
     "img_size": _image_size(description),
@@ -67,23 +84,25 @@ def _plain_arguments(description, bound):
   """Returns the name and the arguments for timm's plain class, or None."""
   row, patch, args = _collect_sizes(description, bound)
   distilled, token = bound["pool"] == "distilled", bound["pool"] == "cls" or bool(bound["class_token"])
-  if bound["mlp"] == "swiglu_normed" or bound["context_norm"] or bound["qk_norm"] == "rms":
+  if (
+    bound["mlp"] == "swiglu_normed" or bound["attention.output"].name == "normed" or bound["attention.qk_norm"] == "rms"
+  ):
     return None
   names = table.names("deit_*_distilled_*" if distilled else "vit_*_patch*_*")
   plain = [name for name in names if name not in modern.NAMES and table.find(name).row == (row, patch)]
   plain.sort(key=lambda name: table.find(name).image_size != description.image_size)
   base = plain[0] if plain else "deit_base_distilled_patch16_224" if distilled else "vit_base_patch16_224"
-  if bound["norm_order"] == "parallel":
-    base = "vit_dpwee_patch16_reg1_gap_256" if bound["differential"] else "vit_pwee_patch16_reg1_gap_256"
-  elif bound["differential"]:
+  if bound["norm.order"] == "parallel":
+    base = "vit_dpwee_patch16_reg1_gap_256" if bound["attention"] == "differential" else "vit_pwee_patch16_reg1_gap_256"
+  elif bound["attention"] == "differential":
     base = "vit_dwee_patch16_reg1_gap_256"
   elif bound["mlp"] == "swiglu":
     base = "vit_giant_patch14_dinov2"
-  usual = modern.NAMES[base].defaults if base in modern.NAMES else {}
+  usual = schema.flatten_choices(modern.NAMES[base].defaults) if base in modern.NAMES else {}
   if not distilled:
     args |= {"global_pool": _POOL.get(bound["pool"])}
     args |= {"class_token": token} if not token or usual.get("pool") == "gap" else {}
-    args |= {"fc_norm": bound["norm_pooled"]} if bound["pool"] == "gap" or usual.get("norm_pooled") else {}
+    args |= {"fc_norm": bound["norm.pooled"]} if bound["pool"] == "gap" or usual.get("norm.pooled") else {}
   registers = bound["registers"]
   args |= {"act_layer": "gelu_tanh"} if bound["gelu"] == "tanh" else {}
   args |= {"reg_tokens": registers} if registers or usual.get("registers") else {}
@@ -91,8 +110,8 @@ def _plain_arguments(description, bound):
     args["no_embed_class"] = _has_patches_only(bound)
   args |= {"pos_embed": "none"} if bound["position"] == "none" else {}
   args |= {"init_values": bound["layer_scale"]} if bound["layer_scale"] is not None or "layer_scale" in usual else {}
-  args |= {"qkv_bias": False} if bound["qkv_bias"] == "none" else {}
-  args |= {"qk_norm": True} if bound["qk_norm"] != "none" else {}
+  args |= {"qkv_bias": False} if bound["attention.bias"] == "none" else {}
+  args |= {"qk_norm": True} if bound["attention.qk_norm"] != "none" else {}
   unsaid = args.get("global_pool", "token") is None or ("layer_scale" in usual and bound["layer_scale"] is None)
   return None if unsaid else Choice(base, args)  # timm cannot distinguish None from a missing argument
 
@@ -105,44 +124,45 @@ def _has_patches_only(bound):
 def _eva_arguments(description, bound):
   """Returns the name and all arguments for timm's class EVA, or None."""
   _, patch, args = _collect_sizes(description, bound)
-  rotary, normed, gated = bound["rotary"], bound["mlp"] == "swiglu_normed", bound["mlp"] != "gelu"
+  inner = bound["attention.output"].name == "normed"
+  rotary, normed, gated = bound["position.rotary"], bound["mlp"] == "swiglu_normed", bound["mlp"] != "gelu"
   bases = {1e-5: "vit_small_patch16_dinov3", 1e-6: "eva_giant_patch14_224"}  # the epsilon has no argument
   turned = rotary.args.get("registers") or rotary.args.get("normalise", "separate") != "separate"
-  unscaled = bound["eps"] == 1e-5 and bound["layer_scale"] is None  # timm treats None as missing
+  unscaled = bound["norm.eps"] == 1e-5 and bound["layer_scale"] is None  # timm treats None as missing
   unsaid = (
     unscaled
     or (bound["gelu"] == "tanh" and not gated)
     or bound["pool"] not in _POOL
     or bound["pool"] == "map"
-    or bound["qk_norm"] == "rms"
-    or bound["differential"]
+    or bound["attention.qk_norm"] == "rms"
+    or bound["attention"] == "differential"
   )
-  if bound["eps"] not in bases or turned or unsaid or (normed != bound["context_norm"] and bound["context_norm"]):
+  if bound["norm.eps"] not in bases or turned or unsaid or (inner and not normed):
     return None
   token = bound["pool"] == "cls" or bool(bound["class_token"])
   args |= {
     "class_token": token,
     "global_pool": _POOL[bound["pool"]],
-    "use_fc_norm": bound["norm_pooled"],
-    "qkv_bias": bound["qkv_bias"] != "none",
+    "use_fc_norm": bound["norm.pooled"],
+    "qkv_bias": bound["attention.bias"] != "none",
     "qkv_fused": not normed,
-    "attn_type": "rope" if bound["qkv_bias"] == "all" else "eva",
-    "qk_norm": bound["qk_norm"] == "layer",
+    "attn_type": "rope" if bound["attention.bias"] == "all" else "eva",
+    "qk_norm": bound["attention.qk_norm"] == "layer",
     "swiglu_mlp": gated,
     # With a multiple timm has two matrices for gate and input, otherwise one.
     "swiglu_align_to": 1 if gated and rotary.name == "dinov3" else 0,
     "scale_mlp": normed,
-    "scale_attn_inner": bound["context_norm"],
+    "scale_attn_inner": inner,
     "init_values": bound["layer_scale"],
     "num_reg_tokens": bound["registers"],
     "no_embed_class": _has_patches_only(bound),
     "use_abs_pos_emb": bound["position"] != "none",
-    "use_post_norm": bound["norm_order"] == "post",
+    "use_post_norm": bound["norm.order"] == "post",
     "use_rot_pos_emb": rotary.name != "none",
   }
   if rotary.name != "none":
     args |= _rotary_arguments(rotary, description, patch)
-  return Choice(bases[bound["eps"]], args)
+  return Choice(bases[bound["norm.eps"]], args)
 
 
 def _rotary_arguments(rotary, description, patch):

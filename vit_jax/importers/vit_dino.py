@@ -25,7 +25,7 @@ def _remove_head(rows: tuple[TensorRow, ...]) -> tuple[TensorRow, ...]:
 
 def _map_names(words: Mapping[str, str], description: Description) -> dict[str, str]:
   """Returns {name of timm: their name}. The names of an MLP without a gate are equal."""
-  gated = description.arguments()["mlp"] != "gelu"
+  gated = description.settings()["mlp"] != "gelu"
   return {ours: theirs for ours, theirs in invert_names(words).items() if gated or not ours.startswith("mlp.")}
 
 
@@ -106,7 +106,7 @@ def _finish_dinov3(arrays: dict, description: Description) -> dict:
     elif rest != "v_bias":
       result[name] = array
   width, _, size = compute_shapes(description)["blocks/0/attention/query/kernel"]
-  periods = description.arguments()["rotary"].args["temperature"] ** (4 * np.arange(size // 4) / size)
+  periods = description.settings()["position.rotary"].args["temperature"] ** (4 * np.arange(size // 4) / size)
   return {
     **replace_words(result, _map_names(_DINOV3, description)),
     "mask_token": np.zeros((1, width), np.float32),
@@ -125,10 +125,10 @@ LAYOUTS = (
     describe=lambda tensors, hints: describe_timm(tensors, hints, modern.DINOV3, pool="cls", class_token=None),
     canonical=_convert_dinov3_names,
     finish=_finish_dinov3,
-    computes=PLAIN | {"position": "none", "eps": 1e-5},
+    computes=PLAIN | {"position": "none", "norm.eps": 1e-5},
     ignored=r"rope_embed\.periods",
     untaken=r"local_cls_norm\..*",
-    holds=create_check(modern.DINOV3, mlp=("gelu", "swiglu"), qkv_bias=("query_value", "none")),
+    holds=create_check({"mlp": ("gelu", "swiglu"), "attention.bias": ("query_value", "none")}, modern.DINOV3),
   ),
   Layout(
     name="dinov2",
@@ -139,8 +139,8 @@ LAYOUTS = (
     describe=lambda tensors, hints: describe_timm(tensors, hints, rows=("learned", 1)),
     canonical=_convert_dinov2_names,
     finish=_finish_dinov2,
-    computes=PLAIN | {"position": "learned", "qkv_bias": "all", "eps": 1e-6},
+    computes=PLAIN | {"position": "learned", "attention.bias": "all", "norm.eps": 1e-6},
     position="learned",
-    holds=create_check(Choice("none"), mlp=("gelu", "swiglu"), pool="cls", norm_order="pre"),
+    holds=create_check({"mlp": ("gelu", "swiglu"), "pool": "cls", "norm.order": "pre"}, Choice("none")),
   ),
 )

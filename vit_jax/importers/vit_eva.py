@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from vit_jax import schema
 from vit_jax.importers.layout import Layout, Tensor, TensorRow, Tensors, torch_linear, torch_norm
 from vit_jax.importers.vit import ATTENTION, count_layers, find_description, find_stated_model
 from vit_jax.importers.vit_torch import (
@@ -171,14 +172,14 @@ def join_frequencies(arrays: dict, name: str = "rope.freqs") -> dict:
 def _find_rotary(tensors: Tensors, hints: Mapping) -> Choice | None:
   """Returns the rotary positions. The tensors alone do not determine fixed rotary positions."""
   if header := find_description(hints):
-    return header.arguments()["rotary"]
+    return header.settings()["position.rotary"]
   if "turning" in hints:
     return hints["turning"]
   first = {name.removeprefix("blocks.0.") for name in tensors if name.startswith("blocks.0.")}
   if {"rope.freqs", "blocks.0.attn.freqs"} & tensors.keys():
     return modern.MIXED
   if known := find_stated_model(hints):
-    return known[1].defaults.get("rotary")
+    return schema.flatten_choices(known[1].defaults).get("position.rotary")
   if "gamma_1" not in first:
     gated = "mlp.fc1_g.weight" in first or _is_gated(tensors)
     return modern.EVA02 if gated else None  # without a gate the model is EVA, which has only a position table
@@ -192,11 +193,11 @@ def _is_gated(tensors):
 
 
 def _describe(tensors: Tensors, hints: Mapping) -> Description:
-  known = named[1].defaults if (named := find_stated_model(hints)) else {}
+  known = schema.flatten_choices(named[1].defaults) if (named := find_stated_model(hints)) else {}
   width, depth = tensors["patch_embed.proj.weight"].shape[0], count_layers(r"blocks\.(\d+)\.", tensors)
   enormous = not known and "blocks.0.gamma_1" not in tensors and (width, depth) == (1792, 64)
-  order = hints.get("norm_order") or known.get("norm_order") or ("post" if enormous else None)
-  return describe_timm(tensors, hints, _find_rotary(tensors, hints), norm_order=order)
+  order = hints.get("norm_order") or known.get("norm.order") or ("post" if enormous else None)
+  return describe_timm(tensors, hints, _find_rotary(tensors, hints), order)
 
 
 def _canonical(tensors: Tensors, hints: Mapping) -> Tensors:
@@ -228,14 +229,18 @@ def _is_centred(tensors, hints):
 
 def _create_check(*rotary: str, normed: bool = False):
   def holds(description):
-    bound = description.arguments()
-    eva = bound["rotary"].name != "none" or bound["qkv_bias"] == "query_value" or bound["norm_order"] == "post"
-    return eva and bound["rotary"].name in rotary and (bound["mlp"] == "swiglu_normed") == normed
+    bound = description.settings()
+    eva = (
+      bound["position.rotary"].name != "none"
+      or bound["attention.bias"] == "query_value"
+      or bound["norm.order"] == "post"
+    )
+    return eva and bound["position.rotary"].name in rotary and (bound["mlp"] == "swiglu_normed") == normed
 
   return holds
 
 
-_COMPUTES = PLAIN | {"norm_order": ("pre", "post"), "pool": ("cls", "gap")}
+_COMPUTES = PLAIN | {"norm.order": ("pre", "post"), "pool": ("cls", "gap")}
 
 LAYOUTS = (
   Layout(
@@ -247,7 +252,7 @@ LAYOUTS = (
     describe=_describe,
     canonical=_canonical,
     finish=_finish,
-    computes=_COMPUTES | {"qkv_bias": "query_value", "qk_norm": "none"},
+    computes=_COMPUTES | {"attention.bias": "query_value", "attention.qk_norm": "none"},
     holds=_create_check("none", "axial", normed=True),
   ),
   Layout(

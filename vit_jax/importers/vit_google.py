@@ -196,12 +196,12 @@ def _has_old_table(tensors):
 
 
 _COMPUTES = {
-  "position_at": "input",
+  "position.at": "input",
   "position": ("learned", "sincos2d", "factored", "relative"),  # the rows do not support the last two
-  "rotary": Choice("none"),
-  "norm_order": "pre",
+  "position.rotary": Choice("none"),
+  "norm.order": "pre",
   "norm": "layer",
-  "qkv_bias": "all",
+  "attention.bias": "all",
   "class_token": (None, False),
 }
 

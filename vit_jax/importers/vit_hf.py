@@ -95,7 +95,7 @@ def _describe_deit(tensors: Tensors, hints: Mapping) -> Description:
 
 def _is_deit(description: Description) -> bool:
   """Returns true if a model has a distillation token, or a register with a position, which is equivalent."""
-  bound = description.arguments()
+  bound = description.settings()
   token = bound["pool"] == "cls" and (bound["registers"], bound["position"]) == (1, "learned_all")
   return find_model_type(description) is None and (bound["pool"] == "distilled" or token)
 
@@ -108,7 +108,7 @@ def _finish_hf(arrays: dict, description: Description) -> dict:
 
 def _create_hf_config(description: Description) -> dict:
   """Returns the config.json that Transformers needs to build the model."""
-  bound, ours = description.arguments(), compute_shapes(description)
+  bound, ours = description.settings(), compute_shapes(description)
   width, heads, _ = ours["blocks/0/attention/query/kernel"]
   model = "DeiT" if _is_deit(description) else "ViT"
   classifier = "ForImageClassificationWithTeacher" if bound["pool"] == "distilled" else "ForImageClassification"
@@ -120,7 +120,7 @@ def _create_hf_config(description: Description) -> dict:
     "num_attention_heads": heads,
     "intermediate_size": ours["blocks/0/mlp/up/kernel"][1],
     "hidden_act": {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}[bound["gelu"]],
-    "layer_norm_eps": bound["eps"],
+    "layer_norm_eps": bound["norm.eps"],
     "image_size": description.image_size,
     "patch_size": ours["embedding/kernel"][0],
     "num_channels": description.channels,
@@ -141,7 +141,7 @@ LAYOUTS = (
     canonical=lambda tensors, hints: _rename_tensors("deit", tensors),
     beside=_create_hf_config,
     finish=_finish_hf,
-    computes=PLAIN | {"pool": ("cls", "distilled"), "rotary": Choice("none"), "qkv_bias": "all"},
+    computes=PLAIN | {"pool": ("cls", "distilled"), "position.rotary": Choice("none"), "attention.bias": "all"},
     position="learned",
     holds=_is_deit,
   ),
@@ -155,7 +155,7 @@ LAYOUTS = (
     canonical=_convert_hf_names,
     beside=_create_hf_config,
     finish=_finish_hf,
-    computes=PLAIN | {"pool": "cls", "rotary": Choice("none"), "qkv_bias": "all"},
+    computes=PLAIN | {"pool": "cls", "position.rotary": Choice("none"), "attention.bias": "all"},
     position="learned",
     holds=lambda description: find_model_type(description) is None and not _is_deit(description),
   ),

@@ -99,7 +99,7 @@ _DEIT3_ROWS = (
 def _finish_vit5(arrays: dict, description: Description) -> dict:
   """Returns the tensors with the frequencies that ViT-5 stores in every block."""
   size = compute_shapes(description)["blocks/0/attention/query/kernel"][2]
-  rotary = description.arguments()["rotary"].args
+  rotary = description.settings()["position.rotary"].args
   power = (np.arange(0, size // 2, 2, dtype=np.float32) / np.float32(size // 2)).astype(np.float64)
   for layer in range(count_layers(r"blocks\.(\d+)\.", arrays)):
     for name, key in (("rope", "temperature"), ("rope_reg", "registers")):
@@ -107,7 +107,9 @@ def _finish_vit5(arrays: dict, description: Description) -> dict:
   return arrays
 
 
-_GATED = {"qkv_bias": "query_value", "eps": 1e-6}
+_GATED = {"registers": 0, "attention.bias": "query_value", "norm.eps": 1e-6}
+_PLAIN_BLOCKS = {"mlp": "gelu", "attention.bias": "all", "pool": "cls"}
+_VIT5_BLOCKS = {"mlp": "gelu", "norm": "rms", "attention.qk_norm": "rms", "attention.bias": "none", "pool": "cls"}
 
 LAYOUTS = (
   Layout(
@@ -125,7 +127,7 @@ LAYOUTS = (
     ignored=r"(.*\.)?rope\.freqs_(cos|sin)",
     untaken=r"lm_head\..*",
     position="learned",
-    holds=create_check(modern.EVA02, mlp="swiglu", registers=0, **_GATED),
+    holds=create_check({"mlp": "swiglu"} | _GATED, modern.EVA02),
   ),
   Layout(
     name="eva02",
@@ -142,7 +144,7 @@ LAYOUTS = (
     ignored=r"(.*\.)?rope\.freqs_(cos|sin)",
     untaken=r"lm_head\..*",
     position="learned",
-    holds=create_check(modern.EVA02, mlp="swiglu_normed", registers=0, **_GATED),
+    holds=create_check({"mlp": "swiglu_normed"} | _GATED, modern.EVA02),
   ),
   Layout(
     name="rope_vit",
@@ -153,10 +155,10 @@ LAYOUTS = (
     describe=lambda tensors, hints: describe_timm(tensors, hints, modern.MIXED),
     canonical=_convert_rope_vit_names,
     finish=_finish_rope_vit,
-    computes=PLAIN | {"position": ("learned_patches", "none"), "eps": 1e-6, "gelu": "erf"},
+    computes=PLAIN | {"position": ("learned_patches", "none"), "norm.eps": 1e-6, "gelu": "erf"},
     ignored=r"freqs_t_[xy]",
     position="learned_patches",
-    holds=create_check(Choice("mixed"), modern.ROPE_VIT, mlp="gelu", qkv_bias="all", pool="cls", registers=0),
+    holds=create_check(_PLAIN_BLOCKS | {"registers": 0}, Choice("mixed"), modern.ROPE_VIT),
   ),
   Layout(
     name="deit3",
@@ -167,9 +169,9 @@ LAYOUTS = (
     fits=_is_deit3,
     doubts=_find_deit3_doubts,
     describe=describe_timm,
-    computes=PLAIN | {"position": "learned_patches", "eps": 1e-6, "gelu": "erf"},
+    computes=PLAIN | {"position": "learned_patches", "norm.eps": 1e-6, "gelu": "erf"},
     position="learned_patches",
-    holds=create_check(Choice("none"), mlp="gelu", qkv_bias="all", pool="cls", registers=0),
+    holds=create_check(_PLAIN_BLOCKS | {"registers": 0}, Choice("none")),
   ),
   Layout(
     name="vit5",
@@ -182,9 +184,9 @@ LAYOUTS = (
     ),
     describe=lambda tensors, hints: describe_timm(tensors, hints, modern.VIT5),
     finish=_finish_vit5,
-    computes={**PLAIN, "norm": "rms", "position": ("learned_patches", "none"), "eps": 1e-6, "gelu": "erf"},
+    computes={**PLAIN, "norm": "rms", "position": ("learned_patches", "none"), "norm.eps": 1e-6, "gelu": "erf"},
     ignored=r"blocks\.\d+\.attn\.rope(_reg)?\.freqs",
     position="learned_patches",
-    holds=create_check(modern.VIT5, mlp="gelu", norm="rms", qk_norm="rms", qkv_bias="none", pool="cls"),
+    holds=create_check(_VIT5_BLOCKS, modern.VIT5),
   ),
 )

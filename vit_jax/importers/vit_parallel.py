@@ -93,10 +93,10 @@ LAYOUTS = (
     resampling="bicubic_antialiased",
     rows=TIMM_ROWS,
     recognises=lambda tensors: "patch_embed.proj.weight" in tensors and "blocks.0.in_proj.weight" in tensors,
-    describe=lambda tensors, hints: describe_timm(tensors, hints, norm_order="parallel"),
+    describe=lambda tensors, hints: describe_timm(tensors, hints, order="parallel"),
     canonical=lambda tensors, hints: restore_table(_split_branches(tensors), hints),
     finish=lambda arrays, description: finish_timm(_join_branches(arrays), description),
-    computes=PLAIN | {"norm_order": "parallel", "qkv_bias": "all", "mlp": "gelu"},
-    holds=lambda description: not needs_eva(description) and description.arguments()["norm_order"] == "parallel",
+    computes=PLAIN | {"norm.order": "parallel", "attention.bias": "all", "mlp": "gelu"},
+    holds=lambda description: not needs_eva(description) and description.settings()["norm.order"] == "parallel",
   ),
 )

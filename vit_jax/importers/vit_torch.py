@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from vit_jax import schema
 from vit_jax.importers.layout import Layout, TensorRow, torch_conv, torch_linear, torch_norm
 from vit_jax.importers.tensors import Tensor, Tensors
 from vit_jax.importers.vit import (
@@ -141,7 +142,7 @@ def restore_table(tensors: Tensors, hints: Mapping) -> Tensors:
     hints: hints that may contain the description.
   """
   header = find_description(hints)
-  if header is None or header.arguments().get("position") != "learned":
+  if header is None or header.settings().get("position") != "learned":
     return tensors
   patch = tensors["patch_embed.proj.weight"].shape[-1]
   return add_token_rows(_fold_registers(tensors, patch, hints), "pos_embed", _TOKENS, patch, hints, usually=True)
@@ -171,7 +172,12 @@ def _fold_registers(tensors, patch, hints):
 
 
 def describe_timm(
-  tensors: Tensors, hints: Mapping, rotary: Choice | None = None, rows: tuple[str, int] | None = None, **rest
+  tensors: Tensors,
+  hints: Mapping,
+  rotary: Choice | None = None,
+  order: str | None = None,
+  rows: tuple[str, int] | None = None,
+  **rest,
 ) -> Description:
   """Returns the model of tensors with the names of timm, or with the names in the rows of another layout.
 
@@ -179,13 +185,14 @@ def describe_timm(
     tensors: tensors by name.
     hints: facts that the tensors do not determine.
     rotary: rotary positions of the code, or None.
+    order: order of the norms, or None.
     rows: tokens with rows in the position table, in the form of `find_position`. None determines them from the table.
     **rest: arguments of the model that only this layout has.
   """
   width, channels, patch, _ = tensors["patch_embed.proj.weight"].shape
   depth, (hidden, mlp) = count_layers(r"blocks\.(\d+)\.", tensors), _describe_mlp(tensors)
   known = find_stated_model(hints)
-  usual, near = (known[1].defaults, known[1].row[0]) if known else ({}, ())
+  usual, near = (schema.flatten_choices(known[1].defaults), known[1].row[0]) if known else ({}, ())
   if (difference := tensors.get("blocks.0.attn.sub_norm.weight")) is not None:
     heads = width // difference.shape[0]
   elif "heads" not in hints and (width, hidden) == (*near[:1], *near[3:]):
@@ -210,13 +217,16 @@ def describe_timm(
       "class_token": True if leading and pool in ("gap", "map") else None,
       "registers": registers or None,
       "position": position,
-      "rotary": rotary,
+      "position.rotary": rotary,
       "pre_logits": tensors["pre_logits.fc.bias"].shape[0] if "pre_logits.fc.bias" in tensors else None,
       "gelu": hints.get("gelu") or find_gelu(hints),
-      "eps": hints.get("norm_eps") or usual.get("eps") or (1e-5 if centred and "turning" not in hints else 1e-6),
+      "norm.eps": hints.get("norm_eps")
+      or usual.get("norm.eps")
+      or (1e-5 if centred and "turning" not in hints else 1e-6),
       "mlp": mlp,
       "norm": "rms" if "blocks.0.norm1.weight" in tensors and "blocks.0.norm1.bias" not in tensors else None,
-      "norm_pooled": True if "fc_norm.weight" in tensors else None,
+      "norm.pooled": True if "fc_norm.weight" in tensors else None,
+      "norm.order": order,
       "layer_scale": 1e-4 if tensors.keys() & _SCALES else None,
     }
     | _describe_attention(tensors)
@@ -242,10 +252,10 @@ def _describe_attention(tensors):
   biased = "query_value" if names & {"q_bias", "q_proj.bias"} else "none"
   normed = "layer" if "q_norm.bias" in names else "rms"
   return {
-    "qkv_bias": None if "qkv.bias" in names else biased,
-    "qk_norm": normed if "q_norm.weight" in names else None,
-    "context_norm": True if "norm.weight" in names else None,
-    "differential": True if "sub_norm.weight" in names else None,
+    "attention": "differential" if "sub_norm.weight" in names else None,
+    "attention.bias": None if "qkv.bias" in names else biased,
+    "attention.qk_norm": normed if "q_norm.weight" in names else None,
+    "attention.output": Choice("normed") if "norm.weight" in names else None,
   }
 
 
@@ -274,10 +284,10 @@ def finish_timm(arrays: dict, description: Description) -> dict:
     arrays: tensors by the names of timm.
     description: the model. Layer scale identifies DeiT III.
   """
-  if "pos_embed" not in arrays or description.arguments()["position"] != "learned":
+  if "pos_embed" not in arrays or description.settings()["position"] != "learned":
     return arrays
   tokens = [name for name in _TOKENS if name in arrays]
-  scaled = description.arguments()["layer_scale"] is not None
+  scaled = description.settings()["layer_scale"] is not None
   deit3 = scaled and not np.any(arrays["pos_embed"][:, : len(tokens)])
   if deit3 or "reg_token" in arrays:
     for name in tokens:
@@ -286,13 +296,15 @@ def finish_timm(arrays: dict, description: Description) -> dict:
 
 
 # Arguments that change the computation, with the only value that these code bases support.
-PLAIN = {"position_at": "input", "norm_order": "pre", "norm": "layer"}
+PLAIN = {"position.at": "input", "norm.order": "pre", "norm": "layer"}
 
 
 def needs_eva(description: Description) -> bool:
   """Returns true if timm builds the model with its class EVA."""
-  bound = description.arguments()
-  return bound["rotary"].name != "none" or bound["qkv_bias"] == "query_value" or bound["norm_order"] == "post"
+  bound = description.settings()
+  return (
+    bound["position.rotary"].name != "none" or bound["attention.bias"] == "query_value" or bound["norm.order"] == "post"
+  )
 
 
 LAYOUTS = (
@@ -306,6 +318,6 @@ LAYOUTS = (
     canonical=restore_table,
     finish=finish_timm,
     computes=PLAIN,
-    holds=lambda description: not needs_eva(description) and description.arguments()["norm_order"] != "parallel",
+    holds=lambda description: not needs_eva(description) and description.settings()["norm.order"] != "parallel",
   ),
 )

@@ -166,7 +166,7 @@ def fold_table(tensors: Tensors, token: str, table: str, hints: Mapping) -> Tens
     hints: hints that may contain the description.
   """
   header = find_description(hints)
-  if header is None or header.arguments()["position"] != "learned_patches":
+  if header is None or header.settings()["position"] != "learned_patches":
     return tensors
   whole, first = tensors[table], tensors[token]
   _, rows, width = whole.shape
@@ -194,8 +194,8 @@ def _describe_dinov2(tensors: Tensors, hints: Mapping) -> Description:
     leading=1,
     layer_scale=1e-5,
     registers=_count_registers(tensors),
-    qkv_bias=None if f"{first}.attention.attention.query.bias" in tensors else "none",
     mlp="swiglu" if gated else None,
+    **{"attention.bias": None if f"{first}.attention.attention.query.bias" in tensors else "none"},
     gelu=hints.get("gelu", "erf"),
     eps=hints.get("norm_eps", 1e-6),
   )
@@ -226,10 +226,9 @@ def _describe_dinov3(tensors: Tensors, hints: Mapping) -> Description:
     hints,
     leading=1,
     position="none",
-    rotary=hints.get("turning", modern.DINOV3),
     layer_scale=1e-5,
     registers=_count_registers(tensors),
-    qkv_bias=_BIASED[biased],
+    **{"position.rotary": hints.get("turning", modern.DINOV3), "attention.bias": _BIASED[biased]},
     mlp="swiglu" if gated else None,
     gelu=hints.get("gelu", "erf"),
     eps=hints.get("norm_eps", 1e-5),
@@ -263,7 +262,7 @@ def _finish_dino(arrays: dict, description: Description) -> dict:
 
 
 # Arguments for which these code bases support a single value.
-ONLY = PLAIN | {"qk_norm": "none", "context_norm": False, "norm_pooled": False}
+ONLY = PLAIN | {"attention.qk_norm": "none", "attention.output": Choice("plain"), "norm.pooled": False}
 
 LAYOUTS = (
   Layout(
@@ -276,7 +275,8 @@ LAYOUTS = (
     canonical=_convert_dinov2_names,
     finish=_finish_dino,
     beside=create_config,
-    computes=ONLY | {"position": ("learned", "sincos2d"), "rotary": Choice("none"), "qkv_bias": ("all", "none")},
+    computes=ONLY
+    | {"position": ("learned", "sincos2d"), "position.rotary": Choice("none"), "attention.bias": ("all", "none")},
     holds=create_type_check("dinov2"),
     position="learned",
   ),

@@ -17,7 +17,7 @@ from vit_jax import models, schema
 from vit_jax.data import augment
 from vit_jax.inference import graph, operators
 from vit_jax.inference.stored import StoredWeights
-from vit_jax.schema import Choice, ConfigError, extras, select_arguments
+from vit_jax.schema import ConfigError, extras, select_arguments
 from vit_jax.storage import files
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -142,16 +142,16 @@ FORMATS = {".stablehlo": (_convert_to_stablehlo, _run_stablehlo), ".onnx": (_con
 
 def _compile_logits(use, **changes) -> Callable:
   """Returns the compiled function from images to logits. It avoids kernels that exist for a single platform only."""
-  choice = use.description.model
-  if "attention" in choice.args:
+  description = use.description.bound()
+  if description.settings().get("attention") == "fused":
     changes["attention"] = "xla"
-  choice = Choice(choice.name, {**choice.args, **changes})
-  model = models.functional(use.description.replaced(model=choice))
+  description = description.changed(changes).bound()
+  model = models.functional(description)
   normalise = select_arguments(use.data, augment.normalise)
   params = {name: jnp.asarray(array) for name, array in use.arrays.items()}
 
   def logits(images):
-    return model.outputs(params, augment.normalise(images, choice.args["dtype"], **normalise))[0].logits
+    return model.outputs(params, augment.normalise(images, description.model.args["dtype"], **normalise))[0].logits
 
   return jax.jit(logits)
 

@@ -14,5 +14,5 @@ from vit_jax.models.description import Description
 from vit_jax.models.functional import Model, functional
 from vit_jax.models.intermediates import capture
 from vit_jax.models.output import Features, Output
-from vit_jax.models.parameters import Keys, Rows
+from vit_jax.models.parameters import Keys, ShardingRules
 from vit_jax.models.table import bind, find, lookup, names, sharding

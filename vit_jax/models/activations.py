@@ -71,7 +71,7 @@ def gather(prefix: str, params: nnx.State) -> nnx.State:
   return trees.map_named(lambda path, value: sharding.gather(prefix + path, value), params)
 
 
-def per_device(function: Callable) -> Callable:
+def run_per_device(function: Callable) -> Callable:
   """Returns a function of global arrays [B, N, F] and [F] that runs `function` on each device's part.
 
   Without a mesh, `function` itself is returned.

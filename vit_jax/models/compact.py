@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.models import layers, parameters, positions, stack
-from vit_jax.models.attention import Attention
+from vit_jax.models.attention import Attention, Softmax
 from vit_jax.models.convolution import Conv, max_pool
 from vit_jax.models.parameters import Keys
 from vit_jax.models.pooling import SeqPool
@@ -158,7 +158,7 @@ def compact(
     common = {"kernel_init": _normal, "dtype": compute, "rngs": rngs}
     return Block(
       norm(),
-      Attention(width, heads, dropout=attention_dropout, bias="none", **common),
+      Attention(width, heads, kernel=Softmax(attention_dropout), bias="none", **common),
       norm(),
       layers.Mlp(width, hidden, dropout=dropout, gelu="erf", **common),
       order=norm_order,

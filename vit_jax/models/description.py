@@ -1,6 +1,7 @@
 """Descriptions of models: a name with arguments, and the sizes of images and outputs."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from vit_jax import schema
@@ -13,7 +14,7 @@ from vit_jax.schema import Choice, ConfigError, format_amount
 _BESIDE = (
   "resampling",
   *("scan", "remat", "dtype", "dropout", "attention_dropout", "stochastic_depth"),
-  *("stochastic_depth_rates", "momentum", "head_bias", "head_std"),
+  *("attention.dropout", "stochastic_depth_rates", "momentum", "head_bias", "head_std"),
 )
 
 
@@ -55,6 +56,15 @@ class Description:
     """Returns the description with other values."""
     return dataclasses.replace(self, **changes)
 
+  def changed(self, settings: Mapping[str, Any]) -> "Description":
+    """Returns the description with other settings.
+
+    Args:
+      settings: settings with dotted keys. The name of a choice keeps those of its arguments that the new name has.
+    """
+    settings = self.differences(self.model.name) | settings
+    return self.replaced(model=Choice(self.model.name, schema.nest_choices(settings)))
+
   def bound(self) -> "Description":
     """Returns the description with all arguments of the model checked and filled in.
 
@@ -73,19 +83,29 @@ class Description:
     """Returns all arguments of the model, including defaults."""
     return dict(self.bound().model.args)
 
+  def settings(self) -> dict[str, Any]:
+    """Returns all arguments of the model with dotted keys, such as "norm.eps", see `schema.flatten_choices`."""
+    return schema.flatten_choices(self.arguments())
+
   def essential(self) -> dict[str, Any]:
-    """Returns the arguments with values that differ from those that the name implies."""
-    default = self.replaced(model=Choice(self.model.name)).arguments()
-    return {key: value for key, value in self.arguments().items() if key not in _BESIDE and value != default[key]}
+    """Returns the settings with values that differ from those that the name implies."""
+    return {key: value for key, value in self.differences(self.model.name).items() if key not in _BESIDE}
+
+  def differences(self, name: str) -> dict[str, Any]:
+    """Returns the settings with which another name describes this model.
+
+    Args:
+      name: name of a model of the same family.
+    """
+    settings, choices = self.settings(), {key: one for key, one in self.arguments().items() if isinstance(one, Choice)}
+    default = self.replaced(model=Choice(name)).arguments()
+    names = {key: one.name for key, one in choices.items() if one.name != default[key].name}
+    implied = self.replaced(model=Choice(name, names)).settings()
+    return names | {key: value for key, value in settings.items() if value != implied[key]}
 
   def flags(self) -> str:
     """Returns the command-line flags that select the model in a config."""
-    chosen = {"name": self.model.name}
-    for key, value in self.essential().items():
-      if isinstance(value, Choice):
-        chosen |= {f"{key}.name": value.name} | {f"{key}.{inner}": one for inner, one in value.args.items()}
-      else:
-        chosen[key] = value
+    chosen = {"name": self.model.name} | schema.flatten_choices(self.essential())
     return " ".join(schema.texts.format_flag(f"config.model.{key}", value) for key, value in chosen.items())
 
   def __str__(self):

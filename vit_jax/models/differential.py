@@ -1,13 +1,60 @@
 """Differential attention (Ye et al. 2024, arXiv:2410.05258): the difference of two attention maps in each head."""
 
+import dataclasses
+
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
+from jax.typing import DTypeLike
 
 from vit_jax import schema
+from vit_jax.models.attention import Attention, Inputs, Softmax
 from vit_jax.models.layers import RMSNorm
+from vit_jax.models.parameters import Keys
 from vit_jax.schema import format_amount
-from vit_jax.shapes import Array, Float, Scalar, Tensor
+from vit_jax.shapes import Array, Float, PRNGKey, Scalar, Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Differential:
+  """A kernel in which both halves of a head attend separately, and `Difference` combines their contexts.
+
+  The attention owns the module `difference`, and needs the input `number`: the number of the block, starting at 0.
+
+  Args:
+    size: number of channels of a head, which must be even.
+    dropout: dropout rate of the attention weights.
+    dtype: type of the result.
+  """
+
+  size: int
+  _: dataclasses.KW_ONLY
+  dropout: float = 0.0
+  dtype: DTypeLike
+
+  def init(self, rngs: Keys) -> dict[str, nnx.Module | nnx.Param]:
+    """Returns the module that combines the halves.
+
+    Args:
+      rngs: source of keys.
+    """
+    return {"difference": Difference(self.size, dtype=self.dtype, rngs=rngs)}
+
+  def __call__(
+    self,
+    attention: Attention,
+    x: Float[Tensor, "B M D"],
+    memory: Float[Tensor, "B N D"],
+    key: PRNGKey | None,
+    bias: Float[Tensor, "*#B #H #M #N"] | None,
+    inputs: Inputs,
+  ) -> Float[Array, "B M H K"]:
+    """Computes the contexts. The arguments are those of `Attention.__call__`."""
+    query, keys, values = attention.project(x, memory)
+    query, keys = (rearrange(x, "b n h (two k) -> b n (h two) k", two=2) for x in (query, keys))
+    values = jnp.repeat(values, 2, axis=2)
+    context = Softmax(self.dropout).attend(attention, query, keys, values, key, bias, inputs)
+    return attention.difference(context, inputs["number"])
 
 
 class Difference(nnx.Module):
@@ -22,10 +69,11 @@ class Difference(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, size, *, dtype, rngs):
+  def __init__(self, size: int, *, dtype: DTypeLike, rngs: Keys):
     if size % 2:
       raise schema.ConfigError(
-        f"model.differential: heads have {format_amount(size, 'channel')}. Allowed: an even number of channels"
+        f"model.attention: 'differential' halves heads, which have {format_amount(size, 'channel')}. "
+        "Allowed: an even number of channels"
       )
     draw = nnx.initializers.normal(0.1)
     self.query1, self.key1, self.query2, self.key2 = (

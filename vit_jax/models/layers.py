@@ -4,6 +4,7 @@ Parameters are float32, and `dtype` is the type of the computation. A random key
 dropout.
 """
 
+import dataclasses
 import functools
 import math
 from typing import Literal
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
+from jax.typing import DTypeLike
 
 from vit_jax.models.convolution import conv
 from vit_jax.models.intermediates import record
@@ -47,6 +49,7 @@ def _normal_distribution(x):
   return 0.5 * (1 + jax.lax.erf(x * 2**-0.5))
 
 
+Gelu = Literal["tanh", "erf"]
 GELU = {"tanh": jax.nn.gelu, "erf": gelu}
 
 
@@ -267,6 +270,30 @@ class RMSNorm(nnx.Module):
 
 
 NORMS = {"layer": LayerNorm, "rms": RMSNorm}
+NormKind = Literal["layer", "rms"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Norm:
+  """The norm of a model, which is created for each width.
+
+  Args:
+    kind: a key of `NORMS`.
+    eps: epsilon.
+    dtype: type of the results.
+  """
+
+  kind: NormKind
+  eps: float
+  dtype: DTypeLike
+
+  def __call__(self, width: int) -> LayerNorm | RMSNorm:
+    """Returns a norm.
+
+    Args:
+      width: size of the last axis.
+    """
+    return NORMS[self.kind](width, eps=self.eps, dtype=self.dtype)
 
 
 def layer_scale(width: int, value: float | None) -> tuple[nnx.Param, nnx.Param] | None:
@@ -293,9 +320,7 @@ class Mlp(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(
-    self, width, hidden, *, dropout=0.0, gelu: Literal["tanh", "erf"], kernel_init=xavier, bias_init=zeros, dtype, rngs
-  ):
+  def __init__(self, width, hidden, *, dropout=0.0, gelu: Gelu, kernel_init=xavier, bias_init=zeros, dtype, rngs):
     linear = {"kernel_init": kernel_init, "bias_init": bias_init, "dtype": dtype, "rngs": rngs}
     self.up = Linear((width,), (hidden,), **linear)
     self.down = Linear((hidden,), (width,), **linear)

@@ -12,7 +12,7 @@ from vit_jax import rng
 from vit_jax.shapes import Float, Shaped, Tensor
 
 Keys = rng.Keys | nnx.Rngs  # sources of keys for initial values
-Rows = tuple[tuple[str, tuple[str | None, ...]], ...]
+ShardingRules = tuple[tuple[str, tuple[str | None, ...]], ...]
 
 
 class Order(NamedTuple):

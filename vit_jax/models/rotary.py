@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.schema import ConfigError, NonNegative, Positive, Range, format_amount
-from vit_jax.shapes import Array, Float, PRNGKey, Tensor
+from vit_jax.shapes import Array, Float, Num, PRNGKey, Tensor
 
 Side = Annotated[int, Range(1, 2**12)]
 
@@ -44,10 +44,10 @@ class Axial:
   reference: Annotated[int, Range(0, 2**12)] | None = None
   registers: Positive | None = None
 
-  def __post_init__(self):
-    _check(self, 4)
+  def __post_init__(self) -> None:
+    _check_size(self, 4)
 
-  def coordinates(self, rows: int, columns: int, key: PRNGKey | None) -> Float[np.ndarray, "{rows*columns} 2"]:
+  def compute_coordinates(self, rows: int, columns: int, key: PRNGKey | None) -> Float[np.ndarray, "{rows*columns} 2"]:
     """Returns the (row, column) of each patch, scaled to the reference grid.
 
     Args:
@@ -59,12 +59,12 @@ class Axial:
       Coordinates, (rows * columns, 2).
     """
     sides = self.grid if self.reference == 0 else (self.reference or rows, self.reference or columns)
-    return _grid(*(np.arange(n) * (side / n) for n, side in zip((rows, columns), sides, strict=True)))
+    return _list_coordinates(*(np.arange(n) * (side / n) for n, side in zip((rows, columns), sides, strict=True)))
 
   def init(self, key: PRNGKey) -> None:
     """Returns None, because there are no parameters."""
 
-  def angles(self, coordinates: Float[Tensor, "*B N 2"], frequencies: None) -> Float[Tensor, "*B N 1 K2"]:
+  def compute_angles(self, coordinates: Float[Tensor, "*B N 2"], frequencies: None) -> Float[Tensor, "*B N 1 K2"]:
     """Returns the angle of each pair of channels.
 
     Args:
@@ -74,9 +74,9 @@ class Axial:
     Returns:
       Angles, (*B, N, 1, K / 2).
     """
-    return _axial(coordinates, self.temperature, self.size, self.first)
+    return _compute_axial_angles(coordinates, self.temperature, self.size, self.first)
 
-  def of_registers(self, count: int) -> Float[np.ndarray, "{count} 1 K2"]:
+  def compute_register_angles(self, count: int) -> Float[np.ndarray, "{count} 1 K2"]:
     """Returns the angles of the registers.
 
     Args:
@@ -93,7 +93,9 @@ class Axial:
     side = math.isqrt(count)
     if side * side != count:
       raise ConfigError(f"model.registers: {count}; rotary registers must form a square: 1, 4, 9, 16, ...")
-    return _axial(_grid(np.arange(side), np.arange(side)), self.registers, self.size, self.first)
+    return _compute_axial_angles(
+      _list_coordinates(np.arange(side), np.arange(side)), self.registers, self.size, self.first
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,10 +115,10 @@ class Mixed:
   _: dataclasses.KW_ONLY
   temperature: Positive = 10.0
 
-  def __post_init__(self):
-    _check(self, 4)
+  def __post_init__(self) -> None:
+    _check_size(self, 4)
 
-  def coordinates(self, rows: int, columns: int, key: PRNGKey | None) -> Float[np.ndarray, "{rows*columns} 2"]:
+  def compute_coordinates(self, rows: int, columns: int, key: PRNGKey | None) -> Float[np.ndarray, "{rows*columns} 2"]:
     """Returns the (row, column) of each patch.
 
     Args:
@@ -127,7 +129,7 @@ class Mixed:
     Returns:
       Coordinates, (rows * columns, 2).
     """
-    return _grid(np.arange(rows), np.arange(columns))
+    return _list_coordinates(np.arange(rows), np.arange(columns))
 
   def init(self, key: PRNGKey) -> Float[Array, "2 H K2"]:
     """Returns initial frequencies of columns and rows: axial ones, rotated by a random angle of each head.
@@ -138,13 +140,13 @@ class Mixed:
     Returns:
       Frequencies, (2, H, K / 2).
     """
-    turn = jax.random.uniform(key, (self.heads, 1), maxval=2 * math.pi)
+    phase = jax.random.uniform(key, (self.heads, 1), maxval=2 * math.pi)
     size = self.temperature ** (-4 * np.arange(self.size // 4) / self.size)
-    across = [size * jnp.cos(turn), size * jnp.cos(turn + math.pi / 2)]
-    down = [size * jnp.sin(turn), size * jnp.sin(turn + math.pi / 2)]
+    across = [size * jnp.cos(phase), size * jnp.cos(phase + math.pi / 2)]
+    down = [size * jnp.sin(phase), size * jnp.sin(phase + math.pi / 2)]
     return jnp.stack([jnp.concatenate(across, axis=-1), jnp.concatenate(down, axis=-1)]).astype(jnp.float32)
 
-  def angles(
+  def compute_angles(
     self, coordinates: Float[Tensor, "*B N 2"], frequencies: Float[Tensor, "2 H K2"]
   ) -> Float[Array, "*B N H K2"]:
     """Returns the angle of each pair of channels.
@@ -159,7 +161,7 @@ class Mixed:
     row, column = (jnp.asarray(coordinates)[..., i, None, None] for i in range(2))
     return column * frequencies[0] + row * frequencies[1]
 
-  def of_registers(self, count: int) -> Float[np.ndarray, "{count} 1 K2"]:
+  def compute_register_angles(self, count: int) -> Float[np.ndarray, "{count} 1 K2"]:
     """Returns angles of zero, (count, 1, K / 2), because registers are not rotated."""
     return np.zeros((count, 1, self.size // 2), np.float32)
 
@@ -192,10 +194,10 @@ class Centred:
   jitter: Annotated[float, Range(1, 1e3)] = 1.0
   rescale: Annotated[float, Range(1, 1e3)] = 1.0
 
-  def __post_init__(self):
-    _check(self, 4)
+  def __post_init__(self) -> None:
+    _check_size(self, 4)
 
-  def coordinates(self, rows: int, columns: int, key: PRNGKey | None) -> Float[Tensor, "{rows*columns} 2"]:
+  def compute_coordinates(self, rows: int, columns: int, key: PRNGKey | None) -> Float[Tensor, "{rows*columns} 2"]:
     """Returns the (row, column) of the centre of each patch.
 
     Args:
@@ -208,7 +210,7 @@ class Centred:
     """
     sides = {"separate": (rows, columns), "max": [max(rows, columns)] * 2, "min": [min(rows, columns)] * 2}
     steps = ((np.arange(n) + 0.5) / side for n, side in zip((rows, columns), sides[self.normalise], strict=True))
-    places = 2 * _grid(*steps) - 1
+    places = 2 * _list_coordinates(*steps) - 1
     if key is None or (self.shift, self.jitter, self.rescale) == (0.0, 1.0, 1.0):
       return places
     keys = jax.random.split(key, 3)
@@ -221,7 +223,7 @@ class Centred:
   def init(self, key: PRNGKey) -> None:
     """Returns None, because there are no parameters."""
 
-  def angles(self, coordinates: Float[Tensor, "*B N 2"], frequencies: None) -> Float[Tensor, "*B N 1 K2"]:
+  def compute_angles(self, coordinates: Float[Tensor, "*B N 2"], frequencies: None) -> Float[Tensor, "*B N 1 K2"]:
     """Returns the angle of each pair of channels.
 
     Args:
@@ -231,14 +233,14 @@ class Centred:
     Returns:
       Angles, (*B, N, 1, K / 2).
     """
-    return _axial(2 * math.pi * coordinates, self.temperature, self.size, "rows")
+    return _compute_axial_angles(2 * math.pi * coordinates, self.temperature, self.size, "rows")
 
-  def of_registers(self, count: int) -> Float[np.ndarray, "{count} 1 K2"]:
+  def compute_register_angles(self, count: int) -> Float[np.ndarray, "{count} 1 K2"]:
     """Returns angles of zero, (count, 1, K / 2), because registers are not rotated."""
     return np.zeros((count, 1, self.size // 2), np.float32)
 
 
-def none(heads: int, size: int, grid: tuple[int, int]) -> None:
+def disable(heads: int, size: int, grid: tuple[int, int]) -> None:
   """Returns None, which disables rotation.
 
   Args:
@@ -246,10 +248,11 @@ def none(heads: int, size: int, grid: tuple[int, int]) -> None:
   """
 
 
-ROTARY = {"none": none, "axial": Axial, "mixed": Mixed, "dinov3": Centred}
+ROTARY = {"none": disable, "axial": Axial, "mixed": Mixed, "dinov3": Centred}
+Rotary = Axial | Mixed | Centred  # values of rotary positions
 
 
-def _check(rotary, parts):
+def _check_size(rotary: Rotary, parts: int) -> None:
   if rotary.size % parts:
     raise ConfigError(
       f"a head has {format_amount(rotary.size, 'channel')}, but rotation needs pairs for rows and columns. Allowed: "
@@ -257,12 +260,14 @@ def _check(rotary, parts):
     )
 
 
-def _grid(rows, columns):
+def _list_coordinates(rows: Num[np.ndarray, " R"], columns: Num[np.ndarray, " C"]) -> Float[np.ndarray, "R*C 2"]:
   """Returns the coordinates of all patches, [N, 2], row by row."""
   return np.stack(np.meshgrid(rows, columns, indexing="ij"), axis=-1).reshape(-1, 2).astype(np.float32)
 
 
-def _axial(coordinates, temperature, size, first):
+def _compute_axial_angles(
+  coordinates: Float[Tensor, "*B N 2"], temperature: float, size: int, first: str
+) -> Float[Tensor, "*B N 1 K2"]:
   """Returns angles [..., N, 1, K / 2]. The angles of the first coordinate precede those of the second."""
   frequencies = (temperature ** (-4 * np.arange(size // 4) / size)).astype(np.float32)
   order = (0, 1) if first == "rows" else (1, 0)
@@ -270,7 +275,7 @@ def _axial(coordinates, temperature, size, first):
   return xp.concatenate([coordinates[..., i, None, None] * frequencies for i in order], axis=-1)
 
 
-def turn(x: Float[Tensor, "B N H K"], angles: Float[Tensor, "*#B N #H K2"]) -> Float[Array, "B N H K"]:
+def apply_rotary(x: Float[Tensor, "B N H K"], angles: Float[Tensor, "*#B N #H K2"]) -> Float[Array, "B N H K"]:
   """Rotates each pair of channels by its angle, computed in float32.
 
   Args:

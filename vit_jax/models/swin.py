@@ -11,7 +11,7 @@ from flax import nnx
 
 from vit_jax import schema
 from vit_jax.models import convolution, layers, parameters, stack
-from vit_jax.models.attention import Attention
+from vit_jax.models.attention import Attention, Softmax
 from vit_jax.models.intermediates import record
 from vit_jax.models.output import Output, check_shape, classified
 from vit_jax.models.parameters import Keys
@@ -71,7 +71,7 @@ class WindowAttention(Attention):
   """
 
   def __init__(self, width, heads, window, shift, *, dropout, dtype, rngs):
-    super().__init__(width, heads, dropout=dropout, kernel_init=_normal, dtype=dtype, rngs=rngs)
+    super().__init__(width, heads, kernel=Softmax(dropout), kernel_init=_normal, dtype=dtype, rngs=rngs)
     rows, columns = window
     table = _normal(rngs.params(), ((2 * rows - 1) * (2 * columns - 1), heads), jnp.float32)
     self.table, self.window, self.shift = nnx.Param(table), window, shift

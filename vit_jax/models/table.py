@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from flax import nnx
 
 from vit_jax import schema
+from vit_jax.config import migrations
 from vit_jax.models import spellings
-from vit_jax.models.parameters import Rows
+from vit_jax.models.parameters import ShardingRules
 from vit_jax.models.published import bit, compact, efficientnet, mixer, modern, swin, vit
 from vit_jax.models.published.model import Published
 
@@ -116,7 +117,20 @@ def bind(choice: schema.Choice) -> schema.Choice:
   Raises:
     ConfigError: if the name or an argument is invalid. For an argument of other families, the message lists them.
   """
-  return schema.bind(choice, (lookup(choice.name),), _Families())
+  return schema.bind(migrate(choice), (lookup(choice.name),), _Families())
+
+
+def migrate(choice: schema.Choice) -> schema.Choice:
+  """Returns the choice with the current names of arguments.
+
+  Args:
+    choice: name and arguments of the model, possibly from a file of an older version.
+
+  Raises:
+    ConfigError: if the name is unknown, or if an old and a current argument contradict each other.
+  """
+  is_vit = find(choice.name).family == "vit"
+  return schema.Choice(choice.name, migrations.nest_vit(choice.args)) if is_vit else choice
 
 
 class _Families(Mapping):
@@ -133,7 +147,7 @@ class _Families(Mapping):
     return len(list(iter(self)))
 
 
-def sharding(name: str) -> Rows:
+def sharding(name: str) -> ShardingRules:
   """Returns the sharding table of a model: rows (regular expression, mesh axis of each dimension).
 
   Exactly one row matches each whole parameter path. A row is written for one layer. In a scanned stack, a parameter has

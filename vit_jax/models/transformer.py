@@ -222,7 +222,7 @@ class Transformer(nnx.Module):
     x = self.embedding(images if self.stem is None else self.stem(images))
     x = record("embedding", x.reshape(x.shape[0], -1, x.shape[-1]))
     x, prefix, added = self._with_prefix(x if corrupt is None else corrupt(x), grid)
-    places = {} if self.rotary is None else {"coordinates": self.rotary.coordinates(*grid, fold(key, 2))}
+    places = {} if self.rotary is None else {"coordinates": self.rotary.compute_coordinates(*grid, fold(key, 2))}
     if visible is not None:
       patches = jnp.take_along_axis(x[:, prefix:], visible[..., None], axis=1)
       x = jnp.concatenate([x[:, :prefix], patches], axis=1)

@@ -4,29 +4,32 @@ The defaults are those of Google's published image models. Names of timm and Hug
 """
 
 import functools
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax import schema
-from vit_jax.models import layers, parameters, positions, resnet, stack
-from vit_jax.models.attention import Attention, Bias, Formulation
-from vit_jax.models.differential import Difference
+from vit_jax.models import attention_outputs, layers, parameters, resnet, rotary, stack
+from vit_jax.models.attention import Attention
 from vit_jax.models.parameters import Keys
 from vit_jax.models.pooling import Map, SeqPool
-from vit_jax.models.rotary import ROTARY
+from vit_jax.models.positions import Resampling
+from vit_jax.models.query_key import QueryKey
 from vit_jax.models.sizes import Blocks, Depth, Dtype, Hidden, Width, grid, sides, size
 from vit_jax.models.transformer import Block, Transformer, prefix_tokens
+from vit_jax.models.vit_choices import ATTENTION, MLP, NORM, POSITION, AttentionChoice, Tokens
 from vit_jax.schema import Choice, Positive, Probability
 
 ORDER = parameters.ORDER
 SHARDING = (
   *parameters.SHARDING,
+  *attention_outputs.SHARDING,
   *resnet.STEM_SHARDING,
   (r"embedding/kernel", (None, None, None, "fsdp")),
   (r"embedding/bias", (None,)),
 )
+Pool = Literal["cls", "gap", "map", "seqpool", "distilled"]
 
 
 def vit(
@@ -37,29 +40,17 @@ def vit(
   classes: int,
   rngs: Keys,
   *,
-  pool: Literal["cls", "gap", "map", "seqpool", "distilled"] = "cls",
+  pool: Pool = "cls",
   class_token: bool | None = None,
   registers: Annotated[int, schema.Range(0, 1024)] = 0,
-  position: Literal[
-    "learned", "learned_patches", "learned_all", "sincos2d", "factored", "relative", "none"
-  ] = "learned",
-  position_at: Literal["input", "each", "shared"] = "input",
-  rotary: Annotated[Choice, ROTARY] = Choice("none"),
-  resampling: positions.Resampling = "zoom",
+  position: Annotated[Choice, POSITION] = Choice("learned"),
+  resampling: Resampling = "zoom",
   stages: tuple[Blocks, ...] | None = None,
-  attention: Formulation = "xla",
-  qk_norm: Literal["none", "layer", "rms"] = "none",
-  qkv_bias: Bias = "all",
-  context_norm: bool = False,
-  differential: bool = False,
-  mlp: Literal["gelu", "swiglu", "swiglu_normed"] = "gelu",
-  gelu: Literal["tanh", "erf"] = "tanh",
-  norm: Literal["layer", "rms"] = "layer",
-  norm_order: Literal["pre", "post", "parallel"] = "pre",
-  norm_pooled: bool = False,
-  eps: Positive = 1e-6,
+  attention: Annotated[Choice, ATTENTION] = Choice("xla"),
+  mlp: Annotated[Choice, MLP] = Choice("gelu"),
+  gelu: layers.Gelu = "tanh",
+  norm: Annotated[Choice, NORM] = Choice("layer"),
   dropout: Probability = 0.0,
-  attention_dropout: Probability = 0.0,
   stochastic_depth: Probability = 0.0,
   stochastic_depth_rates: stack.Dropping = "growing",
   layer_scale: Positive | None = None,
@@ -70,7 +61,6 @@ def vit(
   depth: Depth | None = None,
   heads: Width | None = None,
   hidden: Hidden | None = None,
-  hidden_multiple: Annotated[int, schema.Range(1, 1024)] | None = None,
   dtype: Dtype = "float32",
   scan: bool = False,
   remat: stack.Remat = "none",
@@ -89,33 +79,18 @@ def vit(
     pool: input of the head. "cls" uses the class token. "distilled" adds a distillation token with a second head, and
       the logits are the mean of both heads. The other values pool the patches.
     class_token: whether there is a class token even if the head does not use it, as in DINOv3. None: no class token.
-    registers: number of tokens that pooling ignores (Darcet et al. 2024). They have a position only with "learned_all".
-    position: "learned" has a vector for class token, distillation token and each patch. "learned_patches" has vectors
-      for patches only (DeiT III), "learned_all" also for registers. "sincos2d" and "factored" apply to patches.
-      "relative" uses relative positions in the attention, for all tokens including the prefix tokens.
-    position_at: where positions are added (Dosovitskiy et al. 2021, appendix D.4). "input" adds them once to the
-      tokens. "each" adds a separate table before each block. "shared" adds the same table before each block.
-    rotary: rotary positions of queries and keys, in addition to added positions: "axial" (rope-vit, EVA-02), "mixed"
-      (learned, rope-vit) or "dinov3".
+    registers: number of tokens that pooling ignores (Darcet et al. 2024). Only "learned_all" gives them a position.
+    position: positions of the tokens, see `vit_choices.POSITION`: added tables such as "learned" and "sincos2d",
+      "relative", or "none". The argument `rotary` of each name also rotates queries and keys.
     resampling: method by which importers resample learned tables to another resolution, see `positions.Resampling`.
       Published weights use the method of their publisher unless a config sets another one.
     stages: number of units in each stage of a ResNet stem before the patches. None omits the stem.
-    attention: "xla", or "fused" for one kernel on TPUs (see `fused_attention`). The weights are the same.
-    qk_norm: norm of the queries and keys of each head (Dehghani et al. 2023), applied before rotation.
-    qkv_bias: projections of query, key and value that have a bias.
-    context_norm: whether the input of attention's last projection is normalised (EVA-02's CLIP).
-    differential: whether each head subtracts the attention of its second half from that of its first half (Ye et al.
-      2024). With "parallel", the last projections of both branches then share one bias, as in timm's code.
-    mlp: "gelu", "swiglu" with three matrices (Shazeer 2020), or "swiglu_normed" with a norm before the last matrix
-      (EVA-02).
-    gelu: formulation of GELU, the approximation "tanh" or the exact "erf".
-    norm: type of the norms of the stream: "layer", or "rms" without mean and bias (Zhang and Sennrich 2019).
-    norm_order: "pre" is the order of Dosovitskiy et al. "post" normalises the outputs of branches. "parallel" has one
-      norm for both branches, which are added at once.
-    norm_pooled: whether the last norm is applied after pooling instead of to all tokens.
-    eps: epsilon of the norms.
+    attention: formulation of attention, see `vit_choices.ATTENTION`: "xla", "fused" for one kernel on TPUs with the
+      same weights, or "differential".
+    mlp: MLPs of the blocks, see `vit_choices.MLP`: "gelu", "swiglu" or "swiglu_normed".
+    gelu: formulation of GELU in MLPs, the approximation "tanh" or the exact "erf".
+    norm: norms of the stream, see `vit_choices.NORM`: "layer" or "rms".
     dropout: dropout rate of the tokens and of each branch.
-    attention_dropout: dropout rate of the attention weights.
     stochastic_depth: rate of stochastic depth at the last block.
     stochastic_depth_rates: "growing" increases the rate linearly from 0 at the first block, as in DeiT. "equal" uses
       the same rate in all blocks, as in DeiT III.
@@ -128,9 +103,6 @@ def vit(
     depth: number of blocks.
     heads: number of attention heads.
     hidden: hidden width of the MLPs.
-    hidden_multiple: reduces the hidden width of SwiGLU to two thirds of `hidden`, rounded up to a multiple of this
-      number. The number of parameters then stays the same. DINOv2 and DINOv3 use 8 to 128. None uses `hidden`
-      unchanged.
     dtype: type of the computation. Parameters are float32.
     scan: whether the blocks form one stack, which is compiled once.
     remat: rematerialisation policy, see `stack.POLICIES`.
@@ -138,57 +110,59 @@ def vit(
   Raises:
     ConfigError: if arguments exclude each other or are not compatible with the image size.
   """
-  _check(pool, pre_logits, position, position_at, mlp, hidden_multiple)
+  options = schema.make(attention, ATTENTION)
+  norms, places, mlps = schema.make(norm, NORM), schema.make(position, POSITION), schema.make(mlp, MLP)
+  _check(pool, pre_logits, attention.name, places.relative)
   width, depth, heads, hidden = size(row, width=width, depth=depth, heads=heads, hidden=hidden)
+  if width % places.divisor:
+    raise schema.ConfigError(
+      f"model: width {width} is not a multiple of {places.divisor}, which position {position.name!r} needs. Use "
+      "another width or position"
+    )
+  hidden = mlps.hidden_width(hidden)
   rows, columns = grid(image_size if stages is None else resnet.stem_sides(sides(image_size), stages), patch)
-  hidden = _rounded_up(hidden * 2 // 3, hidden_multiple) if hidden_multiple else hidden
   leading = {"cls": 1, "distilled": 2}.get(pool, int(bool(class_token)))
+  tokens = Tokens(rows, columns, width, leading, registers)
   compute = jnp.dtype(dtype)
   common = {"dtype": compute, "rngs": rngs}
   lecun, of_mlp = nnx.initializers.lecun_normal(), {"bias_init": nnx.initializers.normal(1e-6)}
-  tables = functools.partial(_positions, position, rows, columns, width, leading, registers)
-  apart = heads * (1 + differential)  # units with separate attention: heads, or halves of heads
-  turning = _rotary(rotary, apart, width // apart, (rows, columns), registers)
-  of_attention = {"dropout": attention_dropout, "bias": qkv_bias, "rotary": turning, "leading": leading}
-  of_attention |= {"formulation": attention, "out_bias": not (differential and norm_order == "parallel")}
-  if position == "relative":
-    of_attention["relative"] = rows * columns + leading + registers
+  norm_of = layers.Norm(norms.kind, norms.eps, compute)
+  rotation = _create_rotary(places.rotary, heads * options.halves, tokens)
+  of_attention = _attention_parts(options, heads, tokens, norm_of, rotation, places.relative)
+  of_attention["out_bias"] = not (options.halves > 1 and norms.order == "parallel")
 
-  def norm_of(size, kind=norm):
-    return layers.NORMS[kind](size, eps=eps, dtype=compute)
-
-  def block(rngs):
+  def block(rngs: Keys) -> Block:
     common = {"dtype": compute, "rngs": rngs}
-    inside = _norms(norm_of, width, apart, qk_norm, context_norm)
-    inside |= {"difference": Difference(width // heads, **common)} if differential else {}
-    unplaced = 0 if position == "learned_all" else registers
-    parts = {"position": tables(rngs), "registers": (leading, unplaced)} if position_at == "each" else {}
+    unplaced = 0 if places.covers_registers else registers
+    table = {"position": places.create(tokens, rngs), "registers": (leading, unplaced)} if places.at == "each" else {}
     return Block(
       norm_of(width),
-      Attention(width, heads, **of_attention, **inside, **common),
-      None if norm_order == "parallel" else norm_of(width),
-      _mlp(mlp, width, hidden, norm_of, gelu, dropout=dropout, **of_mlp, **common),
-      order=norm_order,
+      Attention(width, heads, **of_attention, **common),
+      None if norms.order == "parallel" else norm_of(width),
+      mlps.create(width, hidden, norm_of, gelu, dropout=dropout, **of_mlp, **common),
+      order=norms.order,
       layer_scale=layers.layer_scale(width, layer_scale),
       dropout=dropout,
-      **parts,
+      **table,
     )
 
-  logits = functools.partial(_head, pre_logits or width, classes, head_std, head_bias, common)
-  stem, inputs = (None, channels) if stages is None else _stem(channels, stages, common)
+  logits = functools.partial(_create_head, pre_logits or width, classes, head_std, head_bias, common)
+  stem, inputs = (None, channels) if stages is None else _create_stem(channels, stages, common)
   return Transformer(
     (*sides(image_size), channels),
     stem=stem,
     embedding=layers.PatchEmbedding(inputs, width, patch, kernel_init=lecun, **common),
-    position=None if position_at == "each" else tables(rngs),
-    position_at="shared" if position_at == "shared" else "input",
-    rotary=turning,
-    resizable=position_at != "each" and position != "relative",
+    position=None if places.at == "each" else places.create(tokens, rngs),
+    position_at="shared" if places.at == "shared" else "input",
+    rotary=rotation,
+    resizable=places.at != "each" and not places.relative,
     prefix=prefix_tokens(width, cls=leading > 0, distillation=pool == "distilled", registers=registers, rngs=rngs),
-    blocks=stack.Blocks(block, depth, scan, remat, stochastic_depth, stochastic_depth_rates, differential),
-    norm=None if norm_pooled else norm_of(width),
-    pool=_pooling(pool, width, {"heads": heads, "hidden": hidden, "eps": eps, "gelu": gelu} | of_mlp, common),
-    pool_norm=norm_of(width) if norm_pooled else None,
+    blocks=stack.Blocks(block, depth, scan, remat, stochastic_depth, stochastic_depth_rates, options.numbered),
+    norm=None if norms.pooled else norm_of(width),
+    pool=_create_pooling(
+      pool, width, {"heads": heads, "hidden": hidden, "eps": norms.eps, "gelu": gelu} | of_mlp, common
+    ),
+    pool_norm=norm_of(width) if norms.pooled else None,
     pre_logits=layers.Linear((width,), (pre_logits,), kernel_init=lecun, **common) if pre_logits else None,
     head=logits(),
     head_distillation=logits() if pool == "distilled" else None,
@@ -197,37 +171,48 @@ def vit(
   )
 
 
-def _rounded_up(number, multiple):
-  return -(-number // multiple) * multiple
+def _attention_parts(
+  options: AttentionChoice,
+  heads: int,
+  tokens: Tokens,
+  norm_of: layers.Norm,
+  rotation: rotary.Rotary | None,
+  relative: bool,
+) -> dict[str, Any]:
+  """Returns the parts of attention, by argument name."""
+  size = tokens.width // heads
+  query_key = QueryKey(
+    tokens.width // (heads * options.halves),
+    norm=None if options.qk_norm == "none" else layers.Norm(options.qk_norm, norm_of.eps, norm_of.dtype),
+    rotary=rotation,
+    leading=tokens.leading,
+    relative=tokens.total if relative else None,
+  )
+  return {
+    "bias": options.bias,
+    "query_key": query_key if query_key.transforms_keys or relative else None,
+    "kernel": options.create_kernel(size, norm_of.dtype),
+    "output": schema.make(options.output, attention_outputs.OUTPUTS, tokens.width, heads, norm_of, norm_of.dtype),
+  }
 
 
-def _stem(channels, stages, common):
+def _create_stem(channels: int, stages: tuple[int, ...], common: dict[str, Any]) -> tuple[nnx.Module, int]:
+  """Returns a ResNet stem and the number of its output channels."""
   return resnet.Stem(channels, stages, **common), resnet.stem_width(stages)
 
 
-def _rotary(choice, heads, channels, patches, registers):
+def _create_rotary(choice: Choice, heads: int, tokens: Tokens) -> rotary.Rotary | None:
   """Returns the rotary positions of a choice, or None. Raises a ConfigError if they do not support the registers."""
-  with schema.enter_key("model.rotary"):
-    made = schema.make(choice, ROTARY, heads, channels, patches)
+  with schema.enter_key("model.position.rotary"):
+    made = schema.make(choice, rotary.ROTARY, heads, tokens.width // heads, (tokens.rows, tokens.columns))
     if made is not None:
-      made.of_registers(registers)
+      made.compute_register_angles(tokens.registers)
   return made
 
 
-def _norms(norm_of, width, heads, qk_norm, context_norm):
-  """Returns the norms inside of an attention, by argument name."""
-  names = () if qk_norm == "none" else ("query_norm", "key_norm")
-  norms = {name: norm_of(width // heads, qk_norm) for name in names}
-  return norms | ({"context_norm": norm_of(width)} if context_norm else {})
-
-
-def _mlp(kind, width, hidden, norm_of, gelu, **options):
-  if kind == "gelu":
-    return layers.Mlp(width, hidden, gelu=gelu, **options)
-  return layers.SwiGLU(width, hidden, norm=norm_of(hidden) if kind == "swiglu_normed" else None, **options)
-
-
-def _pooling(pool, width, of_map, common):
+def _create_pooling(
+  pool: Pool, width: int, of_map: dict[str, Any], common: dict[str, Any]
+) -> nnx.Module | Literal["cls", "gap"]:
   match pool:
     case "map":
       return Map(width, **of_map, **common)
@@ -236,47 +221,20 @@ def _pooling(pool, width, of_map, common):
   return "gap" if pool == "gap" else "cls"
 
 
-def _head(width, classes, std, bias, common):
+def _create_head(width: int, classes: int, std: float, bias: float, common: dict[str, Any]) -> layers.Linear | None:
   """Returns a linear head, or None without classes."""
   kernel = nnx.initializers.normal(std) if std else layers.zeros
   made = layers.Linear((width,), (classes,), kernel_init=kernel, bias_init=nnx.initializers.constant(bias), **common)
   return made if classes else None
 
 
-def _check(pool, pre_logits, position, position_at, mlp, hidden_multiple):
+def _check(pool: Pool, pre_logits: int | None, attention: str, relative: bool) -> None:
   """Raises a ConfigError for arguments that exclude each other."""
-  if hidden_multiple and mlp == "gelu":
+  if attention == "fused" and relative:
     raise schema.ConfigError(
-      f"model.hidden_multiple: {hidden_multiple} is for SwiGLU, but mlp is 'gelu'. Remove it, or use mlp='swiglu'"
-    )
-  if position_at != "input" and position in ("relative", "none"):
-    raise schema.ConfigError(
-      f"model: position_at {position_at!r} specifies where a position table is added, but position {position!r} has "
-      f"no table. Allowed: "
-      "position_at='input', or a position that is learned, 'sincos2d' or 'factored'"
+      "model: attention 'fused' does not support position 'relative'. Use attention='xla', or another position"
     )
   if pool == "distilled" and pre_logits:
     raise schema.ConfigError(
       "model: pool 'distilled' has two heads and does not support pre_logits. Use another pool, or remove pre_logits"
     )
-
-
-def _positions(position, rows, columns, width, leading, registers, rngs):
-  parts = {"sincos2d": 4, "factored": 2}.get(position, 1)
-  if width % parts:
-    raise schema.ConfigError(
-      f"model: width {width} is not a multiple of {parts}, which position {position!r} needs. Use another width or "
-      "position"
-    )
-  match position:
-    case "learned":
-      return positions.Learned(rows * columns + leading, width, std=0.02, rngs=rngs)
-    case "learned_patches":
-      return positions.Learned(rows * columns, width, leading=leading, std=0.02, rngs=rngs)
-    case "learned_all":
-      return positions.Learned(rows * columns + leading + registers, width, std=0.02, rngs=rngs)
-    case "sincos2d":
-      return positions.Fixed(positions.sincos2d, (rows, columns, width), leading=leading)
-    case "factored":
-      return positions.Factored(rows, columns, width, leading=leading, std=0.02, rngs=rngs)
-  return None

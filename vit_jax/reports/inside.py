@@ -19,7 +19,7 @@ from vit_jax.models.intermediates import record
 from vit_jax.models.published.model import Registered
 from vit_jax.models.transformer import Transformer
 from vit_jax.reports import attention, embeddings, heatmaps, page
-from vit_jax.schema import Choice, format_amount, select_arguments
+from vit_jax.schema import format_amount, select_arguments
 from vit_jax.schema.errors import NotFiniteError
 
 _CALLED = "inside/logits"  # recorded by this module, because a user's model may record no intermediate values
@@ -143,10 +143,8 @@ def _find_broken_weights(predictor) -> str:
 
 def _make_plain_model(description):
   """Returns the same model in float32, and without the fused kernel, which does not record attention."""
-  args = description.arguments() | {"dtype": "float32"}
-  if args.get("attention") == "fused":
-    args["attention"] = "xla"
-  return description.replaced(model=Choice(description.model.name, args))
+  fused = description.settings().get("attention") == "fused"
+  return description.changed({"dtype": "float32"} | ({"attention": "xla"} if fused else {}))
 
 
 def _count_prefix_tokens(module: nnx.Module) -> int:
@@ -253,7 +251,7 @@ def _combine_images(seen: list[dict]) -> dict[str, np.ndarray | None]:
 
 def _explain_absent(description, module, values, pictures) -> dict[str, str]:
   """Returns the reason for each value that is None."""
-  name, position = description.model.name, description.model.args.get("position")
+  name, position = description.model.name, description.settings().get("position")
   own = isinstance(description.published, Registered) and not isinstance(module, (Transformer, swin.Swin))
   unknown = f"{name} is not built from vit_jax.models.transformer.Transformer: its positions and attention are unknown."
   reasons = {"similarity": f"{name} adds no position embeddings to its tokens."}

@@ -23,6 +23,14 @@ from vit_jax.schema.kinds import (
   required,
 )
 from vit_jax.schema.signatures import read_keywords
-from vit_jax.schema.tables import DerivedTable, Table, lookup
+from vit_jax.schema.tables import DerivedTable, Table, Variants, lookup
 from vit_jax.schema.texts import Text, format_amount
-from vit_jax.schema.values import config_key, field_default, list_choices, to_plain
+from vit_jax.schema.values import (
+  as_group,
+  config_key,
+  field_default,
+  flatten_choices,
+  list_choices,
+  nest_choices,
+  to_plain,
+)

@@ -26,10 +26,12 @@ from vit_jax.schema.kinds import (
   Required,
 )
 from vit_jax.schema.signatures import read_keywords
-from vit_jax.schema.tables import Table, lookup
+from vit_jax.schema.tables import Table, Variants, lookup
 from vit_jax.schema.texts import Text
 from vit_jax.schema.texts import format_amount as format_amount
 from vit_jax.schema.values import config_key, field_default, to_plain
+
+_GROUP = Mapping | ml_collections.ConfigDict  # the arguments of a choice in a config
 
 
 def bind(choice: Choice, functions: tuple[Callable, ...], table: Table | None = None) -> Choice:
@@ -130,8 +132,8 @@ def _convert_fields(
     if absent:
       raise ConfigError(_describe_missing(current_config_key(key), owner), key)
     value = values.get(key, default)
-    if isinstance(default, Choice) and isinstance(value, Mapping | ml_collections.ConfigDict) and "name" not in value:
-      value = {"name": default.name, **default.args, **value}  # the user sets other arguments of the default choice
+    if isinstance(default, Choice):
+      value = _inherit(value, default, table_of(kind))
     with enter_key(key):
       try:
         result[key] = convert(value, kind)
@@ -141,6 +143,37 @@ def _convert_fields(
           raise
         raise ConfigError(_describe_mismatch(value, kind)) from None
   return result
+
+
+def table_of(kind: Any) -> Table | None:
+  """Returns the table of a choice's type, or None for another type."""
+  if typing.get_origin(kind) is not Annotated:
+    return None
+  table = typing.get_args(kind)[1]
+  return table if isinstance(table, Mapping) else None
+
+
+def _inherit(value: Any, default: Choice, table: Table | None) -> Any:
+  """Returns the value of a choice with the arguments of the default choice that it keeps.
+
+  Without a name, the value keeps the default's name and all of its arguments. With another name, it keeps arguments if
+  the table is a `Variants`.
+  """
+  if isinstance(value, str) and table is not None and value in table:
+    value = {"name": str(value)}
+  elif isinstance(value, Choice):
+    value = {"name": value.name, **value.args}
+  if not isinstance(value, _GROUP):
+    return value
+  if "name" not in value:
+    kept = {"name": default.name, **default.args}
+  elif isinstance(table, Variants) and str(value["name"]) in table:
+    own = {name for function in lookup(table, str(value["name"])) for name in read_keywords(function)}
+    kept = {name: argument for name, argument in default.args.items() if name in own}
+  else:
+    return value
+  inner = {key: _inherit(value[key], kept[key], None) for key in kept if key in value and isinstance(kept[key], Choice)}
+  return kept | dict(value) | inner
 
 
 class _TypeMismatch(ConfigError):
@@ -228,6 +261,8 @@ def _check_annotated(value, annotation):
 def _convert_choice(value, table):
   if isinstance(value, Choice):
     return value
+  if isinstance(value, str) and table is not None and value in table:
+    return Choice(str(value), {})
   if not isinstance(value, Mapping | ml_collections.ConfigDict) or not isinstance(value.get("name"), str):
     allowed = isinstance(value, str) and (value.isidentifier() if table is None else value in table)
     name = str(value) if allowed else "..."

@@ -1,9 +1,10 @@
 """Keyword-only parameters of functions, and advice for unknown ones."""
 
+import difflib
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from vit_jax.schema import aliases, suggestions
 from vit_jax.schema.errors import format_names, suggest_nearest
@@ -31,14 +32,47 @@ def suggest_fix(key: str, value, entries: Mapping[str, tuple], others: Mapping[s
   takers = [name for name, each in functions.items() if any(key in read_keywords(function) for function in each)]
   if takers:
     return f" {format_names(takers)} take{'s' * (len(takers) == 1)} it.{format_allowed(entries)}"
+  if key in (inner := list_nested({name: kind for name, (kind, _) in entries.items()})):
+    return f" Did you mean {inner[key]!r}?{format_allowed(entries)}"
+  takers = {name: dotted for name, each in functions.items() if (dotted := _find_nested(key, each))}
+  if takers:
+    verb = "takes" if len(takers) == 1 else "take"
+    return f" {format_names(takers)} {verb} {next(iter(takers.values()))!r}.{format_allowed(entries)}"
   if (here := suggestions.translate_key(key, suggestions.format_typed(value), entries)) is not None:
     return f" Did you mean {here!r}?{format_allowed(entries)}"
   fitting = [name for name, (kind, _) in entries.items() if isinstance(value, str) and value in _list_words(kind)]
+  if len(fitting) == 1:
+    return f" Did you mean {fitting[0]!r}? Allowed: {format_names(entries)}."
+  alike = difflib.get_close_matches(str(key), [*entries, *inner], n=1)
   return (
-    f" Did you mean {fitting[0]!r}? Allowed: {format_names(entries)}."
-    if len(fitting) == 1
+    f" Did you mean {inner[alike[0]]!r}?{format_allowed(entries)}"
+    if alike and alike[0] in inner
     else suggest_nearest(key, entries)
   )
+
+
+def list_nested(kinds: Mapping[str, Any]) -> dict[str, str]:
+  """Returns {argument of a choice: "key.argument"} for the choices among the types of keys.
+
+  Args:
+    kinds: {key: type}.
+  """
+  result = {}
+  for name, kind in kinds.items():
+    if typing.get_origin(kind) is Annotated and isinstance(table := typing.get_args(kind)[1], Mapping):
+      for entry in table.values():
+        for function in entry if isinstance(entry, tuple) else (entry,):
+          result |= {inner: f"{name}.{inner}" for inner in read_keywords(function) if inner not in result}
+  return result
+
+
+def _find_nested(key: str, functions: tuple[Callable, ...]) -> str | None:
+  """Returns "group.key" if a choice among the arguments of the functions has the key."""
+  for function in functions:
+    hints = typing.get_type_hints(function, include_extras=True)
+    if dotted := list_nested({name: hints[name] for name in read_keywords(function)}).get(key):
+      return dotted
+  return None
 
 
 def is_certain(key: str, entries: Mapping[str, tuple], others: Mapping[str, Callable | tuple]) -> bool:
@@ -51,6 +85,8 @@ def is_certain(key: str, entries: Mapping[str, tuple], others: Mapping[str, Call
   """
   every = [entry if isinstance(entry, tuple) else (entry,) for entry in others.values()]
   taken = any(key in read_keywords(function) for functions in every for function in functions)
+  taken = taken or key in list_nested({name: kind for name, (kind, _) in entries.items()})
+  taken = taken or any(_find_nested(key, functions) for functions in every)
   return taken or aliases.find_equivalent(key, entries) is not None
 
 

@@ -8,6 +8,14 @@ from vit_jax.schema.errors import ConfigError, show, suggest_nearest
 Table = Mapping[str, Callable | tuple[Callable, ...]]  # functions by name; the first one of several makes the object
 
 
+class Variants(dict):
+  """A table whose names share arguments.
+
+  If a config selects another name than the default choice, the default choice's arguments are kept as far as the new
+  name has them. The published arguments of a model therefore survive `--config.model.attention=fused`.
+  """
+
+
 class DerivedTable(Mapping):
   """A table with one entry for each entry of another table, computed when it is read.
 

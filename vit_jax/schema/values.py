@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import ml_collections
 
@@ -41,6 +42,47 @@ def list_choices(value) -> set[str]:
     case tuple() | list():
       return set().union(*map(list_choices, value))
   return set()
+
+
+def as_group(value: Any) -> dict[str, Any]:
+  """Returns a choice as a dictionary. A name alone is a choice without arguments.
+
+  Args:
+    value: a choice, its name, or its arguments.
+  """
+  if isinstance(value, Choice):
+    return {"name": value.name, **value.args}
+  return {"name": value} if isinstance(value, str) else dict(value)
+
+
+def flatten_choices(arguments: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns arguments with dotted keys for the arguments of choices: {"norm": "layer", "norm.eps": 1e-6}.
+
+  Args:
+    arguments: arguments by key, possibly choices. Choices among the arguments of a choice are kept as values.
+  """
+  result = {}
+  for key, value in arguments.items():
+    if isinstance(value, Choice):
+      result |= {key: value.name} | {f"{key}.{inner}": one for inner, one in value.args.items()}
+    else:
+      result[key] = value
+  return result
+
+
+def nest_choices(settings: Mapping[str, Any]) -> dict[str, Any]:
+  """Inverts `flatten_choices`. A choice without a name among the settings keeps its default name.
+
+  Args:
+    settings: arguments with dotted keys.
+  """
+  result = {key: value for key, value in settings.items() if "." not in key}
+  for key, value in settings.items():
+    group, dot, inner = key.partition(".")
+    if dot:
+      before = result.get(group, {})
+      result[group] = ({"name": before} if isinstance(before, str) else before) | {inner: value}
+  return result
 
 
 def field_default(field):

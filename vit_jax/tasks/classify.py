@@ -47,7 +47,7 @@ class Classify:
   headline: ClassVar[str] = "top1"
   classes: ClassVar[bool] = True
   frozen: ClassVar[FrozenModel | None] = None
-  sharding: ClassVar[models.Rows] = ()
+  sharding: ClassVar[models.ShardingRules] = ()
 
   def __post_init__(self):
     if self.target_threshold is None:

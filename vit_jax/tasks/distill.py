@@ -93,7 +93,7 @@ class Distill:
 
   headline: ClassVar[str] = "top1"
   classes: ClassVar[bool] = True
-  sharding: ClassVar[models.Rows] = ()
+  sharding: ClassVar[models.ShardingRules] = ()
 
   @functools.cached_property
   def labels(self) -> Classify:

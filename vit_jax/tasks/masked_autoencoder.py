@@ -52,18 +52,18 @@ class MaskedAutoencoder:
   headline: ClassVar[str] = "rmse"
   classes: ClassVar[bool] = False
   frozen: ClassVar[None] = None
-  sharding: ClassVar[models.Rows] = decoder.SHARDING
+  sharding: ClassVar[models.ShardingRules] = decoder.SHARDING
 
   def __post_init__(self):
     masking.check_patch_tokens(self.supplied.model)
-    args = self.supplied.model.description.bound().model.args
+    args = self.supplied.model.description.settings()
     if "heads" not in args or args.get("position") == "relative":  # only attention accepts any number of tokens
       name = self.supplied.model.description.model.name
       raise ConfigError(f"{name} requires all patches. Use 'masked_patches', or another model", "name")
-    if args.get("position_at", "input") != "input":
+    if args.get("position.at", "input") != "input":
       raise ConfigError(
-        f"positions in front of every block ({args['position_at']!r}) belong to all patches. Use "
-        "model.position_at='input', or 'masked_patches'",
+        f"positions in front of every block ({args['position.at']!r}) belong to all patches. Use "
+        "model.position.at='input', or 'masked_patches'",
         "name",
       )
     if self.width % 4 or self.width % self.heads:

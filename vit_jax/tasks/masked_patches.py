@@ -145,7 +145,7 @@ class MaskedPatches:
 
   classes: ClassVar[bool] = False
   frozen: ClassVar[None] = None
-  sharding: ClassVar[models.Rows] = (
+  sharding: ClassVar[models.ShardingRules] = (
     (rf"{HEAD}/kernel", ("fsdp", None)),
     (rf"{HEAD}/bias|{TOKEN}", (None,)),
   )

@@ -83,7 +83,7 @@ class Task(Protocol):
     """
 
   @property
-  def sharding(self) -> models.Rows:
+  def sharding(self) -> models.ShardingRules:
     """Returns the rows of a sharding table for the task's own parameters. See `models.sharding`."""
 
   def examples(self, batch: Batch, frozen: Params, key: PRNGKey, step: Count) -> Batch:

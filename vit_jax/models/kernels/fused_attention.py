@@ -29,8 +29,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from vit_jax import schema
-from vit_jax.models.kernels import placing, tiling
-from vit_jax.models.kernels.placing import Placed, Placing
+from vit_jax.models.kernels import query_key, tiling
+from vit_jax.models.kernels.query_key import Operations, Transform
 from vit_jax.shapes import Array, Float, Tensor
 
 BASE = math.log2(math.e)  # converts to base 2, because the chip's exponential has base 2
@@ -66,7 +66,7 @@ def fused_attention(
     gains: factors of queries and keys, (heads * K,) each. If given, queries and keys are first divided by the root mean
       square of each head's channels. None disables the norm.
     angles: rotation angles of each token, (N, K / 2). Channel i is rotated with channel i + K / 2 after the norm, see
-      `rotary.turn`. Angles receive no gradient. None disables rotation.
+      `rotary.apply_rotary`. Angles receive no gradient. None disables rotation.
     eps: added to the mean square by the norm.
 
   Returns:
@@ -75,35 +75,35 @@ def fused_attention(
   Raises:
     ConfigError: if the kernel does not support the shapes or types. Norm and rotation require K = 2, 4, ..., 128.
   """
-  placed = Placing(None if gains is None else eps, angles is not None)
-  layout = tiling.cut(query, key, value, heads, placed.operands > 0)
+  operations = Operations(None if gains is None else eps, angles is not None)
+  layout = tiling.cut(query, key, value, heads, operations.operands > 0)
   width = query.shape[-1:]
   for name, bias in (("query", query_bias), ("value", value_bias)):
     if bias is not None and bias.shape != width:
       raise schema.ConfigError(f"the {name} bias of fused attention has shape {bias.shape}. Allowed: {width} or None")
   zero = jnp.zeros(width, jnp.float32)
   query_bias, value_bias = (zero if bias is None else bias.astype(jnp.float32) for bias in (query_bias, value_bias))
-  if placed.operands and not placing.fits(layout.size):
+  if operations.operands and not query_key.supports(layout.size):
     raise schema.ConfigError(
       f"fused attention normalises and rotates only heads of a size that divides {tiling.LANES}, not {layout.size}. "
       "Use "
       'attention="xla"'
     )
   gains = tuple(gain.astype(jnp.float32) for gain in gains or ())
-  extra = placing.operands(placed, layout, gains, angles)
+  extra = query_key.list_operands(operations, layout, gains, angles)
   tables = tuple(array for kind, array in extra if kind != "bias")
   kinds = tuple(kind for kind, _ in extra)
-  return _attend(query, key, value, query_bias, value_bias, gains, tables, layout, placed, kinds)
+  return _attend(query, key, value, query_bias, value_bias, gains, tables, layout, operations, kinds)
 
 
 # Kernels, unrolled over images and heads.
 
 
-def _reader(refs, query_bias, layout, placed):
+def _reader(refs, query_bias, layout, transform):
   """Returns the functions load(image, group), read(image, head) and place(image, group).
 
   `load` and `read` return 128 lanes of each of `refs`. Queries include bias and the scale of the softmax. Queries and
-  keys are normalised and rotated as specified by `placed`. `place` returns queries and keys before and after these
+  keys are normalised and rotated as specified by `transform`. `place` returns queries and keys before and after these
   operations, and the factors of the norm.
   """
 
@@ -111,7 +111,7 @@ def _reader(refs, query_bias, layout, placed):
   def place(image, group):
     queries, keys = (tiling.load(ref, image, group, layout) for ref in refs[:2])
     pair = queries + query_bias[:, tiling.at(group)], keys
-    made, rates = placed.forward(pair, group)
+    made, rates = transform.forward(pair, group)
     return pair, made, rates
 
   @functools.cache
@@ -158,9 +158,9 @@ def _scores(query, key, layout):
   return jnp.where(real, scores, -jnp.inf)
 
 
-def _forward_kernel(query, key, value, query_bias, value_bias, *refs, layout, placed):
-  extra, (context, *kept) = refs[: placed.operands], refs[placed.operands :]
-  _, read, _ = _reader((query, key, value), query_bias, layout, Placed(placed, extra))
+def _forward_kernel(query, key, value, query_bias, value_bias, *refs, layout, operations):
+  extra, (context, *kept) = refs[: operations.operands], refs[operations.operands :]
+  _, read, _ = _reader((query, key, value), query_bias, layout, Transform(operations, extra))
 
   def begin(image, head, _):
     queries, keys, values = read(image, head)
@@ -189,12 +189,12 @@ def _forward_kernel(query, key, value, query_bias, value_bias, *refs, layout, pl
         kept[0][image] = tops + jnp.log2(totals)
 
 
-def _backward_kernel(query, key, value, query_bias, normalizer, context, *refs, layout, placed):
+def _backward_kernel(query, key, value, query_bias, normalizer, context, *refs, layout, operations):
   """Computes gradients. `context` contains the gradient of the context. Bias gradients are sums over one image."""
-  extra, results = refs[: placed.operands], refs[placed.operands :]
+  extra, results = refs[: operations.operands], refs[operations.operands :]
   d_query, d_key, d_value, d_query_bias, d_value_bias, *rest = results
-  of_gains, sums = (rest[:2], rest[2:]) if placed.eps is not None else ((), rest)
-  made = Placed(placed, extra)
+  of_gains, sums = (rest[:2], rest[2:]) if operations.eps is not None else ((), rest)
+  made = Transform(operations, extra)
   load, read, place = _reader((query, key, value, context), query_bias, layout, made)
 
   def begin(image, head, number):
@@ -219,7 +219,7 @@ def _backward_kernel(query, key, value, query_bias, normalizer, context, *refs, 
       index = image, slice(None), tiling.at(group)
       if sums:
         of_key, of_value = (tiling.add(ref, index, x, layout) for ref, x in zip(sums, (of_key, of_value), strict=True))
-      if placed.operands:
+      if operations.operands:
         (of_query, of_key), gains = made.backward((of_query, of_key), *place(image, group), group)
         if gains:
           tiling.add(of_gains[0], index, gains[0], layout)
@@ -233,7 +233,7 @@ def _backward_kernel(query, key, value, query_bias, normalizer, context, *refs, 
 # Calls.
 
 
-def _call(kernel, name, layout, placed, products, operands, outputs, scratch=0):
+def _call(kernel, name, layout, operations, products, operands, outputs, scratch=0):
   """Runs a kernel over the steps of the grid.
 
   Each array has a kind, which determines the block that a step receives:
@@ -250,7 +250,7 @@ def _call(kernel, name, layout, placed, products, operands, outputs, scratch=0):
     kernel: the kernel.
     name: name of the kernel in profiles.
     layout: layout of the arrays.
-    placed: operations on queries and keys.
+    operations: operations on queries and keys.
     products: number of matrix products, for the cost estimate.
     operands: pairs (kind, array).
     outputs: pairs (kind, shape).
@@ -271,7 +271,7 @@ def _call(kernel, name, layout, placed, products, operands, outputs, scratch=0):
   batch, scores = arrays[0].shape[0], arrays[0].shape[0] * layout.width // layout.size * layout.tokens**2
   call = functools.partial(
     pl.pallas_call,
-    functools.partial(kernel, layout=layout, placed=placed),
+    functools.partial(kernel, layout=layout, operations=operations),
     grid=(batch // images, -(-layout.width // width), -(-layout.rows // chunk)),
     in_specs=[specs[kind] for kind, _ in operands],
     out_specs=[specs[kind] for kind, _ in outputs],
@@ -297,36 +297,36 @@ def _row(x):
 
 
 def _extra(gains, tables, kinds):
-  """Returns pairs (kind, array) in the order of `placing.operands`, from separate gains and other arrays."""
+  """Returns pairs (kind, array) in the order of `query_key.list_operands`, from separate gains and other arrays."""
   gains, tables = iter(gains), iter(tables)
   return [(kind, _row(next(gains)) if kind == "bias" else next(tables)) for kind in kinds]
 
 
-def _forward(query, key, value, query_bias, value_bias, gains, tables, layout, placed, kinds, keep):
+def _forward(query, key, value, query_bias, value_bias, gains, tables, layout, operations, kinds, keep):
   operands = [("chunk", query), ("all", key), ("all", value), ("bias", _row(query_bias)), ("bias", _row(value_bias))]
   operands += _extra(gains, tables, kinds)
   outputs = [("chunk", jax.ShapeDtypeStruct(query.shape, query.dtype))]
   if keep:
     rows, blocks = -(-layout.rows // layout.chunk) * layout.chunk, -(-layout.width // layout.lanes)
     outputs.append(("number", jax.ShapeDtypeStruct((query.shape[0], rows, blocks * tiling.LANES), jnp.float32)))
-  return _call(_forward_kernel, "fused_attention_forward", layout, placed, 2, operands, outputs)
+  return _call(_forward_kernel, "fused_attention_forward", layout, operations, 2, operands, outputs)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(7, 8, 9))
-def _attend(query, key, value, query_bias, value_bias, gains, tables, layout, placed, kinds):
-  return _forward(query, key, value, query_bias, value_bias, gains, tables, layout, placed, kinds, keep=False)[0]
+def _attend(query, key, value, query_bias, value_bias, gains, tables, layout, operations, kinds):
+  return _forward(query, key, value, query_bias, value_bias, gains, tables, layout, operations, kinds, keep=False)[0]
 
 
-def _attend_forward(query, key, value, query_bias, value_bias, gains, tables, layout, placed, kinds):
+def _attend_forward(query, key, value, query_bias, value_bias, gains, tables, layout, operations, kinds):
   # The name by which rematerialisation policies store attention's results, as in attention.py.
   context, normalizer = (
     checkpoint_name(x, "attention/averaged")
-    for x in _forward(query, key, value, query_bias, value_bias, gains, tables, layout, placed, kinds, keep=True)
+    for x in _forward(query, key, value, query_bias, value_bias, gains, tables, layout, operations, kinds, keep=True)
   )
   return context, (query, key, value, query_bias, gains, tables, normalizer)
 
 
-def _attend_backward(layout, placed, kinds, saved, gradient):
+def _attend_backward(layout, operations, kinds, saved, gradient):
   query, key, value, query_bias, gains, tables, normalizer = saved
   operands = [("chunk", query), ("all", key), ("all", value), ("bias", _row(query_bias))]
   operands += [("number", normalizer), ("chunk", gradient), *_extra(gains, tables, kinds)]
@@ -335,7 +335,7 @@ def _attend_backward(layout, placed, kinds, saved, gradient):
   outputs = [("chunk", like), ("all", like), ("all", like), *[("row", rows)] * (2 + len(gains))]
   sums = 2 if layout.chunk < layout.rows else 0
   of_query, of_key, of_value, *of_rows = _call(
-    _backward_kernel, "fused_attention_backward", layout, placed, 5, operands, outputs, sums
+    _backward_kernel, "fused_attention_backward", layout, operations, 5, operands, outputs, sums
   )
   of_query_bias, of_value_bias, *of_gains = (row.sum((0, 1)) for row in of_rows)
   return of_query, of_key, of_value, of_query_bias, of_value_bias, tuple(of_gains), jax.tree.map(jnp.zeros_like, tables)

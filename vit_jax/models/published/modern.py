@@ -17,6 +17,13 @@ ROPE_VIT = Choice("axial", {"temperature": 100.0, "first": "columns"})
 MIXED = Choice("mixed", {"temperature": 10.0})
 VIT5 = Choice("axial", {"temperature": 10_000.0, "reference": 0, "registers": 100.0})
 
+_PATCHES, _ALL = Choice("learned_patches"), Choice("learned_all")
+_NO_BIAS, _NO_KEY_BIAS = Choice("xla", {"bias": "none"}), Choice("xla", {"bias": "query_value"})
+_DIFFERENTIAL = Choice("differential")
+_PARALLEL, _POOLED = Choice("layer", {"order": "parallel", "pooled": True}), Choice("layer", {"pooled": True})
+_SWIGLU = Choice("swiglu")
+_EVA02_ALONE = Choice("none", {"rotary": EVA02})
+
 
 def _vit(row, patch, image_size, classes=1000, **defaults):
   defaults = {"gelu": "erf", "resampling": "bicubic_antialiased"} | defaults
@@ -24,7 +31,7 @@ def _vit(row, patch, image_size, classes=1000, **defaults):
 
 
 _DEIT3 = {
-  f"deit3_{word}_patch{patch}_{side}": _vit(SIZES[size], patch, side, position="learned_patches", layer_scale=1e-6)
+  f"deit3_{word}_patch{patch}_{side}": _vit(SIZES[size], patch, side, position=_PATCHES, layer_scale=1e-6)
   for word, size, patch, sides in (
     ("small", "S", 16, (224, 384)),
     ("medium", "M", 16, (224,)),
@@ -43,8 +50,8 @@ _DINOV2 = {
     518,
     0,
     layer_scale=1e-5,
-    **({"mlp": "swiglu"} if row is _GIANT else {}),
-    **({"registers": 4, "position": "learned_patches"} if registers else {}),
+    **({"mlp": _SWIGLU} if row is _GIANT else {}),
+    **({"registers": 4, "position": _PATCHES} if registers else {}),
   )
   for word, row in (("small", SIZES["S"]), ("base", SIZES["B"]), ("large", SIZES["L"]), ("giant", _GIANT))
   for registers in ("", "reg4_")
@@ -60,12 +67,11 @@ _DINOV3 = {
     pool="gap",
     class_token=True,
     registers=4,
-    position="none",
-    rotary=DINOV3,
+    position=Choice("none", {"rotary": DINOV3}),
     layer_scale=1e-5,
-    eps=1e-5,
-    **({"mlp": mlp} if mlp != "gelu" else {}),
-    qkv_bias="query_value" if biased else "none",
+    norm=Choice("layer", {"eps": 1e-5}),
+    **({"mlp": Choice(mlp)} if mlp != "gelu" else {}),
+    attention=_NO_KEY_BIAS if biased else _NO_BIAS,
   )
   for word, row, mlp, kinds in (
     ("tiny", SIZES["Ti"], "gelu", ("_qkvb",)),
@@ -102,7 +108,7 @@ _LITTLE, _BETWIXT = (320, 14, 5, 1792), (640, 12, 10, 2560)
 _MEDIUM_DEEP, _SO150M, _SO150M2 = (512, 20, 8, 2048), (896, 18, 14, 2304), (832, 21, 13, 2176)
 _SBB = {
   f"vit_{word}_patch16_{kind}_{side}": _vit(
-    row, 16, side, classes, **{"pool": "gap", "norm_pooled": True, "position": "learned_patches"} | defaults
+    row, 16, side, classes, **{"pool": "gap", "norm": _POOLED, "position": _PATCHES} | defaults
   )
   for word, row, kind, sides, classes, defaults in (
     *(
@@ -118,21 +124,21 @@ _SBB = {
         ("betwixt", _BETWIXT, 4, (256, 384)),
       )
     ),
-    ("dwee", _WEE, "reg1_gap", (256,), 1000, {"registers": 1, "layer_scale": 1e-5, "differential": True}),
-    ("dlittle", _LITTLE, "reg1_gap", (256,), 1000, {"registers": 1, "layer_scale": 1e-5, "differential": True}),
-    ("pwee", _WEE_DEEP, "reg1_gap", (256,), 1000, {"registers": 1, "layer_scale": 1e-5, "norm_order": "parallel"}),
+    ("dwee", _WEE, "reg1_gap", (256,), 1000, {"registers": 1, "layer_scale": 1e-5, "attention": _DIFFERENTIAL}),
+    ("dlittle", _LITTLE, "reg1_gap", (256,), 1000, {"registers": 1, "layer_scale": 1e-5, "attention": _DIFFERENTIAL}),
+    ("pwee", _WEE_DEEP, "reg1_gap", (256,), 1000, {"registers": 1, "layer_scale": 1e-5, "norm": _PARALLEL}),
     ("dpwee", _WEE_DEEP, "reg1_gap", (256,), 1000,
-     {"registers": 1, "layer_scale": 1e-5, "norm_order": "parallel", "differential": True}),
+     {"registers": 1, "layer_scale": 1e-5, "norm": _PARALLEL, "attention": _DIFFERENTIAL}),
     ("base", SIZES["B"], "reg4_gap", (256,), 1000, {"registers": 4}),
     ("so150m", _SO150M, "reg4_gap", (256, 384), 1000,
-     {"registers": 4, "position": "learned_all", "norm_pooled": False}),
+     {"registers": 4, "position": _ALL, "norm": Choice("layer")}),
     ("so150m", _SO150M, "reg4_map", (256,), 1000,
-     {"registers": 4, "position": "learned_all", "norm_pooled": False, "pool": "map"}),
+     {"registers": 4, "position": _ALL, "norm": Choice("layer"), "pool": "map"}),
     ("so150m2", _SO150M2, "reg1_gap", (256, 384, 448), 1000,
-     {"registers": 1, "position": "learned_all", "layer_scale": 1e-5, "qkv_bias": "none"}),
+     {"registers": 1, "position": _ALL, "layer_scale": 1e-5, "attention": _NO_BIAS}),
     *(
       (word, row, "gap", sides, classes,
-       {"position": "learned", "norm_pooled": False, "layer_scale": 1e-6, "qkv_bias": "none"})
+       {"position": Choice("learned"), "norm": Choice("layer"), "layer_scale": 1e-6, "attention": _NO_BIAS})
       for word, row, sides, classes in (
         ("medium", SIZES["M"], (240,), 11821),
         ("medium", SIZES["M"], (256, 384), 1000),
@@ -141,12 +147,12 @@ _SBB = {
     ),
     *(
       (word, row, f"rope_reg{registers}_gap", (256,), 1000,
-       {"registers": registers, "position": "none", "rotary": EVA02, "layer_scale": 1e-5, "qkv_bias": bias})
-      for word, row, registers, bias in (
-        ("medium", SIZES["M"], 1, "query_value"),
-        ("mediumd", _MEDIUM_DEEP, 1, "none"),
-        ("betwixt", _BETWIXT, 4, "query_value"),
-        ("base", SIZES["B"], 1, "query_value"),
+       {"registers": registers, "position": _EVA02_ALONE, "layer_scale": 1e-5, "attention": attention})
+      for word, row, registers, attention in (
+        ("medium", SIZES["M"], 1, _NO_KEY_BIAS),
+        ("mediumd", _MEDIUM_DEEP, 1, _NO_BIAS),
+        ("betwixt", _BETWIXT, 4, _NO_KEY_BIAS),
+        ("base", SIZES["B"], 1, _NO_KEY_BIAS),
       )
     ),
   )
@@ -158,8 +164,7 @@ _ROPE_VIT = {
     SIZES[size],
     16,
     224,
-    position="learned_patches" if table else "none",
-    rotary=MIXED if mixed else ROPE_VIT,
+    position=Choice("learned_patches" if table else "none", {"rotary": MIXED if mixed else ROPE_VIT}),
     layer_scale=1e-5,
   )
   for (word, size), mixed, table in itertools.product(
@@ -173,6 +178,7 @@ _EVA02_SIZES = {
   "base": (768, 12, 12, 2048),
   "large": (1024, 24, 16, 2730),
 }
+_EVA02_POSITION = Choice("learned", {"rotary": EVA02})
 _EVA02 = {
   **{
     f"eva02_{word}_patch14_{side}": _vit(
@@ -182,10 +188,10 @@ _EVA02 = {
       1000 if side > 224 else 0,
       pool="gap",
       class_token=True,
-      norm_pooled=True,
-      rotary=EVA02,
-      qkv_bias="query_value",
-      mlp="swiglu" if word in ("tiny", "small") else "swiglu_normed",
+      norm=_POOLED,
+      position=_EVA02_POSITION,
+      attention=_NO_KEY_BIAS,
+      mlp=_SWIGLU if word in ("tiny", "small") else Choice("swiglu_normed"),
     )
     for word, larger in (("tiny", 336), ("small", 336), ("base", 448), ("large", 448))
     for side in (224, larger)
@@ -196,15 +202,14 @@ _EVA02 = {
       patch,
       side,
       classes,
-      rotary=EVA02,
-      qkv_bias="query_value",
-      mlp="swiglu_normed",
-      context_norm=True,
+      position=_EVA02_POSITION,
+      attention=Choice("xla", {"bias": "query_value", "output": Choice("normed")}),
+      mlp=Choice("swiglu_normed"),
     )
     for word, patch, side, classes in (("base", 16, 224, 512), ("large", 14, 224, 768), ("large", 14, 336, 768))
   },
   "eva02_enormous_patch14_clip_224": _vit(
-    (1792, 64, 16, 15360), 14, 224, 1024, qkv_bias="query_value", norm_order="post"
+    (1792, 64, 16, 15360), 14, 224, 1024, attention=_NO_KEY_BIAS, norm=Choice("layer", {"order": "post"})
   ),
 }
 
@@ -214,11 +219,9 @@ _VIT5 = {
     16,
     224,
     registers=4,
-    position="learned_patches",
-    rotary=VIT5,
-    qk_norm="rms",
-    qkv_bias="none",
-    norm="rms",
+    position=Choice("learned_patches", {"rotary": VIT5}),
+    attention=Choice("xla", {"qk_norm": "rms", "bias": "none"}),
+    norm=Choice("rms"),
     layer_scale=1e-4,
     resampling="bicubic",
   )

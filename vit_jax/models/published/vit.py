@@ -29,6 +29,7 @@ HYBRIDS = {  # name -> size, patch on the ResNet's feature map, units of its sta
   "R50+L/32": ("L", 1, (3, 4, 6, 3)),
 }
 
+_HUGGING_FACE = schema.Choice("layer", {"eps": 1e-12})
 _TIMM = {  # timm's size -> size, patches and image sizes in timm's names
   "tiny": ("Ti", (16,), (224, 384)),
   "small": ("S", (8, 16, 32), (224, 384)),
@@ -62,7 +63,7 @@ NAMES = {
   },
   **{
     f"google/vit-{word}-patch{patch}-{side}": published(
-      "vit:vit", SIZES[size], patch, gelu="erf", eps=1e-12, resampling="bicubic", image_size=side
+      "vit:vit", SIZES[size], patch, gelu="erf", norm=_HUGGING_FACE, resampling="bicubic", image_size=side
     )
     for word, size, patch, side in (
       ("base", "B", 16, 224),
@@ -75,7 +76,14 @@ NAMES = {
   },
   **{
     f"google/vit-{word}-patch{patch}-224-in21k": published(
-      "vit:vit", SIZES[size], patch, gelu="erf", eps=1e-12, resampling="bicubic", pre_logits=SIZES[size][0], classes=0
+      "vit:vit",
+      SIZES[size],
+      patch,
+      gelu="erf",
+      norm=_HUGGING_FACE,
+      resampling="bicubic",
+      pre_logits=SIZES[size][0],
+      classes=0,
     )
     for word, size, patch in (
       ("base", "B", 16),

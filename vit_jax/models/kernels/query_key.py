@@ -11,7 +11,7 @@ takes eight cycles.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,54 +21,55 @@ from vit_jax.models.kernels import tiling
 from vit_jax.shapes import Float, Tensor
 
 Lanes = Float[Tensor, "_ 128"]  # there may be fewer queries than keys
+Ref = Any  # a reference to an array in the kernel's memory, whose type Pallas does not export
 
 
-class Placing(NamedTuple):
+class Operations(NamedTuple):
   """The operations on queries and keys.
 
   Attributes:
     eps: epsilon of the norm, or None without a norm.
-    turned: whether queries and keys are rotated.
+    rotates: whether queries and keys are rotated.
   """
 
   eps: float | None
-  turned: bool
+  rotates: bool
 
   @property
   def operands(self) -> int:
-    """Number of arrays that a kernel needs for these operations, see the function `operands`."""
-    return 3 * (self.eps is not None) + 5 * self.turned
+    """Number of arrays that a kernel needs for these operations, see `list_operands`."""
+    return 3 * (self.eps is not None) + 5 * self.rotates
 
 
-def fits(size: int) -> bool:
+def supports(size: int) -> bool:
   """Returns whether groups of lanes contain only whole heads, if heads have `size` channels."""
   return tiling.LANES % size == 0 and size % 2 == 0
 
 
-def operands(
-  placing: Placing,
+def list_operands(
+  operations: Operations,
   layout: tiling.Layout,
   gains: tuple[Float[Tensor, " F"], ...],
   angles: Float[np.ndarray, "N K2"] | None,
 ) -> list[tuple[str, Float[Tensor, "..."]]]:
-  """Returns the arrays that a kernel needs, as pairs (kind, array) in the order in which `Placed` reads them.
+  """Returns the arrays that a kernel needs, as pairs (kind, array) in the order in which `Transform` reads them.
 
   Args:
-    placing: the operations.
+    operations: the operations.
     layout: layout of the kernel's arrays.
     gains: factors of queries and keys after the norm, (F,) each. Empty without a norm.
     angles: rotation angles of each token, (N, K / 2), or None.
   """
   made, size = [], layout.size
   lane = np.arange(tiling.LANES)
-  if placing.eps is not None:
+  if operations.eps is not None:
     same = lane[:, None] // size == lane // size
     made += [*(("bias", gain) for gain in gains), ("constant", jnp.asarray(same / size, jnp.float32))]
-  if placing.turned:
+  if operations.rotates:
     turns = np.tile(np.concatenate([angles, angles], axis=1), (1, tiling.LANES // size))
     for kind, rows in (("chunk table", layout.chunk), ("table", layout.rows)):
       made += [
-        (kind, jnp.asarray(_arranged(part(turns), rows, layout.packed), jnp.float32)) for part in (np.cos, np.sin)
+        (kind, jnp.asarray(_arrange(part(turns), rows, layout.packed), jnp.float32)) for part in (np.cos, np.sin)
       ]
     second = lane % size >= size // 2
     from_first = (
@@ -79,7 +80,7 @@ def operands(
   return made
 
 
-def _arranged(table, rows, packed):
+def _arrange(table: Float[np.ndarray, "N 128"], rows: int, packed: bool) -> Float[np.ndarray, "M 128"]:
   """Arranges a table [N, 128] in the order of tokens from `tiling.load`, in chunks of `rows`.
 
   If two tokens are packed in a word, even tokens come first.
@@ -90,22 +91,22 @@ def _arranged(table, rows, packed):
   return table.reshape(-1, tiling.LANES)
 
 
-class Placed:
-  """The operations on one group of lanes, inside of a kernel that received `operands`.
+class Transform:
+  """The operations on one group of lanes, inside of a kernel that received `list_operands`.
 
   Queries and keys pass through the matrix unit together, so that it loads each constant once for both.
 
   Args:
-    placing: the operations.
-    refs: references to the arrays from `operands`.
+    operations: the operations.
+    refs: references to the arrays from `list_operands`.
   """
 
-  def __init__(self, placing: Placing, refs):
+  def __init__(self, operations: Operations, refs: Sequence[Ref]):
     refs = list(refs)
-    self.eps, self.turned = placing.eps, placing.turned
-    self.gains, self.mean = (refs[:2], refs[2]) if placing.eps is not None else (None, None)
-    turning = refs[3 * (placing.eps is not None) :]
-    self.tables, self.exchange = ((turning[:2], turning[2:4]), turning[4]) if placing.turned else (None, None)
+    self.eps, self.rotates = operations.eps, operations.rotates
+    self.gains, self.mean = (refs[:2], refs[2]) if operations.eps is not None else (None, None)
+    rotating = refs[3 * (operations.eps is not None) :]
+    self.tables, self.exchange = ((rotating[:2], rotating[2:4]), rotating[4]) if operations.rotates else (None, None)
 
   def forward(self, pair: Sequence[Lanes], group: int) -> tuple[list[Lanes], list[Lanes] | None]:
     """Normalises and rotates queries and keys.
@@ -120,10 +121,10 @@ class Placed:
     rates = None
     if self.eps is not None:
       # exp2 and log2 run on two other units than the vector unit. A reciprocal root takes ten vector instructions.
-      rates = [jnp.exp2(-0.5 * jnp.log2(squares + self.eps)) for squares in _products([x * x for x in pair], self.mean)]
-      pair = [x * gain for x, gain in zip(pair, self._gains(group), strict=True)]  # independent of the rates
-    if self.turned:
-      exchanged = _products(pair, self.exchange)
+      rates = [jnp.exp2(-0.5 * jnp.log2(squares + self.eps)) for squares in _multiply([x * x for x in pair], self.mean)]
+      pair = [x * gain for x, gain in zip(pair, self._read_gains(group), strict=True)]  # independent of the rates
+    if self.rotates:
+      exchanged = _multiply(pair, self.exchange)
       pair = [x * cos[...] + y * sin[...] for x, y, (cos, sin) in zip(pair, exchanged, self.tables, strict=True)]
     return list(pair) if rates is None else [x * rate for x, rate in zip(pair, rates, strict=True)], rates
 
@@ -131,7 +132,7 @@ class Placed:
     self,
     gradients: Sequence[Lanes],
     pair: Sequence[Lanes],
-    placed: Sequence[Lanes],
+    transformed: Sequence[Lanes],
     rates: Sequence[Lanes] | None,
     group: int,
   ) -> tuple[list[Lanes], list[Lanes]]:
@@ -140,7 +141,7 @@ class Placed:
     Args:
       gradients: gradients of the normalised and rotated queries and keys.
       pair: queries and keys before `forward`.
-      placed: queries and keys after `forward`.
+      transformed: queries and keys after `forward`.
       rates: factors of the norm from `forward`.
       group: number of the group of lanes.
 
@@ -149,26 +150,26 @@ class Placed:
     """
     if self.eps is not None:
       # The radial part, computed from rotated queries and keys, because rotations preserve inner products.
-      means = _products([gradient * x for gradient, x in zip(gradients, placed, strict=True)], self.mean)
-    if self.turned:
+      means = _multiply([gradient * x for gradient, x in zip(gradients, transformed, strict=True)], self.mean)
+    if self.rotates:
       sines = [gradient * sin[...] for gradient, (_, sin) in zip(gradients, self.tables, strict=True)]
-      exchanged = _products(sines, self.exchange)
+      exchanged = _multiply(sines, self.exchange)
       gradients = [
         gradient * cos[...] - y for gradient, y, (cos, _) in zip(gradients, exchanged, self.tables, strict=True)
       ]
     if self.eps is None:
       return list(gradients), []
     normed = [x * rate for x, rate in zip(pair, rates, strict=True)]
-    of_gains = [(gradient * x).sum(0, keepdims=True) for gradient, x in zip(gradients, normed, strict=True)]
-    gradients = [gradient * gain for gradient, gain in zip(gradients, self._gains(group), strict=True)]
+    gain_gradients = [(gradient * x).sum(0, keepdims=True) for gradient, x in zip(gradients, normed, strict=True)]
+    gradients = [gradient * gain for gradient, gain in zip(gradients, self._read_gains(group), strict=True)]
     parts = zip(rates, gradients, normed, means, strict=True)
-    return [rate * (gradient - x * mean) for rate, gradient, x, mean in parts], of_gains
+    return [rate * (gradient - x * mean) for rate, gradient, x, mean in parts], gain_gradients
 
-  def _gains(self, group):
+  def _read_gains(self, group: int) -> list[Lanes]:
     return [gain[:, tiling.at(group)] for gain in self.gains]
 
 
-def _products(pair, constant):
+def _multiply(pair: Sequence[Lanes], constant: Ref) -> tuple[Lanes, Lanes]:
   """Returns the products of two arrays [R, 128] with a constant matrix."""
   rows = pair[0].shape[0]
   both = jax.lax.dot_general(

@@ -9,7 +9,7 @@ import pytest
 
 from vit_jax import schema
 from vit_jax.models import rotary
-from vit_jax.models.kernels import placing, tiling
+from vit_jax.models.kernels import query_key, tiling
 from vit_jax.models.kernels.fused_attention import fused_attention
 
 pytestmark = pytest.mark.heavy
@@ -25,7 +25,7 @@ def plain(query, key, value, gains, angles, heads, eps=1e-5):
       for x, gain in zip((query, key), gains, strict=True)
     )
   if angles is not None:
-    query, key = (rotary.turn(x, angles[:, None]) for x in (query, key))
+    query, key = (rotary.apply_rotary(x, angles[:, None]) for x in (query, key))
   weights = jax.nn.softmax(jnp.einsum("bqhk,bnhk->bhqn", query, key, precision="highest") / size**0.5, -1)
   context = jnp.einsum("bhqn,bnhk->bqhk", weights, value, precision="highest")
   return context.reshape(*context.shape[:2], -1)
@@ -77,7 +77,7 @@ def test_cut_into_chunks_of_queries_it_is_the_same(monkeypatch):
 
 def test_heads_that_do_not_fill_lanes_are_refused():
   arrays, gains, angles, heads, _ = draw(9, 2, 80, "float32", True, True)
-  assert not placing.fits(80) and not placing.fits(1) and placing.fits(64)
+  assert not query_key.supports(80) and not query_key.supports(1) and query_key.supports(64)
   with pytest.raises(schema.ConfigError, match=r"a size that divides 128, not 80.*attention=\"xla\""):
     fused(*arrays, gains, angles, heads)
 
