@@ -36,7 +36,8 @@ def test_of_two_conversions_into_one_file_the_second_to_end_is_refused(tmp_path)
 # Converts; when all is written, waits until another process has written all as well.
 _MEETING = """
 import contextlib, pathlib, sys, time
-from vit_jax import cli, convert, files
+from vit_jax import cli, convert
+from vit_jax.storage import files
 ready, target, source = map(pathlib.Path, sys.argv[1:])
 replacing = files.atomic_write
 

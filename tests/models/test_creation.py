@@ -18,7 +18,7 @@ def test_a_module_has_the_published_size_and_classes_unless_arguments_replace_th
 def test_initial_values_follow_from_the_keys():
   first, same, other = (models.create("ViT-mu/8", 32, classes=3, depth=1, rngs=rngs) for rngs in (
     None, rng.Keys(rng.make_key(0)), rng.Keys(rng.make_key(1))))  # fmt: skip
-  kernels = [jax.device_get(model.embed.kernel[...]) for model in (first, same, other)]
+  kernels = [jax.device_get(model.embedding.kernel[...]) for model in (first, same, other)]
   np.testing.assert_array_equal(kernels[0], kernels[1])
   assert np.abs(kernels[0] - kernels[2]).max() > 0
 

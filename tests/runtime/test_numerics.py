@@ -92,7 +92,8 @@ def test_a3_the_cpu_is_read_from_what_the_system_says(tmp_path):
 
 PROGRAM = """
 import jax
-from vit_jax import rng, runtime, numerics
+from vit_jax import rng, runtime
+from vit_jax.runtime import numerics
 runtime.start()
 key = rng.derive_key(3, 7, "augment")
 print(jax.random.key_data(key).tolist(), jax.random.bits(key, (3,)).tolist(), jax.random.key_impl(key))

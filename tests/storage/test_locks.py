@@ -11,7 +11,7 @@ from vit_jax.storage import files, locks
 
 _KILLED = """
 import os, pathlib, signal, sys
-from vit_jax import files
+from vit_jax.storage import files
 with files.atomic_write(pathlib.Path(sys.argv[1])) as partial:
   partial.write_text("half")
   os.kill(os.getpid(), signal.SIGKILL)
