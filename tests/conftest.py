@@ -107,13 +107,29 @@ light = None  # the test that may do neither
 def pytest_configure(config):
   config.addinivalue_line("markers", "heavy: compiles programs, starts Python or takes seconds; not in `make check`")
   config.addinivalue_line("markers", "long: a heavy test that only `make test-long` runs")
+  config.addinivalue_line("markers", "sample(count, each=()): of a test with many parameters, all but `count` are long")
   jax.monitoring.register_event_duration_secs_listener(refuse_compilation)
   sys.addaudithook(refuse_processes)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects tests
 def pytest_collection_modifyitems(items):
-  """Marks each `long` test as `heavy`, so that a single test of a light file needs only one mark."""
+  """Marks tests as `long` that no `sample` selects, and all `long` tests as `heavy`.
+
+  Of a test marked `sample(count, each)`, `make test` runs `count` instances at equal distances in the list of
+  parameters, for each value of the parameters named in `each`.
+  """
+  groups = {}
+  for item in items:
+    if mark := item.get_closest_marker("sample"):
+      values = [repr(item.callspec.params[name]) for name in mark.kwargs.get("each", ())]
+      groups.setdefault((item.path, item.originalname, *values), []).append((mark.args[0], item))
+  for group in groups.values():
+    count, total = group[0][0], len(group)
+    kept = {i * total // count for i in range(min(count, total))}
+    for i, (_, item) in enumerate(group):
+      if i not in kept:
+        item.add_marker("long")
   for item in items:
     if item.get_closest_marker("long"):
       item.add_marker("heavy")

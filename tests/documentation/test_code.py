@@ -1,4 +1,4 @@
-"""The page "From config to gradient" lists the files that a short run really executes."""
+"""The page "From configs/digits.py to the gradient" lists the files that a short run really executes."""
 
 import json
 import re
@@ -11,10 +11,14 @@ from vit_jax.corpora.builders import prepare_dataset
 
 PAGE = (extraction.ROOT / "docs/concepts/code.md").read_text()
 _MAIN, _OTHERS = PAGE.split("## Other files that the step runs")
-_STEP, _DATA = _OTHERS.split("\n## ")[:2]
+_STEP, _DATA, _SHARDING = _OTHERS.split("\n## ")[:3]
 ITEMS = re.findall(r"^\d+\. (`.*(?:\n {3,4}\S.*)*)", _MAIN, re.M)
 FILES = [re.match(r"`([^`]+)`", item)[1] for item in ITEMS]
-OTHERS, DATA = (re.findall(r"`((?:vit_jax|configs)/[\w/]+(?:\.py|/))`", text) for text in (_STEP, _DATA))
+OTHERS, DATA, SHARDING = (
+  re.findall(r"`((?:vit_jax|configs)/[\w/]+(?:\.py|/))`", text) for text in (_STEP, _DATA, _SHARDING)
+)
+# Folders of which every executed file must be on the page, wherever the run executes it.
+WHOLE = ("vit_jax/data/", "vit_jax/parallel/", "vit_jax/optim/", "vit_jax/tasks/", "vit_jax/losses.py")
 LATER = (
   "vit_jax/training/steps.py",
   "vit_jax/tasks/classify.py",
@@ -31,7 +35,7 @@ def test_the_list_has_16_to_18_files_with_two_sentences_each():
 
 
 def test_the_listed_files_exist():
-  assert [file for file in (*FILES, *OTHERS, *DATA) if not (extraction.ROOT / file).exists()] == []
+  assert [file for file in (*FILES, *OTHERS, *DATA, *SHARDING) if not (extraction.ROOT / file).exists()] == []
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +64,10 @@ def test_the_page_names_every_file_that_the_train_step_executes(traced):
 
 
 @pytest.mark.heavy
-def test_the_page_names_every_file_of_the_data_that_executes(traced):
-  executed = {file for file in traced["run"] if file.startswith("vit_jax/data/")}
-  assert executed == {file for file in (*FILES, *OTHERS, *DATA) if file.startswith("vit_jax/data/")}
+@pytest.mark.parametrize("folder", WHOLE)
+def test_the_page_names_every_file_of_data_optimizer_losses_and_sharding_that_executes(traced, folder):
+  executed = {file for file in traced["run"] if file.startswith(folder)}
+  assert executed == {file for file in (*FILES, *OTHERS, *DATA, *SHARDING) if file.startswith(folder)}
 
 
 @pytest.mark.heavy

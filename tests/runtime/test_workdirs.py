@@ -14,7 +14,8 @@ from vit_jax.schema import ConfigError
 def test_a_claimed_workdir_is_refused_to_another_process_and_free_after_a_kill(tmp_path):
   program = (
     "import sys, time, pathlib, jax\njax.config.update('jax_platforms', 'cpu')\nfrom vit_jax import cli, runtime\n"
-    "def verb():\n  with runtime.claim_workdir(pathlib.Path(sys.argv[1])):\n    print('mine', flush=True)\n    time.sleep(60)\n"
+    "def verb():\n  with runtime.claim_workdir(pathlib.Path(sys.argv[1])):\n"
+    "    print('mine', flush=True)\n    time.sleep(60)\n"
     "cli.run_verb(verb)"
   )
   start = [sys.executable, "-c", program, str(tmp_path / "new")]
