@@ -55,6 +55,7 @@ def test_d7_ctrl_c_is_one_line(name, monkeypatch, capsys):
   assert text.startswith("interrupted")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.heavy
 @pytest.mark.parametrize(
   ("name", "words", "message"),
@@ -117,7 +118,7 @@ def test_a_child_that_fails_ends_the_benchmark_with_its_last_line():
   assert stop.value.code == 3
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_d2_the_step_beside_pytorch_is_measured(tmp_path, monkeypatch, capsys):
   file = tmp_path / "a.json"
   monkeypatch.setattr("sys.argv", ["digits_step", "--rounds=1", f"--json={file}"])
@@ -129,7 +130,7 @@ def test_d2_the_step_beside_pytorch_is_measured(tmp_path, monkeypatch, capsys):
   assert "ratio" in capsys.readouterr().out
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_d2_the_gpu_benchmark_takes_a_step_of_ours():
   import jax
   import numpy as np

@@ -59,6 +59,7 @@ def test_an_interrupted_run_in_a_bucket_resumes_exactly(parts, whole, bucket_ser
   assert not pathlib.Path("gs:").exists()
 
 
+@pytest.mark.long
 def test_what_a_later_step_left_in_a_bucket_is_dropped_as_on_a_disk(tmp_path, bucket):
   text = '{"step": 1, "a": 1.0}\n{"step": 2, "a": 2.0}\n{"step": 3, "a": 3.0}\n{"step": 3, "b'
   for workdir in (tmp_path, bucket):
@@ -71,6 +72,7 @@ def test_what_a_later_step_left_in_a_bucket_is_dropped_as_on_a_disk(tmp_path, bu
     assert [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()] == expected
 
 
+@pytest.mark.long
 def test_lines_are_in_the_bucket_before_a_state_is_saved_that_they_lead_up_to(bucket):
   log = writer.Writer(bucket, 0, active=True)
   log.write(1, {"a": 1.0})
@@ -80,6 +82,7 @@ def test_lines_are_in_the_bucket_before_a_state_is_saved_that_they_lead_up_to(bu
   log.close()
 
 
+@pytest.mark.long
 def test_tensorboard_s_points_come_in_the_same_bytes(tmp_path, bucket):
   from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -118,6 +121,7 @@ def restored(workdir, state, **options):
     store.close()
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_in_a_bucket_is_replaced_by_the_previous_one(saved):
   workdir, states = saved
   folder = workdir / "checkpoints/3"
@@ -131,6 +135,7 @@ def test_a_damaged_checkpoint_in_a_bucket_is_replaced_by_the_previous_one(saved)
   assert checkpoints.read_description(workdir) == {"step": 2}
 
 
+@pytest.mark.long
 def test_a_save_that_was_killed_is_no_checkpoint(saved):
   workdir, states = saved
   (workdir / "checkpoints/3/commit_success.txt").unlink()
@@ -145,6 +150,7 @@ def test_a_save_that_was_killed_is_no_checkpoint(saved):
   assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["1", "2"]  # its rest is removed
 
 
+@pytest.mark.long
 def test_what_killed_saves_left_is_gone_before_anybody_lists_it(bucket, bucket_server):
   for name in ("4/state/d/1", "4/about/metadata", "8/state/manifest.ocdbt"):
     (bucket / "checkpoints" / name).write_text("half")
@@ -155,6 +161,7 @@ def test_what_killed_saves_left_is_gone_before_anybody_lists_it(bucket, bucket_s
   store.close()
 
 
+@pytest.mark.long
 def test_a_bucket_that_refuses_to_be_read_damages_no_checkpoint(saved, bucket_server):
   workdir, states = saved
   store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid(1)), keep=3)
@@ -176,6 +183,7 @@ def test_a_save_that_the_bucket_refuses_names_the_last_whole_one(saved, bucket_s
   assert same(restored(workdir, states[3])[0], states[3])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gone", ["state/manifest.ocdbt", "about/metadata"])
 def test_a1_an_unreadable_save_in_a_bucket_removes_no_checkpoint(saved, monkeypatch, gone):
   workdir, states = saved

@@ -12,7 +12,7 @@ from vit_jax import convert, importers
 from vit_jax.schema import ConfigError
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_of_two_conversions_into_one_file_the_second_to_end_is_refused(tmp_path):
   written(tmp_path / "a.npz")
   written(tmp_path / "b.npz", description=VIT.replaced(classes=5), seed=1)
@@ -55,6 +55,7 @@ cli.run_verb(convert.main)
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize("target", ["out/model.safetensors", "out/model.npz", "out/workdir"])
 def test_a_conversion_that_was_killed_at_the_end_is_completed_by_the_same_command(tmp_path, target):

@@ -59,6 +59,7 @@ def test_another_split_is_measured_once_and_alone():
   }
 
 
+@pytest.mark.long
 def test_a_run_without_classes_is_measured_by_what_it_has_on_another_split_too():
   masked, shots = Choice("masked", {"split": "test", "batch": None}), Choice("fewshot", {"train": "train"})
   assert evaluate.select_evaluations({"shots": shots, "test": masked}, "train", False) == {
@@ -139,6 +140,7 @@ def test_a_workdir_whose_config_is_none_is_named(tmp_path, text, monkeypatch):
     evaluate.main()
 
 
+@pytest.mark.long
 def test_weights_are_measured_with_a_recipe_that_asks_for_weights(trained):
   words = ["--config=configs/finetune.py:digits", f"--weights={trained}", "--split=test[:64]"]
   changes = ["--config.model.depth=1", "--config.model.width=16", "--config.model.heads=1", "--config.model.hidden=16"]
@@ -178,6 +180,7 @@ def test_a_config_that_normalises_otherwise_than_published_weights_is_named(tmp_
   assert not caplog.records
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [16, 48])
 def test_a_run_at_another_size_is_the_model_of_that_size_with_resampled_positions(trained, tmp_path, size):
   words = [f"--workdir={trained}", f"--image-size={size}", "--split=test[:16]", "--logits"]
@@ -202,6 +205,7 @@ MISTAKES = [  # flags with --write-labels, what is said
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("words", "says"), MISTAKES)
 def test_labels_that_cannot_be_written_are_one_line(trained, tmp_path, words, says):
   command = ["evaluate", f"--workdir={trained}", f"--write-labels={tmp_path / 'labels'}", *words]
@@ -210,6 +214,7 @@ def test_labels_that_cannot_be_written_are_one_line(trained, tmp_path, words, sa
   assert not (tmp_path / "labels").exists()
 
 
+@pytest.mark.long
 def test_labels_are_those_of_the_average_for_the_split_of_the_data_that_flags_name(trained, tmp_path):
   folder = tmp_path / "labels"
   command = ["evaluate", f"--workdir={trained}", f"--write-labels={folder}", "--split=test[:50]", "--data.name=digits"]

@@ -57,6 +57,7 @@ def test_a_mistake_is_one_line(told, says):
   assert "Traceback" not in message
 
 
+@pytest.mark.long
 def test_a_measurement_that_takes_too_long_ends_by_the_limit_that_it_names(tmp_path):
   loop.train(runs.parts(1, total=2), tmp_path)
   told = ["--config=configs/fewshot.py:digits", f"--weights={tmp_path}", "--config.limits.evaluation=0.1"]
@@ -64,6 +65,7 @@ def test_a_measurement_that_takes_too_long_ends_by_the_limit_that_it_names(tmp_p
   assert "no progress for 0.1 s in evaluation (config.limits.evaluation)" in said
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["knn", "linear", "dense"])
 def test_every_dataset_of_a_kind_of_probe_resolves(kind):
   module, _ = flags.load_module(str(runs.ROOT / "configs/probes.py"))
@@ -75,6 +77,7 @@ def test_every_dataset_of_a_kind_of_probe_resolves(kind):
       module.get_config(wrong)
 
 
+@pytest.mark.long
 def test_probes_of_a_whole_split_are_printed_with_their_images(tmp_path):
   loop.train(runs.parts(1, total=2), tmp_path / "run")
   told = [

@@ -44,7 +44,7 @@ def test_importing_the_package_imports_nothing_large():
   assert said == "cct_2_3x2_32 False\n"
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_g_ctrl_c_during_the_imports_ends_a_verb_without_a_traceback(tmp_path):
   (tmp_path / "jax.py").write_text("import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)")
   environment = os.environ | {"PYTHONPATH": str(tmp_path)}

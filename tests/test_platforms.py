@@ -84,7 +84,7 @@ def test_g_a_value_that_jax_refuses_is_one_line(error, said, monkeypatch, capsys
   assert ended.value.code == 2 and line.startswith(said) and line.endswith("Correct the value, or unset it.")
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_g_a_verb_is_refused_before_its_imports_if_jax_refuses_a_variable():
   ended = subprocess.run(
     [sys.executable, "-m", "vit_jax.train", "--config=configs/digits.py"],

@@ -53,7 +53,7 @@ def test_without_tensorflow_it_ends_with_the_command_that_installs_it(tmp_path):
   assert "is prepared at" in runs.finish(runs.command("prepare", *words, PYTHONPATH=str(tmp_path)))
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_two_at_once_are_both_served(tmp_path):
   processes = [runs.command("prepare", "digits", f"--data_dir={tmp_path}") for _ in range(2)]
   printed = [runs.finish(process) for process in processes]
@@ -128,7 +128,7 @@ def test_a_corpus_of_the_command_line_is_read_by_path(tmp_path, monkeypatch, cap
   assert capsys.readouterr().out == f"{note}photos is already prepared at {tmp_path}/data/photos/1.0.0\n"
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT], ids=lambda number: number.name)
 def test_one_that_is_asked_to_stop_ends_with_one_line(tmp_path, number):
   photos = folders.folder(tmp_path / "photos", 400)

@@ -97,7 +97,7 @@ def trained(data, tmp_path_factory):
   return workdir, result
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_f1_a_killed_run_continues_to_the_same_bits(data, trained, tmp_path):
   with pytest.raises(InterruptedError):
     loop.train(runs.dying(parts(data, devices=1), 4), tmp_path / "run")
@@ -122,7 +122,7 @@ def test_f1_figures_are_those_of_numpy(data, trained):
   assert model.classes == ("a", "b", "c")
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_f1_every_verb_opens_the_run_in_a_process_of_its_own(data, trained, tmp_path):
   workdir, _ = trained
   photo = runs.ROOT / "docs/digits.png"
@@ -150,7 +150,7 @@ def test_f1_input_processes_have_the_reader_of_the_user(data, tmp_path):
   assert with_workers["weights_sha256"] == without["weights_sha256"]
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_f1_a_change_of_the_code_is_noted_at_a_restart(data, trained):
   about = checkpoints.read_description(trained[0], provenance.check_metadata)
   assert len(about["identity"]["extensions"]) == 4

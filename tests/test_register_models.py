@@ -84,7 +84,7 @@ def parts(file, **changes):
   return build.build(run, jax.devices()[:1])
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_newcomer_1_a_model_of_its_own_attributes_is_trained_and_reported(file, tmp_path, capsys, monkeypatch):
   made = parts(file)
   assert made.forward_flops > 0 and made.task.patch is None

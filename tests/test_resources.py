@@ -24,6 +24,7 @@ def limited(number, value, *words):
   )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.heavy  # a process
 @pytest.mark.parametrize(
   ("number", "value", "message"),
@@ -53,7 +54,7 @@ resources.check_limits()
 """
 
 
-@pytest.mark.heavy  # a process
+@pytest.mark.long  # a process
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another account, which only root may")
 def test_g_few_process_ids_are_one_line():
   ended = subprocess.run([sys.executable, "-c", FEW], cwd=runs.ROOT, capture_output=True, text=True, timeout=60)

@@ -97,7 +97,7 @@ def test_a_trace_is_checked_too():
     jax.eval_shape(losses.kl_divergence, jnp.zeros((2, 3)), jnp.zeros((3, 3)))
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_a_run_checks_nothing():
   code = """
 import sys

@@ -132,6 +132,7 @@ def test_killed_at_a_step_and_in_a_save_a_run_ends_with_the_same_bits(whole, tmp
   assert set(steps) == set(range(1, 13))
 
 
+@pytest.mark.long
 def test_sigterm_finishes_the_step_saves_and_exits_42(whole, tmp_path):
   process = runs.command("train", *runs.words(tmp_path, total=4000, checkpoint__every=100000, log__every=1))
   read_until_step(process, 2)
@@ -150,6 +151,7 @@ def test_another_config_in_the_same_workdir_is_refused_with_the_differences(whol
   assert "model" not in message.split("undo:")[1]
 
 
+@pytest.mark.long
 def test_the_checkpoint_says_the_config_whatever_becomes_of_config_json(whole, tmp_path):
   shutil.copytree(whole[0], tmp_path / "run")
   file, parts, other = tmp_path / "run/config.json", runs.parts(1), runs.parts(1, seed=1)
@@ -163,6 +165,7 @@ def test_the_checkpoint_says_the_config_whatever_becomes_of_config_json(whole, t
     assert evaluate.select_run(given) == parts.run
 
 
+@pytest.mark.long
 def test_the_treatment_of_bad_images_may_change_at_a_restart(tmp_path):
   evals = {"evals.other.name": "accuracy", "evals.other.data.name": "digits"}
   parts, other = (runs.parts(1, **evals, **{"data.on_error": how}) for how in ("raise", "skip"))
@@ -197,6 +200,7 @@ def saved(tmp_path):
   return tmp_path / "photos", [*words, *(f"--config.{key}={value}" for key, value in changes.items())], tmp_path / "run"
 
 
+@pytest.mark.long
 def test_other_data_are_refused_before_a_state_is_read_and_nothing_changes(saved, monkeypatch):
   photos, words, workdir = saved
   before = {file: file.stat().st_mtime_ns for file in workdir.rglob("*")}
@@ -215,6 +219,7 @@ def test_other_data_are_refused_before_a_state_is_read_and_nothing_changes(saved
   assert {file: file.stat().st_mtime_ns for file in workdir.rglob("*")} == before
 
 
+@pytest.mark.long
 def test_a_run_that_was_begun_before_exif_counted_goes_on_without(saved, monkeypatch, capsys):
   _, words, workdir = saved
   file, flagged = "configs/folder.py:cct_2_3x2_32", flags.split_overrides(words)[0]
@@ -235,6 +240,7 @@ def test_a_run_that_was_begun_before_exif_counted_goes_on_without(saved, monkeyp
   assert train.apply_stored_settings(file, flagged, run, workdir / "nothing") == run
 
 
+@pytest.mark.long
 def test_a_second_process_in_the_workdir_is_refused(tmp_path):
   with runtime.claim_workdir(tmp_path):
     message = runs.finish(runs.command("train", *runs.words(tmp_path)), 2)
@@ -269,6 +275,7 @@ def single():
   return {False: stepped(on(1)), True: stepped(on(1, **plain))}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MESHES)
 def test_every_mesh_trains_the_same_model(single, name):
   devices, changes = MESHES[name]
@@ -277,6 +284,7 @@ def test_every_mesh_trains_the_same_model(single, name):
     np.testing.assert_allclose(found[path], value, atol=1e-5, err_msg=path)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("after", [4, 1])
 def test_eight_devices_become_four_or_one(single, tmp_path, after, capsys):
   def dies(params, poll):
@@ -299,6 +307,7 @@ def test_eight_devices_become_four_or_one(single, tmp_path, after, capsys):
     np.testing.assert_allclose(found[path], value, atol=1e-5, err_msg=path)
 
 
+@pytest.mark.long
 def test_a_workdir_of_before_goes_on(tmp_path):
   own = {"evals__own__name": "accuracy", "evals__own__data__name": "digits"}
   parts = runs.parts(1, **own)

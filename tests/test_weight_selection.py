@@ -116,7 +116,7 @@ def test_a4_a_teacher(both, choice, expected):
   assert selected(frozen.load()) == expected
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_a4_a_run_with_a_teacher_prints_what_it_read(tmp_path, capsys):
   model = small_weights.described(classes=10)
   tensors = {

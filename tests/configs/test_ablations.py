@@ -77,7 +77,7 @@ def stepped(parts):
   return jax.device_get(state.params)
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_tables_of_every_layer_train_the_same_on_a_mesh_and_after_a_death(tmp_path):
   expected = stepped(narrow(1))
   meshed = stepped(narrow(8, mesh__data=2, mesh__fsdp=2, mesh__tensor=2))

@@ -19,6 +19,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_recipe_is_its_public_command(name, monkeypatch):
   monkeypatch.setattr(hardware, "get_memory", lambda device: None)  # that of this machine is not the point

@@ -23,7 +23,7 @@ def changes():
   return draw.sample(everything, 100) + [(mutations.misspelled(key), "1") for key in known] + worse
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_no_mutated_config_ends_in_a_traceback():
   wrong, open_split = [], mutations.opener()
   for key, value in changes():
@@ -124,7 +124,7 @@ def test_without_data_a_plan_stands_and_training_says_what_to_do(tmp_path, monke
     build.build(run, jax.devices())
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_training_without_data_exits_with_45_and_one_error(tmp_path):
   words = ["--config=configs/vit_s16_i1k.py", f"--workdir={tmp_path / 'run'}", f"--config.data.path={tmp_path}"]
   message = runs.finish(runs.command("train", *words, devices=8), 45)

@@ -60,7 +60,7 @@ def test_a_task_is_flipped_only_if_its_labels_allow():
   ]  # fmt: skip
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_a_sweep_selects_for_all_tasks_and_trains_on_1000_images(tmp_path):
   sweep = made("ViT-B/16,all", tmp_path)
   listed = sweep.trials()

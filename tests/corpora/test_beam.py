@@ -18,7 +18,7 @@ def by_beam(photos, root, max_rejected=0.5, **options):
   return beam.write("corpus", folders.choice(photos), plan.CorpusOptions(**options), root, [], max_rejected)
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_the_files_are_those_of_one_machine(tmp_path, monkeypatch):
   pytest.importorskip("apache_beam")
   photos = folders.folder(folders.folder(tmp_path / "photos", 15), 12, split="test")
@@ -42,7 +42,7 @@ def test_the_files_are_those_of_one_machine(tmp_path, monkeypatch):
   assert not (tmp_path / "third/corpus/1.0.0/dataset_info.json").exists()
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_input_that_changes_is_one_line_and_what_was_done_is_done_again(tmp_path, monkeypatch):
   pytest.importorskip("apache_beam")
   photos = folders.folder(tmp_path / "photos", 6)
@@ -62,7 +62,7 @@ def test_input_that_changes_is_one_line_and_what_was_done_is_done_again(tmp_path
   assert by_beam(photos, tmp_path / "data")[0].startswith("corpus is prepared")
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.parametrize(
   ("error", "said"),
   [

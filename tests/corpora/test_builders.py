@@ -54,7 +54,7 @@ def test_the_same_bytes_are_written_every_time(data_dir, tmp_path):
     assert (tmp_path / "digits/1.0.0" / file.name).read_bytes() == file.read_bytes()
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_killed_halfway_it_leaves_nothing_that_looks_complete(tmp_path):
   # Stops between the first and the second split, in the middle of the writing, and waits to be killed.
   code = f"""

@@ -111,6 +111,7 @@ VARIANTS = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("choices", VARIANTS, ids=str)
 def test_patches_are_the_plain_result_rearranged(choices):
   if "erasing" in choices:
@@ -148,6 +149,7 @@ def test_a_warp_needs_whole_images():
 # All of it.
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
   ("key", "name"),
   [

@@ -71,7 +71,7 @@ def test_rows_come_in_the_order_asked_for():
   same([{key: value[rows] for key, value in b.items()} for b in whole], train(source(90), 80, 2, rows=rows))
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_a_process_ends_although_its_stream_is_still_open():
   code = """
 import cv2, numpy as np

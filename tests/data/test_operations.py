@@ -222,6 +222,7 @@ TENSORFLOW = {  # name -> (image, argument, place) -> image
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", randaugment.PUBLISHED)
 @pytest.mark.parametrize("shape", SHAPES)

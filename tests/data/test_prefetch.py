@@ -82,7 +82,7 @@ def test_work_is_told_that_nobody_wants_it_any_more():
   assert seen == [True]
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_a_process_ends_although_a_thread_reads_from_a_pipe_that_nobody_writes_to(tmp_path):
   os.mkfifo(tmp_path / "pipe")
   code = f"""

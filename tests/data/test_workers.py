@@ -46,6 +46,7 @@ def ended(pid, seconds=20):
   return False
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("workers", "threads", "rows"), [(1, 1, range(80)), (3, 4, range(5, 75))])
 def test_workers_make_the_stream_of_the_threads(workers, threads, rows):
   made = batches(50, workers, rows=rows, start=3, threads=threads)
@@ -64,6 +65,7 @@ def test_a_worker_that_is_killed_is_an_error_that_names_it():
   made.close()
 
 
+@pytest.mark.long
 def test_what_asks_all_processes_to_stop_ends_no_worker():
   made = batches(50, 1)
   next(made)
@@ -85,6 +87,7 @@ def gone():
   raise ConfigError("gs://data cannot be reached", "config.data.path")
 
 
+@pytest.mark.long
 def test_a_worker_that_cannot_open_the_data_is_an_error(capfd):
   made = loader.batches(opened(50), 8, range(8), 0, loader.processes(fails, 50, workers=1))
   with pytest.raises(WorkerError, match="ended with exit code 1"):
@@ -93,6 +96,7 @@ def test_a_worker_that_cannot_open_the_data_is_an_error(capfd):
   assert "nothing here" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_data_that_are_gone_when_a_worker_opens_them_are_an_error_as_the_trainer_s():
   made = loader.batches(opened(50), 8, range(8), 0, loader.processes(gone, 50, workers=2), threads=2)
   with pytest.raises(ImageError, match=r"config.data.path: gs://data cannot be reached"):
@@ -105,6 +109,7 @@ def photos(root):
   return stream.train_examples(loader.cache_fingerprint(source), 0, **PLAIN)
 
 
+@pytest.mark.long
 def test_data_that_change_before_a_worker_opens_them_are_an_error(tmp_path):
   def add(name):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -126,6 +131,7 @@ def test_data_that_change_before_a_worker_opens_them_are_an_error(tmp_path):
     made.close()
 
 
+@pytest.mark.long
 def test_what_a_worker_warns_of_is_seen_once_and_says_who(capfd):
   made = batches(50, 2, bad=[13], on_error="skip", threads=4)
   take(made, 6)
@@ -148,6 +154,7 @@ def test_a_bad_image_of_a_worker_is_named_and_skipped_as_a_threads():
   same(found, take(batches(50, 0, bad=[13], on_error="skip"), 3))
 
 
+@pytest.mark.long
 def test_too_many_bad_images_among_all_workers_stop_the_run():
   with pytest.raises(ImageError, match="of 50 records are bad"):
     take(batches(50, 3, bad=range(0, 50, 8), on_error="skip", threads=3), 4)
@@ -163,6 +170,7 @@ print(*pids(made), flush=True)
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
   "end", ["time.sleep(600)", "1 / 0", "import os; os._exit(43)", "import os; os.kill(pids(made)[0], 19); os._exit(43)"]

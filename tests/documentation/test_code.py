@@ -50,12 +50,12 @@ def traced(tmp_path_factory):
   return json.loads((folder / "files.json").read_text())
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_a_run_executes_every_listed_file(traced):
   assert [file for file in FILES if file not in traced["run"]] == []
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_the_page_names_every_file_that_the_train_step_executes(traced):
   folders = tuple(name for name in OTHERS if name.endswith("/"))
   inside = {file for file in traced["step"] if not file.startswith(folders)}
@@ -63,14 +63,14 @@ def test_the_page_names_every_file_that_the_train_step_executes(traced):
   assert {file for file in OTHERS if not file.endswith("/")} - inside == set()
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.parametrize("folder", WHOLE)
 def test_the_page_names_every_file_of_data_optimizer_losses_and_sharding_that_executes(traced, folder):
   executed = {file for file in traced["run"] if file.startswith(folder)}
   assert executed == {file for file in (*FILES, *OTHERS, *DATA, *SHARDING) if file.startswith(folder)}
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_the_files_are_listed_in_the_order_of_a_run(traced):
   """The train step is traced once in `build`, before the loop; its files are compared among themselves."""
   order = {file: i for i, file in enumerate(traced["step"])}

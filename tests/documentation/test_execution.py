@@ -14,7 +14,7 @@ from tests.documentation import extraction, reductions, snippets, test_metrics
 from tests.documentation.test_commands import TABLE
 from vit_jax import config
 
-pytestmark = pytest.mark.heavy
+pytestmark = pytest.mark.long
 DONE = "exit "  # the line that `tests.several` prints after each command
 
 

@@ -176,7 +176,7 @@ def window():
     yield opened
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_the_site_loads_only_local_files(site):
   for page in site.rglob("*.html"):
     for tag in re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", page.read_text()):
@@ -185,7 +185,7 @@ def test_the_site_loads_only_local_files(site):
     assert not re.search(r"@import|url\(\s*[\"']?(?:https?:)?//", style.read_text()), style.name
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.parametrize("width", [NARROW, WIDE])
 def test_no_page_is_wider_than_its_window(site, window, width):
   wide = {}
@@ -196,7 +196,7 @@ def test_no_page_is_wider_than_its_window(site, window, width):
   assert wide == {}
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_the_search_works_in_a_page_on_a_disk(site, window):
   window.open(site / "index.html", WIDE)
   window.evaluate("document.querySelector('[data-md-component=search-query]').focus()")

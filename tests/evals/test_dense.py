@@ -123,6 +123,7 @@ def test_the_probe_is_that_of_all_pixels_by_the_tokens_of_their_patches(weights,
   assert outcome.figures["images"] == TEST
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("devices", "batch"), [(8, 8), (4, 20), (2, 64)])
 def test_devices_and_batch_change_nothing(weights, folder, outcome, devices, batch):
   found = measured(weights, devices, folder=folder, batch=batch)
@@ -252,6 +253,7 @@ def evaluated(folder):
   return build.build(run, jax.devices()[:1])
 
 
+@pytest.mark.long
 def test_a_run_is_measured_while_it_trains_and_goes_on_where_it_died(folder, tmp_path):
   prepare_dataset("digits")
   parts = evaluated(folder)
@@ -265,6 +267,7 @@ def test_a_run_is_measured_while_it_trains_and_goes_on_where_it_died(folder, tmp
   assert whole["scenes/mean_iou"] == again["scenes/mean_iou"]
 
 
+@pytest.mark.long
 def test_two_processes_measure_what_one_does_and_end_together_for_a_bad_mask(weights, folder, tmp_path):
   prepare_dataset("digits")
   loop.train(runs.parts(1, total=2), tmp_path / "run")

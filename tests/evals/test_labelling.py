@@ -59,6 +59,7 @@ def test_labels_are_the_predictions_of_each_image(teacher, tmp_path, soft):
   np.testing.assert_allclose(shares, -np.sort(-probabilities)[:, : plan.kept], rtol=2e-3)
 
 
+@pytest.mark.long
 def test_a_kill_costs_a_shard_and_no_bit(teacher, tmp_path):
   whole, _ = written(teacher, tmp_path / "whole")
   calls = []

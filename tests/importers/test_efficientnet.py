@@ -33,6 +33,7 @@ def tensors_of(description, ours=None):
   return found | {"bn1.num_batches_tracked": jax.ShapeDtypeStruct((), np.int64)}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", published.NAMES)
 def test_every_published_file_is_recognised(name):
@@ -45,6 +46,7 @@ def test_every_published_file_is_recognised(name):
   assert importers.recognise(tensors, {"image_size": 64}).description.image_size == 64
 
 
+@pytest.mark.sample(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize(
   "arguments",

@@ -113,6 +113,7 @@ TRANSFORMERS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize("side", [56, 24])
 @pytest.mark.parametrize("name", TRANSFORMERS)
@@ -148,6 +149,7 @@ TIMM = (
 )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.heavy
 @pytest.mark.parametrize("side", [56, 24])
 @pytest.mark.parametrize("name", TIMM)

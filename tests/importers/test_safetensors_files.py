@@ -167,7 +167,7 @@ print(*converted(folder / "large", 768))
 """
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_size_of_a_converted_file(tmp_path):
   root = pathlib.Path(__file__).parent.parent.parent
   words = [sys.executable, "-c", CONVERT, str(tmp_path)]

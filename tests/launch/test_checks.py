@@ -166,7 +166,7 @@ SMALL = {
 }  # fmt: skip
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_vit_jax_itself_judges_the_config_on_its_slice(tmp_path, monkeypatch, capsys):
   monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
   monkeypatch.setattr(storage, "TRIES", 1)

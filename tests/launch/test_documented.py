@@ -38,6 +38,7 @@ def executed(words, clone, **variables):
   )
 
 
+@pytest.mark.long
 def test_d4_the_first_command_of_the_page_trains_in_a_relative_workdir(clone):
   prepare_dataset("digits")
   page = (ROOT / "docs/guides/tpu-vms.md").read_text().replace("\\\n", " ")

@@ -89,7 +89,7 @@ def test_the_run_of_the_page_is_one_that_launch_takes():
     assert line in flags.VERBS, line
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("gcloud"), reason="gcloud is not installed")
 def test_gcloud_understands_every_command_of_the_page(tmp_path):
   lines = [line.partition("#")[0].strip() for line in commands().splitlines() if line.startswith("gcloud ")]

@@ -125,7 +125,7 @@ def test_what_is_missing_is_one_line_with_its_command(server, name, answer, kind
     assert "my-project" in shlex.split(command)[0] or "my-project" in command or "bkt" in command
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("gcloud"), reason="gcloud is not installed")
 def test_gcloud_understands_every_command_that_is_printed(server, tmp_path):
   """By gcloud's own parser; everything is missing in this project."""

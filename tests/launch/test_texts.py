@@ -127,7 +127,7 @@ print(json.dumps({key: value for key, value in values.items() if isinstance(valu
 """
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.parametrize(("backend", "tpu"), [("gke", "v6e-16"), ("qr", "v5e-16")])
 def test_xpk_itself_accepts_the_command(backend, tpu, tmp_path):
   run = launches.run(
@@ -184,7 +184,7 @@ print(json.dumps({"name": task.name, "run": task.run, "envs": dict(task.envs), "
 """
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.parametrize(
   ("backend", "tpu", "changes"),
   [

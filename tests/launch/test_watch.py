@@ -70,7 +70,7 @@ def test_the_first_cause_and_its_log_are_shown_and_not_what_followed(run, capsys
   assert cloud.made == [1] and events(run).count("again") == 2
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_17_whoever_dies_at_whichever_call_another_goes_on_and_nothing_is_left(run, monkeypatch):
   monkeypatch.setattr(event_log, "IN_FLIGHT", 0.1)
   crews = [{"codes": ((0, 43), (134, 43))}, {}]  # a hang, another on the same machines, then others

@@ -66,6 +66,7 @@ def queued(bucket_server, tmp_path, monkeypatch):
     yield server, stack.enter_context(Machines(server, tmp_path / "vms", address))
 
 
+@pytest.mark.long
 def test_a_preempted_run_ends_in_the_undisturbed_result_bit_for_bit(queued, tmp_path, monkeypatch):
   server, machines = queued
   prepare_dataset("digits")

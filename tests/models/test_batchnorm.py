@@ -172,6 +172,7 @@ def test_the_moving_average_of_weights_covers_the_running_averages():
     np.testing.assert_allclose(state.ema[path], value, rtol=1e-5, atol=1e-6, err_msg=path)
 
 
+@pytest.mark.long
 def test_a_checkpoint_continues_to_the_same_bits(tmp_path):
   made = parts()
   expected, _ = trained(made, 4)
@@ -185,6 +186,7 @@ def test_a_checkpoint_continues_to_the_same_bits(tmp_path):
     np.testing.assert_array_equal(trees.flatten(state)[name], value, err_msg=name)
 
 
+@pytest.mark.long
 def test_a_run_ends_with_figures_of_weights_and_of_their_average(tmp_path):
   result = loop.train(parts(), tmp_path)
   assert np.isfinite([result["loss"], result["ema_loss"]]).all() and result["loss"] != result["ema_loss"]
@@ -196,6 +198,7 @@ def single(accumulate):
   return trained(parts(1, optim__accumulate=accumulate))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("accumulate", "axes"), [(1, {}), (2, {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2})])
 def test_eight_devices_have_the_losses_and_averages_of_one(accumulate, axes):
   expected, ones = single(accumulate)

@@ -55,6 +55,7 @@ def dense(block, x, window, shift):
   return x + (np.einsum("bqhk,hkd->bqd", context, part.out.kernel[...]) + part.out.bias[...]).reshape(x.shape)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
   ("extent", "window", "shift"),
   [

@@ -149,6 +149,7 @@ def test_only_patches_may_come_cut():
   assert models.create("R26+S/32", 32, classes=3).patch is None
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["ViT-Ti/8", "vit_7_4_32"])
 @pytest.mark.parametrize("position", ["learned", "none"])
 def test_registers_stand_between_class_token_and_patches_without_a_position(name, position):
@@ -163,6 +164,7 @@ def test_registers_stand_between_class_token_and_patches_without_a_position(name
   np.testing.assert_allclose(found["tokens"], spliced, atol=1e-6)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("pool", ["cls", "gap", "map", "seqpool", "distilled"])
 def test_no_pooling_reads_registers_but_blocks_do(pool):
   model = modules.model("ViT-Ti/8", pool=pool, registers=2)

@@ -138,6 +138,7 @@ def collectives(parts):
   return {kind: traffic.calls for kind, traffic in hlo.read_program(parts.compile().as_text()).collectives.items()}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize(
   "changes", [{}, {"mesh__data": 2, "mesh__fsdp": 4}, {"mesh__data": 4, "mesh__tensor": 2}], ids=str
@@ -172,6 +173,7 @@ MESHES = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize("changes", MESHES, ids=str)
 def test_a_run_is_the_same_on_any_mesh(alone, changes):
@@ -179,7 +181,7 @@ def test_a_run_is_the_same_on_any_mesh(alone, changes):
     np.testing.assert_allclose(value, alone[path], atol=3e-4, err_msg=path)
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_a_restart_has_the_same_bits_and_what_is_frozen_stays(tmp_path):
   parts = run(optim__frozen="['blocks/mlp/up/kernel']", optim__layer_decay=0.8)
   whole = loop.train(parts, tmp_path / "whole")

@@ -155,6 +155,7 @@ def split(made, blocks):
   )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize("scan", [False, True])
 def test_a_fully_sharded_step_gathers_layer_by_layer(scan):

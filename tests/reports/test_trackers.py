@@ -91,6 +91,7 @@ ADVICE = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize("to", trackers.TRACKERS)
 def test_every_row_arrives_once_while_a_run_goes_on(to, tmp_path, monkeypatch):
@@ -253,7 +254,7 @@ def test_what_a_tracker_raises_is_said_in_a_line(tmp_path, monkeypatch):
   assert not (tmp_path / "exports.json").exists()
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_an_export_to_mlflow_that_breaks_off_is_said_and_is_whole_the_next_time(tmp_path):
   pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
   workdir = tmp_path / "run"

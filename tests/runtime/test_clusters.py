@@ -81,7 +81,7 @@ def test_c7_one_process_can_be_requested_whatever_a_cluster_manager_set(place):
   assert processes.read_placement() == ("", 1, 0)
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_c7_a_process_that_waits_names_the_variables_and_the_way_out():
   with socket.create_server(("127.0.0.1", 0)) as free:
     port = str(free.getsockname()[1])

@@ -25,6 +25,7 @@ def group(tmp_path_factory):
   return ends
 
 
+@pytest.mark.long
 def test_processes_that_were_started_differently_say_which_and_in_what(group):
   assert all("process 2: config.lr: 0.1 -> 1.1" in text for text in group("talk")[1])
 
@@ -34,11 +35,13 @@ def test_a_sigterm_to_one_stops_all_at_the_same_poll(group):
   assert len(set(stops)) == 1
 
 
+@pytest.mark.long
 def test_a_request_of_one_stops_all_with_its_code_and_words(group):
   stops = [re.search(r"code 2: a bad image; at poll (\d+)", text)[1] for text in group("talk")[1]]
   assert len(set(stops)) == 1
 
 
+@pytest.mark.long
 def test_a_bug_of_one_has_its_traceback_and_ends_the_others_with_134(group):
   codes, texts = group("talk")
   assert codes == [134, 1, 134]
@@ -53,6 +56,7 @@ def test_a_mistake_of_one_ends_all_and_is_told_by_all(group):
   assert "process 1 ended with code 2: error: mine alone" in texts[0]
 
 
+@pytest.mark.long
 def test_without_process_0_the_last_line_says_what_to_do(group):
   codes, texts = group("first")
   assert codes == [-9, 134]
@@ -68,6 +72,7 @@ def test_a_silent_process_is_named(group):
   assert "process 1 has been silent for 5 s" in texts[0]
 
 
+@pytest.mark.long
 def test_a_process_that_does_not_come_is_missed(group):
   codes, texts = group("missing")
   assert codes == [43, 43]

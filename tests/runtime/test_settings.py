@@ -118,7 +118,7 @@ for flags in json.loads(sys.argv[1]):
 """
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_g_flags_that_xla_refuses_are_one_line_each():
   """In a process where JAX has not started, as XLA parses its flags once."""
   words = [sys.executable, "-W", "error", "-c", PROGRAM, json.dumps(list(FLAGS))]

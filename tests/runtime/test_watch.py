@@ -57,7 +57,7 @@ def test_a_sigterm_is_seen_at_the_next_poll():
     watch.poll()  # once is enough: what follows saves
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_a_program_whose_parent_is_killed_stops_as_asked_on_any_system(tmp_path):
   polls = "[(watch.poll(), time.sleep(0.02)) for _ in range(3000)]"
   child = PROGRAM.format(f"{polls}\n    ").replace("step=0.5", "step=60")
@@ -183,6 +183,7 @@ def test_every_phase_has_a_limit():
 WITHOUT_STEPS = PROGRAM.replace("evaluation=3)", "evaluation=99), again='starts it again'")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_program_without_checkpoints_waits_for_no_batch_and_speaks_of_none(times):

@@ -93,12 +93,14 @@ def test_two_processes_train_and_measure_what_one_does(printed, tmp_path):
     assert abs(two[figure] - one[figure]) < 0.01, figure  # the same draws; an image may be on the border
 
 
+@pytest.mark.long
 def test_only_the_first_process_prints(printed):
   (_, first, *_), (_, second, *_) = printed[1]
   assert "12/12" in first
   assert "12/12" not in second
 
 
+@pytest.mark.long
 def test_what_one_host_cannot_read_none_reads_and_none_waits(tmp_path):
   texts = [runs.finish(process) for process in placed_pair("tests.damaged", str(tmp_path))]
   for text, where in zip(texts, ("in process 1: ", ""), strict=True):
@@ -107,6 +109,7 @@ def test_what_one_host_cannot_read_none_reads_and_none_waits(tmp_path):
     assert "restored {'step': 1}" in text
 
 
+@pytest.mark.long
 def test_a_signal_to_one_process_stops_both_at_the_same_step(printed):
   folder, texts = printed
   (saved,) = {int(path.name) for path in (folder / "long" / "checkpoints").iterdir()}

@@ -67,6 +67,7 @@ def test_what_is_wrong_with_weights_in_a_bucket_is_said_of_the_object(tmp_path, 
     importers.load(f"{bucket}/b.npz")
 
 
+@pytest.mark.long
 def test_a_teacher_s_workdir_may_be_in_a_bucket(bucket):
   arrays = {path: np.zeros(shape, np.float32) for path, shape in importers.layout.compute_shapes(VIT).items()}
   checkpoints.write_weights(bucket, arrays, {"model": VIT.to_json()})
@@ -76,6 +77,7 @@ def test_a_teacher_s_workdir_may_be_in_a_bucket(bucket):
   assert checkpoints.describe_damage(str(bucket)) == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["p.csv", "p.npz"])
 def test_predictions_are_the_same_bytes_as_on_a_disk(tmp_path, bucket, name):
   predictions = drawn(0, 20, 5, 5, None)
@@ -98,6 +100,7 @@ def test_features_are_kept_in_a_bucket(bucket):
   assert sorted(model.computed) == [1, 5, 7, 30, 44]
 
 
+@pytest.mark.long
 def test_evaluate_measures_a_run_in_a_bucket_and_writes_there(bucket, capsys, monkeypatch):
   prepare_dataset("digits")
   parts = runs.parts(8, total="2", evals__test__every="100%")

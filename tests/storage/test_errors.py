@@ -56,6 +56,7 @@ def settled(store):
     time.sleep(0.2)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [0, 1_000, 30_000])
 def test_a_failed_save_names_the_last_complete_checkpoint(tmp_path, size):
   g = grid(1)
@@ -138,6 +139,7 @@ def test_reads_that_end_after_another_has_failed_are_not_reported(monkeypatch, c
   assert "KeyError: 'mine'" in said and "Event loop" not in said
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("what", ["removed", "moved", "replaced"])
 def test_a_workdir_that_is_gone_is_noticed_at_the_next_save(tmp_path, what):
   g = grid(1)
@@ -216,6 +218,7 @@ def test_what_cannot_be_replaced_stays_and_is_named(tmp_path):
   assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("trouble", ["a file", "full"])
 def test_tensorboard_s_trouble_is_one_warning(tmp_path, caplog, trouble):
   folder = tmp_path / "tensorboard"
@@ -267,6 +270,7 @@ def happening(parts, step, what):
   return dataclasses.replace(parts, evals={"test": build.Eval(step, measure)})
 
 
+@pytest.mark.long
 def test_a_run_whose_saves_are_too_large_goes_on_to_the_same_bits(parts, whole, tmp_path):
   with contextlib.ExitStack() as limit:
     # Enough for every file but a checkpoint's.
@@ -279,6 +283,7 @@ def test_a_run_whose_saves_are_too_large_goes_on_to_the_same_bits(parts, whole, 
   assert {key: result[key] for key in SAME} == {key: whole[key] for key in SAME}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moved", [True, False])
 def test_a_run_whose_workdir_is_gone_ends_and_writes_nothing_elsewhere(parts, tmp_path, moved):
   workdir = tmp_path / "run"
@@ -288,6 +293,7 @@ def test_a_run_whose_workdir_is_gone_ends_and_writes_nothing_elsewhere(parts, tm
   assert not workdir.exists()
 
 
+@pytest.mark.long
 def test_tensorboard_that_cannot_be_written_costs_no_result(parts, whole, tmp_path, caplog):
   (tmp_path / "tensorboard").write_text("mine")
   result = loop.train(parts, tmp_path)

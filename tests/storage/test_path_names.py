@@ -118,6 +118,7 @@ def test_c_convert_takes_any_name(name, trained):
     assert check("convert", path / "run", path / "run.npz", made=path / "run.npz") or not works(name)
 
 
+@pytest.mark.long
 @every
 def test_c_predict_takes_any_name_and_writes_it(name, trained):
   with directory(name) as path:
@@ -132,6 +133,7 @@ def test_c_predict_takes_any_name_and_writes_it(name, trained):
     assert check("predict", f"--weights={path}/w.npz", path, f"--out={path}/p.csv", made=path / "p.csv")
 
 
+@pytest.mark.long
 @every
 def test_c_prepare_takes_any_name(name, trained):
   with directory(name) as path:
@@ -146,6 +148,7 @@ def test_c_prepare_takes_any_name(name, trained):
     assert check("prepare", "photos", *words, made=path / "data/photos") or not works(name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["a[1]*?{b}\\c\n'q' \"%s é~", "gs:", "\udce9"])
 def test_c_train_evaluate_and_report_take_any_name(name, trained, monkeypatch):
   with directory(name) as path:

@@ -94,6 +94,7 @@ def test_what_does_not_stop_is_ended(tmp_path, monkeypatch):
   assert running.close() == {"deaf": -signal.SIGKILL}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a child is told of its parent's death on Linux only")
 def test_children_of_a_killed_process_are_asked_to_stop(tmp_path):
   child = (

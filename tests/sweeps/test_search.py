@@ -139,7 +139,7 @@ cli.run_verb(verb)
 """
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_a_closed_terminal_stops_a_search_that_draws_on_it(tmp_path):
   here, there = pty.openpty()
   words = [sys.executable, "-c", ON_A_TERMINAL, str(tmp_path), os.ttyname(there)]

@@ -58,6 +58,7 @@ def losses(workdir):
   return {line["step"]: line["train/loss"] for line in lines}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("saved", range(1, 12))
 def test_a_kill_after_any_save_leaves_every_line_to_the_bit(parts, tmp_path, saved):
   part(parts, tmp_path / "whole", 0, 12, {})
@@ -167,6 +168,7 @@ def test_tensorboard_gets_config_first_batch_confusion_and_mistakes(parts, tmp_p
   assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.long
 def test_a_thousand_classes_and_images_that_went_are_drawn_within_the_bound(parts, monkeypatch):
   source = catalog.open_split(parts.run.data, "test")
   gone = dataclasses.replace(source, classes=tuple(f"class {i}" for i in range(1000)), read=None)

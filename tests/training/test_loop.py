@@ -72,6 +72,7 @@ def test_an_image_that_cannot_be_decoded_ends_with_a_checkpoint_of_the_step_befo
   assert int(state_of(tmp_path, parts).step) == 5
 
 
+@pytest.mark.long
 def test_a_dead_worker_process_ends_the_run_with_134_and_a_checkpoint(parts, tmp_path):
   died = WorkerError("input process 7, one of config.data.workers, was ended by SIGKILL")
   broken = dataclasses.replace(parts, batches=lambda start: Broken(parts.batches(start), 5, died))
@@ -81,6 +82,7 @@ def test_a_dead_worker_process_ends_the_run_with_134_and_a_checkpoint(parts, tmp
   assert int(state_of(tmp_path, parts).step) == 5
 
 
+@pytest.mark.long
 def test_a_stop_in_the_last_evaluation_trains_no_more_and_evaluates_again(parts, tmp_path):
   def measure(params, poll):
     raise runtime.Preempted(42, "stopped on request")
@@ -136,6 +138,7 @@ def test_a_finished_run_does_nothing_and_gives_its_result(parts, tmp_path, capsy
     loop.train(shorter, tmp_path)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("odd", [{"train_seconds": "1"}, {"images_per_second": []}, {"steps": "12"}])
 def test_a_result_that_is_not_as_it_was_written_is_measured_again(parts, tmp_path, odd):
   values = {"steps": 12, "train_seconds": 1.0, "images_per_second": None}
@@ -163,6 +166,7 @@ def test_a_headline_stands_beside_the_loss_where_it_is_measured(parts, tmp_path,
   assert (headline in line) == shown
 
 
+@pytest.mark.long
 def test_a_trace_is_written_that_tensorboard_finds(parts, tmp_path, capsys):
   loop.train(parts, tmp_path, profile=2)
   assert list((tmp_path / "tensorboard").glob("plugins/profile/*/*.xplane.pb"))
@@ -189,6 +193,7 @@ def test_what_is_said_to_be_saved_is_whole_before_the_others_hear_of_the_end(par
   assert "4" in there[0]
 
 
+@pytest.mark.long
 def test_an_evaluation_that_was_made_up_for_and_then_killed_has_one_line(parts, tmp_path):
   """Stopped in an evaluation, which the next attempt makes, and is killed before it saves."""
   accuracy = parts.evals["test"].measure

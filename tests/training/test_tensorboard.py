@@ -68,7 +68,7 @@ def test_tensorflow_reads_the_records_with_their_checksums(tmp_path):
   assert (event.step, event.summary.value[0].tag, event.summary.value[0].simple_value) == (7, "loss", 0.5)
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_tensorflow_is_not_imported():
   code = "import sys, vit_jax.training.tensorboard; sys.exit('tensorflow' in sys.modules)"
   assert subprocess.run([sys.executable, "-c", code], cwd=pathlib.Path(__file__).parents[2]).returncode == 0

@@ -50,7 +50,7 @@ def test_other_processes_write_nothing(tmp_path):
   assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_a_trace_has_its_steps_and_no_others(tmp_path):
   trace = writer.Trace(tmp_path, start=10, steps=2)
   double = jax.jit(lambda x: 2 * x)

@@ -115,7 +115,7 @@ def test_a_set_is_cropped_and_labelled(stored):
     assert image.mean() > 60  # half of ours is ink, which ones instead of 255 would leave black
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_one_image_of_each_set_is_trained_on(tmp_path):
   batch = {"image": [], "label": []}
   for name in SETS:

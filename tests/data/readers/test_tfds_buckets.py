@@ -103,6 +103,7 @@ def test_a_source_in_a_bucket_has_the_records_of_the_local_one(server, local):
   )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("hosts", [1, 2, 4])
 def test_processes_make_their_rows_with_one_request_per_20_images(server, local, hosts):
   steps = 2 * sum(LENGTHS) // BATCH  # two epochs
@@ -124,6 +125,7 @@ def examples_in(path):
   return stream.train_examples(opened(path), 0, None, BATCH, order=ORDER, **PLAIN)
 
 
+@pytest.mark.long
 def test_two_workers_make_the_local_stream_and_read_each_block_once(server, local):
   steps = 2 * sum(LENGTHS) // BATCH  # two epochs
   there = functools.partial(examples_in, "gs://bkt/tfds")
