@@ -85,7 +85,8 @@ def test_a_key_that_is_accepted_and_ignored_is_noticed():
 def test_all_tables_are_found():
   names = {name.removeprefix("vit_jax.") for name in FUNCTIONS}
   assert names >= {
-    "models.vit.vit", "optim.rules.lion", "optim.rules.optimizer", "optim.schedules.rsqrt", "training.steps.make_train_step",
+    "models.vit.vit", "optim.rules.lion", "optim.rules.optimizer", "optim.schedules.rsqrt",
+    "training.steps.make_train_step",
     "tasks.classify.Classify", "data.crops.centre", "data.randaugment.none", "data.warping.affine",
     "data.readers.folder.folder", "data.readers.tfds.own_copy", "data.loader.batches", "data.augment.normalise",
     "evals.table.interval", "data.mixing.cutmix", "evals.fewshot.fewshot", "evals.dense.dense",
