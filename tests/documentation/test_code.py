@@ -65,7 +65,7 @@ def test_the_page_names_every_file_that_the_train_step_executes(traced):
 
 @pytest.mark.long
 @pytest.mark.parametrize("folder", WHOLE)
-def test_the_page_names_every_file_of_data_optimizer_losses_and_sharding_that_executes(traced, folder):
+def test_the_page_names_every_executed_file_of_data_optimizer_losses_and_sharding(traced, folder):
   executed = {file for file in traced["run"] if file.startswith(folder)}
   assert executed == {file for file in (*FILES, *OTHERS, *DATA, *SHARDING) if file.startswith(folder)}
 
