@@ -19,7 +19,7 @@ import time
 
 from benchmarks import children, photographs
 from vit_jax import cli, schema
-from vit_jax.corpora import duplicates, plan, write
+from vit_jax.corpora import duplicates, plan, writer
 from vit_jax.data import catalog
 from vit_jax.schema import extras
 from vit_jax.storage import files
@@ -67,7 +67,7 @@ def write_with_ours(source: pathlib.Path, target: str, way: str) -> None:
   choice = schema.bind(schema.Choice("folder", {"path": str(source)}), (catalog.READERS["folder"],))
   against = (str(source.with_name("test")),) if way == "ours_dedup" else ()
   options = plan.CorpusOptions(256 if way == "ours_256_pixels" else None, None, 0, against, duplicates.DISTANCE)
-  write.write("corpus", schema.to_plain(choice), options, pathlib.Path(target), 1)
+  writer.write("corpus", schema.to_plain(choice), options, pathlib.Path(target), 1)
 
 
 def print_measurement(way: str, source: str) -> None:

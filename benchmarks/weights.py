@@ -18,7 +18,8 @@ from flax import nnx
 
 from benchmarks import children
 from vit_jax import cli, importers, models, schema
-from vit_jax.importers import containers, layout
+from vit_jax.importers import layout
+from vit_jax.importers.formats import containers
 from vit_jax.models import Description
 
 REPEATS = 5

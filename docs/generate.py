@@ -24,7 +24,7 @@ from launch import errors as launch_errors  # noqa: E402
 from launch import flags as launch_flags  # noqa: E402
 from vit_jax import cli, config, evals, runtime, schema, tasks  # noqa: E402
 from vit_jax.__main__ import VERBS  # noqa: E402
-from vit_jax.data import augment, catalog, crops, erasing, loader, mixing, order, policies, stream, warping  # noqa: E402
+from vit_jax.data import augment, catalog, crops, erasing, loader, mixup, order, policies, stream, warping  # noqa: E402
 from vit_jax.evals import probes  # noqa: E402
 from vit_jax.models import attention_outputs, rotary, table, vit_choices  # noqa: E402
 from vit_jax.models.published.model import Registered  # noqa: E402
@@ -148,7 +148,7 @@ def data_page() -> str:
     ("test_crop", crops.TEST_CROPS),
     ("policy", policies.POLICIES),
     ("warp", warping.WARPS),
-    ("mixing", mixing.MIXINGS),
+    ("mixing", mixup.MIXINGS),
     ("erasing", erasing.ERASINGS),
   ):
     parts += [f"## data.{key}\n", table_of(functions, 3)]

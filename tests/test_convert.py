@@ -10,7 +10,8 @@ import pytest
 from tests import runs
 from vit_jax import checkpoints, convert, evaluate, importers, train
 from vit_jax.corpora.builders import prepare_dataset
-from vit_jax.importers import containers, layout
+from vit_jax.importers import layout
+from vit_jax.importers.formats import containers
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.training import loop

@@ -7,7 +7,8 @@ import shlex
 import pytest
 
 from tests.runs import ROOT
-from vit_jax.importers import adoption, hub
+from vit_jax.importers import adoption
+from vit_jax.importers.hub import metadata
 from vit_jax.models import Description
 from vit_jax.schema import Choice, texts
 
@@ -15,7 +16,7 @@ WORDS = ast.List | ast.Tuple | ast.ListComp | ast.GeneratorExp | ast.Starred  # 
 # Values that need no quotes, because they are numbers, or names with a restricted spelling.
 PLAIN = {
   "vit_jax/convert.py": {"name"},
-  "vit_jax/corpora/survey.py": {"2 * image_size"},
+  "vit_jax/corpora/stats.py": {"2 * image_size"},
   "vit_jax/training/probe_setup.py": {"other"},
   "vit_jax/planning/estimate.py": {"folder"},  # of XLA, no shell
   "launch/__main__.py": {"run.backend"},
@@ -63,7 +64,7 @@ def test_newcomer_5_a_flag_survives_a_shell(value):
 
 
 def test_newcomer_5_flags_in_notes_survive_a_shell():
-  [note] = hub.describe_normalisation({"mean": (0.4, 0.5, 0.6), "std": (0.5, 0.5, 0.5)})
+  [note] = metadata.describe_normalisation({"mean": (0.4, 0.5, 0.6), "std": (0.5, 0.5, 0.5)})
   assert shlex.split(note)[-1] == "--config.data.mean=(0.4,0.5,0.6)"
   description = Description(Choice("ViT-S/8", {"stages": (1, 2)}), 32, 3)
   assert "--config.model.stages=(1,2)" in shlex.split(description.flags())

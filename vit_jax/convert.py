@@ -31,8 +31,10 @@ import numpy as np
 
 from vit_jax import checkpoints, cli, importers, models, runtime
 from vit_jax.config import extensions
-from vit_jax.importers import architectures, containers, content, layout, processing
-from vit_jax.importers.tensors import Tensors
+from vit_jax.importers import layout
+from vit_jax.importers.formats import containers, content
+from vit_jax.importers.formats.lazy_tensors import Tensors
+from vit_jax.importers.hub import hf_configs, preprocessing
 from vit_jax.inference import exported, stored
 from vit_jax.models import flops
 from vit_jax.models.description import in_words
@@ -139,7 +141,7 @@ def _write(source, target, name, hints, ema, prefix):
   use = stored.read(source, ema, hints, prefix)
   check_hints(use.description, hints)
   description, said = use.description, stored.describe_images(use)
-  about = {**description.to_json(), "use": processing.to_json(said)}
+  about = {**description.to_json(), "use": preprocessing.to_json(said)}
   remarks = [f"note: {note}" for note in use.notes]
   if suffix == "":
     arrays = {name: np.asarray(array) for name, array in use.arrays.items()}
@@ -164,7 +166,7 @@ def _write(source, target, name, hints, ema, prefix):
     f"note: {note}" for note in ([] if chosen.beside else list_underivable(tensors, description, target.name))
   ]
   if suffix == ".safetensors":
-    remarks += [f"note: {note}" for note in architectures.describe_unsaved(chosen, description, said)]
+    remarks += [f"note: {note}" for note in hf_configs.describe_unsaved(chosen, description, said)]
   named = f"{target}: {description} as {chosen.name} names it, {format_amount(len(tensors), 'tensor')}, "
   named += format_amount(count_values(use.arrays), "parameter")
   return "\n".join([named, *([f"also written: {join_names(documents)}"] if documents else []), *remarks])
@@ -187,7 +189,7 @@ def sidecar_files(target: pathlib.Path, chosen: layout.Layout, description: mode
   else:
     documents = {
       target.with_name(name): values
-      for name, values in architectures.create_sidecar_files(chosen, description, said).items()
+      for name, values in hf_configs.create_sidecar_files(chosen, description, said).items()
     }
   return {file: json.dumps(values, indent=2, ensure_ascii=False) + "\n" for file, values in documents.items()}
 

@@ -26,7 +26,7 @@ from typing import Annotated
 
 from vit_jax import cli, runtime, schema
 from vit_jax.config import flags
-from vit_jax.corpora import beam, checking, survey, write
+from vit_jax.corpora import beam, check, stats, writer
 from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.corpora.duplicates import DISTANCE
 from vit_jax.corpora.plan import CorpusOptions
@@ -87,7 +87,7 @@ def write_corpus(arguments) -> list[str]:
   if arguments.beam is not None:
     return beam.write(arguments.name, choice, options, root, arguments.beam.split(), arguments.max_rejected)
   processes = arguments.processes or decoding.count_usable_cores()
-  return write.write(arguments.name, choice, options, root, processes, arguments.max_rejected)
+  return writer.write(arguments.name, choice, options, root, processes, arguments.max_rejected)
 
 
 def draw_contact_sheet(arguments: argparse.Namespace) -> list[str]:
@@ -123,7 +123,7 @@ def check_folder(arguments: argparse.Namespace) -> None:
     ConfigError: the folder cannot be read.
   """
   try:
-    lines, bad = checking.check_images(
+    lines, bad = check.check_images(
       paths.expand_home(arguments.check), arguments.move_bad and paths.expand_home(arguments.move_bad)
     )
   except ImageError as error:
@@ -225,7 +225,7 @@ def _make_parser():
   parser.add_argument("--out", type=cli.parse_path, metavar="FILE", help="PNG file for --show; default show.png")
   parser.add_argument(
     "--sample",
-    type=cli.make_number_parser(Annotated[int, schema.Range(1, survey.LARGEST)]),
+    type=cli.make_number_parser(Annotated[int, schema.Range(1, stats.LARGEST)]),
     metavar="IMAGES",
     help="number of images that --show searches for outliers; default 4,096",
   )

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from vit_jax import evals, models, optim, schema, tasks
 from vit_jax.config import extensions
 from vit_jax.data import augment, catalog, loader, stream
-from vit_jax.data.rows import DatasetRow
+from vit_jax.data.dataset_row import DatasetRow
 from vit_jax.models import parameters, table
 from vit_jax.models.published.model import Registered
 from vit_jax.optim import schedules
@@ -50,7 +50,7 @@ def reader(name: str, **facts) -> Callable[[Decorated], Decorated]:
 
   Args:
     name: the value of `config.data.name`.
-    **facts: fields of `vit_jax.data.rows.DatasetRow` that hold for all data of this reader, such as `exif=True`.
+    **facts: fields of `vit_jax.data.dataset_row.DatasetRow` that hold for all data of this reader, such as `exif=True`.
 
   Returns:
     A decorator that returns the function unchanged.
@@ -75,9 +75,8 @@ def dataset(name: str, like: str, **facts) -> None:
   Args:
     name: the value of `config.data.name`.
     like: name of a reader, or of a dataset with the same reader, such as "folder" or "tfds".
-    **facts: fields of `vit_jax.data.rows.DatasetRow`, and defaults of the reader's keys such as `path="/data/birds"`.
-    A plan
-      without data needs fields such as `classes=3` and `splits={"train": 900}`.
+    **facts: fields of `vit_jax.data.dataset_row.DatasetRow`, and defaults of the reader's keys such as
+      `path="/data/birds"`. A plan without data needs fields such as `classes=3` and `splits={"train": 900}`.
 
   Raises:
     ConfigError: the name is invalid or used, or the reader or a fact is unknown.

@@ -16,7 +16,7 @@ import jax
 from vit_jax import checkpoints, cli, config, runtime, schema, trees
 from vit_jax.checkpoints import provenance
 from vit_jax.config import extensions, flags, migrations
-from vit_jax.corpora import checking
+from vit_jax.corpora import check
 from vit_jax.data import catalog, outputs, sources
 from vit_jax.evals import selection
 from vit_jax.importers import adoption
@@ -224,7 +224,7 @@ def find_bad_images(run: config.Run, source: sources.Source) -> str | None:
     return None
   own = [c.args["split"] for c in run.evals.values() if c.name == "accuracy" and c.args["data"] is None]
   splits = [source, *(catalog.open_split(run.data, split) for split in dict.fromkeys(own))]
-  return checking.check_folder_images(run.data, splits, paths.expand_home(pathlib.Path(run.data.args["path"])))
+  return check.check_folder_images(run.data, splits, paths.expand_home(pathlib.Path(run.data.args["path"])))
 
 
 def may_change(key: str) -> bool:

@@ -9,7 +9,8 @@ import pytest
 from tests import recipes
 from vit_jax import config, convert, importers, models, schema, train, trees
 from vit_jax.data import catalog, sources
-from vit_jax.importers import containers, layout
+from vit_jax.importers import layout
+from vit_jax.importers.formats import containers
 from vit_jax.sweeps import study, trials
 from vit_jax.training import build, loop
 

@@ -4,7 +4,7 @@ import pathlib
 
 from tests.image_files import encode, picture
 from vit_jax import schema
-from vit_jax.corpora import plan, write
+from vit_jax.corpora import plan, writer
 from vit_jax.data import catalog
 
 
@@ -26,7 +26,7 @@ def choice(path, **args) -> dict:
 
 def made(path, root, name="corpus", count=1, max_rejected=0.01, **options) -> list[str]:
   """What `write` says of a corpus of the folder."""
-  return write.write(name, choice(path), plan.CorpusOptions(**options), pathlib.Path(root), count, max_rejected)
+  return writer.write(name, choice(path), plan.CorpusOptions(**options), pathlib.Path(root), count, max_rejected)
 
 
 def source(root, split="train", name="corpus"):

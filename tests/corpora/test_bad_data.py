@@ -14,7 +14,7 @@ from PIL import Image
 from tests import hostile_images
 from tests.corpora import folders
 from tests.image_files import decoded, encode, picture
-from vit_jax.corpora import making
+from vit_jax.corpora import record_maker
 from vit_jax.data import sources
 from vit_jax.schema import ConfigError
 
@@ -163,18 +163,18 @@ def labelled(*labels, most=1):
 
 
 def test_a_label_out_of_range_is_left_out():
-  maker = making.RecordMaker(labelled(1, 2, -1))
+  maker = record_maker.RecordMaker(labelled(1, 2, -1))
   assert [record.rejected for record in maker.records(range(3))] == [
     None, "label 2 is not one of 2 classes", "label -1 is not one of 2 classes"
   ]  # fmt: skip
 
 
 def test_several_labels_are_kept_and_none_is_left_out_where_each_image_has_one():
-  assert [record.labels for record in making.RecordMaker(labelled((0, 1), (), most=2)).records(range(2))] == [
+  assert [record.labels for record in record_maker.RecordMaker(labelled((0, 1), (), most=2)).records(range(2))] == [
     (0, 1),
     (),
   ]
-  (record,) = making.RecordMaker(labelled(())).records(range(1))
+  (record,) = record_maker.RecordMaker(labelled(())).records(range(1))
   assert record.rejected == "0 labels. Allowed: one label per image"
 
 
@@ -187,7 +187,7 @@ def test_an_image_is_kept_whatever_it_is_called(name, stored):
   from tensorflow_datasets.proto import tf_example_pb2
 
   source = dataclasses.replace(labelled(1), identify=lambda i: name)
-  (record,) = making.RecordMaker(source).records(range(1))
+  (record,) = record_maker.RecordMaker(source).records(range(1))
   assert record.rejected is None
   (kept,) = tf_example_pb2.Example.FromString(record.data).features.feature["id"].bytes_list.value
   assert kept == stored or (stored is None and kept.decode("utf-8", "surrogatepass") == name)
@@ -199,7 +199,7 @@ def test_a_disk_that_fails_is_no_bad_image():
 
   source = sources.Source("set", "all", ("a",), 1, read, lambda i: f"set, record {i}")
   with pytest.raises(ConfigError, match=r"set, record 0: .*Input/output error. Check that its disk or bucket"):
-    list(making.RecordMaker(source).records(range(1)))
+    list(record_maker.RecordMaker(source).records(range(1)))
 
 
 def test_an_empty_class_is_refused_by_name(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.corpora import folders
 from vit_jax import runtime
-from vit_jax.corpora import beam, making, plan, work, write
+from vit_jax.corpora import beam, plan, record_maker, shard_worker, writer
 from vit_jax.data import local_files
 from vit_jax.schema import ConfigError
 
@@ -36,7 +36,7 @@ def test_the_files_are_those_of_one_machine(tmp_path, monkeypatch):
   assert by_beam(photos, tmp_path / "many", **options) == [
     f"corpus is already prepared at {tmp_path}/many/corpus/1.0.0"
   ]
-  monkeypatch.setattr(write, "FEW", 0)
+  monkeypatch.setattr(writer, "FEW", 0)
   with pytest.raises(ConfigError, match=r"rejected: 3 of 57 images. Allowed: 0"):
     by_beam(photos, tmp_path / "third", max_rejected=0.0)
   assert not (tmp_path / "third/corpus/1.0.0/dataset_info.json").exists()
@@ -46,7 +46,7 @@ def test_the_files_are_those_of_one_machine(tmp_path, monkeypatch):
 def test_input_that_changes_is_one_line_and_what_was_done_is_done_again(tmp_path, monkeypatch):
   pytest.importorskip("apache_beam")
   photos = folders.folder(tmp_path / "photos", 6)
-  real, beside = plan.CorpusPlan.plain, work.Folders.of(tmp_path / "data", "corpus")
+  real, beside = plan.CorpusPlan.plain, shard_worker.Folders.of(tmp_path / "data", "corpus")
 
   def plain(made):  # of the plan, and then for the pipeline
     if (beside.work / "plan.json").exists():
@@ -88,7 +88,7 @@ def test_reports_without_their_files_are_not_believed_without_beam(tmp_path, mon
   pytest.importorskip("apache_beam")
   photos = folders.folder(tmp_path / "photos", 6)
   with monkeypatch.context() as patch:  # killed between its reports and its files
-    patch.setattr(making, "write_records", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    patch.setattr(record_maker, "write_records", lambda *_: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
       by_beam(photos, tmp_path / "data", shards=2)
   assert len(list((tmp_path / "data/corpus/.1.0.0.work").glob("train-*.json"))) == 2

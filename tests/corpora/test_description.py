@@ -2,17 +2,17 @@
 
 import pytest
 
-from vit_jax.corpora import description, making, plan
+from vit_jax.corpora import description, plan, record_maker
 from vit_jax.data import sources
 from vit_jax.schema import ConfigError
 
 
 def report(records, rejected=0):
-  made = making.ShardReport()
+  made = record_maker.ShardReport()
   for i in range(records):
-    made.add(making.CorpusRecord(str(i), bytes(10), (i % 2,), ("rotated",) if i == 1 else ()))
+    made.add(record_maker.CorpusRecord(str(i), bytes(10), (i % 2,), ("rotated",) if i == 1 else ()))
   for i in range(rejected):
-    made.add(making.CorpusRecord(str(i), rejected=f"{i} x {i + 9} pixels. Allowed: 3"))
+    made.add(record_maker.CorpusRecord(str(i), rejected=f"{i} x {i + 9} pixels. Allowed: 3"))
   return made
 
 

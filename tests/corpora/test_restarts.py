@@ -10,14 +10,14 @@ from tests import archive_files
 from tests.corpora import folders
 from tests.image_files import encode, picture
 from vit_jax import runtime
-from vit_jax.corpora import making, plan, work, write
+from vit_jax.corpora import plan, record_maker, shard_worker, writer
 from vit_jax.data import samples
 from vit_jax.schema import ConfigError
 
 
 def stopped(monkeypatch, after):
   """Ends with KeyboardInterrupt at the writing of so many reports, as a kill between a shard and its report would."""
-  calls, real = [], work.files.write_text
+  calls, real = [], shard_worker.files.write_text
 
   def write_text(path, text):
     calls.append(path)
@@ -25,7 +25,7 @@ def stopped(monkeypatch, after):
       raise KeyboardInterrupt
     real(path, text)
 
-  monkeypatch.setattr(work.files, "write_text", write_text)
+  monkeypatch.setattr(shard_worker.files, "write_text", write_text)
 
 
 def test_stopped_and_started_again_it_writes_the_other_files_and_the_same_bytes(photos, corpus, tmp_path, monkeypatch):
@@ -67,16 +67,16 @@ def test_input_that_changes_while_it_is_read_is_an_error_and_nothing_looks_whole
   root, (make, said) = folders.folder(tmp_path / "photos", 8), CHANGES[change]
 
   def shards(made, source, beside):
-    reports = write.write_shards(1, 0.01, made, source, beside)
+    reports = writer.write_shards(1, 0.01, made, source, beside)
     make(root)
     with pytest.raises(ConfigError, match=said):  # of a process that opens it now
-      work.Worker(made, beside).source  # noqa: B018
+      shard_worker.Worker(made, beside).source  # noqa: B018
     return reports
 
   data = tmp_path / "data"
   said = rf"the input, '.*photos', has changed .*{said}.*remove {data}/corpus/\.1\.0\.0\.work, and run the same"
   with pytest.raises(ConfigError, match=said):
-    write.build_corpus("corpus", folders.choice(root), plan.CorpusOptions(), data, shards)
+    writer.build_corpus("corpus", folders.choice(root), plan.CorpusOptions(), data, shards)
   assert not (data / "corpus/1.0.0/dataset_info.json").exists()
   shutil.rmtree(data / "corpus/.1.0.0.work")
   assert folders.made(root, data, max_rejected=0.5)[0].startswith("corpus is prepared")
@@ -87,10 +87,10 @@ def test_a_test_set_that_changes_is_an_error(photos, tmp_path):
 
   def shards(*arguments):
     folders.folder(tmp_path / "others", 4)
-    return write.write_shards(1, 0.01, *arguments)
+    return writer.write_shards(1, 0.01, *arguments)
 
   with pytest.raises(ConfigError, match=r"--dedup-against: test sets have changed .* Remove .*\.work"):
-    write.build_corpus(
+    writer.build_corpus(
       "corpus", folders.choice(photos), plan.CorpusOptions(against=(str(others),)), tmp_path / "data", shards
     )
 
@@ -118,8 +118,8 @@ def test_g7_an_image_that_is_replaced_with_equal_size_and_time_is_an_error(
   file = root / next(name for name in map(source.identify, range(len(source))) if (name in few) == compared)
   refused = pytest.raises(ConfigError, match=rf"the input, '.*photos', has changed .*{words}.*remove .*\.work, and run")
   if while_made:
-    real = write.write_shards
-    monkeypatch.setattr(write, "write_shards", lambda *given: [real(*given), replaced(file, 77)][0])
+    real = writer.write_shards
+    monkeypatch.setattr(writer, "write_shards", lambda *given: [real(*given), replaced(file, 77)][0])
     with refused:
       folders.made(root, data)
     monkeypatch.undo()
@@ -154,8 +154,8 @@ def test_g7_a_test_image_that_is_replaced_with_equal_size_and_time_is_an_error(
   options = {"against": (str(others),), "distance": 2}
   file = others / "train/cat/1.jpg"
   if while_made:
-    real = write.write_shards
-    monkeypatch.setattr(write, "write_shards", lambda *given: [real(*given), replaced(file, 77)][0])
+    real = writer.write_shards
+    monkeypatch.setattr(writer, "write_shards", lambda *given: [real(*given), replaced(file, 77)][0])
     with pytest.raises(ConfigError, match=r"--dedup-against: files of test sets changed while .* Run the same"):
       folders.made(photos, tmp_path, **options)
     monkeypatch.undo()
@@ -183,7 +183,7 @@ def test_g7_copied_test_images_are_compared_by_their_hashes(photos, tmp_path, mo
 
 def test_one_process_opens_its_input_once_and_compares_it_at_the_end(photos, tmp_path, monkeypatch):
   calls, real = [], plan.open_input
-  for module in (plan, work):
+  for module in (plan, shard_worker):
     monkeypatch.setattr(module, "open_input", lambda data: calls.append(data) or real(data))
   folders.made(photos, tmp_path)
   assert len(calls) == 2
@@ -211,7 +211,7 @@ def test_a_shard_that_is_damaged_or_whose_report_is_is_made_again(photos, corpus
     stopped(patch, 3)  # the plan and two shards
     with pytest.raises(KeyboardInterrupt):
       folders.made(photos, tmp_path, shards=3)
-  at, (suffix, change) = work.Folders.of(tmp_path, "corpus"), DAMAGES[damage]
+  at, (suffix, change) = shard_worker.Folders.of(tmp_path, "corpus"), DAMAGES[damage]
   split = plan.CorpusSplit("test", 0, 12, 3)
   change(at.report(split, 0) if suffix else at.shard("corpus", split, 0))
   folders.made(photos, tmp_path, shards=3)
@@ -241,7 +241,7 @@ def test_hashes_that_are_damaged_are_made_again(photos, tmp_path, monkeypatch, d
     file.write_bytes(b"PK")
   else:
     archive_files.repeat(file, "hashes")
-  assert work.read_hashes(work.Folders.of(tmp_path, "corpus")) is None
+  assert shard_worker.read_hashes(shard_worker.Folders.of(tmp_path, "corpus")) is None
   assert folders.made(photos, tmp_path, **options)[0].startswith("corpus is prepared")
 
 
@@ -268,7 +268,7 @@ def test_a_full_disk_is_an_oserror_and_it_goes_on(photos, corpus, tmp_path, monk
     raise OSError(28, "No space left on device", str(path))
 
   with monkeypatch.context() as patch:
-    patch.setattr(making, "write_records", full)
+    patch.setattr(record_maker, "write_records", full)
     with pytest.raises(OSError, match="No space left on device"):
       folders.made(photos, tmp_path, shards=3)
   folders.made(photos, tmp_path, shards=3)

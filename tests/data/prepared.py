@@ -7,12 +7,12 @@ import io
 import cv2
 import numpy as np
 
-from vit_jax.data import catalog, rows
+from vit_jax.data import catalog, dataset_row
 
 RECORDS = 6  # of each split
 
 
-def small(name: str) -> rows.DatasetRow:
+def small(name: str) -> dataset_row.DatasetRow:
   """The row of a set that has so few records, without the slices that these are too few for."""
   row = catalog.CATALOG[name]
   splits = dict.fromkeys(row.splits, RECORDS)

@@ -10,7 +10,7 @@ from einops import rearrange
 
 from tests import modules
 from vit_jax import rng, schema
-from vit_jax.data import augment, erasing, mixing, warping
+from vit_jax.data import augment, erasing, mixup, warping
 
 pytestmark = pytest.mark.heavy
 
@@ -101,9 +101,7 @@ def cut(images, patch):
 
 
 VARIANTS = [
-  *(
-    {"mixing": {"name": name, "mode": mode}} for name in mixing.MIXINGS if name != "none" for mode in ("batch", "elem")
-  ),
+  *({"mixing": {"name": name, "mode": mode}} for name in mixup.MIXINGS if name != "none" for mode in ("batch", "elem")),
   {"mixing": {"name": "mixup", "partner": "rolled", "share": "larger"}},
   {"mixing": {"name": "cutmix", "mode": "pair"}},
   *({"erasing": {"name": "random", "fill": fill, "count": 2}} for fill in ("pixel", "colour", "zero")),
@@ -154,7 +152,7 @@ def test_a_warp_needs_whole_images():
   ("key", "name"),
   [
     *(("warp", name) for name in warping.WARPS),
-    *(("mixing", name) for name in mixing.MIXINGS),
+    *(("mixing", name) for name in mixup.MIXINGS),
     *(("erasing", name) for name in erasing.ERASINGS),
   ],
 )
@@ -174,7 +172,7 @@ def test_the_parts_follow_one_another_as_said():
   fold = jax.jit(jax.vmap(jax.random.fold_in, (None, 0)))
   warp_keys, erasing_keys = (fold(rng.derive_key(0, 0, name), draws) for name in ("warp", "erasing"))
   warped = jax.jit(warping.affine(degrees=30))(warp_keys, images)
-  mixed, expected_soft = jax.jit(mixing.mixup_cutmix(None, int, mode="elem"))(key, warped, targets, 0)
+  mixed, expected_soft = jax.jit(mixup.mixup_cutmix(None, int, mode="elem"))(key, warped, targets, 0)
   normalised = (np.asarray(mixed) / 255 - 0.5) / 0.5
   expected = jax.jit(erasing.random_erasing(None, probability=0.7))(erasing_keys, normalised)
   np.testing.assert_allclose(found, expected, atol=1e-4)

@@ -7,9 +7,9 @@ from tests import hostile_images
 from tests.image_files import encode, picture
 from tests.made_images import bmp, chunk, gif, gif_frame, png, tiff
 from vit_jax import schema
-from vit_jax.corpora import checking, conversion
+from vit_jax.corpora import check, conversion
 from vit_jax.data import catalog, crops, images, loader, stream
-from vit_jax.data.errors import DecodeError
+from vit_jax.data.formats.errors import DecodeError
 from vit_jax.inference.preparation import Preparation
 
 SIDE = 24
@@ -125,7 +125,7 @@ def test_b1_each_verb_refuses_a_file_that_contradicts_itself(name, tmp_path, mon
     conversion.convert_image(data)  # prepare
   (tmp_path / "train/a").mkdir(parents=True)
   (tmp_path / "train/a/x.jpg").write_bytes(data)
-  lines, bad = checking.check_images(tmp_path)  # prepare --check
+  lines, bad = check.check_images(tmp_path)  # prepare --check
   assert bad == 1 and "bad: train/a/x.jpg: not a complete image" in lines[0]
   monkeypatch.setattr(images, "KEEP", 0)  # as of data that are larger than memory
   photos = catalog.open_split(schema.Choice("folder", {"path": str(tmp_path), "test": "train"}), "train")
@@ -139,7 +139,7 @@ def test_b1_each_verb_refuses_a_file_that_contradicts_itself(name, tmp_path, mon
 
 
 def test_b1_check_reports_no_bad_image_and_names_what_a_run_refuses(folder, tmp_path):
-  lines, bad = checking.check_images(folder)
+  lines, bad = check.check_images(folder)
   assert bad == 0, lines
   refused = {
     "shared.bmp": bmp([bytes(4)], 1, 1, 32, compression=3, masks=(1, 1, 2)),
@@ -148,7 +148,7 @@ def test_b1_check_reports_no_bad_image_and_names_what_a_run_refuses(folder, tmp_
   for name, data in refused.items():
     (tmp_path / name).write_bytes(data)
   (tmp_path / "good.png").write_bytes(encode(picture()))
-  lines, bad = checking.check_images(tmp_path)
+  lines, bad = check.check_images(tmp_path)
   assert bad == 2
   assert any("shared.bmp: a BMP with channel masks that share bits" in line for line in lines)
   assert any("sixteen.tif: a BigTIFF" in line for line in lines)

@@ -9,7 +9,7 @@ import pytest
 from tests import forms
 from tests.streams import PLAIN, file, same, train
 from vit_jax import rng, schema
-from vit_jax.data import catalog, images, loader, mixed, mixture, readahead, repeats, sources, stream
+from vit_jax.data import catalog, images, loader, mixture, mixture_order, readahead, repeats, sources, stream
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.schema.errors import AbsentError
 
@@ -110,7 +110,7 @@ def test_an_epoch_is_that_of_all_records_or_of_a_part(parts):
   assert opened(parts).epoch_length == 190
   assert opened(parts, epoch="parquet").epoch_length == round(60 * 4.5 / 2)
   source = opened(parts, epoch="tars")
-  assert source.epoch_length == 270 and mixed.count_epochs(source.corpora, 270)["tars"] == 1.0
+  assert source.epoch_length == 270 and mixture_order.count_epochs(source.corpora, 270)["tars"] == 1.0
   examples = stream.train_examples(source, 0, None, 8)
   assert examples.epochs(540) == {"manifest": 3.0, "parquet": 4.0, "tars": 2.0}
 
@@ -214,7 +214,7 @@ def test_a_mixture_measures_its_tests_one_after_the_other(parts):
 def test_row_groups_of_a_part_are_read_ahead_and_no_image_of_them_by_itself(parts, copies):
   source, batch = opened([parts[1], parts[1] | {"weight": 0.5}]), 16
   blocks = Choice("blocks", {"size": 8, "window": 2, "groups": 2})
-  made = repeats.RepeatedOrder(mixed.create_order(blocks, source.corpora, batch, 0, copies), batch, copies)
+  made = repeats.RepeatedOrder(mixture_order.create_order(blocks, source.corpora, batch, 0, copies), batch, copies)
   for start in (0, 7):
     ahead = readahead.ReadAhead(source, made, start * batch)
     for step in range(start, start + 12):

@@ -7,7 +7,7 @@ import pytest
 
 from tests.image_files import decoded
 from tests.made_images import CHANNELS, chunk, png, scaled
-from vit_jax.data.headers import DecodeError
+from vit_jax.data.formats.headers import DecodeError
 
 DRAW = np.random.default_rng(0)
 TYPES = [(colour, depth) for colour, depths in ((0, (1, 2, 4, 8, 16)), (2, (8, 16)), (3, (1, 2, 4, 8)), (4, (8, 16)),

@@ -7,7 +7,7 @@ import pytest
 
 from tests.streams import RANDOM, records, same, source, train
 from vit_jax import rng, schema
-from vit_jax.data import mixed, order, repeats, stream
+from vit_jax.data import mixture_order, order, repeats, stream
 from vit_jax.data.sources import Corpus
 from vit_jax.schema import Choice
 
@@ -98,7 +98,7 @@ def test_a_bad_record_has_another_in_its_stead_for_each_copy():
 def test_of_a_mixture_each_corpus_has_its_share_of_records_and_its_epochs(blocks, batch, copies):
   corpora = [Corpus("small", range(30), 1, 0), Corpus("large", range(30, 100), 2.5, 8)]
   choice = Choice("blocks", blocks) if blocks else Choice("records")
-  made = repeats.RepeatedOrder(mixed.create_order(choice, corpora, batch, 4, copies), batch, copies)
+  made = repeats.RepeatedOrder(mixture_order.create_order(choice, corpora, batch, 4, copies), batch, copies)
   steps = -(-4 * 100 * copies // batch)
   rows = batch // made.inner.groups
   seen, firsts = set(), []

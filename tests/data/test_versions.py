@@ -9,7 +9,7 @@ import pytest
 from tests import forms
 from tests.image_files import encode, picture
 from vit_jax.data import catalog, local_files, sources, versions
-from vit_jax.data.readers import places
+from vit_jax.data.readers import locations
 from vit_jax.schema import Choice
 from vit_jax.storage import buckets, paths
 
@@ -133,10 +133,10 @@ def test_g7_versions_of_listed_and_of_single_objects_are_equal(bucket, bucket_se
     paths.resolve_path(name).write_bytes(name.encode())
   asked = bucket_server.counts["GET"]
   missing = [f"{bucket}/a/x.png", f"{bucket}/c/x.png"]
-  found = places.read_versions([*names, *missing, names[0]])
+  found = locations.read_versions([*names, *missing, names[0]])
   assert bucket_server.counts["GET"] <= asked + 20
-  assert found[:-3] == [buckets.get_version(places.file_system().info(name)) for name in names]
-  assert len(set(found[:-3])) == 45 and found[-3:] == [(), (), found[0]] and places.read_versions([]) == []
+  assert found[:-3] == [buckets.get_version(locations.file_system().info(name)) for name in names]
+  assert len(set(found[:-3])) == 45 and found[-3:] == [(), (), found[0]] and locations.read_versions([]) == []
 
 
 @pytest.fixture

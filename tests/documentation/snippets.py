@@ -7,7 +7,10 @@ from tests.documentation import extraction
 
 # The first line of an excerpt that cannot be executed alone -> the file that has all of it, and a test that runs it.
 EXCERPTS = {
-  "checkpoint = torch.load": ("tests/importers/test_torch_files.py", "tests/importers/test_torch_files.py"),
+  "checkpoint = torch.load": (
+    "tests/importers/formats/test_torch_files.py",
+    "tests/importers/formats/test_torch_files.py",
+  ),
   "import timm": ("tests/importers/test_timm.py", "tests/importers/test_timm.py"),
   'register.dataset("birds"': ("tests/test_register.py", "tests/test_register.py"),
 }

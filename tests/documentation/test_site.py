@@ -16,7 +16,7 @@ from tests import browser
 from tests.documentation import extraction, test_flags
 from vit_jax import config, evals, runtime, schema, tasks
 from vit_jax.__main__ import VERBS
-from vit_jax.data import catalog, crops, erasing, mixing, order, policies, warping
+from vit_jax.data import catalog, crops, erasing, mixup, order, policies, warping
 from vit_jax.evals import probes
 from vit_jax.models import attention_outputs, rotary, table, vit_choices
 from vit_jax.models.published.model import Registered
@@ -32,7 +32,7 @@ NARROW, WIDE = 400, 1280  # CSS pixels
 TABLES = {
   "config": (build.OPTIM, schedules.SCHEDULES, tasks.TASKS, distill.TARGETS, masked_patches.TARGETS),
   "data": (catalog.READERS, catalog.DATA, order.ORDERS, crops.CROPS, crops.TEST_CROPS, policies.POLICIES,
-           warping.WARPS, mixing.MIXINGS, erasing.ERASINGS),
+           warping.WARPS, mixup.MIXINGS, erasing.ERASINGS),
   "model": (vit_choices.ATTENTION, attention_outputs.OUTPUTS, vit_choices.MLP, vit_choices.NORM, vit_choices.POSITION,
             rotary.ROTARY),
   "evals": (evals.REPEATED, probes.PROBES, probes.OF_SHARES),

@@ -7,7 +7,7 @@ import pytest
 
 from tests import peers, small_weights
 from vit_jax import convert, importers, models
-from vit_jax.importers import containers
+from vit_jax.importers.formats import containers
 
 pytestmark = pytest.mark.heavy
 # One of each kind that timm builds; `SMALL` and what else its class takes are said to it.

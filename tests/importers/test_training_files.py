@@ -9,7 +9,7 @@ import pytest
 from tests import peers
 from tests.importers.test_subtrees import ARRAYS, AVERAGE, BODY, HEAD, HINTS, RAW, under
 from vit_jax import importers
-from vit_jax.importers import containers
+from vit_jax.importers.formats import containers
 from vit_jax.schema import ConfigError
 
 

@@ -7,11 +7,11 @@ import zipfile
 import numpy as np
 import pytest
 import safetensors.numpy
+from tests.importers.test_safetensors_files import sharded
 
 from tests import archive_files, hostile
-from tests.importers.test_safetensors_files import sharded
 from vit_jax import importers
-from vit_jax.importers import containers
+from vit_jax.importers.formats import containers
 from vit_jax.schema import ConfigError
 
 

@@ -1,4 +1,4 @@
-"""vit_jax/models/bit.py against plain XLA and arithmetic, and the two layouts of vit_jax/importers/bit.py."""
+"""vit_jax/models/bit.py against plain XLA and arithmetic, and the two layouts of vit_jax/importers/layouts/bit.py."""
 
 import re
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.parity.compare import Result, compare
 from vit_jax import losses
-from vit_jax.data import coordinates, mixing, randaugment
+from vit_jax.data import coordinates, mixup, randaugment
 
 
 def check(file: pathlib.Path) -> Iterator[Result]:
@@ -51,21 +51,21 @@ def check_mixing(file: pathlib.Path) -> Iterator[Result]:
     if match := re.fullmatch(r"(targets\d+)_out", key):
       classes, share, smoothing = arrays[f"{match[1]}_classes_lam_smoothing"]
       targets = labels(f"{match[1]}_labels", classes)
-      _, mixed = mixing.blend_with_partners(jnp.zeros((len(targets), 1, 1, 1)), targets, share, share)
+      _, mixed = mixup.blend_with_partners(jnp.zeros((len(targets), 1, 1, 1)), targets, share, share)
       yield compare(name, smooth(mixed, smoothing), arrays[key], 1e-6)
     elif key == "mixup_images":
       share = arrays["mixup_lam"].item()
-      mixed, targets = mixing.blend_with_partners(jnp.asarray(batch), labels("batch_labels", 10), share, share)
+      mixed, targets = mixup.blend_with_partners(jnp.asarray(batch), labels("batch_labels", 10), share, share)
       yield compare(name, mixed.transpose(0, 3, 1, 2), arrays[key], 1e-6)
       yield compare(f"{file.stem}/mixup_targets", smooth(targets, 0.1), arrays["mixup_targets"], 1e-6)
     elif match := re.fullmatch(r"(cutmix\d+)_images", key):
       share, *centre = arrays[f"{match[1]}_lam_cy_cx"]
-      box, kept = mixing.compute_cut_box(*batch.shape[1:3], share, np.array(centre, int))
+      box, kept = mixup.compute_cut_box(*batch.shape[1:3], share, np.array(centre, int))
       top, left, height, width = map(int, box)
       expected = arrays[f"{match[1]}_box"]
       yield compare(f"{file.stem}/{match[1]}_box", [top, top + height, left, left + width], expected, 0)
       mask = 1 - coordinates.is_inside(coordinates.pixel_coordinates(batch, None), box).astype(np.float32)
       yield compare(f"{file.stem}/{match[1]}_lam_after", kept, arrays[f"{match[1]}_lam_after"], 1e-6)
-      mixed, targets = mixing.blend_with_partners(jnp.asarray(batch), labels("batch_labels", 10), mask, kept)
+      mixed, targets = mixup.blend_with_partners(jnp.asarray(batch), labels("batch_labels", 10), mask, kept)
       yield compare(name, mixed.transpose(0, 3, 1, 2), arrays[key], 0)
       yield compare(f"{file.stem}/{match[1]}_targets", smooth(targets, 0.1), arrays[f"{match[1]}_targets"], 1e-6)

@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.parity.compare import Result, compare
 from vit_jax.importers import resampling
-from vit_jax.importers import vit as importer
+from vit_jax.importers.layouts import vit as importer
 from vit_jax.models import positions
 
 

@@ -11,7 +11,7 @@ from tests import runs
 from tests.corpora import folders
 from vit_jax import rng
 from vit_jax.data import augment, catalog
-from vit_jax.data.mixing import MIXINGS
+from vit_jax.data.mixup import MIXINGS
 from vit_jax.reports import preview_batch
 from vit_jax.schema import Choice, read_keywords
 from vit_jax.training import build

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from vit_jax.corpora.survey import ConspicuousImages, ImageFacts
+from vit_jax.corpora.stats import ConspicuousImages, ImageFacts
 from vit_jax.data.sources import Source
 from vit_jax.reports import preview_sheet
 from vit_jax.reports.preview_batch import PreviewExample

@@ -14,7 +14,7 @@ from tests.test_convert import VIT, written
 from vit_jax import checkpoints, cli, convert, importers
 from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.evals import metrics
-from vit_jax.importers import containers
+from vit_jax.importers.formats import containers
 from vit_jax.schema import ConfigError
 from vit_jax.storage import files, paths
 from vit_jax.training import loop

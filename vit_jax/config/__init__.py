@@ -15,4 +15,4 @@ from vit_jax.config.run import (
   resolve,
 )
 from vit_jax.config.sweep import TRIALS, Changes, Sweep, log_uniform, product, sample, uniform, zipped
-from vit_jax.schema.kinds import required
+from vit_jax.schema.types import required

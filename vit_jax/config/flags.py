@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import ml_collections
 
 from vit_jax.config import extensions
-from vit_jax.schema import ConfigError, Text, places, show, suggest_nearest, suggestions, texts
+from vit_jax.schema import ConfigError, Text, misplaced, show, suggest_nearest, suggestions, texts
 
 DEPTH = 16  # maximum number of words in a key; existing keys have up to 7
 _ENTRY = re.compile(r"([^\[\]]+)\[([0-9]{1,4})\]")  # an entry of a list, such as "parts[0]"
@@ -165,11 +165,11 @@ def set_value(config: ml_collections.ConfigDict, key: str, text: str) -> None:
       part = config[name] = ml_collections.ConfigDict({"name": part}, type_safe=False)
     if not isinstance(part, ml_collections.ConfigDict):
       place = ".".join(["config", *parents[:depth]])
-      if not depth and places.is_measurement(whole):
-        raise ConfigError(places.MEASURES)
+      if not depth and misplaced.is_measurement(whole):
+        raise ConfigError(misplaced.MEASURES)
       groups = [k for k, v in config.items() if isinstance(v, ml_collections.ConfigDict)]
       elsewhere = (
-        "" if depth else places.suggest_places(whole, key, text) or str(suggestions.suggest_for_group(key, text))
+        "" if depth else misplaced.suggest_places(whole, key, text) or str(suggestions.suggest_for_group(key, text))
       )
       raise ConfigError(
         f"--config.{key}: {place} has no group {show(name)}.{elsewhere or suggest_nearest(name, groups)}"

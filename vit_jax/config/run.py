@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import ml_collections
 
 from vit_jax import schema
-from vit_jax.schema import Choice, ConfigError, Count, Duration, Range, partial, places, to_plain
+from vit_jax.schema import Choice, ConfigError, Count, Duration, Range, misplaced, partial, to_plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,7 +228,7 @@ def resolve(config: Mapping, kind: type = Run):
       return schema.convert(partial.add_names(config) if kind is Run else config, kind)
     except schema.UnknownKeyError as error:
       key = error.place.removeprefix("config").removeprefix(".")  # which may be empty
-      elsewhere = places.suggest_places(config, key)
+      elsewhere = misplaced.suggest_places(config, key)
       message = error.bare + elsewhere if elsewhere else error.message
       raise schema.UnknownKeyError(message, key) from None
     except ml_collections.config_dict.RequiredValueError as error:
@@ -240,14 +240,14 @@ def resolve(config: Mapping, kind: type = Run):
 def _check_kind(config, kind):
   """Raises ConfigError with the right command if the config is for another command."""
   if kind is Run and is_measurement(config):
-    raise ConfigError(places.MEASURES)
+    raise ConfigError(misplaced.MEASURES)
   if kind is Measurement and {"checkpoint", "task"} <= set(config):
-    raise ConfigError(places.TRAINS)
+    raise ConfigError(misplaced.TRAINS)
 
 
 def is_measurement(config: Mapping) -> bool:
   """Returns whether an editable config was made by `measurement` rather than `recipe`."""
-  return places.is_measurement(config)
+  return misplaced.is_measurement(config)
 
 
 def dumps(run: Run) -> str:

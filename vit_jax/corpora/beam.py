@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vit_jax import runtime
-from vit_jax.corpora import making, work
+from vit_jax.corpora import record_maker, shard_worker
 from vit_jax.corpora.plan import CorpusOptions, CorpusPlan
-from vit_jax.corpora.write import build_corpus, check_rejected
+from vit_jax.corpora.writer import build_corpus, check_rejected
 from vit_jax.schema import ConfigError, extras
 from vit_jax.storage import paths
 
@@ -31,7 +31,7 @@ def write(
   words: Sequence[str],
   max_rejected: float = 0.01,
 ) -> list[str]:
-  """Writes a corpus with a Beam pipeline, see `write.write`.
+  """Writes a corpus with a Beam pipeline, see `writer.write`.
 
   An interrupted pipeline starts again from the beginning, because it writes the shards at its end. The corpus is
   complete when the pipeline has ended. The number of rejected images is also checked at that time.
@@ -48,7 +48,7 @@ def write(
     Lines that describe the result.
 
   Raises:
-    ConfigError: as for `write.write`, or Apache Beam is not installed (extra beam).
+    ConfigError: as for `writer.write`, or Apache Beam is not installed (extra beam).
     OSError: the disk or bucket of the corpus failed.
   """
   _import_beam()
@@ -71,7 +71,7 @@ def _write_shards(words, max_rejected, made, source, folders):
     lengths, _ = writers[i].finalize()
     expected = [report.records for report in each if report.records]
     assert lengths == expected, (lengths, expected)
-    reports |= {work.ShardTask(i, number): report for number, report in enumerate(each)}
+    reports |= {shard_worker.ShardTask(i, number): report for number, report in enumerate(each)}
   check_rejected(reports, source, max_rejected)
   return reports
 
@@ -86,7 +86,7 @@ def _raise_original(made, folders, kind, error, trace):
   own = [each for each in chain if isinstance(each, (ConfigError, runtime.Stop, OSError, KeyboardInterrupt))]
   if own:
     raise [each for each in own if type(each) is type(own[0])][-1]  # the original error, which Beam has not extended
-  work.reopen_input(made, folders)  # an error of another machine arrives as text only
+  shard_worker.reopen_input(made, folders)  # an error of another machine arrives as text only
 
 
 def _import_beam():
@@ -104,7 +104,7 @@ def _add_split(pipeline, text, number, split, writer):
   pieces = [
     (number, shard, first)
     for shard in range(split.shards)
-    for first in range(0, len(split.positions(shard)), making.TOGETHER)
+    for first in range(0, len(split.positions(shard)), record_maker.TOGETHER)
   ]
   made = (
     pipeline
@@ -127,8 +127,8 @@ def _make_piece(piece, text) -> Iterator[Any]:
 
   number, shard, first = piece
   worker = _open_worker(text)
-  split, report = worker.plan.splits[number], making.ShardReport()
-  positions = split.positions(shard)[first : first + making.TOGETHER]
+  split, report = worker.plan.splits[number], record_maker.ShardReport()
+  positions = split.positions(shard)[first : first + record_maker.TOGETHER]
   for position, record in zip(positions, worker.records(split, positions), strict=True):
     report.add(record)
     if record.data is not None:
@@ -137,18 +137,18 @@ def _make_piece(piece, text) -> Iterator[Any]:
 
 
 @functools.lru_cache(maxsize=1)
-def _open_worker(text) -> work.Worker:
+def _open_worker(text) -> shard_worker.Worker:
   """Returns the worker of this process, which keeps its files open."""
   corpus, beside, values = json.loads(text)
-  return work.Worker(CorpusPlan.read(values), work.Folders(*map(paths.parse_path, (corpus, beside))))
+  return shard_worker.Worker(CorpusPlan.read(values), shard_worker.Folders(*map(paths.parse_path, (corpus, beside))))
 
 
 def _write_report(pieces, text, number):
   """Writes the report of a shard."""
   shard, reports = pieces
   worker = _open_worker(text)
-  in_order = (making.ShardReport.read(report) for _, report in sorted(reports, key=lambda each: each[0]))
-  worker.folders.write_report(worker.plan.splits[number], shard, making.sum_reports(in_order))
+  in_order = (record_maker.ShardReport.read(report) for _, report in sorted(reports, key=lambda each: each[0]))
+  worker.folders.write_report(worker.plan.splits[number], shard, record_maker.sum_reports(in_order))
 
 
 # Use of TFDS's writer.
@@ -165,11 +165,11 @@ class _RecordSerialiser:
 
 @dataclasses.dataclass(frozen=True)
 class _ExampleWriter:
-  """A writer of shards that calls `making.write_records`, like `write.write`."""
+  """A writer of shards that calls `record_maker.write_records`, like `writer.write`."""
 
   def write(self, path, examples) -> None:
     """Writes (key, record) pairs that are in the order of the keys."""
-    making.write_records(paths.parse_path(path), (record for _, record in examples))
+    record_maker.write_records(paths.parse_path(path), (record for _, record in examples))
 
 
 def _create_writer(made, folders, split):

@@ -6,9 +6,9 @@ import os
 
 from vit_jax import runtime, schema
 from vit_jax.data import catalog, digits, glyphs, scenes
+from vit_jax.data.dataset_row import DatasetRow
 from vit_jax.data.readers import features as feature_classes
 from vit_jax.data.readers import tfds
-from vit_jax.data.rows import DatasetRow
 from vit_jax.data.sources import Splits
 from vit_jax.schema import extras
 from vit_jax.storage import files, paths

@@ -14,7 +14,7 @@ from PIL import Image
 
 from vit_jax.data import decoding
 from vit_jax.data.decoding import DecodeError
-from vit_jax.data.tiff import DAMAGED
+from vit_jax.data.formats.tiff import DAMAGED
 
 # Larger images are refused before they are decoded, with the default limits of a run (`loader.batches`).
 MAX_PIXELS, MAX_ASPECT = 178_956_970, 100.0

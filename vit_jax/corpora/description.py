@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 
 from vit_jax import schema
-from vit_jax.corpora import making, plan
+from vit_jax.corpora import plan, record_maker
 from vit_jax.schema import ConfigError, format_amount
 from vit_jax.schema.errors import format_names, make_printable
 from vit_jax.storage import files, paths
@@ -81,7 +81,7 @@ def write_description(
   corpus: pathlib.Path,
   made: plan.CorpusPlan,
   classes: Sequence[str],
-  reports: Mapping[str, Sequence[making.ShardReport]],
+  reports: Mapping[str, Sequence[record_maker.ShardReport]],
 ) -> None:
   """Writes the files that describe a corpus.
 
@@ -108,8 +108,8 @@ def write_description(
         f"no image is left for {len(empty)} of {format_amount(split.shards, 'file')} of split {split.name!r}. Fix "
         "the input, or use fewer --shards"
       )
-  of_splits = {name: making.sum_reports(each) for name, each in reports.items()}
-  everything = making.sum_reports(of_splits.values())
+  of_splits = {name: record_maker.sum_reports(each) for name, each in reports.items()}
+  everything = record_maker.sum_reports(of_splits.values())
   rows = {
     "rejected.jsonl": everything.rejected,
     "duplicates.jsonl": [{k: v for k, v in row.items() if k != "picture"} for row in everything.duplicates],
@@ -167,15 +167,15 @@ def _write_tfds_files(corpus, made, classes, reports):
         files.write_text(corpus / file.name, file.read_text())
 
 
-def summarise_reports(reports: Mapping[str, Sequence[making.ShardReport]], classes: Sequence[str]) -> list[str]:
+def summarise_reports(reports: Mapping[str, Sequence[record_maker.ShardReport]], classes: Sequence[str]) -> list[str]:
   """Returns lines for the screen: images and classes of each split, changes, and omitted images by reason.
 
   Args:
     reports: {split: reports of its shards}.
     classes: names of the classes.
   """
-  lines, of_splits = [], {name: making.sum_reports(each) for name, each in reports.items()}
-  everything = making.sum_reports(of_splits.values())
+  lines, of_splits = [], {name: record_maker.sum_reports(each) for name, each in reports.items()}
+  everything = record_maker.sum_reports(of_splits.values())
   for name, each in of_splits.items():
     few, many = (pick((each.classes[i], label) for i, label in enumerate(classes)) for pick in (min, max))
     lines.append(

@@ -18,7 +18,7 @@ import numpy as np
 
 from vit_jax import rng
 from vit_jax.data.erasing import ERASINGS
-from vit_jax.data.mixing import MIXINGS
+from vit_jax.data.mixup import MIXINGS
 from vit_jax.data.warping import WARPS
 from vit_jax.schema import Choice, Duration, Positive, enter_key, make
 from vit_jax.shapes import Array, Count, Float, Integer, Num, PRNGKey, Tensor, UInt8

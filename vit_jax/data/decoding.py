@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import cv2
 import numpy as np
 
-from vit_jax.data import headers, jpeg, opencv
-from vit_jax.data.headers import DecodeError, Header
-from vit_jax.data.opencv import is_out_of_memory as is_out_of_memory
+from vit_jax.data.formats import headers, jpeg, opencv
+from vit_jax.data.formats.headers import DecodeError, Header
+from vit_jax.data.formats.opencv import is_out_of_memory as is_out_of_memory
 
 # Smallest number of columns of a box that is decoded alone. In a box of four columns or fewer, libjpeg does not
 # smooth the colours.

@@ -6,8 +6,9 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from vit_jax.data import bmp, decoding, tiff
-from vit_jax.data.headers import DecodeError
+from vit_jax.data import decoding
+from vit_jax.data.formats import bmp, tiff
+from vit_jax.data.formats.headers import DecodeError
 from vit_jax.data.images import Images
 from vit_jax.data.sources import Masks
 from vit_jax.schema import format_amount

@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 
-from vit_jax.data.mixed import MixedOrder
+from vit_jax.data.mixture_order import MixedOrder
 from vit_jax.data.order import Order, Span
 from vit_jax.data.prefetch import ThreadPool
 from vit_jax.data.repeats import RepeatedOrder

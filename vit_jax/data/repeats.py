@@ -6,7 +6,7 @@ Source: Hoffer et al. 2020 (arXiv:1901.09335), in the form of DeiT's sampler.
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
-from vit_jax.data.mixed import MixedOrder
+from vit_jax.data.mixture_order import MixedOrder
 from vit_jax.data.order import BlockOrder, RecordOrder, Span
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax import schema
 from vit_jax.data import class_names
-from vit_jax.data.rows import DatasetRow as DatasetRow  # readers use this name
+from vit_jax.data.dataset_row import DatasetRow as DatasetRow  # readers use this name
 from vit_jax.schema import current_config_key, enter_key, format_amount
 
 

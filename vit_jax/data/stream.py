@@ -20,8 +20,8 @@ import numpy as np
 from einops import rearrange
 
 from vit_jax import rng
-from vit_jax.data import crops, mixed, policies
-from vit_jax.data.mixed import MixedOrder
+from vit_jax.data import crops, mixture_order, policies
+from vit_jax.data.mixture_order import MixedOrder
 from vit_jax.data.order import ORDERS, Order, RecordOrder, SequentialOrder
 from vit_jax.data.repeats import RepeatedOrder
 from vit_jax.data.sources import Source
@@ -55,7 +55,7 @@ class Examples:
 
   def epochs(self, position: int) -> dict[str, float]:
     """Returns the number of epochs that each corpus of a mixture has completed before a position, by name."""
-    return mixed.count_epochs(self.source.corpora, position)
+    return mixture_order.count_epochs(self.source.corpora, position)
 
   @property
   def requests(self) -> bool:
@@ -150,7 +150,7 @@ def _create_order(source, batch, seed, order, repeats):
     raise ConfigError(f"{repeats} copies of a record do not fit a batch of {batch}. Allowed: 1 to {batch}", "repeats")
   with enter_key("order"):
     if source.corpora:
-      once = mixed.create_order(order, source.corpora, batch, seed, repeats)
+      once = mixture_order.create_order(order, source.corpora, batch, seed, repeats)
     else:
       together = source.runs.together if source.runs else 0
       once = make(order, ORDERS, len(source), batch, seed, together, repeats)
@@ -165,7 +165,7 @@ def _draw_replacements(source, seed, visit, record):
   """Yields records that can replace a bad one, without end. The first `TRIES` records are from the same corpus."""
   draw = rng.make_python_generator(seed, "replace", visit, record)
   for tries in itertools.count():
-    some = mixed.find_corpus_records(source, record) if tries < TRIES else range(len(source))
+    some = mixture_order.find_corpus_records(source, record) if tries < TRIES else range(len(source))
     yield some[int(draw.random() * len(some))]
 
 

@@ -4,8 +4,8 @@
 parameters for another code base.
 """
 
+from vit_jax.importers.hub.preprocessing import ImageMetadata
 from vit_jax.importers.known import export_tensors, find_layout, find_layouts, load_layouts
-from vit_jax.importers.processing import ImageMetadata
 from vit_jax.importers.weights import (
   RecognisedModel,
   Weights,

@@ -11,7 +11,8 @@ from typing import Any
 
 from vit_jax import checkpoints, schema
 from vit_jax.config import Run
-from vit_jax.importers import normalisation, processing, weights
+from vit_jax.importers import normalisation, weights
+from vit_jax.importers.hub import preprocessing
 from vit_jax.models import Description, table
 from vit_jax.schema import Choice, ConfigError, texts
 from vit_jax.storage import files, paths
@@ -193,7 +194,7 @@ def _inspect_weights(path, image_size) -> tuple[Description, dict[str, Any]]:
         data.get("image_size"),
         image_size,
       )
-    beside = processing.from_json(about["use"]) if "use" in about else processing.ImageMetadata()
+    beside = preprocessing.from_json(about["use"]) if "use" in about else preprocessing.ImageMetadata()
     return description, _data_arguments(dict(beside.normalised), beside.crop, beside.size, image_size)
   recognised = weights.inspect(path)
   beside = recognised.beside
@@ -209,6 +210,6 @@ def _data_arguments(normalised, crop, size, image_size) -> dict[str, Any]:
   if crop is not None:
     crop = crop if isinstance(crop, Choice) else Choice(crop["name"], {k: v for k, v in crop.items() if k != "name"})
     result["test_crop"] = (
-      processing.scale_crop(crop, size, image_size) if image_size and isinstance(size, int) else crop
+      preprocessing.scale_crop(crop, size, image_size) if image_size and isinstance(size, int) else crop
     )
   return result

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Collection, Sequence
 
 from vit_jax.importers import row_names
+from vit_jax.importers.formats.lazy_tensors import Tensors
 from vit_jax.importers.layout import Layout
-from vit_jax.importers.tensors import Tensors
 from vit_jax.schema.errors import format_names
 
 # Words that mark averaged weights in a prefix that is split at "_".

@@ -35,7 +35,7 @@ _FILES = (
 @functools.cache
 def load_layouts() -> tuple[Layout, ...]:
   """Returns all layouts. Their modules are imported at the first call."""
-  return tuple(one for name in _FILES for one in importlib.import_module(f"vit_jax.importers.{name}").LAYOUTS)
+  return tuple(one for name in _FILES for one in importlib.import_module(f"vit_jax.importers.layouts.{name}").LAYOUTS)
 
 
 def export_tensors(arrays: Mapping[str, np.ndarray], description: Description, name: str) -> dict[str, np.ndarray]:

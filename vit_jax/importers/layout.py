@@ -16,8 +16,8 @@ from einops import rearrange
 
 from vit_jax import models
 from vit_jax.importers import unused
-from vit_jax.importers.tables import TABLE, convert_position
-from vit_jax.importers.tensors import Tensor, Tensors
+from vit_jax.importers.formats.lazy_tensors import Tensor, Tensors
+from vit_jax.importers.position_tables import TABLE, convert_position
 from vit_jax.models import Description, finite, positions
 from vit_jax.models.positions import Resampling
 from vit_jax.schema import Choice, ConfigError
@@ -74,7 +74,8 @@ class Layout(NamedTuple):
     fits: function from tensors and hints that returns false if the files next to the weights exclude this layout.
     doubts: function from tensors and hints to notes about other models that a file may contain.
     resampling: rule for position tables at another resolution. None selects the rule of the model's name.
-    position: form of the position tables in files, regardless of the model's tokens. See `tables.convert_position`.
+    position: form of the position tables in files, regardless of the model's tokens. See
+      `position_tables.convert_position`.
   """
 
   name: str

@@ -2,8 +2,8 @@
 
 import re
 
+from vit_jax.importers.formats.lazy_tensors import Tensors
 from vit_jax.importers.layout import Layout, parse_groups
-from vit_jax.importers.tensors import Tensors
 from vit_jax.schema import ConfigError, format_amount
 from vit_jax.schema.errors import format_names
 

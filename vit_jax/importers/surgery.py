@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from vit_jax.importers import layout, tables
+from vit_jax.importers import layout, position_tables
 from vit_jax.importers.resampling import resample
 from vit_jax.models import Description
 from vit_jax.schema import ConfigError, format_amount
@@ -87,8 +87,8 @@ def fit(
     ConfigError: if the models differ in anything else. The message lists the differences.
   """
   shapes = layout.compute_shapes(want)
-  placed, have = tables.convert_position(arrays, have, want.settings().get("position"))
-  moved = [f"{tables.TABLE}: rows of tokens before the patches moved"] if placed is not arrays else []
+  placed, have = position_tables.convert_position(arrays, have, want.settings().get("position"))
+  moved = [f"{position_tables.TABLE}: rows of tokens before the patches moved"] if placed is not arrays else []
   arrays, anew, notes = _fit_head(placed, have, want, head, shapes)
   arrays, resampled = _fit_grids(arrays, have, want, shapes)
   _check_equal(arrays, have, want, shapes, anew)

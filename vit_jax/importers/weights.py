@@ -13,24 +13,16 @@ import numpy as np
 
 from vit_jax import checkpoints
 from vit_jax.config import extensions
-from vit_jax.importers import (
-  class_order,
-  containers,
-  contradictions,
-  hub,
-  layout,
-  row_names,
-  subtrees,
-  surgery,
-  tables,
-)
+from vit_jax.importers import class_order, layout, position_tables, row_names, subtrees, surgery
+from vit_jax.importers.formats import containers
+from vit_jax.importers.formats.lazy_tensors import Tensor
+from vit_jax.importers.hub import contradictions, metadata
+from vit_jax.importers.hub.preprocessing import ImageMetadata
 from vit_jax.importers.known import export_tensors as export_tensors
 from vit_jax.importers.known import find_layout as find_layout
 from vit_jax.importers.known import find_layouts as find_layouts
 from vit_jax.importers.known import load_layouts as load_layouts
 from vit_jax.importers.layout import Layout, Tensors
-from vit_jax.importers.processing import ImageMetadata
-from vit_jax.importers.tensors import Tensor
 from vit_jax.models import Description, finite
 from vit_jax.schema import Choice, ConfigError, show
 from vit_jax.schema.errors import NotFiniteError, format_names
@@ -51,7 +43,7 @@ class RecognisedModel(NamedTuple):
 
   def image_notes(self) -> list[str]:
     """Returns notes about the normalisation of the images for these weights, as flags for a config."""
-    return hub.describe_normalisation(self.beside.normalised)
+    return metadata.describe_normalisation(self.beside.normalised)
 
   def read(self) -> dict[str, np.ndarray]:
     """Reads all parameters.
@@ -83,7 +75,7 @@ def recognise(
     hints: facts that the tensors do not determine. The keys are "heads", "norm_eps", "gelu" ("tanh" or "erf"),
       "padding", "image_size" and "name". "input_size" is used if the image size is unknown otherwise. If "width" is
       present, "heads" applies only to models of this width. "description" is the model that this project stored in the
-      file. "notes" are added to the notes of the result. `hub.read_hints` returns further keys, which must not
+      file. "notes" are added to the notes of the result. `metadata.read_hints` returns further keys, which must not
       contradict the model (see `contradictions.check`).
     ema: True requires averaged weights, False requires raw weights. See `subtrees.choose_tensors`.
     prefix: common prefix of the parameter names to read, for a file that contains several models.
@@ -114,9 +106,9 @@ def recognise(
       named = candidate.canonical(tensors, hints)
       row_names.check_dimensions(candidate, named)
       description = _read_stored(header, candidate, named) if header else candidate.describe(named, hints)
-      description = tables.add_resampling(description, candidate, hints, header)
+      description = position_tables.add_resampling(description, candidate, hints, header)
       noted = contradictions.check(description, hints, candidate)
-      said = hub.merge_image_metadata(hints)
+      said = metadata.merge_image_metadata(hints)
       notes = [*taken, *layout.describe_ignored(candidate, named, hints), *hints.get("notes", []), *noted]
       return RecognisedModel(candidate, description, named, notes, said)
     except ConfigError:
@@ -141,7 +133,7 @@ def _find_layouts(tensors):
 
 def _read_stored(header, candidate, named):
   """Returns the model that this project stored in a file, with the position table of the layout if it differs."""
-  other = tables.replace_position(header, candidate.position)
+  other = position_tables.replace_position(header, candidate.position)
   if other != header:
     try:
       layout.match_tensors(candidate, named, header)

@@ -12,7 +12,7 @@ from vit_jax.data import loader, sources, stream
 from vit_jax.data.device_batches import DeviceBatches
 from vit_jax.data.images import describe_image_error
 from vit_jax.data.order import SequentialOrder
-from vit_jax.data.readers import places
+from vit_jax.data.readers import locations
 from vit_jax.evals import subject
 from vit_jax.importers import surgery
 from vit_jax.inference.computing import make_predict_function
@@ -99,7 +99,7 @@ def _make_examples(use, files, reasons) -> stream.Examples:
     if position >= len(files):
       return nothing
     try:
-      return preparation.file(places.read_content(files[position])), 1.0
+      return preparation.file(locations.read_content(files[position])), 1.0
     except (OSError, ValueError, MemoryError, cv2.error) as error:
       reasons[position] = (
         error.strerror if isinstance(error, OSError) and error.strerror else describe_image_error(error)
@@ -107,7 +107,7 @@ def _make_examples(use, files, reasons) -> stream.Examples:
       return nothing
 
   source = sources.Source(
-    "images", "all", (), len(files), lambda i: (places.read_content(files[i]), 0), files.__getitem__
+    "images", "all", (), len(files), lambda i: (locations.read_content(files[i]), 0), files.__getitem__
   )
   shapes = {"image": (image, np.uint8), "mask": ((), np.float32)}
   return stream.Examples(source, SequentialOrder(len(files)), example, shapes, len(files))

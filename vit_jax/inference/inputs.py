@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
-from vit_jax.data.readers import places
+from vit_jax.data.readers import locations
 from vit_jax.data.readers.tree import EXTENSIONS
 from vit_jax.schema import ConfigError, show
 from vit_jax.storage import paths
@@ -121,10 +121,10 @@ def _list_folder(root, ignored) -> Iterator[str]:
 
 def _list_bucket(path, ignored, asked) -> Iterator[str]:
   """Yields the object itself, or the images below a folder of a bucket, sorted by name."""
-  if path.suffix.lower() in EXTENSIONS or places.call_storage(path, path.is_file):
+  if path.suffix.lower() in EXTENSIONS or locations.call_storage(path, path.is_file):
     yield str(path)
     return
-  names = sorted(places.call_storage(path, lambda: places.BucketFolder.listed(path)).objects)
+  names = sorted(locations.call_storage(path, lambda: locations.BucketFolder.listed(path)).objects)
   if not names and asked:
     raise ConfigError(f"{show(str(path))} does not exist in the bucket. Specify an object, or a folder of objects")
   for name in names:
@@ -150,4 +150,4 @@ def _read_manifest(path) -> Iterator[str]:
           raise ValueError(f'{show(about)} has no path. Write {{"path": "a.jpg"}}')
       except ValueError as error:
         raise ConfigError(f"{path}, line {number:,}: {error}") from error
-      yield places.resolve_manifest_path(str(path), about["path"])
+      yield locations.resolve_manifest_path(str(path), about["path"])

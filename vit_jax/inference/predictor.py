@@ -18,7 +18,7 @@ from vit_jax import models
 from vit_jax.config import extensions
 from vit_jax.data import augment, decoding
 from vit_jax.data.images import ImageError, describe_image_error
-from vit_jax.data.readers import places
+from vit_jax.data.readers import locations
 from vit_jax.importers import options, surgery
 from vit_jax.inference import stored
 from vit_jax.inference.computing import make_predict_function
@@ -123,7 +123,7 @@ class Predictor:
     if not isinstance(image, str | os.PathLike):
       return self._preparation.pixels(np.asarray(image.convert("RGB") if isinstance(image, Image.Image) else image))
     try:
-      return self._preparation.file(places.read_content(os.fspath(image)))
+      return self._preparation.file(locations.read_content(os.fspath(image)))
     except (OSError, ValueError, MemoryError, cv2.error) as error:
       raise ImageError(f"{os.fspath(image)}: {describe_image_error(error)}") from error
 

@@ -10,9 +10,10 @@ from vit_jax import checkpoints, config, evals, importers, schema
 from vit_jax.checkpoints import provenance
 from vit_jax.config import extensions, migrations
 from vit_jax.data import augment, loader, stream
-from vit_jax.importers import normalisation, processing, surgery
-from vit_jax.importers.processing import ImageMetadata
-from vit_jax.importers.tensors import Tensors
+from vit_jax.importers import normalisation, surgery
+from vit_jax.importers.formats.lazy_tensors import Tensors
+from vit_jax.importers.hub import preprocessing
+from vit_jax.importers.hub.preprocessing import ImageMetadata
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError, format_amount
 from vit_jax.storage import files, paths
@@ -154,7 +155,7 @@ def resize_preprocessing(data: Choice, size: int) -> Choice:
     data: the preprocessing.
     size: side of the images in pixels.
   """
-  crop = processing.scale_crop(data.args["test_crop"], data.args["image_size"], size)
+  crop = preprocessing.scale_crop(data.args["test_crop"], data.args["image_size"], size)
   return Choice(data.name, {**data.args, "image_size": size, "test_crop": crop})
 
 
@@ -233,7 +234,7 @@ def _read_workdir(workdir, description):
   run, about = load_run(workdir), checkpoints.read_description(workdir, provenance.check_metadata) or {}
   if run is None:  # weights that `convert` wrote have less metadata than a run
     about = checkpoints.read_description(workdir) or {}
-    said = processing.from_json(about["use"]) if "use" in about else ImageMetadata()
+    said = preprocessing.from_json(about["use"]) if "use" in about else ImageMetadata()
     return _apply_metadata(workdir, said, description, normalisation.HALVES)
   names = tuple(about["identity"]["data"]["classes"]) if "identity" in about else ()
   return Choice(run.data.name, evals.preparation_arguments(run.data)), run.task.args.get("loss", "softmax"), names, []
@@ -251,7 +252,7 @@ def _apply_metadata(path, said, description, usual):
     )
     notes = [f"{where} how its images were normalised. Using {values}, see docs/models/index.md#images"]
   side = _get_side(description)
-  crop = {"test_crop": processing.scale_crop(said.crop, said.size, side)} if said.crop else {}
+  crop = {"test_crop": preprocessing.scale_crop(said.crop, said.size, side)} if said.crop else {}
   try:
     data = complete_preprocessing(side, **{**usual, **said.normalised}, **crop)
   except ConfigError as error:

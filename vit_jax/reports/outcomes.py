@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from vit_jax import config, evals, runtime, tasks
-from vit_jax.corpora import survey
+from vit_jax.corpora import stats
 from vit_jax.data import catalog, decoding, loader, sources, stream
 from vit_jax.data.images import Images
 from vit_jax.evals import Outcome
@@ -169,7 +169,7 @@ def _measure_run(run, workdir, train, limit):
     data = choice.args.get("data")
     source = open_source(subject, data, choice.args.get("split", "test"), "split")
     some = (
-      sources.select_subset(source, survey.sample_records(len(source), limit, run.seed))
+      sources.select_subset(source, stats.sample_records(len(source), limit, run.seed))
       if len(source) > limit
       else source
     )

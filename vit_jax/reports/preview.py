@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 
 from vit_jax.config import Run
-from vit_jax.corpora import survey
+from vit_jax.corpora import stats
 from vit_jax.corpora.screen import ProgressScreen
 from vit_jax.data import catalog, crops, loader
 from vit_jax.data.images import ImageError, Images
@@ -47,11 +47,11 @@ def write_sheet(run: Run, path: pathlib.Path, sample: int = SAMPLE) -> list[str]
     examples, exact = preview_batch.compute_first_images(run, source)
   bounds = select_arguments(run.data, loader.batches)
   images = Images(source, "raise", bounds["max_pixels"], bounds["max_aspect"], bounds["exif"])
-  records = survey.sample_records(len(source), sample, run.seed)
+  records = stats.sample_records(len(source), sample, run.seed)
   with ProgressScreen("looking at images", len(records)) as screen:
-    looks = survey.inspect_images(images, records, screen.add)
-  kinds = survey.find_conspicuous(looks, run.data.args["image_size"], LISTED)
-  counts, counted = survey.count_classes(source, looks)
+    looks = stats.inspect_images(images, records, screen.add)
+  kinds = stats.find_conspicuous(looks, run.data.args["image_size"], LISTED)
+  counts, counted = stats.count_classes(source, looks)
   numbers = {
     "data": to_plain(run.data),
     "seed": run.seed,
@@ -91,7 +91,7 @@ def draw_batch(run: Run, source: Source) -> bytes:
 def _format_summary(path, source, examples, classes, looked_at, kinds):
   counts, counted = classes
   words = ", ".join(f"{name} {kind.count:,}" for name, kind in kinds.items() if kind.count) or "none"
-  unhashed = "" if survey.can_hash() else f"; near-duplicates need {extras.format_advice('dedup')}"
+  unhashed = "" if stats.can_hash() else f"; near-duplicates need {extras.format_advice('dedup')}"
   most, least = (
     f"{source.classes[i].encode('utf-8', 'replace').decode()!r} {counts[i]:,}"
     for i in (counts.argmax(), counts.argmin())
@@ -129,7 +129,7 @@ def _example_to_json(example: preview_batch.PreviewExample, source: Source) -> d
   }
 
 
-def _outliers_to_json(kind: survey.ConspicuousImages, source: Source) -> dict:
+def _outliers_to_json(kind: stats.ConspicuousImages, source: Source) -> dict:
   """Converts a kind of outliers to JSON values."""
 
   def one(look):

@@ -11,7 +11,7 @@ from einops import rearrange
 
 from vit_jax import config, losses, models, rng, tasks
 from vit_jax.config import Run
-from vit_jax.corpora import survey
+from vit_jax.corpora import stats
 from vit_jax.data import catalog, crops, decoding, loader
 from vit_jax.data.images import ImageError, Images
 from vit_jax.data.sources import Source
@@ -133,7 +133,7 @@ def _prepare_image(images, examples, row):
     values = examples.example(prepared, row)
     return record, original, values, None
   except ImageError as error:
-    return record, None, None, survey.shorten_error(error)
+    return record, None, None, stats.shorten_error(error)
 
 
 def _make_augmentation(run, task, count):

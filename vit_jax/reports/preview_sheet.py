@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from vit_jax.config import Run
-from vit_jax.corpora.survey import ConspicuousImages
+from vit_jax.corpora.stats import ConspicuousImages
 from vit_jax.data.sources import Source
 from vit_jax.evals.plots import LONGEST, replace_undrawable, shorten_name
 from vit_jax.reports.preview_batch import PreviewExample

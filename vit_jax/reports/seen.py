@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax import rng
 from vit_jax.config import Run
-from vit_jax.corpora import survey
+from vit_jax.corpora import stats
 from vit_jax.data import crops, loader
 from vit_jax.data.sources import Source
 from vit_jax.reports import drawing, page, preview_batch, preview_sheet
@@ -73,7 +73,7 @@ def count_images(source: Source, seed: int = 0, seconds: float = SECONDS) -> tup
     ConfigError: the data cannot be used at all.
   """
   result, records, until = np.zeros(len(source.classes), np.int64), 0, time.monotonic() + seconds
-  chosen = np.array(survey.sample_records(len(source), COUNTED, seed))
+  chosen = np.array(stats.sample_records(len(source), COUNTED, seed))
   chosen = chosen[rng.make_numpy_generator(seed, "counts").permutation(len(chosen))].tolist()
   for labels in _read_labels(source, chosen):
     read = [label for label in labels if label is not None]

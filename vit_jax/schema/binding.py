@@ -19,16 +19,11 @@ import ml_collections
 
 from vit_jax.schema import aliases, expected, patterns, signatures, suggestions, texts
 from vit_jax.schema.errors import ConfigError, UnknownKeyError, current_config_key, enter_key, show, suggest_nearest
-from vit_jax.schema.kinds import (
-  Choice,
-  Duration,
-  Pattern,
-  Required,
-)
 from vit_jax.schema.signatures import read_keywords
 from vit_jax.schema.tables import Table, Variants, lookup
 from vit_jax.schema.texts import Text
 from vit_jax.schema.texts import format_amount as format_amount
+from vit_jax.schema.types import Choice, Duration, Pattern, Required
 from vit_jax.schema.values import config_key, field_default, to_plain
 
 _GROUP = Mapping | ml_collections.ConfigDict  # the arguments of a choice in a config

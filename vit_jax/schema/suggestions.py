@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from vit_jax.schema import aliases
 from vit_jax.schema.aliases import FLAGS, GROUPS, KEYS, NUMBERS, REMARKS, VALUES, last_word
 from vit_jax.schema.errors import ConfigError
-from vit_jax.schema.kinds import Duration
+from vit_jax.schema.types import Duration
 
 WEIGHTS = ("model", "checkpoint", "model_path", "resume")  # flags in other frameworks' commands that read weights
 NAMED = ("model", "data", "optim", "task")  # groups that are a choice with a name

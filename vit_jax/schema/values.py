@@ -6,7 +6,7 @@ from typing import Any
 
 import ml_collections
 
-from vit_jax.schema.kinds import Choice
+from vit_jax.schema.types import Choice
 
 
 def config_key(field: dataclasses.Field) -> str:

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from vit_jax import schema
-from vit_jax.data import augment, catalog, crops, erasing, mixing, policies, sources, stream, warping
+from vit_jax.data import augment, catalog, crops, erasing, mixup, policies, sources, stream, warping
 from vit_jax.data.readers import folder, manifest, parquet, segmentation, tars, tfds
 from vit_jax.schema.errors import AbsentError
 
@@ -215,7 +215,7 @@ def test_a_mistake_names_place_value_and_what_is_allowed(name, args, key, messag
   "table",
   [
     *(crops.CROPS, crops.TEST_CROPS, policies.POLICIES),
-    *(warping.WARPS, mixing.MIXINGS, erasing.ERASINGS),
+    *(warping.WARPS, mixup.MIXINGS, erasing.ERASINGS),
   ],
 )
 def test_every_argument_of_every_table_has_a_default(table):

@@ -148,13 +148,13 @@ def test_g7_a_scan_is_kept_only_if_a_later_change_would_show(tmp_path, monkeypat
 
 @pytest.mark.heavy
 def test_g7_an_object_of_a_bucket_that_was_replaced_is_read_anew(bucket, monkeypatch):
-  about, listed = {"bytes": base64.b64encode(b"x").decode()}, listing.places.BucketFolder.listed
+  about, listed = {"bytes": base64.b64encode(b"x").decode()}, listing.locations.BucketFolder.listed
   for label in (0, 1):
     (bucket / "a.jsonl").write_text(json.dumps(about | {"label": label}) + "\n")
     entries = listed(bucket)
     # Clients that know the time in whole seconds, and a clock that was set back, see the same size and time.
     same = entries._replace(objects={name: (size, "2020") for name, (size, _) in entries.objects.items()})
-    monkeypatch.setattr(listing.places.BucketFolder, "listed", lambda root, same=same: same)
+    monkeypatch.setattr(listing.locations.BucketFolder, "listed", lambda root, same=same: same)
     assert labels(forms.opened("manifest", bucket, test="train")) == [label]
 
 

@@ -54,10 +54,12 @@ def test_g_an_image_of_another_class_is_compared_if_no_other_has_its_name(photos
 def test_g_at_most_32_pairs_are_read_and_nothing_without_a_common_name(tmp_path, monkeypatch):
   same = {f"{split}/a/{i}.png": image(i % 7) for split in ("train", "val", "test") for i in range(50)}
   own = {f"{split}/a/{split}{i}.png": image(0) for split in ("train", "val", "test") for i in range(50)}
-  read, stamped, real = [], [], reader.places.DiskFolder.read
-  monkeypatch.setattr(reader.places.DiskFolder, "read", lambda self, file: read.append(file) or real(self, file))
-  stamps = reader.places.DiskFolder.stamps
-  monkeypatch.setattr(reader.places.DiskFolder, "stamps", lambda self, some: stamped.extend(some) or stamps(self, some))
+  read, stamped, real = [], [], reader.locations.DiskFolder.read
+  monkeypatch.setattr(reader.locations.DiskFolder, "read", lambda self, file: read.append(file) or real(self, file))
+  stamps = reader.locations.DiskFolder.stamps
+  monkeypatch.setattr(
+    reader.locations.DiskFolder, "stamps", lambda self, some: stamped.extend(some) or stamps(self, some)
+  )
   lines = note(write(tmp_path / "same", same), val="val")
   assert [line.removeprefix("data overlap: ").partition(" also")[0] for line in lines] == [
     "32 of 32 compared images of val are",

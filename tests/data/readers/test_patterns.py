@@ -7,7 +7,7 @@ import pytest
 from tests import forms, streams
 from tests.image_files import labels
 from vit_jax import schema
-from vit_jax.data.readers import listing, patterns, places
+from vit_jax.data.readers import listing, locations, patterns
 from vit_jax.schema.errors import AbsentError
 
 NAMES = (
@@ -123,7 +123,9 @@ def test_braces_in_sets_of_characters_are_characters():
 
 
 def test_only_folders_that_may_match_are_listed(tree, monkeypatch):
-  asked, entries = [], places.DiskFolder.entries
-  monkeypatch.setattr(places.DiskFolder, "entries", lambda self, folder: asked.append(folder) or entries(self, folder))
+  asked, entries = [], locations.DiskFolder.entries
+  monkeypatch.setattr(
+    locations.DiskFolder, "entries", lambda self, folder: asked.append(folder) or entries(self, folder)
+  )
   listed("d*/plain/*.tar")
   assert sorted(asked) == ["", "d1", "d1/plain", "d2", "d2/plain", "d[1]", "d[1]/plain"]

@@ -10,10 +10,10 @@ from tests.data import prepared
 from vit_jax import schema
 from vit_jax.corpora.builders import MADE
 from vit_jax.data import catalog, masks, sources, stream
+from vit_jax.data.dataset_row import DatasetRow
 from vit_jax.data.images import Images
 from vit_jax.data.readers import tfds
 from vit_jax.data.readers.records import create_parser
-from vit_jax.data.rows import DatasetRow
 from vit_jax.training import build
 
 SETS = [name for name, row in catalog.CATALOG.items() if row.builder and name not in MADE]

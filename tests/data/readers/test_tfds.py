@@ -10,8 +10,8 @@ from array_record.python import array_record_module
 from tests.image_files import image, labels, names, numbers
 from vit_jax import schema
 from vit_jax.data import catalog
+from vit_jax.data.dataset_row import DatasetRow
 from vit_jax.data.readers import tfds
-from vit_jax.data.rows import DatasetRow
 
 
 def opened(name, split, **args):

@@ -5,7 +5,7 @@ import pytest
 from tests.data.readers.test_folder import folder, write
 from tests.image_files import names
 from vit_jax import schema
-from vit_jax.data.readers import places, tree
+from vit_jax.data.readers import locations, tree
 
 FILES = [f"a/{i}{extension}" for i, extension in enumerate(tree.EXTENSIONS)]
 
@@ -69,7 +69,7 @@ def test_a_link_to_a_directory_is_a_class_and_a_loop_is_ignored(tmp_path):
 def test_the_first_image_of_a_folder_is_looked_for_so_deep(tmp_path):
   write(tmp_path, "a/x.txt", "a/b/c/1.png")
   (tmp_path / "a/b/back").symlink_to("..")
-  made = tree.FolderTree(places.DiskFolder(tmp_path))
+  made = tree.FolderTree(locations.DiskFolder(tmp_path))
   assert [made.example("a", deep) for deep in range(4)] == [None, None, "a/b/c/1.png", "a/b/c/1.png"]
 
 

@@ -10,8 +10,8 @@ from typing import Annotated
 from vit_jax import schema
 from vit_jax.data import augment, class_names, loader, mixture, pseudo_labels, sources, stream
 from vit_jax.data.catalog import imagenet, licences, small, vtab
+from vit_jax.data.dataset_row import DatasetRow
 from vit_jax.data.readers import folder, manifest, parquet, segmentation, tars, tfds
-from vit_jax.data.rows import DatasetRow
 from vit_jax.data.sources import Splits
 from vit_jax.schema import Choice, bind, format_amount, lookup, show
 from vit_jax.schema.errors import AbsentError

@@ -5,8 +5,8 @@ only the logits of these classes. Other publications compare all logits (see `ev
 of the 50,000 images have no label and are not scored.
 """
 
+from vit_jax.data.dataset_row import DatasetRow
 from vit_jax.data.readers import tfds
-from vit_jax.data.rows import DatasetRow
 
 _PHOTOGRAPH = 115_000  # 147.9 GB; 135 kB in the validation split
 _STEPS = "register at https://image-net.org/download-images, and download it there"

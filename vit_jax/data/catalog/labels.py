@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import cv2
 import numpy as np
 
-from vit_jax.data.rows import LabelRule
+from vit_jax.data.dataset_row import LabelRule
 from vit_jax.schema import format_amount
 
 CLEVR_DISTANCES = (8.0, 8.5, 9.0, 9.5, 10.0)  # thresholds of the depth in pixel_coords (clevr.py:45-53)

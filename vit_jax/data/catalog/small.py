@@ -1,8 +1,8 @@
 """Small datasets outside of VTAB: digits, generated signs and scenes, CIFAR-10, and two of big_vision's suite."""
 
 from vit_jax.data import scenes
+from vit_jax.data.dataset_row import DatasetRow, MaskFeature
 from vit_jax.data.readers import tfds
-from vit_jax.data.rows import DatasetRow, MaskFeature
 
 ROWS = {
   "digits": DatasetRow(

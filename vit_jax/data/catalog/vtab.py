@@ -11,8 +11,8 @@ not augment images.
 from typing import NamedTuple
 
 from vit_jax.data.catalog import labels
+from vit_jax.data.dataset_row import DatasetRow, MaskFeature
 from vit_jax.data.readers import tfds
-from vit_jax.data.rows import DatasetRow, MaskFeature
 
 
 class VtabTask(NamedTuple):

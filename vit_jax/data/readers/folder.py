@@ -5,7 +5,7 @@ import hashlib
 from typing import Annotated, NamedTuple
 
 from vit_jax.data import class_names, membership, sources
-from vit_jax.data.readers import folder_layout, overlaps, places
+from vit_jax.data.readers import folder_layout, locations, overlaps
 from vit_jax.data.readers.tree import FolderTree
 from vit_jax.schema import ConfigError, Fraction, Range, current_config_key, enter_key, show
 from vit_jax.schema.errors import AbsentError
@@ -73,7 +73,7 @@ def folder(
       for file in ("cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"):
         pathlib.Path(path, file).parent.mkdir(exist_ok=True)
         cv2.imwrite(f"{path}/{file}", np.zeros((32, 32, 3), np.uint8))
-      source = folder.folder("pets", rows.DatasetRow(folder.folder), "train", path=path, holdout=0.5)
+      source = folder.folder("pets", dataset_row.DatasetRow(folder.folder), "train", path=path, holdout=0.5)
     source.classes, len(source)  # ("cat", "dog"), 2
   """
   tree = FolderTree(_open_directory(path))
@@ -103,7 +103,7 @@ def folder(
     fingerprint,
     row.labels,
     read_label=lambda part, i: files[part][i][1],
-    remote=isinstance(root, places.BucketFolder),
+    remote=isinstance(root, locations.BucketFolder),
   )
   source = dataclasses.replace(
     source,
@@ -181,13 +181,13 @@ def _select_records(found, split) -> list[tuple[str, range]]:
     raise sources.SplitError(f"{error.message.removesuffix('.')}.{advice}", key) from None
 
 
-def _open_directory(path) -> places.DiskFolder | places.BucketFolder:
+def _open_directory(path) -> locations.DiskFolder | locations.BucketFolder:
   """Opens the directory `path`."""
   with enter_key("path"):
     root = paths.expand_home(paths.parse_path(path, bare=True))
   known = "<split>/<class>/*.jpg or <class>/*.jpg"
   if paths.in_bucket(root):
-    bucket = places.call_storage(root, lambda: places.BucketFolder.listed(root))
+    bucket = locations.call_storage(root, lambda: locations.BucketFolder.listed(root))
     if not bucket.objects:
       raise AbsentError(f"{path!r} is empty. Copy images to {known}", "path")
     return bucket
@@ -198,7 +198,7 @@ def _open_directory(path) -> places.DiskFolder | places.BucketFolder:
     raise ConfigError(f"{path!r} is a prepared dataset. Set config.data.name=tfds to read it", "path")
   if not path or not root.is_dir():
     raise ConfigError(f"no folder {path!r}. Name one with {known}", "path")
-  return places.DiskFolder(root)
+  return locations.DiskFolder(root)
 
 
 def _hold_out(tree, classes, holdout, seed):

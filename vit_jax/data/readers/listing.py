@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 
 from vit_jax.data import local_files
-from vit_jax.data.readers import patterns, places
+from vit_jax.data.readers import locations, patterns
 from vit_jax.schema import ConfigError, enter_key, show
 from vit_jax.schema.errors import AbsentError, format_names
 from vit_jax.storage import paths
@@ -84,7 +84,7 @@ class Files:
       OSError: if the file cannot be read. The error has no errno if the file is shorter than `stop`.
     """
     if self.remote:
-      data = places.file_system().cat_file(self.path(file), start=first, end=stop)
+      data = locations.file_system().cat_file(self.path(file), start=first, end=stop)
     else:
       opened, parts, at = self._open(file), [], first
       while at < stop and (part := os.pread(opened.fileno(), stop - at, at)):
@@ -126,7 +126,7 @@ class Files:
 
     The first error ends the call and is raised.
     """
-    with concurrent.futures.ThreadPoolExecutor(places.ASKED if self.remote else 8) as pool:
+    with concurrent.futures.ThreadPoolExecutor(locations.ASKED if self.remote else 8) as pool:
       # Errors contain the current config key, which is stored in the context. A new thread does not have this context.
       waiting = [pool.submit(contextvars.copy_context().run, function, file) for file in range(len(self.names))]
       return [each.result() for each in waiting]
@@ -193,7 +193,7 @@ def list_files(path: str, suffixes: Sequence[str], what: str) -> Files:
     raise ConfigError(f"no path. Specify a folder or a file of {what}", "path")
   above, pattern = patterns.split_pattern(str(named), _exists)
   root = paths.parse_path(above, bare=True)
-  tree = places.call_storage(root, lambda: _open_tree(root))
+  tree = locations.call_storage(root, lambda: _open_tree(root))
   if pattern:
     found = patterns.find_matches(pattern, tree.entries)
     names = [name for name, is_folder in found.items() if not is_folder]
@@ -224,7 +224,7 @@ def select_files(root: pathlib.Path, names: Sequence[str]) -> Files:
   Raises:
     FileNotFoundError: if one of the files does not exist.
   """
-  tree = places.call_storage(root, lambda: _open_tree(root))
+  tree = locations.call_storage(root, lambda: _open_tree(root))
   stamps = tree.stamps(names)
   if absent := [name for name, stamp in zip(names, stamps, strict=True) if stamp[0] is None]:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{root}/{absent[0]}")
@@ -272,25 +272,25 @@ def _exists(path):
     return os.path.lexists(path)
 
   def ask():
-    system = places.file_system()
+    system = locations.file_system()
     return system.isfile(path) or system.isdir(path)
 
-  return places.call_storage(paths.parse_path(path, bare=True), ask)
+  return locations.call_storage(paths.parse_path(path, bare=True), ask)
 
 
-def _open_tree(root) -> places.DiskFolder | places.BucketFolder:
+def _open_tree(root) -> locations.DiskFolder | locations.BucketFolder:
   """Returns the disk or bucket at a path. Raises AbsentError if the path does not exist."""
   if paths.in_bucket(root):
-    return places.BucketFolder.listed(root)
+    return locations.BucketFolder.listed(root)
   if not root.is_dir() and not root.is_file():
     raise AbsentError(f"{show(str(root))} does not exist. Restore it, or name an existing path", "path")
-  return places.DiskFolder(root)
+  return locations.DiskFolder(root)
 
 
 def _find_files(tree, folder, suffixes) -> list[str]:
   """Returns the files below a directory that have one of the suffixes. On a disk, searches up to `DEPTH` levels."""
   start = f"{folder}/" if folder else ""
-  if isinstance(tree, places.BucketFolder):
+  if isinstance(tree, locations.BucketFolder):
     names = [name for name in tree.objects if name.startswith(start)]
   else:
     names, folders = [], [start]

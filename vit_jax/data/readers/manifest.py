@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax.data import local_files, sources
 from vit_jax.data.class_names import NameOrder
-from vit_jax.data.readers import copies, index, indexed, listing, places
+from vit_jax.data.readers import copies, index, indexed, listing, locations
 from vit_jax.data.readers.labels import LabelCollector, MaxLabels, parse_class_names
 from vit_jax.schema import ConfigError, format_amount, show
 from vit_jax.storage import paths
@@ -113,7 +113,7 @@ def _list_objects(records, numbers):
   """
   named = _list_images(records, numbers)
   on_disk = [path for path in named if not path.startswith(paths.BUCKET)] if records.extents.files.remote else []
-  objects = places.read_versions([path for path in named if path.startswith(paths.BUCKET)])
+  objects = locations.read_versions([path for path in named if path.startswith(paths.BUCKET)])
   return [*objects, *((state or ()) for state in local_files.read_states(on_disk))]
 
 
@@ -128,7 +128,7 @@ def _list_images(records, numbers):
     for i, line in enumerate(lines, first):
       about = _parse_line(line)
       if "path" in about:
-        named.append(places.resolve_manifest_path(records.extents.file(i), about["path"]))
+        named.append(locations.resolve_manifest_path(records.extents.file(i), about["path"]))
   return named
 
 
@@ -139,7 +139,7 @@ def _resolve_image(manifest, about):
       return base64.b64decode(about["bytes"], validate=True)
     except (binascii.Error, ValueError) as error:
       raise OSError(f"its bytes are not base64: {error}") from error
-  return places.read_content(places.resolve_manifest_path(manifest, about["path"]))
+  return locations.read_content(locations.resolve_manifest_path(manifest, about["path"]))
 
 
 def _parse_line(text):
@@ -299,7 +299,7 @@ class _LineKey:
     """Returns the key of a line, see `copies`."""
     if "bytes" in about:
       return copies.compute_key(f"bytes {about['bytes']}")
-    path = places.resolve_manifest_path(self._manifest, about["path"])
+    path = locations.resolve_manifest_path(self._manifest, about["path"])
     if path.startswith(paths.BUCKET) or "\0" in path:  # objects of a bucket have only one path
       return copies.compute_key(f"path {path}")
     folder, name = os.path.split(path)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from vit_jax.data import sources
-from vit_jax.data.readers import copies, index, indexed, listing, places
+from vit_jax.data.readers import copies, index, indexed, listing, locations
 from vit_jax.schema import ConfigError
 
 # Number of pairs of images with equal name and size that are read to detect an overlap of training and test data.
@@ -20,7 +20,9 @@ COMPARED, COMPARED_IN_BUCKET = 32, 4
 
 
 def find_file_overlaps(
-  root: places.DiskFolder | places.BucketFolder, splits: sources.Splits, files: Mapping[str, Sequence[tuple[str, int]]]
+  root: locations.DiskFolder | locations.BucketFolder,
+  splits: sources.Splits,
+  files: Mapping[str, Sequence[tuple[str, int]]],
 ) -> list[str]:
   """Returns notes on files that are both in the training data and in other data of the config.
 
@@ -50,7 +52,7 @@ def find_file_overlaps(
   pairs, better = copies.find_overlaps(splits, keys), copies.find_overlaps(splits, of_class)
   # If several training images match, one of the same class is preferred for the comparison.
   chosen = {role: [*{pair.other: pair for pair in (*each, *better[role])}.values()] for role, each in pairs.items()}
-  return _describe_overlaps(chosen, content, words, isinstance(root, places.BucketFolder))
+  return _describe_overlaps(chosen, content, words, isinstance(root, locations.BucketFolder))
 
 
 def find_member_overlaps(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from google.protobuf import message
 
-from vit_jax.data.rows import DatasetRow, LabelRule
+from vit_jax.data.dataset_row import DatasetRow, LabelRule
 from vit_jax.schema import ConfigError, format_amount
 
 Label = int | tuple[int, ...]

@@ -6,7 +6,7 @@ import os
 from typing import Annotated
 
 from vit_jax.data import class_names, membership, sources
-from vit_jax.data.readers import labels, overlaps, places
+from vit_jax.data.readers import labels, locations, overlaps
 from vit_jax.data.readers.tree import FolderTree
 from vit_jax.schema import ConfigError, Fraction, Range, enter_key, format_amount
 from vit_jax.schema.errors import AbsentError
@@ -97,7 +97,7 @@ def segmentation(
     lambda part, i: found[part][i][0],
     fingerprint,
     read_label=lambda part, i: 0,
-    remote=isinstance(root, places.BucketFolder),
+    remote=isinstance(root, locations.BucketFolder),
   )
   of_pixels = sources.Masks(tuple(names), lambda i: root.read(pair(i)[1]), values, ignored)
   return sources.add_notes(
@@ -130,14 +130,14 @@ def _assign_values(names, first, ignored) -> tuple[int, ...]:
   return values
 
 
-def _open_directory(path) -> places.DiskFolder | places.BucketFolder:
+def _open_directory(path) -> locations.DiskFolder | locations.BucketFolder:
   """Opens the directory `path`."""
   root = paths.expand_home(paths.parse_path(path, bare=True))
   if paths.in_bucket(root):
-    return places.call_storage(root, lambda: places.BucketFolder.listed(root))
+    return locations.call_storage(root, lambda: locations.BucketFolder.listed(root))
   if not path or not root.is_dir():
     raise AbsentError(f"no folder {path!r}. Name one with images/x.jpg and masks/x.png")
-  return places.DiskFolder(root)
+  return locations.DiskFolder(root)
 
 
 def _find_pairs(tree, images, masks) -> tuple[dict[str, list[tuple[str, str]]], str]:

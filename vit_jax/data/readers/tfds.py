@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from google.protobuf import json_format
 
 from vit_jax.data import sources
-from vit_jax.data.readers import features, places, shards, tfrecords
+from vit_jax.data.readers import features, locations, shards, tfrecords
 from vit_jax.data.readers.labels import MaxLabels
 from vit_jax.data.readers.records import create_parser
 from vit_jax.schema import ConfigError, current_config_key, enter_key, format_amount, texts
@@ -203,7 +203,7 @@ def open_prepared(
     lambda part, i: parse(fetch(part, i)),
     lambda part, i: f" (file {stored[part].file(i)!r})" if remote else "",
     lambda part, i: f"{part}/{i}",
-    lambda: places.call_storage(folder, lambda: _compute_fingerprint(folder, parts)),
+    lambda: locations.call_storage(folder, lambda: _compute_fingerprint(folder, parts)),
     labels if records.listed else 1,
     read_label=(lambda part, i: parse(fetch(part, i), records.label)) if records.label else None,
     runs=sources.SpanReader(lambda part, first, stop: stored[part].read(first, stop), parse) if remote else None,
@@ -295,7 +295,7 @@ def _compute_fingerprint(folder, parts):
   """
   files = sorted(folder.iterdir(), key=lambda file: file.name)
   names = sources.digest([folder.parts[-2:], parts, *(file.name for file in files)])
-  sizes, times = zip(*places.read_stamps(files), strict=True)
+  sizes, times = zip(*locations.read_stamps(files), strict=True)
   return sources.Fingerprint(names, "", sources.digest(sizes), sources.digest(times))
 
 
@@ -313,7 +313,7 @@ def find_builder_dir(builder: str | None, path: str | None):
     UnreachableError: if the bucket does not exist or cannot be reached.
   """
   root = find_data_dir(path)
-  return places.call_storage(root, lambda: _find_builder_dir(root, builder, path))
+  return locations.call_storage(root, lambda: _find_builder_dir(root, builder, path))
 
 
 def _find_builder_dir(root, builder, path):

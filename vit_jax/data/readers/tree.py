@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from vit_jax.data.readers import places
+from vit_jax.data.readers import locations
 from vit_jax.schema import ConfigError, format_amount
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -36,7 +36,7 @@ class FolderTree:
     listed: entries of the directories that were listed so far.
   """
 
-  root: places.DiskFolder | places.BucketFolder
+  root: locations.DiskFolder | locations.BucketFolder
   listed: dict[str, FolderEntries] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
   def entries(self, folder: str = "") -> FolderEntries:

@@ -1,0 +1,237 @@
+"""Folders are checked whole: every bad image is named with its reason, and set aside without loss."""
+
+import errno
+import logging
+import os
+
+import pytest
+from etils import epath
+
+from tests import hostile_images
+from tests.image_files import encode, picture
+from tests.image_files import names as image_names
+from vit_jax import schema
+from vit_jax.corpora import check
+from vit_jax.data import catalog, images, local_files
+
+GOOD = encode(picture())
+BAD = {
+  "cat/torn.jpg": encode(picture(), "JPEG")[:500],
+  "cat/text.png": b"hello",
+  "dog/empty.webp": b"",
+  "dog/torn.tif": encode(picture(), "TIFF")[:-9],
+  "dog/long.png": hostile_images.black(1, 1000),
+}
+
+
+@pytest.fixture
+def photos(tmp_path):
+  """24 images of two classes, five bad ones among them, and files that are none."""
+  root = tmp_path / "photos"
+  for name in [f"{label}/{i}.png" for label, count in (("cat", 11), ("dog", 8)) for i in range(count)]:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_bytes(GOOD)
+  for name, data in BAD.items():
+    (root / name).write_bytes(data)
+  for name in ("cat/a.heic", "dog/b.txt", "cat/.DS_Store"):
+    (root / name).write_bytes(b"x")
+  return root
+
+
+def opened(root, split=None, **args):
+  choice = schema.bind(schema.Choice("folder", {"path": str(root)} | args), catalog.DATA["folder"])
+  if split:
+    return catalog.open_split(choice, split)
+  return choice, [catalog.open_split(choice, split) for split in ("train", "test")]
+
+
+def names(root):
+  return {str(file.relative_to(root)) for file in root.rglob("*") if file.is_file() or file.is_symlink()}
+
+
+def test_every_bad_image_is_named_with_its_reason_and_all_else_is_said(photos):
+  lines, count = check.check_images(photos)
+  assert count == 5
+  bad = dict(line.removeprefix("bad: ").split(": ", 1) for line in lines if line.startswith("bad: "))
+  assert bad.keys() == BAD.keys()
+  assert bad["dog/empty.webp"] == "the file is empty" and "pixels that end at" in bad["dog/torn.tif"]
+  assert "data.max_aspect=100" in bad["dog/long.png"]
+  text = "\n".join(lines)
+  assert "24 images, 21 .png, 1 .jpg, 1 .webp, 1 .tif; ignored: 1 .heic, 1 .txt" in text
+  assert "1 of 2 folders with fewer than 10 images: 'dog' 8" in text
+  assert lines[-1] == "5 bad"
+
+
+def on_one_disk(monkeypatch):
+  pass
+
+
+def across_disks(monkeypatch):
+  def link(*_, **__):
+    raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+  monkeypatch.setattr(os, "link", link)
+
+
+@pytest.mark.parametrize("disks", [on_one_disk, across_disks])
+def test_bad_images_are_set_aside_and_a_second_check_has_none(photos, tmp_path, monkeypatch, disks):
+  disks(monkeypatch)
+  before = names(photos)
+  (photos / "dog/link.jpg").symlink_to("nowhere.jpg")
+  stamp = (photos / "cat/torn.jpg").stat().st_mtime_ns
+  lines, count = check.check_images(photos, tmp_path / "aside")
+  assert (count, lines[-1]) == (6, f"6 bad, 6 moved to '{tmp_path}/aside'")
+  assert names(photos) == before - BAD.keys()
+  assert names(tmp_path / "aside") == {*BAD, "dog/link.jpg"}
+  assert {name: (tmp_path / "aside" / name).read_bytes() for name in BAD} == BAD
+  assert (tmp_path / "aside/cat/torn.jpg").stat().st_mtime_ns == stamp
+  assert os.readlink(tmp_path / "aside/dog/link.jpg") == "nowhere.jpg"
+  assert check.check_images(photos, tmp_path / "aside")[1] == 0
+
+
+@pytest.mark.parametrize("disks", [on_one_disk, across_disks])
+def test_a_file_that_is_there_is_never_replaced(photos, tmp_path, monkeypatch, disks):
+  disks(monkeypatch)
+  there = tmp_path / "aside/cat/torn.jpg"
+  there.parent.mkdir(parents=True)
+  there.write_bytes(b"mine")
+  lines, _ = check.check_images(photos, tmp_path / "aside")
+  assert "not moved: cat/torn.jpg: a file of this name already exists" in lines
+  assert lines[-1].startswith("5 bad, 4 moved")
+  assert there.read_bytes() == b"mine" and (photos / "cat/torn.jpg").exists()
+
+
+def test_what_cannot_be_copied_stays_and_leaves_nothing(photos, tmp_path, monkeypatch):
+  across_disks(monkeypatch)
+  os.mkfifo(photos / "cat/pipe.jpg")
+  lines, _ = check.check_images(photos, tmp_path / "aside")
+  assert any(line.startswith("not moved: cat/pipe.jpg: ") for line in lines)
+  assert not (tmp_path / "aside/cat/pipe.jpg").exists() and (photos / "cat/pipe.jpg").exists()
+
+
+def test_images_that_change_their_split_because_others_are_set_aside_are_counted(photos, tmp_path):
+  def members():
+    return {split: set(image_names(opened(photos, validation=0.1, split=split))) for split in ("train", "val", "test")}
+
+  for name in BAD:
+    (photos / name).unlink()
+  before = members()
+  for name in sorted(before["test"]):
+    (photos / name).write_bytes(b"torn")
+  lines, count = check.check_images(photos)
+  assert count == len(before["test"]) and not any("have changed" in line for line in lines)
+  lines, _ = check.check_images(photos, tmp_path / "aside")
+  (line,) = [line for line in lines if line.startswith("the splits of a run with the default settings have changed: ")]
+  now = members()
+  moved = {other: len(now["test"] & before[other]) for other in ("train", "val")}
+  assert moved["train"] + moved["val"] == len(now["test"])
+  assert moved["train"] > 0 and moved["val"] > 0
+  assert (
+    f"split 'test': {count} images before, {len(now['test'])} now, {moved['train']} of them from split 'train', which "
+    f"was trained on, {moved['val']} of them from split 'val'"
+  ) in line
+  assert line.endswith("Start runs on this folder again, each in another --workdir")
+
+
+@pytest.mark.parametrize("aside", ["", "bad", "cat/bad", "link"])
+def test_bad_images_do_not_become_a_class(photos, aside):
+  (photos.parent / "else").symlink_to(photos)
+  target = photos.parent / "else/x" if aside == "link" else photos / aside
+  with pytest.raises(schema.ConfigError, match=r"--move-bad: .* would become one of its classes"):
+    check.check_images(photos, target)
+
+
+def test_links_that_lead_back_are_not_followed_and_named(photos):
+  (photos / "cat/up").symlink_to("..")
+  (photos / "same").symlink_to("cat")
+  lines, count = check.check_images(photos)
+  assert count == 5
+  assert "not followed: 'cat/up' is a link to a folder that contains it" in lines
+  assert "not followed: 'same' is the folder 'cat' under another name" in lines
+  assert any("runs cannot read it yet" in line and "Remove the link" in line for line in lines)
+
+
+def test_a_flat_folder_is_checked_too(tmp_path):
+  (tmp_path / "1.png").write_bytes(GOOD)
+  (tmp_path / "2.png").write_bytes(b"x")
+  lines, count = check.check_images(tmp_path)
+  assert count == 1 and any("runs cannot read it yet: no images" in line for line in lines)
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_newcomer_2_a_folder_too_high_cannot_be_read_by_a_run(tmp_path, empty):
+  for file in ("photos/a/1.png", "photos/b/1.png"):
+    (tmp_path / file).parent.mkdir(parents=True)
+    for number in range(5):
+      (tmp_path / file).with_stem(str(number)).write_bytes(GOOD)
+  if empty:
+    (tmp_path / "empty").mkdir()
+  lines, count = check.check_images(tmp_path)
+  assert count == 0
+  [line] = [line for line in lines if line.startswith("runs cannot read it yet: no split 'train'.")]
+  assert f"name '{tmp_path}/photos' as config.data.path" in line
+  assert not any("no run" in line for line in check.check_images(tmp_path / "photos")[0])
+
+
+def test_a_folder_without_images_or_that_is_not_there_is_an_error(tmp_path):
+  for path, message in ((tmp_path, "no image"), (tmp_path / "x", "no folder")):
+    with pytest.raises(schema.ConfigError, match=f"--check: {message}"):
+      check.check_images(path)
+
+
+def test_what_may_be_the_disks_fault_makes_no_image_bad(monkeypatch, photos):
+  def fails(file):
+    raise OSError(errno.EIO, "Input/output error")
+
+  monkeypatch.setattr(local_files, "read_file", fails)
+  with pytest.raises(images.ImageError, match="Check that its disk"):
+    check.check_images(photos)
+  choice, splits = opened(photos)
+  assert "Check that its disk" in check.check_folder_images(choice, splits, photos)
+
+
+def test_a_bucket_is_not_checked(photos):
+  with pytest.raises(schema.ConfigError, match="--check: only folders on a disk"):
+    check.check_images(epath.Path("gs://bucket/photos"))
+  with pytest.raises(schema.ConfigError, match="--check: only folders on a disk"):
+    check.check_images(photos, epath.Path("gs://bucket/aside"))
+
+
+# At the start of a run.
+
+
+def test_a_run_is_refused_with_all_bad_images_of_all_its_splits(photos):
+  choice, splits = opened(photos)
+  message = check.check_folder_images(choice, splits, photos)
+  assert message.startswith(f"5 of 24 images in '{photos}' are bad") and "--config.data.on_error=skip" in message
+  assert f"prepare --check={photos} --move-bad=DIR" in message
+  assert {line.split(": ")[0].strip() for line in message.splitlines()[1:]} == BAD.keys()
+
+
+def test_where_they_are_skipped_each_is_a_warning_and_too_many_are_refused(photos, caplog):
+  choice, splits = opened(photos, on_error="skip")
+  with caplog.at_level(logging.WARNING):
+    assert check.check_folder_images(choice, splits, photos) is None
+  assert sum("will be skipped" in record.message for record in caplog.records) == 5
+  for i in range(12):
+    (photos / f"cat/more{i}.png").write_bytes(b"x")
+  choice, splits = opened(photos, on_error="skip")
+  assert "raise --config.data.max_bad" in check.check_folder_images(choice, splits, photos)
+  choice, splits = opened(photos, on_error="skip", max_bad=0.9)
+  assert check.check_folder_images(choice, splits, photos) is None
+
+
+def test_a_good_folder_is_no_reason_and_a_large_one_is_not_looked_at(photos, monkeypatch):
+  choice, splits = opened(photos)
+  assert all(check.is_quick(source, photos) for source in splits)
+  monkeypatch.setattr(check, "RATE", 1)
+  assert not any(check.is_quick(source, photos) for source in splits)
+  assert check.check_folder_images(choice, splits, photos) is None
+  monkeypatch.undo()
+  monkeypatch.setattr(check, "EACH", 1)
+  assert not any(check.is_quick(source, photos) for source in splits)
+  monkeypatch.undo()
+  for name in BAD:
+    (photos / name).unlink()
+  choice, splits = opened(photos)
+  assert check.check_folder_images(choice, splits, photos) is None

@@ -1,0 +1,37 @@
+"""OpenCV's errors: a damaged file and a lack of memory are told apart."""
+
+import cv2
+import numpy as np
+import pytest
+
+from tests.image_files import encode, picture
+from vit_jax.data.formats import opencv
+from vit_jax.data.formats.headers import DecodeError
+
+
+def test_the_pixels_are_red_green_blue_as_they_are_stored():
+  np.testing.assert_array_equal(opencv.decode(encode(picture()), 10**5), picture())
+
+
+def test_a_damaged_file_is_an_error_with_its_first_bytes():
+  with pytest.raises(DecodeError, match=r"not a complete image: 9 bytes beginning with b'no image'"):
+    opencv.decode(b"no image!", 10)
+
+
+def test_a_file_that_needs_more_memory_than_there_is_is_not_called_damaged():
+  with pytest.raises(MemoryError):
+    opencv.decode(b"no image!", 2**60)
+
+
+@pytest.mark.parametrize(
+  ("error", "expected"),
+  [
+    (MemoryError(), True),
+    (cv2.error("OpenCV(5.0.0) a.cpp:1: error: (-4:Insufficient memory) F"), True),
+    (cv2.error("OpenCV(5.0.0) a.cpp:1: error: (-215:Assertion failed) F"), False),
+    (ValueError("no"), False),
+    (None, False),
+  ],
+)
+def test_errors_that_report_too_little_memory_are_known(error, expected):
+  assert opencv.is_out_of_memory(error) is expected

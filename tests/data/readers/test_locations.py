@@ -1,0 +1,77 @@
+"""Datasets on a disk and in a bucket: the same folder in both, and buckets that are not there."""
+
+import pytest
+
+from tests.data.readers.test_folder import folder, write
+from tests.image_files import image, names, numbers
+from vit_jax.data import catalog, local_files
+from vit_jax.data.readers import locations
+from vit_jax.schema import Choice, ConfigError, enter_key
+from vit_jax.schema.errors import AbsentError
+
+FILES = (*(f"{label}/{i}.png" for label in ("cat", "a dog%2F?") for i in range(7)), "cat/x.txt", "cat/.hidden.png")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_folder_in_a_bucket_is_the_same_folder_on_a_disk(bucket, bucket_server, tmp_path, split):
+  write(tmp_path, *FILES)
+  bucket_server.fill(tmp_path, bucket.name)
+  here, there = folder(tmp_path, split), folder(bucket, split)
+  assert there.classes == here.classes == ("a dog%2F?", "cat")
+  assert names(there) == names(here) and numbers(there) == numbers(here)
+  assert there.fingerprint()[:3] == here.fingerprint()[:3]
+  assert there.remote and not here.remote
+  assert there.place(0) == here.place(0).replace(str(tmp_path), str(bucket))
+  asked = bucket_server.counts["GET"]
+  assert there.read(0) == here.read(0)
+  assert bucket_server.counts["GET"] == asked + 1
+
+
+@pytest.mark.heavy
+def test_an_image_that_is_gone_from_a_bucket_is_an_error_of_that_image_alone(bucket):
+  for name in FILES:
+    (bucket / name).write_bytes(image(1))
+  source = folder(bucket, holdout=0.0)
+  (bucket / names(source)[3]).unlink()
+  with pytest.raises(FileNotFoundError):
+    source.read(3)
+  assert source.read(4)[0] == image(1)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["folder", "digits"])
+def test_a_bucket_that_is_not_there_and_one_without_the_data_are_told_apart(bucket, name):
+  with enter_key("config.data"):
+    with pytest.raises(
+      AbsentError, match=r"data.path: gs://nobody/x cannot be reached: the bucket 'nobody' does not exist"
+    ):
+      catalog.open_split(Choice(name, {"path": "gs://nobody/x"}), "train")
+    with pytest.raises(AbsentError, match=f"'{bucket}' is empty|'digits:1.0.0' is not in {bucket}"):
+      catalog.open_split(Choice(name, {"path": str(bucket)}), "train")
+
+
+@pytest.mark.parametrize("path", ["gcs://b/a", "s3://b/a", "gs:/b/a", "hf://a/b"])
+@pytest.mark.parametrize("name", ["folder", "digits"])
+def test_data_of_another_scheme_are_one_line(name, path):
+  with enter_key("config.data"), pytest.raises(ConfigError, match=r"data\.path: .* unknown scheme"):
+    catalog.open_split(Choice(name, {"path": path}), "train")
+
+
+@pytest.mark.heavy
+def test_what_is_no_regular_size_is_not_read(bucket, monkeypatch):
+  monkeypatch.setattr(local_files, "LARGEST", 5)
+  (bucket / "a/1.png").write_bytes(image(1))
+  listed = locations.BucketFolder.listed(bucket)
+  with pytest.raises(OSError, match=r"bytes. Allowed: 5"):
+    listed.read("a/1.png")
+
+
+@pytest.mark.heavy
+def test_stamps_are_in_the_order_of_the_files_on_a_disk_and_in_a_bucket(bucket, tmp_path):
+  for root in (bucket, tmp_path):
+    for name, length in (("a", 2), ("b", 1)):
+      (root / name).write_bytes(bytes(length))
+  here, there = (locations.read_stamps([root / "b", root / "a"]) for root in (tmp_path, bucket))
+  assert here == [(size, (tmp_path / name).stat().st_mtime_ns) for name, size in (("b", 1), ("a", 2))]
+  assert there == [(size, (bucket / name).stat().mtime) for name, size in (("b", 1), ("a", 2))]

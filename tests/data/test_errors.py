@@ -1,9 +1,0 @@
-"""One error for all decoders."""
-
-from vit_jax.data import decoding, headers, tiff
-from vit_jax.data.errors import DecodeError
-
-
-def test_all_decoders_raise_the_same_error_and_it_is_a_value_error():
-  assert decoding.DecodeError is headers.DecodeError is tiff.DecodeError is DecodeError
-  assert issubclass(DecodeError, ValueError)

@@ -1,0 +1,79 @@
+"""vit_jax/importers/formats/content.py: the format of a file by its first bytes and its name."""
+
+import io
+import tarfile
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from vit_jax.importers.formats import containers
+from vit_jax.schema import ConfigError
+
+ARRAY = np.arange(3, dtype=np.float32)
+
+
+def saved(kind: str) -> bytes:
+  """A file of one array `a` in a format."""
+  if kind == ".safetensors":
+    return safetensors.numpy.save({"a": ARRAY})
+  file = io.BytesIO()
+  if kind == ".npz":
+    np.savez(file, a=ARRAY)
+  else:
+    torch = pytest.importorskip("torch")
+    torch.save({"a": torch.tensor(ARRAY)}, file, _use_new_zipfile_serialization=kind == ".pth")
+  return file.getvalue()
+
+
+NAMES = [
+  *("model_best.pth.tar", "checkpoint-3.PTH.TAR", "x.pth", "x.pt", "x.bin", "x.ckpt", "x.pth.zip"),
+  *("last.tar", "x.model", "x.pkl", "x.h5", "0f3a9c", "epoch=3-step=10"),
+]
+
+
+@pytest.mark.parametrize("kind", [".pth", "old .pth"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a5_files_of_pytorch_are_recognised_by_their_content(tmp_path, name, kind):
+  (tmp_path / name).write_bytes(saved(kind))
+  tensors, _ = containers.read(tmp_path / name)
+  assert list(tensors) == ["a"]
+  np.testing.assert_array_equal(np.asarray(tensors["a"]), ARRAY)
+
+
+@pytest.mark.parametrize(
+  ("name", "kind", "says"),
+  [
+    ("x.npz", ".safetensors", "the content is that of a .safetensors file. Rename it to end in .safetensors"),
+    ("x.npz", ".pth", "the content is that of a PyTorch file. Rename it to end in .pth"),
+    ("x.safetensors", ".npz", "the content is that of an .npz file. Rename it to end in .npz"),
+    ("x.safetensors", "old .pth", "the content is that of a PyTorch file. Rename it to end in .pth"),
+    ("x.pth", ".npz", "the content is that of an .npz file. Rename it to end in .npz"),
+    ("x.pth.tar", ".safetensors", "the content is that of a .safetensors file. Rename it to end in .safetensors"),
+    ("0f3a9c", ".safetensors", "the content is that of a .safetensors file. Rename it to end in .safetensors"),
+    ("x.model", ".npz", "the content is that of an .npz file. Rename it to end in .npz"),
+  ],
+)
+def test_a5_a_name_that_contradicts_the_content_is_an_error_with_the_right_name(tmp_path, name, kind, says):
+  path = tmp_path / name
+  path.write_bytes(saved(kind))
+  with pytest.raises(ConfigError) as error:
+    containers.read(path)
+  assert str(error.value) == f"{path}: {says}"
+  right = path.with_name(f"y{says.split()[-1]}")
+  path.rename(right)
+  np.testing.assert_array_equal(np.asarray(containers.read(right)[0]["a"]), ARRAY)
+
+
+@pytest.mark.parametrize("name", ["model_best.pth.tar", "weights.tar", "x.pth"])
+def test_a5_an_archive_of_tar_is_named_as_such(tmp_path, name):
+  with tarfile.open(tmp_path / name, "w") as archive:
+    archive.addfile(tarfile.TarInfo("x.pth"))
+  with pytest.raises(ConfigError, match=r"this is a tar archive\. Unpack it with tar -xf"):
+    containers.read(tmp_path / name)
+
+
+def test_a5_a_similar_name_is_suggested_for_files_that_timm_trained(tmp_path):
+  (tmp_path / "model_best.pth.tar").write_bytes(b"1")
+  with pytest.raises(ConfigError, match=r"Did you mean '.*model_best\.pth\.tar'"):
+    containers.read(tmp_path / "model_bst.pth.tar")

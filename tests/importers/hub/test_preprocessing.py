@@ -1,0 +1,130 @@
+"""What travels with weights: each of our crops through the forms of hubs and back, and through our own JSON."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import schema
+from vit_jax.data import crops
+from vit_jax.importers.hub import preprocessing, preprocessor
+from vit_jax.importers.hub.preprocessing import ImageMetadata
+from vit_jax.schema import Choice, ConfigError
+
+NORMALISED = {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
+CROPS = [
+  ("resize", {"interpolation": "bilinear"}),
+  ("torchvision", {"ratio": 0.9, "interpolation": "bicubic"}),
+  ("torchvision", {"ratio": 0.95, "interpolation": "lanczos"}),
+  ("centre", {"resize": 256, "squash": True, "interpolation": "bicubic"}),
+  ("resize", {"interpolation": "area"}),
+]
+
+
+def said(name="resize", **arguments):
+  crop = schema.bind(Choice(name, arguments), (crops.TEST_CROPS[name],))
+  return ImageMetadata(NORMALISED, crop, 224, ("a", "ü", "=c"), "sigmoid")
+
+
+def cut(choice, image):
+  return schema.make(schema.bind(choice, (crops.TEST_CROPS[choice.name],)), crops.TEST_CROPS, 224)(image, None)
+
+
+IMAGE = np.random.default_rng(0).integers(0, 256, (301, 400, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(("name", "arguments"), CROPS)
+def test_a_crop_comes_back_from_hubs_with_the_same_pixels(name, arguments):
+  beside = said(name, **arguments)
+  expected = cut(beside.crop, IMAGE)
+  of_timm, _ = preprocessing.read_timm_crop({**preprocessing.create_timm_keys(beside), "input_size": [3, 224, 224]})
+  of_transformers = preprocessor.read(preprocessor.create_processor_config(beside)).beside.crop
+  np.testing.assert_array_equal(cut(of_timm, IMAGE), expected)
+  np.testing.assert_array_equal(cut(of_transformers, IMAGE), expected)
+
+
+@pytest.mark.parametrize(("name", "arguments"), CROPS[:1] + CROPS[3:4])
+def test_what_is_written_for_transformers_gives_the_pixels_with_pillow(name, arguments):
+  beside = said(name, **arguments)
+  written = preprocessor.create_processor_config(beside)
+  size = written["size"]["width"], written["size"]["height"]
+  scaled = np.array(Image.fromarray(IMAGE).resize(size, Image.Resampling(written["resample"])))
+  margin = (size[0] - 224) // 2
+  np.testing.assert_array_equal(scaled[margin : margin + 224, margin : margin + 224], cut(beside.crop, IMAGE))
+  assert written["do_center_crop"] == (name == "centre")
+
+
+@pytest.mark.parametrize(("name", "arguments"), CROPS)
+def test_our_own_form_says_it_all(name, arguments):
+  beside = said(name, **arguments)
+  assert preprocessing.from_json(json.loads(json.dumps(preprocessing.to_json(beside)))) == beside
+
+
+@pytest.mark.parametrize("large", range(224, 460, 7))
+def test_a_ratio_stands_for_the_pixels(large):
+  assert int(224 / preprocessing.find_ratio(224, large)) == large
+
+
+def test_published_processors_are_read():
+  vit = {"do_resize": True, "size": 224, "resample": 2, "feature_extractor_type": "ViTFeatureExtractor"}
+  assert preprocessor.read(vit).beside.crop == Choice("resize", {"interpolation": "bilinear"})
+  bit = {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}, "resample": 3}
+  bit |= {"do_center_crop": True, "crop_size": {"height": 224, "width": 224}}
+  assert preprocessor.read(bit).beside.crop == Choice("torchvision", {"ratio": 0.875, "interpolation": "bicubic"})
+
+
+@pytest.mark.parametrize("values", [{"size": "x"}, {"size": {"height": 0}}, {"size": [1]}], ids=str)
+def test_nonsense_of_a_processor_is_named(values):
+  with pytest.raises(ConfigError, match="size is"):
+    preprocessor.read(values)
+
+
+HUGE = 10**400
+
+
+@pytest.mark.parametrize(
+  ("read", "values", "parts"),
+  [
+    (preprocessor.read, {"resample": [3], "size": 224}, ["resample is [3]", "3 (bicubic)"]),
+    (preprocessor.read, {"resample": {}, "size": 224}, ["resample is {}", "2 (bilinear)"]),
+    (preprocessing.from_json, {"test_crop": {"name": [1]}}, ["test_crop is {'name': [1]}", "torchvision"]),
+    (preprocessing.from_json, {"probabilities": ["softmax"]}, ["probabilities is ['softmax']", "sigmoid"]),
+    (preprocessing.from_json, {"mean": [HUGE] * 3}, ["mean is [1000", "a number for each channel"]),
+    (preprocessing.read_timm_crop, {"crop_pct": HUGE}, ["crop_pct is 1000", "from 0.1 to 1"]),
+  ],
+  ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_a_value_of_another_kind_is_named_with_what_is_allowed(read, values, parts):
+  with pytest.raises(ConfigError) as error:
+    read(values)
+  assert all(part in str(error.value) for part in parts), error.value
+
+
+@pytest.mark.parametrize("kind", ["Bit", "DeiT"])
+def test_images_are_scaled_to_ten_times_a_crop_at_most(kind):
+  values = {"size": {"shortest_edge": 65535}, "do_center_crop": True, "crop_size": 1, "image_processor_type": kind}
+  with pytest.raises(ConfigError, match=r"size is {'shortest_edge': 65535}, with a crop_size of 1.*ten times"):
+    preprocessor.read(values)
+  crop = preprocessor.read({**values, "size": 2240, "crop_size": 224}).beside.crop
+  cut(crop, IMAGE)
+
+
+@pytest.mark.parametrize(("small", "large"), [(1, 65535), (1, 2001), (3, 60000), (17, 65535)])
+def test_a_ratio_of_less_than_a_thousandth_has_more_digits(small, large):
+  assert int(small / preprocessing.find_ratio(small, large)) == large
+
+
+def test_what_a_hub_cannot_say_is_said():
+  assert preprocessing.describe_crop_limits(said("resize", interpolation="bilinear"), True) == []
+  assert "Pillow's box" in preprocessing.describe_crop_limits(said(), True)[0]
+  assert "smooths" in preprocessing.describe_crop_limits(said("resize", interpolation="bicubic_aliased"), False)[0]
+  torchvision = said("torchvision", ratio=0.9, interpolation="bicubic")
+  assert (
+    "moved by a pixel" in preprocessing.describe_crop_limits(torchvision, True)[0]
+    and preprocessing.describe_crop_limits(torchvision, False) == []
+  )
+
+
+def test_pixels_of_a_crop_grow_with_the_images():
+  assert preprocessing.scale_crop(said("centre", resize=256).crop, 224, 448).args["resize"] == 512

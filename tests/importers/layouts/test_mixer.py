@@ -1,0 +1,63 @@
+"""MLP-Mixer's files, read and written."""
+
+import numpy as np
+import pytest
+
+from vit_jax import models, schema
+from vit_jax.importers import layout
+from vit_jax.importers.layouts import mixer as importer
+
+SIZE = {"width": 12, "depth": 2, "token_hidden": 10, "hidden": 14}
+
+
+def written(name, which, image_size=64, arguments=SIZE):
+  """(layout, tensors, parameters by path) of a small model."""
+  chosen = next(one for one in importer.LAYOUTS if one.name == which)
+  description = models.Description(schema.Choice(name, arguments), image_size, 5)
+  rng = np.random.default_rng(0)
+  arrays = {path: rng.standard_normal(shape, np.float32) for path, shape in layout.compute_shapes(description).items()}
+  return chosen, layout.write(chosen, arrays, description), arrays
+
+
+@pytest.mark.parametrize(("which", "name"), [("vit_jax", "Mixer-S/16"), ("timm", "mixer_s16_224")])
+def test_what_is_written_describes_itself_and_is_read_again(which, name):
+  chosen, tensors, arrays = written(name, which)
+  assert [one.name for one in importer.LAYOUTS if one.recognises(tensors)] == [which]
+  description = chosen.describe(tensors, {})
+  assert description == models.Description(schema.Choice(name, SIZE), 64, 5, 3)
+  found = layout.read(chosen, tensors, description)
+  assert set(found) == set(arrays) and all(np.array_equal(found[path], arrays[path]) for path in arrays)
+
+
+def test_torch_has_its_matrices_the_other_way_round():
+  _, tensors, arrays = written("mixer_s16_224", "timm")
+  np.testing.assert_array_equal(tensors["blocks.1.mlp_tokens.fc1.weight"], arrays["blocks/1/tokens/up/kernel"].T)
+  np.testing.assert_array_equal(tensors["stem.proj.weight"], arrays["embedding/kernel"].transpose(3, 2, 0, 1))
+
+
+def test_a_published_size_is_recognised_without_overrides():
+  chosen, tensors, _ = written("Mixer-S/32", "vit_jax", arguments={})
+  del tensors["head/kernel"], tensors["head/bias"]
+  assert chosen.describe(tensors, {}) == models.Description(schema.Choice("Mixer-S/32", {}), 64, 0, 3)
+  other = chosen.describe(tensors, {"gelu": "erf", "norm_eps": 1e-5}).model
+  assert other == schema.Choice("mixer_s32_224", {"eps": 1e-5})
+
+
+def test_a_patch_that_torch_has_no_name_for_keeps_torchs_gelu():
+  chosen, tensors, _ = written("Mixer-H/14", "timm", image_size=28)
+  model = chosen.describe(tensors, {}).model
+  assert model.name == "Mixer-H/14" and model.args["gelu"] == "erf"
+
+
+def test_oblong_images_need_a_hint():
+  chosen, tensors, _ = written("Mixer-S/16", "vit_jax", image_size=(32, 48))
+  with pytest.raises(schema.ConfigError, match=r"made for 6 patches, which do not form a square. Give the image size"):
+    chosen.describe(tensors, {"image_size": 224})
+  assert chosen.describe(tensors, {"image_size": (32, 48)}).image_size == (32, 48)
+
+
+def test_a_patch_without_a_name_is_refused():
+  chosen, tensors, _ = written("Mixer-S/16", "vit_jax")
+  tensors["stem/kernel"] = np.zeros((8, 8, 3, 12), np.float32)
+  with pytest.raises(schema.ConfigError, match=r"patch 8. Allowed: 14, 16, 32"):
+    chosen.describe(tensors, {})

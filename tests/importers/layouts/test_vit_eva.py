@@ -1,0 +1,59 @@
+"""vit_jax/importers/layouts/vit_eva.py: timm's class of EVA besides its rows, whose round trip is in test_layout."""
+
+import numpy as np
+import pytest
+
+from tests.importers.test_layout import DINOV3, EVA02, NORMED, TURNED, example
+from vit_jax import importers
+from vit_jax.importers import layout
+from vit_jax.models.published import modern
+
+GAP = {"pool": "gap", "class_token": True}
+
+
+@pytest.mark.parametrize(
+  ("arguments", "rotary"),
+  [
+    (TURNED | {"position": "none"}, modern.ROPE_VIT),
+    (TURNED | {"position": "none", "rotary": modern.MIXED}, modern.MIXED),
+    (DINOV3 | GAP | {"qkv_bias": "query_value"}, modern.DINOV3),
+    (DINOV3 | GAP | {"qkv_bias": "none"}, modern.DINOV3),
+    (EVA02 | NORMED, modern.EVA02),
+    (EVA02 | {"mlp": "swiglu"}, modern.EVA02),
+    (EVA02 | {"layer_scale": 1e-4, "registers": 2, "position": "none", "pool": "gap"}, modern.EVA02),
+    (EVA02 | {"rotary": modern.Choice("none")}, modern.Choice("none")),
+  ],
+)
+def test_rotary_positions_are_told_by_what_else_is_in_a_file(arguments, rotary):
+  written, description, arrays = example("timm", "ViT-S/8", arguments, 32, 0)
+  found = importers.recognise(layout.write(written, arrays, description), {"heads": 2, "image_size": 32})
+  there = found.description.settings()["position.rotary"]
+  assert there.name == rotary.name and there.args.items() >= rotary.args.items()
+
+
+def test_pairs_of_neighbours_are_half_a_head_apart_here():
+  written, description, arrays = example("timm", "ViT-S/8", TURNED | {"position": "none"}, 32, 3)
+  tensors = layout.write(written, arrays, description)
+  theirs = tensors["blocks.0.attn.qkv.weight"].reshape(3, 2, 32, 64)  # query, key, value; heads; channels; inputs
+  for i, part in enumerate(("query", "key", "value")):
+    ours = arrays[f"blocks/0/attention/{part}/kernel"]
+    np.testing.assert_array_equal(theirs[i, 1, 6], ours[:, 1, 3])
+    np.testing.assert_array_equal(theirs[i, 1, 7], ours[:, 1, 16 + 3])
+  np.testing.assert_array_equal(
+    tensors["blocks.0.attn.proj.weight"][:, 32 + 7], arrays["blocks/0/attention/out/kernel"][1, 16 + 3]
+  )
+
+
+def test_frequencies_of_all_layers_are_one_tensor():
+  written, description, arrays = example("timm", "ViT-S/8", TURNED | {"rotary": modern.MIXED}, 32, 3)
+  whole = layout.write(written, arrays, description)["rope.freqs"]
+  assert whole.shape == (2, 2, 2, 16)
+  np.testing.assert_array_equal(whole[:, 1], arrays["blocks/1/attention/frequencies"])
+
+
+@pytest.mark.parametrize(("name", "order"), [("eva02_enormous_patch14_clip_224", "post"), ("model.safetensors", "pre")])
+def test_where_norms_are_is_told_by_the_name(name, order):
+  arguments = EVA02 | {"rotary": modern.Choice("none")}
+  written, description, arrays = example("timm", "ViT-S/8", arguments, 32, 3)
+  found = importers.recognise(layout.write(written, arrays, description), {"heads": 2, "name": name})
+  assert found.description.settings()["norm.order"] == order

@@ -1,0 +1,330 @@
+"""Checks that decode every image of a folder: detection of bad images, and moving them to another folder."""
+
+import collections
+import concurrent.futures
+import errno
+import logging
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.corpora import conversion, stats
+from vit_jax.corpora.screen import ProgressScreen
+from vit_jax.data import catalog, decoding, images, local_files
+from vit_jax.data.images import ImageError, Images
+from vit_jax.data.readers import tree
+from vit_jax.data.readers.folder import SHARE
+from vit_jax.data.sources import Source
+from vit_jax.schema import Choice, ConfigError, enter_key, format_amount, make, texts
+from vit_jax.storage import paths
+
+SECONDS = 3.0  # maximum duration of a check at the start of a run
+# Bytes of JPEGs that a core decodes per second, and seconds per file during which the global interpreter lock is held.
+RATE, EACH = 4e7, 5e-4
+FEW = 10  # a class with fewer images is difficult to learn
+SHOWN = 20  # maximum number of such classes in the output
+BOUNDS = conversion.MAX_PIXELS, conversion.MAX_ASPECT  # default limits of a run
+TOGETHER = 64  # images between two progress reports
+
+
+class FolderFiles(NamedTuple):
+  """Files of a folder and its subfolders, without hidden files.
+
+  Attributes:
+    images: paths of the images relative to the folder, in order.
+    ignored: number of other files by extension.
+    odd: messages about folders that were not searched.
+  """
+
+  images: list[str]
+  ignored: collections.Counter
+  odd: list[str]
+
+
+def find_problems(made: Images, seen: Callable[[int, int], None] = lambda records, bad: None) -> dict[int, str]:
+  """Decodes all records completely, on all cores, and returns the problems.
+
+  Args:
+    made: images that raise an error for a bad record.
+    seen: called with the number of records that were decoded since the last call, and the number of bad ones.
+
+  Returns:
+    {record: problem}.
+
+  Raises:
+    ImageError: the disk may have caused an error, so that the image may be correct.
+  """
+  result = {}
+  with concurrent.futures.ThreadPoolExecutor(max(2, decoding.count_usable_cores())) as pool:
+    for first in range(0, len(made.source), TOGETHER):
+      some = range(first, min(first + TOGETHER, len(made.source)))
+      reasons = list(pool.map(lambda record: _find_problem(made, record), some))
+      result |= {record: reason for record, reason in zip(some, reasons, strict=True) if reason}
+      seen(len(some), sum(map(bool, reasons)))
+  return result
+
+
+def _find_problem(made, record):
+  try:
+    made.read_prepared(record, lambda image: np.asarray(image)[:1, :1])
+  except ImageError as error:
+    if isinstance(cause := error.__cause__, OSError) and cause.errno not in images.OF_A_FILE:
+      raise
+    return stats.shorten_error(error)
+  return None
+
+
+# Check at the start of a run.
+
+
+def is_quick(source: Source, root: pathlib.Path) -> bool:
+  """Returns true if all files of an image folder can be decoded in about `SECONDS`, according to their sizes.
+
+  Args:
+    source: a split of the folder.
+    root: path of the folder.
+  """
+  left = SECONDS - EACH * len(source)
+  if source.remote or left < 0:
+    return False
+  sizes = local_files.read_stamps([f"{root}/{source.identify(i)}" for i in range(len(source))])
+  return sum(size or 0 for size, _ in sizes) <= left * RATE * decoding.count_usable_cores()
+
+
+def check_folder_images(data: Choice, splits: Iterable[Source], root: pathlib.Path) -> str | None:
+  """Checks all images of an image folder before a run starts.
+
+  If bad images are skipped, each bad image causes a warning, and the run cannot start only if there are too many. A
+  split that takes too long to decode is not checked.
+
+  Args:
+    data: the bound data choice of the folder.
+    splits: splits of the folder.
+    root: path of the folder.
+
+  Returns:
+    A message with all bad images and advice, or None if the run can start.
+  """
+  skipped, bad, records, too_many = data.args["on_error"] == "skip", {}, 0, False
+  for source in splits:
+    if not is_quick(source, root):
+      continue
+    made = Images(source, "raise", *(data.args[key] for key in ("max_pixels", "max_aspect", "exif")))
+    try:
+      reasons = find_problems(made)
+    except ImageError as error:
+      return str(error)
+    bad |= {source.identify(record): reason for record, reason in reasons.items()}
+    records += len(source)
+    too_many = too_many or images.exceeds_max_bad(len(reasons), len(source), data.args["max_bad"])
+  lines = [f"{name}: {reason}" for name, reason in sorted(bad.items())]
+  if skipped and not too_many:
+    for line in lines:
+      logging.warning("will be skipped: %s", line)
+    return None
+  if not lines:
+    return None
+  advice = "raise --config.data.max_bad" if skipped else "skip them with --config.data.on_error=skip"
+  return "\n  ".join(
+    [
+      f"{len(lines):,} of {format_amount(records, 'image')} in {str(root)!r} "
+      f"{'is' if len(lines) == 1 else 'are'} bad. Fix them, set them aside with `python -m "
+      f"vit_jax.prepare {texts.format_flag('check', root)} --move-bad=DIR`, or {advice}:",
+      *lines,
+    ]
+  )
+
+
+# Check as a command.
+
+
+def check_images(root: pathlib.Path, aside: pathlib.Path | None = None) -> tuple[list[str], int]:
+  """Checks all images of a folder, and optionally moves the bad ones to another folder.
+
+  Args:
+    root: the folder.
+    aside: destination for bad images, or None to leave them.
+
+  Returns:
+    (lines that describe the folder, number of bad images).
+
+  Raises:
+    ConfigError: a folder is missing or unsuitable.
+    ImageError: the disk failed while an image was read.
+    OSError: a disk failed.
+  """
+  if paths.in_bucket(root) or (aside and paths.in_bucket(aside)):
+    raise ConfigError(
+      "--check: only folders on a disk can be checked. Images in a bucket are checked when they are prepared"
+    )
+  if not root.is_dir():
+    raise ConfigError(f"--check: no folder {str(root)!r}")
+  if aside and aside.resolve().is_relative_to(root.resolve()):
+    raise ConfigError(
+      f"--move-bad: {str(aside)!r} is inside {str(root)!r} and would become one of its classes. Use a directory "
+      f"outside it"
+    )
+  walked = find_images(root)
+  if not walked.images:
+    raise ConfigError(f"--check: no image ({', '.join(tree.EXTENSIONS)}) in {str(root)!r}")
+  source = Source(
+    *("check", "all", ("",), len(walked.images)),
+    read=lambda i: (local_files.read_file(root / walked.images[i]), 0),
+    place=lambda i: f"file {f'{root}/{walked.images[i]}'!r}",
+  )
+  with ProgressScreen("checking", len(source)) as screen:
+    bad = find_problems(Images(source, "raise", *BOUNDS), screen.add)
+  lines = [f"bad: {ascii(walked.images[i])[1:-1]}: {reason}" for i, reason in bad.items()]
+  before = _record_splits(root) if aside and bad else None
+  stayed = [words for i in bad if (words := move_aside(root, aside, walked.images[i]))] if aside else []
+  moved = f", {len(bad) - len(stayed):,} moved to {str(aside)!r}" if aside else ""
+  kinds = collections.Counter(tree.extension(name) for name in walked.images)
+  lines += [
+    f"{str(root)!r}: {format_amount(len(source), 'image')}, {', '.join(tree.format_counts(kinds, tree.SHOWN))}; "
+    f"ignored: {', '.join(tree.format_counts(walked.ignored, tree.SHOWN)) or 'nothing'}",
+    *walked.odd,
+    *_describe_classes(walked.images, bad),
+    *_check_layout(root),
+    *stayed,
+    *_compare_splits(root, before),
+    f"{len(bad):,} bad{moved}" if bad else "no bad image",
+  ]
+  return lines, len(bad)
+
+
+def find_images(root: pathlib.Path) -> FolderFiles:
+  """Searches a folder and its subfolders for images.
+
+  Each folder is searched once. A link to a folder that was already searched, or that contains the link, is not
+  followed.
+
+  Args:
+    root: the folder.
+  """
+  result, seen = FolderFiles([], collections.Counter(), []), {}
+
+  def enter(folder):
+    path = root / folder
+    if (before := seen.setdefault(path.resolve(), folder)) != folder:
+      loop = path.parent.resolve().is_relative_to(path.resolve())
+      what = "a link to a folder that contains it" if loop else f"the folder {before!r} under another name"
+      result.odd.append(f"not followed: {folder!r} is {what}")
+      return
+    try:
+      with os.scandir(path) as entries:
+        names = sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
+    except OSError as error:
+      result.odd.append(f"not searched: {folder!r}: {error.strerror}")
+      return
+    for name, is_folder in names:
+      inner = os.path.join(folder, name)
+      if is_folder:
+        enter(inner)
+      elif tree.is_image(name):
+        result.images.append(inner)
+      else:
+        result.ignored[tree.extension(name)] += 1
+
+  enter("")
+  return result
+
+
+def _describe_classes(names: Sequence[str], bad: dict[int, str]) -> list[str]:
+  """Returns lines on folders with few good images."""
+  counts = collections.Counter(os.path.dirname(name) for name in names)
+  counts.subtract(os.path.dirname(names[i]) for i in bad)
+  few = sorted((count, folder) for folder, count in counts.items() if count < FEW)
+  some = ", ".join(f"{folder or '.'!r} {count}" for count, folder in few[:SHOWN])
+  return [f"{len(few):,} of {format_amount(len(counts), 'folder')} with fewer than {FEW} images: {some}"] if few else []
+
+
+def _check_layout(root: pathlib.Path) -> list[str]:
+  """Returns a line with the reason why a run with default settings cannot read the folder, or an empty list."""
+  try:
+    _open_training_images(root)
+  except ConfigError as error:
+    return [f"runs cannot read it yet: {error.message}"]
+  return []
+
+
+def _open_training_images(root: pathlib.Path) -> Source:
+  """Opens the training images of a run with the default settings."""
+  with enter_key("config.data"):
+    return make(Choice("folder", {"path": str(root), "validation": SHARE}), catalog.READERS, "train")
+
+
+def _record_splits(root: pathlib.Path) -> dict | None:
+  """Returns the record of the splits of a run with the default settings; None if no run can read the folder."""
+  try:
+    return _open_training_images(root).membership.record()
+  except ConfigError:
+    return None
+
+
+def _compare_splits(root: pathlib.Path, before: dict | None) -> list[str]:
+  """Returns a line if the splits of a run with the default settings differ from `before`.
+
+  Returns no line if one of the two is unknown.
+  """
+  if (
+    before is None
+    or _record_splits(root) is None
+    or not (lines := _open_training_images(root).membership.changes(before))
+  ):
+    return []
+  return [
+    f"the splits of a run with the default settings have changed: {'; '.join(lines)}. Start runs on this folder again, "
+    "each in another --workdir"
+  ]
+
+
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
+
+
+def move_aside(root: pathlib.Path, aside: pathlib.Path, name: str) -> str | None:
+  """Moves a file to the same relative path in another folder, possibly on another disk.
+
+  An existing file is never replaced.
+
+  Args:
+    root: folder of the file.
+    aside: the other folder.
+    name: path of the file relative to `root`.
+
+  Returns:
+    None, or a message if the file was not moved.
+  """
+  file, target = root / name, aside / name
+  try:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+      os.link(file, target, follow_symlinks=False)  # fails if a file with this name exists
+    except OSError as error:
+      if error.errno not in _NO_LINKS:
+        raise
+      _copy_file(file, target)
+    file.unlink()
+  except OSError as error:
+    reason = "a file of this name already exists" if isinstance(error, FileExistsError) else error.strerror
+    return f"not moved: {ascii(name)[1:-1]}: {reason}"
+  return None
+
+
+def _copy_file(file, target):
+  """Copies a file, or a link as a link, to an unused name. On OSError no partial copy remains."""
+  if file.is_symlink():
+    os.symlink(os.readlink(file), target)
+    return
+  with open(target, "xb") as opened:
+    try:
+      opened.write(local_files.read_file(file))
+      opened.flush()
+      os.fsync(opened.fileno())
+      shutil.copystat(file, target)
+    except OSError:
+      target.unlink()
+      raise

@@ -1,0 +1,1 @@
+"""Image formats: headers, orientation and decoding of files, with limits and checks that the data are complete."""

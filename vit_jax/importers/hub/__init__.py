@@ -1,0 +1,1 @@
+"""JSON files that hubs store next to weights: architecture, preprocessing and class names, read and written."""

@@ -1,0 +1,1 @@
+"""Layouts of weight files by model family: tables that map tensors to parameters in both directions."""
