@@ -150,7 +150,9 @@ def _hash_test_sets(made, folders, count):
   shard_worker.write_hashes(folders, shard_worker.StoredHashes(hashes, np.array(lengths), now))
 
 
-def write_shards(count: int, max_rejected: float, made: CorpusPlan, source: Source, folders: shard_worker.Folders) -> Reports:
+def write_shards(
+  count: int, max_rejected: float, made: CorpusPlan, source: Source, folders: shard_worker.Folders
+) -> Reports:
   """Writes the missing shards.
 
   Args:
