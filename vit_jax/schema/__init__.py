@@ -9,7 +9,7 @@ contains the table: `crop: Annotated[Choice, CROPS]`. A second list of keys is t
 from vit_jax.schema.binding import bind, convert, make, preset, select_arguments
 from vit_jax.schema.errors import ConfigError, UnknownKeyError, current_config_key, enter_key, show, suggest_nearest
 from vit_jax.schema.signatures import read_keywords
-from vit_jax.schema.tables import DerivedTable, Table, lookup
+from vit_jax.schema.tables import DerivedTable, Table, Variants, lookup
 from vit_jax.schema.texts import Text, format_amount
 from vit_jax.schema.types import (
   Choice,
@@ -25,9 +25,6 @@ from vit_jax.schema.types import (
   Required,
   required,
 )
-from vit_jax.schema.signatures import read_keywords
-from vit_jax.schema.tables import DerivedTable, Table, Variants, lookup
-from vit_jax.schema.texts import Text, format_amount
 from vit_jax.schema.values import (
   as_group,
   config_key,
