@@ -12,6 +12,7 @@ import re
 import shlex
 import socket
 import sys
+from collections.abc import Iterable
 
 from launch import errors, event_log, manifests, service, spec, states
 from launch.errors import CALL, LaunchError, UnknownError, amount
@@ -85,7 +86,7 @@ class Engine:
     for host in self._hosts:
       location = host or socket.gethostname()
       try:
-        found += _make_resources(self._services(host), location)
+        found += make_resources(self._services(host), location)
       except (UnknownError, LaunchError) as error:
         silent[location] = str(error)
     return tuple(found), silent
@@ -135,8 +136,13 @@ class Engine:
     return parse_services(_call_worker(host, ["look", "--engine=hosts"]), host)
 
 
-def _make_resources(services, location):
-  """Returns services as resources, one for each attempt."""
+def make_resources(services: Iterable[dict], location: str) -> list[states.Resource]:
+  """Returns services as resources, one for each attempt.
+
+  Args:
+    services: descriptions of services, as returned by `service.list_services`.
+    location: name of their host.
+  """
   attempts = {}
   for each in services:
     attempts.setdefault((str(each.get("run")), each.get("attempt"), str(each.get("folder"))), []).append(each)

@@ -161,13 +161,15 @@ def test_what_killed_saves_left_is_gone_before_anybody_lists_it(bucket, bucket_s
   store.close()
 
 
-@pytest.mark.long
 def test_a_bucket_that_refuses_to_be_read_damages_no_checkpoint(saved, bucket_server):
   workdir, states = saved
   store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid(1)), keep=3)
   with bucket_server.troubled(refused=True), pytest.raises(PermissionError):
     store.restore(shapes_of(states[3]))
   store.close()
+  with bucket_server.troubled(refused=True), pytest.raises(PermissionError) as error:
+    checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid(1)), read_only=True)
+  assert "could not be saved" not in str(error.value)  # of a folder that is only read
   assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["1", "2", "3"]
 
 

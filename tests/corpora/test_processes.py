@@ -1,15 +1,12 @@
 """Tasks of several processes."""
 
-import functools
 import multiprocessing
 import os
-import pickle
 import re
 import signal
 import subprocess
 import sys
 import time
-import types
 
 import pytest
 
@@ -58,37 +55,13 @@ def test_one_process_is_this_one():
     run(["mistake"], 1)
 
 
-def served(task):
-  """What a worker answers; its connection is a list here."""
-  answers = []
-
-  class Connection:
-    def recv(self):
-      if answers:
-        raise EOFError
-      return task
-
-    def send(self, answer):
-      answers.append(pickle.loads(pickle.dumps(answer)))
-
-  processes._serve_tasks(functools.partial(Silent, None), Connection(), os.getppid())
-  return answers[-1]
-
-
-class Silent(Work):
-  """Work that says nothing."""
-
-  def __call__(self, task, say):
-    return super().__call__(task, lambda words: None)
-
-
-def test_an_error_comes_with_its_place_and_number(monkeypatch):
-  monkeypatch.setattr(processes.ctypes, "CDLL", lambda name: types.SimpleNamespace(prctl=lambda *_: 0))
-  monkeypatch.setattr(processes.signal, "signal", lambda *_: None)
-  kind, error = served("mistake")
-  assert (kind, type(error), str(error)) == ("failed", ConfigError, "data.path: wrong")
-  kind, error = served("disk")
-  assert (kind, error.errno, error.filename) == ("failed", 28, "/data/a")
+@pytest.mark.heavy
+def test_an_error_comes_with_its_place_and_number():
+  with pytest.raises(ConfigError, match=r"data\.path: wrong"):
+    run(["mistake"], 2)
+  with pytest.raises(OSError, match="No space left") as error:
+    run(["disk"], 2)
+  assert (error.value.errno, error.value.filename) == (28, "/data/a")
 
 
 @pytest.mark.heavy

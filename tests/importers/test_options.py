@@ -75,7 +75,7 @@ def test_the_option_of_fewshot_reads_the_other_weights(averaged):
 
 def test_a_report_names_the_command_that_selects_weights(several):
   with pytest.raises(ConfigError, match=r"Choose one: python -m vit_jax\.convert --prefix=NAME FILE NEW$"):
-    report._make_file_chapters(pathlib.Path(several), ())
+    report.make_chapters(report.ReportContents([], [pathlib.Path(several)]))
 
 
 @pytest.mark.parametrize(

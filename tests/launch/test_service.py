@@ -69,7 +69,7 @@ def test_what_was_made_is_known_until_it_is_forgotten(tmp_path):
   Service("b-a1", tmp_path).describe({"run": "b", "attempt": 1, "worker": 0, "engine": "hosts", "folder": "/x"})
   (found,) = service.list_services(tmp_path, "local")
   assert found["run"] == "vit" and not found["alive"] and abs(found["made"] - time.time()) < 60
-  (resource,) = hosts._make_resources([found], "here")
+  (resource,) = hosts.make_resources([found], "here")
   assert (resource.name, resource.state, resource.expires) == ("vit-a1", states.LOST, 9)
   assert abs(resource.created - time.time()) < 60 and resource.mark == spec.compute_label("/x")
   (one.folder / "about.json").write_text("{")

@@ -206,7 +206,7 @@ def test_f3_numbers_on_coloured_cells_can_be_read():
 def test_f3_a_page_has_a_title_the_command_the_device_the_date_and_the_duration(tmp_path):
   one_run(tmp_path)
   about = report.read_contents([tmp_path / "b"])
-  assert report._make_title([tmp_path / "b"], about) == "b: cct_2_3x2_32 on digits"
+  assert report.make_title([tmp_path / "b"], about) == "b: cct_2_3x2_32 on digits"
   cells = workdirs.texts(verdict.make_chapter(about.runs))
   assert cells["Run", "command"][0].startswith("python -m vit_jax.train --config=configs/digits.py")
   assert cells["Run", "started"] == ["01 January 1970, 00:00 UTC"]

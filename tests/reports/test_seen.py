@@ -47,7 +47,7 @@ def test_labels_that_are_slow_to_read_are_counted_among_some_drawn_at_random():
   assert counted == seen.CHUNK == images.sum()
   assert 80 < images[0] < 176, "not the first ones"
   assert seen.count_images(source_of(labels, 2), seconds=0)[0].tolist() == images.tolist()
-  chart, table = seen._show_classes(source_of(labels, 2), images, counted)
+  chart, table = seen.show_classes(source_of(labels, 2), images, counted)
   assert "256 of 10,000 images, drawn at random" in chart.about
   assert [row[1] for row in table.rows] == [f"{number:,}" for number in sorted(images, reverse=True)]
 
@@ -66,7 +66,7 @@ def test_the_table_has_the_classes_with_most_and_with_fewest(classes):
   labels = drawn(20 * classes, classes) + [0] * 100 * classes
   source = source_of(labels, classes)
   expected = collections.Counter(labels)
-  chart, table = seen._show_classes(source, *seen.count_images(source))
+  chart, table = seen.show_classes(source, *seen.count_images(source))
   rows = {name: number for name, number, _ in table.rows}
   assert len(rows) == min(classes, 1000) and not table.open
   assert all(rows[name] == f"{expected[int(name.split()[1])]:,}" for name in rows)

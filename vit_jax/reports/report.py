@@ -150,7 +150,7 @@ def make_report(
   """
   files.check_path(out, (".html",))
   about = read_contents(places)
-  page.write_page(out, _make_title(places, about), _make_subtitle(about), make_chapters(about, images, limit))
+  page.write_page(out, make_title(places, about), _make_subtitle(about), make_chapters(about, images, limit))
 
 
 def make_final_report(workdir: pathlib.Path) -> None:
@@ -236,8 +236,13 @@ def _load_pictures(use, images) -> list[tuple[np.ndarray, list[str]]]:
   return list(zip(squares, lines, strict=True))
 
 
-def _make_title(places, about):
-  """Returns the title: the names of the first three paths, and the models and datasets."""
+def make_title(places: Sequence[pathlib.Path], about: ReportContents) -> str:
+  """Returns the title: the names of the first three paths, and the models and datasets.
+
+  Args:
+    places: the paths of the command line.
+    about: their contents.
+  """
   names = [place.name or str(place) for place in places]
   named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
   models = list(dict.fromkeys(f"{run.run.model.name} on {run.run.data.name}" for run in about.runs))

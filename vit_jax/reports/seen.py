@@ -42,7 +42,7 @@ def make_chapter(run: Run, source: Source, pictures: int = PICTURES, seconds: fl
     SIDE,
   )
   title = f"{fit_text(source.name, LONGEST)}, {fit_text(source.split, LONGEST)}"
-  return page.Chapter(TITLE, [gallery, *_show_classes(source, *count_images(source, run.seed, seconds))], title)
+  return page.Chapter(TITLE, [gallery, *show_classes(source, *count_images(source, run.seed, seconds))], title)
 
 
 def _make_picture(example, source):
@@ -102,8 +102,14 @@ def _read_labels(source, records) -> Iterator[list]:
       yield list(each(label, records[start : start + CHUNK]))
 
 
-def _show_classes(source, images, counted):
-  """Returns a chart and a table of the number of images per class."""
+def show_classes(source: Source, images: np.ndarray, counted: int) -> list[page.Part]:
+  """Returns a chart and a table of the number of images per class.
+
+  Args:
+    source: the images.
+    images: number of counted images of each class, of shape (V,).
+    counted: number of images whose labels were read.
+  """
   order = np.argsort(-images, kind="stable")
   among = preview_sheet.caption(counted, source) + ("" if counted == len(source) else ", drawn at random")
   about = f"In {among}. Median {np.median(images):,.6g}, mean {images.mean():,.1f}"
