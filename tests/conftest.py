@@ -107,7 +107,7 @@ light = None  # the test that may do neither
 def pytest_configure(config):
   config.addinivalue_line("markers", "heavy: compiles programs, starts Python or takes seconds; not in `make check`")
   config.addinivalue_line("markers", "long: a heavy test that only `make test-long` runs")
-  config.addinivalue_line("markers", "sample(count, each=()): of a test with many parameters, all but `count` are long")
+  config.addinivalue_line("markers", "sample(count, each): of a test with many parameters, all but `count` are long")
   jax.monitoring.register_event_duration_secs_listener(refuse_compilation)
   sys.addaudithook(refuse_processes)
 
@@ -116,14 +116,14 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
   """Marks tests as `long` that no `sample` selects, and all `long` tests as `heavy`.
 
-  Of a test marked `sample(count, each)`, `make test` runs `count` instances at equal distances in the list of
-  parameters, for each value of the parameters named in `each`.
+  Of a test marked `sample(count)`, `make test` runs `count` instances at equal distances in the list of parameters.
+  With `sample(count, each=function)`, it runs as many for each value that the function of the parameters returns.
   """
   groups = {}
   for item in items:
     if mark := item.get_closest_marker("sample"):
-      values = [repr(item.callspec.params[name]) for name in mark.kwargs.get("each", ())]
-      groups.setdefault((item.path, item.originalname, *values), []).append((mark.args[0], item))
+      each = mark.kwargs.get("each", lambda **_: None)(**item.callspec.params)
+      groups.setdefault((item.path, item.originalname, each), []).append((mark.args[0], item))
   for group in groups.values():
     count, total = group[0][0], len(group)
     kept = {i * total // count for i in range(min(count, total))}

@@ -13,7 +13,7 @@ from tests.parity.__main__ import main
 from tests.parity.compare import compare
 
 
-@pytest.mark.sample(2, each=("kind",))
+@pytest.mark.sample(2, each=lambda kind, file: kind)
 @pytest.mark.heavy
 @pytest.mark.parametrize(
   ("kind", "file"),

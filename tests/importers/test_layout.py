@@ -117,7 +117,7 @@ def hints_of(description):
   }
 
 
-@pytest.mark.sample(1, each=("layout",))
+@pytest.mark.sample(1, each=lambda case: case[0])
 @pytest.mark.heavy
 @pytest.mark.parametrize("case", EXAMPLES, ids=lambda case: f"{case[0]}-{case[1]}-{len(str(case[2]))}")
 def test_what_is_written_is_recognised_and_read_back(case):
