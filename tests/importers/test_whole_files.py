@@ -7,7 +7,7 @@ import zipfile
 import numpy as np
 import pytest
 import safetensors.numpy
-from tests.importers.test_safetensors_files import sharded
+from tests.importers.formats.test_safetensors_files import sharded
 
 from tests import archive_files, hostile
 from vit_jax import importers

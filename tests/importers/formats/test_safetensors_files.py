@@ -138,7 +138,8 @@ CONVERT = """
 import json, pathlib, resource, sys
 import numpy as np
 from vit_jax import convert, importers
-from vit_jax.importers import layout, safetensors_files
+from vit_jax.importers import layout
+from vit_jax.importers.formats import safetensors_files
 from vit_jax.importers.formats.lazy_tensors import Tensor
 from vit_jax.models import Description
 from vit_jax.schema import Choice

@@ -8,7 +8,7 @@ import safetensors.numpy
 from tests.importers.test_layout import GIANT, HF_DINOV3, MODERN, SIGLIP, example
 from vit_jax import importers
 from vit_jax.importers import layout
-from vit_jax.importers.hub import transformers_config
+from vit_jax.importers.hub import metadata, transformers_config
 from vit_jax.schema import Choice, ConfigError
 
 MODELS = {
@@ -115,5 +115,5 @@ def test_coordinates_that_training_moves_are_those_of_the_config(tmp_path):
 )
 def test_what_a_config_leaves_out_is_as_transformers_takes_it(tmp_path, kind, said):
   (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-  found = importers.hub.read_hints(tmp_path / "model.safetensors")["said"]
+  found = metadata.read_hints(tmp_path / "model.safetensors")["said"]
   assert said.items() <= found.items()
