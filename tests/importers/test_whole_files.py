@@ -7,9 +7,9 @@ import zipfile
 import numpy as np
 import pytest
 import safetensors.numpy
-from tests.importers.formats.test_safetensors_files import sharded
 
 from tests import archive_files, hostile
+from tests.importers.formats.test_safetensors_files import sharded
 from vit_jax import importers
 from vit_jax.importers.formats import containers
 from vit_jax.schema import ConfigError
