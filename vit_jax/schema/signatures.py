@@ -46,7 +46,7 @@ def suggest_fix(key: str, value, entries: Mapping[str, tuple], others: Mapping[s
   alike = difflib.get_close_matches(str(key), [*entries, *inner], n=1)
   return (
     f" Did you mean {inner[alike[0]]!r}?{format_allowed(entries)}"
-    if alike and alike[0] in inner
+    if alike and alike[0] not in entries
     else suggest_nearest(key, entries)
   )
 
