@@ -20,6 +20,8 @@ BENCH = ["py-spy>=0.4,<0.5", *TORCH]
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.7,<10", "mkdocstrings[python]>=1.0,<2"]
 
 TRACKIO = ["trackio>=0.43,<0.50"]
+# The interactive chart of reports, and the scripts of Vega that it contains.
+REPORT = ["altair>=6,<7", "vl-convert-python>=1.9,<2"]
 
 setup(
   name="vit_jax",
@@ -60,8 +62,6 @@ setup(
     "scipy>=1.14,<2",  # L-BFGS, of probes of patches; JAX and scikit-learn need it too
     "matplotlib>=3.9,<4",
     "jinja2>=3.1,<4",
-    "altair>=6,<7",
-    "vl-convert-python>=1.9,<2",  # Vega's scripts, which stand in the page
     "rich>=13,<16",
   ],
   extras_require={
@@ -79,6 +79,7 @@ setup(
       *DOCS,
       *GCS,
       *ONNX,
+      *REPORT,
       *TIMM,
       *TPU,
       *TRACKIO,
@@ -92,6 +93,7 @@ setup(
     "docs": DOCS,
     "gcs": GCS,
     "onnx": ONNX,
+    "report": REPORT,
     "tpu": TPU,
     "gpu": ["jax[cuda12]>=0.10.2,<0.12"],
     "torch": TORCH,

@@ -1,12 +1,12 @@
-"""Curves: all runs in each chart, the points of the files in the interactive one."""
+"""Curves: all runs in each chart."""
 
 import dataclasses
-import json
 import re
 
 import pytest
 
 from tests.reports import reading, workdirs
+from tests.reports.test_interactive import points
 from vit_jax.reports import curves, recorded
 
 
@@ -14,10 +14,6 @@ from vit_jax.reports import curves, recorded
 def pair(tmp_path_factory):
   folder = tmp_path_factory.mktemp("runs")
   return [recorded.read_run(workdirs.run(folder / name, rate=rate), name) for name, rate in (("a", 100.0), ("b", 50.0))]
-
-
-def points(html):
-  return json.loads(re.search(r'vegaEmbed\("#comparison", (\{.*\}), \{"renderer"', html)[1])["datasets"]["points"]
 
 
 def test_every_metric_that_was_written_has_a_chart(pair):
@@ -40,30 +36,8 @@ def test_probes_during_training_are_curves_next_to_averaged_weights(pair):
   panel = curves.select_panels(runs)[-1]
   assert panel == curves.Panel("digits/ridge 10shot", ["digits/ridge_10shot", "digits/ema_ridge_10shot"], percent=True)
   assert curves.make_chapter(runs).parts[0].about.endswith("For probes, dashed lines show the averaged weights.")
-  drawn = {each["metric"] for each in points(curves.make_interactive(runs).html)}
+  drawn = {each["metric"] for each in points(curves.make_chapter(runs).parts[-1].html)}
   assert set(panel.metrics) <= drawn
-
-
-def test_points_in_the_page_are_those_of_the_lines(pair):
-  values = points(curves.make_interactive(pair).html)
-  loss = [each for each in values if each["run"] == "b" and each["metric"] == "train/loss"]
-  assert [(each["step"], each["images"]) for each in loss] == [(step, 16 * step) for step in range(2, 13, 2)]
-  assert [each["value"] for each in loss] == pytest.approx([2 / step for step in range(2, 13, 2)], rel=1e-4)
-  # b is half as fast on as many cores.
-  assert loss[-1]["hours"] == pytest.approx(192 / 25 / 3600, rel=1e-4)
-
-
-def test_a_name_cannot_end_the_script(pair):
-  odd = "</script><script>alert(1)</script>"
-  html = curves.make_interactive([dataclasses.replace(pair[0], name=odd), pair[1]]).html
-  assert html.count("</script") == 1 and odd in {each["run"] for each in points(html)}
-
-
-def test_a_long_run_is_thinned_and_keeps_its_ends(pair):
-  rows = [{"step": step, "train/loss": 1.0, "images_per_second": 10.0} for step in range(1, 5001)]
-  values = points(curves.make_interactive([dataclasses.replace(pair[0], rows=rows), pair[1]]).html)
-  steps = [each["step"] for each in values if each["run"] == "a" and each["metric"] == "train/loss"]
-  assert (len(steps), steps[0], steps[-1]) == (curves.POINTS, 1, 5000)
 
 
 def test_a_run_that_has_written_nothing_has_no_curves(pair):

@@ -1,25 +1,18 @@
 """Curves of the metrics of runs over images seen and over core-hours."""
 
-import functools
-import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import altair
-import vl_convert
 from matplotlib.ticker import LogLocator
 
 from vit_jax.evals import selection
-from vit_jax.evals.selection import format_name
 from vit_jax.reports import drawing
-from vit_jax.reports.page import Chapter, Charts, Interactive, Part, Table
+from vit_jax.reports.interactive import make_interactive
+from vit_jax.reports.page import Chapter, Charts, Part
 from vit_jax.reports.recorded import RecordedRun
-from vit_jax.reports.verdict import PROBE, count_test_measurements, find_shared_headline, format_figure
+from vit_jax.reports.verdict import PROBE, count_test_measurements
 from vit_jax.schema import to_plain
 
-COLOURED = len(drawing.SERIES)  # maximum number of runs with a colour
-# maximum number of points per curve of the interactive chart, and of all curves; a point takes 130 bytes
-POINTS, ALL = 200, 12_000
 FEW = 4  # maximum number of runs for which a chart has room for the names
 DRAWN = 4000  # maximum number of points of all curves of a chart
 
@@ -61,7 +54,7 @@ def make_chapter(runs: Sequence[RecordedRun]) -> Chapter:
       Charts("Against core-hours of training", hours, "The hours do not include start, evaluations and checkpoints.")
     )
   if len(runs) > 1:
-    parts.append(make_interactive(runs))
+    parts.append(make_interactive(runs, [name for panel in select_panels(runs) for name in panel.metrics]))
   return Chapter("Curves", parts)
 
 
@@ -128,11 +121,11 @@ def draw_panel(runs: Sequence[RecordedRun], panel: Panel, over: str) -> str:
     figure, [axes] = drawing.make_figure(3.6, 2.5)
     scale = 100 if panel.percent else 1
     for number, run in list(enumerate(runs))[::-1]:
-      colour = drawing.SERIES[number] if number < COLOURED else drawing.FAINT
+      colour = drawing.SERIES[number] if number < drawing.COLOURED else drawing.FAINT
       for metric, line in zip(panel.metrics, ("-", "--"), strict=False):
         series = run.series(metric).thin_out(max(20, DRAWN // len(runs)))
         few = {"marker": "o", "markersize": 3} if len(series.values) < 20 else {}
-        first = metric == panel.metrics[0] and number < COLOURED and len(series.values)
+        first = metric == panel.metrics[0] and number < drawing.COLOURED and len(series.values)
         named = {"label": drawing.fit_label(run.name, 40)} if first else {}
         axes.plot(getattr(series, over), scale * series.values, line, color=colour, **few, **named)
     axes.set_title(panel.title + (", %" if panel.percent else ""), loc="left")
@@ -153,7 +146,7 @@ def draw_panel(runs: Sequence[RecordedRun], panel: Panel, over: str) -> str:
 
 def draw_legend(runs: Sequence[RecordedRun]) -> str:
   """Draws the names of runs as SVG, for charts without room for them."""
-  count = min(len(runs), COLOURED)
+  count = min(len(runs), drawing.COLOURED)
   with drawing.use_style():
     figure, [axes] = drawing.make_figure(3.6, 2.5)
     axes.set_axis_off()
@@ -170,79 +163,3 @@ def format_count(count: float) -> str:
     if abs(count) >= unit:
       return f"{count / unit:.4g}{letter}"
   return f"{count:.4g}"
-
-
-# The interactive chart.
-
-
-def make_interactive(runs: Sequence[RecordedRun]) -> Interactive:
-  """Returns a chart in which readers select metric, axis and runs. Without scripts, a table is shown."""
-  metrics = list(dict.fromkeys(name for panel in select_panels(runs) for name in panel.metrics))
-  most = max(2, min(POINTS, ALL // (len(runs) * len(metrics))))
-  rows = [row for run in runs for metric in metrics for row in _select_points(run, metric, most)]
-  metric = altair.param("metric", value=metrics[0], bind=altair.binding_select(options=metrics, name="metric "))
-  axis = altair.param(
-    "axis", value="images seen", bind=altair.binding_select(options=["images seen", "core-hours"], name=" over ")
-  )
-  picked = altair.selection_point(fields=["run"], bind="legend", name="picked")
-  order = [run.name for run in runs]
-  chart = (
-    altair.Chart(altair.NamedData("points"))
-    .add_params(metric, axis, picked)
-    .transform_filter("datum.metric == metric")
-    .transform_calculate(x="axis == 'images seen' ? datum.images : datum.hours")
-    .mark_line(point={"size": 18}, strokeWidth=1.5)
-    .encode(
-      altair.X("x:Q", title=None),
-      altair.Y("value:Q", title=None, scale=altair.Scale(zero=False)),
-      altair.Color("run:N", sort=order, scale=altair.Scale(domain=order, range=_choose_colours(len(order)))),
-      opacity=altair.condition(picked, altair.value(1.0), altair.value(0.1)),
-      tooltip=[altair.Tooltip(f"{name}:{kind}") for name, kind in
-               (("run", "N"), ("step", "Q"), ("images", "Q"), ("hours", "Q"), ("value", "Q"))],
-    )
-    .properties(width="container", height=360, background="transparent")
-    .interactive()
-    .configure_view(stroke=None)
-    .configure_axis(labelColor="currentColor", gridColor="#8884", domainColor="#8888", tickColor="#8888")
-    .configure_legend(labelColor="currentColor", titleColor="currentColor", orient="bottom", columns=2, labelLimit=300)
-  )  # fmt: skip
-  name = find_shared_headline(runs) or ""
-  instead = Table(
-    "",
-    ["run", format_name(name)],
-    [[run.name, format_figure(name, run.figures[name])] for run in runs if name in run.figures],
-  )
-  about = (
-    "Select a metric. Click names in the legend to select runs (shift-click for several). Drag to move, and turn the "
-    "mouse wheel to zoom."
-  )
-  return Interactive("Compare", _embed_specification(chart.to_dict() | {"datasets": {"points": rows}}), instead, about)
-
-
-def _choose_colours(count):
-  return [f"var(--series-{number % COLOURED})" for number in range(count)]
-
-
-def _select_points(run, metric, most):
-  series = run.series(metric).thin_out(most)
-  for images, hours, value in zip(series.images.tolist(), series.hours.tolist(), series.values.tolist(), strict=True):
-    yield {
-      "run": run.name, "metric": metric, "step": round(images / run.run.batch), "images": images,
-      "hours": float(f"{hours:.5g}"), "value": float(f"{value:.5g}"),
-    }  # fmt: skip
-
-
-def _embed_specification(specification) -> str:
-  """Returns HTML that contains Vega. `<` is escaped, because `</script>` would end the script."""
-  values = json.dumps(specification).replace("<", "\\u003c")
-  options = json.dumps({"renderer": "svg", "actions": False})
-  return (
-    '<div id="comparison" style="width: 100%; min-width: 20rem"></div>\n'
-    f'<script type="module">{_load_vega()}\nvegaEmbed("#comparison", {values}, {options});</script>'
-  )
-
-
-@functools.cache
-def _load_vega() -> str:
-  """Returns Vega-Lite, Vega and vega-embed as one script."""
-  return vl_convert.javascript_bundle().replace("</script", "<\\/script")

@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 # Colours that the style sheet of the page sets. Matplotlib draws with these values, and the SVG contains variables.
 INK, FAINT = "#010203", "#040506"
 SERIES = tuple(f"#0a0b{number:02x}" for number in range(8))
+COLOURED = len(SERIES)  # maximum number of runs with a colour
 _VARIABLES = {INK: "currentColor", FAINT: "var(--faint)"} | {
   colour: f"var(--series-{number})" for number, colour in enumerate(SERIES)
 }

@@ -12,7 +12,7 @@ from vit_jax.evals.metrics import is_share
 from vit_jax.evals.selection import format_name
 from vit_jax.models import flops
 from vit_jax.reports import drawing
-from vit_jax.reports.curves import COLOURED, format_count
+from vit_jax.reports.curves import format_count
 from vit_jax.reports.page import Chapter, Charts, Part, Table
 from vit_jax.reports.recorded import RecordedRun
 from vit_jax.reports.verdict import find_shared_headline, format_figure
@@ -102,7 +102,7 @@ def _draw_metric(runs, sizes, axis, metric):
     for number, (run, each) in enumerate(zip(runs, sizes, strict=True)):
       if not (x := getattr(each, axis)):
         continue
-      colour = drawing.SERIES[number] if number < COLOURED else drawing.FAINT
+      colour = drawing.SERIES[number] if number < drawing.COLOURED else drawing.FAINT
       axes.plot([x], [scale * run.figures[metric]], "o", color=colour)
       if len(runs) <= NAMED:
         name = drawing.fit_text(run.name)
@@ -132,8 +132,8 @@ def _draw_few_shot(shots):
     figure, [axes] = drawing.make_figure(4.8, 3.2)
     for number, (run, curves) in enumerate(shots.items()):
       for (probe, points), line in zip(curves.items(), itertools.cycle(_LINES), strict=False):
-        colour = drawing.SERIES[number] if number < COLOURED else drawing.FAINT
-        label = drawing.fit_label(f"{run}: {probe}", 40) if number < COLOURED else None
+        colour = drawing.SERIES[number] if number < drawing.COLOURED else drawing.FAINT
+        label = drawing.fit_label(f"{run}: {probe}", 40) if number < drawing.COLOURED else None
         axes.plot(*zip(*((count, 100 * top1) for count, top1 in points), strict=True), line, color=colour, label=label)
     axes.set_title("top-1, %", loc="left")
     axes.set_xlabel("images of each class")

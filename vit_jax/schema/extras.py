@@ -5,7 +5,21 @@ the optional dependencies in setup.py, and TensorFlow, which users may have unin
 
 from vit_jax.schema.errors import ConfigError
 
-EXTRAS = ("beam", "bench", "dedup", "docs", "gcs", "gpu", "mlflow", "onnx", "torch", "tpu", "trackio", "wandb")
+EXTRAS = (
+  "beam",
+  "bench",
+  "dedup",
+  "docs",
+  "gcs",
+  "gpu",
+  "mlflow",
+  "onnx",
+  "report",
+  "torch",
+  "tpu",
+  "trackio",
+  "wandb",
+)
 
 
 def get_install_command(extra: str) -> str:
