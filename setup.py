@@ -69,6 +69,7 @@ setup(
       "pytest>=8.3,<10",
       "pytest-xdist>=3.6,<4",
       "ruff>=0.17,<0.18",
+      "mypy>=2.4,<2.5",
       "scipy>=1.14,<2",
       "beartype>=0.22,<0.24",
       "hypothesis>=6.170,<7",

@@ -6,6 +6,8 @@ soft labels. The optimizer is AdamW with a bfloat16 first moment and decay that 
 products use bfloat16. Mixing, clipping and weight averaging are omitted.
 """
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -28,7 +30,7 @@ class Block(nn.Module):
   heads: int
 
   @nn.compact
-  def __call__(self, x):
+  def __call__(self, x: jax.Array) -> jax.Array:
     """Applies attention, then the MLP."""
     width = x.shape[-1]
     x += nn.MultiHeadDotProductAttention(self.heads, deterministic=True, **LINEAR)(nn.LayerNorm()(x))
@@ -46,7 +48,7 @@ class ViT(nn.Module):
   patch: int
 
   @nn.compact
-  def __call__(self, images):
+  def __call__(self, images: jax.Array) -> jax.Array:
     """Applies patches, learned positions, blocks, norm, mean pooling and the head."""
     patch = (self.patch, self.patch)
     x = nn.Conv(self.width, patch, strides=patch, padding="VALID", dtype=jnp.bfloat16)(images.astype(jnp.bfloat16))
@@ -57,7 +59,7 @@ class ViT(nn.Module):
     return nn.Dense(CLASSES, kernel_init=nn.initializers.zeros)(nn.LayerNorm()(x).mean(1))
 
 
-def compile_step(name: str, devices: list[jax.Device], images: int):
+def compile_step(name: str, devices: list[jax.Device], images: int) -> Any:
   """Compiles the step of a model.
 
   Args:
@@ -76,8 +78,8 @@ def compile_step(name: str, devices: list[jax.Device], images: int):
     optax.scale_by_schedule(lambda step: -jnp.minimum(1.0, step / 10_000)),
   )
 
-  def step(params, state, images, labels):
-    def loss(params):
+  def step(params: Any, state: Any, images: jax.Array, labels: jax.Array) -> tuple[Any, Any]:
+    def loss(params: Any) -> jax.Array:
       return -(jax.nn.log_softmax(model.apply({"params": params}, images)) * labels).sum(-1).mean()
 
     value, gradients = jax.value_and_grad(loss)(params)
@@ -88,7 +90,7 @@ def compile_step(name: str, devices: list[jax.Device], images: int):
   mesh = Mesh(np.array(devices), ("data",))
   whole, split = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ("data",)))
 
-  def shapes(tree, sharding):
+  def shapes(tree: Any, sharding: jax.sharding.Sharding) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
 
   labels = jax.ShapeDtypeStruct((batch.shape[0], CLASSES), jnp.float32)

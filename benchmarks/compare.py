@@ -12,6 +12,8 @@ import pathlib
 import statistics
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -62,7 +64,13 @@ def main() -> None:
   print(f"\n{text}\n\n{time.perf_counter() - began:.0f} s; {workdir}/compare.md, compare.json, compare.png", flush=True)
 
 
-def train_runs(file, workdir, overrides, changes, groups) -> list[Trial]:
+def train_runs(
+  file: str,
+  workdir: pathlib.Path,
+  overrides: Mapping[str, str],
+  changes: Sequence[Mapping[str, Any]],
+  groups: Sequence[pool.DeviceGroup],
+) -> list[Trial]:
   """Trains a run for each of the changes, several at the same time. Ends the program if a run fails.
 
   Args:
@@ -80,7 +88,7 @@ def train_runs(file, workdir, overrides, changes, groups) -> list[Trial]:
   return trials
 
 
-def make_table(scratch, probed, tuned, best) -> list[list[str]]:
+def make_table(scratch: Any, probed: Any, tuned: Any, best: Any) -> list[list[str]]:
   """Returns the rows of compare.md, with the header first.
 
   Args:
@@ -119,7 +127,9 @@ def select_trials(trials: list[Trial], name: str) -> list[Trial]:
   return [trial for trial in trials if trial.changes["model.name"] == name]
 
 
-def run_probes(workdir, scratch, best, groups) -> dict[tuple[str, int], list[dict]]:
+def run_probes(
+  workdir: pathlib.Path, scratch: Any, best: Any, groups: Sequence[pool.DeviceGroup]
+) -> dict[tuple[str, int], list[dict[str, Any]]]:
   """Returns few-shot metrics of the weights of each seed, by (model, pixels).
 
   The higher resolution is measured only for the best model.
@@ -149,7 +159,7 @@ def run_probes(workdir, scratch, best, groups) -> dict[tuple[str, int], list[dic
   }
 
 
-def run_commands(commands: dict[str, list[str]], groups) -> None:
+def run_commands(commands: dict[str, list[str]], groups: Sequence[pool.DeviceGroup]) -> None:
   """Runs commands, several at the same time. Ends the program if a command fails.
 
   Args:
@@ -169,7 +179,7 @@ def run_commands(commands: dict[str, list[str]], groups) -> None:
       time.sleep(0.1)
 
 
-def average_top1(figures: dict, shots: int) -> float:
+def average_top1(figures: dict[str, Any], shots: int) -> float:
   """Returns mean top-1 over draws.
 
   Args:
@@ -195,7 +205,7 @@ def count_training_images(trials: list[Trial]) -> int:
   return round(last["step"] * json.loads(trials[0].config)["batch"] / last["train/epoch"])
 
 
-def read_lines(trial: Trial) -> list[dict]:
+def read_lines(trial: Trial) -> list[dict[str, Any]]:
   """Returns one line of a run's log per step, for steps with an epoch and a metric on val."""
   steps = {}
   for text in (trial.workdir / "metrics.jsonl").read_text().splitlines():
@@ -204,7 +214,7 @@ def read_lines(trial: Trial) -> list[dict]:
   return [line for line in steps.values() if {"train/epoch", "val/top1"} <= line.keys()]
 
 
-def draw_picture(scratch, probed, tuned, best, path) -> None:
+def draw_picture(scratch: Any, probed: Any, tuned: Any, best: Any, path: pathlib.Path) -> None:
   """Draws accuracy on val over images seen (left), and accuracy on test over different images (right).
 
   Args:
@@ -269,7 +279,7 @@ def shift_positions(number: int, positions: list[float]) -> list[float]:
   return [position * 1.09 ** (number - len(MODELS) / 2) for position in positions]
 
 
-def draw_curve(axes, runs: list[list[dict]], images: int, colour: str, label: str) -> None:
+def draw_curve(axes: Any, runs: list[list[dict[str, Any]]], images: int, colour: str, label: str) -> None:
   """Draws mean top-1 on val over images seen, with a band of one standard deviation.
 
   Args:
@@ -287,7 +297,9 @@ def draw_curve(axes, runs: list[list[dict]], images: int, colour: str, label: st
   axes.fill_between(seen, low, high, color=colour, alpha=0.2)
 
 
-def draw_points(axes, positions, values, colour, label, marker="o") -> None:
+def draw_points(
+  axes: Any, positions: Sequence[float], values: Sequence[Sequence[float]], colour: str, label: str, marker: str = "o"
+) -> None:
   """Draws means with error bars of one standard deviation.
 
   Args:

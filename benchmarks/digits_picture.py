@@ -7,6 +7,8 @@ prediction, mistakes first.
 import contextlib
 import json
 import pathlib
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import matplotlib.pyplot as plt
@@ -47,7 +49,7 @@ def load_predictions(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.
   return batch["image"], batch["label"], np.asarray(output.logits.argmax(-1))
 
 
-def draw_curves(axes, workdir: pathlib.Path) -> None:
+def draw_curves(axes: Any, workdir: pathlib.Path) -> None:
   """Draws top-1 over epochs.
 
   Args:
@@ -72,7 +74,9 @@ def draw_curves(axes, workdir: pathlib.Path) -> None:
   axes.legend(loc="lower right")
 
 
-def draw_gallery(axes, images, labels, guesses, count: int = 32, columns: int = 8) -> None:
+def draw_gallery(
+  axes: Any, images: np.ndarray, labels: Sequence[int], guesses: Sequence[int], count: int = 32, columns: int = 8
+) -> None:
   """Draws a grid of images with labels, mistakes first. Mistakes also show the prediction.
 
   Args:

@@ -14,6 +14,8 @@ import resource
 import signal
 import statistics
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from sklearn.linear_model import RidgeClassifier
@@ -43,7 +45,7 @@ def make_problem() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   return features, labels, test
 
 
-def predict_with_ours(features, labels, test) -> np.ndarray:
+def predict_with_ours(features: np.ndarray, labels: np.ndarray, test: np.ndarray) -> np.ndarray:
   """Returns the classes that our probe predicts.
 
   Args:
@@ -55,7 +57,7 @@ def predict_with_ours(features, labels, test) -> np.ndarray:
   return probes.compute_scores(probe, test).argmax(1)
 
 
-def predict_with_theirs(features, labels, test) -> np.ndarray:
+def predict_with_theirs(features: np.ndarray, labels: np.ndarray, test: np.ndarray) -> np.ndarray:
   """Returns the classes that scikit-learn predicts.
 
   Args:
@@ -68,7 +70,7 @@ def predict_with_theirs(features, labels, test) -> np.ndarray:
   return fitted.predict((test - mean) / deviation)
 
 
-def measure_memory(function, answer) -> None:
+def measure_memory(function: Callable[[], object], answer: Any) -> None:
   """Computes a prediction and puts the peak memory of this process in bytes, including the arrays, into a queue.
 
   Args:
@@ -80,7 +82,7 @@ def measure_memory(function, answer) -> None:
   answer.put(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
-def measure_peak(function) -> int:
+def measure_peak(function: Callable[[], object]) -> int:
   """Returns the peak memory of a prediction in a separate process, in bytes."""
   context = multiprocessing.get_context("spawn")
   answer = context.Queue()

@@ -25,6 +25,7 @@ import pathlib
 import signal
 import statistics
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -87,7 +88,7 @@ def prepare_ours(parts: build.Experiment, images: np.ndarray, labels: np.ndarray
   batch = {name: jax.device_put(values[name].astype(shape.dtype), shape.sharding) for name, shape in shapes.items()}
   compiled, states, (frozen, _) = parts.compile(), [parts.init()], parts.frozen()
 
-  def steps(count):
+  def steps(count: int) -> None:
     for _ in range(count):
       states[0], metrics = compiled(states[0], batch, frozen)
     jax.block_until_ready((states[0], metrics))
@@ -118,7 +119,7 @@ def get_device(platform: str) -> jax.Device:
   return device
 
 
-def measure_model(model: str, args: argparse.Namespace) -> dict:
+def measure_model(model: str, args: argparse.Namespace) -> dict[str, Any]:
   """Measures a model in this process.
 
   Args:
@@ -193,10 +194,10 @@ def alternate_sides(sides: dict[str, Side], args: argparse.Namespace) -> dict[st
   return {name: args.batch * args.steps / statistics.median(times) for name, times in seconds.items()}
 
 
-def format_row(row: dict) -> str:
+def format_row(row: dict[str, Any]) -> str:
   """Formats a row for the screen."""
 
-  def side(rate, mfu):
+  def side(rate: float, mfu: float | None) -> str:
     return f"{rate:.5g} images/s" + (f" ({mfu:.1%} MFU)" if mfu is not None else "")
 
   return (

@@ -20,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
+from typing import Any
 
 from benchmarks import children, photographs
 from vit_jax import cli
@@ -32,7 +34,7 @@ COPIES = 8  # copies in our dataset; for few records the permutation takes longe
 SAMPLES = 100  # samples of py-spy per second
 
 
-def open_ours(folder: str, threads: int, workers: int = 0, policy: bool = False):
+def open_ours(folder: str, threads: int, workers: int = 0, policy: bool = False) -> Any:
   """Opens our batches.
 
   Args:
@@ -49,7 +51,7 @@ def open_ours(folder: str, threads: int, workers: int = 0, policy: bool = False)
   return loader.batches(opened(), BATCH, range(BATCH), 0, processes, threads=threads)
 
 
-def measure_rate(batches, seconds: float) -> float:
+def measure_rate(batches: Iterable[Any], seconds: float) -> float:
   """Measures the throughput of batches.
 
   Args:

@@ -7,6 +7,7 @@ two to four minutes to compile.
 """
 
 import json
+from typing import Any
 
 import jax
 
@@ -22,7 +23,7 @@ MODELS = {
 }
 
 
-def make_run(images: int, **model) -> config.Run:
+def make_run(images: int, **model: Any) -> config.Run:
   """Returns the run to measure.
 
   Args:

@@ -7,6 +7,7 @@ one. If both counts are equal, no collectives are inside the iterations. Needs `
 
 import json
 import pathlib
+from typing import Any
 
 import jax
 
@@ -16,7 +17,7 @@ from vit_jax.storage import files
 from vit_jax.training import build
 
 
-def make_run(model: str, images: int, **optim) -> config.Run:
+def make_run(model: str, images: int, **optim: Any) -> config.Run:
   """Returns the run to measure.
 
   Args:

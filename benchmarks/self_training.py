@@ -11,6 +11,7 @@ import json
 import pathlib
 import sys
 import time
+from collections.abc import Sequence
 
 from benchmarks import compare
 from vit_jax import cli
@@ -52,7 +53,7 @@ def main() -> None:
   print(f"\n{text}\n\n{time.perf_counter() - began:.0f} s; {workdir}/self_training.md, self_training.json", flush=True)
 
 
-def write_labels(workdir: pathlib.Path, trials: list[Trial], groups) -> list[pathlib.Path]:
+def write_labels(workdir: pathlib.Path, trials: list[Trial], groups: Sequence[pool.DeviceGroup]) -> list[pathlib.Path]:
   """Writes labels with the weights of each trial and returns their folders.
 
   Args:
@@ -73,7 +74,7 @@ def write_labels(workdir: pathlib.Path, trials: list[Trial], groups) -> list[pat
   return folders
 
 
-def measure_trials(workdir: pathlib.Path, trials: list[Trial], groups) -> list[float]:
+def measure_trials(workdir: pathlib.Path, trials: list[Trial], groups: Sequence[pool.DeviceGroup]) -> list[float]:
   """Returns top-1 of each trial on the images that are unlabelled for it.
 
   Args:

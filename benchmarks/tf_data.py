@@ -3,6 +3,8 @@
 import math
 import os
 import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -29,7 +31,9 @@ def write_records(file: pathlib.Path, images: list[bytes], labels: list[int]) ->
       writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
 
 
-def make_batches(file: pathlib.Path, batch: int, threads: int, layers: int = 0, magnitude: float = 10.0):
+def make_batches(
+  file: pathlib.Path, batch: int, threads: int, layers: int = 0, magnitude: float = 10.0
+) -> Iterator[Any]:
   """Returns endless batches of a file, shuffled in a buffer of 512.
 
   Images are uint8 (batch, 224, 224, 3), with an inception crop, bilinear, and random flips.
@@ -43,7 +47,7 @@ def make_batches(file: pathlib.Path, batch: int, threads: int, layers: int = 0, 
   """
   features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
 
-  def example(record):
+  def example(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     stored = tf.io.parse_single_example(record, features)
     image = decode_crop(stored["image"])
     return (apply_randaugment(image, layers, magnitude) if layers else image), stored["label"]
@@ -52,7 +56,7 @@ def make_batches(file: pathlib.Path, batch: int, threads: int, layers: int = 0, 
   return _repeat_records(records, example, threads).batch(batch, drop_remainder=True).prefetch(2).as_numpy_iterator()
 
 
-def decode_crops(images: list[bytes], threads: int):
+def decode_crops(images: list[bytes], threads: int) -> Iterator[Any]:
   """Decodes a random crop of each image, endlessly. Yields the number of rows, so that pixels are not copied.
 
   Args:
@@ -64,7 +68,7 @@ def decode_crops(images: list[bytes], threads: int):
   return _repeat_records(numbers, lambda i: tf.shape(_decode_box(stored[i]))[0], threads).batch(64).as_numpy_iterator()
 
 
-def _repeat_records(records, example, threads):
+def _repeat_records(records: Any, example: Callable[[tf.Tensor], Any], threads: int) -> tf.data.Dataset:
   images = records.repeat().map(example, num_parallel_calls=threads)
   options = tf.data.Options()
   options.threading.private_threadpool_size = threads
@@ -76,7 +80,7 @@ def _repeat_records(records, example, threads):
   return images.with_options(options)
 
 
-def _decode_box(file):
+def _decode_box(file: tf.Tensor) -> tf.Tensor:
   """Decodes a random box of a JPEG file, and no other pixels."""
   begin, size, _ = tf.image.sample_distorted_bounding_box(
     tf.io.extract_jpeg_shape(file),
@@ -89,13 +93,13 @@ def _decode_box(file):
   return tf.io.decode_and_crop_jpeg(file, window, channels=3)
 
 
-def decode_crop(file) -> tf.Tensor:
+def decode_crop(file: tf.Tensor) -> tf.Tensor:
   """Returns a random crop of a JPEG file, uint8 (224, 224, 3)."""
   image = tf.cast(tf.image.resize(_decode_box(file), (SIZE, SIZE)), tf.uint8)
   return tf.ensure_shape(tf.image.random_flip_left_right(image), (SIZE, SIZE, 3))
 
 
-def apply_randaugment(image, layers: int, magnitude: float) -> tf.Tensor:
+def apply_randaugment(image: tf.Tensor, layers: int, magnitude: float) -> tf.Tensor:
   """Applies random operations out of 16, as in big_vision's `randaug(layers, magnitude)`, from EfficientNet's code.
 
   Args:
@@ -105,7 +109,7 @@ def apply_randaugment(image, layers: int, magnitude: float) -> tf.Tensor:
   """
   part = magnitude / 10
 
-  def sign(value):
+  def sign(value: float) -> tf.Tensor:
     return tf.where(tf.random.uniform([]) < 0.5, -value, value)
 
   operations = (
@@ -133,7 +137,7 @@ def apply_randaugment(image, layers: int, magnitude: float) -> tf.Tensor:
   return image
 
 
-def _autocontrast(image):
+def _autocontrast(image: tf.Tensor) -> tf.Tensor:
   values = tf.cast(image, tf.float32)
   low, high = tf.reduce_min(values, (0, 1)), tf.reduce_max(values, (0, 1))
   slope = 255 / tf.maximum(high - low, 1)
@@ -141,8 +145,8 @@ def _autocontrast(image):
   return tf.where(high > low, tf.cast(stretched, tf.uint8), image)
 
 
-def _equalize(image):
-  def channel(c):
+def _equalize(image: tf.Tensor) -> tf.Tensor:
+  def channel(c: int) -> tf.Tensor:
     values = tf.cast(image[:, :, c], tf.int32)
     counts = tf.histogram_fixed_width(values, [0, 255], nbins=256)
     present = tf.boolean_mask(counts, counts > 0)
@@ -153,20 +157,20 @@ def _equalize(image):
   return tf.stack([channel(c) for c in range(3)], -1)
 
 
-def _shift_colours(image, bits):
+def _shift_colours(image: tf.Tensor, bits: int) -> tf.Tensor:
   return tf.bitwise.left_shift(tf.bitwise.right_shift(image, np.uint8(bits)), np.uint8(bits))
 
 
-def _make_gray(image):
+def _make_gray(image: tf.Tensor) -> tf.Tensor:
   return tf.image.grayscale_to_rgb(tf.image.rgb_to_grayscale(image))
 
 
-def _blend(start, end, factor):
+def _blend(start: tf.Tensor, end: tf.Tensor, factor: float) -> tf.Tensor:
   start = tf.cast(start, tf.float32)
   return tf.cast(tf.clip_by_value(start + factor * (tf.cast(end, tf.float32) - start), 0, 255), tf.uint8)
 
 
-def _sharpness(image, factor):
+def _sharpness(image: tf.Tensor, factor: float) -> tf.Tensor:
   kernel = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32)[:, :, None, None] / 13
   smooth = tf.nn.depthwise_conv2d(
     tf.cast(image, tf.float32)[None], np.tile(kernel, (1, 1, 3, 1)), [1, 1, 1, 1], padding="VALID"
@@ -176,14 +180,14 @@ def _sharpness(image, factor):
   return _blend(tf.where(inside, smooth, image), image, factor)
 
 
-def _rotate_image(image, angle):
+def _rotate_image(image: tf.Tensor, angle: float) -> tf.Tensor:
   cos, sin, middle = tf.cos(angle), tf.sin(angle), (SIZE - 1) / 2
   return _warp_image(
     image, [cos, -sin, middle - cos * middle + sin * middle, sin, cos, middle - sin * middle - cos * middle]
   )
 
 
-def _warp_image(image, matrix):
+def _warp_image(image: tf.Tensor, matrix: Any) -> tf.Tensor:
   """Applies a projective transform with nearest neighbours. Pixels from outside become grey."""
   marked = tf.concat([image, tf.fill([SIZE, SIZE, 1], np.uint8(255))], -1)[None]
   moved = tf.raw_ops.ImageProjectiveTransformV3(
@@ -196,7 +200,7 @@ def _warp_image(image, matrix):
   return tf.where(moved[:, :, 3:] > 0, moved[:, :, :3], np.uint8(GRAY))
 
 
-def _cutout(image, reach):
+def _cutout(image: tf.Tensor, reach: int) -> tf.Tensor:
   row, column = (tf.random.uniform([], maxval=SIZE, dtype=tf.int32) for _ in range(2))
   places = tf.range(SIZE)
   inside = (tf.abs(places - row) < reach)[:, None] & (tf.abs(places - column) < reach)[None]

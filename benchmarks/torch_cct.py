@@ -10,7 +10,7 @@ from torch import nn
 class Block(nn.Module):
   """The encoder block of the Compact Transformers' code. Its second norm overwrites the residual stream."""
 
-  def __init__(self, width: int, heads: int, path_rate: float):
+  def __init__(self, width: int, heads: int, path_rate: float) -> None:
     super().__init__()
     self.heads, self.path_rate = heads, path_rate
     self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -36,7 +36,7 @@ class Block(nn.Module):
 class Cct(nn.Module):
   """CCT-2/3x2 for 32x32 images and 10 classes."""
 
-  def __init__(self, width: int = 128):
+  def __init__(self, width: int = 128) -> None:
     super().__init__()
     self.tokenizer = nn.Sequential(
       *(nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),

@@ -12,7 +12,7 @@ from vit_jax.models.published import vit
 class Block(nn.Module):
   """A block with timm's structure, from tokens (B, N, D) to tokens (B, N, D). Query, key and value are one product."""
 
-  def __init__(self, width: int, heads: int, hidden: int):
+  def __init__(self, width: int, heads: int, hidden: int) -> None:
     super().__init__()
     self.heads = heads
     self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
@@ -30,7 +30,7 @@ class Block(nn.Module):
 class Vit(nn.Module):
   """A ViT from images (B, 3, H, W) to logits (B, V). It is used if timm is not installed."""
 
-  def __init__(self, patch: int, width: int, depth: int, heads: int, hidden: int):
+  def __init__(self, patch: int, width: int, depth: int, heads: int, hidden: int) -> None:
     super().__init__()
     self.embedding = nn.Conv2d(3, width, patch, stride=patch)
     self.position = nn.Parameter(0.02 * torch.randn(1, (SIDE // patch) ** 2, width))

@@ -13,6 +13,7 @@ no TPU. L/16 compiles in half a minute to two minutes on two cores.
 import argparse
 import json
 import pathlib
+from typing import Any
 
 import jax
 
@@ -23,7 +24,7 @@ from vit_jax.storage import files
 from vit_jax.training import build
 
 
-def make_run(model: str, attention: str, images: int, fsdp: bool, **arguments) -> config.Run:
+def make_run(model: str, attention: str, images: int, fsdp: bool, **arguments: Any) -> config.Run:
   """Returns our run.
 
   Args:
@@ -47,7 +48,7 @@ def make_run(model: str, attention: str, images: int, fsdp: bool, **arguments) -
   )
 
 
-def measure_ours(model: str, attention: str, args: argparse.Namespace, schedules: pathlib.Path) -> dict:
+def measure_ours(model: str, attention: str, args: argparse.Namespace, schedules: pathlib.Path) -> dict[str, Any]:
   """Returns our row of the table.
 
   Args:
@@ -121,7 +122,7 @@ def main() -> None:
           files.write_text(args.json, json.dumps(rows, indent=2) + "\n")
 
 
-def format_row(row: dict) -> str:
+def format_row(row: dict[str, Any]) -> str:
   """Formats a row for the screen."""
   ratio = row["ratio_to_big_vision"]
   head = f"{row['model']:<6}{row['attention']:<7}{row['mesh']:<10}"

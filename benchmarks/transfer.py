@@ -11,6 +11,8 @@ import json
 import pathlib
 import sys
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -71,7 +73,7 @@ def name_folder(name: str) -> str:
   return name.replace(" ", "_")
 
 
-def pretrain_runs(workdir: pathlib.Path, name: str, groups) -> list[Trial]:
+def pretrain_runs(workdir: pathlib.Path, name: str, groups: Sequence[pool.DeviceGroup]) -> list[Trial]:
   """Returns a run on the dataset `glyphs` for each seed.
 
   Args:
@@ -84,7 +86,7 @@ def pretrain_runs(workdir: pathlib.Path, name: str, groups) -> list[Trial]:
   )
 
 
-def run_probes(workdir: pathlib.Path, trials: list[Trial], groups) -> list[dict]:
+def run_probes(workdir: pathlib.Path, trials: list[Trial], groups: Sequence[pool.DeviceGroup]) -> list[dict[str, Any]]:
   """Returns few-shot figures of each trial's weights on digits.
 
   Args:
@@ -106,7 +108,9 @@ def run_probes(workdir: pathlib.Path, trials: list[Trial], groups) -> list[dict]
   return [json.loads(file.read_text())["evals"]["digits"]["figures"] for file in answers]
 
 
-def train_on_digits(workdir: pathlib.Path, name: str, labelled: int, before: list[Trial], groups) -> list[Trial]:
+def train_on_digits(
+  workdir: pathlib.Path, name: str, labelled: int, before: list[Trial], groups: Sequence[pool.DeviceGroup]
+) -> list[Trial]:
   """Returns runs on labelled digits that start from the weights of `before`, or from scratch.
 
   Args:
@@ -125,7 +129,7 @@ def train_on_digits(workdir: pathlib.Path, name: str, labelled: int, before: lis
   )
 
 
-def make_table(probed: dict[str, list[dict]], tuned: dict[tuple[str, int], list[Trial]]) -> list[list[str]]:
+def make_table(probed: dict[str, list[dict[str, Any]]], tuned: dict[tuple[str, int], list[Trial]]) -> list[list[str]]:
   """Returns the rows of transfer.md with test top-1, the header first.
 
   Args:
@@ -143,7 +147,7 @@ def make_table(probed: dict[str, list[dict]], tuned: dict[tuple[str, int], list[
   return rows
 
 
-def draw_picture(before, probed, tuned, path: pathlib.Path) -> None:
+def draw_picture(before: Any, probed: Any, tuned: Any, path: pathlib.Path) -> None:
   """Draws few-shot accuracy over pre-training (left), probes over shots (middle), and accuracy after training (right).
 
   Args:
@@ -179,7 +183,7 @@ def draw_picture(before, probed, tuned, path: pathlib.Path) -> None:
     figure.savefig(partial, format="png", dpi=110)
 
 
-def draw_curve(axes, trials: list[Trial], figure: str, colour: str, style: str, label: str) -> None:
+def draw_curve(axes: Any, trials: list[Trial], figure: str, colour: str, style: str, label: str) -> None:
   """Draws the mean over seeds of a figure that was measured during training.
 
   Args:

@@ -11,6 +11,8 @@ Result:    published for CCT-7/3x1, at the epoch that is best on the test images
            their average is lower
 """
 
+from ml_collections import ConfigDict
+
 from vit_jax.config import recipe
 
 MODELS = (
@@ -32,7 +34,7 @@ RATES = {
 }
 
 
-def get_config(argument="cct_7_3x1_32"):
+def get_config(argument: str = "cct_7_3x1_32") -> ConfigDict:
   """Returns the run for "MODEL", "MODEL,DATASET" or "MODEL,DATASET,EPOCHS", such as "cct_7_3x1_32,cifar100,300"."""
   model, images, epochs = (argument.split(",") + ["cifar10", "300"][argument.count(",") :])[:3]
   if model.removesuffix("_sine") not in MODELS:

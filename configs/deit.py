@@ -9,12 +9,14 @@ Result:    published: Ti 72.2, S 79.8, B 81.8 % top-1 (README of facebookresearc
            79.68, 81.46. All training images are used, and the epoch is not selected: use the last one
 """
 
+from ml_collections import ConfigDict
+
 from vit_jax.config import recipe
 
 SIZES = {"Ti": "tiny", "S": "small", "B": "base"}
 
 
-def get_config(size="S"):
+def get_config(size: str = "S") -> ConfigDict:
   """Returns the run for a size: "Ti", "S" or "B"."""
   if size not in SIZES:
     raise ValueError(f"unknown size {size!r}. Allowed: {', '.join(SIZES)}")

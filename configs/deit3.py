@@ -20,6 +20,10 @@ Source:    README_revenge for 800 epochs and for i21k, deit3-jax for 400. H is p
            default of FusedLAMB in the authors' code
 """
 
+from typing import Any
+
+from ml_collections import ConfigDict
+
 from vit_jax.config import recipe, required
 
 MODELS = {"S": "ViT-S/16", "B": "ViT-B/16", "L": "ViT-L/16", "H": "ViT-H/14"}
@@ -49,7 +53,7 @@ LAMB = dict(name="lamb", eps=1e-8, weight_decay=0.02, clip=1.0)
 SOFTMAX = dict(name="classify", label_smoothing=0.1)
 
 
-def get_config(argument="B,i1k,400"):
+def get_config(argument: str = "B,i1k,400") -> ConfigDict:
   """Returns pre-training, such as "B,i1k,400" (size, dataset, epochs), or its fine-tuning, "B,i1k,400,224"."""
   size, images, epochs, pixels = (argument.split(",") + [""] * 4)[:4]
   if (size, images, epochs) not in DROPPED or argument.count(",") > 3:
@@ -80,7 +84,7 @@ def get_config(argument="B,i1k,400"):
   )
 
 
-def pretraining(size, images, epochs):
+def pretraining(size: str, images: str, epochs: str) -> tuple[dict[str, Any], dict[str, Any]]:
   """Returns settings of pre-training.
 
   ImageNet-1k uses binary cross-entropy and repeated augmentation. ImageNet-21k uses softmax, simple crops and no mixup.
@@ -102,7 +106,7 @@ def pretraining(size, images, epochs):
   )
 
 
-def finetuning(images):
+def finetuning(images: str) -> tuple[dict[str, Any], dict[str, Any]]:
   """Returns settings of fine-tuning.
 
   After ImageNet-1k, the learning rate is low, with RandAugment. After ImageNet-21k, the recipe is that of pre-training.

@@ -6,10 +6,14 @@ Hardware:  two CPU cores, 98 to 232 s of training, depending on machine load
 Result:    98.89, 98.89 and 99.17 % top-1 on the test images, with the seeds 0, 1 and 2
 """
 
+from typing import Any
+
+from ml_collections import ConfigDict
+
 from vit_jax.config import recipe
 
 
-def get_config():
+def get_config() -> ConfigDict:
   """Returns the run with seed 0."""
   return recipe(
     model=dict(name="cct_2_3x2_32"),
@@ -33,6 +37,6 @@ def get_config():
   )
 
 
-def sweep():
+def sweep() -> list[dict[str, Any]]:
   """Returns trials with three seeds, for mean and standard deviation."""
   return [dict(seed=seed) for seed in range(3)]

@@ -10,6 +10,8 @@ Result:    mean top-1 and standard deviation over three draws of 1, 5, 10 and 25
 As an evaluation during training: evals=dict(pets=dict(name="fewshot", data=dict(name="oxford_iiit_pet"), every="10%")).
 """
 
+from ml_collections import ConfigDict
+
 from vit_jax.config import measurement
 
 SETS = {
@@ -28,7 +30,7 @@ SETS = {
 SUITE = ("caltech101", "cars196", "cifar100", "dtd", "pets", "uc_merced")
 
 
-def get_config(argument="digits"):
+def get_config(argument: str = "digits") -> ConfigDict:
   """Returns the measurement on datasets: names in SETS separated by commas, or "suite"."""
   names = SUITE if argument == "suite" else argument.split(",")
   if unknown := set(names) - SETS.keys():

@@ -20,6 +20,10 @@ Result:    published for ViT-B/16 from ImageNet-21k, with all of `train`: ImageN
            source)
 """
 
+from typing import Any
+
+from ml_collections import ConfigDict
+
 from vit_jax.config import Sweep, product, recipe, required
 
 # name in the catalog, length, warm-up, peak rate, percentage of `train` for training (or None: see SPLITS), batch
@@ -40,7 +44,7 @@ SPLITS = {  # training split, deciding split, union of both
 }
 
 
-def get_config(argument="cifar10"):
+def get_config(argument: str = "cifar10") -> ConfigDict:
   """Returns the run for a dataset, a model and an image size: "pets", "pets,ViT-L/16" or "pets,ViT-L/16,512"."""
   images, *words = argument.split(",")
   if images not in SETS:
@@ -80,7 +84,7 @@ def get_config(argument="cifar10"):
   )
 
 
-def sweep(argument="cifar10"):
+def sweep(argument: str = "cifar10") -> Sweep:
   """Returns a trial for each learning rate of the paper. `val` selects the best one.
 
   The best setting is trained again on all of `train`, three times, and measured on test (table 4).
@@ -94,13 +98,13 @@ def sweep(argument="cifar10"):
   )
 
 
-def splits(images):
+def splits(images: str) -> tuple[str, str, str]:
   """Returns three split strings: for training, for selection of a setting, and their union."""
   percent = SETS[images][4]
   return SPLITS.get(images, (f"train[:{percent}%]", f"train[{percent}%:]", "train"))
 
 
-def views(images, size):
+def views(images: str, size: int) -> dict[str, Any]:
   """Returns the crops, as in big_vision.
 
   Photographs are randomly cropped and mirrored for training. Test images are cropped at the centre.

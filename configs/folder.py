@@ -8,10 +8,12 @@ at the end (`--config.data.validation=0` trains on all images). Learning rate, d
 ViT-S/16 baselines (Beyer et al. 2022, arXiv:2205.01580). The batch size suits a single accelerator.
 """
 
+from ml_collections import ConfigDict
+
 from vit_jax.config import recipe
 
 
-def get_config(model="ViT-S/16"):
+def get_config(model: str = "ViT-S/16") -> ConfigDict:
   """Returns the run for a model. Names of compact transformers contain the image size (cct_7_3x1_32_sine)."""
   sizes = [int(word) for word in model.split("_")[2:] if word.isdigit()]
   size = sizes[-1] if sizes else 224

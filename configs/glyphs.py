@@ -9,10 +9,12 @@ Result:    docs/results/learning.md. During training, a few digits of each class
            weights and with their average. The report shows few-shot accuracy over pre-training as a curve
 """
 
+from ml_collections import ConfigDict
+
 from vit_jax.config import recipe
 
 
-def get_config():
+def get_config() -> ConfigDict:
   """Returns the run with seed 0."""
   whole = dict(name="resize")
   return recipe(

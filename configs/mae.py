@@ -12,6 +12,10 @@ Source:    PRETRAIN.md and FINETUNE.md of facebookresearch/mae. The head uses th
            files, the class token is as good as the mean of the patches. The head is initialized with zeros
 """
 
+from typing import Any
+
+from ml_collections import ConfigDict
+
 from vit_jax.config import recipe, required
 
 SIZES = {  # fine-tuning: base rate per 256 images, layer decay, stochastic depth, epochs
@@ -22,7 +26,7 @@ SIZES = {  # fine-tuning: base rate per 256 images, layer decay, stochastic dept
 LENGTHS = ("800ep", "1600ep")
 
 
-def get_config(argument="B/16,800ep"):
+def get_config(argument: str = "B/16,800ep") -> ConfigDict:
   """Returns pre-training for a size ("B/16") or a size and a length ("B/16,1600ep"), or fine-tuning ("B/16,finetune").
 
   "digits" is a small run.
@@ -54,7 +58,7 @@ def get_config(argument="B/16,800ep"):
   )
 
 
-def pretraining(length):
+def pretraining(length: str) -> tuple[dict[str, Any], dict[str, Any]]:
   """Returns settings of pre-training.
 
   A quarter of the patches is visible. The augmentation consists of crops and flips. The rate is 1.5e-4 per 256 images.
@@ -71,7 +75,9 @@ def pretraining(length):
   )
 
 
-def finetuning(rate, layer_decay, stochastic_depth, epochs):
+def finetuning(
+  rate: float, layer_decay: float, stochastic_depth: float, epochs: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
   """Returns settings of fine-tuning for all layers, with the augmentation of DeiT.
 
   The rate is given per 256 images. Lower layers have lower rates.
@@ -100,7 +106,7 @@ def finetuning(rate, layer_decay, stochastic_depth, epochs):
   )
 
 
-def digits():
+def digits() -> ConfigDict:
   """Returns a small run for demonstration.
 
   16 patches of a digit are visible. A decoder of two blocks predicts the other 48.

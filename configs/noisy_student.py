@@ -17,12 +17,14 @@ Source:    arXiv:1911.04252. Images with a confidence of at least 0.3 get soft l
            this config, label smoothing applies to all images
 """
 
+from ml_collections import ConfigDict
+
 from vit_jax.config import recipe, required
 
 NAMES = ("digits,teacher", "digits,student", "imagenet,teacher", "imagenet,student")
 
 
-def get_config(argument="digits,teacher"):
+def get_config(argument: str = "digits,teacher") -> ConfigDict:
   """Returns the run of a teacher or a student, such as "digits,student" or "imagenet,teacher"."""
   if argument not in NAMES:
     raise ValueError(f"unknown run {argument!r}. Allowed: {', '.join(NAMES)}")
@@ -30,7 +32,7 @@ def get_config(argument="digits,teacher"):
   return (digits if images == "digits" else imagenet)(stage == "student")
 
 
-def digits(student):
+def digits(student: bool) -> ConfigDict:
   """Returns CCT-2/3x2 on the first 100 training images.
 
   The student uses seven unlabelled images for each labelled image.
@@ -59,7 +61,7 @@ def digits(student):
   )
 
 
-def imagenet(student):
+def imagenet(student: bool) -> ConfigDict:
   """Returns ViT-B/16 with AugReg's recipe as the teacher, or L/16 with 15 times as many images as the student."""
   labelled = dict(name="imagenet2012", train="train[:99%]")
   policy = dict(name="randaugment", layers=2, magnitude=27 if student else 15)

@@ -18,6 +18,10 @@ Result:    published for DINOv2's ViT-L/14 on ImageNet: k-NN 83.5, linear 86.3 %
            256. configs/scenes.py has figures of dense probes
 """
 
+from typing import Any
+
+from ml_collections import ConfigDict
+
 from vit_jax.config import measurement
 
 SETS = {
@@ -35,7 +39,7 @@ DENSE = {
   "pets": dict(name="oxford_iiit_pet"),  # the animal and the background
   "segmentation": dict(name="segmentation"),  # your own images/x.jpg and masks/x.png, as in the command
 }
-KINDS = {
+KINDS: dict[str, Any] = {
   "knn": dict(
     features="cls",
     probes={
@@ -51,7 +55,7 @@ KINDS = {
 }
 
 
-def get_config(argument="knn,digits"):
+def get_config(argument: str = "knn,digits") -> ConfigDict:
   """Returns the measurement: "knn", "linear" or "dense", followed by names in SETS or DENSE, separated by commas."""
   kind, *names = argument.split(",")
   known = DENSE if kind == "dense" else SETS

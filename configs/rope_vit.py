@@ -24,6 +24,10 @@ Source:    deit/README.md and models/vit_rope.py of naver-ai/rope-vit at ce85c2e
            of this config has a position, which has no effect on the results
 """
 
+from typing import Any
+
+from ml_collections import ConfigDict
+
 from vit_jax.config import recipe, required
 
 SIZES = {  # model, pixels, learning rate and stochastic depth of pre-training, stochastic depth of fine-tuning
@@ -41,7 +45,7 @@ BOTH = dict(name="mixup_cutmix", mixup_alpha=0.8, cutmix_alpha=1.0, switch=0.5, 
 SCHEDULE = dict(name="epoch_cosine", start=1e-6, end=1e-5)
 
 
-def get_config(argument="B,mixed"):
+def get_config(argument: str = "B,mixed") -> ConfigDict:
   """Returns pre-training for a size and positions, such as "B,mixed", or its fine-tuning, "B,mixed,224"."""
   size, positions, pixels = (argument.split(",") + [""] * 3)[:3]
   allowed = ("", "224") if size in ("B", "L") else ("",)
@@ -81,7 +85,7 @@ def get_config(argument="B,mixed"):
   )
 
 
-def pretraining(lr):
+def pretraining(lr: float) -> dict[str, Any]:
   """Returns settings of pre-training: binary cross-entropy and LAMB."""
   return dict(
     task=dict(name="classify", loss="mean_sigmoid", target_threshold=0.0),
@@ -91,7 +95,7 @@ def pretraining(lr):
   )
 
 
-def finetuning():
+def finetuning() -> dict[str, Any]:
   """Returns settings of fine-tuning: softmax and a low learning rate, which is constant after the warm-up.
 
   Fine-tuning starts from the last weights of pre-training, not from their average.

@@ -10,10 +10,12 @@ Result:    docs/results/learning.md. Masks are not used for training. At interva
            fitted to masks of the training images and measured on masks of the test images
 """
 
+from ml_collections import ConfigDict
+
 from vit_jax.config import recipe
 
 
-def get_config():
+def get_config() -> ConfigDict:
   """Returns the run with seed 0."""
   whole = dict(name="resize")
   return recipe(

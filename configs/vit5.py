@@ -22,6 +22,10 @@ Source:    README.md, main.py, augment.py and models_vit5.py at b7b0796. The mod
            of this config has a position, which has no effect on the results
 """
 
+from typing import Any
+
+from ml_collections import ConfigDict
+
 from vit_jax.config import recipe, required
 
 SIZES = {  # model, pixels, epochs, learning rate and stochastic depth of pre-training, stochastic depth of fine-tuning
@@ -47,7 +51,7 @@ BOTH = dict(name="mixup_cutmix", mixup_alpha=0.8, cutmix_alpha=1.0, switch=0.5, 
 SCHEDULE = dict(name="epoch_cosine", start=1e-6, end=1e-5)
 
 
-def get_config(argument="B"):
+def get_config(argument: str = "B") -> ConfigDict:
   """Returns pre-training for a size, such as "B", or its fine-tuning, "B,224"."""
   size, _, pixels = argument.partition(",")
   if size not in SIZES or argument not in (size, f"{size},224"):
@@ -78,7 +82,7 @@ def get_config(argument="B"):
   )
 
 
-def pretraining(epochs, lr):
+def pretraining(epochs: int, lr: float) -> dict[str, Any]:
   """Returns settings of pre-training: binary cross-entropy and LAMB."""
   return dict(
     task=dict(name="classify", loss="mean_sigmoid", target_threshold=0.0),
@@ -88,7 +92,7 @@ def pretraining(epochs, lr):
   )
 
 
-def finetuning():
+def finetuning() -> dict[str, Any]:
   """Returns settings of fine-tuning: softmax and a low learning rate, which is constant after the warm-up."""
   return dict(
     init={"from": required, "ema": True},

@@ -8,12 +8,14 @@ Result:    published: ImageNet with 5 and 10 images per class 82.7 and 84.5 % (g
            G/14 fine-tuned on ImageNet 90.45 %
 """
 
+from ml_collections import ConfigDict
+
 from vit_jax.config import recipe
 
 SIZES = ("g/14", "G/14")
 
 
-def get_config(size="g/14"):
+def get_config(size: str = "g/14") -> ConfigDict:
   """Returns the run for a size. Only the model depends on the size."""
   if size not in SIZES:
     raise ValueError(f"unknown size {size!r}. Allowed: {', '.join(SIZES)}")

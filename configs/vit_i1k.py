@@ -9,6 +9,8 @@ Result:    published: 76 % (Ti/16), 76 % (S/32), 82 % (S/16), 76 % (B/32), 81 % 
            "around 79 %" on the validation images for B/16 (big_vision, issue 7)
 """
 
+from ml_collections import ConfigDict
+
 from vit_jax.config import recipe
 
 SIZES = {  # width, augmentation
@@ -30,7 +32,7 @@ AUGMENTATIONS = {  # RandAugment's layers and magnitude, alpha of mixup (None: n
 }
 
 
-def get_config(argument="S/16"):
+def get_config(argument: str = "S/16") -> ConfigDict:
   """Returns the run for a size, or for a size and an augmentation: "S/16" or "S/16,strong1"."""
   size, comma, augmentation = argument.partition(",")
   if size not in SIZES:

@@ -10,6 +10,10 @@ Result:    published: B/32 44.0 %, B/16 47.9 %, L/32 45.4 %, L/16 49.9 % top-1 o
            AugReg's six sizes 41, 43, 47, 48, 50, 51 % (its figure 4, no dropout, best of two weight decays)
 """
 
+from typing import Any
+
+from ml_collections import ConfigDict
+
 from vit_jax.config import recipe
 
 PAPER = {"B/32": 768, "B/16": 768, "L/32": 1024, "L/16": 1024}  # width
@@ -23,7 +27,7 @@ AUGREG = {  # layers and magnitude of RandAugment, alpha of mixup (None: no mixu
 }
 
 
-def get_config(argument="L/16"):
+def get_config(argument: str = "L/16") -> ConfigDict:
   """Returns the run of the ViT paper for a size, or the run of AugReg: "L/16" or "L/16,augreg"."""
   size, comma, form = argument.partition(",")
   if comma and form != "augreg":
@@ -54,7 +58,7 @@ def get_config(argument="L/16"):
   )
 
 
-def paper(width):
+def paper(width: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]:
   """Returns settings of the ViT paper: dropout, and linear decay of the learning rate.
 
   The last learning rate is from issue 2 of vision_transformer.
@@ -65,7 +69,9 @@ def paper(width):
   return dict(pre_logits=width, dropout=0.1), {}, optim, "90ep"
 
 
-def augreg(layers, magnitude, alpha):
+def augreg(
+  layers: int, magnitude: int, alpha: float | None
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]:
   """Returns settings of AugReg: no dropout, cosine decay, and augmentation that depends on the size."""
   data = dict(
     policy=dict(name="randaugment", layers=layers, magnitude=magnitude),

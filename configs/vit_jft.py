@@ -10,6 +10,8 @@ Result:    published, after fine-tuning on ImageNet at 384 px (table 6): B/32 80
            L/16 86.30 % for 7 epochs and 87.12 % for 14, H/14 88.08 %; at 512 px L/16 87.76 %, H/14 at 518 px 88.55 %
 """
 
+from ml_collections import ConfigDict
+
 from vit_jax.config import recipe
 
 SIZES = {  # learning rate, width, lengths
@@ -21,7 +23,7 @@ SIZES = {  # learning rate, width, lengths
 }
 
 
-def get_config(argument="L/16"):
+def get_config(argument: str = "L/16") -> ConfigDict:
   """Returns the run for a size, or for a size and a length: "L/16" or "L/16,7ep"."""
   size, comma, length = argument.partition(",")
   if size not in SIZES:

@@ -13,6 +13,8 @@ Result:    published for B/16 after JFT-300M, fine-tuned on ImageNet: 79.9 %, 2 
 Source:    the appendix, which specifies Adam and does not mention weight decay
 """
 
+from ml_collections import ConfigDict
+
 from vit_jax.config import recipe
 
 IMAGES = {  # keys of data
@@ -23,7 +25,7 @@ IMAGES = {  # keys of data
 SIZES = ("Ti/16", "S/16", "B/16", "L/16")
 
 
-def get_config(argument="jft,B/16"):
+def get_config(argument: str = "jft,B/16") -> ConfigDict:
   """Returns the run for a dataset, or for a dataset and a size.
 
   Examples are "imagenet" and "imagenet,L/16". "digits" is a small run.
@@ -50,7 +52,7 @@ def get_config(argument="jft,B/16"):
   )
 
 
-def digits():
+def digits() -> ConfigDict:
   """Returns a small run for demonstration."""
   whole = dict(name="resize")
   return recipe(

@@ -8,12 +8,14 @@ Result:    published: 76.5 % top-1 on the validation images for 90 epochs, 78.5 
            reproduced by others: 76.4 to 77.3 % for 90, 79.75 % for 300 (github.com/EIFY/mup-vit, issue 6)
 """
 
+from ml_collections import ConfigDict
+
 from vit_jax.config import recipe
 
 LENGTHS = ("90ep", "150ep", "300ep")
 
 
-def get_config(length="90ep"):
+def get_config(length: str = "90ep") -> ConfigDict:
   """Returns the run for a length with a published result."""
   if length not in LENGTHS:
     raise ValueError(f"unknown length {length!r}. Allowed: {', '.join(LENGTHS)}. Others: --config.total=60ep")

@@ -18,6 +18,10 @@ Result:    published, mean over tasks: 77.63 % for ViT-H/14 and 76.28 for L/16 o
            (table 9). AugReg's VTAB figures use all training images and are not comparable
 """
 
+from collections.abc import Sequence
+
+from ml_collections import ConfigDict
+
 from vit_jax.config import Sweep, product, recipe, required
 
 TASKS = (
@@ -28,7 +32,7 @@ TASKS = (
 )
 
 
-def get_config(argument="ViT-B/16,dtd"):
+def get_config(argument: str = "ViT-B/16,dtd") -> ConfigDict:
   """Returns the run for a model and a task, such as "ViT-B/16,dtd".
 
   "ViT-B/16,dtd,published" trains on all 1,000 images.
@@ -64,7 +68,7 @@ def get_config(argument="ViT-B/16,dtd"):
   )
 
 
-def sweep(argument="ViT-B/16,dtd"):
+def sweep(argument: str = "ViT-B/16,dtd") -> Sweep:
   """Returns the rates and lengths of VTAB's light sweep, selected by val200.
 
   The best setting is trained again on all 1,000 images, three times.
@@ -77,7 +81,7 @@ def sweep(argument="ViT-B/16,dtd"):
   return Sweep(rates, decide="val/top1", final=again, over="data.name")
 
 
-def parse_argument(argument):
+def parse_argument(argument: str) -> tuple[str, Sequence[str], bool]:
   """Parses an argument such as "ViT-B/16,all,published" into (model, tasks, True for the published setting)."""
   words = argument.split(",")
   model, task, setting = (words + ["all", ""][len(words) - 1 :])[:3]

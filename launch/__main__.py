@@ -1,5 +1,6 @@
 """The command line of `python -m launch`, which flags.USE describes."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import time
 
 from launch import checks, commands, errors, flags, listing, logs, manifests, sweep
 from launch.errors import LaunchError, UnknownError
+from launch.spec import Run
 from launch.states import make_engine as engine_of
 
 
@@ -36,7 +38,7 @@ def main(words: list[str]) -> int:
   return alone[args.verb](args)
 
 
-def print_rendered(args, run) -> int:
+def print_rendered(args: argparse.Namespace, run: Run) -> int:
   """Prints the text of a run for another launcher."""
   if run.backend not in ("qr", "gke") or (run.backend == "qr" and not (args.xpk or args.skypilot)):
     raise LaunchError(
@@ -50,7 +52,7 @@ def print_rendered(args, run) -> int:
   return errors.DONE
 
 
-def ssh(args, command: list[str]) -> int:
+def ssh(args: argparse.Namespace, command: list[str]) -> int:
   """Runs a command on a worker, or opens a shell there. Returns the exit code."""
   event_log = commands.confirm_run(commands.open_event_log(args.name, args.workdir))
   run, attempt = event_log.run, event_log.state.attempt
@@ -61,7 +63,7 @@ def ssh(args, command: list[str]) -> int:
   return subprocess.run(engine_of(run).shell(attempt, args.worker, command)).returncode
 
 
-def report(args) -> int:
+def report(args: argparse.Namespace) -> int:
   """Prints how the time of a run was spent."""
   event_log = commands.open_event_log(args.name, args.workdir)
   table = logs.compute_goodput(event_log.run, event_log.events)

@@ -19,6 +19,7 @@ import shlex
 import sys
 import tarfile
 import zlib
+from collections.abc import Iterable, Mapping, Sequence
 
 from launch.errors import USAGE, LaunchError, call
 from launch.storage import Bucket, Disk
@@ -26,6 +27,7 @@ from launch.storage import Bucket, Disk
 PATIENCE = 600.0  # seconds for a command of git, on a slow disk
 BYTES = 50 * 10**6  # the largest total size of all files
 DIFF = 10**6  # characters of the diff that are kept
+PackedFile = tuple[int, bytes] | tuple[None, str]  # mode and bytes of a file, or None and the target of a link
 WORKER = "launch/worker.py"  # the program of the workers
 
 
@@ -45,11 +47,11 @@ class Bundle:
 
   sha: str
   content: bytes = dataclasses.field(repr=False)
-  names: tuple
+  names: tuple[str, ...]
   commit: str
   dirty: bool
   diff: str = dataclasses.field(repr=False)
-  untracked: tuple = ()
+  untracked: tuple[str, ...] = ()
 
   @property
   def words(self) -> str:
@@ -77,8 +79,8 @@ def make_bundle(folder: pathlib.Path) -> Bundle:
   files = _read_files(root, sorted({*_list_names(root, "-c"), *untracked}, key=os.fsencode))
   if WORKER not in files:
     raise LaunchError(f"{root} has no {WORKER}, which the workers run. Start from a clone of vit_jax, or a fork of it")
-  for name, (mode, content) in files.items():
-    if mode is not None and (_FILES.fullmatch(pathlib.PurePath(name).name) or _CONTENT.search(content)):
+  for name, (_, content) in files.items():
+    if isinstance(content, bytes) and (_FILES.fullmatch(pathlib.PurePath(name).name) or _CONTENT.search(content)):
       raise LaunchError(
         f"{name} looks like a key, and every reader of the bucket could read it. Add it to .gitignore (and if "
         f"it is tracked, run: git rm --cached {shlex.quote(name)}), and pass it to the workers by --secret"
@@ -111,30 +113,30 @@ def find_repository(folder: pathlib.Path) -> pathlib.Path:
   return pathlib.Path(os.fsdecode(output).rstrip("\n"))
 
 
-def _list_names(root, *flags):
+def _list_names(root: pathlib.Path, *flags: str) -> list[str]:
   return [os.fsdecode(name) for name in _run_git(root, "ls-files", "-z", *flags).split(b"\0") if name]
 
 
-def _run_git(root, *words, allowed=(0,)):
+def _run_git(root: pathlib.Path, *words: str, allowed: Sequence[int] = (0,)) -> bytes:
   code, output, why = _call_git(root, *words)
   if code not in allowed:
     raise LaunchError(f"git {words[0]} failed in {root}: {why}. Fix the repository, and run the command again")
   return output
 
 
-def _call_git(folder, *words):
+def _call_git(folder: pathlib.Path, *words: str) -> tuple[int, bytes, str]:
   """Returns (exit code, output, first line of the error) of git."""
   code, output, why = call(["git", "-C", str(folder), *words], PATIENCE, "Run: apt-get install git", missing=USAGE)
   return code, output, why.strip().partition("\n")[0]
 
 
-def _read_files(root, names):
+def _read_files(root: pathlib.Path, names: Iterable[str]) -> dict[str, PackedFile]:
   """Returns {name: (mode and bytes of a file, or None and the target of a link)} of the files that exist."""
   try:
     found = {name: size for name in names if (size := _check_size(root, name)) is not None}
     total = sum(found.values())
     if total > BYTES:
-      largest = sorted(found, key=found.get, reverse=True)[:5]
+      largest = sorted(found, key=lambda name: found[name], reverse=True)[:5]
       sizes = ", ".join(f"{name} ({found[name] / 1e6:,.1f} MB)" for name in largest)
       raise LaunchError(
         f"the code has {total / 1e6:,.1f} MB, and a bundle at most {BYTES / 1e6:,.0f}; the largest: {sizes}. "
@@ -145,7 +147,7 @@ def _read_files(root, names):
     raise LaunchError(f"{error.filename}: {error.strerror}. Make it readable, or name it in .gitignore") from None
 
 
-def _check_size(root, name):
+def _check_size(root: pathlib.Path, name: str) -> int | None:
   """Returns the bytes of a file, or 0 for a link. Returns None, with a message, if workers do not get the file."""
   path = root / name
   if path.is_symlink():
@@ -162,23 +164,23 @@ def _check_size(root, name):
   return None
 
 
-def _read_file(path):
+def _read_file(path: pathlib.Path) -> PackedFile:
   if path.is_symlink():
     return None, os.readlink(path)
   return 0o755 if path.stat().st_mode & 0o100 else 0o644, path.read_bytes()
 
 
-def _pack_files(files):
+def _pack_files(files: Mapping[str, PackedFile]) -> bytes:
   """Returns a tar.gz without times, owners or compression, because the versions of zlib compress differently."""
   buffer = io.BytesIO()
   with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as tar:
     for name, (mode, content) in files.items():
       member = tarfile.TarInfo(name)
-      if mode is None:
+      if isinstance(content, str):
         member.type, member.linkname = tarfile.SYMTYPE, content
         tar.addfile(member)
       else:
-        member.mode, member.size = mode, len(content)
+        member.mode, member.size = mode or 0o644, len(content)
         tar.addfile(member, io.BytesIO(content))
   plain, size = buffer.getvalue(), 2**16 - 1
   stored = [b"\x1f\x8b\x08\0\0\0\0\0\0\xff"]  # RFC 1952: no name, no time, unknown system

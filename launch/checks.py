@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from launch import bundle, errors, preflight, tpus
 from launch.errors import LaunchError, UnknownError, amount
@@ -212,7 +213,7 @@ def is_on_workers(run: Run, path: str, names: Sequence[str]) -> bool:
   return str(pure) in names or any(name.startswith(f"{pure}/") for name in names)
 
 
-def judge_plan(run: Run, plan: dict) -> Iterator[Finding]:
+def judge_plan(run: Run, plan: Mapping[str, Any]) -> Iterator[Finding]:
   """Yields findings from the output of `vit_jax.plan --json` for a run on its slice."""
   if plan["problem"]:
     yield Finding("refuse", f"{run.tpu}: {plan['problem']}")
@@ -254,12 +255,12 @@ def read_config(run: Run, root: pathlib.Path) -> tuple[str | None, list[Finding]
     return path, [Finding("refuse", f"--config: missing; {PLANNED} needs one, as --config=configs/digits.py")]
   if missing := _explain_missing(NEEDED[:-1]):
     return path, [Finding("warn", f"the config cannot be read, because {missing}")]
-  places = []
+  places: list[str] = []
   found = run_check("config", _evaluate_config, run, root, places)
   return (places[0] if places else path), found
 
 
-def _evaluate_config(run, root, places):
+def _evaluate_config(run: Run, root: pathlib.Path, places: list[str]) -> Finding:
   text = _run_program([sys.executable, "-c", _READ, *_list_config_words(run.args)], root, "reading the config")
   folder = json.loads(text.splitlines()[-1]) or ""
   if not isinstance(folder, str):
@@ -280,7 +281,7 @@ def check_plan(run: Run, root: pathlib.Path, price: float, host_rate: float | No
   return run_check("plan", _compile_plan, run, root, price, host_rate)
 
 
-def _compile_plan(run, root, price, host_rate):
+def _compile_plan(run: Run, root: pathlib.Path, price: float | None, host_rate: float | None) -> list[Finding]:
   slices = f"{run.slices}x" * (run.slices > 1) + run.tpu
   with tempfile.TemporaryDirectory(prefix="launch_check_") as folder:
     file = pathlib.Path(folder, "plan.json")
@@ -297,13 +298,13 @@ def _compile_plan(run, root, price, host_rate):
     return list(judge_plan(run, json.loads(file.read_text())[0]))
 
 
-def _explain_missing(names):
+def _explain_missing(names: Sequence[str]) -> str:
   """Returns a message with missing Python packages and the command that installs them, or ""."""
   missing = [name for name in names if importlib.util.find_spec(name) is None]
   return f"this Python lacks {', '.join(missing)}: pip install -e '.[tpu]'" if missing else ""
 
 
-def _run_program(words, root, what):
+def _run_program(words: Sequence[str], root: pathlib.Path, what: str) -> str:
   """Returns the output of a program of vit_jax, and prints a line about it every NEWS seconds.
 
   Raises a LaunchError with the message of a user error, and UnknownError if the program fails otherwise.
@@ -329,7 +330,7 @@ def _run_program(words, root, what):
   return text
 
 
-def _list_config_words(args):
+def _list_config_words(args: Sequence[str]) -> list[str]:
   """Returns the arguments of a config, --config=FILE and --config.KEY=VALUE, each as one word."""
   return [
     f"{flag}={text}" for flag, text in find_flag_values(args) if flag == "--config" or flag.startswith("--config.")

@@ -1,5 +1,6 @@
 """The verbs that change a run: run, adopt, restart, stop and down."""
 
+import argparse
 import contextlib
 import dataclasses
 import os
@@ -8,8 +9,9 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
-from launch import bundle, checks, errors, gke, mailbox, removal, spec
+from launch import bundle, checks, errors, gke, mailbox, removal, spec, states
 from launch.errors import LaunchError, UnknownError, format_utc, print_line
 from launch.event_log import EventLog, get_log_directory
 from launch.mailbox import LeaseHeldError
@@ -52,7 +54,7 @@ def set_default_cluster(run: Run) -> Run:
   return run
 
 
-def run(args, run: Run) -> int:
+def run(args: argparse.Namespace, run: Run) -> int:
   """Checks a run, starts it and watches it to its end. Continues a run of the same name."""
   run = set_default_cluster(run)
   engine_ = engine_of(run)
@@ -80,7 +82,7 @@ def run(args, run: Run) -> int:
   return _detach(run)
 
 
-def _check_name(run, event_log, engine_):
+def _check_name(run: Run, event_log: EventLog, engine_: states.Engine) -> None:
   """Raises LaunchError if machines of this name exist that the new attempts could not detect."""
   remaining = event_log.list_remaining()
   differing = [key for key in PLACE if remaining and getattr(run, key) != getattr(event_log.run, key)]
@@ -125,23 +127,23 @@ def confirm_run(event_log: EventLog, yes: bool = False) -> EventLog:
   return event_log
 
 
-def _format_value(value):
+def _format_value(value: object) -> str:
   """Returns a value on one line: the items of a list, or each variable with its value."""
   if isinstance(value, dict):
     value = [f"{key}={text}" for key, text in value.items()]
   return " ".join((", ".join(value) if isinstance(value, (list, tuple)) else str(value)).split())
 
 
-def _ask_user(question):
+def _ask_user(question: str) -> bool:
   """Returns True if a user at the terminal answers a question with y."""
   return sys.stdin.isatty() and input(f"{question} [y/N] ").strip().lower() == "y"
 
 
-def _format_names(run, attempts):
+def _format_names(run: Run, attempts: Sequence[int]) -> str:
   return ", ".join(map(run.attempt, attempts))
 
 
-def adopt(args) -> int:
+def adopt(args: argparse.Namespace) -> int:
   """Watches a run that has no watcher."""
   event_log = confirm_run(open_event_log(args.name, args.workdir), args.yes)
   with Watcher(event_log.run, event_log, force=args.force) as watch:
@@ -150,7 +152,7 @@ def adopt(args) -> int:
     return watch_to_end(watch, event_log.run)
 
 
-def restart(args) -> int:
+def restart(args: argparse.Namespace) -> int:
   """Restarts the programs, on the same machines or on others. Watches the run if it has no watcher."""
   event_log = confirm_run(open_event_log(args.name, args.workdir))
   run, state = event_log.run, event_log.state
@@ -176,7 +178,7 @@ def restart(args) -> int:
     return watch_to_end(watch, run)
 
 
-def stop(args) -> int:
+def stop(args: argparse.Namespace) -> int:
   """Lets the programs of a run save and end, and keeps its machines."""
   event_log = open_event_log(args.name, args.workdir)
   run, attempt = event_log.run, event_log.state.attempt
@@ -203,7 +205,7 @@ def stop(args) -> int:
   raise LaunchError(f"w{worker:02d} did not stop within {run.limits.grace:g} s. python -m launch down ends it")
 
 
-def down(args) -> int:
+def down(args: argparse.Namespace) -> int:
   """Deletes all machines of a run, and verifies the deletion. Returns BILLING if it is not confirmed."""
   event_log = confirm_run(open_event_log(args.name, args.workdir), args.yes)
   run = event_log.run
@@ -223,11 +225,11 @@ def down(args) -> int:
   if silent:
     print_line(f"{run.name}: its watcher cannot be stopped: {silent}; the known machines are deleted anyway")
 
-  def renew():
+  def renew() -> None:
     if not silent and not lease.renew():
       raise UnknownError("the run's directory does not answer, and another process may have taken over")
 
-  def wait(seconds):
+  def wait(seconds: float) -> None:
     if not silent:
       lease.renew()
     time.sleep(seconds)
@@ -256,7 +258,7 @@ def down(args) -> int:
   return errors.DONE
 
 
-def _last_state(event_log):
+def _last_state(event_log: EventLog) -> State | None:
   """Returns the state of an event log. If another version wrote the last line, prints a message and returns None."""
   try:
     return event_log.state
@@ -265,7 +267,7 @@ def _last_state(event_log):
     return None
 
 
-def _record_end(event_log, last, was_open, remaining, clean):
+def _record_end(event_log: EventLog, last: State | None, was_open: bool, remaining: Sequence[int], clean: bool) -> None:
   """Records the end of a run. Keeps an earlier end, unless it was detached or unconfirmed."""
   code, text = 0, "deleted by down"
   if last and last.end and not was_open and last.end[0] not in (errors.DETACHED, errors.BILLING):
@@ -276,7 +278,7 @@ def _record_end(event_log, last, was_open, remaining, clean):
   event_log.append("end", state, code=code if clean else errors.BILLING, text=text)
 
 
-def _refuse_down(engine_, run, attempts, why):
+def _refuse_down(engine_: states.Engine, run: Run, attempts: Sequence[int], why: str) -> int:
   """Lists the machines of a run with a silent directory. Another watcher may use them."""
   print_line(
     f"{run.name}: its directory does not answer ({why}), so another process may be watching it. Nothing is deleted"
@@ -287,7 +289,7 @@ def _refuse_down(engine_, run, attempts, why):
   return errors.BILLING
 
 
-def _find_attempts(engine_, run, event_log):
+def _find_attempts(engine_: states.Engine, run: Run, event_log: EventLog) -> list[int]:
   """Returns the attempts that may exist according to the event log and the cloud."""
   found, troubles = removal.list_machines(engine_, run)
   for location, why in troubles.items():
@@ -338,7 +340,7 @@ def report_interruption(words: list[str]) -> int:
   return errors.INTERRUPTED
 
 
-def _print_continuing(run):
+def _print_continuing(run: Run) -> None:
   """Prints which machines continue without this process, and the commands that end them."""
   try:
     event_log = EventLog(run.name)
@@ -350,7 +352,7 @@ def _print_continuing(run):
   print_line(f"  watch it: python -m launch adopt {run.name}\n  end it:   python -m launch down {run.name}")
 
 
-def _detach(run):
+def _detach(run: Run) -> int:
   """Watches from a process in the background."""
   log = get_log_directory() / f"{run.name}.log"
   with open(log, "ab") as file:
@@ -360,7 +362,7 @@ def _detach(run):
   return errors.DONE
 
 
-def _explain_end(event_log):
+def _explain_end(event_log: EventLog) -> str:
   """Returns a message about the end of a run, with the next commands."""
   run, state = event_log.run, event_log.state
   text = f"{run.name} has ended ({(state.end or ('', 'it was never started'))[1]})"

@@ -14,6 +14,8 @@ from launch.errors import amount
 from launch.spec import Run
 from launch.states import DELETING, IDLE, OVER, WATCHING, Action, Observation, State
 
+Decision = tuple[State, list[Action]]
+
 LONGEST_PAUSE = 30  # times limits.pause
 LONGEST_RETRY = 20  # times limits.poll: the wait between equal requests doubles up to this value
 DELETION_POLLS = 5  # observations of a deletion that are required before it is given up
@@ -50,14 +52,14 @@ def decide(run: Run, state: State, observation: Observation) -> tuple[State, lis
   if order and order.try_ > state.try_:  # by `launch restart`, or by an earlier watcher
     state = replace(state, try_=order.try_, trouble=0.0, starting=observation.now, start_known=False)
   state = _record_progress(run, state, observation)
-  state, actions = _decide_by_reports(run, state, observation)
-  return _decide_by_look(run, state, observation) if actions is None else (state, actions)
+  state, reported = _decide_by_reports(run, state, observation)
+  return _decide_by_look(run, state, observation) if reported is None else (state, reported)
 
 
 # Corrections of the input.
 
 
-def _correct_times(run, state, now):
+def _correct_times(run: Run, state: State, now: float) -> State:
   """Corrects a state for a clock that was set back: no time is in the future, no wait is longer than its limit."""
   past = ("since", "look_since", "ready", "exists", "answered", "trouble", "starting")
   state = replace(state, **{key: min(getattr(state, key), now) for key in past})
@@ -67,17 +69,17 @@ def _correct_times(run, state, now):
   return replace(state, expires=min(state.expires, now + allowed), retry=retry, pause=pause)
 
 
-def _time_left(run, state):
+def _time_left(run: Run, state: State) -> float:
   """Returns the remaining seconds of machine time after earlier attempts."""
   return max(0.0, run.seconds - state.used)
 
 
-def _longest_life(run, state):
+def _longest_life(run: Run, state: State) -> float:
   """Returns the longest time from a request to the end of its machines, in seconds: queue, start and work."""
   return run.limits.queue + run.limits.provision + run.limits.start + _time_left(run, state)
 
 
-def _drop_contradicted(run, state, observation):
+def _drop_contradicted(run: Run, state: State, observation: Observation) -> Observation:
   """Ignores an answer of the cloud that contradicts other answers.
 
   The answer "absent" may be older than the answer to the request. Reports of all workers have priority over the state
@@ -103,14 +105,14 @@ def are_all_running(run: Run, observation: Observation) -> bool:
   return len(ages) == run.workers and all(age <= limit for age in ages)
 
 
-def _is_past(state, observation, grace=0.0):
+def _is_past(state: State, observation: Observation, grace: float = 0.0) -> bool:
   """Returns True if the attempt has expired according to the service's time and the latest available clock."""
   others = [report.clock + age for report, age in (observation.reports or {}).values() if report.clock]
   others += [observation.clock] * bool(observation.clock)
   return min(observation.now, max(others, default=observation.now)) >= state.expires + grace
 
 
-def _record_progress(run, state, observation):
+def _record_progress(run: Run, state: State, observation: Observation) -> State:
   """Records the step from which a try starts. A later step proves a new checkpoint, which restores the budget."""
   reports = [report for report, _ in (observation.reports or {}).values()]
   latest = max((report.try_ for report in reports), default=0)
@@ -130,7 +132,7 @@ def _record_progress(run, state, observation):
 # Creation and deletion of an attempt.
 
 
-def _start_attempt(run, state, observation):
+def _start_attempt(run: Run, state: State, observation: Observation) -> Decision:
   """Creates the next attempt after the pause, or ends the run."""
   if run.seconds <= state.used and not state.end:
     by_cost = run.seconds < run.max_hours * 3600
@@ -150,7 +152,7 @@ def _start_attempt(run, state, observation):
   return _request_action(run, state, observation, "create")
 
 
-def _request_action(run, state, observation, verb):
+def _request_action(run: Run, state: State, observation: Observation, verb: str) -> Decision:
   """Requests a creation or a deletion, unless the last request was a short time ago."""
   if observation.now < state.retry:
     return state, []
@@ -158,7 +160,7 @@ def _request_action(run, state, observation, verb):
   return replace(state, retries=state.retries + 1, retry=observation.now + pause), [Action(verb)]
 
 
-def _continue_deletion(run, state, observation):
+def _continue_deletion(run: Run, state: State, observation: Observation) -> Decision:
   """Requests the deletion again until the attempt is absent, or until the limit has passed."""
   waited, found = observation.now - state.since, observation.look.state if observation.look else None
   if found == states.ABSENT and state.absent >= errors.LOOKS:
@@ -175,7 +177,7 @@ def _continue_deletion(run, state, observation):
   )
 
 
-def _leave_attempt(state, observation, event):
+def _leave_attempt(state: State, observation: Observation, event: str) -> Decision:
   """Leaves an attempt that is deleted, or that has an "unverified" deletion."""
   used = state.used + (observation.now - state.exists if state.exists else 0)
   unverified = state.unverified + ((state.attempt,) if event == "unverified" else ())
@@ -185,7 +187,7 @@ def _leave_attempt(state, observation, event):
 # Decisions about a live attempt.
 
 
-def _decide_by_reports(run, state, observation):
+def _decide_by_reports(run: Run, state: State, observation: Observation) -> tuple[State, list[Action] | None]:
   """Decides by the reports of the workers. The actions are None if the state of the machines decides."""
   if not observation.reports:
     return state, None
@@ -223,7 +225,7 @@ def _decide_by_reports(run, state, observation):
   return _handle_failure(run, state, observation, verdict.text, verdict.tail, fresh)
 
 
-def _decide_by_look(run, state, observation):
+def _decide_by_look(run: Run, state: State, observation: Observation) -> Decision:
   """Decides by the state of the machines in the cloud."""
   look, waited, limits = observation.look, observation.now - state.look_since, run.limits
   if look is None:
@@ -260,7 +262,7 @@ def _decide_by_look(run, state, observation):
   )  # also ABSENT, LOST, DELETING
 
 
-def _check_workers(run, state, observation):
+def _check_workers(run: Run, state: State, observation: Observation) -> Decision:
   """Checks that workers report, install packages and start in time after their machines are ready."""
   now, limits = observation.now, run.limits
   if not state.ready:
@@ -290,11 +292,21 @@ def _check_workers(run, state, observation):
 # Ends of a try, of an attempt and of the run.
 
 
-def _make_note(event, text="", tail=""):
+def _make_note(event: str, text: str = "", tail: str = "") -> Action:
   return Action("note", event=event, text=text, tail=tail)
 
 
-def _end_run(run, state, observation, event, code, text, tail="", summary="", keep=False):
+def _end_run(
+  run: Run,
+  state: State,
+  observation: Observation,
+  event: str,
+  code: int,
+  text: str,
+  tail: str = "",
+  summary: str = "",
+  keep: bool = False,
+) -> Decision:
   """Ends the run, after deleting the machines of the attempt unless they are kept."""
   state, note = replace(state, end=(code, summary or text)), _make_note(event, text, tail)
   if keep:
@@ -302,14 +314,16 @@ def _end_run(run, state, observation, event, code, text, tail="", summary="", ke
   return _delete_machines(run, state, observation, note)
 
 
-def _delete_machines(run, state, observation, note):
+def _delete_machines(run: Run, state: State, observation: Observation, note: Action) -> Decision:
   """Deletes the machines of the attempt."""
   state = replace(state, stage=DELETING, since=observation.now, deletion_polls=0, retries=0, retry=0.0)
   state, actions = _request_action(run, state, observation, "delete")
   return state, [*actions, note]
 
 
-def _replace_machines(run, state, observation, event, text, tail="", lost=1):
+def _replace_machines(
+  run: Run, state: State, observation: Observation, event: str, text: str, tail: str = "", lost: int = 1
+) -> Decision:
   """Deletes the attempt. The next attempt follows after a pause that doubles with each loss or failure."""
   if observation.order and observation.order.stop:
     summary = f"stopped on request; {text}"
@@ -320,7 +334,7 @@ def _replace_machines(run, state, observation, event, text, tail="", lost=1):
   return _delete_machines(run, state, observation, _make_note(event, text, tail))
 
 
-def _try_next_zone(run, state, observation, text):
+def _try_next_zone(run: Run, state: State, observation: Observation, text: str) -> Decision:
   """Continues in the next zone, or ends the run after the last one."""
   state = replace(state, zone=state.zone + 1)
   if state.zone < len(run.zones):
@@ -328,7 +342,9 @@ def _try_next_zone(run, state, observation, text):
   return _end_run(run, state, observation, "capacity", errors.NO_CAPACITY, text)
 
 
-def _handle_failure(run, state, observation, text, tail="", fresh=False):
+def _handle_failure(
+  run: Run, state: State, observation: Observation, text: str, tail: str = "", fresh: bool = False
+) -> Decision:
   """Starts another try while the budget lasts: on the same machines, or on others if `fresh`."""
   state = replace(state, failures=state.failures + 1)
   if state.failures >= run.max_failures:
@@ -339,7 +355,7 @@ def _handle_failure(run, state, observation, text, tail="", fresh=False):
   return _restart_programs(state, observation, text, tail)
 
 
-def _restart_programs(state, observation, text, tail=""):
+def _restart_programs(state: State, observation: Observation, text: str, tail: str = "") -> Decision:
   """Orders another try on the same machines."""
   latest = max([state.try_, *(report.try_ - 1 for report, _ in (observation.reports or {}).values())])
   order = mailbox.Order(latest + 1)
@@ -347,7 +363,7 @@ def _restart_programs(state, observation, text, tail=""):
   return state, [Action("order", order), _make_note("again", text, tail)]
 
 
-def _handle_refusal(run, state, observation, look):
+def _handle_refusal(run: Run, state: State, observation: Observation, look: states.MachineStatus) -> Decision:
   """Handles machines that the cloud refuses, or a JobSet that has used up its restarts."""
   over_quota = isinstance(observation.refusal, errors.QuotaError) or look.quota
   if over_quota and state.attempt > 1 and observation.now - state.since < run.limits.queue:  # of a dying attempt

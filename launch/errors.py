@@ -19,9 +19,11 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, ParamSpec, TextIO, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
+V = TypeVar("V")
 
 DONE = 0
 BUG = 1
@@ -56,7 +58,7 @@ EXITS = {
 class LaunchError(Exception):
   """An error that ends `launch` with a message (problem and fix) and an exit code."""
 
-  def __init__(self, message: str, code: int = USAGE):
+  def __init__(self, message: str, code: int = USAGE) -> None:
     super().__init__(message)
     self.code = code
 
@@ -64,7 +66,7 @@ class LaunchError(Exception):
 class QuotaError(LaunchError):
   """A quota is used up, possibly by machines that are being deleted."""
 
-  def __init__(self, message: str):
+  def __init__(self, message: str) -> None:
     super().__init__(message, DENIED)
 
 
@@ -93,7 +95,7 @@ def retry_request(ask: Callable[[], T], seconds: float, pause: Callable[[Unknown
 class PrintableStream:
   """A stream, such as standard output, to which only printable text is written."""
 
-  def __init__(self, stream):
+  def __init__(self, stream: TextIO) -> None:
     self._stream = stream
 
   def write(self, text: str) -> int:
@@ -101,7 +103,7 @@ class PrintableStream:
     self._stream.write(replace_unprintable(text))
     return len(text)
 
-  def __getattr__(self, name):
+  def __getattr__(self, name: str) -> Any:
     return getattr(self._stream, name)
 
 
@@ -270,16 +272,17 @@ TABLE = (
 
 
 @contextlib.contextmanager
-def convert_unexpected(place: str, protocol: tuple = ()) -> Iterator[None]:
+def convert_unexpected(place: str, protocol: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
   """Turns unexpected exceptions of a call into UnknownError.
 
   Args:
     place: the command, file or service, for the message.
     protocol: exceptions that are valid answers and are not changed.
   """
+  expected: tuple[type[BaseException], ...] = (UnknownError, LaunchError, *protocol)
   try:
     yield
-  except (UnknownError, LaunchError, *protocol):
+  except expected:
     raise
   except UNEXPECTED as error:
     text = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
@@ -311,9 +314,10 @@ def call(
     UnknownError: the program did not answer in time, or cannot run now.
     LaunchError: the program is not installed.
   """
-  streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
   try:
-    process = subprocess.Popen(words, cwd=folder, start_new_session=True, **streams)
+    process = subprocess.Popen(
+      words, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
   except OSError as error:
     if isinstance(error, FileNotFoundError) and os.path.isdir(folder or "/"):
       raise LaunchError(f"{words[0]} is not installed. {install}", missing) from None
@@ -329,14 +333,17 @@ def call(
       _kill(process)
       process.wait()
       for stream in (process.stdin, process.stdout, process.stderr):
-        stream.close()
+        if stream:
+          stream.close()
   return process.returncode, output, complaint.decode(errors="replace")
 
 
-_running = set()  # processes of `call`, which `map_in_threads` kills after an interruption
+_running: set[subprocess.Popen[bytes]] = (
+  set()
+)  # processes of `call`, which `map_in_threads` kills after an interruption
 
 
-def map_in_threads(function: Callable, values: Sequence, most: int) -> list:
+def map_in_threads(function: Callable[[V], T], values: Sequence[V], most: int) -> list[T]:
   """Returns the results of a function for all values, in up to `most` threads. Raises the first error at the end.
 
   An interruption kills the programs that the calls wait for.
@@ -353,12 +360,12 @@ def map_in_threads(function: Callable, values: Sequence, most: int) -> list:
   return [answer.result() for answer in answers]
 
 
-def _kill(process):
+def _kill(process: subprocess.Popen[bytes]) -> None:
   with contextlib.suppress(ProcessLookupError):
     os.killpg(process.pid, signal.SIGKILL)
 
 
-def parse_json(text: bytes, place: str) -> object:
+def parse_json(text: bytes, place: str) -> Any:
   """Returns a JSON value, or None for an empty text. Raises UnknownError for other text."""
   with convert_unexpected(f"JSON from {place}"):
     return json.loads(text) if text.strip() else None
@@ -367,20 +374,22 @@ def parse_json(text: bytes, place: str) -> object:
 class GuardedObject:
   """A wrapper of an object, such as an engine. Unexpected exceptions of its methods become UnknownError."""
 
-  def __init__(self, inner: object, place: str):
+  def __init__(self, inner: object, place: str) -> None:
     self._inner, self._place = inner, place
 
-  def __getattr__(self, name: str) -> object:
+  def __getattr__(self, name: str) -> Any:
     value = getattr(self._inner, name)
     return guard_function(self._place)(value) if callable(value) else value
 
 
-def guard_function(place: str, protocol: tuple = ()) -> Callable:
+def guard_function(
+  place: str, protocol: tuple[type[BaseException], ...] = ()
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
   """Returns a decorator with which unexpected exceptions of a function become UnknownError."""
 
-  def decorate(function: Callable) -> Callable:
+  def decorate(function: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(function)
-    def call(*args: object, **kwargs: object) -> object:
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
       with convert_unexpected(place, protocol):
         return function(*args, **kwargs)
 

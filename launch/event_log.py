@@ -15,14 +15,17 @@ import pathlib
 import re
 import sys
 import time
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from launch import mailbox, spec, states
 from launch.errors import AT_HOME, IN_FLIGHT, LaunchError, UnknownError, convert_unexpected
 from launch.states import State
-from launch.storage import read_regular_file
+from launch.storage import Storage, read_regular_file
 
+Event = dict[str, Any]
 COPY = "journal.jsonl"  # in the run's directory
-FIELDS = {"event": str, "time": (int, float), "attempt": int, "try": int, "state": dict}
+FIELDS: dict[str, Any] = {"event": str, "time": (int, float), "attempt": int, "try": int, "state": dict}
 LARGEST = 2**28  # bytes of an event log
 # Requests that may still create machines: without an answer, by this process or by an earlier watcher; or accepted,
 # while the machines were not yet seen.
@@ -48,7 +51,7 @@ class EventLog:
   is the reason why the run's directory did not answer, or "".
   """
 
-  def __init__(self, name: str, storage=None):
+  def __init__(self, name: str, storage: Storage | None = None) -> None:
     """Reads the file of this machine, or the copy in the run's directory if the copy is longer.
 
     Args:
@@ -58,7 +61,9 @@ class EventLog:
     if not re.fullmatch(spec.NAME, name, re.ASCII):
       raise LaunchError(f"NAME: {name[:80]!r} is not allowed. Write a small letter, then letters, digits and dashes")
     self._path, self._storage = get_log_directory() / f"{name}.jsonl", storage
-    self._requests = {}  # {(attempt, OWN, EARLIER or ACCEPTED): its time by time.monotonic()}
+    self._requests: dict[
+      tuple[int, str], float
+    ] = {}  # {(attempt, OWN, EARLIER or ACCEPTED): its time by time.monotonic()}
     self._behind = False  # this machine's file lacks events, because the disk is full
     self.read()
 
@@ -80,7 +85,7 @@ class EventLog:
       self._use_copy(found)
     self._find_accepted_requests()
 
-  def _read(self):
+  def _read(self) -> list[Event]:
     """Returns the events of this machine's file. Raises UnknownError if it cannot be read."""
     try:
       with convert_unexpected(str(self._path), (FileNotFoundError, NotADirectoryError)):
@@ -88,7 +93,7 @@ class EventLog:
     except (FileNotFoundError, NotADirectoryError):
       return []
 
-  def _belongs_to_ended_run(self, found):
+  def _belongs_to_ended_run(self, found: Sequence[Event]) -> bool:
     """Returns whether the copy belongs to another run, which has ended. Raises LaunchError if it has not ended."""
     run = _find_run(found)
     if not run or run.name == self._path.stem:
@@ -100,7 +105,7 @@ class EventLog:
       )
     return True
 
-  def _use_copy(self, found):
+  def _use_copy(self, found: list[Event]) -> None:
     """Continues with the events of the copy. Raises LaunchError if this machine has an open run of this name."""
     mine, theirs, name = _find_run(self.events), _find_run(found), self._path.stem
     if self.list_remaining() and mine and theirs and mine.folder != theirs.folder:
@@ -115,7 +120,7 @@ class EventLog:
       return
     self._try_save(found)
 
-  def _find_accepted_requests(self):
+  def _find_accepted_requests(self) -> None:
     """Finds recent requests of other processes that have not led to visible machines yet."""
     unseen = {*self.list_remaining()} - {event["attempt"] for event in self.events if event["state"].get("seen")}
     for event in reversed(self.events):
@@ -168,7 +173,7 @@ class EventLog:
     """Returns whether the run has not ended."""
     return bool(self.events) and self.events[-1]["event"] != "end"
 
-  def last(self, event: str) -> dict | None:
+  def last(self, event: str) -> dict[str, Any] | None:
     """Returns the newest event of this name."""
     return next((each for each in reversed(self.events) if each["event"] == event), None)
 
@@ -182,7 +187,7 @@ class EventLog:
 
   # Writing.
 
-  def append(self, event: str, state: State, **facts) -> None:
+  def append(self, event: str, state: State, **facts: object) -> None:
     """Writes an event to the disk, and copies it. If the copy fails, it is reported and repeated with the next event.
 
     "intent" is written and copied before each request, so that a process on another machine can delete the attempt.
@@ -218,14 +223,14 @@ class EventLog:
     if self._storage:
       self._storage.write(COPY, _format_lines(self.events).encode())
 
-  def _try_save(self, events):
+  def _try_save(self, events: Sequence[Event]) -> None:
     """Writes the whole file, and reports a failure."""
     try:
       self._save(events)
     except LaunchError as error:
       self._report_once(f"{error}: the events of the run's directory are not recorded here")
 
-  def _save(self, events):
+  def _save(self, events: Sequence[Event]) -> None:
     """Replaces the whole file."""
     draft = self._path.with_suffix(".draft")
     try:
@@ -237,20 +242,20 @@ class EventLog:
       raise
     self._behind = False
 
-  def _report_once(self, text):
+  def _report_once(self, text: str) -> None:
     """Reports once that the file of this machine lacks events."""
     if not self._behind:
       _print_warning(text)
     self._behind = True
 
-  def _ends_within_line(self):
+  def _ends_within_line(self) -> bool:
     """Returns whether a crash, or a full disk, has left half a line at the end."""
     with contextlib.suppress(OSError), open(self._path, "rb") as file:
       file.seek(-1, os.SEEK_END)
       return file.read() != b"\n"
     return False
 
-  def _write(self, text, mode, path=None):
+  def _write(self, text: str, mode: str, path: pathlib.Path | None = None) -> None:
     """Writes to a file that only its owner may read, because it contains the variables of the run."""
     target = path or self._path
     try:
@@ -266,7 +271,7 @@ class EventLog:
 
   # Requests that may still create machines.
 
-  def _record_request(self, event, attempt, seen):
+  def _record_request(self, event: str, attempt: int, seen: bool) -> None:
     """Records a request to create an attempt, its answer, or the end of its attempt."""
     if event == "intent":
       self._requests[attempt, OWN] = time.monotonic()
@@ -329,35 +334,36 @@ def compute_proof(run: spec.Run) -> str:
   return ""
 
 
-def _print_warning(text):
+def _print_warning(text: str) -> None:
   """Prints a warning. The terminal may be closed."""
   with contextlib.suppress(OSError, ValueError):
     print(text, file=sys.stderr)
 
 
-def _format_lines(events):
+def _format_lines(events: Iterable[Event]) -> str:
   return "".join(json.dumps(event) + "\n" for event in events)
 
 
-def _find_description(events):
+def _find_description(events: Sequence[Event]) -> tuple[str, str] | None:
   """Returns (the run as JSON, the SHA-256 of its code) of the last event with a run, or None."""
   return next(((event["run"], event.get("sha", "")) for event in reversed(events) if "run" in event), None)
 
 
-def _find_run(events):
+def _find_run(events: Sequence[Event]) -> spec.Run | None:
   """Returns the newest run of the events, or None."""
   found = _find_description(events)
   return spec.loads(found[0]) if found else None
 
 
-def _find_remaining(events):
+def _find_remaining(events: Sequence[Event]) -> list[int]:
   made, gone = ({each["attempt"] for each in events if each["event"] == word} for word in ("intent", "deleted"))
   return sorted(made - gone)
 
 
-def _find_unsettled(events):
+def _find_unsettled(events: Sequence[Event]) -> list[int]:
   """Returns the attempts with an unanswered request, including requests of an earlier watcher."""
-  own, earlier = set(), set()
+  own: set[int] = set()
+  earlier: set[int] = set()
   for event in events:
     kind, attempt = event["event"], event["attempt"]
     if kind in ("intent", "created", "refused", "taken", "settled"):
@@ -367,7 +373,7 @@ def _find_unsettled(events):
   return sorted(own | earlier)
 
 
-def parse_events(content: bytes) -> list[dict]:
+def parse_events(content: bytes) -> list[Event]:
   """Returns the events of the lines of a log. Other lines, such as one that a crash cut off, are ignored."""
   events = []
   for line in content.split(b"\n"):

@@ -11,12 +11,15 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from launch import errors, machine, mailbox, manifests, program, service
 from launch.errors import LaunchError, UnknownError
 from launch.mailbox import EXITED, READY, RUNNING
 from launch.program import WorkerLog
 
+T = TypeVar("T")
 TICK = 0.1  # seconds
 STACKS = 3.0  # seconds for a program to print its stacks
 FATAL = 2  # the exit code after which a JobSet does not restart
@@ -46,9 +49,10 @@ class Reporter:
     trouble: reason why the last exchange failed, or "" if it succeeded.
   """
 
-  def __init__(self, files: mailbox.Mailbox, report: mailbox.WorkerReport, beat: float, log: WorkerLog):
+  def __init__(self, files: mailbox.Mailbox, report: mailbox.WorkerReport, beat: float, log: WorkerLog) -> None:
     self.mailbox, self.report, self.order, self.trouble = files, report, mailbox.Order(), ""
-    self._beat, self._log, self._piece = beat, log, None
+    self._beat, self._log = beat, log
+    self._piece: int | None = None
     self._turn, self._wanted, self._done, self._closed = threading.Condition(), 1, 0, False
     self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
     self._thread.start()
@@ -58,7 +62,7 @@ class Reporter:
     if self._closed:
       raise LaunchError("the thread that sends reports has ended; worker.txt or journalctl shows why", errors.BUG)
 
-  def update(self, **changes: object) -> None:
+  def update(self, **changes: Any) -> None:
     """Changes fields of the report, and removes secrets from their texts.
 
     A change of `phase`, `try_`, `asked`, `exit` or `detail` is sent at once.
@@ -98,7 +102,7 @@ class Reporter:
       self._turn.notify_all()
     self._thread.join(1.0)
 
-  def _run(self):
+  def _run(self) -> None:
     try:
       while True:
         with self._turn:
@@ -118,7 +122,7 @@ class Reporter:
         self._closed = True
         self._turn.notify_all()
 
-  def _exchange(self, wanted, report):
+  def _exchange(self, wanted: int, report: mailbox.WorkerReport) -> None:
     try:
       self._send_log(report)  # the log comes first, because the reader of a last report may delete the machine
     finally:
@@ -130,7 +134,7 @@ class Reporter:
         self._done = wanted
         self._turn.notify_all()
 
-  def _send_log(self, report):
+  def _send_log(self, report: mailbox.WorkerReport) -> None:
     if self._piece is None:
       names = self.mailbox.list_pieces(report.worker)
       self._piece = int(names[-1].rpartition(".")[2]) + 1 if names else 0
@@ -158,8 +162,8 @@ class Executor:
 
   def __init__(
     self, attempt: mailbox.Attempt, number: int, engine: str, own: service.Service, reporter: Reporter, log: WorkerLog,
-    asked: list,
-  ):  # fmt: skip
+    asked: list[int],
+  ) -> None:  # fmt: skip
     self.attempt, self.run, self.number, self.engine = attempt, attempt.run, number, engine
     self.limits, self.own, self.reporter, self.log, self.asked = attempt.run.limits, own, reporter, log, asked
     self.mailbox, self._clock, self._looked = reporter.mailbox, reporter.mailbox.storage.clock, 0.0
@@ -185,7 +189,7 @@ class Executor:
       self._end(str(error), failed=True)
       return error.code if isinstance(error, LaunchError) else errors.UNKNOWN
 
-  def _make_tries(self, first, try_):
+  def _make_tries(self, first: int, try_: int) -> int:
     if self.attempt.seconds:
       started = self._retry(lambda: self.mailbox.begin(self._clock.now()))
       self.ends = min(self.ends, started + self.attempt.seconds)
@@ -202,7 +206,7 @@ class Executor:
 
   # Before a program.
 
-  def _install(self):
+  def _install(self) -> None:
     note = machine.raise_limits(self.engine)
     self._check()
     self.reporter.update(phase=mailbox.INSTALLING, detail="fetches the code")
@@ -220,8 +224,8 @@ class Executor:
     self.reporter.update(detail=note)
     self.log.write(f"ready with {self.python}, bundle {self.attempt.code[:12]}{'; ' if note else ''}{note}")
 
-  def _retry(self, ask):
-    def pause(error):
+  def _retry(self, ask: Callable[[], T]) -> T:
+    def pause(error: UnknownError) -> None:
       self.reporter.update(detail=f"{error}; tries again")
       self._pause(self.limits.beat)
 
@@ -230,16 +234,17 @@ class Executor:
     except UnknownError as error:
       raise LaunchError(f"{error}, for {self.limits.install:.0f} s (limits.install)") from None
 
-  def _wait_for_workers(self, try_, first):
+  def _wait_for_workers(self, try_: int, first: int) -> int:
     """Waits until all workers are ready for a try, or for a later ordered try. Returns the number of the try."""
-    since, ready, met, limit = time.monotonic(), 0, set(), self.limits.start + self.limits.install
+    met: set[int] = set()
+    since, ready, limit = time.monotonic(), 0, self.limits.start + self.limits.install
     while True:
       order = self._check()
       if order.try_ > try_ or try_ != ready:
         ready = try_ = max(try_, order.try_)
         since, met = time.monotonic(), set()
         port, note = machine.find_port(self.engine)
-        fresh = {"step": -1, "began": -1, "doing": "", "asked": False, "exit": None, "tail": ""}
+        fresh: dict[str, Any] = {"step": -1, "began": -1, "doing": "", "asked": False, "exit": None, "tail": ""}
         self.reporter.update(phase=READY, try_=try_, address=f"{self.address}:{port}", detail=note, **fresh)
       ordered = try_ <= max(order.try_, first) and not order.stop
       complete = ordered and self.reporter.flush(self._patience) and self._all_ready(try_, met)
@@ -250,7 +255,7 @@ class Executor:
         raise AttemptEnd(f"waited {time.monotonic() - since:.0f} s {waiting}")
       self._pause(min(self.limits.beat, 5.0))
 
-  def _all_ready(self, try_, met):
+  def _all_ready(self, try_: int, met: set[int]) -> bool:
     """Returns whether all workers have reached a try with the same code. Adds the workers that have to `met`."""
     for other in sorted(set(range(self.run.workers)) - met):
       try:
@@ -267,7 +272,7 @@ class Executor:
       met.add(other)
     return True
 
-  def _wait_for_order(self, try_):
+  def _wait_for_order(self, try_: int) -> int:
     """Waits for the next order and returns its try. The report of the last try stays valid until then."""
     since = time.monotonic()
     while (order := self._check()).try_ <= try_ or order.stop:
@@ -278,7 +283,7 @@ class Executor:
 
   # A program.
 
-  def _try(self, try_):
+  def _try(self, try_: int) -> int:
     """Runs the program of a try. Returns its exit code."""
     self._note_try(try_)
     run = self.run
@@ -302,7 +307,7 @@ class Executor:
     # A JobSet does not count restarts after these codes. Without a request to stop, they would repeat forever.
     return errors.BUG if self.engine == "gke" and code in manifests.FREE and not self._is_any_asked(try_) else code
 
-  def _is_any_asked(self, try_):
+  def _is_any_asked(self, try_: int) -> bool:
     """Returns True if the program of any worker was asked to stop, or if this is unknown. All programs then end."""
     try:
       reports = self.mailbox.reports(self.run.workers).values()
@@ -310,7 +315,7 @@ class Executor:
       return True
     return bool(self.mailbox.unreadable) or any(report.asked for report, _ in reports if report.try_ == try_)
 
-  def _watch(self, child, try_):
+  def _watch(self, child: program.Program, try_: int) -> tuple[int, str]:
     """Waits for the end of a program. Returns its exit code, and the reason if this worker has ended it."""
     why, stalled = "", None
     while (code := child.poll()) is None:
@@ -337,13 +342,13 @@ class Executor:
     self.reporter.update(**child.progress)
     return (program.HANG if stalled else code), why
 
-  def _find_reason(self, try_):
+  def _find_reason(self, try_: int) -> str:
     """Returns the reason why a program must stop, or "" if it may continue."""
     order = self.reporter.order
     ordered = "stopped on request" if order.stop else f"try {order.try_} is ordered" if order.try_ > try_ else ""
     return self._find_end_reason() or ordered
 
-  def _note_try(self, try_):
+  def _note_try(self, try_: int) -> None:
     """Writes the number of a try to the disk. The worker reads it after a restart of the machine."""
     try:
       draft = self.own.folder / ".tries"
@@ -354,7 +359,7 @@ class Executor:
 
   # Between programs.
 
-  def _check(self):
+  def _check(self) -> mailbox.Order:
     """Returns the last order. Raises End if the attempt must end."""
     order = self.reporter.order
     self.reporter.check()
@@ -363,23 +368,23 @@ class Executor:
       raise AttemptEnd("stopped on request")
     return order
 
-  def _check_time(self):
+  def _check_time(self) -> None:
     if why := self._find_end_reason():
       raise AttemptEnd(why)
 
-  def _find_end_reason(self):
+  def _find_end_reason(self) -> str:
     """Returns the reason why the attempt must end on this worker, or "" if it may continue."""
     if self.asked:
       return f"{signal.Signals(self.asked[0]).name} to the worker"
     return mailbox.TIME_ENDED if self._clock.now() > self.ends else ""
 
-  def _pause(self, seconds):
+  def _pause(self, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
       self._check()
       time.sleep(min(TICK, max(0.0, deadline - time.monotonic())))
 
-  def _end(self, reason, failed=False):
+  def _end(self, reason: str, failed: bool = False) -> None:
     """Sends the last report and deletes the machine. After a failure, the machine stays for `limits.idle` seconds."""
     self.log.write(f"ends: {reason}")
     if self.asked:  # the machine or the service is being stopped: the last report stays valid
@@ -399,6 +404,6 @@ class Executor:
         self._report_end(f"{reason}; {error}")
     self.own.forget()
 
-  def _report_end(self, detail):
+  def _report_end(self, detail: str) -> None:
     self.reporter.update(phase=mailbox.ENDED, detail=detail)
     self.reporter.flush(self._patience)

@@ -5,7 +5,8 @@ import dataclasses
 import difflib
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from launch import bundle, spec, storage, tpus
 from launch.errors import LaunchError
@@ -48,7 +49,7 @@ _LONGEST = 2**23  # bytes of a file of --spec, whose arguments may have 2**20
 class Parser(argparse.ArgumentParser):
   """A parser that raises a LaunchError for a mistake."""
 
-  def error(self, message: str):
+  def error(self, message: str) -> NoReturn:
     """Raises a LaunchError of one line."""
     raise LaunchError(f"{message}. See {self.prog} --help")
 
@@ -85,7 +86,7 @@ def parse_flags(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
   return args, command
 
 
-def _explain_unknown(verb, word, flags, words, command):
+def _explain_unknown(verb: str, word: str, flags: Sequence[str], words: Sequence[str], command: Sequence[str]) -> str:
   """Returns a message for a word that is not a flag."""
   takes = verb in (*SPECIFIED, "ssh")
   if not word.startswith("-"):
@@ -149,7 +150,7 @@ def _make_workdir_absolute(words: Sequence[str]) -> list[str]:
   return result
 
 
-def _read_spec(args, command):
+def _read_spec(args: argparse.Namespace, command: Sequence[str]) -> spec.Run:
   """Returns the run of a file. Nobody else may write the file, as it contains the command that is executed."""
   try:
     content, status = storage.read_regular_file(args.spec, _LONGEST + 1)
@@ -177,7 +178,7 @@ def _read_spec(args, command):
   return run
 
 
-def _refuse_secrets(backend, env, args):
+def _refuse_secrets(backend: str, env: Mapping[str, str], args: Sequence[str]) -> None:
   """Raises a LaunchError for a variable or an argument that looks like a secret: the bucket contains both."""
   there = "k8s:NAME/KEY" if backend == "gke" else "file:/path/on/the/worker"
   remedy = "and every reader of the bucket could read it. Store it, and name its location"
@@ -195,7 +196,7 @@ def _refuse_secrets(backend, env, args):
       )
 
 
-def _add_spec_flags(parser):
+def _add_spec_flags(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   zones = ", ".join(f"{kind.zones[0]} for {name}" for name, kind in tpus.GENERATIONS.items())
   add("--backend", help=f"{', '.join(spec.BACKENDS)}; required")
@@ -236,7 +237,7 @@ def _add_spec_flags(parser):
   add("--limit", action="append", metavar="NAME=DURATION", help="a limit of launch/spec.py, such as silence=5m")
 
 
-def _add_run_flags(parser):
+def _add_run_flags(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add("--spec", metavar="FILE", help="read the run from a file such as launch/spec.json instead of flags")
   add("--detach", action="store_true", help="watch from a process in the background")
@@ -245,23 +246,23 @@ def _add_run_flags(parser):
   _add_check_flags(parser)
 
 
-def _add_check_flags(parser):
+def _add_check_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--host-rate", type=float, metavar="IMAGES", help="measured images per second of one host")
 
 
-def _add_sweep_flags(parser):
+def _add_sweep_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--parallel", type=int, default=1, metavar="N", help="number of runs at the same time")
   parser.add_argument("--retry", action="store_true", help="start failed trials again")
   parser.add_argument("--force", action="store_true", help="start a run that check refuses")
 
 
-def _add_ls_flags(parser):
+def _add_ls_flags(parser: argparse.ArgumentParser) -> None:
   _add_inventory_flags(parser)
   parser.add_argument("--all", action="store_true", help="also show runs of this machine that have ended")
   parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _add_inventory_flags(parser):
+def _add_inventory_flags(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add("--project", help="project of Google Cloud")
   add("--zone", "--zones", dest="zones", type=_split_commas, help="zones of the machines, separated by commas")
@@ -270,19 +271,19 @@ def _add_inventory_flags(parser):
   add("--all-users", action="store_true", help="also machines of other owners")
 
 
-def _add_gc_flags(parser):
+def _add_gc_flags(parser: argparse.ArgumentParser) -> None:
   _add_inventory_flags(parser)
   parser.add_argument("--yes", action="store_true", help="delete them")
   parser.add_argument("--force", action="store_true", help="also machines whose run's directory does not answer")
   parser.add_argument("--older-than", help="only machines that are at least this old, such as 2h")
 
 
-def _add_status_flags(parser):
+def _add_status_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--watch", action="store_true", help="repeat")
   parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _add_logs_flags(parser):
+def _add_logs_flags(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add("-f", "--follow", action="store_true", help="wait for new lines")
   add("-w", "--worker", default="all", help="number of the worker, or all")
@@ -290,21 +291,21 @@ def _add_logs_flags(parser):
   add("--grep", default="", help="only lines that contain this text")
 
 
-def _add_down_flags(parser):
+def _add_down_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--yes", action="store_true", help="do not ask")
   parser.add_argument("--force", action="store_true", help="delete even if the run's directory does not answer")
 
 
-def _add_adopt_flags(parser):
+def _add_adopt_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--force", action="store_true", help="also from one who seems to watch")
   parser.add_argument("--yes", action="store_true", help="accept the run that the bucket describes without a question")
 
 
-def _add_ssh_flags(parser):
+def _add_ssh_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("-w", "--worker", type=int, default=0, help="number of the worker; 0")
 
 
-def _add_render_flags(parser):
+def _add_render_flags(parser: argparse.ArgumentParser) -> None:
   forms = parser.add_mutually_exclusive_group()
   forms.add_argument("--xpk", action="store_true", help="print xpk's command instead of the JobSet")
   forms.add_argument("--skypilot", action="store_true", help="print SkyPilot's task instead of the JobSet")
@@ -321,11 +322,11 @@ _FLAGS = {
 }  # fmt: skip
 
 
-def _split_commas(text):
+def _split_commas(text: str) -> tuple[str, ...]:
   return tuple(each for each in text.split(",") if each)
 
 
-def _parse_pairs(flag, texts):
+def _parse_pairs(flag: str, texts: Sequence[str] | None) -> dict[str, str]:
   pairs = {}
   for text in texts or ():
     key, equals, value = text.partition("=")

@@ -7,6 +7,8 @@ module does not repeat requests, because the watcher asks again. The words of st
 """
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from launch import tpus
 from launch.errors import (
@@ -78,7 +80,7 @@ class ExistsError(UnknownError):
 NO_ANSWER = (UnknownError, LaunchError)
 
 
-def build_gcloud_command(*words: str, alpha: bool = False, **flags: object) -> list[str]:
+def build_gcloud_command(*words: str, alpha: bool = False, **flags: Any) -> list[str]:
   """Returns the argument list of `gcloud compute tpus …`, with each flag as one word: --flag=value.
 
   Args:
@@ -91,7 +93,7 @@ def build_gcloud_command(*words: str, alpha: bool = False, **flags: object) -> l
   return ["gcloud", *["alpha"] * alpha, "compute", "tpus", *words, *options]
 
 
-def build_deletion(group: str, name: str, **place: str) -> list[str]:
+def build_deletion(group: str, name: str, **place: Any) -> list[str]:
   """Returns the command that requests the deletion of a queued resource with its nodes, or of a node."""
   return build_gcloud_command(group, "delete", name, **place, force=group == GROUPS[0], **{"async": True})
 
@@ -121,7 +123,7 @@ def run_gcloud(argv: list[str], timeout: float = TIMEOUT, folder: str | None = N
   return parse_json(answer, "gcloud")
 
 
-def list_items(group: str, **place: str) -> list[dict]:
+def list_items(group: str, **place: Any) -> list[dict[str, Any]]:
   """Returns all items of a group in a zone. Raises UnknownError for an answer that is not a list of named objects."""
   items = run_gcloud(build_gcloud_command(group, "list", **place))
   if not isinstance(items, list) or not all(isinstance(i, dict) and isinstance(i.get("name"), str) for i in items):
@@ -129,7 +131,7 @@ def list_items(group: str, **place: str) -> list[dict]:
   return items
 
 
-def describe_item(group: str, name: str, **place: str) -> dict | None:
+def describe_item(group: str, name: str, **place: Any) -> dict[str, Any] | None:
   """Returns a queued resource or a node, or None if the cloud reports that it is absent and its list confirms that."""
   try:
     item = run_gcloud(build_gcloud_command(group, "describe", name, **place))
@@ -144,7 +146,7 @@ def describe_item(group: str, name: str, **place: str) -> dict | None:
   return item
 
 
-def get_short_name(item: dict) -> str:
+def get_short_name(item: Mapping[str, Any]) -> str:
   """Returns the last word of the name projects/P/locations/ZONE/queuedResources/NAME; "" without a name."""
   return str(item.get("name", "")).rpartition("/")[2]
 
@@ -190,7 +192,7 @@ def _make_refusal(status: str, message: str) -> Exception | None:
   return None
 
 
-def explain_failed(error: dict) -> tuple[int, str]:
+def explain_failed(error: Mapping[str, Any]) -> tuple[int, str]:
   """Returns (exit code, reason) of a queued resource in the state FAILED, from a google.rpc.Status."""
   code, message = error.get("code", 0), error.get("message", "")
   status = _STATUS.get(code, "")
@@ -205,7 +207,7 @@ def explain_failed(error: dict) -> tuple[int, str]:
   return NO_CAPACITY, said if expired else f"{said} (code {code})"
 
 
-def _shorten(text):
+def _shorten(text: str) -> str:
   """Returns an error on one line, without gcloud's prefix and its advice on the help."""
   text = re.sub(r"ERROR: \([\w.-]+\) ", "", text).partition("To search the help text")[0]
   text = " ".join(text.split())
@@ -233,23 +235,23 @@ ALONE = "without its queued resource"  # of a node
 _WORST = (LOST, REPAIRING, STARTING, READY)
 
 
-def get_state_word(item: dict) -> str:
+def get_state_word(item: Mapping[str, Any]) -> str:
   """Returns the cloud's word for the state of a queued resource or a node."""
   state = item.get("state", "")
   return (state.get("state", "") if isinstance(state, dict) else state) or "STATE_UNSPECIFIED"
 
 
-def _get_node_specs(item):
+def _get_node_specs(item: Mapping[str, Any]) -> list[dict[str, Any]]:
   """Returns the descriptions of the nodes of a queued resource, or of a node."""
   return item.get("tpu", {}).get("nodeSpec") or [{"node": item}]
 
 
-def get_labels(item: dict) -> dict:
+def get_labels(item: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the labels of a node, or of the nodes of a queued resource."""
   return _get_node_specs(item)[0].get("node", {}).get("labels", {})
 
 
-def check_item(item: dict) -> None:
+def check_item(item: Mapping[str, Any]) -> None:
   """Raises UnknownError for a queued resource without labels or state, which every queued resource has."""
   found, state = get_labels(item), item.get("state")
   if (
@@ -258,7 +260,7 @@ def check_item(item: dict) -> None:
     raise UnknownError(f"{get_short_name(item)}: a description without labels or state: {str(item)[:80]}")
 
 
-def get_item_owner(item: dict) -> str:
+def get_item_owner(item: Mapping[str, Any]) -> str:
   """Returns the owner of an item, for messages."""
   found = get_labels(item)
   if "vitjax" not in found:
@@ -266,7 +268,7 @@ def get_item_owner(item: dict) -> str:
   return "attempt {} of run {} of {}".format(*(found.get(f"vitjax-{key}", "?") for key in ("attempt", "run", "owner")))
 
 
-def get_queue_status(item: dict) -> MachineStatus:
+def get_queue_status(item: Mapping[str, Any]) -> MachineStatus:
   """Returns the state of a queued resource. READY means that its nodes exist and must be checked next."""
   state = QUEUE_STATES.get(get_state_word(item), STARTING)
   if state == FAILED:
@@ -276,7 +278,7 @@ def get_queue_status(item: dict) -> MachineStatus:
   return MachineStatus(state, f"{get_state_word(item)}, by {initiator}" if state == LOST else get_state_word(item))
 
 
-def get_nodes_status(nodes: list[tuple[str, dict | None]], hosts: int) -> MachineStatus:
+def get_nodes_status(nodes: Sequence[tuple[str, dict[str, Any] | None]], hosts: int) -> MachineStatus:
   """Returns the state of the nodes of an active queued resource, which is the state of the worst node.
 
   Args:
@@ -293,7 +295,7 @@ def get_nodes_status(nodes: list[tuple[str, dict | None]], hosts: int) -> Machin
   )
 
 
-def _get_node_status(name, node, hosts):
+def _get_node_status(name: str, node: Mapping[str, Any] | None, hosts: int) -> MachineStatus:
   """Returns the state of a node. If a node of an active queued resource is absent, it has been deleted."""
   if node is None:
     return MachineStatus(LOST, f"{name} is gone")
@@ -315,7 +317,7 @@ def _get_node_status(name, node, hosts):
   )
 
 
-def make_item_resource(item: dict) -> Resource:
+def make_item_resource(item: Mapping[str, Any]) -> Resource:
   """Returns an inventory entry for a queued resource, or for a node without its queued resource."""
   word, spec, is_node = get_state_word(item), _get_node_specs(item)[0], "tpu" not in item
   _, _, _, zone, _, name = item["name"].split("/")

@@ -4,6 +4,8 @@ import contextlib
 import json
 import re
 import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from launch import errors, manifests, spec, states, tpus
 from launch.errors import DENIED, USAGE, LaunchError, QuotaError, UnknownError, amount
@@ -81,7 +83,7 @@ def get_default_context() -> str:
   return run_kubectl(["kubectl", "config", "current-context"]).strip()
 
 
-def _make_error(text):
+def _make_error(text: str) -> Exception:
   """Returns the exception for the standard error of kubectl."""
   lines = [line for line in text.splitlines() if line.strip() and not re.match(r"[EIW]\d{4} |Warning:", line)]
   short = " ".join(" ".join(lines or text.splitlines()[-1:]).split())[:300] or "no reason given"
@@ -98,7 +100,7 @@ def _make_error(text):
   return UnknownError(f"kubectl: {short}")
 
 
-def _read_object(words, content=""):
+def _read_object(words: Sequence[str], content: str = "") -> dict[str, Any]:
   """Returns the object that a command prints as JSON."""
   value = errors.parse_json(run_kubectl([*words, "--output=json"], content).encode(), "kubectl")
   if not isinstance(value, dict):
@@ -106,7 +108,7 @@ def _read_object(words, content=""):
   return value
 
 
-def _list_items(words):
+def _list_items(words: Sequence[str]) -> list[dict[str, Any]]:
   """Returns the objects of the list that a command prints as JSON."""
   value = _read_object(words)
   items = value.get("items")
@@ -122,7 +124,7 @@ class Engine:
     run: a run of the backend gke.
   """
 
-  def __init__(self, run: spec.Run):
+  def __init__(self, run: spec.Run) -> None:
     self._run = run
     self._base = build_base_command(run.cluster, run.namespace)
 
@@ -131,7 +133,7 @@ class Engine:
     made = self._create(attempt, JOBSETS, manifests.make_jobset(self._run, attempt, expires))
     self._create(attempt, "configmaps", manifests.make_config_map(self._run, attempt, expires, made))
 
-  def _create(self, attempt, kind, value):
+  def _create(self, attempt: int, kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
     """Creates an object and returns it. An object of this attempt that exists is accepted."""
     name = self._run.attempt(attempt)
     try:
@@ -167,7 +169,7 @@ class Engine:
       return MachineStatus(state, detail)
     return self._look_at_pods(jobset, self._select_objects("pods", attempt))
 
-  def _confirm_absence(self, attempt, error):
+  def _confirm_absence(self, attempt: int, error: Exception) -> MachineStatus:
     """Returns ABSENT or DELETING for a JobSet that was not found. A list must confirm it."""
     name, has_jobsets = self._run.attempt(attempt), not isinstance(error, LaunchError)
     left = self._select_objects(f"{JOBSETS},{_OWNED}" if has_jobsets else _OWNED, attempt)
@@ -195,7 +197,7 @@ class Engine:
       if _get_labels(found).get("vitjax") and self._resource(found).has_labels_of(target):
         run_kubectl([*words, *_build_deletion(target.name)])
 
-  def inventory(self, zones: tuple) -> tuple:
+  def inventory(self, zones: Sequence[str]) -> tuple[list[Resource], dict[str, str]]:
     """See states.Engine. Lists the namespace of the run; the whole cluster if `zones` is ("-",)."""
     everywhere = "-" in zones
     try:
@@ -204,7 +206,7 @@ class Engine:
       return [], {self._location("*" if everywhere else self._run.namespace): str(error)}
     return [self._resource(item) for item in items], {}
 
-  def shell(self, attempt: int, worker: int, words: list) -> list:
+  def shell(self, attempt: int, worker: int, words: Sequence[str]) -> list[str]:
     """See states.Engine."""
     pods = (pod for pod in self._select_objects("pods", attempt) if self._worker(pod) == worker)
     running = [pod for pod in pods if pod.get("status", {}).get("phase") == "Running" and not _is_deleting(pod)]
@@ -241,16 +243,16 @@ class Engine:
     delete = shlex.join([*self._base, *_build_deletion(name)[:-1]])  # waits for the end
     return Commands(script, f"{delete} && {look}")
 
-  def _select_objects(self, kinds, attempt):
+  def _select_objects(self, kinds: str, attempt: int) -> list[dict[str, Any]]:
     return _list_items([*self._base, "get", kinds, self._selector(attempt)])
 
-  def _selector(self, attempt):
+  def _selector(self, attempt: int) -> str:
     return "--selector=" + ",".join(f"{key}={value}" for key, value in self._run.labels(attempt).items())
 
-  def _location(self, namespace):
+  def _location(self, namespace: str) -> str:
     return f"{self._run.cluster or 'current context'}/{namespace}"
 
-  def _explain_queue(self, jobset):
+  def _explain_queue(self, jobset: Mapping[str, Any]) -> str:
     """Returns the reason why a JobSet waits in Kueue, or "" without Kueue."""
     selector = f"--selector=kueue.x-k8s.io/job-uid={jobset['metadata'].get('uid', '')}"
     workloads = self._items_if_allowed("workloads.kueue.x-k8s.io", selector)
@@ -261,7 +263,7 @@ class Engine:
     texts = [each["message"] for each in reasons if each.get("message")]
     return f"Kueue: {'; '.join(dict.fromkeys(texts))}" if texts else ""
 
-  def _look_at_pods(self, jobset, pods):
+  def _look_at_pods(self, jobset: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> MachineStatus:
     """Returns the state of an active JobSet from the pods of its latest start."""
     status, workers = jobset.get("status", {}), self._run.workers
     restarts = status.get("restarts", 0)
@@ -274,7 +276,7 @@ class Engine:
       return MachineStatus(states.READY, "", 0, len(there), addresses)
     if not current and (why := self._explain_missing_pods(jobset["metadata"]["name"])) and re.search(_QUOTA, why):
       return MachineStatus(states.QUEUED, f"no pods: {why}")
-    homeless = [(pod, why) for pod in current.values() if (why := _find_unschedulable(pod))]
+    homeless = [(pod, wait) for pod in current.values() if (wait := _find_unschedulable(pod))]
     if homeless and len(homeless) == len(current):  # machines without nodes are not billed
       why = self._explain_scaling(homeless[0][0]) or homeless[0][1].get("message", "")
       return MachineStatus(states.QUEUED, f"{len(homeless)} of {amount(workers, 'pod')} without a node: {why}")
@@ -287,34 +289,34 @@ class Engine:
     broken = restarts or "Failed" in phases.values() or any(map(_is_deleting, pods))
     return MachineStatus(states.REPAIRING if broken else states.STARTING, "; ".join(details[:4]), 0, len(there))
 
-  def _items_if_allowed(self, kind, selector):
+  def _items_if_allowed(self, kind: str, selector: str) -> list[dict[str, Any]]:
     """Returns selected objects; [] in a cluster without Kueue, or if the user may not read events."""
     try:
       return _read_object([*self._base, "get", kind, selector]).get("items", [])
     except LaunchError:
       return []
 
-  def _explain_scaling(self, pod):
+  def _explain_scaling(self, pod: Mapping[str, Any]) -> str:
     """Returns the latest message of the autoscaler about a pod without a node."""
     selector = f"--field-selector=involvedObject.name={pod['metadata']['name']}"
     events = self._items_if_allowed("events", selector)
     scaling = [event for event in events if event.get("reason") in _SCALING]
-    last = max(scaling, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "", default=None)
+    last = max(scaling, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "", default={})
     return f"{last['reason']}: {last.get('message', '')}" if last else ""
 
-  def _explain_missing_pods(self, name):
+  def _explain_missing_pods(self, name: str) -> str:
     """Returns the latest message of the Job controller about pods of a JobSet that it could not create."""
     events = self._items_if_allowed("events", "--field-selector=reason=FailedCreate")
     mine = [event for event in events if str(event.get("involvedObject", {}).get("name", "")).startswith(f"{name}-")]
     last = max(mine, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "", default={})
     return " ".join(str(last.get("message", "")).split())[:300]
 
-  def _worker(self, pod):
+  def _worker(self, pod: Mapping[str, Any]) -> int:
     """Returns the number of a pod among all slices."""
     index = _parse_number(pod["metadata"].get("annotations", {}).get(manifests.COMPLETION))
     return _get_label(pod, manifests.JOB_INDEX) * tpus.find_slice(self._run.tpu).hosts + index
 
-  def _resource(self, jobset):
+  def _resource(self, jobset: Mapping[str, Any]) -> Resource:
     metadata, (state, detail) = jobset["metadata"], get_jobset_state(jobset)
     status = jobset.get("status", {}).get("replicatedJobsStatus", [])
     slices = sum(job.get("replicas", 1) for job in jobset.get("spec", {}).get("replicatedJobs", []))
@@ -325,12 +327,12 @@ class Engine:
     return states.make_resource(metadata["name"], place, _get_labels(jobset), state, detail, created, kind)
 
 
-def _build_deletion(which):
+def _build_deletion(which: str) -> list[str]:
   """Returns the arguments of the kubectl command that deletes an object by name or by selector."""
   return ["delete", f"{JOBSETS},configmaps", which, "--ignore-not-found", "--wait=false"]
 
 
-def get_jobset_state(jobset: dict) -> tuple[str, str]:
+def get_jobset_state(jobset: Mapping[str, Any]) -> tuple[str, str]:
   """Returns (state, detail) of a JobSet; STARTING if only its pods show more."""
   conditions = _get_conditions(jobset)
   if _is_deleting(jobset):
@@ -342,7 +344,7 @@ def get_jobset_state(jobset: dict) -> tuple[str, str]:
   return (states.QUEUED, "suspended") if jobset.get("spec", {}).get("suspend") else (states.STARTING, "")
 
 
-def _explain_pod(pod):
+def _explain_pod(pod: Mapping[str, Any]) -> str:
   """Returns the reason why a pod does not run, or "" if the reason is unknown."""
   for container in pod.get("status", {}).get("containerStatuses", []):
     state = container.get("state", {})
@@ -357,34 +359,35 @@ def _explain_pod(pod):
   return f"{lost.get('reason')}: {lost.get('message', '')}" if lost.get("status") == "True" else ""
 
 
-def _find_unschedulable(pod):
-  """Returns the condition of a pod that waits for a node. The result is false for other pods."""
+def _find_unschedulable(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+  """Returns the condition of a pod that waits for a node. The result is empty for other pods."""
   said = _get_conditions(pod).get("PodScheduled", {})
-  return pod.get("status", {}).get("phase") == "Pending" and said.get("status") == "False" and said
+  waits = pod.get("status", {}).get("phase") == "Pending" and said.get("status") == "False"
+  return said if waits else {}
 
 
-def _get_owner(item):
+def _get_owner(item: Mapping[str, Any]) -> str:
   """Returns the owner of an object, for messages."""
   owner = _get_labels(item).get("vitjax-owner")
   return f"of {owner}, in {item['metadata'].get('annotations', {}).get(manifests.FOLDER)}" if owner else "not of launch"
 
 
-def _is_deleting(item):
+def _is_deleting(item: Mapping[str, Any]) -> bool:
   return bool(item.get("metadata", {}).get("deletionTimestamp"))
 
 
-def _get_conditions(item):
+def _get_conditions(item: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
   return {each.get("type"): each for each in item.get("status", {}).get("conditions", [])}
 
 
-def _get_labels(item):
+def _get_labels(item: Mapping[str, Any]) -> Mapping[str, str]:
   return item.get("metadata", {}).get("labels", {})
 
 
-def _get_label(item, key):
-  return _parse_number(_get_labels(item).get(key))
+def _get_label(item: Mapping[str, Any], key: str) -> int:
+  return _parse_number(_get_labels(item).get(key, ""))
 
 
-def _parse_number(text):
+def _parse_number(text: str) -> int:
   """Returns the number of a label, which anybody may have changed."""
   return int(text) if re.fullmatch(r"\d{1,18}", text or "", re.ASCII) else 0

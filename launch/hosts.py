@@ -12,7 +12,8 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from launch import errors, event_log, manifests, service, spec, states
 from launch.errors import CALL, LaunchError, UnknownError, amount
@@ -40,7 +41,7 @@ _OURS = re.compile(r"^launch\.worker: ", re.MULTILINE)
 class Engine:
   """See `launch.states.Engine`."""
 
-  def __init__(self, run: spec.Run):
+  def __init__(self, run: spec.Run) -> None:
     for path in {run.workdir, spec.find_flag_value(run.args, "--workdir")} - {""}:
       if not path.startswith(("gs://", "/")):
         example = f"gs://BUCKET/NAME, or a path that all hosts share, such as {os.path.abspath(path)}"
@@ -80,7 +81,7 @@ class Engine:
         lambda host: _call_worker(host, self._stop(target), self._run.limits.grace), self._hosts, _AT_ONCE
       )
 
-  def inventory(self, zones: tuple) -> tuple:
+  def inventory(self, zones: Sequence[str]) -> tuple[list[states.Resource], dict[str, str]]:
     """Returns all attempts on the hosts of this run."""
     found, silent = [], {}
     for host in self._hosts:
@@ -89,9 +90,9 @@ class Engine:
         found += make_resources(self._services(host), location)
       except (UnknownError, LaunchError) as error:
         silent[location] = str(error)
-    return tuple(found), silent
+    return found, silent
 
-  def shell(self, attempt: int, worker: int, words: list) -> list:
+  def shell(self, attempt: int, worker: int, words: Sequence[str]) -> list[str]:
     """Returns a command of ssh, or the words themselves on this machine."""
     if self._local:
       return list(words) or [os.environ.get("SHELL", "/bin/sh")]
@@ -117,33 +118,33 @@ class Engine:
     )  # fmt: skip
     return states.Commands(script, " && ".join(delete))
 
-  def _start(self, attempt, number):
+  def _start(self, attempt: int, number: int) -> list[str]:
     words = ["start", f"--engine={self._run.backend}", f"--folder={self._run.folder}", f"--attempt={attempt}",
              f"--worker={number}", "--patience=30", f"--grace={self._run.limits.grace}"]  # fmt: skip
     return [*words, *([f"--proof={digest}"] if (digest := event_log.compute_proof(self._run)) else [])]
 
-  def _stop(self, attempt):
+  def _stop(self, attempt: int) -> list[str]:
     return ["stop", f"--engine={self._run.backend}", f"--name={self._run.name}", f"--attempt={attempt}",
             f"--folder={self._run.folder}", f"--grace={self._run.limits.grace}"]  # fmt: skip
 
-  def _stop_resource(self, resource):
+  def _stop_resource(self, resource: states.Resource) -> list[str]:
     return ["stop", f"--engine={self._run.backend}", f"--name={resource.run}", f"--attempt={resource.attempt}",
             f"--mark={resource.mark}", f"--grace={self._run.limits.grace}"]  # fmt: skip
 
-  def _services(self, host):
+  def _services(self, host: str) -> list[dict[str, Any]]:
     if self._local:
       return service.list_services(service.get_default_home(), "local")
     return parse_services(_call_worker(host, ["look", "--engine=hosts"]), host)
 
 
-def make_resources(services: Iterable[dict], location: str) -> list[states.Resource]:
+def make_resources(services: Iterable[Mapping[str, Any]], location: str) -> list[states.Resource]:
   """Returns services as resources, one for each attempt.
 
   Args:
     services: descriptions of services, as returned by `service.list_services`.
     location: name of their host.
   """
-  attempts = {}
+  attempts: dict[tuple[str, Any, str], list[Mapping[str, Any]]] = {}
   for each in services:
     attempts.setdefault((str(each.get("run")), each.get("attempt"), str(each.get("folder"))), []).append(each)
   return [
@@ -158,7 +159,7 @@ def make_resources(services: Iterable[dict], location: str) -> list[states.Resou
   ]  # fmt: skip
 
 
-def _build_command(host, words):
+def _build_command(host: str, words: Sequence[str]) -> list[str]:
   """Returns the argument list of a command of `launch.worker` on a host."""
   if host == _HERE:
     return [sys.executable, "-m", "launch.worker", *words]
@@ -166,13 +167,13 @@ def _build_command(host, words):
   return [*_SSH, host, f"{remote}; exit $?"]
 
 
-def _format_command(host, words):
+def _format_command(host: str, words: Sequence[str]) -> str:
   """Returns a command of `launch.worker` on a host as text for a shell."""
   text = f"{shlex.join(_build_command(host, words))} </dev/null"
   return f"(cd {shlex.quote(str(service.ROOT))} && {text})" if host == _HERE else text
 
 
-def _call_worker(host, words, grace=0.0):
+def _call_worker(host: str, words: Sequence[str], grace: float = 0.0) -> str:
   """Returns the output of a command of `launch.worker` on a host. It must end within DEADLINE + `grace` seconds."""
   place, deadline, package_ = host or "this machine", DEADLINE + grace, get_package() if host else b""
   try:
@@ -192,7 +193,7 @@ def _call_worker(host, words, grace=0.0):
   return answer
 
 
-def parse_services(text: str, host: str) -> list:
+def parse_services(text: str, host: str) -> list[dict[str, Any]]:
   """Returns the services of a host.
 
   Args:

@@ -8,8 +8,10 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from launch import commands, errors, mailbox, removal, spec
+from launch import commands, errors, mailbox, removal, spec, states
 from launch.errors import LaunchError, UnknownError, format_utc, print_line, to_one_line
 from launch.event_log import EventLog, list_runs
 from launch.mailbox import LeaseHeldError
@@ -103,11 +105,11 @@ def gc(args: argparse.Namespace) -> int:
     asked = "in the locations that answered, " * bool(troubles) + "of this machine, " * bool(unasked)
     print("nothing is deleted without --yes" if chosen else f"{asked}no machine is to be deleted")
     return errors.UNKNOWN if troubles else errors.DONE
-  left = [row for row, run, resource in chosen if not _collect_machine(run, resource, args.force)]
+  left = [row for row, run, resource in chosen if resource and not _collect_machine(run, resource, args.force)]
   return errors.BILLING if left else errors.UNKNOWN if troubles else errors.DONE
 
 
-def _collect_machine(run, resource, force):
+def _collect_machine(run: Run, resource: states.Resource, force: bool) -> bool:
   """Deletes a machine if the deletion is still allowed. Returns False if the machine may still exist."""
   if force:
     return _is_deleted(run, resource)
@@ -121,7 +123,7 @@ def _collect_machine(run, resource, force):
     print_line(f"{resource.name}: not deleted: the directory of its run does not answer ({error})")
     return False
 
-  def before():
+  def before() -> None:
     if not lease.renew():
       raise UnknownError("the lease in the run's directory may have been lost")
     facts = _read_facts(run.name, lease)
@@ -138,7 +140,7 @@ def _collect_machine(run, resource, force):
       lease.give_back()
 
 
-def _is_deleted(run, resource, before=removal.do_nothing):
+def _is_deleted(run: Run, resource: states.Resource, before: Callable[[], None] = removal.do_nothing) -> bool:
   """Deletes a machine, and returns whether its deletion was seen."""
   engine_ = engine_of(run)
   for left in removal.delete(engine_, run, [resource], before=before):
@@ -147,7 +149,7 @@ def _is_deleted(run, resource, before=removal.do_nothing):
   return True
 
 
-def _read_facts(name, mine=None):
+def _read_facts(name: str, mine: mailbox.Lease | None = None) -> RunFacts | None:
   """Returns the facts in the directory of a run, or None if it does not answer.
 
   Args:
@@ -168,7 +170,7 @@ def _read_facts(name, mine=None):
     return None
 
 
-def _print_omissions(troubles, unasked, others):
+def _print_omissions(troubles: Mapping[str, str], unasked: bool, others: Mapping[str, int]) -> None:
   for location, why in troubles.items():
     print(f"{location}: no answer, so its machines are unknown: {why}")
   if others:
@@ -200,7 +202,7 @@ def status(args: argparse.Namespace) -> int:
     print()
 
 
-def _print_status(event_log, run, state, reports):
+def _print_status(event_log: EventLog, run: Run, state: State, reports: mailbox.Reports) -> None:
   end = event_log.last("end")
   over = f"ended with {end['code']}: {to_one_line(end['text'])}" if end and not event_log.open else STAGES[state.stage]
   print(f"{run.name}  {run.backend} {run.tpu or run.workers}  {over}")
@@ -232,7 +234,7 @@ def _print_status(event_log, run, state, reports):
     print(f"  w{worker:02d}  {report.host:<20} {age:5.0f} s ago  {words}")
 
 
-def _describe_watcher(run):
+def _describe_watcher(run: Run) -> str:
   """Returns a description of the watcher of a run, or ""."""
   try:
     return make_lease(run).holder()
@@ -240,7 +242,9 @@ def _describe_watcher(run):
     return f"an unknown process: {error}"
 
 
-def _find_machines(args, over=False):
+def _find_machines(
+  args: argparse.Namespace, over: bool = False
+) -> tuple[list[tuple[MachineRow, Run, states.Resource | None]], dict[str, str], bool, collections.Counter[str]]:
   """Finds the machines of the cloud and of the event logs.
 
   Args:
@@ -254,17 +258,18 @@ def _find_machines(args, over=False):
   event_logs = {name: event_log for name in list_runs() if (event_log := _read_event_log(name)) and event_log.events}
   runs = {name: run for name, event_log in event_logs.items() if (run := _read_run(event_log))}
   facts = {name: _read_facts(name) for name in runs}
-  found, troubles, seen, others = {}, {}, set(), collections.Counter()
+  found: dict[Any, tuple[MachineRow, Run, states.Resource | None]] = {}
+  troubles, seen, others = {}, set(), collections.Counter()
   probes = _make_probes(args, runs.values())
   for probe in probes:
     try:
       resources, silent = engine_of(probe).inventory(args.zones or ())
     except (UnknownError, LaunchError) as error:
-      resources, silent = (), {f"{probe.backend} {probe.project or probe.cluster}".strip(): str(error)}
+      resources, silent = [], {f"{probe.backend} {probe.project or probe.cluster}".strip(): str(error)}
     troubles |= silent
     for resource in resources:
-      run = runs.get(resource.run)
-      known = run and _has_same_location(run, probe) and run.mark == resource.mark
+      run = runs.get(resource.run, probe)
+      known = resource.run in runs and _has_same_location(run, probe) and run.mark == resource.mark
       if not known and resource.owner != spec.get_user_label() and not args.all_users:
         others[resource.owner] += 1
         continue
@@ -287,18 +292,18 @@ def _find_machines(args, over=False):
   return rows, troubles, not any(probe.backend in ("qr", "gke") for probe in probes), others
 
 
-def _has_same_location(run, probe):
+def _has_same_location(run: Run, probe: Run) -> bool:
   """Returns True if the machines of two runs are in the same project, cluster or hosts."""
   keys = ("backend", "project", "cluster", "hosts")
   return all(getattr(run, key) == getattr(probe, key) for key in keys)
 
 
-def _make_probes(args, runs):
+def _make_probes(args: argparse.Namespace, runs: Iterable[Run]) -> Iterable[Run]:
   """Returns a run for each location to ask, from the flags and from all event logs."""
-  probes = {}
+  probes: dict[tuple[Any, ...], Run] = {}
   for run in runs:
     probes.setdefault((run.backend, run.project, run.cluster, run.namespace, run.hosts), run)
-  blank = dict(name="ls", module="none", args=(), workdir="gs://none/none")
+  blank: dict[str, Any] = dict(name="ls", module="none", args=(), workdir="gs://none/none")
   if args.project and not any(key[:2] == ("qr", args.project) for key in probes):
     probe = Run(backend="qr", project=args.project, tpu="v3-8", zones=args.zones or (), **blank)
     probes["qr", args.project] = spec.check_and_complete(probe)
@@ -309,7 +314,7 @@ def _make_probes(args, runs):
   return probes.values()
 
 
-def _make_row(resource, facts, run, known):
+def _make_row(resource: states.Resource, facts: RunFacts | None, run: Run, known: bool | None) -> MachineRow:
   now = facts.now if facts and facts.now else time.time()
   flag = removal.find_removal_reason(resource, facts)
   step, beat = _find_step(run, resource.attempt) if known else (-1, -1.0)
@@ -329,9 +334,9 @@ def compute_chip_hours(run: Run, state: State, now: float) -> float:
   return round(state.spent(now) / 3600 * run.chips, 2) if run.chips else -1.0
 
 
-def _make_unlisted_row(event_log, run, attempt):
+def _make_unlisted_row(event_log: EventLog, run: Run, attempt: int) -> MachineRow:
   """Returns the row of an attempt that the cloud does not list. Attempt 0 stands for a run without machines."""
-  intent = next((e for e in event_log.events if e["event"] == "intent" and e["attempt"] == attempt), {})
+  intent: dict[str, Any] = next((e for e in event_log.events if e["event"] == "intent" and e["attempt"] == attempt), {})
   now = event_log.now()
   hours = round((now - intent.get("time", now)) / 3600, 2)
   word, chips, expires = "not listed" if attempt else "no machines", -1.0, ""
@@ -349,7 +354,7 @@ def _make_unlisted_row(event_log, run, attempt):
   return MachineRow(name, run.owner, run.tpu, intent.get("location", ""), word, hours, expires, chips, -1, -1.0, "", "")
 
 
-def _find_step(run, attempt):
+def _find_step(run: Run, attempt: int) -> tuple[int, float]:
   """Returns (the step of the slowest worker, the age of the oldest report); -1 if unknown."""
   try:
     reports = mailbox.Mailbox(open_storage(run.folder), attempt).reports(run.workers)
@@ -360,7 +365,7 @@ def _find_step(run, attempt):
   return min(report.step for report, _ in reports.values()), max(age for _, age in reports.values())
 
 
-def _print_table(rows):
+def _print_table(rows: Sequence[MachineRow]) -> None:
   heads = ("name", "owner", "kind", "location", "state", "hours", "expires", "chip_hours", "step", "beat", "flag")
   cells = [heads] + [
     tuple("" if value in (-1, -1.0) else f"{value:.0f} s" if key == "beat" else str(value) for key, value in pairs)
@@ -371,7 +376,7 @@ def _print_table(rows):
     print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def _read_event_log(name):
+def _read_event_log(name: str) -> EventLog | None:
   """Returns the newest event log of a run. Prints a message and returns None if it cannot be read."""
   try:
     return commands.open_event_log(name)
@@ -380,7 +385,7 @@ def _read_event_log(name):
     return None
 
 
-def _read_run(event_log):
+def _read_run(event_log: EventLog) -> Run | None:
   try:
     return event_log.run
   except LaunchError as error:

@@ -9,10 +9,12 @@ import json
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from launch import commands, errors, mailbox
 from launch.errors import LaunchError
+from launch.event_log import Event, EventLog
 from launch.spec import Run
 from launch.storage import open_storage
 
@@ -59,7 +61,7 @@ def logs(args: argparse.Namespace) -> int:
   return errors.DONE
 
 
-def _parse_workers(text, count):
+def _parse_workers(text: str, count: int) -> Sequence[int]:
   if text == "all":
     return range(count)
   if not re.fullmatch(r"\d{1,4}", text) or int(text) >= count:
@@ -67,11 +69,11 @@ def _parse_workers(text, count):
   return [int(text)]
 
 
-def _has_ended(event_log, attempt):
+def _has_ended(event_log: EventLog, attempt: int) -> bool:
   return not event_log.open or event_log.state.attempt > attempt
 
 
-def _print_log_line(worker, line, pattern):
+def _print_log_line(worker: int, line: bytes, pattern: str) -> None:
   text = line.decode(errors="replace")
   if pattern in text:
     # Control characters are for the program's terminal, not for this one.
@@ -97,7 +99,7 @@ PHASES = {
 _LOST = ("preempted", "failed", "expired", "capacity", "deleting")  # events that end an attempt
 
 
-def compute_goodput(run: Run, events: Sequence[dict]) -> dict:
+def compute_goodput(run: Run, events: Sequence[Event]) -> dict[str, Any]:
   """Returns the run, its number of attempts, `total` and `compute_goodput`, and {name: seconds} that add up to `total`.
 
   Args:
@@ -139,7 +141,7 @@ def compute_goodput(run: Run, events: Sequence[dict]) -> dict:
   }
 
 
-def format_goodput(table: dict) -> str:
+def format_goodput(table: Mapping[str, Any]) -> str:
   """Formats the table for the terminal."""
   attempts = f" in {table['attempts']} attempts" if table["attempts"] > 1 else ""
   rows = [f"{table['run']}: goodput {table['goodput']:.2%} of {_format_duration(table['total'])}{attempts}"]
@@ -148,12 +150,12 @@ def format_goodput(table: dict) -> str:
   return "\n".join(rows)
 
 
-def _format_duration(seconds):
+def _format_duration(seconds: float) -> str:
   seconds = round(seconds)
   return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
-def _sum_by_events(events, start, end):
+def _sum_by_events(events: Sequence[Event], start: float, end: float) -> dict[str, float]:
   """Returns the seconds from the event log alone. The time from `ready` to the end of an attempt counts as OTHER."""
   seconds, phase, since = {QUEUE: 0.0, BETWEEN: 0.0, OTHER: 0.0, CLOSING: 0.0}, QUEUE, start
   for event in events:
@@ -166,7 +168,9 @@ def _sum_by_events(events, start, end):
   return seconds
 
 
-def _read_account(run, start, end):
+def _read_account(
+  run: Run, start: float, end: float
+) -> tuple[dict[str, float], list[tuple[float, float, dict[str, float]]], float]:
   """Reads the times of the programs between `start` and `end`, because the workdir may be older than the run.
 
   Returns:
@@ -197,12 +201,12 @@ def _read_account(run, start, end):
   return older, sorted(programs, key=lambda program: program[0]), min(lost, steps)
 
 
-def _parse_times(seconds):
+def _parse_times(seconds: Mapping[str, object]) -> dict[str, float]:
   """Returns seconds with the names of PHASES. Raises ValueError for a value that is not a time."""
   return {PHASES[name]: each for name, value in seconds.items() if (each := _parse_time(value))}
 
 
-def _parse_time(value):
+def _parse_time(value: Any) -> float:
   if not 0 <= value < 1e11:  # seconds of a calendar
     raise ValueError("a time is not a number of seconds")
   return float(value)

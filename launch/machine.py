@@ -29,11 +29,12 @@ import time
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import IO, Any
 
 from launch.errors import DENIED, LaunchError, UnknownError, amount, convert_unexpected
 from launch.spec import Run
-from launch.storage import Token
+from launch.storage import Storage, Token
 
 TRIES = 6  # number of tries of a request
 # The coordinator uses the first free one of these ports. The firewall rule in docs/guides/tpu-vms.md opens them. JAX's
@@ -82,7 +83,7 @@ def send_request(request: urllib.request.Request, pause: float = 0.5, timeout: f
   raise UnknownError(f"{request.full_url} does not answer ({reason})")
 
 
-def _read_text(error):
+def _read_text(error: urllib.error.HTTPError) -> str:
   """Returns the text of an answer with an error status, or "" if the connection fails."""
   try:
     with error:
@@ -171,7 +172,7 @@ def find_worker(run: Run, attempt: int, number: "int | None", slice_: int = 0) -
       raise LaunchError(
         f"the metadata server has no number for this worker ({text!r}). Start the worker on a TPU VM, or set --worker"
       )
-    number, slice_ = int(text), _find_slice(run, attempt) if run.slices > 1 else 0
+    number, slice_ = int(text), (_find_slice(run, attempt) if run.slices > 1 else 0)
   if not (0 <= number < hosts and 0 <= slice_ < run.slices):
     shape = f"{amount(run.slices, 'slice')} of {amount(hosts, 'worker')}"
     raise LaunchError(
@@ -180,7 +181,7 @@ def find_worker(run: Run, attempt: int, number: "int | None", slice_: int = 0) -
   return slice_ * hosts + number
 
 
-def _find_slice(run, attempt):
+def _find_slice(run: Run, attempt: int) -> int:
   """Returns the number of the slice. The name of its node ends with this number: NAME-a1-0."""
   name, found = run.attempt(attempt), []
   for key in ("instance/attributes/tpu-env", "instance/attributes/instance-id", "instance/description"):
@@ -213,7 +214,7 @@ def find_address(engine: str) -> str:
       return "127.0.0.1"
 
 
-def find_port(engine: str) -> tuple:
+def find_port(engine: str) -> tuple[int, str]:
   """Finds a free port for the coordinator.
 
   Args:
@@ -225,7 +226,7 @@ def find_port(engine: str) -> tuple:
   Raises:
     LaunchError: all ports are in use.
   """
-  taken = []
+  taken: list[str] = []
   for number in (0,) if engine in ("local", "hosts") else PORTS:  # with 0, the system chooses a port
     with convert_unexpected("the sockets of this host"), socket.socket() as probe:
       try:
@@ -298,7 +299,7 @@ def count_oom_kills(root: str = "/") -> int:
   return count
 
 
-def _read_file(path):
+def _read_file(path: pathlib.Path) -> str:
   try:
     return path.read_text(errors="replace")
   except OSError:
@@ -308,7 +309,7 @@ def _read_file(path):
 # Code and interpreter.
 
 
-def fetch_code(storage, digest: str, home: pathlib.Path) -> pathlib.Path:
+def fetch_code(storage: Storage, digest: str, home: pathlib.Path) -> pathlib.Path:
   """Returns the directory of a bundle. Downloads, verifies and unpacks the bundle if the directory does not exist.
 
   Args:
@@ -365,8 +366,10 @@ def unpack(content: bytes, folder: pathlib.Path) -> None:
       path = folder / name
       (path if member.isdir() else path.parent).mkdir(parents=True, exist_ok=True)
       if member.isreg():
+        content_of_member = tar.extractfile(member)
+        assert content_of_member
         with open(path, "xb") as file:
-          shutil.copyfileobj(tar.extractfile(member), file)
+          shutil.copyfileobj(content_of_member, file)
         path.chmod(0o755 if member.mode & 0o100 else 0o644)
       elif member.issym():
         links.append((path, member.linkname))
@@ -426,7 +429,7 @@ def install_interpreter(
   return str(made / "bin/python")
 
 
-def list_extras(root: str = "/") -> list:
+def list_extras(root: str = "/") -> list[str]:
   """Returns the extras of setup.py that the devices of this machine need.
 
   Args:
@@ -437,7 +440,7 @@ def list_extras(root: str = "/") -> list:
   return [*[extra for extra, pattern in patterns if any(devices.glob(pattern))][:1], "gcs"]
 
 
-def _try_lock(file):
+def _try_lock(file: IO[Any]) -> bool:
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
@@ -445,7 +448,7 @@ def _try_lock(file):
   return True
 
 
-def _find_uv(home, log, tick, deadline):
+def _find_uv(home: pathlib.Path, log: pathlib.Path, tick: Callable[[], None], deadline: float) -> str:
   """Returns the path of uv. If it is missing, installs it below `home`, which every distribution allows."""
   if found := shutil.which("uv"):
     return found
@@ -456,7 +459,7 @@ def _find_uv(home, log, tick, deadline):
   return str(target / "bin/uv")
 
 
-def _run_with_retries(words, log, tick, deadline):
+def _run_with_retries(words: Sequence[str], log: pathlib.Path, tick: Callable[[], None], deadline: float) -> None:
   """Runs a command that needs the network, at most three times. Raises a LaunchError with its last line of output."""
   for number in range(INSTALLS):
     with open(log, "ab") as file:

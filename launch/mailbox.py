@@ -13,11 +13,15 @@ import re
 import socket
 import time
 import uuid
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from launch import spec
 from launch.errors import USAGE, LaunchError, UnknownError, guard_function, to_one_line
+from launch.storage import Storage, StoredFile
 
+T = TypeVar("T")
 TIME_ENDED = "its time has ended"  # detail of a worker after the machine time is used up
 AT_ONCE = 16  # files that are read in parallel
 # Phases of a worker. In READY it waits for the other workers, or for an order.
@@ -107,6 +111,9 @@ class FormatError(UnknownError):
   """A file that is not in the format of `launch`."""
 
 
+Reports = dict[int, tuple[WorkerReport, float]]  # reports of workers by number, with their ages in seconds
+
+
 class Mailbox:
   """The files of an attempt in the directory of its run, a `Disk` or `Bucket`. All calls may raise UnknownError.
 
@@ -114,9 +121,10 @@ class Mailbox:
   not in the format of `launch`.
   """
 
-  def __init__(self, storage, number: int):
+  def __init__(self, storage: Storage, number: int) -> None:
     self.storage, self._here = storage, f"a{number}"
-    self.clock, self.unreadable = 0.0, []
+    self.clock = 0.0
+    self.unreadable: list[int] = []
 
   @guard_function("the run's directory")
   def publish(self, attempt: Attempt) -> None:
@@ -129,7 +137,7 @@ class Mailbox:
     item = self.storage.read(f"{self._here}/spec.json")
     if item is None:
       raise LaunchError(f"there is no attempt {self._here[1:]} in the run's directory")
-    values = _parse_file(dict, item)
+    values: dict[str, Any] = _parse_file(dict, item)
     found = _parse_file(Attempt, item, run=spec.loads(values.get("run", "")))
     if not 0 < found.expires < 1e11 or found.number < 1 or found.seconds < 0:  # seconds of a calendar
       raise UnknownError("a file of the run's directory is not in the format of `launch` (its number or its time)")
@@ -142,7 +150,8 @@ class Mailbox:
       self.storage.write(name, json.dumps({"began": now}).encode(), 0)
     except FileExistsError:
       item = self.storage.read(name)
-      found = _parse_file(dict, item).get("began") if item else None
+      values: dict[str, Any] = _parse_file(dict, item) if item else {}
+      found = values.get("began")
       if not isinstance(found, (int, float)) or not 0 < found < 1e11:
         raise UnknownError(f"{name} contains no time") from None
       return min(now, float(found))
@@ -172,28 +181,30 @@ class Mailbox:
     self.storage.write(f"{self._here}/w{report.worker:02d}.json", content)
 
   @guard_function("the run's directory")
-  def reports(self, workers: int) -> dict:
+  def reports(self, workers: int) -> Reports:
     """Returns {worker: (report, its age in seconds)} of the workers with a readable report."""
     with ThreadPoolExecutor(min(AT_ONCE, workers)) as pool:  # a large slice has hundreds
       found = dict(enumerate(pool.map(self._read, range(workers))))
     self.unreadable = [worker for worker, pair in found.items() if pair is FormatError]
-    return {worker: pair for worker, pair in found.items() if pair and pair is not FormatError}
+    return {worker: pair for worker, pair in found.items() if isinstance(pair, tuple)}
 
-  def _read(self, worker):
+  def _read(self, worker: int) -> tuple[WorkerReport, float] | type[FormatError] | None:
     try:
       return self.seen(worker)
     except FormatError:
       return FormatError
 
   @guard_function("the run's directory")
-  def seen(self, worker: int) -> "tuple | None":
+  def seen(self, worker: int) -> tuple[WorkerReport, float] | None:
     """Returns (report, its age in seconds) of one worker, or None without a report."""
     item = self.storage.read(f"{self._here}/w{worker:02d}.json")
     if item is None:
       return None
     self.clock = max(self.clock, item.now)
     found = _parse_file(WorkerReport, item, worker=worker)
-    texts = {key: to_one_line(value) for key, value in vars(found).items() if isinstance(value, str) and key != "tail"}
+    texts: dict[str, Any] = {
+      key: to_one_line(value) for key, value in vars(found).items() if isinstance(value, str) and key != "tail"
+    }
     return dataclasses.replace(found, **texts), item.age
 
   @guard_function("the run's directory")
@@ -202,7 +213,7 @@ class Mailbox:
     self.storage.write(f"{self._here}/log/w{worker:02d}.{piece:05d}", content)
 
   @guard_function("the run's directory")
-  def list_pieces(self, worker: int) -> list:
+  def list_pieces(self, worker: int) -> list[str]:
     """Returns the names of the pieces of a worker's log in their order, without other files."""
     names = self.storage.names(prefix := f"{self._here}/log/w{worker:02d}.")
     return sorted(
@@ -211,15 +222,16 @@ class Mailbox:
     )
 
 
-def _parse_file(kind, item, **changes):
+def _parse_file(kind: type[T], item: StoredFile, **changes: object) -> T:
   """Returns the values of a file, which everybody who may write to the bucket can change. Raises Garbage."""
   try:
     found = kind(**json.loads(item.content) | changes)
-    for field in dataclasses.fields(kind) if kind is not dict else ():
-      allowed = {float: (int, float), "int | None": (int, type(None))}.get(field.type, field.type)
+    for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
+      other: dict[Any, Any] = {float: (int, float), "int | None": (int, type(None))}
+      allowed = other.get(field.type, field.type)
       value = getattr(found, field.name)
-      number = isinstance(value, (int, float)) and field.type is not bool
-      if not isinstance(value, allowed) or (number and (isinstance(value, bool) or not abs(value) < 1e15)):
+      wrong = isinstance(value, (int, float)) and (isinstance(value, bool) or not abs(value) < 1e15)
+      if not isinstance(value, allowed) or (field.type is not bool and wrong):
         raise TypeError(f"{field.name} has a wrong type, or is too large")
   except (ValueError, TypeError, RecursionError) as error:
     raise FormatError(f"a file of the run's directory is not in the format of `launch` ({error})") from error
@@ -232,7 +244,7 @@ FILE = "watcher.json"
 class LeaseHeldError(LaunchError):
   """Another process watches the run. `holder` describes it."""
 
-  def __init__(self, holder: str, advice: str, code: int = USAGE):
+  def __init__(self, holder: str, advice: str, code: int = USAGE) -> None:
     super().__init__(f"the run is watched by {holder}{advice}", code)
     self.holder = holder
 
@@ -240,7 +252,7 @@ class LeaseHeldError(LaunchError):
 class Lease:
   """The lease of a run's directory, a Disk or Bucket. It expires `duration` seconds after its last renewal."""
 
-  def __init__(self, storage, duration: float):
+  def __init__(self, storage: Storage, duration: float) -> None:
     self._storage, self._duration = storage, duration
     self._token = {
       "token": uuid.uuid4().hex,
@@ -272,7 +284,7 @@ class Lease:
     values, _, age = self._read()
     return self._holder(values, age)
 
-  def _holder(self, values, age):
+  def _holder(self, values: Mapping[str, Any], age: float) -> str:
     if not values or age > self._duration or _has_holder_ended(values):
       return ""
     return (
@@ -291,7 +303,7 @@ class Lease:
       return began - self._renewed < self._duration / 2
     return True
 
-  def _held(self, began):
+  def _held(self, began: float) -> bool:
     """Returns True if this process wrote the file but lost the answer. Raises Held if another process wrote it."""
     try:
       values, generation, _ = self._read()
@@ -311,7 +323,7 @@ class Lease:
       with contextlib.suppress(FileExistsError):  # another process has taken it
         self._storage.write(FILE, b"{}", generation)
 
-  def _read(self):
+  def _read(self) -> tuple[dict[str, Any], int, float]:
     item = self._storage.read(FILE)
     if item is None:
       return {}, 0, 0.0
@@ -322,7 +334,7 @@ class Lease:
     return values if isinstance(values, dict) else {"host": "an unknown process"}, item.generation, item.age
 
 
-def _get_boot_id():
+def _get_boot_id() -> str:
   """Returns an identifier of this machine since its boot, because names of hosts are not unique."""
   try:
     return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -330,7 +342,7 @@ def _get_boot_id():
     return ""
 
 
-def _describe_process(number):
+def _describe_process(number: int) -> str:
   """Returns the number of a process, with its start time if the system has one."""
   try:
     return f"{number} {pathlib.Path(f'/proc/{number}/stat').read_text().rpartition(')')[2].split()[19]}"
@@ -338,7 +350,7 @@ def _describe_process(number):
     return str(number)
 
 
-def _has_holder_ended(values):
+def _has_holder_ended(values: Mapping[str, Any]) -> bool:
   """Returns whether the holder was a process of this machine that has ended."""
   process = str(values.get("process", ""))
   number, _, began = process.partition(" ")

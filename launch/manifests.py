@@ -14,7 +14,8 @@ import pathlib
 import re
 import shlex
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from launch import spec, tpus
 from launch.errors import LaunchError, UnknownError
@@ -47,7 +48,7 @@ python3 -m uv pip install --quiet --python {PYTHON} '.[tpu,gcs]'
 """
 
 
-def make_jobset(run: spec.Run, attempt: int, expires: int) -> dict:
+def make_jobset(run: spec.Run, attempt: int, expires: int) -> dict[str, Any]:
   """Returns the JobSet of an attempt, which starts run.max_failures times, and again after each preemption."""
   slice_, seconds = tpus.find_slice(run.tpu), math.ceil(run.seconds)
   annotations = {FOLDER: run.folder, TPU: f"{run.slices} x {run.tpu}" if run.slices > 1 else run.tpu}
@@ -94,7 +95,7 @@ def make_jobset(run: spec.Run, attempt: int, expires: int) -> dict:
   }
 
 
-def make_config_map(run: spec.Run, attempt: int, expires: int, owner: dict) -> dict:
+def make_config_map(run: spec.Run, attempt: int, expires: int, owner: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the ConfigMap with `launch` itself. It is deleted with the JobSet `owner`, as the cluster returned it."""
   reference = {key: owner[key] for key in ("apiVersion", "kind")}
   return {
@@ -123,7 +124,7 @@ def pack_launch() -> bytes:
   return content.getvalue()
 
 
-def _make_pod(run, attempt, slice_):
+def _make_pod(run: spec.Run, attempt: int, slice_: tpus.Slice) -> dict[str, Any]:
   """Returns the pod of a host, which uses all chips of the host."""
   words = ["python3", "-u", "-m", "launch.worker", "run"]
   words += [f"--folder={run.folder}", f"--attempt={attempt}", "--engine=gke"]
@@ -132,7 +133,7 @@ def _make_pod(run, attempt, slice_):
     "LAUNCH_INDEX": f"metadata.annotations['{COMPLETION}']",
     "LAUNCH_RESTART": f"metadata.labels['{RESTART}']",
   }
-  environment = [{"name": "PYTHONPATH", "value": f"{_CODE}/launch.zip"}]
+  environment: list[dict[str, Any]] = [{"name": "PYTHONPATH", "value": f"{_CODE}/launch.zip"}]
   environment += [{"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()]
   for key, value in run.secrets.items():
     if value.startswith("k8s:"):  # the worker reads the others itself
@@ -242,19 +243,19 @@ def build_skypilot_task(run: spec.Run) -> str:
   return f"# sky jobs launch{secrets} THIS_FILE\n{unsupported}{format_yaml(task)}"
 
 
-def _list_unsupported(run, launcher, supported):
+def _list_unsupported(run: spec.Run, launcher: str, supported: Iterable[str]) -> str:
   """Returns a comment with the flags of a run that another launcher does not support."""
   common = ("name", "backend", "module", "args", "workdir", "tpu", "zones", "capacity", "env", "secrets", "owner")
-  default = {field.name: field.default for field in dataclasses.fields(run)}
+  default: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(run)}
   default["runtime_version"] = tpus.find_slice(run.tpu).kind.runtime if run.runtime_version else ""
-  default["limits"] = spec.Limits(**({"grace": run.limits.grace} if launcher == "xpk" else {}))
+  default["limits"] = spec.Limits(grace=run.limits.grace) if launcher == "xpk" else spec.Limits()
   flags = [spec.format_flag(k) for k in default if k not in (*supported, *common) and getattr(run, k) != default[k]]
   if launcher == "xpk":
     flags += ["--zone (except the first zone)"] * (len(run.zones) > 1) + ["--reserved"] * (run.capacity == "reserved")
   return f"# {launcher} does not support: {', '.join(flags)}. Nothing ends at --max-hours.\n"
 
 
-def format_script(*sections: tuple[str, Iterable[list | str]]) -> str:
+def format_script(*sections: tuple[str, Iterable[list[str] | str]]) -> str:
   """Returns commands as a script of the shell.
 
   Args:
@@ -271,13 +272,15 @@ def format_here_document(command: str, text: str) -> str:
   return f"{command} <<'END_OF_TEXT'\n{text.rstrip()}\nEND_OF_TEXT"
 
 
-def format_yaml(value: dict | list) -> str:
+def format_yaml(value: Mapping[str, Any] | Sequence[Any]) -> str:
   """Returns lists and dictionaries as readable YAML, which every parser of YAML reads as the same value."""
   return "\n".join(_format_yaml_lines(value)) + "\n"
 
 
-def _format_yaml_lines(value):
-  pairs = value.items() if isinstance(value, dict) else ((None, each) for each in value)
+def _format_yaml_lines(value: Any) -> Iterator[str]:
+  pairs: Iterable[tuple[str | None, Any]] = (
+    value.items() if isinstance(value, dict) else ((None, each) for each in value)
+  )
   for key, each in pairs:
     start = "-" if key is None else f"{_format_scalar(key)}:"
     if key is not None and isinstance(each, str) and _is_block(each):
@@ -294,12 +297,12 @@ def _format_yaml_lines(value):
       yield f"{start} {_format_scalar(each)}"
 
 
-def _is_block(text):
+def _is_block(text: Any) -> bool:
   """Returns whether a text is several printable lines with one line break at the end."""
   return text[:1].strip() and text[-1] == "\n" != text[-2:-1] and text.replace("\n", "").isprintable()
 
 
-def _format_scalar(value):
+def _format_scalar(value: object) -> str:
   """Returns a word without quotes, and other values as JSON, with escapes for characters that YAML does not allow."""
   if isinstance(value, str) and re.fullmatch(_PLAIN, value, re.ASCII):
     return value

@@ -15,7 +15,8 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from launch import errors, gke, machine, storage
 from launch.errors import LaunchError, UnknownError, amount, convert_unexpected, guard_function
@@ -71,11 +72,11 @@ class GoogleApi:
     token: token of the account, or None for emulators, which require none.
   """
 
-  def __init__(self, token: storage.Token | None):
+  def __init__(self, token: storage.Token | None) -> None:
     self._token = token
 
   @guard_function("Google's API", (MissingError,))
-  def read(self, service: str, path: str, body: dict | None = None) -> dict:
+  def read(self, service: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Returns the answer to a request that only reads.
 
     Args:
@@ -116,7 +117,7 @@ def get_credentials() -> tuple[storage.Token | None, list[Finding]]:
   return token, run_check("credentials", _check_token, token)
 
 
-def _check_token(token):
+def _check_token(token: storage.Token) -> Sequence[Finding]:
   token.header()
   return ()
 
@@ -134,7 +135,7 @@ def check_project(run: Run, token: storage.Token | None) -> Iterator[Finding]:
       yield from found
 
 
-def list_checks(run: Run) -> list[tuple]:
+def list_checks(run: Run) -> list[tuple[Any, ...]]:
   """Returns (title, function, further arguments) of the checks that a run needs."""
   regions = sorted({zone.rpartition("-")[0] for zone in run.zones}) if run.internal_ips else ()
   return [
@@ -172,7 +173,7 @@ def check_cluster(run: Run) -> list[Finding]:
   return run_check("cluster", _list_jobsets, run)
 
 
-def _list_jobsets(run):
+def _list_jobsets(run: Run) -> Finding:
   gke.run_kubectl([*gke.build_base_command(run.cluster, run.namespace), "get", JOBSETS, "--output=name"])
   return Finding("ok", f"JobSets can be listed in the namespace {run.namespace}")
 
@@ -254,7 +255,7 @@ def check_quota(run: Run, google: GoogleApi, zone: str) -> Finding:
   return Finding("ok", f"{'no limit' if limit is None else limit} for {kind}, {needed}")
 
 
-def _find_limits(run, values):
+def _find_limits(run: Run, values: Mapping[str, Any]) -> list[dict[str, Any]]:
   """Returns the limits for a type of slice and capacity, by names such as TPUV3sPodPerProjectPerZoneForTPUAPI."""
   if run.capacity == "flex-start":  # has no known limit
     return []
@@ -272,7 +273,7 @@ def _find_limits(run, values):
   return found
 
 
-def _get_limit(limit, zone):
+def _get_limit(limit: Mapping[str, Any], zone: str) -> int | None:
   """Returns the value of a limit in a zone, negative for unlimited, or None without a value."""
   values = {}
   for each in limit.get("quotaBuckets", []):
@@ -292,11 +293,11 @@ def check_network(run: Run, google: GoogleApi) -> Finding:
   return Finding("ok", f"{name} exists")
 
 
-def _get_network(run):
+def _get_network(run: Run) -> str:
   return run.network or "default"
 
 
-def _is_in(item, run):
+def _is_in(item: Mapping[str, Any], run: Run) -> bool:
   return item["network"].rpartition("/")[2] == _get_network(run)
 
 
@@ -314,7 +315,7 @@ def check_firewall(run: Run, google: GoogleApi) -> Finding:
   return _make_unknown(f"{text}. A policy of the organisation may open them. Otherwise run: {command}")
 
 
-def _opens_ports(rule, run):
+def _opens_ports(rule: Mapping[str, Any], run: Run) -> bool:
   """Returns whether a firewall rule opens the coordinator's ports from and to the hosts of a run."""
   if rule.get("direction") != "INGRESS" or rule.get("disabled"):
     return False
@@ -378,7 +379,7 @@ def check_bucket_access(run: Run, google: GoogleApi) -> Finding:
   return _compare_permissions(answer, OBJECTS, f"your account in {name}", commands)
 
 
-def _compare_permissions(answer: dict, wanted: Sequence[str], account: str, command: str) -> Finding:
+def _compare_permissions(answer: Mapping[str, Any], wanted: Sequence[str], account: str, command: str) -> Finding:
   """Returns a finding about permissions that are missing in an answer of testIamPermissions."""
   granted = answer.get("permissions", [])
   if not isinstance(granted, list):
@@ -388,14 +389,14 @@ def _compare_permissions(answer: dict, wanted: Sequence[str], account: str, comm
   return Finding("ok", f"{account} has all required permissions")
 
 
-def _make_refusal(text, code=errors.DENIED):
+def _make_refusal(text: str, code: int = errors.DENIED) -> Finding:
   return Finding("refuse", text, code)
 
 
-def _make_unknown(text):
+def _make_unknown(text: str) -> Finding:
   return Finding("unknown", text)
 
 
-def _shorten_error(error):
+def _shorten_error(error: Exception) -> str:
   text = " ".join(str(error).split())
   return text if len(text) <= 200 else f"{text[:200]}…"

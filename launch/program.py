@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from launch import machine, storage
 from launch.errors import LaunchError, UnknownError, format_utc
@@ -33,8 +35,14 @@ _REAPED = 10.0  # seconds in which killed processes must disappear
 
 
 def make_environment(
-  run: Run, worker: int, engine: str, coordinator: str, status: pathlib.Path, folder: pathlib.Path, secrets: dict
-) -> dict:
+  run: Run,
+  worker: int,
+  engine: str,
+  coordinator: str,
+  status: pathlib.Path,
+  folder: pathlib.Path,
+  secrets: dict[str, str],
+) -> dict[str, Any]:
   """Returns the environment of a program.
 
   It contains the variables of this process without those of proxies and other jobs, the variables of the run, and the
@@ -76,7 +84,7 @@ def make_environment(
   return values
 
 
-def read_secrets(run: Run) -> dict:
+def read_secrets(run: Run) -> dict[str, Any]:
   """Returns the values of the secrets of a run.
 
   Raises:
@@ -120,10 +128,15 @@ class Program:
     asked: monotonic time at which the program was asked to stop; None before.
   """
 
-  def __init__(self, words: list, folder: pathlib.Path, environment: dict, log: pathlib.Path):
-    self._status, self._killed, self.asked = pathlib.Path(environment[STATUS]), False, None
+  def __init__(
+    self, words: Sequence[str], folder: pathlib.Path, environment: Mapping[str, str], log: pathlib.Path
+  ) -> None:
+    self._status, self._killed = pathlib.Path(environment[STATUS]), False
+    self.asked: float | None = None
     self._oom_kills = machine.count_oom_kills()
-    self.progress, self._reported, self.moved = {}, {}, time.monotonic()
+    self.progress: dict[str, Any] = {}
+    self._reported: dict[str, Any] = {}
+    self.moved = time.monotonic()
     _delete_path(self._status)
     name = words[0]
     if not shutil.which(name):
@@ -172,14 +185,14 @@ class Program:
     with contextlib.suppress(ProcessLookupError):
       os.killpg(self._process.pid, signal.SIGKILL)
 
-  def close(self) -> list:
+  def close(self) -> list[int]:
     """Kills the program and all its descendants. Returns the processes that survive."""
     if self._process.poll() is None:
       self.kill()
       self._process.wait()
     return kill_all(str(self._status), os.getpid())
 
-  def explain(self, code: int, tail: str) -> tuple:
+  def explain(self, code: int, tail: str) -> tuple[int, str]:
     """Explains the end of the program.
 
     Args:
@@ -202,11 +215,11 @@ class Program:
     return code, ""
 
 
-def _parse_step(value):
+def _parse_step(value: object) -> int:
   return value if type(value) is int and 0 <= value < 1e15 else -1
 
 
-def _delete_path(path):
+def _delete_path(path: pathlib.Path) -> None:
   """Deletes a file, a link or a directory. Raises an UnknownError if that fails."""
   try:
     if path.is_dir() and not path.is_symlink():
@@ -217,7 +230,7 @@ def _delete_path(path):
     raise UnknownError(f"{error.filename or path}: {error.strerror}") from None
 
 
-def kill_all(mark: str, worker: int = 0) -> list:
+def kill_all(mark: str, worker: int = 0) -> list[int]:
   """Kills the processes of programs and waits until they have ended.
 
   Args:
@@ -249,16 +262,17 @@ def kill_all(mark: str, worker: int = 0) -> list:
   return []
 
 
-def _find_descendants(worker):
+def _find_descendants(worker: int) -> list[int]:
   """Returns the living descendants of a worker outside its own session, and reaps zombies.
 
   Programs run in other sessions than their worker.
   """
-  rows = {}  # state, parent, process group and session: proc_pid_stat(5)
+  rows: dict[int, tuple[str, int, int, int]] = {}  # state, parent, process group and session: proc_pid_stat(5)
   for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
     with contextlib.suppress(OSError):  # it has ended
       state, *numbers = path.read_text().rpartition(")")[2].split()[:4]
-      rows[int(path.parent.name)] = state, *map(int, numbers)
+      parent, group, session = map(int, numbers)
+      rows[int(path.parent.name)] = state, parent, group, session
   found = []
   for number, (state, parent, _, session) in rows.items():
     above = number
@@ -297,14 +311,15 @@ class WorkerLog:
     path: the file, which is created if it is missing.
   """
 
-  def __init__(self, path: pathlib.Path):
-    self.path, self._note, self._secrets, self._longest = path, path.with_suffix(".sent"), None, 1
+  def __init__(self, path: pathlib.Path) -> None:
+    self.path, self._note, self._longest = path, path.with_suffix(".sent"), 1
+    self._secrets: re.Pattern[bytes] | None = None
     self._sent = self._try = self._trimmed = 0
     with contextlib.suppress(OSError, ValueError):
       self._sent = int(self._note.read_text())
     os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
 
-  def hide(self, values: list) -> None:
+  def hide(self, values: Iterable[str]) -> None:
     """Replaces these values by *** from now on, except values of fewer than 8 characters."""
     hidden = sorted({value.encode(errors="surrogateescape") for value in values if len(value) >= SHORT}, key=len)
     self._longest = len(hidden[-1]) if hidden else 1
@@ -314,7 +329,7 @@ class WorkerLog:
     """Returns a text without secrets."""
     return self._redact_bytes(text.encode(errors="surrogateescape")).decode(errors="replace")
 
-  def _redact_bytes(self, content):
+  def _redact_bytes(self, content: bytes) -> bytes:
     return self._secrets.sub(b"***", content) if self._secrets else content
 
   def write(self, text: str) -> None:
@@ -343,7 +358,7 @@ class WorkerLog:
       # FALLOC_FL_KEEP_SIZE and _PUNCH_HOLE of linux/falloc.h. File systems without them, such as NFS 4.1, keep all.
       ctypes.CDLL(None).fallocate64(file.fileno(), 1 | 2, ctypes.c_int64(0), ctypes.c_int64(end))
 
-  def read_piece(self, last: bool = False) -> tuple:
+  def read_piece(self, last: bool = False) -> tuple[bytes, int]:
     """Reads the next piece of the log.
 
     Args:
@@ -365,7 +380,7 @@ class WorkerLog:
       start = size - PIECE
       content = self._read(start)
     end = len(content) if last and start + len(content) >= size else max(0, len(content) - self._longest + 1)
-    for match in self._secrets.finditer(content) if self._secrets else ():
+    for match in self._secrets.finditer(content) if self._secrets else iter(()):
       if match.start() < end < match.end():
         end = match.end()
     text = self._redact_bytes(content[:end])
@@ -376,7 +391,7 @@ class WorkerLog:
       )
     return text, start + end
 
-  def _read(self, start):
+  def _read(self, start: int) -> bytes:
     with contextlib.suppress(OSError), open(self.path, "rb") as file:
       file.seek(start)
       return file.read(PIECE)

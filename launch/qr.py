@@ -11,6 +11,8 @@ import re
 import shlex
 import tempfile
 import urllib.parse
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from launch import errors, gcloud, mailbox, manifests, spec, states, storage, tpus
 from launch.errors import LaunchError, QuotaError, UnknownError
@@ -30,9 +32,11 @@ class Engine:
     store: the directory of the run, if it is open already.
   """
 
-  def __init__(self, run: spec.Run, store: storage.Disk | storage.Bucket | None = None):
+  def __init__(self, run: spec.Run, store: storage.Disk | storage.Bucket | None = None) -> None:
     self._run, self._store = run, store
-    self._leaked = {}  # {attempt: names of nodes that outlived their queued resource, when last looked at}
+    self._leaked: dict[
+      int, list[str]
+    ] = {}  # {attempt: names of nodes that outlived their queued resource, when last looked at}
 
   def create(self, attempt: int, expires: int) -> None:
     """See `launch.states.Engine`. The directory of the run must contain the published attempt."""
@@ -88,7 +92,7 @@ class Engine:
     elif self._is_mine(item, target) and gcloud.get_state_word(item) != "DELETING":
       _request_deletion(QUEUED, name, **place)
 
-  def _delete_resource(self, resource):
+  def _delete_resource(self, resource: Resource) -> None:
     place = {"project": self._run.project, "zone": resource.location}
     for group in gcloud.GROUPS:
       if item := gcloud.describe_item(group, resource.name, **place):
@@ -97,7 +101,7 @@ class Engine:
           _request_deletion(group, resource.name, **place)
         return
 
-  def inventory(self, zones: tuple) -> tuple:
+  def inventory(self, zones: Sequence[str]) -> tuple[list[Resource], dict[str, str]]:
     """See `launch.states.Engine`. Without zones, all zones of the project are asked.
 
     Each zone is asked separately, because gcloud does not report zones without an answer in a list of all zones
@@ -111,7 +115,7 @@ class Engine:
     found = [resource for _, (resources, _) in answers for resource in resources]
     return found, {zone: failure for zone, (_, failure) in answers if failure}
 
-  def shell(self, attempt: int, worker: int | None, words: list) -> list:
+  def shell(self, attempt: int, worker: int | None, words: Sequence[str]) -> list[str]:
     """See `launch.states.Engine`. Without a worker, the words run on all workers.
 
     gcloud repeats a command if ssh ends with 255, so the words must be safe to repeat. `--worker=1,3` is not used,
@@ -130,16 +134,16 @@ class Engine:
     node, inside = (names[0], "all") if worker is None else (names[worker // hosts], str(worker % hosts))
     return gcloud.build_gcloud_command(NODES, "ssh", node, alpha=self._run.internal_ips, worker=inside, **flags)
 
-  def _place(self, attempt):
+  def _place(self, attempt: int) -> dict[str, Any]:
     return {"project": self._run.project, "zone": self._run.location(attempt)}
 
   def commands(self, target: int | Resource, expires: int = 0) -> Commands:
     """See `launch.states.Engine`."""
     if isinstance(target, Resource):
-      place = {"project": self._run.project, "zone": target.location}
+      where: dict[str, Any] = {"project": self._run.project, "zone": target.location}
       group = NODES if target.detail.endswith(gcloud.ALONE) else QUEUED
-      delete = gcloud.build_gcloud_command(group, "delete", target.name, force=group == QUEUED, **place)
-      lists = [gcloud.build_gcloud_command(each, "list", **place) for each in gcloud.GROUPS]
+      delete = gcloud.build_gcloud_command(group, "delete", target.name, force=group == QUEUED, **where)
+      lists = [gcloud.build_gcloud_command(each, "list", **where) for each in gcloud.GROUPS]
       return Commands("", "; ".join(map(shlex.join, [delete, *lists])))
     attempt = target
     place, names, last = self._place(attempt), self._names(attempt), self._run.workers - 1
@@ -196,7 +200,7 @@ class Engine:
       **{"async": True},
     )
 
-  def _check_ownership(self, attempt):
+  def _check_ownership(self, attempt: int) -> None:
     """Raises an error unless the resource of this name is this attempt, from an earlier request without an answer."""
     name, zone = self._run.attempt(attempt), self._run.location(attempt)
     item = gcloud.describe_item(QUEUED, name, **self._place(attempt))
@@ -207,7 +211,7 @@ class Engine:
         f"{name} in {zone} is in use: it is {gcloud.get_item_owner(item)}. Choose another name for the run"
       )
 
-  def _explain_quota(self, attempt):
+  def _explain_quota(self, attempt: int) -> str:
     """Returns a message about suspended queued resources that use the quota of a zone, and how to free it."""
     zone = self._run.location(attempt)
     try:
@@ -222,33 +226,33 @@ class Engine:
     ]
     return f"these use it until they are deleted: {', '.join(names)}; `python -m launch gc` deletes those of `launch`"
 
-  def _is_mine(self, item, attempt):
+  def _is_mine(self, item: Mapping[str, Any], attempt: int) -> bool:
     return states.has_labels(self._run, attempt, gcloud.get_short_name(item), gcloud.get_labels(item))
 
-  def _names(self, attempt):
+  def _names(self, attempt: int) -> list[str]:
     name, slices = self._run.attempt(attempt), self._run.slices
     return [f"{name}-{i}" for i in range(slices)] if slices > 1 else [name]
 
-  def _nodes(self, attempt):
+  def _nodes(self, attempt: int) -> list[tuple[str, dict[str, Any] | None]]:
     """Returns (name, node or None) of each slice of an attempt."""
     names, place = self._names(attempt), self._place(attempt)
     nodes = errors.map_in_threads(lambda name: gcloud.describe_item(NODES, name, **place), names, _AT_ONCE)
     return list(zip(names, nodes, strict=True))
 
-  def _find_leftover_nodes(self, attempt):
+  def _find_leftover_nodes(self, attempt: int) -> list[dict[str, Any]]:
     """Returns the nodes of an attempt whose queued resource is gone, and notes in `_leaked` those not in deletion."""
     nodes = [node for _, node in self._nodes(attempt) if node and self._is_mine(node, attempt)]
     self._leaked[attempt] = [gcloud.get_short_name(node) for node in nodes if gcloud.get_state_word(node) != "DELETING"]
     return nodes
 
-  def _list_zones(self):
+  def _list_zones(self) -> list[str]:
     found = gcloud.run_gcloud(gcloud.build_gcloud_command("locations", "list", project=self._run.project))
     if not found or not isinstance(found, list):
       raise UnknownError("gcloud lists no zone of Cloud TPU")
     with errors.convert_unexpected("the list of zones"):
-      return tuple(each["locationId"] for each in found)
+      return [each["locationId"] for each in found]
 
-  def _list_zone(self, zone):
+  def _list_zone(self, zone: str) -> tuple[list[Resource], str]:
     """Returns (the known resources of a zone, the reason why the zone did not answer or "")."""
     items, found, failure = [], [], ""
     for group in gcloud.GROUPS:
@@ -301,7 +305,7 @@ def make_startup_script(run: spec.Run, attempt: int, code: str, expires: int, se
   return re.sub("@([A-Z]+)@", lambda match: quoted[match[1]], template)
 
 
-def _request_deletion(group, name, **place):
+def _request_deletion(group: str, name: str, **place: str) -> None:
   """Requests a deletion of a resource, which may be gone already."""
   with contextlib.suppress(gcloud.AbsentError):
     gcloud.run_gcloud(gcloud.build_deletion(group, name, **place))

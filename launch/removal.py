@@ -7,6 +7,7 @@ run does not answer, its machines are marked ELSEWHERE. They may be in use, so o
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from launch import errors, states
 from launch.errors import LaunchError, UnknownError, print_line
@@ -17,6 +18,7 @@ from launch.states import OVER, State
 
 # States of machines that do not end by themselves, and still use quota or cost.
 DEAD = (states.LOST, states.FAILED, states.DONE)
+Target = TypeVar("Target", bound=int | states.Resource)
 ELSEWHERE = "ELSEWHERE"  # the run's directory does not answer, or names a watcher
 EXPIRED, ORPHAN = "EXPIRED", "ORPHAN"
 CONFIRMING = 2.0  # seconds beyond limits.delete in which an absence is confirmed
@@ -75,11 +77,11 @@ def find_removal_reason(resource: states.Resource, facts: "RunFacts | None") -> 
 def delete(
   engine_: states.Engine,
   run: Run,
-  targets: Sequence[int | states.Resource],
+  targets: Sequence[Target],
   event_log: EventLog | None = None,
   wait: Callable[[float], None] = time.sleep,
   before: Callable[[], None] = do_nothing,
-) -> list[int | states.Resource]:
+) -> list[Target]:
   """Deletes attempts and resources. Returns those whose deletion was not confirmed within `limits.delete`.
 
   An attempt counts as deleted if it is absent in consecutive observations. With an event log, the function also waits
@@ -103,11 +105,12 @@ def delete(
   while absent and time.monotonic() < deadline + CONFIRMING * any(absent.values()):
     for target in list(absent):
       try:
-        settled = not event_log or not event_log.get_settling_seconds(target)  # before the look, which takes a while
+        attempt = target if isinstance(target, int) else None
+        settled = not event_log or not event_log.get_settling_seconds(attempt)  # before the look, which takes a while
         found = _observe_target(engine_, target)
         absent[target] = absent[target] + 1 if found == states.ABSENT else 0
-        if event_log and found != states.ABSENT:
-          event_log.record_appearance(target)
+        if event_log and attempt is not None and found != states.ABSENT:
+          event_log.record_appearance(attempt)
         if found not in (states.ABSENT, states.DELETING):
           before()
           found = _request_removal(engine_, target)
@@ -126,7 +129,7 @@ def delete(
   return list(absent)
 
 
-def _is_gone(target, found, confirmed):
+def _is_gone(target: int | states.Resource, found: str, confirmed: bool) -> bool:
   """Returns whether a deletion is complete, or has started in the case of a resource."""
   if not isinstance(target, states.Resource):
     return confirmed
@@ -135,7 +138,7 @@ def _is_gone(target, found, confirmed):
   return confirmed or found == states.DELETING
 
 
-def _observe_target(engine_, target):
+def _observe_target(engine_: states.Engine, target: int | states.Resource) -> str:
   """Returns the state of an attempt, or of a resource by the inventory of its location."""
   if not isinstance(target, states.Resource):
     return engine_.look(target).state
@@ -146,13 +149,13 @@ def _observe_target(engine_, target):
   return next((state for state in found if state != states.DELETING), found[0] if found else states.ABSENT)
 
 
-def _request_removal(engine_, target):
+def _request_removal(engine_: states.Engine, target: int | states.Resource) -> str:
   """Requests a deletion, and returns the state after it if the start of the deletion is enough, else ""."""
   engine_.delete(target)
   return _observe_target(engine_, target) if isinstance(target, states.Resource) else ""
 
 
-def _name_target(run, target):
+def _name_target(run: Run, target: int | states.Resource) -> str:
   return target.name if isinstance(target, states.Resource) else run.attempt(target)
 
 
@@ -178,17 +181,19 @@ def advise(engine_: states.Engine, run: Run, target: int | states.Resource, fate
   return f"{_name_target(run, target)} {fate or run.left}; delete it with\n  {engine_.commands(target).delete}"
 
 
-def list_machines(engine_: states.Engine, run: Run) -> tuple[list[states.Resource], dict]:
+def list_machines(engine_: states.Engine, run: Run) -> tuple[list[states.Resource], dict[str, str]]:
   """Returns (the resources of a run, {location: why it did not answer})."""
   try:
     resources, troubles = engine_.inventory(run.zones)
   except (UnknownError, LaunchError) as error:
-    resources, troubles = (), {", ".join(run.zones) or run.backend: str(error)}
+    resources, troubles = [], {", ".join(run.zones) or run.backend: str(error)}
   key = run.name, run.owner, run.mark
   return [each for each in resources if (each.run, each.owner, each.mark) == key], troubles
 
 
-def list_strays(engine_: states.Engine, run: Run, spared: Sequence[int]) -> tuple[list[states.Resource], dict]:
+def list_strays(
+  engine_: states.Engine, run: Run, spared: Sequence[int]
+) -> tuple[list[states.Resource], dict[str, str]]:
   """Returns the result of `list_machines` without `spared` attempts and without machines that are being deleted."""
   found, troubles = list_machines(engine_, run)
   return [each for each in found if each.attempt not in spared and each.state != states.DELETING], troubles
@@ -235,8 +240,8 @@ def delete_strays(
   for resource in found:
     print_line(f"{resource.name} exists in {resource.location}, but is not the current attempt of this run")
   left = delete(engine_, run, found, None, wait, before)
-  for resource in left:
-    print_line(advise(engine_, run, resource))
+  for target in left:
+    print_line(advise(engine_, run, target))
   return not left and not (late and troubles)
 
 

@@ -14,6 +14,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from launch import program
 from launch.errors import LaunchError, UnknownError, convert_unexpected
@@ -55,10 +57,10 @@ class Service:
     home: directory of the launcher on this machine.
   """
 
-  def __init__(self, name: str, home: pathlib.Path):
+  def __init__(self, name: str, home: pathlib.Path) -> None:
     self.name, self.home, self.folder = f"vitjax-{name}", home, home / "units" / name
 
-  def describe(self, about: dict) -> None:
+  def describe(self, about: Mapping[str, Any]) -> None:
     """Writes the description of the service. Raises a LaunchError if the directory is not writable."""
     with self._writable():
       draft = self.folder / f".about.{os.getpid()}"
@@ -66,7 +68,7 @@ class Service:
       os.replace(draft, self.folder / "about.json")
 
   @property
-  def about(self) -> "dict | None":
+  def about(self) -> dict[str, Any] | None:
     """The description, or None if it is missing or damaged."""
     try:
       with _convert_errors(self.folder / "about.json", ValueError, RecursionError) as path:
@@ -118,13 +120,13 @@ class Service:
     """
     try:
       with _convert_errors(self.folder / "lock", ValueError) as path:
-        number, started = path.read_text().split()
-        number = int(number)
+        text, started = path.read_text().split()
+        number = int(text)
     except (*_ABSENT, ValueError):
       return 0
     return number if self.is_alive() and _read_start_time(number) == started else 0
 
-  def start(self, words: list, grace: float, systemd: bool = True) -> str:
+  def start(self, words: Sequence[str], grace: float, systemd: bool = True) -> str:
     """Starts `python -m launch.worker run` unless it is alive.
 
     Args:
@@ -197,12 +199,12 @@ class Service:
       time.sleep(0.02)
     return not left and not self.is_alive()
 
-  def _signal(self, number, kind):
+  def _signal(self, number: int, kind: int) -> None:
     with contextlib.suppress(ProcessLookupError), _convert_errors(self.folder):
       os.kill(number, kind)
 
   @contextlib.contextmanager
-  def _writable(self):
+  def _writable(self) -> Iterator[None]:
     try:
       self.folder.mkdir(parents=True, exist_ok=True)
       yield
@@ -211,7 +213,9 @@ class Service:
       raise LaunchError(f"{self.folder}: {error.strerror}. {advice}") from None
 
 
-def find_services(home: pathlib.Path, run: str, attempt: int, engine: str, worker: "int | None" = None) -> list:
+def find_services(
+  home: pathlib.Path, run: str, attempt: int, engine: str, worker: "int | None" = None
+) -> list["Service"]:
   """Returns the services of an attempt on this machine, including those that have ended.
 
   Args:
@@ -227,7 +231,7 @@ def find_services(home: pathlib.Path, run: str, attempt: int, engine: str, worke
   return [Service(name, home) for name in _list_names(home) if re.fullmatch(shape, name)]
 
 
-def list_services(home: pathlib.Path, engine: str) -> list:
+def list_services(home: pathlib.Path, engine: str) -> list[dict[str, Any]]:
   """Returns the descriptions of the services of an engine.
 
   Args:
@@ -253,13 +257,13 @@ def list_services(home: pathlib.Path, engine: str) -> list:
   return found
 
 
-def _list_names(home):
+def _list_names(home: pathlib.Path) -> list[str]:
   with contextlib.suppress(*_ABSENT), _convert_errors(home / "units"):
     return sorted(os.listdir(home / "units"))
   return []
 
 
-def build_command(name: str, run: list, grace: float) -> list:
+def build_command(name: str, run: Sequence[str], grace: float) -> list[str]:
   """Returns the argument list that starts a unit of systemd.
 
   SIGTERM goes to the worker only, which forwards it to its program. If the program is killed because memory ran out,
@@ -282,11 +286,11 @@ def build_command(name: str, run: list, grace: float) -> list:
           *(word.replace("$", "$$") for word in run[1:])]  # fmt: skip
 
 
-def _is_active(name):
+def _is_active(name: str) -> bool | None:
   return _run_systemd(["systemctl", "is-active", "--quiet", name]).returncode == 0
 
 
-def _run_systemd(words):
+def _run_systemd(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
   """Returns the result of a command of systemd with any exit code."""
   try:
     return subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", timeout=CALL)
@@ -297,13 +301,13 @@ def _run_systemd(words):
 
 
 @contextlib.contextmanager
-def _convert_errors(path, *answers):
+def _convert_errors(path: pathlib.Path, *answers: type[Exception]) -> Iterator[pathlib.Path]:
   """Yields a path and turns errors into an UnknownError, except the exceptions in `answers`."""
   with convert_unexpected(str(path), (*_ABSENT, ProcessLookupError, BlockingIOError, *answers)):
     yield path
 
 
-def _read_start_time(number):
+def _read_start_time(number: int) -> str:
   """Returns the start time of a process in ticks since the start of the machine, or "0" if it is unknown."""
   try:
     return pathlib.Path("/proc", str(number), "stat").read_text().rpartition(")")[2].split()[19]
@@ -311,7 +315,7 @@ def _read_start_time(number):
     return "0"
 
 
-def _read_last_line(path):
+def _read_last_line(path: pathlib.Path) -> str:
   try:
     lines = path.read_text(errors="replace").split("\n")
   except OSError:

@@ -8,6 +8,7 @@ import json
 import re
 import socket
 from collections.abc import Sequence
+from typing import Any
 
 from launch import tpus
 from launch.errors import LaunchError
@@ -230,10 +231,10 @@ def compute_label(folder: str) -> str:
 def loads(text: str) -> Run:
   """Returns the run of a text of `dumps`, after the same checks, because the file may have been changed."""
   try:
-    values = json.loads(text)
+    values: dict[str, Any] = json.loads(text)
     limits = Limits(**values.pop("limits"))
     lists = {key: values.pop(key) for key in ("args", "zones", "hosts")}
-    listed = {key: tuple(value) if isinstance(value, list) else value for key, value in lists.items()}
+    listed: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in lists.items()}
     run = Run(**values, **listed, limits=limits)
   except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
     raise LaunchError(f"the text is not a run that `launch` wrote: {' '.join(str(error).split())[:200]}") from None
@@ -252,7 +253,8 @@ def get_user_label() -> str:
 def find_flag_values(args: Sequence[str]) -> list[tuple[str, str]]:
   """Returns (flag, value) for each `--flag=value` and `--flag value` among the arguments of a module."""
   pairs = zip(args, [*args[1:], ""], strict=False)
-  return [tuple(word.split("=", 1)) if "=" in word else (word, after) for word, after in pairs if word[:2] == "--"]
+  flags = [(word, after) for word, after in pairs if word[:2] == "--"]
+  return [(word.partition("=")[0], word.partition("=")[2]) if "=" in word else (word, after) for word, after in flags]
 
 
 def find_flag_value(args: Sequence[str], flag: str) -> str:
@@ -293,18 +295,19 @@ def check_and_complete(run: Run) -> Run:
   return run
 
 
-def _check_types(run):
+def _check_types(run: Run) -> None:
   """Raises a LaunchError for a value of the wrong type. A file that was edited by hand may contain such a value."""
   for field in dataclasses.fields(run):
     value = getattr(run, field.name)
     kind = type(field.default) if field.default is not dataclasses.MISSING else None
-    fine = {
+    checks: dict[type | None, bool] = {
       float: isinstance(value, (int, float)) and not isinstance(value, bool),
       int: isinstance(value, int) and not isinstance(value, bool),
       str: isinstance(value, str),
       bool: isinstance(value, bool),
       tuple: isinstance(value, tuple) and all(isinstance(each, str) for each in value),
-    }.get(kind, True)
+    }
+    fine = checks.get(kind, True)
     if field.name in ("name", "backend", "module", "workdir", "owner"):
       fine = isinstance(value, str)
     if field.name == "args":
@@ -315,7 +318,7 @@ def _check_types(run):
       raise LaunchError(f"{format_flag(field.name)}: {_shorten(value)} has a wrong type")
 
 
-def _check_variables(run):
+def _check_variables(run: Run) -> None:
   for option, values in (("--env", run.env), ("--secret", run.secrets)):
     for key, value in values.items():
       if not re.fullmatch(_VARIABLE, key, re.ASCII):
@@ -339,12 +342,12 @@ def _check_variables(run):
                       "1,048,576 in all, 131,071 in one. Write them into a file, and pass its name")  # fmt: skip
 
 
-def _is_valid_text(text):
+def _is_valid_text(text: str) -> bool:
   """Returns True if a command line may contain a text. Surrogates for bytes that are not UTF-8 are allowed."""
   return re.fullmatch("[^\0\ud800-\udc7f\udd00-\udfff]*", text) is not None
 
 
-def _check_numbers(run):
+def _check_numbers(run: Run) -> None:
   ranges = {"slices": (1, 256), "processes": (1, 64), "max_hours": (0, YEAR), "max_failures": (1, 100)}
   ranges |= {"max_cost": (0, 1e9), "price": (0, 1e6)}
   for key, (low, high) in ranges.items():
@@ -360,7 +363,7 @@ def _check_numbers(run):
       raise LaunchError(f"limits.{field.name}: {_shorten(value)}; allowed: seconds above 0")
 
 
-def _check_workdir(run):
+def _check_workdir(run: Run) -> None:
   if not run.workdir:
     flags = [word.partition("=")[0] for word in run.args]
     if near := difflib.get_close_matches("--workdir", flags, 1, 0.8):
@@ -377,7 +380,7 @@ def _check_workdir(run):
     )
 
 
-def _complete_for_backend(run):
+def _complete_for_backend(run: Run) -> Run:
   """Returns the run with values that follow from its slice. Refuses flags that the backend would ignore."""
   needs = {"qr": ("tpu", "project"), "gke": ("tpu", "image"), "hosts": ("hosts",), "local": ()}[run.backend]
   only = {
@@ -409,11 +412,11 @@ def _complete_for_backend(run):
   return run
 
 
-def _check_choice(key, value, allowed):
+def _check_choice(key: str, value: str, allowed: Sequence[str]) -> None:
   if value not in allowed:
     raise LaunchError(f"{format_flag(key)}: {_shorten(value)}; allowed: {', '.join(allowed)}")
 
 
-def _shorten(value):
+def _shorten(value: object) -> str:
   text = repr(value)
   return text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"

@@ -5,11 +5,11 @@ import dataclasses
 import importlib
 import re
 import time
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, cast
 
 from launch.errors import GuardedObject, LaunchError, UnknownError, amount
-from launch.mailbox import ENDED, EXITED, RUNNING, Order, WorkerReport
+from launch.mailbox import ENDED, EXITED, RUNNING, Order, Reports, WorkerReport
 from launch.spec import Run
 
 # States of the machines of an attempt. ABSENT needs an answer of the cloud that the machines do not exist. An unknown
@@ -43,7 +43,7 @@ class MachineStatus:
   detail: str = ""
   code: int = 0
   hosts: int = 0
-  addresses: tuple = ()
+  addresses: tuple[str, ...] = ()
   quota: bool = False
 
 
@@ -84,7 +84,9 @@ class Resource:
     return all(getattr(self, key) == getattr(other, key) for key in keys)
 
 
-def make_resource(name: str, location: str, labels: dict, state: str, detail: str, created: str, kind: str) -> Resource:
+def make_resource(
+  name: str, location: str, labels: Mapping[str, str], state: str, detail: str, created: str, kind: str
+) -> Resource:
   """Returns a resource with our labels. Users may have changed the labels, so unreadable numbers become 0.
 
   Args:
@@ -113,7 +115,7 @@ class Commands:
   delete: str
 
 
-def has_labels(run: Run, attempt: int, name: str, labels: Mapping) -> bool:
+def has_labels(run: Run, attempt: int, name: str, labels: Mapping[str, str]) -> bool:
   """Returns whether an object with the name of an attempt belongs to it, by its labels.
 
   Raises:
@@ -153,10 +155,10 @@ class Engine(Protocol):
     A target that is absent or in deletion is accepted. `look` or `inventory` confirms the end of the deletion.
     """
 
-  def inventory(self, zones: tuple) -> tuple:
+  def inventory(self, zones: Sequence[str]) -> tuple[list[Resource], dict[str, str]]:
     """Returns (resources of all runs with our labels, {location: why it did not answer})."""
 
-  def shell(self, attempt: int, worker: int, words: list) -> list:
+  def shell(self, attempt: int, worker: int, words: Sequence[str]) -> list[str]:
     """Returns the argument list of a command that runs `words` on a worker, or opens a shell without words."""
 
   def commands(self, target: int | Resource, expires: int = 0) -> Commands:
@@ -169,7 +171,7 @@ class Engine(Protocol):
 def make_engine(run: Run) -> Engine:
   """Returns the engine of a run's backend. The module of a backend contains its class `Engine`."""
   module = importlib.import_module(f"launch.{'hosts' if run.backend == 'local' else run.backend}")
-  return GuardedObject(module.Engine(run), run.backend)
+  return cast(Engine, GuardedObject(module.Engine(run), run.backend))
 
 
 # Stages of a run. In IDLE no attempt is alive. In DELETING the last attempt is being deleted. OVER is the end.
@@ -231,8 +233,8 @@ class State:
   zone: int = 0
   used: float = 0.0
   pause: float = 0.0
-  end: tuple | None = None
-  unverified: tuple = ()
+  end: tuple[int, str] | None = None
+  unverified: tuple[int, ...] = ()
   kept: bool = False
 
   def spent(self, now: float) -> float:
@@ -246,7 +248,7 @@ RENAMED = {"continued": "best_start", "begun": "start_known", "reached": "first_
            "asked": "deletion_polls"}  # fmt: skip
 
 
-def loads(values: Mapping) -> State:
+def loads(values: Mapping[str, Any]) -> State:
   """Returns the state that a line of an event log contains.
 
   Unknown fields are ignored: a newer version may have written them.
@@ -288,7 +290,7 @@ class Observation:
 
   now: float
   look: MachineStatus | None
-  reports: Mapping | None = None
+  reports: Reports | None = None
   order: Order | None = None
   refusal: LaunchError | None = None
   clock: float = 0.0
@@ -331,7 +333,7 @@ class Verdict:
   code: int = 0
 
 
-def judge_try(run: Run, try_: int, reports: Mapping, order: Order | None, waited: float, hangs: int) -> Verdict:
+def judge_try(run: Run, try_: int, reports: Reports, order: Order | None, waited: float, hangs: int) -> Verdict:
   """Returns the verdict on a try from the reports of its workers.
 
   Args:
@@ -363,12 +365,14 @@ def judge_try(run: Run, try_: int, reports: Mapping, order: Order | None, waited
   return _judge_codes(current, exits, silent, hangs) or _judge_silence(run, exits, silent, waited, current)
 
 
-def has_started(reports: Iterable, try_: int) -> bool:
+def has_started(reports: Iterable[WorkerReport], try_: int) -> bool:
   """Returns whether a try has started, which requires reports of all workers."""
   return any(report.try_ == try_ and report.phase in (RUNNING, EXITED) for report in reports)
 
 
-def _judge_codes(current, exits, silent, hangs):
+def _judge_codes(
+  current: Mapping[int, WorkerReport], exits: Mapping[int, int], silent: Sequence[int], hangs: int
+) -> Verdict | None:
   """Judges by exit codes that are not a consequence of the end of another process. Returns None without such a code."""
   culprits = {w: code for w, code in exits.items() if code not in (0, PEER, TERMINATED)}
   for worker, code in sorted(culprits.items()):
@@ -388,10 +392,12 @@ def _judge_codes(current, exits, silent, hangs):
   text = f"w{worker:02d} ({report.host}) ended with {report.exit}" + (f": {report.detail}" if report.detail else "")
   if report.exit in STOPS:
     text += ", the exit code of a stop on request, but nobody requested it"
-  return Verdict(FRESH if report.exit == HANG and hangs else FAILED, text, report.tail, report.exit)
+  return Verdict(FRESH if report.exit == HANG and hangs else FAILED, text, report.tail, report.exit or 0)
 
 
-def _judge_silence(run, exits, silent, waited, current):
+def _judge_silence(
+  run: Run, exits: Mapping[int, int], silent: Sequence[int], waited: float, current: Mapping[int, WorkerReport]
+) -> Verdict:
   """Judges processes that send no reports, or that ended because another process died."""
   if silent:
     names = ", ".join(f"w{worker:02d}" for worker in silent[:8])
@@ -409,7 +415,7 @@ def _judge_silence(run, exits, silent, waited, current):
   )
 
 
-def summarise_progress(run: Run, reports: Mapping) -> str:
+def summarise_progress(run: Run, reports: Reports) -> str:
   """Returns a summary of the workers: how many run, and the step of the slowest one. Returns "" without reports."""
   running = [report for report, _ in reports.values() if report.phase == RUNNING]
   others = [report.phase for report, _ in reports.values() if report.phase != RUNNING]
@@ -421,7 +427,7 @@ def summarise_progress(run: Run, reports: Mapping) -> str:
   return ", ".join(words)
 
 
-def find_first_failure(reports: Mapping) -> WorkerReport | None:
+def find_first_failure(reports: Reports) -> WorkerReport | None:
   """Returns the report of the worker that failed first in any try, or None if no worker failed."""
   failed = [report for report, _ in reports.values() if report.exit not in (None, 0, PEER, TERMINATED)]
   return min(failed, key=lambda report: (report.exit not in FATAL, report.clock)) if failed else None

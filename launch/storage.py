@@ -22,6 +22,9 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
+from email.message import Message
+from typing import Any
 
 from launch.errors import DENIED, LaunchError, UnknownError, call, convert_unexpected, guard_function
 
@@ -42,12 +45,12 @@ class StoredFile:
   now: float = 0.0
 
 
-def open_storage(folder: str):
+def open_storage(folder: str) -> "Storage":
   """Returns the files below gs://BUCKET/NAME, or below a directory of this machine."""
   return Bucket(folder) if folder.startswith("gs://") else Disk(folder)
 
 
-def read_regular_file(path, most: int) -> tuple:
+def read_regular_file(path: pathlib.Path, most: int) -> tuple[bytes, os.stat_result]:
   """Returns (the first `most` bytes of a regular file, its status). Raises OSError for other files, such as a pipe."""
   number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
   try:
@@ -63,8 +66,8 @@ def read_regular_file(path, most: int) -> tuple:
 class ServiceClock:
   """The time of the service that stores the files, from its last answer and the monotonic clock."""
 
-  def __init__(self):
-    self._offset = None
+  def __init__(self) -> None:
+    self._offset: float | None = None
 
   def show(self, seconds: float) -> None:
     """Records the time of an answer that has just arrived, in seconds since the epoch."""
@@ -81,12 +84,12 @@ class ServiceClock:
 
 
 @functools.cache
-def _get_clock(service):
+def _get_clock(service: str) -> ServiceClock:
   """Returns the clock of a service, which all its users share."""
   return ServiceClock()
 
 
-def _get_monotonic_time():
+def _get_monotonic_time() -> float:
   """Returns monotonic seconds, which include the time in which the machine is suspended."""
   return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
@@ -97,7 +100,7 @@ class Disk:
   `clock` is the clock of the file system, which several machines may share.
   """
 
-  def __init__(self, folder: str):
+  def __init__(self, folder: str) -> None:
     self._folder, self.tries = pathlib.Path(folder).absolute(), 1
     self.clock = _get_clock(str(self._folder))
 
@@ -148,7 +151,7 @@ class Disk:
           draft.unlink(missing_ok=True)
     return made
 
-  def names(self, prefix: str = "") -> list:
+  def names(self, prefix: str = "") -> list[str]:
     """Returns the names of all files that start with a prefix, sorted."""
     with _convert_errors(self._folder):
       found = (str(path.relative_to(self._folder)) for path in self._folder.rglob("*") if path.is_file())
@@ -159,7 +162,7 @@ class Disk:
     with _convert_errors(self._folder / name):
       (self._folder / name).unlink(missing_ok=True)
 
-  def _ask_time(self):
+  def _ask_time(self) -> None:
     """Asks the file system for its time by a temporary file. In a read-only directory this machine's clock is used."""
     draft = self._folder / f".time.{os.getpid()}.{random.getrandbits(32):08x}"
     with contextlib.suppress(OSError):
@@ -168,7 +171,7 @@ class Disk:
       draft.unlink()
 
   @contextlib.contextmanager
-  def _turn(self):
+  def _turn(self) -> Iterator[None]:
     number = os.open(self._folder / ".turn", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
       fcntl.flock(number, fcntl.LOCK_EX)
@@ -177,7 +180,7 @@ class Disk:
       os.close(number)
 
 
-def _convert_errors(path):
+def _convert_errors(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:
   return convert_unexpected(str(path), (FileExistsError,))
 
 
@@ -187,7 +190,7 @@ class Bucket:
   `clock` is the clock of the bucket, from the Date header of each answer.
   """
 
-  def __init__(self, folder: str):
+  def __init__(self, folder: str) -> None:
     self.tries = TRIES  # of each request
     bucket, _, prefix = folder.removeprefix("gs://").partition("/")
     self._bucket, self._prefix = bucket, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
@@ -204,7 +207,7 @@ class Bucket:
     if answer is None:
       return None
     content, headers = answer
-    now, changed = (_parse_http_time(headers.get(key)) for key in ("Date", "Last-Modified"))
+    now, changed = (_parse_http_time(headers.get(key, "")) for key in ("Date", "Last-Modified"))
     return StoredFile(content, max(0.0, now - changed), int(headers.get("X-Goog-Generation") or 0), now)
 
   @guard_function("the bucket", (FileExistsError,))
@@ -228,7 +231,7 @@ class Bucket:
       return int(found["generation"])
 
   @guard_function("the bucket", (FileExistsError,))
-  def names(self, prefix: str = "") -> list:
+  def names(self, prefix: str = "") -> list[str]:
     """Returns the names of all objects that start with a prefix, sorted."""
     found, page = [], ""
     while True:
@@ -257,7 +260,9 @@ class Bucket:
       raise LaunchError(f"gs://{self._bucket}: there is no such bucket. Create it, or correct --workdir")
     return _parse_answer(answer).get("location", "").lower()
 
-  def _ask(self, method, path, content=None, kind="application/octet-stream"):
+  def _ask(
+    self, method: str, path: str, content: bytes | None = None, kind: str = "application/octet-stream"
+  ) -> tuple[bytes, Message] | None:
     """Returns (body, headers) of an answer, or None for 404. Temporary failures are tried again."""
     reason = ""
     for number in range(self.tries):
@@ -294,13 +299,16 @@ class Bucket:
     raise UnknownError(f"gs://{self._bucket} does not answer ({reason})")
 
 
+Storage = Disk | Bucket
+
+
 class Token:
   """An access token of Google, which is reused while it is valid."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     self._text, self._until = "", 0.0
 
-  def header(self) -> dict:
+  def header(self) -> dict[str, str]:
     """Returns the header of a request."""
     if time.monotonic() >= self._until:
       self.renew()
@@ -328,7 +336,7 @@ class Token:
     self._text, self._until = text, time.monotonic() + 1800
 
 
-def _parse_date(headers):
+def _parse_date(headers: Message) -> float:
   """Returns the Date of an answer in seconds since the epoch; 0 if it is missing or unreadable."""
   try:
     return email.utils.parsedate_to_datetime(headers.get("Date") or "").timestamp()
@@ -336,8 +344,10 @@ def _parse_date(headers):
     return 0.0
 
 
-def _parse_answer(answer):
+def _parse_answer(answer: tuple[bytes, Message] | None) -> dict[str, Any]:
   """Returns the values of an answer. Raises UnknownError for other text, such as the login page of a network."""
+  if answer is None:
+    raise UnknownError("the answer is not from Cloud Storage: it is missing")
   try:
     values = json.loads(answer[0])
   except (ValueError, RecursionError) as error:
@@ -347,10 +357,10 @@ def _parse_answer(answer):
   return values
 
 
-def _quote_name(name):
+def _quote_name(name: str) -> str:
   return urllib.parse.quote(name, safe="")
 
 
-def _parse_http_time(text):
+def _parse_http_time(text: str) -> float:
   """Returns the time of a header in seconds since the epoch; now if it is missing."""
   return email.utils.parsedate_to_datetime(text).timestamp() if text else time.time()

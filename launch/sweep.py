@@ -9,13 +9,15 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
+import pathlib
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from launch import checks, errors, event_log, spec, storage
 from launch.errors import LaunchError, UnknownError
@@ -57,14 +59,14 @@ class TrialRun:
   """
 
   run: Run
-  process: "subprocess.Popen | None" = None
+  process: "subprocess.Popen[bytes] | None" = None
   watcher: str = ""
   ready: float = 0.0
   ended: str = ""
   billed: bool = False
 
 
-def sweep(run: Run, args, command: "Callable | None" = None) -> int:
+def sweep(run: Run, args: argparse.Namespace, command: Callable[[Run], list[str]] | None = None) -> int:
   """Runs a sweep to its end.
 
   Args:
@@ -89,7 +91,9 @@ def sweep(run: Run, args, command: "Callable | None" = None) -> int:
     raise LaunchError(
       f"sweep: this Python lacks {', '.join(missing)}, which the list of trials requires: pip install -e '.[gcs]'"
     )
-  failed, retried, billed = [], set(), {}
+  failed: list[TrialRun] = []
+  retried: set[str] = set()
+  seen: dict[str, TrialRun] = {}
   print(f"{MODULE} lists the trials", flush=True)
   for flags in ((), ("--decide",)):
     trials = list_trials(run, *flags)
@@ -99,11 +103,11 @@ def sweep(run: Run, args, command: "Callable | None" = None) -> int:
       failed = run_trials(trials, args, command or build_command, retried)
     except KeyboardInterrupt:
       return end_watchers(run, trials)
-    billed |= {trial.run.name: trial for trial in trials if trial.billed or trial.ended == DONE}
+    seen |= {trial.run.name: trial for trial in trials if trial.billed or trial.ended == DONE}
   _call_sweep(run, "--collect", "--decide", show=True)
   for trial in failed:
     print(f"{trial.run.name}: {trial.ended}. See python -m launch logs {trial.run.name}; --retry starts it again")
-  billed = [trial.run for trial in billed.values() if trial.billed]
+  billed = [trial.run for trial in seen.values() if trial.billed]
   for each in billed:
     down = shlex.join(["python", "-m", "launch", "down", each.name, f"--workdir={each.workdir}"])
     print(f"{each.name} {each.left}; delete it with\n  {down}\nor with the command at the end of {_open_log(each)}")
@@ -133,14 +137,14 @@ def list_trials(run: Run, *flags: str) -> list[TrialRun]:
     letter = "f" if workdir.rstrip("/").split("/")[-2] == "final" else "t"
     name = f"{run.name}-{letter}{counts[letter]:02d}"
     counts[letter] += 1
-    values = {"name": name, "module": module, "args": tuple(words), "workdir": workdir}
+    values: dict[str, Any] = {"name": name, "module": module, "args": tuple(words), "workdir": workdir}
     trials.append(TrialRun(spec.check_and_complete(dataclasses.replace(run, **values))))
   if not trials:
     raise LaunchError(f"sweep: {MODULE} lists no valid trial. Correct the settings that it reports above")
   return trials
 
 
-def _select_verb(run):
+def _select_verb(run: Run) -> str:
   """Returns the verb of `launch` for a trial: adopt if it is running, down if it is done but not deleted, else run."""
   with contextlib.suppress(UnknownError):
     last = _read_last_event(run)
@@ -162,7 +166,7 @@ def build_command(run: Run) -> list[str]:
   return [*words, "run", run.name, f"--spec={file}", "--force"]
 
 
-def _check_trials(run):
+def _check_trials(run: Run) -> None:
   """Raises a LaunchError if a trial would be refused. One trial is checked, because trials differ in few values."""
   if refused := checks.get_refusal_code(checks.check_run(run)):
     raise LaunchError("not started, because of the refusals above", refused)
@@ -213,7 +217,7 @@ def run_trials(
   return [trial for trial in trials if trial.ended == FAILED]
 
 
-def _find_watcher(trial):
+def _find_watcher(trial: TrialRun) -> None:
   """Looks for another watcher of a trial, for example of an earlier sweep that was killed. It counts for --parallel."""
   before = trial.watcher
   with contextlib.suppress(UnknownError):
@@ -227,8 +231,9 @@ def _find_watcher(trial):
     print(f"{trial.run.name}: {state}", flush=True)
 
 
-def _record_result(trial):
+def _record_result(trial: TrialRun) -> None:
   """Records and prints the result of a trial after the end of its process."""
+  assert trial.process
   code, trial.process = trial.process.returncode, None
   state = get_state(trial.run)
   if state == OPEN:
@@ -261,11 +266,11 @@ def get_state(run: Run) -> str:
   return OPEN
 
 
-def _has_result(run):
+def _has_result(run: Run) -> bool:
   return storage.open_storage(run.workdir).read("result.json") is not None
 
 
-def _has_machines(last):
+def _has_machines(last: Mapping[str, Any]) -> bool:
   """Returns whether machines of a run may exist, by the last event of its event log."""
   if last.get("event", "end") != "end":
     return True
@@ -273,7 +278,7 @@ def _has_machines(last):
   return isinstance(state, dict) and bool(state.get("unverified"))
 
 
-def _read_last_event(run):
+def _read_last_event(run: Run) -> dict[str, Any]:
   """Returns the last event in the directory of a run, or {}. Raises UnknownError if the directory does not answer."""
   item = storage.open_storage(run.folder).read(event_log.COPY)
   return (event_log.parse_events(item.content) or [{}])[-1] if item else {}
@@ -289,13 +294,13 @@ def end_watchers(run: Run, trials: list[TrialRun]) -> int:
   Returns:
     The exit code DETACHED.
   """
-  going = [trial for trial in trials if trial.process]
-  for trial in going:
-    trial.process.send_signal(signal.SIGINT)
+  going = [(trial, trial.process) for trial in trials if trial.process]
+  for _, process in going:
+    process.send_signal(signal.SIGINT)
   deadline = time.monotonic() + DETACHING
-  for trial in going:
+  for trial, process in going:
     with contextlib.suppress(subprocess.TimeoutExpired):
-      trial.process.wait(max(0.1, deadline - time.monotonic()))
+      process.wait(max(0.1, deadline - time.monotonic()))
     name = trial.run.name
     print(f"{name} continues. Watch it: python -m launch adopt {name}. Delete it: python -m launch down {name}")
   for trial in trials:
@@ -305,19 +310,19 @@ def end_watchers(run: Run, trials: list[TrialRun]) -> int:
   return errors.DETACHED
 
 
-def _print_counts(trials):
+def _print_counts(trials: Sequence[TrialRun]) -> None:
   counts = {state: sum((trial.ended or OPEN) == state for trial in trials) for state in (DONE, FAILED, OPEN)}
   print(", ".join(f"{count} {state}" for state, count in counts.items() if count), flush=True)
 
 
-def _open_log(run):
+def _open_log(run: Run) -> pathlib.Path:
   """Returns the file for the output of the process that watches a run."""
   folder = event_log.get_log_directory()
   folder.mkdir(parents=True, exist_ok=True)
   return folder / f"{run.name}.sweep.log"
 
 
-def _call_sweep(run, *flags, show=False):
+def _call_sweep(run: Run, *flags: str, show: bool = False) -> str:
   """Returns the output of `vit_jax.sweep`. Raises a LaunchError with its last line if it fails."""
   words = [sys.executable, "-m", MODULE, *run.args, *flags]
   result = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)

@@ -36,7 +36,7 @@ class Generation:
   gke: tuple[str, str]
 
 
-def _list_doublings(first, last):
+def _list_doublings(first: int, last: int) -> tuple[int, ...]:
   return tuple(first * 2**i for i in range((last // first).bit_length()))
 
 

@@ -4,13 +4,15 @@ import dataclasses
 import random
 import statistics
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from launch import bundle, decisions, errors, mailbox, removal, states
 from launch.errors import LaunchError, UnknownError, format_utc, print_line
 from launch.event_log import EventLog
 from launch.mailbox import Lease, LeaseHeldError
 from launch.spec import Run
-from launch.states import IDLE, OVER, WATCHING, Observation, State
+from launch.states import IDLE, OVER, WATCHING, Action, Observation, State
 from launch.states import make_engine as engine_of
 from launch.storage import open_storage
 
@@ -27,7 +29,7 @@ def make_lease(run: Run) -> Lease:
 class Watcher:
   """The watcher of a run, as a context that holds the lease of the run."""
 
-  def __init__(self, run: Run, event_log: EventLog, engine_: states.Engine | None = None, force: bool = False):
+  def __init__(self, run: Run, event_log: EventLog, engine_: states.Engine | None = None, force: bool = False) -> None:
     """Prepares to watch a run.
 
     Args:
@@ -42,12 +44,12 @@ class Watcher:
     self._lease = make_lease(run)
     self._code = event_log.code
     self._force = force
-    self._reported = {}  # {subject: time.monotonic() of its last line, or its text}
-    self._warned = set()  # workers, and this machine, whose wrong clocks or reports were reported
-    self._refusal = None
+    self._reported: dict[str, Any] = {}  # {subject: time.monotonic() of its last line, or its text}
+    self._warned: set[str | int] = set()  # workers, and this machine, whose wrong clocks or reports were reported
+    self._refusal: LaunchError | None = None
     self.interrupted = False  # the process ends at once, and tries each request of the bucket only once
 
-  def __enter__(self):
+  def __enter__(self) -> "Watcher":
     self._lease.take(self._force)
     self._event_log.read()  # another watcher may have written until now
     self._event_log.take_over()
@@ -56,13 +58,13 @@ class Watcher:
     self._intended = set(self._event_log.list_remaining())
     return self
 
-  def __exit__(self, *_):
+  def __exit__(self, *_: object) -> None:
     try:
       self._lease.give_back(tries=1 if self.interrupted else None)
     except (UnknownError, LaunchError) as error:
       print_line(f"the lease could not be released, and expires in {BEATS * self._run.limits.poll:.0f} s: {error}")
 
-  def _now(self):
+  def _now(self) -> float:
     """Returns the service's time."""
     return self._storage.clock.now()
 
@@ -81,7 +83,7 @@ class Watcher:
       self._code = code.sha
     self._event_log.append("run", self.state, run=self._run.dumps(), sha=self._code)
 
-  def _delete_earlier_attempts(self, before):
+  def _delete_earlier_attempts(self, before: State) -> None:
     """Deletes machines that were kept, or that had no confirmed deletion. Raises LaunchError if that fails."""
     if attempts := self._event_log.list_remaining():
       print_line(f"{self._names(attempts)}: deleting the machines of the earlier run first")
@@ -92,7 +94,7 @@ class Watcher:
       advice = "\n".join(removal.advise(self.engine, self._run, attempt) for attempt in left)
       raise LaunchError(f"{text}. {advice}", errors.BILLING)
 
-  def _names(self, attempts):
+  def _names(self, attempts: Sequence[int]) -> str:
     return ", ".join(map(self._run.attempt, attempts))
 
   def resume(self, try_: int) -> None:
@@ -156,7 +158,7 @@ class Watcher:
     self._describe(observation)
     return bool(actions) or changed
 
-  def _delete_late_machines(self):
+  def _delete_late_machines(self) -> None:
     """Deletes machines of requests without an answer. The end of the run repeats this."""
     alive = [self.state.attempt] if self.state.stage != IDLE else []
     found, troubles = removal.list_strays(self.engine, self._run, alive)
@@ -164,13 +166,13 @@ class Watcher:
       self._report("strays", f"{location} did not report machines that appeared late: {why}")
     for resource in found:
       print_line(f"{resource.name} appeared late in {resource.location}, and is deleted")
-    for resource in removal.delete(self.engine, self._run, found, None, self._wait, self._renew):
-      print_line(removal.advise(self.engine, self._run, resource))
+    for left in removal.delete(self.engine, self._run, found, None, self._wait, self._renew):
+      print_line(removal.advise(self.engine, self._run, left))
       if not alive and not self.state.end:
-        text = f"{resource.name} could not be deleted, and no other attempt is created"
+        text = f"{left.name} could not be deleted, and no other attempt is created"
         self.state = dataclasses.replace(self.state, end=(errors.BILLING, text))
 
-  def _observe(self):
+  def _observe(self) -> Observation:
     """Asks the cloud and the run's directory about the current attempt."""
     now, attempt = self._now(), self.state.attempt
     refusal, self._refusal = self._refusal, None
@@ -198,7 +200,7 @@ class Watcher:
     self._check_own_clock()
     return Observation(now, look, reports, order, refusal, files.clock)
 
-  def _act(self, action, state):
+  def _act(self, action: Action, state: State) -> State:
     """Carries out an action, and returns the state after it."""
     self._renew()  # an earlier call of the cloud may have taken longer than the lease lasts
     files = mailbox.Mailbox(self._storage, state.attempt)
@@ -209,11 +211,11 @@ class Watcher:
         self.engine.delete(state.attempt)
       except (UnknownError, LaunchError) as error:  # the next looks show the result
         self._report("delete", f"{self._run.attempt(state.attempt)} could not be deleted: {error}")
-    elif action.verb == "order":
+    elif action.verb == "order" and action.order:
       files.write_order(action.order)
     return state
 
-  def _create(self, state, files):
+  def _create(self, state: State, files: mailbox.Mailbox) -> State:
     """Requests the machines of an attempt. Each request is recorded before it is made."""
     run, attempt = self._run, state.attempt
     location = run.location(attempt)
@@ -230,7 +232,7 @@ class Watcher:
     self._renew()  # a watcher that took the lease meanwhile has not read the intent
     if first:
       print_line(f"{run.attempt(attempt)}: requesting machines in {location}")
-    unanswered = None
+    unanswered: UnknownError | None = None
     try:
       self.engine.create(attempt, int(state.expires))
     except LaunchError as error:
@@ -249,7 +251,7 @@ class Watcher:
       self._event_log.append("refused" if self._refusal else "created", state)
     return state
 
-  def _undo(self, attempt, unanswered, held):
+  def _undo(self, attempt: int, unanswered: Exception | None, held: LeaseHeldError) -> None:
     """Deletes machines that were created after another watcher took over, unless that watcher knows them."""
     self._event_log.read()
     if self._refusal or (self._event_log.open and attempt in self._event_log.list_remaining()):
@@ -259,12 +261,12 @@ class Watcher:
       advice = removal.advise(self.engine, self._run, attempt)
       raise LeaseHeldError(held.holder, f" now, and {advice}", errors.BILLING)
 
-  def _package_date(self):
+  def _package_date(self) -> str:
     """Returns the time of the first run with this code, which selects the packages of all its attempts."""
     times = (event["time"] for event in self._event_log.events if event.get("sha") == self._code)
     return format_utc(next(times, self._now()))
 
-  def _record(self, note):
+  def _record(self, note: Action) -> None:
     """Prints and records a note."""
     name = self._run.attempt(self.state.attempt)
     if note.tail:
@@ -278,6 +280,7 @@ class Watcher:
   def close(self) -> int:
     """Verifies that no machines exist after the end of the run, and returns the exit code."""
     state = self.state
+    assert state.end
     code, text = state.end
     remaining = [attempt for attempt in state.unverified if self._may_exist(attempt)]
     clean = removal.delete_strays(self.engine, self._run, self._event_log, remaining, self._wait, self._renew)
@@ -291,7 +294,7 @@ class Watcher:
       print_line(f"{advice}\nor with\n  python -m launch down {self._run.name}")
     return code if clean else errors.BILLING
 
-  def _may_exist(self, attempt):
+  def _may_exist(self, attempt: int) -> bool:
     """Returns True if an unverified attempt may still exist. Otherwise records its deletion."""
     try:
       if removal.attempt_exists(self.engine, self._run, attempt, self._wait):
@@ -302,17 +305,17 @@ class Watcher:
       print_line(f"{self._run.attempt(attempt)}: {error}")
       return True
 
-  def _renew(self):
+  def _renew(self) -> None:
     """Raises UnknownError if the lease may have been lost, and Held if another watcher has it."""
     if not self._lease.renew():
       raise UnknownError("the lease in the run's directory may have been lost")
 
-  def _wait(self, seconds):
+  def _wait(self, seconds: float) -> None:
     """Sleeps between two looks at a deletion, and keeps the lease."""
     self._lease.renew()
     time.sleep(seconds)
 
-  def _check_own_clock(self):
+  def _check_own_clock(self) -> None:
     """Reports a wrong clock of this machine, once until the clock is correct."""
     skew = time.time() - self._now()
     if abs(skew) <= errors.SKEW:
@@ -321,7 +324,7 @@ class Watcher:
       text = f"this machine's clock differs by {skew:.0f} s from that of the run's directory; deadlines use the latter"
       self._warn_once("clock", text)
 
-  def _check_clocks(self, now, reports):
+  def _check_clocks(self, now: float, reports: mailbox.Reports) -> None:
     """Reports workers with clocks that differ from those of the others."""
     skews = {w: report.clock - (now - age) for w, (report, age) in reports.items() if report.clock}
     middle = statistics.median(skews.values()) if len(skews) > 2 else 0.0
@@ -329,7 +332,7 @@ class Watcher:
       if abs(skew - middle) > errors.SKEW:
         self._warn_once(worker, f"w{worker:02d}: its clock differs from the others by {skew - middle:.0f} s")
 
-  def _describe(self, observation):
+  def _describe(self, observation: Observation) -> None:
     """Prints a line if something changed, or once a minute."""
     if self.state.stage != WATCHING or not observation.look:
       return
@@ -345,16 +348,16 @@ class Watcher:
       self._reported |= {"news": time.monotonic(), "progress": summary}
       print_line(f"{name}: {text}{hint}")
 
-  def _is_due(self, subject):
+  def _is_due(self, subject: str) -> bool:
     return time.monotonic() - self._reported.get(subject, -NEWS) >= NEWS
 
-  def _report(self, subject, text):
+  def _report(self, subject: str, text: str) -> None:
     """Reports a problem, at most once a minute per subject."""
     if self._is_due(subject):
       self._reported[subject] = time.monotonic()
       print_line(text)
 
-  def _warn_once(self, subject, text):
+  def _warn_once(self, subject: str | int, text: str) -> None:
     if subject not in self._warned:
       self._warned.add(subject)
       print_line(text)

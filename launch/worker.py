@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 
 from launch import errors, executor, machine, mailbox, program, service, spec, storage
 from launch.errors import LaunchError, UnknownError
@@ -24,7 +25,7 @@ from launch.program import WorkerLog
 PATIENCE = 600.0  # seconds for which requests to a directory that does not answer are repeated
 
 
-def main(words: "list | None" = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
   """Executes a command and returns its exit code.
 
   Args:
@@ -41,7 +42,7 @@ def main(words: "list | None" = None) -> int:
     return errors.UNKNOWN
 
 
-def _make_parser():
+def _make_parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser("python3 -m launch.worker", description=__doc__, allow_abbrev=False)
   parser.add_argument("verb", nargs="?", default="run", choices=("run", "start", "stop", "look"))
   parser.add_argument("--folder", default="", help="directory of the run: gs://BUCKET/runs/a/launch")
@@ -68,16 +69,16 @@ def _make_parser():
   return parser
 
 
-def _open_mailbox(options):
+def _open_mailbox(options: argparse.Namespace) -> mailbox.Mailbox:
   if not options.folder:
     raise LaunchError("--folder: missing. Use the workdir of the run followed by /launch")
   return mailbox.Mailbox(storage.open_storage(options.folder), options.attempt)
 
 
-def _read_attempt(options, asked=()):
+def _read_attempt(options: argparse.Namespace, asked: Sequence[int] = ()) -> mailbox.Attempt:
   """Returns the attempt. Waits `options.patience` seconds for an answer, unless a signal requested a stop."""
 
-  def pause(error):
+  def pause(error: UnknownError) -> None:
     if asked:
       raise error
     time.sleep(min(2.0, options.patience / 10))
@@ -167,9 +168,9 @@ def run(options: argparse.Namespace) -> int:
     UnknownError: the directory of the run, or this machine, does not answer.
   """
   machine.adopt_orphans()
-  asked = []
-  for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, lambda got, _: asked.append(got))
+  asked: list[int] = []
+  for request in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(request, lambda got, _: asked.append(got))
   files, name = _open_mailbox(options), options.name or _read_attempt(options).run.name
   own = service.Service(service.name_service(name, options.attempt, options.engine, options.worker), options.home)
   if not own.lock():
@@ -200,7 +201,7 @@ def run(options: argparse.Namespace) -> int:
   return code
 
 
-def _find_last_try(files, number, own, beat):
+def _find_last_try(files: mailbox.Mailbox, number: int, own: service.Service, beat: float) -> int:
   """Returns the number of the last try that an earlier process of this worker started, or 0.
 
   This try is not started again.
@@ -217,7 +218,7 @@ def _find_last_try(files, number, own, beat):
   return last
 
 
-def _report_end(files, options, detail):
+def _report_end(files: mailbox.Mailbox, options: argparse.Namespace, detail: str) -> None:
   """Reports why a worker cannot start, if it knows its number."""
   if options.worker is not None:
     report = mailbox.WorkerReport(options.worker, phase=mailbox.ENDED, detail=detail, host=socket.gethostname())
@@ -227,8 +228,9 @@ def _report_end(files, options, detail):
       print(f"launch.worker: {error}", file=sys.stderr)
 
 
-def _explain_error(error):
-  return ": ".join(filter(None, (str(error.filename or ""), error.strerror or str(error))))
+def _explain_error(error: Exception) -> str:
+  name, reason = getattr(error, "filename", None), getattr(error, "strerror", None)
+  return ": ".join(filter(None, (str(name or ""), reason or str(error))))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,12 @@ import importlib
 import os
 import signal
 import sys
+from typing import TYPE_CHECKING
 
 from vit_jax import platforms, resources
+
+if TYPE_CHECKING:
+  from vit_jax.inference.predictor import Predictor
 
 if sys.argv[:1] == ["-m"]:  # `python -m vit_jax.VERB`, before its libraries are imported
   resources.check_limits()
@@ -29,7 +33,9 @@ if sys.argv[:1] == ["-m"] and "." in sys.orig_argv[-len(sys.argv)]:  # a verb, n
   platforms.import_jax()
 
 
-def load(path: str | os.PathLike, ema: bool | None = None, image_size: int | None = None, prefix: str | None = None):
+def load(
+  path: str | os.PathLike[str], ema: bool | None = None, image_size: int | None = None, prefix: str | None = None
+) -> "Predictor":
   """Loads the model of a workdir or of any supported weight file.
 
   The function is `vit_jax.inference.predictor.load`.
@@ -56,7 +62,7 @@ def load(path: str | os.PathLike, ema: bool | None = None, image_size: int | Non
   return importlib.import_module("vit_jax.inference.predictor").load(path, ema, image_size, prefix)
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
   """Imports `vit_jax.models` at its first use."""
   if name != "models":
     raise AttributeError(f"module 'vit_jax' has no attribute {name!r}")

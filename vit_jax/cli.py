@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
     data: bool = False,
     config_type: type = config.Run,
     forms: Sequence[Collection[str]] = (),
-  ):
+  ) -> None:
     super().__init__(
       f"python -m {verb if '.' in verb else f'vit_jax.{verb}'}",
       allow_abbrev=False,
@@ -115,7 +115,7 @@ class Parser(argparse.ArgumentParser):
     flags = f"flag{'s' * (len(unknown) > 1)} {', '.join(map(repr, unknown))}"
     return f"unknown {flags}.{suggestions.join_suggestions(found)} Allowed: {format_names(fitting)}.{advice}"
 
-  def error(self, message: str):
+  def error(self, message: str) -> NoReturn:
     """Raises argparse's errors as ConfigError: one line that starts with the flag."""
     missing = message.removeprefix("the following arguments are required: ")
     if missing != message:
@@ -134,12 +134,12 @@ def _find_unknown_flags(words: Sequence[str], known: Collection[str], dashes: st
   return result
 
 
-def _is_flag(word, dashes="-"):
+def _is_flag(word: str, dashes: str = "-") -> bool:
   """Returns whether a word is a flag, and not a number such as -1."""
   return word.startswith(dashes) and not re.match(r"-[\d.]|-$", word)
 
 
-def _suggest_flag(flag, value, known, groups):
+def _suggest_flag(flag: str, value: str | None, known: Any, groups: Any) -> str:
   """Returns the replacement for an unknown flag that is misspelt or belongs to another framework.
 
   Flags of other frameworks are not compared by spelling: --batch-size does not mean --image-size.
@@ -237,7 +237,7 @@ def make_number_parser(kind: Any) -> Callable[[str], Any]:
     kind: type annotation of the number, such as `schema.Fraction`.
   """
 
-  def parse(text):
+  def parse(text: str) -> float:
     try:
       return schema.convert(schema.Text(text), kind)
     except ConfigError as error:
@@ -275,7 +275,7 @@ def format_parameters(shapes: Mapping[str, jax.ShapeDtypeStruct], besides: Colle
   )
 
 
-def format_figures(figures: Mapping, intervals: Mapping[str, tuple[float, float]] | None = None) -> None:
+def format_figures(figures: Mapping[str, Any], intervals: Mapping[str, tuple[float, float]] | None = None) -> None:
   """Prints figures in the format of result.json, with one line for each figure.
 
   Args:

@@ -19,13 +19,15 @@ Runtime and others (extra onnx). Both run without vit_jax: see `inference.export
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import math
 import os
 import pathlib
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +38,7 @@ from vit_jax.importers.formats import containers, content
 from vit_jax.importers.formats.lazy_tensors import Tensors
 from vit_jax.importers.hub import hf_configs, preprocessing
 from vit_jax.inference import exported, stored
-from vit_jax.models import flops
+from vit_jax.models import Description, flops
 from vit_jax.models.description import in_words
 from vit_jax.models.positions import Resampling
 from vit_jax.schema import ConfigError, format_amount
@@ -81,7 +83,7 @@ def main() -> None:
     print(convert(*paths, arguments.layout, hints, arguments.ema, arguments.prefix))
 
 
-def _parse_size(text):
+def _parse_size(text: str) -> int:
   try:
     sides = tuple(map(int, text.split(",")))
   except ValueError:
@@ -135,7 +137,9 @@ def convert(
     return _write(source, target, name, hints, ema, prefix)
 
 
-def _write(source, target, name, hints, ema, prefix):
+def _write(
+  source: str, target: pathlib.Path, name: str | None, hints: Mapping[str, Any], ema: bool | None, prefix: str | None
+) -> list[str]:
   """Writes weights to `target` in an existing directory, like `convert`."""
   suffix = target.suffix.lower()
   use = stored.read(source, ema, hints, prefix)
@@ -156,7 +160,7 @@ def _write(source, target, name, hints, ema, prefix):
 
   # Runs after all values were read, because reading may reveal damage. The weights are written last, so that they never
   # exist without the documents.
-  def place():
+  def place() -> contextlib.AbstractContextManager[Any]:
     check_new(target, documents)
     files.write_texts(documents)
 
@@ -172,7 +176,13 @@ def _write(source, target, name, hints, ema, prefix):
   return "\n".join([named, *([f"also written: {join_names(documents)}"] if documents else []), *remarks])
 
 
-def sidecar_files(target: pathlib.Path, chosen: layout.Layout, description: models.Description, said, about) -> dict:
+def sidecar_files(
+  target: pathlib.Path,
+  chosen: layout.Layout,
+  description: models.Description,
+  said: Mapping[str, Any],
+  about: Mapping[str, Any],
+) -> dict:
   """Returns the JSON documents that accompany a weight file: {path: text}.
 
   Model hubs use fixed file names. An .npz file has its own document, OUT.json.
@@ -233,7 +243,7 @@ def check_new(target: pathlib.Path, documents: Mapping[pathlib.Path, str]) -> No
     )
 
 
-def join_names(documents) -> str:
+def join_names(documents: Sequence[object]) -> str:
   """Joins the names of files with "and"."""
   return " and ".join(file.name for file in documents)
 
@@ -307,11 +317,11 @@ def check_hints(description: models.Description, hints: Mapping) -> None:
       raise ConfigError(f"{flag}={shown}: the weights are of {description}, which has {known}. Leave {flag} out")
 
 
-def _as_pair(value):
+def _as_pair(value: Any) -> Any:
   return tuple(value) if isinstance(value, list | tuple) else (value, value)
 
 
-def _count_heads(description):
+def _count_heads(description: Description) -> int | None:
   return next(
     (s[1] for path, s in layout.compute_shapes(description).items() if path.endswith("/0/attention/query/kernel")), None
   )
@@ -401,7 +411,7 @@ def describe_transformer(shapes: dict, bound: dict) -> dict[str, str]:
   return result
 
 
-def _format_pixels(size):
+def _format_pixels(size: int) -> str:
   return f"{size} px" if isinstance(size, int) else f"{size[0]} x {size[1]} px"
 
 

@@ -234,7 +234,7 @@ def import_weights(parts: build.Experiment, own: bool) -> steps.State:
   return steps.State(jnp.zeros((), jnp.int32), params, ema, optimizer=None)
 
 
-def _check_labelling(arguments):
+def _check_labelling(arguments: argparse.Namespace) -> None:
   """Raises ConfigError for flags that cannot be combined."""
   if not arguments.write_labels:
     if other := ["--labels"] * bool(arguments.labels) + [f"--data.{key}" for key in arguments.data]:
@@ -295,7 +295,7 @@ def write_labels(
 
 
 def evaluate(
-  parts: build.Experiment, state: steps.State, name, poll: Callable[[], None]
+  parts: build.Experiment, state: steps.State, name: str | None, poll: Callable[[], None]
 ) -> tuple[dict[str, Outcome], dict[str, Intervals]]:
   """Measures the weights of a state and prints the figures.
 

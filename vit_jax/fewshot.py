@@ -13,6 +13,7 @@ probe. --write-predictions=FILE.csv writes a row for each test image: id, label,
 import json
 import pathlib
 import re
+from typing import Any
 
 import jax
 
@@ -174,14 +175,14 @@ def print_probes(name: str, outcome: Outcome) -> None:
     )
 
 
-def numeric_sort_key(name: str) -> list:
+def numeric_sort_key(name: str) -> list[Any]:
   """Returns a sort key that orders numbers in names by value: knn20 precedes knn100."""
   return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
 def write_outputs(
   outcomes: dict[str, Outcome], weights: str, json_file: pathlib.Path | None, predictions: pathlib.Path | None
-):
+) -> None:
   """Writes the requested files. With several evaluations there is one predictions file for each, such as FILE-pets.csv.
 
   Args:
@@ -207,7 +208,7 @@ def write_outputs(
     print_line(f"  predictions {path}")
 
 
-def outcome_to_json(outcome: Outcome) -> dict:
+def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
   """Converts an outcome to JSON values: figures, episodes, and the images that each seed drew for each class."""
   details = outcome.details
   if isinstance(details, Dense):

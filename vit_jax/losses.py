@@ -1,5 +1,7 @@
 """Losses for class targets that may be soft. All losses are computed in float32."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -148,7 +150,7 @@ def kl_divergence(expected: Float[Tensor, "*B V"], predicted: Float[Tensor, "*B 
   return (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
 
 
-def _cast_to_float32(*arrays):
+def _cast_to_float32(*arrays: Float[Tensor, "..."]) -> Any:
   return tuple(jnp.asarray(array, jnp.float32) for array in arrays)
 
 

@@ -14,10 +14,12 @@ some files are bad.
 
 import argparse
 import contextlib
+import pathlib
 import sys
 import time
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import jax
 
@@ -90,7 +92,7 @@ def main() -> None:
     sys.exit(EXIT_BAD)
 
 
-def _read_paths(paths) -> list[str]:
+def _read_paths(paths: Sequence[str]) -> list[str]:
   """Returns the PATHs. If there are none and standard input is a pipe, returns its lines."""
   if not paths and (sys.stdin is None or sys.stdin.isatty()):
     raise schema.ConfigError(
@@ -117,7 +119,7 @@ def load_weights(arguments: argparse.Namespace) -> stored.StoredWeights:
     raise schema.ConfigError(f"--weights: {error}") from error
 
 
-def _print_model(weights, use, chosen) -> None:
+def _print_model(weights: str, use: stored.StoredWeights, chosen: Any) -> None:
   """Prints the model and its notes, and the number of ignored files."""
   print_line(f"{weights}: {use.description}")
   for note in use.notes:
@@ -129,7 +131,9 @@ def _print_model(weights, use, chosen) -> None:
     )
 
 
-def _write_rows(computed: Iterator[list[FileResult]], count: int, classes, out) -> list[str]:
+def _write_rows(
+  computed: Iterator[list[FileResult]], count: int, classes: Sequence[str], out: pathlib.Path | None
+) -> list[str]:
   """Writes or prints all rows and the throughput. Returns descriptions of the bad files."""
   bad, began = [], time.monotonic()
   with contextlib.ExitStack() as stack:

@@ -22,7 +22,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 from vit_jax import cli, runtime, schema
 from vit_jax.config import flags
@@ -47,7 +47,7 @@ FORMS = (  # flags of the three forms of the command
 )
 
 
-def parse_data_choice(words: Mapping[str, str]) -> dict:
+def parse_data_choice(words: Mapping[str, str]) -> dict[str, Any]:
   """Builds the data choice that the flags `--data.KEY=VALUE` describe.
 
   Args:
@@ -67,7 +67,7 @@ def parse_data_choice(words: Mapping[str, str]) -> dict:
     return schema.to_plain(schema.convert(choice, Annotated[schema.Choice, catalog.READERS]))
 
 
-def write_corpus(arguments) -> list[str]:
+def write_corpus(arguments: argparse.Namespace) -> list[str]:
   """Writes the corpus that the command line describes.
 
   Args:
@@ -133,12 +133,12 @@ def check_folder(arguments: argparse.Namespace) -> None:
     sys.exit(1)
 
 
-def _find_flag(name):
+def _find_flag(name: str) -> str:
   """Returns the flag, key or argument that has a name in the parsed flags."""
   return {"name": "NAME", "data_dir": "--data_dir"}.get(name, "--" + (name if "." in name else name.replace("_", "-")))
 
 
-def _check_allowed(arguments):
+def _check_allowed(arguments: argparse.Namespace) -> None:
   """Raises ConfigError for a flag that does not belong to the form of the command."""
   if arguments.check is not None:
     form = "--check=PATH can only be combined with --move-bad=DIR"
@@ -166,7 +166,7 @@ def _check_allowed(arguments):
       )
 
 
-def _execute_command(arguments):
+def _execute_command(arguments: argparse.Namespace) -> list[str]:
   """Executes the command and returns lines for the screen."""
   if arguments.show is not None:
     return draw_contact_sheet(arguments)
@@ -177,7 +177,7 @@ def _execute_command(arguments):
   return [prepare_dataset(arguments.name, arguments.data_dir and str(arguments.data_dir))]
 
 
-def _make_parser():
+def _make_parser() -> argparse.ArgumentParser:
   parser = cli.Parser("prepare", __doc__, data=True, forms=FORMS)
   count = cli.make_number_parser(schema.Count)
   parser.add_argument(

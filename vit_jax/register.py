@@ -19,7 +19,7 @@ import pathlib
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from vit_jax import evals, models, optim, schema, tasks
@@ -33,14 +33,16 @@ from vit_jax.schema import ConfigError, checks, show, suggest_nearest
 
 __all__ = ["dataset", "evaluation", "model", "optimizer", "reader", "schedule", "task"]
 
-Decorated = TypeVar("Decorated", bound=Callable)  # a decorator returns the function or class that it decorates
+Decorated = TypeVar(
+  "Decorated", bound=Callable[..., Any]
+)  # a decorator returns the function or class that it decorates
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_./+-]*")
 _RESERVED = ("none", "default")  # words with a special meaning as the value of a flag
 _ROW = {field.name for field in dataclasses.fields(DatasetRow)} - {"reader"}
 _TASK = ("headline", "classes", "patch", "frozen", "sharding", "init", "examples", "objective", "predict")
 
 
-def reader(name: str, **facts) -> Callable[[Decorated], Decorated]:
+def reader(name: str, **facts: Any) -> Callable[[Decorated], Decorated]:
   """Registers a reader: a function that opens a split of labelled images.
 
   The function is called as `function(name, row, split, **keys)`. The arguments are the registered name, its row of the
@@ -59,7 +61,7 @@ def reader(name: str, **facts) -> Callable[[Decorated], Decorated]:
     ConfigError: the name is invalid or used, a fact is unknown, or the config does not support the signature.
   """
 
-  def decorate(function):
+  def decorate(function: Decorated) -> Decorated:
     _check_signature("reader", function, ("name", "row", "split"), ("train", "val", "test"))
     others = (stream.train_examples, stream.eval_examples, loader.batches, loader.processes, augment.build)
     _check_free("reader", function, ("weight",), *others)
@@ -69,7 +71,7 @@ def reader(name: str, **facts) -> Callable[[Decorated], Decorated]:
   return decorate
 
 
-def dataset(name: str, like: str, **facts) -> None:
+def dataset(name: str, like: str, **facts: Any) -> None:
   """Registers a dataset: a name for an existing reader with other facts and defaults.
 
   Args:
@@ -113,7 +115,7 @@ def task(name: str) -> Callable[[Decorated], Decorated]:
       support the signature.
   """
 
-  def decorate(made):
+  def decorate(made: Decorated) -> Decorated:
     if inspect.isclass(made):
       known = {*dir(made), *getattr(made, "__dataclass_fields__", ())}
       if lacking := [member for member in _TASK if member not in known]:
@@ -163,7 +165,7 @@ def model(
         "model", f"{show(row)} is not a row of a sharding table. Write (r'head/kernel', ('fsdp', None))"
       )
 
-  def decorate(function):
+  def decorate(function: Decorated) -> Decorated:
     _check_signature("model", function, ("image_size", "channels", "classes", "rngs"), ("dtype",))
     rows = (*sharding, *(row for row in parameters.SHARDING if row[0] not in {pattern for pattern, _ in sharding}))
     row = Registered("extension:" + name, (), {}, image_size, classes, function, rows, order)
@@ -195,7 +197,7 @@ def evaluation(
   """
   names = figures if callable(figures) else functools.partial(_return_names, list(figures))
 
-  def decorate(function):
+  def decorate(function: Decorated) -> Decorated:
     _check_signature("evaluation", function, ("subject",))
     _check_free("evaluation", function, (), evals.interval)
     _add_entry("evaluation", name, evals.KINDS, evals.EvalDefinition(function, names), function)
@@ -220,7 +222,7 @@ def optimizer(name: str) -> Callable[[Decorated], Decorated]:
     ConfigError: the name is invalid or used, or the config does not support the signature.
   """
 
-  def decorate(function):
+  def decorate(function: Decorated) -> Decorated:
     _check_signature("optimizer", function, ())
     _check_free("optimizer", function, (), optim.optimizer)
     _add_entry("optimizer", name, optim.RULES, (function, optim.optimizer), function)
@@ -244,7 +246,7 @@ def schedule(name: str) -> Callable[[Decorated], Decorated]:
     ConfigError: the name is invalid or used, or the config does not support the signature.
   """
 
-  def decorate(function):
+  def decorate(function: Decorated) -> Decorated:
     _check_signature("schedule", function, ("peak", "total", "warmup", "steps"))
     _add_entry("schedule", name, schedules.SCHEDULES, function, function)
     return function
@@ -252,13 +254,13 @@ def schedule(name: str) -> Callable[[Decorated], Decorated]:
   return decorate
 
 
-def _return_names(names, args):
+def _return_names(names: Sequence[str], args: Any) -> Sequence[str]:
   """Returns the names and ignores the arguments."""
   del args
   return names
 
 
-def _make_row(kind, function, facts):
+def _make_row(kind: str, function: Callable[..., Any], facts: Mapping[str, Any]) -> DatasetRow:
   """Builds a row of the catalog. Raises ConfigError for an unknown fact."""
   for key in facts:
     if key not in _ROW:
@@ -266,7 +268,7 @@ def _make_row(kind, function, facts):
   return DatasetRow(function, **facts)
 
 
-def _add_entry(kind, name, names, entry, made, by=None):
+def _add_entry(kind: str, name: str, names: Iterable[str], entry: Any, made: object, by: str | None = None) -> None:
   """Adds an entry to its table, with the file that called this module. `by` is the name of the called function."""
   if not _is_name(name):
     raise _make_error(
@@ -277,7 +279,7 @@ def _add_entry(kind, name, names, entry, made, by=None):
   extensions.add(kind, name, names, entry, frame.f_globals, definition, _describe_location(by or kind))
 
 
-def _is_name(name):
+def _is_name(name: object) -> bool:
   """Returns whether a name may be registered."""
   return isinstance(name, str) and bool(_NAME.fullmatch(name)) and name not in _RESERVED
 
@@ -300,12 +302,14 @@ def _describe_location(function: str) -> str:
   return f"{file.relative_to(here) if file.is_relative_to(here) else file}, line {frame.f_lineno}: register.{function}"
 
 
-def _make_error(function, problem) -> ConfigError:
+def _make_error(function: str, problem: str) -> ConfigError:
   """Returns the error for a call of `register.FUNCTION`, with the location of the call."""
   return ConfigError(f"{_describe_location(function)}: {problem}")
 
 
-def _check_signature(kind, function, positional: Sequence[str], needed: Sequence[str] = ()) -> None:
+def _check_signature(
+  kind: str, function: Callable[..., Any], positional: Sequence[str], needed: Sequence[str] = ()
+) -> None:
   """Raises ConfigError unless a function has these positional parameters, and keyword-only parameters of supported
   types.
   """
@@ -330,7 +334,7 @@ def _check_signature(kind, function, positional: Sequence[str], needed: Sequence
     checks.check_types(function)
 
 
-def _check_free(kind, function, words: Sequence[str], *others: Callable) -> None:
+def _check_free(kind: str, function: Callable[..., Any], words: Sequence[str], *others: Callable[..., Any]) -> None:
   """Raises ConfigError if a parameter of the function has the name of another key of the config."""
   taken = {*words, *(key for other in others for key in schema.read_keywords(other))}
   if used := [key for key in schema.read_keywords(function) if key in taken]:

@@ -51,7 +51,7 @@ class Keys:
     key: key from which all others are derived.
   """
 
-  def __init__(self, key: jax.Array):
+  def __init__(self, key: jax.Array) -> None:
     self._key, self._count = key, 0
 
   def params(self) -> jax.Array:

@@ -10,6 +10,7 @@ import json
 import pathlib
 import shlex
 import sys
+from typing import Any
 
 import jax
 
@@ -133,7 +134,7 @@ def draw_first_batch(run: config.Run, source: sources.Source) -> dict[str, bytes
   return {"first batch": preview.draw_batch(run, source)}
 
 
-def write_recipe(workdir: pathlib.Path, file: str, changes: list[str], used: list[dict]) -> None:
+def write_recipe(workdir: pathlib.Path, file: str, changes: list[str], used: list[dict[str, Any]]) -> None:
   """Writes recipe.json.
 
   The file contains the config file, its docstring, changes by flags, the command, the processor, and the extensions.
@@ -151,7 +152,7 @@ def write_recipe(workdir: pathlib.Path, file: str, changes: list[str], used: lis
     files.write_text(workdir / provenance.RECIPE, json.dumps(about, indent=2) + "\n")
 
 
-def list_config_changes(file, run: config.Run, overrides: dict[str, str]) -> list[str]:
+def list_config_changes(file: str, run: config.Run, overrides: dict[str, str]) -> list[str]:
   """Returns the differences between a run and the run of its config file without flags, one line for each.
 
   If the file is not complete without flags, the flags are returned.

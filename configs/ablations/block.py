@@ -7,6 +7,11 @@ Result:    top-1 on test: plain 82.6 ± 3.8 %; rotary positions 93.2 to 95.4, la
 Source:    the components are those of ViT-5 (arXiv:2602.08071), including positions that are added at the input
 """
 
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
 from vit_jax.config import recipe
 
 ROTARY = {
@@ -16,7 +21,7 @@ ROTARY = {
   "dinov3": dict(name="dinov3"),
   "vit5": dict(name="axial", temperature=10000.0, reference=0, registers=100.0),
 }
-PLAIN = {
+PLAIN: dict[str, Any] = {
   "model.registers": 0,
   "model.position.rotary": ROTARY["none"],
   "model.attention.qk_norm": "none",
@@ -25,7 +30,7 @@ PLAIN = {
   "model.layer_scale": None,
   "model.attention.bias": "all",
 }
-PARTS = {  # changes of the plain block
+PARTS: dict[str, Any] = {  # changes of the plain block
   "registers": {"model.registers": 4},
   "rotary positions, axial": {"model.position.rotary": ROTARY["axial"]},
   "rotary positions, learned": {"model.position.rotary": ROTARY["mixed"]},
@@ -36,7 +41,7 @@ PARTS = {  # changes of the plain block
   "layer scale": {"model.layer_scale": 1e-4},
   "no biases of queries, keys and values": {"model.attention.bias": "none"},
 }
-TOGETHER = {
+TOGETHER: dict[str, Any] = {
   "model.registers": 4,
   "model.position.rotary": ROTARY["vit5"],
   "model.attention.qk_norm": "rms",
@@ -46,7 +51,7 @@ TOGETHER = {
 }
 
 
-def get_config():
+def get_config() -> ConfigDict:
   """Returns a plain ViT of four layers and 36 patches, on all training images."""
   return recipe(
     model=dict(name="ViT-Ti/4", width=64, depth=4, heads=2, hidden=128, head_std=0.02),
@@ -66,7 +71,7 @@ def get_config():
   )
 
 
-def sweep():
+def sweep() -> list[Mapping[str, Any]]:
   """Returns trials of the plain block, of each component alone, and of all components of ViT-5 together."""
   settings = [PLAIN | changes for changes in ({}, *PARTS.values(), TOGETHER)]
   return [changes | {"seed": seed} for changes in settings for seed in range(5)]

@@ -6,10 +6,15 @@ Result:    CCT 94.6, 97.5, 98.5, 98.5 % with 10, 20, 50 and 100 % of the images,
            docs/results/ablations.md
 """
 
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
 from vit_jax.config import product, recipe
 
 
-def get_config():
+def get_config() -> ConfigDict:
   """Returns a CCT of four layers and 36 tokens, on all training images."""
   return recipe(
     model=dict(name="cct_2_3x2_32", width=64, depth=4, heads=2, hidden=128),
@@ -29,7 +34,7 @@ def get_config():
   )
 
 
-def sweep():
+def sweep() -> list[Mapping[str, Any]]:
   """Returns trials of ViT-Lite and CCT on the first 144, 287, 718 and all 1,437 training images, with three seeds."""
   parts = ("train[:10%]", "train[:20%]", "train[:50%]", "train")
   return product({"model.name": ("vit_2_4_32", "cct_2_3x2_32"), "data.train": parts, "seed": range(3)})

@@ -8,10 +8,15 @@ Result:    at the rates that `val` selects, AdamW has 96.7 ± 1.2 % on test and 
            see docs/results/ablations.md
 """
 
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
 from vit_jax.config import product, recipe
 
 
-def get_config():
+def get_config() -> ConfigDict:
   """Returns a CCT of four layers and 36 tokens, trained by AdamW."""
   return recipe(
     model=dict(name="cct_2_3x2_32", width=64, depth=4, heads=2, hidden=128),
@@ -36,6 +41,6 @@ def get_config():
   )
 
 
-def sweep():
+def sweep() -> list[Mapping[str, Any]]:
   """Returns trials of both optimizers at five rates each, with five seeds."""
   return product({"optim.name": ("adamw", "muon"), "optim.lr": (1e-3, 3e-3, 5e-3, 1e-2, 2e-2), "seed": range(5)})

@@ -8,10 +8,15 @@ Result:    top-1 on test, mean ± standard deviation of three seeds, measured he
            points of each other, wherever they are added. Unlike in the paper, relative positions are worse
 """
 
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
 from vit_jax.config import recipe
 
 
-def get_config():
+def get_config() -> ConfigDict:
   """Returns a ViT of four layers and 36 patches, on all training images. Its positions are learned and added once."""
   return recipe(
     model=dict(name="ViT-Ti/4", width=64, depth=4, heads=2, hidden=128, head_std=0.02),
@@ -31,7 +36,7 @@ def get_config():
   )
 
 
-def sweep():
+def sweep() -> list[Mapping[str, Any]]:
   """Returns eight settings with three seeds each.
 
   The positions are none, 1-D, 2-D and relative. The 1-D and 2-D tables are added at the input, in each layer, or in

@@ -10,10 +10,15 @@ Result:    top-1 on test with 50, 100, 287 and 1,437 digits, three seeds: from s
 Source:    arXiv:2010.11929, section 4.3, figures 3 and 4
 """
 
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
 from vit_jax.config import product, recipe
 
 
-def get_config(weights="runs/glyphs"):
+def get_config(weights: str = "runs/glyphs") -> ConfigDict:
   """Returns ViT-Lite-2/4 from scratch, on all training images. `sweep` also has trials from pre-trained weights."""
   whole = dict(name="resize")
   return recipe(
@@ -37,7 +42,7 @@ def get_config(weights="runs/glyphs"):
   )
 
 
-def sweep(weights="runs/glyphs"):
+def sweep(weights: str = "runs/glyphs") -> list[Mapping[str, Any]]:
   """Returns trials from scratch and from pre-trained weights, with three seeds each.
 
   They use the first 50, 100 and 287 and all 1,437 training images.

@@ -6,10 +6,15 @@ Result:    class token 97.4 ± 0.4 % with patches, 98.8 ± 0.7 with convolutions
            convolutions help as in the paper, SeqPool does not; see docs/results/ablations.md
 """
 
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
 from vit_jax.config import product, recipe
 
 
-def get_config():
+def get_config() -> ConfigDict:
   """Returns a CCT of four layers and 36 tokens, on all training images."""
   return recipe(
     model=dict(name="cct_2_3x2_32", width=64, depth=4, heads=2, hidden=128),
@@ -29,6 +34,6 @@ def get_config():
   )
 
 
-def sweep():
+def sweep() -> list[Mapping[str, Any]]:
   """Returns trials of ViT-Lite, CVT (ViT-Lite with SeqPool), CCT with a class token, and CCT, with three seeds."""
   return product({"model.name": ("vit_2_4_32", "cct_2_3x2_32"), "model.pool": ("cls", "seqpool"), "seed": range(3)})

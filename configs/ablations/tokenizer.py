@@ -6,10 +6,15 @@ Result:    three convolutions 99.1 ± 0.6 % on test, two 98.6 ± 0.3 %, one of 7
            96.7 and of 4 96.6 %, one of 3 x 3 93.8 ± 2.5 %; see docs/results/ablations.md
 """
 
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
 from vit_jax.config import recipe
 
 
-def get_config():
+def get_config() -> ConfigDict:
   """Returns a CCT of four layers, on all training images. Two convolutions of 3 x 3 convert 24 px to 36 tokens."""
   return recipe(
     model=dict(name="cct_2_3x2_32", width=64, depth=4, heads=2, hidden=128),
@@ -29,7 +34,7 @@ def get_config():
   )
 
 
-def sweep():
+def sweep() -> list[Mapping[str, Any]]:
   """Returns trials of six tokenizers with three seeds.
 
   Two tokenizers cut patches of 8 and 4 pixels. Four use convolutions: 3 x 3 with 9, 36 and 144 tokens, 7 x 7 with 36.

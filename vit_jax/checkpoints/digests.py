@@ -22,7 +22,7 @@ def fingerprint(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
     {path: uint32 scalar}.
   """
 
-  def mixed(x):
+  def mixed(x: jax.Array) -> jax.Array:
     width = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
     words = jax.lax.bitcast_convert_type(x, width).astype(jnp.uint32).ravel()
     h = words ^ (jax.lax.iota(jnp.uint32, words.size) * jnp.uint32(0x9E3779B1))

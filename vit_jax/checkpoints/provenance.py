@@ -27,29 +27,29 @@ RECIPE = "recipe.json"  # file in a workdir: its config file, and the descriptio
 SHOWN = 5  # maximum number of differences to list
 
 
-def _is_count(value):
+def _is_count(value: object) -> bool:
   return isinstance(value, int | float) and 0 <= value < math.inf
 
 
-def _is_position(value):
+def _is_position(value: object) -> bool:
   return isinstance(value, int) and value >= 0
 
 
-def _are_sums(values):
+def _are_sums(values: object) -> bool:
   return isinstance(values, dict) and all(isinstance(value, int | float) for value in values.values())
 
 
-def _are_measurements(values):
+def _are_measurements(values: object) -> bool:
   return isinstance(values, dict) and all(
     isinstance(each, list) and len(each) == 2 and all(map(_is_position, each)) for each in values.values()
   )
 
 
-def _are_words(values):
+def _are_words(values: object) -> bool:
   return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
-def _are_texts(values):
+def _are_texts(values: object) -> bool:
   return isinstance(values, dict) and all(isinstance(value, str) for value in values.values())
 
 
@@ -125,7 +125,7 @@ def compute_code_version() -> str:
   return hashed.hexdigest()[:12]
 
 
-def stored_config(workdir: pathlib.Path, about: Mapping) -> dict | None:
+def stored_config(workdir: pathlib.Path, about: Mapping[str, Any]) -> dict[str, Any] | None:
   """Returns the config of the run in a workdir, or None without a config.
 
   The config in the checkpoint takes precedence, because users may edit config.json. The file config.json is used if
@@ -151,7 +151,7 @@ def sample_order(images: stream.Examples, position: int) -> dict[str, list[int]]
   return {"positions": positions, "records": [int(images.record(i)) for i in positions]}
 
 
-def select_shared_values(now: Mapping) -> dict[str, Any]:
+def select_shared_values(now: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the values that must be equal on all processes of a run: data without modification times, packages, and
   settings.
 
@@ -170,7 +170,7 @@ def select_shared_values(now: Mapping) -> dict[str, Any]:
   }
 
 
-def compare_data(before: Mapping, now: Mapping) -> list[str]:
+def compare_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
   """Describes differences of two datasets, one line for each.
 
   Args:
@@ -180,7 +180,7 @@ def compare_data(before: Mapping, now: Mapping) -> list[str]:
   return _compare_records(before, now) or _compare_files(before, now)
 
 
-def compare_splits(before: Mapping, source: sources.Source) -> list[str]:
+def compare_splits(before: Mapping[str, Any], source: sources.Source) -> list[str]:
   """Returns a line for each split of the run's data that contains different images than before, see `data.membership`.
 
   Args:
@@ -191,7 +191,9 @@ def compare_splits(before: Mapping, source: sources.Source) -> list[str]:
   return source.membership.changes(before["splits"]) if recorded else []
 
 
-def find_data_conflict(before: Mapping, now: Mapping, accept: bool = False, splits: Sequence[str] = ()) -> str | None:
+def find_data_conflict(
+  before: Mapping[str, Any], now: Mapping[str, Any], accept: bool = False, splits: Sequence[str] = ()
+) -> str | None:
   """Returns the reason why a state cannot be continued on the current data, or None if it can.
 
   Args:
@@ -212,7 +214,7 @@ def find_data_conflict(before: Mapping, now: Mapping, accept: bool = False, spli
   return "\n  ".join([f"other data. {advice}:", *lines]) if lines else None
 
 
-def find_order_conflict(before: Mapping, images: stream.Examples) -> str | None:
+def find_order_conflict(before: Mapping[str, Any], images: stream.Examples) -> str | None:
   """Returns the reason why a state cannot be continued because the order of images changed, or None if it can.
 
   Args:
@@ -227,7 +229,7 @@ def find_order_conflict(before: Mapping, images: stream.Examples) -> str | None:
   return f"another order of images ({shown}). Restore the previous code and packages, or use another --workdir"
 
 
-def list_notes(before: Mapping | None, now: Mapping, splits: Sequence[str] = ()) -> list[str]:
+def list_notes(before: Mapping[str, Any] | None, now: Mapping[str, Any], splits: Sequence[str] = ()) -> list[str]:
   """Returns a line for each difference that does not prevent a run from being continued.
 
   Args:
@@ -245,7 +247,7 @@ def list_notes(before: Mapping | None, now: Mapping, splits: Sequence[str] = ())
   return [make_printable(line) for line in lines]
 
 
-def check_metadata(about: Mapping) -> None:
+def check_metadata(about: Mapping[str, Any]) -> None:
   """Raises ValueError if the metadata of a checkpoint do not have the form that a run writes."""
   form = _COUNTS | (_FORM if "identity" in about else {})
   form |= {"measured": _are_measurements} if "measured" in about else {}  # absent in older checkpoints
@@ -259,7 +261,7 @@ def check_metadata(about: Mapping) -> None:
   extensions.check(about.get("identity", {}).get("extensions", []))
 
 
-def _has_form(value, form):
+def _has_form(value: Any, form: Any) -> bool:
   if isinstance(form, dict):
     return isinstance(value, dict) and all(key in value and _has_form(value[key], form[key]) for key in form)
   if isinstance(form, list):
@@ -267,7 +269,7 @@ def _has_form(value, form):
   return form(value) if inspect.isfunction(form) else isinstance(value, form)
 
 
-def _compare_records(before, now):
+def _compare_records(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
   """Returns lines on differences in classes, number, names, labels and order of records."""
   lines = _compare_classes(before["classes"], now["classes"])
   if before["records"] != now["records"]:
@@ -291,7 +293,7 @@ def _compare_records(before, now):
   return lines
 
 
-def _compare_classes(before, now):
+def _compare_classes(before: Sequence[str], now: Sequence[str]) -> list[str]:
   """Returns lines on removed, new, renamed or reordered classes. Names are compared in Unicode normal form."""
   before, now = (list(map(class_names.normalise_name, each)) for each in (before, now))
   gone, new = [name for name in before if name not in set(now)], [name for name in now if name not in set(before)]
@@ -307,7 +309,7 @@ def _compare_classes(before, now):
   )
 
 
-def _compare_files(before, now):
+def _compare_files(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
   """Returns lines on changed files of the same records: sizes, modification times, contents and replaced files."""
   old, new = before["fingerprint"], now["fingerprint"]
   lines = [
@@ -327,10 +329,10 @@ def _compare_files(before, now):
   return lines
 
 
-def _join_some(names: Iterable[str]):
+def _join_some(names: Iterable[str]) -> str:
   names = list(names)
   return ", ".join(map(_shorten, names[:SHOWN])) + (", ..." if len(names) > SHOWN else "")
 
 
-def _shorten(name):
+def _shorten(name: str) -> str:
   return repr(name if len(name) <= 80 else f"{name[:77]}...")

@@ -10,7 +10,7 @@ import math
 import pathlib
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -24,10 +24,10 @@ from vit_jax.schema import ConfigError
 from vit_jax.storage import errors, paths
 
 SAMPLE = 2**24  # bytes of the largest array that is read back after a save
-CheckDescription = Callable[[dict], None]  # raises ValueError if the description of a state cannot be used
+CheckDescription = Callable[[dict[str, Any]], None]  # raises ValueError if the description of a state cannot be used
 
 
-def read_description(workdir: pathlib.Path, check: CheckDescription = lambda about: None) -> dict | None:
+def read_description(workdir: pathlib.Path, check: CheckDescription = lambda about: None) -> dict[str, Any] | None:
   """Returns the description of the newest usable state of a workdir without reading the state, or None.
 
   Args:
@@ -88,7 +88,7 @@ def has_unfinished_save(workdir: pathlib.Path) -> bool:
   return True
 
 
-def read_weights(workdir: pathlib.Path, averaged: bool = False) -> tuple[dict[str, np.ndarray], dict]:
+def read_weights(workdir: pathlib.Path, averaged: bool = False) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """Reads the weights of the newest readable checkpoint to the host, without the optimizer state.
 
   A warning names newer checkpoints that cannot be read.
@@ -135,7 +135,7 @@ def describe_damage(workdir: str) -> str:
   return f" ({folder} cannot be read: {problem})" if problem else ""
 
 
-def _read_part(folder, part):
+def _read_part(folder: pathlib.Path, part: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """Returns the verified arrays with a path that starts with `part`, and the description of the state."""
   said = read_sealed_description(folder)
   with aliases.alias_folder(folder) as usable:
@@ -173,7 +173,7 @@ def check_readable(folder: pathlib.Path) -> None:
   verify_fingerprint({path: digests.fingerprint_on_host(array) for path, array in arrays.items()}, said)
 
 
-def _read_arrays(state, wanted):
+def _read_arrays(state: pathlib.Path, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
   """Reads the arrays that the metadata `wanted` describes into host memory."""
   items = {path: np.empty(leaf.shape, leaf.dtype) for path, leaf in wanted.items()}
   on_host = {path: ocp.RestoreArgs(restore_type=np.ndarray) for path in items}
@@ -231,7 +231,7 @@ def try_read(read: Callable[[], Any], nothing: Any = None) -> tuple[Any, str | N
     return nothing, f"{type(error).__name__}: {' '.join(text.split())[:200]}"
 
 
-def seal_description(about: dict, fingerprint: dict[str, jax.Array]) -> dict:
+def seal_description(about: dict[str, Any], fingerprint: dict[str, jax.Array]) -> dict[str, Any]:
   """Returns the JSON object that is stored with a state.
 
   Args:
@@ -245,17 +245,17 @@ def seal_description(about: dict, fingerprint: dict[str, jax.Array]) -> dict:
   return said | {"sha256": _sha256(said)}
 
 
-def _fingerprint_values(fingerprint):
+def _fingerprint_values(fingerprint: Mapping[str, Any]) -> dict[str, int]:
   return {path: int(value) for path, value in jax.device_get(fingerprint).items()}
 
 
-def _sha256(said):
+def _sha256(said: Mapping[str, Any]) -> str:
   """Returns the SHA-256 of a state's description and fingerprint."""
   covered = {"run": said["run"], "fingerprint": said["fingerprint"]}
   return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()
 
 
-def read_sealed_description(folder: pathlib.Path, check: CheckDescription = lambda about: None) -> dict:
+def read_sealed_description(folder: pathlib.Path, check: CheckDescription = lambda about: None) -> dict[str, Any]:
   """Reads and checks the object that `seal_description` returned for a checkpoint. Old checkpoints have no SHA-256.
 
   Args:
@@ -278,7 +278,7 @@ def read_sealed_description(folder: pathlib.Path, check: CheckDescription = lamb
   return said
 
 
-def verify_fingerprint(fingerprint: dict[str, jax.Array], said: dict) -> None:
+def verify_fingerprint(fingerprint: dict[str, jax.Array], said: dict[str, Any]) -> None:
   """Checks that the fingerprint of arrays equals the saved one.
 
   Args:
@@ -294,7 +294,7 @@ def verify_fingerprint(fingerprint: dict[str, jax.Array], said: dict) -> None:
 
 
 @contextlib.contextmanager
-def _silence_threads():
+def _silence_threads() -> Iterator[None]:
   """Suppresses the messages of Orbax's background threads after a failed read. One error is raised instead."""
   hooks = sys.unraisablehook, threading.excepthook
   sys.unraisablehook = threading.excepthook = lambda _: None

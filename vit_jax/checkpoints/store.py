@@ -8,6 +8,7 @@ import logging
 import os
 import pathlib
 import sys
+from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
 
@@ -34,7 +35,7 @@ from vit_jax.storage import errors, paths
 class _Manager(ocp.CheckpointManager):
   """Orbax's manager without its check for preemption by step. `runtime.Watch` checks by poll instead."""
 
-  def reached_preemption(self, step):
+  def reached_preemption(self, step: int) -> bool:
     return False
 
 
@@ -81,7 +82,7 @@ class Checkpoints:
     keep: int = 2,
     keep_every: int | None = None,
     read_only: bool = False,
-  ):
+  ) -> None:
     self.directory = workdir / "checkpoints"
     self._proven = False  # true after a save of this process has been read back
     self._saving = 0  # the step of the newest save
@@ -116,7 +117,7 @@ class Checkpoints:
     """Returns the steps that have a complete checkpoint, oldest first."""
     return sorted(self._manager.all_steps())
 
-  def save(self, step: int, state: Any, about: dict) -> None:
+  def save(self, step: int, state: Any, about: dict[str, Any]) -> None:
     """Starts to save a state, and returns when the arrays have been copied from the devices.
 
     The first save of a process returns when it is complete and has been read back. A workdir that cannot be restored
@@ -143,7 +144,7 @@ class Checkpoints:
       self.wait()
       self._proven = True
 
-  def _check_saved(self):
+  def _check_saved(self) -> None:
     """Raises OSError if the save that is about to be completed cannot be read. Called by Orbax in process 0."""
     folder = self._usable / str(self._saving)  # the final folder in a bucket, where an object marks a save as complete
     if not paths.in_bucket(folder):
@@ -153,7 +154,7 @@ class Checkpoints:
     if problem:
       raise OSError(errno.EIO, f"the data that were written cannot be read back ({problem})", str(self.directory))
 
-  def restore(self, state: Any, check: CheckDescription = lambda about: None) -> tuple[Any, dict] | None:
+  def restore(self, state: Any, check: CheckDescription = lambda about: None) -> tuple[Any, dict[str, Any]] | None:
     """Restores the newest readable checkpoint.
 
     Newer checkpoints that cannot be read are renamed to `<step>.unreadable` and named in a warning. All processes
@@ -188,11 +189,11 @@ class Checkpoints:
       "Restore a good copy, or use another --workdir to start again.",
     )
 
-  def _read(self, step, state, check):
+  def _read(self, step: int, state: Any, check: CheckDescription) -> tuple[Any, str | None]:
     """Returns ((state, about), None) for a step, or (None, problem). The result is the same on all processes."""
     folder, wanted = self._usable / str(step), trees.flatten(state)
 
-    def read():
+    def read() -> tuple[Any, dict[str, Any]]:
       said = read_sealed_description(folder, check)
       return said, ocp.StandardCheckpointHandler().restore(folder / "state", args=ocp.args.StandardRestore(wanted))
 
@@ -203,7 +204,7 @@ class Checkpoints:
       problem = _share_problem(problem)
     return (None, problem) if problem else ((trees.unflatten(state, arrays), said["run"]), None)
 
-  def _move_aside(self, step, why, used):
+  def _move_aside(self, step: int, why: str, used: int | None) -> None:
     if self._read_only:
       logging.warning("checkpoint %d cannot be read (%s). Reading step %d", step, why, used)
       return
@@ -240,7 +241,7 @@ class Checkpoints:
       self._resources.close()
 
   @contextlib.contextmanager
-  def _convert_write_errors(self):
+  def _convert_write_errors(self) -> Iterator[None]:
     """Converts errors of the disk to an OSError that names the last complete checkpoint, unless opened read-only."""
     try:
       yield
@@ -257,7 +258,7 @@ class Checkpoints:
       raise OSError(number, said, str(self.directory)) from error
 
 
-def _remove_unfinished(directory):
+def _remove_unfinished(directory: pathlib.Path) -> None:
   """Removes the files of saves that were killed.
 
   Must be called before the manager is created. The manager would remove the files in the background while all processes
@@ -271,13 +272,13 @@ def _remove_unfinished(directory):
   runtime.barrier("unfinished")
 
 
-def _share_problem(problem):
+def _share_problem(problem: str | None) -> str | None:
   """Returns the problem of this process, or the first problem of another process."""
   others = enumerate(runtime.gather_texts(problem or "", "restore"))
   return problem or next((f"in process {i}: {other}" for i, other in others if other), None)
 
 
-def write_weights(workdir: pathlib.Path, params: dict[str, np.ndarray], about: dict) -> None:
+def write_weights(workdir: pathlib.Path, params: dict[str, np.ndarray], about: dict[str, Any]) -> None:
   """Saves parameters without optimizer state as the checkpoint of step 0 of a workdir.
 
   Args:

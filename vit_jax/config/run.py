@@ -7,7 +7,7 @@ ConfigDict. `resolve` checks it and returns a frozen value.
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import ml_collections
 
@@ -209,7 +209,7 @@ def _make_editable(kind, fields):
   return config
 
 
-def resolve(config: Mapping, kind: type = Run):
+def resolve(config: Mapping[str, Any], kind: type = Run):
   """Checks an editable config and returns a frozen value.
 
   Args:
@@ -245,7 +245,7 @@ def _check_kind(config, kind):
     raise ConfigError(misplaced.TRAINS)
 
 
-def is_measurement(config: Mapping) -> bool:
+def is_measurement(config: Mapping[str, Any]) -> bool:
   """Returns whether an editable config was made by `measurement` rather than `recipe`."""
   return misplaced.is_measurement(config)
 

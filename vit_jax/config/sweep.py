@@ -60,7 +60,7 @@ class Sweep:
       raise ConfigError("sweep: `final` trains the best setting again, but no metric selects it. Set `decide`")
 
 
-def product(values: Mapping[str, Iterable]) -> list[Changes]:
+def product(values: Mapping[str, Iterable[Any]]) -> list[Changes]:
   """Returns all combinations of values. The last key changes fastest.
 
   Args:
@@ -78,7 +78,7 @@ def product(values: Mapping[str, Iterable]) -> list[Changes]:
   return [dict(zip(values, row, strict=True)) for row in itertools.product(*columns)]
 
 
-def zipped(values: Mapping[str, Iterable]) -> list[Changes]:
+def zipped(values: Mapping[str, Iterable[Any]]) -> list[Changes]:
   """Returns one trial for each position in the lists of values.
 
   Args:

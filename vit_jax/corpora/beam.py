@@ -9,14 +9,17 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
 import pathlib
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from vit_jax import runtime
 from vit_jax.corpora import record_maker, shard_worker
-from vit_jax.corpora.plan import CorpusOptions, CorpusPlan
-from vit_jax.corpora.writer import build_corpus, check_rejected
+from vit_jax.corpora.plan import CorpusOptions, CorpusPlan, CorpusSplit
+from vit_jax.corpora.writer import Reports, build_corpus, check_rejected
+from vit_jax.data.sources import Source
 from vit_jax.schema import ConfigError, extras
 from vit_jax.storage import paths
 
@@ -25,7 +28,7 @@ REPORTS = "reports"
 
 def write(
   name: str,
-  data: dict,
+  data: dict[str, Any],
   options: CorpusOptions,
   root: pathlib.Path,
   words: Sequence[str],
@@ -55,7 +58,9 @@ def write(
   return build_corpus(name, data, options, root, functools.partial(_write_shards, words, max_rejected))
 
 
-def _write_shards(words, max_rejected, made, source, folders):
+def _write_shards(
+  words: Sequence[str], max_rejected: float, made: CorpusPlan, source: Source, folders: shard_worker.Folders
+) -> Reports:
   """Writes all shards and returns their reports."""
   beam = _import_beam()
   text = json.dumps([*map(str, folders), made.plain()])
@@ -76,7 +81,13 @@ def _write_shards(words, max_rejected, made, source, folders):
   return reports
 
 
-def _raise_original(made, folders, kind, error, trace):
+def _raise_original(
+  made: CorpusPlan,
+  folders: shard_worker.Folders,
+  kind: type[BaseException] | None,
+  error: BaseException | None,
+  trace: object,
+) -> None:
   """Raises an error of this package in its original form. Beam adds a description of its steps, or reports a bug."""
   if error is None:
     return
@@ -89,7 +100,7 @@ def _raise_original(made, folders, kind, error, trace):
   shard_worker.reopen_input(made, folders)  # an error of another machine arrives as text only
 
 
-def _import_beam():
+def _import_beam() -> types.ModuleType:
   try:
     import apache_beam as beam
   except ImportError as error:
@@ -97,7 +108,7 @@ def _import_beam():
   return beam
 
 
-def _add_split(pipeline, text, number, split, writer):
+def _add_split(pipeline: Any, text: str, number: int, split: CorpusSplit, writer: Any) -> None:
   """Adds a split to the pipeline."""
   import apache_beam as beam
 
@@ -121,7 +132,7 @@ def _add_split(pipeline, text, number, split, writer):
   )
 
 
-def _make_piece(piece, text) -> Iterator[Any]:
+def _make_piece(piece: tuple[int, int, int], text: str) -> Iterator[Any]:
   """Yields (position in the split, record) for each record of a piece, and (shard, report) for the piece."""
   import apache_beam as beam
 
@@ -137,13 +148,13 @@ def _make_piece(piece, text) -> Iterator[Any]:
 
 
 @functools.lru_cache(maxsize=1)
-def _open_worker(text) -> shard_worker.Worker:
+def _open_worker(text: str) -> shard_worker.Worker:
   """Returns the worker of this process, which keeps its files open."""
   corpus, beside, values = json.loads(text)
   return shard_worker.Worker(CorpusPlan.read(values), shard_worker.Folders(*map(paths.parse_path, (corpus, beside))))
 
 
-def _write_report(pieces, text, number):
+def _write_report(pieces: tuple[int, Iterable[tuple[int, Any]]], text: str, number: int) -> None:
   """Writes the report of a shard."""
   shard, reports = pieces
   worker = _open_worker(text)
@@ -167,12 +178,12 @@ class _RecordSerialiser:
 class _ExampleWriter:
   """A writer of shards that calls `record_maker.write_records`, like `writer.write`."""
 
-  def write(self, path, examples) -> None:
+  def write(self, path: os.PathLike[str], examples: Iterable[tuple[Any, bytes]]) -> None:
     """Writes (key, record) pairs that are in the order of the keys."""
     record_maker.write_records(paths.parse_path(path), (record for _, record in examples))
 
 
-def _create_writer(made, folders, split):
+def _create_writer(made: CorpusPlan, folders: shard_worker.Folders, split: CorpusSplit) -> Any:
   """Returns TFDS's writer of a split, with positions in its order as keys."""
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core import writer
@@ -181,7 +192,7 @@ def _create_writer(made, folders, split):
   class Writer(writer.BeamWriter):
     """A writer that assigns records to shards as in the plan, even if the last records of a split are omitted."""
 
-    def _assign_shard(self, key_serialized_example, num_shards, largest_key):
+    def _assign_shard(self, key_serialized_example: Any, num_shards: int, largest_key: Sequence[int]) -> int:
       return super()._assign_shard(key_serialized_example, num_shards, [len(split) - 1])
 
   template = tfds.core.ShardedFileTemplate(

@@ -3,6 +3,9 @@
 import contextlib
 import fcntl
 import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
 
 from vit_jax import runtime, schema
 from vit_jax.data import catalog, digits, glyphs, scenes
@@ -51,7 +54,7 @@ def prepare_dataset(name: str, data_dir: str | None = None) -> str:
 
 
 @contextlib.contextmanager
-def _lock_directory(root):
+def _lock_directory(root: os.PathLike[str]) -> Iterator[None]:
   """Ensures that only one process at a time prepares datasets in a directory.
 
   Other processes wait. The lock is released when the process ends.
@@ -66,7 +69,7 @@ def _lock_directory(root):
     yield
 
 
-def _prepare_and_copy(name, builder, root):
+def _prepare_and_copy(name: str, builder: str, root: pathlib.Path) -> str:
   """Prepares on a disk, as TFDS requires, and copies missing files to a bucket. The last file marks a complete copy."""
   disk = tfds.find_data_dir(None)
   if paths.in_bucket(disk):  # $TFDS_DATA_DIR
@@ -81,7 +84,7 @@ def _prepare_and_copy(name, builder, root):
   return f"{name} is prepared at {target}, a copy of {source}"
 
 
-def check_manual(name: str, row: DatasetRow, root: os.PathLike) -> None:
+def check_manual(name: str, row: DatasetRow, root: os.PathLike[str]) -> None:
   """Checks that the files of a manual download exist, before any download starts.
 
   Args:
@@ -101,7 +104,7 @@ def check_manual(name: str, row: DatasetRow, root: os.PathLike) -> None:
     )
 
 
-def _make_dataset(name, module, segments, root):
+def _make_dataset(name: str, module: Any, segments: Any, root: pathlib.Path) -> None:
   """Writes a dataset of `MADE` in version 1.0.0. One rename at the end makes it visible when it is complete."""
   import tensorflow_datasets as tfds
 
@@ -129,7 +132,7 @@ def _make_dataset(name, module, segments, root):
     ) from error
 
 
-def _write_dataset(name, row, root, data_dir):
+def _write_dataset(name: str, row: DatasetRow, root: pathlib.Path, data_dir: str | None) -> str:
   check_manual(name, row, root)
   if row.caution:
     runtime.print_line(f"{name}: " + row.caution.format(manual=os.path.join(root, "downloads", "manual")))
@@ -147,7 +150,7 @@ def _write_dataset(name, row, root, data_dir):
   return f"{name} is prepared at {tfds.find_builder_dir(row.builder, data_dir)}"
 
 
-def _create_builder(name, row, root):
+def _create_builder(name: str, row: DatasetRow, root: pathlib.Path) -> Any:
   """Returns TFDS's builder of a dataset. Raises ConfigError for an unknown name, config or version."""
   import tensorflow_datasets
 
@@ -165,7 +168,7 @@ def _create_builder(name, row, root):
     raise schema.ConfigError(f"{name} cannot be prepared in {root}: {reason}. See the catalog of TFDS") from error
 
 
-def _describe_unknown(name):
+def _describe_unknown(name: str) -> str:
   """Returns the message for an unknown dataset, with the closest names."""
   import tensorflow_datasets
 

@@ -8,7 +8,7 @@ import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class FolderFiles(NamedTuple):
   """
 
   images: list[str]
-  ignored: collections.Counter
+  ignored: collections.Counter[Any]
   odd: list[str]
 
 
@@ -68,7 +68,7 @@ def find_problems(made: Images, seen: Callable[[int, int], None] = lambda record
   return result
 
 
-def _find_problem(made, record):
+def _find_problem(made: Images, record: int) -> str | None:
   try:
     made.read_prepared(record, lambda image: np.asarray(image)[:1, :1])
   except ImageError as error:
@@ -207,7 +207,7 @@ def find_images(root: pathlib.Path) -> FolderFiles:
   """
   result, seen = FolderFiles([], collections.Counter(), []), {}
 
-  def enter(folder):
+  def enter(folder: pathlib.Path) -> None:
     path = root / folder
     if (before := seen.setdefault(path.resolve(), folder)) != folder:
       loop = path.parent.resolve().is_relative_to(path.resolve())
@@ -257,7 +257,7 @@ def _open_training_images(root: pathlib.Path) -> Source:
     return make(Choice("folder", {"path": str(root), "validation": SHARE}), catalog.READERS, "train")
 
 
-def _record_splits(root: pathlib.Path) -> dict | None:
+def _record_splits(root: pathlib.Path) -> dict[str, Any] | None:
   """Returns the record of the splits of a run with the default settings; None if no run can read the folder."""
   try:
     return _open_training_images(root).membership.record()
@@ -265,7 +265,7 @@ def _record_splits(root: pathlib.Path) -> dict | None:
     return None
 
 
-def _compare_splits(root: pathlib.Path, before: dict | None) -> list[str]:
+def _compare_splits(root: pathlib.Path, before: dict[str, Any] | None) -> list[str]:
   """Returns a line if the splits of a run with the default settings differ from `before`.
 
   Returns no line if one of the two is unknown.
@@ -314,7 +314,7 @@ def move_aside(root: pathlib.Path, aside: pathlib.Path, name: str) -> str | None
   return None
 
 
-def _copy_file(file, target):
+def _copy_file(file: pathlib.Path, target: pathlib.Path) -> None:
   """Copies a file, or a link as a link, to an unused name. On OSError no partial copy remains."""
   if file.is_symlink():
     os.symlink(os.readlink(file), target)

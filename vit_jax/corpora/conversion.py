@@ -6,7 +6,7 @@ The image is verified, rotated upright and resized. It is encoded again only if 
 import contextlib
 import io
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -59,7 +59,7 @@ class ConvertedImage(NamedTuple):
 def convert_image(
   data: bytes,
   size: int | None = None,
-  large: contextlib.AbstractContextManager = contextlib.nullcontext(),
+  large: contextlib.AbstractContextManager[Any] = contextlib.nullcontext(),
   lenient: bool = False,
 ) -> ConvertedImage:
   """Converts an image file for a corpus.
@@ -91,7 +91,7 @@ def convert_image(
     return _convert_checked(data, header, size)
 
 
-def _convert_checked(data, header, size):
+def _convert_checked(data: bytes, header: Any, size: int | None) -> ConvertedImage:
   pixels = decoding.decode(data, header)
   about = inspect_file(data)
   done = ["rotated"] * (header.orientation != 1)

@@ -6,6 +6,7 @@ import pathlib
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from vit_jax import schema
 from vit_jax.corpora import plan, record_maker
@@ -50,7 +51,7 @@ def check_classes(classes: Sequence[str]) -> None:
     raise ConfigError(f"several classes are called {format_names(map(repr, twice), 5)}. Rename them")
 
 
-def _is_unicode(name):
+def _is_unicode(name: str) -> bool:
   try:
     name.encode()
   except UnicodeEncodeError:
@@ -58,7 +59,7 @@ def _is_unicode(name):
   return True
 
 
-def build_features(classes: Sequence[str], labels: int):
+def build_features(classes: Sequence[str], labels: int) -> Any:
   """Returns the TFDS features of a corpus.
 
   Args:
@@ -129,7 +130,9 @@ def write_description(
   _write_tfds_files(corpus, made, classes, reports)
 
 
-def _write_tfds_files(corpus, made, classes, reports):
+def _write_tfds_files(
+  corpus: pathlib.Path, made: Any, classes: Sequence[str], reports: Mapping[str, Sequence[record_maker.ShardReport]]
+) -> None:
   """Writes TFDS's files. The file that marks the corpus as complete is written last."""
   import tensorflow_datasets as tfds
 

@@ -5,7 +5,9 @@ import html
 import io
 import itertools
 import pathlib
+import types
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import cv2
 import numpy as np
@@ -49,7 +51,7 @@ def compute_hash(pixels: np.ndarray) -> int:
   return int.from_bytes(np.packbits(bits.ravel()).tobytes(), "big")
 
 
-def _import_imagehash():
+def _import_imagehash() -> tuple[types.ModuleType, types.ModuleType]:
   try:
     import imagehash
     from PIL import Image
@@ -70,7 +72,7 @@ class HashIndex:
     distance: maximum number of different bits.
   """
 
-  def __init__(self, hashes: Sequence[int], names: Sequence[tuple[str, str, int]], distance: int):
+  def __init__(self, hashes: Sequence[int], names: Sequence[tuple[str, str, int]], distance: int) -> None:
     self._hashes, self._names, self.distance = np.array(hashes, np.uint64), list(names), distance
     edges = np.linspace(0, BITS, distance + 2).round().astype(int)
     self._parts = [(int(low), (1 << int(high - low)) - 1) for low, high in itertools.pairwise(edges)]
@@ -80,7 +82,7 @@ class HashIndex:
       rows = np.argsort(keys, kind="stable")
       self._tables.append((keys[rows], rows))
 
-  def __len__(self):
+  def __len__(self) -> int:
     return len(self._hashes)
 
   def nearest(self, value: int, besides: int | None = None) -> tuple[int, int] | None:
@@ -110,7 +112,7 @@ class HashIndex:
         best = candidate
     return None if best is None else best[::-1]
 
-  def match(self, pixels: np.ndarray) -> dict | None:
+  def match(self, pixels: np.ndarray) -> dict[str, Any] | None:
     """Returns the test image that an image duplicates, or None.
 
     Args:
@@ -127,14 +129,16 @@ class HashIndex:
     return {"of": dataset, "image": name, "record": record, "distance": distance, "mirrored": bool(number % 2)}
 
 
-def make_thumbnail(pixels: np.ndarray) -> dict:
+def make_thumbnail(pixels: np.ndarray) -> dict[str, Any]:
   """Returns a thumbnail of an image for the page, as {"picture": JPEG in base64}."""
   small = cv2.cvtColor(crops.shrink(pixels, SIDE), cv2.COLOR_RGB2BGR)
   _, data = cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, 80])
   return {"picture": base64.b64encode(data.tobytes()).decode()}
 
 
-def write_duplicates_page(path: pathlib.Path, duplicates: Sequence[dict], picture: Callable[[dict], dict]) -> None:
+def write_duplicates_page(
+  path: pathlib.Path, duplicates: Sequence[dict[str, Any]], picture: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
   """Writes an HTML page that shows pairs of duplicates side by side. The file includes the pictures.
 
   Args:

@@ -4,7 +4,8 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import cv2
 
@@ -60,7 +61,7 @@ class CorpusSplit:
   stop: int
   shards: int
 
-  def __len__(self):
+  def __len__(self) -> int:
     return self.stop - self.first
 
   def positions(self, shard: int) -> range:
@@ -93,7 +94,7 @@ class CorpusPlan:
   """
 
   name: str
-  data: dict
+  data: dict[str, Any]
   fingerprint: sources.Fingerprint
   classes: str
   labels: int
@@ -103,12 +104,12 @@ class CorpusPlan:
   quality: int = conversion.QUALITY
   form: int = FORM
 
-  def plain(self) -> dict:
+  def plain(self) -> dict[str, Any]:
     """Returns the plan as JSON values."""
     return json.loads(json.dumps(dataclasses.asdict(self) | {"fingerprint": self.fingerprint._asdict()}))
 
   @classmethod
-  def read(cls, values: dict) -> "CorpusPlan":
+  def read(cls, values: dict[str, Any]) -> "CorpusPlan":
     """Returns the plan that `plain` converted to JSON values."""
     fields = {
       "fingerprint": sources.Fingerprint(**values["fingerprint"]),
@@ -172,7 +173,7 @@ class CorpusPlan:
       )
 
 
-def describe_contents(source: Source) -> dict:
+def describe_contents(source: Source) -> dict[str, Any]:
   """Describes the contents of the input for `Plan.check_input`, as JSON values.
 
   The fingerprint does not reveal that a file was replaced by one of equal size and modification time. A restart of a
@@ -184,7 +185,7 @@ def describe_contents(source: Source) -> dict:
   return {"samples": samples.describe_samples(source), "disks": versions.record_changes(source.files())}
 
 
-def _describe_changes(before, now):
+def _describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
   """Returns the differences between two results of `describe_contents`, in words."""
   pairs = zip(before["samples"], now["samples"], strict=False)
   changed = [old["name"] for old, new in pairs if old["sha256"] and new["sha256"] and old["sha256"] != new["sha256"]]
@@ -197,7 +198,7 @@ def _describe_changes(before, now):
   ]
 
 
-def _describe_difference(key, before, now):
+def _describe_difference(key: str, before: Any, now: Any) -> str:
   if key == "fingerprint":
     what = [name for name in now if not before or now[name] != before.get(name)]
     return f"the input's files: {', '.join(what)}"
@@ -232,7 +233,7 @@ def plan_splits(source: Source, options: CorpusOptions) -> tuple[CorpusSplit, ..
   )
 
 
-def _count_shards(source, first, stop, size):
+def _count_shards(source: Source, first: int, stop: int, size: int | None) -> int:
   """Returns the number of files of a split, estimated from the sizes of a few images."""
   lengths = []
   for number in range(first, stop, max(1, (stop - first) // SAMPLE)):
@@ -248,7 +249,7 @@ def _count_shards(source, first, stop, size):
 
 
 @functools.lru_cache(maxsize=16)
-def shuffle_records(split: CorpusSplit, seed: int, together: bool):
+def shuffle_records(split: CorpusSplit, seed: int, together: bool) -> Any:
   """Returns the order of a split's records: a permutation of records, or of blocks of records.
 
   Blocks of 32 are shuffled over windows of 16 blocks (`order.blocks`), so that each block is read once. A run that
@@ -276,7 +277,7 @@ def list_numbers(split: CorpusSplit, positions: range, seed: int, together: bool
   return (split.first + int(ranks.record(position)) for position in positions)
 
 
-def open_input(data: dict) -> Source:
+def open_input(data: dict[str, Any]) -> Source:
   """Opens the input: all splits of a data choice, as one source.
 
   Args:

@@ -43,7 +43,7 @@ class _Worker:
 @contextlib.contextmanager
 def run_tasks(
   prepare: Callable[[Any], RunTask],
-  tasks: Iterable,
+  tasks: Iterable[Any],
   processes: int,
   heard: Callable[[Any, Any], None],
   named: Callable[[Any], str] = str,
@@ -93,13 +93,20 @@ def run_tasks(
       process.join(10)  # a process that waits for a disk in the kernel takes longer
 
 
-def _run_alone(work, tasks, heard):
+def _run_alone(work: RunTask, tasks: Iterable[Any], heard: Callable[[Any, Any], None]) -> Iterator[tuple[Any, Any]]:
   """Yields (task, result) of tasks that this process executes."""
   for task in tasks:
     yield task, work(task, lambda words, task=task: heard(task, words))
 
 
-def _run_in_workers(context, prepare, tasks, processes, heard, named):
+def _run_in_workers(
+  context: Any,
+  prepare: Callable[[], RunTask],
+  tasks: Iterator[Any],
+  processes: int,
+  heard: Callable[[Any, Any], None],
+  named: Callable[[Any], str],
+) -> Iterator[tuple[Any, Any]]:
   """Yields (task, result) of tasks that worker processes execute."""
   workers = {}  # workers with a task, by connection
   for task in itertools.islice(tasks, processes):
@@ -131,7 +138,7 @@ def _run_in_workers(context, prepare, tasks, processes, heard, named):
         yield task, value
 
 
-def _check_silence(workers, seconds, named):
+def _check_silence(workers: Iterable[_Worker], seconds: float, named: Callable[[Any], str]) -> None:
   """Measures the time since each worker's last report. Prints a note if it is long, and raises Stop at the limit."""
   for worker in workers:
     before, worker.silent = worker.silent, worker.silent + seconds
@@ -149,7 +156,7 @@ def _check_silence(workers, seconds, named):
       )
 
 
-def _receive(connection, process):
+def _receive(connection: Any, process: Any) -> tuple[str, Any]:
   try:
     return connection.recv()
   except (EOFError, OSError):
@@ -165,7 +172,7 @@ def _receive(connection, process):
 # Functions below run in a worker.
 
 
-def _serve_tasks(prepare, connection, parent):
+def _serve_tasks(prepare: Callable[[], RunTask], connection: Any, parent: int) -> None:
   """Executes tasks until the pipe is closed."""
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)

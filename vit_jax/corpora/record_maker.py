@@ -6,7 +6,7 @@ import dataclasses
 import errno
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import cv2
@@ -43,7 +43,7 @@ class CorpusRecord(NamedTuple):
   labels: tuple[int, ...] = ()
   done: tuple[str, ...] = ()
   rejected: str | None = None
-  duplicate: dict | None = None
+  duplicate: dict[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class RecordMaker:
   index: duplicates.HashIndex | None = None
   large: Any = dataclasses.field(default_factory=contextlib.nullcontext)
 
-  def record(self, number: int, read: Callable[[], tuple]) -> CorpusRecord:
+  def record(self, number: int, read: Callable[[], tuple[Any, ...]]) -> CorpusRecord:
     """Makes one record.
 
     Args:
@@ -112,7 +112,7 @@ class RecordMaker:
         waiting = []
     yield from self._read_together(waiting)
 
-  def _read_together(self, numbers):
+  def _read_together(self, numbers: Sequence[int]) -> Iterator[CorpusRecord]:
     """Yields records, and reads runs of neighbouring numbers together."""
     stored = {}
     for first, stop in group_neighbours(numbers):
@@ -132,10 +132,10 @@ class RecordMaker:
         lambda number=number, data=data: self.source.read(number) if data is None else self.source.runs.parse(data),
       )
 
-  def _create_memory_error(self, number):
+  def _create_memory_error(self, number: int) -> ConfigError:
     return ConfigError(f"{self.source.place(number)}: not enough memory. Use fewer --processes")
 
-  def _check_label(self, label):
+  def _check_label(self, label: Any) -> tuple[int, ...]:
     labels, classes = label if isinstance(label, tuple) else (label,), len(self.source.classes)
     for each in labels:
       if not 0 <= each < classes:
@@ -179,7 +179,7 @@ def serialise_record(image: bytes, labels: tuple[int, ...], name: str) -> bytes:
   return example.SerializeToString(deterministic=True)
 
 
-def _encode_name(name):
+def _encode_name(name: str) -> bytes:
   """Returns a name as bytes. The bytes of file names are restored, and unpaired surrogates from JSON are kept."""
   try:
     return os.fsencode(name)
@@ -215,7 +215,7 @@ def write_records(path: pathlib.Path, records: Iterable[bytes]) -> None:
           raise _convert_error(error) from error
 
 
-def _convert_error(error):
+def _convert_error(error: Exception) -> OSError:
   """Converts an error of array_record, which contains a message of the C library, to an OSError with its number."""
   text = str(error)
   number = next((number for number in errno.errorcode if f" {os.strerror(number)};" in text), errno.EIO)
@@ -239,10 +239,10 @@ class ShardReport:
   records: int = 0
   bytes: int = 0
   size: int = 0
-  classes: collections.Counter = dataclasses.field(default_factory=collections.Counter)
-  done: collections.Counter = dataclasses.field(default_factory=collections.Counter)
-  rejected: list[dict] = dataclasses.field(default_factory=list)
-  duplicates: list[dict] = dataclasses.field(default_factory=list)
+  classes: collections.Counter[Any] = dataclasses.field(default_factory=collections.Counter[Any])
+  done: collections.Counter[Any] = dataclasses.field(default_factory=collections.Counter[Any])
+  rejected: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+  duplicates: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
   def add(self, record: CorpusRecord) -> None:
     """Counts a record."""
@@ -256,12 +256,12 @@ class ShardReport:
     else:
       self.rejected.append({"file": record.name, "reason": record.rejected})
 
-  def plain(self) -> dict:
+  def plain(self) -> dict[str, Any]:
     """Returns the report as JSON values."""
     return vars(self) | {"classes": sorted(self.classes.items()), "done": dict(sorted(self.done.items()))}
 
   @classmethod
-  def read(cls, values: dict) -> "ShardReport":
+  def read(cls, values: dict[str, Any]) -> "ShardReport":
     """Returns the report that `plain` converted to JSON values."""
     counters = {key: collections.Counter(dict(values[key])) for key in ("classes", "done")}
     return cls(**values | counters)

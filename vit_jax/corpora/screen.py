@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import time
+from typing import Self
 
 from rich import progress
 
@@ -23,13 +24,13 @@ class ProgressScreen:
     duplicates: number of duplicates that earlier starts have omitted.
   """
 
-  def __init__(self, what: str, total: int, done: int = 0, rejected: int = 0, duplicates: int = 0):
+  def __init__(self, what: str, total: int, done: int = 0, rejected: int = 0, duplicates: int = 0) -> None:
     self._what, self._total, self._start, self._done = what, total, done, done
     self._left_out = [rejected, duplicates]
     self._began = self._said = time.monotonic()
     self._bar = None
 
-  def __enter__(self):
+  def __enter__(self) -> Self:
     if sys.stdout.isatty() and process_index() == 0:
       self._bar = progress.Progress(
         progress.TextColumn("{task.description}"),
@@ -42,7 +43,7 @@ class ProgressScreen:
       self._task = self._bar.add_task(self._what, total=self._total, completed=self._done, words="")
     return self
 
-  def __exit__(self, *error):
+  def __exit__(self, *error: object) -> None:
     if self._bar:
       with contextlib.suppress(OSError):  # the terminal may be closed
         self._bar.stop()
@@ -72,15 +73,15 @@ class ProgressScreen:
     """Returns the number of images that have been rejected so far."""
     return self._left_out[0]
 
-  def _rate(self, now):
+  def _rate(self, now: float) -> float:
     return (self._done - self._start) / max(1e-3, now - self._began)
 
-  def _words(self, now):
+  def _words(self, now: float) -> str:
     rate = self._rate(now)
     left_out = zip(self._left_out, ("rejected", "duplicates"), strict=True)
     words = [f"{count:,} {what}" for count, what in left_out if count]
     return "  ".join([f"{rate:,.{0 if rate >= 10 else 1}f} images/s", *words])
 
-  def _left(self, now):
+  def _left(self, now: float) -> str:
     rate = self._rate(now)
     return f"  {(self._total - self._done) / rate / 60:,.0f} min left" if rate else ""

@@ -36,7 +36,7 @@ class HashTask(NamedTuple):
   first: int
   stop: int
 
-  def __str__(self):
+  def __str__(self) -> str:
     return f"images {self.first:,} to {self.stop:,} of {self.test_set}"
 
 
@@ -142,7 +142,7 @@ class Folders(NamedTuple):
     return self.work / "hashes.npz"
 
 
-def _compute_digest(plain):
+def _compute_digest(plain: object) -> str:
   return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
 
 
@@ -184,7 +184,7 @@ class Worker:
   large: Any = dataclasses.field(default_factory=contextlib.nullcontext)
   input: Source | None = None
 
-  def __call__(self, task: HashTask | ShardTask, say: Callable) -> Any:
+  def __call__(self, task: HashTask | ShardTask, say: Callable[[Any], None]) -> Any:
     """Executes a task.
 
     Args:
@@ -209,7 +209,9 @@ class Worker:
     self.folders.write_report(split, task.number, report)
     return report
 
-  def _kept(self, split, positions, report, say):
+  def _kept(
+    self, split: CorpusSplit, positions: range, report: record_maker.ShardReport, say: Callable[[Any], None]
+  ) -> Iterator[bytes]:
     """Yields the serialized records that are kept, and counts all records."""
     said, last = (0, 0, 0), time.monotonic()
     for count, record in enumerate(self.records(split, positions), 1):
@@ -247,7 +249,7 @@ class Worker:
     return read_index(self.folders, self.plan.options) if self.plan.options.against else None
 
   @functools.cached_property
-  def _test_set(self):
+  def _test_set(self) -> Callable[[str], Source]:
     """Returns `open_test_set` with a cache, so that each test set is opened once."""
     return functools.cache(open_test_set)
 

@@ -2,7 +2,7 @@
 
 import concurrent.futures
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -117,7 +117,7 @@ def can_hash() -> bool:
   return True
 
 
-def _inspect_image(images, record, hashed):
+def _inspect_image(images: Images, record: int, hashed: bool) -> ImageFacts:
   try:
     facts, label = images.read_prepared(record, lambda image: _measure_image(np.asarray(image), hashed))
   except ImageError as error:
@@ -127,7 +127,7 @@ def _inspect_image(images, record, hashed):
   return ImageFacts(record, tuple(int(each) for each in np.atleast_1d(label) if each >= 0), *facts)
 
 
-def _measure_image(pixels, hashed):
+def _measure_image(pixels: np.ndarray, hashed: bool) -> tuple[Any, ...]:
   height, width = pixels.shape[:2]
   small = crops.scale(pixels, min(height, _SMALL), min(width, _SMALL))  # averages, which reduce the noise of a file
   spread = float(small.reshape(-1, 3).std(axis=0).max())

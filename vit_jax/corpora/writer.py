@@ -6,6 +6,7 @@ import math
 import pathlib
 import shutil
 from collections.abc import Callable
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -23,7 +24,7 @@ Reports = dict[shard_worker.ShardTask, record_maker.ShardReport]
 
 
 def write(
-  name: str, data: dict, options: CorpusOptions, root: pathlib.Path, count: int, max_rejected: float = 0.01
+  name: str, data: dict[str, Any], options: CorpusOptions, root: pathlib.Path, count: int, max_rejected: float = 0.01
 ) -> list[str]:
   """Writes the corpus `name` in version 1.0.0 into the TFDS data directory, or continues after a kill.
 
@@ -50,7 +51,12 @@ def write(
 
 
 def build_corpus(
-  name: str, data: dict, options: CorpusOptions, root: pathlib.Path, shards: Callable, count: int = 1
+  name: str,
+  data: dict[str, Any],
+  options: CorpusOptions,
+  root: pathlib.Path,
+  shards: Callable[[CorpusPlan, Source, shard_worker.Folders], Reports],
+  count: int = 1,
 ) -> list[str]:
   """Writes a corpus like `write`, with a given function for the shards.
 
@@ -93,7 +99,7 @@ def build_corpus(
   return lines
 
 
-def _open_corpus(name, data, root):
+def _open_corpus(name: str, data: dict[str, Any], root: pathlib.Path) -> tuple[Source, shard_worker.Folders]:
   """Returns the input with all of its splits, and the folders. Raises ConfigError for unsuitable names."""
   description.check_dataset_name(name)
   if name in catalog.CATALOG and catalog.CATALOG[name].builder:
@@ -105,7 +111,7 @@ def _open_corpus(name, data, root):
   return source, shard_worker.Folders.of(root, name)
 
 
-def _is_complete(made, folders):
+def _is_complete(made: CorpusPlan, folders: shard_worker.Folders) -> bool:
   """Returns true if the corpus of a plan is complete. Raises ConfigError if the folder contains another dataset."""
   if not (folders.corpus / description.INFO).exists():
     return False
@@ -114,19 +120,19 @@ def _is_complete(made, folders):
   return True
 
 
-def _create_plan(name, data, source, options):
+def _create_plan(name: str, data: dict[str, Any], source: Source, options: plan.CorpusOptions) -> CorpusPlan:
   return CorpusPlan(
     *(name, data, source.fingerprint(), sources.digest(source.classes), source.labels),
     *(plan.plan_splits(source, options), options, _read_digests(options)),
   )
 
 
-def _read_digests(options):
+def _read_digests(options: plan.CorpusOptions) -> tuple[tuple[str, str], ...]:
   """Returns (test set, digest of its files) for each test set."""
   return tuple((text, sources.digest(shard_worker.open_test_set(text).fingerprint())) for text in options.against)
 
 
-def _hash_test_sets(made, folders, count):
+def _hash_test_sets(made: CorpusPlan, folders: shard_worker.Folders, count: int) -> None:
   """Writes the hashes of the test sets, unless they exist for the present state of the test sets."""
   against = made.options.against
   if not against:
@@ -177,10 +183,10 @@ def write_shards(
   left_out = len(before.rejected), len(before.duplicates)
   with screen.ProgressScreen(made.name, len(source), before.records + sum(left_out), *left_out) as shown:
 
-    def named(task):
+    def named(task: shard_worker.ShardTask) -> str:
       return folders.shard(made.name, made.splits[task.split], task.number).name
 
-    def heard(task, words):
+    def heard(task: shard_worker.ShardTask, words: Any) -> None:
       shown.add(*words)
       if shown.rejected > 2 * limit:  # some shards are not done, and need not be done
         _raise_rejected(f"more than {2 * limit:,}", reports, source, limit)
@@ -210,12 +216,12 @@ def check_rejected(reports: Reports, source: Source, max_rejected: float) -> Non
     _raise_rejected(f"{rejected:,}", reports, source, limit)
 
 
-def _count_allowed(source, max_rejected):
+def _count_allowed(source: Source, max_rejected: float) -> int:
   """Returns the number of images that may be rejected."""
   return max(FEW, math.floor(max_rejected * len(source)))
 
 
-def _raise_rejected(many, reports, source, limit):
+def _raise_rejected(many: str, reports: Reports, source: Source, limit: str) -> None:
   """Raises ConfigError with the first rejected files."""
   rows = [row for _, report in sorted(reports.items()) for row in report.rejected][:5]
   examples = "; ".join(f"{row['file']}: {row['reason']}" for row in rows)
@@ -225,7 +231,7 @@ def _raise_rejected(many, reports, source, limit):
   )
 
 
-def _finish_corpus(made, source, folders, reports):
+def _finish_corpus(made: CorpusPlan, source: Source, folders: shard_worker.Folders, reports: Reports) -> list[str]:
   """Writes the files next to the shards.
 
   The file that marks the corpus as complete is written last. Returns a summary.
@@ -250,7 +256,7 @@ def _finish_corpus(made, source, folders, reports):
   ]
 
 
-def _check_unchanged(made, folders):
+def _check_unchanged(made: CorpusPlan, folders: shard_worker.Folders) -> None:
   """Raises ConfigError if the input or a test set has changed, because shards may then have different contents."""
   shard_worker.reopen_input(made, folders)
   if _read_digests(made.options) != made.against:
@@ -264,25 +270,25 @@ def _check_unchanged(made, folders):
     )
 
 
-def _raise_changed(folders):
+def _raise_changed(folders: shard_worker.Folders) -> NoReturn:
   raise ConfigError(
     f"test sets have changed since this corpus was started. Remove {folders.work}, and run the same command again",
     "--dedup-against",
   )
 
 
-def _read_picture(test_set, record):
+def _read_picture(test_set: Source, record: int) -> dict[str, Any]:
   return duplicates.make_thumbnail(duplicates.read_pixels(test_set, record))
 
 
-def _remove_temporary_files(folders):
+def _remove_temporary_files(folders: shard_worker.Folders) -> None:
   """Removes the temporary files next to the corpus, except the lock."""
   for file in folders.work.iterdir():
     if file.name != "lock":
       file.unlink(missing_ok=True)
 
 
-def _remove_work_folder(folders):
+def _remove_work_folder(folders: shard_worker.Folders) -> None:
   """Removes the folder of temporary files of a complete corpus, including its lock."""
   if not paths.in_bucket(folders.work):
     shutil.rmtree(folders.work, ignore_errors=True)

@@ -3,20 +3,24 @@
 The operations use the arithmetic of Pillow, like implementations in PyTorch.
 """
 
+import random
 from typing import Literal
 
+import numpy as np
+
+from vit_jax.data.operations import Policy
 from vit_jax.data.randaugment import INCREASING, PUBLISHED, Level, Operation, choose_one, draw_normal
 from vit_jax.schema import NonNegative
 
 # Tables of operations by name, with the argument for a magnitude and the operation.
 
 
-def _published_operation(published, name):
+def _published_operation(published: str, name: str) -> Operation:
   """Returns an operation with the original argument, which big_vision uses, and the arithmetic of Pillow."""
   return Operation(PUBLISHED[published].argument, INCREASING[name].apply)
 
 
-def _rescaled_operation(name):
+def _rescaled_operation(name: str) -> Operation:
   """Returns an operation with magnitudes up to 9 instead of 10."""
   return Operation(lambda magnitude, sign: INCREASING[name].argument(magnitude / 0.9, sign), INCREASING[name].apply)
 
@@ -135,7 +139,7 @@ def autoaugment(
   magnitude_std: NonNegative = 0.0,
   fill: tuple[Level, Level, Level] = (128, 128, 128),
   interpolation: Literal["random", "bilinear", "bicubic"] = "random",
-):
+) -> Policy:
   """Returns the policy that applies one of 25 pairs of operations.
 
   Each operation has its own probability and magnitude. Signs are drawn with equal probability.
@@ -151,7 +155,7 @@ def autoaugment(
   rows, ops, highest = PAIRS[pairs]
   allowed = ("bilinear", "bicubic") if interpolation == "random" else (interpolation,)
 
-  def policy(image, draw):
+  def policy(image: np.ndarray, draw: random.Random) -> np.ndarray:
     for name, probability, magnitude in choose_one(rows, draw):
       if draw.random() < probability:
         strength = magnitude

@@ -34,7 +34,7 @@ def sort_names(names: Iterable[str], order: NameOrder = "numeric") -> tuple[str,
   return tuple(sorted(set(map(normalise_name, names)), key=_sort_key if order == "numeric" else str))
 
 
-def _sort_key(name):
+def _sort_key(name: str) -> tuple[bool, decimal.Decimal, str]:
   """Returns a sort key: numbers by value, followed by other names. Equal numbers are sorted by their characters."""
   number = _NUMBER.fullmatch(name)
   return not number, decimal.Decimal(name) if number else decimal.Decimal(0), name
@@ -56,7 +56,7 @@ def find_alike(names: Iterable[str]) -> list[list[str]]:
   return [group for group in groups.values() if len(group) > 1]
 
 
-def _skeleton(name):
+def _skeleton(name: str) -> str:
   """Returns a text that is equal for names that look alike."""
   if not name.isascii():
     name = unicodedata.normalize("NFKC", name)
@@ -66,7 +66,7 @@ def _skeleton(name):
   return str(decimal.Decimal(name).normalize()) if _NUMBER.fullmatch(name) and len(name) < 20 else name
 
 
-def _has_no_width(char):
+def _has_no_width(char: str) -> bool:
   """Returns whether a character is a joiner or a variation selector. These characters have no width."""
   return char == "\u034f" or "\ufe00" <= char <= "\ufe0f" or "\U000e0100" <= char <= "\U000e01ef"
 

@@ -4,6 +4,7 @@ A policy is a function (image, draw) that returns an image, uint8 (H, W, 3). `dr
 call only its method `random`.
 """
 
+import random
 from typing import Annotated
 
 import cv2
@@ -11,6 +12,7 @@ import numpy as np
 from PIL import Image, ImageFilter
 
 from vit_jax.data import operations
+from vit_jax.data.operations import Policy
 from vit_jax.data.randaugment import choose_one
 from vit_jax.schema import ConfigError, NonNegative, Range
 
@@ -18,12 +20,12 @@ HueTurn = Annotated[float, Range(0, 0.5)]
 Radius = Annotated[float, Range(0, 100)]
 
 
-def to_gray(image):
+def to_gray(image: np.ndarray) -> np.ndarray:
   """Returns an image with Pillow's luma in all channels."""
   return cv2.merge([operations.gray_pillow(image)] * 3)
 
 
-def gaussian_blur(image, radius):
+def gaussian_blur(image: np.ndarray, radius: float) -> np.ndarray:
   """Blurs an image with Pillow, which approximates a Gaussian by three successive box filters.
 
   Args:
@@ -33,7 +35,7 @@ def gaussian_blur(image, radius):
   return np.array(Image.fromarray(image).filter(ImageFilter.GaussianBlur(radius)))
 
 
-def rotate_hues(image, turn):
+def rotate_hues(image: np.ndarray, turn: float) -> np.ndarray:
   """Rotates the hues of an image in Pillow's HSV with 256 hues.
 
   Args:
@@ -51,7 +53,7 @@ def colour_jitter(
   contrast: NonNegative = 0.4,
   saturation: NonNegative = 0.4,
   hue: HueTurn = 0.0,
-):
+) -> Policy:
   """Returns the policy that changes brightness, contrast, saturation and hue in a random order.
 
   The result equals that of torchvision's ColorJitter, which timm and DeiT use. A value of 0 disables a change.
@@ -67,7 +69,7 @@ def colour_jitter(
   if hue:
     changes.append((rotate_hues, -hue, hue))
 
-  def policy(image, draw):
+  def policy(image: np.ndarray, draw: random.Random) -> np.ndarray:
     for change, low, high in sorted(changes, key=lambda _: draw.random()):
       image = change(image, low + draw.random() * (high - low))
     return image
@@ -75,7 +77,7 @@ def colour_jitter(
   return policy
 
 
-def three_augment(*, blur: tuple[Radius, Radius] = (0.1, 2.0), jitter: NonNegative = 0.3):
+def three_augment(*, blur: tuple[Radius, Radius] = (0.1, 2.0), jitter: NonNegative = 0.3) -> Policy:
   """Returns the policy 3-Augment of DeiT III (Touvron et al. 2022, section 3.2, and its augment.py).
 
   Each image is converted to gray, solarized with threshold 128, or blurred. Colour jitter follows.

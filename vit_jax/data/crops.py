@@ -6,13 +6,18 @@ A crop is a function (image, draw) from an image (H, W, 3) to an image (S, S, 3)
 take the size S and the arguments of the config, and return the crop.
 """
 
+import random
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import cv2
 import numpy as np
 from PIL import Image
 
+from vit_jax.data.decoding import AnyImage
 from vit_jax.schema import ConfigError, Fraction, Range
+
+Crop = Callable[[AnyImage, random.Random], np.ndarray]
 
 # One thread per image, because the stream decodes many images in parallel.
 cv2.setNumThreads(1)
@@ -80,7 +85,7 @@ def inception(
   area: tuple[Annotated[float, Range(0, 1, open_low=True)], Fraction] = (0.05, 1.0),
   ratio: tuple[Aspect, Aspect] = (3 / 4, 4 / 3),
   interpolation: Literal[Interpolation, "random"] = "bilinear_aliased",
-):
+) -> Crop:
   """Returns the crop of a random box, which is scaled to the square (Szegedy et al. 2014).
 
   The share of the image's area is uniform, and the ratio of width and height is log-uniform. If ten drawn boxes do not
@@ -99,7 +104,7 @@ def inception(
   _check_ordered("area", area)
   _check_ordered("ratio", ratio)
 
-  def crop(image, draw):
+  def crop(image: AnyImage, draw: random.Random) -> np.ndarray:
     top, left, height, width = draw_inception_box(draw, *image.shape[:2], area, ratio)
     box = image[top : top + height, left : left + width]
     kind = interpolation
@@ -110,7 +115,9 @@ def inception(
   return crop
 
 
-def draw_inception_box(draw, height, width, area, ratio) -> tuple[int, int, int, int]:
+def draw_inception_box(
+  draw: random.Random, height: int, width: int, area: tuple[float, float], ratio: tuple[float, float]
+) -> tuple[int, int, int, int]:
   """Returns (top, left, height, width) of a random box.
 
   Draws area and ratio until a box fits, then top and left.
@@ -133,7 +140,7 @@ def draw_inception_box(draw, height, width, area, ratio) -> tuple[int, int, int,
   return (height - h) // 2, (width - w) // 2, h, w
 
 
-def resize(size: int, *, interpolation: Interpolation = "area"):
+def resize(size: int, *, interpolation: Interpolation = "area") -> Crop:
   """Returns the crop that scales the whole image to the square. The ratio of width and height is not kept.
 
   Args:
@@ -143,7 +150,9 @@ def resize(size: int, *, interpolation: Interpolation = "area"):
   return lambda image, draw: scale(image, size, size, interpolation)
 
 
-def centre(size: int, *, resize: Size | None = None, squash: bool = False, interpolation: Interpolation = "area"):
+def centre(
+  size: int, *, resize: Size | None = None, squash: bool = False, interpolation: Interpolation = "area"
+) -> Crop:
   """Returns the crop that scales the smaller side and cuts out the central square.
 
   Args:
@@ -160,7 +169,7 @@ def centre(size: int, *, resize: Size | None = None, squash: bool = False, inter
   if small < size:
     raise ConfigError(f"{small} is smaller than image_size {size}; the smaller side must cover the crop", "resize")
 
-  def crop(image, draw):
+  def crop(image: AnyImage, draw: random.Random) -> np.ndarray:
     image = scale(image, small, small, interpolation) if squash else _scale_small_side(image, small, interpolation)
     top, left = (image.shape[0] - size) // 2, (image.shape[1] - size) // 2
     return image[top : top + size, left : left + size]
@@ -173,7 +182,7 @@ def torchvision(
   *,
   ratio: Annotated[float, Range(0.1, 1)] = 0.875,
   interpolation: Interpolation = "bicubic",
-):
+) -> Crop:
   """Returns the crop that scales the smaller side to S / `ratio`, rounded down, and cuts out the central square.
 
   timm, DeiT and Swin use it for evaluation. Rounding follows torchvision, so the result may differ from `centre` by a
@@ -187,7 +196,7 @@ def torchvision(
   """
   small = int(size / ratio)
 
-  def crop(image, draw):
+  def crop(image: AnyImage, draw: random.Random) -> np.ndarray:
     image = _scale_small_side(image, small, interpolation, whole=int)
     top, left = (round((side - size) / 2) for side in image.shape[:2])
     return image[top : top + size, left : left + size]
@@ -201,7 +210,7 @@ def random_crop(
   padding: Annotated[int, Range(0, 4096)] = 4,
   border: Literal["black", "mirrored"] = "black",
   interpolation: Interpolation = "area",
-):
+) -> Crop:
   """Returns the crop that scales the smaller side to S, adds a border, and cuts out a square at a uniform position.
 
   With border="mirrored" and interpolation="bicubic" it is the simple random crop of DeiT III (Touvron et al. 2022,
@@ -215,7 +224,7 @@ def random_crop(
   """
   mode = {"black": "constant", "mirrored": "reflect"}[border]
 
-  def crop(image, draw):
+  def crop(image: AnyImage, draw: random.Random) -> np.ndarray:
     image = _scale_small_side(image, size, interpolation)
     image = np.pad(image, ((padding, padding), (padding, padding), (0, 0)), mode)
     top, left = (int(draw.random() * (side - size + 1)) for side in image.shape[:2])
@@ -224,7 +233,9 @@ def random_crop(
   return crop
 
 
-def _scale_small_side(image, size, interpolation, whole=round):
+def _scale_small_side(
+  image: AnyImage, size: int, interpolation: str, whole: Callable[[float], int] = round
+) -> np.ndarray:
   height, width = image.shape[:2]
   small = min(height, width)
   scaled = max(size, whole(height * size / small)), max(size, whole(width * size / small))
@@ -236,7 +247,7 @@ def _scale_small_side(image, size, interpolation, whole=round):
   return scale(image, *scaled, interpolation)
 
 
-def _check_ordered(name, pair):
+def _check_ordered(name: str, pair: tuple[float, float]) -> None:
   if pair[0] > pair[1]:
     raise ConfigError(f"{pair} goes from high to low. Write (low, high)", name)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +66,7 @@ class DatasetRow:
     caution: further information for users who prepare the dataset.
   """
 
-  reader: Callable
+  reader: Callable[..., Any]  # a function of `vit_jax.data.readers`
   builder: str | None = None
   splits: Mapping[str, int] = dataclasses.field(default_factory=dict)
   classes: int | None = None

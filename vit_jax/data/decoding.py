@@ -8,6 +8,7 @@ import queue
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import cv2
 import numpy as np
@@ -29,7 +30,7 @@ if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
 
 
 @contextlib.contextmanager
-def _silence_stderr():
+def _silence_stderr() -> Iterator[None]:
   """Discards output to the standard error during imports. Must be used before threads are started."""
   if sys.stderr is None:  # the parent process closed it
     yield
@@ -86,7 +87,7 @@ class MemoryLimit:
     total: number of bytes of all shares together.
   """
 
-  def __init__(self, total: int):
+  def __init__(self, total: int) -> None:
     self.total = self._left = total
     self._changed = threading.Condition()
     self._waiting = collections.deque()
@@ -188,7 +189,7 @@ _MIRRORED = {2: (True, False), 3: (True, True), 4: (False, True), 6: (True, Fals
 _FLIPS = {(True, False): 1, (True, True): -1, (False, True): 0}  # flip codes of OpenCV
 
 
-def _is_transposed(orientation):
+def _is_transposed(orientation: int) -> bool:
   """Returns whether the first row of the file is displayed as a column."""
   return orientation >= 5
 
@@ -224,12 +225,12 @@ class LazyImage:
     is_whole: whether the whole file was decoded without an error.
   """
 
-  def __init__(self, data: bytes, header: Header, is_whole: bool = False):
+  def __init__(self, data: bytes, header: Header, is_whole: bool = False) -> None:
     self._data, self._header, self.is_whole = data, header, is_whole
     height, width = header.height, header.width
     self.shape = (width, height, 3) if _is_transposed(header.orientation) else (height, width, 3)
 
-  def __array__(self, dtype=None, copy=None) -> np.ndarray:
+  def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
     pixels = decode(self._data, self._header)
     self.is_whole = True
     return pixels
@@ -242,7 +243,7 @@ class LazyImage:
         return rotate_upright(pixels, self._header.orientation)
     return np.asarray(self)[box]
 
-  def _stored(self, box):
+  def _stored(self, box: tuple[slice, slice]) -> tuple[int, int, int, int]:
     """Returns (top, bottom, left, right) of a box in the image as the file stores it."""
     (top, bottom, _), (left, right, _) = (part.indices(side) for part, side in zip(box, self.shape, strict=False))
     height, width, _ = self.shape
@@ -254,7 +255,10 @@ class LazyImage:
     return (left, right, top, bottom) if _is_transposed(self._header.orientation) else (top, bottom, left, right)
 
 
-def _decode_box(data, region) -> np.ndarray | None:
+AnyImage = np.ndarray | LazyImage  # pixels, or a file that is decoded in part
+
+
+def _decode_box(data: bytes, region: Any) -> np.ndarray | None:
   """Decodes a region of a JPEG file with libjpeg's methods to skip lines and columns. Returns None if that fails."""
   if not hasattr(_local, "decoder"):
     host = nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY

@@ -1,6 +1,7 @@
 """Batches as global arrays, which are distributed over the devices of a mesh."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,7 +11,7 @@ from vit_jax.data.images import ImageError
 from vit_jax.parallel import sharding
 
 
-class DeviceBatches(Iterator):
+class DeviceBatches(Iterator[Any]):
   """An iterator over batches as global arrays. `close` stops its threads.
 
   Args:
@@ -20,7 +21,7 @@ class DeviceBatches(Iterator):
     sharding: sharding of the global arrays.
   """
 
-  def __init__(self, batches: loader.Batches, rows: np.ndarray, size: int, sharding: jax.sharding.Sharding):
+  def __init__(self, batches: loader.Batches, rows: np.ndarray, size: int, sharding: jax.sharding.Sharding) -> None:
     self._batches, self._rows, self._size, self._sharding = batches, rows, size, sharding
 
   def __next__(self) -> dict[str, jax.Array]:

@@ -4,6 +4,7 @@ The images are 32x32 PNG files.
 """
 
 import io
+from typing import Any
 
 import cv2
 import numpy as np
@@ -16,7 +17,7 @@ DESCRIPTION = "scikit-learn's digits: 8x8 images, scaled to 32x32 (bicubic), 143
 PIXELS = 32
 
 
-def examples() -> dict[str, list[dict]]:
+def examples() -> dict[str, list[dict[str, Any]]]:
   """Returns the examples of each split: 1,437 for "train" and 360 for "test".
 
   An example contains an `image` (a PNG file) and a `label`. The order is a seeded permutation.

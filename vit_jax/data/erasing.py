@@ -4,7 +4,7 @@ An erasing is a function (keys, images) that returns images of the same shape. E
 """
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,14 @@ from einops import rearrange
 from vit_jax import schema
 from vit_jax.data import coordinates
 from vit_jax.schema import Fraction, Positive
-from vit_jax.shapes import Array, Bool, Float, Int, Key, Tensor
+from vit_jax.shapes import Array, Bool, Float, Int, Key, PRNGKey, Tensor
+
+Erasing = Callable[[Array, Tensor], Tensor]  # (keys, images) -> images
 
 ERASING_TRIES = 10
 
 
-def no_erasing(patch: int | None) -> Callable:
+def no_erasing(patch: int | None) -> Erasing:
   """Returns an erasing function that does not change images.
 
   Args:
@@ -35,7 +37,7 @@ def random_erasing(
   aspect: tuple[Positive, Positive] = (0.3, 1 / 0.3),
   fill: Literal["pixel", "colour", "zero"] = "pixel",
   count: Annotated[int, schema.Range(1, 16)] = 1,
-) -> Callable:
+) -> Erasing:
   """Returns the function that paints over boxes of an image (Zhong et al. 2020, in timm's version).
 
   The ratio of height to width of a box is log-uniform. A box must be smaller than the image in both directions. A box
@@ -60,7 +62,7 @@ def random_erasing(
     height, width = coordinates.image_sides(images, patch)
     place = coordinates.pixel_coordinates(images, patch)
 
-    def paint(key):
+    def paint(key: PRNGKey) -> list[Any] | Float[Array, "count values"]:
       """Returns the values of each box, which broadcast with one image."""
       if fill == "zero":
         return [0.0] * count
@@ -72,7 +74,7 @@ def random_erasing(
         noise = rearrange(noise, "(h i) (w j) c -> (h w) (i j c)", i=patch, j=patch)
       return [noise] * count
 
-    def erase_one(key, image):
+    def erase_one(key: PRNGKey, image: Float[Tensor, "*image"]) -> Float[Array, "*image"]:
       chance_key, box_key, paint_key = jax.random.split(key, 3)
       chosen = jax.random.uniform(chance_key) < probability
       numbers = jax.random.uniform(box_key, (count, ERASING_TRIES, 4))

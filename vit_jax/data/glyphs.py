@@ -7,6 +7,7 @@ depends only on its number.
 
 import io
 from collections.abc import Iterator
+from typing import Any
 
 import cv2
 import numpy as np
@@ -22,14 +23,14 @@ _SHAKE = 0.07  # standard deviation of control points, in half sides of an image
 _STEPS = np.linspace(0, 1, 24)[:, None]
 
 
-def examples() -> dict[str, Iterator[dict]]:
+def examples() -> dict[str, Iterator[dict[str, Any]]]:
   """Returns the examples of each split: 20,000 for "train" and 2,000 for "test".
 
   An example contains an `image` (a PNG file) and a `label`. Classes alternate.
   """
   strokes = [class_strokes(label) for label in range(len(CLASSES))]
 
-  def records(numbers):
+  def records(numbers: range) -> Iterator[dict[str, Any]]:
     for number in numbers:
       label = number % len(CLASSES)
       yield {"image": io.BytesIO(encode_png(draw_glyph(strokes[label], number))), "label": label}

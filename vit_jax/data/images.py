@@ -5,13 +5,14 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cv2
 import numpy as np
 
 from vit_jax.data import decoding
+from vit_jax.data.decoding import AnyImage
 from vit_jax.data.sources import Source
 from vit_jax.schema import ConfigError, format_amount
 
@@ -59,7 +60,7 @@ class Images:
     max_aspect: float,
     exif: bool = False,
     max_bad: float = BAD_SHARE,
-  ):
+  ) -> None:
     self.source, self.on_error, self.max_bad = source, on_error, max_bad
     self.bounds = max_pixels, max_aspect, exif
     self.reasons: dict[int, str] = {}
@@ -69,7 +70,9 @@ class Images:
     self._reads = {}  # (record, start time) by thread
     self._lock = threading.Lock()
 
-  def read_prepared(self, record: int, prepare: Callable[[np.ndarray | decoding.LazyImage], np.ndarray]):
+  def read_prepared(
+    self, record: int, prepare: Callable[[np.ndarray | decoding.LazyImage], np.ndarray]
+  ) -> tuple[Any, Any]:
     """Returns a prepared image and its label.
 
     A record is bad if it cannot be read, decoded or prepared. Lack of memory and disk errors do not make a record bad.
@@ -121,7 +124,7 @@ class Images:
       (self.source.place(record), now - began) for record, began in sorted(self._reads.copy().values(), key=_start_time)
     ]
 
-  def _prepare_and_label(self, record, prepare):
+  def _prepare_and_label(self, record: int, prepare: Callable[[AnyImage], Any]) -> tuple[Any, Any]:
     """Returns (prepare(image), label of the source)."""
     if record in self.kept:
       image, label = self.kept[record]
@@ -141,17 +144,17 @@ class Images:
         self.kept[record] = image, label
         return prepare(image), label
 
-  def _is_whole(self, record):
+  def _is_whole(self, record: int) -> bool:
     """Returns whether the whole image of a record was decoded before, so that a box of it can be decoded alone."""
     return bool(self._whole[record >> 3] >> (record & 7) & 1)
 
-  def _mark_whole(self, record):
+  def _mark_whole(self, record: int) -> None:
     """Stores that the whole image of a record was decoded."""
     with self._lock:
       self._whole[record >> 3] |= 1 << (record & 7)
 
   @contextlib.contextmanager
-  def _track_reading(self, record):
+  def _track_reading(self, record: int) -> Iterator[None]:
     me = threading.get_ident()
     self._reads[me] = record, time.monotonic()
     try:
@@ -159,7 +162,7 @@ class Images:
     finally:
       del self._reads[me]
 
-  def _reject(self, record, error):
+  def _reject(self, record: int, error: Exception) -> None:
     """Raises ImageError, or counts the record as skipped."""
     reason = f"{self.source.place(record)}: {describe_image_error(error)}"
     if self.on_error == "raise":
@@ -199,7 +202,7 @@ class Images:
       self.problem = self.problem or error
     return error
 
-  def _label(self, record, label):
+  def _label(self, record: int, label: Any) -> int | np.ndarray:
     """Returns a label, or an array of labels padded with -1 if images may have several labels."""
     most, classes = self.source.labels, len(self.source.classes)
     labels = label if isinstance(label, tuple) else (label,)
@@ -232,11 +235,11 @@ def exceeds_max_bad(bad: int, records: int, max_bad: float) -> bool:
   return bad > max(BAD_FEW, max_bad * records) or bad == records > 0
 
 
-def _start_time(read):
+def _start_time(read: tuple[int, float]) -> float:
   return read[1]
 
 
-def describe_image_error(error):
+def describe_image_error(error: Exception) -> str:
   """Returns a short description of an image's error."""
   if decoding.is_out_of_memory(error):
     text = "not enough memory"

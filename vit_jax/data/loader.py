@@ -10,7 +10,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from vit_jax.data.decoding import count_usable_cores
 from vit_jax.data.images import BAD_SHARE, ImageError, Images
 from vit_jax.data.prefetch import Prefetch
 from vit_jax.data.readahead import ReadAhead
+from vit_jax.data.sources import Fingerprint, Source
 from vit_jax.data.stream import Examples
 from vit_jax.data.workers import WorkerPool
 
@@ -167,7 +168,15 @@ def batches(
   return Batches(chunks, start, threads, prefetch, WorkerPool(opened, chunks, workers.count, threads))
 
 
-def _open_chunks(opened, size, rows, start, bounds, workers=1, known=None):
+def _open_chunks(
+  opened: Callable[[], Examples],
+  size: int,
+  rows: Sequence[int],
+  start: int,
+  bounds: tuple[Any, ...],
+  workers: int = 1,
+  known: tuple[Fingerprint, str] | None = None,
+) -> Chunks:
   """Opens the examples and returns their chunks.
 
   Raises ConfigError if the data differ from `known`, the trainer's data.
@@ -184,7 +193,7 @@ def cache_fingerprint(source: sources.Source) -> sources.Source:
   return dataclasses.replace(source, fingerprint=functools.cache(source.fingerprint))
 
 
-def _check_same(source, fingerprint, classes):
+def _check_same(source: Source, fingerprint: Fingerprint, classes: str) -> None:
   """Raises ConfigError if the data differ from those that the trainer opened seconds ago."""
   changes = fingerprint.changes(source.fingerprint())
   if sources.digest(source.classes) != classes:
@@ -276,7 +285,7 @@ def suggest_settings(threads: int, workers: int, requests: bool) -> str:
   )
 
 
-class Batches(Iterator):
+class Batches(Iterator[Any]):
   """An iterator over batches that threads or worker processes make in advance. `close` stops them.
 
   Args:
@@ -287,14 +296,16 @@ class Batches(Iterator):
     pool: worker processes that make the chunks.
   """
 
-  def __init__(self, chunks: Chunks, start: int, threads: int, prefetch: int | None, pool: WorkerPool | None = None):
+  def __init__(
+    self, chunks: Chunks, start: int, threads: int, prefetch: int | None, pool: WorkerPool | None = None
+  ) -> None:
     self._chunks, self._pool, self._step, count = chunks, pool, start, len(chunks.parts)
     self._batches = collections.defaultdict(lambda: chunks.empty(len(chunks.rows)))  # unfinished batches by step
     self._lock = threading.Lock()
     ends = np.cumsum([0, *map(len, chunks.parts)])
     fill = pool.fill if pool else chunks.fill
 
-    def work(index, ended):
+    def work(index: int, ended: threading.Event) -> Any:
       step, part = divmod(index, count)
       with self._lock:
         batch = self._batches[step]

@@ -14,7 +14,7 @@ WHOLE, BLOCKS, BLOCK = 2**18, 8, 2**14
 _KINDS = {"d": "a folder", "p": "a named pipe", "s": "a socket", "c": "a device", "b": "a device"}
 
 
-def read_file(file: str | os.PathLike) -> bytes:
+def read_file(file: str | os.PathLike[str]) -> bytes:
   """Returns the content of a regular file.
 
   Args:
@@ -37,7 +37,7 @@ def read_file(file: str | os.PathLike) -> bytes:
     os.close(descriptor)
 
 
-def read_stamp(file: str | os.PathLike) -> tuple[int, int]:
+def read_stamp(file: str | os.PathLike[str]) -> tuple[int, int]:
   """Returns (size in bytes, modification time in ns) of a local file."""
   status = os.stat(file)
   return status.st_size, status.st_mtime_ns
@@ -72,10 +72,10 @@ def read_change_times(files: Sequence[str]) -> list[tuple[int, int] | None]:
   return [status and (status.st_dev, status.st_ctime_ns) for status in _read_statuses(files)]
 
 
-def _read_statuses(files) -> list[os.stat_result | None]:
+def _read_statuses(files: Sequence[str]) -> list[os.stat_result | None]:
   """Returns the status of each file. Uses parallel requests, because file servers answer slowly."""
 
-  def ask(first):
+  def ask(first: int) -> list[os.stat_result | None]:
     result = []
     for file in files[first : first + 1000]:
       try:
@@ -115,7 +115,7 @@ class FileVersion(NamedTuple):
   sampled: str
 
 
-def read_version(file: str | os.PathLike) -> FileVersion:
+def read_version(file: str | os.PathLike[str]) -> FileVersion:
   """Returns the version of a regular local file. Reads up to `WHOLE` bytes of it. Raises OSError."""
   path, hashed = os.path.abspath(file), hashlib.blake2b(digest_size=16)
   with open(path, "rb", buffering=0) as opened:

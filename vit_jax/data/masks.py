@@ -1,6 +1,7 @@
 """Segmentation masks: the class of each pixel of an image, from a separate file, and shares of classes per patch."""
 
 import io
+from collections.abc import Sequence
 
 import cv2
 import numpy as np
@@ -8,7 +9,9 @@ from PIL import Image
 
 from vit_jax.data import decoding
 from vit_jax.data.formats import bmp, tiff
+from vit_jax.data.formats.bmp import BmpLayout
 from vit_jax.data.formats.headers import DecodeError
+from vit_jax.data.formats.tiff import TiffPage
 from vit_jax.data.images import Images
 from vit_jax.data.sources import Masks
 from vit_jax.schema import format_amount
@@ -33,7 +36,7 @@ def read_mask(images: Images, record: int, size: int) -> UInt8[np.ndarray, "S S"
     ImageError: if the mask is bad and bad records are not skipped, or if there are too many bad records.
   """
 
-  def made():
+  def made() -> np.ndarray:
     masks = images.source.masks
     data = masks.read(record)
     try:
@@ -70,7 +73,7 @@ def decode_numbers(data: bytes, max_pixels: int, max_aspect: float) -> UInt8[np.
   return stored
 
 
-def _read_stored(data, layout):
+def _read_stored(data: bytes, layout: TiffPage | BmpLayout | None) -> tuple[np.ndarray | None, str]:
   """Returns (numbers (H, W), Pillow's name of the mode)."""
   if isinstance(layout, bmp.BmpLayout):
     return (layout.numbers(data), "P") if layout.bits in bmp.PALETTES else (None, "RGB")
@@ -113,7 +116,7 @@ def convert_numbers(stored: UInt8[np.ndarray, "H W"], masks: Masks) -> UInt8[np.
   return table[stored]
 
 
-def format_numbers(numbers) -> str:
+def format_numbers(numbers: Sequence[int]) -> str:
   """Returns numbers as text. If there are more than three, only the first and the last are shown."""
   numbers = list(numbers)
   return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 3 else ", ".join(map(str, numbers))

@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vit_jax.data import sources
-from vit_jax.data.sources import Membership
+from vit_jax.data.sources import Membership, Splits
 from vit_jax.schema import format_amount
+
+Key = Callable[[str], Any]  # identifies a file of a folder
 
 ROLES = ("train", "val", "test")  # of a run's data
 DIGITS = 12  # of a hash, which are enough to order the files of a folder
@@ -40,7 +42,7 @@ def join_memberships(members: Mapping[str, Membership | None]) -> Membership | N
   if not known:
     return None
 
-  def changes(before):
+  def changes(before: Mapping[str, Any]) -> list[str]:
     return [f"{name}: {line}" for name in known if name in before for line in known[name].changes(before[name])]
 
   return Membership(lambda: {name: member.record() for name, member in known.items()}, changes)
@@ -63,7 +65,7 @@ def is_membership_record(value: Any) -> bool:
   )
 
 
-def _list_parts(splits, files) -> dict[str, list[Sequence[str]]]:
+def _list_parts(splits: Splits, files: Mapping[str, Sequence[str]]) -> dict[str, list[Sequence[str]]]:
   """Returns the files of each part of "train", "val" and "test", if the config and the data have such a split."""
   sizes, result = {name: len(each) for name, each in files.items()}, {}
   for role in ROLES:
@@ -75,7 +77,7 @@ def _list_parts(splits, files) -> dict[str, list[Sequence[str]]]:
   return result
 
 
-def _create_record(parts, key):
+def _create_record(parts: Mapping[str, Sequence[Sequence[str]]], key: Key) -> dict[str, Any]:
   """Returns {role: {"images", "folders": {folder: [[images, first key, last key]]}}}.
 
   A folder is recorded if at least one folder with the same parent contains files of several roles.
@@ -96,7 +98,7 @@ def _create_record(parts, key):
   }
 
 
-def _find_ends(files) -> dict[str, tuple[int, str, str]]:
+def _find_ends(files: Sequence[str]) -> dict[str, tuple[int, str, str]]:
   """Returns {folder: (number of its files, first file, last file)}."""
   result = {}
   for file in files:
@@ -106,7 +108,7 @@ def _find_ends(files) -> dict[str, tuple[int, str, str]]:
   return result
 
 
-def _describe_changes(before, parts, key):
+def _describe_changes(before: Mapping[str, Any], parts: Mapping[str, Sequence[Sequence[str]]], key: Key) -> list[str]:
   """Returns a line for each role with a changed number of images, or with images that had a different role before."""
   if before == _create_record(parts, key):
     return []
@@ -132,7 +134,7 @@ def _describe_changes(before, parts, key):
   return lines
 
 
-def _find_former_roles(before, file, key) -> dict[str, tuple[str, str, int]]:
+def _find_former_roles(before: Mapping[str, Any], file: str, key: Key) -> dict[str, tuple[str, str, int]]:
   """Returns {role: interval} of the former roles of a file, in the order of ROLES."""
   name = os.path.dirname(file)
   known = {role: before[role]["folders"][name] for role in ROLES if name in before.get(role, {}).get("folders", {})}
@@ -147,6 +149,6 @@ def _find_former_roles(before, file, key) -> dict[str, tuple[str, str, int]]:
   }
 
 
-def _count_images(before, interval):
+def _count_images(before: Mapping[str, Any], interval: tuple[str, str, int]) -> int:
   role, name, i = interval
   return before[role]["folders"][name][i][0]

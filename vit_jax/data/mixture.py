@@ -1,8 +1,8 @@
 """Mixtures: several sources as one, with weights, a common set of classes, and consecutive record numbers."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -45,7 +45,7 @@ def join_sources(
   firsts, labels = index.compute_firsts(map(len, parts)), max(part.labels for part in parts)
   joined = _JoinedRecords(name, tuple(parts), firsts, numbers, len(together), labels)
 
-  def of_part(function):
+  def of_part(function: Callable[..., Any]) -> Callable[[int], Any]:
     return lambda i: function(*joined.locate(i))
 
   return Source(
@@ -130,20 +130,22 @@ class _JoinedRecords:
     return image, self.renumber_label(part, label)
 
 
-def _read_run(part, first, stop):
+def _read_run(part: Source, first: int, stop: int) -> list[bytes]:
   """Returns neighbouring records of a part in stored form, or in `pack_label` form if they must be read one by one."""
   if part.runs:
     return part.runs.read(first, stop)
   return [pack_label(label, data) for data, label in map(part.read, range(first, stop))]
 
 
-def _name_parts(parts):
+def _name_parts(parts: Sequence[Source]) -> list[str]:
   """Returns the names of the parts, with a number after repeated names."""
   names = [part.name for part in parts]
   return [each if names.index(each) == i else f"{each}_{names[: i + 1].count(each)}" for i, each in enumerate(names)]
 
 
-def _merge_classes(names, parts, classes):
+def _merge_classes(
+  names: Sequence[str], parts: Sequence[Source], classes: str
+) -> tuple[tuple[str, ...], list[list[int]]]:
   """Returns the classes of the mixture, and the numbers that the classes of each part have in it."""
   first = parts[0].classes
   for name, part in zip(names, parts, strict=True):
@@ -156,7 +158,9 @@ def _merge_classes(names, parts, classes):
   return together, [[number[each] for each in part.classes] for part in parts]
 
 
-def _compute_epoch(names, parts, weights, epoch):
+def _compute_epoch(
+  names: Sequence[str], parts: Sequence[Source], weights: Sequence[float], epoch: str | None
+) -> int | None:
   """Returns the number of examples of an epoch of the mixture. None: as many as there are records."""
   if epoch is None:
     return None
@@ -166,6 +170,6 @@ def _compute_epoch(names, parts, weights, epoch):
   return max(1, round(len(parts[part]) * sum(weights) / weights[part]))
 
 
-def _join_fingerprints(parts):
+def _join_fingerprints(parts: Sequence[Source]) -> Fingerprint:
   each = [part.fingerprint() for part in parts]
   return Fingerprint(*(sources.digest(values) if any(values) else "" for values in zip(*each, strict=True)))

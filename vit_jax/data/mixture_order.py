@@ -11,7 +11,7 @@ import dataclasses
 import fractions
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from vit_jax import rng
 from vit_jax.data import permutation
@@ -77,7 +77,7 @@ class MixedOrder:
     """
     return functools.lru_cache(maxsize=2**12)(self._turn)
 
-  def _turn(self, position):
+  def _turn(self, position: int) -> tuple[int, int, int]:
     group, index = self._place(position)
     lot, within = divmod(index, LOT)
     index = lot * LOT + _shuffle_lot(self.seed, group, lot)[within]
@@ -93,7 +93,7 @@ class MixedOrder:
     """
     waiting = {}
 
-    def due(positions):
+    def due(positions: Iterable[int]) -> Iterator[Span]:
       for position in positions:
         corpus, group, index = self.turn(position)
         if not isinstance(self.orders[corpus], BlockOrder):
@@ -109,7 +109,7 @@ class MixedOrder:
 
     return due
 
-  def _runs(self, corpus, group, start):
+  def _runs(self, corpus: int, group: int, start: int) -> Iterator[tuple[int, Span]]:
     """Yields the runs of a corpus in a group, starting at a position, without end:
 
     (index at which to read the run, run).
@@ -121,18 +121,18 @@ class MixedOrder:
       begin = permutation.count_earlier(made.length, epoch, group, self.groups)
       yield begin + ahead, Span(first + run.first, first + run.stop, wanted)
 
-  def _place(self, position):
+  def _place(self, position: int) -> tuple[int, int]:
     """Returns (group, number of earlier positions of the group)."""
     (step, row), rows = divmod(position, self.batch), self.batch // self.groups
     group, row = divmod(row, rows)
     return group, step * rows + row
 
-  def _count_before(self, group, start):
+  def _count_before(self, group: int, start: int) -> int:
     """Returns the number of positions that a group has before `start`."""
     (step, row), rows = divmod(start, self.batch), self.batch // self.groups
     return step * rows + min(max(row - group * rows, 0), rows)
 
-  def _counts(self, group, index):
+  def _counts(self, group: int, index: int) -> list[int]:
     """Returns the number of turns that each corpus has among the first `index` turns of a group.
 
     The first corpus gets its share, rounded down after a random phase is added. The next corpus gets its share of the
@@ -163,7 +163,7 @@ def draw_phases(weights: Sequence[int], seed: int, group: int) -> list[tuple[int
 
 
 @functools.lru_cache(maxsize=2**14)
-def _shuffle_lot(seed, group, lot):
+def _shuffle_lot(seed: int, group: int, lot: int) -> list[int]:
   draw = rng.make_python_generator(seed, "turns", group, lot)
   return sorted(range(LOT), key=[draw.random() for _ in range(LOT)].__getitem__)
 
@@ -198,7 +198,7 @@ def create_order(choice: Choice, corpora: Sequence[Corpus], batch: int, seed: in
   return MixedOrder(tuple(orders), tuple(firsts), tuple(weights), own, seed, groups)
 
 
-def _derive_seed(seed, corpus):
+def _derive_seed(seed: int, corpus: int) -> int:
   """Returns the seed of a corpus. Corpora of equal length need different permutations."""
   return int(rng.make_numpy_generator(seed, "corpus", corpus).integers(2**31))
 

@@ -15,12 +15,16 @@ from vit_jax.data import coordinates
 from vit_jax.schema import Duration, Fraction, Positive
 from vit_jax.shapes import Array, Count, Float, Int, Num, PRNGKey, Scalar, Shaped, Tensor
 
+Draw = Callable[[Array, int, Tensor], tuple[Tensor, Tensor]]  # (key, count, images) -> weights of images, shares
+Partner = Callable[[Tensor], Tensor]
+Mixing = Callable[[Array, Tensor, Tensor, Count], tuple[Tensor, Tensor]]
+
 Mode = Literal["batch", "pair", "elem"]
 
 BETA_CANDIDATES = 16  # each is accepted with probability 0.95 or more; all are rejected once in 10^20 draws
 
 
-def no_mixing(patch: int | None, steps_of: Callable) -> Callable:
+def no_mixing(patch: int | None, steps_of: Callable[[Duration], int]) -> Mixing:
   """Returns a mixing function that changes neither images nor targets.
 
   Args:
@@ -32,7 +36,7 @@ def no_mixing(patch: int | None, steps_of: Callable) -> Callable:
 
 def mixup(
   patch: int | None,
-  steps_of: Callable,
+  steps_of: Callable[[Duration], int],
   *,
   alpha: Positive = 0.2,
   mode: Mode = "batch",
@@ -40,7 +44,7 @@ def mixup(
   partner: Literal["reversed", "rolled"] = "reversed",
   share: Literal["any", "larger"] = "any",
   off_after: Duration | None = None,
-) -> Callable:
+) -> Mixing:
   """Returns the function that mixes each example with a partner. Shares are from Beta(alpha, alpha) (Zhang et al.
   2017).
 
@@ -65,7 +69,7 @@ def mixup(
       "'pair' cannot be combined with partner='rolled', which makes no pairs. Use partner='reversed'", "mode"
     )
 
-  def draw(key, count, images):
+  def draw(key: PRNGKey, count: int, images: Num[Tensor, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
     kept = draw_beta(key, alpha, (count,))
     if share == "larger":
       kept = jnp.maximum(kept, 1 - kept)
@@ -76,13 +80,13 @@ def mixup(
 
 def cutmix(
   patch: int | None,
-  steps_of: Callable,
+  steps_of: Callable[[Duration], int],
   *,
   alpha: Positive = 1.0,
   mode: Mode = "batch",
   probability: Fraction = 1.0,
   off_after: Duration | None = None,
-) -> Callable:
+) -> Mixing:
   """Returns the function that replaces a box of each image by the same box of its partner (Yun et al. 2019).
 
   The area of the box is 1 - Beta(alpha, alpha) of the image. The partner is the batch in reverse order.
@@ -99,7 +103,7 @@ def cutmix(
     ConfigError: if `off_after` is 0.
   """
 
-  def draw(key, count, images):
+  def draw(key: PRNGKey, count: int, images: Num[Tensor, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
     share_key, centre_key = jax.random.split(key)
     return _cut_boxes(centre_key, draw_beta(share_key, alpha, (count,)), images, patch)
 
@@ -108,7 +112,7 @@ def cutmix(
 
 def mixup_cutmix(
   patch: int | None,
-  steps_of: Callable,
+  steps_of: Callable[[Duration], int],
   *,
   mixup_alpha: Positive = 0.8,
   cutmix_alpha: Positive = 1.0,
@@ -116,7 +120,7 @@ def mixup_cutmix(
   mode: Mode = "batch",
   probability: Fraction = 1.0,
   off_after: Duration | None = None,
-) -> Callable:
+) -> Mixing:
   """Returns the function that applies either CutMix, with probability `switch`, or mixup. Each draw chooses one of
   them.
 
@@ -136,7 +140,7 @@ def mixup_cutmix(
     ConfigError: if `off_after` is 0.
   """
 
-  def draw(key, count, images):
+  def draw(key: PRNGKey, count: int, images: Num[Tensor, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
     switch_key, share_key, centre_key = jax.random.split(key, 3)
     cutting = jax.random.uniform(switch_key, (count,)) < switch
     share = draw_beta(share_key, jnp.where(cutting, cutmix_alpha, mixup_alpha), (count,))
@@ -147,7 +151,14 @@ def mixup_cutmix(
   return _build_mixing(draw, steps_of, mode, probability, reverse_batch, off_after)
 
 
-def _build_mixing(draw, steps_of, mode, probability, partner, off_after):
+def _build_mixing(
+  draw: Draw,
+  steps_of: Callable[[Duration], int],
+  mode: Mode,
+  probability: float,
+  partner: Partner,
+  off_after: Duration | None,
+) -> Mixing:
   """Returns a mixing function. `draw(key, count, images)` returns weights for `count` images, and shares."""
   if off_after is not None and not off_after.amount:
     raise schema.ConfigError(
@@ -173,12 +184,14 @@ def _build_mixing(draw, steps_of, mode, probability, partner, off_after):
   return apply
 
 
-def _broadcast_values(values, images):
+def _broadcast_values(values: Shaped[Array, " S"], images: Num[Tensor, "..."]) -> Shaped[Array, "..."]:
   """Reshapes values (B,) so that they broadcast with images."""
   return values.reshape(-1, *[1] * (images.ndim - 1))
 
 
-def _cut_boxes(key, share, images, patch):
+def _cut_boxes(
+  key: PRNGKey, share: Float[Tensor, " S"], images: Num[Tensor, "..."], patch: int | None
+) -> tuple[Float[Array, "..."], Float[Array, " S"]]:
   """Draws a box for each share (B,).
 
   Returns weights, which are 0 inside of the boxes and 1 outside, and remaining shares.
@@ -230,7 +243,7 @@ def blend_with_partners(
   targets: Float[Tensor, "B V"],
   weight: Scalar | Float[Tensor, "..."],
   share: Scalar | Float[Tensor, "#B"],
-  partner: Callable = reverse_batch,
+  partner: Partner = reverse_batch,
 ) -> tuple[Float[Array, " B *image"], Float[Array, "B V"]]:
   """Returns weighted sums of images and of targets with those of their partners, in float32.
 
@@ -261,7 +274,7 @@ def draw_beta(key: PRNGKey, alpha: Scalar | Float[Tensor, "..."], shape: tuple[i
   return jax.nn.sigmoid(first - second)
 
 
-def _draw_log_gamma(key, alpha, shape):
+def _draw_log_gamma(key: PRNGKey, alpha: Scalar | Float[Tensor, "..."], shape: tuple[int, ...]) -> Float[Array, "..."]:
   """Draws logarithms from Gamma(alpha), as Gamma(alpha + 1) U^(1 / alpha) (Marsaglia and Tsang 2000).
 
   Instead of the loop of the method, several candidates are drawn in parallel, and the first accepted one is used.

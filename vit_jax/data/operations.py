@@ -5,9 +5,16 @@ unless their docstring states a difference.
 """
 
 import functools
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import cv2
 import numpy as np
+
+Matrix = tuple[float, ...]  # of a projective transform, row by row
+MatrixOf = Callable[[float, int, int], Matrix]  # (argument, height, width) -> matrix
+Policy = Callable[[np.ndarray, random.Random], np.ndarray]
 
 # One thread per image, because the stream processes many images in parallel.
 cv2.setNumThreads(1)
@@ -20,7 +27,7 @@ BAND = 2**12
 # Operations on colours. They use a lookup table if the new value depends only on the old one.
 
 
-def autocontrast(image, argument=None, precision=np.float64):
+def autocontrast(image: np.ndarray, argument: object = None, precision: type[np.floating] = np.float64) -> np.ndarray:
   """Stretches each channel linearly from its lowest and highest value to 0 and 255. Constant channels do not change.
 
   Args:
@@ -35,7 +42,7 @@ def autocontrast(image, argument=None, precision=np.float64):
   return look_up(image, np.where(high > low, table, LEVELS[:, None]))
 
 
-def equalize(image, argument=None):
+def equalize(image: np.ndarray, argument: object = None) -> np.ndarray:
   """Makes the values of each channel equally frequent.
 
   Pixels with the highest value are not counted. A step is 1/255 of the counted pixels. A channel does not change if it
@@ -53,7 +60,7 @@ def equalize(image, argument=None):
   return look_up(image, np.stack(tables, axis=-1))
 
 
-def invert(image, argument=None):
+def invert(image: np.ndarray, argument: object = None) -> np.ndarray:
   """Returns 255 - value.
 
   Args:
@@ -63,7 +70,7 @@ def invert(image, argument=None):
   return cv2.bitwise_not(image)
 
 
-def posterize(image, bits):
+def posterize(image: np.ndarray, bits: int) -> np.ndarray:
   """Keeps the highest bits of each value.
 
   Args:
@@ -73,7 +80,7 @@ def posterize(image, bits):
   return look_up(image, LEVELS >> (8 - bits) << (8 - bits))
 
 
-def posterize_wrapped(image, bits):
+def posterize_wrapped(image: np.ndarray, bits: int) -> np.ndarray:
   """Posterizes like TensorFlow, which shifts uint8 by at most 7, modulo 256.
 
   Args:
@@ -83,7 +90,7 @@ def posterize_wrapped(image, bits):
   return posterize(image, 8 - min((8 - bits) % 256, 7))
 
 
-def solarize(image, threshold):
+def solarize(image: np.ndarray, threshold: float) -> np.ndarray:
   """Inverts values equal to or above a threshold.
 
   Args:
@@ -93,7 +100,7 @@ def solarize(image, threshold):
   return look_up(image, np.where(threshold <= LEVELS, 255 - LEVELS, LEVELS))
 
 
-def solarize_wrapped(image, threshold):
+def solarize_wrapped(image: np.ndarray, threshold: int) -> np.ndarray:
   """Solarizes like TensorFlow, which uses the threshold modulo 256.
 
   Args:
@@ -103,7 +110,7 @@ def solarize_wrapped(image, threshold):
   return solarize(image, threshold % 256)
 
 
-def solarize_add(image, addition):
+def solarize_add(image: np.ndarray, addition: int) -> np.ndarray:
   """Adds a number to values below 128.
 
   Args:
@@ -113,7 +120,7 @@ def solarize_add(image, addition):
   return look_up(image, np.where(LEVELS < 128, LEVELS + addition, LEVELS))
 
 
-def color(image, factor):
+def color(image: np.ndarray, factor: float) -> np.ndarray:
   """Changes saturation: blends the gray image of Pillow with the image.
 
   Args:
@@ -123,7 +130,7 @@ def color(image, factor):
   return blend(cv2.merge([gray_pillow(image)] * 3), image, factor)
 
 
-def color_tensorflow(image, factor):
+def color_tensorflow(image: np.ndarray, factor: float) -> np.ndarray:
   """Changes saturation: blends the gray image of TensorFlow with the image.
 
   Args:
@@ -133,7 +140,7 @@ def color_tensorflow(image, factor):
   return blend(cv2.merge([gray_tensorflow(image)] * 3), image, factor)
 
 
-def contrast(image, factor):
+def contrast(image: np.ndarray, factor: float) -> np.ndarray:
   """Changes contrast: blends the rounded mean of Pillow's gray image with the image.
 
   Args:
@@ -143,7 +150,7 @@ def contrast(image, factor):
   return look_up(image, blend(int(gray_pillow(image).mean() + 0.5), LEVELS, factor))
 
 
-def contrast_published(image, factor):
+def contrast_published(image: np.ndarray, factor: float) -> np.ndarray:
   """Changes contrast: blends the value H W / 256 with the image.
 
   The value is 196 for 224 pixels and 255 from 256 pixels on. The original code sums counts instead of values. The
@@ -157,7 +164,7 @@ def contrast_published(image, factor):
   return look_up(image, blend(min(height * width // 256, 255), LEVELS, factor))
 
 
-def contrast_corrected(image, factor):
+def contrast_corrected(image: np.ndarray, factor: float) -> np.ndarray:
   """Changes contrast: blends the mean of TensorFlow's gray image, rounded down, with the image.
 
   Source: tensorflow/models 11219.
@@ -169,7 +176,7 @@ def contrast_corrected(image, factor):
   return look_up(image, blend(int(gray_tensorflow(image).mean()), LEVELS, factor))
 
 
-def brightness(image, factor):
+def brightness(image: np.ndarray, factor: float) -> np.ndarray:
   """Changes brightness: blends black with the image.
 
   Args:
@@ -179,7 +186,7 @@ def brightness(image, factor):
   return look_up(image, blend(0, LEVELS, factor))
 
 
-def sharpness(image, factor, rounding=6):
+def sharpness(image: np.ndarray, factor: float, rounding: int = 6) -> np.ndarray:
   """Changes sharpness: blends a smoothed image with the image.
 
   The smoothed image is a weighted sum with the weight 5 in the middle and 1 around it. The sum is divided by 13 and
@@ -198,7 +205,7 @@ def sharpness(image, factor, rounding=6):
   return blend(smooth, image, factor)
 
 
-def sharpness_tensorflow(image, factor):
+def sharpness_tensorflow(image: np.ndarray, factor: float) -> np.ndarray:
   """Changes sharpness like `sharpness`, but rounds quotients down.
 
   This differs slightly from TensorFlow, which sums float32 quotients. The sum may be just below a whole number, so the
@@ -212,12 +219,12 @@ def sharpness_tensorflow(image, factor):
   return sharpness(image, factor, rounding=0)
 
 
-def compute_histograms(image):
+def compute_histograms(image: np.ndarray) -> list[np.ndarray]:
   """Returns the number of pixels with each value: three int64 arrays (256,), one per channel."""
   return [cv2.calcHist([image], [c], None, [256], [0, 256]).ravel().astype(np.int64) for c in range(3)]
 
 
-def look_up(image, table):
+def look_up(image: np.ndarray, table: np.ndarray) -> np.ndarray:
   """Replaces each value v by table[v], clipped to 0 to 255.
 
   Args:
@@ -228,7 +235,7 @@ def look_up(image, table):
   return cv2.LUT(image, table if table.ndim == 1 else table[None])
 
 
-def blend(start, end, factor):
+def blend(start: np.ndarray | int, end: np.ndarray, factor: float) -> np.ndarray:
   """Returns start + factor (end - start), computed in float32, clipped, and rounded down to uint8.
 
   Args:
@@ -243,7 +250,7 @@ def blend(start, end, factor):
   return np.clip(mixed, 0, 255, out=mixed).astype(np.uint8)
 
 
-def gray_pillow(image):
+def gray_pillow(image: np.ndarray) -> np.ndarray:
   """Returns the gray image (H, W) of Pillow: (19595 R + 38470 G + 7471 B) / 2^16, rounded.
 
   All intermediate values are below 2^24 and therefore exact in float32.
@@ -252,7 +259,7 @@ def gray_pillow(image):
   return (cv2.transform(image.astype(np.float32), weights) * np.float32(2**-16)).astype(np.uint8)
 
 
-def gray_tensorflow(image):
+def gray_tensorflow(image: np.ndarray) -> np.ndarray:
   """Returns the gray image (H, W) of TensorFlow: 0.2989 R + 0.587 G + 0.114 B in float32.
 
   R, G and B are divided by 255. The sum is multiplied by 255.5 and rounded down.
@@ -266,7 +273,7 @@ def gray_tensorflow(image):
 # e y + f). Functions of matrices take the argument, and the height and width of the image in the same coordinates.
 
 
-def rotation(degrees, height, width):
+def rotation(degrees: float, height: int, width: int) -> Matrix:
   """Returns the matrix of a rotation about the centre.
 
   Args:
@@ -279,7 +286,7 @@ def rotation(degrees, height, width):
   return cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y
 
 
-def shear_x(amount, height, width):
+def shear_x(amount: float, height: int, width: int) -> Matrix:
   """Returns the matrix that moves rows to the left in proportion to their y. The upper left corner is fixed.
 
   Args:
@@ -290,7 +297,7 @@ def shear_x(amount, height, width):
   return 1, amount, 0, 0, 1, 0
 
 
-def shear_y(amount, height, width):
+def shear_y(amount: float, height: int, width: int) -> Matrix:
   """Returns the matrix that moves columns up in proportion to their x. The upper left corner is fixed.
 
   Args:
@@ -301,7 +308,7 @@ def shear_y(amount, height, width):
   return 1, 0, 0, amount, 1, 0
 
 
-def translation_x(pixels, height, width):
+def translation_x(pixels: float, height: int, width: int) -> Matrix:
   """Returns the matrix of a translation to the left.
 
   Args:
@@ -312,7 +319,7 @@ def translation_x(pixels, height, width):
   return 1, 0, pixels, 0, 1, 0
 
 
-def translation_y(pixels, height, width):
+def translation_y(pixels: float, height: int, width: int) -> Matrix:
   """Returns the matrix of an upward translation.
 
   Args:
@@ -323,7 +330,7 @@ def translation_y(pixels, height, width):
   return 1, 0, 0, 0, 1, pixels
 
 
-def translation_x_relative(share, height, width):
+def translation_x_relative(share: float, height: int, width: int) -> Matrix:
   """Returns the matrix of a translation to the left.
 
   Args:
@@ -334,7 +341,7 @@ def translation_x_relative(share, height, width):
   return translation_x(share * width, height, width)
 
 
-def translation_y_relative(share, height, width):
+def translation_y_relative(share: float, height: int, width: int) -> Matrix:
   """Returns the matrix of an upward translation.
 
   Args:
@@ -345,7 +352,7 @@ def translation_y_relative(share, height, width):
   return translation_y(share * height, height, width)
 
 
-def warp_nearest(matrix, image, argument, fill):
+def warp_nearest(matrix: MatrixOf, image: np.ndarray, argument: float, fill: tuple[int, int, int]) -> np.ndarray:
   """Warps an image with the nearest pixel, like the projective transform of TensorFlow.
 
   Centres of pixels have whole coordinates. Rotations differ from TensorFlow in up to 1 of 50,000 pixels, where the
@@ -362,7 +369,7 @@ def warp_nearest(matrix, image, argument, fill):
 
 
 @functools.lru_cache(maxsize=32)  # 6 MiB for images of 224 pixels; a policy with one magnitude needs ten entries
-def _nearest_map(matrix, argument, height, width):
+def _nearest_map(matrix: MatrixOf, argument: float, height: int, width: int) -> Any:
   """Returns the origin of each pixel in the format of OpenCV's remap."""
   x, y = _compute_origins(matrix(argument, height - 1, width - 1), range(height), width, 0, np.float32)
   # Halves are rounded away from zero, so that half a pixel before the first pixel is outside.
@@ -370,7 +377,9 @@ def _nearest_map(matrix, argument, height, width):
   return _convert_map(x.clip(-1, width), y.clip(-1, height))
 
 
-def warp_interpolated(matrix, image, argument, fill, interpolation):
+def warp_interpolated(
+  matrix: MatrixOf, image: np.ndarray, argument: float, fill: tuple[int, int, int], interpolation: str
+) -> np.ndarray:
   """Warps an image with interpolation, like the transform of Pillow.
 
   Centres of pixels have coordinates that end in .5. Points outside of the image are filled. Inside, pixels beyond the
@@ -404,12 +413,12 @@ def warp_interpolated(matrix, image, argument, fill, interpolation):
   return result
 
 
-def _sample_bilinear(image, x, y):
+def _sample_bilinear(image: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
   """Returns values (h, W, 3) of a float32 image at points (h, W). Pixels have whole coordinates."""
   return cv2.remap(image, x.astype(np.float32), y.astype(np.float32), cv2.INTER_LINEAR)
 
 
-def _sample_bicubic(image, x, y):
+def _sample_bicubic(image: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
   """Returns values like `_sample_bilinear`, with a cubic kernel (a = -1) on 4 x 4 pixels.
 
   OpenCV does not have this kernel.
@@ -420,13 +429,13 @@ def _sample_bicubic(image, x, y):
   left, top = np.floor(x), np.floor(y)
   across, down, first = _cubic_weights(x - left), _cubic_weights(y - top), _convert_map(left - 1, top - 1)
 
-  def line(j):
+  def line(j: int) -> np.ndarray:
     return _sum_weighted(across, lambda i: cv2.remap(image[j:, i:], first, None, cv2.INTER_NEAREST))
 
   return _sum_weighted(down, line)
 
 
-def _cubic_weights(part):
+def _cubic_weights(part: np.ndarray) -> dict[int, np.ndarray]:
   """Returns the weights (h, W, 3) of four neighbouring pixels. `part` (h, W) is the distance of points from pixel 1."""
   if not part.any():
     return {1: np.ones((*part.shape, 3), np.float32)}
@@ -437,7 +446,7 @@ def _cubic_weights(part):
   return {place: cv2.merge([weight] * 3) for place, weight in enumerate(weights)}
 
 
-def _sum_weighted(weights, tap):
+def _sum_weighted(weights: Mapping[int, np.ndarray], tap: Callable[[int], np.ndarray]) -> np.ndarray:
   """Returns the sum of weight times tap(position)."""
   result = np.zeros_like(next(iter(weights.values())))
   for place, weight in weights.items():
@@ -445,19 +454,21 @@ def _sum_weighted(weights, tap):
   return result
 
 
-def _compute_origins(matrix, rows, width, middle, precision):
+def _compute_origins(
+  matrix: Matrix, rows: range, width: int, middle: float, precision: type[np.floating]
+) -> tuple[np.ndarray, np.ndarray]:
   """Returns the origins x and y (h, W) of the pixels of some rows. `middle` is the centre of the first pixel."""
   a, b, c, d, e, f = np.asarray(matrix, precision)
   y, x = (np.asarray(rows)[:, None] + middle).astype(precision), (np.arange(width) + middle).astype(precision)
   return a * x + b * y + c, d * x + e * y + f
 
 
-def _convert_map(x, y):
+def _convert_map(x: np.ndarray, y: np.ndarray) -> Any:
   """Returns whole coordinates in the format of OpenCV's remap: int16 (H, W, 2)."""
   return cv2.merge([x.astype(np.int16), y.astype(np.int16)])
 
 
-def cutout(image, reach, fill, place):
+def cutout(image: np.ndarray, reach: int, fill: tuple[int, int, int], place: tuple[float, float]) -> np.ndarray:
   """Fills a box around a pixel, clipped at the border of the image.
 
   Args:

@@ -98,7 +98,7 @@ class SequentialOrder:
   def schedule(self, start: int) -> Callable[[Sequence[int]], Iterable[Span]]:
     """Returns a function that yields runs of neighbouring positions. See `Blocks.schedule`."""
 
-    def due(positions):
+    def due(positions: Iterable[int]) -> Iterator[Span]:
       there = np.array([position for position in positions if position < self.length], np.int64)
       for some in np.split(there, np.flatnonzero(np.diff(there) != 1) + 1):
         if len(some):
@@ -185,7 +185,7 @@ class BlockOrder:
     """
     waiting = {}
 
-    def due(positions):
+    def due(positions: Iterable[int]) -> Iterator[Span]:
       for position in positions:
         _, group, _ = self._locate(position)
         if group not in waiting:
@@ -225,7 +225,7 @@ class BlockOrder:
         at = stop
       epoch, index = epoch + 1, 0
 
-  def _locate(self, position):
+  def _locate(self, position: int) -> tuple[int, int, int]:
     """Returns (epoch, group, number of earlier positions of the group in the epoch)."""
     step, row = divmod(position, self.batch)
     rows = self.batch // self.groups
@@ -233,7 +233,7 @@ class BlockOrder:
     epoch = position // self.length
     return epoch, group, step * rows + row - group * rows - self._parts(epoch, group).before
 
-  def _first(self, group, start):
+  def _first(self, group: int, start: int) -> tuple[int, int]:
     """Returns (epoch, index) of a group's first position from `start` on."""
     rows = self.batch // self.groups
     step, row = divmod(start, self.batch)
@@ -244,15 +244,15 @@ class BlockOrder:
     return epoch, index
 
   @functools.cached_property
-  def _parts(self):
+  def _parts(self) -> "Callable[[int, int], _Section]":
     """Cached function (epoch, group) that returns the section of the group."""
 
-    def positions(end, groups):
+    def positions(end: int, groups: int) -> int:
       """Returns the number of positions before `end` that belong to the first `groups` groups."""
       return end // self.batch * groups * rows + min(end % self.batch, groups * rows)
 
     @functools.lru_cache(maxsize=4 * self.groups)
-    def part(epoch, group):
+    def part(epoch: int, group: int) -> "_Section":
       if self.even:
         line = permutation.select_indices(self.length, epoch, group, self.groups)
         return _Section(0, line.start, len(line), max(1, round(len(line) / (self.size * self.window))))
@@ -265,11 +265,11 @@ class BlockOrder:
     return part
 
   @functools.cached_property
-  def _windows(self):
+  def _windows(self) -> Callable[[int, int, int], tuple[int, np.ndarray]]:
     """Cached function (epoch, group, window) that returns (index of the first position, record numbers)."""
 
     @functools.lru_cache(maxsize=4 * self.groups)
-    def records(epoch, group, window):
+    def records(epoch: int, group: int, window: int) -> tuple[int, np.ndarray]:
       part = self._parts(epoch, group)
       first, stop = (number * part.positions // part.windows for number in (window, window + 1))
       shuffled = (
@@ -282,20 +282,20 @@ class BlockOrder:
 
     return records
 
-  def _neighbours(self, epoch, at, stop):
+  def _neighbours(self, epoch: int, at: int, stop: int) -> list[tuple[int, int]]:
     """Returns the records in a section of a block as (first, stop) pairs: two pairs if the block wraps around."""
     first = (self._offset(epoch) + self._block(epoch, at // self.size) * self.size + at % self.size) % self.length
     last = first + stop - at
     return [(first, last)] if last <= self.length else [(first, self.length), (0, last - self.length)]
 
-  def _block(self, epoch, block):
+  def _block(self, epoch: int, block: int) -> int:
     """Returns the block at a position of the permuted sequence. An incomplete block stays at the end."""
     whole = self.length // self.size
     if block >= whole:
       return block
     return permutation.permute_block(block, whole, self.seed, epoch)
 
-  def _offset(self, epoch):
+  def _offset(self, epoch: int) -> int:
     """Returns the first record of the first block."""
     return permutation.derive_epoch_seed(self.seed, epoch) * self.length >> 32
 

@@ -21,12 +21,12 @@ def find_image_folders(value: Any) -> list[pathlib.Path]:
   return _find_image_folders(to_plain(value))
 
 
-def _find_image_folders(value):
+def _find_image_folders(value: object) -> list[pathlib.Path]:
   inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
   return _find_own_folders(value) + [path for each in inner for path in _find_image_folders(each)]
 
 
-def _find_own_folders(value):
+def _find_own_folders(value: object) -> list[pathlib.Path]:
   """Returns the folders of a choice, without those of nested choices."""
   if not isinstance(value, dict) or not isinstance(value.get("path"), str) or value.get("name") not in catalog.CATALOG:
     return []
@@ -55,7 +55,7 @@ def check_output_location(target: pathlib.Path, value: Any, flag: str) -> None:
       )
 
 
-def _is_inside(path, root):
+def _is_inside(path: pathlib.Path, root: pathlib.Path) -> bool:
   if paths.in_bucket(path) != paths.in_bucket(root):
     return False
   if paths.in_bucket(path):

@@ -81,7 +81,7 @@ def select_indices(length: int, epoch: int, group: int, groups: int) -> range:
     groups: number of groups.
   """
 
-  def before(records):
+  def before(records: int) -> int:
     """Returns how many of the first `records` records of all epochs belong to the groups before this one."""
     each, left = divmod(records, groups)
     return group * each + max(0, group + left - groups)
@@ -117,5 +117,5 @@ def derive_epoch_seed(seed: int, epoch: int) -> int:
 
 
 @functools.lru_cache(maxsize=16)
-def _block_table(blocks, seed, epoch):
+def _block_table(blocks: int, seed: int, epoch: int) -> np.ndarray:
   return draw_permutation(blocks, seed, "blocks", epoch)

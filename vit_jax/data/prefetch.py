@@ -5,8 +5,9 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 # Time in seconds that `close` waits for running tasks. A thread that reads from a dead mount never ends, but others
 # do. A thread that is inside of OpenCV when Python exits would abort the process.
@@ -24,7 +25,7 @@ class ThreadPool:
     threads: number of threads.
   """
 
-  def __init__(self, work: Callable, threads: int):
+  def __init__(self, work: Callable[..., Any], threads: int) -> None:
     self._tasks, self._started = queue.SimpleQueue(), threading.Lock()
     ended = threading.Event()
     # Daemon threads, because the interpreter would wait for others.
@@ -41,7 +42,7 @@ class ThreadPool:
     """True if the pool accepts no more arguments."""
     return not self._end.alive
 
-  def submit(self, *arguments) -> Future:
+  def submit(self, *arguments: Any) -> Future[Any]:
     """Returns a future with the result or the error of `work` for the arguments."""
     assert not self.closed
     with self._started:
@@ -57,7 +58,7 @@ class ThreadPool:
     self._end()
 
 
-class Prefetch(Iterator):
+class Prefetch(Iterator[Any]):
   """An iterator over `work(i, ended)` for each i of a range, in order.
 
   An error of `work` is raised instead of its result.
@@ -70,11 +71,11 @@ class Prefetch(Iterator):
       `next`.
   """
 
-  def __init__(self, work: Callable, indices: range, threads: int, ahead: int):
+  def __init__(self, work: Callable[..., Any], indices: range, threads: int, ahead: int) -> None:
     self._indices, self._ahead = iter(indices), ahead
     self._results, self._pool = collections.deque(), ThreadPool(work, threads)
 
-  def __next__(self):
+  def __next__(self) -> Any:
     assert not self._pool.closed
     self._fill()
     if not self._results:
@@ -83,16 +84,16 @@ class Prefetch(Iterator):
     self._fill()
     return result.result()
 
-  def _fill(self):
+  def _fill(self) -> None:
     while len(self._results) < self._ahead and (index := next(self._indices, None)) is not None:
       self._results.append(self._pool.submit(index))
 
-  def close(self):
+  def close(self) -> None:
     """Stops the threads after at most `PATIENCE` seconds. The iterator cannot be used afterwards."""
     self._pool.close()
 
 
-def _serve_tasks(work, tasks, ended):
+def _serve_tasks(work: Callable[..., Any], tasks: queue.SimpleQueue[Any], ended: threading.Event) -> None:
   while (task := tasks.get()) is not None and not ended.is_set():
     arguments, result = task
     try:
@@ -101,7 +102,7 @@ def _serve_tasks(work, tasks, ended):
       result.set_exception(error)
 
 
-def _stop_threads(threads, tasks, ended):
+def _stop_threads(threads: Sequence[threading.Thread], tasks: queue.SimpleQueue[Any], ended: threading.Event) -> None:
   ended.set()
   for _ in threads:
     tasks.put(None)

@@ -137,7 +137,7 @@ def read_shard(file: pathlib.Path, plan: LabelPlan, records: int) -> tuple[np.nd
   return (classes, probabilities) if _is_teacher_output(plan, classes, probabilities) else None
 
 
-def _is_teacher_output(plan, classes, probabilities):
+def _is_teacher_output(plan: LabelPlan, classes: np.ndarray, probabilities: np.ndarray) -> bool:
   if classes.dtype != np.int32 or probabilities.dtype != np.float16:
     return False
   inside = (classes >= 0) & (classes < len(plan.classes)) & (probabilities >= 0) & (probabilities <= 1)
@@ -265,10 +265,10 @@ def select_labelled(
   part = sources.select_subset(source, records)
   content = hashlib.sha256(b"".join(map(np.ascontiguousarray, (records, classes, probabilities)))).hexdigest()
 
-  def label(i):
+  def label(i: int) -> Any:
     return tuple(classes[i].tolist()) if choice.soft else int(classes[i, 0])
 
-  def fingerprint():
+  def fingerprint() -> Fingerprint:
     now = source.fingerprint()
     return now._replace(names=sources.digest([now.names, content]), members=sources.digest([now.members, content]))
 

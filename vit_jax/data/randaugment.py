@@ -7,13 +7,19 @@ The module `policies` contains the policies by name.
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Annotated, Literal, NamedTuple
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from vit_jax.data import operations
+from vit_jax.data.operations import MatrixOf, Policy
 from vit_jax.schema import Fraction, NonNegative, Range
+
+T = TypeVar("T")
+Argument = Callable[[float, int], Any]  # (magnitude, sign) -> argument of an operation
+Apply = Callable[[np.ndarray, Any, tuple[int, int, int], Any], np.ndarray]  # (image, argument, fill, choice)
 
 Level = Annotated[int, Range(0, 255)]
 
@@ -27,46 +33,46 @@ class Operation(NamedTuple):
       In PUBLISHED it is a position (down, right) in [0, 1), which Cutout requires.
   """
 
-  argument: Callable
-  apply: Callable
+  argument: Argument
+  apply: Apply
 
 
 # Tables of operations.
 
 
-def _no_argument(magnitude, sign):
+def _no_argument(magnitude: float, sign: int) -> None:
   return None
 
 
-def _scale_signed(limit):
+def _scale_signed(limit: float) -> Argument:
   """Returns a function that computes the argument sign * magnitude / 10 * limit."""
   return lambda magnitude, sign: sign * (magnitude / 10 * limit)
 
 
-def _scale_rounded(limit):
+def _scale_rounded(limit: int) -> Argument:
   """Returns a function that computes the argument magnitude / 10 * limit, rounded down."""
   return lambda magnitude, sign: int(magnitude / 10 * limit)
 
 
-def _signed_factor(magnitude, sign):
+def _signed_factor(magnitude: float, sign: int) -> float:
   """Returns the factor 1 +- 0.09 magnitude, at least 0.1."""
   return max(0.1, 1 + sign * (magnitude / 10 * 0.9))
 
 
-def _positive_factor(magnitude, sign):
+def _positive_factor(magnitude: float, sign: int) -> float:
   """Returns the factor 0.1 + 0.18 magnitude, which is 1 at magnitude 5."""
   return magnitude / 10 * 1.8 + 0.1
 
 
-def _colour_operation(function):
+def _colour_operation(function: Callable[[np.ndarray, Any], np.ndarray]) -> Apply:
   return lambda image, argument, fill, choice: function(image, argument)
 
 
-def _smooth_operation(matrix):
+def _smooth_operation(matrix: MatrixOf) -> Apply:
   return functools.partial(operations.warp_interpolated, matrix)
 
 
-def _nearest_operation(matrix):
+def _nearest_operation(matrix: MatrixOf) -> Apply:
   return lambda image, argument, fill, place: operations.warp_nearest(matrix, image, argument, fill)
 
 
@@ -121,7 +127,7 @@ MENDED = PUBLISHED | {"Contrast": Operation(_positive_factor, _colour_operation(
 # Policies.
 
 
-def none():
+def none() -> Policy:
   """Returns a policy that does not change images."""
   return lambda image, draw: image
 
@@ -131,7 +137,7 @@ def randaugment(
   layers: Annotated[int, Range(0, 100)] = 2,
   magnitude: Annotated[float, Range(0, 30)] = 10.0,
   contrast: Literal["published", "mended"] = "published",
-):
+) -> Policy:
   """Returns the policy `randaug(layers, magnitude)` of big_vision, pp/archive/autoaugment.py.
 
   It applies `layers` operations of PUBLISHED. The operation, its sign and its position are drawn with equal
@@ -144,7 +150,7 @@ def randaugment(
   """
   ops = list({"published": PUBLISHED, "mended": MENDED}[contrast].values())
 
-  def plan(draw):
+  def plan(draw: random.Random) -> Iterator[tuple[Any, ...]]:
     for _ in range(layers):
       yield choose_one(ops, draw), magnitude, choose_one((-1, 1), draw), (draw.random(), draw.random())
 
@@ -159,7 +165,7 @@ def randaugment_increasing(
   probability: Fraction = 0.5,
   fill: tuple[Level, Level, Level] = (128, 128, 128),
   interpolation: Literal["random", "bilinear", "bicubic"] = "random",
-):
+) -> Policy:
   """Returns the policy `rand-m9-mstd0.5-inc1` of timm, data/auto_augment.py.
 
   It draws `layers` operations of INCREASING with equal probability. Signs are also drawn.
@@ -175,7 +181,7 @@ def randaugment_increasing(
   ops = list(INCREASING.values())
   allowed = ("bilinear", "bicubic") if interpolation == "random" else (interpolation,)
 
-  def plan(draw):
+  def plan(draw: random.Random) -> Iterator[tuple[Any, ...]]:
     for _ in range(layers):
       if draw.random() < probability:
         strength = min(max(magnitude + magnitude_std * draw_normal(draw), 0), 10)
@@ -184,10 +190,10 @@ def randaugment_increasing(
   return _build_policy(plan, fill) if layers else none()
 
 
-def _build_policy(plan, fill):
+def _build_policy(plan: Callable[[random.Random], Iterator[tuple[Any, ...]]], fill: tuple[int, int, int]) -> Policy:
   """Returns the policy that applies each (operation, magnitude, sign, choice) of `plan(draw)`."""
 
-  def policy(image, draw):
+  def policy(image: np.ndarray, draw: random.Random) -> np.ndarray:
     for op, magnitude, sign, choice in plan(draw):
       image = op.apply(image, op.argument(magnitude, sign), fill, choice)
     return image
@@ -195,7 +201,7 @@ def _build_policy(plan, fill):
   return policy
 
 
-def choose_one(values, draw):
+def choose_one(values: Sequence[T], draw: random.Random) -> T:
   """Returns one of the values, with equal probability.
 
   Args:
@@ -205,6 +211,6 @@ def choose_one(values, draw):
   return values[int(draw.random() * len(values))]
 
 
-def draw_normal(draw):
+def draw_normal(draw: random.Random) -> float:
   """Returns a draw from N(0, 1), from two uniform numbers (Box and Muller 1958)."""
   return math.sqrt(-2 * math.log(1 - draw.random())) * math.cos(2 * math.pi * draw.random())

@@ -6,8 +6,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 from vit_jax.data.mixture_order import MixedOrder
 from vit_jax.data.order import Order, Span
@@ -44,7 +45,7 @@ class _PendingRun:
   """
 
   run: Span
-  done: Future | None = None
+  done: Future[Any] | None = None
   values: dict[int, bytes] = dataclasses.field(default_factory=dict)
   left: dict[int, int] = dataclasses.field(default_factory=dict)
   untaken: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -71,7 +72,7 @@ class ReadAhead:
     waited: seconds that all threads together have waited for runs.
   """
 
-  def __init__(self, source: Source, order: Order | MixedOrder | RepeatedOrder, start: int, processes: int = 1):
+  def __init__(self, source: Source, order: Order | MixedOrder | RepeatedOrder, start: int, processes: int = 1) -> None:
     self._stored, self._order, self._due = source, order, order.schedule(start)
     self.source = dataclasses.replace(source, read=self._read) if source.runs else source
     self.alone = 0
@@ -104,7 +105,7 @@ class ReadAhead:
       if self._order.copies > 1:
         self._count(collections.Counter(map(self._order.record, positions)))
 
-  def _count(self, copies):
+  def _count(self, copies: Mapping[int, int]) -> None:
     """Stores the number of later requests for each record."""
     for record, count in copies.items():
       for reading in self._waiting.get(record, ()):
@@ -116,7 +117,7 @@ class ReadAhead:
     """Stops the threads. Reads that have not started are cancelled."""
     self._pool.close()
 
-  def _read(self, record):
+  def _read(self, record: int) -> Any:
     """Returns (image file, label), or raises OSError."""
     with self._lock:
       readings = self._waiting.get(record)
@@ -134,7 +135,7 @@ class ReadAhead:
       return self._stored.read(record)
     return self._stored.runs.parse(stored)
 
-  def _take(self, reading, record):
+  def _take(self, reading: _PendingRun, record: int) -> bytes | None:
     """Returns a record of a run, or None if the run was dropped or is damaged.
 
     The record is released after its last copy is delivered. The last request is not always the last delivery.
@@ -156,7 +157,7 @@ class ReadAhead:
         self._held.pop(reading, None)
     return stored
 
-  def _read_run(self, reading, ended):
+  def _read_run(self, reading: _PendingRun, ended: threading.Event) -> None:
     run = reading.run
     stored = self._stored.runs.read(run.first, run.stop)
     with self._lock:
@@ -166,7 +167,7 @@ class ReadAhead:
       while self.bytes > self._room and len(self._held) > 1:
         self._drop_run(next(iter(self._held)))
 
-  def _drop_run(self, reading):
+  def _drop_run(self, reading: _PendingRun) -> None:
     """Removes a run from memory. Its records are read individually when they are requested."""
     if not self._warned:
       self._warned = True

@@ -60,7 +60,7 @@ class RepeatedOrder:
     return lambda positions: due(list(dict.fromkeys(self.locate(position)[0] for position in positions)))
 
   @property
-  def _group(self):
+  def _group(self) -> int:
     """Number of rows of a group. Groups do not share records."""
     return self.batch // self.inner.groups
 

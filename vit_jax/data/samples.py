@@ -34,7 +34,7 @@ def spaced_numbers(length: int, count: int = COUNT) -> list[int]:
   return sorted({int(i) for i in np.linspace(0, length - 1, count).round()})
 
 
-def _describe_sample(source, i):
+def _describe_sample(source: Source, i: int) -> dict[str, Any]:
   try:
     content, label = source.read(i)
   except OSError:  # training reports unreadable records

@@ -10,6 +10,7 @@ visible pixels. Every scene depends only on its number.
 
 import io
 from collections.abc import Iterator
+from typing import Any
 
 import cv2
 import numpy as np
@@ -26,13 +27,13 @@ PIXELS = 64
 DARK, LIGHT = (20, 100), (130, 235)  # ranges of colours of the ground and of objects
 
 
-def examples() -> dict[str, Iterator[dict]]:
+def examples() -> dict[str, Iterator[dict[str, Any]]]:
   """Returns the examples of each split: 2,500 for "train" and 500 for "test".
 
   An example has the `image` and the `mask`, both PNG files, and the `label`.
   """
 
-  def records(numbers):
+  def records(numbers: range) -> Iterator[dict[str, Any]]:
     for number in numbers:
       image, mask = draw_scene(number)
       label = int(np.bincount(mask.ravel(), minlength=len(CLASSES) + 1)[1:].argmax())

@@ -165,10 +165,10 @@ class Source:
   is_published: Callable[[int], bool] = lambda i: False
   key: str = "config.data"
   files: Callable[[], Sequence[str]] = tuple
-  objects: Callable[[], Sequence[tuple]] = tuple
+  objects: Callable[[], Sequence[tuple[Any, ...]]] = tuple[Any, ...]
   membership: Membership | None = None
 
-  def __len__(self):
+  def __len__(self) -> int:
     return self.length
 
   @property
@@ -196,7 +196,7 @@ def select_subset(source: Source, records: Sequence[int]) -> Source:
     records: record numbers, in the new order.
   """
 
-  def at(function):
+  def at(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda i: function(int(records[i]))
 
   return dataclasses.replace(
@@ -346,7 +346,7 @@ def parse_split_names(specs: Iterable[str]) -> set[str]:
   return {match[1] for spec in specs for text in spec.split("+") if (match := _PART.fullmatch(text.strip()))}
 
 
-def _parse_end(value, unit, size, text):
+def _parse_end(value: str | None, unit: str | None, size: int, text: str) -> int | None:
   if not value:
     return None
   try:
@@ -376,7 +376,18 @@ def locate_record(parts: Sequence[tuple[str, range]], i: int) -> tuple[str, int]
 
 
 def assemble(
-  name, spec, classes, parts, read, place, identify, fingerprint, labels=1, read_label=None, runs=None, remote=False
+  name: str,
+  spec: str,
+  classes: Sequence[str],
+  parts: Sequence[tuple[str, range]],
+  read: Callable[[str, int], bytes],
+  place: Callable[[str, int], str],
+  identify: Callable[[str, int], str],
+  fingerprint: Callable[[], Fingerprint],
+  labels: int = 1,
+  read_label: Callable[[str, int], Any] | None = None,
+  runs: SpanReader | None = None,
+  remote: bool = False,
 ) -> Source:
   """Returns one source over several parts of splits. Adds a note if names of classes look alike.
 
@@ -400,11 +411,11 @@ def assemble(
 
   locate = functools.partial(locate_record, parts)
 
-  def describe(i):
+  def describe(i: int) -> str:
     split, number = locate(i)
     return f"{name}, split {split!r}, record {number}{place(split, number)}"
 
-  def several(first, stop):
+  def several(first: int, stop: int) -> list[bytes]:
     result, before = [], 0
     for split, numbers in parts:
       some = numbers[max(0, first - before) : max(0, stop - before)]
@@ -442,7 +453,7 @@ def add_notes(source: Source, *notes: str) -> Source:
   return dataclasses.replace(source, note="\n".join(filter(None, (*notes, source.note))))
 
 
-def digest(values: Sequence) -> str:
+def digest(values: Sequence[Any]) -> str:
   """Returns the SHA-256 of the representations of values, in hexadecimal digits.
 
   Representations of strings show every character, also in names that are not valid Unicode.

@@ -12,8 +12,8 @@ one position per example, step * batch + row. An example contains these arrays:
 
 import dataclasses
 import itertools
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
 
 import cv2
 import numpy as np
@@ -21,6 +21,7 @@ from einops import rearrange
 
 from vit_jax import rng
 from vit_jax.data import crops, mixture_order, policies
+from vit_jax.data.decoding import AnyImage
 from vit_jax.data.mixture_order import MixedOrder
 from vit_jax.data.order import ORDERS, Order, RecordOrder, SequentialOrder
 from vit_jax.data.repeats import RepeatedOrder
@@ -45,7 +46,7 @@ class Examples:
 
   source: Source
   order: Order | MixedOrder | RepeatedOrder
-  example: Callable
+  example: Callable[..., tuple[Any, ...]]
   shapes: Shapes
   length: int | None
 
@@ -115,13 +116,13 @@ def train_examples(
   with enter_key("policy"):
     change = make(policy, policies.POLICIES)
 
-  def example(prepared, position):
+  def example(prepared: Callable[..., Any], position: int) -> tuple[Any, ...]:
     visit, record = ordered.visit(position), ordered.record(position)
     draw = rng.make_python_generator(seed, "example", visit, record)
     on_device = int(draw.random() * 2**32)
     mirrored = flip and draw.random() < 0.5
 
-    def prepare(image):
+    def prepare(image: AnyImage) -> Any:
       image = cut(image, draw)
       if mirrored:
         image = cv2.flip(image, 1)
@@ -144,7 +145,9 @@ def train_examples(
   return Examples(source, ordered, example, shapes, None)
 
 
-def _create_order(source, batch, seed, order, repeats):
+def _create_order(
+  source: Source, batch: int, seed: int, order: Choice, repeats: int
+) -> Order | RepeatedOrder | MixedOrder:
   """Returns the order of the records of a source or of each corpus of a mixture, including repeats."""
   if repeats > batch:
     raise ConfigError(f"{repeats} copies of a record do not fit a batch of {batch}. Allowed: 1 to {batch}", "repeats")
@@ -157,11 +160,11 @@ def _create_order(source, batch, seed, order, repeats):
   return RepeatedOrder(once, batch, repeats) if repeats > 1 else once
 
 
-def _cut_patches(image, side):
+def _cut_patches(image: np.ndarray, side: int) -> np.ndarray:
   return rearrange(image, "(h i) (w j) c -> (h w) (i j c)", i=side, j=side)
 
 
-def _draw_replacements(source, seed, visit, record):
+def _draw_replacements(source: Source, seed: int, visit: int, record: int) -> Iterator[int]:
   """Yields records that can replace a bad one, without end. The first `TRIES` records are from the same corpus."""
   draw = rng.make_python_generator(seed, "replace", visit, record)
   for tries in itertools.count():
@@ -191,15 +194,15 @@ def eval_examples(
   shapes = {"image": (image, np.uint8), "label": (label, np.int32), "mask": ((), np.float32)}
   nothing = np.zeros(image, np.uint8), np.full(label, -1 if label else 0), 0.0
 
-  def prepare(image):
+  def prepare(image: AnyImage) -> Any:
     return cut(image, None)
 
-  def example(prepared, position):
+  def example(prepared: Callable[..., Any], position: int) -> tuple[Any, ...]:
     values = prepared(position, prepare) if position < len(source) else None
     return nothing if values is None else (*values, 1.0)
 
   return Examples(source, SequentialOrder(len(source)), example, shapes, len(source))
 
 
-def _label_shape(source):
+def _label_shape(source: Source) -> tuple[int, ...]:
   return () if source.labels == 1 else (source.labels,)

@@ -13,8 +13,10 @@ from vit_jax import schema
 from vit_jax.schema import Fraction, Positive
 from vit_jax.shapes import Array, Float, Key, Tensor, UInt8
 
+Warp = Callable[[Array, Tensor], Tensor]  # (key, images) -> images
 
-def no_warp() -> Callable:
+
+def no_warp() -> Warp:
   """Returns a warp that does not change images."""
   return lambda keys, images: images
 
@@ -26,7 +28,7 @@ def affine(
   scale: tuple[Positive, Positive] = (0.9, 1.1),
   shear: Annotated[float, schema.Range(0, 80)] = 0.0,
   probability: Fraction = 1.0,
-) -> Callable:
+) -> Warp:
   """Returns the warp with a random rotation, zoom, horizontal shear and shift of each image about its centre.
 
   It uses bilinear interpolation, and pixels outside of the image are black. It reads pixels one by one. This is fast on

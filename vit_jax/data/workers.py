@@ -18,7 +18,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,6 +27,26 @@ from vit_jax.config import extensions
 from vit_jax.data import images
 from vit_jax.data.images import ImageError
 from vit_jax.schema import ConfigError
+
+
+class ChunkMaker(Protocol):
+  """Makes chunks of batches, see `loader.Chunks`."""
+
+  examples: Any
+  images: images.Images
+
+  @property
+  def parts(self) -> list[np.ndarray]:
+    """Rows of each chunk of a batch."""
+
+  def empty(self, rows: int) -> dict[str, np.ndarray]:
+    """Returns arrays for a number of rows."""
+
+  def fill(self, index: int, arrays: dict[str, np.ndarray], ended: Callable[[], bool]) -> None:
+    """Fills the arrays with a chunk."""
+
+  def place(self, index: int) -> str:
+    """Returns a description of a chunk."""
 
 
 class WorkerError(RuntimeError):
@@ -39,7 +60,7 @@ class WorkerConnection:
     size: size of the shared memory in bytes.
   """
 
-  def __init__(self, size: int):
+  def __init__(self, size: int) -> None:
     self.connection, self.worker_end = multiprocessing.connection.Pipe()
     self.file = _create_shared_file(size)
     self.memory = mmap.mmap(self.file, size)
@@ -57,7 +78,7 @@ class WorkerPool:
     threads: number of threads of all processes together. Each process has at least one.
   """
 
-  def __init__(self, opened: Callable, chunks, workers: int, threads: int):
+  def __init__(self, opened: Callable[[], ChunkMaker], chunks: ChunkMaker, workers: int, threads: int) -> None:
     self._chunks, self._closed = chunks, False
     size = sum(array.nbytes for array in chunks.empty(max(map(len, chunks.parts))).values())
     self.lines = [WorkerConnection(size) for _ in range(max(threads, workers))]
@@ -67,7 +88,9 @@ class WorkerPool:
     for i, line in enumerate(self.lines):
       self._idle[i % workers % len(self._idle)].put(line)
 
-  def _start(self, opened, size, lines):
+  def _start(
+    self, opened: Callable[[], Any], size: int, lines: Sequence[WorkerConnection]
+  ) -> "subprocess.Popen[bytes]":
     descriptors = [number for line in lines for number in (line.worker_end.fileno(), line.file)]
     process = subprocess.Popen(
       [sys.executable, "-m", "vit_jax.data.workers", str(size), str(_find_parent()), *map(str, descriptors)],
@@ -135,7 +158,7 @@ class WorkerPool:
       process.wait()
 
 
-def _find_parent():
+def _find_parent() -> int:
   """Returns the process that a worker must not outlive, or 0 outside of the main thread.
 
   The kernel watches the thread that started the worker. Only the main thread exists as long as the process.
@@ -143,7 +166,7 @@ def _find_parent():
   return os.getpid() if threading.current_thread() is threading.main_thread() else 0
 
 
-def _describe_end(process):
+def _describe_end(process: "subprocess.Popen[bytes]") -> str:
   """Returns a description of how a worker ended."""
   code = process.wait()
   how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -151,7 +174,7 @@ def _describe_end(process):
   return f"input process {process.pid}, one of config.data.workers, {how}{advice}"
 
 
-def _create_shared_file(size):
+def _create_shared_file(size: int) -> int:
   """Returns a descriptor of an unnamed file in memory, which disappears when all processes have closed it."""
   if hasattr(os, "memfd_create"):
     descriptor = os.memfd_create("images")
@@ -162,7 +185,7 @@ def _create_shared_file(size):
   return descriptor
 
 
-def _create_views(arrays, memory):
+def _create_views(arrays: Mapping[str, np.ndarray], memory: mmap.mmap) -> dict[str, np.ndarray]:
   """Returns arrays with the shapes of the given ones that use the shared memory."""
   views, at = {}, 0
   for name, array in arrays.items():
@@ -210,7 +233,7 @@ def main(size: int, parent: int, descriptors: list[int]) -> None:
     line.start()
 
 
-def _serve_chunks(chunks, connection, memory):
+def _serve_chunks(chunks: ChunkMaker, connection: Any, memory: mmap.mmap) -> None:
   """Makes the chunks that one connection requests."""
   known = set()  # bad records that this connection has already reported
   while (index := _receive_request(connection)) is not None:
@@ -226,14 +249,14 @@ def _serve_chunks(chunks, connection, memory):
   os._exit(0)  # the trainer has ended; other threads may be in a read that never ends
 
 
-def _send_problem(problem, connection):
+def _send_problem(problem: str, connection: Any) -> None:
   """Answers all requests of one connection with the reason why the data cannot be opened."""
   while _receive_request(connection) is not None:
     connection.send(({}, problem))
   os._exit(0)
 
 
-def _receive_request(connection):
+def _receive_request(connection: Any) -> int | None:
   """Returns the number of the next requested chunk, or None if the trainer has ended."""
   try:
     return connection.recv()
@@ -241,7 +264,7 @@ def _receive_request(connection):
     return None
 
 
-def _exit_with_traceback(error):
+def _exit_with_traceback(error: threading.ExceptHookArgs) -> None:
   """Ends the worker with a traceback after a bug in one thread. The trainer reports the end."""
   sys.excepthook(error.exc_type, error.exc_value, error.exc_traceback)
   sys.stderr.flush()

@@ -2,14 +2,14 @@
 
 import functools
 from collections.abc import Callable
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 
 from vit_jax.data import catalog, class_names, sources
 from vit_jax.evals import metrics
-from vit_jax.evals.subject import EvalContext, Outcome, compute_rows, open_source
+from vit_jax.evals.subject import EvalContext, Measure, Outcome, compute_rows, open_source
 from vit_jax.schema import Choice, ConfigError, Range, current_config_key, enter_key, format_amount
 
 
@@ -35,7 +35,7 @@ def accuracy(
   batch: Annotated[int, Range(1, 2**16)] | None = None,
   logits: bool | None = None,
   classes: Literal["all", "subset"] = "all",
-) -> Callable:
+) -> Measure:
   """Builds a function (params, poll) -> Outcome.
 
   The outcome has the figures of `metrics.compute_metrics` and all predictions.
@@ -106,7 +106,7 @@ def name_accuracy_figures(data: Choice | None, classes: str) -> list[str]:
   return [_figure_name(way, name) for name in [*metrics.compute_metrics(nothing, 1), "average_precision"]]
 
 
-def _competing_classes(data, classes):
+def _competing_classes(data: Choice | None, classes: int) -> tuple[Any, str]:
   """Returns (competing classes or None for all classes, prefix of the figures).
 
   Raises ConfigError if all classes occur.
@@ -123,5 +123,5 @@ def _competing_classes(data, classes):
   return (row.subset, f"{len(row.subset)}_way_") if classes == "subset" else (None, f"{row.classes}_way_")
 
 
-def _figure_name(way, figure):
+def _figure_name(way: str, figure: str) -> str:
   return figure if figure == "images" else way + figure

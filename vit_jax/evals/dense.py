@@ -10,8 +10,8 @@ augmentation.
 
 import concurrent.futures
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Annotated, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ from vit_jax import rng, runtime
 from vit_jax.data import catalog, loader, masks, sources
 from vit_jax.data.images import ImageError, Images
 from vit_jax.evals import probes
-from vit_jax.evals.subject import EvalContext, Outcome, compute_batches, open_source
+from vit_jax.evals.subject import EvalContext, Measure, Outcome, compute_batches, open_source
 from vit_jax.parallel import sharding
 from vit_jax.schema import (
   Choice,
@@ -71,7 +71,7 @@ def dense(
   probe: Annotated[Choice, probes.OF_SHARES] = Choice("logistic"),
   patches: Count = 2**18,
   batch: Annotated[int, Range(1, 2**16)] | None = None,
-) -> Callable:
+) -> Measure:
   """Builds a function (params, poll) -> Outcome with the mean IoU over classes and the fraction of correct pixels.
 
   Intersections and unions are summed over the whole split. The mean is over the classes that occur in the masks or the
@@ -97,12 +97,8 @@ def dense(
   side, _, width = subject.map_shape
   tokens, segments = subject.tokens(data), subject.segments(data)
 
-  def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
-    with enter_key(here):
-      return measured(params, poll)
-
-  def measured(params, poll):
-    def pairs(compute, split):
+  def measured(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
+    def pairs(compute: Callable[..., Any], split: str) -> Iterator[Any]:
       return _add_masks(compute, subject, data, sources_of[split], size, poll)
 
     learnt, problem, fitted = [], None, (np.zeros((width, len(classes))), np.zeros(len(classes)))
@@ -132,6 +128,10 @@ def dense(
     figures = runtime.copy_from_first(np.array([*_compute_figures(pixels), images])).tolist()
     details = DenseDetails(classes, pixels, **sources_of) if jax.process_index() == 0 else None
     return Outcome(dict(zip(FIGURES, figures, strict=True)) | {"images": int(figures[-1])}, details)
+
+  def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
+    with enter_key(here):
+      return measured(params, poll)
 
   return measure
 
@@ -174,14 +174,16 @@ def intersection_over_union(pixels: np.ndarray) -> np.ndarray:
   return np.where(union > 0, both / np.maximum(union, 1), np.nan)
 
 
-def _compute_figures(pixels) -> tuple[float, float]:
+def _compute_figures(pixels: np.ndarray) -> tuple[float, float]:
   """Returns (mean IoU, pixel accuracy), or NaN without pixels."""
   if not pixels.sum():
     return np.nan, np.nan
   return float(np.nanmean(intersection_over_union(pixels))), float(np.trace(pixels) / pixels.sum())
 
 
-def _check_data(subject, data, train, test) -> tuple[str, ...]:
+def _check_data(
+  subject: EvalContext, data: Choice | None, train: sources.Source, test: sources.Source
+) -> tuple[str, ...]:
   """Returns the classes of the masks. Raises ConfigError for data that cannot be measured."""
   key = "config.data" if data is None else "data"
   for source in (train, test):
@@ -207,7 +209,14 @@ def _check_data(subject, data, train, test) -> tuple[str, ...]:
   return train.masks.classes
 
 
-def _add_masks(compute, subject, data, source, size, poll) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
+def _add_masks(
+  compute: Callable[..., Any],
+  subject: EvalContext,
+  data: Choice | None,
+  source: sources.Source,
+  size: int,
+  poll: Callable[[], None],
+) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
   """Yields (rows, masks `(N, S, S)`, uint8) of each batch on the first process, without bad images.
 
   Other processes yield no values. After all processes have computed their rows, a bad mask raises ConfigError on every
@@ -232,13 +241,15 @@ def _add_masks(compute, subject, data, source, size, poll) -> Iterator[tuple[dic
   runtime.raise_together(problem)
 
 
-def _draw_patches(record, patches, count) -> np.ndarray:
+def _draw_patches(record: int, patches: int, count: int) -> np.ndarray:
   """Returns the numbers of `count` randomly drawn patches of a record's image (at least one patch, at most all)."""
   draws = rng.make_numpy_generator(0, "patches of a dense probe", record)
   return np.sort(draws.permutation(patches)[: max(1, count)])
 
 
-def _fit_probe(learnt, classes, probe) -> tuple[np.ndarray, np.ndarray]:
+def _fit_probe(
+  learnt: Iterable[tuple[np.ndarray, np.ndarray]], classes: int, probe: Any
+) -> tuple[np.ndarray, np.ndarray]:
   """Fits the probe to (tokens, fractions) of each image. Returns (kernel `(D, V)`, bias `(V,)`)."""
   if not learnt:
     raise ConfigError("no image with a mask can be decoded", "train")

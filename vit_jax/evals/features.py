@@ -98,7 +98,7 @@ def find_cache_file(
   return files.get_cache_directory("features") / f"{name}.npz"
 
 
-def _read_cache(file):
+def _read_cache(file: pathlib.Path) -> tuple[np.ndarray, np.ndarray | None]:
   """Returns record numbers and features of the cache, or an empty array and None if the file is missing or damaged."""
   try:
     with file.open("rb") as opened:
@@ -114,7 +114,7 @@ def _read_cache(file):
   return np.zeros(0, np.int64), None
 
 
-def _write_cache(file, position, features):
+def _write_cache(file: pathlib.Path, position: np.ndarray, features: np.ndarray) -> None:
   """Replaces the file atomically, so that a kill keeps the old file. If the disk is full, features are not cached."""
   try:
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ split, not on devices, processes or batches. With all images of a split, k-NN an
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from vit_jax import models, runtime
 from vit_jax.data import catalog, sources
 from vit_jax.evals import probes as tables
 from vit_jax.evals.features import extract, find_cache_file
-from vit_jax.evals.subject import EvalContext, Outcome, open_source
+from vit_jax.evals.subject import EvalContext, Measure, Outcome, open_source
 from vit_jax.schema import Choice, ConfigError, Count, Range, current_config_key, enter_key, format_amount
 
 Seed = Annotated[int, Range(0, 2**31 - 1)]
@@ -86,7 +86,7 @@ def fewshot(
   held_out: Count = 5,
   cache: bool = False,
   batch: Annotated[int, Range(1, 2**16)] | None = None,
-) -> Callable:
+) -> Measure:
   """Builds a function (params, poll) -> Outcome with the mean top-1 over seeds, for each probe and number of shots.
 
   A figure with the suffix `_std` is the standard deviation (n - 1) over seeds.
@@ -161,15 +161,17 @@ def name_fewshot_figures(shots: Shots, seeds: tuple[int, ...], probes: Iterable[
   return [name + end for name in means for end in ends] + ["images"]
 
 
-def _figure_name(probe, shots):
+def _figure_name(probe: str, shots: int | str) -> str:
   return f"{probe}_all" if shots == "all" else f"{probe}_{shots}shot"
 
 
-def _shot_counts(shots):
+def _shot_counts(shots: Any) -> tuple[Any, ...]:
   return ("all",) if shots == "all" else shots
 
 
-def _draw_images(labels, classes, shots, choosing, seed) -> tuple[np.ndarray, np.ndarray]:
+def _draw_images(
+  labels: np.ndarray, classes: int, shots: Any, choosing: np.ndarray, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
   """Returns (training record numbers, class by class; held-out record numbers) of one seed."""
   most = len(labels) if shots == "all" else max(shots)
   numbers = tables.draw_shots(labels, classes, most + choosing, seed)
@@ -180,12 +182,12 @@ def _draw_images(labels, classes, shots, choosing, seed) -> tuple[np.ndarray, np
   return numbers[rank < most], numbers[rank >= most]
 
 
-def _rank_in_class(labels):
+def _rank_in_class(labels: np.ndarray) -> np.ndarray:
   """Returns the position of each label within its class. The labels must be sorted by class."""
   return np.arange(len(labels)) - np.searchsorted(labels, labels)
 
 
-def _check_data(sides, shots, seeds, probes):
+def _check_data(sides: Any, shots: Any, seeds: int, probes: Mapping[str, Any]) -> None:
   """Raises ConfigError for data or arguments that cannot be measured."""
   train, test = sides.values()
   if train.classes != test.classes:
@@ -201,12 +203,14 @@ def _check_data(sides, shots, seeds, probes):
         raise ConfigError("no value. Give one value, or several of which the best is selected", f"probes.{name}.{key}")
 
 
-def _read_labels(source) -> np.ndarray:
+def _read_labels(source: sources.Source) -> np.ndarray:
   """Returns the labels of all records, without decoding images."""
   return np.fromiter((source.label(i) for i in range(len(source))), np.int64, len(source))
 
 
-def _evaluate_probes(extracted, labels, classes, sides, shots, drawn, probes) -> Outcome:
+def _evaluate_probes(
+  extracted: Any, labels: np.ndarray, classes: int, sides: Any, shots: Any, drawn: Any, probes: Mapping[str, Any]
+) -> Outcome:
   """Fits and evaluates all probes, and returns the outcome."""
   (position, x), (test_position, test_x) = extracted["train"], extracted["test"]
   if not len(test_position):
@@ -250,7 +254,7 @@ def _evaluate_probes(extracted, labels, classes, sides, shots, drawn, probes) ->
   )
 
 
-def _describe_neighbours(probes, episodes) -> list[str]:
+def _describe_neighbours(probes: Mapping[str, Any], episodes: Any) -> list[str]:
   """Returns a note for each k-NN probe that has fewer training images than neighbours."""
   notes = []
   for name, probe in probes.items():

@@ -8,6 +8,7 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,7 +25,7 @@ from vit_jax.storage import files
 def create_plan(
   subject: EvalContext,
   data: Choice | None,
-  opened: dict,
+  opened: dict[str, Any],
   source: sources.Source,
   classes: tuple[str, ...],
   params: dict[str, jax.Array],
@@ -48,7 +49,7 @@ def create_plan(
   return LabelPlan(opened, source.split, *images, classes, weights.hexdigest(), kept)
 
 
-def describe_origin(data: Choice) -> dict:
+def describe_origin(data: Choice) -> dict[str, Any]:
   """Returns plain values from which a reader can open the images of bound data again.
 
   For a student's data, the result describes the images that have labels.
@@ -124,7 +125,7 @@ def label_images(
   return wanted.records - shards[done][1].start
 
 
-def _compute_shard(waiting, records, kept):
+def _compute_shard(waiting: Any, records: range, kept: int) -> tuple[np.ndarray, np.ndarray]:
   """Returns (classes `(N, K)`, probabilities `(N, K)`) of the records of a file, from the batches that contain them."""
   classes, probabilities = np.zeros((len(records), kept), np.int32), np.zeros((len(records), kept), np.float16)
   for rows in waiting:
@@ -134,7 +135,7 @@ def _compute_shard(waiting, records, kept):
   return classes, probabilities
 
 
-def _count_complete(folder, wanted, shards):
+def _count_complete(folder: pathlib.Path, wanted: Any, shards: Any) -> int:
   """Returns the number of complete files before the first missing file.
 
   Later files are made again, with the same bytes.
@@ -145,7 +146,7 @@ def _count_complete(folder, wanted, shards):
   return len(shards)
 
 
-def _check_folder(folder, wanted):
+def _check_folder(folder: pathlib.Path, wanted: Any) -> str:
   """Returns the reason why labels must not be written into a folder, or ""."""
   try:
     before = pseudo_labels.read_plan(folder)

@@ -7,7 +7,7 @@ from typing import Annotated
 import jax
 
 from vit_jax.data import catalog
-from vit_jax.evals.subject import EvalContext, Outcome, compute_rows, open_source
+from vit_jax.evals.subject import EvalContext, Measure, Outcome, compute_rows, open_source
 from vit_jax.schema import Choice, ConfigError, Range, current_config_key, enter_key
 
 
@@ -17,7 +17,7 @@ def masked(
   data: Annotated[Choice | None, catalog.EVAL_DATA] = None,
   split: str = "test",
   batch: Annotated[int, Range(1, 2**16)] | None = None,
-) -> Callable:
+) -> Measure:
   """Builds a function (params, poll) -> Outcome with the mean loss and metric of the task over a split.
 
   Every measurement uses the same masks.

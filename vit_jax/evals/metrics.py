@@ -6,8 +6,8 @@ V the number of classes.
 
 import functools
 import pathlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -177,7 +177,7 @@ def choose_interval_method(name: str, predictions: Predictions) -> str:
   return confidence.WILSON if _is_proportion(name, predictions) else confidence.BOOTSTRAP
 
 
-def _is_proportion(name, predictions):
+def _is_proportion(name: str, predictions: Predictions) -> bool:
   return name in ("top1", "top5") or (name == "recall_weighted" and predictions.label.ndim == 1)
 
 
@@ -297,7 +297,7 @@ def _count_weighted(images: _Images, weights: np.ndarray) -> Counts:
   return Counts(right, guessed, np.bincount(images.label, weights[images.owner], images.classes))
 
 
-def _mean(values):
+def _mean(values: np.ndarray) -> float:
   return float(values.mean()) if len(values) else 0.0
 
 
@@ -378,7 +378,7 @@ def write_confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path
   files.write_csv(path, [["label \\ prediction", *cells], *rows])
 
 
-def _format_rows(predictions, ids, classes):
+def _format_rows(predictions: Predictions, ids: Sequence[Any] | None, classes: Sequence[str]) -> Iterator[list[str]]:
   labels = predictions.label if predictions.label.ndim == 2 else predictions.label[:, None]
   best = range(1, predictions.best.shape[1] + 1)
   names = ["label_name", *(f"name{i}" for i in best)] if classes else []
@@ -402,6 +402,6 @@ def _format_rows(predictions, ids, classes):
     ]
 
 
-def _format_digits(values):
+def _format_digits(values: np.ndarray) -> list[str]:
   """Formats numbers with nine digits, which identify every float32 value."""
   return [format(float(value), ".9g") for value in values]

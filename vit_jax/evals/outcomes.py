@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from vit_jax.evals.subject import Outcome
+from vit_jax.evals.subject import Measure, Outcome
 
 
 def run_evaluations(
-  evals: Mapping[str, Callable],
+  evals: Mapping[str, Measure],
   params: dict[str, jax.Array],
   average: dict[str, jax.Array],
   poll: Callable[[], None],

@@ -5,6 +5,7 @@ import io
 import math
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib import font_manager
@@ -162,6 +163,6 @@ def replace_undrawable(text: str) -> str:
 
 
 @functools.cache
-def _load_font():
+def _load_font() -> Any:
   """Returns the font of all pictures, which is part of matplotlib."""
   return font_manager.get_font(font_manager.findfont("DejaVu Sans"))

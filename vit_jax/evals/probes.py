@@ -5,8 +5,8 @@ more orders of magnitude than float32 can represent.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import numpy as np
 
 from vit_jax import schema
 from vit_jax.schema import Count, Positive
-from vit_jax.shapes import Float, Integer, Num, Shaped
+from vit_jax.shapes import Float, Integer, Num, Shaped, Tensor
 
 BIAS = 100.0  # appended constant, so large that the penalty on its weight hardly matters
 # Shapes [N, D] and [N]. The types accept other shapes, for which `fit_ridge` and `draw_shots` raise errors with an
@@ -131,23 +131,32 @@ def compute_scores(probe: Probe, features: Float[np.ndarray, "M D"]) -> Float[np
   return np.concatenate([part @ probe.weights for part in parts])
 
 
-def _check_labels(labels, classes):
+def _check_labels(labels: Any, classes: int) -> np.ndarray:
   labels = np.asarray(labels)
   if labels.ndim != 1 or (len(labels) and not 0 <= labels.min() <= labels.max() < classes):
     raise schema.ConfigError(f"each image needs one few-shot label from 0 to {classes - 1}")
   return labels
 
 
-def _split_rows(rows):
+def _split_rows(rows: np.ndarray) -> Iterator[np.ndarray]:
   return (rows[first : first + ROWS] for first in range(0, len(rows), ROWS))
 
 
-def _standardise(features, mean, deviation):
+def _standardise(
+  features: Float[Tensor, "N D"], mean: Float[Tensor, " D"], deviation: Float[Tensor, " D"]
+) -> Float[Tensor, "N D+1"]:
   """Returns standardised features with the constant column: [N, D] -> [N, D + 1]."""
   return np.concatenate([(features - mean) / deviation, np.full((len(features), 1), BIAS)], axis=1)
 
 
-def _solve_primal(features, labels, classes, mean, deviation, l2):
+def _solve_primal(
+  features: Float[Tensor, "N D"],
+  labels: Integer[Tensor, " N"],
+  classes: int,
+  mean: Float[Tensor, " D"],
+  deviation: Float[Tensor, " D"],
+  l2: Sequence[float],
+) -> list[np.ndarray]:
   """Returns W = (X'X + l2)^-1 X'Y.
 
   X'Y = 2 (sum of the class) - (sum of all), so only the sums of each class are needed.
@@ -164,7 +173,14 @@ def _solve_primal(features, labels, classes, mean, deviation, l2):
   return [np.linalg.solve(gram + penalty * np.eye(width), targets) for penalty in l2]
 
 
-def _solve_dual(features, labels, classes, mean, deviation, l2):
+def _solve_dual(
+  features: Float[Tensor, "N D"],
+  labels: Integer[Tensor, " N"],
+  classes: int,
+  mean: Float[Tensor, " D"],
+  deviation: Float[Tensor, " D"],
+  l2: Sequence[float],
+) -> list[np.ndarray]:
   """Returns W = X' (X X' + l2)^-1 Y, the same solution, for fewer rows than columns."""
   x = _standardise(features, mean, deviation)
   targets = 2.0 * np.eye(classes)[labels] - 1
@@ -229,11 +245,11 @@ def logistic_of_shares(features: Features, shares: Features, *, l2: Positive = 1
 
     @jax.jit
     @jax.value_and_grad
-    def loss(weights, x, of_rows):
+    def loss(weights: Any, x: Any, of_rows: Any) -> Any:
       scores = jnp.matmul(x, weights[:-1], precision="highest") + weights[-1]
       return -jnp.sum(of_rows * jax.nn.log_softmax(scores)) + l2 / (2 * total) * jnp.sum(weights[:-1] ** 2)
 
-    def objective(flat):
+    def objective(flat: np.ndarray) -> Any:
       value, slope = loss(jnp.asarray(flat.reshape(shape), jnp.float32), x, of_rows)
       return float(value), np.asarray(slope, np.float64).ravel()
 
@@ -248,7 +264,7 @@ def logistic_of_shares(features: Features, shares: Features, *, l2: Positive = 1
 OF_SHARES = {"logistic": logistic_of_shares, "ridge": ridge_of_shares}
 
 
-def _weigh_rows(features, shares):
+def _weigh_rows(features: Float[Tensor, "N D"], shares: Float[Tensor, "N V"]) -> tuple[Any, Any, Any]:
   """Returns mean, deviation and weights [N] of rows, weighted by the sums of their shares.
 
   Raises a ConfigError if fewer than two classes occur.
@@ -333,17 +349,17 @@ def nearest_neighbours(
   if not len(labels):
     raise schema.ConfigError("a probe needs at least one image of a class")
 
-  def unit(x):
+  def unit(x: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
-  def weighed(distance):
+  def weighed(distance: Any) -> Any:
     if weights == "softmax":  # the cosine of unit vectors is 1 - distance^2 / 2; the largest cancels
       square = np.square(distance)
       return np.exp((square[:, :1] - square) / (2 * temperature))
     same = distance == 0
     return np.where(same.any(1, keepdims=True), same, 1 / np.where(same, 1, distance))
 
-  def votes(count, x):
+  def votes(count: int, x: Any) -> Any:
     distance, nearest = index.kneighbors(unit(x), min(count, len(labels)))
     rows = classes * np.arange(len(x))[:, None] + labels[nearest]
     sums = np.bincount(rows.ravel(), weighed(distance).ravel(), classes * len(x))
@@ -375,7 +391,7 @@ def logistic(features: Features, labels: Labels, classes: int, *, l2: tuple[Posi
   from sklearn.pipeline import make_pipeline
   from sklearn.preprocessing import StandardScaler
 
-  def fit(penalty):
+  def fit(penalty: float) -> Any:
     classifier = make_pipeline(StandardScaler(), LogisticRegression(C=1 / penalty, max_iter=10_000))
     return classifier.fit(features, labels).predict
 

@@ -25,7 +25,7 @@ class Criterion(NamedTuple):
   metric: str
   split: str
 
-  def __str__(self):
+  def __str__(self) -> str:
     return f"{format_name(self.metric)} (split '{self.split}')"
 
 

@@ -5,8 +5,8 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,11 @@ from vit_jax.models import finite
 from vit_jax.parallel import sharding
 from vit_jax.schema import Choice, ConfigError, current_config_key, enter_key, select_arguments
 
+Rows = dict[str, jax.Array]  # values of each image
+Program = Callable[[Any, Mapping[str, jax.Array]], Rows]  # (parameters, batch) -> rows
+
 # (name, images, batch size) -> a context with a method add(images)
-ProgressFactory = Callable[[str, int, int], contextlib.AbstractContextManager]
+ProgressFactory = Callable[[str, int, int], contextlib.AbstractContextManager[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +48,10 @@ class EvalContext:
   own: Choice | None
   batch: int
   open_split: Callable[[Choice, str], sources.Source]
-  predict: Callable | None = None
+  predict: Callable[..., Rows] | None = None
   names: tuple[str, ...] = ()
   screen: ProgressFactory | None = None
-  programs: dict = dataclasses.field(default_factory=dict, compare=False, repr=False)
+  programs: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any], compare=False, repr=False)
 
   @property
   def classes(self) -> int:
@@ -68,7 +71,7 @@ class EvalContext:
     """
     return self.open_split(self.data(data), split)
 
-  def predictions(self, data: Choice | None, logits: bool, classes: tuple[int, ...] | None = None) -> Callable:
+  def predictions(self, data: Choice | None, logits: bool, classes: tuple[int, ...] | None = None) -> Program:
     """Returns a function (params, batch) -> rows of `metrics.Predictions` for the whole batch, on every process.
 
     Args:
@@ -82,14 +85,14 @@ class EvalContext:
     if self.predict is None:
       raise ConfigError("it needs predictions, but this command measures only features. Use vit_jax.evaluate")
 
-    def rows(params, images, labels):
+    def rows(params: dict[str, jax.Array], images: jax.Array, labels: jax.Array) -> Rows:
       predicted = self.predict(params, images, labels, classes)
       kept = {name: value for name, value in predicted.items() if logits or name != "logits"}
       return kept | finite.flagged(predicted)
 
     return self._program(("logits" if logits else "best", classes), data, rows)
 
-  def features(self, data: Choice | None, kind: models.Features = "head") -> Callable:
+  def features(self, data: Choice | None, kind: models.Features = "head") -> Program:
     """Returns a function (params, batch) -> {"features": `(B, D)`} on every process.
 
     Args:
@@ -101,13 +104,13 @@ class EvalContext:
     """
     of_image = self.model.features_of(kind)
 
-    def rows(params, images, labels):
+    def rows(params: dict[str, jax.Array], images: jax.Array, labels: jax.Array) -> Rows:
       made = {"features": of_image(self.model.outputs(params, images)[0])}
       return made | finite.flagged(made)
 
     return self._program(("features", kind), data, rows)
 
-  def tokens(self, data: Choice | None) -> Callable:
+  def tokens(self, data: Choice | None) -> Program:
     """Returns a function (params, batch) -> {"tokens": `(B, P, P, D)`, float32} for square images, on every process.
 
     Args:
@@ -115,7 +118,7 @@ class EvalContext:
     """
     return self._program("tokens", data, self._compute_map)
 
-  def segments(self, data: Choice | None) -> Callable:
+  def segments(self, data: Choice | None) -> Program:
     """Returns a function ((params, kernel, bias), batch) -> {"classes": `(B, S, S)`, uint8} on every process.
 
     The kernel has shape `(D, V)` and the bias `(V,)`. The scores of tokens are resized to the pixels of the images
@@ -125,7 +128,7 @@ class EvalContext:
       data: a data choice, or None for the run's own.
     """
 
-    def rows(parameters, images, labels):
+    def rows(parameters: Any, images: jax.Array, labels: jax.Array) -> Rows:
       params, kernel, bias = parameters
       tokens = self._compute_map(params, images, labels)["tokens"]
       scores = jnp.einsum("bpqd,dv->vbpq", tokens, kernel, precision="highest") + bias[:, None, None, None]
@@ -149,7 +152,7 @@ class EvalContext:
       raise ConfigError(f"{self.model.description.model.name} has {patches} patches, which do not form a square")
     return side, side, tokens.shape[2]
 
-  def _compute_map(self, params, images, labels):
+  def _compute_map(self, params: dict[str, jax.Array], images: jax.Array, labels: jax.Array) -> Rows:
     tokens = self.model.outputs(params, images)[0].tokens[:, sum(self.model.prefix.values()) :]
     made = {"tokens": rearrange(tokens.astype(jnp.float32), "b (p q) d -> b p q d", p=self.map_shape[0])}
     return made | finite.flagged(made)
@@ -183,7 +186,7 @@ class EvalContext:
     with self.screen(f"{source.name} {source.split}", len(source), size) as screen:
       polls = 0
 
-      def counted():
+      def counted() -> None:
         nonlocal polls
         poll()
         if polls > 1:  # one batch is being computed, and the batch before it has not been fetched yet
@@ -216,7 +219,7 @@ class EvalContext:
     model = json.dumps(self.model.description.to_json(), sort_keys=True)
     return f"{model} {digests.sha256(params, sharding.make_replicated_sharding(self.mesh))}"
 
-  def _program(self, kind, data, rows):
+  def _program(self, kind: Any, data: Choice | None, rows: Callable[[Any, jax.Array, jax.Array], Rows]) -> Program:
     """Returns `rows(params, images, labels)`, compiled for batches. Data with equal normalisation share a program."""
     normalisation = select_arguments(self.data(data), augment.normalise)
     key = (kind, *normalisation.values())
@@ -224,7 +227,7 @@ class EvalContext:
       dtype = np.dtype(self.model.description.model.args["dtype"])
       normalise = functools.partial(augment.normalise, dtype=dtype, **normalisation)
 
-      def program(params, batch):
+      def program(params: Any, batch: Mapping[str, jax.Array]) -> Rows:
         computed = rows(params, normalise(batch["image"]), batch["label"])
         return {**computed, "label": batch["label"], "mask": batch["mask"]}
 
@@ -252,7 +255,7 @@ def resize_and_classify(scores: jax.Array, size: int) -> jax.Array:
     assert subject.resize_and_classify(scores, 2).tolist() == [[[1, 1], [1, 1]]]
   """
 
-  def better(best, candidate):
+  def better(best: Any, candidate: Any) -> Any:
     (score, number), (scores_of_one, one) = best, candidate
     resized = jax.image.resize(scores_of_one, score.shape, "bilinear")
     return (jnp.maximum(score, resized), jnp.where(resized > score, one, number)), None
@@ -299,7 +302,7 @@ class Outcome(NamedTuple):
 
 
 def compute_rows(
-  compute: Callable, batches: Iterator, poll: Callable[[], None], size: int, name: Callable[[int], str]
+  compute: Program, batches: Iterator[Any], poll: Callable[[], None], size: int, name: Callable[[int], str]
 ) -> dict[str, np.ndarray]:
   """Computes all batches and returns {name: array} for all images together.
 
@@ -313,7 +316,7 @@ def compute_rows(
 
 
 def compute_batches(
-  compute: Callable, batches: Iterator, poll: Callable[[], None], size: int, name: Callable[[int], str]
+  compute: Program, batches: Iterator[Any], poll: Callable[[], None], size: int, name: Callable[[int], str]
 ) -> Iterator[dict[str, np.ndarray]]:
   """Computes batches, and fetches each one while the devices work on the next one.
 
@@ -342,10 +345,13 @@ def compute_batches(
       yield _fetch_rows(running, number * size, name)
 
 
-def _fetch_rows(running, first, name) -> dict[str, np.ndarray]:
+def _fetch_rows(running: Rows, first: int, name: str) -> dict[str, np.ndarray]:
   """Returns the rows of a batch on the host."""
   computed = jax.device_get(running)
   real = computed.pop("mask") > 0
   positions = first + np.flatnonzero(real)
   of_images = finite.checked({key: value[real] for key, value in computed.items()}, positions, name)
   return of_images | {"position": positions}
+
+
+Measure = Callable[[dict[str, jax.Array], Callable[[], None]], Outcome]  # (parameters, poll) -> outcome

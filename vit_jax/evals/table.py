@@ -13,7 +13,7 @@ from vit_jax.evals.dense import FIGURES as DENSE_FIGURES
 from vit_jax.evals.dense import dense
 from vit_jax.evals.fewshot import fewshot, name_fewshot_figures
 from vit_jax.evals.masked import masked, name_masked_figures
-from vit_jax.evals.subject import EvalContext
+from vit_jax.evals.subject import EvalContext, Measure
 from vit_jax.schema import Choice, ConfigError, DerivedTable, Duration, enter_key, lookup, select_arguments
 
 
@@ -50,7 +50,7 @@ EVALS = DerivedTable(KINDS, lambda name, kind: kind.measure)
 REPEATED = DerivedTable(KINDS, lambda name, kind: (kind.measure, interval))  # for evaluations during a run
 
 
-def make_evaluation(choice: Choice, subject: EvalContext) -> Callable:
+def make_evaluation(choice: Choice, subject: EvalContext) -> Measure:
   """Returns the function (params, poll) -> Outcome of a bound choice.
 
   Args:

@@ -76,7 +76,7 @@ def add_evaluations(data: Choice, evals: Mapping[str, Choice]) -> dict[str, Choi
   return result
 
 
-def _select_evaluations(split, data, evals) -> dict[str, Choice]:
+def _select_evaluations(split: str, data: Choice | None, evals: Mapping[str, Choice]) -> dict[str, Choice]:
   """Returns the evaluations of a split, "val" or "test", of the run's data."""
   same = (split, data.args.get(split))
   return {

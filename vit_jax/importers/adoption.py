@@ -172,7 +172,7 @@ def format_setting_flags(key: str, value: Any) -> str:
   return texts.format_flag(f"config.{key}", value)
 
 
-def _is_different(theirs, ours):
+def _is_different(theirs: Any, ours: Any) -> bool:
   """Returns true if values differ. For a choice, only the arguments that the weights specify are compared."""
   if isinstance(theirs, Choice):
     return theirs.name != ours.name or any(
@@ -181,7 +181,7 @@ def _is_different(theirs, ours):
   return schema.to_plain(theirs) != schema.to_plain(ours)
 
 
-def _inspect_weights(path, image_size) -> tuple[Description, dict[str, Any]]:
+def _inspect_weights(path: str, image_size: int | None) -> tuple[Description, dict[str, Any]]:
   """Returns the model of weights, and mean, std and test crop of their images."""
   if weights.is_workdir(path):
     about = checkpoints.read_description(path) or {}
@@ -204,7 +204,9 @@ def _inspect_weights(path, image_size) -> tuple[Description, dict[str, Any]]:
   )
 
 
-def _data_arguments(normalised, crop, size, image_size) -> dict[str, Any]:
+def _data_arguments(
+  normalised: Mapping[str, Any] | None, crop: Choice | None, size: int, image_size: int | None
+) -> dict[str, Any]:
   """Returns data arguments: mean and std of three channels, and the crop for images of a size."""
   result = {key: tuple(values) for key, values in normalised.items() if len(values) == 3}
   if crop is not None:

@@ -56,7 +56,7 @@ def find_difference(average: Tensors, raw: Tensors, known: Callable[[Tensors], S
   return None
 
 
-def _collect_shapes(tensors, layouts):
+def _collect_shapes(tensors: Tensors, layouts: Sequence[Layout]) -> tuple[dict[str, tuple[int, ...]], set[str]]:
   """Returns ({name: shape} of the tensors that have a row, names of the head)."""
   try:
     named = layouts[0].canonical(tensors, {})

@@ -92,5 +92,5 @@ def find_layouts(description: Description) -> list[Layout]:
   return [one for one in family if layout.check_writable(one, description) is None]
 
 
-def _list_names(description):
+def _list_names(description: Description) -> list[str]:
   return dict.fromkeys(one.name for one in find_layouts(description))

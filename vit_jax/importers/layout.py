@@ -84,9 +84,9 @@ class Layout(NamedTuple):
   recognises: Callable[[Tensors], bool]
   describe: Callable[[Tensors, Mapping[str, Any]], Description]
   canonical: Callable[[Tensors, Mapping[str, Any]], Tensors] = lambda tensors, hints: tensors
-  finish: Callable[[dict, Description], dict] = lambda tensors, description: tensors
+  finish: Callable[[dict[str, Any], Description], dict[str, Any]] = lambda tensors, description: tensors
   stores_tables: bool = True
-  beside: Callable[[Description], dict] | None = None
+  beside: Callable[[Description], dict[str, Any]] | None = None
   computes: Mapping[str, Any] = {}
   ignored: str = r"(?!)"
   untaken: str = r"(?!)"
@@ -149,11 +149,11 @@ def list_entries(layout: Layout, ours: Mapping[str, tuple[int, ...]]) -> list[Te
   return result
 
 
-def _parse_template(template):
+def _parse_template(template: str) -> Any:
   return re.compile(re.sub(r"\\\{(\w+)\\\}", lambda m: rf"(?P<{m[1]}>\d+)", re.escape(template)))
 
 
-def _create_entry(row, expressions, path, shape, ours):
+def _create_entry(row: TensorRow, expressions: Any, path: str, shape: tuple[int, ...], ours: Any) -> TensorEntry | None:
   """Returns the tensor of a row for a parameter, or None if the row is for another parameter or another model."""
   match = next(filter(None, (expression.fullmatch(path) for expression in expressions)), None)
   if match is None:
@@ -209,7 +209,7 @@ def read_lazily(layout: Layout, tensors: Tensors, description: Description) -> d
   """
   ours, last = compute_shapes(description), []
 
-  def values(entry, part):
+  def values(entry: TensorEntry, part: int) -> np.ndarray:
     if part is None:
       return _to_ours(entry, tensors[entry.name])
     if not last or last[0] is not entry:  # the parts of one tensor are requested in sequence
@@ -224,7 +224,7 @@ def read_lazily(layout: Layout, tensors: Tensors, description: Description) -> d
   return result
 
 
-def _to_ours(entry, tensor):
+def _to_ours(entry: TensorEntry, tensor: Any) -> Any:
   """Returns the parameters of a tensor. Values outside of float32, NaN and inf are errors."""
   array = np.asarray(tensor)
   with np.errstate(over="ignore"):
@@ -239,7 +239,7 @@ def _to_ours(entry, tensor):
   return rearrange(single, entry.pattern, **entry.lengths)
 
 
-def _to_theirs(entry, parts):
+def _to_theirs(entry: TensorEntry, parts: Any) -> np.ndarray:
   """Returns the tensor of these parameters."""
   theirs, here = entry.pattern.split("->")
   array = np.asarray(parts[0]) if len(parts) == 1 else np.stack(parts)
@@ -305,7 +305,7 @@ def find_ignored(layout: Layout, tensors: Tensors) -> dict[str, list[str]]:
   return unused.find_unused(list(tensors), layout.untaken, layout.unneeded(tensors))
 
 
-def _is_float(dtype):
+def _is_float(dtype: np.dtype) -> bool:
   """Returns true for floating-point types that can be read. NumPy files store bfloat16 as two bytes without a type."""
   dtype = np.dtype(dtype)
   return (dtype.kind == "f" and dtype.itemsize <= 8) or dtype in (np.dtype(ml_dtypes.bfloat16), np.dtype("V2"))
@@ -377,12 +377,12 @@ def check_writable(layout: Layout, description: Description) -> str | None:
   return None
 
 
-def _format_argument(value):
+def _format_argument(value: object) -> str:
   """Returns the text of an argument in an error. A choice is shown by its name."""
   return value.name if isinstance(value, Choice) else str(value)
 
 
-def _fixed_table(layout, description):
+def _fixed_table(layout: Layout, description: Description) -> Callable[[], np.ndarray] | None:
   """Returns the model's fixed position table, as a function () -> (N, D), if the layout stores such tables."""
   model = models.functional(description)
   position = getattr(model.create(model.shapes()), "position", None)
@@ -448,7 +448,7 @@ def flax_norm(theirs: str, ours: str) -> tuple[TensorRow, TensorRow]:
   return _bias_rows(f"{theirs}/scale", f"{ours}/scale", "d -> d")
 
 
-def _bias_rows(theirs, ours, pattern):
+def _bias_rows(theirs: str, ours: str, pattern: str) -> tuple[TensorRow, TensorRow]:
   """Returns the row of a parameter and the row of its bias."""
   theirs_bias, ours_bias = (re.sub(r"\w+$", "bias", name) for name in (theirs, ours))
   return TensorRow(theirs, ours, pattern), TensorRow(theirs_bias, ours_bias, "d -> d")

@@ -1,5 +1,7 @@
 """Default normalisation of images for published weights, by publisher. It is used if no file states the values."""
 
+from typing import Any
+
 from vit_jax.models import Description
 
 Channels = tuple[float, float, float]
@@ -15,7 +17,7 @@ _COMPACT = {
 }
 
 
-def find_normalisation(recognised) -> dict[str, Channels]:
+def find_normalisation(recognised: Any) -> dict[str, Channels]:
   """Returns mean and std of the images for recognised weights.
 
   Args:

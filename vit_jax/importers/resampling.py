@@ -1,6 +1,8 @@
 """Resampling of position tables to another grid, with the rule of each publisher."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -52,12 +54,12 @@ def _compute_weights(old: int, new: int, method: Resampling) -> np.ndarray:
       return _antialiased_weights(old, new, 1, lambda x: np.maximum(1 - x, 0))
 
 
-def _compute_centres(new, scale):
+def _compute_centres(new: int, scale: float) -> np.ndarray:
   """Returns the centres of new rows in units of old rows, rounded to float32 after the product as in PyTorch."""
   return np.float32(np.float64(np.float32(scale)) * (np.arange(new) + 0.5) - 0.5).astype(np.float64)
 
 
-def _interpolation_weights(centre, old, kind):
+def _interpolation_weights(centre: float, old: int, kind: str) -> Any:
   """Returns the weights of the two or four old rows next to each centre. Rows at the border are repeated."""
   if kind == "linear":
     centre = np.clip(centre, 0, old - 1)
@@ -70,7 +72,7 @@ def _interpolation_weights(centre, old, kind):
   return result
 
 
-def _antialiased_weights(old, new, radius, kernel):
+def _antialiased_weights(old: int, new: int, radius: float, kernel: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
   """Returns the weights of a kernel that widens if the grid shrinks. Weights inside the grid sum to one."""
   scale = np.float32(old / new)  # float32, as in PyTorch
   wide = max(scale, np.float32(1))
@@ -84,7 +86,7 @@ def _antialiased_weights(old, new, radius, kernel):
   return result
 
 
-def _cubic_kernel(x, a):
+def _cubic_kernel(x: np.ndarray, a: float) -> np.ndarray:
   """Returns the cubic convolution kernel (Keys 1981) at distances x >= 0."""
   near, far = ((a + 2) * x - (a + 3)) * x * x + 1, ((x - 5) * x + 8) * x * a - 4 * a
   return np.where(x <= 1, near, np.where(x < 2, far, 0))

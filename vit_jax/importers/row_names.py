@@ -8,7 +8,7 @@ from vit_jax.schema import ConfigError, format_amount
 from vit_jax.schema.errors import format_names
 
 
-def compile_pattern(layout: Layout) -> re.Pattern:
+def compile_pattern(layout: Layout) -> re.Pattern[str]:
   """Returns the pattern of all names of a layout, with one group per row. Placeholders such as {l} match numbers."""
   rows = (re.sub(r"\\\{\w+\\\}", r"\\d+", re.escape(row.theirs)) for row in layout.rows)
   return re.compile("|".join(f"({row})" for row in rows))

@@ -9,7 +9,7 @@ listed in a note, or rejected.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vit_jax.importers import averages, options, row_names
 from vit_jax.importers.layout import Layout, Tensors
@@ -96,7 +96,7 @@ def choose_tensors(
 # Trees.
 
 
-def _find_trees(tensors, known) -> tuple[_File, dict[str, list[str]]]:
+def _find_trees(tensors: Tensors, known: FindLayouts) -> tuple[_File, dict[str, list[str]]]:
   """Returns the file without wrapper words, and the tensor names by tree.
 
   Several sets of wrapper words are tried. The set that gives the most trees is removed from the names.
@@ -114,14 +114,14 @@ def _find_trees(tensors, known) -> tuple[_File, dict[str, list[str]]]:
   return best
 
 
-def _remove_words(name, words, inside):
+def _remove_words(name: str, words: Any, inside: str) -> str:
   """Returns a name without `words`. The words in `inside` are kept at the beginning of the name."""
   parts = [part for part in name.split(".") if part not in words]
   start = next((i for i, part in enumerate(parts) if part not in inside), 0)
   return ".".join([*parts[:start], *(part for part in parts[start:] if part not in inside)])
 
 
-def _group_trees(tensors, known) -> dict[str, list[str]]:
+def _group_trees(tensors: Tensors, known: FindLayouts) -> dict[str, list[str]]:
   """Returns {prefix: tensor names of a tree}.
 
   A tree inside another tree belongs to the outer tree only if the outer tree does not match a layout without it.
@@ -131,7 +131,7 @@ def _group_trees(tensors, known) -> dict[str, list[str]]:
     for match in re.finditer(r"[./]", name):
       below.setdefault(name[: match.end()], []).append(name)
 
-  def matches(root, names):
+  def matches(root: str, names: Sequence[str]) -> bool:
     return bool(known({name[len(root) :]: tensors[name] for name in names}))
 
   roots = [root for root, names in below.items() if not _is_optimizer(root) and matches(root, names)]
@@ -152,19 +152,21 @@ def _group_trees(tensors, known) -> dict[str, list[str]]:
   return result
 
 
-def _is_optimizer(root):
+def _is_optimizer(root: str) -> bool:
   words = re.split(r"[./]", root)
   return any(map(_OPTIMIZER.fullmatch, words)) or (words[0] == "opt" and words[1:2] != ["target"])
 
 
-def _is_separate(name, root):
+def _is_separate(name: str, root: str) -> bool:
   return _SEPARATE.fullmatch(re.split(r"[./]", name[len(root) :])[0]) is not None
 
 
 # Selection of the tree to read.
 
 
-def _select_tree(file, trees, known, ema, prefix) -> str:
+def _select_tree(
+  file: _File, trees: Mapping[str, Sequence[str]], known: FindLayouts, ema: bool | None, prefix: str | None
+) -> str:
   """Returns the prefix of the tree to read, or raises ConfigError if the rules do not determine it."""
   roots = list(trees)
   if prefix is not None:
@@ -197,7 +199,9 @@ def _select_tree(file, trees, known, ema, prefix) -> str:
   return ranked[0]
 
 
-def _describe_differences(file, trees, averaged, raw, known) -> list[str]:
+def _describe_differences(
+  file: _File, trees: Mapping[str, Sequence[str]], averaged: Sequence[str], raw: Sequence[str], known: FindLayouts
+) -> list[str]:
   """Returns a sentence for each averaged tree that is not the average of any raw tree.
 
   Returns [] if there are no raw trees.
@@ -215,21 +219,21 @@ def _describe_differences(file, trees, averaged, raw, known) -> list[str]:
   return result
 
 
-def _select_tensors(file, trees, root):
+def _select_tensors(file: _File, trees: Mapping[str, Sequence[str]], root: str) -> dict[str, Any]:
   return {name.removeprefix(root): file.tensors[name] for name in trees[root]}
 
 
-def _sort_key(root):
+def _sort_key(root: str) -> Any:
   first = re.split(r"[./]", root)[0]
   return _TIMM.index(first) if first in _TIMM else len(_TIMM)
 
 
-def _list_beginnings(root):
+def _list_beginnings(root: str) -> list[str]:
   """Returns all beginnings of a prefix that end at a separator, without the separator."""
   return {root[: match.start()] for match in re.finditer(r"[./]", root)} or {""}
 
 
-def _find_original(file, root, names):
+def _find_original(file: _File, root: str, names: Sequence[str]) -> str:
   """Returns the prefix of a tree as it is in the file, including the words of wrappers."""
   prefixes = [_find_original_beginning(file, root, file.names[name]) for name in names]
   first, last = min(prefixes), max(prefixes)
@@ -237,7 +241,7 @@ def _find_original(file, root, names):
   return first[: 1 + max(first.rfind(".", 0, length), first.rfind("/", 0, length))]
 
 
-def _find_original_beginning(file, root, original):
+def _find_original_beginning(file: _File, root: str, original: str) -> str:
   """Returns the beginning of an original name that became the prefix of a tree, with any wrapper words after it."""
   result, kept = "", ""
   for token in re.findall(r"[^./]*[./]", original):
@@ -263,7 +267,7 @@ def _check_adapters(names: Iterable[str]) -> None:
     )
 
 
-def _find_outside_tensors(tree, outside, root, layout) -> dict[str, str]:
+def _find_outside_tensors(tree: Tensors, outside: Iterable[str], root: str, layout: Layout) -> dict[str, str]:
   """Returns {name: name in the layout} of tensors outside of the prefix that belong to the model."""
   result = {}
   named = row_names.compile_pattern(layout)
@@ -282,7 +286,7 @@ def _find_outside_tensors(tree, outside, root, layout) -> dict[str, str]:
   return result
 
 
-def _describe_removed(file, root, names) -> list[str]:
+def _describe_removed(file: _File, root: str, names: Sequence[str]) -> list[str]:
   """Returns notes on the words that are removed from the names of a tree."""
   prefix = _find_original(file, root, names)
   notes = [f"read without the prefix {show(prefix)}"] if prefix else []
@@ -291,7 +295,7 @@ def _describe_removed(file, root, names) -> list[str]:
   return notes + ([f"read without {', '.join(sorted(found))} inside of names"] if found else [])
 
 
-def _describe_others(file, trees, chosen, known) -> list[str]:
+def _describe_others(file: _File, trees: Mapping[str, Sequence[str]], chosen: str, known: FindLayouts) -> list[str]:
   """Returns a note on averaged weights, and notes on models in the file that are not read."""
   others = [root for root in trees if root != chosen]
   averaged, kinds = averages.is_averaged(chosen, trees), [averages.is_averaged(root, trees) for root in others]
@@ -302,19 +306,21 @@ def _describe_others(file, trees, chosen, known) -> list[str]:
   return ["these are averaged weights"] * averaged + [also] * bool(others) + differences
 
 
-def _format_trees(file, trees, roots, title="the file has"):
+def _format_trees(
+  file: _File, trees: Mapping[str, Sequence[str]], roots: Sequence[str], title: str = "the file has"
+) -> str:
   """Returns the prefixes of trees and their numbers of tensors."""
   words = (f"{_format_prefix(file, root, trees[root])} ({format_amount(len(trees[root]), 'tensor')})" for root in roots)
   return f"{title} {format_names(words, 8)}"
 
 
-def _format_prefix(file, root, names):
+def _format_prefix(file: _File, root: str, names: Sequence[str]) -> str:
   """Returns the prefix of a tree as users read it."""
   prefix = _find_original(file, root, names)
   return show(prefix) if prefix else "names without prefix"
 
 
-def _format_names(names, prefix) -> str:
+def _format_names(names: Sequence[str], prefix: str) -> str:
   """Returns a list of tensor names. Names that share their first word after the prefix are counted together."""
   words = re.compile(rf"({re.escape(prefix)})?[^./]*[./]?")
   starts = {name: words.match(name)[0] for name in names}

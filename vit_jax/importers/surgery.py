@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -11,6 +11,8 @@ from vit_jax.importers import layout, position_tables
 from vit_jax.importers.resampling import resample
 from vit_jax.models import Description
 from vit_jax.schema import ConfigError, format_amount
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 def compute_grid(tokens: int, image_size: int | tuple[int, int]) -> tuple[int, int]:
@@ -30,7 +32,7 @@ def compute_grid(tokens: int, image_size: int | tuple[int, int]) -> tuple[int, i
   return rows, tokens // rows
 
 
-def stack(arrays: Mapping[str, np.ndarray], paths) -> dict[str, np.ndarray]:
+def stack(arrays: Mapping[str, np.ndarray], paths: Iterable[str]) -> dict[str, np.ndarray]:
   """Returns parameters for a model that may be scanned: blocks/0/x, blocks/1/x and so on become blocks/x.
 
   Args:
@@ -49,7 +51,7 @@ def stack(arrays: Mapping[str, np.ndarray], paths) -> dict[str, np.ndarray]:
   return result
 
 
-def unstack(arrays: Mapping[str, np.ndarray], paths) -> dict[str, np.ndarray]:
+def unstack(arrays: Mapping[str, np.ndarray], paths: Iterable[str]) -> dict[str, np.ndarray]:
   """Splits stacked layers into single layers. This is the inverse of `stack`.
 
   Args:
@@ -95,7 +97,9 @@ def fit(
   return arrays, [*moved, *notes, *resampled, *_differing_arguments(have, want)]
 
 
-def _fit_head(arrays, have, want, head, shapes):
+def _fit_head(
+  arrays: Mapping[str, np.ndarray], have: Description, want: Description, head: str, shapes: Shapes
+) -> tuple[dict[str, np.ndarray], set[str], list[str]]:
   """Returns (arrays with the head of `want`, paths that are initialised again, notes)."""
   if head == "keep" and have.classes != want.classes:
     known = (
@@ -123,7 +127,9 @@ def _fit_head(arrays, have, want, head, shapes):
   return arrays | zeros, anew, notes
 
 
-def _fit_grids(arrays, have, want, shapes):
+def _fit_grids(
+  arrays: Mapping[str, np.ndarray], have: Description, want: Description, shapes: Shapes
+) -> tuple[dict[str, np.ndarray], list[str]]:
   """Returns (arrays with position tables resampled to the grids of `want`, notes)."""
   tokens, method = want.published.order.positioned, want.settings().get("resampling", "zoom")
   result, notes = dict(arrays), []
@@ -150,14 +156,16 @@ def _fit_grids(arrays, have, want, shapes):
   return result, notes
 
 
-def _count_leading_rows(params, description, tokens):
+def _count_leading_rows(params: Container[str], description: Description, tokens: Sequence[str]) -> int:
   """Returns the number of rows in front of the rows of patches in position tables."""
   position = description.settings().get("position")
   count = 0 if position == "learned_patches" else sum(token in params for token in tokens)
   return count + (description.settings()["registers"] if position == "learned_all" else 0)
 
 
-def _check_equal(arrays, have, want, shapes, anew):
+def _check_equal(
+  arrays: Mapping[str, np.ndarray], have: Description, want: Description, shapes: Shapes, anew: Container[str]
+) -> None:
   """Raises ConfigError if the arrays differ from those of `want`, except for paths that are initialised again."""
   differences = [f"missing: {path}" for path in shapes if path not in arrays and path not in anew]
   differences += [f"left over: {path}" for path in arrays if path not in shapes]
@@ -182,7 +190,7 @@ def _check_equal(arrays, have, want, shapes, anew):
     )
 
 
-def _differing_arguments(have, want):
+def _differing_arguments(have: Description, want: Description) -> list[str]:
   """Returns notes on arguments that differ between the models and change the logits, but not the shapes."""
   theirs, ours = have.settings(), want.settings()
   return [

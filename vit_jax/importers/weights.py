@@ -126,12 +126,12 @@ def recognise(
   )
 
 
-def _find_layouts(tensors):
+def _find_layouts(tensors: Tensors) -> list[Layout]:
   """Returns the layouts that recognise the tensors by their names."""
   return [candidate for candidate in load_layouts() if candidate.recognises(tensors)]
 
 
-def _read_stored(header, candidate, named):
+def _read_stored(header: Any, candidate: RecognisedModel, named: Any) -> RecognisedModel:
   """Returns the model that this project stored in a file, with the position table of the layout if it differs."""
   other = position_tables.replace_position(header, candidate.position)
   if other != header:
@@ -281,7 +281,7 @@ def open_frozen(
   if "dtype" in want.model.args:
     want = want.replaced(model=Choice(want.model.name, {**want.model.args, "dtype": dtype}))
 
-  def arrays():
+  def arrays() -> dict[str, np.ndarray]:
     _, tensors = load(path, ema=ema, prefix=prefix)
     return class_order.arrange_outputs(surgery.fit(tensors, have, want, "keep")[0], want, names, classes)[0]
 

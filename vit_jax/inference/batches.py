@@ -1,7 +1,7 @@
 """Predictions for many image files on all devices, while the next files are read and decoded."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import cv2
 import jax
@@ -72,7 +72,7 @@ def predict_files(
   params = {path: sharding.place_array(arrays[path], target) for path, target in shardings.items()}
   says_of = make_predict_function(model, use.data, use.loss, features)
 
-  def program(params, batch):
+  def program(params: dict[str, jax.Array], batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     return says_of(params, batch["image"]) | {"mask": batch["mask"]}
 
   compute = jax.jit(program, out_shardings=sharding.make_replicated_sharding(grid))
@@ -86,7 +86,7 @@ def predict_files(
     yield _make_rows(files, first, size, part, reasons)
 
 
-def _make_examples(use, files, reasons) -> stream.Examples:
+def _make_examples(use: StoredWeights, files: Sequence[str], reasons: dict[int, str]) -> stream.Examples:
   """Returns the files as examples for evaluation. Errors of bad files are stored in `reasons`, by number of the file.
 
   Bad files never stop the work, even if there are many. Unlike in a dataset, each file has a row of its own.
@@ -95,7 +95,7 @@ def _make_examples(use, files, reasons) -> stream.Examples:
   image = (preparation.size, preparation.size, 3)
   nothing = np.zeros(image, np.uint8), 0.0
 
-  def example(_, position):
+  def example(_: Any, position: int) -> tuple[Any, ...]:
     if position >= len(files):
       return nothing
     try:
@@ -113,7 +113,9 @@ def _make_examples(use, files, reasons) -> stream.Examples:
   return stream.Examples(source, SequentialOrder(len(files)), example, shapes, len(files))
 
 
-def _make_rows(files, first, size, part, reasons) -> list[FileResult]:
+def _make_rows(
+  files: Sequence[str], first: int, size: int, part: Mapping[str, np.ndarray], reasons: Mapping[int, str]
+) -> list[FileResult]:
   """Returns the rows of one batch, including those of bad files."""
   good = dict(zip(part.pop("position").tolist(), range(size), strict=False))
   return [

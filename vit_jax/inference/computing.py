@@ -15,7 +15,9 @@ from vit_jax.schema import Choice, select_arguments
 BEST = 5  # maximum number of classes returned per image
 
 
-def make_predict_function(model: models.Model, data: Choice, loss: str, features: models.Features | None) -> Callable:
+def make_predict_function(
+  model: models.Model, data: Choice, loss: str, features: models.Features | None
+) -> Callable[[dict[str, jax.Array], Mapping[str, jax.Array]], dict[str, jax.Array]]:
   """Builds the function that computes predictions for prepared images.
 
   Args:

@@ -4,9 +4,11 @@ A .stablehlo file is a program for CPUs, CUDA and TPUs, written by `jax.export`.
 in many other programs.
 """
 
+import contextlib
 import json
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,8 @@ from vit_jax.inference.stored import StoredWeights
 from vit_jax.schema import ConfigError, extras, select_arguments
 from vit_jax.storage import files
 
+Logits = Callable[[np.ndarray], np.ndarray]  # images -> logits
+
 PLATFORMS = ("cpu", "cuda", "tpu")
 LARGEST = 2**31 - 2**20  # maximum bytes of weights in an .onnx file, because Protocol Buffers are limited to 2 GiB
 CLOSE = 1e-4  # tolerance for the logits of the exported file, relative to the largest logit
@@ -27,7 +31,7 @@ COMPARED = (1, 3)  # batch sizes to compare
 
 
 def export_model(
-  use: StoredWeights, path: pathlib.Path, check_new: Callable[[dict], None] = lambda documents: None
+  use: StoredWeights, path: pathlib.Path, check_new: Callable[[dict[str, Any]], None] = lambda documents: None
 ) -> float:
   """Writes a model to a file: uint8 images (B, S, S, 3) -> float32 logits (B, V), or features (B, D) without a head.
 
@@ -61,7 +65,7 @@ def export_model(
   check_new(documents)
   model, data = make(use)
 
-  def place():
+  def place() -> contextlib.AbstractContextManager[Any]:
     check_new(documents)
     files.write_texts(documents)
 
@@ -91,7 +95,7 @@ def check_packages(path: pathlib.Path) -> None:
     _import_onnx()
 
 
-def _convert_to_stablehlo(use):
+def _convert_to_stablehlo(use: StoredWeights) -> tuple[StoredWeights, bytes]:
   """Returns (the model, its program as bytes)."""
   compute, size = _compile_logits(use), use.description.image_size
   (batch,) = export.symbolic_shape("b")
@@ -99,12 +103,12 @@ def _convert_to_stablehlo(use):
   return compute, export.export(compute, platforms=PLATFORMS)(images).serialize()
 
 
-def _run_stablehlo(data):
+def _run_stablehlo(data: bytes) -> Logits:
   """Returns the function from images to logits that a serialised program contains."""
   return export.deserialize(bytearray(data)).call
 
 
-def _convert_to_onnx(use):
+def _convert_to_onnx(use: StoredWeights) -> tuple[StoredWeights, bytes]:
   """Returns (the model in float32, its graph as bytes). All ONNX runtimes support float32."""
   onnx, _ = _import_onnx()
   if (weights := sum(array.nbytes for array in use.arrays.values())) > LARGEST:
@@ -119,14 +123,14 @@ def _convert_to_onnx(use):
   return compute, model.SerializeToString()
 
 
-def _run_onnx(data):
+def _run_onnx(data: bytes) -> Logits:
   """Returns the function from images to logits that a serialised graph contains."""
   _, runtime = _import_onnx()
   session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
   return lambda images: session.run(None, {graph.INPUT: images})[0]
 
 
-def _import_onnx():
+def _import_onnx() -> tuple[Any, Any]:
   """Returns the packages of the extra, or raises ConfigError if they are not installed."""
   try:
     import onnx
@@ -140,7 +144,7 @@ def _import_onnx():
 FORMATS = {".stablehlo": (_convert_to_stablehlo, _run_stablehlo), ".onnx": (_convert_to_onnx, _run_onnx)}
 
 
-def _compile_logits(use, **changes) -> Callable:
+def _compile_logits(use: StoredWeights, **changes: Any) -> Logits:
   """Returns the compiled function from images to logits. It avoids kernels that exist for a single platform only."""
   description = use.description.bound()
   if description.settings().get("attention") == "fused":
@@ -150,13 +154,13 @@ def _compile_logits(use, **changes) -> Callable:
   normalise = select_arguments(use.data, augment.normalise)
   params = {name: jnp.asarray(array) for name, array in use.arrays.items()}
 
-  def logits(images):
+  def logits(images: jax.Array) -> jax.Array:
     return model.outputs(params, augment.normalise(images, description.model.args["dtype"], **normalise))[0].logits
 
   return jax.jit(logits)
 
 
-def _measure_difference(one, other, size) -> float:
+def _measure_difference(one: Logits, other: Logits, size: int) -> float:
   """Returns the largest difference between two functions on random images, relative to the largest value."""
   draw, largest, difference = np.random.default_rng(0), 1e-9, 0.0
   for count in COMPARED:
@@ -166,7 +170,7 @@ def _measure_difference(one, other, size) -> float:
   return float(difference / largest)
 
 
-def _describe_images(use):
+def _describe_images(use: StoredWeights) -> dict[str, Any]:
   """Returns the metadata of images and classes as JSON values."""
   keys = ("image_size", "test_crop", "mean", "std")
   return {

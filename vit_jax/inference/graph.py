@@ -53,11 +53,13 @@ class Graph:
     onnx: the `onnx` package.
   """
 
-  def __init__(self, onnx):
+  def __init__(self, onnx: Any) -> None:
     self.onnx, self.nodes, self.initializers, self._names = onnx, [], [], {}
     self._count = 0
 
-  def node(self, operator: str, inputs: Sequence[Value], shape: Sequence[int], dtype=None, **attributes) -> Value:
+  def node(
+    self, operator: str, inputs: Sequence[Value], shape: Sequence[int], dtype: Any = None, **attributes: Any
+  ) -> Value:
     """Adds a node and returns its output.
 
     Args:
@@ -139,7 +141,7 @@ class Graph:
       return make_constant(np.broadcast_to(value.array, shape))
     return self.node("Expand", [value, self.sizes(shape)], shape)
 
-  def model(self, inputs: Mapping[str, Value], outputs: Mapping[str, Value], about: Mapping[str, str]):
+  def model(self, inputs: Mapping[str, Value], outputs: Mapping[str, Value], about: Mapping[str, str]) -> Any:
     """Returns the onnx.ModelProto of the graph.
 
     Args:
@@ -151,7 +153,7 @@ class Graph:
     for name, value in outputs.items():
       self.nodes.append(helper.make_node("Identity", [self.name(value)], [name], name=f"identity_{name}"))
 
-    def described(name, value):
+    def described(name: str, value: Value) -> Any:
       kind = helper.np_dtype_to_tensor_dtype(value.dtype)
       return helper.make_tensor_value_info(
         name, kind, ["batch" if depends_on_batch(side) else side for side in value.shape]
@@ -171,8 +173,12 @@ def depends_on_batch(side: int) -> bool:
   return side > 0 and side % BATCH == 0
 
 
+Translation = Callable[[Graph, core.JaxprEqn, Sequence[Value]], Any]  # adds the nodes of an equation
+Operators = Mapping[str, Translation]
+
+
 def trace_graph(
-  function: Callable, image: tuple[int, ...], onnx, operators: Mapping[str, Callable]
+  function: Callable[[jax.Array], Any], image: tuple[int, ...], onnx: Any, operators: Operators
 ) -> tuple[Graph, dict[str, Value], list[Value]]:
   """Converts a function of uint8 images (B, *image) to a graph.
 
@@ -196,7 +202,9 @@ def trace_graph(
   return graph, {INPUT: images}, full
 
 
-def add_program(graph: Graph, closed: core.ClosedJaxpr, inputs: Sequence[Value], operators: Mapping) -> list[Value]:
+def add_program(
+  graph: Graph, closed: core.ClosedJaxpr, inputs: Sequence[Value], operators: Mapping[str, Any]
+) -> list[Value]:
   """Adds the nodes of a program to the graph.
 
   Args:
@@ -212,7 +220,7 @@ def add_program(graph: Graph, closed: core.ClosedJaxpr, inputs: Sequence[Value],
   known = dict(zip(program.constvars, map(make_constant, getattr(closed, "consts", ())), strict=True))
   known |= dict(zip(program.invars, inputs, strict=True))
 
-  def value(variable):
+  def value(variable: Any) -> Value:
     return make_constant(variable.val) if isinstance(variable, core.Literal) else known[variable]
 
   for equation in program.eqns:
@@ -221,7 +229,9 @@ def add_program(graph: Graph, closed: core.ClosedJaxpr, inputs: Sequence[Value],
   return [value(variable) for variable in program.outvars]
 
 
-def _convert_equation(graph, equation, values, operators) -> Sequence[Value]:
+def _convert_equation(
+  graph: Graph, equation: core.JaxprEqn, values: Sequence[Value], operators: Operators
+) -> Sequence[Value]:
   """Returns the outputs of an equation: constants if all operands are constants, otherwise outputs of nodes."""
   if inside := find_inner_program(equation):
     return add_program(graph, inside, values, operators)
@@ -242,7 +252,7 @@ def _convert_equation(graph, equation, values, operators) -> Sequence[Value]:
 ALWAYS = ("broadcast_in_dim", "platform_index", "cond")
 
 
-def find_inner_program(equation) -> core.ClosedJaxpr | None:
+def find_inner_program(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:
   """Returns the program that an equation calls with its own inputs, or None if it does not call a program."""
   if equation.primitive.name in ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "remat2"):
     return next(equation.params[key] for key in ("call_jaxpr", "jaxpr", "fun_jaxpr") if key in equation.params)

@@ -1,42 +1,45 @@
 """Translations of JAX primitives to ONNX nodes, as functions (graph, equation, values) -> value."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from jax.extend import core
 
 from vit_jax.inference import graph as graphs
 from vit_jax.inference.graph import Graph, Value, make_constant
 from vit_jax.schema import ConfigError
 
 
-def _expand_values(graph, equation, values) -> list[Value]:
+def _expand_values(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> list[Value]:
   """Returns the values in the traced shapes."""
   return [graph.full(v, variable.aval.shape) for v, variable in zip(values, equation.invars, strict=True)]
 
 
-def _get_shape(equation):
+def _get_shape(equation: core.JaxprEqn) -> tuple[int, ...]:
   return equation.outvars[0].aval.shape
 
 
-def _elementwise(operator: str, dtype=None):
+def _elementwise(operator: str, dtype: Any = None) -> graphs.Translation:
   """Returns a translation to an operator that broadcasts its operands."""
 
-  def add(graph: Graph, equation, values):
+  def add(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
     return graph.node(operator, values, np.broadcast_shapes(*(value.shape for value in values)), dtype)
 
   return add
 
 
-def _reciprocal_root(graph: Graph, equation, values):
+def _reciprocal_root(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   root = graph.node("Sqrt", values, values[0].shape)
   return graph.node("Reciprocal", [root], root.shape)
 
 
-def _square(graph: Graph, equation, values):
+def _square(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   return graph.node("Mul", [*values, *values], values[0].shape)
 
 
-def _integer_power(graph: Graph, equation, values):
+def _integer_power(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   exponent = equation.params["y"]
   if exponent < 1:
     return graph.node("Pow", [*values, make_constant(np.array(exponent, values[0].dtype))], values[0].shape)
@@ -46,23 +49,23 @@ def _integer_power(graph: Graph, equation, values):
   return result
 
 
-def _complement(graph: Graph, equation, values):
+def _complement(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   """Returns 1 - erf, because ONNX has no erfc."""
   error = graph.node("Erf", values, values[0].shape)
   return graph.node("Sub", [make_constant(np.array(1, error.dtype)), error], error.shape)
 
 
-def _pass_through(graph: Graph, equation, values):
+def _pass_through(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   return values[0]
 
 
-def _cast(graph: Graph, equation, values):
+def _cast(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   dtype = np.dtype(equation.params["new_dtype"])
   kind = graph.onnx.helper.np_dtype_to_tensor_dtype(dtype)
   return graph.node("Cast", values, values[0].shape, dtype, to=kind)
 
 
-def _select(graph: Graph, equation, values):
+def _select(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   which, if_false, *if_true = values
   if which.dtype != bool or len(if_true) != 1:
     raise ConfigError("the model selects from more than two values, which is not supported in ONNX files")
@@ -70,7 +73,7 @@ def _select(graph: Graph, equation, values):
   return graph.node("Where", [which, *if_true, if_false], shape, if_false.dtype)
 
 
-def _broadcast(graph: Graph, equation, values):
+def _broadcast(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   """Inserts the new axes with size 1. Operators that cannot broadcast expand the value to its full size."""
   (value,), axes, shape = values, equation.params["broadcast_dimensions"], _get_shape(equation)
   sides = [1] * len(shape)
@@ -79,26 +82,26 @@ def _broadcast(graph: Graph, equation, values):
   return graph.reshape(value, sides)
 
 
-def _reshape(graph: Graph, equation, values):
+def _reshape(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   return graph.reshape(*_expand_values(graph, equation, values), _get_shape(equation))
 
 
-def _transpose(graph: Graph, equation, values):
+def _transpose(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   return graph.transpose(values[0], equation.params["permutation"])
 
 
-def _concatenate(graph: Graph, equation, values):
+def _concatenate(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   return graph.node(
     "Concat", _expand_values(graph, equation, values), _get_shape(equation), axis=int(equation.params["dimension"])
   )
 
 
-def _tile(graph: Graph, equation, values):
+def _tile(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   times = make_constant(np.array(equation.params["reps"], np.int64))
   return graph.node("Tile", [*_expand_values(graph, equation, values), times], _get_shape(equation))
 
 
-def _slice(graph: Graph, equation, values):
+def _slice(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   (value,), taken = _expand_values(graph, equation, values), equation.params
   strides = taken["strides"] or (1,) * len(value.shape)
   sides = zip(taken["start_indices"], taken["limit_indices"], strides, value.shape, strict=True)
@@ -111,7 +114,7 @@ def _slice(graph: Graph, equation, values):
   return graph.node("Slice", [value, start, limit, axes, by], _get_shape(equation))
 
 
-def _pad(graph: Graph, equation, values):
+def _pad(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   (value, filling), borders = _expand_values(graph, equation, values), equation.params["padding_config"]
   if any(inside for _, _, inside in borders):
     raise ConfigError("the model pads between pixels, which is not supported in ONNX files")
@@ -119,15 +122,15 @@ def _pad(graph: Graph, equation, values):
   return graph.node("Pad", [value, sides, filling], _get_shape(equation))
 
 
-def _reduction(operator):
-  def add(graph: Graph, equation, values):
+def _reduction(operator: str) -> graphs.Translation:
+  def add(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
     axes = make_constant(np.array(equation.params["axes"], np.int64))
     return graph.node(operator, [*_expand_values(graph, equation, values), axes], _get_shape(equation), keepdims=0)
 
   return add
 
 
-def _matrix_product(graph: Graph, equation, values):
+def _matrix_product(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   """Converts a general dot product to MatMul.
 
   The axes of both operands are moved to the order that MatMul requires. Batch axes come first, and contracted axes are
@@ -150,7 +153,7 @@ def _matrix_product(graph: Graph, equation, values):
   return graph.reshape(made, _get_shape(equation))
 
 
-def _convolution(graph: Graph, equation, values):
+def _convolution(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   (image, kernel), said = _expand_values(graph, equation, values), equation.params
   if any(side != 1 for side in said["lhs_dilation"]) or said["batch_group_count"] != 1:
     raise ConfigError("the model has a transposed convolution, which is not supported in ONNX files")
@@ -162,12 +165,12 @@ def _convolution(graph: Graph, equation, values):
   return graph.transpose(made, np.argsort(out).tolist())
 
 
-def _make_window(padding, strides):
+def _make_window(padding: Sequence[tuple[int, int]], strides: Sequence[int]) -> dict[str, list[int]]:
   """Returns the attributes of a window over an image."""
   return {"pads": [low for low, _ in padding] + [high for _, high in padding], "strides": list(strides)}
 
 
-def _max_pool(graph: Graph, equation, values):
+def _max_pool(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   """Converts reduce_window_max of (B, H, W, C)."""
   (value,), said = _expand_values(graph, equation, values), equation.params
   sides, strides, padding = said["window_dimensions"], said["window_strides"], said["padding"]
@@ -182,12 +185,12 @@ def _max_pool(graph: Graph, equation, values):
   return graph.transpose(made, (0, 2, 3, 1))
 
 
-def _platform(graph: Graph, equation, values):
+def _platform(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   """Selects the branch for platforms that JAX does not treat specially."""
   return make_constant(np.array(equation.params["platforms"].index(None), np.int32))
 
 
-def _branch(graph: Graph, equation, values):
+def _branch(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Any:
   which, *rest = values
   if which.array is None:
     raise ConfigError("the model selects a branch by a computed value, which is not supported in ONNX files")

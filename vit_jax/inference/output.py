@@ -8,6 +8,7 @@ import itertools
 import json
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -88,13 +89,13 @@ def format_lines(rows: Iterable[FileResult], classes: Sequence[str]) -> Iterator
     yield f"  and {left:,} more. For all rows, use --out=FILE.csv, .jsonl or .npz"
 
 
-def _shorten(text, most):
+def _shorten(text: str, most: int) -> str:
   """Returns a text on one line, and drops the beginning of a long text."""
   text = make_printable(text).replace("\n", "\\n")
   return text if len(text) <= most else f"...{text[3 - most :]}"
 
 
-def _format_cells(rows, classes):
+def _format_cells(rows: Iterable[FileResult], classes: Sequence[str]) -> Iterator[list[str]]:
   """Yields the cells of a CSV file, starting with the column names."""
   best = min(BEST, len(classes))
   columns = [f"{word}{i + 1}" for i in range(best) for word in ("name", "probability")]
@@ -108,11 +109,11 @@ def _format_cells(rows, classes):
     yield [files.escape_csv(row.file), *cells, files.escape_csv(row.reason or "")]
 
 
-def _format_digits(value):
+def _format_digits(value: float) -> str:
   return format(value, ".9g")  # nine digits distinguish any two float32 values
 
 
-def _row_to_json(row, classes):
+def _row_to_json(row: FileResult, classes: Sequence[str]) -> dict[str, Any]:
   """Returns the JSON object of a row."""
   if row.reason is not None:
     return {"file": row.file, "reason": row.reason}
@@ -125,7 +126,7 @@ def _row_to_json(row, classes):
   return result
 
 
-def _make_columns(rows, count):
+def _make_columns(rows: Iterable[FileResult], count: int) -> dict[str, np.ndarray]:
   """Returns the columns of all rows. Each array is allocated once, so that no column is in memory twice."""
   names, reasons, columns = [], [], {}
   empty = {"best": (np.int32, -1), "probability": (np.float32, np.nan), "features": (np.float32, np.nan)}

@@ -163,10 +163,10 @@ class Predictor:
     return Preparation.of(self.data)
 
   @functools.cached_property
-  def _programs(self):
+  def _programs(self) -> Any:
     return functools.cache(lambda features: jax.jit(make_predict_function(self._model, self.data, self.loss, features)))
 
-  def _compute_outputs(self, images, features) -> dict[str, np.ndarray]:
+  def _compute_outputs(self, images: Any, features: Any) -> dict[str, np.ndarray]:
     """Returns the outputs of the model for all images."""
     several = [images] if _is_single_image(images) else list(images)
     if not several:
@@ -175,7 +175,7 @@ class Predictor:
     rows = {name: np.concatenate([part[name] for part in parts])[: len(several)] for name in parts[0]}
     return finite.checked(rows, np.arange(len(several)), lambda number: _name_image(several[number], number))
 
-  def _batches(self, images) -> Iterator[np.ndarray]:
+  def _batches(self, images: Any) -> Iterator[np.ndarray]:
     """Yields batches of prepared images. The last batch is padded to a power of two, which limits recompilation."""
     with concurrent.futures.ThreadPoolExecutor(decoding.count_usable_cores()) as pool:
       for first in range(0, len(images), TOGETHER):
@@ -231,7 +231,7 @@ def _name_image(image: Any, number: int) -> str:
   return os.fspath(image) if isinstance(image, str | os.PathLike) else f"number {number}"
 
 
-def _is_single_image(images) -> bool:
+def _is_single_image(images: Any) -> bool:
   """Returns true for a single image, and false for a list of images."""
   if isinstance(images, str | os.PathLike | Image.Image):
     return True

@@ -229,7 +229,7 @@ def load_run(workdir: pathlib.Path) -> config.Run | None:
     raise ConfigError(f"{workdir / 'config.json'} is not the config of a run: {error}") from error
 
 
-def _read_workdir(workdir, description):
+def _read_workdir(workdir: pathlib.Path, description: Description) -> tuple[Any, ...]:
   """Returns (data, loss, class names, notes) of a workdir."""
   run, about = load_run(workdir), checkpoints.read_description(workdir, provenance.check_metadata) or {}
   if run is None:  # weights that `convert` wrote have less metadata than a run
@@ -240,7 +240,7 @@ def _read_workdir(workdir, description):
   return Choice(run.data.name, evals.preparation_arguments(run.data)), run.task.args.get("loss", "softmax"), names, []
 
 
-def _apply_metadata(path, said, description, usual):
+def _apply_metadata(path: str, said: Any, description: Description, usual: Any) -> tuple[Any, ...]:
   """Returns (data, loss, class names, notes) from the metadata of weights, with defaults for missing values."""
   notes = []
   if set(said.normalised) != {"mean", "std"}:
@@ -260,7 +260,7 @@ def _apply_metadata(path, said, description, usual):
   return data, said.loss or "softmax", said.labels, notes
 
 
-def _get_side(description):
+def _get_side(description: Description) -> int:
   size = description.image_size
   return size if isinstance(size, int) else min(size)
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,8 @@ from optax import contrib
 from vit_jax import trees
 from vit_jax.schema import ConfigError, Count, Momentum, Positive
 from vit_jax.shapes import Array, Float, Tensor
+
+Params = dict[str, Any]
 
 # Patterns of kernels that are matrices, with their numbers of input and output axes. Axes before those are layers.
 MATRICES = (
@@ -30,7 +32,7 @@ def muon(
   eps: Positive = 1e-8,
   mu_dtype: Literal["float32", "bfloat16"] = "float32",
   dtype: Literal["float32", "bfloat16"] = "bfloat16",
-):
+) -> optax.GradientTransformation:
   """Returns the Muon rule (Jordan et al. 2024) for kernels of attention and MLPs, with Adam for other parameters.
 
   A matrix update is Nesterov momentum after `iterations` Newton-Schulz iterations. All heads of a layer form one
@@ -47,7 +49,7 @@ def muon(
     dtype: type to which matrix updates are rounded, as in the original code. Devices exchange updates in this type.
   """
 
-  def labels(params):
+  def labels(params: Params) -> dict[str, str]:
     return trees.map_named(lambda path, _: "adam" if count_axes(path) is None else "matrix", params)
 
   matrix = optax.chain(optax.trace(momentum, True, mu_dtype), _orthogonalise(iterations, dtype))
@@ -77,11 +79,11 @@ def count_axes(path: str) -> tuple[int, int] | None:
   return None if first is None else MATRICES[first][1]
 
 
-def _apply_unsharded(function, stacks):
+def _apply_unsharded(function: Callable[..., Any], stacks: jax.Array) -> Any:
   return function(jnp.concatenate(stacks))
 
 
-def _orthogonalise(iterations, dtype):
+def _orthogonalise(iterations: int, dtype: str) -> optax.GradientTransformationExtraArgs:
   """Makes updates nearly orthogonal. Matrices of one shape form one stack, which `spread` divides among the devices.
 
   Devices then share the work, and no matrix is sent during its iterations.
@@ -94,7 +96,14 @@ def _orthogonalise(iterations, dtype):
     result, _ = newton_schulz.update(stack, newton_schulz.init(stack))
     return (0.2 * math.sqrt(stack.shape[2]) * result).astype(dtype)  # the size of Adam's updates
 
-  def update(updates, state, params=None, *, spread: Callable = _apply_unsharded, **_):
+  def update(
+    updates: Params,
+    state: optax.OptState,
+    params: Params | None = None,
+    *,
+    spread: Callable[..., Any] = _apply_unsharded,
+    **_: Any,
+  ) -> tuple[Params, optax.OptState]:
     kernels: dict[str, jax.Array] = {}
     trees.map_named(kernels.setdefault, updates)
     stacks: dict[tuple[int, int], dict[str, jax.Array]] = {}
@@ -113,7 +122,7 @@ def _orthogonalise(iterations, dtype):
   return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
-def _to_matrices(path, kernel) -> Float[Array, "N R C"]:
+def _to_matrices(path: str, kernel: Float[Tensor, "..."]) -> Float[Array, "N R C"]:
   """Returns a kernel, or a stack of kernels, as matrices that have at least as many columns as rows."""
   inputs, outputs = count_axes(path)
   first, middle = kernel.ndim - inputs - outputs, kernel.ndim - outputs
@@ -121,7 +130,7 @@ def _to_matrices(path, kernel) -> Float[Array, "N R C"]:
   return flat if flat.shape[1] <= flat.shape[2] else flat.swapaxes(1, 2)
 
 
-def _to_kernel(path, matrices: Float[Tensor, "N R C"], shape) -> Float[Array, "..."]:
+def _to_kernel(path: str, matrices: Float[Tensor, "N R C"], shape: tuple[int, ...]) -> Float[Array, "..."]:
   """Inverts `_to_matrices`."""
   outputs = math.prod(shape[-count_axes(path)[1] :])
   return (matrices if matrices.shape[2] == outputs else matrices.swapaxes(1, 2)).reshape(shape)

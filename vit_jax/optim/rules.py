@@ -6,16 +6,17 @@ their functions are the keys of `config.optim`. Several keys select parameters w
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 from vit_jax import trees
 from vit_jax.optim import matrices, schedules
-from vit_jax.optim.matrices import muon
+from vit_jax.optim.matrices import Params, muon
 from vit_jax.schema import (
   Choice,
   ConfigError,
@@ -38,12 +39,12 @@ LayersAbove = Mapping[str, int | np.ndarray | None] | None
 
 def create_optimizer(
   choice: Choice,
-  params,
+  params: Params,
   total: int,
   steps: Callable[[Duration], int],
   statistics: frozenset[str] = frozenset(),
   layers_above: LayersAbove = None,
-):
+) -> optax.GradientTransformation:
   """Returns the `optimizer` that a choice names.
 
   Args:
@@ -89,7 +90,7 @@ def create_optimizer(
 
 def optimizer(
   rule: optax.GradientTransformation,
-  params,
+  params: Params,
   total: int,
   steps: Callable[[Duration], int],
   statistics: frozenset[str] = frozenset(),
@@ -197,7 +198,9 @@ def optimizer(
   return optax.partition({"trained": chain, "frozen": optax.set_to_zero()}, labels), rate
 
 
-def list_frozen_paths(frozen: Sequence[str], params, statistics: frozenset[str] = frozenset()) -> frozenset[str]:
+def list_frozen_paths(
+  frozen: Sequence[str], params: Params, statistics: frozenset[str] = frozenset()
+) -> frozenset[str]:
   """Returns the paths that gradients do not update: the frozen parameters and all statistics.
 
   Args:
@@ -215,14 +218,16 @@ def list_frozen_paths(frozen: Sequence[str], params, statistics: frozenset[str] 
   return statistics | {path for path in paths if held[path]}
 
 
-def _select_trainable(params, statistics):
+def _select_trainable(params: Params, statistics: frozenset[str]) -> Params:
   return {path: leaf for path, leaf in trees.flatten(params).items() if path not in statistics}
 
 
 # Update rules: transformations of gradients to directions, without a learning rate.
 
 
-def adamw(*, b1: Momentum = 0.9, b2: Momentum = 0.999, eps: Positive = 1e-8, mu_dtype: Precision = "float32"):
+def adamw(
+  *, b1: Momentum = 0.9, b2: Momentum = 0.999, eps: Positive = 1e-8, mu_dtype: Precision = "float32"
+) -> optax.GradientTransformation:
   """Returns the Adam rule (Kingma & Ba 2015). Together with the `weight_decay` of `optimizer`, the rule is AdamW.
 
   Args:
@@ -234,7 +239,9 @@ def adamw(*, b1: Momentum = 0.9, b2: Momentum = 0.999, eps: Positive = 1e-8, mu_
   return optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
 
 
-def sgd(*, momentum: Momentum = 0.9, nesterov: bool = False, accumulator_dtype: Precision = "float32"):
+def sgd(
+  *, momentum: Momentum = 0.9, nesterov: bool = False, accumulator_dtype: Precision = "float32"
+) -> optax.GradientTransformation:
   """Returns the rule of stochastic gradient descent with momentum: v = momentum v + g.
 
   Args:
@@ -253,7 +260,7 @@ def adafactor(
   momentum_dtype: Precision = "bfloat16",
   factored_from: Count = 32,
   clipping: Positive | None = None,
-):
+) -> optax.GradientTransformation:
   """Returns the Adafactor rule of ViT-G (Zhai et al. 2022, section 3.4).
 
   Unlike the original Adafactor, the rule does not rescale updates by the size of the parameters.
@@ -278,7 +285,7 @@ def adafactor(
   )
 
 
-def lion(*, b1: Momentum = 0.9, b2: Momentum = 0.99, mu_dtype: Precision = "float32"):
+def lion(*, b1: Momentum = 0.9, b2: Momentum = 0.99, mu_dtype: Precision = "float32") -> optax.GradientTransformation:
   """Returns the Lion rule (Chen et al. 2023), which needs a 3 to 10 times smaller `lr` than Adam.
 
   The direction is the sign of b1 m + (1 - b1) g. Afterwards m becomes b2 m + (1 - b2) g.
@@ -291,7 +298,9 @@ def lion(*, b1: Momentum = 0.9, b2: Momentum = 0.99, mu_dtype: Precision = "floa
   return optax.scale_by_lion(b1, b2, mu_dtype=mu_dtype)
 
 
-def lamb(*, b1: Momentum = 0.9, b2: Momentum = 0.999, eps: Positive = 1e-6, mu_dtype: Precision = "float32"):
+def lamb(
+  *, b1: Momentum = 0.9, b2: Momentum = 0.999, eps: Positive = 1e-6, mu_dtype: Precision = "float32"
+) -> optax.GradientTransformation:
   """Returns the Adam rule of LAMB (You et al. 2020). The choice "lamb" sets trust_ratio="decayed", as in timm and apex.
 
   The paper and Optax adapt "all" parameters. In this package, query, key and value have separate tensors and ratios.
@@ -315,7 +324,9 @@ RULES["lamb"] = (lamb, preset(optimizer, trust_ratio="decayed"))
 # Multipliers by path.
 
 
-def _match_patterns(key: str, rows: Sequence[tuple[str, object]], paths, default) -> dict[str, object]:
+def _match_patterns(
+  key: str, rows: Sequence[tuple[str, object]], paths: Iterable[str], default: object
+) -> dict[str, object]:
   """Returns the value of the first pattern that matches each path.
 
   Raises ConfigError if a pattern is never the first match.
@@ -337,7 +348,7 @@ def _match_patterns(key: str, rows: Sequence[tuple[str, object]], paths, default
   return {path: default if i is None else rows[i][1] for path, i in first.items()}
 
 
-def _scale_updates(scales):
+def _scale_updates(scales: Mapping[str, Any]) -> optax.GradientTransformation:
   """Multiplies updates by the multiplier of their path: a number, or one number per layer of a stack."""
   # Selected by path, because the tree that arrives here does not contain the frozen parameters.
   scales = {path: scale for path, scale in scales.items() if np.any(scale != 1)}
@@ -346,7 +357,7 @@ def _scale_updates(scales):
   )
 
 
-def _add_decayed(decays):
+def _add_decayed(decays: Mapping[str, Any]) -> optax.GradientTransformation:
   """Adds the decay of each path times the parameter to the updates."""
   return optax.stateless(
     lambda updates, params: trees.map_named(
@@ -355,10 +366,10 @@ def _add_decayed(decays):
   )
 
 
-def _scale_by_trust(adapted, stacked):
+def _scale_by_trust(adapted: Any, stacked: Any) -> optax.GradientTransformation:
   """Multiplies the adapted updates by |p| / |u| if neither is 0. Optax's version does not support stacks of layers."""
 
-  def adapt(path, u, p):
+  def adapt(path: str, u: jax.Array, p: jax.Array) -> jax.Array:
     if path not in adapted:
       return u
     axes = tuple(range(path in stacked, u.ndim))
@@ -369,6 +380,6 @@ def _scale_by_trust(adapted, stacked):
   return optax.stateless(lambda updates, params: trees.map_named(adapt, updates, params))
 
 
-def _compute_power(decay, layers):
+def _compute_power(decay: float, layers: int) -> Any:
   # A stack uses float32, like its updates.
   return (np.float32(decay) if isinstance(layers, np.ndarray) else decay) ** layers

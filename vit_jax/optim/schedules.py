@@ -13,8 +13,10 @@ linear warm-up from 0, or from `start`.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -29,8 +31,10 @@ from vit_jax.schema import (
   format_amount,
   make,
 )
+from vit_jax.shapes import Count
 
-Schedule = Callable
+Schedule = Callable[[Count], Any]  # step -> learning rate
+Steps = Callable[[Duration], int]  # converts a duration to a number of steps
 
 
 def create_schedule(choice: Choice, peak: float, total: int, warmup: int, steps: Callable[[Duration], int]) -> Schedule:
@@ -62,7 +66,7 @@ def create_schedule(choice: Choice, peak: float, total: int, warmup: int, steps:
     return make(choice, SCHEDULES, peak, total, warmup, steps)
 
 
-def cosine(peak, total, warmup, steps, *, end: NonNegative = 0.0) -> Schedule:
+def cosine(peak: float, total: int, warmup: int, steps: Steps, *, end: NonNegative = 0.0) -> Schedule:
   """Returns half a cosine from the peak down to `end` at the last step.
 
   Args:
@@ -75,7 +79,7 @@ def cosine(peak, total, warmup, steps, *, end: NonNegative = 0.0) -> Schedule:
   )
 
 
-def linear(peak, total, warmup, steps, *, end: NonNegative = 0.0) -> Schedule:
+def linear(peak: float, total: int, warmup: int, steps: Steps, *, end: NonNegative = 0.0) -> Schedule:
   """Returns a linear decay from the peak down to `end` at the last step.
 
   Args:
@@ -85,7 +89,9 @@ def linear(peak, total, warmup, steps, *, end: NonNegative = 0.0) -> Schedule:
   return polynomial(peak, total, warmup, steps, power=1.0, end=end)
 
 
-def polynomial(peak, total, warmup, steps, *, power: Positive = 2.0, end: NonNegative = 0.0) -> Schedule:
+def polynomial(
+  peak: float, total: int, warmup: int, steps: Steps, *, power: Positive = 2.0, end: NonNegative = 0.0
+) -> Schedule:
   """Returns the decay end + (peak - end) (fraction of remaining steps) ** power.
 
   Args:
@@ -99,7 +105,7 @@ def polynomial(peak, total, warmup, steps, *, power: Positive = 2.0, end: NonNeg
   )
 
 
-def constant(peak, total, warmup, steps, *, cooldown: Duration = Duration("0")) -> Schedule:
+def constant(peak: float, total: int, warmup: int, steps: Steps, *, cooldown: Duration = Duration("0")) -> Schedule:
   """Returns a constant learning rate with a linear decay to 0 during the cool-down.
 
   Args:
@@ -111,10 +117,10 @@ def constant(peak, total, warmup, steps, *, cooldown: Duration = Duration("0")) 
 
 
 def rsqrt(
-  peak,
-  total,
-  warmup,
-  steps,
+  peak: float,
+  total: int,
+  warmup: int,
+  steps: Steps,
   *,
   timescale: Duration = Duration("10k"),
   shift: Duration = Duration("0"),
@@ -135,14 +141,16 @@ def rsqrt(
   if not timescale:
     raise ConfigError("0 steps. Give a length over which the rate falls by sqrt(2)", "timescale")
 
-  def rate(step):
+  def rate(step: Count) -> jax.Array:
     after = jnp.maximum(jnp.asarray(step, jnp.float32) - warmup, 0)
     return peak * _warm_up(step, warmup) * _cool_down(step, total, cooldown) / jnp.sqrt(1 + (after + shift) / timescale)
 
   return rate
 
 
-def stair(peak, total, warmup, steps, *, at: tuple[Duration, ...], factors: tuple[NonNegative, ...]) -> Schedule:
+def stair(
+  peak: float, total: int, warmup: int, steps: Steps, *, at: tuple[Duration, ...], factors: tuple[NonNegative, ...]
+) -> Schedule:
   """Returns a piecewise constant learning rate.
 
   Args:
@@ -161,10 +169,10 @@ def stair(peak, total, warmup, steps, *, at: tuple[Duration, ...], factors: tupl
 
 
 def epoch_cosine(
-  peak,
-  total,
-  warmup,
-  steps,
+  peak: float,
+  total: int,
+  warmup: int,
+  steps: Steps,
   *,
   end: NonNegative = 0.0,
   start: NonNegative = 0.0,
@@ -189,14 +197,21 @@ def epoch_cosine(
   first = round(warmup / epoch) if after_warmup else 0
   length = max(round((total - cooldown) / epoch) - first, 1)
 
-  def rate(t):
+  def rate(t: float) -> float:
     return end + (peak - end) * 0.5 * (1 + math.cos(math.pi * min((t - first) / length, 1)))
 
   return _create_epoch_schedule(rate, peak, total, warmup, epoch, start)
 
 
 def epoch_step(
-  peak, total, warmup, steps, *, every: Duration = Duration("30ep"), factor: Fraction = 0.1, start: NonNegative = 0.0
+  peak: float,
+  total: int,
+  warmup: int,
+  steps: Steps,
+  *,
+  every: Duration = Duration("30ep"),
+  factor: Fraction = 0.1,
+  start: NonNegative = 0.0,
 ) -> Schedule:
   """Returns timm's step schedule: peak * factor ** (epoch // every), constant within an epoch.
 
@@ -223,30 +238,32 @@ SCHEDULES = {
 }
 
 
-def _warm_up(step, warmup):
+def _warm_up(step: Count, warmup: int) -> Any:
   return jnp.minimum(jnp.asarray(step, jnp.float32) / warmup, 1) if warmup else jnp.float32(1)
 
 
-def _cool_down(step, total, cooldown):
+def _cool_down(step: Count, total: int, cooldown: int) -> Any:
   return jnp.clip((total - jnp.asarray(step, jnp.float32)) / cooldown, 0, 1) if cooldown else jnp.float32(1)
 
 
-def _compute_progress(step, total, warmup):
+def _compute_progress(step: Count, total: int, warmup: int) -> Any:
   return jnp.clip((jnp.asarray(step, jnp.float32) - warmup) / max(total - warmup, 1), 0, 1)
 
 
-def _create_table(starts, rates):
+def _create_table(starts: Sequence[int], rates: Sequence[float]) -> Schedule:
   """Returns the function that gives rates[i] from step starts[i] on."""
   starts, rates = np.asarray(starts, np.int32), np.asarray(rates, np.float32)
   return lambda step: jnp.asarray(rates)[jnp.searchsorted(starts, jnp.asarray(step, jnp.int32), side="right") - 1]
 
 
-def _steps_per_epoch(steps):
+def _steps_per_epoch(steps: Steps) -> float:
   # Rounding one short epoch to whole steps would be inaccurate. Rounding a million epochs is not.
   return steps(Duration("1Mep")) / 1e6
 
 
-def _create_epoch_schedule(rate, peak, total, warmup, epoch, start):
+def _create_epoch_schedule(
+  rate: Callable[[int], float], peak: float, total: int, warmup: int, epoch: int, start: float
+) -> Schedule:
   if total > 1e6 * epoch:
     raise ConfigError(f"{total:,} steps are {total / epoch:,.0f} epochs. Allowed: at most a million", "name")
   warm = round(warmup / epoch)
@@ -256,7 +273,7 @@ def _create_epoch_schedule(rate, peak, total, warmup, epoch, start):
   return _create_table([math.ceil(t * epoch - 1e-6) for t in epochs], rates)
 
 
-def _cooldown_steps(cooldown, total, warmup, steps):
+def _cooldown_steps(cooldown: Any, total: int, warmup: int, steps: Steps) -> int:
   count = steps(cooldown)
   if warmup + count > total:
     raise ConfigError(
@@ -267,6 +284,6 @@ def _cooldown_steps(cooldown, total, warmup, steps):
   return count
 
 
-def _check_end(end, peak):
+def _check_end(end: float, peak: float) -> None:
   if end > peak:
     raise ConfigError(f"{end} is above the peak, lr {peak}. The end is a learning rate, not a fraction of lr", "end")

@@ -12,6 +12,8 @@ import platform
 import re
 from typing import NamedTuple
 
+import jax
+
 GIB = 2**30
 
 
@@ -72,7 +74,7 @@ class Generation(NamedTuple):
   vcpus: dict[int, int]
 
 
-def _list_doublings(first, last):
+def _list_doublings(first: int, last: int) -> tuple[int, ...]:
   return tuple(first * 2**i for i in range((last // first).bit_length()))
 
 
@@ -195,13 +197,13 @@ def get_cpu_name() -> str:
   return platform.processor()
 
 
-def get_peak_flops(device) -> float | None:
+def get_peak_flops(device: jax.Device) -> float | None:
   """Returns the peak bfloat16 FLOP/s of a device, or None if the device is not in the table, such as a CPU."""
   chip = CHIPS.get(device.device_kind)
   return chip.peak if chip else None
 
 
-def get_memory(device) -> int | None:
+def get_memory(device: jax.Device) -> int | None:
   """Returns the memory of one device in bytes, or None if unknown.
 
   CPU devices share the memory of the machine equally.

@@ -8,6 +8,7 @@ network connects slices, and only gradients cross it. All PartitionSpecs of the 
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -85,27 +86,27 @@ def make_mesh(wanted: config.Mesh, devices: Sequence[jax.Device]) -> Mesh:
   return Mesh(mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1, 1), **options), AXES, axis_types=types)
 
 
-def make_replicated_sharding(mesh) -> NamedSharding:
+def make_replicated_sharding(mesh: Mesh) -> NamedSharding:
   """Returns the sharding of an array that every device stores completely."""
   return NamedSharding(mesh, PartitionSpec())
 
 
-def make_batch_sharding(mesh) -> NamedSharding:
+def make_batch_sharding(mesh: Mesh) -> NamedSharding:
   """Returns the sharding of a batch: the first axis is split over the axes of the batch."""
   return NamedSharding(mesh, PartitionSpec(BATCH))
 
 
-def make_micro_batch_sharding(mesh) -> NamedSharding:
+def make_micro_batch_sharding(mesh: Mesh) -> NamedSharding:
   """Returns the sharding of [micro-batch, row, ...]: rows are split over the axes of the batch."""
   return NamedSharding(mesh, PartitionSpec(None, BATCH))
 
 
-def count_batch_shards(mesh) -> int:
+def count_batch_shards(mesh: Mesh) -> int:
   """Returns the number of parts into which the batch is split."""
   return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
-def map_per_device(mesh, function: Callable) -> Callable:
+def map_per_device(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
   """Returns a function of global arrays that runs `function` on each device's part.
 
   It is required for kernels that XLA cannot partition.
@@ -117,14 +118,14 @@ def map_per_device(mesh, function: Callable) -> Callable:
   """
   parts = {3: PartitionSpec(BATCH, None, "tensor"), 1: PartitionSpec("tensor")}
 
-  def split(*arrays):
+  def split(*arrays: jax.Array) -> Any:
     specs = tuple(parts[array.ndim] for array in arrays)
     return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=parts[3], check_vma=False)(*arrays)
 
   return split
 
 
-def shard_rows(mesh) -> Callable:
+def shard_rows(mesh: Mesh) -> Callable[..., Any]:
   """Returns a function that distributes a computation on the rows of several stacks over the devices.
 
   Each device computes some of the rows. Before the computation, devices exchange rows that no device stores completely.
@@ -138,11 +139,11 @@ def shard_rows(mesh) -> Callable:
     of rows and must treat each row independently. It is also run on rows of zeros.
   """
 
-  def run(function, stacks):
+  def run(function: Callable[..., Any], stacks: jax.Array) -> Any:
     count = sum(map(len, stacks))
     each = -(-count // mesh.size)
 
-    def on_device(*stacks):
+    def on_device(*stacks: jax.Array) -> Any:
       first = each * jax.lax.axis_index(mesh.axis_names)
       return function(jnp.stack([_select_row(stacks, first + i) for i in range(each)]))
 
@@ -153,7 +154,7 @@ def shard_rows(mesh) -> Callable:
   return run
 
 
-def _select_row(stacks, number):
+def _select_row(stacks: Any, number: Any) -> Any:
   """Returns one row of all stacks, or zeros after the last row. XLA does not have to compute the other rows."""
   row, first = jnp.zeros_like(stacks[0][0]), 0
   for stack in stacks:
@@ -164,7 +165,7 @@ def _select_row(stacks, number):
 
 
 def find_parameter_shardings(
-  table: Table, shapes: Mapping[str, jax.ShapeDtypeStruct], mesh
+  table: Table, shapes: Mapping[str, jax.ShapeDtypeStruct], mesh: Mesh
 ) -> dict[str, NamedSharding]:
   """Returns the sharding of every parameter. Exactly one row of `table` must match the whole path of a parameter.
 
@@ -182,7 +183,7 @@ def find_parameter_shardings(
   return {path: NamedSharding(mesh, _find_spec(table, path, leaf.shape, mesh)) for path, leaf in shapes.items()}
 
 
-def _find_spec(table, path, shape, mesh):
+def _find_spec(table: Table, path: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
   rows = [axes for pattern, axes in table if re.fullmatch(pattern, path)]
   if len(rows) != 1:
     raise schema.ConfigError(
@@ -201,7 +202,7 @@ def _find_spec(table, path, shape, mesh):
   )
 
 
-def add_shardings(shapes, shardings):
+def add_shardings(shapes: Any, shardings: Any) -> Any:
   """Adds shardings to the shapes of a pytree.
 
   Args:
@@ -213,7 +214,7 @@ def add_shardings(shapes, shardings):
   )
 
 
-def make_gather(table: Table, mesh, dtype) -> Callable:
+def make_gather(table: Table, mesh: Mesh, dtype: Any) -> Callable[[str, jax.Array], jax.Array]:
   """Returns a function that gathers the parameters of one layer over `fsdp`.
 
   A parameter is reshaped to a matrix before it is gathered: the split dimension is one axis, and all other dimensions
@@ -231,7 +232,7 @@ def make_gather(table: Table, mesh, dtype) -> Callable:
     split are returned unchanged.
   """
 
-  def whole(path, array):
+  def whole(path: str, array: jax.Array) -> jax.Array:
     axes = _find_spec(table, path, array.shape, mesh)
     if mesh.shape["fsdp"] == 1 or "fsdp" not in axes:
       return array
@@ -250,7 +251,9 @@ def make_gather(table: Table, mesh, dtype) -> Callable:
   return whole
 
 
-def find_average_shardings(shapes: Mapping[str, jax.ShapeDtypeStruct], shardings: Mapping[str, NamedSharding], mesh):
+def find_average_shardings(
+  shapes: Mapping[str, jax.ShapeDtypeStruct], shardings: Mapping[str, NamedSharding], mesh: Mesh
+) -> dict[str, NamedSharding]:
   """Returns the shardings of a moving average of the parameters, which is also split over `data` if possible.
 
   Steps do not read the average, so it is never gathered, and each device updates only its own part. A replicated
@@ -265,7 +268,7 @@ def find_average_shardings(shapes: Mapping[str, jax.ShapeDtypeStruct], shardings
     mesh: mesh of the devices.
   """
 
-  def split(shape, sharding):
+  def split(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> NamedSharding:
     axes = [axis if axis and mesh.shape[axis] > 1 else None for axis in sharding.spec]
     axes += [None] * (len(shape) - len(axes))
     row = len(shape) - (2 if shape and shape[-1] >= LANES else 1)
@@ -277,7 +280,12 @@ def find_average_shardings(shapes: Mapping[str, jax.ShapeDtypeStruct], shardings
   return {path: split(leaf.shape, shardings[path]) for path, leaf in shapes.items()}
 
 
-def find_optimizer_shardings(transformation: optax.GradientTransformation, params, shardings, mesh):
+def find_optimizer_shardings(
+  transformation: optax.GradientTransformation,
+  params: Mapping[str, jax.ShapeDtypeStruct],
+  shardings: Mapping[str, NamedSharding],
+  mesh: Mesh,
+) -> Any:
   """Returns the shardings of the optimizer state.
 
   A value with the shape of its parameter has the parameter's sharding. All other values are replicated.
@@ -289,7 +297,7 @@ def find_optimizer_shardings(transformation: optax.GradientTransformation, param
     mesh: mesh of the devices.
   """
 
-  def sharding_of(leaf, param, sharding):
+  def sharding_of(leaf: Any, param: Any, sharding: NamedSharding) -> NamedSharding:
     if isinstance(leaf, optax.MaskedNode):  # a frozen parameter, which has no state
       return leaf
     return sharding if leaf.shape == param.shape else make_replicated_sharding(mesh)
@@ -329,7 +337,7 @@ def make_global_array(local: np.ndarray, rows: np.ndarray, total: int, sharding:
     The global array, [total, ...].
   """
 
-  def piece(index):
+  def piece(index: Any) -> np.ndarray:
     wanted = np.arange(total)[index[0]]
     first = np.searchsorted(rows, wanted[0])
     return local[first : first + len(wanted)]
@@ -347,7 +355,7 @@ def place_array(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
   return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
-def count_bytes_per_device(shapes, shardings) -> int:
+def count_bytes_per_device(shapes: Any, shardings: Any) -> int:
   """Returns the memory in bytes that a pytree takes on one device.
 
   Args:
@@ -355,7 +363,7 @@ def count_bytes_per_device(shapes, shardings) -> int:
     shardings: pytree of shardings with the same structure.
   """
 
-  def size(leaf, sharding):
+  def size(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> int:
     return math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
   return sum(jax.tree.leaves(jax.tree.map(size, shapes, shardings)))

@@ -1,6 +1,6 @@
 """Curves of the metrics of runs over images seen and over core-hours."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from matplotlib.ticker import LogLocator
@@ -76,7 +76,7 @@ def select_panels(runs: Sequence[RecordedRun]) -> list[Panel]:
   return [panel for panel in kept if panel.metrics]
 
 
-def _find_held_out(runs) -> tuple[dict[str, str], str]:
+def _find_held_out(runs: Sequence[RecordedRun]) -> tuple[dict[str, str], str]:
   """Returns ({"loss" or "top1": metric}, names of their splits). Prefers the validation split, then the test split."""
   ranks, found = {selection.VAL: 0, selection.TEST: 1}, {}
   configs = [to_plain(run.run) for run in runs]
@@ -97,7 +97,7 @@ def _find_held_out(runs) -> tuple[dict[str, str], str]:
   return found, named + (", with 'test' measured during training" if early else "")
 
 
-def _make_probe_panels(names) -> list[Panel]:
+def _make_probe_panels(names: Iterable[str]) -> list[Panel]:
   """Returns a chart for each few-shot probe of weights and their average, at its largest number of images per class."""
   most: dict[str, tuple[int, str]] = {}
   for name in names:

@@ -5,6 +5,7 @@ import io
 import re
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -56,7 +57,9 @@ def use_style() -> Iterator[None]:
     yield
 
 
-def make_figure(width: float, height: float, rows: int = 1, columns: int = 1, **options) -> tuple[Figure, list[Axes]]:
+def make_figure(
+  width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
+) -> tuple[Figure, list[Axes]]:
   """Creates a figure and its axes. It must be called and drawn inside `use_style`.
 
   Args:

@@ -5,6 +5,7 @@ import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from flax import nnx
 from vit_jax import models
 from vit_jax.data import augment
 from vit_jax.inference.predictor import Predictor
-from vit_jax.models import compact, finite, resnet, swin
+from vit_jax.models import Description, compact, finite, resnet, swin
 from vit_jax.models.intermediates import record
 from vit_jax.models.published.model import Registered
 from vit_jax.models.transformer import Transformer
@@ -133,7 +134,7 @@ def make_chapter(
   return page.Chapter(title, parts, str(predictor.description))
 
 
-def _find_broken_weights(predictor) -> str:
+def _find_broken_weights(predictor: Predictor) -> str:
   """Returns a sentence that names weights that are not finite, or ""."""
   paths = [path for path, value in predictor.params.items() if not bool(jnp.isfinite(value).all())]
   if not paths:
@@ -141,7 +142,7 @@ def _find_broken_weights(predictor) -> str:
   return f"Parameters that are not finite: {len(paths):,} of {len(predictor.params):,}, such as {paths[0]}."
 
 
-def _make_plain_model(description):
+def _make_plain_model(description: Description) -> Description:
   """Returns the same model in float32, and without the fused kernel, which does not record attention."""
   fused = description.settings().get("attention") == "fused"
   return description.changed({"dtype": "float32"} | ({"attention": "xla"} if fused else {}))
@@ -176,7 +177,7 @@ def _find_first_kernel(module: nnx.Module, channels: int) -> jax.Array | None:
   return resnet.standardised(kernel, layer.divisor) if isinstance(layer, resnet.StandardisedConv) else kernel
 
 
-def _compute_similarity(module):
+def _compute_similarity(module: nnx.Module) -> np.ndarray | None:
   if not isinstance(module, Transformer) or module.position is None:
     return None
   table = np.asarray(module.position())
@@ -187,10 +188,10 @@ def _compute_similarity(module):
 # Attention to images.
 
 
-def _inspect_image(model, cuts, leading, normalised, params, square) -> dict:
+def _inspect_image(model: Any, cuts: Any, leading: int, normalised: Any, params: Any, square: Any) -> dict:
   """Returns the available values for one image, uint8 (1, S, S, 3): distance, alike, maps, rollout and pooling."""
 
-  def logits(images):
+  def logits(images: jax.Array) -> jax.Array:
     return record(_CALLED, model.outputs(params, images)[0].logits)
 
   _, announced = models.capture(logits, _ANNOUNCED)(augment.normalise(square, **normalised))
@@ -212,7 +213,7 @@ def _inspect_image(model, cuts, leading, normalised, params, square) -> dict:
   }
 
 
-def _find_pooling(announced, leading, tokens, count):
+def _find_pooling(announced: Any, leading: int, tokens: int, count: int) -> tuple[bool, jax.Array]:
   """Returns (whether the shares are learned, shares (1, T) of the tokens in the output)."""
   weights = announced.get("pool/weights")
   if "pool/attention/weights" in announced:
@@ -224,7 +225,7 @@ def _find_pooling(announced, leading, tokens, count):
   return False, jnp.asarray(chosen / chosen.sum(), jnp.float32)
 
 
-def _measure_window_distances(layers, cuts, side):
+def _measure_window_distances(layers: Any, cuts: Any, side: int) -> dict[str, Any]:
   """Returns distances inside windows. `cuts` contains the (window, shift) of each layer."""
   distances, alike = [], []
   for weights, (window, shift) in zip(layers, cuts, strict=True):
@@ -249,7 +250,9 @@ def _combine_images(seen: list[dict]) -> dict[str, np.ndarray | None]:
   return {name: values.get(name) for name in ("distance", "alike", "maps", "rollout", "pooling")}
 
 
-def _explain_absent(description, module, values, pictures) -> dict[str, str]:
+def _explain_absent(
+  description: Description, module: nnx.Module, values: Mapping[str, Any], pictures: int
+) -> dict[str, str]:
   """Returns the reason for each value that is None."""
   name, position = description.model.name, description.settings().get("position")
   own = isinstance(description.published, Registered) and not isinstance(module, (Transformer, swin.Swin))
@@ -282,7 +285,7 @@ def _explain_absent(description, module, values, pictures) -> dict[str, str]:
 # The chapter.
 
 
-def _show_filters(inside):
+def _show_filters(inside: ModelInspection) -> page.Gallery:
   pictures = [page.Picture(pixels) for pixels in heatmaps.draw_filters(inside.filters)]
   about = (
     f"The first {len(pictures)} principal components of the filters that process pixels, as in figure 7 (left) of "
@@ -291,7 +294,7 @@ def _show_filters(inside):
   return page.Gallery("Filters of the embedding, RGB", pictures, about, 56)
 
 
-def _show_positions(similarity, title):
+def _show_positions(similarity: np.ndarray, title: str) -> page.Chart:
   rows, columns = similarity.shape[:2]
   step = heatmaps.select_rows(rows).step
   about = (
@@ -305,7 +308,7 @@ def _show_positions(similarity, title):
   )
 
 
-def _show_distances(inside, side, count, title):
+def _show_distances(inside: ModelInspection, side: int, count: int, title: str) -> page.Chart:
   about = (
     "Mean distance in pixels between a patch and all patches, weighted by its attention, averaged over patches and "
     f"{format_amount(count, 'picture')}, as in figure 7 (right) of the same paper. Other tokens are ignored."
@@ -314,7 +317,7 @@ def _show_distances(inside, side, count, title):
   return page.Chart("Attention distance by layer and head", drawn, about)
 
 
-def _show_attention(inside, pictures):
+def _show_attention(inside: ModelInspection, pictures: Any) -> page.Gallery:
   strips = []
   for number, (square, lines) in enumerate(pictures):
     pixels = heatmaps.scale_image(square)
@@ -332,7 +335,7 @@ def _show_attention(inside, pictures):
   return page.Gallery("Where the model looks", strips, about, 116 * len(columns) - 4, columns)
 
 
-def _show_heads(inside, square, lines):
+def _show_heads(inside: ModelInspection, square: Any, lines: Any) -> page.Gallery:
   pixels = heatmaps.scale_image(square)
   maps = inside.maps[0][:_HEADS]
   pictures = [page.Picture(heatmaps.draw_overlay(pixels, each), [f"head {i}"]) for i, each in enumerate(maps, 1)]

@@ -4,6 +4,7 @@ Shapes: N images, V classes, C classes that occur.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,8 +12,10 @@ from vit_jax.data import crops
 from vit_jax.evals import metrics
 from vit_jax.evals.accuracy import AccuracyDetails
 from vit_jax.evals.intervals import METHODS, NONE
+from vit_jax.evals.metrics import Predictions
 from vit_jax.reports import drawing, page, reliability
 from vit_jax.reports.drawing import fit_text
+from vit_jax.reports.page import Gallery, Table
 from vit_jax.schema import format_amount
 
 TITLE = "What it got wrong"
@@ -74,20 +77,20 @@ def make_chapter(
   return page.Chapter(TITLE, parts, words)
 
 
-def _format_split(source):
+def _format_split(source: Any) -> str:
   return f"{fit_text(source.name, LONGEST)}, {fit_text(source.split, LONGEST)}"
 
 
-def _find_right(predictions):
+def _find_right(predictions: Predictions) -> np.ndarray:
   """Returns whether the best class is a label, bool (N,)."""
   labels = predictions.label if predictions.label.ndim == 2 else predictions.label[:, None]
   return (labels == predictions.best[:, :1]).any(1)
 
 
-def _make_figures_table(predictions, classes, intervals, way):
+def _make_figures_table(predictions: Predictions, classes: Any, intervals: Any, way: Any) -> Table:
   """Returns a table of all figures with their intervals and methods."""
 
-  def text(name, value):
+  def text(name: str, value: float) -> str:
     if name == "images":
       return f"{value:,}"
     return f"{value:.4f}" if name == "loss" else format_percent(value)
@@ -111,7 +114,7 @@ def format_percent(share: float) -> str:
 # Confusions of classes.
 
 
-def _count_confused(predictions, right):
+def _count_confused(predictions: Predictions, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Returns (label, best class, number of wrong images), int64 (C,) each, of confused pairs in order of frequency."""
   labels = predictions.label if predictions.label.ndim == 2 else predictions.label[:, None]
   labels, best = labels[~right], predictions.best[~right, :1]
@@ -124,7 +127,7 @@ def _count_confused(predictions, right):
   return pairs[order, 0], pairs[order, 1], images[order]
 
 
-def _show_confusion(predictions, names):
+def _show_confusion(predictions: Predictions, names: Sequence[str]) -> Any:
   """Returns a picture of the confusion matrix of the classes that occur, if there are not too many."""
   if predictions.label.ndim != 1:
     return []
@@ -149,7 +152,7 @@ def _show_confusion(predictions, names):
   return [page.Chart("Confusions", svg, f"{about}.")]
 
 
-def _draw_confusion(matrix, names):
+def _draw_confusion(matrix: np.ndarray, names: Sequence[str]) -> str:
   classes = len(names)
   share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
   eye = np.eye(classes, dtype=bool)
@@ -190,7 +193,7 @@ def reduce_matrix(share: np.ndarray) -> np.ndarray:
   return np.maximum.reduceat(np.maximum.reduceat(share, starts, axis=0), starts, axis=1)
 
 
-def _make_pairs_table(confused, counts, names):
+def _make_pairs_table(confused: Any, counts: Any, names: Sequence[str]) -> Table:
   """Returns a table of the most frequent confusions."""
   labels, best, images = confused
   if not len(images):
@@ -211,7 +214,7 @@ def _make_pairs_table(confused, counts, names):
 # Images.
 
 
-def _make_worst_gallery(details, right, squares):
+def _make_worst_gallery(details: Any, right: np.ndarray, squares: Squares) -> Gallery:
   """Returns a gallery of the wrong predictions with the highest loss."""
   source, predictions, _ = details
   labelled = (predictions.label >= 0).reshape(len(right), -1).any(1)
@@ -233,7 +236,7 @@ def _make_worst_gallery(details, right, squares):
   return _make_gallery("Worst mistakes", f"{about} them.", details, chosen, lines, squares)
 
 
-def _make_uncertain_gallery(details, right, squares):
+def _make_uncertain_gallery(details: Any, right: np.ndarray, squares: Squares) -> Gallery:
   """Returns a gallery of the images with the smallest margin between the two best classes, right or wrong."""
   source, predictions, _ = details
   probability = predictions.probability
@@ -260,7 +263,9 @@ def _make_uncertain_gallery(details, right, squares):
   return _make_gallery("Least certain", about, details, chosen, lines, squares, marked=~right)
 
 
-def _make_gallery(title, about, details, chosen, lines, squares, marked=None):
+def _make_gallery(
+  title: str, about: str, details: Any, chosen: Any, lines: Any, squares: Squares, marked: Any = None
+) -> Gallery:
   source, positions = details.source, details.predictions.position[chosen].tolist()
   pictures = []
   for i, position, words, square in zip(chosen, positions, lines, squares(positions), strict=True):
@@ -272,20 +277,20 @@ def _make_gallery(title, about, details, chosen, lines, squares, marked=None):
   return [page.Gallery(title, pictures, about, SIDE)]
 
 
-def _format_labels(details, i):
+def _format_labels(details: Any, i: int) -> str:
   labels = np.atleast_1d(details.predictions.label[i])
   names = ", ".join(_format_class(details.source, label) for label in labels[labels >= 0][:5])
   return f"label {names}" if names else "no label"
 
 
-def _format_class(source, number):
+def _format_class(source: Any, number: int) -> str:
   return fit_text(source.classes[number], 24)
 
 
 # Figures per class.
 
 
-def _make_classes_table(counts, confused, names):
+def _make_classes_table(counts: Any, confused: Any, names: Sequence[str]) -> Table:
   """Returns a table of the classes that occur, the worst first."""
   rates = counts.rates
   occur = np.flatnonzero(counts.true + counts.guessed)

@@ -6,7 +6,7 @@ import functools
 import logging
 import pathlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -142,7 +142,7 @@ def prepare_images(source: sources.Source, data: Choice, records: Sequence[int])
   bounds = (select_arguments(data, loader.batches)[key] for key in ("max_pixels", "max_aspect", "exif"))
   images = Images(source, "skip", *bounds, max_bad=1.0)
 
-  def square(record):
+  def square(record: int) -> np.ndarray | None:
     image, _, here = examples.example(images.read_prepared, record)
     return image if here else None
 
@@ -150,13 +150,13 @@ def prepare_images(source: sources.Source, data: Choice, records: Sequence[int])
     return list(pool.map(square, records))
 
 
-def _load_run(workdir):
+def _load_run(workdir: pathlib.Path) -> Any:
   if (run := stored.load_run(workdir)) is None:
     raise ConfigError(f"{workdir} contains no run (no config.json). Train one first")
   return run
 
 
-def _measure_run(run, workdir, train, limit):
+def _measure_run(run: Any, workdir: pathlib.Path, train: bool, limit: int | None) -> Any:
   name, choice = run_evaluation.select_headline(run.evals)
   # The devices of this process may differ from those of the training.
   run, devices = dataclasses.replace(run, mesh=config.Mesh(), evals={}), jax.local_devices()

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from typing import Any
 
 import numpy as np
 
@@ -88,7 +89,7 @@ def draw_batch(run: Run, source: Source) -> bytes:
   return plots.render_png(plots.draw_image_grid([each.seen for each in examples], words), 80)
 
 
-def _format_summary(path, source, examples, classes, looked_at, kinds):
+def _format_summary(path: Any, source: Any, examples: Any, classes: Any, looked_at: Any, kinds: Any) -> str:
   counts, counted = classes
   words = ", ".join(f"{name} {kind.count:,}" for name, kind in kinds.items() if kind.count) or "none"
   unhashed = "" if stats.can_hash() else f"; near-duplicates need {extras.format_advice('dedup')}"
@@ -106,19 +107,19 @@ def _format_summary(path, source, examples, classes, looked_at, kinds):
   ]
 
 
-def _load_pictures(kind, images):
+def _load_pictures(kind: Any, images: Images) -> list[np.ndarray | None]:
   """Returns the images of the worst outliers that fit on the sheet, or None for each that cannot be read."""
   return [tuple(_load_picture(images, look.record) for look in looks) for _, looks in kind.worst[: preview_sheet.WORST]]
 
 
-def _load_picture(images, record):
+def _load_picture(images: Images, record: int) -> np.ndarray | None:
   try:
     return images.read_prepared(record, lambda image: crops.shrink(np.asarray(image), preview_sheet.TILE))[0]
   except ImageError:
     return None
 
 
-def _example_to_json(example: preview_batch.PreviewExample, source: Source) -> dict:
+def _example_to_json(example: preview_batch.PreviewExample, source: Source) -> dict[str, Any]:
   """Converts an example to JSON values."""
   return {
     "record": example.record,
@@ -132,7 +133,7 @@ def _example_to_json(example: preview_batch.PreviewExample, source: Source) -> d
 def _outliers_to_json(kind: stats.ConspicuousImages, source: Source) -> dict:
   """Converts a kind of outliers to JSON values."""
 
-  def one(look):
+  def one(look: Any) -> dict[str, Any]:
     labels = [source.classes[label] for label in look.labels]
     about = {"error": look.error} if look.error else {"height": look.height, "width": look.width, "labels": labels}
     return {"record": look.record, "image": source.display_name(look.record)} | about

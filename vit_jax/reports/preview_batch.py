@@ -2,7 +2,8 @@
 
 import concurrent.futures
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -85,7 +86,7 @@ def compute_first_images(run: Run, source: Source, count: int = COUNT) -> tuple[
   return shown, size == run.batch or not by_image
 
 
-def _make_task(run, source) -> tasks.Task:
+def _make_task(run: Any, source: Source) -> tasks.Task:
   """Returns a classification task with the loss of the run and without label smoothing, so that targets are shares."""
   kept = {key: value for key, value in run.task.args.items() if key == "loss" and value in losses.LOSSES}
   choice = bind(Choice("classify", kept), lookup(tasks.TASKS, "classify"), tasks.TASKS)
@@ -114,15 +115,15 @@ def select_rows(batch: int, count: int) -> list[int]:
   return sorted({*shown, *(batch - 1 - row for row in shown)})
 
 
-def _prepare_image(images, examples, row):
+def _prepare_image(images: Images, examples: Any, row: int) -> tuple[Any, ...]:
   """Returns (record, reduced image, values of the example, None), or (record, None, None, error)."""
   record, original = examples.record(row), None
 
-  def prepared(number, prepare):
+  def prepared(number: int, prepare: Callable[[Any], Any]) -> Any:
     nonlocal record, original
     record = number  # differs from the first record if that one is bad and was skipped
 
-    def look(image):
+    def look(image: Any) -> Any:
       nonlocal original
       original = crops.shrink(np.asarray(image), SIDE)
       return prepare(image)
@@ -136,18 +137,20 @@ def _prepare_image(images, examples, row):
     return record, None, None, stats.shorten_error(error)
 
 
-def _make_augmentation(run, task, count):
+def _make_augmentation(run: Any, task: Any, count: int) -> Callable[..., tuple[jax.Array, jax.Array]]:
   """Returns the function (batch, step) -> (images, targets) of `steps.make_train_step`, for `count` rows."""
 
   @jax.jit
-  def function(batch, step):
+  def function(batch: Any, step: jax.Array) -> tuple[jax.Array, jax.Array]:
     examples = task.examples(batch, {}, rng.derive_key(run.seed, step, "augment"), step)
     return examples["image"][:count], examples["target"][:count]
 
   return function
 
 
-def _make_example(run, patch, record, original, values, error, seen, target) -> PreviewExample:
+def _make_example(
+  run: Any, patch: int | None, record: int, original: Any, values: Any, error: str | None, seen: Any, target: Any
+) -> PreviewExample:
   if error is not None:
     return PreviewExample(record, error=error)
   if patch is not None:

@@ -3,7 +3,7 @@
 import pathlib
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -112,7 +112,9 @@ def draw_sheet(
 # Layout.
 
 
-def _arrange_sheet(run, source, batch, classes, looked_at, worst):
+def _arrange_sheet(
+  run: Any, source: Any, batch: Any, classes: Any, looked_at: Any, worst: Any
+) -> tuple[list[TextBox | Tile], int, int]:
   """Returns (texts and tiles, top of the chart of classes, height of the sheet)."""
   examples, exact = batch
   items = [*_arrange_title(EDGE, f"{source.name}, {source.split}", describe_batch(run, source, exact))]
@@ -138,7 +140,7 @@ def _arrange_sheet(run, source, batch, classes, looked_at, worst):
   return items, top, y + KIND * bool(worst) + EDGE
 
 
-def _arrange_title(y, name, about) -> Iterable[TextBox]:
+def _arrange_title(y: int, name: str, about: str) -> Iterable[TextBox]:
   yield TextBox(EDGE, y, name, WIDTH - 2 * EDGE, size=11, bold=True)
   yield TextBox(EDGE + 9 * (len(name) + 3), y + 3, about, WIDTH, _GREY, 8.5)
 
@@ -174,7 +176,7 @@ def caption(count: int, source: Source) -> str:
   return f"all {format_amount(count, 'image')}" if count == len(source) else f"{count:,} of {len(source):,} images"
 
 
-def _arrange_pairs(examples, source, y):
+def _arrange_pairs(examples: Any, source: Any, y: int) -> Iterator[tuple[Tile, Tile]]:
   """Yields pairs of tiles: an image, and the corresponding input of the model."""
   for number, example in enumerate(examples):
     row, column = divmod(number, WORST // 2)
@@ -196,7 +198,7 @@ def is_mixed(example: PreviewExample) -> bool:
   return {label for label, _ in example.target} != set(example.labels) or len(shares) > 1
 
 
-def _format_labels(labels, source):
+def _format_labels(labels: Any, source: Source) -> str:
   return ", ".join(shorten_name(source.classes[label]) for label in labels) if labels else "no label"
 
 
@@ -274,7 +276,7 @@ def shorten_path(name: str) -> str:
 # Drawing.
 
 
-def _draw_text(page, text):
+def _draw_text(page: Any, text: TextBox) -> None:
   weight = "bold" if text.bold else "normal"
   # A name with two dollar signs is not a formula.
   drawn = page.text(
@@ -291,7 +293,7 @@ def _draw_text(page, text):
   drawn.set_clip_path(Rectangle((text.x, text.y - 2), text.width, 2 * LINE, transform=page.transData))
 
 
-def _draw_tile(page, tile):
+def _draw_tile(page: Any, tile: Tile) -> None:
   if tile.pixels is None:
     page.add_patch(Rectangle((tile.x, tile.y), TILE, TILE, facecolor="#eeeeee", edgecolor="#bbbbbb", linewidth=0.5))
     for ends in ((tile.y, tile.y + TILE), (tile.y + TILE, tile.y)):

@@ -84,7 +84,7 @@ class RecordedRun:
     ]
     return round(count * each[0]) if each else count
 
-  def _devices_of_rows(self):
+  def _devices_of_rows(self) -> Any:
     for row in reversed(self.rows):
       if (each := row.get("images_per_second_per_chip", 0)) > 0 and (rate := row.get("images_per_second", 0)) >= each:
         return round(rate / each)
@@ -108,7 +108,7 @@ class RecordedRun:
     at, hours = self._hours()
     return Curve(np.asarray(steps) * self.run.batch, np.interp(steps, at, hours), np.asarray(values))
 
-  def _hours(self):
+  def _hours(self) -> tuple[Any, Any]:
     """Returns (steps, core-hours of training up to each step). A line without a rate uses the rate of the next line."""
     laps = [(row["step"], row.get("images_per_second")) for row in self.rows if "train/loss" in row]
     steps, hours, rate, cores = [0.0], [0.0], None, self.cores
@@ -177,7 +177,7 @@ def read_run(workdir: pathlib.Path, name: str) -> RecordedRun:
   )
 
 
-def _read_rows(path) -> list[dict[str, float]]:
+def _read_rows(path: pathlib.Path) -> list[dict[str, float]]:
   """Returns the numbers in complete lines of metrics.jsonl. After a kill, the last line may be incomplete."""
   rows = []
   for line in (files.read_if_exists(path) or b"").splitlines():
@@ -190,7 +190,7 @@ def _read_rows(path) -> list[dict[str, float]]:
   return sorted(rows, key=lambda row: row["step"])
 
 
-def _check_result(values):
+def _check_result(values: object) -> dict[str, Any]:
   """Returns the valid values of a result, or {} if the file has another content."""
   if not all(_is_number(values.get(key)) for key in ("steps", "train_seconds")):
     return {}
@@ -201,7 +201,7 @@ def _check_result(values):
   }
 
 
-def _read_plans(path) -> list[dict[str, Any]]:
+def _read_plans(path: pathlib.Path) -> list[dict[str, Any]]:
   """Returns the successful plans in a file of `vit_jax.plan --json`."""
   content = files.read_if_exists(path)
   if content is None:
@@ -216,10 +216,10 @@ def _read_plans(path) -> list[dict[str, Any]]:
     raise ConfigError(f"{path} was not written by vit_jax.plan ({error}). Fix or remove it") from error
 
 
-def _is_number(value):
+def _is_number(value: object) -> bool:
   # Figures of runs are smaller. Larger numbers may overflow in calculations or drawings.
   return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
-def _is_evaluation_figure(key):
+def _is_evaluation_figure(key: str) -> bool:
   return "/" in key and not key.startswith("train/")

@@ -1,6 +1,6 @@
 """Calibration of predicted probabilities: a reliability diagram, its bins, and statistical tests."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import signal
@@ -55,7 +55,7 @@ def examine_calibration(confidence: np.ndarray, right: np.ndarray, seed: int = 0
   bins = np.clip(np.searchsorted(np.arange(BINS + 1) / BINS, probability) - 1, 0, BINS - 1)
   draw, expected = np.random.default_rng(seed), np.bincount(bins, probability, BINS)
 
-  def error(hits):
+  def error(hits: np.ndarray) -> float:
     return float(np.abs(np.bincount(bins, hits, BINS) - expected).sum() / len(probability))
 
   simulated = np.array([error(draw.uniform(size=len(probability)) < probability) for _ in range(SIMULATIONS)])
@@ -106,7 +106,7 @@ def make_parts(bins: Bins, confidence: np.ndarray, right: np.ndarray) -> list[pa
   return [page.Chart("Calibration", _draw_diagram(bins, filled), about), table]
 
 
-def _describe_calibration(bins, tests):
+def _describe_calibration(bins: Any, tests: Any) -> str:
   """Returns text on the calibration error and the means, with the conclusion of each test."""
   total = max(int(bins.images.sum()), 1)
   error = float(np.abs(bins.right - bins.confidence).sum() / total)
@@ -132,11 +132,11 @@ def _describe_calibration(bins, tests):
   )
 
 
-def _format_p_value(value):
+def _format_p_value(value: float) -> str:
   return "p < 0.001" if value < 0.001 else f"p = {value:.2g}"
 
 
-def _draw_diagram(bins, filled):
+def _draw_diagram(bins: Any, filled: Any) -> str:
   middle, width = (filled + 0.5) / BINS, 0.94 / BINS
   share = bins.right[filled] / bins.images[filled]
   confidence = bins.confidence[filled] / bins.images[filled]

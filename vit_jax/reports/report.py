@@ -3,8 +3,8 @@
 import datetime
 import pathlib
 import traceback
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -73,7 +73,7 @@ def read_contents(places: Sequence[pathlib.Path]) -> ReportContents:
   return ReportContents(verdict.rank_runs(runs) if sweeps else runs, weights, waiting, chosen)
 
 
-def _read_trials(workdir, record) -> tuple[dict[pathlib.Path, str], list[str]]:
+def _read_trials(workdir: pathlib.Path, record: Mapping[str, Any]) -> tuple[dict[pathlib.Path, str], list[str]]:
   """Returns ({workdir: changes} of the trials that have started, descriptions of the others)."""
   begun, waiting = {}, []
   for kind in ("trials", "final"):
@@ -89,12 +89,12 @@ def _read_trials(workdir, record) -> tuple[dict[pathlib.Path, str], list[str]]:
   return begun, waiting
 
 
-def _select_trial_records(record, kind):
+def _select_trial_records(record: Mapping[str, Any], kind: str) -> list[Any]:
   trials = record.get(kind)
   return [trial for trial in trials if is_record(trial)] if isinstance(trials, list) else []
 
 
-def _read_selection(workdir, record) -> list[Part]:
+def _read_selection(workdir: pathlib.Path, record: Mapping[str, Any]) -> list[Part]:
   """Returns the setting that a sweep selected, and figures of its final runs on test."""
   best, parts = record.get("best"), []
   if isinstance(best, dict):
@@ -116,7 +116,7 @@ def _read_selection(workdir, record) -> list[Part]:
   return [*parts, Table(f"Selected by {workdir.name}, measured on test", head, rows)] if rows else parts
 
 
-def _make_names_unique(named) -> list[str]:
+def _make_names_unique(named: Iterable[Any]) -> list[str]:
   """Returns a unique name for each workdir: its own name, or a longer part of its path if needed."""
   names = []
   for place, name in named.items():
@@ -192,7 +192,7 @@ def make_chapters(about: ReportContents, images: Sequence[str] = (), limit: int 
   return made
 
 
-def _make_weights_chapters(run, of_several, images, limit) -> list[Chapter]:
+def _make_weights_chapters(run: pathlib.Path, of_several: bool, images: int, limit: int | None) -> list[Chapter]:
   """Returns the chapters on training images, mistakes, and weights and attention inside of a run's model."""
   made, measured = outcomes.make_chapters(run.workdir, limit)
   try:
@@ -204,7 +204,7 @@ def _make_weights_chapters(run, of_several, images, limit) -> list[Chapter]:
   return [chapter._replace(title=f"{chapter.title}: {run.name}") for chapter in made] if of_several else made
 
 
-def _make_file_chapters(place, images) -> list[Chapter]:
+def _make_file_chapters(place: str, images: Any) -> list[Chapter]:
   """Returns the chapters on a weight file."""
   with options.use_form(options.CONVERT):
     use = predictor.read(place)
@@ -223,7 +223,7 @@ def _make_file_chapters(place, images) -> list[Chapter]:
   return [facts, inside.make_chapter(use, pictures, f"Inside: {name}")]
 
 
-def _load_pictures(use, images) -> list[tuple[np.ndarray, list[str]]]:
+def _load_pictures(use: Any, images: Any) -> list[tuple[np.ndarray, list[str]]]:
   """Returns some of the images, cropped and scaled for the model, with captions. Raises ConfigError for a bad image."""
   some = [images[i * len(images) // PICTURES] for i in range(PICTURES)] if len(images) > PICTURES else images
   try:
@@ -252,7 +252,7 @@ def make_title(places: Sequence[pathlib.Path], about: ReportContents) -> str:
   return f"{named}: {', '.join([what] * bool(what) + ['weights'] * bool(about.weights))}"
 
 
-def _make_subtitle(about):
+def _make_subtitle(about: Sequence[Any]) -> str:
   """Returns the line below the title."""
   counts = [(len(about.runs), "run", ""), (len(about.weights), "file of weights", "files of weights")]
   said = [format_amount(*each) for each in counts if each[0]]

@@ -2,8 +2,8 @@
 
 import itertools
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from matplotlib.ticker import LogLocator
 
@@ -94,7 +94,7 @@ def read_few_shot(run: RecordedRun) -> dict[str, list[tuple[int, float]]]:
   return {probe: sorted(points) for probe, points in curves.items()}
 
 
-def _draw_metric(runs, sizes, axis, metric):
+def _draw_metric(runs: Any, sizes: Any, axis: str, metric: str) -> str:
   """Draws the metric over one of the axes as SVG."""
   scale = 100 if is_share(metric) else 1
   with drawing.use_style():
@@ -114,7 +114,7 @@ def _draw_metric(runs, sizes, axis, metric):
     return drawing.render_svg(figure, f"scaling {axis}")
 
 
-def _format_count_axis(axes, values):
+def _format_count_axis(axes: Any, values: Sequence[float]) -> None:
   """Formats an axis of counts. The axis is logarithmic if the counts differ by more than a factor of 5."""
   values = [value for value in values if value]
   if max(values) > 5 * min(values):
@@ -126,7 +126,7 @@ def _format_count_axis(axes, values):
   axes.xaxis.set_minor_formatter("")
 
 
-def _draw_few_shot(shots):
+def _draw_few_shot(shots: Mapping[str, Any]) -> str:
   """Draws top-1 of probes over images per class as SVG, from {run: {probe: points}}."""
   with drawing.use_style():
     figure, [axes] = drawing.make_figure(4.8, 3.2)
@@ -142,7 +142,7 @@ def _draw_few_shot(shots):
     return drawing.render_svg(figure, "few-shot")
 
 
-def _make_row(run, each, metric):
+def _make_row(run: RecordedRun, each: Any, metric: str) -> list[str]:
   counts = [
     f"{each.core_hours:,.3g}",
     f"{each.flops:.3g}",

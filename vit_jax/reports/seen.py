@@ -2,7 +2,8 @@
 
 import concurrent.futures
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from vit_jax.data import crops, loader
 from vit_jax.data.sources import Source
 from vit_jax.reports import drawing, page, preview_batch, preview_sheet
 from vit_jax.reports.drawing import fit_text
+from vit_jax.reports.preview_batch import PreviewExample
 from vit_jax.schema import ConfigError, format_amount
 
 TITLE = "What the model saw"
@@ -45,7 +47,7 @@ def make_chapter(run: Run, source: Source, pictures: int = PICTURES, seconds: fl
   return page.Chapter(TITLE, [gallery, *show_classes(source, *count_images(source, run.seed, seconds))], title)
 
 
-def _make_picture(example, source):
+def _make_picture(example: PreviewExample, source: Source) -> Any:
   name = fit_text(source.display_name(example.record), LONGEST)
   if example.error:
     return page.Picture(np.full((1, 1, 3), 128, np.uint8), [name, example.error], wrong=True)
@@ -85,10 +87,10 @@ def count_images(source: Source, seed: int = 0, seconds: float = SECONDS) -> tup
   return result, records
 
 
-def _read_labels(source, records) -> Iterator[list]:
+def _read_labels(source: Source, records: Sequence[int]) -> Iterator[list]:
   """Yields lists of labels, with None for unreadable records. Labels of remote data are requested concurrently."""
 
-  def label(record):
+  def label(record: int) -> Any:
     try:
       return source.label(record)
     except ConfigError:
@@ -133,7 +135,7 @@ def show_classes(source: Source, images: np.ndarray, counted: int) -> list[page.
   return [chart, page.Table("Images of each class, as a table", ["class", "images", "share"], rows, some, open=False)]
 
 
-def _draw_counts(images, names):
+def _draw_counts(images: np.ndarray, names: Sequence[str]) -> str:
   """Draws bars with names, or an area if there are too many classes. The largest class comes first."""
   classes = len(images)
   with drawing.use_style():

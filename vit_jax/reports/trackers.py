@@ -117,7 +117,7 @@ def read_rows(workdir: pathlib.Path) -> Iterator[tuple[int, dict[str, float]]]:
         yield step, figures
 
 
-def _read_ranking_figure(config) -> dict[str, Any]:
+def _read_ranking_figure(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the figure that ranks a run, for the tracker's table: {"ranked_by": {"metric": ..., "split": ...}}."""
   evals = config.get("evals") or {}
   chosen = selection.select_criterion(config, ["top1" if name == "test" else f"{name}/top1" for name in evals])
@@ -129,7 +129,7 @@ def has_exportable_rows(workdir: pathlib.Path) -> bool:
   return next(read_rows(workdir), None) is not None
 
 
-def _read_notes(file):
+def _read_notes(file: pathlib.Path) -> dict[str, Any]:
   """Reads exports.json and checks the record of each tracker."""
   notes = files.read_json(file) or {}
   for to, note in notes.items():
@@ -143,7 +143,7 @@ def _read_notes(file):
 
 
 @contextlib.contextmanager
-def _convert_errors(to, workdir):
+def _convert_errors(to: str, workdir: pathlib.Path) -> Iterator[None]:
   """Converts a tracker's exception to ConfigError with its first line."""
   try:
     yield
@@ -153,25 +153,25 @@ def _convert_errors(to, workdir):
     raise ConfigError(f"{workdir}: {to} rejected the metrics: {said}. {advice}") from error
 
 
-def _list_exception_classes(to):
+def _list_exception_classes(to: str) -> tuple[type[Exception], ...]:
   """Returns the exception classes of a tracker. A module that is not imported cannot have raised one."""
   errors = _ERRORS.get(to, {})
   return tuple(getattr(sys.modules[module], name) for module, name in errors.items() if module in sys.modules)
 
 
-def _select_later_lines(lines, step, count):
+def _select_later_lines(lines: Sequence[Any], step: int, count: int) -> list[Any]:
   """Returns the lines after the first `count` lines of a step."""
   at = [line for line in lines if line[0] == step]
   return at[count:] + [line for line in lines if line[0] > step]
 
 
-def _make_identifier(workdir, config):
+def _make_identifier(workdir: pathlib.Path, config: Mapping[str, Any]) -> str:
   """Returns an identifier of a run by its workdir and config."""
   text = json.dumps([str(paths.make_absolute(workdir)), config], sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def flatten_config(values: Mapping[str, Any] | Sequence, prefix: str = "") -> dict[str, Any]:
+def flatten_config(values: Mapping[str, Any] | Sequence[Any], prefix: str = "") -> dict[str, Any]:
   """Flattens a nested config to dotted keys, such as {"optim.lr": 0.1}.
 
   Args:

@@ -4,6 +4,7 @@ import datetime
 import re
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from vit_jax import trees
 from vit_jax.evals import intervals, selection
@@ -61,7 +62,7 @@ def describe_progress(run: RecordedRun) -> str:
 # One run.
 
 
-def _summarise_run(run) -> list[Part]:
+def _summarise_run(run: RecordedRun) -> list[Part]:
   name = select_headline_metric(run)
   words = [
     f"{format_name(name)}: {_format_with_interval(run, name)}" if name else "Not evaluated yet",
@@ -79,12 +80,12 @@ def _summarise_run(run) -> list[Part]:
   return [part for part in parts if isinstance(part, Paragraph) or part.rows]
 
 
-def _format_with_interval(run, name):
+def _format_with_interval(run: RecordedRun, name: str) -> str:
   value, ends = run.figures[name], _compute_interval(run, name)
   return format_figure(name, value) + (f" (95 %: {100 * ends[0]:.2f} to {100 * ends[1]:.2f})" if ends else "")
 
 
-def _compute_interval(run, name):
+def _compute_interval(run: RecordedRun, name: str) -> tuple[float, float] | None:
   """Returns the interval of a share if the number of its images is known."""
   return intervals.compute_figure_intervals(run.figures).get(name)
 
@@ -113,7 +114,7 @@ def count_test_measurements(run: RecordedRun) -> tuple[int, int]:
   return sum(step < last for step in steps), sum(step >= last for step in steps)
 
 
-def _make_origin_table(run) -> Table:
+def _make_origin_table(run: RecordedRun) -> Table:
   """Returns a table with the command, the workdir, the devices, the start and the duration of a run."""
   kind, count = run.devices.get("kind"), run.devices.get("count", 0)
   processor = run.recipe.get("processor") if isinstance(run.recipe.get("processor"), str) else ""
@@ -137,7 +138,7 @@ def format_duration(seconds: float) -> str:
   return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def _make_expected_table(run) -> Table:
+def _make_expected_table(run: RecordedRun) -> Table:
   said = run.recipe.get("about")
   rows = [[key, _find_paragraph(said, key)] for key in ("Result", "Hardware")] if isinstance(said, str) else []
   rows = [row for row in rows if row[1]]
@@ -146,13 +147,13 @@ def _make_expected_table(run) -> Table:
   return Table("Expected by the recipe", ["", str(run.recipe.get("config", ""))], rows)
 
 
-def _find_paragraph(docstring, key) -> str:
+def _find_paragraph(docstring: str, key: str) -> str:
   """Returns the text after `key:` in a recipe's docstring, up to the next key."""
   match = re.search(rf"^{key}:\s*(.*?)(?=^[A-Z]\w*:|^\s*$|\Z)", docstring, re.MULTILINE | re.DOTALL)
   return textwrap.shorten(match[1], 1000, placeholder=" …") if match else ""
 
 
-def _make_figures_table(run) -> Table:
+def _make_figures_table(run: RecordedRun) -> Table:
   rows = []
   for name, value in run.figures.items():
     ends = _compute_interval(run, name)
@@ -161,7 +162,7 @@ def _make_figures_table(run) -> Table:
   return Table("Figures", ["figure", "value", f"95 % ({intervals.WILSON})"], rows, about)
 
 
-def _make_cost_table(run) -> Table:
+def _make_cost_table(run: RecordedRun) -> Table:
   rate = run.result.get("images_per_second")
   rows = [
     ["images seen", f"{run.steps * run.run.batch:,}" + (f", of {run.records:,} different ones" if run.records else "")],
@@ -175,7 +176,7 @@ def _make_cost_table(run) -> Table:
   return Table("Cost", ["", ""], rows)
 
 
-def _make_time_table(run) -> Table:
+def _make_time_table(run: RecordedRun) -> Table:
   rows = [[name, f"{seconds:,.1f} s"] for name, seconds in run.seconds.items() if seconds >= 0.05]
   account = run.result.get("goodput", {})
   if lost := account.get(goodput.LOST):
@@ -186,7 +187,7 @@ def _make_time_table(run) -> Table:
   return Table("Time by phase", ["", ""], rows)
 
 
-def _make_setting_table(run) -> Table:
+def _make_setting_table(run: RecordedRun) -> Table:
   of = run.run
   rows = [
     ["model", of.model.name],
@@ -209,7 +210,7 @@ def rank_runs(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
   """Sorts runs by their shared criterion, best first, then by loss. Runs without the criterion come last."""
   metric = find_shared_headline(runs)
 
-  def order(run):
+  def order(run: RecordedRun) -> Any:
     name = metric if metric in run.figures else select_headline_metric(run)
     if name is None or metric is None:
       return 2, 0.0, 0.0
@@ -242,7 +243,7 @@ def find_shared_headline(runs: Sequence[RecordedRun]) -> str | None:
   return chosen and chosen.metric
 
 
-def _describe_best(runs, chosen) -> str:
+def _describe_best(runs: Sequence[RecordedRun], chosen: Any) -> str:
   """Returns text that names the best run, the criterion and its split, and states whether the lead is significant."""
   metric, order = chosen.metric, rank_runs(runs)
   words = f"The best of {format_amount(len(runs), 'run')} by {chosen} is "
@@ -256,7 +257,7 @@ def _describe_best(runs, chosen) -> str:
   return words
 
 
-def _compare_runs(runs) -> list[Part]:
+def _compare_runs(runs: Sequence[RecordedRun]) -> list[Part]:
   chosen = find_criterion(runs)
   metric = chosen and chosen.metric
   measured = [run for run in runs if metric in run.figures]
@@ -279,7 +280,7 @@ def _compare_runs(runs) -> list[Part]:
   return parts
 
 
-def _make_row(run, metric, others):
+def _make_row(run: RecordedRun, metric: str, others: Any) -> list[Any]:
   ends = _compute_interval(run, metric) if metric in run.figures else None
   rate = run.result.get("images_per_second")
   return [
@@ -295,7 +296,7 @@ def _make_row(run, metric, others):
   ]
 
 
-def _group_over_seeds(runs, metric):
+def _group_over_seeds(runs: Sequence[RecordedRun], metric: str) -> list[Any]:
   """Returns rows for the groups of runs that differ only in their seed."""
   groups = {}
   for run in runs:

@@ -10,6 +10,7 @@ import itertools
 import json
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,7 +28,7 @@ _waiting = ("", frozenset())  # name of an exchange, and the processes that have
 class Store:
   """The coordinator's table of texts. Each process can read what any process writes."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     self._client = distributed.global_state.client
 
   def set(self, key: str, text: str) -> None:
@@ -132,7 +133,7 @@ def raise_together(problem: str | None) -> None:
       raise ConfigError(f"process {number}: {other}")
 
 
-def check_equal_facts(facts: Mapping) -> None:
+def check_equal_facts(facts: Mapping[str, Any]) -> None:
   """Checks that all processes have the same facts.
 
   Args:

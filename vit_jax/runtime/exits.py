@@ -62,7 +62,7 @@ def print_last_message(text: str) -> None:
     text: the message, with its line break.
   """
 
-  def write():
+  def write() -> None:
     left = text.encode(errors="replace")
     with contextlib.suppress(OSError):
       while left:
@@ -81,7 +81,7 @@ class Stop(Exception):
     message: one line for the user.
   """
 
-  def __init__(self, code: int, message: str):
+  def __init__(self, code: int, message: str) -> None:
     super().__init__(message)
     self.code = code
 

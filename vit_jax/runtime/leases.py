@@ -34,7 +34,7 @@ def lease_duration() -> float:
 class Lease:
   """A held lease on an object, renewed by a thread until `close`."""
 
-  def __init__(self, file: pathlib.Path, leave: Callable[[int, str], None]):
+  def __init__(self, file: pathlib.Path, leave: Callable[[int, str], None]) -> None:
     """Takes the lease. Waits for a lease that is neither renewed nor free yet.
 
     Args:
@@ -69,7 +69,7 @@ class Lease:
     with contextlib.suppress(OSError):
       self._object.remove(self._generation)
 
-  def _take(self):
+  def _take(self) -> str:
     """Takes the lease and returns its generation."""
     first = None
     while True:
@@ -94,7 +94,7 @@ class Lease:
         )
       time.sleep(min(1.0, self._duration / 20))
 
-  def _run(self):
+  def _run(self) -> None:
     """Renews the lease periodically, on the thread."""
     while not self._closed.wait(self._duration / BEATS if self._is_held() else 0.1):
       began = _read_clock()
@@ -114,7 +114,7 @@ class Lease:
         return
       self._generation, self._renewal = generation, began
 
-  def _is_held(self):
+  def _is_held(self) -> bool:
     """Returns true if no other process can have taken the lease yet. Otherwise writes wait for the next renewal.
 
     This process may have been disconnected or suspended for so long that another run took over. Half of the duration
@@ -145,7 +145,7 @@ class Lease:
       return None
 
 
-def _read_clock():
+def _read_clock() -> float:
   """Returns seconds that include the time during which the machine was suspended, if the system can measure it."""
   return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
@@ -159,7 +159,7 @@ def describe_holder(file: pathlib.Path) -> str | None:
 class LeaseObject:
   """An object of a bucket with metadata, replaced only if it still has a given generation."""
 
-  def __init__(self, file: pathlib.Path, **options: Any):
+  def __init__(self, file: pathlib.Path, **options: Any) -> None:
     self.file_system = buckets.FileSystem(**options)
     self._bucket, _, self._name = str(file).removeprefix("gs://").partition("/")
 
@@ -201,7 +201,7 @@ class LeaseObject:
     )
     return answer["generation"]
 
-  def remove(self, generation):
+  def remove(self, generation: str) -> None:
     """Removes the object if it has the given generation."""
     self.file_system.call("DELETE", "b/{}/o/{}", self._bucket, self._name, ifGenerationMatch=generation)
 

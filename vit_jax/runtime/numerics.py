@@ -154,7 +154,7 @@ def compare_environments(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
   ]
 
 
-def _find_changes(before, now) -> Iterator[tuple[str, str, str, str]]:
+def _find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
   """Yields (item, value before, value now, consequence) for each difference."""
   old, new = before["packages"], now["packages"]
   known = {**old, **new} if "settings" in before else dict.fromkeys(("vit_jax", *_OLDER))
@@ -179,7 +179,7 @@ def _find_changes(before, now) -> Iterator[tuple[str, str, str, str]]:
     yield "vector instructions of the CPU", *parts, BITS
 
 
-def _get_recorded_settings(before):
+def _get_recorded_settings(before: Mapping[str, Any]) -> Mapping[str, str]:
   """Returns the settings in a record. An older record contains one setting, under its environment variable."""
   if "settings" in before:
     return before["settings"]
@@ -188,7 +188,7 @@ def _get_recorded_settings(before):
   return {"jax_default_matmul_precision": before["flags"]["JAX_DEFAULT_MATMUL_PRECISION"] or "None"}
 
 
-def _compare_variables(before, now):
+def _compare_variables(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[tuple[str, str, str, str]]:
   """Yields the differences of environment variables. XLA_FLAGS and LIBTPU_INIT_ARGS are compared flag by flag."""
   for name in VARIABLES:
     if name not in before or before[name] == now[name]:
@@ -202,7 +202,7 @@ def _compare_variables(before, now):
         yield f"{name} {flag!r}", repr(old.get(flag, "not set")), repr(new.get(flag, "not set")), BITS
 
 
-def _parse_flags(text):
+def _parse_flags(text: str) -> dict[str, str]:
   """Returns {flag: value} of a variable that contains flags. The last value of a repeated flag counts, as in XLA."""
   try:
     words = shlex.split(text)
@@ -212,12 +212,12 @@ def _parse_flags(text):
   return {flag: value if equals else "set" for flag, equals, value in pairs}
 
 
-def _format_devices(devices):
+def _format_devices(devices: Mapping[str, Any]) -> str:
   processes = devices["processes"]
   return f"{devices['count']} x {devices['kind']} in {format_amount(processes, 'process', 'processes')}"
 
 
-def _read_cpu_fields(file):
+def _read_cpu_fields(file: str) -> dict[str, str]:
   """Returns the fields of the first CPU in a file such as /proc/cpuinfo. Empty on systems without the file."""
   try:
     first = pathlib.Path(file).read_text(errors="replace").partition("\n\n")[0]
@@ -227,7 +227,7 @@ def _read_cpu_fields(file):
   return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _get_version(name):
+def _get_version(name: str) -> str | None:
   """Returns the version of a package, or None if it is not installed."""
   try:
     return importlib.metadata.version(name)

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 
 import jax
 
@@ -31,7 +32,7 @@ class Peers:
     asked: (code, message) of the first request to stop, made by any process, or None.
   """
 
-  def __init__(self, patience: float):
+  def __init__(self, patience: float) -> None:
     global _failed
     _failed = None
     self.status = ""  # the current position of this process, as text
@@ -73,7 +74,7 @@ class Peers:
       self._mine = self._polls if self._mine is None else self._mine
     threading.Thread(target=self._propose, args=(json.dumps([code, message]),), daemon=True).start()
 
-  def _propose(self, request):
+  def _propose(self, request: str) -> None:
     with contextlib.suppress(jax.errors.JaxRuntimeError):
       self._store.set(f"{self._folder}/at/{self._me}", str(self._mine))
       self._store.propose(f"{self._folder}/stop", request)
@@ -129,7 +130,7 @@ class Peers:
       "continues"
     )
 
-  def _silent(self):
+  def _silent(self) -> list[int]:
     """Returns the processes that send no sign of life although the store answers."""
     return [i for i, (_, since, _) in self._seen.items() if self._heard - since > self._patience]
 
@@ -170,13 +171,13 @@ class Peers:
           return
       time.sleep(PAUSE)
 
-  def _tell(self, text):
+  def _tell(self, text: str) -> None:
     with contextlib.suppress(jax.errors.JaxRuntimeError):
       self._store.set(f"{self._folder}/end/{self._me}", text)
 
   # Methods below run on the thread.
 
-  def _run(self):
+  def _run(self) -> None:
     for sign in itertools.count():
       if self._closed.wait(PAUSE):
         return
@@ -188,7 +189,7 @@ class Peers:
         continue  # a failure that persists is reported by `lost`
       self._heard = time.monotonic()
 
-  def _read(self, table):
+  def _read(self, table: Mapping[str, str]) -> None:
     for other in self._others:
       if (text := table.get(f"life/{other}")) and json.loads(text)[0] != self._seen[other][0]:
         sign, status = json.loads(text)
@@ -201,7 +202,7 @@ class Peers:
     if text := table.get("stop"):
       self._agree(table, tuple(json.loads(text)))
 
-  def _agree(self, table, request):
+  def _agree(self, table: Mapping[str, str], request: tuple[int, str]) -> None:
     """Answers a request to stop. All processes stop at the poll after the latest poll that any process has reached."""
     with self._turn:
       self.asked = request
@@ -222,7 +223,7 @@ def failure_code() -> int | None:
   return _failed[1] if _failed else None
 
 
-def _leave_at_exit():
+def _leave_at_exit() -> None:
   """Ends the process before JAX's exit callback, which would wait for processes that have ended."""
   if _failed:
     peers, code = _failed
@@ -232,6 +233,6 @@ def _leave_at_exit():
     os._exit(code)
 
 
-def _end_without_waiting():
+def _end_without_waiting() -> None:
   atexit.unregister(_leave_at_exit)
   atexit.register(_leave_at_exit)  # the callback that is registered last runs first

@@ -7,6 +7,7 @@ import pathlib
 import re
 import socket
 import threading
+from collections.abc import Callable
 
 import jax
 from jax._src import distributed
@@ -187,7 +188,7 @@ def check_port_free(address: str) -> None:
     raise ConfigError(_PORT.format(address, getattr(error, "strerror", None) or error)) from error
 
 
-def _join_processes(initialize):
+def _join_processes(initialize: Callable[[], None]) -> None:
   """Joins the other processes, or runs alone if JAX finds no cluster."""
   try:
     initialize()
@@ -205,31 +206,31 @@ class _JoinTimeout:
   Without it, JAX would abort without naming a process.
   """
 
-  def __init__(self, seconds, cluster):
+  def __init__(self, seconds: float, cluster: clusters.Cluster | None) -> None:
     self._seconds = seconds
     self._advice = f". {cluster.advice()}" if cluster else ""
     self._timers = [threading.Timer(min(10, seconds / 2), self._print_note), threading.Timer(seconds, self._end)]
 
-  def __enter__(self):
+  def __enter__(self) -> None:
     for timer in self._timers:
       timer.daemon = True
       timer.start()
 
-  def __exit__(self, *_):
+  def __exit__(self, *_: object) -> None:
     for timer in self._timers:
       timer.cancel()
 
-  def _print_note(self):
+  def _print_note(self) -> None:
     print_last_message(f"{self._describe_peers()}{self._advice}; waiting up to {self._seconds:.0f} s\n")
 
-  def _end(self):
+  def _end(self) -> None:
     print_last_message(
       f"{self._describe_peers()}, for {self._seconds:.0f} s{self._advice}. Start the missing process, or see why it "
       "ended; open the port between the hosts; config.limits.start is the limit\n"
     )
     os._exit(EXIT_HANG)
 
-  def _describe_peers(self):
+  def _describe_peers(self) -> str:
     state = distributed.global_state
     host, _, port = (state.coordinator_address or "nowhere:0").rpartition(":")
     if state.process_id == 0:
@@ -266,7 +267,7 @@ def list_clients(port: int) -> list[str]:
   return sorted(result)
 
 
-def _install_abort_message(text):
+def _install_abort_message(text: str) -> None:
   """Installs a handler that writes a last line after C++ messages when this process is aborted.
 
   JAX's coordinator aborts the process if another one died. A failed check inside XLA or another library raises the same
@@ -276,7 +277,7 @@ def _install_abort_message(text):
   kind = ctypes.CFUNCTYPE(None, ctypes.c_int)
 
   @kind
-  def end(_):
+  def end(_: int) -> None:
     if (code := peers.failure_code()) is not None:  # it is ending already, but process 0 ended first
       os._exit(code)
     os.write(2, text.encode())

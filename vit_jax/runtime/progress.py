@@ -15,7 +15,7 @@ class ProgressFile:
   file or no file. A failed write is ignored, because a progress report must not end a run.
   """
 
-  def __init__(self):
+  def __init__(self) -> None:
     name = os.environ.get("VITJAX_STATUS")
     self._path = pathlib.Path(name) if name else None
     self._written, self._next, self._began = None, 0.0, -1

@@ -16,7 +16,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, Self
 
 from vit_jax import config
 from vit_jax.runtime import exchange, exits
@@ -91,7 +92,7 @@ def convert_stop_signals() -> Iterator[None]:
   requests = {number: STOPS[number] for number in (signal.SIGTERM, signal.SIGHUP)}
   requests[signal.SIGQUIT] = exits.EXIT_PREEMPTED, "stopped on request (SIGQUIT)"
 
-  def stop(number, _):
+  def stop(number: int, _: FrameType | None) -> None:
     code, message = requests[number]
     raise exits.Stop(code, f"{message}; the same command starts or continues it")
 
@@ -120,7 +121,7 @@ class Watch:
     step: the last completed step, set by the loop. It is reported together with the phase, see `ProgressFile`.
   """
 
-  def __init__(self, limits: config.Limits | None = None, again: str | None = None):
+  def __init__(self, limits: config.Limits | None = None, again: str | None = None) -> None:
     self.limits = limits or config.Limits()
     self._saves = again is None
     self._again = f"the same command {'continues from the last checkpoint' if self._saves else again}"
@@ -139,7 +140,7 @@ class Watch:
     self._parent = os.environ.get(PARENT)
     self._peers = None if exchange.is_alone() else Peers(self.limits.peer)
 
-  def __enter__(self):
+  def __enter__(self) -> Self:
     self._pipe = os.pipe()
     for end in self._pipe:
       os.set_blocking(end, False)
@@ -162,11 +163,11 @@ class Watch:
       raise
     return self
 
-  def __exit__(self, kind, error, _):
+  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
     self.report(kind, error, _)
     self._close()
 
-  def report(self, kind, error, _) -> None:
+  def report(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
     """Reports an error that ends this process to the other processes.
 
     Register this method as an exit callback, so that it runs before any resource is closed.
@@ -189,13 +190,13 @@ class Watch:
     # Closing may have to wait for the other processes, which are ending too.
     self._stopping, self._asked, self._request = True, time.monotonic(), (code, message)
 
-  def _close(self):
+  def _close(self) -> None:
     self._closed.set()
     os.write(self._pipe[1], b".")
     self._thread.join()
     self._release()
 
-  def _release(self):
+  def _release(self) -> None:
     """Restores the signal handlers and closes all resources except the thread."""
     if self._in_main:
       signal.set_wakeup_fd(self._pipe_before)
@@ -222,7 +223,7 @@ class Watch:
     finally:
       self._enter(*before)
 
-  def _enter(self, name, detail):
+  def _enter(self, name: str, detail: Callable[[], str]) -> None:
     self._phase, self._detail, self._since = name, detail, time.monotonic()
 
   def poll(self) -> None:
@@ -253,7 +254,7 @@ class Watch:
       if self._peers:
         self._peers.ask(code, message)
 
-  def _on_signal(self, number, _):
+  def _on_signal(self, number: int, _: FrameType | None) -> None:
     """Handles a signal in a run of one process. Otherwise the watchdog's thread informs the others."""
     if self._peers:
       return
@@ -262,12 +263,12 @@ class Watch:
       self._stopping = True
       raise self._create_preempted(*self._request)
 
-  def _create_preempted(self, code, message):
+  def _create_preempted(self, code: int, message: str) -> Preempted:
     return Preempted(code, message if self._saves else f"{message}; {self._again}")
 
   # Methods below run on the watchdog's thread.
 
-  def _run(self):
+  def _run(self) -> None:
     armed, last, progress = -BACKSTOP, time.monotonic(), ProgressFile()
     while not self._closed.is_set():
       ready, _, _ = select.select([self._pipe[0]], [], [], 0.25)
@@ -293,13 +294,13 @@ class Watch:
       self._check_stop(now)
       self._check_limit(now)
 
-  def _check_peers(self, now):
+  def _check_peers(self, now: float) -> None:
     if self._asked is None and self._peers.asked:
       self._asked = now
     if end := self._peers.lost():
       self.leave(*end)
 
-  def _check_stop(self, now):
+  def _check_stop(self, now: float) -> None:
     """Ends a program that cannot react to a request to stop."""
     if self._asked is None:
       return
@@ -316,13 +317,13 @@ class Watch:
     elif waited > self._patience():
       self.leave(code, f"{message} during {self._phase}, which did not end; {self._again}")
 
-  def _patience(self):
+  def _patience(self) -> float:
     """Returns the seconds that a phase may take to react to a request to stop, before a save."""
     if self._phase == "save":
       return self.limits.stop
     return max(ACT - 1, 2 * self.compute_pace(self._phase)) if self._saves else ACT - 1
 
-  def _check_limit(self, now):
+  def _check_limit(self, now: float) -> None:
     key = {"data": "step"}.get(self._phase, self._phase)
     limit = getattr(self.limits, key)
     if key == "step":
@@ -361,7 +362,7 @@ class Watch:
       os._exit(code)
 
 
-def _format_stacks():
+def _format_stacks() -> str:
   """Returns the stacks of all threads. faulthandler would block every thread if its output is not read."""
   names = {thread.ident: thread.name for thread in threading.enumerate()}
   frames = sys._current_frames().items()

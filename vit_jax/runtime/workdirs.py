@@ -6,7 +6,9 @@ import os
 import pathlib
 import socket
 import tempfile
+import types
 from collections.abc import Callable, Iterator
+from typing import IO
 
 from vit_jax.runtime import exchange, exits
 from vit_jax.schema import ConfigError
@@ -15,7 +17,7 @@ from vit_jax.storage import errors, paths
 OTHER = "Name a directory on a disk that this account may write to"
 
 
-def _exit_program(code, message):
+def _exit_program(code: int, message: str) -> None:
   """Ends a program of one process."""
   exits.print_last_message(f"{message}\n")
   os._exit(code)
@@ -125,21 +127,21 @@ def describe_holder(workdir: pathlib.Path) -> str | None:
   return None
 
 
-def import_leases():
+def import_leases() -> types.ModuleType:
   """Imports and returns the module `import_leases`, which needs gcsfs."""
   from vit_jax.runtime import leases
 
   return leases
 
 
-def _open_lock(path):
+def _open_lock(path: pathlib.Path) -> IO[str]:
   """Opens the lock file, and creates it if necessary."""
   if path.exists() and not path.is_file():
     raise ConfigError(f"{path} is not a regular file. Remove it")
   return open(path, "a+")
 
 
-def _lock_file(file, workdir, otherwise="another --workdir"):
+def _lock_file(file: IO[str], workdir: pathlib.Path, otherwise: str = "another --workdir") -> str | None:
   """Locks the file, or returns an error message that names the holder."""
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -105,7 +105,7 @@ def preset(function: Callable, *first, **defaults) -> Callable:
 
 
 def _convert_fields(
-  values: Mapping, entries: Mapping, owner: str, no_default, others: Table | None = None
+  values: Mapping[str, Any], entries: Mapping[str, Any], owner: str, no_default, others: Table | None = None
 ) -> dict[str, Any]:
   """Converts the values of all entries {key: (type, default)}. Every key in `values` must be an entry."""
   for key in values:

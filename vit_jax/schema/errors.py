@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import difflib
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import ml_collections
 
@@ -123,7 +124,7 @@ def show(value) -> str:
     return f"a {type(value).__name__} that is too long to print"
 
 
-def format_names(names: Iterable, most: int = 40) -> str:
+def format_names(names: Iterable[Any], most: int = 40) -> str:
   """Returns names separated by commas. A long list is shortened and followed by the total number.
 
   Args:
@@ -134,7 +135,7 @@ def format_names(names: Iterable, most: int = 40) -> str:
   return ", ".join(names[:most]) + (f", ... ({len(names)} in all)" if len(names) > most else "")
 
 
-def suggest_nearest(word: str, allowed: Iterable) -> str:
+def suggest_nearest(word: str, allowed: Iterable[Any]) -> str:
   """Returns " Did you mean ...?" for a similar name, and the allowed names.
 
   Args:

@@ -15,7 +15,7 @@ class AppendFile:
     path: the file. It is created if it does not exist.
   """
 
-  def __init__(self, path: pathlib.Path):
+  def __init__(self, path: pathlib.Path) -> None:
     self._path, self._file = path, open(path, "ab", buffering=0)
 
   def add(self, data: bytes) -> None:
@@ -51,13 +51,13 @@ class BucketAppender:
 
   SIZE, PAUSE = 2**20, 10.0  # bytes per object; seconds (a bucket accepts one write per second and object)
 
-  def __init__(self, path: pathlib.Path):
+  def __init__(self, path: pathlib.Path) -> None:
     self._path, self._content, self._new = path, bytearray(), False
     self._number = next(number for number in itertools.count() if not self._object(number + 1).exists())
     self._content += files.read_if_exists(self._object(self._number)) or b""
     self._written = time.monotonic()
 
-  def _object(self, number):
+  def _object(self, number: int) -> pathlib.Path:
     return self._path.with_name(f"{self._path.name}.{number:04d}") if number else self._path
 
   def keep(self, chosen: Callable[[bytes], bytes]) -> None:

@@ -28,7 +28,7 @@ def find_repeated_name(members: list[zipfile.ZipInfo]) -> str | None:
   return None
 
 
-def load(file: str | os.PathLike | BinaryIO, *names: str) -> tuple[np.ndarray, ...]:
+def load(file: str | os.PathLike[str] | BinaryIO, *names: str) -> tuple[np.ndarray, ...]:
   """Reads arrays of an .npz file. Pickled objects are refused.
 
   Args:

@@ -12,7 +12,8 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import aiohttp
 import google.auth.exceptions
@@ -68,7 +69,7 @@ def read_seconds(name: str, default: float) -> float:
   raise ConfigError(f"{name}: expected a number of seconds, got {text!r}. Use a number above 0, such as {default:g}")
 
 
-def get_version(about: Mapping) -> tuple[str, ...]:
+def get_version(about: Mapping[str, Any]) -> tuple[str, ...]:
   """Returns the properties that identify the content of an object.
 
   The generation is a new number for each write (https://cloud.google.com/storage/docs/metadata). The digests are needed
@@ -84,7 +85,7 @@ def get_version(about: Mapping) -> tuple[str, ...]:
 class FileSystem(core.GCSFileSystem):
   """The file system for gs:// paths in fsspec, and thereby in etils, Orbax and TFDS."""
 
-  def __init__(self, *arguments, **options):
+  def __init__(self, *arguments: Any, **options: Any) -> None:
     ours = {"use_listings_cache": False, "requests_timeout": TIMEOUT}
     if os.environ.get("STORAGE_EMULATOR_HOST"):
       ours["token"] = "anon"
@@ -93,7 +94,7 @@ class FileSystem(core.GCSFileSystem):
     self.away = False  # whether the last request exceeded the patience, so that later requests are tried only once
     super().__init__(*arguments, **ours | options)
 
-  async def _request(self, method, path, *arguments, **options):
+  async def _request(self, method: str, path: str, *arguments: Any, **options: Any) -> Any:
     """Sends a request and retries it with growing pauses while the bucket is unavailable.
 
     Raises:
@@ -141,58 +142,58 @@ class FileSystem(core.GCSFileSystem):
       await asyncio.sleep(min(left, pause * random.uniform(0.5, 1)))
       pause = min(2 * pause, LONGEST)
 
-  def _open(self, path, mode="rb", **options):
+  def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
     """Opens a file. Reads use gcsfs. Written bytes are uploaded as a whole when the file is closed.
 
     For text files, gcsfs starts a resumable upload. A resumable upload cannot be retried if its last answer was lost.
     """
     return _Upload(self, path) if mode == "wb" else super()._open(path, mode=mode, **options)
 
-  async def _isdir(self, path):
+  async def _isdir(self, path: str) -> bool:
     """Returns whether the path is a directory. gcsfs would return False for every error."""
     try:
       return (await self._info(path))["type"] == "directory"
     except FileNotFoundError:
       return False
 
-  async def _mkdir(self, path, **_):
+  async def _mkdir(self, path: str, **_: Any) -> None:
     """Does nothing. Directories are prefixes of object names, and a misspelt path must not create a bucket."""
 
-  async def _makedirs(self, path, exist_ok=False):
+  async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
     """Does nothing, like `_mkdir`."""
 
-  def mkdir(self, path, **_):
+  def mkdir(self, path: str, **_: Any) -> None:
     """Does nothing, like `_mkdir`."""
 
-  def makedirs(self, path, exist_ok=False):
+  def makedirs(self, path: str, exist_ok: bool = False) -> None:
     """Does nothing, like `_mkdir`."""
 
 
 class _Upload(io.BytesIO):
   """A buffer that is uploaded as an object when it is closed. An error inside its context cancels the upload."""
 
-  def __init__(self, file_system, path):
+  def __init__(self, file_system: FileSystem, path: str) -> None:
     super().__init__()
     self._file_system, self._path = file_system, path
 
-  def __exit__(self, kind, *error):
+  def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
     if kind:
       super().close()
     return super().__exit__(kind, *error)
 
-  def close(self):
+  def close(self) -> None:
     if not self.closed:
       content = self.getvalue()
       super().close()  # before the upload, which may fail: Python closes forgotten files and would upload again
       self._file_system.pipe_file(self._path, content)
 
 
-def _make_permission_error(path, arguments, reason):
+def _make_permission_error(path: str, arguments: Sequence[object], reason: str) -> PermissionError:
   text = " ".join(reason.split())[:160]
   return PermissionError(errno.EACCES, f"the bucket denied access ({text})", _format_name(path, *arguments))
 
 
-def _format_name(path, *arguments):
+def _format_name(path: str, *arguments: object) -> str:
   """Returns the gs:// name of the bucket of a request, and of the object if the arguments contain it."""
   if path.startswith("b/") and arguments:
     return "gs://" + "/".join(str(each) for each in arguments[:2])

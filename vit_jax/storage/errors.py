@@ -121,7 +121,7 @@ def get_errno(error: BaseException) -> int | None:
   return get_errno(error.__cause__) if error.__cause__ else get_bucket_errno(error)
 
 
-def hide_request_errors(event) -> None:
+def hide_request_errors(event: "sys.UnraisableHookArgs") -> None:
   """A `sys.unraisablehook` that hides errors of TensorStore's requests that end after a failed request.
 
   These errors report that the event loop is closed. The first error was already raised.

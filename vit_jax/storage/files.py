@@ -16,6 +16,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from vit_jax.schema import ConfigError, show
 from vit_jax.storage import errors, locks, ownership, paths
@@ -184,7 +185,7 @@ def get_local_path(path: pathlib.Path, beside: Sequence[str] = ()) -> pathlib.Pa
   return folder / path.name
 
 
-def read_json(path: pathlib.Path) -> dict | None:
+def read_json(path: pathlib.Path) -> dict[str, Any] | None:
   """Reads a JSON object.
 
   Args:
@@ -209,7 +210,7 @@ def read_json(path: pathlib.Path) -> dict | None:
   return values or None
 
 
-def _read_prefix(path):
+def _read_prefix(path: pathlib.Path) -> bytes | None:
   """Reads the first bytes of a file on a disk, or returns None if it is missing. Raises ValueError on failure."""
   try:
     if not path.exists():
@@ -248,7 +249,7 @@ def get_size(path: pathlib.Path) -> int | None:
   return status.length if paths.in_bucket(path) else status.st_size
 
 
-def write_csv(path: pathlib.Path, rows: Iterable[Sequence]) -> None:
+def write_csv(path: pathlib.Path, rows: Iterable[Sequence[Any]]) -> None:
   """Replaces a CSV file.
 
   Args:

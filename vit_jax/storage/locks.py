@@ -6,6 +6,7 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Iterator
+from typing import IO, Any
 
 LONGEST = 200  # longest file name in bytes to which a suffix can be added; file systems allow 255
 
@@ -37,7 +38,7 @@ def open_partial(path: pathlib.Path) -> Iterator[pathlib.Path]:
         return
 
 
-def _points_to(path, file):
+def _points_to(path: pathlib.Path, file: IO[Any]) -> bool:
   """Returns whether a path leads to the open file."""
   try:
     return os.path.samestat(os.stat(path), os.fstat(file.fileno()))

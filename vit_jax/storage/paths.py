@@ -14,7 +14,7 @@ from vit_jax.schema import ConfigError, extras, show
 BUCKET = "gs://"
 
 
-def resolve_path(text: str | os.PathLike, bare: bool = False) -> pathlib.Path:
+def resolve_path(text: str | os.PathLike[str], bare: bool = False) -> pathlib.Path:
   """Parses a path and checks that its bucket can be used.
 
   Args:
@@ -42,7 +42,7 @@ def resolve_path(text: str | os.PathLike, bare: bool = False) -> pathlib.Path:
   return parsed
 
 
-def parse_path(text: str | os.PathLike, bare: bool = False) -> pathlib.Path:
+def parse_path(text: str | os.PathLike[str], bare: bool = False) -> pathlib.Path:
   """Parses a path without any check of its bucket.
 
   Args:
@@ -68,12 +68,12 @@ def parse_path(text: str | os.PathLike, bare: bool = False) -> pathlib.Path:
   return epath.Path(text.rstrip("/"))
 
 
-def in_bucket(path: os.PathLike) -> bool:
+def in_bucket(path: os.PathLike[str]) -> bool:
   """Returns whether a path is in a bucket, where objects are replaced as a whole and directories do not exist."""
   return os.fspath(path).startswith(BUCKET)
 
 
-def get_bucket_name(path: os.PathLike) -> str:
+def get_bucket_name(path: os.PathLike[str]) -> str:
   """Returns the name of the bucket of a path."""
   return os.fspath(path).removeprefix(BUCKET).partition("/")[0]
 
@@ -100,7 +100,7 @@ def expand_home(path: pathlib.Path) -> pathlib.Path:
 
 
 @functools.cache
-def prepare_buckets():
+def prepare_buckets() -> None:
   """Prepares the process for paths in buckets. Only the first call has an effect.
 
   fsspec then uses the requests of `vit_jax.storage.buckets`.

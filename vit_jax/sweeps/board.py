@@ -1,7 +1,8 @@
 """Data of a sweep for TensorBoard's HParams page: the changes of each trial and the figures to compare."""
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2, summary_v2
@@ -49,7 +50,7 @@ def write_board(
       _write_summaries(trial.workdir / "tensorboard", [began, _make_end_summary()])
 
 
-def format_hparams(changes: Mapping, keys: Sequence[str]) -> dict[str, bool | int | float | str]:
+def format_hparams(changes: Mapping[str, Any], keys: Sequence[str]) -> dict[str, bool | int | float | str]:
   """Returns the changes of a trial for HParams, with each choice as text.
 
   Args:
@@ -60,7 +61,7 @@ def format_hparams(changes: Mapping, keys: Sequence[str]) -> dict[str, bool | in
   return {key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in changed.items()}
 
 
-def _make_end_summary():
+def _make_end_summary() -> Any:
   """Returns the summary that marks the end of a trial."""
   content = plugin_data_pb2.HParamsPluginData(
     session_end_info=plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS)
@@ -69,7 +70,7 @@ def _make_end_summary():
   return Summary(value=[Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=about, tensor=metadata.NULL_TENSOR)])
 
 
-def _write_summaries(folder, summaries):
+def _write_summaries(folder: pathlib.Path, summaries: Iterable[Any]) -> None:
   if folder.is_dir() and any(folder.glob(f"*{ENDING}")):
     return
   file = tensorboard.EventFile(folder, ENDING)

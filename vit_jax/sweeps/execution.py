@@ -6,7 +6,7 @@ import pathlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from vit_jax import runtime
 from vit_jax.config import extensions
@@ -111,7 +111,7 @@ def is_held(trial: Trial, screen: TrialScreen) -> bool:
 
 
 @contextlib.contextmanager
-def _report_stop_request(processes: pool.Pool):
+def _report_stop_request(processes: pool.Pool) -> Iterator[None]:
   """Prints the number of trials that still run when a stop is requested."""
   try:
     yield

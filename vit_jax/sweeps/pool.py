@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from vit_jax.runtime.watch import PARENT
 from vit_jax.schema import ConfigError, format_amount
@@ -74,7 +75,7 @@ def divide_devices(count: int) -> list[DeviceGroup]:
   return [DeviceGroup({name: ",".join(part)}) for part in _divide_items(gpus, count, "GPUs")]
 
 
-def _count_devices():
+def _count_devices() -> tuple[str, int]:
   """Returns the platform and the number of local devices.
 
   A separate process queries them, because a query acquires the devices.
@@ -88,7 +89,7 @@ def _count_devices():
   return platform, int(devices)
 
 
-def _divide_items(items, count, what, sizes=None):
+def _divide_items(items: Sequence[Any], count: int, what: str, sizes: Sequence[int] | None = None) -> list[Any]:
   """Divides items into equal parts and drops the remainder. `sizes` contains the allowed sizes of a part."""
   size = len(items) // max(count, 1)
   if not 0 < count <= len(items) or (sizes and size not in sizes):
@@ -99,7 +100,7 @@ def _divide_items(items, count, what, sizes=None):
   return [items[i * size : (i + 1) * size] for i in range(count)]
 
 
-def _make_tpu_environment(chips):
+def _make_tpu_environment(chips: Sequence[int]) -> dict[str, str]:
   with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
@@ -122,7 +123,7 @@ class Pool:
     groups: the device groups.
   """
 
-  def __init__(self, groups: Sequence[DeviceGroup]):
+  def __init__(self, groups: Sequence[DeviceGroup]) -> None:
     self._free = list(groups)
     self._running = {}  # name -> (process, group)
 

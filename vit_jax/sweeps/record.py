@@ -27,7 +27,7 @@ class SweepRecord:
     ConfigError: the workdir contains the record of another study, or a damaged record.
   """
 
-  def __init__(self, study: Study, trials: list[Trial]):
+  def __init__(self, study: Study, trials: list[Trial]) -> None:
     self.study, self.trials = study, trials
     self.best: Setting | None = None
     self.last_runs: list[Trial] = []
@@ -117,7 +117,7 @@ class SweepRecord:
       print_line(f"  picture   {workdir / 'sweep.png'}")
       print_line(f"  settings  tensorboard {texts.format_flag('logdir', workdir)}   (page HParams)")
 
-  def _groups(self, metric) -> dict[str, list[float]]:
+  def _groups(self, metric: str) -> dict[str, list[float]]:
     """Returns {name of a setting: values of a metric}. The names contain only keys that differ between settings."""
     keys = results.find_varied_keys(self.trials)
     named = {}
@@ -139,7 +139,7 @@ class SweepRecord:
     names = [name for name in self._metrics() if name.endswith(("top1", "loss"))]
     return list(dict.fromkeys([chosen.metric, *names])) if chosen else names
 
-  def _report(self, metrics) -> str:
+  def _report(self, metrics: Sequence[str]) -> str:
     """Returns the text of sweep.md."""
     over = self.study.sweep.over
     parts = [

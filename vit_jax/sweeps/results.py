@@ -5,6 +5,7 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from vit_jax.config import Sweep
 from vit_jax.evals import intervals, selection
@@ -23,11 +24,11 @@ def rank_settings(candidates: Sequence[Setting], decide: str) -> list[Setting]:
   sign = 1 if decide.endswith(FALLING) else -1
   evaluation, loss = decide.rpartition("/")[0], "ema_loss" if "/ema_" in f"/{decide}" else "loss"
 
-  def order(setting):
+  def order(setting: Setting) -> Any:
     losses = setting.values(f"{evaluation}/{loss}".lstrip("/"))
     return sign * statistics.mean(setting.values(decide)), statistics.mean(losses) if losses else 0.0
 
-  def has_finite(setting):
+  def has_finite(setting: Setting) -> bool:
     values = setting.values(decide)
     return bool(values) and all(map(math.isfinite, values))
 

@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import rich.live
 import rich.table
@@ -29,21 +30,21 @@ class TrialScreen:
     log_of: returns the log file of a trial. Its last line is shown while the trial runs.
   """
 
-  def __init__(self, trials: Sequence[Trial], metric: str | None, log_of: Callable[[Trial], pathlib.Path]):
+  def __init__(self, trials: Sequence[Trial], metric: str | None, log_of: Callable[[Trial], pathlib.Path]) -> None:
     self._trials, self._metric, self._log_of = trials, metric, log_of
     self._began = time.monotonic()
     self._live = None
 
-  def __enter__(self):
+  def __enter__(self) -> Self:
     if sys.stdout.isatty():
       self._live = rich.live.Live(self.table(), auto_refresh=False, transient=True)
       self._live.start()
     return self
 
-  def __exit__(self, *error):
+  def __exit__(self, *error: object) -> None:
     self._close()
 
-  def _close(self):
+  def _close(self) -> None:
     live, self._live = self._live, None
     if live:
       with contextlib.suppress(OSError):  # the terminal may be closed
@@ -78,7 +79,7 @@ class TrialScreen:
       table.add_row(str(trial), trial.status, self._format_figure(trial), last)
     return table
 
-  def _format_figure(self, trial):
+  def _format_figure(self, trial: Trial) -> str:
     """Returns the figure of a trial with its name, such as "val/top1 90.57 %", or "" if the trial has no figure."""
     name = self._metric
     if name not in trial.figures:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 
 from vit_jax import runtime
 from vit_jax.runtime import print_line
@@ -108,13 +109,13 @@ def handle_stop_signals() -> Iterator[Callable[[], None]]:
   """
   asked = []
 
-  def note(number, _):
+  def note(number: int, _: FrameType | None) -> None:
     # An exception here could be raised and lost in callbacks of Python itself, for example of garbage collection.
     if asked and number == signal.SIGINT:
       raise KeyboardInterrupt
     asked.append(number)
 
-  def poll():
+  def poll() -> None:
     if asked:
       code, message = STOPS[asked[0]]
       raise runtime.Stop(code, f"{message}; the same command continues")

@@ -5,7 +5,8 @@ import hashlib
 import inspect
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -83,7 +84,7 @@ class Study:
   def _trial(self, changes: Changes) -> Trial:
     decide = self.sweep.decide
 
-    def without_test(run, base):
+    def without_test(run: Any, base: Any) -> Any:
       if not decide:
         return {}
       _check_decides(run, decide)
@@ -94,7 +95,7 @@ class Study:
   def _last_run(self, changes: Changes) -> Trial:
     decide = self.sweep.decide
 
-    def with_test(run, base):
+    def with_test(run: Any, base: Any) -> Any:
       if decide.partition("/")[0] in run.evals:  # absent if this run does not hold out images
         _check_decides(run, decide)
       on_test = {f"evals.{name}.every": "100%" for name in _find_test_evaluations(run)}
@@ -103,7 +104,9 @@ class Study:
 
     return self._run(changes, self.workdir / "final", with_test)
 
-  def _run(self, changes, folder, evaluations) -> Trial:
+  def _run(
+    self, changes: Mapping[str, Any], folder: pathlib.Path, evaluations: Callable[[Any, Any], dict[str, str]]
+  ) -> Trial:
     """Returns the trial of these changes. `evaluations` maps its run and config to flags that select evaluations."""
     texts = dict(self.overrides)
     try:
@@ -117,11 +120,11 @@ class Study:
     return Trial(name, changes, texts, folder / name, text)
 
 
-def _compute_digest(text):
+def _compute_digest(text: str) -> str:
   return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _drop_duplicates(trials):
+def _drop_duplicates(trials: Iterable[Trial]) -> list[Trial]:
   """Returns the first trial of each name."""
   first = {}
   for trial in trials:
@@ -129,7 +132,7 @@ def _drop_duplicates(trials):
   return list(first.values())
 
 
-def _resolve_config(file, texts):
+def _resolve_config(file: str, texts: Mapping[str, str]) -> Any:
   return build.complete(config.resolve(flags.load_config(file, texts)))
 
 
@@ -195,7 +198,7 @@ def check_data(trials: Sequence[Trial], decide: str | None, over: str | None = N
   """
   opened = {}
 
-  def open_split(data, split):
+  def open_split(data: Any, split: str) -> Any:
     key = json.dumps(schema.to_plain(data)), split
     if key not in opened:
       with schema.enter_key("config.data"):
@@ -212,7 +215,7 @@ def check_data(trials: Sequence[Trial], decide: str | None, over: str | None = N
   check_possible(trials)
 
 
-def _check_data(run, decide, open_split):
+def _check_data(run: Any, decide: bool, open_split: Callable[..., Any]) -> None:
   weights = run.init.from_
   if weights and not paths.resolve_path(weights).exists():
     raise ConfigError(f"config.init.from: no file {weights!r}")
@@ -257,7 +260,7 @@ def load_sweep(path: str) -> Sweep:
   return sweep
 
 
-def _find_command(path, module, argument):
+def _find_command(path: str, module: types.ModuleType, argument: str | None) -> str:
   """Returns the command for a config file without a sweep."""
   config_of_file = extensions.call_function(path, module.get_config, *([argument] if argument else []))
   is_mapping = isinstance(config_of_file, Mapping | ml_collections.ConfigDict)
@@ -296,7 +299,7 @@ def format_flags(changes: Changes, base: Mapping[str, Any]) -> dict[str, str]:
   return texts
 
 
-def _format_value(value):
+def _format_value(value: object) -> str:
   if value is None:
     return "none"
   return repr(tuple(value)) if isinstance(value, list | tuple | range) else str(value)

@@ -6,7 +6,8 @@ and therefore differs from the mean of the groups (VTAB's leaderboard). The figu
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from vit_jax.data.catalog import vtab
 from vit_jax.sweeps.results import format_markdown
@@ -63,7 +64,7 @@ def format_table(figures: Mapping[str, Sequence[float]], tasks: Sequence[str], m
   return format_markdown([head, row])
 
 
-def _format_mean(values):
+def _format_mean(values: Sequence[float]) -> str:
   if not values:
     return "-"
   mean = f"{100 * statistics.mean(statistics.mean(runs) for runs in values):.2f}"
@@ -73,16 +74,16 @@ def _format_mean(values):
   return f"{mean} ± {100 * statistics.stdev(statistics.mean(runs) for runs in zip(*values, strict=True)):.2f}"
 
 
-def _collect_figures(runs, over, task):
+def _collect_figures(runs: Iterable[Any], over: str, task: str) -> list[float]:
   done = [run for run in runs if run.changes[over] == task and run.status == "done"]
   return [run.figures[METRIC] for run in done if METRIC in run.figures]
 
 
-def _join_models(runs):
+def _join_models(runs: Iterable[Any]) -> str:
   return ", ".join(dict.fromkeys(json.loads(run.config)["model"]["name"] for run in runs if run.config)) or "-"
 
 
-def _find_reason(task, trials, over):
+def _find_reason(task: str, trials: Iterable[Trial], over: str) -> str:
   """Returns the error of the first trial of a task that ended without a figure, or the trial's status."""
   own = [trial for trial in trials if trial.changes[over] == task]
   return next((trial.error for trial in own if trial.error), own[0].status)

@@ -41,7 +41,7 @@ class Trial:
   seconds: float = 0.0
   attempts: int = 0
 
-  def __str__(self):
+  def __str__(self) -> str:
     return format_changes(self.changes)
 
   def fail(self, error: str, status: str = "failed") -> None:
@@ -68,7 +68,7 @@ class Trial:
       setattr(self, name, record.get(name, getattr(self, name)))
 
 
-def is_record(values) -> bool:
+def is_record(values: object) -> bool:
   """Returns true if JSON values can be passed to `Trial.restore`."""
   if not isinstance(values, dict):
     return False

@@ -50,7 +50,7 @@ def check(recorded: Any) -> None:
       raise ValueError(f"its record of extensions is not valid: {str(recorded)[:80]}")
 
 
-def restore(recorded: Any, origin: str | os.PathLike) -> None:
+def restore(recorded: Any, origin: str | os.PathLike[str]) -> None:
   """Imports the files of a record again if the rules of this package permit it.
 
   A warning is logged if a file has changed since it was recorded.
@@ -94,7 +94,7 @@ def _find_missing(row):
   return [key for key in _get_keys(row) if names.find_registration(*key) is None]
 
 
-def restore_for_workdir(workdir: pathlib.Path, about: Mapping) -> None:
+def restore_for_workdir(workdir: pathlib.Path, about: Mapping[str, Any]) -> None:
   """Imports the user's files that a workdir requires, see `restore`.
 
   Args:
@@ -144,7 +144,7 @@ def _warn_of_change(digest, now, origin):
       logging.warning("%s changed since the run in %s used it: results may differ", file or "an extension", origin)
 
 
-def list_changes(before: Iterable[Mapping], now: Iterable[Mapping]) -> list[str]:
+def list_changes(before: Iterable[Mapping[str, Any]], now: Iterable[Mapping[str, Any]]) -> list[str]:
   """Returns a line for each extension with different content in two records.
 
   Args:

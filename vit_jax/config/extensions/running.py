@@ -51,7 +51,7 @@ def call_function(path: str, function: Callable, *arguments, flag: str = "--conf
     raise ConfigError(f"{flag}: {path}{line}: {problem}") from error
 
 
-def run_file(path: str | os.PathLike, flag: str = "--config", remember: bool = True) -> types.ModuleType:
+def run_file(path: str | os.PathLike[str], flag: str = "--config", remember: bool = True) -> types.ModuleType:
   """Runs a Python file once and returns its module.
 
   The folder of the file is appended to Python's import path, so that the file can import modules next to it. A file

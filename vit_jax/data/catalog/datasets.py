@@ -5,7 +5,8 @@ dataset, add a row to `CATALOG` or call `vit_jax.register`.
 """
 
 import logging
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 from vit_jax import schema
 from vit_jax.data import augment, class_names, loader, mixture, pseudo_labels, sources, stream
@@ -32,12 +33,12 @@ CATALOG = {
 }
 
 
-def _collect_defaults(row):
+def _collect_defaults(row: DatasetRow) -> dict[str, Any]:
   """Returns the row's default values for the config keys that its reader supports."""
   return {key: getattr(row, key) for key in ("train", "test", "labels") if key in schema.read_keywords(row.reader)}
 
 
-def _bind_training(row):
+def _bind_training(row: DatasetRow) -> Callable[..., Any]:
   """Returns the function that makes training examples.
 
   Disables flips and crops that would change the labels of the row.
@@ -49,7 +50,7 @@ def _bind_training(row):
   )
 
 
-def _bind_loading(row):
+def _bind_loading(row: DatasetRow) -> Callable[..., Any]:
   """Returns `loader.batches` with the row's default of `exif`."""
   return schema.preset(loader.batches, exif=row.exif)
 
@@ -58,7 +59,7 @@ def _weight(*, weight: Annotated[float, schema.Range(1e-9, 1e12)] = 1.0) -> floa
   return weight
 
 
-def _bind_reader(name, row):
+def _bind_reader(name: str, row: DatasetRow) -> Callable[..., sources.Source]:
   """Returns the reader of a row with the row's own values filled in."""
   return schema.preset(row.reader, name, row, **_collect_defaults(row))
 
@@ -72,7 +73,7 @@ PARTS = schema.DerivedTable(CATALOG, lambda name, row: (READERS[name], _weight),
 
 
 def _mixture(
-  open_part,
+  open_part: Any,
   name: str,
   row: DatasetRow,
   split: str,
@@ -115,12 +116,12 @@ def _mixture(
   return mixture.join_sources(name, splits.spec(split), opened, weights, classes, epoch)
 
 
-def _open_part(choice, split):
+def _open_part(choice: Choice, split: str) -> sources.Source:
   return schema.make(choice, PARTS, split)
 
 
 def _pseudo_labelled(
-  open_part,
+  open_part: Any,
   name: str,
   row: DatasetRow,
   split: str,
@@ -249,7 +250,9 @@ def open_split(choice: Choice, split: str) -> sources.Source:
   return schema.make(choice, DATA, split)
 
 
-def open_train_examples(choice: Choice, seed: int, patch: int | None, batch: int, source: sources.Source | None = None):
+def open_train_examples(
+  choice: Choice, seed: int, patch: int | None, batch: int, source: sources.Source | None = None
+) -> stream.Examples:
   """Returns the training examples of a dataset. See `stream.train_examples`.
 
   Args:
@@ -264,7 +267,7 @@ def open_train_examples(choice: Choice, seed: int, patch: int | None, batch: int
   return stream.train_examples(source, seed, patch, batch, **schema.select_arguments(choice, stream.train_examples))
 
 
-def _warn_of_changed_labels(choice):
+def _warn_of_changed_labels(choice: Choice) -> None:
   """Warns if crops or flips change the labels of a part of a mixture. All parts have the same augmentation."""
   crops = choice.args["crop"].name != "resize"
   for part in choice.args.get("parts", ()):
@@ -297,7 +300,7 @@ def open_known_split(choice: Choice, split: str, prefix: str = "") -> sources.So
   if choice.name == "mixture":
     same = choice.args.get("classes") == "same"
 
-    def open_part(part, split):
+    def open_part(part: Choice, split: str) -> sources.Source:
       return open_known_split(part, split, "" if same else f"{part.name} ")  # classes of different parts may differ
 
     known = {"mixture": (schema.preset(_mixture, open_part, "mixture", CATALOG["mixture"]), *DATA["mixture"][1:])}
@@ -314,7 +317,7 @@ def open_known_split(choice: Choice, split: str, prefix: str = "") -> sources.So
       raise
     absent = error
 
-  def read(i):
+  def read(i: int) -> bytes:
     raise absent
 
   choice = bind(choice, lookup(DATA, choice.name))

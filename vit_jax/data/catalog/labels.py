@@ -74,13 +74,13 @@ def brighten(data: bytes) -> bytes:
   return cv2.imencode(".png", np.minimum(pixels, 1) * 255)[1].tobytes()
 
 
-def _format_ranges(thresholds, unit):
+def _format_ranges(thresholds: Sequence[float], unit: str) -> tuple[str, ...]:
   ends = [f"{end:g}" for end in thresholds]
   between = [f"{low} to {high}{unit}" for low, high in itertools.pairwise(ends)]
   return (f"up to {ends[0]}{unit}", *between, f"beyond {ends[-1]}{unit}")
 
 
-def _format_numbers(count, first=0):
+def _format_numbers(count: int, first: int = 0) -> tuple[str, ...]:
   return tuple(map(str, range(first, first + count)))
 
 

@@ -8,7 +8,7 @@ The rows specify which augmentations keep the labels, according to Kolesnikov et
 not augment images.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vit_jax.data.catalog import labels
 from vit_jax.data.dataset_row import DatasetRow, MaskFeature
@@ -50,7 +50,9 @@ TASKS = {  # by row name, in the order of Dosovitskiy et al. 2021, table 9
 }
 
 
-def _create_row(builder, splits, classes, image_bytes, val, test="test", **more) -> DatasetRow:
+def _create_row(
+  builder: str, splits: str, classes: int, image_bytes: int, val: str, test: str = "test", **more: Any
+) -> DatasetRow:
   """Returns a row for VTAB. `val` is the split string of the slice "val200"."""
   both = f"train[:800]+{val}"
   slices = {"train800": "train[:800]", "val200": val, "train800val200": both, "train1000": both}

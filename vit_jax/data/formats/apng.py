@@ -29,7 +29,7 @@ class ApngImage:
     return opencv.decode(_remove_animation(data), self.memory)
 
 
-def _remove_animation(data):
+def _remove_animation(data: bytes) -> bytes:
   """Returns the file without the chunks of the animation. The caller must check that all chunks are complete."""
   kept, at, first = [], _SIGNATURE, 0
   while at < len(data):

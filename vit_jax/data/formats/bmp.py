@@ -6,6 +6,7 @@ others without an error.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from struct import unpack_from
 
 import numpy as np
@@ -91,12 +92,12 @@ class BmpLayout:
       image[:, place::per_byte] = rows >> (8 - self.bits * (place + 1)) & (1 << self.bits) - 1
     return image[:, : self.width]
 
-  def _slices(self):
+  def _slices(self) -> list[slice]:
     """Returns slices of rows that are computed together."""
     step = max(1, _VALUES // self.width)
     return [slice(first, first + step) for first in range(0, self.height, step)]
 
-  def _rows(self, data):
+  def _rows(self, data: bytes) -> np.ndarray:
     """Returns the bytes of each row, uint8 (H, stride), with the top row first."""
     end = self.start + self.stride * self.height
     if len(data) < end:  # the last row may lack its padding
@@ -145,7 +146,7 @@ def read(data: bytes) -> BmpLayout:
   return layout
 
 
-def _check_form(bits, compression, top_down):
+def _check_form(bits: int, compression: int, top_down: bool) -> None:
   """Raises DecodeError for unsupported formats."""
   forms = {RGB: (*PALETTES, 16, 24, 32), RLE8: (8,), RLE4: (4,)}
   if bits not in forms.get(compression, ()):
@@ -154,7 +155,7 @@ def _check_form(bits, compression, top_down):
     raise DecodeError("a BMP that is compressed and stores its top row first, which is not defined. Convert it to PNG")
 
 
-def _check_masks(masks, bits):
+def _check_masks(masks: Sequence[int], bits: int) -> None:
   """Raises DecodeError unless each mask is one block of bits, and no two masks share a bit."""
   for mask in masks:
     low = mask & -mask
@@ -164,7 +165,7 @@ def _check_masks(masks, bits):
     raise DecodeError(f"a BMP with channel masks that share bits: {', '.join(map(hex, masks))}")
 
 
-def _check_length(data, layout):
+def _check_length(data: bytes, layout: BmpLayout) -> None:
   """Raises DecodeError if the file is too short for its pixels, or too long to be read in reasonable time."""
   if min(layout.height, layout.width) < 1:
     return  # reported by the caller for all formats
@@ -181,7 +182,7 @@ def _check_length(data, layout):
     )
 
 
-def _scale_channel(pixels, mask):
+def _scale_channel(pixels: np.ndarray, mask: int) -> np.ndarray:
   """Returns round(v * 255 / (2^n - 1)) for the n bits of a mask, uint8 in the shape of `pixels`."""
   shift, top = (mask & -mask).bit_length() - 1, mask // (mask & -mask)
   values = pixels >> pixels.dtype.type(shift) & pixels.dtype.type(top)
@@ -193,7 +194,7 @@ def _scale_channel(pixels, mask):
   return (values.astype(np.uint64) * 510 + top) // (2 * top)
 
 
-def _decode_run_lengths(data, height, width, bits):
+def _decode_run_lengths(data: bytes, height: int, width: int, bits: int) -> np.ndarray:
   """Decodes RLE8 or RLE4 to the palette index of each pixel, with the bottom row first. Skipped pixels have index 0."""
   image = np.zeros((height, width), np.uint8)
   row = column = at = 0

@@ -4,6 +4,8 @@ libtiff also decodes these codes, but returns white rows for rows that are damag
 only strips in which every row is complete.
 """
 
+from collections.abc import Iterator, Mapping
+
 import numpy as np
 
 from vit_jax.data.formats.errors import DecodeError
@@ -47,7 +49,7 @@ _LONGEST, _MODE_BITS, _EOL = 13, 7, 12  # bits
 _NONE = (0, 0)  # bits and value of an invalid code
 
 
-def _build_table(codes, longest):
+def _build_table(codes: Mapping[str, int], longest: int) -> list[tuple[int, int]]:
   """Returns a list indexed by numbers of `longest` bits.
 
   Each item is the (bits, value) of the code at the start of the number.
@@ -60,7 +62,7 @@ def _build_table(codes, longest):
   return table
 
 
-def _parse_codes(text):
+def _parse_codes(text: str) -> dict[str, int]:
   """Returns {code: run length} for the codes of one colour."""
   codes = text.split()
   lengths = [*range(64), *range(64, 1729, 64), *range(1792, 2561, 64)]
@@ -104,7 +106,7 @@ def decode(data: bytes, rows: int, width: int, compression: int, options: int = 
   return np.bitwise_xor.accumulate(changes, axis=1, out=changes).view(bool)
 
 
-def _decode_lines(bits, rows, width, compression, options):
+def _decode_lines(bits: "_Bits", rows: int, width: int, compression: int, options: int) -> Iterator[list[int]]:
   """Yields the positions below the width at which the colour of each row changes."""
   line = []
   for row in range(rows):
@@ -130,23 +132,23 @@ class _Bits:
     end: number of bits.
   """
 
-  def __init__(self, data):
+  def __init__(self, data: bytes) -> None:
     filled = np.frombuffer(data + bytes(8), np.uint8).astype(np.uint32)  # zeros are not a valid code
     words = filled[:-3] << 24 | filled[1:-2] << 16 | filled[2:-1] << 8 | filled[3:]
     self._words, self._data = memoryview(words), data
     self.at, self.end = 0, 8 * len(data)
 
-  def take(self):
+  def take(self) -> int:
     """Returns the next bit."""
     bit = self._words[self.at >> 3] >> (31 - (self.at & 7)) & 1
     self.at += 1
     return bit
 
-  def align(self):
+  def align(self) -> None:
     """Moves to the first bit of the next byte, unless the position is already at one."""
     self.at = (self.at + 7) & ~7
 
-  def skip_end_of_line(self):
+  def skip_end_of_line(self) -> bool:
     """Skips 11 or more zeros and a one. Returns whether these were the next bits."""
     one = self._find_one()
     if one is None or one - self.at < _EOL - 1:
@@ -154,7 +156,7 @@ class _Bits:
     self.at = one + 1
     return True
 
-  def _find_one(self):
+  def _find_one(self) -> int | None:
     """Returns the position of the next bit with value one, or None."""
     at = self.at
     while at < self.end:
@@ -168,7 +170,7 @@ class _Bits:
         at = self.end - 8 * len(rest)
     return None
 
-  def finish(self, tagged):
+  def finish(self, tagged: int) -> None:
     """Raises _DamageError unless only ends of lines and zeros remain."""
     while self.skip_end_of_line():
       if tagged and self.at < self.end:
@@ -176,7 +178,7 @@ class _Bits:
     if self._find_one() is not None:
       raise _DamageError
 
-  def read_runs(self, width):
+  def read_runs(self, width: int) -> list[int]:
     """Returns the colour changes of a row that is coded without reference to another row."""
     line, at, colour = [], 0, 0
     while at < width:
@@ -185,7 +187,7 @@ class _Bits:
       colour ^= 1
     return _remove_empty_runs(line, width)
 
-  def _run(self, colour, width):
+  def _run(self, colour: int, width: int) -> int:
     """Returns the next run length of a colour, at most the width."""
     table, words, at, length = _RUN_TABLES[colour], self._words, self.at, 0
     while True:
@@ -199,7 +201,7 @@ class _Bits:
         self.at = at
         return length
 
-  def read_row(self, reference, width):
+  def read_row(self, reference: list[int], width: int) -> list[int]:
     """Returns the colour changes of a row that is coded by its differences from the row above."""
     above, words = [*reference, width, width, width, width], self._words
     line, left, i, colour = [], -1, 0, 0  # i: index of the next change of the row above to the other colour
@@ -227,7 +229,7 @@ class _Bits:
     return _remove_empty_runs(line, width)
 
 
-def _remove_empty_runs(line, width):
+def _remove_empty_runs(line: list[int], width: int) -> list[int]:
   """Returns the changes below the width, without empty runs. Raises _DamageError for a row that is too long."""
   if line and line[-1] > width:
     raise _DamageError

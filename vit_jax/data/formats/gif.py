@@ -73,7 +73,7 @@ class _Frame(NamedTuple):
   start: int
   end: int
 
-  def alone(self, data):
+  def alone(self, data: bytes) -> bytes:
     """Returns a GIF that contains only this frame, opaque, on a screen of its size, with a palette of 256 colours."""
     screen = BEGINNINGS[1] + pack("<HHBBB", self.width, self.height, 0, 0, 0)
     image = pack("<BHHHHB", _IMAGE, 0, 0, self.width, self.height, 0x80 | 0x40 * self.interlaced | 7)
@@ -87,7 +87,7 @@ def read(data: bytes) -> GifScreen:
   return GifScreen(height, width)
 
 
-def _read_frame(data, screen):
+def _read_frame(data: bytes, screen: GifScreen) -> _Frame:
   """Reads the description of the first frame. Raises DecodeError, or struct.error for a truncated file."""
   flags, background = unpack_from("<BB", data, 10)
   shared, at = _read_palette(data, _SCREEN, flags)
@@ -120,14 +120,14 @@ def _read_frame(data, screen):
   return _Frame(top, left, height, width, bool(flags & 0x40), palette, colour, start, end)
 
 
-def _read_palette(data, at, flags):
+def _read_palette(data: bytes, at: int, flags: int) -> tuple[bytes, int]:
   """Returns (colours, offset after them). The colours are empty if the flags do not announce a palette."""
   end = at + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
   unpack_from("B", data, end)  # raises an error if the file ends here
   return data[at:end], end
 
 
-def _skip_blocks(data, at, most):
+def _skip_blocks(data: bytes, at: int, most: int) -> tuple[int, int]:
   """Returns (offset after a sequence of sub-blocks, their number)."""
   for count in range(most):
     (size,) = unpack_from("B", data, at)

@@ -86,7 +86,7 @@ def read(data: bytes) -> Header:
   return header
 
 
-def _read_header(data) -> Header:
+def _read_header(data: bytes) -> Header:
   if data.startswith(jpeg.BEGINNING):
     photo = jpeg.read(data)
     _check_length(data, photo.height, photo.width, photo.least)
@@ -112,7 +112,7 @@ def _read_header(data) -> Header:
   )
 
 
-def _check_length(data, height, width, least):
+def _check_length(data: bytes, height: int, width: int, least: int) -> None:
   if len(data) < least:
     raise DecodeError(
       f"not a complete image: {width:,} x {height:,} pixels, the size in its header, need {least:,} bytes or "
@@ -125,7 +125,7 @@ def _check_length(data, height, width, least):
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 
 
-def _read_png(data) -> Header:
+def _read_png(data: bytes) -> Header:
   _, name, width, height, depth, colour = unpack_from(">I4sIIBB", data, 8)
   if name != b"IHDR" or colour not in _CHANNELS:
     raise DecodeError("not a complete image: a PNG without its header")
@@ -149,7 +149,7 @@ def _read_png(data) -> Header:
   return Header(height, width, _PIXEL * height * width, orientation=turned, layout=still)
 
 
-def _check_chunk(data, at, length):
+def _check_chunk(data: bytes, at: int, length: int) -> None:
   """Raises DecodeError for a chunk with a wrong checksum. OpenCV checks IHDR, PLTE and IDAT."""
   if at + 12 + length > len(data):  # truncated, which is reported later
     return
@@ -161,7 +161,7 @@ def _check_chunk(data, at, length):
 # WebP and TIFF.
 
 
-def _read_webp(data) -> Header:
+def _read_webp(data: bytes) -> Header:
   pixel, turned = 8, 1  # the image may have alpha
   match data[12:16]:
     case b"VP8 ":
@@ -180,7 +180,7 @@ def _read_webp(data) -> Header:
   return Header(height, width, pixel * height * width, orientation=turned)
 
 
-def _read_webp_orientation(data):
+def _read_webp_orientation(data: bytes) -> int:
   """Returns the orientation in the EXIF chunk."""
   at = 12
   for _ in range(CHUNKS):
@@ -193,7 +193,7 @@ def _read_webp_orientation(data):
   return 1
 
 
-def _read_tiff(data) -> Header:
+def _read_tiff(data: bytes) -> Header:
   page = tiff.read_page(data)
   _check_length(data, page.height, page.width, page.least)
   return Header(page.height, page.width, page.memory, orientation=page.orientation, layout=page)

@@ -1,6 +1,7 @@
 """JPEG files (ITU-T T.81): their segments, and decoding of files with undamaged data."""
 
 import re
+from collections.abc import Sequence
 from struct import pack, unpack_from
 from typing import NamedTuple
 
@@ -107,7 +108,7 @@ class JpegFile(NamedTuple):
         return self._decode_with_warnings(data)
       raise DecodeError(f"not a complete image: libjpeg reports: {text}") from None
 
-  def _decode_with_warnings(self, data):
+  def _decode_with_warnings(self, data: bytes) -> np.ndarray:
     """Decodes a JPEG with OpenCV, which ignores warnings.
 
     OpenCV also supports sampling factors that TurboJPEG does not support, such as 4x2 and 3x1. If pixels are missing
@@ -118,7 +119,7 @@ class JpegFile(NamedTuple):
     return opencv.decode(data if end < 0 else data[:end] + _BEHIND, self.memory)
 
 
-def _apply_patches(data, patches):
+def _apply_patches(data: bytes, patches: Sequence[tuple[int, bytes]]) -> bytes:
   changed = bytearray(data)
   for at, part in patches:
     changed[at : at + len(part)] = part
@@ -173,7 +174,7 @@ def read(data: bytes) -> JpegFile:
   return JpegFile(*(frame.height, frame.width, memory, least, turned or 1, None, False, tuple(patches)))
 
 
-def _check_frame(frame):
+def _check_frame(frame: JpegFrame | None) -> None:
   """Raises DecodeError for a format that is not decoded exactly."""
   if frame is None:
     raise DecodeError("not a complete image: a JPEG without a size")
@@ -188,7 +189,9 @@ def _check_frame(frame):
     )
 
 
-def _read_marker(data, at, pattern, patches=None):
+def _read_marker(
+  data: bytes, at: int, pattern: re.Pattern[bytes], patches: list[tuple[int, bytes]] | None = None
+) -> tuple[int, int]:
   """Returns the next marker, and the offset after it.
 
   libjpeg warns about other bytes before a marker and skips them. `patches` replace them by fill bytes.
@@ -201,7 +204,7 @@ def _read_marker(data, at, pattern, patches=None):
   return match[1][0], match.end()
 
 
-def _read_frame(data, at, kind) -> JpegFrame:
+def _read_frame(data: bytes, at: int, kind: int) -> JpegFrame:
   bits, height, width, count = unpack_from(">BHHB", data, at + 2)
   components = [unpack_from("BB", data, at + 8 + 3 * i) for i in range(count)]
   across, down = [factors >> 4 for _, factors in components], [factors & 15 for _, factors in components]
@@ -213,14 +216,14 @@ def _read_frame(data, at, kind) -> JpegFrame:
   return JpegFrame(kind, bits, height, width, [name for name, _ in components], blocks)
 
 
-def _check_parameters(data, at, patches):
+def _check_parameters(data: bytes, at: int, patches: list[tuple[int, bytes]]) -> None:
   """Patches the last bytes of the segment of a sequential scan, because some cameras store zeros there."""
   last = at + 3 + 2 * data[at + 2]
   if data[last : last + 3] != _SEQUENTIAL and len(data) >= last + 3:
     patches.append((last, _SEQUENTIAL))
 
 
-def _check_scans(data, at, frame, patches):
+def _check_scans(data: bytes, at: int, frame: JpegFrame, patches: list[tuple[int, bytes]]) -> None:
   """Checks that all scans exist before the end marker.
 
   A coefficient that is not in any scan is zero. If the last bits of a coefficient are missing, the file was truncated.

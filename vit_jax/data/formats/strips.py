@@ -8,7 +8,7 @@ import lzma
 import zlib
 from collections.abc import Iterator
 from struct import error as StructError
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -74,7 +74,7 @@ class Strips(NamedTuple):
       if reason := check(strip, needed, self.whole):
         raise DecodeError(f"not a complete image: strip or tile {number} of a TIFF {reason}")
 
-  def _check_jpeg(self, strip, needed, whole):
+  def _check_jpeg(self, strip: bytes, needed: int, whole: int) -> str | None:
     """Decodes a strip as a file. Returns a description of its damage, or None."""
     # Without an end marker and a start marker in the middle.
     file = self.tables[:-2] + strip[2:] if self.tables else strip
@@ -112,7 +112,7 @@ class Strips(NamedTuple):
     return bits
 
 
-def _compute_limit(whole):
+def _compute_limit(whole: int) -> int:
   """Returns the length from which a strip is too long.
 
   It is above the regular length, because some programs store extra rows.
@@ -120,7 +120,7 @@ def _compute_limit(whole):
   return 2 * whole + 2**16
 
 
-def _check_deflate(strip, needed, whole):
+def _check_deflate(strip: bytes, needed: int, whole: int) -> str | None:
   """Returns a description of a strip's damage, or None. zlib compares the Adler-32 checksum."""
   try:
     return _check_stream(zlib.decompressobj(), strip, needed, whole)
@@ -128,7 +128,7 @@ def _check_deflate(strip, needed, whole):
     return f"is damaged: {error}"
 
 
-def _check_lzma(strip, needed, whole):
+def _check_lzma(strip: bytes, needed: int, whole: int) -> str | None:
   """Returns a description of a strip's damage, or None. liblzma compares all checksums."""
   try:
     return _check_stream(lzma.LZMADecompressor(lzma.FORMAT_XZ, _LZMA_MEMORY), strip, needed, whole)
@@ -136,7 +136,7 @@ def _check_lzma(strip, needed, whole):
     return f"is damaged: {error}"
 
 
-def _check_stream(stream, strip, needed, whole):
+def _check_stream(stream: Any, strip: bytes, needed: int, whole: int) -> str | None:
   """Returns a description of a strip's damage, or None. `stream` is a decompressor with the interface of Python's."""
   length = len(stream.decompress(strip, _compute_limit(whole)))
   if length >= _compute_limit(whole):
@@ -146,7 +146,7 @@ def _check_stream(stream, strip, needed, whole):
   return f"has {length:,} of {format_amount(needed, 'byte')}" if length < needed else None
 
 
-def _check_zstd(strip, needed, whole):
+def _check_zstd(strip: bytes, needed: int, whole: int) -> str | None:
   """Returns a description of a strip's damage, or None. Zstandard compares the checksum of a frame if it has one."""
   import pyarrow  # imported here because it takes 0.3 s and most runs do not need it
 
@@ -160,7 +160,7 @@ def _check_zstd(strip, needed, whole):
   return f"has {length:,} of {format_amount(needed, 'byte')}" if length < needed else None
 
 
-def _check_packbits(strip, needed, whole):
+def _check_packbits(strip: bytes, needed: int, whole: int) -> str | None:
   """Returns a description of a strip's damage, or None. A run must end where the rows end."""
   at = length = 0
   while at < len(strip) and not (length == needed and _is_padding(strip, at)):
@@ -174,7 +174,7 @@ def _check_packbits(strip, needed, whole):
   return f"has {length:,} or more bytes instead of {needed:,}" if length not in (needed, whole) else None
 
 
-def _is_padding(strip, at):
+def _is_padding(strip: bytes, at: int) -> bool:
   """Returns whether the remaining bytes are only zeros and empty runs."""
   return not strip[at:].strip(b"\0\x80")
 

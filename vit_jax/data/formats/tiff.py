@@ -5,6 +5,7 @@ import io
 import math
 import struct
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from PIL import Image, TiffImagePlugin
 
 from vit_jax.data.formats import strips
 from vit_jax.data.formats.errors import DecodeError
-from vit_jax.data.formats.exif import ORDERS, ORIENTATION, read_directory
+from vit_jax.data.formats.exif import ORDERS, ORIENTATION, TagDirectory, read_directory
 
 # Exceptions of Pillow for damaged files and metadata.
 DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error, OverflowError)
@@ -86,7 +87,7 @@ class TiffPage(NamedTuple):
       scale = 255 // ((1 << self.bits) - 1) if image.mode == "L" else 1  # Pillow scales gray values of 2 and 4 bits
       return np.asarray(image).astype(np.uint8) // scale, image.mode
 
-  def _load(self, data):
+  def _load(self, data: bytes) -> Image.Image:
     """Returns Pillow's image without applying the orientation. Raises DecodeError for damaged strips."""
     if self.strips.compression in strips.FAX:
       return Image.fromarray(self.strips.decode_fax(data, self.height, self.width) ^ self.inverted)
@@ -102,7 +103,7 @@ class TiffPage(NamedTuple):
 
 
 @contextlib.contextmanager
-def _convert_errors():
+def _convert_errors() -> Iterator[None]:
   """Converts errors of Pillow to DecodeError."""
   try:
     yield
@@ -150,7 +151,7 @@ def read_page(data: bytes) -> TiffPage:
     raise DecodeError("a BigTIFF with 64-bit offsets. Save it again as a classic TIFF")
   found = read_directory(data)
 
-  def values(tag, *default):
+  def values(tag: int, *default: Sequence[int]) -> np.ndarray:
     if tag in found.entries:
       return found.values(data, tag)
     if not default:
@@ -203,7 +204,9 @@ def read_page(data: bytes) -> TiffPage:
   return TiffPage(height, width, memory, least, turned, int(bits.max()), colours == 0, _create_patches(found), stored)
 
 
-def _check_form(values, bits, samples, compression, colours):
+def _check_form(
+  values: Callable[..., np.ndarray], bits: np.ndarray, samples: int, compression: int, colours: int
+) -> None:
   """Raises DecodeError for samples, colours and compressions that are not decoded exactly."""
   if bits.max() > 16 or bits.min() != bits.max() or (values(_FORMAT, 1) != 1).any():
     raise DecodeError(
@@ -223,12 +226,12 @@ def _check_form(values, bits, samples, compression, colours):
     raise DecodeError("a TIFF with a palette of 8-bit instead of 16-bit colours. Convert it to PNG")
 
 
-def _format_numbers(bits):
+def _format_numbers(bits: np.ndarray) -> str:
   """Returns the different numbers as text."""
   return " and ".join(map(str, sorted({*bits.tolist()})))
 
 
-def _create_patches(found):
+def _create_patches(found: TagDirectory) -> tuple[tuple[int, bytes], ...]:
   """Returns (offset, bytes) of directory entries that replace the orientation and the XMP.
 
   Pillow would apply both, and accepts an orientation of any type.
@@ -240,7 +243,7 @@ def _create_patches(found):
   return tuple((found.entries[tag].at - 6, entry) for tag, entry in plain.items() if tag in found.entries)
 
 
-def _check_pieces(data, offsets, sizes, needed, compression):
+def _check_pieces(data: bytes, offsets: np.ndarray, sizes: np.ndarray, needed: np.ndarray, compression: int) -> None:
   """Raises DecodeError if a strip or tile is outside of the file, or is uncompressed with fewer bytes than `needed`.
 
   JPEG strips and tiles must have an end marker.

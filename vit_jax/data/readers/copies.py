@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,7 +64,7 @@ def find_overlaps(splits: sources.Splits, keys: Mapping[str, np.ndarray]) -> dic
   names, firsts = list(starts), np.array([*starts.values()])
   flat = np.concatenate([np.zeros(0, np.int64), *keys.values()])
 
-  def located(i):
+  def located(i: int) -> tuple[str, Any]:
     split = int(np.searchsorted(firsts, i, "right")) - 1
     while not len(keys[names[split]]):  # splits without records start where the next one starts
       split -= 1

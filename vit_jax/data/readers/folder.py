@@ -2,11 +2,13 @@
 
 import dataclasses
 import hashlib
-from typing import Annotated, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 from vit_jax.data import class_names, membership, sources
 from vit_jax.data.readers import folder_layout, locations, overlaps
 from vit_jax.data.readers.tree import FolderTree
+from vit_jax.data.sources import Fingerprint
 from vit_jax.schema import ConfigError, Fraction, Range, current_config_key, enter_key, show
 from vit_jax.schema.errors import AbsentError
 from vit_jax.storage import paths
@@ -14,6 +16,7 @@ from vit_jax.storage import paths
 # Names of directories with validation images, in order of preference.
 VALIDATION = ("val", "valid", "validation", "dev")
 SHARE = 0.1  # default share of the training images of each class that a run holds out for validation
+Drawn = dict[str, list[list[Any]]]  # {split: files of each class}
 FEWEST = 3  # smallest number of files of a class that contributes to validation
 
 
@@ -82,13 +85,13 @@ def folder(
   notes = overlaps.find_file_overlaps(root, splits, files) if split == "train" else ()
   parts = _select_records(found, split)
 
-  def used():
+  def used() -> Any:
     return [record for part, numbers in parts for record in files[part][numbers.start : numbers.stop]]
 
-  def names():
+  def names() -> Any:
     return [file for file, _ in used()]
 
-  def fingerprint():
+  def fingerprint() -> Fingerprint:
     sizes, times = zip(*root.stamps(names()), strict=True)
     return sources.Fingerprint(*map(sources.digest, (used(), sorted(names()), sizes, times)))
 
@@ -136,7 +139,9 @@ class _Listing(NamedTuple):
   advice: str
 
 
-def _list_files(tree, splits, split, holdout, validation, seed, order) -> _Listing:
+def _list_files(
+  tree: FolderTree, splits: Any, split: str, holdout: float, validation: float, seed: int, order: Any
+) -> _Listing:
   """Lists the files of an image folder, and draws the files of splits that have no folder."""
   top = tree.folders()
   if folder_layout.contains_classes(tree, top):
@@ -161,7 +166,7 @@ def _list_files(tree, splits, split, holdout, validation, seed, order) -> _Listi
   return _Listing(splits, files, tuple(next(iter(folders.values()), ())), note, advice)
 
 
-def _select_records(found, split) -> list[tuple[str, range]]:
+def _select_records(found: Any, split: str) -> list[tuple[str, range]]:
   """Selects the records of a split. The SplitError for a missing split contains advice."""
   sizes = {part: len(records) for part, records in found.files.items()}
   try:
@@ -181,7 +186,7 @@ def _select_records(found, split) -> list[tuple[str, range]]:
     raise sources.SplitError(f"{error.message.removesuffix('.')}.{advice}", key) from None
 
 
-def _open_directory(path) -> locations.DiskFolder | locations.BucketFolder:
+def _open_directory(path: str) -> locations.DiskFolder | locations.BucketFolder:
   """Opens the directory `path`."""
   with enter_key("path"):
     root = paths.expand_home(paths.parse_path(path, bare=True))
@@ -201,7 +206,7 @@ def _open_directory(path) -> locations.DiskFolder | locations.BucketFolder:
   return locations.DiskFolder(root)
 
 
-def _hold_out(tree, classes, holdout, seed):
+def _hold_out(tree: FolderTree, classes: Mapping[str, str], holdout: float, seed: int) -> Drawn:
   """Divides the files of each class into "test", with the share `holdout`, and "train"."""
   drawn = {"train": [], "test": []}
   for label in classes:
@@ -212,7 +217,7 @@ def _hold_out(tree, classes, holdout, seed):
   return drawn
 
 
-def _split_validation(drawn, train, share):
+def _split_validation(drawn: Drawn, train: str, share: float) -> Drawn:
   """Moves a share of each class of `train` to "val".
 
   Returns the files of each split, and the number of files in "val".
@@ -234,7 +239,7 @@ def _split_validation(drawn, train, share):
   return drawn | parts, sum(counts)
 
 
-def _find_split_folders(tree, splits, specs, order):
+def _find_split_folders(tree: FolderTree, splits: Any, specs: Sequence[str], order: Any) -> dict[str, dict[str, str]]:
   """Returns {split: {class: its directory}} of the splits in `specs`, which must have equal classes."""
   names = sources.parse_split_names(specs)
   used = [split for split in splits if split in names or "all" in names]
@@ -247,7 +252,7 @@ def _find_split_folders(tree, splits, specs, order):
   return folders
 
 
-def _find_class_folders(tree, split, order) -> dict[str, str]:
+def _find_class_folders(tree: FolderTree, split: str, order: Any) -> dict[str, str]:
   """Returns {class: its directory} of a split, in class order. Raises ConfigError if a class has two directories."""
   folders = {}
   for name in tree.folders(split):
@@ -261,19 +266,19 @@ def _find_class_folders(tree, split, order) -> dict[str, str]:
   return {name: folders[name] for name in class_names.sort_names(folders, order)}
 
 
-def _sort_by_hash(seed, tree, name, split=""):
+def _sort_by_hash(seed: int, tree: FolderTree, name: str, split: str = "") -> list[tuple[bytes, str]]:
   """Returns (hash, path) of the images of a class, in the order of the hashes."""
   files = [f"{split}{name}/{file}" for file in folder_layout.list_images(tree, f"{split}{name}")]
   return sorted((_hash_file(seed, file), file) for file in files)
 
 
-def _hash_file(seed, file) -> bytes:
+def _hash_file(seed: int, file: str) -> bytes:
   """Returns the hash of the last two names of a path, the class and the file."""
   _, label, name = f"/{file}".rsplit("/", 2)
   return hashlib.blake2b(f"{seed}/{label}/{name}".encode("utf-8", "surrogateescape")).digest()
 
 
-def _interleave_classes(drawn):
+def _interleave_classes(drawn: Any) -> list[tuple[str, int]]:
   """Returns the records (file, label) of a split. The files of each class are evenly spaced and keep their order."""
   placed = [
     ((rank + 0.5) / len(files), draw, file, label)

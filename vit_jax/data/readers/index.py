@@ -5,6 +5,7 @@ import hashlib
 import io
 import itertools
 import logging
+import pathlib
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -40,7 +41,7 @@ def load_or_scan(kind: str, files: listing.Files, scan: Callable[[int], Arrays],
   """
   folder = get_local_cache_directory("index")
 
-  def one(file):
+  def one(file: int) -> Arrays:
     version = files.version(file)
     key = repr((VERSION, kind, about, version))
     kept = folder / f"{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}.index"
@@ -56,7 +57,7 @@ def load_or_scan(kind: str, files: listing.Files, scan: Callable[[int], Arrays],
   return files.map_files(one)
 
 
-def _read_cache(kept):
+def _read_cache(kept: pathlib.Path) -> Arrays | None:
   """Returns the arrays of a cache entry, or None if it is missing or damaged."""
   try:
     digest, data = (whole := kept.read_bytes())[:DIGEST], whole[DIGEST:]
@@ -68,7 +69,7 @@ def _read_cache(kept):
     return dict(stored)
 
 
-def _write_cache(kept, arrays):
+def _write_cache(kept: pathlib.Path, arrays: Arrays) -> None:
   data = io.BytesIO()
   np.savez(data, **arrays)
   try:
@@ -104,12 +105,12 @@ class Extents:
     arrays: for each file, "starts" and "sizes" of its records in bytes.
   """
 
-  def __init__(self, files: listing.Files, arrays: Sequence[Arrays]):
+  def __init__(self, files: listing.Files, arrays: Sequence[Arrays]) -> None:
     self.files = files
     self._arrays = [(each["starts"], each["sizes"]) for each in arrays]
     self._firsts = compute_firsts(len(starts) for starts, _ in self._arrays)
 
-  def __len__(self):
+  def __len__(self) -> int:
     return self._firsts[-1]
 
   def locate(self, record: int) -> tuple[int, int]:
@@ -142,7 +143,7 @@ class Extents:
       first += len(starts)
     return result
 
-  def _read_pieces(self, file, starts, sizes):
+  def _read_pieces(self, file: int, starts: np.ndarray, sizes: np.ndarray) -> list[bytes]:
     """Reads pieces of a file. Pieces with small gaps share one read."""
     result, low = [], 0
     for i in range(1, len(starts) + 1):

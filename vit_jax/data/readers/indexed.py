@@ -3,12 +3,14 @@
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from vit_jax.data import local_files, sources
 from vit_jax.data.class_names import NameOrder
 from vit_jax.data.readers import index, listing
 from vit_jax.data.readers.labels import RecordLabels, describe_forms, pack_label, resolve, unpack_label
+from vit_jax.data.sources import Fingerprint
 
 # (files, file, its arrays, record in the file) -> description.
 DescribeRecord = Callable[[listing.Files, int, index.Arrays, int], str]
@@ -42,7 +44,7 @@ class IndexedRecords:
   arrays: Sequence[index.Arrays]
   labels: Sequence[RecordLabels]
 
-  def __len__(self):
+  def __len__(self) -> int:
     return len(self.extents)
 
   def locate(self, record: int) -> tuple[listing.Files, int, index.Arrays, int]:
@@ -71,7 +73,7 @@ def resolve_labels(
   most: int,
   where: DescribeRecord,
   *,
-  stored: Callable = index.Extents,
+  stored: Callable[..., Any] = index.Extents,
   order: NameOrder = "numeric",
   positions: bool = False,
 ) -> tuple[tuple[str, ...], dict[str, IndexedRecords]]:
@@ -124,9 +126,9 @@ def create_source(
   remote: bool,
   content: Callable[[str, bytes], bytes] = lambda file, stored: stored,
   identify: Callable[[str, IndexedRecords, int], str] = lambda part, records, i: f"{part}/{i}",
-  about: tuple = (),
+  about: tuple[Any, ...] = (),
   beside: Callable[[IndexedRecords, range], list[str]] = lambda records, numbers: [],
-  objects: Callable[[IndexedRecords, range], list[tuple]] = lambda records, numbers: [],
+  objects: Callable[[IndexedRecords, range], list[tuple[Any, ...]]] = lambda records, numbers: [],
 ) -> sources.Source:
   """Returns the source of parts of splits with known records.
 
@@ -150,11 +152,11 @@ def create_source(
       records refer.
   """
 
-  def read(part, i):
+  def read(part: str, i: int) -> tuple[bytes, Any]:
     files, file, _, _ = records[part].locate(i)
     return content(files.path(file), records[part].extents.read(i, i + 1)[0]), records[part].label(i)
 
-  def parse(data):
+  def parse(data: bytes) -> Any:
     stored, label = unpack_label(data)
     return content("", stored), label
 
@@ -178,7 +180,9 @@ def create_source(
   return sources.add_notes(made, describe_forms([arrays for each in records.values() for arrays in each.arrays]))
 
 
-def _compute_fingerprint(parts, records, about, beside):
+def _compute_fingerprint(
+  parts: Mapping[str, Any], records: Mapping[str, IndexedRecords], about: Any, beside: Any
+) -> Fingerprint:
   """Returns a fingerprint of the files of some splits, of files to which their records refer, and of all labels."""
   names, stamps = [], []
   for part in dict.fromkeys(part for part, _ in parts):
@@ -190,14 +194,14 @@ def _compute_fingerprint(parts, records, about, beside):
   return sources.Fingerprint(sources.digest([parts, about, *names]), "", sources.digest(sizes), sources.digest(times))
 
 
-def _list_files(parts, records, beside):
+def _list_files(parts: Iterable[str], records: Mapping[str, IndexedRecords], beside: Any) -> list[str]:
   """Returns the local files of some splits, and the local files to which their records refer."""
   own = [records[part].extents.files for part in dict.fromkeys(part for part, _ in parts)]
   listed = [files.path(file) for files in own if not files.remote for file in range(len(files.names))]
   return listed + [file for part, numbers in parts for file in beside(records[part], numbers)]
 
 
-def _list_objects(parts, records, named):
+def _list_objects(parts: Iterable[str], records: Mapping[str, IndexedRecords], named: Any) -> Any:
   """Returns the versions of the bucket files of some splits, and of the objects to which their records refer."""
   own = [records[part].extents.files for part in dict.fromkeys(part for part, _ in parts)]
   listed = [version for files in own for version in files.versions]

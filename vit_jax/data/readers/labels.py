@@ -17,7 +17,7 @@ import errno
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
 
@@ -32,10 +32,10 @@ NAMES = 2**20  # largest number of different labels of a dataset; more are proba
 class LabelCollector:
   """The labels of the records of one file, collected during a scan."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     self._numbers, self._counts, self._names = array.array("i"), array.array("H"), {}
 
-  def add(self, value) -> None:
+  def add(self, value: object) -> None:
     """Adds the label of the next record.
 
     Args:
@@ -51,7 +51,7 @@ class LabelCollector:
       self._numbers.append(self._number(each))
     self._counts.append(len(several))
 
-  def _number(self, value):
+  def _number(self, value: object) -> int:
     if isinstance(value, str) and value and (self._names or not self._numbers):
       if len(self._names) >= NAMES:
         raise ValueError(
@@ -162,7 +162,7 @@ def resolve(
 class _ClassPositions:
   """The positions that numbers and texts have in a list of classes."""
 
-  def __init__(self, classes: Sequence[str], positions: bool):
+  def __init__(self, classes: Sequence[str], positions: bool) -> None:
     self.classes = classes
     self._index = {name: position for position, name in enumerate(classes)}
     numbers = {value: i for i, name in enumerate(classes) if (value := parse_class_number(name)) is not None}
@@ -186,11 +186,11 @@ class _ClassPositions:
     return result
 
 
-def _resolve_file(file, names, meaning, most, where) -> RecordLabels:
+def _resolve_file(file: Any, names: Any, meaning: Any, most: int, where: Callable[[int], str]) -> RecordLabels:
   numbers, counts = file["numbers"], file["counts"]
   ends = _find_starts(file)
 
-  def refuse(at, reason):
+  def refuse(at: int, reason: str) -> NoReturn:
     raise ConfigError(f"{where(_find_record(file, at))}: {reason}")
 
   if names:
@@ -231,13 +231,13 @@ def _resolve_file(file, names, meaning, most, where) -> RecordLabels:
   return RecordLabels(numbers, ends, most > 1)
 
 
-def _find_starts(file):
+def _find_starts(file: Any) -> np.ndarray | None:
   """Returns the start of the labels of each record, int64 (records + 1,), or None if each record has one label."""
   counts = file["counts"]
   return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]) if len(counts) else None
 
 
-def _find_record(file, at):
+def _find_record(file: Any, at: int) -> int:
   """Returns the record that a label belongs to."""
   ends = _find_starts(file)
   return at if ends is None else int(np.searchsorted(ends, at, "right")) - 1

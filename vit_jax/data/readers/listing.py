@@ -11,13 +11,16 @@ import pathlib
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from vit_jax.data import local_files
 from vit_jax.data.readers import locations, patterns
 from vit_jax.schema import ConfigError, enter_key, show
 from vit_jax.schema.errors import AbsentError, format_names
 from vit_jax.storage import paths
+
+T = TypeVar("T")
 
 DEPTH = 4  # levels of directories below the given one
 OPEN = 256  # number of local files that are open at the same time; a process may have 1,024
@@ -40,8 +43,8 @@ class Files:
 
   root: pathlib.Path
   names: tuple[str, ...]
-  stamps: tuple[tuple, ...]
-  versions: tuple[tuple, ...] = ()
+  stamps: tuple[tuple[Any, ...], ...]
+  versions: tuple[tuple[Any, ...], ...] = ()
   matched: bool = False
 
   @property
@@ -57,7 +60,7 @@ class Files:
     """Returns the size of a file in bytes."""
     return self.stamps[file][0]
 
-  def version(self, file: int) -> tuple:
+  def version(self, file: int) -> tuple[Any, ...]:
     """Returns values that identify the content of a file. See `local_files.FileVersion` and `buckets.get_version`."""
     return (self.path(file), *self.versions[file]) if self.remote else local_files.read_version(self.path(file))
 
@@ -121,7 +124,7 @@ class Files:
     some = (tuple(values[i] for i in numbers if values) for values in (self.names, self.stamps, self.versions))
     return Files(self.root, *some, self.matched)
 
-  def map_files(self, function) -> list:
+  def map_files(self, function: Callable[[int], T]) -> list[Any]:
     """Returns the results of `function(file)` for the numbers of all files. Several files are processed in parallel.
 
     The first error ends the call and is raised.
@@ -132,15 +135,15 @@ class Files:
       return [each.result() for each in waiting]
 
   @functools.cached_property
-  def _open(self):
+  def _open(self) -> Callable[[int], Callable[[int, int], bytes]]:
     """Cached function that opens a file. Threads can still read from a file that has left the cache."""
     lock = threading.Lock()
 
     @functools.lru_cache(maxsize=OPEN)
-    def opened(file):
+    def opened(file: int) -> Any:
       return open(self.path(file), "rb", buffering=0)
 
-    def locked(file):
+    def locked(file: int) -> Any:
       with lock:
         return opened(file)
 
@@ -150,23 +153,23 @@ class Files:
 class _Stream(io.RawIOBase):
   """A file of `Files` as a stream."""
 
-  def __init__(self, files, file):
+  def __init__(self, files: Files, file: int) -> None:
     self._files, self._file, self._size, self._at = files, file, files.size(file), 0
 
-  def readable(self):
+  def readable(self) -> bool:
     return True
 
-  def seekable(self):
+  def seekable(self) -> bool:
     return True
 
-  def seek(self, offset, whence=os.SEEK_SET):
+  def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
     self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
     return self._at
 
-  def tell(self):
+  def tell(self) -> int:
     return self._at
 
-  def readinto(self, buffer):
+  def readinto(self, buffer: Any) -> int:
     stop = min(self._at + len(buffer), self._size)
     data = self._files.read(self._file, self._at, stop) if stop > self._at else b""
     buffer[: len(data)] = data
@@ -266,19 +269,19 @@ def group_by_split(files: Files) -> dict[str, Files]:
   return {split: files.chosen(numbers) for split, numbers in by_name.items()}
 
 
-def _exists(path):
+def _exists(path: pathlib.Path) -> bool:
   """Returns whether there is a file or directory with exactly this name."""
   if not paths.in_bucket(paths.parse_path(path, bare=True)):
     return os.path.lexists(path)
 
-  def ask():
+  def ask() -> bool:
     system = locations.file_system()
     return system.isfile(path) or system.isdir(path)
 
   return locations.call_storage(paths.parse_path(path, bare=True), ask)
 
 
-def _open_tree(root) -> locations.DiskFolder | locations.BucketFolder:
+def _open_tree(root: str) -> locations.Folder:
   """Returns the disk or bucket at a path. Raises AbsentError if the path does not exist."""
   if paths.in_bucket(root):
     return locations.BucketFolder.listed(root)
@@ -287,7 +290,7 @@ def _open_tree(root) -> locations.DiskFolder | locations.BucketFolder:
   return locations.DiskFolder(root)
 
 
-def _find_files(tree, folder, suffixes) -> list[str]:
+def _find_files(tree: locations.Folder, folder: str, suffixes: tuple[str, ...]) -> list[str]:
   """Returns the files below a directory that have one of the suffixes. On a disk, searches up to `DEPTH` levels."""
   start = f"{folder}/" if folder else ""
   if isinstance(tree, locations.BucketFolder):

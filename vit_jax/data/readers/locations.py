@@ -15,7 +15,7 @@ from vit_jax.storage import paths
 ASKED = 32  # number of parallel requests to a bucket; 3,000 files with a latency of 50 ms take 5 s
 
 
-def call_storage(root: os.PathLike, ask: Callable[[], Any]) -> Any:
+def call_storage(root: os.PathLike[str], ask: Callable[[], Any]) -> Any:
   """Returns `ask()` for a path on a disk or in a bucket.
 
   Args:
@@ -43,7 +43,7 @@ def read_stamps(files: Sequence[pathlib.Path]) -> list[tuple[int, int]]:
   Modification times of objects in a bucket are in whole seconds.
   """
 
-  def ask(file):
+  def ask(file: str) -> Any:
     if not paths.in_bucket(file):
       return local_files.read_stamp(file)
     status = file.stat()
@@ -88,7 +88,7 @@ class DiskFolder(NamedTuple):
     """Returns the complete paths of files that are on a disk."""
     return [f"{self.root}/{file}" for file in files]
 
-  def versions(self, files: Sequence[str]) -> tuple[tuple, ...]:
+  def versions(self, files: Sequence[str]) -> tuple[tuple[Any, ...], ...]:
     """Returns (). The version of a local file is determined when the file is used, see `local_files.read_version`."""
     return ()
 
@@ -152,7 +152,7 @@ class BucketFolder(NamedTuple):
     """Returns [], because a bucket has no local files."""
     return []
 
-  def versions(self, files: Sequence[str]) -> tuple[tuple, ...]:
+  def versions(self, files: Sequence[str]) -> tuple[tuple[Any, ...], ...]:
     """Returns the version of each file, see `buckets.get_version`."""
     return tuple(self.described[file] for file in files)
 
@@ -163,8 +163,11 @@ class BucketFolder(NamedTuple):
     return file_system().cat_file(f"{self.root}/{file}")
 
 
+Folder = DiskFolder | BucketFolder
+
+
 @functools.cache
-def file_system():
+def file_system() -> Any:
   """Returns the file system of buckets that direct requests use."""
   from vit_jax.storage import buckets
 
@@ -204,13 +207,13 @@ def read_versions(files: Sequence[str]) -> list[tuple[str, ...]]:
   for file in dict.fromkeys(files):
     folders.setdefault(file.rpartition("/")[0], []).append(file)
 
-  def of_object(file):
+  def of_object(file: str) -> Any:
     try:
       return file, buckets.get_version(system.info(file))
     except FileNotFoundError:  # errors are reported when the image is read
       return file, ()
 
-  def listed(folder):
+  def listed(folder: str) -> Any:
     try:
       entries = system.ls(folder, detail=True)
     except FileNotFoundError:
@@ -247,7 +250,7 @@ def read_content(file: str) -> bytes:
   return data
 
 
-def _is_folder(entry):
+def _is_folder(entry: os.DirEntry[str]) -> bool:
   try:
     return entry.is_dir()
   except OSError:  # for example, a link to itself

@@ -6,13 +6,18 @@ import binascii
 import functools
 import itertools
 import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from vit_jax.data import local_files, sources
 from vit_jax.data.class_names import NameOrder
 from vit_jax.data.readers import copies, index, indexed, listing, locations
+from vit_jax.data.readers.index import Arrays
+from vit_jax.data.readers.indexed import IndexedRecords
 from vit_jax.data.readers.labels import LabelCollector, MaxLabels, parse_class_names
+from vit_jax.data.readers.listing import Files
 from vit_jax.schema import ConfigError, format_amount, show
 from vit_jax.storage import paths
 from vit_jax.storage.files import JSON_BYTES, parse_json
@@ -91,12 +96,12 @@ def manifest(
   return sources.add_notes(source, *again, *(_find_overlaps(splits, known) if split == "train" else ()))
 
 
-def _identify(part, records, i):
+def _identify(part: str, records: IndexedRecords, i: int) -> str:
   line = _parse_line(records.extents.read(i, i + 1)[0])
   return str(line.get("id", line.get("path", f"{part}/{i}")))
 
 
-def _list_local_images(records, numbers):
+def _list_local_images(records: IndexedRecords, numbers: Iterable[int]) -> list[str]:
   """Returns the local images to which records refer.
 
   If the manifest is in a bucket, its lines are not read, and the result is empty.
@@ -106,7 +111,7 @@ def _list_local_images(records, numbers):
   return [path for path in _list_images(records, numbers) if not path.startswith(paths.BUCKET)]
 
 
-def _list_objects(records, numbers):
+def _list_objects(records: IndexedRecords, numbers: Iterable[int]) -> list[tuple[object, ...]]:
   """Returns the versions of bucket objects to which records refer.
 
   Includes local images if the manifest is in a bucket.
@@ -117,7 +122,7 @@ def _list_objects(records, numbers):
   return [*objects, *((state or ()) for state in local_files.read_states(on_disk))]
 
 
-def _list_images(records, numbers):
+def _list_images(records: IndexedRecords, numbers: Iterable[int]) -> list[str]:
   """Returns the complete paths of the images to which records refer."""
   kinds = {str(kind) for arrays in records.arrays for kind in arrays["kinds"]}
   if kinds.isdisjoint(("path", "bucket")):
@@ -132,7 +137,7 @@ def _list_images(records, numbers):
   return named
 
 
-def _resolve_image(manifest, about):
+def _resolve_image(manifest: str, about: Any) -> str:
   """Returns the image of a line of a manifest. Raises OSError."""
   if "bytes" in about:
     try:
@@ -142,14 +147,14 @@ def _resolve_image(manifest, about):
   return locations.read_content(locations.resolve_manifest_path(manifest, about["path"]))
 
 
-def _parse_line(text):
+def _parse_line(text: bytes) -> Any:
   try:
     return parse_json(text)
   except ValueError as error:  # the line was valid JSON when the manifest was opened
     raise OSError(f"its line in the manifest is not JSON ({error}): the file was changed") from error
 
 
-def _locate_line(files, file, arrays, record):
+def _locate_line(files: Files, file: int, arrays: Arrays, record: int) -> str:
   """Returns the file and line number of a record. The first line has number 1."""
   stop, at, line = int(arrays["starts"][record]), 0, 1
   while at < stop:
@@ -158,7 +163,7 @@ def _locate_line(files, file, arrays, record):
   return f"{files.path(file)}, line {line:,}"
 
 
-def _group_by_split(files, arrays):
+def _group_by_split(files: Files, arrays: Sequence[Arrays]) -> dict[str, tuple[Files, list[Arrays]]]:
   """Returns {split: (files with records of the split, arrays of its records in each file)}."""
   numbers = {}
   for file, each in enumerate(arrays):
@@ -170,11 +175,11 @@ def _group_by_split(files, arrays):
   }
 
 
-def _list_split_names(arrays):
+def _list_split_names(arrays: Arrays) -> list[str]:
   return bytes(arrays["splits"]).decode("utf-8", "surrogatepass").split("\n")
 
 
-def _select_arrays(arrays, code):
+def _select_arrays(arrays: Arrays, code: int) -> Arrays:
   """Returns the arrays of the records of one split in a file."""
   if not len(arrays["split_codes"]):
     return arrays
@@ -193,22 +198,22 @@ def _select_arrays(arrays, code):
 # Repeated images.
 
 
-def _check_labels(classes, records, split):
+def _check_labels(classes: Any, records: IndexedRecords, split: str) -> str:
   """Returns a note on repeated images of a split. Raises ConfigError for an image with two different labels."""
   pairs = copies.find_repeats(_read_keys(records.arrays))
   if not len(pairs):
     return ""
 
-  def label(record):
+  def label(record: int) -> Any:
     labels = records.label(record)
     return sorted(set(labels)) if isinstance(labels, tuple) else [labels]
 
-  def words(record):
+  def words(record: int) -> str:
     return (
       f"{_locate_line(*records.locate(record))} ({', '.join(show(classes[each]) for each in label(record)) or 'none'})"
     )
 
-  def current_key(record):  # links to directories may have changed since the scan
+  def current_key(record: int) -> Any:  # links to directories may have changed since the scan
     files, file, _, _ = records.locate(record)
     return _LineKey(files.path(file))(_parse_line(records.extents.read(record, record + 1)[0]))
 
@@ -227,10 +232,10 @@ def _check_labels(classes, records, split):
   return f"{what} with the same label, such as {other}, which repeats {one}"
 
 
-def _find_overlaps(splits, known):
+def _find_overlaps(splits: Mapping[str, IndexedRecords], known: Any) -> list[str]:
   """Returns notes on images that are both in the training data and in other data of the config."""
 
-  def words(record):
+  def words(record: Any) -> str:
     split, number = record
     files, arrays = known[split]
     file, i = index.locate(index.compute_firsts(len(each["starts"]) for each in arrays), number)
@@ -244,14 +249,14 @@ def _find_overlaps(splits, known):
   ]
 
 
-def _read_keys(arrays):
+def _read_keys(arrays: Sequence[Arrays]) -> np.ndarray:
   return np.concatenate([np.zeros(0, np.int64), *(each["keys"] for each in arrays)])
 
 
 # Scan of a manifest.
 
 
-def _scan(files, file):
+def _scan(files: Files, file: int) -> dict[str, Any]:
   """Returns positions, labels and splits of the lines of a manifest. Raises ConfigError with file and line."""
   starts, sizes, keys, labels = array.array("q"), array.array("q"), array.array("q"), LabelCollector()
   default = files.split(file) if len(files.names) > 1 else "train"
@@ -291,11 +296,11 @@ def _scan(files, file):
 class _LineKey:
   """Keys of lines. Lines have equal keys if their images have the same resolved path or the same bytes."""
 
-  def __init__(self, manifest: str):
+  def __init__(self, manifest: str) -> None:
     self._manifest = manifest
     self._resolved = functools.lru_cache(2**16)(os.path.realpath)  # cached by directory, because many images share one
 
-  def __call__(self, about: dict) -> int:
+  def __call__(self, about: dict[str, Any]) -> int:
     """Returns the key of a line, see `copies`."""
     if "bytes" in about:
       return copies.compute_key(f"bytes {about['bytes']}")
@@ -310,7 +315,7 @@ class _LineKey:
     return copies.compute_key(f"path {folder}/{name}")
 
 
-def _check_line(line, labels):
+def _check_line(line: bytes, labels: LabelCollector) -> tuple[Any, str | None, Any]:
   """Checks a line and adds its label to `labels`. Returns (content, split or None, location of the image)."""
   about = parse_json(line)
   if not isinstance(about, dict):

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -43,10 +44,10 @@ def find_file_overlaps(
         keys[part][i] = copies.compute_key(f"{size} {names[i]}")
         of_class[part][i] = copies.compute_key(f"{size} {names[i]} {files[part][i][1]}")
 
-  def content(record):
+  def content(record: Any) -> bytes:
     return root.read(files[record[0]][record[1]][0])
 
-  def words(record):
+  def words(record: Any) -> str:
     return repr(f"{root.root}/{files[record[0]][record[1]][0]}")
 
   pairs, better = copies.find_overlaps(splits, keys), copies.find_overlaps(splits, of_class)
@@ -77,11 +78,11 @@ def find_member_overlaps(
         known[split] = scanned(split)
   extents = functools.cache(lambda split: index.Extents(shards[split], known[split]))
 
-  def content(record):
+  def content(record: Any) -> bytes:
     split, number = record
     return extents(split).read(number, number + 1)[0]
 
-  def words(record):
+  def words(record: Any) -> str:
     file, number = extents(record[0]).locate(record[1])
     return where(shards[record[0]], file, known[record[0]][file], number)
 
@@ -100,7 +101,9 @@ def compute_member_key(name: str, size: int) -> int:
   return copies.compute_key(f"{size} {name.rpartition('/')[2]}")
 
 
-def _describe_overlaps(found, content, words, remote):
+def _describe_overlaps(
+  found: Any, content: Callable[[Any], bytes], words: Callable[[Any], str], remote: bool
+) -> list[str]:
   """Returns a note on each role that has equal images among the `found` pairs. Only some of the pairs are compared."""
   notes = []
   for role, pairs in found.items():
@@ -112,7 +115,7 @@ def _describe_overlaps(found, content, words, remote):
   return notes
 
 
-def _is_equal(content, pair):
+def _is_equal(content: Callable[[Any], bytes], pair: tuple[Any, Any]) -> bool:
   try:
     return content(pair.one) == content(pair.other)
   except OSError:  # reported when the image is used

@@ -5,16 +5,20 @@ classes come from the key "huggingface" of the schema (https://huggingface.co/do
 ClassLabel).
 """
 
+import contextlib
 import functools
 import logging
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax.data import sources
 from vit_jax.data.class_names import NameOrder
 from vit_jax.data.readers import index, indexed, listing
+from vit_jax.data.readers.index import Arrays
 from vit_jax.data.readers.labels import LabelCollector, MaxLabels, find_repeated, parse_class_names
+from vit_jax.data.readers.listing import Files
 from vit_jax.data.readers.row_groups import RowGroups, convert_errors, open_parquet
 from vit_jax.schema import ConfigError, show, suggest_nearest
 from vit_jax.schema.errors import format_names
@@ -97,7 +101,7 @@ def parquet(
   )
 
 
-def _locate_row(files, file, arrays, record):
+def _locate_row(files: Files, file: int, arrays: Arrays, record: int) -> str:
   return f"{files.path(file)}, row {record:,}"
 
 
@@ -115,7 +119,7 @@ class _Columns(NamedTuple):
   classes: tuple[str, ...]
 
 
-def _find_columns(files, image, label):
+def _find_columns(files: Files, image: str | None, label: str | None) -> Any:
   """Returns (columns, type of the images) of the first file. Other files must have the same columns."""
   with _convert_errors(files, 0), open_parquet(files, 0) as table:
     schema = table.schema_arrow
@@ -135,13 +139,13 @@ def _find_columns(files, image, label):
   return _Columns(words, label, _read_classes(features.get(label))), kind
 
 
-def _check_single(path, schema, columns):
+def _check_single(path: str, schema: Any, columns: Sequence[str]) -> None:
   for column in columns:
     if (count := schema.names.count(column)) > 1:
       raise ConfigError(f"{path} has {count} columns called {column!r}. Keep only one of them", "path")
 
 
-def _find_image_column(column, kind):
+def _find_image_column(column: str, kind: Any) -> tuple[str, ...] | None:
   """Returns the path of the bytes in a column of images, or None if the type is unsupported."""
   import pyarrow
 
@@ -152,7 +156,7 @@ def _find_image_column(column, kind):
   return (column, "bytes") if struct else (column,)
 
 
-def _choose_column(key, name, names, fitting):
+def _choose_column(key: str, name: str | None, names: Sequence[str], fitting: Sequence[str]) -> str:
   """Returns the column that the config names, or the only suitable one."""
   if name is None and key in names and (key in fitting or not fitting):
     name = key
@@ -165,7 +169,7 @@ def _choose_column(key, name, names, fitting):
   return name
 
 
-def _read_features(schema):
+def _read_features(schema: Any) -> dict[str, Any]:
   """Returns the column features that Hugging Face's library stored, or {} without them."""
   try:
     about = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
@@ -175,7 +179,7 @@ def _read_features(schema):
   return features if isinstance(features, dict) else {}
 
 
-def _unwrap_feature(feature):
+def _unwrap_feature(feature: Any) -> dict[str, Any]:
   """Returns the feature itself, or the feature of its items if it is a list. Returns {} for other values."""
   if isinstance(feature, dict) and feature.get("_type") in ("Sequence", "List", "LargeList"):
     feature = feature.get("feature")
@@ -184,16 +188,16 @@ def _unwrap_feature(feature):
   return feature if isinstance(feature, dict) else {}
 
 
-def _feature_type(feature):
+def _feature_type(feature: Any) -> Any:
   return _unwrap_feature(feature).get("_type")
 
 
-def _read_classes(feature):
+def _read_classes(feature: Any) -> Any:
   names = _unwrap_feature(feature).get("names")
   return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
-def _scan(files, columns, first, file):
+def _scan(files: Files, columns: Any, first: Any, file: int) -> Arrays:
   """Returns the labels and the number of rows of each row group. Raises ConfigError with file and row."""
   labels = LabelCollector()
   with _convert_errors(files, file), open_parquet(files, file) as table:
@@ -232,5 +236,5 @@ def _scan(files, columns, first, file):
   return labels.arrays() | {"rows": np.array([group.num_rows for group in groups], np.int64)}
 
 
-def _convert_errors(files, file):
+def _convert_errors(files: Files, file: int) -> contextlib.AbstractContextManager[None]:
   return convert_errors(lambda text: ConfigError(f"{files.path(file)} is not a complete Parquet file: {text}", "path"))

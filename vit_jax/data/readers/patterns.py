@@ -3,7 +3,8 @@
 import fnmatch
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from vit_jax.schema import ConfigError, show
 from vit_jax.schema.errors import AbsentError
@@ -87,7 +88,7 @@ def find_matches(pattern: str, entries: ListEntries) -> dict[str, bool]:
   return result
 
 
-def _match_below(folder, words, entries) -> Iterator[tuple[str, bool]]:
+def _match_below(folder: str, words: Sequence[str], entries: Callable[[str], Any]) -> Iterator[tuple[str, bool]]:
   """Matches the components of a pattern, starting at a directory.
 
   Yields (name, whether it is a directory) of each match.

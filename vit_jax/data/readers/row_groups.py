@@ -6,6 +6,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 from vit_jax.data import local_files
 from vit_jax.data.readers import index, listing
@@ -26,15 +27,15 @@ class RowGroups:
     arrays: for each file, "rows" with the number of rows of each row group.
   """
 
-  def __init__(self, column: tuple[str, ...], files: listing.Files, arrays: Sequence[index.Arrays]):
+  def __init__(self, column: tuple[str, ...], files: listing.Files, arrays: Sequence[index.Arrays]) -> None:
     self._column, self.files = column, files
     self._firsts = index.compute_firsts(each["rows"].sum() for each in arrays)
     self._groups = [index.compute_firsts(each["rows"]) for each in arrays]
-    self._kept: collections.OrderedDict[tuple[int, int], Future] = collections.OrderedDict()
+    self._kept: collections.OrderedDict[tuple[int, int], Future[Any]] = collections.OrderedDict()
     self._lock = threading.Lock()
     self._footer = functools.lru_cache(maxsize=FOOTERS)(lambda file: open_parquet(files, file).metadata)
 
-  def __len__(self):
+  def __len__(self) -> int:
     return self._firsts[-1]
 
   def locate(self, record: int) -> tuple[int, int]:
@@ -63,7 +64,7 @@ class RowGroups:
       result.append(data)
     return result
 
-  def _group(self, file, group):
+  def _group(self, file: int, group: int) -> Any:
     """Returns the column of a row group."""
     with self._lock:
       mine = (file, group) not in self._kept
@@ -82,7 +83,7 @@ class RowGroups:
       self._forget()
     return future.result()
 
-  def _forget(self):
+  def _forget(self) -> None:
     """Removes the oldest row groups from the cache until the remaining ones fit."""
     with self._lock:
       done = [(key, future.result().nbytes) for key, future in self._kept.items() if _is_read(future)]
@@ -93,7 +94,7 @@ class RowGroups:
         del self._kept[key]
         size -= bytes_
 
-  def _read(self, file, group):
+  def _read(self, file: int, group: int) -> Any:
     import pyarrow.compute
 
     where = f"{self.files.path(file)}, row group {group}"
@@ -106,11 +107,11 @@ class RowGroups:
       return column
 
 
-def _is_read(future):
+def _is_read(future: Any) -> bool:
   return future.done() and future.exception() is None
 
 
-def open_parquet(files: listing.Files, file: int, footer=None):
+def open_parquet(files: listing.Files, file: int, footer: Any = None) -> Any:
   """Opens a Parquet file. Reading a column from a bucket needs one request.
 
   Args:

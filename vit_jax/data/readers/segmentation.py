@@ -3,11 +3,13 @@
 import dataclasses
 import hashlib
 import os
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from vit_jax.data import class_names, membership, sources
 from vit_jax.data.readers import labels, locations, overlaps
 from vit_jax.data.readers.tree import FolderTree
+from vit_jax.data.sources import Fingerprint
 from vit_jax.schema import ConfigError, Fraction, Range, enter_key, format_amount
 from vit_jax.schema.errors import AbsentError
 from vit_jax.storage import paths
@@ -72,19 +74,19 @@ def segmentation(
   notes = overlaps.find_file_overlaps(root, splits, of_images) if split == "train" else ()
   values = _assign_values(names, first, ignored)
 
-  def pair(i):
+  def pair(i: int) -> tuple[str, str]:
     part, number = sources.locate_record(parts, i)
     return found[part][number]
 
-  def used():
+  def used() -> list[str]:
     return [file for part, numbers in parts for both in found[part][numbers.start : numbers.stop] for file in both]
 
-  def fingerprint():
+  def fingerprint() -> Fingerprint:
     names = used()
     sizes, times = zip(*root.stamps(names), strict=True)
     return sources.Fingerprint(*map(sources.digest, (names, sorted(names), sizes, times)))
 
-  def key(image):
+  def key(image: str) -> Any:
     return _hash_image(split_seed, image).hex()[: membership.DIGITS] if is_drawn else os.path.splitext(image)[0]
 
   source = sources.assemble(
@@ -114,7 +116,7 @@ def segmentation(
   )
 
 
-def _assign_values(names, first, ignored) -> tuple[int, ...]:
+def _assign_values(names: Sequence[str], first: int, ignored: Sequence[int]) -> tuple[int, ...]:
   """Returns the pixel value of each class. Raises ConfigError if a value has two meanings."""
   values = tuple(range(first, first + len(names)))
   if both := sorted(set(ignored) & set(values)):
@@ -130,7 +132,7 @@ def _assign_values(names, first, ignored) -> tuple[int, ...]:
   return values
 
 
-def _open_directory(path) -> locations.DiskFolder | locations.BucketFolder:
+def _open_directory(path: str) -> locations.DiskFolder | locations.BucketFolder:
   """Opens the directory `path`."""
   root = paths.expand_home(paths.parse_path(path, bare=True))
   if paths.in_bucket(root):
@@ -140,7 +142,7 @@ def _open_directory(path) -> locations.DiskFolder | locations.BucketFolder:
   return locations.DiskFolder(root)
 
 
-def _find_pairs(tree, images, masks) -> tuple[dict[str, list[tuple[str, str]]], str]:
+def _find_pairs(tree: FolderTree, images: str, masks: str) -> tuple[dict[str, list[tuple[str, str]]], str]:
   """Returns (image, mask) pairs by split, and a note on ignored files. Without split directories, the split is ""."""
   top = tree.folders()
   for key, folder in (("images", images), ("masks", masks)):
@@ -169,7 +171,7 @@ def _find_pairs(tree, images, masks) -> tuple[dict[str, list[tuple[str, str]]], 
   )
 
 
-def _list_by_stem(tree, above, split) -> dict[str, str]:
+def _list_by_stem(tree: FolderTree, above: str, split: str) -> dict[str, str]:
   """Returns {name without suffix: file} of the images of a split, or {} if the split has no directory."""
   if split and split not in tree.folders(above):
     return {}
@@ -181,13 +183,13 @@ def _list_by_stem(tree, above, split) -> dict[str, str]:
   return result
 
 
-def _hold_out(pairs, holdout, seed) -> dict[str, list[tuple[str, str]]]:
+def _hold_out(pairs: Sequence[tuple[str, str]], holdout: float, seed: int) -> dict[str, list[tuple[str, str]]]:
   """Divides the pairs into "test", with the share `holdout`, and "train". Both are in the order of their hashes."""
   drawn = sorted(pairs, key=lambda pair: _hash_image(seed, pair[0]))
   held = round(len(drawn) * holdout)
   return {"train": drawn[held:], "test": drawn[:held]}
 
 
-def _hash_image(seed, image) -> bytes:
+def _hash_image(seed: int, image: str) -> bytes:
   """Returns the hash of the path of an image."""
   return hashlib.blake2b(f"{seed}/{image}".encode("utf-8", "surrogateescape")).digest()

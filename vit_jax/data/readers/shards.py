@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from array_record.python.array_record_module import ArrayRecordReader
 
@@ -36,7 +37,7 @@ class Shards:
     lengths: number of records of each file.
   """
 
-  def __init__(self, files: Sequence[str], lengths: Sequence[int]):
+  def __init__(self, files: Sequence[str], lengths: Sequence[int]) -> None:
     self._files, self._lengths = list(files), list(lengths)
     self._starts = [0, *itertools.accumulate(lengths)]
     self._open: collections.OrderedDict[int, ArrayRecordReader] = collections.OrderedDict()
@@ -66,7 +67,7 @@ class Shards:
     """Returns the path of the file that contains a record."""
     return self._files[bisect.bisect_right(self._starts, record) - 1]
 
-  def _read_with_retry(self, shard, first, stop):
+  def _read_with_retry(self, shard: int, first: int, stop: int) -> list[bytes]:
     """Returns records of one file. Opens the file again and retries after an error that may be temporary."""
     began = time.monotonic()
     for pause in (*PAUSES, None):
@@ -90,7 +91,7 @@ class Shards:
     seconds = time.monotonic() - began
     raise OSError(errno.EIO, f"{where}: {reason}; tried {len(PAUSES) + 1} times in {seconds:.0f} s")
 
-  def _reader(self, shard):
+  def _reader(self, shard: int) -> Any:
     """Returns the open file."""
     with self._lock:
       opening = self._opening[shard]
@@ -112,6 +113,6 @@ class Shards:
           self._open.popitem(last=False)
       return reader
 
-  def _forget(self, shard):
+  def _forget(self, shard: int) -> None:
     with self._lock:
       self._open.pop(shard, None)

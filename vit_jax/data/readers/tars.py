@@ -11,14 +11,18 @@ import os
 import posixpath
 import re
 import tarfile
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax.data import sources
 from vit_jax.data.class_names import NameOrder
 from vit_jax.data.readers import index, indexed, listing, overlaps
+from vit_jax.data.readers.index import Arrays
+from vit_jax.data.readers.indexed import IndexedRecords
 from vit_jax.data.readers.labels import NAMES, LabelCollector, MaxLabels, parse_class_names
+from vit_jax.data.readers.listing import Files
 from vit_jax.data.readers.tree import EXTENSIONS
 from vit_jax.schema import ConfigError, format_amount, show
 from vit_jax.storage.files import parse_json
@@ -77,7 +81,7 @@ def tars(
   shards = listing.group_by_split(files)
 
   @functools.cache
-  def scanned(part):
+  def scanned(part: str) -> Any:
     return index.load_or_scan("tars", shards[part], functools.partial(_scan, shards[part], label), (label, IMAGES))
 
   known = {
@@ -96,26 +100,26 @@ def tars(
   )
 
 
-def _identify(part, records, i):
+def _identify(part: str, records: IndexedRecords, i: int) -> str:
   files, file, arrays, number = records.locate(i)
   return f"{files.names[file]}/{_read_member_name(arrays, number)}"
 
 
-def _locate_member(files, file, arrays, record):
+def _locate_member(files: Files, file: int, arrays: Arrays, record: int) -> str:
   return f"{files.path(file)}, member {_read_member_name(arrays, record)!r}"
 
 
-def _read_member_name(arrays, record):
+def _read_member_name(arrays: Arrays, record: int) -> bytes:
   """Returns the name of a record's image in its shard."""
   return _slice_name(arrays["names_of_members"], arrays["name_ends"], record)
 
 
-def _slice_name(members, ends, record):
+def _slice_name(members: np.ndarray, ends: np.ndarray, record: int) -> bytes:
   """Returns a name from the concatenated names of all members."""
   return bytes(members[ends[record - 1] if record else 0 : ends[record]]).decode("utf-8", "surrogateescape")
 
 
-def _normalise_name(name):
+def _normalise_name(name: str) -> str:
   """Returns the normalised name of a member: "a/1.jpg" for "./a//1.jpg" and "/a/1.jpg"."""
   return posixpath.normpath(name).lstrip("/")
 
@@ -139,7 +143,7 @@ class _Sample(NamedTuple):
   texts: dict[str, tuple[str, bytes]]
 
 
-def _scan(files, label, file):
+def _scan(files: Files, label: str | None, file: int) -> Arrays:
   """Returns positions, names and labels of the images of a shard. Raises ConfigError with shard and member."""
   path = files.path(file)
   members, starts, lengths = bytearray(), array.array("q"), array.array("q")
@@ -178,7 +182,7 @@ def _scan(files, label, file):
   }
 
 
-def _check_longer(path, longer, samples):
+def _check_longer(path: str, longer: Any, samples: Any) -> None:
   """Raises ConfigError for images that were probably meant as samples but have a dot within their names."""
   unused = [
     member
@@ -198,7 +202,7 @@ def _check_longer(path, longer, samples):
     )
 
 
-def _read_samples(path, file, longer):
+def _read_samples(path: str, file: Any, longer: Any) -> Iterator[Any]:
   """Yields the samples of an open shard.
 
   Members with a further extension, such as `a.seg.png`, are added to `longer`, by name without the last extension.
@@ -241,18 +245,18 @@ def _read_samples(path, file, longer):
 class _HeaderFile:
   """A file with limited reads, because the header of a long name may claim a size of 2^40 bytes."""
 
-  def __init__(self, file):
+  def __init__(self, file: Any) -> None:
     self._file = file
     self.tell, self.seek = file.tell, file.seek
 
-  def read(self, size):
+  def read(self, size: int) -> bytes:
     """Reads `size` bytes. Raises ReadError if `size` is larger than any header."""
     if not 0 <= size <= TEXT_BYTES:
       raise tarfile.ReadError(f"a header has {size:,} bytes")
     return self._file.read(size)
 
 
-def _read_members(path, file):
+def _read_members(path: str, file: Any) -> Iterator[tarfile.TarInfo]:
   """Yields the headers of a tar. Raises ConfigError if the tar is damaged. Does not check the content of members."""
   end, size = 0, file.seek(0, os.SEEK_END)
   file.seek(0)
@@ -281,7 +285,7 @@ def _read_members(path, file):
     raise ConfigError(f"{path} is cut off at byte {end:,}: the empty block of a tar's end is missing", "path")
 
 
-def _read_label(sample, key):
+def _read_label(sample: Any, key: str | None) -> Any:
   """Returns the label of a sample. Raises ValueError if it is missing, or if cls and json contradict each other."""
   found = {}
   if "json" in sample.texts:
@@ -302,7 +306,7 @@ def _read_label(sample, key):
   raise ValueError(f"it has no label. Allowed: a .cls file, the key {key!r} in a .json file, or a .txt file")
 
 
-def _check_same(sample, label, key, other):
+def _check_same(sample: Any, label: Any, key: str, other: Any) -> None:
   """Raises ValueError if json and cls have different labels. A number and a name are not compared."""
   several = other if isinstance(other, list) else [other]
   comparable = [each for each in several if type(each) is type(label)]
@@ -313,7 +317,7 @@ def _check_same(sample, label, key, other):
     )
 
 
-def _parse_label(member, content):
+def _parse_label(member: str, content: bytes) -> Any:
   """Returns the number or name that a member contains."""
   try:
     text = content.decode("utf-8-sig").strip()

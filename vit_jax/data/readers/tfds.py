@@ -5,14 +5,17 @@ import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from google.protobuf import json_format
 
 from vit_jax.data import sources
+from vit_jax.data.dataset_row import DatasetRow
 from vit_jax.data.readers import features, locations, shards, tfrecords
 from vit_jax.data.readers.labels import MaxLabels
 from vit_jax.data.readers.records import create_parser
+from vit_jax.data.sources import Fingerprint
 from vit_jax.schema import ConfigError, current_config_key, enter_key, format_amount, texts
 from vit_jax.schema.errors import AbsentError
 from vit_jax.storage import paths
@@ -179,19 +182,19 @@ def open_prepared(
   with _convert_errors(folder, advice):
     stored = {part: _open_records(prepared, folder, part) for part, _ in parts}
 
-  def fetch(part, i):
+  def fetch(part: str, i: int) -> bytes:
     try:
       return stored[part].read(i, i + 1)[0]
     except RuntimeError as error:  # error of array_record for a damaged file
       raise OSError(f"{folder} is damaged: {str(error).splitlines()[0]}") from error
 
-  def parse(data, understand=records.parse):
+  def parse(data: bytes, understand: Any = records.parse) -> Any:
     try:
       return understand(data)
     except OSError as error:
       raise OSError(f"{folder} is {error}") from error
 
-  def stored_in(i, understand):
+  def stored_in(i: int, understand: Any) -> Any:
     part, number = sources.locate_record(parts, i)
     return parse(fetch(part, number), understand)
 
@@ -220,7 +223,7 @@ def open_prepared(
   return dataclasses.replace(source, read_name=named, masks=masks, files=files)
 
 
-def _open_builder(row, path, advice):
+def _open_builder(row: DatasetRow, path: str | None, advice: str) -> Any:
   """Returns (directory of a dataset, its TFDS builder) after checking that name, format and sizes match the row."""
   import tensorflow_datasets as tfds
 
@@ -247,7 +250,7 @@ def _open_builder(row, path, advice):
 
 
 @contextlib.contextmanager
-def _convert_errors(folder, advice):
+def _convert_errors(folder: object, advice: str) -> Iterator[None]:
   """Converts errors of TFDS for invalid files to errors of one line. Values in damaged files can have any type."""
   import tensorflow_datasets as tfds
 
@@ -276,7 +279,7 @@ class _LocalRecords:
     return [self.records[i] for i in range(first, stop)]
 
 
-def _open_records(prepared, folder, part):
+def _open_records(prepared: Any, folder: pathlib.Path, part: str) -> Any:
   """Returns the stored records of a split by number."""
   import tensorflow_datasets as tfds
 
@@ -288,7 +291,7 @@ def _open_records(prepared, folder, part):
   return _LocalRecords(prepared.as_data_source(split=part, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES))
 
 
-def _compute_fingerprint(folder, parts):
+def _compute_fingerprint(folder: pathlib.Path, parts: Sequence[str]) -> Fingerprint:
   """Returns the fingerprint of the files of a TFDS directory.
 
   Its digest of names also covers the selected parts of the split.
@@ -299,7 +302,7 @@ def _compute_fingerprint(folder, parts):
   return sources.Fingerprint(names, "", sources.digest(sizes), sources.digest(times))
 
 
-def find_builder_dir(builder: str | None, path: str | None):
+def find_builder_dir(builder: str | None, path: str | None) -> Any:
   """Returns the directory with dataset_info.json: `path` itself, or the highest version of `builder` in it.
 
   Args:
@@ -316,7 +319,7 @@ def find_builder_dir(builder: str | None, path: str | None):
   return locations.call_storage(root, lambda: _find_builder_dir(root, builder, path))
 
 
-def _find_builder_dir(root, builder, path):
+def _find_builder_dir(root: pathlib.Path, builder: str, path: str | None) -> Any:
   # Imported here because the import takes 0.3 s, and only runs that read TFDS need it. It does not import TensorFlow.
   import tensorflow_datasets as tfds
 

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.data.readers import index, listing
+from vit_jax.data.readers.index import Arrays
+from vit_jax.data.readers.listing import Files
 from vit_jax.schema import ConfigError, format_amount
 
 BLOCK = 2**12  # bytes per read during a scan of a local file; the data of records are skipped
@@ -46,7 +48,7 @@ def open_records(folder: pathlib.Path, files: Sequence[str], lengths: Sequence[i
   return index.Extents(listed, arrays)
 
 
-def _scan(files, file):
+def _scan(files: Files, file: int) -> Arrays:
   """Returns the positions of the records of a file."""
   starts, sizes, at = array.array("q"), array.array("q"), 0
   with files.stream(file, BLOCK) as stream:

@@ -77,13 +77,13 @@ def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
     raise ConfigError(str(error).replace(str(local), str(path))) from error
 
 
-def _find_weight_file(path):
+def _find_weight_file(path: pathlib.Path) -> pathlib.Path:
   """Returns the weight file in a Hugging Face directory, or the index of its shards."""
   index = path / f"model{_INDEX}"
   return index if index.is_file() and not (path / "model.safetensors").is_file() else path / "model.safetensors"
 
 
-def _describe_missing(path):
+def _describe_missing(path: pathlib.Path) -> str:
   """Returns the error message for a path without weights. It suggests similar names, or weights in the directory."""
   with convert_read_errors(path):
     if folder := path.is_dir():
@@ -100,7 +100,7 @@ def _describe_missing(path):
   return f"no file {str(path)!r}. {advice}"
 
 
-def _check_whole(path):
+def _check_whole(path: pathlib.Path) -> None:
   """Raises ConfigError for a single shard of a model if its index is missing or not supported."""
   part = _PART.fullmatch(path.name)
   if part and int(part[1]) > 1:
@@ -110,13 +110,13 @@ def _check_whole(path):
     )
 
 
-def _may_be_weights(path):
+def _may_be_weights(path: pathlib.Path) -> bool:
   if path.is_dir():
     return (path / "checkpoints").is_dir() or _find_weight_file(path).is_file()
   return bool(content.find_suffix(path)) and path.is_file()
 
 
-def _read_local(path):
+def _read_local(path: pathlib.Path) -> Any:
   """Reads a local file. See `read`."""
   notes: list[str] = []
   with convert_read_errors(path):
@@ -134,7 +134,7 @@ def _read_local(path):
   return tensors, {**beside, **about, "notes": [*notes, *beside.get("notes", [])]}
 
 
-def _read_npz(path):
+def _read_npz(path: pathlib.Path) -> Any:
   result = {}
   try:
     archive = zipfile.ZipFile(path)
@@ -157,7 +157,7 @@ def _read_npz(path):
         f"{path}: {name} is {show(shape)} of {show(dtype)} by its header, but has {format_amount(data, 'byte')}"
       )
 
-    def values(member=member):
+    def values(member: str = member) -> np.ndarray:
       with archive.open(member) as file:
         return _view_bfloat16(np.lib.format.read_array(file, allow_pickle=False))
 
@@ -165,12 +165,14 @@ def _read_npz(path):
   return result
 
 
-def _view_bfloat16(array):
+def _view_bfloat16(array: np.ndarray) -> np.ndarray:
   """Returns the values as bfloat16. NumPy's format stores them as two bytes without a type."""
   return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
 
 
-def write(path: pathlib.Path, tensors: Tensors, about: dict, before: Callable[[], None] | None = None) -> None:
+def write(
+  path: pathlib.Path, tensors: Tensors, about: dict[str, Any], before: Callable[[], None] | None = None
+) -> None:
   """Writes a weight file atomically, tensor by tensor.
 
   Args:

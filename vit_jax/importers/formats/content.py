@@ -44,11 +44,11 @@ def detect_format(path: pathlib.Path) -> str:
   return found or expected
 
 
-def _add_article(found):
+def _add_article(found: str) -> str:
   return {".npz": "an .npz", ".safetensors": "a .safetensors", ".pth": "a PyTorch"}[found]
 
 
-def _check_weights(path, start):
+def _check_weights(path: pathlib.Path, start: bytes) -> None:
   """Raises ConfigError for an empty file, a Git LFS pointer or a web page, which are common in place of weights."""
   text = start.lstrip().lower()
   if not text:
@@ -59,7 +59,7 @@ def _check_weights(path, start):
     raise ConfigError(f"{path}: cannot be read: it is a web page. Download the file itself, not the page about it")
 
 
-def _match_format(start):
+def _match_format(start: bytes) -> str:
   """Returns the format of a file with these first bytes, or "" if they do not determine the format."""
   if start.startswith(b"PK\3\4"):  # a zip archive, either of arrays or from torch.save
     length = int.from_bytes(start[26:28], "little")

@@ -5,7 +5,7 @@ import math
 import pathlib
 import pickle
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,13 +27,13 @@ class Tensor:
     read: function that returns the array.
   """
 
-  def __init__(self, shape: tuple[int, ...], dtype: np.dtype, read: Callable[[], np.ndarray]):
+  def __init__(self, shape: tuple[int, ...], dtype: np.dtype, read: Callable[[], np.ndarray]) -> None:
     self.shape, self.dtype, self.read = tuple(shape), np.dtype(dtype), read
 
-  def __array__(self, dtype=None, copy=None):
+  def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
     return np.asarray(self.read(), dtype)
 
-  def __getitem__(self, key):
+  def __getitem__(self, key: Any) -> np.ndarray:
     return np.asarray(self)[key]
 
 
@@ -48,7 +48,7 @@ def join_tensors(parts: Sequence[Any]) -> Tensor:
 
 
 @contextlib.contextmanager
-def convert_read_errors(path: pathlib.Path):
+def convert_read_errors(path: pathlib.Path) -> Iterator[None]:
   """Converts errors of a damaged or hostile file to a ConfigError with one line, inside a `with` block.
 
   Warnings of libraries are suppressed.
@@ -75,7 +75,7 @@ def guard_read(path: pathlib.Path, function: Callable[[], np.ndarray]) -> Callab
     function: the function that reads an array.
   """
 
-  def read():
+  def read() -> np.ndarray:
     with convert_read_errors(path):
       return function()
 

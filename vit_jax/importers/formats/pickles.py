@@ -10,7 +10,7 @@ import itertools
 import pickle
 import pickletools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 # Limits above those of all weight files, and low enough to parse within seconds.
@@ -43,18 +43,18 @@ class Placeholder:
 
   __slots__ = ("arguments", "elements", "items", "name", "state")
 
-  def __init__(self, name: str, arguments: tuple):
+  def __init__(self, name: str, arguments: tuple[Any, ...]) -> None:
     self.name, self.arguments = name, arguments
     self.state: Any = None
-    self.items: dict = {}
-    self.elements: list = []
+    self.items: dict[str, Any] = {}
+    self.elements: list[Any] = []
 
-  def __repr__(self):
+  def __repr__(self) -> str:
     return f"<{self.name}>"
 
 
 UNKNOWN = object()  # result of a `BuildObject` for an unknown call
-BuildObject = Callable[[str, tuple], Any]  # function (name of a class or function, arguments) -> value
+BuildObject = Callable[[str, tuple[Any, ...]], Any]  # function (name of a class or function, arguments) -> value
 
 
 def load_pickle(file: BinaryIO, build: BuildObject, storage: Callable[[Any], Any]) -> Any:
@@ -85,15 +85,15 @@ def load_pickle(file: BinaryIO, build: BuildObject, storage: Callable[[Any], Any
 class _Bounded:
   """A file that rejects reads of more bytes than a value of a pickle may have, before memory is allocated."""
 
-  def __init__(self, file):
+  def __init__(self, file: BinaryIO) -> None:
     self.file, self.tell = file, file.tell
 
-  def read(self, size):
+  def read(self, size: int) -> bytes:
     if size > _LONGEST:
       raise pickle.UnpicklingError(f"its pickle has a value of {size:,} bytes. Allowed: {_LONGEST:,}")
     return self.file.read(size)
 
-  def readline(self):
+  def readline(self) -> bytes:
     return self.file.readline(2**16)
 
 
@@ -127,9 +127,9 @@ _IGNORED = {"PROTO", "FRAME"}
 class _Machine:
   """The stack and the memo of a pickle, with the effects of its instructions. Sets become lists."""
 
-  def __init__(self, build: BuildObject, storage: Callable[[Any], Any]):
+  def __init__(self, build: BuildObject, storage: Callable[[Any], Any]) -> None:
     self.build, self.storage = build, storage
-    self.stack: list = []
+    self.stack: list[Any] = []
     self.memo: dict[int, Any] = {}
 
   def run(self, name: str, argument: Any) -> None:
@@ -143,7 +143,7 @@ class _Machine:
     elif name not in _IGNORED:
       self._run(name, argument)
 
-  def _run(self, name, argument):
+  def _run(self, name: str, argument: Any) -> None:
     stack = self.stack
     match name:
       case "PUT" | "BINPUT" | "LONG_BINPUT":
@@ -167,7 +167,7 @@ class _Machine:
       case _:
         self._run_on_marked(name, argument)
 
-  def _run_on_marked(self, name, argument):
+  def _run_on_marked(self, name: str, argument: Any) -> None:
     """Executes an instruction on the values since the last mark."""
     if name not in ("POP_MARK", "TUPLE", "LIST", "DICT", "FROZENSET", "APPENDS", "ADDITEMS", "SETITEMS", "INST", "OBJ"):
       raise pickle.UnpicklingError(f"its pickle has the instruction {name}, which no file of weights needs")
@@ -192,7 +192,7 @@ class _Machine:
       case "OBJ":
         self.stack.append(self._called(values[0], tuple(values[1:])))
 
-  def _change(self, name, values):
+  def _change(self, name: str, values: Any) -> None:
     """Executes an instruction on the value at the top of the stack."""
     target = self.stack[-1]
     match name:
@@ -210,7 +210,7 @@ class _Machine:
       case _:
         self.stack[-1] = self._called(target, _check_tuple(values[0]))
 
-  def _called(self, target, arguments):
+  def _called(self, target: Any, arguments: Any) -> Any:
     """Returns the value of a call, or a placeholder for it."""
     if not isinstance(target, GlobalName | Placeholder):
       raise pickle.UnpicklingError(f"its pickle calls a {type(target).__name__}")
@@ -222,7 +222,7 @@ class _Machine:
     value = self.build(name, arguments) if isinstance(target, GlobalName) else UNKNOWN
     return Placeholder(name, arguments) if value is UNKNOWN else value
 
-  def _pop(self, count):
+  def _pop(self, count: int) -> Any:
     values = self.stack[-count:]
     if len(values) < count or any(value is _MARK for value in values):
       raise pickle.UnpicklingError("its pickle uses values that do not exist")
@@ -237,13 +237,13 @@ class AttackError(pickle.UnpicklingError):
   """
 
 
-def _create_name(module, name):
+def _create_name(module: str, name: str) -> Any:
   if not isinstance(module, str) or not isinstance(name, str):
     raise pickle.UnpicklingError("its pickle has a name that is not text")
   return GlobalName(f"{module}.{name}")
 
 
-def _create_dict(values):
+def _create_dict(values: Sequence[Any]) -> dict[Any, Any]:
   if len(values) % 2:
     raise pickle.UnpicklingError("its pickle has a key without a value")
   for key in values[::2]:  # the hash of nested tuples may need unlimited time and stack
@@ -252,13 +252,13 @@ def _create_dict(values):
   return dict(zip(values[::2], values[1::2], strict=True))
 
 
-def _check_tuple(value):
+def _check_tuple(value: object) -> tuple[Any, ...]:
   if not isinstance(value, tuple):
     raise pickle.UnpicklingError(f"its pickle calls a function with a {type(value).__name__} of arguments")
   return value
 
 
-def _find_container(target, kind, attribute):
+def _find_container(target: Any, kind: type[Any], attribute: str) -> Any:
   """Returns the container that an instruction changes: the value itself, or a container of a placeholder."""
   if isinstance(target, Placeholder):
     return getattr(target, attribute)

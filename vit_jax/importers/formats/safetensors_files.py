@@ -5,7 +5,7 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -41,7 +41,7 @@ def read(path: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
   file = safetensors.safe_open(path, framework="np")
   result = {}
 
-  def values(name):
+  def values(name: str) -> np.ndarray:
     # The file is opened again for each tensor, because values stay in memory as long as a file is open.
     with safetensors.safe_open(path, framework="np") as again:
       return again.get_tensor(name)
@@ -62,7 +62,7 @@ _KINDS |= {"I16": "i2", "I8": "i1", "U8": "u1", "BOOL": "?"}
 _WRITTEN = {np.dtype(kind): name for name, kind in _KINDS.items()}
 
 
-def _check_header(path):
+def _check_header(path: pathlib.Path) -> None:
   """Raises ConfigError if a name occurs twice in the header, or the header does not match the size of the file."""
   size = path.stat().st_size
   with path.open("rb") as file:
@@ -96,7 +96,7 @@ def _check_header(path):
 _AGAIN = "Save or download the file again"
 
 
-def _read_end(entry):
+def _read_end(entry: Any) -> int:
   """Returns the end of a tensor's values from its entry in a header, or 0 for an entry that the library rejects."""
   offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
   return offsets[1] if isinstance(offsets, list) and len(offsets) == 2 and type(offsets[1]) is int else 0
@@ -144,7 +144,7 @@ def read_sharded(index: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]
   )
 
 
-def _check_numbers(index, shards):
+def _check_numbers(index: pathlib.Path, shards: Iterable[str]) -> None:
   """Raises ConfigError if an index lacks one of the files NAME-00001-of-00003 to NAME-00003-of-00003."""
   numbered = [match for match in map(re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors").fullmatch, shards) if match]
   for stem, count in {(match[1], match[3]) for match in numbered}:
@@ -153,7 +153,7 @@ def _check_numbers(index, shards):
       raise ConfigError(f"{index}: lists no tensor of {stem}-{lost[0]:05}-of-{count}.safetensors. {_AGAIN}")
 
 
-def _is_plain_name(name):
+def _is_plain_name(name: object) -> bool:
   """Returns true if this is the name of a .safetensors file in the same directory."""
   return name.endswith(".safetensors") and pathlib.PurePath(name).name == name
 

@@ -10,11 +10,12 @@ import pathlib
 import re
 import zipfile
 from collections.abc import Mapping
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from vit_jax.importers.formats import members, pickles, torch_tensors
 from vit_jax.importers.formats.content import AGAIN
 from vit_jax.importers.formats.lazy_tensors import Tensor
+from vit_jax.importers.formats.pickles import BuildObject
 from vit_jax.importers.formats.torch_tensors import Storage, describe_conversion
 from vit_jax.schema import ConfigError, show
 from vit_jax.schema.errors import format_names
@@ -67,7 +68,7 @@ _PLAIN = re.compile(
 # Readers for the two forms of a file. Both return the pickled value, and {key: (start, number of bytes)} of the values.
 
 
-def _read_zip(path, file, build):
+def _read_zip(path: pathlib.Path, file: zipfile.ZipFile, build: BuildObject) -> Any:
   try:
     archive = zipfile.ZipFile(file)
   except zipfile.BadZipFile:
@@ -107,11 +108,11 @@ def _locate_member(file: BinaryIO, member: zipfile.ZipInfo) -> tuple[int, int]:
   return member.header_offset + 30 + names, member.file_size
 
 
-def _read_legacy(path, file, build):
+def _read_legacy(path: pathlib.Path, file: BinaryIO, build: BuildObject) -> Any:
   """Reads a file from before PyTorch 1.6: three header values, the pickled value, keys, and values by key."""
   storages: dict[str, Storage] = {}
 
-  def storage(pid):
+  def storage(pid: Any) -> Storage:
     if isinstance(pid, tuple) and pid[:1] == ("module",) and len(pid) > 1:  # a class with its source code
       return pid[1]
     made = torch_tensors.create_storage(pid)

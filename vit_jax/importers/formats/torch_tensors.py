@@ -94,7 +94,7 @@ def create_storage(pid: Any) -> Storage:
   raise pickle.UnpicklingError(f"its pickle refers to values by {show(pid)[:60]}")
 
 
-def build_tensor(called: dict[str, None], name: str, arguments: tuple) -> Any:
+def build_tensor(called: dict[str, None], name: str, arguments: tuple[Any, ...]) -> Any:
   """Returns the tensor that a call creates, or UNKNOWN for any other call.
 
   Args:
@@ -147,7 +147,7 @@ def find_tensors(path: pathlib.Path, loaded: Any, starts: Mapping[str, tuple[int
   return result
 
 
-def _flatten(path, loaded) -> Iterator[tuple[str, _Dense]]:
+def _flatten(path: pathlib.Path, loaded: Any) -> Iterator[tuple[str, _Dense]]:
   """Yields (name, tensor) of all tensors in dictionaries, lists and placeholders. Each placeholder is visited once."""
   levels, nodes, seen = [("", loaded)], 0, set()
   for _ in range(_DEPTH):
@@ -175,7 +175,7 @@ def _flatten(path, loaded) -> Iterator[tuple[str, _Dense]]:
   )
 
 
-def _list_children(value) -> Iterator[tuple[Any, Any]]:
+def _list_children(value: Any) -> Iterator[tuple[Any, Any]]:
   """Yields (key, value) inside of a dictionary, a list or a placeholder."""
   if isinstance(value, Mapping):
     yield from value.items()
@@ -191,7 +191,7 @@ def _list_children(value) -> Iterator[tuple[Any, Any]]:
         yield from state.items()
 
 
-def _list_module_items(state: Mapping) -> Iterator[tuple[Any, Any]]:
+def _list_module_items(state: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
   """Yields the items in the state dict of a pickled module."""
   computed = state.get("_non_persistent_buffers_set") or []
   for group in ("_parameters", "_buffers", "_modules"):
@@ -199,7 +199,7 @@ def _list_module_items(state: Mapping) -> Iterator[tuple[Any, Any]]:
       yield from ((key, value) for key, value in state[group].items() if group != "_buffers" or key not in computed)
 
 
-def _check_tensor(path, name, placeholder):
+def _check_tensor(path: pathlib.Path, name: str, placeholder: Placeholder) -> None:
   """Raises ConfigError for unsupported tensors: sparse, quantised, or a subclass that contains other tensors."""
   if placeholder.name.startswith(("torch._utils._rebuild", "torch._tensor._rebuild")):
     raise ConfigError(
@@ -208,7 +208,7 @@ def _check_tensor(path, name, placeholder):
     )
 
 
-def _create_tensor(path, name, dense: _Dense, starts) -> Tensor:
+def _create_tensor(path: pathlib.Path, name: str, dense: _Dense, starts: Any) -> Tensor:
   """Returns a tensor that reads its values on demand. Raises ConfigError if values are missing in the file."""
   storage, dtype, offset, shape, strides = dense
   if len(shape) != len(strides) or any(type(n) is not int or n < 0 for n in (*shape, *strides, offset, storage.first)):
@@ -220,7 +220,7 @@ def _create_tensor(path, name, dense: _Dense, starts) -> Tensor:
   if first + span * dtype.itemsize > held or math.prod(shape) * dtype.itemsize > held:
     raise ConfigError(f"{path}: {name} has the shape {show(shape)}, and fewer values than that")
 
-  def values():
+  def values() -> np.ndarray:
     raw = np.fromfile(path, np.uint8, span * dtype.itemsize, offset=start + first)
     if raw.size < span * dtype.itemsize:
       raise EOFError("it is truncated within its tensors")

@@ -57,7 +57,7 @@ def check(description: Description, hints: Mapping[str, Any], chosen: Layout) ->
   return notes
 
 
-def _create_error(description, key, value, fact=None):
+def _create_error(description: Description, key: str, value: object, fact: object = None) -> ConfigError:
   """Returns the error for a false statement in config.json."""
   instead = "" if fact is None else f" with {key}={show(fact)}"
   return ConfigError(
@@ -66,7 +66,7 @@ def _create_error(description, key, value, fact=None):
   )
 
 
-def _check_names(description, hints, chosen) -> None:
+def _check_names(description: Description, hints: Mapping[str, Any], chosen: Any) -> None:
   """Raises ConfigError if an architecture or a model_type belongs to other models."""
   family = description.published.family
   if (kind := hints.get("model_type")) is not None:
@@ -116,20 +116,20 @@ def collect_facts(description: Description, said: Mapping[str, Any]) -> dict[str
   return facts
 
 
-def _find_ratio(facts, bound, said):
+def _find_ratio(facts: Mapping[str, Any], bound: Mapping[str, Any], said: Any) -> Any:
   """Returns the stated ratio if it gives the hidden width after timm's rounding. A gated MLP accepts any ratio."""
   stated = said.get("mlp_ratio", 0)
   same = bound.get("mlp", "gelu") != "gelu" or int(facts["width"] * stated) == facts["hidden"]
   return stated if same else facts["hidden"] / facts["width"]
 
 
-def _select_stated(choice, said):
+def _select_stated(choice: Any, said: Any) -> Any:
   """Removes the arguments of a choice that the statement does not contain, if both have the same name."""
   same = choice is not None and said is not None and choice.name == said.name
   return Choice(choice.name, {key: choice.args[key] for key in said.args}) if same else choice
 
 
-def _has_same_shapes(description, name):
+def _has_same_shapes(description: Description, name: str) -> bool:
   """Returns true if the model has the shapes of a published model, apart from the head."""
   try:
     other = Description(Choice(name), description.image_size, description.classes, description.channels)
@@ -139,7 +139,7 @@ def _has_same_shapes(description, name):
   return expected == layout.compute_shapes(description)
 
 
-def _has_fixed_size(description):
+def _has_fixed_size(description: Description) -> bool:
   """Returns true if Transformers rejects images of another size. Its DINOv2 and DINOv3 accept any size."""
   return description.published.family == "vit" and transformers_config.find_model_type(description) not in (
     "dinov2",
@@ -147,5 +147,5 @@ def _has_fixed_size(description):
   )
 
 
-def _format_pixels(size):
+def _format_pixels(size: int) -> str:
   return f"{size} px" if isinstance(size, int) else f"{size[0]} x {size[1]} px"

@@ -8,7 +8,7 @@ both. A value is an error if it describes a model that this package cannot build
 import contextlib
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vit_jax.importers.hub import preprocessing, preprocessor, timm_arguments, timm_names, transformers_config
@@ -140,7 +140,7 @@ def parse_own_hints(values: Any) -> dict[str, Any]:
   return {"description": values} | ({"use": preprocessing.from_json(values["use"])} if "use" in values else {})
 
 
-def _read_own_hints(file):
+def _read_own_hints(file: pathlib.Path) -> dict[str, Any]:
   """Returns the hints of a JSON file that `convert` wrote next to an .npz, or {} for a JSON object without our header.
 
   Raises ConfigError for any other content: a damaged file may have contained the normalisation and the class names.
@@ -161,7 +161,7 @@ def describe_normalisation(images: Mapping[str, tuple[float, ...]]) -> list[str]
 
 
 @contextlib.contextmanager
-def add_file_to_errors(file: pathlib.Path):
+def add_file_to_errors(file: pathlib.Path) -> Iterator[None]:
   """Adds the name of a file to the errors that are raised inside a `with` block.
 
   Args:
@@ -173,7 +173,7 @@ def add_file_to_errors(file: pathlib.Path):
     raise ConfigError(f"{file}: {error}") from error
 
 
-def _read_transformers(config):
+def _read_transformers(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the statements of Transformers' keys, under our names."""
   config, more = transformers_config.read(config)
   said = {ours: _read_count(config, theirs) for theirs, ours in _COUNTS.items() if config.get(theirs) is not None}
@@ -193,7 +193,7 @@ def _read_transformers(config):
   return said | more
 
 
-def _read_timm_arguments(arguments):
+def _read_timm_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the statements of timm's model arguments, under our names. Unknown arguments raise ConfigError."""
   counts = {**_COUNTS, **_TIMM_COUNTS}
   said = {ours: _read_count(arguments, theirs) for theirs, ours in counts.items() if theirs in arguments}
@@ -225,7 +225,7 @@ def _read_timm_arguments(arguments):
   return said
 
 
-def _read_timm_config(config, pretrained):
+def _read_timm_config(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the statements of timm outside of the arguments.
 
   As in timm, the upper level has priority over pretrained_cfg.
@@ -239,7 +239,7 @@ def _read_timm_config(config, pretrained):
   return said
 
 
-def _merge_statements(*statements):
+def _merge_statements(*statements: Iterable[Any]) -> dict[str, Any]:
   """Returns all statements, or raises ConfigError if two of them contradict each other."""
   result = {}
   for said in statements:
@@ -249,7 +249,7 @@ def _merge_statements(*statements):
   return result
 
 
-def _read_input_size(config, arguments):
+def _read_input_size(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> int | None:
   """Returns the size in pixels of the images for which timm builds a model, or None if the size is not stated."""
   if "img_size" in arguments:
     return _read_count(arguments, "img_size", oblong=True)
@@ -259,7 +259,7 @@ def _read_input_size(config, arguments):
   )
 
 
-def _read_labels(config):
+def _read_labels(config: Mapping[str, Any]) -> Any:
   """Returns the class names by number, from Transformers' id2label or timm's label_names.
 
   The upper level has priority.
@@ -278,7 +278,7 @@ def _read_labels(config):
   return () if all(map(_DEFAULT_NAME.fullmatch, names)) else tuple(names)
 
 
-def _describe_alike(labels):
+def _describe_alike(labels: Sequence[str]) -> str:
   """Returns a note on classes that have the same name."""
   numbers: dict[str, list[int]] = {}
   for number, name in enumerate(labels):
@@ -287,7 +287,7 @@ def _describe_alike(labels):
   return [f"config.json gives several classes the same name: {', '.join(alike[:3])}"] if alike else []
 
 
-def _check_numbers(numbers, names):
+def _check_numbers(numbers: Any, names: Any) -> None:
   """Raises ConfigError for a label2id that contradicts id2label. Missing names and repeated names are allowed."""
   for name, number in numbers.items():
     text = str(number)
@@ -299,20 +299,20 @@ def _check_numbers(numbers, names):
       )
 
 
-def _read_mapping(config, key):
+def _read_mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
   value = config.get(key)
   if not isinstance(value, Mapping | None):
     raise ConfigError(f"{key} is {show(value)}. Allowed: an object of names and values")
   return value or {}
 
 
-def _read_flag(config, key):
+def _read_flag(config: Mapping[str, Any], key: str) -> bool | None:
   if not isinstance(config[key], bool):
     raise ConfigError(f"{key} is {show(config[key])}. Allowed: true or false")
   return config[key]
 
 
-def _read_ratio(arguments):
+def _read_ratio(arguments: Mapping[str, Any]) -> float | None:
   """Returns timm's mlp_ratio, a single number."""
   value = arguments["mlp_ratio"]
   if not preprocessing.is_number(value) or not 0 < value < 2**10:
@@ -320,7 +320,7 @@ def _read_ratio(arguments):
   return float(value)
 
 
-def _read_count(config, key, oblong=False, low=1):
+def _read_count(config: Mapping[str, Any], key: str, oblong: bool = False, low: int = 1) -> int | None:
   """Returns a whole number of at least `low`. A pair of equal numbers (height, width) counts as one number."""
   value = config[key]
   sides = value if isinstance(value, list) and len(value) == 2 else [value]
@@ -329,7 +329,7 @@ def _read_count(config, key, oblong=False, low=1):
   return sides[0] if len(set(sides)) == 1 else tuple(sides)
 
 
-def _read_name(config, key, table):
+def _read_name(config: Mapping[str, Any], key: str, table: Mapping[str, Any]) -> Any:
   value = config[key]
   if not isinstance(value, str) or value not in table:
     raise ConfigError(f"{key} is {show(value)}, which is not supported.{suggest_nearest(str(value), table)}")

@@ -6,7 +6,7 @@ the JSON of this package can store all values. `hub_preprocessor` contains the f
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 from vit_jax import losses, schema
@@ -72,12 +72,12 @@ def from_json(values: Any) -> ImageMetadata:
   return ImageMetadata(parse_normalisation(values, "mean", "std"), made, size, tuple(classes or ()), loss)
 
 
-def _known_name(value, table):
+def _known_name(value: object, table: Container[Any]) -> bool:
   """Returns true if a JSON value is a name in the table. Lists and objects cannot be looked up."""
   return isinstance(value, str) and value in table
 
 
-def parse_normalisation(config: Mapping, mean: str, std: str) -> dict[str, tuple[float, ...]]:
+def parse_normalisation(config: Mapping[str, Any], mean: str, std: str) -> dict[str, tuple[float, ...]]:
   """Returns the mean and std of the images, as far as they are stated.
 
   Args:
@@ -125,7 +125,7 @@ def is_number(value: Any) -> bool:
   return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def read_timm_crop(config: Mapping) -> tuple[Choice | None, int | None]:
+def read_timm_crop(config: Mapping[str, Any]) -> tuple[Choice | None, int | None]:
   """Returns the test crop that timm's keys state.
 
   Args:

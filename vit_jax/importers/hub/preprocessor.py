@@ -20,7 +20,7 @@ _LARGER = {"height": 256, "width": 256}
 _CUT = {"do_center_crop": True, "crop_size": _SQUARE}
 
 
-def _create_defaults(size, resample, images, squash=True, **more):
+def _create_defaults(size: Any, resample: Any, images: Any, squash: bool = True, **more: Any) -> dict[str, Any]:
   """Returns the defaults of a class. With `squash` (default_to_square), a single number means height and width."""
   values = {f"image_{key}": list(value) for key, value in images.items()}
   return {"size": size, "resample": resample, "default_to_square": squash, **values, **more}
@@ -97,7 +97,7 @@ def read(config: Mapping[str, Any]) -> ProcessorConfig:
   return ProcessorConfig(ImageMetadata(_read_normalisation(config), crop, size), side if states_side else None, notes)
 
 
-def _check_steps(config):
+def _check_steps(config: Mapping[str, Any]) -> None:
   """Raises ConfigError for steps that are not supported, and for steps that are neither true nor false."""
   for key, value in config.items():
     if key.startswith("do_"):
@@ -109,7 +109,7 @@ def _check_steps(config):
     raise ConfigError(f"{key} is {show(config[key])}, but this step is not supported. Remove it if it is not needed")
 
 
-def _find_defaults(config):
+def _find_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
   """Returns the defaults of the processor's class, or {} for a class that is not stated or not known."""
   name = config.get("image_processor_type", config.get("feature_extractor_type", ""))
   if not isinstance(name, str):
@@ -122,7 +122,7 @@ def _find_defaults(config):
 # Mean and std.
 
 
-def _read_normalisation(config):
+def _read_normalisation(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns mean and std for pixels of 0..1, as far as they are stated."""
   images = {key: config[key] for key in ("image_mean", "image_std") if key in config}
   images = {key: [value] * 3 if preprocessing.is_number(value) else value for key, value in images.items()}
@@ -145,7 +145,7 @@ def _read_normalisation(config):
 # The test crop.
 
 
-def _read_crop(config):
+def _read_crop(config: Mapping[str, Any]) -> tuple[Choice | None, int | None]:
   """Returns (test crop, side of the images that the model receives), with None for values that are not stated."""
   code, cuts = config.get("resample", 2), config.get("do_center_crop", False)
   if config.get("do_resize", True) and (type(code) is not int or code not in _RESAMPLE):
@@ -169,7 +169,9 @@ def _read_crop(config):
   return (Choice("resize", interpolation) if isinstance(large, int) else None), large
 
 
-def _read_central_crop(config, large, squash, interpolation):
+def _read_central_crop(
+  config: Mapping[str, Any], large: Any, squash: bool, interpolation: str
+) -> tuple[Choice | None, int | None]:
   """Returns (test crop, its side) for a central crop after resizing."""
   side = _read_size(config["crop_size"], True, "crop_size")[0] if "crop_size" in config else None
   if not isinstance(side, int) or not isinstance(large, int):
@@ -186,7 +188,7 @@ def _read_central_crop(config, large, squash, interpolation):
   return preprocessing.create_squashed_crop(large, side, interpolation["interpolation"]), side
 
 
-def _read_size(value, square, key="size"):
+def _read_size(value: Any, square: bool, key: str = "size") -> tuple[Any, bool]:
   """Returns the size in pixels, and True if an image is resized to exactly this height and width."""
   if type(value) is int:
     value = {"height": value, "width": value} if square else {"shortest_edge": value}

@@ -56,11 +56,11 @@ def create_arguments(description: Description) -> Choice | None:
   return _plain_arguments(description, bound)
 
 
-def _image_size(description):
+def _image_size(description: Description) -> Any:
   return description.image_size if isinstance(description.image_size, int) else list(description.image_size)
 
 
-def _collect_sizes(description, bound):
+def _collect_sizes(description: Description, bound: Mapping[str, Any]) -> tuple[Any, ...]:
   """Returns the sizes of the model, its patch size, and the arguments that both classes of timm accept."""
   shapes = layout.compute_shapes(description)
   width, heads, _ = shapes["blocks/0/attention/query/kernel"]
@@ -80,7 +80,7 @@ def _collect_sizes(description, bound):
   return (width, depth, heads, hidden), patch, args
 
 
-def _plain_arguments(description, bound):
+def _plain_arguments(description: Description, bound: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
   """Returns the name and the arguments for timm's plain class, or None."""
   row, patch, args = _collect_sizes(description, bound)
   distilled, token = bound["pool"] == "distilled", bound["pool"] == "cls" or bool(bound["class_token"])
@@ -116,12 +116,12 @@ def _plain_arguments(description, bound):
   return None if unsaid else Choice(base, args)  # timm cannot distinguish None from a missing argument
 
 
-def _has_patches_only(bound):
+def _has_patches_only(bound: Mapping[str, Any]) -> bool:
   """Returns true if timm's table has rows for patches only. Registers have rows if a class token has one."""
   return bound["position"] == "learned_patches" or bool(bound["registers"] and bound["position"] == "learned")
 
 
-def _eva_arguments(description, bound):
+def _eva_arguments(description: Description, bound: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
   """Returns the name and all arguments for timm's class EVA, or None."""
   _, patch, args = _collect_sizes(description, bound)
   inner = bound["attention.output"].name == "normed"
@@ -165,7 +165,7 @@ def _eva_arguments(description, bound):
   return Choice(bases[bound["norm.eps"]], args)
 
 
-def _rotary_arguments(rotary, description, patch):
+def _rotary_arguments(rotary: Any, description: Description, patch: int) -> dict[str, Any]:
   args = rotary.args
   reference = args.get("reference")
   if reference == 0:

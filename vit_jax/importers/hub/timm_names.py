@@ -56,5 +56,5 @@ def find_sizes(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[
   return result
 
 
-def _normalise_name(architecture):
+def _normalise_name(architecture: str) -> str:
   return architecture.removeprefix("timm/").partition(".")[0]

@@ -96,7 +96,7 @@ def read(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
   return config, said
 
 
-def _read_swin(config):
+def _read_swin(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the statements of a Swin config that its tensors do not determine."""
   for key, built in _SWIN.items():
     if config.get(key, built) != built:
@@ -104,7 +104,7 @@ def _read_swin(config):
   return {key: config[key] for key in ("image_size", "patch_size", "num_channels") if key in config}
 
 
-def _find_tower(config):
+def _find_tower(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
   """Returns the config of SigLIP's image tower, if the config describes both towers."""
   tower = config.get("vision_config")
   if config.get("model_type") != "siglip":
@@ -114,20 +114,20 @@ def _find_tower(config):
   return {**config, **(tower or {}), "model_type": "siglip_vision_model"}
 
 
-def _read_flag(config, key):
+def _read_flag(config: Mapping[str, Any], key: str) -> bool | None:
   if not isinstance(config[key], bool):
     raise ConfigError(f"{key} is {show(config[key])}. Allowed: true or false")
   return config[key]
 
 
-def _read_registers(config):
+def _read_registers(config: Mapping[str, Any]) -> int | None:
   value = config["num_register_tokens"]
   if type(value) is not int or not 0 <= value <= 1024:
     raise ConfigError(f"num_register_tokens is {show(value)}. Allowed: a whole number from 0 to 1024")
   return value
 
 
-def _read_hidden(config):
+def _read_hidden(config: Mapping[str, Any]) -> int | None:
   """Returns the hidden width of DINOv2. Its config states this width as a ratio."""
   ratio, width = config["mlp_ratio"], config.get("hidden_size", 768)
   if not preprocessing.is_number(ratio) or not 0 < ratio < 2**10 or type(width) is not int:
@@ -138,7 +138,7 @@ def _read_hidden(config):
   return _compute_gated_width(width, ratio) if _read_flag(config, "use_swiglu_ffn") else int(width * ratio)
 
 
-def _read_rotary(config):
+def _read_rotary(config: Mapping[str, Any]) -> Any:
   """Returns the rotary positions of DINOv3."""
   theta, arguments = config["rope_theta"], {}
   if not preprocessing.is_number(theta) or theta <= 0:
@@ -185,7 +185,7 @@ def check_model(description: Description, square: bool) -> None:
     )
 
 
-def create_config(description: Description) -> dict:
+def create_config(description: Description) -> dict[str, Any]:
   """Returns the config.json that Transformers needs to build a model."""
   bound, ours = description.settings(), compute_shapes(description)
   width, heads, _ = ours["blocks/0/attention/query/kernel"]
@@ -239,7 +239,7 @@ def create_config(description: Description) -> dict:
   return {"architectures": ["SiglipForImageClassification"], "model_type": "siglip", "vision_config": tower}
 
 
-def _find_ratio(width, hidden, gated):
+def _find_ratio(width: int, hidden: int, gated: bool) -> int:
   """Returns the whole number that states the hidden width in DINOv2's config."""
   of = {_compute_gated_width(width, ratio) if gated else width * ratio: ratio for ratio in range(64, 0, -1)}
   if hidden not in of:

@@ -1,7 +1,10 @@
 """Layouts of BiT: the names of big_vision, and those of the first published files, BiT-*.npz."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
+from vit_jax.importers.formats.lazy_tensors import Tensors
 from vit_jax.importers.layout import Layout, TensorRow, flax_linear
 from vit_jax.importers.layouts import published_sizes
 from vit_jax.models import Description
@@ -14,7 +17,7 @@ _KERNEL = "p q i o -> p q i o"
 # Layout of big_vision/models/bit_paper.py.
 
 
-def _big_vision_norm(theirs, ours):
+def _big_vision_norm(theirs: str, ours: str) -> tuple[TensorRow, ...]:
   return tuple(TensorRow(f"{theirs}/{word}", f"{ours}/{word}", "1 1 1 c -> c") for word in ("scale", "bias"))
 
 
@@ -31,7 +34,7 @@ _BIG_VISION = (
 # Layout of the published files. Letters denote the three convolutions of a unit, each with the norm before it.
 
 
-def _bit_norm(theirs, ours):
+def _bit_norm(theirs: str, ours: str) -> tuple[TensorRow, ...]:
   return (
     TensorRow(f"{theirs}/group_norm/gamma", f"{ours}/scale", "c -> c"),
     TensorRow(f"{theirs}/group_norm/beta", f"{ours}/bias", "c -> c"),
@@ -53,12 +56,12 @@ _BIT = (
 )
 
 
-def _remove_numbers(tensors):
+def _remove_numbers(tensors: Tensors) -> Tensors:
   """Returns the tensors without the global numbers of convolutions in some files, as in standardized_conv2d_17."""
   return {re.sub(r"/standardized_conv2d_\d+/", "/standardized_conv2d/", name): t for name, t in tensors.items()}
 
 
-def _describe(tensors, hints, root, head):
+def _describe(tensors: Tensors, hints: Mapping[str, Any], root: str, head: str) -> Description:
   """Returns the model from the shapes of the tensors `root` and `head`, and from the units that have tensors."""
   channels, width = tensors[root].shape[2:]
   units = {

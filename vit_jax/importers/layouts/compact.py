@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ ROWS = (
 )
 
 
-def _describe(tensors: Tensors, hints: Mapping) -> Description:
+def _describe(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   convolutions = [name for name in tensors if re.fullmatch(r"tokenizer\.conv_layers\.\d+\.0\.weight", name)]
   first = tensors["tokenizer.conv_layers.0.0.weight"].shape
   patches = "tokenizer.conv_layers.0.0.bias" in tensors
@@ -56,7 +57,7 @@ def _describe(tensors: Tensors, hints: Mapping) -> Description:
   position, image_size = _find_position(tensors.get(_TABLE), kernel, count, has_cls, hints)
 
   # Names are compared by tokenizer and pooling first, then by size, image size and classes.
-  def distance(name):
+  def distance(name: str) -> Any:
     row, table = VARIANTS[name]
     fits = (row.kernel == kernel, row.convolutions == count, (row.pool == "cls") == has_cls, row.size == size)
     return [not fit for fit in fits] + [table != position, row.image_size != image_size, row.classes != classes]
@@ -73,7 +74,7 @@ def _describe(tensors: Tensors, hints: Mapping) -> Description:
   return Description(Choice(name, overrides), image_size, classes, first[1])
 
 
-def _find_position(table, kernel, count, has_cls, hints):
+def _find_position(table: Any, kernel: int, count: int, has_cls: bool, hints: Mapping[str, Any]) -> tuple[str, int]:
   """Returns (position, image size). A stored table counts as learned unless its values are those of the sine table."""
   hint = hints.get("image_size")
   if table is None:
@@ -94,7 +95,7 @@ def _find_position(table, kernel, count, has_cls, hints):
   return "learned", next((size for size in (32, 224, 384) if size in sizes), sizes[-1])
 
 
-def _count_tokens(image_size, kernel, count):
+def _count_tokens(image_size: int, kernel: int, count: int) -> int:
   sides = (image_size, image_size) if isinstance(image_size, int) else image_size
   if count:
     return math.prod(side(n, kernel, count) for n in sides)

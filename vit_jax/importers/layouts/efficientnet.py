@@ -1,7 +1,8 @@
 """Layout of EfficientNet in timm. Both variants have tensors of the same names, so hints distinguish them."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from vit_jax.importers.layout import Layout, TensorRow, Tensors, torch_linear, torch_norm
 from vit_jax.models import Description
@@ -12,7 +13,7 @@ _BLOCK = ("blocks.{i}.{j}", "stages/{i}/{j}")
 _FIRST = ("blocks.0.{j}", "stages/0/{j}")  # blocks without expansion, which have other names
 
 
-def _norm(theirs, ours):
+def _norm(theirs: str, ours: str) -> tuple[TensorRow, ...]:
   return (
     *torch_norm(theirs, ours),
     TensorRow(f"{theirs}.running_mean", f"{ours}/mean", "d -> d"),
@@ -20,15 +21,17 @@ def _norm(theirs, ours):
   )
 
 
-def _convolution(theirs, ours):
+def _convolution(theirs: str, ours: str) -> TensorRow:
   return TensorRow(f"{theirs}.weight", f"{ours}/kernel", "o i p q -> p q i o")
 
 
-def _pointwise(theirs, ours):
+def _pointwise(theirs: str, ours: str) -> TensorRow:
   return TensorRow(f"{theirs}.weight", f"{ours}/kernel", "o i 1 1 -> i o")
 
 
-def _block(theirs, ours, expand, depthwise_norm, project, project_norm):
+def _block(
+  theirs: str, ours: str, expand: str | None, depthwise_norm: str, project: str, project_norm: str
+) -> tuple[TensorRow, ...]:
   return (
     *(
       (_pointwise(f"{theirs}.{expand}", f"{ours}/expand"), *_norm(f"{theirs}.bn1", f"{ours}/expand_norm"))
@@ -67,7 +70,7 @@ _MARKS = {
 }
 
 
-def _describe(tensors: Tensors, hints: Mapping) -> Description:
+def _describe(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   blocks = [
     (int(match[1]), int(match[2])) for match in map(re.compile(r"blocks\.(\d+)\.(\d+)\..*").fullmatch, tensors) if match
   ]
@@ -95,12 +98,12 @@ def _describe(tensors: Tensors, hints: Mapping) -> Description:
   return Description(Choice(name, arguments), image_size, classes, tensors["conv_stem.weight"].shape[1])
 
 
-def _compute_widths(factor, stages):
+def _compute_widths(factor: float, stages: Sequence[Any]) -> tuple[int, ...]:
   """Returns the channels of the stem, of every stage and of the top."""
   return tuple(channels_of(base, factor) for base in (STEM, *(stage.width for stage in STAGES[:stages]), TOP))
 
 
-def _find_width_factor(widths):
+def _find_width_factor(widths: Sequence[int]) -> float:
   """Returns the factor with the fewest decimals that gives these widths."""
   low, high = ((widths[-1] + change) * 1000 // TOP for change in (-16, 16))  # thousandths, near the top's
   fitting = [n for n in range(max(low, 50), high + 1) if _compute_widths(n / 1000, len(widths) - 2) == widths]

@@ -59,11 +59,13 @@ def _describe_timm(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   )
 
 
-def _count_layers(pattern, tensors):
+def _count_layers(pattern: str, tensors: Tensors) -> int:
   return sum(re.fullmatch(pattern, name) is not None for name in tensors)
 
 
-def _create_description(sizes, patch, patches, channels, classes, hints):
+def _create_description(
+  sizes: tuple[int, ...], patch: int, patches: int, channels: int, classes: int, hints: Mapping[str, Any]
+) -> Description:
   # A published name with this patch and, if possible, with this GELU. Differing values become arguments.
   rows = {name: (size, gelu) for name, (size, other, gelu) in mixer.VARIANTS.items() if other == patch}
   if not rows:
@@ -82,7 +84,7 @@ def _create_description(sizes, patch, patches, channels, classes, hints):
   )
 
 
-def _find_image_size(patch, patches, hint):
+def _find_image_size(patch: int, patches: int, hint: int | None) -> int:
   """Returns the hint if it gives this number of patches, otherwise the side of a square."""
   rows, columns = (side // patch for side in (hint if isinstance(hint, tuple | list) else (hint or 0,) * 2))
   if rows * columns == patches:

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def find_nearest_size(sizes: Mapping[Any, tuple], values: tuple, names: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
+def find_nearest_size(
+  sizes: Mapping[Any, tuple[Any, ...]], values: tuple[Any, ...], names: tuple[str, ...]
+) -> tuple[Any, dict[str, Any]]:
   """Returns the published size that equals the values, or else the nearest published size.
 
   Args:

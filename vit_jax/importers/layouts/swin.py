@@ -78,7 +78,7 @@ def describe_swin(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   return Description(Choice(name, arguments), image_size, classes, channels)
 
 
-def _read_table(tensors, stage):
+def _read_table(tensors: Tensors, stage: int) -> Any:
   return tensors[f"layers.{stage}.blocks.0.attn.relative_position_bias_table"]
 
 

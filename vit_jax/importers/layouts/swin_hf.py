@@ -64,7 +64,7 @@ def _convert_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
   return _move_merging(replace_words(named, _MEMORY), lambda stage: stage + 1)
 
 
-def _move_merging(tensors: Tensors, stage_of: Callable[[int], int]) -> dict:
+def _move_merging(tensors: Tensors, stage_of: Callable[[int], int]) -> dict[str, Any]:
   """Returns the tensors with the merging layer of each stage moved to another stage."""
   merging = re.compile(r"(?<=^swin\.encoder\.layers\.)(\d+)(?=\.downsample\.)")
   return {merging.sub(lambda match: str(stage_of(int(match[1]))), name): tensor for name, tensor in tensors.items()}
@@ -80,7 +80,7 @@ def _describe(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   return swin.describe_swin(seen, hints)
 
 
-def _create_config(description: Description) -> dict:
+def _create_config(description: Description) -> dict[str, Any]:
   """Returns the config.json that Transformers needs to build the model."""
   ours = compute_shapes(description)
   stages = {int(path.split("/")[1]) for path in ours if path.startswith("stages/")}

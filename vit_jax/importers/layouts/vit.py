@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,9 @@ ATTENTION = ("query", "key", "value")
 _SIZE = ("width", "depth", "heads", "hidden")
 
 
-def add_token_rows(tensors: Tensors, table: str, tokens: tuple, pixels: int, hints: Mapping, usually: bool) -> Tensors:
+def add_token_rows(
+  tensors: Tensors, table: str, tokens: tuple[Any, ...], pixels: int, hints: Mapping[str, Any], usually: bool
+) -> Tensors:
   """Returns tensors with a position table that has a row for each token before the patches.
 
   Args:
@@ -38,7 +40,7 @@ def add_token_rows(tensors: Tensors, table: str, tokens: tuple, pixels: int, hin
   return {**tensors, table: add_leading_zeros(tensors[table], count)}  # rows of zeros do not change the tokens
 
 
-def has_token_rows(table, count: int, pixels: int, hints: Mapping, usually: bool) -> bool:
+def has_token_rows(table: Any, count: int, pixels: int, hints: Mapping[str, Any], usually: bool) -> bool:
   """Returns true if a position table has a row for each token before the patches.
 
   The image size in the hints determines the result. If the image size is unknown, the patches are assumed to form a
@@ -69,7 +71,7 @@ def fold_token(token: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, np.nda
   return (token + position if np.any(position) else token), rest
 
 
-def add_leading_zeros(table, count: int) -> Tensor:
+def add_leading_zeros(table: Any, count: int) -> Tensor:
   """Returns a position table (1, N, D) with additional rows of zeros in front. The table is read lazily.
 
   Args:
@@ -78,18 +80,18 @@ def add_leading_zeros(table, count: int) -> Tensor:
   """
   _, tokens, width = table.shape
 
-  def read():
+  def read() -> np.ndarray:
     return np.pad(np.asarray(table), ((0, 0), (count, 0), (0, 0)))
 
   return Tensor((1, tokens + count, width), table.dtype, read)
 
 
-def find_description(hints: Mapping) -> Description | None:
+def find_description(hints: Mapping[str, Any]) -> Description | None:
   """Returns the description that this project stored next to the tensors, or None."""
   return Description.from_json(hints["description"]) if "description" in hints else None
 
 
-def find_position(table, tokens: int, registers: int, patch: int, hints: Mapping) -> tuple[str, int]:
+def find_position(table: Any, tokens: int, registers: int, patch: int, hints: Mapping[str, Any]) -> tuple[str, int]:
   """Returns the tokens that have a row in a position table of timm.
 
   Args:
@@ -109,7 +111,7 @@ def find_position(table, tokens: int, registers: int, patch: int, hints: Mapping
   return ("learned_all" if registers else "learned"), tokens + registers
 
 
-def find_stated_model(hints: Mapping) -> tuple[str, Published] | None:
+def find_stated_model(hints: Mapping[str, Any]) -> tuple[str, Published] | None:
   """Returns the name of timm that a file states, and the published model of this name.
 
   hints["name"] is the name of the file or of its architecture. It may end with another image size. The sizes may
@@ -118,12 +120,12 @@ def find_stated_model(hints: Mapping) -> tuple[str, Published] | None:
   return next(((name, modern.NAMES[name]) for name in _match_file_name(hints)), None)
 
 
-def find_gelu(hints: Mapping) -> str:
+def find_gelu(hints: Mapping[str, Any]) -> str:
   """Returns the form of GELU in timm: "erf", except for a few names."""
   return known[1].defaults["gelu"] if (known := find_stated_model(hints)) else "erf"
 
 
-def _match_file_name(hints):
+def _match_file_name(hints: Mapping[str, Any]) -> list[str]:
   """Returns the published names that match the name of a file, the most likely first. The image size may differ."""
   name = str(hints.get("name", "")).removeprefix("timm/").partition(".")[0]
   bare = _remove_size(name)
@@ -131,26 +133,26 @@ def _match_file_name(hints):
   return [name, *alike] if name in modern.NAMES else alike
 
 
-def _remove_size(name):
+def _remove_size(name: str) -> str:
   return re.sub(r"_\d+$", "", name)
 
 
 def describe_vit(
-  patches,
-  row,
-  table,
-  classes,
-  hints,
+  patches: int,
+  row: int,
+  table: Any,
+  classes: int,
+  hints: Mapping[str, Any],
   *,
-  leading,
-  before=None,
-  stages=None,
-  channels=None,
-  pool=None,
-  gelu=None,
-  eps=None,
-  position=None,
-  **rest,
+  leading: int,
+  before: Any = None,
+  stages: Any = None,
+  channels: int | None = None,
+  pool: str | None = None,
+  gelu: str | None = None,
+  eps: float | None = None,
+  position: Any = None,
+  **rest: Any,
 ) -> Description:
   """Returns the model of a file.
 
@@ -194,7 +196,7 @@ def describe_vit(
   )
 
 
-def _choose_shortest(plain: Choice, row: tuple, patch: int, hints: Mapping, others: bool) -> Choice:
+def _choose_shortest(plain: Choice, row: tuple[Any, ...], patch: int, hints: Mapping[str, Any], others: bool) -> Choice:
   """Returns the model under the name that the file states, or under the name that needs the fewest other arguments.
 
   Args:
@@ -207,7 +209,7 @@ def _choose_shortest(plain: Choice, row: tuple, patch: int, hints: Mapping, othe
   model = Description(plain, 1, 0)
   settings = model.settings()
 
-  def by(name: str, sizes: tuple) -> Choice:
+  def by(name: str, sizes: tuple[Any, ...]) -> Choice:
     said = {key: value for key, value in model.differences(name).items() if key not in _SIZE}
     if name in modern.NAMES:
       if settings["layer_scale"] and modern.NAMES[name].defaults.get("layer_scale"):
@@ -235,7 +237,7 @@ def _choose_shortest(plain: Choice, row: tuple, patch: int, hints: Mapping, othe
   return Choice(chosen.name, schema.nest_choices(chosen.args))
 
 
-def count_layers(pattern, tensors):
+def count_layers(pattern: str, tensors: Tensors) -> int:
   """Returns the number of layers, from the largest number in names of tensors.
 
   Args:
@@ -245,12 +247,12 @@ def count_layers(pattern, tensors):
   return 1 + max((int(match[1]) for name in tensors if (match := re.match(pattern, name))), default=-1)
 
 
-def compute_reduction(stages):
+def compute_reduction(stages: Sequence[int]) -> int:
   """Returns the factor by which a ResNet reduces the image: 4 for the root, and 2 for each stage after the first."""
   return 1 if stages is None else 4 * 2 ** max(len(stages) - 1, 0)
 
 
-def find_heads(width, depth, hidden, hints, gated=False):
+def find_heads(width: int, depth: int, hidden: int, hints: Mapping[str, Any], gated: bool = False) -> int:
   """Returns the number of heads, which packed matrices do not determine.
 
   The hint is used if present, otherwise the published size with the same width. Without both, heads have width 64.
@@ -271,7 +273,7 @@ def find_heads(width, depth, hidden, hints, gated=False):
   return near[0][2] if near else max(width // 64, 1)
 
 
-def _find_image_size(table, leading, pixels, hints, name):
+def _find_image_size(table: Any, leading: int, pixels: int, hints: Mapping[str, Any], name: str) -> int:
   """Returns the image size of a position table. Images are square unless the hint is different.
 
   Each row of the table represents `pixels` x `pixels` pixels. Without a table, the size comes from a config next to the
@@ -292,7 +294,7 @@ def _find_image_size(table, leading, pixels, hints, name):
   return side * pixels
 
 
-def _find_hint_grid(hints, pixels):
+def _find_hint_grid(hints: Mapping[str, Any], pixels: int) -> int | None:
   """Returns the number of patches in an image of the size in the hints, or None if the hints contain no size."""
   hint = hints.get("image_size")
   sides = (hint, hint) if isinstance(hint, int) else hint
@@ -307,7 +309,7 @@ def list_block_names(tensors: Tensors) -> set[str]:
   return {name.removeprefix("blocks.0.") for name in tensors if name.startswith("blocks.0.")}
 
 
-def replace_words(tensors: Mapping, words: Mapping[str, str]) -> dict:
+def replace_words(tensors: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, Any]:
   """Returns the tensors with parts of their names replaced.
 
   Args:

@@ -7,6 +7,7 @@ zeros, its initial value.
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -34,19 +35,19 @@ def _map_names(words: Mapping[str, str], description: Description) -> dict[str, 
 _DINOV2 = {"register_tokens": "reg_token", "mlp.w12": "mlp.fc1", "mlp.w3": "mlp.fc2"}
 
 
-def _convert_dinov2_names(tensors: Tensors, hints: Mapping) -> Tensors:
+def _convert_dinov2_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
   """Converts the names of DINOv2. Training code stores blocks in chunks, as blocks.CHUNK.NUMBER with global numbers."""
   return replace_words(
     {re.sub(r"^blocks\.\d+\.(\d+\.)", r"blocks.\1", name): t for name, t in tensors.items()}, _DINOV2
   )
 
 
-def _finish_dinov2(arrays: dict, description: Description) -> dict:
+def _finish_dinov2(arrays: dict[str, Any], description: Description) -> dict[str, Any]:
   width = arrays["norm.weight"].shape[0]
   return {**replace_words(arrays, _map_names(_DINOV2, description)), "mask_token": np.zeros((1, width), np.float32)}
 
 
-def _is_dinov2(tensors):
+def _is_dinov2(tensors: Tensors) -> bool:
   if "patch_embed.proj.weight" not in tensors or "storage_tokens" in tensors:
     return False
   scaled = any(re.fullmatch(r"blocks\.(\d+\.)?0\.ls1\.gamma", name) for name in tensors)
@@ -67,7 +68,7 @@ _DINOV3 = {
 }
 
 
-def _convert_dinov3_names(tensors: Tensors, hints: Mapping) -> Tensors:
+def _convert_dinov3_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
   """Converts the tensors of DINOv3. A mask next to the bias of query, key and value removes the bias of keys."""
   result = {}
   for name, tensor in replace_words(tensors, _DINOV3).items():
@@ -82,10 +83,10 @@ def _convert_dinov3_names(tensors: Tensors, hints: Mapping) -> Tensors:
   return result
 
 
-def _mask_bias(name, bias, mask):
+def _mask_bias(name: str, bias: Any, mask: Any) -> Tensor:
   """Returns the bias after masking. Keys must have no bias."""
 
-  def read():
+  def read() -> np.ndarray:
     whole = np.asarray(bias) if mask is None else np.where(np.asarray(mask) == 0, 0, np.asarray(bias))
     width = len(whole) // 3
     if mask is not None and (np.any(whole[width : 2 * width]) or not np.isin(np.asarray(mask), (0, 1)).all()):
@@ -95,7 +96,7 @@ def _mask_bias(name, bias, mask):
   return Tensor(bias.shape, bias.dtype, read)
 
 
-def _finish_dinov3(arrays: dict, description: Description) -> dict:
+def _finish_dinov3(arrays: dict[str, Any], description: Description) -> dict[str, Any]:
   result = {}
   for name, array in arrays.items():
     block, _, rest = name.rpartition(".attn.")

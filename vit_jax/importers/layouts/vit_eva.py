@@ -4,7 +4,8 @@ Fixed rotary positions are not stored in tensors. They follow from the name of t
 from the other tensors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -141,7 +142,7 @@ def split_frequencies(tensors: Tensors, name: str = "rope.freqs") -> Tensors:
     raise ValueError(f"{name} has {format_amount(layers, 'layer')}")
   once = []
 
-  def layer(i):
+  def layer(i: int) -> Any:
     if not once:
       once.append(np.asarray(whole))
     return once[0][:, i]
@@ -152,7 +153,7 @@ def split_frequencies(tensors: Tensors, name: str = "rope.freqs") -> Tensors:
   return result
 
 
-def join_frequencies(arrays: dict, name: str = "rope.freqs") -> dict:
+def join_frequencies(arrays: dict[str, Any], name: str = "rope.freqs") -> dict[str, Any]:
   """Returns the tensors with the frequencies of all layers in one tensor, as the inverse of `split_frequencies`.
 
   Args:
@@ -169,7 +170,7 @@ def join_frequencies(arrays: dict, name: str = "rope.freqs") -> dict:
 # Contents of a file.
 
 
-def _find_rotary(tensors: Tensors, hints: Mapping) -> Choice | None:
+def _find_rotary(tensors: Tensors, hints: Mapping[str, Any]) -> Choice | None:
   """Returns the rotary positions. The tensors alone do not determine fixed rotary positions."""
   if header := find_description(hints):
     return header.settings()["position.rotary"]
@@ -188,11 +189,11 @@ def _find_rotary(tensors: Tensors, hints: Mapping) -> Choice | None:
   return modern.DINOV3 if "cls_token" in tensors and "pos_embed" not in tensors else modern.EVA02
 
 
-def _is_gated(tensors):
+def _is_gated(tensors: Tensors) -> bool:
   return tensors["blocks.0.mlp.fc1.weight"].shape[0] == 2 * tensors["blocks.0.mlp.fc2.weight"].shape[1]
 
 
-def _describe(tensors: Tensors, hints: Mapping) -> Description:
+def _describe(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   known = schema.flatten_choices(named[1].defaults) if (named := find_stated_model(hints)) else {}
   width, depth = tensors["patch_embed.proj.weight"].shape[0], count_layers(r"blocks\.(\d+)\.", tensors)
   enormous = not known and "blocks.0.gamma_1" not in tensors and (width, depth) == (1792, 64)
@@ -200,19 +201,19 @@ def _describe(tensors: Tensors, hints: Mapping) -> Description:
   return describe_timm(tensors, hints, _find_rotary(tensors, hints), order)
 
 
-def _canonical(tensors: Tensors, hints: Mapping) -> Tensors:
+def _canonical(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
   return restore_table(split_frequencies(tensors), hints)
 
 
-def _finish(arrays: dict, description: Description) -> dict:
+def _finish(arrays: dict[str, Any], description: Description) -> dict[str, Any]:
   return join_frequencies(finish_timm(arrays, description))
 
 
-def _is_recognised(tensors):
+def _is_recognised(tensors: Tensors) -> bool:
   return "patch_embed.proj.weight" in tensors and "blocks.0.mlp.fc2.weight" in tensors
 
 
-def _is_eva(tensors, hints):
+def _is_eva(tensors: Tensors, hints: Mapping[str, Any]) -> bool:
   """Returns true for timm's class EVA: by its names for layer scale, by the biases of queries, or by the hints."""
   first = {name.removeprefix("blocks.0.") for name in tensors if name.startswith("blocks.0.")}
   said = hints.get("turning", Choice("none")).name != "none" or hints.get("norm_order") == "post"
@@ -223,12 +224,12 @@ def _is_eva(tensors, hints):
   )
 
 
-def _is_centred(tensors, hints):
+def _is_centred(tensors: Tensors, hints: Mapping[str, Any]) -> bool:
   return (rotary := _find_rotary(tensors, hints)) is not None and rotary.name == "dinov3"
 
 
-def _create_check(*rotary: str, normed: bool = False):
-  def holds(description):
+def _create_check(*rotary: str, normed: bool = False) -> Callable[[Description], bool]:
+  def holds(description: Description) -> bool:
     bound = description.settings()
     eva = (
       bound["position.rotary"].name != "none"

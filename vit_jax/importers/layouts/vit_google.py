@@ -1,7 +1,8 @@
 """Layouts of Vision Transformers and hybrids in Google's files: vit_jax, AugReg, and big_vision."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from vit_jax.schema import Choice
 # Rows.
 
 
-def _flax_attention(theirs, ours):
+def _flax_attention(theirs: str, ours: str) -> tuple[TensorRow, ...]:
   kernels = [TensorRow(f"{theirs}/{part}/kernel", f"{ours}/{part}/kernel", "d h k -> d h k") for part in ATTENTION]
   biases = [TensorRow(f"{theirs}/{part}/bias", f"{ours}/{part}/bias", "h k -> h k") for part in ATTENTION]
   return (
@@ -31,11 +32,11 @@ def _flax_attention(theirs, ours):
   )
 
 
-def _out_bias(theirs, ours):
+def _out_bias(theirs: str, ours: str) -> TensorRow:
   return (TensorRow(f"{theirs}/out/bias", f"{ours}/out/bias", "d -> d"),)
 
 
-def _flax_mlp(theirs, ours):
+def _flax_mlp(theirs: str, ours: str) -> tuple[TensorRow, ...]:
   return (*flax_linear(f"{theirs}/Dense_0", f"{ours}/up"), *flax_linear(f"{theirs}/Dense_1", f"{ours}/down"))
 
 
@@ -77,7 +78,7 @@ def _flax_rows(position: str, norm1: int, attention: int, norm2: int, mlp: int) 
   )
 
 
-def _group_norm(theirs, ours):
+def _group_norm(theirs: str, ours: str) -> tuple[TensorRow, ...]:
   return tuple(TensorRow(f"{theirs}/{part}", f"{ours}/{part}", "1 1 1 c -> c") for part in ("scale", "bias"))
 
 
@@ -86,7 +87,7 @@ def _group_norm(theirs, ours):
 _TABLE = "Transformer/posembed_input/pos_embedding"
 
 
-def _create_renumbering(numbers: dict[str, int]):
+def _create_renumbering(numbers: dict[str, int]) -> Callable[[str], str]:
   """Returns a function that renumbers a block's children. A file may have either of two numberings."""
   other = {
     "LayerNorm_0": f"LayerNorm_{numbers['norm1']}",
@@ -98,7 +99,7 @@ def _create_renumbering(numbers: dict[str, int]):
     "MlpBlock_3": f"MlpBlock_{numbers['mlp']}",
   }
 
-  def rename(name):
+  def rename(name: str) -> str:
     match = re.fullmatch(r"(Transformer/encoderblock_\d+/)([^/]+)(/.*)", name)
     return f"{match[1]}{other.get(match[2], match[2])}{match[3]}" if match else name
 
@@ -109,20 +110,20 @@ _PUBLISHED = {"norm1": 0, "attention": 1, "norm2": 2, "mlp": 3}  # a single coun
 _PER_CLASS = {"norm1": 0, "attention": 0, "norm2": 1, "mlp": 0}
 
 
-def _convert_vit_jax_names(tensors: Tensors, hints: Mapping) -> Tensors:
+def _convert_vit_jax_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
   rename = _create_renumbering(_PUBLISHED)
   result = {rename(name): tensor for name, tensor in _inline_pooling(_unstack_layers(tensors)).items()}
   result = {_TABLE if name == "Transformer/pos_embedding" else name: tensor for name, tensor in result.items()}
   return add_token_rows(result, _TABLE, ("cls",), _find_pixels(result), hints, usually=True)
 
 
-def _convert_big_vision_names(tensors: Tensors, hints: Mapping) -> Tensors:
+def _convert_big_vision_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
   rename = _create_renumbering(_PER_CLASS)
   result = {rename(name): tensor for name, tensor in _inline_pooling(_unstack_layers(tensors)).items()}
   return add_token_rows(result, "pos_embedding", ("cls",), _find_pixels(result), hints, usually=False)
 
 
-def _find_pixels(tensors):
+def _find_pixels(tensors: Tensors) -> int:
   """Returns the side in pixels of the square that a row of the position table represents."""
   return tensors["embedding/kernel"].shape[0] * compute_reduction(_count_units(tensors))
 
@@ -137,7 +138,7 @@ def _unstack_layers(tensors: Tensors) -> Tensors:
       continue
     stack = []
 
-    def layer(i, tensor=tensor, stack=stack):
+    def layer(i: int, tensor: Any = tensor, stack: int = stack) -> np.ndarray:
       if not stack:
         stack.append(np.asarray(tensor))
       return stack[0][i]
@@ -156,7 +157,7 @@ def _inline_pooling(tensors: Tensors) -> Tensors:
   return {f"MAPHead_0/{name}" if re.fullmatch(parts, name) else name: tensor for name, tensor in tensors.items()}
 
 
-def _finish_big_vision(arrays: dict, description: Description) -> dict:
+def _finish_big_vision(arrays: dict[str, Any], description: Description) -> dict[str, Any]:
   """Adds the position of the class token to the token, as the inverse of `_convert_big_vision_names`."""
   if "cls" in arrays and "pos_embedding" in arrays:
     arrays["cls"], arrays["pos_embedding"] = fold_token(arrays["cls"], arrays["pos_embedding"])
@@ -166,7 +167,7 @@ def _finish_big_vision(arrays: dict, description: Description) -> dict:
 # Contents of a file.
 
 
-def _describe_flax(tensors: Tensors, hints: Mapping) -> Description:
+def _describe_flax(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   block = r"Transformer/encoderblock_(\d+)/"
   query = next(t for name, t in tensors.items() if re.fullmatch(block + r"[^/]+/query/kernel", name))
   hidden = next(t for name, t in tensors.items() if re.fullmatch(block + r"MlpBlock_\d/Dense_0/kernel", name))
@@ -185,7 +186,7 @@ def _describe_flax(tensors: Tensors, hints: Mapping) -> Description:
   )
 
 
-def _count_units(tensors):
+def _count_units(tensors: Tensors) -> tuple[int, ...] | None:
   """Returns the units in each stage of the ResNet in front of the model, or None without a ResNet."""
   if "conv_root/kernel" not in tensors:
     return None
@@ -194,11 +195,11 @@ def _count_units(tensors):
   return tuple(max(unit for stage, unit in found if stage == i) for i in range(1, 1 + max(found, default=(0, 0))[0]))
 
 
-def _is_google(tensors):
+def _is_google(tensors: Tensors) -> bool:
   return "embedding/kernel" in tensors and any(re.match(r"Transformer/encoderblock", name) for name in tensors)
 
 
-def _has_old_table(tensors):
+def _has_old_table(tensors: Tensors) -> bool:
   return _TABLE in tensors or "Transformer/pos_embedding" in tensors
 
 

@@ -1,6 +1,7 @@
 """Layouts of Vision Transformers in Hugging Face's state dicts of ViT and DeiT, in files and in memory."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from vit_jax.importers.hub.transformers_config import find_model_type
 from vit_jax.importers.layout import Layout, TensorRow, Tensors, compute_shapes, torch_conv, torch_linear, torch_norm
@@ -61,13 +62,13 @@ def _rename_tensors(top: str, tensors: Tensors) -> Tensors:
   return replace_words({f"{top}.{name}" if bare else name: tensor for name, tensor in tensors.items()}, _MEMORY)
 
 
-def _convert_hf_names(tensors: Tensors, hints: Mapping) -> Tensors:
+def _convert_hf_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
   return fold_table(
     _rename_tensors("vit", tensors), "vit.embeddings.cls_token", "vit.embeddings.position_embeddings", hints
   )
 
 
-def _describe(top: str, tensors: Tensors, hints: Mapping, leading: int, **rest) -> Description:
+def _describe(top: str, tensors: Tensors, hints: Mapping[str, Any], leading: int, **rest: Any) -> Description:
   """Returns the model with the prefix `top`."""
   width, channels, patch, _ = tensors[f"{top}.{_FIRST}"].shape
   depth = count_layers(rf"{top}\.encoder\.layer\.(\d+)\.", tensors)
@@ -86,7 +87,7 @@ def _describe(top: str, tensors: Tensors, hints: Mapping, leading: int, **rest) 
   )
 
 
-def _describe_deit(tensors: Tensors, hints: Mapping) -> Description:
+def _describe_deit(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   if "cls_classifier.bias" in tensors:
     classes = {**tensors, "classifier.bias": tensors["cls_classifier.bias"]}
     return _describe("deit", classes, hints, leading=2)
@@ -100,13 +101,13 @@ def _is_deit(description: Description) -> bool:
   return find_model_type(description) is None and (bound["pool"] == "distilled" or token)
 
 
-def _finish_hf(arrays: dict, description: Description) -> dict:
+def _finish_hf(arrays: dict[str, Any], description: Description) -> dict[str, Any]:
   if arrays.keys() & {"vit.pooler.dense.bias", "deit.pooler.dense.bias"} and "classifier.bias" in arrays:
     raise ConfigError("layout 'hf' cannot store pre_logits before a head: its classifier reads the class token")
   return arrays
 
 
-def _create_hf_config(description: Description) -> dict:
+def _create_hf_config(description: Description) -> dict[str, Any]:
   """Returns the config.json that Transformers needs to build the model."""
   bound, ours = description.settings(), compute_shapes(description)
   width, heads, _ = ours["blocks/0/attention/query/kernel"]

@@ -4,6 +4,7 @@ The tensors are read under the names of timm, which have the same meaning.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -36,14 +37,14 @@ _EVA02_NORMED = {
 }
 
 
-def _create_eva02_conversion(words: Mapping[str, str]) -> Callable[[Tensors, Mapping], Tensors]:
+def _create_eva02_conversion(words: Mapping[str, str]) -> Callable[[Tensors, Mapping[str, Any]], Tensors]:
   """Returns the function that converts names of EVA-02.
 
   After masked pre-training, the last norm applies to all patches. Other models have a head on the mean of the patches,
   and the norm applies to this mean.
   """
 
-  def canonical(tensors, hints):
+  def canonical(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
     masked = {"mask_token", "lm_head.weight"} & tensors.keys()
     last = {f"norm.{word}": f"fc_norm.{word}" for word in ("weight", "bias")} if masked else {}
     return replace_words({last.get(name, name): tensor for name, tensor in tensors.items()}, words)
@@ -54,7 +55,7 @@ def _create_eva02_conversion(words: Mapping[str, str]) -> Callable[[Tensors, Map
 # rope-vit.
 
 
-def _convert_rope_vit_names(tensors: Tensors, hints: Mapping) -> Tensors:
+def _convert_rope_vit_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
   """Converts the tensors of rope-vit, which has all frequencies in one tensor (2, L, H K / 2)."""
   whole = tensors["freqs"]
   width = tensors["patch_embed.proj.weight"].shape[0]
@@ -68,7 +69,7 @@ def _convert_rope_vit_names(tensors: Tensors, hints: Mapping) -> Tensors:
   return split_frequencies({**rest, "rope.freqs": apart})
 
 
-def _finish_rope_vit(arrays: dict, description: Description) -> dict:
+def _finish_rope_vit(arrays: dict[str, Any], description: Description) -> dict[str, Any]:
   arrays = join_frequencies(arrays, "freqs")
   return arrays | ({"freqs": arrays["freqs"].reshape(*arrays["freqs"].shape[:2], -1)} if "freqs" in arrays else {})
 
@@ -76,16 +77,16 @@ def _finish_rope_vit(arrays: dict, description: Description) -> dict:
 # DeiT III. Rope-vit with fixed frequencies and a table has the same names.
 
 
-def _matches_deit3(tensors):
+def _matches_deit3(tensors: Tensors) -> bool:
   own = {"gamma_1", "attn.qkv.bias", "norm1.bias"} <= list_block_names(tensors)
   return own and "pos_embed" in tensors and not {"freqs", "rope.freqs", "reg_token"} & tensors.keys()
 
 
-def _is_deit3(tensors: Tensors, hints: Mapping) -> bool:
+def _is_deit3(tensors: Tensors, hints: Mapping[str, Any]) -> bool:
   return "rope" not in str(hints.get("name", "")) and "turning" not in hints
 
 
-def _find_deit3_doubts(tensors: Tensors, hints: Mapping) -> list[str]:
+def _find_deit3_doubts(tensors: Tensors, hints: Mapping[str, Any]) -> list[str]:
   if "deit" in str(hints.get("name", "")):
     return []
   text = "read as DeiT III; rope-vit with fixed frequencies and a table has the same tensors"
@@ -103,7 +104,7 @@ _DEIT3_ROWS = (
 # ViT-5.
 
 
-def _finish_vit5(arrays: dict, description: Description) -> dict:
+def _finish_vit5(arrays: dict[str, Any], description: Description) -> dict[str, Any]:
   """Returns the tensors with the frequencies that ViT-5 stores in every block."""
   size = compute_shapes(description)["blocks/0/attention/query/kernel"][2]
   rotary = description.settings()["position.rotary"].args

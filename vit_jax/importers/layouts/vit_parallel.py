@@ -5,6 +5,7 @@ stored as one matrix.
 """
 
 import re
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +50,7 @@ def _split_branches(tensors: Tensors) -> Tensors:
   return result
 
 
-def _join_branches(arrays: dict) -> dict:
+def _join_branches(arrays: dict[str, Any]) -> dict[str, Any]:
   """Returns the tensors with the names of a block with parallel branches, as the inverse of `_split_branches`."""
   back = {ours: theirs for theirs, ours in _PARALLEL.items()}
   result = {}
@@ -69,18 +70,18 @@ def _join_branches(arrays: dict) -> dict:
   return result
 
 
-def _find_norm(name):
+def _find_norm(name: str) -> str:
   """Returns the name of the norm of differential attention. Without this norm, the last matrices are separate."""
   return name.rpartition(".attn.")[0] + ".attn.sub_norm.weight"
 
 
-def _join_columns(one, other):
+def _join_columns(one: np.ndarray, other: np.ndarray) -> np.ndarray:
   """Returns two matrices with equal numbers of rows, concatenated along their columns."""
   shape = one.shape[0], one.shape[1] + other.shape[1]
   return Tensor(shape, one.dtype, lambda: np.concatenate([np.asarray(one), np.asarray(other)], axis=1))
 
 
-def _replace_middle(name, words):
+def _replace_middle(name: str, words: str) -> str:
   """Returns a name in a block with the middle replaced."""
   match = re.fullmatch(r"(blocks\.\d+\.)(.*)(\.\w+)", name)
   return f"{match[1]}{words.get(match[2], match[2])}{match[3]}" if match else name

@@ -4,6 +4,7 @@ The features are the output of the attention pooling. A model with classes has a
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,7 @@ SIGLIP_ROWS = (
 )
 
 
-def _convert_siglip_names(tensors: Tensors, hints: Mapping) -> Tensors:
+def _convert_siglip_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
   bare = any(name.startswith("embeddings.") for name in tensors)
   if bare:
     tensors = {f"vision_model.{name}": tensor for name, tensor in tensors.items()}
@@ -63,7 +64,7 @@ def _find_unneeded(tensors: Tensors) -> dict[str, list[str]]:
   return {"because the classifier reads the mean of the patches": pooling} if "classifier.weight" in tensors else {}
 
 
-def _describe_siglip(tensors: Tensors, hints: Mapping) -> Description:
+def _describe_siglip(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   width, channels, patch, _ = tensors["vision_model.embeddings.patch_embedding.weight"].shape
   depth = count_layers(r"vision_model\.encoder\.layers\.(\d+)\.", tensors)
   hidden, _ = tensors["vision_model.encoder.layers.0.mlp.fc1.weight"].shape
@@ -81,7 +82,7 @@ def _describe_siglip(tensors: Tensors, hints: Mapping) -> Description:
   )
 
 
-def _finish_siglip(arrays: dict, description: Description) -> dict:
+def _finish_siglip(arrays: dict[str, Any], description: Description) -> dict[str, Any]:
   check_model(description, square=True)
   return arrays
 

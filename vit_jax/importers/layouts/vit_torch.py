@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -121,7 +122,7 @@ TIMM_ROWS = (
 _TOKENS = ("cls_token", "dist_token")
 
 
-def slice_lazily(whole, shape: tuple[int, ...], take: slice | tuple) -> Tensor:
+def slice_lazily(whole: Any, shape: tuple[int, ...], take: slice | tuple[Any, ...]) -> Tensor:
   """Returns a slice of a tensor in a file, which is read when its values are used.
 
   Args:
@@ -132,7 +133,7 @@ def slice_lazily(whole, shape: tuple[int, ...], take: slice | tuple) -> Tensor:
   return Tensor(shape, whole.dtype, lambda: np.asarray(whole)[take])
 
 
-def restore_table(tensors: Tensors, hints: Mapping) -> Tensors:
+def restore_table(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
   """Returns the tensors with the position table of the model that this project described next to them.
 
   The table of that model may have rows for additional tokens. They are added.
@@ -148,7 +149,7 @@ def restore_table(tensors: Tensors, hints: Mapping) -> Tensors:
   return add_token_rows(_fold_registers(tensors, patch, hints), "pos_embed", _TOKENS, patch, hints, usually=True)
 
 
-def _fold_registers(tensors, patch, hints):
+def _fold_registers(tensors: Tensors, patch: str, hints: Mapping[str, Any]) -> Tensors:
   """Returns the tensors without rows for registers in the position table. The rows are added to the registers."""
   if "reg_token" not in tensors or "pos_embed" not in tensors:
     return tensors
@@ -158,10 +159,10 @@ def _fold_registers(tensors, patch, hints):
   if not has_token_rows(table, first + count, patch, hints, usually=False):
     return tensors
 
-  def folded():
+  def folded() -> np.ndarray:
     return np.asarray(registers) + np.asarray(table)[:, first : first + count]
 
-  def rest():
+  def rest() -> np.ndarray:
     return np.delete(np.asarray(table), slice(first, first + count), axis=1)
 
   return {
@@ -173,11 +174,11 @@ def _fold_registers(tensors, patch, hints):
 
 def describe_timm(
   tensors: Tensors,
-  hints: Mapping,
+  hints: Mapping[str, Any],
   rotary: Choice | None = None,
   order: str | None = None,
   rows: tuple[str, int] | None = None,
-  **rest,
+  **rest: Any,
 ) -> Description:
   """Returns the model of tensors with the names of timm, or with the names in the rows of another layout.
 
@@ -237,7 +238,7 @@ def describe_timm(
 _SCALES = {"blocks.0.ls1.gamma", "blocks.0.gamma_1", "blocks.0.ls.gamma"}
 
 
-def _describe_mlp(tensors):
+def _describe_mlp(tensors: Tensors) -> tuple[int, Any]:
   """Returns (hidden width, argument `mlp_rows` of the model or None for the default)."""
   gate = tensors.get("blocks.0.mlp.fc1_g.weight")
   first, second = tensors["blocks.0.mlp.fc1.weight"] if gate is None else gate, tensors["blocks.0.mlp.fc2.weight"]
@@ -246,7 +247,7 @@ def _describe_mlp(tensors):
   return second.shape[1], "swiglu_normed" if "blocks.0.mlp.norm.weight" in tensors else "swiglu"
 
 
-def _describe_attention(tensors):
+def _describe_attention(tensors: Tensors) -> dict[str, Any]:
   """Returns the arguments of the model that the tensors of attention determine."""
   names = {name.removeprefix("blocks.0.attn.") for name in tensors if name.startswith("blocks.0.attn.")}
   biased = "query_value" if names & {"q_bias", "q_proj.bias"} else "none"
@@ -259,7 +260,7 @@ def _describe_attention(tensors):
   }
 
 
-def _describe_pool(tensors, hints, usual, free):
+def _describe_pool(tensors: Tensors, hints: Mapping[str, Any], usual: str, free: bool) -> str:
   """Returns the input of the head.
 
   For a model with a class token, the input is `usual`, unless a norm or the files next to the weights specify another
@@ -277,7 +278,7 @@ def _describe_pool(tensors, hints, usual, free):
   return said or usual
 
 
-def finish_timm(arrays: dict, description: Description) -> dict:
+def finish_timm(arrays: dict[str, Any], description: Description) -> dict[str, Any]:
   """Returns the tensors with position tables for patches only, if the model has registers or is a DeiT III.
 
   Args:

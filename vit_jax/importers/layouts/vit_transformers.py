@@ -6,6 +6,7 @@ the class token and the mean of the patches. `vit_siglip` contains the layout of
 
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -119,7 +120,7 @@ def _remove_prefix(tensors: Tensors) -> Tensors:
   return tensors
 
 
-def _convert_dinov2_names(tensors: Tensors, hints: Mapping) -> Tensors:
+def _convert_dinov2_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
   if any(name.startswith("classifier.") for name in tensors):
     raise ConfigError(
       "a classifier of DINOv2 reads class token and mean of the patches, side by side, which no head here supports. "
@@ -141,7 +142,7 @@ def _join_gates(tensors: Tensors) -> Tensors:
   return result
 
 
-def _convert_dinov3_names(tensors: Tensors, hints: Mapping) -> Tensors:
+def _convert_dinov3_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
   return _remove_empty_registers(
     {re.sub(r"^model\.layer\.", "layer.", name): tensor for name, tensor in tensors.items()}
   )
@@ -154,7 +155,7 @@ def _remove_empty_registers(tensors: Tensors) -> Tensors:
   return {key: tensor for key, tensor in tensors.items() if key != name} if empty else tensors
 
 
-def fold_table(tensors: Tensors, token: str, table: str, hints: Mapping) -> Tensors:
+def fold_table(tensors: Tensors, token: str, table: str, hints: Mapping[str, Any]) -> Tensors:
   """Returns the tensors with the position table of the model that this project described next to them.
 
   If the table of the described model has no row for the class token, the row of the file is added to the token.
@@ -180,7 +181,7 @@ def fold_table(tensors: Tensors, token: str, table: str, hints: Mapping) -> Tens
 # Contents of a file.
 
 
-def _describe_dinov2(tensors: Tensors, hints: Mapping) -> Description:
+def _describe_dinov2(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   width, channels, patch, _ = tensors["embeddings.patch_embeddings.projection.weight"].shape
   depth, first = count_layers(r"encoder\.layer\.(\d+)\.", tensors), "encoder.layer.0"
   gated = f"{first}.mlp.weights_out.weight" in tensors
@@ -201,11 +202,11 @@ def _describe_dinov2(tensors: Tensors, hints: Mapping) -> Description:
   )
 
 
-def _count_registers(tensors):
+def _count_registers(tensors: Tensors) -> int:
   return tensors["embeddings.register_tokens"].shape[1] if "embeddings.register_tokens" in tensors else None
 
 
-def _describe_dinov3(tensors: Tensors, hints: Mapping) -> Description:
+def _describe_dinov3(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   width, channels, patch, _ = tensors["embeddings.patch_embeddings.weight"].shape
   depth, first = count_layers(r"layer\.(\d+)\.", tensors), "layer.0"
   gated = f"{first}.mlp.gate_proj.weight" in tensors
@@ -250,7 +251,7 @@ def create_type_check(wanted: str) -> Callable[[Description], bool]:
   return lambda description: find_model_type(description) == wanted
 
 
-def _finish_dino(arrays: dict, description: Description) -> dict:
+def _finish_dino(arrays: dict[str, Any], description: Description) -> dict[str, Any]:
   """Adds the mask token with Transformers' initial values, because no model here has it."""
   check_model(description, square=_TABLE in arrays)
   width = arrays["embeddings.cls_token"].shape[-1]
