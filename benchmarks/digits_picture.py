@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from vit_jax import checkpoints, cli, models, runtime, schema
-from vit_jax.data import augment, catalog, loader, stream
+from vit_jax.data import catalog
 from vit_jax.inference import stored
 from vit_jax.parallel import sharding
 from vit_jax.schema import format_amount
@@ -39,12 +39,11 @@ def load_predictions(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.
       raise schema.ConfigError(f"--workdir: {workdir} has no checkpoint yet. Wait for the first one, or start the run")
     state, _ = restored
   source = catalog.open_split(run.data, "test")
-  examples = stream.eval_examples(source, **schema.select_arguments(run.data, stream.eval_examples))
-  options = schema.select_arguments(run.data, loader.batches)
-  with contextlib.closing(loader.batches(examples, len(source), range(len(source)), **options)) as batches:
+  examples = run.data.eval_examples(source)
+  with contextlib.closing(run.data.batches(examples, len(source), range(len(source)))) as batches:
     batch = next(batches)
-  model = models.functional(models.Description(run.model, run.data.args["image_size"], len(source.classes)))
-  images = augment.normalise(batch["image"], **schema.select_arguments(run.data, augment.normalise))
+  model = models.functional(models.Description(run.model, run.data.image_size, len(source.classes)))
+  images = run.data.normalise(batch["image"])
   output, _ = jax.jit(model.outputs)(state.params, images)
   return batch["image"], batch["label"], np.asarray(output.logits.argmax(-1))
 

@@ -40,6 +40,7 @@ from vit_jax.parallel import hardware
 from vit_jax.schema import format_amount
 from vit_jax.storage import files
 from vit_jax.training import build
+from vit_jax.training.experiment import Experiment
 
 # Warm-up steps after compilation. They also change our head, which starts at zero: products with zeros use less power.
 WARM = 3
@@ -70,7 +71,7 @@ def make_run(model: str, attention: str, batch: int) -> config.Run:
   )
 
 
-def prepare_ours(parts: build.Experiment, images: np.ndarray, labels: np.ndarray) -> Side:
+def prepare_ours(parts: Experiment, images: np.ndarray, labels: np.ndarray) -> Side:
   """Prepares our side.
 
   Args:

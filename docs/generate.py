@@ -254,7 +254,7 @@ def in_words(kind: object) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
   if len(args) > 1 and type(None) in args and origin is not typing.Annotated:
     return ", or ".join([*(in_words(part) for part in args if part is not type(None)), "none"])
-  if dataclasses.is_dataclass(kind) and kind is not schema.Choice:
+  if dataclasses.is_dataclass(kind) and not issubclass(kind, schema.Choice):
     return "a group of keys"
   excluded = origin is typing.Annotated and args[1].open_high and math.isfinite(args[1].high)
   below = f", below {args[1].high:g}" if excluded else ""

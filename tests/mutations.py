@@ -10,7 +10,7 @@ import ml_collections
 from vit_jax import config, schema
 from vit_jax.config import flags
 from vit_jax.data import catalog
-from vit_jax.training import build
+from vit_jax.training import build, experiment
 
 # Values of every kind as flags have them, for every key.
 VALUES = (
@@ -103,7 +103,7 @@ def opener() -> Callable:
 
   def open_split(choice, split):
     # One that cannot be opened is asked each time.
-    key = json.dumps(schema.to_plain(schema.select_arguments(choice, catalog.READERS[choice.name])))
+    key = json.dumps(schema.to_plain(choice.select(catalog.READERS[choice.name])))
     if (choice.name, key, split) not in opened:
       opened[choice.name, key, split] = catalog.open_split(choice, split)
     return opened[choice.name, key, split]
@@ -144,6 +144,6 @@ def wrong(error: BaseException, changed: list[str]) -> str | None:
   return None
 
 
-def built(edited: ml_collections.ConfigDict, devices, open_split: Callable) -> build.Experiment:
+def built(edited: ml_collections.ConfigDict, devices, open_split: Callable) -> experiment.Experiment:
   """The run of an edited config, built without compiling anything."""
   return build.build(build.complete(config.resolve(edited)), devices, open_split)

@@ -17,9 +17,10 @@ def make(params, total=10, statistics=frozenset(), **args):
   above = parameters.layers_above(parameters.ORDER, trees.flatten(params))
   with enter_key("config.optim"):
     choice = bound(args.pop("name"), args)
-    return optim.create_optimizer(
+    made = optim.create_optimizer(
       choice, params, total, lambda duration: duration.steps(1, 1, total), statistics, above
     )
+    return made.transformation, made.schedule
 
 
 def bound(name, args):

@@ -13,7 +13,7 @@ import jax
 from vit_jax import config
 from vit_jax.config import flags
 from vit_jax.corpora.builders import prepare_dataset
-from vit_jax.training import build
+from vit_jax.training import build, experiment
 
 ROOT = pathlib.Path(__file__).parent.parent
 SMALL = {
@@ -40,7 +40,7 @@ def imagenet(**changes) -> config.Run:
   return run("configs/vit_s16_i1k.py", IMAGENET, **changes)
 
 
-def parts(devices=8, **changes) -> build.Experiment:
+def parts(devices=8, **changes) -> experiment.Experiment:
   """The shrunk run on so many of the fake devices."""
   prepare_dataset("digits")
   return build.build(run(**changes), jax.devices()[:devices])
@@ -88,10 +88,10 @@ def changed(run: config.Run, **fields) -> config.Run:
   return dataclasses.replace(run, **fields)
 
 
-def dying(parts: build.Experiment, step: int) -> build.Experiment:
+def dying(parts: experiment.Experiment, step: int) -> experiment.Experiment:
   """A run that ends with InterruptedError at a step, between two saves."""
 
   def die(params, poll):
     raise InterruptedError
 
-  return dataclasses.replace(parts, evals={**parts.evals, "death": build.Eval(step, die)})
+  return dataclasses.replace(parts, evals={**parts.evals, "death": experiment.Eval(step, die)})

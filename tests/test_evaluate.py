@@ -15,9 +15,9 @@ from tests import runs, small_weights
 from vit_jax import config, evaluate
 from vit_jax.config import flags
 from vit_jax.corpora.builders import prepare_dataset
-from vit_jax.data import augment, catalog, loader, pseudo_labels, stream
+from vit_jax.data import catalog, pseudo_labels
 from vit_jax.inference import stored
-from vit_jax.schema import Choice, ConfigError, select_arguments
+from vit_jax.schema import Choice, ConfigError
 from vit_jax.training import build, loop
 
 pytestmark = pytest.mark.heavy
@@ -186,10 +186,10 @@ def test_a_run_at_another_size_is_the_model_of_that_size_with_resampled_position
   words = [f"--workdir={trained}", f"--image-size={size}", "--split=test[:16]", "--logits"]
   runs.finish(runs.command("evaluate", *words, f"--write-predictions={tmp_path / 'p.npz'}"))
   data = stored.resize_preprocessing(stored.load_run(trained).data, size)
-  examples = stream.eval_examples(catalog.open_split(data, "test[:16]"), **select_arguments(data, stream.eval_examples))
-  with contextlib.closing(loader.batches(examples, 16, range(16), **select_arguments(data, loader.batches))) as batches:
+  examples = data.eval_examples(catalog.open_split(data, "test[:16]"))
+  with contextlib.closing(data.batches(examples, 16, range(16))) as batches:
     images = next(batches)["image"]
-  normalised = augment.normalise(images, **select_arguments(data, augment.normalise))
+  normalised = data.normalise(images)
   for name, ema in (("p.npz", False), ("p-ema.npz", True)):
     model = vit_jax.load(trained, ema, size)
     expected = model.logits(model.params, normalised)

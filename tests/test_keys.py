@@ -142,12 +142,12 @@ def narrow(file):
 
 
 def recorded(choice):
-  return schema.Choice(choice.name, Recorded(choice.args))
+  return dataclasses.replace(choice, args=Recorded(choice.args))
 
 
 def pictures(choice, split):
   """In the place of the data, which are not here; says that the reader got its keys."""
-  keys = schema.select_arguments(choice, catalog.READERS[choice.name])
+  keys = choice.select(catalog.READERS[choice.name])
   names = tuple(map(str, range(catalog.CATALOG[choice.name].classes or 3)))
   segments = catalog.CATALOG[choice.name].segments
   masks = segments and sources.Masks(tuple(segments.values), None)

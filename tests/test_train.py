@@ -22,7 +22,7 @@ from vit_jax.checkpoints import provenance
 from vit_jax.config import flags
 from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.parallel import sharding
-from vit_jax.training import build, goodput, loop
+from vit_jax.training import build, experiment, goodput, loop
 
 pytestmark = pytest.mark.heavy
 
@@ -290,7 +290,7 @@ def test_eight_devices_become_four_or_one(single, tmp_path, after, capsys):
   def dies(params, poll):
     raise InterruptedError
 
-  parts = dataclasses.replace(on(8), evals={"test": build.Eval(7, dies)})
+  parts = dataclasses.replace(on(8), evals={"test": experiment.Eval(7, dies)})
   with pytest.raises(InterruptedError):
     loop.train(parts, tmp_path)
   after_it = on(after)

@@ -43,6 +43,8 @@ from vit_jax.inference import stored
 from vit_jax.parallel import sharding
 from vit_jax.storage import files, paths
 from vit_jax.training import build, loop, run_evaluation, steps
+from vit_jax.training.bound_run import BoundRun
+from vit_jax.training.experiment import Experiment
 from vit_jax.training.run_evaluation import Intervals
 
 
@@ -92,25 +94,23 @@ def main() -> None:
       outputs.check_output_location(folder, [run.data, run.evals, dict(arguments.data)], flag)
   again = "continues it" if arguments.write_labels else "starts it again"
   with runtime.join_processes(run.limits, again) as watch:
-    parts = build.build(run, jax.devices(), training=False)
-    runtime.print_note(parts.images.source.note)
+    experiment = build.build(run, jax.devices(), training=False)
+    runtime.print_note(experiment.images.source.note)
     with watch.phase("restore"):
-      state = (
-        import_weights(parts, bool(arguments.workdir)) if run.init.from_ else restore_weights(parts, arguments.workdir)
-      )
+      state = load_state(experiment, arguments.workdir)
       if arguments.weights and jax.process_index() == 0:
         warn_of_normalisation(arguments.weights, run)
     if arguments.write_labels:
       with watch.phase("evaluation"):
-        write_labels(parts, state, arguments, watch)
+        write_labels(experiment, state, arguments, watch)
       return
     with watch.phase("evaluation"):
-      measured, intervals = evaluate(parts, state, arguments.workdir or arguments.weights, watch.poll)
+      measured, intervals = evaluate(experiment, state, arguments.workdir or arguments.weights, watch.poll)
     if jax.process_index() == 0:
       write_outputs(measured, intervals, arguments.write_predictions, arguments.report)
 
 
-def select_run(arguments: argparse.Namespace) -> config.Run:
+def select_run(arguments: argparse.Namespace) -> BoundRun:
   """Returns the run that the flags select: the run of a workdir, or the run of a config with weights.
 
   Args:
@@ -144,7 +144,7 @@ def select_run(arguments: argparse.Namespace) -> config.Run:
   return run
 
 
-def prepare_run(run: config.Run, workdir: pathlib.Path, image_size: int | None) -> config.Run:
+def prepare_run(run: BoundRun, workdir: pathlib.Path, image_size: int | None) -> BoundRun:
   """Returns a run prepared for evaluation at an image size.
 
   Args:
@@ -153,21 +153,17 @@ def prepare_run(run: config.Run, workdir: pathlib.Path, image_size: int | None) 
     image_size: size in pixels. At the size of the run, its checkpoint is restored unchanged. At another size, the
       checkpoint is imported like any other weights.
   """
-  if image_size in (None, run.data.args["image_size"]):
+  if image_size in (None, run.data.image_size):
     return dataclasses.replace(run, init=config.Init())
   resized = {
-    name: schema.Choice(
-      choice.name, {**choice.args, "data": stored.resize_preprocessing(choice.args["data"], image_size)}
-    )
-    if choice.args.get("data")
-    else choice
+    name: choice.replaced(data=stored.resize_preprocessing(choice.data, image_size)) if choice.data else choice
     for name, choice in run.evals.items()
   }
   init = config.Init(str(workdir), head="keep")
   return dataclasses.replace(run, data=stored.resize_preprocessing(run.data, image_size), evals=resized, init=init)
 
 
-def warn_of_normalisation(weights: str, run: config.Run) -> None:
+def warn_of_normalisation(weights: str, run: BoundRun) -> None:
   """Warns if a config normalises images differently from the weights, which reduces the accuracy.
 
   Args:
@@ -189,45 +185,54 @@ def select_evaluations(evals: dict[str, schema.Choice], split: str | None, logit
   kept = dict(evals)
   if split:
     _, headline = run_evaluation.select_headline(evals)
-    kept = {"test": schema.Choice(headline.name, {**headline.args, "split": split})}
+    kept = {"test": headline.replaced(split=split)}
   changes = {"logits": True} if logits else {}
-  return {
-    name: schema.Choice(choice.name, {**choice.args, **changes}) if choice.name == "accuracy" else choice
-    for name, choice in kept.items()
-  }
+  return {name: choice.replaced(**changes) if choice.name == "accuracy" else choice for name, choice in kept.items()}
 
 
-def restore_weights(parts: build.Experiment, workdir: pathlib.Path) -> steps.State:
+def load_state(experiment: Experiment, workdir: pathlib.Path | None) -> steps.State:
+  """Returns the weights to measure: those of `config.init`, or those of the newest checkpoint.
+
+  Args:
+    experiment: the run.
+    workdir: directory of the run, or None for weights of a file.
+  """
+  if experiment.run.init.from_:
+    return import_weights(experiment, bool(workdir))
+  return restore_weights(experiment, workdir)
+
+
+def restore_weights(experiment: Experiment, workdir: pathlib.Path) -> steps.State:
   """Restores the newest readable checkpoint of the run in --workdir.
 
   Args:
-    parts: the run.
+    experiment: the run.
     workdir: its directory.
 
   Raises:
     ConfigError: the run has not saved a checkpoint. The message names the flag.
   """
   with schema.enter_key("--workdir"):
-    return run_evaluation.restore_newest(parts, workdir)
+    return run_evaluation.restore_newest(experiment, workdir)
 
 
-def import_weights(parts: build.Experiment, own: bool) -> steps.State:
+def import_weights(experiment: Experiment, own: bool) -> steps.State:
   """Imports the weights from which the run starts, without an optimizer. The file must contain every parameter.
 
   Args:
-    parts: the run.
+    experiment: the run.
     own: whether the weights belong to the run itself, which is evaluated at another size. In this case the average of
       the weights is also imported if it exists.
   """
-  shapes, init = parts.state_shapes, parts.run.init
+  shapes, init = experiment.state_shapes, experiment.run.init
   if own:
     run_evaluation.warn_of_other_data(
-      parts, checkpoints.read_description(paths.resolve_path(init.from_), provenance.check_metadata) or {}
+      experiment, checkpoints.read_description(paths.resolve_path(init.from_), provenance.check_metadata) or {}
     )
-  arrays, averages = loop.load_starting_weights(parts, "--weights"), {}
+  arrays, averages = loop.load_starting_weights(experiment, "--weights"), {}
   if shapes.ema and own:
-    classes = parts.images.source.classes
-    fitted, _ = importers.load_fitted(init.from_, parts.model.description, init.head, ema=True, classes=classes)
+    classes = experiment.images.source.classes
+    fitted, _ = importers.load_fitted(init.from_, experiment.model.description, init.head, ema=True, classes=classes)
     averages = surgery.stack(fitted, tuple(shapes.ema))
   params = {path: sharding.place_array(arrays[path], shape.sharding) for path, shape in shapes.params.items()}
   ema = {path: sharding.place_array(averages[path], shapes.ema[path].sharding) for path in averages}
@@ -253,12 +258,12 @@ def _check_labelling(arguments: argparse.Namespace) -> None:
 
 
 def write_labels(
-  parts: build.Experiment, state: steps.State, arguments: argparse.Namespace, watch: runtime.Watch
+  experiment: Experiment, state: steps.State, arguments: argparse.Namespace, watch: runtime.Watch
 ) -> None:
   """Writes labels for the images that the flags select, computed with the averaged weights if there are any.
 
   Args:
-    parts: the run.
+    experiment: the run.
     state: weights of the run.
     arguments: parsed flags.
     watch: the watch of the process.
@@ -266,22 +271,23 @@ def write_labels(
   Raises:
     ConfigError: the weights lack a head, the dataset is not named, or an image cannot be decoded.
   """
-  run, data = parts.run, None
-  if not parts.model.description.classes:
+  run, data = experiment.run, None
+  if not experiment.model.description.classes:
     raise schema.ConfigError("--write-labels: the weights have no head, so they cannot label classes")
   if arguments.data:
     if "name" not in arguments.data:
       raise schema.ConfigError("--data.name: missing; it names the dataset, as in configs")
     with schema.enter_key("data"):
       choice = schema.convert(flags.parse_choice(arguments.data, "data"), schema.Choice)
-    prepared = evals.preparation_arguments(run.data)
-    data = evals.bind_evaluation(schema.Choice("accuracy", {"data": choice}), evals.EVALS, prepared).args["data"]
-  subject = evals.EvalContext(parts.model, parts.mesh, run.data, run.batch, catalog.open_split, parts.task.predict)
+    data = evals.bind_evaluation(schema.Choice("accuracy", {"data": choice}), evals.EVALS, run.data.preparation).data
+  subject = evals.EvalContext(
+    experiment.model, experiment.mesh, run.data, run.batch, catalog.open_split, experiment.task.predict
+  )
   source = open_source(subject, data, arguments.split, "split")
   own, folder = subject.data(data), arguments.write_labels
   origin = labelling.describe_origin(own)
   params = outcomes.gather_average(state.params, state.ema) if state.ema else state.params
-  classes, soft = parts.images.source.classes, arguments.labels != "hard"
+  classes, soft = experiment.images.source.classes, arguments.labels != "hard"
   with runtime.claim_workdir(folder, watch.leave, "another folder"):
     try:
       plan = labelling.create_plan(subject, data, origin, source, classes, params, soft)
@@ -295,12 +301,12 @@ def write_labels(
 
 
 def evaluate(
-  parts: build.Experiment, state: steps.State, name: str | None, poll: Callable[[], None]
+  experiment: Experiment, state: steps.State, name: str | None, poll: Callable[[], None]
 ) -> tuple[dict[str, Outcome], dict[str, Intervals]]:
   """Measures the weights of a state and prints the figures.
 
   Args:
-    parts: the run.
+    experiment: the run.
     state: its weights.
     name: title of the table.
     poll: called after each batch. It may raise an exception to stop.
@@ -308,9 +314,9 @@ def evaluate(
   Returns:
     The result of `run_evaluation.measure_state`.
   """
-  measures = {name: each.measure for name, each in parts.evals.items()}
+  measures = {name: each.measure for name, each in experiment.evals.items()}
   measured, intervals = run_evaluation.measure_state(measures, state, poll)
-  runtime.print_line(f"{name}, step {int(state.step)} of {parts.total}" if state.step else str(name))
+  runtime.print_line(f"{name}, step {int(state.step)} of {experiment.total}" if state.step else str(name))
   figures = outcomes.collect_figures(measured)
   cli.format_figures(figures, name_figures(intervals))
   for line in describe_intervals(measured, intervals):

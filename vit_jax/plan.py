@@ -28,6 +28,7 @@ from vit_jax.planning.progress import Progress
 from vit_jax.schema import ConfigError
 from vit_jax.storage import files, paths
 from vit_jax.training import build
+from vit_jax.training.bound_run import BoundRun
 from vit_jax.trees import count_values
 
 INTERVAL = 15.0  # seconds between two lines about progress
@@ -95,7 +96,7 @@ def parse_flags() -> tuple[argparse.Namespace, list[hardware.Slice], config.Run]
   return args, args.topology, build.complete(config.resolve(flags.load_config(args.config, overrides)))
 
 
-def print_model(run: config.Run, whole: bool) -> None:
+def print_model(run: BoundRun, whole: bool) -> None:
   """Prints a summary of the model's parameters. Prints no output if the model cannot be built.
 
   Args:

@@ -25,6 +25,8 @@ from vit_jax.parallel import hardware
 from vit_jax.runtime import print_line
 from vit_jax.storage import files, paths
 from vit_jax.training import build, goodput, loop
+from vit_jax.training.bound_run import BoundRun
+from vit_jax.training.experiment import Experiment
 
 # Keys that a restart in the same workdir may change.
 MAY_CHANGE = (
@@ -77,32 +79,32 @@ def main() -> None:
   with runtime.join_processes(run.limits) as watch:  # from here on SIGTERM is handled
     runtime.raise_together(runtime.check_creatable(workdir) if runtime.process_index() == 0 else None)
     run = apply_stored_settings(arguments.config, overrides, run, workdir)
-    parts = build.build(run, jax.devices())
-    runtime.print_note(parts.images.source.note)
-    runtime.raise_together(find_bad_images(run, parts.images.source) if runtime.process_index() == 0 else None)
+    experiment = build.build(run, jax.devices())
+    runtime.print_note(experiment.images.source.note)
+    runtime.raise_together(find_bad_images(run, experiment.images.source) if runtime.process_index() == 0 else None)
     runtime.check_equal_facts(
-      {"config": schema.to_plain(run), "workdir": str(workdir)} | provenance.select_shared_values(parts.identity)
+      {"config": schema.to_plain(run), "workdir": str(workdir)} | provenance.select_shared_values(experiment.identity)
     )
     # A checkpoint contains the modification times that the first process saw. Copies on other hosts may have others.
     runtime.raise_together(
-      find_workdir_conflict(workdir, parts, arguments.accept_data) if runtime.process_index() == 0 else None
+      find_workdir_conflict(workdir, experiment, arguments.accept_data) if runtime.process_index() == 0 else None
     )
     with watch.phase("restore"):
       has_state = runtime.gather_texts(json.dumps(checkpoints.has_checkpoint(workdir)), "workdir")[0] == "true"
-      weights = None if has_state else loop.load_starting_weights(parts)
+      weights = None if has_state else loop.load_starting_weights(experiment)
     with runtime.claim_workdir(workdir, watch.leave):
       before = files.read_json(workdir / "result.json")  # a damaged file is an error before anything is written
       if runtime.process_index() == 0:
-        write_recipe(workdir, arguments.config, changes, parts.identity["extensions"])
+        write_recipe(workdir, arguments.config, changes, experiment.identity["extensions"])
       print_line(f"{arguments.config}, changed by flags:" if changes else f"{arguments.config}, unchanged")
       for line in changes:
         print_line(f"  {line}")
       for line in [] if has_state or not run.init.from_ else adoption.describe_settings(run.init.from_, own, run):
         print_line(f"  {line}")
       if arguments.parameters:
-        print_line(cli.format_parameters(parts.state_shapes.params, parts.model.statistics))
-      pictures = {} if has_state or runtime.process_index() else draw_first_batch(run, parts.images.source)
-      result = loop.train(parts, workdir, arguments.profile, watch, weights, goodput.get_program_start(), pictures)
+        print_line(cli.format_parameters(experiment.state_shapes.params, experiment.model.statistics))
+      pictures = {} if has_state or runtime.process_index() else draw_first_batch(run, experiment.images.source)
+      result = loop.train(experiment, workdir, arguments.profile, watch, weights, goodput.get_program_start(), pictures)
   cli.format_figures(result)
   if chosen := selection.format_selection(result.get("selection", {})):
     print_line(f"  {chosen}")
@@ -119,7 +121,7 @@ def main() -> None:
       report.make_final_report(workdir)
 
 
-def draw_first_batch(run: config.Run, source: sources.Source) -> dict[str, bytes]:
+def draw_first_batch(run: BoundRun, source: sources.Source) -> dict[str, bytes]:
   """Draws the first images that the model sees, for TensorBoard.
 
   Args:
@@ -152,7 +154,7 @@ def write_recipe(workdir: pathlib.Path, file: str, changes: list[str], used: lis
     files.write_text(workdir / provenance.RECIPE, json.dumps(about, indent=2) + "\n")
 
 
-def list_config_changes(file: str, run: config.Run, overrides: dict[str, str]) -> list[str]:
+def list_config_changes(file: str, run: BoundRun, overrides: dict[str, str]) -> list[str]:
   """Returns the differences between a run and the run of its config file without flags, one line for each.
 
   If the file is not complete without flags, the flags are returned.
@@ -169,7 +171,7 @@ def list_config_changes(file: str, run: config.Run, overrides: dict[str, str]) -
   return trees.list_differences(schema.to_plain(before), schema.to_plain(run))
 
 
-def apply_stored_settings(file: str, overrides: dict[str, str], run: config.Run, workdir: pathlib.Path) -> config.Run:
+def apply_stored_settings(file: str, overrides: dict[str, str], run: BoundRun, workdir: pathlib.Path) -> BoundRun:
   """Returns the run with settings of the run in its workdir, for keys that the config does not set.
 
   This affects keys that did not exist or had another default when the run in the workdir started. It also affects
@@ -212,7 +214,7 @@ def apply_stored_settings(file: str, overrides: dict[str, str], run: config.Run,
   return build.complete(resolved)
 
 
-def find_bad_images(run: config.Run, source: sources.Source) -> str | None:
+def find_bad_images(run: BoundRun, source: sources.Source) -> str | None:
   """Returns the reason why bad images prevent a run from starting, or None.
 
   Only image folders that are small enough to decode completely are checked.
@@ -223,9 +225,9 @@ def find_bad_images(run: config.Run, source: sources.Source) -> str | None:
   """
   if run.data.name != "folder" or source.remote:
     return None
-  own = [c.args["split"] for c in run.evals.values() if c.name == "accuracy" and c.args["data"] is None]
+  own = [choice.split for choice in run.evals.values() if choice.name == "accuracy" and choice.data is None]
   splits = [source, *(catalog.open_split(run.data, split) for split in dict.fromkeys(own))]
-  return check.check_folder_images(run.data, splits, paths.expand_home(pathlib.Path(run.data.args["path"])))
+  return check.check_folder_images(run.data, splits, paths.expand_home(pathlib.Path(run.data.path)))
 
 
 def may_change(key: str) -> bool:
@@ -233,7 +235,7 @@ def may_change(key: str) -> bool:
   return any(fnmatch.fnmatchcase(key, each) or key.startswith(f"{each}.") for each in MAY_CHANGE)
 
 
-def find_workdir_conflict(workdir: pathlib.Path, parts: build.Experiment, accept: bool = False) -> str | None:
+def find_workdir_conflict(workdir: pathlib.Path, experiment: Experiment, accept: bool = False) -> str | None:
   """Returns the reason why a run cannot use a workdir, or None if it can.
 
   A workdir cannot be used if its run has another config or other data. The newest checkpoint contains this information.
@@ -241,7 +243,7 @@ def find_workdir_conflict(workdir: pathlib.Path, parts: build.Experiment, accept
 
   Args:
     workdir: the workdir.
-    parts: the run.
+    experiment: the run.
     accept: whether to accept changed files if the images are the same.
   """
   if workdir.exists() and not workdir.is_dir():
@@ -255,7 +257,7 @@ def find_workdir_conflict(workdir: pathlib.Path, parts: build.Experiment, accept
   with contextlib.suppress(schema.ConfigError):  # keys that were added since then have their defaults
     extensions.restore_for_workdir(workdir, about)
     before = schema.to_plain(build.complete(config.resolve(migrations.migrate_run(before)), adopt=False))
-  now = schema.to_plain(parts.run)
+  now = schema.to_plain(experiment.run)
   differences = [line for line in trees.list_differences(before, now) if not may_change(line.partition(":")[0])]
   if differences:
     listed = "\n  ".join(differences)
@@ -263,9 +265,9 @@ def find_workdir_conflict(workdir: pathlib.Path, parts: build.Experiment, accept
   if "identity" not in about:
     return None
   before = about["identity"]["data"]
-  splits = provenance.compare_splits(before, parts.images.source)
-  problem = provenance.find_data_conflict(before, parts.identity["data"], accept, splits)
-  problem = problem or provenance.find_order_conflict(about["order"], parts.images)
+  splits = provenance.compare_splits(before, experiment.images.source)
+  problem = provenance.find_data_conflict(before, experiment.identity["data"], accept, splits)
+  problem = problem or provenance.find_order_conflict(about["order"], experiment.images)
   return problem and f"--workdir: {workdir} contains a run with {problem}"
 
 

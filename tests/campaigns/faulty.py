@@ -16,7 +16,7 @@ import jax
 
 from vit_jax import checkpoints, cli
 from vit_jax.data import catalog
-from vit_jax.training import build
+from vit_jax.training import build, experiment
 
 
 def main() -> None:
@@ -29,12 +29,12 @@ def main() -> None:
     wait = checkpoints.Checkpoints.wait
     checkpoints.Checkpoints.wait = lambda store: (time.sleep(int(number)), wait(store))[1]
   else:
-    build.Experiment.compile = compiling(build.Experiment.compile, FAULTS[fault], int(number))
+    experiment.Experiment.compile = compiling(experiment.Experiment.compile, FAULTS[fault], int(number))
   cli.run_verb(importlib.import_module(f"vit_jax.{verb}").main)
 
 
 def compiling(compile, fault, number):
-  """`Parts.compile` of a step that has the fault."""
+  """`Experiment.compile` of a step that has the fault."""
 
   def faulty(parts):
     step, calls = compile(parts), iter(range(10**9))

@@ -15,7 +15,7 @@ from vit_jax.config import flags
 from vit_jax.parallel import sharding
 from vit_jax.sweeps import study
 from vit_jax.tasks import cost
-from vit_jax.training import build, loop
+from vit_jax.training import build, experiment, loop
 
 FIVE = ("ablations/block", "ablations/optimizer")  # with so many seeds
 NAMES = [name for name in recipes.NAMES if name.startswith("ablations/")]
@@ -90,7 +90,7 @@ def test_tables_of_every_layer_train_the_same_on_a_mesh_and_after_a_death(tmp_pa
 
   parts = narrow(1)
   with pytest.raises(InterruptedError):
-    loop.train(dataclasses.replace(parts, evals={"test": build.Eval(3, dies)}), tmp_path)
+    loop.train(dataclasses.replace(parts, evals={"test": experiment.Eval(3, dies)}), tmp_path)
   loop.train(parts, tmp_path)
   with contextlib.closing(
     checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(parts.mesh), read_only=True)

@@ -113,7 +113,7 @@ def test_without_data_a_plan_stands_and_training_says_what_to_do(tmp_path, monke
   monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
   run = recipes.narrow("vit_jft")
   parts = build.build(run, jax.devices(), catalog.open_known_split)
-  assert parts.examples == 302_950_000
+  assert parts.epoch_length == 302_950_000
   assert parts.batch_shapes["label"].shape == (8, 8)
   own = r"jft300m has no public builder. Give your own copy.*--config\.data\.path=DIR"
   with pytest.raises(schema.ConfigError, match=own):

@@ -39,7 +39,7 @@ def photos(tmp_path):
 
 
 def opened(root, split=None, **args):
-  choice = schema.bind(schema.Choice("folder", {"path": str(root)} | args), catalog.DATA["folder"])
+  choice = schema.bind(schema.Choice("folder", {"path": str(root)} | args), catalog.DATA["folder"], catalog.DATA)
   if split:
     return catalog.open_split(choice, split)
   return choice, [catalog.open_split(choice, split) for split in ("train", "test")]

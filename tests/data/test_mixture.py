@@ -189,7 +189,7 @@ def test_a_part_whose_labels_crops_and_mirrors_would_change_is_named(parts, capl
   def warned(name, **args):
     caplog.clear()
     absent = Choice("mixture", {"parts": [{"name": name}, {"name": "cifar10"}], **args})
-    choice = schema.bind(absent, schema.lookup(catalog.DATA, "mixture"))
+    choice = schema.bind(absent, schema.lookup(catalog.DATA, "mixture"), catalog.DATA)
     catalog.open_train_examples(choice, 0, None, 10, opened(parts))
     return [record.getMessage() for record in caplog.records]
 
@@ -202,9 +202,9 @@ def test_a_part_whose_labels_crops_and_mirrors_would_change_is_named(parts, capl
 
 def test_a_mixture_measures_its_tests_one_after_the_other(parts):
   source = opened(parts, "test")
-  bound = schema.bind(Choice("mixture", {"parts": parts}), schema.lookup(catalog.EVAL_DATA, "mixture"))
+  bound = schema.bind(Choice("mixture", {"parts": parts}), catalog.EVAL_DATA["mixture"], catalog.EVAL_DATA)
   examples = stream.eval_examples(source, image_size=2)
-  batch = next(loader.batches(examples, 16, range(16), **schema.select_arguments(bound, loader.batches)))
+  batch = next(bound.batches(examples, 16, range(16)))
   pixels = batch["image"][:, 0, 0].astype(int)
   assert (pixels[:, 2] + 256 * pixels[:, 1])[:12].tolist() == [0, 1, 2, 3, 1000, 1001, 1002, *range(3000, 3005)]
   assert batch["mask"].tolist() == [1.0] * 12 + [0.0] * 4

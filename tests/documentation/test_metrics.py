@@ -51,7 +51,7 @@ def names_of_training():
   for task in tasks.TASKS.values():
     names |= keys_in(task.objective, "train/")
   names |= {f"train/{make(8).metric}" for make in masked_patches.TARGETS.values()}
-  names.remove("train/spread")  # an argument of update rules
+  names.remove("train/shard_rows")  # an argument of update rules
   return (
     names
     | keys_in(logging.TrainingLog.write)

@@ -84,7 +84,7 @@ def test_a_kill_costs_a_shard_and_no_bit(teacher, tmp_path):
 
 def test_a_students_data_are_opened_again_for_labelling():
   labelled = catalog.READERS["digits"]
-  digits = Choice("digits", schema.select_arguments(schema.bind(Choice("digits"), (labelled,)), labelled))
+  digits = schema.bind(Choice("digits"), (labelled,))
   student = Choice("pseudo_labelled", {"path": "x", "labelled": digits})
   assert (
     labelling.describe_origin(student)

@@ -94,7 +94,7 @@ def of(parts, devices=2, **changes):
 
 
 def digits(**args):
-  return schema.bind(Choice("digits", {"image_size": 32, **args}), schema.lookup(catalog.DATA, "digits"))
+  return schema.bind(Choice("digits", {"image_size": 32, **args}), catalog.DATA["digits"], catalog.DATA)
 
 
 @pytest.mark.heavy

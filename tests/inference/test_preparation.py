@@ -9,13 +9,15 @@ from PIL import Image, ImageOps
 from tests.image_files import encode, picture
 from vit_jax import schema
 from vit_jax.data import augment, loader, sources, stream
+from vit_jax.data.bound_data import EvalData
 from vit_jax.data.images import ImageError, Images
 from vit_jax.inference.preparation import Preparation
 from vit_jax.schema import Choice
 
 
 def bound(**args):
-  return schema.bind(Choice("images", args), (stream.eval_examples, loader.batches, augment.normalise))
+  made = schema.bind(Choice("images", args), (stream.eval_examples, loader.batches, augment.normalise))
+  return EvalData(made.name, made.args)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +27,7 @@ def bound(**args):
 def test_a_file_has_the_pixels_that_the_stream_of_an_evaluation_gives_it(crop, form):
   data, config = encode(picture(90, 120), form), bound(image_size=32, test_crop=crop)
   source = sources.Source("one", "all", ("a",), 1, lambda i: (data, 0), str)
-  examples = stream.eval_examples(source, **schema.select_arguments(config, stream.eval_examples))
+  examples = config.eval_examples(source)
   image, _, mask = examples.example(Images(source, "raise", 10**6, 100.0).read_prepared, 0)
   assert mask == 1
   np.testing.assert_array_equal(Preparation.of(config).file(data), image)

@@ -55,9 +55,9 @@ def check(file: pathlib.Path) -> Iterator[Result]:
     arguments = dict(arguments)
     name, total = arguments.pop("name"), arguments.pop("total")
     choice = bind(Choice(name, arguments), lookup(optim.RULES, name))
-    transformation, _ = optim.create_optimizer(
+    transformation = optim.create_optimizer(
       choice, params, total, lambda duration, total=total: duration.steps(1, 1, total)
-    )
+    ).transformation
   elif file.stem in RULES:
     arguments, tolerance = RULES[file.stem]
     transformation = optim.adafactor(**arguments)

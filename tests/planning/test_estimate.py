@@ -66,9 +66,7 @@ def test_a_plan_agrees_with_a_compile_of_the_same_step(planned):
   assert (planned.flops, planned.bytes) == (costs["flops"], costs["bytes accessed"])
   assert planned.collectives == {k: v._asdict() for k, v in hlo.read_program(compiled.as_text()).collectives.items()}
   shapes = parts.state_shapes
-  assert planned.hbm_arguments >= sharding.count_bytes_per_device(
-    shapes, jax.tree.map(lambda leaf: leaf.sharding, shapes)
-  )
+  assert planned.hbm_arguments >= sharding.count_bytes_per_device(shapes)
   assert planned.checkpoint_bytes == sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 

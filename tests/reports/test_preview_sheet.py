@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from vit_jax.corpora.stats import ConspicuousImages, ImageFacts
+from vit_jax.data.bound_data import TrainData
 from vit_jax.data.sources import Source
 from vit_jax.reports import preview_sheet
 from vit_jax.reports.preview_batch import PreviewExample
@@ -17,7 +18,7 @@ RUN = types.SimpleNamespace(
   seed=0,
   batch=4,
   task=Choice("classify", {"label_smoothing": 0.1}),
-  data=Choice(
+  data=TrainData(
     "x", dict(image_size=32, crop=Choice("resize"), flip=True, policy=NONE, warp=NONE, mixing=NONE, erasing=NONE)
   ),
 )

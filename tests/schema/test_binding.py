@@ -59,7 +59,7 @@ def test_a_choice_is_completed_from_the_signature():
       "width": 3, "rate": 0.1, "kind": "a", "on": True, "pairs": (("a.*", 1.0),), "area": (0.5, 1.0), "path": "2024",
       "inner": Choice("x"), "half_open": 1.0,
   }  # fmt: skip
-  assert schema.select_arguments(bound, sample) == bound.args
+  assert bound.select(sample) == bound.args
 
 
 def test_flag_text_follows_the_type_of_the_argument():
@@ -212,8 +212,8 @@ def test_the_first_of_several_functions_makes_what_is_chosen():
 
 def test_arguments_belong_to_functions():
   bound = schema.bind(Choice("view"), schema.lookup(VIEWS, "view"))
-  assert schema.select_arguments(bound, often) == {"every": "10%"}
-  assert schema.select_arguments(bound, view, often) == bound.args
+  assert bound.select(often) == {"every": "10%"}
+  assert bound.select(view, often) == bound.args
 
 
 def test_a_function_with_other_defaults_is_a_schema_like_any_other():

@@ -21,7 +21,7 @@ from tests.checkpoints.test_store import grid, same, shapes_of
 from vit_jax import checkpoints, cli
 from vit_jax.parallel import sharding
 from vit_jax.storage import errors, files
-from vit_jax.training import build, goodput, loop, steps, writer
+from vit_jax.training import experiment, goodput, loop, steps, writer
 
 pytestmark = pytest.mark.heavy
 
@@ -257,7 +257,7 @@ def happening(parts, step, what):
     return evaluation(params, poll)
 
   evaluation = parts.evals["test"].measure
-  return dataclasses.replace(parts, evals={"test": build.Eval(step, measure)})
+  return dataclasses.replace(parts, evals={"test": experiment.Eval(step, measure)})
 
 
 @pytest.mark.long

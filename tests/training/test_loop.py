@@ -14,9 +14,9 @@ from vit_jax import checkpoints, runtime
 from vit_jax.data.images import ImageError
 from vit_jax.data.workers import WorkerError
 from vit_jax.parallel import sharding
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, Duration
 from vit_jax.schema.errors import NotFiniteError
-from vit_jax.training import build, loop
+from vit_jax.training import experiment, loop
 
 pytestmark = pytest.mark.heavy
 
@@ -35,6 +35,22 @@ def state_of(workdir, parts):
   store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(parts.mesh), read_only=True)
   with contextlib.closing(store):
     return store.restore(parts.state_shapes)[0]
+
+
+def with_batches(parts, batches):
+  """The run with other batches from a step on."""
+
+  class Fed(type(parts)):
+    def batches(self, start):
+      return batches(parts.batches(start))
+
+  return Fed(**{field.name: getattr(parts, field.name) for field in dataclasses.fields(parts)})
+
+
+def saving(parts, every):
+  """The run with another interval of checkpoints."""
+  checkpoint = dataclasses.replace(parts.run.checkpoint, every=Duration(str(every)))
+  return dataclasses.replace(parts, run=dataclasses.replace(parts.run, checkpoint=checkpoint))
 
 
 class Broken:
@@ -66,7 +82,7 @@ def test_a_value_that_is_not_finite_ends_with_44_and_names_the_last_good_checkpo
 
 
 def test_an_image_that_cannot_be_decoded_ends_with_a_checkpoint_of_the_step_before(parts, tmp_path):
-  broken = dataclasses.replace(parts, batches=lambda start: Broken(parts.batches(start), 5))
+  broken = with_batches(parts, lambda batches: Broken(batches, 5))
   with pytest.raises(ConfigError, match=r"photos/7.jpg: truncated. Step 5 is saved"):
     loop.train(broken, tmp_path)
   assert int(state_of(tmp_path, parts).step) == 5
@@ -75,7 +91,7 @@ def test_an_image_that_cannot_be_decoded_ends_with_a_checkpoint_of_the_step_befo
 @pytest.mark.long
 def test_a_dead_worker_process_ends_the_run_with_134_and_a_checkpoint(parts, tmp_path):
   died = WorkerError("input process 7, one of config.data.workers, was ended by SIGKILL")
-  broken = dataclasses.replace(parts, batches=lambda start: Broken(parts.batches(start), 5, died))
+  broken = with_batches(parts, lambda batches: Broken(batches, 5, died))
   with pytest.raises(runtime.Stop, match=r"input process 7.*Step 5 is saved; the same command continues") as stopped:
     loop.train(broken, tmp_path)
   assert stopped.value.code == runtime.EXIT_PEER == 134
@@ -87,14 +103,14 @@ def test_a_stop_in_the_last_evaluation_trains_no_more_and_evaluates_again(parts,
   def measure(params, poll):
     raise runtime.Preempted(42, "stopped on request")
 
-  last = {"test": build.Eval(12, measure)}
+  last = {"test": experiment.Eval(12, measure)}
   with pytest.raises(runtime.Stop, match=r"stopped on request\. Step 12 is saved") as stopped:
     loop.train(dataclasses.replace(parts, evals=last), tmp_path)
   assert stopped.value.code == 42
   store = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(parts.mesh), read_only=True)
   with contextlib.closing(store):
     seconds = store.restore(parts.state_shapes)[1]["train_seconds"]
-  never = dataclasses.replace(parts, batches=lambda start: Broken(parts.batches(start), 0))
+  never = with_batches(parts, lambda batches: Broken(batches, 0))
   result = loop.train(never, tmp_path)
   assert result["train_seconds"] == seconds
   assert result["images"] == 360
@@ -107,10 +123,10 @@ def test_an_evaluation_that_a_stop_cut_short_is_made_up_for(parts, tmp_path):
 
   real = parts.evals["test"].measure
   with pytest.raises(runtime.Stop, match="Step 2 is saved"):
-    loop.train(dataclasses.replace(parts, evals={"test": build.Eval(2, measure)}), tmp_path)
+    loop.train(dataclasses.replace(parts, evals={"test": experiment.Eval(2, measure)}), tmp_path)
   assert checkpoints.read_description(tmp_path)["evaluated"] is False
   expected = real(state_of(tmp_path, parts).params, lambda: None).figures
-  evaluated = dataclasses.replace(parts, evals={"test": build.Eval(2, real)}, save_every=4)
+  evaluated = dataclasses.replace(saving(parts, 4), evals={"test": experiment.Eval(2, real)})
   with pytest.raises(InterruptedError):
     loop.train(runs.dying(evaluated, 5), tmp_path)
   made_up, later = [line for line in lines(tmp_path) if "test/top1" in line]
@@ -121,7 +137,7 @@ def test_an_evaluation_that_a_stop_cut_short_is_made_up_for(parts, tmp_path):
 
 def test_a_run_goes_on_that_has_one_step_left(parts, tmp_path):
   with pytest.raises(ConfigError, match="Step 11 is saved"):
-    loop.train(dataclasses.replace(parts, batches=lambda start: Broken(parts.batches(start), 11)), tmp_path)
+    loop.train(with_batches(parts, lambda batches: Broken(batches, 11)), tmp_path)
   assert loop.train(parts, tmp_path)["steps"] == 12
   (last,) = [line for line in lines(tmp_path) if "train/loss" in line and line["step"] == 12]
   assert "images_per_second" not in last
@@ -153,7 +169,7 @@ def test_a_step_that_gets_arrays_of_the_host_is_an_error(parts, tmp_path):
     def __next__(self):
       return jax.device_get(super().__next__())
 
-  host = dataclasses.replace(parts, batches=lambda start: OnHost(parts.batches(start), 12))
+  host = with_batches(parts, lambda batches: OnHost(batches, 12))
   with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device transfer"):
     loop.train(host, tmp_path)
 
@@ -189,7 +205,7 @@ def test_what_is_said_to_be_saved_is_whole_before_the_others_hear_of_the_end(par
   slow = checkpoints.Checkpoints.wait
   monkeypatch.setattr(checkpoints.Checkpoints, "wait", lambda store: (time.sleep(0.5), slow(store)))
   with Told() as watch, pytest.raises(runtime.Stop, match="Step 4 is saved"):
-    loop.train(dataclasses.replace(parts, evals={"stop": build.Eval(4, stop)}), tmp_path, watch=watch)
+    loop.train(dataclasses.replace(parts, evals={"stop": experiment.Eval(4, stop)}), tmp_path, watch=watch)
   assert "4" in there[0]
 
 
@@ -206,7 +222,7 @@ def test_an_evaluation_that_was_made_up_for_and_then_killed_has_one_line(parts, 
       case _:
         return accuracy(params, poll)
 
-  run = dataclasses.replace(parts, save_every=100, evals={"test": build.Eval(4, measure)})
+  run = dataclasses.replace(saving(parts, 100), evals={"test": experiment.Eval(4, measure)})
   with pytest.raises(runtime.Stop):
     loop.train(run, tmp_path)
   with pytest.raises(InterruptedError):
@@ -233,7 +249,7 @@ def test_a2_a_non_finite_evaluation_ends_with_44_without_a_save(parts, tmp_path)
   def measure(params, poll):
     raise NotFiniteError("image 'a.png': output 'logits' is not finite")
 
-  broken = dataclasses.replace(parts, evals={"test": build.Eval(parts.total, measure)})
+  broken = dataclasses.replace(parts, evals={"test": experiment.Eval(parts.total, measure)})
   with pytest.raises(
     runtime.Stop, match=r"step \d+: image 'a\.png': output 'logits' is not finite.*checkpoint"
   ) as stopped:

@@ -10,7 +10,7 @@ import pytest
 
 from tests import photographs, runs
 from tests import predictions as made
-from vit_jax import checkpoints, importers
+from vit_jax import checkpoints, evals, importers
 from vit_jax.data.images import ImageError
 from vit_jax.data.readers.folder import folder
 from vit_jax.data.sources import DatasetRow, Source
@@ -28,10 +28,16 @@ def measured(**evaluations):
 
 
 def test_what_is_called_test_is_the_headline_and_else_the_first_by_accuracy():
-  shots, val, test = Choice("fewshot", {}), Choice("accuracy", {"split": "val"}), Choice("accuracy", {"split": "test"})
+  shots, val, test = (
+    evals.BoundEval(*each)
+    for each in (("fewshot", {}), ("accuracy", {"split": "val"}), ("accuracy", {"split": "test"}))
+  )
   assert run_evaluation.select_headline({"shots": shots, "real": val, "test": test}) == ("test", test)
   assert run_evaluation.select_headline({"shots": shots, "real": val, "val": test}) == ("real", val)
-  assert run_evaluation.select_headline({"test": shots}) == ("test", Choice("accuracy"))
+  assert run_evaluation.select_headline({"test": shots}) == (
+    "test",
+    evals.bind_evaluation(Choice("accuracy"), evals.REPEATED, {}),
+  )
 
 
 def test_intervals_have_the_names_of_the_figures_they_are_of():

@@ -15,6 +15,7 @@ import numpy as np
 from vit_jax.corpora import conversion, stats
 from vit_jax.corpora.screen import ProgressScreen
 from vit_jax.data import catalog, decoding, images, local_files
+from vit_jax.data.bound_data import EvalData
 from vit_jax.data.images import ImageError, Images
 from vit_jax.data.readers import tree
 from vit_jax.data.readers.folder import SHARE
@@ -95,7 +96,7 @@ def is_quick(source: Source, root: pathlib.Path) -> bool:
   return sum(size or 0 for size, _ in sizes) <= left * RATE * decoding.count_usable_cores()
 
 
-def check_folder_images(data: Choice, splits: Iterable[Source], root: pathlib.Path) -> str | None:
+def check_folder_images(data: EvalData, splits: Iterable[Source], root: pathlib.Path) -> str | None:
   """Checks all images of an image folder before a run starts.
 
   If bad images are skipped, each bad image causes a warning, and the run cannot start only if there are too many. A
@@ -109,18 +110,18 @@ def check_folder_images(data: Choice, splits: Iterable[Source], root: pathlib.Pa
   Returns:
     A message with all bad images and advice, or None if the run can start.
   """
-  skipped, bad, records, too_many = data.args["on_error"] == "skip", {}, 0, False
+  skipped, bad, records, too_many = data.skips, {}, 0, False
   for source in splits:
     if not is_quick(source, root):
       continue
-    made = Images(source, "raise", *(data.args[key] for key in ("max_pixels", "max_aspect", "exif")))
+    made = data.images(source, "raise")
     try:
       reasons = find_problems(made)
     except ImageError as error:
       return str(error)
     bad |= {source.identify(record): reason for record, reason in reasons.items()}
     records += len(source)
-    too_many = too_many or images.exceeds_max_bad(len(reasons), len(source), data.args["max_bad"])
+    too_many = too_many or images.exceeds_max_bad(len(reasons), len(source), data.max_bad)
   lines = [f"{name}: {reason}" for name, reason in sorted(bad.items())]
   if skipped and not too_many:
     for line in lines:

@@ -23,10 +23,10 @@ from vit_jax.data.warping import WARPS
 from vit_jax.schema import Choice, Duration, Positive, enter_key, make
 from vit_jax.shapes import Array, Count, Float, Integer, Num, PRNGKey, Tensor, UInt8
 
-Augment = Callable[..., tuple[Tensor, Tensor]]  # (key, images, targets, draws, step) -> images, targets
-
 Channels = tuple[float, float, float]
 Scales = tuple[Positive, Positive, Positive]
+# (key, images, targets, draws, step) -> (images, targets)
+Augmentation = Callable[[PRNGKey, Array, Array, Array, Count], tuple[Array, Array]]
 
 
 def build(
@@ -40,7 +40,7 @@ def build(
   warp: Annotated[Choice, WARPS] = Choice("none"),
   mixing: Annotated[Choice, MIXINGS] = Choice("none"),
   erasing: Annotated[Choice, ERASINGS] = Choice("none"),
-) -> Augment:
+) -> Augmentation:
   """Returns the training augmentation: a function (key, images, targets, draws, step) that returns (images, targets).
 
   The function warps, mixes, normalises, and then erases. Images are mixed before they are normalised, so that devices
@@ -75,7 +75,7 @@ def build(
     draws: Integer[Tensor, " B"],
     step: Count,
   ) -> tuple[Float[Array, " B *image"], Float[Tensor, "B V"]]:
-    def keys(name: str) -> PRNGKey:
+    def keys(name: str) -> jax.Array:
       return jax.vmap(jax.random.fold_in, (None, 0))(rng.derive_key(seed, 0, name), draws)
 
     images, targets = mix(key, bend(keys("warp"), images), targets, step)

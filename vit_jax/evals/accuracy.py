@@ -2,15 +2,16 @@
 
 import functools
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import numpy as np
 
 from vit_jax.data import catalog, class_names, sources
+from vit_jax.data.bound_data import EvalData
 from vit_jax.evals import metrics
 from vit_jax.evals.subject import EvalContext, Measure, Outcome, compute_rows, open_source
-from vit_jax.schema import Choice, ConfigError, Range, current_config_key, enter_key, format_amount
+from vit_jax.schema import Bound, ConfigError, Range, current_config_key, enter_key, format_amount
 
 
 class AccuracyDetails(NamedTuple):
@@ -30,7 +31,7 @@ class AccuracyDetails(NamedTuple):
 def accuracy(
   subject: EvalContext,
   *,
-  data: Annotated[Choice | None, catalog.EVAL_DATA] = None,
+  data: Annotated[EvalData | None, catalog.EVAL_DATA] = None,
   split: str = "test",
   batch: Annotated[int, Range(1, 2**16)] | None = None,
   logits: bool | None = None,
@@ -94,7 +95,7 @@ def accuracy(
   return measure
 
 
-def name_accuracy_figures(data: Choice | None, classes: str) -> list[str]:
+def name_accuracy_figures(data: Bound | None, classes: str) -> list[str]:
   """Returns the names of the figures of `accuracy`, in order.
 
   Args:
@@ -106,7 +107,7 @@ def name_accuracy_figures(data: Choice | None, classes: str) -> list[str]:
   return [_figure_name(way, name) for name in [*metrics.compute_metrics(nothing, 1), "average_precision"]]
 
 
-def _competing_classes(data: Choice | None, classes: int) -> tuple[Any, str]:
+def _competing_classes(data: Bound, classes: str) -> tuple[tuple[int, ...] | None, str]:
   """Returns (competing classes or None for all classes, prefix of the figures).
 
   Raises ConfigError if all classes occur.

@@ -17,8 +17,9 @@ import jax
 import numpy as np
 
 from vit_jax import rng, runtime
-from vit_jax.data import catalog, loader, masks, sources
-from vit_jax.data.images import ImageError, Images
+from vit_jax.data import catalog, masks, sources
+from vit_jax.data.bound_data import EvalData
+from vit_jax.data.images import ImageError
 from vit_jax.evals import probes
 from vit_jax.evals.subject import EvalContext, Measure, Outcome, compute_batches, open_source
 from vit_jax.parallel import sharding
@@ -30,7 +31,6 @@ from vit_jax.schema import (
   current_config_key,
   enter_key,
   format_amount,
-  select_arguments,
 )
 
 FIGURES = ["mean_iou", "pixel_accuracy", "images"]
@@ -65,7 +65,7 @@ class DenseDetails(NamedTuple):
 def dense(
   subject: EvalContext,
   *,
-  data: Annotated[Choice | None, catalog.EVAL_DATA] = None,
+  data: Annotated[EvalData | None, catalog.EVAL_DATA] = None,
   train: str = "train",
   test: str = "test",
   probe: Annotated[Choice, probes.OF_SHARES] = Choice("logistic"),
@@ -198,7 +198,7 @@ def _check_data(
     raise ConfigError(
       f"masks of {format_amount(len(train.masks.classes), 'class', 'classes')}. Allowed: 2 to {masks.NONE}", "data"
     )
-  crop = subject.data(data).args["test_crop"].name
+  crop = subject.data(data).test_crop.name
   with enter_key(key) if data is not None else contextlib.nullcontext():
     if crop != "resize":
       raise ConfigError(
@@ -222,9 +222,7 @@ def _add_masks(
   Other processes yield no values. After all processes have computed their rows, a bad mask raises ConfigError on every
   process.
   """
-  wanted = select_arguments(subject.data(data), loader.batches)
-  account = ("on_error", "max_pixels", "max_aspect", "exif", "max_bad")
-  images, side = Images(source, *(wanted[key] for key in account)), subject.data(data).args["image_size"]
+  images, side = subject.data(data).images(source), subject.data(data).image_size
   problem = None
   with concurrent.futures.ThreadPoolExecutor(THREADS) as pool, subject.counting(source, size, poll) as counted:
     for rows in compute_batches(compute, subject.batches(data, source, size), counted, size, source.display_name):

@@ -11,15 +11,15 @@ import jax
 import numpy as np
 
 from vit_jax import models, runtime
-from vit_jax.data import augment, sources, stream, versions
+from vit_jax.data import sources, versions
+from vit_jax.data.bound_data import EvalData
 from vit_jax.evals.subject import EvalContext, compute_rows
-from vit_jax.schema import Choice, select_arguments
 from vit_jax.storage import archives, files
 
 
 def extract(
   subject: EvalContext,
-  data: Choice | None,
+  data: EvalData | None,
   source: sources.Source,
   wanted: np.ndarray,
   params: dict[str, jax.Array],
@@ -73,7 +73,7 @@ def extract(
 
 
 def find_cache_file(
-  identity: str, data: Choice, source: sources.Source, kind: models.Features = "head"
+  identity: str, data: EvalData, source: sources.Source, kind: models.Features = "head"
 ) -> pathlib.Path:
   """Returns the path of the cache file of features. These files may be removed at any time.
 
@@ -89,7 +89,7 @@ def find_cache_file(
   origin = {
     "code": importlib.metadata.version("vit_jax"),
     "model": identity,
-    "prepared": select_arguments(data, stream.eval_examples, augment.normalise) | {"exif": data.args["exif"]},
+    "prepared": data.seen | {"exif": data.exif},
     "split": source.split,
     "data": versions.digest_versions(source),
     "features": kind,

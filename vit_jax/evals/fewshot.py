@@ -15,6 +15,7 @@ import numpy as np
 
 from vit_jax import models, runtime
 from vit_jax.data import catalog, sources
+from vit_jax.data.bound_data import EvalData
 from vit_jax.evals import probes as tables
 from vit_jax.evals.features import extract, find_cache_file
 from vit_jax.evals.subject import EvalContext, Measure, Outcome, open_source
@@ -76,7 +77,7 @@ class FewshotDetails(NamedTuple):
 def fewshot(
   subject: EvalContext,
   *,
-  data: Annotated[Choice | None, catalog.EVAL_DATA] = None,
+  data: Annotated[EvalData | None, catalog.EVAL_DATA] = None,
   train: str = "train",
   test: str = "test",
   features: models.Features = "head",

@@ -14,17 +14,18 @@ import jax
 import numpy as np
 
 from vit_jax import runtime
-from vit_jax.data import augment, catalog, pseudo_labels, sources, stream
+from vit_jax.data import catalog, pseudo_labels, sources
+from vit_jax.data.bound_data import EvalData
 from vit_jax.data.pseudo_labels import PLAN, LabelPlan
 from vit_jax.evals import subject as subjects
 from vit_jax.evals.subject import EvalContext
-from vit_jax.schema import Choice, ConfigError, format_amount, select_arguments, to_plain
+from vit_jax.schema import ConfigError, format_amount, to_plain
 from vit_jax.storage import files
 
 
 def create_plan(
   subject: EvalContext,
-  data: Choice | None,
+  data: EvalData | None,
   opened: dict[str, Any],
   source: sources.Source,
   classes: tuple[str, ...],
@@ -42,14 +43,14 @@ def create_plan(
     params: {path: parameter} of the teacher.
     soft: true stores `pseudo_labels.BEST` classes per image, false stores one class.
   """
-  seen = select_arguments(subject.data(data), stream.eval_examples, augment.normalise)
+  seen = subject.data(data).seen
   weights = hashlib.sha256(f"{subject.identity(params)} {json.dumps(seen, sort_keys=True, default=repr)}".encode())
   kept = min(pseudo_labels.BEST, len(classes)) if soft else 1
   images = (len(source), source.fingerprint(), pseudo_labels.digest_contents(source))
   return LabelPlan(opened, source.split, *images, classes, weights.hexdigest(), kept)
 
 
-def describe_origin(data: Choice) -> dict[str, Any]:
+def describe_origin(data: EvalData) -> dict[str, Any]:
   """Returns plain values from which a reader can open the images of bound data again.
 
   For a student's data, the result describes the images that have labels.
@@ -64,12 +65,12 @@ def describe_origin(data: Choice) -> dict[str, Any]:
     return describe_origin(data.args["labelled"])
   if data.name == "mixture":
     raise ConfigError("--data.name: missing. The data of the run are a mixture, so name the images to label")
-  return {"name": data.name, **to_plain(select_arguments(data, catalog.READERS[data.name]))}
+  return {"name": data.name, **to_plain(data.select(catalog.READERS[data.name]))}
 
 
 def label_images(
   subject: EvalContext,
-  data: Choice | None,
+  data: EvalData | None,
   source: sources.Source,
   params: dict[str, jax.Array],
   wanted: LabelPlan,

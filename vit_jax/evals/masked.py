@@ -7,14 +7,15 @@ from typing import Annotated
 import jax
 
 from vit_jax.data import catalog
+from vit_jax.data.bound_data import EvalData
 from vit_jax.evals.subject import EvalContext, Measure, Outcome, compute_rows, open_source
-from vit_jax.schema import Choice, ConfigError, Range, current_config_key, enter_key
+from vit_jax.schema import ConfigError, Range, current_config_key, enter_key
 
 
 def masked(
   subject: EvalContext,
   *,
-  data: Annotated[Choice | None, catalog.EVAL_DATA] = None,
+  data: Annotated[EvalData | None, catalog.EVAL_DATA] = None,
   split: str = "test",
   batch: Annotated[int, Range(1, 2**16)] | None = None,
 ) -> Measure:

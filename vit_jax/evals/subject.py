@@ -6,7 +6,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +15,28 @@ from einops import rearrange
 
 from vit_jax import models
 from vit_jax.checkpoints import digests
-from vit_jax.data import augment, device_batches, loader, sources, stream
+from vit_jax.data import device_batches, sources
+from vit_jax.data.bound_data import EvalData
 from vit_jax.models import finite
 from vit_jax.parallel import sharding
-from vit_jax.schema import Choice, ConfigError, current_config_key, enter_key, select_arguments
+from vit_jax.schema import Choice, ConfigError, current_config_key, enter_key
 
-Rows = dict[str, jax.Array]  # values of each image
-Program = Callable[[Any, Mapping[str, jax.Array]], Rows]  # (parameters, batch) -> rows
+Rows = dict[str, jax.Array]  # values of the images of a batch, by name
+Weights = Mapping[str, jax.Array]  # parameters by path
 
-# (name, images, batch size) -> a context with a method add(images)
-ProgressFactory = Callable[[str, int, int], contextlib.AbstractContextManager[Any]]
+
+class Screen(Protocol):
+  """A display of the number of completed images."""
+
+  def add(self, count: int) -> None:
+    """Adds completed images."""
+
+
+# (name, images, batch size) -> a display
+ProgressFactory = Callable[[str, int, int], contextlib.AbstractContextManager[Screen]]
+OpenSplit = Callable[[Choice, str], sources.Source]  # (data choice, split) -> images
+Poll = Callable[[], None]  # called between batches; raises an exception to stop
+Program = Callable[[Any, Rows], Rows]  # (parameters, batch) -> values of its images
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,24 +57,24 @@ class EvalContext:
 
   model: models.Model
   mesh: jax.sharding.Mesh
-  own: Choice | None
+  own: EvalData | None
   batch: int
-  open_split: Callable[[Choice, str], sources.Source]
+  open_split: OpenSplit
   predict: Callable[..., Rows] | None = None
   names: tuple[str, ...] = ()
   screen: ProgressFactory | None = None
-  programs: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any], compare=False, repr=False)
+  programs: dict[tuple, Program] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
   @property
   def classes(self) -> int:
     """Returns the number of classes of the model's head."""
     return self.model.description.classes
 
-  def data(self, data: Choice | None) -> Choice:
+  def data(self, data: EvalData | None) -> EvalData:
     """Returns the data, or the run's own data for None."""
     return self.own if data is None else data
 
-  def source(self, data: Choice | None, split: str) -> sources.Source:
+  def source(self, data: EvalData | None, split: str) -> sources.Source:
     """Opens the images of a split.
 
     Args:
@@ -71,7 +83,7 @@ class EvalContext:
     """
     return self.open_split(self.data(data), split)
 
-  def predictions(self, data: Choice | None, logits: bool, classes: tuple[int, ...] | None = None) -> Program:
+  def predictions(self, data: EvalData | None, logits: bool, classes: tuple[int, ...] | None = None) -> Program:
     """Returns a function (params, batch) -> rows of `metrics.Predictions` for the whole batch, on every process.
 
     Args:
@@ -85,14 +97,14 @@ class EvalContext:
     if self.predict is None:
       raise ConfigError("it needs predictions, but this command measures only features. Use vit_jax.evaluate")
 
-    def rows(params: dict[str, jax.Array], images: jax.Array, labels: jax.Array) -> Rows:
+    def rows(params: Weights, images: jax.Array, labels: jax.Array) -> Rows:
       predicted = self.predict(params, images, labels, classes)
       kept = {name: value for name, value in predicted.items() if logits or name != "logits"}
       return kept | finite.flagged(predicted)
 
     return self._program(("logits" if logits else "best", classes), data, rows)
 
-  def features(self, data: Choice | None, kind: models.Features = "head") -> Program:
+  def features(self, data: EvalData | None, kind: models.Features = "head") -> Program:
     """Returns a function (params, batch) -> {"features": `(B, D)`} on every process.
 
     Args:
@@ -104,13 +116,13 @@ class EvalContext:
     """
     of_image = self.model.features_of(kind)
 
-    def rows(params: dict[str, jax.Array], images: jax.Array, labels: jax.Array) -> Rows:
+    def rows(params: Weights, images: jax.Array, labels: jax.Array) -> Rows:
       made = {"features": of_image(self.model.outputs(params, images)[0])}
       return made | finite.flagged(made)
 
     return self._program(("features", kind), data, rows)
 
-  def tokens(self, data: Choice | None) -> Program:
+  def tokens(self, data: EvalData | None) -> Program:
     """Returns a function (params, batch) -> {"tokens": `(B, P, P, D)`, float32} for square images, on every process.
 
     Args:
@@ -118,7 +130,7 @@ class EvalContext:
     """
     return self._program("tokens", data, self._compute_map)
 
-  def segments(self, data: Choice | None) -> Program:
+  def segments(self, data: EvalData | None) -> Program:
     """Returns a function ((params, kernel, bias), batch) -> {"classes": `(B, S, S)`, uint8} on every process.
 
     The kernel has shape `(D, V)` and the bias `(V,)`. The scores of tokens are resized to the pixels of the images
@@ -128,7 +140,7 @@ class EvalContext:
       data: a data choice, or None for the run's own.
     """
 
-    def rows(parameters: Any, images: jax.Array, labels: jax.Array) -> Rows:
+    def rows(parameters: tuple[Weights, Any, Any], images: jax.Array, labels: jax.Array) -> Rows:
       params, kernel, bias = parameters
       tokens = self._compute_map(params, images, labels)["tokens"]
       scores = jnp.einsum("bpqd,dv->vbpq", tokens, kernel, precision="highest") + bias[:, None, None, None]
@@ -152,12 +164,12 @@ class EvalContext:
       raise ConfigError(f"{self.model.description.model.name} has {patches} patches, which do not form a square")
     return side, side, tokens.shape[2]
 
-  def _compute_map(self, params: dict[str, jax.Array], images: jax.Array, labels: jax.Array) -> Rows:
+  def _compute_map(self, params: Weights, images: jax.Array, labels: jax.Array) -> Rows:
     tokens = self.model.outputs(params, images)[0].tokens[:, sum(self.model.prefix.values()) :]
     made = {"tokens": rearrange(tokens.astype(jnp.float32), "b (p q) d -> b p q d", p=self.map_shape[0])}
     return made | finite.flagged(made)
 
-  def batches(self, data: Choice | None, source: sources.Source, size: int) -> device_batches.DeviceBatches:
+  def batches(self, data: EvalData | None, source: sources.Source, size: int) -> device_batches.DeviceBatches:
     """Returns padded batches that contain each image of the source once. The caller must close them.
 
     Args:
@@ -167,12 +179,12 @@ class EvalContext:
     """
     split = sharding.make_batch_sharding(self.mesh)
     rows = sharding.find_local_rows(split, size)
-    examples = stream.eval_examples(source, **select_arguments(self.data(data), stream.eval_examples))
-    batches = loader.batches(examples, size, rows, **select_arguments(self.data(data), loader.batches))
+    own = self.data(data)
+    batches = own.batches(own.eval_examples(source), size, rows)
     return device_batches.DeviceBatches(batches, rows, size, split)
 
   @contextlib.contextmanager
-  def counting(self, source: sources.Source, size: int, poll: Callable[[], None]) -> Iterator[Callable[[], None]]:
+  def counting(self, source: sources.Source, size: int, poll: Poll) -> Iterator[Poll]:
     """Yields a replacement for `poll` for `compute_batches` that also displays the number of completed images.
 
     Args:
@@ -219,16 +231,15 @@ class EvalContext:
     model = json.dumps(self.model.description.to_json(), sort_keys=True)
     return f"{model} {digests.sha256(params, sharding.make_replicated_sharding(self.mesh))}"
 
-  def _program(self, kind: Any, data: Choice | None, rows: Callable[[Any, jax.Array, jax.Array], Rows]) -> Program:
+  def _program(self, kind: Any, data: EvalData | None, rows: Callable[[Any, jax.Array, jax.Array], Rows]) -> Program:
     """Returns `rows(params, images, labels)`, compiled for batches. Data with equal normalisation share a program."""
-    normalisation = select_arguments(self.data(data), augment.normalise)
-    key = (kind, *normalisation.values())
+    prepared = self.data(data)
+    key = (kind, *prepared.normalisation.values())
     if key not in self.programs:
       dtype = np.dtype(self.model.description.model.args["dtype"])
-      normalise = functools.partial(augment.normalise, dtype=dtype, **normalisation)
 
-      def program(params: Any, batch: Mapping[str, jax.Array]) -> Rows:
-        computed = rows(params, normalise(batch["image"]), batch["label"])
+      def program(params: Any, batch: Rows) -> Rows:
+        computed = rows(params, prepared.normalise(batch["image"], dtype), batch["label"])
         return {**computed, "label": batch["label"], "mask": batch["mask"]}
 
       self.programs[key] = jax.jit(program, out_shardings=sharding.make_replicated_sharding(self.mesh))
@@ -255,7 +266,7 @@ def resize_and_classify(scores: jax.Array, size: int) -> jax.Array:
     assert subject.resize_and_classify(scores, 2).tolist() == [[[1, 1], [1, 1]]]
   """
 
-  def better(best: Any, candidate: Any) -> Any:
+  def better(best: tuple, candidate: tuple) -> tuple[tuple, None]:
     (score, number), (scores_of_one, one) = best, candidate
     resized = jax.image.resize(scores_of_one, score.shape, "bilinear")
     return (jnp.maximum(score, resized), jnp.where(resized > score, one, number)), None
@@ -266,7 +277,7 @@ def resize_and_classify(scores: jax.Array, size: int) -> jax.Array:
   return best
 
 
-def open_source(subject: EvalContext, data: Choice | None, split: str, key: str) -> sources.Source:
+def open_source(subject: EvalContext, data: EvalData | None, split: str, key: str) -> sources.Source:
   """Opens the split of an evaluation and checks that its images can be prepared.
 
   Args:
@@ -281,7 +292,7 @@ def open_source(subject: EvalContext, data: Choice | None, split: str, key: str)
   try:
     with enter_key("config.data" if data is None else "data"):
       source = dataclasses.replace(subject.source(data, split), key=current_config_key())
-      stream.eval_examples(source, **select_arguments(subject.data(data), stream.eval_examples))
+      subject.data(data).eval_examples(source)
   except sources.SplitError as error:
     if split in ("train", "val", "test"):
       raise
@@ -301,12 +312,20 @@ class Outcome(NamedTuple):
   details: object
 
 
+Measure = Callable[[Weights, Poll], Outcome]
+
+
 def compute_rows(
-  compute: Program, batches: Iterator[Any], poll: Callable[[], None], size: int, name: Callable[[int], str]
+  compute: Callable[[Rows], Rows],
+  batches: device_batches.DeviceBatches,
+  poll: Poll,
+  size: int,
+  name: Callable[[int], str],
 ) -> dict[str, np.ndarray]:
   """Computes all batches and returns {name: array} for all images together.
 
-  The arguments are those of `compute_batches`.
+  Args:
+    compute, batches, poll, size, name: see `compute_batches`.
 
   Raises:
     NotFiniteError: an output of an image is NaN or infinite.
@@ -316,7 +335,11 @@ def compute_rows(
 
 
 def compute_batches(
-  compute: Program, batches: Iterator[Any], poll: Callable[[], None], size: int, name: Callable[[int], str]
+  compute: Callable[[Rows], Rows],
+  batches: device_batches.DeviceBatches,
+  poll: Poll,
+  size: int,
+  name: Callable[[int], str],
 ) -> Iterator[dict[str, np.ndarray]]:
   """Computes batches, and fetches each one while the devices work on the next one.
 
@@ -345,7 +368,7 @@ def compute_batches(
       yield _fetch_rows(running, number * size, name)
 
 
-def _fetch_rows(running: Rows, first: int, name: str) -> dict[str, np.ndarray]:
+def _fetch_rows(running: Rows, first: int, name: Callable[[int], str]) -> dict[str, np.ndarray]:
   """Returns the rows of a batch on the host."""
   computed = jax.device_get(running)
   real = computed.pop("mask") > 0

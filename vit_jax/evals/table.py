@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from vit_jax import schema
-from vit_jax.data import augment, loader, stream
+from vit_jax.data.bound_data import EvalData
 from vit_jax.evals.accuracy import accuracy, name_accuracy_figures
 from vit_jax.evals.dense import FIGURES as DENSE_FIGURES
 from vit_jax.evals.dense import dense
 from vit_jax.evals.fewshot import fewshot, name_fewshot_figures
 from vit_jax.evals.masked import masked, name_masked_figures
 from vit_jax.evals.subject import EvalContext, Measure
-from vit_jax.schema import Choice, ConfigError, DerivedTable, Duration, enter_key, lookup, select_arguments
+from vit_jax.schema import Bound, Choice, ConfigError, DerivedTable, Duration, enter_key, lookup
 
 
 def interval(steps_of: Callable[[Duration], int], *, every: Duration = Duration("20%")) -> int:
@@ -35,7 +35,7 @@ class EvalDefinition(NamedTuple):
     figures: returns the names of the measured figures for bound arguments.
   """
 
-  measure: Callable
+  measure: Callable[..., Measure]
   figures: Callable[[Mapping[str, Any]], list[str]]
 
 
@@ -46,41 +46,52 @@ KINDS = {
   "dense": EvalDefinition(dense, lambda args: list(DENSE_FIGURES)),
   "masked": EvalDefinition(masked, lambda args: name_masked_figures()),
 }
-EVALS = DerivedTable(KINDS, lambda name, kind: kind.measure)
-REPEATED = DerivedTable(KINDS, lambda name, kind: (kind.measure, interval))  # for evaluations during a run
 
 
-def make_evaluation(choice: Choice, subject: EvalContext) -> Measure:
-  """Returns the function (params, poll) -> Outcome of a bound choice.
+class BoundEval(Bound):
+  """A bound choice of an evaluation. An evaluation that a user registered may lack some arguments."""
 
-  Args:
-    choice: an evaluation with all of its arguments.
-    subject: the model and its data.
-  """
-  function, *_ = lookup(EVALS, choice.name)
-  return function(subject, **select_arguments(choice, function))
+  @property
+  def data(self) -> EvalData | None:
+    """The data of the evaluation. None for the data of the run, or if the evaluation uses no data."""
+    return self.args.get("data")
+
+  @property
+  def split(self) -> str | None:
+    """The split that is measured, or None if the evaluation does not measure a single split."""
+    return self.args.get("split")
+
+  @property
+  def batch(self) -> int | None:
+    """Number of images per batch, or None for the batch size of the run."""
+    return self.args.get("batch")
+
+  def interval(self, steps_of: Callable[[Duration], int]) -> int:
+    """Returns the number of steps between two measurements of a run, see `interval`."""
+    return self.call(interval, steps_of)
+
+  def build(self, subject: EvalContext) -> Measure:
+    """Builds the function that measures parameters.
+
+    Args:
+      subject: the model and its data.
+    """
+    return self.call(KINDS[self.name].measure, subject)
 
 
-def preparation_arguments(data: Choice) -> dict[str, Any]:
-  """Returns the arguments that determine how images of a bound data choice are prepared.
-
-  Other data are prepared in the same way unless an evaluation defines another preparation. The argument `exif` is
-  omitted because it is a property of each dataset.
-
-  Args:
-    data: a bound data choice.
-  """
-  prepared = select_arguments(data, stream.eval_examples, loader.batches, augment.normalise)
-  return {key: value for key, value in prepared.items() if key != "exif"}
+EVALS = DerivedTable(KINDS, lambda name, kind: kind.measure, kind=BoundEval)
+# For evaluations during a run.
+REPEATED = DerivedTable(KINDS, lambda name, kind: (kind.measure, interval), kind=BoundEval)
 
 
-def bind_evaluation(choice: Choice, table: schema.Table, prepared: Mapping[str, Any]) -> Choice:
+def bind_evaluation(choice: Choice, table: schema.Table, prepared: Mapping[str, Any]) -> BoundEval:
   """Checks all arguments of an evaluation and fills in defaults.
 
   Args:
     choice: the evaluation.
     table: `EVALS` or `REPEATED`.
-    prepared: {argument: value} for the preparation of other data, see `preparation_arguments`.
+    prepared: {argument: value} for the preparation of other data, see `EvalData.preparation`. Other data are prepared
+      in the same way unless the evaluation defines another preparation.
 
   Raises:
     ConfigError: an argument is invalid, or the image size of the other data differs from that of the model.
@@ -88,12 +99,11 @@ def bind_evaluation(choice: Choice, table: schema.Table, prepared: Mapping[str, 
   with enter_key("data"):
     data = schema.convert(choice.args.get("data"), Choice | None)
   if data is not None:
-    choice = Choice(choice.name, {**choice.args, "data": Choice(data.name, {**prepared, **data.args})})
+    choice = choice.replaced(data=Choice(data.name, {**prepared, **data.args}))
   bound = schema.bind(choice, lookup(table, choice.name), table)
-  if data is not None and "image_size" in prepared:
-    size = bound.args["data"].args["image_size"]
-    if size != prepared["image_size"]:
-      raise ConfigError(f"{size}, but the model needs {prepared['image_size']} px. Remove this key", "data.image_size")
+  size = prepared.get("image_size")
+  if data is not None and size not in (None, bound.data.image_size):
+    raise ConfigError(f"{bound.data.image_size}, but the model needs {size} px. Remove this key", "data.image_size")
   return bound
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from vit_jax import config, models
-from vit_jax.data import loader, sources, stream
+from vit_jax.data import sources, stream
 from vit_jax.data.device_batches import DeviceBatches
 from vit_jax.data.images import describe_image_error
 from vit_jax.data.order import SequentialOrder
@@ -19,7 +19,6 @@ from vit_jax.inference.computing import make_predict_function
 from vit_jax.inference.preparation import Preparation
 from vit_jax.inference.stored import StoredWeights
 from vit_jax.parallel import sharding
-from vit_jax.schema import select_arguments
 
 TOGETHER = 64  # maximum number of images of a batch on each device
 
@@ -79,7 +78,7 @@ def predict_files(
   size = len(devices) * min(together, -(-len(files) // len(devices)))
   reasons, split = {}, sharding.make_batch_sharding(grid)
   rows = sharding.find_local_rows(split, size)
-  made = loader.batches(_make_examples(use, files, reasons), size, rows, **select_arguments(use.data, loader.batches))
+  made = use.data.batches(_make_examples(use, files, reasons), size, rows)
   batches = DeviceBatches(made, rows, size, split)
   computed = subject.compute_batches(lambda batch: compute(params, batch), batches, poll, size, files.__getitem__)
   for first, part in zip(range(0, len(files), size), computed, strict=True):

@@ -1,6 +1,5 @@
 """The pure function from prepared images to classes, probabilities and features."""
 
-import functools
 from collections.abc import Callable, Mapping
 
 import jax
@@ -8,16 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import losses, models
-from vit_jax.data import augment
+from vit_jax.data.bound_data import EvalData
 from vit_jax.models import finite
-from vit_jax.schema import Choice, select_arguments
 
 BEST = 5  # maximum number of classes returned per image
 
 
 def make_predict_function(
-  model: models.Model, data: Choice, loss: str, features: models.Features | None
-) -> Callable[[dict[str, jax.Array], Mapping[str, jax.Array]], dict[str, jax.Array]]:
+  model: models.Model, data: EvalData, loss: str, features: models.Features | None
+) -> Callable[[dict[str, jax.Array], jax.Array], dict[str, jax.Array]]:
   """Builds the function that computes predictions for prepared images.
 
   Args:
@@ -30,13 +28,12 @@ def make_predict_function(
     A function (params, images uint8 (B, S, S, 3)) -> {"best" (B, K), "probability" (B, K), "features" (B, D)}. The
     result also contains the flags of `finite.flagged`.
   """
-  normalise = functools.partial(augment.normalise, **select_arguments(data, augment.normalise))
   dtype = np.dtype(model.description.model.args["dtype"])
   best_of = min(BEST, model.description.classes)
   of_image = features and model.features_of(features)
 
   def compute(params: Mapping[str, jax.Array], images: jax.Array) -> dict[str, jax.Array]:
-    output, _ = model.outputs(params, normalise(images, dtype))
+    output, _ = model.outputs(params, data.normalise(images, dtype))
     result = {"features": of_image(output).astype(jnp.float32)} if of_image else {}
     if best_of:
       _, best = jax.lax.top_k(output.logits, best_of)

@@ -16,10 +16,9 @@ import numpy as np
 from jax import export
 
 from vit_jax import models, schema
-from vit_jax.data import augment
 from vit_jax.inference import graph, operators
 from vit_jax.inference.stored import StoredWeights
-from vit_jax.schema import ConfigError, extras, select_arguments
+from vit_jax.schema import ConfigError, extras
 from vit_jax.storage import files
 
 Logits = Callable[[np.ndarray], np.ndarray]  # images -> logits
@@ -151,11 +150,10 @@ def _compile_logits(use: StoredWeights, **changes: Any) -> Logits:
     changes["attention"] = "xla"
   description = description.changed(changes).bound()
   model = models.functional(description)
-  normalise = select_arguments(use.data, augment.normalise)
   params = {name: jnp.asarray(array) for name, array in use.arrays.items()}
 
   def logits(images: jax.Array) -> jax.Array:
-    return model.outputs(params, augment.normalise(images, description.model.args["dtype"], **normalise))[0].logits
+    return model.outputs(params, use.data.normalise(images, description.model.args["dtype"]))[0].logits
 
   return jax.jit(logits)
 

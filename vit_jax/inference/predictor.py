@@ -16,7 +16,7 @@ from PIL import Image
 
 from vit_jax import models
 from vit_jax.config import extensions
-from vit_jax.data import augment, decoding
+from vit_jax.data import decoding
 from vit_jax.data.images import ImageError, describe_image_error
 from vit_jax.data.readers import locations
 from vit_jax.importers import options, surgery
@@ -24,7 +24,7 @@ from vit_jax.inference import stored
 from vit_jax.inference.computing import make_predict_function
 from vit_jax.inference.preparation import Preparation
 from vit_jax.models import finite
-from vit_jax.schema import Choice, ConfigError, convert, enter_key, select_arguments
+from vit_jax.schema import Choice, ConfigError, convert, enter_key
 
 TOGETHER = 64  # maximum number of images per batch
 
@@ -136,7 +136,7 @@ class Predictor:
     Raises:
       ImageError: if the image cannot be read.
     """
-    return np.asarray(augment.normalise(self.square(image), **select_arguments(self.data, augment.normalise)))
+    return np.asarray(self.data.normalise(self.square(image)))
 
   def logits(self, params: Mapping[str, jax.Array], batch: jax.Array) -> jax.Array:
     """Returns the logits of normalised images, in float32.

@@ -6,8 +6,9 @@ from collections.abc import Callable
 import numpy as np
 
 from vit_jax.data import crops, decoding
+from vit_jax.data.bound_data import EvalData
 from vit_jax.data.images import ImageError
-from vit_jax.schema import Choice, make
+from vit_jax.schema import make
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +30,10 @@ class Preparation:
   exif: bool
 
   @classmethod
-  def of(cls, data: Choice) -> "Preparation":
-    """Returns the preprocessing for the arguments of `config.data`, with all defaults filled in."""
-    size = data.args["image_size"]
-    cut = make(data.args["test_crop"], crops.TEST_CROPS, size)
-    return cls(size, cut, data.args["max_pixels"], data.args["max_aspect"], data.args["exif"])
+  def of(cls, data: EvalData) -> "Preparation":
+    """Returns the preprocessing of a bound choice of data."""
+    cut = make(data.test_crop, crops.TEST_CROPS, data.image_size)
+    return cls(data.image_size, cut, data.max_pixels, data.max_aspect, data.exif)
 
   def file(self, data: bytes) -> np.ndarray:
     """Returns the preprocessed image of an image file, within the limits of a run.

@@ -2,14 +2,15 @@
 
 import pathlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from vit_jax import checkpoints, config, evals, importers, schema
+from vit_jax import checkpoints, config, importers, schema
 from vit_jax.checkpoints import provenance
 from vit_jax.config import extensions, migrations
 from vit_jax.data import augment, loader, stream
+from vit_jax.data.bound_data import EvalData
 from vit_jax.importers import normalisation, surgery
 from vit_jax.importers.formats.lazy_tensors import Tensors
 from vit_jax.importers.hub import preprocessing
@@ -18,6 +19,12 @@ from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError, format_amount
 from vit_jax.storage import files, paths
 from vit_jax.training import build
+from vit_jax.training.bound_run import BoundRun
+
+Data = TypeVar("Data", bound=EvalData)
+
+
+Preparation = tuple[EvalData, str, tuple[str, ...], list[str]]  # (data, loss, class names, notes)
 
 
 class StoredWeights(NamedTuple):
@@ -26,7 +33,7 @@ class StoredWeights(NamedTuple):
   Attributes:
     description: the model, bound. Its images are square after `load`.
     arrays: parameters by path, layer by layer.
-    data: preprocessing of the images, as arguments of `evals.preparation_arguments`.
+    data: preprocessing of the images, with at least the arguments of `EvalData.preparation`.
     classes: class names, or class numbers if the names are unknown.
     loss: a name in `losses.PROBABILITIES`.
     notes: assumptions and changes to report to the user.
@@ -34,7 +41,7 @@ class StoredWeights(NamedTuple):
 
   description: Description
   arrays: Tensors
-  data: Choice
+  data: EvalData
   classes: tuple[str, ...]
   loss: str
   notes: list[str]
@@ -88,7 +95,7 @@ def load(
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
   # Photographs are rotated upright, even if the evaluation of the model ignores EXIF.
-  data = Choice(use.data.name, {**resize_preprocessing(use.data, size).args, "exif": True})
+  data = resize_preprocessing(use.data, size).replaced(exif=True)
   names = use.classes or tuple(map(str, range(wanted.classes)))
   return StoredWeights(wanted, dict(arrays), data, names, use.loss, [*use.notes, *done])
 
@@ -143,20 +150,19 @@ def read(
 
 def describe_images(use: StoredWeights) -> ImageMetadata:
   """Returns the metadata of images and classes to write next to the weights."""
-  args = use.data.args
-  normalised = {key: args[key] for key in ("mean", "std")}
-  return ImageMetadata(normalised, args["test_crop"], args["image_size"], use.classes, use.loss)
+  data = use.data
+  return ImageMetadata(data.normalisation, data.test_crop, data.image_size, use.classes, use.loss)
 
 
-def resize_preprocessing(data: Choice, size: int) -> Choice:
+def resize_preprocessing(data: Data, size: int) -> Data:
   """Returns the preprocessing of images for another image size.
 
   Args:
     data: the preprocessing.
     size: side of the images in pixels.
   """
-  crop = preprocessing.scale_crop(data.args["test_crop"], data.args["image_size"], size)
-  return Choice(data.name, {**data.args, "image_size": size, "test_crop": crop})
+  crop = preprocessing.scale_crop(data.test_crop, data.image_size, size)
+  return data.replaced(image_size=size, test_crop=crop)
 
 
 def read_normalisation(
@@ -180,11 +186,11 @@ def read_normalisation(
   about = checkpoints.read_description(path) or {}
   extensions.restore_for_workdir(path, about)
   data = _read_workdir(path, Description.from_json(about.get("model")))[0]
-  return {key: data.args[key] for key in ("mean", "std")}
+  return data.normalisation
 
 
 def find_normalisation_flags(
-  weights: str | pathlib.Path, data: Choice, ema: bool | None = None, prefix: str | None = None
+  weights: str | pathlib.Path, data: EvalData, ema: bool | None = None, prefix: str | None = None
 ) -> str | None:
   """Returns the flags that select the normalisation of the weights, if the data have a different one.
 
@@ -200,13 +206,13 @@ def find_normalisation_flags(
     The flags, or None if the normalisation is equal.
   """
   wanted = {key: tuple(values) for key, values in read_normalisation(weights, ema, prefix).items()}
-  other = {key: values for key, values in wanted.items() if data.args[key] != values}
+  other = {key: values for key, values in wanted.items() if data.normalisation[key] != values}
   if not other:
     return None
   return " ".join(schema.texts.format_flag(f"config.data.{key}", values) for key, values in other.items())
 
 
-def load_run(workdir: pathlib.Path) -> config.Run | None:
+def load_run(workdir: pathlib.Path) -> BoundRun | None:
   """Returns the completed run of a workdir.
 
   Args:
@@ -229,7 +235,7 @@ def load_run(workdir: pathlib.Path) -> config.Run | None:
     raise ConfigError(f"{workdir / 'config.json'} is not the config of a run: {error}") from error
 
 
-def _read_workdir(workdir: pathlib.Path, description: Description) -> tuple[Any, ...]:
+def _read_workdir(workdir: pathlib.Path, description: Description) -> Preparation:
   """Returns (data, loss, class names, notes) of a workdir."""
   run, about = load_run(workdir), checkpoints.read_description(workdir, provenance.check_metadata) or {}
   if run is None:  # weights that `convert` wrote have less metadata than a run
@@ -237,10 +243,12 @@ def _read_workdir(workdir: pathlib.Path, description: Description) -> tuple[Any,
     said = preprocessing.from_json(about["use"]) if "use" in about else ImageMetadata()
     return _apply_metadata(workdir, said, description, normalisation.HALVES)
   names = tuple(about["identity"]["data"]["classes"]) if "identity" in about else ()
-  return Choice(run.data.name, evals.preparation_arguments(run.data)), run.task.args.get("loss", "softmax"), names, []
+  return EvalData(run.data.name, run.data.preparation), run.task.args.get("loss", "softmax"), names, []
 
 
-def _apply_metadata(path: str, said: Any, description: Description, usual: Any) -> tuple[Any, ...]:
+def _apply_metadata(
+  path: str | pathlib.Path, said: ImageMetadata, description: Description, usual: Mapping[str, tuple[float, ...]]
+) -> Preparation:
   """Returns (data, loss, class names, notes) from the metadata of weights, with defaults for missing values."""
   notes = []
   if set(said.normalised) != {"mean", "std"}:
@@ -265,7 +273,7 @@ def _get_side(description: Description) -> int:
   return size if isinstance(size, int) else min(size)
 
 
-def complete_preprocessing(image_size: int, **changes: Any) -> Choice:
+def complete_preprocessing(image_size: int, **changes: Any) -> EvalData:
   """Returns the preprocessing of images, with all arguments filled in.
 
   Args:
@@ -273,4 +281,5 @@ def complete_preprocessing(image_size: int, **changes: Any) -> Choice:
     **changes: arguments of the preprocessing that differ from the defaults.
   """
   functions = stream.eval_examples, loader.batches, augment.normalise
-  return schema.bind(Choice("images", {"image_size": image_size, **changes}), functions)
+  bound = schema.bind(Choice("images", {"image_size": image_size, **changes}), functions)
+  return EvalData(bound.name, bound.args)

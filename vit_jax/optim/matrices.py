@@ -84,9 +84,10 @@ def _apply_unsharded(function: Callable[..., Any], stacks: jax.Array) -> Any:
 
 
 def _orthogonalise(iterations: int, dtype: str) -> optax.GradientTransformationExtraArgs:
-  """Makes updates nearly orthogonal. Matrices of one shape form one stack, which `spread` divides among the devices.
+  """Makes updates nearly orthogonal. Matrices of one shape form one stack.
 
-  Devices then share the work, and no matrix is sent during its iterations.
+  `shard_rows` divides the stack among the devices. The devices then share the work, and no matrix is sent during its
+  iterations.
   """
   newton_schulz = contrib.scale_by_muon(
     ns_steps=iterations, beta=0.0, nesterov=False, weight_dimension_numbers=contrib.MuonDimensionNumbers(1, 2)
@@ -101,7 +102,7 @@ def _orthogonalise(iterations: int, dtype: str) -> optax.GradientTransformationE
     state: optax.OptState,
     params: Params | None = None,
     *,
-    spread: Callable[..., Any] = _apply_unsharded,
+    shard_rows: Callable[..., Any] = _apply_unsharded,
     **_: Any,
   ) -> tuple[Params, optax.OptState]:
     kernels: dict[str, jax.Array] = {}
@@ -112,7 +113,7 @@ def _orthogonalise(iterations: int, dtype: str) -> optax.GradientTransformationE
       stacks.setdefault(matrices.shape[1:], {})[path] = matrices
     made = {}
     for parts in stacks.values():
-      result, first = spread(orthogonal, list(parts.values())), 0
+      result, first = shard_rows(orthogonal, list(parts.values())), 0
       for path, matrices in parts.items():
         whole = _to_kernel(path, result[first : first + len(matrices)], kernels[path].shape)
         made[path] = whole.astype(kernels[path].dtype)

@@ -7,7 +7,7 @@ their functions are the keys of `config.optim`. Several keys select parameters w
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from vit_jax import trees
 from vit_jax.optim import matrices, schedules
 from vit_jax.optim.matrices import Params, muon
 from vit_jax.schema import (
+  Bound,
   Choice,
   ConfigError,
   Count,
@@ -29,7 +30,6 @@ from vit_jax.schema import (
   Range,
   lookup,
   preset,
-  select_arguments,
 )
 
 Precision = Literal["float32", "bfloat16"]
@@ -37,14 +37,28 @@ Precision = Literal["float32", "bfloat16"]
 LayersAbove = Mapping[str, int | np.ndarray | None] | None
 
 
+class Optimizer(NamedTuple):
+  """An optimizer for certain parameters.
+
+  Attributes:
+    transformation: the gradient transformation.
+    schedule: function from step to learning rate.
+    frozen: paths that gradients do not update, see `list_frozen_paths`.
+  """
+
+  transformation: optax.GradientTransformation
+  schedule: schedules.Schedule
+  frozen: frozenset[str]
+
+
 def create_optimizer(
-  choice: Choice,
+  choice: Bound,
   params: Params,
   total: int,
   steps: Callable[[Duration], int],
   statistics: frozenset[str] = frozenset(),
   layers_above: LayersAbove = None,
-) -> optax.GradientTransformation:
+) -> Optimizer:
   """Returns the `optimizer` that a choice names.
 
   Args:
@@ -54,9 +68,6 @@ def create_optimizer(
     steps: function that converts a duration to a number of steps.
     statistics: paths that the model updates itself, such as running averages.
     layers_above: number of layers between each parameter and the logits, by path. See `models.parameters.layers_above`.
-
-  Returns:
-    The gradient transformation, and the schedule as a function from step to learning rate.
 
   Raises:
     ConfigError: if an argument is not compatible with the model or the run.
@@ -69,23 +80,16 @@ def create_optimizer(
     choice = schema.Choice("adamw", {"lr": 1e-3, "weight_decay": 0.1})
     choice = schema.bind(choice, optim.RULES["adamw"], optim.RULES)
     params = {"head": {"kernel": jnp.ones((3, 2)), "bias": jnp.zeros(2)}}
-    transform, schedule = optim.create_optimizer(choice, params, total=100, steps=int)
-    updates, state = transform.update(params, transform.init(params), params)
+    optimizer = optim.create_optimizer(choice, params, total=100, steps=int)
+    state = optimizer.transformation.init(params)
+    updates, state = optimizer.transformation.update(params, state, params)
     params = optax.apply_updates(params, updates)
-    float(schedule(50))  # 0.0005, half of the cosine
+    float(optimizer.schedule(50))  # 0.0005, half of the cosine
   """
   rule, around = lookup(RULES, choice.name)
   if rule is muon:
     matrices.check_matrices(trees.flatten(params))
-  return around(
-    rule(**select_arguments(choice, rule)),
-    params,
-    total,
-    steps,
-    statistics,
-    layers_above,
-    **select_arguments(choice, around),
-  )
+  return choice.call(around, choice.call(rule), params, total, steps, statistics, layers_above)
 
 
 def optimizer(
@@ -107,7 +111,7 @@ def optimizer(
   layer_decay: Annotated[float, Range(0, 1, open_low=True)] | None = None,
   trust_ratio: Literal["none", "decayed", "all"] = "none",
   clip: Positive | None = None,
-) -> tuple[optax.GradientTransformation, schedules.Schedule]:
+) -> Optimizer:
   """Returns the complete gradient transformation around an update rule, and its learning rate schedule.
 
   The update combines these values:
@@ -146,9 +150,6 @@ def optimizer(
       parameters, "decayed" adapts only parameters with weight decay. Each parameter and each layer of a stack has its
       own ratio. The ratio turns Adam into LAMB and SGD into LARS (You et al. 2020).
     clip: limit of the global gradient norm. None disables clipping.
-
-  Returns:
-    The gradient transformation, and the schedule as a function from step to learning rate.
 
   Raises:
     ConfigError: if a pattern has no effect, all parameters are frozen, or an argument does not fit the model.
@@ -193,9 +194,9 @@ def optimizer(
 
   held = list_frozen_paths(frozen, params, statistics)
   if not held:
-    return chain, rate
+    return Optimizer(chain, rate, held)
   labels = trees.map_named(lambda path, _: "frozen" if path in held else "trained", params)
-  return optax.partition({"trained": chain, "frozen": optax.set_to_zero()}, labels), rate
+  return Optimizer(optax.partition({"trained": chain, "frozen": optax.set_to_zero()}, labels), rate, held)
 
 
 def list_frozen_paths(
@@ -218,7 +219,7 @@ def list_frozen_paths(
   return statistics | {path for path in paths if held[path]}
 
 
-def _select_trainable(params: Params, statistics: frozenset[str]) -> Params:
+def _select_trainable(params: Params, statistics: frozenset[str]) -> dict[str, Any]:
   return {path: leaf for path, leaf in trees.flatten(params).items() if path not in statistics}
 
 

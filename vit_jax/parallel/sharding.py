@@ -125,7 +125,11 @@ def map_per_device(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., An
   return split
 
 
-def shard_rows(mesh: Mesh) -> Callable[..., Any]:
+# (function of rows, stacks [N_i, ...]) -> results [N, ...]
+ShardRows = Callable[[Callable[[jax.Array], jax.Array], Sequence[jax.Array]], jax.Array]
+
+
+def shard_rows(mesh: Mesh) -> ShardRows:
   """Returns a function that distributes a computation on the rows of several stacks over the devices.
 
   Each device computes some of the rows. Before the computation, devices exchange rows that no device stores completely.
@@ -355,18 +359,14 @@ def place_array(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
   return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
-def count_bytes_per_device(shapes: Any, shardings: Any) -> int:
+def count_bytes_per_device(shapes: Any) -> int:
   """Returns the memory in bytes that a pytree takes on one device.
 
   Args:
-    shapes: pytree of shapes.
-    shardings: pytree of shardings with the same structure.
+    shapes: pytree of shapes with shardings.
   """
-
-  def size(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> int:
-    return math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-
-  return sum(jax.tree.leaves(jax.tree.map(size, shapes, shardings)))
+  leaves = jax.tree.leaves(shapes)
+  return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def format_mesh(grid: jax.sharding.Mesh) -> str:

@@ -19,13 +19,15 @@ import jax
 from jax.experimental import topologies
 from jax.experimental.compilation_cache import compilation_cache
 
-from vit_jax import config, schema
+from vit_jax import schema
 from vit_jax.data import catalog
 from vit_jax.models import flops
 from vit_jax.parallel import hardware
 from vit_jax.planning import evaluations, feed, hlo
 from vit_jax.schema import extras
 from vit_jax.training import build
+from vit_jax.training.bound_run import BoundRun
+from vit_jax.training.experiment import Experiment
 
 WRITE_RATE = 0.5e9  # bytes/s that a host writes to a bucket, assumed from usual throughputs of Cloud Storage
 
@@ -194,7 +196,7 @@ def make_topology_devices(slice_: hardware.Slice) -> list[jax.Device]:
 
 
 def make_plan(
-  run: config.Run,
+  run: BoundRun,
   slice_: hardware.Slice,
   schedules: pathlib.Path,
   price: float | None = None,
@@ -220,19 +222,19 @@ def make_plan(
   wanted = ", ".join(f"{axis}={size}" for axis, size in schema.to_plain(run.mesh).items() if size != 1)
   plan = Plan(
     slice_.name, slice_.rented, len(tpus), slice_.hosts, wanted or "data=1",
-    data_path=run.data.args.get("path"), hbm_limit=slice_.chip.memory,
+    data_path=run.data.path, hbm_limit=slice_.chip.memory,
   )  # fmt: skip
   start(f"{label}: building the train step")
   try:
-    parts = build.build(run, tpus, catalog.open_known_split)
+    experiment = build.build(run, tpus, catalog.open_known_split)
   except schema.ConfigError as error:
     return dataclasses.replace(plan, problem=str(error))
-  sizes = ", ".join(f"{axis}={size}" for axis, size in parts.mesh.shape.items() if size > 1)
-  plan = dataclasses.replace(plan, mesh=sizes or "data=1", steps=parts.total)
+  sizes = ", ".join(f"{axis}={size}" for axis, size in experiment.mesh.shape.items() if size > 1)
+  plan = dataclasses.replace(plan, mesh=sizes or "data=1", steps=experiment.total)
   start(f"{label}: compiling the train step")
   began = time.perf_counter()
   try:
-    compiled = parts.compile()
+    compiled = experiment.compile()
     plan = dataclasses.replace(plan, compile_seconds=time.perf_counter() - began)
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
@@ -243,14 +245,14 @@ def make_plan(
     cycles = hlo.read_kernel_cycles(schedules)
     for file in schedules.iterdir():  # hundreds of megabytes that belong to this program only
       file.unlink()
-  plan = _estimate_step(plan, parts, compiled, slice_.chip, cycles)
-  return estimate_run(plan, parts, slice_, price, host_rate)
+  plan = _estimate_step(plan, experiment, compiled, slice_.chip, cycles)
+  return estimate_run(plan, experiment, slice_, price, host_rate)
 
 
 def _describe_choices(run, slice_):
   """Returns the slice, the model and the choices of a search, as in "v3-32, ViT-L/16, fsdp=8, remat=full"."""
   mesh = [f"{axis}={size}" for axis, size in schema.to_plain(run.mesh).items() if size not in (-1, 1)]
-  remat, accumulate = run.model.args.get("remat", "none"), run.optim.args["accumulate"]
+  remat, accumulate = run.model.args.get("remat", "none"), run.optim.accumulate
   choices = [f"remat={remat}"] * (remat != "none") + [f"accumulate={accumulate}"] * (accumulate != 1)
   return ", ".join([slice_.rented, run.model.name, *mesh, *choices])
 
@@ -270,12 +272,13 @@ def parse_needed_bytes(message: str) -> int:
   return max((int(float(a or c) * units[b or d]) for a, b, c, d in sizes), default=0)
 
 
-def _estimate_step(plan, parts, compiled, chip, kernel_cycles):
+def _estimate_step(plan, experiment, compiled, chip, kernel_cycles):
   """Returns the plan with memory, arithmetic, traffic and seconds of a step."""
   memory, costs, program = compiled.memory_analysis(), compiled.cost_analysis(), hlo.read_program(compiled.as_text())
   if program.loops:  # XLA's own count includes the body of a loop only once
     arithmetic = (
-      flops.count_flops(parts.step, parts.state_shapes, parts.batch_shapes, parts.frozen_shapes) / plan.devices
+      flops.count_flops(experiment.step, experiment.state_shapes, experiment.batch_shapes, experiment.frozen_shapes)
+      / plan.devices
     )
     flops_method, traffic = "matrix products of the program, divided by the number of devices", program.traffic
   else:
@@ -309,13 +312,13 @@ def _estimate_step(plan, parts, compiled, chip, kernel_cycles):
 
 
 def estimate_run(
-  plan: Plan, parts: build.Experiment, slice_: hardware.Slice, price: float | None, host_rate: float | None
+  plan: Plan, experiment: Experiment, slice_: hardware.Slice, price: float | None, host_rate: float | None
 ) -> Plan:
   """Computes rates, hours and sizes of a run, which follow from the step time and the host rate.
 
   Args:
     plan: a plan with the figures of the compiled step.
-    parts: the run, built for the devices of the slice.
+    experiment: the run, built for the devices of the slice.
     slice_: the slice of TPUs.
     price: price per chip-hour, in any currency.
     host_rate: images per second that a host prepares, or None to estimate the rate from its number of cores.
@@ -323,7 +326,7 @@ def estimate_run(
   Returns:
     The plan with all figures of the run.
   """
-  run, method = parts.run, "measured"
+  run, method = experiment.run, "measured"
   if host_rate is None:
     each = feed.estimate_seconds_per_image(run)
     method = f"estimated: {slice_.vcpus} vCPUs, {each * 1e3:.1f} ms of CPU time per image"
@@ -331,23 +334,23 @@ def estimate_run(
   input_seconds = run.batch / plan.hosts / host_rate
   plan = dataclasses.replace(plan, input_step_seconds=input_seconds, input_bound=input_seconds > plan.step_seconds)
   images, wanted = run.batch / plan.pace, run.batch / plan.step_seconds / plan.hosts
-  state = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.state_shapes))
+  state = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(experiment.state_shapes))
   image_bytes = feed.get_image_bytes(run.data)
-  hours = parts.total * plan.pace / 3600
-  measured = evaluations.list_evaluations(parts)
+  hours = experiment.total * plan.pace / 3600
+  measured = evaluations.list_evaluations(experiment)
   working = plan.step_seconds - plan.shares["links"]
   forward = (
-    run.batch / (working * evaluations.compute_step_share(parts, plan.flops * plan.devices))
-    if parts.forward_flops
+    run.batch / (working * evaluations.compute_step_share(experiment, plan.flops * plan.devices))
+    if experiment.forward_flops
     else 0.0
   )
   slowest = min(forward, host_rate * plan.hosts)
   return dataclasses.replace(
     plan,
     images_per_second_per_chip=images / slice_.chips,
-    mfu=images * flops.TRAINING * parts.forward_flops / (plan.devices * slice_.chip.peak),
+    mfu=images * flops.TRAINING * experiment.forward_flops / (plan.devices * slice_.chip.peak),
     hours=hours,
-    device_hours=parts.total * plan.step_seconds / 3600,
+    device_hours=experiment.total * plan.step_seconds / 3600,
     evaluations={name: each and each._asdict() for name, each in measured.items()},
     evaluation_rate=forward,
     evaluation_hours=evaluations.sum_hours(measured, slowest) if slowest else 0.0,

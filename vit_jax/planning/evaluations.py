@@ -6,7 +6,7 @@ The evaluations process whole splits with a forward pass, at regular intervals a
 from typing import NamedTuple
 
 from vit_jax.data import catalog
-from vit_jax.training import build
+from vit_jax.training.experiment import Experiment
 
 
 class EvaluationCount(NamedTuple):
@@ -21,37 +21,38 @@ class EvaluationCount(NamedTuple):
   images: int
 
 
-def list_evaluations(parts: build.Experiment) -> dict[str, EvaluationCount | None]:
+def list_evaluations(experiment: Experiment) -> dict[str, EvaluationCount | None]:
   """Returns the number of times and images of each evaluation, by name.
 
   Args:
-    parts: the run that was built.
+    experiment: the run that was built.
 
   Returns:
     {name: evaluation}, with None for an evaluation that does not process a split, such as a few-shot probe.
   """
   return {
-    name: _describe_evaluation(parts, choice, parts.evals[name].every) for name, choice in parts.run.evals.items()
+    name: _describe_evaluation(experiment, choice, experiment.evals[name].every)
+    for name, choice in experiment.run.evals.items()
   }
 
 
-def _describe_evaluation(parts, choice, every):
-  if not {"data", "split", "batch"} <= choice.args.keys():
+def _describe_evaluation(experiment, choice, every):
+  if choice.split is None:
     return None
-  source = catalog.open_known_split(choice.args["data"] or parts.run.data, choice.args["split"])
-  batch = choice.args["batch"] or parts.run.batch
-  weights = 1 if parts.run.optim.args["ema"] is None else 2
-  return EvaluationCount(weights * -(-parts.total // every), -(-len(source) // batch) * batch)
+  source = catalog.open_known_split(choice.data or experiment.run.data, choice.split)
+  batch = choice.batch or experiment.run.batch
+  weights = 1 if experiment.run.optim.ema is None else 2
+  return EvaluationCount(weights * -(-experiment.total // every), -(-len(source) // batch) * batch)
 
 
-def compute_step_share(parts: build.Experiment, flops: float) -> float:
+def compute_step_share(experiment: Experiment, flops: float) -> float:
   """Returns the forward pass of a batch as a share of the FLOPs of a train step.
 
   Args:
-    parts: the run that was built.
+    experiment: the run that was built.
     flops: FLOPs of a train step on all devices. Without recomputation the share is one third.
   """
-  return parts.forward_flops * parts.run.batch / flops
+  return experiment.forward_flops * experiment.run.batch / flops
 
 
 def sum_hours(evaluations: dict[str, EvaluationCount | None], images_per_second: float) -> float:

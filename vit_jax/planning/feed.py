@@ -2,10 +2,10 @@
 
 import operator
 
-from vit_jax import config
 from vit_jax.data import catalog
+from vit_jax.data.bound_data import TrainData
 from vit_jax.parallel import hardware
-from vit_jax.schema import Choice
+from vit_jax.training.bound_run import BoundRun
 
 # CPU seconds per image, summed over threads: `cpu_seconds_per_image` of `python -m benchmarks.input_pipeline --gil`.
 # Images are JPEGs of 500 x 375 pixels and PHOTOGRAPH bytes. They are resized to 224 pixels, without augmentation and
@@ -29,7 +29,7 @@ SCALING_SECONDS = {"area": 2.2e-3, "bilinear": 3.7e-3, "random": 4.5e-3, "bicubi
 LEAST = 0.14
 
 
-def estimate_seconds_per_image(run: config.Run) -> float:
+def estimate_seconds_per_image(run: BoundRun) -> float:
   """Returns the estimated CPU seconds that a host needs for a training image of a run.
 
   The estimate has three terms. All other work is done by the devices.
@@ -45,17 +45,16 @@ def estimate_seconds_per_image(run: config.Run) -> float:
   Args:
     run: a completed run.
   """
-  data = run.data.args
   images = (get_image_bytes(run.data) or PHOTOGRAPH) / PHOTOGRAPH
-  crop = data["crop"].args
+  crop = run.data.crop.args
   scaling = sum(crop.get("area", (1, 1))) / 2 * SCALING_SECONDS.get(crop.get("interpolation"), 0)
-  policy = data["policy"]
+  policy = run.data.policy
   operations = policy.args.get("layers", 1) * policy.args.get("probability", 1.0)
   changing = operations * POLICY_SECONDS.get(policy.name, 0)
-  return PLAIN_SECONDS * max(LEAST, images) + scaling * images + changing * data["image_size"] ** 2 / PIXELS
+  return PLAIN_SECONDS * max(LEAST, images) + scaling * images + changing * run.data.image_size**2 / PIXELS
 
 
-def get_image_bytes(data: Choice) -> float | None:
+def get_image_bytes(data: TrainData) -> float | None:
   """Returns the average bytes of a stored image, or None if the catalog does not contain the size.
 
   The parts of a mixture are averaged by their weights.
@@ -65,11 +64,11 @@ def get_image_bytes(data: Choice) -> float | None:
   """
   if data.name != "mixture":
     return catalog.CATALOG[data.name].image_bytes
-  weights, each = zip(*((part.args["weight"], get_image_bytes(part)) for part in data.args["parts"]), strict=True)
+  weights, each = zip(*((part.args["weight"], get_image_bytes(part)) for part in data.parts), strict=True)
   return None if None in each else sum(map(operator.mul, weights, each)) / sum(weights)
 
 
-def estimate_host_rate(run: config.Run, slice_: hardware.Slice) -> float:
+def estimate_host_rate(run: BoundRun, slice_: hardware.Slice) -> float:
   """Returns the estimated images/s that a host of a slice can prepare with all of its cores.
 
   Args:

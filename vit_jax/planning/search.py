@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from vit_jax import config, schema
 from vit_jax.parallel import hardware
 from vit_jax.planning.estimate import Plan
+from vit_jax.training.bound_run import BoundRun
 
 # (scan, remat) in the order of their cost: first without savings, then from the cheapest method that saves memory.
 SAVINGS = ((False, "none"), (True, "projections"), (True, "attention"), (True, "mlp"), (True, "full"))
@@ -14,7 +15,7 @@ MICRO_BATCHES = (1, 2, 4, 8)
 
 
 def generate_plans(
-  run: config.Run, slice_: hardware.Slice, make_plan: Callable[[config.Run, hardware.Slice], Plan]
+  run: BoundRun, slice_: hardware.Slice, make_plan: Callable[[BoundRun, hardware.Slice], Plan]
 ) -> Iterator[Plan]:
   """Yields plans of a run for all suitable meshes of a slice, each as soon as it is made.
 

@@ -20,7 +20,7 @@ from vit_jax.models.intermediates import record
 from vit_jax.models.published.model import Registered
 from vit_jax.models.transformer import Transformer
 from vit_jax.reports import attention, embeddings, heatmaps, page
-from vit_jax.schema import format_amount, select_arguments
+from vit_jax.schema import format_amount
 from vit_jax.schema.errors import NotFiniteError
 
 _CALLED = "inside/logits"  # recorded by this module, because a user's model may record no intermediate values
@@ -88,7 +88,7 @@ def inspect_model(predictor: Predictor, squares: Sequence[np.ndarray]) -> ModelI
     raise ValueError(broken)
   model = models.functional(_make_plain_model(predictor.description))
   module = model.create(predictor.params)
-  normalised = select_arguments(predictor.data, augment.normalise)
+  normalised = predictor.data.normalisation
   look = jax.jit(
     functools.partial(_inspect_image, model, _find_windows(module), _count_prefix_tokens(module), normalised)
   )

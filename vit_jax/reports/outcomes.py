@@ -11,16 +11,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from vit_jax import config, evals, runtime, tasks
+from vit_jax import config, evals, runtime
 from vit_jax.corpora import stats
-from vit_jax.data import catalog, decoding, loader, sources, stream
-from vit_jax.data.images import Images
+from vit_jax.data import catalog, decoding, loader, sources
+from vit_jax.data.bound_data import EvalData
 from vit_jax.evals import Outcome
 from vit_jax.evals.subject import open_source
 from vit_jax.inference import stored
 from vit_jax.reports import mistakes, page, seen
-from vit_jax.schema import Choice, ConfigError, enter_key, select_arguments
+from vit_jax.schema import ConfigError, enter_key
 from vit_jax.training import build, run_evaluation
+from vit_jax.training.experiment import Experiment
 
 LIMIT = 10_000  # maximum number of images to evaluate
 BATCH = 64  # images per batch and device
@@ -30,7 +31,7 @@ class MeasuredWeights(NamedTuple):
   """The result of evaluating a run's newest weights, and their average if there is one.
 
   Attributes:
-    parts: the run without its evaluations, on the devices of this process.
+    experiment: the run without its evaluations, on the devices of this process.
     step: step of the weights.
     outcomes: outcomes by the prefix of the figures' names: "" for `test`, "val/", "ema_".
     intervals: intervals of the figures by the same prefixes.
@@ -38,11 +39,11 @@ class MeasuredWeights(NamedTuple):
     whole: number of images of the split. Possibly only some of them were evaluated.
   """
 
-  parts: build.Experiment
+  experiment: Experiment
   step: int
   outcomes: dict[str, Outcome]
   intervals: dict[str, run_evaluation.Intervals]
-  data: Choice
+  data: EvalData
   whole: int
 
 
@@ -71,7 +72,7 @@ def make_chapters(workdir: pathlib.Path, limit: int = LIMIT) -> tuple[list[page.
     logging.warning("%s: %s. The page omits this section", workdir, said)
     gone = [page.Paragraph(said)]
     return [page.Chapter(seen.TITLE, gone), page.Chapter(mistakes.TITLE, gone)], None
-  if not tasks.TASKS[run.task.name].classes:
+  if not run.learns_classes:
     return [first], None  # the task has no predictions that could be wrong
   try:
     result = _measure_run(run, workdir, source, limit)
@@ -100,7 +101,7 @@ def measure_workdir(workdir: pathlib.Path, limit: int = LIMIT) -> MeasuredWeight
 def make_chapter(result: MeasuredWeights) -> page.Chapter:
   """Returns the chapter on mistakes for the first outcome."""
   prefix, outcome = next(iter(result.outcomes.items()))
-  about = f"The weights of step {result.step:,} of {result.parts.total:,}"
+  about = f"The weights of step {result.step:,} of {result.experiment.total:,}"
   about += ", not their average." if len(result.outcomes) > 1 else "."
   squares = functools.partial(prepare_images, outcome.details.source, result.data)
   return mistakes.make_chapter(outcome.details, squares, result.intervals[prefix], result.whole, about)
@@ -127,7 +128,7 @@ def select_pictures(result: MeasuredWeights, count: int) -> list[tuple[np.ndarra
   return [(square, lines) for square, lines in zip(squares, named, strict=True) if square is not None]
 
 
-def prepare_images(source: sources.Source, data: Choice, records: Sequence[int]) -> list[np.ndarray | None]:
+def prepare_images(source: sources.Source, data: EvalData, records: Sequence[int]) -> list[np.ndarray | None]:
   """Prepares images as an evaluation does.
 
   Args:
@@ -138,9 +139,7 @@ def prepare_images(source: sources.Source, data: Choice, records: Sequence[int])
   Returns:
     Images, uint8 (S, S, 3), or None for each that cannot be read.
   """
-  examples = stream.eval_examples(source, **select_arguments(data, stream.eval_examples))
-  bounds = (select_arguments(data, loader.batches)[key] for key in ("max_pixels", "max_aspect", "exif"))
-  images = Images(source, "skip", *bounds, max_bad=1.0)
+  examples, images = data.eval_examples(source), data.images(source, "skip", max_bad=1.0)
 
   def square(record: int) -> np.ndarray | None:
     image, _, here = examples.example(images.read_prepared, record)
@@ -160,21 +159,22 @@ def _measure_run(run: Any, workdir: pathlib.Path, train: bool, limit: int | None
   name, choice = run_evaluation.select_headline(run.evals)
   # The devices of this process may differ from those of the training.
   run, devices = dataclasses.replace(run, mesh=config.Mesh(), evals={}), jax.local_devices()
-  unit = run.optim.args["accumulate"]
+  unit = run.optim.accumulate
   devices = devices[: max(n for n in range(1, len(devices) + 1) if n == 1 or run.batch % (n * unit) == 0)]
-  parts = build.build(run, devices, lambda *_: train, training=False)
+  experiment = build.build(run, devices, lambda *_: train, training=False)
   size = BATCH * len(devices)
-  subject = evals.EvalContext(parts.model, parts.mesh, run.data, size, catalog.open_split, parts.task.predict)
+  subject = evals.EvalContext(
+    experiment.model, experiment.mesh, run.data, size, catalog.open_split, experiment.task.predict
+  )
   with enter_key(f"config.evals.{name}"):
-    data = choice.args.get("data")
-    source = open_source(subject, data, choice.args.get("split", "test"), "split")
+    source = open_source(subject, choice.data, choice.split or "test", "split")
     some = (
       sources.select_subset(source, stats.sample_records(len(source), limit, run.seed))
       if len(source) > limit
       else source
     )
     subject = dataclasses.replace(subject, open_split=lambda *_: some)
-    measure = evals.make_evaluation(Choice(choice.name, {**choice.args, "batch": size}), subject)
-  state = run_evaluation.restore_newest(parts, workdir)
+    measure = choice.replaced(batch=size).build(subject)
+  state = run_evaluation.restore_newest(experiment, workdir)
   result, intervals = run_evaluation.measure_state({name: measure}, state, lambda: None)
-  return MeasuredWeights(parts, int(state.step), result, intervals, subject.data(data), len(source))
+  return MeasuredWeights(experiment, int(state.step), result, intervals, subject.data(choice.data), len(source))

@@ -6,22 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.config import Run
 from vit_jax.corpora import stats
 from vit_jax.corpora.screen import ProgressScreen
-from vit_jax.data import catalog, crops, loader
+from vit_jax.data import catalog, crops
 from vit_jax.data.images import ImageError, Images
 from vit_jax.data.sources import Source
 from vit_jax.evals import plots
 from vit_jax.reports import preview_batch, preview_sheet
-from vit_jax.schema import enter_key, extras, format_amount, select_arguments, to_plain
+from vit_jax.schema import enter_key, extras, format_amount, to_plain
 from vit_jax.storage import files
+from vit_jax.training.bound_run import BoundRun
 
 SAMPLE = 4096  # default number of images that are examined for outliers
 LISTED = 100  # maximum number of outliers of each kind in the JSON file
 
 
-def write_sheet(run: Run, path: pathlib.Path, sample: int = SAMPLE) -> list[str]:
+def write_sheet(run: BoundRun, path: pathlib.Path, sample: int = SAMPLE) -> list[str]:
   """Draws the contact sheet of a completed run and writes its numbers as JSON next to it.
 
   The sheet shows the first images of the first batch, as the run augments them. It also shows images of each class of
@@ -46,12 +46,11 @@ def write_sheet(run: Run, path: pathlib.Path, sample: int = SAMPLE) -> list[str]
   with enter_key("config.data"):
     source = catalog.open_split(run.data, "train")
     examples, exact = preview_batch.compute_first_images(run, source)
-  bounds = select_arguments(run.data, loader.batches)
-  images = Images(source, "raise", bounds["max_pixels"], bounds["max_aspect"], bounds["exif"])
+  images = run.data.images(source, "raise")
   records = stats.sample_records(len(source), sample, run.seed)
   with ProgressScreen("looking at images", len(records)) as screen:
     looks = stats.inspect_images(images, records, screen.add)
-  kinds = stats.find_conspicuous(looks, run.data.args["image_size"], LISTED)
+  kinds = stats.find_conspicuous(looks, run.data.image_size, LISTED)
   counts, counted = stats.count_classes(source, looks)
   numbers = {
     "data": to_plain(run.data),
@@ -70,7 +69,7 @@ def write_sheet(run: Run, path: pathlib.Path, sample: int = SAMPLE) -> list[str]
   return [*filter(None, [source.note]), *_format_summary(path, source, examples, (counts, counted), len(looks), kinds)]
 
 
-def draw_batch(run: Run, source: Source) -> bytes:
+def draw_batch(run: BoundRun, source: Source) -> bytes:
   """Draws the first images of a run's first batch, as its first step sees them, with their labels.
 
   Args:

@@ -11,14 +11,14 @@ import numpy as np
 from einops import rearrange
 
 from vit_jax import config, losses, models, rng, tasks
-from vit_jax.config import Run
 from vit_jax.corpora import stats
 from vit_jax.data import catalog, crops, decoding, loader
 from vit_jax.data.images import ImageError, Images
 from vit_jax.data.sources import Source
 from vit_jax.parallel import sharding
-from vit_jax.schema import Choice, Duration, bind, lookup, select_arguments
+from vit_jax.schema import Choice, Duration, bind, lookup
 from vit_jax.training import build
+from vit_jax.training.bound_run import BoundRun
 
 COUNT = 24  # number of images to show
 SIDE = 256  # longer side in pixels of the reduced original image
@@ -46,7 +46,7 @@ class PreviewExample(NamedTuple):
   error: str | None = None
 
 
-def compute_first_images(run: Run, source: Source, count: int = COUNT) -> tuple[list[PreviewExample], bool]:
+def compute_first_images(run: BoundRun, source: Source, count: int = COUNT) -> tuple[list[PreviewExample], bool]:
   """Computes the first images of the first batch, in the order of its rows.
 
   The functions and random numbers are the same as in the run. Only the rows that are shown, and the rows with which
@@ -64,11 +64,10 @@ def compute_first_images(run: Run, source: Source, count: int = COUNT) -> tuple[
   """
   task = _make_task(run, source)
   examples = catalog.open_train_examples(run.data, run.seed, task.patch, run.batch, source)
-  options = select_arguments(run.data, loader.batches)
-  images = Images(source, *(options[key] for key in ("on_error", "max_pixels", "max_aspect", "exif", "max_bad")))
+  images = run.data.images(source)
   rows, count = select_rows(run.batch, count), min(count, run.batch)
-  by_image = run.data.args["mixing"].args.get("mode", "batch") != "batch"
-  fits = 3 * run.batch * run.data.args["image_size"] ** 2 <= WHOLE
+  by_image = run.data.mixing.args.get("mode", "batch") != "batch"
+  fits = 3 * run.batch * run.data.image_size**2 <= WHOLE
   size, places = (run.batch, rows) if by_image and fits else (len(rows), range(len(rows)))
   threads = max(loader.REQUESTS if examples.requests else 2, decoding.count_usable_cores())
   with concurrent.futures.ThreadPoolExecutor(threads) as pool:
@@ -154,9 +153,9 @@ def _make_example(
   if error is not None:
     return PreviewExample(record, error=error)
   if patch is not None:
-    side = run.data.args["image_size"] // patch
+    side = run.data.image_size // patch
     seen = rearrange(seen, "(h w) (i j c) -> (h i) (w j) c", h=side, i=patch, j=patch)
-  mean, std = (np.asarray(run.data.args[key], np.float32) for key in ("mean", "std"))
+  mean, std = (np.asarray(values, np.float32) for values in run.data.normalisation.values())
   pixels = np.clip(np.rint((seen * std + mean) * 255), 0, 255).astype(np.uint8)
   best = [int(label) for label in np.argsort(-target, kind="stable")[:5] if target[label] > 0.005]
   labels = tuple(int(label) for label in np.atleast_1d(values[1]) if label >= 0)

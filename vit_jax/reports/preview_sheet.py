@@ -12,13 +12,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from vit_jax.config import Run
 from vit_jax.corpora.stats import ConspicuousImages
 from vit_jax.data.sources import Source
 from vit_jax.evals.plots import LONGEST, replace_undrawable, shorten_name
 from vit_jax.reports.preview_batch import PreviewExample
 from vit_jax.schema import format_amount
 from vit_jax.storage import files
+from vit_jax.training.bound_run import BoundRun
 
 # In pixels.
 DPI, WIDTH, EDGE = 100, 1600, 20
@@ -73,7 +73,7 @@ class Tile(NamedTuple):
 
 def draw_sheet(
   path: pathlib.Path,
-  run: Run,
+  run: BoundRun,
   source: Source,
   batch: tuple[Sequence[PreviewExample], bool],
   classes: tuple[np.ndarray, int],
@@ -145,7 +145,7 @@ def _arrange_title(y: int, name: str, about: str) -> Iterable[TextBox]:
   yield TextBox(EDGE + 9 * (len(name) + 3), y + 3, about, WIDTH, _GREY, 8.5)
 
 
-def describe_batch(run: Run, source: Source, exact: bool) -> str:
+def describe_batch(run: BoundRun, source: Source, exact: bool) -> str:
   """Describes the images of a batch and their augmentation.
 
   Args:
@@ -153,14 +153,15 @@ def describe_batch(run: Run, source: Source, exact: bool) -> str:
     source: its training images.
     exact: whether the images are mixed exactly as in the run.
   """
-  args = run.data.args
-  changes = [key for key in ("policy", "warp", "mixing", "erasing") if args[key].name != "none"]
-  changes = [f"crop {args['crop'].name}", *["flip"] * args["flip"], *(f"{key} {args[key].name}" for key in changes)]
+  data = run.data
+  named = {"policy": data.policy, "warp": data.warp, "mixing": data.mixing, "erasing": data.erasing}
+  changes = [f"{key} {choice.name}" for key, choice in named.items() if choice.name != "none"]
+  changes = [f"crop {data.crop.name}", *["flip"] * data.flip, *changes]
   smoothing = run.task.args.get("label_smoothing")
   return (
     f"{format_amount(len(source), 'image')}, {format_amount(len(source.classes), 'class', 'classes')}.  Left: the "
     f"image. Right: the model's input in "
-    f"the first step: seed {run.seed}, batch {run.batch:,}, {args['image_size']} pixels, {', '.join(changes)}"
+    f"the first step: seed {run.seed}, batch {run.batch:,}, {data.image_size} pixels, {', '.join(changes)}"
     + (f"; labels before smoothing by {smoothing:g}" if smoothing else "")
     + ("" if exact else "; mixed with other shares than the run's")
   )

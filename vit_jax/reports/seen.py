@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from vit_jax import rng
-from vit_jax.config import Run
 from vit_jax.corpora import stats
 from vit_jax.data import crops, loader
 from vit_jax.data.sources import Source
@@ -16,6 +15,7 @@ from vit_jax.reports import drawing, page, preview_batch, preview_sheet
 from vit_jax.reports.drawing import fit_text
 from vit_jax.reports.preview_batch import PreviewExample
 from vit_jax.schema import ConfigError, format_amount
+from vit_jax.training.bound_run import BoundRun
 
 TITLE = "What the model saw"
 PICTURES, SIDE = 20, 96  # number of images of the batch, and the size of an image in CSS pixels
@@ -27,7 +27,7 @@ LISTED = 1000  # maximum number of classes in a table
 LONGEST = 60  # maximum number of characters of a name in a table
 
 
-def make_chapter(run: Run, source: Source, pictures: int = PICTURES, seconds: float = SECONDS) -> page.Chapter:
+def make_chapter(run: BoundRun, source: Source, pictures: int = PICTURES, seconds: float = SECONDS) -> page.Chapter:
   """Returns the chapter.
 
   Args:

@@ -6,7 +6,8 @@ ranges and defaults. Positional parameters are supplied by the run. If an argume
 contains the table: `crop: Annotated[Choice, CROPS]`. A second list of keys is therefore not needed.
 """
 
-from vit_jax.schema.binding import bind, convert, make, preset, select_arguments
+from vit_jax.schema.binding import bind, convert, make, preset
+from vit_jax.schema.bound import Bound
 from vit_jax.schema.errors import ConfigError, UnknownKeyError, current_config_key, enter_key, show, suggest_nearest
 from vit_jax.schema.signatures import read_keywords
 from vit_jax.schema.tables import DerivedTable, Table, Variants, lookup

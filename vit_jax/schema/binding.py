@@ -18,9 +18,10 @@ from typing import Annotated, Any, Literal
 import ml_collections
 
 from vit_jax.schema import aliases, expected, patterns, signatures, suggestions, texts
+from vit_jax.schema.bound import Bound
 from vit_jax.schema.errors import ConfigError, UnknownKeyError, current_config_key, enter_key, show, suggest_nearest
 from vit_jax.schema.signatures import read_keywords
-from vit_jax.schema.tables import Table, Variants, lookup
+from vit_jax.schema.tables import DerivedTable, Table, Variants, lookup
 from vit_jax.schema.texts import Text
 from vit_jax.schema.texts import format_amount as format_amount
 from vit_jax.schema.types import Choice, Duration, Pattern, Required
@@ -29,7 +30,7 @@ from vit_jax.schema.values import config_key, field_default, to_plain
 _GROUP = Mapping | ml_collections.ConfigDict  # the arguments of a choice in a config
 
 
-def bind(choice: Choice, functions: tuple[Callable, ...], table: Table | None = None) -> Choice:
+def bind(choice: Choice, functions: tuple[Callable[..., Any], ...], table: Table | None = None) -> Bound:
   """Checks all arguments of a choice and adds the defaults.
 
   Args:
@@ -38,7 +39,7 @@ def bind(choice: Choice, functions: tuple[Callable, ...], table: Table | None = 
     table: the table of the choice. The error for an unknown argument lists the other names of the table that accept it.
 
   Returns:
-    A choice with a value for every argument.
+    A choice with a value for every argument. Its type is the type of the table's choices, see `DerivedTable`.
 
   Raises:
     ConfigError: an argument is unknown, missing or invalid.
@@ -47,7 +48,8 @@ def bind(choice: Choice, functions: tuple[Callable, ...], table: Table | None = 
   for function in functions:
     hints = typing.get_type_hints(function, include_extras=True)
     entries |= {name: (hints[name], default) for name, default in read_keywords(function).items()}
-  return Choice(choice.name, _convert_fields(choice.args, entries, f"{choice.name!r}", inspect.Parameter.empty, table))
+  kind = table.kind if isinstance(table, DerivedTable) else Bound
+  return kind(choice.name, _convert_fields(choice.args, entries, f"{choice.name!r}", inspect.Parameter.empty, table))
 
 
 def make(choice: Choice, table: Table, *supplied):
@@ -74,20 +76,7 @@ def make(choice: Choice, table: Table, *supplied):
     assert values == [1.0, 0.75, 0.5]
   """
   functions = lookup(table, choice.name)
-  return functions[0](*supplied, **select_arguments(bind(choice, functions), functions[0]))
-
-
-def select_arguments(choice: Choice, *functions: Callable) -> dict[str, Any]:
-  """Returns the arguments of a bound choice that belong to the given functions.
-
-  Args:
-    choice: a choice that `bind` returned.
-    *functions: some of the functions with which it was bound.
-
-  Returns:
-    {name: value}.
-  """
-  return {name: choice.args[name] for function in functions for name in read_keywords(function)}
+  return bind(choice, functions).call(functions[0], *supplied)
 
 
 def preset(function: Callable, *first, **defaults) -> Callable:
@@ -229,7 +218,7 @@ def convert(value, kind, table: Table | None = None):
     if value not in args:
       raise ConfigError(f"{show(value)} is not a choice.{suggest_nearest(value, args)}")
     return str(value) if isinstance(value, str) else value
-  if kind is Choice:
+  if isinstance(kind, type) and issubclass(kind, Choice):
     return _convert_choice(value, table)
   if kind is Duration:
     return Duration(value)
@@ -242,7 +231,7 @@ def convert(value, kind, table: Table | None = None):
   return _convert_scalar(value, kind)
 
 
-def _check_annotated(value, annotation):
+def _check_annotated(value: Any, annotation: Any) -> Any:
   """Checks a converted value against a range, or binds a choice with its table."""
   if value is None:
     return None

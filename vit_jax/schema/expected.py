@@ -35,7 +35,7 @@ def is_supported(kind: Any) -> bool:
     return all(part is Ellipsis or is_supported(part) for part in args)
   if origin is collections.abc.Mapping:
     return args[0] is str and is_supported(args[1])
-  return kind in SCALARS or getattr(kind, "__name__", "") in NAMED or dataclasses.is_dataclass(kind)
+  return kind in SCALARS or _name(kind) in NAMED or dataclasses.is_dataclass(kind)
 
 
 def describe_type(kind: Any) -> str:
@@ -51,7 +51,7 @@ def describe_type(kind: Any) -> str:
     return " or ".join(map(repr, args))
   if origin is tuple:
     return "a list"
-  name = getattr(kind, "__name__", str(kind))
+  name = _name(kind)
   return SCALARS.get(kind) or NAMED.get(name) or f"a {name}"
 
 
@@ -71,6 +71,12 @@ def example_of_type(kind: Any) -> str:
       return plain
     return f"{args[1].low:.10g}" if math.isfinite(args[1].low) else plain
   return EXAMPLES.get(kind) or EXAMPLES.get(getattr(kind, "__name__", ""), "")
+
+
+def _name(kind: Any) -> str:
+  """Returns the name of a type. A type of bound choices is named `Choice`."""
+  names = [base.__name__ for base in getattr(kind, "__mro__", ())]
+  return next((name for name in names if name in NAMED), getattr(kind, "__name__", str(kind)))
 
 
 def _contains(interval, value):

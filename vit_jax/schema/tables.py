@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from vit_jax.schema.bound import Bound
 from vit_jax.schema.errors import ConfigError, show, suggest_nearest
 
 Table = Mapping[str, Callable | tuple[Callable, ...]]  # functions by name; the first one of several makes the object
@@ -22,14 +23,22 @@ class DerivedTable(Mapping):
   A name that is added to the other table is immediately available in this table. Registration therefore needs one line.
   """
 
-  def __init__(self, base: Mapping[str, Any], make: Callable[[str, Any], Any], without: tuple[str, ...] = ()):
+  def __init__(
+    self,
+    base: Mapping[str, Any],
+    make: Callable[[str, Any], Any],
+    without: tuple[str, ...] = (),
+    kind: type[Bound] = Bound,
+  ):
     """Derives a table.
 
     Args:
       base: the other table, which may grow.
       make: computes an entry from (name, entry of `base`).
       without: names of `base` that this table omits.
+      kind: type of the bound choices of this table.
     """
+    self.kind = kind
     self._base, self._make, self._without = base, make, frozenset(without)
     self._made: dict[str, tuple[Any, Any]] = {}  # name -> (entry of base, entry of this table)
 

@@ -5,9 +5,11 @@ import math
 import re
 import typing
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from vit_jax.schema.errors import ConfigError, show
+
+_Self = TypeVar("_Self", bound="Choice")
 
 
 class Range(NamedTuple):
@@ -115,3 +117,18 @@ class Choice:
 
   name: str
   args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, Choice) and (self.name, self.args) == (other.name, other.args)
+
+  def __repr__(self) -> str:
+    # Digests of labels and of cached features contain this text, so it is the same for bound choices.
+    return f"Choice(name={self.name!r}, args={self.args!r})"
+
+  def replaced(self: _Self, **args: Any) -> _Self:
+    """Returns the choice with some arguments replaced or added.
+
+    Args:
+      **args: the arguments.
+    """
+    return dataclasses.replace(self, args={**self.args, **args})

@@ -20,6 +20,7 @@ from vit_jax.schema.errors import AbsentError, UnreachableError
 from vit_jax.storage import paths
 from vit_jax.sweeps.trials import Setting, Trial, group_settings
 from vit_jax.training import build
+from vit_jax.training.bound_run import BoundRun
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,20 +137,20 @@ def _resolve_config(file: str, texts: Mapping[str, str]) -> Any:
   return build.complete(config.resolve(flags.load_config(file, texts)))
 
 
-def _find_test_evaluations(run: config.Run) -> list[str]:
+def _find_test_evaluations(run: BoundRun) -> list[str]:
   """Returns the names of the evaluations that use the test split of the run's own data."""
   return [
-    name for name, choice in run.evals.items() if selection.find_split(choice.args) in ("test", run.data.args["test"])
+    name for name, choice in run.evals.items() if selection.find_split(choice.args) in ("test", run.data.test_split)
   ]
 
 
-def _fill_evaluations(run: config.Run, base: Mapping[str, Any]) -> dict[str, str]:
+def _fill_evaluations(run: BoundRun, base: Mapping[str, Any]) -> dict[str, str]:
   """Returns flags for the evaluations that the config leaves to defaults, which depend on the evaluation of test."""
   added = [name for name in run.evals if not flags.has_key(base, f"evals.{name}.name")]
   return format_flags({f"evals.{name}": schema.to_plain(run.evals[name]) for name in added}, {})
 
 
-def _check_decides(run: config.Run, decide: str) -> None:
+def _check_decides(run: BoundRun, decide: str) -> None:
   """Raises ConfigError unless `decide` is a metric of an evaluation of the run that uses no test images."""
   name, _, metric = decide.partition("/")
   if name not in run.evals or not metric:
@@ -161,7 +162,7 @@ def _check_decides(run: config.Run, decide: str) -> None:
       f"sweep: decide is {decide!r}, which uses test images. Hold out a part of train with config.data.val"
     )
   known = evals.figure_names(run.evals[name])
-  known += [f"ema_{one}" for one in known] if run.optim.args["ema"] else []
+  known += [f"ema_{one}" for one in known] if run.optim.ema else []
   if metric not in known:
     raise ConfigError(
       f"sweep: decide is {decide!r}, but {name!r} has no such figure.{schema.suggest_nearest(metric, known)}"

@@ -11,10 +11,14 @@ import numpy as np
 
 from vit_jax import models
 from vit_jax.models import flops
+from vit_jax.shapes import PRNGKey
+from vit_jax.tasks.task import Batch, Objective, Params
 
 
 def count_forward_flops(
-  objective: Callable, params: Mapping[str, jax.ShapeDtypeStruct], examples: Mapping[str, jax.ShapeDtypeStruct]
+  objective: Callable[[Params, Batch, PRNGKey | None], Objective],
+  params: Mapping[str, jax.ShapeDtypeStruct],
+  examples: Mapping[str, jax.ShapeDtypeStruct],
 ) -> int:
   """Counts the FLOPs of the forward pass of a task for one example.
 

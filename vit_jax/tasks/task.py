@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from vit_jax import models
+from vit_jax.data.augment import Augmentation
 from vit_jax.shapes import Array, Count, Float, Integer, PRNGKey, Shaped, Tensor
 
 Params = Mapping[str, Shaped[Tensor, "..."]]  # by path
@@ -52,9 +53,9 @@ class TaskContext(NamedTuple):
 
   model: models.Model
   patch: int | None
-  augment: Callable
+  augment: Callable[[int | None], Augmentation]
   freeze: Callable[[str, str, bool | None, str | None], FrozenModel]
-  pixels: Callable
+  pixels: Callable[[Array], Array]
   normalised: Mapping[str, Sequence[float]] = {}
 
 

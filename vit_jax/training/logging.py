@@ -10,15 +10,16 @@ import jax
 import numpy as np
 
 from vit_jax import checkpoints, config, runtime
-from vit_jax.data import crops, loader
-from vit_jax.data.images import ImageError, Images
+from vit_jax.data import crops
+from vit_jax.data.bound_data import EvalData
+from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome, metrics, selection
 from vit_jax.evals.accuracy import AccuracyDetails
 from vit_jax.models import flops
 from vit_jax.parallel import hardware
 from vit_jax.runtime import print_line
-from vit_jax.schema import Choice
-from vit_jax.training import build, goodput, writer
+from vit_jax.training import goodput, writer
+from vit_jax.training.experiment import Experiment
 
 # share of the time spent waiting for data that triggers advice, and the required number of consecutive lines
 WAITING, WAITS = 0.1, 3
@@ -28,21 +29,11 @@ CLASSES, MISTAKES, TILE = 1000, 24, 96
 AHEAD = 4  # maximum number of steps by which the devices may lag behind this program
 
 
-def select_due(parts: build.Experiment, step: int) -> dict[str, build.Eval]:
-  """Returns the evaluations that are due at a step before the last one.
-
-  Args:
-    parts: the run.
-    step: number of completed steps.
-  """
-  return {name: each for name, each in parts.evals.items() if 0 < step < parts.total and step % each.every == 0}
-
-
 class TrainingLog:
   """The log of a run. It must be closed.
 
   Args:
-    parts: the run.
+    experiment: the run.
     workdir: directory of the log files.
     start: step from which the run continues.
     timer: clock of the attempt.
@@ -53,7 +44,7 @@ class TrainingLog:
 
   def __init__(
     self,
-    parts: build.Experiment,
+    experiment: Experiment,
     workdir: pathlib.Path,
     start: int,
     timer: goodput.GoodputTracker,
@@ -62,9 +53,9 @@ class TrainingLog:
     about: dict,
   ):
     self.clock, self._phase = timer, phase
-    self._parts, self._start, self._store = parts, start, store
+    self._experiment, self._start, self._store = experiment, start, store
     self._writer = writer.Writer(
-      workdir, start, jax.process_index() == 0, again=start == parts.total or not about.get("evaluated", True)
+      workdir, start, jax.process_index() == 0, again=start == experiment.total or not about.get("evaluated", True)
     )
     self._pending = collections.deque()  # (step, metrics on the devices), not fetched yet
     saved = about.get("pending", {"steps": 0, "sums": {}})
@@ -75,7 +66,7 @@ class TrainingLog:
     self._skipped = 0
     self._evaluated = None  # step
     # {evaluation: [number of steps at which it was measured, last of these steps]}
-    every = {name: each.every for name, each in parts.evals.items()}
+    every = {name: each.every for name, each in experiment.evals.items()}
     self._measured = about.get("measured", selection.count_measurements(every, start))
     self._drawing = 0.0  # seconds
     self._waits = 0  # consecutive lines in which the devices waited for data; negative after the advice was printed
@@ -105,7 +96,7 @@ class TrainingLog:
       step: step of the checkpoint.
     """
     pending = {"steps": self._summed, "sums": dict(self._sums)}
-    evaluated = self._evaluated == step or not select_due(self._parts, step)
+    evaluated = self._evaluated == step or not self._experiment.due_evals(step)
     return self.clock.counts() | {"pending": pending, "evaluated": evaluated, "measured": self._measured}
 
   def measured(self) -> dict[str, int]:
@@ -126,8 +117,8 @@ class TrainingLog:
       self._fetch(step)
       self.clock.measure_lap(0)
       self._lap_began = step
-      print_line(f"{step:>7}/{self._parts.total}  loss {self._loss:.4f}; compiled, training")
-    if step % self._parts.log_every == 0:
+      print_line(f"{step:>7}/{self._experiment.total}  loss {self._loss:.4f}; compiled, training")
+    if step % self._experiment.log_every == 0:
       self.write(step)
     self._seen = step
 
@@ -144,17 +135,19 @@ class TrainingLog:
     means = {name: total / self._summed for name, total in self._sums.items()}
     self._summed = 0
     self._sums.clear()
-    parts, headline = self._parts, self._parts.task.headline
+    experiment, headline = self._experiment, self._experiment.task.headline
     scalars = {f"train/{name}": value for name, value in means.items()} | {
-      "train/learning_rate": float(parts.schedule(step - 1)),
+      "train/learning_rate": float(experiment.schedule(step - 1)),
       "skipped_images": self._skipped,
-      "train/epoch": step * parts.run.batch / parts.examples,
+      "train/epoch": step * experiment.run.batch / experiment.epoch_length,
     }
-    scalars |= {f"train/epoch_{name}": seen for name, seen in parts.images.epochs(step * parts.run.batch).items()}
-    line = f"{step:>7}/{parts.total}  {step / parts.total:4.0%}  loss {means['loss']:.4f}"
+    scalars |= {
+      f"train/epoch_{name}": seen for name, seen in experiment.images.epochs(step * experiment.run.batch).items()
+    }
+    line = f"{step:>7}/{experiment.total}  {step / experiment.total:4.0%}  loss {means['loss']:.4f}"
     if headline in means:
       line += f"  top-1 {means['top1']:6.1%}" if headline == "top1" else f"  {headline} {means[headline]:.4f}"
-    images = (step - self._lap_began) * parts.run.batch
+    images = (step - self._lap_began) * experiment.run.batch
     self._lap_began = step
     # A process that has one step left has no lap.
     if images and (lap := self.clock.measure_lap(images)):
@@ -162,7 +155,7 @@ class TrainingLog:
       scalars |= rates
       line += f"  {rates['images_per_second']:,.0f} images/s  waiting for data {rates['data_wait']:.0%}"
       line += f"  MFU {rates['mfu']:.1%}" if "mfu" in rates else ""
-      left = (parts.total - step) * parts.run.batch / self.clock.rate
+      left = (experiment.total - step) * experiment.run.batch / self.clock.rate
       line += f"  {int(left // 60)}:{int(left % 60):02d} left"
     self._writer.write(step, scalars)
     self.clock.write()
@@ -205,7 +198,7 @@ class TrainingLog:
       pictures: maps names to bytes of PNG files.
     """
     if self._start == 0:
-      self._writer.text(0, "config", f"```\n{config.dumps(self._parts.run)}```")
+      self._writer.text(0, "config", f"```\n{config.dumps(self._experiment.run)}```")
       for name, png in pictures.items():
         self._writer.image(0, name, png)
 
@@ -218,13 +211,15 @@ class TrainingLog:
       step: number of completed steps.
       measured: outcomes by prefix.
     """
-    if jax.process_index() != 0 or (step < self._parts.total and self._drawing > DRAWING * self.clock.train_seconds):
+    if jax.process_index() != 0 or (
+      step < self._experiment.total and self._drawing > DRAWING * self.clock.train_seconds
+    ):
       return
     began = time.perf_counter()
     for prefix, outcome in measured.items():
       if isinstance(outcome.details, AccuracyDetails) and not prefix.endswith("ema_"):
-        run, prefix = self._parts.run, prefix or "test/"
-        data = run.evals[prefix[:-1]].args["data"] or run.data
+        run, prefix = self._experiment.run, prefix or "test/"
+        data = run.evals[prefix[:-1]].data or run.data
         for name, png in draw_predictions(outcome.details, data).items():
           self._writer.image(step, prefix + name, png)
     self._drawing += time.perf_counter() - began
@@ -238,10 +233,7 @@ class TrainingLog:
     self._waits = (self._waits + 1 if waited > WAITING else 0) if self._waits >= 0 else -1
     if self._waits == WAITS:
       self._waits = -1
-      data, images = self._parts.run.data.args, self._parts.images
-      threads = loader.choose_thread_count(data["threads"], images.requests)
-      workers = loader.choose_worker_count(data["workers"], len(images.source))
-      remedy = loader.suggest_settings(threads, workers, images.requests)
+      remedy = self._experiment.run.data.suggest_settings(self._experiment.images)
       print_line(f"{waited:.0%} of the time is spent waiting for data, with {remedy}")
 
   def close(self) -> None:
@@ -250,9 +242,9 @@ class TrainingLog:
 
   def _add_chip_rates(self, rates):
     """Adds the throughput per chip to the throughput of a lap."""
-    devices = self._parts.mesh.devices
+    devices = self._experiment.mesh.devices
     per_chip, peak = rates["images_per_second"] / devices.size, hardware.get_peak_flops(devices.flat[0])
-    utilisation = {"mfu": per_chip * flops.TRAINING * self._parts.forward_flops / peak} if peak else {}
+    utilisation = {"mfu": per_chip * flops.TRAINING * self._experiment.forward_flops / peak} if peak else {}
     return rates | {"images_per_second_per_chip": per_chip} | utilisation
 
   def _fetch(self, step):
@@ -268,7 +260,7 @@ class TrainingLog:
       self._summed, self._loss = self._summed + 1, row["loss"]
 
 
-def draw_predictions(details: AccuracyDetails, data: Choice) -> dict[str, bytes]:
+def draw_predictions(details: AccuracyDetails, data: EvalData) -> dict[str, bytes]:
   """Draws predictions: the confusion matrix, and the worst mistakes.
 
   Args:
@@ -286,8 +278,7 @@ def draw_predictions(details: AccuracyDetails, data: Choice) -> dict[str, bytes]
     figure = plots.draw_confusion(metrics.compute_confusion(predictions, len(classes)), classes)
     drawn["confusion"] = plots.render_png(figure, 75 if len(classes) <= 100 else 50)
   if len(rows := metrics.find_mistakes(predictions, MISTAKES)):
-    bounds = (data.args[key] for key in ("max_pixels", "max_aspect", "exif"))
-    images, tiles, words = Images(source, "raise", *bounds), [], []
+    images, tiles, words = data.images(source, "raise"), [], []
     for row in rows:
       record = int(predictions.position[row])
       try:

@@ -22,12 +22,13 @@ from vit_jax.runtime import print_line
 from vit_jax.schema import ConfigError, format_amount, to_plain
 from vit_jax.schema.errors import NotFiniteError
 from vit_jax.storage import files
-from vit_jax.training import build, goodput, steps, writer
-from vit_jax.training.logging import TrainingLog, make_not_finite_error, select_due
+from vit_jax.training import goodput, steps, writer
+from vit_jax.training.experiment import Eval, Experiment
+from vit_jax.training.logging import TrainingLog, make_not_finite_error
 
 
 def train(
-  parts: build.Experiment,
+  experiment: Experiment,
   workdir: pathlib.Path,
   profile: int = 0,
   watch: runtime.Watch | None = None,
@@ -38,7 +39,7 @@ def train(
   """Trains until the end, starting from the newest checkpoint if there is one.
 
   Args:
-    parts: the components of the run.
+    experiment: the components of the run.
     workdir: directory of the run.
     profile: number of steps to profile for TensorBoard.
     watch: receives requests to stop and enforces time limits. By default a new watch is created.
@@ -56,51 +57,56 @@ def train(
     ConfigError: if an image cannot be decoded. The state is saved first.
     OSError: if a file cannot be written.
   """
-  if result := load_result(workdir, parts.total):
+  if result := load_result(workdir, experiment.total):
     return result
   with contextlib.ExitStack() as resources:
-    watch = watch or resources.enter_context(runtime.Watch(parts.run.limits))
+    watch = watch or resources.enter_context(runtime.Watch(experiment.run.limits))
     resources.enter_context(watch.phase("save"))  # its time limit applies while resources are closed
-    run, state = open_session(resources, parts, workdir, profile, watch, weights, began)
-    run.log.begin(pictures or {})
+    session, state = open_session(resources, experiment, workdir, profile, watch, weights, began)
+    session.log.begin(pictures or {})
     watch.step = step = int(state.step)
-    print_line(f"continues at step {step} of {parts.total}" if step else f"{format_amount(parts.total, 'step')} to go")
+    print_line(
+      f"continues at step {step} of {experiment.total}" if step else f"{format_amount(experiment.total, 'step')} to go"
+    )
     try:
-      if not run.evaluated:  # a stop interrupted the evaluation
-        evaluate(run, select_due(parts, step), step, state)
-      with run.phase("compile"):
-        train_step = parts.compile() if step < parts.total else None
+      if not session.evaluated:  # a stop interrupted the evaluation
+        evaluate(session, experiment.due_evals(step), step, state)
+      with session.phase("compile"):
+        train_step = experiment.compile() if step < experiment.total else None
         runtime.barrier("compiled")  # keeps waiting for other compilers out of the first step
-      with run.phase("step"):
-        while step < parts.total:
-          with run.phase("data", run.batches.waiting):
-            batch = next(run.batches)
-          if run.batches.problem:  # reported one batch early, so that all processes can stop before it
-            watch.ask(runtime.EXIT_CONFIG, f"error: {run.batches.problem}")
-          with run.trace.step(step), jax.transfer_guard("disallow"):
-            state, metrics = train_step(state, batch, run.frozen)
-          run.log.write_due(step)  # writes earlier steps, so that the devices always have work
+      with session.phase("step"):
+        while step < experiment.total:
+          with session.phase("data", session.batches.waiting):
+            batch = next(session.batches)
+          if session.batches.problem:  # reported one batch early, so that all processes can stop before it
+            watch.ask(runtime.EXIT_CONFIG, f"error: {session.batches.problem}")
+          with session.trace.step(step), jax.transfer_guard("disallow"):
+            state, metrics = train_step(state, batch, session.frozen)
+          session.log.write_due(step)  # writes earlier steps, so that the devices always have work
           watch.step = step = step + 1
-          run.log.add(step, metrics, run.batches.skipped)
-          if step < parts.total:
-            evaluate(run, select_due(parts, step), step, state)
-            if step % parts.save_every == 0:
-              save(run, step, state)
+          session.log.add(step, metrics, session.batches.skipped)
+          if step < experiment.total:
+            evaluate(session, experiment.due_evals(step), step, state)
+            if step % experiment.save_every == 0:
+              save(session, step, state)
             watch.poll()
-        run.log.write(step)
-      run.trace.close()
-      run.timer.stop()
-      figures = evaluate(run, parts.evals, step, state)
-      save(run, step, state)
+        session.log.write(step)
+      session.trace.close()
+      session.timer.stop()
+      figures = evaluate(session, experiment.evals, step, state)
+      save(session, step, state)
     except (runtime.Preempted, ImageError, WorkerError) as reason:
       if isinstance(reason, runtime.Preempted) or runtime.is_alone():  # saving needs all processes
-        save(run, step, state)
-        run.store.wait()  # before other processes notice the end and exit
+        save(session, step, state)
+        session.store.wait()  # before other processes notice the end and exit
       raise as_exit(reason, step) from reason
-    run.store.wait()  # the last state must be saved before the result is written
+    session.store.wait()  # the last state must be saved before the result is written
     return write_result(
       workdir,
-      figures | {"skipped_images": run.batches.skipped} | describe_ranking(run, figures) | run_metadata(run, state),
+      figures
+      | {"skipped_images": session.batches.skipped}
+      | describe_ranking(session, figures)
+      | run_metadata(session, state),
     )
 
 
@@ -112,7 +118,7 @@ class Session:
   """The resources that the loop uses in addition to the state. They are closed when the loop ends.
 
   Attributes:
-    parts: the components of the run.
+    experiment: the components of the run.
     watch: receives requests to stop and enforces time limits.
     timer: measures the time of each phase.
     store: the checkpoints.
@@ -125,7 +131,7 @@ class Session:
     phase: the function `enter_phase`, which takes the name of a phase.
   """
 
-  parts: build.Experiment
+  experiment: Experiment
   watch: runtime.Watch
   timer: goodput.GoodputTracker
   store: checkpoints.Checkpoints
@@ -140,7 +146,7 @@ class Session:
 
 def open_session(
   resources: contextlib.ExitStack,
-  parts: build.Experiment,
+  experiment: Experiment,
   workdir: pathlib.Path,
   profile: int,
   watch: runtime.Watch,
@@ -151,31 +157,33 @@ def open_session(
 
   Args:
     resources: exit stack that closes the run.
-    parts, workdir, profile, watch, weights, began: see `train`.
+    experiment, workdir, profile, watch, weights, began: see `train`.
 
   Returns:
     The opened run, and the newest saved state or the initial state.
   """
   timer = goodput.GoodputTracker(workdir / "goodput.json" if jax.process_index() == 0 else None, began)
   resources.callback(timer.close)
-  print_line(parts.format_overview())
-  store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(parts.mesh), parts.keep, parts.keep_every)
+  print_line(experiment.format_overview())
+  store = checkpoints.Checkpoints(
+    workdir, sharding.make_replicated_sharding(experiment.mesh), experiment.run.checkpoint.keep, experiment.keep_every
+  )
   resources.callback(store.close)
   with watch.phase("restore"):
-    state, about = restore_or_start(parts, store, timer, weights)
-    frozen, frozen_digests = parts.frozen(about.get("frozen"))
-    for note in parts.task.frozen.notes if frozen else ():
-      print_line(f"{parts.task.frozen.path}: {note}")
+    state, about = restore_or_start(experiment, store, timer, weights)
+    frozen, frozen_digests = experiment.frozen(about.get("frozen"))
+    for note in experiment.task.frozen.notes if frozen else ():
+      print_line(f"{experiment.task.frozen.path}: {note}")
   start = int(state.step)
-  batches = parts.batches(start)
+  batches = experiment.batches(start)
   phase = functools.partial(enter_phase, watch, timer)
-  log = TrainingLog(parts, workdir, start, timer, phase, store, about)
+  log = TrainingLog(experiment, workdir, start, timer, phase, store, about)
   trace = writer.Trace(workdir, start, profile)
   for resource in (log, trace, batches):
     resources.callback(resource.close)
   resources.push(watch.report)
   evaluated = about.get("evaluated", True)
-  return Session(parts, watch, timer, store, log, trace, batches, frozen, frozen_digests, evaluated, phase), state
+  return Session(experiment, watch, timer, store, log, trace, batches, frozen, frozen_digests, evaluated, phase), state
 
 
 @contextlib.contextmanager
@@ -216,7 +224,7 @@ def load_result(workdir: pathlib.Path, total: int) -> dict | None:
 
 
 def restore_or_start(
-  parts: build.Experiment,
+  experiment: Experiment,
   store: checkpoints.Checkpoints,
   timer: goodput.GoodputTracker,
   weights: dict[str, np.ndarray] | None,
@@ -226,7 +234,7 @@ def restore_or_start(
   Without a checkpoint, the function returns the initial state and an empty description.
 
   Args:
-    parts: the components of the run.
+    experiment: the components of the run.
     store: the checkpoints of the run.
     timer: the clock of the run.
     weights: {path: host array} of initial weights. None uses the weights of `config.init`.
@@ -236,30 +244,30 @@ def restore_or_start(
   """
   workdir = store.directory.parent
   with timer.phase("restore"):
-    saved = store.restore(parts.state_shapes, provenance.check_metadata)
-  if saved and int(saved[0].step) > parts.total:
+    saved = store.restore(experiment.state_shapes, provenance.check_metadata)
+  if saved and int(saved[0].step) > experiment.total:
     raise ConfigError(
-      f"config.total: {format_amount(parts.total, 'step')}, but the run in {workdir} has already completed "
+      f"config.total: {format_amount(experiment.total, 'step')}, but the run in {workdir} has already completed "
       f"{int(saved[0].step)}"
     )
   if jax.process_index() == 0:
-    files.write_text(workdir / "config.json", config.dumps(parts.run))
+    files.write_text(workdir / "config.json", config.dumps(experiment.run))
   if saved is None:
-    return parts.start(load_starting_weights(parts) if weights is None else weights), {}
+    return experiment.start(load_starting_weights(experiment) if weights is None else weights), {}
   state, about = saved
   before = about.get("identity")
-  splits = provenance.compare_splits(before["data"], parts.images.source) if before else []
-  for note in provenance.list_notes(before, parts.identity, splits):
+  splits = provenance.compare_splits(before["data"], experiment.images.source) if before else []
+  for note in provenance.list_notes(before, experiment.identity, splits):
     print_line(note)
-  timer.resume(about, running=int(state.step) < parts.total)
+  timer.resume(about, running=int(state.step) < experiment.total)
   return state, {"frozen": {}} | about
 
 
-def load_starting_weights(parts: build.Experiment, flag: str = "config.init.from") -> dict[str, np.ndarray]:
+def load_starting_weights(experiment: Experiment, flag: str = "config.init.from") -> dict[str, np.ndarray]:
   """Returns the weights of `config.init` on the host, and prints notes on how the weights were adapted.
 
   Args:
-    parts: the components of the run.
+    experiment: the components of the run.
     flag: key or flag that names the weights, for error messages.
 
   Raises:
@@ -268,47 +276,47 @@ def load_starting_weights(parts: build.Experiment, flag: str = "config.init.from
   """
   weights, notes, problem = {}, [], None
   try:
-    weights, notes = parts.weights()
+    weights, notes = experiment.weights()
   except ConfigError as error:
     problem = f"{flag}: {error}"
   runtime.raise_together(problem)
   for note in notes:
     print_line(note)
-  return checkpoints.check_same_arrays(weights, parts.run.init.from_)
+  return checkpoints.check_same_arrays(weights, experiment.run.init.from_)
 
 
-def describe_ranking(run: Session, figures: Mapping[str, float]) -> dict:
+def describe_ranking(session: Session, figures: Mapping[str, float]) -> dict:
   """Returns the entries of result.json for the intervals of proportions and for the figure that ranks the run (see
   `selection.describe_selection`).
 
   Args:
-    run: the run at its end.
+    session: the run at its end.
     figures: the figures of the last step.
   """
   return {
     "intervals": {
       name: list(ends) for name, ends in intervals.compute_figure_intervals(figures).items()
     },  # lists, as in JSON
-    "selection": selection.describe_selection(to_plain(run.parts.run), figures, run.log.measured()),
+    "selection": selection.describe_selection(to_plain(session.experiment.run), figures, session.log.measured()),
   }
 
 
-def run_metadata(run: Session, state: steps.State) -> dict:
+def run_metadata(session: Session, state: steps.State) -> dict:
   """Returns the entries of result.json that are not figures: durations, seed, versions and digests.
 
   Args:
-    run: the run at its end.
+    session: the run at its end.
     state: the last state.
   """
-  parts, timer = run.parts, run.timer
+  experiment, timer = session.experiment, session.timer
   return {
-    "seed": parts.run.seed,
-    "steps": parts.total,
+    "seed": experiment.run.seed,
+    "steps": experiment.total,
     "train_seconds": timer.train_seconds,
     "images_per_second": timer.rate,
-    "config_sha256": hashlib.sha256(config.dumps(parts.run).encode()).hexdigest(),
-    "weights_sha256": digests.sha256(state.params, sharding.make_replicated_sharding(parts.mesh)),
-    "packages": parts.identity["packages"],
+    "config_sha256": hashlib.sha256(config.dumps(experiment.run).encode()).hexdigest(),
+    "weights_sha256": digests.sha256(state.params, sharding.make_replicated_sharding(experiment.mesh)),
+    "packages": experiment.identity["packages"],
     "goodput": timer.goodput(),  # computed last, because the measured time ends here
   }
 
@@ -345,12 +353,12 @@ def as_exit(reason: Exception, step: int) -> Exception:
 # Actions between steps.
 
 
-def evaluate(run: Session, evals: dict[str, build.Eval], step: int, state: steps.State) -> dict[str, float]:
+def evaluate(session: Session, due: Mapping[str, Eval], step: int, state: steps.State) -> dict[str, float]:
   """Measures the state at a step, then writes and prints the figures.
 
   Args:
-    run: the open run.
-    evals: the evaluations that are due.
+    session: the open run.
+    due: the evaluations that are due.
     step: number of the step.
     state: state with the parameters and their average. Both are measured.
 
@@ -361,47 +369,48 @@ def evaluate(run: Session, evals: dict[str, build.Eval], step: int, state: steps
     Preempted: if the run must stop. Raised between batches.
     Stop: if an output of the model is NaN or infinite. The exit code is 44, and the state is not saved.
   """
-  if not evals:
+  if not due:
     return {}
-  with run.log.phase("evaluation", step):
-    measures = {name: each.measure for name, each in evals.items()}
+  with session.log.phase("evaluation", step):
     try:
-      measured = outcomes.run_evaluations(measures, state.params, state.ema, run.watch.poll)
+      measured = session.experiment.evaluate(due, state, session.watch.poll)
     except NotFiniteError as error:
-      raise make_not_finite_error(step, str(error), run.store) from error
+      raise make_not_finite_error(step, str(error), session.store) from error
     figures = outcomes.collect_figures(measured)
-  run.log.evaluated(step, figures)  # outside of the phase, which may be interrupted
-  with run.log.phase("evaluation", step):
-    run.log.draw(step, measured)
+  session.log.evaluated(step, figures)  # outside of the phase, which may be interrupted
+  with session.log.phase("evaluation", step):
+    session.log.draw(step, measured)
   return figures
 
 
-def save(run: Session, step: int, state: steps.State) -> None:
+def save(session: Session, step: int, state: steps.State) -> None:
   """Saves the state of a step and its description, after checking that the metrics of all steps so far are finite.
 
   A step that is already saved is skipped. Log lines that are due are written first, and the values of the next line are
   saved. Therefore a kill does not change any line of the log.
 
   Args:
-    run: the open run.
+    session: the open run.
     step: number of the step.
     state: state to save.
   """
-  run.log.write_due(step)
-  with run.log.phase("save", step):
-    if step not in run.store.steps():
-      run.log.flush()
-      run.store.save(step, state, describe_checkpoint(run.parts, run.frozen_digests, step) | run.log.progress(step))
+  session.log.write_due(step)
+  with session.log.phase("save", step):
+    if step not in session.store.steps():
+      session.log.flush()
+      session.store.save(
+        step, state, describe_checkpoint(session.experiment, session.frozen_digests, step) | session.log.progress(step)
+      )
 
 
-def describe_checkpoint(parts: build.Experiment, frozen: dict[str, str], step: int) -> dict:
+def describe_checkpoint(experiment: Experiment, frozen: dict[str, str], step: int) -> dict:
   """Returns the description that a checkpoint stores with its state.
 
   Args:
-    parts: the components of the run.
+    experiment: the components of the run.
     frozen: {key of the config: SHA-256} of weights that the task reads but does not train.
     step: number of the step.
   """
-  order = provenance.sample_order(parts.images, step * parts.run.batch)
-  model = parts.model.description.to_json()
-  return {"model": model, "frozen": frozen, "identity": parts.identity, "order": order}
+  order = provenance.sample_order(experiment.images, step * experiment.run.batch)
+  model = experiment.model.description.to_json()
+  return {"model": model, "frozen": frozen, "identity": experiment.identity, "order": order}

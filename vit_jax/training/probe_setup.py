@@ -1,6 +1,6 @@
 """Assembly of a measurement: evaluations of the features of given weights, each with its own data."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -11,7 +11,7 @@ from vit_jax.config import Measurement
 from vit_jax.data import catalog
 from vit_jax.importers import surgery
 from vit_jax.parallel import sharding
-from vit_jax.schema import Choice, ConfigError, enter_key
+from vit_jax.schema import ConfigError, enter_key
 
 
 class ProbeSetup(NamedTuple):
@@ -24,11 +24,11 @@ class ProbeSetup(NamedTuple):
   """
 
   params: dict[str, jax.Array]
-  evals: dict[str, Callable]
+  evals: dict[str, evals.Measure]
   notes: list[str]
 
 
-def complete(measurement: Measurement, image_size: int | None) -> dict[str, Choice]:
+def complete(measurement: Measurement, image_size: int | None) -> dict[str, evals.BoundEval]:
   """Checks every argument of the evaluations.
 
   Args:
@@ -46,8 +46,9 @@ def complete(measurement: Measurement, image_size: int | None) -> dict[str, Choi
     with enter_key(f"config.evals.{name}"):
       if choice.name == "accuracy":
         raise ConfigError("'accuracy' needs the weights' own classes. Use vit_jax.evaluate", "name")
-      choices[name] = evals.bind_evaluation(choice, evals.EVALS, {"image_size": image_size} if image_size else {})
-      if choices[name].args.get("data", choice) is None:  # an evaluation of the weights alone has no parameter `data`
+      bound = evals.bind_evaluation(choice, evals.EVALS, {"image_size": image_size} if image_size else {})
+      choices[name] = bound
+      if bound.data is None and "data" in bound.args:  # an evaluation of the weights alone has no such key
         raise ConfigError("missing. Name a dataset: dict(name='cifar100')", "data")
   return choices
 
@@ -56,8 +57,8 @@ def build(
   measurement: Measurement,
   description: models.Description,
   arrays: dict[str, np.ndarray],
-  devices,
-  open_split: Callable = catalog.open_split,
+  devices: Sequence[jax.Device],
+  open_split: evals.OpenSplit = catalog.open_split,
   screen: evals.ProgressFactory | None = None,
 ) -> ProbeSetup:
   """Builds a measurement for the weights of a file. The head of the weights is removed.
@@ -91,11 +92,11 @@ def build(
   made = {}
   for name, choice in choices.items():
     with enter_key(f"config.evals.{name}"):
-      made[name] = evals.make_evaluation(choice, subject)
+      made[name] = choice.build(subject)
   return ProbeSetup(params, made, [_describe_size(measurement, size), *notes])
 
 
-def _describe_size(measurement, size):
+def _describe_size(measurement: Measurement, size: int) -> str:
   """Returns a note on the image size. If it is the size of the weights, the note names the flag that changes it."""
   if measurement.image_size:
     return f"images of {size} px (config.image_size)"

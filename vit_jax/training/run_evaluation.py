@@ -5,7 +5,7 @@ import logging
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
 
-from vit_jax import checkpoints
+from vit_jax import checkpoints, evals
 from vit_jax.checkpoints import provenance
 from vit_jax.data import class_names
 from vit_jax.data.images import ImageError
@@ -14,12 +14,13 @@ from vit_jax.evals.accuracy import AccuracyDetails
 from vit_jax.models import finite
 from vit_jax.parallel import sharding
 from vit_jax.schema import Choice, ConfigError
-from vit_jax.training import build, steps
+from vit_jax.training import steps
+from vit_jax.training.experiment import Experiment
 
 Intervals = dict[str, tuple[float, float]]  # figure -> (low, high)
 
 
-def select_headline(evals: Mapping[str, Choice]) -> tuple[str, Choice]:
+def select_headline(choices: Mapping[str, evals.BoundEval]) -> tuple[str, evals.BoundEval]:
   """Returns the main (headline) evaluation of a run, and its name.
 
   The order of preference is: an accuracy evaluation, a masked-image evaluation, then any evaluation with a split.
@@ -28,64 +29,64 @@ def select_headline(evals: Mapping[str, Choice]) -> tuple[str, Choice]:
   their names, so "real" would precede "test".
 
   Args:
-    evals: evaluations of a run by name.
+    choices: evaluations of a run by name.
   """
-  kinds = [{name: c for name, c in evals.items() if c.name == kind} for kind in ("accuracy", "masked")]
-  kinds.append({name: c for name, c in evals.items() if "split" in c.args})  # evaluations that a user registered
+  kinds = [{name: each for name, each in choices.items() if each.name == kind} for kind in ("accuracy", "masked")]
+  kinds.append({name: each for name, each in choices.items() if each.split})  # evaluations that a user registered
   fitting = next(filter(None, kinds), {})
   name = "test" if "test" in fitting else next(iter(fitting), "test")
-  return name, fitting.get(name, Choice("accuracy"))
+  return name, fitting.get(name) or evals.bind_evaluation(Choice("accuracy"), evals.REPEATED, {})
 
 
-def restore_newest(parts: build.Experiment, workdir: pathlib.Path) -> steps.State:
+def restore_newest(experiment: Experiment, workdir: pathlib.Path) -> steps.State:
   """Restores the newest readable checkpoint of a run.
 
   Args:
-    parts: the run.
+    experiment: the run.
     workdir: its directory.
 
   Raises:
     ConfigError: the run has not saved a checkpoint, or the order of the classes has changed since training.
     NotFiniteError: a parameter or its moving average is NaN or infinite.
   """
-  store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(parts.mesh), read_only=True)
+  store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(experiment.mesh), read_only=True)
   with contextlib.closing(store):
-    saved = store.restore(parts.state_shapes, provenance.check_metadata)
+    saved = store.restore(experiment.state_shapes, provenance.check_metadata)
   if saved is None:
     raise ConfigError(f"{workdir} has no checkpoint yet. Train first")
   state, about = saved
   named = {"parameter": state.params, "moving average of": state.ema}
   finite.check_weights({f"{kind} {path}": value for kind, arrays in named.items() for path, value in arrays.items()})
   if "identity" in about:
-    before, now = about["identity"]["data"], parts.identity["data"]
+    before, now = about["identity"]["data"], experiment.identity["data"]
     if moved := class_names.describe_moved(before["classes"], now["classes"]):
       raise ConfigError(
         f"{workdir} was trained with classes in another order than the current data ({moved}, counted from 0). "
         "Restore the data as they were, or train again"
       )
-  warn_of_other_data(parts, about)
+  warn_of_other_data(experiment, about)
   return state
 
 
-def warn_of_other_data(parts: build.Experiment, about: Mapping) -> None:
+def warn_of_other_data(experiment: Experiment, about: Mapping) -> None:
   """Warns if the data of a run have changed. The warning names the splits with different images.
 
   Args:
-    parts: the run.
+    experiment: the run.
     about: description in the checkpoint.
   """
   if "identity" not in about:
     return
   before = about["identity"]["data"]
-  other = provenance.compare_data(before, parts.identity["data"]) + provenance.compare_splits(
-    before, parts.images.source
+  other = provenance.compare_data(before, experiment.identity["data"]) + provenance.compare_splits(
+    before, experiment.images.source
   )
   if other:
     logging.warning("the data have changed since training: %s", "; ".join(other))
 
 
 def measure_state(
-  measures: Mapping[str, Callable], state: steps.State, poll: Callable[[], None]
+  measures: Mapping[str, evals.Measure], state: steps.State, poll: Callable[[], None]
 ) -> tuple[dict[str, Outcome], dict[str, Intervals]]:
   """Measures a state with all evaluations.
 

@@ -1,15 +1,28 @@
 """The training state and the train step: pure functions of flat parameters, `{path: array}`."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from einops import rearrange
 
-from vit_jax import rng
+from vit_jax import models, optim, rng, tasks
+from vit_jax.parallel import sharding
+from vit_jax.parallel.capacity import check_memory
 from vit_jax.schema import Count, Momentum
+
+Params = dict[str, jax.Array]  # by path
+Examples = dict[str, jax.Array]  # arrays of a batch by name
+Metrics = dict[str, jax.Array]  # scalars by name
+# (params, examples, key) -> (loss, (metrics, statistics))
+Loss = Callable[[Params, Examples, jax.Array], tuple[jax.Array, tuple[Metrics, Params]]]
+# (params, examples, key) -> (gradients, metrics, statistics)
+Gradient = Callable[[Params, Examples, jax.Array], tuple[Params, Metrics, Params]]
+Step = Callable[["State", Examples, Params], tuple["State", Metrics]]  # (state, batch, frozen) -> (state, metrics)
 
 
 @jax.tree_util.register_dataclass
@@ -30,7 +43,76 @@ class State:
   optimizer: optax.OptState
 
 
-def init_state(seed: int, parameters: Callable, transformation: optax.GradientTransformation, averaged: bool) -> State:
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """The jitted functions of a run on its mesh.
+
+  Attributes:
+    init: function () -> State with sharded arrays.
+    step: function (state, batch, frozen) -> (state, metrics). The arrays of the given state are reused.
+    state_shapes: shapes of the state, with shardings.
+  """
+
+  init: jax.stages.Wrapped
+  step: jax.stages.Wrapped
+  state_shapes: State
+
+
+def make_program(
+  seed: int,
+  model: models.Model,
+  task: tasks.Task,
+  optimizer: optim.Optimizer,
+  params: Mapping[str, jax.sharding.NamedSharding],
+  grid: jax.sharding.Mesh,
+  *,
+  accumulate: int,
+  ema: float | None,
+) -> Program:
+  """Returns the functions that make the first state and compute a step.
+
+  Args:
+    seed: seed of the run.
+    model: the model on the mesh.
+    task: the task.
+    optimizer: the optimizer of all parameters.
+    params: shardings of all parameters by path.
+    grid: device mesh of the run.
+    accumulate: number of micro-batches of a step.
+    ema: decay of the moving average, or None without an average.
+
+  Raises:
+    ConfigError: if the state needs more memory than the devices have.
+  """
+
+  def parameters(key: jax.Array) -> Params:
+    return model.init(key) | task.init(rng.derive_key(seed, 0, "task"))
+
+  init = functools.partial(init_state, seed, parameters, optimizer.transformation, ema is not None)
+  shapes = jax.eval_shape(init)
+  shardings = State(
+    step=sharding.make_replicated_sharding(grid),
+    params=params,
+    ema=sharding.find_average_shardings(shapes.ema, params, grid),
+    optimizer=sharding.find_optimizer_shardings(optimizer.transformation, shapes.params, params, grid),
+  )
+  state_shapes = sharding.add_shardings(shapes, shardings)
+  micro_batches, shard_rows = sharding.make_micro_batch_sharding(grid), sharding.shard_rows(grid)
+  check_memory(model.description.model.name, grid, state_shapes)
+  constrain_params = functools.partial(jax.lax.with_sharding_constraint, shardings=params)
+  gradient = make_gradient(task.objective, optimizer.frozen)
+  gradient = accumulate_gradients(gradient, micro_batches, accumulate=accumulate)
+  step = make_train_step(seed, task.examples, gradient, optimizer.transformation, constrain_params, shard_rows, ema=ema)
+  return Program(
+    jax.jit(init, out_shardings=shardings),
+    jax.jit(step, donate_argnums=0, out_shardings=(shardings, shardings.step)),
+    state_shapes,
+  )
+
+
+def init_state(
+  seed: int, parameters: Callable[[jax.Array], Params], transformation: optax.GradientTransformation, averaged: bool
+) -> State:
   """Returns the state before the first step.
 
   Args:
@@ -44,7 +126,7 @@ def init_state(seed: int, parameters: Callable, transformation: optax.GradientTr
   return State(jnp.zeros((), jnp.int32), params, ema, transformation.init(params))
 
 
-def make_gradient(loss: Callable, frozen: frozenset[str]) -> Callable:
+def make_gradient(loss: Loss, frozen: frozenset[str]) -> Gradient:
   """Returns a function that computes the gradients of a task's loss.
 
   Args:
@@ -55,7 +137,7 @@ def make_gradient(loss: Callable, frozen: frozenset[str]) -> Callable:
     A function (params, examples, key) -> (gradients, metrics, statistics).
   """
 
-  def function(params, examples, key):
+  def function(params: Params, examples: Examples, key: jax.Array) -> tuple[Params, Metrics, Params]:
     held = {path: value for path, value in params.items() if path in frozen}
     moving = {path: value for path, value in params.items() if path not in frozen}
     differentiate = jax.value_and_grad(lambda moving: loss(held | moving, examples, key), has_aux=True)
@@ -65,7 +147,7 @@ def make_gradient(loss: Callable, frozen: frozenset[str]) -> Callable:
   return function
 
 
-def accumulate_gradients(gradient: Callable, sharding: jax.sharding.Sharding, *, accumulate: Count = 1) -> Callable:
+def accumulate_gradients(gradient: Gradient, placement: jax.sharding.Sharding, *, accumulate: Count = 1) -> Gradient:
   """Returns a function that averages the results of `make_gradient` over micro-batches.
 
   The micro-batches are computed one after another.
@@ -75,17 +157,17 @@ def accumulate_gradients(gradient: Callable, sharding: jax.sharding.Sharding, *,
 
   Args:
     gradient: function (params, examples, key) -> pytree of arrays.
-    sharding: sharding of the examples as [micro-batch, row, ...].
+    placement: sharding of the examples as [micro-batch, row, ...].
     accumulate: number of micro-batches. 1 returns `make_gradient` unchanged.
   """
   if accumulate == 1:
     return gradient
 
-  def function(params, examples, key):
-    def cut(x):
-      return jax.lax.with_sharding_constraint(rearrange(x, "(b n) ... -> n b ...", n=accumulate), sharding)
+  def function(params: Params, examples: Examples, key: jax.Array) -> tuple[Params, Metrics, Params]:
+    def cut(x: jax.Array) -> jax.Array:
+      return jax.lax.with_sharding_constraint(rearrange(x, "(b n) ... -> n b ...", n=accumulate), placement)
 
-    def add(total, index_and_examples):
+    def add(total: Any, index_and_examples: tuple[jax.Array, Examples]) -> tuple[Any, None]:
       index, micro = index_and_examples
       return jax.tree.map(jnp.add, total, gradient(params, micro, jax.random.fold_in(key, index))), None
 
@@ -100,14 +182,14 @@ def accumulate_gradients(gradient: Callable, sharding: jax.sharding.Sharding, *,
 
 def make_train_step(
   seed: int,
-  examples: Callable,
-  gradient: Callable,
+  examples: Callable[[Examples, Params, jax.Array, jax.Array], Examples],
+  gradient: Gradient,
   transformation: optax.GradientTransformation,
-  hold: Callable = lambda params: params,
-  spread: Callable | None = None,
+  constrain_params: Callable[[Params], Params] = lambda params: params,
+  shard_rows: sharding.ShardRows | None = None,
   *,
   ema: Momentum | None = None,
-) -> Callable:
+) -> Step:
   """Returns the function that performs one optimizer step. Its result depends only on its arguments.
 
   Args:
@@ -115,30 +197,26 @@ def make_train_step(
     examples: function (batch, frozen, key, step) -> examples, which augments the images.
     gradient: function (params, examples, key) -> (gradients, metrics, statistics).
     transformation: the optimizer.
-    hold: function that constrains {path: parameter} to the parameters' shardings.
-    spread: function that distributes a function of rows over the devices, see `sharding.shard_rows`. Update rules that
-      support
-      `spread` receive it as an extra argument.
+    constrain_params: function that constrains {path: parameter} to the parameters' shardings.
+    shard_rows: function that distributes a function of rows over the devices, see `sharding.shard_rows`. Update rules
+      that support `shard_rows` receive it as an extra argument.
     ema: decay of the moving average. It is required if the state contains an average.
 
   Returns:
     A function (state, batch, frozen) -> (state, metrics). `frozen` {path: array} are weights that the task reads but
     does not train, such as those of a teacher.
   """
+  update, extra = optax.with_extra_args_support(transformation).update, {"shard_rows": shard_rows} if shard_rows else {}
 
-  update, extra = optax.with_extra_args_support(transformation).update, {"spread": spread} if spread else {}
-
-  def step(
-    state: State, batch: dict[str, jax.Array], frozen: dict[str, jax.Array]
-  ) -> tuple[State, dict[str, jax.Array]]:
+  def step(state: State, batch: Examples, frozen: Params) -> tuple[State, Metrics]:
     drawn = examples(batch, frozen, rng.derive_key(seed, state.step, "augment"), state.step)
     gradients, metrics, statistics = gradient(state.params, drawn, rng.derive_key(seed, state.step, "dropout"))
     updates, optimizer = update(gradients, state.optimizer, state.params, **extra)
     params = optax.apply_updates(state.params, updates) | statistics
-    # The average is split over more devices than the parameters. Without `hold`, XLA would split the whole update in
-    # the same way and gather its result.
-    held = hold(params) if state.ema else {}
-    averages = {path: ema * mean + (1 - ema) * held[path] for path, mean in state.ema.items()}
+    # The average is split over more devices than the parameters. Without `constrain_params`, XLA would split the whole
+    # update in the same way and gather its result.
+    averaged = constrain_params(params) if state.ema else {}
+    averages = {path: ema * mean + (1 - ema) * averaged[path] for path, mean in state.ema.items()}
     # The norm of the updates is not reported. XLA would write all updates to memory for it, which costs 2.5 % of a
     # ViT-B/16's step.
     metrics |= {"gradient_norm": optax.tree.norm(gradients)}

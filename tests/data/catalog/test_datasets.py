@@ -6,7 +6,7 @@ import re
 import pytest
 
 from vit_jax import schema
-from vit_jax.data import augment, catalog, crops, erasing, mixup, policies, sources, stream, warping
+from vit_jax.data import catalog, crops, erasing, mixup, policies, sources, warping
 from vit_jax.data.readers import folder, manifest, parquet, segmentation, tars, tfds
 from vit_jax.schema.errors import AbsentError
 
@@ -18,7 +18,7 @@ OWN = ("imagenet21k", "imagenet21k_p", "jft300m", "jft3b")  # TFDS makes none of
 def bound(name, table=catalog.DATA, **args):
   """The data choice of a run, with every argument checked and filled in."""
   with schema.enter_key("config.data"):
-    return schema.bind(schema.Choice(name, args), schema.lookup(table, name))
+    return schema.bind(schema.Choice(name, args), schema.lookup(table, name), table)
 
 
 def known(choice, split):
@@ -30,9 +30,9 @@ def used(choice):
   """All that a run makes of its data before it trains; no image is read."""
   source = known(choice, "train")
   with schema.enter_key("config.data"):
-    stream.train_examples(source, 0, **schema.select_arguments(choice, stream.train_examples))
-    stream.eval_examples(source, **schema.select_arguments(choice, stream.eval_examples))
-    augment.build("float32", 0, None, lambda duration: 1, **schema.select_arguments(choice, augment.build))
+    choice.train_examples(source, 0, None, 1)
+    choice.eval_examples(source)
+    choice.augmentation("float32", 0, None, lambda duration: 1)
 
 
 @pytest.mark.parametrize("name", KNOWN)

@@ -9,7 +9,7 @@ from tests import runs
 from tests.data import prepared
 from vit_jax import schema
 from vit_jax.corpora.builders import MADE
-from vit_jax.data import catalog, masks, sources, stream
+from vit_jax.data import catalog, masks, sources
 from vit_jax.data.dataset_row import DatasetRow
 from vit_jax.data.images import Images
 from vit_jax.data.readers import tfds
@@ -100,8 +100,8 @@ def test_a_set_in_tfrecord_files_is_the_same_as_in_array_record(name, tmp_path):
 
 def first_example(name, source):
   """(image of 32 pixels, labels) of what training begins with, by the row's own defaults."""
-  choice = schema.bind(schema.Choice(name, {"image_size": 32}), catalog.DATA[name])
-  feed = stream.train_examples(source, 0, None, 8, **schema.select_arguments(choice, stream.train_examples))
+  choice = schema.bind(schema.Choice(name, {"image_size": 32}), catalog.DATA[name], catalog.DATA)
+  feed = choice.train_examples(source, 0, None, 8)
   image, label, _ = feed.example(Images(source, "raise", 10**6, 100.0).read_prepared, 0)
   return image, [int(number) for number in np.atleast_1d(label) if number >= 0]
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from vit_jax import schema
 from vit_jax.data import augment, class_names, loader, mixture, pseudo_labels, sources, stream
+from vit_jax.data.bound_data import EvalData, TrainData
 from vit_jax.data.catalog import imagenet, licences, small, vtab
 from vit_jax.data.dataset_row import DatasetRow
 from vit_jax.data.readers import folder, manifest, parquet, segmentation, tars, tfds
@@ -199,10 +200,13 @@ DATA = schema.DerivedTable(
     loader.processes,
     augment.build,
   ),
+  kind=TrainData,
 )
 # The same for data that are only evaluated.
 EVAL_DATA = schema.DerivedTable(
-  CATALOG, lambda name, row: (READERS[name], stream.eval_examples, _bind_loading(row), augment.normalise)
+  CATALOG,
+  lambda name, row: (READERS[name], stream.eval_examples, _bind_loading(row), augment.normalise),
+  kind=EvalData,
 )
 
 
@@ -251,12 +255,12 @@ def open_split(choice: Choice, split: str) -> sources.Source:
 
 
 def open_train_examples(
-  choice: Choice, seed: int, patch: int | None, batch: int, source: sources.Source | None = None
+  choice: TrainData, seed: int, patch: int | None, batch: int, source: sources.Source | None = None
 ) -> stream.Examples:
   """Returns the training examples of a dataset. See `stream.train_examples`.
 
   Args:
-    choice: name and arguments from `config.data`, bound by `schema.bind`.
+    choice: the bound choice of `config.data`.
     seed: seed of the run.
     patch: side of a patch in pixels, to get images as patches. None: images as pixels.
     batch: size of the global batch.
@@ -264,17 +268,17 @@ def open_train_examples(
   """
   source = open_split(choice, "train") if source is None else source
   _warn_of_changed_labels(choice)
-  return stream.train_examples(source, seed, patch, batch, **schema.select_arguments(choice, stream.train_examples))
+  return choice.train_examples(source, seed, patch, batch)
 
 
-def _warn_of_changed_labels(choice: Choice) -> None:
+def _warn_of_changed_labels(choice: TrainData) -> None:
   """Warns if crops or flips change the labels of a part of a mixture. All parts have the same augmentation."""
-  crops = choice.args["crop"].name != "resize"
-  for part in choice.args.get("parts", ()):
+  crops = choice.crop.name != "resize"
+  for part in choice.parts:
     row = CATALOG[part.name]
     for harm, key, value in (
       (crops and not row.crop, "crop", "resize"),
-      (choice.args["flip"] and not row.flip, "flip", "false"),
+      (choice.flip and not row.flip, "flip", "false"),
     ):
       if harm:
         logging.warning(

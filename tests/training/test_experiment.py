@@ -1,0 +1,55 @@
+"""Intervals and actions of an experiment; test_build has its assembly, test_loop its use."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from tests import runs
+from vit_jax.training import experiment
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture(scope="module")
+def parts():
+  """A run of 12 steps that saves every 3, logs every 2 and keeps every 5."""
+  return runs.parts(1, checkpoint__keep_every=5, optim__ema=0.5)
+
+
+def test_intervals_are_whole_steps_and_kept_steps_are_saved_ones(parts):
+  assert (parts.total, parts.save_every, parts.log_every, parts.keep_every) == (12, 3, 2, 6)
+  assert parts.epoch_length == parts.images.source.epoch_length == len(parts.images.source)
+  assert parts.steps_of(parts.run.total) == 12
+
+
+def test_the_evaluation_of_the_last_step_is_not_due_before_it(parts):
+  assert [step for step in range(13) if parts.due_evals(step)] == [6]
+
+
+def test_an_evaluation_measures_the_weights_and_their_average(parts):
+  state = parts.init()
+  state = dataclasses.replace(state, ema=jax.tree.map(lambda leaf: leaf + 1, state.ema))
+  seen = []
+
+  def measure(params, poll):
+    seen.append(float(np.sum(params["head/bias"])))
+    return "outcome"
+
+  due = {"test": experiment.Eval(1, measure)}
+  assert parts.evaluate(due, state, lambda: None) == {"": "outcome", "ema_": "outcome"}
+  assert seen == [0.0, 10.0]
+
+
+def test_given_weights_replace_random_ones_and_their_average(parts):
+  random, bias = parts.init(), np.arange(10, dtype=np.float32)
+  state = parts.start({"head/bias": bias, "unknown": bias})
+  np.testing.assert_array_equal(state.params["head/bias"], bias)
+  np.testing.assert_array_equal(state.ema["head/bias"], bias)
+  assert state.params.keys() == random.params.keys()
+  np.testing.assert_array_equal(state.params["head/kernel"], random.params["head/kernel"])
+
+
+def test_a_run_from_random_weights_reads_no_others(parts):
+  assert parts.weights() == ({}, []) and parts.frozen() == ({}, {}) and parts.frozen_shapes == {}

@@ -1,0 +1,67 @@
+"""The bound form of a run, in which every argument has a checked and typed value. `build.complete` returns it."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from vit_jax import config, optim, tasks
+from vit_jax.data.bound_data import TrainData
+from vit_jax.evals import BoundEval
+from vit_jax.schema import Bound, DerivedTable
+from vit_jax.training import steps
+
+
+class BoundOptim(Bound):
+  """A bound choice of `config.optim`."""
+
+  @property
+  def lr(self) -> float:
+    """Peak learning rate."""
+    return self.args["lr"]
+
+  @property
+  def accumulate(self) -> int:
+    """Number of micro-batches of a step."""
+    return self.args["accumulate"]
+
+  @property
+  def ema(self) -> float | None:
+    """Decay of the moving average of the parameters, or None without an average."""
+    return self.args["ema"]
+
+
+OPTIM = DerivedTable(
+  optim.RULES,
+  lambda name, functions: (*functions, steps.accumulate_gradients, steps.make_train_step),
+  kind=BoundOptim,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BoundRun(config.Run):
+  """A run with bound choices. As JSON it is equal to the `config.Run` with the same values.
+
+  Attributes:
+    model: the model.
+    data: the dataset and the preparation of images.
+    optim: the optimizer and its schedule.
+    task: the training objective.
+    evals: evaluations by name.
+  """
+
+  model: Bound
+  data: TrainData
+  optim: BoundOptim
+  task: Bound
+  evals: Mapping[str, BoundEval]
+
+  @property
+  def dtype(self) -> np.dtype:
+    """Type of the model's activations."""
+    return np.dtype(self.model.args["dtype"])
+
+  @property
+  def learns_classes(self) -> bool:
+    """True if the task learns classes. Otherwise the model has no head."""
+    return tasks.TASKS[self.task.name].classes

@@ -1,0 +1,248 @@
+"""An experiment: the components of a run on given devices, and the actions that training composes."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from vit_jax import checkpoints, evals, importers, models, tasks
+from vit_jax.checkpoints import provenance
+from vit_jax.checkpoints.digests import sha256
+from vit_jax.data import catalog, stream
+from vit_jax.data.device_batches import DeviceBatches
+from vit_jax.evals import outcomes
+from vit_jax.importers import options, surgery
+from vit_jax.models import flops, overview
+from vit_jax.optim.schedules import Schedule
+from vit_jax.parallel import sharding
+from vit_jax.schema import ConfigError, Duration, format_amount
+from vit_jax.training import steps
+from vit_jax.training.bound_run import BoundRun
+from vit_jax.trees import count_values
+
+
+class Eval(NamedTuple):
+  """An evaluation and its interval.
+
+  Attributes:
+    every: interval in steps.
+    measure: function (params, poll) -> evals.Outcome. It calls `poll` between batches.
+  """
+
+  every: int
+  measure: evals.Measure
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """A run on given devices. `build.build` assembles it.
+
+  Attributes:
+    run: the bound run.
+    mesh: the device mesh.
+    total: number of steps of the run.
+    images: training images.
+    model: the model on the mesh.
+    task: the task.
+    schedule: function from step to learning rate.
+    program: the jitted functions of the run.
+    evals: {name: evaluation}.
+    forward_flops: FLOPs of the task's forward pass for one image, two for each multiply-accumulate. 0 without training.
+  """
+
+  run: BoundRun
+  mesh: jax.sharding.Mesh
+  total: int
+  images: stream.Examples
+  model: models.Model
+  task: tasks.Task
+  schedule: Schedule
+  program: steps.Program
+  evals: Mapping[str, Eval]
+  forward_flops: int = 0
+
+  # Sizes and intervals.
+
+  @property
+  def epoch_length(self) -> int:
+    """Number of images of an epoch."""
+    return self.images.source.epoch_length
+
+  def steps_of(self, duration: Duration) -> int:
+    """Converts a duration to a number of steps."""
+    return duration.steps(self.run.batch, self.epoch_length, self.total)
+
+  @property
+  def save_every(self) -> int:
+    """Interval of checkpoints in steps."""
+    return max(1, self.steps_of(self.run.checkpoint.every))
+
+  @property
+  def keep_every(self) -> int | None:
+    """Interval, in steps, of additional checkpoints that are kept, or None.
+
+    It is a multiple of `save_every`, because only saved steps can be kept.
+    """
+    every = self.run.checkpoint.keep_every
+    return every and self.save_every * max(1, round(self.steps_of(every) / self.save_every))
+
+  @property
+  def log_every(self) -> int:
+    """Interval of log lines in steps."""
+    return max(1, self.steps_of(self.run.log.every))
+
+  @property
+  def state_shapes(self) -> steps.State:
+    """Shapes of the state, with shardings."""
+    return self.program.state_shapes
+
+  @property
+  def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of a batch by name, with shardings."""
+    placement = sharding.make_batch_sharding(self.mesh)
+    return {
+      name: jax.ShapeDtypeStruct((self.run.batch, *shape), kind, sharding=placement)
+      for name, (shape, kind) in self.images.shapes.items()
+    }
+
+  @property
+  def frozen_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes with shardings of the weights that the task reads but does not train, by path."""
+    return self.task.frozen.shapes if self.task.frozen else {}
+
+  @functools.cached_property
+  def identity(self) -> dict[str, Any]:
+    """The code, data and devices that determine the run's states.
+
+    The data are examined once, see `provenance.describe_provenance`.
+    """
+    return provenance.describe_provenance(self.run, self.images.source, self.mesh)
+
+  def format_overview(self) -> str:
+    """Formats the parameters in about a dozen lines, followed by the size of the run."""
+    params = {path: leaf for path, leaf in self.state_shapes.params.items() if path not in self.model.statistics}
+    arithmetic, order = flops.format_flops(self.forward_flops), self.images.order.about
+    return (
+      f"{overview.table(params)}\n{self.run.model.name}: {count_values(params):,} parameters, {arithmetic}; "
+      f"{format_amount(self.epoch_length, 'image')}{order}, batch {self.run.batch}, "
+      f"{format_amount(self.total, 'step')} on {sharding.format_mesh(self.mesh)}"
+    )
+
+  # Weights.
+
+  def weights(self) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Reads the weights of `config.init`.
+
+    Returns:
+      {path: host array}, with the arrays of scanned layers stacked, and notes on how the weights were adapted. Both are
+      empty without `config.init.from`.
+
+    Raises:
+      ConfigError: if the weights cannot be read, or do not fit the model.
+    """
+    init = self.run.init
+    if init.from_ is None:
+      return {}, []
+    classes = self.images.source.classes
+    with options.use_form("config.init"):
+      arrays, notes = importers.load_fitted(
+        init.from_, self.model.description, init.head, init.ema, init.prefix, classes
+      )
+    return surgery.stack(arrays, tuple(self.model.shapes())), [f"weights of {init.from_}", *notes]
+
+  def frozen(self, expected: dict[str, str] | None = None) -> tuple[dict[str, jax.Array], dict[str, str]]:
+    """Loads the weights that the task reads but does not train.
+
+    Args:
+      expected: {key of the config: SHA-256} of the weights, from a checkpoint. None skips the comparison.
+
+    Returns:
+      The weights {path: array}, distributed over the devices, and {key of the config: SHA-256}. Both are empty for a
+      task without such weights.
+
+    Raises:
+      ConfigError: if the weights differ between hosts, or if their digest is not the expected one.
+    """
+    if not (frozen := self.task.frozen):
+      return {}, {}
+    arrays = checkpoints.check_same_arrays(frozen.load(), frozen.path)
+    params = {path: sharding.place_array(arrays[path], shape.sharding) for path, shape in self.frozen_shapes.items()}
+    digest = sha256(params, sharding.make_replicated_sharding(self.mesh))
+    if expected is not None and (before := expected.get(frozen.key, "none")) != digest:
+      raise ConfigError(
+        f"{frozen.path} differs from the weights that this run started with (SHA-256 {digest[:12]} instead of "
+        f"{before[:12]})"
+        f"{checkpoints.describe_damage(frozen.path)}. Restore them, or use another --workdir",
+        f"config.{frozen.key}",
+      )
+    return params, {frozen.key: digest}
+
+  def init(self) -> steps.State:
+    """Returns the state before the first step, with random initial values and sharded arrays."""
+    return self.program.init()
+
+  def start(self, weights: Mapping[str, np.ndarray]) -> steps.State:
+    """Returns the state before the first step: random initial values, some of which are replaced by given weights.
+
+    Args:
+      weights: {path: host array} of the parameters to replace.
+    """
+    state, shapes = self.init(), self.state_shapes
+
+    def put(shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+      return {
+        path: sharding.place_array(array, shapes[path].sharding) for path, array in weights.items() if path in shapes
+      }
+
+    return dataclasses.replace(state, params=state.params | put(shapes.params), ema=state.ema | put(shapes.ema))
+
+  # Training and evaluation.
+
+  def batches(self, start: int) -> DeviceBatches:
+    """Opens the training batches from a step on. The caller must close them.
+
+    Args:
+      start: the first step.
+    """
+    run, placement = self.run, sharding.make_batch_sharding(self.mesh)
+    rows = sharding.find_local_rows(placement, run.batch)
+    opened = functools.partial(catalog.open_train_examples, run.data, run.seed, self.task.patch, run.batch)
+    workers = run.data.workers(opened, len(self.images.source))
+    return DeviceBatches(run.data.batches(self.images, run.batch, rows, start, workers), rows, run.batch, placement)
+
+  @property
+  def step(self) -> jax.stages.Wrapped:
+    """The jitted train step (state, batch, frozen) -> (state, metrics).
+
+    `frozen` is {} for tasks without frozen weights.
+    """
+    return self.program.step
+
+  def compile(self) -> jax.stages.Compiled:
+    """Returns the compiled train step: (state, batch, frozen) -> (state, metrics)."""
+    return self.step.lower(self.state_shapes, self.batch_shapes, self.frozen_shapes).compile()
+
+  def due_evals(self, step: int) -> dict[str, Eval]:
+    """Returns the evaluations that are due at a step before the last one.
+
+    Args:
+      step: number of completed steps.
+    """
+    return {name: each for name, each in self.evals.items() if 0 < step < self.total and step % each.every == 0}
+
+  def evaluate(self, due: Mapping[str, Eval], state: steps.State, poll: Callable[[], None]) -> dict[str, evals.Outcome]:
+    """Measures the weights of a state and their moving average.
+
+    Args:
+      due: the evaluations to run.
+      state: the state.
+      poll: called between batches. It may raise an exception to stop.
+
+    Returns:
+      {prefix of the figures: outcome}, see `outcomes.run_evaluations`.
+    """
+    measures = {name: each.measure for name, each in due.items()}
+    return outcomes.run_evaluations(measures, state.params, state.ema, poll)
