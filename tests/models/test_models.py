@@ -59,7 +59,8 @@ def test_every_option_of_a_vit_is_in_its_tables(pool, scan):
   for position in ("learned", "learned_patches", "learned_all", "sincos2d", "factored", "relative", "none"):
     modules.check_tables(modules.abstract("ViT-Ti/16", 32, position=position, **options))
     for at in ("each", "shared") if position in ("learned", "sincos2d", "factored") else ():
-      modules.check_tables(modules.abstract("ViT-Ti/16", 32, position=schema.Choice(position, {"at": at}), **options))
+      choice = schema.Choice("ViT-Ti/16", options | {"position": {"name": position, "at": at}})
+      modules.check_tables(models.functional(models.Description(choice, 32, 7)))
 
 
 PARTS = {

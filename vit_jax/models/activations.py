@@ -6,7 +6,7 @@ The code that traces a model on a mesh sets the sharding. Models therefore name 
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
@@ -26,15 +26,19 @@ class Sharding(NamedTuple):
   """
 
   stream: jax.sharding.Sharding
-  gather: Callable
-  per_device: Callable
+  gather: Callable[[str, Any], Any]
+  per_device: Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 _sharding: contextvars.ContextVar[Sharding | None] = contextvars.ContextVar("sharding", default=None)
 
 
 @contextlib.contextmanager
-def sharded(stream: jax.sharding.Sharding, gather: Callable, per_device: Callable) -> Iterator[None]:
+def sharded(
+  stream: jax.sharding.Sharding,
+  gather: Callable[[str, Any], Any],
+  per_device: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> Iterator[None]:
   """Constrains the activations of all models that are traced inside of this context.
 
   XLA does not propagate the batch axis into a scanned layer with split parameters. Without constraints the FLOPs of
@@ -71,7 +75,7 @@ def gather(prefix: str, params: nnx.State) -> nnx.State:
   return trees.map_named(lambda path, value: sharding.gather(prefix + path, value), params)
 
 
-def run_per_device(function: Callable) -> Callable:
+def run_per_device(function: Callable[..., Any]) -> Callable[..., Any]:
   """Returns a function of global arrays [B, N, F] and [F] that runs `function` on each device's part.
 
   Without a mesh, `function` itself is returned.

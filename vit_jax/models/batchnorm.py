@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from vit_jax.shapes import Array, Float, PRNGKey, Tensor
 
@@ -22,7 +23,7 @@ class BatchNorm(nnx.Module):
     dtype: type of the result.
   """
 
-  def __init__(self, width, *, eps, momentum, dtype):
+  def __init__(self, width: int, *, eps: float, momentum: float, dtype: DTypeLike):
     self.eps, self.momentum, self.dtype = eps, momentum, dtype
     self.scale = nnx.Param(jnp.ones(width, jnp.float32))
     self.bias = nnx.Param(jnp.zeros(width, jnp.float32))
@@ -35,7 +36,7 @@ class BatchNorm(nnx.Module):
     x = (x - mean) * (jax.lax.rsqrt(var + self.eps) * self.scale[...]) + self.bias[...]
     return x.astype(self.dtype)
 
-  def _measure(self, x):
+  def _measure(self, x: Float[Tensor, "*B D"]) -> tuple[Float[Array, " D"], Float[Array, " D"]]:
     """Returns mean and biased variance of the batch, and updates the running averages."""
     axes, count = tuple(range(x.ndim - 1)), x.size // x.shape[-1]
     mean = x.mean(axes)

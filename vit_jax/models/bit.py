@@ -8,6 +8,7 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from vit_jax import schema
 from vit_jax.models import layers, parameters, resnet
@@ -41,7 +42,7 @@ class Unit(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, channels, width, stride, *, dtype, rngs):
+  def __init__(self, channels: int, width: int, stride: int, *, dtype: DTypeLike, rngs: Keys):
     make = {"divisor": _DIVISOR, "dtype": dtype, "rngs": rngs}
     self.norm1 = GroupNorm(channels, eps=_EPS, dtype=dtype)
     self.conv1 = StandardisedConv(channels, width, 1, 1, 0, **make)
@@ -75,7 +76,16 @@ class ResNet(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, shape: tuple[int, int, int], width: int, stages: tuple[int, ...], classes: int, *, dtype, rngs):
+  def __init__(
+    self,
+    shape: tuple[int, int, int],
+    width: int,
+    stages: tuple[int, ...],
+    classes: int,
+    *,
+    dtype: DTypeLike,
+    rngs: Keys,
+  ):
     self.shape = shape
     self.root = StandardisedConv(shape[-1], width, 7, 2, 3, divisor=_DIVISOR, dtype=dtype, rngs=rngs)
     self.stages = resnet.build(lambda *sizes: Unit(*sizes, dtype=dtype, rngs=rngs), width, stages)

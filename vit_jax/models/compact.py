@@ -6,11 +6,12 @@ norm_order="pre" is the order of the paper.
 
 import itertools
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from vit_jax.models import layers, parameters, positions, stack
 from vit_jax.models.attention import Attention, Softmax
@@ -45,7 +46,7 @@ class Convolutions(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, channels, width, kernel, count, *, dtype, rngs):
+  def __init__(self, channels: int, width: int, kernel: int, count: int, *, dtype: DTypeLike, rngs: Keys):
     widths = [channels, *[64] * (count - 1), width]  # all models have 64 channels in between
     stride, padding = max(1, kernel // 2 - 1), max(1, kernel // 2)
     he = nnx.initializers.variance_scaling(2.0, "fan_in", "normal")
@@ -151,10 +152,10 @@ def compact(
     case _:
       table = None
 
-  def norm():
+  def norm() -> layers.LayerNorm:
     return layers.LayerNorm(width, eps=1e-5, dtype=compute)
 
-  def block(rngs):
+  def block(rngs: Keys) -> Block:
     common = {"kernel_init": _normal, "dtype": compute, "rngs": rngs}
     return Block(
       norm(),
@@ -179,7 +180,9 @@ def compact(
   )
 
 
-def _tokenizer(variant, image_size, channels, width, common):
+def _tokenizer(
+  variant: Variant, image_size: int | tuple[int, int], channels: int, width: int, common: dict[str, Any]
+) -> tuple[nnx.Module, int]:
   """Returns the tokenizer and the number of its tokens for an image."""
   kernel, count = variant.kernel, variant.convolutions
   if count:

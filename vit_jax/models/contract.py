@@ -101,7 +101,7 @@ def check_outputs(
     raise ConfigError(f"model {name}: outputs.logits has the type {result.logits.dtype}. Convert it to float32")
 
 
-def _check_shape(name, field, found, expected):
+def _check_shape(name: str, field: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
   """Raises a ConfigError if the shapes differ."""
   if found != expected:
     raise ConfigError(f"model {name}: outputs.{field} has the shape {found} for {BATCH} images. It must be {expected}")

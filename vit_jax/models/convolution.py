@@ -1,17 +1,21 @@
 """Convolution and max-pooling, in the formulation that is fastest with XLA on each platform."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
+from jax.typing import DTypeLike
 
-from vit_jax.shapes import Float, Tensor
+from vit_jax.models.parameters import Keys
+from vit_jax.shapes import Array, Float, Tensor
 
 _zeros = nnx.initializers.zeros_init()
+
+Borders = Sequence[tuple[int, int]]  # padding before and after rows, and before and after columns
 
 
 def conv(
@@ -58,7 +62,7 @@ def same(side: int, size: int, stride: int) -> tuple[int, int]:
   return total // 2, total - total // 2
 
 
-def _conv(x, kernel, *, stride, borders, groups):
+def _conv(x: Tensor, kernel: Tensor, *, stride: int, borders: Borders, groups: int) -> Array:
   return jax.lax.conv_general_dilated(
     x,
     kernel,
@@ -69,7 +73,7 @@ def _conv(x, kernel, *, stride, borders, groups):
   )
 
 
-def _shifted(x, size, stride, borders) -> Iterator[jax.Array]:
+def _shifted(x: Tensor, size: int, stride: int, borders: Borders) -> Iterator[jax.Array]:
   """Yields the padded image, shifted for each weight of the kernel in row-major order:
 
   size * size arrays [B, H', W', C].
@@ -81,7 +85,7 @@ def _shifted(x, size, stride, borders) -> Iterator[jax.Array]:
       yield x[:, i : i + stride * (rows - 1) + 1 : stride, j : j + stride * (columns - 1) + 1 : stride]
 
 
-def _conv_as_product(x, kernel, *, stride, borders):
+def _conv_as_product(x: Tensor, kernel: Tensor, *, stride: int, borders: Borders) -> Array:
   """Computes `_conv` as one matrix product of concatenated shifted copies of the image with the flattened kernel."""
   size, (_, height, width, _) = kernel.shape[0], x.shape
   if size == stride and borders == [(0, 0)] * 2 and not (height % size or width % size):
@@ -93,7 +97,7 @@ def _conv_as_product(x, kernel, *, stride, borders):
   return product.reshape(*patches.shape[:3], -1)
 
 
-def _conv_as_sum(x, kernel, *, stride, borders):
+def _conv_as_sum(x: Tensor, kernel: Tensor, *, stride: int, borders: Borders) -> Array:
   """Computes a depthwise `_conv` with a kernel [P, P, 1, C] as a sum of shifted copies."""
   weights = rearrange(kernel, "i j 1 c -> (i j) c")
   return sum(view * row for view, row in zip(_shifted(x, kernel.shape[0], stride, borders), weights, strict=True))
@@ -117,7 +121,7 @@ def max_pool(x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B (H+1)//2 (W+1)//2 
   return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), border)
 
 
-def _max_pool_forward(x):
+def _max_pool_forward(x: Float[Tensor, "B H W C"]) -> tuple[Array, tuple[Array, Array]]:
   _, height, width, _ = x.shape
   rows, columns = (height + 1) // 2, (width + 1) // 2
   x = jnp.pad(x, ((0, 0), (1, 1 + height % 2), (1, 1 + width % 2), (0, 0)), constant_values=-jnp.inf)
@@ -130,13 +134,15 @@ def _max_pool_forward(x):
   return best, (index, size)
 
 
-def _max_pool_backward(saved, gradient):
+def _max_pool_backward(
+  saved: tuple[Array, Array], gradient: Float[Tensor, "B X Y C"]
+) -> tuple[Float[Array, "B H W C"]]:
   index, (height, width) = saved[0], saved[1].shape[1:]
   rows, columns = index.shape[1:3]
   after = ((0, 0), (0, 1), (0, 1), (0, 0))
   index, gradient = jnp.pad(index, after, constant_values=9), jnp.pad(gradient, after)
 
-  def share(i, j, down=0, right=0):
+  def share(i: int, j: int, down: int = 0, right: int = 0) -> Array:
     """Returns the gradient of the windows shifted by (down, right) that have their maximum at row i, column j."""
     part = (slice(None), slice(down, down + rows), slice(right, right + columns))
     return jnp.where(index[part] == 3 * i + j, gradient[part], 0)
@@ -189,18 +195,18 @@ class Conv(nnx.Module):
 
   def __init__(
     self,
-    channels,
-    width,
-    size,
-    stride,
-    padding,
+    channels: int,
+    width: int,
+    size: int,
+    stride: int,
+    padding: int | str,
     *,
-    groups=1,
-    bias,
-    kernel_init,
-    bias_init=_zeros,
-    dtype,
-    rngs,
+    groups: int = 1,
+    bias: bool,
+    kernel_init: nnx.Initializer,
+    bias_init: nnx.Initializer = _zeros,
+    dtype: DTypeLike,
+    rngs: Keys,
   ):
     self.stride, self.padding, self.groups, self.dtype = stride, padding, groups, dtype
     self.kernel = nnx.Param(kernel_init(rngs.params(), (size, size, channels // groups, width), jnp.float32))

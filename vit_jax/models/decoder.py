@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
 from vit_jax import rng, trees
 from vit_jax.models import layers, positions, stack
 from vit_jax.models.attention import Attention
+from vit_jax.models.parameters import Keys
 from vit_jax.models.transformer import Block
 from vit_jax.shapes import Array, Float, Integer, PRNGKey, Shaped, Tensor
 
@@ -18,7 +20,18 @@ from vit_jax.shapes import Array, Float, Integer, PRNGKey, Shaped, Tensor
 class _Module(nnx.Module):
   """The decoder's network: [B, T + M, D] -> [B, N, O], from T prefix tokens and M visible patches to all N patches."""
 
-  def __init__(self, inputs, outputs, grid, *, width, heads, blocks, dtype, rngs):
+  def __init__(
+    self,
+    inputs: int,
+    outputs: int,
+    grid: tuple[int, int],
+    *,
+    width: int,
+    heads: int,
+    blocks: stack.Blocks,
+    dtype: DTypeLike,
+    rngs: Keys,
+  ):
     common = {"dtype": dtype, "rngs": rngs}
     self.embedding = layers.Linear((inputs,), (width,), **common)
     self.mask_token = nnx.Param(0.02 * jax.random.normal(rngs.params(), (width,), jnp.float32))
@@ -101,13 +114,13 @@ class Decoder:
     module = nnx.merge(graph, trees.unflatten(abstract, own))
     return module(tokens, visible, restore, f"{self.path}/blocks")
 
-  def _make(self, keys):
+  def _make(self, keys: Keys) -> _Module:
     dtype, width = jnp.dtype(self.dtype), self.width
 
-    def norm():
+    def norm() -> layers.LayerNorm:
       return layers.LayerNorm(width, eps=1e-6, dtype=dtype)
 
-    def block(rngs):
+    def block(rngs: Keys) -> Block:
       attention = Attention(width, self.heads, dtype=dtype, rngs=rngs)
       return Block(norm(), attention, norm(), layers.Mlp(width, 4 * width, gelu="erf", dtype=dtype, rngs=rngs))
 

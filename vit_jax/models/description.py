@@ -42,7 +42,7 @@ class Description:
   classes: int
   channels: int = 3
 
-  def __hash__(self):
+  def __hash__(self) -> int:
     # Equal descriptions have equal hashes. The arguments are a dict, which cannot be hashed, so their keys are used.
     return hash((self.model.name, tuple(self.model.args), self.image_size, self.classes, self.channels))
 
@@ -108,7 +108,7 @@ class Description:
     chosen = {"name": self.model.name} | schema.flatten_choices(self.essential())
     return " ".join(schema.texts.format_flag(f"config.model.{key}", value) for key, value in chosen.items())
 
-  def __str__(self):
+  def __str__(self) -> str:
     """Formats the model, its essential arguments and its sizes in one line."""
     size = self.image_size
     arguments = "".join(f", {key}={in_words(value)}" for key, value in self.essential().items())

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from vit_jax import schema
 from vit_jax.models import layers, parameters
@@ -63,7 +64,19 @@ class Block(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, channels, width, kernel, stride, expansion, *, padding, norm: Callable, dtype, rngs):
+  def __init__(
+    self,
+    channels: int,
+    width: int,
+    kernel: int,
+    stride: int,
+    expansion: int,
+    *,
+    padding: str,
+    norm: Callable[[int], nnx.Module],
+    dtype: DTypeLike,
+    rngs: Keys,
+  ):
     expanded = expansion * channels
     linear = {"kernel_init": _he, "dtype": dtype, "rngs": rngs}
     self.expand = layers.Linear((channels,), (expanded,), bias=False, **linear) if expansion > 1 else None
@@ -99,7 +112,7 @@ class Block(nnx.Module):
     return shortcut + layers.drop_path(x, path_rate, key) if self.shortcut else x
 
 
-def _border(kernel, padding):
+def _border(kernel: int, padding: str) -> int | str:
   return "same" if padding == "same" else (kernel - 1) // 2
 
 
@@ -130,11 +143,11 @@ class EfficientNet(nnx.Module):
     stages: tuple[int, ...],
     classes: int,
     padding: str,
-    norm: Callable,
+    norm: Callable[[int], nnx.Module],
     dropout: float,
     stochastic_depth: float,
-    dtype,
-    rngs,
+    dtype: DTypeLike,
+    rngs: Keys,
   ):
     self.shape, self.dropout, self.stochastic_depth = shape, dropout, stochastic_depth
     make = {"dtype": dtype, "rngs": rngs}

@@ -89,6 +89,6 @@ def place(array: Shaped[np.ndarray, "..."]) -> str:
 
 
 @jax.jit
-def _finite_on_devices(arrays):
+def _finite_on_devices(arrays: Mapping[str, Shaped[Tensor, "..."]]) -> dict[str, Array]:
   """Returns for each path whether all values are finite, compiled as one program."""
   return {path: jnp.isfinite(array).all() for path, array in arrays.items()}

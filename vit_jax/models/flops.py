@@ -6,6 +6,7 @@ has a forward and a backward pass, which take three times as many FLOPs (`TRAINI
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.extend.core
@@ -18,7 +19,7 @@ def format_flops(forward: int) -> str:
   return f"{forward / 1e9:.3g} GFLOP per image (forward pass)"
 
 
-def count_flops(function: Callable, *args: object) -> int:
+def count_flops(function: Callable[..., Any], *args: object) -> int:
   """Counts the FLOPs of the matrix products and convolutions of a function.
 
   The count is the arithmetic of the model, as required for MFU. XLA's own count differs: it counts the body of a loop
@@ -40,7 +41,7 @@ def count_flops(function: Callable, *args: object) -> int:
   return _count_jaxpr(jax.make_jaxpr(function)(*args).jaxpr)
 
 
-def _count_jaxpr(jaxpr):
+def _count_jaxpr(jaxpr: Any) -> int:
   """Returns the FLOPs of a jaxpr and of all jaxprs that it calls."""
   total = 0
   for equation in jaxpr.eqns:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -37,7 +38,9 @@ class Model:
   prefix: Mapping[str, int]
   _graph: nnx.GraphDef = dataclasses.field(repr=False)
   _abstract: nnx.State = dataclasses.field(repr=False)
-  sharded: Callable = dataclasses.field(default=contextlib.nullcontext, repr=False)
+  sharded: Callable[[], contextlib.AbstractContextManager[None]] = dataclasses.field(
+    default=contextlib.nullcontext, repr=False
+  )
 
   def init(self, key: PRNGKey) -> dict[str, Shaped[Array, "..."]]:
     """Returns initial parameters by path, including statistics.
@@ -69,7 +72,7 @@ class Model:
     params: Mapping[str, Shaped[Tensor, "..."]],
     images: Float[Tensor, "B H W C"] | Float[Tensor, "B N PPC"],
     key: PRNGKey | None = None,
-    **masks: Callable | Integer[Tensor, "B M"],
+    **masks: Callable[[Tensor], Tensor] | Integer[Tensor, "B M"],
   ) -> tuple[Output, dict[str, Float[Array, "..."]]]:
     """Computes the outputs for a batch of images.
 
@@ -138,7 +141,7 @@ def functional(description: Description) -> Model:
 
 
 @functools.lru_cache(maxsize=64)
-def _functional(description, registered):
+def _functional(description: Description, registered: Callable[..., nnx.Module] | None) -> Model:
   name = description.model.name
   file = extensions.find_registration("model", name).file if registered else ""
   call = functools.partial(extensions.call_function, file, flag=f"model {name}") if file else _call
@@ -152,10 +155,10 @@ def _functional(description, registered):
   return Model(description, statistics, patch, prefix, graph, abstract)
 
 
-def _call(function, *arguments):
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
   return function(*arguments)
 
 
-def _make(description, key):
+def _make(description: Description, key: PRNGKey) -> nnx.Module:
   sizes = (description.image_size, description.channels, description.classes)
   return description.published.make(*sizes, rng.Keys(key), **description.model.args)

@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import re
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import jax
 import jax.extend.core
@@ -71,7 +72,7 @@ def record(name: str, x: Shaped[Tensor, "*x"]) -> Shaped[Tensor, "*x"]:
 
 
 @contextlib.contextmanager
-def _recording(recorder):
+def _recording(recorder: Recorder) -> Iterator[Recorder]:
   token = _recorder.set(recorder)
   try:
     yield recorder
@@ -119,7 +120,7 @@ def scope(prefix: str) -> Iterator[None]:
   publish(prefix, recorder.names, recorder.values)
 
 
-def capture(function: Callable, *patterns: str) -> Callable:
+def capture(function: Callable[..., Any], *patterns: str) -> Callable[..., tuple[Any, dict[str, Any]]]:
   """Converts a function to one that returns both its output and its intermediates.
 
   Args:
@@ -145,10 +146,10 @@ def capture(function: Callable, *patterns: str) -> Callable:
   """
   expressions = {pattern: [_glob(pattern), *_regular(pattern)] for pattern in patterns}
 
-  def matches(pattern, name):
+  def matches(pattern: str, name: str) -> bool:
     return any(expression.fullmatch(name) for expression in expressions[pattern])
 
-  def captured(*args, **kwargs):
+  def captured(*args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
     with _recording(Recorder(lambda name: any(matches(p, name) for p in patterns))) as recorder:
       output = function(*args, **kwargs)
     if not recorder.names:
@@ -166,11 +167,11 @@ def capture(function: Callable, *patterns: str) -> Callable:
   return captured
 
 
-def _glob(pattern):
+def _glob(pattern: str) -> re.Pattern[str]:
   return re.compile(re.escape(pattern).replace(r"\*", "[^/]*"))
 
 
-def _regular(pattern):
+def _regular(pattern: str) -> list[re.Pattern[str]]:
   try:
     return [re.compile(pattern)]
   except re.error:  # valid only as a glob, such as "*/weights"

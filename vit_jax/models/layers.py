@@ -17,7 +17,8 @@ from jax.typing import DTypeLike
 
 from vit_jax.models.convolution import conv
 from vit_jax.models.intermediates import record
-from vit_jax.shapes import Float, PRNGKey, Scalar, Tensor
+from vit_jax.models.parameters import Keys
+from vit_jax.shapes import Array, Float, PRNGKey, Scalar, Tensor
 
 Scale = Float[Tensor, " D"] | None
 xavier = nnx.initializers.xavier_uniform()
@@ -36,7 +37,7 @@ def gelu(x: Float[Tensor, "*x"]) -> Float[Tensor, "*x"]:
 
 
 @gelu.defjvp
-def _gelu_jvp(primals, tangents):
+def _gelu_jvp(primals: tuple[Tensor], tangents: tuple[Tensor]) -> tuple[Array, Array]:
   # The backward pass stores the slope instead of x, so that erf and the exponential are computed only once.
   (x,), (tangent,) = primals, tangents
   wide = x.astype(jnp.float32)
@@ -45,7 +46,7 @@ def _gelu_jvp(primals, tangents):
   return (wide * below).astype(x.dtype), tangent * slope.astype(x.dtype)
 
 
-def _normal_distribution(x):
+def _normal_distribution(x: Float[Tensor, "*x"]) -> Float[Array, "*x"]:
   return 0.5 * (1 + jax.lax.erf(x * 2**-0.5))
 
 
@@ -133,7 +134,18 @@ class Linear(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, inputs, outputs, *, bias=True, softmax=False, kernel_init=xavier, bias_init=zeros, dtype, rngs):
+  def __init__(
+    self,
+    inputs: tuple[int, ...],
+    outputs: tuple[int, ...],
+    *,
+    bias: bool = True,
+    softmax: bool = False,
+    kernel_init: nnx.Initializer = xavier,
+    bias_init: nnx.Initializer = zeros,
+    dtype: DTypeLike,
+    rngs: Keys,
+  ):
     self.dtype, self.rank, self.softmax = dtype, len(inputs), softmax
     kernel = kernel_init(rngs.params(), (math.prod(inputs), math.prod(outputs)), jnp.float32)
     self.kernel = nnx.Param(kernel.reshape(*inputs, *outputs))
@@ -165,12 +177,12 @@ class Linear(nnx.Module):
     y = jnp.einsum("...i,oi->...o" if self.rank == 1 else "...i,io->...o", x.astype(self.dtype), kernel)
     return y + self._scaled(self.bias, scale).reshape(-1) if bias else y
 
-  def _scaled(self, values, scale):
+  def _scaled(self, values: nnx.Param, scale: Scale) -> Array:
     return (values[...] if scale is None else values[...] * scale).astype(self.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _matrix(kernel, rank):
+def _matrix(kernel: Tensor, rank: int) -> Array:
   """Reshapes a kernel to [H K, D], from [D, H, K] (one input axis D) or from [H, K, D] (two input axes).
 
   XLA stores both in this layout in a TPU's memory. The gradient is reshaped to the kernel's shape immediately.
@@ -181,11 +193,11 @@ def _matrix(kernel, rank):
   return matrix.T if rank == 1 else matrix
 
 
-def _matrix_forward(kernel, rank):
+def _matrix_forward(kernel: Tensor, rank: int) -> tuple[Array, tuple[int, ...]]:
   return _matrix(kernel, rank), kernel.shape
 
 
-def _matrix_backward(rank, shape, gradient):
+def _matrix_backward(rank: int, shape: tuple[int, ...], gradient: Tensor) -> tuple[Array]:
   return (jax.lax.optimization_barrier((gradient.T if rank == 1 else gradient).reshape(shape)),)
 
 
@@ -208,7 +220,17 @@ class PatchEmbedding(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, channels, width, patch, *, kernel_init, bias_init=zeros, dtype, rngs):
+  def __init__(
+    self,
+    channels: int,
+    width: int,
+    patch: int,
+    *,
+    kernel_init: nnx.Initializer,
+    bias_init: nnx.Initializer = zeros,
+    dtype: DTypeLike,
+    rngs: Keys,
+  ):
     self.patch, self.dtype = patch, dtype
     self.kernel = nnx.Param(kernel_init(rngs.params(), (patch, patch, channels, width), jnp.float32))
     self.bias = nnx.Param(bias_init(rngs.params(), (width,), jnp.float32))
@@ -231,7 +253,7 @@ class LayerNorm(nnx.Module):
     dtype: type of the result.
   """
 
-  def __init__(self, width, *, eps, dtype):
+  def __init__(self, width: int, *, eps: float, dtype: DTypeLike):
     self.eps, self.dtype = eps, dtype
     self.scale = nnx.Param(jnp.ones(width, jnp.float32))
     self.bias = nnx.Param(jnp.zeros(width, jnp.float32))
@@ -259,7 +281,7 @@ class RMSNorm(nnx.Module):
     dtype: type of the result.
   """
 
-  def __init__(self, width, *, eps, dtype):
+  def __init__(self, width: int, *, eps: float, dtype: DTypeLike):
     self.eps, self.dtype = eps, dtype
     self.scale = nnx.Param(jnp.ones(width, jnp.float32))
 
@@ -320,7 +342,18 @@ class Mlp(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, width, hidden, *, dropout=0.0, gelu: Gelu, kernel_init=xavier, bias_init=zeros, dtype, rngs):
+  def __init__(
+    self,
+    width: int,
+    hidden: int,
+    *,
+    dropout: float = 0.0,
+    gelu: Gelu,
+    kernel_init: nnx.Initializer = xavier,
+    bias_init: nnx.Initializer = zeros,
+    dtype: DTypeLike,
+    rngs: Keys,
+  ):
     linear = {"kernel_init": kernel_init, "bias_init": bias_init, "dtype": dtype, "rngs": rngs}
     self.up = Linear((width,), (hidden,), **linear)
     self.down = Linear((hidden,), (width,), **linear)
@@ -350,15 +383,15 @@ class SwiGLU(nnx.Module):
 
   def __init__(
     self,
-    width,
-    hidden,
+    width: int,
+    hidden: int,
     *,
     norm: nnx.Module | None = None,
-    dropout=0.0,
-    kernel_init=xavier,
-    bias_init=zeros,
-    dtype,
-    rngs,
+    dropout: float = 0.0,
+    kernel_init: nnx.Initializer = xavier,
+    bias_init: nnx.Initializer = zeros,
+    dtype: DTypeLike,
+    rngs: Keys,
   ):
     linear = {"kernel_init": kernel_init, "bias_init": bias_init, "dtype": dtype, "rngs": rngs}
     self.gate = Linear((width,), (hidden,), **linear)

@@ -43,7 +43,7 @@ class Block(nnx.Module):
     dropout: dropout rate of both branches.
   """
 
-  def __init__(self, norm1, tokens, norm2, mlp, *, dropout):
+  def __init__(self, norm1: nnx.Module, tokens: nnx.Module, norm2: nnx.Module, mlp: nnx.Module, *, dropout: float):
     self.norm1, self.tokens, self.norm2, self.mlp, self.dropout = norm1, tokens, norm2, mlp, dropout
 
   def __call__(
@@ -111,10 +111,10 @@ def mixer(
   compute = jnp.dtype(dtype)
   common = {"dtype": compute, "rngs": rngs}
 
-  def norm():
+  def norm() -> layers.LayerNorm:
     return layers.LayerNorm(width, eps=eps, dtype=compute)
 
-  def block(rngs):
+  def block(rngs: Keys) -> nnx.Module:
     mlp = {"dropout": dropout, "gelu": gelu, "kernel_init": _lecun, "dtype": compute, "rngs": rngs}
     return Block(
       norm(),

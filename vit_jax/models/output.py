@@ -102,7 +102,7 @@ def features_of(kind: Features, prefix: Mapping[str, int]) -> Callable[[Output],
     raise ConfigError(f"{kind!r} needs a class token, but the model does not have one. Allowed: 'head', 'patches'")
   first = sum(prefix.values())
 
-  def features(output):
+  def features(output: Output) -> Float[Array, "B F"]:
     if kind == "head":
       return output.features
     tokens = output.tokens.astype(jnp.float32)

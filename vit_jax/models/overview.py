@@ -31,7 +31,7 @@ def table(shapes: Mapping[str, Shaped[Tensor, "..."] | jax.ShapeDtypeStruct]) ->
   )
 
 
-def sizes(shapes: Mapping[str, jax.ShapeDtypeStruct], name_of: Callable) -> dict[str, list[int]]:
+def sizes(shapes: Mapping[str, jax.ShapeDtypeStruct], name_of: Callable[[list[str]], str]) -> dict[str, list[int]]:
   """Returns {group: sizes of its tensors}. A group's name contains the range of its layers: blocks/0-11/mlp.
 
   Args:
@@ -44,10 +44,10 @@ def sizes(shapes: Mapping[str, jax.ShapeDtypeStruct], name_of: Callable) -> dict
   return {_numbered(name, paths): [math.prod(shapes[path].shape) for path in paths] for name, paths in members.items()}
 
 
-def _modules(deep):
+def _modules(deep: int) -> Callable[[list[str]], str]:
   """Returns a function from a path to the name of its group: the first `deep` modules, with # for layer numbers."""
 
-  def name(parts):
+  def name(parts: list[str]) -> str:
     merged = ["#" if part.isdigit() else part for part in (parts[:-1] or parts)]
     ends = [i for i, part in enumerate(merged) if part != "#"]
     return "/".join(merged[: ends[deep] if len(ends) > deep else None])
@@ -55,7 +55,7 @@ def _modules(deep):
   return name
 
 
-def _stages(parts):
+def _stages(parts: list[str]) -> str:
   """Returns the first module of a path, with its number if it has one."""
   return "/".join(parts[: 2 if len(parts) > 2 and parts[1].isdigit() else 1])
 
@@ -63,7 +63,7 @@ def _stages(parts):
 _NAMES = (_modules(3), _modules(2), _stages, _modules(1))  # from the finest to the coarsest
 
 
-def _numbered(name, paths):
+def _numbered(name: str, paths: list[str]) -> str:
   """Replaces each # in a name by the range of numbers in the paths."""
   for i in [i for i, part in enumerate(name.split("/")) if part == "#"]:
     numbers = sorted({int(path.split("/")[i]) for path in paths})

@@ -66,7 +66,7 @@ def layers_above(
     return None
   depth = max(shapes[path].shape[0] if number is None else int(number) + 1 for path, number in blocks.items())
 
-  def above(path):
+  def above(path: str) -> int | Float[np.ndarray, "L ..."] | None:
     if path in blocks:
       if blocks[path] is not None:
         return depth - int(blocks[path])

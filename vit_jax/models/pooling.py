@@ -3,10 +3,12 @@
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from vit_jax.models.attention import Attention
 from vit_jax.models.intermediates import record, scope
-from vit_jax.models.layers import LayerNorm, Linear, Mlp, xavier
+from vit_jax.models.layers import Gelu, LayerNorm, Linear, Mlp, xavier
+from vit_jax.models.parameters import Keys
 from vit_jax.shapes import Array, Float, Tensor
 
 
@@ -24,7 +26,18 @@ class Map(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, width, heads, hidden, *, eps, gelu, bias_init, dtype, rngs):
+  def __init__(
+    self,
+    width: int,
+    heads: int,
+    hidden: int,
+    *,
+    eps: float,
+    gelu: Gelu,
+    bias_init: nnx.Initializer,
+    dtype: DTypeLike,
+    rngs: Keys,
+  ):
     self.probe = nnx.Param(xavier(rngs.params(), (1, width), jnp.float32)[0])
     self.attention = Attention(width, heads, dtype=dtype, rngs=rngs)
     self.norm = LayerNorm(width, eps=eps, dtype=dtype)
@@ -47,7 +60,7 @@ class SeqPool(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, width, *, kernel_init, dtype, rngs):
+  def __init__(self, width: int, *, kernel_init: nnx.Initializer, dtype: DTypeLike, rngs: Keys):
     self.score = Linear((width,), (1,), softmax=True, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
 
   def __call__(self, x: Float[Tensor, "B N D"]) -> Float[Array, "B D"]:

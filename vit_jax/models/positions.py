@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from vit_jax.models.parameters import Keys
 from vit_jax.shapes import Float, Tensor
 
 # Methods of resampling a learned table to another resolution, see `importers.resampling`:
@@ -103,7 +104,7 @@ class Learned(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, tokens, width, *, leading: int = 0, std, rngs):
+  def __init__(self, tokens: int, width: int, *, leading: int = 0, std: float, rngs: Keys):
     self.table = nnx.Param(std * jax.random.normal(rngs.params(), (tokens, width), jnp.float32))
     self.leading = leading
 
@@ -123,7 +124,7 @@ class Factored(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, rows, columns, width, *, leading, std, rngs):
+  def __init__(self, rows: int, columns: int, width: int, *, leading: int, std: float, rngs: Keys):
     self.columns = nnx.Param(std * jax.random.normal(rngs.params(), (columns, width // 2), jnp.float32))
     self.rows = nnx.Param(std * jax.random.normal(rngs.params(), (rows, width // 2), jnp.float32))
     self.leading = leading

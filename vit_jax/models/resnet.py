@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 from einops import reduce, repeat
 from flax import nnx
+from jax.typing import DTypeLike
 
 from vit_jax.models.convolution import conv, max_pool_same
 from vit_jax.models.intermediates import record
-from vit_jax.shapes import Float, Tensor
+from vit_jax.models.parameters import Keys
+from vit_jax.shapes import Array, Float, Tensor
 
 GROUPS = 32  # groups of a group norm, for every width
 WIDTH = 64  # channels of the root, and of the first stage's 3x3 convolutions
@@ -62,7 +64,18 @@ class StandardisedConv(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, channels, width, size, stride, padding, *, divisor: Divisor, dtype, rngs):
+  def __init__(
+    self,
+    channels: int,
+    width: int,
+    size: int,
+    stride: int,
+    padding: int | str,
+    *,
+    divisor: Divisor,
+    dtype: DTypeLike,
+    rngs: Keys,
+  ):
     self.stride, self.padding, self.divisor, self.dtype = stride, padding, divisor, dtype
     draw = nnx.initializers.lecun_normal()
     self.kernel = nnx.Param(draw(rngs.params(), (size, size, channels, width), jnp.float32))
@@ -82,7 +95,7 @@ class GroupNorm(nnx.Module):
     dtype: type of the result.
   """
 
-  def __init__(self, width, *, eps, scale=1.0, dtype):
+  def __init__(self, width: int, *, eps: float, scale: float = 1.0, dtype: DTypeLike):
     assert width % GROUPS == 0, width
     self.eps, self.dtype = eps, dtype
     self.scale = nnx.Param(jnp.full(width, scale, jnp.float32))
@@ -95,7 +108,7 @@ class GroupNorm(nnx.Module):
     return (x + self.bias[...]).astype(self.dtype)
 
 
-def _mean(x):
+def _mean(x: Float[Tensor, "B H W C"]) -> Array:
   """Returns the mean of each channel's group: [B, H, W, C] -> [B, 1, 1, C]."""
   # Averaging over space comes first, because a feature map with a last axis of C / 32 channels wastes a TPU's tiles of
   # 128.
@@ -164,7 +177,7 @@ class Unit(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, channels, width, stride, *, dtype, rngs):
+  def __init__(self, channels: int, width: int, stride: int, *, dtype: DTypeLike, rngs: Keys):
     make = {"divisor": "std + 1e-5", "dtype": dtype, "rngs": rngs}
     norm = {"eps": 1e-6, "dtype": dtype}
     self.conv1 = StandardisedConv(channels, width, 1, 1, "same", **make)
@@ -194,7 +207,7 @@ class Stem(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, channels, stages, *, dtype, rngs):
+  def __init__(self, channels: int, stages: tuple[int, ...], *, dtype: DTypeLike, rngs: Keys):
     self.root = StandardisedConv(channels, WIDTH, 7, 2, "same", divisor="std + 1e-5", dtype=dtype, rngs=rngs)
     self.root_norm = GroupNorm(WIDTH, eps=1e-6, dtype=dtype)
     self.stages = build(lambda *sizes: Unit(*sizes, dtype=dtype, rngs=rngs), WIDTH, stages)

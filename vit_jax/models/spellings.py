@@ -54,13 +54,13 @@ def nearest(name: str, names: Collection[str]) -> str | None:
   return None
 
 
-def _plain(name):
+def _plain(name: str) -> str:
   """Returns a name in lower case, without its owner, and with underscores between words."""
   own = name if re.search(r"/\d+$", name) else name.rpartition("/")[2]  # ViT-B/16 has no owner
   return re.sub(r"[-/. ]", "_", own.partition(":")[2] or own).lower()
 
 
-def _filled(form, match, patch):
+def _filled(form: str, match: re.Match[str], patch: int) -> str:
   """Fills the groups of a match into a name template."""
   groups = [group for group in match.groups() if group]
   size = _SIZES.get(groups[0], groups[0])

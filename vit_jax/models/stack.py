@@ -6,7 +6,7 @@ All variants compute the same results.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from flax import nnx
 from vit_jax import rng
 from vit_jax.models import activations, intermediates
 from vit_jax.models.parameters import Keys
-from vit_jax.shapes import Float, PRNGKey, Tensor
+from vit_jax.shapes import Array, Float, PRNGKey, Scalar, Tensor
 
 _policies = jax.checkpoint_policies
 _projections = ("attention/query", "attention/key", "attention/value", "attention/averaged", "attention/out")
@@ -134,7 +134,17 @@ def run(
   return _scanned(layers, x, keys, rates, remat, name, added, places, own)
 
 
-def _unrolled(layers, x, keys, rates, remat, name, added, places, own):
+def _unrolled(
+  layers: nnx.Module,
+  x: Tensor,
+  keys: Array | None,
+  rates: Float[np.ndarray, " depth"],
+  remat: str,
+  name: str,
+  added: Tensor | None,
+  places: dict[str, Any],
+  own: dict[str, Any],
+) -> Array:
   for i, layer in enumerate(layers):
     graph, params = nnx.split(layer)
     # The rate stays a constant, so that a layer with rate 0 draws no random numbers.
@@ -146,7 +156,17 @@ def _unrolled(layers, x, keys, rates, remat, name, added, places, own):
   return x
 
 
-def _scanned(layers, x, keys, rates, remat, name, added, places, own):
+def _scanned(
+  layers: nnx.Module,
+  x: Tensor,
+  keys: Array | None,
+  rates: Float[np.ndarray, " depth"],
+  remat: str,
+  name: str,
+  added: Tensor | None,
+  places: dict[str, Any],
+  own: dict[str, Any],
+) -> Array:
   graph, params = nnx.split(layers)
   prefixes = [f"{name}/{i}/" for i in range(len(rates))]
   call, names = _layer(graph, prefixes, added, places, **({} if rates.any() else {"rate": rates[0]}))
@@ -158,14 +178,16 @@ def _scanned(layers, x, keys, rates, remat, name, added, places, own):
   return x
 
 
-def _layer(graph, prefixes, added, places, **constants):
+def _layer(
+  graph: nnx.GraphDef, prefixes: list[str], added: Tensor | None, places: dict[str, Any], **constants: Any
+) -> tuple[Callable[..., tuple[Array, dict[str, Any]]], list[str]]:
   """Returns the layer as a function (params, x, key, rate) -> (x, recorded values), and the list of recorded names.
 
   The list is filled by a call of the function.
   """
   names = []
 
-  def call(params, x, key, rate, **own):
+  def call(params: nnx.State, x: Tensor, key: PRNGKey | None, rate: Scalar, **own: Any) -> tuple[Array, dict[str, Any]]:
     with intermediates.layer(prefixes) as recorder:
       x = x if added is None else x + added
       x = activations.constrain(
@@ -177,5 +199,5 @@ def _layer(graph, prefixes, added, places, **constants):
   return functools.partial(call, **constants), names
 
 
-def _checkpointed(function, remat, prevent_cse):
+def _checkpointed(function: Callable[..., Any], remat: str, prevent_cse: bool) -> Callable[..., Any]:
   return function if remat == "none" else jax.checkpoint(function, policy=POLICIES[remat], prevent_cse=prevent_cse)

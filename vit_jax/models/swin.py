@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from einops import rearrange
 from flax import nnx
+from jax.typing import DTypeLike
 
 from vit_jax import schema
 from vit_jax.models import convolution, layers, parameters, stack
@@ -20,7 +21,7 @@ from vit_jax.models.published.swin import PATCH, Size
 from vit_jax.models.sizes import Blocks, Dtype, Width, sides
 from vit_jax.models.transformer import Block
 from vit_jax.schema import Probability, format_amount
-from vit_jax.shapes import Bool, Float, Int, PRNGKey, Tensor
+from vit_jax.shapes import Array, Bool, Float, Int, PRNGKey, Tensor
 
 EPS = 1e-5
 
@@ -45,7 +46,7 @@ class Merge(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, width, *, dtype, rngs):
+  def __init__(self, width: int, *, dtype: DTypeLike, rngs: Keys):
     self.norm = layers.LayerNorm(4 * width, eps=EPS, dtype=dtype)
     self.reduction = layers.Linear((4 * width,), (2 * width,), bias=False, kernel_init=_normal, dtype=dtype, rngs=rngs)
 
@@ -70,7 +71,17 @@ class WindowAttention(Attention):
     rngs: source of keys.
   """
 
-  def __init__(self, width, heads, window, shift, *, dropout, dtype, rngs):
+  def __init__(
+    self,
+    width: int,
+    heads: int,
+    window: tuple[int, int],
+    shift: tuple[int, int],
+    *,
+    dropout: float,
+    dtype: DTypeLike,
+    rngs: Keys,
+  ):
     super().__init__(width, heads, kernel=Softmax(dropout), kernel_init=_normal, dtype=dtype, rngs=rngs)
     rows, columns = window
     table = _normal(rngs.params(), ((2 * rows - 1) * (2 * columns - 1), heads), jnp.float32)
@@ -134,7 +145,7 @@ class Stage(nnx.Module):
     blocks: list of blocks.
   """
 
-  def __init__(self, downsample, blocks):
+  def __init__(self, downsample: nnx.Module | None, blocks: list[nnx.Module]):
     self.downsample, self.blocks = downsample, nnx.List(blocks)
 
   def __call__(
@@ -162,7 +173,19 @@ class Swin(nnx.Module):
     remat: rematerialisation policy, see `stack.POLICIES`.
   """
 
-  def __init__(self, shape, *, embedding, embedding_norm, stages, norm, head, dropout, stochastic_depth, remat):
+  def __init__(
+    self,
+    shape: tuple[int, int, int],
+    *,
+    embedding: nnx.Module,
+    embedding_norm: nnx.Module,
+    stages: list[nnx.Module],
+    norm: nnx.Module,
+    head: nnx.Module | None,
+    dropout: float,
+    stochastic_depth: float,
+    remat: str,
+  ):
     self.shape, self.dropout, self.stochastic_depth, self.remat = shape, dropout, stochastic_depth, remat
     self.embedding, self.embedding_norm = embedding, embedding_norm
     self.stages = nnx.List(stages)
@@ -248,10 +271,10 @@ def swin(
   maps = _maps(sides(image_size), window, row)
   common = {"dtype": jnp.dtype(dtype), "rngs": rngs}
 
-  def norm(width):
+  def norm(width: int) -> layers.LayerNorm:
     return layers.LayerNorm(width, eps=EPS, dtype=common["dtype"])
 
-  def block(width, heads, window, shift):
+  def block(width: int, heads: int, window: tuple[int, int], shift: tuple[int, int]) -> nnx.Module:
     return Block(
       norm(width),
       WindowAttention(width, heads, window, shift, dropout=attention_dropout, **common),
@@ -260,7 +283,7 @@ def swin(
       dropout=dropout,
     )
 
-  def stage(number, depth, heads, width):
+  def stage(number: int, depth: int, heads: int, width: int) -> Stage:
     windows = tuple(min(side, window) for side in maps[number])
     shift = tuple(window // 2 if side > window else 0 for side in maps[number])
     return Stage(
@@ -268,7 +291,7 @@ def swin(
       [block(width, heads, windows, shift if i % 2 else (0, 0)) for i in range(depth)],
     )
 
-  def uniform(key, shape, dtype):
+  def uniform(key: PRNGKey, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     # PyTorch's default for kernel and bias of a convolution, which the published code uses.
     bound = (channels * PATCH**2) ** -0.5
     return jax.random.uniform(key, shape, dtype, -bound, bound)
@@ -289,7 +312,7 @@ def swin(
   )
 
 
-def _maps(image_sides, window, row):
+def _maps(image_sides: tuple[int, int], window: int, row: Size) -> list[tuple[int, int]]:
   """Returns (rows, columns) of each stage's feature map. Raises a ConfigError if stages, heads or image do not fit."""
   if len(row.depths) != len(row.heads):
     raise schema.ConfigError(
@@ -317,7 +340,7 @@ def _maps(image_sides, window, row):
   return list(zip(*both, strict=True))
 
 
-def _map_sides(side, window, stages):
+def _map_sides(side: int, window: int, stages: int) -> list[int] | None:
   """Returns the side of each stage's feature map, or None if it cannot be halved or divided into windows evenly."""
   maps = [side // (PATCH * 2**i) for i in range(stages)]
   even = side and side % (PATCH * 2 ** (stages - 1)) == 0

@@ -3,7 +3,7 @@
 import difflib
 import fnmatch
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from flax import nnx
 
@@ -88,7 +88,7 @@ def similar(name: str, most: int = 8) -> list[str]:
   """
   spelt = name.lower()
 
-  def likeness(other):
+  def likeness(other: str) -> float:
     return difflib.SequenceMatcher(None, spelt, other.lower()).ratio()
 
   word = _first_word(name)
@@ -97,7 +97,7 @@ def similar(name: str, most: int = 8) -> list[str]:
   return [other for _, other in sorted(allowed, key=lambda pair: -pair[0])[:most]]
 
 
-def _first_word(name):
+def _first_word(name: str) -> str:
   """Returns the letters at the start of a name if there are enough of them to identify a family, otherwise ""."""
   letters = re.match("[a-z]*", name.lower().removeprefix("timm/").removeprefix("tf_"))[0]
   return letters if len(letters) > 2 else ""
@@ -136,14 +136,14 @@ def migrate(choice: schema.Choice) -> schema.Choice:
 class _Families(Mapping):
   """A mapping with one entry per family: {"ViT-mu/8's family": function}. A family is imported when it is accessed."""
 
-  def __getitem__(self, family):
+  def __getitem__(self, family: str) -> Callable[..., nnx.Module]:
     return lookup(family.removesuffix(_FAMILY))
 
-  def __iter__(self):
+  def __iter__(self) -> Iterator[str]:
     first = {row.function: name for name, row in reversed(TABLE.items())}
     return (name + _FAMILY for name in reversed(first.values()))
 
-  def __len__(self):
+  def __len__(self) -> int:
     return len(list(iter(self)))
 
 

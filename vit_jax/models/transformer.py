@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from vit_jax.models.intermediates import record
 from vit_jax.models.layers import PatchEmbedding, dropout, fold, residual
 from vit_jax.models.output import Output, check_patches, check_shape, classified
 from vit_jax.models.parameters import Keys
+from vit_jax.models.rotary import Rotary
 from vit_jax.shapes import Array, Float, Integer, PRNGKey, Scalar, Tensor
 
 Images = Float[Tensor, "B H W C"] | Float[Tensor, "B N PPC"]  # whole images, or images cut into patches
@@ -82,10 +83,10 @@ class Block(nnx.Module):
       The stream, (B, N, D).
     """
 
-    def add(stream, branch, number):
+    def add(stream: Tensor, branch: Tensor, number: int) -> Array:
       return residual(stream, branch, self.dropout, path_rate, key, number)
 
-    def scaled(branch, x, scale, draw, **arguments):
+    def scaled(branch: nnx.Module, x: Tensor, scale: nnx.Param | None, draw: int, **arguments: Any) -> Array:
       # Branches without factors may not support the argument.
       factors = {} if scale is None else {"scale": scale[...]}
       return branch(x, key=fold(key, draw), **factors, **arguments)
@@ -106,7 +107,7 @@ class Block(nnx.Module):
     return record("out", x)
 
 
-def _times(branch, scale):
+def _times(branch: Tensor, scale: nnx.Param | None) -> Tensor:
   return branch if scale is None else branch * scale[...].astype(branch.dtype)
 
 
@@ -159,7 +160,7 @@ class Transformer(nnx.Module):
     prefix: Mapping[str, nnx.Param],
     position: nnx.Module | None,
     position_at: Literal["input", "shared"] = "input",
-    rotary=None,
+    rotary: Rotary | None = None,
     resizable: bool = False,
     blocks: stack.Blocks,
     norm: nnx.Module | None,
@@ -199,7 +200,7 @@ class Transformer(nnx.Module):
     self,
     images: Images,
     key: PRNGKey | None = None,
-    corrupt: Callable | None = None,
+    corrupt: Callable[[Tensor], Tensor] | None = None,
     visible: Integer[Tensor, "B M"] | None = None,
   ) -> Output:
     """Computes the outputs for a batch of images.
@@ -251,7 +252,7 @@ class Transformer(nnx.Module):
     logits = record("logits", (heads["head"] + heads["head_distillation"]) / 2)
     return Output(tokens, features, logits, heads)
 
-  def _grid(self, images):
+  def _grid(self, images: Images) -> tuple[int, int] | None:
     """Returns (rows, columns) of the patches. Raises a ValueError for images of an unsupported size."""
     height, width, channels = self.shape
     if self.patch is None:
@@ -264,7 +265,9 @@ class Transformer(nnx.Module):
       check_shape(images, self.shape, (height * width // self.patch**2, self.patch**2 * channels))
     return height // self.patch, width // self.patch
 
-  def _with_prefix(self, patches, grid):
+  def _with_prefix(
+    self, patches: Float[Tensor, "B N D"], grid: tuple[int, int] | None
+  ) -> tuple[Tensor, int, Tensor | None]:
     """Returns prefix tokens and patches with positions [B, T + N, D], T, and the positions for every block or None."""
     batch, _, width = patches.shape
     names, counts = tuple(self.prefix), tuple(self.prefix.values())
@@ -281,7 +284,7 @@ class Transformer(nnx.Module):
     table = jnp.asarray(table, x.dtype)
     return (x + table, sum(counts), None) if self.position_at == "input" else (x, sum(counts), table)
 
-  def _pool(self, tokens, prefix):
+  def _pool(self, tokens: Float[Tensor, "B N D"], prefix: int) -> Float[Array, "B D"]:
     if self.pool == "cls":
       return tokens[:, 0]
     patches = tokens[:, prefix:] if prefix else tokens

@@ -20,6 +20,7 @@ reasons:
 
 import functools
 import math
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +32,11 @@ from jax.experimental.pallas import tpu as pltpu
 from vit_jax import schema
 from vit_jax.models.kernels import query_key, tiling
 from vit_jax.models.kernels.query_key import Operations, Transform
+from vit_jax.models.kernels.tiling import Ref
 from vit_jax.shapes import Array, Float, Tensor
 
+Arrays = tuple[Tensor, ...]
+Operands = list[tuple[str, Tensor]]  # pairs of a kind and an array, see `_call`
 BASE = math.log2(math.e)  # converts to base 2, because the chip's exponential has base 2
 
 
@@ -99,7 +103,9 @@ def fused_attention(
 # Kernels, unrolled over images and heads.
 
 
-def _reader(refs, query_bias, layout, transform):
+def _reader(
+  refs: Sequence[Ref], query_bias: Ref, layout: tiling.Layout, transform: Transform
+) -> tuple[Callable[[int, int], tuple], Callable[[int, tiling.Head], list], Callable[[int, int], tuple]]:
   """Returns the functions load(image, group), read(image, head) and place(image, group).
 
   `load` and `read` return 128 lanes of each of `refs`. Queries include bias and the scale of the softmax. Queries and
@@ -108,26 +114,26 @@ def _reader(refs, query_bias, layout, transform):
   """
 
   @functools.cache
-  def place(image, group):
+  def place(image: int, group: int) -> tuple:
     queries, keys = (tiling.load(ref, image, group, layout) for ref in refs[:2])
     pair = queries + query_bias[:, tiling.at(group)], keys
     made, rates = transform.forward(pair, group)
     return pair, made, rates
 
   @functools.cache
-  def load(image, group):
+  def load(image: int, group: int) -> tuple[Array, ...]:
     queries, keys = place(image, group)[1]
     others = (tiling.load(ref, image, group, layout) for ref in refs[2:])
     return queries * (layout.size**-0.5 * BASE), keys, *others
 
-  def read(image, head):
+  def read(image: int, head: tiling.Head) -> list[Tensor]:
     groups = {group: load(image, group) for group in head.groups}
     return [tiling.gather(head, {group: arrays[i] for group, arrays in groups.items()}) for i in range(len(refs))]
 
   return load, read, place
 
 
-def _schedule(layout):
+def _schedule(layout: tiling.Layout) -> Iterable[tuple[tuple, tuple | None]]:
   """Returns pairs of a job (image, head, number of the head, groups that it completes) and the next job.
 
   The next job does not contain its groups. It is None after the last job.
@@ -141,11 +147,11 @@ def _schedule(layout):
   return zip(jobs, [job[:3] for job in jobs[1:]] + [None], strict=True)
 
 
-def _product(a, b, over_a, over_b):
+def _product(a: Tensor, b: Tensor, over_a: int, over_b: int) -> Array:
   return jax.lax.dot_general(a, b, (((over_a,), (over_b,)), ((), ())), preferred_element_type=jnp.float32)
 
 
-def _scores(query, key, layout):
+def _scores(query: Tensor, key: Tensor, layout: tiling.Layout) -> Array:
   """Returns scores [chunk, rows]. Scores of padding are -infinity."""
   scores = _product(query, key, 1, 1)
   if layout.tokens == layout.rows:
@@ -158,11 +164,20 @@ def _scores(query, key, layout):
   return jnp.where(real, scores, -jnp.inf)
 
 
-def _forward_kernel(query, key, value, query_bias, value_bias, *refs, layout, operations):
+def _forward_kernel(
+  query: Ref,
+  key: Ref,
+  value: Ref,
+  query_bias: Ref,
+  value_bias: Ref,
+  *refs: Ref,
+  layout: tiling.Layout,
+  operations: Operations,
+) -> None:
   extra, (context, *kept) = refs[: operations.operands], refs[operations.operands :]
   _, read, _ = _reader((query, key, value), query_bias, layout, Transform(operations, extra))
 
-  def begin(image, head, _):
+  def begin(image: int, head: tiling.Head, _: int) -> tuple[Array, ...]:
     queries, keys, values = read(image, head)
     return _scores(jnp.where(head.mask, queries, 0.0), keys, layout), values
 
@@ -189,7 +204,17 @@ def _forward_kernel(query, key, value, query_bias, value_bias, *refs, layout, op
         kept[0][image] = tops + jnp.log2(totals)
 
 
-def _backward_kernel(query, key, value, query_bias, normalizer, context, *refs, layout, operations):
+def _backward_kernel(
+  query: Ref,
+  key: Ref,
+  value: Ref,
+  query_bias: Ref,
+  normalizer: Ref,
+  context: Ref,
+  *refs: Ref,
+  layout: tiling.Layout,
+  operations: Operations,
+) -> None:
   """Computes gradients. `context` contains the gradient of the context. Bias gradients are sums over one image."""
   extra, results = refs[: operations.operands], refs[operations.operands :]
   d_query, d_key, d_value, d_query_bias, d_value_bias, *rest = results
@@ -197,7 +222,7 @@ def _backward_kernel(query, key, value, query_bias, normalizer, context, *refs, 
   made = Transform(operations, extra)
   load, read, place = _reader((query, key, value, context), query_bias, layout, made)
 
-  def begin(image, head, number):
+  def begin(image: int, head: tiling.Head, number: int) -> tuple[Array, ...]:
     """Returns the weights, the gradients of the scores, and the arrays by which these are multiplied."""
     queries, keys, values, contexts = read(image, head)
     scores = _scores(jnp.where(head.mask, queries, 0.0), keys, layout)
@@ -233,7 +258,16 @@ def _backward_kernel(query, key, value, query_bias, normalizer, context, *refs, 
 # Calls.
 
 
-def _call(kernel, name, layout, operations, products, operands, outputs, scratch=0):
+def _call(
+  kernel: Callable[..., None],
+  name: str,
+  layout: tiling.Layout,
+  operations: Operations,
+  products: int,
+  operands: Operands,
+  outputs: list[tuple[str, jax.ShapeDtypeStruct]],
+  scratch: int = 0,
+) -> list[Array]:
   """Runs a kernel over the steps of the grid.
 
   Each array has a kind, which determines the block that a step receives:
@@ -288,7 +322,7 @@ def _call(kernel, name, layout, operations, products, operands, outputs, scratch
   return jax.lax.platform_dependent(*arrays, tpu=call(interpret=False), default=call(interpret=True))
 
 
-def _row(x):
+def _row(x: Tensor) -> Array:
   """Returns [1, F], padded with zeros to whole groups of lanes.
 
   Zeros are needed because the memory after an array may contain NaN, which would affect all products.
@@ -296,13 +330,25 @@ def _row(x):
   return jnp.pad(x, (0, -len(x) % tiling.LANES))[None]
 
 
-def _extra(gains, tables, kinds):
+def _extra(gains: Arrays, tables: Arrays, kinds: tuple[str, ...]) -> Operands:
   """Returns pairs (kind, array) in the order of `query_key.list_operands`, from separate gains and other arrays."""
   gains, tables = iter(gains), iter(tables)
   return [(kind, _row(next(gains)) if kind == "bias" else next(tables)) for kind in kinds]
 
 
-def _forward(query, key, value, query_bias, value_bias, gains, tables, layout, operations, kinds, keep):
+def _forward(
+  query: Tensor,
+  key: Tensor,
+  value: Tensor,
+  query_bias: Tensor,
+  value_bias: Tensor,
+  gains: Arrays,
+  tables: Arrays,
+  layout: tiling.Layout,
+  operations: Operations,
+  kinds: tuple[str, ...],
+  keep: bool,
+) -> list[Array]:
   operands = [("chunk", query), ("all", key), ("all", value), ("bias", _row(query_bias)), ("bias", _row(value_bias))]
   operands += _extra(gains, tables, kinds)
   outputs = [("chunk", jax.ShapeDtypeStruct(query.shape, query.dtype))]
@@ -313,11 +359,33 @@ def _forward(query, key, value, query_bias, value_bias, gains, tables, layout, o
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(7, 8, 9))
-def _attend(query, key, value, query_bias, value_bias, gains, tables, layout, operations, kinds):
+def _attend(
+  query: Tensor,
+  key: Tensor,
+  value: Tensor,
+  query_bias: Tensor,
+  value_bias: Tensor,
+  gains: Arrays,
+  tables: Arrays,
+  layout: tiling.Layout,
+  operations: Operations,
+  kinds: tuple[str, ...],
+) -> Array:
   return _forward(query, key, value, query_bias, value_bias, gains, tables, layout, operations, kinds, keep=False)[0]
 
 
-def _attend_forward(query, key, value, query_bias, value_bias, gains, tables, layout, operations, kinds):
+def _attend_forward(
+  query: Tensor,
+  key: Tensor,
+  value: Tensor,
+  query_bias: Tensor,
+  value_bias: Tensor,
+  gains: Arrays,
+  tables: Arrays,
+  layout: tiling.Layout,
+  operations: Operations,
+  kinds: tuple[str, ...],
+) -> tuple[Array, tuple]:
   # The name by which rematerialisation policies store attention's results, as in attention.py.
   context, normalizer = (
     checkpoint_name(x, "attention/averaged")
@@ -326,7 +394,9 @@ def _attend_forward(query, key, value, query_bias, value_bias, gains, tables, la
   return context, (query, key, value, query_bias, gains, tables, normalizer)
 
 
-def _attend_backward(layout, operations, kinds, saved, gradient):
+def _attend_backward(
+  layout: tiling.Layout, operations: Operations, kinds: tuple[str, ...], saved: tuple, gradient: Tensor
+) -> tuple:
   query, key, value, query_bias, gains, tables, normalizer = saved
   operands = [("chunk", query), ("all", key), ("all", value), ("bias", _row(query_bias))]
   operands += [("number", normalizer), ("chunk", gradient), *_extra(gains, tables, kinds)]

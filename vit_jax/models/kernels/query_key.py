@@ -11,17 +11,17 @@ takes eight cycles.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.models.kernels import tiling
+from vit_jax.models.kernels.tiling import Ref
 from vit_jax.shapes import Float, Tensor
 
 Lanes = Float[Tensor, "_ 128"]  # there may be fewer queries than keys
-Ref = Any  # a reference to an array in the kernel's memory, whose type Pallas does not export
 
 
 class Operations(NamedTuple):

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ from vit_jax import schema
 from vit_jax.schema import format_amount
 from vit_jax.shapes import Tensor
 
+Shape = Tensor | jax.ShapeDtypeStruct
+Ref = Any  # a reference to an array in the kernel's memory, whose type Pallas does not export
 LANES = 128
 VMEM = 15.5 * 2**20  # bytes available to a step, of 16 MiB
 SPILLED = 8, 14  # bytes that the compiler spills per score, and per element of 128 lanes of a head, measured
@@ -43,7 +45,7 @@ class Layout(NamedTuple):
   lanes: int
 
 
-def cut(query, key, value, heads: int, placed: bool = False) -> Layout:
+def cut(query: Shape, key: Shape, value: Shape, heads: int, placed: bool = False) -> Layout:
   """Returns the layout for queries, keys and values.
 
   Args:
@@ -74,7 +76,7 @@ def cut(query, key, value, heads: int, placed: bool = False) -> Layout:
     )
   size, rows, itemsize = width // heads, -(-tokens // 16) * 16, query.dtype.itemsize
 
-  def memory(images, chunk, lanes):
+  def memory(images: int, chunk: int, lanes: int) -> int:
     """Returns the memory of the backward pass in bytes.
 
     It includes the arrays of this step and the next, sums over chunks, and the spilled values of the unrolled program.
@@ -153,7 +155,7 @@ def gather(head: Head, groups: dict) -> Tensor:
   return jnp.where(head.groups[first], groups[first], groups[second[0]]) if second else groups[first]
 
 
-def scatter(head: Head, x: Tensor, groups: dict):
+def scatter(head: Head, x: Tensor, groups: dict) -> None:
   """Writes the lanes of a head into its groups.
 
   Args:
@@ -176,7 +178,7 @@ def spread(x: Tensor, head: Head, size: int) -> jax.Array:
   return jnp.where(head.mask, pltpu.roll(x, LANES - size, 1), x)
 
 
-def load(ref, image: int, group: int, layout: Layout) -> jax.Array:
+def load(ref: Ref, image: int, group: int, layout: Layout) -> jax.Array:
   """Loads one group of lanes as float32 [rows, 128], with zeros after the last token and the last lane.
 
   Args:
@@ -203,7 +205,7 @@ def load(ref, image: int, group: int, layout: Layout) -> jax.Array:
   return pltpu.bitcast(words, jnp.float32)
 
 
-def store(ref, image: int, group: int, x: Tensor, layout: Layout):
+def store(ref: Ref, image: int, group: int, x: Tensor, layout: Layout) -> None:
   """Stores one group of lanes, the inverse of `load`.
 
   Args:
@@ -221,7 +223,7 @@ def store(ref, image: int, group: int, x: Tensor, layout: Layout):
   ref[image, :, at(group)] = x
 
 
-def add(ref, index, x: Tensor, layout: Layout) -> jax.Array:
+def add(ref: Ref, index: tuple, x: Tensor, layout: Layout) -> jax.Array:
   """Adds values to the sum over chunks of queries in `ref`, and returns the sum so far.
 
   Args:

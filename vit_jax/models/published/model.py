@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,7 +33,7 @@ class Published:
     return self.function.partition(":")[0]
 
   @property
-  def make(self) -> Callable:
+  def make(self) -> Callable[..., Any]:
     """The function (image_size, channels, classes, rngs, *, ...) -> module."""
     return schema.preset(getattr(self._module(), self.function.partition(":")[2]), *self.row, **self.defaults)
 
@@ -46,7 +47,7 @@ class Published:
     """The order of parameters between image and logits, see `parameters.Order`."""
     return self._module().ORDER
 
-  def _module(self):
+  def _module(self) -> types.ModuleType:
     return importlib.import_module(f"vit_jax.models.{self.family}")
 
 
@@ -63,12 +64,12 @@ class Registered(Published):
     parameters: the order of parameters.
   """
 
-  maker: Callable
+  maker: Callable[..., Any]
   rows: tuple
   parameters: tuple
 
   @property
-  def make(self) -> Callable:
+  def make(self) -> Callable[..., Any]:
     """The registered function."""
     return self.maker
 

@@ -5,8 +5,9 @@ ViT-5.
 """
 
 import itertools
+from typing import Any
 
-from vit_jax.models.published.model import published
+from vit_jax.models.published.model import Published, published
 from vit_jax.models.published.vit import SIZES
 from vit_jax.schema import Choice
 
@@ -25,7 +26,9 @@ _SWIGLU = Choice("swiglu")
 _EVA02_ALONE = Choice("none", {"rotary": EVA02})
 
 
-def _vit(row, patch, image_size, classes=1000, **defaults):
+def _vit(
+  row: tuple[int, int, int, int], patch: int, image_size: int, classes: int = 1000, **defaults: Any
+) -> Published:
   defaults = {"gelu": "erf", "resampling": "bicubic_antialiased"} | defaults
   return published("vit:vit", row, patch, image_size=image_size, classes=classes, **defaults)
 
