@@ -14,7 +14,7 @@ STEPS = 5
 def make(params, total=10, statistics=frozenset(), **args):
   """Transformation and schedule for a config, durations being plain steps."""
   args = {"name": "adamw", "lr": 1e-2, "schedule": Choice("constant")} | args
-  above = parameters.layers_above(parameters.ORDER, trees.flatten(params))
+  above = parameters.count_layers_above(parameters.ORDER, trees.flatten(params))
   with enter_key("config.optim"):
     choice = bound(args.pop("name"), args)
     made = optim.create_optimizer(

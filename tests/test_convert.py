@@ -302,7 +302,7 @@ def test_heads_of_the_wanted_model_are_those_of_the_file_only_for_the_same_width
   containers.write(tmp_path / "bare.npz", importers.export_tensors(arrays, VIT, "timm"), {})
   fitted, _ = importers.load_fitted(str(tmp_path / "bare.npz"), VIT)
   assert all(np.array_equal(fitted[path], arrays[path]) for path in arrays)
-  wider = VIT.replaced(model=Choice("ViT-S/8", SMALL | {"width": 128, "heads": 16}))
+  wider = VIT.replace(model=Choice("ViT-S/8", SMALL | {"width": 128, "heads": 16}))
   with pytest.raises(ConfigError, match=r"contains ViT-[^(]*width=64(?!.*heads=16.*this model)"):
     importers.load_fitted(str(tmp_path / "bare.npz"), wider)
 

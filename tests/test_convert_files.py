@@ -15,7 +15,7 @@ from vit_jax.schema import ConfigError
 @pytest.mark.long
 def test_of_two_conversions_into_one_file_the_second_to_end_is_refused(tmp_path):
   written(tmp_path / "a.npz")
-  written(tmp_path / "b.npz", description=VIT.replaced(classes=5), seed=1)
+  written(tmp_path / "b.npz", description=VIT.replace(classes=5), seed=1)
   (tmp_path / "out").mkdir()
   words = [sys.executable, "-c", _MEETING, *(str(tmp_path / name) for name in ("ready", "out/model.safetensors"))]
   both = [

@@ -141,7 +141,7 @@ def test_newcomer_1_a_transformer_of_a_user_shows_where_it_looks(tmp_path):
   def own(image_size, channels, classes, rngs, *, dtype: str = "float32"):
     return vit.vit((8, 1, 2, 8), 8, image_size, channels, classes, rngs, dtype=dtype)
 
-  description = models.Description(Choice("own"), 16, 3).bound()
+  description = models.Description(Choice("own"), 16, 3).bind()
   model = models.functional(description)
   data = Choice("images", {"mean": (0.5,) * 3, "std": (0.5,) * 3})
   use = Predictor(description, ("a", "b", "c"), model.init(jax.random.key(0)), data, "softmax")

@@ -39,7 +39,7 @@ from vit_jax.importers.formats.lazy_tensors import Tensors
 from vit_jax.importers.hub import hf_configs, preprocessing
 from vit_jax.inference import exported, stored
 from vit_jax.models import Description, flops
-from vit_jax.models.description import in_words
+from vit_jax.models.description import format_argument
 from vit_jax.models.positions import Resampling
 from vit_jax.schema import ConfigError, format_amount
 from vit_jax.storage import files, paths
@@ -290,8 +290,8 @@ def list_underivable(tensors: Tensors, description: models.Description, name: st
     return [f"the tensors alone do not determine the model: {error}"]
   taken, ours = ({**one.settings(), "heads": _count_heads(one)} for one in (recognised, description))
   return [
-    f"{key}={in_words(ours[key])} cannot be derived from the tensors. Readers of the tensors alone will use "
-    f"{in_words(taken.get(key))}"
+    f"{key}={format_argument(ours[key])} cannot be derived from the tensors. Readers of the tensors alone will use "
+    f"{format_argument(taken.get(key))}"
     for key in ("heads", "gelu", "eps", "norm.eps", "padding", "pool", "position.rotary", "norm_order", "norm.order")
     if key in ours and ours[key] != taken.get(key)
   ]
@@ -407,7 +407,7 @@ def describe_transformer(shapes: dict, bound: dict) -> dict[str, str]:
   words += ("stages", "padding", "resampling")
   result |= {word: str(bound[word]) for word in words if bound.get(word) not in (None, 0)}
   if "position.rotary" in bound and bound["position.rotary"].name != "none":
-    result["position.rotary"] = in_words(bound["position.rotary"])
+    result["position.rotary"] = format_argument(bound["position.rotary"])
   return result
 
 

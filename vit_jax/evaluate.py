@@ -156,7 +156,7 @@ def prepare_run(run: BoundRun, workdir: pathlib.Path, image_size: int | None) ->
   if image_size in (None, run.data.image_size):
     return dataclasses.replace(run, init=config.Init())
   resized = {
-    name: choice.replaced(data=stored.resize_preprocessing(choice.data, image_size)) if choice.data else choice
+    name: choice.replace(data=stored.resize_preprocessing(choice.data, image_size)) if choice.data else choice
     for name, choice in run.evals.items()
   }
   init = config.Init(str(workdir), head="keep")
@@ -185,9 +185,9 @@ def select_evaluations(evals: dict[str, schema.Choice], split: str | None, logit
   kept = dict(evals)
   if split:
     _, headline = run_evaluation.select_headline(evals)
-    kept = {"test": headline.replaced(split=split)}
+    kept = {"test": headline.replace(split=split)}
   changes = {"logits": True} if logits else {}
-  return {name: choice.replaced(**changes) if choice.name == "accuracy" else choice for name, choice in kept.items()}
+  return {name: choice.replace(**changes) if choice.name == "accuracy" else choice for name, choice in kept.items()}
 
 
 def load_state(experiment: Experiment, workdir: pathlib.Path | None) -> steps.State:

@@ -108,7 +108,7 @@ def print_model(run: BoundRun, whole: bool) -> None:
     shapes = {path: shape for path, shape in model.shapes().items() if path not in model.statistics}
     if whole:
       print(cli.format_parameters(shapes, ()))
-    print(f"{overview.table(shapes)}\n{run.model.name}: {count_values(shapes):,} parameters\n", flush=True)
+    print(f"{overview.format_table(shapes)}\n{run.model.name}: {count_values(shapes):,} parameters\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def main() -> None:
       )
     if features:
       with schema.enter_key("--features-of"):
-        models.functional(use.description).features_of(features)  # raises an error before files are read or written
+        models.functional(use.description).select_features(features)  # raises an error before files are read or written
     _print_model(arguments.weights, use, chosen)
     with watch.phase("evaluation"):
       computed = batches.predict_files(use, chosen.files, jax.local_devices(), features, watch.poll, arguments.batch)

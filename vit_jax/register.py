@@ -141,7 +141,7 @@ def model(
 
   The function is called as `function(image_size, channels, classes, rngs, **keys)`. Its keyword-only parameters are the
   keys of `config.model`. The parameter `dtype: Dtype` is required. The module must have a method `outputs(images, key)`
-  that returns `vit_jax.models.Output`; see `vit_jax.models.output.classified`. With `classes=0` the module must not
+  that returns `vit_jax.models.Output`; see `vit_jax.models.output.classify`. With `classes=0` the module must not
   have a head. Attributes are optional. `vit_jax.models.contract` checks the attributes that this package uses.
 
   Args:

@@ -5,7 +5,7 @@ from flax import nnx
 
 from vit_jax import register
 from vit_jax.models import layers
-from vit_jax.models.output import Output, classified
+from vit_jax.models.output import Output, classify
 from vit_jax.models.parameters import Keys
 from vit_jax.models.sizes import Dtype, Width, grid
 from vit_jax.schema import Count
@@ -36,7 +36,7 @@ class PatchMlp(nnx.Module):
     tokens = self.embedding(images)
     tokens = tokens.reshape(tokens.shape[0], -1, tokens.shape[-1])
     tokens = self.norm(tokens + self.mlp(tokens, key=key))
-    return classified(tokens, tokens.mean(axis=1), self.head)
+    return classify(tokens, tokens.mean(axis=1), self.head)
 
 
 @register.model("patch_mlp", image_size=32, classes=10, sharding=((r"embedding/kernel", (None, None, None, "fsdp")),

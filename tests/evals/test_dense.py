@@ -73,7 +73,7 @@ def by_hand(folder, split, weights):
   """(tokens [N, P, P, D], masks [N, S, S]) of a split, image by image."""
   description, arrays = weights
   headless = {path: array for path, array in arrays.items() if "head" not in path.split("/")[0]}
-  model = models.functional(description.replaced(classes=0)).create(headless)
+  model = models.functional(description.replace(classes=0)).create(headless)
   tokens, truth = [], []
   for file in sorted((folder / "images" / split).iterdir()):
     image = crops.resize(SIZE)(decoded(file.read_bytes()), None)

@@ -47,7 +47,7 @@ def by_hand(weights, split, mean=False):
   description, arrays = weights
   source = catalog.open_split(Choice("digits"), split)
   headless = {path: array for path, array in arrays.items() if "head" not in path}
-  model = models.functional(description.replaced(classes=0)).create(headless)
+  model = models.functional(description.replace(classes=0)).create(headless)
   images, labels = [], []
   for i in range(len(source)):
     data, label = source.read(i)

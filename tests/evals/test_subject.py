@@ -89,7 +89,7 @@ def parts():
 def of(parts, devices=2, **changes):
   """The subject of a run's model on some devices."""
   grid = sharding.make_mesh(parts.run.mesh, jax.devices()[:devices])
-  model = models.functional(parts.model.description.replaced(**changes)).on(grid)
+  model = models.functional(parts.model.description.replace(**changes)).on(grid)
   return evals.EvalContext(model, grid, parts.run.data, 16, catalog.open_split, parts.task.predict)
 
 

@@ -152,7 +152,7 @@ def test_a_fixed_table_is_stored_where_the_other_code_learns_it():
   _, description, arrays = example("big_vision", "ViT-S/8", SMALL | {"position": "sincos2d"}, 32, 3)
   tensors = layout.write(importers.find_layout(description, "timm"), arrays, description)
   found = importers.recognise(tensors, {"heads": 2})
-  table = np.pad(positions.sincos2d(4, 4, 64), ((1, 0), (0, 0)))  # no position for the class token
+  table = np.pad(positions.compute_sincos2d(4, 4, 64), ((1, 0), (0, 0)))  # no position for the class token
   np.testing.assert_array_equal(found.read()["position/table"], table)
 
 

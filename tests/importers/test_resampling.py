@@ -84,7 +84,7 @@ def test_a7_bicubic_antialiased_is_the_function_of_timm(old, new):
 def at_size(path, side):
   """Returns our model of a file at another resolution."""
   description, arrays = importers.load(path)
-  want = description.replaced(image_size=side)
+  want = description.replace(image_size=side)
   fitted, notes = surgery.fit(arrays, description, want, "keep")
   assert any("resampled" in note for note in notes)
   return models.functional(want).create(fitted)
@@ -128,8 +128,8 @@ def test_a7_files_of_transformers_give_its_features_at_another_resolution(tmp_pa
     theirs = model(pixel_values=images, **explicit).pooler_output
   if name == "ViT":  # whose pooled output has a layer with tanh
     description, arrays = importers.load(tmp_path)
-    fitted, _ = surgery.fit(arrays, description, description.replaced(image_size=side), "keep")
-    outputs, _ = models.functional(description.replaced(image_size=side)).outputs(
+    fitted, _ = surgery.fit(arrays, description, description.replace(image_size=side), "keep")
+    outputs, _ = models.functional(description.replace(image_size=side)).outputs(
       fitted, images.permute(0, 2, 3, 1).numpy()
     )
     np.testing.assert_allclose(outputs.logits, theirs.numpy(), rtol=0, atol=1e-5)
@@ -165,7 +165,7 @@ def test_a7_files_of_timm_give_its_logits_at_another_resolution(tmp_path, name, 
   images = torch.randn((2, 3, side, side), generator=torch.Generator().manual_seed(1))
   with torch.no_grad():
     theirs = model(images)
-  want = found.description.replaced(image_size=side)
+  want = found.description.replace(image_size=side)
   fitted, _ = surgery.fit(found.read(), found.description, want, "keep")
   compare(models.functional(want).create(fitted), theirs, images)
 
@@ -175,7 +175,7 @@ def test_a7_files_of_dinov2_have_its_rule_also_after_conversion(tmp_path, regist
   _, _, tensors = originals.dinov2(registers, "gelu", None)
   found = importers.recognise(tensors, {"heads": 2})
   assert found.description.arguments()["resampling"] == method
-  want = found.description.replaced(image_size=48)
+  want = found.description.replace(image_size=48)
   fitted, notes = surgery.fit(found.read(), found.description, want, "keep")
   assert notes == [f"position/table: 4 x 4 resampled to 6 x 6 ({method})"]
   table = found.read()["position/table"]
@@ -197,7 +197,7 @@ def test_a7_a_rule_of_the_config_replaces_that_of_the_file():
   _, _, tensors = originals.dinov2(0, "gelu", None)
   found = importers.recognise(tensors, {"heads": 2})
   args = {**found.description.model.args, "resampling": "bilinear"}
-  want = found.description.replaced(image_size=48, model=Choice(found.description.model.name, args))
+  want = found.description.replace(image_size=48, model=Choice(found.description.model.name, args))
   fitted, _ = surgery.fit(found.read(), found.description, want, "keep")
   table = found.read()["position/table"]
   np.testing.assert_array_equal(fitted["position/table"][1:], resample(table[1:], (4, 4), (6, 6), "bilinear"))

@@ -176,7 +176,7 @@ def test_a_mixer_says_that_its_weights_are_for_one_size():
   have = Description(Choice("Mixer-S/32", {"depth": 1}), 224, 3)
   arrays = {path: np.zeros(shape, np.float32) for path, shape in layout.compute_shapes(have).items()}
   with pytest.raises(ConfigError, match=r"images of 224 pixels alone.*Do not change the size"):
-    surgery.fit(arrays, have, have.replaced(image_size=256), "keep")
+    surgery.fit(arrays, have, have.replace(image_size=256), "keep")
 
 
 @pytest.mark.parametrize("position_at", ["input", "each", "shared"])

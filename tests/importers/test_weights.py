@@ -72,5 +72,5 @@ def test_without_a_layout_one_is_taken_that_holds_the_model(tmp_path, model, suf
   said = convert.convert(tmp_path / "run", tmp_path / f"a.{suffix}", None, {})
   assert "Choice(" not in said
   described, stored = importers.load(tmp_path / f"a.{suffix}")
-  assert described.bound().model.args == model.bound().model.args
+  assert described.bind().model.args == model.bind().model.args
   assert all(np.allclose(stored[path], arrays[path]) for path in arrays)

@@ -35,7 +35,7 @@ def test_the_best_classes_are_those_of_the_largest_probabilities(use, loss):
 
 
 def test_a_model_without_a_head_has_features_alone(use):
-  model = models.functional(use.description.replaced(classes=0))
+  model = models.functional(use.description.replace(classes=0))
   shapes = jax.eval_shape(
     make_predict_function(model, use.data, "softmax", "head"),
     use.arrays,

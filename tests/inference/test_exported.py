@@ -101,7 +101,7 @@ def test_every_family_is_tried():
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_is_written_as_onnx(tmp_path, name):
   size = 56 if models.table.find(name).family == "swin" else 32
-  described = models.Description(Choice(name, FAMILIES[name]), size, 5).bound()
+  described = models.Description(Choice(name, FAMILIES[name]), size, 5).bind()
   draw, arrays = np.random.default_rng(0), {}
   for path, shape in layout.compute_shapes(described).items():
     spread = draw.normal(0, 0.1, shape).astype(np.float32)

@@ -27,7 +27,7 @@ def test_a_function_runs_on_each_device_s_part():
     return x + bias
 
   def outer(x, bias):
-    with activations.sharded(
+    with activations.shard_activations(
       sharding.make_batch_sharding(grid), lambda path, value: value, lambda f: sharding.map_per_device(grid, f)
     ):
       return activations.run_per_device(function)(activations.constrain(x), bias)

@@ -8,7 +8,7 @@ from flax import nnx
 
 from vit_jax import models, trees
 from vit_jax.models import contract
-from vit_jax.models.output import Output, classified
+from vit_jax.models.output import Output, classify
 from vit_jax.schema import Choice, ConfigError
 
 pytestmark = pytest.mark.heavy
@@ -25,7 +25,7 @@ class Least(nnx.Module):
   def outputs(self, images, key=None):
     assert images.ndim == 4, "images must be whole"
     tokens = images.reshape(images.shape[0], -1, images.shape[-1])
-    return classified(tokens, tokens.mean(1), self.layer)
+    return classify(tokens, tokens.mean(1), self.layer)
 
 
 def check(module, prefix=None, classes=3):
@@ -33,18 +33,18 @@ def check(module, prefix=None, classes=3):
 
 
 def test_newcomer_1_a_patch_size_of_a_module_does_not_cut_images():
-  assert contract.patch_of(Least(patch=4)) is None
-  assert contract.patch_of(Least(patch=4, accepts_patches=True)) == 4
-  assert contract.patch_of(Least()) is None
+  assert contract.find_patch(Least(patch=4)) is None
+  assert contract.find_patch(Least(patch=4, accepts_patches=True)) == 4
+  assert contract.find_patch(Least()) is None
   assert models.functional(models.Description(Choice("ViT-Ti/16"), 32, 3)).patch == 16
 
 
 def test_newcomer_1_a_prefix_of_another_meaning_is_refused():
-  assert contract.prefix_of("own", Least()) == {}
-  assert contract.prefix_of("own", Least(prefix=nnx.data({"cls": 1}))) == {"cls": 1}
+  assert contract.find_prefix("own", Least()) == {}
+  assert contract.find_prefix("own", Least(prefix=nnx.data({"cls": 1}))) == {"cls": 1}
   for value in ("own/", 1, {"cls": 0}, {"cls": True}, {1: 1}):
     with pytest.raises(ConfigError, match=r"model own: the attribute `prefix` of .* must be a dictionary.* Rename"):
-      contract.prefix_of("own", Least(prefix=nnx.data(value) if isinstance(value, dict) else value))
+      contract.find_prefix("own", Least(prefix=nnx.data(value) if isinstance(value, dict) else value))
 
 
 def test_newcomer_1_the_least_module_is_accepted():

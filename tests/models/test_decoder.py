@@ -68,7 +68,7 @@ def by_hand(values, seen, order):
   for number in range(6):
     place = list(order).index(number)
     patches.append(x[prefix + place] if place < 2 else values["mask_token"])
-  x = np.concatenate([x[:prefix], np.stack(patches) + positions.sincos2d(2, 3, 16)])
+  x = np.concatenate([x[:prefix], np.stack(patches) + positions.compute_sincos2d(2, 3, 16)])
   for i in range(2):
     x = x + attention(norm(x, values, f"blocks/{i}/norm1"), values, f"blocks/{i}/attention")
     x = x + mlp(norm(x, values, f"blocks/{i}/norm2"), values, f"blocks/{i}/mlp")

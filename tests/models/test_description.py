@@ -10,7 +10,7 @@ from vit_jax.schema import Choice, ConfigError
 def test_a_description_survives_json():
   description = Description(Choice("ViT-S/8", {"depth": 2, "stages": (1, 2)}), (64, 128), 3)
   again = Description.from_json(description.to_json())
-  assert again.bound() == description.bound() and again.image_size == (64, 128)
+  assert again.bind() == description.bind() and again.image_size == (64, 128)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_choice_in_a_model_is_said_with_its_arguments():
 
 def test_a_model_layer_by_layer_is_not_scanned():
   description = Description(Choice("ViT-S/8", {"scan": True, "depth": 2}), 32, 3)
-  assert description.unscanned() == Description(Choice("ViT-S/8", {"depth": 2}), 32, 3)
+  assert description.unscan() == Description(Choice("ViT-S/8", {"depth": 2}), 32, 3)
 
 
 def test_equal_descriptions_have_equal_hashes():

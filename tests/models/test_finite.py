@@ -19,7 +19,7 @@ VALUES = [np.nan, np.inf, -np.inf]
 def test_a2_an_image_is_flagged_if_any_of_its_values_is_not_finite(value, dtype):
   logits = np.ones((4, 3), dtype)
   logits[2, 1] = value
-  flags = jax.device_get(finite.flagged({"logits": logits, "best": np.zeros((4, 5), np.int32)}))
+  flags = jax.device_get(finite.compute_flags({"logits": logits, "best": np.zeros((4, 5), np.int32)}))
   assert flags.keys() == {"finite/logits"}
   np.testing.assert_array_equal(flags["finite/logits"], [True, True, False, True])
 
@@ -27,9 +27,9 @@ def test_a2_an_image_is_flagged_if_any_of_its_values_is_not_finite(value, dtype)
 def test_a2_the_first_image_and_its_output_are_named():
   rows = {"best": np.arange(3), "finite/loss": np.array([1, 0, 0], bool), "finite/logits": np.array([1, 1, 0], bool)}
   with pytest.raises(NotFiniteError, match=r"image 'photo 17': output 'logits' is not finite"):
-    finite.checked(rows, np.array([3, 9, 17]), "photo {}".format)
+    finite.check_flags(rows, np.array([3, 9, 17]), "photo {}".format)
   good = rows | {"finite/logits": np.ones(3, bool), "finite/loss": np.ones(3, bool)}
-  assert finite.checked(good, np.arange(3), str).keys() == {"best"}
+  assert finite.check_flags(good, np.arange(3), str).keys() == {"best"}
 
 
 @pytest.mark.parametrize("value", VALUES)

@@ -23,7 +23,7 @@ def images():
 @pytest.mark.parametrize("scan", [False, True])
 def test_initial_parameters_are_those_of_the_module(scan):
   arguments = TINY | {"scan": scan}
-  model = models.functional(VIT.replaced(model=Choice("ViT-S/16", arguments)))
+  model = models.functional(VIT.replace(model=Choice("ViT-S/16", arguments)))
   module = models.create("ViT-S/16", 32, classes=5, rngs=rng.Keys(jax.random.key(3)), **arguments)
   drawn, expected = model.init(jax.random.key(3)), trees.flatten(nnx.state(module))
   assert drawn.keys() == expected.keys() == model.shapes().keys()
@@ -58,7 +58,7 @@ def test_a_mesh_does_not_change_the_output_and_constrains_the_stream():
 
 
 def test_equal_descriptions_share_a_model_and_a_mistake_is_an_error():
-  spelled_out = VIT.bound()
+  spelled_out = VIT.bind()
   assert models.functional(VIT) is models.functional(spelled_out)
   with pytest.raises(ConfigError, match=r"model\.widht: unknown key .* Did you mean 'width'"):
-    models.functional(VIT.replaced(model=Choice("ViT-S/16", {"widht": 3})))
+    models.functional(VIT.replace(model=Choice("ViT-S/16", {"widht": 3})))

@@ -79,7 +79,7 @@ def test_the_kernel_runs_on_each_device_s_rows_and_heads():
   x = normal(8, 5, 64)
 
   def placed(x):
-    with activations.sharded(
+    with activations.shard_activations(
       sharding.make_batch_sharding(grid), lambda path, value: value, lambda f: sharding.map_per_device(grid, f)
     ):
       return module(x)

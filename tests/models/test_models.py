@@ -81,7 +81,7 @@ PARTS = {
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in PARTS.items() for value in values], ids=str)
 def test_every_part_of_today_s_blocks_is_in_the_tables(key, value, scan):
   arguments = {"pool": "gap", "registers": 4, "layer_scale": 0.1, "scan": scan, "depth": 1}
-  bound = models.Description(schema.Choice("ViT-Ti/16", arguments | {key: value}), 32, 7).bound()
+  bound = models.Description(schema.Choice("ViT-Ti/16", arguments | {key: value}), 32, 7).bind()
   modules.check_tables(models.functional(bound))
 
 
@@ -101,7 +101,7 @@ def test_scanned_or_not_a_model_is_in_its_tables(name, scan):
 def test_big_matrices_are_split_over_fsdp():
   whole = 0
   for path, leaf in modules.shapes("ViT-B/16", scan=True).items():
-    axes = next(axes for pattern, axes in models.sharding("ViT-B/16") if re.fullmatch(pattern, path))
+    axes = next(axes for pattern, axes in models.find_sharding("ViT-B/16") if re.fullmatch(pattern, path))
     whole += 0 if "fsdp" in axes else math.prod(leaf.shape)
   assert whole < 0.005 * 86_567_656
 

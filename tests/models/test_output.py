@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vit_jax import models
-from vit_jax.models.output import check_shape, classified
+from vit_jax.models.output import check_shape, classify
 from vit_jax.schema import Choice, ConfigError
 
 pytestmark = pytest.mark.heavy
@@ -28,7 +28,7 @@ CASES = {  # name -> arguments, image size, tokens
 def test_logits_are_what_the_heads_make_of_features_and_tokens(name):
   arguments, size, tokens = CASES[name]
   description = models.Description(Choice(name, arguments), size, 5)
-  whole, headless = (models.functional(description.replaced(classes=classes)) for classes in (5, 0))
+  whole, headless = (models.functional(description.replace(classes=classes)) for classes in (5, 0))
   params = whole.init(jax.random.key(0))
   heads = {path.removesuffix("/kernel") for path in params if path.startswith("head") and path.endswith("kernel")}
   for head in heads:
@@ -52,7 +52,7 @@ def test_logits_are_what_the_heads_make_of_features_and_tokens(name):
 
 def test_a_map_becomes_tokens_row_by_row():
   tokens = jnp.arange(2 * 2 * 3 * 4.0).reshape(2, 2, 3, 4)
-  output = classified(tokens, tokens.mean((1, 2)), None)
+  output = classify(tokens, tokens.mean((1, 2)), None)
   np.testing.assert_array_equal(output.tokens[1, 4], tokens[1, 1, 1])
 
 
@@ -75,12 +75,12 @@ def test_features_are_the_class_token_the_mean_of_patches_or_both(name):
   assert tuple(model.prefix) == kinds.get(name, ())
   patches = np.asarray(output.tokens)[:, {"ViT-S/16": 3, "deit_tiny_distilled_patch16_224": 2}.get(name, 0) :]
   assert patches.shape[1] == {"ViT-S/16": 4, "deit_tiny_distilled_patch16_224": 4}.get(name, tokens)
-  np.testing.assert_array_equal(model.features_of("head")(output), output.features)
-  np.testing.assert_allclose(model.features_of("patches")(output), patches.mean(1), rtol=1e-5, atol=1e-6)
+  np.testing.assert_array_equal(model.select_features("head")(output), output.features)
+  np.testing.assert_allclose(model.select_features("patches")(output), patches.mean(1), rtol=1e-5, atol=1e-6)
   if not model.prefix:
     with pytest.raises(ConfigError, match=r"'cls_patches' needs a class token.*Allowed: 'head', 'patches'"):
-      model.features_of("cls_patches")
+      model.select_features("cls_patches")
     return
   both = np.concatenate([np.asarray(output.tokens)[:, 0], patches.mean(1)], axis=1)
-  np.testing.assert_allclose(model.features_of("cls_patches")(output), both, rtol=1e-5, atol=1e-6)
-  np.testing.assert_array_equal(model.features_of("cls")(output), output.tokens[:, 0])
+  np.testing.assert_allclose(model.select_features("cls_patches")(output), both, rtol=1e-5, atol=1e-6)
+  np.testing.assert_array_equal(model.select_features("cls")(output), output.tokens[:, 0])

@@ -12,7 +12,7 @@ from vit_jax.models import parameters
 
 def test_layers_are_counted_from_the_logits_down():
   model = modules.abstract("deit_tiny_distilled_patch16_224", depth=3, registers=2)
-  above = model.layers_above()
+  above = model.count_layers_above()
   assert above.keys() == model.shapes().keys()
   for path, layers in above.items():
     first, *rest = path.split("/")
@@ -22,7 +22,7 @@ def test_layers_are_counted_from_the_logits_down():
 
 
 def test_a_scanned_stack_has_a_number_for_each_layer():
-  one, stack = (modules.abstract("ViT-Ti/16", depth=3, scan=scan).layers_above() for scan in (False, True))
+  one, stack = (modules.abstract("ViT-Ti/16", depth=3, scan=scan).count_layers_above() for scan in (False, True))
   for path, layers in stack.items():
     if path.startswith("blocks/"):
       assert layers.shape[0] == 3 and layers.ndim == len(modules.shapes("ViT-Ti/16", depth=3, scan=True)[path].shape)
@@ -35,12 +35,12 @@ def test_a_scanned_stack_has_a_number_for_each_layer():
 def test_newcomer_1_a_parameter_that_the_order_does_not_contain_has_no_number():
   shapes = {path: np.zeros(1) for path in ("emb/kernel", "blocks/0/mlp/kernel", "head/kernel", "embedding/kernel")}
   expected = {"emb/kernel": None, "blocks/0/mlp/kernel": 1, "head/kernel": 0, "embedding/kernel": 2}
-  assert parameters.layers_above(parameters.ORDER, shapes) == expected
+  assert parameters.count_layers_above(parameters.ORDER, shapes) == expected
 
 
 @pytest.mark.parametrize("name", ["R26x1", "swin_tiny_patch4_window7_224", "efficientnet_b0"])
 def test_layers_that_are_not_alike_are_not_counted(name):
-  assert modules.abstract(name).layers_above() is None
+  assert modules.abstract(name).count_layers_above() is None
 
 
 @pytest.mark.parametrize(

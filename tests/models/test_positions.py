@@ -8,7 +8,7 @@ from vit_jax.models import positions
 
 
 def test_sine_is_the_formula():
-  table = positions.sine(5, 6)
+  table = positions.compute_sine(5, 6)
   for p in range(5):
     for i in range(6):
       angle = p / 10000 ** (2 * (i // 2) / 6)
@@ -16,7 +16,7 @@ def test_sine_is_the_formula():
 
 
 def test_sincos2d_is_the_formula():
-  table = positions.sincos2d(2, 3, 12).reshape(2, 3, 4, 3)
+  table = positions.compute_sincos2d(2, 3, 12).reshape(2, 3, 4, 3)
   for y in range(2):
     for x in range(3):
       for i in range(3):
@@ -26,13 +26,13 @@ def test_sincos2d_is_the_formula():
 
 
 def test_fixed_tables_are_no_parameters_and_may_have_rows_in_front():
-  table = positions.Fixed(positions.sincos2d, (2, 3, 8), leading=1)
-  np.testing.assert_array_equal(table()[1:], positions.sincos2d(2, 3, 8))
+  table = positions.Fixed(positions.compute_sincos2d, (2, 3, 8), leading=1)
+  np.testing.assert_array_equal(table()[1:], positions.compute_sincos2d(2, 3, 8))
   assert table().shape == (7, 8) and not np.any(table()[0])
 
 
 def test_smallest_sincos2d_is_finite():
-  assert np.all(np.isfinite(positions.sincos2d(2, 2, 4)))
+  assert np.all(np.isfinite(positions.compute_sincos2d(2, 2, 4)))
 
 
 @pytest.mark.heavy

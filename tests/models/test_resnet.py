@@ -50,7 +50,7 @@ def convolved(x, kernel, stride, padding):
 @pytest.mark.parametrize("divisor", resnet.DIVISORS)
 def test_standardised_kernels_have_mean_0_and_nearly_variance_1(divisor):
   kernel = 1e-4 * normal(3, 3, 8, 5) + 0.3  # small enough for the epsilon to show
-  found = np.asarray(resnet.standardised(kernel, divisor))
+  found = np.asarray(resnet.standardise(kernel, divisor))
   np.testing.assert_allclose(found, standardised(kernel, divisor), atol=2e-3)  # 0.3 is known to 3e-8
   np.testing.assert_allclose(found.mean((0, 1, 2)), 0, atol=1e-3)
   other = next(name for name in resnet.DIVISORS if name != divisor)
@@ -60,7 +60,7 @@ def test_standardised_kernels_have_mean_0_and_nearly_variance_1(divisor):
 @pytest.mark.heavy
 @pytest.mark.parametrize("divisor", resnet.DIVISORS)
 def test_a_kernel_of_equal_weights_has_a_finite_gradient(divisor):
-  gradient = jax.grad(lambda kernel: jnp.sum(resnet.standardised(kernel, divisor) * normal(3, 3, 2, 4)))
+  gradient = jax.grad(lambda kernel: jnp.sum(resnet.standardise(kernel, divisor) * normal(3, 3, 2, 4)))
   assert np.all(np.isfinite(gradient(jnp.full((3, 3, 2, 4), 0.5))))
 
 
@@ -123,7 +123,7 @@ def test_the_stem_is_a_resnet_of_version_1_with_the_padding_same(sides, stages):
   stem = modules.layer(lambda rngs: resnet.Stem(3, stages, dtype=F32, rngs=rngs))
   x = normal(2, *sides, 3)
   expected = plain_stem(stem, x)
-  assert expected.shape == (2, *resnet.stem_sides(sides, stages), resnet.stem_width(stages))
+  assert expected.shape == (2, *resnet.compute_stem_sides(sides, stages), resnet.compute_stem_width(stages))
   np.testing.assert_allclose(modules.run(stem, x), expected, atol=2e-4 * np.abs(expected).max())
 
 
@@ -134,14 +134,14 @@ def test_sides_and_width_are_known_without_building(stages):
     found = nnx.eval_shape(
       lambda sides=sides: resnet.Stem(3, stages, dtype=F32, rngs=nnx.Rngs(0))(jnp.zeros((1, *sides, 3)))
     )
-    assert found.shape == (1, *resnet.stem_sides(sides, stages), resnet.stem_width(stages))
+    assert found.shape == (1, *resnet.compute_stem_sides(sides, stages), resnet.compute_stem_width(stages))
 
 
 def test_widths_of_the_published_hybrids():
-  assert [resnet.stem_width(stages) for _, _, stages in vit.HYBRIDS.values()] == [64, 2048, 2048, 1024, 2048]
-  assert resnet.stem_sides((224, 224), (2, 2, 2, 2)) == (7, 7)
-  assert resnet.stem_sides((224, 224), (3, 4, 9)) == (14, 14)
-  assert resnet.stem_sides((224, 160), ()) == (56, 40)
+  assert [resnet.compute_stem_width(stages) for _, _, stages in vit.HYBRIDS.values()] == [64, 2048, 2048, 1024, 2048]
+  assert resnet.compute_stem_sides((224, 224), (2, 2, 2, 2)) == (7, 7)
+  assert resnet.compute_stem_sides((224, 224), (3, 4, 9)) == (14, 14)
+  assert resnet.compute_stem_sides((224, 160), ()) == (56, 40)
 
 
 @pytest.mark.heavy
@@ -159,7 +159,7 @@ def test_every_parameter_of_a_stem_is_in_the_sharding_table(stages):
   model = nnx.eval_shape(lambda: models.create("R26+S/32", 32, depth=1, stages=stages))
   for path, variable in nnx.to_flat_state(nnx.state(model)):
     path = "/".join(map(str, path))
-    rows = [axes for pattern, axes in models.sharding("R26+S/32") if re.fullmatch(pattern, path)]
+    rows = [axes for pattern, axes in models.find_sharding("R26+S/32") if re.fullmatch(pattern, path)]
     assert len(rows) == 1 and len(rows[0]) == len(variable.shape), path
     assert variable.dtype == F32 and isinstance(variable, nnx.Param), path
 

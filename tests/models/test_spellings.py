@@ -29,7 +29,7 @@ from vit_jax.models import spellings, table
   ],
 )  # fmt: skip
 def test_f2_a_name_of_another_library_is_answered_with_the_nearest_model(name, ours):
-  assert spellings.nearest(name, table.TABLE) == ours
+  assert spellings.find_nearest(name, table.TABLE) == ours
   assert models.lookup(ours) is not None
   with pytest.raises(schema.ConfigError, match="unknown name") as error:
     models.lookup(name)
@@ -43,11 +43,11 @@ def test_a_published_spelling_is_that_model(name):
 
 @pytest.mark.parametrize("name", ["", "xyz", "convnext_tiny", "resnet", "dinov2_vitx14", "bert-base-uncased"])
 def test_f2_a_name_of_no_such_model_has_no_suggestion(name):
-  assert spellings.nearest(name, table.TABLE) is None
+  assert spellings.find_nearest(name, table.TABLE) is None
 
 
 def test_every_name_of_the_table_is_its_own_nearest_whatever_its_separators():
   for name in table.TABLE:
-    found = spellings.nearest(name, table.TABLE)
+    found = spellings.find_nearest(name, table.TABLE)
     plain, own = (each.removeprefix("google/").replace("-", "_").lower() for each in (found, name))
     assert plain == own

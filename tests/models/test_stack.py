@@ -129,8 +129,8 @@ def test_initial_numbers_do_not_depend_on_scanning():
 
 
 def test_stochastic_depth_grows_linearly_from_zero():
-  np.testing.assert_allclose(stack.growing(0.4, 3), [0, 0.2, 0.4])
-  assert not np.any(stack.growing(0.4, 1)) and not np.any(stack.growing(0.0, 5))
+  np.testing.assert_allclose(stack.compute_growing_rates(0.4, 3), [0, 0.2, 0.4])
+  assert not np.any(stack.compute_growing_rates(0.4, 1)) and not np.any(stack.compute_growing_rates(0.0, 5))
 
 
 @pytest.mark.sample(2)
@@ -172,7 +172,7 @@ def test_every_layer_draws_from_a_key_of_its_own():
 
   listed = nnx.List([Layer(place) for place in range(3)])
   key = jax.random.key(5)
-  drawn = stack.run(listed, jnp.zeros(3), key, rates=stack.growing(0.0, 3), remat="none", name="blocks")
+  drawn = stack.run(listed, jnp.zeros(3), key, rates=stack.compute_growing_rates(0.0, 3), remat="none", name="blocks")
   expected = [jax.random.uniform(jax.random.fold_in(key, i)) for i in range(3)]
   np.testing.assert_array_equal(drawn, expected)
 
@@ -183,7 +183,7 @@ def test_a_placed_stream_is_constrained_in_every_layer(scan):
   mesh = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 
   def function(x):
-    with activations.sharded(
+    with activations.shard_activations(
       NamedSharding(mesh, PartitionSpec("data")), lambda path, value: value, lambda function: function
     ):
       return model(x)

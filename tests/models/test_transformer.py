@@ -76,7 +76,7 @@ def block(layer_scale=None, **arguments):
     norms = (layers.LayerNorm(12, eps=1e-5, dtype=F32) for _ in range(2))
     attention = Attention(12, 3, dtype=F32, rngs=rngs)
     mlp = layers.Mlp(12, 20, gelu="erf", dtype=F32, rngs=rngs)
-    scale = layers.layer_scale(12, layer_scale)
+    scale = layers.create_layer_scale(12, layer_scale)
     return transformer.Block(next(norms), attention, next(norms), mlp, layer_scale=scale, **arguments)
 
   return modules.layer(build)

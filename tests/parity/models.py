@@ -22,7 +22,7 @@ def tensors(described: dict) -> dict[str, np.ndarray]:
 def _array(tensor):
   shape = tuple(tensor["shape"])
   if tensor.get("rule") == "sine_1d":
-    return positions.sine(*shape[1:])[None]
+    return positions.compute_sine(*shape[1:])[None]
   if "rule" in tensor:
     raise ValueError(f"{tensor['name']}: unknown rule {tensor['rule']!r}")
   z = np.random.default_rng(zlib.crc32(tensor["name"].encode())).standard_normal(shape, dtype=np.float32)

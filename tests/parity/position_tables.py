@@ -18,9 +18,9 @@ def check(file: pathlib.Path) -> Iterator[Result]:
   for key in arrays:
     name, expected = f"{file.stem}/{key}", arrays[key]
     if sizes := re.fullmatch(r"sincos2d_(\d+)x(\d+)x(\d+)", key):
-      yield compare(name, positions.sincos2d(*map(int, sizes.groups()))[None], expected, 1e-5)
+      yield compare(name, positions.compute_sincos2d(*map(int, sizes.groups()))[None], expected, 1e-5)
     elif sizes := re.fullmatch(r"sine_1d_(\d+)x(\d+)", key):
-      yield compare(name, positions.sine(*map(int, sizes.groups()))[None], expected, 2e-6)
+      yield compare(name, positions.compute_sine(*map(int, sizes.groups()))[None], expected, 2e-6)
     elif key == "fold_class_token_out_cls":
       cls, table = importer.fold_token(arrays["fold_class_token_in_cls"], arrays["fold_class_token_in_pos_embedding"])
       yield compare(name, cls, expected, 1e-6)

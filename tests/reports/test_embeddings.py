@@ -51,7 +51,7 @@ def test_similarity_is_the_cosine_between_patches_without_prefix_tokens(prefix):
 
 
 def test_fixed_positions_are_similar_where_they_are_near():
-  found = embeddings.compute_similarity(positions.sincos2d(7, 7, 64), (7, 7))
+  found = embeddings.compute_similarity(positions.compute_sincos2d(7, 7, 64), (7, 7))
   np.testing.assert_allclose(found[3, 3, 3, 3], 1, rtol=1e-6)
   assert found[3, 3, 3, 4] > found[3, 3, 3, 6] and found[3, 3, 4, 3] > found[3, 3, 0, 3]
 

@@ -47,7 +47,7 @@ OTHERS = {
 
 def predictor(name, args, side) -> Predictor:
   """A model of noise whose attention is sharp."""
-  description = models.Description(Choice(name, args), side, 3).bound()
+  description = models.Description(Choice(name, args), side, 3).bind()
   draw = np.random.default_rng(0)
   shapes = models.functional(description).shapes()
   params = {
@@ -63,7 +63,7 @@ def squares(side, count=2):
 def captured(model, pictures):
   """{name: weights of all pictures at once, [B, H, T, T]}, with the formulation that announces them."""
   args = {key: value for key, value in model.description.model.args.items() if key not in ("attention", "dtype")}
-  plain = models.functional(model.description.replaced(model=Choice(model.description.model.name, args)))
+  plain = models.functional(model.description.replace(model=Choice(model.description.model.name, args)))
   batch = ((np.stack(pictures) / 255 - MEAN) / STD).astype(np.float32)
   capture = jax.jit(models.capture(lambda x: plain.outputs(model.params, x)[0].logits, ".*weights"))
   return {name: np.asarray(value, np.float64) for name, value in capture(batch)[1].items()}
@@ -136,9 +136,9 @@ def test_positions_are_those_of_patches_and_absent_where_they_are_relative(looke
     case "learned":
       table = np.asarray(model.params["position/table"])
     case "sine":
-      table = positions.sine(grid**2 + 1, 16)
+      table = positions.compute_sine(grid**2 + 1, 16)
     case "sincos2d":
-      table = positions.sincos2d(grid, grid, 16)
+      table = positions.compute_sincos2d(grid, grid, 16)
     case "factored":
       pairs = [(j, i) for i in range(grid) for j in range(grid)]
       columns, rows = (np.asarray(model.params[f"position/{name}"]) for name in ("columns", "rows"))
@@ -174,7 +174,7 @@ def test_windows_have_distances_inside_them_and_no_rollout():
       np.testing.assert_allclose(found.distance[number, head], np.mean(apart), rtol=1e-5)
     assert np.isnan(found.distance[number, heads:]).all()
   # The second block's windows are shifted, and those at the border cut.
-  cut = [far(window.astype(float), 4) for window in swin.seen((8, 8), (4, 4), (2, 2))]
+  cut = [far(window.astype(float), 4) for window in swin.compute_visibility((8, 8), (4, 4), (2, 2))]
   whole = far(np.ones((16, 16)), 4)
   np.testing.assert_allclose(found.alike, [whole, np.mean(cut), 2 * whole, 2 * whole], rtol=1e-5)
   assert found.rollout is None and "windows" in found.absent["rollout"] and "windows" not in found.absent["pooling"]

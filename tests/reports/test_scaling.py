@@ -17,7 +17,7 @@ def one(tmp_path_factory):
 
 def vit(width):
   args = {"width": width, "depth": 2, "heads": 2, "hidden": 4 * width}
-  return models.Description(Choice("ViT-Ti/16", args), 32, 10).bound()
+  return models.Description(Choice("ViT-Ti/16", args), 32, 10).bind()
 
 
 def macs(width, tokens=5, patches=4, depth=2):

@@ -38,13 +38,13 @@ def test_a_table_names_the_type_of_its_choices():
 
 def test_a_changed_choice_keeps_its_type_and_the_original():
   choice = bound()
-  other = choice.replaced(size=2)
+  other = choice.replace(size=2)
   assert type(other) is Named and other.call(crop, "x") == ("x", 2, 0.5)
   assert choice.args["size"] == 8
 
 
 def test_a_bound_choice_equals_the_plain_one_and_looks_like_it():
   plain = Choice("both", {"size": 8, "ratio": 0.5, "probability": 0.5})
-  assert bound() == plain and plain == bound() and bound() != plain.replaced(size=1)
+  assert bound() == plain and plain == bound() and bound() != plain.replace(size=1)
   assert repr(bound()) == repr(plain)  # digests contain it
   assert schema.to_plain(bound()) == schema.to_plain(plain)

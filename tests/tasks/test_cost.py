@@ -53,7 +53,7 @@ def test_a_masked_autoencoder_costs_a_quarter_of_the_patches_and_its_decoder():
 
 
 def test_e6_the_forward_cost_of_b16_matches_its_matrices_and_the_paper():
-  model = models.Description(Choice("ViT-B/16"), 224, 1000).bound()
+  model = models.Description(Choice("ViT-B/16"), 224, 1000).bind()
   tokens = N + 1  # with the class token
   by_hand = EMBEDDING + of_blocks(tokens, D, H, L) + 2 * D * 1000
   assert cost.count_model_flops(model) == by_hand

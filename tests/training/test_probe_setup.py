@@ -47,5 +47,5 @@ def test_accuracy_is_for_another_verb(weights):
 def test_oblong_weights_need_a_size(weights):
   description, arrays = weights
   with pytest.raises(ConfigError) as error:
-    probe_setup.build(measurement(), description.replaced(image_size=(32, 64)), arrays, jax.devices()[:1])
+    probe_setup.build(measurement(), description.replace(image_size=(32, 64)), arrays, jax.devices()[:1])
   assert "config.image_size" in str(error.value)

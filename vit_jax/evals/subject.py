@@ -100,7 +100,7 @@ class EvalContext:
     def rows(params: Weights, images: jax.Array, labels: jax.Array) -> Rows:
       predicted = self.predict(params, images, labels, classes)
       kept = {name: value for name, value in predicted.items() if logits or name != "logits"}
-      return kept | finite.flagged(predicted)
+      return kept | finite.compute_flags(predicted)
 
     return self._program(("logits" if logits else "best", classes), data, rows)
 
@@ -114,11 +114,11 @@ class EvalContext:
     Raises:
       ConfigError: the model does not have this type of features.
     """
-    of_image = self.model.features_of(kind)
+    of_image = self.model.select_features(kind)
 
     def rows(params: Weights, images: jax.Array, labels: jax.Array) -> Rows:
       made = {"features": of_image(self.model.outputs(params, images)[0])}
-      return made | finite.flagged(made)
+      return made | finite.compute_flags(made)
 
     return self._program(("features", kind), data, rows)
 
@@ -144,7 +144,7 @@ class EvalContext:
       params, kernel, bias = parameters
       tokens = self._compute_map(params, images, labels)["tokens"]
       scores = jnp.einsum("bpqd,dv->vbpq", tokens, kernel, precision="highest") + bias[:, None, None, None]
-      flags = finite.flagged({"scores of pixels": rearrange(scores, "v b p q -> b p q v")})
+      flags = finite.compute_flags({"scores of pixels": rearrange(scores, "v b p q -> b p q v")})
       return {"classes": resize_and_classify(scores, images.shape[1])} | flags
 
     return self._program("segments", data, rows)
@@ -167,7 +167,7 @@ class EvalContext:
   def _compute_map(self, params: Weights, images: jax.Array, labels: jax.Array) -> Rows:
     tokens = self.model.outputs(params, images)[0].tokens[:, sum(self.model.prefix.values()) :]
     made = {"tokens": rearrange(tokens.astype(jnp.float32), "b (p q) d -> b p q d", p=self.map_shape[0])}
-    return made | finite.flagged(made)
+    return made | finite.compute_flags(made)
 
   def batches(self, data: EvalData | None, source: sources.Source, size: int) -> device_batches.DeviceBatches:
     """Returns padded batches that contain each image of the source once. The caller must close them.
@@ -344,7 +344,7 @@ def compute_batches(
   """Computes batches, and fetches each one while the devices work on the next one.
 
   Args:
-    compute: program batch -> rows, with `mask` and with the flags of `finite.flagged`.
+    compute: program batch -> rows, with `mask` and with the flags of `finite.compute_flags`.
     batches: batches of images. They are closed at the end.
     poll: called before each batch. Raises an exception to stop.
     size: images per batch.
@@ -373,7 +373,7 @@ def _fetch_rows(running: Rows, first: int, name: Callable[[int], str]) -> dict[s
   computed = jax.device_get(running)
   real = computed.pop("mask") > 0
   positions = first + np.flatnonzero(real)
-  of_images = finite.checked({key: value[real] for key, value in computed.items()}, positions, name)
+  of_images = finite.check_flags({key: value[real] for key, value in computed.items()}, positions, name)
   return of_images | {"position": positions}
 
 

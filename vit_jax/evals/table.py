@@ -99,7 +99,7 @@ def bind_evaluation(choice: Choice, table: schema.Table, prepared: Mapping[str, 
   with enter_key("data"):
     data = schema.convert(choice.args.get("data"), Choice | None)
   if data is not None:
-    choice = choice.replaced(data=Choice(data.name, {**prepared, **data.args}))
+    choice = choice.replace(data=Choice(data.name, {**prepared, **data.args}))
   bound = schema.bind(choice, lookup(table, choice.name), table)
   size = prepared.get("image_size")
   if data is not None and size not in (None, bound.data.image_size):

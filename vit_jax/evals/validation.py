@@ -23,7 +23,7 @@ def add_splits(data: Choice, evals: Mapping[str, Choice]) -> dict[str, Choice]:
   slots = ("train", selection.VAL, selection.TEST)
   splits = {*slots, *(data.args.get(slot) for slot in slots)}
   return {
-    name: choice.replaced(split=name)
+    name: choice.replace(split=name)
     if choice.name in MEASURING and name in splits and not {"split", "data"} & choice.args.keys()
     else choice
     for name, choice in evals.items()
@@ -46,7 +46,7 @@ def add_share(data: Choice, evals: Mapping[str, Choice]) -> Choice:
   if "validation" in data.args or data.args.get("val") is not None or data.args.get("train", "train") != "train":
     return data
   measured = any(_select_evaluations(split, data, evals) for split in (selection.VAL, selection.TEST))
-  return data.replaced(validation=folder.SHARE) if measured else data
+  return data.replace(validation=folder.SHARE) if measured else data
 
 
 def add_evaluations(data: Choice, evals: Mapping[str, Choice]) -> dict[str, Choice]:
@@ -65,10 +65,10 @@ def add_evaluations(data: Choice, evals: Mapping[str, Choice]) -> dict[str, Choi
   result = dict(evals)
   if on_test and not on_val and wanted and "val" not in evals:
     first = next(iter(on_test.values()))
-    on_val = {"val": first.replaced(split="val")}
+    on_val = {"val": first.replace(split="val")}
     result = on_val | result
   if on_val:
-    result |= {name: choice.replaced(every="100%") for name, choice in on_test.items() if "every" not in choice.args}
+    result |= {name: choice.replace(every="100%") for name, choice in on_test.items() if "every" not in choice.args}
   return result
 
 

@@ -185,7 +185,7 @@ def _inspect_weights(path: str, image_size: int | None) -> tuple[Description, di
   """Returns the model of weights, and mean, std and test crop of their images."""
   if weights.is_workdir(path):
     about = checkpoints.read_description(path) or {}
-    description = Description.from_json(about.get("model")).unscanned()
+    description = Description.from_json(about.get("model")).unscan()
     stored = about["identity"]["config"] if "identity" in about else files.read_json(path / "config.json") or {}
     if data := stored.get("data"):
       return description, _data_arguments(

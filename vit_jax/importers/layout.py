@@ -118,7 +118,7 @@ class TensorEntry(NamedTuple):
 
 def compute_shapes(description: Description) -> dict[str, tuple[int, ...]]:
   """Returns the shapes of a model's parameters by path, layer by layer."""
-  return {path: leaf.shape for path, leaf in models.functional(description.unscanned()).shapes().items()}
+  return {path: leaf.shape for path, leaf in models.functional(description.unscan()).shapes().items()}
 
 
 def list_entries(layout: Layout, ours: Mapping[str, tuple[int, ...]]) -> list[TensorEntry]:

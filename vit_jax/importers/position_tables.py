@@ -52,7 +52,7 @@ def replace_position(description: Description, position: str | None) -> Descript
   other = {"learned": "learned_patches", "learned_patches": "learned"}.get(position)
   if other is None or description.settings().get("position") != other:
     return description
-  return description.changed({"position": position})
+  return description.change({"position": position})
 
 
 def add_resampling(
@@ -74,4 +74,4 @@ def add_resampling(
     rule = {"dinov2": "bicubic_antialiased", "hf": "bicubic_antialiased"}.get(candidate.name, rule)
   if rule is None or bound.get("resampling", rule) == rule:
     return description
-  return description.changed({"resampling": rule})
+  return description.change({"resampling": rule})

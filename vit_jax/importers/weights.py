@@ -217,7 +217,7 @@ def read(
       finite.check_weights({f"parameter {name}": array for name, array in arrays.items()})
     except ConfigError as error:
       raise NotFiniteError(f"{path}: {error}") from error
-    description = Description.from_json(about.get("model")).unscanned()
+    description = Description.from_json(about.get("model")).unscan()
     parameters = surgery.unstack(arrays, layout.compute_shapes(description))
     return Weights(description, parameters, [], class_order.read_class_names(about))
   recognised = inspect(path, hints, likely, ema, prefix)
@@ -277,9 +277,9 @@ def open_frozen(
   else:
     recognised = inspect(path, ema=ema, prefix=prefix)
     have, notes, names = recognised.description, recognised.notes, recognised.beside.labels
-  want = have.replaced(image_size=image_size).bound()
+  want = have.replace(image_size=image_size).bind()
   if "dtype" in want.model.args:
-    want = want.replaced(model=Choice(want.model.name, {**want.model.args, "dtype": dtype}))
+    want = want.replace(model=Choice(want.model.name, {**want.model.args, "dtype": dtype}))
 
   def arrays() -> dict[str, np.ndarray]:
     _, tensors = load(path, ema=ema, prefix=prefix)

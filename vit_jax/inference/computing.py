@@ -26,11 +26,11 @@ def make_predict_function(
 
   Returns:
     A function (params, images uint8 (B, S, S, 3)) -> {"best" (B, K), "probability" (B, K), "features" (B, D)}. The
-    result also contains the flags of `finite.flagged`.
+    result also contains the flags of `finite.compute_flags`.
   """
   dtype = np.dtype(model.description.model.args["dtype"])
   best_of = min(BEST, model.description.classes)
-  of_image = features and model.features_of(features)
+  of_image = features and model.select_features(features)
 
   def compute(params: Mapping[str, jax.Array], images: jax.Array) -> dict[str, jax.Array]:
     output, _ = model.outputs(params, data.normalise(images, dtype))
@@ -40,6 +40,6 @@ def make_predict_function(
       probability = jnp.take_along_axis(losses.PROBABILITIES[loss](output.logits), best, axis=-1)
       result |= {"best": best, "probability": probability}
     flags = {"logits": output.logits, **result} if best_of else result
-    return result | finite.flagged(flags)
+    return result | finite.compute_flags(flags)
 
   return compute

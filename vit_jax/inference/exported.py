@@ -145,10 +145,10 @@ FORMATS = {".stablehlo": (_convert_to_stablehlo, _run_stablehlo), ".onnx": (_con
 
 def _compile_logits(use: StoredWeights, **changes: Any) -> Logits:
   """Returns the compiled function from images to logits. It avoids kernels that exist for a single platform only."""
-  description = use.description.bound()
+  description = use.description.bind()
   if description.settings().get("attention") == "fused":
     changes["attention"] = "xla"
-  description = description.changed(changes).bound()
+  description = description.change(changes).bind()
   model = models.functional(description)
   params = {name: jnp.asarray(array) for name, array in use.arrays.items()}
 

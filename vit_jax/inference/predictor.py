@@ -99,7 +99,7 @@ class Predictor:
 
     Args:
       images: an image or a list of images.
-      of: "head" for the input of the head, "cls", "patches" or "cls_patches". See `models.output.features_of`.
+      of: "head" for the input of the head, "cls", "patches" or "cls_patches". See `models.output.select_features`.
 
     Raises:
       ConfigError: if `of` is unknown, or the model has no class token.
@@ -173,7 +173,7 @@ class Predictor:
       raise ImageError("an empty list of images. Specify at least one image")
     parts = [jax.device_get(self._programs(features)(self.params, batch)) for batch in self._batches(several)]
     rows = {name: np.concatenate([part[name] for part in parts])[: len(several)] for name in parts[0]}
-    return finite.checked(rows, np.arange(len(several)), lambda number: _name_image(several[number], number))
+    return finite.check_flags(rows, np.arange(len(several)), lambda number: _name_image(several[number], number))
 
   def _batches(self, images: Any) -> Iterator[np.ndarray]:
     """Yields batches of prepared images. The last batch is padded to a power of two, which limits recompilation."""

@@ -88,14 +88,14 @@ def load(
       f"{format_amount(use.description.channels, 'channel')}, but this command requires square RGB images. Set the "
       "side: --image-size=N, image_size=N"
     )
-  wanted = use.description.replaced(image_size=size).bound()
+  wanted = use.description.replace(image_size=size).bind()
   try:
     have = {name: np.asarray(array) for name, array in use.arrays.items()}
     arrays, done = surgery.fit(have, use.description, wanted, "keep")
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
   # Photographs are rotated upright, even if the evaluation of the model ignores EXIF.
-  data = resize_preprocessing(use.data, size).replaced(exif=True)
+  data = resize_preprocessing(use.data, size).replace(exif=True)
   names = use.classes or tuple(map(str, range(wanted.classes)))
   return StoredWeights(wanted, dict(arrays), data, names, use.loss, [*use.notes, *done])
 
@@ -162,7 +162,7 @@ def resize_preprocessing(data: Data, size: int) -> Data:
     size: side of the images in pixels.
   """
   crop = preprocessing.scale_crop(data.test_crop, data.image_size, size)
-  return data.replaced(image_size=size, test_crop=crop)
+  return data.replace(image_size=size, test_crop=crop)
 
 
 def read_normalisation(

@@ -15,4 +15,4 @@ from vit_jax.models.functional import Model, functional
 from vit_jax.models.intermediates import capture
 from vit_jax.models.output import Features, Output
 from vit_jax.models.parameters import Keys, ShardingRules
-from vit_jax.models.table import bind, find, lookup, names, sharding
+from vit_jax.models.table import bind, find, find_sharding, lookup, names

@@ -34,7 +34,7 @@ _sharding: contextvars.ContextVar[Sharding | None] = contextvars.ContextVar("sha
 
 
 @contextlib.contextmanager
-def sharded(
+def shard_activations(
   stream: jax.sharding.Sharding,
   gather: Callable[[str, Any], Any],
   per_device: Callable[[Callable[..., Any]], Callable[..., Any]],

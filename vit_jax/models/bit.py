@@ -14,7 +14,7 @@ from vit_jax import schema
 from vit_jax.models import layers, parameters, resnet
 from vit_jax.models.convolution import max_pool
 from vit_jax.models.intermediates import record
-from vit_jax.models.output import Output, check_shape, classified
+from vit_jax.models.output import Output, check_shape, classify
 from vit_jax.models.parameters import Keys
 from vit_jax.models.resnet import GroupNorm, StandardisedConv
 from vit_jax.models.sizes import Blocks, Dtype, sides
@@ -89,7 +89,7 @@ class ResNet(nnx.Module):
     self.shape = shape
     self.root = StandardisedConv(shape[-1], width, 7, 2, 3, divisor=_DIVISOR, dtype=dtype, rngs=rngs)
     self.stages = resnet.build(lambda *sizes: Unit(*sizes, dtype=dtype, rngs=rngs), width, stages)
-    channels = resnet.out_channels(width, stages)
+    channels = resnet.compute_out_channels(width, stages)
     self.norm = GroupNorm(channels, eps=_EPS, dtype=dtype)
     head = {"kernel_init": layers.zeros, "dtype": dtype, "rngs": rngs}
     self.head = layers.Linear((channels,), (classes,), **head) if classes else None
@@ -114,7 +114,7 @@ class ResNet(nnx.Module):
     x = resnet.run(self.stages, x, "stages")
     tokens = jax.nn.relu(self.norm(x))
     features = record("pre_logits", record("features", tokens.mean((1, 2))))
-    return classified(tokens, features, self.head)
+    return classify(tokens, features, self.head)
 
 
 def bit(

@@ -20,7 +20,7 @@ from vit_jax.models.parameters import Keys
 from vit_jax.models.pooling import SeqPool
 from vit_jax.models.published.compact import SIZES, Variant
 from vit_jax.models.sizes import Depth, Dtype, Hidden, Width, grid, sides, size
-from vit_jax.models.transformer import Block, Transformer, prefix_tokens
+from vit_jax.models.transformer import Block, Transformer, create_prefix_tokens
 from vit_jax.schema import Probability, Range
 from vit_jax.shapes import Float, Tensor
 
@@ -63,7 +63,7 @@ class Convolutions(nnx.Module):
     return x
 
 
-def side(image_size: int, kernel: int, convolutions: int) -> int:
+def compute_side(image_size: int, kernel: int, convolutions: int) -> int:
   """Returns the number of tokens along one side of the feature map of `Convolutions`.
 
   Args:
@@ -143,12 +143,12 @@ def compact(
   common = {"dtype": compute, "rngs": rngs}
 
   has_cls = variant.pool == "cls"
-  embedding, tokens = _tokenizer(variant, image_size, channels, width, common)
+  embedding, tokens = _create_tokenizer(variant, image_size, channels, width, common)
   match position:
     case "learned":
       table = positions.Learned(tokens + has_cls, width, std=0.2, rngs=rngs)
     case "sine":
-      table = positions.Fixed(positions.sine, (tokens + has_cls, width))
+      table = positions.Fixed(positions.compute_sine, (tokens + has_cls, width))
     case _:
       table = None
 
@@ -170,7 +170,7 @@ def compact(
     (*sides(image_size), channels),
     embedding=embedding,
     position=table,
-    prefix=prefix_tokens(width, cls=has_cls, registers=registers, rngs=rngs),
+    prefix=create_prefix_tokens(width, cls=has_cls, registers=registers, rngs=rngs),
     blocks=stack.Blocks(block, depth, scan, remat, stochastic_depth),
     norm=norm(),
     pool="cls" if has_cls else SeqPool(width, kernel_init=_normal, **common),
@@ -180,13 +180,13 @@ def compact(
   )
 
 
-def _tokenizer(
+def _create_tokenizer(
   variant: Variant, image_size: int | tuple[int, int], channels: int, width: int, common: dict[str, Any]
 ) -> tuple[nnx.Module, int]:
   """Returns the tokenizer and the number of its tokens for an image."""
   kernel, count = variant.kernel, variant.convolutions
   if count:
-    tokens = math.prod(side(n, kernel, count) for n in sides(image_size))
+    tokens = math.prod(compute_side(n, kernel, count) for n in sides(image_size))
     return Convolutions(channels, width, kernel, count, **common), tokens
   # PyTorch's default for the bias of a convolution, which the official code uses.
   bound = 1 / math.sqrt(channels * kernel * kernel)

@@ -18,7 +18,7 @@ from vit_jax.shapes import Float, Tensor
 BATCH = 2  # number of images in the check: differs from 1, so that operations that confuse axes change the shape
 
 
-def patch_of(module: nnx.Module) -> int | None:
+def find_patch(module: nnx.Module) -> int | None:
   """Returns the patch size of a module that accepts images cut into patches, otherwise None.
 
   The attribute `patch` alone has no effect, because a module may store its patch size for its own use.
@@ -26,7 +26,7 @@ def patch_of(module: nnx.Module) -> int | None:
   return module.patch if getattr(module, "accepts_patches", False) is True else None
 
 
-def prefix_of(name: str, module: nnx.Module) -> Mapping[str, int]:
+def find_prefix(name: str, module: nnx.Module) -> Mapping[str, int]:
   """Returns {name: number} of the tokens in front of the patches. Empty for a module without the attribute `prefix`.
 
   Args:

@@ -40,7 +40,7 @@ def conv(
   """
   borders = [(padding, padding)] * 2
   if padding == "same":
-    borders = [same(side, kernel.shape[0], stride) for side in x.shape[1:3]]
+    borders = [compute_same_padding(side, kernel.shape[0], stride) for side in x.shape[1:3]]
   # XLA's CPU convolutions are slow in the backward pass, and 8 times slower inside a loop.
   return jax.lax.platform_dependent(
     x,
@@ -50,7 +50,7 @@ def conv(
   )
 
 
-def same(side: int, size: int, stride: int) -> tuple[int, int]:
+def compute_same_padding(side: int, size: int, stride: int) -> tuple[int, int]:
   """Returns the numbers of padding pixels before and after a side for "same".
 
   Args:
@@ -73,7 +73,7 @@ def _conv(x: Tensor, kernel: Tensor, *, stride: int, borders: Borders, groups: i
   )
 
 
-def _shifted(x: Tensor, size: int, stride: int, borders: Borders) -> Iterator[jax.Array]:
+def _shift_images(x: Tensor, size: int, stride: int, borders: Borders) -> Iterator[jax.Array]:
   """Yields the padded image, shifted for each weight of the kernel in row-major order:
 
   size * size arrays [B, H', W', C].
@@ -92,7 +92,7 @@ def _conv_as_product(x: Tensor, kernel: Tensor, *, stride: int, borders: Borders
     # Non-overlapping patches need only a reshape. Shifted copies of them would take seconds to compile.
     patches = rearrange(x, "b (h i) (w j) c -> b h w (i j c)", i=size, j=size)
     return patches @ rearrange(kernel, "i j c d -> (i j c) d")
-  patches = jnp.concatenate(list(_shifted(x, kernel.shape[0], stride, borders)), -1)
+  patches = jnp.concatenate(list(_shift_images(x, kernel.shape[0], stride, borders)), -1)
   product = rearrange(patches, "b h w p -> (b h w) p") @ rearrange(kernel, "i j c d -> (i j c) d")
   return product.reshape(*patches.shape[:3], -1)
 
@@ -100,7 +100,7 @@ def _conv_as_product(x: Tensor, kernel: Tensor, *, stride: int, borders: Borders
 def _conv_as_sum(x: Tensor, kernel: Tensor, *, stride: int, borders: Borders) -> Array:
   """Computes a depthwise `_conv` with a kernel [P, P, 1, C] as a sum of shifted copies."""
   weights = rearrange(kernel, "i j 1 c -> (i j) c")
-  return sum(view * row for view, row in zip(_shifted(x, kernel.shape[0], stride, borders), weights, strict=True))
+  return sum(view * row for view, row in zip(_shift_images(x, kernel.shape[0], stride, borders), weights, strict=True))
 
 
 @jax.custom_vjp

@@ -35,7 +35,7 @@ class _Module(nnx.Module):
     common = {"dtype": dtype, "rngs": rngs}
     self.embedding = layers.Linear((inputs,), (width,), **common)
     self.mask_token = nnx.Param(0.02 * jax.random.normal(rngs.params(), (width,), jnp.float32))
-    self.position = positions.Fixed(positions.sincos2d, (*grid, width))
+    self.position = positions.Fixed(positions.compute_sincos2d, (*grid, width))
     self.depth, self.remat = blocks.depth, blocks.remat
     self.blocks = stack.build(blocks.block, blocks.depth, scan=blocks.scan, rngs=rngs)
     self.norm = layers.LayerNorm(width, eps=1e-6, dtype=dtype)

@@ -18,7 +18,7 @@ _BESIDE = (
 )
 
 
-def in_words(value: Any) -> str:
+def format_argument(value: Any) -> str:
   """Formats an argument. A Choice becomes `name (key=value ...)`."""
   if not isinstance(value, Choice):
     return str(value)
@@ -52,36 +52,36 @@ class Description:
     with schema.enter_key("model"):
       return table.find(self.model.name)
 
-  def replaced(self, **changes) -> "Description":
+  def replace(self, **changes) -> "Description":
     """Returns the description with other values."""
     return dataclasses.replace(self, **changes)
 
-  def changed(self, settings: Mapping[str, Any]) -> "Description":
+  def change(self, settings: Mapping[str, Any]) -> "Description":
     """Returns the description with other settings.
 
     Args:
       settings: settings with dotted keys. The name of a choice keeps those of its arguments that the new name has.
     """
     settings = self.differences(self.model.name) | settings
-    return self.replaced(model=Choice(self.model.name, schema.nest_choices(settings)))
+    return self.replace(model=Choice(self.model.name, schema.nest_choices(settings)))
 
-  def bound(self) -> "Description":
+  def bind(self) -> "Description":
     """Returns the description with all arguments of the model checked and filled in.
 
     Raises:
       ConfigError: if the name or an argument is invalid.
     """
     with schema.enter_key("model"):
-      return self.replaced(model=table.bind(self.model))
+      return self.replace(model=table.bind(self.model))
 
-  def unscanned(self) -> "Description":
+  def unscan(self) -> "Description":
     """Returns the same model with separate parameters for each layer, as importers require."""
     args = {key: value for key, value in self.model.args.items() if key != "scan"}
-    return self.replaced(model=Choice(self.model.name, args))
+    return self.replace(model=Choice(self.model.name, args))
 
   def arguments(self) -> dict[str, Any]:
     """Returns all arguments of the model, including defaults."""
-    return dict(self.bound().model.args)
+    return dict(self.bind().model.args)
 
   def settings(self) -> dict[str, Any]:
     """Returns all arguments of the model with dotted keys, such as "norm.eps", see `schema.flatten_choices`."""
@@ -98,9 +98,9 @@ class Description:
       name: name of a model of the same family.
     """
     settings, choices = self.settings(), {key: one for key, one in self.arguments().items() if isinstance(one, Choice)}
-    default = self.replaced(model=Choice(name)).arguments()
+    default = self.replace(model=Choice(name)).arguments()
     names = {key: one.name for key, one in choices.items() if one.name != default[key].name}
-    implied = self.replaced(model=Choice(name, names)).settings()
+    implied = self.replace(model=Choice(name, names)).settings()
     return names | {key: value for key, value in settings.items() if value != implied[key]}
 
   def flags(self) -> str:
@@ -111,7 +111,7 @@ class Description:
   def __str__(self) -> str:
     """Formats the model, its essential arguments and its sizes in one line."""
     size = self.image_size
-    arguments = "".join(f", {key}={in_words(value)}" for key, value in self.essential().items())
+    arguments = "".join(f", {key}={format_argument(value)}" for key, value in self.essential().items())
     side = f"{size} px" if isinstance(size, int) else f"{size[0]} x {size[1]} px"
     classes = format_amount(self.classes, "class", "classes") if self.classes else "no classes"
     return f"{self.model.name}{arguments} ({side}, {classes})"

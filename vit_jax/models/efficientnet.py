@@ -17,9 +17,9 @@ from vit_jax.models import layers, parameters
 from vit_jax.models.batchnorm import BatchNorm
 from vit_jax.models.convolution import Conv
 from vit_jax.models.intermediates import record
-from vit_jax.models.output import Output, check_shape, classified
+from vit_jax.models.output import Output, check_shape, classify
 from vit_jax.models.parameters import Keys
-from vit_jax.models.published.efficientnet import STAGES, STEM, TOP, blocks_of, channels_of
+from vit_jax.models.published.efficientnet import STAGES, STEM, TOP, count_blocks, round_channels
 from vit_jax.models.sizes import Blocks, Dtype, sides
 from vit_jax.schema import Fraction, Positive, Probability
 from vit_jax.shapes import Array, Float, PRNGKey, Scalar, Tensor
@@ -152,19 +152,19 @@ class EfficientNet(nnx.Module):
     self.shape, self.dropout, self.stochastic_depth = shape, dropout, stochastic_depth
     make = {"dtype": dtype, "rngs": rngs}
 
-    channels = channels_of(STEM, width_factor)
+    channels = round_channels(STEM, width_factor)
     self.stem = Conv(shape[-1], channels, 3, 2, _border(3, padding), bias=False, kernel_init=_he, **make)
     self.stem_norm = norm(channels)
     self.stages = nnx.List()
     for stage, blocks in zip(STAGES, stages, strict=False):
-      width = channels_of(stage.width, width_factor)
+      width = round_channels(stage.width, width_factor)
       self.stages.append(nnx.List())
       for j in range(blocks):
         stride = 1 if j else stage.stride
         made = Block(channels, width, stage.kernel, stride, stage.expansion, padding=padding, norm=norm, **make)
         self.stages[-1].append(made)
         channels = width
-    top = channels_of(TOP, width_factor)
+    top = round_channels(TOP, width_factor)
     self.top = layers.Linear((channels,), (top,), bias=False, kernel_init=_he, **make)
     self.top_norm = norm(top)
     self.head = layers.Linear((top,), (classes,), kernel_init=_uniform, **make) if classes else None
@@ -190,12 +190,12 @@ class EfficientNet(nnx.Module):
     names = [(i, j) for i, stage in enumerate(self.stages) for j in range(len(stage))]
     for number, (i, j) in enumerate(names):
       rate = self.stochastic_depth * number / len(names)
-      x = record(f"stages/{i}/{j}", self.stages[i][j](x, layers.fold(key, 1 + number), rate))
+      x = record(f"stages/{i}/{j}", self.stages[i][j](x, layers.fold_key(key, 1 + number), rate))
 
     tokens = record("encoded", jax.nn.silu(self.top_norm(self.top(x), key)))
     features = record("features", tokens.mean((1, 2)))
-    features = record("pre_logits", layers.dropout(features, self.dropout, layers.fold(key, 0)))
-    return classified(tokens, features, self.head)
+    features = record("pre_logits", layers.dropout(features, self.dropout, layers.fold_key(key, 0)))
+    return classify(tokens, features, self.head)
 
 
 Factor = Annotated[float, schema.Range(0.05, 16)]
@@ -237,7 +237,7 @@ def efficientnet(
   Raises:
     ConfigError: if the number of stages is invalid.
   """
-  stages = blocks_of(depth_factor) if stages is None else stages
+  stages = count_blocks(depth_factor) if stages is None else stages
   if not 0 < len(stages) <= len(STAGES):
     raise schema.ConfigError(
       f"model: stages {list(stages)} specify {len(stages)} stages. Allowed: 1 to {len(STAGES)} numbers of blocks, "

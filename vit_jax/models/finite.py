@@ -17,7 +17,7 @@ FLAG = "finite/"  # prefix of the flag of an output
 ADVICE = "The weights may be damaged, or the computation overflows. Check the weights, or compute in dtype=float32"
 
 
-def flagged(outputs: Mapping[str, Shaped[Tensor, "B ..."]]) -> dict[str, Bool[Array, " B"]]:
+def compute_flags(outputs: Mapping[str, Shaped[Tensor, "B ..."]]) -> dict[str, Bool[Array, " B"]]:
   """Returns one flag per image for each floating-point output.
 
   Args:
@@ -33,7 +33,7 @@ def flagged(outputs: Mapping[str, Shaped[Tensor, "B ..."]]) -> dict[str, Bool[Ar
   }
 
 
-def checked(
+def check_flags(
   rows: dict[str, Shaped[np.ndarray, "B ..."]], positions: Int[np.ndarray, " B"], name: Callable[[int], str]
 ) -> dict[str, Shaped[np.ndarray, "B ..."]]:
   """Checks and removes the flags that `flagged` added.
@@ -75,14 +75,14 @@ def check_weights(arrays: Mapping[str, Shaped[Tensor, "..."]]) -> None:
   array = arrays[broken[0]]
   first = ""
   if not isinstance(array, jax.Array) or array.is_fully_addressable:
-    first = f" at {place(np.asarray(array))}"
+    first = f" at {locate_value(np.asarray(array))}"
   more = f" (not finite: {len(broken):,} of {len(arrays):,} arrays)" if len(broken) > 1 else ""
   raise NotFiniteError(
     f"{broken[0]} is not finite{first}{more}. Use another copy of the weights, or another checkpoint"
   )
 
 
-def place(array: Shaped[np.ndarray, "..."]) -> str:
+def locate_value(array: Shaped[np.ndarray, "..."]) -> str:
   """Returns the index and the value of the first value that is not finite: "[3, 0] (nan)"."""
   index = np.unravel_index(int(np.argmin(np.isfinite(array))), array.shape)
   return f"{[int(i) for i in index]} ({float(array[index])})"

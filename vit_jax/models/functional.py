@@ -14,7 +14,7 @@ from vit_jax import rng, trees
 from vit_jax.config import extensions
 from vit_jax.models import activations, contract, parameters
 from vit_jax.models.description import Description
-from vit_jax.models.output import Features, Output, features_of
+from vit_jax.models.output import Features, Output, select_features
 from vit_jax.models.published.model import Registered
 from vit_jax.parallel import sharding
 from vit_jax.shapes import Array, Float, Integer, PRNGKey, Shaped, Tensor
@@ -54,9 +54,9 @@ class Model:
     """Returns shapes and types of the parameters by path."""
     return {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in trees.flatten(self._abstract).items()}
 
-  def layers_above(self) -> dict[str, int | Float[np.ndarray, "L ..."] | None] | None:
-    """Returns the number of layers between each parameter and the logits, see `parameters.layers_above`."""
-    return parameters.layers_above(self.description.published.order, self.shapes())
+  def count_layers_above(self) -> dict[str, int | Float[np.ndarray, "L ..."] | None] | None:
+    """Returns the number of layers between each parameter and the logits, see `parameters.count_layers_above`."""
+    return parameters.count_layers_above(self.description.published.order, self.shapes())
 
   def create(self, params: Mapping[str, Shaped[Tensor | jax.ShapeDtypeStruct, "..."]]) -> nnx.Module:
     """Returns the module with given parameters, for interactive use.
@@ -93,13 +93,13 @@ class Model:
       output = module.outputs(images, key, **masks)
     return output, trees.flatten(nnx.state(module, nnx.BatchStat))
 
-  def features_of(self, kind: Features) -> Callable[[Output], Float[Array, "B F"]]:
-    """Returns the function from an output to the features of each image, see `output.features_of`.
+  def select_features(self, kind: Features) -> Callable[[Output], Float[Array, "B F"]]:
+    """Returns the function from an output to the features of each image, see `output.select_features`.
 
     Args:
       kind: kind of features.
     """
-    return features_of(kind, self.prefix)
+    return select_features(kind, self.prefix)
 
   def on(self, grid: jax.sharding.Mesh) -> "Model":
     """Returns the same model with activations that are sharded over a mesh.
@@ -111,7 +111,8 @@ class Model:
     gather = sharding.make_gather(self.description.published.sharding, grid, np.dtype(choice.args["dtype"]))
     per_device = functools.partial(sharding.map_per_device, grid)
     return dataclasses.replace(
-      self, sharded=functools.partial(activations.sharded, sharding.make_batch_sharding(grid), gather, per_device)
+      self,
+      sharded=functools.partial(activations.shard_activations, sharding.make_batch_sharding(grid), gather, per_device),
     )
 
 
@@ -137,18 +138,18 @@ def functional(description: Description) -> Model:
   """
   row = description.published
   # The registered function is part of the cache key, because a session may register a name again with other code.
-  return _functional(description.bound(), row.maker if isinstance(row, Registered) else None)
+  return _create_model(description.bind(), row.maker if isinstance(row, Registered) else None)
 
 
 @functools.lru_cache(maxsize=64)
-def _functional(description: Description, registered: Callable[..., nnx.Module] | None) -> Model:
+def _create_model(description: Description, registered: Callable[..., nnx.Module] | None) -> Model:
   name = description.model.name
   file = extensions.find_registration("model", name).file if registered else ""
   call = functools.partial(extensions.call_function, file, flag=f"model {name}") if file else _call
   module = call(nnx.eval_shape, lambda: _make(description, rng.make_key(0)))
   graph, abstract = nnx.split(module)
   statistics = frozenset(trees.flatten(nnx.filter_state(abstract, nnx.BatchStat)))
-  patch, prefix = contract.patch_of(module), contract.prefix_of(name, module)
+  patch, prefix = contract.find_patch(module), contract.find_prefix(name, module)
   if registered:
     sizes = (description.image_size, description.channels, description.classes, description.model.args["dtype"])
     call(contract.check_outputs, name, module, *sizes, prefix)

@@ -87,7 +87,7 @@ def drop_path(x: Float[Tensor, " B *x"], rate: Scalar, key: PRNGKey | None) -> F
   return x * (mask / keep).astype(x.dtype)
 
 
-def residual(
+def add_residual(
   x: Float[Tensor, " B *x"],
   branch: Float[Tensor, " B *x"],
   rate: float,
@@ -105,10 +105,10 @@ def residual(
     key: random key from which both keys are derived. None disables dropout.
     number: number of the first key.
   """
-  return x + drop_path(dropout(branch, rate, fold(key, number)), path_rate, fold(key, number + 1))
+  return x + drop_path(dropout(branch, rate, fold_key(key, number)), path_rate, fold_key(key, number + 1))
 
 
-def fold(key: PRNGKey | None, number: int) -> PRNGKey | None:
+def fold_key(key: PRNGKey | None, number: int) -> PRNGKey | None:
   """Derives a key by number. A key of None stays None.
 
   Args:
@@ -318,7 +318,7 @@ class Norm:
     return NORMS[self.kind](width, eps=self.eps, dtype=self.dtype)
 
 
-def layer_scale(width: int, value: float | None) -> tuple[nnx.Param, nnx.Param] | None:
+def create_layer_scale(width: int, value: float | None) -> tuple[nnx.Param, nnx.Param] | None:
   """Returns the factors of both branches of a block (LayerScale), or None.
 
   Args:

@@ -51,9 +51,9 @@ class Block(nnx.Module):
   ) -> Float[Array, "B N D"]:
     columns = rearrange(self.norm1(x), "b n d -> b d n")
     with scope("tokens/"):
-      columns = self.tokens(columns, key=layers.fold(key, 0))
-    x = layers.residual(x, rearrange(columns, "b d n -> b n d"), self.dropout, path_rate, key, 1)
-    x = layers.residual(x, self.mlp(self.norm2(x), key=layers.fold(key, 3)), self.dropout, path_rate, key, 4)
+      columns = self.tokens(columns, key=layers.fold_key(key, 0))
+    x = layers.add_residual(x, rearrange(columns, "b d n -> b n d"), self.dropout, path_rate, key, 1)
+    x = layers.add_residual(x, self.mlp(self.norm2(x), key=layers.fold_key(key, 3)), self.dropout, path_rate, key, 4)
     return record("out", x)
 
 

@@ -63,7 +63,7 @@ def check_patches(images: Shaped[Tensor, "B H W C"], patch: int, channels: int) 
     )
 
 
-def classified(
+def classify(
   tokens: Float[Array, "B N D"] | Float[Array, "B H W D"], features: Float[Array, "B F"], head: nnx.Module | None
 ) -> Output:
   """Builds the output of a model that has at most one head.
@@ -78,7 +78,7 @@ def classified(
   return Output(tokens.reshape(tokens.shape[0], -1, tokens.shape[-1]), features, logits, heads)
 
 
-def features_of(kind: Features, prefix: Mapping[str, int]) -> Callable[[Output], Float[Array, "B F"]]:
+def select_features(kind: Features, prefix: Mapping[str, int]) -> Callable[[Output], Float[Array, "B F"]]:
   """Returns the function from an output to the features of each image.
 
   The kinds are:

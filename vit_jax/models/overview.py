@@ -11,14 +11,14 @@ from vit_jax.shapes import Shaped, Tensor
 LINES = 12  # largest number of groups, unless even the coarsest grouping has more
 
 
-def table(shapes: Mapping[str, Shaped[Tensor, "..."] | jax.ShapeDtypeStruct]) -> str:
+def format_table(shapes: Mapping[str, Shaped[Tensor, "..."] | jax.ShapeDtypeStruct]) -> str:
   """Formats one line for each group of parameters: number of tensors, number of values and share of all values.
 
   Args:
     shapes: {path: shape} of the parameters.
   """
   for name_of in _NAMES:
-    groups = sizes(shapes, name_of)
+    groups = group_sizes(shapes, name_of)
     if len(groups) <= LINES:
       break
   total = sum(size for group in groups.values() for size in group) or 1
@@ -31,7 +31,9 @@ def table(shapes: Mapping[str, Shaped[Tensor, "..."] | jax.ShapeDtypeStruct]) ->
   )
 
 
-def sizes(shapes: Mapping[str, jax.ShapeDtypeStruct], name_of: Callable[[list[str]], str]) -> dict[str, list[int]]:
+def group_sizes(
+  shapes: Mapping[str, jax.ShapeDtypeStruct], name_of: Callable[[list[str]], str]
+) -> dict[str, list[int]]:
   """Returns {group: sizes of its tensors}. A group's name contains the range of its layers: blocks/0-11/mlp.
 
   Args:
@@ -41,10 +43,12 @@ def sizes(shapes: Mapping[str, jax.ShapeDtypeStruct], name_of: Callable[[list[st
   members: dict[str, list[str]] = {}
   for path in shapes:
     members.setdefault(name_of(path.split("/")), []).append(path)
-  return {_numbered(name, paths): [math.prod(shapes[path].shape) for path in paths] for name, paths in members.items()}
+  return {
+    _insert_numbers(name, paths): [math.prod(shapes[path].shape) for path in paths] for name, paths in members.items()
+  }
 
 
-def _modules(deep: int) -> Callable[[list[str]], str]:
+def _name_modules(deep: int) -> Callable[[list[str]], str]:
   """Returns a function from a path to the name of its group: the first `deep` modules, with # for layer numbers."""
 
   def name(parts: list[str]) -> str:
@@ -55,15 +59,15 @@ def _modules(deep: int) -> Callable[[list[str]], str]:
   return name
 
 
-def _stages(parts: list[str]) -> str:
+def _name_stage(parts: list[str]) -> str:
   """Returns the first module of a path, with its number if it has one."""
   return "/".join(parts[: 2 if len(parts) > 2 and parts[1].isdigit() else 1])
 
 
-_NAMES = (_modules(3), _modules(2), _stages, _modules(1))  # from the finest to the coarsest
+_NAMES = (_name_modules(3), _name_modules(2), _name_stage, _name_modules(1))  # from the finest to the coarsest
 
 
-def _numbered(name: str, paths: list[str]) -> str:
+def _insert_numbers(name: str, paths: list[str]) -> str:
   """Replaces each # in a name by the range of numbers in the paths."""
   for i in [i for i, part in enumerate(name.split("/")) if part == "#"]:
     numbers = sorted({int(path.split("/")[i]) for path in paths})

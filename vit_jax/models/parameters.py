@@ -44,7 +44,7 @@ ORDER = Order(
 )
 
 
-def layers_above(
+def count_layers_above(
   order: Order, shapes: Mapping[str, Shaped[Tensor, "..."] | jax.ShapeDtypeStruct]
 ) -> dict[str, int | Float[np.ndarray, "L ..."] | None] | None:
   """Returns the number of layers between each parameter and the logits, by path.

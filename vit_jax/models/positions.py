@@ -24,7 +24,7 @@ Resampling = Literal["zoom", "bilinear", "bilinear_antialiased", "bicubic", "bic
 
 
 @functools.cache
-def sine(tokens: int, width: int) -> Float[np.ndarray, "{tokens} {width}"]:
+def compute_sine(tokens: int, width: int) -> Float[np.ndarray, "{tokens} {width}"]:
   """Returns the fixed 1-D table of Vaswani et al. 2017.
 
   The angle of position p and channel i is p / 10000^(2 (i // 2) / D). Even channels contain its sine, odd channels its
@@ -41,7 +41,7 @@ def sine(tokens: int, width: int) -> Float[np.ndarray, "{tokens} {width}"]:
 
 
 @functools.cache
-def sincos2d(rows: int, columns: int, width: int) -> Float[np.ndarray, "{rows*columns} {width}"]:
+def compute_sincos2d(rows: int, columns: int, width: int) -> Float[np.ndarray, "{rows*columns} {width}"]:
   """Returns the fixed 2-D table of Chen et al. 2021. Its four quarters are sin x, cos x, sin y and cos y of D/4
   frequencies.
 
@@ -57,7 +57,7 @@ def sincos2d(rows: int, columns: int, width: int) -> Float[np.ndarray, "{rows*co
   return np.concatenate(parts, axis=1).astype(np.float32)
 
 
-def skipping(table: Float[Tensor, "T D"], first: int, count: int) -> Float[Tensor, "T+{count} D"]:
+def insert_zeros(table: Float[Tensor, "T D"], first: int, count: int) -> Float[Tensor, "T+{count} D"]:
   """Inserts rows of zeros into a table, for tokens without a position.
 
   Args:
@@ -109,7 +109,7 @@ class Learned(nnx.Module):
     self.leading = leading
 
   def __call__(self) -> Float[Tensor, "T D"]:
-    return skipping(self.table[...], 0, self.leading)
+    return insert_zeros(self.table[...], 0, self.leading)
 
 
 class Factored(nnx.Module):

@@ -36,7 +36,7 @@ STEM_SHARDING = (  # in addition to `parameters.SHARDING`, which contains the ot
 )
 
 
-def standardised(kernel: Float[Tensor, "P P C D"], divisor: Divisor) -> Float[Tensor, "P P C D"]:
+def standardise(kernel: Float[Tensor, "P P C D"], divisor: Divisor) -> Float[Tensor, "P P C D"]:
   """Standardises the weights of each output channel to mean 0 and (up to an epsilon) variance 1 (Qiao et al. 2019).
 
   Args:
@@ -81,7 +81,7 @@ class StandardisedConv(nnx.Module):
     self.kernel = nnx.Param(draw(rngs.params(), (size, size, channels, width), jnp.float32))
 
   def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B X Y D"]:
-    kernel = standardised(self.kernel[...], self.divisor)
+    kernel = standardise(self.kernel[...], self.divisor)
     return conv(x.astype(self.dtype), kernel.astype(self.dtype), self.stride, self.padding)
 
 
@@ -153,7 +153,7 @@ def run(stages: nnx.List, x: Float[Tensor, "B H W C"], name: str) -> Float[Tenso
   return x
 
 
-def out_channels(width: int, stages: tuple[int, ...]) -> int:
+def compute_out_channels(width: int, stages: tuple[int, ...]) -> int:
   """Returns the number of channels after `run`.
 
   Args:
@@ -217,7 +217,7 @@ class Stem(nnx.Module):
     return run(self.stages, x, "stem/stages")
 
 
-def stem_sides(sides: tuple[int, int], stages: tuple[int, ...]) -> tuple[int, int]:
+def compute_stem_sides(sides: tuple[int, int], stages: tuple[int, ...]) -> tuple[int, int]:
   """Returns (rows, columns) of a stem's feature map.
 
   Args:
@@ -229,6 +229,6 @@ def stem_sides(sides: tuple[int, int], stages: tuple[int, ...]) -> tuple[int, in
   return height, width
 
 
-def stem_width(stages: tuple[int, ...]) -> int:
+def compute_stem_width(stages: tuple[int, ...]) -> int:
   """Returns the number of channels of a stem's feature map."""
-  return out_channels(WIDTH, stages)
+  return compute_out_channels(WIDTH, stages)

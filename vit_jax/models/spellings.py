@@ -32,7 +32,7 @@ _RULES = (
 _RESNETS = {18: "R26x1", 26: "R26x1", 34: "R26x1", 50: "R50x1", 101: "R101x1", 152: "R152x2"}
 
 
-def nearest(name: str, names: Collection[str]) -> str | None:
+def find_nearest(name: str, names: Collection[str]) -> str | None:
   """Returns the name in this package that most likely corresponds to a name of another library, or None.
 
   Args:
@@ -40,7 +40,7 @@ def nearest(name: str, names: Collection[str]) -> str | None:
       "vit_tiny".
     names: existing names. A Vision Transformer may also have any other patch size.
   """
-  spelt, alike = _plain(name), {_plain(other): other for other in reversed(list(names))}
+  spelt, alike = _normalise_name(name), {_normalise_name(other): other for other in reversed(list(names))}
   if spelt in alike:
     return alike[spelt]
   for pattern, form, patch in _RULES:
@@ -48,19 +48,19 @@ def nearest(name: str, names: Collection[str]) -> str | None:
       continue
     if (match := re.fullmatch(pattern, spelt)) is None:
       continue
-    found = _filled(form, match, patch)
+    found = _fill(form, match, patch)
     if found in names or found.startswith("ViT-"):
       return found
   return None
 
 
-def _plain(name: str) -> str:
+def _normalise_name(name: str) -> str:
   """Returns a name in lower case, without its owner, and with underscores between words."""
   own = name if re.search(r"/\d+$", name) else name.rpartition("/")[2]  # ViT-B/16 has no owner
   return re.sub(r"[-/. ]", "_", own.partition(":")[2] or own).lower()
 
 
-def _filled(form: str, match: re.Match[str], patch: int) -> str:
+def _fill(form: str, match: re.Match[str], patch: int) -> str:
   """Fills the groups of a match into a name template."""
   groups = [group for group in match.groups() if group]
   size = _SIZES.get(groups[0], groups[0])

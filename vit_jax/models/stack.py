@@ -78,7 +78,7 @@ def build(layer: Callable[[Keys], nnx.Module], depth: int, *, scan: bool, rngs: 
   return nnx.merge(graph, jax.vmap(lambda key: nnx.state(layer(rng.Keys(key))))(keys))
 
 
-def growing(stochastic_depth: float, depth: int) -> Float[np.ndarray, " {depth}"]:
+def compute_growing_rates(stochastic_depth: float, depth: int) -> Float[np.ndarray, " {depth}"]:
   """Returns rates that grow linearly from 0 at the first layer to `stochastic_depth` at the last layer.
 
   Args:
@@ -88,7 +88,7 @@ def growing(stochastic_depth: float, depth: int) -> Float[np.ndarray, " {depth}"
   return np.linspace(0, stochastic_depth, depth).astype(np.float32)
 
 
-def rates(stochastic_depth: float, depth: int, dropping: Dropping) -> Float[np.ndarray, " {depth}"]:
+def compute_rates(stochastic_depth: float, depth: int, dropping: Dropping) -> Float[np.ndarray, " {depth}"]:
   """Returns the stochastic depth rate of each layer.
 
   Args:
@@ -96,7 +96,11 @@ def rates(stochastic_depth: float, depth: int, dropping: Dropping) -> Float[np.n
     depth: number of layers.
     dropping: "growing" for a linear increase from 0, "equal" for the same rate in all layers.
   """
-  return growing(stochastic_depth, depth) if dropping == "growing" else np.full(depth, stochastic_depth, np.float32)
+  return (
+    compute_growing_rates(stochastic_depth, depth)
+    if dropping == "growing"
+    else np.full(depth, stochastic_depth, np.float32)
+  )
 
 
 def run(
@@ -130,11 +134,11 @@ def run(
   own = {"number": np.arange(len(rates), dtype=np.float32)} if numbered else {}
   keys = None if key is None else jax.vmap(functools.partial(jax.random.fold_in, key))(np.arange(len(rates)))
   if isinstance(layers, nnx.List):
-    return _unrolled(layers, x, keys, rates, remat, name, added, places, own)
-  return _scanned(layers, x, keys, rates, remat, name, added, places, own)
+    return _run_unrolled(layers, x, keys, rates, remat, name, added, places, own)
+  return _run_scanned(layers, x, keys, rates, remat, name, added, places, own)
 
 
-def _unrolled(
+def _run_unrolled(
   layers: nnx.Module,
   x: Tensor,
   keys: Array | None,
@@ -149,14 +153,14 @@ def _unrolled(
     graph, params = nnx.split(layer)
     # The rate stays a constant, so that a layer with rate 0 draws no random numbers.
     of_layer = places | {key: values[i] for key, values in own.items()}
-    call, names = _layer(graph, [f"{name}/{i}/"], added, of_layer, rate=rates[i])
+    call, names = _make_layer(graph, [f"{name}/{i}/"], added, of_layer, rate=rates[i])
     # No loop separates forward and backward pass, so XLA would merge the recomputation with the first computation.
-    x, values = _checkpointed(call, remat, prevent_cse=True)(params, x, None if keys is None else keys[i])
+    x, values = _checkpoint(call, remat, prevent_cse=True)(params, x, None if keys is None else keys[i])
     intermediates.publish(f"{name}/{i}/", names, values)
   return x
 
 
-def _scanned(
+def _run_scanned(
   layers: nnx.Module,
   x: Tensor,
   keys: Array | None,
@@ -169,8 +173,8 @@ def _scanned(
 ) -> Array:
   graph, params = nnx.split(layers)
   prefixes = [f"{name}/{i}/" for i in range(len(rates))]
-  call, names = _layer(graph, prefixes, added, places, **({} if rates.any() else {"rate": rates[0]}))
-  call = _checkpointed(call, remat, prevent_cse=False)
+  call, names = _make_layer(graph, prefixes, added, places, **({} if rates.any() else {"rate": rates[0]}))
+  call = _checkpoint(call, remat, prevent_cse=False)
   rows = {"params": params} | ({} if keys is None else {"key": keys}) | ({"rate": rates} if rates.any() else {}) | own
   x, values = jax.lax.scan(lambda x, row: call(x=x, **({"key": None} | row)), x, rows)
   for i, prefix in enumerate(prefixes):
@@ -178,7 +182,7 @@ def _scanned(
   return x
 
 
-def _layer(
+def _make_layer(
   graph: nnx.GraphDef, prefixes: list[str], added: Tensor | None, places: dict[str, Any], **constants: Any
 ) -> tuple[Callable[..., tuple[Array, dict[str, Any]]], list[str]]:
   """Returns the layer as a function (params, x, key, rate) -> (x, recorded values), and the list of recorded names.
@@ -199,5 +203,5 @@ def _layer(
   return functools.partial(call, **constants), names
 
 
-def _checkpointed(function: Callable[..., Any], remat: str, prevent_cse: bool) -> Callable[..., Any]:
+def _checkpoint(function: Callable[..., Any], remat: str, prevent_cse: bool) -> Callable[..., Any]:
   return function if remat == "none" else jax.checkpoint(function, policy=POLICIES[remat], prevent_cse=prevent_cse)

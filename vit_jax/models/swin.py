@@ -14,7 +14,7 @@ from vit_jax import schema
 from vit_jax.models import convolution, layers, parameters, stack
 from vit_jax.models.attention import Attention, Softmax
 from vit_jax.models.intermediates import record
-from vit_jax.models.output import Output, check_shape, classified
+from vit_jax.models.output import Output, check_shape, classify
 from vit_jax.models.parameters import Keys
 from vit_jax.models.positions import Resampling
 from vit_jax.models.published.swin import PATCH, Size
@@ -93,10 +93,10 @@ class WindowAttention(Attention):
     # The cut windows at both ends of the map share one full window. A mask separates them.
     x = jnp.roll(x, [-step for step in self.shift], axis=(1, 2)) if any(self.shift) else x
     x = rearrange(x, "b (h p) (w q) d -> (b h w) (p q) d", p=p, q=q)
-    bias = rearrange(self.table[...][offsets(self.window)], "m n h -> h m n")
+    bias = rearrange(self.table[...][compute_offsets(self.window)], "m n h -> h m n")
     if any(self.shift):
       # The published code subtracts 100 from the logits of masked tokens.
-      mask = jnp.where(seen((height, width), self.window, self.shift), 0, -100)
+      mask = jnp.where(compute_visibility((height, width), self.window, self.shift), 0, -100)
       bias = bias + mask[:, None]
       bias = jnp.broadcast_to(bias, (batch, *bias.shape)).reshape(-1, *bias.shape[1:])
     x = super().__call__(x, key=key, bias=bias)
@@ -104,7 +104,7 @@ class WindowAttention(Attention):
     return jnp.roll(x, self.shift, axis=(1, 2)) if any(self.shift) else x
 
 
-def offsets(window: tuple[int, int]) -> Int[np.ndarray, "N N"]:
+def compute_offsets(window: tuple[int, int]) -> Int[np.ndarray, "N N"]:
   """Returns the row of the position table for each pair of query and key in a window.
 
   Args:
@@ -119,7 +119,9 @@ def offsets(window: tuple[int, int]) -> Int[np.ndarray, "N N"]:
   return (down + rows - 1) * (2 * columns - 1) + right + columns - 1
 
 
-def seen(extent: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]) -> Bool[np.ndarray, "windows N N"]:
+def compute_visibility(
+  extent: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]
+) -> Bool[np.ndarray, "windows N N"]:
   """Returns whether a query and a key of a window are neighbours in the image, not separated by a seam of the rolled
   map.
 
@@ -207,16 +209,16 @@ class Swin(nnx.Module):
     check_shape(images, self.shape)
 
     x = record("embedding", self.embedding_norm(self.embedding(images)))
-    x = record("tokens", layers.dropout(x, self.dropout, layers.fold(key, 0)))
+    x = record("tokens", layers.dropout(x, self.dropout, layers.fold_key(key, 0)))
 
     # The rates grow linearly over the blocks of all stages.
     ends = list(itertools.accumulate(len(stage.blocks) for stage in self.stages))
-    rates = np.split(stack.growing(self.stochastic_depth, ends[-1]), ends[:-1])
+    rates = np.split(stack.compute_growing_rates(self.stochastic_depth, ends[-1]), ends[:-1])
     for i, (stage, rate) in enumerate(zip(self.stages, rates, strict=True)):
-      x = stage(x, layers.fold(key, 1 + i), rate, self.remat, f"stages/{i}")
+      x = stage(x, layers.fold_key(key, 1 + i), rate, self.remat, f"stages/{i}")
     tokens = record("encoded", self.norm(x))
     features = record("pre_logits", record("features", tokens.mean(axis=(1, 2))))
-    return classified(tokens, features, self.head)
+    return classify(tokens, features, self.head)
 
 
 def swin(
@@ -268,7 +270,7 @@ def swin(
   """
   row = Size(width or row.width, depths or row.depths, heads or row.heads)
   window = window or published_window
-  maps = _maps(sides(image_size), window, row)
+  maps = _compute_maps(sides(image_size), window, row)
   common = {"dtype": jnp.dtype(dtype), "rngs": rngs}
 
   def norm(width: int) -> layers.LayerNorm:
@@ -312,7 +314,7 @@ def swin(
   )
 
 
-def _maps(image_sides: tuple[int, int], window: int, row: Size) -> list[tuple[int, int]]:
+def _compute_maps(image_sides: tuple[int, int], window: int, row: Size) -> list[tuple[int, int]]:
   """Returns (rows, columns) of each stage's feature map. Raises a ConfigError if stages, heads or image do not fit."""
   if len(row.depths) != len(row.heads):
     raise schema.ConfigError(
@@ -327,12 +329,12 @@ def _maps(image_sides: tuple[int, int], window: int, row: Size) -> list[tuple[in
         "Change heads or width"
       )
   stages = len(row.depths)
-  both = [_map_sides(side, window, stages) for side in image_sides]
+  both = [_compute_map_sides(side, window, stages) for side in image_sides]
   for side, maps in zip(image_sides, both, strict=True):
     if maps is None:
       step = PATCH * 2 ** (stages - 1)
-      below = next((n for n in range(side // step * step, 0, -step) if _map_sides(n, window, stages)), None)
-      above = next(n for n in itertools.count((side // step + 1) * step, step) if _map_sides(n, window, stages))
+      below = next((n for n in range(side // step * step, 0, -step) if _compute_map_sides(n, window, stages)), None)
+      above = next(n for n in itertools.count((side // step + 1) * step, step) if _compute_map_sides(n, window, stages))
       raise schema.ConfigError(
         f"model: image size {side} does not divide into windows of {window} x {window} patches of {PATCH} in every "
         f"stage; nearest image sizes: {', '.join(str(n) for n in (below, above) if n)}"
@@ -340,7 +342,7 @@ def _maps(image_sides: tuple[int, int], window: int, row: Size) -> list[tuple[in
   return list(zip(*both, strict=True))
 
 
-def _map_sides(side: int, window: int, stages: int) -> list[int] | None:
+def _compute_map_sides(side: int, window: int, stages: int) -> list[int] | None:
   """Returns the side of each stage's feature map, or None if it cannot be halved or divided into windows evenly."""
   maps = [side // (PATCH * 2**i) for i in range(stages)]
   even = side and side % (PATCH * 2 ** (stages - 1)) == 0

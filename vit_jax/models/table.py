@@ -63,10 +63,10 @@ def find(name: str) -> Published:
       name = re.sub(pattern, spelling, name)
   if name in TABLE:
     return TABLE[name]
-  made = vit.any_patch(name)
+  made = vit.find_any_patch(name)
   if made is None:
-    guess = spellings.nearest(name, TABLE)
-    near = list(dict.fromkeys([guess, *similar(name)] if guess else similar(name)))
+    guess = spellings.find_nearest(name, TABLE)
+    near = list(dict.fromkeys([guess, *find_similar(name)] if guess else find_similar(name)))
     advice = f"Did you mean {near[0]!r}? Similar: {', '.join(near)}." if near else "No similar name."
     raise schema.ConfigError(
       f"unknown name {name!r}. {advice} All {len(TABLE)}: python -c 'import vit_jax; print(*vit_jax.models.names())'; "
@@ -77,7 +77,7 @@ def find(name: str) -> Published:
   return made
 
 
-def similar(name: str, most: int = 8) -> list[str]:
+def find_similar(name: str, most: int = 8) -> list[str]:
   """Returns names that belong to the same family or have almost the same spelling, the most similar first.
 
   Names belong to the same family if they begin with the same letters.
@@ -147,7 +147,7 @@ class _Families(Mapping):
     return len(list(iter(self)))
 
 
-def sharding(name: str) -> ShardingRules:
+def find_sharding(name: str) -> ShardingRules:
   """Returns the sharding table of a model: rows (regular expression, mesh axis of each dimension).
 
   Exactly one row matches each whole parameter path. A row is written for one layer. In a scanned stack, a parameter has

@@ -11,8 +11,8 @@ from flax import nnx
 
 from vit_jax.models import positions, stack
 from vit_jax.models.intermediates import record
-from vit_jax.models.layers import PatchEmbedding, dropout, fold, residual
-from vit_jax.models.output import Output, check_patches, check_shape, classified
+from vit_jax.models.layers import PatchEmbedding, add_residual, dropout, fold_key
+from vit_jax.models.output import Output, check_patches, check_shape, classify
 from vit_jax.models.parameters import Keys
 from vit_jax.models.rotary import Rotary
 from vit_jax.shapes import Array, Float, Integer, PRNGKey, Scalar, Tensor
@@ -84,19 +84,19 @@ class Block(nnx.Module):
     """
 
     def add(stream: Tensor, branch: Tensor, number: int) -> Array:
-      return residual(stream, branch, self.dropout, path_rate, key, number)
+      return add_residual(stream, branch, self.dropout, path_rate, key, number)
 
     def scaled(branch: nnx.Module, x: Tensor, scale: nnx.Param | None, draw: int, **arguments: Any) -> Array:
       # Branches without factors may not support the argument.
       factors = {} if scale is None else {"scale": scale[...]}
-      return branch(x, key=fold(key, draw), **factors, **arguments)
+      return branch(x, key=fold_key(key, draw), **factors, **arguments)
 
     if self.position is not None:
-      x = x + jnp.asarray(positions.skipping(self.position(), *self.registers), x.dtype)
+      x = x + jnp.asarray(positions.insert_zeros(self.position(), *self.registers), x.dtype)
     first, second = self.layer_scale1, self.layer_scale2
     if self.order == "post":
-      x = add(x, _times(self.norm1(self.attention(x, key=fold(key, 0), **places)), first), 1)
-      return record("out", add(x, _times(self.norm2(self.mlp(x, key=fold(key, 3))), second), 4))
+      x = add(x, _scale_branch(self.norm1(self.attention(x, key=fold_key(key, 0), **places)), first), 1)
+      return record("out", add(x, _scale_branch(self.norm2(self.mlp(x, key=fold_key(key, 3))), second), 4))
     normed = self.norm1(x)
     branch = scaled(self.attention, normed, first, 0, **places)
     if self.order == "parallel":
@@ -107,7 +107,7 @@ class Block(nnx.Module):
     return record("out", x)
 
 
-def _times(branch: Tensor, scale: nnx.Param | None) -> Tensor:
+def _scale_branch(branch: Tensor, scale: nnx.Param | None) -> Tensor:
   return branch if scale is None else branch * scale[...].astype(branch.dtype)
 
 
@@ -149,7 +149,7 @@ class Transformer(nnx.Module):
     rngs: source of keys for the blocks.
   """
 
-  accepts_patches = True  # see `contract.patch_of`
+  accepts_patches = True  # see `contract.find_patch`
 
   def __init__(
     self,
@@ -223,17 +223,17 @@ class Transformer(nnx.Module):
     x = self.embedding(images if self.stem is None else self.stem(images))
     x = record("embedding", x.reshape(x.shape[0], -1, x.shape[-1]))
     x, prefix, added = self._with_prefix(x if corrupt is None else corrupt(x), grid)
-    places = {} if self.rotary is None else {"coordinates": self.rotary.compute_coordinates(*grid, fold(key, 2))}
+    places = {} if self.rotary is None else {"coordinates": self.rotary.compute_coordinates(*grid, fold_key(key, 2))}
     if visible is not None:
       patches = jnp.take_along_axis(x[:, prefix:], visible[..., None], axis=1)
       x = jnp.concatenate([x[:, :prefix], patches], axis=1)
       places = {name: jnp.asarray(value)[visible] for name, value in places.items()}
-    x = record("tokens", dropout(x, self.dropout, fold(key, 0)))
+    x = record("tokens", dropout(x, self.dropout, fold_key(key, 0)))
 
     # Features.
-    rates = stack.rates(self.stochastic_depth, self.depth, self.dropping)
+    rates = stack.compute_rates(self.stochastic_depth, self.depth, self.dropping)
     how = {"rates": rates, "remat": self.remat, "name": "blocks", "added": added, "numbered": self.numbered}
-    x = stack.run(self.blocks, x, fold(key, 1), **how, **places)
+    x = stack.run(self.blocks, x, fold_key(key, 1), **how, **places)
     tokens = record("encoded", x if self.norm is None else self.norm(x))
     distilled = None if self.distillation is None else tokens[:, 1]
     x = self._pool(tokens, prefix)
@@ -244,7 +244,7 @@ class Transformer(nnx.Module):
       x = jnp.tanh(self.pre_logits(x))
     features = record("pre_logits", x if distilled is None else (x + distilled) / 2)
     if self.head is None or distilled is None:
-      return classified(tokens, features, self.head)
+      return classify(tokens, features, self.head)
     heads = {
       "head": self.head(x).astype(jnp.float32),
       "head_distillation": self.head_distillation(distilled).astype(jnp.float32),
@@ -280,7 +280,7 @@ class Transformer(nnx.Module):
       return x, sum(counts), None
     table = self.position.of(grid) if self.resizable else self.position()
     if self.registers is not None:  # registers are the last prefix tokens, and most models give them no position
-      table = positions.skipping(table, sum(counts[:-1]), x.shape[1] - table.shape[0])
+      table = positions.insert_zeros(table, sum(counts[:-1]), x.shape[1] - table.shape[0])
     table = jnp.asarray(table, x.dtype)
     return (x + table, sum(counts), None) if self.position_at == "input" else (x, sum(counts), table)
 
@@ -291,7 +291,7 @@ class Transformer(nnx.Module):
     return patches.mean(axis=1) if self.pool == "gap" else self.pool(patches)
 
 
-def prefix_tokens(
+def create_prefix_tokens(
   width: int, *, cls: bool, distillation: bool = False, registers: int = 0, rngs: Keys
 ) -> dict[str, nnx.Param]:
   """Creates the tokens in front of the patches, by name.

@@ -17,7 +17,7 @@ from vit_jax.models.pooling import Map, SeqPool
 from vit_jax.models.positions import Resampling
 from vit_jax.models.query_key import QueryKey
 from vit_jax.models.sizes import Blocks, Depth, Dtype, Hidden, Width, grid, sides, size
-from vit_jax.models.transformer import Block, Transformer, prefix_tokens
+from vit_jax.models.transformer import Block, Transformer, create_prefix_tokens
 from vit_jax.models.vit_choices import ATTENTION, MLP, NORM, POSITION, AttentionChoice, Tokens
 from vit_jax.schema import Choice, Positive, Probability
 
@@ -120,7 +120,7 @@ def vit(
       "another width or position"
     )
   hidden = mlps.hidden_width(hidden)
-  rows, columns = grid(image_size if stages is None else resnet.stem_sides(sides(image_size), stages), patch)
+  rows, columns = grid(image_size if stages is None else resnet.compute_stem_sides(sides(image_size), stages), patch)
   leading = {"cls": 1, "distilled": 2}.get(pool, int(bool(class_token)))
   tokens = Tokens(rows, columns, width, leading, registers)
   compute = jnp.dtype(dtype)
@@ -141,7 +141,7 @@ def vit(
       None if norms.order == "parallel" else norm_of(width),
       mlps.create(width, hidden, norm_of, gelu, dropout=dropout, **of_mlp, **common),
       order=norms.order,
-      layer_scale=layers.layer_scale(width, layer_scale),
+      layer_scale=layers.create_layer_scale(width, layer_scale),
       dropout=dropout,
       **table,
     )
@@ -156,7 +156,9 @@ def vit(
     position_at="shared" if places.at == "shared" else "input",
     rotary=rotation,
     resizable=places.at != "each" and not places.relative,
-    prefix=prefix_tokens(width, cls=leading > 0, distillation=pool == "distilled", registers=registers, rngs=rngs),
+    prefix=create_prefix_tokens(
+      width, cls=leading > 0, distillation=pool == "distilled", registers=registers, rngs=rngs
+    ),
     blocks=stack.Blocks(block, depth, scan, remat, stochastic_depth, stochastic_depth_rates, options.numbered),
     norm=None if norms.pooled else norm_of(width),
     pool=_create_pooling(
@@ -198,7 +200,7 @@ def _attention_parts(
 
 def _create_stem(channels: int, stages: tuple[int, ...], common: dict[str, Any]) -> tuple[nnx.Module, int]:
   """Returns a ResNet stem and the number of its output channels."""
-  return resnet.Stem(channels, stages, **common), resnet.stem_width(stages)
+  return resnet.Stem(channels, stages, **common), resnet.compute_stem_width(stages)
 
 
 def _create_rotary(choice: Choice, heads: int, tokens: Tokens) -> rotary.Rotary | None:

@@ -348,7 +348,9 @@ class Sincos2d(Learned):
 
   def create(self, tokens: Tokens, rngs: Keys) -> nnx.Module:
     """Returns the table of positions. The arguments are those of `Untabled.create`."""
-    return positions.Fixed(positions.sincos2d, (tokens.rows, tokens.columns, tokens.width), leading=tokens.leading)
+    return positions.Fixed(
+      positions.compute_sincos2d, (tokens.rows, tokens.columns, tokens.width), leading=tokens.leading
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,7 +67,8 @@ def create_optimizer(
     total: number of steps of the run.
     steps: function that converts a duration to a number of steps.
     statistics: paths that the model updates itself, such as running averages.
-    layers_above: number of layers between each parameter and the logits, by path. See `models.parameters.layers_above`.
+    layers_above: number of layers between each parameter and the logits, by path. See
+      `models.parameters.count_layers_above`.
 
   Raises:
     ConfigError: if an argument is not compatible with the model or the run.

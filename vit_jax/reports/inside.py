@@ -145,7 +145,7 @@ def _find_broken_weights(predictor: Predictor) -> str:
 def _make_plain_model(description: Description) -> Description:
   """Returns the same model in float32, and without the fused kernel, which does not record attention."""
   fused = description.settings().get("attention") == "fused"
-  return description.changed({"dtype": "float32"} | ({"attention": "xla"} if fused else {}))
+  return description.change({"dtype": "float32"} | ({"attention": "xla"} if fused else {}))
 
 
 def _count_prefix_tokens(module: nnx.Module) -> int:
@@ -174,7 +174,7 @@ def _find_first_kernel(module: nnx.Module, channels: int) -> jax.Array | None:
   kernel = variable[...] if isinstance(variable, nnx.Variable) else None
   if kernel is None or kernel.ndim != 4 or kernel.shape[2] != channels:
     return None
-  return resnet.standardised(kernel, layer.divisor) if isinstance(layer, resnet.StandardisedConv) else kernel
+  return resnet.standardise(kernel, layer.divisor) if isinstance(layer, resnet.StandardisedConv) else kernel
 
 
 def _compute_similarity(module: nnx.Module) -> np.ndarray | None:
@@ -231,7 +231,7 @@ def _measure_window_distances(layers: Any, cuts: Any, side: int) -> dict[str, An
   for weights, (window, shift) in zip(layers, cuts, strict=True):
     windows, _, count, _ = weights.shape
     rows = math.isqrt(windows * count)
-    sees = swin.seen((rows, rows), window, shift)[:, None].astype(np.float32)
+    sees = swin.compute_visibility((rows, rows), window, shift)[:, None].astype(np.float32)
     far, wherever = (attention.measure_head_distances(x, window, side / rows).mean(0) for x in (weights, sees))
     distances.append(far)
     alike.append(wherever[0])

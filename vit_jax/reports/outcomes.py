@@ -174,7 +174,7 @@ def _measure_run(run: Any, workdir: pathlib.Path, train: bool, limit: int | None
       else source
     )
     subject = dataclasses.replace(subject, open_split=lambda *_: some)
-    measure = choice.replaced(batch=size).build(subject)
+    measure = choice.replace(batch=size).build(subject)
   state = run_evaluation.restore_newest(experiment, workdir)
   result, intervals = run_evaluation.measure_state({name: measure}, state, lambda: None)
   return MeasuredWeights(experiment, int(state.step), result, intervals, subject.data(choice.data), len(source))

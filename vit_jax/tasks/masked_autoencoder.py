@@ -92,7 +92,7 @@ class MaskedAutoencoder:
   def decoder(self) -> decoder.Decoder:
     """The decoder that predicts pixels from tokens."""
     model = self.supplied.model
-    args, side = model.description.bound().model.args, model.patch
+    args, side = model.description.bind().model.args, model.patch
     grid = tuple(n // side for n in sides(model.description.image_size))
     outputs = side**2 * model.description.channels
     sizes = (masking.token_width(model), outputs, grid, self.width, self.depth, self.heads)

@@ -88,9 +88,9 @@ def build(
   model = models.functional(describe_model(run, source.classes)).on(grid)
   task = make_task(run, model, grid, steps_of, source.classes)
   shapes = model.shapes() | jax.eval_shape(lambda: task.init(rng.make_key(0)))
-  params = sharding.find_parameter_shardings((*models.sharding(run.model.name), *task.sharding), shapes, grid)
+  params = sharding.find_parameter_shardings((*models.find_sharding(run.model.name), *task.sharding), shapes, grid)
   with enter_key("config.optim"):
-    optimizer = optim.create_optimizer(run.optim, shapes, total, steps_of, model.statistics, model.layers_above())
+    optimizer = optim.create_optimizer(run.optim, shapes, total, steps_of, model.statistics, model.count_layers_above())
   program = steps.make_program(
     run.seed, model, task, optimizer, params, grid, accumulate=run.optim.accumulate, ema=run.optim.ema
   )
@@ -164,7 +164,7 @@ def _describe_frozen(
   with enter_key(f"config.{key}"), options.use_form(f"config.{key.rpartition('.')[0]}"):
     have = importers.open_frozen(path, run.data.image_size, run.dtype.name, ema, prefix, classes)
   model = models.functional(have.description).on(grid)
-  shardings = sharding.find_parameter_shardings(models.sharding(have.description.model.name), model.shapes(), grid)
+  shardings = sharding.find_parameter_shardings(models.find_sharding(have.description.model.name), model.shapes(), grid)
   return tasks.FrozenModel(model, sharding.add_shardings(model.shapes(), shardings), have.load, key, path, have.notes)
 
 

@@ -126,7 +126,7 @@ class Experiment:
     params = {path: leaf for path, leaf in self.state_shapes.params.items() if path not in self.model.statistics}
     arithmetic, order = flops.format_flops(self.forward_flops), self.images.order.about
     return (
-      f"{overview.table(params)}\n{self.run.model.name}: {count_values(params):,} parameters, {arithmetic}; "
+      f"{overview.format_table(params)}\n{self.run.model.name}: {count_values(params):,} parameters, {arithmetic}; "
       f"{format_amount(self.epoch_length, 'image')}{order}, batch {self.run.batch}, "
       f"{format_amount(self.total, 'step')} on {sharding.format_mesh(self.mesh)}"
     )

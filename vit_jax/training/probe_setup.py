@@ -81,11 +81,11 @@ def build(
       "size"
     )
   choices = complete(measurement, size)
-  headless = description.replaced(image_size=size, classes=0).bound()
+  headless = description.replace(image_size=size, classes=0).bind()
   arrays, notes = surgery.fit(arrays, description, headless)
   grid = sharding.make_mesh(measurement.mesh, devices)
   model = models.functional(headless).on(grid)
-  shardings = sharding.find_parameter_shardings(models.sharding(headless.model.name), model.shapes(), grid)
+  shardings = sharding.find_parameter_shardings(models.find_sharding(headless.model.name), model.shapes(), grid)
   arrays = surgery.stack(arrays, tuple(shardings))
   params = {path: sharding.place_array(arrays[path], target) for path, target in shardings.items()}
   subject = evals.EvalContext(model, grid, None, measurement.batch, open_split, screen=screen)

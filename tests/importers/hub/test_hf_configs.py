@@ -13,7 +13,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def written(layout, name, size=224, labels=("cat", "dog"), **arguments):
-  described = Description(Choice(name, arguments), size, 2).bound()
+  described = Description(Choice(name, arguments), size, 2).bind()
   crop = schema.bind(Choice("torchvision", {"ratio": 0.9}), (crops.torchvision,))
   said = ImageMetadata({"mean": MEAN, "std": STD}, crop, size, labels, "softmax")
   return hf_configs.create_sidecar_files(importers.find_layout(described, layout), described, said)
@@ -65,7 +65,7 @@ def test_without_names_transformers_gets_its_own():
 
 
 def test_classes_of_one_name_are_said_where_numbers_go_by_names():
-  described = Description(Choice("ViT-Ti/16"), 224, 3).bound()
+  described = Description(Choice("ViT-Ti/16"), 224, 3).bind()
   hf, timm = (importers.find_layout(described, layout) for layout in ("hf", "timm"))
   same, others = ImageMetadata(labels=("same", "b", "same")), ImageMetadata(labels=("a", "b", "c"))
   note = hf_configs.describe_unsaved(hf, described, same)[0]
@@ -76,7 +76,7 @@ def test_classes_of_one_name_are_said_where_numbers_go_by_names():
 
 @pytest.mark.parametrize(("pool", "said"), [("gap", True), ("cls", False)])
 def test_that_transformers_reads_the_class_token_is_said_where_ours_reads_patches(pool, said):
-  described = Description(Choice("vit_small_patch16_dinov3", {"pool": pool}), 256, 0).bound()
+  described = Description(Choice("vit_small_patch16_dinov3", {"pool": pool}), 256, 0).bind()
   notes = hf_configs.describe_unsaved(importers.find_layout(described, "hf"), described, ImageMetadata())
   assert any("pooler_output of Transformers is the normalised class token" in note for note in notes) == said
   timm = hf_configs.describe_unsaved(importers.find_layout(described, "timm"), described, ImageMetadata())

@@ -33,7 +33,7 @@ def test_heads_of_a_config_json_are_not_those_that_a_run_would_like(tmp_path):
   (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 4}))
   have = importers.inspect(tmp_path).description
   assert importers.load_fitted(str(tmp_path), have)[0]
-  want = have.replaced(model=type(have.model)(have.model.name, {**have.model.args, "heads": 2}))
+  want = have.replace(model=type(have.model)(have.model.name, {**have.model.args, "heads": 2}))
   with pytest.raises(ConfigError, match=r"the file contains ViT-.* heads=4.*, but this model is ViT-") as error:
     importers.load_fitted(str(tmp_path), want)
   assert "config.json" not in str(error.value) and "--config.model.heads=4" in str(error.value)

@@ -35,9 +35,9 @@ def test_a_file_has_the_published_name_of_its_tokenizer_size_table_and_classes(n
 
 def test_a_computed_table_is_known_by_its_values_whatever_its_length():
   tensors, arrays = written("cct_7_3x2_32_sine", 32, 10)
-  np.testing.assert_allclose(tensors[TABLE][0], positions.sine(64, 256))
+  np.testing.assert_allclose(tensors[TABLE][0], positions.compute_sine(64, 256))
   for tokens in (64, 196):  # one published file holds a longer one
-    found = importers.recognise(tensors | {TABLE: positions.sine(tokens, 256)[None]})
+    found = importers.recognise(tensors | {TABLE: positions.compute_sine(tokens, 256)[None]})
     assert found.description.model.name == "cct_7_3x2_32_sine" and found.read().keys() == arrays.keys()
 
 

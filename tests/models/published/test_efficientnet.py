@@ -44,7 +44,7 @@ def test_multiply_adds_are_the_papers(size, billions):
   [(32, 1.0, 32), (32, 1.1, 32), (16, 1.1, 16), (24, 1.2, 32), (40, 1.4, 56), (16, 0.25, 8), (80, 0.25, 24)],
 )
 def test_widths_are_multiples_of_8_and_lose_no_more_than_a_tenth(base, factor, expected):
-  assert published.channels_of(base, factor) == expected
+  assert published.round_channels(base, factor) == expected
 
 
 def test_both_kinds_of_a_size_differ_in_how_they_compute():

@@ -10,7 +10,7 @@ import numpy as np
 from vit_jax.importers.layout import Layout, TensorRow, Tensors, torch_conv, torch_linear, torch_norm
 from vit_jax.importers.layouts import published_sizes
 from vit_jax.models import Description, positions
-from vit_jax.models.compact import side
+from vit_jax.models.compact import compute_side
 from vit_jax.models.published.compact import SIZES, VARIANTS
 from vit_jax.schema import Choice, ConfigError
 
@@ -80,7 +80,7 @@ def _find_position(table: Any, kernel: int, count: int, has_cls: bool, hints: Ma
   if table is None:
     return "none", hint
   _, tokens, width = table.shape
-  if np.allclose(np.asarray(table)[0], positions.sine(tokens, width), atol=1e-3):
+  if np.allclose(np.asarray(table)[0], positions.compute_sine(tokens, width), atol=1e-3):
     # The table is computed again, because at least one published file contains a table of another length.
     return "sine", hint
   tokens -= has_cls
@@ -98,7 +98,7 @@ def _find_position(table: Any, kernel: int, count: int, has_cls: bool, hints: Ma
 def _count_tokens(image_size: int, kernel: int, count: int) -> int:
   sides = (image_size, image_size) if isinstance(image_size, int) else image_size
   if count:
-    return math.prod(side(n, kernel, count) for n in sides)
+    return math.prod(compute_side(n, kernel, count) for n in sides)
   return math.prod(n // kernel for n in sides) if not any(n % kernel for n in sides) else None
 
 

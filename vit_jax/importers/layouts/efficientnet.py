@@ -6,7 +6,7 @@ from typing import Any
 
 from vit_jax.importers.layout import Layout, TensorRow, Tensors, torch_linear, torch_norm
 from vit_jax.models import Description
-from vit_jax.models.published.efficientnet import NAMES, SIZES, STAGES, STEM, TOP, blocks_of, channels_of
+from vit_jax.models.published.efficientnet import NAMES, SIZES, STAGES, STEM, TOP, count_blocks, round_channels
 from vit_jax.schema import Choice, ConfigError
 
 _BLOCK = ("blocks.{i}.{j}", "stages/{i}/{j}")
@@ -81,7 +81,9 @@ def _describe(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
 
   # The published size, or the arguments for another size.
   published = [
-    name for name, size in SIZES.items() if (_compute_widths(size.width, 7), blocks_of(size.depth)) == (widths, stages)
+    name
+    for name, size in SIZES.items()
+    if (_compute_widths(size.width, 7), count_blocks(size.depth)) == (widths, stages)
   ]
   arguments = {} if published else {"width_factor": _find_width_factor(widths), "stages": stages}
 
@@ -100,7 +102,7 @@ def _describe(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
 
 def _compute_widths(factor: float, stages: Sequence[Any]) -> tuple[int, ...]:
   """Returns the channels of the stem, of every stage and of the top."""
-  return tuple(channels_of(base, factor) for base in (STEM, *(stage.width for stage in STAGES[:stages]), TOP))
+  return tuple(round_channels(base, factor) for base in (STEM, *(stage.width for stage in STAGES[:stages]), TOP))
 
 
 def _find_width_factor(widths: Sequence[int]) -> float:

@@ -103,7 +103,7 @@ def fused_attention(
 # Kernels, unrolled over images and heads.
 
 
-def _reader(
+def _make_reader(
   refs: Sequence[Ref], query_bias: Ref, layout: tiling.Layout, transform: Transform
 ) -> tuple[Callable[[int, int], tuple], Callable[[int, tiling.Head], list], Callable[[int, int], tuple]]:
   """Returns the functions load(image, group), read(image, head) and place(image, group).
@@ -116,7 +116,7 @@ def _reader(
   @functools.cache
   def place(image: int, group: int) -> tuple:
     queries, keys = (tiling.load(ref, image, group, layout) for ref in refs[:2])
-    pair = queries + query_bias[:, tiling.at(group)], keys
+    pair = queries + query_bias[:, tiling.slice_group(group)], keys
     made, rates = transform.forward(pair, group)
     return pair, made, rates
 
@@ -133,12 +133,12 @@ def _reader(
   return load, read, place
 
 
-def _schedule(layout: tiling.Layout) -> Iterable[tuple[tuple, tuple | None]]:
+def _list_jobs(layout: tiling.Layout) -> Iterable[tuple[tuple, tuple | None]]:
   """Returns pairs of a job (image, head, number of the head, groups that it completes) and the next job.
 
   The next job does not contain its groups. It is None after the last job.
   """
-  heads = tiling.heads(layout)
+  heads = tiling.list_heads(layout)
   jobs = []
   for image in range(layout.images):
     for number, head in enumerate(heads):
@@ -147,13 +147,13 @@ def _schedule(layout: tiling.Layout) -> Iterable[tuple[tuple, tuple | None]]:
   return zip(jobs, [job[:3] for job in jobs[1:]] + [None], strict=True)
 
 
-def _product(a: Tensor, b: Tensor, over_a: int, over_b: int) -> Array:
+def _multiply(a: Tensor, b: Tensor, over_a: int, over_b: int) -> Array:
   return jax.lax.dot_general(a, b, (((over_a,), (over_b,)), ((), ())), preferred_element_type=jnp.float32)
 
 
-def _scores(query: Tensor, key: Tensor, layout: tiling.Layout) -> Array:
+def _compute_scores(query: Tensor, key: Tensor, layout: tiling.Layout) -> Array:
   """Returns scores [chunk, rows]. Scores of padding are -infinity."""
-  scores = _product(query, key, 1, 1)
+  scores = _multiply(query, key, 1, 1)
   if layout.tokens == layout.rows:
     return scores
   token = jax.lax.broadcasted_iota(jnp.int32, (1, layout.rows), 1)
@@ -175,21 +175,21 @@ def _forward_kernel(
   operations: Operations,
 ) -> None:
   extra, (context, *kept) = refs[: operations.operands], refs[operations.operands :]
-  _, read, _ = _reader((query, key, value), query_bias, layout, Transform(operations, extra))
+  _, read, _ = _make_reader((query, key, value), query_bias, layout, Transform(operations, extra))
 
   def begin(image: int, head: tiling.Head, _: int) -> tuple[Array, ...]:
     queries, keys, values = read(image, head)
-    return _scores(jnp.where(head.mask, queries, 0.0), keys, layout), values
+    return _compute_scores(jnp.where(head.mask, queries, 0.0), keys, layout), values
 
-  first, *others = tiling.heads(layout)
+  first, *others = tiling.list_heads(layout)
   begun, last, out, tops, totals = begin(0, first, 0), len(others), {}, 0.0, 1.0
-  for (image, head, number, complete), following in _schedule(layout):
+  for (image, head, number, complete), following in _list_jobs(layout):
     scores, values = begun
     top = scores.max(-1, keepdims=True)
     weights = jnp.exp2(scores - top)
     if following:
       read(*following[:2])
-    sums = _product(weights, jnp.where(head.mask, values, 1.0), 1, 0)
+    sums = _multiply(weights, jnp.where(head.mask, values, 1.0), 1, 0)
     if following:
       begun = begin(*following)
     # With few lanes of other heads, copying the sum from them costs more than summing again.
@@ -197,9 +197,9 @@ def _forward_kernel(
     total = weights.sum(-1, keepdims=True) if few else tiling.spread(sums, head, layout.size)
     tiling.scatter(head, sums * pl.reciprocal(total, approx=layout.packed), out)
     for group in complete:
-      tiling.store(context, image, group, out.pop(group) + value_bias[:, tiling.at(group)], layout)
+      tiling.store(context, image, group, out.pop(group) + value_bias[:, tiling.slice_group(group)], layout)
     if kept:
-      tops, totals = (jnp.where(tiling.lane() == number, x, y) for x, y in ((top, tops), (total, totals)))
+      tops, totals = (jnp.where(tiling.number_lanes() == number, x, y) for x, y in ((top, tops), (total, totals)))
       if number == last:
         kept[0][image] = tops + jnp.log2(totals)
 
@@ -220,28 +220,28 @@ def _backward_kernel(
   d_query, d_key, d_value, d_query_bias, d_value_bias, *rest = results
   of_gains, sums = (rest[:2], rest[2:]) if operations.eps is not None else ((), rest)
   made = Transform(operations, extra)
-  load, read, place = _reader((query, key, value, context), query_bias, layout, made)
+  load, read, place = _make_reader((query, key, value, context), query_bias, layout, made)
 
   def begin(image: int, head: tiling.Head, number: int) -> tuple[Array, ...]:
     """Returns the weights, the gradients of the scores, and the arrays by which these are multiplied."""
     queries, keys, values, contexts = read(image, head)
-    scores = _scores(jnp.where(head.mask, queries, 0.0), keys, layout)
+    scores = _compute_scores(jnp.where(head.mask, queries, 0.0), keys, layout)
     weights = jnp.exp2(scores - normalizer[image, :, number : number + 1])
-    slopes = _product(jnp.where(head.mask, contexts, 0.0), values, 1, 1)
+    slopes = _multiply(jnp.where(head.mask, contexts, 0.0), values, 1, 1)
     return weights, weights * (slopes - (weights * slopes).sum(-1, keepdims=True)), queries, keys, contexts
 
-  begun, done = begin(0, tiling.heads(layout)[0], 0), ({}, {}, {})
-  for (image, head, _, complete), following in _schedule(layout):
+  begun, done = begin(0, tiling.list_heads(layout)[0], 0), ({}, {}, {})
+  for (image, head, _, complete), following in _list_jobs(layout):
     weights, slopes, queries, keys, contexts = begun
     if following:
       begun = begin(*following)
-    tiling.scatter(head, _product(slopes, keys, 1, 0), done[0])
-    tiling.scatter(head, _product(slopes, queries, 0, 0), done[1])
-    tiling.scatter(head, _product(weights, contexts, 0, 0), done[2])
+    tiling.scatter(head, _multiply(slopes, keys, 1, 0), done[0])
+    tiling.scatter(head, _multiply(slopes, queries, 0, 0), done[1])
+    tiling.scatter(head, _multiply(weights, contexts, 0, 0), done[2])
     for group in complete:
       of_query, of_key, of_value = (groups.pop(group) for groups in done)
       of_query, of_key = of_query * layout.size**-0.5, of_key * (1 / BASE)
-      index = image, slice(None), tiling.at(group)
+      index = image, slice(None), tiling.slice_group(group)
       if sums:
         of_key, of_value = (tiling.add(ref, index, x, layout) for ref, x in zip(sums, (of_key, of_value), strict=True))
       if operations.operands:
@@ -267,7 +267,7 @@ def _call(
   operands: Operands,
   outputs: list[tuple[str, jax.ShapeDtypeStruct]],
   scratch: int = 0,
-) -> list[Array]:
+) -> Sequence[Array]:
   """Runs a kernel over the steps of the grid.
 
   Each array has a kind, which determines the block that a step receives:
@@ -322,7 +322,7 @@ def _call(
   return jax.lax.platform_dependent(*arrays, tpu=call(interpret=False), default=call(interpret=True))
 
 
-def _row(x: Tensor) -> Array:
+def _pad_row(x: Tensor) -> Array:
   """Returns [1, F], padded with zeros to whole groups of lanes.
 
   Zeros are needed because the memory after an array may contain NaN, which would affect all products.
@@ -330,10 +330,10 @@ def _row(x: Tensor) -> Array:
   return jnp.pad(x, (0, -len(x) % tiling.LANES))[None]
 
 
-def _extra(gains: Arrays, tables: Arrays, kinds: tuple[str, ...]) -> Operands:
+def _pair_operands(gains: Arrays, tables: Arrays, kinds: tuple[str, ...]) -> Operands:
   """Returns pairs (kind, array) in the order of `query_key.list_operands`, from separate gains and other arrays."""
   gains, tables = iter(gains), iter(tables)
-  return [(kind, _row(next(gains)) if kind == "bias" else next(tables)) for kind in kinds]
+  return [(kind, _pad_row(next(gains)) if kind == "bias" else next(tables)) for kind in kinds]
 
 
 def _forward(
@@ -348,9 +348,15 @@ def _forward(
   operations: Operations,
   kinds: tuple[str, ...],
   keep: bool,
-) -> list[Array]:
-  operands = [("chunk", query), ("all", key), ("all", value), ("bias", _row(query_bias)), ("bias", _row(value_bias))]
-  operands += _extra(gains, tables, kinds)
+) -> Sequence[Array]:
+  operands = [
+    ("chunk", query),
+    ("all", key),
+    ("all", value),
+    ("bias", _pad_row(query_bias)),
+    ("bias", _pad_row(value_bias)),
+  ]
+  operands += _pair_operands(gains, tables, kinds)
   outputs = [("chunk", jax.ShapeDtypeStruct(query.shape, query.dtype))]
   if keep:
     rows, blocks = -(-layout.rows // layout.chunk) * layout.chunk, -(-layout.width // layout.lanes)
@@ -398,8 +404,8 @@ def _attend_backward(
   layout: tiling.Layout, operations: Operations, kinds: tuple[str, ...], saved: tuple, gradient: Tensor
 ) -> tuple:
   query, key, value, query_bias, gains, tables, normalizer = saved
-  operands = [("chunk", query), ("all", key), ("all", value), ("bias", _row(query_bias))]
-  operands += [("number", normalizer), ("chunk", gradient), *_extra(gains, tables, kinds)]
+  operands = [("chunk", query), ("all", key), ("all", value), ("bias", _pad_row(query_bias))]
+  operands += [("number", normalizer), ("chunk", gradient), *_pair_operands(gains, tables, kinds)]
   like = jax.ShapeDtypeStruct(query.shape, query.dtype)
   rows = jax.ShapeDtypeStruct((query.shape[0], 1, query.shape[2]), jnp.float32)
   outputs = [("chunk", like), ("all", like), ("all", like), *[("row", rows)] * (2 + len(gains))]

@@ -166,7 +166,7 @@ class Transform:
     return [rate * (gradient - x * mean) for rate, gradient, x, mean in parts], gain_gradients
 
   def _read_gains(self, group: int) -> list[Lanes]:
-    return [gain[:, tiling.at(group)] for gain in self.gains]
+    return [gain[:, tiling.slice_group(group)] for gain in self.gains]
 
 
 def _multiply(pair: Sequence[Lanes], constant: Ref) -> tuple[Lanes, Lanes]:

@@ -121,25 +121,25 @@ class Head(NamedTuple):
   end: int
 
 
-def lane() -> jax.Array:
+def number_lanes() -> jax.Array:
   """Returns the numbers of the lanes, [1, 128]."""
   return jax.lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
 
 
-def heads(layout: Layout) -> list[Head]:
+def list_heads(layout: Layout) -> list[Head]:
   """Returns the heads of a step."""
   found = []
   for number in range(min(layout.lanes, layout.width) // layout.size):
     group, start = divmod(number * layout.size, LANES)
     end = start + layout.size
-    masks = {group: (lane() >= start) & (lane() < end)}
+    masks = {group: (number_lanes() >= start) & (number_lanes() < end)}
     if end > LANES:
-      masks[group + 1] = lane() < end - LANES
+      masks[group + 1] = number_lanes() < end - LANES
     found.append(Head(masks, functools.reduce(jnp.logical_or, masks.values()), end % LANES))
   return found
 
 
-def at(group: int) -> slice:
+def slice_group(group: int) -> slice:
   """Returns the slice of the lanes of a group."""
   return slice(group * LANES, (group + 1) * LANES)
 
@@ -187,7 +187,7 @@ def load(ref: Ref, image: int, group: int, layout: Layout) -> jax.Array:
     group: number of the group of lanes.
     layout: layout of the array.
   """
-  words = pltpu.bitcast(ref[image, :, at(group)], jnp.int32)
+  words = pltpu.bitcast(ref[image, :, slice_group(group)], jnp.int32)
   rows, part = words.shape[0], ref.shape[1] < layout.rows
   # Memory after the end of an array contains arbitrary bits, which are masked. If the end is known, only its tile is
   # masked.
@@ -199,7 +199,7 @@ def load(ref: Ref, image: int, group: int, layout: Layout) -> jax.Array:
     keep = jnp.where(row < full, -1, jnp.where(row < full + half, ~ODD, 0))
     words = jnp.concatenate([words[:edge], words[edge:] & keep]) if edge else words & keep
   if layout.width < min(layout.lanes, (group + 1) * LANES):
-    words &= jnp.where(lane() < layout.width - group * LANES, -1, 0)
+    words &= jnp.where(number_lanes() < layout.width - group * LANES, -1, 0)
   if layout.packed:
     words = jnp.concatenate([words << 16, words & ODD])
   return pltpu.bitcast(words, jnp.float32)
@@ -220,7 +220,7 @@ def store(ref: Ref, image: int, group: int, x: Tensor, layout: Layout) -> None:
     # quarter of the operations.
     even, odd = jnp.split(pltpu.bitcast(x, jnp.int32) + 0x8000, 2)
     x = pltpu.bitcast(jax.lax.shift_right_logical(even, 16) | (odd & ODD), jnp.bfloat16)
-  ref[image, :, at(group)] = x
+  ref[image, :, slice_group(group)] = x
 
 
 def add(ref: Ref, index: tuple, x: Tensor, layout: Layout) -> jax.Array:

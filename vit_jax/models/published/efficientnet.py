@@ -63,7 +63,7 @@ STAGES = (
 )
 
 
-def channels_of(base: int, factor: float) -> int:
+def round_channels(base: int, factor: float) -> int:
   """Returns `base` channels times `factor`, rounded to a multiple of 8.
 
   Rounding down by more than a tenth is replaced by rounding up.
@@ -77,7 +77,7 @@ def channels_of(base: int, factor: float) -> int:
   return rounded + 8 if rounded < 0.9 * wanted else rounded
 
 
-def blocks_of(depth_factor: float) -> tuple[int, ...]:
+def count_blocks(depth_factor: float) -> tuple[int, ...]:
   """Returns the number of blocks of each stage, rounded up.
 
   Args:

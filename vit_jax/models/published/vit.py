@@ -98,7 +98,7 @@ NAMES = {
 _ANY_PATCH = re.compile(r"ViT-([A-Za-z0-9-]+)/(.*)")
 
 
-def any_patch(name: str) -> Published | None:
+def find_any_patch(name: str) -> Published | None:
   """Returns the model of "ViT-<size>/<patch>" for any patch size, or None for a name of another form.
 
   Args:
