@@ -107,23 +107,24 @@ light = None  # the test that may do neither
 def pytest_configure(config):
   config.addinivalue_line("markers", "heavy: compiles programs, starts Python or takes seconds; not in `make check`")
   config.addinivalue_line("markers", "long: a heavy test that only `make test-long` runs")
-  config.addinivalue_line("markers", "sample(count, each): of a test with many parameters, all but `count` are long")
+  config.addinivalue_line("markers", "sample(count, each): all but `count` instances of a heavy test are long, not 1")
   jax.monitoring.register_event_duration_secs_listener(refuse_compilation)
   sys.addaudithook(refuse_processes)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects tests
 def pytest_collection_modifyitems(items):
-  """Marks tests as `long` that no `sample` selects, and all `long` tests as `heavy`.
+  """Marks as `long` all but one instance of each heavy test, and marks all `long` tests as `heavy`.
 
-  Of a test marked `sample(count)`, `make test` runs `count` instances at equal distances in the list of parameters.
-  With `sample(count, each=function)`, it runs as many for each value that the function of the parameters returns.
+  `make test` runs the first instance. With `sample(count)` it runs `count` instances, at equal distances in the list of
+  parameters. With `sample(count, each=function)` it runs as many for each value of the function of the parameters.
   """
   groups = {}
   for item in items:
-    if mark := item.get_closest_marker("sample"):
-      each = mark.kwargs.get("each", lambda **_: None)(**item.callspec.params)
-      groups.setdefault((item.path, item.originalname, each), []).append((mark.args[0], item))
+    if hasattr(item, "callspec") and item.get_closest_marker("heavy"):
+      mark = item.get_closest_marker("sample")
+      value = mark.kwargs["each"](**item.callspec.params) if mark and mark.kwargs else None
+      groups.setdefault((item.path, item.originalname, value), []).append((mark.args[0] if mark else 1, item))
   for group in groups.values():
     count, total = group[0][0], len(group)
     kept = {i * total // count for i in range(min(count, total))}

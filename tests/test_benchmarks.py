@@ -55,7 +55,6 @@ def test_d7_ctrl_c_is_one_line(name, monkeypatch, capsys):
   assert text.startswith("interrupted")
 
 
-@pytest.mark.sample(4)
 @pytest.mark.heavy
 @pytest.mark.parametrize(
   ("name", "words", "message"),

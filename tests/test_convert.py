@@ -216,7 +216,6 @@ def start(tmp_path_factory):
   return path, written(path, "compact", CCT)
 
 
-@pytest.mark.sample(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize("scan", [False, True])
 def test_training_starts_from_a_file_on_any_mesh(start, scan):
@@ -307,7 +306,6 @@ def test_heads_of_the_wanted_model_are_those_of_the_file_only_for_the_same_width
     importers.load_fitted(str(tmp_path / "bare.npz"), wider)
 
 
-@pytest.mark.sample(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize(
   ("flags", "says"),

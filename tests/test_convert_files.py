@@ -55,7 +55,6 @@ cli.run_verb(convert.main)
 """
 
 
-@pytest.mark.sample(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize("target", ["out/model.safetensors", "out/model.npz", "out/workdir"])
 def test_a_conversion_that_was_killed_at_the_end_is_completed_by_the_same_command(tmp_path, target):

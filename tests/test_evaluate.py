@@ -180,7 +180,6 @@ def test_a_config_that_normalises_otherwise_than_published_weights_is_named(tmp_
   assert not caplog.records
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [16, 48])
 def test_a_run_at_another_size_is_the_model_of_that_size_with_resampled_positions(trained, tmp_path, size):
   words = [f"--workdir={trained}", f"--image-size={size}", "--split=test[:16]", "--logits"]
@@ -205,7 +204,6 @@ MISTAKES = [  # flags with --write-labels, what is said
 ]
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize(("words", "says"), MISTAKES)
 def test_labels_that_cannot_be_written_are_one_line(trained, tmp_path, words, says):
   command = ["evaluate", f"--workdir={trained}", f"--write-labels={tmp_path / 'labels'}", *words]

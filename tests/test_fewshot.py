@@ -65,7 +65,6 @@ def test_a_measurement_that_takes_too_long_ends_by_the_limit_that_it_names(tmp_p
   assert "no progress for 0.1 s in evaluation (config.limits.evaluation)" in said
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["knn", "linear", "dense"])
 def test_every_dataset_of_a_kind_of_probe_resolves(kind):
   module, _ = flags.load_module(str(runs.ROOT / "configs/probes.py"))

@@ -157,7 +157,7 @@ def pictures(choice, split):
 RECIPES = sorted(file for file in (runs.ROOT / "configs").rglob("*.py") if file.stem not in ("fewshot", "probes"))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.heavy
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
 def test_every_key_of_a_config_is_handed_to_a_function(file):

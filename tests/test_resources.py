@@ -24,7 +24,6 @@ def limited(number, value, *words):
   )
 
 
-@pytest.mark.sample(1)
 @pytest.mark.heavy  # a process
 @pytest.mark.parametrize(
   ("number", "value", "message"),

@@ -284,7 +284,6 @@ def test_every_mesh_trains_the_same_model(single, name):
     np.testing.assert_allclose(found[path], value, atol=1e-5, err_msg=path)
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("after", [4, 1])
 def test_eight_devices_become_four_or_one(single, tmp_path, after, capsys):
   def dies(params, poll):

@@ -30,7 +30,7 @@ def saved(workdir, *numbers, **options):
       store.save(number, state(number, grid(1)), {"step": number})
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_a1_a_workdir_of_any_name_is_saved_restored_and_read(tmp_path, name):

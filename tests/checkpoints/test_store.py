@@ -96,7 +96,7 @@ DAMAGES = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("part", ["data", "index", "fingerprint"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_newest_is_set_aside_and_the_one_before_is_used(tmp_path, caplog, part, damage):

@@ -23,7 +23,6 @@ def local(photos):
   return {"digits": {}, "folder": {"data__path": photos}}
 
 
-@pytest.mark.sample(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", DATA)
 def test_a_config_trains_two_steps(name, local, tmp_path):
@@ -33,7 +32,7 @@ def test_a_config_trains_two_steps(name, local, tmp_path):
   assert np.isfinite(result["loss"])
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_takes_two_steps_and_measures_every_image(name):

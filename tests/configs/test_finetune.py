@@ -60,7 +60,6 @@ def test_fine_tuning_is_the_protocol_of_the_papers(name, photos, monkeypatch):
   assert run.model.args["dtype"] == ("float32" if here else "bfloat16")
 
 
-@pytest.mark.sample(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", PROTOCOL)
 def test_a_rate_rises_to_the_papers_and_falls_to_zero(name, photos):
@@ -106,7 +105,6 @@ def test_the_flags_that_fine_tuning_names_do_what_it_says():
   assert set(parts.state_shapes.ema) == set(parts.state_shapes.params)
 
 
-@pytest.mark.sample(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize(
   ("argument", "model", "changes"),

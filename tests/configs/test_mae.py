@@ -19,7 +19,6 @@ COMMANDS = {
 }
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_recipe_is_its_public_command(name, monkeypatch):
   monkeypatch.setattr(hardware, "get_memory", lambda device: None)  # that of this machine is not the point
@@ -47,6 +46,7 @@ def test_a_recipe_is_its_public_command(name, monkeypatch):
     assert (task.name, task.args["share"], task.args["normalised"]) == ("masked_autoencoder", says["mask_ratio"], True)
 
 
+@pytest.mark.long
 def test_the_decoder_is_the_published_one():
   # models_mae.py: eight blocks of width 512 with 16 heads; positions are no parameters.
   parts = recipes.known("mae:B/16")

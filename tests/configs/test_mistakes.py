@@ -133,7 +133,7 @@ def test_training_without_data_exits_with_45_and_one_error(tmp_path):
   assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_a_mistake_exits_with_2_before_the_workdir_exists(tmp_path):
   message = runs.finish(runs.command("train", *runs.words(tmp_path / "run", **{"optim.lrr": "1"})), 2)
   assert "Did you mean 'lr'" in message

@@ -43,7 +43,6 @@ def test_a_student_goes_on_to_the_same_bits_after_a_death(labels, tmp_path):
   assert again["weights_sha256"] == whole["weights_sha256"] and whole["images"] == 360
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [0, 1], ids=["soft", "hard"])
 def test_targets_are_the_labels_of_whom_an_image_has_them_from(labels, kind):
   changes = {} if kind == 0 else {"data__soft": False}

@@ -39,7 +39,7 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_recipe_is_what_was_published_and_needs_neither_data_nor_memory_to_plan(name, monkeypatch):
@@ -63,7 +63,7 @@ def test_a_recipe_is_what_was_published_and_needs_neither_data_nor_memory_to_pla
     assert f"{steps:,} steps" in parts.format_overview()
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_rate_rises_to_what_was_published_and_ends_near_zero(name):

@@ -107,7 +107,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
 def test_none_is_left_of_a_program_that_is_killed(tmp_path):
   (tmp_path / "sleep.py").write_text(SLEEP)

@@ -109,7 +109,6 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.sample(4)
 @pytest.mark.parametrize("choices", VARIANTS, ids=str)
 def test_patches_are_the_plain_result_rearranged(choices):
   if "erasing" in choices:
@@ -147,7 +146,6 @@ def test_a_warp_needs_whole_images():
 # All of it.
 
 
-@pytest.mark.sample(4)
 @pytest.mark.parametrize(
   ("key", "name"),
   [

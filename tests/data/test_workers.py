@@ -46,7 +46,6 @@ def ended(pid, seconds=20):
   return False
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(("workers", "threads", "rows"), [(1, 1, range(80)), (3, 4, range(5, 75))])
 def test_workers_make_the_stream_of_the_threads(workers, threads, rows):
   made = batches(50, workers, rows=rows, start=3, threads=threads)
@@ -141,6 +140,7 @@ def test_what_a_worker_warns_of_is_seen_once_and_says_who(capfd):
   assert f"WARNING: input process {pids(made)[0]}: slow bucket" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_a_bad_image_of_a_worker_is_named_and_skipped_as_a_threads():
   made = batches(50, 2, bad=[13])
   with pytest.raises(ImageError, match=r"made, record 13: not a complete image.*data.on_error=skip"):
@@ -170,7 +170,6 @@ print(*pids(made), flush=True)
 """
 
 
-@pytest.mark.sample(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
   "end", ["time.sleep(600)", "1 / 0", "import os; os._exit(43)", "import os; os.kill(pids(made)[0], 19); os._exit(43)"]

@@ -121,8 +121,7 @@ def home(tmp_path, monkeypatch):
   return tmp_path
 
 
-@pytest.mark.sample(1)
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.parametrize("page", PAGES)
 def test_an_example_works_as_printed(page, home):
   prepare_dataset("digits")

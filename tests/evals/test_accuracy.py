@@ -100,7 +100,6 @@ def reference():
   return jax.device_get(parts.init().params), {}
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize(("devices", "batch"), [(1, 16), (8, 16), (8, 200), (4, 360), (8, 8)])
 def test_batch_size_and_devices_change_no_figure(reference, devices, batch):
   params, seen = reference
@@ -175,7 +174,6 @@ def test_other_classes_and_other_sizes_are_refused():
     built(image_size=48)
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize(
   ("choice", "place", "message"),
   [
@@ -207,7 +205,6 @@ def test_a_mistake_in_an_evaluation_names_its_own_place(choice, place, message):
   assert message in caught.value.message
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("total", [1, 10, 100, 10_000])
 def test_a_run_of_any_length_evaluates_a_handful_of_times_unless_it_says_more(total):
   def steps_of(duration):

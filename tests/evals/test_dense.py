@@ -123,7 +123,6 @@ def test_the_probe_is_that_of_all_pixels_by_the_tokens_of_their_patches(weights,
   assert outcome.figures["images"] == TEST
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(("devices", "batch"), [(8, 8), (4, 20), (2, 64)])
 def test_devices_and_batch_change_nothing(weights, folder, outcome, devices, batch):
   found = measured(weights, devices, folder=folder, batch=batch)

@@ -74,7 +74,6 @@ def test_figures_are_those_of_features_and_draws_made_by_hand(weights, outcome):
   np.testing.assert_array_equal(outcome.details.label, truth)
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(("devices", "batch"), [(8, 16), (4, 40), (2, 96)])
 def test_devices_and_batch_change_no_draw(weights, outcome, devices, batch):
   given = wanted(batch=batch)
@@ -100,7 +99,6 @@ def test_as_an_evaluation_of_a_run_it_gives_the_same(weights, outcome):
   assert found.figures == outcome.figures
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["ridge", "knn", "logistic"])
 def test_of_several_settings_the_best_on_held_out_shots_is_taken(weights, name):
   grid = {"ridge": "l2", "knn": "neighbours", "logistic": "l2"}[name]
@@ -118,7 +116,6 @@ def test_of_several_settings_the_best_on_held_out_shots_is_taken(weights, name):
     assert chosen.setting == 1.0  # the other penalty leaves nothing of the features
 
 
-@pytest.mark.sample(4)
 @pytest.mark.parametrize(
   ("changes", "says"),
   [
@@ -169,7 +166,6 @@ WHOLE = {
 }
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("probe", WHOLE)
 def test_from_all_images_a_probe_is_fitted_once_to_what_is_not_held_out(weights, probe):
   given = wanted(shots="all", probes={"it": WHOLE[probe]}, held_out=4, features="patches")

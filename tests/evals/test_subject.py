@@ -123,7 +123,6 @@ def test_identity_follows_from_the_model_and_its_weights_and_not_from_devices(pa
   assert len({measured.identity(params), measured.identity(changed), of(parts, image_size=48).identity(params)}) == 3
 
 
-@pytest.mark.sample(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", ["ViT-S/16", "cct_2_3x2_32", "Mixer-S/16", "swin_tiny_patch4_window7_224"])
 def test_features_are_what_the_head_is_a_product_of(name):
@@ -143,7 +142,6 @@ def test_features_are_what_the_head_is_a_product_of(name):
   np.testing.assert_array_equal(output.heads["head"], output.logits)
 
 
-@pytest.mark.sample(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("images", ["one", "all"])

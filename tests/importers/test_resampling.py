@@ -113,7 +113,6 @@ TRANSFORMERS = {
 }
 
 
-@pytest.mark.sample(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize("side", [56, 24])
 @pytest.mark.parametrize("name", TRANSFORMERS)
@@ -149,7 +148,6 @@ TIMM = (
 )
 
 
-@pytest.mark.sample(3)
 @pytest.mark.heavy
 @pytest.mark.parametrize("side", [56, 24])
 @pytest.mark.parametrize("name", TIMM)

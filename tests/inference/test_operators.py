@@ -45,7 +45,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_node_computes_what_the_primitive_does(name):
   function = FUNCTIONS[name]

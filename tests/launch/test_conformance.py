@@ -124,14 +124,12 @@ def test_2_words_that_nobody_knows_are_waited_for(make):
   assert cloud.made() == ["vit-a1"] and not cloud.everything()
 
 
-@pytest.mark.sample(1)
 def test_3_without_capacity_nothing_is_left(make):
   cloud = make()
   cloud.wait("vit-a1")
   assert watched(cloud) == errors.NO_CAPACITY and not cloud.everything()
 
 
-@pytest.mark.sample(1)
 def test_3_what_lingers_stands_beside_a_new_name_and_is_named(make, capsys):
   cloud = make()
   cloud.crew(1, steps=LONG)
@@ -166,7 +164,6 @@ def test_4_preemptions_cost_no_try(make):
   assert not cloud.everything() and len(cloud.made()) == len(set(cloud.made()))
 
 
-@pytest.mark.sample(1)
 def test_4_a_crash_loop_ends_after_three_tries_and_names_the_first_cause(make, capsys):
   cloud = make()
   cloud.crew(1, codes=((134, 1),))
@@ -176,7 +173,6 @@ def test_4_a_crash_loop_ends_after_three_tries_and_names_the_first_cause(make, c
   assert "w01" in said and "the log of 1" in said and cloud.made() == ["vit-a1"]
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("code", [2, 44, 45])
 def test_4_an_end_that_another_try_would_repeat_is_the_end(make, code):
   cloud = make()
@@ -184,7 +180,6 @@ def test_4_an_end_that_another_try_would_repeat_is_the_end(make, code):
   assert watched(cloud) == code and cloud.crews[0].tries == [1] and not cloud.everything()
 
 
-@pytest.mark.sample(1)
 def test_8_another_goes_on_where_one_has_died(make):
   cloud = make()
   cloud.crew(1, steps=30)
@@ -217,7 +212,6 @@ FAULTS = st.lists(
 )
 
 
-@pytest.mark.sample(1)
 @settings(max_examples=settings.default.max_examples // 12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(FAULTS)
 def test_whatever_happens_all_that_was_made_is_deleted_or_named(make, faults):

@@ -127,7 +127,6 @@ def test_a_name_that_another_run_has_is_refused_and_left_alone(ready, changes):
   assert ready.live() == before
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize(
   ("fault", "error", "words"),
   [
@@ -185,7 +184,6 @@ def test_a_preemption_is_repaired_for_nothing_and_a_failure_has_a_budget(cluster
   assert look.state == states.FAILED and look.detail.startswith("ReachedMaxRestarts")
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("end", [2, 44, 45, "time"])
 def test_what_no_restart_helps_ends_at_once(ready, end):
   made().create(1, EXPIRES)

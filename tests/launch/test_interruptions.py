@@ -157,7 +157,6 @@ def test_g9_an_interruption_of_a_request_leaves_the_intent(here, moment, capsys)
     assert cloud.made == [1] and cloud.most == 1
 
 
-@pytest.mark.sample(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_end_a_command_with_a_line(number, tmp_path):

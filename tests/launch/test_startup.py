@@ -182,7 +182,6 @@ def test_it_is_bash_without_a_flaw(workdir, tmp_path):
   assert result.returncode == 0, result.stdout
 
 
-@pytest.mark.sample(1)
 @needs_curl
 @pytest.mark.heavy
 @pytest.mark.parametrize(("workdir", "failures"), [("gs://bkt/runs/a", 0), ("gs://bkt/runs/a", 2), (HOSTILE, 0)])
@@ -229,7 +228,6 @@ def test_other_code_starts_nothing(tmp_path):
   assert "--unit=vitjax-idle" in second and abs(when_of(second) - time.time() - 1200) < 30
 
 
-@pytest.mark.sample(1)
 @needs_curl
 @pytest.mark.heavy
 @pytest.mark.parametrize("workdir", ["gs://bkt/runs/a", HOSTILE])

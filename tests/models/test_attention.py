@@ -19,7 +19,6 @@ def normal(*shape):
   return rng.standard_normal(shape, dtype=np.float32)
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize("bias", ["all", "query_value", "none"])
 def test_attention_is_its_definition(bias):
   module = modules.layer(lambda rngs: Attention(12, 3, bias=bias, dtype=F32, rngs=rngs))

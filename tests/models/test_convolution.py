@@ -72,7 +72,7 @@ def test_max_pool_same_is_that_of_xla_in_value_and_gradient(side):
     np.testing.assert_allclose(found, f(x), atol=1e-6)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize(
   ("size", "stride", "padding", "side"),

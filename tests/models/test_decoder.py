@@ -75,7 +75,6 @@ def by_hand(values, seen, order):
   return (norm(x, values, "norm") @ values["prediction/kernel"] + values["prediction/bias"])[prefix:]
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("prefix", [0, 1, 3])
 def test_tokens_stand_where_their_patches_are_and_mask_tokens_elsewhere(prefix):
   values, seen = params(), tokens(prefix)

@@ -13,7 +13,6 @@ pytestmark = pytest.mark.heavy
 VALUES = [np.nan, np.inf, -np.inf]
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_a2_an_image_is_flagged_if_any_of_its_values_is_not_finite(value, dtype):

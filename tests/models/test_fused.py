@@ -37,7 +37,6 @@ PLACED = {
 }
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("arguments", PLACED.values(), ids=list(PLACED))
 def test_the_kernel_takes_queries_and_keys_that_are_normalised_and_turned(arguments, scan):

@@ -117,6 +117,7 @@ def value_and_gradients(listed, **arguments):
   return logits, found
 
 
+@pytest.mark.long
 def test_scanning_and_rematerialisation_change_no_number():
   listed = tiny(**DROP)
   logits, gradients = value_and_gradients(listed)
@@ -130,6 +131,7 @@ def test_scanning_and_rematerialisation_change_no_number():
       np.testing.assert_allclose(gradient, found[path], rtol=0, atol=1e-6 * largest, err_msg=path)
 
 
+@pytest.mark.long
 def test_policies_of_rematerialisation_treat_both_mlps_alike():
   def matrix_products(remat):
     graph, params = nnx.split(tiny(scan=True, remat=remat))

@@ -23,7 +23,7 @@ CASES = {  # name -> arguments, image size, tokens
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_logits_are_what_the_heads_make_of_features_and_tokens(name):
   arguments, size, tokens = CASES[name]
@@ -63,7 +63,6 @@ def test_images_of_another_shape_are_refused():
     check_shape(images, (9, 9, 3), (4, 12))
 
 
-@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_features_are_the_class_token_the_mean_of_patches_or_both(name):
   arguments, size, tokens = CASES[name]

@@ -123,7 +123,6 @@ ROTARIES = [
 ]
 
 
-@pytest.mark.sample(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize("choice", ROTARIES, ids=str)
 def test_attention_turns_queries_and_keys_of_patches_and_leaves_the_class_token(choice):
@@ -167,7 +166,6 @@ def test_turned_attention_sees_how_far_patches_are_apart_and_not_where_they_are(
   np.testing.assert_allclose(*scores, atol=1e-4)
 
 
-@pytest.mark.sample(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize("choice", ROTARIES, ids=str)
 def test_a_model_without_tables_takes_images_of_any_size(choice):

@@ -63,7 +63,6 @@ def test_scanned_equals_unrolled_in_logits_dropout_and_gradients():
   assert np.abs(value_and_gradients(True, "none", drop=True)[0] - value_and_gradients(True, "none")[0]).max() > 0.01
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("position_at", ["each", "shared"])
 def test_positions_of_every_layer_are_the_same_scanned_and_computed_again(position_at):
   expected = value_and_gradients(False, "none", position_at=position_at)
@@ -71,7 +70,6 @@ def test_positions_of_every_layer_are_the_same_scanned_and_computed_again(positi
   assert sum("position" in path for path in expected[1]) == (2 if position_at == "each" else 1)
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("remat", ["none", "projections"])
 def test_parts_of_today_s_blocks_are_the_same_scanned_and_computed_again(remat):
   plain = value_and_gradients(False, "none", today=True)
@@ -79,16 +77,17 @@ def test_parts_of_today_s_blocks_are_the_same_scanned_and_computed_again(remat):
   assert any("frequencies" in path for path in plain[1])
 
 
+@pytest.mark.long
 def test_rematerialisation_draws_the_same_dropout_again():
   assert_same(value_and_gradients(True, "none", drop=True), value_and_gradients(True, "full", drop=True))
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("remat", [name for name in stack.POLICIES if name != "none"])
 def test_rematerialisation_changes_no_number(remat):
   assert_same(value_and_gradients(True, "none"), value_and_gradients(True, remat))
 
 
+@pytest.mark.long
 def test_rematerialisation_changes_no_number_unrolled():
   assert_same(value_and_gradients(False, "none"), value_and_gradients(False, "full"))
 
@@ -133,7 +132,6 @@ def test_stochastic_depth_grows_linearly_from_zero():
   assert not np.any(stack.compute_growing_rates(0.4, 1)) and not np.any(stack.compute_growing_rates(0.0, 5))
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize(("way", "rates"), [("growing", (0, 0.35, 0.7)), ("equal", (0.7, 0.7, 0.7))])
 def test_blocks_of_a_vit_drop_both_branches_as_often_as_their_rates_say(scan, way, rates):

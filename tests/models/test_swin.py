@@ -55,7 +55,6 @@ def dense(block, x, window, shift):
   return x + (np.einsum("bqhk,hkd->bqd", context, part.out.kernel[...]) + part.out.bias[...]).reshape(x.shape)
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize(
   ("extent", "window", "shift"),
   [
@@ -177,6 +176,7 @@ def key(seed):
   return jax.random.key(seed, impl="rbg")  # quicker to compile
 
 
+@pytest.mark.long
 def test_rematerialisation_changes_no_number():
   def value_and_gradients(remat):
     graph, params = nnx.split(tiny(remat=remat, **ONE_STAGE, **DROP))

@@ -144,12 +144,12 @@ def test_patches_that_are_cut_already_give_the_same(name):
     model(cut[:, 1:])
 
 
+@pytest.mark.long
 def test_only_patches_may_come_cut():
   assert models.create("cct_2_3x2_32", 32, classes=3).patch is None
   assert models.create("R26+S/32", 32, classes=3).patch is None
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["ViT-Ti/8", "vit_7_4_32"])
 @pytest.mark.parametrize("position", ["learned", "none"])
 def test_registers_stand_between_class_token_and_patches_without_a_position(name, position):
@@ -164,7 +164,6 @@ def test_registers_stand_between_class_token_and_patches_without_a_position(name
   np.testing.assert_allclose(found["tokens"], spliced, atol=1e-6)
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize("pool", ["cls", "gap", "map", "seqpool", "distilled"])
 def test_no_pooling_reads_registers_but_blocks_do(pool):
   model = modules.model("ViT-Ti/8", pool=pool, registers=2)

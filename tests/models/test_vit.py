@@ -31,7 +31,6 @@ def test_initial_values_have_the_published_distributions():
   np.testing.assert_allclose(np.std(models.create("ViT-mu/16", head_std=0.02).head.kernel[...]), 0.02, rtol=0.02)
 
 
-@pytest.mark.sample(4)
 @pytest.mark.heavy
 @pytest.mark.parametrize(
   ("pool", "position"),
@@ -68,7 +67,6 @@ def with_tables(model, tables, first):
   return model.head(model.norm(x)[:, 0])
 
 
-@pytest.mark.sample(4)
 @pytest.mark.heavy
 @pytest.mark.parametrize("position", ["learned", "learned_patches", "learned_all", "sincos2d", "factored"])
 @pytest.mark.parametrize(("position_at", "registers"), [("each", 0), ("shared", 2), ("each", 2)])

@@ -138,7 +138,6 @@ def collectives(parts):
   return {kind: traffic.calls for kind, traffic in hlo.read_program(parts.compile().as_text()).collectives.items()}
 
 
-@pytest.mark.sample(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize(
   "changes", [{}, {"mesh__data": 2, "mesh__fsdp": 4}, {"mesh__data": 4, "mesh__tensor": 2}], ids=str
@@ -173,7 +172,6 @@ MESHES = [
 ]
 
 
-@pytest.mark.sample(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize("changes", MESHES, ids=str)
 def test_a_run_is_the_same_on_any_mesh(alone, changes):

@@ -14,7 +14,6 @@ from vit_jax.schema import ConfigError, enter_key
 # Parts of the network.
 
 
-@pytest.mark.sample(3)
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", optim.RULES)
 def test_frozen_parts_do_not_move_hold_no_state_and_stay_out_of_the_norm(name):
@@ -100,7 +99,6 @@ def test_rates_and_ratios_of_layers_are_the_same_where_they_are_scanned(name):
     np.testing.assert_allclose(after[path], value, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.sample(4)
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", optim.RULES)
 @pytest.mark.parametrize("frozen", [(), ("blocks/.*", "cls")])
@@ -127,7 +125,6 @@ def test_the_state_tells_which_of_its_arrays_belong_to_which_parameter(name, fro
     assert mark == "none" or leaf.shape in (params[mark].shape, (1,))
 
 
-@pytest.mark.sample(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", [name for name in optim.RULES if name != "muon"])  # which wants blocks
 def test_states_of_modules_nested_dicts_and_flat_dicts_are_trained_alike(name):
@@ -204,7 +201,6 @@ def test_a_bound_choice_holds_every_default_and_binds_to_itself():
   assert bound("lion", choice.args) == choice
 
 
-@pytest.mark.sample(3)
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", optim.RULES)
 def test_zero_gradients_leave_parameters_where_they_are(name):

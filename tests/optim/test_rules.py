@@ -77,7 +77,7 @@ def numpy_adafactor(p, gradients, lr, wd, b2_cap=0.999):
   return p
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
   ("name", "args", "oracle"),
   [

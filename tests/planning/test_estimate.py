@@ -106,6 +106,7 @@ def test_devices_wait_for_hosts_that_make_too_few_images(planned, host_rate):
   assert slow.evaluation_hours > planned.evaluation_hours > 0
 
 
+@pytest.mark.long
 def test_a_scanned_step_counts_every_layer(schedules, planned):
   scanned = estimate.make_plan(runs.imagenet(model__scan=True, model__depth=6), V3, schedules)
   assert scanned.flops_method != planned.flops_method == "compiler"
@@ -116,6 +117,7 @@ def test_a_scanned_step_counts_every_layer(schedules, planned):
   assert planned.step_seconds < scanned.step_seconds < 6 * planned.step_seconds
 
 
+@pytest.mark.long
 def test_a_kernel_s_cycles_are_in_the_estimate(schedules):
   fused = estimate.make_plan(runs.imagenet(model__attention="fused"), V3, schedules)
   assert fused.kernels == {"fused_attention_forward": 2, "fused_attention_backward": 2}
@@ -123,6 +125,7 @@ def test_a_kernel_s_cycles_are_in_the_estimate(schedules):
   assert not list(schedules.iterdir())
 
 
+@pytest.mark.long
 def test_what_does_not_fit_is_a_result(schedules):
   whole = dict.fromkeys(("model__depth", "model__width", "model__hidden", "model__heads"), "default")
   big = estimate.make_plan(runs.imagenet(model__name="ViT-G/14", data__image_size=28, **whole), V3, schedules)

@@ -131,7 +131,7 @@ def elements(shapes):
   return sum(math.prod(leaf.shape) for leaf in shapes)
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_a_data_parallel_step_reduces_every_gradient_once_and_gathers_nothing():
   made = parts()
   traffic = collectives(made)
@@ -155,7 +155,6 @@ def split(made, blocks):
   )
 
 
-@pytest.mark.sample(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize("scan", [False, True])
 def test_a_fully_sharded_step_gathers_layer_by_layer(scan):
@@ -177,7 +176,7 @@ def test_a_fully_sharded_step_gathers_layer_by_layer(scan):
   assert reduced <= 4.5 * elements(made.state_shapes.params.values())
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_a_tensor_parallel_step_keeps_its_weights_split():
   made = parts(mesh__data=2, mesh__tensor=4)
   traffic = collectives(made)

@@ -61,7 +61,6 @@ def test_what_is_seen_of_prefix_tokens_is_no_distance():
   np.testing.assert_array_equal(attention.measure_head_distances(only, GRID, 16), np.zeros((2, 2)))
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("prefix", [0, 1, 5])
 @pytest.mark.parametrize("heads", ["mean", "max"])
 def test_rollout_is_the_product_of_all_layers(prefix, heads):

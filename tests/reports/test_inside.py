@@ -98,7 +98,6 @@ def shares(captured, prefix, own, tokens):
   return np.pad(pooled, ((0, 0), (tokens - pooled.shape[1], 0)))
 
 
-@pytest.mark.sample(3)
 def test_where_a_model_looks_is_what_its_attention_says(looked):
   (side, grid, prefix, own), found, weights, _ = looked
   layers = [weights[f"blocks/{i}/attention/weights"] for i in range(2)]
@@ -118,7 +117,6 @@ def test_where_a_model_looks_is_what_its_attention_says(looked):
   np.testing.assert_allclose(found.alike, [everywhere] * 2, rtol=1e-5)
 
 
-@pytest.mark.sample(3)
 def test_learned_weights_of_patches_are_those_of_the_pool(looked):
   (_, grid, prefix, own), found, weights, _ = looked
   if not {"pool/weights", "pool/attention/weights"} & set(weights):
@@ -129,10 +127,9 @@ def test_learned_weights_of_patches_are_those_of_the_pool(looked):
   np.testing.assert_allclose(found.pooling.sum((1, 2)), 1, rtol=1e-5)
 
 
-@pytest.mark.sample(3)
 def test_positions_are_those_of_patches_and_absent_where_they_are_relative(looked):
   (_, grid, _, _), found, _, model = looked
-  match model.description.model.args["position"]:
+  match model.description.settings()["position"]:
     case "learned":
       table = np.asarray(model.params["position/table"])
     case "sine":
@@ -150,7 +147,6 @@ def test_positions_are_those_of_patches_and_absent_where_they_are_relative(looke
   assert "similarity" not in found.absent
 
 
-@pytest.mark.sample(3)
 def test_filters_are_those_that_see_pixels(looked):
   *_, found, _, model = looked
   kernels = ("stem/root/kernel", "embedding/convolutions/0/kernel", "embedding/kernel")
@@ -182,7 +178,6 @@ def test_windows_have_distances_inside_them_and_no_rollout():
   assert text.count("<use") >= 12 and "inside windows that shift" in text
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", OTHERS)
 def test_a_model_without_attention_has_filters_and_says_so(family):
   name, args, side, says = OTHERS[family]

@@ -53,7 +53,6 @@ def test_the_first_images_are_those_of_the_runs_first_step(tmp_path):
   assert mixed > 1
 
 
-@pytest.mark.sample(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", MIXINGS)
 def test_what_mixes_a_batch_looks_at_no_other_rows(name):

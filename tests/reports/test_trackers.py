@@ -91,7 +91,6 @@ ADVICE = {
 }
 
 
-@pytest.mark.sample(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize("to", trackers.TRACKERS)
 def test_every_row_arrives_once_while_a_run_goes_on(to, tmp_path, monkeypatch):

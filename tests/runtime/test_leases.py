@@ -68,7 +68,6 @@ def test_that_of_a_process_of_this_machine_that_has_ended_is_free_at_once(bucket
   process.wait()
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("lost", [False, True])
 def test_what_is_written_while_nothing_is_heard_waits_for_the_lease(bucket, bucket_server, short, ends, tmp_path, lost):
   late = [bucket / f"late-{i}" for i in range(20)]
@@ -120,7 +119,6 @@ def test_a_workdir_that_is_removed_ends_the_run(bucket, short, ends):
   assert not bucket.exists()
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(
   ("trouble", "says"), [({"refused": True}, "denied access"), ({"away": True}, "has not responded")]
 )

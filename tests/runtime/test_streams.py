@@ -30,7 +30,6 @@ ENVIRONMENTS = {
 }
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("closed", ["", ">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_c4_a_closed_stream_gives_its_number_to_no_file(closed, tmp_path):
   command = f'exec "$0" "$@" {closed}'
@@ -40,7 +39,6 @@ def test_c4_a_closed_stream_gives_its_number_to_no_file(closed, tmp_path):
   assert (tmp_path / "file").read_bytes() == b""
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_c5_what_an_encoding_lacks_is_printed_as_an_escape(name, tmp_path):
   changes, encoding = ENVIRONMENTS[name]

@@ -183,7 +183,6 @@ def test_every_phase_has_a_limit():
 WITHOUT_STEPS = PROGRAM.replace("evaluation=3)", "evaluation=99), again='starts it again'")
 
 
-@pytest.mark.sample(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_program_without_checkpoints_waits_for_no_batch_and_speaks_of_none(times):

@@ -56,7 +56,6 @@ def settled(store):
     time.sleep(0.2)
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [0, 1_000, 30_000])
 def test_a_failed_save_names_the_last_complete_checkpoint(tmp_path, size):
   g = grid(1)
@@ -129,7 +128,6 @@ def test_reads_that_end_after_another_has_failed_are_not_reported(monkeypatch, c
   assert "KeyError: 'mine'" in said and "Event loop" not in said
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("what", ["removed", "moved", "replaced"])
 def test_a_workdir_that_is_gone_is_noticed_at_the_next_save(tmp_path, what):
   g = grid(1)
@@ -208,7 +206,6 @@ def test_what_cannot_be_replaced_stays_and_is_named(tmp_path):
   assert list(tmp_path.iterdir()) == [file]
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("trouble", ["a file", "full"])
 def test_tensorboard_s_trouble_is_one_warning(tmp_path, caplog, trouble):
   folder = tmp_path / "tensorboard"

@@ -64,7 +64,6 @@ def test_each_trial_is_run_once_and_its_metrics_are_kept(tmp_path):
   assert again == listed
 
 
-@pytest.mark.sample(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize(
   ("code", "status", "starts", "reason"),

@@ -76,7 +76,6 @@ def test_hard_targets_are_the_teachers_best_classes(names):
   assert metrics["teacher_agreement"] == pytest.approx((said == LOGITS["teacher"].argmax(1)).mean())
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("names", [("student",), ("student", "token")], ids=["one head", "two heads"])
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_soft_targets_are_the_teachers_probabilities_at_a_temperature(names, temperature):
@@ -127,7 +126,6 @@ def on_one_device(teacher):
   return trained(distilled(teacher, 1))
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("mesh", [{}, {"mesh__data": 4, "mesh__fsdp": 2}, {"optim__accumulate": 2}], ids=str)
 def test_the_student_is_the_same_on_eight_devices(teacher, on_one_device, mesh):
   params, metrics = trained(distilled(teacher, 8, **mesh))
@@ -160,7 +158,6 @@ def test_the_teacher_is_in_no_state_and_its_digest_in_every_checkpoint(teacher, 
   assert {"top1", "loss"} <= whole[1].keys()
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("devices", [1, 8])
 def test_a_restart_ends_in_the_same_bits(teacher, whole, tmp_path, devices):
   parts = distilled(teacher, devices, checkpoint__every=5)
@@ -226,7 +223,6 @@ def test_a_teacher_of_other_classes_is_refused():
     _ = Distill(supplied, teacher="teacher.npz").frozen
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("targets", ["hard", "soft"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a2_a_teacher_without_finite_logits_gives_no_finite_loss(monkeypatch, targets, value):

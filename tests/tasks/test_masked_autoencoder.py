@@ -81,7 +81,6 @@ def test_the_loss_is_that_of_the_hidden_patches_of_each_image_by_itself(normalis
   assert float(metrics["rmse"]) == pytest.approx(np.mean(np.sqrt(errors)), rel=1e-4)
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("arguments", [{}, {"pool": "gap"}, {"registers": 2}, {"position": "sincos2d"}], ids=str)
 def test_an_encoder_that_sees_all_patches_in_order_is_the_model(arguments):
   vit = model(**arguments)

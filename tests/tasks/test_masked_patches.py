@@ -200,7 +200,6 @@ MESHES = [
 ]
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_a_run_is_the_same_on_eight_devices(stage, on_one_device, mesh):
   params, metrics = steps(digits(8, stage, **STAGES[stage], **mesh), 3)
@@ -209,7 +208,6 @@ def test_a_run_is_the_same_on_eight_devices(stage, on_one_device, mesh):
   assert metrics["loss"] == pytest.approx(on_one_device[1]["loss"], abs=1e-4)
 
 
-@pytest.mark.sample(1)
 def test_scanned_and_computed_again_it_is_the_same(stage, on_one_device):
   params, metrics = steps(digits(8, stage, **STAGES[stage], model__scan=True, model__remat="full"), 3)
   assert metrics["loss"] == pytest.approx(on_one_device[1]["loss"], abs=1e-4)
@@ -224,7 +222,6 @@ def whole(stage, tmp_path_factory):
   return workdir, loop.train(digits(8, stage, **STAGES[stage], optim__ema=0.5), workdir)
 
 
-@pytest.mark.sample(1)
 def test_a_restart_has_the_same_bits(stage, whole, tmp_path):
   parts = digits(8, stage, **STAGES[stage], optim__ema=0.5)
   with pytest.raises(InterruptedError):
@@ -232,7 +229,6 @@ def test_a_restart_has_the_same_bits(stage, whole, tmp_path):
   assert loop.train(parts, tmp_path)["weights_sha256"] == whole[1]["weights_sha256"]
 
 
-@pytest.mark.sample(1)
 def test_every_image_is_measured_once_with_the_same_masks_on_any_devices(stage, whole):
   assert whole[1]["images"] == 360
   params, _ = checkpoints.read_weights(whole[0])
@@ -245,7 +241,6 @@ def test_every_image_is_measured_once_with_the_same_masks_on_any_devices(stage, 
   assert figures[0]["loss"] == pytest.approx(whole[1]["loss"], rel=1e-5)
 
 
-@pytest.mark.sample(1)
 def test_classification_goes_on_from_such_weights_with_a_new_head(stage, whole, tmp_path):
   description, arrays = importers.load(whole[0])
   assert description.classes == 0

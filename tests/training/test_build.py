@@ -101,7 +101,6 @@ def test_e6_the_overview_names_the_definition_of_its_flops():
   assert f"{parts.forward_flops / 1e9:.3g} GFLOP per image (forward pass); " in parts.format_overview()
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("frozen", ["['blocks/.*']", "['embedding/.*', 'position/table']"])
 def test_frozen_parameters_hold_no_optimizer_state_and_stay(frozen):
   parts = runs.parts(8, optim__frozen=frozen, **{"mesh.fsdp": 2})
@@ -121,7 +120,6 @@ def test_frozen_parameters_hold_no_optimizer_state_and_stay(frozen):
     assert (path in held) != any(path in name for name in trees.flatten(state.optimizer)), path
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("changes", [{"model.scan": "true"}, {"model.remat": "full"}, {"model.dtype": "bfloat16"}])
 def test_the_models_switches_reach_it_from_the_config(changes):
   parts = runs.parts(8, **changes)

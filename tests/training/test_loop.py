@@ -154,7 +154,6 @@ def test_a_finished_run_does_nothing_and_gives_its_result(parts, tmp_path, capsy
     loop.train(shorter, tmp_path)
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("odd", [{"train_seconds": "1"}, {"images_per_second": []}, {"steps": "12"}])
 def test_a_result_that_is_not_as_it_was_written_is_measured_again(parts, tmp_path, odd):
   values = {"steps": 12, "train_seconds": 1.0, "images_per_second": None}

@@ -104,7 +104,6 @@ def with_mean(key):
   return parameters(key) | {"norm/mean": jnp.ones(())}
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("count", [1, 4])
 @pytest.mark.parametrize("frozen", [frozenset(), frozenset({"a/kernel"})])
 def test_statistics_are_what_the_forward_pass_says_and_no_gradients(count, frozen):

@@ -103,7 +103,6 @@ def test_a_source_in_a_bucket_has_the_records_of_the_local_one(server, local):
   )
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("hosts", [1, 2, 4])
 def test_processes_make_their_rows_with_one_request_per_20_images(server, local, hosts):
   steps = 2 * sum(LENGTHS) // BATCH  # two epochs

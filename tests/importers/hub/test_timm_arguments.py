@@ -34,7 +34,6 @@ DESCRIBED = [
 ]
 
 
-@pytest.mark.sample(4)
 @pytest.mark.heavy
 @pytest.mark.parametrize("arguments", DESCRIBED, ids=lambda arguments: str(len(str(arguments))))
 def test_what_is_written_beside_weights_says_the_same_model(tmp_path, arguments):

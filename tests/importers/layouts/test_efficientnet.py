@@ -33,7 +33,7 @@ def tensors_of(description, ours=None):
   return found | {"bn1.num_batches_tracked": jax.ShapeDtypeStruct((), np.int64)}
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", published.NAMES)
 def test_every_published_file_is_recognised(name):
@@ -46,7 +46,6 @@ def test_every_published_file_is_recognised(name):
   assert importers.recognise(tensors, {"image_size": 64}).description.image_size == 64
 
 
-@pytest.mark.sample(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize(
   "arguments",

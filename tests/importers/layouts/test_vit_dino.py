@@ -13,7 +13,6 @@ def outputs(description, arrays):
   return np.asarray(models.functional(description).create(arrays)(modules.images(32, 2)))
 
 
-@pytest.mark.sample(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize(("registers", "mlp", "chunk"), [(0, "gelu", None), (4, "swiglu", None), (4, "gelu", 1)])
 def test_files_of_dinov2_give_the_features_of_timms(registers, mlp, chunk):
@@ -30,7 +29,6 @@ def test_files_of_dinov2_give_the_features_of_timms(registers, mlp, chunk):
   assert not np.any(again["mask_token"])
 
 
-@pytest.mark.sample(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize(("qkv_bias", "mlp"), [("query_value", "gelu"), ("none", "swiglu")])
 def test_files_of_dinov3_give_the_features_of_timms(qkv_bias, mlp):

@@ -66,13 +66,12 @@ CASES = (  # batch, tokens, heads, size, dtype
 )  # fmt: skip
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_context_and_all_five_gradients_are_those_of_the_definition(case):
   check(case[2], draw(*case), case[-1])
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(
   "case, memory",  # in units of 2**19 bytes
   [((2, 50, 4, 64, "bfloat16"), 1), ((1, 75, 8, 80, "float32"), 8), ((1, 97, 3, 64, "bfloat16"), 3)],
@@ -133,7 +132,6 @@ def lowered(platform, batch=2, tokens=196, heads=12, size=64):
   return jax.jit(both).trace(x, x, x, bias, bias, x).lower(lowering_platforms=(platform,)).as_text()
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("tokens, heads, size", [(196, 12, 64), (197, 16, 64), (256, 16, 80), (1025, 12, 64)])
 def test_for_a_tpu_it_is_two_kernels_and_no_array_of_tokens_by_tokens(tokens, heads, size):
   text = lowered("tpu", tokens=tokens, heads=heads, size=size)

@@ -57,7 +57,6 @@ CASES = (  # tokens, heads, size, dtype
 )  # fmt: skip
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize(("normed", "turned"), [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_queries_and_keys_are_placed_and_all_gradients_are_those_of_the_definition(case, normed, turned):
@@ -83,7 +82,6 @@ def test_heads_that_do_not_fill_lanes_are_refused():
     fused(*arrays, gains, angles, heads)
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(("heads", "size"), [(12, 64), (8, 128)])
 def test_for_a_tpu_nothing_is_placed_outside_of_the_kernel(heads, size):
   arrays, gains, angles, *_ = draw(197, heads, size, "bfloat16", True, True)
