@@ -81,7 +81,7 @@ def test_g_threads_that_were_started_end_in_any_case(monkeypatch, possible):
 
 @pytest.mark.heavy  # a process
 def test_g_a_program_with_enough_goes_on_and_may_open_more_files():
-  code = "import resource; from vit_jax import resources; print(resources.problem(), resource.getrlimit(7))"
+  code = "import resource; from vit_jax import resources; print(resources.find_problem(), resource.getrlimit(7))"
   code = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (32, 1000)); {code}".replace(
     "getrlimit(7)", "getrlimit(resource.RLIMIT_NOFILE)"
   )

@@ -13,7 +13,6 @@ from vit_jax.config import flags
 from vit_jax.importers import options
 from vit_jax.reports import report
 from vit_jax.schema import ConfigError, suggestions
-from vit_jax.training import build
 
 MODEL = small_weights.described()
 
@@ -46,8 +45,8 @@ def probed(path):
 
 
 def trained(path):
-  init = config.Init(path)
-  return build._load_weights(init, MODEL, tuple(importers.layout.compute_shapes(MODEL)), ())[1]
+  model = {f"model__{key}": value for key, value in MODEL.model.args.items()}
+  return runs.parts(1, model__name=MODEL.model.name, init__from=path, **model).weights()[1]
 
 
 READ = {

@@ -57,8 +57,8 @@ def test_one_that_is_not_renewed_is_free_after_its_duration(folder, monkeypatch)
 
 @pytest.mark.heavy
 def test_one_of_a_process_of_this_machine_that_was_killed_is_free_at_once(folder, tmp_path):
-  code = "import sys, time; from launch.mailbox import *; from launch.storage import storage; "
-  code += f"Lease(storage({str(tmp_path)!r}), 1000).take(); print('held', flush=True); time.sleep(60)"
+  code = "import sys, time; from launch.mailbox import *; from launch.storage import open_storage; "
+  code += f"Lease(open_storage({str(tmp_path)!r}), 1000).take(); print('held', flush=True); time.sleep(60)"
   process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
   assert process.stdout.readline() == "held\n"
   with pytest.raises(LeaseHeldError):

@@ -141,5 +141,5 @@ def test_nothing_is_imported_that_a_run_does_not_use():
 @pytest.mark.long
 def test_a_line_is_said_without_taking_the_devices():
   environment = os.environ | {"JAX_PLATFORMS": "none_of_this_name"}  # whoever asks for devices, fails
-  program = [sys.executable, "-c", "from vit_jax import runtime; runtime.say('here')"]
+  program = [sys.executable, "-c", "from vit_jax import runtime; runtime.print_line('here')"]
   assert subprocess.check_output(program, text=True, env=environment) == "here\n"

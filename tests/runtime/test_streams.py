@@ -1,4 +1,4 @@
-"""Standard streams after `repair`: closed by the shell, or with an encoding that lacks the characters printed."""
+"""Standard streams after `repair_streams`: closed by the shell, or with an encoding that lacks the characters printed."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ SOURCE = pathlib.Path(__file__).parents[2] / "vit_jax/runtime/streams.py"
 NAMES = "café, 日本, 🙂, \udce9"  # the last is a byte of a file name that is no UTF-8
 PROGRAM = f"""
 exec(open({str(SOURCE)!r}).read())
-repair()
+repair_streams()
 import os, sys
 print({NAMES!a}, flush=True)
 print({NAMES!a}, file=sys.stderr, flush=True)

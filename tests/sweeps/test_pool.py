@@ -109,7 +109,7 @@ def test_children_of_a_killed_process_are_asked_to_stop(tmp_path):
   parent = (
     "import pathlib, time\n"
     "from vit_jax.sweeps import pool\n"
-    f"pool.Pool([pool.Group()]).start('a', {script(child)!r}, pathlib.Path({str(tmp_path / 'log')!r}))\n"
+    f"pool.Pool([pool.DeviceGroup()]).start('a', {script(child)!r}, pathlib.Path({str(tmp_path / 'log')!r}))\n"
     "time.sleep(99)\n"
   )
   process = subprocess.Popen(script(parent))

@@ -116,7 +116,7 @@ def describe_holder(workdir: pathlib.Path) -> str | None:
     workdir: a directory on a disk or in a bucket.
   """
   if paths.in_bucket(workdir):
-    return import_leases().holder(workdir / "lock")
+    return import_leases().describe_holder(workdir / "lock")
   try:
     with open(workdir / "lock", "r+") as file:
       fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
