@@ -1,4 +1,4 @@
-"""Standard streams after `repair_streams`: closed by the shell, or with an encoding that lacks the characters printed."""
+"""Standard streams after `repair_streams`: closed by the shell, or with an encoding that lacks some characters."""
 
 import os
 import pathlib
