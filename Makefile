@@ -1,5 +1,5 @@
 # make digits: train on real images and see the result.
-# make check: format, lint, and all tests that compile nothing, in minutes.
+# make check: format, lint, types, and all tests that compile nothing, in minutes.
 # make test: these, and one test of everything that compiles.  make test-long: the other tests and short campaigns.
 # make compare: three compact models, few-shot probes and fine-tuning.
 # make transfer: what pre-training on generated signs gives to digits, with labels and without.
@@ -30,6 +30,8 @@ transfer: $(VENV)/installed
 check: $(VENV)/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/mypy vit_jax configs benchmarks
+	$(BIN)/mypy --python-version=3.10 launch
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -q -m "not heavy"
 
 test: check

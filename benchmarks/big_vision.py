@@ -78,7 +78,7 @@ def compile_step(name: str, devices: list[jax.Device], images: int) -> Any:
     optax.scale_by_schedule(lambda step: -jnp.minimum(1.0, step / 10_000)),
   )
 
-  def step(params: Any, state: Any, images: jax.Array, labels: jax.Array) -> tuple[Any, Any]:
+  def step(params: Any, state: Any, images: jax.Array, labels: jax.Array) -> tuple[Any, Any, dict[str, Any]]:
     def loss(params: Any) -> jax.Array:
       return -(jax.nn.log_softmax(model.apply({"params": params}, images)) * labels).sum(-1).mean()
 

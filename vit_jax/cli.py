@@ -139,7 +139,7 @@ def _is_flag(word: str, dashes: str = "-") -> bool:
   return word.startswith(dashes) and not re.match(r"-[\d.]|-$", word)
 
 
-def _suggest_flag(flag: str, value: str | None, known: Any, groups: Any) -> str:
+def _suggest_flag(flag: str, value: str | None, known: Any, groups: Any) -> suggestions.Suggestion:
   """Returns the replacement for an unknown flag that is misspelt or belongs to another framework.
 
   Flags of other frameworks are not compared by spelling: --batch-size does not mean --image-size.

@@ -83,7 +83,7 @@ def main() -> None:
     print(convert(*paths, arguments.layout, hints, arguments.ema, arguments.prefix))
 
 
-def _parse_size(text: str) -> int:
+def _parse_size(text: str) -> int | tuple[int, ...]:
   try:
     sides = tuple(map(int, text.split(",")))
   except ValueError:
@@ -138,8 +138,13 @@ def convert(
 
 
 def _write(
-  source: str, target: pathlib.Path, name: str | None, hints: Mapping[str, Any], ema: bool | None, prefix: str | None
-) -> list[str]:
+  source: pathlib.Path,
+  target: pathlib.Path,
+  name: str | None,
+  hints: Mapping[str, Any],
+  ema: bool | None,
+  prefix: str | None,
+) -> str:
   """Writes weights to `target` in an existing directory, like `convert`."""
   suffix = target.suffix.lower()
   use = stored.read(source, ema, hints, prefix)
@@ -411,7 +416,7 @@ def describe_transformer(shapes: dict, bound: dict) -> dict[str, str]:
   return result
 
 
-def _format_pixels(size: int) -> str:
+def _format_pixels(size: int | tuple[int, int]) -> str:
   return f"{size} px" if isinstance(size, int) else f"{size[0]} x {size[1]} px"
 
 

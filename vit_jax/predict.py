@@ -92,7 +92,7 @@ def main() -> None:
     sys.exit(EXIT_BAD)
 
 
-def _read_paths(paths: Sequence[str]) -> list[str]:
+def _read_paths(paths: Sequence[str]) -> Sequence[str]:
   """Returns the PATHs. If there are none and standard input is a pipe, returns its lines."""
   if not paths and (sys.stdin is None or sys.stdin.isatty()):
     raise schema.ConfigError(

@@ -260,7 +260,7 @@ def _return_names(names: Sequence[str], args: Any) -> Sequence[str]:
   return names
 
 
-def _make_row(kind: str, function: Callable[..., Any], facts: Mapping[str, Any]) -> DatasetRow:
+def _make_row(kind: str, function: Callable[..., Any], facts: dict[str, Any]) -> DatasetRow:
   """Builds a row of the catalog. Raises ConfigError for an unknown fact."""
   for key in facts:
     if key not in _ROW:

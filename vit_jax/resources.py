@@ -38,7 +38,7 @@ def find_problem() -> str | None:
   )
 
 
-def _check_files() -> None:
+def _check_files() -> str | None:
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   wanted = _WANTED_FILES if hard == resource.RLIM_INFINITY else min(_WANTED_FILES, hard)
   if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -49,7 +49,7 @@ def _check_files() -> None:
   return None
 
 
-def _check_space(needed: float) -> None:
+def _check_space(needed: float) -> str | None:
   """Checks that `needed` GiB of address space are available in addition to the space in use."""
   limit, _ = resource.getrlimit(resource.RLIMIT_AS)
   if limit == resource.RLIM_INFINITY or limit - _get_used_space() >= needed * _GIB:
@@ -69,7 +69,7 @@ def _get_used_space() -> int:
     return 0
 
 
-def _check_threads(needed: int) -> None:
+def _check_threads(needed: int) -> str | None:
   """Starts this number of threads at the same time, and ends them."""
   done, started = threading.Event(), []
   try:

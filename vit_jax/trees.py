@@ -146,7 +146,7 @@ def iterate_leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[st
     yield from iterate_leaves(value, inside) if isinstance(value, Mapping) else [(inside, value)]
 
 
-def _find_changes(old: Any, new: Any, path: str) -> Iterator[str]:
+def _find_changes(old: Any, new: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
   if isinstance(old, Mapping) and isinstance(new, Mapping):
     keys = [*old, *(key for key in new if key not in old)]
     for key in keys:

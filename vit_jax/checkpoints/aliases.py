@@ -69,7 +69,7 @@ def alias_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     os.close(descriptor)
 
 
-def _is_plain(path: str) -> bool:
+def _is_plain(path: pathlib.Path) -> bool:
   """Returns true if Orbax and TensorStore use an absolute path on a disk unchanged."""
   text = os.fspath(path)
   return bool(_PLAIN.fullmatch(text)) and ".." not in path.parts and len(os.fsencode(text)) <= _LONGEST

@@ -208,7 +208,7 @@ def find_images(root: pathlib.Path) -> FolderFiles:
   """
   result, seen = FolderFiles([], collections.Counter(), []), {}
 
-  def enter(folder: pathlib.Path) -> None:
+  def enter(folder: str) -> None:
     path = root / folder
     if (before := seen.setdefault(path.resolve(), folder)) != folder:
       loop = path.parent.resolve().is_relative_to(path.resolve())

@@ -221,7 +221,7 @@ def _count_allowed(source: Source, max_rejected: float) -> int:
   return max(FEW, math.floor(max_rejected * len(source)))
 
 
-def _raise_rejected(many: str, reports: Reports, source: Source, limit: str) -> None:
+def _raise_rejected(many: str, reports: Reports, source: Source, limit: int) -> None:
   """Raises ConfigError with the first rejected files."""
   rows = [row for _, report in sorted(reports.items()) for row in report.rejected][:5]
   examples = "; ".join(f"{row['file']}: {row['reason']}" for row in rows)

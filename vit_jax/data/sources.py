@@ -380,7 +380,7 @@ def assemble(
   spec: str,
   classes: Sequence[str],
   parts: Sequence[tuple[str, range]],
-  read: Callable[[str, int], bytes],
+  read: Callable[[str, int], tuple[bytes, Any]],
   place: Callable[[str, int], str],
   identify: Callable[[str, int], str],
   fingerprint: Callable[[], Fingerprint],

@@ -10,7 +10,7 @@ augmentation.
 
 import concurrent.futures
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -245,9 +245,7 @@ def _draw_patches(record: int, patches: int, count: int) -> np.ndarray:
   return np.sort(draws.permutation(patches)[: max(1, count)])
 
 
-def _fit_probe(
-  learnt: Iterable[tuple[np.ndarray, np.ndarray]], classes: int, probe: Any
-) -> tuple[np.ndarray, np.ndarray]:
+def _fit_probe(learnt: list[list[Any]], classes: tuple[str, ...], probe: Any) -> tuple[np.ndarray, np.ndarray]:
   """Fits the probe to (tokens, fractions) of each image. Returns (kernel `(D, V)`, bias `(V,)`)."""
   if not learnt:
     raise ConfigError("no image with a mask can be decoded", "train")

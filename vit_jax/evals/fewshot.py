@@ -171,7 +171,7 @@ def _shot_counts(shots: Any) -> tuple[Any, ...]:
 
 
 def _draw_images(
-  labels: np.ndarray, classes: int, shots: Any, choosing: np.ndarray, seed: int
+  labels: np.ndarray, classes: int, shots: Any, choosing: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns (training record numbers, class by class; held-out record numbers) of one seed."""
   most = len(labels) if shots == "all" else max(shots)
@@ -188,7 +188,7 @@ def _rank_in_class(labels: np.ndarray) -> np.ndarray:
   return np.arange(len(labels)) - np.searchsorted(labels, labels)
 
 
-def _check_data(sides: Any, shots: Any, seeds: int, probes: Mapping[str, Any]) -> None:
+def _check_data(sides: Any, shots: Any, seeds: tuple[int, ...], probes: Mapping[str, Any]) -> None:
   """Raises ConfigError for data or arguments that cannot be measured."""
   train, test = sides.values()
   if train.classes != test.classes:

@@ -402,6 +402,6 @@ def _format_rows(predictions: Predictions, ids: Sequence[Any] | None, classes: S
     ]
 
 
-def _format_digits(values: np.ndarray) -> list[str]:
+def _format_digits(values: list[Any]) -> list[str]:
   """Formats numbers with nine digits, which identify every float32 value."""
   return [format(float(value), ".9g") for value in values]

@@ -6,6 +6,7 @@ mistake.
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -181,7 +182,7 @@ def _is_different(theirs: Any, ours: Any) -> bool:
   return schema.to_plain(theirs) != schema.to_plain(ours)
 
 
-def _inspect_weights(path: str, image_size: int | None) -> tuple[Description, dict[str, Any]]:
+def _inspect_weights(path: pathlib.Path, image_size: int | None) -> tuple[Description, dict[str, Any]]:
   """Returns the model of weights, and mean, std and test crop of their images."""
   if weights.is_workdir(path):
     about = checkpoints.read_description(path) or {}
@@ -205,7 +206,7 @@ def _inspect_weights(path: str, image_size: int | None) -> tuple[Description, di
 
 
 def _data_arguments(
-  normalised: Mapping[str, Any] | None, crop: Choice | None, size: int, image_size: int | None
+  normalised: Mapping[str, Any] | None, crop: Choice | None, size: int | tuple[int, int] | None, image_size: int | None
 ) -> dict[str, Any]:
   """Returns data arguments: mean and std of three channels, and the crop for images of a size."""
   result = {key: tuple(values) for key, values in normalised.items() if len(values) == 3}

@@ -2,7 +2,7 @@
 
 import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -92,5 +92,5 @@ def find_layouts(description: Description) -> list[Layout]:
   return [one for one in family if layout.check_writable(one, description) is None]
 
 
-def _list_names(description: Description) -> list[str]:
+def _list_names(description: Description) -> Iterable[str]:
   return dict.fromkeys(one.name for one in find_layouts(description))

@@ -209,7 +209,7 @@ def read_lazily(layout: Layout, tensors: Tensors, description: Description) -> d
   """
   ours, last = compute_shapes(description), []
 
-  def values(entry: TensorEntry, part: int) -> np.ndarray:
+  def values(entry: TensorEntry, part: int | None) -> np.ndarray:
     if part is None:
       return _to_ours(entry, tensors[entry.name])
     if not last or last[0] is not entry:  # the parts of one tensor are requested in sequence

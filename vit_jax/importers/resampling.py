@@ -54,7 +54,7 @@ def _compute_weights(old: int, new: int, method: Resampling) -> np.ndarray:
       return _antialiased_weights(old, new, 1, lambda x: np.maximum(1 - x, 0))
 
 
-def _compute_centres(new: int, scale: float) -> np.ndarray:
+def _compute_centres(new: int, scale: float) -> float:
   """Returns the centres of new rows in units of old rows, rounded to float32 after the product as in PyTorch."""
   return np.float32(np.float64(np.float32(scale)) * (np.arange(new) + 0.5) - 0.5).astype(np.float64)
 

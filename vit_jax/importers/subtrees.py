@@ -114,7 +114,7 @@ def _find_trees(tensors: Tensors, known: FindLayouts) -> tuple[_File, dict[str, 
   return best
 
 
-def _remove_words(name: str, words: Any, inside: str) -> str:
+def _remove_words(name: str, words: Any, inside: frozenset[str] | tuple[Any, ...]) -> str:
   """Returns a name without `words`. The words in `inside` are kept at the beginning of the name."""
   parts = [part for part in name.split(".") if part not in words]
   start = next((i for i, part in enumerate(parts) if part not in inside), 0)
@@ -228,7 +228,7 @@ def _sort_key(root: str) -> Any:
   return _TIMM.index(first) if first in _TIMM else len(_TIMM)
 
 
-def _list_beginnings(root: str) -> list[str]:
+def _list_beginnings(root: str) -> set[str]:
   """Returns all beginnings of a prefix that end at a separator, without the separator."""
   return {root[: match.start()] for match in re.finditer(r"[./]", root)} or {""}
 
@@ -307,7 +307,7 @@ def _describe_others(file: _File, trees: Mapping[str, Sequence[str]], chosen: st
 
 
 def _format_trees(
-  file: _File, trees: Mapping[str, Sequence[str]], roots: Sequence[str], title: str = "the file has"
+  file: _File, trees: Mapping[str, Sequence[str]], roots: list[str], title: str = "the file has"
 ) -> str:
   """Returns the prefixes of trees and their numbers of tensors."""
   words = (f"{_format_prefix(file, root, trees[root])} ({format_amount(len(trees[root]), 'tensor')})" for root in roots)

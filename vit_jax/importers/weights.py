@@ -131,7 +131,7 @@ def _find_layouts(tensors: Tensors) -> list[Layout]:
   return [candidate for candidate in load_layouts() if candidate.recognises(tensors)]
 
 
-def _read_stored(header: Any, candidate: RecognisedModel, named: Any) -> RecognisedModel:
+def _read_stored(header: Any, candidate: Layout, named: Any) -> Description:
   """Returns the model that this project stored in a file, with the position table of the layout if it differs."""
   other = position_tables.replace_position(header, candidate.position)
   if other != header:

@@ -94,7 +94,7 @@ def check_packages(path: pathlib.Path) -> None:
     _import_onnx()
 
 
-def _convert_to_stablehlo(use: StoredWeights) -> tuple[StoredWeights, bytes]:
+def _convert_to_stablehlo(use: StoredWeights) -> tuple[Logits, bytes]:
   """Returns (the model, its program as bytes)."""
   compute, size = _compile_logits(use), use.description.image_size
   (batch,) = export.symbolic_shape("b")
@@ -107,7 +107,7 @@ def _run_stablehlo(data: bytes) -> Logits:
   return export.deserialize(bytearray(data)).call
 
 
-def _convert_to_onnx(use: StoredWeights) -> tuple[StoredWeights, bytes]:
+def _convert_to_onnx(use: StoredWeights) -> tuple[Logits, bytes]:
   """Returns (the model in float32, its graph as bytes). All ONNX runtimes support float32."""
   onnx, _ = _import_onnx()
   if (weights := sum(array.nbytes for array in use.arrays.values())) > LARGEST:
@@ -158,7 +158,7 @@ def _compile_logits(use: StoredWeights, **changes: Any) -> Logits:
   return jax.jit(logits)
 
 
-def _measure_difference(one: Logits, other: Logits, size: int) -> float:
+def _measure_difference(one: Logits, other: Logits, size: int | tuple[int, int]) -> float:
   """Returns the largest difference between two functions on random images, relative to the largest value."""
   draw, largest, difference = np.random.default_rng(0), 1e-9, 0.0
   for count in COMPARED:

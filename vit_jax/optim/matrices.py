@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from optax import contrib
 
@@ -123,7 +124,7 @@ def _orthogonalise(iterations: int, dtype: str) -> optax.GradientTransformationE
   return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
-def _to_matrices(path: str, kernel: Float[Tensor, "..."]) -> Float[Array, "N R C"]:
+def _to_matrices(path: str, kernel: Float[Tensor, "..."]) -> jax.Array | np.ndarray:
   """Returns a kernel, or a stack of kernels, as matrices that have at least as many columns as rows."""
   inputs, outputs = count_axes(path)
   first, middle = kernel.ndim - inputs - outputs, kernel.ndim - outputs
@@ -131,7 +132,7 @@ def _to_matrices(path: str, kernel: Float[Tensor, "..."]) -> Float[Array, "N R C
   return flat if flat.shape[1] <= flat.shape[2] else flat.swapaxes(1, 2)
 
 
-def _to_kernel(path: str, matrices: Float[Tensor, "N R C"], shape: tuple[int, ...]) -> Float[Array, "..."]:
+def _to_kernel(path: str, matrices: Float[Tensor, "N R C"], shape: tuple[int, ...]) -> jax.Array | np.ndarray:
   """Inverts `_to_matrices`."""
   outputs = math.prod(shape[-count_axes(path)[1] :])
   return (matrices if matrices.shape[2] == outputs else matrices.swapaxes(1, 2)).reshape(shape)

@@ -382,6 +382,6 @@ def _scale_by_trust(adapted: Any, stacked: Any) -> optax.GradientTransformation:
   return optax.stateless(lambda updates, params: trees.map_named(adapt, updates, params))
 
 
-def _compute_power(decay: float, layers: int) -> Any:
+def _compute_power(decay: float, layers: int | np.ndarray | None) -> Any:
   # A stack uses float32, like its updates.
   return (np.float32(decay) if isinstance(layers, np.ndarray) else decay) ** layers

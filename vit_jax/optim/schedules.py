@@ -242,7 +242,7 @@ def _warm_up(step: Count, warmup: int) -> Any:
   return jnp.minimum(jnp.asarray(step, jnp.float32) / warmup, 1) if warmup else jnp.float32(1)
 
 
-def _cool_down(step: Count, total: int, cooldown: int) -> Any:
+def _cool_down(step: Count, total: int, cooldown: Duration) -> Any:
   return jnp.clip((total - jnp.asarray(step, jnp.float32)) / cooldown, 0, 1) if cooldown else jnp.float32(1)
 
 
@@ -262,7 +262,7 @@ def _steps_per_epoch(steps: Steps) -> float:
 
 
 def _create_epoch_schedule(
-  rate: Callable[[int], float], peak: float, total: int, warmup: int, epoch: int, start: float
+  rate: Callable[[int], float], peak: float, total: int, warmup: int, epoch: float, start: float
 ) -> Schedule:
   if total > 1e6 * epoch:
     raise ConfigError(f"{total:,} steps are {total / epoch:,.0f} epochs. Allowed: at most a million", "name")

@@ -162,7 +162,7 @@ def _find_windows(module: nnx.Module) -> list[tuple]:
   return [(block.attention.window, block.attention.shift) for stage in module.stages for block in stage.blocks]
 
 
-def _find_first_kernel(module: nnx.Module, channels: int) -> jax.Array | None:
+def _find_first_kernel(module: nnx.Module, channels: int) -> jax.Array | np.ndarray | None:
   """Returns the effective kernel that processes pixels (P, P, C, D), or None if no attribute has one."""
   stem = getattr(module, "stem", None)
   layer = getattr(module if stem is None else stem, "root", None)
@@ -191,7 +191,7 @@ def _compute_similarity(module: nnx.Module) -> np.ndarray | None:
 def _inspect_image(model: Any, cuts: Any, leading: int, normalised: Any, params: Any, square: Any) -> dict:
   """Returns the available values for one image, uint8 (1, S, S, 3): distance, alike, maps, rollout and pooling."""
 
-  def logits(images: jax.Array) -> jax.Array:
+  def logits(images: jax.Array) -> jax.Array | np.ndarray:
     return record(_CALLED, model.outputs(params, images)[0].logits)
 
   _, announced = models.capture(logits, _ANNOUNCED)(augment.normalise(square, **normalised))
@@ -308,7 +308,7 @@ def _show_positions(similarity: np.ndarray, title: str) -> page.Chart:
   )
 
 
-def _show_distances(inside: ModelInspection, side: int, count: int, title: str) -> page.Chart:
+def _show_distances(inside: ModelInspection, side: int | tuple[int, int], count: int, title: str) -> page.Chart:
   about = (
     "Mean distance in pixels between a patch and all patches, weighted by its attention, averaged over patches and "
     f"{format_amount(count, 'picture')}, as in figure 7 (right) of the same paper. Other tokens are ignored."

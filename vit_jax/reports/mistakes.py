@@ -193,7 +193,7 @@ def reduce_matrix(share: np.ndarray) -> np.ndarray:
   return np.maximum.reduceat(np.maximum.reduceat(share, starts, axis=0), starts, axis=1)
 
 
-def _make_pairs_table(confused: Any, counts: Any, names: Sequence[str]) -> Table:
+def _make_pairs_table(confused: Any, counts: Any, names: Sequence[str]) -> list[Table]:
   """Returns a table of the most frequent confusions."""
   labels, best, images = confused
   if not len(images):
@@ -214,7 +214,7 @@ def _make_pairs_table(confused: Any, counts: Any, names: Sequence[str]) -> Table
 # Images.
 
 
-def _make_worst_gallery(details: Any, right: np.ndarray, squares: Squares) -> Gallery:
+def _make_worst_gallery(details: Any, right: np.ndarray, squares: Squares) -> list[Gallery]:
   """Returns a gallery of the wrong predictions with the highest loss."""
   source, predictions, _ = details
   labelled = (predictions.label >= 0).reshape(len(right), -1).any(1)
@@ -236,7 +236,7 @@ def _make_worst_gallery(details: Any, right: np.ndarray, squares: Squares) -> Ga
   return _make_gallery("Worst mistakes", f"{about} them.", details, chosen, lines, squares)
 
 
-def _make_uncertain_gallery(details: Any, right: np.ndarray, squares: Squares) -> Gallery:
+def _make_uncertain_gallery(details: Any, right: np.ndarray, squares: Squares) -> list[Gallery]:
   """Returns a gallery of the images with the smallest margin between the two best classes, right or wrong."""
   source, predictions, _ = details
   probability = predictions.probability
@@ -265,7 +265,7 @@ def _make_uncertain_gallery(details: Any, right: np.ndarray, squares: Squares) -
 
 def _make_gallery(
   title: str, about: str, details: Any, chosen: Any, lines: Any, squares: Squares, marked: Any = None
-) -> Gallery:
+) -> list[Gallery]:
   source, positions = details.source, details.predictions.position[chosen].tolist()
   pictures = []
   for i, position, words, square in zip(chosen, positions, lines, squares(positions), strict=True):

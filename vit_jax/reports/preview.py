@@ -88,7 +88,7 @@ def draw_batch(run: BoundRun, source: Source) -> bytes:
   return plots.render_png(plots.draw_image_grid([each.seen for each in examples], words), 80)
 
 
-def _format_summary(path: Any, source: Any, examples: Any, classes: Any, looked_at: Any, kinds: Any) -> str:
+def _format_summary(path: Any, source: Any, examples: Any, classes: Any, looked_at: Any, kinds: Any) -> list[str]:
   counts, counted = classes
   words = ", ".join(f"{name} {kind.count:,}" for name, kind in kinds.items() if kind.count) or "none"
   unhashed = "" if stats.can_hash() else f"; near-duplicates need {extras.format_advice('dedup')}"

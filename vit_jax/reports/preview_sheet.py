@@ -114,7 +114,7 @@ def draw_sheet(
 
 def _arrange_sheet(
   run: Any, source: Any, batch: Any, classes: Any, looked_at: Any, worst: Any
-) -> tuple[list[TextBox | Tile], int, int]:
+) -> tuple[list[TextBox], int, int]:
   """Returns (texts and tiles, top of the chart of classes, height of the sheet)."""
   examples, exact = batch
   items = [*_arrange_title(EDGE, f"{source.name}, {source.split}", describe_batch(run, source, exact))]

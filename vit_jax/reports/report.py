@@ -192,7 +192,9 @@ def make_chapters(about: ReportContents, images: Sequence[str] = (), limit: int 
   return made
 
 
-def _make_weights_chapters(run: pathlib.Path, of_several: bool, images: int, limit: int | None) -> list[Chapter]:
+def _make_weights_chapters(
+  run: RecordedRun, of_several: bool, images: Sequence[str], limit: int | None
+) -> list[Chapter]:
   """Returns the chapters on training images, mistakes, and weights and attention inside of a run's model."""
   made, measured = outcomes.make_chapters(run.workdir, limit)
   try:
@@ -204,7 +206,7 @@ def _make_weights_chapters(run: pathlib.Path, of_several: bool, images: int, lim
   return [chapter._replace(title=f"{chapter.title}: {run.name}") for chapter in made] if of_several else made
 
 
-def _make_file_chapters(place: str, images: Any) -> list[Chapter]:
+def _make_file_chapters(place: pathlib.Path, images: Any) -> list[Chapter]:
   """Returns the chapters on a weight file."""
   with options.use_form(options.CONVERT):
     use = predictor.read(place)

@@ -94,7 +94,7 @@ def read_few_shot(run: RecordedRun) -> dict[str, list[tuple[int, float]]]:
   return {probe: sorted(points) for probe, points in curves.items()}
 
 
-def _draw_metric(runs: Any, sizes: Any, axis: str, metric: str) -> str:
+def _draw_metric(runs: Any, sizes: Any, axis: str, metric: str | None) -> str:
   """Draws the metric over one of the axes as SVG."""
   scale = 100 if is_share(metric) else 1
   with drawing.use_style():
@@ -142,7 +142,7 @@ def _draw_few_shot(shots: Mapping[str, Any]) -> str:
     return drawing.render_svg(figure, "few-shot")
 
 
-def _make_row(run: RecordedRun, each: Any, metric: str) -> list[str]:
+def _make_row(run: RecordedRun, each: str | None, metric: str) -> list[str]:
   counts = [
     f"{each.core_hours:,.3g}",
     f"{each.flops:.3g}",

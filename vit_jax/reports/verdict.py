@@ -280,7 +280,7 @@ def _compare_runs(runs: Sequence[RecordedRun]) -> list[Part]:
   return parts
 
 
-def _make_row(run: RecordedRun, metric: str, others: Any) -> list[Any]:
+def _make_row(run: RecordedRun, metric: str | None, others: Any) -> list[Any]:
   ends = _compute_interval(run, metric) if metric in run.figures else None
   rate = run.result.get("images_per_second")
   return [
@@ -296,7 +296,7 @@ def _make_row(run: RecordedRun, metric: str, others: Any) -> list[Any]:
   ]
 
 
-def _group_over_seeds(runs: Sequence[RecordedRun], metric: str) -> list[Any]:
+def _group_over_seeds(runs: Sequence[RecordedRun], metric: str | None) -> list[Any]:
   """Returns rows for the groups of runs that differ only in their seed."""
   groups = {}
   for run in runs:

@@ -18,7 +18,7 @@ PAUSE = 0.25  # seconds between two reads of the store
 LINGER = 5.0  # seconds that process 0, which owns the store, waits so that the others can read why it ends
 GRACE = 2.0  # seconds that this process has to end by itself for the same reason as another process
 _runs = itertools.count()
-_failed = None  # (Peers, exit code) of a run that ended with an error
+_failed: "tuple[Peers, int] | None" = None  # (Peers, exit code) of a run that ended with an error
 
 
 class Peers:
@@ -36,7 +36,7 @@ class Peers:
     global _failed
     _failed = None
     self.status = ""  # the current position of this process, as text
-    self.asked = None  # (code, message) of the first request to stop, made by any process
+    self.asked: tuple[int, str] | None = None  # (code, message) of the first request to stop, made by any process
     self._patience = patience
     self._store, self._folder = exchange.Store(), f"run{next(_runs)}"
     self._me, self._others = (
@@ -44,13 +44,13 @@ class Peers:
       [i for i in range(exchange.count_processes()) if i != exchange.process_index()],
     )
     self._polls = 0
-    self._last = None  # the poll at which all processes stop
-    self._mine = None  # this process's poll at the time of the request
+    self._last: int | None = None  # the poll at which all processes stop
+    self._mine: int | None = None  # this process's poll at the time of the request
     self._turn = threading.Condition()
     self._seen = {i: (None, time.monotonic(), "") for i in self._others}  # sign of life, time of its arrival, status
     self._heard = time.monotonic()
     self._ends = {}  # process -> (code, message), for processes that ended for their own reason
-    self._ended = None  # time at which the first process ended
+    self._ended: float | None = None  # time at which the first process ended
     self._closed = threading.Event()
     _end_without_waiting()
     self._thread = threading.Thread(target=self._run, name="peers", daemon=True)

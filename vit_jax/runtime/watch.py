@@ -129,10 +129,10 @@ class Watch:
     self.step = -1
     self._phase, self._since, self._detail = "start", time.monotonic(), str
     self._durations = collections.defaultdict(lambda: collections.deque(maxlen=100))  # seconds between polls, by phase
-    self._polled = None, 0.0  # phase and time of the last poll
+    self._polled: tuple[str | None, float] = (None, 0.0)  # phase and time of the last poll
     self._polls = 0
-    self._request = None  # (code, message) of a stop
-    self._asked = None  # time of the request
+    self._request: tuple[int, str] | None = None  # (code, message) of a stop
+    self._asked: float | None = None  # time of the request
     self._stopping = False
     self._reported = False
     self._interrupts = 0

@@ -89,7 +89,7 @@ def _count_devices() -> tuple[str, int]:
   return platform, int(devices)
 
 
-def _divide_items(items: Sequence[Any], count: int, what: str, sizes: Sequence[int] | None = None) -> list[Any]:
+def _divide_items(items: Sequence[Any], count: int, what: str, sizes: dict[int, str] | None = None) -> list[Any]:
   """Divides items into equal parts and drops the remainder. `sizes` contains the allowed sizes of a part."""
   size = len(items) // max(count, 1)
   if not 0 < count <= len(items) or (sizes and size not in sizes):

@@ -4,7 +4,7 @@ import hashlib
 import json
 import pathlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from vit_jax.config import flags
 from vit_jax.evals import selection
@@ -117,7 +117,7 @@ class SweepRecord:
       print_line(f"  picture   {workdir / 'sweep.png'}")
       print_line(f"  settings  tensorboard {texts.format_flag('logdir', workdir)}   (page HParams)")
 
-  def _groups(self, metric: str) -> dict[str, list[float]]:
+  def _groups(self, metric: str | None) -> dict[str, list[float]]:
     """Returns {name of a setting: values of a metric}. The names contain only keys that differ between settings."""
     keys = results.find_varied_keys(self.trials)
     named = {}
@@ -127,7 +127,7 @@ class SweepRecord:
         named[" ".join(words)] = values
     return named
 
-  def _metrics(self) -> Sequence[str]:
+  def _metrics(self) -> Iterable[str]:
     """Returns all metrics that any trial has, in order."""
     return dict.fromkeys(name for trial in self.trials for name in trial.figures)
 

@@ -216,7 +216,7 @@ def check_data(trials: Sequence[Trial], decide: str | None, over: str | None = N
   check_possible(trials)
 
 
-def _check_data(run: Any, decide: bool, open_split: Callable[..., Any]) -> None:
+def _check_data(run: Any, decide: str | None, open_split: Callable[..., Any]) -> None:
   weights = run.init.from_
   if weights and not paths.resolve_path(weights).exists():
     raise ConfigError(f"config.init.from: no file {weights!r}")

@@ -64,7 +64,7 @@ def format_table(figures: Mapping[str, Sequence[float]], tasks: Sequence[str], m
   return format_markdown([head, row])
 
 
-def _format_mean(values: Sequence[float]) -> str:
+def _format_mean(values: Sequence[Sequence[float]]) -> str:
   if not values:
     return "-"
   mean = f"{100 * statistics.mean(statistics.mean(runs) for runs in values):.2f}"

@@ -5,6 +5,7 @@ only the logits of these classes. Other publications compare all logits (see `ev
 of the 50,000 images have no label and are not scored.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.data.dataset_row import DatasetRow
@@ -42,7 +43,7 @@ R = (
 # fmt: on
 
 
-def _subset_row(builder: str, train: str) -> DatasetRow:
+def _subset_row(builder: str, train: int) -> DatasetRow:
   """Returns a row for a subset of the training images, with the complete validation split."""
   return DatasetRow(
     tfds.catalogued,
@@ -56,7 +57,7 @@ def _subset_row(builder: str, train: str) -> DatasetRow:
   )
 
 
-def _evaluation_row(builder: str, images: int, **more: Any) -> DatasetRow:
+def _evaluation_row(builder: str, images: Mapping[str, int], **more: Any) -> DatasetRow:
   """Returns a row of images that are only evaluated. "train" is the same split, as models need one to be built."""
   split = next(iter(images))
   return DatasetRow(

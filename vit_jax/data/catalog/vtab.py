@@ -8,6 +8,7 @@ The rows specify which augmentations keep the labels, according to Kolesnikov et
 not augment images.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from vit_jax.data.catalog import labels
@@ -51,7 +52,7 @@ TASKS = {  # by row name, in the order of Dosovitskiy et al. 2021, table 9
 
 
 def _create_row(
-  builder: str, splits: str, classes: int, image_bytes: int, val: str, test: str = "test", **more: Any
+  builder: str, splits: Mapping[str, int], classes: int, image_bytes: int, val: str, test: str = "test", **more: Any
 ) -> DatasetRow:
   """Returns a row for VTAB. `val` is the split string of the slice "val200"."""
   both = f"train[:800]+{val}"
@@ -61,7 +62,7 @@ def _create_row(
   )
 
 
-_CLEVR = dict(
+_CLEVR: dict[str, Any] = dict(
   builder="clevr:3.1.0",
   splits={"train": 70_000, "validation": 15_000},  # TFDS's own test split has no labels
   image_bytes=190_000,  # 19.0 GB
@@ -69,7 +70,7 @@ _CLEVR = dict(
   test="validation",
   crop=False,
 )
-_DSPRITES = dict(
+_DSPRITES: dict[str, Any] = dict(
   builder="dsprites:2.0.0",
   splits={"train": 737_280},
   classes=16,
@@ -80,7 +81,7 @@ _DSPRITES = dict(
   image=labels.brighten,
   flip=False,
 )
-_SMALLNORB = dict(
+_SMALLNORB: dict[str, Any] = dict(
   builder="smallnorb:2.0.0",
   splits={"train": 24_300, "test": 24_300},
   image_bytes=5_400,  # 262 MB with two pictures per record; only the first picture is used

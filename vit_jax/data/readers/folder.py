@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from vit_jax.data import class_names, membership, sources
@@ -206,7 +206,7 @@ def _open_directory(path: str) -> locations.DiskFolder | locations.BucketFolder:
   return locations.DiskFolder(root)
 
 
-def _hold_out(tree: FolderTree, classes: Mapping[str, str], holdout: float, seed: int) -> Drawn:
+def _hold_out(tree: FolderTree, classes: Iterable[str], holdout: float, seed: int) -> Drawn:
   """Divides the files of each class into "test", with the share `holdout`, and "train"."""
   drawn = {"train": [], "test": []}
   for label in classes:
@@ -217,7 +217,7 @@ def _hold_out(tree: FolderTree, classes: Mapping[str, str], holdout: float, seed
   return drawn
 
 
-def _split_validation(drawn: Drawn, train: str, share: float) -> Drawn:
+def _split_validation(drawn: Drawn, train: str, share: float) -> tuple[Drawn, int]:
   """Moves a share of each class of `train` to "val".
 
   Returns the files of each split, and the number of files in "val".

@@ -281,7 +281,7 @@ def _exists(path: pathlib.Path) -> bool:
   return locations.call_storage(paths.parse_path(path, bare=True), ask)
 
 
-def _open_tree(root: str) -> locations.Folder:
+def _open_tree(root: pathlib.Path) -> locations.Folder:
   """Returns the disk or bucket at a path. Raises AbsentError if the path does not exist."""
   if paths.in_bucket(root):
     return locations.BucketFolder.listed(root)
@@ -290,7 +290,7 @@ def _open_tree(root: str) -> locations.Folder:
   return locations.DiskFolder(root)
 
 
-def _find_files(tree: locations.Folder, folder: str, suffixes: tuple[str, ...]) -> list[str]:
+def _find_files(tree: locations.Folder, folder: str, suffixes: Sequence[str]) -> list[str]:
   """Returns the files below a directory that have one of the suffixes. On a disk, searches up to `DEPTH` levels."""
   start = f"{folder}/" if folder else ""
   if isinstance(tree, locations.BucketFolder):

@@ -137,7 +137,7 @@ def _list_images(records: IndexedRecords, numbers: Iterable[int]) -> list[str]:
   return named
 
 
-def _resolve_image(manifest: str, about: Any) -> str:
+def _resolve_image(manifest: str, about: Any) -> bytes:
   """Returns the image of a line of a manifest. Raises OSError."""
   if "bytes" in about:
     try:

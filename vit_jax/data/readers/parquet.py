@@ -101,7 +101,7 @@ def parquet(
   )
 
 
-def _locate_row(files: Files, file: int, arrays: Arrays, record: int) -> str:
+def _locate_row(files: Files, file: int, arrays: object, record: int) -> str:
   return f"{files.path(file)}, row {record:,}"
 
 

@@ -116,7 +116,7 @@ def segmentation(
   )
 
 
-def _assign_values(names: Sequence[str], first: int, ignored: Sequence[int]) -> tuple[int, ...]:
+def _assign_values(names: tuple[str, ...] | None, first: int, ignored: Sequence[int]) -> tuple[int, ...]:
   """Returns the pixel value of each class. Raises ConfigError if a value has two meanings."""
   values = tuple(range(first, first + len(names)))
   if both := sorted(set(ignored) & set(values)):

@@ -11,7 +11,7 @@ import os
 import posixpath
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,12 +109,12 @@ def _locate_member(files: Files, file: int, arrays: Arrays, record: int) -> str:
   return f"{files.path(file)}, member {_read_member_name(arrays, record)!r}"
 
 
-def _read_member_name(arrays: Arrays, record: int) -> bytes:
+def _read_member_name(arrays: Arrays, record: int) -> str:
   """Returns the name of a record's image in its shard."""
   return _slice_name(arrays["names_of_members"], arrays["name_ends"], record)
 
 
-def _slice_name(members: np.ndarray, ends: np.ndarray, record: int) -> bytes:
+def _slice_name(members: Any, ends: Sequence[int], record: int) -> str:
   """Returns a name from the concatenated names of all members."""
   return bytes(members[ends[record - 1] if record else 0 : ends[record]]).decode("utf-8", "surrogateescape")
 
@@ -306,7 +306,7 @@ def _read_label(sample: Any, key: str | None) -> Any:
   raise ValueError(f"it has no label. Allowed: a .cls file, the key {key!r} in a .json file, or a .txt file")
 
 
-def _check_same(sample: Any, label: Any, key: str, other: Any) -> None:
+def _check_same(sample: Any, label: Any, key: str | None, other: Any) -> None:
   """Raises ValueError if json and cls have different labels. A number and a name are not compared."""
   several = other if isinstance(other, list) else [other]
   comparable = [each for each in several if type(each) is type(label)]

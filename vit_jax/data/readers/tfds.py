@@ -319,7 +319,7 @@ def find_builder_dir(builder: str | None, path: str | None) -> Any:
   return locations.call_storage(root, lambda: _find_builder_dir(root, builder, path))
 
 
-def _find_builder_dir(root: pathlib.Path, builder: str, path: str | None) -> Any:
+def _find_builder_dir(root: pathlib.Path, builder: str | None, path: str | None) -> Any:
   # Imported here because the import takes 0.3 s, and only runs that read TFDS need it. It does not import TensorFlow.
   import tensorflow_datasets as tfds
 

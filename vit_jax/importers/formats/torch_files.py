@@ -68,7 +68,7 @@ _PLAIN = re.compile(
 # Readers for the two forms of a file. Both return the pickled value, and {key: (start, number of bytes)} of the values.
 
 
-def _read_zip(path: pathlib.Path, file: zipfile.ZipFile, build: BuildObject) -> Any:
+def _read_zip(path: pathlib.Path, file: BinaryIO, build: BuildObject) -> Any:
   try:
     archive = zipfile.ZipFile(file)
   except zipfile.BadZipFile:

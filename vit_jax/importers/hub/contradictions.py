@@ -147,5 +147,5 @@ def _has_fixed_size(description: Description) -> bool:
   )
 
 
-def _format_pixels(size: int) -> str:
+def _format_pixels(size: int | tuple[int, int]) -> str:
   return f"{size} px" if isinstance(size, int) else f"{size[0]} x {size[1]} px"

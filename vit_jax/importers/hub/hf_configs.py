@@ -59,11 +59,11 @@ def describe_unsaved(chosen: Layout, description: Description, said: ImageMetada
   return [*result, *preprocessing.describe_crop_limits(said, transformers=bool(chosen.beside))]
 
 
-def _is_square(description: Description, said: Mapping[str, Any]) -> bool:
+def _is_square(description: Description, said: ImageMetadata) -> bool:
   return description.channels == 3 and description.image_size == said.size
 
 
-def _transformers_files(config: Mapping[str, Any], description: Description, said: Mapping[str, Any]) -> dict[str, Any]:
+def _transformers_files(config: Mapping[str, Any], description: Description, said: ImageMetadata) -> dict[str, Any]:
   names = said.labels or tuple(f"LABEL_{i}" for i in range(description.classes))
   numbers = {name: i for i, name in enumerate(names)}
   config |= {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": numbers}
@@ -74,7 +74,7 @@ def _transformers_files(config: Mapping[str, Any], description: Description, sai
   return {"config.json": config} | ({"preprocessor_config.json": prepared} if prepared else {})
 
 
-def _timm_files(description: Description, said: Mapping[str, Any]) -> dict[str, Any]:
+def _timm_files(description: Description, said: ImageMetadata) -> dict[str, Any]:
   named = find_architecture(description)
   first, head = _ENDS[description.published.family]
   size = description.image_size

@@ -278,7 +278,7 @@ def _read_labels(config: Mapping[str, Any]) -> Any:
   return () if all(map(_DEFAULT_NAME.fullmatch, names)) else tuple(names)
 
 
-def _describe_alike(labels: Sequence[str]) -> str:
+def _describe_alike(labels: Sequence[str]) -> list[str]:
   """Returns a note on classes that have the same name."""
   numbers: dict[str, list[int]] = {}
   for number, name in enumerate(labels):
@@ -320,7 +320,7 @@ def _read_ratio(arguments: Mapping[str, Any]) -> float | None:
   return float(value)
 
 
-def _read_count(config: Mapping[str, Any], key: str, oblong: bool = False, low: int = 1) -> int | None:
+def _read_count(config: Mapping[str, Any], key: str, oblong: bool = False, low: int = 1) -> Any:
   """Returns a whole number of at least `low`. A pair of equal numbers (height, width) counts as one number."""
   value = config[key]
   sides = value if isinstance(value, list) and len(value) == 2 else [value]

@@ -170,7 +170,7 @@ def _read_crop(config: Mapping[str, Any]) -> tuple[Choice | None, int | None]:
 
 
 def _read_central_crop(
-  config: Mapping[str, Any], large: Any, squash: bool, interpolation: str
+  config: Mapping[str, Any], large: Any, squash: bool, interpolation: dict[str, str]
 ) -> tuple[Choice | None, int | None]:
   """Returns (test crop, its side) for a central crop after resizing."""
   side = _read_size(config["crop_size"], True, "crop_size")[0] if "crop_size" in config else None

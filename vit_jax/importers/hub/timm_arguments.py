@@ -80,7 +80,7 @@ def _collect_sizes(description: Description, bound: Mapping[str, Any]) -> tuple[
   return (width, depth, heads, hidden), patch, args
 
 
-def _plain_arguments(description: Description, bound: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+def _plain_arguments(description: Description, bound: Mapping[str, Any]) -> Choice | None:
   """Returns the name and the arguments for timm's plain class, or None."""
   row, patch, args = _collect_sizes(description, bound)
   distilled, token = bound["pool"] == "distilled", bound["pool"] == "cls" or bool(bound["class_token"])
@@ -121,7 +121,7 @@ def _has_patches_only(bound: Mapping[str, Any]) -> bool:
   return bound["position"] == "learned_patches" or bool(bound["registers"] and bound["position"] == "learned")
 
 
-def _eva_arguments(description: Description, bound: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+def _eva_arguments(description: Description, bound: Mapping[str, Any]) -> Choice | None:
   """Returns the name and all arguments for timm's class EVA, or None."""
   _, patch, args = _collect_sizes(description, bound)
   inner = bound["attention.output"].name == "normed"

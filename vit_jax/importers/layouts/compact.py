@@ -74,7 +74,9 @@ def _describe(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   return Description(Choice(name, overrides), image_size, classes, first[1])
 
 
-def _find_position(table: Any, kernel: int, count: int, has_cls: bool, hints: Mapping[str, Any]) -> tuple[str, int]:
+def _find_position(
+  table: Any, kernel: int, count: int, has_cls: bool, hints: Mapping[str, Any]
+) -> tuple[str, int | None]:
   """Returns (position, image size). A stored table counts as learned unless its values are those of the sine table."""
   hint = hints.get("image_size")
   if table is None:
@@ -95,7 +97,7 @@ def _find_position(table: Any, kernel: int, count: int, has_cls: bool, hints: Ma
   return "learned", next((size for size in (32, 224, 384) if size in sizes), sizes[-1])
 
 
-def _count_tokens(image_size: int, kernel: int, count: int) -> int:
+def _count_tokens(image_size: int, kernel: int, count: int) -> int | None:
   sides = (image_size, image_size) if isinstance(image_size, int) else image_size
   if count:
     return math.prod(compute_side(n, kernel, count) for n in sides)

@@ -100,7 +100,7 @@ def _describe(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   return Description(Choice(name, arguments), image_size, classes, tensors["conv_stem.weight"].shape[1])
 
 
-def _compute_widths(factor: float, stages: Sequence[Any]) -> tuple[int, ...]:
+def _compute_widths(factor: float, stages: int) -> tuple[int, ...]:
   """Returns the channels of the stem, of every stage and of the top."""
   return tuple(round_channels(base, factor) for base in (STEM, *(stage.width for stage in STAGES[:stages]), TOP))
 

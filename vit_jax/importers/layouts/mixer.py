@@ -84,7 +84,7 @@ def _create_description(
   )
 
 
-def _find_image_size(patch: int, patches: int, hint: int | None) -> int:
+def _find_image_size(patch: int, patches: int, hint: int | None) -> int | None:
   """Returns the hint if it gives this number of patches, otherwise the side of a square."""
   rows, columns = (side // patch for side in (hint if isinstance(hint, tuple | list) else (hint or 0,) * 2))
   if rows * columns == patches:

@@ -196,7 +196,7 @@ def describe_vit(
   )
 
 
-def _choose_shortest(plain: Choice, row: tuple[Any, ...], patch: int, hints: Mapping[str, Any], others: bool) -> Choice:
+def _choose_shortest(plain: Choice, row: int, patch: int, hints: Mapping[str, Any], others: bool) -> Choice:
   """Returns the model under the name that the file states, or under the name that needs the fewest other arguments.
 
   Args:
@@ -273,7 +273,7 @@ def find_heads(width: int, depth: int, hidden: int, hints: Mapping[str, Any], ga
   return near[0][2] if near else max(width // 64, 1)
 
 
-def _find_image_size(table: Any, leading: int, pixels: int, hints: Mapping[str, Any], name: str) -> int:
+def _find_image_size(table: Any, leading: int, pixels: int, hints: Mapping[str, Any], name: str) -> Any:
   """Returns the image size of a position table. Images are square unless the hint is different.
 
   Each row of the table represents `pixels` x `pixels` pixels. Without a table, the size comes from a config next to the

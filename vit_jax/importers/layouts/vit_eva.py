@@ -213,7 +213,7 @@ def _is_recognised(tensors: Tensors) -> bool:
   return "patch_embed.proj.weight" in tensors and "blocks.0.mlp.fc2.weight" in tensors
 
 
-def _is_eva(tensors: Tensors, hints: Mapping[str, Any]) -> bool:
+def _is_eva(tensors: Tensors, hints: Mapping[str, Any]) -> Any:
   """Returns true for timm's class EVA: by its names for layer scale, by the biases of queries, or by the hints."""
   first = {name.removeprefix("blocks.0.") for name in tensors if name.startswith("blocks.0.")}
   said = hints.get("turning", Choice("none")).name != "none" or hints.get("norm_order") == "post"

@@ -32,7 +32,7 @@ def _flax_attention(theirs: str, ours: str) -> tuple[TensorRow, ...]:
   )
 
 
-def _out_bias(theirs: str, ours: str) -> TensorRow:
+def _out_bias(theirs: str, ours: str) -> tuple[TensorRow, ...]:
   return (TensorRow(f"{theirs}/out/bias", f"{ours}/out/bias", "d -> d"),)
 
 

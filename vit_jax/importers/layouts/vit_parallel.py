@@ -75,13 +75,13 @@ def _find_norm(name: str) -> str:
   return name.rpartition(".attn.")[0] + ".attn.sub_norm.weight"
 
 
-def _join_columns(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def _join_columns(one: np.ndarray, other: np.ndarray) -> Tensor:
   """Returns two matrices with equal numbers of rows, concatenated along their columns."""
   shape = one.shape[0], one.shape[1] + other.shape[1]
   return Tensor(shape, one.dtype, lambda: np.concatenate([np.asarray(one), np.asarray(other)], axis=1))
 
 
-def _replace_middle(name: str, words: str) -> str:
+def _replace_middle(name: str, words: dict[str, str]) -> str:
   """Returns a name in a block with the middle replaced."""
   match = re.fullmatch(r"(blocks\.\d+\.)(.*)(\.\w+)", name)
   return f"{match[1]}{words.get(match[2], match[2])}{match[3]}" if match else name

@@ -202,7 +202,7 @@ def _describe_dinov2(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   )
 
 
-def _count_registers(tensors: Tensors) -> int:
+def _count_registers(tensors: Tensors) -> Any:
   return tensors["embeddings.register_tokens"].shape[1] if "embeddings.register_tokens" in tensors else None
 
 
