@@ -298,7 +298,12 @@ def draw_curve(axes: Any, runs: list[list[dict[str, Any]]], images: int, colour:
 
 
 def draw_points(
-  axes: Any, positions: Sequence[float], values: Sequence[Sequence[float]], colour: str, label: str, marker: str = "o"
+  axes: Any,
+  positions: Sequence[float],
+  values: Sequence[Sequence[float]],
+  colour: str,
+  label: str | None,
+  marker: str = "o",
 ) -> None:
   """Draws means with error bars of one standard deviation.
 

@@ -7,7 +7,6 @@ prediction, mistakes first.
 import contextlib
 import json
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -74,7 +73,7 @@ def draw_curves(axes: Any, workdir: pathlib.Path) -> None:
 
 
 def draw_gallery(
-  axes: Any, images: np.ndarray, labels: Sequence[int], guesses: Sequence[int], count: int = 32, columns: int = 8
+  axes: Any, images: np.ndarray, labels: np.ndarray, guesses: np.ndarray, count: int = 32, columns: int = 8
 ) -> None:
   """Draws a grid of images with labels, mistakes first. Mistakes also show the prediction.
 

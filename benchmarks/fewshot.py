@@ -70,7 +70,7 @@ def predict_with_theirs(features: np.ndarray, labels: np.ndarray, test: np.ndarr
   return fitted.predict((test - mean) / deviation)
 
 
-def measure_memory(function: Callable[[], object], answer: Any) -> None:
+def measure_memory(function: Callable[..., object], answer: Any) -> None:
   """Computes a prediction and puts the peak memory of this process in bytes, including the arrays, into a queue.
 
   Args:
@@ -82,7 +82,7 @@ def measure_memory(function: Callable[[], object], answer: Any) -> None:
   answer.put(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
-def measure_peak(function: Callable[[], object]) -> int:
+def measure_peak(function: Callable[..., object]) -> int:
   """Returns the peak memory of a prediction in a separate process, in bytes."""
   context = multiprocessing.get_context("spawn")
   answer = context.Queue()

@@ -89,7 +89,7 @@ def prepare_ours(parts: Experiment, images: np.ndarray, labels: np.ndarray) -> S
   batch = {name: jax.device_put(values[name].astype(shape.dtype), shape.sharding) for name, shape in shapes.items()}
   compiled, states, (frozen, _) = parts.compile(), [parts.init()], parts.frozen()
 
-  def steps(count: int) -> None:
+  def steps(count: int) -> float:
     for _ in range(count):
       states[0], metrics = compiled(states[0], batch, frozen)
     jax.block_until_ready((states[0], metrics))

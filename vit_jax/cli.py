@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NoReturn
 
 import jax
@@ -52,7 +53,7 @@ class Parser(argparse.ArgumentParser):
     description: str,
     data: bool = False,
     config_type: type = config.Run,
-    forms: Sequence[Collection[str]] = (),
+    forms: Sequence[AbstractSet[str]] = (),
   ) -> None:
     super().__init__(
       f"python -m {verb if '.' in verb else f'vit_jax.{verb}'}",

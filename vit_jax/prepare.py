@@ -177,7 +177,7 @@ def _execute_command(arguments: argparse.Namespace) -> list[str]:
   return [prepare_dataset(arguments.name, arguments.data_dir and str(arguments.data_dir))]
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _make_parser() -> cli.Parser:
   parser = cli.Parser("prepare", __doc__, data=True, forms=FORMS)
   count = cli.make_number_parser(schema.Count)
   parser.add_argument(

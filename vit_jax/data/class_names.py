@@ -4,7 +4,7 @@ import collections
 import decimal
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from vit_jax.schema import format_amount
@@ -71,7 +71,7 @@ def _has_no_width(char: str) -> bool:
   return char == "\u034f" or "\ufe00" <= char <= "\ufe0f" or "\U000e0100" <= char <= "\U000e01ef"
 
 
-def find_differing(names: Sequence[str], others: Sequence[str]) -> list[str]:
+def find_differing(names: Collection[str], others: Collection[str]) -> list[str]:
   """Returns the sorted names, in normal form, that are in only one of two lists.
 
   Args:

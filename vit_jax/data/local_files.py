@@ -76,7 +76,7 @@ def _read_statuses(files: Sequence[str]) -> list[os.stat_result | None]:
   """Returns the status of each file. Uses parallel requests, because file servers answer slowly."""
 
   def ask(first: int) -> list[os.stat_result | None]:
-    result = []
+    result: list[os.stat_result | None] = []
     for file in files[first : first + 1000]:
       try:
         result.append(os.stat(file))

@@ -54,12 +54,12 @@ def _compute_weights(old: int, new: int, method: Resampling) -> np.ndarray:
       return _antialiased_weights(old, new, 1, lambda x: np.maximum(1 - x, 0))
 
 
-def _compute_centres(new: int, scale: float) -> float:
+def _compute_centres(new: int, scale: float) -> np.ndarray:
   """Returns the centres of new rows in units of old rows, rounded to float32 after the product as in PyTorch."""
   return np.float32(np.float64(np.float32(scale)) * (np.arange(new) + 0.5) - 0.5).astype(np.float64)
 
 
-def _interpolation_weights(centre: float, old: int, kind: str) -> Any:
+def _interpolation_weights(centre: np.ndarray, old: int, kind: str) -> Any:
   """Returns the weights of the two or four old rows next to each centre. Rows at the border are repeated."""
   if kind == "linear":
     centre = np.clip(centre, 0, old - 1)

@@ -164,7 +164,7 @@ def _count_leading_rows(params: Container[str], description: Description, tokens
 
 
 def _check_equal(
-  arrays: Mapping[str, np.ndarray], have: Description, want: Description, shapes: Shapes, anew: Container[str]
+  arrays: Mapping[str, np.ndarray], have: Description, want: Description, shapes: Shapes, anew: set[str]
 ) -> None:
   """Raises ConfigError if the arrays differ from those of `want`, except for paths that are initialised again."""
   differences = [f"missing: {path}" for path in shapes if path not in arrays and path not in anew]

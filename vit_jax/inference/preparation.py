@@ -24,7 +24,7 @@ class Preparation:
   """
 
   size: int
-  cut: Callable
+  cut: Callable[..., np.ndarray]
   max_pixels: int
   max_aspect: float
   exif: bool

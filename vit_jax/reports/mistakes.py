@@ -15,7 +15,7 @@ from vit_jax.evals.intervals import METHODS, NONE
 from vit_jax.evals.metrics import Predictions
 from vit_jax.reports import drawing, page, reliability
 from vit_jax.reports.drawing import fit_text
-from vit_jax.reports.page import Gallery, Table
+from vit_jax.reports.page import Part, Table
 from vit_jax.schema import format_amount
 
 TITLE = "What it got wrong"
@@ -214,7 +214,7 @@ def _make_pairs_table(confused: Any, counts: Any, names: Sequence[str]) -> list[
 # Images.
 
 
-def _make_worst_gallery(details: Any, right: np.ndarray, squares: Squares) -> list[Gallery]:
+def _make_worst_gallery(details: Any, right: np.ndarray, squares: Squares) -> list[Part]:
   """Returns a gallery of the wrong predictions with the highest loss."""
   source, predictions, _ = details
   labelled = (predictions.label >= 0).reshape(len(right), -1).any(1)
@@ -236,7 +236,7 @@ def _make_worst_gallery(details: Any, right: np.ndarray, squares: Squares) -> li
   return _make_gallery("Worst mistakes", f"{about} them.", details, chosen, lines, squares)
 
 
-def _make_uncertain_gallery(details: Any, right: np.ndarray, squares: Squares) -> list[Gallery]:
+def _make_uncertain_gallery(details: Any, right: np.ndarray, squares: Squares) -> list[Part]:
   """Returns a gallery of the images with the smallest margin between the two best classes, right or wrong."""
   source, predictions, _ = details
   probability = predictions.probability
@@ -265,7 +265,7 @@ def _make_uncertain_gallery(details: Any, right: np.ndarray, squares: Squares) -
 
 def _make_gallery(
   title: str, about: str, details: Any, chosen: Any, lines: Any, squares: Squares, marked: Any = None
-) -> list[Gallery]:
+) -> list[Part]:
   source, positions = details.source, details.predictions.position[chosen].tolist()
   pictures = []
   for i, position, words, square in zip(chosen, positions, lines, squares(positions), strict=True):

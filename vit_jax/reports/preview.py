@@ -106,7 +106,7 @@ def _format_summary(path: Any, source: Any, examples: Any, classes: Any, looked_
   ]
 
 
-def _load_pictures(kind: Any, images: Images) -> list[np.ndarray | None]:
+def _load_pictures(kind: Any, images: Images) -> list[tuple[np.ndarray | None, ...]]:
   """Returns the images of the worst outliers that fit on the sheet, or None for each that cannot be read."""
   return [tuple(_load_picture(images, look.record) for look in looks) for _, looks in kind.worst[: preview_sheet.WORST]]
 
@@ -129,7 +129,7 @@ def _example_to_json(example: preview_batch.PreviewExample, source: Source) -> d
   }
 
 
-def _outliers_to_json(kind: stats.ConspicuousImages, source: Source) -> dict:
+def _outliers_to_json(kind: stats.ConspicuousImages, source: Source) -> dict[str, Any]:
   """Converts a kind of outliers to JSON values."""
 
   def one(look: Any) -> dict[str, Any]:

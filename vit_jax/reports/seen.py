@@ -87,7 +87,7 @@ def count_images(source: Source, seed: int = 0, seconds: float = SECONDS) -> tup
   return result, records
 
 
-def _read_labels(source: Source, records: Sequence[int]) -> Iterator[list]:
+def _read_labels(source: Source, records: Sequence[int]) -> Iterator[list[Any]]:
   """Yields lists of labels, with None for unreadable records. Labels of remote data are requested concurrently."""
 
   def label(record: int) -> Any:

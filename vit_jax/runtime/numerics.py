@@ -92,7 +92,7 @@ def record_environment(grid: jax.sharding.Mesh, code: str) -> dict[str, Any]:
     code: the version of this package's code.
   """
   device = grid.devices.flat[0]
-  host = {
+  host: dict[str, Any] = {
     "cpu": read_cpu_model(),
     "features": read_cpu_features(),
     "backend": " ".join(device.client.platform_version.split()),

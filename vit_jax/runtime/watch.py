@@ -25,7 +25,7 @@ from vit_jax.runtime.peers import Peers
 from vit_jax.runtime.progress import ProgressFile
 
 # Signals that request a stop, with the exit code and the message.
-STOPS = {
+STOPS: dict[int, tuple[int, str]] = {
   signal.SIGTERM: (exits.EXIT_PREEMPTED, "stopped on request (SIGTERM)"),
   signal.SIGHUP: (exits.EXIT_PREEMPTED, "stopped because its terminal was closed (SIGHUP)"),
   signal.SIGINT: (exits.EXIT_INTERRUPTED, "interrupted (Ctrl-C)"),
@@ -127,7 +127,8 @@ class Watch:
     self._again = f"the same command {'continues from the last checkpoint' if self._saves else again}"
     self._later = "the same command continues" if self._saves else self._again
     self.step = -1
-    self._phase, self._since, self._detail = "start", time.monotonic(), str
+    self._phase, self._since = "start", time.monotonic()
+    self._detail: Callable[[], str] = str
     self._durations = collections.defaultdict(lambda: collections.deque(maxlen=100))  # seconds between polls, by phase
     self._polled: tuple[str | None, float] = (None, 0.0)  # phase and time of the last poll
     self._polls = 0

@@ -7,11 +7,12 @@ import pathlib
 import re
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from vit_jax.storage import paths
 
 # Advice for each error number.
-ADVICE = {
+ADVICE: dict[int | None, str] = {
   errno.ENOSPC: "Make room on the disk (df shows where)",
   errno.EDQUOT: "Make room in your quota (quota shows how much)",
   errno.EFBIG: "Raise the limit of file sizes of this process (ulimit -f)",
@@ -36,7 +37,13 @@ _ANSWERS = {
   "DEADLINE_EXCEEDED": errno.EHOSTDOWN,
   "NOT_FOUND": errno.ENOENT,
 }
-_CODES = {401: errno.EACCES, 403: errno.EACCES, 404: errno.ENOENT, 429: errno.EHOSTDOWN, 503: errno.EHOSTDOWN}
+_CODES: dict[Any, int] = {
+  401: errno.EACCES,
+  403: errno.EACCES,
+  404: errno.ENOENT,
+  429: errno.EHOSTDOWN,
+  503: errno.EHOSTDOWN,
+}
 
 
 def describe_error(error: OSError) -> str:

@@ -43,7 +43,7 @@ def read_stamps(files: Sequence[pathlib.Path]) -> list[tuple[int, int]]:
   Modification times of objects in a bucket are in whole seconds.
   """
 
-  def ask(file: str) -> Any:
+  def ask(file: Any) -> Any:
     if not paths.in_bucket(file):
       return local_files.read_stamp(file)
     status = file.stat()

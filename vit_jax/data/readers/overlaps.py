@@ -115,7 +115,7 @@ def _describe_overlaps(
   return notes
 
 
-def _is_equal(content: Callable[[Any], bytes], pair: tuple[Any, Any]) -> bool:
+def _is_equal(content: Callable[[Any], bytes], pair: Any) -> bool:
   try:
     return content(pair.one) == content(pair.other)
   except OSError:  # reported when the image is used
