@@ -32,7 +32,6 @@ def test_a_config_trains_two_steps(name, local, tmp_path):
   assert np.isfinite(result["loss"])
 
 
-@pytest.mark.sample(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_takes_two_steps_and_measures_every_image(name):
@@ -48,7 +47,7 @@ def test_a_recipe_takes_two_steps_and_measures_every_image(name):
   assert np.isfinite(figures["loss"])
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.parametrize("name", DATA)
 def test_a_config_builds_as_it_is(name, local):
   run = recipes.run(name, **local[name], **({"batch": 16} if name == "folder" else {}))

@@ -39,7 +39,6 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.sample(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_recipe_is_what_was_published_and_needs_neither_data_nor_memory_to_plan(name, monkeypatch):

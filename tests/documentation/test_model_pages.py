@@ -125,7 +125,7 @@ def counted(model):
   )
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.heavy  # half a minute for all of them
 @pytest.mark.parametrize("row", ROWS, ids=label)
 def test_a_row_has_the_numbers_of_its_model_and_its_tables_fit(row):

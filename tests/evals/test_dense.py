@@ -92,8 +92,10 @@ def test_the_probe_is_that_of_all_pixels_by_the_tokens_of_their_patches(weights,
   rows = tokens.repeat(patch, 1).repeat(patch, 2).astype(np.float64)[truth < CLASSES]
   labels = truth[truth < CLASSES]
   mean, deviation = rows.mean(0), rows.std(0) + 1e-5
+  # Pixels of one patch and one class are equal rows, which count as often as they occur.
+  different, times = np.unique(np.column_stack([rows, labels]), axis=0, return_counts=True)
+  rows, labels, each = different[:, :-1], different[:, -1].astype(int), times / patch**2
   x = np.concatenate([(rows - mean) / deviation, np.full((len(rows), 1), 100.0)], 1)
-  each = np.full(len(x), 1 / patch**2)
   if probe == "ridge":
     y = np.where(labels[:, None] == np.arange(CLASSES), 1.0, -1.0)
     scores_of = Ridge(alpha=1024.0, fit_intercept=False).fit(x, y, each).predict

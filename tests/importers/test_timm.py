@@ -44,7 +44,7 @@ NAMES = (
 SMALL = {"embed_dim": 96, "num_heads": 3, "depth": 2}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_timm_computes_the_same_of_its_files_and_of_ours(tmp_path, name):
   timm = peers.timm()

@@ -65,7 +65,7 @@ def computed(model, images):
   return output.last_hidden_state[:, 0].numpy()
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize("case", BOTH)
 def test_transformers_computes_the_same_of_its_files_and_of_ours(tmp_path, case):

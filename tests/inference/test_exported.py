@@ -97,7 +97,6 @@ def test_every_family_is_tried():
   assert {of(name).family for name in FAMILIES} == {row.family for row in models.table.TABLE.values()}
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_is_written_as_onnx(tmp_path, name):
   size = 56 if models.table.find(name).family == "swin" else 32

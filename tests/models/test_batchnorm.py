@@ -197,6 +197,7 @@ def single(accumulate):
   return trained(parts(1, optim__accumulate=accumulate))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("accumulate", "axes"), [(1, {}), (2, {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2})])
 def test_eight_devices_have_the_losses_and_averages_of_one(accumulate, axes):
   expected, ones = single(accumulate)

@@ -172,7 +172,7 @@ MESHES = [
 ]
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.parametrize("changes", MESHES, ids=str)
 def test_a_run_is_the_same_on_any_mesh(alone, changes):
   for path, value in after(run(8, **changes)).items():

@@ -30,6 +30,7 @@ def workdir(tmp_path_factory):
   return workdir
 
 
+@pytest.mark.long
 def test_figures_are_those_of_the_end_of_training_on_all_images_of_the_test(workdir):
   chapters, measured = outcomes.make_chapters(workdir)
   result = json.loads((workdir / "result.json").read_text())

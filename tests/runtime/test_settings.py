@@ -141,7 +141,7 @@ def test_g_every_verb_runs_below_the_check(verb):
   assert ast.unparse(last).splitlines() == ["if __name__ == '__main__':", "    cli.run_verb(main)"]
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_g_an_unknown_xla_flag_prints_one_line():
   flags, name = os.environ | {"XLA_FLAGS": "--xla_nonsense=1"}, "Unknown flag in XLA_FLAGS: --xla_nonsense=1"
   processes = [

@@ -208,7 +208,7 @@ def test_what_the_same_command_does_is_said_of_a_program_without_checkpoints():
       watch.poll()
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_a_watch_ends_what_does_not_end():
   """Each in a process of its own, all at once: a step without end; SIGTERM inside C while compiling; a save after a
   SIGTERM that takes too long, and one that a SIGTERM meets; a step without end whose standard error is closed, and one

@@ -69,6 +69,7 @@ def printed(tmp_path_factory):
   return folder, [text.split("exit ") for text in texts]
 
 
+@pytest.mark.long
 def test_a_mistake_ends_all_processes_with_2(printed):
   folder, texts = printed
   for bad, whole, *_ in texts:

@@ -289,6 +289,7 @@ def test_tensorboard_that_cannot_be_written_costs_no_result(parts, whole, tmp_pa
   assert caplog.text.count("The run continues without further TensorBoard output") == 1
 
 
+@pytest.mark.long
 def test_the_result_says_where_the_time_went(parts, tmp_path):
   began = time.time()
   with pytest.raises(InterruptedError):

@@ -85,7 +85,7 @@ def _shift_images(x: Tensor, size: int, stride: int, borders: Borders) -> Iterat
       yield x[:, i : i + stride * (rows - 1) + 1 : stride, j : j + stride * (columns - 1) + 1 : stride]
 
 
-def _conv_as_product(x: Tensor, kernel: Tensor, *, stride: int, borders: Borders) -> Array:
+def _conv_as_product(x: Tensor, kernel: Tensor, *, stride: int, borders: Borders) -> Tensor:
   """Computes `_conv` as one matrix product of concatenated shifted copies of the image with the flattened kernel."""
   size, (_, height, width, _) = kernel.shape[0], x.shape
   if size == stride and borders == [(0, 0)] * 2 and not (height % size or width % size):
@@ -97,7 +97,7 @@ def _conv_as_product(x: Tensor, kernel: Tensor, *, stride: int, borders: Borders
   return product.reshape(*patches.shape[:3], -1)
 
 
-def _conv_as_sum(x: Tensor, kernel: Tensor, *, stride: int, borders: Borders) -> Array:
+def _conv_as_sum(x: Tensor, kernel: Tensor, *, stride: int, borders: Borders) -> Tensor:
   """Computes a depthwise `_conv` with a kernel [P, P, 1, C] as a sum of shifted copies."""
   weights = rearrange(kernel, "i j 1 c -> (i j) c")
   return sum(view * row for view, row in zip(_shift_images(x, kernel.shape[0], stride, borders), weights, strict=True))
