@@ -10,6 +10,7 @@ from sklearn.metrics import precision_recall_fscore_support
 from tests import runs
 from vit_jax import evals, schema
 from vit_jax.data import catalog, sources
+from vit_jax.data.bound_data import EvalData
 from vit_jax.training import build
 
 pytestmark = pytest.mark.heavy
@@ -28,7 +29,7 @@ def subject(found, classes, batches, names=None):
       lambda params, batch: {name: rows[batch["row"]] for name, rows in found.items()}
     ),
     source=lambda data, split: source(10, classes, found["label"].ndim),
-    data=lambda data: schema.Choice("made", {"image_size": 8, "test_crop": schema.Choice("resize")}),
+    data=lambda data: EvalData("made", {"image_size": 8, "test_crop": schema.Choice("resize")}),
     batches=lambda data, source, size: (batch for batch in batches),
     images_at_once=lambda size: size or 4,
     classes=classes,
@@ -84,9 +85,9 @@ def test_the_name_of_a_figure_says_which_logits_compete(name, classes, way):
   asked = []
   rows = {"label": np.array([6, 11]), "best": np.array([[6], [13]]), "loss": np.zeros(2), "confidence": np.ones(2)}
   model = subject(rows | {"mask": np.ones(2)}, 1000, [{"row": np.arange(2)}])
-  model.data, predictions = lambda data: schema.Choice(name, data.args), model.predictions
+  model.data, predictions = lambda data: EvalData(name, data.args), model.predictions
   model.predictions = lambda data, logits, only: asked.append(only) or predictions(data, logits)
-  data = schema.Choice(name, {"image_size": 8, "test_crop": schema.Choice("resize")})
+  data = EvalData(name, {"image_size": 8, "test_crop": schema.Choice("resize")})
   outcome = evals.accuracy(model, data=data, classes=classes)({}, lambda: None)
   assert asked == [None if classes == "all" else catalog.CATALOG[name].subset]
   assert (outcome.figures[f"{way}top1"], outcome.figures["images"], outcome.details.way) == (1 / 2, 2, way)

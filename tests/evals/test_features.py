@@ -10,13 +10,14 @@ import pytest
 
 from tests import archive_files
 from vit_jax.data import sources
+from vit_jax.data.bound_data import EvalData
 from vit_jax.evals import features
 from vit_jax.schema import Choice
 
 pytestmark = pytest.mark.heavy
 
 SOURCE = sources.Source("made", "train", ("a", "b"), 50, lambda i: (bytes([i]), i % 2), str, fingerprint=lambda: "1")
-DATA = Choice("made", {"image_size": 8, "test_crop": Choice("resize"), "mean": (0.5,), "std": (0.5,), "threads": 4,
+DATA = EvalData("made", {"image_size": 8, "test_crop": Choice("resize"), "mean": (0.5,), "std": (0.5,), "threads": 4,
                        "exif": False})  # fmt: skip
 
 
@@ -124,7 +125,7 @@ def test_the_name_follows_from_all_that_features_depend_on_and_nothing_else(tmp_
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
   def name(model="a", source=SOURCE, kind="head", **changes):
-    return features.find_cache_file(model, Choice("made", DATA.args | changes), source, kind)
+    return features.find_cache_file(model, DATA.replace(**changes), source, kind)
 
   assert name().is_relative_to(tmp_path)
   assert name() == name(threads=8)

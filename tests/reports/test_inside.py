@@ -11,6 +11,7 @@ import pytest
 
 from tests import modules
 from vit_jax import models
+from vit_jax.data.bound_data import EvalData
 from vit_jax.inference.predictor import Predictor
 from vit_jax.models import positions, swin
 from vit_jax.reports import embeddings, inside, page
@@ -53,7 +54,7 @@ def predictor(name, args, side) -> Predictor:
   params = {
     path: jnp.asarray(draw.normal(0, 0.5, leaf.shape) + path.endswith("scale")) for path, leaf in shapes.items()
   }
-  return Predictor(description, ("a", "b", "c"), params, Choice("images", {"mean": MEAN, "std": STD}), "softmax")
+  return Predictor(description, ("a", "b", "c"), params, EvalData("images", {"mean": MEAN, "std": STD}), "softmax")
 
 
 def squares(side, count=2):

@@ -52,7 +52,9 @@ def test_figures_are_those_of_the_end_of_training_on_all_images_of_the_test(work
   names = [details.source.display_name(i) for i in details.predictions.position]
   number = names.index(picture.lines[-1])
   assert picture.lines[0] == f"label {details.source.classes[details.predictions.label[number]]}"
-  subject = EvalContext(measured.parts.model, measured.parts.mesh, measured.parts.run.data, 40, catalog.open_split)
+  subject = EvalContext(
+    measured.experiment.model, measured.experiment.mesh, measured.experiment.run.data, 40, catalog.open_split
+  )
   batches = subject.batches(None, details.source, 40)
   images = np.concatenate([np.asarray(batch["image"]) for batch in batches])
   batches.close()

@@ -85,7 +85,7 @@ def test_a_bad_image_is_said_or_replaced_as_the_run_would(tmp_path):
   ends, _ = preview_batch.compute_first_images(run, source)
   assert [example.error is None for example in ends].count(False) == 2
   assert all("not a complete image" in example.error for example in ends if example.error)
-  skipping = dataclasses.replace(run, data=Choice("folder", {**run.data.args, "on_error": "skip"}))
+  skipping = dataclasses.replace(run, data=run.data.replace(on_error="skip"))
   replaced, _ = preview_batch.compute_first_images(skipping, source)
   assert all(example.error is None and example.seen.shape == (32, 32, 3) for example in replaced)
   names = {source.identify(example.record) for example in replaced}

@@ -7,7 +7,7 @@ ConfigDict. `resolve` checks it and returns a frozen value.
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import ml_collections
 
@@ -166,7 +166,7 @@ class Measurement:
   limits: Limits = Limits()
 
 
-def recipe(**fields) -> ml_collections.ConfigDict:
+def recipe(**fields: Any) -> ml_collections.ConfigDict:
   """Returns the editable form of a `Run`, which a config file must return.
 
   Values are not checked before `resolve`.
@@ -187,7 +187,7 @@ def recipe(**fields) -> ml_collections.ConfigDict:
   return _make_editable(Run, fields)
 
 
-def measurement(**fields) -> ml_collections.ConfigDict:
+def measurement(**fields: Any) -> ml_collections.ConfigDict:
   """Returns the editable form of a `Measurement`, for `vit_jax.fewshot`.
 
   Args:
@@ -196,7 +196,7 @@ def measurement(**fields) -> ml_collections.ConfigDict:
   return _make_editable(Measurement, fields)
 
 
-def _make_editable(kind, fields):
+def _make_editable(kind: type, fields: Mapping[str, Any]) -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict(type_safe=False, convert_dict=True)
   defaults = {
     f.name: to_plain(schema.field_default(f))
@@ -209,7 +209,10 @@ def _make_editable(kind, fields):
   return config
 
 
-def resolve(config: Mapping[str, Any], kind: type = Run):
+Resolved = TypeVar("Resolved", Run, Measurement)
+
+
+def resolve(config: Mapping[str, Any], kind: type[Resolved] = Run) -> Resolved:
   """Checks an editable config and returns a frozen value.
 
   Args:
@@ -237,7 +240,7 @@ def resolve(config: Mapping[str, Any], kind: type = Run):
       raise ConfigError("a value contains itself or is nested too deeply") from None
 
 
-def _check_kind(config, kind):
+def _check_kind(config: Mapping[str, Any], kind: type) -> None:
   """Raises ConfigError with the right command if the config is for another command."""
   if kind is Run and is_measurement(config):
     raise ConfigError(misplaced.MEASURES)

@@ -13,7 +13,7 @@ import pathlib
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 from jax.experimental import topologies
@@ -177,7 +177,7 @@ def use_tpu_compiler(kernels: bool) -> Iterator[pathlib.Path]:
     _use_compilation_cache(before)
 
 
-def _use_compilation_cache(use):
+def _use_compilation_cache(use: bool) -> None:
   jax.config.update("jax_enable_compilation_cache", use)
   compilation_cache.reset_cache()  # otherwise the first compilation of the process decides
 
@@ -249,7 +249,7 @@ def make_plan(
   return estimate_run(plan, experiment, slice_, price, host_rate)
 
 
-def _describe_choices(run, slice_):
+def _describe_choices(run: BoundRun, slice_: hardware.Slice) -> str:
   """Returns the slice, the model and the choices of a search, as in "v3-32, ViT-L/16, fsdp=8, remat=full"."""
   mesh = [f"{axis}={size}" for axis, size in schema.to_plain(run.mesh).items() if size not in (-1, 1)]
   remat, accumulate = run.model.args.get("remat", "none"), run.optim.accumulate
@@ -257,7 +257,7 @@ def _describe_choices(run, slice_):
   return ", ".join([slice_.rented, run.model.name, *mesh, *choices])
 
 
-def _mark_too_large(plan, message, seconds):
+def _mark_too_large(plan: Plan, message: str, seconds: float) -> Plan:
   needed, limit = parse_needed_bytes(message), plan.hbm_limit
   problem = (
     f"does not fit: {needed / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB. Use --search to find a setting that fits"
@@ -272,7 +272,13 @@ def parse_needed_bytes(message: str) -> int:
   return max((int(float(a or c) * units[b or d]) for a, b, c, d in sizes), default=0)
 
 
-def _estimate_step(plan, experiment, compiled, chip, kernel_cycles):
+def _estimate_step(
+  plan: Plan,
+  experiment: Experiment,
+  compiled: jax.stages.Compiled,
+  chip: hardware.Chip,
+  kernel_cycles: Mapping[str, float],
+) -> Plan:
   """Returns the plan with memory, arithmetic, traffic and seconds of a step."""
   memory, costs, program = compiled.memory_analysis(), compiled.cost_analysis(), hlo.read_program(compiled.as_text())
   if program.loops:  # XLA's own count includes the body of a loop only once

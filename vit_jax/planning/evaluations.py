@@ -6,6 +6,7 @@ The evaluations process whole splits with a forward pass, at regular intervals a
 from typing import NamedTuple
 
 from vit_jax.data import catalog
+from vit_jax.evals import BoundEval
 from vit_jax.training.experiment import Experiment
 
 
@@ -36,7 +37,7 @@ def list_evaluations(experiment: Experiment) -> dict[str, EvaluationCount | None
   }
 
 
-def _describe_evaluation(experiment, choice, every):
+def _describe_evaluation(experiment: Experiment, choice: BoundEval, every: int) -> EvaluationCount | None:
   if choice.split is None:
     return None
   source = catalog.open_known_split(choice.data or experiment.run.data, choice.split)

@@ -8,6 +8,7 @@ import collections
 import math
 import pathlib
 import re
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 # Bits per element. Types that are not listed (tokens, opaque handles) have zero bits.
@@ -68,6 +69,9 @@ class _Instruction(NamedTuple):
   type: str
   opcode: str
   rest: str
+
+
+Computations = dict[str, list[_Instruction]]  # instructions by the name of their computation
 
 
 def read_program(text: str) -> ProgramCost:
@@ -133,7 +137,7 @@ def read_kernel_cycles(folder: pathlib.Path) -> dict[str, int]:
   return by_kernel
 
 
-def _split_computations(text):
+def _split_computations(text: str) -> tuple[Computations, str | None]:
   computations, entry, current = {}, None, None
   for line in text.splitlines():
     if match := _COMPUTATION.match(line):
@@ -148,7 +152,7 @@ def _split_computations(text):
   return computations, entry
 
 
-def _find_type_end(text):
+def _find_type_end(text: str) -> int:
   """Returns the end of the type at the start of an instruction: the first space outside of parentheses."""
   depth = 0
   for position, letter in enumerate(text):
@@ -158,7 +162,7 @@ def _find_type_end(text):
   raise ValueError(f"not an HLO instruction: {text[:200]}")
 
 
-def _count_runs(computations, entry):
+def _count_runs(computations: Computations, entry: str | None) -> collections.Counter[str]:
   """Returns the number of runs of each computation, starting from the entry."""
   turns = collections.Counter()
   pending = [(entry, 1)]
@@ -171,12 +175,12 @@ def _count_runs(computations, entry):
   return turns
 
 
-def _find_called(i):
+def _find_called(i: _Instruction) -> list[str]:
   branches = _BRANCHES.search(i.rest)
   return _CALLED.findall(i.rest) + (re.findall(r"[\w.-]+", branches[1]) if branches else [])
 
 
-def _count_iterations(i, computations):
+def _count_iterations(i: _Instruction, computations: Computations) -> int:
   """Returns the number of iterations of a loop: the constant in its condition, or 1 if it cannot be determined."""
   match = re.search(r"condition=%?([\w.-]+)", i.rest)
   constants = computations.get(match[1], ()) if match else ()
@@ -184,11 +188,11 @@ def _count_iterations(i, computations):
   return numbers[0] if len(numbers) == 1 else 1
 
 
-def _is_integer(i):
-  return i.opcode == "constant" and re.match(r"[su]32\[\]", i.type) and re.match(r"\d+\)", i.rest)
+def _is_integer(i: _Instruction) -> bool:
+  return i.opcode == "constant" and bool(re.match(r"[su]32\[\]", i.type) and re.match(r"\d+\)", i.rest))
 
 
-def _find_fused(computations):
+def _find_fused(computations: Computations) -> set[str]:
   """Returns the computations inside fusions and reductions. Their values never reach memory."""
   inner = set()
   for instructions in computations.values():
@@ -206,7 +210,7 @@ def _count_bytes(kind: str) -> int:
   )
 
 
-def _add_traffic(sums, kind, i, times):
+def _add_traffic(sums: dict[str, tuple[int, int, float]], kind: str, i: _Instruction, times: int) -> None:
   size = _parse_group_size(i.rest)
   payload = _count_bytes(i.type)
   if i.opcode.endswith("-start") and kind == "all-gather":
@@ -217,7 +221,7 @@ def _add_traffic(sums, kind, i, times):
   sums[kind] = (calls + times, total + times * payload, moved + times * payload * factor)
 
 
-def _parse_group_size(rest):
+def _parse_group_size(rest: str) -> int:
   """Returns the number of devices that a collective connects. HLO has three notations for them."""
   if match := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
     return len(match[1].split(","))
@@ -232,7 +236,7 @@ def _parse_group_size(rest):
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "after-all", "iota"}
 
 
-def _count_touched_bytes(i, types, computations):
+def _count_touched_bytes(i: _Instruction, types: Mapping[str, str], computations: Computations) -> int:
   """Returns the bytes that an operation outside of fusions reads and writes.
 
   If a fusion reads only a slice of an operand, only the slice is counted. Bodies of loops read slices of values that
@@ -247,7 +251,7 @@ def _count_touched_bytes(i, types, computations):
   return read + min(_count_bytes(i.type), slices.get("result", _count_bytes(i.type)))
 
 
-def _find_slices(fusion):
+def _find_slices(fusion: Iterable[_Instruction]) -> dict[int | str, int]:
   """Returns {operand number: bytes of its slice}. The key "result" contains the bytes of an in-place update."""
   numbers = {i.name: int(i.rest.split(")")[0]) for i in fusion if i.opcode == "parameter"}
   users = collections.defaultdict(list)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from vit_jax import config, schema
+from vit_jax import config
 from vit_jax.parallel import hardware
 from vit_jax.planning.estimate import Plan
 from vit_jax.training.bound_run import BoundRun
@@ -77,17 +77,10 @@ def list_meshes(slice_: hardware.Slice) -> list[config.Mesh]:
   ]
 
 
-def _replace_choices(run, mesh, scan, remat, micro_batches):
+def _replace_choices(run: BoundRun, mesh: config.Mesh, scan: bool, remat: str, micro_batches: int) -> BoundRun | None:
   """Returns the run with these choices, or None if its model does not support them."""
-  args = dict(run.model.args)
-  if not {"scan", "remat"} <= args.keys() and remat != "none":
+  keys = run.model.args.keys()
+  if not {"scan", "remat"} <= keys and remat != "none":
     return None
-  if "scan" in args:
-    args |= {"scan": scan, "remat": remat}
-  optim = dict(run.optim.args) | {"accumulate": micro_batches}
-  return dataclasses.replace(
-    run,
-    mesh=mesh,
-    model=schema.Choice(run.model.name, args),
-    optim=schema.Choice(run.optim.name, optim),
-  )
+  model = run.model.replace(scan=scan, remat=remat) if "scan" in keys else run.model
+  return dataclasses.replace(run, mesh=mesh, model=model, optim=run.optim.replace(accumulate=micro_batches))

@@ -52,13 +52,13 @@ _COLUMNS = (  # heading, function from a plan to the cell
 )
 
 
-def _format_input(plan):
+def _format_input(plan: Plan) -> str:
   images = f"{plan.images_per_second_per_host:,.0f} of {plan.host_rate:,.0f}/s"
   size = plan.input_bytes_per_second_per_host
   return images if size is None else f"{images}, {size / 1e6:,.0f} MB/s"
 
 
-def _explain_input_bound(plan):
+def _explain_input_bound(plan: Plan) -> str:
   measured = plan.host_rate_method == "measured"
   first = (
     "Raise data.workers, if the rate was measured with fewer workers than cores"
@@ -73,7 +73,7 @@ def _explain_input_bound(plan):
   )
 
 
-def _format_evaluations(plan):
+def _format_evaluations(plan: Plan) -> str:
   """Returns a description of the evaluations and their hours. Evaluations of unknown cost are marked as not counted."""
   known = [
     f"{name} {e['times']:,} x {format_amount(e['images'], 'image')}" for name, e in plan.evaluations.items() if e

@@ -13,7 +13,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import ml_collections
 
@@ -27,6 +27,7 @@ from vit_jax.schema.texts import format_amount as format_amount
 from vit_jax.schema.types import Choice, Duration, Pattern, Required
 from vit_jax.schema.values import config_key, field_default, to_plain
 
+_Result = TypeVar("_Result")
 _GROUP = Mapping | ml_collections.ConfigDict  # the arguments of a choice in a config
 
 
@@ -52,7 +53,7 @@ def bind(choice: Choice, functions: tuple[Callable[..., Any], ...], table: Table
   return kind(choice.name, _convert_fields(choice.args, entries, f"{choice.name!r}", inspect.Parameter.empty, table))
 
 
-def make(choice: Choice, table: Table, *supplied):
+def make(choice: Choice, table: Table, *supplied: Any) -> Any:
   """Calls the first function that a choice names.
 
   Args:
@@ -79,7 +80,7 @@ def make(choice: Choice, table: Table, *supplied):
   return bind(choice, functions).call(functions[0], *supplied)
 
 
-def preset(function: Callable, *first, **defaults) -> Callable:
+def preset(function: Callable[..., _Result], *first: Any, **defaults: Any) -> Callable[..., _Result]:
   """Returns a function with some arguments filled in and some defaults replaced. It can be used as a schema.
 
   Args:
@@ -94,7 +95,7 @@ def preset(function: Callable, *first, **defaults) -> Callable:
 
 
 def _convert_fields(
-  values: Mapping[str, Any], entries: Mapping[str, Any], owner: str, no_default, others: Table | None = None
+  values: Mapping[str, Any], entries: Mapping[str, Any], owner: str, no_default: Any, others: Table | None = None
 ) -> dict[str, Any]:
   """Converts the values of all entries {key: (type, default)}. Every key in `values` must be an entry."""
   for key in values:
@@ -164,7 +165,7 @@ class _TypeMismatch(ConfigError):
   """An error for a value that does not have the type of its key."""
 
 
-def _describe_mismatch(value, kind):
+def _describe_mismatch(value: Any, kind: Any) -> str:
   """Returns the message for a value of the wrong type: the expected type, the value, and an example."""
   example = aliases.find_example(current_config_key()) or expected.example_of_type(kind)
   shown = show(str(value) if isinstance(value, Text) else to_plain(value))
@@ -172,7 +173,7 @@ def _describe_mismatch(value, kind):
   return f"expected {expected.describe_type(kind)}, got {shown}.{advice}"
 
 
-def _describe_missing(key, owner):
+def _describe_missing(key: str, owner: str) -> str:
   """Returns the message for a key without a value: the meaning of the value, and how to provide it."""
   if what := aliases.describe_value(key):
     is_choice = key in ("config.model", "config.data", "config.optim")
@@ -180,7 +181,7 @@ def _describe_missing(key, owner):
   return f"missing; {owner} needs it. Add it to the config or as --{key}=..."
 
 
-def convert(value, kind, table: Table | None = None):
+def convert(value: Any, kind: Any, table: Table | None = None) -> Any:
   """Converts a value to an annotated type.
 
   Args:
@@ -242,7 +243,7 @@ def _check_annotated(value: Any, annotation: Any) -> Any:
   return value
 
 
-def _convert_choice(value, table):
+def _convert_choice(value: Any, table: Table | None) -> Choice:
   if isinstance(value, Choice):
     return value
   if isinstance(value, str) and table is not None and value in table:
@@ -257,7 +258,7 @@ def _convert_choice(value, table):
   return Choice(str(value["name"]), {k: v for k, v in value.items() if k != "name"})
 
 
-def _convert_dataclass(value, kind):
+def _convert_dataclass(value: Any, kind: type) -> Any:
   if isinstance(value, kind):
     return value
   fields = dataclasses.fields(kind)
@@ -277,7 +278,7 @@ def _convert_dataclass(value, kind):
   return kind(**{field.name: values[config_key(field)] for field in fields})
 
 
-def _convert_mapping(value, kind):
+def _convert_mapping(value: Any, kind: Any) -> dict[str, Any]:
   if not isinstance(value, Mapping | ml_collections.ConfigDict):
     raise ConfigError(f"{show(value)} is not a set of named entries. Write dict(...)")
   result = {}
@@ -287,7 +288,7 @@ def _convert_mapping(value, kind):
   return result
 
 
-def _convert_tuple(value, kinds):
+def _convert_tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
   try:
     read = texts.parse_literal(value)
   except ConfigError as error:
@@ -313,13 +314,13 @@ def _convert_tuple(value, kinds):
   return tuple(result)
 
 
-def _describe_list_error(problem, kinds):
+def _describe_list_error(problem: str, kinds: tuple[Any, ...]) -> str:
   """Returns the message for a value where a list of numbers, or a list of lists, is expected."""
   example = aliases.find_example(current_config_key()) or expected.example_of_type(tuple[kinds])
   return f"{problem}. Write a value such as {example}" if example else problem
 
 
-def _advise_list(value, kind):
+def _advise_list(value: Any, kind: Any) -> str:
   """Returns advice to write a single word as a list in a flag, or "" if no list of words is expected."""
   if kind not in (str, Pattern) or not current_config_key():
     return ""
@@ -327,7 +328,7 @@ def _advise_list(value, kind):
   return f""". Write {texts.format_flag(current_config_key(), f'["{word}"]')}"""
 
 
-def _convert_scalar(value, kind):
+def _convert_scalar(value: Any, kind: Any) -> Any:
   if kind in (str, Pattern) and isinstance(value, str):
     if kind is Pattern:
       patterns.check_pattern(value)

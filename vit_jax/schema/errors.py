@@ -67,7 +67,7 @@ class ConfigError(ValueError):
     self.message, self.place = make_printable(message), make_printable(current_config_key(key), SHOWN)
     super().__init__(self.message)
 
-  def __str__(self):
+  def __str__(self) -> str:
     return f"{self.place}: {self.message}" if self.place else self.message
 
 
@@ -114,7 +114,7 @@ def make_printable(text: str, most: int = LONGEST) -> str:
   return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-def show(value) -> str:
+def show(value: Any) -> str:
   """Returns the `repr` of a value, shortened for a message."""
   if isinstance(value, ml_collections.ConfigDict):
     value = value.to_dict()  # otherwise the text would be lines of YAML with the names of our classes

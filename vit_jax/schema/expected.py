@@ -79,11 +79,11 @@ def _name(kind: Any) -> str:
   return next((name for name in names if name in NAMED), getattr(kind, "__name__", str(kind)))
 
 
-def _contains(interval, value):
+def _contains(interval: Interval, value: float) -> bool:
   return value > interval.low if interval.open_low else interval.low <= value <= interval.high
 
 
-def _format_bounds(interval):
+def _format_bounds(interval: Interval) -> str:
   """Returns the range of a number in words, with a leading space."""
   # A bound above a billion only prevents typing errors, so messages omit it.
   low, high = (f"{end:.10g}" if abs(end) < 1e9 else "" for end in (interval.low, interval.high))

@@ -75,7 +75,7 @@ def suggest_places(config: Mapping[str, Any] | ml_collections.ConfigDict, key: s
   return f" Did you mean {' or '.join(f'--config.{place}{ending}' for place in places)}?" if places else ""
 
 
-def _format_value(config, key):
+def _format_value(config: Any, key: str) -> str:
   """Returns the value of a dotted key as a user would type it, or "" if it is a group or absent."""
   for name in key.split("."):
     if not isinstance(config, Mapping | ml_collections.ConfigDict) or name not in config:
@@ -84,7 +84,7 @@ def _format_value(config, key):
   return format_typed(config)
 
 
-def _iterate_keys(config, above: str = "", depth: int = 0) -> Iterator[tuple[str, bool]]:
+def _iterate_keys(config: Any, above: str = "", depth: int = 0) -> Iterator[tuple[str, bool]]:
   """Yields (dotted key, true if it is a group) for all keys. Keys without a value are included."""
   if depth > DEPTH:
     return

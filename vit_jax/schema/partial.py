@@ -32,11 +32,11 @@ def add_names(config: Mapping[str, Any]) -> Mapping[str, Any]:
   return {**config, "evals": result}
 
 
-def _measures_test_split(choice):
+def _measures_test_split(choice: Mapping[str, Any]) -> bool:
   """Returns true if an evaluation measures the test split of the run's own data."""
   return choice.get("name") in MEASURING and choice.get("data") is None and choice.get("split", "test") == "test"
 
 
-def _is_partial(choice):
+def _is_partial(choice: Any) -> bool:
   """Returns true if a value of a config has keys of an evaluation of the run's own data, but no name."""
   return isinstance(choice, _GROUPS) and len(choice) > 0 and "name" not in choice and "data" not in choice

@@ -9,6 +9,7 @@ import math
 import re
 from re import _constants as codes
 from re import _parser as parser
+from typing import Any
 
 from vit_jax.schema.errors import ConfigError, show
 
@@ -40,12 +41,12 @@ def check_pattern(pattern: str) -> None:
     )
 
 
-def _count_ways(items) -> float:
+def _count_ways(items: Any) -> float:
   """Returns an upper bound of the number of ways in which a parsed sequence can match at one position."""
   return math.prod(map(_count_item_ways, items), start=1.0)
 
 
-def _count_item_ways(item) -> float:
+def _count_item_ways(item: Any) -> float:
   code, value = item
   if code not in _REPEATS:
     parts = map(_count_ways, _find_sequences(value))
@@ -61,7 +62,7 @@ def _count_item_ways(item) -> float:
   return math.inf if inside > WAYS or times > 20 else 2 * inside**times
 
 
-def _find_sequences(value):
+def _find_sequences(value: Any) -> list[Any]:
   """Returns the sequences inside a parsed item. They are in a list for a branch, and in a tuple for a group."""
   if isinstance(value, parser.SubPattern):
     return [value]

@@ -9,14 +9,17 @@ from typing import Annotated, Any
 from vit_jax.schema import aliases, suggestions
 from vit_jax.schema.errors import format_names, suggest_nearest
 
+Entries = Mapping[str, tuple[Any, Any]]  # {key: (type, default)}
+Functions = Mapping[str, Callable[..., Any] | tuple[Callable[..., Any], ...]]  # by name; the first makes the object
 
-def read_keywords(function: Callable) -> dict[str, Any]:
+
+def read_keywords(function: Callable[..., Any]) -> dict[str, Any]:
   """Returns the keyword-only parameters of a function with their defaults, as {name: default}."""
   parameters = inspect.signature(function).parameters.values()
   return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
-def suggest_fix(key: str, value, entries: Mapping[str, tuple], others: Mapping[str, Callable | tuple]) -> str:
+def suggest_fix(key: str, value: Any, entries: Entries, others: Functions) -> str:
   """Returns advice for the end of an error about an unknown key.
 
   The advice names the functions that accept the key. If there are none, it names the key that accepts the value, or a
@@ -66,7 +69,7 @@ def list_nested(kinds: Mapping[str, Any]) -> dict[str, str]:
   return result
 
 
-def _find_nested(key: str, functions: tuple[Callable, ...]) -> str | None:
+def _find_nested(key: str, functions: tuple[Callable[..., Any], ...]) -> str | None:
   """Returns "group.key" if a choice among the arguments of the functions has the key."""
   for function in functions:
     hints = typing.get_type_hints(function, include_extras=True)
@@ -75,7 +78,7 @@ def _find_nested(key: str, functions: tuple[Callable, ...]) -> str | None:
   return None
 
 
-def is_certain(key: str, entries: Mapping[str, tuple], others: Mapping[str, Callable | tuple]) -> bool:
+def is_certain(key: str, entries: Entries, others: Functions) -> bool:
   """Returns true if `suggest_fix` knows the meaning of the key and does not guess it from the spelling.
 
   Args:
@@ -90,11 +93,11 @@ def is_certain(key: str, entries: Mapping[str, tuple], others: Mapping[str, Call
   return taken or aliases.find_equivalent(key, entries) is not None
 
 
-def format_allowed(entries: Mapping[str, tuple]) -> str:
+def format_allowed(entries: Mapping[str, tuple[Any, Any]]) -> str:
   """Returns the end of an error about a key: the list of the allowed keys."""
   return f" Allowed: {format_names(entries)}." if entries else " No keys are allowed here."
 
 
-def _list_words(kind) -> list:
+def _list_words(kind: Any) -> list[Any]:
   """Returns the allowed values of a Literal, or of an optional Literal."""
   return [word for part in (kind, *typing.get_args(kind)) for word in typing.get_args(part)]

@@ -129,7 +129,7 @@ def suggest_for_flag(flag: str, value: str, known: Mapping[str, bool], groups: C
   return Suggestion((f"--config.{own.partition('=')[0]}={shlex.quote(own.partition('=')[2])}",) if own else ())
 
 
-def _find_selection_flag(key, known, groups):
+def _find_selection_flag(key: str, known: Collection[str], groups: Collection[str]) -> str:
   """Returns the flag that selects averaged or raw weights, or "" if the config of the command has no key for this
   choice.
   """
@@ -145,20 +145,20 @@ def is_known(flag: str) -> bool:
   return any(last_word(flag) in table for table in (KEYS, FLAGS, REMARKS))
 
 
-def _has_key(key, groups):
+def _has_key(key: str, groups: Collection[str]) -> bool:
   """Returns true if a config with these groups has a key. Keys of evaluations are only known for a run's config."""
   first = key.partition(".")[0]
   return first in groups and (first != "evals" or "task" in groups)
 
 
-def _insert_value(flag, value):
+def _insert_value(flag: str, value: str) -> str:
   """Returns `--flag=EXAMPLE` with the user's value instead of the example, unless the value is only a switch."""
   if not value or value.lower() in _SWITCH:
     return flag
   return f"{flag.partition('=')[0]}={shlex.quote(value)}"
 
 
-def _translate(name, value) -> list[tuple[str, str]]:
+def _translate(name: str, value: str) -> list[tuple[str, str]]:
   """Returns (key, value) pairs for a name of another framework. A value that does not fit is replaced by an example."""
   key, example = KEYS[name]
   number = _parse_number(value)
@@ -189,7 +189,7 @@ def _translate(name, value) -> list[tuple[str, str]]:
   return [(key, text or example)]
 
 
-def _parse_number(text):
+def _parse_number(text: str) -> float | None:
   """Returns the finite number that a text represents, or None."""
   try:
     number = float(text)
@@ -198,12 +198,12 @@ def _parse_number(text):
   return number if math.isfinite(number) else None
 
 
-def _is_word(text):
+def _is_word(text: str) -> bool:
   """Returns true if a text may be a name: it starts with a letter and is not a switch."""
   return text[:1].isalpha() and text.lower() not in _SWITCH
 
 
-def _parse_duration(name, value):
+def _parse_duration(name: str, value: str) -> str:
   """Returns a length of training with the unit of this package, such as "90ep" or "5%", or "" for other texts."""
   number = _parse_number(value)
   if number is not None:

@@ -5,8 +5,9 @@ from typing import Any
 
 from vit_jax.schema.bound import Bound
 from vit_jax.schema.errors import ConfigError, show, suggest_nearest
+from vit_jax.schema.signatures import Functions
 
-Table = Mapping[str, Callable | tuple[Callable, ...]]  # functions by name; the first one of several makes the object
+Table = Functions
 
 
 class Variants(dict):
@@ -60,7 +61,7 @@ class DerivedTable(Mapping):
     return name in self._base and name not in self._without
 
 
-def lookup(table: Table, name: str) -> tuple[Callable, ...]:
+def lookup(table: Table, name: str) -> tuple[Callable[..., Any], ...]:
   """Returns the functions of a name in a table.
 
   Args:

@@ -43,7 +43,7 @@ def parse_number(value: Any) -> Any:
 
 
 class _DictCalls(ast.NodeTransformer):  # configs write dict(name="a"), which this class converts to {"name": "a"}
-  def visit_Call(self, node):
+  def visit_Call(self, node: ast.Call) -> ast.AST:
     self.generic_visit(node)
     if not (
       isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args and all(k.arg for k in node.keywords)

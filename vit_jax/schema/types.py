@@ -27,11 +27,11 @@ class Range(NamedTuple):
   open_low: bool = False
   open_high: bool = False
 
-  def __contains__(self, value):
+  def __contains__(self, value: object) -> bool:
     above = value > self.low if self.open_low else value >= self.low
     return above and (value < self.high if self.open_high else value <= self.high)
 
-  def __str__(self):
+  def __str__(self) -> str:
     return f"{'(' if self.open_low else '['}{self.low}, {self.high}{')' if self.open_high else ']'}"
 
 
@@ -73,7 +73,7 @@ class Duration(str):
 
   _FORM = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([kM]?)(st|ep|ex|%)?")
 
-  def __new__(cls, value):
+  def __new__(cls, value: Any) -> "Duration":
     text = value.strip() if isinstance(value, str) else show(value)
     match = cls._FORM.fullmatch(text)
     if isinstance(value, bool) or not match:

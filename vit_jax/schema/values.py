@@ -14,7 +14,7 @@ def config_key(field: dataclasses.Field) -> str:
   return field.name.rstrip("_")
 
 
-def to_plain(value):
+def to_plain(value: Any) -> Any:
   """Converts a Run or one of its values to dicts, lists and scalars, for JSON and for comparison."""
   match value:
     case Choice():
@@ -30,7 +30,7 @@ def to_plain(value):
   return value
 
 
-def list_choices(value) -> set[str]:
+def list_choices(value: Any) -> set[str]:
   """Returns the names of all choices in a Run or in one of its values."""
   match value:
     case Choice():
@@ -85,6 +85,6 @@ def nest_choices(settings: Mapping[str, Any]) -> dict[str, Any]:
   return result
 
 
-def field_default(field):
+def field_default(field: dataclasses.Field[Any]) -> Any:
   """Returns the default of a dataclass field, or MISSING if the field has no default."""
   return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

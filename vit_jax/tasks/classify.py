@@ -49,7 +49,7 @@ class Classify:
   frozen: ClassVar[FrozenModel | None] = None
   sharding: ClassVar[models.ShardingRules] = ()
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.target_threshold is None:
       return
     if self.loss == "softmax":
@@ -160,7 +160,7 @@ class Classify:
       targets = (targets > self.target_threshold).astype(targets.dtype)
     return losses.LOSSES[self.loss](logits, targets)
 
-  def _targets(self, labels, shares=None):
+  def _targets(self, labels: Labels, shares: Tensor | None = None) -> Array:
     classes = self.supplied.model.description.classes
     targets = losses.one_hot(labels, classes) if shares is None else losses.encode_shares(labels, shares, classes)
     return losses.normalise_rows(targets) if self.loss == "softmax" else targets

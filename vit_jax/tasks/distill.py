@@ -22,8 +22,10 @@ from vit_jax.shapes import Array, Count, Float, PRNGKey, Tensor
 from vit_jax.tasks.classify import Classify
 from vit_jax.tasks.task import Batch, FrozenModel, Labels, Objective, Params, TaskContext
 
+Divergence = Callable[[Tensor, Tensor], Array]  # (student logits, teacher logits) -> divergence of each image
 
-def hard() -> Callable:
+
+def hard() -> Divergence:
   """Returns the divergence "hard": cross-entropy to the teacher's best class (equation 3 of the paper).
 
   Returns:
@@ -37,7 +39,7 @@ def hard() -> Callable:
   return divergence
 
 
-def soft(*, temperature: Positive = 3.0) -> Callable:
+def soft(*, temperature: Positive = 3.0) -> Divergence:
   """Returns the divergence "soft": Kullback-Leibler divergence at a temperature, multiplied by temperature squared.
 
   The divergence is KL(teacher || student), equation 2 of the paper. The loss is averaged over images, as in the paper.

@@ -54,7 +54,7 @@ class MaskedAutoencoder:
   frozen: ClassVar[None] = None
   sharding: ClassVar[models.ShardingRules] = decoder.SHARDING
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     masking.check_patch_tokens(self.supplied.model)
     args = self.supplied.model.description.settings()
     if "heads" not in args or args.get("position") == "relative":  # only attention accepts any number of tokens
@@ -81,11 +81,11 @@ class MaskedAutoencoder:
     return self.supplied.patch
 
   @property
-  def _patches(self):
+  def _patches(self) -> int:
     return masking.count_patches(self.supplied.model)
 
   @property
-  def _visible(self):
+  def _visible(self) -> int:
     return self._patches - round(self.share * self._patches)
 
   @functools.cached_property
@@ -151,7 +151,7 @@ class MaskedAutoencoder:
     squared, _ = self._compute_errors(params, {"image": images, "order": order}, None)
     return {"loss": squared.mean(1), "rmse": jnp.sqrt(squared).mean(1)}
 
-  def _compute_errors(self, params, examples, key):
+  def _compute_errors(self, params: Params, examples: Batch, key: PRNGKey | None) -> tuple[Array, dict[str, Array]]:
     """Returns (mean squared error of each hidden patch (B, hidden), statistics of the model)."""
     images, order = examples["image"], examples["order"]
     visible, hidden = order[:, : self._visible], order[:, self._visible :]

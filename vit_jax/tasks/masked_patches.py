@@ -40,8 +40,8 @@ class Target:
 
   outputs: int
   metric: str
-  of: Callable
-  compare: Callable
+  of: Callable[[Tensor], Array]
+  compare: Callable[[Tensor, Tensor], tuple[Array, Array]]
 
 
 def mean_colour(patch: int) -> Target:
@@ -51,7 +51,7 @@ def mean_colour(patch: int) -> Target:
     patch: side of the patches in pixels.
   """
 
-  def of(patches):
+  def of(patches: Tensor) -> Array:
     return classify_colours(reduce(patches, "b n i j c -> b n c", "mean"))
 
   return Target(COLOURS, "accuracy", of, _cross_entropy)
@@ -71,10 +71,10 @@ def small_patches(patch: int) -> Target:
       f"a patch of {format_amount(patch, 'pixel')} cannot be reduced to 4x4 pixels. Use another model, or 'mean_colour'"
     )
 
-  def of(patches):
+  def of(patches: Tensor) -> Array:
     return classify_colours(reduce(patches, "b n (y i) (x j) c -> b n (y x) c", "mean", y=4, x=4))
 
-  def compare(predicted, targets):
+  def compare(predicted: Tensor, targets: Tensor) -> tuple[Array, Array]:
     loss, right = _cross_entropy(rearrange(predicted, "b m (p v) -> b m p v", p=16), targets)
     return loss.mean(-1), right.mean(-1)
 
@@ -90,10 +90,10 @@ def pixels(patch: int) -> Target:
     patch: side of the patches in pixels.
   """
 
-  def of(patches):
+  def of(patches: Tensor) -> Array:
     return rearrange(patches, "b n i j c -> b n (i j c)")
 
-  def compare(predicted, targets):
+  def compare(predicted: Tensor, targets: Tensor) -> tuple[Array, Array]:
     squared = jnp.square(predicted.astype(jnp.float32) - targets).mean(-1)
     return squared, jnp.sqrt(squared)
 
@@ -113,7 +113,7 @@ def classify_colours(values: Float[Tensor, "*B 3"]) -> Integer[Array, "*B"]:
   return levels @ jnp.array([LEVELS**2, LEVELS, 1])
 
 
-def _cross_entropy(logits, classes):
+def _cross_entropy(logits: Tensor, classes: Tensor) -> tuple[Array, Array]:
   targets = jax.nn.one_hot(classes, COLOURS, dtype=jnp.float32)
   return losses.softmax_cross_entropy(logits, targets), (jnp.argmax(logits, -1) == classes).astype(jnp.float32)
 
@@ -150,7 +150,7 @@ class MaskedPatches:
     (rf"{HEAD}/bias|{TOKEN}", (None,)),
   )
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     masking.check_patch_tokens(self.supplied.model)
     if self.masked + self.swapped > 1:
       raise ConfigError(f"{self.swapped}, but masked is {self.masked}: their sum is above 1", "swapped")
@@ -175,11 +175,11 @@ class MaskedPatches:
     return self.supplied.patch
 
   @property
-  def _patches(self):
+  def _patches(self) -> int:
     return masking.count_patches(self.supplied.model)
 
   @property
-  def _corrupted(self):
+  def _corrupted(self) -> int:
     return round(self.share * self._patches)
 
   def init(self, key: PRNGKey) -> Params:
@@ -252,7 +252,9 @@ class MaskedPatches:
     loss, metric, _ = self._compare_patches(params, {"image": images} | masks, None)
     return {"loss": loss.mean(1), self.headline: metric.mean(1)}
 
-  def _compare_patches(self, params, examples, key):
+  def _compare_patches(
+    self, params: Params, examples: Batch, key: PRNGKey | None
+  ) -> tuple[Array, Array, dict[str, Array]]:
     """Returns (loss (B, M), metric (B, M), statistics) of the corrupted patches."""
     images, corrupted = examples["image"], examples["corrupted"]
     corrupt = functools.partial(corrupt_embeddings, params[TOKEN], corrupted, examples["instead"])

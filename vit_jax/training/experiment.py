@@ -13,7 +13,7 @@ from vit_jax.checkpoints import provenance
 from vit_jax.checkpoints.digests import sha256
 from vit_jax.data import catalog, stream
 from vit_jax.data.device_batches import DeviceBatches
-from vit_jax.evals import outcomes
+from vit_jax.evals import Outcome, outcomes
 from vit_jax.importers import options, surgery
 from vit_jax.models import flops, overview
 from vit_jax.optim.schedules import Schedule
@@ -29,7 +29,7 @@ class Eval(NamedTuple):
 
   Attributes:
     every: interval in steps.
-    measure: function (params, poll) -> evals.Outcome. It calls `poll` between batches.
+    measure: function (params, poll) -> Outcome. It calls `poll` between batches.
   """
 
   every: int
@@ -233,7 +233,7 @@ class Experiment:
     """
     return {name: each for name, each in self.evals.items() if 0 < step < self.total and step % each.every == 0}
 
-  def evaluate(self, due: Mapping[str, Eval], state: steps.State, poll: Callable[[], None]) -> dict[str, evals.Outcome]:
+  def evaluate(self, due: Mapping[str, Eval], state: steps.State, poll: Callable[[], None]) -> dict[str, Outcome]:
     """Measures the weights of a state and their moving average.
 
     Args:

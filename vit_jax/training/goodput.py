@@ -8,6 +8,7 @@ import os
 import pathlib
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from vit_jax.storage import errors, files, paths
 
@@ -26,6 +27,7 @@ PHASES = {
 LOST, BETWEEN = "wasted_progress_from_disruption", "infrastructure_recovery_from_disruption"
 TRAINING = ("compile", "step", "data", "evaluation", "save")  # phases that count as `train_seconds`
 KEPT = 50  # attempts in the file; older attempts are summed up
+Account = dict[str, Any]  # times of an attempt, or of several: a number, or {phase: seconds} for "seconds"
 PAUSE = 10.0  # seconds between two writes to a bucket, which accepts one write per second
 
 
@@ -112,14 +114,14 @@ class GoodputTracker:
     if name not in ("step", "data"):
       self.write()
 
-  def _enter(self, name):
+  def _enter(self, name: str) -> str:
     """Adds the time since the last call to the current phase, enters another phase, and returns the previous phase."""
     now = time.perf_counter()
     self._seconds[self._phase] += now - self._since
     before, self._phase, self._since = self._phase, name, now
     return before
 
-  def _now(self):
+  def _now(self) -> dict[str, float]:
     """Returns the seconds of each phase until now."""
     return self._seconds | {self._phase: self._seconds[self._phase] + time.perf_counter() - self._since}
 
@@ -207,7 +209,7 @@ class GoodputTracker:
     if self._file:
       errors.close_directory(self._folder)
 
-  def _attempt(self):
+  def _attempt(self) -> Account:
     return {"began": self._began, "waited": self._waited, "seconds": self._now()}
 
 
@@ -277,11 +279,11 @@ def get_program_start() -> float:
   return time.time() - max(age, 0.0)
 
 
-def _make_empty_account():
+def _make_empty_account() -> tuple[Account, list[Account]]:
   return {"attempts": 0, "waited": 0.0, "seconds": dict.fromkeys(PHASES, 0.0)}, []
 
 
-def _read_account(file):
+def _read_account(file: pathlib.Path) -> tuple[Account, list[Account]]:
   """Reads (sum of older attempts, stored attempts). Returns a new account if the file is missing or damaged."""
   text = files.read_if_exists(file)
   if text is None:
@@ -297,7 +299,7 @@ def _read_account(file):
     return _make_empty_account()
 
 
-def _parse_times(record, *names):
+def _parse_times(record: Account, *names: str) -> Account:
   """Returns the named times and the seconds of a record, or raises ValueError if one is not a valid time."""
   times = {name: float(record[name]) for name in names}
   seconds = {name: float(record["seconds"][name]) for name in PHASES}
@@ -306,7 +308,7 @@ def _parse_times(record, *names):
   return times | {"seconds": seconds}
 
 
-def _merge_old_attempts(older, attempts):
+def _merge_old_attempts(older: Account, attempts: list[Account]) -> tuple[Account, list[Account]]:
   """Moves all but the newest KEPT attempts into the sum of older attempts."""
   for each in attempts[:-KEPT]:
     seconds = {name: older["seconds"][name] + each["seconds"][name] for name in PHASES}

@@ -228,7 +228,7 @@ class TrainingLog:
     """Makes all written data available for a restart."""
     self._writer.flush()
 
-  def _print_advice(self, waited):
+  def _print_advice(self, waited: float) -> None:
     """Prints advice once if waiting for data has taken too large a share of the time in several consecutive lines."""
     self._waits = (self._waits + 1 if waited > WAITING else 0) if self._waits >= 0 else -1
     if self._waits == WAITS:
@@ -240,14 +240,14 @@ class TrainingLog:
     """Closes the files."""
     self._writer.close()
 
-  def _add_chip_rates(self, rates):
+  def _add_chip_rates(self, rates: dict[str, float]) -> dict[str, float]:
     """Adds the throughput per chip to the throughput of a lap."""
     devices = self._experiment.mesh.devices
     per_chip, peak = rates["images_per_second"] / devices.size, hardware.get_peak_flops(devices.flat[0])
     utilisation = {"mfu": per_chip * flops.TRAINING * self._experiment.forward_flops / peak} if peak else {}
     return rates | {"images_per_second_per_chip": per_chip} | utilisation
 
-  def _fetch(self, step):
+  def _fetch(self, step: int) -> None:
     """Fetches the metrics up to `step` from the devices, which complete that step, and checks them."""
     steps = []
     while self._pending and self._pending[0][0] <= step:

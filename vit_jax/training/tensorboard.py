@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
@@ -87,7 +88,7 @@ class EventFile:
       with self._attempt():
         self._write(step=step, summary=summary)
 
-  def _write(self, **fields):
+  def _write(self, **fields: Any) -> None:
     record = io.BytesIO()
     RecordWriter(record).write(Event(wall_time=time.time(), **fields).SerializeToString())
     self._file.add(record.getvalue())

@@ -6,6 +6,8 @@ import json
 import logging
 import pathlib
 import tempfile
+from collections.abc import Callable
+from typing import IO
 
 import jax
 
@@ -130,7 +132,7 @@ class Trace:
         runtime.print_line(f"wrote a trace. View it with: tensorboard {texts.format_flag('logdir', self._folder)}")
 
 
-def _drop_after(path, chosen):
+def _drop_after(path: pathlib.Path, chosen: Callable[[IO[bytes]], bytes]) -> None:
   """Filters the lines of a file on a disk."""
   if not path.exists():
     return
@@ -141,7 +143,7 @@ def _drop_after(path, chosen):
   files.write_text(path, kept.decode())
 
 
-def _keep_until(lines, start, again):
+def _keep_until(lines: bytes | IO[bytes], start: int, again: bool) -> bytes:
   """Returns the complete lines up to step `start`.
 
   After a kill, the file may contain later lines or an incomplete line.
