@@ -177,12 +177,12 @@ class Linear(nnx.Module):
     y = jnp.einsum("...i,oi->...o" if self.rank == 1 else "...i,io->...o", x.astype(self.dtype), kernel)
     return y + self._scaled(self.bias, scale).reshape(-1) if bias else y
 
-  def _scaled(self, values: nnx.Param, scale: Scale) -> Array:
+  def _scaled(self, values: nnx.Param, scale: Scale) -> Tensor:
     return (values[...] if scale is None else values[...] * scale).astype(self.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _matrix(kernel: Tensor, rank: int) -> Array:
+def _matrix(kernel: Tensor, rank: int) -> Tensor:
   """Reshapes a kernel to [H K, D], from [D, H, K] (one input axis D) or from [H, K, D] (two input axes).
 
   XLA stores both in this layout in a TPU's memory. The gradient is reshaped to the kernel's shape immediately.

@@ -8,7 +8,6 @@ token, registers) precede them. All functions are pure and may be traced.
 from collections.abc import Sequence
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 
 from vit_jax.shapes import Array, Float, Tensor
@@ -94,6 +93,6 @@ def compute_rollout(
   return _reshape_to_grid(grid, share)
 
 
-def _reshape_to_grid(grid: tuple[int, int], tokens: jax.Array) -> jax.Array:
+def _reshape_to_grid(grid: tuple[int, int], tokens: Tensor) -> Tensor:
   """Converts tokens (..., T) to a grid (..., h, w) without prefix tokens."""
   return tokens[..., tokens.shape[-1] - grid[0] * grid[1] :].reshape(*tokens.shape[:-1], *grid)
