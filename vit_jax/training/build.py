@@ -76,9 +76,9 @@ def build(
   Raises:
     ConfigError: if the arguments are not compatible with the data, the model or the devices.
   """
-  grid = sharding.make_mesh(run.mesh, devices)
   with enter_key("config.data"):
     source = loader.cache_fingerprint(open_split(run.data, "train"))
+  grid = sharding.make_mesh(run.mesh, devices)
   check_batch(run.batch, run.optim.accumulate, grid, len(source) if training else run.batch, run.data.split)
   total = _count_steps(run, source.epoch_length)
 
