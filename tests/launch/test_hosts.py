@@ -63,7 +63,7 @@ def alive(lab, host):
 
 def test_g15_a_greeting_of_a_host_is_no_part_of_its_answer(lab):
   made = hosts.Engine(lab.run)
-  assert made.look(1).state == states.ABSENT and made.inventory(()) == ((), {})
+  assert made.look(1).state == states.ABSENT and made.inventory(()) == ([], {})
   with pytest.raises(UnknownError, match="expected a list of workers"):
     hosts.parse_services("Welcome\n[]", "one")
   assert hosts.parse_services('[{"run": "vit"}]\ngoodbye', "one") == [{"run": "vit"}]

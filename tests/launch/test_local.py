@@ -44,7 +44,7 @@ def test_workers_are_made_once_looked_at_and_deleted(lab):
   assert (one.name, one.run, one.attempt, one.state, silent) == ("vit-a1", "vit", 1, states.READY, {})
   assert (one.owner, one.expires, one.kind) == (lab.run.owner, lab.attempt.expires, "2 processes")
   made.delete(1)
-  assert made.look(1).state == states.ABSENT and made.inventory(()) == ((), {})
+  assert made.look(1).state == states.ABSENT and made.inventory(()) == ([], {})
   assert not lab.programs() and not zombies()
   assert [lab.report(number).exit for number in range(2)] == [143, 143]
 
