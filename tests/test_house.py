@@ -183,10 +183,6 @@ def test_a_function_is_seen_at_once(file):
       assert lines <= FUNCTION, f"{file}:{node.lineno} {node.name}: {lines} lines"
 
 
-# Packages whose functions are not all annotated yet. Remove a package when it is complete.
-UNTYPED = ("config", "models", "planning", "schema", "tasks", "training")
-
-
 def find_untyped(tree):
   """Yields (line, name) of functions without some type, and of each `Callable` without parameters."""
   classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
@@ -209,7 +205,7 @@ def test_functions_without_types_are_found():
   assert sorted(find_untyped(ast.parse(text + "w: Callable[[], int]"))) == [(2, "f"), (4, "h"), (5, "Callable")]
 
 
-@each([file for file in (*FILES, *LAUNCH) if module(file).split(".")[1:2] not in [[name] for name in UNTYPED]])
+@each(FILES | LAUNCH)
 def test_every_function_is_annotated_and_callables_have_parameters(file):
   assert [f"{file}:{line} {name}" for line, name in find_untyped((FILES | LAUNCH)[file])] == []
 

@@ -5,6 +5,7 @@ import pathlib
 import re
 import types
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import ml_collections
 
@@ -64,7 +65,7 @@ def split_argument(text: str) -> tuple[str, str]:
   return text[:position], text[position + 1 :]
 
 
-def _explain_missing_file(path):
+def _explain_missing_file(path: str) -> str:
   """Returns the message for a --config that is not a file.
 
   The message suggests a similar file, or the location of the recipes.
@@ -89,7 +90,7 @@ def _explain_missing_file(path):
   )
 
 
-def _list_recipes():
+def _list_recipes() -> list[str]:
   """Returns the shipped config files, relative to the current directory if possible, or [] outside of a clone."""
   folder = pathlib.Path(__file__).parents[2] / "configs"
   here = pathlib.Path.cwd()
@@ -97,7 +98,7 @@ def _list_recipes():
   return [str(file.relative_to(here) if file.is_relative_to(here) else file) for file in files]
 
 
-def _may_define(file, name):
+def _may_define(file: str, name: str) -> bool:
   """Returns whether a Python file defines, assigns or imports a name, or cannot be parsed."""
   try:
     tree = ast.parse(file.read_bytes())
@@ -186,7 +187,7 @@ def set_value(config: ml_collections.ConfigDict, key: str, text: str) -> None:
     del config[last]
 
 
-def _get_part(config, name):
+def _get_part(config: Any, name: str) -> Any:
   """Returns a value of a config, or an entry of a list, in a form that can be changed, or None."""
   entry = _ENTRY.fullmatch(name)
   if not entry or name in config:
@@ -198,7 +199,7 @@ def _get_part(config, name):
   return config[entry[1]][int(entry[2])]
 
 
-def _get_entries(config, name):
+def _get_entries(config: Any, name: str) -> Any:
   """Returns the entries of a list, which a flag may have set as text. Other values have no entries."""
   value = config.get(name) if name in config else None
   try:
@@ -208,7 +209,7 @@ def _get_entries(config, name):
   return value if isinstance(value, tuple | list) else ()
 
 
-def _make_editable(value):
+def _make_editable(value: Any) -> Any:
   return ml_collections.ConfigDict(value, type_safe=False) if isinstance(value, dict) else value
 
 

@@ -1,6 +1,6 @@
 """Migrations of stored configs to the current keys, values and defaults."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_collections
@@ -42,14 +42,14 @@ def migrate_run(values: Mapping) -> dict:
   return result
 
 
-def _migrate_selection(values):
+def _migrate_selection(values: Mapping[str, Any]) -> Mapping[str, Any]:
   """Removes `ema=False` from `init` or a task without `prefix`: False was the default before `prefix` existed."""
   if not isinstance(values, Mapping) or values.get("ema") is not False or "prefix" in values:
     return values
   return {key: value for key, value in values.items() if key != "ema"}
 
 
-def _migrate_evaluation(choice):
+def _migrate_evaluation(choice: Any) -> Any:
   if isinstance(choice, Mapping) and isinstance(data := choice.get("data"), Mapping):
     return {**choice, "data": _add_effective_values(_drop_ignored_keys(data, *_AUGMENTATION))}
   return choice
@@ -73,7 +73,7 @@ def migrate_source(values: Mapping) -> dict:
   return _add_class_order(values)
 
 
-def _drop_ignored_keys(data, *idle):
+def _drop_ignored_keys(data: Any, *idle: Any) -> Any:
   """Removes keys that the reader ignored.
 
   Data stored by newer versions contain `exif`, and only keys that their reader uses.
@@ -85,26 +85,26 @@ def _drop_ignored_keys(data, *idle):
   return {key: value for key, value in data.items() if key not in idle}
 
 
-def _add_effective_values(data):
+def _add_effective_values(data: Any) -> Any:
   """Adds the effective values of keys that did not exist when the run started."""
   before = {"exif": False} if data.get("name") in _CAMERAS else {}
   return before | _add_class_order(data)
 
 
-def _add_class_order(data):
+def _add_class_order(data: Any) -> Any:
   """Adds the former order of classes to data and nested data."""
   before = {"class_order": "text"} if data.get("name") in _NAMED else {}
   return before | data | {key: _apply_to_each(_add_class_order, data[key]) for key in _INSIDE if key in data}
 
 
-def _apply_to_each(function, value):
+def _apply_to_each(function: Callable[[Any], Any], value: Any) -> Any:
   """Applies a function to a mapping, or to each mapping in a list. Other values are unchanged."""
   if isinstance(value, list | tuple):
     return [function(each) if isinstance(each, Mapping) else each for each in value]
   return function(value) if isinstance(value, Mapping) else value
 
 
-def _add_validation(data):
+def _add_validation(data: Any) -> Any:
   """Sets `validation` to 0 if the key is missing, because its current default did not exist when the run started."""
   missing = data.get("name") in _HELD_OUT and "validation" not in data
   return {**data, "validation": 0.0} if missing else data
@@ -133,7 +133,7 @@ def list_former_defaults(stored: Mapping) -> dict[str, str]:
   return keys
 
 
-def _list_added_values(group, before, data) -> dict[str, str]:
+def _list_added_values(group: str, before: Any, data: Any) -> dict[str, str]:
   """Returns {key: text} for the values that `_add_effective_values` has added to data and nested data."""
   if not isinstance(data, Mapping):
     return {}

@@ -42,7 +42,7 @@ class Sweep:
   final: Sequence[Changes] = ()
   over: str | None = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     for name in ("trials", "final"):
       rows = getattr(self, name)
       if not isinstance(rows, list | tuple) or not all(isinstance(row, Mapping) for row in rows):
@@ -94,7 +94,7 @@ def zipped(values: Mapping[str, Iterable[Any]]) -> list[Changes]:
   return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _check_column(key, values):
+def _check_column(key: str, values: Sequence[Any]) -> None:
   if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
     raise ConfigError(f"sweep: {key} is {show(values)}. Allowed: a list of values to try")
   column = tuple(itertools.islice(values, TRIALS + 1))
@@ -102,7 +102,7 @@ def _check_column(key, values):
   return column
 
 
-def _check_count(trials):
+def _check_count(trials: int) -> None:
   if trials > TRIALS:
     raise ConfigError(f"sweep: more than {TRIALS:,} trials. Try fewer values")
 
@@ -156,13 +156,13 @@ def log_uniform(low: float, high: float) -> _Interval:
   return _make_interval(low, high, True)
 
 
-def _make_interval(low, high, logarithmic):
+def _make_interval(low: float, high: float, logarithmic: bool) -> Any:
   if not (0 if logarithmic else -np.inf) < low < high < np.inf:
     raise ConfigError(f"sweep: {low} to {high} is not a range to draw from" + (" by logarithm" if logarithmic else ""))
   return _Interval(low, high, logarithmic)
 
 
-def _draw_value(generator, key, value):
+def _draw_value(generator: Any, key: str, value: Any) -> Any:
   share = generator.random()
   if isinstance(value, _Interval):
     ends = np.log([value.low, value.high]) if value.logarithmic else np.array([value.low, value.high])

@@ -185,7 +185,7 @@ class Attention(nnx.Module):
     output: OutputPart | None = None,
     dtype: DTypeLike,
     rngs: Keys,
-  ):
+  ) -> None:
     self.query_key, self.kernel, self.output = query_key, kernel, output
     self._own(kernel, rngs)  # before the projections: the order of the draws determines the initial values
     size = width // heads

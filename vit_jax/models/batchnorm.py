@@ -23,7 +23,7 @@ class BatchNorm(nnx.Module):
     dtype: type of the result.
   """
 
-  def __init__(self, width: int, *, eps: float, momentum: float, dtype: DTypeLike):
+  def __init__(self, width: int, *, eps: float, momentum: float, dtype: DTypeLike) -> None:
     self.eps, self.momentum, self.dtype = eps, momentum, dtype
     self.scale = nnx.Param(jnp.ones(width, jnp.float32))
     self.bias = nnx.Param(jnp.zeros(width, jnp.float32))

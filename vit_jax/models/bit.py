@@ -42,7 +42,7 @@ class Unit(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, channels: int, width: int, stride: int, *, dtype: DTypeLike, rngs: Keys):
+  def __init__(self, channels: int, width: int, stride: int, *, dtype: DTypeLike, rngs: Keys) -> None:
     make = {"divisor": _DIVISOR, "dtype": dtype, "rngs": rngs}
     self.norm1 = GroupNorm(channels, eps=_EPS, dtype=dtype)
     self.conv1 = StandardisedConv(channels, width, 1, 1, 0, **make)
@@ -85,7 +85,7 @@ class ResNet(nnx.Module):
     *,
     dtype: DTypeLike,
     rngs: Keys,
-  ):
+  ) -> None:
     self.shape = shape
     self.root = StandardisedConv(shape[-1], width, 7, 2, 3, divisor=_DIVISOR, dtype=dtype, rngs=rngs)
     self.stages = resnet.build(lambda *sizes: Unit(*sizes, dtype=dtype, rngs=rngs), width, stages)

@@ -46,7 +46,7 @@ class Convolutions(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, channels: int, width: int, kernel: int, count: int, *, dtype: DTypeLike, rngs: Keys):
+  def __init__(self, channels: int, width: int, kernel: int, count: int, *, dtype: DTypeLike, rngs: Keys) -> None:
     widths = [channels, *[64] * (count - 1), width]  # all models have 64 channels in between
     stride, padding = max(1, kernel // 2 - 1), max(1, kernel // 2)
     he = nnx.initializers.variance_scaling(2.0, "fan_in", "normal")

@@ -207,7 +207,7 @@ class Conv(nnx.Module):
     bias_init: nnx.Initializer = _zeros,
     dtype: DTypeLike,
     rngs: Keys,
-  ):
+  ) -> None:
     self.stride, self.padding, self.groups, self.dtype = stride, padding, groups, dtype
     self.kernel = nnx.Param(kernel_init(rngs.params(), (size, size, channels // groups, width), jnp.float32))
     self.bias = nnx.Param(bias_init(rngs.params(), (width,), jnp.float32)) if bias else None

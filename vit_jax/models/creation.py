@@ -1,5 +1,7 @@
 """Creation of Flax modules for interactive use."""
 
+from typing import Any
+
 from flax import nnx
 
 from vit_jax import rng, schema
@@ -13,7 +15,7 @@ def create(
   channels: int = 3,
   classes: int | None = None,
   rngs: Keys | None = None,
-  **arguments,
+  **arguments: Any,
 ) -> nnx.Module:
   """Creates a model for interactive use.
 

@@ -31,7 +31,7 @@ class _Module(nnx.Module):
     blocks: stack.Blocks,
     dtype: DTypeLike,
     rngs: Keys,
-  ):
+  ) -> None:
     common = {"dtype": dtype, "rngs": rngs}
     self.embedding = layers.Linear((inputs,), (width,), **common)
     self.mask_token = nnx.Param(0.02 * jax.random.normal(rngs.params(), (width,), jnp.float32))

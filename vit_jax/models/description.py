@@ -52,7 +52,7 @@ class Description:
     with schema.enter_key("model"):
       return table.find(self.model.name)
 
-  def replace(self, **changes) -> "Description":
+  def replace(self, **changes: Any) -> "Description":
     """Returns the description with other values."""
     return dataclasses.replace(self, **changes)
 

@@ -69,7 +69,7 @@ class Difference(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, size: int, *, dtype: DTypeLike, rngs: Keys):
+  def __init__(self, size: int, *, dtype: DTypeLike, rngs: Keys) -> None:
     if size % 2:
       raise schema.ConfigError(
         f"model.attention: 'differential' halves heads, which have {format_amount(size, 'channel')}. "

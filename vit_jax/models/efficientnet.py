@@ -76,7 +76,7 @@ class Block(nnx.Module):
     norm: Callable[[int], nnx.Module],
     dtype: DTypeLike,
     rngs: Keys,
-  ):
+  ) -> None:
     expanded = expansion * channels
     linear = {"kernel_init": _he, "dtype": dtype, "rngs": rngs}
     self.expand = layers.Linear((channels,), (expanded,), bias=False, **linear) if expansion > 1 else None
@@ -148,7 +148,7 @@ class EfficientNet(nnx.Module):
     stochastic_depth: float,
     dtype: DTypeLike,
     rngs: Keys,
-  ):
+  ) -> None:
     self.shape, self.dropout, self.stochastic_depth = shape, dropout, stochastic_depth
     make = {"dtype": dtype, "rngs": rngs}
 

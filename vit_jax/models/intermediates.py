@@ -27,7 +27,7 @@ class Recorder:
     wanted: function that returns whether the value with a name is stored.
   """
 
-  def __init__(self, wanted: Callable[[str], bool]):
+  def __init__(self, wanted: Callable[[str], bool]) -> None:
     # An OrderedDict keeps its order. JAX sorts the keys of a dict that leaves a jit as text: 0, 1, 10, 2.
     self.wanted, self.names, self.values = wanted, [], collections.OrderedDict()
     self.trace = jax.extend.core.get_opaque_trace_state()

@@ -145,7 +145,7 @@ class Linear(nnx.Module):
     bias_init: nnx.Initializer = zeros,
     dtype: DTypeLike,
     rngs: Keys,
-  ):
+  ) -> None:
     self.dtype, self.rank, self.softmax = dtype, len(inputs), softmax
     kernel = kernel_init(rngs.params(), (math.prod(inputs), math.prod(outputs)), jnp.float32)
     self.kernel = nnx.Param(kernel.reshape(*inputs, *outputs))
@@ -230,7 +230,7 @@ class PatchEmbedding(nnx.Module):
     bias_init: nnx.Initializer = zeros,
     dtype: DTypeLike,
     rngs: Keys,
-  ):
+  ) -> None:
     self.patch, self.dtype = patch, dtype
     self.kernel = nnx.Param(kernel_init(rngs.params(), (patch, patch, channels, width), jnp.float32))
     self.bias = nnx.Param(bias_init(rngs.params(), (width,), jnp.float32))
@@ -253,7 +253,7 @@ class LayerNorm(nnx.Module):
     dtype: type of the result.
   """
 
-  def __init__(self, width: int, *, eps: float, dtype: DTypeLike):
+  def __init__(self, width: int, *, eps: float, dtype: DTypeLike) -> None:
     self.eps, self.dtype = eps, dtype
     self.scale = nnx.Param(jnp.ones(width, jnp.float32))
     self.bias = nnx.Param(jnp.zeros(width, jnp.float32))
@@ -281,7 +281,7 @@ class RMSNorm(nnx.Module):
     dtype: type of the result.
   """
 
-  def __init__(self, width: int, *, eps: float, dtype: DTypeLike):
+  def __init__(self, width: int, *, eps: float, dtype: DTypeLike) -> None:
     self.eps, self.dtype = eps, dtype
     self.scale = nnx.Param(jnp.ones(width, jnp.float32))
 
@@ -353,7 +353,7 @@ class Mlp(nnx.Module):
     bias_init: nnx.Initializer = zeros,
     dtype: DTypeLike,
     rngs: Keys,
-  ):
+  ) -> None:
     linear = {"kernel_init": kernel_init, "bias_init": bias_init, "dtype": dtype, "rngs": rngs}
     self.up = Linear((width,), (hidden,), **linear)
     self.down = Linear((hidden,), (width,), **linear)
@@ -392,7 +392,7 @@ class SwiGLU(nnx.Module):
     bias_init: nnx.Initializer = zeros,
     dtype: DTypeLike,
     rngs: Keys,
-  ):
+  ) -> None:
     linear = {"kernel_init": kernel_init, "bias_init": bias_init, "dtype": dtype, "rngs": rngs}
     self.gate = Linear((width,), (hidden,), **linear)
     self.up = Linear((width,), (hidden,), **linear)

@@ -43,7 +43,9 @@ class Block(nnx.Module):
     dropout: dropout rate of both branches.
   """
 
-  def __init__(self, norm1: nnx.Module, tokens: nnx.Module, norm2: nnx.Module, mlp: nnx.Module, *, dropout: float):
+  def __init__(
+    self, norm1: nnx.Module, tokens: nnx.Module, norm2: nnx.Module, mlp: nnx.Module, *, dropout: float
+  ) -> None:
     self.norm1, self.tokens, self.norm2, self.mlp, self.dropout = norm1, tokens, norm2, mlp, dropout
 
   def __call__(

@@ -37,7 +37,7 @@ class Map(nnx.Module):
     bias_init: nnx.Initializer,
     dtype: DTypeLike,
     rngs: Keys,
-  ):
+  ) -> None:
     self.probe = nnx.Param(xavier(rngs.params(), (1, width), jnp.float32)[0])
     self.attention = Attention(width, heads, dtype=dtype, rngs=rngs)
     self.norm = LayerNorm(width, eps=eps, dtype=dtype)
@@ -60,7 +60,7 @@ class SeqPool(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, width: int, *, kernel_init: nnx.Initializer, dtype: DTypeLike, rngs: Keys):
+  def __init__(self, width: int, *, kernel_init: nnx.Initializer, dtype: DTypeLike, rngs: Keys) -> None:
     self.score = Linear((width,), (1,), softmax=True, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
 
   def __call__(self, x: Float[Tensor, "B N D"]) -> Float[Array, "B D"]:

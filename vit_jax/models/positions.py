@@ -82,7 +82,7 @@ class Fixed(nnx.Module):
     leading: number of rows of zeros in front, for tokens such as the class token.
   """
 
-  def __init__(self, table: Callable[..., np.ndarray], sizes: tuple[int, ...], *, leading: int = 0):
+  def __init__(self, table: Callable[..., np.ndarray], sizes: tuple[int, ...], *, leading: int = 0) -> None:
     self.table, self.sizes, self.leading = table, sizes, leading
 
   def __call__(self) -> Float[np.ndarray, "T D"]:
@@ -104,7 +104,7 @@ class Learned(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, tokens: int, width: int, *, leading: int = 0, std: float, rngs: Keys):
+  def __init__(self, tokens: int, width: int, *, leading: int = 0, std: float, rngs: Keys) -> None:
     self.table = nnx.Param(std * jax.random.normal(rngs.params(), (tokens, width), jnp.float32))
     self.leading = leading
 
@@ -124,7 +124,7 @@ class Factored(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, rows: int, columns: int, width: int, *, leading: int, std: float, rngs: Keys):
+  def __init__(self, rows: int, columns: int, width: int, *, leading: int, std: float, rngs: Keys) -> None:
     self.columns = nnx.Param(std * jax.random.normal(rngs.params(), (columns, width // 2), jnp.float32))
     self.rows = nnx.Param(std * jax.random.normal(rngs.params(), (rows, width // 2), jnp.float32))
     self.leading = leading

@@ -75,7 +75,7 @@ class StandardisedConv(nnx.Module):
     divisor: Divisor,
     dtype: DTypeLike,
     rngs: Keys,
-  ):
+  ) -> None:
     self.stride, self.padding, self.divisor, self.dtype = stride, padding, divisor, dtype
     draw = nnx.initializers.lecun_normal()
     self.kernel = nnx.Param(draw(rngs.params(), (size, size, channels, width), jnp.float32))
@@ -95,7 +95,7 @@ class GroupNorm(nnx.Module):
     dtype: type of the result.
   """
 
-  def __init__(self, width: int, *, eps: float, scale: float = 1.0, dtype: DTypeLike):
+  def __init__(self, width: int, *, eps: float, scale: float = 1.0, dtype: DTypeLike) -> None:
     assert width % GROUPS == 0, width
     self.eps, self.dtype = eps, dtype
     self.scale = nnx.Param(jnp.full(width, scale, jnp.float32))
@@ -177,7 +177,7 @@ class Unit(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, channels: int, width: int, stride: int, *, dtype: DTypeLike, rngs: Keys):
+  def __init__(self, channels: int, width: int, stride: int, *, dtype: DTypeLike, rngs: Keys) -> None:
     make = {"divisor": "std + 1e-5", "dtype": dtype, "rngs": rngs}
     norm = {"eps": 1e-6, "dtype": dtype}
     self.conv1 = StandardisedConv(channels, width, 1, 1, "same", **make)
@@ -207,7 +207,7 @@ class Stem(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, channels: int, stages: tuple[int, ...], *, dtype: DTypeLike, rngs: Keys):
+  def __init__(self, channels: int, stages: tuple[int, ...], *, dtype: DTypeLike, rngs: Keys) -> None:
     self.root = StandardisedConv(channels, WIDTH, 7, 2, "same", divisor="std + 1e-5", dtype=dtype, rngs=rngs)
     self.root_norm = GroupNorm(WIDTH, eps=1e-6, dtype=dtype)
     self.stages = build(lambda *sizes: Unit(*sizes, dtype=dtype, rngs=rngs), WIDTH, stages)

@@ -46,7 +46,7 @@ class Merge(nnx.Module):
     rngs: source of keys.
   """
 
-  def __init__(self, width: int, *, dtype: DTypeLike, rngs: Keys):
+  def __init__(self, width: int, *, dtype: DTypeLike, rngs: Keys) -> None:
     self.norm = layers.LayerNorm(4 * width, eps=EPS, dtype=dtype)
     self.reduction = layers.Linear((4 * width,), (2 * width,), bias=False, kernel_init=_normal, dtype=dtype, rngs=rngs)
 
@@ -81,7 +81,7 @@ class WindowAttention(Attention):
     dropout: float,
     dtype: DTypeLike,
     rngs: Keys,
-  ):
+  ) -> None:
     super().__init__(width, heads, kernel=Softmax(dropout), kernel_init=_normal, dtype=dtype, rngs=rngs)
     rows, columns = window
     table = _normal(rngs.params(), ((2 * rows - 1) * (2 * columns - 1), heads), jnp.float32)
@@ -147,7 +147,7 @@ class Stage(nnx.Module):
     blocks: list of blocks.
   """
 
-  def __init__(self, downsample: nnx.Module | None, blocks: list[nnx.Module]):
+  def __init__(self, downsample: nnx.Module | None, blocks: list[nnx.Module]) -> None:
     self.downsample, self.blocks = downsample, nnx.List(blocks)
 
   def __call__(
@@ -187,7 +187,7 @@ class Swin(nnx.Module):
     dropout: float,
     stochastic_depth: float,
     remat: str,
-  ):
+  ) -> None:
     self.shape, self.dropout, self.stochastic_depth, self.remat = shape, dropout, stochastic_depth, remat
     self.embedding, self.embedding_norm = embedding, embedding_norm
     self.stages = nnx.List(stages)

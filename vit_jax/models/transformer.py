@@ -60,7 +60,7 @@ class Block(nnx.Module):
     dropout: float = 0.0,
     position: nnx.Module | None = None,
     registers: tuple[int, int] = (0, 0),
-  ):
+  ) -> None:
     self.norm1, self.attention, self.norm2, self.mlp = norm1, attention, norm2, mlp
     self.layer_scale1, self.layer_scale2 = layer_scale or (None, None)
     if order == "parallel":
@@ -69,7 +69,7 @@ class Block(nnx.Module):
     self.position, self.registers = position, registers
 
   def __call__(
-    self, x: Float[Tensor, " B *N D"], key: PRNGKey | None = None, path_rate: Scalar = np.float32(0), **places
+    self, x: Float[Tensor, " B *N D"], key: PRNGKey | None = None, path_rate: Scalar = np.float32(0), **places: Any
   ) -> Float[Array, " B *N D"]:
     """Computes the block.
 
@@ -171,7 +171,7 @@ class Transformer(nnx.Module):
     head_distillation: nnx.Module | None = None,
     dropout: float,
     rngs: Keys,
-  ):
+  ) -> None:
     assert prefix.keys() <= set(PREFIX), prefix
     self.shape, self.dropout = shape, dropout
     self.depth, self.remat = blocks.depth, blocks.remat

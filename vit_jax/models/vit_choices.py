@@ -1,7 +1,7 @@
 """Choices of the arguments `attention`, `mlp`, `norm` and `position` of `vit.vit`, by name."""
 
 import dataclasses
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
@@ -125,7 +125,7 @@ class GeluMlp:
     """
     return hidden
 
-  def create(self, width: int, hidden: int, norm: layers.Norm, gelu: layers.Gelu, **options) -> nnx.Module:
+  def create(self, width: int, hidden: int, norm: layers.Norm, gelu: layers.Gelu, **options: Any) -> nnx.Module:
     """Returns the MLP.
 
     Args:
@@ -158,7 +158,7 @@ class SwigluMlp:
     """
     return -(-(hidden * 2 // 3) // self.multiple) * self.multiple if self.multiple else hidden
 
-  def create(self, width: int, hidden: int, norm: layers.Norm, gelu: layers.Gelu, **options) -> nnx.Module:
+  def create(self, width: int, hidden: int, norm: layers.Norm, gelu: layers.Gelu, **options: Any) -> nnx.Module:
     """Returns the MLP.
 
     Args:
@@ -179,7 +179,7 @@ class NormedSwigluMlp(SwigluMlp):
     multiple: see "swiglu".
   """
 
-  def create(self, width: int, hidden: int, norm: layers.Norm, gelu: layers.Gelu, **options) -> nnx.Module:
+  def create(self, width: int, hidden: int, norm: layers.Norm, gelu: layers.Gelu, **options: Any) -> nnx.Module:
     """Returns the MLP. The arguments are those of `SwigluMlp.create`."""
     return layers.SwiGLU(width, hidden, norm=norm(hidden), **options)
 

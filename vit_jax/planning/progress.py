@@ -14,7 +14,7 @@ class Progress:
     clock: function that returns the current time in seconds.
   """
 
-  def __init__(self, clock: Callable[[], float] = time.monotonic):
+  def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
     self._clock = clock
     self._current = "", clock()
 

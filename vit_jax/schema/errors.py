@@ -63,7 +63,7 @@ class ConfigError(ValueError):
     place: the dotted key of the position, or "".
   """
 
-  def __init__(self, message: str, key: str = ""):
+  def __init__(self, message: str, key: str = "") -> None:
     self.message, self.place = make_printable(message), make_printable(current_config_key(key), SHOWN)
     super().__init__(self.message)
 
@@ -88,7 +88,7 @@ class UnknownKeyError(ConfigError):
     bare: the message without the suggestion, for a caller with a better suggestion.
   """
 
-  def __init__(self, message: str, key: str = "", bare: str = ""):
+  def __init__(self, message: str, key: str = "", bare: str = "") -> None:
     super().__init__(message, key)
     self.bare = make_printable(bare or message)
 

@@ -30,7 +30,7 @@ class DerivedTable(Mapping):
     make: Callable[[str, Any], Any],
     without: tuple[str, ...] = (),
     kind: type[Bound] = Bound,
-  ):
+  ) -> None:
     """Derives a table.
 
     Args:

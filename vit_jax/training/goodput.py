@@ -53,7 +53,7 @@ class GoodputTracker:
     print(clock.goodput()["steps"])  # 1.0
   """
 
-  def __init__(self, file: pathlib.Path | None = None, began: float | None = None):
+  def __init__(self, file: pathlib.Path | None = None, began: float | None = None) -> None:
     now = time.time()
     self._file, self._began = file, now if began is None else min(began, now)
     self._older, self._attempts = _read_account(file) if file else _make_empty_account()

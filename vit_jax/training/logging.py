@@ -5,6 +5,7 @@ import contextlib
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -51,7 +52,7 @@ class TrainingLog:
     phase: Callable[[str], contextlib.AbstractContextManager],
     store: checkpoints.Checkpoints,
     about: dict,
-  ):
+  ) -> None:
     self.clock, self._phase = timer, phase
     self._experiment, self._start, self._store = experiment, start, store
     self._writer = writer.Writer(

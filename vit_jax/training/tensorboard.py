@@ -34,7 +34,7 @@ class EventFile:
     ending: suffix of the file name.
   """
 
-  def __init__(self, folder: pathlib.Path, ending: str = ""):
+  def __init__(self, folder: pathlib.Path, ending: str = "") -> None:
     self._folder, self._file = folder, None
     with self._attempt():
       folder.mkdir(parents=True, exist_ok=True)

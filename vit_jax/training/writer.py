@@ -27,7 +27,7 @@ class Writer:
     again: whether evaluations of step `start` will be repeated. Their lines are then also removed.
   """
 
-  def __init__(self, workdir: pathlib.Path, start: int, active: bool, again: bool = False):
+  def __init__(self, workdir: pathlib.Path, start: int, active: bool, again: bool = False) -> None:
     self._active = active
     if not active:
       return
@@ -100,7 +100,7 @@ class Trace:
 
   SKIPPED = 3  # the first steps of a process are not typical
 
-  def __init__(self, workdir: pathlib.Path, start: int, steps: int):
+  def __init__(self, workdir: pathlib.Path, start: int, steps: int) -> None:
     self._folder = workdir / "tensorboard"
     # local directory for a profile that is then copied to a bucket, because JAX cannot write to buckets
     self._local = None

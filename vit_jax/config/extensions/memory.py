@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import pathlib
 from collections.abc import Iterable
 
 from vit_jax.config.extensions.names import Extension
@@ -43,5 +44,5 @@ def find_remembered(file: str) -> Extension | None:
   return Extension(file, note["module"]) if own and same else None
 
 
-def _get_note_path(file):
+def _get_note_path(file: pathlib.Path) -> pathlib.Path:
   return files.get_local_cache_directory("extensions") / hashlib.sha256(os.fsencode(file)).hexdigest()[:32]

@@ -84,12 +84,12 @@ def restore(recorded: Any, origin: str | os.PathLike[str]) -> None:
     _warn_of_change(row["sha256"], [names.find_registration(*key).file for key in _get_keys(row)], origin)
 
 
-def _get_keys(row):
+def _get_keys(row: Mapping[str, Any]) -> list[tuple[str, str]]:
   """Returns (kind, name) of each name in a row of a record."""
   return [tuple(name.split(" ", 1)) for name in row["names"]]
 
 
-def _find_missing(row):
+def _find_missing(row: Mapping[str, Any]) -> list[tuple[str, str]]:
   """Returns (kind, name) of the names in a row of a record that are not registered now."""
   return [key for key in _get_keys(row) if names.find_registration(*key) is None]
 
@@ -112,7 +112,7 @@ def restore_for_workdir(workdir: pathlib.Path, about: Mapping[str, Any]) -> None
     raise ConfigError(f"{workdir}: {error}. Use a workdir that a run wrote") from error
 
 
-def _format_advice(refused):
+def _format_advice(refused: Mapping[str, Any]) -> str:
   """Returns the message for files {path: (reason, names)} that are not imported."""
   words = [f"the {kind} {show(name)}" for _, missing in refused.values() for kind, name in missing]
   reason, _ = next(iter(refused.values()))
@@ -120,7 +120,7 @@ def _format_advice(refused):
   return f"it uses {' and '.join(words)}. {reason[0].upper()}{reason[1:]}. Add {flags}, or import the code first"
 
 
-def _find_refusal(file, origin):
+def _find_refusal(file: str, origin: Any) -> str | None:
   """Returns the reason why a recorded file is not imported, or None if it may be imported."""
   if not file:
     return "it was registered by code without a file, such as a notebook"
@@ -137,7 +137,7 @@ def _find_refusal(file, origin):
 _warned: set[tuple[str, str]] = set()
 
 
-def _warn_of_change(digest, now, origin):
+def _warn_of_change(digest: str, now: str, origin: Any) -> None:
   for file in dict.fromkeys(now):
     if _compute_digest(file) != digest and (file, digest) not in _warned:
       _warned.add((file, digest))
@@ -159,7 +159,7 @@ def list_changes(before: Iterable[Mapping[str, Any]], now: Iterable[Mapping[str,
   ]
 
 
-def _compute_digest(file):
+def _compute_digest(file: str) -> str:
   """Returns the SHA-256 of a file, or "" if the file does not exist."""
   try:
     return hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest() if file else ""

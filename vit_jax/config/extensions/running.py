@@ -11,7 +11,8 @@ import pathlib
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from vit_jax.config.extensions import memory, names
 from vit_jax.config.extensions.names import Extension
@@ -22,7 +23,7 @@ _loaded: dict[pathlib.Path, tuple[bytes, types.ModuleType]] = {}  # files that w
 _given: list[str] = []  # files as the user wrote them, and modules
 
 
-def call_function(path: str, function: Callable, *arguments, flag: str = "--config"):
+def call_function(path: str, function: Callable[..., Any], *arguments: object, flag: str = "--config") -> Any:
   """Calls a function of a user's file and converts errors.
 
   Args:
@@ -180,7 +181,7 @@ def make_import_flags() -> list[str]:
   return [f"--import={text}" for text in _given] if names.list_extensions() else []
 
 
-def _remember_flag(text):
+def _remember_flag(text: str) -> None:
   if text not in _given:
     _given.append(text)
 
@@ -202,7 +203,7 @@ def import_active(extensions: Iterable[Extension]) -> None:
 
 
 @contextlib.contextmanager
-def _missing_module(name):
+def _missing_module(name: str) -> Iterator[None]:
   """Replaces the error for a missing module by an error that explains how to name a file."""
   if importlib.util.find_spec(name.partition(".")[0]) is None:
     raise ConfigError(
@@ -211,7 +212,7 @@ def _missing_module(name):
   yield
 
 
-def _import_from(folder):
+def _import_from(folder: str) -> None:
   """Appends a folder to the end of Python's import path."""
   if str(folder) not in sys.path:
     sys.path.append(str(folder))

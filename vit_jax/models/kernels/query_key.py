@@ -101,7 +101,7 @@ class Transform:
     refs: references to the arrays from `list_operands`.
   """
 
-  def __init__(self, operations: Operations, refs: Sequence[Ref]):
+  def __init__(self, operations: Operations, refs: Sequence[Ref]) -> None:
     refs = list(refs)
     self.eps, self.rotates = operations.eps, operations.rotates
     self.gains, self.mean = (refs[:2], refs[2]) if operations.eps is not None else (None, None)

@@ -84,7 +84,7 @@ class Registered(Published):
     return self.parameters
 
 
-def published(function: str, *row, image_size: int = 224, classes: int = 1000, **defaults) -> Published:
+def published(function: str, *row: Any, image_size: int = 224, classes: int = 1000, **defaults: Any) -> Published:
   """Returns the published model for a function and its arguments.
 
   Args:
