@@ -3,7 +3,7 @@
 The evaluations process whole splits with a forward pass, at regular intervals and at the end. They are not compiled.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vit_jax.data import catalog
 from vit_jax.evals import BoundEval

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from vit_jax import config
 from vit_jax.parallel import hardware

@@ -1,7 +1,6 @@
 """Plans as text: a line for each plan, and a table of all plans."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from vit_jax.planning.estimate import WRITE_RATE, Plan
 from vit_jax.schema import format_amount

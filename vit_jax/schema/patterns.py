@@ -7,7 +7,6 @@ not support `(?!head).*`.
 
 import math
 import re
-from collections.abc import Iterator
 from re import _constants as codes
 from re import _parser as parser
 from typing import Any

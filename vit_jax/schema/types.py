@@ -5,7 +5,7 @@ import math
 import re
 import typing
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from vit_jax.schema.errors import ConfigError, show
 

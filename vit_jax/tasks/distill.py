@@ -9,7 +9,7 @@ learns the labels, the other learns from the teacher. Any other student learns b
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp

@@ -8,7 +8,7 @@ The task ignores labels, and the model has no head. Use the evaluations `masked`
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp

@@ -9,7 +9,7 @@ evaluations `masked` and `fewshot`.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp

@@ -5,7 +5,6 @@ import contextlib
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import jax
 import numpy as np
