@@ -36,7 +36,7 @@ class BatchNorm(nnx.Module):
     x = (x - mean) * (jax.lax.rsqrt(var + self.eps) * self.scale[...]) + self.bias[...]
     return x.astype(self.dtype)
 
-  def _measure(self, x: Float[Tensor, "*B D"]) -> tuple[Float[Array, " D"], Float[Array, " D"]]:
+  def _measure(self, x: Float[Tensor, "*B D"]) -> tuple[Float[Tensor, " D"], Float[Tensor, " D"]]:
     """Returns mean and biased variance of the batch, and updates the running averages."""
     axes, count = tuple(range(x.ndim - 1)), x.size // x.shape[-1]
     mean = x.mean(axes)
