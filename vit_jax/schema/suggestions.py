@@ -47,6 +47,8 @@ def format_typed(value: Any) -> str:
   """Returns a value of a config as a user would type it in a flag, or "" for a group or a list."""
   if isinstance(value, bool):
     return str(value).lower()
+  if isinstance(value, int) and abs(value) >= 2**63:  # Python does not print thousands of digits
+    return ""
   return str(value) if isinstance(value, str | int | float) else ""
 
 
