@@ -246,7 +246,7 @@ def test_a_new_head_starts_at_zero_and_the_rest_is_the_files(start):
   np.testing.assert_array_equal(state.params["norm/scale"], arrays["norm/scale"])
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_a_run_starts_from_another_runs_workdir_and_its_average(tmp_path):
   loop.train(runs.parts(1, optim__ema=0.5), tmp_path / "a")
   arrays, about = checkpoints.read_weights(tmp_path / "a")

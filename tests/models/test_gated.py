@@ -65,6 +65,7 @@ def train(devices, **changes):
   return losses, jax.device_get(state.params)
 
 
+@pytest.mark.long
 def test_a_gated_model_trains_the_same_on_a_mesh():
   losses, params = train(1)
   meshed, other = train(8, mesh__data=2, mesh__fsdp=2, mesh__tensor=2)

@@ -126,6 +126,7 @@ def on_one_device(teacher):
   return trained(distilled(teacher, 1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", [{}, {"mesh__data": 4, "mesh__fsdp": 2}, {"optim__accumulate": 2}], ids=str)
 def test_the_student_is_the_same_on_eight_devices(teacher, on_one_device, mesh):
   params, metrics = trained(distilled(teacher, 8, **mesh))

@@ -222,6 +222,7 @@ def whole(stage, tmp_path_factory):
   return workdir, loop.train(digits(8, stage, **STAGES[stage], optim__ema=0.5), workdir)
 
 
+@pytest.mark.long
 def test_a_restart_has_the_same_bits(stage, whole, tmp_path):
   parts = digits(8, stage, **STAGES[stage], optim__ema=0.5)
   with pytest.raises(InterruptedError):
