@@ -16,8 +16,9 @@ from vit_jax import config, evaluate
 from vit_jax.config import flags
 from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.data import catalog, pseudo_labels
+from vit_jax.evals import BoundEval
 from vit_jax.inference import stored
-from vit_jax.schema import Choice, ConfigError
+from vit_jax.schema import ConfigError
 from vit_jax.training import build, loop
 
 pytestmark = pytest.mark.heavy
@@ -48,22 +49,21 @@ def test_a_split_that_is_not_there_is_refused(tmp_path):
 
 
 def test_another_split_is_measured_once_and_alone():
-  val, test = (Choice("accuracy", {"split": split, "batch": 8}) for split in ("val", "test"))
-  shots = Choice("fewshot", {"train": "train"})
+  val, test = (BoundEval("accuracy", {"split": split, "batch": 8}) for split in ("val", "test"))
+  shots = BoundEval("fewshot", {"train": "train"})
   assert evaluate.select_evaluations({"shots": shots, "val": val, "test": test}, "train", False) == {
-    "test": Choice("accuracy", {"split": "train", "batch": 8})
+    "test": BoundEval("accuracy", {"split": "train", "batch": 8})
   }
   assert evaluate.select_evaluations({"shots": shots, "val": val}, None, True) == {
     "shots": shots,
-    "val": Choice("accuracy", {"split": "val", "batch": 8, "logits": True}),
+    "val": BoundEval("accuracy", {"split": "val", "batch": 8, "logits": True}),
   }
 
 
-@pytest.mark.long
 def test_a_run_without_classes_is_measured_by_what_it_has_on_another_split_too():
-  masked, shots = Choice("masked", {"split": "test", "batch": None}), Choice("fewshot", {"train": "train"})
+  masked, shots = BoundEval("masked", {"split": "test", "batch": None}), BoundEval("fewshot", {"train": "train"})
   assert evaluate.select_evaluations({"shots": shots, "test": masked}, "train", False) == {
-    "test": Choice("masked", {"split": "train", "batch": None})
+    "test": BoundEval("masked", {"split": "train", "batch": None})
   }
 
 

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from vit_jax.models.convolution import conv, max_pool_same
 from vit_jax.models.intermediates import record
 from vit_jax.models.parameters import Keys
-from vit_jax.shapes import Array, Float, Tensor
+from vit_jax.shapes import Float, Tensor
 
 GROUPS = 32  # groups of a group norm, for every width
 WIDTH = 64  # channels of the root, and of the first stage's 3x3 convolutions
@@ -108,7 +108,7 @@ class GroupNorm(nnx.Module):
     return (x + self.bias[...]).astype(self.dtype)
 
 
-def _mean(x: Float[Tensor, "B H W C"]) -> Array:
+def _mean(x: Float[Tensor, "B H W C"]) -> Tensor:
   """Returns the mean of each channel's group: [B, H, W, C] -> [B, 1, 1, C]."""
   # Averaging over space comes first, because a feature map with a last axis of C / 32 channels wastes a TPU's tiles of
   # 128.
