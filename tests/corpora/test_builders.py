@@ -67,7 +67,7 @@ def slow():
   pathlib.Path({str(tmp_path / "reached")!r}).touch()
   time.sleep(600)
 digits.examples = lambda: {{"train": whole["train"], "test": slow()}}
-builders.prepare("digits", {str(tmp_path / "data")!r})
+builders.prepare_dataset("digits", {str(tmp_path / "data")!r})
 """
   process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
   try:
