@@ -107,7 +107,7 @@ MISTAKES = [
   ({}, {"name": "cct_2_3x2_32"}, "not patches of the image.*ViT-B/16"),
   ({}, {"name": "Mixer-S/16"}, "Mixer-S/16 requires all patches.*masked_patches"),
   ({}, {"position": "relative"}, "requires all patches.*masked_patches"),
-  ({}, {"position_at": "each"}, "belong to all patches.*position_at='input'"),
+  ({}, {"position_at": "each"}, "belong to all patches.*model.position.at='input'"),
   ({"width": 18}, {}, "18. Allowed: multiples of 4 and of heads=2"),
   ({"heads": 3}, {}, "16. Allowed: multiples of 4 and of heads=3"),
   ({"share": 0.99}, {}, "leaves no visible patch"),
