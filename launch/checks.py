@@ -34,7 +34,9 @@ NEEDED = ("vit_jax", "jax", "libtpu")  # packages for a plan. Reading a config n
 # Reads a config as vit_jax.train does, and prints the place of the images.
 _READ = """
 import json, sys
-from vit_jax import build, cli, config, flags
+from vit_jax import cli, config
+from vit_jax.config import flags
+from vit_jax.training import build
 
 def read():
   overrides, (file,) = flags.split_overrides(sys.argv[1:])

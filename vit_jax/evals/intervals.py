@@ -32,7 +32,7 @@ def wilson(share: float, count: int) -> Interval:
     (low, high), within [0, 1]. At a share of 1 the upper end is 1 and the lower end is below 1.
 
   Example:
-    from vit_jax import intervals
+    from vit_jax.evals import intervals
 
     intervals.wilson(0.9, 100)  # (0.826, 0.945)
   """

@@ -121,7 +121,7 @@ def compute_metrics(predictions: Predictions, classes: int) -> dict[str, float]:
 
   Example:
     import numpy as np
-    from vit_jax import metrics
+    from vit_jax.evals import metrics
 
     predictions = metrics.Predictions(
       position=np.arange(2), label=np.array([0, 1]), best=np.array([[0, 1], [0, 1]]),

@@ -34,7 +34,7 @@ def count_flops(function: Callable[..., Any], *args: object) -> int:
 
   Example:
     import jax.numpy as jnp
-    from vit_jax import flops
+    from vit_jax.models import flops
 
     flops.count_flops(jnp.dot, jnp.ones((2, 3)), jnp.ones((3, 4)))  # 48
   """

@@ -168,7 +168,7 @@ def parse_slice(text: str) -> Slice:
     ValueError: if the name is not one of the slices that can be rented.
 
   Example:
-    from vit_jax import hardware
+    from vit_jax.parallel import hardware
 
     hardware.parse_slice("v3-32").grid  # (4, 4)
   """

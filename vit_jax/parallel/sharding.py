@@ -65,7 +65,8 @@ def make_mesh(wanted: config.Mesh, devices: Sequence[jax.Device]) -> Mesh:
 
   Example:
     import jax
-    from vit_jax import config, mesh
+    from vit_jax import config
+    from vit_jax.parallel import sharding
 
     grid = sharding.make_mesh(config.Mesh(), jax.devices())
     sharding.format_mesh(grid)  # "1 x cpu (no axis split)" on one CPU device

@@ -62,7 +62,7 @@ def list_meshes(slice_: hardware.Slice) -> list[config.Mesh]:
   of size 2.
 
   Example:
-    from vit_jax import hardware
+    from vit_jax.parallel import hardware
     from vit_jax.planning import search
 
     for mesh in search.list_meshes(hardware.parse_slice("v3-32")):

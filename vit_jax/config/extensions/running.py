@@ -68,7 +68,7 @@ def run_file(path: str | os.PathLike[str], flag: str = "--config", remember: boo
 
   Example:
     import pathlib
-    from vit_jax import extensions
+    from vit_jax.config import extensions
 
     file = pathlib.Path("/tmp/my_config.py")
     file.write_text("BATCH = 64")

@@ -69,7 +69,7 @@ def folder(
 
     import cv2
     import numpy as np
-    from vit_jax.data import rows
+    from vit_jax.data import dataset_row
     from vit_jax.data.readers import folder
 
     with tempfile.TemporaryDirectory() as path:
