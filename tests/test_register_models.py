@@ -11,6 +11,7 @@ from tests import runs
 from tests.extension_files import forget
 from vit_jax import config, convert, evaluate, models, register
 from vit_jax.config import flags
+from vit_jax.data.bound_data import EvalData
 from vit_jax.inference.predictor import Predictor
 from vit_jax.models import vit
 from vit_jax.reports import inside, page, report
@@ -143,7 +144,7 @@ def test_newcomer_1_a_transformer_of_a_user_shows_where_it_looks(tmp_path):
 
   description = models.Description(Choice("own"), 16, 3).bind()
   model = models.functional(description)
-  data = Choice("images", {"mean": (0.5,) * 3, "std": (0.5,) * 3})
+  data = EvalData("images", {"mean": (0.5,) * 3, "std": (0.5,) * 3})
   use = Predictor(description, ("a", "b", "c"), model.init(jax.random.key(0)), data, "softmax")
   square = np.zeros((16, 16, 3), np.uint8)
   chapter = inside.make_chapter(use, [(square, [])])
