@@ -46,7 +46,7 @@ class Engine:
       script = make_startup_script(self._run, attempt, published.code, expires, published.seconds)
       (pathlib.Path(folder) / "startup.sh").write_text(script)
       try:
-        gcloud.run_gcloud(self.build_create_command(attempt, expires), folder=folder)
+        gcloud.run_gcloud(self._build_create_command(attempt, expires), folder=folder)
       except gcloud.ExistsError:
         self._check_ownership(attempt)
       except QuotaError as error:
@@ -153,7 +153,7 @@ class Engine:
     script = manifests.format_script(
       ("create: the startup script of the machines, still without the hash of the code",
        [manifests.format_here_document("cat >startup.sh", make_startup_script(self._run, attempt, "0" * 64, expires))]),
-      ("create: the request", [gcloud.add_output_flags(self.build_create_command(attempt, expires))]),
+      ("create: the request", [gcloud.add_output_flags(self._build_create_command(attempt, expires))]),
       ("inspect",
        [gcloud.add_output_flags(gcloud.build_gcloud_command(group, "describe", name, **place))
         for group, name in both]),
@@ -166,13 +166,8 @@ class Engine:
     lines += [gcloud.build_gcloud_command(NODES, "delete", node, **place) for node in self._leaked.get(attempt, ())]
     return Commands(script, "; ".join(map(shlex.join, [*lines, *lists])))
 
-  def build_create_command(self, attempt: int, expires: int) -> list[str]:
-    """Returns the command that requests the machines of an attempt.
-
-    Args:
-      attempt: number of the attempt.
-      expires: Unix time in seconds after which `gc` may delete the machines.
-    """
+  def _build_create_command(self, attempt: int, expires: int) -> list[str]:
+    """Returns the command that requests the machines of an attempt."""
     run, name = self._run, self._run.attempt(attempt)
     flex = run.capacity == "flex-start"
     labels = run.labels(attempt) | {"vitjax-expires": str(expires)}

@@ -44,7 +44,7 @@ SHAPED = (
   "tasks",
   "data.augment",
   "data.coordinates",
-  "data.mixing",
+  "data.mixup",
   "data.warping",
   "data.erasing",
   "reports.attention",

@@ -17,6 +17,7 @@ from vit_jax import config, evals, models, schema, tasks
 from vit_jax.config import flags
 from vit_jax.data import catalog, sources
 from vit_jax.importers import surgery
+from vit_jax.models import vit, vit_choices
 from vit_jax.training import build
 
 # Functions use their parameters.
@@ -54,10 +55,22 @@ FUNCTIONS = functions()
 FOR_OTHERS = {"resampling": surgery}
 
 
+def in_package(function) -> bool:
+  """Whether the source of a function or class is in the package, or in this file."""
+  return function.__module__.split(".")[0] in ("vit_jax", __name__.split(".")[0])
+
+
 def unused(function) -> set[str]:
-  """Keyword-only parameters of a function, or fields of a class, that its body never reads; `del` reads nothing."""
-  (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-  nodes = [node for statement in definition.body for node in ast.walk(statement)]
+  """Keyword-only parameters of a function, or fields of a class, that its body never reads; `del` reads nothing.
+
+  The body of a class includes those of its bases. `vit.vit` reads the fields of the classes that it chooses.
+  """
+  bases = function.__mro__[:-1] if isinstance(function, type) else (function,)
+  definitions = [ast.parse(textwrap.dedent(inspect.getsource(base))).body[0] for base in bases if in_package(base)]
+  statements = [statement for definition in definitions for statement in definition.body]
+  if function.__module__ == vit_choices.__name__:
+    statements += ast.parse(inspect.getsource(vit)).body
+  nodes = [node for statement in statements for node in ast.walk(statement)]
   kind, name = (ast.Attribute, "attr") if isinstance(function, type) else (ast.Name, "id")
   read = {getattr(node, name) for node in nodes if isinstance(node, kind) and isinstance(node.ctx, ast.Load)}
   return set(schema.read_keywords(function)) - read
@@ -89,7 +102,7 @@ def test_all_tables_are_found():
     "training.steps.make_train_step",
     "tasks.classify.Classify", "data.crops.centre", "data.randaugment.none", "data.warping.affine",
     "data.readers.folder.folder", "data.readers.tfds.own_copy", "data.loader.batches", "data.augment.normalise",
-    "evals.table.interval", "data.mixing.cutmix", "evals.fewshot.fewshot", "evals.dense.dense",
+    "evals.table.interval", "data.mixup.cutmix", "evals.fewshot.fewshot", "evals.dense.dense",
     "data.erasing.no_erasing", "evals.probes.ridge_probe",
     "data.order.blocks",
   }  # fmt: skip

@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "vit_jax"
 SHAPED = (
   *(file for part in ("models", "tasks") for file in sorted((PACKAGE / part).rglob("*.py"))),
-  *(PACKAGE / "data" / f"{name}.py" for name in ("augment", "coordinates", "mixing", "warping", "erasing")),
+  *(PACKAGE / "data" / f"{name}.py" for name in ("augment", "coordinates", "mixup", "warping", "erasing")),
   PACKAGE / "losses.py",
   PACKAGE / "evals" / "probes.py",
 )

@@ -17,7 +17,7 @@ def engine(folder, **changes):
 
 def labels(run, attempt=1):
   """As `create` writes them."""
-  flag = next(word for word in qr.Engine(run).build_create_command(attempt, EXPIRES) if word.startswith("--labels="))
+  flag = next(word for word in qr.Engine(run)._build_create_command(attempt, EXPIRES) if word.startswith("--labels="))
   return dict(pair.split("=") for pair in flag.removeprefix("--labels=").split(","))
 
 

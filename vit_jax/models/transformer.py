@@ -200,7 +200,7 @@ class Transformer(nnx.Module):
     self,
     images: Images,
     key: PRNGKey | None = None,
-    corrupt: Callable[[Tensor], Tensor] | None = None,
+    corrupt: Callable[[Float[Tensor, "B N D"]], Float[Tensor, "B N D"]] | None = None,
     visible: Integer[Tensor, "B M"] | None = None,
   ) -> Output:
     """Computes the outputs for a batch of images.

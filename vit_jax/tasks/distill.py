@@ -144,7 +144,7 @@ class Distill:
     outputs, _ = self.frozen.model.outputs(frozen, self.normalise_for_teacher(examples["image"]), None)
     return examples | {"teacher": outputs.logits}
 
-  def normalise_for_teacher(self, images: Tensor) -> Tensor:
+  def normalise_for_teacher(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B ..."]:
     """Returns the images with the teacher's normalisation.
 
     Args:
