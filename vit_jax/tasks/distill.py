@@ -18,7 +18,7 @@ from vit_jax import losses, models
 from vit_jax.data import augment
 from vit_jax.data.augment import Channels, Scales
 from vit_jax.schema import Choice, ConfigError, Fraction, Positive, Probability, format_amount, make
-from vit_jax.shapes import Array, Count, Float, PRNGKey, Tensor
+from vit_jax.shapes import Array, Count, Float, Num, PRNGKey, Tensor
 from vit_jax.tasks.classify import Classify
 from vit_jax.tasks.task import Batch, FrozenModel, Labels, Objective, Params, TaskContext
 
@@ -144,7 +144,7 @@ class Distill:
     outputs, _ = self.frozen.model.outputs(frozen, self.normalise_for_teacher(examples["image"]), None)
     return examples | {"teacher": outputs.logits}
 
-  def normalise_for_teacher(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B ..."]:
+  def normalise_for_teacher(self, images: Num[Tensor, "..."]) -> Num[Tensor, "..."]:
     """Returns the images with the teacher's normalisation.
 
     Args:
