@@ -303,7 +303,7 @@ def _describe_location(function: str) -> str:
 
 
 def _make_error(function: str, problem: str) -> ConfigError:
-  """Returns the error for a call of `register.FUNCTION`, with the location of the call."""
+  """Returns the error for a call of a function of this module, with the location of the call."""
   return ConfigError(f"{_describe_location(function)}: {problem}")
 
 

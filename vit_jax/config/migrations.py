@@ -25,7 +25,7 @@ def migrate_run(values: Mapping) -> dict:
   """Converts a stored run to the current schema, so that older workdirs can be continued and evaluated.
 
   Renamed keys and values get their new names. Keys that had no effect are removed. Configs and flags of users are not
-  migrated: an old name in a config or flag is an error.
+  migrated: an old name is an error, except the flat keys of Vision Transformers, see `nest_vit`.
 
   Args:
     values: config of the run as stored in a workdir.
@@ -180,7 +180,8 @@ def nest_vit(arguments: Mapping[str, Any]) -> dict[str, Any]:
     Arguments without flat keys.
 
   Raises:
-    ConfigError: if a flat key and the group both set an argument, or if differential attention is also fused.
+    ConfigError: if a flat key and its group set different values and neither or both are flags, if the value of a flat
+      key must be true or false and is neither, or if differential attention is also fused.
   """
   result = {key: value for key, value in arguments.items() if key not in _NESTED}
   for old in _NESTED:

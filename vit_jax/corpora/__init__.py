@@ -1,4 +1,4 @@
 """Corpora: images of any reader, verified and written once as a sharded array_record dataset of TFDS.
 
-`write.write` writes a corpus on one machine, and `beam.write` writes it on many machines.
+`writer.write` writes a corpus on one machine, and `beam.write` writes it on many machines.
 """

@@ -174,7 +174,7 @@ class CorpusPlan:
 
 
 def describe_contents(source: Source) -> dict[str, Any]:
-  """Describes the contents of the input for `Plan.check_input`, as JSON values.
+  """Describes the contents of the input for `CorpusPlan.check_input`, as JSON values.
 
   The fingerprint does not reveal that a file was replaced by one of equal size and modification time. A restart of a
   run compares the same values, see `identity`.

@@ -162,7 +162,7 @@ class TrainData(EvalData):
 
   @property
   def mixing(self) -> Bound:
-    """Mixing of images and targets, see `mixing.MIXINGS`."""
+    """Mixing of images and targets, see `mixup.MIXINGS`."""
     return self.args["mixing"]
 
   @property

@@ -96,7 +96,7 @@ class SequentialOrder:
     return position
 
   def schedule(self, start: int) -> Callable[[Sequence[int]], Iterable[Span]]:
-    """Returns a function that yields runs of neighbouring positions. See `Blocks.schedule`."""
+    """Returns a function that yields runs of neighbouring positions. See `BlockOrder.schedule`."""
 
     def due(positions: Iterable[int]) -> Iterator[Span]:
       there = np.array([position for position in positions if position < self.length], np.int64)

@@ -86,7 +86,7 @@ class Corpus(NamedTuple):
     name: name of the dataset.
     records: its record numbers in the mixture.
     weight: relative number of examples that are drawn from it.
-    together: value of `Runs.together`, or 0 if the dataset has no `SpanReader`.
+    together: value of `SpanReader.together`, or 0 if the dataset has no `SpanReader`.
   """
 
   name: str

@@ -81,7 +81,7 @@ def find_cache_file(
   (`versions.digest_versions`), and the type of features.
 
   Args:
-    identity: identifies the model and its weights, see `Subject.identity`.
+    identity: identifies the model and its weights, see `EvalContext.identity`.
     data: the bound data choice, which defines the preparation of images.
     source: the images.
     kind: type of the features.

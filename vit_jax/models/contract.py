@@ -75,7 +75,7 @@ def check_outputs(
   if not callable(getattr(module, "outputs", None)):
     raise ConfigError(
       f"model {name}: {type(module).__name__} has no method outputs(images, key). Add one that returns "
-      "vit_jax.models.Output. See vit_jax.models.output.classified"
+      "vit_jax.models.Output. See vit_jax.models.output.classify"
     )
   graph, state = nnx.split(module)
 
@@ -84,7 +84,7 @@ def check_outputs(
     if not isinstance(result, Output):
       raise ConfigError(
         f"model {name}: outputs of {type(module).__name__} returned a {type(result).__name__}. Return a "
-        "vit_jax.models.Output, which vit_jax.models.output.classified(tokens, features, head) builds"
+        "vit_jax.models.Output, which vit_jax.models.output.classify(tokens, features, head) builds"
       )
     return result
 

@@ -198,7 +198,7 @@ class Unit(nnx.Module):
 
 
 class Stem(nnx.Module):
-  """The stem of a hybrid: it converts images to a feature map of `stem_sides` and `stem_width`.
+  """The stem of a hybrid: it converts images to a feature map of `compute_stem_sides` and `compute_stem_width`.
 
   Args:
     channels: number of image channels.

@@ -256,7 +256,8 @@ def load_sweep(path: str) -> Sweep:
     sweep = Sweep(sweep, decide=None)
   if not isinstance(sweep, Sweep):
     raise ConfigError(
-      f"--config: sweep() of {path} returned {sweep!r}. Allowed: a Sweep or a list of changes, see vit_jax/config.py"
+      f"--config: sweep() of {path} returned {sweep!r}. Allowed: a Sweep or a list of changes, see "
+      "vit_jax/config/sweep.py"
     )
   return sweep
 

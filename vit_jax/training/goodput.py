@@ -242,8 +242,8 @@ def format_summary(seconds: float, rate: float | None) -> list[str]:
   """Returns lines for the screen with the training time and the throughput of a run, and an explanation of each.
 
   Args:
-    seconds: value of `Clock.train_seconds`.
-    rate: value of `Clock.rate`.
+    seconds: value of `GoodputTracker.train_seconds`.
+    rate: value of `GoodputTracker.rate`.
   """
   lines = [f"  {'training':<24}{seconds:>10,.1f} s   compilation, steps, evaluations and saves"]
   if rate is not None:
@@ -256,7 +256,7 @@ def format_goodput(goodput: dict[str, float]) -> list[str]:
   """Returns the table of the goodput for the screen.
 
   Args:
-    goodput: result of `Clock.goodput`.
+    goodput: result of `GoodputTracker.goodput`.
   """
   titles = {title: name for name, title in PHASES.items()} | {LOST: "lost steps"}
   seconds = {name: goodput.get(title, 0.0) for title, name in titles.items()}

@@ -122,7 +122,7 @@ def resolve(
   """Converts the labels of files to positions in one list of classes. See the rules of the module.
 
   Args:
-    files: results of `Collected.arrays`, one per file.
+    files: results of `LabelCollector.arrays`, one per file.
     classes: names of the classes in order. None: the names that occur, in `order`, or the numbers from 0 to the largest
       that occurs.
     most: largest number of labels of an image. If it is more than one, all labels are tuples.
@@ -302,7 +302,7 @@ def describe_forms(files: Sequence[Mapping[str, np.ndarray]]) -> str:
   """Returns a line about class names that occur in several Unicode forms, or "" if all names have one form.
 
   Args:
-    files: results of `Collected.arrays`, one per file.
+    files: results of `LabelCollector.arrays`, one per file.
   """
   forms = {}
   for file in files:

@@ -1,7 +1,7 @@
 """Image preprocessing and class names that accompany weights, read and written.
 
 There are three forms: the JSON of this package, timm's pretrained_cfg, and Transformers' preprocessor_config.json. Only
-the JSON of this package can store all values. `hub_preprocessor` contains the form of Transformers.
+the JSON of this package can store all values. `preprocessor` contains the form of Transformers.
 """
 
 import math
