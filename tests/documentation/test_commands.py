@@ -9,13 +9,13 @@ for _line in (extraction.ROOT / "tests/documentation/commands.txt").read_text().
   _way, _, _command = _line.partition(" ")
   assert _command.strip() not in TABLE, _line
   TABLE[_command.strip()] = _way
-FOUND = extraction.commands()
 
 
 def test_the_tables_commands_are_those_of_the_documentation():
-  unknown = [f"{command.place}: {command.text}" for command in FOUND if command.text not in TABLE]
+  found = extraction.commands()
+  unknown = [f"{command.place}: {command.text}" for command in found if command.text not in TABLE]
   assert not unknown, "add to tests/documentation/commands.txt, with a way to check:\n" + "\n".join(unknown)
-  gone = TABLE.keys() - {command.text for command in FOUND}
+  gone = TABLE.keys() - {command.text for command in found}
   assert not gone, "no page or docstring has these; remove from tests/documentation/commands.txt:\n" + "\n".join(gone)
 
 
