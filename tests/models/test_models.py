@@ -51,16 +51,20 @@ def test_the_head_has_the_classes_of_the_run_or_is_absent(name):
   assert not any(path.startswith("head") for path in modules.abstract(name, classes=0, **small).shapes())
 
 
+POSITIONS = ["learned", "learned_patches", "learned_all", "sincos2d", "factored", "relative", "none"]
+POSITIONS += [{"name": name, "at": at} for name in ("learned", "sincos2d", "factored") for at in ("each", "shared")]
+OPTIONS = [  # every pooling with learned positions, and every position with a class token
+  *({"pool": pool} for pool in ("cls", "gap", "map", "seqpool", "distilled")),
+  *({"pool": "cls", "position": position} for position in POSITIONS),
+]
+
+
 @pytest.mark.parametrize("scan", [False, True])
-@pytest.mark.parametrize("pool", ["cls", "gap", "map", "seqpool", "distilled"])
-def test_every_option_of_a_vit_is_in_its_tables(pool, scan):
-  options = {"pool": pool, "registers": 2, "layer_scale": 0.1, "scan": scan, "depth": 1}
-  options |= {"pre_logits": 8} if pool != "distilled" else {}
-  for position in ("learned", "learned_patches", "learned_all", "sincos2d", "factored", "relative", "none"):
-    modules.check_tables(modules.abstract("ViT-Ti/16", 32, position=position, **options))
-    for at in ("each", "shared") if position in ("learned", "sincos2d", "factored") else ():
-      choice = schema.Choice("ViT-Ti/16", options | {"position": {"name": position, "at": at}})
-      modules.check_tables(models.functional(models.Description(choice, 32, 7)))
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_every_option_of_a_vit_is_in_its_tables(options, scan):
+  arguments = {"registers": 2, "layer_scale": 0.1, "scan": scan, "depth": 1} | options
+  arguments |= {"pre_logits": 8} if options["pool"] != "distilled" else {}
+  modules.check_tables(models.functional(models.Description(schema.Choice("ViT-Ti/16", arguments), 32, 7)))
 
 
 PARTS = {

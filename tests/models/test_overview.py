@@ -31,6 +31,7 @@ def test_every_parameter_is_counted_once_on_a_dozen_lines(name):
   assert list(columns[3]) == [f"{number / sum(numbers):.1%}" for number in numbers]
 
 
+@pytest.mark.long
 def test_no_published_model_takes_more_lines():
   families = {(row.function, row.row): name for name, row in table.TABLE.items()}
   named = [name for name in families.values() if not re.search("-[GHeg]|large|base|_b[2-7]|_l2|x[34]|152", name)]
