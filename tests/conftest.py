@@ -25,7 +25,6 @@ os.environ["XLA_FLAGS"] = " ".join(
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 # Without compiled modules, which containers often turn off, every process that a test starts compiles all sources anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the folder of the process that started them
   shared = tempfile.mkdtemp(prefix="vit_jax_tests_")
   atexit.register(shutil.rmtree, shared, ignore_errors=True)
@@ -39,6 +38,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the folder of the p
 import jax
 import jaxtyping
 import pytest
+
+sys.dont_write_bytecode = False
 
 # The shapes in signatures of these are checked at every call. An int is a float here, as in Python.
 SHAPED = (
