@@ -161,6 +161,7 @@ def test_what_killed_saves_left_is_gone_before_anybody_lists_it(bucket, bucket_s
   store.close()
 
 
+@pytest.mark.long
 def test_a_bucket_that_refuses_to_be_read_damages_no_checkpoint(saved, bucket_server):
   workdir, states = saved
   store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid(1)), keep=3)

@@ -216,7 +216,7 @@ def start(tmp_path_factory):
   return path, written(path, "compact", CCT)
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.parametrize("scan", [False, True])
 def test_training_starts_from_a_file_on_any_mesh(start, scan):
   path, arrays = start

@@ -60,6 +60,7 @@ def test_another_split_is_measured_once_and_alone():
   }
 
 
+@pytest.mark.long
 def test_a_run_without_classes_is_measured_by_what_it_has_on_another_split_too():
   masked, shots = BoundEval("masked", {"split": "test", "batch": None}), BoundEval("fewshot", {"train": "train"})
   assert evaluate.select_evaluations({"shots": shots, "test": masked}, "train", False) == {
@@ -180,6 +181,7 @@ def test_a_config_that_normalises_otherwise_than_published_weights_is_named(tmp_
   assert not caplog.records
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [16, 48])
 def test_a_run_at_another_size_is_the_model_of_that_size_with_resampled_positions(trained, tmp_path, size):
   words = [f"--workdir={trained}", f"--image-size={size}", "--split=test[:16]", "--logits"]

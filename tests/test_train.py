@@ -68,6 +68,7 @@ def test_a_run_says_what_it_does_and_leaves_its_figures(whole):
   assert [line["step"] for line in lines if "test/top1" in line] == [6, 12]
 
 
+@pytest.mark.long
 def test_a_finished_run_does_nothing_and_says_so(whole):
   workdir = whole[0]
   before = {file: file.stat().st_mtime_ns for file in workdir.rglob("*") if file.is_file() and file.name != "lock"}
@@ -143,6 +144,7 @@ def test_sigterm_finishes_the_step_saves_and_exits_42(whole, tmp_path):
   assert step >= 2
 
 
+@pytest.mark.long
 def test_another_config_in_the_same_workdir_is_refused_with_the_differences(whole):
   workdir = whole[0]
   message = runs.finish(runs.command("train", *runs.words(workdir, **{"optim.lr": "0.5", "batch": 32})), 2)
@@ -284,6 +286,7 @@ def test_every_mesh_trains_the_same_model(single, name):
     np.testing.assert_allclose(found[path], value, atol=1e-5, err_msg=path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", [4, 1])
 def test_eight_devices_become_four_or_one(single, tmp_path, after, capsys):
   def dies(params, poll):

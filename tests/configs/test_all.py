@@ -23,7 +23,7 @@ def local(photos):
   return {"digits": {}, "folder": {"data__path": photos}}
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.parametrize("name", DATA)
 def test_a_config_trains_two_steps(name, local, tmp_path):
   run = recipes.run(name, **recipes.SHRUNK, **local[name])

@@ -43,6 +43,7 @@ def test_a_student_goes_on_to_the_same_bits_after_a_death(labels, tmp_path):
   assert again["weights_sha256"] == whole["weights_sha256"] and whole["images"] == 360
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [0, 1], ids=["soft", "hard"])
 def test_targets_are_the_labels_of_whom_an_image_has_them_from(labels, kind):
   changes = {} if kind == 0 else {"data__soft": False}
@@ -62,6 +63,7 @@ def test_targets_are_the_labels_of_whom_an_image_has_them_from(labels, kind):
     assert (target.max() < 0.999) == (kind == 0 and record in pseudo)
 
 
+@pytest.mark.long
 def test_other_labels_in_the_place_of_these_are_refused(labels, tmp_path):
   folder = shutil.copytree(labels[0], tmp_path / "labels")
 

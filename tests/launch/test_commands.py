@@ -131,6 +131,7 @@ def test_the_same_command_runs_an_ended_run_again(home, monkeypatch):
   assert code == errors.DONE and "vit-a2" in said and home.count() == 2
 
 
+@pytest.mark.long
 def test_a_program_that_fails_ends_the_run_with_its_log_and_code(home):
   code, said = home.launch(*home.words("--max-failures=2", job=["--code=1", "--steps=2"]))
   assert code == errors.GAVE_UP and "ended with 1" in said and "    step 1" in said and home.count() == 2
@@ -148,6 +149,7 @@ def test_17_another_watcher_continues_and_the_program_runs_once(home, monkeypatc
   assert code == errors.USAGE and "has ended (done), and has no machines. The same command continues" in said
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_the_run_alone_and_says_how_to_end_it(home):
   first = home.begin(*home.words(job=["--steps=200"]))
   first.send_signal(signal.SIGINT)
@@ -161,6 +163,7 @@ def test_ctrl_c_leaves_the_run_alone_and_says_how_to_end_it(home):
   assert "vit-a1" not in home.launch("ls")[1]
 
 
+@pytest.mark.long
 def test_25_a_second_watcher_is_refused_and_down_ends_the_first(home):
   first = home.begin(*home.words(job=["--steps=400"]))
   code, said = home.launch("adopt", "vit")
@@ -171,6 +174,7 @@ def test_25_a_second_watcher_is_refused_and_down_ends_the_first(home):
   assert first.wait(30) == errors.USAGE and home.count() == 1
 
 
+@pytest.mark.long
 def test_what_is_stopped_keeps_its_machines_and_is_restarted_on_them(home):
   first = home.begin(*home.words(job=["--steps=300"]))
   code, said = home.launch("stop", "vit")
@@ -189,6 +193,7 @@ def test_what_is_stopped_keeps_its_machines_and_is_restarted_on_them(home):
   assert "vit-a2" in home.said()
 
 
+@pytest.mark.long
 def test_a_run_under_way_is_not_changed_by_other_arguments(home):
   first = home.begin(*home.words(job=["--steps=400"]))
   first.send_signal(signal.SIGKILL)
@@ -200,12 +205,14 @@ def test_a_run_under_way_is_not_changed_by_other_arguments(home):
   assert code == errors.USAGE and "other code" in said
 
 
+@pytest.mark.long
 def test_a_dry_run_touches_nothing(home):
   code, said = home.launch(*home.words("--dry-run"))
   assert code == 0 and said.count("launch.worker start") == 2
   assert not home.workdir.exists() and not (home.folder / "state").exists()
 
 
+@pytest.mark.long
 def test_a_command_on_a_worker_ends_with_its_code_and_the_report_adds_up(home):
   home.launch(*home.words())
   assert home.launch("ssh", "vit", "-w", "1", "--", "sh", "-c", "exit 7")[0] == 7
@@ -214,6 +221,7 @@ def test_a_command_on_a_worker_ends_with_its_code_and_the_report_adds_up(home):
   assert code == 0 and table["total"] > 0
 
 
+@pytest.mark.long
 def test_a_run_in_the_background_is_watched_by_another_process(home):
   code, said = home.launch(*home.words("--detach", job=["--steps=30"]))
   assert code == 0 and "watched by process" in said
@@ -221,6 +229,7 @@ def test_a_run_in_the_background_is_watched_by_another_process(home):
   assert home.count() == 1
 
 
+@pytest.mark.long
 def test_what_may_still_be_there_is_looked_at_before_the_run_goes_elsewhere(home, monkeypatch):
   monkeypatch.setenv("XDG_STATE_HOME", str(home.folder / "state"))
   home.launch(*home.words())
@@ -234,6 +243,7 @@ def test_what_may_still_be_there_is_looked_at_before_the_run_goes_elsewhere(home
   assert code == errors.USAGE and "vit-a2 may still exist with another workdir" in said
 
 
+@pytest.mark.long
 def test_a_machine_that_no_journal_knows_is_not_joined_by_another(home):
   first = home.begin(*home.words(job=["--steps=400"]))
   first.send_signal(signal.SIGKILL)

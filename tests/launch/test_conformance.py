@@ -77,6 +77,7 @@ def test_a_run_is_made_once_and_nothing_is_left(make):
   assert cloud.made() == ["vit-a1"] and not cloud.everything()
 
 
+@pytest.mark.long
 def test_1_it_is_written_down_before_it_is_asked_for(make):
   cloud = make()
   cloud.refuse(503)
@@ -85,6 +86,7 @@ def test_1_it_is_written_down_before_it_is_asked_for(make):
   assert EventLog("vit").list_remaining() == [1] and not cloud.everything()
 
 
+@pytest.mark.long
 def test_1_what_cannot_be_deleted_ends_with_13_and_the_command(make, capsys):
   cloud = make()
   cloud.crew(1)
@@ -102,6 +104,7 @@ def test_1_a_lost_answer_makes_nothing_twice(make):
   assert watched(cloud) == errors.DONE and set(cloud.made()) == {"vit-a1"} and not cloud.everything()
 
 
+@pytest.mark.long
 def test_2_a_cloud_without_answers_changes_nothing(make):
   cloud = make()
   cloud.crew(1, steps=250)
@@ -113,6 +116,7 @@ def test_2_a_cloud_without_answers_changes_nothing(make):
   assert cloud.made() == ["vit-a1"] and not cloud.everything()
 
 
+@pytest.mark.long
 def test_2_words_that_nobody_knows_are_waited_for(make):
   cloud = make()
   cloud.crew(1, steps=20)
@@ -124,12 +128,14 @@ def test_2_words_that_nobody_knows_are_waited_for(make):
   assert cloud.made() == ["vit-a1"] and not cloud.everything()
 
 
+@pytest.mark.long
 def test_3_without_capacity_nothing_is_left(make):
   cloud = make()
   cloud.wait("vit-a1")
   assert watched(cloud) == errors.NO_CAPACITY and not cloud.everything()
 
 
+@pytest.mark.long
 def test_3_what_lingers_stands_beside_a_new_name_and_is_named(make, capsys):
   cloud = make()
   cloud.crew(1, steps=LONG)
@@ -164,6 +170,7 @@ def test_4_preemptions_cost_no_try(make):
   assert not cloud.everything() and len(cloud.made()) == len(set(cloud.made()))
 
 
+@pytest.mark.long
 def test_4_a_crash_loop_ends_after_three_tries_and_names_the_first_cause(make, capsys):
   cloud = make()
   cloud.crew(1, codes=((134, 1),))
@@ -173,6 +180,7 @@ def test_4_a_crash_loop_ends_after_three_tries_and_names_the_first_cause(make, c
   assert "w01" in said and "the log of 1" in said and cloud.made() == ["vit-a1"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("code", [2, 44, 45])
 def test_4_an_end_that_another_try_would_repeat_is_the_end(make, code):
   cloud = make()
@@ -195,6 +203,7 @@ def test_8_another_goes_on_where_one_has_died(make):
     watch.watch_to_end()
 
 
+@pytest.mark.long
 def test_10_a_name_that_is_another_runs_is_not_taken(make):
   cloud = make()
   cloud.crew(1, steps=LONG)
@@ -212,6 +221,7 @@ FAULTS = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=settings.default.max_examples // 12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(FAULTS)
 def test_whatever_happens_all_that_was_made_is_deleted_or_named(make, faults):

@@ -24,6 +24,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.long
 def test_the_first_try_starts_without_an_order_and_all_have_one_coordinator(tmp_path):
   with Lab(tmp_path, processes=3, env={"JOB_A": "b c"}) as lab:
     lab.environment |= {"MEGASCALE_SLICE_ID": "7", "VITJAX_DEVICES": "9", "http_proxy": "x", "TPU_NAME": "old",
@@ -62,6 +63,7 @@ def test_nothing_starts_until_all_are_ready_and_an_order_starts_the_next_try(tmp
     assert not zombies()
 
 
+@pytest.mark.long
 def test_a_higher_try_stops_what_runs_with_one_sigterm(tmp_path):
   with Lab(tmp_path, "if os.path.exists(sys.argv[1]): sys.exit(0)\n" + POLITE, args=(str(tmp_path / "a"),)) as lab:
     lab.start()
@@ -100,6 +102,7 @@ time.sleep(60)
     lab.wait(lambda report: (report.phase, report.try_) == (mailbox.RUNNING, 2))
 
 
+@pytest.mark.long
 def test_a_sigterm_to_the_worker_reaches_the_program_once(tmp_path):
   with Lab(tmp_path, POLITE) as lab:
     worker = lab.start()
@@ -122,6 +125,7 @@ def test_a_sigterm_to_the_worker_reaches_the_program_once(tmp_path):
     lab.wait(lambda _: lab.text().count("waits\n") == 2)
 
 
+@pytest.mark.long
 def test_the_program_of_a_killed_worker_ends(tmp_path):
   with Lab(tmp_path, "subprocess.Popen(['sleep', '600']); print('waits', flush=True)\n" + WAIT) as lab:
     worker = lab.start()
@@ -158,6 +162,7 @@ stuck()
     assert "in stuck" in report.tail
 
 
+@pytest.mark.long
 def test_a_device_that_is_held_is_named(tmp_path):
   with Lab(tmp_path, "print('/dev/accel0 is held by process 77 (python x)', flush=True); sys.exit(43)") as lab:
     lab.start()
@@ -199,6 +204,7 @@ sys.exit(43)
     assert not any(secret.encode() in content for content in written)
 
 
+@pytest.mark.long
 def test_a_worker_ends_itself_when_its_time_is_over_and_when_nobody_orders(tmp_path):
   with Lab(tmp_path, POLITE, expires=4) as lab:
     worker = lab.start()
@@ -212,6 +218,7 @@ def test_a_worker_ends_itself_when_its_time_is_over_and_when_nobody_orders(tmp_p
     assert worker.wait(10) == 0
 
 
+@pytest.mark.long
 def test_a_jobset_restarts_so_the_worker_ends_with_the_code_of_its_program(tmp_path):
   image = "h/p/r/v@sha256:" + "0" * 64
   values = {"backend": "gke", "tpu": "v6e-8", "image": image, "workdir": "gs://bkt/x"}

@@ -70,6 +70,7 @@ def test_an_attempt_from_nothing_to_its_end(cluster):
   assert cluster.live() == []
 
 
+@pytest.mark.long
 def test_what_is_created_is_the_manifest_and_the_code_that_belongs_to_it(cluster):
   one, run = made(), launches.run("gke")
   one.create(1, EXPIRES)
@@ -83,6 +84,7 @@ def test_what_is_created_is_the_manifest_and_the_code_that_belongs_to_it(cluster
   assert cluster.live() == []
 
 
+@pytest.mark.long
 def test_kubectl_reads_the_rendered_text_as_the_jobset(cluster):
   run = launches.run("gke", workdir="gs://bkt/é $(HOME)", queue="tpu-queue")
   text = manifests.format_jobset(run, 1, EXPIRES)
@@ -127,6 +129,7 @@ def test_a_name_that_another_run_has_is_refused_and_left_alone(ready, changes):
   assert ready.live() == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ("fault", "error", "words"),
   [
@@ -152,6 +155,7 @@ def test_a_look_that_fails_changes_nothing_and_says_why(ready, fault, error, wor
   assert ready.live() == before
 
 
+@pytest.mark.long
 def test_a_cluster_without_jobset_is_told_how_to_get_it(monkeypatch):
   with Cluster(tuple(kind for kind in KINDS if kind != "jobsets")) as bare:
     reach(bare, monkeypatch)
@@ -184,6 +188,7 @@ def test_a_preemption_is_repaired_for_nothing_and_a_failure_has_a_budget(cluster
   assert look.state == states.FAILED and look.detail.startswith("ReachedMaxRestarts")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", [2, 44, 45, "time"])
 def test_what_no_restart_helps_ends_at_once(ready, end):
   made().create(1, EXPIRES)
@@ -192,6 +197,7 @@ def test_what_no_restart_helps_ends_at_once(ready, end):
   assert look.state == states.FAILED and "FailJobSet" in look.detail
 
 
+@pytest.mark.long
 def test_what_is_deleted_is_deleting_until_the_last_pod_is_gone(cluster):
   cluster.reset(starts=True, lingers=True)
   one = made()
@@ -209,6 +215,7 @@ def test_what_is_deleted_is_deleting_until_the_last_pod_is_gone(cluster):
   assert one.look(2).state == states.READY
 
 
+@pytest.mark.long
 def test_a_delete_that_fails_can_be_repeated_and_a_person_can_do_it_by_hand(ready):
   one = made(cluster="loopback")
   one.create(1, EXPIRES)
@@ -223,6 +230,7 @@ def test_a_delete_that_fails_can_be_repeated_and_a_person_can_do_it_by_hand(read
   assert shlex.split(line)[0] == "kubectl" and NAME in shlex.split(line)
 
 
+@pytest.mark.long
 def test_the_inventory_has_what_carries_our_labels(ready):
   made(owner="alice").create(1, EXPIRES)
   made(name="other", namespace="team", tpu="v6e-8", slices=2).create(3, EXPIRES)

@@ -61,6 +61,7 @@ def alive(lab, host):
   return service.Service("vit-a1", lab.state / host / ".local/state/vit_jax/launch").is_alive()
 
 
+@pytest.mark.long
 def test_g15_a_greeting_of_a_host_is_no_part_of_its_answer(lab):
   made = hosts.Engine(lab.run)
   assert made.look(1).state == states.ABSENT and made.inventory(()) == ([], {})
@@ -90,6 +91,7 @@ def test_hosts_get_the_package_and_one_worker_each(lab):
   assert all(words[-1].endswith("; exit $?") and "BatchMode=yes" in words for words in asked)
 
 
+@pytest.mark.long
 def test_a_connection_that_breaks_behind_the_command_starts_nothing_twice(lab):
   made = hosts.Engine(lab.run)
   (lab.state / "drops").touch()
@@ -106,6 +108,7 @@ def test_a_connection_that_breaks_behind_the_command_starts_nothing_twice(lab):
   assert not alive(lab, "alice@one") and not alive(lab, "two")
 
 
+@pytest.mark.long
 def test_a_host_that_does_not_answer_is_unknown_and_a_worker_that_died_is_a_loss(lab, monkeypatch):
   made = hosts.Engine(lab.run)
   made.create(1, 0)

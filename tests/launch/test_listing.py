@@ -58,6 +58,7 @@ def test_a_run_that_is_alive_is_shown_and_not_collected(cloud, capsys):
   assert code == errors.DONE and "no machine is to be deleted" in said and cloud.states()
 
 
+@pytest.mark.long
 def test_f10_no_machines_are_reported_in_words(cloud, capsys):
   assert listing.ls(flags.parse_flags(["ls", "--project=proj-x"])[0]) == errors.DONE
   assert capsys.readouterr().out == "no machines and no unfinished runs\n"
@@ -75,6 +76,7 @@ def test_what_has_expired_or_is_suspended_is_deleted_and_only_with_yes(cloud, ca
   assert code == errors.DONE and "deleted" in said and not cloud.states()
 
 
+@pytest.mark.long
 def test_a_machine_that_is_watched_from_elsewhere_is_shown_and_not_collected(cloud, capsys, tmp_path, monkeypatch):
   begin(cloud)
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
@@ -82,6 +84,7 @@ def test_a_machine_that_is_watched_from_elsewhere_is_shown_and_not_collected(clo
   assert "no machine is to be deleted" in collected(capsys, "--yes")[1] and cloud.states()
 
 
+@pytest.mark.long
 def test_a_machine_of_a_run_that_has_ended_is_an_orphan(cloud, capsys):
   begin(cloud)
   book = EventLog("vit")
@@ -91,6 +94,7 @@ def test_a_machine_of_a_run_that_has_ended_is_an_orphan(cloud, capsys):
   assert collected(capsys, "--yes")[0] == errors.DONE and not cloud.states()
 
 
+@pytest.mark.long
 def test_another_login_name_sees_that_there_are_machines_and_deletes_none(cloud, capsys, monkeypatch, tmp_path):
   begin(cloud)
   cloud.preempt("vit-a1")
@@ -115,6 +119,7 @@ def test_a_zone_that_does_not_answer_is_unknown_and_not_empty(cloud, capsys):
   assert code == errors.UNKNOWN and "in the locations that answered, no machine is to be deleted" in said
 
 
+@pytest.mark.long
 def test_a_deletion_that_is_not_seen_ends_with_13_and_the_command(cloud, capsys):
   begin(cloud)
   cloud.preempt("vit-a1")
@@ -123,6 +128,7 @@ def test_a_deletion_that_is_not_seen_ends_with_13_and_the_command(cloud, capsys)
   assert code == errors.BILLING and "gcloud compute tpus queued-resources delete vit-a1" in said
 
 
+@pytest.mark.long
 def test_status_says_what_was_done_and_how_each_worker_is(cloud, capsys):
   begin(cloud)
   assert listing.status(flags.parse_flags(["status", "vit"])[0]) == errors.DONE
@@ -134,6 +140,7 @@ def test_status_says_what_was_done_and_how_each_worker_is(cloud, capsys):
   assert len(values["workers"]) == 4 and values["state"]["attempt"] == 1
 
 
+@pytest.mark.long
 def test_a_journal_that_cannot_be_read_hides_no_other(cloud, capsys):
   begin(cloud)
   book = EventLog("odd")

@@ -49,6 +49,7 @@ def test_workers_are_made_once_looked_at_and_deleted(lab):
   assert [lab.report(number).exit for number in range(2)] == [143, 143]
 
 
+@pytest.mark.long
 def test_a_worker_that_died_is_a_loss(lab):
   made = hosts.Engine(lab.run)
   made.create(1, 0)
@@ -63,6 +64,7 @@ def test_a_worker_that_died_is_a_loss(lab):
   assert made.look(1).state == states.ABSENT and not lab.programs()
 
 
+@pytest.mark.long
 def test_workers_that_end_by_themselves_are_gone(lab):
   made = hosts.Engine(lab.run)
   lab.mailbox.publish(dataclasses.replace(lab.attempt, expires=int(time.time()) + 3))
@@ -74,6 +76,7 @@ def test_workers_that_end_by_themselves_are_gone(lab):
     assert time.monotonic() < deadline
 
 
+@pytest.mark.long
 def test_the_command_that_deletes_by_hand_does(lab):
   made = hosts.Engine(lab.run)
   made.create(1, 0)
@@ -83,6 +86,7 @@ def test_the_command_that_deletes_by_hand_does(lab):
   assert made.shell(1, 0, ["a b", "c"]) == ["a b", "c"] and made.shell(1, 0, [])
 
 
+@pytest.mark.long
 def test_only_services_of_the_same_directory_are_removed(lab):
   made = hosts.Engine(lab.run)
   made.create(1, 0)

@@ -70,6 +70,7 @@ def body(run, attempt, script, **more):
   return {"tpu": {"nodeSpec": [spec]}, "queueingPolicy": {"validUntilDuration": "21600s"}} | more
 
 
+@pytest.mark.long
 def test_each_request_becomes_what_the_interface_wants(server, tmp_path):
   hostile = "gs://bkt/a b/'$(id)' \"@CODE@\"/ü,=:^"
   network = {"network": "n", "subnetwork": "s", "internal_ips": True}
@@ -137,6 +138,7 @@ def test_what_the_server_refuses_is_understood(server, tmp_path):
   assert "roles/tpu.admin" in str(found[0]) and "TPUV3s" in str(found[2]) and "gcloud auth login" in str(found[4])
 
 
+@pytest.mark.long
 def test_the_inventory_asks_each_zone_for_gcloud_hides_those_that_are_out_of_reach(server, tmp_path):
   run = cloud.run(name="kept")
   with cloud.Server(zones=(ZONE, "us-central1-b")) as own:
@@ -154,6 +156,7 @@ def test_the_inventory_asks_each_zone_for_gcloud_hides_those_that_are_out_of_rea
   assert [(each.name, each.state, each.run, each.location) for each in found] == [("kept-a1", READY, "kept", ZONE)]
 
 
+@pytest.mark.long
 def test_a_shell_runs_words_as_they_are_and_ends_as_they_do(server, tmp_path, monkeypatch):
   made = engine(tmp_path, name="shell")
   server.add("shell-a1", {}, metadata={"enable-oslogin": "TRUE"})

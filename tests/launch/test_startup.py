@@ -229,7 +229,7 @@ def test_other_code_starts_nothing(tmp_path):
 
 
 @needs_curl
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.parametrize("workdir", ["gs://bkt/runs/a", HOSTILE])
 @pytest.mark.parametrize("slices", [1, 2])
 def test_g5_a_machine_without_code_deletes_itself_with_nothing_but_curl(tmp_path, workdir, slices):
@@ -254,7 +254,7 @@ def test_g5_a_machine_without_code_deletes_itself_with_nothing_but_curl(tmp_path
 
 
 @needs_curl
-@pytest.mark.heavy
+@pytest.mark.long
 def test_g5_the_timer_is_set_before_anything_is_fetched_and_on_a_full_disk(tmp_path):
   machine = Machine(tmp_path, "none", b"", resources=["queuedResources/vit-b16-a2", "nodes/vit-b16-a2"])
   with machine.on():
@@ -279,7 +279,7 @@ def commands():
 
 
 @needs_curl
-@pytest.mark.heavy
+@pytest.mark.long
 def test_g5_a_machine_without_systemd_deletes_itself_from_a_process(tmp_path):
   machine = Machine(tmp_path, "none", b"", resources=["queuedResources/vit-b16-a2", "nodes/vit-b16-a2"])
   with machine.on():
@@ -296,7 +296,7 @@ def test_g5_a_machine_without_systemd_deletes_itself_from_a_process(tmp_path):
 
 
 @needs_curl
-@pytest.mark.heavy
+@pytest.mark.long
 def test_g1_the_time_of_a_machine_counts_from_its_first_boot(tmp_path):
   content, code = bundle()
   machine = Machine(tmp_path, f"bkt/o/runs/a/launch/code/{code}.tgz", content)
@@ -316,7 +316,7 @@ def test_g1_the_time_of_a_machine_counts_from_its_first_boot(tmp_path):
 
 
 @needs_curl
-@pytest.mark.heavy
+@pytest.mark.long
 def test_a_machine_that_wakes_after_its_end_ends_at_once(tmp_path):
   content, code = bundle()
   machine = Machine(tmp_path, f"bkt/o/runs/a/launch/code/{code}.tgz", content)

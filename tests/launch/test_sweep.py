@@ -257,7 +257,7 @@ def test_a_trial_with_another_watcher_counts_and_is_not_started(tmp_path, monkey
   assert started == ["s-t02"] and capsys.readouterr().out.count("watched by process") == 2
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_ctrl_c_lets_every_process_leave_its_run_alone(tmp_path, monkeypatch, capsys):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
   program = "import signal, time, pathlib; signal.signal(signal.SIGINT, lambda *_: exit(42)); "

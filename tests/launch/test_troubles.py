@@ -25,6 +25,7 @@ def test_a_bundle_that_was_changed_starts_nothing(tmp_path):
     assert "argv" not in lab.text()
 
 
+@pytest.mark.long
 def test_code_that_differs_between_workers_starts_nothing(tmp_path):
   with Lab(tmp_path, processes=2) as lab:
     lab.mailbox.report(mailbox.WorkerReport(1, 1, mailbox.READY, code="0" * 64, address="h:1"))
@@ -33,6 +34,7 @@ def test_code_that_differs_between_workers_starts_nothing(tmp_path):
     assert "argv" not in lab.text()
 
 
+@pytest.mark.long
 def test_garbage_in_the_folder_ends_no_worker(tmp_path):
   with Lab(tmp_path, processes=2) as lab:
     lab.storage.write("a1/order.json", b"{")
@@ -46,6 +48,7 @@ def test_garbage_in_the_folder_ends_no_worker(tmp_path):
     lab.wait(lambda report: (report.phase, report.try_) == (mailbox.EXITED, 2))
 
 
+@pytest.mark.long
 def test_a_spec_that_is_none_is_said(tmp_path):
   with Lab(tmp_path) as lab:
     lab.storage.write("a1/spec.json", b"garbage")
@@ -62,6 +65,7 @@ def test_a_spec_that_is_none_is_said(tmp_path):
     assert "no attempt 1" in lab.report().detail
 
 
+@pytest.mark.long
 def test_a_folder_that_does_not_answer_ends_no_program(tmp_path):
   """A folder of the run that is no folder for a while: a program goes on, and what happened is reported later."""
   with Lab(tmp_path, "time.sleep(1); print('through', flush=True); sys.exit(5)") as lab:
@@ -89,6 +93,7 @@ def test_a_bucket_carries_a_run_also_while_it_fails_now_and_then(tmp_path, bucke
     assert lab.text().count("x" * 600_000) == 1
 
 
+@pytest.mark.long
 def test_without_a_home_a_program_has_one(tmp_path):
   with Lab(tmp_path) as lab:
     lab.start(HOME=None)
@@ -96,6 +101,7 @@ def test_without_a_home_a_program_has_one(tmp_path):
     assert os.path.isdir(json.loads(lab.said("variables")[0])["HOME"])
 
 
+@pytest.mark.long
 def test_a_full_disk_is_said(tmp_path):
   big = {"job.py": "", "big": "x" * 3_000_000}
   with Lab(tmp_path) as lab:

@@ -55,6 +55,7 @@ def test_a_unit_is_started_once_and_outlives_who_started_it(tmp_path):
     assert done(lab.start("--name=vit", verb="stop"))[0] == 0  # once more
 
 
+@pytest.mark.long
 def test_a_unit_that_was_killed_is_known_and_started_again(tmp_path):
   with Lab(tmp_path, WAIT) as lab:
     done(lab.start(verb="start"))
@@ -72,6 +73,7 @@ def test_a_unit_that_was_killed_is_known_and_started_again(tmp_path):
     assert done(lab.start("--name=vit", verb="stop"))[0] == 0
 
 
+@pytest.mark.long
 def test_a_name_that_is_in_use_for_another_folder_is_refused(tmp_path):
   with Lab(tmp_path, WAIT) as lab, Lab(tmp_path, WAIT, workdir=tmp_path / "other") as other:
     assert done(lab.start(verb="start"))[0] == 0
@@ -80,6 +82,7 @@ def test_a_name_that_is_in_use_for_another_folder_is_refused(tmp_path):
     assert done(lab.start("--name=vit", "--grace=5", verb="stop"))[0] == 0
 
 
+@pytest.mark.long
 def test_what_cannot_be_started_is_said_by_start(tmp_path):
   with Lab(tmp_path) as lab:
     (tmp_path / "state").write_text("")
@@ -136,6 +139,7 @@ def test_a_tpu_vm_gives_itself_back_when_nobody_orders(tmp_path, server):
     assert variables["VITJAX_COORDINATOR"].partition(":")[0] == "127.0.0.1"
 
 
+@pytest.mark.long
 def test_a_tpu_vm_that_cannot_be_given_back_says_what_costs(tmp_path, server):
   for name in list(server.answers):
     if "queuedResources" in name:
@@ -147,6 +151,7 @@ def test_a_tpu_vm_that_cannot_be_given_back_says_what_costs(tmp_path, server):
     assert "gcloud compute tpus queued-resources delete vit-a1 --force --project=my-project" in lab.report().detail
 
 
+@pytest.mark.long
 def test_a_tpu_vm_that_goes_down_keeps_its_last_word(tmp_path, server):
   with Lab(tmp_path, WAIT) as lab:
     tpu(lab, server, **vars(LIMITS))
@@ -183,6 +188,7 @@ if verb == "stop":
 """
 
 
+@pytest.mark.long
 def test_where_systemd_runs_a_worker_is_a_unit_of_it(tmp_path):
   (tmp_path / "bin").mkdir()
   for name, text in (("systemd-run", RUN), ("systemctl", CONTROL)):

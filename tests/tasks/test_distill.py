@@ -148,6 +148,7 @@ def whole(teacher, tmp_path_factory):
   return workdir, loop.train(distilled(teacher, 8, checkpoint__every=5), workdir)
 
 
+@pytest.mark.long
 def test_the_teacher_is_in_no_state_and_its_digest_in_every_checkpoint(teacher, whole):
   parts = distilled(teacher, 8, optim__ema=0.9)
   assert not [path for path in trees.flatten(parts.state_shapes) if "convolutions" in path]
@@ -159,6 +160,7 @@ def test_the_teacher_is_in_no_state_and_its_digest_in_every_checkpoint(teacher, 
   assert {"top1", "loss"} <= whole[1].keys()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("devices", [1, 8])
 def test_a_restart_ends_in_the_same_bits(teacher, whole, tmp_path, devices):
   parts = distilled(teacher, devices, checkpoint__every=5)
@@ -168,6 +170,7 @@ def test_a_restart_ends_in_the_same_bits(teacher, whole, tmp_path, devices):
   assert loop.train(parts, tmp_path / "stopped")["weights_sha256"] == expected["weights_sha256"]
 
 
+@pytest.mark.long
 def test_other_weights_in_the_teachers_place_are_refused(teacher, whole, tmp_path):
   shutil.copytree(whole[0], tmp_path / "run")
   arrays, about = checkpoints.read_weights(teacher)
@@ -178,6 +181,7 @@ def test_other_weights_in_the_teachers_place_are_refused(teacher, whole, tmp_pat
   assert str(tmp_path / "other") in str(error.value)
 
 
+@pytest.mark.long
 def test_a_teacher_whose_newest_checkpoint_is_damaged_is_said_to_be(teacher, tmp_path):
   arrays, about = checkpoints.read_weights(teacher)
   for name, change in (("run", 0), ("newer", 1)):
@@ -192,6 +196,7 @@ def test_a_teacher_whose_newest_checkpoint_is_damaged_is_said_to_be(teacher, tmp
     parts.frozen(digests)
 
 
+@pytest.mark.long
 def test_a_student_is_measured_without_its_teacher(teacher, tmp_path):
   parts = distilled(teacher, 8)
   task = Choice("distill", {**parts.run.task.args, "teacher": str(tmp_path / "nowhere")})

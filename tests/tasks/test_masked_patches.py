@@ -208,6 +208,7 @@ def test_a_run_is_the_same_on_eight_devices(stage, on_one_device, mesh):
   assert metrics["loss"] == pytest.approx(on_one_device[1]["loss"], abs=1e-4)
 
 
+@pytest.mark.long
 def test_scanned_and_computed_again_it_is_the_same(stage, on_one_device):
   params, metrics = steps(digits(8, stage, **STAGES[stage], model__scan=True, model__remat="full"), 3)
   assert metrics["loss"] == pytest.approx(on_one_device[1]["loss"], abs=1e-4)
@@ -230,6 +231,7 @@ def test_a_restart_has_the_same_bits(stage, whole, tmp_path):
   assert loop.train(parts, tmp_path)["weights_sha256"] == whole[1]["weights_sha256"]
 
 
+@pytest.mark.long
 def test_every_image_is_measured_once_with_the_same_masks_on_any_devices(stage, whole):
   assert whole[1]["images"] == 360
   params, _ = checkpoints.read_weights(whole[0])

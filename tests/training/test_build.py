@@ -29,6 +29,7 @@ def test_parameters_and_optimizer_state_are_born_sharded():
   assert all(leaf.sharding == query.sharding for leaf in adam)
 
 
+@pytest.mark.long
 def test_the_step_keeps_every_array_where_it_was():
   parts = runs.parts(8, **{"mesh.data": 2, "mesh.fsdp": 4})
   batches = parts.batches(0)
@@ -38,6 +39,7 @@ def test_the_step_keeps_every_array_where_it_was():
   assert all(leaf.sharding == expected[name].sharding for name, leaf in trees.flatten(state).items())
 
 
+@pytest.mark.long
 def test_all_devices_start_with_the_same_numbers():
   one, eight = runs.parts(1).init(), runs.parts(8, **{"mesh.data": 1, "mesh.fsdp": 8}).init()
   for path, value in one.params.items():
@@ -120,6 +122,7 @@ def test_frozen_parameters_hold_no_optimizer_state_and_stay(frozen):
     assert (path in held) != any(path in name for name in trees.flatten(state.optimizer)), path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", [{"model.scan": "true"}, {"model.remat": "full"}, {"model.dtype": "bfloat16"}])
 def test_the_models_switches_reach_it_from_the_config(changes):
   parts = runs.parts(8, **changes)

@@ -117,6 +117,7 @@ def test_a_stop_in_the_last_evaluation_trains_no_more_and_evaluates_again(parts,
   assert [line["step"] for line in lines(tmp_path) if "train/loss" in line] == [2, 4, 6, 8, 10, 12]
 
 
+@pytest.mark.long
 def test_an_evaluation_that_a_stop_cut_short_is_made_up_for(parts, tmp_path):
   def measure(params, poll):
     raise runtime.Preempted(42, "stopped on request")
@@ -135,6 +136,7 @@ def test_an_evaluation_that_a_stop_cut_short_is_made_up_for(parts, tmp_path):
   assert checkpoints.read_description(tmp_path)["evaluated"] is True  # of step 4, so that it is not made up for
 
 
+@pytest.mark.long
 def test_a_run_goes_on_that_has_one_step_left(parts, tmp_path):
   with pytest.raises(ConfigError, match="Step 11 is saved"):
     loop.train(with_batches(parts, lambda batches: Broken(batches, 11)), tmp_path)
@@ -154,6 +156,7 @@ def test_a_finished_run_does_nothing_and_gives_its_result(parts, tmp_path, capsy
     loop.train(shorter, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("odd", [{"train_seconds": "1"}, {"images_per_second": []}, {"steps": "12"}])
 def test_a_result_that_is_not_as_it_was_written_is_measured_again(parts, tmp_path, odd):
   values = {"steps": 12, "train_seconds": 1.0, "images_per_second": None}
@@ -173,6 +176,7 @@ def test_a_step_that_gets_arrays_of_the_host_is_an_error(parts, tmp_path):
     loop.train(host, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("headline", "shown"), [("gradient_norm", True), ("nothing", False)])
 def test_a_headline_stands_beside_the_loss_where_it_is_measured(parts, tmp_path, monkeypatch, capsys, headline, shown):
   monkeypatch.setattr(type(parts.task), "headline", headline)
@@ -188,6 +192,7 @@ def test_a_trace_is_written_that_tensorboard_finds(parts, tmp_path, capsys):
   assert f"tensorboard --logdir={tmp_path}/tensorboard" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_what_is_said_to_be_saved_is_whole_before_the_others_hear_of_the_end(parts, tmp_path, monkeypatch):
   """The others leave soon after they have heard of it, and take this process with them."""
   there = []
