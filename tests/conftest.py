@@ -45,6 +45,7 @@ sys.dont_write_bytecode = False
 SHAPED = (
   "models",
   "losses",
+  "selfsup",
   "tasks",
   "data.augment",
   "data.coordinates",

@@ -21,6 +21,7 @@ FLOORS = (
   {"config"},
   {"parallel", "runtime"},
   {"data", "models"},
+  {"selfsup"},
   {"checkpoints", "corpora", "tasks"},
   {"evals", "importers"},
   {"training", "register", "cli"},

@@ -25,6 +25,19 @@ def test_the_numbers_are_those_of_the_original_code(kind, file):
   assert not [result for result in results if result.wrong]
 
 
+SELFSUP = parity.FOLDER.parents[3] / "shared" / "parity-selfsup"  # not part of the repository
+
+
+@pytest.mark.skipif(not SELFSUP.is_dir(), reason="the numbers of self-distillation are not there")
+@pytest.mark.sample(6)
+@pytest.mark.heavy
+@pytest.mark.parametrize("file", [file for _, file in parity.fixtures(SELFSUP)], ids=lambda file: file.stem)
+def test_self_distillation_has_the_numbers_of_the_original_codes(file):
+  results = list(parity.check("selfsup", file))
+  assert results
+  assert not [result for result in results if result.wrong]
+
+
 def described():
   """A fixture of a small timm ViT without any expected number that could be right."""
   width, hidden = 8, 12

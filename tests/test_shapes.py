@@ -19,7 +19,7 @@ from vit_jax.models import layers
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "vit_jax"
 SHAPED = (
-  *(file for part in ("models", "tasks") for file in sorted((PACKAGE / part).rglob("*.py"))),
+  *(file for part in ("models", "selfsup", "tasks") for file in sorted((PACKAGE / part).rglob("*.py"))),
   *(PACKAGE / "data" / f"{name}.py" for name in ("augment", "coordinates", "mixup", "warping", "erasing")),
   PACKAGE / "losses.py",
   PACKAGE / "evals" / "probes.py",

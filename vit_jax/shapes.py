@@ -1,7 +1,7 @@
 """Array types for signatures: `Float[Tensor, "B N D"]` is a floating-point array of shape [B, N, D].
 
-Equal letters in a signature are equal sizes. The tests check every call of models, losses, tasks, augmentation and
-probes (see `tests/conftest.py`). A run checks no shapes.
+Equal letters in a signature are equal sizes. The tests check every call of models, losses, self-distillation, tasks,
+augmentation and probes (see `tests/conftest.py`). A run checks no shapes.
 
 The letters are:
 

@@ -4,7 +4,7 @@ import json
 import pathlib
 from collections.abc import Iterator
 
-from tests.parity import augmentation, models, optimizers, position_tables, probes, schedules
+from tests.parity import augmentation, models, optimizers, position_tables, probes, schedules, selfsup
 from tests.parity.compare import Result
 
 FOLDER = pathlib.Path(__file__).parent / "fixtures"
@@ -15,6 +15,7 @@ KINDS = {  # folder -> which files, what checks them
   "schedules": ("*.json", schedules.check),
   "optimizers": ("*.npz", optimizers.check),
   "augment": ("*.npz", augmentation.check),
+  "selfsup": ("*.npz", selfsup.check),
 }
 
 
@@ -23,7 +24,7 @@ def fixtures(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
   result = []
   for kind, (pattern, _) in KINDS.items():
     part = folder / kind if (folder / kind).is_dir() else folder
-    if part is folder and folder.name != kind and not (kind == "models" and _has_models(folder)):
+    if part is folder and folder.name != kind and not (kind in FOUND and FOUND[kind](folder)):
       continue
     result += [(kind, file) for file in sorted(part.glob(pattern)) if file.stem != "inputs"]
   return result
@@ -33,6 +34,14 @@ def _has_models(folder):
   """Whether a folder of any name holds descriptions of models."""
   files = sorted(folder.glob("*.json"))
   return bool(files) and "tensors" in json.loads(files[0].read_text())
+
+
+def _has_self_distillation(folder):
+  """Whether a folder of any name holds numbers of self-distillation."""
+  return any(selfsup.find_check(file) for file in folder.glob("*.npz"))
+
+
+FOUND = {"models": _has_models, "selfsup": _has_self_distillation}  # in a folder of any name
 
 
 def check(kind: str, file: pathlib.Path) -> Iterator[Result]:

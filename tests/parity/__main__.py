@@ -1,7 +1,7 @@
 """Runs parity fixtures, numbers computed by the original codes: python -m tests.parity [DIR]
 
-DIR holds any of models/, posemb/, fewshot/, schedules/, optimizers/ and augment/, or is one of these folders itself;
-without it, the fixtures beside this file.
+DIR holds any of models/, posemb/, fewshot/, schedules/, optimizers/, augment/ and selfsup/, or is one of these folders
+itself; without it, the fixtures beside this file.
 One line for each fixture: its name, the largest relative error (the largest difference over the largest expected
 value), pass or fail by the fixture's own absolute tolerance. The last line is `N passed, M failed`; exit code 1 if any
 failed.
