@@ -40,7 +40,7 @@ def summarise_verb(verb: str) -> str:
   The file is parsed and not imported, because imports take seconds.
   """
   source = pathlib.Path(__file__).with_name(f"{verb}.py").read_text()
-  return ast.get_docstring(ast.parse(source)).partition("\n")[0].partition(": python -m")[0].rstrip(".")
+  return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0].partition(": python -m")[0].rstrip(".")
 
 
 if __name__ == "__main__":

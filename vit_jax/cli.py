@@ -93,7 +93,7 @@ class Parser(argparse.ArgumentParser):
       extensions.import_named(text)
     return arguments
 
-  def _refusal(self, unknown: Mapping[str, str], known: Mapping[str, bool], given: Collection[str]) -> str:
+  def _refusal(self, unknown: Mapping[str, str], known: Mapping[str, bool], given: AbstractSet[str]) -> str:
     """Returns the message for unknown flags: a suggestion for each, and the supported flags.
 
     Flags are not listed if they belong to another form of the command than the `given` flags.
@@ -140,7 +140,7 @@ def _is_flag(word: str, dashes: str = "-") -> bool:
   return word.startswith(dashes) and not re.match(r"-[\d.]|-$", word)
 
 
-def _suggest_flag(flag: str, value: str | None, known: Any, groups: Any) -> suggestions.Suggestion:
+def _suggest_flag(flag: str, value: str, known: Mapping[str, bool], groups: Collection[str]) -> suggestions.Suggestion:
   """Returns the replacement for an unknown flag that is misspelt or belongs to another framework.
 
   Flags of other frameworks are not compared by spelling: --batch-size does not mean --image-size.

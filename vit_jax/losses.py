@@ -1,7 +1,5 @@
 """Losses for class targets that may be soft. All losses are computed in float32."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -150,7 +148,7 @@ def kl_divergence(expected: Float[Tensor, "*B V"], predicted: Float[Tensor, "*B 
   return (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
 
 
-def _cast_to_float32(*arrays: Float[Tensor, "..."]) -> Any:
+def _cast_to_float32(*arrays: Float[Tensor, "..."]) -> tuple[Float[Array, "..."], ...]:
   return tuple(jnp.asarray(array, jnp.float32) for array in arrays)
 
 

@@ -52,8 +52,8 @@ def sha256(params: dict[str, jax.Array], replicated: jax.sharding.Sharding) -> s
   gather = jax.jit(lambda x: x, out_shardings=replicated)
   digest = hashlib.sha256()
   for _, value in sorted(params.items()):
-    value = np.asarray(gather(value))
-    digest.update(value.astype(value.dtype.newbyteorder("<")).tobytes())
+    whole = np.asarray(gather(value))
+    digest.update(whole.astype(whole.dtype.newbyteorder("<")).tobytes())
   return digest.hexdigest()
 
 

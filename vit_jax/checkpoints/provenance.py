@@ -187,8 +187,9 @@ def compare_splits(before: Mapping[str, Any], source: sources.Source) -> list[st
     before: the field `data` of `describe_provenance` in the checkpoint.
     source: the current training images.
   """
-  recorded = source.membership is not None and "splits" in before
-  return source.membership.changes(before["splits"]) if recorded else []
+  if source.membership is None or "splits" not in before:
+    return []
+  return source.membership.changes(before["splits"])
 
 
 def find_data_conflict(

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import gc
 import hashlib
 import json
@@ -46,7 +47,7 @@ def read_description(workdir: pathlib.Path, check: CheckDescription = lambda abo
       print(checkpoints.read_description(workdir))
   """
   for step in reversed(list_steps(workdir)):
-    said, problem = try_read(lambda step=step: read_sealed_description(workdir / "checkpoints" / str(step), check))
+    said, problem = try_read(functools.partial(read_sealed_description, workdir / "checkpoints" / str(step), check))
     if not problem:
       return said["run"]
   return None
@@ -106,7 +107,7 @@ def read_weights(workdir: pathlib.Path, averaged: bool = False) -> tuple[dict[st
   bad = []
   for step in reversed(list_steps(workdir)):
     folder = workdir / "checkpoints" / str(step)
-    weights, problem = try_read(lambda folder=folder: _read_part(folder, "ema/" if averaged else "params/"))
+    weights, problem = try_read(functools.partial(_read_part, folder, "ema/" if averaged else "params/"))
     if not problem:
       for unreadable, why in bad:
         logging.warning("%s cannot be read (%s). The weights of step %d are used", unreadable, why, step)
@@ -245,7 +246,7 @@ def seal_description(about: dict[str, Any], fingerprint: dict[str, jax.Array]) -
   return said | {"sha256": _sha256(said)}
 
 
-def _fingerprint_values(fingerprint: Mapping[str, Any]) -> dict[str, int]:
+def _fingerprint_values(fingerprint: Mapping[str, jax.Array | int]) -> dict[str, int]:
   return {path: int(value) for path, value in jax.device_get(fingerprint).items()}
 
 
@@ -278,7 +279,7 @@ def read_sealed_description(folder: pathlib.Path, check: CheckDescription = lamb
   return said
 
 
-def verify_fingerprint(fingerprint: dict[str, jax.Array], said: dict[str, Any]) -> None:
+def verify_fingerprint(fingerprint: Mapping[str, jax.Array | int], said: dict[str, Any]) -> None:
   """Checks that the fingerprint of arrays equals the saved one.
 
   Args:
@@ -297,7 +298,7 @@ def verify_fingerprint(fingerprint: dict[str, jax.Array], said: dict[str, Any]) 
 def _silence_threads() -> Iterator[None]:
   """Suppresses the messages of Orbax's background threads after a failed read. One error is raised instead."""
   hooks = sys.unraisablehook, threading.excepthook
-  sys.unraisablehook = threading.excepthook = lambda _: None
+  sys.unraisablehook, threading.excepthook = (lambda _: None), (lambda _: None)
   try:
     yield
   except BaseException:

@@ -98,7 +98,7 @@ def _list_recipes() -> list[str]:
   return [str(file.relative_to(here) if file.is_relative_to(here) else file) for file in files]
 
 
-def _may_define(file: str, name: str) -> bool:
+def _may_define(file: pathlib.Path, name: str) -> bool:
   """Returns whether a Python file defines, assigns or imports a name, or cannot be parsed."""
   try:
     tree = ast.parse(file.read_bytes())
@@ -232,7 +232,7 @@ def parse_choice(changes: Mapping[str, str], group: str) -> ml_collections.Confi
   return config[group]
 
 
-def has_key(config: ml_collections.ConfigDict | Mapping, key: str) -> bool:
+def has_key(config: ml_collections.ConfigDict | Mapping[str, Any], key: str) -> bool:
   """Returns whether a config has a value for a key.
 
   Args:

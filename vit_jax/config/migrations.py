@@ -21,7 +21,7 @@ _EVERY = "10%"  # default interval of evaluations before it became 20 %
 _AUGMENTATION = ("crop", "flip", "policy", "warp", "mixing", "erasing")
 
 
-def migrate_run(values: Mapping) -> dict:
+def migrate_run(values: Mapping[str, Any]) -> dict[str, Any]:
   """Converts a stored run to the current schema, so that older workdirs can be continued and evaluated.
 
   Renamed keys and values get their new names. Keys that had no effect are removed. Configs and flags of users are not
@@ -55,7 +55,7 @@ def _migrate_evaluation(choice: Any) -> Any:
   return choice
 
 
-def migrate_model(values: Mapping) -> dict:
+def migrate_model(values: Mapping[str, Any]) -> dict[str, Any]:
   """Converts a stored choice of a model to the current schema.
 
   Args:
@@ -64,7 +64,7 @@ def migrate_model(values: Mapping) -> dict:
   return {{"head": "pool"}.get(key, key): value for key, value in values.items()}
 
 
-def migrate_source(values: Mapping) -> dict:
+def migrate_source(values: Mapping[str, Any]) -> dict[str, Any]:
   """Converts a stored data choice that only opens images, such as the choice of pseudo labels.
 
   Args:
@@ -110,7 +110,7 @@ def _add_validation(data: Any) -> Any:
   return {**data, "validation": 0.0} if missing else data
 
 
-def list_former_defaults(stored: Mapping) -> dict[str, str]:
+def list_former_defaults(stored: Mapping[str, Any]) -> dict[str, str]:
   """Returns settings of a stored run for keys that did not exist, or had a different default, when the run started.
 
   Args:
@@ -190,7 +190,7 @@ def nest_vit(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if old in arguments and isinstance(result.get(group, {}), Choice | str | _GROUP):
       inner = as_group(result.get(group, {}))
       value = _renamed_value(old, arguments[old], inner.get("name"))
-      idle, names = _PARTIAL.get(old, (None, ()))
+      idle, names = _PARTIAL.get(old, ("", ()))
       if old not in _PARTIAL or inner.get("name") in names or not _is_idle(value, idle):
         result[group] = inner | _one_of(old, f"{group}.{key}", key, inner, value)
   return result

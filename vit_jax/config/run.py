@@ -7,7 +7,7 @@ ConfigDict. `resolve` checks it and returns a frozen value.
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, overload
 
 import ml_collections
 
@@ -203,16 +203,17 @@ def _make_editable(kind: type, fields: Mapping[str, Any]) -> ml_collections.Conf
     for f in dataclasses.fields(kind)
     if schema.field_default(f) is not dataclasses.MISSING
   }
-  for name, value in (defaults | fields).items():
+  for name, value in {**defaults, **fields}.items():
     group = name in ("init", "mesh", "checkpoint", "log", "limits") and isinstance(value, dict)
     config[name] = {**defaults.get(name, {}), **value} if group else value
   return config
 
 
-Resolved = TypeVar("Resolved", Run, Measurement)
-
-
-def resolve(config: Mapping[str, Any], kind: type[Resolved] = Run) -> Resolved:
+@overload
+def resolve(config: Mapping[str, Any], kind: type[Run] = Run) -> Run: ...
+@overload
+def resolve(config: Mapping[str, Any], kind: type[Measurement]) -> Measurement: ...
+def resolve(config: Mapping[str, Any], kind: type[Run] | type[Measurement] = Run) -> Run | Measurement:
   """Checks an editable config and returns a frozen value.
 
   Args:

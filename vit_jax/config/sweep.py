@@ -74,7 +74,7 @@ def product(values: Mapping[str, Iterable[Any]]) -> list[Changes]:
     assert len(trials) == 6
   """
   columns = [_check_column(key, column) for key, column in values.items()]
-  _check_count(math.prod(map(len, columns)))
+  _check_count(math.prod(len(column) for column in columns))
   return [dict(zip(values, row, strict=True)) for row in itertools.product(*columns)]
 
 
@@ -94,7 +94,7 @@ def zipped(values: Mapping[str, Iterable[Any]]) -> list[Changes]:
   return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _check_column(key: str, values: Sequence[Any]) -> None:
+def _check_column(key: str, values: Iterable[Any]) -> tuple[Any, ...]:
   if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
     raise ConfigError(f"sweep: {key} is {show(values)}. Allowed: a list of values to try")
   column = tuple(itertools.islice(values, TRIALS + 1))

@@ -74,7 +74,7 @@ def _write_shards(
   for i, split in enumerate(made.splits):
     each = [folders.read_report(split, number) for number in range(split.shards)]
     lengths, _ = writers[i].finalize()
-    expected = [report.records for report in each if report.records]
+    expected = [report.records for report in each if report is not None and report.records]
     assert lengths == expected, (lengths, expected)
     reports |= {shard_worker.ShardTask(i, number): report for number, report in enumerate(each)}
   check_rejected(reports, source, max_rejected)

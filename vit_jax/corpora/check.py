@@ -261,7 +261,8 @@ def _open_training_images(root: pathlib.Path) -> Source:
 def _record_splits(root: pathlib.Path) -> dict[str, Any] | None:
   """Returns the record of the splits of a run with the default settings; None if no run can read the folder."""
   try:
-    return _open_training_images(root).membership.record()
+    membership = _open_training_images(root).membership
+    return membership and membership.record()
   except ConfigError:
     return None
 
@@ -271,11 +272,10 @@ def _compare_splits(root: pathlib.Path, before: dict[str, Any] | None) -> list[s
 
   Returns no line if one of the two is unknown.
   """
-  if (
-    before is None
-    or _record_splits(root) is None
-    or not (lines := _open_training_images(root).membership.changes(before))
-  ):
+  if before is None or _record_splits(root) is None:
+    return []
+  membership = _open_training_images(root).membership
+  if membership is None or not (lines := membership.changes(before)):
     return []
   return [
     f"the splits of a run with the default settings have changed: {'; '.join(lines)}. Start runs on this folder again, "

@@ -122,7 +122,7 @@ def inspect_file(data: bytes) -> FileProperties:
       warnings.simplefilter("ignore")
       image = Image.open(io.BytesIO(data))
       return FileProperties(
-        image.format, image.mode, image.format in ("GIF", "PNG", "WEBP") and getattr(image, "is_animated", False)
+        image.format or "", image.mode, image.format in ("GIF", "PNG", "WEBP") and getattr(image, "is_animated", False)
       )
   except (*DAMAGED, MemoryError):
     return FileProperties({b"\xff\xd8": "JPEG", b"\x89P": "PNG"}.get(data[:2], ""), "", False)

@@ -72,7 +72,7 @@ class HashIndex:
     distance: maximum number of different bits.
   """
 
-  def __init__(self, hashes: Sequence[int], names: Sequence[tuple[str, str, int]], distance: int) -> None:
+  def __init__(self, hashes: Sequence[int] | np.ndarray, names: Sequence[tuple[str, str, int]], distance: int) -> None:
     self._hashes, self._names, self.distance = np.array(hashes, np.uint64), list(names), distance
     edges = np.linspace(0, BITS, distance + 2).round().astype(int)
     self._parts = [(int(low), (1 << int(high - low)) - 1) for low, high in itertools.pairwise(edges)]

@@ -36,6 +36,7 @@ class _Worker:
   """A worker as seen by the first process."""
 
   process: multiprocessing.process.BaseProcess
+  connection: multiprocessing.connection.Connection
   task: Any
   silent: float = 0.0  # seconds
 
@@ -96,7 +97,7 @@ def run_tasks(
 def _run_alone(work: RunTask, tasks: Iterable[Any], heard: Callable[[Any, Any], None]) -> Iterator[tuple[Any, Any]]:
   """Yields (task, result) of tasks that this process executes."""
   for task in tasks:
-    yield task, work(task, lambda words, task=task: heard(task, words))
+    yield task, work(task, functools.partial(heard, task))
 
 
 def _run_in_workers(
@@ -113,7 +114,7 @@ def _run_in_workers(
     near, far = context.Pipe()
     process = context.Process(target=_serve_tasks, args=(prepare, far, os.getpid()), daemon=True)
     process.start()
-    workers[near] = _Worker(process, task)
+    workers[near] = _Worker(process, near, task)
     far.close()
     near.send(task)
   while workers:
@@ -123,7 +124,7 @@ def _run_in_workers(
     _check_silence(workers.values(), min(time.monotonic() - before, 2 * LOOK), named)
     for connection in ready:
       worker = workers[connection]
-      worker.silent, (kind, value) = 0.0, _receive(connection, worker.process)
+      worker.silent, (kind, value) = 0.0, _receive(worker.connection, worker.process)
       if kind == "said":
         heard(worker.task, value)
       elif kind == "failed":
@@ -132,9 +133,9 @@ def _run_in_workers(
         task, worker.task = worker.task, next(tasks, None)
         if worker.task is None:
           del workers[connection]
-          connection.close()
+          worker.connection.close()
         else:
-          connection.send(worker.task)
+          worker.connection.send(worker.task)
         yield task, value
 
 

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import errno
+import functools
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ import cv2
 from vit_jax.corpora import conversion, duplicates
 from vit_jax.data import decoding, order
 from vit_jax.data.images import OF_A_FILE, describe_image_error
-from vit_jax.data.sources import Source
+from vit_jax.data.sources import Source, SpanReader
 from vit_jax.schema import ConfigError, format_amount
 from vit_jax.storage import errors, files
 
@@ -100,24 +101,25 @@ class RecordMaker:
     Args:
       numbers: numbers of the records in the input.
     """
-    if self.source.runs is None:
+    runs = self.source.runs
+    if runs is None:
       for number in numbers:
-        yield self.record(number, lambda number=number: self.source.read(number))
+        yield self.record(number, functools.partial(self.source.read, number))
       return
     waiting = []
     for number in numbers:
       waiting.append(number)
       if len(waiting) == TOGETHER:
-        yield from self._read_together(waiting)
+        yield from self._read_together(runs, waiting)
         waiting = []
-    yield from self._read_together(waiting)
+    yield from self._read_together(runs, waiting)
 
-  def _read_together(self, numbers: Sequence[int]) -> Iterator[CorpusRecord]:
+  def _read_together(self, runs: SpanReader, numbers: Sequence[int]) -> Iterator[CorpusRecord]:
     """Yields records, and reads runs of neighbouring numbers together."""
     stored = {}
     for first, stop in group_neighbours(numbers):
       try:
-        stored |= zip(range(first, stop), self.source.runs.read(first, stop), strict=True)
+        stored |= zip(range(first, stop), runs.read(first, stop), strict=True)
       except MemoryError as error:
         raise self._create_memory_error(first) from error
       except OSError as error:
@@ -129,7 +131,7 @@ class RecordMaker:
       data = stored.pop(number, None)
       yield self.record(
         number,
-        lambda number=number, data=data: self.source.read(number) if data is None else self.source.runs.parse(data),
+        functools.partial(self.source.read, number) if data is None else functools.partial(runs.parse, data),
       )
 
   def _create_memory_error(self, number: int) -> ConfigError:
@@ -151,13 +153,13 @@ def group_neighbours(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
   Args:
     numbers: numbers in any order.
   """
-  first = stop = None
+  first = stop = 0  # no neighbours yet
   for number in sorted(set(numbers)):
-    if first is not None and (number != stop or stop - first == order.SIZE):
+    if first < stop and (number != stop or stop - first == order.SIZE):
       yield first, stop
-      first = None
-    first, stop = number if first is None else first, number + 1
-  if first is not None:
+      first = stop
+    first, stop = number if first == stop else first, number + 1
+  if first < stop:
     yield first, stop
 
 

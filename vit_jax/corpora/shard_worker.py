@@ -205,7 +205,7 @@ class Worker:
     report = record_maker.ShardReport()
     path = self.folders.shard(self.plan.name, split, task.number)
     record_maker.write_records(path, self._kept(split, split.positions(task.number), report, say))
-    report.size = files.get_size(path)
+    report.size = files.get_size(path) or 0
     self.folders.write_report(split, task.number, report)
     return report
 
@@ -316,6 +316,7 @@ def read_index(folders: Folders, options: CorpusOptions) -> duplicates.HashIndex
     options: options of the corpus.
   """
   hashed, names = read_hashes(folders), []
+  assert hashed is not None, folders
   for text, count in zip(options.against, hashed.counts, strict=True):
     source = open_test_set(text)
     names += [(text, source.identify(number), number) for number in range(count)]

@@ -1,6 +1,7 @@
 """Survey of the images of a source: number of images per class, and conspicuous images."""
 
 import concurrent.futures
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -53,7 +54,8 @@ class ImageFacts(NamedTuple):
     return max(self.height, self.width) / self.side
 
 
-class ConspicuousImages(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class ConspicuousImages:
   """Images that meet one criterion.
 
   Attributes:
@@ -65,7 +67,7 @@ class ConspicuousImages(NamedTuple):
 
   about: str
   count: int
-  worst: list[tuple[float, tuple[ImageFacts, ...]]]
+  worst: Sequence[tuple[float, tuple[ImageFacts, ...]]]
   harmless: bool = False
 
 
@@ -199,10 +201,12 @@ def find_duplicates(looked_at: Sequence[ImageFacts]) -> list[tuple[int, ImageFac
   Returns:
     (number of different bits, image, image) without repetitions.
   """
-  index = duplicates.HashIndex([look.hash for look in looked_at], [], duplicates.DISTANCE)
+  hashes = [look.hash for look in looked_at if look.hash is not None]
+  assert len(hashes) == len(looked_at)
+  index = duplicates.HashIndex(hashes, [], duplicates.DISTANCE)
   result = {}
-  for number, look in enumerate(looked_at):
-    if nearest := index.nearest(look.hash, besides=number):
+  for number, value in enumerate(hashes):
+    if nearest := index.nearest(value, besides=number):
       other, distance = nearest
       first, second = sorted((number, other))
       result[first, second] = distance, looked_at[first], looked_at[second]
@@ -224,6 +228,7 @@ def count_classes(source: Source, looked_at: Iterable[ImageFacts]) -> tuple[np.n
   Returns:
     (counts `(V,)`, number of records that were counted).
   """
+  labels: Iterable[int | tuple[int, ...]]
   if source.read_label and not source.remote and len(source) <= COUNTED:
     labels, records = map(source.label, range(len(source))), len(source)
   else:

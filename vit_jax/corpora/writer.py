@@ -261,9 +261,11 @@ def _check_unchanged(made: CorpusPlan, folders: shard_worker.Folders) -> None:
   shard_worker.reopen_input(made, folders)
   if _read_digests(made.options) != made.against:
     _raise_changed(folders)
-  if made.options.against and shard_worker.read_hashes(folders).versions != shard_worker.read_test_set_versions(
-    made.options
-  ):
+  if not made.options.against:
+    return
+  hashed = shard_worker.read_hashes(folders)
+  assert hashed is not None, folders
+  if hashed.versions != shard_worker.read_test_set_versions(made.options):
     raise ConfigError(
       "files of test sets changed while this corpus was written. Run the same command again to compare the new files",
       "--dedup-against",

@@ -70,9 +70,7 @@ class Images:
     self._reads = {}  # (record, start time) by thread
     self._lock = threading.Lock()
 
-  def read_prepared(
-    self, record: int, prepare: Callable[[np.ndarray | decoding.LazyImage], np.ndarray]
-  ) -> tuple[Any, Any]:
+  def read_prepared(self, record: int, prepare: Callable[[AnyImage], Any]) -> tuple[Any, Any]:
     """Returns a prepared image and its label.
 
     A record is bad if it cannot be read, decoded or prepared. Lack of memory and disk errors do not make a record bad.
@@ -239,7 +237,7 @@ def _start_time(read: tuple[int, float]) -> float:
   return read[1]
 
 
-def describe_image_error(error: Exception) -> str:
+def describe_image_error(error: BaseException) -> str:
   """Returns a short description of an image's error."""
   if decoding.is_out_of_memory(error):
     text = "not enough memory"

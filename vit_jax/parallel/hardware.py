@@ -173,19 +173,19 @@ def parse_slice(text: str) -> Slice:
     hardware.parse_slice("v3-32").grid  # (4, 4)
   """
   match = _NAME.fullmatch(text.strip())
-  generation = match and match[2].replace("v5litepod", "v5e")
-  colon = bool(match) and match[3] == ":"
+  count, generation, sign, size = match.groups() if match else (None, "", "", "")
+  generation, colon = generation.replace("v5litepod", "v5e"), sign == ":"
   names = {}
   for known in [generation] if generation in GENERATIONS else GENERATIONS:
     names |= {s.name if colon else f"{known}-{s.rented.rpartition('-')[2]}": s for s in list_slices(known)}
-  slice_ = match and names.get(f"{generation}{match[3]}{match[4]}")
-  if not slice_ or match[1] == "0":
+  slice_ = names.get(f"{generation}{sign}{size}")
+  if not slice_ or count == "0":
     near = difflib.get_close_matches(text, names, 1, 0.5)
     raise ValueError(
       f"{text!r} is not a TPU slice." + (f" Did you mean {near[0]!r}?" if near else "") + " Write one such as v3-32, "
       f"v3:4x4, or 2xv5e-256 for two. Allowed: {', '.join(names)}"
     )
-  return slice_._replace(slices=int(match[1] or 1))
+  return slice_._replace(slices=int(count or 1))
 
 
 def get_cpu_name() -> str:

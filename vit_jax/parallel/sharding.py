@@ -81,10 +81,13 @@ def make_mesh(wanted: config.Mesh, devices: Sequence[jax.Device]) -> Mesh:
     )
   within = (shape[0] // slices, *shape[1:])
   # Two mesh axes may share a row of chips. Otherwise a mesh of 2 x 8 does not fit 4 x 4 chips.
-  options = {"devices": devices, "allow_split_physical_axes": True}
   if slices == 1:
-    return Mesh(mesh_utils.create_device_mesh(within, **options), AXES, axis_types=types)
-  return Mesh(mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1, 1), **options), AXES, axis_types=types)
+    chips = mesh_utils.create_device_mesh(within, devices=devices, allow_split_physical_axes=True)
+  else:
+    chips = mesh_utils.create_hybrid_device_mesh(
+      within, (slices, 1, 1, 1), devices=devices, allow_split_physical_axes=True
+    )
+  return Mesh(chips, AXES, axis_types=types)
 
 
 def make_replicated_sharding(mesh: Mesh) -> NamedSharding:
@@ -127,7 +130,7 @@ def map_per_device(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., An
 
 
 # (function of rows, stacks [N_i, ...]) -> results [N, ...]
-ShardRows = Callable[[Callable[[jax.Array], jax.Array], Sequence[jax.Array]], jax.Array]
+ShardRows = Callable[[Callable[..., jax.Array], Sequence[jax.Array]], jax.Array]
 
 
 def shard_rows(mesh: Mesh) -> ShardRows:
@@ -144,11 +147,11 @@ def shard_rows(mesh: Mesh) -> ShardRows:
     of rows and must treat each row independently. It is also run on rows of zeros.
   """
 
-  def run(function: Callable[..., Any], stacks: jax.Array) -> Any:
+  def run(function: Callable[..., jax.Array], stacks: Sequence[jax.Array]) -> jax.Array:
     count = sum(map(len, stacks))
     each = -(-count // mesh.size)
 
-    def on_device(*stacks: jax.Array) -> Any:
+    def on_device(*stacks: jax.Array) -> jax.Array:
       first = each * jax.lax.axis_index(mesh.axis_names)
       return function(jnp.stack([_select_row(stacks, first + i) for i in range(each)]))
 
@@ -159,7 +162,7 @@ def shard_rows(mesh: Mesh) -> ShardRows:
   return run
 
 
-def _select_row(stacks: Any, number: Any) -> Any:
+def _select_row(stacks: Sequence[jax.Array], number: jax.Array) -> jax.Array:
   """Returns one row of all stacks, or zeros after the last row. XLA does not have to compute the other rows."""
   row, first = jnp.zeros_like(stacks[0][0]), 0
   for stack in stacks:
@@ -273,7 +276,7 @@ def find_average_shardings(
     mesh: mesh of the devices.
   """
 
-  def split(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> NamedSharding:
+  def split(shape: tuple[int, ...], sharding: NamedSharding) -> NamedSharding:
     axes = [axis if axis and mesh.shape[axis] > 1 else None for axis in sharding.spec]
     axes += [None] * (len(shape) - len(axes))
     row = len(shape) - (2 if shape and shape[-1] >= LANES else 1)

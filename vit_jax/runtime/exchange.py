@@ -29,7 +29,9 @@ class Store:
   """The coordinator's table of texts. Each process can read what any process writes."""
 
   def __init__(self) -> None:
-    self._client = distributed.global_state.client
+    client = distributed.global_state.client
+    assert client is not None, "one process has no coordinator"
+    self._client = client
 
   def set(self, key: str, text: str) -> None:
     """Writes a text, and replaces an earlier one.

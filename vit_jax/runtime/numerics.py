@@ -175,8 +175,8 @@ def _find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator
     if name in old and name in new and old[name] != new[name]:
       yield what, str(old[name]), str(new[name]), BITS
   if gone_or_new := set(old.get("features", new["features"])) ^ set(new["features"]):
-    parts = [" ".join(sorted(gone_or_new & set(names))) or "none" for names in (old["features"], new["features"])]
-    yield "vector instructions of the CPU", *parts, BITS
+    gone, added = (" ".join(sorted(gone_or_new & set(side["features"]))) or "none" for side in (old, new))
+    yield "vector instructions of the CPU", gone, added, BITS
 
 
 def _get_recorded_settings(before: Mapping[str, Any]) -> Mapping[str, str]:

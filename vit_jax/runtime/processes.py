@@ -106,13 +106,12 @@ def read_placement() -> tuple[str, int, int] | None:
   Raises:
     ConfigError: the variables are incomplete or invalid.
   """
-  values = [os.environ.get(name) for name in NAMES]
+  address, count, number = values = [os.environ.get(name) for name in NAMES]
   if values == [None, "1", None]:  # one process, independent of a cluster manager
     return "", 1, 0
   if not any(values):
     return None
-  address, count, number = values
-  if not all(values):
+  if not address or not count or not number:
     raise ConfigError(
       f"set all or none of {', '.join(NAMES)} (host:port, number of processes, index of this process). The values are "
       f"{values}"
@@ -267,6 +266,9 @@ def list_clients(port: int) -> list[str]:
   return sorted(result)
 
 
+_handlers: list[object] = []  # that C code calls. C holds no reference to them, so Python must
+
+
 def _install_abort_message(text: str) -> None:
   """Installs a handler that writes a last line after C++ messages when this process is aborted.
 
@@ -283,7 +285,7 @@ def _install_abort_message(text: str) -> None:
     os.write(2, text.encode())
     os._exit(EXIT_PEER)
 
-  _install_abort_message.kept = end  # C holds no reference, so Python must
+  _handlers.append(end)
   handle = ctypes.CDLL(None).signal
   handle.argtypes = (ctypes.c_int, kind)
   handle(6, end)
@@ -307,5 +309,5 @@ def enable_compilation_cache() -> None:
   A restart of a large model then takes seconds instead of minutes. Machines may share the directory, and it may be in a
   bucket.
   """
-  if jax.config.jax_compilation_cache_dir is None:
+  if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # JAX declares few of its options
     jax.config.update("jax_compilation_cache_dir", str(files.get_cache_directory("programs")))

@@ -89,7 +89,7 @@ def convert_stop_signals() -> Iterator[None]:
   if threading.current_thread() is not threading.main_thread():
     yield
     return
-  requests = {number: STOPS[number] for number in (signal.SIGTERM, signal.SIGHUP)}
+  requests: dict[int, tuple[int, str]] = {number: STOPS[number] for number in (signal.SIGTERM, signal.SIGHUP)}
   requests[signal.SIGQUIT] = exits.EXIT_PREEMPTED, "stopped on request (SIGQUIT)"
 
   def stop(number: int, _: FrameType | None) -> None:
@@ -262,6 +262,7 @@ class Watch:
     self.ask(*STOPS[number])
     if self._phase in INTERRUPTIBLE and not self._stopping:
       self._stopping = True
+      assert self._request is not None
       raise self._create_preempted(*self._request)
 
   def _create_preempted(self, code: int, message: str) -> Preempted:
@@ -291,21 +292,22 @@ class Watch:
       progress.say(self.step, self._phase, self._polls)
       if self._peers:
         self._peers.status = f"poll {self._polls}, {self._phase}"
-        self._check_peers(now)
+        self._check_peers(self._peers, now)
       self._check_stop(now)
       self._check_limit(now)
 
-  def _check_peers(self, now: float) -> None:
-    if self._asked is None and self._peers.asked:
+  def _check_peers(self, peers: Peers, now: float) -> None:
+    if self._asked is None and peers.asked:
       self._asked = now
-    if end := self._peers.lost():
+    if end := peers.lost():
       self.leave(*end)
 
   def _check_stop(self, now: float) -> None:
     """Ends a program that cannot react to a request to stop."""
-    if self._asked is None:
+    request = self._request or (self._peers.asked if self._peers else None)
+    if self._asked is None or request is None:
       return
-    waited, (code, message) = now - self._asked, self._request or self._peers.asked
+    waited, (code, message) = now - self._asked, request
     if self._interrupts > 1:
       self.leave(code, f"{message} twice; {self._again}")
     if self._stopping:

@@ -59,6 +59,7 @@ def claim_workdir(
     except ConfigError as error:
       problem = str(error)
     exchange.raise_together(problem)
+    assert lease is not None, problem
     with contextlib.closing(lease):
       yield
     return

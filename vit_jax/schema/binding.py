@@ -223,7 +223,7 @@ def convert(value: Any, kind: Any, table: Table | None = None) -> Any:
     return _convert_choice(value, table)
   if kind is Duration:
     return Duration(value)
-  if dataclasses.is_dataclass(kind):
+  if isinstance(kind, type) and dataclasses.is_dataclass(kind):
     return _convert_dataclass(value, kind)
   if origin is collections.abc.Mapping:
     return _convert_mapping(value, args[1])
@@ -316,7 +316,7 @@ def _convert_tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _describe_list_error(problem: str, kinds: tuple[Any, ...]) -> str:
   """Returns the message for a value where a list of numbers, or a list of lists, is expected."""
-  example = aliases.find_example(current_config_key()) or expected.example_of_type(tuple[kinds])
+  example = aliases.find_example(current_config_key()) or expected.example_of_type(types.GenericAlias(tuple, kinds))
   return f"{problem}. Write a value such as {example}" if example else problem
 
 

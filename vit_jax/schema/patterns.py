@@ -7,8 +7,8 @@ not support `(?!head).*`.
 
 import math
 import re
-from re import _constants as codes
-from re import _parser as parser
+from re import _constants as codes  # type: ignore[attr-defined]  # typeshed omits both modules
+from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 from vit_jax.schema.errors import ConfigError, show

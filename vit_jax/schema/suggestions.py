@@ -89,7 +89,7 @@ def suggest_for_group(key: str, value: str = "") -> Suggestion:
   first, _, rest = key.partition(".")
   if (group := GROUPS.get(first.lower())) is None:
     return suggest_for_key(key, value)
-  last, pairs = KEYS.get(last_word(rest), ("",))[0], ()
+  last = KEYS.get(last_word(rest), ("",))[0]
   if last.partition(".")[0] == group.partition(".")[0]:
     pairs = _translate(last_word(rest), value) if value else [(last, "")]
   else:

@@ -10,7 +10,7 @@ from vit_jax.schema.signatures import Functions
 Table = Functions
 
 
-class Variants(dict):
+class Variants(dict[str, Callable[..., Any]]):
   """A table whose names share arguments.
 
   If a config selects another name than the default choice, the default choice's arguments are kept as far as the new
@@ -18,7 +18,7 @@ class Variants(dict):
   """
 
 
-class DerivedTable(Mapping):
+class DerivedTable(Mapping[str, Any]):
   """A table with one entry for each entry of another table, computed when it is read.
 
   A name that is added to the other table is immediately available in this table. Registration therefore needs one line.
@@ -73,4 +73,5 @@ def lookup(table: Table, name: str) -> tuple[Callable[..., Any], ...]:
   """
   if name not in table:
     raise ConfigError(f"unknown name {show(name)}.{suggest_nearest(name, table)}", "name")
-  return table[name] if isinstance(table[name], tuple) else (table[name],)
+  entry = table[name]
+  return entry if isinstance(entry, tuple) else (entry,)

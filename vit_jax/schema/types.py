@@ -28,6 +28,8 @@ class Range(NamedTuple):
   open_high: bool = False
 
   def __contains__(self, value: object) -> bool:
+    if not isinstance(value, int | float):
+      raise TypeError(f"{value!r} is not a number")
     above = value > self.low if self.open_low else value >= self.low
     return above and (value < self.high if self.open_high else value <= self.high)
 
@@ -71,6 +73,8 @@ class Duration(str):
     assert schema.Duration("90ep").steps(batch=1024, examples=1_281_167) == 112_603
   """
 
+  amount: float
+  unit: str
   _FORM = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([kM]?)(st|ep|ex|%)?")
 
   def __new__(cls, value: Any) -> "Duration":

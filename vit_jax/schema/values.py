@@ -9,7 +9,7 @@ import ml_collections
 from vit_jax.schema.types import Choice
 
 
-def config_key(field: dataclasses.Field) -> str:
+def config_key(field: dataclasses.Field[Any]) -> str:
   """Returns the key of a field in a config. The field `from_` has the key `from`, which is a keyword of Python."""
   return field.name.rstrip("_")
 

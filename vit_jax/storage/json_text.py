@@ -41,7 +41,9 @@ def _build_unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
   """Builds an object from pairs. Raises ValueError if a key occurs twice."""
   result = dict(pairs)
   if len(result) < len(pairs):
-    seen = set()
-    again = next(key for key, _ in pairs if key in seen or seen.add(key))
-    raise ValueError(f"the key {show(again)} occurs twice in one object. Keep one of the two")
+    seen: set[str] = set()
+    for key, _ in pairs:
+      if key in seen:
+        raise ValueError(f"the key {show(key)} occurs twice in one object. Keep one of the two")
+      seen.add(key)
   return result

@@ -40,9 +40,10 @@ def find_remembered(file: str) -> Extension | None:
     own = os.stat(file).st_uid in (os.getuid(), 0)
   except (ConfigError, OSError, RuntimeError):
     return None
-  same = isinstance(note, dict) and note.get("file") == file and isinstance(note.get("module"), str)
-  return Extension(file, note["module"]) if own and same else None
+  if not own or not isinstance(note, dict) or note.get("file") != file or not isinstance(note.get("module"), str):
+    return None
+  return Extension(file, note["module"])
 
 
-def _get_note_path(file: pathlib.Path) -> pathlib.Path:
+def _get_note_path(file: str) -> pathlib.Path:
   return files.get_local_cache_directory("extensions") / hashlib.sha256(os.fsencode(file)).hexdigest()[:32]

@@ -25,8 +25,8 @@ def record(choices: Collection[str]) -> list[dict[str, Any]]:
   """
   used: dict[Extension, list[str]] = {}
   for kind, name in names.list_registered():
-    if name in choices:
-      used.setdefault(names.find_registration(kind, name), []).append(f"{kind} {name}")
+    if name in choices and (extension := names.find_registration(kind, name)):
+      used.setdefault(extension, []).append(f"{kind} {name}")
   return [
     {"file": each.file, "module": each.module, "sha256": _compute_digest(each.file), "names": words}
     for each, words in used.items()
@@ -45,8 +45,11 @@ def check(recorded: Any) -> None:
   form = {"file": str, "module": str, "sha256": str, "names": list}
   rows = recorded if isinstance(recorded, list) else [None]
   for row in rows:
-    fits = isinstance(row, dict) and all(isinstance(row.get(key), kind) for key, kind in form.items())
-    if not fits or not all(isinstance(name, str) and " " in name for name in row["names"]):
+    if (
+      not isinstance(row, dict)
+      or not all(isinstance(row.get(key), kind) for key, kind in form.items())
+      or not all(isinstance(name, str) and " " in name for name in row["names"])
+    ):
       raise ValueError(f"its record of extensions is not valid: {str(recorded)[:80]}")
 
 
@@ -75,13 +78,12 @@ def restore(recorded: Any, origin: str | os.PathLike[str]) -> None:
   if refused:
     raise ConfigError(_format_advice(refused), str(origin))
   for row in recorded:
-    if _find_missing(row):
-      running.import_again(
-        memory.find_remembered(row["file"])
-      )  # under the module name that this user used: the record may contain any name
+    if _find_missing(row) and (extension := memory.find_remembered(row["file"])):
+      running.import_again(extension)  # under the module name that this user used: the record may contain any name
     if gone := _find_missing(row):
       raise ConfigError(_format_advice({row["file"]: ("it no longer registers the name", gone)}), str(origin))
-    _warn_of_change(row["sha256"], [names.find_registration(*key).file for key in _get_keys(row)], origin)
+    found = [names.find_registration(*key) for key in _get_keys(row)]
+    _warn_of_change(row["sha256"], [extension.file for extension in found if extension], origin)
 
 
 def _get_keys(row: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -120,7 +122,7 @@ def _format_advice(refused: Mapping[str, Any]) -> str:
   return f"it uses {' and '.join(words)}. {reason[0].upper()}{reason[1:]}. Add {flags}, or import the code first"
 
 
-def _find_refusal(file: str, origin: Any) -> str | None:
+def _find_refusal(file: str, origin: str | os.PathLike[str]) -> str | None:
   """Returns the reason why a recorded file is not imported, or None if it may be imported."""
   if not file:
     return "it was registered by code without a file, such as a notebook"
@@ -137,7 +139,7 @@ def _find_refusal(file: str, origin: Any) -> str | None:
 _warned: set[tuple[str, str]] = set()
 
 
-def _warn_of_change(digest: str, now: str, origin: Any) -> None:
+def _warn_of_change(digest: str, now: Iterable[str], origin: str | os.PathLike[str]) -> None:
   for file in dict.fromkeys(now):
     if _compute_digest(file) != digest and (file, digest) not in _warned:
       _warned.add((file, digest))

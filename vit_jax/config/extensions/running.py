@@ -99,7 +99,7 @@ def run_file(path: str | os.PathLike[str], flag: str = "--config", remember: boo
   if made:
     _remember_flag(str(path))
   if remember:
-    memory.remember(names.find_registration(*key) for key in made)
+    memory.remember(extension for key in made if (extension := names.find_registration(*key)))
   return module
 
 
@@ -164,7 +164,7 @@ def import_again(extension: Extension) -> None:
   levels = len(extension.module.split(".")) - (file.name == "__init__.py")
   _import_from(file.parents[levels - 1] if levels else file.parent.parent)
   found = sys.modules.get(extension.module)
-  if found is not None and getattr(found, "__file__", None) and pathlib.Path(found.__file__).resolve() != file:
+  if found is not None and found.__file__ and pathlib.Path(found.__file__).resolve() != file:
     raise ConfigError(
       f"the module {extension.module!r} is {found.__file__} here, and the run used {file}. Rename one of the two files"
     )
@@ -212,7 +212,7 @@ def _missing_module(name: str) -> Iterator[None]:
   yield
 
 
-def _import_from(folder: str) -> None:
+def _import_from(folder: pathlib.Path) -> None:
   """Appends a folder to the end of Python's import path."""
   if str(folder) not in sys.path:
     sys.path.append(str(folder))
