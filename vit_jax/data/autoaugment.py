@@ -158,7 +158,7 @@ def autoaugment(
   def policy(image: np.ndarray, draw: random.Random) -> np.ndarray:
     for name, probability, magnitude in choose_one(rows, draw):
       if draw.random() < probability:
-        strength = magnitude
+        strength: float = magnitude
         if magnitude_std:
           strength = min(max(magnitude + magnitude_std * draw_normal(draw), 0), highest)
         argument = ops[name].argument(strength, choose_one((-1, 1), draw))

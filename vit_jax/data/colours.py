@@ -5,6 +5,7 @@ call only its method `random`.
 """
 
 import random
+from collections.abc import Callable
 from typing import Annotated
 
 import cv2
@@ -43,8 +44,8 @@ def rotate_hues(image: np.ndarray, turn: float) -> np.ndarray:
     turn: share of the colour circle, which is truncated to a whole number of hues.
   """
   hues, saturation, value = Image.fromarray(image).convert("HSV").split()
-  hues = np.asarray(hues) + np.uint8(int(turn * 255) % 256)  # the sum is modulo 256
-  return np.array(Image.merge("HSV", (Image.fromarray(hues), saturation, value)).convert("RGB"))
+  turned = np.asarray(hues) + np.uint8(int(turn * 255) % 256)  # the sum is modulo 256
+  return np.array(Image.merge("HSV", (Image.fromarray(turned), saturation, value)).convert("RGB"))
 
 
 def colour_jitter(
@@ -65,7 +66,9 @@ def colour_jitter(
     hue: largest rotation in either direction, as a share of the colour circle.
   """
   factors = (operations.brightness, brightness), (operations.contrast, contrast), (operations.color, saturation)
-  changes = [(change, max(0.0, 1 - amount), 1 + amount) for change, amount in factors if amount]
+  changes: list[tuple[Callable[[np.ndarray, float], np.ndarray], float, float]] = [
+    (change, max(0.0, 1 - amount), 1 + amount) for change, amount in factors if amount
+  ]
   if hue:
     changes.append((rotate_hues, -hue, hue))
 

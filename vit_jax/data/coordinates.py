@@ -15,7 +15,8 @@ def image_sides(images: Shaped[Tensor, " B *image"], patch: int | None) -> tuple
     patch: side P of a patch in pixels. None: images are not divided.
   """
   if patch is None:
-    return images.shape[1:3]
+    height, width = images.shape[1:3]
+    return height, width
   count = math.isqrt(images.shape[1])
   assert count**2 == images.shape[1] and images.shape[2] == 3 * patch**2
   return count * patch, count * patch

@@ -21,7 +21,9 @@ class DeviceBatches(Iterator[Any]):
     sharding: sharding of the global arrays.
   """
 
-  def __init__(self, batches: loader.Batches, rows: np.ndarray, size: int, sharding: jax.sharding.Sharding) -> None:
+  def __init__(
+    self, batches: loader.Batches, rows: np.ndarray, size: int, sharding: jax.sharding.NamedSharding
+  ) -> None:
     self._batches, self._rows, self._size, self._sharding = batches, rows, size, sharding
 
   def __next__(self) -> dict[str, jax.Array]:

@@ -81,7 +81,7 @@ def random_erasing(
       boxes, fits = choose_erasing_boxes(numbers, height, width, (area[0] / count, area[1] / count), aspect)
       for box, fit, colour in zip(boxes, fits, paint(paint_key), strict=True):
         image = jnp.where(coordinates.is_inside(place, box) & fit & chosen, colour, image)
-      return image.astype(images.dtype)
+      return jnp.asarray(image, images.dtype)
 
     return jax.vmap(erase_one)(keys, images)
 

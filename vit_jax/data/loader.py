@@ -10,7 +10,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class Chunks:
 
   examples: Examples
   size: int
-  rows: tuple[int, ...]
+  rows: Sequence[int]
   images: Images
   ahead: ReadAhead
 
@@ -206,7 +206,8 @@ def _check_same(source: Source, fingerprint: Fingerprint, classes: str) -> None:
     )
 
 
-class Workers(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Workers:
   """The worker processes that make batches.
 
   Attributes:

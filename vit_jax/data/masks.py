@@ -9,9 +9,7 @@ from PIL import Image
 
 from vit_jax.data import decoding
 from vit_jax.data.formats import bmp, tiff
-from vit_jax.data.formats.bmp import BmpLayout
-from vit_jax.data.formats.headers import DecodeError
-from vit_jax.data.formats.tiff import TiffPage
+from vit_jax.data.formats.headers import DecodeError, PixelLayout
 from vit_jax.data.images import Images
 from vit_jax.data.sources import Masks
 from vit_jax.schema import format_amount
@@ -38,6 +36,7 @@ def read_mask(images: Images, record: int, size: int) -> UInt8[np.ndarray, "S S"
 
   def made() -> np.ndarray:
     masks = images.source.masks
+    assert masks is not None
     data = masks.read(record)
     try:
       return scale_mask(convert_numbers(decode_numbers(data, *images.bounds[:2]), masks), size)
@@ -66,14 +65,14 @@ def decode_numbers(data: bytes, max_pixels: int, max_aspect: float) -> UInt8[np.
     raise DecodeError("a JPEG changes the numbers of classes; store masks as PNG")
   with decoding.MEMORY.share(header.memory):
     stored, mode = _read_stored(data, header.layout)
-  if mode not in _MODES:
+  if stored is None or mode not in _MODES:
     raise DecodeError(
       f"its mode in Pillow is {mode!r}. Allowed: one channel of up to eight bits, in mode {', '.join(_MODES)}"
     )
   return stored
 
 
-def _read_stored(data: bytes, layout: TiffPage | BmpLayout | None) -> tuple[np.ndarray | None, str]:
+def _read_stored(data: bytes, layout: PixelLayout | None) -> tuple[np.ndarray | None, str]:
   """Returns (numbers (H, W), Pillow's name of the mode)."""
   if isinstance(layout, bmp.BmpLayout):
     return (layout.numbers(data), "P") if layout.bits in bmp.PALETTES else (None, "RGB")

@@ -115,6 +115,7 @@ class MixedOrder:
     (index at which to read the run, run).
     """
     made, first = self.orders[corpus], self.firsts[corpus]
+    assert isinstance(made, BlockOrder)
     index = self._counts(group, self._count_before(group, start) // LOT * LOT)[corpus]
     for epoch, ahead, run in made.runs(group, *permutation.locate(made.length, index, group, self.groups)):
       wanted = frozenset(first + record for record in run.wanted)

@@ -199,7 +199,8 @@ def _cut_boxes(
   height, width = coordinates.image_sides(images, patch)
   centre = jnp.floor(jax.random.uniform(key, (*share.shape, 2)) * jnp.array([height, width])).astype(jnp.int32)
   box, kept = jax.vmap(compute_cut_box, (None, None, 0, 0))(height, width, share, centre)
-  return 1.0 - jax.vmap(coordinates.is_inside, (None, 0))(coordinates.pixel_coordinates(images, patch), box), kept
+  inside = jax.vmap(coordinates.is_inside, (None, 0))(coordinates.pixel_coordinates(images, patch), box)
+  return jnp.subtract(1.0, inside), kept
 
 
 def compute_cut_box(
@@ -255,8 +256,9 @@ def blend_with_partners(
     partner: function from a batch to the batch of partners.
   """
   share = jnp.reshape(share, (-1, 1))
-  others = partner(images).astype(jnp.float32)
-  return images * weight + others * (1 - weight), targets * share + partner(targets) * (1 - share)
+  images, others = jnp.asarray(images), jnp.asarray(partner(images), jnp.float32)
+  targets, their = jnp.asarray(targets), jnp.asarray(partner(targets))
+  return images * weight + others * (1 - weight), targets * share + their * (1 - share)
 
 
 def draw_beta(key: PRNGKey, alpha: Scalar | Float[Tensor, "..."], shape: tuple[int, ...]) -> Float[Array, "..."]:

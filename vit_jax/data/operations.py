@@ -365,7 +365,9 @@ def warp_nearest(matrix: MatrixOf, image: np.ndarray, argument: float, fill: tup
     fill: colour outside of the image.
   """
   origins = _nearest_map(matrix, argument, *image.shape[:2])
-  return cv2.remap(image, origins, None, cv2.INTER_NEAREST, borderMode=cv2.BORDER_CONSTANT, borderValue=fill)
+  return cv2.remap(  # type: ignore[call-overload]  # OpenCV declares the second map as required
+    image, origins, None, cv2.INTER_NEAREST, borderMode=cv2.BORDER_CONSTANT, borderValue=fill
+  )
 
 
 @functools.lru_cache(maxsize=32)  # 6 MiB for images of 224 pixels; a policy with one magnitude needs ten entries
@@ -430,7 +432,10 @@ def _sample_bicubic(image: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarr
   across, down, first = _cubic_weights(x - left), _cubic_weights(y - top), _convert_map(left - 1, top - 1)
 
   def line(j: int) -> np.ndarray:
-    return _sum_weighted(across, lambda i: cv2.remap(image[j:, i:], first, None, cv2.INTER_NEAREST))
+    return _sum_weighted(
+      across,
+      lambda i: cv2.remap(image[j:, i:], first, None, cv2.INTER_NEAREST),  # type: ignore[call-overload]  # see above
+    )
 
   return _sum_weighted(down, line)
 

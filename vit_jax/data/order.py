@@ -189,8 +189,10 @@ class BlockOrder:
       for position in positions:
         _, group, _ = self._locate(position)
         if group not in waiting:
-          runs = self.runs(group, *self._first(group, start))
-          runs = ((epoch * self.length + ahead * self.groups, run) for epoch, ahead, run in runs)
+          runs = (
+            (epoch * self.length + ahead * self.groups, run)
+            for epoch, ahead, run in self.runs(group, *self._first(group, start))
+          )
           waiting[group] = runs, *next(runs)
         runs, moment, run = waiting[group]
         while moment <= position:

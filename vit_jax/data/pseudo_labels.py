@@ -98,9 +98,9 @@ def read_plan(folder: pathlib.Path) -> LabelPlan | None:
       if type(getattr(plan, key)) is not int or getattr(plan, key) < 1:
         raise ValueError(f"{key}={show(getattr(plan, key))}")
     texts = {key: getattr(plan, key) for key in ("split", "contents", "weights")} | dict(enumerate(classes))
-    for key, value in texts.items():
+    for name, value in texts.items():
       if not isinstance(value, str):
-        raise ValueError(f"{key}={show(value)}")
+        raise ValueError(f"{name}={show(value)}")
     if not classes or not isinstance(values["classes"], list) or not isinstance(plan.data, Mapping):
       raise ValueError(f"classes={show(values['classes'])}, data={show(plan.data)}")
     return dataclasses.replace(plan, data=migrations.migrate_source(plan.data))
@@ -156,8 +156,12 @@ def write_shard(file: pathlib.Path, plan: LabelPlan, classes: np.ndarray, probab
     probabilities: probabilities of these classes, (records, K).
   """
   with files.atomic_write(file) as partial, partial.open("wb") as opened:
-    arrays = {"classes": classes.astype(np.int32), "probabilities": probabilities.astype(np.float16)}
-    np.savez(opened, **arrays, plan=np.array(plan.digest()))
+    np.savez(
+      opened,
+      classes=classes.astype(np.int32),
+      probabilities=probabilities.astype(np.float16),
+      plan=np.array(plan.digest()),
+    )
 
 
 def read_labels(
@@ -263,7 +267,7 @@ def select_labelled(
     )
   classes, probabilities = read_labels(folder, plan, records, count)
   part = sources.select_subset(source, records)
-  content = hashlib.sha256(b"".join(map(np.ascontiguousarray, (records, classes, probabilities)))).hexdigest()
+  content = hashlib.sha256(b"".join(each.tobytes() for each in (records, classes, probabilities))).hexdigest()
 
   def label(i: int) -> Any:
     return tuple(classes[i].tolist()) if choice.soft else int(classes[i, 0])

@@ -14,7 +14,7 @@ from vit_jax.data.mixture_order import MixedOrder
 from vit_jax.data.order import Order, Span
 from vit_jax.data.prefetch import ThreadPool
 from vit_jax.data.repeats import RepeatedOrder
-from vit_jax.data.sources import Source
+from vit_jax.data.sources import Source, SpanReader
 
 # Number of parallel requests. A host that trains on 5,000 images per second needs 160 runs of 32 images per second. A
 # run with 50 ms of latency and 35 ms for 3.5 MB of data leads to 14 parallel requests.
@@ -113,6 +113,11 @@ class ReadAhead:
           reading.left[record] = reading.untaken[record] = count
           break
 
+  @property
+  def _runs(self) -> SpanReader:
+    assert self._stored.runs is not None
+    return self._stored.runs
+
   def close(self) -> None:
     """Stops the threads. Reads that have not started are cancelled."""
     self._pool.close()
@@ -120,7 +125,7 @@ class ReadAhead:
   def _read(self, record: int) -> Any:
     """Returns (image file, label), or raises OSError."""
     with self._lock:
-      readings = self._waiting.get(record)
+      readings = self._waiting.get(record, [])
       reading, last = (readings[0], readings[0].left.get(record, 1) == 1) if readings else (None, True)
       if reading and last:
         readings.pop(0)
@@ -133,7 +138,7 @@ class ReadAhead:
       with self._lock:
         self.alone += 1
       return self._stored.read(record)
-    return self._stored.runs.parse(stored)
+    return self._runs.parse(stored)
 
   def _take(self, reading: _PendingRun, record: int) -> bytes | None:
     """Returns a record of a run, or None if the run was dropped or is damaged.
@@ -142,6 +147,7 @@ class ReadAhead:
     """
     began = time.monotonic()
     try:
+      assert reading.done is not None
       reading.done.result()
     except OSError as error:
       if error.errno is None:  # the file is damaged, but other records of it may be intact
@@ -159,7 +165,7 @@ class ReadAhead:
 
   def _read_run(self, reading: _PendingRun, ended: threading.Event) -> None:
     run = reading.run
-    stored = self._stored.runs.read(run.first, run.stop)
+    stored = self._runs.read(run.first, run.stop)
     with self._lock:
       reading.values = {record: value for record, value in enumerate(stored, run.first) if record in run.wanted}
       self.bytes += sum(map(len, reading.values.values()))

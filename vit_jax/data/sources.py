@@ -46,6 +46,9 @@ class Fingerprint(NamedTuple):
     return [words[key] for key in words if getattr(self, key) != getattr(now, key)]
 
 
+Parts = Sequence[tuple[str, range]]  # splits with ranges of their record numbers
+
+
 class SpanReader(NamedTuple):
   """Access to neighbouring records, which are read together.
 
@@ -57,6 +60,14 @@ class SpanReader(NamedTuple):
   """
 
   read: Callable[[int, int], list[bytes]]
+  parse: Callable[[bytes], tuple[bytes, int | tuple[int, ...]]]
+  together: int = 1
+
+
+class PartReader(NamedTuple):
+  """A `SpanReader` of a dataset with several splits. `read` also takes the split."""
+
+  read: Callable[[str, int, int], list[bytes]]
   parse: Callable[[bytes], tuple[bytes, int | tuple[int, ...]]]
   together: int = 1
 
@@ -165,7 +176,7 @@ class Source:
   is_published: Callable[[int], bool] = lambda i: False
   key: str = "config.data"
   files: Callable[[], Sequence[str]] = tuple
-  objects: Callable[[], Sequence[tuple[Any, ...]]] = tuple[Any, ...]
+  objects: Callable[[], Sequence[tuple[Any, ...]]] = tuple
   membership: Membership | None = None
 
   def __len__(self) -> int:
@@ -188,7 +199,7 @@ class Source:
     return self.read_name(i) if self.read_name else self.identify(i)
 
 
-def select_subset(source: Source, records: Sequence[int]) -> Source:
+def select_subset(source: Source, records: Sequence[int] | np.ndarray) -> Source:
   """Returns a source with a selection of records.
 
   Args:
@@ -379,14 +390,14 @@ def assemble(
   name: str,
   spec: str,
   classes: Sequence[str],
-  parts: Sequence[tuple[str, range]],
+  parts: Parts,
   read: Callable[[str, int], tuple[bytes, Any]],
   place: Callable[[str, int], str],
   identify: Callable[[str, int], str],
   fingerprint: Callable[[], Fingerprint],
   labels: int = 1,
   read_label: Callable[[str, int], Any] | None = None,
-  runs: SpanReader | None = None,
+  runs: PartReader | None = None,
   remote: bool = False,
 ) -> Source:
   """Returns one source over several parts of splits. Adds a note if names of classes look alike.
@@ -415,15 +426,6 @@ def assemble(
     split, number = locate(i)
     return f"{name}, split {split!r}, record {number}{place(split, number)}"
 
-  def several(first: int, stop: int) -> list[bytes]:
-    result, before = [], 0
-    for split, numbers in parts:
-      some = numbers[max(0, first - before) : max(0, stop - before)]
-      if some:
-        result += runs.read(split, some.start, some.stop)
-      before += len(numbers)
-    return result
-
   length = sum(len(r) for _, r in parts)
   return Source(
     name,
@@ -437,10 +439,21 @@ def assemble(
     fingerprint,
     (lambda i: read_label(*locate(i))) if read_label else None,
     tuple(parts),
-    runs._replace(read=several) if runs else None,
+    SpanReader(functools.partial(_read_across, parts, runs.read), runs.parse, runs.together) if runs else None,
     remote,
     note=class_names.describe_alike(tuple(map(class_names.normalise_name, classes))),
   )
+
+
+def _read_across(parts: Parts, read: Callable[[str, int, int], list[bytes]], first: int, stop: int) -> list[bytes]:
+  """Returns neighbouring records, which may be in several parts."""
+  result, before = [], 0
+  for split, numbers in parts:
+    some = numbers[max(0, first - before) : max(0, stop - before)]
+    if some:
+      result += read(split, some.start, some.stop)
+    before += len(numbers)
+  return result
 
 
 def add_notes(source: Source, *notes: str) -> Source:

@@ -32,8 +32,13 @@ from vit_jax.schema import ConfigError
 class ChunkMaker(Protocol):
   """Makes chunks of batches, see `loader.Chunks`."""
 
-  examples: Any
-  images: images.Images
+  @property
+  def examples(self) -> Any:
+    """Examples of the batches."""
+
+  @property
+  def images(self) -> images.Images:
+    """Decoded images of the source of the examples."""
 
   @property
   def parts(self) -> list[np.ndarray]:
@@ -64,8 +69,8 @@ class WorkerConnection:
     self.connection, self.worker_end = multiprocessing.connection.Pipe()
     self.file = _create_shared_file(size)
     self.memory = mmap.mmap(self.file, size)
-    self.process = None
-    self.waiting = None  # (chunk, start time) of the chunk in progress
+    self.process: subprocess.Popen[bytes] | None = None
+    self.waiting: tuple[int, float] | None = None  # (chunk, start time) of the chunk in progress
 
 
 class WorkerPool:
@@ -142,7 +147,7 @@ class WorkerPool:
 
   def reading(self) -> list[tuple[str, float]]:
     """Returns (description, seconds) of the chunks that are being made, the longest-running first."""
-    waits = [(*waiting, line.process.pid) for line in self.lines if (waiting := line.waiting)]
+    waits = [(*line.waiting, line.process.pid) for line in self.lines if line.waiting and line.process]
     now = time.monotonic()
     return [
       (f"{self._chunks.place(index)}, by input process {pid}", now - since)
@@ -266,6 +271,7 @@ def _receive_request(connection: Any) -> int | None:
 
 def _exit_with_traceback(error: threading.ExceptHookArgs) -> None:
   """Ends the worker with a traceback after a bug in one thread. The trainer reports the end."""
+  assert error.exc_value is not None
   sys.excepthook(error.exc_type, error.exc_value, error.exc_traceback)
   sys.stderr.flush()
   os._exit(1)

@@ -218,3 +218,9 @@ def test_sizes_that_differ_from_the_catalog_are_an_error(data_dir):
   row = DatasetRow(tfds.catalogued, "shapes:1.0.0", {"train": 12, "test": 6}, 2)
   with pytest.raises(schema.ConfigError, match="5 records in 'test', not 6"):
     tfds.catalogued("shapes", row, "train", path=str(data_dir))
+
+
+def test_a_missing_split_of_the_catalog_is_an_error(data_dir):
+  row = DatasetRow(tfds.catalogued, "shapes:1.0.0", {"train": 12, "test": 5, "extra": 7}, 2)
+  with pytest.raises(schema.ConfigError, match="0 records in 'extra', not 7"):
+    tfds.catalogued("shapes", row, "train", path=str(data_dir))

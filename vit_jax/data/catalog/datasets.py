@@ -6,7 +6,7 @@ dataset, add a row to `CATALOG` or call `vit_jax.register`.
 
 import logging
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 from vit_jax import schema
 from vit_jax.data import augment, class_names, loader, mixture, pseudo_labels, sources, stream
@@ -313,22 +313,22 @@ def open_known_split(choice: Choice, split: str, prefix: str = "") -> sources.So
     return open_split(choice, split)
   except AbsentError as error:
     if choice.name == "pseudo_labelled":  # the classes are the same, and steps do not depend on the number of images
-      known = bind(choice, lookup(DATA, choice.name)).args
-      splits = Splits(known["train"], known["val"], known["test"])
-      return open_known_split(known["labelled"], splits.spec(split))
+      args = bind(choice, lookup(DATA, choice.name)).args
+      splits = Splits(args["train"], args["val"], args["test"])
+      return open_known_split(args["labelled"], splits.spec(split))
     row = CATALOG[choice.name]
     if row.classes is None:
       raise
     absent = error
 
-  def read(i: int) -> bytes:
+  def read(i: int) -> NoReturn:
     raise absent
 
   choice = bind(choice, lookup(DATA, choice.name))
-  splits = Splits(*(choice.args[key] for key in ("train", "val", "test")), row.slices)
+  splits = Splits(choice.args["train"], choice.args["val"], choice.args["test"], row.slices)
   length = sum(len(numbers) for _, numbers in splits.select(split, row.splits))
   classes, labels = tuple(f"{prefix}{i}" for i in range(row.classes)), choice.args.get("labels", row.labels)
-  masks = row.segments and sources.Masks(tuple(row.segments.values), read)
+  masks = sources.Masks(tuple(row.segments.values), read) if row.segments else None
   return sources.Source(
     choice.name, splits.spec(split), classes, length, read, lambda i: f"{choice.name}, record {i}", labels, masks=masks
   )

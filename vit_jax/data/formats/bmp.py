@@ -75,6 +75,7 @@ class BmpLayout:
       return image
     pixels = rows.view(f"<u{self.bits // 8}")[:, : self.width]
     for some in self._slices():
+      assert self.masks is not None
       for channel, mask in enumerate(self.masks):
         image[some, :, channel] = _scale_channel(pixels[some], mask)
     return image
@@ -101,10 +102,10 @@ class BmpLayout:
     """Returns the bytes of each row, uint8 (H, stride), with the top row first."""
     end = self.start + self.stride * self.height
     if len(data) < end:  # the last row may lack its padding
-      data = bytes(memoryview(data)[self.start :]) + bytes(end - len(data))
+      stored = memoryview(bytes(memoryview(data)[self.start :]) + bytes(end - len(data)))
     else:
-      data = memoryview(data)[self.start : end]
-    rows = np.frombuffer(data, np.uint8).reshape(self.height, self.stride)
+      stored = memoryview(data)[self.start : end]
+    rows = np.frombuffer(stored, np.uint8).reshape(self.height, self.stride)
     return rows if self.top_down else rows[::-1]
 
 

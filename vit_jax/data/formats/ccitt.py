@@ -135,7 +135,7 @@ class _Bits:
   def __init__(self, data: bytes) -> None:
     filled = np.frombuffer(data + bytes(8), np.uint8).astype(np.uint32)  # zeros are not a valid code
     words = filled[:-3] << 24 | filled[1:-2] << 16 | filled[2:-1] << 8 | filled[3:]
-    self._words, self._data = memoryview(words), data
+    self._words, self._data = words.data, data
     self.at, self.end = 0, 8 * len(data)
 
   def take(self) -> int:

@@ -1,14 +1,14 @@
 """Directories of tags in TIFF files and EXIF (TIFF 6.0, section 2), and the orientation in them."""
 
 import struct
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from vit_jax.data.formats.errors import DecodeError
 
 ENTRIES = 4096  # more than any real file has
-ORDERS = {b"II*\0": "<", b"MM\0*": ">"}  # byte order by the first bytes of a file
+ORDERS: dict[bytes, Literal["<", ">"]] = {b"II*\0": "<", b"MM\0*": ">"}  # byte order by the first bytes of a file
 ORIENTATION = 0x0112  # number of the tag
 _KINDS = {1: "B", 3: "H", 4: "I"}  # types of values: bytes, shorts, longs
 _BYTES = (1, 2, 6, 7)  # types with values of one byte
@@ -19,12 +19,12 @@ class TagEntry(NamedTuple):
 
   Attributes:
     kind: type of the values.
-    count: number of values.
+    values: number of values.
     at: offset of four bytes, which contain the values or the offset of the values.
   """
 
   kind: int
-  count: int
+  values: int
   at: int
 
 
@@ -37,7 +37,7 @@ class TagDirectory(NamedTuple):
     repeated: whether a tag has more than one entry.
   """
 
-  order: str
+  order: Literal["<", ">"]
   entries: dict[int, TagEntry]
   repeated: bool
 
@@ -53,11 +53,11 @@ class TagDirectory(NamedTuple):
     """
     entry = self.entries[tag]
     kind = np.dtype(_KINDS.get(entry.kind, "V")).newbyteorder(self.order)
-    size = entry.count * kind.itemsize
+    size = entry.values * kind.itemsize
     at = entry.at if size <= 4 else struct.unpack_from(f"{self.order}I", data, entry.at)[0]
     if kind.kind == "V" or not size or at + size > len(data):
       raise DecodeError(f"not a complete image: a TIFF of {len(data)} bytes with a directory that ends after them")
-    return np.frombuffer(data, kind, entry.count, at).astype(np.int64)
+    return np.frombuffer(data, kind, entry.values, at).astype(np.int64)
 
   def content(self, data: bytes, tag: int) -> bytes:
     """Returns the bytes of a tag with values of one byte, or b"" if the tag or some of its bytes are missing.
@@ -69,14 +69,14 @@ class TagDirectory(NamedTuple):
     entry = self.entries.get(tag)
     if entry is None or entry.kind not in _BYTES:
       return b""
-    at = entry.at if entry.count <= 4 else struct.unpack_from(f"{self.order}I", data, entry.at)[0]
-    found = data[at : at + entry.count]
-    return found if len(found) == entry.count else b""
+    at = entry.at if entry.values <= 4 else struct.unpack_from(f"{self.order}I", data, entry.at)[0]
+    found = data[at : at + entry.values]
+    return found if len(found) == entry.values else b""
 
   def orientation(self, data: bytes | memoryview) -> int:
     """Returns the EXIF orientation, 1 to 8, or 1 without a valid entry."""
     entry = self.entries.get(ORIENTATION)
-    if entry is None or entry.count != 1 or entry.kind not in _KINDS:
+    if entry is None or entry.values != 1 or entry.kind not in _KINDS:
       return 1
     value = int(self.values(data, ORIENTATION)[0])
     return value if 1 <= value <= 8 else 1

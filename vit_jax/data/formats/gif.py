@@ -116,8 +116,8 @@ def _read_frame(data: bytes, screen: GifScreen) -> _Frame:
       f"of {screen.width:,} x {screen.height:,}. Convert it to PNG"
     )
   # Black if the index is outside of the palette.
-  colour = tuple(shared[3 * background : 3 * background + 3]) or (0, 0, 0)
-  return _Frame(top, left, height, width, bool(flags & 0x40), palette, colour, start, end)
+  red, green, blue = shared[3 * background : 3 * background + 3] or (0, 0, 0)
+  return _Frame(top, left, height, width, bool(flags & 0x40), palette, (red, green, blue), start, end)
 
 
 def _read_palette(data: bytes, at: int, flags: int) -> tuple[bytes, int]:

@@ -139,7 +139,7 @@ def read(data: bytes) -> JpegFile:
     DecodeError: if the file ends within a segment, lacks bits of a coefficient, or has an unsupported format.
     struct.error: if the file ends within a segment.
   """
-  frame, at, turned, patches, adobe = None, 2, 0, [], None
+  found, at, turned, patches, adobe = None, 2, 0, [], None
   for _ in range(SEGMENTS):
     marker, at = _read_marker(data, at, _MARKER, patches)
     if marker == _SOS:
@@ -149,7 +149,7 @@ def read(data: bytes) -> JpegFile:
     if marker == 0x01 or 0xD0 <= marker <= 0xD7:  # these markers have no length
       continue
     if marker in _SOF and marker not in (_DHT, _JPG, _DAC):
-      frame = _read_frame(data, at, marker)
+      found = _read_frame(data, at, marker)
     elif marker == _APP1 and not turned and data[at + 2 : at + 8] == b"Exif\0\0":
       turned = exif.read_orientation(memoryview(data)[at + 2 : at + unpack_from(">H", data, at)[0]])
     elif marker == _APP0 and data[at + 2 : at + 7] == b"JFIF\0" and data[at + 7 : at + 8] != b"\1":
@@ -159,7 +159,7 @@ def read(data: bytes) -> JpegFile:
     at += unpack_from(">H", data, at)[0]
   else:
     raise DecodeError(f"a JPEG of more than {SEGMENTS:,} segments")
-  _check_frame(frame)
+  frame = _check_frame(found)
   channels = len(frame.names)
   if adobe is not None and channels in _TRANSFORMS and data[adobe] not in _TRANSFORMS[channels]:
     patches.append((adobe, pack("B", _TRANSFORMS[channels][-1])))
@@ -174,8 +174,8 @@ def read(data: bytes) -> JpegFile:
   return JpegFile(*(frame.height, frame.width, memory, least, turned or 1, None, False, tuple(patches)))
 
 
-def _check_frame(frame: JpegFrame | None) -> None:
-  """Raises DecodeError for a format that is not decoded exactly."""
+def _check_frame(frame: JpegFrame | None) -> JpegFrame:
+  """Returns the frame. Raises DecodeError for a format that is not decoded exactly."""
   if frame is None:
     raise DecodeError("not a complete image: a JPEG without a size")
   if frame.kind not in _HUFFMAN:  # an arithmetic code has no minimum length and may contain its own end marker
@@ -187,6 +187,7 @@ def _check_frame(frame: JpegFrame | None) -> None:
       f"a JPEG of {format_amount(len(frame.names), 'channel')} with {frame.bits} bits. Allowed: 1, 3 or 4 "
       "channels with 8 bits. Convert it to PNG"
     )
+  return frame
 
 
 def _read_marker(
@@ -238,7 +239,7 @@ def _check_scans(data: bytes, at: int, frame: JpegFrame, patches: list[tuple[int
     DecodeError: if a component is missing or lacks bits of a coefficient, or if there are too many or invalid scans.
     struct.error: if the file ends within a segment.
   """
-  missing = {name: [None] * 64 for name in frame.names}  # bits of each coefficient
+  missing: dict[int, list[int | None]] = {name: [None] * 64 for name in frame.names}  # bits of each coefficient
   for _ in range(SCANS):
     length, count = unpack_from(">HB", data, at)
     names = unpack_from(f"{2 * count}B", data, at + 3)[::2]

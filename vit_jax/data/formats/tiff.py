@@ -5,7 +5,7 @@ import io
 import math
 import struct
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -150,8 +150,9 @@ def read_page(data: bytes) -> TiffPage:
   if data[:4] in _BIG:
     raise DecodeError("a BigTIFF with 64-bit offsets. Save it again as a classic TIFF")
   found = read_directory(data)
+  assert found is not None
 
-  def values(tag: int, *default: Sequence[int]) -> np.ndarray:
+  def values(tag: int, *default: int) -> np.ndarray:
     if tag in found.entries:
       return found.values(data, tag)
     if not default:
@@ -187,9 +188,9 @@ def read_page(data: bytes) -> TiffPage:
   row = -(-across * int(bits.max()) * (samples // planes) // 8)
   needed = np.full(count, row * down)  # bytes of each strip or tile without compression
   if not tiled:
-    needed = needed.reshape(planes, -1)
-    needed[:, -1] = row * (height - (needed.shape[1] - 1) * down)
-    needed = needed.ravel()
+    pieces = needed.reshape(planes, -1)
+    pieces[:, -1] = row * (height - (pieces.shape[1] - 1) * down)
+    needed = pieces.ravel()
   offsets, sizes = map(values, _TILES if tiled else _STRIPS)
   _check_pieces(data, offsets, sizes, needed, compression)
   reversed_bits = compression != strips.JPEG and int(values(_FILL_ORDER, 1)[0]) == 2

@@ -1,8 +1,14 @@
 """Protection against the import of modules that the `features.json` of a prepared dataset names."""
 
+from collections.abc import Callable
+from typing import Any
+
 from vit_jax.schema import ConfigError, show
 
 TRUSTED = "tensorflow_datasets."  # prefix of modules of the installed package
+
+
+_originals: dict[str, Callable[[Any, str], type]] = {}  # methods of TFDS that this module replaced
 
 
 def refuse_imports() -> None:
@@ -15,15 +21,15 @@ def refuse_imports() -> None:
 
   connector = tfds.features.FeatureConnector
   if getattr(connector.cls_from_name, "__func__", None) is not _find_trusted_class:
-    _find_trusted_class.original = connector.cls_from_name.__func__
+    _originals["cls_from_name"] = connector.cls_from_name.__func__
     connector.cls_from_name = classmethod(_find_trusted_class)
 
 
-def _find_trusted_class(cls: type, python_class_name: str) -> type:
+def _find_trusted_class(cls: Any, python_class_name: str) -> type:
   """Replaces TFDS's `cls_from_name`, without imports. Raises ConfigError for a class of another module."""
   if python_class_name not in cls._registered_features and not python_class_name.startswith(TRUSTED):
     raise ConfigError(
       f"features.json names the class {show(python_class_name)}, which is not part of tensorflow_datasets and is not "
       "imported. Data files cannot import modules. If you trust the module, import it with --import"
     )
-  return _find_trusted_class.original(cls, python_class_name)
+  return _originals["cls_from_name"](cls, python_class_name)

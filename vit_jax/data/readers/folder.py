@@ -146,7 +146,7 @@ def _list_files(
   top = tree.folders()
   if folder_layout.contains_classes(tree, top):
     folders = {"": _find_class_folders(tree, "", order)}
-    drawn, above, advice = _hold_out(tree, folders[""].values(), holdout, seed), (), ""
+    drawn, above, advice = _hold_out(tree, folders[""].values(), holdout, seed), [], ""
   else:
     if validation and splits.val is None:
       splits = dataclasses.replace(splits, val=next((name for name in VALIDATION if name in top), None))

@@ -71,7 +71,7 @@ def _read_cache(kept: pathlib.Path) -> Arrays | None:
 
 def _write_cache(kept: pathlib.Path, arrays: Arrays) -> None:
   data = io.BytesIO()
-  np.savez(data, **arrays)
+  np.savez(data, **arrays)  # type: ignore[arg-type]  # NumPy before 2.1 stores `allow_pickle` as an array
   try:
     kept.parent.mkdir(parents=True, exist_ok=True)
     # Several processes may write the same entry, each to its own temporary file. A damaged entry is created again.

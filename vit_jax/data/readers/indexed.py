@@ -95,15 +95,15 @@ def resolve_labels(
   classes, numbered = resolve(
     [each for _, _, each in flat], classes, most, lambda i, record: where(*flat[i], record), order, positions
   )
-  numbered = iter(numbered)
+  following = iter(numbered)
   records = {
-    part: IndexedRecords(stored(files, arrays), arrays, list(itertools.islice(numbered, len(arrays))))
+    part: IndexedRecords(stored(files, arrays), arrays, list(itertools.islice(following, len(arrays))))
     for part, (files, arrays) in parts.items()
   }
   return classes, records
 
 
-def count_records(records: Mapping[str, IndexedRecords], names: Sequence[str]) -> dict[str, int]:
+def count_records(records: Mapping[str, IndexedRecords], names: Iterable[str]) -> dict[str, int]:
   """Returns the number of records of each split for `Splits.select`. Splits that were not scanned have 0 records.
 
   Args:
@@ -117,7 +117,7 @@ def create_source(
   name: str,
   spec: str,
   classes: Sequence[str],
-  parts: Sequence[tuple[str, range]],
+  parts: sources.Parts,
   records: Mapping[str, IndexedRecords],
   labels: int,
   where: DescribeRecord,
@@ -171,7 +171,7 @@ def create_source(
     lambda: _compute_fingerprint(parts, records, about, beside),
     labels,
     read_label=lambda part, i: records[part].label(i),
-    runs=sources.SpanReader(lambda part, *ends: records[part].run(*ends), parse, together) if together else None,
+    runs=sources.PartReader(lambda part, *ends: records[part].run(*ends), parse, together) if together else None,
     remote=remote,
   )
   made = dataclasses.replace(
@@ -181,27 +181,36 @@ def create_source(
 
 
 def _compute_fingerprint(
-  parts: Mapping[str, Any], records: Mapping[str, IndexedRecords], about: Any, beside: Any
+  parts: sources.Parts,
+  records: Mapping[str, IndexedRecords],
+  about: tuple[Any, ...],
+  beside: Callable[[IndexedRecords, range], list[str]],
 ) -> Fingerprint:
   """Returns a fingerprint of the files of some splits, of files to which their records refer, and of all labels."""
   names, stamps = [], []
   for part in dict.fromkeys(part for part, _ in parts):
     files = records[part].extents.files
-    names += [*files.names, *(hashlib.sha256(each.numbers).hexdigest() for each in records[part].labels)]
+    names += [*files.names, *(hashlib.sha256(each.numbers.data).hexdigest() for each in records[part].labels)]
     stamps += files.stamps
   stamps += local_files.read_stamps([file for part, numbers in parts for file in beside(records[part], numbers)])
   sizes, times = zip(*stamps, strict=True)
   return sources.Fingerprint(sources.digest([parts, about, *names]), "", sources.digest(sizes), sources.digest(times))
 
 
-def _list_files(parts: Iterable[str], records: Mapping[str, IndexedRecords], beside: Any) -> list[str]:
+def _list_files(
+  parts: sources.Parts, records: Mapping[str, IndexedRecords], beside: Callable[[IndexedRecords, range], list[str]]
+) -> list[str]:
   """Returns the local files of some splits, and the local files to which their records refer."""
   own = [records[part].extents.files for part in dict.fromkeys(part for part, _ in parts)]
   listed = [files.path(file) for files in own if not files.remote for file in range(len(files.names))]
   return listed + [file for part, numbers in parts for file in beside(records[part], numbers)]
 
 
-def _list_objects(parts: Iterable[str], records: Mapping[str, IndexedRecords], named: Any) -> Any:
+def _list_objects(
+  parts: sources.Parts,
+  records: Mapping[str, IndexedRecords],
+  named: Callable[[IndexedRecords, range], list[tuple[Any, ...]]],
+) -> list[tuple[Any, ...]]:
   """Returns the versions of the bucket files of some splits, and of the objects to which their records refer."""
   own = [records[part].extents.files for part in dict.fromkeys(part for part, _ in parts)]
   listed = [version for files in own for version in files.versions]

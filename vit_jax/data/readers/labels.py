@@ -14,6 +14,7 @@ class at another position is an error.
 import array
 import dataclasses
 import errno
+import functools
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -149,13 +150,13 @@ def resolve(
       i = next(i for i in numbered if files[i]["numbers"].max() >= NAMES)
       record = _find_record(files[i], int(np.argmax(files[i]["numbers"] >= NAMES)))
       raise ConfigError(f"{where(i, record)}: label {largest:,}. Allowed: below {NAMES:,}. Is it an id?")
-    classes = sort_names(set().union(*names), order) if any(names) else map(str, range(largest + 1))
-  classes = tuple(map(normalise_name, classes))
-  if not classes:
+    classes = sort_names(set().union(*names), order) if any(names) else list(map(str, range(largest + 1)))
+  known = tuple(map(normalise_name, classes))
+  if not known:
     raise ConfigError("the data have no label, so the classes are unknown")
-  meaning = _ClassPositions(classes, positions)
-  return classes, [
-    _resolve_file(file, names[i], meaning, most, lambda record, i=i: where(i, record)) for i, file in enumerate(files)
+  meaning = _ClassPositions(known, positions)
+  return known, [
+    _resolve_file(file, names[i], meaning, most, functools.partial(where, i)) for i, file in enumerate(files)
   ]
 
 
@@ -252,7 +253,7 @@ def list_names(file: Mapping[str, np.ndarray]) -> list[str]:
   return ["\\".join(part.replace("\\n", "\n") for part in parts) for parts in pieces]
 
 
-def parse_class_names(text: str | None) -> tuple[str, ...] | None:
+def parse_class_names(text: str | int | None) -> tuple[str, ...] | None:
   r"""Returns the classes that the config key `classes` specifies, or None for None.
 
   Args:
@@ -264,6 +265,7 @@ def parse_class_names(text: str | None) -> tuple[str, ...] | None:
   """
   if text is None:
     return None
+  text = str(text)
   with enter_key("classes"):
     if text.isascii() and text.isdigit():
       if not 0 < int(text) <= NAMES:
@@ -294,8 +296,12 @@ def parse_class_names(text: str | None) -> tuple[str, ...] | None:
 
 def find_repeated(names: Sequence[str]) -> str | None:
   """Returns the first name that occurs twice, possibly in two Unicode forms, or None if all names differ."""
-  seen = set()
-  return next((name for name in names if normalise_name(name) in seen or seen.add(normalise_name(name))), None)
+  seen: set[str] = set()
+  for name in names:
+    if (normal := normalise_name(name)) in seen:
+      return name
+    seen.add(normal)
+  return None
 
 
 def describe_forms(files: Sequence[Mapping[str, np.ndarray]]) -> str:

@@ -121,8 +121,9 @@ class Files:
     Args:
       numbers: numbers of the files, in the new order.
     """
-    some = (tuple(values[i] for i in numbers if values) for values in (self.names, self.stamps, self.versions))
-    return Files(self.root, *some, self.matched)
+    names, stamps = tuple(self.names[i] for i in numbers), tuple(self.stamps[i] for i in numbers)
+    versions = tuple(self.versions[i] for i in numbers if self.versions)
+    return Files(self.root, names, stamps, versions, self.matched)
 
   def map_files(self, function: Callable[[int], T]) -> list[Any]:
     """Returns the results of `function(file)` for the numbers of all files. Several files are processed in parallel.
@@ -135,15 +136,15 @@ class Files:
       return [each.result() for each in waiting]
 
   @functools.cached_property
-  def _open(self) -> Callable[[int], Callable[[int, int], bytes]]:
+  def _open(self) -> Callable[[int], io.FileIO]:
     """Cached function that opens a file. Threads can still read from a file that has left the cache."""
     lock = threading.Lock()
 
     @functools.lru_cache(maxsize=OPEN)
-    def opened(file: int) -> Any:
+    def opened(file: int) -> io.FileIO:
       return open(self.path(file), "rb", buffering=0)
 
-    def locked(file: int) -> Any:
+    def locked(file: int) -> io.FileIO:
       with lock:
         return opened(file)
 
@@ -211,10 +212,10 @@ def list_files(path: str, suffixes: Sequence[str], what: str) -> Files:
     raise AbsentError(
       f"no {what} ({', '.join(suffixes)}) at {show(path)}. Specify a folder of such files, or one file.{advice}", "path"
     )
-  names = tuple(sorted(about))
+  names = sorted(about)
   if empty := [name for name in names if not about[name][0]]:
     raise ConfigError(f"{root}/{empty[0]} is empty. Remove it or restore it", "path")
-  return Files(root, names, tuple(about[name] for name in names), tree.versions(names), bool(pattern))
+  return Files(root, tuple(names), tuple(about[name] for name in names), tree.versions(names), bool(pattern))
 
 
 def select_files(root: pathlib.Path, names: Sequence[str]) -> Files:
@@ -269,7 +270,7 @@ def group_by_split(files: Files) -> dict[str, Files]:
   return {split: files.chosen(numbers) for split, numbers in by_name.items()}
 
 
-def _exists(path: pathlib.Path) -> bool:
+def _exists(path: str) -> bool:
   """Returns whether there is a file or directory with exactly this name."""
   if not paths.in_bucket(paths.parse_path(path, bare=True)):
     return os.path.lexists(path)

@@ -6,7 +6,7 @@ import binascii
 import functools
 import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,7 +101,7 @@ def _identify(part: str, records: IndexedRecords, i: int) -> str:
   return str(line.get("id", line.get("path", f"{part}/{i}")))
 
 
-def _list_local_images(records: IndexedRecords, numbers: Iterable[int]) -> list[str]:
+def _list_local_images(records: IndexedRecords, numbers: range) -> list[str]:
   """Returns the local images to which records refer.
 
   If the manifest is in a bucket, its lines are not read, and the result is empty.
@@ -111,7 +111,7 @@ def _list_local_images(records: IndexedRecords, numbers: Iterable[int]) -> list[
   return [path for path in _list_images(records, numbers) if not path.startswith(paths.BUCKET)]
 
 
-def _list_objects(records: IndexedRecords, numbers: Iterable[int]) -> list[tuple[object, ...]]:
+def _list_objects(records: IndexedRecords, numbers: range) -> list[tuple[object, ...]]:
   """Returns the versions of bucket objects to which records refer.
 
   Includes local images if the manifest is in a bucket.
@@ -122,7 +122,7 @@ def _list_objects(records: IndexedRecords, numbers: Iterable[int]) -> list[tuple
   return [*objects, *((state or ()) for state in local_files.read_states(on_disk))]
 
 
-def _list_images(records: IndexedRecords, numbers: Iterable[int]) -> list[str]:
+def _list_images(records: IndexedRecords, numbers: range) -> list[str]:
   """Returns the complete paths of the images to which records refer."""
   kinds = {str(kind) for arrays in records.arrays for kind in arrays["kinds"]}
   if kinds.isdisjoint(("path", "bucket")):
@@ -232,10 +232,10 @@ def _check_labels(classes: Any, records: IndexedRecords, split: str) -> str:
   return f"{what} with the same label, such as {other}, which repeats {one}"
 
 
-def _find_overlaps(splits: Mapping[str, IndexedRecords], known: Any) -> list[str]:
+def _find_overlaps(splits: sources.Splits, known: Mapping[str, tuple[listing.Files, Sequence[Arrays]]]) -> list[str]:
   """Returns notes on images that are both in the training data and in other data of the config."""
 
-  def words(record: Any) -> str:
+  def words(record: tuple[str, int]) -> str:
     split, number = record
     files, arrays = known[split]
     file, i = index.locate(index.compute_firsts(len(each["starts"]) for each in arrays), number)

@@ -78,22 +78,24 @@ def create_parser(row: DatasetRow, features: Any) -> RecordParser:
   def parse(data: bytes) -> tuple[bytes, Any]:
     return read(values_of(data))
 
-  def mask_of(data: bytes) -> bytes:
-    encoded = values_of(data)[row.segments.feature].bytes_list.value
+  def mask_of(feature: str, data: bytes) -> bytes:
+    encoded = values_of(data)[feature].bytes_list.value
     if len(encoded) != 1:
       raise OSError(f"damaged: a record with {format_amount(len(encoded), 'mask')}")
     return encoded[0]
 
-  def changed(data: bytes) -> tuple[Any, Any]:
+  def changed(convert: Callable[[bytes], bytes], data: bytes) -> tuple[bytes, Any]:
     encoded, label = parse(data)
-    return row.image(encoded), label
+    return convert(encoded), label
 
   texts = [key for key in _NAMES if key in features and isinstance(features[key], tfds.features.Text)]
   name = functools.partial(_read_name, texts[0]) if texts else None
-  mask = mask_of if row.segments else None
+  mask = functools.partial(mask_of, row.segments.feature) if row.segments else None
   if row.image is None:
     return RecordParser(tuple(names), listed, parse, None, name, mask)
-  return RecordParser(tuple(names), listed, changed, lambda data: parse(data)[1], name, mask)
+  return RecordParser(
+    tuple(names), listed, functools.partial(changed, row.image), lambda data: parse(data)[1], name, mask
+  )
 
 
 def _read_name(key: str, data: bytes) -> str:

@@ -65,6 +65,7 @@ def segmentation(
     root = _open_directory(path)
   tree, splits = FolderTree(root), sources.Splits(train, val, test)
   names = labels.parse_class_names(classes)
+  assert names is not None
   found, note = _find_pairs(tree, images, masks)
   is_drawn = "" in found
   if is_drawn:
@@ -101,7 +102,7 @@ def segmentation(
     read_label=lambda part, i: 0,
     remote=isinstance(root, locations.BucketFolder),
   )
-  of_pixels = sources.Masks(tuple(names), lambda i: root.read(pair(i)[1]), values, ignored)
+  of_pixels = sources.Masks(names, lambda i: root.read(pair(i)[1]), values, ignored)
   return sources.add_notes(
     dataclasses.replace(
       source,
@@ -116,7 +117,7 @@ def segmentation(
   )
 
 
-def _assign_values(names: tuple[str, ...] | None, first: int, ignored: Sequence[int]) -> tuple[int, ...]:
+def _assign_values(names: tuple[str, ...], first: int, ignored: Sequence[int]) -> tuple[int, ...]:
   """Returns the pixel value of each class. Raises ConfigError if a value has two meanings."""
   values = tuple(range(first, first + len(names)))
   if both := sorted(set(ignored) & set(values)):

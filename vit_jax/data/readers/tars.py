@@ -114,7 +114,7 @@ def _read_member_name(arrays: Arrays, record: int) -> str:
   return _slice_name(arrays["names_of_members"], arrays["name_ends"], record)
 
 
-def _slice_name(members: Any, ends: Sequence[int], record: int) -> str:
+def _slice_name(members: bytearray | np.ndarray, ends: Sequence[int] | np.ndarray, record: int) -> str:
   """Returns a name from the concatenated names of all members."""
   return bytes(members[ends[record - 1] if record else 0 : ends[record]]).decode("utf-8", "surrogateescape")
 
@@ -228,8 +228,8 @@ def _read_samples(path: str, file: Any, longer: Any) -> Iterator[Any]:
       if sample:
         yield sample
       sample = _Sample(key, member.name, {}, {})
-    if before := sample.images.get(name) or sample.texts.get(extension):
-      both = "" if before[0] == member.name else f"; its first name is {before[0]!r}"
+    if earlier := sample.images.get(name) or sample.texts.get(extension):
+      both = "" if earlier[0] == member.name else f"; its first name is {earlier[0]!r}"
       raise ConfigError(f"{path} has member {member.name!r} twice{both}. Remove or rename one of them", "path")
     if extension in IMAGES:
       sample.images[name] = member.name, member.offset_data, member.size
@@ -261,7 +261,8 @@ def _read_members(path: str, file: Any) -> Iterator[tarfile.TarInfo]:
   end, size = 0, file.seek(0, os.SEEK_END)
   file.seek(0)
   try:
-    with tarfile.open(fileobj=_HeaderFile(file), mode="r:", errorlevel=2) as tar:
+    # typeshed requires files with `write` and `close`, which reading does not call.
+    with tarfile.open(fileobj=_HeaderFile(file), mode="r:", errorlevel=2) as tar:  # type: ignore[call-overload]
       while member := tar.next():
         if member.size < 0 or tar.offset > size:
           raise tarfile.ReadError(f"a member has {member.size:,} bytes, but the file ends after {size:,}")

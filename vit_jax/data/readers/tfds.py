@@ -209,15 +209,15 @@ def open_prepared(
     lambda: locations.call_storage(folder, lambda: _compute_fingerprint(folder, parts)),
     labels if records.listed else 1,
     read_label=(lambda part, i: parse(fetch(part, i), records.label)) if records.label else None,
-    runs=sources.SpanReader(lambda part, first, stop: stored[part].read(first, stop), parse) if remote else None,
+    runs=sources.PartReader(lambda part, first, stop: stored[part].read(first, stop), parse) if remote else None,
     remote=remote,
   )
-  masks = row.segments and sources.Masks(
-    tuple(row.segments.values),
-    lambda i: stored_in(i, records.mask),
-    tuple(row.segments.values.values()),
-    row.segments.ignored,
-  )
+  masks = None
+  if row.segments:
+    values = row.segments.values
+    masks = sources.Masks(
+      tuple(values), lambda i: stored_in(i, records.mask), tuple(values.values()), row.segments.ignored
+    )
   named = (lambda i: stored_in(i, records.name)) if records.name else None
   files = tuple if remote else lambda: sorted(map(str, folder.iterdir()))
   return dataclasses.replace(source, read_name=named, masks=masks, files=files)
@@ -243,7 +243,7 @@ def _open_builder(row: DatasetRow, path: str | None, advice: str) -> Any:
     form = info.file_format.value
     raise ConfigError(f"{folder} is in {form} format, not array_record or tfrecord. To fix it, {again}")
   for part, count in row.splits.items() if builder else ():
-    size = info.splits[part].num_examples if part in info.splits else "no"
+    size = info.splits[part].num_examples if part in info.splits else 0
     if size != count:
       raise ConfigError(f"{folder} has {format_amount(size, 'record')} in {part!r}, not {count}; {again}")
   return folder, prepared
@@ -291,7 +291,7 @@ def _open_records(prepared: Any, folder: pathlib.Path, part: str) -> Any:
   return _LocalRecords(prepared.as_data_source(split=part, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES))
 
 
-def _compute_fingerprint(folder: pathlib.Path, parts: Sequence[str]) -> Fingerprint:
+def _compute_fingerprint(folder: pathlib.Path, parts: sources.Parts) -> Fingerprint:
   """Returns the fingerprint of the files of a TFDS directory.
 
   Its digest of names also covers the selected parts of the split.
@@ -331,8 +331,8 @@ def _find_builder_dir(root: pathlib.Path, builder: str | None, path: str | None)
   if version:
     versions = [root / name / version]
   else:
-    folders = (root / name).iterdir() if (root / name).is_dir() else ()
-    folders = [folder for folder in folders if tfds.core.Version.is_valid(folder.name)]
+    every = (root / name).iterdir() if (root / name).is_dir() else ()
+    folders = [folder for folder in every if tfds.core.Version.is_valid(folder.name)]
     versions = sorted(folders, key=lambda folder: tfds.core.Version(folder.name))
   complete = [folder for folder in versions if (folder / "dataset_info.json").exists()]
   return complete[-1] if complete else None
