@@ -244,7 +244,7 @@ def _find_original(file: _File, root: str, names: Sequence[str]) -> str:
 def _find_original_beginning(file: _File, root: str, original: str) -> str:
   """Returns the beginning of an original name that became the prefix of a tree, with any wrapper words after it."""
   result, kept = "", ""
-  for token in re.findall(r"[^./]*[./]", original):
+  for token in re.split(r"(?<=[./])", original)[:-1]:  # a pattern for whole words would be quadratic in their length
     if kept != root and root.startswith(kept + token):
       kept += token
     elif token[:-1] not in file.words:

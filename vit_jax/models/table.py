@@ -86,7 +86,7 @@ def find_similar(name: str, most: int = 8) -> list[str]:
     name: an unknown name.
     most: largest number of results.
   """
-  spelt = name.lower()
+  spelt = name.lower()[:100]  # no name in the table is longer, and the comparison is quadratic
 
   def likeness(other: str) -> float:
     return difflib.SequenceMatcher(None, spelt, other.lower()).ratio()
