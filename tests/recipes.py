@@ -1,5 +1,8 @@
 """Shipped configs as tests want them: by name with changes, narrow, with the catalog's facts for data."""
 
+import functools
+import pathlib
+
 import cv2
 import jax
 import numpy as np
@@ -8,6 +11,7 @@ from tests import runs
 from vit_jax import config, schema
 from vit_jax.config import flags
 from vit_jax.data import catalog, sources
+from vit_jax.sweeps import study
 from vit_jax.training import build
 
 CONFIGS = runs.ROOT / "configs"
@@ -62,6 +66,13 @@ def needed(name: str, values: dict[str, str]) -> dict[str, str]:
       given[key] = values[key]
     else:
       return given
+
+
+@functools.cache
+def trials(name, **overrides):
+  """The trials of a shipped sweep, which are made once in a process; overrides name keys with __ for dots."""
+  values = {key.replace("__", "."): value for key, value in overrides.items()}
+  return study.Study(path(name), values, study.load_sweep(path(name)), pathlib.Path("sweep")).trials()
 
 
 def known(name, **changes):

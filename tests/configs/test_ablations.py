@@ -21,23 +21,18 @@ FIVE = ("ablations/block", "ablations/optimizer")  # with so many seeds
 NAMES = [name for name in recipes.NAMES if name.startswith("ablations/")]
 
 
-def trials(name, tmp_path):
-  path = recipes.path(name)
-  return study.Study(path, {}, study.load_sweep(path), tmp_path).trials()
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_an_ablation_chooses_nothing_and_has_equally_many_seeds_of_every_setting(name, tmp_path):
+def test_an_ablation_chooses_nothing_and_has_equally_many_seeds_of_every_setting(name):
   assert study.load_sweep(recipes.path(name)).decide is None
   settings = collections.Counter()
-  for trial in trials(name, tmp_path):
+  for trial in recipes.trials(name):
     settings[tuple(sorted((key, str(value)) for key, value in trial.changes.items() if key != "seed"))] += 1
   assert len(settings) >= 4 and set(settings.values()) == {5 if name in FIVE else 3}
 
 
-def test_shapes_cost_the_same_within_five_per_cent(tmp_path):
+def test_shapes_cost_the_same_within_five_per_cent():
   costs = {}
-  for trial in trials("ablations/shape", tmp_path):
+  for trial in recipes.trials("ablations/shape"):
     run = build.complete(config.resolve(flags.load_config(recipes.path("ablations/shape"), trial.flags)))
     costs[run.model.args["depth"]] = cost.count_model_flops(build.describe_model(run, range(10)))
   assert sorted(costs) == [1, 2, 4, 8, 16]

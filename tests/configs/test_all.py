@@ -64,13 +64,11 @@ def test_a_config_says_how_to_start_it(name):
 
 
 @pytest.mark.parametrize("name", SWEPT)
-def test_every_trial_of_a_sweep_is_possible(name, tmp_path):
-  path = recipes.path(name)
-  sweep = study.load_sweep(path)
-  overrides = {"init.from": "weights.npz"} if name in ("finetune", "vtab") else {}
-  trials = study.Study(path, overrides, sweep, tmp_path).trials()
+def test_every_trial_of_a_sweep_is_possible(name):
+  overrides = {"init__from": "weights.npz"} if name in ("finetune", "vtab") else {}
+  trials = recipes.trials(name, **overrides)
   assert [trial.error for trial in trials if trial.config is None] == []
-  assert len(trials) == len(sweep.trials)
+  assert len(trials) == len(study.load_sweep(recipes.path(name)).trials)
 
 
 def test_the_digits_sweep_names_three_seeds():

@@ -13,9 +13,12 @@ from tests.reports.test_mistakes import details_of
 from vit_jax.evals import metrics
 from vit_jax.reports import curves, heatmaps, mistakes, page, recorded, report, scaling, verdict
 
-pytestmark = pytest.mark.skipif(
-  browser.installed() is None, reason="no Chromium and no Chrome is installed; run: apt-get install chromium"
-)
+pytestmark = [
+  pytest.mark.heavy,  # starts a browser
+  pytest.mark.skipif(
+    browser.installed() is None, reason="no Chromium and no Chrome is installed; run: apt-get install chromium"
+  ),
+]
 WIDTHS, THEMES = (400, 1280), ("light", "dark")
 LONG = "a_name_without_any_space_that_is_far_longer_than_a_column"
 
