@@ -28,7 +28,7 @@ from vit_jax.data import augment, catalog, crops, erasing, loader, mixup, order,
 from vit_jax.evals import probes  # noqa: E402
 from vit_jax.models import attention_outputs, rotary, table, vit_choices  # noqa: E402
 from vit_jax.models.published.model import Registered  # noqa: E402
-from vit_jax.optim import schedules  # noqa: E402
+from vit_jax.optim import schedules, value_schedules  # noqa: E402
 from vit_jax.schema import expected  # noqa: E402
 from vit_jax.tasks import distill, masked_patches  # noqa: E402
 from vit_jax.training import build  # noqa: E402
@@ -119,6 +119,7 @@ def config_page() -> str:
   parts += ["## Keys of a measurement\n", f"{sentence(config.Measurement)}\n", listed(keys_of(config.Measurement))]
   parts += ["## optim\n", table_of(build.OPTIM, 3)]
   parts += ["## optim.schedule\n", table_of(schedules.SCHEDULES, 3)]
+  parts += ["## optim.weight_decay_schedule\n", table_of(value_schedules.DECAY_SCHEDULES, 3)]
   parts += ["## task\n", table_of(tasks.TASKS, 3)]
   parts += ["## task.targets of distill\n", table_of(distill.TARGETS, 3)]
   parts += ["## task.targets of masked_patches\n", table_of(masked_patches.TARGETS, 3)]

@@ -20,7 +20,7 @@ from vit_jax.data import catalog, crops, erasing, mixup, order, policies, warpin
 from vit_jax.evals import probes
 from vit_jax.models import attention_outputs, rotary, table, vit_choices
 from vit_jax.models.published.model import Registered
-from vit_jax.optim import schedules
+from vit_jax.optim import schedules, value_schedules
 from vit_jax.tasks import distill, masked_patches
 from vit_jax.training import build
 
@@ -30,7 +30,8 @@ _SPEC.loader.exec_module(generate)
 SETTINGS = yaml.safe_load((extraction.ROOT / "mkdocs.yml").read_text())
 NARROW, WIDE = 400, 1280  # CSS pixels
 TABLES = {
-  "config": (build.OPTIM, schedules.SCHEDULES, tasks.TASKS, distill.TARGETS, masked_patches.TARGETS),
+  "config": (build.OPTIM, schedules.SCHEDULES, value_schedules.DECAY_SCHEDULES, tasks.TASKS, distill.TARGETS,
+             masked_patches.TARGETS),
   "data": (catalog.READERS, catalog.DATA, order.ORDERS, crops.CROPS, crops.TEST_CROPS, policies.POLICIES,
            warping.WARPS, mixup.MIXINGS, erasing.ERASINGS),
   "model": (vit_choices.ATTENTION, attention_outputs.OUTPUTS, vit_choices.MLP, vit_choices.NORM, vit_choices.POSITION,

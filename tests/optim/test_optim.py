@@ -9,7 +9,7 @@ from flax import nnx
 
 from tests.optimizers import bound, bytes_of, example, make, walk
 from vit_jax import optim, trees
-from vit_jax.schema import ConfigError, enter_key
+from vit_jax.schema import Choice, ConfigError, enter_key
 
 # Parts of the network.
 
@@ -209,3 +209,72 @@ def test_zero_gradients_leave_parameters_where_they_are(name):
   ratio = {"trust_ratio": "all"} if name == "lamb" else {}  # of what has no update it is 1
   after, _, _ = walk(make(params, name=name, clip=1.0, **ratio)[0], params, zeros)
   jax.tree.map(np.testing.assert_array_equal, after, params)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("decay", ["times_lr", "independent"])
+def test_a_scheduled_weight_decay_has_its_value_at_each_step(decay):
+  params, gradients = example()
+  total, end = 8, 0.4
+  values = end + 0.5 * (0.04 - end) * (1 + np.cos(np.pi * np.arange(len(gradients)) / total))
+  args = {"decay": decay, "decay_on": ((".*kernel", 1.0), ("cls", 0.5)), "total": total, "lr": 0.1}
+  schedule = Choice("cosine", {"end": end})
+  scheduled = make(params, weight_decay=0.04, weight_decay_schedule=schedule, **args)[0]
+  state = scheduled.init(params)
+  plain = make(params, weight_decay=0.0, **{key: args[key] for key in ("decay", "total", "lr")})[0]
+  plain_state = plain.init(params)
+  for value, gradient in zip(values, gradients, strict=True):
+    update, state = jax.jit(scheduled.update)(gradient, state, params)
+    without, plain_state = plain.update(gradient, plain_state, params)
+    for path, p in params.items():
+      share = 1 if path.endswith("kernel") else 0.5 if path == "cls" else 0
+      expected = without[path] - (0.1 if decay == "times_lr" else 1) * value * share * p
+      np.testing.assert_allclose(update[path], expected, rtol=1e-5, atol=1e-7, err_msg=path)
+    params = optax.apply_updates(params, update)
+
+
+@pytest.mark.heavy
+def test_a_weight_decay_may_start_at_zero():
+  params, gradients = example()
+  schedule = Choice("cosine", {"end": 0.4})
+  _, updates, _ = walk(make(params, weight_decay_schedule=schedule)[0], params, gradients)
+  _, expected, _ = walk(make(params)[0], params, gradients)
+  np.testing.assert_array_equal(updates[0]["head/kernel"], expected[0]["head/kernel"])
+  assert not np.allclose(updates[4]["head/kernel"], expected[4]["head/kernel"])
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_a_delayed_parameter_rests_while_its_moments_follow_the_gradients(name):
+  params, gradients = example()
+  args = {"name": name, "weight_decay": 0.1, "clip": 0.5, "frozen": ("cls",)}
+  delayed, _ = make(params, delay=(("head/kernel", "3"), ("head/.*", "20%"), ("norm/.*", "0")), **args)
+  plain, _ = make(params, **args)
+  after, updates, state = walk(delayed, params, gradients)
+  _, expected, plain_state = walk(plain, params, gradients)
+  for step, (update, other) in enumerate(zip(updates, expected, strict=True)):
+    assert (step >= 3) == np.any(update["head/kernel"]) and (step >= 2) == np.any(update["head/bias"])
+    if step == 0:
+      np.testing.assert_array_equal(update["norm/scale"], other["norm/scale"])
+  # The gradients do not depend on the parameters here, so the moments are equal.
+  moments = {p: v for p, v in trees.flatten(state).items() if "head/kernel" in p}
+  for path, value in moments.items():
+    np.testing.assert_array_equal(value, trees.flatten(plain_state)[path])
+  assert moments and np.any(after["head/kernel"] != params["head/kernel"])
+
+
+@pytest.mark.heavy
+def test_options_that_are_not_used_leave_state_and_program_unchanged():
+  params, gradients = example()
+  args = {"weight_decay": 0.1, "clip": 0.5}
+  plain, _ = make(params, **args)
+  spelled, _ = make(params, weight_decay_schedule=Choice("constant"), delay=(), clip_by="global", **args)
+  texts = [jax.jit(each.update).lower(gradients[0], each.init(params), params).as_text() for each in (plain, spelled)]
+  assert texts[0] == texts[1] and "sin" not in texts[0]
+  counts = [value for value in jax.tree.leaves(plain.init(params)) if value.shape == ()]
+  assert len(counts) == 2  # of Adam and of the learning rate
+
+
+def test_a_delay_until_the_end_of_the_run_is_an_error():
+  with pytest.raises(ConfigError, match=r"config.optim.delay\[1\]: 10 steps, but the run has 10"):
+    make(example()[0], delay=(("cls", "2"), ("head/.*", "100%")))

@@ -32,7 +32,7 @@ def test_every_schedule_is_finite_positive_and_below_its_peak(name):
     assert rates.max() > 0.2
     if warmup == "10%" and not name.startswith("epoch"):
       assert rates[0] == 0
-      np.testing.assert_allclose(np.diff(rates[:20]), 0.3 / 20, rtol=1e-4)
+      np.testing.assert_allclose(np.diff(rates[:20]), 0.3 / (19 if name == "linspace_cosine" else 20), rtol=1e-4)
 
 
 @pytest.mark.heavy
@@ -86,3 +86,18 @@ def test_epochs_that_no_memory_holds_are_refused():
 @pytest.mark.heavy
 def test_a_point_far_beyond_the_run_is_never_reached():
   assert at(make("stair", 1.0, 100, at=("99999M",), factors=(0.0,)), [99]) == 1
+
+
+def published(peak, end, start, warmup, total):
+  """The schedule of DINO: a list of all rates in float64."""
+  iterations = np.arange(total - warmup)
+  cosine = end + 0.5 * (peak - end) * (1 + np.cos(np.pi * iterations / len(iterations)))
+  return np.concatenate([np.linspace(start, peak, warmup), cosine])
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("warmup", "start"), [(21, 0.0), (21, 1e-5), (1, 0.0), (0, 0.0), (84, 0.0)])
+def test_the_cosine_of_dino_has_its_peak_twice(warmup, start):
+  rates = at(make("linspace_cosine", 2e-3, 84, str(warmup), end=1e-6, start=start), range(90))
+  np.testing.assert_allclose(rates[:84], published(2e-3, 1e-6, start, warmup, 84), rtol=2e-6)
+  np.testing.assert_allclose(rates[84:], 1e-6, rtol=1e-6)

@@ -7,13 +7,18 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from tests.parity import mask_statistics, self_distillation
+from tests.parity import distillation_training, mask_statistics, self_distillation
 from tests.parity.compare import Result
 
 CHECKS = {  # first letters of the file's name -> what checks it; the longest counts
   "ibot_head": self_distillation.check_ibot_head,
   "ibot_masks": mask_statistics.check_ibot,
   "ibot_loss": self_distillation.check_ibot,
+  "v1_clip": distillation_training.check_clipping,
+  "v1_knn": distillation_training.check_neighbours,
+  "v1_schedules": distillation_training.check_dino,
+  "v2_param_groups": distillation_training.check_groups,
+  "v2_schedules": distillation_training.check_dinov2,
   "v1_dino_loss": self_distillation.check_dino,
   "v1_head": self_distillation.check_head,
   "v2_cls_centering": self_distillation.check_centering,

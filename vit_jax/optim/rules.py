@@ -6,7 +6,7 @@ their functions are the keys of `config.optim`. Several keys select parameters w
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from vit_jax import trees
-from vit_jax.optim import matrices, schedules
+from vit_jax.optim import clipping, matrices, schedules, value_schedules
 from vit_jax.optim.matrices import Params, muon
 from vit_jax.schema import (
   Bound,
@@ -28,6 +28,7 @@ from vit_jax.schema import (
   Pattern,
   Positive,
   Range,
+  format_amount,
   lookup,
   preset,
 )
@@ -105,13 +106,16 @@ def optimizer(
   schedule: Annotated[Choice, schedules.SCHEDULES] = Choice("cosine"),
   warmup: Duration = Duration("0"),
   weight_decay: NonNegative = 0.0,
+  weight_decay_schedule: Annotated[Choice, value_schedules.DECAY_SCHEDULES] = Choice("constant"),
   decay: Literal["times_lr", "independent"] = "times_lr",
   decay_on: tuple[tuple[Pattern, NonNegative], ...] = ((".*kernel", 1.0),),
   frozen: tuple[Pattern, ...] = (),
   lr_multipliers: tuple[tuple[Pattern, NonNegative], ...] = (),
+  delay: tuple[tuple[Pattern, Duration], ...] = (),
   layer_decay: Annotated[float, Range(0, 1, open_low=True)] | None = None,
   trust_ratio: Literal["none", "decayed", "all"] = "none",
   clip: Positive | None = None,
+  clip_by: Literal["global", "tensor", "module"] = "global",
 ) -> Optimizer:
   """Returns the complete gradient transformation around an update rule, and its learning rate schedule.
 
@@ -142,15 +146,20 @@ def optimizer(
     warmup: length of the linear warm-up from 0.
     weight_decay: decay factor. For each parameter, the factor is multiplied by the value of the parameter in
       `decay_on`.
+    weight_decay_schedule: decay factor as a function of the step. `weight_decay` is its value at step 0.
     decay: "times_lr" multiplies the decay by the learning rate. "independent" multiplies it by r(t) / lr.
     decay_on: pairs of pattern and decay multiplier. The first pattern that matches a path counts. Other paths have 0.
     frozen: patterns of the parameters that are not trained.
     lr_multipliers: pairs of pattern and learning rate multiplier. The first match counts. Other paths have 1.
+    delay: pairs of pattern and duration. The update of a parameter is zero until the duration of the first match has
+      passed. The state of the rule, such as moments, follows the gradients from the first step.
     layer_decay: multiplies the learning rate of a parameter by layer_decay ** layers_above[path]. None disables it.
     trust_ratio: multiplies v = u + weight_decay p by |p| / |v|. (With "independent", v = u.) "all" adapts all
       parameters, "decayed" adapts only parameters with weight decay. Each parameter and each layer of a stack has its
       own ratio. The ratio turns Adam into LAMB and SGD into LARS (You et al. 2020).
-    clip: limit of the global gradient norm. None disables clipping.
+    clip: limit of the gradient norm. None disables clipping.
+    clip_by: arrays that share a norm: all of them ("global"), each one ("tensor"), or those of the model and of each
+      module of the task ("module"). See `clipping`.
 
   Raises:
     ConfigError: if a pattern has no effect, all parameters are frozen, or an argument does not fit the model.
@@ -170,11 +179,15 @@ def optimizer(
         "layer_decay",
       )
     scales = {path: scale * _compute_power(layer_decay, layers_above.get(path, 0)) for path, scale in scales.items()}
+  scheduled = weight_decay_schedule.name != "constant"
   decays = {}
-  if weight_decay:
-    decays = {k: weight_decay * v for k, v in _match_patterns("decay_on", decay_on, paths, 0.0).items() if v}
-
-  clipping = [optax.clip_by_global_norm(clip)] if clip is not None else []
+  if weight_decay or scheduled:
+    factor = 1.0 if scheduled else weight_decay
+    decays = {k: factor * v for k, v in _match_patterns("decay_on", decay_on, paths, 0.0).items() if v}
+  decaying = _add_decayed(decays)
+  if scheduled:
+    factors = value_schedules.create_decay_schedule(weight_decay_schedule, weight_decay, total, steps)
+    decaying = _schedule_updates(lambda step, path, u, p: u + factors(step) * decays[path] * p, decays)
   if trust_ratio == "decayed" and not decays:
     raise ConfigError("'decayed' has no effect if weight_decay is 0. Set weight_decay, or use 'all'", "trust_ratio")
   stacked = frozenset(path for path, above in (layers_above or {}).items() if isinstance(above, np.ndarray))
@@ -182,16 +195,19 @@ def optimizer(
     trust_ratio
   ]
   if decay == "times_lr":
-    after = [_add_decayed(decays), *trust, _scale_updates(scales), optax.scale_by_schedule(lambda step: -rate(step))]
+    after = [decaying, *trust, _scale_updates(scales), optax.scale_by_schedule(lambda step: -rate(step))]
   else:
     scales = {path: lr * scale for path, scale in scales.items()}
     after = [
       *trust,
       _scale_updates(scales),
-      _add_decayed(decays),
+      decaying,
       optax.scale_by_schedule(lambda step: -rate(step) / lr),
     ]
-  chain = optax.chain(*clipping, rule, *after)
+  if delay:
+    starts = _find_starts(delay, paths, total, steps)
+    after.append(_schedule_updates(lambda step, path, u, _: jnp.where(step >= starts[path], u, 0), starts))
+  chain = optax.chain(*_create_clipping(clip, clip_by, stacked), rule, *after)
 
   held = list_frozen_paths(frozen, params, statistics)
   if not held:
@@ -366,6 +382,42 @@ def _add_decayed(decays: Mapping[str, Any]) -> optax.GradientTransformation:
       lambda path, u, p: u + decays[path] * p if path in decays else u, updates, params
     )
   )
+
+
+def _schedule_updates(
+  change: Callable[[Count, str, jax.Array, jax.Array], jax.Array], changed: Collection[str]
+) -> optax.GradientTransformation:
+  """Applies change(step, path, update, parameter) to the updates with certain paths. The state counts the steps."""
+
+  def update(updates: Any, state: optax.ScaleByScheduleState, params: Any = None) -> tuple[Any, Any]:
+    step = state.count
+    updates = trees.map_named(lambda path, u, p: change(step, path, u, p) if path in changed else u, updates, params)
+    return updates, optax.ScaleByScheduleState(optax.safe_increment(step))
+
+  return optax.GradientTransformation(lambda _: optax.ScaleByScheduleState(jnp.zeros((), jnp.int32)), update)
+
+
+def _find_starts(
+  delay: Sequence[tuple[str, Duration]], paths: Iterable[str], total: int, steps: Callable[[Duration], int]
+) -> dict[str, int]:
+  """Returns the number of steps before the first update of each delayed path."""
+  rows = [(pattern, steps(duration)) for pattern, duration in delay]
+  for i, (_, start) in enumerate(rows):
+    if start >= total:
+      raise ConfigError(
+        f"{format_amount(start, 'step')}, but the run has {total:,}, so these parameters would not be trained. "
+        "Shorten the delay, or use frozen",
+        f"delay[{i}]",
+      )
+  return {path: start for path, start in _match_patterns("delay", rows, paths, 0).items() if start}
+
+
+def _create_clipping(clip: float | None, by: str, stacked: Collection[str]) -> list[optax.GradientTransformation]:
+  if clip is None:
+    if by != "global":
+      raise ConfigError(f"{by!r} has no effect without clip. Set clip, or remove clip_by", "clip_by")
+    return []
+  return [optax.clip_by_global_norm(clip) if by == "global" else clipping.clip_norms(clip, by, stacked)]
 
 
 def _scale_by_trust(adapted: Any, stacked: Any) -> optax.GradientTransformation:

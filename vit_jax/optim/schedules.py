@@ -79,6 +79,27 @@ def cosine(peak: float, total: int, warmup: int, steps: Steps, *, end: NonNegati
   )
 
 
+def linspace_cosine(
+  peak: float, total: int, warmup: int, steps: Steps, *, end: NonNegative = 0.0, start: NonNegative = 0.0
+) -> Schedule:
+  """Returns the schedule of DINO, iBOT and DINOv2: `cosine` with a warm-up that includes both of its ends.
+
+  The warm-up is `numpy.linspace(start, peak, warmup)`, so the last step of the warm-up has the peak rate. The first
+  step of the cosine has it too.
+
+  Args:
+    peak, total, warmup, steps: see the module docstring.
+    end: learning rate after the last step.
+    start: learning rate at step 0, if there is a warm-up.
+  """
+  _check_end(end, peak)
+  return lambda step: jnp.where(
+    jnp.asarray(step) < warmup,
+    start + (peak - start) * rise(step, 0, warmup),
+    end + (peak - end) * fall_as_cosine(step, warmup, total),
+  )
+
+
 def linear(peak: float, total: int, warmup: int, steps: Steps, *, end: NonNegative = 0.0) -> Schedule:
   """Returns a linear decay from the peak down to `end` at the last step.
 
@@ -164,7 +185,7 @@ def stair(
       f"at={tuple(map(str, at))} and factors={factors}: expected as many factors as points. List the points in "
       "ascending order"
     )
-  rate = _create_table([0, *points], [peak, *(peak * factor for factor in factors)])
+  rate = create_table([0, *points], [peak, *(peak * factor for factor in factors)])
   return lambda step: _warm_up(step, warmup) * rate(step)
 
 
@@ -193,7 +214,7 @@ def epoch_cosine(
   """
   _check_end(end, peak)
   cooldown = _cooldown_steps(cooldown, total, warmup, steps)
-  epoch = _steps_per_epoch(steps)
+  epoch = count_steps_per_epoch(steps)
   first = round(warmup / epoch) if after_warmup else 0
   length = max(round((total - cooldown) / epoch) - first, 1)
 
@@ -221,13 +242,14 @@ def epoch_step(
     factor: factor of each change.
     start: learning rate at the first step of the warm-up.
   """
-  epoch = _steps_per_epoch(steps)
+  epoch = count_steps_per_epoch(steps)
   every = max(round(steps(every) / epoch), 1)
   return _create_epoch_schedule(lambda t: peak * factor ** (t // every), peak, total, warmup, epoch, start)
 
 
 SCHEDULES = {
   "cosine": cosine,
+  "linspace_cosine": linspace_cosine,
   "linear": linear,
   "polynomial": polynomial,
   "constant": constant,
@@ -250,15 +272,63 @@ def _compute_progress(step: Count, total: int, warmup: int) -> Any:
   return jnp.clip((jnp.asarray(step, jnp.float32) - warmup) / max(total - warmup, 1), 0, 1)
 
 
-def _create_table(starts: Sequence[int], rates: Sequence[float]) -> Schedule:
-  """Returns the function that gives rates[i] from step starts[i] on."""
+# Parts of schedules, also of those in `value_schedules`.
+
+
+def rise(step: Count, first: int, count: int) -> Any:
+  """Returns a linear rise from 0 at the step `first` to 1 at the step `first` + `count` - 1, as `numpy.linspace`.
+
+  Args:
+    step: number of the step, which may be traced.
+    first: first step of the rise. Earlier steps have 0.
+    count: number of steps of the rise, both ends included. Later steps have 1.
+  """
+  # Integers are subtracted, because float32 cannot represent every step of a long run.
+  after = jnp.asarray(step, jnp.int32) - min(first, 2**31 - 1)
+  return jnp.clip((after + (count == 0)).astype(jnp.float32) / max(count - 1, 1), 0, 1)
+
+
+def fall_as_cosine(step: Count, first: int, last: int) -> Any:
+  """Returns half a cosine from 1 at the step `first` to 0 at the step `last`.
+
+  Args:
+    step: number of the step, which may be traced.
+    first: first step of the fall. Earlier steps have 1.
+    last: last step of the fall. Later steps have 0.
+  """
+  rest = jnp.clip((last - jnp.asarray(step, jnp.float32)) / max(last - first, 1), 0, 1)
+  return jnp.square(jnp.sin(jnp.pi / 2 * rest))  # (1 + cos(pi (1 - rest))) / 2, without cancellation near the end
+
+
+def create_table(starts: Sequence[int], rates: Sequence[float]) -> Schedule:
+  """Returns the function that gives rates[i] from step starts[i] on.
+
+  Args:
+    starts: first step of each rate in ascending order, starting with 0.
+    rates: the rates.
+  """
   starts, rates = np.asarray(starts, np.int32), np.asarray(rates, np.float32)
   return lambda step: jnp.asarray(rates)[jnp.searchsorted(starts, jnp.asarray(step, jnp.int32), side="right") - 1]
 
 
-def _steps_per_epoch(steps: Steps) -> float:
+def count_steps_per_epoch(steps: Steps) -> float:
+  """Returns the number of steps of an epoch, which may be a fraction.
+
+  Args:
+    steps: function that converts a duration to a number of steps.
+  """
   # Rounding one short epoch to whole steps would be inaccurate. Rounding a million epochs is not.
   return steps(Duration("1Mep")) / 1e6
+
+
+def find_epoch_start(number: float, epoch: float) -> int:
+  """Returns the first step of an epoch. A step belongs to the epoch in which it starts.
+
+  Args:
+    number: number of the epoch.
+    epoch: number of steps of an epoch.
+  """
+  return math.ceil(number * epoch - 1e-6)  # the last step of an epoch often extends into the next epoch
 
 
 def _create_epoch_schedule(
@@ -269,8 +339,7 @@ def _create_epoch_schedule(
   warm = round(warmup / epoch)
   epochs = range(math.ceil(total / epoch) + 1)
   rates = [start + t * (peak - start) / warm if t < warm else rate(t) for t in epochs]
-  # The last step of an epoch often extends into the next epoch. A step belongs to the epoch in which it starts.
-  return _create_table([math.ceil(t * epoch - 1e-6) for t in epochs], rates)
+  return create_table([find_epoch_start(t, epoch) for t in epochs], rates)
 
 
 def _cooldown_steps(cooldown: Any, total: int, warmup: int, steps: Steps) -> int:
