@@ -244,6 +244,7 @@ def test_every_image_is_measured_once_with_the_same_masks_on_any_devices(stage, 
   assert figures[0]["loss"] == pytest.approx(whole[1]["loss"], rel=1e-5)
 
 
+@pytest.mark.long
 def test_classification_goes_on_from_such_weights_with_a_new_head(stage, whole, tmp_path):
   description, arrays = importers.load(whole[0])
   assert description.classes == 0
@@ -255,6 +256,7 @@ def test_classification_goes_on_from_such_weights_with_a_new_head(stage, whole, 
   assert json.loads((whole[0] / "config.json").read_text())["task"]["name"] == stage
 
 
+@pytest.mark.long
 def test_weights_without_labels_have_no_head_for_classes(stage, whole):
   assert stored.read(whole[0]).classes == () == stored.load(whole[0]).classes
   with pytest.raises(ConfigError, match=r"the file has no head for classes, but this model has 10.*init\.head=new"):
