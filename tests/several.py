@@ -4,6 +4,7 @@ JSON is a list of commands, each a verb and its flags. After each a line `exit N
 one's.
 """
 
+import functools
 import importlib
 import json
 import sys
@@ -15,9 +16,9 @@ def main(commands: list[list[str]]) -> int:
   """Runs the commands in turn; the exit code of the last."""
   code = 0
   for verb, *words in commands:
-    sys.argv = [verb, *words]
+    main = importlib.import_module(f"vit_jax.{verb}").main
     try:
-      cli.run_verb(importlib.import_module(f"vit_jax.{verb}").main)
+      cli.run_verb(functools.partial(main, words))
       code = 0
     except SystemExit as end:
       code = end.code or 0

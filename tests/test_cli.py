@@ -5,7 +5,6 @@ import importlib
 import os
 import re
 import shlex
-from unittest import mock
 
 import jax
 import pytest
@@ -72,8 +71,8 @@ def test_a_verb_without_a_config_takes_no_changes_of_one():
 
 def refused(verb, *words):
   """Returns the message with which a verb refuses words of the command line."""
-  with mock.patch("sys.argv", [verb, *words]), pytest.raises(ConfigError) as caught:
-    importlib.import_module(f"vit_jax.{verb}").main()
+  with pytest.raises(ConfigError) as caught:
+    importlib.import_module(f"vit_jax.{verb}").main(words)
   return str(caught.value)
 
 
@@ -148,11 +147,10 @@ def test_a_number_of_a_flag_is_what_the_schema_takes(parser):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_says_what_it_does(verb, monkeypatch, capsys):
+def test_every_verb_says_what_it_does(verb, capsys):
   module = importlib.import_module(f"vit_jax.{verb}")
-  monkeypatch.setattr("sys.argv", [verb, "--help"])
   with pytest.raises(SystemExit) as ended:
-    module.main()
+    module.main(["--help"])
   assert ended.value.code == 0
   said = capsys.readouterr().out
   assert f"python -m vit_jax.{verb}" in said
@@ -243,9 +241,8 @@ OF_ANOTHER_COMMAND = {
 def test_d8_a_config_of_another_command_names_that_command(case, monkeypatch):
   verb, words, says = OF_ANOTHER_COMMAND[case]
   monkeypatch.chdir(ROOT)
-  monkeypatch.setattr("sys.argv", [verb, *words])
   with pytest.raises(ConfigError, match=rf"^--config: .*{says}"):
-    importlib.import_module(f"vit_jax.{verb}").main()
+    importlib.import_module(f"vit_jax.{verb}").main(words)
 
 
 @pytest.mark.parametrize(
@@ -259,8 +256,7 @@ def test_d8_a_config_of_another_command_names_that_command(case, monkeypatch):
     ("--work-dri=x", "--workdir=x"),
   ],
 )
-def test_f2_an_unknown_flag_is_answered_with_what_was_meant(flag, meant, monkeypatch):
-  monkeypatch.setattr("sys.argv", ["train", "--config=a", *TRAIN, flag])
+def test_f2_an_unknown_flag_is_answered_with_what_was_meant(flag, meant):
   name = flag.partition("=")[0]
   with pytest.raises(ConfigError, match=rf"^unknown flag '{name}'\. Did you mean {re.escape(meant)}\?"):
-    importlib.import_module("vit_jax.train").main()
+    importlib.import_module("vit_jax.train").main(["--config=a", *TRAIN, flag])

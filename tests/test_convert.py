@@ -177,20 +177,18 @@ def test_the_flags_of_an_inspection_make_the_model(tmp_path):
     (["--inspect", "{}/run"], "has no checkpoint that can be read"),
   ],
 )
-def test_a_mistake_is_an_error_and_writes_nothing(tmp_path, given, says, monkeypatch):
+def test_a_mistake_is_an_error_and_writes_nothing(tmp_path, given, says):
   written(tmp_path / "a.npz")
   (tmp_path / "run/checkpoints").mkdir(parents=True)
   before = sorted(tmp_path.rglob("*"))
-  monkeypatch.setattr("sys.argv", ["convert", *(word.format(tmp_path) for word in given)])
   with pytest.raises(ConfigError, match=says):
-    convert.main()
+    convert.main([*(word.format(tmp_path) for word in given)])
   assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_size_is_one_number_or_two(monkeypatch):
-  monkeypatch.setattr("sys.argv", ["convert", "--inspect", "x.npz", "--image-size=a"])
+def test_a_size_is_one_number_or_two():
   with pytest.raises(ConfigError, match=r"--image-size: 'a' .*224,160 for height and width"):
-    convert.main()
+    convert.main(["--inspect", "x.npz", "--image-size=a"])
 
 
 def test_a_table_that_is_no_square_asks_for_the_image_size(tmp_path):
@@ -290,9 +288,8 @@ def test_weights_that_do_not_fit_are_refused_before_anything_is_written(tmp_path
   monkeypatch.chdir(runs.ROOT)
   words = [*runs.words(tmp_path / "w", **{k.replace(".", "__"): v for k, v in RUN.items()})]
   words += [flag.format(start[0]) for flag in flags]
-  monkeypatch.setattr("sys.argv", ["train", *words])
   with pytest.raises(ConfigError, match=re.escape(says)):
-    train.main()
+    train.main(words)
   assert not (tmp_path / "w").exists()
 
 
@@ -320,6 +317,5 @@ def test_heads_of_the_wanted_model_are_those_of_the_file_only_for_the_same_width
 def test_evaluate_says_what_it_needs(flags, says, monkeypatch):
   prepare_dataset("digits")
   monkeypatch.chdir(runs.ROOT)
-  monkeypatch.setattr("sys.argv", ["evaluate", *flags])
   with pytest.raises(ConfigError, match=re.escape(says)):
-    evaluate.main()
+    evaluate.main(flags)

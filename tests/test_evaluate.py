@@ -68,13 +68,12 @@ def test_a_run_without_classes_is_measured_by_what_it_has_on_another_split_too()
   }
 
 
-def test_a_run_without_classes_has_no_predictions_to_write(tmp_path, monkeypatch):
+def test_a_run_without_classes_has_no_predictions_to_write(tmp_path):
   (tmp_path / "config.json").write_text(config.dumps(runs.run("configs/vit_mpp.py:digits", {})))
-  monkeypatch.setattr("sys.argv", ["evaluate", f"--workdir={tmp_path}", f"--write-predictions={tmp_path / 'p.csv'}"])
   with pytest.raises(
     ConfigError, match=r"does not predict classes. Its evaluations are fewshot, masked.*--features writes features"
   ):
-    evaluate.main()
+    evaluate.main([f"--workdir={tmp_path}", f"--write-predictions={tmp_path / 'p.csv'}"])
 
 
 @pytest.fixture(scope="module")
@@ -125,20 +124,18 @@ def test_every_printed_figure_can_be_found_again_from_the_predictions(trained, t
     (["--logits"], "--logits: no output file."),
   ],
 )
-def test_files_that_cannot_be_written_are_refused_before_the_work(words, says, monkeypatch):
-  monkeypatch.setattr("sys.argv", ["evaluate", "--workdir=runs/none", *words])
+def test_files_that_cannot_be_written_are_refused_before_the_work(words, says):
   with pytest.raises(ConfigError, match=re.escape(says)):
-    evaluate.main()
+    evaluate.main(["--workdir=runs/none", *words])
 
 
 @pytest.mark.parametrize(
   "text", ['{"model": 3}', '{"model": {"name": [3]}, "optim": {"decay": []}}', '{"evals": 3, "x": {}}']
 )
-def test_a_workdir_whose_config_is_none_is_named(tmp_path, text, monkeypatch):
+def test_a_workdir_whose_config_is_none_is_named(tmp_path, text):
   (tmp_path / "config.json").write_text(text)
-  monkeypatch.setattr("sys.argv", ["evaluate", f"--workdir={tmp_path}"])
   with pytest.raises(ConfigError, match=r"config\.json is not the config of a run: config\."):
-    evaluate.main()
+    evaluate.main([f"--workdir={tmp_path}"])
 
 
 @pytest.mark.long
@@ -208,28 +205,21 @@ MISTAKES = [  # flags with --write-labels, what is said
 
 @pytest.mark.parametrize(("words", "says"), MISTAKES)
 def test_labels_that_cannot_be_written_are_one_line(trained, tmp_path, words, says):
-  command = ["evaluate", f"--workdir={trained}", f"--write-labels={tmp_path / 'labels'}", *words]
+  command = [f"--workdir={trained}", f"--write-labels={tmp_path / 'labels'}", *words]
   with pytest.raises((ConfigError, SystemExit), match=re.escape(says)):
-    in_process(evaluate.main, command)
+    evaluate.main(command)
   assert not (tmp_path / "labels").exists()
 
 
 @pytest.mark.long
 def test_labels_are_those_of_the_average_for_the_split_of_the_data_that_flags_name(trained, tmp_path):
   folder = tmp_path / "labels"
-  command = ["evaluate", f"--workdir={trained}", f"--write-labels={folder}", "--split=test[:50]", "--data.name=digits"]
-  in_process(evaluate.main, command)
+  command = [f"--workdir={trained}", f"--write-labels={folder}", "--split=test[:50]", "--data.name=digits"]
+  evaluate.main(command)
   plan = pseudo_labels.read_plan(folder)
   assert (plan.data["name"], plan.split, plan.records, plan.kept) == ("digits", "test[:50]", 50, 5)
   best, _ = pseudo_labels.read_labels(folder, plan, None, 5)
   names = [f"--write-predictions={tmp_path / 'p.npz'}", "--split=test[:50]"]
-  in_process(evaluate.main, ["evaluate", f"--workdir={trained}", *names])
+  evaluate.main([f"--workdir={trained}", *names])
   averaged = np.load(tmp_path / "p-ema.npz")
   np.testing.assert_array_equal(best, averaged["best"])
-
-
-def in_process(verb, command):
-  """A verb with a command line."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr("sys.argv", command)
-    verb()

@@ -26,21 +26,19 @@ CONFIG = f"--config={runs.ROOT}/configs/vit_s16_i1k.py"
     (["--topology=v3-8", "--serch"], "'--serch'", "Did you mean --search?"),
   ],
 )
-def test_a_mistake_is_one_line(flags, place, suggestion, monkeypatch):
-  monkeypatch.setattr("sys.argv", ["plan", CONFIG, *flags])
+def test_a_mistake_is_one_line(flags, place, suggestion):
   with pytest.raises(schema.ConfigError) as error:
-    plan.main()
+    plan.main([CONFIG, *flags])
   assert place in str(error.value) and suggestion in str(error.value)
   assert "\n" not in str(error.value)
 
 
-def test_a_plan_is_printed_and_written(tmp_path, monkeypatch, capsys):
+def test_a_plan_is_printed_and_written(tmp_path, capsys):
   small = [
     f"--config.{key}={text}" for key, text in (runs.IMAGENET | {"batch": "1023", "data.path": "gs://bkt/data"}).items()
   ]
   file = tmp_path / "plan.json"
-  monkeypatch.setattr("sys.argv", ["plan", CONFIG, *small, "--topology=v3-8,v3-32", f"--json={file}"])
-  plan.main()
+  plan.main([CONFIG, *small, "--topology=v3-8,v3-32", f"--json={file}"])
   printed = capsys.readouterr().out
   plans = json.loads(file.read_text())
   assert [p["rented"] for p in plans] == ["v3-8", "v3-32"]
@@ -51,11 +49,10 @@ def test_a_plan_is_printed_and_written(tmp_path, monkeypatch, capsys):
 def test_f4_lines_of_progress_are_on_stderr(monkeypatch, capsys):
   small = [f"--config.{key}={text}" for key, text in (runs.IMAGENET | {"batch": "1023"}).items()]
   assert plan.INTERVAL == 15
-  monkeypatch.setattr("sys.argv", ["plan", CONFIG, *small, "--topology=v3-8"])
   monkeypatch.setattr(plan, "INTERVAL", 0.001)
   activities, start = [], progress.Progress.start
   monkeypatch.setattr(progress.Progress, "start", lambda self, what: activities.append(what) or start(self, what))
-  plan.main()
+  plan.main([CONFIG, *small, "--topology=v3-8"])
   printed, lines = capsys.readouterr()
   assert "elapsed" not in printed
   assert activities[0] == "ViT-S/16: counting the parameters"

@@ -133,15 +133,14 @@ class Terminal:
   ],
 )
 def test_a_mistake_is_one_line_before_anything_is_read(words, says, monkeypatch):
-  monkeypatch.setattr("sys.argv", ["predict", "--weights=none.npz", *words])
   monkeypatch.setattr("sys.stdin", Terminal())
   with pytest.raises(ConfigError) as caught:
-    predict.main()
+    predict.main(["--weights=none.npz", *words])
   assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a2_a_file_of_weights_that_are_not_finite_is_refused_by_every_verb(tmp_path, monkeypatch, value):
+def test_a2_a_file_of_weights_that_are_not_finite_is_refused_by_every_verb(tmp_path, value):
   file = small_weights.file(tmp_path)
   tensors = safetensors.numpy.load_file(file)
   tensors["blocks.1.mlp.fc1.bias"][3] = value
@@ -153,8 +152,7 @@ def test_a2_a_file_of_weights_that_are_not_finite_is_refused_by_every_verb(tmp_p
     (convert, [str(file), str(tmp_path / "a.onnx")]),
     (fewshot, [f"--weights={file}", f"--config={runs.ROOT / 'configs/fewshot.py'}"]),
   ):
-    monkeypatch.setattr("sys.argv", [module.__name__, *words])
     with pytest.raises(ConfigError) as error:
-      module.main()
+      module.main(words)
     assert place in str(error.value), module
   assert sorted(path.name for path in tmp_path.iterdir()) == ["model.safetensors", "photo.png"]

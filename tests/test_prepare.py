@@ -76,10 +76,9 @@ def test_two_at_once_are_both_served(tmp_path):
     ("--size=3", "--size: only for a corpus, with input from --data.name"),
   ],
 )
-def test_mistakes_of_a_corpus_are_at_the_flag(tmp_path, monkeypatch, words, said):
-  monkeypatch.setattr(sys, "argv", ["prepare", "photos", f"--data_dir={tmp_path}", *words.split()])
+def test_mistakes_of_a_corpus_are_at_the_flag(tmp_path, words, said):
   with pytest.raises(schema.ConfigError, match=said):
-    prepare.main()
+    prepare.main(["photos", f"--data_dir={tmp_path}", *words.split()])
   assert list(tmp_path.iterdir()) == []
 
 
@@ -107,24 +106,22 @@ def test_mistakes_of_a_corpus_are_at_the_flag(tmp_path, monkeypatch, words, said
 )
 def test_mistakes_of_a_sheet_are_at_the_flag(monkeypatch, words, said):
   monkeypatch.chdir(runs.ROOT)
-  monkeypatch.setattr(sys, "argv", ["prepare", *words.split()])
   with pytest.raises(schema.ConfigError, match=said):
-    prepare.main()
+    prepare.main(words.split())
 
 
-def test_a_corpus_of_the_command_line_is_read_by_path(tmp_path, monkeypatch, capsys):
+def test_a_corpus_of_the_command_line_is_read_by_path(tmp_path, capsys):
   photos = folders.folder(tmp_path / "photos", 5)
   words = (
     f"photos --data.name=folder --data.path={photos} --data.holdout 0.4 --size=30 --shards=2 --seed=3 --processes=1"
   )
-  monkeypatch.setattr(sys, "argv", ["prepare", *words.split(), f"--data_dir={tmp_path}/data"])
-  prepare.main()
+  prepare.main([*words.split(), f"--data_dir={tmp_path}/data"])
   note = f"'{photos}': 10 images, 10 .jpg; ignored: nothing\n"
   assert capsys.readouterr().out.startswith(
     f"{note}photos is prepared at {tmp_path}/data/photos/1.0.0\ntrain: 10 images in 2"
   )
   assert len(folders.source(tmp_path / "data", name="photos")) == 10
-  prepare.main()
+  prepare.main([*words.split(), f"--data_dir={tmp_path}/data"])
   assert capsys.readouterr().out == f"{note}photos is already prepared at {tmp_path}/data/photos/1.0.0\n"
 
 
@@ -154,15 +151,14 @@ def test_a_corpus_takes_the_keys_of_every_reader():
     assert chosen.keys() == {"name", *keys}
 
 
-def test_a_check_ends_with_code_1_where_an_image_is_bad_and_with_0_where_none_is(tmp_path, monkeypatch, capsys):
+def test_a_check_ends_with_code_1_where_an_image_is_bad_and_with_0_where_none_is(tmp_path, capsys):
   photos = folders.folder(tmp_path / "photos", 3)
   (photos / "train/cat/torn.jpg").write_bytes(b"x")
-  words = ["prepare", f"--check={photos}", f"--move-bad={tmp_path / 'aside'}"]
-  monkeypatch.setattr(sys, "argv", words)
+  words = [f"--check={photos}", f"--move-bad={tmp_path / 'aside'}"]
   with pytest.raises(SystemExit) as ended:
-    prepare.main()
+    prepare.main(words)
   out = capsys.readouterr().out
   assert ended.value.code == 1
   assert out.startswith("bad: train/cat/torn.jpg: not a complete image") and "1 bad, 1 moved to" in out
-  prepare.main()
+  prepare.main(words)
   assert capsys.readouterr().out.endswith("\nno bad image\n")

@@ -86,7 +86,7 @@ def parts(file, **changes):
 
 
 @pytest.mark.long
-def test_newcomer_1_a_model_of_its_own_attributes_is_trained_and_reported(file, tmp_path, capsys, monkeypatch):
+def test_newcomer_1_a_model_of_its_own_attributes_is_trained_and_reported(file, tmp_path, capsys):
   made = parts(file)
   assert made.forward_flops > 0 and made.task.patch is None
   loop.train(made, tmp_path / "run")
@@ -100,8 +100,7 @@ def test_newcomer_1_a_model_of_its_own_attributes_is_trained_and_reported(file, 
   assert model.features(list(stored["test_images"])).shape == (8, 16)
   convert.convert(tmp_path / "run", tmp_path / "run.stablehlo", None, {})
   capsys.readouterr()
-  monkeypatch.setattr(sys, "argv", ["evaluate", f"--workdir={tmp_path / 'run'}"])
-  evaluate.main()
+  evaluate.main([f"--workdir={tmp_path / 'run'}"])
   assert f"{100 * (predicted == stored['test_labels']).mean():.2f}" in capsys.readouterr().out
 
 

@@ -4,7 +4,6 @@ import json
 import pathlib
 import shlex
 import signal
-import sys
 import time
 
 import pytest
@@ -38,28 +37,25 @@ def sweep():
     ("def sweep():\n  return [{}]", ["--launch=--tpu=v3-8"], "--launch", "launch sweep"),
   ],
 )
-def test_a_mistake_is_one_line_before_anything_is_started(tmp_path, monkeypatch, body, flags, place, word):
+def test_a_mistake_is_one_line_before_anything_is_started(tmp_path, body, flags, place, word):
   prepare_dataset("digits")
   file = studies.sweep_file(tmp_path, body)
-  monkeypatch.setattr(sys, "argv", ["sweep", f"--config={file}", f"--workdir={tmp_path / 'w'}", *flags])
   with pytest.raises(ConfigError) as error:
-    sweep.main()
+    sweep.main([f"--config={file}", f"--workdir={tmp_path / 'w'}", *flags])
   assert place in str(error.value) and word in str(error.value)
   assert "\n" not in str(error.value)
   assert not (tmp_path / "w").exists()
 
 
-def test_a_workdir_that_is_a_file_is_refused(tmp_path, monkeypatch):
+def test_a_workdir_that_is_a_file_is_refused(tmp_path):
   file = studies.sweep_file(tmp_path, SWEEP)
-  monkeypatch.setattr(sys, "argv", ["sweep", f"--config={file}", f"--workdir={file}"])
   with pytest.raises(ConfigError, match=r"--workdir: .*it.py is a file"):
-    sweep.main()
+    sweep.main([f"--config={file}", f"--workdir={file}"])
 
 
-def test_rendering_prints_a_command_for_each_trial_and_starts_none(tmp_path, monkeypatch, capsys):
+def test_rendering_prints_a_command_for_each_trial_and_starts_none(tmp_path, capsys):
   file = studies.sweep_file(tmp_path, SWEEP)
-  monkeypatch.setattr(sys, "argv", ["sweep", f"--config={file}", f"--workdir={tmp_path / 'w'}", "--render"])
-  sweep.main()
+  sweep.main([f"--config={file}", f"--workdir={tmp_path / 'w'}", "--render"])
   *commands, comment = capsys.readouterr().out.splitlines()
   assert [shlex.split(line)[-1] for line in commands[1:]] == [
     "--config.evals.test=default",
@@ -69,25 +65,23 @@ def test_rendering_prints_a_command_for_each_trial_and_starts_none(tmp_path, mon
   assert not (tmp_path / "w").exists()
 
 
-def test_rendering_for_launch_names_each_trial(tmp_path, monkeypatch, capsys):
+def test_rendering_for_launch_names_each_trial(tmp_path, capsys):
   file, flags = studies.sweep_file(tmp_path, SWEEP), "--backend=qr --tpu=v3-8 --env='A=b c'"
   words = [f"--config={file}", f"--workdir={tmp_path / 'My_W'}", "--render", f"--launch={flags}"]
-  monkeypatch.setattr(sys, "argv", ["sweep", *words])
-  sweep.main()
+  sweep.main(words)
   for i, line in enumerate(capsys.readouterr().out.splitlines()[:4]):
     head, _, program = " ".join(shlex.split(line)).partition(" -- ")
     assert head == f"python -m launch run my-w-t{i:02d} --backend=qr --tpu=v3-8 --env=A=b c"
     assert program.startswith(f"vit_jax.train --config={file} --workdir={tmp_path / 'My_W'}/trials/")
 
 
-def test_what_is_finished_elsewhere_is_collected_and_then_the_last_run_is_rendered(tmp_path, monkeypatch, capsys):
+def test_what_is_finished_elsewhere_is_collected_and_then_the_last_run_is_rendered(tmp_path, capsys):
   body = 'def sweep():\n  return Sweep(product({"optim.lr": (0.1, 0.2)}), final=[{"seed": 4}])\n'
   study = [f"--config={studies.sweep_file(tmp_path, body)}", f"--workdir={tmp_path / 'w'}"]
 
   def run(*words):
-    monkeypatch.setattr(sys, "argv", ["sweep", *study, *words])
     capsys.readouterr()
-    sweep.main()
+    sweep.main([*study, *words])
     return capsys.readouterr().out.splitlines()
 
   def finish(line, top1):

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import time
 
 import jax
@@ -206,18 +205,17 @@ def saved(tmp_path):
 def test_other_data_are_refused_before_a_state_is_read_and_nothing_changes(saved, monkeypatch):
   photos, words, workdir = saved
   before = {file: file.stat().st_mtime_ns for file in workdir.rglob("*")}
-  monkeypatch.setattr(sys, "argv", ["train", *words])
   monkeypatch.setattr(jax, "devices", lambda devices=jax.devices()[:1]: devices)
   (photos / "c").mkdir()
   (photos / "c" / "0.png").write_bytes(image(0))  # the head has another shape now
   with pytest.raises(schema.ConfigError) as error:
-    train.main()
+    train.main(words)
   assert f"--workdir: {workdir} contains a run with other data. Restore them" in str(error.value)
   assert "1 class new: 'c'" in str(error.value)
   shutil.rmtree(photos / "c")
   os.utime(photos / "a" / "0.png")
   with pytest.raises(schema.ConfigError, match="modification times of files differ"):
-    train.main()
+    train.main(words)
   assert {file: file.stat().st_mtime_ns for file in workdir.rglob("*")} == before
 
 

@@ -53,9 +53,8 @@ def test_settings_of_an_older_run_on_other_data_are_ignored(tmp_path, monkeypatc
 @pytest.mark.skipif(not pathlib.Path("/proc/self").exists(), reason="needs a directory in which nothing can be made")
 def test_a_workdir_that_cannot_be_made_is_an_error_before_anything_is_read(monkeypatch):
   monkeypatch.setattr(build, "build", None)
-  monkeypatch.setattr("sys.argv", ["train", *runs.words("/proc/run/a")])
   with pytest.raises(schema.ConfigError, match=r"--workdir: /proc/run/a cannot be made in /proc: .*Name a directory"):
-    train.main()
+    train.main(runs.words("/proc/run/a"))
 
 
 def test_all_parameters_are_printed_where_that_is_asked(tmp_path, monkeypatch, capsys):
@@ -63,7 +62,6 @@ def test_all_parameters_are_printed_where_that_is_asked(tmp_path, monkeypatch, c
   monkeypatch.setattr(build, "build", lambda run, devices: made)
   monkeypatch.setattr(train.loop, "train", lambda *_: dict.fromkeys(("images_per_second", "train_seconds"), 1.0))
   for more in ([], ["--parameters"]):
-    monkeypatch.setattr("sys.argv", ["train", "--no-report", *runs.words(tmp_path / "run"), *more])
-    train.main()
+    train.main(["--no-report", *runs.words(tmp_path / "run"), *more])
     printed = capsys.readouterr().out
     assert all((f"| {path} " in printed) == bool(more) for path in made.state_shapes.params)

@@ -63,19 +63,17 @@ def check_notes(notes, expected):
 
 
 @each_choice
-def test_a4_convert_and_inspect(both, tmp_path, monkeypatch, capsys, choice, expected):
+def test_a4_convert_and_inspect(both, tmp_path, capsys, choice, expected):
   target = tmp_path / "new/folder/out.npz"
-  monkeypatch.setattr("sys.argv", ["convert", str(both), str(target), *as_flags(choice)])
-  convert.main()
+  convert.main([str(both), str(target), *as_flags(choice)])
   check_notes(capsys.readouterr().out.splitlines(), expected)
   assert selected(importers.load(target)[1]) == expected
-  monkeypatch.setattr("sys.argv", ["convert", "--inspect", str(both), *as_flags(choice)])
-  convert.main()
+  convert.main(["--inspect", str(both), *as_flags(choice)])
   check_notes(capsys.readouterr().out.splitlines(), expected)
 
 
 @each_choice
-def test_a4_predict(both, monkeypatch, choice, expected):
+def test_a4_predict(both, choice, expected):
   asked = argparse.Namespace(weights=str(both), image_size=None, **{"ema": None, "prefix": None} | choice)
   use = predict.load_weights(asked)
   check_notes(use.notes, expected)

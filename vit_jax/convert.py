@@ -49,8 +49,12 @@ from vit_jax.tasks import cost
 PREFERRED = {".npz": ("vit_jax", "big_vision", "compact", "timm"), ".safetensors": ("timm", "compact", "big_vision")}
 
 
-def main() -> None:
-  """Reads the flags, then converts or inspects."""
+def main(words: Sequence[str] | None = None) -> None:
+  """Reads the flags, then converts or inspects.
+
+  Args:
+    words: arguments. The default is the arguments of the command line.
+  """
   parser = cli.Parser("convert", __doc__)
   parser.add_argument("paths", nargs="+", metavar="PATH", type=cli.parse_path, help="IN and OUT, or FILE")
   parser.add_argument(
@@ -69,7 +73,7 @@ def main() -> None:
     choices=typing.get_args(Resampling),
     help="rule for position tables at another resolution, if not that of the publisher; stored in OUT",
   )
-  arguments = parser.parse()
+  arguments = parser.parse(words)
   paths = arguments.paths
   if arguments.heads is not None and not 0 < arguments.heads < 2**15:
     raise ConfigError(f"--heads: {arguments.heads}. Allowed: a whole number from 1 to {2**15 - 1}")

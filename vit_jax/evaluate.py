@@ -24,7 +24,7 @@ import json
 import logging
 import pathlib
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -48,8 +48,12 @@ from vit_jax.training.experiment import Experiment
 from vit_jax.training.run_evaluation import Intervals
 
 
-def main() -> None:
-  """Reads the flags, restores the weights, measures them and prints the table."""
+def main(words: Sequence[str] | None = None) -> None:
+  """Reads the flags, restores the weights, measures them and prints the table.
+
+  Args:
+    words: arguments. The default is the arguments of the command line.
+  """
   parser = cli.Parser("evaluate", __doc__, data=True, forms=(("--workdir",), ("--weights", "--config")))
   parser.add_argument("--workdir", type=cli.parse_directory, help="directory of the run")
   parser.add_argument("--weights", help="a file of weights or a workdir; needs --config")
@@ -70,7 +74,7 @@ def main() -> None:
     "--write-labels", type=cli.parse_directory, metavar="FOLDER", help="labels of the weights for a student"
   )
   parser.add_argument("--labels", choices=("soft", "hard"), help="the best five classes of an image (default), or one")
-  arguments = parser.parse()
+  arguments = parser.parse(words)
   _check_labelling(arguments)
   if arguments.report and arguments.report.exists() and not arguments.report.is_dir():
     raise schema.ConfigError(f"--report: {arguments.report} is a file. Name a folder")

@@ -13,6 +13,7 @@ probe. --write-predictions=FILE.csv writes a row for each test image: id, label,
 import json
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -31,14 +32,18 @@ from vit_jax.storage import files
 from vit_jax.training import probe_setup
 
 
-def main() -> None:
-  """Reads the flags and weights, measures, and prints the table."""
+def main(words: Sequence[str] | None = None) -> None:
+  """Reads the flags and weights, measures, and prints the table.
+
+  Args:
+    words: arguments. The default is the arguments of the command line.
+  """
   parser = cli.Parser("fewshot", __doc__, config_type=config.Measurement)
   parser.add_argument("--config", required=True, help=cli.CONFIG)
   parser.add_argument("--weights", required=True, help="a file of weights or a workdir")
   parser.add_argument("--json", type=cli.parse_path, metavar="FILE", help="write all figures and draws to this file")
   parser.add_argument("--write-predictions", type=cli.parse_path, metavar="FILE", help="a row for each test image")
-  arguments = parser.parse()
+  arguments = parser.parse(words)
   for path, suffix in ((arguments.json, ".json"), (arguments.write_predictions, ".csv")):
     if path:
       files.check_path(path, (suffix,))

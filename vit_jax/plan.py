@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import json
 import math
+from collections.abc import Sequence
 
 from vit_jax import cli, config, models, schema
 from vit_jax.config import flags
@@ -34,9 +35,13 @@ from vit_jax.trees import count_values
 INTERVAL = 15.0  # seconds between two lines about progress
 
 
-def main() -> None:
-  """Reads the flags, plans each slice and prints the table."""
-  args, slices, run = parse_flags()
+def main(words: Sequence[str] | None = None) -> None:
+  """Reads the flags, plans each slice and prints the table.
+
+  Args:
+    words: arguments. The default is the arguments of the command line.
+  """
+  args, slices, run = parse_flags(words)
   plans = []
   kernels = schema.flatten_choices(run.model.args).get("attention") == "fused"
   with Progress().print_regularly(INTERVAL) as progress, estimate.use_tpu_compiler(kernels) as schedules:
@@ -56,8 +61,11 @@ def main() -> None:
   print(f"\n{tables.format_plans(plans)}\n\n{tables.METHOD}")
 
 
-def parse_flags() -> tuple[argparse.Namespace, list[hardware.Slice], config.Run]:
+def parse_flags(words: Sequence[str] | None) -> tuple[argparse.Namespace, list[hardware.Slice], config.Run]:
   """Parses the flags.
+
+  Args:
+    words: arguments, or None for those of the command line.
 
   Returns:
     The flags, the slices and the run.
@@ -82,7 +90,7 @@ def parse_flags() -> tuple[argparse.Namespace, list[hardware.Slice], config.Run]
     "host, or images/s "
     "of a run that waits for data, divided by its hosts. Estimated from the host's cores by default",
   )
-  args = parser.parse()
+  args = parser.parse(words)
   if args.price is not None and not args.price > 0:
     raise ConfigError(f"--price: {args.price} is not a price. Write the price per chip-hour, such as 1.2")
   if args.host_rate is not None and not 0 < args.host_rate < math.inf:

@@ -35,8 +35,12 @@ EXIT_BAD = 1  # some files are bad; all others have predictions
 NAMED = 5  # maximum number of bad files on the screen
 
 
-def main() -> None:
-  """Reads the flags and weights, predicts and writes."""
+def main(words: Sequence[str] | None = None) -> None:
+  """Reads the flags and weights, predicts and writes.
+
+  Args:
+    words: arguments. The default is the arguments of the command line.
+  """
   parser = cli.Parser("predict", __doc__)
   parser.add_argument("paths", nargs="*", metavar="PATH", help="files, folders, manifests, or - for paths on stdin")
   parser.add_argument("--weights", required=True, help="a file of weights or a workdir")
@@ -60,7 +64,7 @@ def main() -> None:
     default=batches.TOGETHER,
     help="images at a time on each device",
   )
-  arguments = parser.parse()
+  arguments = parser.parse(words)
   features = arguments.features_of or ("head" if arguments.features else None)
   output.check_output(arguments.out, bool(features))
   chosen = inputs.collect_files(_read_paths(arguments.paths), sys.stdin.buffer)

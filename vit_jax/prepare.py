@@ -21,7 +21,7 @@ them to another folder.
 import argparse
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from vit_jax import cli, runtime, schema
@@ -238,9 +238,13 @@ def _make_parser() -> cli.Parser:
   return parser
 
 
-def main() -> None:
-  """Reads the flags, prepares data and prints the location."""
-  arguments = _make_parser().parse()
+def main(words: Sequence[str] | None = None) -> None:
+  """Reads the flags, prepares data and prints the location.
+
+  Args:
+    words: arguments. The default is the arguments of the command line.
+  """
+  arguments = _make_parser().parse(words)
   _check_allowed(arguments)
   # TFDS encodes with TensorFlow, which must not use the accelerator
   os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")

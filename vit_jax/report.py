@@ -9,6 +9,7 @@ to a tracker instead. The same command later sends only new lines.
 import pathlib
 import sys
 import time
+from collections.abc import Sequence
 
 from vit_jax import cli, schema
 from vit_jax.inference import inputs
@@ -16,8 +17,12 @@ from vit_jax.reports import outcomes, report, trackers
 from vit_jax.runtime import print_line
 
 
-def main() -> None:
-  """Reads the flags and writes the report."""
+def main(words: Sequence[str] | None = None) -> None:
+  """Reads the flags and writes the report.
+
+  Args:
+    words: arguments. The default is the arguments of the command line.
+  """
   parser = cli.Parser("report", __doc__)
   images = "images or folders for attention maps; default: test images of the run"
   limit = "largest number of images on which the best run is evaluated again to find its errors"
@@ -34,7 +39,7 @@ def main() -> None:
     "--export", choices=trackers.TRACKERS, help="send the metrics of the runs to this tracker instead of writing a page"
   )
   parser.add_argument("--project", default="vit_jax", metavar="NAME", help="project name in the tracker")
-  arguments = parser.parse()
+  arguments = parser.parse(words)
   if arguments.export:
     export_metrics(
       [run.workdir for run in report.read_contents(arguments.paths).runs], arguments.export, arguments.project

@@ -34,9 +34,13 @@ from vit_jax.sweeps.study import Study, check_data, load_sweep
 from vit_jax.sweeps.trials import Trial
 
 
-def main() -> None:
-  """Reads the flags, checks every trial and runs the sweep."""
-  args, study = parse_flags()
+def main(words: Sequence[str] | None = None) -> None:
+  """Reads the flags, checks every trial and runs the sweep.
+
+  Args:
+    words: arguments. The default is the arguments of the command line.
+  """
+  args, study = parse_flags(words)
   trials = study.trials()
   study.check(trials)
   if not (study.workdir / "sweep.json").exists():
@@ -57,8 +61,11 @@ def main() -> None:
   report.make_final_report(study.workdir)
 
 
-def parse_flags() -> tuple[argparse.Namespace, Study]:
+def parse_flags(words: Sequence[str] | None) -> tuple[argparse.Namespace, Study]:
   """Parses the flags.
+
+  Args:
+    words: arguments, or None for those of the command line.
 
   Returns:
     The flags and the study.
@@ -85,7 +92,7 @@ def parse_flags() -> tuple[argparse.Namespace, Study]:
     help="with --render or --collect: select the best setting although some trials are not finished",
   )
   parser.add_argument("--retry", action="store_true", help="try failed and diverged trials again")
-  args = parser.parse()
+  args = parser.parse(words)
   if args.decide and not (args.render or args.collect):
     raise ConfigError("--decide: only valid with --render or --collect. A sweep itself knows which trials have failed")
   if args.launch is not None and not args.render:

@@ -10,6 +10,7 @@ import json
 import pathlib
 import shlex
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -63,9 +64,14 @@ def make_parser() -> cli.Parser:
   return parser
 
 
-def main() -> None:
-  """Reads the flags, checks everything and trains."""
-  arguments = make_parser().parse()
+def main(words: Sequence[str] | None = None) -> None:
+  """Reads the flags, checks everything and trains.
+
+  Args:
+    words: arguments. The default is the arguments of the command line.
+  """
+  words = sys.argv[1:] if words is None else words
+  arguments = make_parser().parse(words)
   workdir, overrides = arguments.workdir, arguments.overrides
 
   run = build.complete(config.resolve(flags.load_config(arguments.config, overrides)))
@@ -95,7 +101,7 @@ def main() -> None:
     with runtime.claim_workdir(workdir, watch.leave):
       before = files.read_json(workdir / "result.json")  # a damaged file is an error before anything is written
       if runtime.process_index() == 0:
-        write_recipe(workdir, arguments.config, changes, experiment.identity["extensions"])
+        write_recipe(workdir, arguments.config, changes, words, experiment.identity["extensions"])
       print_line(f"{arguments.config}, changed by flags:" if changes else f"{arguments.config}, unchanged")
       for line in changes:
         print_line(f"  {line}")
@@ -136,7 +142,9 @@ def draw_first_batch(run: BoundRun, source: sources.Source) -> dict[str, bytes]:
   return {"first batch": preview.draw_batch(run, source)}
 
 
-def write_recipe(workdir: pathlib.Path, file: str, changes: list[str], used: list[dict[str, Any]]) -> None:
+def write_recipe(
+  workdir: pathlib.Path, file: str, changes: list[str], words: Sequence[str], used: list[dict[str, Any]]
+) -> None:
   """Writes recipe.json.
 
   The file contains the config file, its docstring, changes by flags, the command, the processor, and the extensions.
@@ -145,9 +153,10 @@ def write_recipe(workdir: pathlib.Path, file: str, changes: list[str], used: lis
     workdir: the workdir.
     file: the config file.
     changes: result of `list_config_changes`.
+    words: arguments of the command.
     used: record of the extensions.
   """
-  command = shlex.join(["python", "-m", "vit_jax.train", *sys.argv[1:]])
+  command = shlex.join(["python", "-m", "vit_jax.train", *words])
   about = {"config": file, "about": flags.load_module(file)[0].__doc__, "changes": changes, "command": command}
   about |= {"processor": hardware.get_cpu_name(), "extensions": used}
   if files.read_json(workdir / provenance.RECIPE) != about:

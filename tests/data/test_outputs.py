@@ -92,9 +92,8 @@ def test_an_output_inside_the_images_is_refused_before_anything_is_written(tmp_p
   group = "data" if command == "corpus" else "config.data"
   words = [word.format(root / place) for word in words] + [f"--{group}.path={root}"]
   monkeypatch.chdir(runs.ROOT)
-  monkeypatch.setattr("sys.argv", [command, *words, *["--config.init.from=none"] * (command == "sweep")])
   with pytest.raises(ConfigError, match=rf"^{flag}: .*is inside the image folder"):
-    verb.main()
+    verb.main([*words, *["--config.init.from=none"] * (command == "sweep")])
   assert sorted(root.rglob("*")) == before
 
 
@@ -102,6 +101,5 @@ def test_labels_of_another_folder_are_not_written_into_that_folder(tmp_path, mon
   root, other = photos(tmp_path / "photos"), photos(tmp_path / "other")
   words = [FOLDER, WEIGHTS, f"--config.data.path={root}", "--split=train", "--data.name=folder"]
   monkeypatch.chdir(runs.ROOT)
-  monkeypatch.setattr("sys.argv", ["evaluate", *words, f"--data.path={other}", f"--write-labels={other}/a"])
   with pytest.raises(ConfigError, match=r"^--write-labels: .*is inside the image folder"):
-    evaluate.main()
+    evaluate.main([*words, f"--data.path={other}", f"--write-labels={other}/a"])

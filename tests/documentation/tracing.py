@@ -60,11 +60,10 @@ def main(out: str, verb: str, flags: list[str]) -> None:
   """Runs a verb with flags and writes the traced files to a JSON file."""
   module = importlib.import_module(f"vit_jax.{verb}")
   tracer = Tracer()
-  sys.argv = [f"vit_jax.{verb}", *flags]
   threading.setprofile(tracer)
   sys.setprofile(tracer)
   try:
-    module.main()
+    module.main(flags)
   finally:
     sys.setprofile(None)
     threading.setprofile(None)

@@ -3,7 +3,6 @@
 import collections
 import json
 import struct
-import sys
 
 import cv2
 import pytest
@@ -17,12 +16,11 @@ from vit_jax.reports import preview, preview_sheet
 
 
 @pytest.mark.heavy
-def test_the_digits_are_drawn_with_their_numbers_beside_them(tmp_path, monkeypatch, capsys):
+def test_the_digits_are_drawn_with_their_numbers_beside_them(tmp_path, capsys):
   builders.prepare_dataset("digits")
   path = tmp_path / "a.png"
   words = f"--show={runs.ROOT}/configs/digits.py --config.batch=20 --config.task.loss=sigmoid --out={path}"
-  monkeypatch.setattr(sys, "argv", ["prepare", *words.split()])
-  prepare.main()
+  prepare.main(words.split())
   said = capsys.readouterr().out
   assert cv2.imread(str(path)).shape[1] == preview_sheet.WIDTH
   numbers = json.loads(path.with_suffix(".json").read_text())

@@ -2,7 +2,6 @@
 
 import filecmp
 import importlib
-import sys
 
 import numpy as np
 import pytest
@@ -22,12 +21,11 @@ from vit_jax.training import loop
 pytestmark = pytest.mark.heavy
 
 
-def verb(capsys, monkeypatch, *words):
+def verb(capsys, name, *words):
   """(exit code, what was printed) of a verb, in this process."""
-  monkeypatch.setattr(sys, "argv", list(words))
   code = 0
   try:
-    cli.run_verb(importlib.import_module(f"vit_jax.{words[0]}").main)
+    cli.run_verb(lambda: importlib.import_module(f"vit_jax.{name}").main(words))
   except SystemExit as end:
     code = end.code
   out, err = capsys.readouterr()
@@ -101,26 +99,26 @@ def test_features_are_kept_in_a_bucket(bucket):
 
 
 @pytest.mark.long
-def test_evaluate_measures_a_run_in_a_bucket_and_writes_there(bucket, capsys, monkeypatch):
+def test_evaluate_measures_a_run_in_a_bucket_and_writes_there(bucket, capsys):
   prepare_dataset("digits")
   parts = runs.parts(8, total="2", evals__test__every="100%")
   result = loop.train(parts, bucket / "run")
   words = [f"--workdir={bucket}/run", f"--write-predictions={bucket}/p.csv", f"--report={bucket}/report"]
-  code, said = verb(capsys, monkeypatch, "evaluate", *words)
+  code, said = verb(capsys, "evaluate", *words)
   assert code == 0, said
   assert f"{result['top1']:.2%}" in said
   assert len((bucket / "p.csv").read_text().splitlines()) == 361
   assert {path.name for path in (bucket / "report").iterdir()} == {"figures.json", "confusion.csv", "confusion.png"}
-  code, said = verb(capsys, monkeypatch, "convert", "--inspect", f"{bucket}/run")
+  code, said = verb(capsys, "convert", "--inspect", f"{bucket}/run")
   assert (code, "cct_2_3x2_32" in said) == (0, True), said
-  code, said = verb(capsys, monkeypatch, "evaluate", f"--workdir={bucket}/none")
+  code, said = verb(capsys, "evaluate", f"--workdir={bucket}/none")
   assert code == 2
   assert said.splitlines()[-1].startswith(f"error: --workdir: {bucket}/none contains no run (no config.json)")
 
 
-def test_a_path_of_an_unwritable_kind_is_refused_before_the_work(bucket, capsys, monkeypatch):
+def test_a_path_of_an_unwritable_kind_is_refused_before_the_work(bucket, capsys):
   for word, says in (("p.csv2", "is not a format"), ("", "is empty")):
     words = [f"--workdir={bucket}", f"--write-predictions={bucket}/{word}" if word else "--report="]
-    code, said = verb(capsys, monkeypatch, "evaluate", *words)
+    code, said = verb(capsys, "evaluate", *words)
     assert (code, says in said) == (2, True), said
   assert not paths.resolve_path(str(bucket)).exists()

@@ -45,13 +45,12 @@ def every(test):
 def call(verb: str, *words: object) -> tuple[int, str]:
   """(exit code, standard error) of a verb in this process."""
   errors = io.StringIO()
-  with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(errors):
-    patch.setattr("sys.argv", [verb, *map(str, words)])
-    with contextlib.redirect_stdout(io.StringIO()):
-      try:
-        cli.run_verb(importlib.import_module(f"vit_jax.{verb}").main)
-      except SystemExit as stop:
-        return stop.code or 0, errors.getvalue()
+  main = importlib.import_module(f"vit_jax.{verb}").main
+  with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
+    try:
+      cli.run_verb(lambda: main([*map(str, words)]))
+    except SystemExit as stop:
+      return stop.code or 0, errors.getvalue()
   return 0, errors.getvalue()
 
 

@@ -46,16 +46,15 @@ def test_data_may_be_a_whole_bucket(text):
 
 
 @pytest.mark.heavy
-def test_a_path_in_a_bucket_that_is_not_there_is_refused_at_once(bucket_server, monkeypatch, capsys):
+def test_a_path_in_a_bucket_that_is_not_there_is_refused_at_once(bucket_server, capsys):
   before = bucket_server.counts["GET"]
   with pytest.raises(
     ConfigError, match=r"^gs://nobody/a: the bucket 'nobody' does not exist, or this account cannot see it"
   ):
     paths.resolve_path("gs://nobody/a")
   assert bucket_server.counts["GET"] == before + 1
-  monkeypatch.setattr(sys, "argv", ["evaluate", "--workdir=runs/a", "--write-predictions=gs://nobody/p.csv"])
   with pytest.raises(SystemExit) as end:
-    cli.run_verb(evaluate.main)
+    cli.run_verb(lambda: evaluate.main(["--workdir=runs/a", "--write-predictions=gs://nobody/p.csv"]))
   assert end.value.code == 2
   assert "--write-predictions: gs://nobody/p.csv: the bucket 'nobody' does not exist" in capsys.readouterr().err
 
@@ -87,9 +86,8 @@ def test_without_credentials_one_line_says_what_to_set(monkeypatch, tmp_path):
 @pytest.mark.parametrize("text", ["gs:/b/run", "s3://b/run", "gs://b"])
 def test_a_workdir_that_is_no_place_ends_with_2_and_nothing_is_made(monkeypatch, tmp_path, capsys, text):
   monkeypatch.chdir(tmp_path)
-  monkeypatch.setattr(sys, "argv", ["train", "--config=digits.py", f"--workdir={text}"])
   with pytest.raises(SystemExit) as end:
-    cli.run_verb(train.main)
+    cli.run_verb(lambda: train.main(["--config=digits.py", f"--workdir={text}"]))
   assert end.value.code == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith(f"error: --workdir: {text!r}: ")
