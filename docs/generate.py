@@ -230,7 +230,7 @@ def keys_of(*functions: Callable) -> list[Key]:
     source = base(function)
     hints, texts = typing.get_type_hints(source, include_extras=True), entries(source)
     if dataclasses.is_dataclass(source) and not schema.read_keywords(source):
-      defaults = {field.name: schema.field_default(field) for field in dataclasses.fields(source)}
+      defaults = {field.name: schema.get_field_default(field) for field in dataclasses.fields(source)}
     else:
       defaults = schema.read_keywords(source)
     for name, default in defaults.items():

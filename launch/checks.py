@@ -156,7 +156,7 @@ def check_files(run: Run, root: pathlib.Path, names: Sequence[str]) -> Iterator[
       text = f"{config} must be relative to the root of the repository, {root}. Write it as configs/a.py"
     else:
       near = difflib.get_close_matches(config, [name for name in names if name.endswith(".py")], 1, 0.6)
-      text = f"there is no file {config}{f'; did you mean {near[0]}?' if near else f' in {root}'}"
+      text = f"the file {config} does not exist in {root}{f'. Did you mean {near[0]}?' if near else ''}"
     yield Finding("refuse", f"--config: {text}")
   for flag in _FILES:
     path = find_flag_value(run.args, flag)

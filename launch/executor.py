@@ -162,10 +162,11 @@ class Executor:
 
   def __init__(
     self, attempt: mailbox.Attempt, number: int, engine: str, own: service.Service, reporter: Reporter, log: WorkerLog,
-    asked: list[int],
+    stop_signals: list[int],
   ) -> None:  # fmt: skip
     self.attempt, self.run, self.number, self.engine = attempt, attempt.run, number, engine
-    self.limits, self.own, self.reporter, self.log, self.asked = attempt.run.limits, own, reporter, log, asked
+    self.limits, self.own, self.reporter, self.log = attempt.run.limits, own, reporter, log
+    self.stop_signals = stop_signals  # signals that the worker received
     self.mailbox, self._clock, self._looked = reporter.mailbox, reporter.mailbox.storage.clock, 0.0
     # The end of the attempt in seconds since the epoch, and the seconds to wait until a report is sent.
     self.ends, self._patience = float(attempt.expires), min(20.0, 2 * self.limits.beat + 5)
@@ -184,7 +185,7 @@ class Executor:
       return self._make_tries(first, try_)
     except AttemptEnd as reason:
       self._end(str(reason))
-      return FATAL if self.engine == "gke" and not self.asked else errors.DONE
+      return FATAL if self.engine == "gke" and not self.stop_signals else errors.DONE
     except (LaunchError, UnknownError) as error:
       self._end(str(error), failed=True)
       return error.code if isinstance(error, LaunchError) else errors.UNKNOWN
@@ -198,7 +199,7 @@ class Executor:
     while True:
       try_ = self._wait_for_workers(try_, first)
       code = self._try(try_)
-      if self.asked:
+      if self.stop_signals:
         return code
       if self.engine == "gke":  # the JobSet starts the next try, unless this one was stopped
         return FATAL if self.reporter.order.stop or self._find_end_reason() else code
@@ -297,12 +298,13 @@ class Executor:
     try:
       code, why = self._watch(child, try_)
     finally:
-      left = child.close()
+      survivors = child.close()
     tail = self.log.tail(start)
     code, meaning = child.explain(code, tail)
-    detail = "; ".join(filter(None, (why, meaning, f"processes {left} survive SIGKILL" if left else "")))
+    detail = "; ".join(filter(None, (why, meaning, f"processes {survivors} survive SIGKILL" if survivors else "")))
     self.log.write(f"try {try_} ended with {code}{': ' if detail else ''}{detail}")
-    self.reporter.update(phase=EXITED, asked=bool(child.asked or self.asked), exit=code, tail=tail, detail=detail)
+    asked = bool(child.stop_requested_at or self.stop_signals)
+    self.reporter.update(phase=EXITED, asked=asked, exit=code, tail=tail, detail=detail)
     self.reporter.flush(self._patience)
     # A JobSet does not count restarts after these codes. Without a request to stop, they would repeat forever.
     return errors.BUG if self.engine == "gke" and code in manifests.FREE and not self._is_any_asked(try_) else code
@@ -329,7 +331,7 @@ class Executor:
       if not why and (why := self._find_reason(try_)):
         child.ask()
         self.reporter.update(asked=True)  # at once, because a machine that is preempted may not report the end
-      if child.asked and now - child.asked > self.limits.grace:
+      if child.stop_requested_at and now - child.stop_requested_at > self.limits.grace:
         child.kill()
       elif stalled is None and not why and now - child.moved > self.limits.stall:
         stalled = now
@@ -374,8 +376,8 @@ class Executor:
 
   def _find_end_reason(self) -> str:
     """Returns the reason why the attempt must end on this worker, or "" if it may continue."""
-    if self.asked:
-      return f"{signal.Signals(self.asked[0]).name} to the worker"
+    if self.stop_signals:
+      return f"{signal.Signals(self.stop_signals[0]).name} to the worker"
     return mailbox.TIME_ENDED if self._clock.now() > self.ends else ""
 
   def _pause(self, seconds: float) -> None:
@@ -387,13 +389,13 @@ class Executor:
   def _end(self, reason: str, failed: bool = False) -> None:
     """Sends the last report and deletes the machine. After a failure, the machine stays for `limits.idle` seconds."""
     self.log.write(f"ends: {reason}")
-    if self.asked:  # the machine or the service is being stopped: the last report stays valid
+    if self.stop_signals:  # the machine or the service is being stopped: the last report stays valid
       self.reporter.flush(self._patience)
       return
     self._report_end(reason)
     deadline = time.monotonic() + (self.limits.idle if failed and self.engine == "qr" else 0.0)
     while time.monotonic() < deadline and self._clock.now() < self.ends and not self.reporter.order.stop:
-      if self.asked:
+      if self.stop_signals:
         return
       time.sleep(TICK)
     if self.engine == "qr":

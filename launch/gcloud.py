@@ -88,8 +88,8 @@ def build_gcloud_command(*words: str, alpha: bool = False, **flags: Any) -> list
     alpha: whether the command needs gcloud alpha.
     flags: `node_id="a"` becomes --node-id=a. True gives a flag without a value. None, False and "" are omitted.
   """
-  given = {f"--{name.replace('_', '-')}": value for name, value in flags.items() if value not in (None, False, "")}
-  options = [flag if value is True else f"{flag}={value}" for flag, value in given.items()]
+  values = {f"--{name.replace('_', '-')}": value for name, value in flags.items() if value not in (None, False, "")}
+  options = [flag if value is True else f"{flag}={value}" for flag, value in values.items()]
   return ["gcloud", *["alpha"] * alpha, "compute", "tpus", *words, *options]
 
 
@@ -153,20 +153,20 @@ def get_short_name(item: Mapping[str, Any]) -> str:
 
 def make_error(code: int, text: str) -> Exception:
   """Returns the exception for an exit code of gcloud and the text of its standard error."""
-  said = _shorten(text)
+  reason = _shorten(text)
   if code == 2:
-    return LaunchError(f"gcloud does not know a flag: {said}. Run: gcloud components update, or report it", USAGE)
+    return LaunchError(f"gcloud does not know a flag: {reason}. Run: gcloud components update, or report it", USAGE)
   if code != 1:
-    return UnknownError(f"gcloud ended with {code}: {said}")
+    return UnknownError(f"gcloud ended with {code}: {reason}")
   if re.search(_AWAY, text):
-    return UnknownError(f"gcloud has no connection: {said}")
+    return UnknownError(f"gcloud has no connection: {reason}")
   error = re.search(r"^ERROR: \([\w.-]+\) ([A-Z_]+): (.*)", text, re.MULTILINE | re.DOTALL)
   status, message = error.groups() if error else ("", text)
   if status == "NOT_FOUND":
     wrong_place = re.match(r"(?i)(the )?(requested )?(project|location|zone)s?\b", message)
-    return LaunchError(f"gcloud: {said}. Correct --project or --zone") if wrong_place else AbsentError(said)
+    return LaunchError(f"gcloud: {reason}. Correct --project or --zone") if wrong_place else AbsentError(reason)
   if status == "ALREADY_EXISTS":
-    return ExistsError(said)
+    return ExistsError(reason)
   if known := _make_refusal(status, message):
     return known
   # Without a status these are gcloud's own words, before it has sent the request.
@@ -174,21 +174,21 @@ def make_error(code: int, text: str) -> Exception:
     re.search(r"PERMISSION_DENIED|UNAUTHENTICATED", status) if status else re.search(rf"{_LOGIN}|PERMISSION_DEN", text)
   ):
     remedy = next(remedy for pattern, remedy in _REMEDIES if re.search(pattern, text))
-    return LaunchError(f"denied: {said}; {remedy}", DENIED)
-  return UnknownError(f"gcloud: {said}")
+    return LaunchError(f"denied: {reason}; {remedy}", DENIED)
+  return UnknownError(f"gcloud: {reason}")
 
 
 def _make_refusal(status: str, message: str) -> Exception | None:
   """Returns the exception for the status and message of a refused request, or None for other messages."""
-  said = _shorten(f"{status}: {message}" if status else message)
+  reason = _shorten(f"{status}: {message}" if status else message)
   if re.search(_CAPACITY, message):
-    return LaunchError(f"no capacity: {said}", NO_CAPACITY)
+    return LaunchError(f"no capacity: {reason}", NO_CAPACITY)
   if status in ("RESOURCE_EXHAUSTED", "") and re.search(_BUSY, message):
-    return UnknownError(f"Cloud TPU is busy: {said}")
+    return UnknownError(f"Cloud TPU is busy: {reason}")
   if status in _QUOTA_STATUS and re.search(_QUOTA, message):
-    return QuotaError(f"quota: {said}")
+    return QuotaError(f"quota: {reason}")
   if re.search(_WRONG, status or message):
-    return LaunchError(f"Cloud TPU refuses: {said}", USAGE)
+    return LaunchError(f"Cloud TPU refuses: {reason}", USAGE)
   return None
 
 
@@ -196,15 +196,15 @@ def explain_failed(error: Mapping[str, Any]) -> tuple[int, str]:
   """Returns (exit code, reason) of a queued resource in the state FAILED, from a google.rpc.Status."""
   code, message = error.get("code", 0), error.get("message", "")
   status = _STATUS.get(code, "")
-  said = _shorten(f"{status}: {message}" if status and status not in message else message) or "no reason given"
+  reason = _shorten(f"{status}: {message}" if status and status not in message else message) or "no reason given"
   known = _make_refusal(status, message)
   if isinstance(known, LaunchError):
-    return known.code, said
+    return known.code, reason
   if code in (7, 16) or re.search(r"PERMISSION_DENIED|(?i:permission)", message):
-    return DENIED, said
+    return DENIED, reason
   # Another attempt is the only remedy for an expired request, and for an unknown reason.
   expired = code in (4, 8) or re.search(r"(?i)valid.?until|deadline_exceeded|expired|timing constraint", message)
-  return NO_CAPACITY, said if expired else f"{said} (code {code})"
+  return NO_CAPACITY, reason if expired else f"{reason} (code {code})"
 
 
 def _shorten(text: str) -> str:
@@ -302,18 +302,18 @@ def _get_node_status(name: str, node: Mapping[str, Any] | None, hosts: int) -> M
   state, health = NODE_STATES.get(get_state_word(node), STARTING), node.get("health", "")
   endpoints = [each.get("ipAddress", "") for each in node.get("networkEndpoints", [])]
   addresses = tuple(address for address in endpoints if address)
-  said = [get_state_word(node)]
+  details = [get_state_word(node)]
   if state == READY and health not in HEALTHY:
     state = REPAIRING
   elif state == READY and len(addresses) != hosts:
     state = STARTING
   if len(addresses) != hosts:
     without = "".join(f", none for worker {i}" for i, address in enumerate(endpoints) if not address)
-    said.append(f"{len(addresses)} of {amount(hosts, 'host')} with an address{without}")
-  said += [text for text in (health if health not in HEALTHY else "", node.get("healthDescription")) if text]
-  said += [f"{each.get('symptomType')} of worker {each.get('workerId', '?')}" for each in node.get("symptoms", [])]
+    details.append(f"{len(addresses)} of {amount(hosts, 'host')} with an address{without}")
+  details += [text for text in (health if health not in HEALTHY else "", node.get("healthDescription")) if text]
+  details += [f"{each.get('symptomType')} of worker {each.get('workerId', '?')}" for each in node.get("symptoms", [])]
   return MachineStatus(
-    state, f"{name}: {', '.join(said)}" if state != READY else "", hosts=len(addresses), addresses=addresses
+    state, f"{name}: {', '.join(details)}" if state != READY else "", hosts=len(addresses), addresses=addresses
   )
 
 

@@ -143,7 +143,7 @@ class Engine:
     try:
       found = _read_object([*self._base, "get", kind, name])
     except LookupError as error:
-      raise UnknownError(f"{kind} {name} existed a moment ago, and is gone: {error}") from error
+      raise UnknownError(f"{kind} {name} existed a moment ago, but was deleted: {error}") from error
     if not self._run.labels(attempt).items() <= _get_labels(found).items():
       place = self._run.location(attempt)
       raise LaunchError(
@@ -161,7 +161,7 @@ class Engine:
     if jobset.get("metadata", {}).get("name") != name:
       raise UnknownError(f"kubectl described {name} as {str(jobset)[:80]}")
     if not states.has_labels(self._run, attempt, name, _get_labels(jobset)):
-      return MachineStatus(states.ABSENT, f"{name} is there, but it is {_get_owner(jobset)}")
+      return MachineStatus(states.ABSENT, f"{name} exists, but it is {_get_owner(jobset)}")
     state, detail = get_jobset_state(jobset)
     if state == states.QUEUED:
       return MachineStatus(state, self._explain_queue(jobset) or detail)
@@ -172,16 +172,16 @@ class Engine:
   def _confirm_absence(self, attempt: int, error: Exception) -> MachineStatus:
     """Returns ABSENT or DELETING for a JobSet that was not found. A list must confirm it."""
     name, has_jobsets = self._run.attempt(attempt), not isinstance(error, LaunchError)
-    left = self._select_objects(f"{JOBSETS},{_OWNED}" if has_jobsets else _OWNED, attempt)
+    remaining = self._select_objects(f"{JOBSETS},{_OWNED}" if has_jobsets else _OWNED, attempt)
     named = re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])|JobSet", str(error))
-    if any(item.get("kind") == "JobSet" for item in left) or not named:
+    if any(item.get("kind") == "JobSet" for item in remaining) or not named:
       raise UnknownError(f"{error}, but a list contains the JobSet, or the error is about another object") from error
-    if left and not has_jobsets:  # the API server has just started, and does not know all kinds yet
-      raise UnknownError(f"{error}, but pods of {name} are there") from error
-    names = ", ".join(f"{item['kind'].lower()} {item['metadata']['name']}" for item in left[:3])
+    if remaining and not has_jobsets:  # the API server has just started, and does not know all kinds yet
+      raise UnknownError(f"{error}, but pods of {name} exist") from error
+    names = ", ".join(f"{item['kind'].lower()} {item['metadata']['name']}" for item in remaining[:3])
     return (
-      MachineStatus(states.DELETING, f"the JobSet is gone; still there: {names}")
-      if left
+      MachineStatus(states.DELETING, f"the JobSet is deleted, but these objects still exist: {names}")
+      if remaining
       else MachineStatus(states.ABSENT)
     )
 
@@ -339,8 +339,8 @@ def get_jobset_state(jobset: Mapping[str, Any]) -> tuple[str, str]:
     return states.DELETING, "in deletion"
   for kind, state in (("Completed", states.DONE), ("Failed", states.FAILED)):
     if conditions.get(kind, {}).get("status") == "True":
-      said = conditions[kind]
-      return state, f"{said.get('reason', kind)}: {said.get('message', '')}"
+      condition = conditions[kind]
+      return state, f"{condition.get('reason', kind)}: {condition.get('message', '')}"
   return (states.QUEUED, "suspended") if jobset.get("spec", {}).get("suspend") else (states.STARTING, "")
 
 
@@ -361,9 +361,9 @@ def _explain_pod(pod: Mapping[str, Any]) -> str:
 
 def _find_unschedulable(pod: Mapping[str, Any]) -> Mapping[str, Any]:
   """Returns the condition of a pod that waits for a node. The result is empty for other pods."""
-  said = _get_conditions(pod).get("PodScheduled", {})
-  waits = pod.get("status", {}).get("phase") == "Pending" and said.get("status") == "False"
-  return said if waits else {}
+  condition = _get_conditions(pod).get("PodScheduled", {})
+  waits = pod.get("status", {}).get("phase") == "Pending" and condition.get("status") == "False"
+  return condition if waits else {}
 
 
 def _get_owner(item: Mapping[str, Any]) -> str:

@@ -102,11 +102,11 @@ def gc(args: argparse.Namespace) -> int:
       "--force deletes them anyway"
     )
   if not chosen or not args.yes:
-    asked = "in the locations that answered, " * bool(troubles) + "of this machine, " * bool(unasked)
-    print("nothing is deleted without --yes" if chosen else f"{asked}no machine is to be deleted")
+    scope = "in the locations that answered, " * bool(troubles) + "of this machine, " * bool(unasked)
+    print("nothing is deleted without --yes" if chosen else f"{scope}no machine is to be deleted")
     return errors.UNKNOWN if troubles else errors.DONE
-  left = [row for row, run, resource in chosen if resource and not _collect_machine(run, resource, args.force)]
-  return errors.BILLING if left else errors.UNKNOWN if troubles else errors.DONE
+  undeleted = [row for row, run, resource in chosen if resource and not _collect_machine(run, resource, args.force)]
+  return errors.BILLING if undeleted else errors.UNKNOWN if troubles else errors.DONE
 
 
 def _collect_machine(run: Run, resource: states.Resource, force: bool) -> bool:
@@ -143,8 +143,8 @@ def _collect_machine(run: Run, resource: states.Resource, force: bool) -> bool:
 def _is_deleted(run: Run, resource: states.Resource, before: Callable[[], None] = removal.do_nothing) -> bool:
   """Deletes a machine, and returns whether its deletion was seen."""
   engine_ = engine_of(run)
-  for left in removal.delete(engine_, run, [resource], before=before):
-    print_line(removal.advise(engine_, run, left))
+  for target in removal.delete(engine_, run, [resource], before=before):
+    print_line(removal.advise(engine_, run, target))
     return False
   return True
 
@@ -177,7 +177,7 @@ def _print_omissions(troubles: Mapping[str, str], unasked: bool, others: Mapping
     owners = ", ".join(f"{count} of {name or 'an unknown owner'}" for name, count in sorted(others.items()))
     print(f"machines of other owners exist ({owners}): --all-users shows them; you are {spec.get_user_label()}")
   if unasked:
-    print("no cloud was asked. Add --project=PROJECT for Cloud TPU, or --cluster=CONTEXT for GKE")
+    print("no cloud service was queried. Add --project=PROJECT for Cloud TPU, or --cluster=CONTEXT for GKE")
 
 
 def status(args: argparse.Namespace) -> int:
@@ -285,10 +285,10 @@ def _find_machines(
   rows = list(found.values())
   for name, run in runs.items():
     remaining = event_logs[name].list_remaining()
-    left = [attempt for attempt in remaining if (name, attempt) not in seen]
+    unlisted = [attempt for attempt in remaining if (name, attempt) not in seen]
     if not remaining and (over or event_logs[name].open):
-      left = [0]
-    rows += [(_make_unlisted_row(event_logs[name], run, attempt), run, None) for attempt in left]
+      unlisted = [0]
+    rows += [(_make_unlisted_row(event_logs[name], run, attempt), run, None) for attempt in unlisted]
   return rows, troubles, not any(probe.backend in ("qr", "gke") for probe in probes), others
 
 

@@ -91,7 +91,7 @@ class GoogleApi:
     assert body is None or path.partition("?")[0].endswith(READING), path
     server = os.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service}", "")
     if not server and self._token is None:
-      raise UnknownError("not asked, because emulators of Google Cloud are in use")
+      raise UnknownError("not checked, because emulators of Google Cloud are in use")
     content = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"} | (self._token.header() if self._token else {})
     request = urllib.request.Request(f"{(server or SERVERS[service]).rstrip('/')}/{path}", content, headers)
@@ -194,7 +194,7 @@ def check_service_account(run: Run, google: GoogleApi) -> Finding:
     answer = google.read("IAM", path, {"permissions": wanted})
   except MissingError:
     command = f"gcloud iam service-accounts create {account.partition('@')[0]} --project={run.project}"
-    return _make_refusal(f"there is no {account}. Run: {command}", errors.USAGE)
+    return _make_refusal(f"the service account {account} does not exist. Run: {command}", errors.USAGE)
   words = f"gcloud iam service-accounts add-iam-policy-binding {account} --project={run.project}"
   command = f"{words} --member={ME} --role=roles/iam.serviceAccountUser"
   return _compare_permissions(answer, wanted, f"your account for {account}", command)
@@ -236,7 +236,7 @@ def check_apis(run: Run, google: GoogleApi) -> Finding:
     command = f"gcloud services enable {' '.join(off)} --project={run.project}"
     return _make_refusal(f"not enabled in {run.project}: {', '.join(off)}. Run: {command}")
   if unseen := [name for name in names if states.get(name) != "ENABLED"]:
-    raise UnknownError(f"no state of {', '.join(unseen)}")
+    raise UnknownError(f"no answer about {', '.join(unseen)}")
   return Finding("ok", f"{', '.join(names)} are enabled")
 
 
@@ -289,7 +289,7 @@ def check_network(run: Run, google: GoogleApi) -> Finding:
     google.read("COMPUTE", f"projects/{run.project}/global/networks/{name}")
   except MissingError:
     command = f"gcloud compute networks create {name} --project={run.project}"
-    return _make_refusal(f"there is no network {name} in {run.project}. Run: {command}", errors.USAGE)
+    return _make_refusal(f"the network {name} does not exist in {run.project}. Run: {command}", errors.USAGE)
   return Finding("ok", f"{name} exists")
 
 
@@ -341,7 +341,7 @@ def check_egress(run: Run, google: GoogleApi, region: str) -> Finding:
   try:
     subnet = google.read("COMPUTE", f"{place}/subnetworks/{subnetwork}")
   except MissingError:
-    return _make_refusal(f"there is no subnetwork {subnetwork}. Correct --subnetwork", errors.USAGE)
+    return _make_refusal(f"the subnetwork {subnetwork} does not exist. Correct --subnetwork", errors.USAGE)
   routers = google.read("COMPUTE", f"{place}/routers").get("items", [])
   nat = any(each.get("nats") for each in routers if _is_in(each, run))
   if subnet.get("privateIpGoogleAccess") is not True and not nat:

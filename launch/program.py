@@ -125,14 +125,14 @@ class Program:
   Attributes:
     progress: "step" and "began" (0 to 1e15, else -1) and the text "doing", as the program last reported them.
     moved: monotonic time of the last progress.
-    asked: monotonic time at which the program was asked to stop; None before.
+    stop_requested_at: monotonic time at which the program was asked to stop; None before.
   """
 
   def __init__(
     self, words: Sequence[str], folder: pathlib.Path, environment: Mapping[str, str], log: pathlib.Path
   ) -> None:
     self._status, self._killed = pathlib.Path(environment[STATUS]), False
-    self.asked: float | None = None
+    self.stop_requested_at: float | None = None
     self._oom_kills = machine.count_oom_kills()
     self.progress: dict[str, Any] = {}
     self._reported: dict[str, Any] = {}
@@ -171,8 +171,8 @@ class Program:
 
   def ask(self) -> None:
     """Sends SIGTERM once, and only to the program, because its data workers must not end first."""
-    if self.asked is None:
-      self.asked = time.monotonic()
+    if self.stop_requested_at is None:
+      self.stop_requested_at = time.monotonic()
       self._process.send_signal(signal.SIGTERM)
 
   def print_stacks(self) -> None:
@@ -202,7 +202,7 @@ class Program:
     Returns:
       The exit code (see vit_jax/runtime/exits.py) and its meaning in words, or "" if no explanation is needed.
     """
-    if self._killed and self.asked is not None:
+    if self._killed and self.stop_requested_at is not None:
       return code, "killed, because it did not end within limits.grace after SIGTERM"
     if code == KILLED and machine.count_oom_kills() > self._oom_kills:
       return code, "killed because the host ran out of memory; use fewer data workers, a smaller batch or larger hosts"

@@ -61,16 +61,16 @@ class Engine:
     name = self._run.attempt(attempt)
     item = gcloud.describe_item(QUEUED, name, **self._place(attempt))
     if item is None:
-      left = self._find_leftover_nodes(attempt)
-      if not left:
+      leftover = self._find_leftover_nodes(attempt)
+      if not leftover:
         return MachineStatus(ABSENT)
-      detail = ", ".join(f"{gcloud.get_short_name(node)} is {gcloud.get_state_word(node)}" for node in left)
+      detail = ", ".join(f"{gcloud.get_short_name(node)} is {gcloud.get_state_word(node)}" for node in leftover)
       return MachineStatus(
         LOST if self._leaked[attempt] else DELETING, f"{detail}, without its queued resource, and is still billed"
       )
     gcloud.check_item(item)
     if not self._is_mine(item, attempt):
-      return MachineStatus(ABSENT, f"{name} is there, but it is {gcloud.get_item_owner(item)}")
+      return MachineStatus(ABSENT, f"{name} exists, but it is {gcloud.get_item_owner(item)}")
     look = gcloud.get_queue_status(item)
     return (
       gcloud.get_nodes_status(self._nodes(attempt), tpus.find_slice(self._run.tpu).hosts)

@@ -239,10 +239,10 @@ def delete_strays(
     print_line(f"{location} did not report other machines of {run.name}: {why}{advice}")
   for resource in found:
     print_line(f"{resource.name} exists in {resource.location}, but is not the current attempt of this run")
-  left = delete(engine_, run, found, None, wait, before)
-  for target in left:
+  undeleted = delete(engine_, run, found, None, wait, before)
+  for target in undeleted:
     print_line(advise(engine_, run, target))
-  return not left and not (late and troubles)
+  return not undeleted and not (late and troubles)
 
 
 def readable_state(event_log: EventLog) -> State:

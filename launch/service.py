@@ -187,17 +187,17 @@ class Service:
     Returns:
       Whether all processes have ended.
     """
-    asked, deadline = self.ask(), time.monotonic() + grace
+    requested, deadline = self.ask(), time.monotonic() + grace
     while self.is_alive() and time.monotonic() < deadline:
-      asked = asked or self.ask()  # the worker may be starting at this moment
+      requested = requested or self.ask()  # the worker may be starting at this moment
       time.sleep(0.02)
     if number := self.process():
       program.kill_all(f"{self.folder}/", number)
       self._signal(number, signal.SIGKILL)
-    left = program.kill_all(f"{self.folder}/")  # also those of a worker that was killed
+    survivors = program.kill_all(f"{self.folder}/")  # also those of a worker that was killed
     while self.is_alive() and time.monotonic() < deadline + 5:
       time.sleep(0.02)
-    return not left and not self.is_alive()
+    return not survivors and not self.is_alive()
 
   def _signal(self, number: int, kind: int) -> None:
     with contextlib.suppress(ProcessLookupError), _convert_errors(self.folder):

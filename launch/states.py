@@ -382,8 +382,8 @@ def _judge_codes(
       )
   # A silent worker may have asked its program to stop. Without a request, such an exit code is a failure: otherwise the
   # run would be tried again for ever.
-  asked = bool(silent) or any(report.asked for report in current.values())
-  if asked and not STOPS.isdisjoint(exits.values()):
+  stop_requested = bool(silent) or any(report.asked for report in current.values())
+  if stop_requested and not STOPS.isdisjoint(exits.values()):
     return Verdict(SAVED, "the processes were requested to stop")
   if not culprits:
     return None

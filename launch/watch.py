@@ -87,11 +87,11 @@ class Watcher:
     """Deletes machines that were kept, or that had no confirmed deletion. Raises LaunchError if that fails."""
     if attempts := self._event_log.list_remaining():
       print_line(f"{self._names(attempts)}: deleting the machines of the earlier run first")
-    if left := removal.delete(self.engine, self._run, attempts, self._event_log, self._wait, self._renew):
-      text = f"{self._names(left)} could not be deleted, and no other attempt is created"
-      state = dataclasses.replace(before, end=(errors.BILLING, text), unverified=tuple(left), kept=False)
+    if undeleted := removal.delete(self.engine, self._run, attempts, self._event_log, self._wait, self._renew):
+      text = f"{self._names(undeleted)} could not be deleted, and no other attempt is created"
+      state = dataclasses.replace(before, end=(errors.BILLING, text), unverified=tuple(undeleted), kept=False)
       self._event_log.append("end", state, code=errors.BILLING, text=text)
-      advice = "\n".join(removal.advise(self.engine, self._run, attempt) for attempt in left)
+      advice = "\n".join(removal.advise(self.engine, self._run, attempt) for attempt in undeleted)
       raise LaunchError(f"{text}. {advice}", errors.BILLING)
 
   def _names(self, attempts: Sequence[int]) -> str:
@@ -166,10 +166,10 @@ class Watcher:
       self._report("strays", f"{location} did not report machines that appeared late: {why}")
     for resource in found:
       print_line(f"{resource.name} appeared late in {resource.location}, and is deleted")
-    for left in removal.delete(self.engine, self._run, found, None, self._wait, self._renew):
-      print_line(removal.advise(self.engine, self._run, left))
+    for target in removal.delete(self.engine, self._run, found, None, self._wait, self._renew):
+      print_line(removal.advise(self.engine, self._run, target))
       if not alive and not self.state.end:
-        text = f"{left.name} could not be deleted, and no other attempt is created"
+        text = f"{target.name} could not be deleted, and no other attempt is created"
         self.state = dataclasses.replace(self.state, end=(errors.BILLING, text))
 
   def _observe(self) -> Observation:

@@ -75,11 +75,11 @@ def _open_mailbox(options: argparse.Namespace) -> mailbox.Mailbox:
   return mailbox.Mailbox(storage.open_storage(options.folder), options.attempt)
 
 
-def _read_attempt(options: argparse.Namespace, asked: Sequence[int] = ()) -> mailbox.Attempt:
+def _read_attempt(options: argparse.Namespace, stop_signals: Sequence[int] = ()) -> mailbox.Attempt:
   """Returns the attempt. Waits `options.patience` seconds for an answer, unless a signal requested a stop."""
 
   def pause(error: UnknownError) -> None:
-    if asked:
+    if stop_signals:
       raise error
     time.sleep(min(2.0, options.patience / 10))
 
@@ -168,9 +168,9 @@ def run(options: argparse.Namespace) -> int:
     UnknownError: the directory of the run, or this machine, does not answer.
   """
   machine.adopt_orphans()
-  asked: list[int] = []
+  stop_signals: list[int] = []
   for request in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(request, lambda got, _: asked.append(got))
+    signal.signal(request, lambda got, _: stop_signals.append(got))
   files, name = _open_mailbox(options), options.name or _read_attempt(options).run.name
   own = service.Service(service.name_service(name, options.attempt, options.engine, options.worker), options.home)
   if not own.lock():
@@ -180,7 +180,7 @@ def run(options: argparse.Namespace) -> int:
   program.kill_all(f"{own.folder}/")  # programs that survived a worker that was killed
   first = 1 + options.restart
   try:
-    attempt = _read_attempt(options, asked)
+    attempt = _read_attempt(options, stop_signals)
     if (attempt.number, attempt.run.name) != (options.attempt, name):
       found = attempt.run.attempt(attempt.number)
       raise LaunchError(f"{options.folder} contains the attempt {found} instead of {name}-a{options.attempt}")
@@ -195,7 +195,7 @@ def run(options: argparse.Namespace) -> int:
     raise error from None
   report = mailbox.WorkerReport(number, try_, host=socket.gethostname())
   with contextlib.closing(executor.Reporter(files, report, attempt.run.limits.beat, log)) as reporter:
-    made = executor.Executor(attempt, number, options.engine, own, reporter, log, asked)
+    made = executor.Executor(attempt, number, options.engine, own, reporter, log, stop_signals)
     code = made.execute(first, try_)
   print(f"{own.name}, worker {number}: {reporter.report.phase}: {reporter.report.detail}", flush=True)
   return code

@@ -83,7 +83,7 @@ def test_f1_an_evaluation_names_its_figures():
   def own(subject, *, k: int = 3): ...
 
   bound = evals.bind_evaluation(Choice("own", {}), evals.REPEATED, {})
-  assert evals.figure_names(bound) == ["at_3"] and bound.args["every"] == schema.Duration("20%")
+  assert evals.list_figure_names(bound) == ["at_3"] and bound.args["every"] == schema.Duration("20%")
 
 
 # Mistakes.

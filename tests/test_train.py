@@ -194,7 +194,7 @@ def saved(tmp_path):
   with contextlib.closing(
     checkpoints.Checkpoints(tmp_path / "run", sharding.make_replicated_sharding(parts.mesh))
   ) as store:
-    progress = goodput.GoodputTracker().counts() | {"evaluated": True, "pending": {"steps": 0, "sums": {}}}
+    progress = goodput.GoodputTracker().get_counts() | {"evaluated": True, "pending": {"steps": 0, "sums": {}}}
     about = loop.describe_checkpoint(parts, {}, 0) | progress
     store.save(0, parts.init(), about)
   words = ["--config=configs/folder.py:cct_2_3x2_32", f"--workdir={tmp_path / 'run'}"]

@@ -93,17 +93,17 @@ class Parser(argparse.ArgumentParser):
       extensions.import_named(text)
     return arguments
 
-  def _refusal(self, unknown: Mapping[str, str], known: Mapping[str, bool], given: AbstractSet[str]) -> str:
+  def _refusal(self, unknown: Mapping[str, str], known: Mapping[str, bool], used_flags: AbstractSet[str]) -> str:
     """Returns the message for unknown flags: a suggestion for each, and the supported flags.
 
-    Flags are not listed if they belong to another form of the command than the `given` flags.
+    Flags are not listed if they belong to another form of the command than the `used_flags` flags.
 
     Args:
       unknown: maps each unknown flag to its value.
       known: maps each supported flag to whether it takes a value.
-      given: all flags on the command line.
+      used_flags: all flags on the command line.
     """
-    used = [form for form in self.forms if not given.isdisjoint(form)]
+    used = [form for form in self.forms if not used_flags.isdisjoint(form)]
     others = {flag for form in self.forms if used and form not in used for flag in form}
     fitting = {flag: takes for flag, takes in known.items() if flag not in others}
     configs = CONFIGS.intersection(fitting, itertools.chain(*used) if self.forms else fitting)
@@ -111,7 +111,7 @@ class Parser(argparse.ArgumentParser):
     found = [_suggest_flag(*each, fitting, groups) for each in unknown.items()]
     advice = " Values of the config are --config.KEY=VALUE." if groups else ""
     if used and not groups and not CONFIGS.isdisjoint(known):
-      flag = next(flag for flag in used[0] if flag in given)
+      flag = next(flag for flag in used[0] if flag in used_flags)
       advice = f" {flag} cannot be combined with --config.KEY=VALUE."
     flags = f"flag{'s' * (len(unknown) > 1)} {', '.join(map(repr, unknown))}"
     return f"unknown {flags}.{suggestions.join_suggestions(found)} Allowed: {format_names(fitting)}.{advice}"

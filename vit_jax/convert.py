@@ -79,8 +79,8 @@ def main(words: Sequence[str] | None = None) -> None:
     raise ConfigError(f"--heads: {arguments.heads}. Allowed: a whole number from 1 to {2**15 - 1}")
   if len(paths) != (1 if arguments.inspect else 2):
     raise ConfigError(f"{format_amount(len(paths), 'path')}. Write `IN OUT`, or `--inspect FILE`")
-  given = ("heads", "image_size", "resampling")
-  hints = {key: value for key in given if (value := getattr(arguments, key)) is not None}
+  keys = ("heads", "image_size", "resampling")
+  hints = {key: value for key in keys if (value := getattr(arguments, key)) is not None}
   if arguments.inspect:
     print(inspect(paths[0], hints, arguments.ema, arguments.prefix))
   else:
@@ -153,8 +153,8 @@ def _write(
   suffix = target.suffix.lower()
   use = stored.read(source, ema, hints, prefix)
   check_hints(use.description, hints)
-  description, said = use.description, stored.describe_images(use)
-  about = {**description.to_json(), "use": preprocessing.to_json(said)}
+  description, metadata = use.description, stored.describe_images(use)
+  about = {**description.to_json(), "use": preprocessing.to_json(metadata)}
   remarks = [f"note: {note}" for note in use.notes]
   if suffix == "":
     arrays = {name: np.asarray(array) for name, array in use.arrays.items()}
@@ -165,7 +165,7 @@ def _write(
     return "\n".join([f"{target}: checkpoint of {description}, {count_values(use.arrays):,} parameters", *remarks])
   chosen = importers.find_layout(description, name) if name else choose_layout(description, suffix)
   tensors = layout.write_lazily(chosen, use.arrays, description)
-  documents = sidecar_files(target, chosen, description, said, about)
+  documents = sidecar_files(target, chosen, description, metadata, about)
 
   # Runs after all values were read, because reading may reveal damage. The weights are written last, so that they never
   # exist without the documents.
@@ -176,10 +176,10 @@ def _write(
   check_new(target, documents)
   containers.write(target, tensors, about, place)
   remarks += [
-    f"note: {note}" for note in ([] if chosen.beside else list_underivable(tensors, description, target.name))
+    f"note: {note}" for note in ([] if chosen.create_config else list_underivable(tensors, description, target.name))
   ]
   if suffix == ".safetensors":
-    remarks += [f"note: {note}" for note in hf_configs.describe_unsaved(chosen, description, said)]
+    remarks += [f"note: {note}" for note in hf_configs.describe_unsaved(chosen, description, metadata)]
   named = f"{target}: {description} as {chosen.name} names it, {format_amount(len(tensors), 'tensor')}, "
   named += format_amount(count_values(use.arrays), "parameter")
   return "\n".join([named, *([f"also written: {join_names(documents)}"] if documents else []), *remarks])
@@ -189,7 +189,7 @@ def sidecar_files(
   target: pathlib.Path,
   chosen: layout.Layout,
   description: models.Description,
-  said: Mapping[str, Any],
+  metadata: Mapping[str, Any],
   about: Mapping[str, Any],
 ) -> dict:
   """Returns the JSON documents that accompany a weight file: {path: text}.
@@ -200,7 +200,7 @@ def sidecar_files(
     target: the weight file.
     chosen: its layout.
     description: the model.
-    said: preprocessing and class names that belong to the weights.
+    metadata: preprocessing and class names that belong to the weights.
     about: metadata of the file.
   """
   if target.suffix.lower() == ".npz":
@@ -208,7 +208,7 @@ def sidecar_files(
   else:
     documents = {
       target.with_name(name): values
-      for name, values in hf_configs.create_sidecar_files(chosen, description, said).items()
+      for name, values in hf_configs.create_sidecar_files(chosen, description, metadata).items()
     }
   return {file: json.dumps(values, indent=2, ensure_ascii=False) + "\n" for file, values in documents.items()}
 
@@ -240,8 +240,8 @@ def check_new(target: pathlib.Path, documents: Mapping[pathlib.Path, str]) -> No
   hubs = target.suffix.lower() in containers.READ[1:]  # an .npz file has its own document, like a program
   others = [file for file in target.parent.glob("*") if file.suffix.lower() in containers.READ[1:] and hubs]
   for file, text in documents.items():
-    left = not others and file.is_file() and files.read_if_exists(file) == text.encode()
-    if not left and (file.exists() or os.path.lexists(file)):
+    identical = not others and file.is_file() and files.read_if_exists(file) == text.encode()
+    if not identical and (file.exists() or os.path.lexists(file)):
       own = file.stem == target.stem  # of another .npz or .stablehlo with this stem
       other = target.with_stem(f"{target.stem}_{target.suffix[1:].lower()}").name
       advice = f"Choose another name, such as {other}, or another directory" if own else "Choose an empty directory"
@@ -281,8 +281,8 @@ def export_program(
   apart = exported.export_model(use, target, functools.partial(check_new, target))
   described = exported.get_sidecar_path(target)
   where = "ONNX Runtime and others" if described is None else ", ".join(exported.PLATFORMS)
-  said = f"{target}: {use.description} for {where}, any number of images; read again and run: "
-  return "\n".join([said + f"{apart:.1g} of the largest logit apart"] + [f"note: {note}" for note in use.notes])
+  message = f"{target}: {use.description} for {where}, any number of images; read again and run: "
+  return "\n".join([message + f"{apart:.1g} of the largest logit apart"] + [f"note: {note}" for note in use.notes])
 
 
 def list_underivable(tensors: Tensors, description: models.Description, name: str) -> list[str]:

@@ -316,9 +316,9 @@ def _check_signature(
   called = getattr(function, "__name__", show(function))
   if not callable(function):
     raise _make_error(kind, f"{called} is not a function or class. Put the decorator above one")
-  given = inspect.signature(function).parameters.values()
-  first = [p for p in given if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty]
-  rest = [p for p in given if p not in first and p.kind is not p.KEYWORD_ONLY]
+  arguments = inspect.signature(function).parameters.values()
+  first = [p for p in arguments if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty]
+  rest = [p for p in arguments if p not in first and p.kind is not p.KEYWORD_ONLY]
   if len(first) != len(positional) or rest:
     form = ", ".join([*positional, "*", *(needed or ["..."])])
     raise _make_error(

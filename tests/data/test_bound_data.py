@@ -67,5 +67,5 @@ def test_normalised_images_come_back():
 @pytest.mark.parametrize("workers", [0, 2])
 def test_worker_processes_get_the_choice(workers):
   data = bound(workers=workers)
-  assert (data.workers(source, 6) is not None) == bool(workers)
+  assert (data.create_workers(source, 6) is not None) == bool(workers)
   assert pickle.loads(pickle.dumps(data)) == data

@@ -91,7 +91,7 @@ def test_the_name_of_a_figure_says_which_logits_compete(name, classes, way):
   outcome = evals.accuracy(model, data=data, classes=classes)({}, lambda: None)
   assert asked == [None if classes == "all" else catalog.CATALOG[name].subset]
   assert (outcome.figures[f"{way}top1"], outcome.figures["images"], outcome.details.way) == (1 / 2, 2, way)
-  named = evals.figure_names(schema.Choice("accuracy", {"data": data, "classes": classes}))
+  named = evals.list_figure_names(schema.Choice("accuracy", {"data": data, "classes": classes}))
   assert set(outcome.figures) == set(named) - {f"{way}average_precision"}
 
 

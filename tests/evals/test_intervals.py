@@ -13,21 +13,23 @@ from vit_jax.evals import intervals, metrics
 @pytest.mark.parametrize(("right", "count"), [(358, 360), (0, 5), (5, 5), (1, 1), (67, 67), (31_415, 50_000)])
 def test_e1_intervals_of_proportions_are_those_of_scipy(right, count):
   expected = stats.binomtest(right, count).proportion_ci(0.95, method="wilson")
-  assert intervals.wilson(right / count, count) == pytest.approx((expected.low, expected.high), abs=1e-12)
+  assert intervals.compute_wilson_interval(right / count, count) == pytest.approx(
+    (expected.low, expected.high), abs=1e-12
+  )
 
 
 def test_e1_the_difference_of_two_proportions_is_newcombes_published_example():
   # Newcombe 1998, table II, contrast (a), method 10: 56/70 - 48/80.
-  assert intervals.difference_interval(56 / 70, 70, 48 / 80, 80) == pytest.approx((0.0524, 0.3339), abs=5e-5)
-  low, high = intervals.difference_interval(1.0, 10, 0.0, 20)  # contrast (g)
+  assert intervals.compute_difference_interval(56 / 70, 70, 48 / 80, 80) == pytest.approx((0.0524, 0.3339), abs=5e-5)
+  low, high = intervals.compute_difference_interval(1.0, 10, 0.0, 20)  # contrast (g)
   assert (low, high) == pytest.approx((0.6791, 1.0), abs=5e-5)
 
 
 def test_e7_the_difference_of_means_is_welchs():
   one, other = [0.91, 0.93, 0.90], [0.85, 0.89, 0.84, 0.88]
   expected = stats.ttest_ind(one, other, equal_var=False).confidence_interval(0.95)
-  assert intervals.welch(one, other) == pytest.approx((expected.low, expected.high), abs=1e-12)
-  assert intervals.welch([0.5, 0.5], [0.4, 0.4]) == (-math.inf, math.inf)
+  assert intervals.compute_welch_interval(one, other) == pytest.approx((expected.low, expected.high), abs=1e-12)
+  assert intervals.compute_welch_interval([0.5, 0.5], [0.4, 0.4]) == (-math.inf, math.inf)
 
 
 def all_right(images=67, classes=4):
@@ -70,4 +72,4 @@ def test_e1_every_proportion_of_a_result_has_the_interval_of_its_own_images():
   }  # fmt: skip
   found = intervals.compute_figure_intervals(figures)
   counts = {"top1": 67, "val/top1": 20, "val/ema_top5": 20, "digits/knn_all": 10, "1000_way_top1": 67}
-  assert found == {name: intervals.wilson(figures[name], count) for name, count in counts.items()}
+  assert found == {name: intervals.compute_wilson_interval(figures[name], count) for name, count in counts.items()}

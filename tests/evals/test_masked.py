@@ -41,7 +41,7 @@ def test_figures_are_the_means_over_images_one_by_one(name):
   assert figures["images"] == 40
   for figure in ("loss", TASKS[name]):
     assert figures[figure] == pytest.approx(np.mean([float(rows[figure][0]) for rows in alone]), rel=1e-5)
-  assert set(figures) == {"loss", TASKS[name], "images"} <= set(evals.figure_names(made.run.evals["test"]))
+  assert set(figures) == {"loss", TASKS[name], "images"} <= set(evals.list_figure_names(made.run.evals["test"]))
 
 
 def test_a_model_of_classes_has_nothing_masked():

@@ -36,5 +36,5 @@ def test_an_evaluation_gives_the_figures_that_it_names(name):
   parts = runs.parts(1)
   run = build.complete(runs.changed(parts.run, evals={"it": Choice(name, SMALL[name])}))
   found = build.build(run, jax.devices()[:1]).evals["it"].measure(parts.init().params, lambda: None).figures
-  named = evals.figure_names(run.evals["it"])
+  named = evals.list_figure_names(run.evals["it"])
   assert [key for key in named if key != "average_precision"] == list(found)

@@ -151,7 +151,7 @@ NAMES = {"0": "cat", "1": "dog", "2": "owl"}
 def labelled(folder, **beside):
   safetensors.numpy.save_file(hostile.good("hf"), folder / "model.safetensors")
   (folder / "config.json").write_text(json.dumps({"num_attention_heads": 2} | beside))
-  return importers.inspect(folder).beside.labels
+  return importers.inspect(folder).image_metadata.labels
 
 
 @pytest.mark.parametrize(

@@ -63,9 +63,9 @@ def test_the_code_of_a_check_is_that_of_what_refuses(codes, code):
 @pytest.mark.parametrize(
   ("backend", "args", "word"),
   [
-    ("qr", ["--config=configs/b.py"], "--config: there is no file configs/b.py; did you mean configs/a.py?"),
+    ("qr", ["--config=configs/b.py"], "Did you mean configs/a.py?"),
     ("qr", ["--config=/etc/hosts:B/16"], "--config: /etc/hosts exists, but is not sent to the workers"),
-    ("local", ["--config=configs/b.py"], "--config: there is no file configs/b.py"),
+    ("local", ["--config=configs/b.py"], "--config: the file configs/b.py does not exist"),
     ("qr", ["--config=data/new.py"], "--config: data/new.py exists, but is not sent to the workers"),
     ("qr", ["--config=configs/a.py", "--config.init.from=B_16.npz"], "--config.init.from: B_16.npz"),
     ("gke", ["--weights", "/home/me/B_16.npz"], "--weights: /home/me/B_16.npz"),

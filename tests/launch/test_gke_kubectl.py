@@ -125,7 +125,7 @@ def test_a_name_that_another_run_has_is_refused_and_left_alone(ready, changes):
       one.look(1)
   else:
     look = one.look(1)
-    assert look.state == states.ABSENT and "is there, but it is of" in look.detail
+    assert look.state == states.ABSENT and "exists, but it is of" in look.detail
   assert ready.live() == before
 
 

@@ -141,7 +141,7 @@ def test_ls_has_one_line_for_a_run_and_those_that_are_over_only_if_asked(tmp_pat
 
 @pytest.mark.parametrize("verb", ["ls", "gc"])
 def test_where_no_cloud_was_asked_it_is_said(verb, capsys):
-  assert "no cloud was asked. Add --project=" in said(capsys, verb)
+  assert "no cloud service was queried. Add --project=" in said(capsys, verb)
   with pytest.raises(LaunchError, match="--zone: the project is missing"):
     asked(verb, "--zone=europe-west4-a")
 

@@ -8,7 +8,7 @@ from tests import modules
 from vit_jax import models
 from vit_jax.models import layers
 from vit_jax.models.attention import Attention
-from vit_jax.models.attention_outputs import OUTPUTS, Normalised
+from vit_jax.models.attention_outputs import OUTPUTS, NormedOutput
 
 pytestmark = pytest.mark.heavy
 
@@ -21,7 +21,7 @@ def normal(*shape):
 
 
 def test_the_context_is_normalised_in_front_of_the_last_projection():
-  output = Normalised(12, 3, layers.Norm("layer", 1e-6, F32), F32)
+  output = NormedOutput(12, 3, layers.Norm("layer", 1e-6, F32), F32)
   module = modules.layer(lambda rngs: Attention(12, 3, output=output, dtype=F32, rngs=rngs))
   x = normal(2, 7, 12)
   _, inside = models.capture(module, "attention/context")(x)

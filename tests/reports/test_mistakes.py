@@ -204,7 +204,7 @@ def test_e1_the_page_has_one_interval_of_a_share_and_says_which_figures_have_non
   found = metrics.compute_intervals(predictions, len(details.source.classes))
   chapter = mistakes.make_chapter(details, squares, found)
   rows = {row["figure"]: row for row in reading.table(chapter, "Figures")}
-  low, high = (100 * end for end in intervals.wilson(1.0, 67))
+  low, high = (100 * end for end in intervals.compute_wilson_interval(1.0, 67))
   assert rows["top1"]["95 % interval"] == f"{low:.2f} % to {high:.2f} %" and rows["top1"]["method"] == "Wilson"
   assert rows["mean_per_class"]["95 % interval"] == "" and rows["loss"]["method"] == "bootstrap"
   about = reading.named(chapter, "Figures").about

@@ -24,7 +24,7 @@ def test_one_run_has_its_figures_costs_and_losses(tmp_path):
   (folder / "plan.json").write_text(json.dumps([plan]))
   chapter = verdict.make_chapter([recorded.read_run(folder, "a")])
   cells = workdirs.texts(chapter)
-  low, high = (100 * end for end in intervals.wilson(0.9, 360))
+  low, high = (100 * end for end in intervals.compute_wilson_interval(0.9, 360))
   assert chapter.parts[0].text == f"test/top1: 90.00 % (95 %: {low:.2f} to {high:.2f}). Finished, 12 steps."
   assert cells["Figures", "top1"] == ["90.00 %", f"{low:.2f} to {high:.2f} %"]
   assert cells["Figures", "loss"] == ["0.5000", ""]
@@ -137,6 +137,6 @@ def test_e3_measurements_of_test_during_training_are_stated(tmp_path):
 def test_e7_a_lead_counts_only_if_the_images_show_it(tmp_path, one, other, clear):
   many = [validated(tmp_path / "a", one, 0.5), validated(tmp_path / "b", other, 0.5, optim__lr=1e-3)]
   words = verdict.make_chapter(many).parts[0].text
-  low, high = (100 * end for end in intervals.difference_interval(one, 360, other, 360))
+  low, high = (100 * end for end in intervals.compute_difference_interval(one, 360, other, 360))
   assert f"(95 %: {low:.2f} to {high:.2f}, Newcombe's interval of two shares)" in words
   assert ("not enough images to decide" in words) == (not clear)

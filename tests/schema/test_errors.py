@@ -10,9 +10,9 @@ from vit_jax.schema import Text
 from vit_jax.schema.errors import (
   LONGEST,
   ConfigError,
-  current_config_key,
   enter_key,
   format_names,
+  get_current_key,
   make_printable,
   show,
   suggest_nearest,
@@ -21,26 +21,26 @@ from vit_jax.schema.errors import (
 
 def test_places_are_joined_from_outside_to_inside():
   with enter_key("config"), enter_key("evals"), enter_key("pets"):
-    assert current_config_key() == "config.evals.pets"
-    assert current_config_key("batch") == "config.evals.pets.batch"
+    assert get_current_key() == "config.evals.pets"
+    assert get_current_key("batch") == "config.evals.pets.batch"
     with enter_key("shots"), enter_key("[1]"):
-      assert current_config_key() == "config.evals.pets.shots[1]"
-    assert current_config_key() == "config.evals.pets"
-  assert current_config_key() == "" and current_config_key("batch") == "batch"
+      assert get_current_key() == "config.evals.pets.shots[1]"
+    assert get_current_key() == "config.evals.pets"
+  assert get_current_key() == "" and get_current_key("batch") == "batch"
 
 
 def test_a_key_that_begins_at_the_config_is_a_whole_place():
   with enter_key("config.evals.pets"):
-    assert current_config_key("config.batch") == "config.batch"
+    assert get_current_key("config.batch") == "config.batch"
     with enter_key("config.data"):
-      assert current_config_key("path") == "config.data.path"
-    assert current_config_key("configs") == "config.evals.pets.configs"
+      assert get_current_key("path") == "config.data.path"
+    assert get_current_key("configs") == "config.evals.pets.configs"
 
 
 def test_a_place_is_left_by_an_error_too():
   with pytest.raises(ConfigError) as caught, enter_key("config.data"):
     raise ConfigError("3 is wrong", "path")
-  assert current_config_key() == ""
+  assert get_current_key() == ""
   error = caught.value
   assert (error.place, error.message, str(error)) == ("config.data.path", "3 is wrong", "config.data.path: 3 is wrong")
 
@@ -65,7 +65,7 @@ def test_an_error_survives_the_way_between_processes():
 def test_threads_have_places_of_their_own():
   seen = []
   with enter_key("config"):
-    thread = threading.Thread(target=lambda: seen.append(current_config_key("x")))
+    thread = threading.Thread(target=lambda: seen.append(get_current_key("x")))
     thread.start()
     thread.join()
   assert seen == ["x"]

@@ -28,7 +28,7 @@ from vit_jax.schema import expected
   ],
 )
 def test_f2_a_type_is_named_with_an_example_that_it_takes(kind, words, example):
-  assert expected.describe_type(kind) == words and expected.example_of_type(kind) == example
+  assert expected.describe_type(kind) == words and expected.format_example(kind) == example
   if example:
     schema.convert(schema.Text(example.strip("'")), kind)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from vit_jax.schema import Choice, Duration, config_key, field_default, list_choices, to_plain
+from vit_jax.schema import Choice, Duration, get_config_key, get_field_default, list_choices, to_plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,4 +29,6 @@ def test_f1_the_names_of_all_choices_are_found():
 
 def test_fields_have_words_and_defaults():
   first, _, last = dataclasses.fields(Part)
-  assert config_key(first) == "from" and field_default(first) is None and field_default(last)["x"].name == "f"
+  assert (
+    get_config_key(first) == "from" and get_field_default(first) is None and get_field_default(last)["x"].name == "f"
+  )

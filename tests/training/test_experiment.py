@@ -25,7 +25,7 @@ def test_intervals_are_whole_steps_and_kept_steps_are_saved_ones(parts):
 
 
 def test_the_evaluation_of_the_last_step_is_not_due_before_it(parts):
-  assert [step for step in range(13) if parts.due_evals(step)] == [6]
+  assert [step for step in range(13) if parts.find_due_evals(step)] == [6]
 
 
 def test_an_evaluation_measures_the_weights_and_their_average(parts):

@@ -74,11 +74,11 @@ def test_a_resumed_run_adds_the_seconds_of_both_parts(timed):
   work(first, "save", 20)
   assert first.train_seconds == 2
   second = GoodputTracker()
-  second.resume(first.counts())
+  second.resume(first.get_counts())
   work(second, "step", 3)
   assert second.train_seconds == 5
   over = GoodputTracker()
-  over.resume(second.counts(), running=False)
+  over.resume(second.get_counts(), running=False)
   work(over, "evaluation", 7)
   assert over.train_seconds == 5
 
@@ -107,7 +107,7 @@ def test_the_account_is_that_of_all_attempts_and_names_what_a_kill_undid(timed, 
   with first.phase("step"):
     timed.sleep(5)
     with first.phase("save"):
-      saved = first.counts()
+      saved = first.get_counts()
     timed.sleep(10)
     first.write()  # at a line of the log; then it is killed
     timed.sleep(7)

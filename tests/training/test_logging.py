@@ -45,7 +45,7 @@ def part(parts, workdir, first, last, about, save=None):
       if step + 1 == save:
         lines.write_due(save)
         with lines.phase("save", save):
-          progress = json.loads(json.dumps(lines.progress(save)))
+          progress = json.loads(json.dumps(lines.get_progress(save)))
     if save is None:
       lines.write(last)
   return progress
@@ -79,8 +79,8 @@ def test_e2_measurements_are_counted_over_all_attempts_and_once_for_a_step(parts
     with contextlib.closing(lines):
       for step in steps:
         for _ in range(1 + (step in again)):
-          lines.evaluated(step, {"top1": 0.5, "ema_top1": 0.5} | ({"val/top1": 0.5} if step % 2 else {}))
-      return lines.measured(), json.loads(json.dumps(lines.progress(steps[-1])))
+          lines.write_evaluation(step, {"top1": 0.5, "ema_top1": 0.5} | ({"val/top1": 0.5} if step % 2 else {}))
+      return lines.count_measurements(), json.loads(json.dumps(lines.get_progress(steps[-1])))
 
   counts, about = attempt(0, [3, 6], {})
   assert counts == {"test": 2, "val": 1}

@@ -36,8 +36,8 @@ def test_tensorboard_reads_every_point_before_the_file_is_closed(tmp_path):
 def test_tensorboard_reads_pictures_and_texts(tmp_path):
   _, png = cv2.imencode(".png", np.full((5, 7, 3), 9, np.uint8))
   file = EventFile(tmp_path)
-  file.image(4, "first batch", png.tobytes())
-  file.text(0, "config", "a\ud800 | *b*")
+  file.write_image(4, "first batch", png.tobytes())
+  file.write_text(0, "config", "a\ud800 | *b*")
   file.close()
   events = EventAccumulator(str(tmp_path))
   events.Reload()

@@ -55,7 +55,7 @@ def test_a_trace_has_its_steps_and_no_others(tmp_path):
   trace = writer.Trace(tmp_path, start=10, steps=2)
   double = jax.jit(lambda x: 2 * x)
   for step in range(10, 17):
-    with trace.step(step):
+    with trace.annotate_step(step):
       double(jnp.ones(3)).block_until_ready()
   trace.close()
   (file,) = (tmp_path / "tensorboard").glob("plugins/profile/*/*.xplane.pb")
@@ -72,7 +72,7 @@ def test_a_trace_has_its_steps_and_no_others(tmp_path):
 def test_a_run_that_ends_early_writes_the_trace_that_it_has(tmp_path):
   trace = writer.Trace(tmp_path, start=0, steps=100)
   for step in range(5):
-    with trace.step(step):
+    with trace.annotate_step(step):
       pass
   trace.close()
   assert list((tmp_path / "tensorboard").glob("plugins/profile/*/*.xplane.pb"))
@@ -81,7 +81,7 @@ def test_a_run_that_ends_early_writes_the_trace_that_it_has(tmp_path):
 def test_without_steps_nothing_is_traced(tmp_path):
   trace = writer.Trace(tmp_path, start=0, steps=0)
   for step in range(5):
-    with trace.step(step):
+    with trace.annotate_step(step):
       pass
   trace.close()
   assert not list(tmp_path.iterdir())
@@ -91,7 +91,7 @@ def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path, caplog):
   (tmp_path / "tensorboard").write_text("mine")
   trace = writer.Trace(tmp_path, start=0, steps=2)
   for step in range(6):
-    with trace.step(step):
+    with trace.annotate_step(step):
       pass
   trace.close()
   assert "tensorboard: the trace cannot be written" in caplog.text

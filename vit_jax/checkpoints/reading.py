@@ -47,9 +47,9 @@ def read_description(workdir: pathlib.Path, check: CheckDescription = lambda abo
       print(checkpoints.read_description(workdir))
   """
   for step in reversed(list_steps(workdir)):
-    said, problem = try_read(functools.partial(read_sealed_description, workdir / "checkpoints" / str(step), check))
+    sealed, problem = try_read(functools.partial(read_sealed_description, workdir / "checkpoints" / str(step), check))
     if not problem:
-      return said["run"]
+      return sealed["run"]
   return None
 
 
@@ -138,7 +138,7 @@ def describe_damage(workdir: str) -> str:
 
 def _read_part(folder: pathlib.Path, part: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """Returns the verified arrays with a path that starts with `part`, and the description of the state."""
-  said = read_sealed_description(folder)
+  sealed = read_sealed_description(folder)
   with aliases.alias_folder(folder) as usable:
     tree = ocp.PyTreeCheckpointHandler().metadata(usable / "state")
     wanted = {path: leaf for path, leaf in tree.items() if path.startswith(part)}
@@ -147,8 +147,8 @@ def _read_part(folder: pathlib.Path, part: str) -> tuple[dict[str, np.ndarray], 
         f"step {folder.name} does not contain {part.rstrip('/')}. Train with config.optim.ema to store averaged weights"
       )
     arrays = _read_arrays(usable / "state", wanted)
-  verify_fingerprint(jax.jit(digests.fingerprint)(arrays), said)
-  return {path.removeprefix(part): array for path, array in arrays.items()}, said["run"]
+  verify_fingerprint(jax.jit(digests.fingerprint)(arrays), sealed)
+  return {path.removeprefix(part): array for path, array in arrays.items()}, sealed["run"]
 
 
 def check_readable(folder: pathlib.Path) -> None:
@@ -164,14 +164,14 @@ def check_readable(folder: pathlib.Path) -> None:
     ValueError: the save is incomplete or contains other bytes than the state that was saved.
     Exception: Orbax raises errors of many types.
   """
-  said, tree = read_sealed_description(folder), ocp.PyTreeCheckpointHandler().metadata(folder / "state")
-  if absent := sorted(said["fingerprint"].keys() - tree.keys()):
+  sealed, tree = read_sealed_description(folder), ocp.PyTreeCheckpointHandler().metadata(folder / "state")
+  if absent := sorted(sealed["fingerprint"].keys() - tree.keys()):
     raise ValueError(f"{', '.join(absent[:3])} is missing from the checkpoint")
   sizes = {path: math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for path, leaf in tree.items()}
   ordered = sorted(sizes, key=lambda path: (sizes[path], path))
   chosen = {ordered[0], *[path for path in ordered if sizes[path] <= SAMPLE][-1:]}
   arrays = _read_arrays(folder / "state", {path: tree[path] for path in chosen})
-  verify_fingerprint({path: digests.fingerprint_on_host(array) for path, array in arrays.items()}, said)
+  verify_fingerprint({path: digests.fingerprint_on_host(array) for path, array in arrays.items()}, sealed)
 
 
 def _read_arrays(state: pathlib.Path, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -202,12 +202,12 @@ def check_same_arrays(arrays: dict[str, np.ndarray], path: str | None) -> dict[s
   return arrays
 
 
-def try_read(read: Callable[[], Any], nothing: Any = None) -> tuple[Any, str | None]:
+def try_read(read: Callable[[], Any], default: Any = None) -> tuple[Any, str | None]:
   """Calls `read` and returns its result, or the reason why a checkpoint cannot be read.
 
   Args:
     read: reads a checkpoint.
-    nothing: result to return after a failure.
+    default: result to return after a failure.
 
   Returns:
     (result of `read`, None), or (the given result, reason).
@@ -229,7 +229,7 @@ def try_read(read: Callable[[], Any], nothing: Any = None) -> tuple[Any, str | N
       raise OSError(number, f"a checkpoint cannot be read: {' '.join(str(error).split())[:200]}", "gs://") from error
     sys.unraisablehook = errors.hide_request_errors
     text, _, _ = str(error).partition(" See full TensorStore details")
-    return nothing, f"{type(error).__name__}: {' '.join(text.split())[:200]}"
+    return default, f"{type(error).__name__}: {' '.join(text.split())[:200]}"
 
 
 def seal_description(about: dict[str, Any], fingerprint: dict[str, jax.Array]) -> dict[str, Any]:
@@ -242,17 +242,17 @@ def seal_description(about: dict[str, Any], fingerprint: dict[str, jax.Array]) -
   Returns:
     The description, the fingerprint, and the SHA-256 of both.
   """
-  said = {"run": about, "fingerprint": _fingerprint_values(fingerprint)}
-  return said | {"sha256": _sha256(said)}
+  sealed = {"run": about, "fingerprint": _fingerprint_values(fingerprint)}
+  return sealed | {"sha256": _sha256(sealed)}
 
 
 def _fingerprint_values(fingerprint: Mapping[str, jax.Array | int]) -> dict[str, int]:
   return {path: int(value) for path, value in jax.device_get(fingerprint).items()}
 
 
-def _sha256(said: Mapping[str, Any]) -> str:
+def _sha256(sealed: Mapping[str, Any]) -> str:
   """Returns the SHA-256 of a state's description and fingerprint."""
-  covered = {"run": said["run"], "fingerprint": said["fingerprint"]}
+  covered = {"run": sealed["run"], "fingerprint": sealed["fingerprint"]}
   return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()
 
 
@@ -270,26 +270,26 @@ def read_sealed_description(folder: pathlib.Path, check: CheckDescription = lamb
     ValueError: the object is damaged or cannot be used.
     Exception: Orbax raises errors of many types.
   """
-  said = ocp.JsonCheckpointHandler().restore(folder / "about")
-  if not isinstance(said["run"], dict) or not isinstance(said["fingerprint"], dict):
+  sealed = ocp.JsonCheckpointHandler().restore(folder / "about")
+  if not isinstance(sealed["run"], dict) or not isinstance(sealed["fingerprint"], dict):
     raise ValueError("the metadata of the state are not a JSON object")
-  if said.get("sha256", _sha256(said)) != _sha256(said):
+  if sealed.get("sha256", _sha256(sealed)) != _sha256(sealed):
     raise ValueError("the metadata of the state differ from those that were saved")
-  check(said["run"])
-  return said
+  check(sealed["run"])
+  return sealed
 
 
-def verify_fingerprint(fingerprint: Mapping[str, jax.Array | int], said: dict[str, Any]) -> None:
+def verify_fingerprint(fingerprint: Mapping[str, jax.Array | int], sealed: dict[str, Any]) -> None:
   """Checks that the fingerprint of arrays equals the saved one.
 
   Args:
     fingerprint: {path: digest} of the arrays.
-    said: the result of `read_sealed_description`.
+    sealed: the result of `read_sealed_description`.
 
   Raises:
     ValueError: the arrays differ from those that were saved.
   """
-  actual, expected = _fingerprint_values(fingerprint), said["fingerprint"]
+  actual, expected = _fingerprint_values(fingerprint), sealed["fingerprint"]
   if changed := sorted(path for path in actual if actual[path] != expected.get(path)):
     raise ValueError(f"the bytes of {', '.join(changed[:3])} differ from those that were saved")
 

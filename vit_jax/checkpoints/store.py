@@ -132,13 +132,13 @@ class Checkpoints:
       OSError: this save or the previous one could not be written or read back.
     """
     arrays = trees.flatten(state)
-    said = seal_description(about, self._fingerprint(arrays))
+    sealed = seal_description(about, self._fingerprint(arrays))
     errors.check_there(self.directory, self._descriptor)
     with self._convert_write_errors():
       self._manager.wait_until_finished()  # before the step changes, because the read-back of the last save uses it
       self._saving = step
       self._manager.save(
-        step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(said))
+        step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(sealed))
       )
     if not self._proven:
       self.wait()
@@ -194,15 +194,15 @@ class Checkpoints:
     folder, wanted = self._usable / str(step), trees.flatten(state)
 
     def read() -> tuple[Any, dict[str, Any]]:
-      said = read_sealed_description(folder, check)
-      return said, ocp.StandardCheckpointHandler().restore(folder / "state", args=ocp.args.StandardRestore(wanted))
+      sealed = read_sealed_description(folder, check)
+      return sealed, ocp.StandardCheckpointHandler().restore(folder / "state", args=ocp.args.StandardRestore(wanted))
 
-    (said, arrays), problem = try_read(read, (None, None))
+    (sealed, arrays), problem = try_read(read, (None, None))
     problem = _share_problem(problem)
     if not problem:  # all processes compute the fingerprint together
-      _, problem = try_read(lambda: verify_fingerprint(self._fingerprint(arrays), said))
+      _, problem = try_read(lambda: verify_fingerprint(self._fingerprint(arrays), sealed))
       problem = _share_problem(problem)
-    return (None, problem) if problem else ((trees.unflatten(state, arrays), said["run"]), None)
+    return (None, problem) if problem else ((trees.unflatten(state, arrays), sealed["run"]), None)
 
   def _move_aside(self, step: int, why: str, used: int | None) -> None:
     if self._read_only:
@@ -254,8 +254,8 @@ class Checkpoints:
         last = f"The last complete checkpoint is step {steps[-1]}" if steps else "No earlier checkpoint exists"
       except OSError:  # the bucket fails again
         last = "The last complete checkpoint is unchanged"
-      said = f"a checkpoint could not be saved: {getattr(error, 'strerror', None) or os.strerror(number)}. {last}"
-      raise OSError(number, said, str(self.directory)) from error
+      message = f"a checkpoint could not be saved: {getattr(error, 'strerror', None) or os.strerror(number)}. {last}"
+      raise OSError(number, message, str(self.directory)) from error
 
 
 def _remove_unfinished(directory: pathlib.Path) -> None:

@@ -76,13 +76,13 @@ def _explain_missing_file(path: str) -> str:
     kind = f"{show(path)} is a folder, not a file.{advice or ' Name a Python file in it'}"
   else:
     kind = f"no file {show(path)}"
-  beside = [str(other) for other in sorted(file.parent.glob("*.py")) if other.is_file()]
+  siblings = [str(other) for other in sorted(file.parent.glob("*.py")) if other.is_file()]
   known = _list_recipes()
   wanted = file.name.removesuffix(".py")
-  named = [other for other in [*beside, *known] if wanted and pathlib.Path(other).stem == wanted]
+  named = [other for other in [*siblings, *known] if wanted and pathlib.Path(other).stem == wanted]
   if named:
     return f"--config: {kind}. Did you mean {show(named[0])}?"
-  if near := suggest_nearest(path, beside) or suggest_nearest(path, known):
+  if near := suggest_nearest(path, siblings) or suggest_nearest(path, known):
     return f"--config: {kind}.{near}"
   return (
     f"--config: {kind}. The recipes are in the folder configs/ of the repository, which pip does not install: run the "

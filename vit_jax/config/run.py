@@ -199,9 +199,9 @@ def measurement(**fields: Any) -> ml_collections.ConfigDict:
 def _make_editable(kind: type, fields: Mapping[str, Any]) -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict(type_safe=False, convert_dict=True)
   defaults = {
-    f.name: to_plain(schema.field_default(f))
+    f.name: to_plain(schema.get_field_default(f))
     for f in dataclasses.fields(kind)
-    if schema.field_default(f) is not dataclasses.MISSING
+    if schema.get_field_default(f) is not dataclasses.MISSING
   }
   for name, value in {**defaults, **fields}.items():
     group = name in ("init", "mesh", "checkpoint", "log", "limits") and isinstance(value, dict)

@@ -150,8 +150,8 @@ def _make_piece(piece: tuple[int, int, int], text: str) -> Iterator[Any]:
 @functools.lru_cache(maxsize=1)
 def _open_worker(text: str) -> shard_worker.Worker:
   """Returns the worker of this process, which keeps its files open."""
-  corpus, beside, values = json.loads(text)
-  return shard_worker.Worker(CorpusPlan.read(values), shard_worker.Folders(*map(paths.parse_path, (corpus, beside))))
+  corpus, work, values = json.loads(text)
+  return shard_worker.Worker(CorpusPlan.read(values), shard_worker.Folders(*map(paths.parse_path, (corpus, work))))
 
 
 def _write_report(pieces: tuple[int, Iterable[tuple[int, Any]]], text: str, number: int) -> None:

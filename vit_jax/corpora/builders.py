@@ -126,9 +126,9 @@ def _make_dataset(name: str, module: Any, segments: Any, root: pathlib.Path) -> 
       disable_shuffling=True,
     )
   except (OSError, RuntimeError) as error:  # TFDS raises RuntimeError for errors of its writer, such as a full disk
-    said = str(error.__cause__ or error).splitlines()[0]
+    reason = str(error.__cause__ or error).splitlines()[0]
     raise schema.ConfigError(
-      f"{name} cannot be prepared in {root}: {said}. Run the same command again to restart"
+      f"{name} cannot be prepared in {root}: {reason}. Run the same command again to restart"
     ) from error
 
 

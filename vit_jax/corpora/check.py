@@ -89,11 +89,11 @@ def is_quick(source: Source, root: pathlib.Path) -> bool:
     source: a split of the folder.
     root: path of the folder.
   """
-  left = SECONDS - EACH * len(source)
-  if source.remote or left < 0:
+  remaining = SECONDS - EACH * len(source)
+  if source.remote or remaining < 0:
     return False
   sizes = local_files.read_stamps([f"{root}/{source.identify(i)}" for i in range(len(source))])
-  return sum(size or 0 for size, _ in sizes) <= left * RATE * decoding.count_usable_cores()
+  return sum(size or 0 for size, _ in sizes) <= remaining * RATE * decoding.count_usable_cores()
 
 
 def check_folder_images(data: EvalData, splits: Iterable[Source], root: pathlib.Path) -> str | None:

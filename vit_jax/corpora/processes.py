@@ -125,7 +125,7 @@ def _run_in_workers(
     for connection in ready:
       worker = workers[connection]
       worker.silent, (kind, value) = 0.0, _receive(worker.connection, worker.process)
-      if kind == "said":
+      if kind == "text":
         heard(worker.task, value)
       elif kind == "failed":
         raise value
@@ -189,7 +189,7 @@ def _serve_tasks(prepare: Callable[[], RunTask], connection: Any, parent: int) -
       return
     try:
       work = work or prepare()
-      result = work(task, lambda words: connection.send(("said", words)))
+      result = work(task, lambda words: connection.send(("text", words)))
     except (ConfigError, OSError) as error:
       connection.send(("failed", error))
       return

@@ -213,13 +213,13 @@ class Worker:
     self, split: CorpusSplit, positions: range, report: record_maker.ShardReport, say: Callable[[Any], None]
   ) -> Iterator[bytes]:
     """Yields the serialized records that are kept, and counts all records."""
-    said, last = (0, 0, 0), time.monotonic()
+    reported, last = (0, 0, 0), time.monotonic()
     for count, record in enumerate(self.records(split, positions), 1):
       report.add(record)
       if time.monotonic() - last > EVERY or count == len(positions):
         now = count, len(report.rejected), len(report.duplicates)
-        say(tuple(new - old for new, old in zip(now, said, strict=True)))
-        said, last = now, time.monotonic()
+        say(tuple(new - old for new, old in zip(now, reported, strict=True)))
+        reported, last = now, time.monotonic()
       if record.data is not None:
         yield record.data
 

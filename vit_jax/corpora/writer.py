@@ -77,13 +77,13 @@ def build_corpus(
   """
   source, folders = _open_corpus(name, data, root)
   made = _create_plan(name, data, source, options)
-  said = [f"{name} is already prepared at {folders.corpus}"]
+  summary = [f"{name} is already prepared at {folders.corpus}"]
   if _is_complete(made, folders):
     _remove_work_folder(folders)  # the folder of a process that was killed at its last step
-    return said
+    return summary
   with runtime.lock_workdir(folders.work, "another name"):
     if _is_complete(made, folders):  # completed by a process that held the lock until now
-      return said
+      return summary
     if made.check(folders.work / plan.FILE):
       made.check_input(source, folders.work)
     else:

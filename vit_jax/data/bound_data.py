@@ -178,7 +178,7 @@ class TrainData(EvalData):
     """
     return self.call(stream.train_examples, source, seed, patch, batch)
 
-  def workers(self, opened: Callable[[], stream.Examples], records: int) -> loader.Workers | None:
+  def create_workers(self, opened: Callable[[], stream.Examples], records: int) -> loader.Workers | None:
     """Returns the worker processes of the training batches, or None.
 
     Args:

@@ -139,10 +139,10 @@ class MixedOrder:
     The first corpus gets its share, rounded down after a random phase is added. The next corpus gets its share of the
     remaining turns.
     """
-    counts, left = [], index
+    counts, remaining = [], index
     for weight, rest, phase in draw_phases(self.weights, self.seed, group):
-      counts.append((left * weight + phase) // rest)
-      left -= counts[-1]
+      counts.append((remaining * weight + phase) // rest)
+      remaining -= counts[-1]
     return counts
 
 

@@ -83,8 +83,8 @@ def select_indices(length: int, epoch: int, group: int, groups: int) -> range:
 
   def before(records: int) -> int:
     """Returns how many of the first `records` records of all epochs belong to the groups before this one."""
-    each, left = divmod(records, groups)
-    return group * each + max(0, group + left - groups)
+    each, remainder = divmod(records, groups)
+    return group * each + max(0, group + remainder - groups)
 
   first = before((epoch + 1) * length) - before(epoch * length)
   return range(

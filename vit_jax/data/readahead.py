@@ -40,14 +40,14 @@ class _PendingRun:
     run: the records. Only the wanted ones are stored.
     done: future of the read.
     values: stored bytes of the remaining records, by record number. Empty until the read is complete.
-    left: number of later requests for each record, by record number.
+    remaining: number of later requests for each record, by record number.
     untaken: number of requests that were not answered yet, by record number.
   """
 
   run: Span
   done: Future[Any] | None = None
   values: dict[int, bytes] = dataclasses.field(default_factory=dict)
-  left: dict[int, int] = dataclasses.field(default_factory=dict)
+  remaining: dict[int, int] = dataclasses.field(default_factory=dict)
   untaken: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
@@ -109,8 +109,8 @@ class ReadAhead:
     """Stores the number of later requests for each record."""
     for record, count in copies.items():
       for reading in self._waiting.get(record, ()):
-        if record not in reading.left:
-          reading.left[record] = reading.untaken[record] = count
+        if record not in reading.remaining:
+          reading.remaining[record] = reading.untaken[record] = count
           break
 
   @property
@@ -126,11 +126,11 @@ class ReadAhead:
     """Returns (image file, label), or raises OSError."""
     with self._lock:
       readings = self._waiting.get(record, [])
-      reading, last = (readings[0], readings[0].left.get(record, 1) == 1) if readings else (None, True)
+      reading, last = (readings[0], readings[0].remaining.get(record, 1) == 1) if readings else (None, True)
       if reading and last:
         readings.pop(0)
       elif reading:
-        reading.left[record] -= 1
+        reading.remaining[record] -= 1
       if not readings:
         self._waiting.pop(record, None)
     stored = self._take(reading, record) if reading else None

@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax import schema
 from vit_jax.data import class_names
 from vit_jax.data.dataset_row import DatasetRow as DatasetRow  # readers use this name
-from vit_jax.schema import current_config_key, enter_key, format_amount
+from vit_jax.schema import enter_key, format_amount, get_current_key
 
 
 class SplitError(schema.ConfigError):
@@ -289,7 +289,7 @@ class Splits:
     except SplitError as error:
       if split != "val" or self.val:
         raise
-      advice = f"Set {current_config_key('val')}, as 'train[90%:]' with {current_config_key('train')}='train[:90%]'"
+      advice = f"Set {get_current_key('val')}, as 'train[90%:]' with {get_current_key('train')}='train[:90%]'"
       raise SplitError(f"{error.message} {advice}", "val") from None
 
   def check(self, sizes: Mapping[str, int]) -> None:

@@ -15,6 +15,6 @@ from vit_jax.evals.table import (
   BoundEval,
   EvalDefinition,
   bind_evaluation,
-  figure_names,
   interval,
+  list_figure_names,
 )

@@ -11,7 +11,7 @@ from vit_jax.data import catalog, class_names, sources
 from vit_jax.data.bound_data import EvalData
 from vit_jax.evals import metrics
 from vit_jax.evals.subject import EvalContext, Measure, Outcome, compute_rows, open_source
-from vit_jax.schema import Bound, ConfigError, Range, current_config_key, enter_key, format_amount
+from vit_jax.schema import Bound, ConfigError, Range, enter_key, format_amount, get_current_key
 
 
 class AccuracyDetails(NamedTuple):
@@ -59,7 +59,7 @@ def accuracy(
   Raises:
     ConfigError: the model or the data are unsuitable.
   """
-  source, size, here = open_source(subject, data, split, "split"), subject.images_at_once(batch), current_config_key()
+  source, size, here = open_source(subject, data, split, "split"), subject.images_at_once(batch), get_current_key()
   if not subject.classes:
     raise ConfigError(
       "the model has no classes. Use name='masked' to measure its task, or 'fewshot' to measure its features", "name"
@@ -102,9 +102,9 @@ def name_accuracy_figures(data: Bound | None, classes: str) -> list[str]:
     data: the other dataset, or None for the run's own data, in which all classes occur.
     classes: the argument of `accuracy`.
   """
-  nothing = metrics.Predictions(*(np.zeros(shape, np.int64) for shape in (0, 0, (0, 1), 0, 0)))
+  empty = metrics.Predictions(*(np.zeros(shape, np.int64) for shape in (0, 0, (0, 1), 0, 0)))
   way = _competing_classes(data, classes)[1] if data else ""
-  return [_figure_name(way, name) for name in [*metrics.compute_metrics(nothing, 1), "average_precision"]]
+  return [_figure_name(way, name) for name in [*metrics.compute_metrics(empty, 1), "average_precision"]]
 
 
 def _competing_classes(data: Bound, classes: str) -> tuple[tuple[int, ...] | None, str]:

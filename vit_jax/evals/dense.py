@@ -28,9 +28,9 @@ from vit_jax.schema import (
   ConfigError,
   Count,
   Range,
-  current_config_key,
   enter_key,
   format_amount,
+  get_current_key,
 )
 
 FIGURES = ["mean_iou", "pixel_accuracy", "images"]
@@ -91,7 +91,7 @@ def dense(
   Raises:
     ConfigError: the data have no suitable masks or splits.
   """
-  size, here = subject.images_at_once(batch), current_config_key()
+  size, here = subject.images_at_once(batch), get_current_key()
   sources_of = {key: open_source(subject, data, split, key) for key, split in (("train", train), ("test", test))}
   classes = _check_data(subject, data, **sources_of)
   side, _, width = subject.map_shape
@@ -123,8 +123,8 @@ def dense(
     for rows, truth in pairs(lambda images: segments((params, *linear), images), "test"):
       pixels += count_confusion(truth, rows["classes"], len(classes))
       images += len(truth)
-    nothing = f"{current_config_key('test')}: its masks contain no pixel of a class. Use another split"
-    runtime.raise_together(nothing if jax.process_index() == 0 and not pixels.sum() else None)
+    message = f"{get_current_key('test')}: its masks contain no pixel of a class. Use another split"
+    runtime.raise_together(message if jax.process_index() == 0 and not pixels.sum() else None)
     figures = runtime.copy_from_first(np.array([*_compute_figures(pixels), images])).tolist()
     details = DenseDetails(classes, pixels, **sources_of) if jax.process_index() == 0 else None
     return Outcome(dict(zip(FIGURES, figures, strict=True)) | {"images": int(figures[-1])}, details)

@@ -19,7 +19,7 @@ from vit_jax.data.bound_data import EvalData
 from vit_jax.evals import probes as tables
 from vit_jax.evals.features import extract, find_cache_file
 from vit_jax.evals.subject import EvalContext, Measure, Outcome, open_source
-from vit_jax.schema import Choice, ConfigError, Count, Range, current_config_key, enter_key, format_amount
+from vit_jax.schema import Choice, ConfigError, Count, Range, enter_key, format_amount, get_current_key
 
 Seed = Annotated[int, Range(0, 2**31 - 1)]
 Shots = tuple[Count, ...] | Literal["all"]
@@ -113,7 +113,7 @@ def fewshot(
   Raises:
     ConfigError: the data or the arguments are unsuitable.
   """
-  size, here = subject.images_at_once(batch), current_config_key()
+  size, here = subject.images_at_once(batch), get_current_key()
   sides = {key: open_source(subject, data, split, key) for key, split in (("train", train), ("test", test))}
   classes = len(sides["train"].classes)
   _check_data(sides, shots, seeds, probes)

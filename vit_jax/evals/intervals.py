@@ -21,7 +21,7 @@ _SAME = 1e-9  # resamples agree if their interval is narrower than this
 _PROPORTION = re.compile(r"(?:.*[/_])?(?:top1|top5)|(?:.*/)?.+_(?:[1-9]\d*shot|all)")
 
 
-def wilson(share: float, count: int) -> Interval:
+def compute_wilson_interval(share: float, count: int) -> Interval:
   """Computes the score interval of a proportion (Wilson 1927, JASA 22, 209-212).
 
   Args:
@@ -34,14 +34,14 @@ def wilson(share: float, count: int) -> Interval:
   Example:
     from vit_jax.evals import intervals
 
-    intervals.wilson(0.9, 100)  # (0.826, 0.945)
+    intervals.compute_wilson_interval(0.9, 100)  # (0.826, 0.945)
   """
   middle = (share + _Z * _Z / (2 * count)) / (1 + _Z * _Z / count)
   half = _Z / (1 + _Z * _Z / count) * math.sqrt(share * (1 - share) / count + _Z * _Z / (4 * count * count))
   return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def difference_interval(one: float, ones: int, other: float, others: int) -> Interval:
+def compute_difference_interval(one: float, ones: int, other: float, others: int) -> Interval:
   """Computes the interval of the difference of two proportions.
 
   This is method 10 of Newcombe 1998 (Statistics in Medicine 17, 873-890), for independent samples. If both models are
@@ -56,12 +56,12 @@ def difference_interval(one: float, ones: int, other: float, others: int) -> Int
   Returns:
     (low, high) of `one - other`, within [-1, 1].
   """
-  (low, high), (other_low, other_high) = wilson(one, ones), wilson(other, others)
+  (low, high), (other_low, other_high) = compute_wilson_interval(one, ones), compute_wilson_interval(other, others)
   gap = one - other
   return gap - math.hypot(one - low, other_high - other), gap + math.hypot(high - one, other - other_low)
 
 
-def welch(one: list[float], other: list[float]) -> Interval:
+def compute_welch_interval(one: list[float], other: list[float]) -> Interval:
   """Computes the interval of the difference of the means of two groups of runs (Welch 1947, Biometrika 34).
 
   The interval covers the noise between runs (seeds). It does not cover the choice of the test images.
@@ -138,5 +138,5 @@ def compute_figure_intervals(figures: Mapping[str, float]) -> dict[str, Interval
       continue
     count = figures.get(f"{name.rpartition('/')[0]}/images".lstrip("/"), 0)
     if count >= 1 and 0 <= value <= 1:
-      result[name] = wilson(value, int(count))
+      result[name] = compute_wilson_interval(value, int(count))
   return result

@@ -9,7 +9,7 @@ import jax
 from vit_jax.data import catalog
 from vit_jax.data.bound_data import EvalData
 from vit_jax.evals.subject import EvalContext, Measure, Outcome, compute_rows, open_source
-from vit_jax.schema import ConfigError, Range, current_config_key, enter_key
+from vit_jax.schema import ConfigError, Range, enter_key, get_current_key
 
 
 def masked(
@@ -34,7 +34,7 @@ def masked(
   """
   if subject.classes or subject.predict is None:
     raise ConfigError("the model has classes and does not mask patches. Use 'accuracy'", "name")
-  source, size, here = open_source(subject, data, split, "split"), subject.images_at_once(batch), current_config_key()
+  source, size, here = open_source(subject, data, split, "split"), subject.images_at_once(batch), get_current_key()
   predict = subject.predictions(data, logits=False)
 
   def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:

@@ -160,7 +160,7 @@ def compute_intervals(
   of = {"top1": count, "top5": count, "recall_weighted": len(images.owner)}  # sizes of the samples of the proportions
   for name, value in _compute_weighted_metrics(images, np.ones(count)).items():
     if _is_proportion(name, predictions) and of[name]:
-      result[name] = confidence.wilson(min(value, 1.0), of[name])
+      result[name] = confidence.compute_wilson_interval(min(value, 1.0), of[name])
   return result
 
 

@@ -19,7 +19,7 @@ from vit_jax.data import device_batches, sources
 from vit_jax.data.bound_data import EvalData
 from vit_jax.models import finite
 from vit_jax.parallel import sharding
-from vit_jax.schema import Choice, ConfigError, current_config_key, enter_key
+from vit_jax.schema import Choice, ConfigError, enter_key, get_current_key
 
 Rows = dict[str, jax.Array]  # values of the images of a batch, by name
 Weights = Mapping[str, jax.Array]  # parameters by path
@@ -272,8 +272,8 @@ def resize_and_classify(scores: jax.Array, size: int) -> jax.Array:
     return (jnp.maximum(score, resized), jnp.where(resized > score, one, number)), None
 
   shape = (scores.shape[1], size, size)
-  nothing = jnp.full(shape, -jnp.inf, scores.dtype), jnp.zeros(shape, jnp.uint8)
-  (_, best), _ = jax.lax.scan(better, nothing, (scores, jnp.arange(len(scores), dtype=jnp.uint8)))
+  initial = jnp.full(shape, -jnp.inf, scores.dtype), jnp.zeros(shape, jnp.uint8)
+  (_, best), _ = jax.lax.scan(better, initial, (scores, jnp.arange(len(scores), dtype=jnp.uint8)))
   return best
 
 
@@ -291,7 +291,7 @@ def open_source(subject: EvalContext, data: EvalData | None, split: str, key: st
   """
   try:
     with enter_key("config.data" if data is None else "data"):
-      source = dataclasses.replace(subject.source(data, split), key=current_config_key())
+      source = dataclasses.replace(subject.source(data, split), key=get_current_key())
       subject.data(data).eval_examples(source)
   except sources.SplitError as error:
     if split in ("train", "val", "test"):

@@ -107,7 +107,7 @@ def bind_evaluation(choice: Choice, table: schema.Table, prepared: Mapping[str, 
   return bound
 
 
-def figure_names(choice: Choice) -> list[str]:
+def list_figure_names(choice: Choice) -> list[str]:
   """Returns the names of the figures that a bound choice measures. For `masked` these are the figures of all tasks.
 
   Args:
@@ -117,6 +117,6 @@ def figure_names(choice: Choice) -> list[str]:
     from vit_jax import evals
     from vit_jax.schema import Choice
 
-    assert evals.figure_names(Choice("dense")) == ["mean_iou", "pixel_accuracy", "images"]
+    assert evals.list_figure_names(Choice("dense")) == ["mean_iou", "pixel_accuracy", "images"]
   """
   return list(KINDS[choice.name].figures(choice.args))

@@ -195,13 +195,15 @@ def _inspect_weights(path: pathlib.Path, image_size: int | None) -> tuple[Descri
         data.get("image_size"),
         image_size,
       )
-    beside = preprocessing.from_json(about["use"]) if "use" in about else preprocessing.ImageMetadata()
-    return description, _data_arguments(dict(beside.normalised), beside.crop, beside.size, image_size)
+    image_metadata = preprocessing.from_json(about["use"]) if "use" in about else preprocessing.ImageMetadata()
+    return description, _data_arguments(
+      dict(image_metadata.normalised), image_metadata.crop, image_metadata.size, image_size
+    )
   recognised = weights.inspect(path)
-  beside = recognised.beside
-  crop_size = beside.size or recognised.description.image_size
+  image_metadata = recognised.image_metadata
+  crop_size = image_metadata.size or recognised.description.image_size
   return recognised.description, _data_arguments(
-    normalisation.find_normalisation(recognised), beside.crop, crop_size, image_size
+    normalisation.find_normalisation(recognised), image_metadata.crop, crop_size, image_size
   )
 
 

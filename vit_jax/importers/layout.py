@@ -35,13 +35,13 @@ class TensorRow(NamedTuple):
       parameters, a tuple of their paths. The first axis on the right of the arrow then enumerates them.
     pattern: einops pattern from the tensor to the parameters. An axis with the name `two` has length 2, so that "(two
       k)" can split a dimension of the parameter.
-    beside: path of a parameter that the model must also have for this row to apply.
+    requires: path of a parameter that the model must also have for this row to apply.
   """
 
   theirs: str
   ours: str | tuple[str, ...]
   pattern: str
-  beside: str | None = None
+  requires: str | None = None
 
   @property
   def paths(self) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ class Layout(NamedTuple):
       generations of files.
     finish: function from tensors and description to tensors, applied last when a file is written.
     stores_tables: true if files contain position tables that are computed, not learned.
-    beside: function from a description to the JSON values of a file next to the weights, such as config.json.
+    create_config: function from a description to the JSON values of a file next to the weights, such as config.json.
     computes: model settings that readers of this layout assume. If a setting had another value, readers would
       compute another model. A tuple lists several allowed values.
     ignored: pattern of names of tensors that are not parameters.
@@ -86,7 +86,7 @@ class Layout(NamedTuple):
   canonical: Callable[[Tensors, Mapping[str, Any]], Tensors] = lambda tensors, hints: tensors
   finish: Callable[[dict[str, Any], Description], dict[str, Any]] = lambda tensors, description: tensors
   stores_tables: bool = True
-  beside: Callable[[Description], dict[str, Any]] | None = None
+  create_config: Callable[[Description], dict[str, Any]] | None = None
   computes: Mapping[str, Any] = {}
   ignored: str = r"(?!)"
   untaken: str = r"(?!)"
@@ -160,7 +160,7 @@ def _create_entry(row: TensorRow, expressions: Any, path: str, shape: tuple[int,
     return None
   numbers = {key: int(value) for key, value in match.groupdict().items()}
   paths = tuple(template.format(**numbers) for template in row.paths)
-  needed = paths if row.beside is None else (*paths, row.beside.format(**numbers))
+  needed = paths if row.requires is None else (*paths, row.requires.format(**numbers))
   if any(p not in ours for p in needed):
     return None
   name = row.theirs.format(**numbers, **{f"{key}1": value + 1 for key, value in numbers.items()})

@@ -26,7 +26,10 @@ def find_normalisation(recognised: Any) -> dict[str, Channels]:
   Returns:
     {"mean", "std"} from the files next to the weights, or the usual values of the publisher.
   """
-  return {**find_usual_normalisation(recognised.layout.name, recognised.description), **recognised.beside.normalised}
+  return {
+    **find_usual_normalisation(recognised.layout.name, recognised.description),
+    **recognised.image_metadata.normalised,
+  }
 
 
 def find_usual_normalisation(layout: str, description: Description) -> dict[str, Channels]:

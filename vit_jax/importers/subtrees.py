@@ -170,11 +170,11 @@ def _select_tree(
   """Returns the prefix of the tree to read, or raises ConfigError if the rules do not determine it."""
   roots = list(trees)
   if prefix is not None:
-    given = prefix.rstrip("./")
+    beginning = prefix.rstrip("./")
     roots = [
       root
       for root in trees
-      if given in _list_beginnings(root) | _list_beginnings(_find_original(file, root, trees[root]))
+      if beginning in _list_beginnings(root) | _list_beginnings(_find_original(file, root, trees[root]))
     ]
     if not roots:
       raise ConfigError(f"no model under the prefix {show(prefix)}; {_format_trees(file, trees, trees)}")

@@ -69,52 +69,56 @@ def unstack(arrays: Mapping[str, np.ndarray], paths: Iterable[str]) -> dict[str,
 
 
 def fit(
-  arrays: Mapping[str, np.ndarray], have: Description, want: Description, head: Literal["auto", "keep", "new"] = "auto"
+  arrays: Mapping[str, np.ndarray],
+  source: Description,
+  target: Description,
+  head: Literal["auto", "keep", "new"] = "auto",
 ) -> tuple[dict[str, np.ndarray], list[str]]:
   """Adapts the parameters of one model to another model.
 
   Tables that belong to a grid of patches are resampled. Any other difference between the models is an error.
 
   Args:
-    arrays: parameters of `have` by path, layer by layer.
-    have: the model of the parameters.
-    want: the model to adapt the parameters to.
+    arrays: parameters of `source` by path, layer by layer.
+    source: the model of the parameters.
+    target: the model to adapt the parameters to.
     head: "keep" keeps the head. "new" initialises the head again, with zero kernels (Dosovitskiy et al. 2021, section
       3.2). "auto" keeps the head if the number of classes is equal.
 
   Returns:
-    The parameters of `want`, and notes about all changes. Parameters that must be initialised are missing.
+    The parameters of `target`, and notes about all changes. Parameters that must be initialised are missing.
 
   Raises:
     ConfigError: if the models differ in anything else. The message lists the differences.
   """
-  shapes = layout.compute_shapes(want)
-  placed, have = position_tables.convert_position(arrays, have, want.settings().get("position"))
+  shapes = layout.compute_shapes(target)
+  placed, source = position_tables.convert_position(arrays, source, target.settings().get("position"))
   moved = [f"{position_tables.TABLE}: rows of tokens before the patches moved"] if placed is not arrays else []
-  arrays, anew, notes = _fit_head(placed, have, want, head, shapes)
-  arrays, resampled = _fit_grids(arrays, have, want, shapes)
-  _check_equal(arrays, have, want, shapes, anew)
-  return arrays, [*moved, *notes, *resampled, *_differing_arguments(have, want)]
+  arrays, anew, notes = _fit_head(placed, source, target, head, shapes)
+  arrays, resampled = _fit_grids(arrays, source, target, shapes)
+  _check_equal(arrays, source, target, shapes, anew)
+  return arrays, [*moved, *notes, *resampled, *_differing_arguments(source, target)]
 
 
 def _fit_head(
-  arrays: Mapping[str, np.ndarray], have: Description, want: Description, head: str, shapes: Shapes
+  arrays: Mapping[str, np.ndarray], source: Description, target: Description, head: str, shapes: Shapes
 ) -> tuple[dict[str, np.ndarray], set[str], list[str]]:
-  """Returns (arrays with the head of `want`, paths that are initialised again, notes)."""
-  if head == "keep" and have.classes != want.classes:
+  """Returns (arrays with the head of `target`, paths that are initialised again, notes)."""
+  if head == "keep" and source.classes != target.classes:
     known = (
-      f"the file's head has {format_amount(have.classes, 'class', 'classes')}"
-      if have.classes
+      f"the file's head has {format_amount(source.classes, 'class', 'classes')}"
+      if source.classes
       else "the file has no head for classes"
     )
-    raise ConfigError(f"{known}, but this model has {want.classes}. To train a new head, set init.head=new")
-  if want.classes and head != "new" and have.classes == want.classes:
+    raise ConfigError(f"{known}, but this model has {target.classes}. To train a new head, set init.head=new")
+  if target.classes and head != "new" and source.classes == target.classes:
     return dict(arrays), set(), []
-  of_head = re.compile(want.published.order.head).fullmatch
+  of_head = re.compile(target.published.order.head).fullmatch
   notes = []
-  if want.classes and have.classes:
+  if target.classes and source.classes:
     notes.append(
-      f"head: new weights for {format_amount(want.classes, 'class', 'classes')}; the file's {have.classes} are left out"
+      f"head: new weights for {format_amount(target.classes, 'class', 'classes')}; the file's {source.classes} are "
+      "left out"
     )
   anew = {path for path in shapes if of_head(path)}
   arrays = {path: array for path, array in arrays.items() if not of_head(path)}
@@ -128,20 +132,22 @@ def _fit_head(
 
 
 def _fit_grids(
-  arrays: Mapping[str, np.ndarray], have: Description, want: Description, shapes: Shapes
+  arrays: Mapping[str, np.ndarray], source: Description, target: Description, shapes: Shapes
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-  """Returns (arrays with position tables resampled to the grids of `want`, notes)."""
-  tokens, method = want.published.order.positioned, want.settings().get("resampling", "zoom")
+  """Returns (arrays with position tables resampled to the grids of `target`, notes)."""
+  tokens, method = target.published.order.positioned, target.settings().get("resampling", "zoom")
   result, notes = dict(arrays), []
   for path, array in arrays.items():
     if path not in shapes or array.shape == shapes[path]:
       continue
     if re.fullmatch(r"(blocks/\d+/)?position/table", path) and array.shape[1] == shapes[path][1]:
-      leading, others = (_count_leading_rows(params, one, tokens) for params, one in ((arrays, have), (shapes, want)))
+      leading, others = (
+        _count_leading_rows(params, one, tokens) for params, one in ((arrays, source), (shapes, target))
+      )
       if leading != others:
         continue
-      old = compute_grid(array.shape[0] - leading, have.image_size)
-      new = compute_grid(shapes[path][0] - leading, want.image_size)
+      old = compute_grid(array.shape[0] - leading, source.image_size)
+      new = compute_grid(shapes[path][0] - leading, target.image_size)
       rest = resample(array[leading:], old, new, method)
       result[path] = np.concatenate([array[:leading], rest])
     elif re.fullmatch(r"(blocks/\d+/)?position/(rows|columns)", path) and array.shape[1] == shapes[path][1]:
@@ -164,9 +170,9 @@ def _count_leading_rows(params: Container[str], description: Description, tokens
 
 
 def _check_equal(
-  arrays: Mapping[str, np.ndarray], have: Description, want: Description, shapes: Shapes, anew: set[str]
+  arrays: Mapping[str, np.ndarray], source: Description, target: Description, shapes: Shapes, anew: set[str]
 ) -> None:
-  """Raises ConfigError if the arrays differ from those of `want`, except for paths that are initialised again."""
+  """Raises ConfigError if the arrays differ from those of `target`, except for paths that are initialised again."""
   differences = [f"missing: {path}" for path in shapes if path not in arrays and path not in anew]
   differences += [f"left over: {path}" for path in arrays if path not in shapes]
   differences += [
@@ -174,25 +180,25 @@ def _check_equal(
     for path, shape in shapes.items()
     if path in arrays and arrays[path].shape != shape
   ]
-  resized = have.model.name == want.model.name and have.essential() == want.essential()
-  if differences and resized and have.image_size != want.image_size and shapes.keys() - anew <= arrays.keys():
+  resized = source.model.name == target.model.name and source.essential() == target.essential()
+  if differences and resized and source.image_size != target.image_size and shapes.keys() - anew <= arrays.keys():
     raise ConfigError(
-      f"{differences[0]}: the weights of {have.model.name} are for images of {have.image_size} pixels alone, and "
-      f"have no positions to resample to {want.image_size}. Do not change the size"
+      f"{differences[0]}: the weights of {source.model.name} are for images of {source.image_size} pixels alone, and "
+      f"have no positions to resample to {target.image_size}. Do not change the size"
     )
   if differences:
     more = len(differences) - layout.LISTED
     raise ConfigError(
-      f"the file contains {have}, but this model is {want}. They differ in {len(differences)}:\n  "
+      f"the file contains {source}, but this model is {target}. They differ in {len(differences)}:\n  "
       + "\n  ".join(differences[: layout.LISTED])
       + (f"\n  and {more} more" if more > 0 else "")
-      + f"\nTo take the file's model: {have.flags()}"
+      + f"\nTo take the file's model: {source.flags()}"
     )
 
 
-def _differing_arguments(have: Description, want: Description) -> list[str]:
+def _differing_arguments(source: Description, target: Description) -> list[str]:
   """Returns notes on arguments that differ between the models and change the logits, but not the shapes."""
-  theirs, ours = have.settings(), want.settings()
+  theirs, ours = source.settings(), target.settings()
   return [
     f"model.{key}: the file's model has {theirs[key]}, but this model has {ours[key]}"
     for key in ("gelu", "eps", "norm.eps", "norm_order", "norm.order", "padding", "position", "position.at")

@@ -39,11 +39,11 @@ class RecognisedModel(NamedTuple):
   description: Description
   tensors: Tensors
   notes: list[str]
-  beside: ImageMetadata = ImageMetadata()
+  image_metadata: ImageMetadata = ImageMetadata()
 
   def image_notes(self) -> list[str]:
     """Returns notes about the normalisation of the images for these weights, as flags for a config."""
-    return metadata.describe_normalisation(self.beside.normalised)
+    return metadata.describe_normalisation(self.image_metadata.normalised)
 
   def read(self) -> dict[str, np.ndarray]:
     """Reads all parameters.
@@ -108,9 +108,9 @@ def recognise(
       description = _read_stored(header, candidate, named) if header else candidate.describe(named, hints)
       description = position_tables.add_resampling(description, candidate, hints, header)
       noted = contradictions.check(description, hints, candidate)
-      said = metadata.merge_image_metadata(hints)
+      image_metadata = metadata.merge_image_metadata(hints)
       notes = [*taken, *layout.describe_ignored(candidate, named, hints), *hints.get("notes", []), *noted]
-      return RecognisedModel(candidate, description, named, notes, said)
+      return RecognisedModel(candidate, description, named, notes, image_metadata)
     except ConfigError:
       raise
     except (KeyError, StopIteration) as error:
@@ -223,7 +223,7 @@ def read(
   recognised = inspect(path, hints, likely, ema, prefix)
   try:
     notes = [*recognised.notes, *recognised.image_notes()]
-    return Weights(recognised.description, recognised.read(), notes, recognised.beside.labels)
+    return Weights(recognised.description, recognised.read(), notes, recognised.image_metadata.labels)
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
 
@@ -273,20 +273,20 @@ def open_frozen(
       classes.
   """
   if is_workdir(paths.resolve_path(path)):
-    have, _, notes, names = read(path, None, ema, prefix)
+    source, _, notes, names = read(path, None, ema, prefix)
   else:
     recognised = inspect(path, ema=ema, prefix=prefix)
-    have, notes, names = recognised.description, recognised.notes, recognised.beside.labels
-  want = have.replace(image_size=image_size).bind()
-  if "dtype" in want.model.args:
-    want = want.replace(model=Choice(want.model.name, {**want.model.args, "dtype": dtype}))
+    source, notes, names = recognised.description, recognised.notes, recognised.image_metadata.labels
+  target = source.replace(image_size=image_size).bind()
+  if "dtype" in target.model.args:
+    target = target.replace(model=Choice(target.model.name, {**target.model.args, "dtype": dtype}))
 
   def arrays() -> dict[str, np.ndarray]:
     _, tensors = load(path, ema=ema, prefix=prefix)
-    return class_order.arrange_outputs(surgery.fit(tensors, have, want, "keep")[0], want, names, classes)[0]
+    return class_order.arrange_outputs(surgery.fit(tensors, source, target, "keep")[0], target, names, classes)[0]
 
   try:
-    return FrozenWeights(want, arrays, [*notes, *class_order.arrange_outputs({}, want, names, classes)[1]])
+    return FrozenWeights(target, arrays, [*notes, *class_order.arrange_outputs({}, target, names, classes)[1]])
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
 
@@ -299,7 +299,7 @@ def is_workdir(path: pathlib.Path) -> bool:
 
 def load_fitted(
   path: str,
-  want: Description,
+  target: Description,
   head: str = "auto",
   ema: bool | None = None,
   prefix: str | None = None,
@@ -311,7 +311,7 @@ def load_fitted(
 
   Args:
     path: weight file or workdir.
-    want: the model to adapt the parameters to.
+    target: the model to adapt the parameters to.
     head: "auto", "keep" or "new". See `surgery.fit`.
     ema: True requires averaged weights, False requires raw weights. See `load`.
     prefix: common prefix of the parameter names to read, for a file that contains several models.
@@ -323,17 +323,17 @@ def load_fitted(
   Raises:
     ConfigError: if the parameters cannot be adapted.
   """
-  shapes = layout.compute_shapes(want)
+  shapes = layout.compute_shapes(target)
   # Tensors do not determine the number of heads. If the widths are equal, the number of the wanted model is most
   # likely.
-  likely = {} if isinstance(want.image_size, int) else {"image_size": want.image_size}
+  likely = {} if isinstance(target.image_size, int) else {"image_size": target.image_size}
   if query := shapes.get("blocks/0/attention/query/kernel"):
     likely |= {"width": query[0], "heads": query[1]}
-  have, arrays, known, names = read(path, None, ema, prefix, likely)
+  source, arrays, known, names = read(path, None, ema, prefix, likely)
   try:
-    fitting, notes = surgery.fit(arrays, have, want, head)
-    kept = head != "new" and have.classes == want.classes
-    fitting, moved = class_order.arrange_outputs(fitting, want, names if kept else (), classes, strict=head == "keep")
+    fitting, notes = surgery.fit(arrays, source, target, head)
+    kept = head != "new" and source.classes == target.classes
+    fitting, moved = class_order.arrange_outputs(fitting, target, names if kept else (), classes, strict=head == "keep")
     return fitting, [*notes, *moved, *known]
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
@@ -364,8 +364,8 @@ def inspect(
     recognised = importers.inspect("model.npz")
     print(recognised.layout.name, recognised.description)
   """
-  tensors, beside = containers.read(paths.resolve_path(path))
-  known = beside | dict(hints or {})
+  tensors, found = containers.read(paths.resolve_path(path))
+  known = found | dict(hints or {})
   guessed = {key: value for key, value in (likely or {}).items() if key != "width" or "heads" not in known}
   try:
     return recognise(tensors, guessed | known, ema, prefix)

@@ -92,18 +92,18 @@ def _make_examples(use: StoredWeights, files: Sequence[str], reasons: dict[int, 
   """
   preparation = Preparation.of(use.data)
   image = (preparation.size, preparation.size, 3)
-  nothing = np.zeros(image, np.uint8), 0.0
+  blank = np.zeros(image, np.uint8), 0.0
 
   def example(_: Any, position: int) -> tuple[Any, ...]:
     if position >= len(files):
-      return nothing
+      return blank
     try:
       return preparation.file(locations.read_content(files[position])), 1.0
     except (OSError, ValueError, MemoryError, cv2.error) as error:
       reasons[position] = (
         error.strerror if isinstance(error, OSError) and error.strerror else describe_image_error(error)
       ) or "?"
-      return nothing
+      return blank
 
   source = sources.Source(
     "images", "all", (), len(files), lambda i: (locations.read_content(files[i]), 0), files.__getitem__

@@ -69,24 +69,24 @@ def collect_files(words: Iterable[str], stdin: BinaryIO) -> Inputs:
 def _expand_word(word: str, stdin: BinaryIO, ignored: collections.Counter[Any], came: list[str]) -> Iterator[str]:
   """Yields the files that a word of the command line names. `came` collects the paths from `stdin`."""
   if word != STDIN:
-    yield from _find_files(word, ignored, asked=True)
+    yield from _find_files(word, ignored, explicit=True)
     return
   for line in stdin:
     if text := os.fsdecode(line.rstrip(b"\r\n")):
       came.append(text)
-      yield from _find_files(text, ignored, asked=False)
+      yield from _find_files(text, ignored, explicit=False)
 
 
-def _find_files(text: str, ignored: collections.Counter[Any], asked: bool) -> Iterator[str]:
-  """Yields the files at a path. A path that was `asked` for directly must exist."""
+def _find_files(text: str, ignored: collections.Counter[Any], explicit: bool) -> Iterator[str]:
+  """Yields the files at a path. A path that was `explicit` for directly must exist."""
   path = paths.expand_home(paths.parse_path(text, bare=True))
   if path.suffix.lower() in MANIFESTS:
     yield from _read_manifest(path)
   elif paths.in_bucket(path):
-    yield from _list_bucket(path, ignored, asked)
+    yield from _list_bucket(path, ignored, explicit)
   elif path.is_dir():
     yield from _list_folder(path, ignored)
-  elif asked and not os.path.lexists(path):
+  elif explicit and not os.path.lexists(path):
     near = sorted(str(other) for other in path.parent.glob("*")) if path.parent.is_dir() else []
     raise ConfigError(f"{show(text)} does not exist.{_suggest_path(str(path), near)}")
   else:
@@ -119,13 +119,13 @@ def _list_folder(root: pathlib.Path, ignored: list[str]) -> Iterator[str]:
     waiting += [os.path.join(entry, name) for name in names]
 
 
-def _list_bucket(path: pathlib.Path, ignored: list[str], asked: bool) -> Iterator[str]:
+def _list_bucket(path: pathlib.Path, ignored: list[str], explicit: bool) -> Iterator[str]:
   """Yields the object itself, or the images below a folder of a bucket, sorted by name."""
   if path.suffix.lower() in EXTENSIONS or locations.call_storage(path, path.is_file):
     yield str(path)
     return
   names = sorted(locations.call_storage(path, lambda: locations.BucketFolder.listed(path)).objects)
-  if not names and asked:
+  if not names and explicit:
     raise ConfigError(f"{show(str(path))} does not exist in the bucket. Specify an object, or a folder of objects")
   for name in names:
     if any(part.startswith(".") for part in name.split("/")):

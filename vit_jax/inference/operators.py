@@ -154,14 +154,14 @@ def _matrix_product(graph: Graph, equation: core.JaxprEqn, values: Sequence[Valu
 
 
 def _convolution(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
-  (image, kernel), said = _expand_values(graph, equation, values), equation.params
-  if any(side != 1 for side in said["lhs_dilation"]) or said["batch_group_count"] != 1:
+  (image, kernel), params = _expand_values(graph, equation, values), equation.params
+  if any(side != 1 for side in params["lhs_dilation"]) or params["batch_group_count"] != 1:
     raise ConfigError("the model has a transposed convolution, which is not supported in ONNX files")
-  into, of_kernel, out = said["dimension_numbers"]
+  into, of_kernel, out = params["dimension_numbers"]
   image, kernel = graph.transpose(image, into), graph.transpose(kernel, of_kernel)
   shape = [_get_shape(equation)[i] for i in out]
-  made = graph.node("Conv", [image, kernel], shape, **_make_window(said["padding"], said["window_strides"]),
-                    dilations=list(said["rhs_dilation"]), group=said["feature_group_count"])  # fmt: skip
+  made = graph.node("Conv", [image, kernel], shape, **_make_window(params["padding"], params["window_strides"]),
+                    dilations=list(params["rhs_dilation"]), group=params["feature_group_count"])  # fmt: skip
   return graph.transpose(made, np.argsort(out).tolist())
 
 
@@ -172,9 +172,9 @@ def _make_window(padding: Sequence[tuple[int, int]], strides: Sequence[int]) -> 
 
 def _max_pool(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   """Converts reduce_window_max of (B, H, W, C)."""
-  (value,), said = _expand_values(graph, equation, values), equation.params
-  sides, strides, padding = said["window_dimensions"], said["window_strides"], said["padding"]
-  dilated = {*said["base_dilation"], *said["window_dilation"]} != {1}
+  (value,), params = _expand_values(graph, equation, values), equation.params
+  sides, strides, padding = params["window_dimensions"], params["window_strides"], params["padding"]
+  dilated = {*params["base_dilation"], *params["window_dilation"]} != {1}
   if len(sides) != 4 or dilated or any((sides[i], strides[i], *padding[i]) != (1, 1, 0, 0) for i in (0, 3)):
     raise ConfigError(
       "the model has a pooling of other axes than height and width, which is not supported in ONNX files"

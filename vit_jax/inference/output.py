@@ -81,12 +81,12 @@ def format_lines(rows: Iterable[FileResult], classes: Sequence[str]) -> Iterator
   for row in itertools.islice(rows, SHOWN):
     if row.reason is None:
       pairs = zip(row.best.tolist(), row.probability.tolist(), strict=True)
-      said = "  ".join(f"{_shorten(classes[i], 24)} {share:.1%}" for i, share in pairs)
+      text = "  ".join(f"{_shorten(classes[i], 24)} {share:.1%}" for i, share in pairs)
     else:
-      said = f"bad: {_shorten(row.reason, 120)}"
-    yield f"  {_shorten(row.file, 48):<48}  {said}"
-  if left := sum(1 for _ in rows):
-    yield f"  and {left:,} more. For all rows, use --out=FILE.csv, .jsonl or .npz"
+      text = f"bad: {_shorten(row.reason, 120)}"
+    yield f"  {_shorten(row.file, 48):<48}  {text}"
+  if remaining := sum(1 for _ in rows):
+    yield f"  and {remaining:,} more. For all rows, use --out=FILE.csv, .jsonl or .npz"
 
 
 def _shorten(text: str, most: int) -> str:
@@ -133,9 +133,9 @@ def _make_columns(rows: Iterable[FileResult], count: int) -> dict[str, np.ndarra
   for number, row in enumerate(rows):
     names.append(row.file)
     reasons.append(row.reason or "")
-    for name, (kind, nothing) in empty.items():
+    for name, (kind, fill) in empty.items():
       if (values := getattr(row, name)) is not None:
         if name not in columns:
-          columns[name] = np.full((count, len(values)), nothing, kind)
+          columns[name] = np.full((count, len(values)), fill, kind)
         columns[name][number] = values
   return {"id": np.array(names, dtype=str), "reason": np.array(reasons, dtype=str), **columns}

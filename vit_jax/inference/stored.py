@@ -90,8 +90,8 @@ def load(
     )
   wanted = use.description.replace(image_size=size).bind()
   try:
-    have = {name: np.asarray(array) for name, array in use.arrays.items()}
-    arrays, done = surgery.fit(have, use.description, wanted, "keep")
+    stored = {name: np.asarray(array) for name, array in use.arrays.items()}
+    arrays, done = surgery.fit(stored, use.description, wanted, "keep")
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
   # Photographs are rotated upright, even if the evaluation of the model ignores EXIF.
@@ -134,7 +134,7 @@ def read(
     except ConfigError as error:
       raise ConfigError(f"{path}: {error}") from error
     usual = normalisation.find_usual_normalisation(recognised.layout.name, description)
-    data, loss, names, notes = _apply_metadata(path, recognised.beside, description, usual)
+    data, loss, names, notes = _apply_metadata(path, recognised.image_metadata, description, usual)
     notes = [*recognised.notes, *notes]
   if not description.classes:  # The model was pre-trained without labels, although its data may have class names.
     names = ()
@@ -240,18 +240,18 @@ def _read_workdir(workdir: pathlib.Path, description: Description) -> Preparatio
   run, about = load_run(workdir), checkpoints.read_description(workdir, provenance.check_metadata) or {}
   if run is None:  # weights that `convert` wrote have less metadata than a run
     about = checkpoints.read_description(workdir) or {}
-    said = preprocessing.from_json(about["use"]) if "use" in about else ImageMetadata()
-    return _apply_metadata(workdir, said, description, normalisation.HALVES)
+    metadata = preprocessing.from_json(about["use"]) if "use" in about else ImageMetadata()
+    return _apply_metadata(workdir, metadata, description, normalisation.HALVES)
   names = tuple(about["identity"]["data"]["classes"]) if "identity" in about else ()
   return EvalData(run.data.name, run.data.preparation), run.task.args.get("loss", "softmax"), names, []
 
 
 def _apply_metadata(
-  path: str | pathlib.Path, said: ImageMetadata, description: Description, usual: Mapping[str, tuple[float, ...]]
+  path: str | pathlib.Path, metadata: ImageMetadata, description: Description, usual: Mapping[str, tuple[float, ...]]
 ) -> Preparation:
   """Returns (data, loss, class names, notes) from the metadata of weights, with defaults for missing values."""
   notes = []
-  if set(said.normalised) != {"mean", "std"}:
+  if set(metadata.normalised) != {"mean", "std"}:
     values = ", ".join(f"{key}={str(value).replace(' ', '')}" for key, value in usual.items())
     where = (
       "the workdir does not contain a run, which would specify"
@@ -260,12 +260,12 @@ def _apply_metadata(
     )
     notes = [f"{where} how its images were normalised. Using {values}, see docs/models/index.md#images"]
   side = _get_side(description)
-  crop = {"test_crop": preprocessing.scale_crop(said.crop, said.size, side)} if said.crop else {}
+  crop = {"test_crop": preprocessing.scale_crop(metadata.crop, metadata.size, side)} if metadata.crop else {}
   try:
-    data = complete_preprocessing(side, **{**usual, **said.normalised}, **crop)
+    data = complete_preprocessing(side, **{**usual, **metadata.normalised}, **crop)
   except ConfigError as error:
     raise ConfigError(f"{path}: its image metadata are not valid: {error}") from error
-  return data, said.loss or "softmax", said.labels, notes
+  return data, metadata.loss or "softmax", metadata.labels, notes
 
 
 def _get_side(description: Description) -> int:

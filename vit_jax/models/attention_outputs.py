@@ -18,7 +18,7 @@ from vit_jax.shapes import Float, Tensor
 
 
 @dataclasses.dataclass(frozen=True)
-class Unchanged:
+class PlainOutput:
   """The contexts without a change.
 
   Args:
@@ -45,7 +45,7 @@ class Unchanged:
 
 
 @dataclasses.dataclass(frozen=True)
-class Normalised(Unchanged):
+class NormedOutput(PlainOutput):
   """Normalised contexts, with a norm of the same type as the norms of the stream (Fang et al. 2023, EVA-02's CLIP)."""
 
   def init(self, rngs: Keys) -> dict[str, nnx.Module | nnx.Param]:
@@ -69,5 +69,5 @@ class Normalised(Unchanged):
     return attention.context_norm(context)
 
 
-OUTPUTS = schema.Variants(plain=Unchanged, normed=Normalised, gated=Gate)
+OUTPUTS = schema.Variants(plain=PlainOutput, normed=NormedOutput, gated=Gate)
 SHARDING = tuple(rule for output in OUTPUTS.values() for rule in getattr(output, "SHARDING", ()))

@@ -11,7 +11,7 @@ from vit_jax.models.published.model import Published
 from vit_jax.schema import Choice, ConfigError, format_amount
 
 # Arguments for computation, regularisation, initial values and resampling of weights do not identify a model.
-_BESIDE = (
+_INESSENTIAL = (
   "resampling",
   *("scan", "remat", "dtype", "dropout", "attention_dropout", "stochastic_depth"),
   *("attention.dropout", "stochastic_depth_rates", "momentum", "head_bias", "head_std"),
@@ -89,7 +89,7 @@ class Description:
 
   def essential(self) -> dict[str, Any]:
     """Returns the settings with values that differ from those that the name implies."""
-    return {key: value for key, value in self.differences(self.model.name).items() if key not in _BESIDE}
+    return {key: value for key, value in self.differences(self.model.name).items() if key not in _INESSENTIAL}
 
   def differences(self, name: str) -> dict[str, Any]:
     """Returns the settings with which another name describes this model.

@@ -20,7 +20,7 @@ Side = Annotated[int, Range(1, 2**12)]
 
 
 @dataclasses.dataclass(frozen=True)
-class Axial:
+class AxialRotary:
   """Rotation of half of the channel pairs by row and of the other half by column, with K / 4 fixed frequencies each.
 
   Args:
@@ -99,7 +99,7 @@ class Axial:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixed:
+class MixedRotary:
   """Rotation of every channel pair by row and column, with frequencies that each head learns (Heo et al. 2024).
 
   Args:
@@ -167,7 +167,7 @@ class Mixed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Centred:
+class CentredRotary:
   """Axial rotation with coordinates from -1 to 1 for every grid, perturbed in training (DINOv3, Siméoni et al. 2025).
 
   Args:
@@ -248,8 +248,8 @@ def disable(heads: int, size: int, grid: tuple[int, int]) -> None:
   """
 
 
-ROTARY = {"none": disable, "axial": Axial, "mixed": Mixed, "dinov3": Centred}
-Rotary = Axial | Mixed | Centred  # values of rotary positions
+ROTARY = {"none": disable, "axial": AxialRotary, "mixed": MixedRotary, "dinov3": CentredRotary}
+Rotary = AxialRotary | MixedRotary | CentredRotary  # values of rotary positions
 
 
 def _check_size(rotary: Rotary, parts: int) -> None:

@@ -119,7 +119,7 @@ def vit(
       f"model: width {width} is not a multiple of {places.divisor}, which position {position.name!r} needs. Use "
       "another width or position"
     )
-  hidden = mlps.hidden_width(hidden)
+  hidden = mlps.compute_hidden_width(hidden)
   rows, columns = grid(image_size if stages is None else resnet.compute_stem_sides(sides(image_size), stages), patch)
   leading = {"cls": 1, "distilled": 2}.get(pool, int(bool(class_token)))
   tokens = Tokens(rows, columns, width, leading, registers)

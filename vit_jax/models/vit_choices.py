@@ -117,7 +117,7 @@ AttentionChoice = XlaAttention | FusedAttention | DifferentialAttention
 class GeluMlp:
   """An MLP of two matrices with GELU between them."""
 
-  def hidden_width(self, hidden: int) -> int:
+  def compute_hidden_width(self, hidden: int) -> int:
     """Returns `hidden`.
 
     Args:
@@ -150,7 +150,7 @@ class SwigluMlp:
   _: dataclasses.KW_ONLY
   multiple: Annotated[int, schema.Range(1, 1024)] | None = None
 
-  def hidden_width(self, hidden: int) -> int:
+  def compute_hidden_width(self, hidden: int) -> int:
     """Returns the hidden width of all MLPs of the model.
 
     Args:
@@ -250,7 +250,7 @@ Rotation = Annotated[Choice, ROTARY]
 
 
 @dataclasses.dataclass(frozen=True)
-class Untabled:
+class NoTable:
   """No added positions.
 
   Args:
@@ -276,7 +276,7 @@ class Untabled:
 
 
 @dataclasses.dataclass(frozen=True)
-class Relative(Untabled):
+class Relative(NoTable):
   """Relative positions in the attention, for all tokens including the prefix tokens (Shaw et al. 2018).
 
   Args:
@@ -287,7 +287,7 @@ class Relative(Untabled):
 
 
 @dataclasses.dataclass(frozen=True)
-class Learned(Untabled):
+class Learned(NoTable):
   """A learned vector for class token, distillation token and each patch.
 
   Args:
@@ -300,7 +300,7 @@ class Learned(Untabled):
   at: At = "input"
 
   def create(self, tokens: Tokens, rngs: Keys) -> nnx.Module:
-    """Returns the table of positions. The arguments are those of `Untabled.create`."""
+    """Returns the table of positions. The arguments are those of `NoTable.create`."""
     return positions.Learned(tokens.total - tokens.registers, tokens.width, std=0.02, rngs=rngs)
 
 
@@ -314,7 +314,7 @@ class LearnedPatches(Learned):
   """
 
   def create(self, tokens: Tokens, rngs: Keys) -> nnx.Module:
-    """Returns the table of positions. The arguments are those of `Untabled.create`."""
+    """Returns the table of positions. The arguments are those of `NoTable.create`."""
     patches = tokens.rows * tokens.columns
     return positions.Learned(patches, tokens.width, leading=tokens.leading, std=0.02, rngs=rngs)
 
@@ -331,7 +331,7 @@ class LearnedAll(Learned):
   covers_registers: ClassVar[bool] = True
 
   def create(self, tokens: Tokens, rngs: Keys) -> nnx.Module:
-    """Returns the table of positions. The arguments are those of `Untabled.create`."""
+    """Returns the table of positions. The arguments are those of `NoTable.create`."""
     return positions.Learned(tokens.total, tokens.width, std=0.02, rngs=rngs)
 
 
@@ -347,7 +347,7 @@ class Sincos2d(Learned):
   divisor: ClassVar[int] = 4
 
   def create(self, tokens: Tokens, rngs: Keys) -> nnx.Module:
-    """Returns the table of positions. The arguments are those of `Untabled.create`."""
+    """Returns the table of positions. The arguments are those of `NoTable.create`."""
     return positions.Fixed(
       positions.compute_sincos2d, (tokens.rows, tokens.columns, tokens.width), leading=tokens.leading
     )
@@ -365,7 +365,7 @@ class Factored(Learned):
   divisor: ClassVar[int] = 2
 
   def create(self, tokens: Tokens, rngs: Keys) -> nnx.Module:
-    """Returns the table of positions. The arguments are those of `Untabled.create`."""
+    """Returns the table of positions. The arguments are those of `NoTable.create`."""
     return positions.Factored(tokens.rows, tokens.columns, tokens.width, leading=tokens.leading, std=0.02, rngs=rngs)
 
 
@@ -376,5 +376,5 @@ POSITION = schema.Variants(
   sincos2d=Sincos2d,
   factored=Factored,
   relative=Relative,
-  none=Untabled,
+  none=NoTable,
 )

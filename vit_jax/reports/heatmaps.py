@@ -100,9 +100,9 @@ def draw_distances(values: np.ndarray, alike: np.ndarray, side: int, name: str) 
   with drawing.use_style():
     figure, [axes] = drawing.make_figure(5.2, 3.2)
     # Heads of one layer are spread horizontally, nearest first, so that equal distances remain visible.
-    beside = np.linspace(-0.18, 0.18, values.shape[1]) if values.shape[1] > 1 else [0]
+    offsets = np.linspace(-0.18, 0.18, values.shape[1]) if values.shape[1] > 1 else [0]
     axes.scatter(
-      (layers[:, None] + beside).ravel(),
+      (layers[:, None] + offsets).ravel(),
       np.sort(values, 1).ravel(),
       s=16,
       color=drawing.SERIES[0],

@@ -269,12 +269,12 @@ def _explain_absent(
     reasons["similarity"] = f"{name} has relative positions inside its attention, and no position embeddings."
   elif not isinstance(module, Transformer):
     reasons["similarity"] = f"{name} has no tokens, and so no position embeddings."
-  nothing = f"{name} has no attention."
+  reason = f"{name} has no attention."
   if own:
-    nothing = unknown
+    reason = unknown
   elif not pictures:
-    nothing = "Attention maps need pictures, but no pictures were given."
-  reasons |= dict.fromkeys(("distance", "alike", "maps", "rollout", "pooling"), nothing)
+    reason = "Attention maps need pictures, but no pictures were given."
+  reasons |= dict.fromkeys(("distance", "alike", "maps", "rollout", "pooling"), reason)
   if values["distance"] is not None:
     shifted = f"{name} attends inside windows that shift from layer to layer, and no token represents the output."
     reasons |= dict.fromkeys(("maps", "rollout"), shifted)

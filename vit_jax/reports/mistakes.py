@@ -100,8 +100,8 @@ def _make_figures_table(predictions: Predictions, classes: Any, intervals: Any, 
     ends, method = intervals.get(way + name), metrics.choose_interval_method(name, predictions)
     if ends is None and intervals and name not in ("images", "average_precision"):
       without.append(way + name)
-    said = ["", ""] if ends is None else [" to ".join(text(name, end) for end in ends), method]
-    rows.append([name if name == "images" else way + name, text(name, value), *said])
+    interval = ["", ""] if ends is None else [" to ".join(text(name, end) for end in ends), method]
+    rows.append([name if name == "images" else way + name, text(name, value), *interval])
   about = METHODS + (f" No interval for {', '.join(without)}: {NONE}." if without else "")
   return page.Table("Figures", ["figure", "value", "95 % interval", "method"], rows, about, open=False)
 

@@ -68,9 +68,9 @@ def make_chapters(workdir: pathlib.Path, limit: int = LIMIT) -> tuple[list[page.
       source = loader.cache_fingerprint(catalog.open_split(run.data, "train"))
       first = seen.make_chapter(run, source)
   except ConfigError as error:
-    said = f"The data of this run cannot be read on this machine. {error}"
-    logging.warning("%s: %s. The page omits this section", workdir, said)
-    gone = [page.Paragraph(said)]
+    message = f"The data of this run cannot be read on this machine. {error}"
+    logging.warning("%s: %s. The page omits this section", workdir, message)
+    gone = [page.Paragraph(message)]
     return [page.Chapter(seen.TITLE, gone), page.Chapter(mistakes.TITLE, gone)], None
   if not run.learns_classes:
     return [first], None  # the task has no predictions that could be wrong

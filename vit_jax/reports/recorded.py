@@ -94,8 +94,8 @@ class RecordedRun:
   def figures(self) -> dict[str, float]:
     """Metrics of the result, or of the last evaluations if the run is not finished. Names of `test` have no prefix."""
     if self.result:
-      beside = {"seed", "steps", "train_seconds", "images_per_second", "skipped_images"}
-      return {k: v for k, v in self.result.items() if _is_number(v) and k not in beside}
+      excluded = {"seed", "steps", "train_seconds", "images_per_second", "skipped_images"}
+      return {k: v for k, v in self.result.items() if _is_number(v) and k not in excluded}
     last = {}
     for row in self.rows:
       last |= {k.removeprefix("test/"): v for k, v in row.items() if _is_evaluation_figure(k)}

@@ -57,9 +57,9 @@ def read_contents(places: Sequence[pathlib.Path]) -> ReportContents:
   for place in places:
     if (place / "sweep.json").exists():
       record = files.read_json(place / "sweep.json") or {}
-      begun, others = _read_trials(place, record)
+      started, others = _read_trials(place, record)
       chosen += _read_selection(place, record)
-      named, waiting, sweeps = named | begun, waiting + others, True
+      named, waiting, sweeps = named | started, waiting + others, True
     elif (place / "config.json").exists():
       named[place] = None
     elif place.exists() and (place.is_file() or importers.is_workdir(place)):
@@ -75,7 +75,7 @@ def read_contents(places: Sequence[pathlib.Path]) -> ReportContents:
 
 def _read_trials(workdir: pathlib.Path, record: Mapping[str, Any]) -> tuple[dict[pathlib.Path, str], list[str]]:
   """Returns ({workdir: changes} of the trials that have started, descriptions of the others)."""
-  begun, waiting = {}, []
+  started, waiting = {}, []
   for kind in ("trials", "final"):
     for trial in _select_trial_records(record, kind):
       written = pathlib.PurePath(trial.get("name", "")).name
@@ -83,10 +83,10 @@ def _read_trials(workdir: pathlib.Path, record: Mapping[str, Any]) -> tuple[dict
       name = fit_text(format_changes(changes) if isinstance(changes, dict) else written, LONGEST)
       place = workdir / kind / written  # the sweep may have been moved since the record was written
       if written and (place / "config.json").exists():
-        begun[place] = name if kind == "trials" else f"final: {name}"
+        started[place] = name if kind == "trials" else f"final: {name}"
       elif trial.get("status") != "done":  # a final run that is only measured has no workdir
         waiting.append(f"{name}: {trial.get('status', 'unknown')} {trial.get('error', '')}".strip())
-  return begun, waiting
+  return started, waiting
 
 
 def _select_trial_records(record: Mapping[str, Any], kind: str) -> list[Any]:
@@ -257,5 +257,5 @@ def make_title(places: Sequence[pathlib.Path], about: ReportContents) -> str:
 def _make_subtitle(about: Sequence[Any]) -> str:
   """Returns the line below the title."""
   counts = [(len(about.runs), "run", ""), (len(about.weights), "file of weights", "files of weights")]
-  said = [format_amount(*each) for each in counts if each[0]]
-  return f"{', '.join(said)}. Made by vit_jax.report on {datetime.date.today():%d %B %Y}; this file is self-contained."
+  parts = [format_amount(*each) for each in counts if each[0]]
+  return f"{', '.join(parts)}. Made by vit_jax.report on {datetime.date.today():%d %B %Y}; this file is self-contained."

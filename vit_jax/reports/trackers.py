@@ -148,9 +148,9 @@ def _convert_errors(to: str, workdir: pathlib.Path) -> Iterator[None]:
   try:
     yield
   except _list_exception_classes(to) as error:
-    said = (str(error).strip() or type(error).__name__).splitlines()[0]
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     advice = "The tracker's run may already contain some of the lines. Fix the problem and run the same command again"
-    raise ConfigError(f"{workdir}: {to} rejected the metrics: {said}. {advice}") from error
+    raise ConfigError(f"{workdir}: {to} rejected the metrics: {reason}. {advice}") from error
 
 
 def _list_exception_classes(to: str) -> tuple[type[Exception], ...]:

@@ -139,8 +139,8 @@ def format_duration(seconds: float) -> str:
 
 
 def _make_expected_table(run: RecordedRun) -> Table:
-  said = run.recipe.get("about")
-  rows = [[key, _find_paragraph(said, key)] for key in ("Result", "Hardware")] if isinstance(said, str) else []
+  about = run.recipe.get("about")
+  rows = [[key, _find_paragraph(about, key)] for key in ("Result", "Hardware")] if isinstance(about, str) else []
   rows = [row for row in rows if row[1]]
   if changes := run.recipe.get("changes"):
     rows += [["changed by flags", "\n".join(map(str, changes))]] if isinstance(changes, list) else []

@@ -63,10 +63,10 @@ def print_last_message(text: str) -> None:
   """
 
   def write() -> None:
-    left = text.encode(errors="replace")
+    remaining = text.encode(errors="replace")
     with contextlib.suppress(OSError):
-      while left:
-        left = left[os.write(2, left) :]
+      while remaining:
+        remaining = remaining[os.write(2, remaining) :]
 
   writer = threading.Thread(target=write, daemon=True)
   writer.start()

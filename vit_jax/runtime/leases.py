@@ -73,10 +73,10 @@ class Lease:
     """Takes the lease and returns its generation."""
     first = None
     while True:
-      says, generation, age = self._object.read()
-      if says.get("token") == self._mine["token"]:  # the lease is already ours, but the answer to our write was lost
+      content, generation, age = self._object.read()
+      if content.get("token") == self._mine["token"]:  # the lease is already ours, but the answer to our write was lost
         return generation
-      if not says or age > self._duration or has_ended(says["process"]):
+      if not content or age > self._duration or has_ended(content["process"]):
         with contextlib.suppress(FileExistsError):  # another process was faster
           self._renewal = _read_clock()
           return self._object.write(self._mine, generation)
@@ -84,12 +84,12 @@ class Lease:
       if first is None:
         first = generation
         exits.print_last_message(
-          f"{self._file.parent} may be held by process {says['holder']}, which was active {age:.0f} s ago. Checking "
+          f"{self._file.parent} may be held by process {content['holder']}, which was active {age:.0f} s ago. Checking "
           f"for up to {self._duration:g} s\n"
         )
       if generation != first:
         raise ConfigError(
-          f"{self._file.parent} {exits.IN_USE} {says['holder']}. Wait for it, stop it, or use another --workdir "
+          f"{self._file.parent} {exits.IN_USE} {content['holder']}. Wait for it, stop it, or use another --workdir "
           f"(if that run has died, its workdir is free after {self._duration:g} s)"
         )
       time.sleep(min(1.0, self._duration / 20))
@@ -103,12 +103,12 @@ class Lease:
       except (OSError, ValueError, LookupError, TypeError) as error:  # or the answer cannot be parsed
         if self._closed.is_set():
           return
-        said = (
+        message = (
           errors.describe_error(error)
           if isinstance(error, OSError)
           else f"{self._file}: {type(error).__name__} {error}"
         )
-        self._leave(exits.EXIT_CONFIG, f"error: {said}. The last complete checkpoint is unchanged")
+        self._leave(exits.EXIT_CONFIG, f"error: {message}. The last complete checkpoint is unchanged")
         return
       if generation is None:
         return
@@ -132,14 +132,14 @@ class Lease:
     try:
       return self._object.write(self._mine, self._generation)
     except FileExistsError:
-      says, generation, _ = self._object.read()
-      if says.get("token") == self._mine["token"]:
+      content, generation, _ = self._object.read()
+      if content.get("token") == self._mine["token"]:
         return generation  # the answer to an earlier write was lost
       why = f"{self._file} no longer exists: another run used the workdir and ended, or the workdir was removed"
-      if says:
+      if content:
         why = (
-          f"{self._file.parent} was taken over by process {says['holder']}, because this process had not renewed its "
-          "lease"
+          f"{self._file.parent} was taken over by process {content['holder']}, because this process had not renewed "
+          "its lease"
         )
       self._leave(exits.EXIT_CONFIG, f"error: {why}. This process has stopped writing")
       return None
@@ -152,8 +152,8 @@ def _read_clock() -> float:
 
 def describe_holder(file: pathlib.Path) -> str | None:
   """Returns a phrase that names the process that holds a lease now, or None if the lease is free."""
-  says, _, age = LeaseObject(file).read()
-  return says["holder"] if says and age <= lease_duration() and not has_ended(says["process"]) else None
+  content, _, age = LeaseObject(file).read()
+  return content["holder"] if content and age <= lease_duration() and not has_ended(content["process"]) else None
 
 
 class LeaseObject:

@@ -36,7 +36,9 @@ class Peers:
     global _failed
     _failed = None
     self.status = ""  # the current position of this process, as text
-    self.asked: tuple[int, str] | None = None  # (code, message) of the first request to stop, made by any process
+    self.stop_request: tuple[int, str] | None = (
+      None  # (code, message) of the first request to stop, made by any process
+    )
     self._patience = patience
     self._store, self._folder = exchange.Store(), f"run{next(_runs)}"
     self._me, self._others = (
@@ -95,7 +97,7 @@ class Peers:
     with self._turn:
       self._polls = poll
       self._turn.wait_for(lambda: self._mine is None or self._last is not None or self._closed.is_set())
-      return self.asked if self._last is not None and poll >= self._last else None
+      return self.stop_request if self._last is not None and poll >= self._last else None
 
   def reason(self, wait: float) -> tuple[int, str] | None:
     """Returns the exit code and message for this process if another process has ended, or None.
@@ -205,7 +207,7 @@ class Peers:
   def _agree(self, table: Mapping[str, str], request: tuple[int, str]) -> None:
     """Answers a request to stop. All processes stop at the poll after the latest poll that any process has reached."""
     with self._turn:
-      self.asked = request
+      self.stop_request = request
       is_new = self._mine is None
       self._mine = self._polls if is_new else self._mine
     if is_new:  # outside the lock, because process 0 may not answer

@@ -133,7 +133,7 @@ class Watch:
     self._polled: tuple[str | None, float] = (None, 0.0)  # phase and time of the last poll
     self._polls = 0
     self._request: tuple[int, str] | None = None  # (code, message) of a stop
-    self._asked: float | None = None  # time of the request
+    self._requested_at: float | None = None  # time of the request
     self._stopping = False
     self._reported = False
     self._interrupts = 0
@@ -189,7 +189,7 @@ class Watch:
       self.leave(code, f"this is a bug; {self._again}")
     self._peers.end(code, message)
     # Closing may have to wait for the other processes, which are ending too.
-    self._stopping, self._asked, self._request = True, time.monotonic(), (code, message)
+    self._stopping, self._requested_at, self._request = True, time.monotonic(), (code, message)
 
   def _close(self) -> None:
     self._closed.set()
@@ -251,7 +251,7 @@ class Watch:
       message: reason for the stop.
     """
     if self._request is None:
-      self._request, self._asked = (code, message), time.monotonic()
+      self._request, self._requested_at = (code, message), time.monotonic()
       if self._peers:
         self._peers.ask(code, message)
 
@@ -297,17 +297,17 @@ class Watch:
       self._check_limit(now)
 
   def _check_peers(self, peers: Peers, now: float) -> None:
-    if self._asked is None and peers.asked:
-      self._asked = now
+    if self._requested_at is None and peers.stop_request:
+      self._requested_at = now
     if end := peers.lost():
       self.leave(*end)
 
   def _check_stop(self, now: float) -> None:
     """Ends a program that cannot react to a request to stop."""
-    request = self._request or (self._peers.asked if self._peers else None)
-    if self._asked is None or request is None:
+    request = self._request or (self._peers.stop_request if self._peers else None)
+    if self._requested_at is None or request is None:
       return
-    waited, (code, message) = now - self._asked, request
+    waited, (code, message) = now - self._requested_at, request
     if self._interrupts > 1:
       self.leave(code, f"{message} twice; {self._again}")
     if self._stopping:

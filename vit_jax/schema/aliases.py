@@ -193,7 +193,7 @@ WANTED: dict[str, str] = {
 }
 
 
-def last_word(key: str) -> str:
+def get_last_word(key: str) -> str:
   """Returns the last word of a dotted key or a flag, spelled as in the tables of this module."""
   return key.lstrip("-").partition("=")[0].rpartition(".")[2].lower().replace("-", "_")
 
@@ -205,7 +205,7 @@ def find_equivalent(key: str, allowed: Collection[str]) -> str | None:
     key: a key or flag of another framework.
     allowed: the keys that are allowed at this place.
   """
-  target = KEYS.get(last_word(str(key)), ("",))[0].rpartition(".")[2]
+  target = KEYS.get(get_last_word(str(key)), ("",))[0].rpartition(".")[2]
   return target if target in allowed else None
 
 

@@ -19,13 +19,13 @@ import ml_collections
 
 from vit_jax.schema import aliases, expected, patterns, signatures, suggestions, texts
 from vit_jax.schema.bound import Bound
-from vit_jax.schema.errors import ConfigError, UnknownKeyError, current_config_key, enter_key, show, suggest_nearest
+from vit_jax.schema.errors import ConfigError, UnknownKeyError, enter_key, get_current_key, show, suggest_nearest
 from vit_jax.schema.signatures import read_keywords
 from vit_jax.schema.tables import DerivedTable, Table, Variants, lookup
 from vit_jax.schema.texts import Text
 from vit_jax.schema.texts import format_amount as format_amount
 from vit_jax.schema.types import Choice, Duration, Pattern, Required
-from vit_jax.schema.values import config_key, field_default, to_plain
+from vit_jax.schema.values import get_config_key, get_field_default, to_plain
 
 _Result = TypeVar("_Result")
 _GROUP = Mapping | ml_collections.ConfigDict  # the arguments of a choice in a config
@@ -108,29 +108,29 @@ def _convert_fields(
       elsewhere = (
         ""
         if known
-        else str(suggestions.suggest_for_key(current_config_key(str(key)), suggestions.format_typed(values[key])))
+        else str(suggestions.suggest_for_key(get_current_key(str(key)), suggestions.format_typed(values[key])))
       )
       raise UnknownKeyError(bare + elsewhere if elsewhere else problem + advice, str(key), "" if known else bare)
   result = {}
   for key, (kind, default) in entries.items():
     absent = isinstance(values[key], Required) if key in values else default is no_default
     if absent:
-      raise ConfigError(_describe_missing(current_config_key(key), owner), key)
+      raise ConfigError(_describe_missing(get_current_key(key), owner), key)
     value = values.get(key, default)
     if isinstance(default, Choice):
-      value = _inherit(value, default, table_of(kind))
+      value = _inherit(value, default, find_table(kind))
     with enter_key(key):
       try:
         result[key] = convert(value, kind)
       # Not for the value itself, because the message already contains the place of an item in a list.
       except _TypeMismatch as error:
-        if error.place != current_config_key():
+        if error.place != get_current_key():
           raise
         raise ConfigError(_describe_mismatch(value, kind)) from None
   return result
 
 
-def table_of(kind: Any) -> Table | None:
+def find_table(kind: Any) -> Table | None:
   """Returns the table of a choice's type, or None for another type."""
   if typing.get_origin(kind) is not Annotated:
     return None
@@ -167,7 +167,7 @@ class _TypeMismatch(ConfigError):
 
 def _describe_mismatch(value: Any, kind: Any) -> str:
   """Returns the message for a value of the wrong type: the expected type, the value, and an example."""
-  example = aliases.find_example(current_config_key()) or expected.example_of_type(kind)
+  example = aliases.find_example(get_current_key()) or expected.format_example(kind)
   shown = show(str(value) if isinstance(value, Text) else to_plain(value))
   advice = f" Write a value such as {example}" if example else ""
   return f"expected {expected.describe_type(kind)}, got {shown}.{advice}"
@@ -252,7 +252,7 @@ def _convert_choice(value: Any, table: Table | None) -> Choice:
     allowed = isinstance(value, str) and (value.isidentifier() if table is None else value in table)
     name = str(value) if allowed else "..."
     names = "" if allowed or table is None else f".{suggest_nearest(value, table)}"
-    flag = texts.format_flag(current_config_key("name"), name if allowed else "NAME")
+    flag = texts.format_flag(get_current_key("name"), name if allowed else "NAME")
     raise ConfigError(f"{show(to_plain(value))} is not a choice. Write dict(name={name!r}, ...), or {flag}{names}")
   # Nested choices keep their form until their table is known.
   return Choice(str(value["name"]), {k: v for k, v in value.items() if k != "name"})
@@ -264,18 +264,16 @@ def _convert_dataclass(value: Any, kind: type) -> Any:
   fields = dataclasses.fields(kind)
   if not isinstance(value, Mapping | ml_collections.ConfigDict):
     names, remark = (
-      [config_key(field) for field in fields],
-      aliases.REMARKS.get(aliases.last_word(current_config_key())),
+      [get_config_key(field) for field in fields],
+      aliases.REMARKS.get(aliases.get_last_word(get_current_key())),
     )
-    advice = (
-      f". {remark}" if remark else f". Write --{current_config_key(names[0])}=..." if current_config_key() else ""
-    )
+    advice = f". {remark}" if remark else f". Write --{get_current_key(names[0])}=..." if get_current_key() else ""
     raise ConfigError(f"{show(value)} is not a set of named values. Allowed keys: {names}{advice}")
   hints = typing.get_type_hints(kind, include_extras=True)
-  entries = {config_key(field): (hints[field.name], field_default(field)) for field in fields}
+  entries = {get_config_key(field): (hints[field.name], get_field_default(field)) for field in fields}
   owner = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
   values = _convert_fields(value, entries, owner, dataclasses.MISSING)
-  return kind(**{field.name: values[config_key(field)] for field in fields})
+  return kind(**{field.name: values[get_config_key(field)] for field in fields})
 
 
 def _convert_mapping(value: Any, kind: Any) -> dict[str, Any]:
@@ -316,16 +314,16 @@ def _convert_tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _describe_list_error(problem: str, kinds: tuple[Any, ...]) -> str:
   """Returns the message for a value where a list of numbers, or a list of lists, is expected."""
-  example = aliases.find_example(current_config_key()) or expected.example_of_type(types.GenericAlias(tuple, kinds))
+  example = aliases.find_example(get_current_key()) or expected.format_example(types.GenericAlias(tuple, kinds))
   return f"{problem}. Write a value such as {example}" if example else problem
 
 
 def _advise_list(value: Any, kind: Any) -> str:
   """Returns advice to write a single word as a list in a flag, or "" if no list of words is expected."""
-  if kind not in (str, Pattern) or not current_config_key():
+  if kind not in (str, Pattern) or not get_current_key():
     return ""
   word = value if isinstance(value, str) and not set(value) & set("'\"[") else "..."
-  return f""". Write {texts.format_flag(current_config_key(), f'["{word}"]')}"""
+  return f""". Write {texts.format_flag(get_current_key(), f'["{word}"]')}"""
 
 
 def _convert_scalar(value: Any, kind: Any) -> Any:

@@ -12,7 +12,7 @@ _PLACE = contextvars.ContextVar("place", default="")
 SHOWN, LONGEST = 200, 2000  # maximum number of characters of a value in a message, and of a whole message
 
 
-def current_config_key(key: str = "") -> str:
+def get_current_key(key: str = "") -> str:
   """Returns the dotted key of the current position in the config, such as "config.data.crop".
 
   Args:
@@ -41,7 +41,7 @@ def enter_key(key: str) -> Iterator[None]:
       error = schema.ConfigError("expected a positive number, got -1.0. Use a value such as 1e-3.")
     assert str(error).startswith("config.optim.lr: expected")
   """
-  token = _PLACE.set(current_config_key(key))
+  token = _PLACE.set(get_current_key(key))
   try:
     yield
   finally:
@@ -64,7 +64,7 @@ class ConfigError(ValueError):
   """
 
   def __init__(self, message: str, key: str = "") -> None:
-    self.message, self.place = make_printable(message), make_printable(current_config_key(key), SHOWN)
+    self.message, self.place = make_printable(message), make_printable(get_current_key(key), SHOWN)
     super().__init__(self.message)
 
   def __str__(self) -> str:

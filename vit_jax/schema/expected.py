@@ -55,18 +55,18 @@ def describe_type(kind: Any) -> str:
   return SCALARS.get(kind) or NAMED.get(name) or f"a {name}"
 
 
-def example_of_type(kind: Any) -> str:
+def format_example(kind: Any) -> str:
   """Returns an example of a type as it is written in a flag, or "" if this module contains no example."""
   origin, args = typing.get_origin(kind), typing.get_args(kind)
   if origin in (types.UnionType, typing.Union):
-    return next((text for part in args if (text := example_of_type(part))), "")
+    return next((text for part in args if (text := format_example(part))), "")
   if origin is Literal:
     return str(args[0])
   if origin is tuple:
-    parts = [example_of_type(part) for part in args if part is not Ellipsis] * (2 if args[-1] is Ellipsis else 1)
+    parts = [format_example(part) for part in args if part is not Ellipsis] * (2 if args[-1] is Ellipsis else 1)
     return f"'({','.join(parts)})'" if all(parts) else ""
   if origin is Annotated and not isinstance(args[1], Mapping):
-    plain = example_of_type(args[0])
+    plain = format_example(args[0])
     if args[0] not in (int, float) or _contains(args[1], args[0](plain)):
       return plain
     return f"{args[1].low:.10g}" if math.isfinite(args[1].low) else plain

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from vit_jax.schema import aliases
-from vit_jax.schema.aliases import FLAGS, GROUPS, KEYS, NUMBERS, REMARKS, VALUES, last_word
+from vit_jax.schema.aliases import FLAGS, GROUPS, KEYS, NUMBERS, REMARKS, VALUES, get_last_word
 from vit_jax.schema.errors import ConfigError
 from vit_jax.schema.types import Duration
 
@@ -61,7 +61,7 @@ def translate_key(key: str, value: str, allowed: Collection[str]) -> str | None:
     allowed: the keys that are allowed at this place, see `aliases.find_equivalent`.
   """
   name = aliases.find_equivalent(key, allowed)
-  return name and f"{name}={_translate(last_word(key), value)[0][1]}"
+  return name and f"{name}={_translate(get_last_word(key), value)[0][1]}"
 
 
 def suggest_for_key(key: str, value: str = "") -> Suggestion:
@@ -71,7 +71,7 @@ def suggest_for_key(key: str, value: str = "") -> Suggestion:
     key: the key as the user wrote it.
     value: the value as the user wrote it, or "" without a value or for a group.
   """
-  name = last_word(key)
+  name = get_last_word(key)
   if name in KEYS and KEYS[name][0] != key.removeprefix("config."):
     return Suggestion(tuple(f"--config.{target}={shlex.quote(text)}" for target, text in _translate(name, value)))
   if name in FLAGS:
@@ -89,9 +89,9 @@ def suggest_for_group(key: str, value: str = "") -> Suggestion:
   first, _, rest = key.partition(".")
   if (group := GROUPS.get(first.lower())) is None:
     return suggest_for_key(key, value)
-  last = KEYS.get(last_word(rest), ("",))[0]
+  last = KEYS.get(get_last_word(rest), ("",))[0]
   if last.partition(".")[0] == group.partition(".")[0]:
-    pairs = _translate(last_word(rest), value) if value else [(last, "")]
+    pairs = _translate(get_last_word(rest), value) if value else [(last, "")]
   else:
     pairs = [(f"{group}.{'name' if rest in ('type', 'kind', 'class', '_target_') else rest}", value)]
   return Suggestion(tuple(f"--config.{target}" + (f"={shlex.quote(text)}" if text else "") for target, text in pairs))
@@ -106,15 +106,15 @@ def suggest_for_flag(flag: str, value: str, known: Mapping[str, bool], groups: C
     known: {flag of the command: true if it takes a value}.
     groups: keys of the command's config, which may be groups. Empty for a command without a config.
   """
-  name, key = last_word(flag), flag.lstrip("-")
+  name, key = get_last_word(flag), flag.lstrip("-")
   first, dot, _ = key.partition(".")
-  if not dot and (spelt := next((each for each in known if last_word(each) == name), None)):
+  if not dot and (spelt := next((each for each in known if get_last_word(each) == name), None)):
     return Suggestion((spelt + (f"={shlex.quote(value)}" if value and known[spelt] else ""),))
   if name in FLAGS and FLAGS[name].partition("=")[0] in known:
     return Suggestion((_insert_value(FLAGS[name], value),))
   if "--weights" in known and (name in WEIGHTS or KEYS.get(name, ("",))[0] == "init.from"):
     return Suggestion((_insert_value("--weights=PATH", value),))
-  if not dot and (own := translate_key(name, value, {last_word(each) for each, takes in known.items() if takes})):
+  if not dot and (own := translate_key(name, value, {get_last_word(each) for each, takes in known.items() if takes})):
     return Suggestion((f"--{own.partition('=')[0].replace('_', '-')}={shlex.quote(own.partition('=')[2])}",))
   if not groups or name in FLAGS:
     return Suggestion()
@@ -144,7 +144,7 @@ def _find_selection_flag(key: str, known: Collection[str], groups: Collection[st
 
 def is_known(flag: str) -> bool:
   """Returns true if a flag, key or remark of another framework has this name."""
-  return any(last_word(flag) in table for table in (KEYS, FLAGS, REMARKS))
+  return any(get_last_word(flag) in table for table in (KEYS, FLAGS, REMARKS))
 
 
 def _has_key(key: str, groups: Collection[str]) -> bool:

@@ -9,7 +9,7 @@ import ml_collections
 from vit_jax.schema.types import Choice
 
 
-def config_key(field: dataclasses.Field[Any]) -> str:
+def get_config_key(field: dataclasses.Field[Any]) -> str:
   """Returns the key of a field in a config. The field `from_` has the key `from`, which is a keyword of Python."""
   return field.name.rstrip("_")
 
@@ -20,7 +20,7 @@ def to_plain(value: Any) -> Any:
     case Choice():
       return {"name": value.name} | {k: to_plain(v) for k, v in value.args.items()}
     case _ if dataclasses.is_dataclass(value):
-      return {config_key(f): to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+      return {get_config_key(f): to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     case Mapping() | ml_collections.ConfigDict():
       return {k: to_plain(v) for k, v in value.items()}
     case tuple() | list():
@@ -85,6 +85,6 @@ def nest_choices(settings: Mapping[str, Any]) -> dict[str, Any]:
   return result
 
 
-def field_default(field: dataclasses.Field[Any]) -> Any:
+def get_field_default(field: dataclasses.Field[Any]) -> Any:
   """Returns the default of a dataclass field, or MISSING if the field has no default."""
   return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

@@ -128,8 +128,8 @@ class FileSystem(core.GCSFileSystem):
           raise _make_permission_error(path, arguments, str(error).partition("\n")[2] or "forbidden") from error
         raise
       waited = time.monotonic() - began
-      left = get_patience() - waited
-      if self.away or left <= 0:
+      remaining = get_patience() - waited
+      if self.away or remaining <= 0:
         self.away = True
         raise OSError(
           errno.EHOSTDOWN, f"the bucket has not responded for {waited:.0f} s ({reason})", _format_name(path, *arguments)
@@ -139,7 +139,7 @@ class FileSystem(core.GCSFileSystem):
         logging.warning(
           "%s does not respond (%s), retrying for up to %.0f s", _format_name(path, *arguments), reason, get_patience()
         )
-      await asyncio.sleep(min(left, pause * random.uniform(0.5, 1)))
+      await asyncio.sleep(min(remaining, pause * random.uniform(0.5, 1)))
       pause = min(2 * pause, LONGEST)
 
   def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:

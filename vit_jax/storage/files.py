@@ -157,7 +157,7 @@ def copy_to_bucket(source: pathlib.Path, target: pathlib.Path) -> None:
     buckets.FileSystem().put_file(str(source), str(target))
 
 
-def get_local_path(path: pathlib.Path, beside: Sequence[str] = ()) -> pathlib.Path:
+def get_local_path(path: pathlib.Path, siblings: Sequence[str] = ()) -> pathlib.Path:
   """Returns a path on the local disk, for libraries that cannot read from buckets.
 
   The path of a file on a disk is returned unchanged. An object in a bucket is copied to the cache. Its directory in the
@@ -165,12 +165,12 @@ def get_local_path(path: pathlib.Path, beside: Sequence[str] = ()) -> pathlib.Pa
 
   Args:
     path: the file or object.
-    beside: names of further objects in the same directory, which are also copied if they exist.
+    siblings: names of further objects in the same directory, which are also copied if they exist.
   """
   if not paths.in_bucket(path):
     return path
   folder = get_local_cache_directory("objects")
-  there = [path, *(other for name in beside if (other := path.with_name(name)).exists())]
+  there = [path, *(other for name in siblings if (other := path.with_name(name)).exists())]
   from vit_jax.storage import buckets  # gcsfs takes a second to import
 
   file_system = buckets.FileSystem()

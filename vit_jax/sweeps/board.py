@@ -75,5 +75,5 @@ def _write_summaries(folder: pathlib.Path, summaries: Iterable[Any]) -> None:
     return
   file = tensorboard.EventFile(folder, ENDING)
   for summary in summaries:
-    file.summary(0, summary)
+    file.write_summary(0, summary)
   file.close()

@@ -99,19 +99,19 @@ def describe_lead(
   if not all(values):
     return ""
   if all(len(side) > 1 for side in values):
-    ends, noise, missing = intervals.welch(*values), "Welch's t-test over seeds", "runs"
+    ends, noise, missing = intervals.compute_welch_interval(*values), "Welch's t-test over seeds", "runs"
   else:
     counts = [side[0].get(f"{metric.rpartition('/')[0]}/images".lstrip("/"), 0) for side in (first, second)]
     if not intervals.is_proportion(metric) or min(counts) < 1 or f"{metric}_std" in first[0]:
       return f"One run of each setting is not enough to decide whether this setting is better than {name}."
-    ends = intervals.difference_interval(values[0][0], int(counts[0]), values[1][0], int(counts[1]))
+    ends = intervals.compute_difference_interval(values[0][0], int(counts[0]), values[1][0], int(counts[1]))
     noise, missing = "Newcombe's interval of two shares", "images"
   gap, scale, unit = statistics.mean(values[0]) - statistics.mean(values[1]), 1.0, ""
   if is_share(metric):
     scale, unit = 100.0, " points"
   low, high = (scale * end for end in ends)
-  said = f"Difference from the next setting, {name}: {scale * gap:.2f}{unit} (95 %: {low:.2f} to {high:.2f}, {noise})"
-  return f"{said}." if low > 0 or high < 0 else f"{said}. There are not enough {missing} to decide which is better."
+  text = f"Difference from the next setting, {name}: {scale * gap:.2f}{unit} (95 %: {low:.2f} to {high:.2f}, {noise})"
+  return f"{text}." if low > 0 or high < 0 else f"{text}. There are not enough {missing} to decide which is better."
 
 
 def find_varied_keys(trials: Sequence[Trial]) -> list[str]:

@@ -107,17 +107,17 @@ def handle_stop_signals() -> Iterator[Callable[[], None]]:
   Yields:
     A function that raises `runtime.Stop` after a request.
   """
-  asked = []
+  received = []
 
   def note(number: int, _: FrameType | None) -> None:
     # An exception here could be raised and lost in callbacks of Python itself, for example of garbage collection.
-    if asked and number == signal.SIGINT:
+    if received and number == signal.SIGINT:
       raise KeyboardInterrupt
-    asked.append(number)
+    received.append(number)
 
   def poll() -> None:
-    if asked:
-      code, message = STOPS[asked[0]]
+    if received:
+      code, message = STOPS[received[0]]
       raise runtime.Stop(code, f"{message}; the same command continues")
 
   before = current_handlers(STOPS)

@@ -161,7 +161,7 @@ def _check_decides(run: BoundRun, decide: str) -> None:
     raise ConfigError(
       f"sweep: decide is {decide!r}, which uses test images. Hold out a part of train with config.data.val"
     )
-  known = evals.figure_names(run.evals[name])
+  known = evals.list_figure_names(run.evals[name])
   known += [f"ema_{one}" for one in known] if run.optim.ema else []
   if metric not in known:
     raise ConfigError(

@@ -210,7 +210,7 @@ class Experiment:
     run, placement = self.run, sharding.make_batch_sharding(self.mesh)
     rows = sharding.find_local_rows(placement, run.batch)
     opened = functools.partial(catalog.open_train_examples, run.data, run.seed, self.task.patch, run.batch)
-    workers = run.data.workers(opened, len(self.images.source))
+    workers = run.data.create_workers(opened, len(self.images.source))
     return DeviceBatches(run.data.batches(self.images, run.batch, rows, start, workers), rows, run.batch, placement)
 
   @property
@@ -225,7 +225,7 @@ class Experiment:
     """Returns the compiled train step: (state, batch, frozen) -> (state, metrics)."""
     return self.step.lower(self.state_shapes, self.batch_shapes, self.frozen_shapes).compile()
 
-  def due_evals(self, step: int) -> dict[str, Eval]:
+  def find_due_evals(self, step: int) -> dict[str, Eval]:
     """Returns the evaluations that are due at a step before the last one.
 
     Args:

@@ -86,7 +86,7 @@ class GoodputTracker:
     self._train_seconds = counts.get("train_seconds", 0.0)
     self._stopped = None if running else self._train_seconds
 
-  def counts(self) -> dict[str, float]:
+  def get_counts(self) -> dict[str, float]:
     """Returns the counts from which `resume` continues after a restart from the current state."""
     return {
       "images": self.images,

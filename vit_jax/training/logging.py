@@ -86,7 +86,7 @@ class TrainingLog:
     if len(self._pending) > AHEAD:
       jax.block_until_ready(self._pending[-1 - AHEAD][1])
 
-  def progress(self, step: int) -> dict:
+  def get_progress(self, step: int) -> dict:
     """Returns the progress to store in a checkpoint.
 
     The progress contains times, sums for the next line, whether all due evaluations are done, and the number of
@@ -96,10 +96,10 @@ class TrainingLog:
       step: step of the checkpoint.
     """
     pending = {"steps": self._summed, "sums": dict(self._sums)}
-    evaluated = self._evaluated == step or not self._experiment.due_evals(step)
-    return self.clock.counts() | {"pending": pending, "evaluated": evaluated, "measured": self._measured}
+    evaluated = self._evaluated == step or not self._experiment.find_due_evals(step)
+    return self.clock.get_counts() | {"pending": pending, "evaluated": evaluated, "measured": self._measured}
 
-  def measured(self) -> dict[str, int]:
+  def count_measurements(self) -> dict[str, int]:
     """Returns the number of measurements of each evaluation in all attempts of the run."""
     return {name: times for name, (times, _) in self._measured.items()}
 
@@ -155,8 +155,8 @@ class TrainingLog:
       scalars |= rates
       line += f"  {rates['images_per_second']:,.0f} images/s  waiting for data {rates['data_wait']:.0%}"
       line += f"  MFU {rates['mfu']:.1%}" if "mfu" in rates else ""
-      left = (experiment.total - step) * experiment.run.batch / self.clock.rate
-      line += f"  {int(left // 60)}:{int(left % 60):02d} left"
+      remaining = (experiment.total - step) * experiment.run.batch / self.clock.rate
+      line += f"  {int(remaining // 60)}:{int(remaining % 60):02d} left"
     self._writer.write(step, scalars)
     self.clock.write()
     print_line(line)
@@ -174,7 +174,7 @@ class TrainingLog:
     with self._phase(name):
       yield
 
-  def evaluated(self, step: int, figures: dict[str, float]) -> None:
+  def write_evaluation(self, step: int, figures: dict[str, float]) -> None:
     """Writes all figures of an evaluation and prints the main ones.
 
     Args:
@@ -198,9 +198,9 @@ class TrainingLog:
       pictures: maps names to bytes of PNG files.
     """
     if self._start == 0:
-      self._writer.text(0, "config", f"```\n{config.dumps(self._experiment.run)}```")
+      self._writer.write_text(0, "config", f"```\n{config.dumps(self._experiment.run)}```")
       for name, png in pictures.items():
-        self._writer.image(0, name, png)
+        self._writer.write_image(0, name, png)
 
   def draw(self, step: int, measured: Mapping[str, Outcome]) -> None:
     """Writes pictures of an evaluation to TensorBoard.
@@ -221,7 +221,7 @@ class TrainingLog:
         run, prefix = self._experiment.run, prefix or "test/"
         data = run.evals[prefix[:-1]].data or run.data
         for name, png in draw_predictions(outcome.details, data).items():
-          self._writer.image(step, prefix + name, png)
+          self._writer.write_image(step, prefix + name, png)
     self._drawing += time.perf_counter() - began
 
   def flush(self) -> None:

@@ -70,7 +70,7 @@ def train(
     )
     try:
       if not session.evaluated:  # a stop interrupted the evaluation
-        evaluate(session, experiment.due_evals(step), step, state)
+        evaluate(session, experiment.find_due_evals(step), step, state)
       with session.phase("compile"):
         train_step = experiment.compile() if step < experiment.total else None
         runtime.barrier("compiled")  # keeps waiting for other compilers out of the first step
@@ -80,13 +80,13 @@ def train(
             batch = next(session.batches)
           if session.batches.problem:  # reported one batch early, so that all processes can stop before it
             watch.ask(runtime.EXIT_CONFIG, f"error: {session.batches.problem}")
-          with session.trace.step(step), jax.transfer_guard("disallow"):
+          with session.trace.annotate_step(step), jax.transfer_guard("disallow"):
             state, metrics = train_step(state, batch, session.frozen)
           session.log.write_due(step)  # writes earlier steps, so that the devices always have work
           watch.step = step = step + 1
           session.log.add(step, metrics, session.batches.skipped)
           if step < experiment.total:
-            evaluate(session, experiment.due_evals(step), step, state)
+            evaluate(session, experiment.find_due_evals(step), step, state)
             if step % experiment.save_every == 0:
               save(session, step, state)
             watch.poll()
@@ -297,7 +297,9 @@ def describe_ranking(session: Session, figures: Mapping[str, float]) -> dict:
     "intervals": {
       name: list(ends) for name, ends in intervals.compute_figure_intervals(figures).items()
     },  # lists, as in JSON
-    "selection": selection.describe_selection(to_plain(session.experiment.run), figures, session.log.measured()),
+    "selection": selection.describe_selection(
+      to_plain(session.experiment.run), figures, session.log.count_measurements()
+    ),
   }
 
 
@@ -377,7 +379,7 @@ def evaluate(session: Session, due: Mapping[str, Eval], step: int, state: steps.
     except NotFiniteError as error:
       raise make_not_finite_error(step, str(error), session.store) from error
     figures = outcomes.collect_figures(measured)
-  session.log.evaluated(step, figures)  # outside of the phase, which may be interrupted
+  session.log.write_evaluation(step, figures)  # outside of the phase, which may be interrupted
   with session.log.phase("evaluation", step):
     session.log.draw(step, measured)
   return figures
@@ -399,7 +401,9 @@ def save(session: Session, step: int, state: steps.State) -> None:
     if step not in session.store.steps():
       session.log.flush()
       session.store.save(
-        step, state, describe_checkpoint(session.experiment, session.frozen_digests, step) | session.log.progress(step)
+        step,
+        state,
+        describe_checkpoint(session.experiment, session.frozen_digests, step) | session.log.get_progress(step),
       )
 
 

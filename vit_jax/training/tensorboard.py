@@ -51,9 +51,9 @@ class EventFile:
       scalars: maps names of curves to values.
     """
     values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in scalars.items()]
-    self.summary(step, Summary(value=values))
+    self.write_summary(step, Summary(value=values))
 
-  def image(self, step: int, name: str, png: bytes) -> None:
+  def write_image(self, step: int, name: str, png: bytes) -> None:
     """Appends an image.
 
     Args:
@@ -63,9 +63,9 @@ class EventFile:
     """
     width, height = struct.unpack(">II", png[16:24])  # in the first chunk, after the signature
     encoded = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
-    self.summary(step, Summary(value=[Summary.Value(tag=name, image=encoded)]))
+    self.write_summary(step, Summary(value=[Summary.Value(tag=name, image=encoded)]))
 
-  def text(self, step: int, name: str, markdown: str) -> None:
+  def write_text(self, step: int, name: str, markdown: str) -> None:
     """Appends a Markdown text.
 
     Args:
@@ -75,9 +75,9 @@ class EventFile:
     """
     about = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
     tensor = TensorProto(dtype=_STRING, string_val=[markdown.encode(errors="replace")])
-    self.summary(step, Summary(value=[Summary.Value(tag=name, metadata=about, tensor=tensor)]))
+    self.write_summary(step, Summary(value=[Summary.Value(tag=name, metadata=about, tensor=tensor)]))
 
-  def summary(self, step: int, summary: Summary) -> None:
+  def write_summary(self, step: int, summary: Summary) -> None:
     """Appends a summary.
 
     Args:

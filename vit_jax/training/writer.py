@@ -54,7 +54,7 @@ class Writer:
       self._lines.add((json.dumps({"step": step, **scalars}) + "\n").encode())
       self._events.write(step, scalars)
 
-  def image(self, step: int, name: str, png: bytes) -> None:
+  def write_image(self, step: int, name: str, png: bytes) -> None:
     """Writes an image to TensorBoard.
 
     Args:
@@ -63,9 +63,9 @@ class Writer:
       png: bytes of a PNG file.
     """
     if self._active:
-      self._events.image(step, name, png)
+      self._events.write_image(step, name, png)
 
-  def text(self, step: int, name: str, markdown: str) -> None:
+  def write_text(self, step: int, name: str, markdown: str) -> None:
     """Writes a text to TensorBoard.
 
     Args:
@@ -74,7 +74,7 @@ class Writer:
       markdown: the text.
     """
     if self._active:
-      self._events.text(step, name, markdown)
+      self._events.write_text(step, name, markdown)
 
   def flush(self) -> None:
     """Makes all lines available for a restart. It must be called before a checkpoint of the same step is saved."""
@@ -107,7 +107,7 @@ class Trace:
     self._first, self._end = start + self.SKIPPED, start + self.SKIPPED + steps
     self._running = False
 
-  def step(self, step: int) -> jax.profiler.StepTraceAnnotation:
+  def annotate_step(self, step: int) -> jax.profiler.StepTraceAnnotation:
     """Returns the context for a step. Starts the profile at its first step, and ends it at its last step."""
     if step == self._end:
       self.close()

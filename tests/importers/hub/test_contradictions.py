@@ -39,7 +39,7 @@ def test_a5_a_size_that_is_not_that_of_the_model_is_refused(tmp_path, changes, s
 @pytest.mark.parametrize("changes", [{"size": 32}, {"size": None}, {"size": 64, "do_resize": False}])
 def test_a5_a_size_that_is_that_of_the_model_or_not_stated_is_read(tmp_path, changes):
   recognised = importers.inspect(folder(tmp_path, VIT | changes | {"do_normalize": False, "gamma": 2}))
-  assert recognised.beside.normalised == {"mean": (0.0,) * 3, "std": (1.0,) * 3}
+  assert recognised.image_metadata.normalised == {"mean": (0.0,) * 3, "std": (1.0,) * 3}
   assert "preprocessor_config.json has keys that are not read: gamma" in recognised.notes
 
 
@@ -158,12 +158,12 @@ def test_g_mean_and_std_of_a_preprocessor_are_for_pixels_of_0_to_1(tmp_path, key
 def test_g_names_that_several_classes_have_are_noted(tmp_path, names):
   recognised = inspected(tmp_path, names)
   assert "config.json gives several classes the same name: 'a' (0, 2)" in recognised.notes
-  assert recognised.beside.labels == ("a", "b", "a")
+  assert recognised.image_metadata.labels == ("a", "b", "a")
 
 
 def test_g_names_at_the_upper_level_win_over_those_of_pretrained_cfg(tmp_path):
   config = {"label_names": ["a", "b", "c"], "pretrained_cfg": {"label_names": ["x", "y", "z"]}}
-  assert inspected(tmp_path, config).beside.labels == ("a", "b", "c")
+  assert inspected(tmp_path, config).image_metadata.labels == ("a", "b", "c")
 
 
 def test_g_a_head_that_the_weights_lack_is_noted(tmp_path):

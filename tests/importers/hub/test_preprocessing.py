@@ -39,7 +39,7 @@ def test_a_crop_comes_back_from_hubs_with_the_same_pixels(name, arguments):
   beside = said(name, **arguments)
   expected = cut(beside.crop, IMAGE)
   of_timm, _ = preprocessing.read_timm_crop({**preprocessing.create_timm_keys(beside), "input_size": [3, 224, 224]})
-  of_transformers = preprocessor.read(preprocessor.create_processor_config(beside)).beside.crop
+  of_transformers = preprocessor.read(preprocessor.create_processor_config(beside)).image_metadata.crop
   np.testing.assert_array_equal(cut(of_timm, IMAGE), expected)
   np.testing.assert_array_equal(cut(of_transformers, IMAGE), expected)
 
@@ -68,10 +68,12 @@ def test_a_ratio_stands_for_the_pixels(large):
 
 def test_published_processors_are_read():
   vit = {"do_resize": True, "size": 224, "resample": 2, "feature_extractor_type": "ViTFeatureExtractor"}
-  assert preprocessor.read(vit).beside.crop == Choice("resize", {"interpolation": "bilinear"})
+  assert preprocessor.read(vit).image_metadata.crop == Choice("resize", {"interpolation": "bilinear"})
   bit = {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}, "resample": 3}
   bit |= {"do_center_crop": True, "crop_size": {"height": 224, "width": 224}}
-  assert preprocessor.read(bit).beside.crop == Choice("torchvision", {"ratio": 0.875, "interpolation": "bicubic"})
+  assert preprocessor.read(bit).image_metadata.crop == Choice(
+    "torchvision", {"ratio": 0.875, "interpolation": "bicubic"}
+  )
 
 
 @pytest.mark.parametrize("values", [{"size": "x"}, {"size": {"height": 0}}, {"size": [1]}], ids=str)
@@ -106,7 +108,7 @@ def test_images_are_scaled_to_ten_times_a_crop_at_most(kind):
   values = {"size": {"shortest_edge": 65535}, "do_center_crop": True, "crop_size": 1, "image_processor_type": kind}
   with pytest.raises(ConfigError, match=r"size is {'shortest_edge': 65535}, with a crop_size of 1.*ten times"):
     preprocessor.read(values)
-  crop = preprocessor.read({**values, "size": 2240, "crop_size": 224}).beside.crop
+  crop = preprocessor.read({**values, "size": 2240, "crop_size": 224}).image_metadata.crop
   cut(crop, IMAGE)
 
 

@@ -27,7 +27,7 @@ def processor(config):
 
 def ours(config, side=224):
   """Our images of the same file."""
-  beside = preprocessor.read(config).beside
+  beside = preprocessor.read(config).image_metadata
   crop = schema.bind(beside.crop, (crops.TEST_CROPS[beside.crop.name],))
   cut = schema.make(crop, crops.TEST_CROPS, side)(IMAGE, None)
   mean, std = (np.array(beside.normalised[key]) for key in ("mean", "std"))
@@ -116,12 +116,12 @@ def test_a5_steps_that_are_not_built_are_refused_in_one_line(changes, says):
 def test_a5_a_factor_without_mean_and_std_is_refused():
   with pytest.raises(ConfigError, match=r"images are multiplied by 0\.01, without image_mean and image_std. Add both"):
     preprocessor.read({"rescale_factor": 0.01})
-  assert preprocessor.read({"do_normalize": False}).beside.normalised == {"mean": (0,) * 3, "std": (1,) * 3}
+  assert preprocessor.read({"do_normalize": False}).image_metadata.normalised == {"mean": (0,) * 3, "std": (1,) * 3}
 
 
 def test_a5_keys_that_are_not_read_are_listed():
   found = preprocessor.read(VIT | {"do_resize": False, "gamma": 2, "zoom": None, "device": "cpu"})
-  assert found.beside.crop == Choice("resize", {"interpolation": "bilinear"}) and found.side is None
+  assert found.image_metadata.crop == Choice("resize", {"interpolation": "bilinear"}) and found.side is None
   assert found.notes[0] == "preprocessor_config.json has keys that are not read: gamma"
   assert "do_resize=false" in found.notes[1] and len(found.notes) == 2
   assert preprocessor.read({}) == (importers.ImageMetadata(), None, [])

@@ -115,5 +115,5 @@ def test_coordinates_that_training_moves_are_those_of_the_config(tmp_path):
 )
 def test_what_a_config_leaves_out_is_as_transformers_takes_it(tmp_path, kind, said):
   (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-  found = metadata.read_hints(tmp_path / "model.safetensors")["said"]
+  found = metadata.read_hints(tmp_path / "model.safetensors")["stated"]
   assert said.items() <= found.items()

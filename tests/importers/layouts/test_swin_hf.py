@@ -46,13 +46,13 @@ def in_folder(folder, **changes):
   tensors, description, _ = tensors_of()
   written = importers.find_layout(description, "hf")
   safetensors.numpy.save_file(tensors, folder / "model.safetensors")
-  (folder / "config.json").write_text(json.dumps(written.beside(description) | changes))
+  (folder / "config.json").write_text(json.dumps(written.create_config(description) | changes))
   return folder
 
 
 def test_a5_the_config_gives_the_image_size_and_the_names_of_classes(tmp_path):
   found = importers.inspect(in_folder(tmp_path, id2label={"0": "cat", "1": "dog", "2": "owl"}, label2id={}))
-  assert found.description.image_size == 56 and found.beside.labels == ("cat", "dog", "owl")
+  assert found.description.image_size == 56 and found.image_metadata.labels == ("cat", "dog", "owl")
 
 
 @pytest.mark.parametrize(

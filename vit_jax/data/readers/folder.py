@@ -9,7 +9,7 @@ from vit_jax.data import class_names, membership, sources
 from vit_jax.data.readers import folder_layout, locations, overlaps
 from vit_jax.data.readers.tree import FolderTree
 from vit_jax.data.sources import Fingerprint
-from vit_jax.schema import ConfigError, Fraction, Range, current_config_key, enter_key, show
+from vit_jax.schema import ConfigError, Fraction, Range, enter_key, get_current_key, show
 from vit_jax.schema.errors import AbsentError
 from vit_jax.storage import paths
 
@@ -175,10 +175,10 @@ def _select_records(found: Any, split: str) -> list[tuple[str, range]]:
     advice, names = found.advice, sources.parse_split_names([found.splits.spec("val")])
     if not advice and split == "val" and found.splits.train in sizes and not names <= sizes.keys():
       advice = (
-        f" By default, a run holds out 'val' from 'train': remove {current_config_key('val')}, or set the share with "
-        f"{current_config_key('validation')}={SHARE:g}"
+        f" By default, a run holds out 'val' from 'train': remove {get_current_key('val')}, or set the share with "
+        f"{get_current_key('validation')}={SHARE:g}"
         if found.splits.val
-        else f" To hold out 'val' from 'train', set {current_config_key('validation')}={SHARE:g}"
+        else f" To hold out 'val' from 'train', set {get_current_key('validation')}={SHARE:g}"
       )
     if not advice:
       raise

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from vit_jax.data import sources
 from vit_jax.data.readers.tree import EXTENSIONS, FolderTree, extension, format_counts
-from vit_jax.schema import ConfigError, current_config_key, format_amount
+from vit_jax.schema import ConfigError, format_amount, get_current_key
 
 DEEP, LOOKED = 3, 1000  # for advice in errors: number of levels and of directories to search for a better path
 
@@ -69,11 +69,11 @@ def suggest_subdirectory(tree: FolderTree, top: Sequence[str], splits: sources.S
       below += [f"{name}/{each}" for each in inner]
       if parts := [part for part in inner if part in wanted and tree.folders(f"{name}/{part}")]:
         found.append(
-          (True, f" {path!r} has {', '.join(map(repr, parts))}: name that folder as {current_config_key('path')}")
+          (True, f" {path!r} has {', '.join(map(repr, parts))}: name that folder as {get_current_key('path')}")
         )
       elif image := next(filter(None, (tree.example(f"{name}/{each}", 0) for each in inner)), None):
         label = image.split("/")[-2]
-        words = f" If {image!r} is an image of the class {label!r}, name {path!r} as {current_config_key('path')}"
+        words = f" If {image!r} is an image of the class {label!r}, name {path!r} as {get_current_key('path')}"
         found.append((False, words))
     if found:
       surest = [words for has_splits, words in found if has_splits] or [words for _, words in found]

@@ -127,7 +127,7 @@ def create_source(
   content: Callable[[str, bytes], bytes] = lambda file, stored: stored,
   identify: Callable[[str, IndexedRecords, int], str] = lambda part, records, i: f"{part}/{i}",
   about: tuple[Any, ...] = (),
-  beside: Callable[[IndexedRecords, range], list[str]] = lambda records, numbers: [],
+  list_extras: Callable[[IndexedRecords, range], list[str]] = lambda records, numbers: [],
   objects: Callable[[IndexedRecords, range], list[tuple[Any, ...]]] = lambda records, numbers: [],
 ) -> sources.Source:
   """Returns the source of parts of splits with known records.
@@ -147,7 +147,8 @@ def create_source(
       The file is "" if records are read as a run.
     identify: function (split, its records, number) that returns the name of a record.
     about: further values that determine the records, for the fingerprint.
-    beside: function (records of a split, range of numbers) that returns the local files to which these records refer.
+    list_extras: function (records of a split, range of numbers) that returns the local files to which these records
+      refer.
     objects: function (records of a split, range of numbers) that returns the versions of bucket objects to which these
       records refer.
   """
@@ -168,14 +169,14 @@ def create_source(
     read,
     lambda part, i: f" ({where(*records[part].locate(i))})",
     lambda part, i: identify(part, records[part], i),
-    lambda: _compute_fingerprint(parts, records, about, beside),
+    lambda: _compute_fingerprint(parts, records, about, list_extras),
     labels,
     read_label=lambda part, i: records[part].label(i),
     runs=sources.PartReader(lambda part, *ends: records[part].run(*ends), parse, together) if together else None,
     remote=remote,
   )
   made = dataclasses.replace(
-    made, files=lambda: _list_files(parts, records, beside), objects=lambda: _list_objects(parts, records, objects)
+    made, files=lambda: _list_files(parts, records, list_extras), objects=lambda: _list_objects(parts, records, objects)
   )
   return sources.add_notes(made, describe_forms([arrays for each in records.values() for arrays in each.arrays]))
 
@@ -184,7 +185,7 @@ def _compute_fingerprint(
   parts: sources.Parts,
   records: Mapping[str, IndexedRecords],
   about: tuple[Any, ...],
-  beside: Callable[[IndexedRecords, range], list[str]],
+  list_extras: Callable[[IndexedRecords, range], list[str]],
 ) -> Fingerprint:
   """Returns a fingerprint of the files of some splits, of files to which their records refer, and of all labels."""
   names, stamps = [], []
@@ -192,18 +193,18 @@ def _compute_fingerprint(
     files = records[part].extents.files
     names += [*files.names, *(hashlib.sha256(each.numbers.data).hexdigest() for each in records[part].labels)]
     stamps += files.stamps
-  stamps += local_files.read_stamps([file for part, numbers in parts for file in beside(records[part], numbers)])
+  stamps += local_files.read_stamps([file for part, numbers in parts for file in list_extras(records[part], numbers)])
   sizes, times = zip(*stamps, strict=True)
   return sources.Fingerprint(sources.digest([parts, about, *names]), "", sources.digest(sizes), sources.digest(times))
 
 
 def _list_files(
-  parts: sources.Parts, records: Mapping[str, IndexedRecords], beside: Callable[[IndexedRecords, range], list[str]]
+  parts: sources.Parts, records: Mapping[str, IndexedRecords], list_extras: Callable[[IndexedRecords, range], list[str]]
 ) -> list[str]:
   """Returns the local files of some splits, and the local files to which their records refer."""
   own = [records[part].extents.files for part in dict.fromkeys(part for part, _ in parts)]
   listed = [files.path(file) for files in own if not files.remote for file in range(len(files.names))]
-  return listed + [file for part, numbers in parts for file in beside(records[part], numbers)]
+  return listed + [file for part, numbers in parts for file in list_extras(records[part], numbers)]
 
 
 def _list_objects(

@@ -90,7 +90,7 @@ def manifest(
     remote=files.remote or "bucket" in kinds,
     content=lambda file, line: _resolve_image(file, _parse_line(line)),
     identify=_identify,
-    beside=_list_local_images,
+    list_extras=_list_local_images,
     objects=_list_objects,
   )
   return sources.add_notes(source, *again, *(_find_overlaps(splits, known) if split == "train" else ()))

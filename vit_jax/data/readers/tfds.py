@@ -16,7 +16,7 @@ from vit_jax.data.readers import features, locations, shards, tfrecords
 from vit_jax.data.readers.labels import MaxLabels
 from vit_jax.data.readers.records import create_parser
 from vit_jax.data.sources import Fingerprint
-from vit_jax.schema import ConfigError, current_config_key, enter_key, format_amount, texts
+from vit_jax.schema import ConfigError, enter_key, format_amount, get_current_key, texts
 from vit_jax.schema.errors import AbsentError
 from vit_jax.storage import paths
 
@@ -145,7 +145,7 @@ def describe_remedy(name: str, row: sources.DatasetRow, path: str | None) -> str
     )
   if row.classes:
     return (
-      f"{name} has no public builder. Give your own copy: --{current_config_key('path')}=DIR, a TFDS directory (with "
+      f"{name} has no public builder. Give your own copy: --{get_current_key('path')}=DIR, a TFDS directory (with "
       f"dataset_info.json) in array_record format, with a label that is a ClassLabel or a list of them"
     )
   return "set builder='name:1.0.0', or set path to the directory of one version, such as '.../name/1.0.0'"
@@ -262,9 +262,9 @@ def _convert_errors(folder: object, advice: str) -> Iterator[None]:
     *(tfds.core.registered.DatasetNotFoundError, json_format.ParseError, OSError, RecursionError),
     *(ValueError, TypeError, LookupError, AttributeError),
   ) as error:
-    said = " ".join(str(error).split())[:300]
+    reason = " ".join(str(error).split())[:300]
     raise ConfigError(
-      f"{folder} is not a TFDS dataset: {said or type(error).__name__}. To fix it, {advice}", "path"
+      f"{folder} is not a TFDS dataset: {reason or type(error).__name__}. To fix it, {advice}", "path"
     ) from error
 
 

@@ -53,7 +53,7 @@ def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
   Raises:
     ConfigError: if the path is not a weight file, or the file is damaged.
   """
-  given = path
+  original = path
   with convert_read_errors(path):
     path = _find_weight_file(path) if path.is_dir() else path
     if (shard := _SHARD.fullmatch(path.name)) and (index := path.with_name(f"{shard[1]}{_INDEX}")).is_file():
@@ -62,7 +62,7 @@ def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
   if not there and paths.in_bucket(path):
     raise ConfigError(f"no object {str(path)!r} in the bucket")
   if not there:
-    raise ConfigError(_describe_missing(given))
+    raise ConfigError(_describe_missing(original))
   _check_whole(path)
   if path.name.endswith(_INDEX):
     tensors, hints = safetensors_files.read_sharded(path)
@@ -70,7 +70,7 @@ def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
   if not content.find_suffix(path):  # check before copying a file from a bucket
     with convert_read_errors(path):
       content.detect_format(path)
-  local = files.get_local_path(path, (*metadata.BESIDE, f"{path.stem}.json"))
+  local = files.get_local_path(path, (*metadata.SIDECARS, f"{path.stem}.json"))
   try:
     return _read_local(local)
   except ConfigError as error:
@@ -87,15 +87,17 @@ def _describe_missing(path: pathlib.Path) -> str:
   """Returns the error message for a path without weights. It suggests similar names, or weights in the directory."""
   with convert_read_errors(path):
     if folder := path.is_dir():
-      beside = sorted(str(each) for each in path.glob("*") if _may_be_weights(each))
+      candidates = sorted(str(each) for each in path.glob("*") if _may_be_weights(each))
     else:
-      beside = [each.name for each in path.parent.glob("*") if _may_be_weights(each)]
+      candidates = [each.name for each in path.parent.glob("*") if _may_be_weights(each)]
   if folder:
     has = (
-      f"It contains {format_names(beside, 5)}: name one of them" if beside else "Name a file of weights or a workdir"
+      f"It contains {format_names(candidates, 5)}: name one of them"
+      if candidates
+      else "Name a file of weights or a workdir"
     )
     return f"no weights in the folder {str(path)!r}. Expected checkpoints/ (a workdir) or model.safetensors. {has}"
-  near = difflib.get_close_matches(path.name, beside, n=1)
+  near = difflib.get_close_matches(path.name, candidates, n=1)
   advice = f"Did you mean {str(path.parent / near[0])!r}?" if near else f"Allowed: {', '.join(READ)}, or a workdir"
   return f"no file {str(path)!r}. {advice}"
 
@@ -130,8 +132,8 @@ def _read_local(path: pathlib.Path) -> Any:
     check_size(path, count_bytes(tensors))
   if not tensors:
     raise ConfigError(f"{path}: contains no tensors")
-  beside = metadata.read_hints(path)
-  return tensors, {**beside, **about, "notes": [*notes, *beside.get("notes", [])]}
+  hints = metadata.read_hints(path)
+  return tensors, {**hints, **about, "notes": [*notes, *hints.get("notes", [])]}
 
 
 def _read_npz(path: pathlib.Path) -> Any:

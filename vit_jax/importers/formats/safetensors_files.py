@@ -125,7 +125,7 @@ def read_sharded(index: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]
     raise ConfigError(f"{index}: the index lists no tensors")
   shards = sorted(set(places.values()))
   _check_numbers(index, shards)
-  local = files.get_local_path(index, (*metadata.BESIDE, *shards))
+  local = files.get_local_path(index, (*metadata.SIDECARS, *shards))
   held = {}
   for shard in shards:
     path = local.with_name(shard)

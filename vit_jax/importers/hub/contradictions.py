@@ -24,8 +24,8 @@ def check(description: Description, hints: Mapping[str, Any], chosen: Layout) ->
 
   Args:
     description: the model of the tensors.
-    hints: the result of `metadata.read_hints`. "said" contains the values that must be equal to those of the model.
-      "architecture" and "model_type" are names of timm and Transformers. "meant" contains the sizes of the
+    hints: the result of `metadata.read_hints`. "stated" contains the values that must be equal to those of the model.
+      "architecture" and "model_type" are names of timm and Transformers. "derived" contains the sizes of the
       architecture. "prepared_side" is the size of the images that a preprocessor makes.
     chosen: the layout of the tensors.
 
@@ -35,15 +35,15 @@ def check(description: Description, hints: Mapping[str, Any], chosen: Layout) ->
   Raises:
     ConfigError: for the first statement that is false.
   """
-  said, notes = hints.get("said") or {}, []
+  stated, notes = hints.get("stated") or {}, []
   _check_names(description, hints, chosen)
-  facts = collect_facts(description, said) if said or hints.get("meant") else {}
-  for key, value in said.items():
+  facts = collect_facts(description, stated) if stated or hints.get("derived") else {}
+  for key, value in stated.items():
     if key == "classes" and value and not description.classes:
       notes.append(f"config.json states {format_amount(value, 'class', 'classes')}, but the weights have no head")
     elif facts.get(key) != value:
       raise _create_error(description, key, value, facts.get(key))
-  if other := {key: value for key, value in hints.get("meant", {}).items() if facts[key] != value}:
+  if other := {key: value for key, value in hints.get("derived", {}).items() if facts[key] != value}:
     means, has = (", ".join(f"{key}={values[key]}" for key in other) for values in (other, facts))
     notes.append(
       f"config.json names the architecture {show(hints['architecture'])} with {means}, but the weights have {has}"
@@ -81,12 +81,12 @@ def _check_names(description: Description, hints: Mapping[str, Any], chosen: Any
       raise _create_error(description, "architecture", name)
 
 
-def collect_facts(description: Description, said: Mapping[str, Any]) -> dict[str, Any]:
+def collect_facts(description: Description, stated: Mapping[str, Any]) -> dict[str, Any]:
   """Collects the true values of a model, under the keys of the statements.
 
   Args:
     description: the model.
-    said: statements about the model. Of several equivalent notations, the stated one is returned.
+    stated: statements about the model. Of several equivalent notations, the stated one is returned.
 
   Returns:
     Values such as {"width": 192, "heads": 3}.
@@ -102,7 +102,7 @@ def collect_facts(description: Description, said: Mapping[str, Any]) -> dict[str
   if query := shapes.get("blocks/0/attention/query/kernel"):
     facts |= {"width": query[0], "heads": query[1], "hidden": shapes["blocks/0/mlp/up/kernel"][1]}
     facts["depth"] = len({path.split("/")[1] for path in shapes if path.startswith("blocks/")})
-    facts["mlp_ratio"] = _find_ratio(facts, bound, said)
+    facts["mlp_ratio"] = _find_ratio(facts, bound, stated)
   if description.published.family == "vit":
     facts["has_qkv_bias"], facts["has_qk_norm"] = (
       bound["attention.bias"] != "none",
@@ -112,21 +112,21 @@ def collect_facts(description: Description, said: Mapping[str, Any]) -> dict[str
     facts["has_layer_scale"] = bound["layer_scale"] is not None
     facts |= {"eps": bound["norm.eps"], "qkv_bias": bound["attention.bias"]}
   facts["norm_order"] = bound.get("norm.order", bound.get("norm_order"))
-  facts["rotary"] = _select_stated(bound.get("position.rotary"), said.get("rotary"))
+  facts["rotary"] = _select_stated(bound.get("position.rotary"), stated.get("rotary"))
   return facts
 
 
-def _find_ratio(facts: Mapping[str, Any], bound: Mapping[str, Any], said: Any) -> Any:
+def _find_ratio(facts: Mapping[str, Any], bound: Mapping[str, Any], stated: Any) -> Any:
   """Returns the stated ratio if it gives the hidden width after timm's rounding. A gated MLP accepts any ratio."""
-  stated = said.get("mlp_ratio", 0)
-  same = bound.get("mlp", "gelu") != "gelu" or int(facts["width"] * stated) == facts["hidden"]
-  return stated if same else facts["hidden"] / facts["width"]
+  ratio = stated.get("mlp_ratio", 0)
+  same = bound.get("mlp", "gelu") != "gelu" or int(facts["width"] * ratio) == facts["hidden"]
+  return ratio if same else facts["hidden"] / facts["width"]
 
 
-def _select_stated(choice: Any, said: Any) -> Any:
+def _select_stated(choice: Any, stated: Any) -> Any:
   """Removes the arguments of a choice that the statement does not contain, if both have the same name."""
-  same = choice is not None and said is not None and choice.name == said.name
-  return Choice(choice.name, {key: choice.args[key] for key in said.args}) if same else choice
+  same = choice is not None and stated is not None and choice.name == stated.name
+  return Choice(choice.name, {key: choice.args[key] for key in stated.args}) if same else choice
 
 
 def _has_same_shapes(description: Description, name: str) -> bool:

@@ -20,69 +20,71 @@ _ENDS = {"vit": ("patch_embed.proj", "head"), "swin": ("patch_embed.proj", "head
 _ENDS |= {"efficientnet": ("conv_stem", "classifier")}
 
 
-def create_sidecar_files(chosen: Layout, description: Description, said: ImageMetadata) -> dict[str, dict[str, Any]]:
+def create_sidecar_files(
+  chosen: Layout, description: Description, metadata: ImageMetadata
+) -> dict[str, dict[str, Any]]:
   """Returns the JSON files to write next to a weight file.
 
   Args:
     chosen: layout of the weight file.
     description: the model.
-    said: metadata of images and classes.
+    metadata: metadata of images and classes.
 
   Returns:
     {file name: JSON values}. Empty if the readers of the layout do not use such files.
   """
-  if chosen.beside:
-    return _transformers_files(chosen.beside(description), description, said)
-  return {"config.json": _timm_files(description, said)} if chosen.name == "timm" else {}
+  if chosen.create_config:
+    return _transformers_files(chosen.create_config(description), description, metadata)
+  return {"config.json": _timm_files(description, metadata)} if chosen.name == "timm" else {}
 
 
-def describe_unsaved(chosen: Layout, description: Description, said: ImageMetadata) -> list[str]:
+def describe_unsaved(chosen: Layout, description: Description, metadata: ImageMetadata) -> list[str]:
   """Returns notes about facts that these files cannot store.
 
   Args:
     chosen: layout of the weight file.
     description: the model.
-    said: metadata of images and classes.
+    metadata: metadata of images and classes.
   """
-  if not chosen.beside and chosen.name != "timm":
+  if not chosen.create_config and chosen.name != "timm":
     return []
   unnamed = chosen.name == "timm" and find_architecture(description) is None
   result = ["timm has no architecture with these arguments; config.json names none"] if unnamed else []
   bound = description.settings()
-  if chosen.beside and bound.get("pool") == "gap" and bound.get("class_token"):
+  if chosen.create_config and bound.get("pool") == "gap" and bound.get("class_token"):
     result.append("pool=gap is not in the file: pooler_output of Transformers is the normalised class token")
-  if chosen.beside and (same := sorted(name for name, count in Counter(said.labels).items() if count > 1)):
+  if chosen.create_config and (same := sorted(name for name, count in Counter(metadata.labels).items() if count > 1)):
     text = f"several classes are called {format_names(map(show, same), 3)}: label2id has one number for each name"
     result.append(f"{text}; id2label contains every class and is the table that is read")
-  if not _is_square(description, said):
+  if not _is_square(description, metadata):
     return [*result, "image preprocessing is not written: it is defined only for square RGB images"]
-  return [*result, *preprocessing.describe_crop_limits(said, transformers=bool(chosen.beside))]
+  return [*result, *preprocessing.describe_crop_limits(metadata, transformers=bool(chosen.create_config))]
 
 
-def _is_square(description: Description, said: ImageMetadata) -> bool:
-  return description.channels == 3 and description.image_size == said.size
+def _is_square(description: Description, metadata: ImageMetadata) -> bool:
+  return description.channels == 3 and description.image_size == metadata.size
 
 
-def _transformers_files(config: Mapping[str, Any], description: Description, said: ImageMetadata) -> dict[str, Any]:
-  names = said.labels or tuple(f"LABEL_{i}" for i in range(description.classes))
+def _transformers_files(config: Mapping[str, Any], description: Description, metadata: ImageMetadata) -> dict[str, Any]:
+  names = metadata.labels or tuple(f"LABEL_{i}" for i in range(description.classes))
   numbers = {name: i for i, name in enumerate(names)}
   config |= {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": numbers}
   if description.classes:
-    several = said.loss not in (None, "softmax")
+    several = metadata.loss not in (None, "softmax")
     config["problem_type"] = "multi_label_classification" if several else "single_label_classification"
-  prepared = preprocessor.create_processor_config(said) if _is_square(description, said) else None
+  prepared = preprocessor.create_processor_config(metadata) if _is_square(description, metadata) else None
   return {"config.json": config} | ({"preprocessor_config.json": prepared} if prepared else {})
 
 
-def _timm_files(description: Description, said: ImageMetadata) -> dict[str, Any]:
+def _timm_files(description: Description, metadata: ImageMetadata) -> dict[str, Any]:
   named = find_architecture(description)
   first, head = _ENDS[description.published.family]
   size = description.image_size
   height, width = (size, size) if isinstance(size, int) else size
   prepared = {"input_size": [description.channels, height, width]}
-  if _is_square(description, said):
-    prepared |= preprocessing.create_timm_keys(said)
-    prepared |= {key: list(values) for key, values in said.normalised.items()}
+  if _is_square(description, metadata):
+    prepared |= preprocessing.create_timm_keys(metadata)
+    prepared |= {key: list(values) for key, values in metadata.normalised.items()}
   prepared |= {"num_classes": description.classes, "first_conv": first}
   prepared |= {"fixed_input_size": description.published.family != "efficientnet"}
   distilled = description.settings().get("pool") == "distilled"
@@ -90,7 +92,7 @@ def _timm_files(description: Description, said: ImageMetadata) -> dict[str, Any]
   return {
     **({"architecture": named.name} if named else {}),
     "num_classes": description.classes,
-    **({"label_names": list(said.labels)} if said.labels else {}),
+    **({"label_names": list(metadata.labels)} if metadata.labels else {}),
     "pretrained_cfg": prepared,
     **({"model_args": dict(named.args)} if named and named.args else {}),
   }

@@ -44,7 +44,7 @@ _SHOWN = {
   *("num_reg_tokens", "use_fc_norm", "qkv_bias", "qkv_fused", "qk_norm", "attn_type", "use_abs_pos_emb"),
   *("swiglu_mlp", "swiglu_align_to", "scale_mlp", "scale_attn_inner"),
 }
-BESIDE = ("config.json", "preprocessor_config.json")  # names of the JSON files
+SIDECARS = ("config.json", "preprocessor_config.json")  # names of the JSON files
 _DEFAULT_NAME = re.compile(r"LABEL_\d+")  # Transformers' name of a class without a name
 _NORMALISED = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}  # the default of a config
 
@@ -58,10 +58,10 @@ def merge_image_metadata(hints: Mapping[str, Any]) -> ImageMetadata:
   Args:
     hints: the result of `read_hints`.
   """
-  inside, said = hints.get("use", ImageMetadata()), hints.get("beside", ImageMetadata())
-  exact = inside if inside.crop else said
-  normalised = {**inside.normalised, **said.normalised}
-  return ImageMetadata(normalised, exact.crop, exact.size, said.labels or inside.labels, inside.loss or said.loss)
+  inside, sidecar = hints.get("use", ImageMetadata()), hints.get("sidecar", ImageMetadata())
+  exact = inside if inside.crop else sidecar
+  normalised = {**inside.normalised, **sidecar.normalised}
+  return ImageMetadata(normalised, exact.crop, exact.size, sidecar.labels or inside.labels, inside.loss or sidecar.loss)
 
 
 def read_hints(weights: pathlib.Path) -> dict[str, Any]:
@@ -71,25 +71,25 @@ def read_hints(weights: pathlib.Path) -> dict[str, Any]:
     weights: the weight file.
 
   Returns:
-    Hints for `importers.recognise`. "said" contains the values with which the model must agree. "prepared_side" is the
-    size of the images that a preprocessor makes. "notes" are messages for the user. The metadata of images and classes
-    are a `preprocessing.ImageMetadata`.
+    Hints for `importers.recognise`. "stated" contains the values with which the model must agree. "prepared_side" is
+    the size of the images that a preprocessor makes. "notes" are messages for the user. The metadata of images and
+    classes are a `preprocessing.ImageMetadata`.
 
   Raises:
     ConfigError: if a value is invalid, or describes a model that this package cannot build.
   """
   if weights.suffix.lower() == ".npz":
     return {"name": weights.name} | _read_own_hints(weights.with_suffix(".json"))
-  file, prepared = map(weights.with_name, BESIDE)
+  file, prepared = map(weights.with_name, SIDECARS)
   config, preparation = files.read_json(file) or {}, files.read_json(prepared) or {}
   with add_file_to_errors(file):
     arguments, pretrained = _read_mapping(config, "model_args"), _read_mapping(config, "pretrained_cfg")
     flat = {**config, **pretrained}
     sizes = timm_names.find_sizes(config, arguments)
-    said = _merge_statements(
+    stated = _merge_statements(
       _read_transformers(config), _read_timm_arguments(arguments), _read_timm_config(config, pretrained)
     )
-    meant = {key: value for key, value in sizes.items() if key not in said}
+    derived = {key: value for key, value in sizes.items() if key not in stated}
     if not isinstance(config.get("model_type"), str | None):
       raise ConfigError(f"model_type is {show(config['model_type'])}. Allowed: a name, such as 'vit'")
     stem = weights.parent.name if weights.stem in ("model", "pytorch_model") else weights.name
@@ -103,26 +103,30 @@ def read_hints(weights: pathlib.Path) -> dict[str, Any]:
     built_for = _read_input_size(flat, arguments)
   with add_file_to_errors(prepared):
     prepared_as = preprocessor.read(preparation)
-    images |= prepared_as.beside.normalised
+    images |= prepared_as.image_metadata.normalised
     if crop is None:
-      crop, size = prepared_as.beside.crop, prepared_as.beside.size
+      crop, size = prepared_as.image_metadata.crop, prepared_as.image_metadata.size
     normed = next((arguments[key] for key in ("fc_norm", "use_fc_norm") if key in arguments), None)
   words = {"heads": "heads", "eps": "norm_eps", "gelu": "gelu", "image_size": "image_size"}
   words |= {"norm_order": "norm_order", "rotary": "turning"}
-  read = {hint: said[key] for key, hint in words.items() if key in said} | (
+  read = {hint: stated[key] for key, hint in words.items() if key in stated} | (
     {} if normed is None else {"fc_norm": normed}
   )
   if built_for is not None:
     read["input_size"] = built_for  # a table of positions, if there is one, has priority
-  if "heads" in meant:  # valid for this width only
+  if "heads" in derived:  # valid for this width only
     read |= {"heads": sizes["heads"], "width": sizes["width"]}
-  read |= {"meant": meant, "notes": [*_describe_alike(labels), *prepared_as.notes], "prepared_side": prepared_as.side}
+  read |= {
+    "derived": derived,
+    "notes": [*_describe_alike(labels), *prepared_as.notes],
+    "prepared_side": prepared_as.side,
+  }
   read |= {key: config[key] for key in ("architecture", "model_type") if config.get(key) is not None}
   return {
     "name": config.get("architecture") or stem,
     **read,
-    "said": said,
-    "beside": ImageMetadata(images, crop, size, labels, loss),
+    "stated": stated,
+    "sidecar": ImageMetadata(images, crop, size, labels, loss),
   }
 
 
@@ -176,53 +180,53 @@ def add_file_to_errors(file: pathlib.Path) -> Iterator[None]:
 def _read_transformers(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the statements of Transformers' keys, under our names."""
   config, more = transformers_config.read(config)
-  said = {ours: _read_count(config, theirs) for theirs, ours in _COUNTS.items() if config.get(theirs) is not None}
+  stated = {ours: _read_count(config, theirs) for theirs, ours in _COUNTS.items() if config.get(theirs) is not None}
   if config.get("image_size") is not None:
-    said["image_size"] = _read_count(config, "image_size", oblong=True)
+    stated["image_size"] = _read_count(config, "image_size", oblong=True)
   if config.get("hidden_act") is not None:
-    said["gelu"] = _read_name(config, "hidden_act", _GELU)
+    stated["gelu"] = _read_name(config, "hidden_act", _GELU)
   if (eps := config.get("layer_norm_eps")) is not None:
     if not preprocessing.is_number(eps) or not 0 < eps < 1:
       raise ConfigError(f"layer_norm_eps is {show(eps)}. Allowed: a number between 0 and 1")
-    said["eps"] = float(eps)
+    stated["eps"] = float(eps)
   if config.get("num_labels") is not None:
-    said["classes"] = _read_count(config, "num_labels", low=0)
+    stated["classes"] = _read_count(config, "num_labels", low=0)
   for key, built in (("qkv_bias", True), ("pooler_act", "tanh")):
     if config.get(key, built) != built:
       raise ConfigError(f"{key} is {show(config[key])}. Supported: {built!r}")
-  return said | more
+  return stated | more
 
 
 def _read_timm_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the statements of timm's model arguments, under our names. Unknown arguments raise ConfigError."""
   counts = {**_COUNTS, **_TIMM_COUNTS}
-  said = {ours: _read_count(arguments, theirs) for theirs, ours in counts.items() if theirs in arguments}
+  stated = {ours: _read_count(arguments, theirs) for theirs, ours in counts.items() if theirs in arguments}
   if key := next((key for key in ("reg_tokens", "num_reg_tokens") if key in arguments), None):
-    said["registers"] = _read_count(arguments, key, low=0)
-  said |= {ours: _read_flag(arguments, theirs) for theirs, ours in _TIMM_SWITCHES.items() if theirs in arguments}
+    stated["registers"] = _read_count(arguments, key, low=0)
+  stated |= {ours: _read_flag(arguments, theirs) for theirs, ours in _TIMM_SWITCHES.items() if theirs in arguments}
   if "img_size" in arguments:
-    said["image_size"] = _read_count(arguments, "img_size", oblong=True)
+    stated["image_size"] = _read_count(arguments, "img_size", oblong=True)
   if "num_classes" in arguments:
-    said["classes"] = _read_count(arguments, "num_classes", low=0)
+    stated["classes"] = _read_count(arguments, "num_classes", low=0)
   if "mlp_ratio" in arguments:
-    said["mlp_ratio"] = _read_ratio(arguments)
+    stated["mlp_ratio"] = _read_ratio(arguments)
   if "init_values" in arguments:
-    said["has_layer_scale"] = arguments["init_values"] is not None
+    stated["has_layer_scale"] = arguments["init_values"] is not None
   if "act_layer" in arguments:
-    said["gelu"] = _read_name(arguments, "act_layer", _GELU)
+    stated["gelu"] = _read_name(arguments, "act_layer", _GELU)
   if "global_pool" in arguments:
-    said["pool"] = _read_name(arguments, "global_pool", _POOL)
+    stated["pool"] = _read_name(arguments, "global_pool", _POOL)
   if arguments.get("pos_embed", "learn") not in ("learn", "none"):
     raise ConfigError(f"model_args has pos_embed={show(arguments['pos_embed'])}. Supported: 'learn' and 'none'")
   if "use_post_norm" in arguments:
-    said["norm_order"] = "post" if arguments["use_post_norm"] is True else "pre"
+    stated["norm_order"] = "post" if arguments["use_post_norm"] is True else "pre"
   if (turning := timm_arguments.find_rotary(arguments)) is not None:
-    said["rotary"] = turning
+    stated["rotary"] = turning
   known = _SHOWN | timm_arguments.TURNING | _COUNTS.keys() | {"act_layer", "global_pool", "use_post_norm", "pos_embed"}
   if unknown := arguments.keys() - known:
     key = min(unknown)
     raise ConfigError(f"model_args has {key}={show(arguments[key])}, which may mean another model")
-  return said
+  return stated
 
 
 def _read_timm_config(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,20 +234,20 @@ def _read_timm_config(config: Mapping[str, Any], pretrained: Mapping[str, Any]) 
 
   As in timm, the upper level has priority over pretrained_cfg.
   """
-  said = {}
+  stated = {}
   if config.get("global_pool") is not None:
-    said["pool"] = _read_name(config, "global_pool", _POOL)
+    stated["pool"] = _read_name(config, "global_pool", _POOL)
   for values in (config, pretrained):
     if values.get("num_classes") is not None:
-      return said | {"classes": _read_count(values, "num_classes", low=0)}
-  return said
+      return stated | {"classes": _read_count(values, "num_classes", low=0)}
+  return stated
 
 
 def _merge_statements(*statements: Iterable[Any]) -> dict[str, Any]:
   """Returns all statements, or raises ConfigError if two of them contradict each other."""
   result = {}
-  for said in statements:
-    for key, value in said.items():
+  for statement in statements:
+    for key, value in statement.items():
       if result.setdefault(key, value) != value:
         raise ConfigError(f"it states both {key}={show(result[key])} and {key}={show(value)}. Correct one of them")
   return result

@@ -37,14 +37,14 @@ class ImageMetadata(NamedTuple):
   loss: str | None = None
 
 
-def to_json(beside: ImageMetadata) -> dict[str, Any]:
+def to_json(metadata: ImageMetadata) -> dict[str, Any]:
   """Returns all metadata as JSON values."""
   return {
-    "image_size": beside.size,
-    "test_crop": schema.to_plain(beside.crop),
-    **{key: list(values) for key, values in beside.normalised.items()},
-    "classes": list(beside.labels),
-    "probabilities": beside.loss,
+    "image_size": metadata.size,
+    "test_crop": schema.to_plain(metadata.crop),
+    **{key: list(values) for key, values in metadata.normalised.items()},
+    "classes": list(metadata.labels),
+    "probabilities": metadata.loss,
   }
 
 
@@ -168,22 +168,22 @@ def create_squashed_crop(large: int, cut: int, interpolation: str) -> Choice:
   return Choice("centre", {"resize": large, "squash": True, "interpolation": interpolation})
 
 
-def create_timm_keys(beside: ImageMetadata) -> dict[str, Any]:
+def create_timm_keys(metadata: ImageMetadata) -> dict[str, Any]:
   """Returns the keys of timm's pretrained_cfg that describe the crop."""
-  large, squash = compute_resize(beside)
-  kind = next(name for name, ours in _TIMM.items() if ours == interpolation_name(beside.crop))
-  share = 1.0 if large == beside.size else find_ratio(beside.size, large)
-  if beside.crop.name == "torchvision":
-    share = beside.crop.args["ratio"]
+  large, squash = compute_resize(metadata)
+  kind = next(name for name, ours in _TIMM.items() if ours == interpolation_name(metadata.crop))
+  share = 1.0 if large == metadata.size else find_ratio(metadata.size, large)
+  if metadata.crop.name == "torchvision":
+    share = metadata.crop.args["ratio"]
   return {"interpolation": kind, "crop_pct": share, "crop_mode": "squash" if squash else "center"}
 
 
-def compute_resize(beside: ImageMetadata) -> tuple[int, bool]:
+def compute_resize(metadata: ImageMetadata) -> tuple[int, bool]:
   """Returns the side to which an image is resized before the crop, and true if both sides are resized to it."""
-  args, size = beside.crop.args, beside.size
-  if beside.crop.name == "resize":
+  args, size = metadata.crop.args, metadata.size
+  if metadata.crop.name == "resize":
     return size, True
-  if beside.crop.name == "torchvision":
+  if metadata.crop.name == "torchvision":
     return int(size / args["ratio"]), False
   return args["resize"] or round(size / 0.875), args["squash"]
 
@@ -205,14 +205,14 @@ def find_ratio(cut: int, large: int) -> float:
               and r <= 1 and int(cut / r) == large)  # fmt: skip
 
 
-def describe_crop_limits(beside: ImageMetadata, transformers: bool) -> list[str]:
+def describe_crop_limits(metadata: ImageMetadata, transformers: bool) -> list[str]:
   """Returns notes about details of a test crop that the files of a hub cannot represent.
 
   Args:
-    beside: the preprocessing.
+    metadata: the preprocessing.
     transformers: true if the files are those of Transformers, false if they are those of timm.
   """
-  kind, known, result = beside.crop.args["interpolation"], interpolation_name(beside.crop), []
+  kind, known, result = metadata.crop.args["interpolation"], interpolation_name(metadata.crop), []
   if kind == "area":
     text = (
       "interpolation=area is written as Pillow's box. To enlarge images, Pillow uses nearest neighbours, vit_jax "
@@ -223,8 +223,8 @@ def describe_crop_limits(beside: ImageMetadata, transformers: bool) -> list[str]
     result = [
       f"interpolation={kind} is written as {known}; this filter smooths images that are reduced, but vit_jax does not"
     ]
-  large, squash = compute_resize(beside)
-  if beside.crop.name == ("torchvision" if transformers else "centre") and not (squash and large == beside.size):
+  large, squash = compute_resize(metadata)
+  if metadata.crop.name == ("torchvision" if transformers else "centre") and not (squash and large == metadata.size):
     who = "Transformers" if transformers else "timm"
     result.append(f"{who} rounds the margins of the central square differently, so some crops are moved by a pixel")
   return result

@@ -55,12 +55,12 @@ class ProcessorConfig(NamedTuple):
   """The statements of a preprocessor_config.json about images.
 
   Attributes:
-    beside: mean, std and test crop, as far as they are stated.
+    image_metadata: mean, std and test crop, as far as they are stated.
     side: size of the images that the model receives, in pixels, or None if it is not stated.
     notes: messages for the user.
   """
 
-  beside: ImageMetadata
+  image_metadata: ImageMetadata
   side: Side | None
   notes: list[str]
 
@@ -205,21 +205,23 @@ def _read_size(value: Any, square: bool, key: str = "size") -> tuple[Any, bool]:
 # Writing.
 
 
-def create_processor_config(beside: ImageMetadata) -> dict[str, Any]:
+def create_processor_config(metadata: ImageMetadata) -> dict[str, Any]:
   """Returns a preprocessor_config.json for the processor that is equivalent to our test crop."""
-  large, squash = preprocessing.compute_resize(beside)
-  square, cut = {"height": large, "width": large}, large != beside.size or not squash
+  large, squash = preprocessing.compute_resize(metadata)
+  square, cut = {"height": large, "width": large}, large != metadata.size or not squash
   kind = "DeiTImageProcessor" if squash else "BitImageProcessor"
   return {
     "image_processor_type": kind if cut else "ViTImageProcessor",
     "do_convert_rgb": True,
     "do_resize": True,
     "size": square if squash else {"shortest_edge": large},
-    "resample": next(code for code, ours in _RESAMPLE.items() if ours == preprocessing.interpolation_name(beside.crop)),
+    "resample": next(
+      code for code, ours in _RESAMPLE.items() if ours == preprocessing.interpolation_name(metadata.crop)
+    ),
     "do_center_crop": cut,
-    **({"crop_size": {"height": beside.size, "width": beside.size}} if cut else {}),
+    **({"crop_size": {"height": metadata.size, "width": metadata.size}} if cut else {}),
     "do_rescale": True,
     "rescale_factor": 1 / 255,
     "do_normalize": True,
-    **{f"image_{key}": list(values) for key, values in beside.normalised.items()},
+    **{f"image_{key}": list(values) for key, values in metadata.normalised.items()},
   }

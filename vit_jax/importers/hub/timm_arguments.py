@@ -196,8 +196,8 @@ def find_rotary(arguments: Mapping[str, Any]) -> Choice | None:
     ConfigError: if the rotary positions are not supported here.
   """
   if not arguments.get("use_rot_pos_emb"):
-    if said := sorted(TURNING & arguments.keys() - {"use_rot_pos_emb"}):
-      raise ConfigError(f"model_args has {said[0]}={show(arguments[said[0]])}, but not use_rot_pos_emb=true")
+    if found := sorted(TURNING & arguments.keys() - {"use_rot_pos_emb"}):
+      raise ConfigError(f"model_args has {found[0]}={show(arguments[found[0]])}, but not use_rot_pos_emb=true")
     return Choice("none") if "use_rot_pos_emb" in arguments else None
   kind = arguments.get("rope_type", "cat")
   temperature, ref = arguments.get("rope_temperature", 10_000.0), arguments.get("ref_feat_shape")

@@ -72,28 +72,28 @@ def read(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
   for key, built in _BUILT.items():
     if config.get(key, built) != built:
       raise ConfigError(f"{key} is {show(config[key])}. Supported: {built!r}")
-  said = {}
+  stated = {}
   if "num_register_tokens" in config:
-    said["registers"] = _read_registers(config)
+    stated["registers"] = _read_registers(config)
   if kind == "dinov3_vit":
     biased = tuple(_read_flag(config, f"{part}_bias") for part in ("query", "key", "value"))
     if biased not in _BIASES:
       values = ", ".join(f"{part}_bias={value}" for part, value in zip(("query", "key", "value"), biased, strict=True))
       raise ConfigError(f"{values} is not supported. Allowed: all of them, query and value, none")
-    said["qkv_bias"], said["rotary"] = _BIASES[biased], _read_rotary(config)
+    stated["qkv_bias"], stated["rotary"] = _BIASES[biased], _read_rotary(config)
   elif "qkv_bias" in config:
-    said["qkv_bias"] = "all" if _read_flag(config, "qkv_bias") else "none"
+    stated["qkv_bias"] = "all" if _read_flag(config, "qkv_bias") else "none"
   config = {key: value for key, value in config.items() if key != "qkv_bias"}
   for key in ("use_gated_mlp", "use_swiglu_ffn"):
     if key in config:
-      said["mlp"] = "swiglu" if _read_flag(config, key) else "gelu"
+      stated["mlp"] = "swiglu" if _read_flag(config, key) else "gelu"
   if "mlp_ratio" in config:
     config["intermediate_size"] = _read_hidden(config)
-  if said.get("mlp") == "swiglu":  # DINOv2's SwiGLU always has SiLU
+  if stated.get("mlp") == "swiglu":  # DINOv2's SwiGLU always has SiLU
     act = config.pop("hidden_act")
     if kind == "dinov3_vit" and act not in ("silu", "swish"):
       raise ConfigError(f"hidden_act is {show(act)} with use_gated_mlp. Supported: 'silu'")
-  return config, said
+  return config, stated
 
 
 def _read_swin(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -114,7 +114,7 @@ LAYOUTS = (
     describe=_describe,
     canonical=_convert_names,
     finish=lambda arrays, description: _move_merging(arrays, lambda stage: stage - 1),
-    beside=_create_config,
+    create_config=_create_config,
     ignored=r".*\.relative_position_index",
   ),
 )

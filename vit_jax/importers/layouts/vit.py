@@ -210,13 +210,13 @@ def _choose_shortest(plain: Choice, row: int, patch: int, hints: Mapping[str, An
   settings = model.settings()
 
   def by(name: str, sizes: tuple[Any, ...]) -> Choice:
-    said = {key: value for key, value in model.differences(name).items() if key not in _SIZE}
+    changes = {key: value for key, value in model.differences(name).items() if key not in _SIZE}
     if name in modern.NAMES:
       if settings["layer_scale"] and modern.NAMES[name].defaults.get("layer_scale"):
-        said.pop("layer_scale", None)  # tensors do not determine the initial value
+        changes.pop("layer_scale", None)  # tensors do not determine the initial value
       if settings["pool"] in ("cls", "distilled"):  # these pools require the token
-        said.pop("class_token", None)
-    return Choice(name, said | {key: b for key, a, b in zip(_SIZE, sizes, row, strict=True) if a != b})
+        changes.pop("class_token", None)
+    return Choice(name, changes | {key: b for key, a, b in zip(_SIZE, sizes, row, strict=True) if a != b})
 
   def length(choice: Choice) -> tuple[bool, int, bool, bool]:
     other = modern.NAMES[choice.name]

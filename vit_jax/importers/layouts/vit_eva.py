@@ -74,7 +74,7 @@ def swiglu_rows(theirs: str, ours: str, names: tuple[str, str, str]) -> tuple[Te
   gate, up, down = names
   parts = {gate: "gate", up: "up", down: "down"}
   return tuple(
-    row._replace(beside=f"{ours}/gate/kernel")
+    row._replace(requires=f"{ours}/gate/kernel")
     for name, part in parts.items()
     for row in torch_linear(f"{theirs}.{name}", f"{ours}/{part}")
   )
@@ -216,9 +216,9 @@ def _is_recognised(tensors: Tensors) -> bool:
 def _is_eva(tensors: Tensors, hints: Mapping[str, Any]) -> Any:
   """Returns true for timm's class EVA: by its names for layer scale, by the biases of queries, or by the hints."""
   first = {name.removeprefix("blocks.0.") for name in tensors if name.startswith("blocks.0.")}
-  said = hints.get("turning", Choice("none")).name != "none" or hints.get("norm_order") == "post"
+  is_stated = hints.get("turning", Choice("none")).name != "none" or hints.get("norm_order") == "post"
   return (
-    said
+    is_stated
     or find_description(hints)
     or bool(first & {"gamma_1", "attn.q_bias", "attn.q_proj.weight", "mlp.fc1_g.weight"})
   )

@@ -274,8 +274,8 @@ def _describe_pool(tensors: Tensors, hints: Mapping[str, Any], usual: str, free:
     return "distilled"
   if "fc_norm.weight" in tensors:
     return "gap"
-  said = hints.get("said", {}).get("pool") if free or hints.get("fc_norm") is False else None
-  return said or usual
+  stated = hints.get("stated", {}).get("pool") if free or hints.get("fc_norm") is False else None
+  return stated or usual
 
 
 def finish_timm(arrays: dict[str, Any], description: Description) -> dict[str, Any]:

@@ -68,7 +68,7 @@ _GATED_MLP = (  # MLP of the giant models, with the gate in front
   TensorRow(f"{_LAYER}.mlp.weights_in.weight", tuple(f"{path}/kernel" for path in _GATED), "(t f) d -> t d f"),
   TensorRow(f"{_LAYER}.mlp.weights_in.bias", tuple(f"{path}/bias" for path in _GATED), "(t f) -> t f"),
   *(
-    row._replace(beside="blocks/{l}/mlp/gate/kernel")
+    row._replace(requires="blocks/{l}/mlp/gate/kernel")
     for row in torch_linear(f"{_LAYER}.mlp.weights_out", "blocks/{l}/mlp/down")
   ),
 )
@@ -275,7 +275,7 @@ LAYOUTS = (
     describe=_describe_dinov2,
     canonical=_convert_dinov2_names,
     finish=_finish_dino,
-    beside=create_config,
+    create_config=create_config,
     computes=ONLY
     | {"position": ("learned", "sincos2d"), "position.rotary": Choice("none"), "attention.bias": ("all", "none")},
     holds=create_type_check("dinov2"),
@@ -289,7 +289,7 @@ LAYOUTS = (
     describe=_describe_dinov3,
     canonical=_convert_dinov3_names,
     finish=_finish_dino,
-    beside=create_config,
+    create_config=create_config,
     computes=ONLY | {"position": "none"},
     holds=create_type_check("dinov3"),
   ),

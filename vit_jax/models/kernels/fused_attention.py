@@ -182,16 +182,16 @@ def _forward_kernel(
     return _compute_scores(jnp.where(head.mask, queries, 0.0), keys, layout), values
 
   first, *others = tiling.list_heads(layout)
-  begun, last, out, tops, totals = begin(0, first, 0), len(others), {}, 0.0, 1.0
+  started, last, out, tops, totals = begin(0, first, 0), len(others), {}, 0.0, 1.0
   for (image, head, number, complete), following in _list_jobs(layout):
-    scores, values = begun
+    scores, values = started
     top = scores.max(-1, keepdims=True)
     weights = jnp.exp2(scores - top)
     if following:
       read(*following[:2])
     sums = _multiply(weights, jnp.where(head.mask, values, 1.0), 1, 0)
     if following:
-      begun = begin(*following)
+      started = begin(*following)
     # With few lanes of other heads, copying the sum from them costs more than summing again.
     few = layout.size > tiling.LANES // 2
     total = weights.sum(-1, keepdims=True) if few else tiling.spread(sums, head, layout.size)
@@ -230,11 +230,11 @@ def _backward_kernel(
     slopes = _multiply(jnp.where(head.mask, contexts, 0.0), values, 1, 1)
     return weights, weights * (slopes - (weights * slopes).sum(-1, keepdims=True)), queries, keys, contexts
 
-  begun, done = begin(0, tiling.list_heads(layout)[0], 0), ({}, {}, {})
+  started, done = begin(0, tiling.list_heads(layout)[0], 0), ({}, {}, {})
   for (image, head, _, complete), following in _list_jobs(layout):
-    weights, slopes, queries, keys, contexts = begun
+    weights, slopes, queries, keys, contexts = started
     if following:
-      begun = begin(*following)
+      started = begin(*following)
     tiling.scatter(head, _multiply(slopes, keys, 1, 0), done[0])
     tiling.scatter(head, _multiply(slopes, queries, 0, 0), done[1])
     tiling.scatter(head, _multiply(weights, contexts, 0, 0), done[2])
