@@ -60,7 +60,7 @@ def make_run(model: str, attention: str, batch: int) -> config.Run:
   return build.complete(
     config.resolve(
       config.recipe(
-        model=dict(name=f"ViT-{model}", pool="gap", gelu="erf", dtype="bfloat16", attention=attention),
+        model=dict(name=f"ViT-{model}", head="gap", gelu="erf", dtype="bfloat16", attention=attention),
         data=dict(name="imagenet2012", image_size=SIDE),
         # No warm-up: a rate of zero would keep the head at zero, and therefore most gradients.
         optim=dict(name="adamw", lr=RATE, schedule=dict(name="constant"), weight_decay=DECAY, clip=CLIP),

@@ -28,7 +28,7 @@ def make_run(model: str, images: int, **optim: Any) -> config.Run:
   return build.complete(
     config.resolve(
       config.recipe(
-        model=dict(name=f"ViT-{model}", pool="gap", dtype="bfloat16", scan=True),
+        model=dict(name=f"ViT-{model}", head="gap", dtype="bfloat16", scan=True),
         data=dict(name="imagenet2012", mixing=dict(name="mixup", alpha=0.2)),
         optim=dict(lr=1e-3, weight_decay=0.1, warmup="10k", **optim),
         total="90ep",

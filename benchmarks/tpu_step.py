@@ -37,7 +37,7 @@ def make_run(model: str, attention: str, images: int, fsdp: bool, **arguments: A
   return build.complete(
     config.resolve(
       config.recipe(
-        model=dict(name=f"ViT-{model}", pool="gap", dtype="bfloat16", attention=attention, **arguments),
+        model=dict(name=f"ViT-{model}", head="gap", dtype="bfloat16", attention=attention, **arguments),
         data=dict(name="imagenet2012", mixing=dict(name="mixup", alpha=0.2)),
         optim=dict(name="adamw", mu_dtype="bfloat16", lr=1e-3, weight_decay=0.1, warmup="10k", ema=0.9999),
         total="90ep",

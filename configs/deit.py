@@ -21,7 +21,7 @@ def get_config(size: str = "S") -> ConfigDict:
   if size not in SIZES:
     raise ValueError(f"unknown size {size!r}. Allowed: {', '.join(SIZES)}")
   return recipe(
-    model=dict(name=f"deit_{SIZES[size]}_patch16_224", stochastic_depth=0.1, head_std=0.02, dtype="bfloat16"),
+    model=dict(name=f"deit_{SIZES[size]}_patch16_224", stochastic_depth=0.1, head=dict(std=0.02), dtype="bfloat16"),
     data=dict(
       name="imagenet2012",
       repeats=3,

@@ -66,7 +66,7 @@ def get_config(argument: str = "B,i1k,400") -> ConfigDict:
       f"{size},{images},{epochs} has no published fine-tuning at {pixels!r} pixels. Allowed: {after or 'nothing'}"
     )
   dropped = dict(stochastic_depth=rates[pixels], stochastic_depth_rates="equal")
-  model = dict(gelu="erf", layer_scale=1e-4, **dropped, head_std=0.02, dtype="bfloat16")
+  model = dict(gelu="erf", layer_scale=1e-4, **dropped, head=dict(std=0.02), dtype="bfloat16")
   data, rest = pretraining(size, images, epochs) if not pixels else finetuning(images)
   return recipe(
     model=dict(name=MODELS[size], **model),

@@ -62,7 +62,7 @@ def get_config(argument: str = "B,mixed") -> ConfigDict:
       position=dict(name="learned" if added else "none", rotary=ROTARY[rotary]),
       layer_scale=1e-4,
       gelu="erf",
-      head_std=0.02,
+      head=dict(std=0.02),
       dtype="bfloat16",
       stochastic_depth=dropped_after if pixels else dropped,
       stochastic_depth_rates="equal",

@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
   """Returns the run with seed 0."""
   whole = dict(name="resize")
   return recipe(
-    model=dict(name="ViT-Ti/8", width=96, depth=3, heads=3, hidden=192, pool="gap"),
+    model=dict(name="ViT-Ti/8", width=96, depth=3, heads=3, hidden=192, head="gap"),
     data=dict(
       name="scenes",
       image_size=64,

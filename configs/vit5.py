@@ -40,7 +40,7 @@ TODAY = dict(
   registers=4,
   position=dict(rotary=dict(name="axial", temperature=10000.0, reference=0, registers=100.0)),
   gelu="erf",
-  head_std=0.02,
+  head=dict(std=0.02),
   dtype="bfloat16",
 )
 RANDOM = dict(name="inception", area=(0.08, 1.0), interpolation="bicubic")

@@ -20,7 +20,7 @@ def get_config(size: str = "g/14") -> ConfigDict:
   if size not in SIZES:
     raise ValueError(f"unknown size {size!r}. Allowed: {', '.join(SIZES)}")
   return recipe(
-    model=dict(name=f"ViT-{size}", pool="map", head_bias=-10.0, dtype="bfloat16", scan=True, remat="full"),
+    model=dict(name=f"ViT-{size}", head=dict(name="map", bias=-10.0), dtype="bfloat16", scan=True, remat="full"),
     data=dict(name="jft3b", test_crop=dict(name="centre", resize=256)),
     task=dict(name="classify", loss="sigmoid"),
     optim=dict(

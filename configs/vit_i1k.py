@@ -42,7 +42,7 @@ def get_config(argument: str = "S/16") -> ConfigDict:
   width, usual = SIZES[size]
   layers, magnitude, alpha = AUGMENTATIONS[augmentation or usual]
   return recipe(
-    model=dict(name=f"ViT-{size}", pre_logits=width, head_bias=-6.9, dtype="bfloat16"),
+    model=dict(name=f"ViT-{size}", head=dict(pre_logits=width, bias=-6.9), dtype="bfloat16"),
     data=dict(
       name="imagenet2012",
       train="train[:99%]",

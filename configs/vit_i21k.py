@@ -26,6 +26,9 @@ AUGREG = {  # layers and magnitude of RandAugment, alpha of mixup (None: no mixu
   "L/16": (2, 15, 0.5),
 }
 
+# arguments of the head, dropout rate, arguments of data and optimizer, length
+Settings = tuple[dict[str, Any], float, dict[str, Any], dict[str, Any], str]
+
 
 def get_config(argument: str = "L/16") -> ConfigDict:
   """Returns the run of the ViT paper for a size, or the run of AugReg: "L/16" or "L/16,augreg"."""
@@ -35,9 +38,9 @@ def get_config(argument: str = "L/16") -> ConfigDict:
   sizes = AUGREG if form else PAPER
   if size not in sizes:
     raise ValueError(f"unknown size {size!r}. Allowed{' for augreg' if form else ''}: {', '.join(sizes)}")
-  model, data, optim, total = augreg(*AUGREG[size]) if form else paper(PAPER[size])
+  head, dropout, data, optim, total = augreg(*AUGREG[size]) if form else paper(PAPER[size])
   return recipe(
-    model=dict(name=f"ViT-{size}", head_bias=-10.0, dtype="bfloat16", **model),
+    model=dict(name=f"ViT-{size}", head=dict(bias=-10.0, **head), dropout=dropout, dtype="bfloat16"),
     data=dict(
       name="imagenet21k",
       train="full[51200:]",
@@ -58,7 +61,7 @@ def get_config(argument: str = "L/16") -> ConfigDict:
   )
 
 
-def paper(width: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]:
+def paper(width: int) -> Settings:
   """Returns settings of the ViT paper: dropout, and linear decay of the learning rate.
 
   The last learning rate is from issue 2 of vision_transformer.
@@ -66,16 +69,14 @@ def paper(width: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], s
   The paper does not mention gradient clipping.
   """
   optim = dict(weight_decay=0.03, schedule=dict(name="linear", end=1e-5))
-  return dict(pre_logits=width, dropout=0.1), {}, optim, "90ep"
+  return dict(pre_logits=width), 0.1, {}, optim, "90ep"
 
 
-def augreg(
-  layers: int, magnitude: int, alpha: float | None
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]:
+def augreg(layers: int, magnitude: int, alpha: float | None) -> Settings:
   """Returns settings of AugReg: no dropout, cosine decay, and augmentation that depends on the size."""
   data = dict(
     policy=dict(name="randaugment", layers=layers, magnitude=magnitude),
     mixing=dict(name="mixup", alpha=alpha, partner="rolled", share="larger") if alpha else dict(name="none"),
   )
   optim = dict(mu_dtype="bfloat16", weight_decay=1e-4, decay="independent", schedule=dict(name="cosine"), clip=1.0)
-  return dict(pool="gap"), data, optim, "300ep"
+  return dict(name="gap"), 0.0, data, optim, "300ep"

@@ -32,7 +32,7 @@ def get_config(argument: str = "L/16") -> ConfigDict:
   if comma and length not in lengths:
     raise ValueError(f"unknown length {length!r} of {size}. Allowed: {', '.join(lengths)}. Others: --config.total=1ep")
   return recipe(
-    model=dict(name=f"ViT-{size}", pre_logits=width, head_bias=-10.0, dtype="bfloat16"),
+    model=dict(name=f"ViT-{size}", head=dict(pre_logits=width, bias=-10.0), dtype="bfloat16"),
     data=dict(name="jft300m", test_crop=dict(name="centre", resize=256)),
     task=dict(name="classify", loss="sigmoid"),
     optim=dict(

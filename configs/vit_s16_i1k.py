@@ -20,7 +20,12 @@ def get_config(length: str = "90ep") -> ConfigDict:
   if length not in LENGTHS:
     raise ValueError(f"unknown length {length!r}. Allowed: {', '.join(LENGTHS)}. Others: --config.total=60ep")
   return recipe(
-    model=dict(name="ViT-S/16", pool="gap", position=dict(name="sincos2d"), pre_logits=384, dtype="bfloat16"),
+    model=dict(
+      name="ViT-S/16",
+      head=dict(name="gap", pre_logits=384),
+      position=dict(name="sincos2d"),
+      dtype="bfloat16",
+    ),
     data=dict(
       name="imagenet2012",
       train="train[:99%]",  # the rest is for choices that must not use the validation images

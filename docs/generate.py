@@ -26,7 +26,7 @@ from vit_jax import cli, config, evals, runtime, schema, tasks  # noqa: E402
 from vit_jax.__main__ import VERBS  # noqa: E402
 from vit_jax.data import augment, catalog, crops, erasing, loader, mixup, order, policies, stream, warping  # noqa: E402
 from vit_jax.evals import probes  # noqa: E402
-from vit_jax.models import attention_outputs, rotary, table, vit_choices  # noqa: E402
+from vit_jax.models import attention_outputs, rotary, table, vit_choices, vit_heads  # noqa: E402
 from vit_jax.models.published.model import Registered  # noqa: E402
 from vit_jax.optim import schedules, value_schedules  # noqa: E402
 from vit_jax.schema import expected  # noqa: E402
@@ -179,6 +179,7 @@ def model_page() -> str:
     ("norm", vit_choices.NORM),
     ("position", vit_choices.POSITION),
     ("position.rotary", rotary.ROTARY),
+    ("head", vit_heads.HEAD),
   ):
     parts += [f"## model.{key}\n", table_of(functions, 3)]
   return "\n".join(parts)

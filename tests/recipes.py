@@ -89,7 +89,7 @@ def narrow(name):
   for key, text in (SHRUNK | small | {"data.image_size": side, "optim.warmup": "0"}).items():
     flags.set_value(edited, key, text)
   for part, key, value in (
-    (edited.model, "pre_logits", 16),
+    (edited.model.get("head", {}), "pre_logits", 16),
     (edited.data.get("test_crop", {}), "resize", 36),
     (edited.optim.get("schedule", {}), "cooldown", 0),
     *((edited.task, key, value) for key, value in (("width", 16), ("depth", 1), ("heads", 2))),

@@ -301,7 +301,18 @@ def list_underivable(tensors: Tensors, description: models.Description, name: st
   return [
     f"{key}={format_argument(ours[key])} cannot be derived from the tensors. Readers of the tensors alone will use "
     f"{format_argument(taken.get(key))}"
-    for key in ("heads", "gelu", "eps", "norm.eps", "padding", "pool", "position.rotary", "norm_order", "norm.order")
+    for key in (
+      "heads",
+      "gelu",
+      "eps",
+      "norm.eps",
+      "padding",
+      "pool",
+      "head",
+      "position.rotary",
+      "norm_order",
+      "norm.order",
+    )
     if key in ours and ours[key] != taken.get(key)
   ]
 
@@ -392,7 +403,7 @@ def inspect(path: pathlib.Path, hints: dict, ema: bool | None = None, prefix: st
     "config": description.flags(),
     **({"images": "; ".join(images)} if images else {}),
   }
-  return "\n".join([*(f"{key:<12}{value}" for key, value in rows.items()), *(f"note: {note}" for note in notes)])
+  return "\n".join([*(f"{key:<11} {value}" for key, value in rows.items()), *(f"note: {note}" for note in notes)])
 
 
 def describe_transformer(shapes: dict, bound: dict) -> dict[str, str]:
@@ -411,8 +422,10 @@ def describe_transformer(shapes: dict, bound: dict) -> dict[str, str]:
     hidden = shapes["blocks/0/mlp/up/kernel"][1]
     result["size"] = f"width {query[0]}, depth {depth}, heads {query[1]}, hidden {hidden}"
   tokens = {"pool/score/kernel": "seqpool", "pool/probe": "map", "distillation": "distilled", "cls": "cls"}
-  result["pool"] = bound.get("pool") or next((word for path, word in tokens.items() if path in shapes), "gap")
-  words = ("registers", "position", "pre_logits", "gelu", "eps", "norm.eps", "norm_order", "norm.order")
+  result["pool"] = (
+    bound.get("head") or bound.get("pool") or next((word for path, word in tokens.items() if path in shapes), "gap")
+  )
+  words = ("registers", "position", "head.pre_logits", "gelu", "eps", "norm.eps", "norm_order", "norm.order")
   words += ("stages", "padding", "resampling")
   result |= {word: str(bound[word]) for word in words if bound.get(word) not in (None, 0)}
   if "position.rotary" in bound and bound["position.rotary"].name != "none":

@@ -19,7 +19,7 @@ from vit_jax.config import product, recipe
 def get_config() -> ConfigDict:
   """Returns a ViT of four layers and 36 patches with a class token, on nine tenths of the training images."""
   return recipe(
-    model=dict(name="ViT-Ti/4", width=64, depth=4, heads=2, hidden=128, head_std=0.02),
+    model=dict(name="ViT-Ti/4", width=64, depth=4, heads=2, hidden=128, head=dict(std=0.02)),
     data=dict(
       name="digits",
       image_size=24,
@@ -43,4 +43,4 @@ def sweep() -> list[Mapping[str, Any]]:
 
   Several rates are needed, because a single rate may suit one of the heads better.
   """
-  return product({"model.pool": ("cls", "gap"), "optim.lr": (1e-3, 3e-3, 1e-2), "seed": range(3)})
+  return product({"model.head": ("cls", "gap"), "optim.lr": (1e-3, 3e-3, 1e-2), "seed": range(3)})

@@ -17,7 +17,7 @@ from vit_jax.config import recipe
 def get_config() -> ConfigDict:
   """Returns a ViT of four layers and 36 patches, on all training images."""
   return recipe(
-    model=dict(name="ViT-Ti/4", width=64, depth=4, heads=2, hidden=128, head_std=0.02),
+    model=dict(name="ViT-Ti/4", width=64, depth=4, heads=2, hidden=128, head=dict(std=0.02)),
     data=dict(
       name="digits",
       image_size=24,

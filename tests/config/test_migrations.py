@@ -7,7 +7,7 @@ import pytest
 from tests.config.test_run import small
 from vit_jax import schema
 from vit_jax.config import migrations, resolve
-from vit_jax.schema import ConfigError
+from vit_jax.schema import Choice, ConfigError, Text
 
 
 def test_words_of_before_are_read_as_todays():
@@ -140,3 +140,37 @@ def test_keys_of_a_reader_stay_if_the_run_is_newer_than_their_removal_elsewhere(
     "data": own,
     "evals": {"a": {"data": own}},
   }
+
+
+def test_a_head_that_was_the_name_of_a_pooling_is_read_as_pool():
+  assert migrations.migrate_model({"name": "vit_2_4_32", "head": "seqpool"}) == {
+    "name": "vit_2_4_32",
+    "pool": "seqpool",
+  }
+  now = {"name": "ViT-S/16", "head": {"name": "gap", "bias": -6.9}}
+  assert migrations.migrate_model(now) == now
+
+
+GAP = {"head": Choice("gap", {"class_token": True, "pre_logits": 8})}
+HEADS = [
+  ({"pool": "gap", "head_bias": 1.0}, {}, {"head": {"name": "gap", "bias": 1.0}}),
+  ({"pool": "cls", "class_token": True, "pre_logits": None}, {}, {"head": {"name": "cls", "pre_logits": None}}),
+  ({"pool": "distilled", "class_token": None, "pre_logits": None}, {}, {"head": {"name": "distilled"}}),
+  ({"pool": "map", "class_token": None}, {}, {"head": {"name": "map", "class_token": False}}),
+  ({"class_token": False}, GAP, {"head": {"class_token": False}}),
+  ({"class_token": False}, {}, {}),
+  ({"pre_logits": None}, GAP, {"head": {"pre_logits": None}}),
+  ({"head": {"std": 0.02}, "pool": Text("gap")}, {}, {"head": {"std": 0.02, "name": "gap"}}),
+  ({"head": Text("cls"), "pool": "gap"}, {}, {"head": {"name": "cls"}}),
+  ({"head": "map"}, {}, {"head": "map"}),
+]
+
+
+@pytest.mark.parametrize(("flat", "published", "nested"), HEADS)
+def test_flat_arguments_of_a_head_are_nested(flat, published, nested):
+  assert migrations.nest_vit(flat, published) == nested
+
+
+def test_a_head_and_a_flat_argument_that_contradict_each_other_are_refused():
+  with pytest.raises(ConfigError, match=r"contradicts head\.bias"):
+    migrations.nest_vit({"head": {"bias": 1.0}, "head_bias": 2.0}, {})

@@ -159,7 +159,7 @@ def test_a_recipe_shows_what_the_command_shows(name):
   assert (model["stochastic_depth"], model["dropout"]) == (said.drop_path, said.drop)
   # models_v2.py of DeiT III, and what is made from it, has one rate for all blocks, timm's ViT of DeiT a growing one.
   assert model["stochastic_depth_rates"] == ("growing" if "deit:" in name else "equal")
-  assert (model["gelu"], model["norm"].args["eps"], model["head_std"]) == ("erf", 1e-6, 0.02)
+  assert (model["gelu"], model["norm"].args["eps"], model["head"].args["std"]) == ("erf", 1e-6, 0.02)
   assert model["layer_scale"] == (None if "deit:" in name else 1e-4)
 
 

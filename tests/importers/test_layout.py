@@ -128,7 +128,7 @@ def test_what_is_written_is_recognised_and_read_back(case):
   assert found.layout.name == written.name and found.layout.family == written.family
   # Another name for the same model is as good: its shapes and its arguments count.
   assert layout.compute_shapes(found.description) == layout.compute_shapes(description)
-  words = ("pool", "registers", "position", "gelu", "eps", "norm_order", "padding", "mlp", "norm")
+  words = ("pool", "head", "registers", "position", "gelu", "eps", "norm_order", "padding", "mlp", "norm")
   words += ("norm.eps", "norm.order", "position.rotary", "attention", "attention.bias", "attention.output")
   theirs, ours = found.description.settings(), description.settings()
   chosen = {word: ours[word] for word in words if ours.get(word) is not None}
@@ -214,8 +214,8 @@ def test_whole_numbers_are_no_weights():
   ("name", "arguments", "says"),
   [
     ("vit_jax", {"layer_scale": 0.1}, r"'vit_jax' cannot store blocks/0/layer_scale1"),
-    ("hf", {"pool": "map"}, r"'hf' implies pool=cls, but this model has map"),
-    ("hf", {"pool": "gap", "class_token": True}, r"'hf' implies pool=cls, but this model has gap"),
+    ("hf", {"pool": "map"}, r"'hf' implies head=cls, but this model has map"),
+    ("hf", {"pool": "gap", "class_token": True}, r"'hf' implies head=cls, but this model has gap"),
     ("hf", MODERN | {"norm": "rms"}, r"'hf' implies norm=layer, but this model has rms"),
     ("hf", MODERN | {"registers": 3, "position": "learned_all"}, r"'hf' implies position=learned or sincos2d"),
     ("hf", HF_DINOV3 | {"rotary": Choice("axial", {})}, r"'hf' implies position.rotary=none, but this model has axial"),

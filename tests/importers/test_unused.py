@@ -83,7 +83,7 @@ def test_a5_a_pooling_that_the_classifier_does_not_read_is_listed():
   tensors, arrays = tensors_of(SIGLIP | {"pool": "gap"}, 3)
   pooling = {name: tensor for name, tensor in tensors_of(SIGLIP, 0)[0].items() if ".head." in name}
   found = importers.recognise(tensors | pooling, {"heads": 2})
-  assert found.description.arguments()["pool"] == "gap" and same(found, arrays)
+  assert found.description.settings()["head"] == "gap" and same(found, arrays)
   assert len(pooling) == 11
   assert found.notes == [f"left out, because the classifier reads the mean of the patches: {', '.join(pooling)}"]
   assert importers.recognise(tensors, {"heads": 2}).notes == []

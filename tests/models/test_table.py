@@ -20,8 +20,8 @@ def test_all_registered_names_are_listed():
   [
     ("vit_2_4_32", "qk_norm", "ViT-mu/8's family takes 'attention.qk_norm'. Allowed: position,"),
     ("Mixer-B/16", "registers", "ViT-mu/8's family, vit_2_4_32's family take it. Allowed: gelu,"),
-    ("ViT-S/16", "kernel", "vit_2_4_32's family takes it. Allowed: pool,"),
-    ("ViT-S/16", "poool", "Did you mean 'pool'? Allowed: pool,"),
+    ("ViT-S/16", "kernel", "vit_2_4_32's family takes it. Allowed: head,"),
+    ("ViT-S/16", "heaad", "Did you mean 'head'? Allowed: head,"),
   ],
 )
 def test_an_argument_of_another_family_names_it(name, argument, says):

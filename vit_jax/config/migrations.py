@@ -61,7 +61,8 @@ def migrate_model(values: Mapping[str, Any]) -> dict[str, Any]:
   Args:
     values: name and arguments of the model, as stored in a workdir or weight file.
   """
-  return {{"head": "pool"}.get(key, key): value for key, value in values.items()}
+  is_pool = isinstance(values.get("head"), str)  # before `head` became a choice with arguments
+  return {"pool" if key == "head" and is_pool else key: value for key, value in values.items()}
 
 
 def migrate_source(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,22 +160,30 @@ _NESTED = {
   "eps": ("norm", "eps"),
   "position_at": ("position", "at"),
   "rotary": ("position", "rotary"),
+  "pool": ("head", "name"),
+  "class_token": ("head", "class_token"),
+  "pre_logits": ("head", "pre_logits"),
+  "head_bias": ("head", "bias"),
+  "head_std": ("head", "std"),
 }
-# Old keys that had no effect with some names: {key: (value without effect, names with the key)}.
+# Old keys that had no effect with some names: {key: (value without effect or None for all values, names with the key)}.
 _PARTIAL = {
   "attention_dropout": ("0", ("xla", "differential")),
+  "class_token": (None, ("gap", "map", "seqpool")),
+  "pre_logits": ("none", ("cls", "gap", "map", "seqpool")),
   "hidden_multiple": ("none", ("swiglu", "swiglu_normed")),
   "position_at": ("input", ("learned", "learned_patches", "learned_all", "sincos2d", "factored")),
 }
 
 
-def nest_vit(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def nest_vit(arguments: Mapping[str, Any], published: Mapping[str, Any]) -> dict[str, Any]:
   """Converts flat arguments of a Vision Transformer to groups: `qk_norm="rms"` becomes `attention=dict(qk_norm="rms")`.
 
   Flat arguments are valid in configs, flags, workdirs and weight files. A flag replaces a value of the config file.
 
   Args:
     arguments: arguments of the model, as a user or a file specifies them.
+    published: arguments that the name of the model implies.
 
   Returns:
     Arguments without flat keys.
@@ -190,18 +199,21 @@ def nest_vit(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if old in arguments and isinstance(result.get(group, {}), Choice | str | _GROUP):
       inner = as_group(result.get(group, {}))
       value = _renamed_value(old, arguments[old], inner.get("name"))
-      idle, names = _PARTIAL.get(old, ("", ()))
-      if old not in _PARTIAL or inner.get("name") in names or not _is_idle(value, idle):
+      name = inner.get("name") or as_group(published.get(group, {})).get("name")
+      idle, names = _PARTIAL.get(old, (None, ()))
+      if old not in _PARTIAL or name in names or not _is_idle(value, idle):
         result[group] = inner | _one_of(old, f"{group}.{key}", key, inner, value)
   return result
 
 
-def _is_idle(value: Any, idle: str) -> bool:
-  return str(value).lower() in (idle, f"{idle}.0")
+def _is_idle(value: Any, idle: str | None) -> bool:
+  return idle is None or str(value).lower() in (idle, f"{idle}.0")
 
 
 def _renamed_value(old: str, value: Any, name: str | None) -> Any:
   """Returns the value of a flat key under its new key."""
+  if old == "class_token" and str(value).lower() == "none":
+    return Text("false") if isinstance(value, Text) else False
   if old not in ("context_norm", "differential"):
     return value
   is_set = str(value).lower() == "true"

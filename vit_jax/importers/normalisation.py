@@ -55,7 +55,7 @@ def find_usual_normalisation(layout: str, description: Description) -> dict[str,
   if family != "vit":
     return IMAGENET if family in ("swin", "efficientnet") else HALVES
   bound = description.settings()
-  token = bound["pool"] in ("cls", "distilled") or bound["class_token"]
+  token = bound["head"] in ("cls", "distilled") or bound.get("head.class_token")
   scaled = bound["layer_scale"] is not None
   if name.startswith("vit_betwixt_patch16_rope") or (
     token and not scaled and (bound["attention.bias"] == "query_value" or bound["norm.order"] == "post")

@@ -14,7 +14,7 @@ from vit_jax.schema import Choice, ConfigError, format_amount
 _INESSENTIAL = (
   "resampling",
   *("scan", "remat", "dtype", "dropout", "attention_dropout", "stochastic_depth"),
-  *("attention.dropout", "stochastic_depth_rates", "momentum", "head_bias", "head_std"),
+  *("attention.dropout", "stochastic_depth_rates", "momentum", "head.bias", "head.std"),
 )
 
 

@@ -129,8 +129,8 @@ def migrate(choice: schema.Choice) -> schema.Choice:
   Raises:
     ConfigError: if the name is unknown, or if an old and a current argument contradict each other.
   """
-  is_vit = find(choice.name).family == "vit"
-  return schema.Choice(choice.name, migrations.nest_vit(choice.args)) if is_vit else choice
+  row = find(choice.name)
+  return schema.Choice(choice.name, migrations.nest_vit(choice.args, row.defaults)) if row.family == "vit" else choice
 
 
 class _Families(Mapping):

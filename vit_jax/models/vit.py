@@ -4,7 +4,7 @@ The defaults are those of Google's published image models. Names of timm and Hug
 """
 
 import functools
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -13,12 +13,12 @@ from vit_jax import schema
 from vit_jax.models import attention_outputs, layers, parameters, resnet, rotary, stack
 from vit_jax.models.attention import Attention
 from vit_jax.models.parameters import Keys
-from vit_jax.models.pooling import Map, SeqPool
 from vit_jax.models.positions import Resampling
 from vit_jax.models.query_key import QueryKey
 from vit_jax.models.sizes import Blocks, Depth, Dtype, Hidden, Width, grid, sides, size
 from vit_jax.models.transformer import Block, Transformer, create_prefix_tokens
 from vit_jax.models.vit_choices import ATTENTION, MLP, NORM, POSITION, AttentionChoice, Tokens
+from vit_jax.models.vit_heads import HEAD
 from vit_jax.schema import Choice, Positive, Probability
 
 ORDER = parameters.ORDER
@@ -29,7 +29,6 @@ SHARDING = (
   (r"embedding/kernel", (None, None, None, "fsdp")),
   (r"embedding/bias", (None,)),
 )
-Pool = Literal["cls", "gap", "map", "seqpool", "distilled"]
 
 
 def vit(
@@ -40,8 +39,7 @@ def vit(
   classes: int,
   rngs: Keys,
   *,
-  pool: Pool = "cls",
-  class_token: bool | None = None,
+  head: Annotated[Choice, HEAD] = Choice("cls"),
   registers: Annotated[int, schema.Range(0, 1024)] = 0,
   position: Annotated[Choice, POSITION] = Choice("learned"),
   resampling: Resampling = "zoom",
@@ -54,9 +52,6 @@ def vit(
   stochastic_depth: Probability = 0.0,
   stochastic_depth_rates: stack.Dropping = "growing",
   layer_scale: Positive | None = None,
-  pre_logits: Width | None = None,
-  head_bias: Annotated[float, schema.Range(-1e4, 1e4)] = 0.0,
-  head_std: schema.NonNegative = 0.0,
   width: Width | None = None,
   depth: Depth | None = None,
   heads: Width | None = None,
@@ -76,9 +71,8 @@ def vit(
     channels: number of image channels.
     classes: number of classes. 0 omits the head.
     rngs: source of keys for initial values.
-    pool: input of the head. "cls" uses the class token. "distilled" adds a distillation token with a second head, and
-      the logits are the mean of both heads. The other values pool the patches.
-    class_token: whether there is a class token even if the head does not use it, as in DINOv3. None: no class token.
+    head: pooling of the tokens and the layers after it, see `vit_heads.HEAD`. "cls" uses the class token. "distilled"
+      adds a distillation token with a second head. "gap", "map" and "seqpool" pool the patches.
     registers: number of tokens that pooling ignores (Darcet et al. 2024). Only "learned_all" gives them a position.
     position: positions of the tokens, see `vit_choices.POSITION`: added tables such as "learned" and "sincos2d",
       "relative", or "none". The argument `rotary` of each name also rotates queries and keys.
@@ -95,10 +89,6 @@ def vit(
     stochastic_depth_rates: "growing" increases the rate linearly from 0 at the first block, as in DeiT. "equal" uses
       the same rate in all blocks, as in DeiT III.
     layer_scale: initial factor of each branch (LayerScale). None disables the factors.
-    pre_logits: width of a layer with tanh before the head. None omits the layer.
-    head_bias: initial bias of every class.
-    head_std: standard deviation of the head's initial kernel, 0.02 in timm and DeiT. LAMB takes steps proportional to
-      the norm of a kernel, so a kernel of zeros would need thousands of steps to grow.
     width: width of the tokens.
     depth: number of blocks.
     heads: number of attention heads.
@@ -110,9 +100,9 @@ def vit(
   Raises:
     ConfigError: if arguments exclude each other or are not compatible with the image size.
   """
-  options = schema.make(attention, ATTENTION)
+  options, top = schema.make(attention, ATTENTION), schema.make(head, HEAD)
   norms, places, mlps = schema.make(norm, NORM), schema.make(position, POSITION), schema.make(mlp, MLP)
-  _check(pool, pre_logits, attention.name, places.relative)
+  _check_positions(attention.name, places.relative)
   width, depth, heads, hidden = size(row, width=width, depth=depth, heads=heads, hidden=hidden)
   if width % places.divisor:
     raise schema.ConfigError(
@@ -121,8 +111,7 @@ def vit(
     )
   hidden = mlps.compute_hidden_width(hidden)
   rows, columns = grid(image_size if stages is None else resnet.compute_stem_sides(sides(image_size), stages), patch)
-  leading = {"cls": 1, "distilled": 2}.get(pool, int(bool(class_token)))
-  tokens = Tokens(rows, columns, width, leading, registers)
+  tokens = Tokens(rows, columns, width, top.leading, registers)
   compute = jnp.dtype(dtype)
   common = {"dtype": compute, "rngs": rngs}
   lecun, of_mlp = nnx.initializers.lecun_normal(), {"bias_init": nnx.initializers.normal(1e-6)}
@@ -134,7 +123,9 @@ def vit(
   def block(rngs: Keys) -> Block:
     common = {"dtype": compute, "rngs": rngs}
     unplaced = 0 if places.covers_registers else registers
-    table = {"position": places.create(tokens, rngs), "registers": (leading, unplaced)} if places.at == "each" else {}
+    table = (
+      {"position": places.create(tokens, rngs), "registers": (top.leading, unplaced)} if places.at == "each" else {}
+    )
     return Block(
       norm_of(width),
       Attention(width, heads, **of_attention, **common),
@@ -146,7 +137,7 @@ def vit(
       **table,
     )
 
-  logits = functools.partial(_create_head, pre_logits or width, classes, head_std, head_bias, common)
+  logits = functools.partial(top.create_logits, width, classes, **common)
   stem, inputs = (None, channels) if stages is None else _create_stem(channels, stages, common)
   return Transformer(
     (*sides(image_size), channels),
@@ -157,17 +148,15 @@ def vit(
     rotary=rotation,
     resizable=places.at != "each" and not places.relative,
     prefix=create_prefix_tokens(
-      width, cls=leading > 0, distillation=pool == "distilled", registers=registers, rngs=rngs
+      width, cls=top.leading > 0, distillation=top.leading > 1, registers=registers, rngs=rngs
     ),
     blocks=stack.Blocks(block, depth, scan, remat, stochastic_depth, stochastic_depth_rates, options.numbered),
     norm=None if norms.pooled else norm_of(width),
-    pool=_create_pooling(
-      pool, width, {"heads": heads, "hidden": hidden, "eps": norms.eps, "gelu": gelu} | of_mlp, common
-    ),
+    pool=top.create_pool(width, heads, hidden, norms.eps, gelu, **common),
     pool_norm=norm_of(width) if norms.pooled else None,
-    pre_logits=layers.Linear((width,), (pre_logits,), kernel_init=lecun, **common) if pre_logits else None,
+    pre_logits=top.create_pre_logits(width, **common),
     head=logits(),
-    head_distillation=logits() if pool == "distilled" else None,
+    head_distillation=logits() if top.leading > 1 else None,
     dropout=dropout,
     rngs=rngs,
   )
@@ -212,31 +201,9 @@ def _create_rotary(choice: Choice, heads: int, tokens: Tokens) -> rotary.Rotary 
   return made
 
 
-def _create_pooling(
-  pool: Pool, width: int, of_map: dict[str, Any], common: dict[str, Any]
-) -> nnx.Module | Literal["cls", "gap"]:
-  match pool:
-    case "map":
-      return Map(width, **of_map, **common)
-    case "seqpool":
-      return SeqPool(width, kernel_init=layers.xavier, **common)
-  return "gap" if pool == "gap" else "cls"
-
-
-def _create_head(width: int, classes: int, std: float, bias: float, common: dict[str, Any]) -> layers.Linear | None:
-  """Returns a linear head, or None without classes."""
-  kernel = nnx.initializers.normal(std) if std else layers.zeros
-  made = layers.Linear((width,), (classes,), kernel_init=kernel, bias_init=nnx.initializers.constant(bias), **common)
-  return made if classes else None
-
-
-def _check(pool: Pool, pre_logits: int | None, attention: str, relative: bool) -> None:
-  """Raises a ConfigError for arguments that exclude each other."""
+def _check_positions(attention: str, relative: bool) -> None:
+  """Raises a ConfigError if the attention does not support relative positions."""
   if attention == "fused" and relative:
     raise schema.ConfigError(
       "model: attention 'fused' does not support position 'relative'. Use attention='xla', or another position"
-    )
-  if pool == "distilled" and pre_logits:
-    raise schema.ConfigError(
-      "model: pool 'distilled' has two heads and does not support pre_logits. Use another pool, or remove pre_logits"
     )

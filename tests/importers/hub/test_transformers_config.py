@@ -38,7 +38,7 @@ def folder(path, model, changes=None):
 def test_what_is_written_says_what_tensors_do_not(tmp_path, model):
   wanted = folder(tmp_path, model).settings()
   found = importers.inspect(tmp_path).description
-  words = ("pool", "registers", "gelu", "norm.eps", "mlp", "attention.bias", "position.rotary", "position")
+  words = ("head", "registers", "gelu", "norm.eps", "mlp", "attention.bias", "position.rotary", "position")
   assert {word: found.settings()[word] for word in words} == {word: wanted[word] for word in words}
   assert layout.compute_shapes(found)["blocks/0/attention/query/kernel"] == (64, 2, 32)
 

@@ -54,4 +54,4 @@ def test_models_for_any_shape_are_refused_with_what_to_take():
 def test_gelu_and_epsilon_are_those_of_the_authors():
   tensors, _ = tensors_of()
   bound = importers.recognise(tensors, {"heads": 2}).description.settings()
-  assert (bound["gelu"], bound["norm.eps"], bound["pool"]) == ("tanh", 1e-6, "map")
+  assert (bound["gelu"], bound["norm.eps"], bound["head"]) == ("tanh", 1e-6, "map")

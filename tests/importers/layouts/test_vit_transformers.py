@@ -66,10 +66,10 @@ def test_a_table_without_a_row_for_the_class_token_gets_one_and_is_read_as_it_wa
 
 def test_features_are_those_of_the_class_token_while_timms_are_the_mean():
   tensors, description, arrays = tensors_of(HF_DINOV3 | {"pool": "gap", "class_token": True})
-  assert importers.recognise(tensors, {"heads": 2}).description.arguments()["pool"] == "cls"
+  assert importers.recognise(tensors, {"heads": 2}).description.settings()["head"] == "cls"
   timm = layout.write(importers.find_layout(description, "timm"), arrays, description)
-  found = importers.recognise(timm, {"heads": 2}).description.arguments()
-  assert (found["pool"], found["class_token"]) == ("gap", True)
+  found = importers.recognise(timm, {"heads": 2}).description.settings()
+  assert (found["head"], found["head.class_token"]) == ("gap", True)
 
 
 def test_a_bias_of_the_key_alone_is_no_model_here():

@@ -92,7 +92,11 @@ def collect_facts(description: Description, stated: Mapping[str, Any]) -> dict[s
     Values such as {"width": 192, "heads": 3}.
   """
   shapes, bound = layout.compute_shapes(description), description.settings()
-  facts = {"channels": description.channels, "image_size": description.image_size, "pool": bound.get("pool") or "gap"}
+  facts = {
+    "channels": description.channels,
+    "image_size": description.image_size,
+    "pool": bound.get("head") or bound.get("pool") or "gap",
+  }
   facts["classes"] = description.classes
   facts |= {key: bound[key] for key in ("gelu", "eps", "registers", "mlp") if key in bound}
   if facts["pool"] == "distilled":
@@ -108,7 +112,7 @@ def collect_facts(description: Description, stated: Mapping[str, Any]) -> dict[s
       bound["attention.bias"] != "none",
       bound["attention.qk_norm"] != "none",
     )
-    facts["has_class_token"] = facts["pool"] == "cls" or bool(bound["class_token"])
+    facts["has_class_token"] = facts["pool"] == "cls" or bool(bound.get("head.class_token"))
     facts["has_layer_scale"] = bound["layer_scale"] is not None
     facts |= {"eps": bound["norm.eps"], "qkv_bias": bound["attention.bias"]}
   facts["norm_order"] = bound.get("norm.order", bound.get("norm_order"))

@@ -51,8 +51,8 @@ def describe_unsaved(chosen: Layout, description: Description, metadata: ImageMe
   unnamed = chosen.name == "timm" and find_architecture(description) is None
   result = ["timm has no architecture with these arguments; config.json names none"] if unnamed else []
   bound = description.settings()
-  if chosen.create_config and bound.get("pool") == "gap" and bound.get("class_token"):
-    result.append("pool=gap is not in the file: pooler_output of Transformers is the normalised class token")
+  if chosen.create_config and bound.get("head") == "gap" and bound.get("head.class_token"):
+    result.append("head=gap is not in the file: pooler_output of Transformers is the normalised class token")
   if chosen.create_config and (same := sorted(name for name, count in Counter(metadata.labels).items() if count > 1)):
     text = f"several classes are called {format_names(map(show, same), 3)}: label2id has one number for each name"
     result.append(f"{text}; id2label contains every class and is the table that is read")
@@ -87,7 +87,7 @@ def _timm_files(description: Description, metadata: ImageMetadata) -> dict[str, 
     prepared |= {key: list(values) for key, values in metadata.normalised.items()}
   prepared |= {"num_classes": description.classes, "first_conv": first}
   prepared |= {"fixed_input_size": description.published.family != "efficientnet"}
-  distilled = description.settings().get("pool") == "distilled"
+  distilled = description.settings().get("head") == "distilled"
   prepared["classifier"] = [head, f"{head}_dist"] if distilled else head
   return {
     **({"architecture": named.name} if named else {}),

@@ -21,14 +21,14 @@ _SIZES = {
   "heads",
   "hidden",
   "patch",
-  "pool",
+  "head",
   "registers",
   "layer_scale",
   "gelu",
   "position",
   "norm.eps",
 }
-_BLOCKS = {"class_token", "mlp", "norm.pooled", "norm.order", "position.rotary"}
+_BLOCKS = {"head.class_token", "mlp", "norm.pooled", "norm.order", "position.rotary"}
 _BLOCKS |= {"attention", "attention.bias", "attention.qk_norm", "attention.output"}
 _KINDS = {"axial": "cat", "mixed": "mixed", "dinov3": "dinov3"}
 # Arguments of timm's classes for rotary positions.
@@ -45,7 +45,7 @@ def create_arguments(description: Description) -> Choice | None:
     same = description.image_size == description.published.image_size
     scale = {"init_values": bound["layer_scale"]} if other else {}
     return Choice(description.model.name, scale if same else scale | {"img_size": _image_size(description)})
-  if bound.get("stages") or bound.get("pre_logits") or not other <= _SIZES | _BLOCKS or bound["norm"] != "layer":
+  if bound.get("stages") or bound.get("head.pre_logits") or not other <= _SIZES | _BLOCKS or bound["norm"] != "layer":
     return None
   if bound["attention"] == "fused" or bound["attention.output"].name == "gated":
     return None
@@ -83,7 +83,7 @@ def _collect_sizes(description: Description, bound: Mapping[str, Any]) -> tuple[
 def _plain_arguments(description: Description, bound: Mapping[str, Any]) -> Choice | None:
   """Returns the name and the arguments for timm's plain class, or None."""
   row, patch, args = _collect_sizes(description, bound)
-  distilled, token = bound["pool"] == "distilled", bound["pool"] == "cls" or bool(bound["class_token"])
+  distilled, token = bound["head"] == "distilled", bound["head"] == "cls" or bool(bound.get("head.class_token"))
   if (
     bound["mlp"] == "swiglu_normed" or bound["attention.output"].name == "normed" or bound["attention.qk_norm"] == "rms"
   ):
@@ -100,9 +100,9 @@ def _plain_arguments(description: Description, bound: Mapping[str, Any]) -> Choi
     base = "vit_giant_patch14_dinov2"
   usual = schema.flatten_choices(modern.NAMES[base].defaults) if base in modern.NAMES else {}
   if not distilled:
-    args |= {"global_pool": _POOL.get(bound["pool"])}
-    args |= {"class_token": token} if not token or usual.get("pool") == "gap" else {}
-    args |= {"fc_norm": bound["norm.pooled"]} if bound["pool"] == "gap" or usual.get("norm.pooled") else {}
+    args |= {"global_pool": _POOL.get(bound["head"])}
+    args |= {"class_token": token} if not token or usual.get("head") == "gap" else {}
+    args |= {"fc_norm": bound["norm.pooled"]} if bound["head"] == "gap" or usual.get("norm.pooled") else {}
   registers = bound["registers"]
   args |= {"act_layer": "gelu_tanh"} if bound["gelu"] == "tanh" else {}
   args |= {"reg_tokens": registers} if registers or usual.get("registers") else {}
@@ -132,17 +132,17 @@ def _eva_arguments(description: Description, bound: Mapping[str, Any]) -> Choice
   unsaid = (
     unscaled
     or (bound["gelu"] == "tanh" and not gated)
-    or bound["pool"] not in _POOL
-    or bound["pool"] == "map"
+    or bound["head"] not in _POOL
+    or bound["head"] == "map"
     or bound["attention.qk_norm"] == "rms"
     or bound["attention"] == "differential"
   )
   if bound["norm.eps"] not in bases or turned or unsaid or (inner and not normed):
     return None
-  token = bound["pool"] == "cls" or bool(bound["class_token"])
+  token = bound["head"] == "cls" or bool(bound.get("head.class_token"))
   args |= {
     "class_token": token,
-    "global_pool": _POOL[bound["pool"]],
+    "global_pool": _POOL[bound["head"]],
     "use_fc_norm": bound["norm.pooled"],
     "qkv_bias": bound["attention.bias"] != "none",
     "qkv_fused": not normed,

@@ -158,14 +158,14 @@ def _read_rotary(config: Mapping[str, Any]) -> Any:
 def find_model_type(description: Description) -> str | None:
   """Returns the model of Transformers that fits a description: "dinov2", "dinov3", "siglip", or None."""
   bound = description.settings()
-  token = bound["pool"] == "cls" or (bound["pool"] == "gap" and bool(bound["class_token"]))
+  token = bound["head"] == "cls" or (bound["head"] == "gap" and bool(bound.get("head.class_token")))
   scaled = bound["layer_scale"] is not None
   if bound["position.rotary"].name != "none":
     return "dinov3" if token and scaled and bound["position.rotary"].name == "dinov3" else None
   if token:
     return "dinov2" if scaled else None
-  pooled = bound["pool"] == "map" and not description.classes
-  return "siglip" if (pooled or bound["pool"] == "gap") and not bound["class_token"] else None
+  pooled = bound["head"] == "map" and not description.classes
+  return "siglip" if (pooled or bound["head"] == "gap") and not bound.get("head.class_token") else None
 
 
 def check_model(description: Description, square: bool) -> None:
@@ -232,7 +232,7 @@ def create_config(description: Description) -> dict[str, Any]:
   tower = sizes | {
     "model_type": "siglip_vision_model",
     "intermediate_size": hidden,
-    "vision_use_head": bound["pool"] == "map",
+    "vision_use_head": bound["head"] == "map",
   }
   if not description.classes:
     return {"architectures": ["SiglipVisionModel"], **tower}

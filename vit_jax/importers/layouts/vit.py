@@ -176,7 +176,7 @@ def describe_vit(
   patch = patches[0]
   hybrid = {sizes: name for name, sizes in HYBRIDS.items()}.get((key, patch, stages))
   arguments = {
-    "pool": pool or {0: "gap", 1: "cls", 2: "distilled"}[leading],
+    "head": pool or {0: "gap", 1: "cls", 2: "distilled"}[leading],
     "position": position or ("sincos2d" if table is None else "learned"),
     "stages": None if hybrid else stages,
     "gelu": gelu or hints.get("gelu", "tanh"),
@@ -211,11 +211,8 @@ def _choose_shortest(plain: Choice, row: int, patch: int, hints: Mapping[str, An
 
   def by(name: str, sizes: tuple[Any, ...]) -> Choice:
     changes = {key: value for key, value in model.differences(name).items() if key not in _SIZE}
-    if name in modern.NAMES:
-      if settings["layer_scale"] and modern.NAMES[name].defaults.get("layer_scale"):
-        changes.pop("layer_scale", None)  # tensors do not determine the initial value
-      if settings["pool"] in ("cls", "distilled"):  # these pools require the token
-        changes.pop("class_token", None)
+    if name in modern.NAMES and settings["layer_scale"] and modern.NAMES[name].defaults.get("layer_scale"):
+      changes.pop("layer_scale", None)  # tensors do not determine the initial value
     return Choice(name, changes | {key: b for key, a, b in zip(_SIZE, sizes, row, strict=True) if a != b})
 
   def length(choice: Choice) -> tuple[bool, int, bool, bool]:

@@ -123,7 +123,9 @@ LAYOUTS = (
     recognises=lambda tensors: (
       "patch_embed.proj.weight" in tensors and bool({"storage_tokens", "rope_embed.periods"} & tensors.keys())
     ),
-    describe=lambda tensors, hints: describe_timm(tensors, hints, modern.DINOV3, pool="cls", class_token=None),
+    describe=lambda tensors, hints: describe_timm(
+      tensors, hints, modern.DINOV3, pool="cls", **{"head.class_token": None}
+    ),
     canonical=_convert_dinov3_names,
     finish=_finish_dinov3,
     computes=PLAIN | {"position": "none", "norm.eps": 1e-5},
@@ -142,6 +144,6 @@ LAYOUTS = (
     finish=_finish_dinov2,
     computes=PLAIN | {"position": "learned", "attention.bias": "all", "norm.eps": 1e-6},
     position="learned",
-    holds=create_check({"mlp": ("gelu", "swiglu"), "pool": "cls", "norm.order": "pre"}, Choice("none")),
+    holds=create_check({"mlp": ("gelu", "swiglu"), "head": "cls", "norm.order": "pre"}, Choice("none")),
   ),
 )

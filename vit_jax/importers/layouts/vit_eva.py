@@ -241,7 +241,7 @@ def _create_check(*rotary: str, normed: bool = False) -> Callable[[Description],
   return holds
 
 
-_COMPUTES = PLAIN | {"norm.order": ("pre", "post"), "pool": ("cls", "gap")}
+_COMPUTES = PLAIN | {"norm.order": ("pre", "post"), "head": ("cls", "gap")}
 
 LAYOUTS = (
   Layout(

@@ -182,7 +182,7 @@ def _describe_flax(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
     stages=_count_units(tensors),
     channels=tensors["conv_root/kernel"].shape[2] if "conv_root/kernel" in tensors else None,
     pool="map" if "MAPHead_0/probe" in tensors else None,
-    pre_logits=tensors["pre_logits/bias"].shape[0] if "pre_logits/bias" in tensors else None,
+    **{"head.pre_logits": tensors["pre_logits/bias"].shape[0] if "pre_logits/bias" in tensors else None},
   )
 
 
@@ -210,7 +210,7 @@ _COMPUTES = {
   "norm.order": "pre",
   "norm": "layer",
   "attention.bias": "all",
-  "class_token": (None, False),
+  "head.class_token": (None, False),
 }
 
 LAYOUTS = (

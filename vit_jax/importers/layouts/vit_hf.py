@@ -80,9 +80,9 @@ def _describe(top: str, tensors: Tensors, hints: Mapping[str, Any], leading: int
     tensors.get("classifier.bias"),
     hints,
     leading=leading,
-    pre_logits=width if f"{top}.pooler.dense.bias" in tensors else None,
     gelu=hints.get("gelu", "erf"),
     eps=hints.get("norm_eps", 1e-12),
+    **{"head.pre_logits": width if f"{top}.pooler.dense.bias" in tensors else None},
     **rest,
   )
 
@@ -97,8 +97,8 @@ def _describe_deit(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
 def _is_deit(description: Description) -> bool:
   """Returns true if a model has a distillation token, or a register with a position, which is equivalent."""
   bound = description.settings()
-  token = bound["pool"] == "cls" and (bound["registers"], bound["position"]) == (1, "learned_all")
-  return find_model_type(description) is None and (bound["pool"] == "distilled" or token)
+  token = bound["head"] == "cls" and (bound["registers"], bound["position"]) == (1, "learned_all")
+  return find_model_type(description) is None and (bound["head"] == "distilled" or token)
 
 
 def _finish_hf(arrays: dict[str, Any], description: Description) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _create_hf_config(description: Description) -> dict[str, Any]:
   bound, ours = description.settings(), compute_shapes(description)
   width, heads, _ = ours["blocks/0/attention/query/kernel"]
   model = "DeiT" if _is_deit(description) else "ViT"
-  classifier = "ForImageClassificationWithTeacher" if bound["pool"] == "distilled" else "ForImageClassification"
+  classifier = "ForImageClassificationWithTeacher" if bound["head"] == "distilled" else "ForImageClassification"
   return {
     "architectures": [model + (classifier if description.classes else "Model")],
     "model_type": model.lower(),
@@ -142,7 +142,7 @@ LAYOUTS = (
     canonical=lambda tensors, hints: _rename_tensors("deit", tensors),
     create_config=_create_hf_config,
     finish=_finish_hf,
-    computes=PLAIN | {"pool": ("cls", "distilled"), "position.rotary": Choice("none"), "attention.bias": "all"},
+    computes=PLAIN | {"head": ("cls", "distilled"), "position.rotary": Choice("none"), "attention.bias": "all"},
     position="learned",
     holds=_is_deit,
   ),
@@ -156,7 +156,7 @@ LAYOUTS = (
     canonical=_convert_hf_names,
     create_config=_create_hf_config,
     finish=_finish_hf,
-    computes=PLAIN | {"pool": "cls", "position.rotary": Choice("none"), "attention.bias": "all"},
+    computes=PLAIN | {"head": "cls", "position.rotary": Choice("none"), "attention.bias": "all"},
     position="learned",
     holds=lambda description: find_model_type(description) is None and not _is_deit(description),
   ),

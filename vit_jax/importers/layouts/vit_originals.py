@@ -116,8 +116,8 @@ def _finish_vit5(arrays: dict[str, Any], description: Description) -> dict[str, 
 
 
 _GATED = {"registers": 0, "attention.bias": "query_value", "norm.eps": 1e-6}
-_PLAIN_BLOCKS = {"mlp": "gelu", "attention.bias": "all", "pool": "cls"}
-_VIT5_BLOCKS = {"mlp": "gelu", "norm": "rms", "attention.qk_norm": "rms", "attention.bias": "none", "pool": "cls"}
+_PLAIN_BLOCKS = {"mlp": "gelu", "attention.bias": "all", "head": "cls"}
+_VIT5_BLOCKS = {"mlp": "gelu", "norm": "rms", "attention.qk_norm": "rms", "attention.bias": "none", "head": "cls"}
 
 LAYOUTS = (
   Layout(

@@ -204,7 +204,7 @@ def describe_timm(
   leading = sum(name in tensors for name in _TOKENS)
   position, before = rows or find_position(tensors.get("pos_embed"), leading, registers, patch, hints)
   centred = rotary is not None and rotary.name == "dinov3"
-  pool = _describe_pool(tensors, hints, usual.get("pool", "gap" if centred else "cls"), centred)
+  pool = _describe_pool(tensors, hints, usual.get("head", "gap" if centred else "cls"), centred)
   return describe_vit(
     (patch, patch, channels, width),
     (width, depth, heads, hidden),
@@ -215,11 +215,11 @@ def describe_timm(
     before=before,
     **{
       "pool": pool,
-      "class_token": True if leading and pool in ("gap", "map") else None,
+      "head.class_token": True if leading and pool in ("gap", "map") else None,
       "registers": registers or None,
       "position": position,
       "position.rotary": rotary,
-      "pre_logits": tensors["pre_logits.fc.bias"].shape[0] if "pre_logits.fc.bias" in tensors else None,
+      "head.pre_logits": tensors["pre_logits.fc.bias"].shape[0] if "pre_logits.fc.bias" in tensors else None,
       "gelu": hints.get("gelu") or find_gelu(hints),
       "norm.eps": hints.get("norm_eps")
       or usual.get("norm.eps")

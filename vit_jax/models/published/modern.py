@@ -23,6 +23,7 @@ _NO_BIAS, _NO_KEY_BIAS = Choice("xla", {"bias": "none"}), Choice("xla", {"bias":
 _DIFFERENTIAL = Choice("differential")
 _PARALLEL, _POOLED = Choice("layer", {"order": "parallel", "pooled": True}), Choice("layer", {"pooled": True})
 _SWIGLU = Choice("swiglu")
+_GAP, _MAP, _GAP_WITH_TOKEN = Choice("gap"), Choice("map"), Choice("gap", {"class_token": True})
 _EVA02_ALONE = Choice("none", {"rotary": EVA02})
 
 
@@ -67,8 +68,7 @@ _DINOV3 = {
     16,
     256,
     0,
-    pool="gap",
-    class_token=True,
+    head=_GAP_WITH_TOKEN,
     registers=4,
     position=Choice("none", {"rotary": DINOV3}),
     layer_scale=1e-5,
@@ -91,7 +91,7 @@ _DINOV3 = {
 # timm computes the erf form of GELU, except for its newest names. The authors' code always computes the tanh form.
 _SIGLIP = {
   f"vit_{word}_patch{patch}_siglip_{gap}{side}": _vit(
-    SIZES[size], patch, side // patch * patch, 0, pool="gap" if gap else "map", gelu=gelu
+    SIZES[size], patch, side // patch * patch, 0, head=_GAP if gap else _MAP, gelu=gelu
   )
   for word, size, patch, gelu, sides, only_gap in (
     ("base", "B", 32, "tanh", (256,), ()),
@@ -111,7 +111,7 @@ _LITTLE, _BETWIXT = (320, 14, 5, 1792), (640, 12, 10, 2560)
 _MEDIUM_DEEP, _SO150M, _SO150M2 = (512, 20, 8, 2048), (896, 18, 14, 2304), (832, 21, 13, 2176)
 _SBB = {
   f"vit_{word}_patch16_{kind}_{side}": _vit(
-    row, 16, side, classes, **{"pool": "gap", "norm": _POOLED, "position": _PATCHES} | defaults
+    row, 16, side, classes, **{"head": _GAP, "norm": _POOLED, "position": _PATCHES} | defaults
   )
   for word, row, kind, sides, classes, defaults in (
     *(
@@ -136,7 +136,7 @@ _SBB = {
     ("so150m", _SO150M, "reg4_gap", (256, 384), 1000,
      {"registers": 4, "position": _ALL, "norm": Choice("layer")}),
     ("so150m", _SO150M, "reg4_map", (256,), 1000,
-     {"registers": 4, "position": _ALL, "norm": Choice("layer"), "pool": "map"}),
+     {"registers": 4, "position": _ALL, "norm": Choice("layer"), "head": _MAP}),
     ("so150m2", _SO150M2, "reg1_gap", (256, 384, 448), 1000,
      {"registers": 1, "position": _ALL, "layer_scale": 1e-5, "attention": _NO_BIAS}),
     *(
@@ -189,8 +189,7 @@ _EVA02 = {
       14,
       side,
       1000 if side > 224 else 0,
-      pool="gap",
-      class_token=True,
+      head=_GAP_WITH_TOKEN,
       norm=_POOLED,
       position=_EVA02_POSITION,
       attention=_NO_KEY_BIAS,

@@ -55,7 +55,13 @@ NAMES = {
   },
   **{
     f"deit_{word}{distilled and '_distilled'}_patch16_{side}": published(
-      "vit:vit", SIZES[size], 16, gelu="erf", resampling="bicubic_antialiased", pool=distilled or "cls", image_size=side
+      "vit:vit",
+      SIZES[size],
+      16,
+      gelu="erf",
+      resampling="bicubic_antialiased",
+      head=schema.Choice(distilled or "cls"),
+      image_size=side,
     )
     for word, size in (("tiny", "Ti"), ("small", "S"), ("base", "B"))
     for distilled in ("", "distilled")
@@ -82,7 +88,7 @@ NAMES = {
       gelu="erf",
       norm=_HUGGING_FACE,
       resampling="bicubic",
-      pre_logits=SIZES[size][0],
+      head=schema.Choice("cls", {"pre_logits": SIZES[size][0]}),
       classes=0,
     )
     for word, size, patch in (
