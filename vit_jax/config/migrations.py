@@ -189,8 +189,10 @@ def nest_vit(arguments: Mapping[str, Any], published: Mapping[str, Any]) -> dict
     Arguments without flat keys.
 
   Raises:
-    ConfigError: if a flat key and its group set different values and neither or both are flags, if the value of a flat
-      key must be true or false and is neither, or if differential attention is also fused.
+    ConfigError: in these cases:
+      - A flat key and its group set different values, and it is not the case that exactly one of them is a flag.
+      - `context_norm` or `differential` is neither true nor false.
+      - Differential attention is also fused.
   """
   result = {key: value for key, value in arguments.items() if key not in _NESTED}
   for old in _NESTED:

@@ -79,7 +79,7 @@ def _find_nested(key: str, functions: tuple[Callable[..., Any], ...]) -> str | N
 
 
 def is_certain(key: str, entries: Entries, others: Functions) -> bool:
-  """Returns true if `suggest_fix` knows the meaning of the key and does not guess it from the spelling.
+  """Returns true if `suggest_fix` derives its advice from the tables, and false if it compares spellings.
 
   Args:
     key: the key, which is not among the entries.

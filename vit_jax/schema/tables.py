@@ -13,8 +13,8 @@ Table = Functions
 class Variants(dict[str, Callable[..., Any]]):
   """A table whose names share arguments.
 
-  If a config selects another name than the default choice, the default choice's arguments are kept as far as the new
-  name has them. The published arguments of a model therefore survive `--config.model.attention=fused`.
+  If a config selects a name other than the default, the arguments of the default are kept. Arguments that the new name
+  does not have are dropped. The published arguments of a model therefore survive `--config.model.attention=fused`.
   """
 
 

@@ -78,7 +78,7 @@ def _known_name(value: object, table: Container[Any]) -> bool:
 
 
 def parse_normalisation(config: Mapping[str, Any], mean: str, std: str) -> dict[str, tuple[float, ...]]:
-  """Returns the mean and std of the images, as far as they are stated.
+  """Returns the mean and std of the images, if the file states them.
 
   Args:
     config: the JSON values.

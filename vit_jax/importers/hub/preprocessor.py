@@ -55,7 +55,7 @@ class ProcessorConfig(NamedTuple):
   """The statements of a preprocessor_config.json about images.
 
   Attributes:
-    image_metadata: mean, std and test crop, as far as they are stated.
+    image_metadata: the stated values of mean, std and test crop.
     side: size of the images that the model receives, in pixels, or None if it is not stated.
     notes: messages for the user.
   """
@@ -123,7 +123,7 @@ def _find_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _read_normalisation(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns mean and std for pixels of 0..1, as far as they are stated."""
+  """Returns the stated values of mean and std, for pixels of 0 to 1."""
   images = {key: config[key] for key in ("image_mean", "image_std") if key in config}
   images = {key: [value] * 3 if preprocessing.is_number(value) else value for key, value in images.items()}
   stated = preprocessing.parse_normalisation(images, "image_mean", "image_std")
