@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -269,24 +270,24 @@ def stepped(parts):
   return jax.device_get(state.params)
 
 
-@pytest.fixture(scope="module")
-def single():
-  plain = {"model.attention_dropout": 0, "model.stochastic_depth": 0}
-  return {False: stepped(on(1)), True: stepped(on(1, **plain))}
+@functools.cache
+def single(plain):
+  """Parameters of the run on one device, with or without random parts of the model."""
+  return stepped(on(1, **({"model.attention_dropout": 0, "model.stochastic_depth": 0} if plain else {})))
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MESHES)
-def test_every_mesh_trains_the_same_model(single, name):
+def test_every_mesh_trains_the_same_model(name):
   devices, changes = MESHES[name]
-  found, expected = stepped(on(devices, **changes)), single["accumulate" in str(changes)]
+  found, expected = stepped(on(devices, **changes)), single("accumulate" in str(changes))
   for path, value in expected.items():
     np.testing.assert_allclose(found[path], value, atol=1e-5, err_msg=path)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("after", [4, 1])
-def test_eight_devices_become_four_or_one(single, tmp_path, after, capsys):
+def test_eight_devices_become_four_or_one(tmp_path, after, capsys):
   def dies(params, poll):
     raise InterruptedError
 
@@ -303,7 +304,7 @@ def test_eight_devices_become_four_or_one(single, tmp_path, after, capsys):
     checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(after_it.mesh), read_only=True)
   ) as store:
     found = jax.device_get(store.restore(after_it.state_shapes)[0].params)
-  for path, value in single[False].items():
+  for path, value in single(False).items():
     np.testing.assert_allclose(found[path], value, atol=1e-5, err_msg=path)
 
 
