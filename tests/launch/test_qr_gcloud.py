@@ -112,6 +112,7 @@ def test_an_attempt_is_asked_for_once_lives_and_is_gone(server, tmp_path):
   assert not [name for name in server.live() if "life" in name]
 
 
+@pytest.mark.long
 def test_what_the_server_refuses_is_understood(server, tmp_path):
   made = engine(tmp_path, name="refused")
   place = {"project": "proj-x", "zone": ZONE}

@@ -210,6 +210,7 @@ def test_eight_devices_have_the_losses_and_averages_of_one(accumulate, axes):
     np.testing.assert_allclose(found.params[path], value, rtol=1e-4, atol=1e-5, err_msg=path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_step_leaves_the_mean_of_what_the_micro_batches_gave(accumulate):
   made = parts(1, optim__accumulate=accumulate)

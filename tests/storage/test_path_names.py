@@ -106,6 +106,7 @@ def trained(tmp_path_factory):
   return root / "run", root / "w.npz", root / "photos"
 
 
+@pytest.mark.long
 @every
 def test_c_convert_takes_any_name(name, trained):
   with directory(name) as path:

@@ -103,6 +103,7 @@ def test_the_headline_is_the_tasks(whole):
   assert "top1" not in whole[1]
 
 
+@pytest.mark.long
 def test_a_restart_has_the_same_bits(whole, tmp_path):
   parts = colours()
   with pytest.raises(InterruptedError):
