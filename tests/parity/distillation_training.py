@@ -144,7 +144,8 @@ def find_paths(name: str, paths) -> list[str]:
 def check_groups(name: str, arrays: Arrays, meta: dict) -> Iterator[Result]:
   """Multipliers from two updates of the whole optimizer: of a gradient, and of the decay alone."""
   depth, decay = meta["depth"], meta["layerwise_decay"]
-  choice = Choice("ViT-S/14", {"depth": depth, "registers": 2, "layer_scale": 1e-5, "width": 24, "hidden": 32})
+  registers = 2 * ("register_tokens" in arrays["backbone.name"])
+  choice = Choice("ViT-S/14", {"depth": depth, "registers": registers, "layer_scale": 1e-5, "width": 24, "hidden": 32})
   model = models.functional(models.Description(choice, 28, 0))
   shapes = jax.eval_shape(model.init, jax.random.key(0))
   head = list(read_head(_shape_head(arrays), "dino_head.", "task/dino_head"))

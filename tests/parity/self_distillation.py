@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.parity.compare import Result, compare
+from vit_jax.optim import value_schedules
+from vit_jax.schema import Choice
 from vit_jax.selfsup import heads, losses, patch_masks, targets
 
 LOSS, PROBABILITY, GRADIENT = 1e-5, 1e-5, 2e-5  # shares of the largest value
@@ -42,6 +44,8 @@ def read_head(arrays: Arrays, mark: str, prefix: str) -> dict[str, jax.Array]:
     match key.split("."):
       case "mlp", number, kind:
         params[f"{prefix}/layer{int(number) // 2}/{'kernel' if kind == 'weight' else 'bias'}"] = value.T
+      case "mlp", kind:  # of one layer
+        params[f"{prefix}/layer0/{'kernel' if kind == 'weight' else 'bias'}"] = value.T
       case "last_layer", "weight_v" | "weight":
         params[f"{prefix}/last/kernel"] = value.T
       case "last_layer", "weight_g":
@@ -98,8 +102,21 @@ def check_ibot_head(name: str, arrays: Arrays, meta: dict) -> Iterator[Result]:
 # Losses of DINO and iBOT.
 
 
+def find_temperatures(meta: dict, kind: str) -> np.ndarray:
+  """The teacher's temperature in each epoch, from our schedule with epochs of one step."""
+  start, end = meta[f"warmup_teacher_{kind}"], meta[f"teacher_{kind}"]
+  arguments = {"start": start, "end": end, "length": f"{meta['warmup_epochs']}ep", "per_epoch": True}
+  schedule = value_schedules.create_value_schedule(
+    Choice("ramp", arguments), meta["epochs"], lambda duration: duration.steps(1, 1)
+  )
+  return np.asarray(jax.vmap(schedule)(jnp.arange(meta["epochs"])))
+
+
 def check_dino(name: str, arrays: Arrays, meta: dict) -> Iterator[Result]:
   images, center = meta["B"], jnp.zeros(meta["K"])
+  temperatures = find_temperatures(meta, "temp")
+  yield near(f"{name}/teacher_temp_schedule", temperatures, arrays["teacher_temp_schedule"], 1e-6)
+  yield near(f"{name}/teacher_temp", temperatures[arrays["epochs"]], arrays["teacher_temp"], 1e-6)
   for step in range(len(arrays["student"])):
     yield near(f"{name}/center_before_{step}", center, arrays["center_before"][step], PROBABILITY)
     teacher, student = (by_image(arrays[key][step], images) for key in ("teacher", "student"))
@@ -116,6 +133,9 @@ def check_dino(name: str, arrays: Arrays, meta: dict) -> Iterator[Result]:
 
 def check_ibot(name: str, arrays: Arrays, meta: dict) -> Iterator[Result]:
   images, center, patch_center = meta["B"], jnp.zeros(meta["K"]), jnp.zeros(meta["Kp"])
+  for kind in ("temp", "patch_temp"):
+    ours = find_temperatures(meta, kind)[arrays["epochs"]]
+    yield near(f"{name}/teacher_{kind}", ours, arrays[f"teacher_{kind}"], 1e-6)
   for step in range(len(arrays["loss"])):
     read = {key: jnp.asarray(arrays[key][step]) for key in arrays if key.startswith(("student", "teacher_cls"))}
     patches = jnp.asarray(arrays["teacher_patch"][step])

@@ -137,6 +137,25 @@ def test_every_parameter_has_one_row_of_the_sharding_table(last):
   assert parts["task/dino_head/layer0/kernel"] == (4, 32) and parts["task/dino_head/last/kernel"] == (8, 16)
 
 
+def test_a_head_with_split_parameters_gathers_no_prototypes():
+  head = ProjectionHead(16, 1024, 8, 32)
+  params = randomise(head.init(jax.random.key(0), "head"))
+  x = jax.random.normal(jax.random.key(2), (16, 3, 16))
+
+  def loss(params, x):
+    return jax.nn.logsumexp(head.apply(params, "head", x), axis=-1).mean()
+
+  expected = jax.value_and_grad(loss)(params, x)
+  mesh = device_counts.make_mesh(8, fsdp=4)
+  shardings = sharding.find_parameter_shardings(head.sharding("head"), params, mesh)
+  placed = jax.device_put(params, shardings), jax.device_put(x, sharding.make_batch_sharding(mesh))
+  compiled = jax.jit(jax.value_and_grad(loss), out_shardings=(None, shardings)).lower(*placed).compile()
+  for one, many in zip(*map(jax.tree.leaves, (expected, compiled(*placed))), strict=True):
+    np.testing.assert_allclose(many, one, atol=2e-5 * np.abs(one).max())
+  # Instead, devices exchange features of the bottleneck: logits are split by prototypes.
+  assert max(device_counts.find_gathered(compiled.as_text())) < 8 * 1024
+
+
 def test_results_are_equal_on_one_and_eight_devices():
   params = randomise(SMALL.init(jax.random.key(0), "head"))
   x = jax.random.normal(jax.random.key(2), (16, 3, 12))
