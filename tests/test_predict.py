@@ -86,7 +86,7 @@ def test_predictions_are_those_of_the_evaluation_of_the_run_by_name(trained, tmp
   assert "and 2 more" in shown and "1 of 22 files is bad" in shown and "=cat" in shown
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_the_example_uses_the_run(trained):
   workdir, photos = trained
   words = [sys.executable, "examples/use_a_model.py", str(workdir), f"{photos}/test/dog/0.jpg"]

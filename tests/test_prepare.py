@@ -36,7 +36,7 @@ sys.meta_path.insert(0, Missing())
 """
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_without_tensorflow_it_ends_with_the_command_that_installs_it(tmp_path):
   (tmp_path / "sitecustomize.py").write_text(MISSING)
   data, photographs = tmp_path / "data", folders.folder(folders.folder(tmp_path / "photographs"), 4, split="test")

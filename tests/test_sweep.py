@@ -110,7 +110,7 @@ def test_what_is_finished_elsewhere_is_collected_and_then_the_last_run_is_render
   assert record["best"] == {"optim.lr": 0.2} and record["final"][0]["figures"]["top1"] == 0.7
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_a_sweep_that_is_killed_and_stopped_continues_to_its_end(tmp_path):
   prepare_dataset("digits")
   workdir = tmp_path / "w"

@@ -80,6 +80,7 @@ def test_a_finished_run_does_nothing_and_says_so(whole):
   }
 
 
+@pytest.mark.long
 def test_evaluate_gives_the_figures_of_the_end_of_training(whole):
   workdir, _, result = whole
   printed = runs.finish(runs.command("evaluate", f"--workdir={workdir}"))
@@ -276,7 +277,6 @@ def single(plain):
   return stepped(on(1, **({"model.attention_dropout": 0, "model.stochastic_depth": 0} if plain else {})))
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MESHES)
 def test_every_mesh_trains_the_same_model(name):
   devices, changes = MESHES[name]
