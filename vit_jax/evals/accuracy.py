@@ -1,16 +1,14 @@
 """Classification figures for a split. Each image is used once, on any number of devices and processes."""
 
 import functools
-from collections.abc import Callable
 from typing import Annotated, Literal, NamedTuple
 
-import jax
 import numpy as np
 
 from vit_jax.data import catalog, class_names, sources
 from vit_jax.data.bound_data import EvalData
 from vit_jax.evals import metrics
-from vit_jax.evals.subject import EvalContext, Measure, Outcome, compute_rows, open_source
+from vit_jax.evals.subject import EvalContext, Measure, Outcome, Poll, Weights, compute_rows, open_source
 from vit_jax.schema import Bound, ConfigError, Range, enter_key, format_amount, get_current_key
 
 
@@ -79,7 +77,7 @@ def accuracy(
     competing, way = _competing_classes(subject.data(data), classes)
   predict = subject.predictions(data, source.labels > 1 if logits is None else logits, competing)
 
-  def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
+  def measure(params: Weights, poll: Poll) -> Outcome:
     with enter_key(here):
       images = subject.batches(data, source, size)
       of_images = compute_rows(functools.partial(predict, params), images, poll, size, source.display_name)

@@ -21,7 +21,7 @@ from vit_jax.data import catalog, masks, sources
 from vit_jax.data.bound_data import EvalData
 from vit_jax.data.images import ImageError
 from vit_jax.evals import probes
-from vit_jax.evals.subject import EvalContext, Measure, Outcome, compute_batches, open_source
+from vit_jax.evals.subject import EvalContext, Measure, Outcome, Poll, Weights, compute_batches, open_source
 from vit_jax.parallel import sharding
 from vit_jax.schema import (
   Choice,
@@ -97,7 +97,7 @@ def dense(
   side, _, width = subject.map_shape
   tokens, segments = subject.tokens(data), subject.segments(data)
 
-  def measured(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
+  def measured(params: Weights, poll: Poll) -> Outcome:
     def pairs(compute: Callable[..., Any], split: str) -> Iterator[Any]:
       return _add_masks(compute, subject, data, sources_of[split], size, poll)
 
@@ -129,7 +129,7 @@ def dense(
     details = DenseDetails(classes, pixels, **sources_of) if jax.process_index() == 0 else None
     return Outcome(dict(zip(FIGURES, figures, strict=True)) | {"images": int(figures[-1])}, details)
 
-  def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
+  def measure(params: Weights, poll: Poll) -> Outcome:
     with enter_key(here):
       return measured(params, poll)
 
@@ -182,22 +182,23 @@ def _compute_figures(pixels: np.ndarray) -> tuple[float, float]:
 
 
 def _check_data(
-  subject: EvalContext, data: Choice | None, train: sources.Source, test: sources.Source
+  subject: EvalContext, data: EvalData | None, train: sources.Source, test: sources.Source
 ) -> tuple[str, ...]:
   """Returns the classes of the masks. Raises ConfigError for data that cannot be measured."""
   key = "config.data" if data is None else "data"
+  found = []
   for source in (train, test):
     if source.masks is None:
       having = [name for name, row in catalog.CATALOG.items() if row.segments]
       raise ConfigError(
         f"images of {source.name} have no masks. Allowed: {', '.join([*having, 'segmentation'])}", "data"
       )
-  if train.masks.classes != test.masks.classes:
+    found.append(source.masks.classes)
+  classes, of_test = found
+  if classes != of_test:
     raise ConfigError(f"masks of {test.split!r} have other classes than those of {train.split!r}", "test")
-  if not 2 <= len(train.masks.classes) <= masks.NONE:
-    raise ConfigError(
-      f"masks of {format_amount(len(train.masks.classes), 'class', 'classes')}. Allowed: 2 to {masks.NONE}", "data"
-    )
+  if not 2 <= len(classes) <= masks.NONE:
+    raise ConfigError(f"masks of {format_amount(len(classes), 'class', 'classes')}. Allowed: 2 to {masks.NONE}", "data")
   crop = subject.data(data).test_crop.name
   with enter_key(key) if data is not None else contextlib.nullcontext():
     if crop != "resize":
@@ -206,16 +207,16 @@ def _check_data(
         + ("" if data is not None else ", or give the evaluation its own data: data=dict(name=..., test_crop=...)"),
         "test_crop.name" if data is not None else "data",
       )
-  return train.masks.classes
+  return classes
 
 
 def _add_masks(
   compute: Callable[..., Any],
   subject: EvalContext,
-  data: Choice | None,
+  data: EvalData | None,
   source: sources.Source,
   size: int,
-  poll: Callable[[], None],
+  poll: Poll,
 ) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
   """Yields (rows, masks `(N, S, S)`, uint8) of each batch on the first process, without bad images.
 
@@ -233,9 +234,9 @@ def _add_masks(
       except ImageError as error:
         problem = str(error)
         continue
-      good = [i for i, mask in enumerate(read) if mask is not None]
+      good = {i: mask for i, mask in enumerate(read) if mask is not None}
       if good:
-        yield {name: values[good] for name, values in rows.items()}, np.stack([read[i] for i in good])
+        yield {name: values[list(good)] for name, values in rows.items()}, np.stack(list(good.values()))
   runtime.raise_together(problem)
 
 

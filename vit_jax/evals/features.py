@@ -5,7 +5,6 @@ import importlib.metadata
 import json
 import logging
 import pathlib
-from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from vit_jax import models, runtime
 from vit_jax.data import sources, versions
 from vit_jax.data.bound_data import EvalData
-from vit_jax.evals.subject import EvalContext, compute_rows
+from vit_jax.evals.subject import EvalContext, Poll, Weights, compute_rows
 from vit_jax.storage import archives, files
 
 
@@ -22,8 +21,8 @@ def extract(
   data: EvalData | None,
   source: sources.Source,
   wanted: np.ndarray,
-  params: dict[str, jax.Array],
-  poll: Callable[[], None],
+  params: Weights,
+  poll: Poll,
   size: int,
   file: pathlib.Path | None,
   kind: models.Features = "head",

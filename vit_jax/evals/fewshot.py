@@ -7,8 +7,8 @@ split, not on devices, processes or batches. With all images of a split, k-NN an
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ from vit_jax.data import catalog, sources
 from vit_jax.data.bound_data import EvalData
 from vit_jax.evals import probes as tables
 from vit_jax.evals.features import extract, find_cache_file
-from vit_jax.evals.subject import EvalContext, Measure, Outcome, open_source
+from vit_jax.evals.subject import EvalContext, Measure, Outcome, Poll, Weights, open_source
 from vit_jax.schema import Choice, ConfigError, Count, Range, enter_key, format_amount, get_current_key
 
 Seed = Annotated[int, Range(0, 2**31 - 1)]
@@ -123,14 +123,14 @@ def fewshot(
   labels = {side: functools.cache(functools.partial(_read_labels, source)) for side, source in sides.items()}
   draws = seeds[:1] if shots == "all" else seeds
 
-  def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
+  def measure(params: Weights, poll: Poll) -> Outcome:
     drawn = {seed: _draw_images(labels["train"](), classes, shots, choosing, seed) for seed in draws}
     trained_on = np.unique(np.concatenate([rows for draw in drawn.values() for rows in draw]))
     wanted = {"train": trained_on, "test": np.arange(len(sides["test"]))}
     weights = subject.identity(params) if cache else None
     extracted = {}
     for side, source in sides.items():
-      file = find_cache_file(weights, subject.data(data), source, features) if cache else None
+      file = None if weights is None else find_cache_file(weights, subject.data(data), source, features)
       with enter_key(here):
         extracted[side] = extract(subject, data, source, wanted[side], params, poll, size, file, features)
     outcome, problem = None, None
@@ -166,12 +166,12 @@ def _figure_name(probe: str, shots: int | str) -> str:
   return f"{probe}_all" if shots == "all" else f"{probe}_{shots}shot"
 
 
-def _shot_counts(shots: Any) -> tuple[Any, ...]:
+def _shot_counts(shots: Shots) -> tuple[int | Literal["all"], ...]:
   return ("all",) if shots == "all" else shots
 
 
 def _draw_images(
-  labels: np.ndarray, classes: int, shots: Any, choosing: int, seed: int
+  labels: np.ndarray, classes: int, shots: Shots, choosing: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns (training record numbers, class by class; held-out record numbers) of one seed."""
   most = len(labels) if shots == "all" else max(shots)
@@ -188,7 +188,9 @@ def _rank_in_class(labels: np.ndarray) -> np.ndarray:
   return np.arange(len(labels)) - np.searchsorted(labels, labels)
 
 
-def _check_data(sides: Any, shots: Any, seeds: tuple[int, ...], probes: Mapping[str, Any]) -> None:
+def _check_data(
+  sides: Mapping[str, sources.Source], shots: Shots, seeds: tuple[int, ...], probes: Mapping[str, Choice]
+) -> None:
   """Raises ConfigError for data or arguments that cannot be measured."""
   train, test = sides.values()
   if train.classes != test.classes:
@@ -210,7 +212,13 @@ def _read_labels(source: sources.Source) -> np.ndarray:
 
 
 def _evaluate_probes(
-  extracted: Any, labels: np.ndarray, classes: int, sides: Any, shots: Any, drawn: Any, probes: Mapping[str, Any]
+  extracted: Mapping[str, tuple[np.ndarray, np.ndarray]],
+  labels: Mapping[str, Callable[[], np.ndarray]],
+  classes: int,
+  sides: Mapping[str, sources.Source],
+  shots: Shots,
+  drawn: Mapping[int, tuple[np.ndarray, np.ndarray]],
+  probes: Mapping[str, Choice],
 ) -> Outcome:
   """Fits and evaluates all probes, and returns the outcome."""
   (position, x), (test_position, test_x) = extracted["train"], extracted["test"]
@@ -242,7 +250,7 @@ def _evaluate_probes(
         setting, predict = fitted[0]
         predicted = predict(test_x)
         episodes.append(Episode(name, k, seed, len(rows), setting, float(np.mean(predicted == truth)), predicted))
-  figures = {"images": len(truth)}
+  figures: dict[str, float] = {"images": len(truth)}
   for name in dict.fromkeys(episode.name for episode in episodes):
     values = [episode.top1 for episode in episodes if episode.name == name]
     figures[name] = float(np.mean(values))
@@ -251,11 +259,13 @@ def _evaluate_probes(
   trained_on = {seed: numbers for seed, (numbers, _) in drawn.items()}
   return Outcome(
     figures,
-    FewshotDetails(episodes, *sides.values(), trained_on, truth, test_position, _describe_neighbours(probes, episodes)),
+    FewshotDetails(
+      episodes, sides["train"], sides["test"], trained_on, truth, test_position, _describe_neighbours(probes, episodes)
+    ),
   )
 
 
-def _describe_neighbours(probes: Mapping[str, Any], episodes: Any) -> list[str]:
+def _describe_neighbours(probes: Mapping[str, Choice], episodes: Sequence[Episode]) -> list[str]:
   """Returns a note for each k-NN probe that has fewer training images than neighbours."""
   notes = []
   for name, probe in probes.items():

@@ -7,8 +7,8 @@ import functools
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ from vit_jax.data import catalog, pseudo_labels, sources
 from vit_jax.data.bound_data import EvalData
 from vit_jax.data.pseudo_labels import PLAN, LabelPlan
 from vit_jax.evals import subject as subjects
-from vit_jax.evals.subject import EvalContext
+from vit_jax.evals.subject import EvalContext, Poll, Weights
 from vit_jax.schema import ConfigError, format_amount, to_plain
 from vit_jax.storage import files
 
@@ -68,14 +68,23 @@ def describe_origin(data: EvalData) -> dict[str, Any]:
   return {"name": data.name, **to_plain(data.select(catalog.READERS[data.name]))}
 
 
+class _Batch(NamedTuple):
+  """Predictions for a batch: the record of each image, and the end of the records that are complete."""
+
+  best: np.ndarray
+  probability: np.ndarray
+  record: np.ndarray
+  reached: int
+
+
 def label_images(
   subject: EvalContext,
   data: EvalData | None,
   source: sources.Source,
-  params: dict[str, jax.Array],
+  params: Weights,
   wanted: LabelPlan,
   folder: pathlib.Path,
-  poll: Callable[[], None],
+  poll: Poll,
 ) -> int:
   """Labels all images that are not labelled yet, and returns the number of these images.
 
@@ -111,32 +120,32 @@ def label_images(
   rest = sources.select_subset(source, range(start, wanted.records)) if start else source
   compute = functools.partial(subject.predictions(data, False), params)
   made = subjects.compute_batches(compute, subject.batches(data, rest, size), poll, size, rest.display_name)
-  waiting = []
+  waiting: list[_Batch] = []
   for name, records in shards[done:]:
-    while not waiting or waiting[-1]["reached"] < records.stop:
+    while not waiting or waiting[-1].reached < records.stop:
       rows = next(made, None)
       if rows is None:
         break
       record = rows["position"] + start
       reached = int(record[-1]) + 1 if len(record) else start  # no image of the batch could be decoded
-      waiting.append({"best": rows["best"], "probability": rows["probability"], "record": record, "reached": reached})
+      waiting.append(_Batch(rows["best"], rows["probability"], record, reached))
     if first:
       pseudo_labels.write_shard(folder / name, wanted, *_compute_shard(waiting, records, wanted.kept))
-    waiting = [rows for rows in waiting if rows["reached"] > records.stop]
+    waiting = [rows for rows in waiting if rows.reached > records.stop]
   return wanted.records - shards[done][1].start
 
 
-def _compute_shard(waiting: Any, records: range, kept: int) -> tuple[np.ndarray, np.ndarray]:
+def _compute_shard(waiting: Sequence[_Batch], records: range, kept: int) -> tuple[np.ndarray, np.ndarray]:
   """Returns (classes `(N, K)`, probabilities `(N, K)`) of the records of a file, from the batches that contain them."""
   classes, probabilities = np.zeros((len(records), kept), np.int32), np.zeros((len(records), kept), np.float16)
   for rows in waiting:
-    inside = (rows["record"] >= records.start) & (rows["record"] < records.stop)
-    at = rows["record"][inside] - records.start
-    classes[at], probabilities[at] = rows["best"][inside, :kept], rows["probability"][inside, :kept]
+    inside = (rows.record >= records.start) & (rows.record < records.stop)
+    at = rows.record[inside] - records.start
+    classes[at], probabilities[at] = rows.best[inside, :kept], rows.probability[inside, :kept]
   return classes, probabilities
 
 
-def _count_complete(folder: pathlib.Path, wanted: Any, shards: Any) -> int:
+def _count_complete(folder: pathlib.Path, wanted: LabelPlan, shards: Sequence[tuple[str, range]]) -> int:
   """Returns the number of complete files before the first missing file.
 
   Later files are made again, with the same bytes.
@@ -147,7 +156,7 @@ def _count_complete(folder: pathlib.Path, wanted: Any, shards: Any) -> int:
   return len(shards)
 
 
-def _check_folder(folder: pathlib.Path, wanted: Any) -> str:
+def _check_folder(folder: pathlib.Path, wanted: LabelPlan) -> str:
   """Returns the reason why labels must not be written into a folder, or ""."""
   try:
     before = pseudo_labels.read_plan(folder)

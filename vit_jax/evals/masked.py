@@ -1,14 +1,11 @@
 """Evaluation of tasks that mask patches, over a split. Each image is used once, on any number of devices."""
 
 import functools
-from collections.abc import Callable
 from typing import Annotated
-
-import jax
 
 from vit_jax.data import catalog
 from vit_jax.data.bound_data import EvalData
-from vit_jax.evals.subject import EvalContext, Measure, Outcome, compute_rows, open_source
+from vit_jax.evals.subject import EvalContext, Measure, Outcome, Poll, Weights, compute_rows, open_source
 from vit_jax.schema import ConfigError, Range, enter_key, get_current_key
 
 
@@ -37,7 +34,7 @@ def masked(
   source, size, here = open_source(subject, data, split, "split"), subject.images_at_once(batch), get_current_key()
   predict = subject.predictions(data, logits=False)
 
-  def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
+  def measure(params: Weights, poll: Poll) -> Outcome:
     with enter_key(here):
       images = subject.batches(data, source, size)
       of_images = compute_rows(functools.partial(predict, params), images, poll, size, source.display_name)

@@ -261,7 +261,7 @@ def _prepare_images(predictions: Predictions, classes: int) -> _Images:
     label=labels[owner, column],
     guess=predictions.best[:, 0],
     top1=hits[:, 0].astype(np.float64),
-    top5=hits.any(1).astype(np.float64),
+    top5=np.asarray(hits.any(1), np.float64),
     loss=predictions.loss.astype(np.float64),
     # Bins (i / 15, (i + 1) / 15] are found by comparison, because ceil(15 x) has rounding errors at the edges.
     bin=np.clip(np.searchsorted(np.arange(BINS + 1) / BINS, confidence) - 1, 0, BINS - 1),
@@ -378,7 +378,7 @@ def write_confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path
   files.write_csv(path, [["label \\ prediction", *cells], *rows])
 
 
-def _format_rows(predictions: Predictions, ids: Sequence[Any] | None, classes: Sequence[str]) -> Iterator[list[str]]:
+def _format_rows(predictions: Predictions, ids: Sequence[str], classes: Sequence[str]) -> Iterator[list[str]]:
   labels = predictions.label if predictions.label.ndim == 2 else predictions.label[:, None]
   best = range(1, predictions.best.shape[1] + 1)
   names = ["label_name", *(f"name{i}" for i in best)] if classes else []

@@ -1,17 +1,17 @@
 """Measurement of the weights and their moving average by all evaluations, with the names of result.json."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 
-from vit_jax.evals.subject import Measure, Outcome
+from vit_jax.evals.subject import Measure, Outcome, Poll, Weights
 
 
 def run_evaluations(
   evals: Mapping[str, Measure],
-  params: dict[str, jax.Array],
-  average: dict[str, jax.Array],
-  poll: Callable[[], None],
+  params: Weights,
+  average: Weights,
+  poll: Poll,
 ) -> dict[str, Outcome]:
   """Runs all evaluations on the weights and on their moving average.
 
@@ -35,7 +35,7 @@ def run_evaluations(
   return outcomes
 
 
-def gather_average(params: dict[str, jax.Array], average: dict[str, jax.Array]) -> dict[str, jax.Array]:
+def gather_average(params: Weights, average: Weights) -> dict[str, jax.Array]:
   """Moves an average, which is distributed over more devices, to the sharding of the parameters.
 
   This happens once per measurement instead of once per batch.

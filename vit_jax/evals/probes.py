@@ -5,8 +5,9 @@ more orders of magnitude than float32 can represent.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +15,13 @@ import numpy as np
 
 from vit_jax import schema
 from vit_jax.schema import Count, Positive
-from vit_jax.shapes import Float, Integer, Num, Shaped, Tensor
+from vit_jax.shapes import Float, Integer, Num, Shaped
 
 BIAS = 100.0  # appended constant, so large that the penalty on its weight hardly matters
 # Shapes [N, D] and [N]. The types accept other shapes, for which `fit_ridge` and `draw_shots` raise errors with an
 # explanation.
-Features, Labels = Num[np.ndarray, "..."], Shaped[np.ndarray, "..."]
+Features = Num[np.ndarray, "..."]
+Labels = Shaped[np.ndarray, "..."]
 
 ROWS = 8192  # rows that are standardised at once, so that a million images need no second copy of their features
 
@@ -131,7 +133,7 @@ def compute_scores(probe: Probe, features: Float[np.ndarray, "M D"]) -> Float[np
   return np.concatenate([part @ probe.weights for part in parts])
 
 
-def _check_labels(labels: Any, classes: int) -> np.ndarray:
+def _check_labels(labels: np.ndarray, classes: int) -> np.ndarray:
   labels = np.asarray(labels)
   if labels.ndim != 1 or (len(labels) and not 0 <= labels.min() <= labels.max() < classes):
     raise schema.ConfigError(f"each image needs one few-shot label from 0 to {classes - 1}")
@@ -143,18 +145,18 @@ def _split_rows(rows: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _standardise(
-  features: Float[Tensor, "N D"], mean: Float[Tensor, " D"], deviation: Float[Tensor, " D"]
-) -> Float[Tensor, "N D+1"]:
+  features: Num[np.ndarray, "N D"], mean: Float[np.ndarray, " D"], deviation: Float[np.ndarray, " D"]
+) -> Float[np.ndarray, "N D+1"]:
   """Returns standardised features with the constant column: [N, D] -> [N, D + 1]."""
   return np.concatenate([(features - mean) / deviation, np.full((len(features), 1), BIAS)], axis=1)
 
 
 def _solve_primal(
-  features: Float[Tensor, "N D"],
-  labels: Integer[Tensor, " N"],
+  features: Float[np.ndarray, "N D"],
+  labels: Integer[np.ndarray, " N"],
   classes: int,
-  mean: Float[Tensor, " D"],
-  deviation: Float[Tensor, " D"],
+  mean: Float[np.ndarray, " D"],
+  deviation: Float[np.ndarray, " D"],
   l2: Sequence[float],
 ) -> list[np.ndarray]:
   """Returns W = (X'X + l2)^-1 X'Y.
@@ -174,11 +176,11 @@ def _solve_primal(
 
 
 def _solve_dual(
-  features: Float[Tensor, "N D"],
-  labels: Integer[Tensor, " N"],
+  features: Float[np.ndarray, "N D"],
+  labels: Integer[np.ndarray, " N"],
   classes: int,
-  mean: Float[Tensor, " D"],
-  deviation: Float[Tensor, " D"],
+  mean: Float[np.ndarray, " D"],
+  deviation: Float[np.ndarray, " D"],
   l2: Sequence[float],
 ) -> list[np.ndarray]:
   """Returns W = X' (X X' + l2)^-1 Y, the same solution, for fewer rows than columns."""
@@ -245,11 +247,11 @@ def logistic_of_shares(features: Features, shares: Features, *, l2: Positive = 1
 
     @jax.jit
     @jax.value_and_grad
-    def loss(weights: Any, x: Any, of_rows: Any) -> Any:
+    def loss(weights: jax.Array, x: jax.Array, of_rows: jax.Array) -> jax.Array:
       scores = jnp.matmul(x, weights[:-1], precision="highest") + weights[-1]
       return -jnp.sum(of_rows * jax.nn.log_softmax(scores)) + l2 / (2 * total) * jnp.sum(weights[:-1] ** 2)
 
-    def objective(flat: np.ndarray) -> Any:
+    def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
       value, slope = loss(jnp.asarray(flat.reshape(shape), jnp.float32), x, of_rows)
       return float(value), np.asarray(slope, np.float64).ravel()
 
@@ -264,7 +266,9 @@ def logistic_of_shares(features: Features, shares: Features, *, l2: Positive = 1
 OF_SHARES = {"logistic": logistic_of_shares, "ridge": ridge_of_shares}
 
 
-def _weigh_rows(features: Float[Tensor, "N D"], shares: Float[Tensor, "N V"]) -> tuple[Any, Any, Any]:
+def _weigh_rows(
+  features: Float[np.ndarray, "N D"], shares: Float[np.ndarray, "N V"]
+) -> tuple[Float[np.ndarray, " D"], Float[np.ndarray, " D"], Float[np.ndarray, " N"]]:
   """Returns mean, deviation and weights [N] of rows, weighted by the sums of their shares.
 
   Raises a ConfigError if fewer than two classes occur.
@@ -309,10 +313,11 @@ def ridge_probe(
     ConfigError: if features or labels are invalid.
   """
   fitted = fit_ridge(features, labels, classes, l2)
-  return [
-    (penalty, lambda x, probe=probe: compute_scores(probe, x).argmax(1))
-    for penalty, probe in zip(l2, fitted, strict=True)
-  ]
+  return [(penalty, functools.partial(_classify, probe)) for penalty, probe in zip(l2, fitted, strict=True)]
+
+
+def _classify(probe: Probe, features: Float[np.ndarray, "M D"]) -> Integer[np.ndarray, " M"]:
+  return compute_scores(probe, features).argmax(1)
 
 
 def nearest_neighbours(
@@ -349,27 +354,27 @@ def nearest_neighbours(
   if not len(labels):
     raise schema.ConfigError("a probe needs at least one image of a class")
 
-  def unit(x: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+  def unit(x: Num[np.ndarray, "N D"]) -> Float[np.ndarray, "N D"]:
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
-  def weighed(distance: Any) -> Any:
+  def weighed(distance: np.ndarray) -> np.ndarray:
     if weights == "softmax":  # the cosine of unit vectors is 1 - distance^2 / 2; the largest cancels
       square = np.square(distance)
       return np.exp((square[:, :1] - square) / (2 * temperature))
     same = distance == 0
     return np.where(same.any(1, keepdims=True), same, 1 / np.where(same, 1, distance))
 
-  def votes(count: int, x: Any) -> Any:
+  def votes(count: int, x: np.ndarray) -> np.ndarray:
     distance, nearest = index.kneighbors(unit(x), min(count, len(labels)))
     rows = classes * np.arange(len(x))[:, None] + labels[nearest]
     sums = np.bincount(rows.ravel(), weighed(distance).ravel(), classes * len(x))
     return sums.reshape(len(x), classes).argmax(1)
 
+  def classify(count: int, x: np.ndarray) -> np.ndarray:
+    return np.concatenate([votes(count, part) for part in _split_rows(x)])
+
   index = NearestNeighbors(algorithm="brute").fit(unit(features))
-  return [
-    (count, lambda x, count=count: np.concatenate([votes(count, part) for part in _split_rows(x)]))
-    for count in neighbours
-  ]
+  return [(count, functools.partial(classify, count)) for count in neighbours]
 
 
 def logistic(features: Features, labels: Labels, classes: int, *, l2: tuple[Positive, ...] = (1.0,)) -> list[Fitted]:
@@ -391,7 +396,7 @@ def logistic(features: Features, labels: Labels, classes: int, *, l2: tuple[Posi
   from sklearn.pipeline import make_pipeline
   from sklearn.preprocessing import StandardScaler
 
-  def fit(penalty: float) -> Any:
+  def fit(penalty: float) -> Callable[[np.ndarray], np.ndarray]:
     classifier = make_pipeline(StandardScaler(), LogisticRegression(C=1 / penalty, max_iter=10_000))
     return classifier.fit(features, labels).predict
 
@@ -400,4 +405,4 @@ def logistic(features: Features, labels: Labels, classes: int, *, l2: tuple[Posi
   return [(penalty, fit(penalty)) for penalty in l2]
 
 
-PROBES = {"ridge": ridge_probe, "knn": nearest_neighbours, "logistic": logistic}
+PROBES: dict[str, Callable[..., list[Fitted]]] = {"ridge": ridge_probe, "knn": nearest_neighbours, "logistic": logistic}

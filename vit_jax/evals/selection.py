@@ -115,10 +115,10 @@ def select_shared_criterion(runs: Sequence[tuple[Mapping[str, Any], Iterable[str
     if each.split == VAL and all(each.metric in figures for _, figures in runs):
       return each
   others = [
-    select_criterion(run, [name for name in names if find_metric_role(run, name) != VAL] or names)
+    each
     for run, names in runs
+    if (each := select_criterion(run, [name for name in names if find_metric_role(run, name) != VAL] or names))
   ]
-  others = [each for each in others if each]
   on_test = [each for each in others if each.metric == "top1"]
   return max(on_test or others, key=others.count, default=None)
 

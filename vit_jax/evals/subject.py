@@ -60,10 +60,10 @@ class EvalContext:
   own: EvalData | None
   batch: int
   open_split: OpenSplit
-  predict: Callable[..., Rows] | None = None
+  predict: Callable[..., Mapping[str, jax.Array | np.ndarray]] | None = None
   names: tuple[str, ...] = ()
   screen: ProgressFactory | None = None
-  programs: dict[tuple, Program] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+  programs: dict[tuple[object, ...], Program] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
   @property
   def classes(self) -> int:
@@ -72,7 +72,9 @@ class EvalContext:
 
   def data(self, data: EvalData | None) -> EvalData:
     """Returns the data, or the run's own data for None."""
-    return self.own if data is None else data
+    chosen = self.own if data is None else data
+    assert chosen is not None
+    return chosen
 
   def source(self, data: EvalData | None, split: str) -> sources.Source:
     """Opens the images of a split.
@@ -94,12 +96,13 @@ class EvalContext:
     Raises:
       ConfigError: only features can be measured.
     """
-    if self.predict is None:
+    predict = self.predict
+    if predict is None:
       raise ConfigError("it needs predictions, but this command measures only features. Use vit_jax.evaluate")
 
     def rows(params: Weights, images: jax.Array, labels: jax.Array) -> Rows:
-      predicted = self.predict(params, images, labels, classes)
-      kept = {name: value for name, value in predicted.items() if logits or name != "logits"}
+      predicted = predict(params, images, labels, classes)
+      kept = {name: jnp.asarray(value) for name, value in predicted.items() if logits or name != "logits"}
       return kept | finite.compute_flags(predicted)
 
     return self._program(("logits" if logits else "best", classes), data, rows)
@@ -180,7 +183,7 @@ class EvalContext:
     split = sharding.make_batch_sharding(self.mesh)
     rows = sharding.find_local_rows(split, size)
     own = self.data(data)
-    batches = own.batches(own.eval_examples(source), size, rows)
+    batches = own.batches(own.eval_examples(source), size, rows.tolist())
     return device_batches.DeviceBatches(batches, rows, size, split)
 
   @contextlib.contextmanager
@@ -222,7 +225,7 @@ class EvalContext:
       raise ConfigError(f"{chosen} cannot be divided over {shards} devices. Use a multiple of {shards}", key)
     return chosen
 
-  def identity(self, params: dict[str, jax.Array]) -> str:
+  def identity(self, params: Weights) -> str:
     """Returns a text that changes with the model and with any bit of its weights, but not with the devices.
 
     Args:
@@ -231,14 +234,14 @@ class EvalContext:
     model = json.dumps(self.model.description.to_json(), sort_keys=True)
     return f"{model} {digests.sha256(params, sharding.make_replicated_sharding(self.mesh))}"
 
-  def _program(self, kind: Any, data: EvalData | None, rows: Callable[[Any, jax.Array, jax.Array], Rows]) -> Program:
+  def _program(self, kind: object, data: EvalData | None, rows: Callable[[Any, jax.Array, jax.Array], Rows]) -> Program:
     """Returns `rows(params, images, labels)`, compiled for batches. Data with equal normalisation share a program."""
     prepared = self.data(data)
     key = (kind, *prepared.normalisation.values())
     if key not in self.programs:
       dtype = np.dtype(self.model.description.model.args["dtype"])
 
-      def program(params: Any, batch: Rows) -> Rows:
+      def program(params: object, batch: Rows) -> Rows:
         computed = rows(params, prepared.normalise(batch["image"], dtype), batch["label"])
         return {**computed, "label": batch["label"], "mask": batch["mask"]}
 
@@ -266,7 +269,9 @@ def resize_and_classify(scores: jax.Array, size: int) -> jax.Array:
     assert subject.resize_and_classify(scores, 2).tolist() == [[[1, 1], [1, 1]]]
   """
 
-  def better(best: tuple, candidate: tuple) -> tuple[tuple, None]:
+  Scored = tuple[jax.Array, jax.Array]  # scores, classes
+
+  def better(best: Scored, candidate: Scored) -> tuple[Scored, None]:
     (score, number), (scores_of_one, one) = best, candidate
     resized = jax.image.resize(scores_of_one, score.shape, "bilinear")
     return (jnp.maximum(score, resized), jnp.where(resized > score, one, number)), None
@@ -312,7 +317,7 @@ class Outcome(NamedTuple):
   details: object
 
 
-Measure = Callable[[Weights, Poll], Outcome]
+Measure = Callable[[Weights, Poll], Outcome]  # (parameters, poll) -> outcome
 
 
 def compute_rows(
@@ -375,6 +380,3 @@ def _fetch_rows(running: Rows, first: int, name: Callable[[int], str]) -> dict[s
   positions = first + np.flatnonzero(real)
   of_images = finite.check_flags({key: value[real] for key, value in computed.items()}, positions, name)
   return of_images | {"position": positions}
-
-
-Measure = Callable[[dict[str, jax.Array], Callable[[], None]], Outcome]  # (parameters, poll) -> outcome

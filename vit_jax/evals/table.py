@@ -3,7 +3,7 @@
 An evaluation is a function (subject, *, ...) that returns a function (params, poll) -> Outcome.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax import schema
@@ -36,7 +36,7 @@ class EvalDefinition(NamedTuple):
   """
 
   measure: Callable[..., Measure]
-  figures: Callable[[Mapping[str, Any]], list[str]]
+  figures: Callable[[Mapping[str, Any]], Sequence[str]]
 
 
 # One row for each evaluation. The two tables below are derived from it.
@@ -101,8 +101,9 @@ def bind_evaluation(choice: Choice, table: schema.Table, prepared: Mapping[str, 
   if data is not None:
     choice = choice.replace(data=Choice(data.name, {**prepared, **data.args}))
   bound = schema.bind(choice, lookup(table, choice.name), table)
+  assert isinstance(bound, BoundEval)
   size = prepared.get("image_size")
-  if data is not None and size not in (None, bound.data.image_size):
+  if bound.data is not None and data is not None and size not in (None, bound.data.image_size):
     raise ConfigError(f"{bound.data.image_size}, but the model needs {size} px. Remove this key", "data.image_size")
   return bound
 
