@@ -7,7 +7,7 @@ mistake.
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax import checkpoints, schema
@@ -55,7 +55,9 @@ def add_settings(run: Run, settings: Settings) -> Run:
     run: a resolved run that is not completed.
     settings: {group of the config: {key: value}}.
   """
-  changed = {group: _completed(group, getattr(run, group), values) for group, values in settings.items()}
+  changed: dict[str, Any] = {
+    group: _completed(group, getattr(run, group), values) for group, values in settings.items()
+  }
   return dataclasses.replace(run, **changed)
 
 
@@ -159,7 +161,7 @@ def describe_settings(path: str, own: Run, run: Run) -> list[str]:
   return ["; ".join(result)] if result else []
 
 
-def format_setting_flags(key: str, value: Any) -> str:
+def format_setting_flags(key: str, value: object) -> str:
   """Returns the flags that set a key of the config, such as "--config.model.gelu=erf".
 
   Args:
@@ -208,12 +210,17 @@ def _inspect_weights(path: pathlib.Path, image_size: int | None) -> tuple[Descri
 
 
 def _data_arguments(
-  normalised: Mapping[str, Any] | None, crop: Choice | None, size: int | tuple[int, int] | None, image_size: int | None
+  normalised: Mapping[str, Sequence[float]],
+  stored: Choice | Mapping[str, Any] | None,
+  size: int | tuple[int, int] | None,
+  image_size: int | None,
 ) -> dict[str, Any]:
   """Returns data arguments: mean and std of three channels, and the crop for images of a size."""
-  result = {key: tuple(values) for key, values in normalised.items() if len(values) == 3}
-  if crop is not None:
-    crop = crop if isinstance(crop, Choice) else Choice(crop["name"], {k: v for k, v in crop.items() if k != "name"})
+  result: dict[str, Any] = {key: tuple(values) for key, values in normalised.items() if len(values) == 3}
+  if stored is not None:
+    crop = (
+      stored if isinstance(stored, Choice) else Choice(stored["name"], {k: stored[k] for k in stored if k != "name"})
+    )
     result["test_crop"] = (
       preprocessing.scale_crop(crop, size, image_size) if image_size and isinstance(size, int) else crop
     )

@@ -66,8 +66,8 @@ def _collect_shapes(tensors: Tensors, layouts: Sequence[Layout]) -> tuple[dict[s
   for layout in layouts:
     pattern = row_names.compile_pattern(layout)
     for name, tensor in named.items():
-      if match := pattern.fullmatch(name):
+      if row := row_names.find_row(layout, pattern, name):
         result[name] = tuple(tensor.shape)
-        if layout.rows[match.lastindex - 1].paths[0].partition("/")[0] in ("head", "head_distillation"):
+        if row.paths[0].partition("/")[0] in ("head", "head_distillation"):
           head.add(name)
   return result, head

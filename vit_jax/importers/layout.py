@@ -220,11 +220,11 @@ def read_lazily(layout: Layout, tensors: Tensors, description: Description) -> d
   for entry in match_tensors(layout, tensors, description):
     for part, path in enumerate(entry.paths):
       one = len(entry.paths) == 1
-      result[path] = Tensor(ours[path], np.float32, functools.partial(values, entry, None if one else part))
+      result[path] = Tensor(ours[path], np.dtype(np.float32), functools.partial(values, entry, None if one else part))
   return result
 
 
-def _to_ours(entry: TensorEntry, tensor: Any) -> Any:
+def _to_ours(entry: TensorEntry, tensor: np.ndarray | Tensor) -> Any:
   """Returns the parameters of a tensor. Values outside of float32, NaN and inf are errors."""
   array = np.asarray(tensor)
   with np.errstate(over="ignore"):

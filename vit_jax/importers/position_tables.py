@@ -49,7 +49,7 @@ def replace_position(description: Description, position: str | None) -> Descript
     description: the model.
     position: "learned" or "learned_patches". None keeps the form.
   """
-  other = {"learned": "learned_patches", "learned_patches": "learned"}.get(position)
+  other = {"learned": "learned_patches", "learned_patches": "learned"}.get(position or "")
   if other is None or description.settings().get("position") != other:
     return description
   return description.change({"position": position})

@@ -3,7 +3,7 @@
 import re
 
 from vit_jax.importers.formats.lazy_tensors import Tensors
-from vit_jax.importers.layout import Layout, parse_groups
+from vit_jax.importers.layout import Layout, TensorRow, parse_groups
 from vit_jax.schema import ConfigError, format_amount
 from vit_jax.schema.errors import format_names
 
@@ -12,6 +12,12 @@ def compile_pattern(layout: Layout) -> re.Pattern[str]:
   """Returns the pattern of all names of a layout, with one group per row. Placeholders such as {l} match numbers."""
   rows = (re.sub(r"\\\{\w+\\\}", r"\\d+", re.escape(row.theirs)) for row in layout.rows)
   return re.compile("|".join(f"({row})" for row in rows))
+
+
+def find_row(layout: Layout, pattern: re.Pattern[str], name: str) -> TensorRow | None:
+  """Returns the row of a name in the pattern of `compile_pattern`, or None."""
+  match = pattern.fullmatch(name)
+  return layout.rows[match.lastindex - 1] if match and match.lastindex else None
 
 
 def check_dimensions(layout: Layout, tensors: Tensors) -> None:
@@ -26,8 +32,8 @@ def check_dimensions(layout: Layout, tensors: Tensors) -> None:
   """
   named = compile_pattern(layout)
   for name, tensor in tensors.items():
-    if match := named.fullmatch(name):
-      axes = parse_groups(layout.rows[match.lastindex - 1].pattern.split("->")[0])
+    if row := find_row(layout, named, name):
+      axes = parse_groups(row.pattern.split("->")[0])
       if len(axes) != len(tensor.shape):
         expected = ", ".join(" x ".join(group) for group in axes)
         raise ConfigError(

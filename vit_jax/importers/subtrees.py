@@ -277,7 +277,9 @@ def _find_outside_tensors(tree: Tensors, outside: Iterable[str], root: str, layo
     result |= {name: ours for ours, name in near.items() if named.fullmatch(ours) and ours not in tree}
     if own is None or own in {*tree, *result.values()} or any(f"head.{end}" in tree for end in _END["."]):
       continue
-    stem, separator = re.fullmatch(r"(.*)([./])\w+", own).groups()
+    parts = re.fullmatch(r"(.*)([./])\w+", own)
+    assert parts is not None, own
+    stem, separator = parts.groups()
     weight, bias = _END[separator]
     for head in _HEADS:
       if {f"{head}{separator}{weight}", f"{head}{separator}{bias}"} <= near.keys():
@@ -307,7 +309,7 @@ def _describe_others(file: _File, trees: Mapping[str, Sequence[str]], chosen: st
 
 
 def _format_trees(
-  file: _File, trees: Mapping[str, Sequence[str]], roots: list[str], title: str = "the file has"
+  file: _File, trees: Mapping[str, Sequence[str]], roots: Iterable[str], title: str = "the file has"
 ) -> str:
   """Returns the prefixes of trees and their numbers of tensors."""
   words = (f"{_format_prefix(file, root, trees[root])} ({format_amount(len(trees[root]), 'tensor')})" for root in roots)
@@ -322,8 +324,8 @@ def _format_prefix(file: _File, root: str, names: Sequence[str]) -> str:
 
 def _format_names(names: Sequence[str], prefix: str) -> str:
   """Returns a list of tensor names. Names that share their first word after the prefix are counted together."""
-  words = re.compile(rf"({re.escape(prefix)})?[^./]*[./]?")
-  starts = {name: words.match(name)[0] for name in names}
+  words = re.compile(rf"({re.escape(prefix)})?[^./]*[./]?")  # matches any text
+  starts = {name: match[0] for name in names if (match := words.match(name))}
   count = Counter(starts.values())
   shown = (name if count[start] < 3 else f"{start}* ({count[start]} tensors)" for name, start in starts.items())
   return format_names(dict.fromkeys(shown), 12)

@@ -7,7 +7,7 @@ parameters for another code base.
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -300,7 +300,7 @@ def is_workdir(path: pathlib.Path) -> bool:
 def load_fitted(
   path: str,
   target: Description,
-  head: str = "auto",
+  head: Literal["auto", "keep", "new"] = "auto",
   ema: bool | None = None,
   prefix: str | None = None,
   classes: Sequence[str] = (),
@@ -326,7 +326,7 @@ def load_fitted(
   shapes = layout.compute_shapes(target)
   # Tensors do not determine the number of heads. If the widths are equal, the number of the wanted model is most
   # likely.
-  likely = {} if isinstance(target.image_size, int) else {"image_size": target.image_size}
+  likely: dict[str, object] = {} if isinstance(target.image_size, int) else {"image_size": target.image_size}
   if query := shapes.get("blocks/0/attention/query/kernel"):
     likely |= {"width": query[0], "heads": query[1]}
   source, arrays, known, names = read(path, None, ema, prefix, likely)

@@ -159,7 +159,7 @@ def _read_npz(path: pathlib.Path) -> Any:
         f"{path}: {name} is {show(shape)} of {show(dtype)} by its header, but has {format_amount(data, 'byte')}"
       )
 
-    def values(member: str = member) -> np.ndarray:
+    def values(member: zipfile.ZipInfo = member) -> np.ndarray:
       with archive.open(member) as file:
         return _view_bfloat16(np.lib.format.read_array(file, allow_pickle=False))
 

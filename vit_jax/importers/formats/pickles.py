@@ -132,7 +132,7 @@ class _Machine:
     self.stack: list[Any] = []
     self.memo: dict[int, Any] = {}
 
-  def run(self, name: str, argument: Any) -> None:
+  def run(self, name: str, argument: object) -> None:
     """Executes one instruction."""
     if name in _VALUES:
       self.stack.append(argument)
@@ -258,7 +258,7 @@ def _check_tuple(value: object) -> tuple[Any, ...]:
   return value
 
 
-def _find_container(target: Any, kind: type[Any], attribute: str) -> Any:
+def _find_container(target: object, kind: type[Any], attribute: str) -> Any:
   """Returns the container that an instruction changes: the value itself, or a container of a placeholder."""
   if isinstance(target, Placeholder):
     return getattr(target, attribute)

@@ -96,7 +96,7 @@ def _check_header(path: pathlib.Path) -> None:
 _AGAIN = "Save or download the file again"
 
 
-def _read_end(entry: Any) -> int:
+def _read_end(entry: object) -> int:
   """Returns the end of a tensor's values from its entry in a header, or 0 for an entry that the library rejects."""
   offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
   return offsets[1] if isinstance(offsets, list) and len(offsets) == 2 and type(offsets[1]) is int else 0
@@ -153,7 +153,7 @@ def _check_numbers(index: pathlib.Path, shards: Iterable[str]) -> None:
       raise ConfigError(f"{index}: lists no tensor of {stem}-{lost[0]:05}-of-{count}.safetensors. {_AGAIN}")
 
 
-def _is_plain_name(name: object) -> bool:
+def _is_plain_name(name: str) -> bool:
   """Returns true if this is the name of a .safetensors file in the same directory."""
   return name.endswith(".safetensors") and pathlib.PurePath(name).name == name
 
@@ -169,7 +169,8 @@ def write(path: pathlib.Path, tensors: Tensors, metadata: Mapping[str, str]) -> 
     tensors: tensors by name.
     metadata: strings for the header.
   """
-  header, end = {"__metadata__": metadata}, 0
+  header: dict[str, Mapping[str, object]] = {"__metadata__": metadata}
+  end = 0
   for name in sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)):
     tensor, start = tensors[name], end
     end += math.prod(tensor.shape) * tensor.dtype.itemsize
@@ -183,6 +184,6 @@ def write(path: pathlib.Path, tensors: Tensors, metadata: Mapping[str, str]) -> 
       array = np.asarray(tensors[name])
       assert (array.shape, array.dtype) == (tensors[name].shape, tensors[name].dtype), name
       little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-      file.write(little.reshape(-1).view(np.uint8))
+      file.write(little.reshape(-1).view(np.uint8).data)
   with safetensors.safe_open(path, framework="np") as again:
     assert again.keys()

@@ -5,6 +5,7 @@ archive. Before PyTorch 1.6 they followed the pickle one after the other. The fo
 `torch/serialization.py`.
 """
 
+import dataclasses
 import functools
 import pathlib
 import re
@@ -112,11 +113,11 @@ def _read_legacy(path: pathlib.Path, file: BinaryIO, build: BuildObject) -> Any:
   """Reads a file from before PyTorch 1.6: three header values, the pickled value, keys, and values by key."""
   storages: dict[str, Storage] = {}
 
-  def storage(pid: Any) -> Storage:
+  def storage(pid: object) -> Storage:
     if isinstance(pid, tuple) and pid[:1] == ("module",) and len(pid) > 1:  # a class with its source code
       return pid[1]
     made = torch_tensors.create_storage(pid)
-    return storages.setdefault(made.key, made)._replace(first=made.first)
+    return dataclasses.replace(storages.setdefault(made.key, made), first=made.first)
 
   magic = pickles.load_pickle(file, build, storage)
   version = pickles.load_pickle(file, build, storage) if magic == _MAGIC else None

@@ -3,6 +3,7 @@
 The calls with which torch.save creates tensors are defined in `torch/_utils.py`.
 """
 
+import dataclasses
 import math
 import pathlib
 import pickle
@@ -42,7 +43,8 @@ _TYPES = {
 }
 
 
-class Storage(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Storage:
   """A range of values in the file.
 
   Attributes:
@@ -80,7 +82,7 @@ def describe_conversion(path: pathlib.Path) -> str:
 # Calls in the pickle that create tensors.
 
 
-def create_storage(pid: Any) -> Storage:
+def create_storage(pid: object) -> Storage:
   """Returns the storage that a persistent id refers to.
 
   Raises:
@@ -123,7 +125,7 @@ def build_tensor(called: dict[str, None], name: str, arguments: tuple[Any, ...])
 # Names of tensors.
 
 
-def find_tensors(path: pathlib.Path, loaded: Any, starts: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:
+def find_tensors(path: pathlib.Path, loaded: object, starts: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:
   """Returns all tensors of a pickled value by name.
 
   Args:

@@ -5,7 +5,6 @@ contains no name.
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.importers.hub import preprocessing, preprocessor, timm_arguments
@@ -65,7 +64,7 @@ def _is_square(description: Description, metadata: ImageMetadata) -> bool:
   return description.channels == 3 and description.image_size == metadata.size
 
 
-def _transformers_files(config: Mapping[str, Any], description: Description, metadata: ImageMetadata) -> dict[str, Any]:
+def _transformers_files(config: dict[str, Any], description: Description, metadata: ImageMetadata) -> dict[str, Any]:
   names = metadata.labels or tuple(f"LABEL_{i}" for i in range(description.classes))
   numbers = {name: i for i, name in enumerate(names)}
   config |= {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": numbers}
@@ -81,7 +80,7 @@ def _timm_files(description: Description, metadata: ImageMetadata) -> dict[str, 
   first, head = _ENDS[description.published.family]
   size = description.image_size
   height, width = (size, size) if isinstance(size, int) else size
-  prepared = {"input_size": [description.channels, height, width]}
+  prepared: dict[str, Any] = {"input_size": [description.channels, height, width]}
   if _is_square(description, metadata):
     prepared |= preprocessing.create_timm_keys(metadata)
     prepared |= {key: list(values) for key, values in metadata.normalised.items()}
@@ -103,9 +102,9 @@ def find_architecture(description: Description) -> Choice | None:
   published, essential = description.published, description.essential()
   if published.family == "vit":
     return timm_arguments.create_arguments(description)
-  size = {} if published.family == "efficientnet" or description.image_size == published.image_size else {
-    "img_size": description.image_size
-  }  # fmt: skip
+  size: dict[str, Any] = {}
+  if published.family != "efficientnet" and description.image_size != published.image_size:
+    size["img_size"] = description.image_size
   name = description.model.name.removeprefix("timm/").partition(".")[0]
   if published.family == "mixer":
     same = [other for other in table.names("mixer_*") if table.find(other).row == published.row]

@@ -8,7 +8,7 @@ both. A value is an error if it describes a model that this package cannot build
 import contextlib
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vit_jax.importers.hub import preprocessing, preprocessor, timm_arguments, timm_names, transformers_config
@@ -130,7 +130,7 @@ def read_hints(weights: pathlib.Path) -> dict[str, Any]:
   }
 
 
-def parse_own_hints(values: Any) -> dict[str, Any]:
+def parse_own_hints(values: object) -> dict[str, Any]:
   """Returns the hints of the JSON values that this project writes: the description of the model and image metadata.
 
   Args:
@@ -243,7 +243,7 @@ def _read_timm_config(config: Mapping[str, Any], pretrained: Mapping[str, Any]) 
   return stated
 
 
-def _merge_statements(*statements: Iterable[Any]) -> dict[str, Any]:
+def _merge_statements(*statements: Mapping[str, Any]) -> dict[str, Any]:
   """Returns all statements, or raises ConfigError if two of them contradict each other."""
   result = {}
   for statement in statements:
@@ -263,7 +263,7 @@ def _read_input_size(config: Mapping[str, Any], arguments: Mapping[str, Any]) ->
   )
 
 
-def _read_labels(config: Mapping[str, Any]) -> Any:
+def _read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
   """Returns the class names by number, from Transformers' id2label or timm's label_names.
 
   The upper level has priority.
@@ -291,7 +291,7 @@ def _describe_alike(labels: Sequence[str]) -> list[str]:
   return [f"config.json gives several classes the same name: {', '.join(alike[:3])}"] if alike else []
 
 
-def _check_numbers(numbers: Any, names: Any) -> None:
+def _check_numbers(numbers: Mapping[str, object], names: Sequence[str]) -> None:
   """Raises ConfigError for a label2id that contradicts id2label. Missing names and repeated names are allowed."""
   for name, number in numbers.items():
     text = str(number)

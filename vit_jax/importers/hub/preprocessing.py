@@ -48,7 +48,7 @@ def to_json(metadata: ImageMetadata) -> dict[str, Any]:
   }
 
 
-def from_json(values: Any) -> ImageMetadata:
+def from_json(values: object) -> ImageMetadata:
   """Reads the metadata that `to_json` has written.
 
   Args:
@@ -68,7 +68,9 @@ def from_json(values: Any) -> ImageMetadata:
     raise ConfigError(f"probabilities is {show(loss)}. Allowed: {', '.join(losses.PROBABILITIES)}")
   if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
     raise ConfigError(f"classes is {show(classes)}. Allowed: a list of names")
-  made = crop and Choice(crop["name"], {str(key): value for key, value in crop.items() if key != "name"})
+  made = None
+  if crop is not None:
+    made = Choice(crop["name"], {str(key): value for key, value in crop.items() if key != "name"})
   return ImageMetadata(parse_normalisation(values, "mean", "std"), made, size, tuple(classes or ()), loss)
 
 
@@ -120,7 +122,7 @@ def check_range(values: Mapping[str, tuple[float, ...]], mean: str, std: str) ->
       raise ConfigError(f"{name} is {odd[0]:.6g} for pixels of 0..1. Allowed: from {low} to {high}{advice}")
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
   """Returns true if a value is a number that a float can store. Whole numbers of JSON may have any number of digits."""
   return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
@@ -170,22 +172,28 @@ def create_squashed_crop(large: int, cut: int, interpolation: str) -> Choice:
 
 def create_timm_keys(metadata: ImageMetadata) -> dict[str, Any]:
   """Returns the keys of timm's pretrained_cfg that describe the crop."""
-  large, squash = compute_resize(metadata)
-  kind = next(name for name, ours in _TIMM.items() if ours == interpolation_name(metadata.crop))
-  share = 1.0 if large == metadata.size else find_ratio(metadata.size, large)
-  if metadata.crop.name == "torchvision":
-    share = metadata.crop.args["ratio"]
+  (crop, size), (large, squash) = require_crop(metadata), compute_resize(metadata)
+  kind = next(name for name, ours in _TIMM.items() if ours == interpolation_name(crop))
+  share = 1.0 if large == size else find_ratio(size, large)
+  if crop.name == "torchvision":
+    share = crop.args["ratio"]
   return {"interpolation": kind, "crop_pct": share, "crop_mode": "squash" if squash else "center"}
 
 
 def compute_resize(metadata: ImageMetadata) -> tuple[int, bool]:
   """Returns the side to which an image is resized before the crop, and true if both sides are resized to it."""
-  args, size = metadata.crop.args, metadata.size
-  if metadata.crop.name == "resize":
+  crop, size = require_crop(metadata)
+  if crop.name == "resize":
     return size, True
-  if metadata.crop.name == "torchvision":
-    return int(size / args["ratio"]), False
-  return args["resize"] or round(size / 0.875), args["squash"]
+  if crop.name == "torchvision":
+    return int(size / crop.args["ratio"]), False
+  return crop.args["resize"] or round(size / 0.875), crop.args["squash"]
+
+
+def require_crop(metadata: ImageMetadata) -> tuple[Choice, int]:
+  """Returns the test crop and the size of the images, both of which must be known."""
+  assert metadata.crop is not None and metadata.size is not None
+  return metadata.crop, metadata.size
 
 
 def interpolation_name(crop: Choice) -> str:
@@ -212,7 +220,8 @@ def describe_crop_limits(metadata: ImageMetadata, transformers: bool) -> list[st
     metadata: the preprocessing.
     transformers: true if the files are those of Transformers, false if they are those of timm.
   """
-  kind, known, result = metadata.crop.args["interpolation"], interpolation_name(metadata.crop), []
+  crop, size = require_crop(metadata)
+  kind, known, result = crop.args["interpolation"], interpolation_name(crop), []
   if kind == "area":
     text = (
       "interpolation=area is written as Pillow's box. To enlarge images, Pillow uses nearest neighbours, vit_jax "
@@ -224,7 +233,7 @@ def describe_crop_limits(metadata: ImageMetadata, transformers: bool) -> list[st
       f"interpolation={kind} is written as {known}; this filter smooths images that are reduced, but vit_jax does not"
     ]
   large, squash = compute_resize(metadata)
-  if metadata.crop.name == ("torchvision" if transformers else "centre") and not (squash and large == metadata.size):
+  if crop.name == ("torchvision" if transformers else "centre") and not (squash and large == size):
     who = "Transformers" if transformers else "timm"
     result.append(f"{who} rounds the margins of the central square differently, so some crops are moved by a pixel")
   return result

@@ -5,7 +5,7 @@ step is either converted to a test crop, mean and std of this package, or reject
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.importers.hub import preprocessing
@@ -17,10 +17,12 @@ from vit_jax.schema.errors import format_names
 _RESAMPLE = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "area"}  # numbers of Pillow
 _SQUARE, _SHORT = {"height": 224, "width": 224}, {"shortest_edge": 224}
 _LARGER = {"height": 256, "width": 256}
-_CUT = {"do_center_crop": True, "crop_size": _SQUARE}
+_CUT: dict[str, Any] = {"do_center_crop": True, "crop_size": _SQUARE}
 
 
-def _create_defaults(size: Any, resample: Any, images: Any, squash: bool = True, **more: Any) -> dict[str, Any]:
+def _create_defaults(
+  size: dict[str, int], resample: int, images: Mapping[str, Sequence[float]], squash: bool = True, **more: Any
+) -> dict[str, Any]:
   """Returns the defaults of a class. With `squash` (default_to_square), a single number means height and width."""
   values = {f"image_{key}": list(value) for key, value in images.items()}
   return {"size": size, "resample": resample, "default_to_square": squash, **values, **more}
@@ -105,8 +107,10 @@ def _check_steps(config: Mapping[str, Any]) -> None:
         raise ConfigError(f"{key} is {show(value)}. Allowed: true, false or null")
       if value and key not in _STEPS:
         raise ConfigError(f"{key} is true, but this step is not supported. Set it to false if it is not needed")
-  if key := next((key for key in _NOT_BUILT if config.get(key)), None):
-    raise ConfigError(f"{key} is {show(config[key])}, but this step is not supported. Remove it if it is not needed")
+  if set_key := next((key for key in _NOT_BUILT if config.get(key)), None):
+    raise ConfigError(
+      f"{set_key} is {show(config[set_key])}, but this step is not supported. Remove it if it is not needed"
+    )
 
 
 def _find_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -115,8 +119,8 @@ def _find_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
   if not isinstance(name, str):
     raise ConfigError(f"image_processor_type is {show(name)}. Allowed: the name of a class, such as ViTImageProcessor")
   match = _CLASS.fullmatch(name)
-  kind = "Beit" if match and match[1] == "BEiT" else match and match[1]
-  return DEFAULTS.get(kind, {})
+  kind = match[1] if match else ""
+  return DEFAULTS.get("Beit" if kind == "BEiT" else kind, {})
 
 
 # Mean and std.
@@ -170,7 +174,7 @@ def _read_crop(config: Mapping[str, Any]) -> tuple[Choice | None, int | None]:
 
 
 def _read_central_crop(
-  config: Mapping[str, Any], large: Any, squash: bool, interpolation: dict[str, str]
+  config: Mapping[str, Any], large: object, squash: bool, interpolation: dict[str, str]
 ) -> tuple[Choice | None, int | None]:
   """Returns (test crop, its side) for a central crop after resizing."""
   side = _read_size(config["crop_size"], True, "crop_size")[0] if "crop_size" in config else None
@@ -188,7 +192,7 @@ def _read_central_crop(
   return preprocessing.create_squashed_crop(large, side, interpolation["interpolation"]), side
 
 
-def _read_size(value: Any, square: bool, key: str = "size") -> tuple[Any, bool]:
+def _read_size(value: object, square: bool, key: str = "size") -> tuple[Any, bool]:
   """Returns the size in pixels, and True if an image is resized to exactly this height and width."""
   if type(value) is int:
     value = {"height": value, "width": value} if square else {"shortest_edge": value}
@@ -207,19 +211,17 @@ def _read_size(value: Any, square: bool, key: str = "size") -> tuple[Any, bool]:
 
 def create_processor_config(metadata: ImageMetadata) -> dict[str, Any]:
   """Returns a preprocessor_config.json for the processor that is equivalent to our test crop."""
-  large, squash = preprocessing.compute_resize(metadata)
-  square, cut = {"height": large, "width": large}, large != metadata.size or not squash
+  (crop, size), (large, squash) = preprocessing.require_crop(metadata), preprocessing.compute_resize(metadata)
+  square, cut = {"height": large, "width": large}, large != size or not squash
   kind = "DeiTImageProcessor" if squash else "BitImageProcessor"
   return {
     "image_processor_type": kind if cut else "ViTImageProcessor",
     "do_convert_rgb": True,
     "do_resize": True,
     "size": square if squash else {"shortest_edge": large},
-    "resample": next(
-      code for code, ours in _RESAMPLE.items() if ours == preprocessing.interpolation_name(metadata.crop)
-    ),
+    "resample": next(code for code, ours in _RESAMPLE.items() if ours == preprocessing.interpolation_name(crop)),
     "do_center_crop": cut,
-    **({"crop_size": {"height": metadata.size, "width": metadata.size}} if cut else {}),
+    **({"crop_size": {"height": size, "width": size}} if cut else {}),
     "do_rescale": True,
     "rescale_factor": 1 / 255,
     "do_normalize": True,

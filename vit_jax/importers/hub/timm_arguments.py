@@ -165,12 +165,12 @@ def _eva_arguments(description: Description, bound: Mapping[str, Any]) -> Choice
   return Choice(bases[bound["norm.eps"]], args)
 
 
-def _rotary_arguments(rotary: Any, description: Description, patch: int) -> dict[str, Any]:
+def _rotary_arguments(rotary: Choice, description: Description, patch: int) -> dict[str, Any]:
   args = rotary.args
   reference = args.get("reference")
   if reference == 0:
     sides = (description.image_size,) * 2 if isinstance(description.image_size, int) else description.image_size
-    ref = [side // patch for side in sides]
+    ref: list[int] | None = [side // patch for side in sides]
   else:
     ref = [reference] * 2 if reference else None
   columns_first = rotary.name == "mixed" or args.get("first") == "columns"
@@ -213,7 +213,7 @@ def find_rotary(arguments: Mapping[str, Any]) -> Choice | None:
   }
   if wrong := next((key for key, (_, right) in allowed.items() if not right), None):
     raise ConfigError(f"model_args has {wrong}={show(allowed[wrong][0])}, which no model here supports")
-  args = {"temperature": float(temperature)}
+  args: dict[str, Any] = {"temperature": float(temperature)}
   if kind == "cat":
     args |= {"first": "columns"} if indexing == "xy" else {}
     args |= {"reference": ref[0]} if ref else {}

@@ -72,7 +72,7 @@ def read(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
   for key, built in _BUILT.items():
     if config.get(key, built) != built:
       raise ConfigError(f"{key} is {show(config[key])}. Supported: {built!r}")
-  stated = {}
+  stated: dict[str, Any] = {}
   if "num_register_tokens" in config:
     stated["registers"] = _read_registers(config)
   if kind == "dinov3_vit":
@@ -104,7 +104,7 @@ def _read_swin(config: Mapping[str, Any]) -> dict[str, Any]:
   return {key: config[key] for key in ("image_size", "patch_size", "num_channels") if key in config}
 
 
-def _find_tower(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _find_tower(config: Mapping[str, Any]) -> Mapping[str, Any]:
   """Returns the config of SigLIP's image tower, if the config describes both towers."""
   tower = config.get("vision_config")
   if config.get("model_type") != "siglip":

@@ -44,7 +44,7 @@ def _describe_google(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   depth = _count_layers(r"MixerBlock_\d+/LayerNorm_0/scale", tensors)
   classes = tensors["head/bias"].shape[0] if "head/bias" in tensors else 0
   return _create_description(
-    (width, depth, token_hidden, hidden), patch, patches, channels, classes, {"gelu": "tanh"} | hints
+    (width, depth, token_hidden, hidden), patch, patches, channels, classes, {"gelu": "tanh", **hints}
   )
 
 
@@ -55,7 +55,7 @@ def _describe_timm(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   depth = _count_layers(r"blocks\.\d+\.norm1\.weight", tensors)
   classes = tensors["head.bias"].shape[0] if "head.bias" in tensors else 0
   return _create_description(
-    (width, depth, token_hidden, hidden), patch, patches, channels, classes, {"gelu": "erf"} | hints
+    (width, depth, token_hidden, hidden), patch, patches, channels, classes, {"gelu": "erf", **hints}
   )
 
 
@@ -84,10 +84,10 @@ def _create_description(
   )
 
 
-def _find_image_size(patch: int, patches: int, hint: int | None) -> int | None:
+def _find_image_size(patch: int, patches: int, hint: int | tuple[int, int] | None) -> int | tuple[int, int]:
   """Returns the hint if it gives this number of patches, otherwise the side of a square."""
   rows, columns = (side // patch for side in (hint if isinstance(hint, tuple | list) else (hint or 0,) * 2))
-  if rows * columns == patches:
+  if hint is not None and rows * columns == patches:
     return hint
   if math.isqrt(patches) ** 2 != patches:
     raise ConfigError(f"the token MLP is made for {patches} patches, which do not form a square. Give the image size")

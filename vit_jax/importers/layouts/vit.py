@@ -18,6 +18,7 @@ from vit_jax.schema import Choice, ConfigError
 
 ATTENTION = ("query", "key", "value")
 _SIZE = ("width", "depth", "heads", "hidden")
+Sizes = tuple[int, int, int, int]  # in the order of `_SIZE`
 
 
 def add_token_rows(
@@ -40,7 +41,9 @@ def add_token_rows(
   return {**tensors, table: add_leading_zeros(tensors[table], count)}  # rows of zeros do not change the tokens
 
 
-def has_token_rows(table: Any, count: int, pixels: int, hints: Mapping[str, Any], usually: bool) -> bool:
+def has_token_rows(
+  table: np.ndarray | Tensor, count: int, pixels: int, hints: Mapping[str, Any], usually: bool
+) -> bool:
   """Returns true if a position table has a row for each token before the patches.
 
   The image size in the hints determines the result. If the image size is unknown, the patches are assumed to form a
@@ -71,7 +74,7 @@ def fold_token(token: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, np.nda
   return (token + position if np.any(position) else token), rest
 
 
-def add_leading_zeros(table: Any, count: int) -> Tensor:
+def add_leading_zeros(table: np.ndarray | Tensor, count: int) -> Tensor:
   """Returns a position table (1, N, D) with additional rows of zeros in front. The table is read lazily.
 
   Args:
@@ -91,7 +94,9 @@ def find_description(hints: Mapping[str, Any]) -> Description | None:
   return Description.from_json(hints["description"]) if "description" in hints else None
 
 
-def find_position(table: Any, tokens: int, registers: int, patch: int, hints: Mapping[str, Any]) -> tuple[str, int]:
+def find_position(
+  table: np.ndarray | Tensor | None, tokens: int, registers: int, patch: int, hints: Mapping[str, Any]
+) -> tuple[str, int]:
   """Returns the tokens that have a row in a position table of timm.
 
   Args:
@@ -138,20 +143,20 @@ def _remove_size(name: str) -> str:
 
 
 def describe_vit(
-  patches: int,
-  row: int,
-  table: Any,
-  classes: int,
+  patches: tuple[int, ...],
+  row: Sizes,
+  table: np.ndarray | Tensor | None,
+  classes: np.ndarray | Tensor | None,
   hints: Mapping[str, Any],
   *,
   leading: int,
-  before: Any = None,
-  stages: Any = None,
+  before: int | None = None,
+  stages: tuple[int, ...] | None = None,
   channels: int | None = None,
   pool: str | None = None,
   gelu: str | None = None,
   eps: float | None = None,
-  position: Any = None,
+  position: str | None = None,
   **rest: Any,
 ) -> Description:
   """Returns the model of a file.
@@ -174,7 +179,9 @@ def describe_vit(
   """
   key, overrides = published_sizes.find_nearest_size(SIZES, row, _SIZE)
   patch = patches[0]
-  hybrid = {sizes: name for name, sizes in HYBRIDS.items()}.get((key, patch, stages))
+  hybrid = None
+  if stages is not None:
+    hybrid = {sizes: name for name, sizes in HYBRIDS.items()}.get((key, patch, stages))
   arguments = {
     "head": pool or {0: "gap", 1: "cls", 2: "distilled"}[leading],
     "position": position or ("sincos2d" if table is None else "learned"),
@@ -196,7 +203,7 @@ def describe_vit(
   )
 
 
-def _choose_shortest(plain: Choice, row: int, patch: int, hints: Mapping[str, Any], others: bool) -> Choice:
+def _choose_shortest(plain: Choice, row: Sizes, patch: int, hints: Mapping[str, Any], others: bool) -> Choice:
   """Returns the model under the name that the file states, or under the name that needs the fewest other arguments.
 
   Args:
@@ -209,7 +216,7 @@ def _choose_shortest(plain: Choice, row: int, patch: int, hints: Mapping[str, An
   model = Description(plain, 1, 0)
   settings = model.settings()
 
-  def by(name: str, sizes: tuple[Any, ...]) -> Choice:
+  def by(name: str, sizes: Sizes) -> Choice:
     changes = {key: value for key, value in model.differences(name).items() if key not in _SIZE}
     if name in modern.NAMES and settings["layer_scale"] and modern.NAMES[name].defaults.get("layer_scale"):
       changes.pop("layer_scale", None)  # tensors do not determine the initial value
@@ -217,11 +224,11 @@ def _choose_shortest(plain: Choice, row: int, patch: int, hints: Mapping[str, An
 
   def length(choice: Choice) -> tuple[bool, int, bool, bool]:
     other = modern.NAMES[choice.name]
-    its_own = bool(known) and choice.name == known[0] and other.row == (row, patch)
+    stated = known is not None and choice.name == known[0]
     return (
-      not its_own,
+      not (stated and other.row == (row, patch)),
       len(choice.args),
-      not known or choice.name != known[0],
+      not stated,
       other.image_size != hints.get("image_size"),
     )
 
@@ -244,7 +251,7 @@ def count_layers(pattern: str, tensors: Tensors) -> int:
   return 1 + max((int(match[1]) for name in tensors if (match := re.match(pattern, name))), default=-1)
 
 
-def compute_reduction(stages: Sequence[int]) -> int:
+def compute_reduction(stages: Sequence[int] | None) -> int:
   """Returns the factor by which a ResNet reduces the image: 4 for the root, and 2 for each stage after the first."""
   return 1 if stages is None else 4 * 2 ** max(len(stages) - 1, 0)
 
@@ -270,7 +277,9 @@ def find_heads(width: int, depth: int, hidden: int, hints: Mapping[str, Any], ga
   return near[0][2] if near else max(width // 64, 1)
 
 
-def _find_image_size(table: Any, leading: int, pixels: int, hints: Mapping[str, Any], name: str) -> Any:
+def _find_image_size(
+  table: np.ndarray | Tensor | None, leading: int, pixels: int, hints: Mapping[str, Any], name: str
+) -> int | tuple[int, int]:
   """Returns the image size of a position table. Images are square unless the hint is different.
 
   Each row of the table represents `pixels` x `pixels` pixels. Without a table, the size comes from a config next to the
@@ -280,7 +289,7 @@ def _find_image_size(table: Any, leading: int, pixels: int, hints: Mapping[str, 
   if table is None:
     return hint or hints.get("input_size") or models.find(name).image_size
   tokens = table.shape[1] - leading
-  if _find_hint_grid(hints, pixels) == tokens:
+  if hint is not None and _find_hint_grid(hints, pixels) == tokens:
     return hint
   side = math.isqrt(tokens)
   if side * side != tokens:

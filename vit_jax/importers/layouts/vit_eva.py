@@ -4,6 +4,7 @@ Fixed rotary positions are not stored in tensors. They follow from the name of t
 from the other tensors.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -142,14 +143,14 @@ def split_frequencies(tensors: Tensors, name: str = "rope.freqs") -> Tensors:
     raise ValueError(f"{name} has {format_amount(layers, 'layer')}")
   once = []
 
-  def layer(i: int) -> Any:
+  def layer(i: int) -> np.ndarray:
     if not once:
       once.append(np.asarray(whole))
     return once[0][:, i]
 
   result = {key: tensor for key, tensor in tensors.items() if key != name}
   for i in range(layers):
-    result[f"blocks.{i}.attn.freqs"] = Tensor((first, *rest), whole.dtype, lambda i=i: layer(i))
+    result[f"blocks.{i}.attn.freqs"] = Tensor((first, *rest), whole.dtype, functools.partial(layer, i))
   return result
 
 

@@ -1,5 +1,6 @@
 """Layouts of Vision Transformers and hybrids in Google's files: vit_jax, AugReg, and big_vision."""
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -128,6 +129,10 @@ def _find_pixels(tensors: Tensors) -> int:
   return tensors["embedding/kernel"].shape[0] * compute_reduction(_count_units(tensors))
 
 
+def _read_layer(read: Callable[[], np.ndarray], number: int) -> np.ndarray:
+  return read()[number]
+
+
 def _unstack_layers(tensors: Tensors) -> Tensors:
   """Returns scanned layers, Transformer/encoderblock/..., as single layers. Each stack is read once."""
   result = {}
@@ -136,15 +141,9 @@ def _unstack_layers(tensors: Tensors) -> Tensors:
     if not match:
       result[name] = tensor
       continue
-    stack = []
-
-    def layer(i: int, tensor: Any = tensor, stack: int = stack) -> np.ndarray:
-      if not stack:
-        stack.append(np.asarray(tensor))
-      return stack[0][i]
-
+    whole = functools.cache(functools.partial(np.asarray, tensor))
     for i in range(tensor.shape[0]):
-      one = Tensor(tensor.shape[1:], tensor.dtype, lambda i=i, layer=layer: layer(i))
+      one = Tensor(tensor.shape[1:], tensor.dtype, functools.partial(_read_layer, whole, i))
       result[f"Transformer/encoderblock_{i}/{match[1]}"] = one
   return result
 

@@ -149,7 +149,7 @@ def restore_table(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
   return add_token_rows(_fold_registers(tensors, patch, hints), "pos_embed", _TOKENS, patch, hints, usually=True)
 
 
-def _fold_registers(tensors: Tensors, patch: str, hints: Mapping[str, Any]) -> Tensors:
+def _fold_registers(tensors: Tensors, patch: int, hints: Mapping[str, Any]) -> Tensors:
   """Returns the tensors without rows for registers in the position table. The rows are added to the registers."""
   if "reg_token" not in tensors or "pos_embed" not in tensors:
     return tensors
@@ -193,10 +193,10 @@ def describe_timm(
   width, channels, patch, _ = tensors["patch_embed.proj.weight"].shape
   depth, (hidden, mlp) = count_layers(r"blocks\.(\d+)\.", tensors), _describe_mlp(tensors)
   known = find_stated_model(hints)
-  usual, near = (schema.flatten_choices(known[1].defaults), known[1].row[0]) if known else ({}, ())
+  usual, near = (schema.flatten_choices(known[1].defaults), known[1].row[0]) if known else ({}, None)
   if (difference := tensors.get("blocks.0.attn.sub_norm.weight")) is not None:
     heads = width // difference.shape[0]
-  elif "heads" not in hints and (width, hidden) == (*near[:1], *near[3:]):
+  elif "heads" not in hints and near and (width, hidden) == (near[0], near[3]):
     heads = near[2]
   else:
     heads = find_heads(width, depth, hidden, hints, mlp is not None)

@@ -186,6 +186,7 @@ def _describe_dinov2(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   depth, first = count_layers(r"encoder\.layer\.(\d+)\.", tensors), "encoder.layer.0"
   gated = f"{first}.mlp.weights_out.weight" in tensors
   hidden = tensors[f"{first}.mlp.{'weights_out' if gated else 'fc2'}.weight"].shape[1]
+  biases: dict[str, Any] = {} if f"{first}.attention.attention.query.bias" in tensors else {"attention.bias": "none"}
   return describe_vit(
     (patch, patch, channels, width),
     (width, depth, find_heads(width, depth, hidden, hints, gated), hidden),
@@ -196,13 +197,13 @@ def _describe_dinov2(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
     layer_scale=1e-5,
     registers=_count_registers(tensors),
     mlp="swiglu" if gated else None,
-    **{"attention.bias": None if f"{first}.attention.attention.query.bias" in tensors else "none"},
     gelu=hints.get("gelu", "erf"),
     eps=hints.get("norm_eps", 1e-6),
+    **biases,
   )
 
 
-def _count_registers(tensors: Tensors) -> Any:
+def _count_registers(tensors: Tensors) -> int | None:
   return tensors["embeddings.register_tokens"].shape[1] if "embeddings.register_tokens" in tensors else None
 
 

@@ -33,10 +33,9 @@ class Variant(NamedTuple):
   classes: int
 
 
+_pools: dict[str, Literal["cls", "seqpool"]] = {"vit": "cls", "cvt": "seqpool"}
 _patch_variants = {
-  f"{family}_{size}_4_32": Variant(size, 4, 0, pool, 32, 10)
-  for family, pool in (("vit", "cls"), ("cvt", "seqpool"))
-  for size in (2, 4, 6, 7)
+  f"{family}_{size}_4_32": Variant(size, 4, 0, pool, 32, 10) for family, pool in _pools.items() for size in (2, 4, 6, 7)
 }
 _conv_variants = {
   "cct_2_3x2_32": Variant(2, 3, 2, "seqpool", 32, 10),

@@ -1,7 +1,7 @@
 """Published EfficientNets: the stages of the smallest size, the factors of all sizes, and timm's names."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vit_jax.models.published.model import published
 
@@ -86,6 +86,10 @@ def count_blocks(depth_factor: float) -> tuple[int, ...]:
   return tuple(math.ceil(stage.blocks * depth_factor) for stage in STAGES)
 
 
+_SOURCES: dict[str, dict[str, Any]] = {
+  "": {"padding": "symmetric", "eps": 1e-5},
+  "tf_": {"padding": "same", "eps": 1e-3, "momentum": 0.01},
+}
 NAMES = {
   f"{prefix}efficientnet_{name}": published(
     "efficientnet:efficientnet",
@@ -95,9 +99,6 @@ NAMES = {
     dropout=size.dropout,
     **computes,
   )
-  for prefix, computes in (
-    ("", {"padding": "symmetric", "eps": 1e-5}),
-    ("tf_", {"padding": "same", "eps": 1e-3, "momentum": 0.01}),
-  )
+  for prefix, computes in _SOURCES.items()
   for name, size in SIZES.items()
 }

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vit_jax import schema
+from vit_jax.models.parameters import Order, ShardingRules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Published:
   """
 
   function: str
-  row: tuple
+  row: tuple[Any, ...]
   defaults: Mapping[str, Any]
   image_size: int
   classes: int
@@ -38,12 +39,12 @@ class Published:
     return schema.preset(getattr(self._module(), self.function.partition(":")[2]), *self.row, **self.defaults)
 
   @property
-  def sharding(self) -> tuple:
+  def sharding(self) -> ShardingRules:
     """The sharding table: rows (regular expression of a whole path, mesh axis of each dimension), see `parameters`."""
     return self._module().SHARDING
 
   @property
-  def order(self) -> tuple:
+  def order(self) -> Order:
     """The order of parameters between image and logits, see `parameters.Order`."""
     return self._module().ORDER
 
@@ -65,8 +66,8 @@ class Registered(Published):
   """
 
   maker: Callable[..., Any]
-  rows: tuple
-  parameters: tuple
+  rows: ShardingRules
+  parameters: Order
 
   @property
   def make(self) -> Callable[..., Any]:
@@ -74,17 +75,17 @@ class Registered(Published):
     return self.maker
 
   @property
-  def sharding(self) -> tuple:
+  def sharding(self) -> ShardingRules:
     """The registered sharding table."""
     return self.rows
 
   @property
-  def order(self) -> tuple:
+  def order(self) -> Order:
     """The registered order of parameters."""
     return self.parameters
 
 
-def published(function: str, *row: Any, image_size: int = 224, classes: int = 1000, **defaults: Any) -> Published:
+def published(function: str, *row: object, image_size: int = 224, classes: int = 1000, **defaults: Any) -> Published:
   """Returns the published model for a function and its arguments.
 
   Args:

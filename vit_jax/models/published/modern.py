@@ -109,56 +109,58 @@ _SIGLIP = {
 _WEE, _WEE_DEEP = (256, 14, 4, 1280), (256, 16, 4, 1280)
 _LITTLE, _BETWIXT = (320, 14, 5, 1792), (640, 12, 10, 2560)
 _MEDIUM_DEEP, _SO150M, _SO150M2 = (512, 20, 8, 2048), (896, 18, 14, 2304), (832, 21, 13, 2176)
+_Row = tuple[str, tuple[int, int, int, int], str, tuple[int, ...], int, dict[str, Any]]
+_SBB_ROWS: tuple[_Row, ...] = (  # word, sizes, suffix, image sizes, classes, arguments
+  *(
+    (word, row, f"reg{registers}_gap", sides, 1000, {"registers": registers, "layer_scale": 1e-5})
+    for word, row, registers, sides in (
+      ("wee", _WEE, 1, (256,)),
+      ("little", _LITTLE, 1, (256,)),
+      ("little", _LITTLE, 4, (256,)),
+      ("medium", SIZES["M"], 1, (256,)),
+      ("medium", SIZES["M"], 4, (256,)),
+      ("mediumd", _MEDIUM_DEEP, 4, (256, 384)),
+      ("betwixt", _BETWIXT, 1, (256,)),
+      ("betwixt", _BETWIXT, 4, (256, 384)),
+    )
+  ),
+  ("dwee", _WEE, "reg1_gap", (256,), 1000, {"registers": 1, "layer_scale": 1e-5, "attention": _DIFFERENTIAL}),
+  ("dlittle", _LITTLE, "reg1_gap", (256,), 1000, {"registers": 1, "layer_scale": 1e-5, "attention": _DIFFERENTIAL}),
+  ("pwee", _WEE_DEEP, "reg1_gap", (256,), 1000, {"registers": 1, "layer_scale": 1e-5, "norm": _PARALLEL}),
+  ("dpwee", _WEE_DEEP, "reg1_gap", (256,), 1000,
+   {"registers": 1, "layer_scale": 1e-5, "norm": _PARALLEL, "attention": _DIFFERENTIAL}),
+  ("base", SIZES["B"], "reg4_gap", (256,), 1000, {"registers": 4}),
+  ("so150m", _SO150M, "reg4_gap", (256, 384), 1000,
+   {"registers": 4, "position": _ALL, "norm": Choice("layer")}),
+  ("so150m", _SO150M, "reg4_map", (256,), 1000,
+     {"registers": 4, "position": _ALL, "norm": Choice("layer"), "head": _MAP}),
+  ("so150m2", _SO150M2, "reg1_gap", (256, 384, 448), 1000,
+   {"registers": 1, "position": _ALL, "layer_scale": 1e-5, "attention": _NO_BIAS}),
+  *(
+    (word, row, "gap", sides, classes,
+     {"position": Choice("learned"), "norm": Choice("layer"), "layer_scale": 1e-6, "attention": _NO_BIAS})
+    for word, row, sides, classes in (
+      ("medium", SIZES["M"], (240,), 11821),
+      ("medium", SIZES["M"], (256, 384), 1000),
+      ("betwixt", _BETWIXT, (256,), 1000),
+    )
+  ),
+  *(
+    (word, row, f"rope_reg{registers}_gap", (256,), 1000,
+     {"registers": registers, "position": _EVA02_ALONE, "layer_scale": 1e-5, "attention": attention})
+    for word, row, registers, attention in (
+      ("medium", SIZES["M"], 1, _NO_KEY_BIAS),
+      ("mediumd", _MEDIUM_DEEP, 1, _NO_BIAS),
+      ("betwixt", _BETWIXT, 4, _NO_KEY_BIAS),
+      ("base", SIZES["B"], 1, _NO_KEY_BIAS),
+    )
+  ),
+)  # fmt: skip
 _SBB = {
   f"vit_{word}_patch16_{kind}_{side}": _vit(
-    row, 16, side, classes, **{"head": _GAP, "norm": _POOLED, "position": _PATCHES} | defaults
+    row, 16, side, classes, **{"head": _GAP, "norm": _POOLED, "position": _PATCHES, **defaults}
   )
-  for word, row, kind, sides, classes, defaults in (
-    *(
-      (word, row, f"reg{registers}_gap", sides, 1000, {"registers": registers, "layer_scale": 1e-5})
-      for word, row, registers, sides in (
-        ("wee", _WEE, 1, (256,)),
-        ("little", _LITTLE, 1, (256,)),
-        ("little", _LITTLE, 4, (256,)),
-        ("medium", SIZES["M"], 1, (256,)),
-        ("medium", SIZES["M"], 4, (256,)),
-        ("mediumd", _MEDIUM_DEEP, 4, (256, 384)),
-        ("betwixt", _BETWIXT, 1, (256,)),
-        ("betwixt", _BETWIXT, 4, (256, 384)),
-      )
-    ),
-    ("dwee", _WEE, "reg1_gap", (256,), 1000, {"registers": 1, "layer_scale": 1e-5, "attention": _DIFFERENTIAL}),
-    ("dlittle", _LITTLE, "reg1_gap", (256,), 1000, {"registers": 1, "layer_scale": 1e-5, "attention": _DIFFERENTIAL}),
-    ("pwee", _WEE_DEEP, "reg1_gap", (256,), 1000, {"registers": 1, "layer_scale": 1e-5, "norm": _PARALLEL}),
-    ("dpwee", _WEE_DEEP, "reg1_gap", (256,), 1000,
-     {"registers": 1, "layer_scale": 1e-5, "norm": _PARALLEL, "attention": _DIFFERENTIAL}),
-    ("base", SIZES["B"], "reg4_gap", (256,), 1000, {"registers": 4}),
-    ("so150m", _SO150M, "reg4_gap", (256, 384), 1000,
-     {"registers": 4, "position": _ALL, "norm": Choice("layer")}),
-    ("so150m", _SO150M, "reg4_map", (256,), 1000,
-     {"registers": 4, "position": _ALL, "norm": Choice("layer"), "head": _MAP}),
-    ("so150m2", _SO150M2, "reg1_gap", (256, 384, 448), 1000,
-     {"registers": 1, "position": _ALL, "layer_scale": 1e-5, "attention": _NO_BIAS}),
-    *(
-      (word, row, "gap", sides, classes,
-       {"position": Choice("learned"), "norm": Choice("layer"), "layer_scale": 1e-6, "attention": _NO_BIAS})
-      for word, row, sides, classes in (
-        ("medium", SIZES["M"], (240,), 11821),
-        ("medium", SIZES["M"], (256, 384), 1000),
-        ("betwixt", _BETWIXT, (256,), 1000),
-      )
-    ),
-    *(
-      (word, row, f"rope_reg{registers}_gap", (256,), 1000,
-       {"registers": registers, "position": _EVA02_ALONE, "layer_scale": 1e-5, "attention": attention})
-      for word, row, registers, attention in (
-        ("medium", SIZES["M"], 1, _NO_KEY_BIAS),
-        ("mediumd", _MEDIUM_DEEP, 1, _NO_BIAS),
-        ("betwixt", _BETWIXT, 4, _NO_KEY_BIAS),
-        ("base", SIZES["B"], 1, _NO_KEY_BIAS),
-      )
-    ),
-  )
+  for word, row, kind, sides, classes, defaults in _SBB_ROWS
   for side in sides
 }  # fmt: skip
 
