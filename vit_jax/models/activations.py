@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-from flax import nnx
 
 from vit_jax import trees
-from vit_jax.shapes import Float, Tensor
+from vit_jax.models.parameters import State
+from vit_jax.shapes import Array, Float
 
 
 class Sharding(NamedTuple):
@@ -56,13 +56,13 @@ def shard_activations(
     _sharding.reset(token)
 
 
-def constrain(x: Float[Tensor, " B *x"]) -> Float[Tensor, " B *x"]:
+def constrain(x: Float[Array, " B *x"]) -> Float[Array, " B *x"]:
   """Applies the sharding constraint to activations (B, ...). Without a mesh they are returned unchanged."""
   sharding = _sharding.get()
   return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding.stream)
 
 
-def gather(prefix: str, params: nnx.State) -> nnx.State:
+def gather(prefix: str, params: State) -> State:
   """Returns the parameters of one layer in the form that its computation needs.
 
   Args:

@@ -1,6 +1,7 @@
 """Multi-head attention, assembled from projections and three parts, with a faster backward pass of its softmax."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Literal, Protocol, runtime_checkable
 
@@ -11,8 +12,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from vit_jax.models.intermediates import record
-from vit_jax.models.layers import Linear, Scale, dropout, xavier
-from vit_jax.models.parameters import Keys
+from vit_jax.models.layers import LayerNorm, Linear, RMSNorm, Scale, dropout, xavier
+from vit_jax.models.parameters import Keys, Parameter
 from vit_jax.shapes import Array, Float, PRNGKey, Scalar, Tensor
 
 Bias = Literal["all", "query_value", "none"]  # projections that have a bias
@@ -27,7 +28,7 @@ class Part(Protocol):
   The paths of parameters therefore do not depend on the parts.
   """
 
-  def init(self, rngs: Keys) -> dict[str, nnx.Module | nnx.Param]:
+  def init(self, rngs: Keys) -> dict[str, nnx.Module | Parameter]:
     """Returns the parameters of the part, by the name of their attribute.
 
     Args:
@@ -46,14 +47,14 @@ class QueryKeyPart(Part, Protocol):
     ...
 
   def transform(
-    self, attention: "Attention", query: Float[Tensor, "B M H K"], keys: Float[Tensor, "B N H K"], inputs: Inputs
+    self, attention: "AttentionParts", query: Float[Tensor, "B M H K"], keys: Float[Tensor, "B N H K"], inputs: Inputs
   ) -> tuple[Float[Tensor, "B M H K"], Float[Tensor, "B N H K"]]:
     """Returns the changed queries and keys."""
     ...
 
   def add_logits(
-    self, attention: "Attention", logits: Float[Tensor, "B H M N"], query: Float[Tensor, "B M H K"]
-  ) -> Float[Tensor, "B H M N"]:
+    self, attention: "AttentionParts", logits: Float[Tensor, "B H M N"], query: Float[Tensor, "B M H K"]
+  ) -> Float[Array, "B H M N"]:
     """Returns the changed logits. The queries are scaled."""
     ...
 
@@ -64,14 +65,14 @@ class KernelPart(Part, Protocol):
 
   def __call__(
     self,
-    attention: "Attention",
+    attention: "AttentionParts",
     x: Float[Tensor, "B M D"],
     memory: Float[Tensor, "B N D"],
     key: PRNGKey | None,
     bias: Float[Tensor, "*#B #H #M #N"] | None,
     inputs: Inputs,
   ) -> Context:
-    """Computes the contexts. The arguments are those of `Attention.__call__`."""
+    """Computes the contexts. The arguments are those of `AttentionParts.compute`."""
     ...
 
 
@@ -80,8 +81,8 @@ class OutputPart(Part, Protocol):
   """A part that changes the contexts before the last projection."""
 
   def __call__(
-    self, attention: "Attention", context: Float[Tensor, "B M D"], x: Float[Tensor, "B M D"]
-  ) -> Float[Tensor, "B M D"]:
+    self, attention: "AttentionParts", context: Float[Tensor, "B M D"], x: Float[Tensor, "B M D"]
+  ) -> Float[Array, "B M D"]:
     """Returns the changed contexts. `x` contains the tokens of the queries."""
     ...
 
@@ -96,25 +97,25 @@ class Softmax:
 
   dropout: float = 0.0
 
-  def init(self, rngs: Keys) -> dict[str, nnx.Module | nnx.Param]:
+  def init(self, rngs: Keys) -> dict[str, nnx.Module | Parameter]:
     """Returns no parameters."""
     return {}
 
   def __call__(
     self,
-    attention: "Attention",
+    attention: "AttentionParts",
     x: Float[Tensor, "B M D"],
     memory: Float[Tensor, "B N D"],
     key: PRNGKey | None,
     bias: Float[Tensor, "*#B #H #M #N"] | None,
     inputs: Inputs,
   ) -> Float[Array, "B M H K"]:
-    """Computes the contexts. The arguments are those of `Attention.__call__`."""
+    """Computes the contexts. The arguments are those of `AttentionParts.compute`."""
     return self.attend(attention, *attention.project(x, memory), key, bias, inputs)
 
   def attend(
     self,
-    attention: "Attention",
+    attention: "AttentionParts",
     query: Float[Tensor, "B M H K"],
     keys: Float[Tensor, "B N H K"],
     values: Float[Tensor, "B N H L"],
@@ -153,8 +154,8 @@ class Softmax:
     return checkpoint_name(context, "attention/averaged")
 
 
-class Attention(nnx.Module):
-  """Multi-head attention of x to a memory, or to x itself by default: out(output(kernel(query, key, value))).
+class AttentionParts(nnx.Module):
+  """The projections and parts of a multi-head attention: out(output(kernel(query, key, value))).
 
   The projections query, key, value and out are always present. The other parts are values, see `Part`. By default, the
   attention computes out(softmax(q k^T / sqrt(K)) v).
@@ -171,6 +172,14 @@ class Attention(nnx.Module):
     dtype: type of the computation.
     rngs: source of keys.
   """
+
+  # Parameters of the parts. Only the attributes of the chosen parts exist.
+  query_norm: LayerNorm | RMSNorm
+  key_norm: LayerNorm | RMSNorm
+  context_norm: LayerNorm | RMSNorm
+  offsets: Parameter
+  gate: Linear
+  difference: nnx.Module
 
   def __init__(
     self,
@@ -189,12 +198,12 @@ class Attention(nnx.Module):
     self.query_key, self.kernel, self.output = query_key, kernel, output
     self._own(kernel, rngs)  # before the projections: the order of the draws determines the initial values
     size = width // heads
-    linear = {"kernel_init": kernel_init, "dtype": dtype, "rngs": rngs}
+    linear = functools.partial(Linear, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
     softmax = query_key is None or not query_key.transforms_keys  # the keys' bias reaches the softmax unchanged
-    self.query = Linear((width,), (heads, size), bias=bias != "none", **linear)
-    self.key = Linear((width,), (heads, size), bias=bias == "all", softmax=softmax, **linear)
-    self.value = Linear((width,), (heads, size), bias=bias != "none", **linear)
-    self.out = Linear((heads, size), (width,), bias=out_bias, **linear)
+    self.query = linear((width,), (heads, size), bias=bias != "none")
+    self.key = linear((width,), (heads, size), bias=bias == "all", softmax=softmax)
+    self.value = linear((width,), (heads, size), bias=bias != "none")
+    self.out = linear((heads, size), (width,), bias=out_bias)
     self._own(query_key, rngs)
     self._own(output, rngs)
 
@@ -203,7 +212,7 @@ class Attention(nnx.Module):
     for name, value in {} if part is None else part.init(rngs).items():
       setattr(self, name, value)
 
-  def __call__(
+  def compute(
     self,
     x: Float[Tensor, "B M D"],
     memory: Float[Tensor, "B N D"] | None = None,
@@ -212,7 +221,7 @@ class Attention(nnx.Module):
     scale: Scale = None,
     **inputs: Float[Tensor, "..."] | Scalar,
   ) -> Float[Array, "B M D"]:
-    """Computes attention.
+    """Computes attention of x to a memory, or to x itself by default.
 
     Args:
       x: tokens of the queries, (B, M, D).
@@ -246,6 +255,12 @@ class Attention(nnx.Module):
     query = record("attention/query", self.query(x))
     keys = record("attention/key", self.key(memory))
     return query, keys, record("attention/value", self.value(memory))
+
+
+class Attention(AttentionParts):
+  """Multi-head attention as a function of tokens. The arguments are those of `AttentionParts`."""
+
+  __call__ = AttentionParts.compute
 
 
 @jax.custom_vjp

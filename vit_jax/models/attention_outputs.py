@@ -6,15 +6,16 @@ An entry of `OUTPUTS` is created from (width, heads, norm, dtype) and the argume
 
 import dataclasses
 
+import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
 from vit_jax import schema
-from vit_jax.models.attention import Attention
+from vit_jax.models.attention import AttentionParts
 from vit_jax.models.gated import Gate
 from vit_jax.models.layers import Norm
-from vit_jax.models.parameters import Keys
-from vit_jax.shapes import Float, Tensor
+from vit_jax.models.parameters import Keys, Parameter
+from vit_jax.shapes import Array, Float, Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,22 +34,22 @@ class PlainOutput:
   norm: Norm
   dtype: DTypeLike
 
-  def init(self, rngs: Keys) -> dict[str, nnx.Module | nnx.Param]:
+  def init(self, rngs: Keys) -> dict[str, nnx.Module | Parameter]:
     """Returns no parameters."""
     return {}
 
   def __call__(
-    self, attention: Attention, context: Float[Tensor, "B M D"], x: Float[Tensor, "B M D"]
-  ) -> Float[Tensor, "B M D"]:
+    self, attention: AttentionParts, context: Float[Tensor, "B M D"], x: Float[Tensor, "B M D"]
+  ) -> Float[Array, "B M D"]:
     """Returns the contexts."""
-    return context
+    return jnp.asarray(context)
 
 
 @dataclasses.dataclass(frozen=True)
 class NormedOutput(PlainOutput):
   """Normalised contexts, with a norm of the same type as the norms of the stream (Fang et al. 2023, EVA-02's CLIP)."""
 
-  def init(self, rngs: Keys) -> dict[str, nnx.Module | nnx.Param]:
+  def init(self, rngs: Keys) -> dict[str, nnx.Module | Parameter]:
     """Returns the norm.
 
     Args:
@@ -57,8 +58,8 @@ class NormedOutput(PlainOutput):
     return {"context_norm": self.norm(self.width)}
 
   def __call__(
-    self, attention: Attention, context: Float[Tensor, "B M D"], x: Float[Tensor, "B M D"]
-  ) -> Float[Tensor, "B M D"]:
+    self, attention: AttentionParts, context: Float[Tensor, "B M D"], x: Float[Tensor, "B M D"]
+  ) -> Float[Array, "B M D"]:
     """Returns the normalised contexts.
 
     Args:

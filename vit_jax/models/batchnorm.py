@@ -31,12 +31,12 @@ class BatchNorm(nnx.Module):
     self.var = nnx.BatchStat(jnp.ones(width, jnp.float32))
 
   def __call__(self, x: Float[Tensor, "*B D"], key: PRNGKey | None = None) -> Float[Array, "*B D"]:
-    x = x.astype(jnp.float32)
+    x = jnp.asarray(x, jnp.float32)
     mean, var = (self.mean[...], self.var[...]) if key is None else self._measure(x)
     x = (x - mean) * (jax.lax.rsqrt(var + self.eps) * self.scale[...]) + self.bias[...]
     return x.astype(self.dtype)
 
-  def _measure(self, x: Float[Tensor, "*B D"]) -> tuple[Float[Tensor, " D"], Float[Tensor, " D"]]:
+  def _measure(self, x: Float[Array, "*B D"]) -> tuple[Float[Array, " D"], Float[Array, " D"]]:
     """Returns mean and biased variance of the batch, and updates the running averages."""
     axes, count = tuple(range(x.ndim - 1)), x.size // x.shape[-1]
     mean = x.mean(axes)

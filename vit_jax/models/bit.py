@@ -3,6 +3,7 @@
 As published, BiT has no dropout and no stochastic depth. Padding is symmetric, unlike in version 1 of the hybrids.
 """
 
+import functools
 from typing import Annotated
 
 import jax
@@ -28,7 +29,7 @@ SHARDING = (
 )
 
 _EPS = 1e-5
-_DIVISOR = "sqrt(var + 1e-10)"
+_DIVISOR: resnet.Divisor = "sqrt(var + 1e-10)"
 
 
 class Unit(nnx.Module):
@@ -43,17 +44,18 @@ class Unit(nnx.Module):
   """
 
   def __init__(self, channels: int, width: int, stride: int, *, dtype: DTypeLike, rngs: Keys) -> None:
-    make = {"divisor": _DIVISOR, "dtype": dtype, "rngs": rngs}
+    conv = functools.partial(StandardisedConv, divisor=_DIVISOR, dtype=dtype, rngs=rngs)
     self.norm1 = GroupNorm(channels, eps=_EPS, dtype=dtype)
-    self.conv1 = StandardisedConv(channels, width, 1, 1, 0, **make)
+    self.conv1 = conv(channels, width, 1, 1, 0)
     self.norm2 = GroupNorm(width, eps=_EPS, dtype=dtype)
-    self.conv2 = StandardisedConv(width, width, 3, stride, 1, **make)
+    self.conv2 = conv(width, width, 3, stride, 1)
     self.norm3 = GroupNorm(width, eps=_EPS, dtype=dtype)
-    self.conv3 = StandardisedConv(width, 4 * width, 1, 1, 0, **make)
+    self.conv3 = conv(width, 4 * width, 1, 1, 0)
     changes = stride > 1 or channels != 4 * width
-    self.projection = StandardisedConv(channels, 4 * width, 1, stride, 0, **make) if changes else None
+    self.projection = conv(channels, 4 * width, 1, stride, 0) if changes else None
 
   def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Array, "B X Y D"]:
+    x = jnp.asarray(x)
     active = jax.nn.relu(self.norm1(x))
     shortcut = x if self.projection is None else self.projection(active)
     x = self.conv1(active)
@@ -91,8 +93,8 @@ class ResNet(nnx.Module):
     self.stages = resnet.build(lambda *sizes: Unit(*sizes, dtype=dtype, rngs=rngs), width, stages)
     channels = resnet.compute_out_channels(width, stages)
     self.norm = GroupNorm(channels, eps=_EPS, dtype=dtype)
-    head = {"kernel_init": layers.zeros, "dtype": dtype, "rngs": rngs}
-    self.head = layers.Linear((channels,), (classes,), **head) if classes else None
+    head = functools.partial(layers.Linear, kernel_init=layers.zeros, dtype=dtype, rngs=rngs)
+    self.head = head((channels,), (classes,)) if classes else None
 
   def __call__(self, images: Float[Tensor, "B H W C"], key: PRNGKey | None = None) -> Float[Array, "B V"]:
     return self.outputs(images, key).logits

@@ -6,7 +6,7 @@ norm_order="pre" is the order of the paper.
 
 import itertools
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -136,14 +136,18 @@ def compact(
   Raises:
     ConfigError: if sizes are not compatible.
   """
-  replaced = {"kernel": kernel, "convolutions": convolutions, "pool": pool}
-  variant = variant._replace(**{key: value for key, value in replaced.items() if value is not None})
+  variant = variant._replace(
+    kernel=variant.kernel if kernel is None else kernel,
+    convolutions=variant.convolutions if convolutions is None else convolutions,
+    pool=variant.pool if pool is None else pool,
+  )
   width, depth, heads, hidden = size(SIZES[variant.size], width=width, depth=depth, heads=heads, hidden=hidden)
   compute = jnp.dtype(dtype)
-  common = {"dtype": compute, "rngs": rngs}
+  common = parameters.Common(dtype=compute, rngs=rngs)
 
   has_cls = variant.pool == "cls"
   embedding, tokens = _create_tokenizer(variant, image_size, channels, width, common)
+  table: nnx.Module | None
   match position:
     case "learned":
       table = positions.Learned(tokens + has_cls, width, std=0.2, rngs=rngs)
@@ -156,12 +160,12 @@ def compact(
     return layers.LayerNorm(width, eps=1e-5, dtype=compute)
 
   def block(rngs: Keys) -> Block:
-    common = {"kernel_init": _normal, "dtype": compute, "rngs": rngs}
+    common = parameters.Common(dtype=compute, rngs=rngs)
     return Block(
       norm(),
-      Attention(width, heads, kernel=Softmax(attention_dropout), bias="none", **common),
+      Attention(width, heads, kernel=Softmax(attention_dropout), bias="none", kernel_init=_normal, **common),
       norm(),
-      layers.Mlp(width, hidden, dropout=dropout, gelu="erf", **common),
+      layers.Mlp(width, hidden, dropout=dropout, gelu="erf", kernel_init=_normal, **common),
       order=norm_order,
       dropout=dropout,
     )
@@ -181,7 +185,7 @@ def compact(
 
 
 def _create_tokenizer(
-  variant: Variant, image_size: int | tuple[int, int], channels: int, width: int, common: dict[str, Any]
+  variant: Variant, image_size: int | tuple[int, int], channels: int, width: int, common: parameters.Common
 ) -> tuple[nnx.Module, int]:
   """Returns the tokenizer and the number of its tokens for an image."""
   kernel, count = variant.kernel, variant.convolutions
@@ -190,9 +194,12 @@ def _create_tokenizer(
     return Convolutions(channels, width, kernel, count, **common), tokens
   # PyTorch's default for the bias of a convolution, which the official code uses.
   bound = 1 / math.sqrt(channels * kernel * kernel)
-  draw = {
-    "kernel_init": nnx.initializers.variance_scaling(2.0, "fan_in", "normal"),
-    "bias_init": lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound),
-  }
-  tokens = math.prod(grid(image_size, kernel))
-  return layers.PatchEmbedding(channels, width, kernel, **draw, **common), tokens
+  embedding = layers.PatchEmbedding(
+    channels,
+    width,
+    kernel,
+    kernel_init=nnx.initializers.variance_scaling(2.0, "fan_in", "normal"),
+    bias_init=lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound),
+    **common,
+  )
+  return embedding, math.prod(grid(image_size, kernel))

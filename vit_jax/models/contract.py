@@ -5,17 +5,28 @@ Every module needs a method `outputs`. The attributes `accepts_patches`, `patch`
 """
 
 from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.models.output import Output
+from vit_jax.models.parameters import State
 from vit_jax.models.sizes import sides
 from vit_jax.schema import ConfigError, format_amount, show
-from vit_jax.shapes import Float, Tensor
+from vit_jax.shapes import Float, PRNGKey, Tensor
 
 BATCH = 2  # number of images in the check: differs from 1, so that operations that confuse axes change the shape
+
+
+@runtime_checkable
+class ImageModel(Protocol):
+  """A module that computes an `Output` from images."""
+
+  def outputs(self, images: Float[Tensor, "..."], key: PRNGKey | None, **masks: Any) -> Output:
+    """Returns the outputs for a batch of images."""
+    ...
 
 
 def find_patch(module: nnx.Module) -> int | None:
@@ -23,7 +34,7 @@ def find_patch(module: nnx.Module) -> int | None:
 
   The attribute `patch` alone has no effect, because a module may store its patch size for its own use.
   """
-  return module.patch if getattr(module, "accepts_patches", False) is True else None
+  return getattr(module, "patch", None) if getattr(module, "accepts_patches", False) is True else None
 
 
 def find_prefix(name: str, module: nnx.Module) -> Mapping[str, int]:
@@ -79,8 +90,10 @@ def check_outputs(
     )
   graph, state = nnx.split(module)
 
-  def outputs(state: nnx.State, images: Float[Tensor, "B H W C"]) -> Output:
-    result = nnx.merge(graph, state).outputs(images, None)
+  def outputs(state: State, images: Float[Tensor, "B H W C"]) -> Output:
+    merged = nnx.merge(graph, state)
+    assert isinstance(merged, ImageModel)
+    result = merged.outputs(images, None)
     if not isinstance(result, Output):
       raise ConfigError(
         f"model {name}: outputs of {type(module).__name__} returned a {type(result).__name__}. Return a "

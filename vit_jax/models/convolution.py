@@ -15,6 +15,7 @@ from vit_jax.shapes import Array, Float, Tensor
 
 _zeros = nnx.initializers.zeros_init()
 
+Padding = int | Literal["same"]  # number of pixels on each side, or padding as in TensorFlow
 Borders = Sequence[tuple[int, int]]  # padding before and after rows, and before and after columns
 
 
@@ -22,9 +23,9 @@ def conv(
   x: Float[Tensor, "B H W C"],
   kernel: Float[Tensor, "P P C//{groups} D"],
   stride: int,
-  padding: int | Literal["same"],
+  padding: Padding,
   groups: int = 1,
-) -> Float[Tensor, "B X Y D"]:
+) -> Float[Array, "B X Y D"]:
   """Computes a convolution with zero padding.
 
   Args:
@@ -38,13 +39,14 @@ def conv(
   Returns:
     Feature map, (B, X, Y, D).
   """
-  borders = [(padding, padding)] * 2
-  if padding == "same":
+  if padding != "same":
+    borders = [(padding, padding)] * 2
+  else:
     borders = [compute_same_padding(side, kernel.shape[0], stride) for side in x.shape[1:3]]
   # XLA's CPU convolutions are slow in the backward pass, and 8 times slower inside a loop.
   return jax.lax.platform_dependent(
-    x,
-    kernel,
+    jnp.asarray(x),
+    jnp.asarray(kernel),
     cpu=functools.partial(_conv_as_product if groups == 1 else _conv_as_sum, stride=stride, borders=borders),
     default=functools.partial(_conv, stride=stride, borders=borders, groups=groups),
   )
@@ -62,7 +64,7 @@ def compute_same_padding(side: int, size: int, stride: int) -> tuple[int, int]:
   return total // 2, total - total // 2
 
 
-def _conv(x: Tensor, kernel: Tensor, *, stride: int, borders: Borders, groups: int) -> Array:
+def _conv(x: Array, kernel: Array, *, stride: int, borders: Borders, groups: int) -> Array:
   return jax.lax.conv_general_dilated(
     x,
     kernel,
@@ -199,7 +201,7 @@ class Conv(nnx.Module):
     width: int,
     size: int,
     stride: int,
-    padding: int | str,
+    padding: Padding,
     *,
     groups: int = 1,
     bias: bool,
@@ -212,6 +214,6 @@ class Conv(nnx.Module):
     self.kernel = nnx.Param(kernel_init(rngs.params(), (size, size, channels // groups, width), jnp.float32))
     self.bias = nnx.Param(bias_init(rngs.params(), (width,), jnp.float32)) if bias else None
 
-  def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B X Y D"]:
+  def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Array, "B X Y D"]:
     y = conv(x.astype(self.dtype), self.kernel[...].astype(self.dtype), self.stride, self.padding, self.groups)
     return y if self.bias is None else y + self.bias[...].astype(self.dtype)

@@ -32,14 +32,13 @@ class _Module(nnx.Module):
     dtype: DTypeLike,
     rngs: Keys,
   ) -> None:
-    common = {"dtype": dtype, "rngs": rngs}
-    self.embedding = layers.Linear((inputs,), (width,), **common)
+    self.embedding = layers.Linear((inputs,), (width,), dtype=dtype, rngs=rngs)
     self.mask_token = nnx.Param(0.02 * jax.random.normal(rngs.params(), (width,), jnp.float32))
     self.position = positions.Fixed(positions.compute_sincos2d, (*grid, width))
     self.depth, self.remat = blocks.depth, blocks.remat
     self.blocks = stack.build(blocks.block, blocks.depth, scan=blocks.scan, rngs=rngs)
     self.norm = layers.LayerNorm(width, eps=1e-6, dtype=dtype)
-    self.prediction = layers.Linear((width,), (outputs,), **common)
+    self.prediction = layers.Linear((width,), (outputs,), dtype=dtype, rngs=rngs)
 
   def __call__(
     self, tokens: Float[Tensor, "B T D"], visible: Integer[Tensor, "B M"], restore: Integer[Tensor, "B N"], name: str
@@ -125,8 +124,16 @@ class Decoder:
       return Block(norm(), attention, norm(), layers.Mlp(width, 4 * width, gelu="erf", dtype=dtype, rngs=rngs))
 
     blocks = stack.Blocks(block, self.depth, self.scan, self.remat, 0.0)
-    sizes = {"width": width, "heads": self.heads, "blocks": blocks, "dtype": dtype, "rngs": keys}
-    return _Module(self.inputs, self.outputs, self.grid, **sizes)
+    return _Module(
+      self.inputs,
+      self.outputs,
+      self.grid,
+      width=width,
+      heads=self.heads,
+      blocks=blocks,
+      dtype=dtype,
+      rngs=keys,
+    )
 
 
 # Rows of the sharding table, in addition to the rows that all blocks share.

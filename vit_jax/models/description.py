@@ -18,7 +18,7 @@ _INESSENTIAL = (
 )
 
 
-def format_argument(value: Any) -> str:
+def format_argument(value: object) -> str:
   """Formats an argument. A Choice becomes `name (key=value ...)`."""
   if not isinstance(value, Choice):
     return str(value)
@@ -62,7 +62,7 @@ class Description:
     Args:
       settings: settings with dotted keys. The name of a choice keeps those of its arguments that the new name has.
     """
-    settings = self.differences(self.model.name) | settings
+    settings = {**self.differences(self.model.name), **settings}
     return self.replace(model=Choice(self.model.name, schema.nest_choices(settings)))
 
   def bind(self) -> "Description":
@@ -139,6 +139,7 @@ class Description:
       in_range = 0 < min(sides) <= max(sides) < 2**16 and 0 <= classes < 2**31 and 0 < channels < 2**16
       if not in_range or len(sides) > 2:
         raise ValueError("a size is out of range")
-      return cls(Choice(str(model.pop("name")), model), size if len(sides) == 1 else tuple(sides), classes, channels)
+      shape = (sides[0], sides[1]) if len(sides) == 2 else size
+      return cls(Choice(str(model.pop("name")), model), shape, classes, channels)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       raise ConfigError(f"{schema.show(values)} does not describe a model: {error!r}") from error

@@ -8,9 +8,9 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from vit_jax import schema
-from vit_jax.models.attention import Attention, Inputs, Softmax
+from vit_jax.models.attention import AttentionParts, Inputs, Softmax
 from vit_jax.models.layers import RMSNorm
-from vit_jax.models.parameters import Keys
+from vit_jax.models.parameters import Keys, Parameter
 from vit_jax.schema import format_amount
 from vit_jax.shapes import Array, Float, PRNGKey, Scalar, Tensor
 
@@ -32,7 +32,7 @@ class Differential:
   dropout: float = 0.0
   dtype: DTypeLike
 
-  def init(self, rngs: Keys) -> dict[str, nnx.Module | nnx.Param]:
+  def init(self, rngs: Keys) -> dict[str, nnx.Module | Parameter]:
     """Returns the module that combines the halves.
 
     Args:
@@ -42,14 +42,14 @@ class Differential:
 
   def __call__(
     self,
-    attention: Attention,
+    attention: AttentionParts,
     x: Float[Tensor, "B M D"],
     memory: Float[Tensor, "B N D"],
     key: PRNGKey | None,
     bias: Float[Tensor, "*#B #H #M #N"] | None,
     inputs: Inputs,
   ) -> Float[Array, "B M H K"]:
-    """Computes the contexts. The arguments are those of `Attention.__call__`."""
+    """Computes the contexts. The arguments are those of `AttentionParts.compute`."""
     query, keys, values = attention.project(x, memory)
     query, keys = (rearrange(x, "b n h (two k) -> b n (h two) k", two=2) for x in (query, keys))
     values = jnp.repeat(values, 2, axis=2)

@@ -4,6 +4,7 @@ Every size exists twice. `tf_efficientnet_*` uses the padding and the epsilon of
 `efficientnet_*` uses those of PyTorch. The tensors of both have the same names and shapes.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Annotated, Literal
 
@@ -15,7 +16,7 @@ from jax.typing import DTypeLike
 from vit_jax import schema
 from vit_jax.models import layers, parameters
 from vit_jax.models.batchnorm import BatchNorm
-from vit_jax.models.convolution import Conv
+from vit_jax.models.convolution import Conv, Padding
 from vit_jax.models.intermediates import record
 from vit_jax.models.output import Output, check_shape, classify
 from vit_jax.models.parameters import Keys
@@ -73,13 +74,13 @@ class Block(nnx.Module):
     expansion: int,
     *,
     padding: str,
-    norm: Callable[[int], nnx.Module],
+    norm: Callable[[int], BatchNorm],
     dtype: DTypeLike,
     rngs: Keys,
   ) -> None:
     expanded = expansion * channels
-    linear = {"kernel_init": _he, "dtype": dtype, "rngs": rngs}
-    self.expand = layers.Linear((channels,), (expanded,), bias=False, **linear) if expansion > 1 else None
+    linear = functools.partial(layers.Linear, kernel_init=_he, dtype=dtype, rngs=rngs)
+    self.expand = linear((channels,), (expanded,), bias=False) if expansion > 1 else None
     self.expand_norm = norm(expanded) if expansion > 1 else None
     self.depthwise = Conv(
       expanded,
@@ -94,17 +95,18 @@ class Block(nnx.Module):
       rngs=rngs,
     )
     self.depthwise_norm = norm(expanded)
-    self.squeeze = layers.Linear((expanded,), (channels // 4,), **linear)
-    self.excite = layers.Linear((channels // 4,), (expanded,), **linear)
-    self.project = layers.Linear((expanded,), (width,), bias=False, **linear)
+    self.squeeze = linear((expanded,), (channels // 4,))
+    self.excite = linear((channels // 4,), (expanded,))
+    self.project = linear((expanded,), (width,), bias=False)
     self.project_norm = norm(width)
     self.shortcut = stride == 1 and channels == width
 
   def __call__(
     self, x: Float[Tensor, "B H W C"], key: PRNGKey | None = None, path_rate: Scalar = 0.0
   ) -> Float[Array, "B X Y D"]:
+    x = jnp.asarray(x)
     shortcut = x
-    if self.expand is not None:
+    if self.expand is not None and self.expand_norm is not None:
       x = jax.nn.silu(self.expand_norm(self.expand(x), key))
     x = jax.nn.silu(self.depthwise_norm(self.depthwise(x), key))
     gate = jax.nn.sigmoid(self.excite(jax.nn.silu(self.squeeze(x.mean((1, 2))))))
@@ -112,7 +114,7 @@ class Block(nnx.Module):
     return shortcut + layers.drop_path(x, path_rate, key) if self.shortcut else x
 
 
-def _border(kernel: int, padding: str) -> int | str:
+def _border(kernel: int, padding: str) -> Padding:
   return "same" if padding == "same" else (kernel - 1) // 2
 
 
@@ -143,14 +145,14 @@ class EfficientNet(nnx.Module):
     stages: tuple[int, ...],
     classes: int,
     padding: str,
-    norm: Callable[[int], nnx.Module],
+    norm: Callable[[int], BatchNorm],
     dropout: float,
     stochastic_depth: float,
     dtype: DTypeLike,
     rngs: Keys,
   ) -> None:
     self.shape, self.dropout, self.stochastic_depth = shape, dropout, stochastic_depth
-    make = {"dtype": dtype, "rngs": rngs}
+    make = parameters.Common(dtype=dtype, rngs=rngs)
 
     channels = round_channels(STEM, width_factor)
     self.stem = Conv(shape[-1], channels, 3, 2, _border(3, padding), bias=False, kernel_init=_he, **make)

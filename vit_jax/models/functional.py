@@ -36,8 +36,8 @@ class Model:
   statistics: frozenset[str]
   patch: int | None
   prefix: Mapping[str, int]
-  _graph: nnx.GraphDef = dataclasses.field(repr=False)
-  _abstract: nnx.State = dataclasses.field(repr=False)
+  _graph: nnx.GraphDef[Any] = dataclasses.field(repr=False)
+  _abstract: parameters.State = dataclasses.field(repr=False)
   sharded: Callable[[], contextlib.AbstractContextManager[None]] = dataclasses.field(
     default=contextlib.nullcontext, repr=False
   )
@@ -89,6 +89,7 @@ class Model:
       The outputs, and {path: statistic} after this batch.
     """
     module = self.create(params)
+    assert isinstance(module, contract.ImageModel)
     with self.sharded():
       output = module.outputs(images, key, **masks)
     return output, trees.flatten(nnx.state(module, nnx.BatchStat))
@@ -144,7 +145,8 @@ def functional(description: Description) -> Model:
 @functools.lru_cache(maxsize=64)
 def _create_model(description: Description, registered: Callable[..., nnx.Module] | None) -> Model:
   name = description.model.name
-  file = extensions.find_registration("model", name).file if registered else ""
+  extension = extensions.find_registration("model", name) if registered else None
+  file = extension.file if extension else ""
   call = functools.partial(extensions.call_function, file, flag=f"model {name}") if file else _call
   module = call(nnx.eval_shape, lambda: _make(description, rng.make_key(0)))
   graph, abstract = nnx.split(module)
@@ -156,7 +158,7 @@ def _create_model(description: Description, registered: Callable[..., nnx.Module
   return Model(description, statistics, patch, prefix, graph, abstract)
 
 
-def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+def _call(function: Callable[..., Any], *arguments: object) -> Any:
   return function(*arguments)
 
 

@@ -9,10 +9,10 @@ from einops import rearrange
 from flax import nnx
 
 from vit_jax.models import activations
-from vit_jax.models.attention import Attention, Inputs
+from vit_jax.models.attention import AttentionParts, Inputs
 from vit_jax.models.intermediates import record
 from vit_jax.models.layers import RMSNorm
-from vit_jax.models.parameters import Keys
+from vit_jax.models.parameters import Keys, Parameter
 from vit_jax.models.query_key import QueryKey
 from vit_jax.shapes import Array, Float, PRNGKey, Tensor
 
@@ -25,20 +25,20 @@ class Fused:
   records no logits and no weights, because the kernel does not store them.
   """
 
-  def init(self, rngs: Keys) -> dict[str, nnx.Module | nnx.Param]:
+  def init(self, rngs: Keys) -> dict[str, nnx.Module | Parameter]:
     """Returns no parameters."""
     return {}
 
   def __call__(
     self,
-    attention: Attention,
+    attention: AttentionParts,
     x: Float[Tensor, "B N D"],
     memory: Float[Tensor, "B N D"],
     key: PRNGKey | None,
-    bias: None,
+    bias: Float[Tensor, "*#B #H #M #N"] | None,
     inputs: Inputs,
   ) -> Float[Array, "B N D"]:
-    """Computes the contexts. The arguments are those of `Attention.__call__`.
+    """Computes the contexts. The arguments are those of `AttentionParts.compute`.
 
     The kernel adds the biases of query and value. The bias of the key has no effect unless keys are normalised or
     rotated. In these cases it is added before the kernel. The kernel normalises and rotates if possible. It supports
@@ -49,7 +49,7 @@ class Fused:
     assert memory is x and bias is None
     heads, size = attention.query.kernel.shape[-2:]
     part = QueryKey(size) if attention.query_key is None else attention.query_key
-    assert not part.relative
+    assert isinstance(part, QueryKey) and not part.relative
     rotates, norms = part.rotary is not None, part.norm is not None
     angles = part.compute_angles(attention, x.shape[1], inputs) if rotates else None
     inside = query_key.supports(size) and isinstance(angles, np.ndarray | None)
@@ -62,21 +62,21 @@ class Fused:
     )
     options: dict[str, Any] = {}
     if outside:
-      split = (rearrange(flat, "b n (h k) -> b n h k", h=heads) for flat in (query, keys))
-      query, keys = (rearrange(x, "b n h k -> b n (h k)") for x in part.transform(attention, *split, inputs))
-    elif rotates:
+      one, other = (rearrange(flat, "b n (h k) -> b n h k", h=heads) for flat in (query, keys))
+      query, keys = (rearrange(x, "b n h k -> b n (h k)") for x in part.transform(attention, one, other, inputs))
+    elif angles is not None:
       options["angles"] = angles[:, 0]
-    arrays = {"query": None if outside else attention.query.bias, "value": attention.value.bias}
-    arrays = {name: bias[...].reshape(-1) for name, bias in arrays.items() if bias is not None}
+    biases = {"query": None if outside else attention.query.bias, "value": attention.value.bias}
+    arrays = {name: bias[...].reshape(-1) for name, bias in biases.items() if bias is not None}
     if norms and not outside:
       options["eps"] = attention.query_norm.eps
-      gains = {"gain of query": attention.query_norm, "gain of key": attention.key_norm}
-      arrays |= {name: jnp.tile(norm.scale[...], heads) for name, norm in gains.items()}
+      of_norms = {"gain of query": attention.query_norm, "gain of key": attention.key_norm}
+      arrays |= {name: jnp.tile(norm.scale[...], heads) for name, norm in of_norms.items()}
 
     def attend(query: Tensor, key: Tensor, value: Tensor, *own: Tensor) -> Array:
       # Arrays of one device, which may contain only some of the heads.
       named = dict(zip(arrays, own, strict=True))
-      gains = tuple(named[name] for name in named if name.startswith("gain")) or None
+      gains = (named["gain of query"], named["gain of key"]) if "gain of query" in named else None
       biases = named.get("query"), named.get("value")
       return fused_attention.fused_attention(query, key, value, *biases, query.shape[-1] // size, gains, **options)
 

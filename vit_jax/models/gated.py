@@ -4,13 +4,14 @@ import dataclasses
 from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from vit_jax.models.attention import Attention
+from vit_jax.models.attention import AttentionParts
 from vit_jax.models.intermediates import record
 from vit_jax.models.layers import Linear, Norm
-from vit_jax.models.parameters import Keys, ShardingRules
+from vit_jax.models.parameters import Keys, Parameter, ShardingRules
 from vit_jax.shapes import Array, Float, Tensor
 
 
@@ -35,7 +36,7 @@ class Gate:
 
   SHARDING: ClassVar[ShardingRules] = ((r".*attention/gate/kernel", ("fsdp", "tensor", None)),)
 
-  def init(self, rngs: Keys) -> dict[str, nnx.Module | nnx.Param]:
+  def init(self, rngs: Keys) -> dict[str, nnx.Module | Parameter]:
     """Returns the projection of the gate, which has no bias.
 
     Args:
@@ -45,7 +46,7 @@ class Gate:
     return {"gate": Linear((self.width,), (self.heads, size), bias=False, dtype=self.dtype, rngs=rngs)}
 
   def __call__(
-    self, attention: Attention, context: Float[Tensor, "B M D"], x: Float[Tensor, "B M D"]
+    self, attention: AttentionParts, context: Float[Tensor, "B M D"], x: Float[Tensor, "B M D"]
   ) -> Float[Array, "B M D"]:
     """Returns the gated contexts.
 
@@ -54,4 +55,4 @@ class Gate:
       context: contexts, (B, M, D).
       x: tokens of the queries, (B, M, D).
     """
-    return context * jax.nn.sigmoid(record("attention/gate", attention.gate.flat(x, bias=False)))
+    return jnp.asarray(context) * jax.nn.sigmoid(record("attention/gate", attention.gate.flat(x, bias=False)))

@@ -17,7 +17,7 @@ import jax.extend.core
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax import schema
-from vit_jax.shapes import Shaped, Tensor
+from vit_jax.shapes import Array, Shaped, Tensor
 
 
 class Recorder:
@@ -58,17 +58,17 @@ class Recorder:
 _recorder: contextvars.ContextVar[Recorder | None] = contextvars.ContextVar("recorder", default=None)
 
 
-def record(name: str, x: Shaped[Tensor, "*x"]) -> Shaped[Tensor, "*x"]:
+def record(name: str, x: Shaped[Tensor, "*x"]) -> Shaped[Array, "*x"]:
   """Announces a value under a name to captures and to rematerialisation policies, and returns the value.
 
   Args:
     name: name of the value.
     x: the value.
   """
-  x = checkpoint_name(x, name)
+  named = checkpoint_name(x, name)
   if recorder := _recorder.get():
-    recorder.add(name, x)
-  return x
+    recorder.add(name, named)
+  return named
 
 
 @contextlib.contextmanager
@@ -149,7 +149,7 @@ def capture(function: Callable[..., Any], *patterns: str) -> Callable[..., tuple
   def matches(pattern: str, name: str) -> bool:
     return any(expression.fullmatch(name) for expression in expressions[pattern])
 
-  def captured(*args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+  def captured(*args: object, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
     with _recording(Recorder(lambda name: any(matches(p, name) for p in patterns))) as recorder:
       output = function(*args, **kwargs)
     if not recorder.names:

@@ -7,6 +7,7 @@ dropout.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -17,7 +18,7 @@ from jax.typing import DTypeLike
 
 from vit_jax.models.convolution import conv
 from vit_jax.models.intermediates import record
-from vit_jax.models.parameters import Keys
+from vit_jax.models.parameters import Keys, Parameter
 from vit_jax.shapes import Array, Float, PRNGKey, Scalar, Tensor
 
 Scale = Float[Tensor, " D"] | None
@@ -26,18 +27,18 @@ zeros = nnx.initializers.zeros_init()
 
 
 @jax.custom_jvp
-def gelu(x: Float[Tensor, "*x"]) -> Float[Tensor, "*x"]:
+def gelu(x: Float[Tensor, "*x"]) -> Float[Array, "*x"]:
   """Computes the exact GELU, x times the normal distribution function of x, with erf. Uses float32 for every dtype.
 
   Args:
     x: array of any shape.
   """
-  wide = x.astype(jnp.float32)
+  wide = jnp.asarray(x, jnp.float32)
   return (wide * _normal_distribution(wide)).astype(x.dtype)
 
 
 @gelu.defjvp
-def _gelu_jvp(primals: tuple[Tensor], tangents: tuple[Tensor]) -> tuple[Array, Array]:
+def _gelu_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
   # The backward pass stores the slope instead of x, so that erf and the exponential are computed only once.
   (x,), (tangent,) = primals, tangents
   wide = x.astype(jnp.float32)
@@ -46,15 +47,15 @@ def _gelu_jvp(primals: tuple[Tensor], tangents: tuple[Tensor]) -> tuple[Array, A
   return (wide * below).astype(x.dtype), tangent * slope.astype(x.dtype)
 
 
-def _normal_distribution(x: Float[Tensor, "*x"]) -> Float[Array, "*x"]:
+def _normal_distribution(x: Float[Array, "*x"]) -> Float[Array, "*x"]:
   return 0.5 * (1 + jax.lax.erf(x * 2**-0.5))
 
 
 Gelu = Literal["tanh", "erf"]
-GELU = {"tanh": jax.nn.gelu, "erf": gelu}
+GELU: dict[Gelu, Callable[[Array], Array]] = {"tanh": jax.nn.gelu, "erf": gelu}
 
 
-def dropout(x: Float[Tensor, "*x"], rate: float, key: PRNGKey | None) -> Float[Tensor, "*x"]:
+def dropout(x: Float[Tensor, "*x"], rate: float, key: PRNGKey | None) -> Float[Array, "*x"]:
   """Zeroes each element with probability `rate`, and scales the others so that the mean is unchanged.
 
   Args:
@@ -64,7 +65,7 @@ def dropout(x: Float[Tensor, "*x"], rate: float, key: PRNGKey | None) -> Float[T
   """
   keep = max(round((1 - rate) * 65536), 1)
   if key is None or keep == 65536:
-    return x
+    return jnp.asarray(x)
   # Drawing bits dominates the cost of dropout. Each element takes 16 bits, so a word serves two neighbours on the last
   # axis. Batches then stay sharded.
   words = jax.random.bits(key, (*x.shape[:-1], (x.shape[-1] + 1) // 2), jnp.uint32)
@@ -72,7 +73,7 @@ def dropout(x: Float[Tensor, "*x"], rate: float, key: PRNGKey | None) -> Float[T
   return jnp.where(bits < keep, x * (65536 / keep), 0)
 
 
-def drop_path(x: Float[Tensor, " B *x"], rate: Scalar, key: PRNGKey | None) -> Float[Tensor, " B *x"]:
+def drop_path(x: Float[Tensor, " B *x"], rate: Scalar, key: PRNGKey | None) -> Float[Array, " B *x"]:
   """Applies stochastic depth (Huang et al. 2016): dropout of whole examples.
 
   Args:
@@ -81,10 +82,10 @@ def drop_path(x: Float[Tensor, " B *x"], rate: Scalar, key: PRNGKey | None) -> F
     key: random key. None disables dropout.
   """
   if key is None or (not isinstance(rate, jax.Array) and rate == 0):
-    return x
+    return jnp.asarray(x)
   keep = 1 - rate
   mask = jax.random.bernoulli(key, keep, (x.shape[0],) + (1,) * (x.ndim - 1))
-  return x * (mask / keep).astype(x.dtype)
+  return jnp.asarray(x) * (mask / keep).astype(x.dtype)
 
 
 def add_residual(
@@ -94,7 +95,7 @@ def add_residual(
   path_rate: Scalar,
   key: PRNGKey | None,
   number: int,
-) -> Float[Tensor, " B *x"]:
+) -> Float[Array, " B *x"]:
   """Adds a branch to the stream, with dropout of its elements and stochastic depth.
 
   Args:
@@ -105,7 +106,7 @@ def add_residual(
     key: random key from which both keys are derived. None disables dropout.
     number: number of the first key.
   """
-  return x + drop_path(dropout(branch, rate, fold_key(key, number)), path_rate, fold_key(key, number + 1))
+  return jnp.asarray(x) + drop_path(dropout(branch, rate, fold_key(key, number)), path_rate, fold_key(key, number + 1))
 
 
 def fold_key(key: PRNGKey | None, number: int) -> PRNGKey | None:
@@ -151,7 +152,7 @@ class Linear(nnx.Module):
     self.kernel = nnx.Param(kernel.reshape(*inputs, *outputs))
     self.bias = nnx.Param(bias_init(rngs.params(), tuple(outputs), jnp.float32)) if bias else None
 
-  def __call__(self, x: Float[Tensor, "..."], scale: Scale = None) -> Float[Tensor, "..."]:
+  def __call__(self, x: Float[Tensor, "..."], scale: Scale = None) -> Float[Array, "..."]:
     """Applies the map. A `scale` [D] multiplies the outputs along their last axis.
 
     The scale is multiplied into kernel and bias, because a separate pass over the outputs would cost more.
@@ -162,7 +163,7 @@ class Linear(nnx.Module):
     bias = self._scaled(self.bias, scale)
     return y + (jax.lax.stop_gradient(bias) if self.softmax else bias)
 
-  def flat(self, x: Float[Tensor, "*B I"], bias: bool = True, scale: Scale = None) -> Float[Tensor, "*B O"]:
+  def flat(self, x: Float[Tensor, "*B I"], bias: bool = True, scale: Scale = None) -> Float[Array, "*B O"]:
     """Applies the map with all input axes merged into one axis, and all output axes merged into one axis.
 
     Args:
@@ -175,14 +176,17 @@ class Linear(nnx.Module):
     """
     kernel = _matrix(self._scaled(self.kernel, scale), self.rank)
     y = jnp.einsum("...i,oi->...o" if self.rank == 1 else "...i,io->...o", x.astype(self.dtype), kernel)
-    return y + self._scaled(self.bias, scale).reshape(-1) if bias else y
+    if not bias:
+      return y
+    assert self.bias is not None
+    return y + self._scaled(self.bias, scale).reshape(-1)
 
-  def _scaled(self, values: nnx.Param, scale: Scale) -> Tensor:
-    return (values[...] if scale is None else values[...] * scale).astype(self.dtype)
+  def _scaled(self, values: Parameter, scale: Scale) -> Array:
+    return jnp.asarray(values[...] if scale is None else values[...] * scale, self.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _matrix(kernel: Tensor, rank: int) -> Tensor:
+def _matrix(kernel: Array, rank: int) -> Array:
   """Reshapes a kernel to [H K, D], from [D, H, K] (one input axis D) or from [H, K, D] (two input axes).
 
   XLA stores both in this layout in a TPU's memory. The gradient is reshaped to the kernel's shape immediately.
@@ -193,11 +197,11 @@ def _matrix(kernel: Tensor, rank: int) -> Tensor:
   return matrix.T if rank == 1 else matrix
 
 
-def _matrix_forward(kernel: Tensor, rank: int) -> tuple[Array, tuple[int, ...]]:
+def _matrix_forward(kernel: Array, rank: int) -> tuple[Array, tuple[int, ...]]:
   return _matrix(kernel, rank), kernel.shape
 
 
-def _matrix_backward(rank: int, shape: tuple[int, ...], gradient: Tensor) -> tuple[Array]:
+def _matrix_backward(rank: int, shape: tuple[int, ...], gradient: Array) -> tuple[Array]:
   return (jax.lax.optimization_barrier((gradient.T if rank == 1 else gradient).reshape(shape)),)
 
 
@@ -235,8 +239,8 @@ class PatchEmbedding(nnx.Module):
     self.kernel = nnx.Param(kernel_init(rngs.params(), (patch, patch, channels, width), jnp.float32))
     self.bias = nnx.Param(bias_init(rngs.params(), (width,), jnp.float32))
 
-  def __call__(self, x: Float[Tensor, "B H W C"] | Float[Tensor, "B N PPC"]) -> Float[Tensor, "B N D"]:
-    x, kernel = x.astype(self.dtype), self.kernel[...].astype(self.dtype)
+  def __call__(self, x: Float[Tensor, "B H W C"] | Float[Tensor, "B N PPC"]) -> Float[Array, "B N D"]:
+    x, kernel = jnp.asarray(x, self.dtype), self.kernel[...].astype(self.dtype)
     if x.ndim == 3:
       y = x @ rearrange(kernel, "i j c d -> (i j c) d")
     else:
@@ -258,9 +262,9 @@ class LayerNorm(nnx.Module):
     self.scale = nnx.Param(jnp.ones(width, jnp.float32))
     self.bias = nnx.Param(jnp.zeros(width, jnp.float32))
 
-  def __call__(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
+  def __call__(self, x: Float[Tensor, "*B D"]) -> Float[Array, "*B D"]:
     exact = x.dtype == jnp.float32
-    x = x.astype(jnp.float32)
+    x = jnp.asarray(x, jnp.float32)
     mean = x.mean(-1, keepdims=True)
     if exact:
       variance = jnp.square(x - mean).mean(-1, keepdims=True)
@@ -285,14 +289,14 @@ class RMSNorm(nnx.Module):
     self.eps, self.dtype = eps, dtype
     self.scale = nnx.Param(jnp.ones(width, jnp.float32))
 
-  def __call__(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
-    x = x.astype(jnp.float32)
+  def __call__(self, x: Float[Tensor, "*B D"]) -> Float[Array, "*B D"]:
+    x = jnp.asarray(x, jnp.float32)
     x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
     return (x * self.scale[...]).astype(self.dtype)
 
 
-NORMS = {"layer": LayerNorm, "rms": RMSNorm}
 NormKind = Literal["layer", "rms"]
+NORMS: dict[NormKind, type[LayerNorm] | type[RMSNorm]] = {"layer": LayerNorm, "rms": RMSNorm}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,14 +322,17 @@ class Norm:
     return NORMS[self.kind](width, eps=self.eps, dtype=self.dtype)
 
 
-def create_layer_scale(width: int, value: float | None) -> tuple[nnx.Param, nnx.Param] | None:
+def create_layer_scale(width: int, value: float | None) -> tuple[Parameter, Parameter] | None:
   """Returns the factors of both branches of a block (LayerScale), or None.
 
   Args:
     width: number of channels.
     value: initial value of all factors. None disables LayerScale.
   """
-  return None if value is None else tuple(nnx.Param(jnp.full(width, value, jnp.float32)) for _ in range(2))
+  if value is None:
+    return None
+  first, second = (nnx.Param(jnp.full(width, value, jnp.float32)) for _ in range(2))
+  return first, second
 
 
 class Mlp(nnx.Module):
@@ -354,14 +361,12 @@ class Mlp(nnx.Module):
     dtype: DTypeLike,
     rngs: Keys,
   ) -> None:
-    linear = {"kernel_init": kernel_init, "bias_init": bias_init, "dtype": dtype, "rngs": rngs}
-    self.up = Linear((width,), (hidden,), **linear)
-    self.down = Linear((hidden,), (width,), **linear)
+    linear = functools.partial(Linear, kernel_init=kernel_init, bias_init=bias_init, dtype=dtype, rngs=rngs)
+    self.up = linear((width,), (hidden,))
+    self.down = linear((hidden,), (width,))
     self.gelu, self.dropout = gelu, dropout
 
-  def __call__(
-    self, x: Float[Tensor, "*B D"], key: PRNGKey | None = None, scale: Scale = None
-  ) -> Float[Tensor, "*B D"]:
+  def __call__(self, x: Float[Tensor, "*B D"], key: PRNGKey | None = None, scale: Scale = None) -> Float[Array, "*B D"]:
     """Applies the MLP. A `scale` [D] multiplies the outputs."""
     x = GELU[self.gelu](record("mlp/hidden", self.up(x)))
     return record("mlp/out", self.down(dropout(x, self.dropout, key), scale))
@@ -393,15 +398,13 @@ class SwiGLU(nnx.Module):
     dtype: DTypeLike,
     rngs: Keys,
   ) -> None:
-    linear = {"kernel_init": kernel_init, "bias_init": bias_init, "dtype": dtype, "rngs": rngs}
-    self.gate = Linear((width,), (hidden,), **linear)
-    self.up = Linear((width,), (hidden,), **linear)
-    self.down = Linear((hidden,), (width,), **linear)
+    linear = functools.partial(Linear, kernel_init=kernel_init, bias_init=bias_init, dtype=dtype, rngs=rngs)
+    self.gate = linear((width,), (hidden,))
+    self.up = linear((width,), (hidden,))
+    self.down = linear((hidden,), (width,))
     self.norm, self.dropout = norm, dropout
 
-  def __call__(
-    self, x: Float[Tensor, "*B D"], key: PRNGKey | None = None, scale: Scale = None
-  ) -> Float[Tensor, "*B D"]:
+  def __call__(self, x: Float[Tensor, "*B D"], key: PRNGKey | None = None, scale: Scale = None) -> Float[Array, "*B D"]:
     """Applies the MLP. A `scale` [D] multiplies the outputs."""
     x = jax.nn.silu(record("mlp/gate", self.gate(x))) * record("mlp/hidden", self.up(x))
     x = x if self.norm is None else self.norm(x)

@@ -1,5 +1,6 @@
 """MLP-Mixer (Tolstikhin et al. 2021): alternating MLPs across patches and across channels, without attention."""
 
+import functools
 from typing import Literal
 
 import jax.numpy as jnp
@@ -111,18 +112,18 @@ def mixer(
   width, depth, token_hidden, hidden = (b if a is None else a for a, b in zip(sizes, row, strict=True))
   rows, columns = grid(image_size, patch)
   compute = jnp.dtype(dtype)
-  common = {"dtype": compute, "rngs": rngs}
+  common = parameters.Common(dtype=compute, rngs=rngs)
 
   def norm() -> layers.LayerNorm:
     return layers.LayerNorm(width, eps=eps, dtype=compute)
 
   def block(rngs: Keys) -> nnx.Module:
-    mlp = {"dropout": dropout, "gelu": gelu, "kernel_init": _lecun, "dtype": compute, "rngs": rngs}
+    mlp = functools.partial(layers.Mlp, dropout=dropout, gelu=gelu, kernel_init=_lecun, dtype=compute, rngs=rngs)
     return Block(
       norm(),
-      layers.Mlp(rows * columns, token_hidden, **mlp),
+      mlp(rows * columns, token_hidden),
       norm(),
-      layers.Mlp(width, hidden, **mlp),
+      mlp(width, hidden),
       dropout=dropout,
     )
 

@@ -11,7 +11,10 @@ from vit_jax.shapes import Shaped, Tensor
 LINES = 12  # largest number of groups, unless even the coarsest grouping has more
 
 
-def format_table(shapes: Mapping[str, Shaped[Tensor, "..."] | jax.ShapeDtypeStruct]) -> str:
+Shapes = Mapping[str, Shaped[Tensor, "..."] | jax.ShapeDtypeStruct]  # {path: shape} of parameters
+
+
+def format_table(shapes: Shapes) -> str:
   """Formats one line for each group of parameters: number of tensors, number of values and share of all values.
 
   Args:
@@ -31,9 +34,7 @@ def format_table(shapes: Mapping[str, Shaped[Tensor, "..."] | jax.ShapeDtypeStru
   )
 
 
-def group_sizes(
-  shapes: Mapping[str, jax.ShapeDtypeStruct], name_of: Callable[[list[str]], str]
-) -> dict[str, list[int]]:
+def group_sizes(shapes: Shapes, name_of: Callable[[list[str]], str]) -> dict[str, list[int]]:
   """Returns {group: sizes of its tensors}. A group's name contains the range of its layers: blocks/0-11/mlp.
 
   Args:

@@ -2,17 +2,32 @@
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
 from vit_jax import rng
 from vit_jax.shapes import Float, Shaped, Tensor
 
 Keys = rng.Keys | nnx.Rngs  # sources of keys for initial values
+Parameter = nnx.Param[jax.Array]
+State = nnx.State[Any, Any]
 ShardingRules = tuple[tuple[str, tuple[str | None, ...]], ...]
+
+
+class Common(TypedDict):
+  """Arguments of all layers of a model.
+
+  Attributes:
+    dtype: type of the computation.
+    rngs: source of keys for initial values.
+  """
+
+  dtype: DTypeLike
+  rngs: Keys
 
 
 class Order(NamedTuple):

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.models.attention import Attention, Inputs
+from vit_jax.models.attention import AttentionParts, Inputs
 from vit_jax.models.layers import Norm
-from vit_jax.models.parameters import Keys
+from vit_jax.models.parameters import Keys, Parameter
 from vit_jax.models.rotary import Rotary, apply_rotary
 from vit_jax.shapes import Array, Float, Tensor
 
@@ -43,13 +43,13 @@ class QueryKey:
     """True if keys are normalised or rotated."""
     return self.norm is not None or self.rotary is not None
 
-  def init(self, rngs: Keys) -> dict[str, nnx.Module | nnx.Param]:
+  def init(self, rngs: Keys) -> dict[str, nnx.Module | Parameter]:
     """Returns norms, offsets and frequencies.
 
     Args:
       rngs: source of keys.
     """
-    made = {}
+    made: dict[str, nnx.Module | Parameter] = {}
     if self.relative:
       draw = nnx.initializers.normal(0.02)
       made["offsets"] = nnx.Param(draw(rngs.params(), (2 * self.relative - 1, self.size), jnp.float32))
@@ -60,8 +60,8 @@ class QueryKey:
     return made
 
   def transform(
-    self, attention: Attention, query: Float[Tensor, "B M H K"], keys: Float[Tensor, "B N H K"], inputs: Inputs
-  ) -> tuple[Float[Tensor, "B M H K"], Float[Tensor, "B N H K"]]:
+    self, attention: AttentionParts, query: Float[Tensor, "B M H K"], keys: Float[Tensor, "B N H K"], inputs: Inputs
+  ) -> tuple[Float[Array, "B M H K"], Float[Array, "B N H K"]]:
     """Returns normalised and rotated queries and keys.
 
     Args:
@@ -73,11 +73,11 @@ class QueryKey:
     if self.norm is not None:
       query, keys = attention.query_norm(query), attention.key_norm(keys)
     if self.rotary is None:
-      return query, keys
+      return jnp.asarray(query), jnp.asarray(keys)
     angles = self.compute_angles(attention, query.shape[1], inputs)
     return apply_rotary(query, angles), apply_rotary(keys, angles)
 
-  def compute_angles(self, attention: Attention, tokens: int, inputs: Inputs) -> Float[Tensor, "*B N #H K2"]:
+  def compute_angles(self, attention: AttentionParts, tokens: int, inputs: Inputs) -> Float[Tensor, "*B N #H K2"]:
     """Returns the rotation angles of all tokens, including the tokens in front of the patches.
 
     Args:
@@ -88,8 +88,9 @@ class QueryKey:
     Returns:
       Angles, (*B, N, H or 1, K / 2). Constant angles are a NumPy array.
     """
-    frequencies = getattr(attention, "frequencies", None)
-    angles = self.rotary.compute_angles(inputs["coordinates"], None if frequencies is None else frequencies[...])
+    frequencies, coordinates = getattr(attention, "frequencies", None), inputs["coordinates"]
+    assert self.rotary is not None and isinstance(coordinates, Tensor)
+    angles = self.rotary.compute_angles(coordinates, None if frequencies is None else frequencies[...])
     registers = self.rotary.compute_register_angles(tokens - angles.shape[-3] - self.leading)
     prefix = np.concatenate([np.zeros((self.leading, 1, self.rotary.size // 2), np.float32), registers])
     xp = np if isinstance(angles, np.ndarray) else jnp  # constant angles stay constants
@@ -98,8 +99,8 @@ class QueryKey:
     )
 
   def add_logits(
-    self, attention: Attention, logits: Float[Tensor, "B H M N"], query: Float[Tensor, "B M H K"]
-  ) -> Float[Tensor, "B H M N"]:
+    self, attention: AttentionParts, logits: Float[Tensor, "B H M N"], query: Float[Tensor, "B M H K"]
+  ) -> Float[Array, "B H M N"]:
     """Returns the logits with the logits of relative positions added.
 
     Args:
@@ -108,8 +109,8 @@ class QueryKey:
       query: scaled queries, (B, M, H, K).
     """
     if not self.relative:
-      return logits
-    return logits + compute_relative_logits(query, attention.offsets[...].astype(query.dtype))
+      return jnp.asarray(logits)
+    return jnp.asarray(logits) + compute_relative_logits(query, attention.offsets[...].astype(query.dtype))
 
 
 def compute_relative_logits(

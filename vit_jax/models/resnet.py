@@ -4,6 +4,7 @@ Source of the hybrids: Dosovitskiy et al. 2021, section 3.1. Version 2 is in bit
 computed in float32.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Literal
 
@@ -13,10 +14,10 @@ from einops import reduce, repeat
 from flax import nnx
 from jax.typing import DTypeLike
 
-from vit_jax.models.convolution import conv, max_pool_same
+from vit_jax.models.convolution import Padding, conv, max_pool_same
 from vit_jax.models.intermediates import record
 from vit_jax.models.parameters import Keys
-from vit_jax.shapes import Float, Tensor
+from vit_jax.shapes import Array, Float, Tensor
 
 GROUPS = 32  # groups of a group norm, for every width
 WIDTH = 64  # channels of the root, and of the first stage's 3x3 convolutions
@@ -70,7 +71,7 @@ class StandardisedConv(nnx.Module):
     width: int,
     size: int,
     stride: int,
-    padding: int | str,
+    padding: Padding,
     *,
     divisor: Divisor,
     dtype: DTypeLike,
@@ -80,7 +81,7 @@ class StandardisedConv(nnx.Module):
     draw = nnx.initializers.lecun_normal()
     self.kernel = nnx.Param(draw(rngs.params(), (size, size, channels, width), jnp.float32))
 
-  def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B X Y D"]:
+  def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Array, "B X Y D"]:
     kernel = standardise(self.kernel[...], self.divisor)
     return conv(x.astype(self.dtype), kernel.astype(self.dtype), self.stride, self.padding)
 
@@ -101,8 +102,8 @@ class GroupNorm(nnx.Module):
     self.scale = nnx.Param(jnp.full(width, scale, jnp.float32))
     self.bias = nnx.Param(jnp.zeros(width, jnp.float32))
 
-  def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B H W C"]:
-    x = x.astype(jnp.float32)
+  def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Array, "B H W C"]:
+    x = jnp.asarray(x, jnp.float32)
     x = x - _mean(x)
     x = x * (jax.lax.rsqrt(_mean(jnp.square(x)) + self.eps) * self.scale[...])
     return (x + self.bias[...]).astype(self.dtype)
@@ -116,7 +117,10 @@ def _mean(x: Float[Tensor, "B H W C"]) -> Tensor:
   return repeat(groups, "b g -> b 1 1 (g k)", k=x.shape[-1] // GROUPS)
 
 
-def build(unit: Callable[[int, int, int], nnx.Module], width: int, stages: tuple[int, ...]) -> nnx.List:
+Stages = nnx.List[nnx.List[nnx.Module]]  # units of each stage
+
+
+def build(unit: Callable[[int, int, int], nnx.Module], width: int, stages: tuple[int, ...]) -> Stages:
   """Creates the stages of a ResNet. From one stage to the next, the width doubles and the sides are halved.
 
   Args:
@@ -136,7 +140,7 @@ def build(unit: Callable[[int, int, int], nnx.Module], width: int, stages: tuple
   return nnx.List(result)
 
 
-def run(stages: nnx.List, x: Float[Tensor, "B H W C"], name: str) -> Float[Tensor, "B X Y D"]:
+def run(stages: Stages, x: Float[Array, "B H W C"], name: str) -> Float[Array, "B X Y D"]:
   """Computes all units. The output of unit j of stage i is recorded as <name>/<i>/<j>.
 
   Args:
@@ -178,20 +182,22 @@ class Unit(nnx.Module):
   """
 
   def __init__(self, channels: int, width: int, stride: int, *, dtype: DTypeLike, rngs: Keys) -> None:
-    make = {"divisor": "std + 1e-5", "dtype": dtype, "rngs": rngs}
-    norm = {"eps": 1e-6, "dtype": dtype}
-    self.conv1 = StandardisedConv(channels, width, 1, 1, "same", **make)
-    self.norm1 = GroupNorm(width, **norm)
-    self.conv2 = StandardisedConv(width, width, 3, stride, "same", **make)
-    self.norm2 = GroupNorm(width, **norm)
-    self.conv3 = StandardisedConv(width, 4 * width, 1, 1, "same", **make)
-    self.norm3 = GroupNorm(4 * width, scale=0.0, **norm)  # a unit starts as its shortcut
+    conv = functools.partial(StandardisedConv, divisor="std + 1e-5", dtype=dtype, rngs=rngs)
+    norm = functools.partial(GroupNorm, eps=1e-6, dtype=dtype)
+    self.conv1 = conv(channels, width, 1, 1, "same")
+    self.norm1 = norm(width)
+    self.conv2 = conv(width, width, 3, stride, "same")
+    self.norm2 = norm(width)
+    self.conv3 = conv(width, 4 * width, 1, 1, "same")
+    self.norm3 = norm(4 * width, scale=0.0)  # a unit starts as its shortcut
     changes = stride > 1 or channels != 4 * width
-    self.projection = StandardisedConv(channels, 4 * width, 1, stride, "same", **make) if changes else None
-    self.projection_norm = GroupNorm(4 * width, **norm) if changes else None
+    self.projection = conv(channels, 4 * width, 1, stride, "same") if changes else None
+    self.projection_norm = norm(4 * width) if changes else None
 
   def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B X Y D"]:
-    shortcut = x if self.projection is None else self.projection_norm(self.projection(x))
+    shortcut = jnp.asarray(x)
+    if self.projection is not None and self.projection_norm is not None:
+      shortcut = self.projection_norm(self.projection(x))
     x = jax.nn.relu(self.norm1(self.conv1(x)))
     x = jax.nn.relu(self.norm2(self.conv2(x)))
     return jax.nn.relu(shortcut + self.norm3(self.conv3(x)))

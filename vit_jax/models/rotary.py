@@ -7,6 +7,7 @@ not rotated.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
@@ -17,6 +18,7 @@ from vit_jax.schema import ConfigError, NonNegative, Positive, Range, format_amo
 from vit_jax.shapes import Array, Float, Num, PRNGKey, Tensor
 
 Side = Annotated[int, Range(1, 2**12)]
+Frequencies = Float[Tensor, "2 H K2"]  # learned frequencies of columns and rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,12 +66,14 @@ class AxialRotary:
   def init(self, key: PRNGKey) -> None:
     """Returns None, because there are no parameters."""
 
-  def compute_angles(self, coordinates: Float[Tensor, "*B N 2"], frequencies: None) -> Float[Tensor, "*B N 1 K2"]:
+  def compute_angles(
+    self, coordinates: Float[Tensor, "*B N 2"], frequencies: Frequencies | None
+  ) -> Float[Tensor, "*B N 1 K2"]:
     """Returns the angle of each pair of channels.
 
     Args:
       coordinates: coordinates of the patches, (*B, N, 2).
-      frequencies: None.
+      frequencies: not used.
 
     Returns:
       Angles, (*B, N, 1, K / 2).
@@ -93,9 +97,8 @@ class AxialRotary:
     side = math.isqrt(count)
     if side * side != count:
       raise ConfigError(f"model.registers: {count}; rotary registers must form a square: 1, 4, 9, 16, ...")
-    return _compute_axial_angles(
-      _list_coordinates(np.arange(side), np.arange(side)), self.registers, self.size, self.first
-    )
+    places = _list_coordinates(np.arange(side), np.arange(side))
+    return np.asarray(_compute_axial_angles(places, self.registers, self.size, self.first))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +150,7 @@ class MixedRotary:
     return jnp.stack([jnp.concatenate(across, axis=-1), jnp.concatenate(down, axis=-1)]).astype(jnp.float32)
 
   def compute_angles(
-    self, coordinates: Float[Tensor, "*B N 2"], frequencies: Float[Tensor, "2 H K2"]
+    self, coordinates: Float[Tensor, "*B N 2"], frequencies: Frequencies | None
   ) -> Float[Array, "*B N H K2"]:
     """Returns the angle of each pair of channels.
 
@@ -158,6 +161,7 @@ class MixedRotary:
     Returns:
       Angles, (*B, N, H, K / 2).
     """
+    assert frequencies is not None
     row, column = (jnp.asarray(coordinates)[..., i, None, None] for i in range(2))
     return column * frequencies[0] + row * frequencies[1]
 
@@ -223,12 +227,14 @@ class CentredRotary:
   def init(self, key: PRNGKey) -> None:
     """Returns None, because there are no parameters."""
 
-  def compute_angles(self, coordinates: Float[Tensor, "*B N 2"], frequencies: None) -> Float[Tensor, "*B N 1 K2"]:
+  def compute_angles(
+    self, coordinates: Float[Tensor, "*B N 2"], frequencies: Frequencies | None
+  ) -> Float[Tensor, "*B N 1 K2"]:
     """Returns the angle of each pair of channels.
 
     Args:
       coordinates: coordinates of the patches, (*B, N, 2).
-      frequencies: None.
+      frequencies: not used.
 
     Returns:
       Angles, (*B, N, 1, K / 2).
@@ -248,8 +254,13 @@ def disable(heads: int, size: int, grid: tuple[int, int]) -> None:
   """
 
 
-ROTARY = {"none": disable, "axial": AxialRotary, "mixed": MixedRotary, "dinov3": CentredRotary}
 Rotary = AxialRotary | MixedRotary | CentredRotary  # values of rotary positions
+ROTARY: dict[str, Callable[..., Rotary | None]] = {
+  "none": disable,
+  "axial": AxialRotary,
+  "mixed": MixedRotary,
+  "dinov3": CentredRotary,
+}
 
 
 def _check_size(rotary: Rotary, parts: int) -> None:

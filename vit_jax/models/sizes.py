@@ -25,7 +25,7 @@ def size(row: tuple[int, int, int, int], **overrides: int | None) -> tuple[int, 
   """
   names = ("width", "depth", "heads", "hidden")
   width, depth, heads, hidden = (
-    overrides[name] if overrides[name] is not None else value for name, value in zip(names, row, strict=True)
+    value if (other := overrides[name]) is None else other for name, value in zip(names, row, strict=True)
   )
   if width % heads:
     divisors = [str(h) for h in range(1, min(width, 64) + 1) if width % h == 0]
@@ -37,7 +37,8 @@ def size(row: tuple[int, int, int, int], **overrides: int | None) -> tuple[int, 
 
 def sides(image_size: int | tuple[int, int]) -> tuple[int, int]:
   """Returns (height, width) of an image size that may be a single side."""
-  return (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+  height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+  return height, width
 
 
 def grid(image_size: int | tuple[int, int], patch: int) -> tuple[int, int]:

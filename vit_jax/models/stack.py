@@ -5,16 +5,17 @@ All variants compute the same results.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from vit_jax import rng
 from vit_jax.models import activations, intermediates
-from vit_jax.models.parameters import Keys
+from vit_jax.models.parameters import Keys, State
 from vit_jax.shapes import Array, Float, PRNGKey, Scalar, Tensor
 
 _policies = jax.checkpoint_policies
@@ -114,7 +115,7 @@ def run(
   added: Float[Tensor, " *x"] | None = None,
   numbered: bool = False,
   **places: Float[Tensor, "..."],
-) -> Float[Tensor, " B *x"]:
+) -> Float[Array, " B *x"]:
   """Computes all layers: layer l is called as layer(x + added, key_l, rates[l], **places).
 
   Args:
@@ -131,6 +132,7 @@ def run(
   Returns:
     The stream after the last layer, (B, ...).
   """
+  x = jnp.asarray(x)
   own = {"number": np.arange(len(rates), dtype=np.float32)} if numbered else {}
   keys = None if key is None else jax.vmap(functools.partial(jax.random.fold_in, key))(np.arange(len(rates)))
   if isinstance(layers, nnx.List):
@@ -139,8 +141,8 @@ def run(
 
 
 def _run_unrolled(
-  layers: nnx.Module,
-  x: Tensor,
+  layers: Iterable[nnx.Module],
+  x: Array,
   keys: Array | None,
   rates: Float[np.ndarray, " depth"],
   remat: str,
@@ -162,7 +164,7 @@ def _run_unrolled(
 
 def _run_scanned(
   layers: nnx.Module,
-  x: Tensor,
+  x: Array,
   keys: Array | None,
   rates: Float[np.ndarray, " depth"],
   remat: str,
@@ -183,7 +185,7 @@ def _run_scanned(
 
 
 def _make_layer(
-  graph: nnx.GraphDef, prefixes: list[str], added: Tensor | None, places: dict[str, Any], **constants: Any
+  graph: nnx.GraphDef[Any], prefixes: list[str], added: Tensor | None, places: dict[str, Any], **constants: Any
 ) -> tuple[Callable[..., tuple[Array, dict[str, Any]]], list[str]]:
   """Returns the layer as a function (params, x, key, rate) -> (x, recorded values), and the list of recorded names.
 
@@ -191,7 +193,7 @@ def _make_layer(
   """
   names = []
 
-  def call(params: nnx.State, x: Tensor, key: PRNGKey | None, rate: Scalar, **own: Any) -> tuple[Array, dict[str, Any]]:
+  def call(params: State, x: Array, key: PRNGKey | None, rate: Scalar, **own: Any) -> tuple[Array, dict[str, Any]]:
     with intermediates.layer(prefixes) as recorder:
       x = x if added is None else x + added
       x = activations.constrain(

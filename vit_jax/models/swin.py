@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from vit_jax import schema
 from vit_jax.models import convolution, layers, parameters, stack
-from vit_jax.models.attention import Attention, Softmax
+from vit_jax.models.attention import AttentionParts, Softmax
 from vit_jax.models.intermediates import record
 from vit_jax.models.output import Output, check_shape, classify
 from vit_jax.models.parameters import Keys
@@ -54,7 +54,7 @@ class Merge(nnx.Module):
     return self.reduction(self.norm(rearrange(x, "b (h i) (w j) d -> b h w (j i d)", i=2, j=2)))
 
 
-class WindowAttention(Attention):
+class WindowAttention(AttentionParts):
   """Attention inside windows.
 
   Windows start at row and column 0, or at `shift`. Shifted windows are cut at the border, and tokens do not attend
@@ -87,7 +87,7 @@ class WindowAttention(Attention):
     table = _normal(rngs.params(), ((2 * rows - 1) * (2 * columns - 1), heads), jnp.float32)
     self.table, self.window, self.shift = nnx.Param(table), window, shift
 
-  def __call__(self, x: Float[Tensor, "B H W D"], key: PRNGKey | None = None) -> Float[Tensor, "B H W D"]:
+  def __call__(self, x: Float[Tensor, "B H W D"], key: PRNGKey | None = None) -> Float[Array, "B H W D"]:
     batch, height, width, _ = x.shape
     p, q = self.window
     # The cut windows at both ends of the map share one full window. A mask separates them.
@@ -99,7 +99,7 @@ class WindowAttention(Attention):
       mask = jnp.where(compute_visibility((height, width), self.window, self.shift), 0, -100)
       bias = bias + mask[:, None]
       bias = jnp.broadcast_to(bias, (batch, *bias.shape)).reshape(-1, *bias.shape[1:])
-    x = super().__call__(x, key=key, bias=bias)
+    x = self.compute(x, key=key, bias=bias)
     x = rearrange(x, "(b h w) (p q) d -> b (h p) (w q) d", h=height // p, w=width // q, p=p)
     return jnp.roll(x, self.shift, axis=(1, 2)) if any(self.shift) else x
 
@@ -152,7 +152,7 @@ class Stage(nnx.Module):
 
   def __call__(
     self, x: Float[Tensor, "B H W D"], key: PRNGKey | None, rates: Float[np.ndarray, " depth"], remat: str, name: str
-  ) -> Float[Tensor, "B X Y F"]:
+  ) -> Float[Array, "B X Y F"]:
     if self.downsample is not None:
       x = record(f"{name}/downsample", self.downsample(x))
     return stack.run(self.blocks, x, key, rates=rates, remat=remat, name=f"{name}/blocks")
@@ -181,7 +181,7 @@ class Swin(nnx.Module):
     *,
     embedding: nnx.Module,
     embedding_norm: nnx.Module,
-    stages: list[nnx.Module],
+    stages: list[Stage],
     norm: nnx.Module,
     head: nnx.Module | None,
     dropout: float,
@@ -271,7 +271,7 @@ def swin(
   row = Size(width or row.width, depths or row.depths, heads or row.heads)
   window = window or published_window
   maps = _compute_maps(sides(image_size), window, row)
-  common = {"dtype": jnp.dtype(dtype), "rngs": rngs}
+  common = parameters.Common(dtype=jnp.dtype(dtype), rngs=rngs)
 
   def norm(width: int) -> layers.LayerNorm:
     return layers.LayerNorm(width, eps=EPS, dtype=common["dtype"])
@@ -286,8 +286,9 @@ def swin(
     )
 
   def stage(number: int, depth: int, heads: int, width: int) -> Stage:
-    windows = tuple(min(side, window) for side in maps[number])
-    shift = tuple(window // 2 if side > window else 0 for side in maps[number])
+    rows, columns = maps[number]
+    windows = min(rows, window), min(columns, window)
+    shift = window // 2 if rows > window else 0, window // 2 if columns > window else 0
     return Stage(
       Merge(width // 2, **common) if number else None,
       [block(width, heads, windows, shift if i % 2 else (0, 0)) for i in range(depth)],

@@ -99,8 +99,8 @@ def find_similar(name: str, most: int = 8) -> list[str]:
 
 def _first_word(name: str) -> str:
   """Returns the letters at the start of a name if there are enough of them to identify a family, otherwise ""."""
-  letters = re.match("[a-z]*", name.lower().removeprefix("timm/").removeprefix("tf_"))[0]
-  return letters if len(letters) > 2 else ""
+  match = re.match("[a-z]{3,}", name.lower().removeprefix("timm/").removeprefix("tf_"))
+  return match[0] if match else ""
 
 
 def lookup(name: str) -> Callable[..., nnx.Module]:
@@ -133,7 +133,7 @@ def migrate(choice: schema.Choice) -> schema.Choice:
   return schema.Choice(choice.name, migrations.nest_vit(choice.args, row.defaults)) if row.family == "vit" else choice
 
 
-class _Families(Mapping):
+class _Families(Mapping[str, Callable[..., nnx.Module]]):
   """A mapping with one entry per family: {"ViT-mu/8's family": function}. A family is imported when it is accessed."""
 
   def __getitem__(self, family: str) -> Callable[..., nnx.Module]:

@@ -13,7 +13,7 @@ from vit_jax.models import positions, stack
 from vit_jax.models.intermediates import record
 from vit_jax.models.layers import PatchEmbedding, add_residual, dropout, fold_key
 from vit_jax.models.output import Output, check_patches, check_shape, classify
-from vit_jax.models.parameters import Keys
+from vit_jax.models.parameters import Keys, Parameter
 from vit_jax.models.rotary import Rotary
 from vit_jax.shapes import Array, Float, Integer, PRNGKey, Scalar, Tensor
 
@@ -56,7 +56,7 @@ class Block(nnx.Module):
     mlp: nnx.Module,
     *,
     order: Order = "pre",
-    layer_scale: tuple[nnx.Param, nnx.Param] | None = None,
+    layer_scale: tuple[Parameter, Parameter] | None = None,
     dropout: float = 0.0,
     position: nnx.Module | None = None,
     registers: tuple[int, int] = (0, 0),
@@ -83,10 +83,10 @@ class Block(nnx.Module):
       The stream, (B, N, D).
     """
 
-    def add(stream: Tensor, branch: Tensor, number: int) -> Array:
+    def add(stream: Tensor, branch: Array, number: int) -> Array:
       return add_residual(stream, branch, self.dropout, path_rate, key, number)
 
-    def scaled(branch: nnx.Module, x: Tensor, scale: nnx.Param | None, draw: int, **arguments: Any) -> Array:
+    def scaled(branch: nnx.Module, x: Tensor, scale: Parameter | None, draw: int, **arguments: Any) -> Array:
       # Branches without factors may not support the argument.
       factors = {} if scale is None else {"scale": scale[...]}
       return branch(x, key=fold_key(key, draw), **factors, **arguments)
@@ -95,19 +95,21 @@ class Block(nnx.Module):
       x = x + jnp.asarray(positions.insert_zeros(self.position(), *self.registers), x.dtype)
     first, second = self.layer_scale1, self.layer_scale2
     if self.order == "post":
+      assert self.norm2 is not None
       x = add(x, _scale_branch(self.norm1(self.attention(x, key=fold_key(key, 0), **places)), first), 1)
       return record("out", add(x, _scale_branch(self.norm2(self.mlp(x, key=fold_key(key, 3))), second), 4))
     normed = self.norm1(x)
     branch = scaled(self.attention, normed, first, 0, **places)
     if self.order == "parallel":
       return record("out", add(x, branch + scaled(self.mlp, normed, first, 3), 1))
+    assert self.norm2 is not None
     x = add(x, branch, 1)
     normed = self.norm2(x)
     x = add(normed if self.order == "official" else x, scaled(self.mlp, normed, second, 3), 4)
     return record("out", x)
 
 
-def _scale_branch(branch: Tensor, scale: nnx.Param | None) -> Tensor:
+def _scale_branch(branch: Array, scale: Parameter | None) -> Array:
   return branch if scale is None else branch * scale[...].astype(branch.dtype)
 
 
@@ -157,7 +159,7 @@ class Transformer(nnx.Module):
     *,
     stem: nnx.Module | None = None,
     embedding: nnx.Module,
-    prefix: Mapping[str, nnx.Param],
+    prefix: Mapping[str, Parameter],
     position: nnx.Module | None,
     position_at: Literal["input", "shared"] = "input",
     rotary: Rotary | None = None,
@@ -223,7 +225,10 @@ class Transformer(nnx.Module):
     x = self.embedding(images if self.stem is None else self.stem(images))
     x = record("embedding", x.reshape(x.shape[0], -1, x.shape[-1]))
     x, prefix, added = self._with_prefix(x if corrupt is None else corrupt(x), grid)
-    places = {} if self.rotary is None else {"coordinates": self.rotary.compute_coordinates(*grid, fold_key(key, 2))}
+    places: dict[str, Tensor] = {}
+    if self.rotary is not None and grid is not None:
+      rows, columns = grid
+      places["coordinates"] = self.rotary.compute_coordinates(rows, columns, fold_key(key, 2))
     if visible is not None:
       patches = jnp.take_along_axis(x[:, prefix:], visible[..., None], axis=1)
       x = jnp.concatenate([x[:, :prefix], patches], axis=1)
@@ -232,8 +237,17 @@ class Transformer(nnx.Module):
 
     # Features.
     rates = stack.compute_rates(self.stochastic_depth, self.depth, self.dropping)
-    how = {"rates": rates, "remat": self.remat, "name": "blocks", "added": added, "numbered": self.numbered}
-    x = stack.run(self.blocks, x, fold_key(key, 1), **how, **places)
+    x = stack.run(
+      self.blocks,
+      x,
+      fold_key(key, 1),
+      rates=rates,
+      remat=self.remat,
+      name="blocks",
+      added=added,
+      numbered=self.numbered,
+      **places,
+    )
     tokens = record("encoded", x if self.norm is None else self.norm(x))
     distilled = None if self.distillation is None else tokens[:, 1]
     x = self._pool(tokens, prefix)
@@ -245,6 +259,7 @@ class Transformer(nnx.Module):
     features = record("pre_logits", x if distilled is None else (x + distilled) / 2)
     if self.head is None or distilled is None:
       return classify(tokens, features, self.head)
+    assert self.head_distillation is not None
     heads = {
       "head": self.head(x).astype(jnp.float32),
       "head_distillation": self.head_distillation(distilled).astype(jnp.float32),
@@ -267,33 +282,38 @@ class Transformer(nnx.Module):
 
   def _with_prefix(
     self, patches: Float[Tensor, "B N D"], grid: tuple[int, int] | None
-  ) -> tuple[Tensor, int, Tensor | None]:
+  ) -> tuple[Array, int, Array | None]:
     """Returns prefix tokens and patches with positions [B, T + N, D], T, and the positions for every block or None."""
     batch, _, width = patches.shape
     names, counts = tuple(self.prefix), tuple(self.prefix.values())
-    x = patches
+    x = jnp.asarray(patches)
     if names:
       values = [getattr(self, name)[...].astype(x.dtype) for name in names]
       rows = [jnp.broadcast_to(value, (batch, n, width)) for value, n in zip(values, counts, strict=True)]
       x = jnp.concatenate([*rows, x], axis=1)
     if self.position is None:
       return x, sum(counts), None
-    table = self.position.of(grid) if self.resizable else self.position()
+    table: Tensor
+    if self.resizable:
+      assert isinstance(self.position, positions.Fixed) and grid is not None
+      table = self.position.of(grid)
+    else:
+      table = self.position()
     if self.registers is not None:  # registers are the last prefix tokens, and most models give them no position
       table = positions.insert_zeros(table, sum(counts[:-1]), x.shape[1] - table.shape[0])
     table = jnp.asarray(table, x.dtype)
     return (x + table, sum(counts), None) if self.position_at == "input" else (x, sum(counts), table)
 
-  def _pool(self, tokens: Float[Tensor, "B N D"], prefix: int) -> Float[Array, "B D"]:
+  def _pool(self, tokens: Float[Array, "B N D"], prefix: int) -> Float[Array, "B D"]:
     if self.pool == "cls":
       return tokens[:, 0]
     patches = tokens[:, prefix:] if prefix else tokens
-    return patches.mean(axis=1) if self.pool == "gap" else self.pool(patches)
+    return patches.mean(axis=1) if isinstance(self.pool, str) else self.pool(patches)
 
 
 def create_prefix_tokens(
   width: int, *, cls: bool, distillation: bool = False, registers: int = 0, rngs: Keys
-) -> dict[str, nnx.Param]:
+) -> dict[str, Parameter]:
   """Creates the tokens in front of the patches, by name.
 
   Registers have small, different initial values, as in timm and DINOv2. The other tokens are initialised with zeros.

@@ -12,7 +12,7 @@ from flax import nnx
 from vit_jax import schema
 from vit_jax.models import attention_outputs, layers, parameters, resnet, rotary, stack
 from vit_jax.models.attention import Attention
-from vit_jax.models.parameters import Keys
+from vit_jax.models.parameters import Common, Keys
 from vit_jax.models.positions import Resampling
 from vit_jax.models.query_key import QueryKey
 from vit_jax.models.sizes import Blocks, Depth, Dtype, Hidden, Width, grid, sides, size
@@ -113,7 +113,7 @@ def vit(
   rows, columns = grid(image_size if stages is None else resnet.compute_stem_sides(sides(image_size), stages), patch)
   tokens = Tokens(rows, columns, width, top.leading, registers)
   compute = jnp.dtype(dtype)
-  common = {"dtype": compute, "rngs": rngs}
+  common = Common(dtype=compute, rngs=rngs)
   lecun, of_mlp = nnx.initializers.lecun_normal(), {"bias_init": nnx.initializers.normal(1e-6)}
   norm_of = layers.Norm(norms.kind, norms.eps, compute)
   rotation = _create_rotary(places.rotary, heads * options.halves, tokens)
@@ -121,7 +121,7 @@ def vit(
   of_attention["out_bias"] = not (options.halves > 1 and norms.order == "parallel")
 
   def block(rngs: Keys) -> Block:
-    common = {"dtype": compute, "rngs": rngs}
+    common = Common(dtype=compute, rngs=rngs)
     unplaced = 0 if places.covers_registers else registers
     table = (
       {"position": places.create(tokens, rngs), "registers": (top.leading, unplaced)} if places.at == "each" else {}
@@ -187,7 +187,7 @@ def _attention_parts(
   }
 
 
-def _create_stem(channels: int, stages: tuple[int, ...], common: dict[str, Any]) -> tuple[nnx.Module, int]:
+def _create_stem(channels: int, stages: tuple[int, ...], common: Common) -> tuple[nnx.Module, int]:
   """Returns a ResNet stem and the number of its output channels."""
   return resnet.Stem(channels, stages, **common), resnet.compute_stem_width(stages)
 

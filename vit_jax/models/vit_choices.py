@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from vit_jax import schema
 from vit_jax.models import layers, positions
@@ -39,7 +39,7 @@ class XlaAttention:
   halves: ClassVar[int] = 1  # units of a head that attend separately
   numbered: ClassVar[bool] = False  # whether the kernel needs the number of the block
 
-  def create_kernel(self, size: int, dtype: jnp.dtype) -> KernelPart:
+  def create_kernel(self, size: int, dtype: DTypeLike) -> KernelPart:
     """Returns the kernel.
 
     Args:
@@ -67,7 +67,7 @@ class FusedAttention:
   halves: ClassVar[int] = 1
   numbered: ClassVar[bool] = False
 
-  def create_kernel(self, size: int, dtype: jnp.dtype) -> KernelPart:
+  def create_kernel(self, size: int, dtype: DTypeLike) -> KernelPart:
     """Returns the kernel.
 
     Args:
@@ -99,7 +99,7 @@ class DifferentialAttention:
   halves: ClassVar[int] = 2
   numbered: ClassVar[bool] = True
 
-  def create_kernel(self, size: int, dtype: jnp.dtype) -> KernelPart:
+  def create_kernel(self, size: int, dtype: DTypeLike) -> KernelPart:
     """Returns the kernel.
 
     Args:
@@ -250,8 +250,8 @@ Rotation = Annotated[Choice, ROTARY]
 
 
 @dataclasses.dataclass(frozen=True)
-class NoTable:
-  """No added positions.
+class Positions:
+  """Positions of a model.
 
   Args:
     rotary: rotary positions of queries and keys.
@@ -260,7 +260,6 @@ class NoTable:
   _: dataclasses.KW_ONLY
   rotary: Rotation = Choice("none")
 
-  at: ClassVar[At] = "input"
   relative: ClassVar[bool] = False  # whether attention has relative positions
   covers_registers: ClassVar[bool] = False  # whether registers have a position
   divisor: ClassVar[int] = 1  # the width must be a multiple
@@ -276,6 +275,17 @@ class NoTable:
 
 
 @dataclasses.dataclass(frozen=True)
+class NoTable(Positions):
+  """No added positions.
+
+  Args:
+    rotary: rotary positions of queries and keys.
+  """
+
+  at: ClassVar[At] = "input"
+
+
+@dataclasses.dataclass(frozen=True)
 class Relative(NoTable):
   """Relative positions in the attention, for all tokens including the prefix tokens (Shaw et al. 2018).
 
@@ -287,7 +297,7 @@ class Relative(NoTable):
 
 
 @dataclasses.dataclass(frozen=True)
-class Learned(NoTable):
+class Learned(Positions):
   """A learned vector for class token, distillation token and each patch.
 
   Args:
@@ -300,7 +310,7 @@ class Learned(NoTable):
   at: At = "input"
 
   def create(self, tokens: Tokens, rngs: Keys) -> nnx.Module:
-    """Returns the table of positions. The arguments are those of `NoTable.create`."""
+    """Returns the table of positions. The arguments are those of `Positions.create`."""
     return positions.Learned(tokens.total - tokens.registers, tokens.width, std=0.02, rngs=rngs)
 
 
@@ -314,7 +324,7 @@ class LearnedPatches(Learned):
   """
 
   def create(self, tokens: Tokens, rngs: Keys) -> nnx.Module:
-    """Returns the table of positions. The arguments are those of `NoTable.create`."""
+    """Returns the table of positions. The arguments are those of `Positions.create`."""
     patches = tokens.rows * tokens.columns
     return positions.Learned(patches, tokens.width, leading=tokens.leading, std=0.02, rngs=rngs)
 
@@ -331,7 +341,7 @@ class LearnedAll(Learned):
   covers_registers: ClassVar[bool] = True
 
   def create(self, tokens: Tokens, rngs: Keys) -> nnx.Module:
-    """Returns the table of positions. The arguments are those of `NoTable.create`."""
+    """Returns the table of positions. The arguments are those of `Positions.create`."""
     return positions.Learned(tokens.total, tokens.width, std=0.02, rngs=rngs)
 
 
@@ -347,7 +357,7 @@ class Sincos2d(Learned):
   divisor: ClassVar[int] = 4
 
   def create(self, tokens: Tokens, rngs: Keys) -> nnx.Module:
-    """Returns the table of positions. The arguments are those of `NoTable.create`."""
+    """Returns the table of positions. The arguments are those of `Positions.create`."""
     return positions.Fixed(
       positions.compute_sincos2d, (tokens.rows, tokens.columns, tokens.width), leading=tokens.leading
     )
@@ -365,7 +375,7 @@ class Factored(Learned):
   divisor: ClassVar[int] = 2
 
   def create(self, tokens: Tokens, rngs: Keys) -> nnx.Module:
-    """Returns the table of positions. The arguments are those of `NoTable.create`."""
+    """Returns the table of positions. The arguments are those of `Positions.create`."""
     return positions.Factored(tokens.rows, tokens.columns, tokens.width, leading=tokens.leading, std=0.02, rngs=rngs)
 
 

@@ -18,7 +18,7 @@ def cut(batch, tokens, heads, size, dtype="bfloat16"):
 def test_gathered_heads_hold_their_own_lanes_once_and_scatter_back(heads, size):
   layout = cut(1, 8, heads, size)._replace(lanes=-(-heads * size // 128) * 128)
   x = np.arange(1, layout.lanes + 1, dtype=np.float32)[None]
-  groups, back = {i: x[:, tiling.slice_group(i)] for i in range(layout.lanes // 128)}, {}
+  groups, back = {i: jnp.asarray(x[:, tiling.slice_group(i)]) for i in range(layout.lanes // 128)}, {}
   for number, head in enumerate(tiling.list_heads(layout)):
     gathered = tiling.gather(head, groups)
     own = np.sort(np.asarray(gathered)[np.asarray(head.mask)])

@@ -37,6 +37,11 @@ from vit_jax.shapes import Array, Float, Tensor
 
 Arrays = tuple[Tensor, ...]
 Operands = list[tuple[str, Tensor]]  # pairs of a kind and an array, see `_call`
+# Queries and keys of a group before and after the operations, and the factors of the norm.
+Placed = tuple[tuple[Array, Array], list[Array], list[Array] | None]
+Place = Callable[[int, int], Placed]
+Job = tuple[int, tiling.Head, int, list[int]]  # image, head, number of the head, groups that it completes
+Saved = tuple[Tensor, Tensor, Tensor, Tensor, Arrays, Arrays, Tensor]  # for the backward pass
 BASE = math.log2(math.e)  # converts to base 2, because the chip's exponential has base 2
 
 
@@ -93,11 +98,11 @@ def fused_attention(
       "Use "
       'attention="xla"'
     )
-  gains = tuple(gain.astype(jnp.float32) for gain in gains or ())
-  extra = query_key.list_operands(operations, layout, gains, angles)
+  factors = tuple(gain.astype(jnp.float32) for gain in gains or ())
+  extra = query_key.list_operands(operations, layout, factors, angles)
   tables = tuple(array for kind, array in extra if kind != "bias")
   kinds = tuple(kind for kind, _ in extra)
-  return _attend(query, key, value, query_bias, value_bias, gains, tables, layout, operations, kinds)
+  return _attend(query, key, value, query_bias, value_bias, factors, tables, layout, operations, kinds)
 
 
 # Kernels, unrolled over images and heads.
@@ -105,7 +110,7 @@ def fused_attention(
 
 def _make_reader(
   refs: Sequence[Ref], query_bias: Ref, layout: tiling.Layout, transform: Transform
-) -> tuple[Callable[[int, int], tuple], Callable[[int, tiling.Head], list], Callable[[int, int], tuple]]:
+) -> tuple[Callable[[int, int], tuple[Array, ...]], Callable[[int, tiling.Head], list[Array]], Place]:
   """Returns the functions load(image, group), read(image, head) and place(image, group).
 
   `load` and `read` return 128 lanes of each of `refs`. Queries include bias and the scale of the softmax. Queries and
@@ -114,7 +119,7 @@ def _make_reader(
   """
 
   @functools.cache
-  def place(image: int, group: int) -> tuple:
+  def place(image: int, group: int) -> Placed:
     queries, keys = (tiling.load(ref, image, group, layout) for ref in refs[:2])
     pair = queries + query_bias[:, tiling.slice_group(group)], keys
     made, rates = transform.forward(pair, group)
@@ -126,14 +131,14 @@ def _make_reader(
     others = (tiling.load(ref, image, group, layout) for ref in refs[2:])
     return queries * (layout.size**-0.5 * BASE), keys, *others
 
-  def read(image: int, head: tiling.Head) -> list[Tensor]:
+  def read(image: int, head: tiling.Head) -> list[Array]:
     groups = {group: load(image, group) for group in head.groups}
     return [tiling.gather(head, {group: arrays[i] for group, arrays in groups.items()}) for i in range(len(refs))]
 
   return load, read, place
 
 
-def _list_jobs(layout: tiling.Layout) -> Iterable[tuple[tuple, tuple | None]]:
+def _list_jobs(layout: tiling.Layout) -> Iterable[tuple[Job, tuple[int, tiling.Head, int] | None]]:
   """Returns pairs of a job (image, head, number of the head, groups that it completes) and the next job.
 
   The next job does not contain its groups. It is None after the last job.
@@ -144,7 +149,7 @@ def _list_jobs(layout: tiling.Layout) -> Iterable[tuple[tuple, tuple | None]]:
     for number, head in enumerate(heads):
       later = heads[number + 1].groups if number + 1 < len(heads) else ()
       jobs.append((image, head, number, [group for group in head.groups if group not in later]))
-  return zip(jobs, [job[:3] for job in jobs[1:]] + [None], strict=True)
+  return zip(jobs, [*(job[:3] for job in jobs[1:]), None], strict=True)
 
 
 def _multiply(a: Tensor, b: Tensor, over_a: int, over_b: int) -> Array:
@@ -182,7 +187,9 @@ def _forward_kernel(
     return _compute_scores(jnp.where(head.mask, queries, 0.0), keys, layout), values
 
   first, *others = tiling.list_heads(layout)
-  started, last, out, tops, totals = begin(0, first, 0), len(others), {}, 0.0, 1.0
+  started, last, out = begin(0, first, 0), len(others), {}
+  tops: Array | float = 0.0
+  totals: Array | float = 1.0
   for (image, head, number, complete), following in _list_jobs(layout):
     scores, values = started
     top = scores.max(-1, keepdims=True)
@@ -218,7 +225,7 @@ def _backward_kernel(
   """Computes gradients. `context` contains the gradient of the context. Bias gradients are sums over one image."""
   extra, results = refs[: operations.operands], refs[operations.operands :]
   d_query, d_key, d_value, d_query_bias, d_value_bias, *rest = results
-  of_gains, sums = (rest[:2], rest[2:]) if operations.eps is not None else ((), rest)
+  of_gains, sums = (rest[:2], rest[2:]) if operations.eps is not None else (rest[:0], rest)
   made = Transform(operations, extra)
   load, read, place = _make_reader((query, key, value, context), query_bias, layout, made)
 
@@ -332,8 +339,8 @@ def _pad_row(x: Tensor) -> Array:
 
 def _pair_operands(gains: Arrays, tables: Arrays, kinds: tuple[str, ...]) -> Operands:
   """Returns pairs (kind, array) in the order of `query_key.list_operands`, from separate gains and other arrays."""
-  gains, tables = iter(gains), iter(tables)
-  return [(kind, _pad_row(next(gains)) if kind == "bias" else next(tables)) for kind in kinds]
+  rows, others = iter(gains), iter(tables)
+  return [(kind, _pad_row(next(rows)) if kind == "bias" else next(others)) for kind in kinds]
 
 
 def _forward(
@@ -391,7 +398,7 @@ def _attend_forward(
   layout: tiling.Layout,
   operations: Operations,
   kinds: tuple[str, ...],
-) -> tuple[Array, tuple]:
+) -> tuple[Array, Saved]:
   # The name by which rematerialisation policies store attention's results, as in attention.py.
   context, normalizer = (
     checkpoint_name(x, "attention/averaged")
@@ -401,8 +408,8 @@ def _attend_forward(
 
 
 def _attend_backward(
-  layout: tiling.Layout, operations: Operations, kinds: tuple[str, ...], saved: tuple, gradient: Tensor
-) -> tuple:
+  layout: tiling.Layout, operations: Operations, kinds: tuple[str, ...], saved: Saved, gradient: Tensor
+) -> tuple[Array, Array, Array, Array, Array, Arrays, Arrays]:
   query, key, value, query_bias, gains, tables, normalizer = saved
   operands = [("chunk", query), ("all", key), ("all", value), ("bias", _pad_row(query_bias))]
   operands += [("number", normalizer), ("chunk", gradient), *_pair_operands(gains, tables, kinds)]

@@ -19,9 +19,9 @@ import numpy as np
 
 from vit_jax.models.kernels import tiling
 from vit_jax.models.kernels.tiling import Ref
-from vit_jax.shapes import Float, Tensor
+from vit_jax.shapes import Array, Float, Tensor
 
-Lanes = Float[Tensor, "_ 128"]  # there may be fewer queries than keys
+Lanes = Float[Array, "_ 128"]  # there may be fewer queries than keys
 
 
 class Operations(NamedTuple):
@@ -157,7 +157,7 @@ class Transform:
       gradients = [
         gradient * cos[...] - y for gradient, y, (cos, _) in zip(gradients, exchanged, self.tables, strict=True)
       ]
-    if self.eps is None:
+    if self.eps is None or rates is None:
       return list(gradients), []
     normed = [x * rate for x, rate in zip(pair, rates, strict=True)]
     gain_gradients = [(gradient * x).sum(0, keepdims=True) for gradient, x in zip(gradients, normed, strict=True)]

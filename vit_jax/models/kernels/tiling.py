@@ -116,7 +116,7 @@ class Head(NamedTuple):
     end: number of the lane after the last one.
   """
 
-  groups: dict
+  groups: dict[int, jax.Array]
   mask: jax.Array
   end: int
 
@@ -144,7 +144,7 @@ def slice_group(group: int) -> slice:
   return slice(group * LANES, (group + 1) * LANES)
 
 
-def gather(head: Head, groups: dict) -> Tensor:
+def gather(head: Head, groups: dict[int, jax.Array]) -> jax.Array:
   """Returns 128 lanes that contain all lanes of a head.
 
   Args:
@@ -155,7 +155,7 @@ def gather(head: Head, groups: dict) -> Tensor:
   return jnp.where(head.groups[first], groups[first], groups[second[0]]) if second else groups[first]
 
 
-def scatter(head: Head, x: Tensor, groups: dict) -> None:
+def scatter(head: Head, x: jax.Array, groups: dict[int, jax.Array]) -> None:
   """Writes the lanes of a head into its groups.
 
   Args:
@@ -167,7 +167,7 @@ def scatter(head: Head, x: Tensor, groups: dict) -> None:
     groups[group] = jnp.where(mask, x, groups.get(group, 0.0))
 
 
-def spread(x: Tensor, head: Head, size: int) -> jax.Array:
+def spread(x: jax.Array, head: Head, size: int) -> jax.Array:
   """Copies a value from the lanes of other heads to the lanes of a head.
 
   Args:
@@ -205,7 +205,7 @@ def load(ref: Ref, image: int, group: int, layout: Layout) -> jax.Array:
   return pltpu.bitcast(words, jnp.float32)
 
 
-def store(ref: Ref, image: int, group: int, x: Tensor, layout: Layout) -> None:
+def store(ref: Ref, image: int, group: int, x: jax.Array, layout: Layout) -> None:
   """Stores one group of lanes, the inverse of `load`.
 
   Args:
@@ -223,7 +223,7 @@ def store(ref: Ref, image: int, group: int, x: Tensor, layout: Layout) -> None:
   ref[image, :, slice_group(group)] = x
 
 
-def add(ref: Ref, index: tuple, x: Tensor, layout: Layout) -> jax.Array:
+def add(ref: Ref, index: tuple[int, slice, slice], x: jax.Array, layout: Layout) -> jax.Array:
   """Adds values to the sum over chunks of queries in `ref`, and returns the sum so far.
 
   Args:
