@@ -90,9 +90,9 @@ def compute_rollout(
     mixed = layer.mean(1) if heads == "mean" else layer.max(1)
     mixed = 0.5 * mixed + 0.5 * jnp.eye(mixed.shape[-1])
     share = jnp.einsum("bm,bmn->bn", share, mixed / mixed.sum(-1, keepdims=True))
-  return _reshape_to_grid(grid, share)
+  return _reshape_to_grid(grid, jnp.asarray(share))
 
 
-def _reshape_to_grid(grid: tuple[int, int], tokens: Tensor) -> Tensor:
+def _reshape_to_grid(grid: tuple[int, int], tokens: Array) -> Array:
   """Converts tokens (..., T) to a grid (..., h, w) without prefix tokens."""
   return tokens[..., tokens.shape[-1] - grid[0] * grid[1] :].reshape(*tokens.shape[:-1], *grid)

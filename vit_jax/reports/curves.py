@@ -1,7 +1,7 @@
 """Curves of the metrics of runs over images seen and over core-hours."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.ticker import LogLocator
 
@@ -61,7 +61,7 @@ def make_chapter(runs: Sequence[RecordedRun]) -> Chapter:
 def select_panels(runs: Sequence[RecordedRun]) -> list[Panel]:
   """Returns the charts for which at least one run has points."""
   names = dict.fromkeys(key for run in runs for row in run.rows for key in row)
-  held_out = [_find_held_out(runs)[0].get(what) for what in ("loss", "top1")]
+  held_out = [_find_held_out(runs)[0].get(what, "") for what in ("loss", "top1")]
   every = [
     Panel("loss", ["train/loss", held_out[0]]),
     Panel("top-1", ["train/top1", held_out[1]], percent=True),
@@ -124,9 +124,9 @@ def draw_panel(runs: Sequence[RecordedRun], panel: Panel, over: str) -> str:
       colour = drawing.SERIES[number] if number < drawing.COLOURED else drawing.FAINT
       for metric, line in zip(panel.metrics, ("-", "--"), strict=False):
         series = run.series(metric).thin_out(max(20, DRAWN // len(runs)))
-        few = {"marker": "o", "markersize": 3} if len(series.values) < 20 else {}
+        few: dict[str, Any] = {"marker": "o", "markersize": 3} if len(series.values) < 20 else {}
         first = metric == panel.metrics[0] and number < drawing.COLOURED and len(series.values)
-        named = {"label": drawing.fit_label(run.name, 40)} if first else {}
+        named: dict[str, Any] = {"label": drawing.fit_label(run.name, 40)} if first else {}
         axes.plot(getattr(series, over), scale * series.values, line, color=colour, **few, **named)
     axes.set_title(panel.title + (", %" if panel.percent else ""), loc="left")
     axes.set_xlabel("images seen" if over == "images" else "core-hours")

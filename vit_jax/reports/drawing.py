@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
 # Colours that the style sheet of the page sets. Matplotlib draws with these values, and the SVG contains variables.
@@ -35,7 +36,7 @@ _STYLE = {
   "axes.spines.top": False,
   "axes.spines.right": False,
   "axes.grid": True,
-  "axes.prop_cycle": matplotlib.cycler(color=SERIES),
+  "axes.prop_cycle": cycler(color=SERIES),
   "axes.unicode_minus": False,
   "grid.color": FAINT,
   "grid.alpha": 0.35,
@@ -51,7 +52,8 @@ _STYLE = {
 @contextlib.contextmanager
 def use_style() -> Iterator[None]:
   """Applies the style of the page to drawings inside the context."""
-  with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+  # Recent versions of Matplotlib list all keys in this type, older versions accept any text.
+  with matplotlib.rc_context(_STYLE), warnings.catch_warnings():  # type: ignore[arg-type]
     # The reader's browser draws the text with its own font.
     warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
     yield

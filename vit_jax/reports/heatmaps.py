@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import cv2
 import matplotlib
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from vit_jax.reports import drawing
 
@@ -34,7 +35,7 @@ def draw_overlay(square: np.ndarray, weights: np.ndarray) -> np.ndarray:
   share = weights / max(float(weights.max()), np.finfo(np.float32).tiny)
   share = cv2.resize(share.astype(np.float32), square.shape[1::-1], interpolation=cv2.INTER_LINEAR)
   heat = matplotlib.colormaps["inferno"](share)[..., :3] * 255
-  return np.uint8(0.45 * square.mean(-1, keepdims=True) + 0.55 * heat)
+  return (0.45 * square.mean(-1, keepdims=True) + 0.55 * heat).astype(np.uint8)
 
 
 def join_images(pictures: Sequence[np.ndarray]) -> np.ndarray:
@@ -46,7 +47,7 @@ def join_images(pictures: Sequence[np.ndarray]) -> np.ndarray:
 def draw_filters(filters: np.ndarray) -> list[np.ndarray]:
   """Converts filters (K, P, P, 3) to uint8 images (P, P, 3). Grey is 0, and each filter has full contrast."""
   largest = np.abs(filters).max((1, 2, 3), keepdims=True)
-  return list(np.uint8(np.rint(127.5 + 127.5 * filters / largest)))
+  return list(np.rint(127.5 + 127.5 * filters / largest).astype(np.uint8))
 
 
 def select_rows(side: int) -> range:
@@ -83,11 +84,12 @@ def draw_similarity(values: np.ndarray, name: str) -> str:
     drawn.set(cmap="viridis", clim=(-1, 1))
     bar = figure.colorbar(drawn, ax=axes, shrink=0.8, label="cosine similarity", ticks=[-1, -0.5, 0, 0.5, 1])
     bar.outline.set_visible(False)
+    assert bar.solids is not None
     bar.solids.set_rasterized(True)
     return drawing.render_svg(figure, name)
 
 
-def draw_distances(values: np.ndarray, alike: np.ndarray, side: int, name: str) -> str:
+def draw_distances(values: np.ndarray, alike: np.ndarray, side: int | tuple[int, int], name: str) -> str:
   """Draws the attention distances of all heads: figure 7 (right) of Dosovitskiy et al. 2021.
 
   Args:
@@ -114,7 +116,9 @@ def draw_distances(values: np.ndarray, alike: np.ndarray, side: int, name: str) 
     equal = "equal attention to all patches"
     axes.stairs(alike, edges, baseline=None, color=drawing.SERIES[1], linestyle="--", label=equal)
     axes.set(xlabel="layer", ylabel=f"attention distance, pixels of {side}", xlim=(0.4, len(values) + 0.6))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    locator = axes.xaxis.get_major_locator()
+    assert isinstance(locator, MaxNLocator)
+    locator.set_params(integer=True)
     axes.set_ylim(0, 1.25 * np.nanmax([*values.ravel(), *alike]))
     axes.legend(ncols=2, loc="upper left")
     return drawing.render_svg(figure, name)

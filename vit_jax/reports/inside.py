@@ -18,7 +18,7 @@ from vit_jax.inference.predictor import Predictor
 from vit_jax.models import Description, compact, finite, resnet, swin
 from vit_jax.models.intermediates import record
 from vit_jax.models.published.model import Registered
-from vit_jax.models.transformer import Transformer
+from vit_jax.models.transformer import Block, Transformer
 from vit_jax.reports import attention, embeddings, heatmaps, page
 from vit_jax.schema import format_amount
 from vit_jax.schema.errors import NotFiniteError
@@ -26,6 +26,7 @@ from vit_jax.schema.errors import NotFiniteError
 _CALLED = "inside/logits"  # recorded by this module, because a user's model may record no intermediate values
 _ANNOUNCED = rf"{_CALLED}|embedding|(.*/)?attention/weights|pool/weights"
 _LAYER = r"(blocks|stages/\d+/blocks)/\d+/attention/weights"
+Pair = tuple[int, int]
 _DRAWN, _HEADS = 8, 16  # maximum number of images, and of heads of one image, in a chapter
 
 
@@ -121,13 +122,16 @@ def make_chapter(
   except NotFiniteError as error:
     return page.Chapter(title, [page.Paragraph(f"{error}.")], str(predictor.description))
   side = predictor.description.image_size
-  parts = [] if inside.filters is None else [_show_filters(inside)]
+  parts: list[page.Part] = []
+  if inside.filters is not None and inside.shares is not None:
+    parts.append(_show_filters(inside.filters, inside.shares))
   if inside.similarity is not None:
     parts.append(_show_positions(inside.similarity, title))
-  if inside.distance is not None:
-    parts.append(_show_distances(inside, side, len(pictures), title))
-  if inside.rollout is not None:
-    parts += [_show_attention(inside, pictures[:_DRAWN]), _show_heads(inside, *pictures[0])]
+  if inside.distance is not None and inside.alike is not None:
+    parts.append(_show_distances(inside.distance, inside.alike, side, len(pictures), title))
+  if inside.rollout is not None and inside.maps is not None:
+    parts.append(_show_attention(inside.maps, inside.rollout, inside.pooling, pictures[:_DRAWN]))
+    parts.append(_show_heads(inside.maps[0], *pictures[0]))
   reasons = dict.fromkeys(reason for name, reason in inside.absent.items() if name != "pooling")
   if reasons:
     parts.append(page.Paragraph("\n".join(reasons)))
@@ -155,11 +159,13 @@ def _count_prefix_tokens(module: nnx.Module) -> int:
   return (module.cls is not None) + (module.distillation is not None)
 
 
-def _find_windows(module: nnx.Module) -> list[tuple]:
+def _find_windows(module: nnx.Module) -> list[tuple[Pair, Pair]]:
   """Returns (window, shift) of each layer with windowed attention."""
   if not isinstance(module, swin.Swin):
     return []
-  return [(block.attention.window, block.attention.shift) for stage in module.stages for block in stage.blocks]
+  blocks = [block for stage in module.stages for block in stage.blocks if isinstance(block, Block)]
+  layers = [block.attention for block in blocks if isinstance(block.attention, swin.WindowAttention)]
+  return [(layer.window, layer.shift) for layer in layers]
 
 
 def _find_first_kernel(module: nnx.Module, channels: int) -> jax.Array | np.ndarray | None:
@@ -188,7 +194,14 @@ def _compute_similarity(module: nnx.Module) -> np.ndarray | None:
 # Attention to images.
 
 
-def _inspect_image(model: Any, cuts: Any, leading: int, normalised: Any, params: Any, square: Any) -> dict:
+def _inspect_image(
+  model: models.Model,
+  cuts: Sequence[tuple[Pair, Pair]],
+  leading: int,
+  normalised: Mapping[str, Any],
+  params: Mapping[str, jax.Array],
+  square: jax.Array,
+) -> dict[str, Any]:
   """Returns the available values for one image, uint8 (1, S, S, 3): distance, alike, maps, rollout and pooling."""
 
   def logits(images: jax.Array) -> jax.Array | np.ndarray:
@@ -213,7 +226,7 @@ def _inspect_image(model: Any, cuts: Any, leading: int, normalised: Any, params:
   }
 
 
-def _find_pooling(announced: Any, leading: int, tokens: int, count: int) -> tuple[bool, jax.Array]:
+def _find_pooling(announced: Mapping[str, jax.Array], leading: int, tokens: int, count: int) -> tuple[bool, jax.Array]:
   """Returns (whether the shares are learned, shares (1, T) of the tokens in the output)."""
   weights = announced.get("pool/weights")
   if "pool/attention/weights" in announced:
@@ -225,7 +238,9 @@ def _find_pooling(announced: Any, leading: int, tokens: int, count: int) -> tupl
   return False, jnp.asarray(chosen / chosen.sum(), jnp.float32)
 
 
-def _measure_window_distances(layers: Any, cuts: Any, side: int) -> dict[str, Any]:
+def _measure_window_distances(
+  layers: Sequence[jax.Array], cuts: Sequence[tuple[Pair, Pair]], side: int
+) -> dict[str, Any]:
   """Returns distances inside windows. `cuts` contains the (window, shift) of each layer."""
   distances, alike = [], []
   for weights, (window, shift) in zip(layers, cuts, strict=True):
@@ -238,10 +253,12 @@ def _measure_window_distances(layers: Any, cuts: Any, side: int) -> dict[str, An
   return {"distance": distances, "alike": alike}
 
 
-def _combine_images(seen: list[dict]) -> dict[str, np.ndarray | None]:
+def _combine_images(seen: list[dict[str, Any]]) -> dict[str, np.ndarray | None]:
   """Combines the values of all images."""
   first = seen[0] if seen else {}
-  values = {name: np.stack([one[name] for one in seen]) for name in ("maps", "rollout", "pooling") if name in first}
+  values: dict[str, np.ndarray] = {
+    name: np.stack([one[name] for one in seen]) for name in ("maps", "rollout", "pooling") if name in first
+  }
   if "distance" in first:
     layers = [np.mean(layer, axis=0) for layer in zip(*(one["distance"] for one in seen), strict=True)]
     heads = max(map(len, layers))
@@ -285,11 +302,11 @@ def _explain_absent(
 # The chapter.
 
 
-def _show_filters(inside: ModelInspection) -> page.Gallery:
-  pictures = [page.Picture(pixels) for pixels in heatmaps.draw_filters(inside.filters)]
+def _show_filters(filters: np.ndarray, shares: np.ndarray) -> page.Gallery:
+  pictures = [page.Picture(pixels) for pixels in heatmaps.draw_filters(filters)]
   about = (
     f"The first {len(pictures)} principal components of the filters that process pixels, as in figure 7 (left) of "
-    f"Dosovitskiy et al. 2021; they explain {inside.shares.sum():.0%} of the filters' variance. Grey is 0."
+    f"Dosovitskiy et al. 2021; they explain {shares.sum():.0%} of the filters' variance. Grey is 0."
   )
   return page.Gallery("Filters of the embedding, RGB", pictures, about, 56)
 
@@ -308,36 +325,41 @@ def _show_positions(similarity: np.ndarray, title: str) -> page.Chart:
   )
 
 
-def _show_distances(inside: ModelInspection, side: int | tuple[int, int], count: int, title: str) -> page.Chart:
+def _show_distances(
+  distance: np.ndarray, alike: np.ndarray, side: int | tuple[int, int], count: int, title: str
+) -> page.Chart:
   about = (
     "Mean distance in pixels between a patch and all patches, weighted by its attention, averaged over patches and "
     f"{format_amount(count, 'picture')}, as in figure 7 (right) of the same paper. Other tokens are ignored."
   )
-  drawn = heatmaps.draw_distances(inside.distance, inside.alike, side, f"{title} distance")
+  drawn = heatmaps.draw_distances(distance, alike, side, f"{title} distance")
   return page.Chart("Attention distance by layer and head", drawn, about)
 
 
-def _show_attention(inside: ModelInspection, pictures: Any) -> page.Gallery:
+def _show_attention(
+  maps: np.ndarray,
+  rollout: np.ndarray,
+  pooling: np.ndarray | None,
+  pictures: Sequence[tuple[np.ndarray, Sequence[str]]],
+) -> page.Gallery:
   strips = []
   for number, (square, lines) in enumerate(pictures):
     pixels = heatmaps.scale_image(square)
-    maps = [inside.maps[number].mean(0), inside.rollout[number]]
-    maps += [] if inside.pooling is None else [inside.pooling[number]]
-    drawn = heatmaps.join_images([pixels, *(heatmaps.draw_overlay(pixels, weights) for weights in maps)])
+    shown = [maps[number].mean(0), rollout[number], *([] if pooling is None else [pooling[number]])]
+    drawn = heatmaps.join_images([pixels, *(heatmaps.draw_overlay(pixels, weights) for weights in shown)])
     strips.append(page.Picture(drawn, lines))
   about = (
     "Attention of the output in the last layer, mean of heads; attention rollout through all layers (Abnar and Zuidema "
     "2020)"
-    + ("" if inside.pooling is None else "; the learned weights that pool the patches (Hassani et al. 2021)")
+    + ("" if pooling is None else "; the learned weights that pool the patches (Hassani et al. 2021)")
     + ". Black is 0, and yellow is the largest value of a map."
   )
-  columns = ["picture", "last layer", "rollout", *(["pooling weights"] if inside.pooling is not None else [])]
+  columns = ["picture", "last layer", "rollout", *(["pooling weights"] if pooling is not None else [])]
   return page.Gallery("Where the model looks", strips, about, 116 * len(columns) - 4, columns)
 
 
-def _show_heads(inside: ModelInspection, square: Any, lines: Any) -> page.Gallery:
-  pixels = heatmaps.scale_image(square)
-  maps = inside.maps[0][:_HEADS]
-  pictures = [page.Picture(heatmaps.draw_overlay(pixels, each), [f"head {i}"]) for i, each in enumerate(maps, 1)]
+def _show_heads(maps: np.ndarray, square: np.ndarray, lines: Sequence[str]) -> page.Gallery:
+  pixels, heads = heatmaps.scale_image(square), enumerate(maps[:_HEADS], 1)
+  pictures = [page.Picture(heatmaps.draw_overlay(pixels, each), [f"head {i}"]) for i, each in heads]
   about = f"Attention of the output in the last layer, by head, of the first picture: {', '.join(lines)}"
   return page.Gallery("Heads of the last layer", pictures, about.rstrip(": "), 112)

@@ -101,4 +101,5 @@ def _load_vega() -> str:
   """Returns Vega-Lite, Vega and vega-embed as one script."""
   import vl_convert
 
-  return vl_convert.javascript_bundle().replace("</script", "<\\/script")
+  bundle = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub omits the default of the argument
+  return bundle.replace("</script", "<\\/script")

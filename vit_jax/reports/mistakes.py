@@ -4,11 +4,11 @@ Shapes: N images, V classes, C classes that occur.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from vit_jax.data import crops
+from vit_jax.data.sources import Source
 from vit_jax.evals import metrics
 from vit_jax.evals.accuracy import AccuracyDetails
 from vit_jax.evals.intervals import METHODS, NONE
@@ -77,7 +77,7 @@ def make_chapter(
   return page.Chapter(TITLE, parts, words)
 
 
-def _format_split(source: Any) -> str:
+def _format_split(source: Source) -> str:
   return f"{fit_text(source.name, LONGEST)}, {fit_text(source.split, LONGEST)}"
 
 
@@ -87,7 +87,9 @@ def _find_right(predictions: Predictions) -> np.ndarray:
   return (labels == predictions.best[:, :1]).any(1)
 
 
-def _make_figures_table(predictions: Predictions, classes: Any, intervals: Any, way: Any) -> Table:
+def _make_figures_table(
+  predictions: Predictions, classes: int, intervals: Mapping[str, tuple[float, float]], way: str
+) -> Table:
   """Returns a table of all figures with their intervals and methods."""
 
   def text(name: str, value: float) -> str:
@@ -114,7 +116,10 @@ def format_percent(share: float) -> str:
 # Confusions of classes.
 
 
-def _count_confused(predictions: Predictions, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+Confused = tuple[np.ndarray, np.ndarray, np.ndarray]  # see `_count_confused`
+
+
+def _count_confused(predictions: Predictions, right: np.ndarray) -> Confused:
   """Returns (label, best class, number of wrong images), int64 (C,) each, of confused pairs in order of frequency."""
   labels = predictions.label if predictions.label.ndim == 2 else predictions.label[:, None]
   labels, best = labels[~right], predictions.best[~right, :1]
@@ -127,7 +132,7 @@ def _count_confused(predictions: Predictions, right: np.ndarray) -> tuple[np.nda
   return pairs[order, 0], pairs[order, 1], images[order]
 
 
-def _show_confusion(predictions: Predictions, names: Sequence[str]) -> Any:
+def _show_confusion(predictions: Predictions, names: Sequence[str]) -> list[Part]:
   """Returns a picture of the confusion matrix of the classes that occur, if there are not too many."""
   if predictions.label.ndim != 1:
     return []
@@ -161,7 +166,10 @@ def _draw_confusion(matrix: np.ndarray, names: Sequence[str]) -> str:
   for shown, colour in ((wrong, WRONG), (right, RIGHT)):
     # The square root makes a confusion of 2 % visible. Stronger colours would hide the numbers.
     cells[shown > 0] = np.column_stack(
-      [np.tile(np.array(colour) / 255, (np.sum(shown > 0), 1)), 0.1 + (STRONGEST - 0.1) * np.sqrt(shown[shown > 0])]
+      [
+        np.tile(np.array(colour) / 255, (int(np.count_nonzero(shown > 0)), 1)),
+        0.1 + (STRONGEST - 0.1) * np.sqrt(shown[shown > 0]),
+      ]
     )
   longest = max(map(len, names)) if classes <= NAMED else 0
   side = float(np.clip(0.42 * classes, 2, 5.5) if classes <= NUMBERED else np.clip(0.16 * classes, 5.5, 7))
@@ -193,7 +201,7 @@ def reduce_matrix(share: np.ndarray) -> np.ndarray:
   return np.maximum.reduceat(np.maximum.reduceat(share, starts, axis=0), starts, axis=1)
 
 
-def _make_pairs_table(confused: Any, counts: Any, names: Sequence[str]) -> list[Table]:
+def _make_pairs_table(confused: Confused, counts: metrics.Counts, names: Sequence[str]) -> list[Table]:
   """Returns a table of the most frequent confusions."""
   labels, best, images = confused
   if not len(images):
@@ -214,7 +222,7 @@ def _make_pairs_table(confused: Any, counts: Any, names: Sequence[str]) -> list[
 # Images.
 
 
-def _make_worst_gallery(details: Any, right: np.ndarray, squares: Squares) -> list[Part]:
+def _make_worst_gallery(details: AccuracyDetails, right: np.ndarray, squares: Squares) -> list[Part]:
   """Returns a gallery of the wrong predictions with the highest loss."""
   source, predictions, _ = details
   labelled = (predictions.label >= 0).reshape(len(right), -1).any(1)
@@ -236,7 +244,7 @@ def _make_worst_gallery(details: Any, right: np.ndarray, squares: Squares) -> li
   return _make_gallery("Worst mistakes", f"{about} them.", details, chosen, lines, squares)
 
 
-def _make_uncertain_gallery(details: Any, right: np.ndarray, squares: Squares) -> list[Part]:
+def _make_uncertain_gallery(details: AccuracyDetails, right: np.ndarray, squares: Squares) -> list[Part]:
   """Returns a gallery of the images with the smallest margin between the two best classes, right or wrong."""
   source, predictions, _ = details
   probability = predictions.probability
@@ -264,7 +272,13 @@ def _make_uncertain_gallery(details: Any, right: np.ndarray, squares: Squares) -
 
 
 def _make_gallery(
-  title: str, about: str, details: Any, chosen: Any, lines: Any, squares: Squares, marked: Any = None
+  title: str,
+  about: str,
+  details: AccuracyDetails,
+  chosen: np.ndarray,
+  lines: Sequence[Sequence[str]],
+  squares: Squares,
+  marked: np.ndarray | None = None,
 ) -> list[Part]:
   source, positions = details.source, details.predictions.position[chosen].tolist()
   pictures = []
@@ -277,20 +291,20 @@ def _make_gallery(
   return [page.Gallery(title, pictures, about, SIDE)]
 
 
-def _format_labels(details: Any, i: int) -> str:
+def _format_labels(details: AccuracyDetails, i: int) -> str:
   labels = np.atleast_1d(details.predictions.label[i])
   names = ", ".join(_format_class(details.source, label) for label in labels[labels >= 0][:5])
   return f"label {names}" if names else "no label"
 
 
-def _format_class(source: Any, number: int) -> str:
+def _format_class(source: Source, number: int) -> str:
   return fit_text(source.classes[number], 24)
 
 
 # Figures per class.
 
 
-def _make_classes_table(counts: Any, confused: Any, names: Sequence[str]) -> Table:
+def _make_classes_table(counts: metrics.Counts, confused: Confused, names: Sequence[str]) -> Table:
   """Returns a table of the classes that occur, the worst first."""
   rates = counts.rates
   occur = np.flatnonzero(counts.true + counts.guessed)

@@ -6,7 +6,7 @@ import functools
 import logging
 import pathlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,11 +16,13 @@ from vit_jax.corpora import stats
 from vit_jax.data import catalog, decoding, loader, sources
 from vit_jax.data.bound_data import EvalData
 from vit_jax.evals import Outcome
+from vit_jax.evals.accuracy import AccuracyDetails
 from vit_jax.evals.subject import open_source
 from vit_jax.inference import stored
 from vit_jax.reports import mistakes, page, seen
 from vit_jax.schema import ConfigError, enter_key
 from vit_jax.training import build, run_evaluation
+from vit_jax.training.bound_run import BoundRun
 from vit_jax.training.experiment import Experiment
 
 LIMIT = 10_000  # maximum number of images to evaluate
@@ -103,8 +105,9 @@ def make_chapter(result: MeasuredWeights) -> page.Chapter:
   prefix, outcome = next(iter(result.outcomes.items()))
   about = f"The weights of step {result.step:,} of {result.experiment.total:,}"
   about += ", not their average." if len(result.outcomes) > 1 else "."
-  squares = functools.partial(prepare_images, outcome.details.source, result.data)
-  return mistakes.make_chapter(outcome.details, squares, result.intervals[prefix], result.whole, about)
+  details = _get_details(outcome)
+  squares = functools.partial(prepare_images, details.source, result.data)
+  return mistakes.make_chapter(details, squares, result.intervals[prefix], result.whole, about)
 
 
 def select_pictures(result: MeasuredWeights, count: int) -> list[tuple[np.ndarray, list[str]]]:
@@ -117,7 +120,7 @@ def select_pictures(result: MeasuredWeights, count: int) -> list[tuple[np.ndarra
   Returns:
     Images, uint8 (S, S, 3), each with its name and label.
   """
-  source, predictions, _ = next(iter(result.outcomes.values())).details
+  source, predictions, _ = _get_details(next(iter(result.outcomes.values())))
   labels = predictions.label if predictions.label.ndim == 1 else predictions.label[:, 0]
   _, firsts = np.unique(labels, return_index=True)
   chosen = list(dict.fromkeys([*firsts[:: max(1, len(firsts) // count)].tolist(), *range(len(labels))]))[:count]
@@ -149,13 +152,18 @@ def prepare_images(source: sources.Source, data: EvalData, records: Sequence[int
     return list(pool.map(square, records))
 
 
-def _load_run(workdir: pathlib.Path) -> Any:
+def _get_details(outcome: Outcome) -> AccuracyDetails:
+  assert isinstance(outcome.details, AccuracyDetails)
+  return outcome.details
+
+
+def _load_run(workdir: pathlib.Path) -> BoundRun:
   if (run := stored.load_run(workdir)) is None:
     raise ConfigError(f"{workdir} contains no run (no config.json). Train one first")
   return run
 
 
-def _measure_run(run: Any, workdir: pathlib.Path, train: bool, limit: int | None) -> Any:
+def _measure_run(run: BoundRun, workdir: pathlib.Path, train: sources.Source, limit: int) -> MeasuredWeights:
   name, choice = run_evaluation.select_headline(run.evals)
   # The devices of this process may differ from those of the training.
   run, devices = dataclasses.replace(run, mesh=config.Mesh(), evals={}), jax.local_devices()

@@ -157,7 +157,7 @@ def embed_image(pixels: np.ndarray) -> str:
     done, data = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, 90])
     form = "jpeg"
   assert done, pixels.shape
-  return f"data:image/{form};base64,{base64.b64encode(data).decode()}"
+  return f"data:image/{form};base64,{base64.b64encode(data.tobytes()).decode()}"
 
 
 @functools.cache

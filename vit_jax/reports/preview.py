@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,14 @@ def draw_batch(run: BoundRun, source: Source) -> bytes:
   return plots.render_png(plots.draw_image_grid([each.seen for each in examples], words), 80)
 
 
-def _format_summary(path: Any, source: Any, examples: Any, classes: Any, looked_at: Any, kinds: Any) -> list[str]:
+def _format_summary(
+  path: pathlib.Path,
+  source: Source,
+  examples: Sequence[preview_batch.PreviewExample],
+  classes: tuple[np.ndarray, int],
+  looked_at: int,
+  kinds: Mapping[str, stats.ConspicuousImages],
+) -> list[str]:
   counts, counted = classes
   words = ", ".join(f"{name} {kind.count:,}" for name, kind in kinds.items() if kind.count) or "none"
   unhashed = "" if stats.can_hash() else f"; near-duplicates need {extras.format_advice('dedup')}"
@@ -106,7 +114,7 @@ def _format_summary(path: Any, source: Any, examples: Any, classes: Any, looked_
   ]
 
 
-def _load_pictures(kind: Any, images: Images) -> list[tuple[np.ndarray | None, ...]]:
+def _load_pictures(kind: stats.ConspicuousImages, images: Images) -> list[tuple[np.ndarray | None, ...]]:
   """Returns the images of the worst outliers that fit on the sheet, or None for each that cannot be read."""
   return [tuple(_load_picture(images, look.record) for look in looks) for _, looks in kind.worst[: preview_sheet.WORST]]
 
@@ -132,7 +140,7 @@ def _example_to_json(example: preview_batch.PreviewExample, source: Source) -> d
 def _outliers_to_json(kind: stats.ConspicuousImages, source: Source) -> dict[str, Any]:
   """Converts a kind of outliers to JSON values."""
 
-  def one(look: Any) -> dict[str, Any]:
+  def one(look: stats.ImageFacts) -> dict[str, Any]:
     labels = [source.classes[label] for label in look.labels]
     about = {"error": look.error} if look.error else {"height": look.height, "width": look.width, "labels": labels}
     return {"record": look.record, "image": source.display_name(look.record)} | about

@@ -2,7 +2,7 @@
 
 import concurrent.futures
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ from einops import rearrange
 
 from vit_jax import config, losses, models, rng, tasks
 from vit_jax.corpora import stats
-from vit_jax.data import catalog, crops, decoding, loader
+from vit_jax.data import catalog, crops, decoding, loader, stream
 from vit_jax.data.images import ImageError, Images
 from vit_jax.data.sources import Source
 from vit_jax.parallel import sharding
@@ -79,13 +79,13 @@ def compute_first_images(run: BoundRun, source: Source, count: int = COUNT) -> t
       array[place] = value
   seen, targets = map(np.asarray, _make_augmentation(run, task, count)(batch, jnp.zeros((), jnp.int32)))
   shown = [
-    _make_example(run, task.patch, *each, image.astype(np.float32), target)
+    _make_example(run, task.patch, each, image.astype(np.float32), target)
     for each, image, target in zip(made[:count], seen, targets, strict=True)
   ]
   return shown, size == run.batch or not by_image
 
 
-def _make_task(run: Any, source: Source) -> tasks.Task:
+def _make_task(run: BoundRun, source: Source) -> tasks.Task:
   """Returns a classification task with the loss of the run and without label smoothing, so that targets are shares."""
   kept = {key: value for key, value in run.task.args.items() if key == "loss" and value in losses.LOSSES}
   choice = bind(Choice("classify", kept), lookup(tasks.TASKS, "classify"), tasks.TASKS)
@@ -114,7 +114,7 @@ def select_rows(batch: int, count: int) -> list[int]:
   return sorted({*shown, *(batch - 1 - row for row in shown)})
 
 
-def _prepare_image(images: Images, examples: Any, row: int) -> tuple[Any, ...]:
+def _prepare_image(images: Images, examples: stream.Examples, row: int) -> tuple[Any, ...]:
   """Returns (record, reduced image, values of the example, None), or (record, None, None, error)."""
   record, original = examples.record(row), None
 
@@ -122,7 +122,7 @@ def _prepare_image(images: Images, examples: Any, row: int) -> tuple[Any, ...]:
     nonlocal record, original
     record = number  # differs from the first record if that one is bad and was skipped
 
-    def look(image: Any) -> Any:
+    def look(image: object) -> Any:
       nonlocal original
       original = crops.shrink(np.asarray(image), SIDE)
       return prepare(image)
@@ -136,20 +136,21 @@ def _prepare_image(images: Images, examples: Any, row: int) -> tuple[Any, ...]:
     return record, None, None, stats.shorten_error(error)
 
 
-def _make_augmentation(run: Any, task: Any, count: int) -> Callable[..., tuple[jax.Array, jax.Array]]:
+def _make_augmentation(run: BoundRun, task: tasks.Task, count: int) -> Callable[..., tuple[jax.Array, jax.Array]]:
   """Returns the function (batch, step) -> (images, targets) of `steps.make_train_step`, for `count` rows."""
 
   @jax.jit
-  def function(batch: Any, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def function(batch: Mapping[str, jax.Array], step: jax.Array) -> tuple[jax.Array, jax.Array]:
     examples = task.examples(batch, {}, rng.derive_key(run.seed, step, "augment"), step)
-    return examples["image"][:count], examples["target"][:count]
+    return jnp.asarray(examples["image"][:count]), jnp.asarray(examples["target"][:count])
 
   return function
 
 
 def _make_example(
-  run: Any, patch: int | None, record: int, original: Any, values: Any, error: str | None, seen: Any, target: Any
+  run: BoundRun, patch: int | None, made: tuple[Any, ...], seen: np.ndarray, target: np.ndarray
 ) -> PreviewExample:
+  record, original, values, error = made
   if error is not None:
     return PreviewExample(record, error=error)
   if patch is not None:

@@ -101,7 +101,10 @@ def draw_sheet(
   page = figure.add_axes((0, 0, 1, 1), autoscale_on=False, xlim=(0, WIDTH), ylim=(height, 0))
   page.set_axis_off()
   for item in items:
-    (_draw_text if isinstance(item, TextBox) else _draw_tile)(page, item)
+    if isinstance(item, TextBox):
+      _draw_text(page, item)
+    else:
+      _draw_tile(page, item)
   left, right = EDGE + 40, WIDTH - 400
   bars = figure.add_axes((left / WIDTH, 1 - (top + CHART) / height, (right - left) / WIDTH, CHART / height))
   draw_bars(bars, classes[0], source.classes)
@@ -113,11 +116,18 @@ def draw_sheet(
 
 
 def _arrange_sheet(
-  run: Any, source: Any, batch: Any, classes: Any, looked_at: Any, worst: Any
-) -> tuple[list[TextBox], int, int]:
+  run: BoundRun,
+  source: Source,
+  batch: tuple[Sequence[PreviewExample], bool],
+  classes: tuple[np.ndarray, int],
+  looked_at: int,
+  worst: Mapping[str, tuple[ConspicuousImages, Sequence[tuple[Picture, ...]]]],
+) -> tuple[list[Tile | TextBox], int, int]:
   """Returns (texts and tiles, top of the chart of classes, height of the sheet)."""
   examples, exact = batch
-  items = [*_arrange_title(EDGE, f"{source.name}, {source.split}", describe_batch(run, source, exact))]
+  items: list[Tile | TextBox] = [
+    *_arrange_title(EDGE, f"{source.name}, {source.split}", describe_batch(run, source, exact))
+  ]
   items += _arrange_pairs(examples, source, y := EDGE + 4 * LINE)
   y += -(-len(examples) // (WORST // 2)) * PAIRS + LINE
   counts, counted = classes
@@ -177,8 +187,8 @@ def caption(count: int, source: Source) -> str:
   return f"all {format_amount(count, 'image')}" if count == len(source) else f"{count:,} of {len(source):,} images"
 
 
-def _arrange_pairs(examples: Any, source: Any, y: int) -> Iterator[tuple[Tile, Tile]]:
-  """Yields pairs of tiles: an image, and the corresponding input of the model."""
+def _arrange_pairs(examples: Sequence[PreviewExample], source: Source, y: int) -> Iterator[Tile | TextBox]:
+  """Yields pairs of tiles and their texts: an image, and the corresponding input of the model."""
   for number, example in enumerate(examples):
     row, column = divmod(number, WORST // 2)
     x, top = EDGE + 2 * COLUMN * column, y + row * PAIRS
@@ -186,8 +196,10 @@ def _arrange_pairs(examples: Any, source: Any, y: int) -> Iterator[tuple[Tile, T
     yield Tile(x + TILE + 4, top, example.seen)
     below = top + TILE + 2
     yield TextBox(x, below, shorten_path(source.display_name(example.record)), colour=_GREY)
-    words = (example.error, 2 * TILE, _RED) if example.error else (_format_labels(example.labels, source),)
-    yield TextBox(x, below + LINE, *words)
+    if example.error:
+      yield TextBox(x, below + LINE, example.error, 2 * TILE, _RED)
+    else:
+      yield TextBox(x, below + LINE, _format_labels(example.labels, source))
     for line, (label, share) in enumerate(example.target[:3] if is_mixed(example) else ()):
       words = f"{share:.0%} {shorten_name(source.classes[label])}"
       yield TextBox(x + TILE + 4, below + line * LINE, words, colour=_BLUE)
@@ -199,7 +211,7 @@ def is_mixed(example: PreviewExample) -> bool:
   return {label for label, _ in example.target} != set(example.labels) or len(shares) > 1
 
 
-def _format_labels(labels: Any, source: Source) -> str:
+def _format_labels(labels: Sequence[int], source: Source) -> str:
   return ", ".join(shorten_name(source.classes[label]) for label in labels) if labels else "no label"
 
 
@@ -238,7 +250,8 @@ def arrange_outliers(
     Texts and tiles relative to (0, 0), and their width in pixels.
   """
   width = 3 * COLUMN
-  items, x, y, shown = [], 0, 2 * LINE + 6, 0
+  items: list[Tile | TextBox] = []
+  x, y, shown = 0, 2 * LINE + 6, 0
   for (severity, looks), tiles in zip(kind.worst, pictures, strict=False):
     wide = 2 if looks[0].error else len(looks)  # number of columns; the text of an error needs two
     if x + wide * COLUMN > WIDTH - 2 * EDGE:

@@ -84,7 +84,7 @@ class RecordedRun:
     ]
     return round(count * each[0]) if each else count
 
-  def _devices_of_rows(self) -> Any:
+  def _devices_of_rows(self) -> int:
     for row in reversed(self.rows):
       if (each := row.get("images_per_second_per_chip", 0)) > 0 and (rate := row.get("images_per_second", 0)) >= each:
         return round(rate / each)
@@ -104,11 +104,11 @@ class RecordedRun:
   def series(self, metric: str) -> "Curve":
     """Returns a metric as a curve, which is empty if no line contains the metric."""
     points = [(row["step"], row[metric]) for row in self.rows if metric in row]
-    steps, values = (np.array(column, np.float64) for column in zip(*points, strict=True)) if points else ([], [])
+    steps, values = np.array(points, np.float64).reshape(-1, 2).T
     at, hours = self._hours()
-    return Curve(np.asarray(steps) * self.run.batch, np.interp(steps, at, hours), np.asarray(values))
+    return Curve(steps * self.run.batch, np.interp(steps, at, hours), values)
 
-  def _hours(self) -> tuple[Any, Any]:
+  def _hours(self) -> tuple[list[float], list[float]]:
     """Returns (steps, core-hours of training up to each step). A line without a rate uses the rate of the next line."""
     laps = [(row["step"], row.get("images_per_second")) for row in self.rows if "train/loss" in row]
     steps, hours, rate, cores = [0.0], [0.0], None, self.cores
@@ -190,7 +190,7 @@ def _read_rows(path: pathlib.Path) -> list[dict[str, float]]:
   return sorted(rows, key=lambda row: row["step"])
 
 
-def _check_result(values: object) -> dict[str, Any]:
+def _check_result(values: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the valid values of a result, or {} if the file has another content."""
   if not all(_is_number(values.get(key)) for key in ("steps", "train_seconds")):
     return {}

@@ -1,6 +1,6 @@
 """Calibration of predicted probabilities: a reliability diagram, its bins, and statistical tests."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import signal
@@ -106,7 +106,7 @@ def make_parts(bins: Bins, confidence: np.ndarray, right: np.ndarray) -> list[pa
   return [page.Chart("Calibration", _draw_diagram(bins, filled), about), table]
 
 
-def _describe_calibration(bins: Any, tests: Any) -> str:
+def _describe_calibration(bins: Bins, tests: CalibrationFindings) -> str:
   """Returns text on the calibration error and the means, with the conclusion of each test."""
   total = max(int(bins.images.sum()), 1)
   error = float(np.abs(bins.right - bins.confidence).sum() / total)
@@ -136,7 +136,7 @@ def _format_p_value(value: float) -> str:
   return "p < 0.001" if value < 0.001 else f"p = {value:.2g}"
 
 
-def _draw_diagram(bins: Any, filled: Any) -> str:
+def _draw_diagram(bins: Bins, filled: np.ndarray) -> str:
   middle, width = (filled + 0.5) / BINS, 0.94 / BINS
   share = bins.right[filled] / bins.images[filled]
   confidence = bins.confidence[filled] / bins.images[filled]

@@ -3,7 +3,7 @@
 import datetime
 import pathlib
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -96,7 +96,8 @@ def _select_trial_records(record: Mapping[str, Any], kind: str) -> list[Any]:
 
 def _read_selection(workdir: pathlib.Path, record: Mapping[str, Any]) -> list[Part]:
   """Returns the setting that a sweep selected, and figures of its final runs on test."""
-  best, parts = record.get("best"), []
+  best = record.get("best")
+  parts: list[Part] = []
   if isinstance(best, dict):
     by = record.get("ranked_by")
     split = f" (split '{by['split']}')" if isinstance(by, dict) and isinstance(by.get("split"), str) else ""
@@ -116,7 +117,7 @@ def _read_selection(workdir: pathlib.Path, record: Mapping[str, Any]) -> list[Pa
   return [*parts, Table(f"Selected by {workdir.name}, measured on test", head, rows)] if rows else parts
 
 
-def _make_names_unique(named: Iterable[Any]) -> list[str]:
+def _make_names_unique(named: Mapping[pathlib.Path, str | None]) -> list[str]:
   """Returns a unique name for each workdir: its own name, or a longer part of its path if needed."""
   names = []
   for place, name in named.items():
@@ -192,9 +193,7 @@ def make_chapters(about: ReportContents, images: Sequence[str] = (), limit: int 
   return made
 
 
-def _make_weights_chapters(
-  run: RecordedRun, of_several: bool, images: Sequence[str], limit: int | None
-) -> list[Chapter]:
+def _make_weights_chapters(run: RecordedRun, of_several: bool, images: Sequence[str], limit: int) -> list[Chapter]:
   """Returns the chapters on training images, mistakes, and weights and attention inside of a run's model."""
   made, measured = outcomes.make_chapters(run.workdir, limit)
   try:
@@ -206,7 +205,7 @@ def _make_weights_chapters(
   return [chapter._replace(title=f"{chapter.title}: {run.name}") for chapter in made] if of_several else made
 
 
-def _make_file_chapters(place: pathlib.Path, images: Any) -> list[Chapter]:
+def _make_file_chapters(place: pathlib.Path, images: Sequence[str]) -> list[Chapter]:
   """Returns the chapters on a weight file."""
   with options.use_form(options.CONVERT):
     use = predictor.read(place)
@@ -225,7 +224,7 @@ def _make_file_chapters(place: pathlib.Path, images: Any) -> list[Chapter]:
   return [facts, inside.make_chapter(use, pictures, f"Inside: {name}")]
 
 
-def _load_pictures(use: Any, images: Any) -> list[tuple[np.ndarray, list[str]]]:
+def _load_pictures(use: predictor.Predictor, images: Sequence[str]) -> list[tuple[np.ndarray, list[str]]]:
   """Returns some of the images, cropped and scaled for the model, with captions. Raises ConfigError for a bad image."""
   some = [images[i * len(images) // PICTURES] for i in range(PICTURES)] if len(images) > PICTURES else images
   try:
@@ -233,7 +232,9 @@ def _load_pictures(use: Any, images: Any) -> list[tuple[np.ndarray, list[str]]]:
   except ImageError as error:
     raise ConfigError(str(error)) from error
   lines = [["/".join(pathlib.PurePath(image).parts[-2:])] for image in some]
-  for words, best in zip(lines, use.predict(squares) if squares and use.classes else [], strict=False):
+  predictions = use.predict(squares) if squares and use.classes else []
+  assert isinstance(predictions, list)
+  for words, best in zip(lines, predictions, strict=False):
     words.append(f"{best.probabilities[0]:.1%} {fit_text(best.names[0])}")
   return list(zip(squares, lines, strict=True))
 
@@ -254,7 +255,7 @@ def make_title(places: Sequence[pathlib.Path], about: ReportContents) -> str:
   return f"{named}: {', '.join([what] * bool(what) + ['weights'] * bool(about.weights))}"
 
 
-def _make_subtitle(about: Sequence[Any]) -> str:
+def _make_subtitle(about: ReportContents) -> str:
   """Returns the line below the title."""
   counts = [(len(about.runs), "run", ""), (len(about.weights), "file of weights", "files of weights")]
   parts = [format_amount(*each) for each in counts if each[0]]

@@ -55,7 +55,7 @@ def make_chapter(runs: Sequence[RecordedRun]) -> Chapter:
   metric = find_shared_headline(runs)
   measured = [run for run in runs if metric in run.figures]
   parts: list[Part] = []
-  if len(measured) > 1:
+  if metric is not None and len(measured) > 1:
     sizes = [measure_size(run) for run in measured]
     axes = [axis for axis in AXES if len({getattr(each, axis) for each in sizes} - {0}) > 1]
     if axes:
@@ -68,7 +68,7 @@ def make_chapter(runs: Sequence[RecordedRun]) -> Chapter:
       Table(
         "Sizes",
         ["run", format_name(metric), *AXES.values()],
-        [_make_row(*each, metric) for each in zip(measured, sizes, strict=True)],
+        [_make_row(run, each, metric) for run, each in zip(measured, sizes, strict=True)],
       )
     )
   if shots := {run.name: curve for run in runs if (curve := read_few_shot(run))}:
@@ -94,7 +94,7 @@ def read_few_shot(run: RecordedRun) -> dict[str, list[tuple[int, float]]]:
   return {probe: sorted(points) for probe, points in curves.items()}
 
 
-def _draw_metric(runs: Any, sizes: Any, axis: str, metric: str | None) -> str:
+def _draw_metric(runs: Sequence[RecordedRun], sizes: Sequence[RunSize], axis: str, metric: str) -> str:
   """Draws the metric over one of the axes as SVG."""
   scale = 100 if is_share(metric) else 1
   with drawing.use_style():
@@ -142,7 +142,7 @@ def _draw_few_shot(shots: Mapping[str, Any]) -> str:
     return drawing.render_svg(figure, "few-shot")
 
 
-def _make_row(run: RecordedRun, each: str | None, metric: str) -> list[str]:
+def _make_row(run: RecordedRun, each: RunSize, metric: str) -> list[str]:
   counts = [
     f"{each.core_hours:,.3g}",
     f"{each.flops:.3g}",

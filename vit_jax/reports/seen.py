@@ -47,13 +47,14 @@ def make_chapter(run: BoundRun, source: Source, pictures: int = PICTURES, second
   return page.Chapter(TITLE, [gallery, *show_classes(source, *count_images(source, run.seed, seconds))], title)
 
 
-def _make_picture(example: PreviewExample, source: Source) -> Any:
+def _make_picture(example: PreviewExample, source: Source) -> page.Picture:
   name = fit_text(source.display_name(example.record), LONGEST)
   if example.error:
     return page.Picture(np.full((1, 1, 3), 128, np.uint8), [name, example.error], wrong=True)
   lines = [name, ", ".join(fit_text(source.classes[label]) for label in example.labels) or "no label"]
   if preview_sheet.is_mixed(example):
     lines += [f"{100 * share:.0f} % {fit_text(source.classes[label])}" for label, share in example.target[:3]]
+  assert example.seen is not None and example.original is not None
   seen, original = (crops.shrink(pixels, 2 * SIDE) for pixels in (example.seen, example.original))
   return page.Picture(seen, lines, before=original)
 

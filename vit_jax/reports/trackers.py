@@ -15,7 +15,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from vit_jax.evals import selection
 from vit_jax.schema import ConfigError, extras, format_amount, show, suggest_nearest, texts
@@ -171,7 +171,7 @@ def _make_identifier(workdir: pathlib.Path, config: Mapping[str, Any]) -> str:
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def flatten_config(values: Mapping[str, Any] | Sequence[Any], prefix: str = "") -> dict[str, Any]:
+def flatten_config(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
   """Flattens a nested config to dotted keys, such as {"optim.lr": 0.1}.
 
   Args:
@@ -191,16 +191,17 @@ def _send_to_wandb(what: Export) -> str:
   """Sends metrics to W&B, offline unless WANDB_API_KEY or WANDB_MODE is set."""
   import wandb
 
-  mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+  chosen = os.environ.get("WANDB_MODE")  # which W&B reads itself
+  default: Literal["online", "offline"] = "online" if os.environ.get("WANDB_API_KEY") else "offline"
   quiet = wandb.Settings(silent=True, console="off", x_disable_stats=True)
   run = wandb.init(
-    project=what.project, id=what.id, name=what.name, config=what.config, dir=str(what.folder), mode=mode,
-    resume="allow", settings=quiet,
+    project=what.project, id=what.id, name=what.name, config=what.config, dir=str(what.folder),
+    mode=None if chosen else default, resume="allow", settings=quiet,
   )  # fmt: skip
   with run:  # W&B marks the run as failed if the context ends by an exception
     for step, figures in what.rows:
       run.log(figures, step=step)
-  if mode == "offline":
+  if (chosen or default) == "offline":
     upload = shlex.join(["wandb", "sync", str(pathlib.Path(run.dir).parent)])
     return f"{what.folder / 'wandb'}, offline; upload with: {upload}"
   return str(run.url)

@@ -68,7 +68,7 @@ def _summarise_run(run: RecordedRun) -> list[Part]:
     f"{format_name(name)}: {_format_with_interval(run, name)}" if name else "Not evaluated yet",
     describe_progress(run).capitalize(),
   ]
-  parts = [
+  parts: list[Paragraph | Table] = [
     Paragraph(f"{'. '.join(words)}. {warn_of_test_use([run])}".strip()),
     _make_origin_table(run),
     _make_expected_table(run),
@@ -233,8 +233,10 @@ def find_criterion(runs: Sequence[RecordedRun]) -> Criterion | None:
   if chosen is None or len(tasks) == 1 or chosen.metric.endswith("top1"):
     return chosen
   shots = {name: int(match[1]) for name in runs[0].figures if (match := PROBE.fullmatch(name))}
-  metric = max((name for name in shots if all(name in run.figures for run in runs)), key=shots.get, default=None)
-  return metric and Criterion(metric, selection.find_metric_role(to_plain(runs[0].run), metric))
+  metric = max(
+    (name for name in shots if all(name in run.figures for run in runs)), key=lambda name: shots[name], default=None
+  )
+  return Criterion(metric, selection.find_metric_role(to_plain(runs[0].run), metric)) if metric else None
 
 
 def find_shared_headline(runs: Sequence[RecordedRun]) -> str | None:
@@ -270,10 +272,10 @@ def _compare_runs(runs: Sequence[RecordedRun]) -> list[Part]:
   head = ["run", format_name(metric) if metric else "", f"95 % ({intervals.WILSON})", *map(format_name, others)]
   head += ["images seen", "core-hours", "images/s", "restarts", "state"]
   parts.append(Table("Runs", head, [_make_row(run, metric, others) for run in runs]))
-  if seeds := _group_over_seeds(measured, metric):
+  if metric and (seeds := _group_over_seeds(measured, metric)):
     parts.append(Table("Over seeds", ["runs", f"{format_name(metric)}: mean ± standard deviation (runs)"], seeds))
   if rows := compare_configs(runs):
-    table = [["key", *(run.name for run in runs)], *rows]
+    table: list[Sequence[str]] = [["key", *(run.name for run in runs)], *rows]
     if len(rows) < len(runs):  # the narrower of both tables
       table = list(zip(*table, strict=True))
     parts.append(Table("Differences between their configs", table[0], table[1:], "Without the evaluations."))
@@ -296,7 +298,7 @@ def _make_row(run: RecordedRun, metric: str | None, others: Any) -> list[Any]:
   ]
 
 
-def _group_over_seeds(runs: Sequence[RecordedRun], metric: str | None) -> list[Any]:
+def _group_over_seeds(runs: Sequence[RecordedRun], metric: str) -> list[list[str]]:
   """Returns rows for the groups of runs that differ only in their seed."""
   groups = {}
   for run in runs:

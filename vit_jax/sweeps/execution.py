@@ -141,10 +141,11 @@ def read_result(trial: Trial) -> bool:
   if trained is None and tested is None:
     return False
   own = trial.workdir / "config.json"
-  if trained is not None and not (own.is_file() and own.read_bytes() == trial.config.encode()):
+  same = trial.config is not None and own.is_file() and own.read_bytes() == trial.config.encode()
+  if trained is not None and not same:
     trial.fail(f"{trial.workdir} contains a run with another config. Check whether the file was edited")
     return True
-  values = tested.get("figures") if trained is None else trained
+  values = (tested or {}).get("figures") if trained is None else trained
   if not isinstance(values, dict):
     raise ConfigError(f"{trial.workdir / 'figures.json'} contains no figures. Fix or remove it")
   trial.figures = {key: value for key, value in values.items() if isinstance(value, float | int)}

@@ -5,6 +5,7 @@ import json
 import pathlib
 import tempfile
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from vit_jax.config import flags
 from vit_jax.evals import selection
@@ -33,7 +34,7 @@ class SweepRecord:
     self.last_runs: list[Trial] = []
     path, argument = flags.split_argument(study.file)
     file = f"{pathlib.Path(path).resolve()}:{argument}".removesuffix(":")
-    self._about = {"config": file, "flags": dict(study.overrides), "decide": study.sweep.decide}
+    self._about: dict[str, Any] = {"config": file, "flags": dict(study.overrides), "decide": study.sweep.decide}
     self._earlier = files.read_json(study.workdir / "sweep.json") or self._about
     for kind in ("trials", "final"):
       rows = self._earlier.get(kind, [])
@@ -102,7 +103,9 @@ class SweepRecord:
     files.write_text(workdir / "sweep.md", report + "\n")
     print_line(f"\n{report}\n\n  record    {workdir / 'sweep.json'}\n  table     {workdir / 'sweep.md'}")
     chosen = results.find_criterion(self.trials, self.study.sweep.decide)
-    metric = chosen and chosen.metric
+    if chosen is None:
+      return
+    metric = chosen.metric
     measured = [trial for trial in self.trials if metric in trial.figures]
     if keys := results.find_varied_keys(measured):
       from vit_jax.sweeps import board, pictures  # TensorBoard and matplotlib are slow to import
@@ -117,7 +120,7 @@ class SweepRecord:
       print_line(f"  picture   {workdir / 'sweep.png'}")
       print_line(f"  settings  tensorboard {texts.format_flag('logdir', workdir)}   (page HParams)")
 
-  def _groups(self, metric: str | None) -> dict[str, list[float]]:
+  def _groups(self, metric: str) -> dict[str, list[float]]:
     """Returns {name of a setting: values of a metric}. The names contain only keys that differ between settings."""
     keys = results.find_varied_keys(self.trials)
     named = {}
@@ -148,7 +151,7 @@ class SweepRecord:
     ]
     if over and (runs := self.last_runs if self.study.sweep.decide else self.trials):
       parts.append(suite.format_suite(runs, self.trials, over))
-    elif self.last_runs:
+    elif self.last_runs and self.best is not None:
       final = "; ".join(map(format_changes, self.study.sweep.final))
       trained = f"trained again: {final}" if final else "its own trials"
       parts.append(f"On test, the best setting ({format_changes(self.best.changes)}), {trained}:")

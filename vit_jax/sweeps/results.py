@@ -77,10 +77,9 @@ def describe_choice(trials: Sequence[Trial], sweep: Sweep) -> list[str]:
       )
   order = rank_settings(group_settings(select_measured(trials, sweep.over), sweep.over), metric)
   if len(order) > 1 and sweep.over is None:
-    sides = [[trial.figures for trial in setting.trials] for setting in order[:2]]
-    words += (
-      f" First: {format_changes(order[0].changes)}. {describe_lead(*sides, metric, format_changes(order[1].changes))}"
-    )
+    first, second = ([trial.figures for trial in setting.trials] for setting in order[:2])
+    lead = describe_lead(first, second, metric, format_changes(order[1].changes))
+    words += f" First: {format_changes(order[0].changes)}. {lead}"
   return [words]
 
 

@@ -59,8 +59,10 @@ class Study:
     folder, over = self.workdir / "final", self.sweep.over
     if not self.sweep.final:
       return [Trial(t.name, t.changes, t.flags, folder / t.name, t.config) for t in best.trials]
-    tasks = [trial.changes.get(over) for trial in best.trials]
-    rows = [changes for changes in self.sweep.final if over is None or changes[over] in tasks]
+    rows = self.sweep.final
+    if over is not None:
+      tasks = [trial.changes.get(over) for trial in best.trials]
+      rows = [changes for changes in rows if changes[over] in tasks]
     return _drop_duplicates(self._last_run({**best.changes, **changes}) for changes in rows)
 
   def check(self, trials: Sequence[Trial]) -> None:
@@ -85,7 +87,7 @@ class Study:
   def _trial(self, changes: Changes) -> Trial:
     decide = self.sweep.decide
 
-    def without_test(run: Any, base: Any) -> Any:
+    def without_test(run: BoundRun, base: Mapping[str, Any]) -> dict[str, str]:
       if not decide:
         return {}
       _check_decides(run, decide)
@@ -95,8 +97,9 @@ class Study:
 
   def _last_run(self, changes: Changes) -> Trial:
     decide = self.sweep.decide
+    assert decide is not None
 
-    def with_test(run: Any, base: Any) -> Any:
+    def with_test(run: BoundRun, base: Mapping[str, Any]) -> dict[str, str]:
       if decide.partition("/")[0] in run.evals:  # absent if this run does not hold out images
         _check_decides(run, decide)
       on_test = {f"evals.{name}.every": "100%" for name in _find_test_evaluations(run)}
@@ -133,7 +136,7 @@ def _drop_duplicates(trials: Iterable[Trial]) -> list[Trial]:
   return list(first.values())
 
 
-def _resolve_config(file: str, texts: Mapping[str, str]) -> Any:
+def _resolve_config(file: str, texts: Mapping[str, str]) -> BoundRun:
   return build.complete(config.resolve(flags.load_config(file, texts)))
 
 
@@ -199,7 +202,7 @@ def check_data(trials: Sequence[Trial], decide: str | None, over: str | None = N
   """
   opened = {}
 
-  def open_split(data: Any, split: str) -> Any:
+  def open_split(data: schema.Choice, split: str) -> sources.Source:
     key = json.dumps(schema.to_plain(data)), split
     if key not in opened:
       with schema.enter_key("config.data"):
@@ -216,7 +219,9 @@ def check_data(trials: Sequence[Trial], decide: str | None, over: str | None = N
   check_possible(trials)
 
 
-def _check_data(run: Any, decide: str | None, open_split: Callable[..., Any]) -> None:
+def _check_data(
+  run: config.Run, decide: str | None, open_split: Callable[[schema.Choice, str], sources.Source]
+) -> None:
   weights = run.init.from_
   if weights and not paths.resolve_path(weights).exists():
     raise ConfigError(f"config.init.from: no file {weights!r}")
