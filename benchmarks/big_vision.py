@@ -80,7 +80,8 @@ def compile_step(name: str, devices: list[jax.Device], images: int) -> Any:
 
   def step(params: Any, state: Any, images: jax.Array, labels: jax.Array) -> tuple[Any, Any, dict[str, Any]]:
     def loss(params: Any) -> jax.Array:
-      return -(jax.nn.log_softmax(model.apply({"params": params}, images)) * labels).sum(-1).mean()
+      logits = jnp.asarray(model.apply({"params": params}, images))
+      return -(jax.nn.log_softmax(logits) * labels).sum(-1).mean()
 
     value, gradients = jax.value_and_grad(loss)(params)
     updates, state = optimizer.update(gradients, state, params)
@@ -90,7 +91,7 @@ def compile_step(name: str, devices: list[jax.Device], images: int) -> Any:
   mesh = Mesh(np.array(devices), ("data",))
   whole, split = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ("data",)))
 
-  def shapes(tree: Any, sharding: jax.sharding.Sharding) -> Any:
+  def shapes(tree: object, sharding: jax.sharding.Sharding) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
 
   labels = jax.ShapeDtypeStruct((batch.shape[0], CLASSES), jnp.float32)

@@ -22,6 +22,7 @@ from benchmarks import children, photographs
 from benchmarks.input_pipeline import measure_rate
 from vit_jax import cli
 from vit_jax.data import catalog, loader
+from vit_jax.data.bound_data import TrainData
 from vit_jax.schema import Choice, bind, extras
 from vit_jax.storage import files
 
@@ -38,15 +39,20 @@ def open_batches(folder: str, workers: int, threads: int) -> loader.Batches:
     threads: number of threads. 0 selects the default.
   """
   data = Choice("tfds", {"builder": "photographs", "path": folder, "order": Choice("blocks")})
-  data = bind(data, catalog.DATA["tfds"], catalog.DATA)
-  there = functools.partial(catalog.open_train_examples, data, 0, None, BATCH)
+  bound = bind(data, catalog.DATA["tfds"], catalog.DATA)
+  assert isinstance(bound, TrainData)
+  there = functools.partial(catalog.open_train_examples, bound, 0, None, BATCH)
   made = loader.processes(there, IMAGES * COPIES, workers=workers)
   return loader.batches(there(), BATCH, range(BATCH), 0, made, threads=threads or None)
 
 
 def measure_memory(batches: loader.Batches) -> list[float]:
   """Returns the resident memory of this process and of the workers in MiB."""
-  processes = [os.getpid(), *{line.process.pid for line in batches._pool.lines}] if batches._pool else [os.getpid()]
+  processes = (
+    [os.getpid(), *{line.process.pid for line in batches._pool.lines if line.process}]
+    if batches._pool
+    else [os.getpid()]
+  )
   texts = [pathlib.Path(f"/proc/{process}/statm").read_text() for process in processes]
   return [int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20 for text in texts]
 

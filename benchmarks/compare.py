@@ -202,6 +202,7 @@ def average_seconds(trials: list[Trial]) -> str:
 def count_training_images(trials: list[Trial]) -> int:
   """Returns the number of training images of a run, computed from its log."""
   last = read_lines(trials[0])[-1]
+  assert trials[0].config is not None
   return round(last["step"] * json.loads(trials[0].config)["batch"] / last["train/epoch"])
 
 

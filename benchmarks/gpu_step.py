@@ -40,13 +40,14 @@ from vit_jax.parallel import hardware
 from vit_jax.schema import format_amount
 from vit_jax.storage import files
 from vit_jax.training import build
+from vit_jax.training.bound_run import BoundRun
 from vit_jax.training.experiment import Experiment
 
 # Warm-up steps after compilation. They also change our head, which starts at zero: products with zeros use less power.
 WARM = 3
 
 
-def make_run(model: str, attention: str, batch: int) -> config.Run:
+def make_run(model: str, attention: str, batch: int) -> BoundRun:
   """Returns our run.
 
   Args:

@@ -20,12 +20,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import children, photographs
 from vit_jax import cli
 from vit_jax.data import catalog, decoding, loader
+from vit_jax.data.bound_data import TrainData
 from vit_jax.schema import Choice, bind, extras
 from vit_jax.storage import files
 
@@ -45,13 +46,14 @@ def open_ours(folder: str, threads: int, workers: int = 0, policy: bool = False)
   """
   change = Choice("randaugment", {"layers": 2, "magnitude": 10.0}) if policy else Choice("none")
   data = Choice("tfds", {"builder": "photographs", "path": folder, "policy": change})
-  data = bind(data, catalog.DATA["tfds"], catalog.DATA)
-  opened = functools.partial(catalog.open_train_examples, data, 0, None, BATCH)
+  bound = bind(data, catalog.DATA["tfds"], catalog.DATA)
+  assert isinstance(bound, TrainData)
+  opened = functools.partial(catalog.open_train_examples, bound, 0, None, BATCH)
   processes = loader.processes(opened, IMAGES, workers=workers)
   return loader.batches(opened(), BATCH, range(BATCH), 0, processes, threads=threads)
 
 
-def measure_rate(batches: Iterable[Any], seconds: float) -> float:
+def measure_rate(batches: Iterator[Any], seconds: float) -> float:
   """Measures the throughput of batches.
 
   Args:
@@ -86,6 +88,7 @@ def measure_shares(spy: str, folder: str, threads: int, policy: bool) -> tuple[f
   words = [sys.executable, "-m", "benchmarks.input_pipeline", "--only", folder, str(threads), str(policy)]
   with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, process_group=0) as process:
     try:
+      assert process.stdout is not None
       process.stdout.readline()
       with tempfile.NamedTemporaryFile() as raw:
         children.read_output(
@@ -157,7 +160,9 @@ def main() -> None:
       if isinstance(batches, loader.Batches):
         opened.callback(batches.close)
     held = {}  # measured first, because py-spy may lack the permission to inspect a process
-    for prefix, policy in (("", False), ("randaugment_", True)) if spy else ():
+    for prefix, policy in (("", False), ("randaugment_", True)):
+      if spy is None:
+        break
       for key, value in zip(("gil", "cpu"), measure_shares(spy, folder, cores, policy), strict=True):
         held[f"{prefix}{key}_seconds_per_image"] = value
     rates = {name: [] for name in pipelines}

@@ -15,6 +15,7 @@ from vit_jax import cli, config
 from vit_jax.planning import estimate
 from vit_jax.storage import files
 from vit_jax.training import build
+from vit_jax.training.bound_run import BoundRun
 
 MODELS = {
   "plain": {"name": "ViT-B/16"},
@@ -23,7 +24,7 @@ MODELS = {
 }
 
 
-def make_run(images: int, **model: Any) -> config.Run:
+def make_run(images: int, **model: Any) -> BoundRun:
   """Returns the run to measure.
 
   Args:

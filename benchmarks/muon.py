@@ -15,9 +15,10 @@ from vit_jax import cli, config
 from vit_jax.planning import estimate
 from vit_jax.storage import files
 from vit_jax.training import build
+from vit_jax.training.bound_run import BoundRun
 
 
-def make_run(model: str, images: int, **optim: Any) -> config.Run:
+def make_run(model: str, images: int, **optim: Any) -> BoundRun:
   """Returns the run to measure.
 
   Args:
@@ -48,7 +49,7 @@ def main() -> None:
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
   args = parser.parse_args()
   slice_, plans = args.topology[0], {}
-  settings = {
+  settings: dict[str, dict[str, Any]] = {
     "adamw": dict(name="adamw", mu_dtype="bfloat16"),
     "muon": dict(name="muon", mu_dtype="bfloat16"),
     "muon, 1 iteration": dict(name="muon", mu_dtype="bfloat16", iterations=1),
@@ -65,8 +66,8 @@ def main() -> None:
       print(f"{name:<18}{plan.step_seconds * 1e3:7.2f} ms a step, {plan.flops / 1e12:.3f} TFLOP; {calls}", flush=True)
       jax.clear_caches()
   ratio = plans["muon"].step_seconds / plans["adamw"].step_seconds
-  calls = [{kind: each["calls"] for kind, each in plans[name].collectives.items()} for name in list(settings)[1:]]
-  inside = "none" if calls[0] == calls[1] else f"{calls[0]}, with one {calls[1]}"
+  inner = [{kind: each["calls"] for kind, each in plans[name].collectives.items()} for name in list(settings)[1:]]
+  inside = "none" if inner[0] == inner[1] else f"{inner[0]}, with one {inner[1]}"
   print(f"muon takes {ratio:.3f} times adamw's step; collectives inside the iterations: {inside}")
   if args.json:
     record = {"ratio": ratio, "seconds": {name: plan.step_seconds for name, plan in plans.items()}, "calls": calls}

@@ -15,7 +15,8 @@ def make_picture(seed: int) -> bytes:
   image = np.zeros((HEIGHT, WIDTH, 3), np.float32)
   for side in (2, 4, 8, 16, 32, 64, 128, 256):
     coarse = rng.normal(size=(side, side, 3)).astype(np.float32) + rng.normal(size=(side, side, 1))
-    image += cv2.resize(coarse.astype(np.float32), (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC) / side**0.25
+    smooth = cv2.resize(coarse.astype(np.float32), (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC)
+    image += smooth.astype(np.float32) / side**0.25
   image = np.clip(128 + 25 * image, 0, 255).astype(np.uint8)
   return cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 95])[1].tobytes()
 

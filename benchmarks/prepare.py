@@ -91,7 +91,9 @@ def print_measurement(way: str, source: str) -> None:
 
 def measure_peak() -> float:
   """Returns the peak memory of this process in MiB. `ru_maxrss` would include the memory of its parent."""
-  return int(re.search(r"VmHWM:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())[1]) / 2**10
+  match = re.search(r"VmHWM:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())
+  assert match is not None
+  return int(match[1]) / 2**10
 
 
 def measure_in_process(way: str, source: pathlib.Path) -> tuple[float, float]:

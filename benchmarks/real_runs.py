@@ -33,6 +33,7 @@ from vit_jax.planning import estimate, tables
 from vit_jax.schema import format_amount
 from vit_jax.storage import files
 from vit_jax.training import build
+from vit_jax.training.bound_run import BoundRun
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 SLICE = "v4-64"
@@ -130,7 +131,7 @@ class StepTimes(NamedTuple):
   forward: float
 
 
-def make_run(program: StepProgram, depth: int | None = None) -> config.Run:
+def make_run(program: StepProgram, depth: int | None = None) -> BoundRun:
   """Returns the run to compile.
 
   Args:

@@ -14,6 +14,7 @@ has 0.293. It also prints the share of neighbours that are at most 32 records ap
 import json
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -81,7 +82,13 @@ def main() -> None:
       found = find_sections(blocks.record, batch)
       for source, labels in sources.items():
         mine, true = measure_stream(found, labels), measure_stream(truth, labels)
-        row = {"batch_size": batch, "groups": blocks.groups, "window": window, "block": blocks.size, "source": source}
+        row: dict[str, Any] = {
+          "batch_size": batch,
+          "groups": blocks.groups,
+          "window": window,
+          "block": blocks.size,
+          "source": source,
+        }
         row |= {"images_waiting": blocks.groups * window * blocks.size * 5 // 4}
         row |= {"class_variance_ratio": mine["batch"] / true["batch"]}
         row |= {"class_variance_ratio_of_16_batches": mine["batches"] / true["batches"]}

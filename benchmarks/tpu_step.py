@@ -22,9 +22,10 @@ from vit_jax import cli, config
 from vit_jax.planning import estimate, hlo
 from vit_jax.storage import files
 from vit_jax.training import build
+from vit_jax.training.bound_run import BoundRun
 
 
-def make_run(model: str, attention: str, images: int, fsdp: bool, **arguments: Any) -> config.Run:
+def make_run(model: str, attention: str, images: int, fsdp: bool, **arguments: Any) -> BoundRun:
   """Returns our run.
 
   Args:

@@ -16,6 +16,7 @@ import re
 import sys
 import threading
 import urllib.parse
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -51,7 +52,7 @@ class Trouble:
 class Proxy:
   """Passes requests to the port `inner` of this machine; `counts` those of each method, and what became of them."""
 
-  def __init__(self, inner: int, seed: int):
+  def __init__(self, inner: int, seed: int) -> None:
     self.trouble, self.counts, self.paths = Trouble(), collections.Counter(), []
     self._inner, self._draw = inner, random.Random(seed)
 
@@ -64,7 +65,7 @@ class Proxy:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", outer, backlog=256).start()
 
-  def answer(self, words: dict):
+  def answer(self, words: dict[str, Any]) -> int | dict[str, int] | None:
     """To {"trouble": fields} nothing, to {"asked": pattern} how many paths have it, to {"counts": any} these."""
     if "trouble" in words:
       self.trouble = Trouble(**words["trouble"])
@@ -73,7 +74,7 @@ class Proxy:
       return sum(re.search(words["asked"], path) is not None for path in self.paths.copy())
     return self.counts.copy()
 
-  async def _pass(self, request):
+  async def _pass(self, request: web.Request) -> web.StreamResponse:
     trouble, draw = self.trouble, self._draw.random()
     self.counts[request.method] += 1
     path = urllib.parse.unquote(request.raw_path)
@@ -124,7 +125,7 @@ class Proxy:
     return web.Response(status=answer.status, headers=headers, body=content)
 
 
-async def _stream(request, answer):
+async def _stream(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
   """Passes an answer on as it comes: a client that has read enough of a long object closes the connection."""
   passed = web.StreamResponse(
     status=answer.status,
@@ -139,18 +140,18 @@ async def _stream(request, answer):
   return passed
 
 
-def _busy(status):
+def _busy(status: int) -> web.Response:
   return web.json_response({"error": {"code": status, "message": "too much to do"}}, status=status)
 
 
-def _cut(request):
+def _cut(request: web.Request) -> web.Response:
   """Ends the connection as a broken network does."""
   if request.transport:
     request.transport.abort()
   return web.Response()
 
 
-def _listen(proxy):
+def _listen(proxy: Proxy) -> None:
   """Answers words until no more can come."""
   for line in sys.stdin:
     print(json.dumps(proxy.answer(json.loads(line))), flush=True)

