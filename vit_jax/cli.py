@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
     description: str,
     data: bool = False,
     config_type: type = config.Run,
-    forms: Sequence[AbstractSet[str]] = (),
+    forms: Sequence[Collection[str]] = (),
   ) -> None:
     super().__init__(
       f"python -m {verb if '.' in verb else f'vit_jax.{verb}'}",
@@ -231,7 +231,7 @@ def check_unicode(text: str) -> None:
     ) from None
 
 
-def make_number_parser(kind: Any) -> Callable[[str], Any]:
+def make_number_parser(kind: object) -> Callable[[str], Any]:
   """Returns a `type` of argparse that parses a number with the rules of the schema.
 
   Args:
@@ -262,7 +262,7 @@ def parse_slices(text: str) -> list[hardware.Slice]:
     raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def format_parameters(shapes: Mapping[str, jax.ShapeDtypeStruct], besides: Collection[str]) -> str:
+def format_parameters(shapes: Mapping[str, jax.Array | jax.ShapeDtypeStruct], besides: Collection[str]) -> str:
   """Returns a table with one line for each parameter.
 
   Args:

@@ -19,14 +19,13 @@ Runtime and others (extra onnx). Both run without vit_jax: see `inference.export
 """
 
 import argparse
-import contextlib
 import functools
 import json
 import math
 import os
 import pathlib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,7 +83,7 @@ def main(words: Sequence[str] | None = None) -> None:
   if arguments.inspect:
     print(inspect(paths[0], hints, arguments.ema, arguments.prefix))
   else:
-    print(convert(*paths, arguments.layout, hints, arguments.ema, arguments.prefix))
+    print(convert(paths[0], paths[1], arguments.layout, hints, arguments.ema, arguments.prefix))
 
 
 def _parse_size(text: str) -> int | tuple[int, ...]:
@@ -101,7 +100,7 @@ def convert(
   source: pathlib.Path,
   target: pathlib.Path,
   name: str | None,
-  hints: dict,
+  hints: Mapping[str, Any],
   ema: bool | None = None,
   prefix: str | None = None,
 ) -> str:
@@ -169,7 +168,7 @@ def _write(
 
   # Runs after all values were read, because reading may reveal damage. The weights are written last, so that they never
   # exist without the documents.
-  def place() -> contextlib.AbstractContextManager[Any]:
+  def place() -> None:
     check_new(target, documents)
     files.write_texts(documents)
 
@@ -189,9 +188,9 @@ def sidecar_files(
   target: pathlib.Path,
   chosen: layout.Layout,
   description: models.Description,
-  metadata: Mapping[str, Any],
+  metadata: preprocessing.ImageMetadata,
   about: Mapping[str, Any],
-) -> dict:
+) -> dict[pathlib.Path, str]:
   """Returns the JSON documents that accompany a weight file: {path: text}.
 
   Model hubs use fixed file names. An .npz file has its own document, OUT.json.
@@ -203,6 +202,7 @@ def sidecar_files(
     metadata: preprocessing and class names that belong to the weights.
     about: metadata of the file.
   """
+  documents: dict[pathlib.Path, Any]
   if target.suffix.lower() == ".npz":
     documents = {target.with_suffix(".json"): {"vit_jax": about}}
   else:
@@ -252,13 +252,17 @@ def check_new(target: pathlib.Path, documents: Mapping[pathlib.Path, str]) -> No
     )
 
 
-def join_names(documents: Sequence[object]) -> str:
+def join_names(documents: Iterable[pathlib.Path]) -> str:
   """Joins the names of files with "and"."""
   return " and ".join(file.name for file in documents)
 
 
 def export_program(
-  source: pathlib.Path, target: pathlib.Path, hints: dict, ema: bool | None = None, prefix: str | None = None
+  source: pathlib.Path,
+  target: pathlib.Path,
+  hints: Mapping[str, Any],
+  ema: bool | None = None,
+  prefix: str | None = None,
 ) -> str:
   """Writes a model as a program, .stablehlo or .onnx, and compares its logits with those of the model.
 
@@ -317,7 +321,7 @@ def list_underivable(tensors: Tensors, description: models.Description, name: st
   ]
 
 
-def check_hints(description: models.Description, hints: Mapping) -> None:
+def check_hints(description: models.Description, hints: Mapping[str, Any]) -> None:
   """Checks the hints against the weights.
 
   Args:
@@ -337,7 +341,7 @@ def check_hints(description: models.Description, hints: Mapping) -> None:
       raise ConfigError(f"{flag}={shown}: the weights are of {description}, which has {known}. Leave {flag} out")
 
 
-def _as_pair(value: Any) -> Any:
+def _as_pair(value: object) -> Any:
   return tuple(value) if isinstance(value, list | tuple) else (value, value)
 
 
@@ -363,7 +367,7 @@ def choose_layout(description: models.Description, suffix: str) -> layout.Layout
   return known[next((name for name in PREFERRED[suffix] if name in known), next(iter(known)))]
 
 
-def inspect(path: pathlib.Path, hints: dict, ema: bool | None = None, prefix: str | None = None) -> str:
+def inspect(path: pathlib.Path, hints: Mapping[str, Any], ema: bool | None = None, prefix: str | None = None) -> str:
   """Describes a weight file as a table for the screen.
 
   The table contains layout, family, model, sizes, head, resolution, classes, number of parameters, and flags for a
@@ -406,7 +410,7 @@ def inspect(path: pathlib.Path, hints: dict, ema: bool | None = None, prefix: st
   return "\n".join([*(f"{key:<11} {value}" for key, value in rows.items()), *(f"note: {note}" for note in notes)])
 
 
-def describe_transformer(shapes: dict, bound: dict) -> dict[str, str]:
+def describe_transformer(shapes: Mapping[str, tuple[int, ...]], bound: Mapping[str, Any]) -> dict[str, str]:
   """Returns facts about a transformer as text: patch, size, pooling and positions. Returns {} for other models.
 
   Args:
@@ -425,8 +429,8 @@ def describe_transformer(shapes: dict, bound: dict) -> dict[str, str]:
   result["pool"] = (
     bound.get("head") or bound.get("pool") or next((word for path, word in tokens.items() if path in shapes), "gap")
   )
-  words = ("registers", "position", "head.pre_logits", "gelu", "eps", "norm.eps", "norm_order", "norm.order")
-  words += ("stages", "padding", "resampling")
+  words = ["registers", "position", "head.pre_logits", "gelu", "eps", "norm.eps", "norm_order", "norm.order"]
+  words += ["stages", "padding", "resampling"]
   result |= {word: str(bound[word]) for word in words if bound.get(word) not in (None, 0)}
   if "position.rotary" in bound and bound["position.rotary"].name != "none":
     result["position.rotary"] = format_argument(bound["position.rotary"])

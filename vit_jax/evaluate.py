@@ -24,7 +24,7 @@ import json
 import logging
 import pathlib
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,8 +36,10 @@ from vit_jax.config import flags
 from vit_jax.data import catalog, outputs
 from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome, labelling, metrics, outcomes
+from vit_jax.evals.accuracy import AccuracyDetails
 from vit_jax.evals.intervals import METHODS, NONE
 from vit_jax.evals.subject import open_source
+from vit_jax.evals.table import BoundEval
 from vit_jax.importers import surgery
 from vit_jax.inference import stored
 from vit_jax.parallel import sharding
@@ -178,7 +180,7 @@ def warn_of_normalisation(weights: str, run: BoundRun) -> None:
     logging.warning("images for these weights are usually normalised differently from this config: %s", other)
 
 
-def select_evaluations(evals: dict[str, schema.Choice], split: str | None, logits: bool) -> dict[str, schema.Choice]:
+def select_evaluations(evals: Mapping[str, BoundEval], split: str | None, logits: bool) -> dict[str, BoundEval]:
   """Selects the evaluations to run.
 
   Args:
@@ -203,6 +205,7 @@ def load_state(experiment: Experiment, workdir: pathlib.Path | None) -> steps.St
   """
   if experiment.run.init.from_:
     return import_weights(experiment, bool(workdir))
+  assert workdir is not None
   return restore_weights(experiment, workdir)
 
 
@@ -229,6 +232,7 @@ def import_weights(experiment: Experiment, own: bool) -> steps.State:
       the weights is also imported if it exists.
   """
   shapes, init = experiment.state_shapes, experiment.run.init
+  assert init.from_ is not None
   if own:
     run_evaluation.warn_of_other_data(
       experiment, checkpoints.read_description(paths.resolve_path(init.from_), provenance.check_metadata) or {}
@@ -351,6 +355,12 @@ def name_figures(values: dict[str, dict[str, Any]]) -> dict[str, Any]:
   return {prefix + figure: value for prefix, these in values.items() for figure, value in these.items()}
 
 
+def get_accuracy(outcome: Outcome) -> AccuracyDetails:
+  """Returns the details of an accuracy evaluation on the first process."""
+  assert isinstance(outcome.details, AccuracyDetails)
+  return outcome.details
+
+
 def write_outputs(
   measured: dict[str, Outcome],
   intervals: dict[str, Intervals],
@@ -370,7 +380,7 @@ def write_outputs(
   if folder:
     folder.mkdir(parents=True, exist_ok=True)
   for prefix in intervals:
-    source, predictions, _ = measured[prefix].details
+    source, predictions, _ = get_accuracy(measured[prefix])
     mark = "-" + prefix.strip("/_").replace("/", "-") if prefix and len(intervals) > 1 else ""
     if predictions_file:
       path = predictions_file.with_stem(predictions_file.stem + mark)
@@ -389,9 +399,12 @@ def write_outputs(
       "figures": outcomes.collect_figures(measured),
       "intervals": name_figures(intervals),
       "interval_methods": name_figures(
-        {prefix: run_evaluation.list_methods(measured[prefix].details, ends) for prefix, ends in intervals.items()}
+        {
+          prefix: run_evaluation.list_methods(get_accuracy(measured[prefix]), ends)
+          for prefix, ends in intervals.items()
+        }
       ),
-      "classes": {prefix: list(measured[prefix].details.source.classes) for prefix in intervals},
+      "classes": {prefix: list(get_accuracy(measured[prefix]).source.classes) for prefix in intervals},
     }
     files.write_text(folder / "figures.json", json.dumps(report, indent=2) + "\n")
     runtime.print_line(f"  report      {folder}")

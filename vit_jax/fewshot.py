@@ -100,6 +100,7 @@ def load_weights(path: str, measurement: config.Measurement) -> importers.Weight
   except schema.ConfigError as error:
     problem = f"--weights: {error}"
   runtime.raise_together(problem)
+  assert weights is not None, problem
   return weights
 
 
@@ -123,6 +124,7 @@ def print_dense(name: str, outcome: Outcome) -> None:
     outcome: its result.
   """
   figures, details = outcome.figures, outcome.details
+  assert isinstance(details, Dense)
   print_line(
     f"\n{name}: {format_amount(len(details.classes), 'class', 'classes')} of pixels, from "
     f"{format_amount(len(details.train), 'image')} of {details.train.split!r}, {figures['images']:,} of "
@@ -140,8 +142,9 @@ def print_probes(name: str, outcome: Outcome) -> None:
     name: name of the evaluation.
     outcome: its result.
   """
-  episodes = outcome.details.episodes
-  train_split, test_split = outcome.details.train, outcome.details.test
+  details = outcome.details
+  assert isinstance(details, FewShot)
+  episodes, train_split, test_split = details.episodes, details.train, details.test
   seeds = len({episode.seed for episode in episodes})
   single = intervals.compute_figure_intervals(outcome.figures)
   shots = {episode.shots: episode.images for episode in episodes}
@@ -151,7 +154,7 @@ def print_probes(name: str, outcome: Outcome) -> None:
     else f"drawn from {train_split.split!r} by {format_amount(seeds, 'seed')}"
   )
   print_line(f"\n{name}: {format_amount(len(train_split.classes), 'class', 'classes')}, {drawn}, "
-      f"{format_amount(outcome.figures['images'], 'image')} of {test_split.split!r}")  # fmt: skip
+      f"{format_amount(int(outcome.figures['images']), 'image')} of {test_split.split!r}")  # fmt: skip
   print_line(
     f"  {'':<12}"
     + "".join(f"{format_amount(images, 'image') if k == 'all' else f'{k}-shot':>22}" for k, images in shots.items())
@@ -161,7 +164,7 @@ def print_probes(name: str, outcome: Outcome) -> None:
       print_line(
         f"  {k}-shot: some classes have fewer than {format_amount(k, 'image')}; {images:,} are used for training"
       )
-  for note in outcome.details.notes:
+  for note in details.notes:
     print_line(f"  {note}")
   for probe in sorted({episode.probe for episode in episodes}, key=numeric_sort_key):
     cells = []
@@ -202,9 +205,12 @@ def write_outputs(
     )
     files.write_text(json_file, text + "\n")
     print_line(f"\n  figures     {json_file}")
-  for name, outcome in outcomes.items() if predictions else ():
+  if predictions is None:
+    return
+  for name, outcome in outcomes.items():
     path = predictions.with_stem(predictions.stem + (f"-{name}" if len(outcomes) > 1 else ""))
     details = outcome.details
+    assert isinstance(details, FewShot)
     columns = [f"{episode.name}_seed{episode.seed}" for episode in details.episodes]
     names = [files.escape_csv(details.test.identify(position)) for position in details.position.tolist()]
     predicted = [episode.predicted.tolist() for episode in details.episodes]

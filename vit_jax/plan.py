@@ -61,7 +61,7 @@ def main(words: Sequence[str] | None = None) -> None:
   print(f"\n{tables.format_plans(plans)}\n\n{tables.METHOD}")
 
 
-def parse_flags(words: Sequence[str] | None) -> tuple[argparse.Namespace, list[hardware.Slice], config.Run]:
+def parse_flags(words: Sequence[str] | None) -> tuple[argparse.Namespace, list[hardware.Slice], BoundRun]:
   """Parses the flags.
 
   Args:

@@ -65,7 +65,7 @@ def main(words: Sequence[str] | None = None) -> None:
     help="images at a time on each device",
   )
   arguments = parser.parse(words)
-  features = arguments.features_of or ("head" if arguments.features else None)
+  features: models.Features | None = arguments.features_of or ("head" if arguments.features else None)
   output.check_output(arguments.out, bool(features))
   chosen = inputs.collect_files(_read_paths(arguments.paths), sys.stdin.buffer)
   with runtime.join_processes(again="starts it again") as watch:

@@ -93,8 +93,8 @@ def dataset(name: str, like: str, **facts: Any) -> None:
   keys = {key: value for key, value in facts.items() if key in schema.read_keywords(function) and key not in _ROW}
   known = {field.name: getattr(catalog.CATALOG[like], field.name) for field in dataclasses.fields(DatasetRow)}
   rest = {key: value for key, value in facts.items() if key not in keys}
-  own = {key: value for key, value in known.items() if key not in ("reader", "builder")} | rest
-  row = _make_row("dataset", schema.preset(function, **keys), own)
+  merged = {key: value for key, value in known.items() if key not in ("reader", "builder")} | rest
+  row = _make_row("dataset", schema.preset(function, **keys), merged)
   _add_entry("reader", name, catalog.CATALOG, row, None, by="dataset")
 
 
@@ -254,7 +254,7 @@ def schedule(name: str) -> Callable[[Decorated], Decorated]:
   return decorate
 
 
-def _return_names(names: Sequence[str], args: Any) -> Sequence[str]:
+def _return_names(names: Sequence[str], args: object) -> Sequence[str]:
   """Returns the names and ignores the arguments."""
   del args
   return names
@@ -268,7 +268,7 @@ def _make_row(kind: str, function: Callable[..., Any], facts: dict[str, Any]) ->
   return DatasetRow(function, **facts)
 
 
-def _add_entry(kind: str, name: str, names: Iterable[str], entry: Any, made: object, by: str | None = None) -> None:
+def _add_entry(kind: str, name: str, names: Iterable[str], entry: object, made: object, by: str | None = None) -> None:
   """Adds an entry to its table, with the file that called this module. `by` is the name of the called function."""
   if not _is_name(name):
     raise _make_error(

@@ -24,14 +24,14 @@ def main(words: Sequence[str] | None = None) -> None:
     words: arguments. The default is the arguments of the command line.
   """
   parser = cli.Parser("report", __doc__)
-  images = "images or folders for attention maps; default: test images of the run"
+  images_help = "images or folders for attention maps; default: test images of the run"
   limit = "largest number of images on which the best run is evaluated again to find its errors"
-  out = "output file (.html); default: report.html in the only workdir, else in the current directory"
+  out_help = "output file (.html); default: report.html in the only workdir, else in the current directory"
   parser.add_argument(
     "paths", nargs="+", type=cli.parse_path, metavar="PATH", help="a run's or sweep's workdir, or weights"
   )
-  parser.add_argument("--out", type=cli.parse_path, metavar="FILE", help=out)
-  parser.add_argument("--images", type=cli.parse_path, action="append", default=[], metavar="PATH", help=images)
+  parser.add_argument("--out", type=cli.parse_path, metavar="FILE", help=out_help)
+  parser.add_argument("--images", type=cli.parse_path, action="append", default=[], metavar="PATH", help=images_help)
   parser.add_argument(
     "--limit", type=cli.make_number_parser(schema.Count), default=outcomes.LIMIT, metavar="N", help=limit
   )
@@ -47,7 +47,7 @@ def main(words: Sequence[str] | None = None) -> None:
     return
   began = time.perf_counter()
   out = arguments.out or choose_output_path(arguments.paths)
-  images = inputs.collect_files(map(str, arguments.images), sys.stdin.buffer).files if arguments.images else ()
+  images = inputs.collect_files(map(str, arguments.images), sys.stdin.buffer).files if arguments.images else []
   report.make_report(arguments.paths, out, images, arguments.limit)
   print_line(f"  report    {out}   made in {time.perf_counter() - began:.1f} s")
 

@@ -10,7 +10,7 @@ import json
 import pathlib
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -157,13 +157,18 @@ def write_recipe(
     used: record of the extensions.
   """
   command = shlex.join(["python", "-m", "vit_jax.train", *words])
-  about = {"config": file, "about": flags.load_module(file)[0].__doc__, "changes": changes, "command": command}
+  about: dict[str, Any] = {
+    "config": file,
+    "about": flags.load_module(file)[0].__doc__,
+    "changes": changes,
+    "command": command,
+  }
   about |= {"processor": hardware.get_cpu_name(), "extensions": used}
   if files.read_json(workdir / provenance.RECIPE) != about:
     files.write_text(workdir / provenance.RECIPE, json.dumps(about, indent=2) + "\n")
 
 
-def list_config_changes(file: str, run: BoundRun, overrides: dict[str, str]) -> list[str]:
+def list_config_changes(file: Mapping[str, Any], run: BoundRun, overrides: dict[str, str]) -> list[str]:
   """Returns the differences between a run and the run of its config file without flags, one line for each.
 
   If the file is not complete without flags, the flags are returned.
@@ -235,7 +240,8 @@ def find_bad_images(run: BoundRun, source: sources.Source) -> str | None:
   if run.data.name != "folder" or source.remote:
     return None
   own = [choice.split for choice in run.evals.values() if choice.name == "accuracy" and choice.data is None]
-  splits = [source, *(catalog.open_split(run.data, split) for split in dict.fromkeys(own))]
+  assert run.data.path is not None
+  splits = [source, *(catalog.open_split(run.data, split) for split in dict.fromkeys(own) if split)]
   return check.check_folder_images(run.data, splits, paths.expand_home(pathlib.Path(run.data.path)))
 
 

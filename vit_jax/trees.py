@@ -28,7 +28,7 @@ def join_path(path: Sequence[Any]) -> str:
   return "/".join(_format_entry(entry) for entry in path)
 
 
-def flatten(tree: Any) -> dict[str, Any]:
+def flatten(tree: object) -> dict[str, Any]:
   """Returns {name: leaf} of a pytree, sorted by name.
 
   Numbers in a path are sorted by value, so `blocks/2` precedes `blocks/10`.
@@ -39,7 +39,7 @@ def flatten(tree: Any) -> dict[str, Any]:
   return {key: leaves[key] for key in sorted(leaves, key=_make_sort_key)}
 
 
-def unflatten(tree: Any, leaves: Mapping[str, Any]) -> Any:
+def unflatten(tree: object, leaves: Mapping[str, Any]) -> Any:
   """Returns the tree with every leaf replaced by the value of the same name.
 
   Args:
@@ -58,7 +58,7 @@ def unflatten(tree: Any, leaves: Mapping[str, Any]) -> Any:
   return map_named(lambda path, _: leaves[path], tree)
 
 
-def map_named(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+def map_named(function: Callable[..., Any], tree: object, *rest: object) -> Any:
   """Maps a function over a pytree and passes it the name of each leaf.
 
   Args:
@@ -72,7 +72,7 @@ def map_named(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
   return jax.tree_util.tree_map_with_path(lambda path, *leaves: function(join_path(path), *leaves), tree, *rest)
 
 
-def _format_entry(entry: Any) -> str:
+def _format_entry(entry: object) -> str:
   for attribute in ("key", "idx", "name"):  # keys of dicts and flattened nodes, of sequences, of attributes
     if hasattr(entry, attribute):
       return str(getattr(entry, attribute))
@@ -114,7 +114,7 @@ def find_nearest(pattern: str, paths: Iterable[str], count: int = 5) -> list[str
 # Counts.
 
 
-def count_values(tree: Any) -> int:
+def count_values(tree: object) -> int:
   """Returns the total number of values in all arrays or shapes of a pytree."""
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
@@ -122,7 +122,7 @@ def count_values(tree: Any) -> int:
 # Differences.
 
 
-def list_differences(old: Any, new: Any) -> list[str]:
+def list_differences(old: object, new: object) -> list[str]:
   """Returns a line such as `optim.lr: 0.001 -> 0.01` for each value that differs between two nested dicts.
 
   Args:
@@ -146,7 +146,7 @@ def iterate_leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[st
     yield from iterate_leaves(value, inside) if isinstance(value, Mapping) else [(inside, value)]
 
 
-def _find_changes(old: Any, new: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+def _find_changes(old: object, new: object, path: str) -> Iterator[tuple[str, Any, Any]]:
   if isinstance(old, Mapping) and isinstance(new, Mapping):
     keys = [*old, *(key for key in new if key not in old)]
     for key in keys:
@@ -155,7 +155,7 @@ def _find_changes(old: Any, new: Any, path: str) -> Iterator[tuple[str, Any, Any
     yield path, old, new
 
 
-def _differ(old: Any, new: Any) -> bool:
+def _differ(old: object, new: object) -> bool:
   # Python considers 1, 1.0 and True equal. In a config, 1 and True differ, while 1 and 1.0 are equal.
   return old != new or isinstance(old, bool) != isinstance(new, bool)
 

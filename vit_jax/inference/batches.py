@@ -78,7 +78,7 @@ def predict_files(
   size = len(devices) * min(together, -(-len(files) // len(devices)))
   reasons, split = {}, sharding.make_batch_sharding(grid)
   rows = sharding.find_local_rows(split, size)
-  made = use.data.batches(_make_examples(use, files, reasons), size, rows)
+  made = use.data.batches(_make_examples(use, files, reasons), size, rows.tolist())
   batches = DeviceBatches(made, rows, size, split)
   computed = subject.compute_batches(lambda batch: compute(params, batch), batches, poll, size, files.__getitem__)
   for first, part in zip(range(0, len(files), size), computed, strict=True):
@@ -94,7 +94,7 @@ def _make_examples(use: StoredWeights, files: Sequence[str], reasons: dict[int, 
   image = (preparation.size, preparation.size, 3)
   blank = np.zeros(image, np.uint8), 0.0
 
-  def example(_: Any, position: int) -> tuple[Any, ...]:
+  def example(_: object, position: int) -> tuple[Any, ...]:
     if position >= len(files):
       return blank
     try:
@@ -108,18 +108,20 @@ def _make_examples(use: StoredWeights, files: Sequence[str], reasons: dict[int, 
   source = sources.Source(
     "images", "all", (), len(files), lambda i: (locations.read_content(files[i]), 0), files.__getitem__
   )
-  shapes = {"image": (image, np.uint8), "mask": ((), np.float32)}
+  shapes: dict[str, tuple[tuple[int, ...], type]] = {"image": (image, np.uint8), "mask": ((), np.float32)}
   return stream.Examples(source, SequentialOrder(len(files)), example, shapes, len(files))
 
 
 def _make_rows(
-  files: Sequence[str], first: int, size: int, part: Mapping[str, np.ndarray], reasons: Mapping[int, str]
+  files: Sequence[str], first: int, size: int, part: dict[str, np.ndarray], reasons: dict[int, str]
 ) -> list[FileResult]:
   """Returns the rows of one batch, including those of bad files."""
   good = dict(zip(part.pop("position").tolist(), range(size), strict=False))
-  return [
-    FileResult(files[i], **{name: values[good[i]] for name, values in part.items()})
-    if i in good
-    else FileResult(files[i], reason=reasons.pop(i))
-    for i in range(first, min(first + size, len(files)))
-  ]
+  result = []
+  for i in range(first, min(first + size, len(files))):
+    if i in good:
+      of_file = {name: values[good[i]] for name, values in part.items()}
+      result.append(FileResult(files[i], of_file.get("best"), of_file.get("probability"), of_file.get("features")))
+    else:
+      result.append(FileResult(files[i], reason=reasons.pop(i)))
+  return result

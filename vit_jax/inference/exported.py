@@ -4,7 +4,6 @@ A .stablehlo file is a program for CPUs, CUDA and TPUs, written by `jax.export`.
 in many other programs.
 """
 
-import contextlib
 import json
 import pathlib
 from collections.abc import Callable
@@ -30,7 +29,7 @@ COMPARED = (1, 3)  # batch sizes to compare
 
 
 def export_model(
-  use: StoredWeights, path: pathlib.Path, check_new: Callable[[dict[str, Any]], None] = lambda documents: None
+  use: StoredWeights, path: pathlib.Path, check_new: Callable[[dict[pathlib.Path, str]], None] = lambda documents: None
 ) -> float:
   """Writes a model to a file: uint8 images (B, S, S, 3) -> float32 logits (B, V), or features (B, D) without a head.
 
@@ -64,13 +63,13 @@ def export_model(
   check_new(documents)
   model, data = make(use)
 
-  def place() -> contextlib.AbstractContextManager[Any]:
+  def place() -> None:
     check_new(documents)
     files.write_texts(documents)
 
   with files.atomic_write(path, place) as partial:
     partial.write_bytes(data)
-    apart = _measure_difference(run(partial.read_bytes()), model, use.description.image_size)
+    apart = _measure_difference(run(partial.read_bytes()), model, _get_side(use))
     if np.isnan(apart):
       raise ConfigError(
         f"{path}: outputs of the model or of the exported file are not finite. The file was not written"
@@ -96,10 +95,10 @@ def check_packages(path: pathlib.Path) -> None:
 
 def _convert_to_stablehlo(use: StoredWeights) -> tuple[Logits, bytes]:
   """Returns (the model, its program as bytes)."""
-  compute, size = _compile_logits(use), use.description.image_size
+  compute, size = _compile_logits(use), _get_side(use)
   (batch,) = export.symbolic_shape("b")
   images = jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8)
-  return compute, export.export(compute, platforms=PLATFORMS)(images).serialize()
+  return compute, bytes(export.export(compute, platforms=PLATFORMS)(images).serialize())
 
 
 def _run_stablehlo(data: bytes) -> Logits:
@@ -114,7 +113,7 @@ def _convert_to_onnx(use: StoredWeights) -> tuple[Logits, bytes]:
     raise ConfigError(
       f"{weights:,} bytes of weights are too many for an .onnx file. Allowed: {LARGEST:,}. Write OUT.stablehlo instead"
     )
-  compute, size = _compile_logits(use, dtype="float32"), use.description.image_size
+  compute, size = _compile_logits(use, dtype="float32"), _get_side(use)
   made, inputs, outputs = graph.trace_graph(compute, (size, size, 3), onnx, operators.OPERATORS)
   name = "logits" if use.description.classes else "features"
   about = {key: json.dumps(value, ensure_ascii=False) for key, value in _describe_images(use).items()}
@@ -143,7 +142,13 @@ def _import_onnx() -> tuple[Any, Any]:
 FORMATS = {".stablehlo": (_convert_to_stablehlo, _run_stablehlo), ".onnx": (_convert_to_onnx, _run_onnx)}
 
 
-def _compile_logits(use: StoredWeights, **changes: Any) -> Logits:
+def _get_side(use: StoredWeights) -> int:
+  """Returns the side of the square images for which weights were loaded."""
+  assert isinstance(use.description.image_size, int)
+  return use.description.image_size
+
+
+def _compile_logits(use: StoredWeights, **changes: Any) -> jax.stages.Wrapped:
   """Returns the compiled function from images to logits. It avoids kernels that exist for a single platform only."""
   description = use.description.bind()
   if description.settings().get("attention") == "fused":
@@ -158,7 +163,7 @@ def _compile_logits(use: StoredWeights, **changes: Any) -> Logits:
   return jax.jit(logits)
 
 
-def _measure_difference(one: Logits, other: Logits, size: int | tuple[int, int]) -> float:
+def _measure_difference(one: Logits, other: Logits, size: int) -> float:
   """Returns the largest difference between two functions on random images, relative to the largest value."""
   draw, largest, difference = np.random.default_rng(0), 1e-9, 0.0
   for count in COMPARED:

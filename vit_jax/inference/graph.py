@@ -229,6 +229,11 @@ def add_program(
   return [value(variable) for variable in program.outvars]
 
 
+def get_shape(variable: core.Var | core.Literal) -> tuple[int, ...]:
+  """Returns the shape of an operand or result in the traced program."""
+  return variable.aval.shape  # type: ignore[attr-defined]  # JAX declares the base class of all abstract values
+
+
 def _convert_equation(
   graph: Graph, equation: core.JaxprEqn, values: Sequence[Value], operators: Operators
 ) -> Sequence[Value]:
@@ -236,9 +241,10 @@ def _convert_equation(
   if inside := find_inner_program(equation):
     return add_program(graph, inside, values, operators)
   name = equation.primitive.name
-  sides = [side for variable in (*equation.invars, *equation.outvars) for side in variable.aval.shape]
-  if name not in ALWAYS and all(value.array is not None for value in values) and not any(map(depends_on_batch, sides)):
-    full = [np.broadcast_to(v.array, var.aval.shape) for v, var in zip(values, equation.invars, strict=True)]
+  sides = [side for variable in (*equation.invars, *equation.outvars) for side in get_shape(variable)]
+  known = [value.array for value in values if value.array is not None]
+  if name not in ALWAYS and len(known) == len(values) and not any(map(depends_on_batch, sides)):
+    full = [np.broadcast_to(array, get_shape(var)) for array, var in zip(known, equation.invars, strict=True)]
     made = equation.primitive.bind(*full, **equation.params)
     return [make_constant(array) for array in (made if equation.primitive.multiple_results else [made])]
   if name not in operators:

@@ -6,7 +6,7 @@ import logging
 import os
 import pathlib
 from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from vit_jax.data.readers import locations
 from vit_jax.data.readers.tree import EXTENSIONS
@@ -66,7 +66,7 @@ def collect_files(words: Iterable[str], stdin: BinaryIO) -> Inputs:
   return Inputs(files, dict(ignored))
 
 
-def _expand_word(word: str, stdin: BinaryIO, ignored: collections.Counter[Any], came: list[str]) -> Iterator[str]:
+def _expand_word(word: str, stdin: BinaryIO, ignored: collections.Counter[str], came: list[str]) -> Iterator[str]:
   """Yields the files that a word of the command line names. `came` collects the paths from `stdin`."""
   if word != STDIN:
     yield from _find_files(word, ignored, explicit=True)
@@ -77,8 +77,8 @@ def _expand_word(word: str, stdin: BinaryIO, ignored: collections.Counter[Any], 
       yield from _find_files(text, ignored, explicit=False)
 
 
-def _find_files(text: str, ignored: collections.Counter[Any], explicit: bool) -> Iterator[str]:
-  """Yields the files at a path. A path that was `explicit` for directly must exist."""
+def _find_files(text: str, ignored: collections.Counter[str], explicit: bool) -> Iterator[str]:
+  """Yields the files at a path. A path that is `explicit` must exist."""
   path = paths.expand_home(paths.parse_path(text, bare=True))
   if path.suffix.lower() in MANIFESTS:
     yield from _read_manifest(path)
@@ -98,7 +98,7 @@ def _suggest_path(text: str, near: list[str]) -> str:
   return f" Did you mean {show(close[0])}?" if close else " Specify files, folders, a manifest, or - for paths on stdin"
 
 
-def _list_folder(root: pathlib.Path, ignored: list[str]) -> Iterator[str]:
+def _list_folder(root: pathlib.Path, ignored: collections.Counter[str]) -> Iterator[str]:
   """Yields the images below a folder, sorted by name. Each folder is read once, even if links form a loop."""
   seen, waiting = set(), [str(root)]
   while waiting:
@@ -119,7 +119,7 @@ def _list_folder(root: pathlib.Path, ignored: list[str]) -> Iterator[str]:
     waiting += [os.path.join(entry, name) for name in names]
 
 
-def _list_bucket(path: pathlib.Path, ignored: list[str], explicit: bool) -> Iterator[str]:
+def _list_bucket(path: pathlib.Path, ignored: collections.Counter[str], explicit: bool) -> Iterator[str]:
   """Yields the object itself, or the images below a folder of a bucket, sorted by name."""
   if path.suffix.lower() in EXTENSIONS or locations.call_storage(path, path.is_file):
     yield str(path)

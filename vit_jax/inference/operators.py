@@ -14,11 +14,11 @@ from vit_jax.schema import ConfigError
 
 def _expand_values(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> list[Value]:
   """Returns the values in the traced shapes."""
-  return [graph.full(v, variable.aval.shape) for v, variable in zip(values, equation.invars, strict=True)]
+  return [graph.full(v, graphs.get_shape(variable)) for v, variable in zip(values, equation.invars, strict=True)]
 
 
 def _get_shape(equation: core.JaxprEqn) -> tuple[int, ...]:
-  return equation.outvars[0].aval.shape
+  return graphs.get_shape(equation.outvars[0])
 
 
 def _elementwise(operator: str, dtype: Any = None) -> graphs.Translation:
@@ -83,7 +83,8 @@ def _broadcast(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -
 
 
 def _reshape(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
-  return graph.reshape(*_expand_values(graph, equation, values), _get_shape(equation))
+  (value,) = _expand_values(graph, equation, values)
+  return graph.reshape(value, _get_shape(equation))
 
 
 def _transpose(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:

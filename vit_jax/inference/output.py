@@ -67,7 +67,8 @@ def write_rows(path: pathlib.Path, rows: Iterable[FileResult], count: int, class
     case ".npz":
       arrays = _make_columns(rows, count)
       with files.atomic_write(path) as partial, partial.open("wb") as file:  # NumPy adds suffixes to names
-        np.savez(file, classes=np.array(classes, dtype=str), **arrays)
+        # NumPy before 2.1 stores the argument `allow_pickle` as an array.
+        np.savez(file, classes=np.array(classes, dtype=str), **arrays)  # type: ignore[arg-type]
 
 
 def format_lines(rows: Iterable[FileResult], classes: Sequence[str]) -> Iterator[str]:
@@ -80,13 +81,19 @@ def format_lines(rows: Iterable[FileResult], classes: Sequence[str]) -> Iterator
   rows = iter(rows)
   for row in itertools.islice(rows, SHOWN):
     if row.reason is None:
-      pairs = zip(row.best.tolist(), row.probability.tolist(), strict=True)
+      pairs = _pair_classes(row)
       text = "  ".join(f"{_shorten(classes[i], 24)} {share:.1%}" for i, share in pairs)
     else:
       text = f"bad: {_shorten(row.reason, 120)}"
     yield f"  {_shorten(row.file, 48):<48}  {text}"
   if remaining := sum(1 for _ in rows):
     yield f"  and {remaining:,} more. For all rows, use --out=FILE.csv, .jsonl or .npz"
+
+
+def _pair_classes(row: FileResult) -> Iterator[tuple[int, float]]:
+  """Returns the numbers and probabilities of the best classes of a file that was predicted."""
+  assert row.best is not None and row.probability is not None
+  return zip(row.best.tolist(), row.probability.tolist(), strict=True)
 
 
 def _shorten(text: str, most: int) -> str:
@@ -102,7 +109,7 @@ def _format_cells(rows: Iterable[FileResult], classes: Sequence[str]) -> Iterato
   yield ["file", *columns, "reason"]
   for row in rows:
     if row.reason is None:
-      pairs = zip(row.best.tolist(), row.probability.tolist(), strict=True)
+      pairs = _pair_classes(row)
       cells = [cell for i, share in pairs for cell in (files.escape_csv(classes[i]), _format_digits(share))]
     else:
       cells = [""] * len(columns)
@@ -117,8 +124,8 @@ def _row_to_json(row: FileResult, classes: Sequence[str]) -> dict[str, Any]:
   """Returns the JSON object of a row."""
   if row.reason is not None:
     return {"file": row.file, "reason": row.reason}
-  result = {"file": row.file}
-  if row.best is not None:
+  result: dict[str, Any] = {"file": row.file}
+  if row.best is not None and row.probability is not None:
     result["names"] = [classes[i] for i in row.best.tolist()]
     result["probabilities"] = [float(_format_digits(share)) for share in row.probability.tolist()]
   if row.features is not None:

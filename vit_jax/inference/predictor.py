@@ -17,6 +17,7 @@ from PIL import Image
 from vit_jax import models
 from vit_jax.config import extensions
 from vit_jax.data import decoding
+from vit_jax.data.bound_data import EvalData
 from vit_jax.data.images import ImageError, describe_image_error
 from vit_jax.data.readers import locations
 from vit_jax.importers import options, surgery
@@ -24,7 +25,7 @@ from vit_jax.inference import stored
 from vit_jax.inference.computing import make_predict_function
 from vit_jax.inference.preparation import Preparation
 from vit_jax.models import finite
-from vit_jax.schema import Choice, ConfigError, convert, enter_key
+from vit_jax.schema import ConfigError, convert, enter_key
 
 TOGETHER = 64  # maximum number of images per batch
 
@@ -70,11 +71,11 @@ class Predictor:
   description: models.Description
   classes: tuple[str, ...]
   params: Mapping[str, jax.Array] = dataclasses.field(repr=False)
-  data: Choice = dataclasses.field(repr=False)
+  data: EvalData = dataclasses.field(repr=False)
   loss: str
   notes: tuple[str, ...] = ()
 
-  def predict(self, images: Any) -> Prediction | list[Prediction]:
+  def predict(self, images: object) -> Prediction | list[Prediction]:
     """Returns the best five classes of each image, best first. If there are fewer classes, it returns all of them.
 
     Args:
@@ -94,7 +95,7 @@ class Predictor:
     ]
     return rows[0] if _is_single_image(images) else rows
 
-  def features(self, images: Any, of: models.Features = "head") -> np.ndarray:
+  def features(self, images: object, of: models.Features = "head") -> np.ndarray:
     """Returns the features of an image, float32 (D,), or of a list of images, float32 (N, D).
 
     Args:
@@ -111,7 +112,7 @@ class Predictor:
     features = self._compute_outputs(images, of)["features"]
     return features[0] if _is_single_image(images) else features
 
-  def square(self, image: Any) -> np.ndarray:
+  def square(self, image: object) -> np.ndarray:
     """Returns an image after cropping and resizing, uint8 (S, S, 3).
 
     Args:
@@ -127,7 +128,7 @@ class Predictor:
     except (OSError, ValueError, MemoryError, cv2.error) as error:
       raise ImageError(f"{os.fspath(image)}: {describe_image_error(error)}") from error
 
-  def preprocess(self, image: Any) -> np.ndarray:
+  def preprocess(self, image: object) -> np.ndarray:
     """Returns an image as the model receives it: cropped, resized and normalised, float32 (S, S, 3).
 
     Args:
@@ -226,12 +227,12 @@ def read(
   return Predictor(use.description, use.classes, params, use.data, use.loss, tuple(use.notes))
 
 
-def _name_image(image: Any, number: int) -> str:
+def _name_image(image: object, number: int) -> str:
   """Returns the path of an image, or its number in the list."""
   return os.fspath(image) if isinstance(image, str | os.PathLike) else f"number {number}"
 
 
-def _is_single_image(images: Any) -> bool:
+def _is_single_image(images: object) -> bool:
   """Returns true for a single image, and false for a list of images."""
   if isinstance(images, str | os.PathLike | Image.Image):
     return True

@@ -123,6 +123,7 @@ def read(
     ConfigError: if the path is neither a workdir nor a supported file.
   """
   path = paths.resolve_path(path)
+  arrays: Tensors
   if importers.is_workdir(path):
     description, arrays = importers.load(path, hints, ema, prefix)
     data, loss, names, notes = _read_workdir(path, description)
@@ -167,7 +168,7 @@ def resize_preprocessing(data: Data, size: int) -> Data:
 
 def read_normalisation(
   path: str | pathlib.Path, ema: bool | None = None, prefix: str | None = None
-) -> dict[str, tuple[float, ...]]:
+) -> Mapping[str, tuple[float, ...]]:
   """Returns the mean and standard deviation of the images that weights require.
 
   The values are the same as in `load`, but the weights are not read.
@@ -247,7 +248,7 @@ def _read_workdir(workdir: pathlib.Path, description: Description) -> Preparatio
 
 
 def _apply_metadata(
-  path: str | pathlib.Path, metadata: ImageMetadata, description: Description, usual: Mapping[str, tuple[float, ...]]
+  path: pathlib.Path, metadata: ImageMetadata, description: Description, usual: Mapping[str, tuple[float, ...]]
 ) -> Preparation:
   """Returns (data, loss, class names, notes) from the metadata of weights, with defaults for missing values."""
   notes = []

@@ -14,6 +14,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -100,19 +101,19 @@ class Plan:
   flops: float = 0.0
   flops_method: str = ""
   bytes: float = 0.0
-  collectives: dict = dataclasses.field(default_factory=dict)
+  collectives: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
   network_bytes: int = 0
-  kernels: dict = dataclasses.field(default_factory=dict)
+  kernels: dict[str, int] = dataclasses.field(default_factory=dict)
   step_seconds: float = 0.0
   method: str = ""
   limit: str = ""
-  shares: dict = dataclasses.field(default_factory=dict)
+  shares: dict[str, float] = dataclasses.field(default_factory=dict)
   images_per_second_per_chip: float = 0.0
   mfu: float = 0.0
   steps: int = 0
   hours: float = 0.0
   device_hours: float = 0.0
-  evaluations: dict = dataclasses.field(default_factory=dict)
+  evaluations: dict[str, dict[str, Any] | None] = dataclasses.field(default_factory=dict)
   evaluation_rate: float = 0.0
   evaluation_hours: float = 0.0
   core_days: float = 0.0
@@ -133,7 +134,7 @@ class Plan:
 
 
 @functools.cache
-def _make_schedule_directory() -> tempfile.TemporaryDirectory:
+def _make_schedule_directory() -> tempfile.TemporaryDirectory[str]:
   """Returns the directory of kernel schedules. The process has only one, because the compiler reads its flags once."""
   return tempfile.TemporaryDirectory(prefix="vit_jax_plan_")
 
@@ -169,7 +170,7 @@ def use_tpu_compiler(kernels: bool) -> Iterator[pathlib.Path]:
     dump = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final"
     os.environ["LIBTPU_INIT_ARGS"] = f"{flags} {dump}".strip()
   # A cached program cannot be read without its device, and does not describe its kernels.
-  before = jax.config.jax_enable_compilation_cache
+  before = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]  # JAX declares few of its options
   _use_compilation_cache(False)
   try:
     yield pathlib.Path(folder)
@@ -184,7 +185,7 @@ def _use_compilation_cache(use: bool) -> None:
 
 def make_topology_devices(slice_: hardware.Slice) -> list[jax.Device]:
   """Returns the devices of a slice that is not attached."""
-  options = {}
+  options: dict[str, Any] = {}
   chips = math.prod(slice_.grid)
   if slice_.generation == "v4":
     options["chip_config_name"] = "megacore"  # one device for both cores of a chip, as on Cloud TPU
@@ -280,7 +281,9 @@ def _estimate_step(
   kernel_cycles: Mapping[str, float],
 ) -> Plan:
   """Returns the plan with memory, arithmetic, traffic and seconds of a step."""
-  memory, costs, program = compiled.memory_analysis(), compiled.cost_analysis(), hlo.read_program(compiled.as_text())
+  memory, costs, text = compiled.memory_analysis(), compiled.cost_analysis(), compiled.as_text()
+  assert memory is not None and costs is not None and text is not None
+  program = hlo.read_program(text)
   if program.loops:  # XLA's own count includes the body of a loop only once
     arithmetic = (
       flops.count_flops(experiment.step, experiment.state_shapes, experiment.batch_shapes, experiment.frozen_shapes)
@@ -312,7 +315,7 @@ def _estimate_step(
     kernels=program.kernels,
     step_seconds=seconds + links,
     method=method,
-    limit=max(shares, key=shares.get),
+    limit=max(shares, key=lambda name: shares[name]),
     shares=shares,
   )
 

@@ -47,7 +47,7 @@ def estimate_seconds_per_image(run: BoundRun) -> float:
   """
   images = (get_image_bytes(run.data) or PHOTOGRAPH) / PHOTOGRAPH
   crop = run.data.crop.args
-  scaling = sum(crop.get("area", (1, 1))) / 2 * SCALING_SECONDS.get(crop.get("interpolation"), 0)
+  scaling = sum(crop.get("area", (1, 1))) / 2 * SCALING_SECONDS.get(crop.get("interpolation", ""), 0)
   policy = run.data.policy
   operations = policy.args.get("layers", 1) * policy.args.get("probability", 1.0)
   changing = operations * POLICY_SECONDS.get(policy.name, 0)
@@ -64,8 +64,9 @@ def get_image_bytes(data: TrainData) -> float | None:
   """
   if data.name != "mixture":
     return catalog.CATALOG[data.name].image_bytes
-  weights, each = zip(*((part.args["weight"], get_image_bytes(part)) for part in data.parts), strict=True)
-  return None if None in each else sum(map(operator.mul, weights, each)) / sum(weights)
+  weights = [part.args["weight"] for part in data.parts]
+  sizes = [size for part in data.parts if (size := catalog.CATALOG[part.name].image_bytes) is not None]
+  return sum(map(operator.mul, weights, sizes)) / sum(weights) if len(sizes) == len(weights) else None
 
 
 def estimate_host_rate(run: BoundRun, slice_: hardware.Slice) -> float:

@@ -148,6 +148,7 @@ def _split_computations(text: str) -> tuple[Computations, str | None]:
     elif current is not None and (match := _INSTRUCTION.match(line)):
       end = _find_type_end(match[2])
       opcode = _OPCODE.match(match[2], end)
+      assert opcode is not None, line
       current.append(_Instruction(match[1], match[2][:end], *opcode.groups()))
   return computations, entry
 
@@ -165,7 +166,7 @@ def _find_type_end(text: str) -> int:
 def _count_runs(computations: Computations, entry: str | None) -> collections.Counter[str]:
   """Returns the number of runs of each computation, starting from the entry."""
   turns = collections.Counter()
-  pending = [(entry, 1)]
+  pending = [(entry, 1)] if entry else []
   while pending:
     name, times = pending.pop()
     turns[name] += times
@@ -258,7 +259,8 @@ def _find_slices(fusion: Iterable[_Instruction]) -> dict[int | str, int]:
   for i in fusion:
     for operand in re.findall(r"%([\w.-]+)", i.rest):
       users[operand].append(i)
-  types, result = {i.name: i.type for i in fusion}, {}
+  types = {i.name: i.type for i in fusion}
+  result: dict[int | str, int] = {}
   for name, number in numbers.items():
     kinds = {i.opcode for i in users[name]}
     if kinds == {"dynamic-slice"}:

@@ -41,6 +41,8 @@ def generate_plans(
         yield dataclasses.replace(plan, mesh=choices)
         if plan.fits or not plan.hbm_bytes:  # rematerialisation cannot change a problem without `hbm_bytes`
           break
+      if plan is None:
+        break
       faster = plan.fits and plan.pace < fastest
       if not faster and (fastest < math.inf or not plan.hbm_bytes):
         break
