@@ -42,7 +42,7 @@ def fingerprint_on_host(array: np.ndarray) -> int:
   return int(np.sum(h ^ (h >> np.uint32(16)), dtype=np.uint32))
 
 
-def sha256(params: dict[str, jax.Array], replicated: jax.sharding.Sharding) -> str:
+def sha256(params: Mapping[str, jax.Array], replicated: jax.sharding.Sharding) -> str:
   """Returns the SHA-256 digest of the little-endian bytes of all parameters in path order, as hexadecimal text.
 
   Args:

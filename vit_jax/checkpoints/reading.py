@@ -202,7 +202,7 @@ def check_same_arrays(arrays: dict[str, np.ndarray], path: str | None) -> dict[s
   return arrays
 
 
-def try_read(read: Callable[[], Any], default: Any = None) -> tuple[Any, str | None]:
+def try_read(read: Callable[[], Any], default: object = None) -> tuple[Any, str | None]:
   """Calls `read` and returns its result, or the reason why a checkpoint cannot be read.
 
   Args:

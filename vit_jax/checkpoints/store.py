@@ -117,7 +117,7 @@ class Checkpoints:
     """Returns the steps that have a complete checkpoint, oldest first."""
     return sorted(self._manager.all_steps())
 
-  def save(self, step: int, state: Any, about: dict[str, Any]) -> None:
+  def save(self, step: int, state: object, about: dict[str, Any]) -> None:
     """Starts to save a state, and returns when the arrays have been copied from the devices.
 
     The first save of a process returns when it is complete and has been read back. A workdir that cannot be restored
@@ -154,7 +154,7 @@ class Checkpoints:
     if problem:
       raise OSError(errno.EIO, f"the data that were written cannot be read back ({problem})", str(self.directory))
 
-  def restore(self, state: Any, check: CheckDescription = lambda about: None) -> tuple[Any, dict[str, Any]] | None:
+  def restore(self, state: object, check: CheckDescription = lambda about: None) -> tuple[Any, dict[str, Any]] | None:
     """Restores the newest readable checkpoint.
 
     Newer checkpoints that cannot be read are renamed to `<step>.unreadable` and named in a warning. All processes
@@ -189,7 +189,7 @@ class Checkpoints:
       "Restore a good copy, or use another --workdir to start again.",
     )
 
-  def _read(self, step: int, state: Any, check: CheckDescription) -> tuple[Any, str | None]:
+  def _read(self, step: int, state: object, check: CheckDescription) -> tuple[Any, str | None]:
     """Returns ((state, about), None) for a step, or (None, problem). The result is the same on all processes."""
     folder, wanted = self._usable / str(step), trees.flatten(state)
 

@@ -209,7 +209,7 @@ def _get_entries(config: Any, name: str) -> Any:
   return value if isinstance(value, tuple | list) else ()
 
 
-def _make_editable(value: Any) -> Any:
+def _make_editable(value: object) -> Any:
   return ml_collections.ConfigDict(value, type_safe=False) if isinstance(value, dict) else value
 
 

@@ -49,7 +49,7 @@ def _migrate_selection(values: Mapping[str, Any]) -> Mapping[str, Any]:
   return {key: value for key, value in values.items() if key != "ema"}
 
 
-def _migrate_evaluation(choice: Any) -> Any:
+def _migrate_evaluation(choice: object) -> Any:
   if isinstance(choice, Mapping) and isinstance(data := choice.get("data"), Mapping):
     return {**choice, "data": _add_effective_values(_drop_ignored_keys(data, *_AUGMENTATION))}
   return choice
@@ -74,7 +74,7 @@ def migrate_source(values: Mapping[str, Any]) -> dict[str, Any]:
   return _add_class_order(values)
 
 
-def _drop_ignored_keys(data: Any, *idle: Any) -> Any:
+def _drop_ignored_keys(data: Mapping[str, Any], *idle: str) -> Mapping[str, Any]:
   """Removes keys that the reader ignored.
 
   Data stored by newer versions contain `exif`, and only keys that their reader uses.
@@ -86,26 +86,26 @@ def _drop_ignored_keys(data: Any, *idle: Any) -> Any:
   return {key: value for key, value in data.items() if key not in idle}
 
 
-def _add_effective_values(data: Any) -> Any:
+def _add_effective_values(data: Mapping[str, Any]) -> dict[str, Any]:
   """Adds the effective values of keys that did not exist when the run started."""
   before = {"exif": False} if data.get("name") in _CAMERAS else {}
   return before | _add_class_order(data)
 
 
-def _add_class_order(data: Any) -> Any:
+def _add_class_order(data: Mapping[str, Any]) -> dict[str, Any]:
   """Adds the former order of classes to data and nested data."""
   before = {"class_order": "text"} if data.get("name") in _NAMED else {}
-  return before | data | {key: _apply_to_each(_add_class_order, data[key]) for key in _INSIDE if key in data}
+  return {**before, **data} | {key: _apply_to_each(_add_class_order, data[key]) for key in _INSIDE if key in data}
 
 
-def _apply_to_each(function: Callable[[Any], Any], value: Any) -> Any:
+def _apply_to_each(function: Callable[[Mapping[str, Any]], dict[str, Any]], value: object) -> Any:
   """Applies a function to a mapping, or to each mapping in a list. Other values are unchanged."""
   if isinstance(value, list | tuple):
     return [function(each) if isinstance(each, Mapping) else each for each in value]
   return function(value) if isinstance(value, Mapping) else value
 
 
-def _add_validation(data: Any) -> Any:
+def _add_validation(data: Mapping[str, Any]) -> Mapping[str, Any]:
   """Sets `validation` to 0 if the key is missing, because its current default did not exist when the run started."""
   missing = data.get("name") in _HELD_OUT and "validation" not in data
   return {**data, "validation": 0.0} if missing else data
@@ -208,11 +208,11 @@ def nest_vit(arguments: Mapping[str, Any], published: Mapping[str, Any]) -> dict
   return result
 
 
-def _is_idle(value: Any, idle: str | None) -> bool:
+def _is_idle(value: object, idle: str | None) -> bool:
   return idle is None or str(value).lower() in (idle, f"{idle}.0")
 
 
-def _renamed_value(old: str, value: Any, name: str | None) -> Any:
+def _renamed_value(old: str, value: object, name: str | None) -> Any:
   """Returns the value of a flat key under its new key."""
   if old == "class_token" and str(value).lower() == "none":
     return Text("false") if isinstance(value, Text) else False
@@ -230,7 +230,7 @@ def _renamed_value(old: str, value: Any, name: str | None) -> Any:
   return Text(text) if isinstance(value, Text) else text
 
 
-def _one_of(old: str, new: str, key: str, group: Mapping[str, Any], value: Any) -> dict[str, Any]:
+def _one_of(old: str, new: str, key: str, group: Mapping[str, Any], value: object) -> dict[str, Any]:
   """Returns {key: value} with the value of a flat key, or of the group if only that value is a flag."""
   if key not in group or old == "differential" or _leaves(group[key]) == _leaves(value):
     return {key: value}
@@ -242,5 +242,5 @@ def _one_of(old: str, new: str, key: str, group: Mapping[str, Any], value: Any) 
   return {key: value if flags[1] else group[key]}
 
 
-def _leaves(value: Any) -> str:
+def _leaves(value: object) -> str:
   return str(as_group(value) if isinstance(value, Choice | _GROUP) else value)

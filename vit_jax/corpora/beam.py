@@ -192,7 +192,7 @@ def _create_writer(made: CorpusPlan, folders: shard_worker.Folders, split: Corpu
   class Writer(writer.BeamWriter):
     """A writer that assigns records to shards as in the plan, even if the last records of a split are omitted."""
 
-    def _assign_shard(self, key_serialized_example: Any, num_shards: int, largest_key: Sequence[int]) -> Any:
+    def _assign_shard(self, key_serialized_example: object, num_shards: int, largest_key: Sequence[int]) -> Any:
       return super()._assign_shard(key_serialized_example, num_shards, [len(split) - 1])
 
   template = tfds.core.ShardedFileTemplate(

@@ -76,10 +76,11 @@ def _prepare_and_copy(name: str, builder: str, root: pathlib.Path) -> str:
     disk = tfds.find_data_dir("~/tensorflow_datasets")
   prepare_dataset(name, str(disk))
   source = tfds.find_builder_dir(builder, str(disk))
+  assert source is not None, disk
   target = root / source.relative_to(disk)
   for file in sorted((f for f in source.rglob("*") if f.is_file()), key=lambda f: f.name == "dataset_info.json"):
     there = target / file.relative_to(source)
-    if not there.exists() or there.stat().length != file.stat().st_size:
+    if files.get_size(there) != file.stat().st_size:
       files.copy_to_bucket(file, there)
   return f"{name} is prepared at {target}, a copy of {source}"
 

@@ -157,12 +157,15 @@ def _check_silence(workers: Iterable[_Worker], seconds: float, named: Callable[[
       )
 
 
-def _receive(connection: Any, process: Any) -> tuple[str, Any]:
+def _receive(
+  connection: multiprocessing.connection.Connection, process: multiprocessing.process.BaseProcess
+) -> tuple[str, Any]:
   try:
     return connection.recv()
   except (EOFError, OSError):
     process.join()
     code = process.exitcode
+    assert code is not None
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     advice = ". If memory ran out (see dmesg), use fewer --processes" if code == -signal.SIGKILL else ""
     raise runtime.Stop(
@@ -173,7 +176,9 @@ def _receive(connection: Any, process: Any) -> tuple[str, Any]:
 # Functions below run in a worker.
 
 
-def _serve_tasks(prepare: Callable[[], RunTask], connection: Any, parent: int) -> None:
+def _serve_tasks(
+  prepare: Callable[[], RunTask], connection: multiprocessing.connection.Connection, parent: int
+) -> None:
   """Executes tasks until the pipe is closed."""
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)

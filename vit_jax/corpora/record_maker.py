@@ -137,7 +137,7 @@ class RecordMaker:
   def _create_memory_error(self, number: int) -> ConfigError:
     return ConfigError(f"{self.source.place(number)}: not enough memory. Use fewer --processes")
 
-  def _check_label(self, label: Any) -> tuple[int, ...]:
+  def _check_label(self, label: int | tuple[int, ...]) -> tuple[int, ...]:
     labels, classes = label if isinstance(label, tuple) else (label,), len(self.source.classes)
     for each in labels:
       if not 0 <= each < classes:

@@ -8,7 +8,6 @@ import queue
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import cv2
 import numpy as np
@@ -230,7 +229,7 @@ class LazyImage:
     height, width = header.height, header.width
     self.shape = (width, height, 3) if _is_transposed(header.orientation) else (height, width, 3)
 
-  def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+  def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
     pixels = decode(self._data, self._header)
     self.is_whole = True
     return pixels
@@ -258,7 +257,7 @@ class LazyImage:
 AnyImage = np.ndarray | LazyImage  # pixels, or a file that is decoded in part
 
 
-def _decode_box(data: bytes, region: Any) -> np.ndarray | None:
+def _decode_box(data: bytes, region: object) -> np.ndarray | None:
   """Decodes a region of a JPEG file with libjpeg's methods to skip lines and columns. Returns None if that fails."""
   if not hasattr(_local, "decoder"):
     host = nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY

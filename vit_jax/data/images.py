@@ -200,7 +200,7 @@ class Images:
       self.problem = self.problem or error
     return error
 
-  def _label(self, record: int, label: Any) -> int | np.ndarray:
+  def _label(self, record: int, label: int | tuple[int, ...]) -> int | np.ndarray:
     """Returns a label, or an array of labels padded with -1 if images may have several labels."""
     most, classes = self.source.labels, len(self.source.classes)
     labels = label if isinstance(label, tuple) else (label,)

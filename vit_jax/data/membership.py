@@ -48,7 +48,7 @@ def join_memberships(members: Mapping[str, Membership | None]) -> Membership | N
   return Membership(lambda: {name: member.record() for name, member in known.items()}, changes)
 
 
-def is_membership_record(value: Any) -> bool:
+def is_membership_record(value: object) -> bool:
   """Returns whether a JSON value has the form of a membership record of a dataset or a mixture."""
   if not isinstance(value, dict):
     return False

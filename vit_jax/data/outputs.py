@@ -4,7 +4,6 @@ A workdir inside an image folder would become a class or a split, and a restart 
 """
 
 import pathlib
-from typing import Any
 
 from vit_jax.data import catalog
 from vit_jax.data.readers import folder, segmentation
@@ -12,7 +11,7 @@ from vit_jax.schema import ConfigError, to_plain
 from vit_jax.storage import paths
 
 
-def find_image_folders(value: Any) -> list[pathlib.Path]:
+def find_image_folders(value: object) -> list[pathlib.Path]:
   """Returns the image folders that a config reads. Every image and every directory in these folders counts as data.
 
   Args:
@@ -39,7 +38,7 @@ def _find_own_folders(value: object) -> list[pathlib.Path]:
   return []
 
 
-def check_output_location(target: pathlib.Path, value: Any, flag: str) -> None:
+def check_output_location(target: pathlib.Path, value: object, flag: str) -> None:
   """Raises ConfigError if an output is inside an image folder that is read.
 
   Args:

@@ -42,7 +42,7 @@ class ThreadPool:
     """True if the pool accepts no more arguments."""
     return not self._end.alive
 
-  def submit(self, *arguments: Any) -> Future[Any]:
+  def submit(self, *arguments: object) -> Future[Any]:
     """Returns a future with the result or the error of `work` for the arguments."""
     assert not self.closed
     with self._started:

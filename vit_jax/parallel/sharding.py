@@ -16,6 +16,7 @@ import numpy as np
 import optax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from vit_jax import config, schema
 
@@ -122,7 +123,7 @@ def map_per_device(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., An
   """
   parts = {3: PartitionSpec(BATCH, None, "tensor"), 1: PartitionSpec("tensor")}
 
-  def split(*arrays: jax.Array) -> Any:
+  def split(*arrays: jax.Array) -> jax.Array:
     specs = tuple(parts[array.ndim] for array in arrays)
     return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=parts[3], check_vma=False)(*arrays)
 
@@ -210,7 +211,7 @@ def _find_spec(table: Table, path: str, shape: tuple[int, ...], mesh: Mesh) -> P
   )
 
 
-def add_shardings(shapes: Any, shardings: Any) -> Any:
+def add_shardings(shapes: object, shardings: object) -> Any:
   """Adds shardings to the shapes of a pytree.
 
   Args:
@@ -222,7 +223,7 @@ def add_shardings(shapes: Any, shardings: Any) -> Any:
   )
 
 
-def make_gather(table: Table, mesh: Mesh, dtype: Any) -> Callable[[str, jax.Array], jax.Array]:
+def make_gather(table: Table, mesh: Mesh, dtype: DTypeLike) -> Callable[[str, jax.Array], jax.Array]:
   """Returns a function that gathers the parameters of one layer over `fsdp`.
 
   A parameter is reshaped to a matrix before it is gathered: the split dimension is one axis, and all other dimensions
@@ -345,7 +346,8 @@ def make_global_array(local: np.ndarray, rows: np.ndarray, total: int, sharding:
     The global array, [total, ...].
   """
 
-  def piece(index: Any) -> np.ndarray:
+  def piece(index: tuple[slice, ...] | None) -> np.ndarray:
+    assert index is not None
     wanted = np.arange(total)[index[0]]
     first = np.searchsorted(rows, wanted[0])
     return local[first : first + len(wanted)]
@@ -353,7 +355,7 @@ def make_global_array(local: np.ndarray, rows: np.ndarray, total: int, sharding:
   return jax.make_array_from_callback((total, *local.shape[1:]), sharding, piece)
 
 
-def place_array(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+def place_array(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
   """Builds a global array from a host array that every process stores completely.
 
   Args:
@@ -363,7 +365,7 @@ def place_array(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
   return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
-def count_bytes_per_device(shapes: Any) -> int:
+def count_bytes_per_device(shapes: object) -> int:
   """Returns the memory in bytes that a pytree takes on one device.
 
   Args:

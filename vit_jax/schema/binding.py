@@ -53,7 +53,7 @@ def bind(choice: Choice, functions: tuple[Callable[..., Any], ...], table: Table
   return kind(choice.name, _convert_fields(choice.args, entries, f"{choice.name!r}", inspect.Parameter.empty, table))
 
 
-def make(choice: Choice, table: Table, *supplied: Any) -> Any:
+def make(choice: Choice, table: Table, *supplied: object) -> Any:
   """Calls the first function that a choice names.
 
   Args:
@@ -80,7 +80,7 @@ def make(choice: Choice, table: Table, *supplied: Any) -> Any:
   return bind(choice, functions).call(functions[0], *supplied)
 
 
-def preset(function: Callable[..., _Result], *first: Any, **defaults: Any) -> Callable[..., _Result]:
+def preset(function: Callable[..., _Result], *first: object, **defaults: Any) -> Callable[..., _Result]:
   """Returns a function with some arguments filled in and some defaults replaced. It can be used as a schema.
 
   Args:
@@ -95,7 +95,7 @@ def preset(function: Callable[..., _Result], *first: Any, **defaults: Any) -> Ca
 
 
 def _convert_fields(
-  values: Mapping[str, Any], entries: Mapping[str, Any], owner: str, no_default: Any, others: Table | None = None
+  values: Mapping[str, Any], entries: Mapping[str, Any], owner: str, no_default: object, others: Table | None = None
 ) -> dict[str, Any]:
   """Converts the values of all entries {key: (type, default)}. Every key in `values` must be an entry."""
   for key in values:
@@ -130,7 +130,7 @@ def _convert_fields(
   return result
 
 
-def find_table(kind: Any) -> Table | None:
+def find_table(kind: object) -> Table | None:
   """Returns the table of a choice's type, or None for another type."""
   if typing.get_origin(kind) is not Annotated:
     return None
@@ -138,7 +138,7 @@ def find_table(kind: Any) -> Table | None:
   return table if isinstance(table, Mapping) else None
 
 
-def _inherit(value: Any, default: Choice, table: Table | None) -> Any:
+def _inherit(value: object, default: Choice, table: Table | None) -> Any:
   """Returns the value of a choice with the arguments of the default choice that it keeps.
 
   Without a name, the value keeps the default's name and all of its arguments. With another name, it keeps arguments if
@@ -165,7 +165,7 @@ class _TypeMismatch(ConfigError):
   """An error for a value that does not have the type of its key."""
 
 
-def _describe_mismatch(value: Any, kind: Any) -> str:
+def _describe_mismatch(value: object, kind: object) -> str:
   """Returns the message for a value of the wrong type: the expected type, the value, and an example."""
   example = aliases.find_example(get_current_key()) or expected.format_example(kind)
   shown = show(str(value) if isinstance(value, Text) else to_plain(value))
@@ -258,7 +258,7 @@ def _convert_choice(value: Any, table: Table | None) -> Choice:
   return Choice(str(value["name"]), {k: v for k, v in value.items() if k != "name"})
 
 
-def _convert_dataclass(value: Any, kind: type) -> Any:
+def _convert_dataclass(value: object, kind: type) -> Any:
   if isinstance(value, kind):
     return value
   fields = dataclasses.fields(kind)
@@ -276,7 +276,7 @@ def _convert_dataclass(value: Any, kind: type) -> Any:
   return kind(**{field.name: values[get_config_key(field)] for field in fields})
 
 
-def _convert_mapping(value: Any, kind: Any) -> dict[str, Any]:
+def _convert_mapping(value: object, kind: object) -> dict[str, Any]:
   if not isinstance(value, Mapping | ml_collections.ConfigDict):
     raise ConfigError(f"{show(value)} is not a set of named entries. Write dict(...)")
   result = {}
@@ -286,7 +286,7 @@ def _convert_mapping(value: Any, kind: Any) -> dict[str, Any]:
   return result
 
 
-def _convert_tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+def _convert_tuple(value: object, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
   try:
     read = texts.parse_literal(value)
   except ConfigError as error:
@@ -318,7 +318,7 @@ def _describe_list_error(problem: str, kinds: tuple[Any, ...]) -> str:
   return f"{problem}. Write a value such as {example}" if example else problem
 
 
-def _advise_list(value: Any, kind: Any) -> str:
+def _advise_list(value: object, kind: object) -> str:
   """Returns advice to write a single word as a list in a flag, or "" if no list of words is expected."""
   if kind not in (str, Pattern) or not get_current_key():
     return ""

@@ -24,7 +24,7 @@ class Bound(Choice):
     """
     return {name: self.args[name] for function in functions for name in read_keywords(function)}
 
-  def call(self, function: Callable[..., _Result], *supplied: Any) -> _Result:
+  def call(self, function: Callable[..., _Result], *supplied: object) -> _Result:
     """Calls a function with the arguments that belong to it.
 
     Args:

@@ -114,7 +114,7 @@ def make_printable(text: str, most: int = LONGEST) -> str:
   return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-def show(value: Any) -> str:
+def show(value: object) -> str:
   """Returns the `repr` of a value, shortened for a message."""
   if isinstance(value, ml_collections.ConfigDict):
     value = value.to_dict()  # otherwise the text would be lines of YAML with the names of our classes

@@ -22,7 +22,7 @@ NAMED = {"Choice": "a name with arguments", "Duration": "a length of training", 
 EXAMPLES = {int: "2", float: "0.1", bool: "true", "Duration": "10ep"}
 
 
-def is_supported(kind: Any) -> bool:
+def is_supported(kind: object) -> bool:
   """Returns true if a config can contain values of an annotated type."""
   origin, args = typing.get_origin(kind), typing.get_args(kind)
   if origin is Annotated:
@@ -73,7 +73,7 @@ def format_example(kind: Any) -> str:
   return EXAMPLES.get(kind) or EXAMPLES.get(getattr(kind, "__name__", ""), "")
 
 
-def _name(kind: Any) -> str:
+def _name(kind: object) -> str:
   """Returns the name of a type. A type of bound choices is named `Choice`."""
   names = [base.__name__ for base in getattr(kind, "__mro__", ())]
   return next((name for name in names if name in NAMED), getattr(kind, "__name__", str(kind)))

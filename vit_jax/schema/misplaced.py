@@ -75,7 +75,7 @@ def suggest_places(config: Mapping[str, Any] | ml_collections.ConfigDict, key: s
   return f" Did you mean {' or '.join(f'--config.{place}{ending}' for place in places)}?" if places else ""
 
 
-def _format_value(config: Any, key: str) -> str:
+def _format_value(config: object, key: str) -> str:
   """Returns the value of a dotted key as a user would type it, or "" if it is a group or absent."""
   for name in key.split("."):
     if not isinstance(config, Mapping | ml_collections.ConfigDict) or name not in config:

@@ -37,6 +37,6 @@ def _measures_test_split(choice: Mapping[str, Any]) -> bool:
   return choice.get("name") in MEASURING and choice.get("data") is None and choice.get("split", "test") == "test"
 
 
-def _is_partial(choice: Any) -> bool:
+def _is_partial(choice: object) -> bool:
   """Returns true if a value of a config has keys of an evaluation of the run's own data, but no name."""
   return isinstance(choice, _GROUPS) and len(choice) > 0 and "name" not in choice and "data" not in choice

@@ -62,7 +62,7 @@ def _count_item_ways(item: Any) -> float:
   return math.inf if inside > WAYS or times > 20 else 2 * inside**times
 
 
-def _find_sequences(value: Any) -> list[Any]:
+def _find_sequences(value: object) -> list[Any]:
   """Returns the sequences inside a parsed item. They are in a list for a branch, and in a tuple for a group."""
   if isinstance(value, parser.SubPattern):
     return [value]

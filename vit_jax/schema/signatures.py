@@ -19,7 +19,7 @@ def read_keywords(function: Callable[..., Any]) -> dict[str, Any]:
   return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
-def suggest_fix(key: str, value: Any, entries: Entries, others: Functions) -> str:
+def suggest_fix(key: str, value: object, entries: Entries, others: Functions) -> str:
   """Returns advice for the end of an error about an unknown key.
 
   The advice names the functions that accept the key. If there are none, it names the key that accepts the value, or a
@@ -98,6 +98,6 @@ def format_allowed(entries: Mapping[str, tuple[Any, Any]]) -> str:
   return f" Allowed: {format_names(entries)}." if entries else " No keys are allowed here."
 
 
-def _list_words(kind: Any) -> list[Any]:
+def _list_words(kind: object) -> list[Any]:
   """Returns the allowed values of a Literal, or of an optional Literal."""
   return [word for part in (kind, *typing.get_args(kind)) for word in typing.get_args(part)]

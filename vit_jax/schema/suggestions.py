@@ -4,7 +4,7 @@ import math
 import re
 import shlex
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vit_jax.schema import aliases
 from vit_jax.schema.aliases import FLAGS, GROUPS, KEYS, NUMBERS, REMARKS, VALUES, get_last_word
@@ -43,7 +43,7 @@ def join_suggestions(suggestions: Collection[Suggestion]) -> str:
   return (f" Did you mean {' '.join(flags)}?" if flags else "") + remarks
 
 
-def format_typed(value: Any) -> str:
+def format_typed(value: object) -> str:
   """Returns a value of a config as a user would type it in a flag, or "" for a group or a list."""
   if isinstance(value, bool):
     return str(value).lower()

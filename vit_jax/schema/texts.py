@@ -25,7 +25,7 @@ def format_amount(number: int, noun: str, plural: str = "") -> str:
   return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
-def format_flag(key: str, value: Any) -> str:
+def format_flag(key: str, value: object) -> str:
   """Returns `--KEY=VALUE` for a shell, quoted if necessary.
 
   Args:
@@ -36,7 +36,7 @@ def format_flag(key: str, value: Any) -> str:
   return f"--{key}={shlex.quote(text)}"
 
 
-def parse_number(value: Any) -> Any:
+def parse_number(value: object) -> Any:
   """Converts a Text like `parse_literal`. A percentage such as "5%" becomes 0.05."""
   percent = _PERCENT.fullmatch(value) if isinstance(value, Text) else None
   return float(percent[1]) / 100 if percent else parse_literal(value)
@@ -52,7 +52,7 @@ class _DictCalls(ast.NodeTransformer):  # configs write dict(name="a"), which th
     return ast.Dict([ast.Constant(k.arg) for k in node.keywords], [k.value for k in node.keywords])
 
 
-def parse_literal(value: Any) -> Any:
+def parse_literal(value: object) -> Any:
   """Converts a Text to a number, list or other literal. Any other value is returned unchanged.
 
   Args:

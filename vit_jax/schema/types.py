@@ -77,7 +77,7 @@ class Duration(str):
   unit: str
   _FORM = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([kM]?)(st|ep|ex|%)?")
 
-  def __new__(cls, value: Any) -> "Duration":
+  def __new__(cls, value: object) -> "Duration":
     text = value.strip() if isinstance(value, str) else show(value)
     match = cls._FORM.fullmatch(text)
     if isinstance(value, bool) or not match:

@@ -14,7 +14,7 @@ def get_config_key(field: dataclasses.Field[Any]) -> str:
   return field.name.rstrip("_")
 
 
-def to_plain(value: Any) -> Any:
+def to_plain(value: object) -> Any:
   """Converts a Run or one of its values to dicts, lists and scalars, for JSON and for comparison."""
   match value:
     case Choice():
@@ -30,7 +30,7 @@ def to_plain(value: Any) -> Any:
   return value
 
 
-def list_choices(value: Any) -> set[str]:
+def list_choices(value: object) -> set[str]:
   """Returns the names of all choices in a Run or in one of its values."""
   match value:
     case Choice():

@@ -85,7 +85,7 @@ def get_version(about: Mapping[str, Any]) -> tuple[str, ...]:
 class FileSystem(core.GCSFileSystem):
   """The file system for gs:// paths in fsspec, and thereby in etils, Orbax and TFDS."""
 
-  def __init__(self, *arguments: Any, **options: Any) -> None:
+  def __init__(self, *arguments: object, **options: Any) -> None:
     ours = {"use_listings_cache": False, "requests_timeout": TIMEOUT}
     if os.environ.get("STORAGE_EMULATOR_HOST"):
       ours["token"] = "anon"
@@ -94,7 +94,7 @@ class FileSystem(core.GCSFileSystem):
     self.away = False  # whether the last request exceeded the patience, so that later requests are tried only once
     super().__init__(*arguments, **ours | options)
 
-  async def _request(self, method: str, path: str, *arguments: Any, **options: Any) -> Any:
+  async def _request(self, method: str, path: str, *arguments: object, **options: Any) -> Any:
     """Sends a request and retries it with growing pauses while the bucket is unavailable.
 
     Raises:

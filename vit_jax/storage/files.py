@@ -246,8 +246,8 @@ def get_size(path: pathlib.Path) -> int | None:
     status = path.stat()
   except FileNotFoundError:
     return None
-  # The status of an `epath.Path` has other names.
-  return status.length if paths.in_bucket(path) else status.st_size  # type: ignore[attr-defined]
+  length: int | None = getattr(status, "length", None)  # the status of an `epath.Path` has other names
+  return status.st_size if length is None else length
 
 
 def write_csv(path: pathlib.Path, rows: Iterable[Sequence[Any]]) -> None:

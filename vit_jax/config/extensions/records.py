@@ -33,7 +33,7 @@ def record(choices: Collection[str]) -> list[dict[str, Any]]:
   ]
 
 
-def check(recorded: Any) -> None:
+def check(recorded: object) -> None:
   """Checks that a record has the form that `record` returns.
 
   Args:

@@ -3,9 +3,10 @@
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from vit_jax.data import class_names, membership, sources
+from vit_jax.data.class_names import NameOrder
 from vit_jax.data.readers import folder_layout, locations, overlaps
 from vit_jax.data.readers.tree import FolderTree
 from vit_jax.data.sources import Fingerprint
@@ -16,7 +17,7 @@ from vit_jax.storage import paths
 # Names of directories with validation images, in order of preference.
 VALIDATION = ("val", "valid", "validation", "dev")
 SHARE = 0.1  # default share of the training images of each class that a run holds out for validation
-Drawn = dict[str, list[list[Any]]]  # {split: files of each class}
+Drawn = dict[str, list[list[tuple[bytes, str]]]]  # {split: files of each class}
 FEWEST = 3  # smallest number of files of a class that contributes to validation
 
 
@@ -85,15 +86,16 @@ def folder(
   notes = overlaps.find_file_overlaps(root, splits, files) if split == "train" else ()
   parts = _select_records(found, split)
 
-  def used() -> Any:
+  def used() -> list[tuple[str, int]]:
     return [record for part, numbers in parts for record in files[part][numbers.start : numbers.stop]]
 
-  def names() -> Any:
+  def names() -> list[str]:
     return [file for file, _ in used()]
 
   def fingerprint() -> Fingerprint:
     sizes, times = zip(*root.stamps(names()), strict=True)
-    return sources.Fingerprint(*map(sources.digest, (used(), sorted(names()), sizes, times)))
+    digest = sources.digest
+    return sources.Fingerprint(digest(used()), digest(sorted(names())), digest(sizes), digest(times))
 
   source = sources.assemble(
     name,
@@ -140,7 +142,13 @@ class _Listing(NamedTuple):
 
 
 def _list_files(
-  tree: FolderTree, splits: Any, split: str, holdout: float, validation: float, seed: int, order: Any
+  tree: FolderTree,
+  splits: sources.Splits,
+  split: str,
+  holdout: float,
+  validation: float,
+  seed: int,
+  order: NameOrder,
 ) -> _Listing:
   """Lists the files of an image folder, and draws the files of splits that have no folder."""
   top = tree.folders()
@@ -166,7 +174,7 @@ def _list_files(
   return _Listing(splits, files, tuple(next(iter(folders.values()), ())), note, advice)
 
 
-def _select_records(found: Any, split: str) -> list[tuple[str, range]]:
+def _select_records(found: _Listing, split: str) -> list[tuple[str, range]]:
   """Selects the records of a split. The SplitError for a missing split contains advice."""
   sizes = {part: len(records) for part, records in found.files.items()}
   try:
@@ -239,7 +247,9 @@ def _split_validation(drawn: Drawn, train: str, share: float) -> tuple[Drawn, in
   return drawn | parts, sum(counts)
 
 
-def _find_split_folders(tree: FolderTree, splits: Any, specs: Sequence[str], order: Any) -> dict[str, dict[str, str]]:
+def _find_split_folders(
+  tree: FolderTree, splits: Sequence[str], specs: Sequence[str], order: NameOrder
+) -> dict[str, dict[str, str]]:
   """Returns {split: {class: its directory}} of the splits in `specs`, which must have equal classes."""
   names = sources.parse_split_names(specs)
   used = [split for split in splits if split in names or "all" in names]
@@ -252,7 +262,7 @@ def _find_split_folders(tree: FolderTree, splits: Any, specs: Sequence[str], ord
   return folders
 
 
-def _find_class_folders(tree: FolderTree, split: str, order: Any) -> dict[str, str]:
+def _find_class_folders(tree: FolderTree, split: str, order: NameOrder) -> dict[str, str]:
   """Returns {class: its directory} of a split, in class order. Raises ConfigError if a class has two directories."""
   folders = {}
   for name in tree.folders(split):
@@ -278,7 +288,7 @@ def _hash_file(seed: int, file: str) -> bytes:
   return hashlib.blake2b(f"{seed}/{label}/{name}".encode("utf-8", "surrogateescape")).digest()
 
 
-def _interleave_classes(drawn: Any) -> list[tuple[str, int]]:
+def _interleave_classes(drawn: Sequence[Sequence[tuple[bytes, str]]]) -> list[tuple[str, int]]:
   """Returns the records (file, label) of a split. The files of each class are evenly spaced and keep their order."""
   placed = [
     ((rank + 0.5) / len(files), draw, file, label)

@@ -18,7 +18,7 @@ import functools
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import numpy as np
 
@@ -187,7 +187,13 @@ class _ClassPositions:
     return result
 
 
-def _resolve_file(file: Any, names: Any, meaning: Any, most: int, where: Callable[[int], str]) -> RecordLabels:
+def _resolve_file(
+  file: Mapping[str, np.ndarray],
+  names: Sequence[str],
+  meaning: _ClassPositions,
+  most: int,
+  where: Callable[[int], str],
+) -> RecordLabels:
   numbers, counts = file["numbers"], file["counts"]
   ends = _find_starts(file)
 
@@ -232,13 +238,13 @@ def _resolve_file(file: Any, names: Any, meaning: Any, most: int, where: Callabl
   return RecordLabels(numbers, ends, most > 1)
 
 
-def _find_starts(file: Any) -> np.ndarray | None:
+def _find_starts(file: Mapping[str, np.ndarray]) -> np.ndarray | None:
   """Returns the start of the labels of each record, int64 (records + 1,), or None if each record has one label."""
   counts = file["counts"]
   return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]) if len(counts) else None
 
 
-def _find_record(file: Any, at: int) -> int:
+def _find_record(file: Mapping[str, np.ndarray], at: int) -> int:
   """Returns the record that a label belongs to."""
   ends = _find_starts(file)
   return at if ends is None else int(np.searchsorted(ends, at, "right")) - 1

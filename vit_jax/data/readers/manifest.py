@@ -137,7 +137,7 @@ def _list_images(records: IndexedRecords, numbers: range) -> list[str]:
   return named
 
 
-def _resolve_image(manifest: str, about: Any) -> bytes:
+def _resolve_image(manifest: str, about: Mapping[str, Any]) -> bytes:
   """Returns the image of a line of a manifest. Raises OSError."""
   if "bytes" in about:
     try:
@@ -198,13 +198,13 @@ def _select_arrays(arrays: Arrays, code: int) -> Arrays:
 # Repeated images.
 
 
-def _check_labels(classes: Any, records: IndexedRecords, split: str) -> str:
+def _check_labels(classes: Sequence[str], records: IndexedRecords, split: str) -> str:
   """Returns a note on repeated images of a split. Raises ConfigError for an image with two different labels."""
   pairs = copies.find_repeats(_read_keys(records.arrays))
   if not len(pairs):
     return ""
 
-  def label(record: int) -> Any:
+  def label(record: int) -> list[int]:
     labels = records.label(record)
     return sorted(set(labels)) if isinstance(labels, tuple) else [labels]
 

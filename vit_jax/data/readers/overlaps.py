@@ -8,7 +8,6 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,8 @@ from vit_jax.schema import ConfigError
 
 # Number of pairs of images with equal name and size that are read to detect an overlap of training and test data.
 COMPARED, COMPARED_IN_BUCKET = 32, 4
+
+Record = tuple[str, int]  # (split, record number)
 
 
 def find_file_overlaps(
@@ -44,10 +45,10 @@ def find_file_overlaps(
         keys[part][i] = copies.compute_key(f"{size} {names[i]}")
         of_class[part][i] = copies.compute_key(f"{size} {names[i]} {files[part][i][1]}")
 
-  def content(record: Any) -> bytes:
+  def content(record: Record) -> bytes:
     return root.read(files[record[0]][record[1]][0])
 
-  def words(record: Any) -> str:
+  def words(record: Record) -> str:
     return repr(f"{root.root}/{files[record[0]][record[1]][0]}")
 
   pairs, better = copies.find_overlaps(splits, keys), copies.find_overlaps(splits, of_class)
@@ -78,11 +79,11 @@ def find_member_overlaps(
         known[split] = scanned(split)
   extents = functools.cache(lambda split: index.Extents(shards[split], known[split]))
 
-  def content(record: Any) -> bytes:
+  def content(record: Record) -> bytes:
     split, number = record
     return extents(split).read(number, number + 1)[0]
 
-  def words(record: Any) -> str:
+  def words(record: Record) -> str:
     file, number = extents(record[0]).locate(record[1])
     return where(shards[record[0]], file, known[record[0]][file], number)
 
@@ -102,7 +103,10 @@ def compute_member_key(name: str, size: int) -> int:
 
 
 def _describe_overlaps(
-  found: Any, content: Callable[[Any], bytes], words: Callable[[Any], str], remote: bool
+  found: Mapping[str, Sequence[copies.Pair]],
+  content: Callable[[Record], bytes],
+  words: Callable[[Record], str],
+  remote: bool,
 ) -> list[str]:
   """Returns a note on each role that has equal images among the `found` pairs. Only some of the pairs are compared."""
   notes = []
@@ -115,7 +119,7 @@ def _describe_overlaps(
   return notes
 
 
-def _is_equal(content: Callable[[Any], bytes], pair: Any) -> bool:
+def _is_equal(content: Callable[[Record], bytes], pair: copies.Pair) -> bool:
   try:
     return content(pair.one) == content(pair.other)
   except OSError:  # reported when the image is used

@@ -179,7 +179,7 @@ def _read_features(schema: Any) -> dict[str, Any]:
   return features if isinstance(features, dict) else {}
 
 
-def _unwrap_feature(feature: Any) -> dict[str, Any]:
+def _unwrap_feature(feature: object) -> dict[str, Any]:
   """Returns the feature itself, or the feature of its items if it is a list. Returns {} for other values."""
   if isinstance(feature, dict) and feature.get("_type") in ("Sequence", "List", "LargeList"):
     feature = feature.get("feature")
@@ -188,11 +188,11 @@ def _unwrap_feature(feature: Any) -> dict[str, Any]:
   return feature if isinstance(feature, dict) else {}
 
 
-def _feature_type(feature: Any) -> Any:
+def _feature_type(feature: object) -> Any:
   return _unwrap_feature(feature).get("_type")
 
 
-def _read_classes(feature: Any) -> Any:
+def _read_classes(feature: object) -> Any:
   names = _unwrap_feature(feature).get("names")
   return tuple(map(str, names)) if isinstance(names, list) else ()
 

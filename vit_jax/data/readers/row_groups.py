@@ -107,7 +107,7 @@ class RowGroups:
       return column
 
 
-def _is_read(future: Any) -> bool:
+def _is_read(future: Future[Any]) -> bool:
   return future.done() and future.exception() is None
 
 

@@ -11,8 +11,8 @@ import os
 import posixpath
 import re
 import tarfile
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Container, Iterator, Sequence
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -81,7 +81,7 @@ def tars(
   shards = listing.group_by_split(files)
 
   @functools.cache
-  def scanned(part: str) -> Any:
+  def scanned(part: str) -> list[Arrays]:
     return index.load_or_scan("tars", shards[part], functools.partial(_scan, shards[part], label), (label, IMAGES))
 
   known = {
@@ -125,6 +125,9 @@ def _normalise_name(name: str) -> str:
 
 
 # Scan of a shard.
+
+
+_Longer = dict[tuple[str, str], dict[str, str]]  # (sample, name without the last extension) -> {extension: member}
 
 
 class _Sample(NamedTuple):
@@ -182,7 +185,7 @@ def _scan(files: Files, label: str | None, file: int) -> Arrays:
   }
 
 
-def _check_longer(path: str, longer: Any, samples: Any) -> None:
+def _check_longer(path: str, longer: _Longer, samples: Container[str]) -> None:
   """Raises ConfigError for images that were probably meant as samples but have a dot within their names."""
   unused = [
     member
@@ -202,7 +205,7 @@ def _check_longer(path: str, longer: Any, samples: Any) -> None:
     )
 
 
-def _read_samples(path: str, file: Any, longer: Any) -> Iterator[Any]:
+def _read_samples(path: str, file: BinaryIO, longer: _Longer) -> Iterator[_Sample]:
   """Yields the samples of an open shard.
 
   Members with a further extension, such as `a.seg.png`, are added to `longer`, by name without the last extension.
@@ -245,7 +248,7 @@ def _read_samples(path: str, file: Any, longer: Any) -> Iterator[Any]:
 class _HeaderFile:
   """A file with limited reads, because the header of a long name may claim a size of 2^40 bytes."""
 
-  def __init__(self, file: Any) -> None:
+  def __init__(self, file: BinaryIO) -> None:
     self._file = file
     self.tell, self.seek = file.tell, file.seek
 
@@ -256,7 +259,7 @@ class _HeaderFile:
     return self._file.read(size)
 
 
-def _read_members(path: str, file: Any) -> Iterator[tarfile.TarInfo]:
+def _read_members(path: str, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
   """Yields the headers of a tar. Raises ConfigError if the tar is damaged. Does not check the content of members."""
   end, size = 0, file.seek(0, os.SEEK_END)
   file.seek(0)
@@ -286,7 +289,7 @@ def _read_members(path: str, file: Any) -> Iterator[tarfile.TarInfo]:
     raise ConfigError(f"{path} is cut off at byte {end:,}: the empty block of a tar's end is missing", "path")
 
 
-def _read_label(sample: Any, key: str | None) -> Any:
+def _read_label(sample: _Sample, key: str | None) -> Any:
   """Returns the label of a sample. Raises ValueError if it is missing, or if cls and json contradict each other."""
   found = {}
   if "json" in sample.texts:
@@ -307,7 +310,7 @@ def _read_label(sample: Any, key: str | None) -> Any:
   raise ValueError(f"it has no label. Allowed: a .cls file, the key {key!r} in a .json file, or a .txt file")
 
 
-def _check_same(sample: Any, label: Any, key: str | None, other: Any) -> None:
+def _check_same(sample: _Sample, label: int | str, key: str | None, other: object) -> None:
   """Raises ValueError if json and cls have different labels. A number and a name are not compared."""
   several = other if isinstance(other, list) else [other]
   comparable = [each for each in several if type(each) is type(label)]
@@ -318,7 +321,7 @@ def _check_same(sample: Any, label: Any, key: str | None, other: Any) -> None:
     )
 
 
-def _parse_label(member: str, content: bytes) -> Any:
+def _parse_label(member: str, content: bytes) -> int | str:
   """Returns the number or name that a member contains."""
   try:
     text = content.decode("utf-8-sig").strip()

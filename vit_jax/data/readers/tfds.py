@@ -5,7 +5,7 @@ import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from google.protobuf import json_format
@@ -194,7 +194,7 @@ def open_prepared(
     except OSError as error:
       raise OSError(f"{folder} is {error}") from error
 
-  def stored_in(i: int, understand: Any) -> Any:
+  def stored_in(i: int, understand: Callable[[bytes], Any] | None) -> Any:
     part, number = sources.locate_record(parts, i)
     return parse(fetch(part, number), understand)
 
@@ -302,7 +302,7 @@ def _compute_fingerprint(folder: pathlib.Path, parts: sources.Parts) -> Fingerpr
   return sources.Fingerprint(names, "", sources.digest(sizes), sources.digest(times))
 
 
-def find_builder_dir(builder: str | None, path: str | None) -> Any:
+def find_builder_dir(builder: str | None, path: str | None) -> pathlib.Path | None:
   """Returns the directory with dataset_info.json: `path` itself, or the highest version of `builder` in it.
 
   Args:
@@ -319,7 +319,7 @@ def find_builder_dir(builder: str | None, path: str | None) -> Any:
   return locations.call_storage(root, lambda: _find_builder_dir(root, builder, path))
 
 
-def _find_builder_dir(root: pathlib.Path, builder: str | None, path: str | None) -> Any:
+def _find_builder_dir(root: pathlib.Path, builder: str | None, path: str | None) -> pathlib.Path | None:
   # Imported here because the import takes 0.3 s, and only runs that read TFDS need it. It does not import TensorFlow.
   import tensorflow_datasets as tfds
 
