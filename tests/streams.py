@@ -5,6 +5,7 @@ import numpy as np
 
 from vit_jax import schema
 from vit_jax.data import loader, sources, stream
+from vit_jax.data.views import Fields
 
 PLAIN = {"image_size": 2, "crop": schema.Choice("resize"), "flip": False}
 RANDOM = {"image_size": 4, "crop": schema.Choice("inception"), "flip": True}
@@ -44,7 +45,7 @@ def opened(count, bad=()):
 
 
 def training(source, batch, rows, seed=0, start=0, patch=None, on_error="raise", threads=8, prefetch=None, **args):
-  examples = stream.train_examples(source, seed, patch, batch, **PLAIN | args)
+  examples = stream.train_examples(source, seed, Fields(patch), batch, **PLAIN | args)
   return loader.batches(examples, batch, rows, start, on_error=on_error, threads=threads, prefetch=prefetch)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import vit_jax
-from tests import runs
+from tests import runs, stages
 from tests.extension_files import forget
 from vit_jax import checkpoints, config, models, register, tasks
 from vit_jax.checkpoints import provenance
@@ -80,7 +80,7 @@ def test_f1_a_parameter_without_a_row_in_the_sharding_table_is_one_line(data):
 @pytest.mark.heavy
 def test_f1_gamma_zero_is_the_cross_entropy():
   extensions.run_file(EXAMPLE / "config.py")
-  supplied = tasks.TaskContext(None, None, None, None, None)
+  supplied = stages.supplied()
   logits, targets = np.array([[2.0, 0.0, -1.0]], np.float32), np.array([[0.0, 1.0, 0.0]], np.float32)
   entropy = -np.log(np.exp(0.0) / np.exp(logits[0]).sum())
   assert tasks.TASKS["focal"](supplied, gamma=0.0).cross_entropy(logits, targets)[0] == pytest.approx(entropy, rel=1e-5)

@@ -88,7 +88,7 @@ def parts(file, **changes):
 @pytest.mark.long
 def test_newcomer_1_a_model_of_its_own_attributes_is_trained_and_reported(file, tmp_path, capsys):
   made = parts(file)
-  assert made.forward_flops > 0 and made.task.patch is None
+  assert made.forward_flops > 0 and made.task.fields.patch is None
   loop.train(made, tmp_path / "run")
   report.make_report([tmp_path / "run"], tmp_path / "run.html")
   text = (tmp_path / "run.html").read_text()
@@ -132,7 +132,7 @@ def test_newcomer_1_a_model_that_accepts_patches_can_have_them_hidden(file):
   small = {"task.width": "8", "task.depth": "1", "task.heads": "2"}
   for task, own in (("masked_patches", {}), ("masked_autoencoder", small)):
     made = parts(file, **changes, **{"task.name": task}, **own)
-    assert made.task.patch == 4 and made.batch_shapes["image"].shape == (8, 16, 48) and made.forward_flops > 0
+    assert made.task.fields.patch == 4 and made.batch_shapes["image"].shape == (8, 16, 48) and made.forward_flops > 0
 
 
 @pytest.mark.heavy

@@ -39,7 +39,10 @@ Decorated = TypeVar(
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_./+-]*")
 _RESERVED = ("none", "default")  # words with a special meaning as the value of a flag
 _ROW = {field.name for field in dataclasses.fields(DatasetRow)} - {"reader"}
-_TASK = ("headline", "classes", "patch", "frozen", "sharding", "init", "examples", "objective", "predict")
+_TASK = (
+  *("headline", "fields", "classes", "frozen", "statistics", "uses_average", "init", "sharding", "check_metrics"),
+  *("examples", "objective", "predict"),
+)
 
 
 def reader(name: str, **facts: Any) -> Callable[[Decorated], Decorated]:
@@ -119,7 +122,7 @@ def task(name: str) -> Callable[[Decorated], Decorated]:
     if inspect.isclass(made):
       known = {*dir(made), *getattr(made, "__dataclass_fields__", ())}
       if lacking := [member for member in _TASK if member not in known]:
-        raise _make_error("task", f"{made.__name__} lacks {', '.join(lacking)}. See vit_jax/tasks/task.py")
+        raise _make_error("task", f"{made.__name__} lacks {', '.join(lacking)}. Derive it from vit_jax.tasks.Task")
       if not isinstance(getattr(made, "classes", None), bool):
         raise _make_error("task", f"{made.__name__}.classes is not a class attribute. Set it to True or False")
     _check_signature("task", made, ("supplied",))

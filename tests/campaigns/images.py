@@ -131,11 +131,11 @@ def skipped(photos, expected) -> list[str]:
   batch = next(batches)
   skipped = batches.skipped
   batches.close()
-  wrong = [] if (np.delete(batch["mask"], PLACE) == 1).all() else ["others were left out too"]
+  wrong = [] if (np.delete(batch["valid"], PLACE) == 1).all() else ["others were left out too"]
   if batches.problem:
     wrong.append(f"problem {batches.problem}")
   if expected is None:
-    return wrong + ([] if batch["mask"][PLACE] == 0 and skipped == 1 else [f"{skipped} skipped"])
+    return wrong + ([] if batch["valid"][PLACE] == 0 and skipped == 1 else [f"{skipped} skipped"])
   return wrong + different(batch["image"][PLACE], expected) + ([f"{skipped} skipped"] if skipped else [])
 
 

@@ -16,6 +16,7 @@ from vit_jax import schema
 from vit_jax.checkpoints import provenance
 from vit_jax.data import catalog, permutation, sources, stream
 from vit_jax.data.readers.folder import folder
+from vit_jax.data.views import Fields
 from vit_jax.runtime import numerics
 from vit_jax.schema import Choice
 
@@ -157,7 +158,9 @@ def test_other_blocks_are_noticed_and_the_same_ones_are_not(photos, step):
   made, plain = source(photos), {"image_size": 8, "crop": Choice("resize")}
 
   def examples(seed=3, **args):
-    return stream.train_examples(made, seed, None, 8, order=Choice("blocks", {"size": 3, "groups": 2} | args), **plain)
+    return stream.train_examples(
+      made, seed, Fields(), 8, order=Choice("blocks", {"size": 3, "groups": 2} | args), **plain
+    )
 
   positions = json.loads(json.dumps(provenance.sample_order(examples(), step * 8)))
   assert provenance.find_order_conflict(positions, examples()) is None

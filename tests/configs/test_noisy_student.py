@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests import recipes, runs
+from tests import recipes, runs, stages
 from vit_jax import train
 from vit_jax.data import pseudo_labels
 from vit_jax.training import build, loop
@@ -50,7 +50,7 @@ def test_targets_are_the_labels_of_whom_an_image_has_them_from(labels, kind):
   student = parts("student", data__path=labels[kind], data__minimum=0.0, data__per_class="none", **changes)
   with contextlib.closing(student.batches(0)) as batches:
     batch = next(batches)
-  targets = jax.device_get(student.task.examples(batch, {}, jax.random.key(0), 0))["target"]
+  targets = jax.device_get(student.task.examples(batch, stages.CONTEXT, jax.random.key(0)))["target"]
   batch = jax.device_get(batch)
   np.testing.assert_allclose(targets.sum(1), 1, atol=1e-5)
   source, records = student.images.source, [student.images.record(row) for row in range(16)]

@@ -9,6 +9,7 @@ from vit_jax import schema
 from vit_jax.data import catalog, stream
 from vit_jax.data.bound_data import EvalData, TrainData
 from vit_jax.data.sources import Source
+from vit_jax.data.views import Fields
 from vit_jax.schema import Choice
 
 NARROW = {"image_size": 8, "mean": (0.1, 0.2, 0.3), "std": (0.5, 0.25, 0.125), "exif": True, "max_bad": 0.5}
@@ -50,8 +51,8 @@ def test_images_have_the_limits_of_the_choice_unless_others_are_given():
 def test_examples_have_the_size_of_the_choice():
   data = bound()
   assert data.eval_examples(source()).shapes["image"] == ((8, 8, 3), np.uint8)
-  whole = data.train_examples(source(), 0, None, 2)
-  cut = data.train_examples(source(), 0, 4, 2)
+  whole = data.train_examples(source(), 0, Fields(), 2)
+  cut = data.train_examples(source(), 0, Fields(4), 2)
   assert isinstance(whole, stream.Examples) and cut.shapes["image"] == ((4, 48), np.uint8)
   assert "threads" not in data.seen and "core" in data.suggest_settings(whole)
 

@@ -159,7 +159,7 @@ def test_an_error_of_cropping_or_of_the_policy_is_an_error_of_the_image(monkeypa
   if stage == "crop":
     examples = stream.eval_examples(source(2000), image_size=2, test_crop=schema.Choice("failing"))
     batches = loader.batches(examples, 500, range(500), on_error="skip")
-    mask = next(batches)["mask"]
+    mask = next(batches)["valid"]
     batches.close()
     assert np.flatnonzero(mask == 0).tolist() == [3]
 
@@ -252,7 +252,7 @@ def test_a_config_may_say_how_many_bad_records_are_too_many(max_bad, bad, stops)
     with pytest.raises(images.ImageError, match=rf"larger of {100 * max_bad:g}% .config.data.max_bad. and 5 records"):
       next(batches)
   else:
-    assert (next(batches)["mask"] == 0).sum() == bad
+    assert (next(batches)["valid"] == 0).sum() == bad
   batches.close()
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.streams import RANDOM, same, source, train, training
 from vit_jax.data import loader, sources, stream
+from vit_jax.data.views import Fields
 from vit_jax.schema import Choice
 
 
@@ -58,7 +59,7 @@ def test_there_are_as_many_threads_as_cores_or_more_where_each_image_is_a_reques
   made = source(200)
   runs = sources.SpanReader(lambda first, stop: [], lambda stored: stored)
   examples = stream.train_examples(
-    dataclasses.replace(made, remote=remote, runs=runs), 0, None, 64, order=Choice(order), image_size=2
+    dataclasses.replace(made, remote=remote, runs=runs), 0, Fields(), 64, order=Choice(order), image_size=2
   )
   batches = loader.batches(examples, 64, range(64), prefetch=64)
   assert len(batches._filled._pool._threads) == count

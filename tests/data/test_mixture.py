@@ -10,6 +10,7 @@ from tests import forms
 from tests.streams import PLAIN, file, same, train
 from vit_jax import rng, schema
 from vit_jax.data import catalog, images, loader, mixture, mixture_order, readahead, repeats, sources, stream
+from vit_jax.data.views import Fields
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.schema.errors import AbsentError
 
@@ -111,7 +112,7 @@ def test_an_epoch_is_that_of_all_records_or_of_a_part(parts):
   assert opened(parts, epoch="parquet").epoch_length == round(60 * 4.5 / 2)
   source = opened(parts, epoch="tars")
   assert source.epoch_length == 270 and mixture_order.count_epochs(source.corpora, 270)["tars"] == 1.0
-  examples = stream.train_examples(source, 0, None, 8)
+  examples = stream.train_examples(source, 0, Fields(), 8)
   assert examples.epochs(540) == {"manifest": 3.0, "parquet": 4.0, "tars": 2.0}
 
 
@@ -134,7 +135,7 @@ def test_a_run_goes_on_where_it_was_and_on_two_hosts_as_on_one(parts, name, repe
 
 def test_what_is_drawn_follows_from_seed_epoch_of_the_corpus_and_record(parts):
   source = opened(parts)
-  examples = stream.train_examples(source, 5, None, 10, **PLAIN)
+  examples = stream.train_examples(source, 5, Fields(), 10, **PLAIN)
   batches = loader.batches(examples, 10, range(10))
   draws = np.concatenate([next(batches)["draw"] for _ in range(16)])
   batches.close()
@@ -152,7 +153,7 @@ def test_what_is_drawn_follows_from_seed_epoch_of_the_corpus_and_record(parts):
 def test_a_bad_image_is_replaced_by_one_of_its_own_corpus(parts, tmp_path):
   (tmp_path / "m/train_7.png").write_bytes(b"no image")
   source = opened(parts)
-  examples = stream.train_examples(source, 0, None, 10, **PLAIN)
+  examples = stream.train_examples(source, 0, Fields(), 10, **PLAIN)
   batches = loader.batches(examples, 10, range(10), on_error="skip")
   numbers = np.concatenate([[int(p[2]) + 256 * int(p[1]) for p in next(batches)["image"][:, 0, 0]] for _ in range(16)])
   batches.close()
@@ -190,7 +191,7 @@ def test_a_part_whose_labels_crops_and_mirrors_would_change_is_named(parts, capl
     caplog.clear()
     absent = Choice("mixture", {"parts": [{"name": name}, {"name": "cifar10"}], **args})
     choice = schema.bind(absent, schema.lookup(catalog.DATA, "mixture"), catalog.DATA)
-    catalog.open_train_examples(choice, 0, None, 10, opened(parts))
+    catalog.open_train_examples(choice, 0, Fields(), 10, opened(parts))
     return [record.getMessage() for record in caplog.records]
 
   assert not warned("cifar100")
@@ -207,7 +208,7 @@ def test_a_mixture_measures_its_tests_one_after_the_other(parts):
   batch = next(bound.batches(examples, 16, range(16)))
   pixels = batch["image"][:, 0, 0].astype(int)
   assert (pixels[:, 2] + 256 * pixels[:, 1])[:12].tolist() == [0, 1, 2, 3, 1000, 1001, 1002, *range(3000, 3005)]
-  assert batch["mask"].tolist() == [1.0] * 12 + [0.0] * 4
+  assert batch["valid"].tolist() == [1.0] * 12 + [0.0] * 4
 
 
 @pytest.mark.parametrize("copies", [1, 3])
@@ -229,7 +230,7 @@ def test_row_groups_of_a_part_are_read_ahead_and_no_image_of_them_by_itself(part
 def test_records_that_are_requests_want_more_threads_in_whichever_part_they_are(parts):
   def requests(**args):
     source = dataclasses.replace(opened(parts[1:]), remote=True)
-    return stream.train_examples(source, 0, None, 12, **args).requests
+    return stream.train_examples(source, 0, Fields(), 12, **args).requests
 
   assert requests() and requests(repeats=2)  # tars are read one by one
   assert requests(order=ORDERS["records"]) and not requests(order=ORDERS["blocks"])

@@ -9,6 +9,7 @@ from tests.streams import RANDOM, records, same, source, train
 from vit_jax import rng, schema
 from vit_jax.data import mixture_order, order, repeats, stream
 from vit_jax.data.sources import Corpus
+from vit_jax.data.views import Fields
 from vit_jax.schema import Choice
 
 
@@ -63,7 +64,7 @@ def test_copies_are_drawn_anew_by_seed_visit_and_record():
   batches = train(source(40, gradient=True), 30, 8, repeats=3, **RANDOM | {"image_size": 8})
   draws = np.concatenate([b["draw"] for b in batches])
   assert len(np.unique(draws)) == len(draws)
-  made = stream.train_examples(source(40), 0, None, 30, repeats=3).order
+  made = stream.train_examples(source(40), 0, Fields(), 30, repeats=3).order
   for position in (0, 1, 2, 3, 100, 239):
     expected = rng.make_python_generator(0, "example", made.visit(position), made.record(position))
     assert draws[position] == int(expected.random() * 2**32)
@@ -87,7 +88,7 @@ def test_a_restart_and_another_number_of_processes_change_nothing(name):
 
 def test_a_bad_record_has_another_in_its_stead_for_each_copy():
   batches = train(source(30, bad=[4]), 30, 3, repeats=3, on_error="skip")
-  made = stream.train_examples(source(30), 0, None, 30, repeats=3).order
+  made = stream.train_examples(source(30), 0, Fields(), 30, repeats=3).order
   seen, planned = records(batches), np.array([made.record(position) for position in range(90)])
   assert (seen != 4).all() and (seen[planned != 4] == planned[planned != 4]).all()
   assert len(set(seen[planned == 4].tolist())) > 1
@@ -121,7 +122,7 @@ def test_of_a_mixture_each_corpus_has_its_share_of_records_and_its_epochs(blocks
 
 def test_more_copies_than_rows_are_refused():
   with pytest.raises(schema.ConfigError, match=r"9 copies of a record do not fit a batch of 8. Allowed: 1 to 8"):
-    stream.train_examples(source(30), 0, None, 8, repeats=9)
+    stream.train_examples(source(30), 0, Fields(), 8, repeats=9)
 
 
 def test_what_it_is_stands_in_the_overview():

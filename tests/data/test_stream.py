@@ -10,6 +10,7 @@ from einops import rearrange
 from tests.streams import RANDOM, evaluation, file, records, same, source, train, training
 from vit_jax import rng, schema
 from vit_jax.data import catalog, crops, images, randaugment, sources, stream
+from vit_jax.data.views import Fields
 
 
 @pytest.mark.parametrize(("count", "batch"), [(60, 20), (70, 16), (1, 4), (5, 12), (300, 100)])
@@ -74,7 +75,7 @@ def test_images_may_come_cut_into_patches(patch):
     expected = rearrange(one["image"], "b (h i) (w j) c -> b (h w) (i j c)", i=patch, j=patch)
     np.testing.assert_array_equal(other["image"], expected)
     np.testing.assert_array_equal(other["label"], one["label"])
-  shapes = stream.train_examples(source(30), 0, patch, image_size=4).shapes
+  shapes = stream.train_examples(source(30), 0, Fields(patch), image_size=4).shapes
   assert {name: (array.shape[1:], array.dtype) for name, array in found[0].items()} == shapes
 
 
@@ -226,8 +227,8 @@ def test_evaluation_sees_each_record_once_in_order(count, batch, hosts):
     rows = range(host * batch // hosts, (host + 1) * batch // hosts)
     batches = list(evaluation(source(count), batch, rows, threads=2))
     lengths.add(len(batches))
-    assert all(len(b["mask"]) == batch // hosts for b in batches)
-    mask = np.concatenate([b["mask"] for b in batches]) == 1
+    assert all(len(b["valid"]) == batch // hosts for b in batches)
+    mask = np.concatenate([b["valid"] for b in batches]) == 1
     seen.update(records(batches)[mask].tolist())
     assert (np.concatenate([b["label"] for b in batches])[mask] == records(batches)[mask] % 3).all()
     if hosts == 1:
@@ -239,7 +240,7 @@ def test_evaluation_sees_each_record_once_in_order(count, batch, hosts):
 def test_a_skipped_test_image_is_masked_and_counted():
   batches = evaluation(source(1500, bad=[17]), 100, range(100), on_error="skip")
   taken = list(batches)
-  mask = np.concatenate([b["mask"] for b in taken])
+  mask = np.concatenate([b["valid"] for b in taken])
   assert batches.skipped == 1
   assert np.flatnonzero(mask == 0).tolist() == [17]
 

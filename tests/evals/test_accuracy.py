@@ -45,7 +45,7 @@ def test_padding_does_not_count_and_every_batch_is_polled():
   mask = (np.arange(12) < 10).astype(np.float32)
   mask[3] = 0  # could not be decoded
   real = mask > 0
-  rows = {"label": label, "best": best, "loss": np.arange(12, dtype=np.float32), "mask": mask}
+  rows = {"label": label, "best": best, "loss": np.arange(12, dtype=np.float32), "valid": mask}
   polls = []
   measure = evals.accuracy(subject(rows | {"confidence": np.ones(12)}, 3, batches))
   figures, (_, predictions, _) = measure({}, lambda: polls.append(1))
@@ -62,7 +62,7 @@ def test_several_labels_may_be_right():
   label = np.array([[0, 2, -1], [1, -1, -1], [3, 4, 5], [-1, -1, -1]])
   best = np.array([[2, 1], [0, 1], [6, 0], [0, 1]])
   mask = np.array([1.0, 1, 1, 0])
-  rows = {"label": label, "best": best, "loss": np.zeros(4), "confidence": np.ones(4), "mask": mask}
+  rows = {"label": label, "best": best, "loss": np.zeros(4), "confidence": np.ones(4), "valid": mask}
   measure = evals.accuracy(subject(rows, 7, [{"row": np.arange(4)}]))
   found = measure({}, lambda: None).figures
   assert (found["images"], found["top1"], found["top5"]) == (3, 1 / 3, 2 / 3)
@@ -71,7 +71,7 @@ def test_several_labels_may_be_right():
 def test_images_without_any_label_are_not_scored():
   label = np.array([[0, 2, -1], [1, -1, -1], [-1, -1, -1], [-1, -1, -1]])
   rows = {"label": label, "best": np.array([[2, 1], [0, 1], [0, 1], [1, 0]]), "loss": np.arange(4.0)}
-  rows |= {"confidence": np.ones(4), "mask": np.ones(4), "logits": np.eye(4, 7)}
+  rows |= {"confidence": np.ones(4), "valid": np.ones(4), "logits": np.eye(4, 7)}
   outcome = evals.accuracy(subject(rows, 7, [{"row": np.arange(4)}]))({}, lambda: None)
   figures = outcome.figures
   assert (figures["images"], figures["top1"], figures["loss"]) == (2, 1 / 2, 0.5)
@@ -84,7 +84,7 @@ def test_images_without_any_label_are_not_scored():
 def test_the_name_of_a_figure_says_which_logits_compete(name, classes, way):
   asked = []
   rows = {"label": np.array([6, 11]), "best": np.array([[6], [13]]), "loss": np.zeros(2), "confidence": np.ones(2)}
-  model = subject(rows | {"mask": np.ones(2)}, 1000, [{"row": np.arange(2)}])
+  model = subject(rows | {"valid": np.ones(2)}, 1000, [{"row": np.arange(2)}])
   model.data, predictions = lambda data: EvalData(name, data.args), model.predictions
   model.predictions = lambda data, logits, only: asked.append(only) or predictions(data, logits)
   data = EvalData(name, {"image_size": 8, "test_crop": schema.Choice("resize")})

@@ -33,12 +33,12 @@ class Model:
         numbers = [source.read(i)[0][0] for i in range(start, min(start + size, len(source)))]
         padded = np.array(numbers + [0] * (size - len(numbers)))
         mask = (np.arange(size) < len(numbers)) & (padded != 13)
-        yield {"number": padded, "mask": mask.astype(np.float32)}
+        yield {"number": padded, "valid": mask.astype(np.float32)}
 
     def compute(params, batch):
-      self.computed += batch["number"][batch["mask"] > 0].tolist()
+      self.computed += batch["number"][batch["valid"] > 0].tolist()
       found = np.stack([batch["number"], batch["number"] ** 2], 1).astype(np.float32)
-      return {"features": params["scale"] * found, "label": batch["number"] % 2, "mask": batch["mask"]}
+      return {"features": params["scale"] * found, "label": batch["number"] % 2, "valid": batch["valid"]}
 
     def counting(source, size, poll):
       return contextlib.nullcontext(poll)

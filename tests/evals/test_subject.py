@@ -28,7 +28,7 @@ class Batches:
   def __iter__(self):
     for start in range(0, self.length, self.size):
       row = np.arange(start, start + self.size)
-      yield {"row": row, "mask": np.array([r < self.length and r not in self.gone for r in row], np.float32)}
+      yield {"row": row, "valid": np.array([r < self.length and r not in self.gone for r in row], np.float32)}
 
   def close(self):
     self.closed = True
@@ -40,7 +40,7 @@ def test_rows_come_in_order_without_padding(length, size):
 
   def compute(batch):
     seen.append(len(batch["row"]))
-    return {"square": batch["row"] ** 2, "pair": np.stack([batch["row"]] * 2, 1), "mask": batch["mask"]}
+    return {"square": batch["row"] ** 2, "pair": np.stack([batch["row"]] * 2, 1), "valid": batch["valid"]}
 
   found = subject.compute_rows(compute, batches, lambda: None, size, str)
   expected = np.array([row for row in range(length) if row != 2])
@@ -75,7 +75,7 @@ def test_batches_that_are_fetched_are_counted_where_that_is_shown(length, size, 
   for screens, expected in ((None, []), (screen, [("made train", length, size), *counts])):
     measured = evals.EvalContext(None, None, None, size, None, screen=screens)
     with measured.counting(source, size, lambda: polls.append(0)) as poll:
-      subject.compute_rows(lambda batch: {"mask": batch["mask"]}, Batches(length, size), poll, size, str)
+      subject.compute_rows(lambda batch: {"valid": batch["valid"]}, Batches(length, size), poll, size, str)
     assert shown == expected
   assert len(polls) == 2 * -(-length // size)
 

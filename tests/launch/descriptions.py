@@ -1,7 +1,5 @@
 """What gcloud says of queued resources and nodes, as Python values, and an engine to hear it."""
 
-import shlex
-
 from launch import qr
 from tests.launch import cloud
 from tests.launch.scripted import said
@@ -17,15 +15,9 @@ def engine(folder, **changes):
   return qr.Engine(run, cloud.store(folder / "run", run, 1, 2))
 
 
-def create_command(run, attempt=1):
-  """The words of the request for an attempt, as a dry run prints them."""
-  script = qr.Engine(run).commands(attempt, EXPIRES).script
-  return shlex.split(script.partition("\n# create: the request\n")[2].partition("\n\n# inspect\n")[0])
-
-
 def labels(run, attempt=1):
   """As `create` writes them."""
-  flag = next(word for word in create_command(run, attempt) if word.startswith("--labels="))
+  flag = next(word for word in qr.Engine(run)._build_create_command(attempt, EXPIRES) if word.startswith("--labels="))
   return dict(pair.split("=") for pair in flag.removeprefix("--labels=").split(","))
 
 

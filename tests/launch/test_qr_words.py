@@ -11,7 +11,7 @@ from hypothesis import strategies
 from launch import qr, spec, tpus
 from launch.errors import LaunchError
 from tests.launch import cloud
-from tests.launch.descriptions import EXPIRES, MANY, create_command, engine, flags, labels
+from tests.launch.descriptions import EXPIRES, MANY, engine, flags, labels
 
 # Shells.
 
@@ -66,7 +66,7 @@ RUNS = strategies.fixed_dictionaries(
 @hypothesis.given(values=RUNS, attempt=strategies.integers(1, 999))
 def test_no_word_of_a_run_becomes_a_flag_or_two(values, attempt):
   run = cloud.run(**values)
-  argv = create_command(run, attempt)
+  argv = qr.Engine(run)._build_create_command(attempt, EXPIRES)
   plain = [word for word in argv if not word.startswith("-")]
   start = ["gcloud", *["alpha"] * (run.capacity == "flex-start"), "compute", "tpus", "queued-resources", "create"]
   assert plain == [*start, run.attempt(attempt)]
@@ -80,7 +80,7 @@ def test_no_word_of_a_run_becomes_a_flag_or_two(values, attempt):
   assert all(re.fullmatch(r"[a-z0-9_-]{0,63}", value) for value in labels(run, attempt).values())
   # What the program is told stands in the run's folder alone.
   secret = dataclasses.replace(run, args=(), env={})
-  assert create_command(secret, attempt) == argv
+  assert qr.Engine(secret)._build_create_command(attempt, EXPIRES) == argv
 
 
 @hypothesis.given(words=strategies.lists(TEXT, min_size=1, max_size=5))

@@ -138,7 +138,7 @@ def collectives(parts):
   return {kind: traffic.calls for kind, traffic in hlo.read_program(parts.compile().as_text()).collectives.items()}
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize(
   "changes", [{}, {"mesh__data": 2, "mesh__fsdp": 4}, {"mesh__data": 4, "mesh__tensor": 2}], ids=str
 )

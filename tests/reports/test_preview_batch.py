@@ -9,7 +9,7 @@ import pytest
 
 from tests import runs
 from tests.corpora import folders
-from vit_jax import rng
+from vit_jax import rng, tasks
 from vit_jax.data import augment, catalog
 from vit_jax.data.mixup import MIXINGS
 from vit_jax.reports import preview_batch
@@ -27,13 +27,13 @@ def test_the_first_images_are_those_of_the_runs_first_step(tmp_path):
   root = folders.folder(tmp_path, 40)
   run = runs.run("configs/folder.py", runs.IMAGENET | DRAWN, data__path=root, data__test="train")
   parts = build.build(run, jax.devices()[:1])
-  assert parts.task.patch == 16
+  assert parts.task.fields.patch == 16
   whole = next(batches := parts.batches(0))
   batches.close()
 
   @jax.jit
   def first_step(rows, step):
-    return parts.task.examples(rows, {}, rng.derive_key(run.seed, step, "augment"), step)
+    return parts.task.examples(rows, tasks.Context(step, {}, {}), rng.derive_key(run.seed, step, "augment"))
 
   expected = first_step(whole, jnp.zeros((), jnp.int32))
   examples, exact = preview_batch.compute_first_images(run, parts.images.source, 10)

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.stages import CONTEXT, supplied
 from vit_jax import losses, models
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.tasks.classify import Classify
-from vit_jax.tasks.task import TaskContext
 
 pytestmark = pytest.mark.heavy
 
@@ -52,7 +52,7 @@ def plain(key, images, targets, draws, step):
 
 
 def task(augment=mix, model=Linear(), **arguments):
-  return Classify(TaskContext(model, None, lambda patch: augment, None, None), **arguments)
+  return Classify(supplied(model, augment), **arguments)
 
 
 def batch(labels=LABELS):
@@ -66,8 +66,8 @@ def log_softmax(z):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_is_cross_entropy_to_mixed_and_smoothed_targets(smoothing):
   t = task(label_smoothing=smoothing)
-  examples = t.examples(batch(), {}, KEY, 0)
-  loss, (metrics, statistics) = t.objective(PARAMS, examples, None)
+  examples = t.examples(batch(), CONTEXT, KEY)
+  loss, (metrics, statistics) = t.objective(PARAMS, CONTEXT, examples, None)
   mixed = (IMAGES / 255.0 + IMAGES[::-1] / 255.0) / 2
   targets = (np.eye(7)[LABELS] + np.eye(7)[LABELS][::-1]) / 2 * (1 - smoothing) + smoothing / 7
   logits = mixed.reshape(6, -1) @ PARAMS["w"].astype(np.float64)
@@ -80,7 +80,7 @@ def test_the_loss_is_cross_entropy_to_mixed_and_smoothed_targets(smoothing):
 def test_labels_of_a_teacher_count_in_parts(loss):
   share = np.tile(np.array([0.6, 0.2], np.float32), (6, 1))
   labels = np.stack([LABELS, (LABELS + 1) % 7], 1)
-  found = task(plain, loss=loss).examples(batch(labels) | {"share": share}, {}, KEY, 0)["target"]
+  found = task(plain, loss=loss).examples(batch(labels) | {"share": share}, CONTEXT, KEY)["target"]
   expected = 0.6 * np.eye(7)[LABELS] + 0.2 * np.eye(7)[(LABELS + 1) % 7]
   np.testing.assert_allclose(found, expected / 0.8 if loss == "softmax" else expected, atol=1e-6)
 
@@ -99,12 +99,14 @@ def test_binary_cross_entropy_is_a_mean_over_classes_with_the_targets_of_deit3()
     return -(targets * np.log(p) + (1 - targets) * np.log1p(-p)).mean()
 
   soft, whole = task(loss="mean_sigmoid"), task(loss="mean_sigmoid", target_threshold=0.0)
-  mixed = whole.examples(batch(), {}, KEY, 0)
+  mixed = whole.examples(batch(), CONTEXT, KEY)
   np.testing.assert_array_equal(mixed["target"].max(1), [0.5, 0.5, 1.0, 1.0, 0.5, 0.5])
-  assert float(whole.objective(PARAMS, mixed, None)[0]) == pytest.approx(
+  assert float(whole.objective(PARAMS, CONTEXT, mixed, None)[0]) == pytest.approx(
     expected(np.asarray(mixed["target"]) > 0), 1e-5
   )
-  assert float(soft.objective(PARAMS, mixed, None)[0]) == pytest.approx(expected(np.asarray(mixed["target"])), 1e-5)
+  assert float(soft.objective(PARAMS, CONTEXT, mixed, None)[0]) == pytest.approx(
+    expected(np.asarray(mixed["target"])), 1e-5
+  )
   # A test image has whole targets anyway.
   found = [t.predict(PARAMS, normalise(IMAGES), LABELS)["loss"] for t in (soft, whole)]
   np.testing.assert_array_equal(*found)
@@ -150,7 +152,7 @@ def test_only_logits_of_the_wanted_classes_compete(loss):
 def test_augmentation_gets_all_that_it_may_follow_from():
   given = []
   t = task(augment=lambda *arguments: given.append(arguments) or plain(*arguments))
-  t.examples(batch(), {}, KEY, 17)
+  t.examples(batch(), CONTEXT._replace(step=17), KEY)
   key, images, targets, draws, step = given[0]
   assert (key, step) == (KEY, 17)
   np.testing.assert_array_equal(images, IMAGES)
@@ -166,7 +168,7 @@ HOT = np.array([[v in row for v in range(7)] for row in LISTS.tolist()], float)
 
 def test_a_sigmoid_has_a_target_of_one_for_each_label():
   t = task(augment=plain, loss="sigmoid")
-  np.testing.assert_array_equal(t.examples(batch(LISTS), {}, KEY, 0)["target"], HOT)
+  np.testing.assert_array_equal(t.examples(batch(LISTS), CONTEXT, KEY)["target"], HOT)
   p = 1 / (1 + np.exp(-(IMAGES / 255.0).reshape(6, -1) @ PARAMS["w"].astype(np.float64)))
   expected = -(HOT * np.log(p) + (1 - HOT) * np.log1p(-p)).sum(1)
   np.testing.assert_allclose(t.predict(PARAMS, normalise(IMAGES), LISTS)["loss"], expected, rtol=1e-4)
@@ -175,7 +177,7 @@ def test_a_sigmoid_has_a_target_of_one_for_each_label():
 def test_a_softmax_shares_one_among_the_labels():
   t = task(augment=plain)
   shares = HOT / np.maximum(HOT.sum(1, keepdims=True), 1)
-  np.testing.assert_allclose(t.examples(batch(LISTS), {}, KEY, 0)["target"], shares, rtol=1e-6)
+  np.testing.assert_allclose(t.examples(batch(LISTS), CONTEXT, KEY)["target"], shares, rtol=1e-6)
   logits = (IMAGES / 255.0).reshape(6, -1) @ PARAMS["w"].astype(np.float64)
   found = t.predict(PARAMS, normalise(IMAGES), LISTS)["loss"]
   np.testing.assert_allclose(found, -(shares * log_softmax(logits)).sum(1), rtol=1e-5, atol=1e-6)
@@ -188,5 +190,5 @@ def test_top1_in_training_is_any_of_the_labels(loss, smoothing):
   best = [1, 3, 5, 6, 0, 4]  # right, right, wrong, right, no label, right
   logits = np.eye(7)[best]
   predicting = task(plain, Linear(logits), loss=loss, label_smoothing=smoothing)
-  _, (metrics, _) = predicting.objective({}, t.examples(batch(LISTS), {}, KEY, 0), None)
+  _, (metrics, _) = predicting.objective({}, CONTEXT, t.examples(batch(LISTS), CONTEXT, KEY), None)
   assert metrics["top1"] == pytest.approx(4 / 6)

@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from tests import stages
 from vit_jax import models
 from vit_jax.models import flops
 from vit_jax.schema import Choice
 from vit_jax.tasks import cost
 from vit_jax.tasks.masked_autoencoder import MaskedAutoencoder
 from vit_jax.tasks.masked_patches import MaskedPatches
-from vit_jax.tasks.task import TaskContext
 
 pytestmark = pytest.mark.heavy
 
@@ -22,17 +22,18 @@ def of_blocks(tokens, width, hidden, depth):
   return depth * 2 * (4 * tokens * width**2 + 2 * tokens**2 * width + 2 * tokens * width * hidden)
 
 
+CONTEXT = stages.CONTEXT._replace(step=jax.ShapeDtypeStruct((), jnp.int32))
 EMBEDDING = 2 * N * 3 * P**2 * D
 
 
 def measured(stage, **arguments):
   """FLOPs of one image's forward pass; nothing is computed."""
   model = models.functional(models.Description(Choice("ViT-B/16"), 224, 0))
-  task = stage(TaskContext(model, None, lambda patch: augment, None, lambda x: x), **arguments)
+  task = stage(stages.supplied(model, augment, pixels=lambda x: x), **arguments)
   batch = {"image": jax.ShapeDtypeStruct((8, 224, 224, 3), jnp.float32), "draw": jax.ShapeDtypeStruct((8,), "int32")}
-  examples = jax.eval_shape(task.examples, batch, {}, jax.random.key(0), 0)
+  examples = jax.eval_shape(task.examples, batch, CONTEXT, jax.random.key(0))
   shapes = model.shapes() | jax.eval_shape(task.init, jax.random.key(0))
-  return cost.count_forward_flops(task.objective, shapes, examples)
+  return cost.count_forward_flops(task.objective, shapes, CONTEXT, examples)
 
 
 def augment(key, images, targets, draws, step):

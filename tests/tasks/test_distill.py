@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import scipy.special
 
-from tests import runs
+from tests import runs, stages
 from vit_jax import checkpoints, models, trees
 from vit_jax.data import augment
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.tasks.distill import Distill
-from vit_jax.tasks.task import FrozenModel, TaskContext
+from vit_jax.tasks.task import FrozenModel
 from vit_jax.training import build, loop
 
 pytestmark = pytest.mark.heavy
@@ -43,21 +43,19 @@ class Fixed:
 
 
 def task(names=("student",), **arguments):
-  def freeze(key, path, ema, prefix):
+  def freeze(key, path, ema, prefix, rules):
     return FrozenModel(Fixed(("teacher",)), {}, dict, key, path)
 
   def augment(key, images, targets, draws, step):
     return images, targets
 
-  return Distill(
-    TaskContext(Fixed(names), None, lambda patch: augment, freeze, None), teacher="teacher.npz", **arguments
-  )
+  return Distill(stages.supplied(Fixed(names), augment, freeze=freeze), teacher="teacher.npz", **arguments)
 
 
 def objective(distill):
   batch = {"image": np.zeros((6, 4, 4, 3), np.uint8), "label": LABELS, "draw": np.arange(6)}
-  examples = distill.examples(batch, {}, jax.random.key(0), 0)
-  loss, (metrics, _) = distill.objective({}, examples, None)
+  examples = distill.examples(batch, stages.CONTEXT._replace(frozen={"teacher": {}}), jax.random.key(0))
+  loss, (metrics, _) = distill.objective({}, stages.CONTEXT, examples, None)
   return float(loss), metrics
 
 
@@ -152,7 +150,7 @@ def whole(teacher, tmp_path_factory):
 def test_the_teacher_is_in_no_state_and_its_digest_in_every_checkpoint(teacher, whole):
   parts = distilled(teacher, 8, optim__ema=0.9)
   assert not [path for path in trees.flatten(parts.state_shapes) if "convolutions" in path]
-  assert any("convolutions" in path for path in parts.frozen_shapes)
+  assert any("convolutions" in path for path in parts.frozen_shapes["teacher"])
   _, about = checkpoints.read_weights(whole[0])
   arrays, _ = checkpoints.read_weights(teacher)
   content = b"".join(arrays[path].astype("<f4").tobytes() for path in sorted(arrays))
@@ -222,8 +220,8 @@ def test_a_mistake_names_its_place(teacher, changes, said):
 
 def test_a_teacher_of_other_classes_is_refused():
   ten = dataclasses.replace(Fixed(("teacher",)), description=models.Description(Choice("fixed"), 4, 10))
-  supplied = TaskContext(
-    Fixed(("student",)), None, None, lambda key, path, *selection: FrozenModel(ten, {}, dict, key, path), None
+  supplied = stages.supplied(
+    Fixed(("student",)), freeze=lambda key, path, *selection: FrozenModel(ten, {}, dict, key, path)
   )
   with pytest.raises(ConfigError, match=r"config\.task\.teacher: .* 10 classes.* 7"):
     _ = Distill(supplied, teacher="teacher.npz").frozen
@@ -243,7 +241,7 @@ def test_a2_a_teacher_without_finite_logits_gives_no_finite_loss(monkeypatch, ta
 def test_e4_a_teacher_sees_images_normalised_as_its_own(shape):
   own = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
   theirs = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-  supplied = TaskContext(Fixed(("student",)), None, None, None, functools.partial(augment.denormalise, **own), own)
+  supplied = stages.supplied(Fixed(("student",)), pixels=functools.partial(augment.denormalise, **own), normalised=own)
   distill = Distill(supplied, teacher="a", teacher_mean=theirs["mean"], teacher_std=theirs["std"])
   pixels = np.random.default_rng(0).integers(0, 256, shape)
   images = augment.normalise(pixels, **own)

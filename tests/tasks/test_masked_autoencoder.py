@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests import stages
 from vit_jax import models
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.tasks.masked_autoencoder import MaskedAutoencoder
-from vit_jax.tasks.task import TaskContext
 
 pytestmark = pytest.mark.heavy
 
@@ -24,7 +24,7 @@ def task(of=None, **arguments):
   def augment(key, images, targets, draws, step):
     return jnp.asarray(images, jnp.float32) / 127.5 - 1, targets
 
-  supplied = TaskContext(of or model(), None, lambda patch: augment, None, lambda x: x * 0.5 + 0.5)
+  supplied = stages.supplied(of or model(), augment, pixels=lambda x: x * 0.5 + 0.5)
   return MaskedAutoencoder(supplied, **(SMALL | arguments))
 
 
@@ -63,8 +63,8 @@ def test_targets_are_those_of_loops_over_patches(normalised):
 def test_the_loss_is_that_of_the_hidden_patches_of_each_image_by_itself(normalised):
   stage = task(normalised=normalised)
   params = drawn(stage)
-  examples = stage.examples(batch(), {}, jax.random.key(3), 0)
-  loss, (metrics, _) = stage.objective(params, examples, None)
+  examples = stage.examples(batch(), stages.CONTEXT, jax.random.key(3))
+  loss, (metrics, _) = stage.objective(params, stages.CONTEXT, examples, None)
   errors = []
   for i, order in enumerate(np.asarray(examples["order"])):
     assert sorted(order) == list(range(16))

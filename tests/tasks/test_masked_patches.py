@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from tests import runs
+from tests import runs, stages
 from vit_jax import checkpoints, importers, models
 from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.inference import stored
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.tasks import masked_patches
 from vit_jax.tasks.masked_patches import MaskedPatches
-from vit_jax.tasks.task import TaskContext
 from vit_jax.training import build, loop
 
 pytestmark = pytest.mark.heavy
@@ -32,7 +31,7 @@ def task(model=MODEL, **arguments):
   def augment(key, images, targets, draws, step):
     return jnp.asarray(images, jnp.float32) / 127.5 - 1, targets
 
-  return MaskedPatches(TaskContext(model, None, lambda patch: augment, None, lambda x: x * 0.5 + 0.5), **arguments)
+  return MaskedPatches(stages.supplied(model, augment, pixels=lambda x: x * 0.5 + 0.5), **arguments)
 
 
 def digits(devices=8, name="masked_patches", **changes):
@@ -108,8 +107,8 @@ def test_the_loss_is_that_of_each_corrupted_patch_by_itself():
   params = MODEL.init(jax.random.key(0)) | dict(stage.init(jax.random.key(1)))
   params["task/head/kernel"] = jax.random.normal(jax.random.key(2), params["task/head/kernel"].shape)
   batch = {"image": np.random.default_rng(1).integers(0, 256, (3, 32, 32, 3), np.uint8), "draw": np.arange(3)}
-  examples = stage.examples(batch, {}, jax.random.key(3), 0)
-  loss, (metrics, _) = stage.objective(params, examples, None)
+  examples = stage.examples(batch, stages.CONTEXT, jax.random.key(3))
+  loss, (metrics, _) = stage.objective(params, stages.CONTEXT, examples, None)
 
   module = MODEL.create(params)
   module.embedding = Replaced(module.embedding, params["task/mask_token"], examples)

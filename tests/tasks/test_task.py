@@ -14,6 +14,7 @@ import pytest
 from tests import runs
 from vit_jax import checkpoints, importers, tasks
 from vit_jax.corpora.builders import prepare_dataset
+from vit_jax.data.views import Fields
 from vit_jax.schema import Fraction
 from vit_jax.tasks.task import TaskContext
 from vit_jax.training import build, loop
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.heavy
 
 
 @dataclasses.dataclass(frozen=True)
-class Colours:
+class Colours(tasks.Task):
   """Predicts the mean colour of an image [B, 3] from its tokens, with a decoder of its own."""
 
   supplied: TaskContext
@@ -31,23 +32,22 @@ class Colours:
 
   headline: ClassVar[str] = "error"
   classes: ClassVar[bool] = True
-  frozen: ClassVar[None] = None
   sharding: ClassVar[tuple] = ((r"task/decoder/kernel", ("fsdp", None)),)
 
   @property
-  def patch(self):
-    return self.supplied.patch
+  def fields(self):
+    return Fields(self.supplied.patch)
 
   def init(self, key):
     return {"task/decoder/kernel": 0.02 * jax.random.normal(key, (16, 3))}
 
-  def examples(self, batch, frozen, key, step):
+  def examples(self, batch, context, key):
     targets = jnp.zeros((len(batch["image"]), 10))
-    images, _ = self.supplied.augment(self.patch)(key, batch["image"], targets, batch["draw"], step)
+    images, _ = self.supplied.augment(self.fields.patch)(key, batch["image"], targets, batch["draw"], context.step)
     colour = images.reshape(len(images), -1, 3).mean(1) + self.noise * jax.random.normal(key, (len(images), 3))
     return {"image": images, "colour": colour}
 
-  def objective(self, params, examples, key):
+  def objective(self, params, context, examples, key):
     outputs, statistics = self.supplied.model.outputs(params, examples["image"], key)
     decoded = outputs.tokens.mean(1) @ params["task/decoder/kernel"]
     error = jnp.mean((decoded - examples["colour"]) ** 2)

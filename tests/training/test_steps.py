@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from tests.stages import CONTEXT
 from vit_jax import config, rng
 from vit_jax.parallel import sharding
 from vit_jax.training import steps
@@ -20,11 +21,11 @@ def parameters(key):
   return {"a/kernel": jax.random.normal(key, (3,)), "head/bias": jnp.zeros(())}
 
 
-def examples(batch, frozen, key, step):
+def examples(batch, context, key):
   return batch
 
 
-def loss(params, examples, key):
+def loss(params, context, examples, key):
   """Least squares, with a noise that tells which dropout key arrived."""
   error = examples["x"] @ params["a/kernel"] + params["head/bias"] - examples["y"]
   return jnp.mean(error**2), ({"noise": jax.random.normal(key)}, {})
@@ -32,7 +33,7 @@ def loss(params, examples, key):
 
 def one_step(gradient, transformation, ema=None, number=1):
   state = steps.init_state(7, parameters, transformation, ema is not None)
-  step = jax.jit(steps.make_train_step(7, examples, gradient, transformation, ema=ema))
+  step = jax.jit(steps.make_train_step(7, examples, gradient, transformation, decay=lambda step: ema))
   history = [state]
   for _ in range(number):
     state, metrics = step(state, BATCH, {})
@@ -86,17 +87,19 @@ def test_frozen_parameters_stay_and_are_not_in_the_norm():
 
 def test_frozen_parameters_cost_no_backward_pass():
   def flops(frozen):
-    gradient = steps.make_gradient(lambda p, e, k: ((e["x"] @ p["a"] @ p["b"]).sum(), ({}, {})), frozen)
+    gradient = steps.make_gradient(lambda p, c, e, k: ((e["x"] @ p["a"] @ p["b"]).sum(), ({}, {})), frozen)
     shapes = {"a": jax.ShapeDtypeStruct((64, 64), jnp.float32), "b": jax.ShapeDtypeStruct((64, 64), jnp.float32)}
-    lowered = jax.jit(gradient).lower(shapes, {"x": jax.ShapeDtypeStruct((64, 64), jnp.float32)}, jax.random.key(0))
+    lowered = jax.jit(gradient).lower(
+      shapes, CONTEXT, {"x": jax.ShapeDtypeStruct((64, 64), jnp.float32)}, jax.random.key(0)
+    )
     return lowered.compile().cost_analysis()["flops"]
 
   assert flops(frozenset({"a"})) < 0.9 * flops(frozenset())
 
 
-def with_statistics(params, examples, key):
+def with_statistics(params, context, examples, key):
   """The least squares of `loss`, and a running mean of the targets, as a batch norm would have it."""
-  value, (metrics, _) = loss(params, examples, key)
+  value, (metrics, _) = loss(params, context, examples, key)
   return value, (metrics, {"norm/mean": 0.9 * params["norm/mean"] + 0.1 * examples["y"].mean()})
 
 
@@ -111,7 +114,9 @@ def test_statistics_are_what_the_forward_pass_says_and_no_gradients(count, froze
   gradient = steps.make_gradient(with_statistics, frozen | {"norm/mean"})
   gradient = steps.accumulate_gradients(gradient, sharding.make_micro_batch_sharding(grid), accumulate=count)
   state = steps.init_state(7, with_mean, optax.sgd(0.1), averaged=True)
-  after, metrics = jax.jit(steps.make_train_step(7, examples, gradient, optax.sgd(0.1), ema=0.75))(state, BATCH, {})
+  after, metrics = jax.jit(steps.make_train_step(7, examples, gradient, optax.sgd(0.1), decay=lambda step: 0.75))(
+    state, BATCH, {}
+  )
   mean = 0.9 + 0.1 * BATCH["y"].mean()
   np.testing.assert_allclose(after.params["norm/mean"], mean, rtol=1e-6)
   np.testing.assert_allclose(after.ema["norm/mean"], 0.75 + 0.25 * mean, rtol=1e-6)

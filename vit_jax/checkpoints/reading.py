@@ -89,14 +89,15 @@ def has_unfinished_save(workdir: pathlib.Path) -> bool:
   return True
 
 
-def read_weights(workdir: pathlib.Path, averaged: bool = False) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def read_weights(workdir: pathlib.Path, averaged: bool | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """Reads the weights of the newest readable checkpoint to the host, without the optimizer state.
 
   A warning names newer checkpoints that cannot be read.
 
   Args:
     workdir: directory of a run.
-    averaged: true reads the moving average of the weights.
+    averaged: true reads the moving average of the weights, false the trained weights. None reads the average if the
+      task of the run learns from it, as in self-distillation, else the trained weights.
 
   Returns:
     ({path: array} of the parameters, description of the state).
@@ -104,10 +105,10 @@ def read_weights(workdir: pathlib.Path, averaged: bool = False) -> tuple[dict[st
   Raises:
     ConfigError: no checkpoint can be read, or it contains no moving average.
   """
-  bad = []
+  part, bad = {True: "ema/", False: "params/", None: None}[averaged], []
   for step in reversed(list_steps(workdir)):
     folder = workdir / "checkpoints" / str(step)
-    weights, problem = try_read(functools.partial(_read_part, folder, "ema/" if averaged else "params/"))
+    weights, problem = try_read(functools.partial(_read_part, folder, part))
     if not problem:
       for unreadable, why in bad:
         logging.warning("%s cannot be read (%s). The weights of step %d are used", unreadable, why, step)
@@ -136,9 +137,14 @@ def describe_damage(workdir: str) -> str:
   return f" ({folder} cannot be read: {problem})" if problem else ""
 
 
-def _read_part(folder: pathlib.Path, part: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """Returns the verified arrays with a path that starts with `part`, and the description of the state."""
+def _read_part(folder: pathlib.Path, part: str | None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+  """Returns the verified arrays with a path that starts with `part`, and the description of the state.
+
+  None selects the weights that the task of the run trains to be used.
+  """
   sealed = read_sealed_description(folder)
+  if part is None:
+    part = "ema/" if sealed["run"].get("weights") == "average" else "params/"
   with aliases.alias_folder(folder) as usable:
     tree = ocp.PyTreeCheckpointHandler().metadata(usable / "state")
     wanted = {path: leaf for path, leaf in tree.items() if path.startswith(part)}

@@ -96,7 +96,8 @@ class Init:
 
   Args:
     from_: a weight file or a workdir.
-    head: `auto` keeps a head with the same number of classes, `keep` requires it, `new` initializes a new head.
+    head: `auto` keeps a head with the same number of classes, `keep` requires it, `new` initializes a new head and
+      new parameters of the task.
     ema: true reads averaged weights, false reads raw weights. The default is averaged weights of a file that contains
       them, and raw weights of a workdir.
     prefix: common prefix of the array names of one model, for a file that contains several models.

@@ -10,6 +10,7 @@ import numpy as np
 from vit_jax.data import augment, loader, sources, stream
 from vit_jax.data.augment import Channels, Scales
 from vit_jax.data.images import Images
+from vit_jax.data.views import Fields
 from vit_jax.schema import Bound, Duration
 
 
@@ -170,13 +171,13 @@ class TrainData(EvalData):
     """Erasing of boxes, see `erasing.ERASINGS`."""
     return self.args["erasing"]
 
-  def train_examples(self, source: sources.Source, seed: int, patch: int | None, batch: int) -> stream.Examples:
+  def train_examples(self, source: sources.Source, seed: int, fields: Fields, batch: int) -> stream.Examples:
     """Returns the training examples of a source.
 
     Args:
-      source, seed, patch, batch: see `stream.train_examples`.
+      source, seed, fields, batch: see `stream.train_examples`.
     """
-    return self.call(stream.train_examples, source, seed, patch, batch)
+    return self.call(stream.train_examples, source, seed, fields, batch)
 
   def create_workers(self, opened: Callable[[], stream.Examples], records: int) -> loader.Workers | None:
     """Returns the worker processes of the training batches, or None.

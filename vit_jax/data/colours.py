@@ -1,4 +1,4 @@
-"""Policies that change colours on the host, in the arithmetic of Pillow: colour jitter, and 3-Augment of DeiT III.
+"""Policies that change colours on the host, in the arithmetic of Pillow: colour jitter, 3-Augment and DINO.
 
 A policy is a function (image, draw) that returns an image, uint8 (H, W, 3). `draw` is a `random.Random`, and policies
 call only its method `random`.
@@ -15,7 +15,7 @@ from PIL import Image, ImageFilter
 from vit_jax.data import operations
 from vit_jax.data.operations import Policy
 from vit_jax.data.randaugment import choose_one
-from vit_jax.schema import ConfigError, NonNegative, Range
+from vit_jax.schema import ConfigError, Fraction, NonNegative, Range
 
 HueTurn = Annotated[float, Range(0, 0.5)]
 Radius = Annotated[float, Range(0, 100)]
@@ -101,3 +101,47 @@ def three_augment(*, blur: tuple[Radius, Radius] = (0.1, 2.0), jitter: NonNegati
     lambda image, draw: gaussian_blur(image, blur[0] + draw.random() * (blur[1] - blur[0])),
   )
   return lambda image, draw: after(choose_one(kinds, draw)(image, draw), draw)
+
+
+def dino(
+  *,
+  jitter: Fraction = 0.8,
+  brightness: NonNegative = 0.4,
+  contrast: NonNegative = 0.4,
+  saturation: NonNegative = 0.2,
+  hue: HueTurn = 0.1,
+  gray: Fraction = 0.2,
+  blur: Fraction = 0.5,
+  radius: tuple[Radius, Radius] = (0.1, 2.0),
+  solarize: Fraction = 0.0,
+) -> Policy:
+  """Returns the policy of DINO (Caron et al. 2021), iBOT and DINOv2: colour jitter, gray, blur, then solarization.
+
+  Each change happens with its own probability. DINOv2 blurs with a kernel of 9 pixels. Here the blur is Pillow's, as in
+  DINO and iBOT.
+
+  Args:
+    jitter: probability of colour jitter, see `colour_jitter`.
+    brightness, contrast, saturation, hue: strengths of the jitter.
+    gray: probability of conversion to gray.
+    blur: probability of the blur.
+    radius: smallest and largest radius of the blur in pixels. Radii are uniform.
+    solarize: probability of solarization with threshold 128.
+
+  Raises:
+    ConfigError: if `radius` is not in the order (low, high).
+  """
+  if radius[0] > radius[1]:
+    raise ConfigError(f"{radius} goes from high to low. Write (low, high)", "radius")
+  change_colours = colour_jitter(brightness=brightness, contrast=contrast, saturation=saturation, hue=hue)
+
+  def policy(image: np.ndarray, draw: random.Random) -> np.ndarray:
+    if draw.random() < jitter:
+      image = change_colours(image, draw)
+    if draw.random() < gray:
+      image = to_gray(image)
+    if draw.random() < blur:
+      image = gaussian_blur(image, radius[0] + draw.random() * (radius[1] - radius[0]))
+    return operations.solarize(image, 128) if draw.random() < solarize else image
+
+  return policy

@@ -252,5 +252,5 @@ def _check_ordered(name: str, pair: tuple[float, float]) -> None:
     raise ConfigError(f"{pair} goes from high to low. Write (low, high)", name)
 
 
-TEST_CROPS = {"resize": resize, "centre": centre, "torchvision": torchvision}
-CROPS = {"inception": inception, "random_crop": random_crop, **TEST_CROPS}
+TEST_CROPS: dict[str, Callable[..., Crop]] = {"resize": resize, "centre": centre, "torchvision": torchvision}
+CROPS: dict[str, Callable[..., Crop]] = {"inception": inception, "random_crop": random_crop, **TEST_CROPS}

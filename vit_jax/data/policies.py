@@ -13,4 +13,5 @@ POLICIES = {
   "autoaugment": autoaugment.autoaugment,
   "three_augment": colours.three_augment,
   "colour_jitter": colours.colour_jitter,
+  "dino": colours.dino,
 }

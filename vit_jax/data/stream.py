@@ -1,13 +1,15 @@
 """Streams of examples as a pure function of (seed, position).
 
 Training examples are shuffled and repeat without end. Evaluation examples occur once, in order. The global stream has
-one position per example, step * batch + row. An example contains these arrays:
+one position per example, step * batch + row. An example contains some of these arrays. Training examples contain the
+arrays that the task needs, see `views.Fields`:
 
 - image: uint8 `(S, S, 3)`.
 - label: int32 `()`, or `(K,)` padded with -1 if an image can have up to K labels.
 - draw (training): uint32 `()`, the seed of the augmentation on the device.
 - share (training, only with weighted labels): float32 `(K,)`, the weight of each label.
-- mask (evaluation): float32 `()`, 0 for examples without an image.
+- arrays of views (training, instead of image and draw): uint8 `(count, S, S, 3)`.
+- valid (evaluation): float32 `()`, 0 for examples without an image.
 """
 
 import dataclasses
@@ -15,21 +17,20 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
-import cv2
 import numpy as np
-from einops import rearrange
 
 from vit_jax import rng
-from vit_jax.data import crops, mixture_order, policies
+from vit_jax.data import crops, mixture_order, policies, views
 from vit_jax.data.decoding import AnyImage
 from vit_jax.data.mixture_order import MixedOrder
 from vit_jax.data.order import ORDERS, Order, RecordOrder, SequentialOrder
 from vit_jax.data.repeats import RepeatedOrder
 from vit_jax.data.sources import Source
+from vit_jax.data.views import Fields, Shapes
 from vit_jax.schema import Choice, ConfigError, Range, enter_key, make
 
+WHOLE = Fields()
 TRIES = 100  # attempts to replace a bad image by one of the same corpus
-Shapes = dict[str, tuple[tuple[int, ...], type]]  # shape and type of each array of an example
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Examples:
 def train_examples(
   source: Source,
   seed: int,
-  patch: int | None = None,
+  fields: Fields = WHOLE,
   batch: int = 1,
   *,
   order: Annotated[Choice, ORDERS] = Choice("auto"),
@@ -81,22 +82,22 @@ def train_examples(
 ) -> Examples:
   """Returns training examples in epochs without end. Each epoch is a new permutation of the records.
 
-  In a mixture each corpus has its own epochs. The image, `draw` and the record that replaces a bad one depend only on
-  (seed, epoch, record).
+  In a mixture each corpus has its own epochs. Images, views, `draw` and the record that replaces a bad one depend only
+  on (seed, epoch, record).
 
   Args:
     source: source of the records.
     seed: seed of the run.
-    patch: side P of a patch in pixels. Images are then divided into patches `(N, P * P * 3)`, row by row. The values of
-      a patch have the order (row, column, channel). None: images are `(S, S, 3)`.
+    fields: the arrays of an example. Images may be divided into patches `(N, P * P * 3)`, row by row. The values of a
+      patch have the order (row, column, channel).
     batch: size of the global batch. The order of the records may depend on it.
     order: order of the records, see `order`.
     repeats: number of times that a record occurs in a batch, each time with different augmentation. A record then
       occurs in one of `repeats` epochs, see `repeats.RepeatedOrder`.
     image_size: side S of the images in pixels.
-    crop: random crop, see `crops`.
-    flip: whether images are mirrored with probability 0.5.
-    policy: augmentation policy, which is applied after crop and flip, see `policies`.
+    crop: random crop of the image, see `crops`. Views have crops of their own.
+    flip: whether images and views are mirrored with probability 0.5.
+    policy: augmentation policy, which is applied after crop and flip, see `policies`. Views have policies of their own.
 
   Raises:
     ConfigError: if an argument is invalid, such as `repeats` larger than `batch`.
@@ -111,37 +112,27 @@ def train_examples(
     examples.record(0), examples.record(len(source))  # first record of the first and of the second epoch
   """
   ordered = _create_order(source, batch, seed, order, repeats)
-  with enter_key("crop"):
-    cut = make(crop, crops.CROPS, image_size)
-  with enter_key("policy"):
-    change = make(policy, policies.POLICIES)
+  if fields.views:
+    prepared_images = views.prepare_views(fields, seed, flip)
+  else:
+    prepared_images = views.prepare_image(fields.patch, seed, image_size, crop, flip, policy)
 
   def example(prepared: Callable[..., Any], position: int) -> tuple[Any, ...]:
     visit, record = ordered.visit(position), ordered.record(position)
-    draw = rng.make_python_generator(seed, "example", visit, record)
-    on_device = int(draw.random() * 2**32)
-    mirrored = flip and draw.random() < 0.5
-
-    def prepare(image: AnyImage) -> Any:
-      image = cut(image, draw)
-      if mirrored:
-        image = cv2.flip(image, 1)
-      image = change(image, draw)
-      return image if patch is None else _cut_patches(image, patch)
-
+    prepare, drawn = prepared_images.open(visit, record)
     values, others = prepared(record, prepare), _draw_replacements(source, seed, visit, record)
     while values is None:
       record = next(others)
       values = prepared(record, prepare)
-    return (*values, on_device, source.shares(record)) if source.shares else (*values, on_device)
+    images, label = values
+    if not fields.label:
+      return (*images, *drawn)
+    return (*images, label, *drawn, source.shares(record)) if source.shares else (*images, label, *drawn)
 
-  image = (image_size, image_size, 3)
-  if patch is not None:
-    assert image_size % patch == 0
-    image = ((image_size // patch) ** 2, patch**2 * 3)
-  shapes = {"image": (image, np.uint8), "label": (_label_shape(source), np.int32), "draw": ((), np.uint32)}
-  if source.shares:
-    shapes["share"] = (_label_shape(source), np.float32)
+  label = _label_shape(source)
+  shapes = prepared_images.images | ({"label": (label, np.int32)} if fields.label else {}) | prepared_images.drawn
+  if source.shares and fields.label:
+    shapes["share"] = (label, np.float32)
   return Examples(source, ordered, example, shapes, None)
 
 
@@ -160,10 +151,6 @@ def _create_order(
   return RepeatedOrder(once, batch, repeats) if repeats > 1 else once
 
 
-def _cut_patches(image: np.ndarray, side: int) -> np.ndarray:
-  return rearrange(image, "(h i) (w j) c -> (h w) (i j c)", i=side, j=side)
-
-
 def _draw_replacements(source: Source, seed: int, visit: int, record: int) -> Iterator[int]:
   """Yields records that can replace a bad one, without end. The first `TRIES` records are from the same corpus."""
   draw = rng.make_python_generator(seed, "replace", visit, record)
@@ -178,7 +165,7 @@ def eval_examples(
   image_size: crops.Size = 224,
   test_crop: Annotated[Choice, crops.TEST_CROPS] = Choice("resize"),
 ) -> Examples:
-  """Returns evaluation examples: each record once, in order. Bad records have mask 0 and are not replaced.
+  """Returns evaluation examples: each record once, in order. Bad records have valid=0 and are not replaced.
 
   Args:
     source: source of the records.
@@ -191,7 +178,7 @@ def eval_examples(
   with enter_key("test_crop"):
     cut = make(test_crop, crops.TEST_CROPS, image_size)
   image, label = (image_size, image_size, 3), _label_shape(source)
-  shapes = {"image": (image, np.uint8), "label": (label, np.int32), "mask": ((), np.float32)}
+  shapes = {"image": (image, np.uint8), "label": (label, np.int32), "valid": ((), np.float32)}
   nothing = np.zeros(image, np.uint8), np.full(label, -1 if label else 0), 0.0
 
   def prepare(image: AnyImage) -> Any:

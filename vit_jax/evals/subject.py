@@ -243,7 +243,7 @@ class EvalContext:
 
       def program(params: object, batch: Rows) -> Rows:
         computed = rows(params, prepared.normalise(batch["image"], dtype), batch["label"])
-        return {**computed, "label": batch["label"], "mask": batch["mask"]}
+        return {**computed, "label": batch["label"], "valid": batch["valid"]}
 
       self.programs[key] = jax.jit(program, out_shardings=sharding.make_replicated_sharding(self.mesh))
     return self.programs[key]
@@ -376,7 +376,7 @@ def compute_batches(
 def _fetch_rows(running: Rows, first: int, name: Callable[[int], str]) -> dict[str, np.ndarray]:
   """Returns the rows of a batch on the host."""
   computed = jax.device_get(running)
-  real = computed.pop("mask") > 0
+  real = computed.pop("valid") > 0
   positions = first + np.flatnonzero(real)
   of_images = finite.check_flags({key: value[real] for key, value in computed.items()}, positions, name)
   return of_images | {"position": positions}

@@ -154,7 +154,7 @@ def load(
     path: weight file or workdir.
     hints: facts that the tensors do not determine. See `recognise`.
     ema: True requires averaged weights, False requires raw weights. The default is averaged weights for a file that
-      contains them, and raw weights for a workdir.
+      contains them and for a workdir of self-distillation, and raw weights for any other workdir.
     prefix: common prefix of the parameter names to read, for a file that contains several models.
 
   Returns:
@@ -211,7 +211,7 @@ def read(
   path = paths.resolve_path(path)
   if is_workdir(path):
     check_prefix(path, prefix)
-    arrays, about = checkpoints.read_weights(path, bool(ema))
+    arrays, about = checkpoints.read_weights(path, ema)
     extensions.restore_for_workdir(path, about)
     try:
       finite.check_weights({f"parameter {name}": array for name, array in arrays.items()})
@@ -226,6 +226,23 @@ def read(
     return Weights(recognised.description, recognised.read(), notes, recognised.image_metadata.labels)
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
+
+
+def read_task_parameters(path: str, ema: bool | None = None) -> dict[str, np.ndarray]:
+  """Returns the parameters that belong to the task of a run, such as a decoder or a projection head.
+
+  Args:
+    path: weight file or workdir.
+    ema: True requires averaged weights, False requires raw weights. See `load`.
+
+  Returns:
+    {path: array} with paths that start with "task/". Empty for a weight file.
+  """
+  workdir = paths.resolve_path(path)
+  if not is_workdir(workdir):
+    return {}
+  arrays, _ = checkpoints.read_weights(workdir, ema)
+  return {name: array for name, array in arrays.items() if name.startswith("task/")}
 
 
 def check_prefix(workdir: pathlib.Path, prefix: str | None) -> None:

@@ -72,7 +72,7 @@ def predict_files(
   says_of = make_predict_function(model, use.data, use.loss, features)
 
   def program(params: dict[str, jax.Array], batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    return says_of(params, batch["image"]) | {"mask": batch["mask"]}
+    return says_of(params, batch["image"]) | {"valid": batch["valid"]}
 
   compute = jax.jit(program, out_shardings=sharding.make_replicated_sharding(grid))
   size = len(devices) * min(together, -(-len(files) // len(devices)))
@@ -108,7 +108,7 @@ def _make_examples(use: StoredWeights, files: Sequence[str], reasons: dict[int, 
   source = sources.Source(
     "images", "all", (), len(files), lambda i: (locations.read_content(files[i]), 0), files.__getitem__
   )
-  shapes: dict[str, tuple[tuple[int, ...], type]] = {"image": (image, np.uint8), "mask": ((), np.float32)}
+  shapes: dict[str, tuple[tuple[int, ...], type]] = {"image": (image, np.uint8), "valid": ((), np.float32)}
   return stream.Examples(source, SequentialOrder(len(files)), example, shapes, len(files))
 
 

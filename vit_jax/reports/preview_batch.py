@@ -63,7 +63,7 @@ def compute_first_images(run: BoundRun, source: Source, count: int = COUNT) -> t
     The examples, and whether they are mixed exactly as in the run.
   """
   task = _make_task(run, source)
-  examples = catalog.open_train_examples(run.data, run.seed, task.patch, run.batch, source)
+  examples = catalog.open_train_examples(run.data, run.seed, task.fields, run.batch, source)
   images = run.data.images(source)
   rows, count = select_rows(run.batch, count), min(count, run.batch)
   by_image = run.data.mixing.args.get("mode", "batch") != "batch"
@@ -79,7 +79,7 @@ def compute_first_images(run: BoundRun, source: Source, count: int = COUNT) -> t
       array[place] = value
   seen, targets = map(np.asarray, _make_augmentation(run, task, count)(batch, jnp.zeros((), jnp.int32)))
   shown = [
-    _make_example(run, task.patch, each, image.astype(np.float32), target)
+    _make_example(run, task.fields.patch, each, image.astype(np.float32), target)
     for each, image, target in zip(made[:count], seen, targets, strict=True)
   ]
   return shown, size == run.batch or not by_image
@@ -97,7 +97,7 @@ def _make_task(run: BoundRun, source: Source) -> tasks.Task:
 
   grid = sharding.make_mesh(config.Mesh(), jax.devices()[:1])
   model = models.functional(build.describe_model(run, source.classes)).on(grid)
-  return build.make_task(run, model, grid, steps_of, source.classes)
+  return build.make_task(run, model, grid, total, steps_of, source.classes)
 
 
 def select_rows(batch: int, count: int) -> list[int]:
@@ -141,7 +141,7 @@ def _make_augmentation(run: BoundRun, task: tasks.Task, count: int) -> Callable[
 
   @jax.jit
   def function(batch: Mapping[str, jax.Array], step: jax.Array) -> tuple[jax.Array, jax.Array]:
-    examples = task.examples(batch, {}, rng.derive_key(run.seed, step, "augment"), step)
+    examples = task.examples(batch, tasks.Context(step, {}, {}), rng.derive_key(run.seed, step, "augment"))
     return jnp.asarray(examples["image"][:count]), jnp.asarray(examples["target"][:count])
 
   return function

@@ -8,14 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import losses, models
+from vit_jax import losses
+from vit_jax.data.views import Fields
 from vit_jax.schema import ConfigError, Probability
 from vit_jax.shapes import Array, Count, Float, PRNGKey, Tensor
-from vit_jax.tasks.task import Batch, FrozenModel, Labels, Objective, Params, TaskContext
+from vit_jax.tasks.task import Batch, Context, Labels, Objective, Params, Task, TaskContext
 
 
 @dataclasses.dataclass(frozen=True)
-class Classify:
+class Classify(Task):
   """A classification task: cross-entropy between logits and soft targets (B, V).
 
   The targets are the labels after mixing and label smoothing. For an image with several labels, a sigmoid loss has a
@@ -46,8 +47,6 @@ class Classify:
 
   headline: ClassVar[str] = "top1"
   classes: ClassVar[bool] = True
-  frozen: ClassVar[FrozenModel | None] = None
-  sharding: ClassVar[models.ShardingRules] = ()
 
   def __post_init__(self) -> None:
     if self.target_threshold is None:
@@ -66,27 +65,22 @@ class Classify:
       )
 
   @property
-  def patch(self) -> int | None:
-    """Returns the side of the patches that images are cut into, or None for whole images."""
-    return self.supplied.patch
+  def fields(self) -> Fields:
+    """Returns the fields of a batch: images and labels."""
+    return Fields(self.supplied.patch)
 
-  def init(self, key: PRNGKey) -> Params:
-    """Returns no parameters, because the task trains only the model."""
-    return {}
-
-  def examples(self, batch: Batch, frozen: Params, key: PRNGKey, step: Count) -> Batch:
+  def examples(self, batch: Batch, context: Context, key: PRNGKey) -> Batch:
     """Returns augmented images and their targets.
 
     Args:
       batch: the batch with "image" (uint8), "label" and "draw", and optionally "share" for each label.
-      frozen: unused, because the task has no frozen model.
+      context: values of the step.
       key: random key of the step.
-      step: number of the step.
 
     Returns:
       {"image": augmented images, "target": targets (B, V)}.
     """
-    return self.augment_batch(batch, key, step, self.patch)
+    return self.augment_batch(batch, key, context.step, self.fields.patch)
 
   def augment_batch(self, batch: Batch, key: PRNGKey, step: Count, patch: int | None) -> Batch:
     """Returns the same examples as `examples`, with images cut into patches of a given size.
@@ -101,13 +95,14 @@ class Classify:
     images, targets = self.supplied.augment(patch)(key, batch["image"], targets, batch["draw"], step)
     return {"image": images, "target": losses.smooth_labels(targets, self.label_smoothing)}
 
-  def objective(self, params: Params, examples: Batch, key: PRNGKey | None) -> Objective:
+  def objective(self, params: Params, context: Context, examples: Batch, key: PRNGKey | None) -> Objective:
     """Returns the mean cross-entropy and top-1 accuracy.
 
     A prediction is correct if it is the label with the largest target.
 
     Args:
       params: parameters by path.
+      context: unused.
       examples: the result of `examples`.
       key: random key of dropout and stochastic depth, or None for evaluation.
 

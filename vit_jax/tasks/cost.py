@@ -12,12 +12,13 @@ import numpy as np
 from vit_jax import models
 from vit_jax.models import flops
 from vit_jax.shapes import PRNGKey
-from vit_jax.tasks.task import Batch, Objective, Params
+from vit_jax.tasks.task import Batch, Context, Objective, Params
 
 
 def count_forward_flops(
-  objective: Callable[[Params, Batch, PRNGKey | None], Objective],
+  objective: Callable[[Params, Context, Batch, PRNGKey | None], Objective],
   params: Mapping[str, jax.ShapeDtypeStruct],
+  context: Context,
   examples: Mapping[str, jax.ShapeDtypeStruct],
 ) -> int:
   """Counts the FLOPs of the forward pass of a task for one example.
@@ -25,14 +26,15 @@ def count_forward_flops(
   Args:
     objective: objective of a task. Its model must have no mesh, because one image cannot be split over devices.
     params: shapes of all parameters by path, including those of the task.
+    context: shapes of the values that the task does not differentiate.
     examples: shapes of a batch that `task.examples` returns.
 
   Returns:
     The number of FLOPs. Each multiply-accumulate counts as two.
   """
-  shapes = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in params.items()}
+  shapes, context = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (dict(params), context))
   one = {name: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype) for name, leaf in examples.items()}
-  return flops.count_flops(lambda params, examples: objective(params, examples, None)[0], shapes, one)
+  return flops.count_flops(lambda *given: objective(*given, None)[0], shapes, context, one)
 
 
 @functools.cache

@@ -14,13 +14,14 @@ from typing import Annotated, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from vit_jax import losses, models
+from vit_jax import losses
 from vit_jax.data import augment
 from vit_jax.data.augment import Channels, Scales
+from vit_jax.data.views import Fields
 from vit_jax.schema import Choice, ConfigError, Fraction, Positive, Probability, format_amount, make
-from vit_jax.shapes import Array, Count, Float, Num, PRNGKey, Tensor
+from vit_jax.shapes import Array, Float, Num, PRNGKey, Tensor
 from vit_jax.tasks.classify import Classify
-from vit_jax.tasks.task import Batch, FrozenModel, Labels, Objective, Params, TaskContext
+from vit_jax.tasks.task import Batch, Context, FrozenModel, Labels, Objective, Params, Task, TaskContext
 
 Divergence = Callable[[Tensor, Tensor], Array]  # (student logits, teacher logits) -> divergence of each image
 
@@ -62,7 +63,7 @@ TARGETS = {"hard": hard, "soft": soft}
 
 
 @dataclasses.dataclass(frozen=True)
-class Distill:
+class Distill(Task):
   """A distillation task: (1 - weight) * classification loss + weight * divergence from the teacher.
 
   Args:
@@ -70,7 +71,7 @@ class Distill:
     teacher: weight file or workdir. The teacher must have as many classes as the data, but may have any resolution. The
       teacher gets exactly the same augmented images as the student, with the normalisation of the teacher's training.
     ema: true selects averaged weights, false selects raw weights. The default is averaged weights for a file that
-      contains them, and raw weights for a workdir.
+      contains them and for a workdir of self-distillation, and raw weights for any other workdir.
     prefix: common prefix of the parameter names to read, for a file that contains several models.
     teacher_mean: mean with which the teacher's images are normalised. The default comes from the teacher's file or run.
       None selects the mean of the student's images.
@@ -95,7 +96,6 @@ class Distill:
 
   headline: ClassVar[str] = "top1"
   classes: ClassVar[bool] = True
-  sharding: ClassVar[models.ShardingRules] = ()
 
   @functools.cached_property
   def labels(self) -> Classify:
@@ -103,13 +103,13 @@ class Distill:
     return Classify(self.supplied, loss=self.loss, label_smoothing=self.label_smoothing)
 
   @functools.cached_property
-  def frozen(self) -> FrozenModel:
-    """The teacher. Only its names and shapes are read at this point.
+  def frozen(self) -> dict[str, FrozenModel]:
+    """The teacher as {"teacher": model}. Only its names and shapes are read at this point.
 
     Raises:
       ConfigError: if the teacher has a different number of classes.
     """
-    frozen = self.supplied.freeze("task.teacher", self.teacher, self.ema, self.prefix)
+    frozen = self.supplied.freeze("task.teacher", self.teacher, self.ema, self.prefix, ())
     classes = self.supplied.model.description.classes
     if frozen.model.description.classes != classes:
       raise ConfigError(
@@ -117,31 +117,28 @@ class Distill:
         f"the data have {classes}. Use a teacher that was trained on them",
         "config.task.teacher",
       )
-    return frozen
+    return {"teacher": frozen}
 
   @property
-  def patch(self) -> int | None:
-    """Returns the side of the patches if student and teacher use the same patches, otherwise None for whole images."""
-    return self.supplied.patch if self.supplied.patch == self.frozen.model.patch else None
+  def fields(self) -> Fields:
+    """Returns the fields of a batch. Images are whole unless student and teacher use the same patches."""
+    same = self.supplied.patch == self.frozen["teacher"].model.patch
+    return Fields(self.supplied.patch if same else None)
 
-  def init(self, key: PRNGKey) -> Params:
-    """Returns no parameters, because the task trains only the student."""
-    return {}
-
-  def examples(self, batch: Batch, frozen: Params, key: PRNGKey, step: Count) -> Batch:
+  def examples(self, batch: Batch, context: Context, key: PRNGKey) -> Batch:
     """Returns the examples of classification together with the teacher's logits.
 
     Args:
       batch: the batch, as for `Classify.examples`.
-      frozen: the teacher's weights by path.
+      context: values of the step, with the weights of the teacher.
       key: random key of the step.
-      step: number of the step.
 
     Returns:
       {"image": augmented images, "target": targets (B, V), "teacher": logits (B, V)}.
     """
-    examples = self.labels.augment_batch(batch, key, step, self.patch)
-    outputs, _ = self.frozen.model.outputs(frozen, self.normalise_for_teacher(examples["image"]), None)
+    examples = self.labels.augment_batch(batch, key, context.step, self.fields.patch)
+    images = self.normalise_for_teacher(examples["image"])
+    outputs, _ = self.frozen["teacher"].model.outputs(context.frozen["teacher"], images, None)
     return examples | {"teacher": outputs.logits}
 
   def normalise_for_teacher(self, images: Num[Tensor, "..."]) -> Num[Tensor, "..."]:
@@ -162,7 +159,7 @@ class Distill:
       return images
     return augment.normalise(255 * self.supplied.pixels(images), images.dtype, **theirs)
 
-  def objective(self, params: Params, examples: Batch, key: PRNGKey | None) -> Objective:
+  def objective(self, params: Params, context: Context, examples: Batch, key: PRNGKey | None) -> Objective:
     """Returns the loss, top-1 accuracy and the agreement with the teacher.
 
     The metrics use the logits of all heads together. The loss and the agreement are NaN if the teacher's logits are not
@@ -170,6 +167,7 @@ class Distill:
 
     Args:
       params: parameters of the student by path.
+      context: unused.
       examples: the result of `examples`.
       key: random key of dropout and stochastic depth, or None for evaluation.
 

@@ -15,16 +15,17 @@ import jax.numpy as jnp
 from einops import rearrange
 
 from vit_jax import models, rng
+from vit_jax.data.views import Fields
 from vit_jax.models import decoder
 from vit_jax.models.sizes import Depth, Width, sides
 from vit_jax.schema import ConfigError, Range, format_amount
-from vit_jax.shapes import Array, Count, Float, PRNGKey, Tensor
+from vit_jax.shapes import Array, Float, PRNGKey, Tensor
 from vit_jax.tasks import masking
-from vit_jax.tasks.task import Batch, Labels, Objective, Params, TaskContext
+from vit_jax.tasks.task import Batch, Context, Labels, Objective, Params, Task, TaskContext
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedAutoencoder:
+class MaskedAutoencoder(Task):
   """A masked autoencoding task: mean squared error of the pixels of hidden patches.
 
   The decoder uses the dtype, `scan` and `remat` of the model.
@@ -51,7 +52,6 @@ class MaskedAutoencoder:
 
   headline: ClassVar[str] = "rmse"
   classes: ClassVar[bool] = False
-  frozen: ClassVar[None] = None
   sharding: ClassVar[models.ShardingRules] = decoder.SHARDING
 
   def __post_init__(self) -> None:
@@ -76,9 +76,9 @@ class MaskedAutoencoder:
       )
 
   @property
-  def patch(self) -> int | None:
-    """Returns the side of the patches that images are cut into, or None for whole images."""
-    return self.supplied.patch
+  def fields(self) -> Fields:
+    """Returns the fields of a batch: images without labels."""
+    return Fields(self.supplied.patch, label=False)
 
   @property
   def _patches(self) -> int:
@@ -102,27 +102,27 @@ class MaskedAutoencoder:
     """Returns the initial parameters of the decoder."""
     return self.decoder.init(key)
 
-  def examples(self, batch: Batch, frozen: Params, key: PRNGKey, step: Count) -> Batch:
+  def examples(self, batch: Batch, context: Context, key: PRNGKey) -> Batch:
     """Returns augmented images and a random order of the patches of each image.
 
     Args:
       batch: the batch with "image" (uint8) and "draw".
-      frozen: unused, because the task has no frozen model.
+      context: values of the step.
       key: random key of the step.
-      step: number of the step.
 
     Returns:
       {"image": augmented images, "order": patch numbers (B, N)}. The visible patches come first.
     """
     none = jnp.zeros((len(batch["image"]), 1))
-    images, _ = self.supplied.augment(self.patch)(key, batch["image"], none, batch["draw"], step)
+    images, _ = self.supplied.augment(self.fields.patch)(key, batch["image"], none, batch["draw"], context.step)
     return {"image": images, "order": masking.draw_orders(masking.derive_mask_key(key), len(images), self._patches)}
 
-  def objective(self, params: Params, examples: Batch, key: PRNGKey | None) -> Objective:
+  def objective(self, params: Params, context: Context, examples: Batch, key: PRNGKey | None) -> Objective:
     """Returns the mean squared error over all hidden patches.
 
     Args:
       params: parameters by path, including those of the decoder.
+      context: unused.
       examples: the result of `examples`.
       key: random key of dropout and stochastic depth, or None for evaluation.
 

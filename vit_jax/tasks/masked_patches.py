@@ -17,10 +17,11 @@ import numpy as np
 from einops import rearrange, reduce
 
 from vit_jax import losses, models, rng
+from vit_jax.data.views import Fields
 from vit_jax.schema import Choice, ConfigError, Fraction, Range, format_amount, make
-from vit_jax.shapes import Array, Count, Float, Integer, PRNGKey, Shaped, Tensor
+from vit_jax.shapes import Array, Float, Integer, PRNGKey, Shaped, Tensor
 from vit_jax.tasks import masking
-from vit_jax.tasks.task import Batch, Labels, Objective, Params, TaskContext
+from vit_jax.tasks.task import Batch, Context, Labels, Objective, Params, Task, TaskContext
 
 LEVELS = 8  # levels per channel: three bits
 COLOURS = LEVELS**3
@@ -119,7 +120,7 @@ def _cross_entropy(logits: Tensor, classes: Tensor) -> tuple[Array, Array]:
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedPatches:
+class MaskedPatches(Task):
   """A masked patch prediction task: a linear head predicts corrupted patches from the encoder's tokens.
 
   The loss is the mean over the corrupted patches.
@@ -144,7 +145,6 @@ class MaskedPatches:
   swapped: Fraction = 0.1
 
   classes: ClassVar[bool] = False
-  frozen: ClassVar[None] = None
   sharding: ClassVar[models.ShardingRules] = (
     (rf"{HEAD}/kernel", ("fsdp", None)),
     (rf"{HEAD}/bias|{TOKEN}", (None,)),
@@ -170,9 +170,9 @@ class MaskedPatches:
     return self.target.metric
 
   @property
-  def patch(self) -> int | None:
-    """Returns the side of the patches that images are cut into, or None for whole images."""
-    return self.supplied.patch
+  def fields(self) -> Fields:
+    """Returns the fields of a batch: images without labels."""
+    return Fields(self.supplied.patch, label=False)
 
   @property
   def _patches(self) -> int:
@@ -192,17 +192,16 @@ class MaskedPatches:
       f"{HEAD}/bias": jnp.zeros(self.target.outputs),
     }
 
-  def examples(self, batch: Batch, frozen: Params, key: PRNGKey, step: Count) -> Batch:
+  def examples(self, batch: Batch, context: Context, key: PRNGKey) -> Batch:
     """Returns augmented images and the masks from `masks`.
 
     Args:
       batch: the batch with "image" (uint8) and "draw".
-      frozen: unused, because the task has no frozen model.
+      context: values of the step.
       key: random key of the step.
-      step: number of the step.
     """
     none = jnp.zeros((len(batch["image"]), 1))
-    images, _ = self.supplied.augment(self.patch)(key, batch["image"], none, batch["draw"], step)
+    images, _ = self.supplied.augment(self.fields.patch)(key, batch["image"], none, batch["draw"], context.step)
     return {"image": images} | self.masks(masking.derive_mask_key(key), len(images))
 
   def masks(self, key: PRNGKey, batch: int) -> Batch:
@@ -223,11 +222,12 @@ class MaskedPatches:
     swapped = jnp.where(draw < self.masked + self.swapped, (corrupted + away) % self._patches, corrupted)
     return {"corrupted": corrupted, "instead": jnp.where(draw < self.masked, self._patches, swapped)}
 
-  def objective(self, params: Params, examples: Batch, key: PRNGKey | None) -> Objective:
+  def objective(self, params: Params, context: Context, examples: Batch, key: PRNGKey | None) -> Objective:
     """Returns the mean loss and metric over all corrupted patches.
 
     Args:
       params: parameters by path, including the mask token and the linear head.
+      context: unused.
       examples: the result of `examples`.
       key: random key of dropout and stochastic depth, or None for evaluation.
 

@@ -8,12 +8,28 @@ import numpy as np
 
 from vit_jax import models
 from vit_jax.data.augment import Augmentation
+from vit_jax.data.views import Fields
+from vit_jax.schema import Duration
 from vit_jax.shapes import Array, Count, Float, Integer, PRNGKey, Shaped, Tensor
 
 Params = Mapping[str, Shaped[Tensor, "..."]]  # by path
 Batch = Mapping[str, Shaped[Tensor, "B ..."]]  # of a batch: the first axis is the batch axis
 Labels = Integer[Tensor, " B"] | Integer[Tensor, "B K"]
 Objective = tuple[Float[Array, ""], tuple[dict[str, Float[Array, ""]], dict[str, Array]]]
+
+
+class Context(NamedTuple):
+  """The values that a task reads in a step but does not differentiate.
+
+  Attributes:
+    step: number of completed steps, int32 scalar.
+    frozen: {name: parameters by path} of the task's frozen models.
+    average: moving average of all parameters by path. Empty unless `Task.uses_average`.
+  """
+
+  step: Count
+  frozen: Mapping[str, Params]
+  average: Params
 
 
 class FrozenModel(NamedTuple):
@@ -46,69 +62,95 @@ class TaskContext(NamedTuple):
     patch: side of the patches in pixels that images may be cut into, or None if the model requires whole images.
     augment: function from `patch` to an augmentation. The augmentation maps (key, uint8 images, targets, draws, step)
       to (images, targets). See `data.augment`.
-    freeze: function from (key of the config, path, ema, prefix) to a frozen model.
+    freeze: function from (key of the config, path, ema, prefix, rules) to a frozen model. With sharding rules for
+      parameters of a task, the frozen model of a workdir includes those that match.
     pixels: function from normalised images or patches to pixel values in 0..1, in float32.
+    normalise: function from uint8 images or patches to the normalised images that the model takes.
     normalised: "mean" and "std" with which the images are normalised.
+    total: number of steps of the run.
+    steps_of: function that converts a duration to a number of steps.
   """
 
   model: models.Model
   patch: int | None
   augment: Callable[[int | None], Augmentation]
-  freeze: Callable[[str, str, bool | None, str | None], FrozenModel]
+  freeze: Callable[[str, str, bool | None, str | None, models.ShardingRules], FrozenModel]
   pixels: Callable[[Array], Array]
-  normalised: Mapping[str, Sequence[float]] = {}
+  normalise: Callable[[Array], Array]
+  normalised: Mapping[str, Sequence[float]]
+  total: int
+  steps_of: Callable[[Duration], int]
 
 
 class Task(Protocol):
   """A stage of training: a set of pure functions of parameters by path.
 
+  Tasks are subclasses, which inherit the members with a default: no parameters, frozen models and statistics.
+
   Attributes:
     headline: name of the metric that is shown next to the loss.
-    patch: side of the patches in pixels that images are cut into. None means whole images.
+    fields: the arrays of a batch that the task needs.
     classes: true if the task learns classes. Otherwise the model has no head.
-    frozen: the frozen model of the task, or None. It is read for training, but not for prediction.
+    frozen: {name: frozen model}, such as a teacher. They are read for training, but not for prediction.
+    statistics: paths of the task's own parameters that `objective` updates instead of the optimizer, such as a centre.
+    uses_average: true if `objective` reads the moving average of the parameters. The run must then have one.
   """
 
   headline: str
-  patch: int | None
+  fields: Fields
   classes: bool
-  frozen: FrozenModel | None
+  frozen: Mapping[str, FrozenModel] = {}
+  statistics: frozenset[str] = frozenset()
+  uses_average: bool = False
 
   def init(self, key: PRNGKey) -> Params:
     """Returns the initial values of the task's own parameters, such as a decoder or a mask token.
 
-    They are trained together with the parameters of the model. Their paths start with "task/".
+    They are trained together with the parameters of the model, except for `statistics`. Their paths start with "task/".
 
     Args:
       key: random key.
     """
+    return {}
 
   @property
   def sharding(self) -> models.ShardingRules:
     """Returns the rows of a sharding table for the task's own parameters. See `models.sharding`."""
+    return ()
 
-  def examples(self, batch: Batch, frozen: Params, key: PRNGKey, step: Count) -> Batch:
+  def check_metrics(self, means: Mapping[str, float]) -> str | None:
+    """Returns a warning if the metrics of a part of the run show a problem that the loss does not show.
+
+    Args:
+      means: mean of "loss" and of each metric of `objective` over some steps, by name.
+    """
+    return None
+
+  def examples(self, batch: Batch, context: Context, key: PRNGKey) -> Batch:
     """Returns the examples to learn from.
 
     Micro-batches are slices of these examples. Gradients do not pass through this function.
 
     Args:
-      batch: arrays of the batch by name.
-      frozen: weights of the frozen model by path, empty if the task has no frozen model.
+      batch: arrays of the batch by name, see `fields`.
+      context: values that the task does not differentiate.
       key: random key of the step.
-      step: number of the step.
     """
 
-  def objective(self, params: Params, examples: Batch, key: PRNGKey | None) -> Objective:
+  def objective(self, params: Params, context: Context, examples: Batch, key: PRNGKey | None) -> Objective:
     """Computes the loss of a batch of examples.
+
+    Gradients flow only through `params`.
 
     Args:
       params: all parameters by path.
+      context: values that the task does not differentiate.
       examples: the result of `examples`.
       key: random key, or None for evaluation.
 
     Returns:
-      The scalar to minimise, and a pair of {metric: scalar} and {path: statistic that the model has updated}.
+      The scalar to minimise, and a pair of {metric: scalar} and {path: updated statistic} of the model and the task.
+      The step averages all of them over micro-batches.
     """
 
   def predict(

@@ -1,14 +1,14 @@
 """The bound form of a run, in which every argument has a checked and typed value. `build.complete` returns it."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from vit_jax import config, optim, tasks
 from vit_jax.data.bound_data import TrainData
 from vit_jax.evals import BoundEval
-from vit_jax.schema import Bound, DerivedTable
+from vit_jax.schema import Bound, DerivedTable, Duration
 from vit_jax.training import steps
 
 
@@ -30,10 +30,18 @@ class BoundOptim(Bound):
     """Decay of the moving average of the parameters, or None without an average."""
     return self.args["ema"]
 
+  def create_decay(self, total: int, steps_of: Callable[[Duration], int]) -> optim.Schedule | None:
+    """Returns the decay of the moving average as a function of the step, see `optim.create_decay`.
+
+    Args:
+      total, steps_of: see `optim.create_decay`.
+    """
+    return self.call(optim.create_decay, total, steps_of)
+
 
 OPTIM = DerivedTable(
   optim.RULES,
-  lambda name, functions: (*functions, steps.accumulate_gradients, steps.make_train_step),
+  lambda name, functions: (*functions, steps.accumulate_gradients, optim.create_decay),
   kind=BoundOptim,
 )
 

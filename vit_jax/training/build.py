@@ -6,6 +6,7 @@ the devices. Both raise ConfigError before anything is written. This is the only
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from vit_jax import evals, importers, models, optim, rng, tasks
 from vit_jax.config import Run
 from vit_jax.data import catalog, loader
 from vit_jax.data.augment import Augmentation
+from vit_jax.data.views import Fields
 from vit_jax.evals.validation import add_evaluations, add_share, add_splits
 from vit_jax.importers import adoption, options
 from vit_jax.parallel import sharding
@@ -86,16 +88,20 @@ def build(
     return duration.steps(run.batch, source.epoch_length, total)
 
   model = models.functional(describe_model(run, source.classes)).on(grid)
-  task = make_task(run, model, grid, steps_of, source.classes)
+  task = make_task(run, model, grid, total, steps_of, source.classes)
   shapes = model.shapes() | jax.eval_shape(lambda: task.init(rng.make_key(0)))
   params = sharding.find_parameter_shardings((*models.find_sharding(run.model.name), *task.sharding), shapes, grid)
   with enter_key("config.optim"):
-    optimizer = optim.create_optimizer(run.optim, shapes, total, steps_of, model.statistics, model.count_layers_above())
+    statistics = model.statistics | task.statistics
+    optimizer = optim.create_optimizer(run.optim, shapes, total, steps_of, statistics, model.count_layers_above())
+    decay = run.optim.create_decay(total, steps_of)
+    if decay is None and task.uses_average:
+      raise ConfigError(f"task {run.task.name!r} learns from the moving average. Set a decay such as 0.996", "ema")
   program = steps.make_program(
-    run.seed, model, task, optimizer, params, grid, accumulate=run.optim.accumulate, ema=run.optim.ema
+    run.seed, model, task, optimizer, params, grid, accumulate=run.optim.accumulate, decay=decay
   )
   with enter_key("config.data"):
-    images = catalog.open_train_examples(run.data, run.seed, task.patch if training else None, run.batch, source)
+    images = catalog.open_train_examples(run.data, run.seed, task.fields if training else Fields(), run.batch, source)
   subject = evals.EvalContext(model, grid, run.data, run.batch, open_split, task.predict, source.classes)
   measures = _build_evals(run, subject, steps_of)
   experiment = Experiment(run, grid, total, images, model, task, optimizer.schedule, program, measures)
@@ -103,7 +109,7 @@ def build(
     return experiment
   # Tracing the step reports errors here, before the devices are used.
   jax.eval_shape(experiment.step, experiment.state_shapes, experiment.batch_shapes, experiment.frozen_shapes)
-  alone = make_task(run, models.functional(model.description), grid, steps_of, source.classes)
+  alone = make_task(run, models.functional(model.description), grid, total, steps_of, source.classes)
   return dataclasses.replace(experiment, forward_flops=_count_forward_flops(experiment, alone))
 
 
@@ -121,6 +127,7 @@ def make_task(
   run: BoundRun,
   model: models.Model,
   grid: jax.sharding.Mesh,
+  total: int,
   steps_of: Callable[[Duration], int],
   classes: Sequence[str],
 ) -> tasks.Task:
@@ -130,6 +137,7 @@ def make_task(
     run: a completed run.
     model: the model on the mesh.
     grid: the mesh.
+    total: number of steps of the run.
     steps_of: function that converts a duration to a number of steps.
     classes: class names of the data.
 
@@ -143,9 +151,34 @@ def make_task(
       return run.data.augmentation(run.dtype, run.seed, patch, steps_of)
 
   freeze = functools.partial(_describe_frozen, run, grid, classes)
-  supplied = tasks.TaskContext(model, patch, augmentation, freeze, run.data.denormalise, run.data.normalisation)
+  supplied = tasks.TaskContext(
+    model,
+    patch,
+    augmentation,
+    freeze,
+    run.data.denormalise,
+    functools.partial(run.data.normalise, dtype=run.dtype),
+    run.data.normalisation,
+    total,
+    steps_of,
+  )
   with enter_key("config.task"):
-    return make(run.task, tasks.TASKS, supplied)
+    task = make(run.task, tasks.TASKS, supplied)
+  if task.fields.views:
+    with enter_key("config.data"):
+      _check_unused(run)
+  return task
+
+
+def _check_unused(run: BoundRun) -> None:
+  """Raises ConfigError if the data change images in a way that has no effect on views."""
+  for key in ("policy", "warp", "mixing", "erasing"):
+    if (choice := run.data.args[key]).name != "none":
+      raise ConfigError(
+        f"{choice.name!r} has no effect, because task {run.task.name!r} augments its own crops. Use 'none' and the "
+        "keys of config.task",
+        key,
+      )
 
 
 def _describe_frozen(
@@ -156,16 +189,23 @@ def _describe_frozen(
   path: str,
   ema: bool | None,
   prefix: str | None,
+  rules: models.ShardingRules,
 ) -> tasks.FrozenModel:
   """Returns a description of the weights in a file or workdir, for images of the run's size.
 
-  Reads only names and shapes.
+  Reads only names and shapes of a file. With rules, it includes parameters of the task of a workdir.
   """
   with enter_key(f"config.{key}"), options.use_form(f"config.{key.rpartition('.')[0]}"):
     have = importers.open_frozen(path, run.data.image_size, run.dtype.name, ema, prefix, classes)
+    task = importers.read_task_parameters(path, ema) if rules else {}
+  task = {name: array for name, array in task.items() if any(re.fullmatch(rule, name) for rule, _ in rules)}
   model = models.functional(have.description).on(grid)
-  shardings = sharding.find_parameter_shardings(models.find_sharding(have.description.model.name), model.shapes(), grid)
-  return tasks.FrozenModel(model, sharding.add_shardings(model.shapes(), shardings), have.load, key, path, have.notes)
+  shapes = model.shapes() | {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in task.items()}
+  table = *models.find_sharding(have.description.model.name), *rules
+  shardings = sharding.find_parameter_shardings(table, shapes, grid)
+  return tasks.FrozenModel(
+    model, sharding.add_shardings(shapes, shardings), lambda: have.load() | task, key, path, have.notes
+  )
 
 
 def _count_steps(run: Run, epoch_length: int) -> int:
@@ -189,5 +229,6 @@ def _build_evals(run: BoundRun, subject: evals.EvalContext, steps_of: Callable[[
 def _count_forward_flops(experiment: Experiment, alone: tasks.Task) -> int:
   """Returns the FLOPs of the task for one image. `alone` is a copy of the task for which the model is not sharded."""
   key, shapes = jax.eval_shape(lambda: rng.make_key(0)), experiment.state_shapes
-  batch = experiment.batch_shapes, experiment.frozen_shapes, key, shapes.step
-  return cost.count_forward_flops(alone.objective, shapes.params, jax.eval_shape(experiment.task.examples, *batch))
+  context = tasks.Context(shapes.step, experiment.frozen_shapes, shapes.ema if alone.uses_average else {})
+  examples = jax.eval_shape(experiment.task.examples, experiment.batch_shapes, context, key)
+  return cost.count_forward_flops(alone.objective, shapes.params, context, examples)

@@ -109,9 +109,9 @@ class Experiment:
     }
 
   @property
-  def frozen_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes with shardings of the weights that the task reads but does not train, by path."""
-    return self.task.frozen.shapes if self.task.frozen else {}
+  def frozen_shapes(self) -> dict[str, dict[str, jax.ShapeDtypeStruct]]:
+    """Shapes with shardings of the weights that the task reads but does not train, by name and path."""
+    return {name: frozen.shapes for name, frozen in self.task.frozen.items()}
 
   @functools.cached_property
   def identity(self) -> dict[str, Any]:
@@ -138,7 +138,8 @@ class Experiment:
 
     Returns:
       {path: host array}, with the arrays of scanned layers stacked, and notes on how the weights were adapted. Both are
-      empty without `config.init.from`.
+      empty without `config.init.from`. Parameters of the task are included if a workdir contains them with the same
+      shape, unless `init.head` is "new".
 
     Raises:
       ConfigError: if the weights cannot be read, or do not fit the model.
@@ -151,34 +152,46 @@ class Experiment:
       arrays, notes = importers.load_fitted(
         init.from_, self.model.description, init.head, init.ema, init.prefix, classes
       )
-    return surgery.stack(arrays, tuple(self.model.shapes())), [f"weights of {init.from_}", *notes]
+    stacked, kept = surgery.stack(arrays, tuple(self.model.shapes())), {}
+    own = self.state_shapes.params.keys() - self.model.shapes().keys()
+    if own and init.head != "new":
+      shapes = {path: self.state_shapes.params[path].shape for path in own}
+      found = importers.read_task_parameters(init.from_, init.ema)
+      kept = {path: array for path, array in found.items() if shapes.get(path) == array.shape}
+    if own:
+      notes += [
+        f"{format_amount(len(own), 'parameter')} of task {self.run.task.name!r}: {len(kept)} from the weights, "
+        f"{len(own) - len(kept)} with new values"
+      ]
+    return stacked | kept, [f"weights of {init.from_}", *notes]
 
-  def frozen(self, expected: dict[str, str] | None = None) -> tuple[dict[str, jax.Array], dict[str, str]]:
+  def frozen(self, expected: dict[str, str] | None = None) -> tuple[dict[str, dict[str, jax.Array]], dict[str, str]]:
     """Loads the weights that the task reads but does not train.
 
     Args:
       expected: {key of the config: SHA-256} of the weights, from a checkpoint. None skips the comparison.
 
     Returns:
-      The weights {path: array}, distributed over the devices, and {key of the config: SHA-256}. Both are empty for a
-      task without such weights.
+      The weights {name: {path: array}}, distributed over the devices, and {key of the config: SHA-256}. Both are empty
+      for a task without such weights.
 
     Raises:
       ConfigError: if the weights differ between hosts, or if their digest is not the expected one.
     """
-    if not (frozen := self.task.frozen):
-      return {}, {}
-    arrays = checkpoints.check_same_arrays(frozen.load(), frozen.path)
-    params = {path: sharding.place_array(arrays[path], shape.sharding) for path, shape in self.frozen_shapes.items()}
-    digest = sha256(params, sharding.make_replicated_sharding(self.mesh))
-    if expected is not None and (before := expected.get(frozen.key, "none")) != digest:
-      raise ConfigError(
-        f"{frozen.path} differs from the weights that this run started with (SHA-256 {digest[:12]} instead of "
-        f"{before[:12]})"
-        f"{checkpoints.describe_damage(frozen.path)}. Restore them, or use another --workdir",
-        f"config.{frozen.key}",
-      )
-    return params, {frozen.key: digest}
+    weights, digests = {}, {}
+    for name, frozen in self.task.frozen.items():
+      arrays = checkpoints.check_same_arrays(frozen.load(), frozen.path)
+      params = {path: sharding.place_array(arrays[path], shape.sharding) for path, shape in frozen.shapes.items()}
+      digest = sha256(params, sharding.make_replicated_sharding(self.mesh))
+      if expected is not None and (before := expected.get(frozen.key, "none")) != digest:
+        raise ConfigError(
+          f"{frozen.path} differs from the weights that this run started with (SHA-256 {digest[:12]} instead of "
+          f"{before[:12]})"
+          f"{checkpoints.describe_damage(frozen.path)}. Restore them, or use another --workdir",
+          f"config.{frozen.key}",
+        )
+      weights[name], digests[frozen.key] = params, digest
+    return weights, digests
 
   def init(self) -> steps.State:
     """Returns the state before the first step, with random initial values and sharded arrays."""
@@ -209,7 +222,7 @@ class Experiment:
     """
     run, placement = self.run, sharding.make_batch_sharding(self.mesh)
     rows = sharding.find_local_rows(placement, run.batch)
-    opened = functools.partial(catalog.open_train_examples, run.data, run.seed, self.task.patch, run.batch)
+    opened = functools.partial(catalog.open_train_examples, run.data, run.seed, self.task.fields, run.batch)
     workers = run.data.create_workers(opened, len(self.images.source))
     return DeviceBatches(run.data.batches(self.images, run.batch, rows, start, workers), rows, run.batch, placement)
 

@@ -125,7 +125,7 @@ class Session:
     log: the log of figures.
     trace: the profile.
     batches: the training batches.
-    frozen: {path: array} of weights that the task reads but does not train.
+    frozen: {name: {path: array}} of weights that the task reads but does not train.
     frozen_digests: {key of the config: SHA-256} of these weights.
     evaluated: whether all evaluations at the first step are done.
     phase: the function `enter_phase`, which takes the name of a phase.
@@ -138,7 +138,7 @@ class Session:
   log: TrainingLog
   trace: writer.Trace
   batches: DeviceBatches
-  frozen: dict[str, jax.Array]
+  frozen: dict[str, dict[str, jax.Array]]
   frozen_digests: dict[str, str]
   evaluated: bool
   phase: Callable[..., contextlib.AbstractContextManager]
@@ -172,8 +172,9 @@ def open_session(
   with watch.phase("restore"):
     state, about = restore_or_start(experiment, store, timer, weights)
     frozen, frozen_digests = experiment.frozen(about.get("frozen"))
-    for note in experiment.task.frozen.notes if frozen else ():
-      print_line(f"{experiment.task.frozen.path}: {note}")
+    for model in experiment.task.frozen.values():
+      for note in model.notes:
+        print_line(f"{model.path}: {note}")
   start = int(state.step)
   batches = experiment.batches(start)
   phase = functools.partial(enter_phase, watch, timer)
@@ -417,4 +418,6 @@ def describe_checkpoint(experiment: Experiment, frozen: dict[str, str], step: in
   """
   order = provenance.sample_order(experiment.images, step * experiment.run.batch)
   model = experiment.model.description.to_json()
-  return {"model": model, "frozen": frozen, "identity": experiment.identity, "order": order}
+  # A task that learns from the average of the weights trains it to be used.
+  weights = {"weights": "average"} if experiment.task.uses_average else {}
+  return {"model": model, "frozen": frozen, "identity": experiment.identity, "order": order} | weights

@@ -13,16 +13,17 @@ from einops import rearrange
 from vit_jax import models, optim, rng, tasks
 from vit_jax.parallel import sharding
 from vit_jax.parallel.capacity import check_memory
-from vit_jax.schema import Count, Momentum
+from vit_jax.schema import Count
 
 Params = dict[str, jax.Array]  # by path
 Examples = dict[str, jax.Array]  # arrays of a batch by name
 Metrics = dict[str, jax.Array]  # scalars by name
-# (params, examples, key) -> (loss, (metrics, statistics))
-Loss = Callable[[Params, Examples, jax.Array], tuple[jax.Array, tuple[Metrics, Params]]]
-# (params, examples, key) -> (gradients, metrics, statistics)
-Gradient = Callable[[Params, Examples, jax.Array], tuple[Params, Metrics, Params]]
-Step = Callable[["State", Examples, Params], tuple["State", Metrics]]  # (state, batch, frozen) -> (state, metrics)
+Frozen = Mapping[str, Params]  # parameters of each frozen model, by its name
+# (params, context, examples, key) -> (loss, (metrics, statistics))
+Loss = Callable[[Params, tasks.Context, Examples, jax.Array], tuple[jax.Array, tuple[Metrics, Params]]]
+# (params, context, examples, key) -> (gradients, metrics, statistics)
+Gradient = Callable[[Params, tasks.Context, Examples, jax.Array], tuple[Params, Metrics, Params]]
+Step = Callable[["State", Examples, Frozen], tuple["State", Metrics]]  # (state, batch, frozen) -> (state, metrics)
 
 
 @jax.tree_util.register_dataclass
@@ -67,7 +68,7 @@ def make_program(
   grid: jax.sharding.Mesh,
   *,
   accumulate: int,
-  ema: float | None,
+  decay: optim.Schedule | None,
 ) -> Program:
   """Returns the functions that make the first state and compute a step.
 
@@ -79,7 +80,7 @@ def make_program(
     params: shardings of all parameters by path.
     grid: device mesh of the run.
     accumulate: number of micro-batches of a step.
-    ema: decay of the moving average, or None without an average.
+    decay: function from step to the decay of the moving average, or None without an average.
 
   Raises:
     ConfigError: if the state needs more memory than the devices have.
@@ -88,7 +89,7 @@ def make_program(
   def parameters(key: jax.Array) -> Params:
     return model.init(key) | task.init(rng.derive_key(seed, 0, "task"))
 
-  init = functools.partial(init_state, seed, parameters, optimizer.transformation, ema is not None)
+  init = functools.partial(init_state, seed, parameters, optimizer.transformation, decay is not None)
   shapes = jax.eval_shape(init)
   shardings = State(
     step=sharding.make_replicated_sharding(grid),
@@ -102,7 +103,16 @@ def make_program(
   constrain_params = functools.partial(jax.lax.with_sharding_constraint, shardings=params)
   gradient = make_gradient(task.objective, optimizer.frozen)
   gradient = accumulate_gradients(gradient, micro_batches, accumulate=accumulate)
-  step = make_train_step(seed, task.examples, gradient, optimizer.transformation, constrain_params, shard_rows, ema=ema)
+  step = make_train_step(
+    seed,
+    task.examples,
+    gradient,
+    optimizer.transformation,
+    constrain_params,
+    shard_rows,
+    decay,
+    task.uses_average,
+  )
   return Program(
     jax.jit(init, out_shardings=shardings),
     jax.jit(step, donate_argnums=0, out_shardings=(shardings, shardings.step)),
@@ -130,17 +140,19 @@ def make_gradient(loss: Loss, frozen: frozenset[str]) -> Gradient:
   """Returns a function that computes the gradients of a task's loss.
 
   Args:
-    loss: function (params, examples, key) -> (loss, (metrics, statistics)).
+    loss: function (params, context, examples, key) -> (loss, (metrics, statistics)).
     frozen: paths of the parameters that are not trained. Their gradients are zeros and need no backward pass.
 
   Returns:
-    A function (params, examples, key) -> (gradients, metrics, statistics).
+    A function (params, context, examples, key) -> (gradients, metrics, statistics).
   """
 
-  def function(params: Params, examples: Examples, key: jax.Array) -> tuple[Params, Metrics, Params]:
+  def function(
+    params: Params, context: tasks.Context, examples: Examples, key: jax.Array
+  ) -> tuple[Params, Metrics, Params]:
     held = {path: value for path, value in params.items() if path in frozen}
     moving = {path: value for path, value in params.items() if path not in frozen}
-    differentiate = jax.value_and_grad(lambda moving: loss(held | moving, examples, key), has_aux=True)
+    differentiate = jax.value_and_grad(lambda moving: loss(held | moving, context, examples, key), has_aux=True)
     (value, (metrics, statistics)), gradients = differentiate(moving)
     return gradients | jax.tree.map(jnp.zeros_like, held), {"loss": value, **metrics}, statistics
 
@@ -156,24 +168,26 @@ def accumulate_gradients(gradient: Gradient, placement: jax.sharding.Sharding, *
   Each device therefore splits its own rows, and no rows are moved between devices.
 
   Args:
-    gradient: function (params, examples, key) -> pytree of arrays.
+    gradient: function (params, context, examples, key) -> pytree of arrays.
     placement: sharding of the examples as [micro-batch, row, ...].
     accumulate: number of micro-batches. 1 returns `make_gradient` unchanged.
   """
   if accumulate == 1:
     return gradient
 
-  def function(params: Params, examples: Examples, key: jax.Array) -> tuple[Params, Metrics, Params]:
+  def function(
+    params: Params, context: tasks.Context, examples: Examples, key: jax.Array
+  ) -> tuple[Params, Metrics, Params]:
     def cut(x: jax.Array) -> jax.Array:
       return jax.lax.with_sharding_constraint(rearrange(x, "(b n) ... -> n b ...", n=accumulate), placement)
 
     def add(total: Any, index_and_examples: tuple[jax.Array, Examples]) -> tuple[Any, None]:
       index, micro = index_and_examples
-      return jax.tree.map(jnp.add, total, gradient(params, micro, jax.random.fold_in(key, index))), None
+      return jax.tree.map(jnp.add, total, gradient(params, context, micro, jax.random.fold_in(key, index))), None
 
     micro = jax.tree.map(cut, examples)
     first = jax.tree.map(lambda x: x[0], micro)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient, params, first, key))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient, params, context, first, key))
     total, _ = jax.lax.scan(add, zeros, (jnp.arange(accumulate), micro))
     return jax.tree.map(lambda x: x / accumulate, total)
 
@@ -182,40 +196,43 @@ def accumulate_gradients(gradient: Gradient, placement: jax.sharding.Sharding, *
 
 def make_train_step(
   seed: int,
-  examples: Callable[[Examples, Params, jax.Array, jax.Array], Examples],
+  examples: Callable[[Examples, tasks.Context, jax.Array], Examples],
   gradient: Gradient,
   transformation: optax.GradientTransformation,
   constrain_params: Callable[[Params], Params] = lambda params: params,
   shard_rows: sharding.ShardRows | None = None,
-  *,
-  ema: Momentum | None = None,
+  decay: optim.Schedule | None = None,
+  uses_average: bool = False,
 ) -> Step:
   """Returns the function that performs one optimizer step. Its result depends only on its arguments.
 
   Args:
     seed: seed of the run.
-    examples: function (batch, frozen, key, step) -> examples, which augments the images.
-    gradient: function (params, examples, key) -> (gradients, metrics, statistics).
+    examples: function (batch, context, key) -> examples, which augments the images.
+    gradient: function (params, context, examples, key) -> (gradients, metrics, statistics).
     transformation: the optimizer.
     constrain_params: function that constrains {path: parameter} to the parameters' shardings.
     shard_rows: function that distributes a function of rows over the devices, see `sharding.shard_rows`. Update rules
       that support `shard_rows` receive it as an extra argument.
-    ema: decay of the moving average. It is required if the state contains an average.
+    decay: function from step to the decay of the moving average. It is required if the state contains an average.
+    uses_average: whether `examples` or `gradient` reads the moving average.
 
   Returns:
-    A function (state, batch, frozen) -> (state, metrics). `frozen` {path: array} are weights that the task reads but
-    does not train, such as those of a teacher.
+    A function (state, batch, frozen) -> (state, metrics). `frozen` {name: {path: array}} are weights that the task
+    reads but does not train, such as those of a teacher.
   """
   update, extra = optax.with_extra_args_support(transformation).update, {"shard_rows": shard_rows} if shard_rows else {}
 
-  def step(state: State, batch: Examples, frozen: Params) -> tuple[State, Metrics]:
-    drawn = examples(batch, frozen, rng.derive_key(seed, state.step, "augment"), state.step)
-    gradients, metrics, statistics = gradient(state.params, drawn, rng.derive_key(seed, state.step, "dropout"))
+  def step(state: State, batch: Examples, frozen: Frozen) -> tuple[State, Metrics]:
+    context = tasks.Context(state.step, frozen, constrain_params(state.ema) if uses_average else {})
+    drawn = examples(batch, context, rng.derive_key(seed, state.step, "augment"))
+    gradients, metrics, statistics = gradient(state.params, context, drawn, rng.derive_key(seed, state.step, "dropout"))
     updates, optimizer = update(gradients, state.optimizer, state.params, **extra)
     params = optax.apply_updates(state.params, updates) | statistics
     # The average is split over more devices than the parameters. Without `constrain_params`, XLA would split the whole
     # update in the same way and gather its result.
     averaged = constrain_params(params) if state.ema else {}
+    ema = decay(state.step) if decay else 0.0
     averages = {path: ema * mean + (1 - ema) * averaged[path] for path, mean in state.ema.items()}
     # The norm of the updates is not reported. XLA would write all updates to memory for it, which costs 2.5 % of a
     # ViT-B/16's step.

@@ -8,6 +8,7 @@ import pytest
 from vit_jax import schema
 from vit_jax.data import catalog, crops, erasing, mixup, policies, sources, warping
 from vit_jax.data.readers import folder, manifest, parquet, segmentation, tars, tfds
+from vit_jax.data.views import Fields
 from vit_jax.schema.errors import AbsentError
 
 OF_OTHERS = ("mixture", "pseudo_labelled")  # made of other datasets
@@ -30,7 +31,7 @@ def used(choice):
   """All that a run makes of its data before it trains; no image is read."""
   source = known(choice, "train")
   with schema.enter_key("config.data"):
-    choice.train_examples(source, 0, None, 1)
+    choice.train_examples(source, 0, Fields(), 1)
     choice.eval_examples(source)
     choice.augmentation("float32", 0, None, lambda duration: 1)
 

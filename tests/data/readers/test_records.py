@@ -14,6 +14,7 @@ from vit_jax.data.dataset_row import DatasetRow
 from vit_jax.data.images import Images
 from vit_jax.data.readers import tfds
 from vit_jax.data.readers.records import create_parser
+from vit_jax.data.views import Fields
 from vit_jax.training import build
 
 SETS = [name for name, row in catalog.CATALOG.items() if row.builder and name not in MADE]
@@ -101,7 +102,7 @@ def test_a_set_in_tfrecord_files_is_the_same_as_in_array_record(name, tmp_path):
 def first_example(name, source):
   """(image of 32 pixels, labels) of what training begins with, by the row's own defaults."""
   choice = schema.bind(schema.Choice(name, {"image_size": 32}), catalog.DATA[name], catalog.DATA)
-  feed = choice.train_examples(source, 0, None, 8)
+  feed = choice.train_examples(source, 0, Fields(), 8)
   image, label, _ = feed.example(Images(source, "raise", 10**6, 100.0).read_prepared, 0)
   return image, [int(number) for number in np.atleast_1d(label) if number >= 0]
 

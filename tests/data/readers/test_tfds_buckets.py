@@ -14,6 +14,7 @@ from tests.streams import file, same, take
 from vit_jax import schema
 from vit_jax.data import catalog, images, loader, stream
 from vit_jax.data.readers import shards
+from vit_jax.data.views import Fields
 from vit_jax.schema import Choice
 from vit_jax.storage import buckets, paths
 
@@ -84,7 +85,7 @@ def opened(path, name="small", split="train"):
 
 
 def training(source, steps, rows=range(BATCH), start=0, order=ORDER, **args):
-  examples = stream.train_examples(source, 0, None, BATCH, order=order, **PLAIN | args)
+  examples = stream.train_examples(source, 0, Fields(), BATCH, order=order, **PLAIN | args)
   return take(loader.batches(examples, BATCH, rows, start), steps)
 
 
@@ -121,7 +122,7 @@ def test_processes_make_their_rows_with_one_request_per_20_images(server, local,
 def examples_in(path):
   """Training examples that another process can open."""
   images.KEEP = 0  # there too
-  return stream.train_examples(opened(path), 0, None, BATCH, order=ORDER, **PLAIN)
+  return stream.train_examples(opened(path), 0, Fields(), BATCH, order=ORDER, **PLAIN)
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ from vit_jax.data.catalog import imagenet, licences, small, vtab
 from vit_jax.data.dataset_row import DatasetRow
 from vit_jax.data.readers import folder, manifest, parquet, segmentation, tars, tfds
 from vit_jax.data.sources import Splits
+from vit_jax.data.views import Fields
 from vit_jax.schema import Choice, bind, format_amount, lookup, show
 from vit_jax.schema.errors import AbsentError
 from vit_jax.storage import paths
@@ -255,20 +256,20 @@ def open_split(choice: Choice, split: str) -> sources.Source:
 
 
 def open_train_examples(
-  choice: TrainData, seed: int, patch: int | None, batch: int, source: sources.Source | None = None
+  choice: TrainData, seed: int, fields: Fields, batch: int, source: sources.Source | None = None
 ) -> stream.Examples:
   """Returns the training examples of a dataset. See `stream.train_examples`.
 
   Args:
     choice: the bound choice of `config.data`.
     seed: seed of the run.
-    patch: side of a patch in pixels, to get images as patches. None: images as pixels.
+    fields: the arrays of an example.
     batch: size of the global batch.
     source: the opened split "train", if it is already open.
   """
   source = open_split(choice, "train") if source is None else source
   _warn_of_changed_labels(choice)
-  return choice.train_examples(source, seed, patch, batch)
+  return choice.train_examples(source, seed, fields, batch)
 
 
 def _warn_of_changed_labels(choice: TrainData) -> None:

@@ -1,0 +1,19 @@
+"""What a run supplies to its task, for tests of tasks alone."""
+
+import jax.numpy as jnp
+
+from vit_jax.schema import Duration
+from vit_jax.tasks.task import Context, TaskContext
+
+CONTEXT = Context(0, {}, {})  # of the first step, without frozen models and without an average
+
+
+def supplied(model=None, augment=None, patch=None, freeze=None, pixels=None, **others):
+  """The context of a task in a run of ten steps, with pixels from 0 to 1 as normalised images."""
+  values = {
+    "normalise": lambda images: images.astype(jnp.float32) / 255,
+    "normalised": {},
+    "total": 10,
+    "steps_of": lambda duration: Duration(duration).steps(1, 1, 10),
+  }
+  return TaskContext(model, patch, lambda patch: augment, freeze, pixels, **values | others)
