@@ -6,6 +6,8 @@ implements.
 """
 
 from vit_jax.tasks.classify import Classify
+from vit_jax.tasks.dino import Dino
+from vit_jax.tasks.dinov2 import Dinov2
 from vit_jax.tasks.distill import Distill
 from vit_jax.tasks.masked_autoencoder import MaskedAutoencoder
 from vit_jax.tasks.masked_patches import MaskedPatches
@@ -15,4 +17,6 @@ TASKS = {
   "distill": Distill,
   "masked_patches": MaskedPatches,
   "masked_autoencoder": MaskedAutoencoder,
+  "dino": Dino,
+  "dinov2": Dinov2,
 }

@@ -23,6 +23,7 @@ from vit_jax.training.experiment import Experiment
 
 # share of the time spent waiting for data that triggers advice, and the required number of consecutive lines
 WAITING, WAITS = 0.1, 3
+PROBLEMS = 2  # number of consecutive lines with a problem of the task after which a warning is printed
 DRAWING = 0.01  # maximum share of a run's time for pictures before its end
 # maximum number of classes and of mistakes in a picture; size of a tile in pixels
 CLASSES, MISTAKES, TILE = 1000, 24, 96
@@ -69,6 +70,7 @@ class TrainingLog:
     every = {name: each.every for name, each in experiment.evals.items()}
     self._measured = about.get("measured", selection.count_measurements(every, start))
     self._drawing = 0.0  # seconds
+    self._problems = 0  # consecutive lines with a problem of the task; negative after it was printed
     self._waits = 0  # consecutive lines in which the devices waited for data; negative after the advice was printed
 
   def add(self, step: int, metrics: dict[str, jax.Array], skipped: int) -> None:
@@ -161,6 +163,7 @@ class TrainingLog:
     self.clock.write()
     print_line(line)
     self._print_advice(scalars.get("data_wait", 0.0))
+    self._print_problem(means)
 
   @contextlib.contextmanager
   def phase(self, name: str, step: int) -> Iterator[None]:
@@ -235,6 +238,14 @@ class TrainingLog:
       self._waits = -1
       remedy = self._experiment.run.data.suggest_settings(self._experiment.images)
       print_line(f"{waited:.0%} of the time is spent waiting for data, with {remedy}")
+
+  def _print_problem(self, means: Mapping[str, float]) -> None:
+    """Prints a warning of the task once if its metrics show a problem in several consecutive lines."""
+    problem = self._experiment.task.check_metrics(means)
+    self._problems = (self._problems + 1 if problem else 0) if self._problems >= 0 else -1
+    if self._problems == PROBLEMS:
+      self._problems = -1
+      print_line(f"warning: {problem}")
 
   def close(self) -> None:
     """Closes the files."""

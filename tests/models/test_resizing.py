@@ -1,0 +1,60 @@
+"""Models for crops of another size: the same outputs as a model whose position table was resampled by importers."""
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax import models
+from vit_jax.importers import surgery
+from vit_jax.models import resizing
+from vit_jax.schema import Choice, ConfigError
+
+pytestmark = pytest.mark.heavy
+
+SMALL = {"depth": 1, "width": 16, "heads": 2, "hidden": 16}
+KEY = jax.random.key(0)
+
+
+def model(size=32, **arguments):
+  return models.functional(models.Description(Choice("ViT-Ti/8", SMALL | arguments), size, 0))
+
+
+@pytest.mark.parametrize("arguments", [
+  {"resampling": "zoom"},
+  {"resampling": "bicubic_offset", "registers": 2},
+  {"resampling": "bicubic_antialiased", "position": "learned_patches"},
+  {"resampling": "bicubic", "pool": "gap"},
+  {"position": "sincos2d"},
+], ids=str)  # fmt: skip
+def test_a_resized_model_is_the_model_that_importers_make(arguments):
+  large, small = model(32, **arguments), model(24, **arguments)
+  params = {path: np.asarray(jax.random.normal(KEY, leaf.shape)) for path, leaf in large.shapes().items()}
+  images = np.asarray(jax.random.normal(KEY, (2, 24, 24, 3)))
+  fitted, _ = surgery.fit(params, large.description, small.description, "keep")
+  expected, _ = small.outputs(fitted, images)
+  found, _ = resizing.resize(large, 24).outputs(params, images)
+  np.testing.assert_allclose(found.tokens, expected.tokens, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_reach_the_original_table():
+  large = model(32, resampling="bicubic_antialiased")
+  small, params = resizing.resize(large, 16), large.init(KEY)
+  images = jax.random.normal(KEY, (2, 16, 16, 3))
+  gradient = jax.grad(lambda table: small.outputs(params | {"position/table": table}, images)[0].features.sum())(
+    params["position/table"]
+  )
+  assert gradient.shape == (17, 16) and np.all(np.abs(np.asarray(gradient)).sum(1) > 0)
+
+
+def test_the_same_size_needs_no_resampling():
+  large = model(32)
+  assert resizing.resize(large, 32).weights is None
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [
+  ({"position": "relative"}, "depends on the image size"),
+  ({"position": {"name": "learned", "at": "each"}}, "depends on the image size"),
+], ids=str)  # fmt: skip
+def test_other_parameters_that_depend_on_the_size_are_an_error(arguments, expected):
+  with pytest.raises(ConfigError, match=expected):
+    resizing.resize(model(32, **arguments), 16)

@@ -1,0 +1,90 @@
+"""DINO: self-distillation without labels (Caron et al. 2021).
+
+    --config.task.name=dino --config.optim.ema=0.996 --config.optim.ema_schedule=cosine
+
+The student's output for each crop must match the teacher's output for the global crops of the same image. The teacher
+is the moving average of the student. The model has no head for classes. Use the evaluation `fewshot`.
+"""
+
+import dataclasses
+from typing import Annotated, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax import models
+from vit_jax.optim.value_schedules import VALUE_SCHEDULES, create_value_schedule
+from vit_jax.schema import Choice, Momentum
+from vit_jax.selfsup import losses, targets
+from vit_jax.selfsup.heads import ProjectionHead
+from vit_jax.shapes import PRNGKey
+from vit_jax.tasks.self_distillation import (
+  CENTER,
+  GLOBAL,
+  HEAD,
+  SelfDistillation,
+  compute_entropy,
+  compute_rank,
+  merge_crops,
+  select_features,
+  split_crops,
+)
+from vit_jax.tasks.task import Batch, Context, Objective, Params
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dino(SelfDistillation):
+  """A task with the loss of DINO: cross-entropy of all pairs of teacher crop and student crop.
+
+  Args:
+    temperature: temperature of the teacher's output as a function of the step, see `value_schedules`.
+    center_momentum: factor of the old centre when the centre of the teacher's output is updated.
+  """
+
+  temperature: Annotated[Choice, VALUE_SCHEDULES] = Choice("ramp", {"start": 0.04, "end": 0.07, "length": "30ep"})
+  center_momentum: Momentum = 0.9
+
+  statistics: ClassVar[frozenset[str]] = frozenset({CENTER})
+  uses_average: ClassVar[bool] = True
+
+  @property
+  def sharding(self) -> models.ShardingRules:
+    """Returns the rows of the sharding table for the head and the centre."""
+    return (*ProjectionHead.sharding(HEAD), (CENTER, (None,)))
+
+  def init(self, key: PRNGKey) -> Params:
+    """Returns the initial head, and a centre of zeros."""
+    return self.head.init(key, HEAD) | {CENTER: jnp.zeros(self.prototypes)}
+
+  def objective(self, params: Params, context: Context, examples: Batch, key: PRNGKey | None) -> Objective:
+    """Returns the mean cross-entropy over all pairs of different crops.
+
+    Args:
+      params: parameters of the student, the head and the centre by path.
+      context: values of the step, with the average of the parameters, which is the teacher.
+      examples: the result of `examples`.
+      key: random key of stochastic depth, or None for evaluation.
+
+    Returns:
+      The loss, and a pair of metrics and {path of the centre: new centre}. The metrics are "teacher_entropy" in nats,
+      "feature_rank", and the parts "local_loss" and "global_loss" of the loss.
+    """
+    keys = (None, None) if key is None else jax.random.split(key)
+    crops = merge_crops(examples["global"])
+    model, dtype = self.supplied.model, self.dtype
+    seen = split_crops(select_features(model, model.outputs(context.average, crops, None)[0]), GLOBAL)
+    logits = self.head.apply(context.average, HEAD, seen, dtype)
+    temperature = create_value_schedule(self.temperature, self.supplied.total, self.supplied.steps_of)(context.step)
+    probabilities = targets.center_softmax(logits, params[CENTER], temperature)
+
+    features = split_crops(select_features(model, model.outputs(params, crops, keys[0])[0]), GLOBAL)
+    both = jnp.concatenate([features, self.encode_local(params, examples, keys[1])], axis=1)
+    loss = losses.dino_loss(self.head.apply(params, HEAD, both, dtype), probabilities, self.student_temperature)
+    metrics = {
+      "local_loss": loss.local_part,
+      "global_loss": loss.global_part,
+      "teacher_entropy": compute_entropy(probabilities).mean(),
+      "feature_rank": compute_rank(jax.lax.stop_gradient(merge_crops(features))),
+    }
+    center = targets.update_center(params[CENTER], logits, self.center_momentum)
+    return loss.total, (metrics, {CENTER: center})

@@ -1,0 +1,481 @@
+"""DINOv2: self-distillation with class tokens and masked patches (Oquab et al. 2023; iBOT, Zhou et al. 2022).
+
+    --config.task.name=dinov2 --config.optim.ema=0.992 --config.optim.ema_schedule=cosine
+
+The loss is a sum of DINO's loss of class tokens, iBOT's loss of masked patches, KoLeo, and optionally Gram anchoring
+(DINOv3). The model has no head for classes. Use the evaluation `fewshot`.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Annotated, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+
+from vit_jax import models, rng
+from vit_jax.data.crops import Size
+from vit_jax.data.views import Views
+from vit_jax.models import resizing
+from vit_jax.models.sizes import Hidden, Width, sides
+from vit_jax.optim.value_schedules import VALUE_SCHEDULES, create_value_schedule
+from vit_jax.schema import Choice, ConfigError, Fraction, Momentum, NonNegative, Positive, Range, enter_key, make
+from vit_jax.selfsup import losses, patch_masks, targets
+from vit_jax.selfsup.heads import ProjectionHead
+from vit_jax.selfsup.patch_masks import PatchMasks
+from vit_jax.selfsup.resize import resize_patches
+from vit_jax.shapes import Array, Float, PRNGKey, Tensor
+from vit_jax.tasks import masking
+from vit_jax.tasks.self_distillation import (
+  CENTER,
+  GLOBAL,
+  HEAD,
+  Area,
+  Crops,
+  SelfDistillation,
+  compute_entropy,
+  compute_rank,
+  merge_crops,
+  select_features,
+  split_crops,
+)
+from vit_jax.tasks.task import Batch, Context, FrozenModel, Objective, Params
+
+PATCH_HEAD, PATCH_CENTER, TOKEN = "task/patch_head", "task/patch_center", "task/mask_token"
+Drawer = Callable[[PRNGKey, int, int, tuple[int, int]], PatchMasks]  # (key, groups, crops of a group, grid) -> masks
+
+
+def blocks(*, ratio: tuple[Fraction, Fraction] = (0.1, 0.5), share: Fraction = 0.5, fill: bool = False) -> Drawer:
+  """Returns the masks of DINOv2 and DINOv3: blocks of patches, see `patch_masks.draw_masks`.
+
+  Args:
+    ratio: smallest and largest ratio of masked patches of a masked crop.
+    share: share of the crops with a mask.
+    fill: whether the number of masked patches is exact, as in DINOv3. In DINOv2 it is an upper limit.
+
+  Raises:
+    ConfigError: if `ratio` is not in the order (low, high).
+  """
+  _check_ordered("ratio", ratio)
+  return lambda key, groups, crops, grid: patch_masks.draw_masks(key, groups, crops, grid, ratio, share, fill)
+
+
+def ratios(*, ratio: tuple[Fraction, Fraction] = (0.1, 0.5), shape: Literal["block", "random"] = "block") -> Drawer:
+  """Returns the masks of iBOT: half of the crops have a mask, see `patch_masks.draw_ratio_masks`.
+
+  Args:
+    ratio: smallest and largest ratio of masked patches of a masked crop. Each crop has its own ratio, which is uniform.
+    shape: "block" for blocks, "random" for single patches.
+
+  Raises:
+    ConfigError: if `ratio` is not in the order (low, high).
+  """
+  _check_ordered("ratio", ratio)
+  middle, deviation = (ratio[0] + ratio[1]) / 2, (ratio[1] - ratio[0]) / 2
+  pairs = ((0.0, 0.0), (middle, deviation))
+  return lambda key, groups, crops, grid: patch_masks.draw_ratio_masks(key, groups, crops, grid, pairs, shape)
+
+
+def _check_ordered(name: str, pair: tuple[float, float]) -> None:
+  if pair[0] > pair[1]:
+    raise ConfigError(f"{pair} goes from high to low. Write (low, high)", name)
+
+
+MASKS: dict[str, Callable[..., Drawer]] = {"blocks": blocks, "ratios": ratios}
+
+
+@dataclasses.dataclass(frozen=True)
+class Gram:
+  """Gram anchoring: the similarities of patches must stay those of an earlier teacher.
+
+  Attributes:
+    path: weight file or workdir of the earlier teacher.
+    ema: whether to read averaged weights, or None for the default of the file.
+    weight: weight of the loss.
+    size: side of the teacher's crops in pixels. Its features are resampled to the student's grid.
+    negatives: treatment of negative similarities, see `losses.gram_loss`.
+    across: whether patches of different images are compared too, for all crops of a group.
+  """
+
+  path: str
+  ema: bool | None
+  weight: float
+  size: int | None
+  negatives: losses.Negatives
+  across: bool
+
+
+def no_gram() -> None:
+  """Returns None: no Gram anchoring."""
+
+
+def anchor(
+  *,
+  teacher: str,
+  ema: bool | None = None,
+  weight: Positive = 2.0,
+  size: Size | None = None,
+  negatives: losses.Negatives = "keep",
+  across: bool = False,
+) -> Gram:
+  """Returns the Gram anchoring of DINOv3 (Siméoni et al. 2025).
+
+  Args:
+    teacher: weight file or workdir of the earlier teacher.
+    ema: true selects averaged weights, false raw weights. The default is as for `init.ema`.
+    weight: weight of the loss.
+    size: side of the teacher's crops in pixels. None: twice the size of the global crops.
+    negatives: "keep", "zero" for both models, or "zero_in_teacher".
+    across: whether patches of different images are compared too, for all crops of a group.
+  """
+  return Gram(teacher, ema, weight, size, negatives, across)
+
+
+GRAMS: dict[str, Callable[..., Gram | None]] = {"none": no_gram, "anchor": anchor}
+
+
+class Tokens(NamedTuple):
+  """Outputs of a model for the global crops.
+
+  Attributes:
+    features: features of each crop (B, 2, D).
+    patches: patches of each crop (B, 2, N, D).
+  """
+
+  features: Float[Array, "B G D"]
+  patches: Float[Array, "B G N D"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dinov2(SelfDistillation):
+  """A task with the losses of DINOv2. The defaults are those of its long recipes.
+
+  Args:
+    temperature: temperature of the teacher's output as a function of the step, see `value_schedules`.
+    centering: "sinkhorn" uses all prototypes equally often in each batch. "mean" subtracts a moving average from the
+      teacher's output.
+    center_momentum: factor of the old centre when a centre is updated, for centering="mean".
+    heads: "separate" has a head for images and a head for patches, "shared_mlp" has two last layers (iBOT), and
+      "shared" has one head.
+    patch_prototypes: number of outputs of the head for patches.
+    patch_bottleneck: number of features in front of the last layer of this head.
+    patch_hidden: width of the layers of this head.
+    masks: choice of the masked patches, see `MASKS`.
+    group: number of neighbouring images of a batch that share their ratios of masked patches. KoLeo looks for nearest
+      neighbours among them. A micro-batch must be a multiple of this number.
+    image_weight: weight of the loss of class tokens.
+    patch_weight: weight of the loss of masked patches.
+    koleo_weight: weight of KoLeo, which is added for both global crops.
+    gram: Gram anchoring, see `GRAMS`: "none", or "anchor" with the weights of an earlier teacher.
+    teacher: workdir of a `dinov2` run whose teacher stays frozen, for distillation into a smaller student. None: the
+      teacher is the moving average of the student.
+    teacher_ema: true selects the averaged weights of that run, false the trained ones. None: the averaged weights.
+
+  Raises:
+    ConfigError: if the model or the teacher does not support the losses.
+  """
+
+  global_area: Area = (0.32, 1.0)
+  local_area: Area = (0.05, 0.32)
+  blur: Crops = (0.0, 0.9, 0.5)
+  prototypes: Annotated[int, Range(2, 2**20)] = 131072
+  bottleneck: Width = 384
+  temperature: Annotated[Choice, VALUE_SCHEDULES] = Choice("ramp", {"start": 0.04, "end": 0.07, "length": "30ep"})
+  centering: Literal["sinkhorn", "mean"] = "sinkhorn"
+  center_momentum: Momentum = 0.9
+  heads: Literal["separate", "shared_mlp", "shared"] = "separate"
+  patch_prototypes: Annotated[int, Range(2, 2**20)] = 131072
+  patch_bottleneck: Width = 256
+  patch_hidden: Hidden = 2048
+  masks: Annotated[Choice, MASKS] = Choice("blocks")
+  group: Annotated[int, Range(2, 2**16)] = 32
+  image_weight: NonNegative = 1.0
+  patch_weight: NonNegative = 1.0
+  koleo_weight: NonNegative = 0.1
+  gram: Annotated[Choice, GRAMS] = Choice("none")
+  teacher: str | None = None
+  teacher_ema: bool | None = None
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    _ = self.teacher_heads  # raises an error for a teacher that does not fit
+    if self.anchor is not None:
+      _ = self.gram_model  # raises an error for a teacher that cannot process the crops
+
+  @property
+  def grid(self) -> tuple[int, int]:
+    """Returns the numbers of rows and columns of patches of a global crop."""
+    height, width = sides(self.supplied.model.description.image_size)
+    return height // self.supplied.model.patch, width // self.supplied.model.patch
+
+  @functools.cached_property
+  def patch_head(self) -> ProjectionHead:
+    """The head for patches. With heads="shared" it is the head of the features of an image."""
+    if self.heads == "shared":
+      return self.head
+    if self.heads == "shared_mlp":
+      return dataclasses.replace(self.head, prototypes=self.patch_prototypes)
+    return dataclasses.replace(
+      self.head, prototypes=self.patch_prototypes, bottleneck=self.patch_bottleneck, hidden=self.patch_hidden
+    )
+
+  @functools.cached_property
+  def anchor(self) -> Gram | None:
+    """The settings of Gram anchoring, or None."""
+    with enter_key("gram"):
+      return make(self.gram, GRAMS)
+
+  @property
+  def uses_average(self) -> bool:
+    """Returns true if the teacher is the moving average of the student."""
+    return self.teacher is None
+
+  @functools.cached_property
+  def frozen(self) -> dict[str, FrozenModel]:
+    """The frozen teacher as "teacher", and the teacher of Gram anchoring as "gram", if there are any."""
+    frozen = {}
+    if self.teacher is not None:
+      rules = ProjectionHead.sharding(f"(?:{HEAD}|{PATCH_HEAD})")
+      frozen["teacher"] = self.supplied.freeze("task.teacher", self.teacher, self.teacher_ema, None, rules)
+    if self.anchor is not None:
+      frozen["gram"] = self.supplied.freeze("task.gram.teacher", self.anchor.path, self.anchor.ema, None, ())
+    return frozen
+
+  @functools.cached_property
+  def teacher_heads(self) -> tuple[ProjectionHead, ProjectionHead]:
+    """The heads of the teacher for images and for patches.
+
+    Raises:
+      ConfigError: if a frozen teacher has no heads, or if its patches or prototypes differ from the student's.
+    """
+    if self.teacher is None:
+      return self.head, self.patch_head
+    frozen, own = self.frozen["teacher"], self.supplied.model.patch
+    if frozen.model.patch != own:
+      raise ConfigError(f"{self.teacher} has patches of {frozen.model.patch} px, but the student has {own}", "teacher")
+    shapes = {path: leaf.shape for path, leaf in frozen.shapes.items()}
+    heads = []
+    for name, head in ((HEAD, self.head), (PATCH_HEAD, self.patch_head)):
+      mlp = PATCH_HEAD if name == PATCH_HEAD and self.heads == "separate" else HEAD
+      last = PATCH_HEAD if name == PATCH_HEAD and self.heads != "shared" else HEAD
+      if f"{last}/last/kernel" not in shapes or f"{mlp}/layer0/kernel" not in shapes:
+        raise ConfigError(
+          f"{self.teacher} has no {name!r} for heads={self.heads!r}. Use the workdir of a dinov2 run with these heads",
+          "teacher",
+        )
+      (width, hidden), (bottleneck, prototypes) = shapes[f"{mlp}/layer0/kernel"], shapes[f"{last}/last/kernel"]
+      if prototypes != head.prototypes:
+        raise ConfigError(
+          f"{self.teacher} has {prototypes:,} prototypes in {name!r}, but the student has {head.prototypes:,}",
+          "teacher",
+        )
+      layers = sum(path.startswith(f"{mlp}/layer") and path.endswith("/kernel") for path in shapes)
+      heads.append(ProjectionHead(width, prototypes, bottleneck, hidden, layers, head.last))
+    return heads[0], heads[1]
+
+  @functools.cached_property
+  def gram_model(self) -> resizing.ResizedModel:
+    """The teacher of Gram anchoring for its crops.
+
+    Raises:
+      ConfigError: if the teacher has no patch tokens, or if the size of its crops is not a multiple of its patch.
+    """
+    assert self.anchor is not None
+    with enter_key("gram"):
+      model = self.frozen["gram"].model
+      masking.check_patch_tokens(model)
+      if self.gram_size % model.patch:
+        raise ConfigError(f"{self.gram_size} is not a multiple of the teacher's patch {model.patch}", "size")
+      return resizing.resize(model, self.gram_size)
+
+  @property
+  def gram_size(self) -> int:
+    """Returns the side of the crops of the Gram teacher in pixels."""
+    assert self.anchor is not None
+    return self.anchor.size or 2 * sides(self.supplied.model.description.image_size)[0]
+
+  @property
+  def views(self) -> tuple[Views, ...]:
+    """Returns the views of an image: global crops, local crops, and global crops for Gram anchoring."""
+    views = super().views
+    if self.anchor is None:
+      return views
+    unchanged = (Choice("none"),) * GLOBAL
+    return (*views, Views("gram", self.gram_size, views[0].crop, unchanged, boxes_of="global"))
+
+  @property
+  def statistics(self) -> frozenset[str]:
+    """Returns the paths of the centres."""
+    return frozenset({CENTER, PATCH_CENTER}) if self.centering == "mean" else frozenset()
+
+  @property
+  def sharding(self) -> models.ShardingRules:
+    """Returns the rows of the sharding table for heads, centres and the mask token."""
+    rows = (*ProjectionHead.sharding(HEAD), (TOKEN, (None,)))
+    if self.heads != "shared":
+      rows += tuple(row for row in ProjectionHead.sharding(PATCH_HEAD) if self.heads == "separate" or "last" in row[0])
+    return (*rows, *((path, (None,)) for path in sorted(self.statistics)))
+
+  def init(self, key: PRNGKey) -> Params:
+    """Returns the initial heads, and centres and a mask token of zeros."""
+    keys = jax.random.split(key)
+    params = self.head.init(keys[0], HEAD) | {TOKEN: jnp.zeros(masking.token_width(self.supplied.model))}
+    if self.heads == "separate":
+      params |= self.patch_head.init(keys[1], PATCH_HEAD)
+    if self.heads == "shared_mlp":
+      params |= self.patch_head.init_last(keys[1], PATCH_HEAD)
+    if self.centering == "mean":
+      params |= {CENTER: jnp.zeros(self.prototypes), PATCH_CENTER: jnp.zeros(self.patch_head.prototypes)}
+    return params
+
+  def objective(self, params: Params, context: Context, examples: Batch, key: PRNGKey | None) -> Objective:
+    """Returns the weighted sum of all losses.
+
+    Args:
+      params: parameters of the student and the task by path.
+      context: values of the step, with the average of the parameters, which is the teacher.
+      examples: the result of `examples`.
+      key: random key of masks and stochastic depth, or None for evaluation.
+
+    Returns:
+      The loss, and a pair of metrics and {path: new centre}. The metrics are "local_loss", "global_loss", "patch_loss",
+      "koleo" and "gram" before their weights, "teacher_entropy" in nats, and "feature_rank".
+    """
+    drawn, *keys = (rng.make_key(0), None, None) if key is None else jax.random.split(key, 3)
+    crops = merge_crops(examples["global"])
+    masks = self.draw_masks(drawn, len(examples["global"]))
+
+    taught, teaching = (
+      (self.supplied.model, context.average)
+      if self.teacher is None
+      else (self.frozen["teacher"].model, context.frozen["teacher"])
+    )
+    teacher = self.encode(taught, teaching, crops, None, None)
+    student = self.encode(self.supplied.model, params, crops, keys[0], masks)
+    features = jnp.concatenate([student.features, self.encode_local(params, examples, keys[1])], axis=1)
+
+    probabilities, patch_probabilities, centers = self.compute_targets(params, teaching, context, teacher, masks)
+    dino = losses.dino_loss(
+      self.head.apply(params, HEAD, features, self.dtype), probabilities, self.student_temperature
+    )
+    patches = self.apply_patch_head(self.patch_head, params, patch_masks.take_patches(student.patches, masks.indices))
+    patch = losses.patch_loss(patches, patch_probabilities, masks.weights, len(crops), self.student_temperature)
+    together = self._count_together(len(examples["global"]))
+    koleo = jnp.zeros(())
+    if self.koleo_weight and together > 1:  # a single image, of which FLOPs are counted, has no neighbour
+      koleo = losses.koleo(rearrange(student.features, "(n i) g d -> g n i d", i=together)).mean(1).sum()
+    loss = self.image_weight * dino.total + self.patch_weight * patch + self.koleo_weight * koleo
+    metrics = {
+      "local_loss": dino.local_part,
+      "global_loss": dino.global_part,
+      "patch_loss": patch,
+      "koleo": koleo,
+      "teacher_entropy": compute_entropy(probabilities).mean(),
+      "feature_rank": compute_rank(jax.lax.stop_gradient(merge_crops(student.features))),
+    }
+    if self.anchor is not None:
+      metrics["gram"] = self.compute_gram(context, examples, student.patches)
+      loss += self.anchor.weight * metrics["gram"]
+    return loss, (metrics, centers)
+
+  def _count_together(self, images: int) -> int:
+    """Returns the number of images of a group. Raises ConfigError if a micro-batch is not a multiple of it."""
+    size = min(self.group, images)
+    if images % size:
+      raise ConfigError(
+        f"config.task.group: {size} does not divide a micro-batch of {images} images. Use {math.gcd(size, images)}"
+      )
+    return size
+
+  def draw_masks(self, key: PRNGKey, images: int) -> PatchMasks:
+    """Draws the masked patches of the global crops.
+
+    Args:
+      key: random key.
+      images: number of images.
+    """
+    size = self._count_together(images)
+    with enter_key("config.task.masks"):
+      return make(self.masks, MASKS)(key, images // size, GLOBAL * size, self.grid)
+
+  def encode(
+    self, model: models.Model, params: Params, crops: Tensor, key: PRNGKey | None, masks: PatchMasks | None
+  ) -> Tokens:
+    """Returns features and patches of the global crops.
+
+    Args:
+      model: the student or the teacher.
+      params: parameters by path.
+      crops: normalised global crops (B * 2, ...).
+      key: random key of stochastic depth, or None.
+      masks: patches that the mask token replaces, or None.
+    """
+    replace = {}
+    if masks is not None:
+      hidden = masks.masks.reshape(len(crops), -1, 1)
+      replace["corrupt"] = lambda embeddings: jnp.where(hidden, params[TOKEN].astype(embeddings.dtype), embeddings)
+    outputs, _ = model.outputs(params, crops, key, **replace)
+    patches = outputs.tokens[:, -math.prod(self.grid) :]
+    return Tokens(split_crops(select_features(model, outputs), GLOBAL), split_crops(patches, GLOBAL))
+
+  def apply_patch_head(
+    self, head: ProjectionHead, params: Params, patches: Float[Tensor, "*B D"]
+  ) -> Float[Array, "*B K"]:
+    """Returns the logits of patches.
+
+    Args:
+      head: the head for patches of the student or the teacher.
+      params: parameters by path.
+      patches: patches (..., D).
+    """
+    first = PATCH_HEAD if self.heads == "separate" else HEAD
+    last = HEAD if self.heads == "shared" else PATCH_HEAD
+    return head.apply_last(params, last, head.apply_mlp(params, first, patches, self.dtype), self.dtype)
+
+  def compute_targets(
+    self, params: Params, teaching: Params, context: Context, teacher: Tokens, masks: PatchMasks
+  ) -> tuple[Float[Array, "B G K"], Float[Array, "groups M K2"], dict[str, Array]]:
+    """Returns the targets of global crops and masked patches, and the new centres by path.
+
+    Args:
+      params: parameters by path, with the centres.
+      teaching: parameters of the teacher by path.
+      context: values of the step.
+      teacher: outputs of the teacher.
+      masks: the masked patches.
+    """
+    head, patch_head = self.teacher_heads
+    logits = head.apply(teaching, HEAD, teacher.features, self.dtype)
+    patches = self.apply_patch_head(patch_head, teaching, patch_masks.take_patches(teacher.patches, masks.indices))
+    temperature = create_value_schedule(self.temperature, self.supplied.total, self.supplied.steps_of)(context.step)
+    if self.centering == "sinkhorn":
+      return targets.sinkhorn(logits, temperature), targets.sinkhorn(patches, temperature, valid=masks.valid), {}
+    found = (
+      targets.center_softmax(logits, params[CENTER], temperature),
+      targets.center_softmax(patches, params[PATCH_CENTER], temperature),
+    )
+    return *found, {
+      CENTER: targets.update_center(params[CENTER], logits, self.center_momentum),
+      PATCH_CENTER: targets.update_center(params[PATCH_CENTER], patches, self.center_momentum, masks.valid),
+    }
+
+  def compute_gram(self, context: Context, examples: Batch, patches: Float[Tensor, "B G N D"]) -> Float[Array, ""]:
+    """Returns the loss of Gram anchoring.
+
+    Args:
+      context: values of the step, with the weights of the Gram teacher.
+      examples: the result of `examples`.
+      patches: patches of the student.
+    """
+    assert self.anchor is not None
+    outputs, _ = self.gram_model.outputs(context.frozen["gram"], merge_crops(examples["gram"]), None)
+    side = self.gram_size // self.gram_model.model.patch
+    tokens = resize_patches(outputs.tokens[:, -(side**2) :], (side, side), self.grid)
+    student = merge_crops(patches)
+    if self.anchor.across:
+      together = GLOBAL * self._count_together(len(patches))
+      student, tokens = (rearrange(x, "(n i) p d -> n (i p) d", i=together) for x in (student, tokens))
+    return losses.gram_loss(student, tokens, self.anchor.negatives)

@@ -1,0 +1,257 @@
+"""Self-distillation: the parts that DINO and DINOv2 share.
+
+The student learns to predict the teacher's output for other crops of the same image. The teacher is the moving average
+of the student, or a frozen model. It sees only the two global crops.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar
+
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+
+from vit_jax import models
+from vit_jax.data.crops import Size
+from vit_jax.data.views import Fields, Views
+from vit_jax.models import resizing
+from vit_jax.models.sizes import Hidden, Width
+from vit_jax.schema import Choice, ConfigError, Fraction, Positive, Range
+from vit_jax.selfsup import heads
+from vit_jax.selfsup.heads import ProjectionHead
+from vit_jax.shapes import Array, Float, PRNGKey, Tensor
+from vit_jax.tasks import masking
+from vit_jax.tasks.task import Batch, Context, Labels, Params, Task, TaskContext
+
+HEAD, CENTER = "task/head", "task/center"
+GLOBAL = 2  # number of global crops
+# A teacher with an entropy above the first, or below the second share of the entropy of a uniform output has collapsed.
+UNIFORM, CONSTANT = 0.998, 0.01
+RANK = 1.5  # features of a lower rank have collapsed
+
+Crops = tuple[Fraction, Fraction, Fraction]  # values for the first and the second global crop, and for local crops
+Area = tuple[Annotated[float, Range(0, 1, open_low=True)], Fraction]
+
+
+@dataclasses.dataclass(frozen=True)
+class SelfDistillation(Task):
+  """The crops and the head of a self-distillation task.
+
+  Args:
+    supplied: the objects that the run supplies, such as the model.
+    global_area: smallest and largest share of the image's area in a global crop. Global crops have the size of the
+      model's images.
+    local_area: smallest and largest share of the image's area in a local crop.
+    local_crops: number of local crops.
+    local_size: side of the local crops in pixels, a multiple of the model's patch.
+    blur: probability of a blur in the first global crop, the second global crop, and local crops.
+    solarize: probability of solarization in these crops.
+    jitter: probability of colour jitter in each crop.
+    gray: probability of a conversion to gray in each crop.
+    prototypes: number K of outputs of the head.
+    bottleneck: number of features in front of the last layer of the head.
+    hidden: width of the layers of the head.
+    head_layers: number of layers of the head in front of the last one.
+    last_layer: "weight_norm" learns the length of each prototype, "fixed_norm" has prototypes of length one, and
+      "plain" has no normalisation (DINOv3).
+    student_temperature: temperature of the student's output.
+
+  Raises:
+    ConfigError: if the model cannot process local crops.
+  """
+
+  supplied: TaskContext
+  _: dataclasses.KW_ONLY
+  global_area: Area = (0.4, 1.0)
+  local_area: Area = (0.05, 0.4)
+  local_crops: Annotated[int, Range(0, 64)] = 8
+  local_size: Size = 96
+  blur: Crops = (1.0, 0.1, 0.5)
+  solarize: Crops = (0.0, 0.2, 0.0)
+  jitter: Fraction = 0.8
+  gray: Fraction = 0.2
+  prototypes: Annotated[int, Range(2, 2**20)] = 65536
+  bottleneck: Width = 256
+  hidden: Hidden = 2048
+  head_layers: Annotated[int, Range(1, 16)] = 3
+  last_layer: heads.LastLayer = "weight_norm"
+  student_temperature: Positive = 0.1
+
+  headline: ClassVar[str] = "teacher_entropy"
+  classes: ClassVar[bool] = False
+
+  def __post_init__(self) -> None:
+    masking.check_patch_tokens(self.supplied.model)
+    size = self.supplied.model.description.image_size
+    if not isinstance(size, int):
+      raise ConfigError(f"crops are squares, but the model takes images of {size[0]} x {size[1]} px", "name")
+    patch = self.supplied.model.patch
+    if self.local_crops and self.local_size % patch:
+      raise ConfigError(
+        f"{self.local_size} is not a multiple of the model's patch. Use {patch * max(1, self.local_size // patch)}",
+        "local_size",
+      )
+    _ = self.local_model  # raises an error for a model that cannot process local crops
+
+  @functools.cached_property
+  def local_model(self) -> resizing.ResizedModel:
+    """The model for images of the size of local crops."""
+    return resizing.resize(self.supplied.model, self.local_size)
+
+  @property
+  def width(self) -> int:
+    """Returns the number of features of an image."""
+    return masking.token_width(self.supplied.model)
+
+  @functools.cached_property
+  def head(self) -> ProjectionHead:
+    """The head of the features of an image."""
+    return ProjectionHead(self.width, self.prototypes, self.bottleneck, self.hidden, self.head_layers, self.last_layer)
+
+  @property
+  def dtype(self) -> str:
+    """Returns the type in which the model computes."""
+    return self.supplied.model.description.model.args["dtype"]
+
+  @property
+  def fields(self) -> Fields:
+    """Returns the fields of a batch: "global" and "local" crops without labels."""
+    return Fields(self.supplied.patch, label=False, views=self.views)
+
+  @property
+  def views(self) -> tuple[Views, ...]:
+    """Returns the views of an image: two global crops, and the local crops if there are any."""
+    size = self.supplied.model.description.image_size
+    assert isinstance(size, int)
+    policies = [self._policy(blur, solarize) for blur, solarize in zip(self.blur, self.solarize, strict=True)]
+    views = (Views("global", size, _create_crop(self.global_area), tuple(policies[:GLOBAL])),)
+    if not self.local_crops:
+      return views
+    return (*views, Views("local", self.local_size, _create_crop(self.local_area), (policies[2],) * self.local_crops))
+
+  def _policy(self, blur: float, solarize: float) -> Choice:
+    return Choice("dino", {"jitter": self.jitter, "gray": self.gray, "blur": blur, "solarize": solarize})
+
+  def examples(self, batch: Batch, context: Context, key: PRNGKey) -> Batch:
+    """Returns the normalised crops.
+
+    Args:
+      batch: the batch with uint8 crops "global" (B, 2, ...) and "local" (B, L, ...).
+      context: unused.
+      key: unused.
+    """
+    return {name: self.supplied.normalise(views) for name, views in batch.items()}
+
+  def encode_local(self, params: Params, examples: Batch, key: PRNGKey | None) -> Float[Array, "B L D"]:
+    """Returns the student's features of the local crops.
+
+    Args:
+      params: parameters by path.
+      examples: the result of `examples`.
+      key: random key of stochastic depth, or None.
+    """
+    if "local" not in examples:
+      return jnp.zeros((len(examples["global"]), 0, self.width), self.dtype)
+    outputs, _ = self.local_model.outputs(params, merge_crops(examples["local"]), key)
+    return split_crops(select_features(self.supplied.model, outputs), self.local_crops)
+
+  def predict(
+    self, params: Params, images: Float[Tensor, "B ..."], labels: Labels, classes: Sequence[int] | None = None
+  ) -> Batch:
+    """Returns the entropy of the head's output for each image, at the temperature of the student.
+
+    Args:
+      params: parameters by path.
+      images: normalised images.
+      labels: unused.
+      classes: unused.
+
+    Returns:
+      {"entropy": (B,)} in nats. The largest possible value is log K.
+    """
+    outputs, _ = self.supplied.model.outputs(params, images, None)
+    logits = self.head.apply(params, HEAD, select_features(self.supplied.model, outputs), self.dtype)
+    return {"entropy": compute_entropy(jax.nn.softmax(logits / self.student_temperature))}
+
+  def check_metrics(self, means: Mapping[str, float]) -> str | None:
+    """Returns a warning if the teacher or the features have collapsed.
+
+    Args:
+      means: mean of "teacher_entropy" and "feature_rank" over some steps.
+    """
+    entropy, rank, largest = means["teacher_entropy"], means["feature_rank"], math.log(self.prototypes)
+    if entropy > UNIFORM * largest:
+      return (
+        f"the teacher's output has collapsed: its entropy {entropy:.3f} is that of a uniform output (log K = "
+        f"{largest:.3f}). Use a lower task.temperature, or a larger batch"
+      )
+    if entropy < CONSTANT * largest:
+      return (
+        f"the teacher's output has collapsed: its entropy is {entropy:.3f}, so images have one prototype. Use a higher "
+        "task.temperature, or a lower learning rate"
+      )
+    if rank < RANK:
+      return (
+        f"the features have collapsed: their effective rank is {rank:.2f}. Use a lower learning rate, a larger batch, "
+        "or a larger optim.ema"
+      )
+    return None
+
+
+def select_features(model: models.Model, output: models.Output) -> Float[Array, "B D"]:
+  """Returns the features to compare: the class token, or the pooled patches of a model without one.
+
+  Args:
+    model: the model.
+    output: its output.
+  """
+  return output.tokens[:, 0] if "cls" in model.prefix else output.features
+
+
+def _create_crop(area: tuple[float, float]) -> Choice:
+  return Choice("inception", {"area": area, "interpolation": "bicubic"})
+
+
+def merge_crops(views: Float[Tensor, "B G *image"]) -> Float[Array, " BG *image"]:
+  """Returns the crops of all images as one batch.
+
+  Args:
+    views: crops (B, G, ...).
+  """
+  return rearrange(jnp.asarray(views), "b g ... -> (b g) ...")
+
+
+def split_crops(values: Float[Tensor, " BG *x"], crops: int) -> Float[Array, "B G *x"]:
+  """Inverts `merge_crops`.
+
+  Args:
+    values: values of each crop (B * G, ...).
+    crops: number G of crops of an image.
+  """
+  return rearrange(values, "(b g) ... -> b g ...", g=crops)
+
+
+def compute_entropy(probabilities: Float[Tensor, "*B K"]) -> Float[Array, "*B"]:
+  """Returns the entropy of each row in nats.
+
+  Args:
+    probabilities: rows that sum to one.
+  """
+  return -jax.scipy.special.xlogy(probabilities, probabilities).sum(-1)
+
+
+def compute_rank(features: Float[Tensor, "B D"]) -> Float[Array, ""]:
+  """Returns the effective rank of features: (sum of eigenvalues)^2 / (sum of squared eigenvalues) of their covariance.
+
+  It is 1 if all features lie on a line, and D if their variance is equal in all directions. The sums are the trace and
+  the squared norm of the covariance, so that no eigenvalues are computed.
+
+  Args:
+    features: features (B, D).
+  """
+  centred = features.astype(jnp.float32) - features.astype(jnp.float32).mean(0)
+  covariance = centred.T @ centred / len(features)
+  return jnp.square(jnp.trace(covariance)) / jnp.maximum(jnp.square(covariance).sum(), 1e-30)
