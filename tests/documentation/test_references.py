@@ -14,8 +14,6 @@ OTHERS = {
   "configs.fewshot": {"configs/common_fewshot.py"},  # of big_vision
   "launch.checks": {"configs/a.py"},
   "vit_jax.corpora.plan": {"shuffle.get_bucket_number"},  # of TFDS
-  "vit_jax.data.stream": {"Images.prepared"},
-  "vit_jax.tasks.task": {"models.sharding"},
   "vit_jax.runtime.clusters": {"salloc"},
   "vit_jax.storage.archives": {"unzip"},
   "extend/weight-layout.md": {"vit_jax/importers/layouts/lab.py", "lab.py"},

@@ -257,8 +257,8 @@ def blend_with_partners(
   """
   share = jnp.reshape(share, (-1, 1))
   images, others = jnp.asarray(images), jnp.asarray(partner(images), jnp.float32)
-  targets, their = jnp.asarray(targets), jnp.asarray(partner(targets))
-  return images * weight + others * (1 - weight), targets * share + their * (1 - share)
+  blended, targets = images * weight + others * (1 - weight), jnp.asarray(targets)
+  return blended, targets * share + jnp.asarray(partner(targets)) * (1 - share)
 
 
 def draw_beta(key: PRNGKey, alpha: Scalar | Float[Tensor, "..."], shape: tuple[int, ...]) -> Float[Array, "..."]:

@@ -40,7 +40,7 @@ class Examples:
   Attributes:
     source: source of the records.
     order: order of the records.
-    example: function (`Images.prepared`, position) that returns the arrays of an example, in the order of `shapes`.
+    example: function (`Images.read_prepared`, position) that returns the arrays of an example in the order of `shapes`.
     shapes: shape and type of each array.
     length: number of examples. None: unlimited.
   """

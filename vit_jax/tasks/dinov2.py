@@ -377,7 +377,7 @@ class Dinov2(SelfDistillation):
       "feature_rank": compute_rank(jax.lax.stop_gradient(merge_crops(student.features))),
     }
     if self.anchor is not None:
-      metrics["gram"] = self.compute_gram(context, examples, student.patches)
+      metrics |= {"gram": self.compute_gram(context, examples, student.patches)}
       loss += self.anchor.weight * metrics["gram"]
     return loss, (metrics, centers)
 

@@ -115,7 +115,7 @@ class Task(Protocol):
 
   @property
   def sharding(self) -> models.ShardingRules:
-    """Returns the rows of a sharding table for the task's own parameters. See `models.sharding`."""
+    """Returns the rows of a sharding table for the task's own parameters. See `models.find_sharding`."""
     return ()
 
   def check_metrics(self, means: Mapping[str, float]) -> str | None:
