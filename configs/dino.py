@@ -58,7 +58,7 @@ def get_config(argument: str = "S/16,100") -> ConfigDict:
       weight_decay=0.04,
       weight_decay_schedule=dict(name="cosine", end=0.4),
       decay_on=DECAYED,
-      delay=((r"task/head/last/.*", "1ep"),),
+      delay=((r"task/head/last/.*", f"{100 / int(epochs):.4g}%"),),  # one epoch
       ema=0.996,
       ema_schedule=dict(name="cosine", end=1.0),
       **optim,

@@ -48,8 +48,11 @@ def normalisation() -> dict[str, Any]:
   )
 
 
-def optimizer(lr: float, warmup: int, decay: float, momentum: float) -> dict[str, Any]:
-  """Returns the optimizer for a peak rate, steps of warm-up, the last weight decay, and the first momentum."""
+def optimizer(lr: float, total: int, warmup: int, decay: float, momentum: float) -> dict[str, Any]:
+  """Returns the optimizer for a peak rate, steps, steps of warm-up, the last weight decay, and the first momentum.
+
+  The last layers of the heads wait for 1,250 steps, or for a tenth of a short run.
+  """
   return dict(
     name="adamw",
     lr=lr,
@@ -58,7 +61,7 @@ def optimizer(lr: float, warmup: int, decay: float, momentum: float) -> dict[str
     weight_decay=0.04,
     weight_decay_schedule=dict(name="cosine", end=decay),
     decay_on=DECAYED,
-    delay=((r"task/(patch_)?head/last/.*", str(EPOCH)),),
+    delay=((r"task/(patch_)?head/last/.*", f"{min(10, 100 * EPOCH / total):.4g}%"),),
     clip=3.0,
     clip_by="module",
     ema=momentum,
@@ -74,7 +77,7 @@ def temperature(length: int) -> dict[str, Any]:
 def short() -> ConfigDict:
   """Returns the short recipe on ImageNet: mean centring, and one head for images and patches."""
   knn = dict(name="knn", neighbours=(20,), weights="softmax", temperature=0.07)
-  optim = optimizer(4e-3 * (2048 / 1024) ** 0.5, 10 * EPOCH, 0.4, 0.992)
+  optim = optimizer(4e-3 * (2048 / 1024) ** 0.5, 100 * EPOCH, 10 * EPOCH, 0.4, 0.992)
   return recipe(
     model=dict(
       name="ViT-L/16", gelu="erf", layer_scale=1e-5, stochastic_depth=0.3, stochastic_depth_rates="equal",
@@ -108,7 +111,7 @@ def long(size: str, high_resolution: bool) -> ConfigDict:
   """
   name = {"L/14": "vit_large_patch14_dinov2", "g/14": "vit_giant_patch14_dinov2"}[size]
   steps, scale = (10_000, 0.1) if high_resolution else (500 * EPOCH, 1.0)
-  optim = optimizer(2e-4 * (3072 / 1024) ** 0.5 * scale, steps * 16 // 100, 0.2, 0.994)
+  optim = optimizer(2e-4 * (3072 / 1024) ** 0.5 * scale, steps, steps * 16 // 100, 0.2, 0.994)
   return recipe(
     model=dict(
       name=name, mlp=dict(name="swiglu"), stochastic_depth=0.4, stochastic_depth_rates="equal", dtype="bfloat16",

@@ -30,7 +30,7 @@ from vit_jax.models import attention_outputs, rotary, table, vit_choices, vit_he
 from vit_jax.models.published.model import Registered  # noqa: E402
 from vit_jax.optim import schedules, value_schedules  # noqa: E402
 from vit_jax.schema import expected  # noqa: E402
-from vit_jax.tasks import distill, masked_patches  # noqa: E402
+from vit_jax.tasks import dinov2, distill, masked_patches  # noqa: E402
 from vit_jax.training import build  # noqa: E402
 
 GROUP = "those of its keys"
@@ -120,7 +120,11 @@ def config_page() -> str:
   parts += ["## optim\n", table_of(build.OPTIM, 3)]
   parts += ["## optim.schedule\n", table_of(schedules.SCHEDULES, 3)]
   parts += ["## optim.weight_decay_schedule\n", table_of(value_schedules.DECAY_SCHEDULES, 3)]
+  parts += ["## optim.ema_schedule\n", "The names are those of `optim.weight_decay_schedule`.\n"]
   parts += ["## task\n", table_of(tasks.TASKS, 3)]
+  parts += ["## task.temperature of dino and dinov2\n", table_of(value_schedules.VALUE_SCHEDULES, 3)]
+  parts += ["## task.masks of dinov2\n", table_of(dinov2.MASKS, 3)]
+  parts += ["## task.gram of dinov2\n", table_of(dinov2.GRAMS, 3)]
   parts += ["## task.targets of distill\n", table_of(distill.TARGETS, 3)]
   parts += ["## task.targets of masked_patches\n", table_of(masked_patches.TARGETS, 3)]
   return "\n".join(parts)
@@ -277,9 +281,12 @@ def value(default: object) -> str:
 
 
 def entries(function: Callable) -> dict[str, str]:
-  """Returns {argument: its text} of the `Args` of a docstring."""
-  block = re.search(r"^Args:\n((?:(?: .*)?\n)+)", f"{inspect.getdoc(function) or ''}\n", re.M)
-  found = re.findall(r"^  \*{0,2}(\w+): (.*(?:\n    .*)*)", block[1] if block else "", re.M)
+  """Returns {argument: its text} of the `Args` of a docstring. A class inherits those of its bases."""
+  sources = function.__mro__[-2::-1] if isinstance(function, type) else (function,)
+  found = []
+  for source in sources:
+    block = re.search(r"^Args:\n((?:(?: .*)?\n)+)", f"{inspect.getdoc(source) or ''}\n", re.M)
+    found += re.findall(r"^  \*{0,2}(\w+): (.*(?:\n    .*)*)", block[1] if block else "", re.M)
   return {name: re.sub(r"\s+", " ", text[:1].upper() + text[1:]) for name, text in found}
 
 

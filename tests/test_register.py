@@ -167,7 +167,10 @@ MISTAKES = {
     lambda: register.model("a b", image_size=8)(model),
     r"^register\.model: 'a b' is not a valid name",
   ),
-  "no task": (lambda: register.task("own")(NoTask), r"^register\.task: NoTask lacks headline, classes, patch, frozen,"),
+  "no task": (
+    lambda: register.task("own")(NoTask),
+    r"^register\.task: NoTask lacks headline, fields, classes,",
+  ),
   "no dtype": (
     lambda: register.model("own", image_size=8)(register_model),
     r"^register\.model: register_model lacks the keyword-only parameter 'dtype'",

@@ -122,7 +122,10 @@ def dino(
 
   Args:
     jitter: probability of colour jitter, see `colour_jitter`.
-    brightness, contrast, saturation, hue: strengths of the jitter.
+    brightness: strength of the jitter of brightness, see `colour_jitter`.
+    contrast: strength of the jitter of contrast.
+    saturation: strength of the jitter of saturation.
+    hue: largest rotation of hues in either direction, as a share of the colour circle.
     gray: probability of conversion to gray.
     blur: probability of the blur.
     radius: smallest and largest radius of the blur in pixels. Radii are uniform.

@@ -402,7 +402,12 @@ class Dinov2(SelfDistillation):
       return make(self.masks, MASKS)(key, images // size, GLOBAL * size, self.grid)
 
   def encode(
-    self, model: models.Model, params: Params, crops: Tensor, key: PRNGKey | None, masks: PatchMasks | None
+    self,
+    model: models.Model,
+    params: Params,
+    crops: Float[Tensor, " BG *image"],
+    key: PRNGKey | None,
+    masks: PatchMasks | None,
   ) -> Tokens:
     """Returns features and patches of the global crops.
 
