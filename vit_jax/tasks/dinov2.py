@@ -442,7 +442,7 @@ class Dinov2(SelfDistillation):
 
   def compute_targets(
     self, params: Params, teaching: Params, context: Context, teacher: Tokens, masks: PatchMasks
-  ) -> tuple[Float[Array, "B G K"], Float[Array, "groups M K2"], dict[str, Float[Array, " K"]]]:
+  ) -> tuple[Float[Array, "B G K"], Float[Array, "groups M K2"], dict[str, Float[Array, "..."]]]:
     """Returns the targets of global crops and masked patches, and the new centres by path.
 
     Args:
