@@ -85,7 +85,7 @@ def short() -> ConfigDict:
     ),
     data=dict(name="imagenet2012", test="validation", **normalisation()),
     task=dict(
-      name="dinov2", centering="mean", heads="shared", prototypes=65536, bottleneck=256, group=64,
+      name="dinov2", centering="mean", sharing="all", prototypes=65536, bottleneck=256, group=64,
       temperature=temperature(30 * EPOCH),
     ),
     # The patch embedding has a fifth of its rate. The mask token belongs to the lowest layer, below 24 blocks.

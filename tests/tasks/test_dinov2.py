@@ -25,7 +25,7 @@ SMALL = {
   "prototypes": 24, "bottleneck": 8, "hidden": 12, "patch_prototypes": 20, "patch_bottleneck": 6, "patch_hidden": 10,
   "local_size": 16, "local_crops": 2, "group": 2, "temperature": Choice("constant", {"value": 0.06}),
 }  # fmt: skip
-EACH_HEADS = pytest.mark.parametrize("heads", ["separate", "shared_mlp", "shared"])
+EACH_SHARING = pytest.mark.parametrize("sharing", ["none", "mlp", "all"])
 
 
 def task(frozen=None, **arguments):
@@ -80,10 +80,10 @@ def head(params, prefix, x, last=None):
   return (x @ (kernel / np.linalg.norm(kernel, axis=0)) * scale).astype(np.float64)
 
 
-@EACH_HEADS
+@EACH_SHARING
 @pytest.mark.parametrize("centering", ["sinkhorn", "mean"])
-def test_the_loss_is_the_sum_of_its_parts(heads, centering):
-  stage = task(heads=heads, centering=centering, image_weight=0.7, patch_weight=1.3, koleo_weight=0.2)
+def test_the_loss_is_the_sum_of_its_parts(sharing, centering):
+  stage = task(sharing=sharing, centering=centering, image_weight=0.7, patch_weight=1.3, koleo_weight=0.2)
   params, teacher, examples = drawn(stage), drawn(stage, 1), crops(stage)
   context = stages.CONTEXT._replace(average=teacher)
   loss, (metrics, centers) = stage.objective(params, context, examples, None)
@@ -91,8 +91,8 @@ def test_the_loss_is_the_sum_of_its_parts(heads, centering):
   masks = stage.draw_masks(rng.make_key(0), 4)
   hidden = np.asarray(masks.masks).reshape(4, 2, 16)
   assert hidden.any() and not hidden.all()
-  first = "task/patch_head" if heads == "separate" else "task/head"
-  last = "task/head" if heads == "shared" else "task/patch_head"
+  first = "task/patch_head" if sharing == "none" else "task/head"
+  last = "task/head" if sharing == "all" else "task/patch_head"
 
   def outputs(params, i, corrupt=None):
     given = {} if corrupt is None else {"corrupt": lambda x: np.where(corrupt[..., None], params["task/mask_token"], x)}
@@ -135,9 +135,9 @@ def test_the_loss_is_the_sum_of_its_parts(heads, centering):
   assert float(loss) == pytest.approx(0.7 * np.mean(pairs) + 1.3 * patch + 0.2 * koleo, rel=1e-3)
 
 
-@EACH_HEADS
-def test_gradients_reach_all_trained_parameters_and_no_others(heads):
-  stage = task(heads=heads, centering="mean")
+@EACH_SHARING
+def test_gradients_reach_all_trained_parameters_and_no_others(sharing):
+  stage = task(sharing=sharing, centering="mean")
   params, teacher, examples = drawn(stage), drawn(stage, 1), crops(stage)
 
   def loss(params, teacher):
@@ -150,9 +150,9 @@ def test_gradients_reach_all_trained_parameters_and_no_others(heads):
 
 
 def test_every_parameter_of_the_task_has_one_row_in_the_sharding_table():
-  for heads in ("separate", "shared_mlp", "shared"):
+  for sharing in ("none", "mlp", "all"):
     for centering in ("sinkhorn", "mean"):
-      stage = task(heads=heads, centering=centering)
+      stage = task(sharing=sharing, centering=centering)
       for path in jax.eval_shape(stage.init, jax.random.key(0)):
         assert sum(re.fullmatch(rule, path) is not None for rule, _ in stage.sharding) == 1, path
 
@@ -258,7 +258,7 @@ def test_one_and_eight_devices_take_the_same_steps(centering):
 def test_a_second_run_continues_with_the_heads_of_the_first(whole):
   made = parts(init__from=str(whole[0]), data__image_size=48)
   weights, notes = made.weights()
-  arrays, _ = importers.load(whole[0])
+  _, arrays = importers.load(whole[0])
   np.testing.assert_array_equal(weights["cls"], arrays["cls"])
   assert weights["position/table"].shape != arrays["position/table"].shape
   task_paths = {path for path in made.state_shapes.params if path.startswith("task/")}

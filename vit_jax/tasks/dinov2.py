@@ -158,8 +158,8 @@ class Dinov2(SelfDistillation):
     centering: "sinkhorn" uses all prototypes equally often in each batch. "mean" subtracts a moving average from the
       teacher's output.
     center_momentum: factor of the old centre when a centre is updated, for centering="mean".
-    heads: "separate" has a head for images and a head for patches, "shared_mlp" has two last layers (iBOT), and
-      "shared" has one head.
+    sharing: layers that the heads for images and for patches share: "none", "mlp" for all but the last layer (iBOT), or
+      "all".
     patch_prototypes: number of outputs of the head for patches.
     patch_bottleneck: number of features in front of the last layer of this head.
     patch_hidden: width of the layers of this head.
@@ -186,7 +186,7 @@ class Dinov2(SelfDistillation):
   temperature: Annotated[Choice, VALUE_SCHEDULES] = Choice("ramp", {"start": 0.04, "end": 0.07, "length": "30ep"})
   centering: Literal["sinkhorn", "mean"] = "sinkhorn"
   center_momentum: Momentum = 0.9
-  heads: Literal["separate", "shared_mlp", "shared"] = "separate"
+  sharing: Literal["none", "mlp", "all"] = "none"
   patch_prototypes: Annotated[int, Range(2, 2**20)] = 131072
   patch_bottleneck: Width = 256
   patch_hidden: Hidden = 2048
@@ -199,12 +199,6 @@ class Dinov2(SelfDistillation):
   teacher: str | None = None
   teacher_ema: bool | None = None
 
-  def __post_init__(self) -> None:
-    super().__post_init__()
-    _ = self.teacher_heads  # raises an error for a teacher that does not fit
-    if self.anchor is not None:
-      _ = self.gram_model  # raises an error for a teacher that cannot process the crops
-
   @property
   def grid(self) -> tuple[int, int]:
     """Returns the numbers of rows and columns of patches of a global crop."""
@@ -213,10 +207,10 @@ class Dinov2(SelfDistillation):
 
   @functools.cached_property
   def patch_head(self) -> ProjectionHead:
-    """The head for patches. With heads="shared" it is the head of the features of an image."""
-    if self.heads == "shared":
+    """The head for patches. With sharing="all" it is the head of the features of an image."""
+    if self.sharing == "all":
       return self.head
-    if self.heads == "shared_mlp":
+    if self.sharing == "mlp":
       return dataclasses.replace(self.head, prototypes=self.patch_prototypes)
     return dataclasses.replace(
       self.head, prototypes=self.patch_prototypes, bottleneck=self.patch_bottleneck, hidden=self.patch_hidden
@@ -253,27 +247,30 @@ class Dinov2(SelfDistillation):
     """
     if self.teacher is None:
       return self.head, self.patch_head
-    frozen, own = self.frozen["teacher"], self.supplied.model.patch
-    if frozen.model.patch != own:
-      raise ConfigError(f"{self.teacher} has patches of {frozen.model.patch} px, but the student has {own}", "teacher")
-    shapes = {path: leaf.shape for path, leaf in frozen.shapes.items()}
-    heads = []
-    for name, head in ((HEAD, self.head), (PATCH_HEAD, self.patch_head)):
-      mlp = PATCH_HEAD if name == PATCH_HEAD and self.heads == "separate" else HEAD
-      last = PATCH_HEAD if name == PATCH_HEAD and self.heads != "shared" else HEAD
-      if f"{last}/last/kernel" not in shapes or f"{mlp}/layer0/kernel" not in shapes:
+    with enter_key("config.task"):
+      frozen, own = self.frozen["teacher"], self.supplied.model.patch
+      if frozen.model.patch != own:
         raise ConfigError(
-          f"{self.teacher} has no {name!r} for heads={self.heads!r}. Use the workdir of a dinov2 run with these heads",
-          "teacher",
+          f"{self.teacher} has patches of {frozen.model.patch} px, but the student has {own}", "teacher"
         )
-      (width, hidden), (bottleneck, prototypes) = shapes[f"{mlp}/layer0/kernel"], shapes[f"{last}/last/kernel"]
-      if prototypes != head.prototypes:
-        raise ConfigError(
-          f"{self.teacher} has {prototypes:,} prototypes in {name!r}, but the student has {head.prototypes:,}",
-          "teacher",
-        )
-      layers = sum(path.startswith(f"{mlp}/layer") and path.endswith("/kernel") for path in shapes)
-      heads.append(ProjectionHead(width, prototypes, bottleneck, hidden, layers, head.last))
+      shapes = {path: leaf.shape for path, leaf in frozen.shapes.items()}
+      heads = []
+      for name, head in ((HEAD, self.head), (PATCH_HEAD, self.patch_head)):
+        mlp = PATCH_HEAD if name == PATCH_HEAD and self.sharing == "none" else HEAD
+        last = PATCH_HEAD if name == PATCH_HEAD and self.sharing != "all" else HEAD
+        if f"{last}/last/kernel" not in shapes or f"{mlp}/layer0/kernel" not in shapes:
+          raise ConfigError(
+            f"{self.teacher} has no {name!r} for sharing={self.sharing!r}. Use the workdir of such a dinov2 run",
+            "teacher",
+          )
+        (width, hidden), (bottleneck, prototypes) = shapes[f"{mlp}/layer0/kernel"], shapes[f"{last}/last/kernel"]
+        if prototypes != head.prototypes:
+          raise ConfigError(
+            f"{self.teacher} has {prototypes:,} prototypes in {name!r}, but the student has {head.prototypes:,}",
+            "teacher",
+          )
+        layers = sum(path.startswith(f"{mlp}/layer") and path.endswith("/kernel") for path in shapes)
+        heads.append(ProjectionHead(width, prototypes, bottleneck, hidden, layers, head.last))
     return heads[0], heads[1]
 
   @functools.cached_property
@@ -284,7 +281,7 @@ class Dinov2(SelfDistillation):
       ConfigError: if the teacher has no patch tokens, or if the size of its crops is not a multiple of its patch.
     """
     assert self.anchor is not None
-    with enter_key("gram"):
+    with enter_key("config.task.gram"):
       model = self.frozen["gram"].model
       masking.check_patch_tokens(model)
       if self.gram_size % model.patch:
@@ -315,17 +312,17 @@ class Dinov2(SelfDistillation):
   def sharding(self) -> models.ShardingRules:
     """Returns the rows of the sharding table for heads, centres and the mask token."""
     rows = (*ProjectionHead.sharding(HEAD), (TOKEN, (None,)))
-    if self.heads != "shared":
-      rows += tuple(row for row in ProjectionHead.sharding(PATCH_HEAD) if self.heads == "separate" or "last" in row[0])
+    if self.sharing != "all":
+      rows += tuple(row for row in ProjectionHead.sharding(PATCH_HEAD) if self.sharing == "none" or "last" in row[0])
     return (*rows, *((path, (None,)) for path in sorted(self.statistics)))
 
   def init(self, key: PRNGKey) -> Params:
     """Returns the initial heads, and centres and a mask token of zeros."""
     keys = jax.random.split(key)
     params = self.head.init(keys[0], HEAD) | {TOKEN: jnp.zeros(masking.token_width(self.supplied.model))}
-    if self.heads == "separate":
+    if self.sharing == "none":
       params |= self.patch_head.init(keys[1], PATCH_HEAD)
-    if self.heads == "shared_mlp":
+    if self.sharing == "mlp":
       params |= self.patch_head.init_last(keys[1], PATCH_HEAD)
     if self.centering == "mean":
       params |= {CENTER: jnp.zeros(self.prototypes), PATCH_CENTER: jnp.zeros(self.patch_head.prototypes)}
@@ -436,8 +433,8 @@ class Dinov2(SelfDistillation):
       params: parameters by path.
       patches: patches (..., D).
     """
-    first = PATCH_HEAD if self.heads == "separate" else HEAD
-    last = HEAD if self.heads == "shared" else PATCH_HEAD
+    first = PATCH_HEAD if self.sharing == "none" else HEAD
+    last = HEAD if self.sharing == "all" else PATCH_HEAD
     return head.apply_last(params, last, head.apply_mlp(params, first, patches, self.dtype), self.dtype)
 
   def compute_targets(

@@ -107,6 +107,9 @@ def build(
   experiment = Experiment(run, grid, total, images, model, task, optimizer.schedule, program, measures)
   if not training:
     return experiment
+  if task.fields.views:
+    with enter_key("config.data"):
+      _check_unused(run)
   # Tracing the step reports errors here, before the devices are used.
   jax.eval_shape(experiment.step, experiment.state_shapes, experiment.batch_shapes, experiment.frozen_shapes)
   alone = make_task(run, models.functional(model.description), grid, total, steps_of, source.classes)
@@ -163,11 +166,7 @@ def make_task(
     steps_of,
   )
   with enter_key("config.task"):
-    task = make(run.task, tasks.TASKS, supplied)
-  if task.fields.views:
-    with enter_key("config.data"):
-      _check_unused(run)
-  return task
+    return make(run.task, tasks.TASKS, supplied)
 
 
 def _check_unused(run: BoundRun) -> None:
