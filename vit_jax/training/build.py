@@ -227,6 +227,7 @@ def _build_evals(run: BoundRun, subject: evals.EvalContext, steps_of: Callable[[
 
 def _count_forward_flops(experiment: Experiment, alone: tasks.Task) -> int:
   """Returns the FLOPs of the task for one image. `alone` is a copy of the task for which the model is not sharded."""
+  _ = alone.frozen  # read before tracing, because the checkpoint of a teacher is verified by a program
   key, shapes = jax.eval_shape(lambda: rng.make_key(0)), experiment.state_shapes
   context = tasks.Context(shapes.step, experiment.frozen_shapes, shapes.ema if alone.uses_average else {})
   examples = jax.eval_shape(experiment.task.examples, experiment.batch_shapes, context, key)
