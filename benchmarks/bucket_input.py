@@ -23,6 +23,7 @@ from benchmarks.input_pipeline import measure_rate
 from vit_jax import cli
 from vit_jax.data import catalog, loader
 from vit_jax.data.bound_data import TrainData
+from vit_jax.data.stream import WHOLE
 from vit_jax.schema import Choice, bind, extras
 from vit_jax.storage import files
 
@@ -41,7 +42,7 @@ def open_batches(folder: str, workers: int, threads: int) -> loader.Batches:
   data = Choice("tfds", {"builder": "photographs", "path": folder, "order": Choice("blocks")})
   bound = bind(data, catalog.DATA["tfds"], catalog.DATA)
   assert isinstance(bound, TrainData)
-  there = functools.partial(catalog.open_train_examples, bound, 0, None, BATCH)
+  there = functools.partial(catalog.open_train_examples, bound, 0, WHOLE, BATCH)
   made = loader.processes(there, IMAGES * COPIES, workers=workers)
   return loader.batches(there(), BATCH, range(BATCH), 0, made, threads=threads or None)
 

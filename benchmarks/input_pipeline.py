@@ -27,6 +27,7 @@ from benchmarks import children, photographs
 from vit_jax import cli
 from vit_jax.data import catalog, decoding, loader
 from vit_jax.data.bound_data import TrainData
+from vit_jax.data.stream import WHOLE
 from vit_jax.schema import Choice, bind, extras
 from vit_jax.storage import files
 
@@ -48,7 +49,7 @@ def open_ours(folder: str, threads: int, workers: int = 0, policy: bool = False)
   data = Choice("tfds", {"builder": "photographs", "path": folder, "policy": change})
   bound = bind(data, catalog.DATA["tfds"], catalog.DATA)
   assert isinstance(bound, TrainData)
-  opened = functools.partial(catalog.open_train_examples, bound, 0, None, BATCH)
+  opened = functools.partial(catalog.open_train_examples, bound, 0, WHOLE, BATCH)
   processes = loader.processes(opened, IMAGES, workers=workers)
   return loader.batches(opened(), BATCH, range(BATCH), 0, processes, threads=threads)
 
