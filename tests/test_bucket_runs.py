@@ -42,6 +42,7 @@ def lines(workdir):
   return [{key: value for key, value in row.items() if key not in RATES} for row in rows]
 
 
+@pytest.mark.long
 def test_an_interrupted_run_in_a_bucket_resumes_exactly(parts, whole, bucket_server, bucket):
   with bucket_server.troubled(latency=0.005, busy=0.03, resets=0.02):
     with pytest.raises(InterruptedError):

@@ -85,6 +85,7 @@ def trained(tmp_path_factory):
   return workdir
 
 
+@pytest.mark.long
 def test_every_printed_figure_can_be_found_again_from_the_predictions(trained, tmp_path):
   report, file = tmp_path / "report", tmp_path / "p.csv"
   words = [f"--workdir={trained}", f"--write-predictions={file}", "--logits", f"--report={report}"]

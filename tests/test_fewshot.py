@@ -15,6 +15,7 @@ from vit_jax.training import loop
 pytestmark = pytest.mark.heavy
 
 
+@pytest.mark.long
 def test_the_command_prints_writes_and_keeps_features(tmp_path):
   loop.train(runs.parts(1, total=2), tmp_path / "run")
   told = [

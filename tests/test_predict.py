@@ -49,6 +49,7 @@ def table(path):
     return list(csv.DictReader(file))
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 def test_predictions_are_those_of_the_evaluation_of_the_run_by_name(trained, tmp_path):
   workdir, photos = trained

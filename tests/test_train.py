@@ -277,6 +277,7 @@ def single(plain):
   return stepped(on(1, **({"model.attention_dropout": 0, "model.stochastic_depth": 0} if plain else {})))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MESHES)
 def test_every_mesh_trains_the_same_model(name):
   devices, changes = MESHES[name]

@@ -139,6 +139,7 @@ def test_a_program_that_fails_ends_the_run_with_its_log_and_code(home):
   assert code == 44 and home.count() == 3
 
 
+@pytest.mark.long
 def test_17_another_watcher_continues_and_the_program_runs_once(home, monkeypatch):
   first = home.begin(*home.words(job=["--steps=40"]))
   first.send_signal(signal.SIGKILL)

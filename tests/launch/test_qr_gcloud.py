@@ -99,6 +99,7 @@ def test_each_request_becomes_what_the_interface_wants(server, tmp_path):
     assert request.path == f"/{request.version}/projects/proj-x/locations/{ZONE}/queuedResources"
 
 
+@pytest.mark.long
 def test_an_attempt_is_asked_for_once_lives_and_is_gone(server, tmp_path):
   made = engine(tmp_path, name="life")
   server.faults(create=["lost"])

@@ -1,6 +1,7 @@
 """What a model may know of the devices that it is traced for."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.heavy
 
 
 def test_without_a_mesh_nothing_is_constrained_or_split():
-  x = np.ones((8, 2, 4), np.float32)
+  x = jnp.ones((8, 2, 4), np.float32)
   assert activations.constrain(x) is x
   assert activations.run_per_device(abs) is abs
 

@@ -38,6 +38,7 @@ def planned(schedules):
   return estimate.make_plan(runs.imagenet(), V3, schedules, **rates, start=ACTIVITIES.append)
 
 
+@pytest.mark.long
 def test_f4_each_long_activity_is_named_before_it_starts(planned):
   names = ["loading the TPU compiler", "building the train step", "compiling the train step"]
   assert [f"v3-8, ViT-S/16: {name}" for name in [*names, "reading the compiled program"]] == ACTIVITIES

@@ -6,8 +6,10 @@ from tests import runs
 from vit_jax import config
 from vit_jax.config import flags
 from vit_jax.data import policies
+from vit_jax.data.views import Views
 from vit_jax.parallel import hardware
 from vit_jax.planning import feed
+from vit_jax.schema import Choice
 from vit_jax.training import build
 
 PLAIN, RANDAUGMENT = feed.PLAIN_SECONDS, feed.RANDAUGMENT_SECONDS
@@ -87,3 +89,11 @@ def test_a_host_s_rate_is_that_of_its_cores():
 
 def test_a_host_of_96_cores_feeds_the_baseline():
   assert feed.estimate_host_rate(runs.imagenet(data__image_size=224), hardware.parse_slice("v3-8")) > 5100
+
+
+def test_the_views_of_an_image_are_decoded_once_and_changed_each():
+  run = runs.imagenet(data__image_size=224)
+  crop = Choice("inception", {"area": (0.2, 0.6), "interpolation": "bicubic"})
+  views = (Views("global", 224, crop, (Choice("dino"),) * 2), Views("local", 112, crop, (Choice("none"),) * 4))
+  expected = PLAIN * 115 / 90 + 6 * 0.4 * 5.4e-3 * 115 / 90 + 2 * 4.4e-3
+  assert feed.estimate_seconds_per_image(run, views) == pytest.approx(expected)

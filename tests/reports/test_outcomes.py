@@ -61,6 +61,7 @@ def test_figures_are_those_of_the_end_of_training_on_all_images_of_the_test(work
   np.testing.assert_array_equal(picture.pixels, images[number])
 
 
+@pytest.mark.long
 def test_of_a_large_split_some_are_measured_always_the_same_and_over_all_of_it(workdir):
   one, other = (outcomes.measure_workdir(workdir, limit=50) for _ in range(2))
   details = one.outcomes[""].details

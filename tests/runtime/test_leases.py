@@ -68,6 +68,7 @@ def test_that_of_a_process_of_this_machine_that_has_ended_is_free_at_once(bucket
   process.wait()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", [False, True])
 def test_what_is_written_while_nothing_is_heard_waits_for_the_lease(bucket, bucket_server, short, ends, tmp_path, lost):
   late = [bucket / f"late-{i}" for i in range(20)]
@@ -138,6 +139,7 @@ def test_a_bucket_that_is_gone_ends_the_run_from_the_thread_of_the_lease(
   )
 
 
+@pytest.mark.long
 def test_answers_that_are_lost_lose_no_lease(bucket_server, bucket, short, ends):
   with bucket_server.troubled(busy=0.3, resets=0.2):
     for _ in range(3):

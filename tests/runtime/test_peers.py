@@ -30,6 +30,7 @@ def test_processes_that_were_started_differently_say_which_and_in_what(group):
   assert all("process 2: config.lr: 0.1 -> 1.1" in text for text in group("talk")[1])
 
 
+@pytest.mark.long
 def test_a_sigterm_to_one_stops_all_at_the_same_poll(group):
   stops = [re.search(r"code 42: stopped on request.*at poll (\d+)", text)[1] for text in group("talk")[1]]
   assert len(set(stops)) == 1

@@ -9,6 +9,8 @@ from vit_jax import models
 from vit_jax.models import flops
 from vit_jax.schema import Choice
 from vit_jax.tasks import cost
+from vit_jax.tasks.classify import Classify
+from vit_jax.tasks.dino import Dino
 from vit_jax.tasks.masked_autoencoder import MaskedAutoencoder
 from vit_jax.tasks.masked_patches import MaskedPatches
 
@@ -60,3 +62,23 @@ def test_e6_the_forward_cost_of_b16_matches_its_matrices_and_the_paper():
   assert cost.count_model_flops(model) == by_hand
   assert by_hand / 2e9 == pytest.approx(17.6, abs=0.05)  # published in multiply-accumulates
   assert flops.format_flops(by_hand) == "35.1 GFLOP per image (forward pass)"
+
+
+def test_a_teacher_has_no_backward_pass():
+  """Without local crops, student and teacher have equal forward passes: four of them instead of six in training."""
+  choice = Choice("ViT-Ti/8", {"depth": 4, "width": 64, "heads": 2, "hidden": 128})
+  model = models.functional(models.Description(choice, 64, 0))
+  task = Dino(stages.supplied(model), local_crops=0, local_size=16, prototypes=64, bottleneck=16, hidden=32)
+  params = model.shapes() | jax.eval_shape(task.init, jax.random.key(0))
+  examples = {"global": jax.ShapeDtypeStruct((8, 2, 64, 64, 3), jnp.float32)}
+  given = task.objective, params, CONTEXT._replace(average=params), examples
+  assert cost.count_training_flops(*given) / cost.count_forward_flops(*given) == pytest.approx(2, rel=0.03)
+
+
+def test_training_costs_three_forward_passes_without_a_teacher():
+  model = models.functional(models.Description(Choice("ViT-B/16"), 224, 1000))
+  task = Classify(stages.supplied(model))
+  shape = jax.ShapeDtypeStruct
+  examples = {"image": shape((8, 224, 224, 3), jnp.float32), "target": shape((8, 1000), jnp.float32)}
+  given = task.objective, model.shapes(), CONTEXT, examples
+  assert cost.count_training_flops(*given) / cost.count_forward_flops(*given) == pytest.approx(3, rel=0.02)

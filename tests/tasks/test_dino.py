@@ -101,6 +101,7 @@ def test_no_gradient_reaches_the_teacher_and_the_centre(drawn):
   assert all(np.any(gradient) for path, gradient in of_student.items() if not path.endswith("key/bias")), of_student
 
 
+@pytest.mark.long
 def test_the_temperature_follows_the_step(drawn):
   stage, params, teacher, examples = drawn
   entropies = [
@@ -177,6 +178,7 @@ def test_a_restart_has_the_same_bits(whole, tmp_path):
   assert train(made, tmp_path)[0]["weights_sha256"] == whole[1]["weights_sha256"]
 
 
+@pytest.mark.long
 def test_one_and_eight_devices_take_the_same_steps():
   states = []
   for devices in (1, 8):

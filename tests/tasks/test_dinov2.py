@@ -135,6 +135,7 @@ def test_the_loss_is_the_sum_of_its_parts(sharing, centering):
   assert float(loss) == pytest.approx(0.7 * np.mean(pairs) + 1.3 * patch + 0.2 * koleo, rel=1e-3)
 
 
+@pytest.mark.long
 @EACH_SHARING
 def test_gradients_reach_all_trained_parameters_and_no_others(sharing):
   stage = task(sharing=sharing, centering="mean")
@@ -232,6 +233,7 @@ def whole(tmp_path_factory):
   return workdir, train(parts(optim__accumulate=2, mesh__data=2, mesh__fsdp=4), workdir)
 
 
+@pytest.mark.long
 def test_a_restart_has_the_same_bits(whole, tmp_path):
   made = parts(optim__accumulate=2, mesh__data=2, mesh__fsdp=4)
   with pytest.raises(InterruptedError), contextlib.redirect_stdout(io.StringIO()):
@@ -239,6 +241,7 @@ def test_a_restart_has_the_same_bits(whole, tmp_path):
   assert train(made, tmp_path)["weights_sha256"] == whole[1]["weights_sha256"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("centering", ["sinkhorn", "mean"])
 def test_one_and_eight_devices_take_the_same_steps(centering):
   states = []
@@ -255,6 +258,7 @@ def test_one_and_eight_devices_take_the_same_steps(centering):
     np.testing.assert_allclose(states[1][0][path], value, rtol=5e-3, atol=5e-5, err_msg=path)
 
 
+@pytest.mark.long
 def test_a_second_run_continues_with_the_heads_of_the_first(whole):
   made = parts(init__from=str(whole[0]), data__image_size=48)
   weights, notes = made.weights()
@@ -266,6 +270,7 @@ def test_a_second_run_continues_with_the_heads_of_the_first(whole):
   assert not any(path.startswith("task/") for path in parts(init__from=str(whole[0]), init__head="new").weights()[0])
 
 
+@pytest.mark.long
 def test_a_frozen_teacher_is_distilled_into_a_smaller_student(whole, tmp_path):
   made = parts(task__teacher=str(whole[0]), model__width=8, task__hidden=6, optim__ema="none",
                optim__ema_schedule="default")  # fmt: skip
@@ -277,6 +282,7 @@ def test_a_frozen_teacher_is_distilled_into_a_smaller_student(whole, tmp_path):
     parts(task__teacher=str(whole[0]), task__prototypes=30)
 
 
+@pytest.mark.long
 def test_a_run_with_gram_anchoring_trains(whole, tmp_path):
   made = parts(task__gram="anchor", task__gram__teacher=str(whole[0]))
   assert made.batch_shapes["gram"].shape == (16, 2, 256, 48)

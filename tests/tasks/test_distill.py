@@ -133,6 +133,7 @@ def test_the_student_is_the_same_on_eight_devices(teacher, on_one_device, mesh):
   assert metrics["loss"] == pytest.approx(on_one_device[1]["loss"], abs=1e-4)
 
 
+@pytest.mark.long
 def test_a_teacher_that_knows_the_images_is_learned(teacher):
   """With no label at all, the student comes to agree with the teacher more than by chance."""
   parts = distilled(teacher, 1, total=40, task__weight=1.0, optim__warmup=0, optim__lr=1e-2, batch=32)

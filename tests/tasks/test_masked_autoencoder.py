@@ -59,6 +59,7 @@ def test_targets_are_those_of_loops_over_patches(normalised):
     np.testing.assert_allclose(got[i, number], expected, atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("normalised", [True, False])
 def test_the_loss_is_that_of_the_hidden_patches_of_each_image_by_itself(normalised):
   stage = task(normalised=normalised)

@@ -82,6 +82,7 @@ def whole(tmp_path_factory):
   return workdir, result, printed.getvalue()
 
 
+@pytest.mark.long
 def test_parameters_of_the_task_are_trained_averaged_sharded_and_saved(whole):
   parts, path = colours(), "task/decoder/kernel"
   before = np.asarray(parts.init().params[path])
@@ -92,11 +93,13 @@ def test_parameters_of_the_task_are_trained_averaged_sharded_and_saved(whole):
   assert not np.allclose(average[path], saved[path])
 
 
+@pytest.mark.long
 def test_weights_for_others_are_the_models_alone(whole):
   _, arrays = importers.load(whole[0])
   assert not [path for path in arrays if path.startswith("task/")]
 
 
+@pytest.mark.long
 def test_the_headline_is_the_tasks(whole):
   assert "error" in whole[2]
   assert "top" not in whole[2]

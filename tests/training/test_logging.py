@@ -146,6 +146,7 @@ def shown(workdir):
   return pictures, texts
 
 
+@pytest.mark.long
 def test_tensorboard_gets_config_first_batch_confusion_and_mistakes(parts, tmp_path, monkeypatch):
   monkeypatch.setattr(logging, "DRAWING", 0.0)
   png = plots.render_png(plots.draw_image_grid([], []), 20)

@@ -236,6 +236,7 @@ def test_an_evaluation_that_was_made_up_for_and_then_killed_has_one_line(parts, 
   assert steps == sorted(set(steps))
 
 
+@pytest.mark.long
 def test_a3_a_restart_with_another_setting_prints_one_warning_with_its_consequence(tmp_path, parts, capsys):
   with pytest.raises(InterruptedError):
     loop.train(runs.dying(parts, 5), tmp_path)

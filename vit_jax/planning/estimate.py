@@ -337,9 +337,9 @@ def estimate_run(
   """
   run, method = experiment.run, "measured"
   if host_rate is None:
-    each = feed.estimate_seconds_per_image(run)
+    each = feed.estimate_seconds_per_image(run, experiment.task.fields.views)
     method = f"estimated: {slice_.vcpus} vCPUs, {each * 1e3:.1f} ms of CPU time per image"
-    host_rate = feed.estimate_host_rate(run, slice_)
+    host_rate = feed.estimate_host_rate(run, slice_, experiment.task.fields.views)
   input_seconds = run.batch / plan.hosts / host_rate
   plan = dataclasses.replace(plan, input_step_seconds=input_seconds, input_bound=input_seconds > plan.step_seconds)
   images, wanted = run.batch / plan.pace, run.batch / plan.step_seconds / plan.hosts
@@ -357,7 +357,7 @@ def estimate_run(
   return dataclasses.replace(
     plan,
     images_per_second_per_chip=images / slice_.chips,
-    mfu=images * flops.TRAINING * experiment.forward_flops / (plan.devices * slice_.chip.peak),
+    mfu=images * experiment.training_flops / (plan.devices * slice_.chip.peak),
     hours=hours,
     device_hours=experiment.total * plan.step_seconds / 3600,
     evaluations={name: each and each._asdict() for name, each in measured.items()},

@@ -32,9 +32,36 @@ def count_forward_flops(
   Returns:
     The number of FLOPs. Each multiply-accumulate counts as two.
   """
+  return flops.count_flops(lambda *given: objective(*given, None)[0], *_take_one(params, context, examples))
+
+
+def count_training_flops(
+  objective: Callable[[Params, Context, Batch, PRNGKey | None], Objective],
+  params: Mapping[str, jax.ShapeDtypeStruct],
+  context: Context,
+  examples: Mapping[str, jax.ShapeDtypeStruct],
+) -> int:
+  """Counts the FLOPs of the forward and the backward pass of a task for one example, without recomputation.
+
+  They are fewer than three forward passes if a part of the task, such as a teacher, has no backward pass.
+
+  Args:
+    objective, params, context, examples: see `count_forward_flops`.
+  """
+  gradient = jax.grad(lambda *given: objective(*given, None)[0])
+  return flops.count_flops(gradient, *_take_one(params, context, examples))
+
+
+def _take_one(
+  params: Mapping[str, jax.ShapeDtypeStruct], context: Context, examples: Mapping[str, jax.ShapeDtypeStruct]
+) -> tuple[dict[str, jax.ShapeDtypeStruct], Context, dict[str, jax.ShapeDtypeStruct]]:
+  """Returns the shapes for one example, without shardings."""
   shapes, context = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (dict(params), context))
-  one = {name: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype) for name, leaf in examples.items()}
-  return flops.count_flops(lambda *given: objective(*given, None)[0], shapes, context, one)
+  return (
+    shapes,
+    context,
+    {name: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype) for name, leaf in examples.items()},
+  )
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from vit_jax.data.augment import Augmentation
 from vit_jax.data.views import Fields
 from vit_jax.evals.validation import add_evaluations, add_share, add_splits
 from vit_jax.importers import adoption, options
+from vit_jax.models import flops
 from vit_jax.parallel import sharding
 from vit_jax.parallel.capacity import check_batch
 from vit_jax.schema import ConfigError, Duration, bind, enter_key, format_amount, lookup, make
@@ -113,7 +114,8 @@ def build(
   # Tracing the step reports errors here, before the devices are used.
   jax.eval_shape(experiment.step, experiment.state_shapes, experiment.batch_shapes, experiment.frozen_shapes)
   alone = make_task(run, models.functional(model.description), grid, total, steps_of, source.classes)
-  return dataclasses.replace(experiment, forward_flops=_count_forward_flops(experiment, alone))
+  forward, training_flops = _count_flops(experiment, alone)
+  return dataclasses.replace(experiment, forward_flops=forward, training_flops=training_flops)
 
 
 def describe_model(run: BoundRun, classes: Sequence[str]) -> models.Description:
@@ -225,10 +227,16 @@ def _build_evals(run: BoundRun, subject: evals.EvalContext, steps_of: Callable[[
   return result
 
 
-def _count_forward_flops(experiment: Experiment, alone: tasks.Task) -> int:
-  """Returns the FLOPs of the task for one image. `alone` is a copy of the task for which the model is not sharded."""
+def _count_flops(experiment: Experiment, alone: tasks.Task) -> tuple[int, int]:
+  """Returns the FLOPs of the task for one image: of the forward pass, and of forward and backward pass.
+
+  `alone` is a copy of the task for which the model is not sharded.
+  """
   _ = alone.frozen  # read before tracing, because the checkpoint of a teacher is verified by a program
   key, shapes = jax.eval_shape(lambda: rng.make_key(0)), experiment.state_shapes
   context = tasks.Context(shapes.step, experiment.frozen_shapes, shapes.ema if alone.uses_average else {})
   examples = jax.eval_shape(experiment.task.examples, experiment.batch_shapes, context, key)
-  return cost.count_forward_flops(alone.objective, shapes.params, context, examples)
+  forward = cost.count_forward_flops(alone.objective, shapes.params, context, examples)
+  if not (alone.uses_average or alone.frozen):
+    return forward, flops.TRAINING * forward
+  return forward, cost.count_training_flops(alone.objective, shapes.params, context, examples)

@@ -51,6 +51,7 @@ class Experiment:
     program: the jitted functions of the run.
     evals: {name: evaluation}.
     forward_flops: FLOPs of the task's forward pass for one image, two for each multiply-accumulate. 0 without training.
+    training_flops: FLOPs of forward and backward pass for one image, without recomputation. 0 without training.
   """
 
   run: BoundRun
@@ -63,6 +64,7 @@ class Experiment:
   program: steps.Program
   evals: Mapping[str, Eval]
   forward_flops: int = 0
+  training_flops: int = 0
 
   # Sizes and intervals.
 

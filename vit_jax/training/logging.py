@@ -15,7 +15,6 @@ from vit_jax.data.bound_data import EvalData
 from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome, metrics, selection
 from vit_jax.evals.accuracy import AccuracyDetails
-from vit_jax.models import flops
 from vit_jax.parallel import hardware
 from vit_jax.runtime import print_line
 from vit_jax.training import goodput, writer
@@ -255,7 +254,7 @@ class TrainingLog:
     """Adds the throughput per chip to the throughput of a lap."""
     devices = self._experiment.mesh.devices
     per_chip, peak = rates["images_per_second"] / devices.size, hardware.get_peak_flops(devices.flat[0])
-    utilisation = {"mfu": per_chip * flops.TRAINING * self._experiment.forward_flops / peak} if peak else {}
+    utilisation = {"mfu": per_chip * self._experiment.training_flops / peak} if peak else {}
     return rates | {"images_per_second_per_chip": per_chip} | utilisation
 
   def _fetch(self, step: int) -> None:

@@ -66,7 +66,7 @@ def test_registers_are_timms_and_tables_then_have_rows_for_patches_only(pool):
   np.testing.assert_array_equal(tensors["reg_token"], arrays["registers"][None])
   assert tensors["pos_embed"].shape == (1, 16, 64)
   found = importers.recognise(tensors, {"heads": 2})
-  assert (found.description.arguments()["registers"], found.description.arguments()["pool"]) == (3, pool)
+  assert (found.description.arguments()["registers"], found.description.arguments()["head"].name) == (3, pool)
   back = found.read()
   assert found.description.settings()["position"] == "learned_patches"
   if pool == "cls":  # its position is part of the token

@@ -129,7 +129,7 @@ COUNTS = {
 }
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(5)
 @pytest.mark.heavy  # a second for a dozen
 @pytest.mark.parametrize("name", modern.NAMES)
 def test_parameter_counts_are_the_publishers(name):
