@@ -7,7 +7,8 @@ Hardware:  published: 8 V100, 1.75 days for 100 epochs; 16 V100, 2.6 days for 30
 Result:    published k-NN of the teacher on the validation images: 69.3 % for 100 epochs, 73.3 % for 300, and 74.5 % for
            800; linear probes 74.0, 76.0 and 77.0 %
 Source:    README of facebookresearch/dino. Its lengths of 100 and 300 epochs come with all arguments. Some arguments of
-           800 epochs are known only from memory: the rates, the areas of the crops, and no clipping
+           800 epochs are known only from memory: the rates, the areas of the crops, and no clipping. Unlike in the
+           published code, the moments of the last layer follow its gradients during the first epoch
 """
 
 from typing import Any

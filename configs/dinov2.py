@@ -1,8 +1,9 @@
-"""DINOv2 on ImageNet, ImageNet-21k or LVD-142M, without labels: Oquab et al. 2023 (arXiv:2304.07193).
+"""DINOv2 on ImageNet, ImageNet-22k or LVD-142M, without labels: Oquab et al. 2023 (arXiv:2304.07193).
 
 Command:   python -m vit_jax.train --config=configs/dinov2.py:L/16,i1k --workdir=runs/dinov2
            then python -m vit_jax.fewshot --config=configs/probes.py:knn,imagenet --weights=runs/dinov2
-           L/14,lvd and g/14,lvd need --config.data.path=DIR, a folder of images without classes.
+           L/14,lvd and g/14,lvd need --config.data.path=DIR, a folder of images without classes. L/14,highres and
+           g/14,highres also need --config.init.from=WORKDIR, the workdir of the long run.
            configs/dinov2.py:folder continues from published weights with your images; see docs/guides/adapt-dinov2.md.
            configs/dinov2.py:glyphs is ViT-Lite-2/4 on 20,000 generated signs
 Hardware:  published: 32 A100, about a day for L/16; 96 A100, 3.3 days for L/14; 22,000 A100-hours for g/14; glyphs: two
@@ -81,7 +82,7 @@ def short() -> ConfigDict:
   return recipe(
     model=dict(
       name="ViT-L/16", gelu="erf", layer_scale=1e-5, stochastic_depth=0.3, stochastic_depth_rates="equal",
-      resampling="bicubic_antialiased", dtype="bfloat16",
+      resampling="bicubic_offset", dtype="bfloat16",
     ),
     data=dict(name="imagenet2012", test="validation", **normalisation()),
     task=dict(
@@ -107,14 +108,17 @@ def long(size: str, high_resolution: bool) -> ConfigDict:
   """Returns the long recipe for unlabelled images: Sinkhorn-Knopp, and separate heads.
 
   The phase of high resolution has 10,000 steps with 518 px, and starts from the weights and heads of the long run. Its
-  schedules are compressed, and its rate is an estimate.
+  rate, its schedules and the delay of the last layers are estimates.
   """
   name = {"L/14": "vit_large_patch14_dinov2", "g/14": "vit_giant_patch14_dinov2"}[size]
   steps, scale = (10_000, 0.1) if high_resolution else (500 * EPOCH, 1.0)
   optim = optimizer(2e-4 * (3072 / 1024) ** 0.5 * scale, steps, steps * 16 // 100, 0.2, 0.994)
   return recipe(
     model=dict(
-      name=name, mlp=dict(name="swiglu"), stochastic_depth=0.4, stochastic_depth_rates="equal", dtype="bfloat16",
+      name=name,
+      resampling="bicubic_offset",
+      mlp=dict(name="swiglu", **({"multiple": 8} if size == "L/14" else {})),
+      stochastic_depth=0.4, stochastic_depth_rates="equal", dtype="bfloat16",
       remat="full",
     ),
     data=dict(name="folder", path=required, image_size=518 if high_resolution else 224, **normalisation()),
@@ -135,7 +139,8 @@ def folder() -> ConfigDict:
   """Returns a run that adapts published weights to a folder of images on one accelerator.
 
   The rate is a fiftieth of the short recipe's for this batch, the momentum starts at 0.999, and the temperature is low.
-  These are suggestions without published results. Heads are new, so the blocks wait until the heads have learned.
+  These are suggestions without published results. Heads are new, so the blocks wait for the first tenth of the run.
+  They start at half of the peak rate, because the warm-up takes a fifth of the run.
   """
   return recipe(
     model=dict(name="vit_small_patch14_reg4_dinov2", stochastic_depth=0.1, dtype="bfloat16"),
@@ -145,7 +150,7 @@ def folder() -> ConfigDict:
       temperature=dict(name="constant", value=0.04),
     ),
     optim=dict(
-      name="adamw", lr=2e-5, warmup="10%", weight_decay=0.04, decay_on=DECAYED, clip=3.0, clip_by="module",
+      name="adamw", lr=2e-5, warmup="20%", weight_decay=0.04, decay_on=DECAYED, clip=3.0, clip_by="module",
       lr_multipliers=(("embedding/.*", 0.2), ("task/.*", 20.0)), delay=((r"(?!task/).*", "10%"),),
       ema=0.999, ema_schedule=dict(name="cosine", end=1.0),
     ),

@@ -11,7 +11,7 @@ from tests.documentation import extraction
 from tests.documentation.test_site import generate
 from vit_jax import evals, evaluate, fewshot, tasks
 from vit_jax.schema import Choice
-from vit_jax.tasks import masked_patches
+from vit_jax.tasks import masked_patches, self_distillation
 from vit_jax.training import goodput, logging, loop, steps
 
 METRICS = [metric for chapter in generate.metric_chapters() for metric in chapter["metrics"]]
@@ -50,6 +50,7 @@ def names_of_training():
   names = keys_in(steps.make_train_step, "train/") | {"train/loss"}
   for task in tasks.TASKS.values():
     names |= keys_in(task.objective, "train/")
+  names |= keys_in(self_distillation.measure_collapse, "train/")
   names |= {f"train/{make(8).metric}" for make in masked_patches.TARGETS.values()}
   names.remove("train/shard_rows")  # an argument of update rules
   return (

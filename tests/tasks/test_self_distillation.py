@@ -73,21 +73,33 @@ def test_the_entropy_of_an_image_is_that_of_the_student():
   np.testing.assert_allclose(stage.predict(params, images, np.zeros(3, np.int32))["entropy"], expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("entropy", "rank", "expected"), [
-  (math.log(64), 8.0, "uniform output"),
-  (0.001, 8.0, "one prototype"),
-  (2.0, 1.2, "effective rank is 1.20"),
-  (2.0, 8.0, None),
+@pytest.mark.parametrize(("entropy", "used", "rank", "expected"), [
+  (math.log(64), 60.0, 8.0, "uniform output"),
+  (0.001, 1.01, 8.0, "use 1.01 prototypes"),
+  (0.001, 60.0, 8.0, None),  # sharp targets, but of many prototypes
+  (2.0, 60.0, 1.2, "effective rank is 1.20"),
+  (2.0, 60.0, 8.0, None),
 ])  # fmt: skip
-def test_a_collapse_is_a_warning(entropy, rank, expected):
-  found = task().check_metrics({"loss": 1.0, "teacher_entropy": entropy, "feature_rank": rank})
+def test_a_collapse_is_a_warning(entropy, used, rank, expected):
+  means = {"loss": 1.0, "teacher_entropy": entropy, "used_prototypes": used, "feature_rank": rank}
+  found = task().check_metrics(means)
   assert found is None if expected is None else expected in found
 
 
+def test_used_prototypes_are_those_of_the_mean_target():
+  targets = np.eye(8, dtype=np.float32)[np.array([[0, 1], [2, 3]])]
+  metrics = self_distillation.measure_collapse(
+    targets, np.random.default_rng(0).normal(size=(2, 2, 5)).astype("float32")
+  )
+  assert float(metrics["teacher_entropy"]) == 0 and float(metrics["used_prototypes"]) == pytest.approx(4)
+
+
 @pytest.mark.parametrize(("of", "arguments", "expected"), [
-  ({}, {"local_size": 12}, r"12 is not a multiple of the model's patch. Use 8"),
+  ({}, {"local_size": 12}, r"12 is not a multiple of the model's patch 8. Use 16"),
   ({"position": "relative"}, {}, "depends on the image size"),
   ({"name": "ViT-Ti/8", "size": (32, 64)}, {}, "images of 32 x 64 px"),
+  ({}, {"local_area": (0.4, 0.1)}, r"local_area: \(0.4, 0.1\) goes from high to low"),
+  ({}, {"temperature": Choice("constant", {"value": 0.0})}, r"temperature.value: 0.0. Allowed: above 0"),
 ], ids=str)  # fmt: skip
 def test_a_model_that_cannot_process_the_crops_is_an_error(of, arguments, expected):
   with pytest.raises(ConfigError, match=expected):

@@ -140,7 +140,7 @@ def describe_damage(workdir: str) -> str:
 def _read_part(folder: pathlib.Path, part: str | None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """Returns the verified arrays with a path that starts with `part`, and the description of the state.
 
-  None selects the weights that the task of the run trains to be used.
+  None selects the moving average if the task of the run learns from it, otherwise the trained weights.
   """
   sealed = read_sealed_description(folder)
   if part is None:

@@ -108,7 +108,7 @@ def prepare_image(
 
 
 def prepare_views(fields: Fields, seed: int, flip: bool) -> Preparation:
-  """Returns the preparation of the views of an image. Each view has random generators of its own.
+  """Returns the preparation of the views of an image. Each view has its own generators, except the boxes of `boxes_of`.
 
   Args:
     fields: the fields of the example.

@@ -6,8 +6,8 @@ The functions in `VALUE_SCHEDULES` share two positional arguments:
 - steps: a function that converts a duration to a number of steps.
 
 Each returns a function that maps a step (an int or a traced scalar) to a float32 value. After the end of the run, the
-value is that of the end. `DECAY_SCHEDULES` contains the schedules of the weight decay. Their first argument is the
-value at step 0, which is the key `weight_decay`.
+value is that of the end. `DECAY_SCHEDULES` contains the schedules of `weight_decay` and of `ema`. Their first
+argument is the value at step 0.
 """
 
 import numpy as np
@@ -112,7 +112,7 @@ def create_decay_schedule(choice: Choice, start: float, total: int, steps: Steps
 
 
 def constant_decay(start: float, total: int, steps: Steps) -> Schedule:
-  """Returns the same weight decay at every step.
+  """Returns the same decay at every step.
 
   Args:
     start, total, steps: see the module docstring.
@@ -121,11 +121,11 @@ def constant_decay(start: float, total: int, steps: Steps) -> Schedule:
 
 
 def cosine_decay(start: float, total: int, steps: Steps, *, end: NonNegative) -> Schedule:
-  """Returns half a cosine from the key `weight_decay` at step 0 to `end`, without warm-up (DINO).
+  """Returns half a cosine from the value at step 0 to `end`, without warm-up (DINO).
 
   Args:
     start, total, steps: see the module docstring.
-    end: weight decay after the last step.
+    end: decay after the last step.
   """
   return cosine_value(total, steps, start=start, end=end)
 

@@ -1,10 +1,11 @@
-"""FLOPs of the forward pass of a task and of a model.
+"""FLOPs of a task and of a model: the forward pass, and the forward and the backward pass of training.
 
 The two differ if a task uses only a part of its model: a masked autoencoder costs less than its model.
 """
 
 import functools
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -13,6 +14,8 @@ from vit_jax import models
 from vit_jax.models import flops
 from vit_jax.shapes import PRNGKey
 from vit_jax.tasks.task import Batch, Context, Objective, Params
+
+T = TypeVar("T")
 
 
 def count_forward_flops(
@@ -24,15 +27,16 @@ def count_forward_flops(
   """Counts the FLOPs of the forward pass of a task for one example.
 
   Args:
-    objective: objective of a task. Its model must have no mesh, because one image cannot be split over devices.
+    objective: objective of a task. Its model must have no mesh, because few images cannot be split over devices.
     params: shapes of all parameters by path, including those of the task.
     context: shapes of the values that the task does not differentiate.
-    examples: shapes of a batch that `task.examples` returns.
+    examples: shapes of a micro-batch that `task.examples` returns.
 
   Returns:
     The number of FLOPs. Each multiply-accumulate counts as two.
   """
-  return flops.count_flops(lambda *given: objective(*given, None)[0], *_take_one(params, context, examples))
+  shapes = _remove_shardings((dict(params), context, dict(examples)))
+  return flops.count_flops(lambda *given: objective(*given, None)[0], *shapes) // _count_rows(examples)
 
 
 def count_training_flops(
@@ -49,19 +53,16 @@ def count_training_flops(
     objective, params, context, examples: see `count_forward_flops`.
   """
   gradient = jax.grad(lambda *given: objective(*given, None)[0])
-  return flops.count_flops(gradient, *_take_one(params, context, examples))
+  shapes = _remove_shardings((dict(params), context, dict(examples)))
+  return flops.count_flops(gradient, *shapes) // _count_rows(examples)
 
 
-def _take_one(
-  params: Mapping[str, jax.ShapeDtypeStruct], context: Context, examples: Mapping[str, jax.ShapeDtypeStruct]
-) -> tuple[dict[str, jax.ShapeDtypeStruct], Context, dict[str, jax.ShapeDtypeStruct]]:
-  """Returns the shapes for one example, without shardings."""
-  shapes, context = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (dict(params), context))
-  return (
-    shapes,
-    context,
-    {name: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype) for name, leaf in examples.items()},
-  )
+def _remove_shardings(shapes: T) -> T:
+  return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), shapes)
+
+
+def _count_rows(examples: Mapping[str, jax.ShapeDtypeStruct]) -> int:
+  return next(iter(examples.values())).shape[0]
 
 
 @functools.cache

@@ -1,20 +1,20 @@
 """DINO: self-distillation without labels (Caron et al. 2021).
 
-    --config.task.name=dino --config.optim.ema=0.996 --config.optim.ema_schedule=cosine
+    --config.task.name=dino --config.optim.ema=0.996 \
+        --config.optim.ema_schedule.name=cosine --config.optim.ema_schedule.end=1.0
 
 The student's output for each crop must match the teacher's output for the global crops of the same image. The teacher
 is the moving average of the student. The model has no head for classes. Use the evaluation `fewshot`.
 """
 
 import dataclasses
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from vit_jax import models
-from vit_jax.optim.value_schedules import VALUE_SCHEDULES, create_value_schedule
-from vit_jax.schema import Choice, Momentum
+from vit_jax.schema import Momentum
 from vit_jax.selfsup import losses, targets
 from vit_jax.selfsup.heads import ProjectionHead
 from vit_jax.shapes import PRNGKey
@@ -23,8 +23,7 @@ from vit_jax.tasks.self_distillation import (
   GLOBAL,
   HEAD,
   SelfDistillation,
-  compute_entropy,
-  compute_rank,
+  measure_collapse,
   merge_crops,
   select_features,
   split_crops,
@@ -37,11 +36,9 @@ class Dino(SelfDistillation):
   """A task with the loss of DINO: cross-entropy of all pairs of teacher crop and student crop.
 
   Args:
-    temperature: temperature of the teacher's output as a function of the step, see `value_schedules`.
     center_momentum: factor of the old centre when the centre of the teacher's output is updated.
   """
 
-  temperature: Annotated[Choice, VALUE_SCHEDULES] = Choice("ramp", {"start": 0.04, "end": 0.07, "length": "30ep"})
   center_momentum: Momentum = 0.9
 
   statistics: ClassVar[frozenset[str]] = frozenset({CENTER})
@@ -66,15 +63,15 @@ class Dino(SelfDistillation):
       key: random key of stochastic depth, or None for evaluation.
 
     Returns:
-      The loss, and a pair of metrics and {path of the centre: new centre}. The metrics are "teacher_entropy" in nats,
-      "feature_rank", and the parts "local_loss" and "global_loss" of the loss.
+      The loss, and a pair of metrics and {path of the centre: new centre}. The metrics are the parts "local_loss" and
+      "global_loss" of the loss, and those of `measure_collapse`.
     """
     keys = (None, None) if key is None else jax.random.split(key)
     crops = merge_crops(examples["global"])
     model, dtype = self.supplied.model, self.dtype
     seen = split_crops(select_features(model, model.outputs(context.average, crops, None)[0]), GLOBAL)
     logits = self.head.apply(context.average, HEAD, seen, dtype)
-    temperature = create_value_schedule(self.temperature, self.supplied.total, self.supplied.steps_of)(context.step)
+    temperature = self.find_temperature(context.step)
     probabilities = targets.center_softmax(logits, params[CENTER], temperature)
 
     features = split_crops(select_features(model, model.outputs(params, crops, keys[0])[0]), GLOBAL)
@@ -83,8 +80,6 @@ class Dino(SelfDistillation):
     metrics = {
       "local_loss": loss.local_part,
       "global_loss": loss.global_part,
-      "teacher_entropy": compute_entropy(probabilities).mean(),
-      "feature_rank": compute_rank(jax.lax.stop_gradient(merge_crops(features))),
-    }
+    } | measure_collapse(probabilities, features)
     center = targets.update_center(params[CENTER], logits, self.center_momentum)
     return loss.total, (metrics, {CENTER: center})

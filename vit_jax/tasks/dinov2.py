@@ -1,6 +1,7 @@
 """DINOv2: self-distillation with class tokens and masked patches (Oquab et al. 2023; iBOT, Zhou et al. 2022).
 
-    --config.task.name=dinov2 --config.optim.ema=0.992 --config.optim.ema_schedule=cosine
+    --config.task.name=dinov2 --config.optim.ema=0.992 \
+        --config.optim.ema_schedule.name=cosine --config.optim.ema_schedule.end=1.0
 
 The loss is a sum of DINO's loss of class tokens, iBOT's loss of masked patches, KoLeo, and optionally Gram anchoring
 (DINOv3). The model has no head for classes. Use the evaluation `fewshot`.
@@ -9,7 +10,7 @@ The loss is a sum of DINO's loss of class tokens, iBOT's loss of masked patches,
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, NamedTuple
 
 import jax
@@ -21,7 +22,6 @@ from vit_jax.data.crops import Size
 from vit_jax.data.views import Views
 from vit_jax.models import resizing
 from vit_jax.models.sizes import Hidden, Width, sides
-from vit_jax.optim.value_schedules import VALUE_SCHEDULES, create_value_schedule
 from vit_jax.schema import Choice, ConfigError, Fraction, Momentum, NonNegative, Positive, Range, enter_key, make
 from vit_jax.selfsup import losses, patch_masks, targets
 from vit_jax.selfsup.heads import ProjectionHead
@@ -36,8 +36,7 @@ from vit_jax.tasks.self_distillation import (
   Area,
   Crops,
   SelfDistillation,
-  compute_entropy,
-  compute_rank,
+  measure_collapse,
   merge_crops,
   select_features,
   split_crops,
@@ -154,9 +153,8 @@ class Dinov2(SelfDistillation):
   """A task with the losses of DINOv2. The defaults are those of its long recipes.
 
   Args:
-    temperature: temperature of the teacher's output as a function of the step, see `value_schedules`.
-    centering: "sinkhorn" uses all prototypes equally often in each batch. "mean" subtracts a moving average from the
-      teacher's output.
+    centering: "sinkhorn" uses all prototypes equally often in each micro-batch. "mean" subtracts a moving average from
+      the teacher's output.
     center_momentum: factor of the old centre when a centre is updated, for centering="mean".
     sharing: layers that the heads for images and for patches share: "none", "mlp" for all but the last layer (iBOT), or
       "all".
@@ -165,7 +163,7 @@ class Dinov2(SelfDistillation):
     patch_hidden: width of the layers of this head.
     masks: choice of the masked patches, see `MASKS`.
     group: number of neighbouring images of a batch that share their ratios of masked patches. KoLeo looks for nearest
-      neighbours among them. A micro-batch must be a multiple of this number.
+      neighbours among them. A micro-batch must be a multiple of this number. A smaller micro-batch is one group.
     image_weight: weight of the loss of class tokens.
     patch_weight: weight of the loss of masked patches.
     koleo_weight: weight of KoLeo, which is added for both global crops.
@@ -183,7 +181,6 @@ class Dinov2(SelfDistillation):
   blur: Crops = (0.0, 0.9, 0.5)
   prototypes: Annotated[int, Range(2, 2**20)] = 131072
   bottleneck: Width = 384
-  temperature: Annotated[Choice, VALUE_SCHEDULES] = Choice("ramp", {"start": 0.04, "end": 0.07, "length": "30ep"})
   centering: Literal["sinkhorn", "mean"] = "sinkhorn"
   center_momentum: Momentum = 0.9
   sharing: Literal["none", "mlp", "all"] = "none"
@@ -254,15 +251,11 @@ class Dinov2(SelfDistillation):
           f"{self.teacher} has patches of {frozen.model.patch} px, but the student has {own}", "teacher"
         )
       shapes = {path: leaf.shape for path, leaf in frozen.shapes.items()}
+      self._check_teacher(shapes)
       heads = []
       for name, head in ((HEAD, self.head), (PATCH_HEAD, self.patch_head)):
         mlp = PATCH_HEAD if name == PATCH_HEAD and self.sharing == "none" else HEAD
         last = PATCH_HEAD if name == PATCH_HEAD and self.sharing != "all" else HEAD
-        if f"{last}/last/kernel" not in shapes or f"{mlp}/layer0/kernel" not in shapes:
-          raise ConfigError(
-            f"{self.teacher} has no {name!r} for sharing={self.sharing!r}. Use the workdir of such a dinov2 run",
-            "teacher",
-          )
         (width, hidden), (bottleneck, prototypes) = shapes[f"{mlp}/layer0/kernel"], shapes[f"{last}/last/kernel"]
         if prototypes != head.prototypes:
           raise ConfigError(
@@ -272,6 +265,26 @@ class Dinov2(SelfDistillation):
         layers = sum(path.startswith(f"{mlp}/layer") and path.endswith("/kernel") for path in shapes)
         heads.append(ProjectionHead(width, prototypes, bottleneck, hidden, layers, head.last))
     return heads[0], heads[1]
+
+  def _check_teacher(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ConfigError if the heads of a frozen teacher have another form than those of the student."""
+    last = "all"
+    if f"{PATCH_HEAD}/last/kernel" in shapes:
+      last = "none" if f"{PATCH_HEAD}/layer0/kernel" in shapes else "mlp"
+    if f"{HEAD}/last/kernel" not in shapes or last != self.sharing:
+      found = f"heads with sharing={last!r}" if f"{HEAD}/last/kernel" in shapes else "no heads"
+      raise ConfigError(
+        f"{self.teacher} has {found}, but the student has sharing={self.sharing!r}. Use the workdir of a "
+        "dinov2 run with the same sharing",
+        "teacher",
+      )
+    if (f"{HEAD}/last/scale" in shapes) != (self.last_layer == "weight_norm"):
+      form = "with" if f"{HEAD}/last/scale" in shapes else "without"
+      raise ConfigError(
+        f"{self.teacher} has prototypes {form} weight normalisation, but the student has "
+        f"last_layer={self.last_layer!r}",
+        "teacher",
+      )
 
   @functools.cached_property
   def gram_model(self) -> resizing.ResizedModel:
@@ -339,7 +352,7 @@ class Dinov2(SelfDistillation):
 
     Returns:
       The loss, and a pair of metrics and {path: new centre}. The metrics are "local_loss", "global_loss", "patch_loss",
-      "koleo" and "gram" before their weights, "teacher_entropy" in nats, and "feature_rank".
+      "koleo" and "gram" before their weights, and those of `measure_collapse`.
     """
     drawn, *keys = (rng.make_key(0), None, None) if key is None else jax.random.split(key, 3)
     crops = merge_crops(examples["global"])
@@ -362,7 +375,7 @@ class Dinov2(SelfDistillation):
     patch = losses.patch_loss(patches, patch_probabilities, masks.weights, len(crops), self.student_temperature)
     together = self._count_together(len(examples["global"]))
     koleo = jnp.zeros(())
-    if self.koleo_weight and together > 1:  # a single image, of which FLOPs are counted, has no neighbour
+    if self.koleo_weight and together > 1:  # a single image has no neighbour
       koleo = losses.koleo(rearrange(student.features, "(n i) g d -> g n i d", i=together)).mean(1).sum()
     loss = self.image_weight * dino.total + self.patch_weight * patch + self.koleo_weight * koleo
     metrics = {
@@ -370,9 +383,7 @@ class Dinov2(SelfDistillation):
       "global_loss": dino.global_part,
       "patch_loss": patch,
       "koleo": koleo,
-      "teacher_entropy": compute_entropy(probabilities).mean(),
-      "feature_rank": compute_rank(jax.lax.stop_gradient(merge_crops(student.features))),
-    }
+    } | measure_collapse(probabilities, student.features)
     if self.anchor is not None:
       metrics |= {"gram": self.compute_gram(context, examples, student.patches)}
       loss += self.anchor.weight * metrics["gram"]
@@ -396,7 +407,11 @@ class Dinov2(SelfDistillation):
     """
     size = self._count_together(images)
     with enter_key("config.task.masks"):
-      return make(self.masks, MASKS)(key, images // size, GLOBAL * size, self.grid)
+      draw = make(self.masks, MASKS)
+      try:
+        return draw(key, images // size, GLOBAL * size, self.grid)
+      except ValueError as error:
+        raise ConfigError(str(error)) from error
 
   def encode(
     self,
@@ -452,7 +467,7 @@ class Dinov2(SelfDistillation):
     head, patch_head = self.teacher_heads
     logits = head.apply(teaching, HEAD, teacher.features, self.dtype)
     patches = self.apply_patch_head(patch_head, teaching, patch_masks.take_patches(teacher.patches, masks.indices))
-    temperature = create_value_schedule(self.temperature, self.supplied.total, self.supplied.steps_of)(context.step)
+    temperature = self.find_temperature(context.step)
     if self.centering == "sinkhorn":
       return targets.sinkhorn(logits, temperature), targets.sinkhorn(patches, temperature, valid=masks.valid), {}
     found = (

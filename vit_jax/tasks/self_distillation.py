@@ -19,17 +19,18 @@ from vit_jax.data.crops import Size
 from vit_jax.data.views import Fields, Views
 from vit_jax.models import resizing
 from vit_jax.models.sizes import Hidden, Width
-from vit_jax.schema import Choice, ConfigError, Fraction, Positive, Range
+from vit_jax.optim.value_schedules import VALUE_SCHEDULES, create_value_schedule
+from vit_jax.schema import Choice, ConfigError, Fraction, Positive, Range, enter_key
 from vit_jax.selfsup import heads
 from vit_jax.selfsup.heads import ProjectionHead
-from vit_jax.shapes import Array, Float, PRNGKey, Tensor
+from vit_jax.shapes import Array, Count, Float, PRNGKey, Scalar, Tensor
 from vit_jax.tasks import masking
 from vit_jax.tasks.task import Batch, Context, Labels, Params, Task, TaskContext
 
 HEAD, CENTER = "task/head", "task/center"
 GLOBAL = 2  # number of global crops
-# A teacher with an entropy above the first, or below the second share of the entropy of a uniform output has collapsed.
-UNIFORM, CONSTANT = 0.998, 0.01
+UNIFORM = 0.998  # a teacher has collapsed if its entropy is above this share of the largest entropy, log K
+PROTOTYPES = 1.5  # a teacher has collapsed if all images of a batch use fewer prototypes
 RANK = 1.5  # features of a lower rank have collapsed
 
 Crops = tuple[Fraction, Fraction, Fraction]  # values for the first and the second global crop, and for local crops
@@ -57,6 +58,7 @@ class SelfDistillation(Task):
     head_layers: number of layers of the head in front of the last one.
     last_layer: "weight_norm" learns the length of each prototype, "fixed_norm" has prototypes of length one, and
       "plain" has no normalisation (DINOv3).
+    temperature: temperature of the teacher's output as a function of the step, see `value_schedules`.
     student_temperature: temperature of the student's output.
 
   Raises:
@@ -78,6 +80,7 @@ class SelfDistillation(Task):
   hidden: Hidden = 2048
   head_layers: Annotated[int, Range(1, 16)] = 3
   last_layer: heads.LastLayer = "weight_norm"
+  temperature: Annotated[Choice, VALUE_SCHEDULES] = Choice("ramp", {"start": 0.04, "end": 0.07, "length": "30ep"})
   student_temperature: Positive = 0.1
 
   headline: ClassVar[str] = "teacher_entropy"
@@ -88,13 +91,31 @@ class SelfDistillation(Task):
     size = self.supplied.model.description.image_size
     if not isinstance(size, int):
       raise ConfigError(f"crops are squares, but the model takes images of {size[0]} x {size[1]} px", "name")
+    for key in ("global_area", "local_area"):
+      if (area := getattr(self, key))[0] > area[1]:
+        raise ConfigError(f"{area} goes from high to low. Write (low, high)", key)
+    for key in ("value", "start", "end"):
+      if (value := self.temperature.args.get(key, 1.0)) <= 0:
+        with enter_key("temperature"):
+          raise ConfigError(f"{value}. Allowed: above 0", key)
+    if not self.local_crops:
+      return
     patch = self.supplied.model.patch
-    if self.local_crops and self.local_size % patch:
+    if self.local_size % patch:
+      nearest = patch * max(1, round(self.local_size / patch))
       raise ConfigError(
-        f"{self.local_size} is not a multiple of the model's patch. Use {patch * max(1, self.local_size // patch)}",
-        "local_size",
+        f"{self.local_size} is not a multiple of the model's patch {patch}. Use {nearest}", "local_size"
       )
     _ = self.local_model  # raises an error for a model that cannot process local crops
+
+  def find_temperature(self, step: Count) -> Scalar:
+    """Returns the temperature of the teacher at a step.
+
+    Args:
+      step: number of completed steps.
+    """
+    with enter_key("config.task.temperature"):
+      return create_value_schedule(self.temperature, self.supplied.total, self.supplied.steps_of)(step)
 
   @functools.cached_property
   def local_model(self) -> resizing.ResizedModel:
@@ -180,25 +201,46 @@ class SelfDistillation(Task):
     """Returns a warning if the teacher or the features have collapsed.
 
     Args:
-      means: mean of "teacher_entropy" and "feature_rank" over some steps.
+      means: means of the metrics of `measure_collapse` over some steps.
     """
-    entropy, rank, largest = means["teacher_entropy"], means["feature_rank"], math.log(self.prototypes)
+    entropy, largest = means["teacher_entropy"], math.log(self.prototypes)
     if entropy > UNIFORM * largest:
       return (
         f"the teacher's output has collapsed: its entropy {entropy:.3f} is that of a uniform output (log K = "
-        f"{largest:.3f}). Use a lower task.temperature, or a larger batch"
+        f"{largest:.3f}). Use a lower config.task.temperature, or a larger batch"
       )
-    if entropy < CONSTANT * largest:
+    if means["used_prototypes"] < PROTOTYPES:
       return (
-        f"the teacher's output has collapsed: its entropy is {entropy:.3f}, so images have one prototype. Use a higher "
-        "task.temperature, or a lower learning rate"
+        f"the teacher's output has collapsed: all images of a batch use {means['used_prototypes']:.2f} prototypes. Use "
+        "a lower learning rate, or a higher config.task.temperature"
       )
-    if rank < RANK:
+    if means["feature_rank"] < RANK:
       return (
-        f"the features have collapsed: their effective rank is {rank:.2f}. Use a lower learning rate, a larger batch, "
-        "or a larger optim.ema"
+        f"the features have collapsed: their effective rank is {means['feature_rank']:.2f}. Use a lower learning rate, "
+        "or a larger batch"
       )
     return None
+
+
+def measure_collapse(
+  probabilities: Float[Tensor, "B G K"], features: Float[Tensor, "B G D"]
+) -> dict[str, Float[Array, ""]]:
+  """Returns the metrics that show a collapse.
+
+  Args:
+    probabilities: targets from the teacher.
+    features: features of the student.
+
+  Returns:
+    "teacher_entropy", the mean entropy of a target in nats, "used_prototypes", the exponential of the entropy of the
+    mean target, and "feature_rank", see `compute_rank`.
+  """
+  mean = probabilities.mean((0, 1))
+  return {
+    "teacher_entropy": compute_entropy(probabilities).mean(),
+    "used_prototypes": jnp.exp(compute_entropy(mean)),
+    "feature_rank": compute_rank(jax.lax.stop_gradient(merge_crops(features))),
+  }
 
 
 def select_features(model: models.Model, output: models.Output) -> Float[Array, "B D"]:

@@ -62,8 +62,8 @@ class TaskContext(NamedTuple):
     patch: side of the patches in pixels that images may be cut into, or None if the model requires whole images.
     augment: function from `patch` to an augmentation. The augmentation maps (key, uint8 images, targets, draws, step)
       to (images, targets). See `data.augment`.
-    freeze: function from (key of the config, path, ema, prefix, rules) to a frozen model. With sharding rules for
-      parameters of a task, the frozen model of a workdir includes those that match.
+    freeze: function from (key of the config, path, ema, prefix, rules) to a frozen model. With sharding rules, the
+      frozen model also contains the task parameters of a workdir that match a rule.
     pixels: function from normalised images or patches to pixel values in 0..1, in float32.
     normalise: function from uint8 images or patches to the normalised images that the model takes.
     normalised: "mean" and "std" with which the images are normalised.

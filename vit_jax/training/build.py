@@ -113,7 +113,8 @@ def build(
       _check_unused(run)
   # Tracing the step reports errors here, before the devices are used.
   jax.eval_shape(experiment.step, experiment.state_shapes, experiment.batch_shapes, experiment.frozen_shapes)
-  alone = make_task(run, models.functional(model.description), grid, total, steps_of, source.classes)
+  plain = model.description.change({"remat": "none"}) if "remat" in model.description.model.args else model.description
+  alone = make_task(run, models.functional(plain), grid, total, steps_of, source.classes)
   forward, training_flops = _count_flops(experiment, alone)
   return dataclasses.replace(experiment, forward_flops=forward, training_flops=training_flops)
 
@@ -194,7 +195,8 @@ def _describe_frozen(
 ) -> tasks.FrozenModel:
   """Returns a description of the weights in a file or workdir, for images of the run's size.
 
-  Reads only names and shapes of a file. With rules, it includes parameters of the task of a workdir.
+  Reads only names and shapes of a file, but the whole checkpoint of a workdir. With rules, it includes parameters of
+  the task of a workdir.
   """
   with enter_key(f"config.{key}"), options.use_form(f"config.{key.rpartition('.')[0]}"):
     have = importers.open_frozen(path, run.data.image_size, run.dtype.name, ema, prefix, classes)
@@ -230,12 +232,15 @@ def _build_evals(run: BoundRun, subject: evals.EvalContext, steps_of: Callable[[
 def _count_flops(experiment: Experiment, alone: tasks.Task) -> tuple[int, int]:
   """Returns the FLOPs of the task for one image: of the forward pass, and of forward and backward pass.
 
-  `alone` is a copy of the task for which the model is not sharded.
+  `alone` is a copy of the task for which the model is not sharded and computes nothing twice.
   """
   _ = alone.frozen  # read before tracing, because the checkpoint of a teacher is verified by a program
   key, shapes = jax.eval_shape(lambda: rng.make_key(0)), experiment.state_shapes
   context = tasks.Context(shapes.step, experiment.frozen_shapes, shapes.ema if alone.uses_average else {})
-  examples = jax.eval_shape(experiment.task.examples, experiment.batch_shapes, context, key)
+  examples = {
+    name: jax.ShapeDtypeStruct((leaf.shape[0] // experiment.run.optim.accumulate, *leaf.shape[1:]), leaf.dtype)
+    for name, leaf in jax.eval_shape(experiment.task.examples, experiment.batch_shapes, context, key).items()
+  }
   forward = cost.count_forward_flops(alone.objective, shapes.params, context, examples)
   if not (alone.uses_average or alone.frozen):
     return forward, flops.TRAINING * forward

@@ -188,7 +188,7 @@ class TrainingLog:
       times, last = self._measured.get(name, (0, None))
       self._measured[name] = [times + (step != last), step]
     self._writer.write(step, {selection.format_name(name): value for name, value in figures.items()})
-    shown = [name for name in figures if name.endswith(("top1", "loss", "shot"))]
+    shown = [name for name in figures if name.endswith(("top1", "loss", "shot", "_all", "entropy"))]
     print_line(
       f"{step:>7}  evaluated: " + "  ".join(f"{selection.format_name(name)} {figures[name]:.4f}" for name in shown)
     )

@@ -418,6 +418,6 @@ def describe_checkpoint(experiment: Experiment, frozen: dict[str, str], step: in
   """
   order = provenance.sample_order(experiment.images, step * experiment.run.batch)
   model = experiment.model.description.to_json()
-  # A task that learns from the average of the weights trains it to be used.
+  # The average is the result of a task that learns from it.
   weights = {"weights": "average"} if experiment.task.uses_average else {}
   return {"model": model, "frozen": frozen, "identity": experiment.identity, "order": order} | weights

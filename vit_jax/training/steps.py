@@ -170,7 +170,7 @@ def accumulate_gradients(gradient: Gradient, placement: jax.sharding.Sharding, *
   Args:
     gradient: function (params, context, examples, key) -> pytree of arrays.
     placement: sharding of the examples as [micro-batch, row, ...].
-    accumulate: number of micro-batches. 1 returns `make_gradient` unchanged.
+    accumulate: number of micro-batches. 1 returns `gradient` unchanged.
   """
   if accumulate == 1:
     return gradient
