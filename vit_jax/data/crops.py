@@ -36,7 +36,7 @@ _ALIASED = {"bilinear_aliased": cv2.INTER_LINEAR, "bicubic_aliased": cv2.INTER_C
 SCALED = 2**28
 
 
-def scale(image: np.ndarray, height: int, width: int, interpolation: Interpolation = "area") -> np.ndarray:
+def scale(image: AnyImage, height: int, width: int, interpolation: Interpolation = "area") -> np.ndarray:
   """Returns an image scaled to another size.
 
   Args:
@@ -105,7 +105,7 @@ def inception(
   _check_ordered("ratio", ratio)
 
   def crop(image: AnyImage, draw: random.Random) -> np.ndarray:
-    top, left, height, width = draw_inception_box(draw, *image.shape[:2], area, ratio)
+    top, left, height, width = draw_inception_box(draw, image.shape[0], image.shape[1], area, ratio)
     box = image[top : top + height, left : left + width]
     kind = interpolation
     if kind == "random":
@@ -222,7 +222,7 @@ def random_crop(
     border: "black", or "mirrored" pixels of the image.
     interpolation: see `scale`.
   """
-  mode = {"black": "constant", "mirrored": "reflect"}[border]
+  mode: Literal["constant", "reflect"] = "constant" if border == "black" else "reflect"
 
   def crop(image: AnyImage, draw: random.Random) -> np.ndarray:
     image = _scale_small_side(image, size, interpolation)
@@ -234,7 +234,7 @@ def random_crop(
 
 
 def _scale_small_side(
-  image: AnyImage, size: int, interpolation: str, whole: Callable[[float], int] = round
+  image: AnyImage, size: int, interpolation: Interpolation, whole: Callable[[float], int] = round
 ) -> np.ndarray:
   height, width = image.shape[:2]
   small = min(height, width)

@@ -133,8 +133,8 @@ def constant(peak: float, total: int, warmup: int, steps: Steps, *, cooldown: Du
     peak, total, warmup, steps: see the module docstring.
     cooldown: length of the decay at the end of the run.
   """
-  cooldown = _cooldown_steps(cooldown, total, warmup, steps)
-  return lambda step: peak * _warm_up(step, warmup) * _cool_down(step, total, cooldown)
+  cooling = _cooldown_steps(cooldown, total, warmup, steps)
+  return lambda step: peak * _warm_up(step, warmup) * _cool_down(step, total, cooling)
 
 
 def rsqrt(
@@ -157,14 +157,14 @@ def rsqrt(
     shift: number of steps added to t.
     cooldown: length of the linear decay to 0 at the end of the run.
   """
-  cooldown = _cooldown_steps(cooldown, total, warmup, steps)
-  timescale, shift = float(steps(timescale)), float(steps(shift))
-  if not timescale:
+  cooling = _cooldown_steps(cooldown, total, warmup, steps)
+  scale, shifted = float(steps(timescale)), float(steps(shift))
+  if not scale:
     raise ConfigError("0 steps. Give a length over which the rate falls by sqrt(2)", "timescale")
 
   def rate(step: Count) -> jax.Array:
     after = jnp.maximum(jnp.asarray(step, jnp.float32) - warmup, 0)
-    return peak * _warm_up(step, warmup) * _cool_down(step, total, cooldown) / jnp.sqrt(1 + (after + shift) / timescale)
+    return peak * _warm_up(step, warmup) * _cool_down(step, total, cooling) / jnp.sqrt(1 + (after + shifted) / scale)
 
   return rate
 
@@ -213,10 +213,10 @@ def epoch_cosine(
     after_warmup: whether the cosine starts at the end of the warm-up instead of epoch 0.
   """
   _check_end(end, peak)
-  cooldown = _cooldown_steps(cooldown, total, warmup, steps)
+  cooling = _cooldown_steps(cooldown, total, warmup, steps)
   epoch = count_steps_per_epoch(steps)
   first = round(warmup / epoch) if after_warmup else 0
-  length = max(round((total - cooldown) / epoch) - first, 1)
+  length = max(round((total - cooling) / epoch) - first, 1)
 
   def rate(t: float) -> float:
     return end + (peak - end) * 0.5 * (1 + math.cos(math.pi * min((t - first) / length, 1)))
@@ -243,11 +243,11 @@ def epoch_step(
     start: learning rate at the first step of the warm-up.
   """
   epoch = count_steps_per_epoch(steps)
-  every = max(round(steps(every) / epoch), 1)
-  return _create_epoch_schedule(lambda t: peak * factor ** (t // every), peak, total, warmup, epoch, start)
+  epochs = max(round(steps(every) / epoch), 1)
+  return _create_epoch_schedule(lambda t: peak * factor ** (t // epochs), peak, total, warmup, epoch, start)
 
 
-SCHEDULES = {
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
   "cosine": cosine,
   "linspace_cosine": linspace_cosine,
   "linear": linear,
@@ -264,7 +264,7 @@ def _warm_up(step: Count, warmup: int) -> Any:
   return jnp.minimum(jnp.asarray(step, jnp.float32) / warmup, 1) if warmup else jnp.float32(1)
 
 
-def _cool_down(step: Count, total: int, cooldown: Duration) -> Any:
+def _cool_down(step: Count, total: int, cooldown: int) -> Any:
   return jnp.clip((total - jnp.asarray(step, jnp.float32)) / cooldown, 0, 1) if cooldown else jnp.float32(1)
 
 
@@ -307,8 +307,8 @@ def create_table(starts: Sequence[int], rates: Sequence[float]) -> Schedule:
     starts: first step of each rate in ascending order, starting with 0.
     rates: the rates.
   """
-  starts, rates = np.asarray(starts, np.int32), np.asarray(rates, np.float32)
-  return lambda step: jnp.asarray(rates)[jnp.searchsorted(starts, jnp.asarray(step, jnp.int32), side="right") - 1]
+  first, values = np.asarray(starts, np.int32), np.asarray(rates, np.float32)
+  return lambda step: jnp.asarray(values)[jnp.searchsorted(first, jnp.asarray(step, jnp.int32), side="right") - 1]
 
 
 def count_steps_per_epoch(steps: Steps) -> float:

@@ -66,10 +66,12 @@ class GoodputTracker:
     self._seconds["start"] = now - self._began
     self._phase, self._since = "start", time.perf_counter()
     self._written = -math.inf
-    self.images, self.seconds = 0, 0.0  # of steady steps
+    self.images: float = 0  # of steady steps
+    self.seconds = 0.0
     self._carried = self._lost = 0.0  # seconds of steps that the restored state contains, and of steps that are lost
-    self._train_seconds, self._stopped = 0.0, None
-    self._lap_began = None
+    self._train_seconds = 0.0
+    self._stopped: float | None = None
+    self._lap_began: dict[str, float] | None = None
     self.resume({})
 
   def resume(self, counts: dict[str, float], running: bool = True) -> None:

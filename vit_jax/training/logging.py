@@ -5,6 +5,7 @@ import contextlib
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -48,9 +49,9 @@ class TrainingLog:
     workdir: pathlib.Path,
     start: int,
     timer: goodput.GoodputTracker,
-    phase: Callable[[str], contextlib.AbstractContextManager],
+    phase: Callable[[str], contextlib.AbstractContextManager[None]],
     store: checkpoints.Checkpoints,
-    about: dict,
+    about: dict[str, Any],
   ) -> None:
     self.clock, self._phase = timer, phase
     self._experiment, self._start, self._store = experiment, start, store
@@ -64,7 +65,7 @@ class TrainingLog:
     self._summed = saved["steps"]  # number of these steps
     self._lap_began = self._seen = start  # step
     self._skipped = 0
-    self._evaluated = None  # step
+    self._evaluated: int | None = None  # step
     # {evaluation: [number of steps at which it was measured, last of these steps]}
     every = {name: each.every for name, each in experiment.evals.items()}
     self._measured = about.get("measured", selection.count_measurements(every, start))
@@ -87,7 +88,7 @@ class TrainingLog:
     if len(self._pending) > AHEAD:
       jax.block_until_ready(self._pending[-1 - AHEAD][1])
 
-  def get_progress(self, step: int) -> dict:
+  def get_progress(self, step: int) -> dict[str, Any]:
     """Returns the progress to store in a checkpoint.
 
     The progress contains times, sums for the next line, whether all due evaluations are done, and the number of

@@ -7,6 +7,7 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -35,7 +36,7 @@ def train(
   weights: dict[str, np.ndarray] | None = None,
   began: float | None = None,
   pictures: Mapping[str, bytes] | None = None,
-) -> dict:
+) -> dict[str, Any]:
   """Trains until the end, starting from the newest checkpoint if there is one.
 
   Args:
@@ -141,7 +142,7 @@ class Session:
   frozen: dict[str, dict[str, jax.Array]]
   frozen_digests: dict[str, str]
   evaluated: bool
-  phase: Callable[..., contextlib.AbstractContextManager]
+  phase: Callable[..., contextlib.AbstractContextManager[None]]
 
 
 def open_session(
@@ -207,7 +208,7 @@ def enter_phase(
 # Start and end of a run.
 
 
-def load_result(workdir: pathlib.Path, total: int) -> dict | None:
+def load_result(workdir: pathlib.Path, total: int) -> dict[str, Any] | None:
   """Returns the result of a run that is already finished, or None.
 
   Args:
@@ -229,7 +230,7 @@ def restore_or_start(
   store: checkpoints.Checkpoints,
   timer: goodput.GoodputTracker,
   weights: dict[str, np.ndarray] | None,
-) -> tuple[steps.State, dict]:
+) -> tuple[steps.State, dict[str, Any]]:
   """Returns the newest saved state and the description in its checkpoint, and resumes the clock from it.
 
   Without a checkpoint, the function returns the initial state and an empty description.
@@ -286,7 +287,7 @@ def load_starting_weights(experiment: Experiment, flag: str = "config.init.from"
   return checkpoints.check_same_arrays(weights, experiment.run.init.from_)
 
 
-def describe_ranking(session: Session, figures: Mapping[str, float]) -> dict:
+def describe_ranking(session: Session, figures: Mapping[str, float]) -> dict[str, Any]:
   """Returns the entries of result.json for the intervals of proportions and for the figure that ranks the run (see
   `selection.describe_selection`).
 
@@ -304,7 +305,7 @@ def describe_ranking(session: Session, figures: Mapping[str, float]) -> dict:
   }
 
 
-def run_metadata(session: Session, state: steps.State) -> dict:
+def run_metadata(session: Session, state: steps.State) -> dict[str, Any]:
   """Returns the entries of result.json that are not figures: durations, seed, versions and digests.
 
   Args:
@@ -324,7 +325,7 @@ def run_metadata(session: Session, state: steps.State) -> dict:
   }
 
 
-def write_result(workdir: pathlib.Path, result: dict) -> dict:
+def write_result(workdir: pathlib.Path, result: dict[str, Any]) -> dict[str, Any]:
   """Writes result.json on the first process, and returns the result.
 
   Args:
@@ -408,7 +409,7 @@ def save(session: Session, step: int, state: steps.State) -> None:
       )
 
 
-def describe_checkpoint(experiment: Experiment, frozen: dict[str, str], step: int) -> dict:
+def describe_checkpoint(experiment: Experiment, frozen: dict[str, str], step: int) -> dict[str, Any]:
   """Returns the description that a checkpoint stores with its state.
 
   Args:

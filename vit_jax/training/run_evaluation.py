@@ -4,6 +4,7 @@ import contextlib
 import logging
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from vit_jax import checkpoints, evals
 from vit_jax.checkpoints import provenance
@@ -68,7 +69,7 @@ def restore_newest(experiment: Experiment, workdir: pathlib.Path) -> steps.State
   return state
 
 
-def warn_of_other_data(experiment: Experiment, about: Mapping) -> None:
+def warn_of_other_data(experiment: Experiment, about: Mapping[str, Any]) -> None:
   """Warns if the data of a run have changed. The warning names the splits with different images.
 
   Args:
