@@ -24,6 +24,7 @@ import warnings
 from collections.abc import Callable, Iterator
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # a compiled config would be a change of the folder
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
 
 from tests import hostile, hostile_paths, runs

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from tests import modules, parity
-from vit_jax import importers, models
+from vit_jax import importers, models, schema
 from vit_jax.models import flops, table
 from vit_jax.models.published.model import Registered
 
@@ -131,7 +131,10 @@ def counted(model):
 def test_a_row_has_the_numbers_of_its_model_and_its_tables_fit(row):
   # A scanned stack is traced once for all blocks.
   scan = {"scan": True} if "scan" in inspect.signature(models.lookup(row.name)).parameters else {}
-  model = modules.abstract(row.name, row.size, **row.arguments, **scan)
+  settings = {name: value for name, value in row.arguments.items() if name != "classes"}
+  choice = schema.Choice(row.name, schema.nest_choices(settings) | scan)
+  classes = row.arguments.get("classes", models.find(row.name).classes)
+  model = models.functional(models.Description(choice, row.size, classes))
   modules.check_tables(model)
   trained, averages, flops = counted(model)
   assert row.parameters == f"{trained:,}" + (f" + {averages:,}" if averages else "")

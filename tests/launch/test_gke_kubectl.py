@@ -207,7 +207,7 @@ def test_what_is_deleted_is_deleting_until_the_last_pod_is_gone(cluster):
   assert one.look(1).state == states.DELETING
   cluster.reap("jobsets")
   look = one.look(1)
-  assert look.state == states.DELETING and "still there" in look.detail
+  assert look.state == states.DELETING and "still exist" in look.detail
   one.create(2, EXPIRES)  # under its own name, while the other lingers
   assert one.look(2).state == states.READY
   cluster.reap()

@@ -146,7 +146,7 @@ from vit_jax.schema import Choice
 
 
 def converted(folder, width):
-  described = Description(Choice("vit_small_plus_patch16_dinov3_qkvb", {"width": width, "pool": "cls"}), 64, 0)
+  described = Description(Choice("vit_small_plus_patch16_dinov3_qkvb", {"width": width, "head": Choice("cls")}), 64, 0)
   made = importers.find_layout(described, "hf")
   arrays = {
     path: Tensor(shape, np.float32, lambda shape=shape: np.ones(shape, np.float32))
@@ -155,7 +155,7 @@ def converted(folder, width):
   (folder / "timm").mkdir(parents=True)
   source, target = folder / "model.safetensors", folder / "timm/model.safetensors"
   safetensors_files.write(source, layout.write_lazily(made, arrays, described), {})
-  (folder / "config.json").write_text(json.dumps(made.beside(described)))
+  (folder / "config.json").write_text(json.dumps(made.create_config(described)))
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   convert.convert(source, target, "timm", {})
   grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
