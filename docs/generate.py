@@ -30,7 +30,7 @@ from vit_jax.models import attention_outputs, rotary, table, vit_choices, vit_he
 from vit_jax.models.published.model import Registered  # noqa: E402
 from vit_jax.optim import schedules, value_schedules  # noqa: E402
 from vit_jax.schema import expected  # noqa: E402
-from vit_jax.tasks import dinov2, distill, masked_patches  # noqa: E402
+from vit_jax.tasks import dinov2_choices, distill, masked_patches  # noqa: E402
 from vit_jax.training import build  # noqa: E402
 
 GROUP = "those of its keys"
@@ -123,8 +123,8 @@ def config_page() -> str:
   parts += ["## optim.ema_schedule\n", "The names are those of `optim.weight_decay_schedule`.\n"]
   parts += ["## task\n", table_of(tasks.TASKS, 3)]
   parts += ["## task.temperature of dino and dinov2\n", table_of(value_schedules.VALUE_SCHEDULES, 3)]
-  parts += ["## task.masks of dinov2\n", table_of(dinov2.MASKS, 3)]
-  parts += ["## task.gram of dinov2\n", table_of(dinov2.GRAMS, 3)]
+  parts += ["## task.masks of dinov2\n", table_of(dinov2_choices.MASKS, 3)]
+  parts += ["## task.gram of dinov2\n", table_of(dinov2_choices.GRAMS, 3)]
   parts += ["## task.targets of distill\n", table_of(distill.TARGETS, 3)]
   parts += ["## task.targets of masked_patches\n", table_of(masked_patches.TARGETS, 3)]
   return "\n".join(parts)

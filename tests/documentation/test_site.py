@@ -21,7 +21,7 @@ from vit_jax.evals import probes
 from vit_jax.models import attention_outputs, rotary, table, vit_choices
 from vit_jax.models.published.model import Registered
 from vit_jax.optim import schedules, value_schedules
-from vit_jax.tasks import dinov2, distill, masked_patches
+from vit_jax.tasks import dinov2_choices, distill, masked_patches
 from vit_jax.training import build
 
 _SPEC = importlib.util.spec_from_file_location("generate", extraction.ROOT / "docs/generate.py")
@@ -31,7 +31,7 @@ SETTINGS = yaml.safe_load((extraction.ROOT / "mkdocs.yml").read_text())
 NARROW, WIDE = 400, 1280  # CSS pixels
 TABLES = {
   "config": (build.OPTIM, schedules.SCHEDULES, value_schedules.DECAY_SCHEDULES, tasks.TASKS, distill.TARGETS,
-             masked_patches.TARGETS, value_schedules.VALUE_SCHEDULES, dinov2.MASKS, dinov2.GRAMS),
+             masked_patches.TARGETS, value_schedules.VALUE_SCHEDULES, dinov2_choices.MASKS, dinov2_choices.GRAMS),
   "data": (catalog.READERS, catalog.DATA, order.ORDERS, crops.CROPS, crops.TEST_CROPS, policies.POLICIES,
            warping.WARPS, mixup.MIXINGS, erasing.ERASINGS),
   "model": (vit_choices.ATTENTION, attention_outputs.OUTPUTS, vit_choices.MLP, vit_choices.NORM, vit_choices.POSITION,

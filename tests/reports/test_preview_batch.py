@@ -69,6 +69,22 @@ def test_what_mixes_a_batch_looks_at_no_other_rows(name):
     np.testing.assert_allclose(few[:5], all_[:5], atol=1e-6)
 
 
+@pytest.mark.heavy
+def test_the_first_view_of_each_image_is_shown_for_self_distillation(tmp_path):
+  root = folders.folder(tmp_path, 8)
+  small = {"data.name": "folder", "data.path": str(root), "data.test": "train", "batch": "8", "total": "2"}
+  run = dataclasses.replace(runs.run("configs/dino.py:glyphs", small), evals={})
+  parts = build.build(run, jax.devices()[:1])
+  whole = next(batches := parts.batches(0))
+  batches.close()
+  examples, exact = preview_batch.compute_first_images(run, parts.images.source, 5)
+  assert exact and len(examples) == 5
+  for row, example in enumerate(examples):
+    cut = np.asarray(whole["global"][row, 0]).reshape(8, 8, 4, 4, 3).swapaxes(1, 2).reshape(32, 32, 3)
+    np.testing.assert_array_equal(example.seen, cut)
+    assert example.target == () and example.original.shape == (40, 50, 3)
+
+
 def test_the_rows_are_those_shown_and_their_partners():
   assert preview_batch.select_rows(64, 3) == [0, 1, 2, 61, 62, 63]
   assert preview_batch.select_rows(4, 3) == [0, 1, 2, 3] == preview_batch.select_rows(4, 24)

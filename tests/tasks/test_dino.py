@@ -62,7 +62,8 @@ def softmax(x):
 
 
 def logits_of(stage, params, crops, resized=None):
-  outputs, _ = (resized or MODEL).outputs(params, crops)
+  model, adapted = (MODEL, params) if resized is None else (resized.model, resized.adapt(params))
+  outputs, _ = model.outputs(adapted, crops)
   return np.asarray(stage.head.apply(params, "task/head", outputs.features), np.float64)
 
 
@@ -196,6 +197,8 @@ def test_one_and_eight_devices_take_the_same_steps():
 @pytest.mark.parametrize(("changes", "expected"), [
   ({"optim__ema": "none", "optim__ema_schedule": "default"}, r"optim\.ema: task 'dino' learns from the moving average"),
   ({"data__warp": "affine"}, r"config\.data\.warp: 'affine' has no effect"),
+  ({"data__crop__area": "(0.3, 0.4)"}, r"config\.data\.crop: 'inception' has no effect"),
+  ({"data__crop": "resize"}, r"config\.data\.crop: 'resize' has no effect"),
   ({"data__policy": "three_augment"}, r"config\.data\.policy: 'three_augment' has no effect"),
   ({"task__local_size": 18}, r"config\.task\.local_size: 18 is not a multiple"),
   ({"optim__ema_schedule__end": 2}, r"config\.optim\.ema_schedule\.end: 2"),

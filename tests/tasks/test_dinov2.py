@@ -32,7 +32,8 @@ def task(frozen=None, **arguments):
   def freeze(key, path, ema, prefix, rules):
     return frozen
 
-  return Dinov2(stages.supplied(MODEL, freeze=freeze), **SMALL | arguments)
+  own = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+  return Dinov2(stages.supplied(MODEL, freeze=freeze, normalised=own), **SMALL | arguments)
 
 
 def drawn(stage, seed=0):
@@ -101,7 +102,10 @@ def test_the_loss_is_the_sum_of_its_parts(sharing, centering):
 
   taught = [outputs(teacher, i) for i in range(2)]
   learned = [outputs(params, i, hidden[:, i]) for i in range(2)]
-  local = [stage.local_model.outputs(params, examples["local"][:, i])[0].features for i in range(2)]
+  local = [
+    stage.local_model.model.outputs(stage.local_model.adapt(params), examples["local"][:, i])[0].features
+    for i in range(2)
+  ]
 
   of_images = [head(teacher, "task/head", features) for features, _ in taught]
   rows = [(image, i, n) for image in range(4) for i in range(2) for n in np.flatnonzero(hidden[image, i])]
@@ -158,8 +162,16 @@ def test_every_parameter_of_the_task_has_one_row_in_the_sharding_table():
         assert sum(re.fullmatch(rule, path) is not None for rule, _ in stage.sharding) == 1, path
 
 
-def gram_task(**arguments):
-  frozen = FrozenModel(MODEL, MODEL.shapes(), dict, "task.gram.teacher", "earlier")
+def test_a_gram_teacher_of_other_images_is_an_error():
+  with pytest.raises(
+    ConfigError, match=r"task\.gram\.teacher: earlier was trained with mean \(0\.1, 0\.2, 0\.3\), but"
+  ):
+    _ = gram_task(normalised={"mean": (0.1, 0.2, 0.3)}).frozen
+  assert "gram" in gram_task(normalised={"mean": (0.5, 0.5, 0.5)}).frozen
+
+
+def gram_task(normalised=None, **arguments):
+  frozen = FrozenModel(MODEL, MODEL.shapes(), dict, "task.gram.teacher", "earlier", (), normalised or {})
   return task(frozen, gram=Choice("anchor", {"teacher": "earlier", "weight": 2.0} | arguments))
 
 
@@ -174,7 +186,9 @@ def test_gram_anchoring_compares_similarities_of_patches(across):
   masked = {"corrupt": lambda x: np.where(hidden, params["task/mask_token"], x)}
   flat = np.asarray(examples["global"]).reshape(8, 32, 32, 3)
   student = np.asarray(MODEL.outputs(params, flat, **masked)[0].tokens[:, 1:])
-  tokens = stage.gram_model.outputs(earlier, np.asarray(examples["gram"]).reshape(8, 64, 64, 3))[0].tokens[:, 1:]
+  tokens = stage.gram_model.model.outputs(
+    stage.gram_model.adapt(earlier), np.asarray(examples["gram"]).reshape(8, 64, 64, 3)
+  )[0].tokens[:, 1:]
   taps = np.array([-0.75 * 0.125, 0.59375, 0.59375, -0.75 * 0.125])  # a = -0.75 half way between two rows
   weights = np.zeros((4, 8))
   for row in range(4):

@@ -41,11 +41,23 @@ def adopt_settings(run: Run) -> Run:
 
 def find_teacher_settings(path: str) -> dict[str, Any]:
   """Returns mean and std of a teacher's images as arguments of the task, or {} if its file cannot be read."""
+  return {f"teacher_{key}": value for key, value in find_normalisation(path).items()}
+
+
+def find_normalisation(path: str) -> dict[str, tuple[float, ...]]:
+  """Returns "mean" and "std" of the images with which weights were trained.
+
+  Args:
+    path: weight file or workdir.
+
+  Returns:
+    The known values. Empty if the weights cannot be read.
+  """
   try:
     _, data = _inspect_weights(paths.resolve_path(path), None)
   except (ConfigError, OSError):
     return {}
-  return {f"teacher_{key}": data[key] for key in ("mean", "std") if key in data}
+  return {key: tuple(data[key]) for key in ("mean", "std") if key in data}
 
 
 def add_settings(run: Run, settings: Settings) -> Run:

@@ -2,17 +2,16 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.models.functional import Model, functional
 from vit_jax.models.interpolation import compute_weights
-from vit_jax.models.output import Output
 from vit_jax.models.sizes import sides
 from vit_jax.schema import ConfigError
-from vit_jax.shapes import Array, Float, Integer, PRNGKey, Shaped, Tensor
+from vit_jax.shapes import Array, Float, Shaped, Tensor
 
 TABLE = "position/table"
 
@@ -31,24 +30,15 @@ class ResizedModel:
   leading: int
   weights: tuple[np.ndarray, np.ndarray] | None
 
-  def outputs(
-    self,
-    params: Mapping[str, Shaped[Tensor, "..."]],
-    images: Float[Tensor, "B H W C"] | Float[Tensor, "B N PPC"],
-    key: PRNGKey | None = None,
-    **masks: Callable[[Tensor], Tensor] | Integer[Tensor, "B M"],
-  ) -> tuple[Output, dict[str, Float[Array, "..."]]]:
-    """Computes the outputs for a batch of images, see `Model.outputs`. Gradients reach the original table.
+  def adapt(self, params: Mapping[str, Shaped[Tensor, "..."]]) -> dict[str, Shaped[Tensor, "..."]]:
+    """Returns the parameters of `model`: those of the original model with a resampled position table.
+
+    Gradients reach the original table.
 
     Args:
       params: {path: array} of the model for the original size.
-      images: normalised images of the new size.
-      key: random key of dropout and stochastic depth, or None for evaluation.
-      **masks: see `Model.outputs`.
     """
-    if self.weights is not None:
-      params = {**params, TABLE: self._resample(params[TABLE])}
-    return self.model.outputs(params, images, key, **masks)
+    return {**params, TABLE: self._resample(params[TABLE])} if self.weights is not None else dict(params)
 
   def _resample(self, table: Float[Tensor, "T D"]) -> Float[Array, "T2 D"]:
     assert self.weights is not None

@@ -18,7 +18,7 @@ from vit_jax.models.query_key import QueryKey
 from vit_jax.models.sizes import Blocks, Depth, Dtype, Hidden, Width, grid, sides, size
 from vit_jax.models.transformer import Block, Transformer, create_prefix_tokens
 from vit_jax.models.vit_choices import ATTENTION, MLP, NORM, POSITION, AttentionChoice, Tokens
-from vit_jax.models.vit_heads import HEAD
+from vit_jax.models.vit_heads import HEAD, PoolSizes
 from vit_jax.schema import Choice, Positive, Probability
 
 ORDER = parameters.ORDER
@@ -152,7 +152,7 @@ def vit(
     ),
     blocks=stack.Blocks(block, depth, scan, remat, stochastic_depth, stochastic_depth_rates, options.numbered),
     norm=None if norms.pooled else norm_of(width),
-    pool=top.create_pool(width, heads, hidden, norms.eps, gelu, **common),
+    pool=top.create_pool(PoolSizes(width, heads, hidden, norms.eps, gelu), **common),
     pool_norm=norm_of(width) if norms.pooled else None,
     pre_logits=top.create_pre_logits(width, **common),
     head=logits(),

@@ -1,7 +1,7 @@
 """Choices of the argument `head` of `vit.vit`, by name: the pooling of tokens and the layers after it."""
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
@@ -14,6 +14,24 @@ from vit_jax.models.sizes import Width
 
 Bias = Annotated[float, schema.Range(-1e4, 1e4)]
 Pool = nnx.Module | Literal["cls", "gap"]
+
+
+class PoolSizes(NamedTuple):
+  """The sizes and the formulation of a pooling with parameters.
+
+  Attributes:
+    width: width of the tokens.
+    heads: number of attention heads.
+    hidden: hidden width of an MLP.
+    eps: epsilon of a norm.
+    gelu: formulation of GELU.
+  """
+
+  width: int
+  heads: int
+  hidden: int
+  eps: float
+  gelu: layers.Gelu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,17 +53,11 @@ class DistilledHead:
     """Number of class and distillation tokens."""
     return 2
 
-  def create_pool(
-    self, width: int, heads: int, hidden: int, eps: float, gelu: layers.Gelu, dtype: jnp.dtype, rngs: Keys
-  ) -> Pool:
+  def create_pool(self, sizes: PoolSizes, dtype: jnp.dtype, rngs: Keys) -> Pool:
     """Returns the pooling of tokens: a module that pools the patches, or the name of a pooling without parameters.
 
     Args:
-      width: width of the tokens.
-      heads: number of attention heads.
-      hidden: hidden width of an MLP.
-      eps: epsilon of a norm.
-      gelu: formulation of GELU.
+      sizes: sizes of a pooling with parameters.
       dtype: type of the computation.
       rngs: source of keys.
     """
@@ -125,9 +137,7 @@ class MeanHead(ClassTokenHead):
     """Number of class and distillation tokens."""
     return int(self.class_token)
 
-  def create_pool(
-    self, width: int, heads: int, hidden: int, eps: float, gelu: layers.Gelu, dtype: jnp.dtype, rngs: Keys
-  ) -> Pool:
+  def create_pool(self, sizes: PoolSizes, dtype: jnp.dtype, rngs: Keys) -> Pool:
     """Returns "gap". The arguments are those of `DistilledHead.create_pool`."""
     return "gap"
 
@@ -143,11 +153,10 @@ class AttentionHead(MeanHead):
     class_token: see "gap".
   """
 
-  def create_pool(
-    self, width: int, heads: int, hidden: int, eps: float, gelu: layers.Gelu, dtype: jnp.dtype, rngs: Keys
-  ) -> Pool:
+  def create_pool(self, sizes: PoolSizes, dtype: jnp.dtype, rngs: Keys) -> Pool:
     """Returns the attention. The arguments are those of `DistilledHead.create_pool`."""
     bias = nnx.initializers.normal(1e-6)
+    width, heads, hidden, eps, gelu = sizes
     return Map(width, heads, hidden, eps=eps, gelu=gelu, bias_init=bias, dtype=dtype, rngs=rngs)
 
 
@@ -162,11 +171,9 @@ class SeqPoolHead(MeanHead):
     class_token: see "gap".
   """
 
-  def create_pool(
-    self, width: int, heads: int, hidden: int, eps: float, gelu: layers.Gelu, dtype: jnp.dtype, rngs: Keys
-  ) -> Pool:
+  def create_pool(self, sizes: PoolSizes, dtype: jnp.dtype, rngs: Keys) -> Pool:
     """Returns the pooling. The arguments are those of `DistilledHead.create_pool`."""
-    return SeqPool(width, kernel_init=layers.xavier, dtype=dtype, rngs=rngs)
+    return SeqPool(sizes.width, kernel_init=layers.xavier, dtype=dtype, rngs=rngs)
 
 
 HEAD = schema.Variants(

@@ -2,7 +2,7 @@
 
 import concurrent.futures
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +15,7 @@ from vit_jax.corpora import stats
 from vit_jax.data import catalog, crops, decoding, loader, stream
 from vit_jax.data.images import ImageError, Images
 from vit_jax.data.sources import Source
+from vit_jax.data.views import Fields
 from vit_jax.parallel import sharding
 from vit_jax.schema import Choice, Duration, bind, lookup
 from vit_jax.training import build
@@ -52,7 +53,7 @@ def compute_first_images(run: BoundRun, source: Source, count: int = COUNT) -> t
   The functions and random numbers are the same as in the run. Only the rows that are shown, and the rows with which
   they may be mixed, are computed. Mixing by "batch" depends on these rows alone. Mixing by "pair" or "elem" draws
   numbers for each row of the batch. If the batch is too large to compute, the shares therefore differ from those of the
-  run. An image that would end the run has an error.
+  run. An image that would end the run has an error. For a task that needs views, the first view of each image is shown.
 
   Args:
     run: a completed run.
@@ -62,16 +63,16 @@ def compute_first_images(run: BoundRun, source: Source, count: int = COUNT) -> t
   Returns:
     The examples, and whether they are mixed exactly as in the run.
   """
-  task = _make_task(run, source)
+  if not run.learns_classes and (fields := _make_task(run, source).fields).views:
+    return _compute_first_views(run, source, fields, count), True
+  task = _make_task(_replace_task(run), source)
   examples = catalog.open_train_examples(run.data, run.seed, task.fields, run.batch, source)
   images = run.data.images(source)
   rows, count = select_rows(run.batch, count), min(count, run.batch)
   by_image = run.data.mixing.args.get("mode", "batch") != "batch"
   fits = 3 * run.batch * run.data.image_size**2 <= WHOLE
   size, places = (run.batch, rows) if by_image and fits else (len(rows), range(len(rows)))
-  threads = max(loader.REQUESTS if examples.requests else 2, decoding.count_usable_cores())
-  with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-    made = list(pool.map(lambda row: _prepare_image(images, examples, row), rows))
+  made = _prepare_images(images, examples, rows)
   batch = {name: np.zeros((size, *shape), kind) for name, (shape, kind) in examples.shapes.items()}
   batch["label"][:] = -1  # rows without an image have no class
   for place, (_, _, values, _) in zip(places, made, strict=True):
@@ -85,11 +86,33 @@ def compute_first_images(run: BoundRun, source: Source, count: int = COUNT) -> t
   return shown, size == run.batch or not by_image
 
 
-def _make_task(run: BoundRun, source: Source) -> tasks.Task:
-  """Returns a classification task with the loss of the run and without label smoothing, so that targets are shares."""
+def _compute_first_views(run: BoundRun, source: Source, fields: Fields, count: int) -> list[PreviewExample]:
+  """Returns the first view of the first images. They have no targets."""
+  whole = dataclasses.replace(fields, patch=None)
+  examples = catalog.open_train_examples(run.data, run.seed, whole, run.batch, source)
+  made = _prepare_images(run.data.images(source), examples, range(min(count, run.batch)))
+  return [
+    PreviewExample(record, error=error) if error else PreviewExample(record, original=original, seen=values[0][0])
+    for record, original, values, error in made
+  ]
+
+
+def _prepare_images(images: Images, examples: stream.Examples, rows: Iterable[int]) -> list[tuple[Any, ...]]:
+  """Returns the results of `_prepare_image` for several rows."""
+  threads = max(loader.REQUESTS if examples.requests else 2, decoding.count_usable_cores())
+  with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+    return list(pool.map(lambda row: _prepare_image(images, examples, row), rows))
+
+
+def _replace_task(run: BoundRun) -> BoundRun:
+  """Returns the run with classification by the same loss and without label smoothing, so that targets are shares."""
   kept = {key: value for key, value in run.task.args.items() if key == "loss" and value in losses.LOSSES}
   choice = bind(Choice("classify", kept), lookup(tasks.TASKS, "classify"), tasks.TASKS)
-  run = dataclasses.replace(run, task=choice)
+  return dataclasses.replace(run, task=choice)
+
+
+def _make_task(run: BoundRun, source: Source) -> tasks.Task:
+  """Returns the task of a run on one device."""
   total = run.total.steps(run.batch, len(source))
 
   def steps_of(duration: Duration) -> int:
@@ -97,7 +120,7 @@ def _make_task(run: BoundRun, source: Source) -> tasks.Task:
 
   grid = sharding.make_mesh(config.Mesh(), jax.devices()[:1])
   model = models.functional(build.describe_model(run, source.classes)).on(grid)
-  return build.make_task(run, model, grid, total, steps_of, source.classes)
+  return build.make_task(run, model, total, steps_of, build.create_freeze(run, grid, source.classes))
 
 
 def select_rows(batch: int, count: int) -> list[int]:

@@ -10,7 +10,7 @@ The loss is a sum of DINO's loss of class tokens, iBOT's loss of masked patches,
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import jax
@@ -18,17 +18,17 @@ import jax.numpy as jnp
 from einops import rearrange
 
 from vit_jax import models, rng
-from vit_jax.data.crops import Size
 from vit_jax.data.views import Views
 from vit_jax.models import resizing
 from vit_jax.models.sizes import Hidden, Width, sides
-from vit_jax.schema import Choice, ConfigError, Fraction, Momentum, NonNegative, Positive, Range, enter_key, make
+from vit_jax.schema import Choice, ConfigError, Momentum, NonNegative, Range, enter_key, make
 from vit_jax.selfsup import losses, patch_masks, targets
 from vit_jax.selfsup.heads import ProjectionHead
 from vit_jax.selfsup.patch_masks import PatchMasks
 from vit_jax.selfsup.resize import resize_patches
 from vit_jax.shapes import Array, Float, PRNGKey, Tensor
 from vit_jax.tasks import masking
+from vit_jax.tasks.dinov2_choices import GRAMS, MASKS, Gram
 from vit_jax.tasks.self_distillation import (
   CENTER,
   GLOBAL,
@@ -44,96 +44,6 @@ from vit_jax.tasks.self_distillation import (
 from vit_jax.tasks.task import Batch, Context, FrozenModel, Objective, Params
 
 PATCH_HEAD, PATCH_CENTER, TOKEN = "task/patch_head", "task/patch_center", "task/mask_token"
-Drawer = Callable[[PRNGKey, int, int, tuple[int, int]], PatchMasks]  # (key, groups, crops of a group, grid) -> masks
-
-
-def blocks(*, ratio: tuple[Fraction, Fraction] = (0.1, 0.5), share: Fraction = 0.5, fill: bool = False) -> Drawer:
-  """Returns the masks of DINOv2 and DINOv3: blocks of patches, see `patch_masks.draw_masks`.
-
-  Args:
-    ratio: smallest and largest ratio of masked patches of a masked crop.
-    share: share of the crops with a mask.
-    fill: whether the number of masked patches is exact, as in DINOv3. In DINOv2 it is an upper limit.
-
-  Raises:
-    ConfigError: if `ratio` is not in the order (low, high).
-  """
-  _check_ordered("ratio", ratio)
-  return lambda key, groups, crops, grid: patch_masks.draw_masks(key, groups, crops, grid, ratio, share, fill)
-
-
-def ratios(*, ratio: tuple[Fraction, Fraction] = (0.1, 0.5), shape: Literal["block", "random"] = "block") -> Drawer:
-  """Returns the masks of iBOT: half of the crops have a mask, see `patch_masks.draw_ratio_masks`.
-
-  Args:
-    ratio: smallest and largest ratio of masked patches of a masked crop. Each crop has its own ratio, which is uniform.
-    shape: "block" for blocks, "random" for single patches.
-
-  Raises:
-    ConfigError: if `ratio` is not in the order (low, high).
-  """
-  _check_ordered("ratio", ratio)
-  middle, deviation = (ratio[0] + ratio[1]) / 2, (ratio[1] - ratio[0]) / 2
-  pairs = ((0.0, 0.0), (middle, deviation))
-  return lambda key, groups, crops, grid: patch_masks.draw_ratio_masks(key, groups, crops, grid, pairs, shape)
-
-
-def _check_ordered(name: str, pair: tuple[float, float]) -> None:
-  if pair[0] > pair[1]:
-    raise ConfigError(f"{pair} goes from high to low. Write (low, high)", name)
-
-
-MASKS: dict[str, Callable[..., Drawer]] = {"blocks": blocks, "ratios": ratios}
-
-
-@dataclasses.dataclass(frozen=True)
-class Gram:
-  """Gram anchoring: the similarities of patches must stay those of an earlier teacher.
-
-  Attributes:
-    path: weight file or workdir of the earlier teacher.
-    ema: whether to read averaged weights, or None for the default of the file.
-    weight: weight of the loss.
-    size: side of the teacher's crops in pixels. Its features are resampled to the student's grid.
-    negatives: treatment of negative similarities, see `losses.gram_loss`.
-    across: whether patches of different images are compared too, for all crops of a group.
-  """
-
-  path: str
-  ema: bool | None
-  weight: float
-  size: int | None
-  negatives: losses.Negatives
-  across: bool
-
-
-def no_gram() -> None:
-  """Returns None: no Gram anchoring."""
-
-
-def anchor(
-  *,
-  teacher: str,
-  ema: bool | None = None,
-  weight: Positive = 2.0,
-  size: Size | None = None,
-  negatives: losses.Negatives = "keep",
-  across: bool = False,
-) -> Gram:
-  """Returns the Gram anchoring of DINOv3 (Siméoni et al. 2025).
-
-  Args:
-    teacher: weight file or workdir of the earlier teacher.
-    ema: true selects averaged weights, false raw weights. The default is as for `init.ema`.
-    weight: weight of the loss.
-    size: side of the teacher's crops in pixels. None: twice the size of the global crops.
-    negatives: "keep", "zero" for both models, or "zero_in_teacher".
-    across: whether patches of different images are compared too, for all crops of a group.
-  """
-  return Gram(teacher, ema, weight, size, negatives, across)
-
-
-GRAMS: dict[str, Callable[..., Gram | None]] = {"none": no_gram, "anchor": anchor}
 
 
 class Tokens(NamedTuple):
@@ -233,6 +143,8 @@ class Dinov2(SelfDistillation):
       frozen["teacher"] = self.supplied.freeze("task.teacher", self.teacher, self.teacher_ema, None, rules)
     if self.anchor is not None:
       frozen["gram"] = self.supplied.freeze("task.gram.teacher", self.anchor.path, self.anchor.ema, None, ())
+    for model in frozen.values():
+      _check_normalisation(model, self.supplied.normalised)
     return frozen
 
   @functools.cached_property
@@ -488,7 +400,8 @@ class Dinov2(SelfDistillation):
       patches: patches of the student.
     """
     assert self.anchor is not None
-    outputs, _ = self.gram_model.outputs(context.frozen["gram"], merge_crops(examples["gram"]), None)
+    params = self.gram_model.adapt(context.frozen["gram"])
+    outputs, _ = self.gram_model.model.outputs(params, merge_crops(examples["gram"]), None)
     side = self.gram_size // self.gram_model.model.patch
     tokens = resize_patches(outputs.tokens[:, -(side**2) :], (side, side), self.grid)
     student = merge_crops(patches)
@@ -496,3 +409,14 @@ class Dinov2(SelfDistillation):
       together = GLOBAL * self._count_together(len(patches))
       student, tokens = (rearrange(x, "(n i) p d -> n (i p) d", i=together) for x in (student, tokens))
     return losses.gram_loss(student, tokens, self.anchor.negatives)
+
+
+def _check_normalisation(model: FrozenModel, own: Mapping[str, Sequence[float]]) -> None:
+  """Raises ConfigError if a frozen model was trained with another normalisation of images than that of the run."""
+  for key, values in model.normalised.items():
+    if tuple(values) != tuple(own[key]):
+      raise ConfigError(
+        f"{model.path} was trained with {key} {tuple(values)}, but the images of this run have {tuple(own[key])}. Use "
+        f"config.data.{key}={tuple(values)}",
+        f"config.{model.key}",
+      )

@@ -176,7 +176,7 @@ class SelfDistillation(Task):
     """
     if "local" not in examples:
       return jnp.zeros((len(examples["global"]), 0, self.width), self.dtype)
-    outputs, _ = self.local_model.outputs(params, merge_crops(examples["local"]), key)
+    outputs, _ = self.local_model.model.outputs(self.local_model.adapt(params), merge_crops(examples["local"]), key)
     return split_crops(select_features(self.supplied.model, outputs), self.local_crops)
 
   def predict(

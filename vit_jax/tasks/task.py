@@ -44,6 +44,7 @@ class FrozenModel(NamedTuple):
     key: key of the config that contains `path`.
     path: weight file or workdir.
     notes: messages for the user about how the weights are read.
+    normalised: "mean" and "std" of the images with which the weights were trained, as far as they are known.
   """
 
   model: models.Model
@@ -52,6 +53,11 @@ class FrozenModel(NamedTuple):
   key: str
   path: str
   notes: Sequence[str] = ()
+  normalised: Mapping[str, Sequence[float]] = {}
+
+
+# (key of the config, path, ema, prefix, sharding rules of task parameters) -> frozen model
+Freeze = Callable[[str, str, bool | None, str | None, models.ShardingRules], FrozenModel]
 
 
 class TaskContext(NamedTuple):
@@ -74,7 +80,7 @@ class TaskContext(NamedTuple):
   model: models.Model
   patch: int | None
   augment: Callable[[int | None], Augmentation]
-  freeze: Callable[[str, str, bool | None, str | None, models.ShardingRules], FrozenModel]
+  freeze: Freeze
   pixels: Callable[[Array], Array]
   normalise: Callable[[Array], Array]
   normalised: Mapping[str, Sequence[float]]

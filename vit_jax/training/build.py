@@ -14,7 +14,7 @@ import jax
 
 from vit_jax import evals, importers, models, optim, rng, tasks
 from vit_jax.config import Run
-from vit_jax.data import catalog, loader
+from vit_jax.data import catalog, crops, loader
 from vit_jax.data.augment import Augmentation
 from vit_jax.data.views import Fields
 from vit_jax.evals.validation import add_evaluations, add_share, add_splits
@@ -22,7 +22,7 @@ from vit_jax.importers import adoption, options
 from vit_jax.models import flops
 from vit_jax.parallel import sharding
 from vit_jax.parallel.capacity import check_batch
-from vit_jax.schema import ConfigError, Duration, bind, enter_key, format_amount, lookup, make
+from vit_jax.schema import Choice, ConfigError, Duration, bind, enter_key, format_amount, lookup, make, read_keywords
 from vit_jax.tasks import cost
 from vit_jax.training import steps
 from vit_jax.training.bound_run import OPTIM, BoundRun
@@ -89,7 +89,8 @@ def build(
     return duration.steps(run.batch, source.epoch_length, total)
 
   model = models.functional(describe_model(run, source.classes)).on(grid)
-  task = make_task(run, model, grid, total, steps_of, source.classes)
+  freeze = create_freeze(run, grid, source.classes)
+  task = make_task(run, model, total, steps_of, freeze)
   shapes = model.shapes() | jax.eval_shape(lambda: task.init(rng.make_key(0)))
   params = sharding.find_parameter_shardings((*models.find_sharding(run.model.name), *task.sharding), shapes, grid)
   with enter_key("config.optim"):
@@ -114,7 +115,7 @@ def build(
   # Tracing the step reports errors here, before the devices are used.
   jax.eval_shape(experiment.step, experiment.state_shapes, experiment.batch_shapes, experiment.frozen_shapes)
   plain = model.description.change({"remat": "none"}) if "remat" in model.description.model.args else model.description
-  alone = make_task(run, models.functional(plain), grid, total, steps_of, source.classes)
+  alone = make_task(run, models.functional(plain), total, steps_of, freeze)
   forward, training_flops = _count_flops(experiment, alone)
   return dataclasses.replace(experiment, forward_flops=forward, training_flops=training_flops)
 
@@ -132,20 +133,18 @@ def describe_model(run: BoundRun, classes: Sequence[str]) -> models.Description:
 def make_task(
   run: BoundRun,
   model: models.Model,
-  grid: jax.sharding.Mesh,
   total: int,
   steps_of: Callable[[Duration], int],
-  classes: Sequence[str],
+  freeze: tasks.Freeze,
 ) -> tasks.Task:
   """Creates the task of a run.
 
   Args:
     run: a completed run.
     model: the model on the mesh.
-    grid: the mesh.
     total: number of steps of the run.
     steps_of: function that converts a duration to a number of steps.
-    classes: class names of the data.
+    freeze: function that describes a frozen model, see `create_freeze`.
 
   Raises:
     ConfigError: if an argument of the task is not compatible with the model or the data.
@@ -156,7 +155,6 @@ def make_task(
     with enter_key("config.data"):
       return run.data.augmentation(run.dtype, run.seed, patch, steps_of)
 
-  freeze = functools.partial(_describe_frozen, run, grid, classes)
   supplied = tasks.TaskContext(
     model,
     patch,
@@ -172,13 +170,29 @@ def make_task(
     return make(run.task, tasks.TASKS, supplied)
 
 
+def create_freeze(run: BoundRun, grid: jax.sharding.Mesh, classes: Sequence[str]) -> tasks.Freeze:
+  """Returns the function that describes the frozen models of a run's tasks. It opens each of them once.
+
+  Args:
+    run: a completed run.
+    grid: the mesh.
+    classes: class names of the data.
+  """
+  return functools.cache(functools.partial(_describe_frozen, run, grid, classes))
+
+
 def _check_unused(run: BoundRun) -> None:
   """Raises ConfigError if the data change images in a way that has no effect on views."""
-  for key in ("policy", "warp", "mixing", "erasing"):
-    if (choice := run.data.args[key]).name != "none":
+  functions = lookup(catalog.DATA, run.data.name)
+  crop = next(keys["crop"] for function in functions if "crop" in (keys := read_keywords(function)))
+  defaults = dict.fromkeys(("policy", "warp", "mixing", "erasing"), Choice("none"))
+  defaults["crop"] = bind(crop, lookup(crops.CROPS, crop.name), crops.CROPS)
+  for key, default in defaults.items():
+    choice = run.data.args[key]
+    if choice.name != default.name or (default.args and choice.args != default.args):
       raise ConfigError(
-        f"{choice.name!r} has no effect, because task {run.task.name!r} augments its own crops. Use 'none' and the "
-        "keys of config.task",
+        f"{choice.name!r} has no effect, because task {run.task.name!r} cuts and augments its own crops. Use the "
+        f"default {default.name!r}, and the keys of config.task",
         key,
       )
 
@@ -206,8 +220,9 @@ def _describe_frozen(
   shapes = model.shapes() | {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in task.items()}
   table = *models.find_sharding(have.description.model.name), *rules
   shardings = sharding.find_parameter_shardings(table, shapes, grid)
+  normalised = adoption.find_normalisation(path)
   return tasks.FrozenModel(
-    model, sharding.add_shardings(shapes, shardings), lambda: have.load() | task, key, path, have.notes
+    model, sharding.add_shardings(shapes, shardings), lambda: have.load() | task, key, path, have.notes, normalised
   )
 
 

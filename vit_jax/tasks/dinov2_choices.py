@@ -1,0 +1,102 @@
+"""Choices of the task `dinov2`: the masked patches, and Gram anchoring."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+from vit_jax.data.crops import Size
+from vit_jax.schema import ConfigError, Fraction, Positive
+from vit_jax.selfsup import losses, patch_masks
+from vit_jax.selfsup.patch_masks import PatchMasks
+from vit_jax.shapes import PRNGKey
+
+Drawer = Callable[[PRNGKey, int, int, tuple[int, int]], PatchMasks]  # (key, groups, crops of a group, grid) -> masks
+
+
+def blocks(*, ratio: tuple[Fraction, Fraction] = (0.1, 0.5), share: Fraction = 0.5, fill: bool = False) -> Drawer:
+  """Returns the masks of DINOv2 and DINOv3: blocks of patches, see `patch_masks.draw_masks`.
+
+  Args:
+    ratio: smallest and largest ratio of masked patches of a masked crop.
+    share: share of the crops with a mask.
+    fill: whether the number of masked patches is exact, as in DINOv3. In DINOv2 it is an upper limit.
+
+  Raises:
+    ConfigError: if `ratio` is not in the order (low, high).
+  """
+  _check_ordered("ratio", ratio)
+  return lambda key, groups, crops, grid: patch_masks.draw_masks(key, groups, crops, grid, ratio, share, fill)
+
+
+def ratios(*, ratio: tuple[Fraction, Fraction] = (0.1, 0.5), shape: Literal["block", "random"] = "block") -> Drawer:
+  """Returns the masks of iBOT: half of the crops have a mask, see `patch_masks.draw_ratio_masks`.
+
+  Args:
+    ratio: smallest and largest ratio of masked patches of a masked crop. Each crop has its own ratio, which is uniform.
+    shape: "block" for blocks, "random" for single patches.
+
+  Raises:
+    ConfigError: if `ratio` is not in the order (low, high).
+  """
+  _check_ordered("ratio", ratio)
+  middle, deviation = (ratio[0] + ratio[1]) / 2, (ratio[1] - ratio[0]) / 2
+  pairs = ((0.0, 0.0), (middle, deviation))
+  return lambda key, groups, crops, grid: patch_masks.draw_ratio_masks(key, groups, crops, grid, pairs, shape)
+
+
+def _check_ordered(name: str, pair: tuple[float, float]) -> None:
+  if pair[0] > pair[1]:
+    raise ConfigError(f"{pair} goes from high to low. Write (low, high)", name)
+
+
+MASKS: dict[str, Callable[..., Drawer]] = {"blocks": blocks, "ratios": ratios}
+
+
+@dataclasses.dataclass(frozen=True)
+class Gram:
+  """Gram anchoring: the similarities of patches must stay those of an earlier teacher.
+
+  Attributes:
+    path: weight file or workdir of the earlier teacher.
+    ema: whether to read averaged weights, or None for the default of the file.
+    weight: weight of the loss.
+    size: side of the teacher's crops in pixels. Its features are resampled to the student's grid.
+    negatives: treatment of negative similarities, see `losses.gram_loss`.
+    across: whether patches of different images are compared too, for all crops of a group.
+  """
+
+  path: str
+  ema: bool | None
+  weight: float
+  size: int | None
+  negatives: losses.Negatives
+  across: bool
+
+
+def no_gram() -> None:
+  """Returns None: no Gram anchoring."""
+
+
+def anchor(
+  *,
+  teacher: str,
+  ema: bool | None = None,
+  weight: Positive = 2.0,
+  size: Size | None = None,
+  negatives: losses.Negatives = "keep",
+  across: bool = False,
+) -> Gram:
+  """Returns the Gram anchoring of DINOv3 (Siméoni et al. 2025).
+
+  Args:
+    teacher: weight file or workdir of the earlier teacher.
+    ema: true selects averaged weights, false raw weights. The default is as for `init.ema`.
+    weight: weight of the loss.
+    size: side of the teacher's crops in pixels. None: twice the size of the global crops.
+    negatives: "keep", "zero" for both models, or "zero_in_teacher".
+    across: whether patches of different images are compared too, for all crops of a group.
+  """
+  return Gram(teacher, ema, weight, size, negatives, across)
+
+
+GRAMS: dict[str, Callable[..., Gram | None]] = {"none": no_gram, "anchor": anchor}
