@@ -6,9 +6,9 @@ Command:   python -m vit_jax.train --config=configs/dino.py:S/16,100 --workdir=r
 Hardware:  published: 8 V100, 1.75 days for 100 epochs; 16 V100, 2.6 days for 300; glyphs: two CPU cores
 Result:    published k-NN of the teacher on the validation images: 69.3 % for 100 epochs, 73.3 % for 300, and 74.5 % for
            800; linear probes 74.0, 76.0 and 77.0 %
-Source:    README of facebookresearch/dino. Its lengths of 100 and 300 epochs come with all arguments. Some arguments of
-           800 epochs are known only from memory: the rates, the areas of the crops, and no clipping. Unlike in the
-           published code, the moments of the last layer follow its gradients during the first epoch
+Source:    README of facebookresearch/dino, which contains all arguments for 100 and 300 epochs. For 800 epochs, the
+           rates, the areas of the crops and the disabled clipping are from memory. Unlike in the published code, the
+           moments of the last layer follow its gradients during the first epoch
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ LENGTHS: dict[str, tuple[int, float, dict[str, Any], dict[str, Any]]] = {
   "300": (1024, 1e-6, dict(temperature=WARM), dict(clip=3.0, clip_by="tensor")),
   "800": (1024, 1e-5, dict(temperature=WARM, global_area=(0.25, 1.0), local_area=(0.05, 0.25), local_crops=10), {}),
 }
-# Biases, norms and the length of a vector of tokens are not decayed. Tokens and positions are.
+# Biases and norms are not decayed. Kernels, tokens, positions and the scale of the last layer are.
 DECAYED = ((r".*kernel|cls|position/table|task/head/last/scale", 1.0),)
 
 

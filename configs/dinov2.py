@@ -50,9 +50,14 @@ def normalisation() -> dict[str, Any]:
 
 
 def optimizer(lr: float, total: int, warmup: int, decay: float, momentum: float) -> dict[str, Any]:
-  """Returns the optimizer for a peak rate, steps, steps of warm-up, the last weight decay, and the first momentum.
+  """Returns the optimizer. The last layers of the heads are not trained for 1,250 steps, or a tenth of a short run.
 
-  The last layers of the heads wait for 1,250 steps, or for a tenth of a short run.
+  Args:
+    lr: peak learning rate.
+    total: number of steps of the run.
+    warmup: number of steps of the warm-up.
+    decay: last weight decay.
+    momentum: first decay of the moving average.
   """
   return dict(
     name="adamw",
@@ -89,7 +94,8 @@ def short() -> ConfigDict:
       name="dinov2", centering="mean", sharing="all", prototypes=65536, bottleneck=256, group=64,
       temperature=temperature(30 * EPOCH),
     ),
-    # The patch embedding has a fifth of its rate. The mask token belongs to the lowest layer, below 24 blocks.
+    # The rate of the patch embedding is multiplied by 0.2. The mask token has the decayed rate of a layer
+    # below all 24 blocks.
     optim=optim | dict(layer_decay=0.9, lr_multipliers=(("embedding/.*", 0.2), ("task/mask_token", 0.9**25))),
     total=str(100 * EPOCH),
     batch=2048,
@@ -107,8 +113,8 @@ def short() -> ConfigDict:
 def long(size: str, high_resolution: bool) -> ConfigDict:
   """Returns the long recipe for unlabelled images: Sinkhorn-Knopp, and separate heads.
 
-  The phase of high resolution has 10,000 steps with 518 px, and starts from the weights and heads of the long run. Its
-  rate, its schedules and the delay of the last layers are estimates.
+  The high-resolution phase has 10,000 steps with images of 518 px. It starts from the weights and heads of the long
+  run. In this phase, the rate, the schedules and the delay of the last layers are estimates.
   """
   name = {"L/14": "vit_large_patch14_dinov2", "g/14": "vit_giant_patch14_dinov2"}[size]
   steps, scale = (10_000, 0.1) if high_resolution else (500 * EPOCH, 1.0)
@@ -138,9 +144,10 @@ def long(size: str, high_resolution: bool) -> ConfigDict:
 def folder() -> ConfigDict:
   """Returns a run that adapts published weights to a folder of images on one accelerator.
 
-  The rate is a fiftieth of the short recipe's for this batch, the momentum starts at 0.999, and the temperature is low.
-  These are suggestions without published results. Heads are new, so the blocks wait for the first tenth of the run.
-  They start at half of the peak rate, because the warm-up takes a fifth of the run.
+  The rate is 1/50 of the rate that the short recipe would have with this batch. The momentum starts at 0.999, and the
+  temperature is low. These are suggestions without published results. The heads are new, so the model is not trained in
+  the first tenth of the run. Its rate then starts at half of the peak rate, because the warm-up takes a fifth of the
+  run.
   """
   return recipe(
     model=dict(name="vit_small_patch14_reg4_dinov2", stochastic_depth=0.1, dtype="bfloat16"),

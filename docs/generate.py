@@ -281,7 +281,7 @@ def value(default: object) -> str:
 
 
 def entries(function: Callable) -> dict[str, str]:
-  """Returns {argument: its text} of the `Args` of a docstring. A class inherits those of its bases."""
+  """Returns {argument: its text} of the `Args` of a docstring. A class inherits the arguments of its bases."""
   sources = function.__mro__[-2::-1] if isinstance(function, type) else (function,)
   found = []
   for source in sources:

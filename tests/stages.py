@@ -1,4 +1,4 @@
-"""What a run supplies to its task, for tests of tasks alone."""
+"""Contexts of tasks, for tests that use a task without a run."""
 
 import jax.numpy as jnp
 

@@ -1,4 +1,4 @@
-"""The report verb: where its page goes, and what it says of mistakes."""
+"""Tests of the command `report`: the path of its page, and its error messages."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from tests.reports import workdirs
 from vit_jax import cli, report
 
 
-def told(capsys, *words):
-  """What the verb prints, and its exit code."""
+def run_report(capsys, *words):
+  """Returns the output of the command and its exit code."""
   try:
     cli.run_verb(lambda: report.main([*map(str, words)]))
     code = 0
@@ -38,8 +38,8 @@ def test_the_page_of_one_workdir_lies_in_it_and_of_several_here(tmp_path, monkey
 def test_a_mistake_is_named_and_nothing_is_written(words, parts, tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
   workdirs.run(tmp_path / "a")
-  said, code = told(capsys, *words)
-  assert code == 2 and all(part in said for part in parts), said
+  output, code = run_report(capsys, *words)
+  assert code == 2 and all(part in output for part in parts), output
   assert not list(tmp_path.rglob("*.html")) + list(tmp_path.rglob("*.pdf"))
 
 
@@ -47,7 +47,7 @@ def test_runs_are_given_to_a_tracker_and_no_page_is_made(tmp_path, monkeypatch, 
   asked = []
   monkeypatch.setattr(report.trackers, "export_metrics", lambda *words: asked.append(words) or f"{words[0].name}: sent")
   paths = [workdirs.run(tmp_path / name) for name in ("a", "b")]
-  assert told(capsys, *paths, "--export=mlflow", "--project=p") == ("a: sent\nb: sent\n", 0)
+  assert run_report(capsys, *paths, "--export=mlflow", "--project=p") == ("a: sent\nb: sent\n", 0)
   assert asked == [(path, "mlflow", "p") for path in paths]
   assert not list(tmp_path.rglob("*.html"))
 
@@ -56,5 +56,5 @@ def test_of_several_runs_one_without_lines_is_said_and_the_others_go_on(tmp_path
   monkeypatch.setattr(report.trackers, "export_metrics", lambda *words: f"{words[0].name}: sent")
   paths = [workdirs.run(tmp_path / name) for name in ("a", "b")]
   (paths[0] / "metrics.jsonl").write_text("")
-  said, code = told(capsys, *paths, "--export=mlflow")
-  assert (said, code) == (f"{paths[0]}: no measurements yet, skipped\nb: sent\n", 0)
+  output, code = run_report(capsys, *paths, "--export=mlflow")
+  assert (output, code) == (f"{paths[0]}: no measurements yet, skipped\nb: sent\n", 0)

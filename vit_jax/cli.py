@@ -96,7 +96,7 @@ class Parser(argparse.ArgumentParser):
   def _refusal(self, unknown: Mapping[str, str], known: Mapping[str, bool], used_flags: AbstractSet[str]) -> str:
     """Returns the message for unknown flags: a suggestion for each, and the supported flags.
 
-    Flags are not listed if they belong to another form of the command than the `used_flags` flags.
+    If `used_flags` belong to one form of the command, flags of the other forms are not listed.
 
     Args:
       unknown: maps each unknown flag to its value.

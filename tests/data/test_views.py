@@ -19,7 +19,7 @@ FIELDS = Fields(label=False, views=(GLOBAL, LOCAL))
 
 
 def examples(fields=FIELDS, seed=0, batch=4, count=6, bad=(), **options):
-  """Training examples whose pixels tell their position in the image."""
+  """Returns training examples. The values of a pixel encode its position in the image."""
   return stream.train_examples(streams.source(count, bad, gradient=not bad), seed, fields, batch, **options)
 
 
@@ -88,7 +88,7 @@ def test_views_depend_on_the_seed():
 
 
 def test_views_with_the_boxes_of_others_show_the_same_part_of_the_image():
-  """Red and green of a pixel tell its column and row; a mirrored view is mirrored in both."""
+  """One channel encodes the column of a pixel, another its row. Both views must be mirrored in the same way."""
   gram = Views("gram", 16, CROP, (PLAIN, PLAIN), boxes_of="global")
   plain = dataclasses.replace(GLOBAL, policies=(PLAIN, PLAIN))
   batch = take(examples(Fields(label=False, views=(plain, gram))), steps=1)[0]

@@ -1,4 +1,4 @@
-"""What is said of runs of this machine, and done with them, where nobody watches or all is over."""
+"""Tests of the launcher commands for local runs that have no watcher or have ended."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def asked(verb, *words):
   return {"ls": listing.ls, "gc": listing.gc, "status": listing.status}.get(verb, getattr(commands, verb, None))(args)
 
 
-def said(capsys, verb, *words):
+def read_output(capsys, verb, *words):
   asked(verb, *words)
   return capsys.readouterr().out
 
@@ -82,23 +82,23 @@ def test_a_run_that_is_over_is_given_again_by_its_own_command(tmp_path, verb):
 def test_down_lets_a_run_that_is_done_be_done(tmp_path, capsys):
   before = ended(tmp_path).events
   assert asked("down", "vit", "--yes") == errors.DONE and EventLog("vit").events == before
-  assert "ended with 0: done" in said(capsys, "status", "vit")
+  assert "ended with 0: done" in read_output(capsys, "status", "vit")
 
 
 def test_down_that_cannot_tell_who_watches_deletes_and_does_not_say_that_all_is_well(tmp_path, capsys):
   made = book(tmp_path)
   (tmp_path / "vit/launch/watcher.json").mkdir()  # the lease cannot be taken
   assert asked("down", "vit", "--yes") == errors.BILLING
-  said = capsys.readouterr().out
-  assert "Nothing is deleted" in said and "launch.worker stop" in said and "down vit --force" in said
+  output = capsys.readouterr().out
+  assert "Nothing is deleted" in output and "launch.worker stop" in output and "down vit --force" in output
   made.read()
   assert made.list_remaining() == [1]
   assert asked("down", "vit", "--yes", "--force") == errors.BILLING
-  said = capsys.readouterr().out
+  output = capsys.readouterr().out
   assert (
-    "cannot be stopped" in said
-    and "python -m launch down vit once more" in said
-    and "all its machines are deleted" not in said
+    "cannot be stopped" in output
+    and "python -m launch down vit once more" in output
+    and "all its machines are deleted" not in output
   )
   made.read()
   assert made.list_remaining() == [] and made.events[-1]["code"] == errors.BILLING
@@ -123,25 +123,25 @@ def test_down_deletes_what_was_kept_and_the_end_says_how_it_ended(tmp_path, stat
 
 def test_status_says_who_watches_or_that_nobody_does_and_what_to_do(tmp_path, capsys):
   run = book(tmp_path).run
-  text = said(capsys, "status", "vit")
+  text = read_output(capsys, "status", "vit")
   assert "vit  local 1  running" in text and "it has no watcher; continue with: python -m launch adopt vit" in text
   Lease(open_storage(run.folder), 60).take()
-  assert "watched by process" in (text := said(capsys, "status", "vit")) and "no watcher" not in text
+  assert "watched by process" in (text := read_output(capsys, "status", "vit")) and "no watcher" not in text
 
 
 def test_ls_has_one_line_for_a_run_and_those_that_are_over_only_if_asked(tmp_path, capsys):
   ended(tmp_path)
   book(tmp_path, name="open")
   book(tmp_path, ("deleted", State(attempt=1, stage=IDLE)), name="between")
-  rows = said(capsys, "ls").splitlines()[1:-1]
+  rows = read_output(capsys, "ls").splitlines()[1:-1]
   assert [row.split()[0] for row in rows] == ["between", "open-a1"] and "no machines" in rows[0]
-  rows = said(capsys, "ls", "--all").splitlines()[1:-1]
+  rows = read_output(capsys, "ls", "--all").splitlines()[1:-1]
   assert [row.split()[0] for row in rows] == ["between", "open-a1", "vit"] and "ended with 0" in rows[2]
 
 
 @pytest.mark.parametrize("verb", ["ls", "gc"])
 def test_where_no_cloud_was_asked_it_is_said(verb, capsys):
-  assert "no cloud service was queried. Add --project=" in said(capsys, verb)
+  assert "no cloud service was queried. Add --project=" in read_output(capsys, verb)
   with pytest.raises(LaunchError, match="--zone: the project is missing"):
     asked(verb, "--zone=europe-west4-a")
 

@@ -104,21 +104,21 @@ def test_evaluate_measures_a_run_in_a_bucket_and_writes_there(bucket, capsys):
   parts = runs.parts(8, total="2", evals__test__every="100%")
   result = loop.train(parts, bucket / "run")
   words = [f"--workdir={bucket}/run", f"--write-predictions={bucket}/p.csv", f"--report={bucket}/report"]
-  code, said = verb(capsys, "evaluate", *words)
-  assert code == 0, said
-  assert f"{result['top1']:.2%}" in said
+  code, output = verb(capsys, "evaluate", *words)
+  assert code == 0, output
+  assert f"{result['top1']:.2%}" in output
   assert len((bucket / "p.csv").read_text().splitlines()) == 361
   assert {path.name for path in (bucket / "report").iterdir()} == {"figures.json", "confusion.csv", "confusion.png"}
-  code, said = verb(capsys, "convert", "--inspect", f"{bucket}/run")
-  assert (code, "cct_2_3x2_32" in said) == (0, True), said
-  code, said = verb(capsys, "evaluate", f"--workdir={bucket}/none")
+  code, output = verb(capsys, "convert", "--inspect", f"{bucket}/run")
+  assert (code, "cct_2_3x2_32" in output) == (0, True), output
+  code, output = verb(capsys, "evaluate", f"--workdir={bucket}/none")
   assert code == 2
-  assert said.splitlines()[-1].startswith(f"error: --workdir: {bucket}/none contains no run (no config.json)")
+  assert output.splitlines()[-1].startswith(f"error: --workdir: {bucket}/none contains no run (no config.json)")
 
 
 def test_a_path_of_an_unwritable_kind_is_refused_before_the_work(bucket, capsys):
-  for word, says in (("p.csv2", "is not a format"), ("", "is empty")):
+  for word, problem in (("p.csv2", "is not a format"), ("", "is empty")):
     words = [f"--workdir={bucket}", f"--write-predictions={bucket}/{word}" if word else "--report="]
-    code, said = verb(capsys, "evaluate", *words)
-    assert (code, says in said) == (2, True), said
+    code, output = verb(capsys, "evaluate", *words)
+    assert (code, problem in output) == (2, True), output
   assert not paths.resolve_path(str(bucket)).exists()

@@ -1,4 +1,4 @@
-"""What DINO and DINOv2 share: crops, entropy and rank of features, warnings, and models that they cannot train."""
+"""Tests of the base class of DINO and DINOv2: crops, entropy, rank of features, warnings, and unsupported models."""
 
 import math
 

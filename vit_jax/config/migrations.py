@@ -190,7 +190,7 @@ def nest_vit(arguments: Mapping[str, Any], published: Mapping[str, Any]) -> dict
 
   Raises:
     ConfigError: in these cases:
-      - A flat key and its group set different values, and it is not the case that exactly one of them is a flag.
+      - A flat key and its group set different values, unless exactly one of the two is a flag.
       - `context_norm` or `differential` is neither true nor false.
       - Differential attention is also fused.
   """

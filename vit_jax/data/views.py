@@ -28,8 +28,8 @@ class Views:
     size: side S of the views in pixels.
     crop: random crop, a choice of `crops.CROPS`.
     policies: augmentation of each view, choices of `policies.POLICIES`. Their number is the number of views.
-    boxes_of: name of other views. The views then show the same boxes of the image, mirrored in the same way. None draws
-      boxes of their own.
+    boxes_of: name of other views. Both then show the same boxes of the image, mirrored in the same way. With None, the
+      views have their own boxes.
   """
 
   name: str

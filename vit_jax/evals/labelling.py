@@ -69,7 +69,7 @@ def describe_origin(data: EvalData) -> dict[str, Any]:
 
 
 class _Batch(NamedTuple):
-  """Predictions for a batch: the record of each image, and the end of the records that are complete."""
+  """Predictions for a batch. `record` is the record of each image. All records before `reached` are complete."""
 
   best: np.ndarray
   probability: np.ndarray

@@ -45,5 +45,5 @@ def masked(
 
 
 def name_masked_figures() -> list[str]:
-  """Returns the names of the figures of all tasks. A task has either `loss` and one more, or only `entropy`."""
+  """Returns the names of the figures of all tasks. A task has either `loss` and one other figure, or only `entropy`."""
   return ["loss", "accuracy", "rmse", "entropy", "images"]

@@ -51,8 +51,8 @@ class ResizedModel:
 def resize(model: Model, image_size: int) -> ResizedModel:
   """Returns the same model for images of another size.
 
-  Computed positions, such as sine tables and rotary positions, follow from the size. A learned table is resampled by
-  the method of the model's argument `resampling`, with the same numbers as `importers.surgery`.
+  Sine tables and rotary positions are computed for the new size. A learned table is resampled by the
+  method of the model's argument `resampling`, with the same numbers as `importers.surgery`.
 
   Args:
     model: the model for its own size.

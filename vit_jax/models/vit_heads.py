@@ -144,7 +144,7 @@ class MeanHead(ClassTokenHead):
 
 @dataclasses.dataclass(frozen=True)
 class AttentionHead(MeanHead):
-  """A head on patches that attention with a learned query pools (Zhai et al. 2022).
+  """A head on the patches, pooled by attention with a learned query (Zhai et al. 2022).
 
   Args:
     bias: see "distilled".
@@ -162,7 +162,7 @@ class AttentionHead(MeanHead):
 
 @dataclasses.dataclass(frozen=True)
 class SeqPoolHead(MeanHead):
-  """A head on the mean of the patches with learned weights (Hassani et al. 2021).
+  """A head on a weighted mean of the patches, with learned weights (Hassani et al. 2021).
 
   Args:
     bias: see "distilled".

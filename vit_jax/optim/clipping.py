@@ -17,9 +17,9 @@ def clip_norms(limit: float, of: Literal["tensor", "module"], stacked: Collectio
 
   Args:
     limit: largest norm.
-    of: arrays that share a norm. "tensor" clips each parameter (DINO, iBOT). These codes store queries, keys and
-      values in one tensor. Here each is clipped separately. "module" clips the model and each module of the task
-      (DINOv2).
+    of: arrays that share a norm. "tensor" clips each parameter (DINO, iBOT). The code of DINO and iBOT stores queries,
+      keys and values in one tensor. Here each of these three is clipped separately. "module" clips the model and each
+      module of the task (DINOv2).
     stacked: paths of parameters with one layer per row. Each layer is a tensor.
   """
   group = {"tensor": lambda path: path, "module": find_module}[of]

@@ -272,7 +272,7 @@ def _compute_progress(step: Count, total: int, warmup: int) -> Any:
   return jnp.clip((jnp.asarray(step, jnp.float32) - warmup) / max(total - warmup, 1), 0, 1)
 
 
-# Parts of schedules, also of those in `value_schedules`.
+# Functions that schedules consist of. `value_schedules` uses them too.
 
 
 def rise(step: Count, first: int, count: int) -> Any:

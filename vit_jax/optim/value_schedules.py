@@ -5,8 +5,8 @@ The functions in `VALUE_SCHEDULES` share two positional arguments:
 - total: the number of steps of the run.
 - steps: a function that converts a duration to a number of steps.
 
-Each returns a function that maps a step (an int or a traced scalar) to a float32 value. After the end of the run, the
-value is that of the end. `DECAY_SCHEDULES` contains the schedules of `weight_decay` and of `ema`. Their first
+Each returns a function that maps a step (an int or a traced scalar) to a float32 value. After the last step of the
+run, the value is constant. `DECAY_SCHEDULES` contains the schedules of `weight_decay` and of `ema`. Their first
 argument is the value at step 0.
 """
 

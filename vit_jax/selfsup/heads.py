@@ -81,7 +81,8 @@ class ProjectionHead:
   def init_last(self, key: PRNGKey, prefix: str) -> NewParams:
     """Returns initial parameters of the last layer.
 
-    The distribution of a normalised kernel is uniform, as the default of PyTorch. It is normal for "plain".
+    A normalised kernel is uniformly distributed, which is the default of PyTorch. The kernel of "plain" is normally
+    distributed.
 
     Args:
       key: random key.

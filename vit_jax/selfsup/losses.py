@@ -50,14 +50,14 @@ def dino_loss(
 ) -> DinoLoss:
   """Computes the mean cross-entropy over all pairs of teacher crop and student crop (Caron et al. 2021, section 3.1).
 
-  Pairs of a global crop with itself are left out. With G = 2 there are 2 + 2 L pairs for L local crops. The mean over
-  images is part of each pair.
+  Pairs of a global crop with itself are excluded. With G = 2 there are 2 + 2 L pairs for L local crops. The loss of
+  each pair is averaged over images.
 
   Args:
     student: the student's logits (B, S, K). The first G of the S crops are the global crops, in the teacher's order.
     targets: the teacher's probabilities of the global crops (B, G, K).
     temperature: temperature of the student.
-    equal_pairs: whether pairs of a global crop with itself count (an option of DINOv3).
+    equal_pairs: whether to include pairs of a global crop with itself (an option of DINOv3).
 
   Raises:
     ValueError: if the student has fewer crops than the teacher, or if no pair remains.
@@ -72,7 +72,7 @@ def dino_loss(
     )
   scaled = jnp.asarray(student, jnp.float32) / temperature
   targets = jnp.asarray(targets, jnp.float32)
-  # The sum over teacher crops comes first: a student crop with n targets has n times one cross-entropy.
+  # Targets are first summed over the teacher crops, so each student crop needs only one product with its logits.
   total = targets.sum(1, keepdims=True)
   partners = jnp.broadcast_to(total, targets.shape) if equal_pairs else total - targets
   normalisers = _log_sum_exp(scaled)
@@ -135,8 +135,8 @@ def gram_loss(
 ) -> Float[Array, ""]:
   """Computes the mean squared difference between the cosines of patch pairs (DINOv3, Gram anchoring).
 
-  The cosines are those of N vectors with each other. To compare patches of different images too, pass the patches of a
-  group of images as one set of N vectors.
+  Cosines are computed between all pairs of the N vectors. To compare patches of different images too, pass the patches
+  of a group of images as one set of N vectors.
 
   Args:
     student: patch features of the student (*B, N, D).

@@ -47,9 +47,9 @@ def draw_masks(
 ) -> PatchMasks:
   """Draws the block masks of DINOv2 or DINOv3 for each group of crops.
 
-  n = int(share * crops) crops of a group are masked. Their ratios of masked patches are spread evenly over `ratio`:
-  with n + 1 equidistant limits p, mask i has int(N u) patches, u uniform in [p_i, p_i+1]. The masks are shuffled over
-  the crops. A mask may have fewer patches than wanted, see `draw_blocks`.
+  In each group, n = int(share * crops) crops are masked. Their ratios of masked patches are spread evenly over `ratio`,
+  which n + 1 equidistant limits p divide into n intervals. Mask i has int(N u) patches, where u is uniform in
+  [p_i, p_i+1]. The masks are shuffled over the crops. A mask may have fewer patches than this, see `draw_blocks`.
 
   Args:
     key: random key. Group g uses the key folded with g, so it does not depend on the number of groups.
@@ -110,8 +110,8 @@ def draw_ratio_masks(
 ) -> PatchMasks:
   """Draws the masks of iBOT: each crop has its own ratio of masked patches.
 
-  The ratio is uniform in [mean - deviation, mean + deviation] for a pair that is chosen at random. The smallest area of
-  a block is (min(rows, columns) // 3) ** 2 patches.
+  For each crop, one of the `ratios` is chosen at random. The ratio of masked patches is then uniform in
+  [mean - deviation, mean + deviation]. The smallest area of a block is (min(rows, columns) // 3) ** 2 patches.
 
   Args:
     key: random key. Group g uses the key folded with g.
@@ -144,10 +144,14 @@ def draw_blocks(
 ) -> Bool[Array, "H W"]:
   """Draws one mask of overlapping blocks (BEiT, Bao et al. 2022, algorithm 1).
 
-  A block has an area uniform between `min_area` and the remaining number of patches, or `max_area` if that is smaller.
-  Its aspect ratio is log-uniform in [0.3, 1 / 0.3] and its position uniform. A block is rejected if it is as long as
-  the grid, masks no further patch, or more than the remaining patches. The mask is complete if it has `count` patches,
-  or after 10 rejected blocks in a row.
+  The area of a block is uniform between `min_area` and the smaller of `max_area` and the number of missing patches. The
+  aspect ratio is log-uniform in [0.3, 1 / 0.3], and the position is uniform. A block is rejected in these cases:
+
+  - It is as long as the grid.
+  - It masks no additional patch.
+  - It masks more patches than are missing.
+
+  The mask is complete if it has `count` patches, or after 10 rejected blocks in a row.
 
   Args:
     key: random key.

@@ -37,7 +37,7 @@ def update_center(
     center: moving average of logits (K).
     logits: the teacher's logits (*B, K), before centring.
     momentum: factor of the old center.
-    valid: rows that count. None for all. If no row is valid, the center does not change.
+    valid: rows to average. None averages all rows. If no row is valid, the center does not change.
 
   Returns:
     The new center in float32, (K).
@@ -56,8 +56,8 @@ def sinkhorn(
 ) -> Float[Array, "*B K"]:
   """Computes targets that use all prototypes equally often, with the Sinkhorn-Knopp algorithm (Caron et al. 2020).
 
-  The start is exp(logits / temperature). Each iteration divides the columns (prototypes) by their sums over all rows of
-  the global batch, and then the rows by their sums.
+  The first matrix is exp(logits / temperature). Each iteration divides the columns (prototypes) by their sums over all
+  rows of the global batch, and then the rows by their sums.
 
   The published code does not subtract a maximum, so logits above 88 * temperature overflow. Here the maximum of each
   column is subtracted. Any positive factor of a column cancels exactly in the first division, and no column sum can
@@ -67,7 +67,7 @@ def sinkhorn(
     logits: the teacher's logits (*B, K).
     temperature: temperature of the teacher.
     iterations: number of iterations, at least 1.
-    valid: rows that count. None for all. Other rows do not influence the result, and their targets are zero.
+    valid: rows to use. None uses all rows. Unused rows do not influence the result, and their targets are zero.
 
   Returns:
     Probabilities in float32, (*B, K). Each valid row sums to one.

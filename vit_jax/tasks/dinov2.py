@@ -200,7 +200,7 @@ class Dinov2(SelfDistillation):
 
   @functools.cached_property
   def gram_model(self) -> resizing.ResizedModel:
-    """The teacher of Gram anchoring for its crops.
+    """The teacher of Gram anchoring, for images of the size of its crops.
 
     Raises:
       ConfigError: if the teacher has no patch tokens, or if the size of its crops is not a multiple of its patch.

@@ -54,7 +54,7 @@ MASKS: dict[str, Callable[..., Drawer]] = {"blocks": blocks, "ratios": ratios}
 
 @dataclasses.dataclass(frozen=True)
 class Gram:
-  """Gram anchoring: the similarities of patches must stay those of an earlier teacher.
+  """Gram anchoring: a loss that keeps the similarities between patches close to those of an earlier teacher.
 
   Attributes:
     path: weight file or workdir of the earlier teacher.

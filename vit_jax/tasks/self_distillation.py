@@ -1,7 +1,7 @@
 """Self-distillation: the parts that DINO and DINOv2 share.
 
 The student learns to predict the teacher's output for other crops of the same image. The teacher is the moving average
-of the student, or a frozen model. It sees only the two global crops.
+of the student, or a frozen model. The teacher sees only the two global crops.
 """
 
 import dataclasses
@@ -288,8 +288,8 @@ def compute_entropy(probabilities: Float[Tensor, "*B K"]) -> Float[Array, "*B"]:
 def compute_rank(features: Float[Tensor, "B D"]) -> Float[Array, ""]:
   """Returns the effective rank of features: (sum of eigenvalues)^2 / (sum of squared eigenvalues) of their covariance.
 
-  It is 1 if all features lie on a line, and D if their variance is equal in all directions. The sums are the trace and
-  the squared norm of the covariance, so that no eigenvalues are computed.
+  It is 1 if all features differ in one direction only, and D if their variance is equal in all directions. The sums are
+  the trace and the squared norm of the covariance, so the eigenvalues are not computed.
 
   Args:
     features: features (B, D).

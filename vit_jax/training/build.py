@@ -182,7 +182,7 @@ def create_freeze(run: BoundRun, grid: jax.sharding.Mesh, classes: Sequence[str]
 
 
 def _check_unused(run: BoundRun) -> None:
-  """Raises ConfigError if the data change images in a way that has no effect on views."""
+  """Raises ConfigError if `config.data` contains a crop or an augmentation that has no effect on views."""
   functions = lookup(catalog.DATA, run.data.name)
   crop = next(keys["crop"] for function in functions if "crop" in (keys := read_keywords(function)))
   defaults = dict.fromkeys(("policy", "warp", "mixing", "erasing"), Choice("none"))
@@ -209,8 +209,8 @@ def _describe_frozen(
 ) -> tasks.FrozenModel:
   """Returns a description of the weights in a file or workdir, for images of the run's size.
 
-  Reads only names and shapes of a file, but the whole checkpoint of a workdir. With rules, it includes parameters of
-  the task of a workdir.
+  For a weight file, only names and shapes are read. For a workdir, the whole checkpoint is read. With rules, the result
+  includes the parameters of the task of a workdir.
   """
   with enter_key(f"config.{key}"), options.use_form(f"config.{key.rpartition('.')[0]}"):
     have = importers.open_frozen(path, run.data.image_size, run.dtype.name, ema, prefix, classes)
@@ -245,9 +245,9 @@ def _build_evals(run: BoundRun, subject: evals.EvalContext, steps_of: Callable[[
 
 
 def _count_flops(experiment: Experiment, alone: tasks.Task) -> tuple[int, int]:
-  """Returns the FLOPs of the task for one image: of the forward pass, and of forward and backward pass.
+  """Returns the FLOPs of the task for one image: forward pass alone, and forward and backward pass together.
 
-  `alone` is a copy of the task for which the model is not sharded and computes nothing twice.
+  `alone` is a copy of the task with a model without sharding and without recomputation.
   """
   _ = alone.frozen  # read before tracing, because the checkpoint of a teacher is verified by a program
   key, shapes = jax.eval_shape(lambda: rng.make_key(0)), experiment.state_shapes

@@ -70,7 +70,7 @@ class TrainingLog:
     every = {name: each.every for name, each in experiment.evals.items()}
     self._measured = about.get("measured", selection.count_measurements(every, start))
     self._drawing = 0.0  # seconds
-    self._problems = 0  # consecutive lines with a problem of the task; negative after it was printed
+    self._problems = 0  # consecutive lines with a problem of the task; negative after the warning was printed
     self._waits = 0  # consecutive lines in which the devices waited for data; negative after the advice was printed
 
   def add(self, step: int, metrics: dict[str, jax.Array], skipped: int) -> None:

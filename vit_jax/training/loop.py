@@ -419,6 +419,6 @@ def describe_checkpoint(experiment: Experiment, frozen: dict[str, str], step: in
   """
   order = provenance.sample_order(experiment.images, step * experiment.run.batch)
   model = experiment.model.description.to_json()
-  # The average is the result of a task that learns from it.
+  # If the task learns from the moving average, the average is the result of the run.
   weights = {"weights": "average"} if experiment.task.uses_average else {}
   return {"model": model, "frozen": frozen, "identity": experiment.identity, "order": order} | weights

@@ -86,7 +86,7 @@ def collect_facts(description: Description, stated: Mapping[str, Any]) -> dict[s
 
   Args:
     description: the model.
-    stated: statements about the model. Of several equivalent notations, the stated one is returned.
+    stated: statements about the model. If a value has several notations, the stated notation is returned.
 
   Returns:
     Values such as {"width": 192, "heads": 3}.

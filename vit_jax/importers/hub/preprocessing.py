@@ -191,7 +191,7 @@ def compute_resize(metadata: ImageMetadata) -> tuple[int, bool]:
 
 
 def require_crop(metadata: ImageMetadata) -> tuple[Choice, int]:
-  """Returns the test crop and the size of the images, both of which must be known."""
+  """Returns the test crop and the size of the images. `metadata` must contain both."""
   assert metadata.crop is not None and metadata.size is not None
   return metadata.crop, metadata.size
 
