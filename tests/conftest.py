@@ -39,7 +39,7 @@ import jax
 import jaxtyping
 import pytest
 
-sys.dont_write_bytecode = False
+sys.dont_write_bytecode = False  # after the imports, for the reason above
 
 # The shapes in signatures of these are checked at every call. An int is a float here, as in Python.
 SHAPED = (

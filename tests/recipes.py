@@ -70,7 +70,7 @@ def needed(name: str, values: dict[str, str]) -> dict[str, str]:
 
 @functools.cache
 def trials(name, **overrides):
-  """The trials of a shipped sweep, which are made once in a process; overrides name keys with __ for dots."""
+  """The trials of a shipped sweep, made once in a process, so no test may change them; keys have __ for dots."""
   values = {key.replace("__", "."): value for key, value in overrides.items()}
   return study.Study(path(name), values, study.load_sweep(path(name)), pathlib.Path("sweep")).trials()
 

@@ -51,10 +51,12 @@ def test_d9_each_campaign_that_takes_words_refuses_those_without_a_case():
   assert done.stderr.count("no case contains 'no such case'") == 5
 
 
-# Campaign -> the words of a short one, of half a minute or less on an idle core. Deaths, full disks, buckets without
-# answers and several processes are in tests of their own: test_train, storage/test_errors, test_bucket_runs and
-# runtime/test_whole_processes.
+# Campaign -> the words of a short one, of a minute or less on an idle core.
 SHORT = {
+  "kills": ("1",),
+  "processes": ("sigkill_of_process_0",),
+  "disk": ("full at the result", "removed"),
+  "buckets": ("forbidden from the start",),
   "images": ("png",),
   "files": ("sweep:",),
   "configs": ("40",),

@@ -60,7 +60,6 @@ def test_another_split_is_measured_once_and_alone():
   }
 
 
-@pytest.mark.long
 def test_a_run_without_classes_is_measured_by_what_it_has_on_another_split_too():
   masked, shots = BoundEval("masked", {"split": "test", "batch": None}), BoundEval("fewshot", {"train": "train"})
   assert evaluate.select_evaluations({"shots": shots, "test": masked}, "train", False) == {

@@ -63,6 +63,7 @@ def test_the_code_of_a_check_is_that_of_what_refuses(codes, code):
 @pytest.mark.parametrize(
   ("backend", "args", "word"),
   [
+    ("qr", ["--config=configs/b.py"], "--config: the file configs/b.py does not exist in "),
     ("qr", ["--config=configs/b.py"], "Did you mean configs/a.py?"),
     ("qr", ["--config=/etc/hosts:B/16"], "--config: /etc/hosts exists, but is not sent to the workers"),
     ("local", ["--config=configs/b.py"], "--config: the file configs/b.py does not exist"),

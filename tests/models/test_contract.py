@@ -33,9 +33,11 @@ def check(module, prefix=None, classes=3):
 
 
 def test_newcomer_1_a_patch_size_of_a_module_does_not_cut_images():
-  assert contract.find_patch(Least(patch=4)) is None
-  assert contract.find_patch(Least(patch=4, accepts_patches=True)) == 4
-  assert contract.find_patch(Least()) is None
+  assert contract.find_patch("least", Least(patch=4)) is None
+  assert contract.find_patch("least", Least(patch=4, accepts_patches=True)) == 4
+  assert contract.find_patch("least", Least()) is None
+  with pytest.raises(ConfigError, match="model least: Least has `accepts_patches`, but no attribute `patch`"):
+    contract.find_patch("least", Least(accepts_patches=True))
   assert models.functional(models.Description(Choice("ViT-Ti/16"), 32, 3)).patch == 16
 
 

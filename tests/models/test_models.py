@@ -53,9 +53,9 @@ def test_the_head_has_the_classes_of_the_run_or_is_absent(name):
 
 POSITIONS = ["learned", "learned_patches", "learned_all", "sincos2d", "factored", "relative", "none"]
 POSITIONS += [{"name": name, "at": at} for name in ("learned", "sincos2d", "factored") for at in ("each", "shared")]
-OPTIONS = [  # every pooling with learned positions, and every position with a class token
+OPTIONS = [  # every pooling with learned positions, and every position with no, one and two tokens in front
   *({"pool": pool} for pool in ("cls", "gap", "map", "seqpool", "distilled")),
-  *({"pool": "cls", "position": position} for position in POSITIONS),
+  *({"pool": pool, "position": position} for pool in ("gap", "cls", "distilled") for position in POSITIONS),
 ]
 
 

@@ -99,7 +99,7 @@ class Init:
     head: `auto` keeps a head with the same number of classes, `keep` requires it, `new` initializes a new head and
       new parameters of the task.
     ema: true reads averaged weights, false reads raw weights. The default is averaged weights of a file that contains
-      them, and raw weights of a workdir.
+      them and of a workdir of self-distillation, and raw weights of any other workdir.
     prefix: common prefix of the array names of one model, for a file that contains several models.
   """
 

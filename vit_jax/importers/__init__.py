@@ -15,6 +15,5 @@ from vit_jax.importers.weights import (
   load_fitted,
   open_frozen,
   read,
-  read_task_parameters,
   recognise,
 )

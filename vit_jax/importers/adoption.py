@@ -41,10 +41,10 @@ def adopt_settings(run: Run) -> Run:
 
 def find_teacher_settings(path: str) -> dict[str, Any]:
   """Returns mean and std of a teacher's images as arguments of the task, or {} if its file cannot be read."""
-  return {f"teacher_{key}": value for key, value in find_normalisation(path).items()}
+  return {f"teacher_{key}": value for key, value in find_image_statistics(path).items()}
 
 
-def find_normalisation(path: str) -> dict[str, tuple[float, ...]]:
+def find_image_statistics(path: str) -> dict[str, tuple[float, ...]]:
   """Returns "mean" and "std" of the images with which weights were trained.
 
   Args:

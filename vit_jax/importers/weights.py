@@ -180,12 +180,14 @@ class Weights(NamedTuple):
     arrays: float32 parameters by path.
     notes: messages for the user about how the weights were read.
     classes: class names in the order of the outputs, or () if they are unknown.
+    task: parameters of the task of a workdir by path, such as a decoder or a projection head.
   """
 
   description: Description
   arrays: dict[str, np.ndarray]
   notes: list[str]
   classes: tuple[str, ...]
+  task: dict[str, np.ndarray]
 
 
 def read(
@@ -219,30 +221,14 @@ def read(
       raise NotFiniteError(f"{path}: {error}") from error
     description = Description.from_json(about.get("model")).unscan()
     parameters = surgery.unstack(arrays, layout.compute_shapes(description))
-    return Weights(description, parameters, [], class_order.read_class_names(about))
+    task = {name: array for name, array in arrays.items() if name.startswith("task/")}
+    return Weights(description, parameters, [], class_order.read_class_names(about), task)
   recognised = inspect(path, hints, likely, ema, prefix)
   try:
     notes = [*recognised.notes, *recognised.image_notes()]
-    return Weights(recognised.description, recognised.read(), notes, recognised.image_metadata.labels)
+    return Weights(recognised.description, recognised.read(), notes, recognised.image_metadata.labels, {})
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
-
-
-def read_task_parameters(path: str, ema: bool | None = None) -> dict[str, np.ndarray]:
-  """Returns the parameters that belong to the task of a run, such as a decoder or a projection head.
-
-  Args:
-    path: weight file or workdir.
-    ema: True requires averaged weights, False requires raw weights. See `load`.
-
-  Returns:
-    {path: array} with paths that start with "task/". Empty for a weight file.
-  """
-  workdir = paths.resolve_path(path)
-  if not is_workdir(workdir):
-    return {}
-  arrays, _ = checkpoints.read_weights(workdir, ema)
-  return {name: array for name, array in arrays.items() if name.startswith("task/")}
 
 
 def check_prefix(workdir: pathlib.Path, prefix: str | None) -> None:
@@ -252,17 +238,19 @@ def check_prefix(workdir: pathlib.Path, prefix: str | None) -> None:
 
 
 class FrozenWeights(NamedTuple):
-  """A model with weights that have not been read yet.
+  """A model with weights that are read later.
 
   Attributes:
     description: the model.
-    load: function that reads the weights.
+    load: function that reads the weights, including the parameters of the task.
     notes: messages for the user about how the weights are read.
+    task: shapes of the float32 parameters of the task by path. Empty for a weight file.
   """
 
   description: Description
   load: Callable[[], dict[str, np.ndarray]]
   notes: list[str]
+  task: dict[str, tuple[int, ...]]
 
 
 def open_frozen(
@@ -275,7 +263,8 @@ def open_frozen(
 ) -> FrozenWeights:
   """Returns the model of a file or workdir, and a function that reads its weights.
 
-  Until this function is called, only names and shapes are read from a file.
+  Until this function is called, only names and shapes are read from a file. A workdir is read twice,
+  so that its arrays do not stay in memory.
 
   Args:
     path: weight file or workdir.
@@ -289,8 +278,12 @@ def open_frozen(
     ConfigError: if the file cannot be read as exactly one known model, or is not compatible with the image size or
       classes.
   """
+  task: dict[str, tuple[int, ...]] = {}
   if is_workdir(paths.resolve_path(path)):
-    source, _, notes, names = read(path, None, ema, prefix)
+    found = read(path, None, ema, prefix)
+    source, notes, names = found.description, found.notes, found.classes
+    task = {name: array.shape for name, array in found.task.items()}
+    del found
   else:
     recognised = inspect(path, ema=ema, prefix=prefix)
     source, notes, names = recognised.description, recognised.notes, recognised.image_metadata.labels
@@ -299,11 +292,13 @@ def open_frozen(
     target = target.replace(model=Choice(target.model.name, {**target.model.args, "dtype": dtype}))
 
   def arrays() -> dict[str, np.ndarray]:
-    _, tensors = load(path, ema=ema, prefix=prefix)
-    return class_order.arrange_outputs(surgery.fit(tensors, source, target, "keep")[0], target, names, classes)[0]
+    again = read(path, None, ema, prefix)
+    fitted, _ = surgery.fit(again.arrays, source, target, "keep")
+    return class_order.arrange_outputs(fitted, target, names, classes)[0] | again.task
 
   try:
-    return FrozenWeights(target, arrays, [*notes, *class_order.arrange_outputs({}, target, names, classes)[1]])
+    notes = [*notes, *class_order.arrange_outputs({}, target, names, classes)[1]]
+    return FrozenWeights(target, arrays, notes, task)
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
 
@@ -335,7 +330,8 @@ def load_fitted(
     classes: class names of the data.
 
   Returns:
-    The parameters by path, layer by layer, and notes about all changes.
+    The parameters by path, layer by layer, and notes about all changes. The parameters of the task of a workdir are
+    included, with paths that start with "task/".
 
   Raises:
     ConfigError: if the parameters cannot be adapted.
@@ -346,12 +342,12 @@ def load_fitted(
   likely: dict[str, object] = {} if isinstance(target.image_size, int) else {"image_size": target.image_size}
   if query := shapes.get("blocks/0/attention/query/kernel"):
     likely |= {"width": query[0], "heads": query[1]}
-  source, arrays, known, names = read(path, None, ema, prefix, likely)
+  source, arrays, known, names, task = read(path, None, ema, prefix, likely)
   try:
     fitting, notes = surgery.fit(arrays, source, target, head)
     kept = head != "new" and source.classes == target.classes
     fitting, moved = class_order.arrange_outputs(fitting, target, names if kept else (), classes, strict=head == "keep")
-    return fitting, [*notes, *moved, *known]
+    return fitting | task, [*notes, *moved, *known]
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
 

@@ -78,7 +78,7 @@ def _expand_word(word: str, stdin: BinaryIO, ignored: collections.Counter[str], 
 
 
 def _find_files(text: str, ignored: collections.Counter[str], explicit: bool) -> Iterator[str]:
-  """Yields the files at a path. A path that is `explicit` must exist."""
+  """Yields the files at a path. With `explicit`, the path must exist."""
   path = paths.expand_home(paths.parse_path(text, bare=True))
   if path.suffix.lower() in MANIFESTS:
     yield from _read_manifest(path)

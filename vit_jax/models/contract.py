@@ -29,12 +29,26 @@ class ImageModel(Protocol):
     ...
 
 
-def find_patch(module: nnx.Module) -> int | None:
+def find_patch(name: str, module: nnx.Module) -> int | None:
   """Returns the patch size of a module that accepts images cut into patches, otherwise None.
 
   The attribute `patch` alone has no effect, because a module may store its patch size for its own use.
+
+  Args:
+    name: name of the model, for messages.
+    module: the module. `patch` may be None, for a module that does not accept patches in its present form.
+
+  Raises:
+    ConfigError: if a module that accepts patches has no attribute `patch`.
   """
-  return getattr(module, "patch", None) if getattr(module, "accepts_patches", False) is True else None
+  if getattr(module, "accepts_patches", False) is not True:
+    return None
+  if not hasattr(module, "patch"):
+    raise ConfigError(
+      f"model {name}: {type(module).__name__} has `accepts_patches`, but no attribute `patch`. Set it to the side of a "
+      "patch in pixels"
+    )
+  return module.patch
 
 
 def find_prefix(name: str, module: nnx.Module) -> Mapping[str, int]:

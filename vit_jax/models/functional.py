@@ -151,7 +151,7 @@ def _create_model(description: Description, registered: Callable[..., nnx.Module
   module = call(nnx.eval_shape, lambda: _make(description, rng.make_key(0)))
   graph, abstract = nnx.split(module)
   statistics = frozenset(trees.flatten(nnx.filter_state(abstract, nnx.BatchStat)))
-  patch, prefix = contract.find_patch(module), contract.find_prefix(name, module)
+  patch, prefix = contract.find_patch(name, module), contract.find_prefix(name, module)
   if registered:
     sizes = (description.image_size, description.channels, description.classes, description.model.args["dtype"])
     call(contract.check_outputs, name, module, *sizes, prefix)

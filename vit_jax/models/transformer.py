@@ -226,7 +226,8 @@ class Transformer(nnx.Module):
     x = record("embedding", x.reshape(x.shape[0], -1, x.shape[-1]))
     x, prefix, added = self._with_prefix(x if corrupt is None else corrupt(x), grid)
     places: dict[str, Tensor] = {}
-    if self.rotary is not None and grid is not None:
+    if self.rotary is not None:
+      assert grid is not None
       rows, columns = grid
       places["coordinates"] = self.rotary.compute_coordinates(rows, columns, fold_key(key, 2))
     if visible is not None:

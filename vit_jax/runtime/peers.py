@@ -29,16 +29,15 @@ class Peers:
 
   Attributes:
     status: the current position of this process, as text.
-    asked: (code, message) of the first request to stop, made by any process, or None.
+    stop_request: (code, message) of the first request to stop, made by any process, or None.
   """
 
   def __init__(self, patience: float) -> None:
     global _failed
     _failed = None
     self.status = ""  # the current position of this process, as text
-    self.stop_request: tuple[int, str] | None = (
-      None  # (code, message) of the first request to stop, made by any process
-    )
+    # (code, message) of the first request to stop, made by any process
+    self.stop_request: tuple[int, str] | None = None
     self._patience = patience
     self._store, self._folder = exchange.Store(), f"run{next(_runs)}"
     self._me, self._others = (

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from vit_jax import evals, importers, models, optim, rng, tasks
 from vit_jax.config import Run
@@ -213,16 +214,19 @@ def _describe_frozen(
   includes the parameters of the task of a workdir.
   """
   with enter_key(f"config.{key}"), options.use_form(f"config.{key.rpartition('.')[0]}"):
-    have = importers.open_frozen(path, run.data.image_size, run.dtype.name, ema, prefix, classes)
-    task = importers.read_task_parameters(path, ema) if rules else {}
-  task = {name: array for name, array in task.items() if any(re.fullmatch(rule, name) for rule, _ in rules)}
-  model = models.functional(have.description).on(grid)
-  shapes = model.shapes() | {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in task.items()}
-  table = *models.find_sharding(have.description.model.name), *rules
+    weights = importers.open_frozen(path, run.data.image_size, run.dtype.name, ema, prefix, classes)
+  task = {
+    name: jax.ShapeDtypeStruct(shape, np.float32)
+    for name, shape in weights.task.items()
+    if any(re.fullmatch(rule, name) for rule, _ in rules)
+  }
+  model = models.functional(weights.description).on(grid)
+  shapes = model.shapes() | task
+  table = *models.find_sharding(weights.description.model.name), *rules
   shardings = sharding.find_parameter_shardings(table, shapes, grid)
-  normalised = adoption.find_normalisation(path)
+  normalised = adoption.find_image_statistics(path)
   return tasks.FrozenModel(
-    model, sharding.add_shardings(shapes, shardings), lambda: have.load() | task, key, path, have.notes, normalised
+    model, sharding.add_shardings(shapes, shardings), weights.load, key, path, weights.notes, normalised
   )
 
 

@@ -158,8 +158,7 @@ class Experiment:
     own = self.state_shapes.params.keys() - self.model.shapes().keys()
     if own and init.head != "new":
       shapes = {path: self.state_shapes.params[path].shape for path in own}
-      found = importers.read_task_parameters(init.from_, init.ema)
-      kept = {path: array for path, array in found.items() if shapes.get(path) == array.shape}
+      kept = {path: array for path, array in arrays.items() if shapes.get(path) == array.shape}
     if own:
       notes += [
         f"{format_amount(len(own), 'parameter')} of task {self.run.task.name!r}: {len(kept)} from the weights, "

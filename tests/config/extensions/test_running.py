@@ -64,6 +64,11 @@ def test_f1_another_process_of_the_run_imports_what_this_one_has(tmp_path, monke
   assert "own_task" in TASKS
 
 
+def test_a_file_with_the_name_of_a_built_in_module_is_no_traceback(tmp_path):
+  """A built-in module has no `__file__`, so no path can be compared."""
+  running.import_again(running.Extension(str(written(tmp_path, stem="time")), "time"))
+
+
 class Point:
   """An entry point of an installed package."""
 

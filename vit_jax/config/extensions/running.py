@@ -164,9 +164,10 @@ def import_again(extension: Extension) -> None:
   levels = len(extension.module.split(".")) - (file.name == "__init__.py")
   _import_from(file.parents[levels - 1] if levels else file.parent.parent)
   found = sys.modules.get(extension.module)
-  if found is not None and found.__file__ and pathlib.Path(found.__file__).resolve() != file:
+  origin = getattr(found, "__file__", None)  # built-in modules have none
+  if origin and pathlib.Path(origin).resolve() != file:
     raise ConfigError(
-      f"the module {extension.module!r} is {found.__file__} here, and the run used {file}. Rename one of the two files"
+      f"the module {extension.module!r} is {origin} here, and the run used {file}. Rename one of the two files"
     )
   call_function(str(file), importlib.import_module, extension.module, flag="--import")
 
