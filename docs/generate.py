@@ -119,7 +119,7 @@ def config_page() -> str:
   parts += ["## Keys of a measurement\n", f"{sentence(config.Measurement)}\n", listed(keys_of(config.Measurement))]
   parts += ["## optim\n", table_of(build.OPTIM, 3)]
   parts += ["## optim.schedule\n", table_of(schedules.SCHEDULES, 3)]
-  parts += ["## optim.weight_decay_schedule\n", table_of(value_schedules.DECAY_SCHEDULES, 3)]
+  parts += ["## optim.weight_decay_schedule\n", table_of(value_schedules.SCHEDULES_FROM_START, 3)]
   parts += ["## optim.ema_schedule\n", "The names are those of `optim.weight_decay_schedule`.\n"]
   parts += ["## task\n", table_of(tasks.TASKS, 3)]
   parts += ["## task.temperature of dino and dinov2\n", table_of(value_schedules.VALUE_SCHEDULES, 3)]

@@ -99,7 +99,7 @@ def test_all_tables_are_found():
   names = {name.removeprefix("vit_jax.") for name in FUNCTIONS}
   assert names >= {
     "models.vit.vit", "optim.rules.lion", "optim.rules.optimizer", "optim.schedules.rsqrt",
-    "optim.averages.create_decay", "tasks.dinov2_choices.blocks",
+    "optim.averages.create_average_decay", "tasks.dinov2_choices.blocks",
     "tasks.classify.Classify", "data.crops.centre", "data.randaugment.none", "data.warping.affine",
     "data.readers.folder.folder", "data.readers.tfds.own_copy", "data.loader.batches", "data.augment.normalise",
     "evals.table.interval", "data.mixup.cutmix", "evals.fewshot.fewshot", "evals.dense.dense",

@@ -164,7 +164,7 @@ def _write(
     return "\n".join([f"{target}: checkpoint of {description}, {count_values(use.arrays):,} parameters", *remarks])
   chosen = importers.find_layout(description, name) if name else choose_layout(description, suffix)
   tensors = layout.write_lazily(chosen, use.arrays, description)
-  documents = sidecar_files(target, chosen, description, metadata, about)
+  documents = format_sidecar_files(target, chosen, description, metadata, about)
 
   # Runs after all values were read, because reading may reveal damage. The weights are written last, so that they never
   # exist without the documents.
@@ -184,7 +184,7 @@ def _write(
   return "\n".join([named, *([f"also written: {join_names(documents)}"] if documents else []), *remarks])
 
 
-def sidecar_files(
+def format_sidecar_files(
   target: pathlib.Path,
   chosen: layout.Layout,
   description: models.Description,
@@ -231,7 +231,7 @@ def check_new(target: pathlib.Path, documents: Mapping[pathlib.Path, str]) -> No
 
   Args:
     target: the weight file.
-    documents: result of `sidecar_files`.
+    documents: result of `format_sidecar_files`.
 
   Raises:
     ConfigError: a file exists already, or a document would be read for a different weight file.

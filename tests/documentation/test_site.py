@@ -30,7 +30,7 @@ _SPEC.loader.exec_module(generate)
 SETTINGS = yaml.safe_load((extraction.ROOT / "mkdocs.yml").read_text())
 NARROW, WIDE = 400, 1280  # CSS pixels
 TABLES = {
-  "config": (build.OPTIM, schedules.SCHEDULES, value_schedules.DECAY_SCHEDULES, tasks.TASKS, distill.TARGETS,
+  "config": (build.OPTIM, schedules.SCHEDULES, value_schedules.SCHEDULES_FROM_START, tasks.TASKS, distill.TARGETS,
              masked_patches.TARGETS, value_schedules.VALUE_SCHEDULES, dinov2_choices.MASKS, dinov2_choices.GRAMS),
   "data": (catalog.READERS, catalog.DATA, order.ORDERS, crops.CROPS, crops.TEST_CROPS, policies.POLICIES,
            warping.WARPS, mixup.MIXINGS, erasing.ERASINGS),

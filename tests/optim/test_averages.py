@@ -2,21 +2,21 @@
 
 import pytest
 
-from vit_jax.optim import create_decay
+from vit_jax.optim import create_average_decay
 from vit_jax.schema import Choice, ConfigError
 
 
 def test_without_a_decay_there_is_no_average():
-  assert create_decay(10, int) is None
+  assert create_average_decay(10, int) is None
 
 
 def test_the_decay_is_a_constant_of_the_program():
-  assert create_decay(10, int, ema=0.9)(3) == 0.9
+  assert create_average_decay(10, int, ema=0.9)(3) == 0.9
 
 
 @pytest.mark.heavy
 def test_a_schedule_starts_at_the_decay():
-  decay = create_decay(10, int, ema=0.5, ema_schedule=Choice("cosine", {"end": 1.0}))
+  decay = create_average_decay(10, int, ema=0.5, ema_schedule=Choice("cosine", {"end": 1.0}))
   assert [float(decay(step)) for step in (0, 5, 10)] == pytest.approx([0.5, 0.75, 1.0])
 
 
@@ -26,4 +26,4 @@ def test_a_schedule_starts_at_the_decay():
 ])  # fmt: skip
 def test_a_schedule_that_does_not_fit_is_an_error(ema, end, expected):
   with pytest.raises(ConfigError, match=expected):
-    create_decay(10, int, ema=ema, ema_schedule=Choice("cosine", {"end": end}))
+    create_average_decay(10, int, ema=ema, ema_schedule=Choice("cosine", {"end": end}))

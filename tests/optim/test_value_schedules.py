@@ -64,7 +64,7 @@ def test_a_wrong_argument_is_one_error():
 
 def test_a_weight_decay_starts_at_its_own_key():
   def schedule(name, **args):
-    return value_schedules.create_decay_schedule(Choice(name, args), 0.04, 50, int)
+    return value_schedules.create_weight_decay_schedule(Choice(name, args), 0.04, 50, int)
 
   values = [schedule("cosine", end=0.4)(step) for step in (0, 25, 50, 60)]
   np.testing.assert_allclose(values, [0.04, 0.22, 0.4, 0.4], rtol=1e-6)

@@ -64,7 +64,7 @@ def check_mixing(file: pathlib.Path) -> Iterator[Result]:
       top, left, height, width = map(int, box)
       expected = arrays[f"{match[1]}_box"]
       yield compare(f"{file.stem}/{match[1]}_box", [top, top + height, left, left + width], expected, 0)
-      mask = 1 - coordinates.is_inside(coordinates.pixel_coordinates(batch, None), box).astype(np.float32)
+      mask = 1 - coordinates.is_inside(coordinates.compute_pixel_coordinates(batch, None), box).astype(np.float32)
       yield compare(f"{file.stem}/{match[1]}_lam_after", kept, arrays[f"{match[1]}_lam_after"], 1e-6)
       mixed, targets = mixup.blend_with_partners(jnp.asarray(batch), labels("batch_labels", 10), mask, kept)
       yield compare(name, mixed.transpose(0, 3, 1, 2), arrays[key], 0)

@@ -33,7 +33,7 @@ def loss(params, context, examples, key):
 
 def one_step(gradient, transformation, ema=None, number=1):
   state = steps.init_state(7, parameters, transformation, ema is not None)
-  step = jax.jit(steps.make_train_step(7, examples, gradient, transformation, decay=lambda step: ema))
+  step = jax.jit(steps.make_train_step(7, examples, gradient, transformation, average_decay=lambda step: ema))
   history = [state]
   for _ in range(number):
     state, metrics = step(state, BATCH, {})
@@ -114,9 +114,9 @@ def test_statistics_are_what_the_forward_pass_says_and_no_gradients(count, froze
   gradient = steps.make_gradient(with_statistics, frozen | {"norm/mean"})
   gradient = steps.accumulate_gradients(gradient, sharding.make_micro_batch_sharding(grid), accumulate=count)
   state = steps.init_state(7, with_mean, optax.sgd(0.1), averaged=True)
-  after, metrics = jax.jit(steps.make_train_step(7, examples, gradient, optax.sgd(0.1), decay=lambda step: 0.75))(
-    state, BATCH, {}
-  )
+  after, metrics = jax.jit(
+    steps.make_train_step(7, examples, gradient, optax.sgd(0.1), average_decay=lambda step: 0.75)
+  )(state, BATCH, {})
   mean = 0.9 + 0.1 * BATCH["y"].mean()
   np.testing.assert_allclose(after.params["norm/mean"], mean, rtol=1e-6)
   np.testing.assert_allclose(after.ema["norm/mean"], 0.75 + 0.25 * mean, rtol=1e-6)

@@ -200,7 +200,7 @@ def nest_vit(arguments: Mapping[str, Any], published: Mapping[str, Any]) -> dict
     # A group of another type is reported when the arguments are bound.
     if old in arguments and isinstance(result.get(group, {}), Choice | str | _GROUP):
       inner = as_group(result.get(group, {}))
-      value = _renamed_value(old, arguments[old], inner.get("name"))
+      value = _rename_value(old, arguments[old], inner.get("name"))
       name = inner.get("name") or as_group(published.get(group, {})).get("name")
       idle, names = _PARTIAL.get(old, (None, ()))
       if old not in _PARTIAL or name in names or not _is_idle(value, idle):
@@ -212,7 +212,7 @@ def _is_idle(value: object, idle: str | None) -> bool:
   return idle is None or str(value).lower() in (idle, f"{idle}.0")
 
 
-def _renamed_value(old: str, value: object, name: str | None) -> Any:
+def _rename_value(old: str, value: object, name: str | None) -> Any:
   """Returns the value of a flat key under its new key."""
   if old == "class_token" and str(value).lower() == "none":
     return Text("false") if isinstance(value, Text) else False

@@ -153,13 +153,16 @@ def group_neighbours(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
   Args:
     numbers: numbers in any order.
   """
-  first = stop = 0  # no neighbours yet
+  first: int | None = None  # of the current run
+  stop = 0
   for number in sorted(set(numbers)):
-    if first < stop and (number != stop or stop - first == order.SIZE):
+    if first is not None and (number != stop or stop - first == order.SIZE):
       yield first, stop
-      first = stop
-    first, stop = number if first == stop else first, number + 1
-  if first < stop:
+      first = None
+    if first is None:
+      first = number
+    stop = number + 1
+  if first is not None:
     yield first, stop
 
 

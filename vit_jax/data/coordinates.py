@@ -7,7 +7,7 @@ import numpy as np
 from vit_jax.shapes import Bool, Count, Int, Integer, Shaped, Tensor
 
 
-def image_sides(images: Shaped[Tensor, " B *image"], patch: int | None) -> tuple[int, int]:
+def get_image_sides(images: Shaped[Tensor, " B *image"], patch: int | None) -> tuple[int, int]:
   """Returns the height and width of images in pixels. Images that are divided into patches are square.
 
   Args:
@@ -22,7 +22,7 @@ def image_sides(images: Shaped[Tensor, " B *image"], patch: int | None) -> tuple
   return count * patch, count * patch
 
 
-def pixel_coordinates(
+def compute_pixel_coordinates(
   images: Shaped[Tensor, " B *image"], patch: int | None
 ) -> tuple[Int[np.ndarray, "..."], Int[np.ndarray, "..."]]:
   """Returns the row and the column of the pixel to which each value of an image belongs.
@@ -34,7 +34,7 @@ def pixel_coordinates(
   Returns:
     (rows, columns), two arrays that broadcast with one image.
   """
-  height, width = image_sides(images, patch)
+  height, width = get_image_sides(images, patch)
   if patch is None:
     return np.arange(height)[:, None, None], np.arange(width)[:, None]
   patch_row, patch_column = np.divmod(np.arange(images.shape[1])[:, None], width // patch)
@@ -49,7 +49,7 @@ def is_inside(
   """Returns whether each pixel is inside of a box.
 
   Args:
-    place: rows and columns of the pixels, as returned by `pixel_coordinates`.
+    place: rows and columns of the pixels, as returned by `compute_pixel_coordinates`.
     box: (top, left, height, width).
   """
   (rows, columns), (top, left, height, width) = place, box

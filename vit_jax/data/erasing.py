@@ -59,8 +59,8 @@ def random_erasing(
       raise schema.ConfigError(f"{pair} goes from high to low. Write (low, high)", name)
 
   def erase(keys: Key[Array, " B"], images: Float[Tensor, " B *image"]) -> Float[Array, " B *image"]:
-    height, width = coordinates.image_sides(images, patch)
-    place = coordinates.pixel_coordinates(images, patch)
+    height, width = coordinates.get_image_sides(images, patch)
+    place = coordinates.compute_pixel_coordinates(images, patch)
 
     def paint(key: PRNGKey) -> list[Any] | Float[Array, "count values"]:
       """Returns the values of each box, which broadcast with one image."""

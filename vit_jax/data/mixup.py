@@ -196,10 +196,10 @@ def _cut_boxes(
 
   Returns weights, which are 0 inside of the boxes and 1 outside, and remaining shares.
   """
-  height, width = coordinates.image_sides(images, patch)
+  height, width = coordinates.get_image_sides(images, patch)
   centre = jnp.floor(jax.random.uniform(key, (*share.shape, 2)) * jnp.array([height, width])).astype(jnp.int32)
   box, kept = jax.vmap(compute_cut_box, (None, None, 0, 0))(height, width, share, centre)
-  inside = jax.vmap(coordinates.is_inside, (None, 0))(coordinates.pixel_coordinates(images, patch), box)
+  inside = jax.vmap(coordinates.is_inside, (None, 0))(coordinates.compute_pixel_coordinates(images, patch), box)
   return jnp.subtract(1.0, inside), kept
 
 

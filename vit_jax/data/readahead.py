@@ -37,6 +37,7 @@ class _PendingRun:
   """A sequence of neighbouring records that is being read or was read.
 
   Attributes:
+    reader: reader of the source.
     run: the records. Only the wanted ones are stored.
     done: future of the read.
     values: stored bytes of the remaining records, by record number. Empty until the read is complete.
@@ -44,6 +45,7 @@ class _PendingRun:
     untaken: number of requests that were not answered yet, by record number.
   """
 
+  reader: SpanReader
   run: Span
   done: Future[Any] | None = None
   values: dict[int, bytes] = dataclasses.field(default_factory=dict)
@@ -92,13 +94,14 @@ class ReadAhead:
       positions: positions that will be requested next.
       kept: record numbers that are not read, because their images are already in memory.
     """
-    if not self._stored.runs:
+    reader = self._stored.runs
+    if reader is None:
       return
     with self._lock:
       for run in self._due(positions):
         if not (wanted := frozenset(record for record in run.wanted if record not in kept)):
           continue
-        reading = _PendingRun(run._replace(wanted=wanted))
+        reading = _PendingRun(reader, run._replace(wanted=wanted))
         for record in wanted:
           self._waiting.setdefault(record, []).append(reading)
         reading.done = self._pool.submit(reading)
@@ -112,11 +115,6 @@ class ReadAhead:
         if record not in reading.remaining:
           reading.remaining[record] = reading.untaken[record] = count
           break
-
-  @property
-  def _runs(self) -> SpanReader:
-    assert self._stored.runs is not None
-    return self._stored.runs
 
   def close(self) -> None:
     """Stops the threads. Reads that have not started are cancelled."""
@@ -134,11 +132,11 @@ class ReadAhead:
       if not readings:
         self._waiting.pop(record, None)
     stored = self._take(reading, record) if reading else None
-    if stored is None:
+    if reading is None or stored is None:
       with self._lock:
         self.alone += 1
       return self._stored.read(record)
-    return self._runs.parse(stored)
+    return reading.reader.parse(stored)
 
   def _take(self, reading: _PendingRun, record: int) -> bytes | None:
     """Returns a record of a run, or None if the run was dropped or is damaged.
@@ -165,7 +163,7 @@ class ReadAhead:
 
   def _read_run(self, reading: _PendingRun, ended: threading.Event) -> None:
     run = reading.run
-    stored = self._runs.read(run.first, run.stop)
+    stored = reading.reader.read(run.first, run.stop)
     with self._lock:
       reading.values = {record: value for record, value in enumerate(stored, run.first) if record in run.wanted}
       self.bytes += sum(map(len, reading.values.values()))

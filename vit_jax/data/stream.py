@@ -179,14 +179,14 @@ def eval_examples(
     cut = make(test_crop, crops.TEST_CROPS, image_size)
   image, label = (image_size, image_size, 3), _label_shape(source)
   shapes = {"image": (image, np.uint8), "label": (label, np.int32), "valid": ((), np.float32)}
-  nothing = np.zeros(image, np.uint8), np.full(label, -1 if label else 0), 0.0
+  empty = np.zeros(image, np.uint8), np.full(label, -1 if label else 0), 0.0
 
   def prepare(image: AnyImage) -> Any:
     return cut(image, None)
 
   def example(prepared: Callable[..., Any], position: int) -> tuple[Any, ...]:
     values = prepared(position, prepare) if position < len(source) else None
-    return nothing if values is None else (*values, 1.0)
+    return empty if values is None else (*values, 1.0)
 
   return Examples(source, SequentialOrder(len(source)), example, shapes, len(source))
 

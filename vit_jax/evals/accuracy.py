@@ -26,6 +26,12 @@ class AccuracyDetails(NamedTuple):
   way: str = ""
 
 
+def get_details(outcome: Outcome) -> AccuracyDetails:
+  """Returns the details of an outcome of `accuracy`."""
+  assert isinstance(outcome.details, AccuracyDetails)
+  return outcome.details
+
+
 def accuracy(
   subject: EvalContext,
   *,

@@ -67,13 +67,11 @@ def add_settings(run: Run, settings: Settings) -> Run:
     run: a resolved run that is not completed.
     settings: {group of the config: {key: value}}.
   """
-  changed: dict[str, Any] = {
-    group: _completed(group, getattr(run, group), values) for group, values in settings.items()
-  }
+  changed: dict[str, Any] = {group: _complete(group, getattr(run, group), values) for group, values in settings.items()}
   return dataclasses.replace(run, **changed)
 
 
-def _completed(group: str, choice: Choice, values: Mapping[str, Any]) -> Choice:
+def _complete(group: str, choice: Choice, values: Mapping[str, Any]) -> Choice:
   """Returns a choice with the given values for all keys that it does not set."""
   if group != "model":
     return Choice(choice.name, {**values, **choice.args})
@@ -203,25 +201,25 @@ def _inspect_weights(path: pathlib.Path, image_size: int | None) -> tuple[Descri
     description = Description.from_json(about.get("model")).unscan()
     stored = about["identity"]["config"] if "identity" in about else files.read_json(path / "config.json") or {}
     if data := stored.get("data"):
-      return description, _data_arguments(
+      return description, _collect_data_arguments(
         {key: data[key] for key in ("mean", "std") if key in data},
         data.get("test_crop"),
         data.get("image_size"),
         image_size,
       )
     image_metadata = preprocessing.from_json(about["use"]) if "use" in about else preprocessing.ImageMetadata()
-    return description, _data_arguments(
+    return description, _collect_data_arguments(
       dict(image_metadata.normalised), image_metadata.crop, image_metadata.size, image_size
     )
   recognised = weights.inspect(path)
   image_metadata = recognised.image_metadata
   crop_size = image_metadata.size or recognised.description.image_size
-  return recognised.description, _data_arguments(
+  return recognised.description, _collect_data_arguments(
     normalisation.find_normalisation(recognised), image_metadata.crop, crop_size, image_size
   )
 
 
-def _data_arguments(
+def _collect_data_arguments(
   normalised: Mapping[str, Sequence[float]],
   stored: Choice | Mapping[str, Any] | None,
   size: int | tuple[int, int] | None,

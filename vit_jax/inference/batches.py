@@ -120,8 +120,8 @@ def _make_rows(
   result = []
   for i in range(first, min(first + size, len(files))):
     if i in good:
-      of_file = {name: values[good[i]] for name, values in part.items()}
-      result.append(FileResult(files[i], of_file.get("best"), of_file.get("probability"), of_file.get("features")))
+      of_file: Mapping[str, Any] = {name: values[good[i]] for name, values in part.items()}
+      result.append(FileResult(files[i], **of_file))
     else:
       result.append(FileResult(files[i], reason=reasons.pop(i)))
   return result

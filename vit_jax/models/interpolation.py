@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -22,18 +21,18 @@ def compute_weights(old: int, new: int, method: Resampling) -> Float[np.ndarray,
   """
   match method:
     case "zoom":
-      return _interpolation_weights(np.arange(new) * ((old - 1) / max(new - 1, 1)), old, "linear")
+      return _compute_interpolation_weights(np.arange(new) * ((old - 1) / max(new - 1, 1)), old, "linear")
     case "bilinear":
-      return _interpolation_weights(_compute_centres(new, old / new), old, "linear")
+      return _compute_interpolation_weights(_compute_centres(new, old / new), old, "linear")
     case "bicubic":
-      return _interpolation_weights(_compute_centres(new, old / new), old, "cubic")
+      return _compute_interpolation_weights(_compute_centres(new, old / new), old, "cubic")
     case "bicubic_offset":
       # If a scale factor is given, PyTorch uses its inverse instead of the ratio of the lengths.
-      return _interpolation_weights(_compute_centres(new, 1 / ((new + OFFSET) / old)), old, "cubic")
+      return _compute_interpolation_weights(_compute_centres(new, 1 / ((new + OFFSET) / old)), old, "cubic")
     case "bicubic_antialiased":
-      return _antialiased_weights(old, new, 2, lambda x: _cubic_kernel(x, a=-0.5))
+      return _compute_antialiased_weights(old, new, 2, lambda x: _compute_cubic_kernel(x, a=-0.5))
     case "bilinear_antialiased":
-      return _antialiased_weights(old, new, 1, lambda x: np.maximum(1 - x, 0))
+      return _compute_antialiased_weights(old, new, 1, lambda x: np.maximum(1 - x, 0))
 
 
 def _compute_centres(new: int, scale: float) -> np.ndarray:
@@ -41,7 +40,7 @@ def _compute_centres(new: int, scale: float) -> np.ndarray:
   return (np.float64(np.float32(scale)) * (np.arange(new) + 0.5) - 0.5).astype(np.float32).astype(np.float64)
 
 
-def _interpolation_weights(centre: np.ndarray, old: int, kind: str) -> Any:
+def _compute_interpolation_weights(centre: np.ndarray, old: int, kind: str) -> np.ndarray:
   """Returns the weights of the two or four old rows next to each centre. Rows at the border are repeated."""
   if kind == "linear":
     centre = np.clip(centre, 0, old - 1)
@@ -49,12 +48,14 @@ def _interpolation_weights(centre: np.ndarray, old: int, kind: str) -> Any:
   result = np.zeros((len(centre), old))
   for tap in (-1, 0, 1, 2) if kind == "cubic" else (0, 1):
     distance = np.abs(centre - (first + tap))
-    share = _cubic_kernel(distance, a=-0.75) if kind == "cubic" else 1 - distance
+    share = _compute_cubic_kernel(distance, a=-0.75) if kind == "cubic" else 1 - distance
     np.add.at(result, (np.arange(len(centre)), np.clip(first + tap, 0, old - 1)), share)
   return result
 
 
-def _antialiased_weights(old: int, new: int, radius: float, kernel: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+def _compute_antialiased_weights(
+  old: int, new: int, radius: float, kernel: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
   """Returns the weights of a kernel that widens if the grid shrinks. Weights inside the grid sum to one."""
   scale = np.float32(old / new)  # float32, as in PyTorch
   wide = max(scale, np.float32(1))
@@ -68,7 +69,7 @@ def _antialiased_weights(old: int, new: int, radius: float, kernel: Callable[[np
   return result
 
 
-def _cubic_kernel(x: np.ndarray, a: float) -> np.ndarray:
+def _compute_cubic_kernel(x: np.ndarray, a: float) -> np.ndarray:
   """Returns the cubic convolution kernel (Keys 1981) at distances x >= 0."""
   near, far = ((a + 2) * x - (a + 3)) * x * x + 1, ((x - 5) * x + 8) * x * a - 4 * a
   return np.where(x <= 1, near, np.where(x < 2, far, 0))

@@ -1,10 +1,10 @@
 """Choices of the argument `head` of `vit.vit`, by name: the pooling of tokens and the layers after it."""
 
 import dataclasses
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
-import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from vit_jax import schema
 from vit_jax.models import layers
@@ -35,25 +35,21 @@ class PoolSizes(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class DistilledHead:
-  """Heads on a class token and on a distillation token (Touvron et al. 2021). The logits are the mean of both.
+class Head:
+  """A head of a model. Subclasses define `leading`, the number of class and distillation tokens.
 
   Args:
     bias: initial bias of every class.
-    std: standard deviation of the initial kernel, 0.02 in timm and DeiT. LAMB takes steps proportional to the norm of a
-      kernel, so a kernel of zeros would need thousands of steps to grow.
+    std: standard deviation of the initial kernel.
   """
 
   _: dataclasses.KW_ONLY
   bias: Bias = 0.0
   std: schema.NonNegative = 0.0
 
-  @property
-  def leading(self) -> int:
-    """Number of class and distillation tokens."""
-    return 2
+  distilled: ClassVar[bool] = False  # whether a second head uses the distillation token
 
-  def create_pool(self, sizes: PoolSizes, dtype: jnp.dtype, rngs: Keys) -> Pool:
+  def create_pool(self, sizes: PoolSizes, dtype: DTypeLike, rngs: Keys) -> Pool:
     """Returns the pooling of tokens: a module that pools the patches, or the name of a pooling without parameters.
 
     Args:
@@ -63,7 +59,7 @@ class DistilledHead:
     """
     return "cls"
 
-  def create_pre_logits(self, width: int, dtype: jnp.dtype, rngs: Keys) -> layers.Linear | None:
+  def create_pre_logits(self, width: int, dtype: DTypeLike, rngs: Keys) -> layers.Linear | None:
     """Returns the layer before the logits, or None.
 
     Args:
@@ -73,7 +69,7 @@ class DistilledHead:
     """
     return None
 
-  def create_logits(self, width: int, classes: int, dtype: jnp.dtype, rngs: Keys) -> layers.Linear | None:
+  def create_logits(self, width: int, classes: int, dtype: DTypeLike, rngs: Keys) -> layers.Linear | None:
     """Returns the layer that computes logits, or None without classes.
 
     Args:
@@ -89,7 +85,46 @@ class DistilledHead:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassTokenHead(DistilledHead):
+class DistilledHead(Head):
+  """Heads on a class token and on a distillation token (Touvron et al. 2021). The logits are the mean of both.
+
+  Args:
+    bias: initial bias of every class.
+    std: standard deviation of the initial kernel, 0.02 in timm and DeiT. LAMB takes steps proportional to the norm of a
+      kernel, so a kernel of zeros would need thousands of steps to grow.
+  """
+
+  leading: ClassVar[int] = 2
+  distilled: ClassVar[bool] = True
+
+
+@dataclasses.dataclass(frozen=True)
+class LayeredHead(Head):
+  """A head that may have a layer with tanh before the logits.
+
+  Args:
+    bias: initial bias of every class.
+    std: standard deviation of the initial kernel.
+    pre_logits: width of the layer before the logits, or None.
+  """
+
+  _: dataclasses.KW_ONLY
+  pre_logits: Width | None = None
+
+  def create_pre_logits(self, width: int, dtype: DTypeLike, rngs: Keys) -> layers.Linear | None:
+    """Returns the layer before the logits, or None. The arguments are those of `Head.create_pre_logits`."""
+    if not self.pre_logits:
+      return None
+    lecun = nnx.initializers.lecun_normal()
+    return layers.Linear((width,), (self.pre_logits,), kernel_init=lecun, dtype=dtype, rngs=rngs)
+
+  def create_logits(self, width: int, classes: int, dtype: DTypeLike, rngs: Keys) -> layers.Linear | None:
+    """Returns the layer that computes logits. The arguments are those of `Head.create_logits`."""
+    return super().create_logits(self.pre_logits or width, classes, dtype, rngs)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassTokenHead(LayeredHead):
   """A head on the class token.
 
   Args:
@@ -98,35 +133,18 @@ class ClassTokenHead(DistilledHead):
     pre_logits: width of a layer with tanh before the logits. None omits the layer.
   """
 
-  _: dataclasses.KW_ONLY
-  pre_logits: Width | None = None
-
-  @property
-  def leading(self) -> int:
-    """Number of class and distillation tokens."""
-    return 1
-
-  def create_pre_logits(self, width: int, dtype: jnp.dtype, rngs: Keys) -> layers.Linear | None:
-    """Returns the layer before the logits, or None. The arguments are those of `DistilledHead.create_pre_logits`."""
-    if not self.pre_logits:
-      return None
-    lecun = nnx.initializers.lecun_normal()
-    return layers.Linear((width,), (self.pre_logits,), kernel_init=lecun, dtype=dtype, rngs=rngs)
-
-  def create_logits(self, width: int, classes: int, dtype: jnp.dtype, rngs: Keys) -> layers.Linear | None:
-    """Returns the layer that computes logits. The arguments are those of `DistilledHead.create_logits`."""
-    return super().create_logits(self.pre_logits or width, classes, dtype, rngs)
+  leading: ClassVar[int] = 1
 
 
 @dataclasses.dataclass(frozen=True)
-class MeanHead(ClassTokenHead):
-  """A head on the mean of the patches.
+class PatchHead(LayeredHead):
+  """A head on the patches. Subclasses define their pooling.
 
   Args:
-    bias: see "distilled".
-    std: see "distilled".
-    pre_logits: see "cls".
-    class_token: whether there is a class token, which the head ignores, as in DINOv3.
+    bias: initial bias of every class.
+    std: standard deviation of the initial kernel.
+    pre_logits: width of the layer before the logits, or None.
+    class_token: whether there is a class token, which the head ignores.
   """
 
   _: dataclasses.KW_ONLY
@@ -137,13 +155,25 @@ class MeanHead(ClassTokenHead):
     """Number of class and distillation tokens."""
     return int(self.class_token)
 
-  def create_pool(self, sizes: PoolSizes, dtype: jnp.dtype, rngs: Keys) -> Pool:
-    """Returns "gap". The arguments are those of `DistilledHead.create_pool`."""
+
+@dataclasses.dataclass(frozen=True)
+class MeanHead(PatchHead):
+  """A head on the mean of the patches.
+
+  Args:
+    bias: see "distilled".
+    std: see "distilled".
+    pre_logits: see "cls".
+    class_token: whether there is a class token, which the head ignores, as in DINOv3.
+  """
+
+  def create_pool(self, sizes: PoolSizes, dtype: DTypeLike, rngs: Keys) -> Pool:
+    """Returns "gap". The arguments are those of `Head.create_pool`."""
     return "gap"
 
 
 @dataclasses.dataclass(frozen=True)
-class AttentionHead(MeanHead):
+class AttentionHead(PatchHead):
   """A head on the patches, pooled by attention with a learned query (Zhai et al. 2022).
 
   Args:
@@ -153,15 +183,15 @@ class AttentionHead(MeanHead):
     class_token: see "gap".
   """
 
-  def create_pool(self, sizes: PoolSizes, dtype: jnp.dtype, rngs: Keys) -> Pool:
-    """Returns the attention. The arguments are those of `DistilledHead.create_pool`."""
+  def create_pool(self, sizes: PoolSizes, dtype: DTypeLike, rngs: Keys) -> Pool:
+    """Returns the attention. The arguments are those of `Head.create_pool`."""
     bias = nnx.initializers.normal(1e-6)
     width, heads, hidden, eps, gelu = sizes
     return Map(width, heads, hidden, eps=eps, gelu=gelu, bias_init=bias, dtype=dtype, rngs=rngs)
 
 
 @dataclasses.dataclass(frozen=True)
-class SeqPoolHead(MeanHead):
+class SeqPoolHead(PatchHead):
   """A head on a weighted mean of the patches, with learned weights (Hassani et al. 2021).
 
   Args:
@@ -171,8 +201,8 @@ class SeqPoolHead(MeanHead):
     class_token: see "gap".
   """
 
-  def create_pool(self, sizes: PoolSizes, dtype: jnp.dtype, rngs: Keys) -> Pool:
-    """Returns the pooling. The arguments are those of `DistilledHead.create_pool`."""
+  def create_pool(self, sizes: PoolSizes, dtype: DTypeLike, rngs: Keys) -> Pool:
+    """Returns the pooling. The arguments are those of `Head.create_pool`."""
     return SeqPool(sizes.width, kernel_init=layers.xavier, dtype=dtype, rngs=rngs)
 
 

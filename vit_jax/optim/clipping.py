@@ -25,7 +25,8 @@ def clip_norms(limit: float, of: Literal["tensor", "module"], stacked: Collectio
   group = {"tensor": lambda path: path, "module": find_module}[of]
 
   def sum_squares(path: str, gradient: jax.Array) -> jax.Array:
-    axes = tuple(range(of == "tensor" and path in stacked, gradient.ndim))
+    first = 1 if of == "tensor" and path in stacked else 0
+    axes = tuple(range(first, gradient.ndim))
     return jnp.square(gradient.astype(jnp.float32)).sum(axes, keepdims=of == "tensor")
 
   def clip(gradients: optax.Updates, _: object) -> optax.Updates:

@@ -106,7 +106,7 @@ def optimizer(
   schedule: Annotated[Choice, schedules.SCHEDULES] = Choice("cosine"),
   warmup: Duration = Duration("0"),
   weight_decay: NonNegative = 0.0,
-  weight_decay_schedule: Annotated[Choice, value_schedules.DECAY_SCHEDULES] = Choice("constant"),
+  weight_decay_schedule: Annotated[Choice, value_schedules.SCHEDULES_FROM_START] = Choice("constant"),
   decay: Literal["times_lr", "independent"] = "times_lr",
   decay_on: tuple[tuple[Pattern, NonNegative], ...] = ((".*kernel", 1.0),),
   frozen: tuple[Pattern, ...] = (),
@@ -186,7 +186,7 @@ def optimizer(
     decays = {k: factor * v for k, v in _match_patterns("decay_on", decay_on, paths, 0.0).items() if v}
   decaying = _add_decayed(decays)
   if scheduled:
-    factors = value_schedules.create_decay_schedule(weight_decay_schedule, weight_decay, total, steps)
+    factors = value_schedules.create_weight_decay_schedule(weight_decay_schedule, weight_decay, total, steps)
     decaying = _schedule_updates(lambda step, path, u, p: u + factors(step) * decays[path] * p, decays)
   if trust_ratio == "decayed" and not decays:
     raise ConfigError("'decayed' has no effect if weight_decay is 0. Set weight_decay, or use 'all'", "trust_ratio")

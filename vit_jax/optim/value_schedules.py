@@ -6,7 +6,7 @@ The functions in `VALUE_SCHEDULES` share two positional arguments:
 - steps: a function that converts a duration to a number of steps.
 
 Each returns a function that maps a step (an int or a traced scalar) to a float32 value. After the last step of the
-run, the value is constant. `DECAY_SCHEDULES` contains the schedules of `weight_decay` and of `ema`. Their first
+run, the value is constant. `SCHEDULES_FROM_START` contains the schedules of `weight_decay` and of `ema`. Their first
 argument is the value at step 0.
 """
 
@@ -95,11 +95,11 @@ def ramp(
 VALUE_SCHEDULES: Table = {"constant": constant_value, "cosine": cosine_value, "ramp": ramp}
 
 
-def create_decay_schedule(choice: Choice, start: float, total: int, steps: Steps) -> Schedule:
+def create_weight_decay_schedule(choice: Choice, start: float, total: int, steps: Steps) -> Schedule:
   """Returns the schedule of the weight decay.
 
   Args:
-    choice: name and arguments. The name is a key of `DECAY_SCHEDULES`.
+    choice: name and arguments. The name is a key of `SCHEDULES_FROM_START`.
     start: weight decay at step 0.
     total: number of steps of the run.
     steps: function that converts a duration to a number of steps.
@@ -108,7 +108,7 @@ def create_decay_schedule(choice: Choice, start: float, total: int, steps: Steps
     ConfigError: if an argument of the choice is invalid.
   """
   with enter_key("weight_decay_schedule"):
-    return make(choice, DECAY_SCHEDULES, start, total, steps)
+    return make(choice, SCHEDULES_FROM_START, start, total, steps)
 
 
 def constant_decay(start: float, total: int, steps: Steps) -> Schedule:
@@ -130,4 +130,4 @@ def cosine_decay(start: float, total: int, steps: Steps, *, end: NonNegative) ->
   return cosine_value(total, steps, start=start, end=end)
 
 
-DECAY_SCHEDULES: Table = {"constant": constant_decay, "cosine": cosine_decay}
+SCHEDULES_FROM_START: Table = {"constant": constant_decay, "cosine": cosine_decay}

@@ -97,11 +97,11 @@ def build(
   with enter_key("config.optim"):
     statistics = model.statistics | task.statistics
     optimizer = optim.create_optimizer(run.optim, shapes, total, steps_of, statistics, model.count_layers_above())
-    decay = run.optim.create_decay(total, steps_of)
-    if decay is None and task.uses_average:
+    average_decay = run.optim.create_average_decay(total, steps_of)
+    if average_decay is None and task.uses_average:
       raise ConfigError(f"task {run.task.name!r} learns from the moving average. Set a decay such as 0.996", "ema")
   program = steps.make_program(
-    run.seed, model, task, optimizer, params, grid, accumulate=run.optim.accumulate, decay=decay
+    run.seed, model, task, optimizer, params, grid, accumulate=run.optim.accumulate, average_decay=average_decay
   )
   with enter_key("config.data"):
     images = catalog.open_train_examples(run.data, run.seed, task.fields if training else Fields(), run.batch, source)

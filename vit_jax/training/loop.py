@@ -107,7 +107,7 @@ def train(
       figures
       | {"skipped_images": session.batches.skipped}
       | describe_ranking(session, figures)
-      | run_metadata(session, state),
+      | collect_metadata(session, state),
     )
 
 
@@ -305,7 +305,7 @@ def describe_ranking(session: Session, figures: Mapping[str, float]) -> dict[str
   }
 
 
-def run_metadata(session: Session, state: steps.State) -> dict[str, Any]:
+def collect_metadata(session: Session, state: steps.State) -> dict[str, Any]:
   """Returns the entries of result.json that are not figures: durations, seed, versions and digests.
 
   Args:

@@ -68,7 +68,7 @@ def make_program(
   grid: jax.sharding.Mesh,
   *,
   accumulate: int,
-  decay: optim.Schedule | None,
+  average_decay: optim.Schedule | None,
 ) -> Program:
   """Returns the functions that make the first state and compute a step.
 
@@ -80,7 +80,7 @@ def make_program(
     params: shardings of all parameters by path.
     grid: device mesh of the run.
     accumulate: number of micro-batches of a step.
-    decay: function from step to the decay of the moving average, or None without an average.
+    average_decay: function from step to the decay of the moving average, or None without an average.
 
   Raises:
     ConfigError: if the state needs more memory than the devices have.
@@ -89,7 +89,7 @@ def make_program(
   def parameters(key: jax.Array) -> Params:
     return model.init(key) | task.init(rng.derive_key(seed, 0, "task"))
 
-  init = functools.partial(init_state, seed, parameters, optimizer.transformation, decay is not None)
+  init = functools.partial(init_state, seed, parameters, optimizer.transformation, average_decay is not None)
   shapes = jax.eval_shape(init)
   shardings = State(
     step=sharding.make_replicated_sharding(grid),
@@ -110,7 +110,7 @@ def make_program(
     optimizer.transformation,
     constrain_params,
     shard_rows,
-    decay,
+    average_decay,
     task.uses_average,
   )
   return Program(
@@ -201,7 +201,7 @@ def make_train_step(
   transformation: optax.GradientTransformation,
   constrain_params: Callable[[Params], Params] = lambda params: params,
   shard_rows: sharding.ShardRows | None = None,
-  decay: optim.Schedule | None = None,
+  average_decay: optim.Schedule | None = None,
   uses_average: bool = False,
 ) -> Step:
   """Returns the function that performs one optimizer step. Its result depends only on its arguments.
@@ -214,7 +214,8 @@ def make_train_step(
     constrain_params: function that constrains {path: parameter} to the parameters' shardings.
     shard_rows: function that distributes a function of rows over the devices, see `sharding.shard_rows`. Update rules
       that support `shard_rows` receive it as an extra argument.
-    decay: function from step to the decay of the moving average. It is required if the state contains an average.
+    average_decay: function from step to the decay of the moving average. It is required if the state contains an
+      average.
     uses_average: whether `examples` or `gradient` reads the moving average.
 
   Returns:
@@ -233,8 +234,8 @@ def make_train_step(
     # update in the same way and gather its result.
     averages: Params = {}
     if state.ema:
-      assert decay is not None, "a state with an average needs a decay"
-      averaged, ema = constrain_params(params), decay(state.step)
+      assert average_decay is not None, "a state with an average needs a decay"
+      averaged, ema = constrain_params(params), average_decay(state.step)
       averages = {path: ema * mean + (1 - ema) * averaged[path] for path, mean in state.ema.items()}
     # The norm of the updates is not reported. XLA would write all updates to memory for it, which costs 2.5 % of a
     # ViT-B/16's step.

@@ -19,12 +19,12 @@ class TagEntry(NamedTuple):
 
   Attributes:
     kind: type of the values.
-    values: number of values.
+    length: number of values.
     at: offset of four bytes, which contain the values or the offset of the values.
   """
 
   kind: int
-  values: int
+  length: int
   at: int
 
 
@@ -53,11 +53,11 @@ class TagDirectory(NamedTuple):
     """
     entry = self.entries[tag]
     kind = np.dtype(_KINDS.get(entry.kind, "V")).newbyteorder(self.order)
-    size = entry.values * kind.itemsize
+    size = entry.length * kind.itemsize
     at = entry.at if size <= 4 else struct.unpack_from(f"{self.order}I", data, entry.at)[0]
     if kind.kind == "V" or not size or at + size > len(data):
       raise DecodeError(f"not a complete image: a TIFF of {len(data)} bytes with a directory that ends after them")
-    return np.frombuffer(data, kind, entry.values, at).astype(np.int64)
+    return np.frombuffer(data, kind, entry.length, at).astype(np.int64)
 
   def content(self, data: bytes, tag: int) -> bytes:
     """Returns the bytes of a tag with values of one byte, or b"" if the tag or some of its bytes are missing.
@@ -69,14 +69,14 @@ class TagDirectory(NamedTuple):
     entry = self.entries.get(tag)
     if entry is None or entry.kind not in _BYTES:
       return b""
-    at = entry.at if entry.values <= 4 else struct.unpack_from(f"{self.order}I", data, entry.at)[0]
-    found = data[at : at + entry.values]
-    return found if len(found) == entry.values else b""
+    at = entry.at if entry.length <= 4 else struct.unpack_from(f"{self.order}I", data, entry.at)[0]
+    found = data[at : at + entry.length]
+    return found if len(found) == entry.length else b""
 
   def orientation(self, data: bytes | memoryview) -> int:
     """Returns the EXIF orientation, 1 to 8, or 1 without a valid entry."""
     entry = self.entries.get(ORIENTATION)
-    if entry is None or entry.values != 1 or entry.kind not in _KINDS:
+    if entry is None or entry.length != 1 or entry.kind not in _KINDS:
       return 1
     value = int(self.values(data, ORIENTATION)[0])
     return value if 1 <= value <= 8 else 1

@@ -33,8 +33,8 @@ def create_sidecar_files(
     {file name: JSON values}. Empty if the readers of the layout do not use such files.
   """
   if chosen.create_config:
-    return _transformers_files(chosen.create_config(description), description, metadata)
-  return {"config.json": _timm_files(description, metadata)} if chosen.name == "timm" else {}
+    return _create_transformers_files(chosen.create_config(description), description, metadata)
+  return {"config.json": _create_timm_files(description, metadata)} if chosen.name == "timm" else {}
 
 
 def describe_unsaved(chosen: Layout, description: Description, metadata: ImageMetadata) -> list[str]:
@@ -64,7 +64,9 @@ def _is_square(description: Description, metadata: ImageMetadata) -> bool:
   return description.channels == 3 and description.image_size == metadata.size
 
 
-def _transformers_files(config: dict[str, Any], description: Description, metadata: ImageMetadata) -> dict[str, Any]:
+def _create_transformers_files(
+  config: dict[str, Any], description: Description, metadata: ImageMetadata
+) -> dict[str, Any]:
   names = metadata.labels or tuple(f"LABEL_{i}" for i in range(description.classes))
   numbers = {name: i for i, name in enumerate(names)}
   config |= {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": numbers}
@@ -75,7 +77,7 @@ def _transformers_files(config: dict[str, Any], description: Description, metada
   return {"config.json": config} | ({"preprocessor_config.json": prepared} if prepared else {})
 
 
-def _timm_files(description: Description, metadata: ImageMetadata) -> dict[str, Any]:
+def _create_timm_files(description: Description, metadata: ImageMetadata) -> dict[str, Any]:
   named = find_architecture(description)
   first, head = _ENDS[description.published.family]
   size = description.image_size

@@ -173,7 +173,7 @@ def create_squashed_crop(large: int, cut: int, interpolation: str) -> Choice:
 def create_timm_keys(metadata: ImageMetadata) -> dict[str, Any]:
   """Returns the keys of timm's pretrained_cfg that describe the crop."""
   (crop, size), (large, squash) = require_crop(metadata), compute_resize(metadata)
-  kind = next(name for name, ours in _TIMM.items() if ours == interpolation_name(crop))
+  kind = next(name for name, ours in _TIMM.items() if ours == get_interpolation_name(crop))
   share = 1.0 if large == size else find_ratio(size, large)
   if crop.name == "torchvision":
     share = crop.args["ratio"]
@@ -196,7 +196,7 @@ def require_crop(metadata: ImageMetadata) -> tuple[Choice, int]:
   return metadata.crop, metadata.size
 
 
-def interpolation_name(crop: Choice) -> str:
+def get_interpolation_name(crop: Choice) -> str:
   """Returns the interpolation of a crop under the name that hubs use."""
   kind = crop.args["interpolation"]
   return _NEAREST.get(kind, kind)
@@ -221,7 +221,7 @@ def describe_crop_limits(metadata: ImageMetadata, transformers: bool) -> list[st
     transformers: true if the files are those of Transformers, false if they are those of timm.
   """
   crop, size = require_crop(metadata)
-  kind, known, result = crop.args["interpolation"], interpolation_name(crop), []
+  kind, known, result = crop.args["interpolation"], get_interpolation_name(crop), []
   if kind == "area":
     text = (
       "interpolation=area is written as Pillow's box. To enlarge images, Pillow uses nearest neighbours, vit_jax "

@@ -219,7 +219,7 @@ def create_processor_config(metadata: ImageMetadata) -> dict[str, Any]:
     "do_convert_rgb": True,
     "do_resize": True,
     "size": square if squash else {"shortest_edge": large},
-    "resample": next(code for code, ours in _RESAMPLE.items() if ours == preprocessing.interpolation_name(crop)),
+    "resample": next(code for code, ours in _RESAMPLE.items() if ours == preprocessing.get_interpolation_name(crop)),
     "do_center_crop": cut,
     **({"crop_size": {"height": size, "width": size}} if cut else {}),
     "do_rescale": True,

@@ -52,8 +52,8 @@ def create_arguments(description: Description) -> Choice | None:
   if (
     bound["position.rotary"].name != "none" or bound["attention.bias"] == "query_value" or bound["norm.order"] == "post"
   ):
-    return _eva_arguments(description, bound)
-  return _plain_arguments(description, bound)
+    return _create_eva_arguments(description, bound)
+  return _create_plain_arguments(description, bound)
 
 
 def _image_size(description: Description) -> Any:
@@ -80,7 +80,7 @@ def _collect_sizes(description: Description, bound: Mapping[str, Any]) -> tuple[
   return (width, depth, heads, hidden), patch, args
 
 
-def _plain_arguments(description: Description, bound: Mapping[str, Any]) -> Choice | None:
+def _create_plain_arguments(description: Description, bound: Mapping[str, Any]) -> Choice | None:
   """Returns the name and the arguments for timm's plain class, or None."""
   row, patch, args = _collect_sizes(description, bound)
   distilled, token = bound["head"] == "distilled", bound["head"] == "cls" or bool(bound.get("head.class_token"))
@@ -121,7 +121,7 @@ def _has_patches_only(bound: Mapping[str, Any]) -> bool:
   return bound["position"] == "learned_patches" or bool(bound["registers"] and bound["position"] == "learned")
 
 
-def _eva_arguments(description: Description, bound: Mapping[str, Any]) -> Choice | None:
+def _create_eva_arguments(description: Description, bound: Mapping[str, Any]) -> Choice | None:
   """Returns the name and all arguments for timm's class EVA, or None."""
   _, patch, args = _collect_sizes(description, bound)
   inner = bound["attention.output"].name == "normed"
@@ -161,11 +161,11 @@ def _eva_arguments(description: Description, bound: Mapping[str, Any]) -> Choice
     "use_rot_pos_emb": rotary.name != "none",
   }
   if rotary.name != "none":
-    args |= _rotary_arguments(rotary, description, patch)
+    args |= _create_rotary_arguments(rotary, description, patch)
   return Choice(bases[bound["norm.eps"]], args)
 
 
-def _rotary_arguments(rotary: Choice, description: Description, patch: int) -> dict[str, Any]:
+def _create_rotary_arguments(rotary: Choice, description: Description, patch: int) -> dict[str, Any]:
   args = rotary.args
   reference = args.get("reference")
   if reference == 0:
