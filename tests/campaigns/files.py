@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Callable, Iterator
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # a compiled config would be a change of the folder
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # for workers
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
 
 from tests import hostile, hostile_paths, runs
@@ -42,6 +42,7 @@ def main() -> int:
   parser = argparse.ArgumentParser("python -m tests.campaigns.files", description=__doc__)
   parser.add_argument("words", nargs="*", help="of the names of cases")
   chosen = choose(parser, (case[0] for case in cases(pathlib.Path("run"))), parser.parse_args().words)
+  sys.dont_write_bytecode = True  # also in forked children, because a compiled config would be a change of the folder
   warnings.filterwarnings("ignore", message=".*os.fork")
   passed = failed = 0
   with tempfile.TemporaryDirectory() as name:

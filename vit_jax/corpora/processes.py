@@ -36,6 +36,7 @@ class _Worker:
   """A worker as seen by the first process."""
 
   process: multiprocessing.process.BaseProcess
+  connection: multiprocessing.connection.Connection
   task: Any
   silent: float = 0.0  # seconds
 
@@ -108,12 +109,12 @@ def _run_in_workers(
   named: Callable[[Any], str],
 ) -> Iterator[tuple[Any, Any]]:
   """Yields (task, result) of tasks that worker processes execute."""
-  workers: dict[multiprocessing.connection.Connection, _Worker] = {}  # workers with a task
+  workers = {}  # workers with a task, by connection
   for task in itertools.islice(tasks, processes):
     near, far = context.Pipe()
     process = context.Process(target=_serve_tasks, args=(prepare, far, os.getpid()), daemon=True)
     process.start()
-    workers[near] = _Worker(process, task)
+    workers[near] = _Worker(process, near, task)
     far.close()
     near.send(task)
   while workers:
@@ -123,7 +124,7 @@ def _run_in_workers(
     _check_silence(workers.values(), min(time.monotonic() - before, 2 * LOOK), named)
     for connection in ready:
       worker = workers[connection]
-      worker.silent, (kind, value) = 0.0, _receive(connection, worker.process)
+      worker.silent, (kind, value) = 0.0, _receive(worker.connection, worker.process)
       if kind == "text":
         heard(worker.task, value)
       elif kind == "failed":
@@ -132,9 +133,9 @@ def _run_in_workers(
         task, worker.task = worker.task, next(tasks, None)
         if worker.task is None:
           del workers[connection]
-          connection.close()
+          worker.connection.close()
         else:
-          connection.send(worker.task)
+          worker.connection.send(worker.task)
         yield task, value
 
 
