@@ -31,7 +31,7 @@ def saved(folder, tensors, name="weights.safetensors"):
 
 def read(folder, tensors, **choice):
   """(what the parameters differ by from those of RAW, classes, notes in one text) of a file with these tensors."""
-  description, arrays, notes, _ = importers.read(saved(folder, tensors), HINTS, **choice)
+  description, arrays, notes, *_ = importers.read(saved(folder, tensors), HINTS, **choice)
   apart = {round(float((arrays[path] - ARRAYS[path]).min()), 3) for path in arrays}
   apart |= {round(float((arrays[path] - ARRAYS[path]).max()), 3) for path in arrays}
   assert len(apart) == 1, apart

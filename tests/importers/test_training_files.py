@@ -64,7 +64,7 @@ def test_a5_nested_dictionaries_and_lists_of_a_torch_file_are_all_listed(tmp_pat
   content = {"model": in_torch(torch, BODY), "shadow_params": [torch.ones(2)] * 3, "classifier": in_torch(torch, {
     "weight": HEAD["head.weight"], "bias": HEAD["head.bias"]})}  # fmt: skip
   torch.save(content | {"optimizer_states": [{"state": {0: {"m": torch.ones(2)}}}]}, tmp_path / "x.ckpt")
-  description, arrays, notes, _ = importers.read(tmp_path / "x.ckpt", HINTS)
+  description, arrays, notes, *_ = importers.read(tmp_path / "x.ckpt", HINTS)
   assert description.classes == 7 and np.array_equal(arrays["head/bias"], ARRAYS["head/bias"])
   assert notes[-1] == "left out, not part of this model: shadow_params.* (3 tensors), optimizer_states.0.state.0.m"
 

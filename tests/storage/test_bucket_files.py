@@ -69,9 +69,9 @@ def test_what_is_wrong_with_weights_in_a_bucket_is_said_of_the_object(tmp_path, 
 def test_a_teacher_s_workdir_may_be_in_a_bucket(bucket):
   arrays = {path: np.zeros(shape, np.float32) for path, shape in importers.layout.compute_shapes(VIT).items()}
   checkpoints.write_weights(bucket, arrays, {"model": VIT.to_json()})
-  description, read, _ = importers.open_frozen(str(bucket), 32, "float32")
-  assert description.model.name == VIT.model.name
-  assert sorted(read()) == sorted(arrays)
+  found = importers.open_frozen(str(bucket), 32, "float32")
+  assert found.description.model.name == VIT.model.name
+  assert sorted(found.load()) == sorted(arrays)
   assert checkpoints.describe_damage(str(bucket)) == ""
 
 
