@@ -34,6 +34,7 @@ ARGUMENTS = {  # of configs that take one
   "vit_i1k": ("B/16", "Ti/16"), "vit_i21k": ("L/16", "B/32"), "vit_jft": ("H/14",), "vit_g_jft": ("G/14",),
   "vit_mpp": ("imagenet21k,L/16", "digits"), "mae": ("H/14,1600ep", "B/16,finetune", "digits"),
   "noisy_student": ("digits,student", "imagenet,teacher", "imagenet,student"),
+  "dino": ("S/16,800", "glyphs"), "dinov2": ("folder", "glyphs"),
   "cct_cifar": ("cct_7_3x1_32_sine,cifar100,1500", "cvt_7_4_32,cifar10,5000"),
   "finetune": ("cifar10", "pets", "folder,ViT-Ti/16,96"),
 }  # fmt: skip
