@@ -1,6 +1,6 @@
 # make digits: train on real images and see the result.
 # make check: format, lint, types, and all tests that compile nothing, in minutes.
-# make test: these, and one test of everything that compiles.  make test-long: the other tests and short campaigns.
+# make test: these, and one short test of each compiled part.  make test-long: all other tests and short campaigns.
 # make compare: three compact models, few-shot probes and fine-tuning.
 # make transfer: what pre-training on generated signs gives to digits, with labels and without.
 # make bench: compares a train step with PyTorch's and measures the loading of weights.
