@@ -1,5 +1,5 @@
 # make digits: train on real images and see the result.
-# make check: format, lint, types, and all tests that compile nothing, in minutes.
+# make lint: format, lint and types.  make check: these, and all tests that compile nothing, in minutes.
 # make test: these, and one short test of each compiled part.  make test-long: all other tests and short campaigns.
 # make compare: three compact models, few-shot probes and fine-tuning.
 # make transfer: what pre-training on generated signs gives to digits, with labels and without.
@@ -15,7 +15,7 @@ MODEL ?= ViT-B/16
 WORKDIR ?= runs/digits$(if $(filter-out 0,$(SEED)),-seed$(SEED))
 BIN := $(VENV)/bin
 
-.PHONY: digits compare transfer check test test-long bench docs docs-serve clean
+.PHONY: digits compare transfer lint check test test-long bench docs docs-serve clean
 
 digits: $(VENV)/installed
 	$(BIN)/python -m vit_jax.prepare digits
@@ -27,15 +27,17 @@ compare: $(VENV)/installed
 transfer: $(VENV)/installed
 	$(BIN)/python -m benchmarks.transfer --workdir=runs/transfer
 
-check: $(VENV)/installed-test
+lint: $(VENV)/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy vit_jax configs benchmarks
 	$(BIN)/mypy --python-version=3.10 launch
+
+check: lint
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -q -m "not heavy"
 
-test: check
-	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=15 -v -m "heavy and not long"
+test: lint
+	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=15 -q -m "not long"
 
 test-long: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=15 -v -m long

@@ -180,7 +180,7 @@ class Watchers:
     return next(word.partition("=")[2] for word in run.args if word.startswith("--config="))
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_a_sweep_runs_each_trial_once_and_then_what_they_lead_to(tmp_path, monkeypatch, capsys):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
   workdir = tmp_path / "w"

@@ -81,6 +81,7 @@ def test_of_a_large_split_some_are_measured_always_the_same_and_over_all_of_it(w
   np.testing.assert_array_equal(first, same)
 
 
+@pytest.mark.long
 def test_a_run_whose_data_or_checkpoints_are_gone_has_words_in_their_place(workdir, tmp_path):
   moved = tmp_path / "run"
   shutil.copytree(workdir, moved)

@@ -85,6 +85,7 @@ def test_a_mistake_ends_all_processes_with_2(printed):
   assert not (folder / "bad").exists()
 
 
+@pytest.mark.long
 def test_two_processes_train_and_measure_what_one_does(whole, tmp_path):
   workdir, _ = whole
   one = loop.train(runs.parts(4, **AXES), tmp_path)
