@@ -1,7 +1,7 @@
-"""Groups of processes that only talk, each with something wrong: python -m tests.runtime.groups FOLDER
+"""Groups of processes that only exchange messages, each with one fault: python -m tests.runtime.groups FOLDER
 
-What each process prints goes to FOLDER/<group>-<number>, and all exit codes to FOLDER/codes.json. They are forks of
-this one, so that Python starts once.
+The output of each process goes to FOLDER/<group>-<number>, and all exit codes to FOLDER/codes.json. The processes are
+forks of this one, so that Python starts once.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from vit_jax.runtime import watch
 from vit_jax.schema import ConfigError
 
 
-def steps(watch, what=lambda poll: None):
-  """Polls, at another pace in each process."""
+def poll_steps(watch, what=lambda poll: None):
+  """Calls an action and polls in a loop, at a different pace in each process."""
   try:
     with watch.phase("step"):
       for poll in range(1, 1000):
@@ -30,23 +30,23 @@ def steps(watch, what=lambda poll: None):
     print(f"code {stop.code}: {stop}; at poll {poll}", flush=True)
 
 
-def only(number, action):
-  """The action at the fifth poll of one process."""
+def act_in_one_process(number, action):
+  """Returns a function that calls the action at the fifth poll of one process."""
   return lambda poll: action() if runtime.process_index() == number and poll == 5 else None
 
 
-def fail(error):
-  """Raises it."""
+def raise_error(error):
+  """Raises an error."""
   raise error
 
 
-def talk(group):
-  """What the processes of a group do."""
+def run_process(group):
+  """Runs one process of a group."""
   if group == "missing":
     runtime.start(patience=2.0)
   limits = config.Limits(peer=5 if group in ("first", "silent") else 60, stop=60, step=60)
   if group == "talk":
-    watch.ACT = 60.0  # what it agrees on is the question, also on a machine that stands still for seconds
+    watch.ACT = 60.0  # the group tests agreement, also on a machine that is paused for seconds
   runtime.start()
   if group == "talk":
     with contextlib.suppress(ConfigError), runtime.Watch(limits):
@@ -56,17 +56,17 @@ def talk(group):
         print(error, flush=True)
         raise
     with runtime.Watch(limits) as watching:
-      steps(watching, only(1, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+      poll_steps(watching, act_in_one_process(1, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     with runtime.Watch(limits) as watching:
-      steps(watching, only(2, lambda: watching.ask(2, "a bad image")))
+      poll_steps(watching, act_in_one_process(2, lambda: watching.ask(2, "a bad image")))
   error = {"talk": AssertionError("a bug"), "mistake": ConfigError("mine alone")}.get(group)
   with runtime.Watch(limits) as watching:
     print("ready", flush=True)
-    steps(watching, only(1, lambda: fail(error) if error else None))
+    poll_steps(watching, act_in_one_process(1, lambda: raise_error(error) if error else None))
 
 
-def fork(folder, group, number, count, port):
-  """A process of a group; its pid."""
+def fork_process(folder, group, number, count, port):
+  """Starts a process of a group and returns its pid."""
   if pid := os.fork():
     return pid
   with open(folder / f"{group}-{number}", "w") as file:
@@ -77,18 +77,18 @@ def fork(folder, group, number, count, port):
     "VITJAX_PROCESSES": str(count + (group == "missing")),
     "VITJAX_PROCESS": str(number),
   }
-  cli.run_verb(lambda: talk(group))
+  cli.run_verb(lambda: run_process(group))
   sys.exit(0)
 
 
 def main(folder: pathlib.Path) -> None:
-  """Starts all, disturbs them, waits for all."""
+  """Starts all processes, sends signals to two of them, and waits for all."""
   processes = {}
   for group, count in (("talk", 3), ("mistake", 2), ("first", 2), ("silent", 2), ("missing", 2)):
     with socket.socket() as probe:
       probe.bind(("127.0.0.1", 0))
       port = probe.getsockname()[1]
-    processes |= {(group, i): fork(folder, group, i, count, port) for i in range(count)}
+    processes |= {(group, i): fork_process(folder, group, i, count, port) for i in range(count)}
   for (group, number), number_of_signal in ((("first", 0), signal.SIGKILL), (("silent", 1), signal.SIGSTOP)):
     while not (log := folder / f"{group}-1").exists() or "ready" not in log.read_text():
       time.sleep(0.1)

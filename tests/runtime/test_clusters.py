@@ -1,4 +1,4 @@
-"""Placements by Slurm and Open MPI, as JAX itself reads them, and what a process that waits for others prints."""
+"""Tests of placements by Slurm and Open MPI, compared with JAX, and of the message of a process that waits."""
 
 import re
 import socket
@@ -24,7 +24,7 @@ MPI = {
 
 @pytest.fixture
 def place(monkeypatch):
-  """Sets the variables of a cluster manager."""
+  """Returns a function that sets the variables of a cluster manager."""
 
   def set_all(variables):
     for name, text in variables.items():
@@ -33,7 +33,7 @@ def place(monkeypatch):
   return set_all
 
 
-def test_c7_counts_are_those_that_jax_reads(place):
+def test_counts_match_jax(place):
   assert clusters.detect_cluster() is None
   place(MPI)
   found = clusters.detect_cluster()
@@ -47,14 +47,14 @@ def test_c7_counts_are_those_that_jax_reads(place):
 
 
 @pytest.mark.parametrize("missing", SLURM)
-def test_c7_an_incomplete_placement_is_none(missing, place, monkeypatch):
+def test_incomplete_placement_is_ignored(missing, place, monkeypatch):
   place(SLURM)
   monkeypatch.delenv(missing)
   assert clusters.detect_cluster() is None
   assert not slurm_cluster.SlurmCluster.is_env_present()
 
 
-def test_c7_a_step_of_one_task_in_a_larger_job_is_one_process(place):
+def test_step_of_one_task_in_a_larger_job_is_one_process(place):
   place(SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1", "SLURM_PROCID": "0"})
   found = clusters.detect_cluster()
   assert (found.count, found.process, found.local) == (1, 0, 1)
@@ -62,27 +62,27 @@ def test_c7_a_step_of_one_task_in_a_larger_job_is_one_process(place):
 
 @pytest.mark.parametrize("name", ["SLURM_NTASKS", "SLURM_PROCID"])
 @pytest.mark.parametrize("text", ["", "four", "-1", "2x", "²"])
-def test_c7_a_count_that_is_no_number_is_one_line(name, text, place):
+def test_invalid_count_is_reported(name, text, place):
   place(SLURM | {name: text})
   with pytest.raises(ConfigError, match=f"{name}: expected a whole number, got {re.escape(repr(text))}.*=1"):
     clusters.detect_cluster()
 
 
 @pytest.mark.parametrize(("local", "seen"), [(1, "all"), (4, "0"), (None, "0")])
-def test_c7_a_task_alone_on_its_host_uses_all_gpus(local, seen, monkeypatch):
+def test_single_task_on_a_host_uses_all_gpus(local, seen, monkeypatch):
   changed = {}
   monkeypatch.setattr(jax.config, "update", changed.__setitem__)
   clusters.use_all_local_devices(clusters.Cluster("Slurm", 4, 0, local, "srun", {}))
   assert changed.get("jax_cuda_visible_devices", "0") == changed.get("jax_rocm_visible_devices", "0") == seen
 
 
-def test_c7_one_process_can_be_requested_whatever_a_cluster_manager_set(place):
+def test_one_process_can_be_requested_despite_a_cluster_manager(place):
   place(SLURM | {"VITJAX_PROCESSES": "1"})
   assert processes.read_placement() == ("", 1, 0)
 
 
 @pytest.mark.long
-def test_c7_a_process_that_waits_names_the_variables_and_the_way_out():
+def test_waiting_process_names_the_variables_and_a_fix():
   with socket.create_server(("127.0.0.1", 0)) as free:
     port = str(free.getsockname()[1])
   words = ["--config=configs/digits.py", "--workdir=runs/none", "--config.limits.start=4"]

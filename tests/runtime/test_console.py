@@ -1,4 +1,4 @@
-"""Printed lines, also if the reader has gone."""
+"""Tests of printed lines, also after the reader of the output has closed it."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ import pytest
 from vit_jax import runtime
 
 
-def test_a_terminal_that_was_closed_ends_no_training(monkeypatch):
+def test_closed_terminal_does_not_stop_a_run(monkeypatch):
   for number in (errno.EPIPE, errno.EIO):
     monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(write=lambda text, number=number: fail(number)))
     runtime.print_line("a line")
@@ -24,7 +24,7 @@ def fail(number):
   raise OSError(number, os.strerror(number))
 
 
-def test_an_empty_note_prints_no_line(capsys):
+def test_empty_note_is_not_printed(capsys):
   runtime.print_note("")
   runtime.print_note("a note")
   assert capsys.readouterr().out == "a note\n"

@@ -1,4 +1,4 @@
-"""JAX_PLATFORMS with names that JAX does not know, and with devices that this machine does not have."""
+"""Tests of JAX_PLATFORMS with unknown names and with devices that this machine does not have."""
 
 import glob
 
@@ -18,7 +18,7 @@ from vit_jax.schema import ConfigError
     ("cpu, tpu", "unknown platform ' tpu'. Did you mean 'tpu'?"),
   ],
 )
-def test_c6_an_unknown_platform_is_one_line(text, message, monkeypatch):
+def test_unknown_platform_is_reported_in_one_line(text, message, monkeypatch):
   monkeypatch.setenv("JAX_PLATFORMS", text)
   with pytest.raises(ConfigError) as error:
     devices.check_names()
@@ -27,20 +27,20 @@ def test_c6_an_unknown_platform_is_one_line(text, message, monkeypatch):
 
 
 @pytest.mark.skipif(bool(glob.glob("/dev/nvidia*")), reason="this machine has an NVIDIA GPU")
-def test_c6_cuda_without_a_gpu_is_one_line(monkeypatch):
+def test_cuda_without_a_gpu_is_reported(monkeypatch):
   monkeypatch.setenv("JAX_PLATFORMS", "cuda")
   with pytest.raises(ConfigError, match=r"JAX_PLATFORMS='cuda': no NVIDIA GPU is visible\. Set JAX_PLATFORMS=cpu"):
     devices.check_names()
 
 
 @pytest.mark.parametrize("text", ["", "cpu", "cuda,cpu", "tpu,cpu"])
-def test_c6_known_platforms_pass(text, monkeypatch):
+def test_known_platforms_are_accepted(text, monkeypatch):
   monkeypatch.setenv("JAX_PLATFORMS", text)
   devices.check_names()
 
 
 @pytest.mark.parametrize("error", [RuntimeError("Unable to initialize backend 'tpu': none\nmore"), AssertionError()])
-def test_c6_a_platform_that_does_not_start_is_one_line(error, monkeypatch):
+def test_platform_that_does_not_start_is_reported_in_one_line(error, monkeypatch):
   def fail():
     raise error
 
@@ -51,7 +51,7 @@ def test_c6_a_platform_that_does_not_start_is_one_line(error, monkeypatch):
   assert "\n" not in str(caught.value)
 
 
-def test_g_the_deprecated_variable_that_selects_an_absent_platform_is_named(monkeypatch):
+def test_deprecated_variable_of_an_absent_platform_is_named(monkeypatch):
   def fail():
     raise RuntimeError("Unknown backend: 'gpu' requested")
 

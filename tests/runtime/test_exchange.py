@@ -1,4 +1,4 @@
-"""What processes tell each other; a process alone tells itself. Several are in test_peers.py."""
+"""Tests of the exchange between processes, with a single process. test_peers.py starts several processes."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from vit_jax.runtime import exchange
 from vit_jax.schema import ConfigError
 
 
-def test_a_process_alone_agrees_with_itself():
+def test_single_process_agrees_with_itself():
   assert exchange.gather_texts("text", "name") == ["text"]
   assert exchange.describe_missing() == ""
   runtime.barrier("name")
@@ -18,6 +18,6 @@ def test_a_process_alone_agrees_with_itself():
   assert runtime.copy_from_first(values) is values
 
 
-def test_a_problem_is_an_error():
+def test_problem_is_raised_as_an_error():
   with pytest.raises(ConfigError, match="no such file"):
     runtime.raise_together("no such file")

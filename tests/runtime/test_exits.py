@@ -1,4 +1,4 @@
-"""The exit codes: one contract in code and documentation, and which error has which."""
+"""Tests of the exit codes: code and documentation agree, and each error has its code."""
 
 import pathlib
 import re
@@ -13,7 +13,7 @@ from vit_jax.schema.errors import AbsentError
 PAGE = (pathlib.Path(__file__).parents[2] / "docs/guides/resume.md").read_text()
 
 
-def test_the_table_of_the_page_has_codes_of_the_contract():
+def test_documented_exit_codes_are_defined():
   codes = [int(code) for code in re.findall(r"^\| (\d+) \| .+ \|$", PAGE, re.MULTILINE)]
   assert len(codes) > 5 and {*codes} <= runtime.EXITS.keys()
 
@@ -32,7 +32,7 @@ def test_the_table_of_the_page_has_codes_of_the_contract():
     (jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllGather failed: Connection reset by peer"), 134),
   ],
 )
-def test_an_error_ends_with_its_code_and_a_line(error, code):
+def test_error_has_its_exit_code_and_a_one_line_message(error, code):
   found, message = runtime.describe_exit(error, alone=False)
   assert found == code
   assert message
@@ -42,9 +42,9 @@ def test_an_error_ends_with_its_code_and_a_line(error, code):
 @pytest.mark.parametrize(
   "error", [KeyError("x"), RuntimeError("x"), jax.errors.JaxRuntimeError("INTERNAL: our fault"), ValueError("x")]
 )
-def test_a_bug_keeps_its_traceback(error):
+def test_bug_has_exit_code_1_and_keeps_its_traceback(error):
   assert runtime.describe_exit(error) == (1, "")
 
 
-def test_a_process_alone_has_no_peer_that_died():
+def test_lost_peer_is_a_bug_in_a_single_process():
   assert runtime.describe_exit(jax.errors.JaxRuntimeError("Gloo: closed by peer"))[0] == 1

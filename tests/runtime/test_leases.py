@@ -1,4 +1,4 @@
-"""The lease on a workdir in a bucket."""
+"""Tests of the lease on a workdir in a bucket."""
 
 import contextlib
 import json
@@ -24,16 +24,16 @@ def short(monkeypatch):
 
 @pytest.fixture
 def ends():
-  """(code, message) of a program that would have ended."""
+  """A list for the (code, message) of each program that the lease would have ended."""
   return []
 
 
-def taken(bucket, ends):
+def hold_lease(bucket, ends):
   return contextlib.closing(leases.Lease(bucket / "lock", lambda *end: ends.append(end)))
 
 
-def test_a_second_run_is_refused_while_the_first_one_lives(bucket, short, ends, capfd):
-  with taken(bucket, ends):
+def test_second_run_is_refused_while_the_first_run_is_alive(bucket, short, ends, capfd):
+  with hold_lease(bucket, ends):
     assert leases.describe_holder(bucket / "lock").startswith(f"{os.getpid()} on ")
     assert (bucket / "lock").read_text().startswith(f"{os.getpid()} on ")
     with pytest.raises(ConfigError, match=rf"is in use by process {os.getpid()} on .*its workdir is free after 3 s"):
@@ -44,35 +44,35 @@ def test_a_second_run_is_refused_while_the_first_one_lives(bucket, short, ends, 
   assert not ends
 
 
-def test_a_lease_that_nobody_renews_is_free_after_its_duration(bucket, short, ends):
+def test_lease_without_renewal_is_free_after_its_duration(bucket, short, ends):
   leases.LeaseObject(bucket / "lock").write(ELSEWHERE, "0")
   assert leases.describe_holder(bucket / "lock") == "7 on elsewhere"
   began = time.monotonic()
-  with taken(bucket, ends):
+  with hold_lease(bucket, ends):
     assert 1.5 < time.monotonic() - began < 10
     assert leases.describe_holder(bucket / "lock") != "7 on elsewhere"
 
 
-def test_that_of_a_process_of_this_machine_that_has_ended_is_free_at_once(bucket, monkeypatch, ends):
+def test_lease_of_an_ended_local_process_is_free_at_once(bucket, monkeypatch, ends):
   process = subprocess.Popen(["sleep", "60"])
   identity = leases.identify_process(process.pid)
   leases.LeaseObject(bucket / "lock").write(ELSEWHERE | {"process": identity}, "0")
   assert leases.describe_holder(bucket / "lock") == "7 on elsewhere"
   process.kill()
   while leases.identify_process(process.pid):
-    time.sleep(0.01)  # it is not waited for: a zombie has ended too
+    time.sleep(0.01)  # no call of wait(): a zombie has ended too
   assert leases.describe_holder(bucket / "lock") is None
   began = time.monotonic()
-  with taken(bucket, ends):
-    assert time.monotonic() - began < 5  # and not 60 s
+  with hold_lease(bucket, ends):
+    assert time.monotonic() - began < 5  # instead of 60 s
   process.wait()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("lost", [False, True])
-def test_what_is_written_while_nothing_is_heard_waits_for_the_lease(bucket, bucket_server, short, ends, tmp_path, lost):
+def test_writes_wait_for_the_lease_while_the_bucket_is_unreachable(bucket, bucket_server, short, ends, tmp_path, lost):
   late = [bucket / f"late-{i}" for i in range(20)]
-  with taken(bucket, ends):
+  with hold_lease(bucket, ends):
     with bucket_server.troubled(away=True):
       time.sleep(2)  # more than half of its duration
       for path in late:
@@ -89,22 +89,22 @@ def test_what_is_written_while_nothing_is_heard_waits_for_the_lease(bucket, buck
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "soon"])
-def test_a_duration_that_is_none_is_refused_before_the_lease_is_taken(bucket, ends, monkeypatch, text):
+def test_invalid_duration_is_refused_before_the_lease_is_taken(bucket, ends, monkeypatch, text):
   monkeypatch.setenv("VITJAX_LEASE", text)
   with pytest.raises(ConfigError, match=f"VITJAX_LEASE: expected a number of seconds, got '{text}'"):
     leases.Lease(bucket / "lock", print)
   assert not (bucket / "lock").exists()
 
 
-def test_an_identity_that_is_none_of_ours_is_one_of_another_machine():
+def test_unknown_identity_is_treated_as_of_another_machine():
   boot, space, *_ = leases.identify_process(os.getpid()).split()
   for text in ("", "x", f"{boot} {space} notanumber 12", f"{boot} {space} ../1 12", f"{boot} {space} -1 12"):
     assert not leases.has_ended(text)
   assert leases.has_ended(f"{boot} {space} {os.getpid()} 12")
 
 
-def test_who_has_lost_the_lease_ends_with_2_and_touches_it_no_more(bucket, short, ends):
-  with taken(bucket, ends) as lease:
+def test_run_that_lost_its_lease_ends_with_exit_code_2(bucket, short, ends):
+  with hold_lease(bucket, ends) as lease:
     leases.LeaseObject(bucket / "lock").write(ELSEWHERE, lease._generation)
     lease.renew()
   ((code, message),) = ends
@@ -112,8 +112,8 @@ def test_who_has_lost_the_lease_ends_with_2_and_touches_it_no_more(bucket, short
   assert f"{bucket} was taken over by process 7 on elsewhere" in message
 
 
-def test_a_workdir_that_is_removed_ends_the_run(bucket, short, ends):
-  with taken(bucket, ends) as lease:
+def test_removed_workdir_ends_the_run(bucket, short, ends):
+  with hold_lease(bucket, ends) as lease:
     (bucket / "lock").unlink()
     lease.renew()
   assert f"{bucket}/lock no longer exists: " in ends[0][1]
@@ -123,11 +123,11 @@ def test_a_workdir_that_is_removed_ends_the_run(bucket, short, ends):
 @pytest.mark.parametrize(
   ("trouble", "says"), [({"refused": True}, "denied access"), ({"away": True}, "has not responded")]
 )
-def test_a_bucket_that_is_gone_ends_the_run_from_the_thread_of_the_lease(
+def test_lease_thread_ends_the_run_if_the_bucket_is_unavailable(
   bucket_server, bucket, short, ends, monkeypatch, trouble, says
 ):
   monkeypatch.setenv("VITJAX_PATIENCE", "1")
-  with taken(bucket, ends):
+  with hold_lease(bucket, ends):
     with bucket_server.troubled(**trouble):
       deadline = time.monotonic() + 20
       while not ends and time.monotonic() < deadline:
@@ -140,15 +140,15 @@ def test_a_bucket_that_is_gone_ends_the_run_from_the_thread_of_the_lease(
 
 
 @pytest.mark.long
-def test_answers_that_are_lost_lose_no_lease(bucket_server, bucket, short, ends):
+def test_lost_responses_do_not_lose_the_lease(bucket_server, bucket, short, ends):
   with bucket_server.troubled(busy=0.3, resets=0.2):
     for _ in range(3):
-      with taken(bucket, ends):
+      with hold_lease(bucket, ends):
         time.sleep(1.2)
   assert not ends
 
 
-def test_a_claimed_workdir_in_a_bucket_is_refused_and_then_free(bucket, short):
+def test_claimed_workdir_in_a_bucket_is_refused_until_it_is_released(bucket, short):
   with runtime.claim_workdir(bucket):
     assert runtime.describe_holder(bucket).startswith(f"{os.getpid()} on ")
     with pytest.raises(ConfigError, match="is in use by process"), runtime.lock_workdir(bucket):

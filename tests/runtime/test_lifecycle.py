@@ -1,4 +1,4 @@
-"""Start and end of the processes of a run: one process alone."""
+"""Tests of the start and end of a run with a single process."""
 
 import signal
 
@@ -10,7 +10,7 @@ from vit_jax.schema import ConfigError
 pytestmark = pytest.mark.heavy  # starts the threads of a watchdog
 
 
-def test_a_process_alone_is_supervised_and_leaves_the_handlers_as_they_were():
+def test_single_process_is_supervised_and_restores_signal_handlers():
   before = signal.getsignal(signal.SIGTERM)
   with runtime.join_processes(config.Limits(step=600.0)) as watch:
     watch.step = 1
@@ -19,6 +19,6 @@ def test_a_process_alone_is_supervised_and_leaves_the_handlers_as_they_were():
   assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_an_error_inside_reaches_the_caller():
+def test_error_inside_the_context_reaches_the_caller():
   with pytest.raises(ConfigError, match="the reason"), runtime.join_processes():
     raise ConfigError("the reason")

@@ -1,4 +1,4 @@
-"""What a program says of its progress to the one that started it."""
+"""Tests of the status file, in which a program reports its progress to its parent."""
 
 import json
 import threading
@@ -13,14 +13,14 @@ from vit_jax.runtime import progress
 
 @pytest.fixture
 def status(tmp_path, monkeypatch):
-  """The file, and a clock that passes only where a test lets it."""
+  """The status file, and a clock that only the test advances."""
   monkeypatch.setenv("VITJAX_STATUS", str(tmp_path / "status.json"))
   now = [100.0]
   monkeypatch.setattr(progress, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
   return tmp_path / "status.json", now
 
 
-def test_what_changed_is_written_once_a_second(status):
+def test_changes_are_written_at_most_once_a_second(status):
   file, now = status
   said = progress.ProgressFile()
   said.say(3, "step", 3)
@@ -33,32 +33,32 @@ def test_what_changed_is_written_once_a_second(status):
   assert json.loads(file.read_text()) == {"step": 4, "began": 3, "doing": "step", "polls": 4}
   written = file.stat().st_mtime_ns
   now[0] += 5
-  said.say(4, "step", 4)  # nothing new
+  said.say(4, "step", 4)  # no change
   assert file.stat().st_mtime_ns == written
   assert [each.name for each in file.parent.iterdir()] == ["status.json"]
 
 
-def test_without_the_variable_nothing_is_written(tmp_path, monkeypatch):
+def test_status_is_not_written_without_the_variable(tmp_path, monkeypatch):
   monkeypatch.delenv("VITJAX_STATUS", raising=False)
   monkeypatch.chdir(tmp_path)
   progress.ProgressFile().say(1, "step", 1)
   assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_cannot_be_written_ends_nothing(status, monkeypatch):
+def test_unwritable_status_file_does_not_stop_the_run(status, monkeypatch):
   file, now = status
-  file.mkdir()  # which no file replaces
+  file.mkdir()  # a file cannot replace a folder
   said = progress.ProgressFile()
   said.say(1, "step", 1)
   file.rmdir()
   now[0] += 2
   said.say(1, "step", 1)
-  assert json.loads(file.read_text())["step"] == 1  # tried again
+  assert json.loads(file.read_text())["step"] == 1  # the write is tried again
   monkeypatch.setenv("VITJAX_STATUS", str(file.parent / "gone/status.json"))
   progress.ProgressFile().say(1, "step", 1)
 
 
-def test_a_reader_never_sees_half_a_file(tmp_path, monkeypatch):
+def test_reader_never_sees_a_partial_file(tmp_path, monkeypatch):
   file = tmp_path / "status.json"
   monkeypatch.setenv("VITJAX_STATUS", str(file))
   monkeypatch.setattr(progress, "EVERY", 0.0)
@@ -78,7 +78,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path, monkeypatch):
   assert seen == sorted(seen) and len(seen) > 5
 
 
-def test_a_watch_says_step_and_phase_from_its_thread(tmp_path, monkeypatch):
+def test_watch_reports_step_and_phase_from_its_thread(tmp_path, monkeypatch):
   file = tmp_path / "status.json"
   monkeypatch.setenv("VITJAX_STATUS", str(file))
   with runtime.Watch() as watch, watch.phase("compile"):

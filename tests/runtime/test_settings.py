@@ -1,4 +1,4 @@
-"""Settings of JAX and flags of XLA with which nothing can be compiled or run are refused in one line."""
+"""Tests that unusable settings of JAX and flags of XLA are refused in one line."""
 
 import ast
 import contextlib
@@ -19,13 +19,13 @@ from vit_jax.schema import ConfigError
 
 @pytest.fixture(autouse=True)
 def unset(monkeypatch):
-  """The environment of a user who sets nothing."""
+  """Removes the variables that set the number of devices or flags of XLA."""
   for name in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES"):
     monkeypatch.delenv(name, raising=False)
 
 
-def other(name):
-  """A value of a setting that is refused."""
+def get_refused_value(name):
+  """Returns a refused value of a setting."""
   text = {
     "jax_default_device": "gpu",
     "jax_numpy_dtype_promotion": "strict",
@@ -37,10 +37,10 @@ def other(name):
 
 
 @pytest.mark.parametrize("name", settings.REFUSED)
-def test_g_a_setting_with_which_nothing_can_be_compiled_or_run_is_one_line(name, capsys):
+def test_unusable_setting_is_refused_in_one_line(name, capsys):
   before = getattr(jax.config, name)
   settings.check_settings()
-  jax.config.update(name, other(name))
+  jax.config.update(name, get_refused_value(name))
   try:
     with pytest.raises(SystemExit) as ended:
       cli.run_verb(lambda: pytest.fail("the verb was called"))
@@ -48,10 +48,12 @@ def test_g_a_setting_with_which_nothing_can_be_compiled_or_run_is_one_line(name,
     jax.config.update(name, before)
   (line,) = capsys.readouterr().err.splitlines()
   assert ended.value.code == 2
-  assert line.startswith(f"error: {name.upper()}={other(name)}: ") and line.endswith(f". Unset {name.upper()}.")
+  assert line.startswith(f"error: {name.upper()}={get_refused_value(name)}: ") and line.endswith(
+    f". Unset {name.upper()}."
+  )
 
 
-def test_g_a_pattern_that_cannot_be_compiled_is_one_line():
+def test_invalid_regular_expression_is_refused():
   name = "jax_hlo_source_file_canonicalization_regex"
   for pattern, wrong in ((".*/", False), ("[", True)):
     jax.config.update(name, pattern)
@@ -62,7 +64,7 @@ def test_g_a_pattern_that_cannot_be_compiled_is_one_line():
       jax.config.update(name, None)
 
 
-def test_g_guards_that_only_log_are_allowed():
+def test_guards_that_only_log_are_allowed():
   with jax.transfer_guard("log"):
     settings.check_settings()
 
@@ -76,7 +78,7 @@ def test_g_guards_that_only_log_are_allowed():
     ("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_force_host_platform_device_count=-1"),
   ],
 )
-def test_g_a_number_of_devices_below_one_is_one_line_that_names_its_variable(variable, value, monkeypatch):
+def test_number_of_devices_below_one_names_its_variable(variable, value, monkeypatch):
   monkeypatch.setenv(variable, value)
   with pytest.raises(ConfigError, match=r"is not a number of devices. Set it to 1 or more") as error:
     settings.check_settings()
@@ -86,13 +88,13 @@ def test_g_a_number_of_devices_below_one_is_one_line_that_names_its_variable(var
 @pytest.mark.parametrize(
   ("variable", "value"),
   [
-    ("JAX_NUM_CPU_DEVICES", "-1"),  # as if it was unset
+    ("JAX_NUM_CPU_DEVICES", "-1"),  # the same as unset
     ("JAX_NUM_CPU_DEVICES", "10"),
     ("XLA_FLAGS", "--xla_force_host_platform_device_count=0 --xla_force_host_platform_device_count=8"),
     ("XLA_FLAGS", "--xla_force_host_platform_device_count=10 --xla_dump_to=0"),
   ],
 )
-def test_g_other_numbers_of_devices_pass(variable, value, monkeypatch):
+def test_valid_numbers_of_devices_are_accepted(variable, value, monkeypatch):
   monkeypatch.setenv(variable, value)
   settings.check_settings()
 
@@ -119,8 +121,8 @@ for flags in json.loads(sys.argv[1]):
 
 
 @pytest.mark.long
-def test_g_flags_that_xla_refuses_are_one_line_each():
-  """In a process where JAX has not started, as XLA parses its flags once."""
+def test_flags_that_xla_refuses_are_reported_in_one_line_each():
+  """Runs in a process in which JAX has not started, because XLA parses its flags once."""
   words = [sys.executable, "-W", "error", "-c", PROGRAM, json.dumps(list(FLAGS))]
   ended = subprocess.run(
     words, env=os.environ | {"XLA_FLAGS": "", "TF_CPP_MIN_LOG_LEVEL": "0"}, capture_output=True, text=True, check=True
@@ -136,13 +138,13 @@ def test_g_flags_that_xla_refuses_are_one_line_each():
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_g_every_verb_runs_below_the_check(verb):
+def test_every_verb_runs_through_the_check(verb):
   last = ast.parse((runs.ROOT / f"vit_jax/{verb}.py").read_text()).body[-1]
   assert ast.unparse(last).splitlines() == ["if __name__ == '__main__':", "    cli.run_verb(main)"]
 
 
 @pytest.mark.long
-def test_g_an_unknown_xla_flag_prints_one_line():
+def test_unknown_xla_flag_prints_one_line():
   flags, name = os.environ | {"XLA_FLAGS": "--xla_nonsense=1"}, "Unknown flag in XLA_FLAGS: --xla_nonsense=1"
   processes = [
     subprocess.Popen([sys.executable, *words], cwd=runs.ROOT, env=flags, stderr=subprocess.PIPE, text=True)

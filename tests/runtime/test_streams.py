@@ -1,4 +1,4 @@
-"""Standard streams after `repair_streams`: closed by the shell, or with an encoding that lacks some characters."""
+"""Tests of `repair_streams`: standard streams that are closed, or with an encoding that lacks some characters."""
 
 import os
 import pathlib
@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.heavy  # each starts a program
+pytestmark = pytest.mark.heavy  # each test starts a program
 
 SOURCE = pathlib.Path(__file__).parents[2] / "vit_jax/runtime/streams.py"
-NAMES = "café, 日本, 🙂, \udce9"  # the last is a byte of a file name that is no UTF-8
+NAMES = "café, 日本, 🙂, \udce9"  # the last one is a byte of a file name that is not UTF-8
 PROGRAM = f"""
 exec(open({str(SOURCE)!r}).read())
 repair_streams()
@@ -31,7 +31,7 @@ ENVIRONMENTS = {
 
 
 @pytest.mark.parametrize("closed", ["", ">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
-def test_c4_a_closed_stream_gives_its_number_to_no_file(closed, tmp_path):
+def test_descriptor_of_a_closed_stream_is_not_reused_for_a_file(closed, tmp_path):
   command = f'exec "$0" "$@" {closed}'
   words = ["sh", "-c", command, sys.executable, "-c", PROGRAM, str(tmp_path / "file")]
   done = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL)
@@ -40,7 +40,7 @@ def test_c4_a_closed_stream_gives_its_number_to_no_file(closed, tmp_path):
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_c5_what_an_encoding_lacks_is_printed_as_an_escape(name, tmp_path):
+def test_characters_missing_in_the_encoding_are_printed_as_escapes(name, tmp_path):
   changes, encoding = ENVIRONMENTS[name]
   words = [sys.executable, "-c", PROGRAM, str(tmp_path / "file")]
   done = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, env=os.environ | changes)

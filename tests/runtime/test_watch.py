@@ -1,4 +1,4 @@
-"""Requests to stop and waits that take too long, in one process."""
+"""Tests of stop requests and of time limits in one process."""
 
 import contextlib
 import os
@@ -31,8 +31,8 @@ FILL = """import os; os.set_blocking(2, False)
     except OSError: os.set_blocking(2, True)"""
 
 
-def started(phase, code="pass", program=PROGRAM):
-  """A process inside of a phase."""
+def start_program(phase, code="pass", program=PROGRAM):
+  """Starts a process and waits until it is inside a phase."""
   process = subprocess.Popen(
     [sys.executable, "-c", program.format(code), phase], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
   )
@@ -40,25 +40,25 @@ def started(phase, code="pass", program=PROGRAM):
   return process
 
 
-def ended(process):
-  """(exit code, what it said, seconds until it ended)."""
+def wait_for_end(process):
+  """Returns the exit code, the standard error, and the seconds until the process ended."""
   began = time.monotonic()
   text = process.communicate(timeout=240)[1]
   return process.returncode, text, time.monotonic() - began
 
 
-def test_a_sigterm_is_seen_at_the_next_poll():
+def test_sigterm_raises_at_the_next_poll():
   with runtime.Watch() as watch:
     watch.poll()
     os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(runtime.Preempted, match="SIGTERM") as stop:
       watch.poll()
     assert stop.value.code == 42
-    watch.poll()  # once is enough: what follows saves
+    watch.poll()  # only the first poll raises, because the run saves afterwards
 
 
 @pytest.mark.long
-def test_a_program_whose_parent_is_killed_stops_as_asked_on_any_system(tmp_path):
+def test_program_stops_if_its_parent_is_killed(tmp_path):
   polls = "[(watch.poll(), time.sleep(0.02)) for _ in range(3000)]"
   child = PROGRAM.format(f"{polls}\n    ").replace("step=0.5", "step=60")
   parent = (
@@ -79,7 +79,7 @@ def test_a_program_whose_parent_is_killed_stops_as_asked_on_any_system(tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT], ids=lambda number: number.name)
-def test_a_program_without_steps_is_stopped_where_it_is_and_closes(number):
+def test_program_without_steps_stops_at_once_and_closes_resources(number):
   before, closed = signal.getsignal(number), []
   said = f"{number.name}.*; the same command starts or continues it"
   with pytest.raises(runtime.Stop, match=said) as stop, runtime.convert_stop_signals(), contextlib.ExitStack() as stack:
@@ -90,7 +90,7 @@ def test_a_program_without_steps_is_stopped_where_it_is_and_closes(number):
 
 
 @pytest.mark.parametrize("phase", ["data", "evaluation"])
-def test_a_sigterm_interrupts_what_changes_nothing(phase):
+def test_sigterm_interrupts_data_and_evaluation_phases(phase):
   with runtime.Watch() as watch:
     began = time.monotonic()
     with pytest.raises(runtime.Preempted), watch.phase(phase):
@@ -99,7 +99,7 @@ def test_a_sigterm_interrupts_what_changes_nothing(phase):
     assert time.monotonic() - began < 10
 
 
-def test_ctrl_c_saves_first():
+def test_ctrl_c_stops_at_a_poll_with_exit_code_130():
   with runtime.Watch() as watch:
     os.kill(os.getpid(), signal.SIGINT)
     with pytest.raises(runtime.Preempted, match="Ctrl-C") as stop:
@@ -107,7 +107,7 @@ def test_ctrl_c_saves_first():
     assert stop.value.code == 130
 
 
-def test_what_nohup_ignores_stays_ignored():
+def test_signal_ignored_by_nohup_stays_ignored():
   before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
   try:
     with runtime.Watch() as watch:
@@ -117,7 +117,7 @@ def test_what_nohup_ignores_stays_ignored():
     signal.signal(signal.SIGHUP, before)
 
 
-def test_a_sigterm_is_a_request_also_if_the_caller_ignores_it():
+def test_sigterm_is_a_stop_request_even_if_the_caller_ignores_it():
   before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
   try:
     with runtime.Watch() as watch:
@@ -129,7 +129,7 @@ def test_a_sigterm_is_a_request_also_if_the_caller_ignores_it():
     signal.signal(signal.SIGTERM, before)
 
 
-def test_a_save_is_not_interrupted():
+def test_save_is_not_interrupted():
   with runtime.Watch() as watch:
     with watch.phase("save"):
       os.kill(os.getpid(), signal.SIGTERM)
@@ -138,7 +138,7 @@ def test_a_save_is_not_interrupted():
       watch.poll()
 
 
-def test_a_request_ends_with_its_own_code_and_words():
+def test_first_stop_request_sets_the_code_and_message():
   with runtime.Watch() as watch:
     watch.ask(2, "a bad image")
     watch.ask(42, "later")
@@ -147,14 +147,14 @@ def test_a_request_ends_with_its_own_code_and_words():
     assert stop.value.code == 2
 
 
-def test_afterwards_signals_are_as_before():
+def test_signal_handlers_are_restored():
   before = signal.getsignal(signal.SIGTERM)
   with runtime.Watch():
     assert signal.getsignal(signal.SIGTERM) != before
   assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_evaluations_between_slow_steps_do_not_make_them_look_quick(monkeypatch):
+def test_evaluations_do_not_change_the_measured_pace_of_steps(monkeypatch):
   now = [1000.0]
   monkeypatch.setattr(watch, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
   made = runtime.Watch()
@@ -185,23 +185,23 @@ WITHOUT_STEPS = PROGRAM.replace("evaluation=3)", "evaluation=99), again='starts 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_program_without_checkpoints_waits_for_no_batch_and_speaks_of_none(times):
+def test_program_without_checkpoints_stops_without_naming_checkpoints(times):
   # The first Ctrl-C ends the call in C. The second one arrives while Python shuts down, which takes a second here.
   inside_c = (
     "import atexit, ctypes; atexit.register(time.sleep, 1); watch._durations['evaluation'].append(100.0)\n"
     "    ctypes.CDLL(None).sleep(600)"
   )
-  process = started("evaluation", inside_c, WITHOUT_STEPS)
+  process = start_program("evaluation", inside_c, WITHOUT_STEPS)
   time.sleep(0.5)
   for _ in range(times):
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
-  code, text, seconds = ended(process)
+  code, text, seconds = wait_for_end(process)
   assert code == 130 and seconds < 20
   assert text.strip().endswith("the same command starts it again") and "checkpoint" not in text
 
 
-def test_what_the_same_command_does_is_said_of_a_program_without_checkpoints():
+def test_message_states_the_effect_of_the_same_command():
   with runtime.Watch(again="starts it again") as watch:
     os.kill(os.getpid(), signal.SIGINT)
     with pytest.raises(runtime.Preempted, match=r"Ctrl-C\); the same command starts it again$"):
@@ -209,51 +209,59 @@ def test_what_the_same_command_does_is_said_of_a_program_without_checkpoints():
 
 
 @pytest.mark.long
-def test_a_watch_ends_what_does_not_end():
-  """Each in a process of its own, all at once: a step without end; SIGTERM inside C while compiling; a save after a
-  SIGTERM that takes too long, and one that a SIGTERM meets; a step without end whose standard error is closed, and one
-  where it is full and nobody reads. One that was paused ends by itself."""
+def test_watch_ends_hanging_phases():
+  """Starts all cases at once, each in its own process.
+
+  - a step that does not end
+  - a SIGTERM inside C code during compilation
+  - a save after a SIGTERM, which takes too long
+  - a save during which a SIGTERM arrives
+  - a step that does not end, with standard error closed
+  - a step that does not end, with standard error full and without a reader
+  - a paused evaluation, which ends normally after it continues
+  - a save that receives SIGINT repeatedly
+  """
   inside_c = "import ctypes; ctypes.PyDLL and ctypes.CDLL(None).sleep(600)"
   stopping = (
     "import os, signal; os.kill(os.getpid(), signal.SIGTERM)\n    try: watch.poll()\n    except runtime.Preempted: pass"
   )
-  stuck, compiling, saving = started("step"), started("compile", inside_c), started("save", stopping)
+  stuck, compiling, saving = start_program("step"), start_program("compile", inside_c), start_program("save", stopping)
   compiling.send_signal(signal.SIGTERM)
-  met = started("save", inside_c)
+  met = start_program("save", inside_c)
   met.send_signal(signal.SIGTERM)
-  closed = started("step", "import os; os.close(2)")
-  full = started("step", FILL)
-  paused = started("evaluation", "time.sleep(1.5); sys.exit(0)")
+  closed = start_program("step", "import os; os.close(2)")
+  full = start_program("step", FILL)
+  paused = start_program("evaluation", "time.sleep(1.5); sys.exit(0)")
   paused.send_signal(signal.SIGSTOP)
-  twice = started("save", inside_c)
+  twice = start_program("save", inside_c)
   deadline = time.monotonic() + 200
   while twice.poll() is None and time.monotonic() < deadline:
     twice.send_signal(signal.SIGINT)
     time.sleep(0.5)
-  code, text, _ = ended(twice)
+  code, text, _ = wait_for_end(twice)
   assert code == 130
   assert "twice" in text
-  code, text, _ = ended(compiling)
+  code, text, _ = wait_for_end(compiling)
   assert code == 42
   assert "was compiled; no work is lost" in text
-  code, text, _ = ended(stuck)
+  code, text, _ = wait_for_end(stuck)
   assert code == 43
   assert "no progress for 0.5 s in step (config.limits.step); for record 7" in text
-  assert "in verb" in text  # the stack
-  code, text, _ = ended(saving)
+  assert "in verb" in text  # a line of the stack
+  code, text, _ = wait_for_end(saving)
   assert code == 42
   assert "config.limits.stop" in text
-  assert full.wait(240) == 43  # before anything of it is read
-  assert ended(closed)[0] == 43
-  code, text, _ = ended(met)
+  assert full.wait(240) == 43  # before its output is read
+  assert wait_for_end(closed)[0] == 43
+  code, text, _ = wait_for_end(met)
   assert code == 42
   assert "during save, which did not end" in text
   time.sleep(4)
   paused.send_signal(signal.SIGCONT)
-  assert ended(paused)[0] == 0
+  assert wait_for_end(paused)[0] == 0
 
 
-def test_g_a_watchdog_that_cannot_start_ends_the_run(monkeypatch):
+def test_run_ends_if_the_watchdog_cannot_start(monkeypatch):
   armed = []
 
   def refuse(thread):

@@ -1,4 +1,4 @@
-"""Two processes with two devices each train what one process with four devices trains."""
+"""Tests that two processes with two devices each train the same weights as one process with four devices."""
 
 import contextlib
 import json
@@ -23,13 +23,13 @@ AXES = {
 }  # fmt: skip
 
 
-def pair(*commands):
-  """Two processes over loopback that run the same verbs in turn."""
+def start_pair(*commands):
+  """Starts two processes over loopback that run the same verbs in turn."""
   return placed_pair("tests.several", json.dumps(commands))
 
 
 def placed_pair(module, *words):
-  """Two processes over loopback, of two devices each, that run a module."""
+  """Starts two processes over loopback, with two devices each, that run a module."""
   with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     port = probe.getsockname()[1]
@@ -37,8 +37,8 @@ def placed_pair(module, *words):
   return [runs.start(module, *words, devices=2, VITJAX_PROCESS=str(i), **placed) for i in range(2)]
 
 
-def weights(workdir):
-  """Parameters of the last checkpoint, read onto four devices."""
+def read_weights(workdir):
+  """Returns the parameters of the last checkpoint, read onto four devices."""
   parts = runs.parts(4, **AXES)
   with contextlib.closing(
     checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(parts.mesh), read_only=True)
@@ -48,21 +48,21 @@ def weights(workdir):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-  """The workdir of a run of a pair of processes, and what each of them printed."""
+  """The workdir of a run of two processes, and the output of each process."""
   prepare_dataset("digits")
   workdir = tmp_path_factory.mktemp("pair") / "whole"
-  return workdir, [runs.finish(process) for process in pair(["train", *runs.words(workdir, **AXES)])]
+  return workdir, [runs.finish(process) for process in start_pair(["train", *runs.words(workdir, **AXES)])]
 
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory):
-  """The folder of two runs, and what each process of a pair printed for each.
+  """The folder of two runs of two processes, and the output of each process, split at its exit codes.
 
-  A run whose batch does not divide, and a long one, of which the second process is asked to stop.
+  The batch of the first run cannot be divided. The second run is long, and its second process receives SIGTERM.
   """
   prepare_dataset("digits")
   folder = tmp_path_factory.mktemp("pair")
-  first, second = pair(
+  first, second = start_pair(
     ["train", *runs.words(folder / "bad", batch="6")],
     ["train", *runs.words(folder / "long", **AXES, total="4000", log__every=1, checkpoint__every="100%")],
   )
@@ -77,7 +77,7 @@ def printed(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_a_mistake_ends_all_processes_with_2(printed):
+def test_user_error_ends_all_processes_with_exit_code_2(printed):
   folder, texts = printed
   for bad, long, _ in texts:
     assert "6 cannot be divided over 4 devices" in bad
@@ -86,20 +86,22 @@ def test_a_mistake_ends_all_processes_with_2(printed):
 
 
 @pytest.mark.long
-def test_two_processes_train_and_measure_what_one_does(whole, tmp_path):
+def test_two_processes_train_and_measure_the_same_as_one(whole, tmp_path):
   workdir, _ = whole
   one = loop.train(runs.parts(4, **AXES), tmp_path)
   two = json.loads((workdir / "result.json").read_text())
-  # Sums over the network are taken in another order than inside a process: the last bit may differ.
-  ours = weights(workdir)
-  for path, value in weights(tmp_path).items():
+  # Sums over the network use another order than sums inside a process, so the last bit may differ.
+  ours = read_weights(workdir)
+  for path, value in read_weights(tmp_path).items():
     np.testing.assert_allclose(ours[path], value, atol=1e-6, err_msg=path)
   assert two["images"] == two["shots/images"] == 360
   assert {k: v for k, v in two.items() if k.startswith(("top", "prec", "rec", "f1"))} == {
     k: v for k, v in one.items() if k.startswith(("top", "prec", "rec", "f1"))
   }
   for figure in ("shots/ridge_1shot", "shots/ridge_3shot", "shots/ridge_3shot_std"):
-    assert abs(two[figure] - one[figure]) < 0.01, figure  # the same draws; an image may be on the border
+    assert abs(two[figure] - one[figure]) < 0.01, (
+      figure
+    )  # the draws are the same, but one image may be on the decision border
 
 
 @pytest.mark.long
@@ -110,7 +112,7 @@ def test_only_the_first_process_prints(whole):
 
 
 @pytest.mark.long
-def test_what_one_host_cannot_read_none_reads_and_none_waits(tmp_path):
+def test_checkpoint_unreadable_on_one_host_is_skipped_by_all(tmp_path):
   texts = [runs.finish(process) for process in placed_pair("tests.damaged", str(tmp_path))]
   for text, where in zip(texts, ("in process 1: ", ""), strict=True):
     for step, why in ((3, "JSONDecodeError"), (2, "Exception: Encountered error while reading")):
@@ -119,7 +121,7 @@ def test_what_one_host_cannot_read_none_reads_and_none_waits(tmp_path):
 
 
 @pytest.mark.long
-def test_a_signal_to_one_process_stops_both_at_the_same_step(printed):
+def test_signal_to_one_process_stops_both_at_the_same_step(printed):
   folder, texts = printed
   (saved,) = {int(path.name) for path in (folder / "long" / "checkpoints").iterdir()}
   assert saved >= 2

@@ -1,4 +1,4 @@
-"""The lock on a workdir."""
+"""Tests of the lock on a workdir."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from vit_jax.schema import ConfigError
 
 
 @pytest.mark.heavy
-def test_a_claimed_workdir_is_refused_to_another_process_and_free_after_a_kill(tmp_path):
+def test_workdir_is_locked_for_other_processes_until_a_kill(tmp_path):
   program = (
     "import sys, time, pathlib, jax\njax.config.update('jax_platforms', 'cpu')\nfrom vit_jax import cli, runtime\n"
     "def verb():\n  with runtime.claim_workdir(pathlib.Path(sys.argv[1])):\n"
@@ -30,13 +30,13 @@ def test_a_claimed_workdir_is_refused_to_another_process_and_free_after_a_kill(t
     assert (tmp_path / "new/lock").read_text().startswith(f"{os.getpid()} on")
 
 
-def test_a_lock_that_is_no_file_is_named(tmp_path):
+def test_lock_that_is_not_a_regular_file_is_named(tmp_path):
   os.mkfifo(tmp_path / "lock")
   with pytest.raises(ConfigError, match=r"lock is not a regular file. Remove it"), runtime.claim_workdir(tmp_path):
     pass
 
 
-def test_a_workdir_that_cannot_be_made_says_where_and_leaves_nothing(tmp_path):
+def test_uncreatable_workdir_is_reported_and_leaves_no_files(tmp_path):
   (tmp_path / "file").write_text("")
   assert runtime.check_creatable(tmp_path / "a" / "b") is runtime.check_creatable(tmp_path) is None
   problem = runtime.check_creatable(tmp_path / "file" / "run")
