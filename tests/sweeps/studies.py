@@ -1,4 +1,4 @@
-"""Studies small enough for a test: a config file with a sweep, and commands that stand in for training."""
+"""Small studies for tests: a config file with a sweep, and commands that replace training."""
 
 import json
 import pathlib
@@ -29,23 +29,26 @@ def get_config(lr="0.003"):
 
 
 def sweep_file(folder: pathlib.Path, body: str = "") -> str:
-  """The path of a config file with a tiny ViT on 96 digits, and the given `sweep()`."""
+  """Writes a config file of a tiny ViT on 96 digits with the given `sweep()`, and returns its path."""
   (folder / "it.py").write_text(CONFIG + body)
   return str(folder / "it.py")
 
 
 def study(folder: pathlib.Path, rows=({},), overrides=(), **sweep) -> Study:
-  """A study of that config in the same folder."""
+  """Returns a study of that config in the same folder."""
   return Study(sweep_file(folder), dict(overrides), Sweep(rows, **sweep), folder)
 
 
 def waiting(folder: pathlib.Path, count: int = 3) -> list[Trial]:
-  """Trials for `stand_in`."""
+  """Returns trials for `stand_in`."""
   return [Trial(f"t{i}", {"seed": i}, {}, folder / "trials" / f"t{i}", "{}\n") for i in range(count)]
 
 
 def stand_in(trial: Trial, exits: int = 0) -> list[str]:
-  """A command that leaves in a second what training leaves, or ends as `exits` says; it counts its starts."""
+  """Returns a command that writes the files of a training run within a second, or ends with the exit code `exits`.
+
+  A negative `exits` is a signal. The command appends a dot to the file `starts` at each start.
+  """
   result = json.dumps({"top1": 0.5, "loss": 1.0, "train_seconds": 2.0, "packages": {}})
   text = (
     "import os, pathlib, sys\n"

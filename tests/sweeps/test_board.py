@@ -1,4 +1,4 @@
-"""HParams of a sweep, as TensorBoard's own plugin reads them."""
+"""Tests of the HParams of a sweep, read with TensorBoard's own plugin."""
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -11,7 +11,7 @@ from vit_jax.training import tensorboard
 
 
 def content(folder, tag):
-  """The plugin's data under a tag of a folder."""
+  """Returns the plugin's data under a tag of a folder."""
   loaded = EventAccumulator(str(folder))
   loaded.Reload()
   return loaded.SummaryMetadata(tag).plugin_data.content
@@ -30,7 +30,7 @@ def trials(tmp_path):
   return made
 
 
-def test_a_trial_that_is_done_says_what_it_changes(tmp_path, trials):
+def test_finished_trial_records_its_changes_and_metrics(tmp_path, trials):
   keys = ["optim.lr", "data.flip", "optim.schedule"]
   for _ in range(2):
     board.write_board(tmp_path, trials, keys, ["loss", "val/top1"], Criterion("val/top1", "val"))
@@ -46,7 +46,7 @@ def test_a_trial_that_is_done_says_what_it_changes(tmp_path, trials):
   assert [len(list((each.workdir / "tensorboard").iterdir())) for each in trials] == [2, 1, 2]
   experiment = metadata.parse_experiment_plugin_data(content(tmp_path / "tensorboard", metadata.EXPERIMENT_TAG))
   assert [each.name for each in experiment.hparam_infos] == keys
-  # E2: what ranks comes first, and is described so.
+  # The metric that ranks the settings is first, and its description names it.
   assert [(each.name.tag, each.display_name, each.description) for each in experiment.metric_infos] == [
     ("val/top1", "val/top1", "ranks the settings, by val/top1 (split 'val')"),
     ("test/loss", "test/loss", ""),
@@ -54,7 +54,7 @@ def test_a_trial_that_is_done_says_what_it_changes(tmp_path, trials):
   assert len(list((tmp_path / "tensorboard").iterdir())) == 1
 
 
-def test_a_trial_that_was_only_measured_has_no_board(tmp_path):
+def test_trial_without_a_workdir_has_no_board(tmp_path):
   trial = Trial("t", {"seed": 1}, {}, tmp_path / "t", "{}", "done")
   board.write_board(tmp_path, [trial], ["seed"], [])
   assert not trial.workdir.exists()

@@ -1,4 +1,4 @@
-"""The picture of a sweep: shares of variance counted by hand, panels of numbers, names and gaps."""
+"""Tests of the picture of a sweep: shares of variance computed by hand, and panels of numbers, names and gaps."""
 
 import cv2
 import numpy as np
@@ -9,7 +9,7 @@ from vit_jax.evals.plots import DPI
 from vit_jax.sweeps import pictures
 
 
-def test_effects_are_shares_of_the_variance_counted_by_hand():
+def test_effects_match_shares_of_variance_computed_by_hand():
   rows = [
     ({"lr": lr, "model": model, "seed": seed}, lr + 0.01 * seed) for lr in (1, 2) for model in "ab" for seed in (0, 1)
   ]
@@ -32,11 +32,11 @@ def test_effects_of_numbers_names_and_gaps_are_drawn(tmp_path, values):
 
 
 @pytest.mark.heavy
-def test_settings_stand_side_by_side_with_their_mean_and_deviation(tmp_path, monkeypatch):
+def test_settings_are_drawn_with_their_mean_and_deviation(tmp_path, monkeypatch):
   drawn = []
   monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
   groups = {"position=learned": [0.9, 0.8, 0.7], "position=factored position_at=shared $x": [0.5]}
-  with pytest.raises(FileNotFoundError):  # nothing was saved
+  with pytest.raises(FileNotFoundError):  # savefig is replaced, so the file is missing
     pictures.draw_settings(groups, "top1", tmp_path / "it.png")
   (axes,) = drawn[0].axes
   assert [label.get_text() for label in axes.get_yticklabels()] == list(groups)
@@ -59,7 +59,7 @@ def test_settings_stand_side_by_side_with_their_mean_and_deviation(tmp_path, mon
     ("optim.clip", (1.0, None), False),
   ],
 )
-def test_a_line_joins_ordered_numbers_alone(key, values, joined):
+def test_line_joins_only_ordered_numbers(key, values, joined):
   axes = Figure().subplots()
   rows = [({key: value}, metric) for value in values for metric in (0.5, 0.6)]
   pictures.draw_panel(axes, pictures.group_by_value(rows, key), key)

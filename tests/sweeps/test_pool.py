@@ -1,4 +1,4 @@
-"""Commands on disjoint devices: who gets which, how many run, and that none outlives its pool."""
+"""Tests of commands on disjoint devices: the division of devices, the number of commands, and their end."""
 
 import contextlib
 import os
@@ -15,8 +15,8 @@ from vit_jax.sweeps import pool
 pytestmark = pytest.mark.heavy
 
 
-def until(condition, seconds=30):
-  """Waits for a condition."""
+def wait_until(condition, seconds=30):
+  """Waits until a condition is true."""
   deadline = time.monotonic() + seconds
   while not condition():
     assert time.monotonic() < deadline
@@ -27,7 +27,7 @@ def script(text):
   return [sys.executable, "-c", text]
 
 
-def test_cores_are_shared_out_and_none_twice(monkeypatch):
+def test_cores_are_divided_without_overlap(monkeypatch):
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 1, 2, 7, 9}, raising=False)
   assert [group.cores for group in pool.divide_devices(2)] == [(1, 2), (4, 7)]
   assert pool.divide_devices(1) == [pool.DeviceGroup()]
@@ -39,7 +39,7 @@ def test_cores_are_shared_out_and_none_twice(monkeypatch):
     pool.divide_devices(0)
 
 
-def test_gpus_are_those_that_are_visible(monkeypatch):
+def test_only_visible_gpus_are_divided(monkeypatch):
   monkeypatch.setattr(pool, "_count_devices", lambda: ("gpu", 4))
   monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
   assert [group.environment for group in pool.divide_devices(2)] == [
@@ -50,7 +50,7 @@ def test_gpus_are_those_that_are_visible(monkeypatch):
   assert [group.environment["CUDA_VISIBLE_DEVICES"] for group in pool.divide_devices(3)] == ["5", "6", "7"]
 
 
-def test_tpu_chips_are_boxes_with_a_coordinator_of_their_own(monkeypatch):
+def test_tpu_chips_form_boxes_of_one_process_each(monkeypatch):
   monkeypatch.setattr(pool, "_count_devices", lambda: ("tpu", 4))
   first, second = (group.environment for group in pool.divide_devices(2))
   assert (first["TPU_VISIBLE_CHIPS"], second["TPU_VISIBLE_CHIPS"]) == ("0,1", "2,3")
@@ -60,43 +60,43 @@ def test_tpu_chips_are_boxes_with_a_coordinator_of_their_own(monkeypatch):
     pool.divide_devices(5)
 
 
-def test_a_command_has_its_cores_its_environment_and_its_log(tmp_path):
+def test_command_has_its_own_cores_environment_and_log(tmp_path):
   core = min(os.sched_getaffinity(0))
   text = "import os; print(os.environ['X'], sorted(os.sched_getaffinity(0)))"
   with contextlib.closing(pool.Pool([pool.DeviceGroup({"X": "here"}, (core,))])) as running:
     running.start("a", script(text), tmp_path / "logs" / "a")
     assert not running.has_room
     codes = {}
-    until(lambda: codes.update(running.collect_finished()) or codes)
+    wait_until(lambda: codes.update(running.collect_finished()) or codes)
     assert (codes, running.has_room, running.names) == ({"a": 0}, True, [])
   assert (tmp_path / "logs" / "a").read_text() == f"here [{core}]\n"
 
 
-def test_closing_asks_first_and_reports_how_each_ended(tmp_path):
+def test_closing_sends_sigterm_first_and_returns_exit_codes(tmp_path):
   polite = (
     "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(42)); print('up', flush=True); time.sleep(99)"
   )
   running = pool.Pool([pool.DeviceGroup()] * 2)
   running.start("polite", script(polite), tmp_path / "polite")
   running.start("failing", script(polite.replace("time.sleep(99)", "sys.exit(3)")), tmp_path / "failing")
-  until(lambda: all("up" in (tmp_path / name).read_text() for name in ("polite", "failing")))
+  wait_until(lambda: all("up" in (tmp_path / name).read_text() for name in ("polite", "failing")))
   codes = running.close()
   assert codes["polite"] == 42
-  assert codes["failing"] in (3, 42, -signal.SIGTERM)  # it ends by itself, or the signal meets it on its way out
+  assert codes["failing"] in (3, 42, -signal.SIGTERM)  # it ends by itself, or the signal arrives while it exits
 
 
-def test_what_does_not_stop_is_ended(tmp_path, monkeypatch):
+def test_command_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
   monkeypatch.setattr(pool, "PATIENCE", 0.5)
   deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(99)"
   running = pool.Pool([pool.DeviceGroup()])
   running.start("deaf", script(deaf), tmp_path / "deaf")
-  until(lambda: "up" in (tmp_path / "deaf").read_text())
+  wait_until(lambda: "up" in (tmp_path / "deaf").read_text())
   assert running.close() == {"deaf": -signal.SIGKILL}
 
 
 @pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a child is told of its parent's death on Linux only")
-def test_children_of_a_killed_process_are_asked_to_stop(tmp_path):
+def test_children_of_a_killed_process_receive_sigterm(tmp_path):
   child = (
     "import signal, sys, time, pathlib\n"
     "def stop(*_):\n"
@@ -113,7 +113,7 @@ def test_children_of_a_killed_process_are_asked_to_stop(tmp_path):
     "time.sleep(99)\n"
   )
   process = subprocess.Popen(script(parent))
-  until(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text())
+  wait_until(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text())
   process.kill()
   process.wait()
-  until((tmp_path / "stopped").exists)
+  wait_until((tmp_path / "stopped").exists)

@@ -1,4 +1,4 @@
-"""The record of a sweep: what is written and recalled, the table and the picture at its end."""
+"""Tests of the record of a sweep: the stored and restored trials, and the table and picture at the end."""
 
 import json
 import shlex
@@ -15,7 +15,7 @@ from vit_jax.sweeps.trials import Trial, group_settings
 
 
 def trials(folder):
-  """Two settings of two seeds each, and one that has failed."""
+  """Returns the trials of two settings with two seeds each, and a trial that has failed."""
   values = {(0.1, 0): 0.5, (0.1, 1): 0.7, (0.2, 0): 0.8, (0.2, 1): 0.9}
   done = [
     trial(folder, "done", {"val/top1": value, "val/loss": 1 - value}, lr=lr, seed=seed)
@@ -31,25 +31,25 @@ def trial(folder, status, figures, lr, seed):
   return Trial(name, {"optim.lr": lr, "seed": seed}, {}, folder / name, "{}", status, figures=figures)
 
 
-def fresh(listed):
-  """The same trials as another session lists them."""
+def copy_as_waiting(listed):
+  """Returns the same trials as another session creates them."""
   return [Trial(t.name, t.changes, {}, t.workdir, "{}") for t in listed]
 
 
-def record_of(workdir, listed, file="it.py", overrides=(), **sweep):
+def make_record(workdir, listed, file="it.py", overrides=(), **sweep):
   return SweepRecord(Study(file, dict(overrides), Sweep([{}], **sweep), workdir), listed)
 
 
-def restored(workdir, listed, retry=False):
-  """The trials after another session's restoration, which it writes down."""
-  again = fresh(listed)
-  record_of(workdir, again).restore(again, retry)
+def restore_trials(workdir, listed, retry=False):
+  """Restores the trials in another session and returns them."""
+  again = copy_as_waiting(listed)
+  make_record(workdir, again).restore(again, retry)
   return again
 
 
-def test_the_table_has_the_means_of_the_settings_and_the_metrics_of_the_last_runs(tmp_path, capsys):
+def test_table_has_means_of_settings_and_metrics_of_final_runs(tmp_path, capsys):
   listed = trials(tmp_path / "trials")
-  record = record_of(tmp_path, listed, final=[{"seed": 0}, {"seed": 1}])
+  record = make_record(tmp_path, listed, final=[{"seed": 0}, {"seed": 1}])
   record.best = results.rank_settings(group_settings(listed), "val/top1")[0]
   record.last_runs = [
     trial(tmp_path / "final", "done", {"top1": top1, "loss": loss}, lr=0.2, seed=seed)
@@ -68,65 +68,65 @@ def test_the_table_has_the_means_of_the_settings_and_the_metrics_of_the_last_run
   assert (tmp_path / "sweep.png").stat().st_size > 1000
 
 
-def test_newcomer_5_the_command_for_settings_can_be_pasted(tmp_path, capsys):
+def test_printed_tensorboard_command_is_quoted_for_a_shell(tmp_path, capsys):
   workdir = tmp_path / "my sweeps [é]"
   workdir.mkdir()
-  record_of(workdir, trials(workdir / "trials")).close()
+  make_record(workdir, trials(workdir / "trials")).close()
   [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  settings  ")]
   assert shlex.split(line.partition("   (")[0]) == ["settings", "tensorboard", f"--logdir={workdir}"]
 
 
-def test_what_is_done_or_has_failed_is_recalled_and_what_was_running_is_not(tmp_path):
+def test_finished_and_failed_trials_are_restored_but_not_running_ones(tmp_path):
   listed = trials(tmp_path)
   listed[1].status = "running"
-  record_of(tmp_path, listed).write()
-  again = restored(tmp_path, listed)
+  make_record(tmp_path, listed).write()
+  again = restore_trials(tmp_path, listed)
   assert [t.status for t in again] == ["done", "waiting", "done", "done", "failed"]
   assert again[0].figures == listed[0].figures
   assert again[4].error == "too | large"
-  # And by the session after that.
-  assert [t.status for t in restored(tmp_path, listed)] == [t.status for t in again]
+  # The next session restores the same statuses.
+  assert [t.status for t in restore_trials(tmp_path, listed)] == [t.status for t in again]
 
 
-def test_a_failure_is_forgotten_on_retry_or_where_the_trial_was_never_started(tmp_path):
+def test_failure_is_reset_on_retry_or_if_the_trial_never_started(tmp_path):
   listed = trials(tmp_path)
-  listed[4].attempts = 0  # its data were not there
-  record_of(tmp_path, listed).write()
-  assert restored(tmp_path, listed)[4].status == "waiting"
+  listed[4].attempts = 0  # its data were absent
+  make_record(tmp_path, listed).write()
+  assert restore_trials(tmp_path, listed)[4].status == "waiting"
   listed[4].attempts = 1
-  record_of(tmp_path, listed).write()
-  assert [t.status for t in restored(tmp_path, listed, retry=True)] == ["done"] * 4 + ["waiting"]
+  make_record(tmp_path, listed).write()
+  assert [t.status for t in restore_trials(tmp_path, listed, retry=True)] == ["done"] * 4 + ["waiting"]
 
 
-def test_a_workdir_of_another_sweep_is_refused(tmp_path):
-  record_of(tmp_path, []).write()
+def test_workdir_of_another_sweep_is_refused(tmp_path):
+  make_record(tmp_path, []).write()
   for change in ({"file": "other.py"}, {"overrides": {"batch": "9"}}):
     with pytest.raises(ConfigError, match=r"--workdir: .*it.py") as error:
-      record_of(tmp_path, [], **change)
+      make_record(tmp_path, [], **change)
     assert str(tmp_path) in str(error.value)
-  record_of(tmp_path, [])
+  make_record(tmp_path, [])
 
 
-def test_a_record_that_is_no_json_is_said(tmp_path):
+def test_record_that_is_not_json_is_reported(tmp_path):
   (tmp_path / "sweep.json").write_text("{")
   with pytest.raises(ConfigError, match=r"sweep.json .* JSON .* remove it"):
-    record_of(tmp_path, [])
+    make_record(tmp_path, [])
 
 
 @pytest.mark.parametrize(
   "odd", [3, [3], [{"name": 3}], [{"attempts": "1"}], [{"figures": {"a": "1"}}], [{"figures": []}], [{"status": None}]]
 )
 @pytest.mark.parametrize("kind", ["trials", "final"])
-def test_a_record_of_other_types_is_said(tmp_path, kind, odd):
+def test_record_with_wrong_types_is_reported(tmp_path, kind, odd):
   (tmp_path / "sweep.json").write_text(json.dumps({kind: odd}))
   with pytest.raises(ConfigError, match=rf"sweep\.json: '{kind}' is not a list of trials"):
-    record_of(tmp_path, [])
+    make_record(tmp_path, [])
 
 
 @pytest.mark.heavy
-def test_a_record_in_a_bucket_is_recalled_and_gets_the_output_of_trials(bucket):
+def test_record_in_a_bucket_is_restored_and_receives_trial_logs(bucket):
   listed = trials(bucket / "trials")
-  record = record_of(bucket, listed)
+  record = make_record(bucket, listed)
   log = record.log(listed[0])
   log.parent.mkdir(parents=True, exist_ok=True)
   log.write_text("said")
@@ -134,4 +134,4 @@ def test_a_record_in_a_bucket_is_recalled_and_gets_the_output_of_trials(bucket):
   record.close()
   assert (bucket / f"logs/{log.name}").read_text() == "said"
   assert {path.name for path in bucket.iterdir()} == {"logs", "sweep.json", "sweep.md", "sweep.png", "tensorboard"}
-  assert [trial.status for trial in restored(bucket, listed)] == [trial.status for trial in listed]
+  assert [trial.status for trial in restore_trials(bucket, listed)] == [trial.status for trial in listed]

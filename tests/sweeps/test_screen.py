@@ -1,4 +1,4 @@
-"""What a sweep shows while it runs: a table on a terminal, lines elsewhere."""
+"""Tests of the progress of a sweep: a table on a terminal, and lines in other outputs."""
 
 import io
 import os
@@ -16,7 +16,7 @@ from vit_jax.sweeps.trials import Trial
 
 @pytest.fixture
 def trials():
-  """One that runs, one that is done, one that has failed."""
+  """A running trial, a finished trial and a failed trial."""
   some = [Trial(f"t{lr}", {"optim.lr": lr}, {}, pathlib.Path("x"), "{}") for lr in (0.1, 0.2, 9.0)]
   some[0].status = "running"
   some[1].status, some[1].figures = "done", {"val/top1": 0.8, "top1": 0.3}
@@ -24,7 +24,7 @@ def trials():
   return some
 
 
-def test_a_terminal_gets_a_table_with_the_last_line_of_each_log(tmp_path, trials):
+def test_table_on_a_terminal_has_the_last_line_of_each_log(tmp_path, trials):
   log = tmp_path / "log"
   log.write_bytes(b"first\n" + b"x" * 3000 + b"\n  12/40  30%  loss 1.5\n\n")
   console = rich.console.Console(width=100, record=True, file=io.StringIO())
@@ -35,7 +35,7 @@ def test_a_terminal_gets_a_table_with_the_last_line_of_each_log(tmp_path, trials
   assert "val/top1 80.00 %" in text and "too | large" in text
 
 
-def test_without_a_terminal_each_change_is_a_line(capsys, monkeypatch, trials):
+def test_each_change_is_a_line_without_a_terminal(capsys, monkeypatch, trials):
   monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
   with TrialScreen(trials, "val/top1", lambda trial: pathlib.Path("none")) as shown:
     shown.changed(trials[1])
@@ -50,20 +50,20 @@ def test_without_a_terminal_each_change_is_a_line(capsys, monkeypatch, trials):
   ("figures", "expected"),
   [({"top1": 0.3}, "test/top1 30.00 %"), ({"top1": 0.9, "val/top1": 0.3, "val/loss": 1.0}, "val/top1 30.00 %")],
 )
-def test_e2_if_nothing_decides_val_is_shown_before_test_and_named(trials, figures, expected):
+def test_val_metric_is_shown_before_test_without_a_decision(trials, figures, expected):
   trials[1].figures = figures
   console = rich.console.Console(width=100, record=True, file=io.StringIO())
   console.print(TrialScreen(trials, None, lambda trial: pathlib.Path("none")).table())
   assert expected in console.export_text()
 
 
-def test_the_last_line_ends_where_a_progress_bar_returns(tmp_path):
+def test_last_line_of_a_log_starts_after_a_carriage_return(tmp_path):
   (tmp_path / "log").write_bytes(b"10%\r20%\r30% \xff\n\n")
   assert screen.read_last_line(tmp_path / "log") == "30% �"
   assert screen.read_last_line(tmp_path / "nothing") == ""
 
 
-def test_a_terminal_that_is_closed_ends_no_sweep(monkeypatch, trials):
+def test_closed_terminal_does_not_stop_the_sweep(monkeypatch, trials):
   here, there = pty.openpty()
   with os.fdopen(there, "w") as terminal, monkeypatch.context() as patched:
     patched.setattr(sys, "stdout", terminal)

@@ -1,4 +1,4 @@
-"""A study from its start to its end. One with real training is in test_sweep."""
+"""Tests of a study from start to end. tests/test_sweep.py has a test with real training."""
 
 import json
 import os
@@ -18,20 +18,20 @@ from vit_jax.schema import ConfigError
 from vit_jax.sweeps import pool, search
 
 
-def finished(trial, top1):
-  """Leaves what training leaves."""
+def write_result(trial, top1):
+  """Writes the config and the result of a finished trial."""
   trial.workdir.mkdir(parents=True)
   (trial.workdir / "config.json").write_text(trial.config)
   result = {"val/top1": top1, "val/loss": 1 - top1, "train_seconds": 1.0}
   (trial.workdir / "result.json").write_text(json.dumps(result))
 
 
-def test_the_best_setting_is_chosen_and_finished_runs_are_reused(tmp_path, capsys):
+def test_best_setting_is_selected_and_finished_runs_are_reused(tmp_path, capsys):
   rows = [{"optim.lr": rate, "seed": seed} for rate in (0.1, 0.2) for seed in (0, 1)]
   study = studies.study(tmp_path, rows, final=[{"data.train": "train[:160]"}])
   listed = study.trials()
   for trial, top1 in zip(listed, (0.1, 0.9, 0.6, 0.6), strict=True):
-    finished(trial, top1)
+    write_result(trial, top1)
   (last,) = study.last_runs(search.group_settings(listed)[1])
   last.workdir.mkdir(parents=True)
   (last.workdir / "config.json").write_text(last.config)
@@ -43,14 +43,16 @@ def test_the_best_setting_is_chosen_and_finished_runs_are_reused(tmp_path, capsy
   assert "70.00 (1)" in capsys.readouterr().out
 
 
-def test_of_a_suite_one_setting_is_best_for_all_tasks_and_each_has_its_column(tmp_path, capsys):
+def test_suite_selects_one_setting_for_all_tasks(tmp_path, capsys):
   tasks = ("test[:64]", "test[64:]")
   rows = [{"data.test": task, "optim.lr": rate} for rate in (0.1, 0.2) for task in tasks]
   final = [{"data.test": task, "data.train": "train[:160]"} for task in tasks]
   study = studies.study(tmp_path, rows, final=final, over="data.test")
   listed = study.trials()
-  for trial, top1 in zip(listed, (0.9, 0.1, 0.6, 0.7), strict=True):  # the best of one task is not that of both
-    finished(trial, top1)
+  for trial, top1 in zip(
+    listed, (0.9, 0.1, 0.6, 0.7), strict=True
+  ):  # the best setting of the first task is not the best of both tasks
+    write_result(trial, top1)
   for last, top1 in zip(study.last_runs(search.group_settings(listed, "data.test")[1]), (0.5, 0.7), strict=True):
     last.workdir.mkdir(parents=True)
     (last.workdir / "config.json").write_text(last.config)
@@ -58,11 +60,13 @@ def test_of_a_suite_one_setting_is_best_for_all_tasks_and_each_has_its_column(tm
   search.run_study(study, listed, [pool.DeviceGroup()], retry=False)
   assert json.loads((tmp_path / "sweep.json").read_text())["best"] == {"optim.lr": 0.2}
   said = capsys.readouterr().out
-  assert "65.00" in said and "60.00" in said  # mean that decided, mean on test
+  assert "65.00" in said and "60.00" in said  # the mean that decided, and the mean on test
 
 
-def test_nothing_to_choose_from_is_an_error_and_the_table_is_there(tmp_path):
-  study = studies.study(tmp_path, [{"batch": 100}])  # more than there are images, which its process says
+def test_no_finished_setting_is_an_error_after_the_table_is_written(tmp_path):
+  study = studies.study(
+    tmp_path, [{"batch": 100}]
+  )  # more than the number of images, which the trial's process would report
   listed = study.trials()
   listed[0].fail("too large", "diverged")
   with pytest.raises(ConfigError, match="no setting was selected"):
@@ -70,7 +74,7 @@ def test_nothing_to_choose_from_is_an_error_and_the_table_is_there(tmp_path):
   assert "diverged" in (tmp_path / "sweep.md").read_text()
 
 
-def test_a_workdir_in_use_is_refused(tmp_path):
+def test_workdir_in_use_is_refused(tmp_path):
   study = studies.study(tmp_path)
   with (
     runtime.lock_workdir(tmp_path),
@@ -82,7 +86,7 @@ def test_a_workdir_in_use_is_refused(tmp_path):
 @pytest.mark.parametrize(
   ("number", "code"), [(signal.SIGTERM, 42), (signal.SIGHUP, 42), (signal.SIGINT, 130)], ids=lambda value: str(value)
 )
-def test_a_request_to_stop_ends_a_search_with_its_code(number, code):
+def test_stop_request_ends_a_search_with_its_exit_code(number, code):
   before = signal.getsignal(number)
   with search.handle_stop_signals() as poll:
     poll()
@@ -93,7 +97,7 @@ def test_a_request_to_stop_ends_a_search_with_its_code(number, code):
   assert signal.getsignal(number) is before
 
 
-def test_what_nohup_ignores_stays_ignored():
+def test_signal_ignored_by_nohup_stays_ignored():
   before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
   try:
     with search.handle_stop_signals() as poll:
@@ -103,11 +107,11 @@ def test_what_nohup_ignores_stays_ignored():
     signal.signal(signal.SIGHUP, before)
 
 
-def test_the_first_request_counts_and_what_saves_is_left_in_peace():
+def test_only_the_first_stop_request_counts_until_ctrl_c():
   with search.handle_stop_signals() as poll:
     for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
       signal.raise_signal(number)
-    with pytest.raises(KeyboardInterrupt):  # who waits for it may end it
+    with pytest.raises(KeyboardInterrupt):  # a user who waits can still interrupt
       signal.raise_signal(signal.SIGINT)
     with pytest.raises(runtime.Stop) as stop:
       poll()
@@ -122,7 +126,7 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
 terminal = os.open(sys.argv[2], os.O_RDWR | os.O_NOCTTY)
 for descriptor in range(3):
   os.dup2(terminal, descriptor)
-# Those of before may seek, which a terminal cannot. Without a buffer nothing is left to write to a closed one.
+# The former streams may seek, which a terminal cannot. Without a buffer, no text remains for a closed terminal.
 raw = [os.fdopen(descriptor, "wb", 0, closefd=False) for descriptor in (1, 2)]
 sys.stdout, sys.stderr = (io.TextIOWrapper(each, write_through=True) for each in raw)
 from tests.sweeps import studies
@@ -140,7 +144,7 @@ cli.run_verb(verb)
 
 
 @pytest.mark.long
-def test_a_closed_terminal_stops_a_search_that_draws_on_it(tmp_path):
+def test_closed_terminal_stops_a_search_that_draws_on_it(tmp_path):
   here, there = pty.openpty()
   words = [sys.executable, "-c", ON_A_TERMINAL, str(tmp_path), os.ttyname(there)]
   process = subprocess.Popen(words, cwd=runs.ROOT, start_new_session=True)
@@ -150,7 +154,7 @@ def test_a_closed_terminal_stops_a_search_that_draws_on_it(tmp_path):
     time.sleep(0.1)
   for end in (there, here):
     os.close(end)
-  process.send_signal(signal.SIGHUP)  # as the kernel does for the session of a terminal
+  process.send_signal(signal.SIGHUP)  # as the kernel does for the processes of a terminal
   try:
     assert process.wait(timeout=200) == 42
   except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Which runs a sweep consists of: changes as flags and configs, what may decide, what is scored on test."""
+"""Tests of the runs of a sweep: changes as flags and configs, deciding metrics, and evaluations on test."""
 
 import itertools
 import json
@@ -16,17 +16,17 @@ from vit_jax.sweeps import study, trials
 from vit_jax.training import build
 
 
-def planned(tmp_path, rows, decide="val/top1", final=(), **overrides):
-  """The study of a small config in `tmp_path`."""
+def make_study(tmp_path, rows, decide="val/top1", final=(), **overrides):
+  """Returns the study of a small config in `tmp_path`."""
   return studies.study(tmp_path, rows, overrides, decide=decide, final=final)
 
 
 # Trials.
 
 
-def test_trials_do_not_see_test_and_the_same_run_is_there_once(tmp_path):
+def test_trials_exclude_test_and_equal_runs_are_listed_once(tmp_path):
   rates = [{"optim.lr": rate} for rate in (0.001, 0.1, 1e38, 0.1)]
-  listed = planned(tmp_path, [*rates, {"sead": 1}]).trials()
+  listed = make_study(tmp_path, [*rates, {"sead": 1}]).trials()
   assert [str(trial) for trial in listed] == ["optim.lr=0.001", "optim.lr=0.1", "optim.lr=1e+38", "sead=1"]
   assert [trial.status for trial in listed] == ["waiting"] * 3 + ["failed"]
   for trial in listed[:3]:
@@ -34,15 +34,15 @@ def test_trials_do_not_see_test_and_the_same_run_is_there_once(tmp_path):
     assert trial.workdir == tmp_path / "trials" / trial.name
 
 
-def test_a_trial_has_the_same_name_wherever_and_however_it_is_written(tmp_path):
-  (first,) = planned(tmp_path, [{"seed": 1, "optim.lr": 0.5}]).trials()
-  (second,) = planned(tmp_path, [{"optim.lr": 5e-1}], seed="1").trials()
-  (third,) = planned(tmp_path, [{"seed": 2, "optim.lr": 0.5}]).trials()
+def test_trial_name_depends_only_on_the_resulting_config(tmp_path):
+  (first,) = make_study(tmp_path, [{"seed": 1, "optim.lr": 0.5}]).trials()
+  (second,) = make_study(tmp_path, [{"optim.lr": 5e-1}], seed="1").trials()
+  (third,) = make_study(tmp_path, [{"seed": 2, "optim.lr": 0.5}]).trials()
   assert first.name == second.name != third.name
 
 
-def test_without_a_decision_every_evaluation_is_measured(tmp_path):
-  (trial,) = planned(tmp_path, [{"seed": 1}], None).trials()
+def test_every_evaluation_runs_without_a_decision(tmp_path):
+  (trial,) = make_study(tmp_path, [{"seed": 1}], None).trials()
   assert set(json.loads(trial.config)["evals"]) == {"val", "test"}
 
 
@@ -56,14 +56,14 @@ def test_without_a_decision_every_evaluation_is_measured(tmp_path):
     ("val/ema_top1", "'val'"),
   ],
 )
-def test_what_cannot_decide_is_refused(tmp_path, decide, names):
-  (trial,) = planned(tmp_path, [{}], decide).trials()
+def test_invalid_deciding_metric_is_refused(tmp_path, decide, names):
+  (trial,) = make_study(tmp_path, [{}], decide).trials()
   assert trial.status == "failed" and decide.partition("/")[2] in trial.error
   assert all(name in trial.error for name in names.split(" ")), trial.error
 
 
-def test_a_weight_average_may_decide_where_there_is_one(tmp_path):
-  (trial,) = planned(tmp_path, [{"optim.ema": 0.9}], "val/ema_top1").trials()
+def test_metric_of_the_weight_average_may_decide(tmp_path):
+  (trial,) = make_study(tmp_path, [{"optim.ema": 0.9}], "val/ema_top1").trials()
   assert trial.status == "waiting"
 
 
@@ -77,9 +77,9 @@ def test_a_weight_average_may_decide_where_there_is_one(tmp_path):
     ({"data.train": "train[9000:]"}, "config.data", "train[9000:]"),
   ],
 )
-def test_absent_data_and_shared_images_are_seen_before_anything_is_started(tmp_path, changes, place, suggestion):
+def test_absent_data_and_shared_images_are_found_before_the_start(tmp_path, changes, place, suggestion):
   prepare_dataset("digits")
-  made = planned(tmp_path, [{"seed": 5}, changes])
+  made = make_study(tmp_path, [{"seed": 5}, changes])
   listed = made.trials()
   if listed[1].config is not None:
     study.check_data(listed, "val/top1")
@@ -89,12 +89,12 @@ def test_absent_data_and_shared_images_are_seen_before_anything_is_started(tmp_p
     study.check_data(listed[1:], "val/top1")
 
 
-# Last runs.
+# Final runs.
 
 
-def test_the_last_runs_see_test_and_not_what_they_are_trained_on(tmp_path):
+def test_final_runs_evaluate_only_test(tmp_path):
   final = [{"data.train": "train[:160]", "seed": 4}]
-  made = planned(tmp_path, [{"optim.lr": 0.1, "seed": 3}], final=final)
+  made = make_study(tmp_path, [{"optim.lr": 0.1, "seed": 3}], final=final)
   best = trials.group_settings(made.trials())[0]
   (last,) = made.last_runs(best)
   run = json.loads(last.config)
@@ -103,8 +103,8 @@ def test_the_last_runs_see_test_and_not_what_they_are_trained_on(tmp_path):
   assert last.workdir == tmp_path / "final" / last.name
 
 
-def test_without_final_the_best_setting_s_own_trials_are_scored(tmp_path):
-  made = planned(tmp_path, [{"optim.lr": 0.1, "seed": 3}])
+def test_trials_of_the_best_setting_are_evaluated_without_final(tmp_path):
+  made = make_study(tmp_path, [{"optim.lr": 0.1, "seed": 3}])
   (trial,) = made.trials()
   (last,) = made.last_runs(trials.group_settings([trial])[0])
   assert (last.name, last.config, last.figures) == (trial.name, trial.config, {})
@@ -122,8 +122,8 @@ def test_without_final_the_best_setting_s_own_trials_are_scored(tmp_path):
     ([{"model": {"name": "vit_2_4_32"}}], (), {"model.depth": "3"}, "--config.model.depth", "Change sweep()"),
   ],
 )
-def test_a_study_that_cannot_be_is_an_error(tmp_path, rows, final, overrides, place, word):
-  made = planned(tmp_path, rows, final=final, **overrides)
+def test_invalid_study_is_an_error(tmp_path, rows, final, overrides, place, word):
+  made = make_study(tmp_path, rows, final=final, **overrides)
   with pytest.raises(ConfigError) as error:
     made.check(made.trials())
   assert place in str(error.value) and word in str(error.value)
@@ -141,19 +141,19 @@ def test_a_study_that_cannot_be_is_an_error(tmp_path, rows, final, overrides, pl
     ("def sweep(a):\n  return [{}]", "TypeError"),
   ],
 )
-def test_a_file_without_a_sweep_is_named(tmp_path, body, word):
+def test_file_without_a_valid_sweep_is_named(tmp_path, body, word):
   file = studies.sweep_file(tmp_path, body)
   with pytest.raises(ConfigError) as error:
     study.load_sweep(file)
   assert file in str(error.value) and word in str(error.value)
 
 
-def test_a_sweep_takes_the_argument_of_its_file(tmp_path):
+def test_sweep_receives_the_argument_of_its_file(tmp_path):
   file = studies.sweep_file(tmp_path, "def sweep(lr):\n  return [{'seed': int(lr)}]")
   assert study.load_sweep(f"{file}:7").trials == [{"seed": 7}]
 
 
-def test_a_list_of_changes_is_compared_and_nothing_chosen(tmp_path):
+def test_list_of_changes_becomes_a_sweep_without_a_decision(tmp_path):
   file = studies.sweep_file(tmp_path, "def sweep():\n  return [{'seed': 1}]")
   assert study.load_sweep(file) == Sweep([{"seed": 1}], decide=None)
 
@@ -170,7 +170,7 @@ def test_a_list_of_changes_is_compared_and_nothing_chosen(tmp_path):
     ({"model": {"name": "cct_4_3x2_32", "depth": 3}}, {"model.name": "cct_4_3x2_32", "model.depth": 3}),
   ],
 )
-def test_changes_are_flags_that_make_that_config(changes, expected):
+def test_flags_of_changes_reproduce_the_config(changes, expected):
   edited = flags.load_config(str(runs.ROOT / "configs/digits.py"))
   for key, text in study.format_flags(changes, schema.to_plain(edited)).items():
     flags.set_value(edited, key, text)
@@ -182,7 +182,7 @@ def test_changes_are_flags_that_make_that_config(changes, expected):
     assert schema.to_plain(value) == made, key
 
 
-def test_trials_without_end_are_refused():
+def test_too_many_trials_are_refused():
   for values in ({"seed": itertools.count()}, dict.fromkeys("abc", range(10_000)), {"a": range(10**12)}):
     with pytest.raises(ConfigError, match="more than 100,000 trials"):
       config.product(values)
@@ -200,7 +200,7 @@ def test_trials_without_end_are_refused():
     config.Sweep({} for _ in itertools.count())
 
 
-def test_the_tasks_of_a_suite_whose_data_are_absent_have_not_failed(tmp_path, monkeypatch):
+def test_tasks_of_a_suite_with_absent_data_have_not_failed(tmp_path, monkeypatch):
   prepare_dataset("digits")
   rows = [{"data.name": name, "data.train": "train[:96]"} for name in ("digits", "cifar10")]
   final = [{**changes, "seed": seed} for changes in rows for seed in (1, 2)]
@@ -217,7 +217,7 @@ def test_the_tasks_of_a_suite_whose_data_are_absent_have_not_failed(tmp_path, mo
     study.check_data(listed[1:], "val/top1", "data.name")
 
 
-def test_a_suite_names_its_task_in_every_row(tmp_path):
+def test_suite_names_its_task_in_every_row(tmp_path):
   with pytest.raises(ConfigError, match=r"over is 'data\.name'.*all of `trials` and `final` change"):
     studies.study(tmp_path, [{"data.name": "digits"}, {"seed": 1}], over="data.name")
 
@@ -243,7 +243,7 @@ def sweep():
 
 @pytest.mark.parametrize("overrides", [{}, {"evals.val.every": "1"}, {"evals.test.every": "50%"}])
 @pytest.mark.parametrize("final", [[], [{"data.validation": 0}]])
-def test_f2_the_default_hold_out_of_a_folder_decides(tmp_path, overrides, final):
+def test_default_validation_split_of_a_folder_decides(tmp_path, overrides, final):
   for label in "ab":
     (tmp_path / "photos" / label).mkdir(parents=True)
     for index in range(20):

@@ -1,4 +1,4 @@
-"""Tables of suites: groups and means beside those of published rows, and what is missing."""
+"""Tests of tables of suites: groups and means compared with published rows, and missing results."""
 
 import json
 import statistics
@@ -24,7 +24,7 @@ TASKS = list(vtab.TASKS)
 
 
 def cells(text):
-  """[head, row] of a Markdown table."""
+  """Returns [head, row] of a Markdown table."""
   return [[cell.strip() for cell in line.strip("| ").split("|")] for line in text.splitlines() if "---" not in line]
 
 
@@ -35,7 +35,7 @@ def run(task, top1=None, status="done", seed=0, error=""):
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_published_row_has_its_published_means(name):
+def test_means_match_published_rows(name):
   row, means = ROWS[name]
   head, found = cells(suite.format_table({task: [v / 100] for task, v in zip(TASKS, row, strict=True)}, TASKS, name))
   assert head == [
@@ -48,10 +48,10 @@ def test_a_published_row_has_its_published_means(name):
   ]
   assert found[:20] == [name, *map(str, row)]
   assert [float(cell) for cell in found[20:]] == pytest.approx(means, abs=0.051)
-  assert float(found[-1]) != pytest.approx(statistics.mean(means[:3]), abs=0.1)  # the mean is not that of the groups
+  assert float(found[-1]) != pytest.approx(statistics.mean(means[:3]), abs=0.1)  # not the mean of the groups
 
 
-def test_means_say_of_how_many_tasks_they_are():
+def test_incomplete_means_state_their_number_of_tasks():
   head, row = cells(suite.format_table({"dtd": [0.5, 0.6], "dmlab": [0.3, 0.2]}, TASKS, "m"))
   assert head[-4:] == ["Natural (1 of 7)", "Specialized (0 of 4)", "Structured (1 of 8)", "Mean (2 of 19)"]
   spread = 100 * statistics.stdev([0.4, 0.4])
@@ -59,7 +59,7 @@ def test_means_say_of_how_many_tasks_they_are():
   assert row[head.index("SVHN")] == "-"
 
 
-def test_a_report_names_what_is_missing_with_the_command_that_prepares_it():
+def test_report_names_missing_tasks_and_their_prepare_command():
   absent = run(
     "sun397", status="absent", error="dataset is not there; prepare it with: python -m vit_jax.prepare sun397"
   )
@@ -71,6 +71,6 @@ def test_a_report_names_what_is_missing_with_the_command_that_prepares_it():
   assert "ViT-B/16" in text and "Mean (1 of 3)" in text
 
 
-def test_a_suite_of_other_tasks_has_one_mean():
+def test_suite_of_other_tasks_has_one_mean():
   head, row = cells(suite.format_table({"a": [0.5], "b": [0.7]}, ["a", "b"], "m"))
   assert (head, row) == (["model", "a", "b", "Mean"], ["m", "50.0", "70.0", "60.00"])
